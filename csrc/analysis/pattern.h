@@ -1,0 +1,115 @@
+// Analysis of one CSR pattern: validity, transpose, diagonal, blocks of rows.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+namespace learnsolve::analysis {
+
+// The order of the kinds is known to learnsolve/csr.py, which words them.
+enum class FaultKind { none, first, decreasing, last, column_range, duplicate, unsorted };
+
+struct Fault {
+  FaultKind kind = FaultKind::none;
+  int64_t position = 0;  // in crow_indices for the first three kinds, else in col_indices
+  int64_t value = 0;
+};
+
+// All of crow_indices is checked before a single column is read through it.
+template <class I>
+Fault validate(const I* ptr, int64_t rows, const I* idx, int64_t nnz, int64_t cols) {
+  if (ptr[0] != 0) return {FaultKind::first, 0, static_cast<int64_t>(ptr[0])};
+  for (int64_t i = 0; i < rows; ++i)
+    if (ptr[i + 1] < ptr[i]) return {FaultKind::decreasing, i + 1, static_cast<int64_t>(ptr[i + 1])};
+  if (ptr[rows] != nnz) return {FaultKind::last, rows, static_cast<int64_t>(ptr[rows])};
+  for (int64_t i = 0; i < rows; ++i) {
+    int64_t previous = -1;
+    for (int64_t p = ptr[i]; p < ptr[i + 1]; ++p) {
+      const int64_t j = idx[p];
+      if (j < 0 || j >= cols) return {FaultKind::column_range, p, j};
+      if (j == previous) return {FaultKind::duplicate, p, j};
+      if (j < previous) return {FaultKind::unsorted, p, j};
+      previous = j;
+    }
+  }
+  return {};
+}
+
+// Counting sort by column. tidx comes out sorted because rows are visited in order; perm[q] is the
+// place in the original of entry q of the transpose. O(rows + cols + nnz).
+template <class I>
+void transpose(const I* ptr, int64_t rows, const I* idx, int64_t cols, I* tptr, I* tidx, I* perm) {
+  const int64_t nnz = ptr[rows];
+  std::fill(tptr, tptr + cols + 1, I(0));
+  for (int64_t p = 0; p < nnz; ++p) ++tptr[idx[p] + 1];
+  for (int64_t j = 0; j < cols; ++j) tptr[j + 1] += tptr[j];
+  std::vector<I> next(tptr, tptr + cols);
+  for (int64_t i = 0; i < rows; ++i)
+    for (int64_t p = ptr[i]; p < ptr[i + 1]; ++p) {
+      const I q = next[idx[p]]++;
+      tidx[q] = static_cast<I>(i);
+      perm[q] = static_cast<I>(p);
+    }
+}
+
+// Place of the diagonal entry of each of the first n rows, -1 where there is none. Columns are sorted.
+template <class I>
+void diagonal_positions(const I* ptr, int64_t n, const I* idx, I* positions) {
+  for (int64_t i = 0; i < n; ++i) {
+    const I* begin = idx + ptr[i];
+    const I* end = idx + ptr[i + 1];
+    const I* at = std::lower_bound(begin, end, static_cast<I>(i));
+    positions[i] = at != end && *at == i ? static_cast<I>(at - idx) : I(-1);
+  }
+}
+
+// Does row i + 1 continue row i as kernels/csr_view.h says (equal length, columns plus one, perm plus
+// length)?
+template <class I>
+bool continues(const I* ptr, const I* idx, const I* perm, int64_t i) {
+  const int64_t a = ptr[i], b = ptr[i + 1], length = b - a;
+  if (length == 0 || ptr[i + 2] - b != length) return false;
+  for (int64_t l = 0; l < length; ++l)
+    if (idx[b + l] != idx[a + l] + 1 || (perm && perm[b + l] != perm[a + l] + length)) return false;
+  return true;
+}
+
+// The table of kernels/csr_view.h: rows (first row, uniform length or 0), a last row (rows, 0).
+// A uniform run of at least `shortest` rows makes blocks of its own; what lies between is gathered. No
+// block weighs more than `target` entries and rows unless a single row does.
+template <class I>
+std::vector<I> row_blocks(const I* ptr, int64_t rows, const I* idx, const I* perm, int64_t target) {
+  constexpr int64_t shortest = 8;
+  std::vector<I> table;
+  int64_t open = 0;  // first row of the irregular block that is being gathered
+  const auto weight = [&](int64_t from, int64_t to) {
+    return static_cast<int64_t>(ptr[to] - ptr[from]) + to - from;
+  };
+  const auto emit = [&](int64_t from, int64_t to, int64_t length) {
+    int64_t begin = from;
+    for (int64_t i = from; i < to; ++i)
+      if (i > begin && weight(begin, i + 1) > target) {
+        table.push_back(static_cast<I>(begin)), table.push_back(static_cast<I>(length));
+        begin = i;
+      }
+    if (begin < to) table.push_back(static_cast<I>(begin)), table.push_back(static_cast<I>(length));
+  };
+  int64_t i = 0;
+  while (i < rows) {
+    int64_t end = i + 1;
+    while (end < rows && continues(ptr, idx, perm, end - 1)) ++end;
+    const int64_t length = ptr[i + 1] - ptr[i];
+    if (end - i >= shortest && length <= 32) {
+      emit(open, i, 0);
+      emit(i, end, length);
+      open = end;
+    }
+    i = end;
+  }
+  emit(open, rows, 0);
+  table.push_back(static_cast<I>(rows)), table.push_back(I(0));
+  return table;
+}
+
+}  // namespace learnsolve::analysis

@@ -1,0 +1,42 @@
+// What a kernel sees of a matrix: raw pointers, no ownership. Nothing here includes torch.
+#pragma once
+
+#include <cstdint>
+
+#if defined(__GNUC__)
+#define LS_RESTRICT __restrict__
+#define LS_INLINE inline __attribute__((always_inline))
+#else
+#define LS_RESTRICT
+#define LS_INLINE inline
+#endif
+
+// Kernels are compiled once per instruction set. Each copy lives in a namespace of its own, so that
+// the linker can never replace a baseline function by its AVX-512 twin.
+#ifndef LEARNSOLVE_ISA
+#define LEARNSOLVE_ISA baseline
+#endif
+
+namespace learnsolve {
+
+// Row i holds the entries ptr[i] <= p < ptr[i + 1]: column idx[p], value values[perm ? perm[p] : p].
+// With `perm` the same values are read in the order of another structure: the transpose of a matrix
+// is its column structure, and the values stay where they are.
+template <class T, class I>
+struct CsrView {
+  const I* ptr;
+  const I* idx;
+  const I* perm;
+  const T* values;
+};
+
+// Consecutive rows that are worked on together: block b holds the rows table[2b] <= i < table[2b + 2].
+// table[2b + 1] = L > 0 says that the block is uniform: every row has L entries, the columns of row
+// i + 1 are those of row i plus one, and so is perm plus L where there is one. Then the kernel needs
+// no index but those of the first row. Grid problems consist of such blocks nearly everywhere.
+template <class I>
+struct RowBlocks {
+  const I* table;
+};
+
+}  // namespace learnsolve

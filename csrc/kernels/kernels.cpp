@@ -1,0 +1,20 @@
+// Compiled once per instruction set with -DLEARNSOLVE_ISA=<name>. It must not include any header with
+// inline functions of its own (no standard library): the linker keeps one copy of those, and that
+// could be the one with instructions that the machine does not have.
+#include "kernels/kernels.h"
+
+#include "kernels/richardson.h"
+#include "kernels/sddmm.h"
+#include "kernels/spmm.h"
+
+namespace learnsolve::LEARNSOLVE_ISA {
+
+template <class T, class I>
+constexpr Kernels<T, I> table{&spmm<T, I>, &sddmm<T, I>, &spmm_backward<T, I>, &richardson_sweep<T, I>,
+                              &richardson_adjoint<T, I>};
+
+extern const AllKernels all_kernels;
+const AllKernels all_kernels{table<float, int32_t>, table<float, int64_t>, table<double, int32_t>,
+                             table<double, int64_t>};
+
+}  // namespace learnsolve::LEARNSOLVE_ISA

@@ -1,0 +1,48 @@
+// The table of CPU kernels of one instruction set. kernels.cpp is compiled once for each and fills one
+// table; isa.cpp picks.
+#pragma once
+
+#include "kernels/csr_view.h"
+
+namespace learnsolve {
+
+template <class T, class I>
+struct Kernels {
+  using A = const CsrView<T, I>&;
+  using B = const RowBlocks<I>&;
+  void (*spmm)(A, B, int64_t b0, int64_t b1, const T* x, int64_t k, T* y, bool accumulate);
+  void (*sddmm)(const I* ptr, const I* idx, B, int64_t b0, int64_t b1, const T* u, const T* v, int64_t k,
+                T* out, bool accumulate);
+  void (*spmm_backward)(A, B, int64_t b0, int64_t b1, const T* g, const T* x, int64_t k, T* gx, T* ga,
+                        bool accumulate_gx, bool accumulate_ga);
+  void (*richardson_sweep)(A, B, int64_t b0, int64_t b1, const T* x, const T* b, const T* s, int64_t k,
+                           T* next, T* squares);
+  void (*richardson_adjoint)(A, B, int64_t b0, int64_t b1, const T* x, const T* b, const T* s,
+                             const T* lambda, const T* c, int64_t k, T* g, T* bbar, T* sbar);
+};
+
+struct AllKernels {
+  Kernels<float, int32_t> f32_i32;
+  Kernels<float, int64_t> f32_i64;
+  Kernels<double, int32_t> f64_i32;
+  Kernels<double, int64_t> f64_i64;
+  template <class T, class I>
+  const Kernels<T, I>& get() const {
+    if constexpr (sizeof(T) == 4) {
+      if constexpr (sizeof(I) == 4)
+        return f32_i32;
+      else
+        return f32_i64;
+    } else {
+      if constexpr (sizeof(I) == 4)
+        return f64_i32;
+      else
+        return f64_i64;
+    }
+  }
+};
+
+// The table in use (isa.cpp).
+const AllKernels& kernels();
+
+}  // namespace learnsolve

@@ -1,0 +1,133 @@
+// What every CPU operator does before and around its kernel: checks, views of the tensors, dispatch
+// over dtype and index type, and the deal of row blocks to threads.
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "kernels/kernels.h"
+
+namespace learnsolve {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+inline Tensor dense(const Tensor& t) { return t.is_contiguous() ? t : torch::stable::contiguous(t); }
+
+inline Tensor new_empty(const Tensor& like, const std::vector<int64_t>& size) {
+  return torch::stable::new_empty(like, size);
+}
+inline Tensor new_zeros(const Tensor& like, const std::vector<int64_t>& size) {
+  return torch::stable::new_zeros(like, size);
+}
+
+template <class T>
+const T* data(const Tensor& t) {
+  return static_cast<const T*>(t.data_ptr());
+}
+template <class T>
+T* mutable_data(const Tensor& t) {
+  return static_cast<T*>(t.data_ptr());
+}
+
+// f.template operator()<T, I>() for the dtype of the values and the type of the indices.
+template <class F>
+void dispatch(const char* name, const Tensor& values, const Tensor& idx, F f) {
+  const ScalarType t = values.scalar_type(), i = idx.scalar_type();
+  STD_TORCH_CHECK(i == ScalarType::Int || i == ScalarType::Long, name, ": indices must be int32 or int64");
+  STD_TORCH_CHECK(t == ScalarType::Float || t == ScalarType::Double, name,
+                  ": values must be float32 or float64");
+  if (t == ScalarType::Double) {
+    i == ScalarType::Int ? f.template operator()<double, int32_t>()
+                         : f.template operator()<double, int64_t>();
+  } else {
+    i == ScalarType::Int ? f.template operator()<float, int32_t>() : f.template operator()<float, int64_t>();
+  }
+}
+
+// A structure on the CPU, its arrays contiguous. It holds the tensors: pointers stay valid.
+struct Structure {
+  Tensor ptr, idx, blocks;
+  std::optional<Tensor> perm;
+
+  Structure(const char* name, const Tensor& ptr_, const Tensor& idx_, const std::optional<Tensor>& perm_,
+            const Tensor& blocks_)
+      : ptr(dense(ptr_)), idx(dense(idx_)), blocks(dense(blocks_)) {
+    if (perm_) perm = dense(*perm_);
+    STD_TORCH_CHECK(ptr.numel() > 0, name, ": ptr must hold rows + 1 entries, got none");
+    STD_TORCH_CHECK(ptr.scalar_type() == idx.scalar_type() && blocks.scalar_type() == idx.scalar_type() &&
+                        (!perm || perm->scalar_type() == idx.scalar_type()),
+                    name, ": ptr, idx, perm and blocks must have one index type");
+    STD_TORCH_CHECK(!perm || perm->numel() == idx.numel(), name, ": perm must have one entry a nonzero");
+    STD_TORCH_CHECK(blocks.numel() >= 2, name, ": blocks must hold at least one boundary");
+  }
+  int64_t rows() const { return ptr.numel() - 1; }
+  int64_t nnz() const { return idx.numel(); }
+  int64_t n_blocks() const { return blocks.numel() / 2 - 1; }
+
+  template <class T, class I>
+  CsrView<T, I> view(const T* values) const {
+    return {data<I>(ptr), data<I>(idx), perm ? data<I>(*perm) : nullptr, values};
+  }
+  template <class I>
+  RowBlocks<I> row_blocks() const {
+    return {data<I>(blocks)};
+  }
+};
+
+// Shape of a dense operand: batch x n x k, with what is not there taken as 1.
+struct Dense {
+  int64_t batch, n, k;
+  explicit Dense(const Tensor& x)
+      : batch(x.dim() == 3 ? x.size(0) : 1),
+        n(x.dim() == 3 ? x.size(1) : x.size(0)),
+        k(x.dim() == 1 ? 1 : x.size(x.dim() - 1)) {}
+};
+
+inline void check_dense(const char* name, const char* arg, const Tensor& x, const Tensor& values) {
+  STD_TORCH_CHECK(x.dim() >= 1 && x.dim() <= 3, name, ": ", arg, " must be (n), (n, k) or (B, n, k), got ",
+                  x.dim(), " dimensions");
+  STD_TORCH_CHECK(x.scalar_type() == values.scalar_type(), name, ": ", arg,
+                  " and values must have one dtype");
+}
+
+inline int64_t broadcast_batch(const char* name, int64_t a, int64_t b) {
+  STD_TORCH_CHECK(a == b || a == 1 || b == 1, name, ": batch sizes ", a, " and ", b, " do not match");
+  return a == 1 ? b : a;
+}
+
+// Fewer multiply-adds than this are not worth a second thread: waking one costs about 5 us.
+constexpr int64_t kGrain = 24576;
+
+// f(b0, b1) over ranges of blocks that hold about equal numbers of entries and rows, k columns each.
+template <class I, class F>
+void parallel_blocks(const Structure& S, int64_t k, const F& f) {
+  const int64_t n_blocks = S.n_blocks();
+  const int64_t work = (S.nnz() + S.rows()) * std::max<int64_t>(k, 1);
+  const int64_t chunks =
+      work < 2 * kGrain ? 1
+                        : std::min<int64_t>({n_blocks, work / kGrain, torch::stable::get_num_threads()});
+  if (chunks <= 1) return f(0, n_blocks);
+  const I* ptr = data<I>(S.ptr);
+  const I* table = data<I>(S.blocks);
+  const auto weight = [&](int64_t b) { return static_cast<int64_t>(ptr[table[2 * b]]) + table[2 * b]; };
+  const auto bound = [&](int64_t c) {
+    if (c == chunks) return n_blocks;
+    const int64_t target = weight(n_blocks) / chunks * c;
+    int64_t lo = 0, hi = n_blocks;
+    while (lo < hi) {
+      const int64_t mid = (lo + hi) / 2;
+      weight(mid) < target ? lo = mid + 1 : hi = mid;
+    }
+    return lo;
+  };
+  torch::stable::parallel_for(0, chunks, 1, [&](int64_t c0, int64_t c1) { f(bound(c0), bound(c1)); });
+}
+
+}  // namespace learnsolve

@@ -1,0 +1,32 @@
+// Every operator of the library: its table of contents. S stands for a structure, four tensors
+//     ptr (rows + 1), idx (nnz), perm (nnz) or none, blocks (2 x (number of blocks + 1))
+// as kernels/csr_view.h describes them. The structure of A is (crow, col, none, blocks), that of A^T
+// the transposed pattern with perm, the place of each of its entries in A's values.
+// Shapes: values (nnz) or (B, nnz); dense operands (n), (n, k) or (B, n, k).
+#include <torch/csrc/stable/library.h>
+
+STABLE_TORCH_LIBRARY(learnsolve, m) {
+  // y = S x. sum_batch adds the results of the batch up.
+  m.def(
+      "csr_spmm(Tensor ptr, Tensor idx, Tensor? perm, Tensor blocks, Tensor values, Tensor x, "
+      "bool sum_batch=False) -> Tensor");
+  // out_p = <u_i, v_j>
+  m.def(
+      "csr_sddmm(Tensor ptr, Tensor idx, Tensor blocks, Tensor u, Tensor v, bool sum_batch=False) -> "
+      "Tensor");
+  // For y = A x and S = A^T: (gradient for the values, gradient for x), for the cotangent g of y.
+  m.def(
+      "csr_spmm_backward(Tensor ptr, Tensor idx, Tensor? perm, Tensor blocks, Tensor values, Tensor g, "
+      "Tensor x) -> (Tensor, Tensor)");
+  // `iterations` sweeps x <- x + scale_k o (b - A x), scale (1 or iterations, n) or (B, ..., n):
+  // (x, norms of b - A x before each sweep, every stride-th iterate; none of them if stride = 0).
+  m.def(
+      "csr_richardson(Tensor ptr, Tensor idx, Tensor blocks, Tensor values, Tensor scale, Tensor b, "
+      "Tensor x0, int iterations, int stride) -> (Tensor, Tensor, Tensor)");
+  // Its adjoint: gradients for (values, scale, b, x0); an empty tensor where none is needed.
+  m.def(
+      "csr_richardson_backward(Tensor ptr, Tensor idx, Tensor blocks, Tensor tptr, Tensor tidx, "
+      "Tensor tperm, Tensor tblocks, Tensor values, Tensor scale, Tensor b, Tensor iterates, Tensor norms, "
+      "Tensor gx, Tensor? gnorms, int iterations, int stride, bool need_values, bool need_scale, "
+      "bool need_b) -> (Tensor, Tensor, Tensor, Tensor)");
+}

@@ -1,0 +1,82 @@
+// Sparse times dense and its fused backward.
+#include "ops/check.h"
+
+namespace learnsolve {
+
+Tensor csr_spmm(const Tensor& ptr, const Tensor& idx, const std::optional<Tensor>& perm, const Tensor& blocks,
+                const Tensor& values_, const Tensor& x_, bool sum_batch) {
+  const char* name = "csr_spmm";
+  const Structure S(name, ptr, idx, perm, blocks);
+  const Tensor values = dense(values_), x = dense(x_);
+  check_dense(name, "x", x, values);
+  STD_TORCH_CHECK((values.dim() == 1 || values.dim() == 2) && values.size(values.dim() - 1) == S.nnz(), name,
+                  ": values must be (nnz) or (B, nnz) with nnz = ", S.nnz());
+  const int64_t bv = values.dim() == 2 ? values.size(0) : 1;
+  const Dense d(x);
+  const int64_t batch = broadcast_batch(name, bv, d.batch);
+  const int64_t m = S.rows();
+  std::vector<int64_t> size;
+  if (x.dim() == 1 && values.dim() == 1)
+    size = {m};
+  else if (sum_batch || (x.dim() < 3 && values.dim() == 1))
+    size = {m, d.k};
+  else
+    size = {batch, m, d.k};
+  if (batch == 0) return new_zeros(values, size);
+  Tensor y = new_empty(values, size);
+  dispatch(name, values, S.idx, [&]<class T, class I>() {
+    const auto& table = kernels().get<T, I>();
+    const RowBlocks<I> row_blocks = S.row_blocks<I>();
+    for (int64_t b = 0; b < batch; ++b) {
+      const CsrView<T, I> A = S.view<T, I>(data<T>(values) + (bv == 1 ? 0 : b * S.nnz()));
+      const T* xb = data<T>(x) + (d.batch == 1 ? 0 : b * d.n * d.k);
+      T* yb = mutable_data<T>(y) + (sum_batch ? 0 : b * m * d.k);
+      parallel_blocks<I>(S, d.k, [&](int64_t b0, int64_t b1) {
+        table.spmm(A, row_blocks, b0, b1, xb, d.k, yb, sum_batch && b > 0);
+      });
+    }
+  });
+  return y;
+}
+
+std::tuple<Tensor, Tensor> csr_spmm_backward(const Tensor& ptr, const Tensor& idx,
+                                             const std::optional<Tensor>& perm, const Tensor& blocks,
+                                             const Tensor& values_, const Tensor& g_, const Tensor& x_) {
+  const char* name = "csr_spmm_backward";
+  const Structure S(name, ptr, idx, perm, blocks);
+  const Tensor values = dense(values_), g = dense(g_), x = dense(x_);
+  check_dense(name, "x", x, values);
+  check_dense(name, "g", g, values);
+  STD_TORCH_CHECK(values.size(values.dim() - 1) == S.nnz(), name, ": values must hold nnz = ", S.nnz());
+  const int64_t bv = values.dim() == 2 ? values.size(0) : 1;
+  const Dense dx(x), dg(g);
+  STD_TORCH_CHECK(dx.n == S.rows() && dx.k == dg.k, name, ": x and g do not match the structure");
+  const int64_t batch = broadcast_batch(name, bv, broadcast_batch(name, dx.batch, dg.batch));
+  const std::vector<int64_t> values_size(values.sizes().begin(), values.sizes().end());
+  const std::vector<int64_t> x_size(x.sizes().begin(), x.sizes().end());
+  // Without a batch or a column no kernel would write the outputs.
+  if (batch == 0 || dx.k == 0) return {new_zeros(values, values_size), new_zeros(values, x_size)};
+  Tensor ga = new_empty(values, values_size), gx = new_empty(values, x_size);
+  dispatch(name, values, S.idx, [&]<class T, class I>() {
+    const auto& table = kernels().get<T, I>();
+    const RowBlocks<I> row_blocks = S.row_blocks<I>();
+    for (int64_t b = 0; b < batch; ++b) {
+      const int64_t at_values = bv == 1 ? 0 : b * S.nnz();
+      const int64_t at_x = dx.batch == 1 ? 0 : b * dx.n * dx.k;
+      const CsrView<T, I> A = S.view<T, I>(data<T>(values) + at_values);
+      const T* gb = data<T>(g) + (dg.batch == 1 ? 0 : b * dg.n * dg.k);
+      parallel_blocks<I>(S, dx.k, [&](int64_t b0, int64_t b1) {
+        table.spmm_backward(A, row_blocks, b0, b1, gb, data<T>(x) + at_x, dx.k, mutable_data<T>(gx) + at_x,
+                            mutable_data<T>(ga) + at_values, b > 0 && dx.batch == 1, b > 0 && bv == 1);
+      });
+    }
+  });
+  return {ga, gx};
+}
+
+}  // namespace learnsolve
+
+STABLE_TORCH_LIBRARY_IMPL(learnsolve, CPU, m) {
+  m.impl("csr_spmm", TORCH_BOX(&learnsolve::csr_spmm));
+  m.impl("csr_spmm_backward", TORCH_BOX(&learnsolve::csr_spmm_backward));
+}

@@ -1,0 +1,44 @@
+"""Argument checks. Each raises an error that names the function, the rule, the value and the remedy."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+SUPPORTED = (torch.float32, torch.float64)
+
+
+def tensor(function: str, name: str, value: Any) -> None:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{function}: {name} must be a torch.Tensor, got {type(value).__name__}")
+
+
+def dtype(function: str, name: str, value: Tensor) -> None:
+    if value.dtype not in SUPPORTED:
+        raise TypeError(
+            f"{function}: {name} must be float32 or float64, got {value.dtype}; convert it with .to(dtype=...)"
+        )
+
+
+def same_kind(function: str, name: str, value: Tensor, values: Tensor) -> None:
+    """`value` must have the dtype and device of the matrix's values."""
+    if value.dtype != values.dtype:
+        raise TypeError(
+            f"{function}: {name} has dtype {value.dtype}, the matrix {values.dtype}; convert one with .to()"
+        )
+    if value.device != values.device:
+        raise TypeError(
+            f"{function}: {name} is on {value.device}, the matrix on {values.device}; move one with .to()"
+        )
+
+
+def one_of(function: str, name: str, value: Any, allowed: tuple) -> None:
+    if value not in allowed:
+        raise ValueError(f"{function}: {name} must be one of {allowed}, got {value!r}")
+
+
+def integer(function: str, name: str, value: Any, minimum: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{function}: {name} must be an int, got {type(value).__name__}")
+    if value < minimum:
+        raise ValueError(f"{function}: {name} must be at least {minimum}, got {value}")

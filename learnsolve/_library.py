@@ -1,0 +1,86 @@
+"""Loads the compiled operators: `torch.ops.learnsolve` exists once this module is imported."""
+
+import ctypes
+import importlib.util
+import os
+from pathlib import Path
+
+import torch
+
+MINIMUM_TORCH = (2, 10)
+REBUILD = "pip install --no-build-isolation -e ."
+
+
+def _torch_version() -> tuple[int, int]:
+    major, minor = torch.__version__.split(".")[:2]
+    return int(major), int(minor)
+
+
+def _folder() -> Path:
+    """The folder with the compiled files. In an editable install it is not the source folder."""
+    if _torch_version() < MINIMUM_TORCH:
+        raise ImportError(
+            f"learnsolve needs torch >= {'.'.join(map(str, MINIMUM_TORCH))}, found {torch.__version__}. "
+            f"Run: pip install 'torch>=2.10', then in learnsolve's folder: {REBUILD}"
+        )
+    spec = importlib.util.find_spec("learnsolve._analysis")
+    if spec is None or spec.origin is None:
+        raise ImportError(
+            "learnsolve's compiled extension is not built. Run in learnsolve's folder (it needs a C++ "
+            f"compiler, and torch installed): {REBUILD}"
+        )
+    return Path(spec.origin).parent
+
+
+def _load(name: str) -> Path:
+    path = folder / f"{name}.so"
+    if not path.exists():
+        raise ImportError(f"learnsolve's operator library {path} is missing. Run in its folder: {REBUILD}")
+    try:
+        torch.ops.load_library(str(path))
+    except OSError as error:
+        raise ImportError(
+            f"learnsolve's operator library {path} does not load with torch {torch.__version__} ({error}). "
+            f"Rebuild it: {REBUILD}"
+        ) from error
+    return path
+
+
+folder = _folder()
+_cpu = ctypes.CDLL(str(_load("learnsolve_cpu")))
+_cpu.learnsolve_isa.restype = ctypes.c_char_p
+_cpu.learnsolve_isa_name.restype = ctypes.c_char_p
+
+cuda_built = (folder / "learnsolve_cuda.so").exists()
+cuda_loaded = cuda_built and torch.cuda.is_available()
+if cuda_loaded:
+    _load("learnsolve_cuda")
+
+
+def instruction_sets() -> list[str]:
+    """Names of the compiled variants of the CPU kernels, the portable one first."""
+    names = []
+    while (name := _cpu.learnsolve_isa_name(len(names))) is not None:
+        names.append(name.decode())
+    return names
+
+
+def instruction_set() -> str:
+    """The variant in use."""
+    return _cpu.learnsolve_isa().decode()
+
+
+def select_instruction_set(name: str) -> None:
+    """Use one variant of the CPU kernels. `LEARNSOLVE_ISA` does this at import."""
+    outcome = _cpu.learnsolve_select_isa(name.encode())
+    if outcome == 1:
+        raise ValueError(f"LEARNSOLVE_ISA must be one of {', '.join(instruction_sets())}, got {name!r}")
+    if outcome == 2:
+        raise ValueError(f"LEARNSOLVE_ISA={name}: this machine does not have these instructions")
+
+
+if wanted := os.environ.get("LEARNSOLVE_ISA"):
+    try:
+        select_instruction_set(wanted)
+    except ValueError as error:
+        raise ImportError(str(error)) from None

@@ -1,0 +1,59 @@
+"""Shapes of the raw operators' results, for `torch.compile` and meta tensors (csrc/ops/schema.cpp)."""
+
+import torch
+from torch import Tensor
+
+from learnsolve import _library  # noqa: F401  (registers torch.ops.learnsolve)
+
+
+def _batch(values: Tensor, x: Tensor) -> int:
+    batch = values.shape[0] if values.dim() == 2 else 1
+    return x.shape[0] if x.dim() == 3 and batch == 1 else batch
+
+
+@torch.library.register_fake("learnsolve::csr_spmm")
+def _(ptr, idx, perm, blocks, values, x, sum_batch=False):
+    m = ptr.shape[0] - 1
+    if x.dim() == 1 and values.dim() == 1:
+        return values.new_empty(m)
+    k = 1 if x.dim() == 1 else x.shape[-1]
+    if sum_batch or (x.dim() < 3 and values.dim() == 1):
+        return values.new_empty(m, k)
+    return values.new_empty(_batch(values, x), m, k)
+
+
+@torch.library.register_fake("learnsolve::csr_sddmm")
+def _(ptr, idx, blocks, u, v, sum_batch=False):
+    nnz = idx.shape[0]
+    if sum_batch or (u.dim() < 3 and v.dim() < 3):
+        return u.new_empty(nnz)
+    u_batch = u.shape[0] if u.dim() == 3 else 1
+    return u.new_empty(v.shape[0] if v.dim() == 3 and u_batch == 1 else u_batch, nnz)
+
+
+@torch.library.register_fake("learnsolve::csr_spmm_backward")
+def _(ptr, idx, perm, blocks, values, g, x):
+    return values.new_empty(values.shape), values.new_empty(x.shape)
+
+
+@torch.library.register_fake("learnsolve::csr_richardson")
+def _(ptr, idx, blocks, values, scale, b, x0, iterations, stride):
+    saved = -(-iterations // stride) if stride > 0 else 0
+    batch, k = b.shape[: b.dim() - 2] if b.dim() == 3 else b.shape[:0], b.shape[-1:] if b.dim() > 1 else ()
+    n = b.shape[-2] if b.dim() > 1 else b.shape[0]
+    return (
+        b.new_empty(b.shape),
+        b.new_empty((*batch, iterations, *k)),
+        b.new_empty((*batch, saved, n, *k)),
+    )
+
+
+@torch.library.register_fake("learnsolve::csr_richardson_backward")
+def _(
+    ptr, idx, blocks, tptr, tidx, tperm, tblocks, values, scale, b, iterates, norms, gx, gnorms,
+    iterations, stride, need_values, need_scale, need_b,
+):  # fmt: skip
+    def like(t, needed):
+        return t.new_empty(t.shape if needed else (0,))
+
+    return like(values, need_values), like(scale, need_scale), like(b, need_b), b.new_empty(b.shape)

@@ -1,0 +1,70 @@
+"""Sampled dense-dense product."""
+
+from torch import Tensor
+
+from learnsolve import _check
+from learnsolve.csr import SparsityPattern
+from learnsolve.ops._product import sampled
+
+
+def sddmm(U: Tensor, V: Tensor, pattern: SparsityPattern) -> Tensor:
+    r"""Entries of :math:`U V^T` on a pattern, :math:`c_{ij} = \langle u_i, v_j \rangle`.
+
+    Parameters
+    ----------
+    U : Tensor, shape (m,) or (..., m, k), float32 or float64
+    V : Tensor, shape (n,) or (..., n, k), of U's dtype and device
+    pattern : SparsityPattern, shape (m, n)
+
+    Returns
+    -------
+    Tensor, shape (..., nnz): values for `CSR`. U V^T itself is never formed.
+
+    Raises
+    ------
+    ValueError
+        if shapes do not fit.
+    TypeError
+        if dtypes or devices do not fit.
+
+    Notes
+    -----
+    Gradient: :math:`\bar U = \bar C V`, :math:`\bar V = \bar C^T U` with :math:`\bar C` the matrix that has the
+    incoming gradient as its values. Any order; forward mode, vmap, `torch.compile`.
+
+    Cost: 2 nnz k flops; reads the indices and writes the values once. Deterministic.
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> P = ls.problems.poisson((3,)).pattern
+    >>> ls.ops.sddmm(torch.tensor([1.0, 2.0, 3.0]), torch.ones(3), P)
+    tensor([1., 1., 2., 2., 2., 3., 3.])
+    """
+    _check.tensor("sddmm", "U", U)
+    _check.tensor("sddmm", "V", V)
+    if not isinstance(pattern, SparsityPattern):
+        raise TypeError(f"sddmm: pattern must be a SparsityPattern, got {type(pattern).__name__}")
+    _check.dtype("sddmm", "U", U)
+    if V.dtype != U.dtype or U.device != pattern.device or V.device != pattern.device:
+        raise TypeError(
+            f"sddmm: U ({U.dtype}, {U.device}) and V ({V.dtype}, {V.device}) must have one dtype and the "
+            f"pattern's device, {pattern.device}; convert with .to()"
+        )
+    if (U.dim() == 1) != (V.dim() == 1) or U.dim() == 0:
+        raise ValueError(
+            f"sddmm: U and V must both be vectors or both (..., rows, k), got shapes {tuple(U.shape)} and "
+            f"{tuple(V.shape)}"
+        )
+    for name, t, side in (("U", U, 0), ("V", V, 1)):
+        rows = t.shape[0] if t.dim() == 1 else t.shape[-2]
+        if rows != pattern.shape[side]:
+            raise ValueError(
+                f"sddmm: {name} must have pattern.shape[{side}] = {pattern.shape[side]} rows, got shape "
+                f"{tuple(t.shape)}"
+            )
+    if U.dim() > 1 and U.shape[-1] != V.shape[-1]:
+        raise ValueError(
+            f"sddmm: U and V must have as many columns as each other, got {U.shape[-1]} and {V.shape[-1]}"
+        )
+    return sampled(U, V, pattern)

@@ -1,0 +1,60 @@
+"""Sparse times dense."""
+
+from torch import Tensor
+
+from learnsolve import _check
+from learnsolve.csr import CSR
+from learnsolve.ops._product import product
+
+
+def spmm(A: CSR, x: Tensor, *, transpose: bool = False) -> Tensor:
+    r"""Sparse matrix times dense vector or matrix, :math:`y = A x` or :math:`y = A^T x`.
+
+    Parameters
+    ----------
+    A : CSR, shape (m, n), float32 or float64; its values may have batch axes, (..., nnz)
+    x : Tensor, shape (n,) or (..., n, k), of A's dtype and device ((m,) or (..., m, k) if `transpose`)
+    transpose : multiply by the transpose, which is not formed
+
+    Returns
+    -------
+    Tensor, shape (..., m) for a vector, (..., m, k) for a matrix; batch axes broadcast.
+
+    Raises
+    ------
+    ValueError
+        if shapes do not fit.
+    TypeError
+        if dtypes or devices do not fit.
+
+    Notes
+    -----
+    Gradient: :math:`\bar x = A^T \bar y`, :math:`\bar A = (\bar y x^T)` on the pattern, both from one pass
+    over the transposed pattern, which is cached. Any order; forward mode, vmap, `torch.compile`.
+
+    Cost: 2 nnz k flops; reads values and indices once for 32 columns (float64) or 64 (float32). The
+    backward reads and writes values once more. The result has the same bits on every run and for every
+    number of threads.
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A = ls.problems.poisson((4,))
+    >>> ls.ops.spmm(A, torch.arange(4.0, dtype=torch.float64))
+    tensor([-1.,  0.,  0.,  4.], dtype=torch.float64)
+    """
+    if not isinstance(A, CSR):
+        raise TypeError(f"spmm: A must be a CSR, got {type(A).__name__}; make one with CSR.from_*")
+    values, pattern = A.values, A.pattern
+    _check.tensor("spmm", "x", x)
+    _check.dtype("spmm", "A.values", values)
+    _check.same_kind("spmm", "x", x, values)
+    if x.dim() == 0:
+        raise ValueError("spmm: x must have shape (n,) or (..., n, k), got a scalar")
+    side = 0 if transpose else 1
+    rows = x.shape[0] if x.dim() == 1 else x.shape[-2]
+    if rows != pattern.shape[side]:
+        raise ValueError(
+            f"spmm: x must have A.shape[{side}] = {pattern.shape[side]} rows, got shape {tuple(x.shape)}"
+        )
+    return product(values, x, pattern, transpose)

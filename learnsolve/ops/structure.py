@@ -1,0 +1,145 @@
+"""Parts and reshapes of a matrix: transpose, diagonal, sums, scalings. All differentiable in the values."""
+
+import torch
+from torch import Tensor
+
+from learnsolve import _check
+from learnsolve.csr import CSR
+from learnsolve.ops._autograd import quick, tracked
+from learnsolve.ops._product import product, sampled
+
+
+def transpose(A: CSR) -> CSR:
+    """The transposed matrix, on the cached transposed pattern. O(nnz); the gradient is the transpose back.
+
+    To multiply by the transpose, ``spmm(A, x, transpose=True)`` does without forming it.
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A = ls.CSR.from_dense(torch.tensor([[1.0, 2.0], [0.0, 3.0]]))
+    >>> A.T.to_dense()
+    tensor([[1., 0.],
+            [2., 3.]])
+    """
+    P = A.pattern
+    forward, backward = P.transpose_permutation, P.T.transpose_permutation
+    return CSR(_permute(A.values, forward, backward), P.T)
+
+
+def _permute(values: Tensor, forward: Tensor, backward: Tensor) -> Tensor:
+    if torch.compiler.is_compiling():
+        return _Permute.apply(values, forward, backward)  # type: ignore[return-value]
+    if tracked(values):
+        return _PermuteForwardMode.apply(values, forward, backward)  # type: ignore[return-value]
+    return values.index_select(-1, forward)
+
+
+@quick
+class _Permute(torch.autograd.Function):
+    """values[..., forward], whose gradient is a gather too (torch's own would add into zeros)."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(values, forward, backward):
+        return values.index_select(-1, forward)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        _, forward, backward = inputs
+        ctx.save_for_backward(forward, backward)
+        ctx.save_for_forward(forward, backward)
+
+    @staticmethod
+    def backward(ctx, g):  # type: ignore[override]
+        forward, backward = ctx.saved_tensors
+        return _permute(g, backward, forward), None, None
+
+
+class _PermuteForwardMode(_Permute):
+    @staticmethod
+    def jvp(ctx, t, *_):  # type: ignore[override]
+        return _permute(t, *ctx.saved_tensors)
+
+
+def diagonal(A: CSR) -> Tensor:
+    """The main diagonal, shape (..., min(m, n)); zero where the pattern has no entry.
+
+    Examples
+    --------
+    >>> import learnsolve as ls
+    >>> ls.ops.diagonal(ls.problems.poisson((3,)))
+    tensor([2., 2., 2.], dtype=torch.float64)
+    """
+    at = A.pattern.diagonal_positions
+    if A.nnz == 0:
+        return A.values.new_zeros(A.batch_shape + at.shape)
+    return torch.where(at >= 0, A.values.index_select(-1, at.clamp(min=0)), 0)
+
+
+def sum(A: CSR, dim: int | None = None) -> Tensor:
+    """Sum of all entries (`dim` None), of each column (0 or -2) or of each row (1 or -1).
+
+    The sums along rows and columns are products with a vector of ones: deterministic, and their gradient
+    spreads the incoming one over the pattern.
+
+    Examples
+    --------
+    >>> import learnsolve as ls
+    >>> ls.ops.sum(ls.problems.poisson((4,)), dim=1)
+    tensor([1., 0., 0., 1.], dtype=torch.float64)
+    """
+    if dim is None:
+        return A.values.sum(-1)
+    _check.one_of("sum", "dim", dim, (None, 0, 1, -1, -2))
+    columns = dim in (0, -2)
+    ones = torch.ones(A.shape[0 if columns else 1], dtype=A.dtype, device=A.device)
+    _check.dtype("sum", "A.values", A.values)
+    return product(A.values, ones, A.pattern, columns)
+
+
+def scale_rows(A: CSR, d: Tensor) -> CSR:
+    """diag(d) A for d of shape (..., m), differentiable in both.
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A = ls.CSR.from_dense(torch.tensor([[1.0, 2.0], [0.0, 3.0]]))
+    >>> ls.ops.scale_rows(A, torch.tensor([10.0, 1.0])).to_dense()
+    tensor([[10., 20.],
+            [ 0.,  3.]])
+    """
+    return _scale("scale_rows", A, d, 0)
+
+
+def scale_columns(A: CSR, d: Tensor) -> CSR:
+    """A diag(d) for d of shape (..., n), differentiable in both.
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A = ls.CSR.from_dense(torch.tensor([[1.0, 2.0], [0.0, 3.0]]))
+    >>> ls.ops.scale_columns(A, torch.tensor([10.0, 1.0])).to_dense()
+    tensor([[10.,  2.],
+            [ 0.,  3.]])
+    """
+    return _scale("scale_columns", A, d, 1)
+
+
+def _scale(function: str, A: CSR, d: Tensor, side: int) -> CSR:
+    _check.tensor(function, "d", d)
+    _check.dtype(function, "A.values", A.values)
+    _check.same_kind(function, "d", d, A.values)
+    if d.dim() == 0 or d.shape[-1] != A.shape[side]:
+        raise ValueError(
+            f"{function}: d must have shape (..., A.shape[{side}] = {A.shape[side]}), got {tuple(d.shape)}; "
+            "multiply by a scalar with A * s"
+        )
+    # d on the pattern is a sampled product with ones: its gradient is a deterministic sum of rows, where
+    # indexing by the row of each entry would scatter.
+    ones = torch.ones(A.shape[1 - side], dtype=d.dtype, device=d.device)
+    pair = (d, ones) if side == 0 else (ones, d)
+    if d.dim() > 1:
+        pair = tuple(t.unsqueeze(-1) for t in pair)
+    return A.with_values(A.values * sampled(*pair, A.pattern))
