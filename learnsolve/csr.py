@@ -141,6 +141,8 @@ class SparsityPattern:
         return self.crow_indices.device
 
     def _cached(self, key: Any, make) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            _analyse_while_tracing(self)
         found = self._cache.get(key)
         if found is None:
             found = self._cache[key] = make()
@@ -197,17 +199,20 @@ class SparsityPattern:
 
     def _structure(self, transpose: bool) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
         """What a kernel takes for A or A^T on A's values: (ptr, idx, perm or None, blocks)."""
-        found = self._cache.get(transpose)
-        if found is None:
-            found = self._cache[transpose] = self._make_structure(transpose)
-        if not torch.compiler.is_compiling() and self._versions != _versions(
+        key = "adjoint structure" if transpose else "structure"
+        if torch.compiler.is_dynamo_compiling():
+            _analyse_while_tracing(self)
+            return self._cache[key]
+        if key not in self._cache:
+            self._cache[key] = self._make_structure(transpose)
+        if self._versions != _versions(
             self.crow_indices, self.col_indices
         ):
             raise RuntimeError(
                 "SparsityPattern: its index arrays were changed in place after it was made. Make a new pattern "
                 "from a copy of the arrays."
             )
-        return found
+        return self._cache[key]
 
     def _make_structure(self, transpose: bool) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
         ptr, idx, perm = self.crow_indices, self.col_indices, None
@@ -263,6 +268,18 @@ class SparsityPattern:
         )
 
 
+@torch._dynamo.assume_constant_result
+def _analyse_while_tracing(pattern: SparsityPattern) -> bool:
+    """Everything that an operation may ask of a pattern, computed for real while torch.compile traces, which
+    cannot trace the analysis itself. All at once: Dynamo does not see what changes behind a dictionary that
+    it has read."""
+    for transpose in (False, True):
+        pattern._structure(transpose)
+        pattern.T._structure(transpose)
+    _ = pattern.row_indices, pattern.diagonal_positions
+    return True
+
+
 def _numpy(t: Tensor) -> np.ndarray:
     return t.detach().cpu().contiguous().numpy()
 
@@ -297,8 +314,25 @@ class CSR:
 
     __slots__ = ("__weakref__", "pattern", "values")
 
-    # NumPy and torch must leave `array * A` and `tensor @ A` to this class.
-    __array_ufunc__ = None
+    __array_ufunc__ = None  # NumPy leaves `array * A` to __rmul__
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        """`tensor @ A`, `tensor * A` and their torch names."""
+        if len(args) == 2 and not kwargs:
+            if func in _MATMUL:
+                if isinstance(args[0], CSR):
+                    return args[0].__matmul__(args[1])
+                if torch.compiler.is_dynamo_compiling():
+                    # Dynamo (torch 2.13) hands us `A @ x` and `x @ A` with the same arguments in the same order.
+                    raise NotImplementedError(
+                        "CSR: under torch.compile the operator @ cannot tell A @ x from x @ A; write "
+                        "learnsolve.ops.spmm(A, x) or learnsolve.ops.spmm(A, x, transpose=True)"
+                    )
+                return args[1].__rmatmul__(args[0])
+            if func in _MULTIPLY:
+                return args[0] * args[1] if isinstance(args[0], CSR) else args[1] * args[0]
+        return NotImplemented
 
     def __init__(self, values: Tensor, pattern: SparsityPattern):
         if not isinstance(values, Tensor):
@@ -513,6 +547,14 @@ class CSR:
 
         return spmm(self, x)
 
+    def __rmatmul__(self, x: Tensor) -> Tensor:
+        # x A = (A^T x^T)^T
+        from learnsolve.ops.spmm import spmm
+
+        if x.dim() < 2:
+            return spmm(self, x, transpose=True)
+        return spmm(self, x.mT, transpose=True).mT
+
     def __add__(self, other: Any) -> CSR:
         from learnsolve.ops.arithmetic import add_values
 
@@ -537,6 +579,10 @@ class CSR:
         from learnsolve.ops.arithmetic import divide
 
         return divide(self, other)
+
+
+_MATMUL = {torch.matmul, Tensor.matmul}
+_MULTIPLY = {torch.mul, Tensor.mul}
 
 
 def _unflatten(children: Any, pattern: SparsityPattern) -> CSR:

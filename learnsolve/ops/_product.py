@@ -56,7 +56,7 @@ def _one_batch_axis(t: Tensor, batch: torch.Size, inner: int) -> Tensor:
 
 def _product(v: Tensor, x: Tensor, pattern: SparsityPattern, transpose: bool, shared: bool) -> Tensor:
     """A x for v (nnz) or (B, nnz) and x (n), (n, k) or (B, n, k); summed over the batch if `shared`."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_dynamo_compiling():
         return _SpMM.apply(v, x, pattern, transpose, shared)  # type: ignore[return-value]
     if tracked(v, x):
         return _SpMMForwardMode.apply(v, x, pattern, transpose, shared)  # type: ignore[return-value]
@@ -65,7 +65,7 @@ def _product(v: Tensor, x: Tensor, pattern: SparsityPattern, transpose: bool, sh
 
 def _sampled(u: Tensor, w: Tensor, pattern: SparsityPattern, shared: bool) -> Tensor:
     """<u_i, w_j> on the pattern for u, w (n), (n, k) or (B, n, k); summed over the batch if `shared`."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_dynamo_compiling():
         return _SDDMM.apply(u, w, pattern, shared)  # type: ignore[return-value]
     if tracked(u, w):
         return _SDDMMForwardMode.apply(u, w, pattern, shared)  # type: ignore[return-value]
@@ -151,7 +151,7 @@ class _SpMMForwardMode(_SpMM):
 
 
 def _both_gradients(v: Tensor, g: Tensor, x: Tensor, pattern: SparsityPattern, transpose: bool):
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_dynamo_compiling():
         return _SpMMBackward.apply(v, g, x, pattern, transpose)
     if tracked(v, g, x):
         return _SpMMBackwardForwardMode.apply(v, g, x, pattern, transpose)

@@ -28,7 +28,7 @@ def transpose(A: CSR) -> CSR:
 
 
 def _permute(values: Tensor, forward: Tensor, backward: Tensor) -> Tensor:
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_dynamo_compiling():
         return _Permute.apply(values, forward, backward)  # type: ignore[return-value]
     if tracked(values):
         return _PermuteForwardMode.apply(values, forward, backward)  # type: ignore[return-value]
