@@ -169,6 +169,16 @@ class SparsityPattern:
         )
 
     @property
+    def _missing_diagonal(self) -> int:
+        """The first row without a diagonal entry, -1 if there is none."""
+
+        def find() -> int:
+            missing = (self.diagonal_positions < 0).nonzero()
+            return int(missing[0]) if len(missing) else -1
+
+        return self._cached("missing diagonal", find)
+
+    @property
     def T(self) -> SparsityPattern:
         """The transposed pattern; ``P.T.T is P``."""
         return self._transposed()[0]
@@ -276,7 +286,7 @@ def _analyse_while_tracing(pattern: SparsityPattern) -> bool:
     for transpose in (False, True):
         pattern._structure(transpose)
         pattern.T._structure(transpose)
-    _ = pattern.row_indices, pattern.diagonal_positions
+    _ = pattern.row_indices, pattern._missing_diagonal
     return True
 
 
@@ -312,7 +322,7 @@ class CSR:
     tensor([1., 1., 1.], dtype=torch.float64)
     """
 
-    __slots__ = ("__weakref__", "pattern", "values")
+    __slots__ = ("__weakref__", "_derived", "pattern", "values")
 
     __array_ufunc__ = None  # NumPy leaves `array * A` to __rmul__
 
@@ -349,6 +359,7 @@ class CSR:
             )
         self.values = values
         self.pattern = pattern
+        self._derived: dict[str, Any] = {}  # what operations keep with constant values
 
     # --- facts ---
     @property
@@ -590,6 +601,7 @@ def _unflatten(children: Any, pattern: SparsityPattern) -> CSR:
     A = object.__new__(CSR)
     (A.values,) = children
     A.pattern = pattern
+    A._derived = {}
     return A
 
 

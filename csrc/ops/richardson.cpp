@@ -22,12 +22,12 @@ struct Problem {
                     ": b and values must match the structure");
     STD_TORCH_CHECK((bv == 1 || bv == batch) && (bs == 1 || bs == batch), name,
                     ": values and scale must have b's batch size or 1");
-    STD_TORCH_CHECK(scale.dim() >= 2 && scale.size(scale.dim() - 1) == n, name,
-                    ": scale must be (1 or iterations, n)");
-    const int64_t rows = scale.size(scale.dim() - 2);
+    STD_TORCH_CHECK(scale.dim() >= 1 && scale.size(scale.dim() - 1) == n, name,
+                    ": scale must be (n) or (1 or iterations, n)");
+    const int64_t rows = scale.dim() == 1 ? 1 : scale.size(scale.dim() - 2);
     STD_TORCH_CHECK(rows == 1 || rows == iterations, name, ": scale must have 1 or ", iterations,
                     " rows, got ", rows);
-    per_sweep = rows == 1 ? 0 : 1;
+    per_sweep = rows == iterations && rows > 1 ? 1 : 0;
   }
   int64_t nk() const { return n * k; }
   int64_t scale_at(int64_t b, int64_t sweep) const {

@@ -18,7 +18,7 @@ STABLE_TORCH_LIBRARY(learnsolve, m) {
   m.def(
       "csr_spmm_backward(Tensor ptr, Tensor idx, Tensor? perm, Tensor blocks, Tensor values, Tensor g, "
       "Tensor x) -> (Tensor, Tensor)");
-  // `iterations` sweeps x <- x + scale_k o (b - A x), scale (1 or iterations, n) or (B, ..., n):
+  // `iterations` sweeps x <- x + scale_k o (b - A x), scale (n), (1 or iterations, n) or (B, ..., n):
   // (x, norms of b - A x before each sweep, every stride-th iterate; none of them if stride = 0).
   m.def(
       "csr_richardson(Tensor ptr, Tensor idx, Tensor blocks, Tensor values, Tensor scale, Tensor b, "

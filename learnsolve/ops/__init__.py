@@ -3,7 +3,7 @@
 from learnsolve.ops import _fake
 from learnsolve.ops.sddmm import sddmm
 from learnsolve.ops.spmm import spmm
-from learnsolve.ops.structure import diagonal, scale_columns, scale_rows, sum, transpose
+from learnsolve.ops.structure import diagonal, inverse_diagonal, scale_columns, scale_rows, sum, transpose
 
-__all__ = ["diagonal", "scale_columns", "scale_rows", "sddmm", "spmm", "sum", "transpose"]
+__all__ = ["diagonal", "inverse_diagonal", "scale_columns", "scale_rows", "sddmm", "spmm", "sum", "transpose"]
 del _fake

@@ -143,3 +143,48 @@ def _scale(function: str, A: CSR, d: Tensor, side: int) -> CSR:
     if d.dim() > 1:
         pair = tuple(t.unsqueeze(-1) for t in pair)
     return A.with_values(A.values * sampled(*pair, A.pattern))
+
+
+def inverse_diagonal(A: CSR, function: str = "inverse_diagonal") -> Tensor:
+    """1 / diag(A), shape (..., n), for a square A without zeros on its diagonal.
+
+    It is kept with `A` as long as the values do not learn and do not change. A missing entry is always an
+    error; a stored zero is one on the CPU. On a CUDA tensor looking for it would wait for the device: it
+    becomes an infinity, which `Solution.status` reports.
+
+    Examples
+    --------
+    >>> import learnsolve as ls
+    >>> ls.ops.inverse_diagonal(ls.problems.poisson((2,)))
+    tensor([0.5000, 0.5000], dtype=torch.float64)
+    """
+    if A.shape[0] != A.shape[1]:
+        raise ValueError(f"{function}: A must be square, got shape {A.shape}")
+    row = A.pattern._missing_diagonal
+    if row >= 0:
+        raise ValueError(
+            f"{function}: A must have an entry on its diagonal in every row, row {row} has none; permute the "
+            "rows, or add the entry"
+        )
+    if torch.compiler.is_dynamo_compiling() or tracked(A.values):
+        d = diagonal(A)
+        if not torch.compiler.is_dynamo_compiling():
+            _nonzero(function, d)
+        return d.reciprocal()
+    kept = A._derived.get("inverse diagonal")
+    if kept is None or kept[0] is not A.values or kept[1] != A.values._version:
+        d = diagonal(A)
+        _nonzero(function, d)
+        kept = A._derived["inverse diagonal"] = (A.values, A.values._version, d.reciprocal())
+    return kept[2]
+
+
+def _nonzero(function: str, d: Tensor) -> None:
+    while torch._C._functorch.is_functorch_wrapped_tensor(d):
+        d = torch._C._functorch.get_unwrapped(d)
+    if d.is_cpu and (zero := d.detach() == 0).any():
+        at = zero.nonzero()[0].tolist()
+        raise ValueError(
+            f"{function}: A must not have zeros on its diagonal, row {at[-1]} has one; permute the rows or "
+            "shift the diagonal"
+        )

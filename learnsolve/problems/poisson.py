@@ -1,0 +1,120 @@
+"""The Poisson equation on a structured grid."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from learnsolve import _check
+from learnsolve.csr import CSR
+from learnsolve.problems._grid import check_dtype, grid_shape, kronecker_sum, sine_angles, stencil_matrix
+from learnsolve.problems.facts import Facts
+
+
+def poisson(
+    shape: int | Sequence[int],
+    *,
+    stencil: Literal["fd", "q1"] = "fd",
+    dtype: torch.dtype = torch.float64,
+    device: torch.device | str | None = None,
+) -> CSR:
+    r"""The negative Laplacian on a structured grid with zero Dirichlet values around it.
+
+    .. math:: (A u)_i = 2 d\, u_i - \sum_{j \text{ neighbour of } i} u_j \approx -h^2 \Delta u
+
+    Parameters
+    ----------
+    shape : int, or tuple of 1, 2 or 3 ints
+        Interior grid points along each axis; points are numbered with the last axis fastest.
+    stencil : "fd" or "q1"
+        "fd": second-order finite differences, 3, 5 or 7 points. "q1": bilinear finite elements on squares,
+        9 points, only in two dimensions: 8 in the centre and -1 around it, three times the usual
+        stiffness matrix, so that the entries are whole numbers.
+    dtype : torch.float32 or torch.float64
+    device : where the matrix is to live
+
+    Returns
+    -------
+    CSR, shape (n, n), n the number of grid points; int32 indices where they can count the entries, else
+    int64.
+
+    Raises
+    ------
+    ValueError
+        if shape or stencil is not one of the above.
+    NotImplementedError
+        for stencil="q1" in one or three dimensions.
+
+    Notes
+    -----
+    Symmetric positive definite. With :math:`c_a = \cos(k_a \pi / (n_a + 1))`, :math:`k_a = 1, \dots, n_a`,
+    the eigenvalues are :math:`\sum_a (2 - 2 c_a) = \sum_a 4 \sin^2(k_a \pi / (2 (n_a + 1)))` for "fd" and
+    :math:`8 - 2 c_1 - 2 c_2 - 4 c_1 c_2` for "q1". The grid width does not enter: divide "fd" by
+    :math:`h^2` for :math:`-\Delta`. Equal to ``pyamg.gallery.poisson`` (types "FD" and, in two
+    dimensions, "FE").
+
+    Cost: O(n). Keep the matrix, not the shape, where its structure is to be analysed only once.
+
+    References
+    ----------
+    R. J. LeVeque, "Finite Difference Methods for Ordinary and Partial Differential Equations", SIAM 2007,
+    chapters 2 and 3.
+
+    Examples
+    --------
+    >>> import learnsolve as ls
+    >>> ls.problems.poisson(3).to_dense()
+    tensor([[ 2., -1.,  0.],
+            [-1.,  2., -1.],
+            [ 0., -1.,  2.]], dtype=torch.float64)
+    >>> ls.problems.poisson((8, 8, 8))
+    CSR(shape=(512, 512), nnz=3200, dtype=float64, device=cpu, density=1.2%)
+    """
+    sizes = _checked(shape, stencil)
+    check_dtype("poisson", dtype)
+    d = len(sizes)
+    if stencil == "q1":
+        coefficients = -np.ones((3, 3))
+        coefficients[1, 1] = 8.0
+    else:
+        coefficients = np.zeros((3,) * d)
+        for axis in range(d):
+            at = [1] * d
+            for at[axis] in (0, 2):
+                coefficients[tuple(at)] = -1.0
+        coefficients[(1,) * d] = 2.0 * d
+    return stencil_matrix(coefficients, sizes, dtype, device)
+
+
+def _checked(shape: int | Sequence[int], stencil: str) -> tuple[int, ...]:
+    _check.one_of("poisson", "stencil", stencil, ("fd", "q1"))
+    sizes = grid_shape("poisson", shape, (1, 2, 3))
+    if stencil == "q1" and len(sizes) != 2:
+        raise NotImplementedError(
+            f"poisson: stencil='q1' is for two dimensions, got shape {sizes}; use stencil='fd'"
+        )
+    return sizes
+
+
+def _eigenvalues(shape: int | Sequence[int], *, stencil: str = "fd") -> Tensor:
+    sizes = _checked(shape, stencil)
+    # 2 - 2 cos t = 4 sin^2(t / 2), without the cancellation for small t.
+    stiffness = [4 * torch.sin(sine_angles(n) / 2) ** 2 for n in sizes]
+    if stencil == "q1":
+        # A = 3 (K x M + M x K) with K = (-1, 2, -1) and M = (1, 4, 1) / 6
+        (k1, k2), (m1, m2) = stiffness, [2 + torch.cos(sine_angles(n)) for n in sizes]
+        return kronecker_sum([(k1, m2), (m1, k2)])
+    one = [torch.ones_like(k) for k in stiffness]
+    return kronecker_sum([[k if a == b else one[b] for b in range(len(sizes))] for a, k in enumerate(stiffness)])
+
+
+FACTS = Facts(
+    formula="-div grad u, zero on the boundary",
+    symmetric=True,
+    positive_definite=True,
+    positive_semidefinite=True,
+    source="LeVeque, Finite Difference Methods, SIAM 2007; pyamg.gallery.poisson",
+    eigenvalues=_eigenvalues,
+)

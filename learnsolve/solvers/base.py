@@ -1,0 +1,71 @@
+"""What every solver returns: `Solution`, and `Status`, a sentence on what happened."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+
+class Status(enum.Enum):
+    """How a solve ended. The value is a sentence: what happened and what to try."""
+
+    CONVERGED = "The residual norm reached the tolerance."
+    MAX_ITERATIONS = "All requested iterations ran; no tolerance was reached or asked for."
+    DIVERGED = (
+        "The residual norm grew more than tenfold: the iteration diverges. Use a smaller weight; for a symmetric "
+        "positive definite A, Jacobi converges if 0 < weight < 2 / lambda_max(D^-1 A)."
+    )
+    NON_FINITE = (
+        "The iteration produced infinities or NaNs: it diverged beyond the range of the dtype, or A, b, x0 or the "
+        "weight hold them. Check the input, reduce the weight or the number of iterations, or use float64."
+    )
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class Solution:
+    """The result of a solve.
+
+    Attributes
+    ----------
+    x : Tensor, the last iterate, of b's shape
+    iterations : int, how many ran
+    residual_norms : Tensor, shape (iterations + 1,), or (iterations + 1, k) for k right-hand sides:
+        ||b - A x_i|| for every iterate, the initial one first; differentiable. The last is computed when it
+        is asked for.
+    status : Status, of the worst column; asking for it waits for the device
+    converged : bool, status is CONVERGED
+    """
+
+    def __init__(self, x: Tensor, iterations: int, norms: Tensor, last_norm: Callable[[], Tensor]):
+        self.x = x
+        self.iterations = iterations
+        self._norms = norms
+        self._last_norm = last_norm
+
+    @cached_property
+    def residual_norms(self) -> Tensor:
+        axis = max(self._norms.dim() - 2, 0)
+        return torch.cat((self._norms, self._last_norm().unsqueeze(axis)), dim=axis)
+
+    @cached_property
+    def status(self) -> Status:
+        norms = self.residual_norms.detach()
+        axis = max(norms.dim() - 2, 0)
+        if not (torch.isfinite(norms).all() and torch.isfinite(self.x.detach()).all()):
+            return Status.NON_FINITE
+        if (norms.select(axis, -1) > 10 * norms.select(axis, 0)).any():
+            return Status.DIVERGED
+        return Status.MAX_ITERATIONS
+
+    @property
+    def converged(self) -> bool:
+        return self.status is Status.CONVERGED
+
+    def __repr__(self) -> str:
+        return f"Solution(x={tuple(self.x.shape)}, iterations={self.iterations}, status={self.status.name})"

@@ -1,0 +1,178 @@
+"""Weighted Jacobi, x <- x + w D^-1 (b - A x), with weights that learn.
+
+Source: Nytko et al., "Optimized Sparse Matrix Operations for Reverse Mode Automatic Differentiation",
+arXiv 2212.05159, section 4.1; Saad, "Iterative Methods for Sparse Linear Systems" (2003), section 4.1.
+"""
+
+import torch
+from torch import Tensor
+
+from learnsolve import _check
+from learnsolve.csr import CSR
+from learnsolve.ops._product import product
+from learnsolve.ops.richardson import richardson_sweeps
+from learnsolve.ops.structure import inverse_diagonal
+from learnsolve.solvers.base import Solution
+
+GRADIENTS = ("unrolled", "checkpointed")
+
+
+def jacobi(
+    A: CSR,
+    b: Tensor,
+    x0: Tensor | None = None,
+    *,
+    weight: float | Tensor = 1.0,
+    iterations: int = 1,
+    gradient: str = "unrolled",
+) -> Solution:
+    r"""Weighted Jacobi sweeps, :math:`x_{k+1} = x_k + w_k \circ D^{-1} (b - A x_k)`, `iterations` of them.
+
+    Parameters
+    ----------
+    A : CSR, shape (n, n), float32 or float64, without zeros on the diagonal D; its values may be (..., nnz)
+    b : Tensor, shape (n,) or (..., n, k): one or k right-hand sides
+    x0 : Tensor of b's shape; zero if not given
+    weight : number or Tensor that broadcasts against (iterations, n): () a scalar, (n,) one a row,
+        (iterations, 1) one a sweep, (iterations, n) one a row and sweep
+    iterations : int >= 0
+    gradient : "unrolled" stores every iterate for the backward; "checkpointed" gives the same numbers, stores
+        O(sqrt(iterations)) iterates and repeats the sweeps between them
+
+    Returns
+    -------
+    Solution, with `x`, `residual_norms` (differentiable) and `status`
+
+    Raises
+    ------
+    ValueError
+        if shapes or values do not fit, or a diagonal entry is missing or zero (the message names the row).
+    TypeError
+        if dtypes or devices do not fit.
+
+    Notes
+    -----
+    Gradient: exact, of the sweeps that ran, for the values of A, b, x0 and weight, to any order. All sweeps
+    are one compiled operation and so is their adjoint: with :math:`\lambda_N = \bar x`,
+
+    .. math:: \rho_k = w_k D^{-1} \lambda_{k+1}, \quad \lambda_k = \lambda_{k+1} - A^T \rho_k, \quad
+              \bar w_k = D^{-1} r_k \circ \lambda_{k+1}, \quad \bar b = \sum_k \rho_k, \quad
+              \bar A = -\sum_k \rho_k x_k^T \text{ on the pattern (and through D)}.
+
+    Cost: one product with A a sweep; backward about two more (three if A's values or the weight learn).
+    There is no gradient="implicit": a converged solution does not depend on the weight.
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A = ls.problems.poisson((8,))
+    >>> w = torch.full((8,), 2 / 3, dtype=torch.float64, requires_grad=True)
+    >>> solution = ls.solvers.jacobi(A, torch.ones(8, dtype=torch.float64), weight=w, iterations=50)
+    >>> solution.residual_norms[-1].backward()
+    >>> bool((w.grad < 0).all())  # larger weights would have converged faster
+    True
+    """
+    name = "jacobi"
+    if not isinstance(A, CSR):
+        raise TypeError(f"{name}: A must be a CSR, got {type(A).__name__}; make one with CSR.from_*")
+    values, pattern = A.values, A.pattern
+    n = pattern.shape[0]
+    _check.dtype(name, "A.values", values)
+    _check.tensor(name, "b", b)
+    _check.same_kind(name, "b", b, values)
+    _check.integer(name, "iterations", iterations, 0)
+    _check.one_of(name, "gradient", gradient, GRADIENTS)
+    if b.dim() == 0 or b.shape[0 if b.dim() == 1 else -2] != n:
+        raise ValueError(f"{name}: b must have A.shape[0] = {n} rows, got shape {tuple(b.shape)}")
+    if x0 is None:
+        x0 = torch.zeros_like(b)
+    else:
+        _check.tensor(name, "x0", x0)
+        _check.same_kind(name, "x0", x0, values)
+        if x0.shape != b.shape:
+            raise ValueError(f"{name}: x0 must have b's shape {tuple(b.shape)}, got {tuple(x0.shape)}")
+    scale = _scale(name, weight, inverse_diagonal(A, name), values, iterations, n)
+    checkpointed = gradient == "checkpointed"
+    if values.dim() == 1 and b.dim() <= 2:
+        x, norms = richardson_sweeps(values, scale, b, x0, pattern, iterations, checkpointed)
+    else:
+        x, norms = _batched(A, scale, b, x0, iterations, checkpointed)
+
+    def last_norm() -> Tensor:
+        r = b - product(values, x, pattern, False)
+        return torch.linalg.vector_norm(r, dim=-1 if b.dim() == 1 else -2)
+
+    return Solution(x, iterations, norms, last_norm)
+
+
+def _scale(name: str, weight, inverse: Tensor, values: Tensor, iterations: int, n: int) -> Tensor:
+    """weight / D, shape (..., n) for one scale, (..., iterations, n) for one a sweep."""
+    if not isinstance(weight, Tensor):
+        if isinstance(weight, bool) or not isinstance(weight, (int, float)):
+            raise TypeError(f"{name}: weight must be a number or a torch.Tensor, got {type(weight).__name__}")
+        scale = inverse if weight == 1 else weight * inverse
+        return scale if values.dim() == 1 else scale.unsqueeze(-2)
+    _check.same_kind(name, "weight", weight, values)
+    allowed = {(), (n,), (1, n), (iterations, 1), (iterations, n), (1, 1)}
+    if tuple(weight.shape) not in allowed:
+        raise ValueError(
+            f"{name}: weight must have shape (), (n,), (iterations, 1) or (iterations, n) with n = {n} and "
+            f"iterations = {iterations}, got {tuple(weight.shape)}"
+        )
+    if values.dim() > 1:
+        inverse = inverse.unsqueeze(-2)
+    return weight * inverse
+
+
+def _batched(A: CSR, scale: Tensor, b: Tensor, x0: Tensor, iterations: int, checkpointed: bool):
+    """Any batch axes, on A's values and on b, as the one axis of the kernel."""
+    vector = b.dim() == 1
+    if vector:
+        b, x0 = b.unsqueeze(-1), x0.unsqueeze(-1)
+    batch = torch.broadcast_shapes(A.batch_shape, b.shape[:-2])
+
+    def flat(t: Tensor, inner: int) -> Tensor:
+        tail = t.shape[t.dim() - inner :]
+        return t.expand(batch + tail).reshape((batch.numel(), *tail))
+
+    b, x0, values = flat(b, 2), flat(x0, 2), A.values
+    if values.dim() > 1:
+        values, scale = flat(values, 1), flat(scale, 2)
+    x, norms = richardson_sweeps(values, scale, b, x0, A.pattern, iterations, checkpointed)
+    x, norms = x.reshape(batch + x.shape[1:]), norms.reshape(batch + norms.shape[1:])
+    return (x.squeeze(-1), norms) if vector else (x, norms)
+
+
+class Jacobi(torch.nn.Module):
+    """`jacobi` with a weight that learns.
+
+    Parameters
+    ----------
+    weight : number or Tensor, the initial weight, of any shape that `jacobi` takes
+    iterations, gradient : as for `jacobi`
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A = ls.problems.poisson((8,))
+    >>> smoother = ls.solvers.Jacobi(torch.ones(8, dtype=torch.float64), iterations=2)
+    >>> smoother(A, torch.ones(8, dtype=torch.float64)).x.shape
+    torch.Size([8])
+    """
+
+    def __init__(self, weight: float | Tensor = 1.0, iterations: int = 1, gradient: str = "unrolled"):
+        super().__init__()
+        _check.integer("Jacobi", "iterations", iterations, 0)
+        _check.one_of("Jacobi", "gradient", gradient, GRADIENTS)
+        self.weight = torch.nn.Parameter(torch.as_tensor(weight).detach().clone())
+        self.iterations = iterations
+        self.gradient = gradient
+
+    def forward(self, A: CSR, b: Tensor, x0: Tensor | None = None) -> Solution:
+        return jacobi(
+            A, b, x0, weight=self.weight, iterations=self.iterations, gradient=self.gradient
+        )
+
+    def extra_repr(self) -> str:
+        shape = tuple(self.weight.shape)
+        return f"weight={shape}, iterations={self.iterations}, gradient={self.gradient!r}"
