@@ -16,12 +16,14 @@ def tensor(function: str, name: str, value: Any) -> None:
 def dtype(function: str, name: str, value: Tensor) -> None:
     if value.dtype not in SUPPORTED:
         raise TypeError(
-            f"{function}: {name} must be float32 or float64, got {value.dtype}; convert it with .to(dtype=...)"
+            f"{function}: {name} must be float32 or float64, got {value.dtype}; convert it with "
+            ".to(dtype=...)"
         )
 
 
-def same_kind(function: str, name: str, value: Tensor, values: Tensor) -> None:
-    """`value` must have the dtype and device of the matrix's values."""
+def same_kind(function: str, name: str, value: Any, values: Tensor) -> None:
+    """`value` must be a tensor with the dtype and device of the matrix's values."""
+    tensor(function, name, value)
     if value.dtype != values.dtype:
         raise TypeError(
             f"{function}: {name} has dtype {value.dtype}, the matrix {values.dtype}; convert one with .to()"

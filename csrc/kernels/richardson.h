@@ -27,18 +27,18 @@ struct Relax {
   T* LS_RESTRICT squares;  // blocks x k
   int64_t k;
   int64_t at = 0;
-  T lanes[kLanes<T>] = {};
+  T lanes[kRows<T>] = {};
 
   void begin(int64_t block) {
     at = block * k;
-    for (int e = 0; e < kLanes<T>; ++e) lanes[e] = 0;
+    for (int e = 0; e < kRows<T>; ++e) lanes[e] = 0;
     if (k != 1)
       for (int64_t c = 0; c < k; ++c) squares[at + c] = 0;
   }
   void end(int64_t) {
     if (k != 1) return;
     T sum = 0;
-    for (int e = 0; e < kLanes<T>; ++e) sum += lanes[e];
+    for (int e = 0; e < kRows<T>; ++e) sum += lanes[e];
     squares[at] = sum;
   }
   LS_INLINE void rows(int64_t i, int n, const T* ax) {

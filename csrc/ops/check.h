@@ -2,12 +2,14 @@
 // over dtype and index type, and the deal of row blocks to threads.
 #pragma once
 
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <optional>
 #include <vector>
 
@@ -20,11 +22,25 @@ using torch::stable::Tensor;
 
 inline Tensor dense(const Tensor& t) { return t.is_contiguous() ? t : torch::stable::contiguous(t); }
 
+// Contiguous, on the CPU. The shim's own allocation: torch::stable::new_empty goes through the dispatcher,
+// which costs 1 us more, and the adjoint of a solver returns four tensors.
 inline Tensor new_empty(const Tensor& like, const std::vector<int64_t>& size) {
-  return torch::stable::new_empty(like, size);
+  std::vector<int64_t> strides(size.size());
+  int64_t stride = 1;
+  for (size_t i = size.size(); i-- > 0; stride *= std::max<int64_t>(size[i], 1)) strides[i] = stride;
+  int32_t dtype = 0;
+  AtenTensorHandle handle = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(like.get(), &dtype));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(size.size()), size.data(),
+                                                  strides.data(), dtype, aoti_torch_device_type_cpu(), 0,
+                                                  &handle));
+  return Tensor(handle);
 }
 inline Tensor new_zeros(const Tensor& like, const std::vector<int64_t>& size) {
-  return torch::stable::new_zeros(like, size);
+  Tensor t = new_empty(like, size);
+  const size_t bytes = static_cast<size_t>(t.numel()) * t.element_size();
+  if (bytes > 0) std::memset(t.data_ptr(), 0, bytes);
+  return t;
 }
 
 template <class T>
@@ -70,6 +86,16 @@ struct Structure {
   int64_t rows() const { return ptr.numel() - 1; }
   int64_t nnz() const { return idx.numel(); }
   int64_t n_blocks() const { return blocks.numel() / 2 - 1; }
+
+  // Do most rows lie in uniform blocks?
+  template <class I>
+  bool mostly_uniform() const {
+    const I* table = data<I>(blocks);
+    int64_t uniform = 0;
+    for (int64_t b = 0; b < n_blocks(); ++b)
+      if (table[2 * b + 1] > 0) uniform += table[2 * b + 2] - table[2 * b];
+    return 2 * uniform > rows();
+  }
 
   template <class T, class I>
   CsrView<T, I> view(const T* values) const {
@@ -128,6 +154,28 @@ void parallel_blocks(const Structure& S, int64_t k, const F& f) {
     return lo;
   };
   torch::stable::parallel_for(0, chunks, 1, [&](int64_t c0, int64_t c1) { f(bound(c0), bound(c1)); });
+}
+
+// gx = S g and the gradient for the values, where A (the structure in the order of the values, without perm) and S
+// (that whose rows are gx's) are the transposes of one another or, for y = A^T x, the same.
+template <class T, class I>
+void both_gradients(const Structure& A, const Structure& S, const T* values, const T* g, const T* x,
+                    int64_t k, T* gx, T* ga, bool accumulate_gx, bool accumulate_ga) {
+  const auto& table = kernels().get<T, I>();
+  const CsrView<T, I> view = S.view<T, I>(values);
+  if (k == 1 && S.mostly_uniform<I>()) {
+    parallel_blocks<I>(S, k, [&](int64_t b0, int64_t b1) {
+      table.spmm(view, S.row_blocks<I>(), b0, b1, g, k, gx, accumulate_gx);
+    });
+    parallel_blocks<I>(A, k, [&](int64_t b0, int64_t b1) {
+      table.sddmm(data<I>(A.ptr), data<I>(A.idx), A.row_blocks<I>(), b0, b1, S.perm ? g : x, S.perm ? x : g, k,
+                  ga, accumulate_ga);
+    });
+  } else {
+    parallel_blocks<I>(S, k, [&](int64_t b0, int64_t b1) {
+      table.spmm_backward(view, S.row_blocks<I>(), b0, b1, g, x, k, gx, ga, accumulate_gx, accumulate_ga);
+    });
+  }
 }
 
 }  // namespace learnsolve

@@ -115,7 +115,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> csr_richardson_backward(
     const Tensor& ptr, const Tensor& idx, const Tensor& blocks, const Tensor& tptr, const Tensor& tidx,
     const Tensor& tperm, const Tensor& tblocks, const Tensor& values_, const Tensor& scale_, const Tensor& b_,
     const Tensor& iterates_, const Tensor& norms_, const Tensor& gx_, const std::optional<Tensor>& gnorms_,
-    int64_t iterations, int64_t stride, bool need_values, bool need_scale, bool need_b) {
+    int64_t iterations, int64_t stride, bool need_values, bool need_scale, bool need_b,
+    bool need_x0) {
   const char* name = "csr_richardson_backward";
   const Structure S(name, ptr, idx, std::nullopt, blocks), St(name, tptr, tidx, tperm, tblocks);
   const Tensor values = dense(values_), scale = dense(scale_), b = dense(b_), iterates = dense(iterates_),
@@ -131,9 +132,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> csr_richardson_backward(
     return needed ? std::vector<int64_t>(t.sizes().begin(), t.sizes().end()) : std::vector<int64_t>{0};
   };
   Tensor ga = new_zeros(values, size(values, need_values)), gs = new_zeros(values, size(scale, need_scale)),
-         gb = new_zeros(values, size(b, need_b)), lambda = torch::stable::clone(gx);
+         gb = new_zeros(values, size(b, need_b)), lambda = new_empty(gx, size(b, true));
   dispatch(name, values, S.idx, [&]<class T, class I>() {
     const auto& table = kernels().get<T, I>();
+    std::copy_n(data<T>(gx), gx.numel(), mutable_data<T>(lambda));
     std::vector<T> g(p.nk()), segment(stride > 1 ? stride * p.nk() : 0), c(p.k);
     for (int64_t batch = 0; batch < p.batch; ++batch) {
       const int64_t at_values = p.bv == 1 ? 0 : batch * S.nnz();
@@ -175,12 +177,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> csr_richardson_backward(
           table.richardson_adjoint(A, S.row_blocks<I>(), b0, b1, x, bb, s, lb, with_norms ? c.data() : nullptr,
                                    p.k, g.data(), gbb, gsb);
         });
-        parallel_blocks<I>(St, p.k, [&](int64_t b0, int64_t b1) {
-          if (need_values && p.k > 0)
-            table.spmm_backward(At, St.row_blocks<I>(), b0, b1, g.data(), x, p.k, lb, gab, true, true);
-          else
+        if (it == 0 && !need_values && !need_x0) continue;
+        if (need_values && p.k > 0)
+          both_gradients<T, I>(S, St, A.values, g.data(), x, p.k, lb, gab, true, true);
+        else
+          parallel_blocks<I>(St, p.k, [&](int64_t b0, int64_t b1) {
             table.spmm(At, St.row_blocks<I>(), b0, b1, g.data(), p.k, lb, true);
-        });
+          });
       }
     }
   });

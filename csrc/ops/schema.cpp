@@ -14,19 +14,21 @@ STABLE_TORCH_LIBRARY(learnsolve, m) {
   m.def(
       "csr_sddmm(Tensor ptr, Tensor idx, Tensor blocks, Tensor u, Tensor v, bool sum_batch=False) -> "
       "Tensor");
-  // For y = A x and S = A^T: (gradient for the values, gradient for x), for the cotangent g of y.
+  // For y = A x and S = A^T: (gradient for the values, gradient for x), for the cotangent g of y. crow, col
+  // and row_blocks are the structure of A.
   m.def(
-      "csr_spmm_backward(Tensor ptr, Tensor idx, Tensor? perm, Tensor blocks, Tensor values, Tensor g, "
-      "Tensor x) -> (Tensor, Tensor)");
+      "csr_spmm_backward(Tensor ptr, Tensor idx, Tensor? perm, Tensor blocks, Tensor crow, Tensor col, "
+      "Tensor row_blocks, Tensor values, Tensor g, Tensor x) -> (Tensor, Tensor)");
   // `iterations` sweeps x <- x + scale_k o (b - A x), scale (n), (1 or iterations, n) or (B, ..., n):
   // (x, norms of b - A x before each sweep, every stride-th iterate; none of them if stride = 0).
   m.def(
       "csr_richardson(Tensor ptr, Tensor idx, Tensor blocks, Tensor values, Tensor scale, Tensor b, "
       "Tensor x0, int iterations, int stride) -> (Tensor, Tensor, Tensor)");
-  // Its adjoint: gradients for (values, scale, b, x0); an empty tensor where none is needed.
+  // Its adjoint: gradients for (values, scale, b, x0); where one is not needed, its tensor is
+  // empty (that for x0: of no meaning).
   m.def(
       "csr_richardson_backward(Tensor ptr, Tensor idx, Tensor blocks, Tensor tptr, Tensor tidx, "
       "Tensor tperm, Tensor tblocks, Tensor values, Tensor scale, Tensor b, Tensor iterates, Tensor norms, "
       "Tensor gx, Tensor? gnorms, int iterations, int stride, bool need_values, bool need_scale, "
-      "bool need_b) -> (Tensor, Tensor, Tensor, Tensor)");
+      "bool need_b, bool need_x0) -> (Tensor, Tensor, Tensor, Tensor)");
 }

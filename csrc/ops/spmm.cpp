@@ -41,9 +41,11 @@ Tensor csr_spmm(const Tensor& ptr, const Tensor& idx, const std::optional<Tensor
 
 std::tuple<Tensor, Tensor> csr_spmm_backward(const Tensor& ptr, const Tensor& idx,
                                              const std::optional<Tensor>& perm, const Tensor& blocks,
+                                             const Tensor& crow, const Tensor& col, const Tensor& row_blocks,
                                              const Tensor& values_, const Tensor& g_, const Tensor& x_) {
   const char* name = "csr_spmm_backward";
-  const Structure S(name, ptr, idx, perm, blocks);
+  const Structure S(name, ptr, idx, perm, blocks), A(name, crow, col, std::nullopt, row_blocks);
+  STD_TORCH_CHECK(A.nnz() == S.nnz(), name, ": both structures must hold the same entries");
   const Tensor values = dense(values_), g = dense(g_), x = dense(x_);
   check_dense(name, "x", x, values);
   check_dense(name, "g", g, values);
@@ -58,17 +60,13 @@ std::tuple<Tensor, Tensor> csr_spmm_backward(const Tensor& ptr, const Tensor& id
   if (batch == 0 || dx.k == 0) return {new_zeros(values, values_size), new_zeros(values, x_size)};
   Tensor ga = new_empty(values, values_size), gx = new_empty(values, x_size);
   dispatch(name, values, S.idx, [&]<class T, class I>() {
-    const auto& table = kernels().get<T, I>();
-    const RowBlocks<I> row_blocks = S.row_blocks<I>();
     for (int64_t b = 0; b < batch; ++b) {
       const int64_t at_values = bv == 1 ? 0 : b * S.nnz();
       const int64_t at_x = dx.batch == 1 ? 0 : b * dx.n * dx.k;
-      const CsrView<T, I> A = S.view<T, I>(data<T>(values) + at_values);
       const T* gb = data<T>(g) + (dg.batch == 1 ? 0 : b * dg.n * dg.k);
-      parallel_blocks<I>(S, dx.k, [&](int64_t b0, int64_t b1) {
-        table.spmm_backward(A, row_blocks, b0, b1, gb, data<T>(x) + at_x, dx.k, mutable_data<T>(gx) + at_x,
-                            mutable_data<T>(ga) + at_values, b > 0 && dx.batch == 1, b > 0 && bv == 1);
-      });
+      both_gradients<T, I>(A, S, data<T>(values) + at_values, gb, data<T>(x) + at_x, dx.k,
+                           mutable_data<T>(gx) + at_x, mutable_data<T>(ga) + at_values,
+                           b > 0 && dx.batch == 1, b > 0 && bv == 1);
     }
   });
   return {ga, gx};

@@ -32,7 +32,7 @@ def _(ptr, idx, blocks, u, v, sum_batch=False):
 
 
 @torch.library.register_fake("learnsolve::csr_spmm_backward")
-def _(ptr, idx, perm, blocks, values, g, x):
+def _(ptr, idx, perm, blocks, crow, col, row_blocks, values, g, x):
     return values.new_empty(values.shape), values.new_empty(x.shape)
 
 
@@ -51,7 +51,7 @@ def _(ptr, idx, blocks, values, scale, b, x0, iterations, stride):
 @torch.library.register_fake("learnsolve::csr_richardson_backward")
 def _(
     ptr, idx, blocks, tptr, tidx, tperm, tblocks, values, scale, b, iterates, norms, gx, gnorms,
-    iterations, stride, need_values, need_scale, need_b,
+    iterations, stride, need_values, need_scale, need_b, need_x0,
 ):  # fmt: skip
     def like(t, needed):
         return t.new_empty(t.shape if needed else (0,))

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from learnsolve import _library  # noqa: F401  (registers torch.ops.learnsolve)
-from learnsolve.csr import SparsityPattern
-from learnsolve.ops._autograd import add, quick, tracked, vmapped
+from learnsolve.ops._autograd import Eager, add, keep_for_forward_mode, tracked, vmapped
+from learnsolve.pattern import SparsityPattern
 
 _raw = torch.ops.learnsolve.csr_spmm.default
 _raw_sddmm = torch.ops.learnsolve.csr_sddmm.default
@@ -51,7 +51,7 @@ def _one_batch_axis(t: Tensor, batch: torch.Size, inner: int) -> Tensor:
     tail = t.shape[t.dim() - inner :]
     if t.shape[: t.dim() - inner].numel() == 1 and batch.numel() != 1:
         return t.reshape(tail)
-    return t.expand(batch + tail).reshape((-1,) + tail)
+    return t.expand(batch + tail).reshape((batch.numel(), *tail))
 
 
 def _product(v: Tensor, x: Tensor, pattern: SparsityPattern, transpose: bool, shared: bool) -> Tensor:
@@ -88,7 +88,6 @@ def _values_gradient(u: Tensor, w: Tensor, pattern: SparsityPattern, transpose: 
     return out if out.shape == like.shape else out.expand(like.shape)
 
 
-@quick
 class _SpMM(torch.autograd.Function):
     @staticmethod
     def forward(values, x, pattern, transpose, shared):
@@ -133,14 +132,14 @@ class _SpMM(torch.autograd.Function):
         inner = values.dim() - (v_dim is not None) == 2 or x.dim() - (x_dim is not None) == 3
         y = y.sum(1) if shared or not inner else y
         y = y.squeeze(-1) if vector else y
-        return y.expand((n,) + y.shape[1:]), 0
+        return y.expand((n, *y.shape[1:])), 0
 
 
-class _SpMMForwardMode(_SpMM):
+class _SpMMForwardMode(Eager, _SpMM):
     @staticmethod
     def setup_context(ctx, inputs, output):
         _SpMM.setup_context(ctx, inputs, output)
-        ctx.save_for_forward(*inputs[:2])
+        keep_for_forward_mode(ctx, *inputs[:2])
 
     @staticmethod
     def jvp(ctx, tv, tx, *_):  # type: ignore[override]
@@ -166,7 +165,6 @@ def _gradients_apart(v: Tensor, g: Tensor, x: Tensor, pattern: SparsityPattern, 
     )
 
 
-@quick
 class _SpMMBackward(torch.autograd.Function):
     """Both gradients of the product in one pass: (gv, gx) in the shapes of v and x."""
 
@@ -174,7 +172,8 @@ class _SpMMBackward(torch.autograd.Function):
     def forward(v, g, x, pattern, transpose):
         if g.dim() < 3 and (v.dim() == 2 or x.dim() == 3):
             return _gradients_apart(v, g, x, pattern, transpose)  # the product was summed over its batch
-        return _raw_backward(*pattern._structure(not transpose), v, g, x)
+        crow, col, _, blocks = pattern._structure(False)
+        return _raw_backward(*pattern._structure(not transpose), crow, col, blocks, v, g, x)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -201,16 +200,14 @@ class _SpMMBackward(torch.autograd.Function):
 
     @staticmethod
     def vmap(info, in_dims, v, g, x, pattern, transpose):
-        return vmapped(
-            lambda v, g, x: _gradients_apart(v, g, x, pattern, transpose), in_dims[:3], (v, g, x)
-        )
+        return vmapped(lambda v, g, x: _gradients_apart(v, g, x, pattern, transpose), in_dims[:3], (v, g, x))
 
 
-class _SpMMBackwardForwardMode(_SpMMBackward):
+class _SpMMBackwardForwardMode(Eager, _SpMMBackward):
     @staticmethod
     def setup_context(ctx, inputs, output):
         _SpMMBackward.setup_context(ctx, inputs, output)
-        ctx.save_for_forward(*inputs[:3])
+        keep_for_forward_mode(ctx, *inputs[:3])
 
     @staticmethod
     def jvp(ctx, tv, tg, tx, *_):  # type: ignore[override]
@@ -227,7 +224,6 @@ class _SpMMBackwardForwardMode(_SpMMBackward):
         return torch.zeros_like(v) if gv is None else gv, torch.zeros_like(x) if gx is None else gx
 
 
-@quick
 class _SDDMM(torch.autograd.Function):
     @staticmethod
     def forward(u, w, pattern, shared):
@@ -259,11 +255,11 @@ class _SDDMM(torch.autograd.Function):
         return (out.sum(1) if shared or not inner else out), 0
 
 
-class _SDDMMForwardMode(_SDDMM):
+class _SDDMMForwardMode(Eager, _SDDMM):
     @staticmethod
     def setup_context(ctx, inputs, output):
         _SDDMM.setup_context(ctx, inputs, output)
-        ctx.save_for_forward(*inputs[:2])
+        keep_for_forward_mode(ctx, *inputs[:2])
 
     @staticmethod
     def jvp(ctx, tu, tw, *_):  # type: ignore[override]

@@ -5,8 +5,10 @@ import torch
 from torch import Tensor
 
 from learnsolve import _check
-from learnsolve.csr import CSR, SparsityPattern, _numpy
+from learnsolve._plain import plain_tensors
+from learnsolve.csr import CSR
 from learnsolve.ops._product import product
+from learnsolve.pattern import SparsityPattern, as_numpy
 
 
 def from_coo(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> CSR:
@@ -32,7 +34,19 @@ def from_coo(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, in
             f"{len(rows)}, {len(columns)} and shape {tuple(values.shape)}"
         )
     m, n = (int(s) for s in shape)
-    i, j = _numpy(rows).astype(np.int64), _numpy(columns).astype(np.int64)
+    pattern, gather = _sort(rows, columns, m, n, values.device)
+    ones = torch.ones(len(rows), dtype=values.dtype, device=values.device)
+    if values.dim() == 1:
+        return CSR(product(ones, values, gather, False), pattern)
+    return CSR(product(ones, values.unsqueeze(-1), gather, False).squeeze(-1), pattern)
+
+
+@plain_tensors()
+def _sort(
+    rows: Tensor, columns: Tensor, m: int, n: int, device: torch.device
+) -> tuple[SparsityPattern, SparsityPattern]:
+    """The pattern of the triples, and that of the 0/1 matrix (entries of the pattern x triples)."""
+    i, j = as_numpy(rows).astype(np.int64), as_numpy(columns).astype(np.int64)
     for name, index, size in (("rows", i, m), ("columns", j, n)):
         outside = np.flatnonzero((index < 0) | (index >= size))
         if len(outside):
@@ -48,14 +62,9 @@ def from_coo(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, in
     dtype = rows.dtype if rows.dtype in (torch.int32, torch.int64) else torch.int64
 
     def index(array: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(values.device, dtype)
+        return torch.from_numpy(np.ascontiguousarray(array)).to(device, dtype)
 
     crow = np.searchsorted(i[first], np.arange(m + 1))
     pattern = SparsityPattern._trusted(index(crow), index(j[first]), (m, n))
-    gather = SparsityPattern._trusted(
-        index(np.append(first, len(i))), index(order), (len(first), len(i))
-    )
-    ones = torch.ones(len(i), dtype=values.dtype, device=values.device)
-    if values.dim() == 1:
-        return CSR(product(ones, values, gather, False), pattern)
-    return CSR(product(ones, values.unsqueeze(-1), gather, False).squeeze(-1), pattern)
+    gather = SparsityPattern._trusted(index(np.append(first, len(i))), index(order), (len(first), len(i)))
+    return pattern, gather

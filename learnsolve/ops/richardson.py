@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from learnsolve import _library  # noqa: F401  (registers torch.ops.learnsolve)
-from learnsolve.csr import SparsityPattern
-from learnsolve.ops._autograd import quick, tracked, vmapped
+from learnsolve.ops._autograd import Eager, keep_for_forward_mode, tracked, vmapped
 from learnsolve.ops._product import product
+from learnsolve.pattern import SparsityPattern
 
 _raw = torch.ops.learnsolve.csr_richardson.default
 _raw_backward = torch.ops.learnsolve.csr_richardson_backward.default
@@ -61,7 +61,7 @@ def _unfused(
         norms.append(torch.linalg.vector_norm(r, dim=0 if vector else -2))
         s = scale[..., sweep if scale.shape[-2] > 1 else 0, :]
         x = x + (s if vector else s.unsqueeze(-1)) * r
-    shape = b.shape[:-2] + (0,) + b.shape[max(b.dim() - 1, 1) :]
+    shape = (*b.shape[:-2], 0, *b.shape[max(b.dim() - 1, 1) :])
     return x, torch.stack(norms, dim=0 if vector else -2) if norms else b.new_empty(shape)
 
 
@@ -85,13 +85,14 @@ def _tangent(
         if not vector:
             s, ts = s.unsqueeze(-1), ts.unsqueeze(-1)
         x, tx = x + s * r, tx + ts * r + s * tr
-    shape = b.shape[:-2] + (0,) + b.shape[max(b.dim() - 1, 1) :]
+    shape = (*b.shape[:-2], 0, *b.shape[max(b.dim() - 1, 1) :])
     return tx, torch.stack(norms, dim=axis) if norms else b.new_empty(shape)
 
 
 def _zeros_for_none(primals, tangents):
     return tuple(
-        torch.zeros_like(p) if t is None else t for p, t in zip(primals, tangents[: len(primals)], strict=True)
+        torch.zeros_like(p) if t is None else t
+        for p, t in zip(primals, tangents[: len(primals)], strict=True)
     )
 
 
@@ -99,15 +100,12 @@ def _unfused_adjoint(pattern: SparsityPattern, iterations: int) -> Callable:
     """(values, scale, b, x0, gx, gnorms) -> gradients for the first four, differentiable."""
 
     def adjoint(values, scale, b, x0, gx, gnorms):
-        _, pull = torch.func.vjp(
-            lambda *inputs: _unfused(*inputs, pattern, iterations), values, scale, b, x0
-        )
+        _, pull = torch.func.vjp(lambda *inputs: _unfused(*inputs, pattern, iterations), values, scale, b, x0)
         return pull((gx, gnorms))
 
     return adjoint
 
 
-@quick
 class _Richardson(torch.autograd.Function):
     @staticmethod
     def forward(values, scale, b, x0, pattern, iterations, stride):
@@ -129,13 +127,12 @@ class _Richardson(torch.autograd.Function):
             if gnorms is None:
                 return (None,) * 7
             gx = torch.zeros_like(b)
-        needs = ctx.needs_input_grad[:3]
+        needs = ctx.needs_input_grad[:4]
         if not torch.compiler.is_dynamo_compiling() and tracked(values, scale, b, x0, gx):
             gnorms = torch.zeros_like(norms) if gnorms is None else gnorms
             grads = _RichardsonAdjointForwardMode.apply(
                 values, scale, b, x0, norms, iterates, gx, gnorms, ctx.pattern, ctx.iterations, ctx.stride
             )
-            needs = (True, True, True)
         else:
             grads = _adjoint(
                 values, scale, b, norms, iterates, gx, gnorms, ctx.pattern, ctx.iterations, ctx.stride, needs
@@ -171,11 +168,11 @@ class _Richardson(torch.autograd.Function):
         return (x, norms, x.new_empty(0)), (0, 0, None)
 
 
-class _RichardsonForwardMode(_Richardson):
+class _RichardsonForwardMode(Eager, _Richardson):
     @staticmethod
     def setup_context(ctx, inputs, output):
         _Richardson.setup_context(ctx, inputs, output)
-        ctx.save_for_forward(*inputs[:4])
+        keep_for_forward_mode(ctx, *inputs[:4])
 
     @staticmethod
     def jvp(ctx, *tangents):  # type: ignore[override]
@@ -191,14 +188,13 @@ def _adjoint(values, scale, b, norms, iterates, gx, gnorms, pattern, iterations,
     )
 
 
-@quick
 class _RichardsonAdjoint(torch.autograd.Function):
     """Gradients for (values, scale, b, x0), as an operation that has derivatives itself."""
 
     @staticmethod
     def forward(values, scale, b, x0, norms, iterates, gx, gnorms, pattern, iterations, stride):
         return _adjoint(
-            values, scale, b, norms, iterates, gx, gnorms, pattern, iterations, stride, (True, True, True)
+            values, scale, b, norms, iterates, gx, gnorms, pattern, iterations, stride, (True,) * 4
         )
 
     @staticmethod
@@ -221,11 +217,11 @@ class _RichardsonAdjoint(torch.autograd.Function):
         )
 
 
-class _RichardsonAdjointForwardMode(_RichardsonAdjoint):
+class _RichardsonAdjointForwardMode(Eager, _RichardsonAdjoint):
     @staticmethod
     def setup_context(ctx, inputs, output):
         _RichardsonAdjoint.setup_context(ctx, inputs, output)
-        ctx.save_for_forward(*inputs[:4], *inputs[6:8])
+        keep_for_forward_mode(ctx, *inputs[:4], *inputs[6:8])
 
     @staticmethod
     def jvp(ctx, *tangents):  # type: ignore[override]

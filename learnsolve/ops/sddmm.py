@@ -3,8 +3,8 @@
 from torch import Tensor
 
 from learnsolve import _check
-from learnsolve.csr import SparsityPattern
 from learnsolve.ops._product import sampled
+from learnsolve.pattern import SparsityPattern
 
 
 def sddmm(U: Tensor, V: Tensor, pattern: SparsityPattern) -> Tensor:
@@ -29,8 +29,8 @@ def sddmm(U: Tensor, V: Tensor, pattern: SparsityPattern) -> Tensor:
 
     Notes
     -----
-    Gradient: :math:`\bar U = \bar C V`, :math:`\bar V = \bar C^T U` with :math:`\bar C` the matrix that has the
-    incoming gradient as its values. Any order; forward mode, vmap, `torch.compile`.
+    Gradient: :math:`\bar U = \bar C V`, :math:`\bar V = \bar C^T U` with :math:`\bar C` the matrix that has
+    the incoming gradient as its values. Any order; forward mode, vmap, `torch.compile`.
 
     Cost: 2 nnz k flops; reads the indices and writes the values once. Deterministic.
 

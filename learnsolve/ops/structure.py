@@ -5,7 +5,7 @@ from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.csr import CSR
-from learnsolve.ops._autograd import quick, tracked
+from learnsolve.ops._autograd import Eager, keep_for_forward_mode, tracked
 from learnsolve.ops._product import product, sampled
 
 
@@ -35,7 +35,6 @@ def _permute(values: Tensor, forward: Tensor, backward: Tensor) -> Tensor:
     return values.index_select(-1, forward)
 
 
-@quick
 class _Permute(torch.autograd.Function):
     """values[..., forward], whose gradient is a gather too (torch's own would add into zeros)."""
 
@@ -49,7 +48,7 @@ class _Permute(torch.autograd.Function):
     def setup_context(ctx, inputs, output):
         _, forward, backward = inputs
         ctx.save_for_backward(forward, backward)
-        ctx.save_for_forward(forward, backward)
+        keep_for_forward_mode(ctx, forward, backward)
 
     @staticmethod
     def backward(ctx, g):  # type: ignore[override]
@@ -57,7 +56,7 @@ class _Permute(torch.autograd.Function):
         return _permute(g, backward, forward), None, None
 
 
-class _PermuteForwardMode(_Permute):
+class _PermuteForwardMode(Eager, _Permute):
     @staticmethod
     def jvp(ctx, t, *_):  # type: ignore[override]
         return _permute(t, *ctx.saved_tensors)
@@ -74,7 +73,7 @@ def diagonal(A: CSR) -> Tensor:
     """
     at = A.pattern.diagonal_positions
     if A.nnz == 0:
-        return A.values.new_zeros(A.batch_shape + at.shape)
+        return A.values.sum(-1, keepdim=True).expand(A.batch_shape + at.shape)  # zeros, with a graph
     return torch.where(at >= 0, A.values.index_select(-1, at.clamp(min=0)), 0)
 
 
@@ -128,7 +127,6 @@ def scale_columns(A: CSR, d: Tensor) -> CSR:
 
 
 def _scale(function: str, A: CSR, d: Tensor, side: int) -> CSR:
-    _check.tensor(function, "d", d)
     _check.dtype(function, "A.values", A.values)
     _check.same_kind(function, "d", d, A.values)
     if d.dim() == 0 or d.shape[-1] != A.shape[side]:

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from learnsolve import _check
-from learnsolve.csr import CSR, SparsityPattern
+from learnsolve._plain import plain_tensors
+from learnsolve.csr import CSR
+from learnsolve.pattern import SparsityPattern
 
 INT32_MAX = torch.iinfo(torch.int32).max
 
@@ -39,9 +41,7 @@ def index_dtype(rows: int, nnz: int) -> torch.dtype:
     return torch.int32 if max(rows, nnz) <= INT32_MAX else torch.int64
 
 
-def stencil_entries(
-    offsets: np.ndarray, shape: tuple[int, ...]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def stencil_entries(offsets: np.ndarray, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Where row i of a stencil matrix has entries: (crow, col, place of each entry in `offsets`).
 
     Points are numbered with the last axis fastest. `offsets`, shape (k, d), must be in lexicographic order:
@@ -67,20 +67,15 @@ def stencil_entries(
     return crow, col, place
 
 
-def stencil_pattern(crow: np.ndarray, col: np.ndarray, device: Any) -> SparsityPattern:
-    rows = len(crow) - 1
-    return SparsityPattern._trusted(
-        torch.from_numpy(crow).to(device), torch.from_numpy(col).to(device), (rows, rows)
-    )
-
-
+@torch.compiler.disable
+@plain_tensors()
 def stencil_matrix(stencil: np.ndarray, shape: tuple[int, ...], dtype: torch.dtype, device: Any) -> CSR:
-    """The matrix with A[i, i + o] = stencil[o + 1], o in {-1, 0, 1}^d; zeros of the stencil are no entries."""
+    """The matrix with A[i, i + o] = stencil[o + 1], o in {-1, 0, 1}^d; a zero of the stencil is no entry."""
     offsets = np.argwhere(stencil != 0) - 1
-    coefficients = torch.from_numpy(stencil[stencil != 0]).to(dtype)
-    crow, col, place = stencil_entries(offsets, shape)
-    values = coefficients.numpy()[place]
-    return CSR(torch.from_numpy(values).to(device), stencil_pattern(crow, col, device))
+    crow, col, place = (torch.from_numpy(a) for a in stencil_entries(offsets, shape))
+    values = torch.from_numpy(stencil[stencil != 0]).to(dtype)[place.int()]
+    n = len(crow) - 1
+    return CSR(values.to(device), SparsityPattern._trusted(crow.to(device), col.to(device), (n, n)))
 
 
 def kronecker_sum(terms: Sequence[Sequence[Tensor]]) -> Tensor:

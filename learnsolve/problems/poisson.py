@@ -107,7 +107,9 @@ def _eigenvalues(shape: int | Sequence[int], *, stencil: str = "fd") -> Tensor:
         (k1, k2), (m1, m2) = stiffness, [2 + torch.cos(sine_angles(n)) for n in sizes]
         return kronecker_sum([(k1, m2), (m1, k2)])
     one = [torch.ones_like(k) for k in stiffness]
-    return kronecker_sum([[k if a == b else one[b] for b in range(len(sizes))] for a, k in enumerate(stiffness)])
+    return kronecker_sum(
+        [[k if a == b else one[b] for b in range(len(sizes))] for a, k in enumerate(stiffness)]
+    )
 
 
 FACTS = Facts(

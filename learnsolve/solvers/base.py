@@ -16,12 +16,13 @@ class Status(enum.Enum):
     CONVERGED = "The residual norm reached the tolerance."
     MAX_ITERATIONS = "All requested iterations ran; no tolerance was reached or asked for."
     DIVERGED = (
-        "The residual norm grew more than tenfold: the iteration diverges. Use a smaller weight; for a symmetric "
-        "positive definite A, Jacobi converges if 0 < weight < 2 / lambda_max(D^-1 A)."
+        "The residual norm grew more than tenfold: the iteration diverges. Use a smaller weight; for a "
+        "symmetric positive definite A, Jacobi converges if 0 < weight < 2 / lambda_max(D^-1 A)."
     )
     NON_FINITE = (
-        "The iteration produced infinities or NaNs: it diverged beyond the range of the dtype, or A, b, x0 or the "
-        "weight hold them. Check the input, reduce the weight or the number of iterations, or use float64."
+        "The iteration produced infinities or NaNs: it left the range of the dtype, or A, b, x0 or "
+        "the weight hold them. Check the input, reduce the weight or the number of "
+        "iterations, or use float64."
     )
 
     def __str__(self) -> str:

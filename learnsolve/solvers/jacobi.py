@@ -78,7 +78,6 @@ def jacobi(
     values, pattern = A.values, A.pattern
     n = pattern.shape[0]
     _check.dtype(name, "A.values", values)
-    _check.tensor(name, "b", b)
     _check.same_kind(name, "b", b, values)
     _check.integer(name, "iterations", iterations, 0)
     _check.one_of(name, "gradient", gradient, GRADIENTS)
@@ -87,7 +86,6 @@ def jacobi(
     if x0 is None:
         x0 = torch.zeros_like(b)
     else:
-        _check.tensor(name, "x0", x0)
         _check.same_kind(name, "x0", x0, values)
         if x0.shape != b.shape:
             raise ValueError(f"{name}: x0 must have b's shape {tuple(b.shape)}, got {tuple(x0.shape)}")
@@ -113,11 +111,11 @@ def _scale(name: str, weight, inverse: Tensor, values: Tensor, iterations: int, 
         scale = inverse if weight == 1 else weight * inverse
         return scale if values.dim() == 1 else scale.unsqueeze(-2)
     _check.same_kind(name, "weight", weight, values)
-    allowed = {(), (n,), (1, n), (iterations, 1), (iterations, n), (1, 1)}
-    if tuple(weight.shape) not in allowed:
+    shape = tuple(weight.shape)
+    if shape != (n,) and shape not in {(), (1, n), (iterations, 1), (iterations, n), (1, 1)}:
         raise ValueError(
             f"{name}: weight must have shape (), (n,), (iterations, 1) or (iterations, n) with n = {n} and "
-            f"iterations = {iterations}, got {tuple(weight.shape)}"
+            f"iterations = {iterations}, got {shape}"
         )
     if values.dim() > 1:
         inverse = inverse.unsqueeze(-2)
@@ -169,9 +167,7 @@ class Jacobi(torch.nn.Module):
         self.gradient = gradient
 
     def forward(self, A: CSR, b: Tensor, x0: Tensor | None = None) -> Solution:
-        return jacobi(
-            A, b, x0, weight=self.weight, iterations=self.iterations, gradient=self.gradient
-        )
+        return jacobi(A, b, x0, weight=self.weight, iterations=self.iterations, gradient=self.gradient)
 
     def extra_repr(self) -> str:
         shape = tuple(self.weight.shape)

@@ -1,0 +1,77 @@
+"""Timing that can be compared: everything in one run, interleaved, medians."""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+import learnsolve as ls
+
+
+def medians(
+    functions: dict[str, Callable[[], object]], seconds: float = 1.0, most: int = 400
+) -> dict[str, float]:
+    """Median seconds of one call of each function. They take turns, so that a disturbance of the machine
+    meets all of them; each gets about `seconds` in total, at least 5 and at most `most` calls."""
+    once = {}
+    for name, f in functions.items():
+        f()
+        start = time.perf_counter()
+        f()
+        once[name] = time.perf_counter() - start
+    samples: dict[str, list[float]] = {name: [] for name in functions}
+    rounds = {name: int(min(max(seconds / max(once[name], 1e-7), 5), most)) for name in functions}
+    for turn in range(max(rounds.values())):
+        for name, f in functions.items():
+            if turn < rounds[name]:
+                start = time.perf_counter()
+                f()
+                samples[name].append(time.perf_counter() - start)
+    return {name: sorted(s)[len(s) // 2] for name, s in samples.items()}
+
+
+def triad_bandwidth(threads: int, megabytes: int = 256) -> float:
+    """Bytes a second of a = b + s c on arrays that no cache holds (24 bytes an element counted)."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    n = megabytes * 2**20 // 24
+    b, c, a = torch.ones(n, dtype=torch.float64), torch.ones(n, dtype=torch.float64), torch.empty(n).double()
+    t = medians({"triad": lambda: torch.add(b, c, alpha=2.0, out=a)}, seconds=0.5)["triad"]
+    torch.set_num_threads(before)
+    return 24 * n / t
+
+
+def machine() -> dict:
+    """What the numbers were measured on."""
+    cpu = platform.processor()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        cpu = next(
+            (row.split(":")[1].strip() for row in info.read_text().splitlines() if "model name" in row), cpu
+        )
+    return {"cpu": cpu, **ls.config()}
+
+
+def write(path: Path, name: str, rows: list[dict], **more) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(
+        json.dumps({"benchmark": name, "machine": machine(), **more, "rows": rows}, indent=1) + "\n"
+    )
+    print(f"wrote {path}")
+
+
+def table(rows: list[dict]) -> str:
+    """Rows with the same keys as aligned columns; times in microseconds."""
+
+    def cell(value) -> str:
+        return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+    keys = list(dict.fromkeys(k for row in rows for k in row))
+    lines = [keys] + [[cell(row.get(k, "")) for k in keys] for row in rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(keys))]
+    return "\n".join("  ".join(c.rjust(w) for c, w in zip(line, widths, strict=True)) for line in lines)

@@ -1,0 +1,24 @@
+// Usage: kernels_<policy>_<isa> ISA. Exit status 0: all passed, 1: a case failed, 77: not on this machine.
+#include <cstdio>
+#include <cstring>
+
+void test_analysis();
+void test_comparison();
+void test_products();
+void test_richardson();
+
+int main(int argc, char** argv) {
+  const char* isa = argc > 1 ? argv[1] : "baseline";
+#if defined(__x86_64__)
+  if ((std::strcmp(isa, "v3") == 0 && !__builtin_cpu_supports("x86-64-v3")) ||
+      (std::strcmp(isa, "v4") == 0 && !__builtin_cpu_supports("x86-64-v4"))) {
+    std::printf("%s: not on this machine\n", isa);
+    return 77;
+  }
+#endif
+  test_comparison();
+  test_analysis();
+  test_products();
+  test_richardson();
+  std::printf("%s: passed\n", isa);
+}

@@ -1,0 +1,167 @@
+// spmm, sddmm and spmm_backward against plain sums, and the comparer against corrupted results.
+#include "kernels/sddmm.h"
+#include "kernels/spmm.h"
+#include "tests/cases.h"
+
+namespace learnsolve::test {
+namespace {
+
+namespace isa = learnsolve::LEARNSOLVE_ISA;
+
+template <class T, class I>
+CsrView<T, I> view(const Structure<I>& S, const Array<T>& values) {
+  return {S.ptr.data(), S.idx.data(), S.permuted ? S.perm.data() : nullptr, values.data()};
+}
+
+// What an output holds before a kernel runs: something to add to, or NaN, which shows what is not written.
+template <class T>
+Array<T> before(Random& random, int64_t n, bool accumulate) {
+  if (accumulate) return uniform<T>(random, n);
+  Array<T> a(n);
+  for (int64_t i = 0; i < n; ++i) a[i] = std::numeric_limits<T>::quiet_NaN();
+  return a;
+}
+
+template <class T>
+std::vector<Sum> sums(const Array<T>& start, bool accumulate) {
+  std::vector<Sum> s(start.size());
+  for (int64_t i = 0; accumulate && i < start.size(); ++i) s[i].add(start[i]);
+  return s;
+}
+
+template <class T, class I>
+std::vector<Sum> plain_product(const Structure<I>& S, const Array<T>& values, const Array<T>& x, int64_t k,
+                               const Array<T>& start, bool accumulate) {
+  std::vector<Sum> y = sums(start, accumulate);
+  for (int64_t i = 0; i < S.rows; ++i)
+    for (int64_t p = S.ptr[i]; p < S.ptr[i + 1]; ++p)
+      for (int64_t c = 0; c < k; ++c) y[i * k + c].add(values[S.value_at(p)], x[S.idx[p] * k + c]);
+  return y;
+}
+
+template <class T, class I>
+void spmm_case(Random& random, const Structure<I>& S, int64_t k, const std::string& name) {
+  const Array<T> values = uniform<T>(random, S.nnz()), x = uniform<T>(random, S.cols * k);
+  for (const bool accumulate : {false, true}) {
+    const Array<T> start = before<T>(random, S.rows * k, accumulate);
+    Array<T> whole;
+    for (const Partition& partition : partitions(S.n_blocks())) {
+      Array<T> y = start;
+      for_ranges(partition, [&](int64_t b0, int64_t b1) {
+        isa::spmm<T, I>(view(S, values), {S.table.data()}, b0, b1, x.data(), k, y.data(), accumulate);
+      });
+      if (partition.name != "whole") {
+        require_same_bits(y, whole, "spmm, " + name);
+        continue;
+      }
+      require_close(y, plain_product(S, values, x, k, start, accumulate), "spmm, " + name);
+      whole = y;
+    }
+  }
+}
+
+template <class T, class I>
+void sddmm_case(Random& random, const Structure<I>& S, int64_t k, const std::string& name) {
+  const Array<T> u = uniform<T>(random, S.rows * k), v = uniform<T>(random, S.cols * k);
+  for (const bool accumulate : {false, true}) {
+    const Array<T> start = before<T>(random, S.nnz(), accumulate);
+    std::vector<Sum> expected = sums(start, accumulate);
+    for (int64_t i = 0; i < S.rows; ++i)
+      for (int64_t p = S.ptr[i]; p < S.ptr[i + 1]; ++p)
+        for (int64_t c = 0; c < k; ++c) expected[p].add(u[i * k + c], v[S.idx[p] * k + c]);
+    Array<T> whole;
+    for (const Partition& partition : partitions(S.n_blocks())) {
+      Array<T> out = start;
+      for_ranges(partition, [&](int64_t b0, int64_t b1) {
+        isa::sddmm<T, I>(S.ptr.data(), S.idx.data(), {S.table.data()}, b0, b1, u.data(), v.data(), k,
+                         out.data(), accumulate);
+      });
+      if (partition.name == "whole") {
+        require_close(out, expected, "sddmm, " + name);
+        whole = out;
+      }
+      require_same_bits(out, whole, "sddmm, " + name);
+    }
+  }
+}
+
+// The callers never ask for the backward of no columns: there ga is left unwritten.
+template <class T, class I>
+void backward_case(Random& random, const Structure<I>& S, int64_t k, const std::string& name) {
+  const Array<T> values = uniform<T>(random, S.nnz());
+  const Array<T> g = uniform<T>(random, S.cols * k), x = uniform<T>(random, S.rows * k);
+  for (const bool add_gx : {false, true})
+    for (const bool add_ga : {false, true}) {
+      const Array<T> gx_start = before<T>(random, S.rows * k, add_gx);
+      const Array<T> ga_start = before<T>(random, S.nnz(), add_ga);
+      std::vector<Sum> ga_expected = sums(ga_start, add_ga);
+      for (int64_t j = 0; j < S.rows; ++j)
+        for (int64_t p = S.ptr[j]; p < S.ptr[j + 1]; ++p)
+          for (int64_t c = 0; c < k; ++c) ga_expected[S.value_at(p)].add(g[S.idx[p] * k + c], x[j * k + c]);
+      Array<T> gx_whole, ga_whole;
+      for (const Partition& partition : partitions(S.n_blocks())) {
+        Array<T> gx = gx_start, ga = ga_start;
+        for_ranges(partition, [&](int64_t b0, int64_t b1) {
+          isa::spmm_backward<T, I>(view(S, values), {S.table.data()}, b0, b1, g.data(), x.data(), k,
+                                   gx.data(), ga.data(), add_gx, add_ga);
+        });
+        if (partition.name == "whole") {
+          require_close(gx, plain_product(S, values, g, k, gx_start, add_gx), "spmm_backward gx, " + name);
+          require_close(ga, ga_expected, "spmm_backward ga, " + name);
+          gx_whole = gx, ga_whole = ga;
+        }
+        require_same_bits(gx, gx_whole, "spmm_backward gx, " + name);
+        require_same_bits(ga, ga_whole, "spmm_backward ga, " + name);
+      }
+    }
+}
+
+template <class T, class I>
+void all_cases(Random& random, const char* types) {
+  for_each_case<I>(random, [&](const Structure<I>& A, const Structure<I>& At, int64_t k) {
+    for (const Structure<I>* S : {&A, &At}) {
+      const std::string name = S->name + ", " + types + ", k = " + std::to_string(k);
+      spmm_case<T>(random, *S, k, name);
+      sddmm_case<T>(random, *S, k, name);
+      if (k > 0) backward_case<T>(random, *S, k, name);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace learnsolve::test
+
+void test_products() {
+  using namespace learnsolve::test;
+  Random random(1);
+  all_cases<float, int32_t>(random, "float, int32");
+  all_cases<float, int64_t>(random, "float, int64");
+  all_cases<double, int32_t>(random, "double, int32");
+  all_cases<double, int64_t>(random, "double, int64");
+}
+
+// A comparison that lets a wrong result through would make every other test worthless.
+void test_comparison() {
+  using namespace learnsolve::test;
+  Random random(2);
+  const Structure<int32_t> S = structure<int32_t>(scattered(random, 30, 30, 0.2), 48);
+  const Array<float> values = uniform<float>(random, S.nnz()), x = uniform<float>(random, S.cols);
+  const std::vector<Sum> expected = plain_product(S, values, x, 1, Array<float>(S.rows), false);
+  Array<float> right(S.rows);
+  for (int64_t i = 0; i < S.rows; ++i) right[i] = static_cast<float>(expected[i].value);
+  require(first_wrong(right, expected) == -1, "the comparison refuses the right result");
+  for (int64_t i = 0; i < S.rows; ++i) {
+    for (const float wrong : {std::numeric_limits<float>::quiet_NaN(), right[i] + 1e-4f, -right[i] - 1e-4f}) {
+      Array<float> corrupted = right;
+      corrupted[i] = wrong;
+      require(first_wrong(corrupted, expected) == i, "the comparison misses a corrupted entry");
+    }
+    // One term forgotten.
+    for (int64_t p = S.ptr[i]; p < S.ptr[i + 1]; ++p) {
+      Array<float> corrupted = right;
+      corrupted[i] -= values[p] * x[S.idx[p]];
+      require(std::fabs(values[p] * x[S.idx[p]]) < 1e-5f || first_wrong(corrupted, expected) == i,
+              "the comparison misses a forgotten term");
+    }
+  }
+}

@@ -1,0 +1,142 @@
+// Sweeps x' = x + s o (b - A x) and their adjoint against plain sums.
+#include "kernels/richardson.h"
+#include "tests/cases.h"
+
+namespace learnsolve::test {
+namespace {
+
+namespace isa = learnsolve::LEARNSOLVE_ISA;
+
+// A square system with k right-hand sides, and its residual b - A x as plain sums.
+template <class T, class I>
+struct System {
+  const Structure<I>& S;
+  int64_t k;
+  Array<T> values, x, b, s, lambda, c;
+  std::vector<Sum> residual;
+
+  System(Random& random, const Structure<I>& structure, int64_t columns)
+      : S(structure),
+        k(columns),
+        values(uniform<T>(random, S.nnz())),
+        x(uniform<T>(random, S.rows * k)),
+        b(uniform<T>(random, S.rows * k)),
+        s(uniform<T>(random, S.rows)),
+        lambda(uniform<T>(random, S.rows * k)),
+        c(uniform<T>(random, k)),
+        residual(S.rows * k) {
+    for (int64_t i = 0; i < S.rows; ++i)
+      for (int64_t j = 0; j < k; ++j) {
+        Sum& r = residual[i * k + j];
+        r.add(b[i * k + j]);
+        for (int64_t p = S.ptr[i]; p < S.ptr[i + 1]; ++p)
+          r.add(-static_cast<long double>(values[S.value_at(p)]), x[S.idx[p] * k + j]);
+      }
+  }
+  CsrView<T, I> view() const {
+    return {S.ptr.data(), S.idx.data(), S.permuted ? S.perm.data() : nullptr, values.data()};
+  }
+};
+
+// start + factor r: the errors of r are scaled along.
+Sum scaled(const Sum& r, long double factor) {
+  return {factor * r.value, std::fabs(factor) * r.magnitude, r.roundings + 2};
+}
+Sum operator+(const Sum& a, const Sum& b) {
+  return {a.value + b.value, a.magnitude + b.magnitude, a.roundings + b.roundings};
+}
+
+template <class T, class I>
+void sweep_case(const System<T, I>& system, const std::string& name) {
+  const Structure<I>& S = system.S;
+  const int64_t k = system.k;
+  std::vector<Sum> next(S.rows * k), squares(S.n_blocks() * k);
+  for (int64_t block = 0; block < S.n_blocks(); ++block)
+    for (int64_t i = S.table[2 * block]; i < S.table[2 * block + 2]; ++i)
+      for (int64_t j = 0; j < k; ++j) {
+        const Sum& r = system.residual[i * k + j];
+        next[i * k + j].add(system.x[i * k + j]);
+        next[i * k + j] = next[i * k + j] + scaled(r, system.s[i]);
+        squares[block * k + j] = squares[block * k + j] + Sum{r.value * r.value, r.magnitude * r.magnitude,
+                                                              2 * r.roundings + 2};
+      }
+  Array<T> next_whole, squares_whole;
+  for (const Partition& partition : partitions(S.n_blocks())) {
+    Array<T> got(S.rows * k), got_squares(S.n_blocks() * k);
+    for_ranges(partition, [&](int64_t b0, int64_t b1) {
+      isa::richardson_sweep<T, I>(system.view(), {S.table.data()}, b0, b1, system.x.data(), system.b.data(),
+                                  system.s.data(), k, got.data(), got_squares.data());
+    });
+    if (partition.name == "whole") {
+      require_close(got, next, "richardson_sweep, " + name);
+      require_close(got_squares, squares, "richardson_sweep squares, " + name);
+      next_whole = got, squares_whole = got_squares;
+    }
+    require_same_bits(got, next_whole, "richardson_sweep, " + name);
+    require_same_bits(got_squares, squares_whole, "richardson_sweep squares, " + name);
+  }
+}
+
+template <class T, class I>
+void adjoint_case(Random& random, const System<T, I>& system, bool norms, bool want_b, bool want_s,
+                  const std::string& name) {
+  const Structure<I>& S = system.S;
+  const int64_t k = system.k;
+  const Array<T> b_start = uniform<T>(random, S.rows * k), s_start = uniform<T>(random, S.rows);
+  std::vector<Sum> g(S.rows * k), bbar(S.rows * k), sbar(S.rows);
+  for (int64_t i = 0; i < S.rows; ++i) {
+    sbar[i].add(s_start[i]);
+    for (int64_t j = 0; j < k; ++j) {
+      const int64_t o = i * k + j;
+      Sum rho;
+      rho.add(system.s[i], system.lambda[o]);
+      if (norms) rho = rho + scaled(system.residual[o], system.c[j]);
+      g[o] = scaled(rho, -1);
+      bbar[o].add(b_start[o]);
+      bbar[o] = bbar[o] + rho;
+      sbar[i] = sbar[i] + scaled(system.residual[o], system.lambda[o]);
+    }
+  }
+  Array<T> whole[3];
+  for (const Partition& partition : partitions(S.n_blocks())) {
+    Array<T> got[3] = {Array<T>(S.rows * k), b_start, s_start};
+    for_ranges(partition, [&](int64_t b0, int64_t b1) {
+      isa::richardson_adjoint<T, I>(system.view(), {S.table.data()}, b0, b1, system.x.data(), system.b.data(),
+                                    system.s.data(), system.lambda.data(),
+                                    norms ? system.c.data() : nullptr, k, got[0].data(),
+                                    want_b ? got[1].data() : nullptr, want_s ? got[2].data() : nullptr);
+    });
+    if (partition.name == "whole") {
+      require_close(got[0], g, "richardson_adjoint g, " + name);
+      if (want_b) require_close(got[1], bbar, "richardson_adjoint bbar, " + name);
+      if (want_s) require_close(got[2], sbar, "richardson_adjoint sbar, " + name);
+      for (int o = 0; o < 3; ++o) whole[o] = got[o];
+    }
+    for (int o = 0; o < 3; ++o) require_same_bits(got[o], whole[o], "richardson_adjoint, " + name);
+  }
+}
+
+template <class T, class I>
+void all_cases(Random& random, const char* types) {
+  for_each_case<I>(random, [&](const Structure<I>& A, const Structure<I>&, int64_t k) {
+    if (A.rows != A.cols) return;
+    const std::string name = A.name + ", " + types + ", k = " + std::to_string(k);
+    const System<T, I> system(random, A, k);
+    sweep_case(system, name);
+    for (const bool norms : {false, true})
+      for (const bool want_b : {false, true})
+        for (const bool want_s : {false, true}) adjoint_case(random, system, norms, want_b, want_s, name);
+  });
+}
+
+}  // namespace
+}  // namespace learnsolve::test
+
+void test_richardson() {
+  using namespace learnsolve::test;
+  Random random(3);
+  all_cases<float, int32_t>(random, "float, int32");
+  all_cases<float, int64_t>(random, "float, int64");
+  all_cases<double, int32_t>(random, "double, int32");
+  all_cases<double, int64_t>(random, "double, int64");
+}

@@ -1,0 +1,67 @@
+"""What learnsolve runs with: versions, threads, instruction set, CUDA. The first thing a bug report needs."""
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+import scipy
+import torch
+
+from learnsolve import _library
+
+
+def config() -> dict[str, Any]:
+    """What `show_config` prints, as a dictionary of plain values.
+
+    Returns
+    -------
+    dict with the keys
+        ``learnsolve``, ``torch``, ``numpy``, ``scipy``, ``python`` : str, versions;
+        ``threads`` : int, as torch.get_num_threads();
+        ``instruction_set`` : str, the variant of the CPU kernels in use;
+        ``instruction_sets`` : list of str, all that were compiled, the portable one first;
+        ``cuda_built``, ``cuda_loaded`` : bool, whether the CUDA operators exist and are in use;
+        ``device`` : str, name of the GPU in use, else of the processor's architecture.
+
+    Examples
+    --------
+    >>> import learnsolve as ls
+    >>> ls.config()["instruction_set"] in ls.config()["instruction_sets"]
+    True
+    """
+    try:
+        own = version("learnsolve")
+    except PackageNotFoundError:  # on sys.path without having been installed
+        own = "unknown"
+    return {
+        "learnsolve": own,
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+        "scipy": scipy.__version__,
+        "python": platform.python_version(),
+        "threads": torch.get_num_threads(),
+        "instruction_set": _library.instruction_set(),
+        "instruction_sets": _library.instruction_sets(),
+        "cuda_built": _library.cuda_built,
+        "cuda_loaded": _library.cuda_loaded,
+        "device": torch.cuda.get_device_name() if _library.cuda_loaded else f"CPU ({platform.machine()})",
+    }
+
+
+def show_config() -> None:
+    """Print versions, threads, instruction sets and CUDA, a line each.
+
+    Examples
+    --------
+    >>> import learnsolve as ls
+    >>> ls.show_config()  # doctest: +ELLIPSIS
+    learnsolve        ...
+    torch             ...
+    """
+    for key, value in config().items():
+        if isinstance(value, bool):
+            value = "yes" if value else "no"
+        elif isinstance(value, list):
+            value = ", ".join(value)
+        print(f"{key:<18}{value}")

@@ -1,0 +1,315 @@
+"""`SparsityPattern`, the structure of a sparse matrix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from learnsolve import _analysis
+from learnsolve._plain import plain_tensors
+
+# Entries and rows of one block of rows: small enough to deal out evenly, large enough to hide its set-up.
+_BLOCK_WEIGHT = 8192
+
+
+def _fault_message(kind: int, position: int, value: int, nnz: int, columns: int) -> str:
+    """Words for `Fault` of csrc/analysis/pattern.h."""
+    crow = f"crow_indices[{position}] = {value}"
+    col = f"col_indices[{position}] = {value}"
+    return {
+        1: f"crow_indices must begin with 0, got {crow}",
+        2: f"crow_indices must not decrease, but {crow} is smaller than the entry before it",
+        3: f"crow_indices must end with len(col_indices) = {nnz}, got {crow}",
+        4: f"columns must lie in 0 <= column < {columns}, got {col}",
+        5: f"a row must not hold a column twice, got {col} again; CSR.from_coo adds duplicates up",
+        6: f"columns must be sorted within a row, got {col} after a larger one; CSR.from_coo sorts",
+    }[kind]
+
+
+class SparsityPattern:
+    """Where a sparse matrix has entries: immutable, checked once, shared by all matrices that have it.
+
+    Row i holds the entries p with ``crow_indices[i] <= p < crow_indices[i + 1]``, in the columns
+    ``col_indices[p]``, sorted and without duplicates.
+
+    Parameters
+    ----------
+    crow_indices : Tensor, int32 or int64, shape (rows + 1,)
+    col_indices : Tensor of the same dtype and device, shape (nnz,)
+    shape : (rows, columns)
+
+    Raises
+    ------
+    ValueError
+        if the arrays are not a pattern; the message names array, position and value.
+    TypeError
+        if dtypes or devices do not fit.
+
+    Notes
+    -----
+    The arrays are not copied and must not be changed afterwards (a change made through torch is noticed
+    and refused). What kernels need beyond them is computed at first use and kept: the transpose, the row
+    of each entry, the place of the diagonal, blocks of rows of about equal work. Patterns are equal only
+    if they are the same object, so a pattern can be a dictionary key. Making one costs O(rows + nnz).
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> ls.SparsityPattern(torch.tensor([0, 1, 3]), torch.tensor([0, 0, 1]), (2, 2))
+    SparsityPattern(shape=(2, 2), nnz=3, indices=int64, device=cpu)
+    """
+
+    __slots__ = ("__weakref__", "_cache", "_versions", "col_indices", "crow_indices", "nnz", "shape")
+
+    crow_indices: Tensor
+    col_indices: Tensor
+    shape: tuple[int, int]
+    nnz: int
+
+    def __init__(self, crow_indices: Tensor, col_indices: Tensor, shape: tuple[int, int]):
+        crow, col = crow_indices, col_indices
+        for name, t in (("crow_indices", crow), ("col_indices", col)):
+            if not isinstance(t, Tensor):
+                raise TypeError(f"SparsityPattern: {name} must be a torch.Tensor, got {type(t).__name__}")
+            if t.dtype not in (torch.int32, torch.int64):
+                raise TypeError(f"SparsityPattern: {name} must be int32 or int64, got {t.dtype}")
+            if t.dim() != 1:
+                raise ValueError(
+                    f"SparsityPattern: {name} must have one dimension, got shape {tuple(t.shape)}"
+                )
+        if crow.dtype != col.dtype or crow.device != col.device:
+            raise TypeError(
+                "SparsityPattern: crow_indices and col_indices must have one dtype and device, got "
+                f"{crow.dtype} on {crow.device} and {col.dtype} on {col.device}"
+            )
+        try:
+            rows, columns = (int(s) for s in shape)
+        except (TypeError, ValueError):
+            raise ValueError(f"SparsityPattern: shape must be (rows, columns), got {shape!r}") from None
+        if rows < 0 or columns < 0:
+            raise ValueError(f"SparsityPattern: shape must not be negative, got {(rows, columns)}")
+        if len(crow) != rows + 1:
+            raise ValueError(
+                f"SparsityPattern: crow_indices must have rows + 1 = {rows + 1} entries, got {len(crow)}"
+            )
+        kind, position, value = _analysis.validate(as_numpy(crow), as_numpy(col), columns)
+        if kind:
+            raise ValueError(f"SparsityPattern: {_fault_message(kind, position, value, len(col), columns)}")
+        self._fill(crow.contiguous(), col.contiguous(), (rows, columns))
+
+    def _fill(self, crow: Tensor, col: Tensor, shape: tuple[int, int]) -> None:
+        set_ = object.__setattr__
+        set_(self, "crow_indices", crow)
+        set_(self, "col_indices", col)
+        set_(self, "shape", shape)
+        set_(self, "nnz", len(col))
+        set_(self, "_cache", {})
+        set_(self, "_versions", _versions(crow, col))
+
+    @classmethod
+    def _trusted(cls, crow: Tensor, col: Tensor, shape: tuple[int, int]) -> SparsityPattern:
+        """A pattern that is valid by construction."""
+        pattern = object.__new__(cls)
+        pattern._fill(crow, col, shape)
+        return pattern
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"SparsityPattern is immutable: {name} cannot be set")
+
+    def __reduce__(self):
+        return SparsityPattern, (self.crow_indices, self.col_indices, self.shape)
+
+    def __copy__(self) -> SparsityPattern:
+        return self
+
+    def __deepcopy__(self, memo: dict) -> SparsityPattern:
+        return self
+
+    def __repr__(self) -> str:
+        indices = str(self.dtype).removeprefix("torch.")
+        return f"SparsityPattern(shape={self.shape}, nnz={self.nnz}, indices={indices}, device={self.device})"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the indices: int32 or int64."""
+        return self.crow_indices.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.crow_indices.device
+
+    def _cached(self, key: Any, make) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            _analyse_while_tracing(self)
+        found = self._cache.get(key)
+        if found is None:
+            with plain_tensors():
+                found = self._cache[key] = make()
+        return found
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self.device)
+
+    @property
+    def row_indices(self) -> Tensor:
+        """Row of each entry, shape (nnz,)."""
+        return self._cached(
+            "row_indices", lambda: self._tensor(_analysis.row_indices(as_numpy(self.crow_indices), self.nnz))
+        )
+
+    @property
+    def diagonal_positions(self) -> Tensor:
+        """Place of entry (i, i), -1 where there is none, shape (min(rows, columns),)."""
+        return self._cached(
+            "diagonal_positions",
+            lambda: self._tensor(
+                _analysis.diagonal_positions(
+                    as_numpy(self.crow_indices), as_numpy(self.col_indices), self.shape[1]
+                )
+            ),
+        )
+
+    @property
+    def _missing_diagonal(self) -> int:
+        """The first row without a diagonal entry, -1 if there is none."""
+
+        def find() -> int:
+            missing = (self.diagonal_positions < 0).nonzero()
+            return int(missing[0]) if len(missing) else -1
+
+        return self._cached("missing diagonal", find)
+
+    @property
+    def T(self) -> SparsityPattern:
+        """The transposed pattern; ``P.T.T is P``."""
+        return self._cache["original"] if "original" in self._cache else self._transposed()[0]
+
+    @property
+    def transpose_permutation(self) -> Tensor:
+        """Place in this pattern of each entry of ``P.T``: the transpose has values[permutation]."""
+        return self._transposed()[1]
+
+    def _transposed(self) -> tuple[SparsityPattern, Tensor]:
+        return self._cached("transposed", self._transpose)
+
+    def _transpose(self) -> tuple[SparsityPattern, Tensor]:
+        if "original" in self._cache:
+            original = self._cache["original"]
+            permutation = original.transpose_permutation
+            inverse = torch.empty_like(permutation)
+            inverse[permutation.long()] = torch.arange(self.nnz, dtype=self.dtype, device=self.device)
+            return original, inverse
+        rows, columns = self.shape
+        arrays = _analysis.transpose(as_numpy(self.crow_indices), as_numpy(self.col_indices), columns)
+        crow, col, permutation = (self._tensor(a) for a in arrays)
+        transposed = SparsityPattern._trusted(crow, col, (columns, rows))
+        transposed._cache["original"] = self
+        return transposed, permutation
+
+    @property
+    def row_blocks(self) -> Tensor:
+        """Blocks of rows of about equal work, shape (blocks + 1, 2): first row, and the length of every row
+        if consecutive rows repeat one another shifted by a column, else 0. The last line is (rows, 0)."""
+        return self._structure(False)[3]
+
+    def _structure(self, transpose: bool) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+        """What a kernel takes for A or A^T on A's values: (ptr, idx, perm or None, blocks)."""
+        key = "adjoint structure" if transpose else "structure"
+        if torch.compiler.is_dynamo_compiling():
+            _analyse_while_tracing(self)
+            return self._cache[key]
+        if key not in self._cache:
+            with plain_tensors():
+                self._cache[key] = self._make_structure(transpose)
+        if self._versions and self._versions != (self.crow_indices._version, self.col_indices._version):
+            raise RuntimeError(
+                "SparsityPattern: its index arrays were changed in place after it was made. Make a new "
+                "pattern from a copy of the arrays."
+            )
+        return self._cache[key]
+
+    def _make_structure(self, transpose: bool) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+        ptr, idx, perm = self.crow_indices, self.col_indices, None
+        if transpose:
+            transposed, perm = self._transposed()
+            ptr, idx = transposed.crow_indices, transposed.col_indices
+        blocks = _analysis.row_blocks(
+            as_numpy(ptr), as_numpy(idx), None if perm is None else as_numpy(perm), _BLOCK_WEIGHT
+        )
+        return ptr, idx, perm, self._tensor(blocks)
+
+    def cache_bytes(self) -> int:
+        """Bytes held beyond crow_indices and col_indices."""
+        own = {self.crow_indices.data_ptr(), self.col_indices.data_ptr()}
+        found: dict[int, int] = {}
+
+        def walk(entry: Any) -> None:
+            if isinstance(entry, Tensor):
+                if entry.data_ptr() not in own:
+                    found[entry.data_ptr()] = entry.numel() * entry.element_size()
+            elif isinstance(entry, SparsityPattern):
+                if entry is not self:
+                    walk((entry.crow_indices, entry.col_indices))
+                    walk(entry._cache)
+            elif isinstance(entry, dict):
+                walk(tuple(entry.values()))
+            elif isinstance(entry, tuple):
+                for e in entry:
+                    walk(e)
+
+        walk(self._cache)
+        return sum(found.values())
+
+    def drop_caches(self) -> None:
+        """Free what is cached. It is computed again when it is needed."""
+        original = self._cache.get("original")
+        self._cache.clear()
+        if original is not None:
+            self._cache["original"] = original
+
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> SparsityPattern:
+        """This pattern on `device` with indices of `dtype`; the same object where nothing changes."""
+        target = torch.device(device) if device is not None else self.device
+        dtype = dtype or self.dtype
+        if dtype not in (torch.int32, torch.int64):
+            raise TypeError(f"SparsityPattern.to: indices must be int32 or int64, got {dtype}")
+        if dtype == torch.int32 and max(*self.shape, self.nnz) > torch.iinfo(torch.int32).max:
+            raise ValueError(
+                f"SparsityPattern.to: shape {self.shape}, nnz {self.nnz} do not fit int32 indices"
+            )
+        if target == self.device and dtype == self.dtype:
+            return self
+        return self._cached(
+            ("to", target, dtype),
+            lambda: SparsityPattern._trusted(
+                self.crow_indices.to(target, dtype), self.col_indices.to(target, dtype), self.shape
+            ),
+        )
+
+
+@torch._dynamo.assume_constant_result
+def _analyse_while_tracing(pattern: SparsityPattern) -> bool:
+    """Everything that an operation may ask of a pattern, computed for real while torch.compile traces, which
+    cannot trace the analysis itself. All at once: Dynamo does not see what changes behind a dictionary that
+    it has read."""
+    for transpose in (False, True):
+        pattern._structure(transpose)
+        pattern.T._structure(transpose)
+    _ = pattern.row_indices, pattern._missing_diagonal
+    return True
+
+
+def as_numpy(t: Tensor) -> np.ndarray:
+    return t.detach().cpu().contiguous().numpy()
+
+
+def _versions(crow: Tensor, col: Tensor) -> tuple[int, int] | None:
+    # Inference tensors keep no version; they cannot be changed outside inference mode.
+    if crow.is_inference() or col.is_inference():
+        return None
+    return crow._version, col._version

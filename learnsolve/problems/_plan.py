@@ -1,0 +1,46 @@
+"""Structure that a problem analyses once and keeps: symmetric patterns, and where their values come from."""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from learnsolve.csr import CSR
+from learnsolve.ops.structure import _permute
+from learnsolve.pattern import SparsityPattern
+from learnsolve.problems._grid import index_dtype
+
+
+class SymmetricPlan(NamedTuple):
+    """A symmetric matrix from its diagonal d (n) and the entries c (u) above it.
+
+    The values are a permutation of (d, c, c), so that both triangles have the same bits, and the gradient
+    is a permutation as well, which adds nothing up.
+    """
+
+    pattern: SparsityPattern
+    forward: Tensor
+    backward: Tensor
+
+    def matrix(self, diagonal: Tensor, above: Tensor) -> CSR:
+        """For d of shape (..., n) and c of shape (..., u)."""
+        parts = torch.cat((diagonal, above, above), -1)
+        return CSR(_permute(parts, self.forward, self.backward), self.pattern)
+
+
+def symmetric_plan(n: int, rows: np.ndarray, columns: np.ndarray, device: torch.device) -> SymmetricPlan:
+    """For the places (rows[e], columns[e]) above the diagonal, each given once, and every place on it."""
+    nnz = n + 2 * len(rows)
+    index = np.int32 if index_dtype(n, nnz) == torch.int32 else np.int64
+    every = np.arange(n)
+    i, j = np.concatenate((every, rows, columns)), np.concatenate((every, columns, rows))
+    forward = np.lexsort((j, i))
+    backward = np.empty_like(forward)
+    backward[forward] = np.arange(nnz)
+    crow = np.zeros(n + 1, dtype=index)
+    np.cumsum(np.bincount(i, minlength=n), out=crow[1:])
+    crow, col, forward, backward = (
+        torch.from_numpy(a).to(device) for a in (crow, j[forward].astype(index), forward, backward)
+    )
+    return SymmetricPlan(SparsityPattern._trusted(crow, col, (n, n)), forward, backward)

@@ -1,0 +1,125 @@
+"""Rotated anisotropic diffusion in two dimensions."""
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from learnsolve import _check
+from learnsolve.csr import CSR
+from learnsolve.problems._coefficients import number
+from learnsolve.problems._grid import check_dtype, grid_shape, kronecker_sum, sine_angles, stencil_matrix
+from learnsolve.problems.facts import Facts
+
+
+def anisotropic(
+    shape: Sequence[int],
+    epsilon: float,
+    theta: float,
+    *,
+    discretisation: Literal["fd", "fe"] = "fd",
+    dtype: torch.dtype = torch.float64,
+    device: torch.device | str | None = None,
+) -> CSR:
+    r"""Diffusion that is strong along a direction and weak across it, zero on the boundary.
+
+    .. math::
+        -\nabla \cdot (Q \operatorname{diag}(1, \epsilon) Q^T \nabla u) = -E u_{xx} - F u_{xy} - G u_{yy}
+
+    with the rotation Q by theta, :math:`E = c^2 + \epsilon s^2`, :math:`F = 2 (1 - \epsilon) c s`,
+    :math:`G = \epsilon c^2 + s^2`, :math:`c = \cos\theta`, :math:`s = \sin\theta`.
+
+    Parameters
+    ----------
+    shape : tuple of 2 ints
+        Interior grid points along x and y; points are numbered with y fastest.
+    epsilon : float
+        Strength across the direction, relative to that along it; positive.
+    theta : float
+        Angle of the direction from the x-axis, in radians.
+    discretisation : "fd" or "fe"
+        "fd": second-order finite differences. "fe": bilinear finite elements on squares.
+    dtype : torch.float32 or torch.float64
+    device : where the matrix is to live
+
+    Returns
+    -------
+    CSR, shape (n, n), n the number of grid points. Up to 9 entries a row: zeros of the stencil are left out.
+
+    Raises
+    ------
+    ValueError
+        if shape or discretisation is not one of the above, or epsilon or theta no such number.
+
+    Notes
+    -----
+    Symmetric positive definite: the symbol of "fd" is not negative, since
+    :math:`E G - F^2 / 4 = \epsilon > 0`, and "fe" is a stiffness matrix. The grid width does not enter:
+    divide "fd" by :math:`h^2` for the operator. Equal, up to rounding, to
+    ``pyamg.gallery.stencil_grid(pyamg.gallery.diffusion_stencil_2d(epsilon, theta, type), shape)``. Where
+    F = 0, the eigenvalues are :math:`E \kappa_i \mu_j + G \mu_i \kappa_j` with
+    :math:`\kappa_k = 2 - 2 \cos(k \pi / (n + 1))` and :math:`\mu_k = 1` for "fd",
+    :math:`(2 + \cos(k \pi / (n + 1))) / 3` for "fe". Cost: O(n).
+
+    References
+    ----------
+    U. Trottenberg, C. W. Oosterlee, A. Schueller, "Multigrid", Academic Press 2001, section 7.7.
+
+    Examples
+    --------
+    >>> import learnsolve as ls
+    >>> A = ls.problems.anisotropic((8, 8), epsilon=0.25, theta=0.0)
+    >>> A.to_dense()[9, :18].unflatten(0, (2, 9))
+    tensor([[ 0.0000, -1.0000,  0.0000,  0.0000,  0.0000,  0.0000,  0.0000,  0.0000,
+             -0.2500],
+            [ 2.5000, -0.2500,  0.0000,  0.0000,  0.0000,  0.0000,  0.0000,  0.0000,
+             -1.0000]], dtype=torch.float64)
+    """
+    sizes, E, F, G = _checked(shape, epsilon, theta, discretisation)
+    check_dtype("anisotropic", dtype)
+    K = np.array([-1.0, 2.0, -1.0])
+    # Six times the mass matrix of linear elements: whole numbers, so that what cancels is exactly zero.
+    M = np.array([1.0, 4.0, 1.0]) if discretisation == "fe" else np.array([0.0, 6.0, 0.0])
+    D = np.array([-1.0, 0.0, 1.0]) / 2
+    stencil = (E * np.outer(K, M) + G * np.outer(M, K)) / 6 - F * np.outer(D, D)
+    return stencil_matrix(stencil, sizes, dtype, device)
+
+
+def _checked(
+    shape: Sequence[int], epsilon: float, theta: float, discretisation: str
+) -> tuple[tuple[int, ...], float, float, float]:
+    _check.one_of("anisotropic", "discretisation", discretisation, ("fd", "fe"))
+    sizes = grid_shape("anisotropic", shape, (2,))
+    epsilon, theta = number("anisotropic", "epsilon", epsilon), number("anisotropic", "theta", theta)
+    if not 0 < epsilon < math.inf:
+        raise ValueError(f"anisotropic: epsilon must be positive and finite, got {epsilon}")
+    if not math.isfinite(theta):
+        raise ValueError(f"anisotropic: theta must be a finite angle in radians, got {theta}")
+    c, s = math.cos(theta), math.sin(theta)
+    return sizes, c * c + epsilon * s * s, 2 * (1 - epsilon) * c * s, epsilon * c * c + s * s
+
+
+def _eigenvalues(shape: Sequence[int], epsilon: float, theta: float, *, discretisation: str = "fd") -> Tensor:
+    sizes, E, F, G = _checked(shape, epsilon, theta, discretisation)
+    if abs(F) > 1e-15 * (E + G):  # sin(pi) is not 0 but 1.2e-16
+        raise ValueError(
+            "anisotropic: the eigenvalues are known for theta a multiple of pi/2 or epsilon = 1 only, got "
+            f"epsilon = {epsilon}, theta = {theta}"
+        )
+    angles = [sine_angles(n) for n in sizes]
+    k1, k2 = (4 * torch.sin(t / 2) ** 2 for t in angles)
+    m1, m2 = ((2 + torch.cos(t)) / 3 if discretisation == "fe" else torch.ones_like(t) for t in angles)
+    return kronecker_sum([(E * k1, m2), (m1, G * k2)])
+
+
+FACTS = Facts(
+    formula="-div(Q diag(1, epsilon) Q^T grad u), zero on the boundary",
+    symmetric=True,
+    positive_definite=True,
+    positive_semidefinite=True,
+    source="Trottenberg, Oosterlee, Schueller, Multigrid, 2001; pyamg.gallery.diffusion_stencil_2d",
+    eigenvalues=_eigenvalues,
+)

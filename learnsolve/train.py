@@ -1,0 +1,132 @@
+"""`python -m learnsolve.train RECIPE [--option value ...]`: learn the parameters of a solver.
+
+Exit codes: 0 done; 1 the training diverged, or an extra package is missing; 2 a setting cannot be used;
+130 interrupted, with a checkpoint to go on from. docs/training.md says what a run leaves in its folder.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from learnsolve import recipes
+from learnsolve.recipes import _checkpoint, _command_line, _report
+from learnsolve.recipes._extras import MissingExtra, need
+from learnsolve.recipes._loop import Diverged, Interrupted, Run, train
+from learnsolve.recipes._metrics import NAME as METRICS
+from learnsolve.recipes.base import RunSettings, SettingError
+
+OK, FAILED, BAD_SETTING, INTERRUPTED = 0, 1, 2, 130
+EXTRAS = ("jsonargparse", "matplotlib", "safetensors", "tqdm", "yaml")
+
+
+def usage() -> str:
+    width = max(map(len, recipes.RECIPES))
+    lines = [f"  {name.ljust(width)}  {entry.summary}" for name, entry in recipes.RECIPES.items()]
+    return "\n".join(
+        [
+            "usage: python -m learnsolve.train RECIPE [--option value ...]",
+            "",
+            "recipes:",
+            *lines,
+            "",
+            "python -m learnsolve.train RECIPE --help lists the options of a recipe.",
+        ]
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a recipe from command line arguments and return the exit code."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    if not argv or argv[0] in ("-h", "--help"):
+        print(usage())
+        return OK
+    name, *options = argv
+    folder = None
+    try:
+        if name not in recipes.RECIPES:
+            known = ", ".join(recipes.RECIPES)
+            raise SettingError(f"{name!r} is no recipe; the recipes are: {known}")
+        for package in EXTRAS:  # all at once, not one after an hour of training
+            need(package)
+        Recipe = recipes.load(name)
+        settings = _command_line.parse(name, Recipe.Settings, options)
+        if settings.threads is None:
+            settings.threads = torch.get_num_threads()
+        torch.set_num_threads(settings.threads)
+        folder = Path(settings.out)
+        run = _prepare(folder, settings, Recipe(settings))
+        train(run)
+        outcome = _report.write_report(folder, name, run.recipe, run.step, run.seconds)
+    except SystemExit as stop:  # --help and --print_config
+        return int(stop.code or 0)
+    except SettingError as error:
+        return _fail(str(error), BAD_SETTING)
+    except Diverged as error:
+        return _fail(f"{error}; the last good checkpoint is in {folder}", FAILED)
+    except MissingExtra as error:
+        return _fail(str(error), FAILED)
+    except Interrupted as stop:
+        return _fail(f"stopped at step {stop.step}; {_how_to_resume(name, folder)}", INTERRUPTED)
+    except KeyboardInterrupt:  # before or after the training
+        return _fail(f"interrupted; {_how_to_resume(name, folder)}", INTERRUPTED)
+    print(_report.table(outcome), "", outcome.sentence, f"Results: {folder}", sep="\n")
+    return OK
+
+
+def _how_to_resume(name: str, folder: Path | None) -> str:
+    if folder is None or not (folder / _checkpoint.TENSORS).exists():
+        return "nothing was trained yet"
+    return f"go on with: python -m learnsolve.train {name} --resume {shlex.quote(str(folder))}"
+
+
+def _fail(sentence: str, code: int) -> int:
+    print(f"learnsolve.train: {sentence}", file=sys.stderr)
+    return code
+
+
+def _prepare(folder: Path, settings: RunSettings, recipe: recipes.Recipe) -> Run:
+    """The run in its folder: a new one, or the one that is resumed."""
+    run = Run(folder, settings, recipe, recipe.optimizer())
+    if settings.resume is not None:
+        _checkpoint.remove_leftovers(folder)
+        facts = _checkpoint.load_state(folder, recipe.model, run.optimizer)
+        run.step, run.first_loss = facts["step"], facts["first_loss"]
+        run.seconds, run.metrics_bytes = facts["seconds"], facts["metrics_bytes"]
+        if settings.steps < run.step:
+            raise SettingError(f"--steps {settings.steps} is less than the {run.step} steps already taken")
+    else:
+        _empty(folder, settings)
+    _checkpoint.write_atomic(folder / _command_line.CONFIG, _command_line.dump(settings))
+    return run
+
+
+def _empty(folder: Path, settings: RunSettings) -> None:
+    """Make the folder; refuse one with other things in it, and remove an earlier run only if told to."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        held = {path.name for path in folder.iterdir()}
+    except OSError as error:
+        raise SettingError(f"--out {folder} cannot be used as a folder: {error.strerror}") from error
+    if not held:
+        return
+    if _command_line.CONFIG not in held:
+        raise SettingError(f"--out {folder} holds other files; choose a new or empty folder")
+    if not settings.overwrite:
+        raise SettingError(
+            f"--out {folder} holds a run already; go on with it by --resume {folder}, replace it by "
+            "--overwrite true, or choose another --out"
+        )
+    # The checkpoint goes first: an interruption must not leave it with files that are not its own.
+    ours = (_checkpoint.TENSORS, _checkpoint.SUMMARY, _checkpoint.MODEL, METRICS, "report.json")
+    for path in [folder / name for name in ours] + sorted(folder.glob("*.png")):
+        path.unlink(missing_ok=True)
+    _checkpoint.remove_leftovers(folder)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
