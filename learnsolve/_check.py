@@ -34,6 +34,15 @@ def same_kind(function: str, name: str, value: Any, values: Tensor) -> None:
         )
 
 
+def batches(function: str, a: torch.Size, b: torch.Size, names: str) -> None:
+    """Batch axes `a` and `b`, of the operands `names`, must broadcast."""
+    if a and b and any(i != j and i != 1 and j != 1 for i, j in zip(reversed(a), reversed(b), strict=False)):
+        raise ValueError(
+            f"{function}: the batch axes of {names} must broadcast, got {tuple(a)} and {tuple(b)}; reshape "
+            "one of them"
+        )
+
+
 def one_of(function: str, name: str, value: Any, allowed: tuple) -> None:
     if value not in allowed:
         raise ValueError(f"{function}: {name} must be one of {allowed}, got {value!r}")

@@ -158,16 +158,29 @@ class CSR:
         """From a torch sparse CSR or COO tensor; differentiable in its values."""
         if not isinstance(T, Tensor) or T.layout not in (torch.sparse_csr, torch.sparse_coo) or T.dim() != 2:
             raise TypeError("CSR.from_torch: expected a 2-D torch sparse CSR or COO tensor; see from_dense")
+        shape = (T.shape[0], T.shape[1])
         if T.layout == torch.sparse_coo:
-            T = T.coalesce()
+            if T.dense_dim() > 0:
+                raise TypeError(
+                    "CSR.from_torch: expected a 2-D torch sparse CSR or COO tensor without dense dimensions, "
+                    f"got {T.dense_dim()} dense"
+                )
+            T = T.coalesce()  # sorted, without duplicates
             rows, columns = T.indices()
-            return cls.from_coo(rows, columns, T.values(), (T.shape[0], T.shape[1]))
+            crow = torch.searchsorted(rows, torch.arange(shape[0] + 1, device=T.device))
+            return cls(T.values(), SparsityPattern._trusted(crow, columns.contiguous(), shape))
         crow, col = T.crow_indices(), T.col_indices()
-        kind = _analysis.validate(as_numpy(crow), as_numpy(col), T.shape[1])[0]
+        kind = _analysis.validate(as_numpy(crow), as_numpy(col), shape[1])[0]
         if kind in (5, 6):  # duplicate or unsorted columns, which torch allows
-            rows = torch.repeat_interleave(torch.arange(T.shape[0], device=T.device), crow.diff())
-            return cls.from_coo(rows, col, T.values(), (T.shape[0], T.shape[1]))
-        return cls(T.values(), SparsityPattern(crow, col, (T.shape[0], T.shape[1])))
+            if T.requires_grad:
+                raise NotImplementedError(
+                    "CSR.from_torch: the columns of this CSR tensor are not sorted, and torch hands the "
+                    "gradient of such values back in the wrong order; pass T.detach(), or sort with "
+                    "T.to_sparse_coo().coalesce()"
+                )
+            rows = torch.repeat_interleave(torch.arange(shape[0], device=T.device), crow.diff())
+            return cls.from_coo(rows, col, T.values(), shape)
+        return cls(T.values(), SparsityPattern(crow, col, shape))
 
     def to_torch(self, layout: torch.layout = torch.sparse_csr) -> Tensor:
         """A torch sparse tensor, CSR or COO; differentiable in the values."""
@@ -284,6 +297,8 @@ class CSR:
         # x A = (A^T x^T)^T
         from learnsolve.ops.spmm import spmm
 
+        if not isinstance(x, Tensor):
+            raise TypeError(f"x @ A: x must be a torch.Tensor, got {type(x).__name__}; use torch.from_numpy")
         if x.dim() < 2:
             return spmm(self, x, transpose=True)
         return spmm(self, x.mT, transpose=True).mT
@@ -332,6 +347,6 @@ pytree.register_pytree_node(
     lambda A: ([A.values], A.pattern),
     _unflatten,
     serialized_type_name="learnsolve.CSR",
-    flatten_with_keys_fn=lambda A: ([(pytree.GetAttrKey("values"), A.values)], A.pattern),
+    flatten_with_keys_fn=lambda A: ([(pytree.GetAttrKey("values"), A.values)], A.pattern),  # type: ignore
 )
 assert _library.folder  # the operators are loaded: a CSR without them could do nothing

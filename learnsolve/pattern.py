@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -85,12 +86,7 @@ class SparsityPattern:
                 "SparsityPattern: crow_indices and col_indices must have one dtype and device, got "
                 f"{crow.dtype} on {crow.device} and {col.dtype} on {col.device}"
             )
-        try:
-            rows, columns = (int(s) for s in shape)
-        except (TypeError, ValueError):
-            raise ValueError(f"SparsityPattern: shape must be (rows, columns), got {shape!r}") from None
-        if rows < 0 or columns < 0:
-            raise ValueError(f"SparsityPattern: shape must not be negative, got {(rows, columns)}")
+        rows, columns = matrix_shape("SparsityPattern", shape)
         if len(crow) != rows + 1:
             raise ValueError(
                 f"SparsityPattern: crow_indices must have rows + 1 = {rows + 1} entries, got {len(crow)}"
@@ -119,6 +115,9 @@ class SparsityPattern:
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"SparsityPattern is immutable: {name} cannot be set")
 
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"SparsityPattern is immutable: {name} cannot be deleted")
+
     def __reduce__(self):
         return SparsityPattern, (self.crow_indices, self.col_indices, self.shape)
 
@@ -141,9 +140,19 @@ class SparsityPattern:
     def device(self) -> torch.device:
         return self.crow_indices.device
 
-    def _cached(self, key: Any, make) -> Any:
+    def _check_unchanged(self) -> None:
+        """No analysis and no kernel may follow arrays that are not those that were validated."""
+        if self._versions and self._versions != (self.crow_indices._version, self.col_indices._version):
+            raise RuntimeError(
+                "SparsityPattern: its index arrays were changed in place after it was made. Make a new "
+                "pattern from a copy of the arrays."
+            )
+
+    def _cached(self, key: Any, make: Callable[[], Any]) -> Any:
         if torch.compiler.is_dynamo_compiling():
             _analyse_while_tracing(self)
+            return self._cache[key]
+        self._check_unchanged()
         found = self._cache.get(key)
         if found is None:
             with plain_tensors():
@@ -218,18 +227,7 @@ class SparsityPattern:
     def _structure(self, transpose: bool) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
         """What a kernel takes for A or A^T on A's values: (ptr, idx, perm or None, blocks)."""
         key = "adjoint structure" if transpose else "structure"
-        if torch.compiler.is_dynamo_compiling():
-            _analyse_while_tracing(self)
-            return self._cache[key]
-        if key not in self._cache:
-            with plain_tensors():
-                self._cache[key] = self._make_structure(transpose)
-        if self._versions and self._versions != (self.crow_indices._version, self.col_indices._version):
-            raise RuntimeError(
-                "SparsityPattern: its index arrays were changed in place after it was made. Make a new "
-                "pattern from a copy of the arrays."
-            )
-        return self._cache[key]
+        return self._cached(key, lambda: self._make_structure(transpose))
 
     def _make_structure(self, transpose: bool) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
         ptr, idx, perm = self.crow_indices, self.col_indices, None
@@ -243,24 +241,22 @@ class SparsityPattern:
 
     def cache_bytes(self) -> int:
         """Bytes held beyond crow_indices and col_indices."""
-        own = {self.crow_indices.data_ptr(), self.col_indices.data_ptr()}
         found: dict[int, int] = {}
+        seen = {id(self)}
 
         def walk(entry: Any) -> None:
             if isinstance(entry, Tensor):
-                if entry.data_ptr() not in own:
-                    found[entry.data_ptr()] = entry.numel() * entry.element_size()
-            elif isinstance(entry, SparsityPattern):
-                if entry is not self:
-                    walk((entry.crow_indices, entry.col_indices))
-                    walk(entry._cache)
-            elif isinstance(entry, dict):
-                walk(tuple(entry.values()))
+                found[entry.data_ptr()] = entry.numel() * entry.element_size()
+            elif isinstance(entry, SparsityPattern) and id(entry) not in seen:
+                seen.add(id(entry))
+                walk((entry.crow_indices, entry.col_indices, *entry._cache.values()))
             elif isinstance(entry, tuple):
                 for e in entry:
                     walk(e)
 
-        walk(self._cache)
+        walk(tuple(self._cache.values()))
+        for own in (self.crow_indices, self.col_indices):
+            found.pop(own.data_ptr(), None)
         return sum(found.values())
 
     def drop_caches(self) -> None:
@@ -302,6 +298,17 @@ def _analyse_while_tracing(pattern: SparsityPattern) -> bool:
         pattern.T._structure(transpose)
     _ = pattern.row_indices, pattern._missing_diagonal
     return True
+
+
+def matrix_shape(function: str, shape: Any) -> tuple[int, int]:
+    """`shape` as two sizes."""
+    try:
+        rows, columns = (int(s) for s in shape)
+    except (TypeError, ValueError):
+        raise ValueError(f"{function}: shape must be (rows, columns), got {shape!r}") from None
+    if rows < 0 or columns < 0:
+        raise ValueError(f"{function}: shape must not be negative, got {(rows, columns)}")
+    return rows, columns
 
 
 def as_numpy(t: Tensor) -> np.ndarray:

@@ -49,6 +49,12 @@ def vmapped(function: Callable, in_dims: tuple, args: tuple) -> tuple[Any, Any]:
     return out, tuple(0 for _ in out) if isinstance(out, tuple) else 0
 
 
+def pullback(function: Callable, *primals: Any) -> tuple[Any, Callable]:
+    """`torch.func.vjp` without auxiliary output."""
+    out, pull = torch.func.vjp(function, *primals)[:2]
+    return out, pull
+
+
 def add(*terms: Tensor | None) -> Tensor | None:
     """The sum of the terms that are there."""
     total = None

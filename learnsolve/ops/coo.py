@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 
 from learnsolve import _check
-from learnsolve._plain import plain_tensors
+from learnsolve._plain import makes_plain_tensors
 from learnsolve.csr import CSR
 from learnsolve.ops._product import product
-from learnsolve.pattern import SparsityPattern, as_numpy
+from learnsolve.pattern import SparsityPattern, as_numpy, matrix_shape
 
 
 def from_coo(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> CSR:
@@ -26,14 +26,18 @@ def from_coo(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, in
     for name, t in (("rows", rows), ("columns", columns), ("values", values)):
         _check.tensor("from_coo", name, t)
     _check.dtype("from_coo", "values", values)
-    if rows.is_floating_point() or columns.is_floating_point() or rows.dim() != 1 or columns.dim() != 1:
-        raise TypeError("from_coo: rows and columns must be 1-D tensors of integers")
+    for t in (rows, columns):
+        if t.is_floating_point() or t.is_complex() or t.dtype == torch.bool or t.dim() != 1:
+            raise TypeError(
+                "from_coo: rows and columns must be 1-D tensors of integers, got "
+                f"{t.dtype} of shape {tuple(t.shape)}"
+            )
     if not len(rows) == len(columns) == (values.shape[-1] if values.dim() else -1):
         raise ValueError(
             "from_coo: rows, columns and the last axis of values must have one length, got "
             f"{len(rows)}, {len(columns)} and shape {tuple(values.shape)}"
         )
-    m, n = (int(s) for s in shape)
+    m, n = matrix_shape("from_coo", shape)
     pattern, gather = _sort(rows, columns, m, n, values.device)
     ones = torch.ones(len(rows), dtype=values.dtype, device=values.device)
     if values.dim() == 1:
@@ -41,18 +45,18 @@ def from_coo(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, in
     return CSR(product(ones, values.unsqueeze(-1), gather, False).squeeze(-1), pattern)
 
 
-@plain_tensors()
+@makes_plain_tensors
 def _sort(
     rows: Tensor, columns: Tensor, m: int, n: int, device: torch.device
 ) -> tuple[SparsityPattern, SparsityPattern]:
     """The pattern of the triples, and that of the 0/1 matrix (entries of the pattern x triples)."""
     i, j = as_numpy(rows).astype(np.int64), as_numpy(columns).astype(np.int64)
-    for name, index, size in (("rows", i, m), ("columns", j, n)):
-        outside = np.flatnonzero((index < 0) | (index >= size))
+    for name, places, size in (("rows", i, m), ("columns", j, n)):
+        outside = np.flatnonzero((places < 0) | (places >= size))
         if len(outside):
             at = int(outside[0])
             raise ValueError(
-                f"from_coo: {name} must lie in 0 <= index < {size}, got {name}[{at}] = {int(index[at])}"
+                f"from_coo: {name} must lie in 0 <= index < {size}, got {name}[{at}] = {int(places[at])}"
             )
     order = np.lexsort((j, i))  # stable: duplicates are added in the order given
     i, j = i[order], j[order]

@@ -31,8 +31,8 @@ def quadratic_form(A: CSR, x: Tensor) -> Tensor:
 
     Notes
     -----
-    Gradient: :math:`\bar x = \bar q (A x + A^T x)`, :math:`\bar A = \bar q\, x x^T` on the pattern. A x is kept
-    from the forward, so the backward costs one more product (one sampled product for A). Any order.
+    Gradient: :math:`\bar x = \bar q (A x + A^T x)`, :math:`\bar A = \bar q\, x x^T` on the pattern. A x is
+    kept from the forward, so the backward costs one more product (one sampled product for A). Any order.
 
     ``(x * spmm(A, x)).sum(0)`` is the same with three nodes in the graph instead of one.
 
@@ -54,6 +54,7 @@ def quadratic_form(A: CSR, x: Tensor) -> Tensor:
         raise ValueError(f"{name}: A must be square, got shape {pattern.shape}")
     if x.dim() == 0 or x.shape[0 if x.dim() == 1 else -2] != n:
         raise ValueError(f"{name}: x must have A.shape[0] = {n} rows, got shape {tuple(x.shape)}")
+    _check.batches(name, values.shape[:-1], x.shape[:-2], "A.values and x")
     if torch.compiler.is_dynamo_compiling() or values.dim() > 1 or x.dim() > 2:
         y = product(values, x, pattern, False)
         return (x * y).sum(-1 if x.dim() == 1 else -2)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import _library  # noqa: F401  (registers torch.ops.learnsolve)
-from learnsolve.ops._autograd import Eager, keep_for_forward_mode, tracked, vmapped
+from learnsolve.ops._autograd import Eager, keep_for_forward_mode, pullback, tracked, vmapped
 from learnsolve.ops._product import product
 from learnsolve.pattern import SparsityPattern
 
@@ -100,7 +100,7 @@ def _unfused_adjoint(pattern: SparsityPattern, iterations: int) -> Callable:
     """(values, scale, b, x0, gx, gnorms) -> gradients for the first four, differentiable."""
 
     def adjoint(values, scale, b, x0, gx, gnorms):
-        _, pull = torch.func.vjp(lambda *inputs: _unfused(*inputs, pattern, iterations), values, scale, b, x0)
+        _, pull = pullback(lambda v, s, c, y: _unfused(v, s, c, y, pattern, iterations), values, scale, b, x0)
         return pull((gx, gnorms))
 
     return adjoint
@@ -148,8 +148,8 @@ class _Richardson(torch.autograd.Function):
         inner = [t.dim() - (d is not None) for t, d in zip((values, scale, b, x0), in_dims[:4], strict=True)]
         if inner[0] > 1 or inner[1] > 2 or inner[2] > 2:
             # A batch within the map: two batch axes are more than the kernel has.
-            fused_free = lambda *inputs: _unfused(*inputs, pattern, iterations)  # noqa: E731
-            (x, norms), dims = vmapped(fused_free, in_dims[:4], (values, scale, b, x0))
+            unfused = lambda v, s, c, y: _unfused(v, s, c, y, pattern, iterations)  # noqa: E731
+            (x, norms), dims = vmapped(unfused, in_dims[:4], (values, scale, b, x0))
             return (x, norms, x.new_empty(0)), (*dims, None)
         vector = inner[2] == 1
         n = info.batch_size
@@ -204,7 +204,7 @@ class _RichardsonAdjoint(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *cotangents):  # type: ignore[override]
-        _, pull = torch.func.vjp(_unfused_adjoint(ctx.pattern, ctx.iterations), *ctx.saved_tensors)
+        _, pull = pullback(_unfused_adjoint(ctx.pattern, ctx.iterations), *ctx.saved_tensors)
         gv, gs, gb, gx0, ggx, ggnorms = pull(cotangents)
         return gv, gs, gb, gx0, None, None, ggx, ggnorms, None, None, None
 
@@ -228,6 +228,6 @@ class _RichardsonAdjointForwardMode(Eager, _RichardsonAdjoint):
         primals = ctx.saved_tensors
         tangents = _zeros_for_none(primals, tangents[:4] + tangents[6:8])
         # torch does not nest forward modes. The transpose of the transpose is the tangent map itself.
-        out, pull = torch.func.vjp(_unfused_adjoint(ctx.pattern, ctx.iterations), *primals)
-        _, push = torch.func.vjp(pull, tuple(torch.zeros_like(o) for o in out))
+        out, pull = pullback(_unfused_adjoint(ctx.pattern, ctx.iterations), *primals)
+        _, push = pullback(pull, tuple(torch.zeros_like(o) for o in out))
         return push(tangents)[0]

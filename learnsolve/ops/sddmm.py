@@ -67,4 +67,5 @@ def sddmm(U: Tensor, V: Tensor, pattern: SparsityPattern) -> Tensor:
         raise ValueError(
             f"sddmm: U and V must have as many columns as each other, got {U.shape[-1]} and {V.shape[-1]}"
         )
+    _check.batches("sddmm", U.shape[:-2], V.shape[:-2], "U and V")
     return sampled(U, V, pattern)

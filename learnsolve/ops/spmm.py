@@ -56,4 +56,5 @@ def spmm(A: CSR, x: Tensor, *, transpose: bool = False) -> Tensor:
         raise ValueError(
             f"spmm: x must have A.shape[{side}] = {pattern.shape[side]} rows, got shape {tuple(x.shape)}"
         )
+    _check.batches("spmm", values.shape[:-1], x.shape[:-2], "A.values and x")
     return product(values, x, pattern, transpose)

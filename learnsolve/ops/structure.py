@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 
 from learnsolve import _check
 from learnsolve.csr import CSR
@@ -134,13 +135,14 @@ def _scale(function: str, A: CSR, d: Tensor, side: int) -> CSR:
             f"{function}: d must have shape (..., A.shape[{side}] = {A.shape[side]}), got {tuple(d.shape)}; "
             "multiply by a scalar with A * s"
         )
+    _check.batches(function, A.batch_shape, d.shape[:-1], "A.values and d")
     # d on the pattern is a sampled product with ones: its gradient is a deterministic sum of rows, where
     # indexing by the row of each entry would scatter.
     ones = torch.ones(A.shape[1 - side], dtype=d.dtype, device=d.device)
-    pair = (d, ones) if side == 0 else (ones, d)
     if d.dim() > 1:
-        pair = tuple(t.unsqueeze(-1) for t in pair)
-    return A.with_values(A.values * sampled(*pair, A.pattern))
+        d, ones = d.unsqueeze(-1), ones.unsqueeze(-1)
+    spread = sampled(d, ones, A.pattern) if side == 0 else sampled(ones, d, A.pattern)
+    return A.with_values(A.values * spread)
 
 
 def inverse_diagonal(A: CSR, function: str = "inverse_diagonal") -> Tensor:
@@ -164,7 +166,7 @@ def inverse_diagonal(A: CSR, function: str = "inverse_diagonal") -> Tensor:
             f"{function}: A must have an entry on its diagonal in every row, row {row} has none; permute the "
             "rows, or add the entry"
         )
-    if torch.compiler.is_dynamo_compiling() or tracked(A.values):
+    if torch.compiler.is_dynamo_compiling() or tracked(A.values) or A.values.is_inference():
         d = diagonal(A)
         if not torch.compiler.is_dynamo_compiling():
             _nonzero(function, d)
@@ -178,8 +180,8 @@ def inverse_diagonal(A: CSR, function: str = "inverse_diagonal") -> Tensor:
 
 
 def _nonzero(function: str, d: Tensor) -> None:
-    while torch._C._functorch.is_functorch_wrapped_tensor(d):
-        d = torch._C._functorch.get_unwrapped(d)
+    while is_functorch_wrapped_tensor(d):
+        d = get_unwrapped(d)
     if d.is_cpu and (zero := d.detach() == 0).any():
         at = zero.nonzero()[0].tolist()
         raise ValueError(

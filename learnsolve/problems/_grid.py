@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import _check
-from learnsolve._plain import plain_tensors
+from learnsolve._plain import makes_plain_tensors
 from learnsolve.csr import CSR
 from learnsolve.pattern import SparsityPattern
 
@@ -67,8 +67,7 @@ def stencil_entries(offsets: np.ndarray, shape: tuple[int, ...]) -> tuple[np.nda
     return crow, col, place
 
 
-@torch.compiler.disable
-@plain_tensors()
+@makes_plain_tensors
 def stencil_matrix(stencil: np.ndarray, shape: tuple[int, ...], dtype: torch.dtype, device: Any) -> CSR:
     """The matrix with A[i, i + o] = stencil[o + 1], o in {-1, 0, 1}^d; a zero of the stencil is no entry."""
     offsets = np.argwhere(stencil != 0) - 1

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import _check
-from learnsolve._plain import plain_tensors
+from learnsolve._plain import makes_plain_tensors
 from learnsolve.csr import CSR
 from learnsolve.problems._coefficients import check_sign
 from learnsolve.problems._grid import kronecker_sum
@@ -119,8 +119,7 @@ def _check_positive(kappa: Tensor) -> None:
 
 
 # Few: a pattern of 10^6 cells and what its operations cache about it hold some 100 MB.
-@torch.compiler.disable
-@plain_tensors()
+@makes_plain_tensors
 @lru_cache(maxsize=8)
 def _plan(shape: tuple[int, ...], device: torch.device) -> SymmetricPlan:
     """Couplings along the first axis first, each axis in the order of its faces."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import _check
-from learnsolve._plain import plain_tensors
+from learnsolve._plain import makes_plain_tensors
 from learnsolve.csr import CSR
 from learnsolve.ops._product import product
 from learnsolve.pattern import SparsityPattern, as_numpy
@@ -85,15 +85,13 @@ def graph_laplacian(
     return plan.matrix(degrees + shift, above)
 
 
-@torch.compiler.disable
-@plain_tensors()
+@makes_plain_tensors
 def _contents(edges: Tensor) -> bytes:
     return as_numpy(edges).astype(np.int64).tobytes()
 
 
 # Keyed by the contents of the edges: to compare them costs little beside sorting them again.
-@torch.compiler.disable
-@plain_tensors()
+@makes_plain_tensors
 @lru_cache(maxsize=8)
 def _plan(edges: bytes, nodes: int, device: torch.device) -> tuple[SymmetricPlan, SparsityPattern]:
     """The pattern of L, and that of the 0/1 matrix that adds weights up: a row for each node, with the edges

@@ -89,6 +89,7 @@ def jacobi(
         _check.same_kind(name, "x0", x0, values)
         if x0.shape != b.shape:
             raise ValueError(f"{name}: x0 must have b's shape {tuple(b.shape)}, got {tuple(x0.shape)}")
+    _check.batches(name, values.shape[:-1], b.shape[:-2], "A.values and b")
     scale = _scale(name, weight, inverse_diagonal(A, name), values, iterations, n)
     checkpointed = gradient == "checkpointed"
     if values.dim() == 1 and b.dim() <= 2:

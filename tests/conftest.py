@@ -1,0 +1,33 @@
+"""Options and fixtures of all tests."""
+
+import os
+import random
+
+import numpy as np
+import pytest
+import torch
+
+
+def pytest_addoption(parser):
+    parser.addoption("--slow", action="store_true", help="run the long tests too (CI does)")
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("--slow") or os.environ.get("CI", "").lower() not in ("", "0", "false"):
+        return
+    skip = pytest.mark.skip(reason="long; run it with --slow")
+    for item in items:
+        if "slow" in item.keywords:
+            item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def same_start():
+    """Every test begins with the same seeds and leaves the number of threads as it was."""
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002  SciPy's random matrices use it
+    torch.manual_seed(0)
+    before = torch.get_num_threads()
+    yield
+    if torch.get_num_threads() != before:
+        torch.set_num_threads(before)

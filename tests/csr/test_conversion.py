@@ -1,0 +1,369 @@
+"""From and to SciPy, torch sparse, dense and triples: what is kept, what is refused, what has a gradient."""
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+from reference import normal, random
+from torch.autograd import gradcheck
+
+import learnsolve as ls
+
+
+def scipy_matrix(seed=0):
+    S = random(8, 6, 0.4, seed).astype(np.float64)
+    S.data[:] = np.random.default_rng(seed).standard_normal(S.nnz)
+    return S
+
+
+FORMATS = ["csr", "csc", "coo", "bsr", "dia", "lil", "dok"]
+
+
+@pytest.mark.parametrize("kind", ["array", "matrix"])
+@pytest.mark.parametrize("format", FORMATS)
+def test_every_scipy_format(format, kind):
+    S = scipy_matrix()
+    D = S.toarray()
+    S = scipy.sparse.csr_matrix(S) if kind == "matrix" else S
+    A = ls.CSR.from_scipy(S.asformat(format))
+    assert A.shape == (8, 6)
+    assert np.array_equal(A.to_dense().numpy(), D)
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16", "i1", "i2", "i4", "i8", "u1", "?"])
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_dtype_is_kept(dtype, order):
+    S = scipy_matrix()
+    data = (S.data * 50).astype(np.dtype(dtype).newbyteorder(order))
+    S = scipy.sparse.csr_array((data, S.indices, S.indptr), shape=S.shape)
+    A = ls.CSR.from_scipy(S)
+    assert A.values.numpy().dtype == np.dtype(dtype)
+    assert np.array_equal(A.values.numpy(), data)
+    assert A.to_scipy().dtype == np.dtype(dtype)
+
+
+def test_float64_never_goes_through_float32():
+    S = scipy.sparse.csr_array(np.array([[1 + 2.0**-50]]))
+    A = ls.CSR.from_scipy(S)
+    assert A.values.item() == 1 + 2.0**-50
+    assert ls.CSR.from_torch(A.to_torch()).values.item() == 1 + 2.0**-50
+    assert ls.CSR.from_dense(A.to_dense()).values.item() == 1 + 2.0**-50
+
+
+def test_dtype_can_be_chosen():
+    assert ls.CSR.from_scipy(scipy_matrix(), dtype=torch.float32).dtype == torch.float32
+    assert ls.CSR.from_scipy(scipy_matrix().astype(np.int32), dtype=torch.float64).dtype == torch.float64
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("index", ["i4", "i8"])
+def test_index_dtype_is_kept(index, order):
+    S = scipy_matrix()
+    wanted = S.toarray()
+    S.indptr, S.indices = (a.astype(np.dtype(index).newbyteorder(order)) for a in (S.indptr, S.indices))
+    A = ls.CSR.from_scipy(S)
+    assert A.crow_indices.dtype == {"i4": torch.int32, "i8": torch.int64}[index]
+    assert np.array_equal(A.to_dense().numpy(), wanted)
+
+
+def test_unsorted_and_duplicate_entries():
+    indptr, indices, data = np.array([0, 3, 5]), np.array([2, 0, 2, 1, 0]), np.array([1.0, 2, 4, 8, 16])
+    S = scipy.sparse.csr_array((data, indices, indptr), shape=(2, 3))
+    A = ls.CSR.from_scipy(S)
+    assert A.to_dense().tolist() == [[2, 0, 5], [16, 8, 0]]
+    assert A.nnz == 4
+    assert S.indices.tolist() == [2, 0, 2, 1, 0]  # the caller's matrix is as it was
+    assert S.data.tolist() == [1, 2, 4, 8, 16]
+    C = scipy.sparse.coo_array((data, ([0, 0, 0, 1, 1], indices)), shape=(2, 3))
+    assert ls.CSR.from_scipy(C).to_dense().tolist() == [[2, 0, 5], [16, 8, 0]]
+    T = scipy.sparse.csc_array((data, indices, indptr), shape=(3, 2))
+    assert ls.CSR.from_scipy(T).to_dense().T.tolist() == [[2, 0, 5], [16, 8, 0]]
+
+
+def test_explicit_zeros_are_kept():
+    S = scipy.sparse.csr_array((np.array([0.0, 1.0]), np.array([0, 1]), np.array([0, 2])), shape=(1, 2))
+    assert ls.CSR.from_scipy(S).nnz == 2
+    assert ls.CSR.from_scipy(S.tocsc()).nnz == 2
+    assert ls.CSR.from_scipy(S.tocoo()).nnz == 2
+    assert ls.CSR.from_scipy(S).to_scipy().nnz == 2
+    assert ls.CSR.from_torch(ls.CSR.from_scipy(S).to_torch()).nnz == 2
+    cancelled = ls.CSR.from_coo(torch.tensor([0, 0]), torch.tensor([0, 0]), torch.tensor([1.0, -1.0]), (1, 1))
+    assert (cancelled.nnz, cancelled.values.item()) == (1, 0)
+
+
+@pytest.mark.parametrize("format", ["csr", "csc", "coo", "bsr"])
+def test_the_source_is_not_shared(format):
+    S = scipy_matrix().asformat(format)
+    A = ls.CSR.from_scipy(S)
+    before = A.to_dense()
+    S.data[...] = -1
+    for name in ("indices", "indptr", "row", "col"):
+        if hasattr(S, name):
+            getattr(S, name)[...] = 0
+    assert torch.equal(A.to_dense(), before)
+    assert torch.equal(A @ torch.eye(6, dtype=torch.float64), before)
+
+
+def test_what_to_scipy_gives_is_not_shared():
+    A = ls.CSR.from_scipy(scipy_matrix())
+    before = A.to_dense()
+    S = A.to_scipy()
+    assert isinstance(S, scipy.sparse.csr_array)
+    S.data[:], S.indices[:], S.indptr[:] = 7, 0, 0
+    assert torch.equal(A.to_dense(), before)
+
+
+def test_read_only_source():
+    S = scipy_matrix()
+    for a in (S.data, S.indices, S.indptr):
+        a.flags.writeable = False
+    assert np.array_equal(ls.CSR.from_scipy(S).to_dense().numpy(), S.toarray())
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (0, 3), (3, 0), (3, 2)])
+def test_without_entries(shape):
+    A = ls.CSR.from_scipy(scipy.sparse.csr_array(shape))
+    for B in (
+        A,
+        ls.CSR.from_dense(torch.zeros(shape)),
+        ls.CSR.from_torch(torch.zeros(shape).to_sparse()),
+        ls.CSR.from_coo(torch.empty(0).long(), torch.empty(0).long(), torch.empty(0), shape),
+    ):
+        assert (B.shape, B.nnz) == (shape, 0)
+        assert B.to_dense().shape == shape
+        assert B.to_scipy().shape == shape
+        assert B.to_torch().shape == shape
+        assert B.T.shape == shape[::-1]
+
+
+@pytest.mark.parametrize("bad", [np.eye(2), torch.eye(2), [[1.0]], None], ids=lambda b: type(b).__name__)
+def test_from_scipy_refuses(bad):
+    with pytest.raises(
+        TypeError, match=f"CSR.from_scipy: expected a scipy.sparse matrix, got {type(bad).__name__}"
+    ):
+        ls.CSR.from_scipy(bad)
+
+
+# --- torch ---
+@pytest.mark.parametrize("index", [torch.int32, torch.int64])
+def test_torch_csr(index):
+    S = scipy_matrix()
+    T = torch.sparse_csr_tensor(
+        torch.from_numpy(S.indptr).to(index),
+        torch.from_numpy(S.indices).to(index),
+        torch.from_numpy(S.data),
+        S.shape,
+    )
+    A = ls.CSR.from_torch(T)
+    assert A.crow_indices.dtype == index
+    assert np.array_equal(A.to_dense().numpy(), S.toarray())
+    assert A.to_torch().layout == torch.sparse_csr
+    assert torch.equal(A.to_torch().to_dense(), T.to_dense())
+
+
+def test_torch_csr_that_is_not_in_order():
+    crow, col = torch.tensor([0, 3, 5]), torch.tensor([2, 0, 1, 1, 0])
+    values = torch.tensor([1.0, 2, 4, 8, 16])
+    for col_, wanted in (
+        (col, [[2, 4, 1], [16, 8, 0]]),
+        (torch.tensor([2, 0, 2, 1, 1]), [[2, 0, 5], [0, 24, 0]]),
+    ):
+        T = torch.sparse_csr_tensor(crow, col_, values, (2, 3), check_invariants=False)
+        A = ls.CSR.from_torch(T)
+        assert A.to_dense().tolist() == wanted
+        ls.SparsityPattern(A.crow_indices, A.col_indices, A.shape)
+
+
+def test_torch_coo_uncoalesced():
+    i = torch.tensor([[1, 0, 1, 0], [2, 1, 2, 0]])
+    A = ls.CSR.from_torch(torch.sparse_coo_tensor(i, torch.tensor([1.0, 2, 4, 8]), (2, 3)))
+    assert A.to_dense().tolist() == [[8, 2, 0], [0, 0, 5]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
+@pytest.mark.parametrize("layout", [torch.sparse_csr, torch.sparse_coo])
+def test_torch_dtype_is_kept(layout, dtype):
+    D = torch.tensor([[0, 3, 0], [7, 0, 1]], dtype=dtype)
+    T = D.to_sparse_csr() if layout == torch.sparse_csr else D.to_sparse_coo()
+    A = ls.CSR.from_torch(T)
+    assert A.dtype == dtype
+    assert torch.equal(A.to_dense(), D)
+
+
+def chain(kind):
+    """A function of values that goes through a torch sparse tensor into a CSR."""
+    crow, col = torch.tensor([0, 2, 3]), torch.tensor([0, 2, 1])
+    rows = torch.tensor([0, 0, 1])
+    swapped = torch.tensor([1, 0, 2])
+
+    def function(v):
+        if kind == "csr":
+            T = torch.sparse_csr_tensor(crow, col, v, (2, 3))
+        elif kind == "csr unsorted":
+            T = torch.sparse_csr_tensor(crow, col[swapped], v[swapped], (2, 3), check_invariants=False)
+        elif kind == "coo":
+            T = torch.sparse_coo_tensor(torch.stack((rows, col)), v, (2, 3))
+        else:
+            T = torch.sparse_coo_tensor(
+                torch.stack((rows, col)).repeat(1, 2), torch.cat((v / 2, v / 2)), (2, 3)
+            )
+        return ls.CSR.from_torch(T).values
+
+    return function
+
+
+@pytest.mark.parametrize("kind", ["csr", "csr unsorted", "coo", "coo uncoalesced"])
+def test_gradient_through_torch_sparse(kind):
+    v = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64, requires_grad=True)
+    try:
+        out = chain(kind)(v)
+    except NotImplementedError as error:
+        # torch 2.13 itself hands gradients to an unsorted CSR tensor in the order of sorted columns.
+        assert kind == "csr unsorted"
+        assert "CSR.from_torch" in str(error)  # noqa: PT017
+        return
+    assert out.requires_grad, "the gradient is lost silently"
+    (g,) = torch.autograd.grad(out, v, torch.tensor([5.0, 6.0, 7.0], dtype=torch.float64))
+    assert g.to_dense().tolist() == [5, 6, 7]
+
+
+@pytest.mark.parametrize("kind", ["csr", "coo"])
+def test_gradient_to_a_torch_sparse_leaf(kind):
+    """A sparse tensor that requires a gradient itself gets it, or the call says that it cannot."""
+    D = torch.tensor([[1.0, 0, 2], [0, 3, 0]], dtype=torch.float64)
+    T = (D.to_sparse_csr() if kind == "csr" else D.to_sparse_coo().coalesce()).detach().requires_grad_()
+    A = ls.CSR.from_torch(T)
+    assert A.requires_grad, "the gradient is lost silently"
+    (A.values * torch.tensor([5.0, 6.0, 7.0], dtype=torch.float64)).sum().backward()
+    assert T.grad.to_dense().tolist() == [[5, 0, 6], [0, 7, 0]]
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_csr, torch.sparse_coo])
+def test_gradient_out_to_torch_sparse(layout):
+    A = ls.CSR.from_dense(torch.tensor([[1.0, 0, 2], [0, 3, 0]], dtype=torch.float64))
+    v = A.values.clone().requires_grad_()
+    T = A.with_values(v).to_torch(layout)
+    assert T.requires_grad, "the gradient is lost silently"
+    weight = torch.tensor([[5.0, 1, 6], [1, 7, 1]], dtype=torch.float64)
+    ((T @ torch.eye(3, dtype=torch.float64)) * weight).sum().backward()
+    assert v.grad.tolist() == [5, 6, 7]
+
+
+@pytest.mark.parametrize("index", [torch.int32, torch.int64])
+def test_to_torch_coo(index):
+    A = ls.CSR.from_scipy(scipy_matrix())
+    A = ls.CSR(A.values, A.pattern.to(dtype=index))
+    T = A.to_torch(torch.sparse_coo)
+    assert T.layout == torch.sparse_coo
+    assert T.is_coalesced()
+    assert torch.equal(T.to_dense(), A.to_dense())
+    with pytest.raises(ValueError, match=r"CSR.to_torch: layout must be .* got torch.sparse_csc"):
+        A.to_torch(torch.sparse_csc)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        torch.eye(2),
+        torch.eye(2).to_sparse_csc(),
+        torch.zeros(2, 2, 2).to_sparse(),
+        torch.ones(2, 2).to_sparse(1),
+        np.eye(2),
+    ],
+    ids=["dense", "csc", "three axes", "hybrid", "array"],
+)
+def test_from_torch_refuses(bad):
+    with pytest.raises(TypeError, match=r"CSR.from_torch: expected a 2-D torch sparse CSR or COO tensor"):
+        ls.CSR.from_torch(bad)
+
+
+# --- dense ---
+def test_from_dense():
+    D = torch.tensor([[0.0, 3, 0], [0, 0, 0], [7, 0, float("nan")]])
+    A = ls.CSR.from_dense(D)
+    assert A.crow_indices.tolist() == [0, 1, 1, 3]
+    assert A.col_indices.tolist() == [1, 0, 2]
+    torch.testing.assert_close(A.to_dense(), D, equal_nan=True)
+    assert ls.CSR.from_dense(D.bool().long()).dtype == torch.int64
+    assert torch.equal(ls.CSR.from_dense(D.nan_to_num().T).to_dense(), D.nan_to_num().T)
+
+
+def test_gradient_of_from_dense():
+    D = torch.tensor([[0.0, 3, 0], [7, 0, 1]], dtype=torch.float64, requires_grad=True)
+    A = ls.CSR.from_dense(D)
+    (g,) = torch.autograd.grad(A.values, D, torch.tensor([5.0, 6.0, 7.0], dtype=torch.float64))
+    assert g.tolist() == [[0, 5, 0], [6, 0, 7]]
+
+
+def test_dense_round_trip_has_a_derivative():
+    v = normal((3,)).requires_grad_()
+    P = ls.CSR.from_dense(torch.tensor([[1, 0, 1], [0, 1, 0]])).pattern
+    assert gradcheck(
+        lambda v: ls.CSR.from_dense(ls.CSR(v, P).to_dense()).values ** 2, (v,), check_forward_ad=True
+    )
+
+
+@pytest.mark.parametrize(
+    "bad", [torch.ones(3), torch.ones(1, 2, 3), np.eye(2), [[1.0]]], ids=["1-D", "3-D", "array", "list"]
+)
+def test_from_dense_refuses(bad):
+    with pytest.raises(TypeError, match=r"CSR.from_dense: expected a 2-D torch.Tensor"):
+        ls.CSR.from_dense(bad)
+
+
+# --- triples ---
+def triples():
+    return torch.tensor([1, 0, 1, 1]), torch.tensor([0, 1, 2, 0]), torch.tensor([1.0, 2.0, 4.0, 8.0])
+
+
+def test_from_coo():
+    A = ls.CSR.from_coo(*triples(), (2, 3))
+    assert A.to_dense().tolist() == [[0, 2, 0], [9, 0, 4]]
+    i, j, v = triples()
+    assert ls.CSR.from_coo(i.int(), j.int(), v, (2, 3)).crow_indices.dtype == torch.int32
+    assert (
+        ls.CSR.from_coo(i.to(torch.uint8), j.short(), v, (2, 3)).to_dense().tolist() == A.to_dense().tolist()
+    )
+    assert ls.CSR.from_coo(i, j, v, torch.Size([2, 3])).shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "message"),
+    [
+        (
+            {"rows": torch.tensor([1, 0, 2, 1])},
+            ValueError,
+            r"rows must lie in 0 <= index < 2, got rows\[2\] = 2",
+        ),
+        (
+            {"rows": torch.tensor([1, -1, 0, 1])},
+            ValueError,
+            r"rows must lie in 0 <= index < 2, got rows\[1\] = -1",
+        ),
+        (
+            {"columns": torch.tensor([0, 1, 2, 3])},
+            ValueError,
+            r"columns must lie in .* < 3, got columns\[3\] = 3",
+        ),
+        ({"rows": torch.tensor([0])}, ValueError, r"must have one length, got 1, 4 and shape \(4,\)"),
+        ({"values": torch.ones(3)}, ValueError, r"must have one length, got 4, 4 and shape \(3,\)"),
+        ({"values": torch.ones(())}, ValueError, r"must have one length"),
+        ({"values": torch.ones(4).long()}, TypeError, "values must be float32 or float64, got torch.int64"),
+        ({"rows": torch.ones(4)}, TypeError, "rows and columns must be 1-D tensors of integers"),
+        ({"rows": torch.ones(4).cfloat()}, TypeError, "rows and columns must be 1-D tensors of integers"),
+        ({"columns": torch.ones(4, 1).long()}, TypeError, "rows and columns must be 1-D tensors of integers"),
+        ({"rows": [1, 0, 1, 1]}, TypeError, "rows must be a torch.Tensor, got list"),
+        ({"values": None}, TypeError, "values must be a torch.Tensor, got NoneType"),
+        ({"shape": (2,)}, ValueError, r"shape must be \(rows, columns\)"),
+    ],
+)
+def test_from_coo_refuses(change, kind, message):
+    arguments = dict(zip(("rows", "columns", "values"), triples(), strict=True)) | {"shape": (2, 3)} | change
+    with pytest.raises(kind, match=f"^(CSR.)?from_coo: .*{message}"):
+        ls.CSR.from_coo(**arguments)
+
+
+def test_from_coo_refuses_a_negative_shape():
+    none = torch.empty(0).long()
+    with pytest.raises(ValueError, match=r"from_coo: shape must not be negative, got \(-1, 3\)"):
+        ls.CSR.from_coo(none, none, torch.empty(0), (-1, 3))

@@ -1,0 +1,228 @@
+"""The table of differentiable operations. A row buys every test of test_contract.py.
+
+Each operation is written twice, on a `SparsityPattern` with the library and on dense matrices with torch
+alone. All but the division are sums of products of their inputs with coefficients +1 or -1. Hence the dense
+form, with every sign made +, evaluated at |inputs| gives the sums sum |a||x| of the error bound, and at
+ones the number of terms; the same holds for its derivatives.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from reference import coordinates, densify, on_pattern, transpose_order
+from torch import Tensor
+
+import learnsolve as ls
+from learnsolve import CSR, ops
+
+
+@dataclass(frozen=True)
+class Case:
+    """An operation: f(pattern, *inputs) by the library and by dense torch."""
+
+    name: str
+    sparse: Callable[..., Tensor]
+    dense: Callable[..., Tensor]
+    shapes: Callable[[int, int, int], tuple]  # of the inputs, from m, n, nnz
+    positive: Callable[..., Tensor] | None = None  # `dense` with every sign +, if that is another function
+    compiles: bool = True
+
+    @property
+    def majorant(self) -> Callable[..., Tensor]:
+        return self.positive or self.dense
+
+    def shapes_on(self, P: ls.SparsityPattern) -> tuple:
+        return self.shapes(*P.shape, P.nnz)
+
+
+def _vector_product(D: Tensor, x: Tensor) -> Tensor:
+    return (D @ x.unsqueeze(-1)).squeeze(-1)
+
+
+def _outer(u: Tensor, w: Tensor) -> Tensor:
+    return u.unsqueeze(-1) @ w.unsqueeze(-2) if u.dim() == 1 else u @ w.mT
+
+
+def _shuffle(nnz: int) -> tuple[Tensor, Tensor]:
+    """A fixed order of twice the entries, and its inverse."""
+    order = np.random.default_rng(0).permutation(2 * nnz)
+    return torch.from_numpy(order), torch.from_numpy(np.argsort(order))
+
+
+def _from_coo(P: ls.SparsityPattern, w: Tensor) -> Tensor:
+    """Every entry of P as two triples, in random order."""
+    order, _ = _shuffle(P.nnz)
+    rows, columns = (torch.from_numpy(np.tile(a, 2)).to(P.dtype)[order] for a in coordinates(P))
+    return CSR.from_coo(rows, columns, w, P.shape).values
+
+
+def _add_pairs(P: ls.SparsityPattern, w: Tensor) -> Tensor:
+    _, inverse = _shuffle(P.nnz)
+    return w[..., inverse].unflatten(-1, (2, P.nnz)).sum(-2)
+
+
+def _diagonal(P: ls.SparsityPattern, v: Tensor) -> Tensor:
+    return torch.diagonal(densify(P, v), dim1=-2, dim2=-1)
+
+
+def _spmm(P, v, x):
+    return ops.spmm(CSR(v, P), x)
+
+
+def _spmm_transpose(P, v, x):
+    return ops.spmm(CSR(v, P), x, transpose=True)
+
+
+def _dense_spmm(P, v, x):
+    return densify(P, v) @ x
+
+
+def _dense_spmm_transpose(P, v, x):
+    return densify(P, v).mT @ x
+
+
+def _sddmm(P, u, w):
+    return ops.sddmm(u, w, P)
+
+
+def _dense_sddmm(P, u, w):
+    return on_pattern(P, _outer(u, w))
+
+
+def _add(P, v, w):
+    return (CSR(v, P) + CSR(w, P)).values
+
+
+CASES = [
+    # spmm
+    Case("spmm vector", _spmm, _dense_spmm, lambda m, n, z: ((z,), (n,))),
+    Case("spmm matrix", _spmm, _dense_spmm, lambda m, n, z: ((z,), (n, 3))),
+    Case("spmm one column", _spmm, _dense_spmm, lambda m, n, z: ((z,), (n, 1))),
+    Case("spmm transpose vector", _spmm_transpose, _dense_spmm_transpose, lambda m, n, z: ((z,), (m,))),
+    Case("spmm transpose matrix", _spmm_transpose, _dense_spmm_transpose, lambda m, n, z: ((z,), (m, 2))),
+    Case("spmm batch of x", _spmm, _dense_spmm, lambda m, n, z: ((z,), (2, n, 3))),
+    Case("spmm batch of values", _spmm, _dense_spmm, lambda m, n, z: ((2, z), (n, 3))),
+    Case("spmm batch of both", _spmm, _dense_spmm, lambda m, n, z: ((2, z), (2, n, 3))),
+    Case(
+        "spmm batch of values, vector",
+        _spmm,
+        lambda P, v, x: _vector_product(densify(P, v), x),
+        lambda m, n, z: ((2, z), (n,)),
+    ),
+    Case(
+        "spmm transpose batch of values",
+        _spmm_transpose,
+        _dense_spmm_transpose,
+        lambda m, n, z: ((2, z), (m, 2)),
+    ),
+    Case("spmm broadcast batches", _spmm, _dense_spmm, lambda m, n, z: ((3, 1, z), (2, n, 2))),
+    Case("spmm two batch axes of x", _spmm, _dense_spmm, lambda m, n, z: ((z,), (2, 2, n, 2))),
+    Case("A @ X", lambda P, v, x: CSR(v, P) @ x, _dense_spmm, lambda m, n, z: ((z,), (n, 2)), compiles=False),
+    Case(
+        "x @ A",
+        lambda P, v, x: x @ CSR(v, P),
+        lambda P, v, x: x @ densify(P, v),
+        lambda m, n, z: ((z,), (m,)),
+        compiles=False,
+    ),
+    Case(
+        "X @ A",
+        lambda P, v, x: x @ CSR(v, P),
+        lambda P, v, x: x @ densify(P, v),
+        lambda m, n, z: ((z,), (2, m)),
+        compiles=False,
+    ),
+    # sddmm
+    Case("sddmm vector", _sddmm, _dense_sddmm, lambda m, n, z: ((m,), (n,))),
+    Case("sddmm matrix", _sddmm, _dense_sddmm, lambda m, n, z: ((m, 3), (n, 3))),
+    Case("sddmm batch of both", _sddmm, _dense_sddmm, lambda m, n, z: ((2, m, 3), (2, n, 3))),
+    Case("sddmm batch of U", _sddmm, _dense_sddmm, lambda m, n, z: ((2, m, 3), (n, 3))),
+    Case("sddmm broadcast batches", _sddmm, _dense_sddmm, lambda m, n, z: ((3, 1, m, 2), (2, n, 2))),
+    # structure
+    Case(
+        "transpose",
+        lambda P, v: CSR(v, P).T.values,
+        lambda P, v: v[..., transpose_order(P)],
+        lambda m, n, z: ((z,),),
+    ),
+    Case(
+        "transpose batch",
+        lambda P, v: CSR(v, P).T.values,
+        lambda P, v: v[..., transpose_order(P)],
+        lambda m, n, z: ((2, z),),
+    ),
+    Case("to_dense", lambda P, v: CSR(v, P).to_dense(), densify, lambda m, n, z: ((z,),)),
+    Case("to_dense batch", lambda P, v: CSR(v, P).to_dense(), densify, lambda m, n, z: ((2, z),)),
+    Case("diagonal", lambda P, v: CSR(v, P).diagonal(), _diagonal, lambda m, n, z: ((z,),)),
+    Case("diagonal batch", lambda P, v: CSR(v, P).diagonal(), _diagonal, lambda m, n, z: ((2, z),)),
+    Case(
+        "sum", lambda P, v: CSR(v, P).sum(), lambda P, v: densify(P, v).sum((-2, -1)), lambda m, n, z: ((z,),)
+    ),
+    Case("sum 0", lambda P, v: CSR(v, P).sum(0), lambda P, v: densify(P, v).sum(-2), lambda m, n, z: ((z,),)),
+    Case("sum 1", lambda P, v: CSR(v, P).sum(1), lambda P, v: densify(P, v).sum(-1), lambda m, n, z: ((z,),)),
+    Case(
+        "sum -1 batch",
+        lambda P, v: CSR(v, P).sum(-1),
+        lambda P, v: densify(P, v).sum(-1),
+        lambda m, n, z: ((2, z),),
+    ),
+    Case(
+        "scale_rows",
+        lambda P, v, d: CSR(v, P).scale_rows(d).values,
+        lambda P, v, d: on_pattern(P, densify(P, v) * d.unsqueeze(-1)),
+        lambda m, n, z: ((z,), (m,)),
+    ),
+    Case(
+        "scale_columns",
+        lambda P, v, d: CSR(v, P).scale_columns(d).values,
+        lambda P, v, d: on_pattern(P, densify(P, v) * d.unsqueeze(-2)),
+        lambda m, n, z: ((z,), (n,)),
+    ),
+    Case(
+        "scale_rows batch",
+        lambda P, v, d: CSR(v, P).scale_rows(d).values,
+        lambda P, v, d: on_pattern(P, densify(P, v) * d.unsqueeze(-1)),
+        lambda m, n, z: ((z,), (2, m)),
+    ),
+    # arithmetic
+    Case("A + B", _add, lambda P, v, w: v + w, lambda m, n, z: ((z,), (z,))),
+    Case(
+        "A - B",
+        lambda P, v, w: (CSR(v, P) - CSR(w, P)).values,
+        lambda P, v, w: v - w,
+        lambda m, n, z: ((z,), (z,)),
+        positive=lambda P, v, w: v + w,
+    ),
+    Case(
+        "A * B",
+        lambda P, v, w: (CSR(v, P) * CSR(w, P)).values,
+        lambda P, v, w: v * w,
+        lambda m, n, z: ((z,), (z,)),
+    ),
+    Case("s * A", lambda P, v, s: (s * CSR(v, P)).values, lambda P, v, s: s * v, lambda m, n, z: ((z,), ())),
+    Case(
+        "A * s",
+        lambda P, v, s: (CSR(v, P) * s).values,
+        lambda P, v, s: s * v,
+        lambda m, n, z: ((2, z), (2, 1)),
+    ),
+    Case(
+        "A / s",
+        lambda P, v, s: (CSR(v, P) / s).values,
+        lambda P, v, s: v / s,
+        lambda m, n, z: ((z,), ()),
+        compiles=False,
+    ),
+    Case(
+        "-A",
+        lambda P, v: (-CSR(v, P)).values,
+        lambda P, v: -v,
+        lambda m, n, z: ((z,),),
+        positive=lambda P, v: v,
+    ),
+    # The pattern that comes out depends on the indices, which torch.compile cannot trace.
+    Case("from_coo", _from_coo, _add_pairs, lambda m, n, z: ((2 * z,),), compiles=False),
+    Case("from_coo batch", _from_coo, _add_pairs, lambda m, n, z: ((2, 2 * z),), compiles=False),
+]

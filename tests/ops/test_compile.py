@@ -1,0 +1,102 @@
+"""torch.compile(fullgraph=True), forward and backward."""
+
+import pytest
+import torch
+from ops.cases import CASES
+from reference import gradients, inputs_for, normal, pattern_of, random, small_pattern
+
+import learnsolve as ls
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def compiled(function, backend="aot_eager"):
+    return torch.compile(function, fullgraph=True, backend=backend)
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.compiles], ids=lambda c: c.name)
+def test_every_case(case):
+    """With a pattern that nothing has been computed for yet; then with the same one again."""
+    P = small_pattern()
+    assert P.cache_bytes() == 0
+    f = compiled(lambda *a: case.sparse(P, *a))
+    inputs = inputs_for(case.shapes_on(P))
+    for seed in (9, 10):
+        g = normal(case.dense(P, *inputs).shape, seed=seed)
+        torch.testing.assert_close(f(*inputs), case.dense(P, *inputs), rtol=1e-12, atol=1e-12)
+        wanted = gradients(lambda *a: case.dense(P, *a), inputs, g)
+        torch.testing.assert_close(gradients(f, inputs, g), wanted, rtol=1e-12, atol=1e-12)
+
+
+def energy(A, x):
+    """Several operations, several of them on one matrix, as a solver has them."""
+    r = ls.ops.spmm(A, x) - A.diagonal() * x
+    r = r + ls.ops.spmm(A.T, torch.sin(r)) + A.sum(1)
+    w = ls.ops.sddmm(r, x, A.pattern)
+    return (ls.ops.spmm(A.with_values(w) + A, r) ** 2).sum()
+
+
+def test_a_matrix_as_an_argument():
+    f = compiled(energy)
+    for used in (False, True):
+        P = pattern_of(random(12, 12, 0.3))
+        v, x = normal((P.nnz,), seed=1), normal((12,), seed=2)
+        wanted = gradients(lambda v, x, P=P: energy(ls.CSR(v, P), x), [v, x], torch.ones((), dtype=v.dtype))
+        if not used:
+            P.drop_caches()
+        found = gradients(lambda v, x, P=P: f(ls.CSR(v, P), x), [v, x], torch.ones((), dtype=v.dtype))
+        torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-11)
+
+
+def test_inductor():
+    """One trip through the compiler that users have: generated code around the operators."""
+    P = small_pattern()
+
+    def residual(v, x):
+        return ls.ops.spmm(ls.CSR(v, P), torch.sin(x)) * 2 - 1
+
+    v, x, g = normal((P.nnz,)), normal((5, 2), seed=1), normal((4, 2), seed=2)
+    f = compiled(residual, "inductor")
+    torch.testing.assert_close(f(v, x), residual(v, x), rtol=1e-12, atol=1e-12)
+    wanted = gradients(residual, [v, x], g)
+    torch.testing.assert_close(gradients(f, [v, x], g), wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_another_pattern_gives_the_other_result():
+    """What was compiled for one pattern must not be run on another of the same shape and size."""
+    P, Q = (pattern_of(random(9, 9, 0.3, seed=s)) for s in (0, 1))
+    f = compiled(lambda A, x: ls.ops.spmm(A, x))
+    x = normal((9,))
+    for R in (P, Q, P):
+        A = ls.CSR(torch.ones(R.nnz, dtype=torch.float64), R)
+        torch.testing.assert_close(f(A, x), A @ x)
+
+
+def test_changing_sizes_of_the_dense_side():
+    P = pattern_of(random(9, 7, 0.3))
+    f = torch.compile(
+        lambda v, x: ls.ops.spmm(ls.CSR(v, P), x), fullgraph=True, backend="aot_eager", dynamic=True
+    )
+    v = normal((P.nnz,))
+    for k in (2, 3, 5, 1):
+        x = normal((7, k), seed=k)
+        torch.testing.assert_close(f(v, x), ls.CSR(v, P) @ x)
+
+
+@pytest.mark.parametrize("left", [True, False], ids=["A @ x", "x @ A"])
+def test_the_operator_is_refused_where_its_sides_are_unknown(left):
+    """Dynamo hands `A @ x` and `x @ A` on alike: better no result than the wrong one."""
+    A = ls.CSR.from_scipy(random(6, 6, 0.5))
+    f = compiled((lambda A, x: A @ x) if left else (lambda A, x: x @ A))
+    x = normal((6,))
+    try:
+        found = f(A, x)
+    except Exception as error:
+        assert "learnsolve.ops.spmm" in str(error)  # noqa: PT017
+    else:
+        torch.testing.assert_close(found, A @ x if left else x @ A)

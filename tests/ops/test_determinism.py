@@ -1,0 +1,75 @@
+"""The same bits on every run and for any number of threads."""
+
+import pytest
+import torch
+from reference import banded, grid, normal, pattern_of, power_law, random
+
+import learnsolve as ls
+
+# All with more than 50 000 multiply-adds in every operation below: enough for several threads.
+LARGE = {
+    "random": random(3000, 2500, 0.01),
+    "banded": banded(20000, 5),
+    "5 points": grid(5, 150),
+    "7 points": grid(7, 24),
+    "power law": power_law(9000),
+}
+
+
+def everything(P, dtype, k):
+    """Products, sampled products and their gradients."""
+    tail = () if k is None else (k,)
+    v = normal((P.nnz,), dtype, seed=1).requires_grad_()
+    x = normal((P.shape[1], *tail), dtype, seed=2).requires_grad_()
+    u = normal((P.shape[0], *tail), dtype, seed=3).requires_grad_()
+    A = ls.CSR(v, P)
+    y, z, w = A @ x, ls.ops.spmm(A, u, transpose=True), ls.ops.sddmm(u, x, P)
+    results = [y, z, w, A.sum(0), A.sum(1), A.T.values, A.diagonal()]
+    for out in (y, z, w):
+        inputs = [t for t, used in ((v, out is not w), (x, out is not z), (u, out is not y)) if used]
+        results += torch.autograd.grad(out, inputs, normal(out.shape, dtype, seed=4), retain_graph=True)
+    (only_values,) = torch.autograd.grad(y, v, y.detach(), retain_graph=True)
+    (only_x,) = torch.autograd.grad(y, x, y.detach())
+    return [t.detach() for t in (*results, only_values, only_x)]
+
+
+@pytest.mark.parametrize("structure", LARGE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("k", [None, 3])
+def test_same_bits_for_any_number_of_threads(structure, dtype, k):
+    P = pattern_of(LARGE[structure], torch.int32)
+    assert P.nnz + P.shape[0] > 50_000
+    torch.set_num_threads(1)
+    wanted = everything(P, dtype, k)
+    for threads in (2, 3, 5, 2):
+        torch.set_num_threads(threads)
+        for i, (found, t) in enumerate(zip(everything(P, dtype, k), wanted, strict=True)):
+            assert torch.equal(found, t), f"result {i} with {threads} threads"
+
+
+def test_same_bits_with_a_batch():
+    P = pattern_of(LARGE["random"])
+    v, X = normal((2, P.nnz), torch.float32, seed=1), normal((2, 2500, 2), torch.float32, seed=2)
+
+    def results():
+        a, x = v.clone().requires_grad_(), X.clone().requires_grad_()
+        shared = v[0].clone().requires_grad_()
+        y, s = ls.CSR(a, P) @ x, ls.CSR(shared, P) @ x
+        grads = torch.autograd.grad(y.square().sum() + s.square().sum(), (a, x, shared))
+        return [y.detach(), s.detach(), *grads]
+
+    torch.set_num_threads(1)
+    wanted = results()
+    for threads in (2, 3, 5):
+        torch.set_num_threads(threads)
+        assert all(torch.equal(a, b) for a, b in zip(results(), wanted, strict=True))
+
+
+def test_duplicates_are_summed_in_the_same_order():
+    rows, columns = torch.randint(0, 50, (2, 60_000), generator=torch.Generator().manual_seed(0))
+    w = normal((60_000,), torch.float32)
+    torch.set_num_threads(1)
+    wanted = ls.CSR.from_coo(rows, columns, w, (50, 50)).values
+    for threads in (2, 3, 5):
+        torch.set_num_threads(threads)
+        assert torch.equal(ls.CSR.from_coo(rows, columns, w, (50, 50)).values, wanted)

@@ -1,0 +1,99 @@
+"""1 / diag(A): values, derivatives, what it refuses, and that what it keeps is never stale."""
+
+import numpy as np
+import pytest
+import torch
+from reference import densify, gradients, normal, pattern_of
+from scipy.sparse import csr_array
+from torch.autograd import gradcheck, gradgradcheck
+
+import learnsolve as ls
+
+P = pattern_of(csr_array(np.array([[1, 0, 1, 0], [1, 1, 0, 0], [0, 0, 1, 1], [1, 0, 0, 1]])))
+
+
+def sparse(v):
+    return ls.ops.inverse_diagonal(ls.CSR(v, P))
+
+
+def dense(v):
+    return torch.diagonal(densify(P, v), dim1=-2, dim2=-1).reciprocal()
+
+
+def values(*batch, dtype=torch.float64):
+    return normal((*batch, P.nnz), dtype).abs() + 0.5
+
+
+@pytest.mark.parametrize("batch", [(), (2,)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+def test_value(batch, dtype):
+    v = values(*batch, dtype=dtype)
+    assert torch.equal(sparse(v), dense(v))
+
+
+@pytest.mark.parametrize("batch", [(), (2,)], ids=str)
+def test_derivatives(batch):
+    v = values(*batch).requires_grad_()
+    assert gradcheck(sparse, (v,), check_forward_ad=True, check_batched_grad=True)
+    assert gradgradcheck(sparse, (v,), check_fwd_over_rev=True, check_batched_grad=True)
+
+
+def test_transformations():
+    v = values()
+    for transform in (
+        lambda f: torch.func.jacrev(f)(v),
+        lambda f: torch.func.jacfwd(f)(v),
+        lambda f: torch.func.hessian(lambda v: f(v).sum())(v),
+        lambda f: torch.vmap(f)(torch.stack((v, 2 * v))),
+        lambda f: torch.vmap(torch.func.grad(lambda v: f(v).sum()))(torch.stack((v, 2 * v))),
+    ):
+        torch.testing.assert_close(transform(sparse), transform(dense), rtol=1e-13, atol=1e-13)
+
+
+def test_compile():
+    v, g = values(), normal((4,), seed=1)
+    f = torch.compile(sparse, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(f(v), dense(v), rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(gradients(f, [v], g), gradients(dense, [v], g), rtol=1e-13, atol=1e-13)
+
+
+def test_what_is_kept_follows_the_values():
+    A = ls.CSR(values(), P)
+    first = ls.ops.inverse_diagonal(A)
+    assert ls.ops.inverse_diagonal(A) is first
+    A.values.mul_(2)
+    assert torch.equal(ls.ops.inverse_diagonal(A), first / 2)
+    A.values = A.values * 2
+    assert torch.equal(ls.ops.inverse_diagonal(A), first / 4)
+    assert torch.equal(ls.ops.inverse_diagonal(A.with_values(A.values * 2)), first / 8)
+    A.requires_grad_()
+    assert ls.ops.inverse_diagonal(A).requires_grad
+
+
+def test_inference_mode():
+    with torch.inference_mode():
+        A = ls.CSR(values(), P)
+        for _ in range(2):
+            assert torch.equal(ls.ops.inverse_diagonal(A), dense(A.values))
+
+
+def test_of_a_matrix_from_a_tree():
+    """Matrices that transformations rebuild have what they need."""
+    A = ls.CSR(values(), P)
+    B = torch.utils._pytree.tree_map(lambda t: t, A)
+    assert torch.equal(ls.ops.inverse_diagonal(B), dense(A.values))
+
+
+def test_errors():
+    with pytest.raises(ValueError, match=r"inverse_diagonal: A must be square, got shape \(1, 2\)"):
+        ls.ops.inverse_diagonal(ls.CSR.from_dense(torch.ones(1, 2)))
+    hole = ls.CSR.from_dense(torch.tensor([[1.0, 1.0], [1.0, 0.0]]))
+    with pytest.raises(ValueError, match=r"inverse_diagonal: .* row 1 has none"):
+        ls.ops.inverse_diagonal(hole)
+    for learns in (False, True):
+        v = values(2)
+        v[1, int(P.diagonal_positions[2])] = 0
+        with pytest.raises(ValueError, match=r"inverse_diagonal: .* row 2 has one"):
+            sparse(v.requires_grad_(learns))
+    with pytest.raises(ValueError, match="row 2 has one"):
+        torch.func.grad(lambda v: sparse(v).sum())(v.detach()[1])

@@ -1,0 +1,177 @@
+"""problems.graph_laplacian: against scipy.sparse.csgraph, with derivatives in the weights."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+
+import learnsolve as ls
+
+# Two triangles that share a node, an edge given three times in both directions, a node (6) on its own.
+EDGES = torch.tensor([[0, 1], [1, 2], [2, 0], [2, 3], [4, 3], [2, 4], [1, 0], [0, 1], [5, 4]])
+N = 7
+
+
+def weights(*batch, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(*batch, len(EDGES), dtype=torch.float64, generator=generator) + 0.1
+
+
+def reference(edges, w, n):
+    i, j = edges.numpy().T
+    W = scipy.sparse.coo_array((w.numpy(), (i, j)), shape=(n, n))
+    return scipy.sparse.csgraph.laplacian((W + W.T).toarray())
+
+
+def values(w):
+    return ls.problems.graph_laplacian(EDGES, w, n=N).values
+
+
+@pytest.mark.parametrize("index", [torch.int32, torch.int64, torch.int16])
+def test_against_scipy(index):
+    w = weights()
+    L = ls.problems.graph_laplacian(EDGES.to(index), w, n=N)
+    np.testing.assert_allclose(L.to_scipy().toarray(), reference(EDGES, w, N), rtol=1e-15, atol=1e-15)
+    assert L.col_indices.dtype == torch.int32
+    assert L.nnz == N + 2 * 7  # every diagonal entry, and two for each distinct edge
+
+
+def test_weights_default_to_one():
+    L = ls.problems.graph_laplacian(EDGES)
+    assert L.shape == (6, 6)
+    assert L.dtype == torch.float64
+    assert torch.equal(L.to_dense(), torch.from_numpy(reference(EDGES, torch.ones(len(EDGES)), 6)).double())
+
+
+def test_symmetric_bit_for_bit_with_duplicates():
+    """Edges in random order and direction, many of them several times, weights of very different size."""
+    generator = torch.Generator().manual_seed(1)
+    edges = torch.randint(0, 5, (200, 2), generator=generator)
+    edges = edges[edges[:, 0] != edges[:, 1]]
+    w = torch.randn(len(edges), dtype=torch.float64, generator=generator).mul(8).exp()
+    D = ls.problems.graph_laplacian(edges, w).to_dense()
+    assert torch.equal(D, D.T)
+
+
+def test_quadratic_form():
+    w, x = weights(), torch.randn(N, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    L = ls.problems.graph_laplacian(EDGES, w, n=N, shift=0.25)
+    form = (w * (x[EDGES[:, 0]] - x[EDGES[:, 1]]) ** 2).sum() + 0.25 * (x * x).sum()
+    torch.testing.assert_close(x @ (L @ x), form)
+
+
+def test_null_space_is_one_vector_per_component():
+    L = ls.problems.graph_laplacian(EDGES, weights(), n=N)
+    eigenvalues, vectors = torch.linalg.eigh(L.to_dense())
+    assert (eigenvalues[:2].abs() < 1e-14).all()
+    assert eigenvalues[2] > 1e-3
+    components = torch.tensor([[1, 1, 1, 1, 1, 1, 0], [0, 0, 0, 0, 0, 0, 1]], dtype=torch.float64)
+    assert (L @ components.T).abs().max() < 1e-15
+    assert torch.linalg.matrix_rank(torch.cat((vectors[:, :2], components.T), 1), atol=1e-10) == 2
+
+
+def test_shift_makes_it_positive_definite():
+    L = ls.problems.graph_laplacian(EDGES, weights(), n=N)
+    shifted = ls.problems.graph_laplacian(EDGES, weights(), n=N, shift=0.5)
+    torch.testing.assert_close(shifted.to_dense(), L.to_dense() + 0.5 * torch.eye(N, dtype=torch.float64))
+    assert torch.linalg.eigvalsh(shifted.to_dense())[0] > 0.5 - 1e-14
+
+
+def test_batch_is_a_loop():
+    w = weights(2, 3)
+    L = ls.problems.graph_laplacian(EDGES, w, n=N, shift=0.1)
+    assert L.values.shape == (2, 3, L.nnz)
+    for at in itertools.product(range(2), range(3)):
+        one = ls.problems.graph_laplacian(EDGES, w[at], n=N, shift=0.1)
+        assert torch.equal(L.values[at], one.values)
+
+
+def test_derivatives():
+    w = weights().requires_grad_()
+    assert gradcheck(values, w, check_forward_ad=True, check_batched_grad=True)
+
+    def nonlinear(w):
+        return torch.linalg.slogdet(ls.problems.graph_laplacian(EDGES, w, n=N, shift=0.3).to_dense())[1]
+
+    assert gradcheck(nonlinear, w)
+    assert gradgradcheck(nonlinear, w)
+    torch.testing.assert_close(
+        torch.func.jacrev(values)(w.detach()), torch.func.jacfwd(values)(w.detach()), rtol=0, atol=0
+    )
+
+
+def test_vmap():
+    w = weights(4)
+    torch.testing.assert_close(torch.func.vmap(values)(w), torch.stack([values(one) for one in w]))
+
+
+def test_the_first_call_may_be_anywhere():
+    """What is kept for later calls belongs neither to inference mode nor to a transformation."""
+
+    def total(w, n):
+        return (ls.problems.graph_laplacian(EDGES, w, n=n).values ** 2).sum()
+
+    with torch.inference_mode():
+        total(weights(), 11)
+    w = weights().requires_grad_()
+    (wanted,) = torch.autograd.grad(total(w, 11), w)
+    torch.testing.assert_close(torch.func.grad(total)(weights(), 12), wanted)
+    (again,) = torch.autograd.grad(total(w, 12), w)
+    torch.testing.assert_close(again, wanted)
+    patterns = {
+        ls.problems.graph_laplacian(EDGES, w.to(t), n=12).pattern for t in (torch.float32, torch.float64)
+    }
+    assert len(patterns) == 1
+
+
+def test_no_edges():
+    L = ls.problems.graph_laplacian(torch.zeros(0, 2, dtype=torch.int64), n=3)
+    assert torch.equal(L.to_dense(), torch.zeros(3, 3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("edges", "arguments", "error", "words"),
+    [
+        (
+            [[0, 1], [2, 2]],
+            {},
+            ValueError,
+            r"must join two nodes, got edges\[1\] = \[2, 2\]; drop self-loops",
+        ),
+        ([[0, 1], [1, 3]], {"n": 3}, ValueError, r"0 <= node < 3, got edges\[1\] = \[1, 3\]"),
+        ([[0, -1]], {}, ValueError, r"0 <= node < 1, got edges\[0\] = \[0, -1\]"),
+        ([[0, 1, 2]], {}, ValueError, r"shape \(m, 2\), got \(1, 3\)"),
+        ([[0.0, 1.0]], {}, TypeError, "edges must be integers, got torch.float32"),
+        ([[0, 1]], {"n": 2.0}, TypeError, "n must be an int"),
+        ([[0, 1]], {"n": -1}, ValueError, "n must be at least 0"),
+        ([[0, 1]], {"shift": -1.0}, ValueError, "shift must be finite and not negative, got -1.0"),
+        ([[0, 1]], {"shift": math.nan}, ValueError, "shift must be finite and not negative, got nan"),
+        ([[0, 1]], {"shift": torch.tensor(1.0)}, TypeError, "shift must be a number, got Tensor"),
+        (
+            [[0, 1]],
+            {"weights": torch.ones(2)},
+            ValueError,
+            r"weights must have shape \(..., m = 1\), got \(2,\)",
+        ),
+        ([[0, 1]], {"weights": torch.tensor(1.0)}, ValueError, "weights must have shape"),
+        ([[0, 1]], {"weights": torch.ones(1).long()}, TypeError, "weights must be float32 or float64"),
+        ([[0, 1]], {"weights": [1.0]}, TypeError, "weights must be a torch.Tensor, got list"),
+        ([[0, 1]], {"weights": torch.tensor([[1.0], [-2.0]])}, ValueError, r"weights\[1, 0\] = -2.0"),
+        ([[0, 1]], {"weights": torch.tensor([math.nan])}, ValueError, r"weights\[0\] = nan"),
+        ([[0, 1]], {"weights": torch.ones(1, device="meta")}, TypeError, "weights are on meta, edges on cpu"),
+    ],
+)
+def test_errors(edges, arguments, error, words):
+    with pytest.raises(error, match="graph_laplacian: .*" + words):
+        ls.problems.graph_laplacian(torch.tensor(edges), **arguments)
+
+
+def test_empty_without_n():
+    with pytest.raises(ValueError, match="graph_laplacian: without edges, n must say how many nodes"):
+        ls.problems.graph_laplacian(torch.zeros(0, 2, dtype=torch.int64))
+    with pytest.raises(TypeError, match=r"graph_laplacian: edges must be a torch.Tensor, got list"):
+        ls.problems.graph_laplacian([[0, 1]])  # type: ignore[arg-type]

@@ -1,0 +1,168 @@
+"""Matrices for the tests, dense references, and comparison under a bound that can be defended."""
+
+import functools
+from collections.abc import Callable
+
+import numpy as np
+import scipy.sparse
+import torch
+from torch import Tensor
+
+import learnsolve as ls
+
+UNIT_ROUNDOFF = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
+
+
+def assert_within(
+    actual: Tensor, reference: Tensor, magnitude: Tensor, terms: Tensor, what: str = ""
+) -> None:
+    """Elementwise |actual - reference| <= 2 (terms + 1) u magnitude.
+
+    A sum of n products a_i x_i, in any order, with or without fused multiply-add, has an error of at most
+    gamma_n sum |a_i||x_i|, gamma_n = n u / (1 - n u) (Higham, Accuracy and Stability of Numerical Algorithms,
+    section 3.1). The reference, in float64, may err as much: hence the 2. `magnitude` is the sum of
+    |a_i||x_i| and `terms` is n.
+    """
+    assert actual.shape == reference.shape, f"{what}: shape {actual.shape}, not {reference.shape}"
+    error = (actual.detach().double() - reference.double()).abs()
+    bound = 2 * (terms.double() + 1) * UNIT_ROUNDOFF[actual.dtype] * magnitude.double()
+    bad = ~(error <= bound)  # catches NaN too
+    if bad.any():
+        at = tuple(bad.nonzero()[0].tolist())
+        raise AssertionError(
+            f"{what}: {int(bad.sum())} of {bad.numel()} entries are off; at {at}: {actual[at].item()!r} "
+            f"instead of {reference[at].item()!r}, error {error[at]:.3g}, bound {bound[at]:.3g}"
+        )
+
+
+def pattern_of(S: scipy.sparse.sparray, index: torch.dtype = torch.int64) -> ls.SparsityPattern:
+    """The pattern of a SciPy matrix, whose arrays are given to the constructor as they are."""
+    S = scipy.sparse.csr_array(S)
+    S.sort_indices()
+    crow, col = (torch.tensor(a.astype(np.int64), dtype=index) for a in (S.indptr, S.indices))
+    P = ls.SparsityPattern(crow, col, S.shape)
+    coordinates(P)  # here, because .numpy() is not to be had inside a transformation of torch.func
+    return P
+
+
+@functools.lru_cache(maxsize=256)
+def coordinates(P: ls.SparsityPattern) -> tuple[np.ndarray, np.ndarray]:
+    """Row and column of each entry, by NumPy alone."""
+    crow, col = P.crow_indices.numpy(), P.col_indices.numpy()
+    return np.repeat(np.arange(P.shape[0]), np.diff(crow)), col.astype(np.int64)
+
+
+def transpose_order(P: ls.SparsityPattern) -> Tensor:
+    """The entries of P by column, then row."""
+    return torch.from_numpy(np.lexsort(coordinates(P)))
+
+
+def densify(P: ls.SparsityPattern, values: Tensor) -> Tensor:
+    """The dense matrices with `values` (..., nnz), as a product with a 0/1 matrix: every transformation of
+    torch knows how to go through it."""
+    rows, columns = coordinates(P)
+    m, n = P.shape
+    place = torch.zeros(P.nnz, m * n, dtype=values.dtype)
+    place[torch.arange(P.nnz), torch.from_numpy(rows * n + columns)] = 1
+    return (values @ place).unflatten(-1, (m, n))
+
+
+def on_pattern(P: ls.SparsityPattern, D: Tensor) -> Tensor:
+    """The entries of dense matrices (..., m, n) on the pattern."""
+    rows, columns = coordinates(P)
+    return D[..., torch.from_numpy(rows), torch.from_numpy(columns)]
+
+
+def random(m: int, n: int, density: float, seed: int = 0) -> scipy.sparse.csr_array:
+    rng = np.random.default_rng(seed)
+    return scipy.sparse.csr_array((rng.random((m, n)) < density).astype(float))
+
+
+def banded(n: int, length: int) -> scipy.sparse.csr_array:
+    """n rows of exactly `length` entries, each row the one before shifted by a column: one uniform block."""
+    return scipy.sparse.diags_array([1.0] * length, offsets=range(length), shape=(n, n + length - 1)).tocsr()
+
+
+def grid(points: int, side: int) -> scipy.sparse.csr_array:
+    """The 5- and 9-point stencils on side^2 unknowns, the 7-point stencil on side^3."""
+    T = scipy.sparse.diags_array([1.0, 1.0, 1.0], offsets=(-1, 0, 1), shape=(side, side))
+    I = scipy.sparse.eye_array(side)  # noqa: E741
+    kron = scipy.sparse.kron
+    if points == 9:
+        S = kron(T, T)
+    elif points == 5:
+        S = kron(T, I) + kron(I, T)
+    elif points == 7:
+        S = kron(kron(T, I), I) + kron(kron(I, T), I) + kron(kron(I, I), T)
+    else:
+        raise ValueError(f"grid: no stencil of {points} points")
+    return scipy.sparse.csr_array(S)
+
+
+def power_law(n: int, seed: int = 0) -> scipy.sparse.csr_array:
+    """Row i holds about n / (i + 1) entries; rows are shuffled."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.permutation(np.maximum(n // (np.arange(n) + 1), 1))
+    columns = [np.sort(rng.choice(n, size=k, replace=False)) for k in lengths]
+    indptr = np.concatenate([[0], np.cumsum(lengths)])
+    return scipy.sparse.csr_array((np.ones(indptr[-1]), np.concatenate(columns), indptr), shape=(n, n))
+
+
+def structures() -> dict[str, scipy.sparse.csr_array]:
+    """One of every kind that a kernel or an analysis could stumble over, all small."""
+    empty_lines = random(9, 8, 0.5, seed=1).toarray()
+    empty_lines[[0, 3, 4, 8], :] = 0
+    empty_lines[:, [0, 5, 7]] = 0
+    long_row = np.zeros((3, 300))
+    long_row[1] = 1
+    return {
+        "random": random(7, 5, 0.4),
+        "wide": random(4, 19, 0.3, seed=2),
+        "tall": random(19, 4, 0.3, seed=3),
+        "full": scipy.sparse.csr_array(np.ones((6, 6))),
+        "empty rows and columns": scipy.sparse.csr_array(empty_lines),
+        "no entry": scipy.sparse.csr_array((3, 4)),
+        "1 x 1": scipy.sparse.csr_array(np.ones((1, 1))),
+        "0 x 0": scipy.sparse.csr_array((0, 0)),
+        "0 x 4": scipy.sparse.csr_array((0, 4)),
+        "4 x 0": scipy.sparse.csr_array((4, 0)),
+        "long row": scipy.sparse.csr_array(long_row),
+        "long column": scipy.sparse.csr_array(long_row.T),
+        "banded": banded(13, 3),
+        "5 points": grid(5, 6),
+        "power law": power_law(24),
+    }
+
+
+def small_pattern(index: torch.dtype = torch.int64) -> ls.SparsityPattern:
+    """4 x 5 with an empty row, an empty column, a hole in the diagonal: for derivative checks."""
+    D = np.array([[1, 0, 1, 0, 1], [0, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 1, 0, 0, 1]])
+    return pattern_of(scipy.sparse.csr_array(D), index)
+
+
+def normal(shape: tuple[int, ...], dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def inputs_for(
+    shapes: tuple, dtype: torch.dtype = torch.float64, requires_grad: bool = False
+) -> list[Tensor]:
+    made = [normal(shape, dtype, seed) for seed, shape in enumerate(shapes)]
+    return [t.requires_grad_(requires_grad) for t in made]
+
+
+def gradients(function: Callable, inputs: list[Tensor], g: Tensor) -> tuple[Tensor, ...]:
+    inputs = [t.detach().requires_grad_() for t in inputs]
+    return torch.autograd.grad(function(*inputs), inputs, g, allow_unused=False)
+
+
+def set_isa_or_skip(name: str) -> None:
+    """Switch to a variant of the CPU kernels; skip, naming it, where this machine cannot run it."""
+    import pytest
+
+    from learnsolve import _library
+
+    try:
+        _library.select_instruction_set(name)
+    except ValueError as error:
+        pytest.skip(str(error))

@@ -1,0 +1,172 @@
+"""Who may import whom: read from the sources, function-level imports included."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# A module may import its own group and what stands in lines above it, never another group of its line.
+LAYERS = [
+    ["_library", "_analysis", "_plain"],
+    ["_check", "config", "pattern"],
+    ["csr"],
+    ["ops"],
+    ["solvers", "preconditioners", "problems", "io"],
+    ["learnsolve"],  # the package itself: exports of the above
+    ["recipes"],
+    ["train"],
+]
+# Methods of CSR are operations of learnsolve.ops, which need CSR: they import them when called.
+EXCEPTIONS = {("learnsolve.csr", "learnsolve.ops")}
+RUNTIME = {"torch", "numpy", "scipy"}
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+SOURCES = {module_name(path): path for path in sorted((ROOT / "learnsolve").rglob("*.py"))}
+TREES = {name: ast.parse(path.read_text()) for name, path in SOURCES.items()}
+
+
+def imports(name: str) -> list[tuple[str, bool]]:
+    """(module, whether at module level) for each import of a module."""
+    tree = TREES[name]
+    lazy = {
+        id(node)
+        for function in ast.walk(tree)
+        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+        for node in ast.walk(function)
+    }
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            targets = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name}: write imports in full"
+            whole = [f"{node.module}.{alias.name}" for alias in node.names]
+            known = [w for w in whole if w in SOURCES or w == "learnsolve._analysis"]
+            targets = known or [node.module or ""]
+        else:
+            continue
+        found += [(target, id(node) not in lazy) for target in targets]
+    return found
+
+
+def group(name: str) -> str:
+    parts = name.split(".")
+    return parts[1] if len(parts) > 1 else parts[0]
+
+
+def level(name: str) -> int:
+    for number, layer in enumerate(LAYERS):
+        if group(name) in layer:
+            return number
+    pytest.fail(f"{name} stands in no layer: add {group(name)!r} to LAYERS in tests/test_imports.py")
+
+
+def is_wrong(importer: str, imported: str, at_module_level: bool) -> bool:
+    if group(importer) == group(imported) or level(imported) < level(importer):
+        return False
+    excepted = (importer, ".".join(imported.split(".")[:2])) in EXCEPTIONS
+    return at_module_level or not excepted
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_imports_run_one_way(name):
+    wrong = [
+        imported
+        for imported, top in imports(name)
+        if imported.split(".")[0] == "learnsolve" and is_wrong(name, imported, top)
+    ]
+    assert not wrong, f"{name} must not import {wrong}"
+
+
+def test_a_wrong_import_is_noticed():
+    assert is_wrong("learnsolve.csr", "learnsolve.ops.spmm", True)
+    assert not is_wrong("learnsolve.csr", "learnsolve.ops.spmm", False)
+    assert is_wrong("learnsolve.pattern", "learnsolve.ops.spmm", False)
+    assert is_wrong("learnsolve.ops.spmm", "learnsolve.solvers.jacobi", False)
+    assert is_wrong("learnsolve.problems.poisson", "learnsolve.solvers.jacobi", True)
+    assert is_wrong("learnsolve.solvers.jacobi", "learnsolve", True)
+    assert not is_wrong("learnsolve.recipes.jacobi", "learnsolve.solvers.jacobi", True)
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_extras_are_imported_lazily(name):
+    allowed = RUNTIME | sys.stdlib_module_names | {"learnsolve"}
+    eager = {target for target, top in imports(name) if top and target.split(".")[0] not in allowed}
+    assert not eager, (
+        f"{name}: import {eager} in the function that needs it, with an ImportError that names the extra"
+    )
+
+
+def names_torch_ops(tree: ast.AST) -> bool:
+    return any(
+        (
+            isinstance(node, ast.Attribute)
+            and node.attr == "ops"
+            and isinstance(node.value, ast.Name)
+            and node.value.id == "torch"
+        )
+        or (isinstance(node, ast.ImportFrom) and node.module in ("torch.ops", "torch._ops"))
+        or (
+            isinstance(node, ast.ImportFrom)
+            and node.module == "torch"
+            and any(alias.name in ("ops", "_ops") for alias in node.names)
+        )
+        for node in ast.walk(tree)
+    )
+
+
+def test_only_ops_names_torch_ops():
+    users = {name for name, tree in TREES.items() if names_torch_ops(tree)}
+    assert "learnsolve._library" in users, "the search finds nothing"
+    stray = {name for name in users if group(name) not in ("ops", "_library")}
+    assert not stray, f"{stray} must call learnsolve.ops instead of torch.ops"
+
+
+def includes(path: Path) -> list[str]:
+    return re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', path.read_text(), re.MULTILINE)
+
+
+NATIVE = [p for p in sorted((ROOT / "csrc").rglob("*")) if p.suffix in (".h", ".cpp", ".cuh", ".cu")]
+IDS = [str(p.relative_to(ROOT)) for p in NATIVE]
+
+
+@pytest.mark.parametrize("path", NATIVE, ids=IDS)
+def test_only_csrc_ops_includes_torch(path):
+    if path.parent.name == "ops":
+        return
+    torch_headers = [h for h in includes(path) if h.split("/")[0] in ("torch", "ATen", "c10", "ops")]
+    assert not torch_headers
+
+
+@pytest.mark.parametrize("path", NATIVE, ids=IDS)
+def test_cpu_kernels_include_no_library(path):
+    # csrc/kernels/kernels.cpp says why: an inline function of a library, compiled for AVX-512 there, could be
+    # the copy that the linker keeps for everyone.
+    if path.parent.name != "kernels" or path.suffix == ".cuh":
+        return
+    assert not [h for h in includes(path) if h != "cstdint" and not h.startswith("kernels/")]
+
+
+def test_no_file_names_a_place_of_one_machine():
+    listing = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listing.returncode != 0:
+        pytest.skip("not a git checkout")
+    place = re.compile(r"(?<![\w./~-])/(?:work|root|home|tmp|opt|Users)/\w")
+    assert place.search("see " + "/tmp" + "/x")
+    named = []
+    for file in filter(None, listing.stdout.split("\0")):
+        try:
+            text = (ROOT / file).read_text()
+        except (UnicodeDecodeError, FileNotFoundError):  # a picture; a file that is removed but not committed
+            continue
+        named += [f"{file}: {line.strip()}" for line in text.splitlines() if place.search(line)]
+    assert not named
