@@ -1,6 +1,5 @@
 // Structure analysis: faults are found, transposes and blocks are what csr_view.h says.
 #include "analysis/pattern.h"
-
 #include "tests/matrices.h"
 
 namespace learnsolve::test {

@@ -1,5 +1,6 @@
 // Sweeps x' = x + s o (b - A x) and their adjoint against plain sums.
 #include "kernels/richardson.h"
+
 #include "tests/cases.h"
 
 namespace learnsolve::test {
@@ -57,8 +58,8 @@ void sweep_case(const System<T, I>& system, const std::string& name) {
         const Sum& r = system.residual[i * k + j];
         next[i * k + j].add(system.x[i * k + j]);
         next[i * k + j] = next[i * k + j] + scaled(r, system.s[i]);
-        squares[block * k + j] = squares[block * k + j] + Sum{r.value * r.value, r.magnitude * r.magnitude,
-                                                              2 * r.roundings + 2};
+        squares[block * k + j] =
+            squares[block * k + j] + Sum{r.value * r.value, r.magnitude * r.magnitude, 2 * r.roundings + 2};
       }
   Array<T> next_whole, squares_whole;
   for (const Partition& partition : partitions(S.n_blocks())) {
@@ -102,9 +103,9 @@ void adjoint_case(Random& random, const System<T, I>& system, bool norms, bool w
     Array<T> got[3] = {Array<T>(S.rows * k), b_start, s_start};
     for_ranges(partition, [&](int64_t b0, int64_t b1) {
       isa::richardson_adjoint<T, I>(system.view(), {S.table.data()}, b0, b1, system.x.data(), system.b.data(),
-                                    system.s.data(), system.lambda.data(),
-                                    norms ? system.c.data() : nullptr, k, got[0].data(),
-                                    want_b ? got[1].data() : nullptr, want_s ? got[2].data() : nullptr);
+                                    system.s.data(), system.lambda.data(), norms ? system.c.data() : nullptr,
+                                    k, got[0].data(), want_b ? got[1].data() : nullptr,
+                                    want_s ? got[2].data() : nullptr);
     });
     if (partition.name == "whole") {
       require_close(got[0], g, "richardson_adjoint g, " + name);

@@ -10,17 +10,18 @@ from learnsolve.ops._product import product, sampled
 from learnsolve.pattern import SparsityPattern
 
 
-def quadratic_form(A: CSR, x: Tensor) -> Tensor:
-    r"""Quadratic form :math:`q = x^T A x`, of each column of x.
+def quadratic_form(A: CSR, x: Tensor, *, symmetric: bool = False) -> Tensor:
+    r"""Quadratic form :math:`q = x^T A x`, summed over the columns of x: :math:`\operatorname{tr}(X^T A X)`.
 
     Parameters
     ----------
     A : CSR, shape (n, n), float32 or float64; its values may have batch axes, (..., nnz)
     x : Tensor, shape (n,) or (..., n, k), of A's dtype and device
+    symmetric : promise that A equals its transpose (not checked); the backward then needs no product
 
     Returns
     -------
-    Tensor, shape (...) for a vector, (..., k) for a matrix.
+    Tensor, shape (...): one number for each member of the batch.
 
     Raises
     ------
@@ -32,9 +33,7 @@ def quadratic_form(A: CSR, x: Tensor) -> Tensor:
     Notes
     -----
     Gradient: :math:`\bar x = \bar q (A x + A^T x)`, :math:`\bar A = \bar q\, x x^T` on the pattern. A x is
-    kept from the forward, so the backward costs one more product (one sampled product for A). Any order.
-
-    ``(x * spmm(A, x)).sum(0)`` is the same with three nodes in the graph instead of one.
+    kept from the forward, so the backward costs one more product, or none if `symmetric`. Any order.
 
     Examples
     --------
@@ -54,53 +53,61 @@ def quadratic_form(A: CSR, x: Tensor) -> Tensor:
         raise ValueError(f"{name}: A must be square, got shape {pattern.shape}")
     if x.dim() == 0 or x.shape[0 if x.dim() == 1 else -2] != n:
         raise ValueError(f"{name}: x must have A.shape[0] = {n} rows, got shape {tuple(x.shape)}")
-    _check.batches(name, values.shape[:-1], x.shape[:-2], "A.values and x")
     if torch.compiler.is_dynamo_compiling() or values.dim() > 1 or x.dim() > 2:
+        _check.batches(name, values.shape[:-1], x.shape[:-2], "A.values and x")
         y = product(values, x, pattern, False)
-        return (x * y).sum(-1 if x.dim() == 1 else -2)
+        return (x * y).sum(-1) if x.dim() == 1 else (x * y).sum((-2, -1))
     if tracked(values, x):
-        return _QuadraticForm.apply(values, x, pattern)[0]
-    return _QuadraticForm.forward(values, x, pattern)[0]
+        return _QuadraticForm.apply(values, x, pattern, symmetric)[0]
+    return _QuadraticForm.forward(values, x, pattern, symmetric)[0]
 
 
 class _QuadraticForm(Eager, torch.autograd.Function):
     """(q, A x); the second is there to be kept."""
 
     @staticmethod
-    def forward(values: Tensor, x: Tensor, pattern: SparsityPattern):
+    def forward(values: Tensor, x: Tensor, pattern: SparsityPattern, symmetric: bool):
         y = product(values, x, pattern, False)
-        return (x * y).sum(0), y
+        return torch.dot(x.reshape(-1), y.reshape(-1)), y
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        values, x, ctx.pattern = inputs
+        values, x, ctx.pattern, ctx.symmetric = inputs
         ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(values, x, output[1])
         keep_for_forward_mode(ctx, values, x)
 
     @staticmethod
     def backward(ctx, g, _):  # type: ignore[override]
+        if g is None:
+            return (None,) * 4
         values, x, y = ctx.saved_tensors
         pattern = ctx.pattern
-        if torch._C._are_functorch_transforms_active() or torch.is_grad_enabled():
-            y = product(values, x, pattern, False)  # with its graph: it depends on both
+        if tracked(values, x, g):
+            y = product(values, x, pattern, False)  # with its graph: somebody differentiates this gradient
         need_values, need_x = ctx.needs_input_grad[:2]
-        gx = g * (y + product(values, x, pattern, True)) if need_x else None
-        gv = sampled(g * x, x, pattern) if need_values else None
-        return gv, gx, None
+        gx = gv = None
+        if need_x:
+            gx = y * (g + g) if ctx.symmetric else g * (y + product(values, x, pattern, True))
+        if need_values:
+            gv = sampled(g * x, x, pattern)
+        return gv, gx, None, None
 
     @staticmethod
-    def jvp(ctx, tv, tx, _):  # type: ignore[override]
+    def jvp(ctx, tv, tx, *_):  # type: ignore[override]
         values, x = ctx.saved_tensors[:2]
         pattern = ctx.pattern
-        y = product(values, x, pattern, False)
-        ty = add(
-            None if tv is None else product(tv, x, pattern, False),
-            None if tx is None else product(values, tx, pattern, False),
-        )
-        q = (x * ty).sum(0)
-        return (q if tx is None else q + (tx * y).sum(0)), None
+        by_values = None if tv is None else (x * product(tv, x, pattern, False)).sum()
+        by_x = None
+        if tx is not None:
+            by_x = (tx * (product(values, x, pattern, False) + product(values, x, pattern, True))).sum()
+        return add(by_values, by_x), None
 
     @staticmethod
-    def vmap(info, in_dims, values, x, pattern):
-        return vmapped(lambda v, x: _QuadraticForm.forward(v, x, pattern), in_dims[:2], (values, x))
+    def vmap(info, in_dims, values, x, pattern, symmetric):
+        def form(values: Tensor, x: Tensor):
+            y = product(values, x, pattern, False)
+            return (x * y).sum(), y
+
+        return vmapped(form, in_dims[:2], (values, x))

@@ -37,22 +37,20 @@ class Solution:
     x : Tensor, the last iterate, of b's shape
     iterations : int, how many ran
     residual_norms : Tensor, shape (iterations + 1,), or (iterations + 1, k) for k right-hand sides:
-        ||b - A x_i|| for every iterate, the initial one first; differentiable. The last is computed when it
-        is asked for.
+        ||b - A x_i|| for every iterate, the initial one first; differentiable. Completed when it is asked
+        for: the last norm costs a product with A.
     status : Status, of the worst column; asking for it waits for the device
     converged : bool, status is CONVERGED
     """
 
-    def __init__(self, x: Tensor, iterations: int, norms: Tensor, last_norm: Callable[[], Tensor]):
+    def __init__(self, x: Tensor, iterations: int, residual_norms: Callable[[], Tensor]):
         self.x = x
         self.iterations = iterations
-        self._norms = norms
-        self._last_norm = last_norm
+        self._residual_norms = residual_norms
 
     @cached_property
     def residual_norms(self) -> Tensor:
-        axis = max(self._norms.dim() - 2, 0)
-        return torch.cat((self._norms, self._last_norm().unsqueeze(axis)), dim=axis)
+        return self._residual_norms()
 
     @cached_property
     def status(self) -> Status:

@@ -1,0 +1,44 @@
+# make train    learn Jacobi weights         make test    run all tests
+# make help     the other targets
+#
+# Both set up .venv first, once. VENV=folder puts it elsewhere; VENV= (empty) uses the active environment
+# and its torch. All paths are relative: the folder may have a space in its name.
+VENV := .venv
+PYTHON ?= python3
+OUT := runs/jacobi
+ARGS :=
+
+python = "$(if $(VENV),$(VENV)/bin/python,$(PYTHON))"
+bin = $(if $(VENV),$(VENV)/bin/)
+
+.PHONY: train test bench lint sanitize setup clean help
+
+train: setup ## learn Jacobi weights, draw the pictures (OUT=folder, ARGS="--steps 200 ...")
+	@$(python) -m learnsolve.train jacobi --out "$(OUT)" --overwrite true $(ARGS)
+
+test: setup ## run all tests (ARGS="-k spmm" chooses)
+	@$(python) -m pytest $(ARGS)
+
+bench: setup ## measure products against SciPy and torch (results/)
+	@$(python) benchmarks/spmm.py $(ARGS)
+
+lint: setup ## ruff, pyright, clang-format
+	@$(python) -m ruff check .
+	@$(python) -m ruff format --check .
+	@$(python) -m pyright --pythonpath $(python)
+	@find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cuh' -o -name '*.cu' | \
+	  xargs "$(bin)clang-format" --dry-run -Werror
+
+sanitize: setup ## native kernel tests under AddressSanitizer, UBSan and ThreadSanitizer
+	@"$(bin)cmake" -S . -B build/native -DLEARNSOLVE_NATIVE_TESTS=ON
+	@"$(bin)cmake" --build build/native --parallel $$(nproc 2>/dev/null || echo 2)
+	@"$(bin)ctest" --test-dir build/native --output-on-failure
+
+setup: ## virtual environment, pinned dependencies, compiled extension
+	@PYTHON="$(PYTHON)" sh scripts/setup.sh "$(VENV)"
+
+clean: ## remove what was built and installed; results stay
+	rm -rf .venv build .pytest_cache .hypothesis .ruff_cache
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):[^#]*## /  make \1\t/p' Makefile

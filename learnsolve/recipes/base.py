@@ -1,0 +1,168 @@
+"""What every recipe has: `RunSettings`, the options of a run, and `Recipe`, what the harness calls."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+# Columns of metrics.csv by name; None where a step has no such entry.
+History = dict[str, list]
+
+
+class SettingError(ValueError):
+    """A setting that cannot be used. The message is one sentence that names the option and the remedy."""
+
+
+@dataclass
+class RunSettings:
+    """Options that every recipe has.
+
+    Parameters
+    ----------
+    steps : int
+        Optimiser steps in all; when a run is resumed this counts from its first step.
+    lr : float
+        Learning rate of the optimiser.
+    dtype : str
+        Floating-point type of the matrix, the vectors and what is learned.
+    device : str
+        Where to compute: cpu, cuda or cuda:N.
+    threads : int
+        Threads that torch may use; null leaves torch's own number.
+    seed : int
+        All random numbers follow from it.
+    evaluate_every : int
+        Steps between evaluations of the loss on held-out data.
+    checkpoint_seconds : float
+        Seconds between checkpoints while training; 0 writes one at every step.
+    out : str
+        Folder for the results, made if it does not exist.
+    resume : str
+        Go on with the run in this folder and with its settings; only --steps may be given anew, and what
+        does not change the numbers.
+    overwrite : bool
+        Replace a run that is in --out already.
+    quiet : bool
+        No progress on the terminal, only the final table.
+    """
+
+    steps: int = 100
+    lr: float = 1e-2
+    dtype: Literal["float32", "float64"] = "float64"
+    device: str = "cpu"
+    threads: int | None = None
+    seed: int = 0
+    evaluate_every: int = 10
+    checkpoint_seconds: float = 30.0
+    out: str = "runs"
+    resume: str | None = None
+    overwrite: bool = False
+    quiet: bool = False
+
+    def check(self) -> None:
+        """Raise SettingError for the first value that cannot be used."""
+        at_least("steps", self.steps, 0)
+        if not (math.isfinite(self.lr) and self.lr > 0):
+            raise SettingError(f"--lr must be a positive number, got {self.lr}; 1e-2 is a good start")
+        if self.threads is not None:
+            at_least("threads", self.threads, 1)
+        at_least("seed", self.seed, 0)
+        at_least("evaluate_every", self.evaluate_every, 1)
+        if not self.checkpoint_seconds >= 0:
+            raise SettingError(f"--checkpoint_seconds must not be negative, got {self.checkpoint_seconds}")
+        if not self.out:
+            raise SettingError("--out must name a folder, got an empty string")
+        check_device(self.device)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return getattr(torch, self.dtype)
+
+
+def at_least(option: str, value: int, minimum: int) -> None:
+    if value < minimum:
+        raise SettingError(f"--{option} must be at least {minimum}, got {value}")
+
+
+def check_device(device: str) -> None:
+    try:
+        kind = torch.device(device)
+    except RuntimeError:
+        kind = None
+    if kind is None or kind.type not in ("cpu", "cuda"):
+        raise SettingError(f"--device must be cpu, cuda or cuda:N, got {device!r}")
+    if kind.type == "cuda":
+        if not torch.cuda.is_available():
+            raise SettingError(f"--device {device} needs a GPU, but torch sees none; use --device cpu")
+        if kind.index is not None and kind.index >= torch.cuda.device_count():
+            count = torch.cuda.device_count()
+            raise SettingError(f"--device {device} does not exist; torch sees {count} GPU(s)")
+
+
+@dataclass
+class Outcome:
+    """What came of a training.
+
+    Attributes
+    ----------
+    numbers : for report.json
+    columns, rows : the final table; numbers are formatted where it is printed
+    sentence : what was learned
+    data : what the recipe's own figures need beyond that
+    """
+
+    numbers: dict[str, Any]
+    columns: list[str]
+    rows: list[list[Any]] = field(default_factory=list)
+    sentence: str = ""
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+class Recipe:
+    """A training task. The harness makes one from its settings, trains `model` and asks for the outcome.
+
+    Every random number must be a function of (seed, stream, step, index), as `learnsolve.recipes._vectors`
+    makes them: then the step is the whole random state, a resumed run sees the same numbers, and so do
+    several processes that share the work.
+
+    Attributes
+    ----------
+    Settings : the dataclass of options, a subclass of RunSettings
+    model : torch.nn.Module whose parameters are learned and whose state_dict is saved
+    lower_bound : a loss below it (beyond rounding) means that the task is ill-posed; the run then stops
+    advice : what to try when the loss diverges
+    """
+
+    Settings: ClassVar[type[RunSettings]] = RunSettings
+    model: torch.nn.Module
+    lower_bound: float = -math.inf
+    advice: str = "try a smaller --lr"
+
+    def __init__(self, settings: Any):
+        """Build matrix, model and data; SettingError for what cannot work."""
+        raise NotImplementedError
+
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimiser of the model's parameters. All of its state must be tensors."""
+        raise NotImplementedError
+
+    def loss(self, step: int) -> Tensor:
+        """The training loss of `step`, a scalar that depends on the model's parameters."""
+        raise NotImplementedError
+
+    def evaluate(self) -> float:
+        """The loss on held-out data, always the same."""
+        raise NotImplementedError
+
+    def outcome(self) -> Outcome:
+        """Numbers and words on the trained model."""
+        raise NotImplementedError
+
+    def figures(self, history: History, outcome: Outcome) -> Iterator[tuple[str, Any]]:
+        """(file name, matplotlib Figure) of every picture."""
+        raise NotImplementedError

@@ -1,0 +1,191 @@
+"""Entry-wise weights of Jacobi's method, learned from random test vectors.
+
+Source: Nytko, Taghibakhshi, Uz Zaman, MacLachlan, Olson, West, "Optimized Sparse Matrix Operations for
+Reverse Mode Automatic Differentiation", arXiv 2212.05159, section 4.1 (figures 3 and 4).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from learnsolve import solvers
+from learnsolve.csr import CSR
+from learnsolve.ops.quadratic_form import quadratic_form
+from learnsolve.recipes import _jacobi_outcome, _problem
+from learnsolve.recipes._vectors import HELD_OUT, TRAINING, normal_vectors
+from learnsolve.recipes.base import History, Outcome, Recipe, RunSettings, SettingError, at_least
+
+IDENTITY_LIMIT = 4096  # unknowns: n columns of n numbers, 128 MiB in float64, and a few times that at work
+BUFFERS = 6  # arrays of the test vectors' size that a step holds, as measured
+HELD_OUT_VECTORS = 100
+
+
+@dataclass
+class JacobiSettings(RunSettings):
+    """Learn one weight w_i for every row of x <- x + w D^-1 (b - A x).
+
+    The loss is the energy e^T A e of the error that one sweep leaves of a random vector from N(0, I), as the
+    mean over the test vectors; it is reported per test vector.
+
+    Parameters
+    ----------
+    steps : int
+        Optimiser steps in all; when a run is resumed this counts from its first step.
+    out : str
+        Folder for the results, made if it does not exist.
+    problem : ProblemSettings
+        The matrix to train on.
+    test_vectors : int
+        How many random test vectors, or identity for the columns of I, which give the exact expectation.
+    resample : bool
+        Draw other test vectors at every step instead of a fixed set.
+    sweeps : int
+        Jacobi sweeps in the loss.
+    held_out : int
+        Random vectors to evaluate on; null for as many as test vectors, at most 100.
+    """
+
+    steps: int = 300
+    out: str = "runs/jacobi"
+    problem: _problem.ProblemSettings = field(default_factory=_problem.ProblemSettings)
+    test_vectors: int | Literal["identity"] = 100
+    resample: bool = False
+    sweeps: int = 1
+    held_out: int | None = None
+
+    def check(self) -> None:
+        super().check()
+        at_least("sweeps", self.sweeps, 1)
+        if isinstance(self.test_vectors, str):
+            if self.resample:
+                raise SettingError("--resample true needs random vectors; give --test_vectors a number")
+        else:
+            at_least("test_vectors", self.test_vectors, 1)
+        if self.held_out is None:
+            count = HELD_OUT_VECTORS if isinstance(self.test_vectors, str) else self.test_vectors
+            self.held_out = min(count, HELD_OUT_VECTORS)
+        at_least("held_out", self.held_out, 1)
+
+
+class JacobiRecipe(Recipe):
+    """One weight a row; see `JacobiSettings`."""
+
+    Settings: ClassVar[type[RunSettings]] = JacobiSettings
+    lower_bound = 0.0
+    advice = "try a smaller --lr, or check that the matrix is symmetric positive definite"
+
+    def __init__(self, settings: JacobiSettings):
+        self.settings = settings
+        self.A = _problem.build(
+            settings.problem, seed=settings.seed, dtype=settings.torch_dtype, device=settings.device
+        )
+        n = _check_matrix(self.A)
+        _check_memory(n, settings)
+        weight = torch.ones(n, dtype=settings.torch_dtype, device=settings.device)
+        self.model = solvers.Jacobi(weight, iterations=settings.sweeps)
+        # All vectors are divided by the root of their number: the sum of their energies is then the mean,
+        # without an operation for it in every step. The columns of I need no division: E e e^T = I.
+        count = settings.test_vectors
+        if isinstance(count, str):
+            self.test_vectors = torch.eye(n, dtype=self.A.dtype, device=self.A.device)
+        else:
+            self.test_vectors = self._normal(count, TRAINING, 0)
+        self._zeros = torch.zeros_like(self.test_vectors)
+        self.held_out = self._normal(settings.held_out or 1, HELD_OUT, 0)
+
+    def _normal(self, count: int, stream: int, step: int) -> Tensor:
+        vectors = normal_vectors(
+            self.A.shape[0],
+            range(count),
+            seed=self.settings.seed,
+            stream=stream,
+            step=step,
+            dtype=self.A.dtype,
+            device=self.A.device,
+        )
+        return vectors / count**0.5
+
+    @property
+    def weight(self) -> Tensor:
+        return self.model.weight  # type: ignore[return-value]
+
+    def optimizer(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.model.parameters(), lr=self.settings.lr)
+
+    def loss(self, step: int) -> Tensor:
+        E = self.test_vectors
+        if self.settings.resample and step > 0:
+            E = self._normal(E.shape[1], TRAINING, step)
+        return quadratic_form(self.A, self.model(self.A, self._zeros, E).x, symmetric=True)
+
+    def evaluate(self) -> float:
+        return self.held_out_energy(self.weight)
+
+    @torch.no_grad()
+    def held_out_energy(self, weight: Tensor | float) -> float:
+        """Energy per held-out vector that the sweeps of the loss leave with `weight`."""
+        E = self.held_out
+        x = solvers.jacobi(self.A, torch.zeros_like(E), E, weight=weight, iterations=self.settings.sweeps).x
+        return quadratic_form(self.A, x, symmetric=True).item()
+
+    def outcome(self) -> Outcome:
+        return _jacobi_outcome.outcome(self)
+
+    def figures(self, history: History, outcome: Outcome) -> Iterator[tuple[str, Any]]:
+        from learnsolve.recipes import _jacobi_plots  # matplotlib is wanted only now
+
+        return _jacobi_plots.figures(self, history, outcome)
+
+
+def _check_matrix(A: CSR) -> int:
+    rows, columns = A.shape
+    if rows != columns or rows == 0:
+        raise SettingError(f"--problem: jacobi needs a square matrix with rows, got shape {A.shape}")
+    S = A.to_scipy()
+    worst, largest = (float(abs(M).max()) if M.nnz else 0.0 for M in (S - S.T, S))
+    if worst > 1e-6 * largest:
+        raise SettingError(
+            f"--problem: the loss e^T A e needs a symmetric matrix, but A - A^T has an entry {worst:.3g}; "
+            "choose another problem"
+        )
+    bad = torch.nonzero(A.diagonal() <= 0).flatten()
+    if len(bad):
+        row = int(bad[0])
+        raise SettingError(
+            f"--problem: the loss e^T A e needs a positive definite matrix, but the diagonal entry of row "
+            f"{row} is {float(A.diagonal()[row]):g}; choose another problem"
+        )
+    return rows
+
+
+def _check_memory(n: int, settings: JacobiSettings) -> None:
+    itemsize = settings.torch_dtype.itemsize
+    if isinstance(settings.test_vectors, str):
+        if n > IDENTITY_LIMIT:
+            raise SettingError(
+                f"--test_vectors identity needs n^2 numbers and takes n <= {IDENTITY_LIMIT}, but the matrix "
+                f"has n = {n} ({BUFFERS * n * n * itemsize / 2**30:.1f} GiB); give it a number, such as 100"
+            )
+        return
+    needed = BUFFERS * n * max(settings.test_vectors, settings.held_out or 1) * itemsize
+    free = _free_memory(settings.device)
+    if needed > free:
+        raise SettingError(
+            f"--test_vectors {settings.test_vectors} with n = {n} needs about {needed / 2**30:.1f} GiB and "
+            f"{free / 2**30:.1f} GiB are free; use fewer (and --held_out), such as 4"
+        )
+
+
+def _free_memory(device: str) -> float:
+    if torch.device(device).type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):  # not on this system: no judgement
+        return float("inf")

@@ -1,0 +1,110 @@
+#!/bin/sh
+# Usage: scripts/setup.sh [VENV]
+# Makes the virtual environment VENV, installs pinned dependencies (constraints.txt) and compiles
+# learnsolve into it. Without VENV it builds for the active environment and keeps the torch there.
+# What is done already is not done again: a stamp in VENV (or in build/) remembers it.
+set -eu
+cd "$(dirname "$0")/.."
+venv=${1-}
+
+fail() {
+  printf '%s\n' "$*" >&2
+  exit 1
+}
+say() { printf '== %s\n' "$*"; }
+fingerprint() { find "$@" -path csrc/tests -prune -o -type f -exec cksum {} + | LC_ALL=C sort | cksum; }
+known() { [ -x "$(command -v "$python")" ] && [ -f "$stamp" ] && grep -qxF -- "$1" "$stamp"; }
+# Value of a Python expression; importing torch itself would take seconds.
+ask() { "$1" -c "import sys, sysconfig; from importlib.metadata import version; print($2)" 2>/dev/null; }
+
+if [ -n "$venv" ]; then
+  python=$venv/bin/python
+  stamp=$venv/.learnsolve
+  environment=$venv
+else
+  python=${PYTHON:-python3}
+  stamp=build/.learnsolve
+  torch=$(ask "$python" 'version("torch")') ||
+    fail "VENV= builds for the active environment, but its $python has no torch: install it there" \
+      "(pip install 'torch>=2.10'), or leave VENV= out to get a new environment."
+  [ "$(ask "$python" 'tuple(map(int, version("torch").split(".")[:2])) >= (2, 10)')" = True ] ||
+    fail "VENV= builds for the active environment, but learnsolve needs torch >= 2.10 and finds $torch there:" \
+      "upgrade it (pip install 'torch>=2.10'), or leave VENV= out to get a new environment."
+  environment="$(ask "$python" sys.prefix) torch $torch"
+fi
+
+# --- Is it done already? ---
+place="place: $(pwd -P), $environment, CXX=${CXX-}, nvcc=$(command -v nvcc || :),\
+ CUDA=${LEARNSOLVE_CUDA-} ${LEARNSOLVE_CUDA_ARCHITECTURES-}"
+dependencies="dependencies: $(fingerprint pyproject.toml constraints.txt)"
+sources="sources: $(fingerprint pyproject.toml CMakeLists.txt csrc)"
+known "$place" && same_place=yes || same_place=no
+known "$dependencies" && same_dependencies=yes || same_dependencies=no
+known "$sources" && same_sources=yes || same_sources=no
+[ "$same_place $same_dependencies $same_sources" = "yes yes yes" ] && exit 0
+
+# --- Is everything there that pip cannot install? ---
+if [ -z "$venv" ] || "$python" -c 'import pip' 2>/dev/null; then
+  base=$python
+else
+  base=
+  for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.11}; do
+    [ "$(ask "$candidate" 'sys.version_info >= (3, 11)')" = True ] && base=$candidate && break
+  done
+  [ -n "$base" ] ||
+    fail "learnsolve needs Python 3.11 or newer and ${PYTHON:-python3} is" \
+      "$(ask "${PYTHON:-python3}" '"Python %d.%d" % sys.version_info[:2]' || echo missing): install it" \
+      "(Debian/Ubuntu: apt install python3 python3-venv python3-dev), or name one with PYTHON=/path/to/python3."
+fi
+release=$(ask "$base" '"python%d.%d" % sys.version_info[:2]')
+if [ "$base" != "$python" ]; then
+  "$base" -c 'import venv; from ensurepip import version' 2>/dev/null ||
+    fail "learnsolve needs Python's venv module: install $release-venv (Debian/Ubuntu: apt install $release-venv)."
+fi
+compiler=
+for candidate in "${CXX:-c++}" ${CXX:-g++ clang++}; do
+  $candidate --version >/dev/null 2>&1 && compiler=$candidate && break
+done
+[ -n "$compiler" ] || fail "learnsolve needs a C++ compiler${CXX:+, and CXX=$CXX is none}: install g++" \
+  "(Debian/Ubuntu: apt install g++)."
+printf '#include <concepts>\n#include <vector>\n' | $compiler -std=c++20 -fsyntax-only -x c++ - 2>/dev/null ||
+  fail "learnsolve needs a C++20 compiler with its standard library, and $compiler is none: install g++ 11 or" \
+    "newer (Debian/Ubuntu: apt install g++)."
+[ -f "$(ask "$base" 'sysconfig.get_path("include")')/Python.h" ] ||
+  fail "learnsolve needs the headers of Python: install $release-dev (Debian/Ubuntu: apt install $release-dev)."
+
+# --- Do it. ---
+rm -f "$stamp"
+# CMake remembers compilers and folders: a build for another place starts from nothing.
+[ $same_place = yes ] || rm -rf build
+pip() { "$python" -m pip --disable-pip-version-check "$@"; }
+if [ "$base" != "$python" ]; then
+  say "Making the virtual environment $venv"
+  [ ! -e "$venv" ] || rmdir "$venv" 2>/dev/null || [ -f "$venv/pyvenv.cfg" ] ||
+    fail "$venv is there already and is no virtual environment: move it away or choose another folder with VENV=."
+  "$base" -m venv --clear "$venv"
+fi
+if [ $same_place$same_dependencies != yesyes ]; then
+  if [ -n "$venv" ]; then
+    set -- -c constraints.txt
+    torch=$(grep '^torch==' constraints.txt)
+    if [ "$(ask "$python" 'version("torch").split("+")[0]')" != "${torch#*==}" ]; then
+      say "Installing $torch: a few hundred MB, several GB with CUDA"
+      pip install "$@" "$torch"
+    fi
+  else
+    set --
+  fi
+  say "Installing the other dependencies and compiling learnsolve: one to two minutes, three with nvcc"
+  # The build runs without isolation, so that it sees this torch: what drives it comes first.
+  pip install -q "$@" $(ask "$python" '*__import__("tomllib").load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["build"]')
+  set -- "$@" -e '.[dev]'
+else
+  say "Compiling learnsolve"
+  set -- --no-deps -e .
+fi
+pip install -q --no-build-isolation "$@" ||
+  fail "learnsolve could not be installed into ${venv:-the active environment}; the reason is above."
+mkdir -p "$(dirname "$stamp")"
+printf '%s\n' "$place" "$dependencies" "$sources" >"$stamp.new"
+mv "$stamp.new" "$stamp"

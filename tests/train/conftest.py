@@ -1,0 +1,49 @@
+"""Runs of the training program within the test's own process, which is much faster than a new one each."""
+
+import csv
+from pathlib import Path
+
+import pytest
+import torch
+
+from learnsolve import train
+from learnsolve.recipes.jacobi import JacobiRecipe
+
+
+@pytest.fixture(autouse=True)
+def _same_threads():
+    """A run sets torch's number of threads; the next test has its own."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def no_pictures(monkeypatch):
+    """Most tests look at numbers: drawing would be nearly all of their time."""
+    monkeypatch.setattr(JacobiRecipe, "figures", lambda self, history, outcome: iter(()))
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Call with options; returns (exit code, folder). Runs in tmp_path."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*options: object, out: str | None = "run") -> tuple[int, Path]:
+        argv = ["jacobi", *map(str, options), "--threads", "1", "--quiet"]
+        if out is not None:
+            argv += ["--out", out]
+        return train.main(argv), tmp_path / (out or "")
+
+    return call
+
+
+@pytest.fixture
+def rows():
+    """The rows of a run's metrics.csv, without the seconds, which no two runs share."""
+
+    def read(folder: Path) -> list[dict[str, str]]:
+        with (folder / "metrics.csv").open(newline="") as file:
+            return [{k: v for k, v in row.items() if k != "seconds"} for row in csv.DictReader(file)]
+
+    return read

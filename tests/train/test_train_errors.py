@@ -1,0 +1,117 @@
+"""Bad input to the training program: one sentence that names the option and the remedy, and exit code 2."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from learnsolve import train
+
+NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="torch sees a GPU")
+ASYMMETRIC = "%%MatrixMarket matrix coordinate real general\n2 2 3\n1 1 1\n2 1 3\n2 2 1\n"
+NEGATIVE = "%%MatrixMarket matrix coordinate real general\n2 2 2\n1 1 1\n2 2 -1\n"
+RECTANGULAR = "%%MatrixMarket matrix coordinate real general\n2 3 2\n1 1 1\n2 2 -1\n"
+
+
+def matrix(path):
+    return ["--problem.name", "matrix_market", "--problem.path", path]
+
+
+BAD = [
+    (["--stepz", "3"], "unknown option --stepz; did you mean --steps?"),
+    (["--nothing_like_it", "3"], "unknown option --nothing_like_it"),
+    (["--problem.shap", "3"], "did you mean --problem.shape?"),
+    (["stray"], "'stray' is not an option"),
+    (["--steps"], "--steps needs a value"),
+    (["--steps", "1.5"], "--steps must be a whole number, got '1.5'"),
+    (["--steps", "-1"], "--steps must be at least 0, got -1"),
+    (["--lr", "fast"], "--lr must be a number, got 'fast'"),
+    (["--lr", "0"], "--lr must be a positive number, got 0.0"),
+    (["--lr", "nan"], "--lr must be a number, got 'nan'"),
+    (["--dtype", "float16"], "--dtype must be float32 or float64, got 'float16'"),
+    (["--device", "tpu"], "--device must be cpu, cuda or cuda:N, got 'tpu'"),
+    pytest.param(["--device", "cuda"], "--device cuda needs a GPU", marks=NO_GPU),
+    (["--threads", "0"], "--threads must be at least 1"),
+    (["--seed", "-1"], "--seed must be at least 0"),
+    (["--evaluate_every", "0"], "--evaluate_every must be at least 1"),
+    (["--checkpoint_seconds", "-1"], "--checkpoint_seconds must not be negative"),
+    (["--out", ""], "--out must name a folder"),
+    (["--out", "file"], "--out file cannot be used as a folder"),
+    (["--out", "full"], "--out full holds other files"),
+    (["--quiet", "perhaps"], "--quiet must be true or false, got 'perhaps'"),
+    (["--config", "none.yaml"], "none.yaml"),
+    (["--config", "bad.yaml"], "unknown option --stepz; did you mean --steps?"),
+    (["--resume", "nowhere"], "--resume nowhere: there is no run"),
+    (["--test_vectors", "many"], "--test_vectors must be a whole number or identity, got 'many'"),
+    (["--test_vectors", "0"], "--test_vectors must be at least 1"),
+    (["--test_vectors", "identity", "--resample"], "--resample true needs random vectors"),
+    (["--test_vectors", "identity", "--problem.shape", "[65,64]"], "n <= 4096, but the matrix has n = 4160"),
+    (["--test_vectors", "100000000", "--problem.shape", "100000"], "GiB are free; use fewer"),
+    (["--sweeps", "0"], "--sweeps must be at least 1"),
+    (["--held_out", "0"], "--held_out must be at least 1"),
+    (["--problem.name", "navier"], "--problem.name must be poisson, anisotropic"),
+    (["--problem.shape", "16,16"], "--problem.shape must be a whole number or a list such as [64,64]"),
+    (["--problem.shape", "0"], "--problem: poisson: shape must have"),
+    (["--problem.shape", "[2,2,2,2]"], "--problem: poisson: shape must have"),
+    (["--problem.epsilon", "0.5"], "--problem.epsilon means nothing for --problem.name poisson"),
+    (["--problem.name", "matrix_market"], "needs --problem.path"),
+    (["--problem.name", "gallery", "--problem.matrix", "nil"], "--problem: gallery: name must be one of"),
+    (["--problem.name", "diffusion", "--problem.shape", "[3,3]", "--problem.contrast", "0.5"], "contrast"),
+    (matrix("none.mtx"), "none.mtx"),
+    (matrix("asymmetric.mtx"), "needs a symmetric matrix, but A - A^T has an entry 3"),
+    (matrix("negative.mtx"), "diagonal entry of row 1 is -1"),
+    (matrix("rectangular.mtx"), "square"),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), BAD)
+def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path, monkeypatch, capsys, options, words):
+    monkeypatch.chdir(tmp_path)
+    for name, text in (("asymmetric", ASYMMETRIC), ("negative", NEGATIVE), ("rectangular", RECTANGULAR)):
+        (tmp_path / f"{name}.mtx").write_text(text)
+    (tmp_path / "file").touch()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").touch()
+    (tmp_path / "bad.yaml").write_text("stepz: 3\n")
+    assert train.main(["jacobi", *options]) == train.BAD_SETTING
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("learnsolve.train: ")
+    assert printed.err.count("\n") == 1
+    assert words in printed.err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_unknown_recipe(capsys):
+    assert train.main(["jacoby"]) == train.BAD_SETTING
+    assert capsys.readouterr().err == "learnsolve.train: 'jacoby' is no recipe; the recipes are: jacobi\n"
+
+
+def test_a_run_is_replaced_only_when_told_to(run, rows, no_pictures, capsys):
+    _, folder = run("--steps", 5)
+    first = rows(folder)
+    assert run("--steps", 3)[0] == train.BAD_SETTING
+    assert "--resume run, replace it by --overwrite true" in capsys.readouterr().err
+    assert rows(folder) == first
+    assert run("--steps", 3, "--overwrite")[0] == train.OK
+    assert rows(folder)[:3] == first[:3]
+    assert len(rows(folder)) == 4
+
+
+def test_a_missing_package_is_named_with_its_extra(run, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    code, folder = run()
+    assert code == train.FAILED
+    assert "learnsolve.train needs tqdm" in (message := capsys.readouterr().err)
+    assert "pip install 'learnsolve[train]'" in message
+    assert not folder.exists()
+
+
+def test_extras_are_imported_only_by_a_run():
+    code = (
+        "import sys, learnsolve.train; from learnsolve.recipes import jacobi;"
+        "print({'jsonargparse', 'matplotlib', 'pyamg', 'safetensors', 'yaml'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

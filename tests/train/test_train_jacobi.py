@@ -1,0 +1,253 @@
+"""`python -m learnsolve.train jacobi`: what a run computes and what it leaves in its folder."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+import scipy.io
+import scipy.sparse
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from learnsolve import problems, train
+from learnsolve.recipes._jacobi_outcome import SWEEPS, convergence_factor
+from learnsolve.recipes._progress import Progress
+from learnsolve.recipes.jacobi import JacobiRecipe, JacobiSettings
+
+FILES = {
+    "config.yaml",
+    "metrics.csv",
+    "model.safetensors",
+    "state.safetensors",
+    "state.json",
+    "report.json",
+    "loss.png",
+    "weights.png",
+    "convergence.png",
+}
+
+
+def dense_loss(A: torch.Tensor, weight: torch.Tensor, E: torch.Tensor, sweeps: int = 1) -> float:
+    """The sum of e^T A e after the sweeps, over the columns of E."""
+    x = E
+    for _ in range(sweeps):
+        x = x - (weight / A.diagonal()).unsqueeze(1) * (A @ x)
+    return float((x * (A @ x)).sum())
+
+
+def test_a_run_leaves_its_files_and_says_what_it_learned(run, rows, capsys):
+    code, folder = run("--steps", 120)
+    assert code == train.OK
+    assert {path.name for path in folder.iterdir()} == FILES
+
+    weight = load_file(folder / "model.safetensors")["weight"]
+    assert weight.shape == (16,)
+    assert weight.dtype == torch.float64
+
+    table = rows(folder)
+    assert [int(row["step"]) for row in table] == list(range(121))
+    assert float(table[-1]["gradient_norm"]) < 0.1 < 10 < float(table[0]["gradient_norm"])
+    assert [bool(row["held_out_loss"]) for row in table] == [step % 10 == 0 for step in range(121)]
+
+    report = json.loads((folder / "report.json").read_text())
+    assert report["final_loss"] == float(table[-1]["loss"])
+    compared = report["weights"]
+    assert (
+        compared["learned"]["held_out_loss"] == report["held_out_loss"] == float(table[-1]["held_out_loss"])
+    )
+    losses = [compared[n]["held_out_loss"] for n in ("closed form", "learned", "textbook 2/3", "weight 1")]
+    assert losses == sorted(losses)
+    # The spectral radius of I - A / 2, which the residual of random vectors comes down to.
+    assert compared["weight 1"]["convergence_factor"] == pytest.approx(np.cos(np.pi / 17), rel=1e-3)
+    assert report["versions"]["torch"] == torch.__version__
+    assert 0 < report["seconds_per_step"] < 1
+
+    for name in ("loss", "weights", "convergence"):
+        content = (folder / f"{name}.png").read_bytes()
+        assert content.startswith(b"\x89PNG")
+        assert len(content) > 5000
+
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    assert config["steps"] == 120
+    assert config["held_out"] == 100
+    assert config["problem"]["shape"] == 16
+
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    lines = printed.out.strip().splitlines()
+    assert lines[-1] == "Results: run"
+    assert lines[-2].startswith("The two ends carry the larger weights (0.7")
+    assert lines[-2] == report["learned"]
+    assert [line.split("  ")[0] for line in lines[2:6]] == [
+        "learned",
+        "weight 1",
+        "textbook 2/3",
+        "closed form",
+    ]
+
+
+@pytest.mark.parametrize("sweeps", [1, 3])
+def test_the_losses_are_those_of_dense_algebra(run, rows, no_pictures, sweeps):
+    options = ["--test_vectors", 7, "--problem.shape", "[5,4]", "--sweeps", sweeps]
+    _, folder = run("--steps", 0, *options)
+    settings = JacobiSettings(test_vectors=7)
+    settings.problem.shape = [5, 4]
+    settings.check()
+    recipe = JacobiRecipe(settings)
+    A, ones = recipe.A.to_dense(), torch.ones(20, dtype=torch.float64)
+    (row,) = rows(folder)
+    training, held_out = recipe.test_vectors, recipe.held_out
+    assert float(row["loss"]) == pytest.approx(dense_loss(A, ones, training, sweeps), rel=1e-12)
+    assert float(row["held_out_loss"]) == pytest.approx(dense_loss(A, ones, held_out, sweeps), rel=1e-12)
+    # Divided so that a sum is the mean: together the vectors are as long as one from N(0, I).
+    assert float(held_out.square().sum()) == pytest.approx(20, rel=0.5)
+
+    compared = json.loads((folder / "report.json").read_text())["weights"]
+    textbook = dense_loss(A, 0.8 * ones, held_out, sweeps)
+    assert compared["textbook 4/5"]["held_out_loss"] == pytest.approx(textbook, rel=1e-12)
+    assert ("closed form" in compared) == (sweeps == 1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    ("options", "n"),
+    [
+        (["--problem.shape", "[6,5]"], 30),
+        (["--problem.shape", "[4,3,5]"], 60),
+        (["--problem.shape", "[6,6]", "--problem.stencil", "q1"], 36),
+        (["--problem.name", "anisotropic", "--problem.shape", "[6,6]", "--problem.theta", "0.5"], 36),
+        (["--problem.name", "diffusion", "--problem.shape", "[6,6]"], 36),
+        (["--problem.name", "gallery", "--problem.matrix", "unit_square"], 191),
+        (["--sweeps", "3"], 16),
+    ],
+)
+def test_every_kind_of_problem_trains(run, rows, options, n, dtype, no_pictures):
+    code, folder = run("--steps", 30, "--dtype", dtype, "--test_vectors", 20, *options)
+    assert code == train.OK
+    weight = load_file(folder / "model.safetensors")["weight"]
+    assert weight.shape == (n,)
+    assert weight.dtype == getattr(torch, dtype)
+    table = rows(folder)
+    assert float(table[-1]["held_out_loss"]) < 0.8 * float(table[0]["held_out_loss"])
+
+
+def test_matrices_and_graphs_from_files(run, no_pictures, tmp_path):
+    A = scipy.sparse.random_array((30, 30), density=0.1, rng=np.random.default_rng(0))
+    A = abs(A + A.T)
+    A.setdiag(A.sum(axis=1) + 1)
+    scipy.io.mmwrite(tmp_path / "spd.mtx", scipy.sparse.coo_array(A), symmetry="symmetric")
+    code, folder = run(
+        "--problem.name", "matrix_market", "--problem.path", "spd.mtx", "--test_vectors", "identity"
+    )
+    assert code == train.OK
+    report = json.loads((folder / "report.json").read_text())
+    assert report["problem"]["n"] == 30
+    assert report["closed_form_distance"] < 1e-3
+
+    edges = ["--problem.name", "graph_laplacian", "--problem.path", "spd.mtx", "--problem.shift", 0.5]
+    code, folder = run("--steps", 3, *edges, out="graph")
+    assert code == train.OK
+    recorded = json.loads((folder / "report.json").read_text())
+    assert recorded["problem"]["description"] == "graph of spd.mtx"
+
+
+@pytest.mark.parametrize("shape", ["[7,6]", "[4,5,6]", "300"])
+def test_pictures_of_grids(run, shape):
+    code, folder = run("--steps", 2, "--test_vectors", 3, "--problem.shape", shape)
+    assert code == train.OK
+    assert (folder / "weights.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_each_option_changes_the_run(run, rows, no_pictures):
+    """No option is ignored."""
+    usual = rows(run("--steps", 4, out="usual")[1])
+    changes = [
+        ["--lr", 0.02],
+        ["--seed", 1],
+        ["--dtype", "float32"],
+        ["--test_vectors", 99],
+        ["--test_vectors", "identity"],
+        ["--resample"],
+        ["--sweeps", 2],
+        ["--held_out", 5],
+        ["--evaluate_every", 2],
+        ["--problem.shape", 17],
+    ]
+    for number, change in enumerate(changes):
+        assert rows(run("--steps", 4, *change, out=f"change {number}")[1]) != usual, change
+    a = rows(run("--steps", 1, "--problem.name", "diffusion", "--problem.shape", "[4,4]", out="a")[1])
+    b = ["--problem.name", "diffusion", "--problem.shape", "[4,4]", "--problem.contrast", 10]
+    assert rows(run("--steps", 1, *b, out="b")[1]) != a
+
+
+def test_a_config_file_repeats_a_run(run, rows, no_pictures):
+    _, first = run("--steps", 5, "--problem.shape", "[4,4]", "--seed", 3, out="first")
+    code, second = run("--config", "first/config.yaml", out="second")
+    assert code == train.OK
+    assert rows(first) == rows(second)
+
+
+def test_print_config_and_help(capsys):
+    assert train.main(["jacobi", "--steps", "7", "--print_config"]) == train.OK
+    assert yaml.safe_load(capsys.readouterr().out)["steps"] == 7
+    assert train.main(["jacobi", "--help"]) == train.OK
+    text = " ".join(capsys.readouterr().out.split())
+    for option in ("--problem.shape", "--lr", "--resume", "--test_vectors", "--quiet"):
+        assert option in text
+    assert "Learning rate of the optimiser. (type: float, default: 0.01)" in text
+
+
+@pytest.mark.parametrize("argv", [[], ["--help"], ["-h"]])
+def test_without_a_recipe_the_recipes_are_listed(argv, capsys):
+    assert train.main(argv) == train.OK
+    assert "  jacobi  One weight for every row" in capsys.readouterr().out
+
+
+def test_progress_is_lines_or_a_bar_or_nothing(capsys, monkeypatch):
+    lines = Progress(0, 100, quiet=False)
+    lines.update(50, 0.25, lines.due)
+    lines.close(100, 0.125)
+    text = capsys.readouterr().err
+    assert text.splitlines()[0].startswith("step 50 of 100, loss 0.25")
+    assert text.splitlines()[1] == "step 100 of 100, loss 0.125"
+
+    quiet = Progress(0, 100, quiet=True)
+    assert quiet.due == float("inf")
+    quiet.close(100, 0.5)
+    assert capsys.readouterr().err == ""
+
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    bar = Progress(10, 100, quiet=False)
+    bar.update(50, 0.25, bar.due)
+    bar.close(100, 0.125)
+    assert "100/100" in (text := capsys.readouterr().err)
+    assert "loss 0.125" in text
+
+
+def test_convergence_factor_of_known_curves():
+    geometric = [0.5**k for k in range(SWEEPS + 1)]
+    assert convergence_factor(geometric, 0.0) == pytest.approx(0.5)
+    levelling = [max(r, 1e-16) for r in geometric]
+    assert convergence_factor(levelling, 1e-13) == pytest.approx(0.5)
+    assert convergence_factor([1.0] + [0.0] * SWEEPS, 1e-13) == 0.0
+    assert convergence_factor([1.0, 1e200], 1e-13) is None
+
+
+def test_weights_that_diverge_when_repeated_are_called_so(run, no_pictures, capsys, tmp_path):
+    # Rows of very different coupling: the best single sweep does not contract.
+    A = torch.full((6, 6), 0.95, dtype=torch.float64) + 0.05 * torch.eye(6, dtype=torch.float64)
+    scipy.io.mmwrite(tmp_path / "stiff.mtx", scipy.sparse.coo_array(A.numpy()), symmetry="symmetric")
+    run("--steps", 1, "--lr", 1e-6, "--problem.name", "matrix_market", "--problem.path", "stiff.mtx")
+    assert "sweeps with these weights diverge" in capsys.readouterr().out
+
+
+def test_a_million_unknowns_fit():
+    settings = JacobiSettings(test_vectors=1)
+    settings.problem.shape = 1_000_000
+    settings.check()
+    recipe = JacobiRecipe(settings)
+    recipe.loss(0).backward()
+    assert recipe.weight.grad is not None
+    assert recipe.A.shape == problems.poisson(1_000_000).shape

@@ -1,0 +1,238 @@
+"""Checkpoints: an interrupted run goes on bit for bit, and a kill at any moment leaves a good state."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from learnsolve import train
+from learnsolve.recipes import _checkpoint
+from learnsolve.recipes.jacobi import JacobiRecipe
+
+SETTINGS = {
+    "fixed": [],
+    "resampled": ["--resample"],
+    "float32, 2D": ["--dtype", "float32", "--problem.shape", "[5,4]"],
+}
+
+
+@pytest.fixture(autouse=True)
+def _numbers_only(no_pictures):
+    pass
+
+
+def same_run(rows, a, b) -> None:
+    assert rows(a) == rows(b)
+    assert (a / "model.safetensors").read_bytes() == (b / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("options", SETTINGS.values(), ids=SETTINGS)
+def test_more_steps_go_on_bit_for_bit(run, rows, options):
+    _, whole = run("--steps", 40, "--test_vectors", 10, *options, out="whole")
+    run("--steps", 15, "--test_vectors", 10, *options, out="parts")
+    code, parts = run("--resume", "parts", "--steps", 40, out=None)
+    assert code == train.OK
+    same_run(rows, whole, parts := parts / "parts")
+    assert json.loads((parts / "state.json").read_text())["step"] == 40
+    assert "steps: 40" in (parts / "config.yaml").read_text()
+
+
+def test_resuming_a_finished_run_changes_nothing(run, rows):
+    _, once = run("--steps", 5, out="once")
+    run("--steps", 5, out="twice")
+    assert run("--resume", "twice", out="twice")[0] == train.OK
+    same_run(rows, once, once.parent / "twice")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("options", [[], ["--resample"]])
+def test_a_signal_leaves_a_checkpoint(run, rows, monkeypatch, capsys, number, options):
+    _, whole = run("--steps", 30, *options, out="whole")
+    before = signal.getsignal(number)
+    loss = JacobiRecipe.loss
+
+    def interrupted(self, step):
+        if step == 12:
+            signal.raise_signal(number)
+        return loss(self, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(JacobiRecipe, "loss", interrupted)
+        capsys.readouterr()
+        code, parts = run("--steps", 30, *options, out="a folder")
+    assert code == train.INTERRUPTED
+    assert signal.getsignal(number) is before
+    message = capsys.readouterr().err
+    assert "stopped at step 12" in message
+    assert message.rstrip().endswith("python -m learnsolve.train jacobi --resume 'a folder'")
+    assert len(rows(parts)) == 12
+    assert run("--resume", "a folder", out=None)[0] == train.OK
+    same_run(rows, whole, parts)
+
+
+def test_processes_that_are_interrupted_and_killed(run, rows, tmp_path):
+    """Ctrl-C and kill -9 for real: one run suffers both and still ends like one that was left alone."""
+    steps = 1_000_000
+    python = [sys.executable, "-m", "learnsolve.train", "jacobi", "--quiet"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    first = [*python, "--out", "run", "--threads", "1", "--steps", str(steps), "--checkpoint_seconds", "0"]
+
+    def start(arguments, after) -> subprocess.Popen:
+        process = subprocess.Popen(
+            arguments,
+            cwd=tmp_path,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        deadline = time.monotonic() + 120
+        while step_of(tmp_path / "run") < after:
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        return process
+
+    process = start(first, 20)
+    process.kill()
+    process.communicate()
+    killed_at = step_of(tmp_path / "run")
+
+    process = start([*python, "--resume", "run"], killed_at + 20)
+    process.send_signal(signal.SIGINT)
+    _, message = process.communicate(timeout=60)
+    assert process.returncode == train.INTERRUPTED, message
+    assert "--resume run" in message
+
+    facts, _ = _checkpoint.read_state(tmp_path / "run")
+    _, whole = run("--steps", facts["step"], out="whole")
+    # The interrupted run has rows for all steps taken; the finished one has that of its last weights too.
+    assert rows(tmp_path / "run") == rows(whole)[:-1]
+    assert not list((tmp_path / "run").glob(".*.tmp"))
+    assert torch.equal(
+        load_file(tmp_path / "run" / "model.safetensors")["weight"],
+        load_file(whole / "model.safetensors")["weight"],
+    )
+
+
+def step_of(folder) -> int:
+    try:
+        return json.loads((folder / "state.json").read_text())["step"]
+    except FileNotFoundError:
+        return -1
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL at one system call."""
+
+
+@pytest.mark.parametrize("when", range(6))
+def test_a_kill_between_any_two_renames_leaves_one_good_state(tmp_path, monkeypatch, when):
+    def pair(value: float):
+        model = torch.nn.Linear(2, 1, bias=False)
+        torch.nn.init.constant_(model.weight, value)
+        optimizer = torch.optim.Adam(model.parameters())
+        model(torch.ones(2)).sum().backward()
+        optimizer.step()
+        return model, optimizer
+
+    old, new, loaded = pair(1.0), pair(2.0), pair(0.0)
+    _checkpoint.save_state(tmp_path, *old, {"step": 1})
+    renames = iter(range(100))
+    rename = os.replace
+
+    def dying(*paths):
+        # Even numbers: killed just before a rename; odd ones: just after it.
+        here = next(renames)
+        if here == when // 2 and when % 2 == 0:
+            raise Killed
+        rename(*paths)
+        if here == when // 2:
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", dying)
+        with pytest.raises(Killed):
+            _checkpoint.save_state(tmp_path, *new, {"step": 2})
+    facts = _checkpoint.load_state(tmp_path, *loaded)
+    expected = old if when == 0 else new
+    assert facts["step"] == (1 if when == 0 else 2)
+    torch.testing.assert_close(loaded[0].weight, expected[0].weight, rtol=0, atol=0)
+    for name, tensor in expected[1].state_dict()["state"][0].items():
+        assert torch.equal(loaded[1].state_dict()["state"][0][name], tensor)
+    assert json.loads((tmp_path / "state.json").read_text())["step"] == facts["step"]
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "not ours"])
+def test_a_damaged_state_is_refused(run, capsys, damage):
+    _, folder = run("--steps", 2)
+    path = folder / "state.safetensors"
+    content = bytearray(path.read_bytes())
+    if damage == "flipped":
+        content[-3] ^= 1
+    path.write_bytes({"cut": content[:-9], "flipped": content, "not ours": b"hello"}[damage])
+    capsys.readouterr()
+    assert run("--resume", "run", "--steps", 4)[0] == train.BAD_SETTING
+    assert "state.safetensors" in capsys.readouterr().err
+
+
+def test_what_would_change_the_run_is_refused_and_the_run_left_alone(run, capsys):
+    _, folder = run("--steps", 3)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    for option, value in {
+        "--lr": 0.1,
+        "--seed": 1,
+        "--dtype": "float32",
+        "--problem.shape": 17,
+        "--problem.name": "diffusion",
+        "--test_vectors": 10,
+        "--resample": "true",
+        "--sweeps": 2,
+        "--evaluate_every": 3,
+        "--steps": 2,
+        "--out": "elsewhere",
+    }.items():
+        capsys.readouterr()
+        assert run(option, value, "--resume", "run", out=None)[0] == train.BAD_SETTING, option
+        message = capsys.readouterr().err
+        assert message.count("\n") == 1
+        assert option in message
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_divergence_stops_and_keeps_the_last_good_state(run, rows, capsys):
+    code, folder = run("--lr", 1e3, "--checkpoint_seconds", 0)
+    assert code == train.FAILED
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert "step 1: the training diverged" in message
+    assert "smaller --lr" in message
+    facts, _ = _checkpoint.read_state(folder)
+    assert facts["step"] == 0
+    assert torch.equal(load_file(folder / "model.safetensors")["weight"], torch.ones(16, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_loss_that_is_not_finite_stops(run, monkeypatch, capsys, value):
+    loss = JacobiRecipe.loss
+    monkeypatch.setattr(
+        JacobiRecipe, "loss", lambda self, step: loss(self, step) * (value if step == 9 else 1)
+    )
+    code, folder = run("--checkpoint_seconds", 0)
+    assert code == train.FAILED
+    assert "step 9: the training diverged: loss" in capsys.readouterr().err
+    assert _checkpoint.read_state(folder)[0]["step"] == 8
+
+
+def test_an_energy_below_zero_stops(run, capsys, tmp_path):
+    indefinite = "%%MatrixMarket matrix coordinate real symmetric\n2 2 3\n1 1 1\n2 1 3\n2 2 1\n"
+    (tmp_path / "indefinite.mtx").write_text(indefinite)
+    code, _ = run("--problem.name", "matrix_market", "--problem.path", "indefinite.mtx")
+    assert code == train.FAILED
+    assert "positive definite" in capsys.readouterr().err
