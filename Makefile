@@ -10,6 +10,7 @@ ARGS :=
 
 python = "$(if $(VENV),$(VENV)/bin/python,$(PYTHON))"
 bin = $(if $(VENV),$(VENV)/bin/)
+jobs = $$(nproc 2>/dev/null || echo 2)
 
 .PHONY: train test bench lint sanitize setup clean help
 
@@ -31,8 +32,8 @@ lint: setup ## ruff, pyright, clang-format
 
 sanitize: setup ## native kernel tests under AddressSanitizer, UBSan and ThreadSanitizer
 	@"$(bin)cmake" -S . -B build/native -DLEARNSOLVE_NATIVE_TESTS=ON
-	@"$(bin)cmake" --build build/native --parallel $$(nproc 2>/dev/null || echo 2)
-	@"$(bin)ctest" --test-dir build/native --output-on-failure
+	@"$(bin)cmake" --build build/native --parallel $(jobs)
+	@"$(bin)ctest" --test-dir build/native --output-on-failure --parallel $(jobs)
 
 setup: ## virtual environment, pinned dependencies, compiled extension
 	@PYTHON="$(PYTHON)" sh scripts/setup.sh "$(VENV)"

@@ -4,8 +4,8 @@
 //   spmm_backward  gx_j  = sum_p a_p g_i,  ga_p = <g_i, x_j>   in one pass over the columns j:
 //                  every row g_i is loaded once and serves both.
 //
-// For one column of a matrix of uniform blocks the pass is not the best: product with the transpose and sampled
-// product, apart, run on contiguous vectors (N = 32768 tridiagonal, float64: 38 us against 105).
+// For one column of a matrix of uniform blocks the pass is not the best: product with the transpose and
+// sampled product, apart, run on contiguous vectors (N = 32768 tridiagonal, float64: 38 us against 105).
 #pragma once
 
 #include "kernels/csr_view.h"
@@ -119,8 +119,7 @@ void sddmm(const I* ptr, const I* idx, const RowBlocks<I>& blocks, int64_t b0, i
 
 // One column. S is the transposed structure: row j of S lists the rows i of A with an entry (i, j).
 template <bool Accumulate, class T, class I>
-LS_INLINE T backward_row(const CsrView<T, I>& S, int64_t j, const T* LS_RESTRICT g, T xj,
-                         T* LS_RESTRICT ga) {
+LS_INLINE T backward_row(const CsrView<T, I>& S, int64_t j, const T* LS_RESTRICT g, T xj, T* LS_RESTRICT ga) {
   T s = 0;
   for (int64_t p = S.ptr[j]; p < S.ptr[j + 1]; ++p) {
     const int64_t q = S.perm ? static_cast<int64_t>(S.perm[p]) : p;
@@ -210,7 +209,8 @@ inline void backward_blocks(const CsrView<T, I>& S, const RowBlocks<I>& blocks, 
         out.rows(j, 1, &s);
       }
     } else {
-      for (int64_t j = r0; j < r1; ++j) backward_tiles<kBackwardVectors>(S, j, 0, g, x, k, ga, Accumulate, out);
+      for (int64_t j = r0; j < r1; ++j)
+        backward_tiles<kBackwardVectors>(S, j, 0, g, x, k, ga, Accumulate, out);
     }
     out.end(b);
   }

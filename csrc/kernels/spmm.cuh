@@ -37,7 +37,8 @@ __global__ void spmm_kernel(SpmmArguments<T, I> a) {
     const T* values = a.values + b * a.values_stride;
     const T* x = a.x + b * a.x_stride;
     for (int64_t p = a.ptr[i] + lane; p < a.ptr[i + 1]; p += LANES)
-      sum += values[a.perm ? static_cast<int64_t>(a.perm[p]) : p] * x[static_cast<int64_t>(a.idx[p]) * a.k + c];
+      sum +=
+          values[a.perm ? static_cast<int64_t>(a.perm[p]) : p] * x[static_cast<int64_t>(a.idx[p]) * a.k + c];
   }
 #pragma unroll
   for (int h = LANES / 2; h > 0; h /= 2) sum += __shfl_down_sync(mask, sum, h, LANES);

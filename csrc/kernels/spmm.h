@@ -164,8 +164,7 @@ LS_INLINE void row_columns(const CsrView<T, I>& A, int64_t i, int64_t j, const T
 
 // Tiles of N vectors, what is left over in tiles of N/2, ..., 1 vectors and at last in single columns.
 template <int N, class T, class I, class Epilogue>
-LS_INLINE void row_tiles(const CsrView<T, I>& A, int64_t i, int64_t j, const T* x, int64_t k,
-                         Epilogue& out) {
+LS_INLINE void row_tiles(const CsrView<T, I>& A, int64_t i, int64_t j, const T* x, int64_t k, Epilogue& out) {
   constexpr int V = kLanes<T>;
   for (; j + N * V <= k; j += N * V) row_tile<N>(A, i, j, x, k, out);
   if (j == k) return;

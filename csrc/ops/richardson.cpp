@@ -72,7 +72,8 @@ std::tuple<Tensor, Tensor, Tensor> csr_richardson(const Tensor& ptr, const Tenso
   const Problem p(name, S, values, scale, b, iterations);
   STD_TORCH_CHECK(x0.dim() == b.dim() && x0.numel() == b.numel() && x0.scalar_type() == b.scalar_type(), name,
                   ": x0 must have the shape and dtype of b");
-  STD_TORCH_CHECK(scale.scalar_type() == values.scalar_type(), name, ": scale and values must have one dtype");
+  STD_TORCH_CHECK(scale.scalar_type() == values.scalar_type(), name,
+                  ": scale and values must have one dtype");
   const std::vector<int64_t> x_size(b.sizes().begin(), b.sizes().end());
   const int64_t saved = stride > 0 ? (iterations + stride - 1) / stride : 0;
   std::vector<int64_t> norms_size{iterations}, saved_size{saved, p.n};
@@ -115,8 +116,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> csr_richardson_backward(
     const Tensor& ptr, const Tensor& idx, const Tensor& blocks, const Tensor& tptr, const Tensor& tidx,
     const Tensor& tperm, const Tensor& tblocks, const Tensor& values_, const Tensor& scale_, const Tensor& b_,
     const Tensor& iterates_, const Tensor& norms_, const Tensor& gx_, const std::optional<Tensor>& gnorms_,
-    int64_t iterations, int64_t stride, bool need_values, bool need_scale, bool need_b,
-    bool need_x0) {
+    int64_t iterations, int64_t stride, bool need_values, bool need_scale, bool need_b, bool need_x0) {
   const char* name = "csr_richardson_backward";
   const Structure S(name, ptr, idx, std::nullopt, blocks), St(name, tptr, tidx, tperm, tblocks);
   const Tensor values = dense(values_), scale = dense(scale_), b = dense(b_), iterates = dense(iterates_),
@@ -174,8 +174,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> csr_richardson_backward(
         const T* s = data<T>(scale) + at_scale;
         T* gsb = need_scale ? mutable_data<T>(gs) + at_scale : nullptr;
         parallel_blocks<I>(S, p.k, [&](int64_t b0, int64_t b1) {
-          table.richardson_adjoint(A, S.row_blocks<I>(), b0, b1, x, bb, s, lb, with_norms ? c.data() : nullptr,
-                                   p.k, g.data(), gbb, gsb);
+          table.richardson_adjoint(A, S.row_blocks<I>(), b0, b1, x, bb, s, lb,
+                                   with_norms ? c.data() : nullptr, p.k, g.data(), gbb, gsb);
         });
         if (it == 0 && !need_values && !need_x0) continue;
         if (need_values && p.k > 0)

@@ -87,7 +87,9 @@ int64_t check_blocks(const Structure<I>& S, int64_t block_weight) {
 template <class I>
 void all_patterns(Random& random) {
   int64_t uniform_blocks[2] = {0, 0};
-  for (const Pattern& pattern : patterns(random))
+  std::vector<Pattern> all = patterns(random);
+  for (const Pattern& pattern : vector_patterns()) all.push_back(pattern);
+  for (const Pattern& pattern : all)
     for (const int64_t block_weight : {1, 48, 400}) {
       const Structure<I> A = structure<I>(pattern, block_weight), T = transposed(A, block_weight);
       const Fault fault = analysis::validate(A.ptr.data(), A.rows, A.idx.data(), A.nnz(), A.cols);

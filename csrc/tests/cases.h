@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -17,10 +18,10 @@ namespace learnsolve::test {
 
 #if defined(LEARNSOLVE_TEST_THREADS)
 constexpr bool kThreads = true;
-inline const std::vector<int64_t> column_counts{1, 3, 33};
+inline const std::vector<int64_t> column_counts{1, 33};
 #else
 constexpr bool kThreads = false;
-inline const std::vector<int64_t> column_counts{0, 1, 2, 3, 7, 16, 33, 64, 100};
+inline const std::vector<int64_t> column_counts{0, 1, 2, 3, 7, 13, 16, 22, 33, 64, 100};
 #endif
 
 struct Partition {
@@ -30,9 +31,7 @@ struct Partition {
 
 // The whole first: the other results are compared with it. An empty range is a legal one.
 inline std::vector<Partition> partitions(int64_t n_blocks) {
-  return {{"whole", {0, n_blocks}},
-          {"halves", {0, n_blocks / 2, n_blocks}},
-          {"uneven", {0, 0, n_blocks / 5, n_blocks / 5 + n_blocks / 3, n_blocks}}};
+  return {{"whole", {0, n_blocks}}, {"parts", {0, 0, n_blocks / 5, n_blocks / 5 + n_blocks / 2, n_blocks}}};
 }
 
 template <class F>
@@ -48,17 +47,29 @@ void for_ranges(const Partition& partition, const F& f) {
 #endif
 }
 
-// f(A, its transpose, k) for every pattern and number of columns.
+// What an output holds before a kernel writes it: whatever is not written is seen.
+template <class T>
+Array<T> unwritten(int64_t n) {
+  Array<T> a(n);
+  for (int64_t i = 0; i < n; ++i) a[i] = std::numeric_limits<T>::quiet_NaN();
+  return a;
+}
+
+// f(A, its transpose, k) for every pattern and number of columns. Only products with one vector care for the
+// length of a block.
 template <class I, class F>
 void for_each_case(Random& random, const F& f) {
-  for (const Pattern& pattern : patterns(random))
-    for (const int64_t block_weight : {48, 400}) {
-      const Structure<I> A = structure<I>(pattern, block_weight);
-      if (kThreads && A.n_blocks() < 4) continue;
-      for (const int64_t k : column_counts)
-        if (block_weight == 48 || k == 1)  // only vectors care for the length of a block
-          f(A, transposed(A, block_weight), k);
-    }
+  const auto run = [&](const Pattern& pattern, int64_t k, int64_t block_weight) {
+    const Structure<I> A = structure<I>(pattern, block_weight);
+    if (kThreads && A.n_blocks() < 4) return;
+    f(A, transposed(A, block_weight), k);
+  };
+  for (const Pattern& pattern : patterns(random)) {
+    for (const int64_t k : column_counts) run(pattern, k, 48);
+    run(pattern, 1, 400);
+  }
+  for (const Pattern& pattern : vector_patterns())
+    for (const int64_t block_weight : {48, 400}) run(pattern, 1, block_weight);
 }
 
 }  // namespace learnsolve::test

@@ -13,13 +13,10 @@ CsrView<T, I> view(const Structure<I>& S, const Array<T>& values) {
   return {S.ptr.data(), S.idx.data(), S.permuted ? S.perm.data() : nullptr, values.data()};
 }
 
-// What an output holds before a kernel runs: something to add to, or NaN, which shows what is not written.
+// What an output holds before a kernel runs.
 template <class T>
 Array<T> before(Random& random, int64_t n, bool accumulate) {
-  if (accumulate) return uniform<T>(random, n);
-  Array<T> a(n);
-  for (int64_t i = 0; i < n; ++i) a[i] = std::numeric_limits<T>::quiet_NaN();
-  return a;
+  return accumulate ? uniform<T>(random, n) : unwritten<T>(n);
 }
 
 template <class T>

@@ -63,7 +63,7 @@ void sweep_case(const System<T, I>& system, const std::string& name) {
       }
   Array<T> next_whole, squares_whole;
   for (const Partition& partition : partitions(S.n_blocks())) {
-    Array<T> got(S.rows * k), got_squares(S.n_blocks() * k);
+    Array<T> got = unwritten<T>(S.rows * k), got_squares = unwritten<T>(S.n_blocks() * k);
     for_ranges(partition, [&](int64_t b0, int64_t b1) {
       isa::richardson_sweep<T, I>(system.view(), {S.table.data()}, b0, b1, system.x.data(), system.b.data(),
                                   system.s.data(), k, got.data(), got_squares.data());
@@ -100,7 +100,7 @@ void adjoint_case(Random& random, const System<T, I>& system, bool norms, bool w
   }
   Array<T> whole[3];
   for (const Partition& partition : partitions(S.n_blocks())) {
-    Array<T> got[3] = {Array<T>(S.rows * k), b_start, s_start};
+    Array<T> got[3] = {unwritten<T>(S.rows * k), b_start, s_start};
     for_ranges(partition, [&](int64_t b0, int64_t b1) {
       isa::richardson_adjoint<T, I>(system.view(), {S.table.data()}, b0, b1, system.x.data(), system.b.data(),
                                     system.s.data(), system.lambda.data(), norms ? system.c.data() : nullptr,

@@ -1,0 +1,217 @@
+"""tr(X^T A X): not a row of the table, because its matrices must be square."""
+
+import itertools
+
+import pytest
+import torch
+from ops.test_contract import layouts
+from reference import (
+    assert_within,
+    densify,
+    gradients,
+    grid,
+    inputs_for,
+    normal,
+    pattern_of,
+    power_law,
+    random,
+)
+from torch import func
+from torch.autograd import gradcheck, gradgradcheck
+
+import learnsolve as ls
+
+F64 = torch.float64
+STRUCTURES = {
+    "random": random(23, 23, 0.2),
+    "5 points": grid(5, 6),
+    "power law": power_law(24),
+    "1 x 1": random(1, 1, 2.0),
+    "no entry": random(4, 4, -1.0),
+    "0 x 0": random(0, 0, 0.5),
+}
+SHAPES = {  # batch axes of the values, shape of x for n = 5
+    "vector": ((), (5,)),
+    "one column": ((), (5, 1)),
+    "columns": ((), (5, 3)),
+    "batch of x": ((), (2, 5, 3)),
+    "batch of values": ((2,), (5, 3)),
+    "batch of values, vector": ((2,), (5,)),
+    "batch of both": ((2,), (2, 5, 3)),
+    "broadcast batches": ((2, 1), (3, 5, 2)),
+}
+P = pattern_of(random(5, 5, 0.5))
+every_shape = pytest.mark.parametrize("shape", SHAPES)
+
+
+def sparse(v, x, P=P, symmetric=False):
+    return ls.ops.quadratic_form(ls.CSR(v, P), x, symmetric=symmetric)
+
+
+def dense(v, x, P=P):
+    x = x.unsqueeze(-1) if x.dim() == 1 else x
+    return (x * (densify(P, v) @ x)).sum((-2, -1))
+
+
+def inputs_of(shape, requires_grad=False):
+    batch, of_x = SHAPES[shape]
+    return inputs_for(((*batch, P.nnz), of_x), requires_grad=requires_grad)
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("columns", [(), (1,), (3,), (0,)], ids=str)
+def test_value_and_gradients(structure, columns):
+    for index, dtype in itertools.product((torch.int32, torch.int64), (torch.float32, F64)):
+        Q = pattern_of(STRUCTURES[structure], index)
+        inputs = inputs_for(((Q.nnz,), (Q.shape[0], *columns)), dtype)
+        exact = [t.double() for t in inputs]
+        size, ones = [t.abs() for t in exact], [torch.ones_like(t) for t in exact]
+        out = sparse(*inputs, Q)
+        assert out.dtype == dtype
+        terms = dense(*ones, Q) + Q.shape[0] + 2  # the product, then the sum
+        assert_within(out, dense(*exact, Q), dense(*size, Q), terms, "value")
+        g = normal((), dtype, seed=9)
+        found = gradients(lambda *a: sparse(*a, Q), inputs, g)  # noqa: B023
+        wanted = gradients(lambda *a: dense(*a, Q), exact, g.double())  # noqa: B023
+        magnitude = gradients(lambda *a: dense(*a, Q), size, g.double().abs())  # noqa: B023
+        for i, t in enumerate(found):
+            count = gradients(lambda *a: dense(*a, Q), ones, torch.ones((), dtype=F64))[i] + 3  # noqa: B023
+            assert_within(t, wanted[i], magnitude[i], count, f"gradient {i}")
+
+
+@every_shape
+def test_batches(shape):
+    inputs = inputs_of(shape)
+    torch.testing.assert_close(sparse(*inputs), dense(*inputs), rtol=1e-13, atol=1e-13)
+    g = normal(dense(*inputs).shape, seed=9)
+    found, wanted = gradients(sparse, inputs, g), gradients(dense, inputs, g)
+    torch.testing.assert_close(found, wanted, rtol=1e-13, atol=1e-13)
+
+
+@every_shape
+def test_derivatives(shape):
+    inputs = inputs_of(shape, requires_grad=True)
+    fast = shape not in ("vector", "columns")
+    assert gradcheck(
+        sparse,
+        inputs,
+        check_forward_ad=True,
+        check_batched_grad=True,
+        check_batched_forward_grad=True,
+        fast_mode=fast,
+    )
+    assert gradgradcheck(sparse, inputs, check_fwd_over_rev=True, check_batched_grad=True, fast_mode=fast)
+
+
+@every_shape
+def test_torch_func(shape):
+    inputs = tuple(inputs_of(shape))
+    tangents = tuple(normal(t.shape, seed=20 + i) for i, t in enumerate(inputs))
+
+    def loss(f):
+        return lambda *a: torch.sin(f(*a)).sum()
+
+    for transform in (
+        lambda f: func.grad(loss(f), argnums=(0, 1))(*inputs),
+        lambda f: func.jvp(f, inputs, tangents),
+        lambda f: func.jacfwd(f, argnums=(0, 1))(*inputs),
+        lambda f: func.jacrev(f, argnums=(0, 1))(*inputs),
+        lambda f: func.hessian(loss(f), argnums=(0, 1))(*inputs),
+        lambda f: func.jvp(lambda *a: func.grad(loss(f), argnums=(0, 1))(*a), inputs, tangents),
+    ):
+        torch.testing.assert_close(transform(sparse), transform(dense), rtol=1e-11, atol=1e-11)
+
+
+@every_shape
+@pytest.mark.parametrize("mapped", [(0,), (1,), (0, 1)], ids=str)
+def test_vmap(shape, mapped):
+    inputs = inputs_of(shape)
+    stacks = [torch.stack((t, 2 * t), -1) if i in mapped else t for i, t in enumerate(inputs)]
+    in_dims = tuple(-1 if i in mapped else None for i in (0, 1))
+    for transform in (
+        lambda f: torch.vmap(f, in_dims)(*stacks),
+        lambda f: torch.vmap(func.grad(lambda *a: f(*a).sum(), argnums=(0, 1)), in_dims)(*stacks),
+        lambda f: func.grad(lambda *a: torch.vmap(f, in_dims)(*a).sum(), argnums=(0, 1))(*stacks),
+    ):
+        torch.testing.assert_close(transform(sparse), transform(dense), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("columns", [(), (3,)], ids=str)
+def test_symmetric(columns):
+    A = ls.problems.poisson((4, 3))
+    x, v = normal((12, *columns)), A.values
+    for which in ((0, 1), (1,), (0,)):
+        results = []
+        for symmetric in (False, True):
+            a, y = (t.clone().requires_grad_(i in which) for i, t in enumerate((v, x)))
+            q = sparse(a, y, A.pattern, symmetric)
+            results.append((q, *torch.autograd.grad(q, [(a, y)[i] for i in which])))
+        torch.testing.assert_close(*results, rtol=1e-14, atol=1e-14)
+    y = x.clone().requires_grad_()
+    g = torch.autograd.grad(sparse(v, y, A.pattern, True), y, create_graph=True)[0]
+    hessian = torch.autograd.grad(g.sum(), y)[0]
+    torch.testing.assert_close(hessian, 2 * (A @ torch.ones_like(x)), rtol=1e-14, atol=1e-14)
+
+
+@pytest.mark.parametrize("columns", [(), (3,)], ids=str)
+def test_symmetric_is_a_promise(columns):
+    """If A breaks it the gradient is 2 g A x, where it should be g (A + A^T) x: the keyword is used."""
+    v, x = normal((P.nnz,)), normal((5, *columns), seed=1).requires_grad_()
+    (found,) = torch.autograd.grad(3 * sparse(v, x, symmetric=True), x)
+    torch.testing.assert_close(found, 6 * (densify(P, v) @ x.detach()), rtol=1e-13, atol=1e-13)
+    (general,) = torch.autograd.grad(3 * sparse(v, x), x)
+    assert not torch.allclose(found, general)
+
+
+@every_shape
+def test_compile(shape):
+    torch._dynamo.reset()
+    inputs = inputs_of(shape)
+    f = torch.compile(lambda *a: sparse(*a), fullgraph=True, backend="aot_eager")
+    g = normal(dense(*inputs).shape, seed=9)
+    torch.testing.assert_close(f(*inputs), dense(*inputs), rtol=1e-12, atol=1e-12)
+    wanted = gradients(dense, inputs, g)
+    torch.testing.assert_close(gradients(f, inputs, g), wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("columns", [(), (2,)], ids=str)
+def test_any_layout(columns):
+    inputs = inputs_for(((P.nnz,), (5, *columns)))
+    for i in (0, 1):
+        for name, view in layouts(inputs[i]):
+            there, copy = list(inputs), list(inputs)
+            there[i], copy[i] = view, view.clone(memory_format=torch.contiguous_format)
+            g = torch.ones((), dtype=F64)
+            found = (sparse(*there), *gradients(sparse, there, g))
+            wanted = (sparse(*copy), *gradients(sparse, copy, g))
+            assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True)), f"input {i}, {name}"
+
+
+A, X = ls.CSR(normal((P.nnz,)), P), normal((5, 2))
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "message"),
+    [
+        (lambda q: q(A.to_dense(), X), TypeError, "A must be a CSR, got Tensor; make one with CSR"),
+        (lambda q: q(A.to(torch.int64), X.long()), TypeError, "A.values must be float32 or float64"),
+        (
+            lambda q: q(ls.CSR.from_dense(torch.ones(2, 3)), torch.ones(3)),
+            ValueError,
+            r"A must be square, got shape \(2, 3\)",
+        ),
+        (lambda q: q(A, [1.0] * 5), TypeError, "x must be a torch.Tensor, got list"),
+        (lambda q: q(A, X.float()), TypeError, "x has dtype torch.float32, the matrix torch.float64"),
+        (lambda q: q(A, X.to("meta")), TypeError, "x is on meta, the matrix on cpu"),
+        (lambda q: q(A, X[:4]), ValueError, r"x must have A.shape\[0\] = 5 rows, got shape \(4, 2\)"),
+        (lambda q: q(A, X[0, 0]), ValueError, r"x must have A.shape\[0\] = 5 rows, got shape \(\)"),
+        (
+            lambda q: q(A.with_values(torch.stack((A.values, A.values))), X.expand(3, 5, 2)),
+            ValueError,
+            r"the batch axes of A.values and x must broadcast, got \(2,\) and \(3,\)",
+        ),
+    ],
+)
+def test_errors(call, kind, message):
+    with pytest.raises(kind, match=f"^quadratic_form: {message}"):
+        call(ls.ops.quadratic_form)
