@@ -79,6 +79,9 @@ class CSR:
         self.pattern = pattern
         self._derived: dict[str, Any] = {}  # what operations keep with constant values
 
+    def __reduce__(self):
+        return CSR, (self.values, self.pattern)
+
     # --- facts ---
     @property
     def shape(self) -> tuple[int, int]:
@@ -167,8 +170,12 @@ class CSR:
                 )
             T = T.coalesce()  # sorted, without duplicates
             rows, columns = T.indices()
+            if len(rows) and (rows[0] < 0 or rows[-1] >= shape[0] or (rows.diff() < 0).any()):
+                raise ValueError(
+                    "CSR.from_torch: the rows of a coalesced COO tensor must be sorted and in range"
+                )
             crow = torch.searchsorted(rows, torch.arange(shape[0] + 1, device=T.device))
-            return cls(T.values(), SparsityPattern._trusted(crow, columns.contiguous(), shape))
+            return cls(T.values(), SparsityPattern(crow, columns.contiguous(), shape))
         crow, col = T.crow_indices(), T.col_indices()
         kind = _analysis.validate(as_numpy(crow), as_numpy(col), shape[1])[0]
         if kind in (5, 6):  # duplicate or unsorted columns, which torch allows
@@ -243,10 +250,12 @@ class CSR:
     ) -> CSR:
         """Move or convert, as `torch.Tensor.to`: a device, a dtype, or both. Indices keep their dtype."""
         for arg in args:
-            if isinstance(arg, torch.dtype):
+            if isinstance(arg, torch.dtype) and dtype is None:
                 dtype = arg
-            elif isinstance(arg, (str, torch.device)):
+            elif isinstance(arg, (str, torch.device)) and device is None:
                 device = arg
+            elif isinstance(arg, (torch.dtype, str, torch.device)):
+                raise TypeError(f"CSR.to: a device or a dtype was given twice, the second time {arg}")
             else:
                 raise TypeError(f"CSR.to: expected a device or a dtype, got {type(arg).__name__}")
         return CSR(self.values.to(device=device, dtype=dtype), self.pattern.to(device))

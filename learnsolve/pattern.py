@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -51,10 +53,11 @@ class SparsityPattern:
 
     Notes
     -----
-    The arrays are not copied and must not be changed afterwards (a change made through torch is noticed
-    and refused). What kernels need beyond them is computed at first use and kept: the transpose, the row
-    of each entry, the place of the diagonal, blocks of rows of about equal work. Patterns are equal only
-    if they are the same object, so a pattern can be a dictionary key. Making one costs O(rows + nnz).
+    The arrays are not copied and must not be changed afterwards. A change in place is noticed and refused,
+    unless it is made behind torch's back, through ``.data`` or NumPy. What kernels need beyond them is
+    computed at first use and kept: the transpose, the row of each entry, the place of the diagonal, blocks of
+    rows of about equal work. Patterns are equal only if they are the same object, so a pattern can be a
+    dictionary key. Making one costs O(rows + nnz).
 
     Examples
     --------
@@ -63,7 +66,16 @@ class SparsityPattern:
     SparsityPattern(shape=(2, 2), nnz=3, indices=int64, device=cpu)
     """
 
-    __slots__ = ("__weakref__", "_cache", "_versions", "col_indices", "crow_indices", "nnz", "shape")
+    __slots__ = (
+        "__weakref__",
+        "_cache",
+        "_source",
+        "_versions",
+        "col_indices",
+        "crow_indices",
+        "nnz",
+        "shape",
+    )
 
     crow_indices: Tensor
     col_indices: Tensor
@@ -103,6 +115,7 @@ class SparsityPattern:
         set_(self, "shape", shape)
         set_(self, "nnz", len(col))
         set_(self, "_cache", {})
+        set_(self, "_source", None)  # of a transposed pattern: a weak reference to the original
         set_(self, "_versions", _versions(crow, col))
 
     @classmethod
@@ -194,7 +207,11 @@ class SparsityPattern:
     @property
     def T(self) -> SparsityPattern:
         """The transposed pattern; ``P.T.T is P``."""
-        return self._cache["original"] if "original" in self._cache else self._transposed()[0]
+        return self._original() or self._transposed()[0]
+
+    def _original(self) -> SparsityPattern | None:
+        """The pattern that this one is the transpose of, while that lives: only it holds the other."""
+        return None if self._source is None else self._source()
 
     @property
     def transpose_permutation(self) -> Tensor:
@@ -202,20 +219,29 @@ class SparsityPattern:
         return self._transposed()[1]
 
     def _transposed(self) -> tuple[SparsityPattern, Tensor]:
+        original = self._original()
+        if original is not None:
+            return original, original._inverse_permutation
         return self._cached("transposed", self._transpose)
 
-    def _transpose(self) -> tuple[SparsityPattern, Tensor]:
-        if "original" in self._cache:
-            original = self._cache["original"]
-            permutation = original.transpose_permutation
+    @property
+    def _inverse_permutation(self) -> Tensor:
+        """Place in ``P.T`` of each entry of this pattern: ``P.T.transpose_permutation``."""
+
+        def invert() -> Tensor:
+            permutation = self.transpose_permutation
             inverse = torch.empty_like(permutation)
             inverse[permutation.long()] = torch.arange(self.nnz, dtype=self.dtype, device=self.device)
-            return original, inverse
+            return inverse
+
+        return self._cached("inverse", invert)
+
+    def _transpose(self) -> tuple[SparsityPattern, Tensor]:
         rows, columns = self.shape
         arrays = _analysis.transpose(as_numpy(self.crow_indices), as_numpy(self.col_indices), columns)
         crow, col, permutation = (self._tensor(a) for a in arrays)
         transposed = SparsityPattern._trusted(crow, col, (columns, rows))
-        transposed._cache["original"] = self
+        object.__setattr__(transposed, "_source", weakref.ref(self))
         return transposed, permutation
 
     @property
@@ -261,16 +287,13 @@ class SparsityPattern:
 
     def drop_caches(self) -> None:
         """Free what is cached. It is computed again when it is needed."""
-        original = self._cache.get("original")
         self._cache.clear()
-        if original is not None:
-            self._cache["original"] = original
 
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> SparsityPattern:
         """This pattern on `device` with indices of `dtype`; the same object where nothing changes."""
-        target = torch.device(device) if device is not None else self.device
+        target = self.device if device is None else torch.empty(0, device=device).device
         dtype = dtype or self.dtype
         if dtype not in (torch.int32, torch.int64):
             raise TypeError(f"SparsityPattern.to: indices must be int32 or int64, got {dtype}")
@@ -293,17 +316,16 @@ def _analyse_while_tracing(pattern: SparsityPattern) -> bool:
     """Everything that an operation may ask of a pattern, computed for real while torch.compile traces, which
     cannot trace the analysis itself. All at once: Dynamo does not see what changes behind a dictionary that
     it has read."""
-    for transpose in (False, True):
-        pattern._structure(transpose)
-        pattern.T._structure(transpose)
-    _ = pattern.row_indices, pattern._missing_diagonal
+    for P in (pattern, pattern.T):
+        P._structure(False), P._structure(True)
+        _ = P.row_indices, P._missing_diagonal, P._inverse_permutation
     return True
 
 
 def matrix_shape(function: str, shape: Any) -> tuple[int, int]:
     """`shape` as two sizes."""
     try:
-        rows, columns = (int(s) for s in shape)
+        rows, columns = (operator.index(s) for s in shape)
     except (TypeError, ValueError):
         raise ValueError(f"{function}: shape must be (rows, columns), got {shape!r}") from None
     if rows < 0 or columns < 0:

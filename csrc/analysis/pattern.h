@@ -7,7 +7,7 @@
 
 namespace learnsolve::analysis {
 
-// The order of the kinds is known to learnsolve/csr.py, which words them.
+// The order of the kinds is known to learnsolve/pattern.py, which words them.
 enum class FaultKind { none, first, decreasing, last, column_range, duplicate, unsorted };
 
 struct Fault {

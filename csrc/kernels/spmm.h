@@ -4,6 +4,7 @@
 // products, residuals and relaxation sweeps share it. An epilogue has
 //     rows(i, n, s)        s[0..n): results of rows i .. i + n - 1, one column
 //     columns(i, j, n, s)  s[0..n): results of row i, columns j .. j + n - 1
+//     begin(b), end(b)     around the rows of block b
 // Each result is summed in an order that depends on its row alone: no partition of the blocks over
 // threads can change a bit.
 #pragma once
@@ -174,7 +175,7 @@ LS_INLINE void row_tiles(const CsrView<T, I>& A, int64_t i, int64_t j, const T* 
     row_columns<V - 1>(A, i, j, x, k, out);
 }
 
-// All rows of the blocks b0 <= b < b1. `out.block(b)` is told where a new block begins.
+// All rows of the blocks b0 <= b < b1. The epilogue is told where a block begins and ends.
 template <class T, class I, class Epilogue>
 inline void for_each_row(const CsrView<T, I>& A, const RowBlocks<I>& blocks, int64_t b0, int64_t b1,
                          const T* x, int64_t k, Epilogue& out) {

@@ -1,14 +1,11 @@
-// What every CPU operator does before and around its kernel: checks, views of the tensors, dispatch
-// over dtype and index type, and the deal of row blocks to threads.
+// What every CPU operator does before and around its kernel: allocation, views of the tensors, and the deal
+// of row blocks to threads.
 #pragma once
 
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
-#include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -17,13 +14,9 @@
 #include <vector>
 
 #include "kernels/kernels.h"
+#include "ops/shapes.h"
 
 namespace learnsolve {
-
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
-
-inline Tensor dense(const Tensor& t) { return t.is_contiguous() ? t : torch::stable::contiguous(t); }
 
 // Results of this size come fresh from the system in every call (glibc keeps up to 32 MiB for itself), and
 // writing them for the first time costs a page fault for each 4 KiB: more than the product that writes them.
@@ -73,21 +66,6 @@ T* mutable_data(const Tensor& t) {
   return static_cast<T*>(t.data_ptr());
 }
 
-// f.template operator()<T, I>() for the dtype of the values and the type of the indices.
-template <class F>
-void dispatch(const char* name, const Tensor& values, const Tensor& idx, F f) {
-  const ScalarType t = values.scalar_type(), i = idx.scalar_type();
-  STD_TORCH_CHECK(i == ScalarType::Int || i == ScalarType::Long, name, ": indices must be int32 or int64");
-  STD_TORCH_CHECK(t == ScalarType::Float || t == ScalarType::Double, name,
-                  ": values must be float32 or float64");
-  if (t == ScalarType::Double) {
-    i == ScalarType::Int ? f.template operator()<double, int32_t>()
-                         : f.template operator()<double, int64_t>();
-  } else {
-    i == ScalarType::Int ? f.template operator()<float, int32_t>() : f.template operator()<float, int64_t>();
-  }
-}
-
 // A structure on the CPU, its arrays contiguous. It holds the tensors: pointers stay valid.
 struct Structure {
   Tensor ptr, idx, blocks;
@@ -97,12 +75,15 @@ struct Structure {
             const Tensor& blocks_)
       : ptr(dense(ptr_)), idx(dense(idx_)), blocks(dense(blocks_)) {
     if (perm_) perm = dense(*perm_);
-    STD_TORCH_CHECK(ptr.numel() > 0, name, ": ptr must hold rows + 1 entries, got none");
-    STD_TORCH_CHECK(ptr.scalar_type() == idx.scalar_type() && blocks.scalar_type() == idx.scalar_type() &&
-                        (!perm || perm->scalar_type() == idx.scalar_type()),
-                    name, ": ptr, idx, perm and blocks must have one index type");
-    STD_TORCH_CHECK(!perm || perm->numel() == idx.numel(), name, ": perm must have one entry a nonzero");
-    STD_TORCH_CHECK(blocks.numel() >= 2, name, ": blocks must hold at least one boundary");
+    check_indices(name, ptr, idx, perm, blocks);
+    STD_TORCH_CHECK(blocks.dim() == 2 && blocks.size(0) >= 1 && blocks.size(1) == 2, name,
+                    ": blocks must be (number of blocks + 1, 2)");
+    STD_TORCH_CHECK(entry(ptr, 0) == 0 && entry(ptr, rows()) == nnz() && entry(blocks, 0) == 0 &&
+                        entry(blocks, 2 * n_blocks()) == rows(),
+                    name, ": ptr must end at nnz and blocks must cover all rows");
+  }
+  static int64_t entry(const Tensor& t, int64_t i) {
+    return t.scalar_type() == ScalarType::Int ? data<int32_t>(t)[i] : data<int64_t>(t)[i];
   }
   int64_t rows() const { return ptr.numel() - 1; }
   int64_t nnz() const { return idx.numel(); }
@@ -127,27 +108,6 @@ struct Structure {
     return {data<I>(blocks)};
   }
 };
-
-// Shape of a dense operand: batch x n x k, with what is not there taken as 1.
-struct Dense {
-  int64_t batch, n, k;
-  explicit Dense(const Tensor& x)
-      : batch(x.dim() == 3 ? x.size(0) : 1),
-        n(x.dim() == 3 ? x.size(1) : x.size(0)),
-        k(x.dim() == 1 ? 1 : x.size(x.dim() - 1)) {}
-};
-
-inline void check_dense(const char* name, const char* arg, const Tensor& x, const Tensor& values) {
-  STD_TORCH_CHECK(x.dim() >= 1 && x.dim() <= 3, name, ": ", arg, " must be (n), (n, k) or (B, n, k), got ",
-                  x.dim(), " dimensions");
-  STD_TORCH_CHECK(x.scalar_type() == values.scalar_type(), name, ": ", arg,
-                  " and values must have one dtype");
-}
-
-inline int64_t broadcast_batch(const char* name, int64_t a, int64_t b) {
-  STD_TORCH_CHECK(a == b || a == 1 || b == 1, name, ": batch sizes ", a, " and ", b, " do not match");
-  return a == 1 ? b : a;
-}
 
 // Fewer multiply-adds than this are not worth a second thread: waking one costs about 5 us.
 constexpr int64_t kGrain = 24576;

@@ -14,12 +14,15 @@ struct Problem {
   Problem(const char* name, const Structure& S, const Tensor& values, const Tensor& scale, const Tensor& b,
           int64_t iterations) {
     check_dense(name, "b", b, values);
+    check_values(name, values, S.nnz());
+    STD_TORCH_CHECK(iterations >= 0, name, ": iterations must not be negative, got ", iterations);
+    STD_TORCH_CHECK(scale.dim() <= 3 && scale.scalar_type() == values.scalar_type(), name,
+                    ": scale must have at most three dimensions and the dtype of values");
     const Dense d(b);
     bv = values.dim() == 2 ? values.size(0) : 1;
     bs = scale.dim() == 3 ? scale.size(0) : 1;
     batch = d.batch, n = d.n, k = d.k, sweeps = iterations;
-    STD_TORCH_CHECK(n == S.rows() && values.size(values.dim() - 1) == S.nnz(), name,
-                    ": b and values must match the structure");
+    STD_TORCH_CHECK(n == S.rows(), name, ": b must have the rows of the structure");
     STD_TORCH_CHECK((bv == 1 || bv == batch) && (bs == 1 || bs == batch), name,
                     ": values and scale must have b's batch size or 1");
     STD_TORCH_CHECK(scale.dim() >= 1 && scale.size(scale.dim() - 1) == n, name,
@@ -70,10 +73,9 @@ std::tuple<Tensor, Tensor, Tensor> csr_richardson(const Tensor& ptr, const Tenso
   const Structure S(name, ptr, idx, std::nullopt, blocks);
   const Tensor values = dense(values_), scale = dense(scale_), b = dense(b_), x0 = dense(x0_);
   const Problem p(name, S, values, scale, b, iterations);
-  STD_TORCH_CHECK(x0.dim() == b.dim() && x0.numel() == b.numel() && x0.scalar_type() == b.scalar_type(), name,
-                  ": x0 must have the shape and dtype of b");
-  STD_TORCH_CHECK(scale.scalar_type() == values.scalar_type(), name,
-                  ": scale and values must have one dtype");
+  STD_TORCH_CHECK(std::equal(x0.sizes().begin(), x0.sizes().end(), b.sizes().begin(), b.sizes().end()) &&
+                      x0.scalar_type() == b.scalar_type(),
+                  name, ": x0 must have the shape and dtype of b");
   const std::vector<int64_t> x_size(b.sizes().begin(), b.sizes().end());
   const int64_t saved = stride > 0 ? (iterations + stride - 1) / stride : 0;
   std::vector<int64_t> norms_size{iterations}, saved_size{saved, p.n};
@@ -125,6 +127,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> csr_richardson_backward(
   const Problem p(name, S, values, scale, b, iterations);
   STD_TORCH_CHECK(stride > 0, name, ": the forward must have saved iterates (stride > 0)");
   const int64_t saved = (iterations + stride - 1) / stride;
+  for (const Tensor* t : {&iterates, &norms, &gx, gnorms ? &*gnorms : &gx})
+    STD_TORCH_CHECK(t->scalar_type() == values.scalar_type(), name, ": all operands must have one dtype");
+  STD_TORCH_CHECK(!gnorms || gnorms->numel() == norms.numel(), name, ": gnorms must have the shape of norms");
+  STD_TORCH_CHECK(St.nnz() == S.nnz(), name, ": both structures must hold the same entries");
   STD_TORCH_CHECK(gx.numel() == b.numel() && iterates.numel() == p.batch * saved * p.nk() &&
                       norms.numel() == p.batch * iterations * p.k && St.rows() == p.n,
                   name, ": gx, iterates and norms must be those of the forward");
@@ -132,7 +138,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> csr_richardson_backward(
     return needed ? std::vector<int64_t>(t.sizes().begin(), t.sizes().end()) : std::vector<int64_t>{0};
   };
   Tensor ga = new_zeros(values, size(values, need_values)), gs = new_zeros(values, size(scale, need_scale)),
-         gb = new_zeros(values, size(b, need_b)), lambda = new_empty(gx, size(b, true));
+         gb = new_zeros(values, size(b, need_b)), lambda = new_empty(values, size(b, true));
   dispatch(name, values, S.idx, [&]<class T, class I>() {
     const auto& table = kernels().get<T, I>();
     std::copy_n(data<T>(gx), gx.numel(), mutable_data<T>(lambda));

@@ -1,5 +1,5 @@
 // Every operator of the library: its table of contents. S stands for a structure, four tensors
-//     ptr (rows + 1), idx (nnz), perm (nnz) or none, blocks (2 x (number of blocks + 1))
+//     ptr (rows + 1), idx (nnz), perm (nnz) or none, blocks (number of blocks + 1, 2)
 // as kernels/csr_view.h describes them. The structure of A is (crow, col, none, blocks), that of A^T
 // the transposed pattern with perm, the place of each of its entries in A's values.
 // Shapes: values (nnz) or (B, nnz); dense operands (n), (n, k) or (B, n, k).

@@ -9,19 +9,12 @@ Tensor csr_spmm(const Tensor& ptr, const Tensor& idx, const std::optional<Tensor
   const Structure S(name, ptr, idx, perm, blocks);
   const Tensor values = dense(values_), x = dense(x_);
   check_dense(name, "x", x, values);
-  STD_TORCH_CHECK((values.dim() == 1 || values.dim() == 2) && values.size(values.dim() - 1) == S.nnz(), name,
-                  ": values must be (nnz) or (B, nnz) with nnz = ", S.nnz());
+  check_values(name, values, S.nnz());
   const int64_t bv = values.dim() == 2 ? values.size(0) : 1;
   const Dense d(x);
   const int64_t batch = broadcast_batch(name, bv, d.batch);
   const int64_t m = S.rows();
-  std::vector<int64_t> size;
-  if (x.dim() == 1 && values.dim() == 1)
-    size = {m};
-  else if (sum_batch || (x.dim() < 3 && values.dim() == 1))
-    size = {m, d.k};
-  else
-    size = {batch, m, d.k};
+  const std::vector<int64_t> size = product_size(values, x, batch, m, d.k, sum_batch);
   if (batch == 0) return new_zeros(values, size);
   Tensor y = new_empty(values, size);
   dispatch(name, values, S.idx, [&]<class T, class I>() {
@@ -49,10 +42,11 @@ std::tuple<Tensor, Tensor> csr_spmm_backward(const Tensor& ptr, const Tensor& id
   const Tensor values = dense(values_), g = dense(g_), x = dense(x_);
   check_dense(name, "x", x, values);
   check_dense(name, "g", g, values);
-  STD_TORCH_CHECK(values.size(values.dim() - 1) == S.nnz(), name, ": values must hold nnz = ", S.nnz());
+  check_values(name, values, S.nnz());
   const int64_t bv = values.dim() == 2 ? values.size(0) : 1;
   const Dense dx(x), dg(g);
-  STD_TORCH_CHECK(dx.n == S.rows() && dx.k == dg.k, name, ": x and g do not match the structure");
+  STD_TORCH_CHECK(dx.n == S.rows() && dx.k == dg.k && (!S.perm || dg.n == A.rows()), name,
+                  ": x and g do not match the structure");
   const int64_t batch = broadcast_batch(name, bv, broadcast_batch(name, dx.batch, dg.batch));
   const std::vector<int64_t> values_size(values.sizes().begin(), values.sizes().end());
   const std::vector<int64_t> x_size(x.sizes().begin(), x.sizes().end());

@@ -2,46 +2,27 @@
 #include <cuda_runtime.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/accelerator.h>
-#include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/macros.h>
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
-
-#include <optional>
-#include <vector>
 
 #include "kernels/spmm.cuh"
+#include "ops/shapes.h"
 
 namespace learnsolve {
 
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
-
-namespace {
-
-Tensor dense(const Tensor& t) { return t.is_contiguous() ? t : torch::stable::contiguous(t); }
-
-}  // namespace
-
 Tensor csr_spmm_cuda(const Tensor& ptr_, const Tensor& idx_, const std::optional<Tensor>& perm_,
                      const Tensor& blocks, const Tensor& values_, const Tensor& x_, bool sum_batch) {
-  (void)blocks;  // the deal of rows to threads is by sub-warps here
+  const char* name = "csr_spmm";
   const Tensor ptr = dense(ptr_), idx = dense(idx_), values = dense(values_), x = dense(x_);
   const std::optional<Tensor> perm = perm_ ? std::optional<Tensor>(dense(*perm_)) : std::nullopt;
+  check_indices(name, ptr, idx, perm,
+                blocks);  // the blocks are for the CPU: rows are dealt to sub-warps here
   const int64_t m = ptr.numel() - 1, nnz = idx.numel();
-  STD_TORCH_CHECK(values.size(values.dim() - 1) == nnz, "csr_spmm: values must hold nnz = ", nnz);
-  STD_TORCH_CHECK(values.scalar_type() == x.scalar_type(), "csr_spmm: x and values must have one dtype");
-  const int64_t bv = values.dim() == 2 ? values.size(0) : 1, bx = x.dim() == 3 ? x.size(0) : 1;
-  STD_TORCH_CHECK(bv == bx || bv == 1 || bx == 1, "csr_spmm: batch sizes ", bv, " and ", bx, " do not match");
-  const int64_t batch = bv == 1 ? bx : bv, n = x.dim() == 3 ? x.size(1) : x.size(0),
-                k = x.dim() == 1 ? 1 : x.size(x.dim() - 1);
-  std::vector<int64_t> size;
-  if (x.dim() == 1 && values.dim() == 1)
-    size = {m};
-  else if (sum_batch || (x.dim() < 3 && values.dim() == 1))
-    size = {m, k};
-  else
-    size = {batch, m, k};
+  check_values(name, values, nnz);
+  check_dense(name, "x", x, values);
+  const int64_t bv = values.dim() == 2 ? values.size(0) : 1;
+  const Dense d(x);
+  const int64_t bx = d.batch, n = d.n, k = d.k, batch = broadcast_batch(name, bv, bx);
+  const std::vector<int64_t> size = product_size(values, x, batch, m, k, sum_batch);
   Tensor y = torch::stable::new_empty(values, size);
   if (batch == 0) {
     torch::stable::zero_(y);
@@ -51,7 +32,7 @@ Tensor csr_spmm_cuda(const Tensor& ptr_, const Tensor& idx_, const std::optional
   const torch::stable::accelerator::DeviceGuard guard(values.get_device_index());
   void* stream = nullptr;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(values.get_device_index(), &stream));
-  const auto run = [&]<class T, class I>() {
+  dispatch(name, values, idx, [&]<class T, class I>() {
     cuda::SpmmArguments<T, I> a{static_cast<const I*>(ptr.data_ptr()),
                                 static_cast<const I*>(idx.data_ptr()),
                                 perm ? static_cast<const I*>(perm->data_ptr()) : nullptr,
@@ -65,14 +46,7 @@ Tensor csr_spmm_cuda(const Tensor& ptr_, const Tensor& idx_, const std::optional
                                 bx == 1 ? 0 : n * k,
                                 sum_batch};
     STD_CUDA_CHECK(cuda::launch_spmm(a, nnz, static_cast<cudaStream_t>(stream)));
-  };
-  const bool f64 = values.scalar_type() == ScalarType::Double, i32 = idx.scalar_type() == ScalarType::Int;
-  STD_TORCH_CHECK(f64 || values.scalar_type() == ScalarType::Float,
-                  "csr_spmm: values must be float32 or float64");
-  if (f64)
-    i32 ? run.template operator()<double, int32_t>() : run.template operator()<double, int64_t>();
-  else
-    i32 ? run.template operator()<float, int32_t>() : run.template operator()<float, int64_t>();
+  });
   return y;
 }
 

@@ -63,7 +63,8 @@ def _sort(
     new = np.ones(len(i), dtype=bool)
     new[1:] = (i[1:] != i[:-1]) | (j[1:] != j[:-1])
     first = np.flatnonzero(new)
-    dtype = rows.dtype if rows.dtype in (torch.int32, torch.int64) else torch.int64
+    narrow = rows.dtype == columns.dtype == torch.int32 and max(m, n, len(i)) <= torch.iinfo(torch.int32).max
+    dtype = torch.int32 if narrow else torch.int64
 
     def index(array: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(device, dtype)

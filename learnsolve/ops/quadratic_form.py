@@ -84,12 +84,15 @@ class _QuadraticForm(Eager, torch.autograd.Function):
             return (None,) * 4
         values, x, y = ctx.saved_tensors
         pattern = ctx.pattern
-        if tracked(values, x, g):
+        again = tracked(values, x, g)
+        if again:
             y = product(values, x, pattern, False)  # with its graph: somebody differentiates this gradient
         need_values, need_x = ctx.needs_input_grad[:2]
         gx = gv = None
         if need_x:
-            gx = y * (g + g) if ctx.symmetric else g * (y + product(values, x, pattern, True))
+            # The promise holds for the values at hand, not for the directions of a second derivative.
+            once = ctx.symmetric and not again
+            gx = y * (g + g) if once else g * (y + product(values, x, pattern, True))
         if need_values:
             gv = sampled(g * x, x, pattern)
         return gv, gx, None, None

@@ -42,12 +42,21 @@ def richardson_sweeps(
     x, of b's shape, and norms, (iterations,), (iterations, k) or (B, iterations, k)
     """
     stride = max(1, round(iterations**0.5)) if checkpointed else 1
-    args = (values, scale, b, x0, pattern, iterations, stride)
     if torch.compiler.is_dynamo_compiling():
+        learns = values.requires_grad or scale.requires_grad or b.requires_grad or x0.requires_grad
+        args = (values, scale, b, x0, pattern, iterations, stride if learns else 0)
         return _Richardson.apply(*args)[:2]  # type: ignore[return-value]
+    args = (values, scale, b, x0, pattern, iterations, stride)
     if tracked(values, scale, b, x0):
         return _RichardsonForwardMode.apply(*args)[:2]  # type: ignore[return-value]
     return _Richardson.forward(values, scale, b, x0, pattern, iterations, 0)[:2]
+
+
+def residual_norm(r: Tensor, dim: int, keepdim: bool = False) -> Tensor:
+    """||r|| along `dim`. Its derivatives at zero are zero, where the second of `vector_norm` is NaN."""
+    square = (r * r).sum(dim, keepdim)
+    zero = square == 0
+    return torch.where(zero, 0, torch.where(zero, 1, square).sqrt())
 
 
 def _unfused(
@@ -58,7 +67,7 @@ def _unfused(
     x, norms = x0, []
     for sweep in range(iterations):
         r = b - product(values, x, pattern, False)
-        norms.append(torch.linalg.vector_norm(r, dim=0 if vector else -2))
+        norms.append(residual_norm(r, 0 if vector else -2))
         s = scale[..., sweep if scale.shape[-2] > 1 else 0, :]
         x = x + (s if vector else s.unsqueeze(-1)) * r
     shape = (*b.shape[:-2], 0, *b.shape[max(b.dim() - 1, 1) :])
@@ -78,7 +87,7 @@ def _tangent(
     for sweep in range(iterations):
         r = b - product(values, x, pattern, False)
         tr = tb - product(tvalues, x, pattern, False) - product(values, tx, pattern, False)
-        norm = torch.linalg.vector_norm(r, dim=axis)
+        norm = residual_norm(r, axis)
         norms.append(torch.where(norm == 0, 0, (r * tr).sum(axis) / torch.where(norm == 0, 1, norm)))
         row = sweep if scale.shape[-2] > 1 else 0
         s, ts = scale[..., row, :], tscale[..., row, :]

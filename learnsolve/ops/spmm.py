@@ -29,10 +29,10 @@ def spmm(A: CSR, x: Tensor, *, transpose: bool = False) -> Tensor:
 
     Notes
     -----
-    Gradient: :math:`\bar x = A^T \bar y`, :math:`\bar A = (\bar y x^T)` on the pattern, both from one pass
-    over the transposed pattern, which is cached. Any order; forward mode, vmap, `torch.compile`.
+    Gradient: :math:`\bar x = A^T \bar y`, :math:`\bar A = (\bar y x^T)` on the pattern, at the cost of
+    about a pass over the transposed pattern, which is cached. Any order; forward mode, vmap, `torch.compile`.
 
-    Cost: 2 nnz k flops; reads values and indices once for 32 columns (float64) or 64 (float32). The
+    Cost: 2 nnz k flops; reads values and indices once for 32 columns (float64) or 64 (float32) with AVX2. The
     backward reads and writes values once more. The result has the same bits on every run and for every
     number of threads.
 

@@ -5,6 +5,7 @@ from torch import Tensor
 from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 
 from learnsolve import _check
+from learnsolve._plain import plain_tensors
 from learnsolve.csr import CSR
 from learnsolve.ops._autograd import Eager, keep_for_forward_mode, tracked
 from learnsolve.ops._product import product, sampled
@@ -24,7 +25,7 @@ def transpose(A: CSR) -> CSR:
             [2., 3.]])
     """
     P = A.pattern
-    forward, backward = P.transpose_permutation, P.T.transpose_permutation
+    forward, backward = P.transpose_permutation, P._inverse_permutation
     return CSR(_permute(A.values, forward, backward), P.T)
 
 
@@ -145,12 +146,11 @@ def _scale(function: str, A: CSR, d: Tensor, side: int) -> CSR:
     return A.with_values(A.values * spread)
 
 
-def inverse_diagonal(A: CSR, function: str = "inverse_diagonal") -> Tensor:
+def inverse_diagonal(A: CSR) -> Tensor:
     """1 / diag(A), shape (..., n), for a square A without zeros on its diagonal.
 
-    It is kept with `A` as long as the values do not learn and do not change. A missing entry is always an
-    error; a stored zero is one on the CPU. On a CUDA tensor looking for it would wait for the device: it
-    becomes an infinity, which `Solution.status` reports.
+    A missing entry is always an error; a stored zero is one on the CPU. On a CUDA tensor looking for it would
+    wait for the device: it becomes an infinity, which `Solution.status` reports.
 
     Examples
     --------
@@ -158,6 +158,12 @@ def inverse_diagonal(A: CSR, function: str = "inverse_diagonal") -> Tensor:
     >>> ls.ops.inverse_diagonal(ls.problems.poisson((2,)))
     tensor([0.5000, 0.5000], dtype=torch.float64)
     """
+    return shared_inverse_diagonal(A, "inverse_diagonal").clone()
+
+
+def shared_inverse_diagonal(A: CSR, function: str) -> Tensor:
+    """`inverse_diagonal` for solvers, not to be changed: it is kept with `A` as long as its values do not
+    learn and do not change (which torch tells, except for changes through ``values.data``)."""
     if A.shape[0] != A.shape[1]:
         raise ValueError(f"{function}: A must be square, got shape {A.shape}")
     row = A.pattern._missing_diagonal
@@ -172,10 +178,12 @@ def inverse_diagonal(A: CSR, function: str = "inverse_diagonal") -> Tensor:
             _nonzero(function, d)
         return d.reciprocal()
     kept = A._derived.get("inverse diagonal")
-    if kept is None or kept[0] is not A.values or kept[1] != A.values._version:
-        d = diagonal(A)
-        _nonzero(function, d)
-        kept = A._derived["inverse diagonal"] = (A.values, A.values._version, d.reciprocal())
+    state = (A.values.data_ptr(), A.values._version)
+    if kept is None or kept[0] is not A.values or kept[1] != state:
+        with plain_tensors():
+            d = diagonal(A)
+            _nonzero(function, d)
+            kept = A._derived["inverse diagonal"] = (A.values, state, d.reciprocal())
     return kept[2]
 
 

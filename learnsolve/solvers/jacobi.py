@@ -4,6 +4,8 @@ Source: Nytko et al., "Optimized Sparse Matrix Operations for Reverse Mode Autom
 arXiv 2212.05159, section 4.1; Saad, "Iterative Methods for Sparse Linear Systems" (2003), section 4.1.
 """
 
+from numbers import Real
+
 import torch
 from torch import Tensor
 
@@ -11,8 +13,9 @@ from learnsolve import _check
 from learnsolve.csr import CSR
 from learnsolve.ops._autograd import tracked
 from learnsolve.ops._product import product
-from learnsolve.ops.richardson import richardson_sweeps
-from learnsolve.ops.structure import inverse_diagonal
+from learnsolve.ops.richardson import residual_norm, richardson_sweeps
+from learnsolve.ops.structure import shared_inverse_diagonal
+from learnsolve.pattern import SparsityPattern
 from learnsolve.solvers.base import Solution
 
 GRADIENTS = ("unrolled", "checkpointed")
@@ -60,7 +63,9 @@ def jacobi(
               \bar w_k = D^{-1} r_k \circ \lambda_{k+1}, \quad \bar b = \sum_k \rho_k, \quad
               \bar A = -\sum_k \rho_k x_k^T \text{ on the pattern (and through D)}.
 
-    Cost: one product with A a sweep; backward about two more (three if A's values or the weight learn).
+    Cost: one product with A a sweep. Backward, a sweep: one product with the transpose if only b or x0
+    learns, one with A more if the weight learns or a norm is in the loss, and a sampled product if A's
+    values learn.
     There is no gradient="implicit": a converged solution does not depend on the weight.
 
     Examples
@@ -91,47 +96,56 @@ def jacobi(
         if x0.shape != b.shape:
             raise ValueError(f"{name}: x0 must have b's shape {tuple(b.shape)}, got {tuple(x0.shape)}")
     _check.batches(name, values.shape[:-1], b.shape[:-2], "A.values and b")
-    scale = _scale(name, weight, inverse_diagonal(A, name), values, iterations, n)
+    if b.dim() == 1 and values.dim() > 1:
+        # One vector for a batch of matrices: a column, whose axis is taken away again.
+        columns = jacobi(
+            A, b.unsqueeze(-1), x0.unsqueeze(-1), weight=weight, iterations=iterations, gradient=gradient
+        )
+        x = columns.x.squeeze(-1)
+        return Solution(x, iterations, lambda: columns.residual_norms.squeeze(-1), -1, (x,))
+    scale = _scale(name, weight, shared_inverse_diagonal(A, name), values, iterations, n)
     if iterations == 1 and _only_scale_learns(scale, values, b, x0):
-        return _one_sweep(A, scale, b, x0)
-    checkpointed = gradient == "checkpointed"
-    if values.dim() == 1 and b.dim() <= 2:
-        x, norms = richardson_sweeps(values, scale, b, x0, pattern, iterations, checkpointed)
+        x, norms = _one_sweep(values, pattern, scale, b, x0)
+    elif values.dim() == 1 and b.dim() <= 2:
+        x, norms = richardson_sweeps(values, scale, b, x0, pattern, iterations, gradient == "checkpointed")
     else:
-        x, norms = _batched(A, scale, b, x0, iterations, checkpointed)
-    return Solution(x, iterations, lambda: _with_last(norms, A, b, x))
+        x, norms = _batched(A, scale, b, x0, iterations, gradient == "checkpointed")
+    axis = 0 if b.dim() == 1 else -2
 
+    def complete() -> Tensor:
+        first = norms() if callable(norms) else norms
+        last = residual_norm(b - product(values, x, pattern, False), axis, keepdim=True)
+        return torch.cat((first, last), dim=axis)
 
-def _norms(r: Tensor) -> Tensor:
-    """Norms of residuals, (..., 1) for a vector and (..., 1, k) for columns."""
-    return torch.linalg.vector_norm(r, dim=0 if r.dim() == 1 else -2, keepdim=True)
-
-
-def _with_last(norms: Tensor, A: CSR, b: Tensor, x: Tensor) -> Tensor:
-    last = _norms(b - product(A.values, x, A.pattern, False))
-    return torch.cat((norms, last), dim=0 if norms.dim() == 1 else -2)
+    return Solution(x, iterations, complete, axis, (values, b, x))
 
 
 def _only_scale_learns(scale: Tensor, *others: Tensor) -> bool:
     return tracked(scale) and not tracked(*others) and not torch.compiler.is_dynamo_compiling()
 
 
-def _one_sweep(A: CSR, scale: Tensor, b: Tensor, x0: Tensor) -> Solution:
-    """With the residual a constant, three operations of torch cost less than the fused one: a step of training
-    at n = 16 took 251 us instead of 259 to 291 (benchmarks/train_step.py)."""
-    r = b - product(A.values, x0, A.pattern, False)
+def _one_sweep(values: Tensor, pattern: SparsityPattern, scale: Tensor, b: Tensor, x0: Tensor):
+    """With the residual a constant, three operations of torch cost less than the fused one: a training step
+    at n = 16 took 251 us, not 259 to 291 (benchmarks/train_step.py). The norm is left for later."""
+    r = b - product(values, x0, pattern, False)
     if scale.dim() > 1:
         scale = scale.squeeze(-2)
-    x = torch.addcmul(x0, scale if b.dim() == 1 else scale.unsqueeze(-1), r)
-    return Solution(x, 1, lambda: _with_last(_norms(r), A, b, x))
+    vector = b.dim() == 1
+    x = torch.addcmul(x0, scale if vector else scale.unsqueeze(-1), r)
+    return x, lambda: residual_norm(r, 0 if vector else -2, keepdim=True)
+
+
+def _number(name: str, weight) -> float:
+    if isinstance(weight, bool) or not isinstance(weight, Real):
+        raise TypeError(f"{name}: weight must be a number or a torch.Tensor, got {type(weight).__name__}")
+    return float(weight)
 
 
 def _scale(name: str, weight, inverse: Tensor, values: Tensor, iterations: int, n: int) -> Tensor:
     """weight / D, shape (..., n) for one scale, (..., iterations, n) for one a sweep."""
     if not isinstance(weight, Tensor):
-        if isinstance(weight, bool) or not isinstance(weight, (int, float)):
-            raise TypeError(f"{name}: weight must be a number or a torch.Tensor, got {type(weight).__name__}")
-        scale = inverse if weight == 1 else weight * inverse
+        number = _number(name, weight)
+        scale = inverse if number == 1 else number * inverse
         return scale if values.dim() == 1 else scale.unsqueeze(-2)
     _check.same_kind(name, "weight", weight, values)
     shape = tuple(weight.shape)
@@ -147,9 +161,6 @@ def _scale(name: str, weight, inverse: Tensor, values: Tensor, iterations: int, 
 
 def _batched(A: CSR, scale: Tensor, b: Tensor, x0: Tensor, iterations: int, checkpointed: bool):
     """Any batch axes, on A's values and on b, as the one axis of the kernel."""
-    vector = b.dim() == 1
-    if vector:
-        b, x0 = b.unsqueeze(-1), x0.unsqueeze(-1)
     batch = torch.broadcast_shapes(A.batch_shape, b.shape[:-2])
 
     def flat(t: Tensor, inner: int) -> Tensor:
@@ -160,8 +171,7 @@ def _batched(A: CSR, scale: Tensor, b: Tensor, x0: Tensor, iterations: int, chec
     if values.dim() > 1:
         values, scale = flat(values, 1), flat(scale, 2)
     x, norms = richardson_sweeps(values, scale, b, x0, A.pattern, iterations, checkpointed)
-    x, norms = x.reshape(batch + x.shape[1:]), norms.reshape(batch + norms.shape[1:])
-    return (x.squeeze(-1), norms) if vector else (x, norms)
+    return x.reshape(batch + x.shape[1:]), norms.reshape(batch + norms.shape[1:])
 
 
 class Jacobi(torch.nn.Module):
@@ -169,7 +179,8 @@ class Jacobi(torch.nn.Module):
 
     Parameters
     ----------
-    weight : number or Tensor, the initial weight, of any shape that `jacobi` takes
+    weight : number or floating-point Tensor, the initial weight, of any shape that `jacobi` takes. A number
+        becomes a parameter of torch's default dtype; ``.double()`` for float64 matrices.
     iterations, gradient : as for `jacobi`
 
     Examples
@@ -185,7 +196,11 @@ class Jacobi(torch.nn.Module):
         super().__init__()
         _check.integer("Jacobi", "iterations", iterations, 0)
         _check.one_of("Jacobi", "gradient", gradient, GRADIENTS)
-        self.weight = torch.nn.Parameter(torch.as_tensor(weight).detach().clone())
+        if not isinstance(weight, Tensor):
+            weight = torch.tensor(_number("Jacobi", weight))
+        if not weight.is_floating_point():
+            raise TypeError(f"Jacobi: weight must be a floating-point tensor to learn, got {weight.dtype}")
+        self.weight = torch.nn.Parameter(weight.detach().clone())
         self.iterations = iterations
         self.gradient = gradient
 

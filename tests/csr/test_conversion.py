@@ -367,3 +367,18 @@ def test_from_coo_refuses_a_negative_shape():
     none = torch.empty(0).long()
     with pytest.raises(ValueError, match=r"from_coo: shape must not be negative, got \(-1, 3\)"):
         ls.CSR.from_coo(none, none, torch.empty(0), (-1, 3))
+
+
+def test_from_coo_with_mixed_index_types():
+    far = 2**31 + 5
+    A = ls.CSR.from_coo(
+        torch.tensor([0], dtype=torch.int32), torch.tensor([far]), torch.ones(1), (1, far + 1)
+    )
+    assert A.col_indices.tolist() == [far]
+
+
+def test_from_torch_does_not_trust_a_coalesced_flag():
+    indices = torch.tensor([[0, 1], [9, -5]])
+    T = torch.sparse_coo_tensor(indices, torch.ones(2), (2, 2), check_invariants=False, is_coalesced=True)
+    with pytest.raises(ValueError, match="columns must lie in 0 <= column < 2"):
+        ls.CSR.from_torch(T)

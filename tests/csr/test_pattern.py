@@ -318,3 +318,20 @@ def test_to():
     huge = ls.SparsityPattern(ints(0), ints(), (0, 2**31))
     with pytest.raises(ValueError, match=r"do not fit int32"):
         huge.to(dtype=torch.int32)
+
+
+def test_a_pattern_is_freed_at_once():
+    P = ls.problems.poisson((5,)).pattern
+    P._structure(True), P.T.transpose_permutation
+    gone = weakref.ref(P)
+    T = P.T
+    del P
+    assert gone() is None  # no cycle with its transpose
+    assert T.T.shape == (5, 5)
+
+
+@pytest.mark.parametrize("shape", ["22", (2.9, 2.9)], ids=str)
+def test_a_shape_that_is_none(shape):
+    crow, col = torch.tensor([0, 1, 2]), torch.tensor([0, 1])
+    with pytest.raises(ValueError, match="shape must be"):
+        ls.SparsityPattern(crow, col, shape)

@@ -1,5 +1,7 @@
 """1 / diag(A): values, derivatives, what it refuses, and that what it keeps is never stale."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -60,7 +62,10 @@ def test_compile():
 def test_what_is_kept_follows_the_values():
     A = ls.CSR(values(), P)
     first = ls.ops.inverse_diagonal(A)
-    assert ls.ops.inverse_diagonal(A) is first
+    kept = first.clone()
+    first.zero_()  # it is the caller's: what is kept must not follow
+    assert torch.equal(ls.ops.inverse_diagonal(A), kept)
+    first = kept
     A.values.mul_(2)
     assert torch.equal(ls.ops.inverse_diagonal(A), first / 2)
     A.values = A.values * 2
@@ -68,6 +73,23 @@ def test_what_is_kept_follows_the_values():
     assert torch.equal(ls.ops.inverse_diagonal(A.with_values(A.values * 2)), first / 8)
     A.requires_grad_()
     assert ls.ops.inverse_diagonal(A).requires_grad
+
+
+def test_a_copy_has_nothing_kept():
+    A = ls.CSR(values(), P)
+    A.values.mul_(1)
+    d = ls.ops.inverse_diagonal(A)
+    A.values.mul_(2)
+    assert torch.equal(ls.ops.inverse_diagonal(copy.deepcopy(A)), d / 2)
+
+
+def test_kept_in_inference_mode_and_learned_after():
+    A = ls.problems.poisson((4,))
+    with torch.inference_mode():
+        ls.solvers.jacobi(A, torch.ones(4, dtype=torch.float64))
+    w = torch.ones(4, dtype=torch.float64, requires_grad=True)
+    ls.solvers.jacobi(A, torch.ones(4, dtype=torch.float64), weight=w).x.sum().backward()
+    assert torch.equal(w.grad, torch.full_like(w, 0.5))
 
 
 def test_inference_mode():

@@ -215,3 +215,17 @@ A, X = ls.CSR(normal((P.nnz,)), P), normal((5, 2))
 def test_errors(call, kind, message):
     with pytest.raises(kind, match=f"^quadratic_form: {message}"):
         call(ls.ops.quadratic_form)
+
+
+def test_symmetric_second_derivatives_are_those_of_the_general_form():
+    A = ls.problems.poisson((5,))
+    h = torch.arange(5.0, dtype=torch.float64)
+
+    def mixed(symmetric):
+        v = A.values.clone().requires_grad_()
+        x = torch.linspace(1, 2, 5, dtype=torch.float64, requires_grad=True)
+        q = ls.ops.quadratic_form(A.with_values(v), x, symmetric=symmetric)
+        (gx,) = torch.autograd.grad(q, x, create_graph=True)
+        return torch.autograd.grad(gx @ h, (v, x))
+
+    torch.testing.assert_close(mixed(True), mixed(False), rtol=1e-14, atol=1e-14)

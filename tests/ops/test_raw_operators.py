@@ -155,7 +155,7 @@ def test_a_gradient_is_not_lost_silently(name):
         ),
         (lambda a: {**a, "idx": a["idx"].int()}, "csr_spmm: .* one index type"),
         (lambda a: {**a, "ptr": a["ptr"][:0]}, "csr_spmm: ptr must hold rows"),
-        (lambda a: {**a, "blocks": a["blocks"][:0]}, "csr_spmm: blocks must hold"),
+        (lambda a: {**a, "blocks": a["blocks"][:0]}, "csr_spmm: blocks must be"),
         (lambda a: {**a, "x": a["x"][None, None]}, "csr_spmm: x must be .* got 4 dimensions"),
         (
             lambda a: {**a, "values": a["values"].repeat(2, 1), "x": a["x"].repeat(3, 1, 1)},

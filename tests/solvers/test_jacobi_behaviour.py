@@ -125,19 +125,47 @@ def test_status_is_a_sentence():
 
 
 def test_solution():
-    norms = torch.tensor([3.0, 1.0])
+    norms, x = torch.tensor([3.0, 1.0]), torch.ones(2)
     asked = []
-    solution = Solution(torch.ones(2), 1, lambda: asked.append(1) or norms)
+    solution = Solution(x, 1, lambda: asked.append(1) or norms, 0, ())
     assert not asked  # the norms are computed when asked for
     assert solution.residual_norms is norms
     assert solution.status is Status.MAX_ITERATIONS
     assert solution.residual_norms is norms
     assert len(asked) == 1
     assert repr(solution) == "Solution(x=(2,), iterations=1, status=MAX_ITERATIONS)"
-    grown = Solution(torch.ones(2), 1, lambda: torch.tensor([1.0, 10.0]))
-    assert grown.status is Status.MAX_ITERATIONS  # tenfold, not more
-    assert Solution(torch.ones(2), 1, lambda: torch.tensor([1.0, 10.1])).status is Status.DIVERGED
-    assert Solution(torch.tensor([math.nan]), 1, lambda: norms).status is Status.NON_FINITE
+    # Tenfold is not yet more than tenfold.
+    assert Solution(x, 1, lambda: torch.tensor([1.0, 10.0]), 0, ()).status is Status.MAX_ITERATIONS
+    assert Solution(x, 1, lambda: torch.tensor([1.0, 10.1]), 0, ()).status is Status.DIVERGED
+    assert Solution(torch.tensor([math.nan]), 1, lambda: norms, 0, ()).status is Status.NON_FINITE
+
+
+@pytest.mark.parametrize("changed", ["A", "b", "x"])
+@pytest.mark.parametrize("shape", [(4,), (4, 2)], ids=str)
+@pytest.mark.parametrize(("iterations", "learns"), [(1, True), (1, False), (3, True)])
+def test_norms_are_refused_once_what_they_need_has_changed(iterations, learns, shape, changed):
+    P = small_square()
+    A, b = ls.CSR(values_on(P), P), normal(shape)
+    w = torch.ones(4, dtype=F64, requires_grad=learns)
+    solution = jacobi(A, b, weight=w, iterations=iterations)
+    with torch.no_grad():
+        {"A": A.values, "b": b, "x": solution.x}[changed].mul_(2)
+    with pytest.raises(RuntimeError, match=r"Solution.residual_norms: .* changed in place after the solve"):
+        _ = solution.residual_norms
+
+
+@pytest.mark.parametrize("iterations", [0, 1, 3])
+def test_norms_have_the_graph_of_the_solve(iterations):
+    """Whether they are differentiable does not depend on the mode in which they are first asked for."""
+    A, b = ls.problems.poisson((4,)), normal((4,)).requires_grad_()
+    solution = jacobi(A, b, iterations=iterations)
+    with torch.no_grad():
+        assert not solution.converged
+        solution.residual_norms  # noqa: B018
+    assert all(torch.autograd.grad(norm, b, retain_graph=True)[0].any() for norm in solution.residual_norms)
+    with torch.no_grad():
+        solution = jacobi(A, b, iterations=iterations)
+    assert not solution.residual_norms.requires_grad
 
 
 # --- the module ---

@@ -1,5 +1,7 @@
 """Each bad argument of `jacobi` and `Jacobi`: type of the exception, function, rule, value."""
 
+import re
+
 import pytest
 import torch
 from reference import normal
@@ -99,9 +101,9 @@ for _shape in ((1,), (3,), (2,), (4, 1), (3, 4), (2, 3), (2, 1, 4), (2, 2, 4)):
     BAD[f"weight of shape {_shape}"] = (
         lambda shape=_shape: jacobi(A, B, weight=torch.ones(shape, dtype=B.dtype), iterations=2),
         ValueError,
-        r"weight must have shape \(\), \(n,\), \(iterations, 1\) or \(iterations, n\) with n = 4 and "
-        rf"iterations = 2, got {_shape}".replace("2, got (", r"2, got \(").replace(
-            f"{_shape}"[1:], f"{_shape}"[1:-1]
+        re.escape(
+            "weight must have shape (), (n,), (iterations, 1) or (iterations, n) with n = 4 and "
+            f"iterations = 2, got {_shape}"
         ),
     )
 
@@ -109,7 +111,7 @@ for _shape in ((1,), (3,), (2,), (4, 1), (3, 4), (2, 3), (2, 1, 4), (2, 2, 4)):
 @pytest.mark.parametrize("name", BAD)
 def test_bad_argument(name):
     call, kind, message = BAD[name]
-    with pytest.raises(Exception, match=f"^jacobi: .*{message}" if message[0] != "^" else message) as caught:
+    with pytest.raises(Exception, match=f"^jacobi: .*{message}") as caught:
         call()
     assert type(caught.value) is kind, f"{type(caught.value).__name__}: {caught.value}"
 
@@ -121,6 +123,7 @@ def test_bad_argument(name):
         ({"iterations": 1.5}, TypeError, "Jacobi: iterations must be an int, got float"),
         ({"gradient": "implicit"}, ValueError, "Jacobi: gradient must be one of .*unrolled.*'implicit'"),
         ({"weight": "1"}, TypeError, "Jacobi: weight"),
+        ({"weight": True}, TypeError, "Jacobi: weight"),
         ({"weight": 1}, None, ""),
         ({"weight": torch.ones(4, dtype=torch.int64)}, TypeError, "Jacobi: weight .*int64"),
     ],

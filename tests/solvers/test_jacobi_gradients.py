@@ -109,12 +109,13 @@ def test_gradcheck(shape, weight):
 def test_gradgradcheck(shape, weight):
     P = small_square()
     inputs = inputs_on(P, weight, shape, 2, requires_grad=True)
-    for mode in GRADIENTS:
+    whole = (shape, weight) == ("vector", "row and sweep")
+    for mode in GRADIENTS if whole else GRADIENTS[:1]:  # both go through the composed sweeps
         assert gradgradcheck(
             lambda *a: sparse_jacobi(P, *a, 2, mode),  # noqa: B023
             inputs,
             check_fwd_over_rev=True,
-            fast_mode=(shape, weight) != ("vector", "row and sweep"),
+            fast_mode=not whole,
         )
 
 
@@ -240,3 +241,13 @@ def test_learning_weights_have_a_gradient_without_that_of_x():
     torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
     assert not found[1][-1].any()  # the last weight came too late
     assert found[1][:-1].all()
+
+
+def test_second_derivatives_of_a_zero_norm_are_finite():
+    A = ls.problems.poisson((8,))
+    b = torch.ones(8, 2, dtype=torch.float64)
+    b[:, 1] = 0
+    w = torch.full((8,), 0.6, dtype=torch.float64, requires_grad=True)
+    norms = ls.solvers.jacobi(A, b, weight=w, iterations=2).residual_norms
+    (g,) = torch.autograd.grad(norms.sum(), w, create_graph=True)
+    assert torch.isfinite(torch.autograd.grad(g.sum(), w)[0]).all()

@@ -1,0 +1,77 @@
+// What CPU and CUDA operators share: checks of dtypes and shapes, and the shape of a product.
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace learnsolve {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+inline Tensor dense(const Tensor& t) { return t.is_contiguous() ? t : torch::stable::contiguous(t); }
+
+// f.template operator()<T, I>() for the dtype of the values and the type of the indices.
+template <class F>
+void dispatch(const char* name, const Tensor& values, const Tensor& idx, F f) {
+  const ScalarType t = values.scalar_type(), i = idx.scalar_type();
+  STD_TORCH_CHECK(i == ScalarType::Int || i == ScalarType::Long, name, ": indices must be int32 or int64");
+  STD_TORCH_CHECK(t == ScalarType::Float || t == ScalarType::Double, name,
+                  ": values must be float32 or float64");
+  if (t == ScalarType::Double) {
+    i == ScalarType::Int ? f.template operator()<double, int32_t>()
+                         : f.template operator()<double, int64_t>();
+  } else {
+    i == ScalarType::Int ? f.template operator()<float, int32_t>() : f.template operator()<float, int64_t>();
+  }
+}
+
+// Shape of a dense operand: batch x n x k, with what is not there taken as 1.
+struct Dense {
+  int64_t batch, n, k;
+  explicit Dense(const Tensor& x)
+      : batch(x.dim() == 3 ? x.size(0) : 1),
+        n(x.dim() == 3 ? x.size(1) : x.size(0)),
+        k(x.dim() == 1 ? 1 : x.size(x.dim() - 1)) {}
+};
+
+inline void check_dense(const char* name, const char* arg, const Tensor& x, const Tensor& values) {
+  STD_TORCH_CHECK(x.dim() >= 1 && x.dim() <= 3, name, ": ", arg, " must be (n), (n, k) or (B, n, k), got ",
+                  x.dim(), " dimensions");
+  STD_TORCH_CHECK(x.scalar_type() == values.scalar_type(), name, ": ", arg,
+                  " and values must have one dtype");
+}
+
+inline void check_values(const char* name, const Tensor& values, int64_t nnz) {
+  STD_TORCH_CHECK((values.dim() == 1 || values.dim() == 2) && values.size(values.dim() - 1) == nnz, name,
+                  ": values must be (nnz) or (B, nnz) with nnz = ", nnz);
+}
+
+inline void check_indices(const char* name, const Tensor& ptr, const Tensor& idx,
+                          const std::optional<Tensor>& perm, const Tensor& blocks) {
+  STD_TORCH_CHECK(ptr.numel() > 0, name, ": ptr must hold rows + 1 entries, got none");
+  STD_TORCH_CHECK(ptr.scalar_type() == idx.scalar_type() && blocks.scalar_type() == idx.scalar_type() &&
+                      (!perm || perm->scalar_type() == idx.scalar_type()),
+                  name, ": ptr, idx, perm and blocks must have one index type");
+  STD_TORCH_CHECK(!perm || perm->numel() == idx.numel(), name, ": perm must have one entry a nonzero");
+}
+
+inline int64_t broadcast_batch(const char* name, int64_t a, int64_t b) {
+  STD_TORCH_CHECK(a == b || a == 1 || b == 1, name, ": batch sizes ", a, " and ", b, " do not match");
+  return a == 1 ? b : a;
+}
+
+// Shape of y = S x for m rows (learnsolve/ops/_fake.py says the same for torch.compile).
+inline std::vector<int64_t> product_size(const Tensor& values, const Tensor& x, int64_t batch, int64_t m,
+                                         int64_t k, bool sum_batch) {
+  if (x.dim() == 1 && values.dim() == 1) return {m};
+  if (sum_batch || (x.dim() < 3 && values.dim() == 1)) return {m, k};
+  return {batch, m, k};
+}
+
+}  // namespace learnsolve
