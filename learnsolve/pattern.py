@@ -317,7 +317,7 @@ def _analyse_while_tracing(pattern: SparsityPattern) -> bool:
     cannot trace the analysis itself. All at once: Dynamo does not see what changes behind a dictionary that
     it has read."""
     for P in (pattern, pattern.T):
-        P._structure(False), P._structure(True)
+        _ = P._structure(False), P._structure(True)
         _ = P.row_indices, P._missing_diagonal, P._inverse_permutation
     return True
 

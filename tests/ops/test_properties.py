@@ -30,13 +30,12 @@ widths = st.sampled_from([None, 0, 1, 2, 3, 5, 9])
 def property_test(function):
     """Two forms of a property: a quick one, and a long one with --slow."""
 
-    def run(examples):
+    @pytest.mark.parametrize("examples", [60, pytest.param(2000, marks=pytest.mark.slow)])
+    def test(examples):
         settings = hypothesis.settings(max_examples=examples, deadline=None, derandomize=True, database=None)
         settings(function)()
 
-    return pytest.mark.parametrize("examples", [60, pytest.param(2000, marks=pytest.mark.slow)])(
-        lambda examples: run(examples)
-    )
+    return test
 
 
 @property_test
