@@ -27,19 +27,24 @@ dtypes = st.sampled_from([torch.float32, torch.float64])
 widths = st.sampled_from([None, 0, 1, 2, 3, 5, 9])
 
 
-def property_test(function):
+def property_test(*strategies):
     """Two forms of a property: a quick one, and a long one with --slow."""
 
-    @pytest.mark.parametrize("examples", [60, pytest.param(2000, marks=pytest.mark.slow)])
-    def test(examples):
-        settings = hypothesis.settings(max_examples=examples, deadline=None, derandomize=True, database=None)
-        settings(function)()
+    def decorate(function):
+        @pytest.mark.parametrize("examples", [60, pytest.param(2000, marks=pytest.mark.slow)])
+        def test(examples):
+            given = hypothesis.given(*strategies)(lambda *drawn: function(*drawn))
+            settings = hypothesis.settings(
+                max_examples=examples, deadline=None, derandomize=True, database=None
+            )
+            settings(given)()
 
-    return test
+        return test
+
+    return decorate
 
 
-@property_test
-@hypothesis.given(patterns(), dtypes, widths, st.booleans())
+@property_test(patterns(), dtypes, widths, st.booleans())
 def test_spmm(P, dtype, k, transpose):
     tail = () if k is None else (k,)
     m, n = P.shape[::-1] if transpose else P.shape
@@ -66,8 +71,7 @@ def test_spmm(P, dtype, k, transpose):
         assert_within(*check)
 
 
-@property_test
-@hypothesis.given(patterns(), dtypes, widths)
+@property_test(patterns(), dtypes, widths)
 def test_sddmm(P, dtype, k):
     tail = () if k is None else (k,)
     u, w = normal((P.shape[0], *tail), dtype, 1), normal((P.shape[1], *tail), dtype, 2)
@@ -81,8 +85,7 @@ def test_sddmm(P, dtype, k):
     assert_within(ls.ops.sddmm(u, w, P), dense(*exact), dense(*size), terms)
 
 
-@property_test
-@hypothesis.given(patterns())
+@property_test(patterns())
 def test_transpose(P):
     v = normal((P.nnz,))
     A = ls.CSR(v, P)
@@ -94,10 +97,7 @@ def test_transpose(P):
     ls.SparsityPattern(P.T.crow_indices, P.T.col_indices, P.T.shape)
 
 
-@property_test
-@hypothesis.given(
-    st.integers(1, 12), st.integers(1, 12), st.integers(0, 40), st.integers(0, 2**32 - 1), dtypes
-)
+@property_test(st.integers(1, 12), st.integers(1, 12), st.integers(0, 40), st.integers(0, 2**32 - 1), dtypes)
 def test_from_coo(m, n, entries, seed, dtype):
     rng = np.random.default_rng(seed)
     rows, columns = (
@@ -118,8 +118,7 @@ def test_from_coo(m, n, entries, seed, dtype):
     assert torch.equal(found, g[rows, columns])
 
 
-@property_test
-@hypothesis.given(patterns(), st.sampled_from([torch.float32, torch.float64, torch.int64]))
+@property_test(patterns(), st.sampled_from([torch.float32, torch.float64, torch.int64]))
 def test_round_trips(P, dtype):
     v = (normal((P.nnz,)) * 8).to(dtype)
     A = ls.CSR(v, P)
