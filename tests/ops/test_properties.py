@@ -33,7 +33,7 @@ def property_test(*strategies):
     def decorate(function):
         @pytest.mark.parametrize("examples", [60, pytest.param(2000, marks=pytest.mark.slow)])
         def test(examples):
-            given = hypothesis.given(*strategies)(lambda *drawn: function(*drawn))
+            given = hypothesis.given(st.tuples(*strategies))(lambda drawn: function(*drawn))
             settings = hypothesis.settings(
                 max_examples=examples, deadline=None, derandomize=True, database=None
             )
