@@ -245,6 +245,23 @@ class SparsityPattern:
         return transposed, permutation
 
     @property
+    def _prefers_scatter(self) -> bool:
+        """Is A^T g better scattered, in the order of A's rows, than gathered through the transpose?
+
+        So it is if the values are more than a cache holds, in no regular order, and many to a column: a
+        gather then waits for memory at each of them.
+        """
+
+        def judge() -> bool:
+            if self.nnz < 2**20 or self.nnz < 32 * self.shape[1]:
+                return False
+            blocks = self.row_blocks.long()
+            uniform = (blocks[1:, 0] - blocks[:-1, 0])[blocks[:-1, 1] > 0].sum()
+            return bool(2 * uniform < self.shape[0])
+
+        return self._cached("prefers scatter", judge)
+
+    @property
     def row_blocks(self) -> Tensor:
         """Blocks of rows of about equal work, shape (blocks + 1, 2): first row, and the length of every row
         if consecutive rows repeat one another shifted by a column, else 0. The last line is (rows, 0)."""

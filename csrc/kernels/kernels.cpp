@@ -10,7 +10,11 @@
 namespace learnsolve::LEARNSOLVE_ISA {
 
 template <class T, class I>
-constexpr Kernels<T, I> table{&spmm<T, I>, &sddmm<T, I>, &spmm_backward<T, I>, &richardson_sweep<T, I>,
+constexpr Kernels<T, I> table{&spmm<T, I>,
+                              &sddmm<T, I>,
+                              &spmm_backward<T, I>,
+                              &scatter_backward<T, I>,
+                              &richardson_sweep<T, I>,
                               &richardson_adjoint<T, I>};
 
 extern const AllKernels all_kernels;

@@ -15,6 +15,7 @@ struct Kernels {
                 T* out, bool accumulate);
   void (*spmm_backward)(A, B, int64_t b0, int64_t b1, const T* g, const T* x, int64_t k, T* gx, T* ga,
                         bool accumulate_gx, bool accumulate_ga);
+  void (*scatter_backward)(A, int64_t r0, int64_t r1, const T* g, const T* x, T* gx, T* ga);
   void (*richardson_sweep)(A, B, int64_t b0, int64_t b1, const T* x, const T* b, const T* s, int64_t k,
                            T* next, T* squares);
   void (*richardson_adjoint)(A, B, int64_t b0, int64_t b1, const T* x, const T* b, const T* s,

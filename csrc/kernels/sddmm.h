@@ -197,6 +197,22 @@ LS_INLINE void backward_tiles(const CsrView<T, I>& S, int64_t j, int64_t c0, con
     backward_columns<V - 1>(S, j, c0, g, x, k, ga, add, out);
 }
 
+// One column, in the order of the rows of A: gx_j += a_p g_i into a vector of the caller's own, ga_p = g_i
+// x_j. Values are read and written as a stream, where the pass over columns would jump through memory for
+// each.
+template <class T, class I>
+void scatter_backward(const CsrView<T, I>& A, int64_t r0, int64_t r1, const T* LS_RESTRICT g,
+                      const T* LS_RESTRICT x, T* LS_RESTRICT gx, T* LS_RESTRICT ga) {
+  for (int64_t i = r0; i < r1; ++i) {
+    const T gi = g[i];
+    const int64_t begin = A.ptr[i], end = A.ptr[i + 1];
+    if (gx)
+      for (int64_t p = begin; p < end; ++p) gx[A.idx[p]] += A.values[p] * gi;
+    if (ga)
+      for (int64_t p = begin; p < end; ++p) ga[p] = gi * x[A.idx[p]];
+  }
+}
+
 template <bool Accumulate, class T, class I, class Epilogue>
 inline void backward_blocks(const CsrView<T, I>& S, const RowBlocks<I>& blocks, int64_t b0, int64_t b1,
                             const T* g, const T* x, int64_t k, T* ga, Epilogue& out) {

@@ -112,28 +112,33 @@ struct Structure {
 // Fewer multiply-adds than this are not worth a second thread: waking one costs about 5 us.
 constexpr int64_t kGrain = 24576;
 
-// f(b0, b1) over ranges of blocks that hold about equal numbers of entries and rows, k columns each.
+// First block of part c of `parts` that hold about equal numbers of entries and rows.
+template <class I>
+int64_t block_bound(const Structure& S, int64_t c, int64_t parts) {
+  if (c == parts) return S.n_blocks();
+  const I* ptr = data<I>(S.ptr);
+  const I* table = data<I>(S.blocks);
+  const auto weight = [&](int64_t b) { return static_cast<int64_t>(ptr[table[2 * b]]) + table[2 * b]; };
+  const int64_t target = weight(S.n_blocks()) / parts * c;
+  int64_t lo = 0, hi = S.n_blocks();
+  while (lo < hi) {
+    const int64_t mid = (lo + hi) / 2;
+    weight(mid) < target ? lo = mid + 1 : hi = mid;
+  }
+  return lo;
+}
+
+// f(b0, b1) over ranges of blocks, k columns each.
 template <class I, class F>
 void parallel_blocks(const Structure& S, int64_t k, const F& f) {
   const int64_t n_blocks = S.n_blocks();
   const int64_t work = (S.nnz() + S.rows()) * std::max<int64_t>(k, 1);
-  const int64_t chunks =
+  const int64_t parts =
       work < 2 * kGrain ? 1 : std::min<int64_t>({n_blocks, work / kGrain, torch::stable::get_num_threads()});
-  if (chunks <= 1) return f(0, n_blocks);
-  const I* ptr = data<I>(S.ptr);
-  const I* table = data<I>(S.blocks);
-  const auto weight = [&](int64_t b) { return static_cast<int64_t>(ptr[table[2 * b]]) + table[2 * b]; };
-  const auto bound = [&](int64_t c) {
-    if (c == chunks) return n_blocks;
-    const int64_t target = weight(n_blocks) / chunks * c;
-    int64_t lo = 0, hi = n_blocks;
-    while (lo < hi) {
-      const int64_t mid = (lo + hi) / 2;
-      weight(mid) < target ? lo = mid + 1 : hi = mid;
-    }
-    return lo;
-  };
-  torch::stable::parallel_for(0, chunks, 1, [&](int64_t c0, int64_t c1) { f(bound(c0), bound(c1)); });
+  if (parts <= 1) return f(0, n_blocks);
+  torch::stable::parallel_for(0, parts, 1, [&](int64_t c0, int64_t c1) {
+    f(block_bound<I>(S, c0, parts), block_bound<I>(S, c1, parts));
+  });
 }
 
 // gx = S g and the gradient for the values, where A (the structure in the order of the values, without perm)

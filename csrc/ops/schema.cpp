@@ -19,6 +19,11 @@ STABLE_TORCH_LIBRARY(learnsolve, m) {
   m.def(
       "csr_spmm_backward(Tensor ptr, Tensor idx, Tensor? perm, Tensor blocks, Tensor crow, Tensor col, "
       "Tensor row_blocks, Tensor values, Tensor g, Tensor x) -> (Tensor, Tensor)");
+  // The same for y = A x with one vector, (values, x), without the transposed structure: for matrices that no
+  // cache holds, with few columns. Either can be left out (an empty tensor).
+  m.def(
+      "csr_spmv_scatter_backward(Tensor ptr, Tensor idx, Tensor blocks, Tensor values, Tensor g, Tensor x, "
+      "bool need_values, bool need_x) -> (Tensor, Tensor)");
   // `iterations` sweeps x <- x + scale_k o (b - A x), scale (n), (1 or iterations, n) or (B, ..., n):
   // (x, norms of b - A x before each sweep, every stride-th iterate; none of them if stride = 0).
   m.def(

@@ -66,9 +66,53 @@ std::tuple<Tensor, Tensor> csr_spmm_backward(const Tensor& ptr, const Tensor& id
   return {ga, gx};
 }
 
+std::tuple<Tensor, Tensor> csr_spmv_scatter_backward(const Tensor& ptr, const Tensor& idx,
+                                                     const Tensor& row_blocks, const Tensor& values_,
+                                                     const Tensor& g_, const Tensor& x_, bool need_values,
+                                                     bool need_x) {
+  const char* name = "csr_spmv_scatter_backward";
+  const Structure A(name, ptr, idx, std::nullopt, row_blocks);
+  const Tensor values = dense(values_), g = dense(g_), x = dense(x_);
+  check_values(name, values, A.nnz());
+  check_dense(name, "g", g, values);
+  check_dense(name, "x", x, values);
+  STD_TORCH_CHECK(values.dim() == 1 && g.dim() == 1 && x.dim() == 1 && g.numel() == A.rows(), name,
+                  ": values, g and x must be vectors, g with ", A.rows(), " rows");
+  // A number of parts that does not depend on the number of threads, each with a vector of its own, added
+  // up in order: the same bits for any number of threads.
+  constexpr int64_t parts = 8;
+  const int64_t n = x.numel();
+  const std::vector<int64_t> values_size{need_values ? A.nnz() : 0}, x_size{need_x ? n : 0},
+      sums_size{need_x ? parts * n : 0};
+  Tensor ga = new_empty(values, values_size), gx = new_empty(values, x_size),
+         sums = new_zeros(values, sums_size);
+  dispatch(name, values, A.idx, [&]<class T, class I>() {
+    const CsrView<T, I> view = A.view<T, I>(data<T>(values));
+    const RowBlocks<I> blocks = A.row_blocks<I>();
+    torch::stable::parallel_for(0, parts, 1, [&](int64_t c0, int64_t c1) {
+      for (int64_t c = c0; c < c1; ++c) {
+        const int64_t b0 = block_bound<I>(A, c, parts), b1 = block_bound<I>(A, c + 1, parts);
+        kernels().get<T, I>().scatter_backward(view, blocks.table[2 * b0], blocks.table[2 * b1], data<T>(g),
+                                               data<T>(x), need_x ? mutable_data<T>(sums) + c * n : nullptr,
+                                               need_values ? mutable_data<T>(ga) : nullptr);
+      }
+    });
+    if (need_x)
+      torch::stable::parallel_for(0, n, kGrain, [&](int64_t j0, int64_t j1) {
+        for (int64_t j = j0; j < j1; ++j) {
+          T sum = 0;
+          for (int64_t c = 0; c < parts; ++c) sum += data<T>(sums)[c * n + j];
+          mutable_data<T>(gx)[j] = sum;
+        }
+      });
+  });
+  return {ga, gx};
+}
+
 }  // namespace learnsolve
 
 STABLE_TORCH_LIBRARY_IMPL(learnsolve, CPU, m) {
   m.impl("csr_spmm", TORCH_BOX(&learnsolve::csr_spmm));
   m.impl("csr_spmm_backward", TORCH_BOX(&learnsolve::csr_spmm_backward));
+  m.impl("csr_spmv_scatter_backward", TORCH_BOX(&learnsolve::csr_spmv_scatter_backward));
 }

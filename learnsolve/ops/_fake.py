@@ -36,6 +36,11 @@ def _(ptr, idx, perm, blocks, crow, col, row_blocks, values, g, x):
     return values.new_empty(values.shape), values.new_empty(x.shape)
 
 
+@torch.library.register_fake("learnsolve::csr_spmv_scatter_backward")
+def _(ptr, idx, blocks, values, g, x, need_values, need_x):
+    return values.new_empty(values.shape if need_values else (0,)), x.new_empty(x.shape if need_x else (0,))
+
+
 @torch.library.register_fake("learnsolve::csr_richardson")
 def _(ptr, idx, blocks, values, scale, b, x0, iterations, stride):
     saved = -(-iterations // stride) if stride > 0 else 0

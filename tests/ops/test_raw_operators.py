@@ -102,7 +102,15 @@ def richardson_backward_arguments(P, dtype):
     return out
 
 
+def scatter_arguments(P, dtype):
+    ptr, idx, _, blocks = structure(P)
+    m, n = P.shape
+    vectors = (normal((P.nnz,), dtype), normal((m,), dtype), normal((n,), dtype))
+    return [(ptr, idx, blocks, *vectors, *needs) for needs in ((True, True), (False, True), (True, False))]
+
+
 SAMPLES = {
+    "csr_spmv_scatter_backward": scatter_arguments,
     "csr_spmm": spmm_arguments,
     "csr_sddmm": sddmm_arguments,
     "csr_spmm_backward": backward_arguments,
