@@ -12,12 +12,14 @@ import torch
 
 import learnsolve as ls
 
+BURST = 10  # calls in a row: a training loop finds its data in the cache, where there is room
+
 
 def medians(
     functions: dict[str, Callable[[], object]], seconds: float = 1.0, most: int = 400
 ) -> dict[str, float]:
-    """Median seconds of one call of each function. They take turns, so that a disturbance of the machine
-    meets all of them; each gets about `seconds` in total, at least 5 and at most `most` calls."""
+    """Median seconds of one call of each function. They take turns, in short bursts, so that a disturbance of
+    the machine meets all of them; each gets about `seconds` in total, at least 5 and at most `most` calls."""
     once = {}
     for name, f in functions.items():
         f()
@@ -25,10 +27,10 @@ def medians(
         f()
         once[name] = time.perf_counter() - start
     samples: dict[str, list[float]] = {name: [] for name in functions}
-    rounds = {name: int(min(max(seconds / max(once[name], 1e-7), 5), most)) for name in functions}
-    for turn in range(max(rounds.values())):
+    calls = {name: int(min(max(seconds / max(once[name], 1e-7), 5), most)) for name in functions}
+    while any(len(samples[name]) < calls[name] for name in functions):
         for name, f in functions.items():
-            if turn < rounds[name]:
+            for _ in range(min(BURST, calls[name] - len(samples[name]))):
                 start = time.perf_counter()
                 f()
                 samples[name].append(time.perf_counter() - start)
