@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import scipy.sparse
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from learnsolve import _analysis, _library
-from learnsolve.pattern import SparsityPattern, as_numpy
+from learnsolve import _conversion, _library
+from learnsolve.pattern import SparsityPattern
 
 
 class CSR:
@@ -133,91 +132,35 @@ class CSR:
     ) -> CSR:
         """From any scipy.sparse array or matrix. The dtype is kept unless one is given; explicit zeros stay
         entries; duplicates are added up."""
-        if not scipy.sparse.issparse(S):
-            raise TypeError(f"CSR.from_scipy: expected a scipy.sparse matrix, got {type(S).__name__}")
-        csr = S.tocsr()
-        if not csr.has_canonical_format:
-            csr = csr.copy() if csr is S else csr
-            csr.sum_duplicates()
-        # Copies: the arrays belong to the caller, who may change them.
-        index = np.promote_types(csr.indptr.dtype, csr.indices.dtype)
-        pattern = SparsityPattern(
-            torch.from_numpy(csr.indptr.astype(index)),
-            torch.from_numpy(csr.indices.astype(index)),
-            csr.shape,
-        )
-        data = csr.data
-        values = torch.from_numpy(np.array(data, dtype=data.dtype.newbyteorder("="))).to(dtype)
-        return cls(values, pattern).to(device=device)
+        return cls(*_conversion.from_scipy(S, dtype)).to(device=device)
 
     def to_scipy(self) -> scipy.sparse.csr_array:
         """A scipy.sparse.csr_array with copies of the values and indices (no gradient)."""
         self._single("to_scipy")
-        arrays = tuple(as_numpy(t).copy() for t in (self.values, self.col_indices, self.crow_indices))
-        return scipy.sparse.csr_array(arrays, shape=self.shape)
+        return _conversion.to_scipy(self.values, self.pattern)
 
     @classmethod
     def from_torch(cls, T: Tensor) -> CSR:
         """From a torch sparse CSR or COO tensor; differentiable in its values."""
-        if not isinstance(T, Tensor) or T.layout not in (torch.sparse_csr, torch.sparse_coo) or T.dim() != 2:
-            raise TypeError("CSR.from_torch: expected a 2-D torch sparse CSR or COO tensor; see from_dense")
-        shape = (T.shape[0], T.shape[1])
-        if T.layout == torch.sparse_coo:
-            if T.dense_dim() > 0:
-                raise TypeError(
-                    "CSR.from_torch: expected a 2-D torch sparse CSR or COO tensor without dense dimensions, "
-                    f"got {T.dense_dim()} dense"
-                )
-            T = T.coalesce()  # sorted, without duplicates
-            rows, columns = T.indices()
-            if len(rows) and (rows[0] < 0 or rows[-1] >= shape[0] or (rows.diff() < 0).any()):
-                raise ValueError(
-                    "CSR.from_torch: the rows of a coalesced COO tensor must be sorted and in range"
-                )
-            crow = torch.searchsorted(rows, torch.arange(shape[0] + 1, device=T.device))
-            return cls(T.values(), SparsityPattern(crow, columns.contiguous(), shape))
-        crow, col = T.crow_indices(), T.col_indices()
-        kind = _analysis.validate(as_numpy(crow), as_numpy(col), shape[1])[0]
-        if kind in (5, 6):  # duplicate or unsorted columns, which torch allows
-            if T.requires_grad:
-                raise NotImplementedError(
-                    "CSR.from_torch: the columns of this CSR tensor are not sorted, and torch hands the "
-                    "gradient of such values back in the wrong order; pass T.detach(), or sort with "
-                    "T.to_sparse_coo().coalesce()"
-                )
-            rows = torch.repeat_interleave(torch.arange(shape[0], device=T.device), crow.diff())
-            return cls.from_coo(rows, col, T.values(), shape)
-        return cls(T.values(), SparsityPattern(crow, col, shape))
+        crow, col, values, shape = _conversion.from_torch(T)
+        if crow is not None:
+            return cls(values, SparsityPattern(crow, col, shape))
+        rows, columns = col
+        return cls.from_coo(rows, columns, values, shape)
 
     def to_torch(self, layout: torch.layout = torch.sparse_csr) -> Tensor:
         """A torch sparse tensor, CSR or COO; differentiable in the values."""
         self._single("to_torch")
-        if layout == torch.sparse_csr:
-            return torch.sparse_csr_tensor(
-                self.crow_indices, self.col_indices, self.values, self.shape, check_invariants=False
-            )
-        if layout == torch.sparse_coo:
-            indices = torch.stack((self.pattern.row_indices, self.col_indices))
-            return torch.sparse_coo_tensor(
-                indices, self.values, self.shape, check_invariants=False, is_coalesced=True
-            )
-        raise ValueError(f"CSR.to_torch: layout must be torch.sparse_csr or torch.sparse_coo, got {layout}")
+        return _conversion.to_torch(self.values, self.pattern, layout)
 
     @classmethod
     def from_dense(cls, D: Tensor) -> CSR:
         """The nonzeros of a 2-D tensor; differentiable in them."""
-        if not isinstance(D, Tensor) or D.dim() != 2:
-            raise TypeError("CSR.from_dense: expected a 2-D torch.Tensor")
-        rows, columns = D.detach().nonzero(as_tuple=True)
-        crow = torch.searchsorted(rows, torch.arange(D.shape[0] + 1, device=D.device))
-        return cls(D[rows, columns], SparsityPattern._trusted(crow, columns, (D.shape[0], D.shape[1])))
+        return cls(*_conversion.from_dense(D))
 
     def to_dense(self) -> Tensor:
         """The dense matrix, shape (..., rows, columns); differentiable in the values."""
-        rows, columns = self.shape
-        at = self.pattern.row_indices.long() * columns + self.col_indices
-        flat = self.values.new_zeros((*self.batch_shape, rows * columns))
-        return flat.index_copy(-1, at, self.values).unflatten(-1, (rows, columns))
+        return _conversion.to_dense(self.values, self.pattern)
 
     @classmethod
     def from_coo(cls, rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> CSR:

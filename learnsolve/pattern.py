@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 import weakref
 from collections.abc import Callable
@@ -17,6 +18,8 @@ from learnsolve._plain import plain_tensors
 # Entries and rows of one block of rows: small enough to deal out evenly, large enough to hide its set-up.
 _BLOCK_WEIGHT = 8192
 
+_serials = itertools.count()
+
 
 def _fault_message(kind: int, position: int, value: int, nnz: int, columns: int) -> str:
     """Words for `Fault` of csrc/analysis/pattern.h."""
@@ -30,6 +33,11 @@ def _fault_message(kind: int, position: int, value: int, nnz: int, columns: int)
         5: f"a row must not hold a column twice, got {col} again; CSR.from_coo adds duplicates up",
         6: f"columns must be sorted within a row, got {col} after a larger one; CSR.from_coo sorts",
     }[kind]
+
+
+class _Plans:
+    """What `SparsityPattern._planned` keeps: attributes, because Dynamo sees those that are set after it has
+    read others, where it takes a dictionary for what it was at first sight."""
 
 
 class SparsityPattern:
@@ -69,6 +77,8 @@ class SparsityPattern:
     __slots__ = (
         "__weakref__",
         "_cache",
+        "_plans",
+        "_serial",
         "_source",
         "_versions",
         "col_indices",
@@ -115,6 +125,8 @@ class SparsityPattern:
         set_(self, "shape", shape)
         set_(self, "nnz", len(col))
         set_(self, "_cache", {})
+        set_(self, "_plans", _Plans())
+        set_(self, "_serial", f"p{next(_serials)}")  # names this pattern in the plans of others
         set_(self, "_source", None)  # of a transposed pattern: a weak reference to the original
         set_(self, "_versions", _versions(crow, col))
 
@@ -171,6 +183,28 @@ class SparsityPattern:
             with plain_tensors():
                 found = self._cache[key] = make()
         return found
+
+    def _planned(self, make: Callable[..., Any], *others: Any) -> Any:
+        """`make(self, *others)`, computed once: what an operation plans for this pattern together with other
+        patterns, or with numbers. The plan is freed with the first of the patterns; so it must not hold any
+        of `others`. Tensors and patterns in tuples, so that `cache_bytes` finds them."""
+        name = make.__name__
+        for other in others:
+            name += f" {other._serial}" if isinstance(other, SparsityPattern) else f" {other}"
+        if torch.compiler.is_dynamo_compiling():
+            _plan_while_tracing(self, make, *others)
+            return getattr(self._plans, name)
+        self._check_unchanged()
+        plan = getattr(self._plans, name, None)
+        if plan is None:
+            for other in others:
+                if isinstance(other, SparsityPattern):
+                    other._check_unchanged()
+                    _free_with(other, self, name)
+            with plain_tensors():
+                plan = make(self, *others)
+            setattr(self._plans, name, plan)
+        return plan
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.device)
@@ -292,12 +326,13 @@ class SparsityPattern:
                 found[entry.data_ptr()] = entry.numel() * entry.element_size()
             elif isinstance(entry, SparsityPattern) and id(entry) not in seen:
                 seen.add(id(entry))
-                walk((entry.crow_indices, entry.col_indices, *entry._cache.values()))
+                walk((entry.crow_indices, entry.col_indices))
+                walk((*entry._cache.values(), *vars(entry._plans).values()))
             elif isinstance(entry, tuple):
                 for e in entry:
                     walk(e)
 
-        walk(tuple(self._cache.values()))
+        walk((*self._cache.values(), *vars(self._plans).values()))
         for own in (self.crow_indices, self.col_indices):
             found.pop(own.data_ptr(), None)
         return sum(found.values())
@@ -305,6 +340,7 @@ class SparsityPattern:
     def drop_caches(self) -> None:
         """Free what is cached. It is computed again when it is needed."""
         self._cache.clear()
+        vars(self._plans).clear()
 
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
@@ -337,6 +373,27 @@ def _analyse_while_tracing(pattern: SparsityPattern) -> bool:
         _ = P._structure(False), P._structure(True)
         _ = P.row_indices, P._missing_diagonal, P._inverse_permutation
     return True
+
+
+@torch._dynamo.assume_constant_result
+def _plan_while_tracing(pattern: SparsityPattern, make: Callable[..., Any], *others: Any) -> bool:
+    """A plan, made for real while torch.compile traces."""
+    pattern._planned(make, *others)
+    return True
+
+
+def _free_with(other: SparsityPattern, pattern: SparsityPattern, name: str) -> None:
+    """Drop the plan `name` of `pattern` when `other` dies."""
+    if other is pattern:
+        return
+    plans = weakref.ref(pattern._plans)
+
+    def drop() -> None:
+        alive = plans()
+        if alive is not None:
+            vars(alive).pop(name, None)
+
+    weakref.finalize(other, drop).atexit = False
 
 
 def matrix_shape(function: str, shape: Any) -> tuple[int, int]:

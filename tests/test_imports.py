@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LAYERS = [
     ["_library", "_analysis", "_plain"],
     ["_check", "config", "pattern"],
+    ["_conversion"],
     ["csr"],
     ["ops"],
     ["solvers", "preconditioners", "problems", "io"],

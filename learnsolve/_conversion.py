@@ -1,0 +1,97 @@
+"""Values and pattern of a sparse matrix from and to SciPy, torch and dense tensors: behind `CSR.from_*` and
+`CSR.to_*`."""
+
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+import torch
+from torch import Tensor
+
+from learnsolve import _analysis
+from learnsolve.pattern import SparsityPattern, as_numpy
+
+Shape = tuple[int, int]
+
+
+def from_scipy(S: Any, dtype: torch.dtype | None) -> tuple[Tensor, SparsityPattern]:
+    if not scipy.sparse.issparse(S):
+        raise TypeError(f"CSR.from_scipy: expected a scipy.sparse matrix, got {type(S).__name__}")
+    csr = S.tocsr()
+    if not csr.has_canonical_format:
+        csr = csr.copy() if csr is S else csr
+        csr.sum_duplicates()
+    # Copies: the arrays belong to the caller, who may change them.
+    index = np.promote_types(csr.indptr.dtype, csr.indices.dtype)
+    pattern = SparsityPattern(
+        torch.from_numpy(csr.indptr.astype(index)),
+        torch.from_numpy(csr.indices.astype(index)),
+        csr.shape,
+    )
+    data = csr.data
+    return torch.from_numpy(np.array(data, dtype=data.dtype.newbyteorder("="))).to(dtype), pattern
+
+
+def to_scipy(values: Tensor, pattern: SparsityPattern) -> scipy.sparse.csr_array:
+    arrays = tuple(as_numpy(t).copy() for t in (values, pattern.col_indices, pattern.crow_indices))
+    return scipy.sparse.csr_array(arrays, shape=pattern.shape)
+
+
+def from_torch(T: Tensor) -> tuple[Tensor | None, Any, Tensor, Shape]:
+    """(crow_indices, col_indices, values, shape); for columns that are not sorted (None, (rows, columns),
+    values, shape)."""
+    if not isinstance(T, Tensor) or T.layout not in (torch.sparse_csr, torch.sparse_coo) or T.dim() != 2:
+        raise TypeError("CSR.from_torch: expected a 2-D torch sparse CSR or COO tensor; see from_dense")
+    shape = (T.shape[0], T.shape[1])
+    if T.layout == torch.sparse_coo:
+        if T.dense_dim() > 0:
+            raise TypeError(
+                "CSR.from_torch: expected a 2-D torch sparse CSR or COO tensor without dense dimensions, "
+                f"got {T.dense_dim()} dense"
+            )
+        T = T.coalesce()  # sorted, without duplicates
+        rows, columns = T.indices()
+        if len(rows) and (rows[0] < 0 or rows[-1] >= shape[0] or (rows.diff() < 0).any()):
+            raise ValueError("CSR.from_torch: the rows of a coalesced COO tensor must be sorted and in range")
+        crow = torch.searchsorted(rows, torch.arange(shape[0] + 1, device=T.device))
+        return crow, columns.contiguous(), T.values(), shape
+    crow, col = T.crow_indices(), T.col_indices()
+    kind = _analysis.validate(as_numpy(crow), as_numpy(col), shape[1])[0]
+    if kind in (5, 6):  # duplicate or unsorted columns, which torch allows
+        if T.requires_grad:
+            raise NotImplementedError(
+                "CSR.from_torch: the columns of this CSR tensor are not sorted, and torch hands the "
+                "gradient of such values back in the wrong order; pass T.detach(), or sort with "
+                "T.to_sparse_coo().coalesce()"
+            )
+        rows = torch.repeat_interleave(torch.arange(shape[0], device=T.device), crow.diff())
+        return None, (rows, col), T.values(), shape
+    return crow, col, T.values(), shape
+
+
+def to_torch(values: Tensor, pattern: SparsityPattern, layout: torch.layout) -> Tensor:
+    if layout == torch.sparse_csr:
+        return torch.sparse_csr_tensor(
+            pattern.crow_indices, pattern.col_indices, values, pattern.shape, check_invariants=False
+        )
+    if layout == torch.sparse_coo:
+        indices = torch.stack((pattern.row_indices, pattern.col_indices))
+        return torch.sparse_coo_tensor(
+            indices, values, pattern.shape, check_invariants=False, is_coalesced=True
+        )
+    raise ValueError(f"CSR.to_torch: layout must be torch.sparse_csr or torch.sparse_coo, got {layout}")
+
+
+def from_dense(D: Tensor) -> tuple[Tensor, SparsityPattern]:
+    if not isinstance(D, Tensor) or D.dim() != 2:
+        raise TypeError("CSR.from_dense: expected a 2-D torch.Tensor")
+    rows, columns = D.detach().nonzero(as_tuple=True)
+    crow = torch.searchsorted(rows, torch.arange(D.shape[0] + 1, device=D.device))
+    return D[rows, columns], SparsityPattern._trusted(crow, columns, (D.shape[0], D.shape[1]))
+
+
+def to_dense(values: Tensor, pattern: SparsityPattern) -> Tensor:
+    rows, columns = pattern.shape
+    at = pattern.row_indices.long() * columns + pattern.col_indices
+    flat = values.new_zeros((*values.shape[:-1], rows * columns))
+    return flat.index_copy(-1, at, values).unflatten(-1, (rows, columns))
