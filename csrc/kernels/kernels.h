@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/csr_view.h"
+#include "kernels/elimination.h"
 
 namespace learnsolve {
 
@@ -20,6 +21,12 @@ struct Kernels {
                            T* next, T* squares);
   void (*richardson_adjoint)(A, B, int64_t b0, int64_t b1, const T* x, const T* b, const T* s,
                              const T* lambda, const T* c, int64_t k, T* g, T* bbar, T* sbar);
+  using E = const Elimination<I>&;
+  int64_t (*incomplete_factor)(E, const T* a, T* f);
+  void (*incomplete_tangent)(E, const T* f, const T* v, T* z);
+  void (*incomplete_adjoint)(E, const T* f, T* g, T* w);
+  void (*incomplete_product)(E, const T* x, const T* z, T* b);
+  void (*incomplete_product_adjoint)(E, const T* x, const T* w, T* c);
 };
 
 struct AllKernels {

@@ -36,4 +36,24 @@ STABLE_TORCH_LIBRARY(learnsolve, m) {
       "Tensor tperm, Tensor tblocks, Tensor values, Tensor scale, Tensor b, Tensor iterates, Tensor norms, "
       "Tensor gx, Tensor? gnorms, int iterations, int stride, bool need_values, bool need_scale, "
       "bool need_b, bool need_x0) -> (Tensor, Tensor, Tensor, Tensor)");
+  // Incomplete factors of A's values by a plan (kernels/elimination.h), L and, for LU, U behind it; units are
+  // the places of L's ones. With them a double (row, pivot) for each matrix, row -1 if all went well; `check`
+  // throws instead. Values, factors: (size) or (B, size).
+  m.def(
+      "csr_incomplete_factor(Tensor order, Tensor source, Tensor pivot, Tensor ptr, Tensor pairs, "
+      "Tensor units, bool cholesky, Tensor crow, Tensor values, bool check) -> (Tensor, Tensor)");
+  // What derivatives of the factors are made of, as kernels/incomplete.h defines them: J(f)^-1 v, J(f)^-T g,
+  // B(x, z) and C(x, w). v, w and the results of the second and third are in the places of A's values.
+  m.def(
+      "csr_incomplete_tangent(Tensor order, Tensor source, Tensor pivot, Tensor ptr, Tensor pairs, "
+      "Tensor units, bool cholesky, Tensor factor, Tensor v) -> Tensor");
+  m.def(
+      "csr_incomplete_adjoint(Tensor order, Tensor source, Tensor pivot, Tensor ptr, Tensor pairs, "
+      "Tensor units, bool cholesky, Tensor factor, Tensor g, int nnz) -> Tensor");
+  m.def(
+      "csr_incomplete_product(Tensor order, Tensor source, Tensor pivot, Tensor ptr, Tensor pairs, "
+      "Tensor units, bool cholesky, Tensor x, Tensor z, int nnz) -> Tensor");
+  m.def(
+      "csr_incomplete_product_adjoint(Tensor order, Tensor source, Tensor pivot, Tensor ptr, Tensor pairs, "
+      "Tensor units, bool cholesky, Tensor x, Tensor w) -> Tensor");
 }

@@ -1,14 +1,20 @@
 """Differentiable operations on `CSR` matrices, one a file."""
 
 from learnsolve.ops import _fake
+from learnsolve.ops.incomplete import IncompleteCholesky, IncompleteLU, ic0, ilu0, mic0
 from learnsolve.ops.quadratic_form import quadratic_form
 from learnsolve.ops.sddmm import sddmm
 from learnsolve.ops.spmm import spmm
 from learnsolve.ops.structure import diagonal, inverse_diagonal, scale_columns, scale_rows, sum, transpose
 
 __all__ = [
+    "IncompleteCholesky",
+    "IncompleteLU",
     "diagonal",
+    "ic0",
+    "ilu0",
     "inverse_diagonal",
+    "mic0",
     "quadratic_form",
     "scale_columns",
     "scale_rows",

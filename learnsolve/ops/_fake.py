@@ -62,3 +62,21 @@ def _(
         return t.new_empty(t.shape if needed else (0,))
 
     return like(values, need_values), like(scale, need_scale), like(b, need_b), b.new_empty(b.shape)
+
+
+@torch.library.register_fake("learnsolve::csr_incomplete_factor")
+def _(order, source, pivot, ptr, pairs, units, cholesky, crow, values, check):
+    batch, entries = values.shape[:-1], order.shape[0] + units.shape[0]
+    return values.new_empty(*batch, entries), values.new_empty(*batch, 2, dtype=torch.float64)
+
+
+@torch.library.register_fake("learnsolve::csr_incomplete_tangent")
+@torch.library.register_fake("learnsolve::csr_incomplete_product_adjoint")
+def _(order, source, pivot, ptr, pairs, units, cholesky, x, w):
+    return x.new_empty(*x.shape[:-1], order.shape[0] + units.shape[0])
+
+
+@torch.library.register_fake("learnsolve::csr_incomplete_adjoint")
+@torch.library.register_fake("learnsolve::csr_incomplete_product")
+def _(order, source, pivot, ptr, pairs, units, cholesky, x, z, nnz):
+    return x.new_empty(*x.shape[:-1], nnz)

@@ -1,0 +1,304 @@
+"""Incomplete factors and their derivatives, to any order: what `ic0`, `mic0` and `ilu0` are made of.
+
+The factors f of the values a solve F(f) = a, one quadratic equation for each entry that is read
+(csrc/kernels/incomplete.h). With B the symmetric bilinear form of F's quadratic part, J(f) z = E z + B(f, z)
+its derivative and C(x, .) the transpose of B(x, .), four maps are closed under differentiation:
+
+    factor              df = J^-1 da
+    tangent  z = J^-1 v     dz = J^-1 (dv - B(df, z))
+    adjoint  w = J^-T g     dw = J^-T (dg - C(df, w))
+    product  B(x, z), C(x, w), which are linear in each argument.
+
+All come from one trilinear form <w, B(x, z)> = <C(x, w), z> = <C(z, w), x>, which gives the backwards. Each
+is one compiled pass over a plan of the pattern. Operands are (size) or (B, size), all with the same batch.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from learnsolve import _analysis, _library  # noqa: F401  (registers torch.ops.learnsolve)
+from learnsolve.ops._autograd import Eager, add, keep_for_forward_mode, tracked
+from learnsolve.pattern import SparsityPattern, as_numpy
+
+_raw_factor = torch.ops.learnsolve.csr_incomplete_factor.default
+_raw_tangent = torch.ops.learnsolve.csr_incomplete_tangent.default
+_raw_adjoint = torch.ops.learnsolve.csr_incomplete_adjoint.default
+_raw_product = torch.ops.learnsolve.csr_incomplete_product.default
+_raw_product_adjoint = torch.ops.learnsolve.csr_incomplete_product_adjoint.default
+
+_KINDS = {"ilu0": 0, "ic0": 1, "mic0": 2}  # `Factors` of csrc/analysis/incomplete.h
+
+
+class Plan(NamedTuple):
+    """The elimination on a pattern, and the patterns of its factors."""
+
+    order: Tensor
+    source: Tensor
+    pivot: Tensor
+    ptr: Tensor
+    pairs: Tensor
+    units: Tensor
+    cholesky: bool
+    lower: SparsityPattern
+    upper: tuple[SparsityPattern, ...]  # none for L L^T
+    on_diagonal: Tensor  # of A's entries
+
+    @property
+    def elimination(self) -> tuple:
+        """What the operators take."""
+        return self[:7]
+
+
+def elimination_plan(pattern: SparsityPattern, kind: str) -> Plan:
+    """For `pattern._planned`. 16 bytes an entry of A that is read, 8 a product of the elimination."""
+    crow, col = as_numpy(pattern.crow_indices), as_numpy(pattern.col_indices)
+    arrays = _analysis.elimination_plan(crow, col, as_numpy(pattern.diagonal_positions), _KINDS[kind])
+    *plan, lower_crow, lower_col, upper_crow, upper_col = (pattern._tensor(a) for a in arrays)
+    lower = SparsityPattern._trusted(lower_crow, lower_col, pattern.shape)
+    upper = SparsityPattern._trusted(upper_crow, upper_col, pattern.shape) if kind == "ilu0" else None
+    on_diagonal = torch.zeros(pattern.nnz, dtype=torch.bool)
+    on_diagonal[pattern.diagonal_positions.long()] = True
+    return Plan(*plan, kind != "ilu0", lower, () if upper is None else (upper,), on_diagonal)  # type: ignore
+
+
+def plan_of(pattern: SparsityPattern, kind: str) -> Plan:
+    return pattern._planned(elimination_plan, kind)
+
+
+def breakdown_message(kind: str, row: int, pivot: float, matrix: int | None) -> str:
+    what = "nonzero" if kind == "ilu0" else "positive"
+    batch = "" if matrix is None else f" of matrix {matrix} of the batch (counted through all its axes)"
+    return f"{kind}: every pivot must be {what} and finite, that of row {row}{batch} is {pivot:.6g}"
+
+
+def _factor_or_raise(values: Tensor, pattern: SparsityPattern, kind: str) -> Tensor:
+    plan = plan_of(pattern, kind)
+    if torch.compiler.is_dynamo_compiling():
+        return _raw_factor(*plan.elimination, pattern.crow_indices, values, True)[0]
+    f, breakdown = _raw_factor(*plan.elimination, pattern.crow_indices, values, False)
+    for matrix, (row, pivot) in enumerate(breakdown.reshape(-1, 2).tolist()):
+        if row >= 0:
+            message = breakdown_message(kind, int(row), pivot, matrix if values.dim() > 1 else None)
+            raise ValueError(
+                f'{message}; add a shift: shift=1e-2, say, or on_breakdown="shift" to search one'
+            )
+    return f
+
+
+def factor(values: Tensor, pattern: SparsityPattern, kind: str) -> Tensor:
+    """The factors of a matrix (nnz) or a batch (B, nnz): L's values and, for LU, U's behind them."""
+    if torch.compiler.is_dynamo_compiling():
+        return _Factor.apply(values, pattern, kind)  # type: ignore[return-value]
+    if tracked(values):
+        return _FactorForwardMode.apply(values, pattern, kind)  # type: ignore[return-value]
+    return _factor_or_raise(values, pattern, kind)
+
+
+def _tangent(f: Tensor, v: Tensor, pattern: SparsityPattern, kind: str) -> Tensor:
+    if torch.compiler.is_dynamo_compiling():
+        return _Tangent.apply(f, v, pattern, kind)  # type: ignore[return-value]
+    if tracked(f, v):
+        return _TangentForwardMode.apply(f, v, pattern, kind)  # type: ignore[return-value]
+    return _Tangent.forward(f, v, pattern, kind)
+
+
+def _adjoint(f: Tensor, g: Tensor, pattern: SparsityPattern, kind: str) -> Tensor:
+    if torch.compiler.is_dynamo_compiling():
+        return _Adjoint.apply(f, g, pattern, kind)  # type: ignore[return-value]
+    if tracked(f, g):
+        return _AdjointForwardMode.apply(f, g, pattern, kind)  # type: ignore[return-value]
+    return _Adjoint.forward(f, g, pattern, kind)
+
+
+def _product(x: Tensor, z: Tensor, pattern: SparsityPattern, kind: str) -> Tensor:
+    if torch.compiler.is_dynamo_compiling():
+        return _Product.apply(x, z, pattern, kind)  # type: ignore[return-value]
+    if tracked(x, z):
+        return _ProductForwardMode.apply(x, z, pattern, kind)  # type: ignore[return-value]
+    return _Product.forward(x, z, pattern, kind)
+
+
+def _product_adjoint(x: Tensor, w: Tensor, pattern: SparsityPattern, kind: str) -> Tensor:
+    if torch.compiler.is_dynamo_compiling():
+        return _ProductAdjoint.apply(x, w, pattern, kind)  # type: ignore[return-value]
+    if tracked(x, w):
+        return _ProductAdjointForwardMode.apply(x, w, pattern, kind)  # type: ignore[return-value]
+    return _ProductAdjoint.forward(x, w, pattern, kind)
+
+
+def mapped(function: Callable, size: int, in_dims: tuple, operands: tuple) -> tuple[Tensor, int]:
+    """A vmap rule: one batch axis of the map's and of any that the operands had."""
+    batch = None
+    for t, dim in zip(operands, in_dims, strict=True):
+        own = t.shape[:-1] if dim is None else t.movedim(dim, 0).shape[1:-1]
+        batch = own if batch is None or len(own) > len(batch) else batch
+    assert batch is not None
+    flat = []
+    for t, dim in zip(operands, in_dims, strict=True):
+        t = t.unsqueeze(0) if dim is None else t.movedim(dim, 0)
+        if batch:
+            t = t.expand(size, *batch, t.shape[-1]).reshape(size * batch.numel(), t.shape[-1])
+        flat.append(t.expand(size * batch.numel(), t.shape[-1]))
+    out = function(*flat)
+    return out.reshape(size, *batch, *out.shape[1:]), 0
+
+
+class _Factor(torch.autograd.Function):
+    @staticmethod
+    def forward(values, pattern, kind):
+        return _factor_or_raise(values, pattern, kind)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        _, ctx.pattern, ctx.kind = inputs
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def backward(ctx, g):  # type: ignore[override]
+        (f,) = ctx.saved_tensors
+        return _adjoint(f, g, ctx.pattern, ctx.kind), None, None
+
+    @staticmethod
+    def vmap(info, in_dims, values, pattern, kind):
+        return mapped(lambda v: factor(v, pattern, kind), info.batch_size, in_dims[:1], (values,))
+
+
+class _FactorForwardMode(Eager, _Factor):
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        _Factor.setup_context(ctx, inputs, output)
+        keep_for_forward_mode(ctx, output)
+
+    @staticmethod
+    def jvp(ctx, tv, *_):  # type: ignore[override]
+        (f,) = ctx.saved_tensors
+        return _tangent(f, tv, ctx.pattern, ctx.kind)
+
+
+class _Bilinear(torch.autograd.Function):
+    """What the four maps of two operands share: they keep both and the result."""
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        *operands, ctx.pattern, ctx.kind = inputs
+        ctx.save_for_backward(*operands, output)
+
+
+class _KeepsForForwardMode(Eager):
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        _Bilinear.setup_context(ctx, inputs, output)
+        keep_for_forward_mode(ctx, *inputs[:2], output)
+
+
+class _Tangent(_Bilinear):
+    @staticmethod
+    def forward(f, v, pattern, kind):
+        return _raw_tangent(*plan_of(pattern, kind).elimination, f, v)
+
+    @staticmethod
+    def backward(ctx, g):  # type: ignore[override]
+        f, _, z = ctx.saved_tensors
+        w = _adjoint(f, g, ctx.pattern, ctx.kind)
+        gf = -_product_adjoint(z, w, ctx.pattern, ctx.kind) if ctx.needs_input_grad[0] else None
+        return gf, w, None, None
+
+    @staticmethod
+    def vmap(info, in_dims, f, v, pattern, kind):
+        return mapped(lambda f, v: _tangent(f, v, pattern, kind), info.batch_size, in_dims[:2], (f, v))
+
+
+class _TangentForwardMode(_KeepsForForwardMode, _Tangent):
+    @staticmethod
+    def jvp(ctx, tf, tv, *_):  # type: ignore[override]
+        f, _, z = ctx.saved_tensors
+        by_f = None if tf is None else -_product(tf, z, ctx.pattern, ctx.kind)
+        return _tangent(f, add(tv, by_f), ctx.pattern, ctx.kind)  # type: ignore[arg-type]
+
+
+class _Adjoint(_Bilinear):
+    @staticmethod
+    def forward(f, g, pattern, kind):
+        return _raw_adjoint(*plan_of(pattern, kind).elimination, f, g, pattern.nnz)
+
+    @staticmethod
+    def backward(ctx, h):  # type: ignore[override]
+        f, _, w = ctx.saved_tensors
+        u = _tangent(f, h, ctx.pattern, ctx.kind)
+        gf = -_product_adjoint(u, w, ctx.pattern, ctx.kind) if ctx.needs_input_grad[0] else None
+        return gf, u, None, None
+
+    @staticmethod
+    def vmap(info, in_dims, f, g, pattern, kind):
+        return mapped(lambda f, g: _adjoint(f, g, pattern, kind), info.batch_size, in_dims[:2], (f, g))
+
+
+class _AdjointForwardMode(_KeepsForForwardMode, _Adjoint):
+    @staticmethod
+    def jvp(ctx, tf, tg, *_):  # type: ignore[override]
+        f, _, w = ctx.saved_tensors
+        by_f = None if tf is None else -_product_adjoint(tf, w, ctx.pattern, ctx.kind)
+        return _adjoint(f, add(tg, by_f), ctx.pattern, ctx.kind)  # type: ignore[arg-type]
+
+
+class _Product(_Bilinear):
+    """B(x, z)"""
+
+    @staticmethod
+    def forward(x, z, pattern, kind):
+        return _raw_product(*plan_of(pattern, kind).elimination, x, z, pattern.nnz)
+
+    @staticmethod
+    def backward(ctx, h):  # type: ignore[override]
+        x, z, _ = ctx.saved_tensors
+        need_x, need_z = ctx.needs_input_grad[:2]
+        gx = _product_adjoint(z, h, ctx.pattern, ctx.kind) if need_x else None
+        gz = _product_adjoint(x, h, ctx.pattern, ctx.kind) if need_z else None
+        return gx, gz, None, None
+
+    @staticmethod
+    def vmap(info, in_dims, x, z, pattern, kind):
+        return mapped(lambda x, z: _product(x, z, pattern, kind), info.batch_size, in_dims[:2], (x, z))
+
+
+class _ProductForwardMode(_KeepsForForwardMode, _Product):
+    @staticmethod
+    def jvp(ctx, tx, tz, *_):  # type: ignore[override]
+        x, z, _ = ctx.saved_tensors
+        by_x = None if tx is None else _product(tx, z, ctx.pattern, ctx.kind)
+        by_z = None if tz is None else _product(x, tz, ctx.pattern, ctx.kind)
+        return add(by_x, by_z)
+
+
+class _ProductAdjoint(_Bilinear):
+    """C(x, w)"""
+
+    @staticmethod
+    def forward(x, w, pattern, kind):
+        return _raw_product_adjoint(*plan_of(pattern, kind).elimination, x, w)
+
+    @staticmethod
+    def backward(ctx, h):  # type: ignore[override]
+        x, w, _ = ctx.saved_tensors
+        need_x, need_w = ctx.needs_input_grad[:2]
+        gx = _product_adjoint(h, w, ctx.pattern, ctx.kind) if need_x else None
+        gw = _product(x, h, ctx.pattern, ctx.kind) if need_w else None
+        return gx, gw, None, None
+
+    @staticmethod
+    def vmap(info, in_dims, x, w, pattern, kind):
+        return mapped(
+            lambda x, w: _product_adjoint(x, w, pattern, kind), info.batch_size, in_dims[:2], (x, w)
+        )
+
+
+class _ProductAdjointForwardMode(_KeepsForForwardMode, _ProductAdjoint):
+    @staticmethod
+    def jvp(ctx, tx, tw, *_):  # type: ignore[override]
+        x, w, _ = ctx.saved_tensors
+        by_x = None if tx is None else _product_adjoint(tx, w, ctx.pattern, ctx.kind)
+        by_w = None if tw is None else _product_adjoint(x, tw, ctx.pattern, ctx.kind)
+        return add(by_x, by_w)
