@@ -4,6 +4,7 @@
 
 void test_analysis();
 void test_comparison();
+void test_incomplete();
 void test_products();
 void test_richardson();
 
@@ -19,6 +20,7 @@ int main(int argc, char** argv) {
   test_comparison();
   test_analysis();
   test_products();
+  test_incomplete();
   test_richardson();
   std::printf("%s: passed\n", isa);
 }

@@ -2,9 +2,12 @@
 
 import pytest
 import torch
+from ops.incomplete_cases import dominant
+from ops.incomplete_cases import small as incomplete_pattern
 from reference import normal, pattern_of, random, small_pattern
 
 import learnsolve as ls
+from learnsolve.ops._incomplete import plan_of
 
 ops = torch.ops.learnsolve
 
@@ -109,7 +112,45 @@ def scatter_arguments(P, dtype):
     return [(ptr, idx, blocks, *vectors, *needs) for needs in ((True, True), (False, True), (True, False))]
 
 
+def incomplete_plan(P, kind):
+    """The plan of a small matrix, in the index type of P; its values, two factors and crow."""
+    Q = incomplete_pattern(P.dtype)
+    plan = plan_of(Q, kind)
+    entries = plan.lower.nnz + sum(U.nnz for U in plan.upper)
+    arrays = tuple(t.to(P.dtype) for t in plan.elimination[:-1])
+    return (*arrays, plan.cholesky), Q, entries
+
+
+def incomplete_factor_arguments(P, dtype):
+    out = []
+    for kind in ("ic0", "mic0", "ilu0"):
+        plan, Q, _ = incomplete_plan(P, kind)
+        out += [(*plan, Q.crow_indices, dominant(Q, batch, dtype), False) for batch in ((), (2,))]
+    return out
+
+
+def incomplete_derivative_arguments(operands, sized):
+    """`operands`: "f" in the places of the factors, "v" in those of A's values."""
+
+    def arguments(P, dtype):
+        out = []
+        for kind in ("ic0", "mic0", "ilu0"):
+            plan, Q, entries = incomplete_plan(P, kind)
+            for batch in ((), (2,)):
+                sizes = ((*batch, entries if o == "f" else Q.nnz) for o in operands)
+                tensors = (normal(size, dtype, seed).abs() + 1 for seed, size in enumerate(sizes))
+                out.append((*plan, *tensors, *((Q.nnz,) if sized else ())))
+        return out
+
+    return arguments
+
+
 SAMPLES = {
+    "csr_incomplete_factor": incomplete_factor_arguments,
+    "csr_incomplete_tangent": incomplete_derivative_arguments("fv", False),
+    "csr_incomplete_adjoint": incomplete_derivative_arguments("ff", True),
+    "csr_incomplete_product": incomplete_derivative_arguments("ff", True),
+    "csr_incomplete_product_adjoint": incomplete_derivative_arguments("fv", False),
     "csr_spmv_scatter_backward": scatter_arguments,
     "csr_spmm": spmm_arguments,
     "csr_sddmm": sddmm_arguments,
@@ -205,3 +246,38 @@ def test_results_never_share_memory_with_arguments():
     v, x = torch.ones(3, dtype=torch.float64), normal((3,))
     y = ls.ops.spmm(ls.CSR(v, P), x)
     assert y.data_ptr() not in (v.data_ptr(), x.data_ptr())
+
+
+@pytest.mark.parametrize("kind", ["ic0", "mic0", "ilu0"])
+def test_incomplete_factors_with_either_index_type(kind):
+    P = incomplete_pattern()
+    v, results = dominant(P), []
+    for index in (torch.int32, torch.int64):
+        plan, Q, _ = incomplete_plan(pattern_of(random(6, 6, 0.4), index), kind)
+        f, breakdown = ops.csr_incomplete_factor(*plan, Q.crow_indices, v, True)
+        assert breakdown[0] == -1
+        z = ops.csr_incomplete_tangent(*plan, f, v)
+        w = ops.csr_incomplete_adjoint(*plan, f, f, P.nnz)
+        more = (
+            ops.csr_incomplete_product(*plan, f, z, P.nnz),
+            ops.csr_incomplete_product_adjoint(*plan, f, w),
+        )
+        results.append((f, z, w, *more))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_wrong_arguments_of_the_incomplete_factorisation_are_refused():
+    plan, Q, entries = incomplete_plan(small_pattern(), "ic0")
+    v, f = dominant(Q), normal((entries,))
+    with pytest.raises(RuntimeError, match="csr_incomplete_factor: crow must end with the number of values"):
+        ops.csr_incomplete_factor(*plan, Q.crow_indices, v[:-1], True)
+    with pytest.raises(RuntimeError, match=r"csr_incomplete_factor: order, source, .* do not fit"):
+        ops.csr_incomplete_factor(*plan[:4], plan[4][:-1], *plan[5:], Q.crow_indices, v, True)
+    with pytest.raises(RuntimeError, match="csr_incomplete_tangent: a plan must have one index type"):
+        ops.csr_incomplete_tangent(plan[0].int(), *plan[1:], f, v)
+    with pytest.raises(RuntimeError, match="csr_incomplete_adjoint: g must be"):
+        ops.csr_incomplete_adjoint(*plan, f, f[:-1], Q.nnz)
+    with pytest.raises(RuntimeError, match="csr_incomplete_product: operands must have one dtype"):
+        ops.csr_incomplete_product(*plan, f, f.float(), Q.nnz)
+    with pytest.raises(RuntimeError, match="csr_incomplete_product_adjoint: batches must be the same, got 2"):
+        ops.csr_incomplete_product_adjoint(*plan, f.repeat(2, 1), v.repeat(3, 1))
