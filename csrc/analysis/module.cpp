@@ -5,8 +5,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <limits>
-#include <vector>
 
 #include "analysis/incomplete.h"
 #include "analysis/pattern.h"
@@ -19,36 +17,36 @@ namespace {
 template <class I>
 using Array = py::array_t<I, py::array::c_style>;
 
-// As int32 wherever that holds them: a plan is read in every call.
-py::object narrowed(const std::vector<int64_t>& numbers, bool narrow) {
-  const auto copy = [&]<class I>(Array<I> out) -> py::object {
-    std::transform(numbers.begin(), numbers.end(), out.mutable_data(),
-                   [](int64_t v) { return static_cast<I>(v); });
-    return out;
-  };
-  const auto size = static_cast<py::ssize_t>(numbers.size());
-  return narrow ? copy(Array<int32_t>(size)) : copy(Array<int64_t>(size));
+template <class N, class I>
+py::tuple elimination_arrays(const Array<I>& ptr, const Array<I>& idx, const Array<I>& diagonal,
+                             Factors kind) {
+  const auto plan = [&] {
+    py::gil_scoped_release release;
+    return elimination_plan<N>(ptr.data(), static_cast<int64_t>(ptr.size()) - 1, idx.data(), diagonal.data(),
+                               kind);
+  }();
+  py::tuple out(10);
+  int i = 0;
+  for (const auto* a : {&plan.order, &plan.source, &plan.pivot, &plan.ptr, &plan.pairs, &plan.units,
+                        &plan.lower_ptr, &plan.lower_idx, &plan.upper_ptr, &plan.upper_idx})
+    out[i++] = Array<N>(static_cast<py::ssize_t>(a->size()), a->data());
+  return out;
 }
 
 template <class I>
 void bind(py::module_& m) {
-  m.def("elimination_plan", [](const Array<I>& ptr, const Array<I>& idx, const Array<I>& diagonal, int kind) {
-    const auto plan = [&] {
-      py::gil_scoped_release release;
-      return elimination_plan(ptr.data(), static_cast<int64_t>(ptr.size()) - 1, idx.data(), diagonal.data(),
-                              static_cast<Factors>(kind));
-    }();
-    constexpr size_t largest = std::numeric_limits<int32_t>::max();
-    const bool narrow = plan.pairs.size() / 2 < largest && plan.order.size() + plan.units.size() < largest &&
-                        static_cast<size_t>(idx.size()) < largest;
-    py::tuple out(10);
-    int i = 0;
-    for (const auto* a : {&plan.order, &plan.source, &plan.pivot, &plan.ptr, &plan.pairs, &plan.units})
-      out[i++] = narrowed(*a, narrow);
-    for (const auto* a : {&plan.lower_ptr, &plan.lower_idx, &plan.upper_ptr, &plan.upper_idx})
-      out[i++] = narrowed(*a, sizeof(I) == 4);
-    return out;
-  });
+  m.def("elimination_products",
+        [](const Array<I>& ptr, const Array<I>& idx, const Array<I>& diagonal, int kind) {
+          py::gil_scoped_release release;
+          return elimination_products(ptr.data(), static_cast<int64_t>(ptr.size()) - 1, idx.data(),
+                                      diagonal.data(), static_cast<Factors>(kind));
+        });
+  m.def("elimination_plan",
+        [](const Array<I>& ptr, const Array<I>& idx, const Array<I>& diagonal, int kind, bool narrow) {
+          const auto factors = static_cast<Factors>(kind);
+          return narrow ? elimination_arrays<int32_t>(ptr, idx, diagonal, factors)
+                        : elimination_arrays<int64_t>(ptr, idx, diagonal, factors);
+        });
   m.def("validate", [](const Array<I>& ptr, const Array<I>& idx, int64_t cols) {
     const auto fault = [&] {
       py::gil_scoped_release release;

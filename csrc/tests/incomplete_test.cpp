@@ -27,17 +27,10 @@ std::vector<Pattern> square_patterns(Random& random) {
   return found;
 }
 
-template <class I>
-Array<I> narrowed(const std::vector<int64_t>& v) {
-  Array<I> out(static_cast<int64_t>(v.size()));
-  for (int64_t i = 0; i < out.size(); ++i) out[i] = static_cast<I>(v[i]);
-  return out;
-}
-
 template <class T, class I>
 struct Problem {
   Structure<I> A;
-  EliminationPlan plan;
+  EliminationPlan<I> plan;
   Factors kind;
   Array<I> order, source, pivot, ptr, pairs;
   Array<T> a;
@@ -47,9 +40,11 @@ struct Problem {
       : A(structure<I>(pattern, 48)), kind(k) {
     Array<I> diagonal(A.rows);
     analysis::diagonal_positions(A.ptr.data(), A.rows, A.idx.data(), diagonal.data());
-    plan = analysis::elimination_plan(A.ptr.data(), A.rows, A.idx.data(), diagonal.data(), kind);
-    order = narrowed<I>(plan.order), source = narrowed<I>(plan.source), pivot = narrowed<I>(plan.pivot);
-    ptr = narrowed<I>(plan.ptr), pairs = narrowed<I>(plan.pairs);
+    plan = analysis::elimination_plan<I>(A.ptr.data(), A.rows, A.idx.data(), diagonal.data(), kind);
+    order = plan.order, source = plan.source, pivot = plan.pivot, ptr = plan.ptr, pairs = plan.pairs;
+    require(2 * analysis::elimination_products(A.ptr.data(), A.rows, A.idx.data(), diagonal.data(), kind) ==
+                pairs.size(),
+            "elimination_products, " + A.name);
     a = uniform<T>(random, A.nnz());
     for (int64_t i = 0; i < A.rows; ++i) a[diagonal[i]] += 3 * static_cast<T>(A.rows);  // dominant
     name = A.name + ", " + types + ", kind " + std::to_string(static_cast<int>(kind));
@@ -67,8 +62,8 @@ struct Problem {
   }
   // (L U) or (L L^T) in row i and column j: the products l_ik u_kj, by the patterns of the factors.
   Sum product(const Array<T>& f, int64_t i, int64_t j) const {
-    const auto find = [](const std::vector<int64_t>& p, const std::vector<int64_t>& c, int64_t r, int64_t k) {
-      const auto at = std::lower_bound(c.begin() + p[r], c.begin() + p[r + 1], k);
+    const auto find = [](const std::vector<I>& p, const std::vector<I>& c, int64_t r, int64_t k) {
+      const auto at = std::lower_bound(c.begin() + p[r], c.begin() + p[r + 1], static_cast<I>(k));
       return at != c.begin() + p[r + 1] && *at == k ? at - c.begin() : int64_t{-1};
     };
     const bool lu = kind == Factors::lu;

@@ -29,6 +29,8 @@ _raw_adjoint = torch.ops.learnsolve.csr_incomplete_adjoint.default
 _raw_product = torch.ops.learnsolve.csr_incomplete_product.default
 _raw_product_adjoint = torch.ops.learnsolve.csr_incomplete_product_adjoint.default
 
+PLAN_LIMIT = 2**33  # bytes that the products of one plan may take
+
 _KINDS = {"ilu0": 0, "ic0": 1, "mic0": 2}  # `Factors` of csrc/analysis/incomplete.h
 
 
@@ -54,14 +56,33 @@ class Plan(NamedTuple):
 
 def elimination_plan(pattern: SparsityPattern, kind: str) -> Plan:
     """For `pattern._planned`. 16 bytes an entry of A that is read, 8 a product of the elimination."""
-    crow, col = as_numpy(pattern.crow_indices), as_numpy(pattern.col_indices)
-    arrays = _analysis.elimination_plan(crow, col, as_numpy(pattern.diagonal_positions), _KINDS[kind])
-    *plan, lower_crow, lower_col, upper_crow, upper_col = (pattern._tensor(a) for a in arrays)
-    lower = SparsityPattern._trusted(lower_crow, lower_col, pattern.shape)
-    upper = SparsityPattern._trusted(upper_crow, upper_col, pattern.shape) if kind == "ilu0" else None
+    arrays = (
+        as_numpy(pattern.crow_indices),
+        as_numpy(pattern.col_indices),
+        as_numpy(pattern.diagonal_positions),
+    )
+    products = _analysis.elimination_products(*arrays, _KINDS[kind])
+    largest = torch.iinfo(torch.int32).max
+    narrow = max(products, pattern.nnz + pattern.shape[0]) < largest
+    needed = products * (8 if narrow else 16)
+    if needed > PLAN_LIMIT:
+        raise ValueError(
+            f"{kind}: the elimination on this pattern has {products} products, whose plan would take "
+            f"{needed / 2**30:.3g} GiB, more than learnsolve.ops._incomplete.PLAN_LIMIT = "
+            f"{PLAN_LIMIT / 2**30:.3g} GiB; drop small entries of A first, or raise the limit"
+        )
+    *plan, lower_crow, lower_col, upper_crow, upper_col = (
+        pattern._tensor(a) for a in _analysis.elimination_plan(*arrays, _KINDS[kind], narrow)
+    )
+
+    def factor_pattern(crow: Tensor, col: Tensor) -> SparsityPattern:
+        return SparsityPattern._trusted(crow.to(pattern.dtype), col.to(pattern.dtype), pattern.shape)
+
+    upper = (factor_pattern(upper_crow, upper_col),) if kind == "ilu0" else ()
     on_diagonal = torch.zeros(pattern.nnz, dtype=torch.bool)
     on_diagonal[pattern.diagonal_positions.long()] = True
-    return Plan(*plan, kind != "ilu0", lower, () if upper is None else (upper,), on_diagonal)  # type: ignore
+    lower = factor_pattern(lower_crow, lower_col)
+    return Plan(*plan, kind != "ilu0", lower, upper, on_diagonal)  # type: ignore[call-arg]
 
 
 def plan_of(pattern: SparsityPattern, kind: str) -> Plan:

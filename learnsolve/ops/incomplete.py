@@ -54,8 +54,8 @@ def ic0(A: CSR, *, shift: float | Tensor = 0.0, on_breakdown: str = "raise") -> 
     Raises
     ------
     ValueError
-        if A is not square, if an entry of the diagonal is missing, or at a pivot that is not positive (row
-        and value are named).
+        if A is not square, if an entry of the diagonal is missing, at a pivot that is not positive (row and
+        value are named), or if the plan would take more than 8 GiB (a pattern that is nearly full).
     TypeError
         if dtypes do not fit.
 

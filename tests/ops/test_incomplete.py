@@ -310,6 +310,10 @@ def test_errors(kind):
     ):
         with pytest.raises(error, match=f"{kind}: {message}"):
             call()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("learnsolve.ops._incomplete.PLAN_LIMIT", 8)
+        with pytest.raises(ValueError, match=rf"{kind}: the elimination on this pattern has \d+ products"):
+            op(ls.CSR(A.values, small()))
     with pytest.raises(Exception, match=r"cannot be traced by torch.compile"):
         torch.compile(
             lambda v: library(kind, P, v, on_breakdown="shift"), backend="aot_eager", fullgraph=True
