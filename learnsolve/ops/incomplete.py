@@ -209,7 +209,7 @@ def _factors(function: str, A: CSR, shift: float | Tensor, on_breakdown: str) ->
                 "depends on values; give a shift"
             )
         flat = values.detach().reshape(batch.numel(), pattern.nnz)
-        start = used.detach().expand(batch).reshape(batch.numel())
+        start = used.detach().reshape(batch.numel())
         found = _Search.apply(flat, start, pattern, function).reshape(batch)  # type: ignore[union-attr]
         # Where the first attempt went well this is the shift that was given, with its gradient.
         used = torch.where(found == used, used, found)
@@ -222,10 +222,11 @@ def _factors(function: str, A: CSR, shift: float | Tensor, on_breakdown: str) ->
         f = f.reshape(*batch, f.shape[-1])
     else:
         f = factor(values, pattern, function)
-    return f, used.expand(batch)
+    return f, used
 
 
 def _as_shift(function: str, shift: float | Tensor, values: Tensor) -> Tensor:
+    """`shift` for each matrix of the batch."""
     if isinstance(shift, Tensor):
         _check.same_kind(function, "shift", shift, values)
         batch = values.shape[:-1]
@@ -236,12 +237,12 @@ def _as_shift(function: str, shift: float | Tensor, values: Tensor) -> Tensor:
                 f"{function}: shift must broadcast to the batch axes {tuple(batch)} of A, got shape "
                 f"{tuple(shift.shape)}"
             )
-        return shift
+        return shift.expand(batch)
     if isinstance(shift, bool) or not isinstance(shift, (int, float)):
         raise TypeError(f"{function}: shift must be a number or a torch.Tensor, got {type(shift).__name__}")
     if not 0 <= shift < float("inf"):
         raise ValueError(f"{function}: shift must be finite and not negative, got {shift}")
-    return torch.full((), shift, dtype=values.dtype, device=values.device)
+    return torch.full(values.shape[:-1], shift, dtype=values.dtype, device=values.device)
 
 
 class _Search(torch.autograd.Function):
