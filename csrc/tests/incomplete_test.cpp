@@ -135,20 +135,28 @@ void derivatives(Random& random, const Problem<T, I>& P) {
   }
 }
 
-// The step of a broken pivot is reported, and its value left in place.
+// The first step whose pivot is no good is reported. That of row 0 is A's own entry.
 template <class T, class I>
 void breakdown(Problem<T, I> P) {
-  if (P.A.rows < 2) return;
-  const int64_t t = static_cast<int64_t>(P.plan.order.size()) - 1;  // the last pivot
-  for (const T bad : {-std::numeric_limits<T>::infinity(), std::numeric_limits<T>::quiet_NaN()}) {
-    int64_t last = t;
-    while (P.pivot[last] != P.order[last]) --last;
-    P.a[P.source[last]] = bad;
+  const int64_t steps = P.order.size();
+  if (steps < 2) return;
+  const auto reported = [&](int64_t t, T bad) {
+    const T kept = P.a[P.source[t]];
+    P.a[P.source[t]] = bad;
     Array<T> f(P.entries());
     for (const int64_t u : P.plan.units) f[u] = 1;
-    require(isa::incomplete_factor<T, I>(P.view(), P.a.data(), f.data()) == last,
-            "a broken pivot is not reported, " + P.name);
-  }
+    const int64_t found = isa::incomplete_factor<T, I>(P.view(), P.a.data(), f.data());
+    P.a[P.source[t]] = kept;
+    return found == t;
+  };
+  const bool negative_is_bad = P.kind != Factors::lu;
+  require(reported(0, T(0)), "a zero pivot is not reported, " + P.name);
+  require(reported(0, T(-1)) == negative_is_bad, "a negative pivot, " + P.name);
+  int64_t last = steps - 1;
+  while (P.pivot[last] != P.order[last]) --last;
+  require(reported(last, -std::numeric_limits<T>::infinity()),
+          "an infinite pivot is not reported, " + P.name);
+  require(reported(last, std::numeric_limits<T>::quiet_NaN()), "a NaN pivot is not reported, " + P.name);
 }
 
 template <class T, class I>
