@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "analysis/pattern.h"
+#include "analysis/spgemm.h"
 
 namespace py = pybind11;
 using namespace learnsolve::analysis;
@@ -14,6 +15,64 @@ namespace {
 
 template <class I>
 using Array = py::array_t<I, py::array::c_style>;
+
+Array<int64_t> table_of_pairs(const std::vector<int64_t>& table) {
+  Array<int64_t> out({static_cast<py::ssize_t>(table.size() / 2), static_cast<py::ssize_t>(2)});
+  std::copy(table.begin(), table.end(), out.mutable_data());
+  return out;
+}
+
+template <class I>
+void bind_spgemm(py::module_& m) {
+  m.def("count_products", [](const Array<I>& a_idx, const Array<I>& b_ptr) {
+    return count_products(a_idx.data(), static_cast<int64_t>(a_idx.size()), b_ptr.data());
+  });
+  // (c_ptr, c_idx, positions or None); None if C has too many entries for the index type.
+  m.def("product_pattern",
+        [](const Array<I>& a_ptr, const Array<I>& a_idx, const Array<I>& b_ptr, const Array<I>& b_idx,
+           int64_t cols, int64_t products, bool plan) -> py::object {
+          const int64_t rows = a_ptr.size() - 1;
+          Array<I> c_ptr(rows + 1);
+          Array<int32_t> positions(plan ? products : 0);
+          Growing<I> c_idx;
+          I* ptr = c_ptr.mutable_data();
+          int32_t* pos = plan ? positions.mutable_data() : nullptr;
+          bool fits = true;
+          {
+            py::gil_scoped_release release;
+            if (plan) c_idx.reserve(products + 1);
+            fits = product_pattern(a_ptr.data(), rows, a_idx.data(), b_ptr.data(),
+                                   static_cast<int64_t>(b_ptr.size()) - 1, b_idx.data(), cols, ptr, c_idx, pos);
+          }
+          if (!fits) return py::none();
+          I* columns = c_idx.release(ptr[rows]);
+          const py::capsule owner(columns, [](void* p) { std::free(p); });
+          py::object found = py::none();
+          if (plan) found = positions;
+          return py::make_tuple(c_ptr, Array<I>(ptr[rows], columns, owner), found);
+        });
+  m.def("masked_positions", [](const Array<I>& a_ptr, const Array<I>& a_idx, const Array<I>& b_ptr,
+                               const Array<I>& b_idx, int64_t cols, const Array<I>& c_ptr,
+                               const Array<I>& c_idx, int64_t products) {
+    Array<int32_t> positions(products);
+    int32_t* out = positions.mutable_data();
+    py::gil_scoped_release release;
+    masked_positions(a_ptr.data(), static_cast<int64_t>(a_ptr.size()) - 1, a_idx.data(), b_ptr.data(),
+                     b_idx.data(), cols, c_ptr.data(), c_idx.data(), out);
+    return positions;
+  });
+  m.def("product_blocks", [](const Array<I>& a_ptr, const Array<I>& a_idx, const Array<I>& b_ptr,
+                             bool transposed, int64_t target) {
+    return table_of_pairs(product_blocks(a_ptr.data(), static_cast<int64_t>(a_ptr.size()) - 1, a_idx.data(),
+                                         b_ptr.data(), transposed, target));
+  });
+  m.def("product_starts", [](const Array<I>& a_idx, const Array<I>& b_ptr, const Array<I>& perm) {
+    Array<int32_t> starts(perm.size());
+    product_starts(a_idx.data(), static_cast<int64_t>(a_idx.size()), b_ptr.data(), perm.data(),
+                   starts.mutable_data());
+    return starts;
+  });
+}
 
 template <class I>
 void bind(py::module_& m) {
@@ -57,6 +116,7 @@ void bind(py::module_& m) {
     std::copy(table.begin(), table.end(), out.mutable_data());
     return out;
   });
+  bind_spgemm<I>(m);
 }
 
 }  // namespace

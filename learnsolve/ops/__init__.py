@@ -1,18 +1,23 @@
 """Differentiable operations on `CSR` matrices, one a file."""
 
 from learnsolve.ops import _fake
+from learnsolve.ops._sparse_product import set_spgemm_plan_limit
 from learnsolve.ops.quadratic_form import quadratic_form
 from learnsolve.ops.sddmm import sddmm
+from learnsolve.ops.spgemm import galerkin, spgemm
 from learnsolve.ops.spmm import spmm
 from learnsolve.ops.structure import diagonal, inverse_diagonal, scale_columns, scale_rows, sum, transpose
 
 __all__ = [
     "diagonal",
+    "galerkin",
     "inverse_diagonal",
     "quadratic_form",
     "scale_columns",
     "scale_rows",
     "sddmm",
+    "set_spgemm_plan_limit",
+    "spgemm",
     "spmm",
     "sum",
     "transpose",

@@ -1,0 +1,184 @@
+// The pattern of a product C = A B and the place in C of each of its products, in one pass; the tables that
+// the kernels (kernels/spgemm.h) take.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <limits>
+#include <new>
+#include <utility>
+#include <vector>
+
+#include "analysis/pattern.h"
+
+namespace learnsolve::analysis {
+
+// An array that grows without being written: memory that is never used costs nothing.
+template <class E>
+class Growing {
+ public:
+  Growing() = default;
+  Growing(const Growing&) = delete;
+  Growing& operator=(const Growing&) = delete;
+  ~Growing() { std::free(data_); }
+  E* data() { return data_; }
+  int64_t capacity() const { return capacity_; }
+  void reserve(int64_t n) {
+    if (n > capacity_) resize(std::max(n, capacity_ + capacity_ / 2));
+  }
+  // Gives the array away, cut to n entries; free() it.
+  E* release(int64_t n) {
+    resize(std::max<int64_t>(n, 1));
+    return std::exchange(data_, nullptr);
+  }
+
+ private:
+  void resize(int64_t n) {
+    void* moved = std::realloc(data_, static_cast<size_t>(n) * sizeof(E));
+    if (!moved) throw std::bad_alloc();
+    data_ = static_cast<E*>(moved);
+    capacity_ = n;
+  }
+  E* data_ = nullptr;
+  int64_t capacity_ = 0;
+};
+
+// How many products A B has.
+template <class I>
+int64_t count_products(const I* a_idx, int64_t a_nnz, const I* b_ptr) {
+  int64_t products = 0;
+  for (int64_t p = 0; p < a_nnz; ++p) products += b_ptr[a_idx[p] + 1] - b_ptr[a_idx[p]];
+  return products;
+}
+
+// Does row i + 1 repeat row i, its columns one further?
+template <class I>
+bool repeats(const I* ptr, const I* idx, int64_t i) {
+  const int64_t a = ptr[i], b = ptr[i + 1], length = b - a;
+  if (ptr[i + 2] - b != length) return false;
+  bool same = true;
+  for (int64_t l = 0; l < length; ++l) same &= idx[b + l] == idx[a + l] + 1;
+  return same;
+}
+
+// c_ptr (rows + 1) and c_idx, sorted, of C = A B on its full symbolic pattern; positions (a place for each
+// product) if it is not null. False if C has more entries than I can number.
+//
+// The columns of a row are collected by an array over all columns that says where a column stands: each
+// product is looked at once, or twice where the columns come unsorted. A row of A that repeats the one
+// before, shifted, with rows of B that do so too (grids: nearly all) makes a shifted copy of a row of C.
+template <class I>
+bool product_pattern(const I* a_ptr, int64_t rows, const I* a_idx, const I* b_ptr, int64_t inner,
+                     const I* b_idx, int64_t cols, I* c_ptr, Growing<I>& c_idx, int32_t* positions) {
+  std::vector<I> place(cols, I(-1));  // of a column; not less than c_ptr[i]: it has been met in row i
+  std::vector<uint8_t> next_repeats(inner, 0);
+  for (int64_t k = 0; k + 1 < inner; ++k) next_repeats[k] = repeats(b_ptr, b_idx, k);
+  c_ptr[0] = 0;
+  int64_t end = 0;
+  for (int64_t i = 0; i < rows; ++i) {
+    const int64_t begin = end, p0 = a_ptr[i], p1 = a_ptr[i + 1];
+    int64_t products = 0;
+    for (int64_t p = p0; p < p1; ++p) products += b_ptr[a_idx[p] + 1] - b_ptr[a_idx[p]];
+    const int64_t longest = std::min(products, cols);
+    if (begin > static_cast<int64_t>(std::numeric_limits<I>::max()) - longest - 1) return false;
+    c_idx.reserve(begin + longest + 1);
+    I* const idx = c_idx.data();
+
+    bool shifted = i > 0 && p1 > p0 && repeats(a_ptr, a_idx, i - 1);
+    for (int64_t p = a_ptr[i > 0 ? i - 1 : 0]; shifted && p < p0; ++p) shifted = next_repeats[a_idx[p]];
+    if (shifted) {
+      const int64_t length = begin - c_ptr[i - 1];
+      for (int64_t l = 0; l < length; ++l) idx[begin + l] = idx[begin - length + l] + 1;
+      if (positions) {
+        for (int64_t f = 0; f < products; ++f)
+          positions[f] = positions[f - products] + static_cast<int32_t>(length);
+        positions += products;
+      }
+      end = begin + length;
+      c_ptr[i + 1] = static_cast<I>(end);
+      continue;
+    }
+
+    bool sorted = true;
+    I last = -1;
+    for (int64_t p = p0, f = 0; p < p1; ++p) {
+      const int64_t k = a_idx[p];
+      for (int64_t q = b_ptr[k]; q < b_ptr[k + 1]; ++q, ++f) {
+        const I j = b_idx[q];
+        const bool fresh = place[j] < begin;
+        const I at = fresh ? static_cast<I>(end) : place[j];
+        place[j] = at;
+        idx[end] = j;  // kept only if it is fresh
+        sorted &= !fresh | (j > last);
+        last = fresh ? j : last;
+        end += fresh;
+        if (positions) positions[f] = static_cast<int32_t>(at);
+      }
+    }
+    if (!sorted) {
+      std::sort(idx + begin, idx + end);
+      if (positions) {
+        for (int64_t t = begin; t < end; ++t) place[idx[t]] = static_cast<I>(t);
+        for (int64_t p = p0, f = 0; p < p1; ++p)
+          for (int64_t q = b_ptr[a_idx[p]]; q < b_ptr[a_idx[p] + 1]; ++q, ++f)
+            positions[f] = static_cast<int32_t>(place[b_idx[q]]);
+      }
+    }
+    if (positions) positions += products;
+    c_ptr[i + 1] = static_cast<I>(end);
+  }
+  return true;
+}
+
+// The place of each product in a pattern C that is given, -1 where it has no such entry.
+template <class I>
+void masked_positions(const I* a_ptr, int64_t rows, const I* a_idx, const I* b_ptr, const I* b_idx,
+                      int64_t cols, const I* c_ptr, const I* c_idx, int32_t* positions) {
+  std::vector<int32_t> place(cols, -1);
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t t = c_ptr[i]; t < c_ptr[i + 1]; ++t) place[c_idx[t]] = static_cast<int32_t>(t);
+    for (int64_t p = a_ptr[i]; p < a_ptr[i + 1]; ++p)
+      for (int64_t q = b_ptr[a_idx[p]]; q < b_ptr[a_idx[p] + 1]; ++q) *positions++ = place[b_idx[q]];
+    for (int64_t t = c_ptr[i]; t < c_ptr[i + 1]; ++t) place[c_idx[t]] = -1;
+  }
+}
+
+// Blocks of rows of A (of A^T, if perm is given: of rows of B) that hold about `target` products and
+// entries: (first row, number of its first product), a last line (rows, number of products).
+template <class I>
+std::vector<int64_t> product_blocks(const I* a_ptr, int64_t rows, const I* a_idx, const I* b_ptr,
+                                    bool transposed, int64_t target) {
+  std::vector<int64_t> table{0, 0};
+  int64_t products = 0, open = 0;  // weight since the block began
+  for (int64_t i = 0; i < rows; ++i) {
+    int64_t own = 0;
+    if (transposed)
+      own = static_cast<int64_t>(a_ptr[i + 1] - a_ptr[i]) * (b_ptr[i + 1] - b_ptr[i]);
+    else
+      for (int64_t p = a_ptr[i]; p < a_ptr[i + 1]; ++p) own += b_ptr[a_idx[p] + 1] - b_ptr[a_idx[p]];
+    const int64_t weight = own + a_ptr[i + 1] - a_ptr[i] + 1;
+    if (open > 0 && open + weight > target) {
+      table.push_back(i), table.push_back(products);
+      open = 0;
+    }
+    open += weight;
+    products += own;
+  }
+  if (rows > 0) table.push_back(rows), table.push_back(products);
+  return table;
+}
+
+// starts[e], for each entry e of A^T, the number of the first product of that entry of A.
+template <class I>
+void product_starts(const I* a_idx, int64_t a_nnz, const I* b_ptr, const I* perm, int32_t* starts) {
+  std::vector<int32_t> first(a_nnz);
+  int32_t f = 0;
+  for (int64_t p = 0; p < a_nnz; ++p) {
+    first[p] = f;
+    f += static_cast<int32_t>(b_ptr[a_idx[p] + 1] - b_ptr[a_idx[p]]);
+  }
+  for (int64_t e = 0; e < a_nnz; ++e) starts[e] = first[perm[e]];
+}
+
+}  // namespace learnsolve::analysis
