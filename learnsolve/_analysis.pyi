@@ -27,7 +27,20 @@ def masked_positions(
     c_idx: np.ndarray,
     products: int,
 ) -> np.ndarray: ...
-def product_blocks(
-    a_ptr: np.ndarray, a_idx: np.ndarray, b_ptr: np.ndarray, transposed: bool, target: int
+def row_product_blocks(
+    a_ptr: np.ndarray,
+    a_idx: np.ndarray,
+    b_ptr: np.ndarray,
+    c_ptr: np.ndarray,
+    positions: np.ndarray | None,
+    target: int,
+) -> np.ndarray: ...
+def column_product_blocks(
+    t_ptr: np.ndarray,
+    perm: np.ndarray,
+    b_ptr: np.ndarray,
+    positions: np.ndarray | None,
+    starts: np.ndarray | None,
+    target: int,
 ) -> np.ndarray: ...
 def product_starts(a_idx: np.ndarray, b_ptr: np.ndarray, perm: np.ndarray) -> np.ndarray: ...

@@ -2,6 +2,7 @@
 // integers only. What is found to be wrong is returned, not thrown: Python writes the message.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include <cstdint>
 
@@ -16,8 +17,8 @@ namespace {
 template <class I>
 using Array = py::array_t<I, py::array::c_style>;
 
-Array<int64_t> table_of_pairs(const std::vector<int64_t>& table) {
-  Array<int64_t> out({static_cast<py::ssize_t>(table.size() / 2), static_cast<py::ssize_t>(2)});
+Array<int64_t> table_of_triples(const std::vector<int64_t>& table) {
+  Array<int64_t> out({static_cast<py::ssize_t>(table.size() / 3), static_cast<py::ssize_t>(3)});
   std::copy(table.begin(), table.end(), out.mutable_data());
   return out;
 }
@@ -61,11 +62,21 @@ void bind_spgemm(py::module_& m) {
                      b_idx.data(), cols, c_ptr.data(), c_idx.data(), out);
     return positions;
   });
-  m.def("product_blocks", [](const Array<I>& a_ptr, const Array<I>& a_idx, const Array<I>& b_ptr,
-                             bool transposed, int64_t target) {
-    return table_of_pairs(product_blocks(a_ptr.data(), static_cast<int64_t>(a_ptr.size()) - 1, a_idx.data(),
-                                         b_ptr.data(), transposed, target));
-  });
+  m.def("row_product_blocks",
+        [](const Array<I>& a_ptr, const Array<I>& a_idx, const Array<I>& b_ptr, const Array<I>& c_ptr,
+           const std::optional<Array<int32_t>>& positions, int64_t target) {
+          return table_of_triples(row_product_blocks(a_ptr.data(), static_cast<int64_t>(a_ptr.size()) - 1,
+                                                     a_idx.data(), b_ptr.data(), c_ptr.data(),
+                                                     positions ? positions->data() : nullptr, target));
+        });
+  m.def("column_product_blocks",
+        [](const Array<I>& t_ptr, const Array<I>& perm, const Array<I>& b_ptr,
+           const std::optional<Array<int32_t>>& positions, const std::optional<Array<int32_t>>& starts,
+           int64_t target) {
+          return table_of_triples(column_product_blocks(
+              t_ptr.data(), static_cast<int64_t>(t_ptr.size()) - 1, perm.data(), b_ptr.data(),
+              positions ? positions->data() : nullptr, starts ? starts->data() : nullptr, target));
+        });
   m.def("product_starts", [](const Array<I>& a_idx, const Array<I>& b_ptr, const Array<I>& perm) {
     Array<int32_t> starts(perm.size());
     product_starts(a_idx.data(), static_cast<int64_t>(a_idx.size()), b_ptr.data(), perm.data(),

@@ -22,12 +22,12 @@ struct Kernels {
                              const T* lambda, const T* c, int64_t k, T* g, T* bbar, T* sbar);
 
   using Product = const ProductView<I>&;
-  void (*spgemm_rows)(Product, int64_t r0, int64_t r1, int64_t f, const T* a, const T* b, T* c, I* marker,
-                      bool accumulate);
+  void (*spgemm_rows)(Product, int64_t r0, int64_t r1, int64_t f, bool uniform, const T* a, const T* b, T* c,
+                      I* marker, bool accumulate);
   void (*spgemm_left)(Product, int64_t r0, int64_t r1, int64_t f, const T* g, const T* b, T* ga, I* marker,
                       bool accumulate);
-  void (*spgemm_columns)(Product, int64_t k0, int64_t k1, const T* a, const T* b, const T* g, T* ga, T* gb,
-                         bool accumulate_ga, bool accumulate_gb);
+  void (*spgemm_columns)(Product, int64_t k0, int64_t k1, bool uniform, const T* a, const T* b, const T* g,
+                         T* ga, T* gb, bool add_a, bool add_b);
 };
 
 struct AllKernels {

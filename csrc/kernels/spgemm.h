@@ -11,6 +11,7 @@
 #pragma once
 
 #include "kernels/csr_view.h"
+#include "kernels/lanes.h"
 
 namespace learnsolve::LEARNSOLVE_ISA {
 
@@ -45,9 +46,9 @@ template <class T, class I, class Place>
 LS_INLINE void product_rows(const ProductView<I>& P, Place place, int64_t r0, int64_t r1, int64_t f,
                             const T* LS_RESTRICT a, const T* LS_RESTRICT b, T* LS_RESTRICT c,
                             bool accumulate) {
+  if (!accumulate)
+    for (int64_t t = P.c_ptr[r0]; t < P.c_ptr[r1]; ++t) c[t] = 0;
   for (int64_t i = r0; i < r1; ++i) {
-    if (!accumulate)
-      for (int64_t t = P.c_ptr[i]; t < P.c_ptr[i + 1]; ++t) c[t] = 0;
     place.begin(P, i);
     for (int64_t p = P.a_ptr[i]; p < P.a_ptr[i + 1]; ++p) {
       const int64_t k = P.a_idx[p], end = P.b_ptr[k + 1];
@@ -107,6 +108,88 @@ LS_INLINE void planned_columns(const ProductView<I>& P, Place place, int64_t k0,
   }
 }
 
+// Lanes p[0], p[stride], ...
+template <class T>
+LS_INLINE typename Lanes<T>::vector gather(const T* LS_RESTRICT p, int64_t stride) {
+  typename Lanes<T>::vector v;
+#pragma GCC unroll 8
+  for (int e = 0; e < kLanes<T>; ++e) v[e] = p[e * stride];
+  return v;
+}
+template <class T>
+LS_INLINE void spread(T* LS_RESTRICT p, int64_t stride, typename Lanes<T>::vector v) {
+#pragma GCC unroll 8
+  for (int e = 0; e < kLanes<T>; ++e) p[e * stride] = v[e];
+}
+
+// A uniform block of rows: each repeats the one before, its entries, those of its rows of B and its places in
+// C further by a constant. As many rows at once as a vector has lanes, all by the indices of the first row;
+// every sum has the order that it has in product_rows. Rows of C hold at most kUniformLength entries. Returns
+// how many rows are done.
+inline constexpr int kUniformLength = 128;
+
+template <bool Accumulate, class T, class I>
+LS_INLINE int64_t uniform_product_rows(const ProductView<I>& P, int64_t r0, int64_t r1, int64_t f0,
+                                       const T* LS_RESTRICT a, const T* LS_RESTRICT b, T* LS_RESTRICT c) {
+  constexpr int V = kLanes<T>;
+  typename Lanes<T>::vector sums[kUniformLength];
+  const int64_t p0 = P.a_ptr[r0], p1 = P.a_ptr[r0 + 1], c0 = P.c_ptr[r0], length = P.c_ptr[r0 + 1] - c0;
+  int64_t n = 0;
+  for (; n + V <= r1 - r0; n += V) {
+    T* LS_RESTRICT cn = c + c0 + n * length;
+    for (int64_t t = 0; t < length; ++t)
+      sums[t] = Accumulate ? gather(cn + t, length) : typename Lanes<T>::vector{};
+    int64_t f = f0;
+    for (int64_t p = p0; p < p1; ++p) {
+      const int64_t k = P.a_idx[p], q0 = P.b_ptr[k], m = P.b_ptr[k + 1] - q0;
+      const auto ap = gather(a + p + n * (p1 - p0), p1 - p0);
+      const T* LS_RESTRICT bn = b + q0 + n * m;
+      for (int64_t j = 0; j < m; ++j, ++f) {
+        const int64_t t = P.positions[f];
+        if (t >= 0) sums[t - c0] += ap * gather(bn + j, m);
+      }
+    }
+    for (int64_t t = 0; t < length; ++t) spread(cn + t, length, sums[t]);
+  }
+  return n;
+}
+
+// The same for a uniform block of rows k of B and columns of A, for both gradients.
+template <bool Left, bool AddA, bool AddB, class T, class I>
+LS_INLINE int64_t uniform_columns(const ProductView<I>& P, int64_t k0, int64_t k1, const T* LS_RESTRICT a,
+                                  const T* LS_RESTRICT b, const T* LS_RESTRICT g, T* LS_RESTRICT ga,
+                                  T* LS_RESTRICT gb) {
+  constexpr int V = kLanes<T>;
+  typename Lanes<T>::vector bs[kUniformLength], sums[kUniformLength];
+  const int64_t q0 = P.b_ptr[k0], m = P.b_ptr[k0 + 1] - q0;
+  const int64_t e0 = P.a_ptr[k0], entries = P.a_ptr[k0 + 1] - e0;
+  int64_t n = 0;
+  for (; n + V <= k1 - k0; n += V) {
+    for (int64_t j = 0; j < m; ++j) {
+      if (Left) bs[j] = gather(b + q0 + n * m + j, m);
+      sums[j] = AddB ? gather(gb + q0 + n * m + j, m) : typename Lanes<T>::vector{};
+    }
+    for (int64_t e = e0; e < e0 + entries; ++e) {
+      const int64_t p = P.perm[e], stride = P.perm[e + entries] - p, at = p + n * stride;
+      const int32_t* LS_RESTRICT first = P.positions + P.starts[e];
+      const int32_t* LS_RESTRICT second = P.positions + P.starts[e + entries];
+      const auto ap = gather(a + at, stride);
+      typename Lanes<T>::vector s{};
+      if (Left && AddA) s = gather(ga + at, stride);
+      for (int64_t j = 0; j < m; ++j) {
+        const int64_t t = first[j], step = second[j] - t;
+        if (t < 0) continue;
+        const auto gt = gather(g + t + n * step, step);
+        if (Left) s += gt * bs[j];
+        sums[j] += ap * gt;
+      }
+      if (Left) spread(ga + at, stride, s);
+    }
+    for (int64_t j = 0; j < m; ++j) spread(gb + q0 + n * m + j, m, sums[j]);
+  }
+  return n;
+}
+
 // The first of idx[t .. end) that is not less than j, by steps that double: rows of B are often much shorter
 // than those of C.
 template <class I>
@@ -147,14 +230,22 @@ LS_INLINE void searched_columns(const ProductView<I>& P, int64_t k0, int64_t k1,
   }
 }
 
-// Rows r0 <= i < r1, the first product of which has number f. `marker`: P.columns places for the search, all
-// -1 before and after; it is not read if there is a plan.
+// Rows r0 <= i < r1, the first product of which has number f; `uniform`, as uniform_product_rows says.
+// `marker`: a place for each column of C for the search, all -1 before and after; not read if there is a
+// plan.
 template <class T, class I>
-void spgemm_rows(const ProductView<I>& P, int64_t r0, int64_t r1, int64_t f, const T* a, const T* b, T* c,
-                 I* marker, bool accumulate) {
+void spgemm_rows(const ProductView<I>& P, int64_t r0, int64_t r1, int64_t f, bool uniform, const T* a,
+                 const T* b, T* c, I* marker, bool accumulate) {
   if (!P.positions)
-    product_rows(P, MarkedPlace<I>{P.b_idx, marker}, r0, r1, f, a, b, c, accumulate);
-  else if (P.masked)
+    return product_rows(P, MarkedPlace<I>{P.b_idx, marker}, r0, r1, f, a, b, c, accumulate);
+  if (uniform) {
+    const int64_t done = accumulate ? uniform_product_rows<true>(P, r0, r1, f, a, b, c)
+                                    : uniform_product_rows<false>(P, r0, r1, f, a, b, c);
+    for (int64_t p = P.a_ptr[r0]; p < P.a_ptr[r0 + 1]; ++p)
+      f += done * (P.b_ptr[P.a_idx[p] + 1] - P.b_ptr[P.a_idx[p]]);
+    r0 += done;
+  }
+  if (P.masked)
     product_rows(P, PlannedPlace<true>{P.positions}, r0, r1, f, a, b, c, accumulate);
   else
     product_rows(P, PlannedPlace<false>{P.positions}, r0, r1, f, a, b, c, accumulate);
@@ -172,24 +263,29 @@ void spgemm_left(const ProductView<I>& P, int64_t r0, int64_t r1, int64_t f, con
 }
 
 template <bool Left, class T, class I>
-LS_INLINE void columns_pass(const ProductView<I>& P, int64_t k0, int64_t k1, const T* a, const T* b,
-                            const T* g, T* ga, T* gb, bool add_ga, bool add_gb) {
-  if (!P.positions)
-    searched_columns<Left>(P, k0, k1, a, b, g, ga, gb, add_ga, add_gb);
-  else if (P.masked)
-    planned_columns<Left>(P, PlannedPlace<true>{P.positions}, k0, k1, a, b, g, ga, gb, add_ga, add_gb);
+LS_INLINE void columns_pass(const ProductView<I>& P, int64_t k0, int64_t k1, bool uniform, const T* a,
+                            const T* b, const T* g, T* ga, T* gb, bool add_a, bool add_b) {
+  if (!P.positions) return searched_columns<Left>(P, k0, k1, a, b, g, ga, gb, add_a, add_b);
+  if (uniform && add_a)
+    k0 += add_b ? uniform_columns<Left, true, true>(P, k0, k1, a, b, g, ga, gb)
+                : uniform_columns<Left, true, false>(P, k0, k1, a, b, g, ga, gb);
+  else if (uniform)
+    k0 += add_b ? uniform_columns<Left, false, true>(P, k0, k1, a, b, g, ga, gb)
+                : uniform_columns<Left, false, false>(P, k0, k1, a, b, g, ga, gb);
+  if (P.masked)
+    planned_columns<Left>(P, PlannedPlace<true>{P.positions}, k0, k1, a, b, g, ga, gb, add_a, add_b);
   else
-    planned_columns<Left>(P, PlannedPlace<false>{P.positions}, k0, k1, a, b, g, ga, gb, add_ga, add_gb);
+    planned_columns<Left>(P, PlannedPlace<false>{P.positions}, k0, k1, a, b, g, ga, gb, add_a, add_b);
 }
 
 // Rows k0 <= k < k1 of B. In P, a_ptr, a_idx and perm are the structure of A^T. Without ga (and b) only gb.
 template <class T, class I>
-void spgemm_columns(const ProductView<I>& P, int64_t k0, int64_t k1, const T* a, const T* b, const T* g,
-                    T* ga, T* gb, bool accumulate_ga, bool accumulate_gb) {
+void spgemm_columns(const ProductView<I>& P, int64_t k0, int64_t k1, bool uniform, const T* a, const T* b,
+                    const T* g, T* ga, T* gb, bool add_a, bool add_b) {
   if (ga)
-    columns_pass<true>(P, k0, k1, a, b, g, ga, gb, accumulate_ga, accumulate_gb);
+    columns_pass<true>(P, k0, k1, uniform, a, b, g, ga, gb, add_a, add_b);
   else
-    columns_pass<false>(P, k0, k1, a, b, g, ga, gb, accumulate_ga, accumulate_gb);
+    columns_pass<false>(P, k0, k1, uniform, a, b, g, ga, gb, add_a, add_b);
 }
 
 }  // namespace learnsolve::LEARNSOLVE_ISA

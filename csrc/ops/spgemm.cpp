@@ -65,12 +65,12 @@ struct Product {
     STD_TORCH_CHECK((perm ? !starts == !positions && (!starts || starts->numel() == A.nnz())
                           : A.rows() == C.rows()),
                     name, ": starts must have the entries of A, and C the rows of A");
-    STD_TORCH_CHECK(blocks.dim() == 2 && blocks.size(0) >= 1 && blocks.size(1) == 2 &&
+    STD_TORCH_CHECK(blocks.dim() == 2 && blocks.size(0) >= 1 && blocks.size(1) == 3 &&
                         blocks.scalar_type() == ScalarType::Long,
-                    name, ": blocks must be (number of blocks + 1, 2), int64");
-    STD_TORCH_CHECK(table()[0] == 0 && table()[2 * n_blocks()] == A.rows(), name,
+                    name, ": blocks must be (number of blocks + 1, 3), int64");
+    STD_TORCH_CHECK(table()[0] == 0 && table()[3 * n_blocks()] == A.rows(), name,
                     ": blocks must cover all rows");
-    STD_TORCH_CHECK(!positions || perm || positions->numel() == table()[2 * n_blocks() + 1], name,
+    STD_TORCH_CHECK(!positions || perm || positions->numel() == table()[3 * n_blocks() + 1], name,
                     ": positions must have an entry a product");
   }
   const int64_t* table() const { return data<int64_t>(blocks); }
@@ -124,11 +124,15 @@ Tensor over_rows(const Product& P, const Values& u, const Values& b, bool left, 
     const auto& table = kernels().get<T, I>();
     const ProductView<I> view = P.view<I>();
     for_blocks<I>(P, batch.size, P.positions ? 0 : columns, [&](int64_t block, I* marker) {
-      const int64_t* rows = P.table() + 2 * block;
+      const int64_t* rows = P.table() + 3 * block;
       for (int64_t s = 0; s < batch.size; ++s) {
         T* at = mutable_data<T>(out) + (sum ? 0 : s * nnz);
-        (left ? table.spgemm_left : table.spgemm_rows)(view, rows[0], rows[2], rows[1], u.at<T>(s), b.at<T>(s),
-                                                       at, marker, sum && s > 0);
+        if (left)
+          table.spgemm_left(view, rows[0], rows[3], rows[1], u.at<T>(s), b.at<T>(s), at, marker,
+                            sum && s > 0);
+        else
+          table.spgemm_rows(view, rows[0], rows[3], rows[1], rows[2] != 0, u.at<T>(s), b.at<T>(s), at,
+                            marker, sum && s > 0);
       }
     });
   });
@@ -173,9 +177,9 @@ Tensor csr_spgemm_right(const Tensor& t_ptr, const Tensor& t_idx, const Tensor& 
   dispatch(P.name, a_, P.A.idx, [&]<class T, class I>() {
     const ProductView<I> view = P.view<I>();
     for_blocks<I>(P, batch.size, 0, [&](int64_t block, I*) {
-      const int64_t* rows = P.table() + 2 * block;
+      const int64_t* rows = P.table() + 3 * block;
       for (int64_t s = 0; s < batch.size; ++s)
-        kernels().get<T, I>().spgemm_columns(view, rows[0], rows[2], a.at<T>(s), nullptr, g.at<T>(s), nullptr,
+        kernels().get<T, I>().spgemm_columns(view, rows[0], rows[3], rows[2] != 0, a.at<T>(s), nullptr, g.at<T>(s), nullptr,
                                              mutable_data<T>(out) + (sum_batch ? 0 : s * nnz), false,
                                              sum_batch && s > 0);
     });
@@ -201,9 +205,9 @@ std::tuple<Tensor, Tensor> csr_spgemm_backward(const Tensor& t_ptr, const Tensor
   dispatch(P.name, a_, P.A.idx, [&]<class T, class I>() {
     const ProductView<I> view = P.view<I>();
     for_blocks<I>(P, batch, 0, [&](int64_t block, I*) {
-      const int64_t* rows = P.table() + 2 * block;
+      const int64_t* rows = P.table() + 3 * block;
       for (int64_t s = 0; s < batch; ++s)
-        kernels().get<T, I>().spgemm_columns(view, rows[0], rows[2], a.at<T>(s), b.at<T>(s), g.at<T>(s),
+        kernels().get<T, I>().spgemm_columns(view, rows[0], rows[3], rows[2] != 0, a.at<T>(s), b.at<T>(s), g.at<T>(s),
                                              mutable_data<T>(ga) + (a.batch == 1 ? 0 : s * a.nnz),
                                              mutable_data<T>(gb) + (b.batch == 1 ? 0 : s * b.nnz),
                                              s > 0 && a.batch == 1, s > 0 && b.batch == 1);

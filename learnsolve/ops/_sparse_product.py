@@ -12,7 +12,7 @@ Source: Nytko et al., "Optimized Sparse Matrix Operations for Reverse Mode Autom
 arXiv 2212.05159, table 1.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -36,6 +36,7 @@ LEFT, RIGHT, PRODUCT = 0, 1, 2
 # Products and entries of one block of rows, as of `SparsityPattern.row_blocks`.
 _BLOCK_WEIGHT = 8192
 _INT32 = 2**31 - 1
+T = TypeVar("T")
 _plan_limit = 2**30
 
 
@@ -87,43 +88,48 @@ def _plan(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) 
     columns = B.shape[1]
     products = _analysis.count_products(a_idx, b_ptr)
     fits = products <= min(_plan_limit // 4, _INT32)
-    blocks = A._tensor(_analysis.product_blocks(a_ptr, a_idx, b_ptr, False, _BLOCK_WEIGHT))
-    if mask is not None:
-        if not fits or mask.nnz > _INT32:
-            return _Plan(None, None, blocks, True)
+    C, positions, incomplete = None, None, False
+    if mask is None:
+        made = _analysis.product_pattern(a_ptr, a_idx, b_ptr, b_idx, columns, products, fits)
+        if made is None:
+            raise ValueError(
+                f"spgemm: the result has more entries than {A.dtype} can number; give A and B int64 indices, "
+                "CSR(A.values, A.pattern.to(dtype=torch.int64))"
+            )
+        c_ptr, c_idx, positions = made
+        C = SparsityPattern._trusted(A._tensor(c_ptr), A._tensor(c_idx), (A.shape[0], columns))
+    else:
         c_ptr, c_idx = as_numpy(mask.crow_indices), as_numpy(mask.col_indices)
-        found = _analysis.masked_positions(a_ptr, a_idx, b_ptr, b_idx, columns, c_ptr, c_idx, products)
-        return _Plan(None, A._tensor(found), blocks, bool((found < 0).any()))
-    made = _analysis.product_pattern(a_ptr, a_idx, b_ptr, b_idx, columns, products, fits)
-    if made is None:
-        raise ValueError(
-            f"spgemm: the result has more entries than {A.dtype} can number; give A and B int64 indices, "
-            "CSR(A.values, A.pattern.to(dtype=torch.int64))"
-        )
-    c_ptr, c_idx, positions = made
-    C = SparsityPattern._trusted(A._tensor(c_ptr), A._tensor(c_idx), (A.shape[0], columns))
-    return _Plan(C, None if positions is None else A._tensor(positions), blocks, False)
+        if fits and mask.nnz <= _INT32:
+            positions = _analysis.masked_positions(
+                a_ptr, a_idx, b_ptr, b_idx, columns, c_ptr, c_idx, products
+            )
+            incomplete = bool((positions < 0).any())
+    blocks = _analysis.row_product_blocks(a_ptr, a_idx, b_ptr, c_ptr, positions, _BLOCK_WEIGHT)
+    return _Plan(C, None if positions is None else A._tensor(positions), A._tensor(blocks), incomplete)
 
 
-def _column_plan(A: SparsityPattern, B: SparsityPattern, planned: bool) -> _ColumnPlan:
+def _column_plan(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) -> _ColumnPlan:
     """For the pass over the rows of B: where the products of each entry of A^T begin."""
-    t_ptr, t_idx, permutation, _ = A._structure(True)
-    b_ptr = as_numpy(B.crow_indices)
-    assert permutation is not None
+    t_ptr, _, permutation, _ = A._structure(True)
+    positions = A._planned(_plan, B, mask).positions
+    b_ptr, perm = as_numpy(B.crow_indices), as_numpy(_present(permutation))
     starts = None
-    if planned:
-        starts = A._tensor(_analysis.product_starts(as_numpy(A.col_indices), b_ptr, as_numpy(permutation)))
-    blocks = _analysis.product_blocks(as_numpy(t_ptr), as_numpy(t_idx), b_ptr, True, _BLOCK_WEIGHT)
-    return _ColumnPlan(starts, A._tensor(blocks))
+    if positions is not None:
+        starts = _analysis.product_starts(as_numpy(A.col_indices), b_ptr, perm)
+        positions = as_numpy(positions)
+    blocks = _analysis.column_product_blocks(as_numpy(t_ptr), perm, b_ptr, positions, starts, _BLOCK_WEIGHT)
+    return _ColumnPlan(None if starts is None else A._tensor(starts), A._tensor(blocks))
+
+
+def _present(value: T | None) -> T:
+    assert value is not None
+    return value
 
 
 def result_pattern(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) -> SparsityPattern:
     """That of A B, or `mask`."""
-    found = A._planned(_plan, B, mask).result
-    if found is None:
-        assert mask is not None
-        return mask
-    return found
+    return A._planned(_plan, B, mask).result or _present(mask)
 
 
 def _by_rows(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) -> tuple:
@@ -138,7 +144,7 @@ def _by_rows(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | Non
 def _by_columns(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) -> tuple:
     """What those take that go by the columns of A."""
     plan, C = A._planned(_plan, B, mask), result_pattern(A, B, mask)
-    columns = A._planned(_column_plan, B, plan.positions is not None)
+    columns = A._planned(_column_plan, B, mask)
     t_ptr, t_idx, permutation, _ = A._structure(True)
     return (
         *(t_ptr, t_idx, permutation, B.crow_indices, B.col_indices, C.crow_indices, C.col_indices),
