@@ -16,7 +16,7 @@ def product_pattern(
     columns: int,
     products: int,
     plan: bool,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None] | None: ...
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray] | None: ...
 def masked_positions(
     a_ptr: np.ndarray,
     a_idx: np.ndarray,
@@ -33,6 +33,7 @@ def row_product_blocks(
     b_ptr: np.ndarray,
     c_ptr: np.ndarray,
     positions: np.ndarray | None,
+    repeated: np.ndarray | None,
     target: int,
 ) -> np.ndarray: ...
 def column_product_blocks(

@@ -28,13 +28,15 @@ void bind_spgemm(py::module_& m) {
   m.def("count_products", [](const Array<I>& a_idx, const Array<I>& b_ptr) {
     return count_products(a_idx.data(), static_cast<int64_t>(a_idx.size()), b_ptr.data());
   });
-  // (c_ptr, c_idx, positions or None); None if C has too many entries for the index type.
+  // (c_ptr, c_idx, positions or None, repeated); None if C has too many entries for the index type.
   m.def("product_pattern",
         [](const Array<I>& a_ptr, const Array<I>& a_idx, const Array<I>& b_ptr, const Array<I>& b_idx,
            int64_t cols, int64_t products, bool plan) -> py::object {
           const int64_t rows = a_ptr.size() - 1;
           Array<I> c_ptr(rows + 1);
           Array<int32_t> positions(plan ? products : 0);
+          Array<uint8_t> repeated(rows);
+          uint8_t* rep = repeated.mutable_data();
           Growing<I> c_idx;
           I* ptr = c_ptr.mutable_data();
           int32_t* pos = plan ? positions.mutable_data() : nullptr;
@@ -43,40 +45,40 @@ void bind_spgemm(py::module_& m) {
             py::gil_scoped_release release;
             if (plan) c_idx.reserve(products + 1);
             fits = product_pattern(a_ptr.data(), rows, a_idx.data(), b_ptr.data(),
-                                   static_cast<int64_t>(b_ptr.size()) - 1, b_idx.data(), cols, ptr, c_idx, pos);
+                                   static_cast<int64_t>(b_ptr.size()) - 1, b_idx.data(), cols, ptr, c_idx,
+                                   pos, rep);
           }
           if (!fits) return py::none();
           I* columns = c_idx.release(ptr[rows]);
           const py::capsule owner(columns, [](void* p) { std::free(p); });
           py::object found = py::none();
           if (plan) found = positions;
-          return py::make_tuple(c_ptr, Array<I>(ptr[rows], columns, owner), found);
+          return py::make_tuple(c_ptr, Array<I>(ptr[rows], columns, owner), found, repeated);
         });
-  m.def("masked_positions", [](const Array<I>& a_ptr, const Array<I>& a_idx, const Array<I>& b_ptr,
-                               const Array<I>& b_idx, int64_t cols, const Array<I>& c_ptr,
-                               const Array<I>& c_idx, int64_t products) {
-    Array<int32_t> positions(products);
-    int32_t* out = positions.mutable_data();
-    py::gil_scoped_release release;
-    masked_positions(a_ptr.data(), static_cast<int64_t>(a_ptr.size()) - 1, a_idx.data(), b_ptr.data(),
-                     b_idx.data(), cols, c_ptr.data(), c_idx.data(), out);
-    return positions;
+  m.def("masked_positions",
+        [](const Array<I>& a_ptr, const Array<I>& a_idx, const Array<I>& b_ptr, const Array<I>& b_idx,
+           int64_t cols, const Array<I>& c_ptr, const Array<I>& c_idx, int64_t products) {
+          Array<int32_t> positions(products);
+          int32_t* out = positions.mutable_data();
+          py::gil_scoped_release release;
+          masked_positions(a_ptr.data(), static_cast<int64_t>(a_ptr.size()) - 1, a_idx.data(), b_ptr.data(),
+                           b_idx.data(), cols, c_ptr.data(), c_idx.data(), out);
+          return positions;
+        });
+  m.def("row_product_blocks", [](const Array<I>& a_ptr, const Array<I>& a_idx, const Array<I>& b_ptr,
+                                 const Array<I>& c_ptr, const std::optional<Array<int32_t>>& positions,
+                                 const std::optional<Array<uint8_t>>& repeated, int64_t target) {
+    return table_of_triples(row_product_blocks(
+        a_ptr.data(), static_cast<int64_t>(a_ptr.size()) - 1, a_idx.data(), b_ptr.data(), c_ptr.data(),
+        positions ? positions->data() : nullptr, repeated ? repeated->data() : nullptr, target));
   });
-  m.def("row_product_blocks",
-        [](const Array<I>& a_ptr, const Array<I>& a_idx, const Array<I>& b_ptr, const Array<I>& c_ptr,
-           const std::optional<Array<int32_t>>& positions, int64_t target) {
-          return table_of_triples(row_product_blocks(a_ptr.data(), static_cast<int64_t>(a_ptr.size()) - 1,
-                                                     a_idx.data(), b_ptr.data(), c_ptr.data(),
-                                                     positions ? positions->data() : nullptr, target));
-        });
-  m.def("column_product_blocks",
-        [](const Array<I>& t_ptr, const Array<I>& perm, const Array<I>& b_ptr,
-           const std::optional<Array<int32_t>>& positions, const std::optional<Array<int32_t>>& starts,
-           int64_t target) {
-          return table_of_triples(column_product_blocks(
-              t_ptr.data(), static_cast<int64_t>(t_ptr.size()) - 1, perm.data(), b_ptr.data(),
-              positions ? positions->data() : nullptr, starts ? starts->data() : nullptr, target));
-        });
+  m.def("column_product_blocks", [](const Array<I>& t_ptr, const Array<I>& perm, const Array<I>& b_ptr,
+                                    const std::optional<Array<int32_t>>& positions,
+                                    const std::optional<Array<int32_t>>& starts, int64_t target) {
+    return table_of_triples(column_product_blocks(
+        t_ptr.data(), static_cast<int64_t>(t_ptr.size()) - 1, perm.data(), b_ptr.data(),
+        positions ? positions->data() : nullptr, starts ? starts->data() : nullptr, target));
+  });
   m.def("product_starts", [](const Array<I>& a_idx, const Array<I>& b_ptr, const Array<I>& perm) {
     Array<int32_t> starts(perm.size());
     product_starts(a_idx.data(), static_cast<int64_t>(a_idx.size()), b_ptr.data(), perm.data(),

@@ -85,8 +85,7 @@ LS_INLINE void left_rows(const ProductView<I>& P, Place place, int64_t r0, int64
 template <bool Left, class T, class I, class Place>
 LS_INLINE void planned_columns(const ProductView<I>& P, Place place, int64_t k0, int64_t k1,
                                const T* LS_RESTRICT a, const T* LS_RESTRICT b, const T* LS_RESTRICT g,
-                               T* LS_RESTRICT ga, T* LS_RESTRICT gb, bool accumulate_ga,
-                               bool accumulate_gb) {
+                               T* LS_RESTRICT ga, T* LS_RESTRICT gb, bool accumulate_ga, bool accumulate_gb) {
   for (int64_t k = k0; k < k1; ++k) {
     const int64_t begin = P.b_ptr[k], end = P.b_ptr[k + 1];
     if (!accumulate_gb)
@@ -128,30 +127,47 @@ LS_INLINE void spread(T* LS_RESTRICT p, int64_t stride, typename Lanes<T>::vecto
 // how many rows are done.
 inline constexpr int kUniformLength = 128;
 
-template <bool Accumulate, class T, class I>
-LS_INLINE int64_t uniform_product_rows(const ProductView<I>& P, int64_t r0, int64_t r1, int64_t f0,
-                                       const T* LS_RESTRICT a, const T* LS_RESTRICT b, T* LS_RESTRICT c) {
+template <int W, bool Accumulate, class T, class I>
+LS_INLINE int64_t uniform_product_tiles(const ProductView<I>& P, int64_t r0, int64_t rows, int64_t n,
+                                        int64_t f0, const T* LS_RESTRICT a, const T* LS_RESTRICT b,
+                                        T* LS_RESTRICT c) {
   constexpr int V = kLanes<T>;
-  typename Lanes<T>::vector sums[kUniformLength];
-  const int64_t p0 = P.a_ptr[r0], p1 = P.a_ptr[r0 + 1], c0 = P.c_ptr[r0], length = P.c_ptr[r0 + 1] - c0;
-  int64_t n = 0;
-  for (; n + V <= r1 - r0; n += V) {
+  typename Lanes<T>::vector sums[kUniformLength][W], ap[W];
+  const int64_t p0 = P.a_ptr[r0], entries = P.a_ptr[r0 + 1] - p0;
+  const int64_t c0 = P.c_ptr[r0], length = P.c_ptr[r0 + 1] - c0;
+  for (; n + W * V <= rows; n += W * V) {
     T* LS_RESTRICT cn = c + c0 + n * length;
     for (int64_t t = 0; t < length; ++t)
-      sums[t] = Accumulate ? gather(cn + t, length) : typename Lanes<T>::vector{};
+#pragma GCC unroll 4
+      for (int w = 0; w < W; ++w)
+        sums[t][w] = Accumulate ? gather(cn + t + w * V * length, length) : typename Lanes<T>::vector{};
     int64_t f = f0;
-    for (int64_t p = p0; p < p1; ++p) {
+    for (int64_t p = p0; p < p0 + entries; ++p) {
       const int64_t k = P.a_idx[p], q0 = P.b_ptr[k], m = P.b_ptr[k + 1] - q0;
-      const auto ap = gather(a + p + n * (p1 - p0), p1 - p0);
+#pragma GCC unroll 4
+      for (int w = 0; w < W; ++w) ap[w] = gather(a + p + (n + w * V) * entries, entries);
       const T* LS_RESTRICT bn = b + q0 + n * m;
       for (int64_t j = 0; j < m; ++j, ++f) {
         const int64_t t = P.positions[f];
-        if (t >= 0) sums[t - c0] += ap * gather(bn + j, m);
+        if (t < 0) continue;
+#pragma GCC unroll 4
+        for (int w = 0; w < W; ++w) sums[t - c0][w] += ap[w] * gather(bn + j + w * V * m, m);
       }
     }
-    for (int64_t t = 0; t < length; ++t) spread(cn + t, length, sums[t]);
+    for (int64_t t = 0; t < length; ++t)
+#pragma GCC unroll 4
+      for (int w = 0; w < W; ++w) spread(cn + t + w * V * length, length, sums[t][w]);
   }
   return n;
+}
+
+// Four vectors at once: their sums do not wait for one another, 83 us instead of 104 for the square of a
+// tridiagonal matrix of 16384 rows, float64 (and 190 by product_rows).
+template <bool Accumulate, class T, class I>
+LS_INLINE int64_t uniform_product_rows(const ProductView<I>& P, int64_t r0, int64_t r1, int64_t f, const T* a,
+                                       const T* b, T* c) {
+  const int64_t n = uniform_product_tiles<4, Accumulate>(P, r0, r1 - r0, 0, f, a, b, c);
+  return uniform_product_tiles<1, Accumulate>(P, r0, r1 - r0, n, f, a, b, c);
 }
 
 // The same for a uniform block of rows k of B and columns of A, for both gradients.
@@ -236,8 +252,7 @@ LS_INLINE void searched_columns(const ProductView<I>& P, int64_t k0, int64_t k1,
 template <class T, class I>
 void spgemm_rows(const ProductView<I>& P, int64_t r0, int64_t r1, int64_t f, bool uniform, const T* a,
                  const T* b, T* c, I* marker, bool accumulate) {
-  if (!P.positions)
-    return product_rows(P, MarkedPlace<I>{P.b_idx, marker}, r0, r1, f, a, b, c, accumulate);
+  if (!P.positions) return product_rows(P, MarkedPlace<I>{P.b_idx, marker}, r0, r1, f, a, b, c, accumulate);
   if (uniform) {
     const int64_t done = accumulate ? uniform_product_rows<true>(P, r0, r1, f, a, b, c)
                                     : uniform_product_rows<false>(P, r0, r1, f, a, b, c);

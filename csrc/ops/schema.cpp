@@ -36,10 +36,10 @@ STABLE_TORCH_LIBRARY(learnsolve, m) {
       "Tensor tperm, Tensor tblocks, Tensor values, Tensor scale, Tensor b, Tensor iterates, Tensor norms, "
       "Tensor gx, Tensor? gnorms, int iterations, int stride, bool need_values, bool need_scale, "
       "bool need_b, bool need_x0) -> (Tensor, Tensor, Tensor, Tensor)");
-  // C = A B on the pattern C, for values a and b, (nnz) or (B, nnz): kernels/spgemm.h. `positions` is the plan
-  // (int32, an entry a product) or none; then `columns`, the number of C's columns, is what the search needs.
-  // blocks: (number of blocks + 1, 3), first row, first product, uniform or not, int64. `masked`: some products
-  // have no place in C.
+  // C = A B on the pattern C, for values a and b, (nnz) or (B, nnz): kernels/spgemm.h. `positions` is the
+  // plan (int32, an entry a product) or none; then `columns`, the number of C's columns, is what the search
+  // needs. blocks: (number of blocks + 1, 3), first row, first product, uniform or not, int64. `masked`: some
+  // products have no place in C.
   m.def(
       "csr_spgemm(Tensor a_ptr, Tensor a_idx, Tensor b_ptr, Tensor b_idx, Tensor c_ptr, Tensor c_idx, "
       "Tensor? positions, Tensor blocks, bool masked, int columns, Tensor a, Tensor b, "

@@ -7,7 +7,8 @@ namespace {
 
 struct SparseArrays {
   Tensor ptr, idx;
-  SparseArrays(const char* name, const Tensor& ptr_, const Tensor& idx_) : ptr(dense(ptr_)), idx(dense(idx_)) {
+  SparseArrays(const char* name, const Tensor& ptr_, const Tensor& idx_)
+      : ptr(dense(ptr_)), idx(dense(idx_)) {
     STD_TORCH_CHECK(ptr.numel() > 0 && ptr.scalar_type() == idx.scalar_type(), name,
                     ": every pattern needs ptr with rows + 1 entries and idx of the same type");
     STD_TORCH_CHECK(Structure::entry(ptr, rows()) == nnz(), name, ": ptr must end at nnz");
@@ -62,9 +63,9 @@ struct Product {
                     name, ": all patterns must have one index type, and perm the entries of A");
     for (const std::optional<Tensor>& t : {positions, starts})
       STD_TORCH_CHECK(!t || t->scalar_type() == ScalarType::Int, name, ": a plan must be int32");
-    STD_TORCH_CHECK((perm ? !starts == !positions && (!starts || starts->numel() == A.nnz())
-                          : A.rows() == C.rows()),
-                    name, ": starts must have the entries of A, and C the rows of A");
+    STD_TORCH_CHECK(
+        (perm ? !starts == !positions && (!starts || starts->numel() == A.nnz()) : A.rows() == C.rows()),
+        name, ": starts must have the entries of A, and C the rows of A");
     STD_TORCH_CHECK(blocks.dim() == 2 && blocks.size(0) >= 1 && blocks.size(1) == 3 &&
                         blocks.scalar_type() == ScalarType::Long,
                     name, ": blocks must be (number of blocks + 1, 3), int64");
@@ -78,16 +79,16 @@ struct Product {
 
   template <class I>
   ProductView<I> view() const {
-    return {data<I>(A.ptr),
-            data<I>(A.idx),
-            perm ? data<I>(*perm) : nullptr,
-            data<I>(B.ptr),
-            data<I>(B.idx),
-            data<I>(C.ptr),
-            data<I>(C.idx),
-            positions ? data<int32_t>(*positions) : nullptr,
-            starts ? data<int32_t>(*starts) : nullptr,
+    return {data<I>(A.ptr), data<I>(A.idx),  perm ? data<I>(*perm) : nullptr,
+            data<I>(B.ptr), data<I>(B.idx),  data<I>(C.ptr),
+            data<I>(C.idx), plan(positions), plan(starts),
             masked};
+  }
+  // Null if there is none: the tensor of a plan without products has no data either.
+  static const int32_t* plan(const std::optional<Tensor>& t) {
+    static const int32_t none = 0;
+    if (!t) return nullptr;
+    return t->numel() > 0 ? data<int32_t>(*t) : &none;
   }
 };
 
@@ -131,8 +132,8 @@ Tensor over_rows(const Product& P, const Values& u, const Values& b, bool left, 
           table.spgemm_left(view, rows[0], rows[3], rows[1], u.at<T>(s), b.at<T>(s), at, marker,
                             sum && s > 0);
         else
-          table.spgemm_rows(view, rows[0], rows[3], rows[1], rows[2] != 0, u.at<T>(s), b.at<T>(s), at,
-                            marker, sum && s > 0);
+          table.spgemm_rows(view, rows[0], rows[3], rows[1], rows[2] != 0, u.at<T>(s), b.at<T>(s), at, marker,
+                            sum && s > 0);
       }
     });
   });
@@ -179,9 +180,9 @@ Tensor csr_spgemm_right(const Tensor& t_ptr, const Tensor& t_idx, const Tensor& 
     for_blocks<I>(P, batch.size, 0, [&](int64_t block, I*) {
       const int64_t* rows = P.table() + 3 * block;
       for (int64_t s = 0; s < batch.size; ++s)
-        kernels().get<T, I>().spgemm_columns(view, rows[0], rows[3], rows[2] != 0, a.at<T>(s), nullptr, g.at<T>(s), nullptr,
-                                             mutable_data<T>(out) + (sum_batch ? 0 : s * nnz), false,
-                                             sum_batch && s > 0);
+        kernels().get<T, I>().spgemm_columns(
+            view, rows[0], rows[3], rows[2] != 0, a.at<T>(s), nullptr, g.at<T>(s), nullptr,
+            mutable_data<T>(out) + (sum_batch ? 0 : s * nnz), false, sum_batch && s > 0);
     });
   });
   return out;
@@ -207,8 +208,8 @@ std::tuple<Tensor, Tensor> csr_spgemm_backward(const Tensor& t_ptr, const Tensor
     for_blocks<I>(P, batch, 0, [&](int64_t block, I*) {
       const int64_t* rows = P.table() + 3 * block;
       for (int64_t s = 0; s < batch; ++s)
-        kernels().get<T, I>().spgemm_columns(view, rows[0], rows[3], rows[2] != 0, a.at<T>(s), b.at<T>(s), g.at<T>(s),
-                                             mutable_data<T>(ga) + (a.batch == 1 ? 0 : s * a.nnz),
+        kernels().get<T, I>().spgemm_columns(view, rows[0], rows[3], rows[2] != 0, a.at<T>(s), b.at<T>(s),
+                                             g.at<T>(s), mutable_data<T>(ga) + (a.batch == 1 ? 0 : s * a.nnz),
                                              mutable_data<T>(gb) + (b.batch == 1 ? 0 : s * b.nnz),
                                              s > 0 && a.batch == 1, s > 0 && b.batch == 1);
     });

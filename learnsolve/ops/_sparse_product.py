@@ -88,7 +88,7 @@ def _plan(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) 
     columns = B.shape[1]
     products = _analysis.count_products(a_idx, b_ptr)
     fits = products <= min(_plan_limit // 4, _INT32)
-    C, positions, incomplete = None, None, False
+    C, positions, repeated, incomplete = None, None, None, False
     if mask is None:
         made = _analysis.product_pattern(a_ptr, a_idx, b_ptr, b_idx, columns, products, fits)
         if made is None:
@@ -96,7 +96,7 @@ def _plan(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) 
                 f"spgemm: the result has more entries than {A.dtype} can number; give A and B int64 indices, "
                 "CSR(A.values, A.pattern.to(dtype=torch.int64))"
             )
-        c_ptr, c_idx, positions = made
+        c_ptr, c_idx, positions, repeated = made
         C = SparsityPattern._trusted(A._tensor(c_ptr), A._tensor(c_idx), (A.shape[0], columns))
     else:
         c_ptr, c_idx = as_numpy(mask.crow_indices), as_numpy(mask.col_indices)
@@ -105,7 +105,7 @@ def _plan(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) 
                 a_ptr, a_idx, b_ptr, b_idx, columns, c_ptr, c_idx, products
             )
             incomplete = bool((positions < 0).any())
-    blocks = _analysis.row_product_blocks(a_ptr, a_idx, b_ptr, c_ptr, positions, _BLOCK_WEIGHT)
+    blocks = _analysis.row_product_blocks(a_ptr, a_idx, b_ptr, c_ptr, positions, repeated, _BLOCK_WEIGHT)
     return _Plan(C, None if positions is None else A._tensor(positions), A._tensor(blocks), incomplete)
 
 

@@ -38,8 +38,8 @@ def spgemm(A: CSR, B: CSR, *, mask: SparsityPattern | None = None) -> CSR:
 
     Notes
     -----
-    Gradient: :math:`\bar A = \bar C B^T` on the pattern of A, :math:`\bar B = A^T \bar C` on that of B, both in
-    one pass over the products, through those entries only that C has. Any order; forward mode, vmap,
+    Gradient: :math:`\bar A = \bar C B^T` on the pattern of A, :math:`\bar B = A^T \bar C` on that of B,
+    both in one pass over the products, through those entries only that C has. Any order; forward mode, vmap,
     `torch.compile`.
 
     Cost: 2 F flops for F products, 4 F for both gradients. The first call with two patterns finds the pattern
@@ -71,7 +71,7 @@ def spgemm(A: CSR, B: CSR, *, mask: SparsityPattern | None = None) -> CSR:
     _check_factors("spgemm", "A", A, "B", B)
     if A.shape[1] != B.shape[0]:
         raise ValueError(
-            f"spgemm: A.shape[1] must equal B.shape[0], got shapes {A.shape} and {B.shape}; a transpose is A.T"
+            f"spgemm: A.shape[1] must equal B.shape[0], got {A.shape} and {B.shape}; a transpose is A.T"
         )
     if mask is not None:
         _check_mask(mask, A, B)
@@ -124,11 +124,12 @@ def galerkin(P: CSR, A: CSR) -> CSR:
 
 
 def _multiply(A: CSR, B: CSR, mask: SparsityPattern | None) -> CSR:
-    patterns = A.pattern, B.pattern, mask
-    if not A.pattern.dtype == B.pattern.dtype == (A.pattern if mask is None else mask).dtype:
-        patterns = tuple(None if P is None else P.to(dtype=torch.int64) for P in patterns)
-    values = contraction(PRODUCT, A.values, B.values, *patterns)
-    return CSR(values, result_pattern(*patterns) if mask is None else mask)
+    left, right, on = A.pattern, B.pattern, mask
+    if not left.dtype == right.dtype == (left if on is None else on).dtype:
+        left, right = left.to(dtype=torch.int64), right.to(dtype=torch.int64)
+        on = None if on is None else on.to(dtype=torch.int64)
+    values = contraction(PRODUCT, A.values, B.values, left, right, on)
+    return CSR(values, result_pattern(left, right, None) if mask is None else mask)
 
 
 def _check_factors(function: str, first: str, A: Any, second: str, B: Any) -> None:
