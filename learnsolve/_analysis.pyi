@@ -16,6 +16,7 @@ def product_pattern(
     columns: int,
     products: int,
     plan: bool,
+    most: int,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray] | None: ...
 def masked_positions(
     a_ptr: np.ndarray,

@@ -6,7 +6,6 @@
 #include <bit>
 #include <cstdint>
 #include <cstdlib>
-#include <limits>
 #include <new>
 #include <utility>
 #include <vector>
@@ -100,7 +99,7 @@ class ColumnSorter {
 };
 
 // c_ptr (rows + 1) and c_idx, sorted, of C = A B on its full symbolic pattern; positions (a place for each
-// product) if it is not null. False if C has more entries than I can number.
+// product) if it is not null. False if C may have more than `most` entries.
 //
 // The columns of a row are collected by an array over all columns that says where a column stands: each
 // product is looked at once, or twice where the columns come unsorted. A row of A that repeats the one
@@ -108,8 +107,8 @@ class ColumnSorter {
 // repeated[i] is then 1, else 0.
 template <class I>
 bool product_pattern(const I* a_ptr, int64_t rows, const I* a_idx, const I* b_ptr, int64_t inner,
-                     const I* b_idx, int64_t cols, I* c_ptr, Growing<I>& c_idx, int32_t* positions,
-                     uint8_t* repeated) {
+                     const I* b_idx, int64_t cols, I* c_ptr, Growing<I>& c_idx, int64_t most,
+                     int32_t* positions, uint8_t* repeated) {
   ColumnSorter sort(cols);
   std::vector<I> place(cols, I(-1));  // of a column; not less than c_ptr[i]: it has been met in row i
   std::vector<uint8_t> next_repeats(inner, 0);
@@ -121,7 +120,7 @@ bool product_pattern(const I* a_ptr, int64_t rows, const I* a_idx, const I* b_pt
     int64_t products = 0;
     for (int64_t p = p0; p < p1; ++p) products += b_ptr[a_idx[p] + 1] - b_ptr[a_idx[p]];
     const int64_t longest = std::min(products, cols);
-    if (begin > static_cast<int64_t>(std::numeric_limits<I>::max()) - longest - 1) return false;
+    if (begin > most - longest) return false;
     c_idx.reserve(begin + longest + 1);
     I* const idx = c_idx.data();
 

@@ -35,7 +35,7 @@ LEFT, RIGHT, PRODUCT = 0, 1, 2
 
 # Products and entries of one block of rows, as of `SparsityPattern.row_blocks`.
 _BLOCK_WEIGHT = 8192
-_INT32 = 2**31 - 1
+_MOST = {t: torch.iinfo(t).max for t in (torch.int32, torch.int64)}  # entries that indices can number
 T = TypeVar("T")
 _plan_limit = 2**30
 
@@ -87,10 +87,10 @@ def _plan(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) 
     a_ptr, a_idx, b_ptr, b_idx = (as_numpy(t) for P in (A, B) for t in (P.crow_indices, P.col_indices))
     columns = B.shape[1]
     products = _analysis.count_products(a_idx, b_ptr)
-    fits = products <= min(_plan_limit // 4, _INT32)
+    fits = products <= min(_plan_limit // 4, _MOST[torch.int32])
     C, positions, repeated, incomplete = None, None, None, False
     if mask is None:
-        made = _analysis.product_pattern(a_ptr, a_idx, b_ptr, b_idx, columns, products, fits)
+        made = _analysis.product_pattern(a_ptr, a_idx, b_ptr, b_idx, columns, products, fits, _MOST[A.dtype])
         if made is None:
             raise ValueError(
                 f"spgemm: the result has more entries than {A.dtype} can number; give A and B int64 indices, "
@@ -100,7 +100,7 @@ def _plan(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) 
         C = SparsityPattern._trusted(A._tensor(c_ptr), A._tensor(c_idx), (A.shape[0], columns))
     else:
         c_ptr, c_idx = as_numpy(mask.crow_indices), as_numpy(mask.col_indices)
-        if fits and mask.nnz <= _INT32:
+        if fits and mask.nnz <= _MOST[torch.int32]:
             positions = _analysis.masked_positions(
                 a_ptr, a_idx, b_ptr, b_idx, columns, c_ptr, c_idx, products
             )
