@@ -11,3 +11,42 @@ def elimination_products(ptr: np.ndarray, idx: np.ndarray, diagonal: np.ndarray,
 def elimination_plan(
     ptr: np.ndarray, idx: np.ndarray, diagonal: np.ndarray, kind: int, narrow: bool
 ) -> tuple[np.ndarray, ...]: ...
+def count_products(a_idx: np.ndarray, b_ptr: np.ndarray) -> int: ...
+def product_pattern(
+    a_ptr: np.ndarray,
+    a_idx: np.ndarray,
+    b_ptr: np.ndarray,
+    b_idx: np.ndarray,
+    columns: int,
+    products: int,
+    plan: bool,
+    most: int,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray] | None: ...
+def masked_positions(
+    a_ptr: np.ndarray,
+    a_idx: np.ndarray,
+    b_ptr: np.ndarray,
+    b_idx: np.ndarray,
+    columns: int,
+    c_ptr: np.ndarray,
+    c_idx: np.ndarray,
+    products: int,
+) -> np.ndarray: ...
+def row_product_blocks(
+    a_ptr: np.ndarray,
+    a_idx: np.ndarray,
+    b_ptr: np.ndarray,
+    c_ptr: np.ndarray,
+    positions: np.ndarray | None,
+    repeated: np.ndarray | None,
+    target: int,
+) -> np.ndarray: ...
+def column_product_blocks(
+    t_ptr: np.ndarray,
+    perm: np.ndarray,
+    b_ptr: np.ndarray,
+    positions: np.ndarray | None,
+    starts: np.ndarray | None,
+    target: int,
+) -> np.ndarray: ...
+def product_starts(a_idx: np.ndarray, b_ptr: np.ndarray, perm: np.ndarray) -> np.ndarray: ...

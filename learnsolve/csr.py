@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, overload
 
 import scipy.sparse
 import torch
@@ -240,10 +240,15 @@ class CSR:
 
         return scale_columns(self, d)
 
-    def __matmul__(self, x: Tensor) -> Tensor:
+    @overload
+    def __matmul__(self, x: Tensor) -> Tensor: ...
+    @overload
+    def __matmul__(self, x: CSR) -> CSR: ...
+    def __matmul__(self, x: Tensor | CSR) -> Tensor | CSR:
+        from learnsolve.ops.spgemm import spgemm
         from learnsolve.ops.spmm import spmm
 
-        return spmm(self, x)
+        return spgemm(self, x) if isinstance(x, CSR) else spmm(self, x)
 
     def __rmatmul__(self, x: Tensor) -> Tensor:
         # x A = (A^T x^T)^T

@@ -2,12 +2,14 @@
 // integers only. What is found to be wrong is returned, not thrown: Python writes the message.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include <algorithm>
 #include <cstdint>
 
 #include "analysis/incomplete.h"
 #include "analysis/pattern.h"
+#include "analysis/spgemm.h"
 
 namespace py = pybind11;
 using namespace learnsolve::analysis;
@@ -31,6 +33,76 @@ py::tuple elimination_arrays(const Array<I>& ptr, const Array<I>& idx, const Arr
                         &plan.lower_ptr, &plan.lower_idx, &plan.upper_ptr, &plan.upper_idx})
     out[i++] = Array<N>(static_cast<py::ssize_t>(a->size()), a->data());
   return out;
+}
+
+Array<int64_t> table_of_triples(const std::vector<int64_t>& table) {
+  Array<int64_t> out({static_cast<py::ssize_t>(table.size() / 3), static_cast<py::ssize_t>(3)});
+  std::copy(table.begin(), table.end(), out.mutable_data());
+  return out;
+}
+
+template <class I>
+void bind_spgemm(py::module_& m) {
+  m.def("count_products", [](const Array<I>& a_idx, const Array<I>& b_ptr) {
+    return count_products(a_idx.data(), static_cast<int64_t>(a_idx.size()), b_ptr.data());
+  });
+  // (c_ptr, c_idx, positions or None, repeated); None if C may have more than `most` entries.
+  m.def("product_pattern",
+        [](const Array<I>& a_ptr, const Array<I>& a_idx, const Array<I>& b_ptr, const Array<I>& b_idx,
+           int64_t cols, int64_t products, bool plan, int64_t most) -> py::object {
+          const int64_t rows = a_ptr.size() - 1;
+          Array<I> c_ptr(rows + 1);
+          Array<int32_t> positions(plan ? products : 0);
+          Array<uint8_t> repeated(rows);
+          uint8_t* rep = repeated.mutable_data();
+          Growing<I> c_idx;
+          I* ptr = c_ptr.mutable_data();
+          int32_t* pos = plan ? positions.mutable_data() : nullptr;
+          bool fits = true;
+          {
+            py::gil_scoped_release release;
+            if (plan) c_idx.reserve(products + 1);
+            fits = product_pattern(a_ptr.data(), rows, a_idx.data(), b_ptr.data(),
+                                   static_cast<int64_t>(b_ptr.size()) - 1, b_idx.data(), cols, ptr, c_idx,
+                                   most, pos, rep);
+          }
+          if (!fits) return py::none();
+          I* columns = c_idx.release(ptr[rows]);
+          const py::capsule owner(columns, [](void* p) { std::free(p); });
+          py::object found = py::none();
+          if (plan) found = positions;
+          return py::make_tuple(c_ptr, Array<I>(ptr[rows], columns, owner), found, repeated);
+        });
+  m.def("masked_positions",
+        [](const Array<I>& a_ptr, const Array<I>& a_idx, const Array<I>& b_ptr, const Array<I>& b_idx,
+           int64_t cols, const Array<I>& c_ptr, const Array<I>& c_idx, int64_t products) {
+          Array<int32_t> positions(products);
+          int32_t* out = positions.mutable_data();
+          py::gil_scoped_release release;
+          masked_positions(a_ptr.data(), static_cast<int64_t>(a_ptr.size()) - 1, a_idx.data(), b_ptr.data(),
+                           b_idx.data(), cols, c_ptr.data(), c_idx.data(), out);
+          return positions;
+        });
+  m.def("row_product_blocks", [](const Array<I>& a_ptr, const Array<I>& a_idx, const Array<I>& b_ptr,
+                                 const Array<I>& c_ptr, const std::optional<Array<int32_t>>& positions,
+                                 const std::optional<Array<uint8_t>>& repeated, int64_t target) {
+    return table_of_triples(row_product_blocks(
+        a_ptr.data(), static_cast<int64_t>(a_ptr.size()) - 1, a_idx.data(), b_ptr.data(), c_ptr.data(),
+        positions ? positions->data() : nullptr, repeated ? repeated->data() : nullptr, target));
+  });
+  m.def("column_product_blocks", [](const Array<I>& t_ptr, const Array<I>& perm, const Array<I>& b_ptr,
+                                    const std::optional<Array<int32_t>>& positions,
+                                    const std::optional<Array<int32_t>>& starts, int64_t target) {
+    return table_of_triples(column_product_blocks(
+        t_ptr.data(), static_cast<int64_t>(t_ptr.size()) - 1, perm.data(), b_ptr.data(),
+        positions ? positions->data() : nullptr, starts ? starts->data() : nullptr, target));
+  });
+  m.def("product_starts", [](const Array<I>& a_idx, const Array<I>& b_ptr, const Array<I>& perm) {
+    Array<int32_t> starts(perm.size());
+    product_starts(a_idx.data(), static_cast<int64_t>(a_idx.size()), b_ptr.data(), perm.data(),
+                   starts.mutable_data());
+    return starts;
+  });
 }
 
 template <class I>
@@ -87,6 +159,7 @@ void bind(py::module_& m) {
     std::copy(table.begin(), table.end(), out.mutable_data());
     return out;
   });
+  bind_spgemm<I>(m);
 }
 
 }  // namespace

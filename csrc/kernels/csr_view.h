@@ -39,4 +39,21 @@ struct RowBlocks {
   const I* table;
 };
 
+// The patterns of C = A B, and its plan if there is one (spgemm.h): positions[f] is the place in C of product
+// f, -1 for some if `masked`; starts[e], for the structure of A^T, the number of the first product of entry
+// e.
+template <class I>
+struct ProductView {
+  const I* a_ptr;
+  const I* a_idx;
+  const I* perm;
+  const I* b_ptr;
+  const I* b_idx;
+  const I* c_ptr;
+  const I* c_idx;
+  const int32_t* positions;
+  const int32_t* starts;
+  bool masked;
+};
+
 }  // namespace learnsolve

@@ -6,6 +6,7 @@
 #include "kernels/incomplete.h"
 #include "kernels/richardson.h"
 #include "kernels/sddmm.h"
+#include "kernels/spgemm.h"
 #include "kernels/spmm.h"
 
 namespace learnsolve::LEARNSOLVE_ISA {
@@ -21,7 +22,10 @@ constexpr Kernels<T, I> table{&spmm<T, I>,
                               &incomplete_tangent<T, I>,
                               &incomplete_adjoint<T, I>,
                               &incomplete_product<T, I>,
-                              &incomplete_product_adjoint<T, I>};
+                              &incomplete_product_adjoint<T, I>,
+                              &spgemm_rows<T, I>,
+                              &spgemm_left<T, I>,
+                              &spgemm_columns<T, I>};
 
 extern const AllKernels all_kernels;
 const AllKernels all_kernels{table<float, int32_t>, table<float, int64_t>, table<double, int32_t>,

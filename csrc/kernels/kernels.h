@@ -27,6 +27,14 @@ struct Kernels {
   void (*incomplete_adjoint)(E, const T* f, T* g, T* w);
   void (*incomplete_product)(E, const T* x, const T* z, T* b);
   void (*incomplete_product_adjoint)(E, const T* x, const T* w, T* c);
+
+  using Product = const ProductView<I>&;
+  void (*spgemm_rows)(Product, int64_t r0, int64_t r1, int64_t f, bool uniform, const T* a, const T* b, T* c,
+                      I* marker, bool accumulate);
+  void (*spgemm_left)(Product, int64_t r0, int64_t r1, int64_t f, const T* g, const T* b, T* ga, I* marker,
+                      bool accumulate);
+  void (*spgemm_columns)(Product, int64_t k0, int64_t k1, bool uniform, const T* a, const T* b, const T* g,
+                         T* ga, T* gb, bool add_a, bool add_b);
 };
 
 struct AllKernels {

@@ -56,4 +56,27 @@ STABLE_TORCH_LIBRARY(learnsolve, m) {
   m.def(
       "csr_incomplete_product_adjoint(Tensor order, Tensor source, Tensor pivot, Tensor ptr, Tensor pairs, "
       "Tensor units, bool cholesky, Tensor x, Tensor w) -> Tensor");
+  // C = A B on the pattern C, for values a and b, (nnz) or (B, nnz): kernels/spgemm.h. `positions` is the
+  // plan (int32, an entry a product) or none; then `columns`, the number of C's columns, is what the search
+  // needs. blocks: (number of blocks + 1, 3), first row, first product, uniform or not, int64. `masked`: some
+  // products have no place in C.
+  m.def(
+      "csr_spgemm(Tensor a_ptr, Tensor a_idx, Tensor b_ptr, Tensor b_idx, Tensor c_ptr, Tensor c_idx, "
+      "Tensor? positions, Tensor blocks, bool masked, int columns, Tensor a, Tensor b, "
+      "bool sum_batch=False) -> Tensor");
+  // Its gradient for a, for the cotangent g of C.
+  m.def(
+      "csr_spgemm_left(Tensor a_ptr, Tensor a_idx, Tensor b_ptr, Tensor b_idx, Tensor c_ptr, Tensor c_idx, "
+      "Tensor? positions, Tensor blocks, bool masked, int columns, Tensor g, Tensor b, "
+      "bool sum_batch=False) -> Tensor");
+  // That for b, by the structure of A^T; starts goes with positions. blocks: of rows of B.
+  m.def(
+      "csr_spgemm_right(Tensor t_ptr, Tensor t_idx, Tensor perm, Tensor b_ptr, Tensor b_idx, Tensor c_ptr, "
+      "Tensor c_idx, Tensor? positions, Tensor? starts, Tensor blocks, bool masked, Tensor a, Tensor g, "
+      "bool sum_batch=False) -> Tensor");
+  // Both in one pass, in the shapes of a and b.
+  m.def(
+      "csr_spgemm_backward(Tensor t_ptr, Tensor t_idx, Tensor perm, Tensor b_ptr, Tensor b_idx, "
+      "Tensor c_ptr, Tensor c_idx, Tensor? positions, Tensor? starts, Tensor blocks, bool masked, Tensor a, "
+      "Tensor b, Tensor g) -> (Tensor, Tensor)");
 }

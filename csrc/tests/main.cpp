@@ -7,6 +7,7 @@ void test_comparison();
 void test_incomplete();
 void test_products();
 void test_richardson();
+void test_spgemm();
 
 int main(int argc, char** argv) {
   const char* isa = argc > 1 ? argv[1] : "baseline";
@@ -22,5 +23,6 @@ int main(int argc, char** argv) {
   test_products();
   test_incomplete();
   test_richardson();
+  test_spgemm();
   std::printf("%s: passed\n", isa);
 }

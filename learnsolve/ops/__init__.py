@@ -1,9 +1,11 @@
 """Differentiable operations on `CSR` matrices, one a file."""
 
 from learnsolve.ops import _fake
+from learnsolve.ops._sparse_product import set_spgemm_plan_limit
 from learnsolve.ops.incomplete import IncompleteCholesky, IncompleteLU, ic0, ilu0, mic0
 from learnsolve.ops.quadratic_form import quadratic_form
 from learnsolve.ops.sddmm import sddmm
+from learnsolve.ops.spgemm import galerkin, spgemm
 from learnsolve.ops.spmm import spmm
 from learnsolve.ops.structure import diagonal, inverse_diagonal, scale_columns, scale_rows, sum, transpose
 
@@ -11,6 +13,7 @@ __all__ = [
     "IncompleteCholesky",
     "IncompleteLU",
     "diagonal",
+    "galerkin",
     "ic0",
     "ilu0",
     "inverse_diagonal",
@@ -19,6 +22,8 @@ __all__ = [
     "scale_columns",
     "scale_rows",
     "sddmm",
+    "set_spgemm_plan_limit",
+    "spgemm",
     "spmm",
     "sum",
     "transpose",

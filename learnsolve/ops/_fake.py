@@ -80,3 +80,32 @@ def _(order, source, pivot, ptr, pairs, units, cholesky, x, w):
 @torch.library.register_fake("learnsolve::csr_incomplete_product")
 def _(order, source, pivot, ptr, pairs, units, cholesky, x, z, nnz):
     return x.new_empty(*x.shape[:-1], nnz)
+
+
+def _contraction(u: Tensor, v: Tensor, nnz: int, sum_batch: bool) -> Tensor:
+    if sum_batch or (u.dim() == 1 and v.dim() == 1):
+        return u.new_empty(nnz)
+    batch = u.shape[0] if u.dim() == 2 else 1
+    return u.new_empty(v.shape[0] if v.dim() == 2 and batch == 1 else batch, nnz)
+
+
+@torch.library.register_fake("learnsolve::csr_spgemm")
+def _(a_ptr, a_idx, b_ptr, b_idx, c_ptr, c_idx, positions, blocks, masked, columns, a, b, sum_batch=False):
+    return _contraction(a, b, c_idx.shape[0], sum_batch)
+
+
+@torch.library.register_fake("learnsolve::csr_spgemm_left")
+def _(a_ptr, a_idx, b_ptr, b_idx, c_ptr, c_idx, positions, blocks, masked, columns, g, b, sum_batch=False):
+    return _contraction(g, b, a_idx.shape[0], sum_batch)
+
+
+@torch.library.register_fake("learnsolve::csr_spgemm_right")
+def _(
+    t_ptr, t_idx, perm, b_ptr, b_idx, c_ptr, c_idx, positions, starts, blocks, masked, a, g, sum_batch=False,
+):  # fmt: skip
+    return _contraction(a, g, b_idx.shape[0], sum_batch)
+
+
+@torch.library.register_fake("learnsolve::csr_spgemm_backward")
+def _(t_ptr, t_idx, perm, b_ptr, b_idx, c_ptr, c_idx, positions, starts, blocks, masked, a, b, g):
+    return a.new_empty(a.shape), b.new_empty(b.shape)

@@ -95,6 +95,47 @@ def _add(P, v, w):
     return (CSR(v, P) + CSR(w, P)).values
 
 
+def _spgemm(P, v, w):
+    return ops.spgemm(CSR(v, P), CSR(w, P.T)).values
+
+
+def _dense_transposed(P: ls.SparsityPattern, w: Tensor) -> Tensor:
+    """The dense matrices with values w on the pattern P.T."""
+    return densify(P, w[..., torch.argsort(transpose_order(P))]).mT
+
+
+def _on_product(P: ls.SparsityPattern, D: Tensor, *, left: bool = True) -> Tensor:
+    """The entries of D where P P^T, or P^T P, has any."""
+    paths = np.zeros(P.shape, dtype=np.int64)
+    paths[coordinates(P)] = 1
+    i, j = np.nonzero(paths @ paths.T if left else paths.T @ paths @ paths.T @ paths)
+    return D[..., torch.from_numpy(i), torch.from_numpy(j)]
+
+
+def _dense_spgemm(P, v, w):
+    return _on_product(P, densify(P, v) @ _dense_transposed(P, w))
+
+
+def _spgemm_mask(P, v, w):
+    A = CSR(v, P)
+    return ops.spgemm(ops.spgemm(A, CSR(w, P.T)), A, mask=P).values
+
+
+def _dense_spgemm_mask(P, v, w):
+    A = densify(P, v)
+    return on_pattern(P, A @ _dense_transposed(P, w) @ A)
+
+
+def _galerkin(P, v, w):
+    A = CSR(v, P)
+    return ops.galerkin(A, ops.spgemm(A, CSR(w, P.T))).values
+
+
+def _dense_galerkin(P, v, w):
+    A = densify(P, v)
+    return _on_product(P, A.mT @ A @ _dense_transposed(P, w) @ A, left=False)
+
+
 CASES = [
     # spmm
     Case("spmm vector", _spmm, _dense_spmm, lambda m, n, z: ((z,), (n,))),
@@ -185,6 +226,20 @@ CASES = [
         lambda P, v, d: CSR(v, P).scale_rows(d).values,
         lambda P, v, d: on_pattern(P, densify(P, v) * d.unsqueeze(-1)),
         lambda m, n, z: ((z,), (2, m)),
+    ),
+    # spgemm
+    Case("spgemm", _spgemm, _dense_spgemm, lambda m, n, z: ((z,), (z,))),
+    Case("spgemm batch of A", _spgemm, _dense_spgemm, lambda m, n, z: ((2, z), (z,))),
+    Case("spgemm batch of both", _spgemm, _dense_spgemm, lambda m, n, z: ((2, z), (2, z))),
+    Case("spgemm broadcast batches", _spgemm, _dense_spgemm, lambda m, n, z: ((3, 1, z), (2, z))),
+    Case("spgemm mask", _spgemm_mask, _dense_spgemm_mask, lambda m, n, z: ((z,), (z,))),
+    Case("galerkin", _galerkin, _dense_galerkin, lambda m, n, z: ((z,), (z,))),
+    Case(
+        "A @ B",
+        lambda P, v, w: (CSR(v, P) @ CSR(w, P.T)).values,
+        _dense_spgemm,
+        lambda m, n, z: ((z,), (z,)),
+        compiles=False,
     ),
     # arithmetic
     Case("A + B", _add, lambda P, v, w: v + w, lambda m, n, z: ((z,), (z,))),

@@ -7,6 +7,7 @@ from ops.incomplete_cases import small as incomplete_pattern
 from reference import normal, pattern_of, random, small_pattern
 
 import learnsolve as ls
+from learnsolve.ops import _sparse_product
 from learnsolve.ops._incomplete import plan_of
 
 ops = torch.ops.learnsolve
@@ -145,12 +146,34 @@ def incomplete_derivative_arguments(operands, sized):
     return arguments
 
 
+def spgemm_arguments(P, dtype, operands=("a", "b"), columns=False, shared=True):
+    """With a plan, with a mask and its plan, with a mask and no plan; without and with batches."""
+    out = []
+    for mask, limit in ((None, 2**30), (P, 2**30), (P, 0)):
+        before = ls.ops.set_spgemm_plan_limit(limit)
+        Q = ls.SparsityPattern(P.crow_indices.clone(), P.col_indices.clone(), P.shape)
+        arrays = (_sparse_product._by_columns if columns else _sparse_product._by_rows)(Q, P, mask)
+        ls.ops.set_spgemm_plan_limit(before)
+        nnz = {"a": P.nnz, "b": P.nnz, "g": _sparse_product.result_pattern(Q, P, mask).nnz}
+        single = [normal((nnz[x],), dtype, seed) for seed, x in enumerate(operands)]
+        batch = [normal((2, nnz[x]), dtype, seed) for seed, x in enumerate(operands)]
+        out.append((*arrays, *single))
+        out.append((*arrays, *batch))
+        if shared:
+            out.append((*arrays, single[0], batch[1], True))
+    return out
+
+
 SAMPLES = {
     "csr_incomplete_factor": incomplete_factor_arguments,
     "csr_incomplete_tangent": incomplete_derivative_arguments("fv", False),
     "csr_incomplete_adjoint": incomplete_derivative_arguments("ff", True),
     "csr_incomplete_product": incomplete_derivative_arguments("ff", True),
     "csr_incomplete_product_adjoint": incomplete_derivative_arguments("fv", False),
+    "csr_spgemm": spgemm_arguments,
+    "csr_spgemm_left": lambda P, dtype: spgemm_arguments(P, dtype, ("g", "b")),
+    "csr_spgemm_right": lambda P, dtype: spgemm_arguments(P, dtype, ("a", "g"), True),
+    "csr_spgemm_backward": lambda P, dtype: spgemm_arguments(P, dtype, ("a", "b", "g"), True, False),
     "csr_spmv_scatter_backward": scatter_arguments,
     "csr_spmm": spmm_arguments,
     "csr_sddmm": sddmm_arguments,
@@ -231,6 +254,27 @@ def test_wrong_arguments_of_the_others_are_refused():
         ops.csr_sddmm(ptr, idx, blocks, normal((4, 2)), normal((5, 3)))
     with pytest.raises(RuntimeError, match="csr_spmm_backward: x and g do not match"):
         ops.csr_spmm_backward(*both_structures(P), normal((P.nnz,)), normal((4, 2)), normal((5, 3)))
+
+
+def test_wrong_arguments_of_the_sparse_product_are_refused():
+    P = small_pattern()
+    v, w = normal((P.nnz,)), normal((P.nnz,))
+    names = ["a_ptr", "a_idx", "b_ptr", "b_idx", "c_ptr", "c_idx", "positions", "blocks", "masked", "columns"]
+    good = dict(zip(names, _sparse_product._by_rows(P, P.T, None), strict=True)) | {"a": v, "b": w}
+    ops.csr_spgemm(**good)
+    for change, message in (
+        ({"a": v[:-1]}, "csr_spgemm: a must be .* nnz = 7"),
+        ({"b": w.float()}, "csr_spgemm: all values must have one dtype"),
+        ({"a_idx": good["a_idx"].int()}, "csr_spgemm: every pattern needs"),
+        ({"positions": good["positions"][:-1]}, "csr_spgemm: positions must have an entry a product"),
+        ({"positions": good["positions"].long()}, "csr_spgemm: a plan must be int32"),
+        ({"blocks": good["blocks"][:, :2]}, "csr_spgemm: blocks must be"),
+        ({"blocks": good["blocks"][:-1]}, "csr_spgemm: blocks must cover all rows"),
+        ({"c_ptr": good["b_ptr"], "c_idx": good["b_idx"]}, "csr_spgemm: starts must have .* rows of A"),
+        ({"a": v.repeat(2, 1), "b": w.repeat(3, 1)}, "csr_spgemm: batch sizes 2 and 3"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            ops.csr_spgemm(**good | change)
 
 
 def test_meta_tensors_give_shapes():

@@ -1,0 +1,309 @@
+// The pattern of a product C = A B and the place in C of each of its products, in one pass; the tables that
+// the kernels (kernels/spgemm.h) take.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+#include <utility>
+#include <vector>
+
+#include "analysis/pattern.h"
+
+namespace learnsolve::analysis {
+
+// An array that grows without being written: memory that is never used costs nothing.
+template <class E>
+class Growing {
+ public:
+  Growing() = default;
+  Growing(const Growing&) = delete;
+  Growing& operator=(const Growing&) = delete;
+  ~Growing() { std::free(data_); }
+  E* data() { return data_; }
+  int64_t capacity() const { return capacity_; }
+  void reserve(int64_t n) {
+    if (n > capacity_) resize(std::max(n, capacity_ + capacity_ / 2));
+  }
+  // Gives the array away, cut to n entries; free() it.
+  E* release(int64_t n) {
+    resize(std::max<int64_t>(n, 1));
+    return std::exchange(data_, nullptr);
+  }
+
+ private:
+  void resize(int64_t n) {
+    void* moved = std::realloc(data_, static_cast<size_t>(n) * sizeof(E));
+    if (!moved) throw std::bad_alloc();
+    data_ = static_cast<E*>(moved);
+    capacity_ = n;
+  }
+  E* data_ = nullptr;
+  int64_t capacity_ = 0;
+};
+
+// How many products A B has.
+template <class I>
+int64_t count_products(const I* a_idx, int64_t a_nnz, const I* b_ptr) {
+  int64_t products = 0;
+  for (int64_t p = 0; p < a_nnz; ++p) products += b_ptr[a_idx[p] + 1] - b_ptr[a_idx[p]];
+  return products;
+}
+
+// Does row i + 1 repeat row i, its columns one further?
+template <class I>
+bool repeats(const I* ptr, const I* idx, int64_t i) {
+  const int64_t a = ptr[i], b = ptr[i + 1], length = b - a;
+  if (ptr[i + 2] - b != length) return false;
+  bool same = true;
+  for (int64_t l = 0; l < length; ++l) same &= idx[b + l] == idx[a + l] + 1;
+  return same;
+}
+
+// Sorts distinct columns: few by insertion, many by setting bits, of which a summary says where to look. A
+// comparison sort took three times as long as everything else for 64 columns a row in random order.
+class ColumnSorter {
+ public:
+  explicit ColumnSorter(int64_t cols) : words_(cols / 64 + 1, 0), summary_(cols / 4096 + 1, 0) {}
+  template <class I>
+  void operator()(I* begin, I* end) {
+    if (end - begin <= 12) return insert(begin, end);
+    int64_t lo = summary_.size(), hi = -1;
+    for (const I* at = begin; at < end; ++at) {
+      const int64_t j = *at;
+      words_[j >> 6] |= uint64_t{1} << (j & 63);
+      summary_[j >> 12] |= uint64_t{1} << ((j >> 6) & 63);
+      lo = std::min(lo, j >> 12), hi = std::max(hi, j >> 12);
+    }
+    for (int64_t s = lo; s <= hi; ++s)
+      for (uint64_t& bits = summary_[s]; bits; bits &= bits - 1) {
+        const int64_t w = s * 64 + std::countr_zero(bits);
+        for (uint64_t& word = words_[w]; word; word &= word - 1)
+          *begin++ = static_cast<I>(w * 64 + std::countr_zero(word));
+      }
+  }
+
+ private:
+  template <class I>
+  static void insert(I* begin, I* end) {
+    for (I* next = begin + 1; next < end; ++next) {
+      const I j = *next;
+      I* at = next;
+      for (; at > begin && at[-1] > j; --at) *at = at[-1];
+      *at = j;
+    }
+  }
+  std::vector<uint64_t> words_, summary_;
+};
+
+// c_ptr (rows + 1) and c_idx, sorted, of C = A B on its full symbolic pattern; positions (a place for each
+// product) if it is not null. False if C may have more than `most` entries.
+//
+// The columns of a row are collected by an array over all columns that says where a column stands: each
+// product is looked at once, or twice where the columns come unsorted. A row of A that repeats the one
+// before, shifted, with rows of B that do so too (grids: nearly all) makes a shifted copy of a row of C:
+// repeated[i] is then 1, else 0.
+template <class I>
+bool product_pattern(const I* a_ptr, int64_t rows, const I* a_idx, const I* b_ptr, int64_t inner,
+                     const I* b_idx, int64_t cols, I* c_ptr, Growing<I>& c_idx, int64_t most,
+                     int32_t* positions, uint8_t* repeated) {
+  ColumnSorter sort(cols);
+  std::vector<I> place(cols, I(-1));  // of a column; not less than c_ptr[i]: it has been met in row i
+  std::vector<uint8_t> next_repeats(inner, 0);
+  for (int64_t k = 0; k + 1 < inner; ++k) next_repeats[k] = repeats(b_ptr, b_idx, k);
+  c_ptr[0] = 0;
+  int64_t end = 0;
+  for (int64_t i = 0; i < rows; ++i) {
+    const int64_t begin = end, p0 = a_ptr[i], p1 = a_ptr[i + 1];
+    int64_t products = 0;
+    for (int64_t p = p0; p < p1; ++p) products += b_ptr[a_idx[p] + 1] - b_ptr[a_idx[p]];
+    const int64_t longest = std::min(products, cols);
+    if (begin > most - longest) return false;
+    c_idx.reserve(begin + longest + 1);
+    I* const idx = c_idx.data();
+
+    bool shifted = i > 0 && p1 > p0 && repeats(a_ptr, a_idx, i - 1);
+    for (int64_t p = a_ptr[i > 0 ? i - 1 : 0]; shifted && p < p0; ++p) shifted = next_repeats[a_idx[p]];
+    repeated[i] = shifted;
+    if (shifted) {
+      const int64_t length = begin - c_ptr[i - 1];
+      for (int64_t l = 0; l < length; ++l) idx[begin + l] = idx[begin - length + l] + 1;
+      if (positions) {
+        for (int64_t f = 0; f < products; ++f)
+          positions[f] = positions[f - products] + static_cast<int32_t>(length);
+        positions += products;
+      }
+      end = begin + length;
+      c_ptr[i + 1] = static_cast<I>(end);
+      continue;
+    }
+
+    bool sorted = true;
+    I last = -1;
+    for (int64_t p = p0, f = 0; p < p1; ++p) {
+      const int64_t k = a_idx[p];
+      for (int64_t q = b_ptr[k]; q < b_ptr[k + 1]; ++q, ++f) {
+        const I j = b_idx[q];
+        const bool fresh = place[j] < begin;
+        const I at = fresh ? static_cast<I>(end) : place[j];
+        place[j] = at;
+        idx[end] = j;  // kept only if it is fresh
+        sorted &= !fresh | (j > last);
+        last = fresh ? j : last;
+        end += fresh;
+        if (positions) positions[f] = static_cast<int32_t>(at);
+      }
+    }
+    if (!sorted) {
+      sort(idx + begin, idx + end);
+      if (positions) {
+        for (int64_t t = begin; t < end; ++t) place[idx[t]] = static_cast<I>(t);
+        for (int64_t p = p0, f = 0; p < p1; ++p)
+          for (int64_t q = b_ptr[a_idx[p]]; q < b_ptr[a_idx[p] + 1]; ++q, ++f)
+            positions[f] = static_cast<int32_t>(place[b_idx[q]]);
+      }
+    }
+    if (positions) positions += products;
+    c_ptr[i + 1] = static_cast<I>(end);
+  }
+  return true;
+}
+
+// The place of each product in a pattern C that is given, -1 where it has no such entry.
+template <class I>
+void masked_positions(const I* a_ptr, int64_t rows, const I* a_idx, const I* b_ptr, const I* b_idx,
+                      int64_t cols, const I* c_ptr, const I* c_idx, int32_t* positions) {
+  std::vector<int32_t> place(cols, -1);
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t t = c_ptr[i]; t < c_ptr[i + 1]; ++t) place[c_idx[t]] = static_cast<int32_t>(t);
+    for (int64_t p = a_ptr[i]; p < a_ptr[i + 1]; ++p)
+      for (int64_t q = b_ptr[a_idx[p]]; q < b_ptr[a_idx[p] + 1]; ++q) *positions++ = place[b_idx[q]];
+    for (int64_t t = c_ptr[i]; t < c_ptr[i + 1]; ++t) place[c_idx[t]] = -1;
+  }
+}
+
+// Does row i + 1 of A repeat row i for the kernels (uniform_product_rows)? f: the first product of row i.
+template <class I>
+bool rows_repeat(const I* a_ptr, const I* a_idx, const I* b_ptr, const I* c_ptr, const int32_t* positions,
+                 int64_t i, int64_t f) {
+  const int64_t length = a_ptr[i + 1] - a_ptr[i], c_length = c_ptr[i + 1] - c_ptr[i];
+  if (length == 0 || a_ptr[i + 2] - a_ptr[i + 1] != length || c_ptr[i + 2] - c_ptr[i + 1] != c_length)
+    return false;
+  int64_t products = 0;
+  for (int64_t p = a_ptr[i]; p < a_ptr[i + 1]; ++p) {
+    const int64_t k = a_idx[p], next = a_idx[p + length], m = b_ptr[k + 1] - b_ptr[k];
+    if (b_ptr[next + 1] - b_ptr[next] != m || b_ptr[next] - b_ptr[k] != m) return false;
+    products += m;
+  }
+  bool same = true;
+  for (const int32_t *t = positions + f, *end = t + products; t < end; ++t)
+    same &= t[products] == (*t < 0 ? -1 : *t + c_length);
+  return same;
+}
+
+// Does column k + 1 of A, with row k + 1 of B, repeat column k (uniform_columns)? And does k + 2, by the same
+// strides?
+template <class I>
+bool columns_repeat(const I* t_ptr, const I* perm, const I* b_ptr, const int32_t* positions,
+                    const int32_t* starts, int64_t k) {
+  const int64_t length = t_ptr[k + 1] - t_ptr[k], m = b_ptr[k + 1] - b_ptr[k];
+  if (length == 0 || t_ptr[k + 2] - t_ptr[k + 1] != length || b_ptr[k + 2] - b_ptr[k + 1] != m) return false;
+  if (t_ptr[k + 3] - t_ptr[k + 2] != length || b_ptr[k + 3] - b_ptr[k + 2] != m) return false;
+  for (int64_t e = t_ptr[k]; e < t_ptr[k + 1]; ++e) {
+    if (perm[e + 2 * length] - perm[e + length] != perm[e + length] - perm[e]) return false;
+    const int32_t *x = positions + starts[e], *y = positions + starts[e + length],
+                  *z = positions + starts[e + 2 * length];
+    for (int64_t j = 0; j < m; ++j)
+      if (x[j] < 0 ? y[j] >= 0 || z[j] >= 0 : y[j] < 0 || z[j] < 0 || z[j] - y[j] != y[j] - x[j])
+        return false;
+  }
+  return true;
+}
+
+// Gathers rows into blocks of about `target` products and entries: (first row, number of its first product,
+// 1 if the block is uniform), a last line (rows, number of products, 0).
+class BlockTable {
+ public:
+  explicit BlockTable(int64_t target) : target_(target) {}
+  // Rows first .. last - 1, each of this many products and this weight.
+  void add(int64_t first, int64_t last, int64_t products, int64_t weight, bool uniform) {
+    if (uniform) weight_ = 0;  // a block of its own
+    for (int64_t i = first; i < last; ++i) {
+      if (weight_ == 0 || weight_ + weight > target_) {
+        table_.insert(table_.end(), {i, products_, uniform ? 1 : 0});
+        weight_ = 0;
+      }
+      weight_ += weight;
+      products_ += products;
+    }
+    if (uniform) weight_ = 0;
+  }
+  std::vector<int64_t> end(int64_t rows) {
+    table_.insert(table_.end(), {rows, products_, 0});
+    return std::move(table_);
+  }
+
+ private:
+  int64_t target_, weight_ = 0, products_ = 0;
+  std::vector<int64_t> table_;
+};
+
+// Rows of a uniform block at least, and entries of a row of it at most (kUniformLength of the kernels).
+inline constexpr int64_t kShortestRun = 16, kLongestRow = 128;
+
+// For the passes over the rows of A; without positions (null) no block is uniform. `repeated` as
+// product_pattern gives it, or null.
+template <class I>
+std::vector<int64_t> row_product_blocks(const I* a_ptr, int64_t rows, const I* a_idx, const I* b_ptr,
+                                        const I* c_ptr, const int32_t* positions, const uint8_t* repeated,
+                                        int64_t target) {
+  BlockTable table(target);
+  const auto repeats_at = [&](int64_t i, int64_t f) {
+    return repeated ? repeated[i + 1] != 0 : rows_repeat(a_ptr, a_idx, b_ptr, c_ptr, positions, i, f);
+  };
+  int64_t f = 0;
+  for (int64_t i = 0, last; i < rows; i = last) {
+    int64_t products = 0;
+    for (int64_t p = a_ptr[i]; p < a_ptr[i + 1]; ++p) products += b_ptr[a_idx[p] + 1] - b_ptr[a_idx[p]];
+    const int64_t weight = products + a_ptr[i + 1] - a_ptr[i] + 1;
+    last = i + 1;
+    if (positions && c_ptr[i + 1] - c_ptr[i] <= kLongestRow)
+      while (last < rows && repeats_at(last - 1, f + (last - 1 - i) * products)) ++last;
+    table.add(i, last, products, weight, last - i >= kShortestRun);
+    f += (last - i) * products;
+  }
+  return table.end(rows);
+}
+
+// For the passes over the columns of A and rows of B.
+template <class I>
+std::vector<int64_t> column_product_blocks(const I* t_ptr, int64_t columns, const I* perm, const I* b_ptr,
+                                           const int32_t* positions, const int32_t* starts, int64_t target) {
+  BlockTable table(target);
+  for (int64_t k = 0, last; k < columns; k = last) {
+    const int64_t length = t_ptr[k + 1] - t_ptr[k], m = b_ptr[k + 1] - b_ptr[k];
+    last = k + 1;
+    if (positions && m <= kLongestRow) {
+      while (last + 1 < columns && columns_repeat(t_ptr, perm, b_ptr, positions, starts, last - 1)) ++last;
+      if (last > k + 1) ++last;
+    }
+    table.add(k, last, length * m, length * m + length + m + 1, last - k >= kShortestRun);
+  }
+  return table.end(columns);
+}
+
+// starts[e], for each entry e of A^T, the number of the first product of that entry of A.
+template <class I>
+void product_starts(const I* a_idx, int64_t a_nnz, const I* b_ptr, const I* perm, int32_t* starts) {
+  std::vector<int32_t> first(a_nnz);
+  int32_t f = 0;
+  for (int64_t p = 0; p < a_nnz; ++p) {
+    first[p] = f;
+    f += static_cast<int32_t>(b_ptr[a_idx[p] + 1] - b_ptr[a_idx[p]]);
+  }
+  for (int64_t e = 0; e < a_nnz; ++e) starts[e] = first[perm[e]];
+}
+
+}  // namespace learnsolve::analysis

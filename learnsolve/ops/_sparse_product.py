@@ -1,0 +1,313 @@
+"""The product of two sparse matrices, differentiable to any order: what `spgemm` is made of.
+
+The product and its gradients are the derivatives of one trilinear form over the products f of C = A B,
+
+    Phi(a, b, g) = sum_f a[i(f)] b[j(f)] g[t(f)],       a, b: the values of A and B, g: a cotangent of C's.
+
+dPhi/dg is C, dPhi/da and dPhi/db are the gradients for A and B, and so the derivatives of these three are the
+same three again. Each of a, b, g has a batch axis or is shared by the batch; a derivative for a shared
+operand is summed over it.
+
+Source: Nytko et al., "Optimized Sparse Matrix Operations for Reverse Mode Automatic Differentiation",
+arXiv 2212.05159, table 1.
+"""
+
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from learnsolve import (
+    _analysis,
+    _library,  # noqa: F401  (registers torch.ops.learnsolve)
+)
+from learnsolve.ops._autograd import Eager, add, keep_for_forward_mode, tracked, vmapped
+from learnsolve.ops._product import _one_batch_axis
+from learnsolve.pattern import SparsityPattern, as_numpy
+
+_raw_product = torch.ops.learnsolve.csr_spgemm.default
+_raw_left = torch.ops.learnsolve.csr_spgemm_left.default
+_raw_right = torch.ops.learnsolve.csr_spgemm_right.default
+_raw_backward = torch.ops.learnsolve.csr_spgemm_backward.default
+
+# Which of a, b, g the form is differentiated by. The other two are its operands, in this order.
+LEFT, RIGHT, PRODUCT = 0, 1, 2
+
+# Products and entries of one block of rows, as of `SparsityPattern.row_blocks`.
+_BLOCK_WEIGHT = 8192
+_MOST = {t: torch.iinfo(t).max for t in (torch.int32, torch.int64)}  # entries that indices can number
+T = TypeVar("T")
+_plan_limit = 2**30
+
+
+def set_spgemm_plan_limit(bytes: int) -> int:
+    """Set how many bytes the plan of one sparse product may take, 4 for each of its multiply-adds.
+
+    A product that would need more is computed without a plan, in O(nnz) memory: the places of its products
+    are found anew in each pass.
+
+    Parameters
+    ----------
+    bytes : int, 1 GiB at the start; 0 plans nothing. No plan is ever made for 2^31 or more multiply-adds.
+
+    Returns
+    -------
+    int, the limit until now. The new one holds for pairs of patterns whose product is formed for the first
+    time, or again after `SparsityPattern.drop_caches`.
+
+    Examples
+    --------
+    >>> import learnsolve as ls
+    >>> before = ls.ops.set_spgemm_plan_limit(0)
+    >>> ls.ops.set_spgemm_plan_limit(before)
+    0
+    """
+    global _plan_limit
+    if isinstance(bytes, bool) or not isinstance(bytes, int):
+        raise TypeError(f"set_spgemm_plan_limit: bytes must be an int, got {type(bytes).__name__}")
+    if bytes < 0:
+        raise ValueError(f"set_spgemm_plan_limit: bytes must not be negative, got {bytes}")
+    before, _plan_limit = _plan_limit, bytes
+    return before
+
+
+class _Plan(NamedTuple):
+    result: SparsityPattern | None  # None: the mask itself, which a plan must not hold
+    positions: Tensor | None  # of each product in C; None: too many to keep
+    blocks: Tensor
+    incomplete: bool  # some products have no place in C
+
+
+class _ColumnPlan(NamedTuple):
+    starts: Tensor | None
+    blocks: Tensor
+
+
+def _plan(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) -> _Plan:
+    a_ptr, a_idx, b_ptr, b_idx = (as_numpy(t) for P in (A, B) for t in (P.crow_indices, P.col_indices))
+    columns = B.shape[1]
+    products = _analysis.count_products(a_idx, b_ptr)
+    fits = products <= min(_plan_limit // 4, _MOST[torch.int32])
+    C, positions, repeated, incomplete = None, None, None, False
+    if mask is None:
+        made = _analysis.product_pattern(a_ptr, a_idx, b_ptr, b_idx, columns, products, fits, _MOST[A.dtype])
+        if made is None:
+            raise ValueError(
+                f"spgemm: the result has more entries than {A.dtype} can number; give A and B int64 indices, "
+                "CSR(A.values, A.pattern.to(dtype=torch.int64))"
+            )
+        c_ptr, c_idx, positions, repeated = made
+        C = SparsityPattern._trusted(A._tensor(c_ptr), A._tensor(c_idx), (A.shape[0], columns))
+    else:
+        c_ptr, c_idx = as_numpy(mask.crow_indices), as_numpy(mask.col_indices)
+        if fits and mask.nnz <= _MOST[torch.int32]:
+            positions = _analysis.masked_positions(
+                a_ptr, a_idx, b_ptr, b_idx, columns, c_ptr, c_idx, products
+            )
+            incomplete = bool((positions < 0).any())
+    blocks = _analysis.row_product_blocks(a_ptr, a_idx, b_ptr, c_ptr, positions, repeated, _BLOCK_WEIGHT)
+    return _Plan(C, None if positions is None else A._tensor(positions), A._tensor(blocks), incomplete)
+
+
+def _column_plan(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) -> _ColumnPlan:
+    """For the pass over the rows of B: where the products of each entry of A^T begin."""
+    t_ptr, _, permutation, _ = A._structure(True)
+    positions = A._planned(_plan, B, mask).positions
+    b_ptr, perm = as_numpy(B.crow_indices), as_numpy(_present(permutation))
+    starts = None
+    if positions is not None:
+        starts = _analysis.product_starts(as_numpy(A.col_indices), b_ptr, perm)
+        positions = as_numpy(positions)
+    blocks = _analysis.column_product_blocks(as_numpy(t_ptr), perm, b_ptr, positions, starts, _BLOCK_WEIGHT)
+    return _ColumnPlan(None if starts is None else A._tensor(starts), A._tensor(blocks))
+
+
+def _present(value: T | None) -> T:
+    assert value is not None
+    return value
+
+
+def result_pattern(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) -> SparsityPattern:
+    """That of A B, or `mask`."""
+    return A._planned(_plan, B, mask).result or _present(mask)
+
+
+def _by_rows(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) -> tuple:
+    """What the operators that go by the rows of A take before the values."""
+    plan, C = A._planned(_plan, B, mask), result_pattern(A, B, mask)
+    return (
+        *(A.crow_indices, A.col_indices, B.crow_indices, B.col_indices, C.crow_indices, C.col_indices),
+        *(plan.positions, plan.blocks, plan.incomplete, B.shape[1]),
+    )
+
+
+def _by_columns(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) -> tuple:
+    """What those take that go by the columns of A."""
+    plan, C = A._planned(_plan, B, mask), result_pattern(A, B, mask)
+    columns = A._planned(_column_plan, B, mask)
+    t_ptr, t_idx, permutation, _ = A._structure(True)
+    return (
+        *(t_ptr, t_idx, permutation, B.crow_indices, B.col_indices, C.crow_indices, C.col_indices),
+        *(plan.positions, columns.starts, columns.blocks, plan.incomplete),
+    )
+
+
+def contraction(wanted: int, u: Tensor, v: Tensor, *patterns: Any) -> Tensor:
+    """The derivative of Phi by `wanted`, unchecked: brings any batch axes to the one of the kernels.
+    `patterns`: those of A and B, and the mask or None."""
+    if u.dim() == 1 and v.dim() == 1:
+        return _contraction(wanted, u, v, False, *patterns)
+    batch = torch.broadcast_shapes(u.shape[:-1], v.shape[:-1])
+    out = _contraction(wanted, _one_batch_axis(u, batch, 1), _one_batch_axis(v, batch, 1), False, *patterns)
+    return out.reshape(batch + out.shape[-1:])
+
+
+def _contraction(wanted: int, u: Tensor, v: Tensor, shared: bool, *patterns: Any) -> Tensor:
+    """For u and v (nnz) or (batch, nnz); summed over the batch if `shared`."""
+    if torch.compiler.is_dynamo_compiling():
+        return _Contraction.apply(u, v, wanted, shared, *patterns)  # type: ignore[return-value]
+    if tracked(u, v):
+        return _ContractionForwardMode.apply(u, v, wanted, shared, *patterns)  # type: ignore[return-value]
+    return _Contraction.forward(u, v, wanted, shared, *patterns)
+
+
+def _derivative(role: int, h: Tensor, of: int, other: Tensor, like: Tensor, *patterns: Any) -> Tensor:
+    """The derivative by `role` of Phi at h, for `of`, and the third operand; in the shape of `like`."""
+    u, v = (h, other) if of < 3 - role - of else (other, h)
+    shared = (u.dim() == 2 or v.dim() == 2) and like.dim() < 2
+    out = _contraction(role, u, v, shared, *patterns)
+    return out if out.shape == like.shape else out.expand(like.shape)
+
+
+class _Contraction(torch.autograd.Function):
+    @staticmethod
+    def forward(u, v, wanted, shared, A, B, mask):
+        if wanted == PRODUCT:
+            return _raw_product(*_by_rows(A, B, mask), u, v, shared)
+        if wanted == LEFT:
+            b, g = u, v
+            return _raw_left(*_by_rows(A, B, mask), g, b, shared)
+        return _raw_right(*_by_columns(A, B, mask), u, v, shared)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        u, v, ctx.wanted, _, *ctx.patterns = inputs
+        ctx.save_for_backward(u, v)
+
+    @staticmethod
+    def backward(ctx, h):  # type: ignore[override]
+        u, v = ctx.saved_tensors
+        need_u, need_v = ctx.needs_input_grad[:2]
+        wanted, patterns = ctx.wanted, ctx.patterns
+        gu = gv = None
+        if need_u and need_v and wanted == PRODUCT:
+            gu, gv = _both_gradients(u, v, h, *patterns)
+        else:
+            first, second = (r for r in (LEFT, RIGHT, PRODUCT) if r != wanted)
+            if need_u:
+                gu = _derivative(first, h, wanted, v, u, *patterns)
+            if need_v:
+                gv = _derivative(second, h, wanted, u, v, *patterns)
+        return gu, gv, None, None, None, None, None
+
+    @staticmethod
+    def vmap(info, in_dims, u, v, wanted, shared, *patterns):
+        def batched(t, dim):  # (map or 1, batch or 1, nnz)
+            t = t.unsqueeze(0) if dim is None else t.movedim(dim, 0)
+            return t if t.dim() == 3 else t.unsqueeze(1)
+
+        inner = u.dim() - (in_dims[0] is not None) == 2 or v.dim() - (in_dims[1] is not None) == 2
+        out = contraction(wanted, batched(u, in_dims[0]), batched(v, in_dims[1]), *patterns)
+        return (out.sum(1) if shared or not inner else out), 0
+
+
+class _ContractionForwardMode(Eager, _Contraction):
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        _Contraction.setup_context(ctx, inputs, output)
+        ctx.shared = inputs[3]
+        keep_for_forward_mode(ctx, *inputs[:2])
+
+    @staticmethod
+    def jvp(ctx, tu, tv, *_):  # type: ignore[override]
+        u, v = ctx.saved_tensors
+        fixed = (ctx.shared, *ctx.patterns)
+        return add(
+            None if tu is None else _contraction(ctx.wanted, tu, v, *fixed),
+            None if tv is None else _contraction(ctx.wanted, u, tv, *fixed),
+        )
+
+
+def _both_gradients(a: Tensor, b: Tensor, g: Tensor, *patterns: Any):
+    if torch.compiler.is_dynamo_compiling():
+        return _Gradients.apply(a, b, g, *patterns)
+    if tracked(a, b, g):
+        return _GradientsForwardMode.apply(a, b, g, *patterns)
+    return _Gradients.forward(a, b, g, *patterns)
+
+
+def _gradients_apart(a: Tensor, b: Tensor, g: Tensor, *patterns: Any):
+    """What `_Gradients` computes, by two operations that know how to be differentiated."""
+    return (
+        _derivative(LEFT, g, PRODUCT, b, a, *patterns),
+        _derivative(RIGHT, g, PRODUCT, a, b, *patterns),
+    )
+
+
+class _Gradients(torch.autograd.Function):
+    """dPhi/da and dPhi/db in one pass, in the shapes of a and b."""
+
+    @staticmethod
+    def forward(a, b, g, A, B, mask):
+        if g.dim() == 1 and (a.dim() == 2 or b.dim() == 2):
+            return _gradients_apart(a, b, g, A, B, mask)  # the product was summed over its batch
+        return _raw_backward(*_by_columns(A, B, mask), a, b, g)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        a, b, g, *ctx.patterns = inputs
+        ctx.save_for_backward(a, b, g)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx, ha, hb):  # type: ignore[override]
+        # The derivatives of Phi(ha, b, g) + Phi(a, hb, g).
+        a, b, g = ctx.saved_tensors
+        need_a, need_b, need_g = ctx.needs_input_grad[:3]
+        patterns = ctx.patterns
+        ra = rb = rg = None
+        if need_a and hb is not None:
+            ra = _derivative(LEFT, hb, RIGHT, g, a, *patterns)
+        if need_b and ha is not None:
+            rb = _derivative(RIGHT, ha, LEFT, g, b, *patterns)
+        if need_g:
+            rg = add(
+                None if ha is None else _derivative(PRODUCT, ha, LEFT, b, g, *patterns),
+                None if hb is None else _derivative(PRODUCT, hb, RIGHT, a, g, *patterns),
+            )
+        return ra, rb, rg, None, None, None
+
+    @staticmethod
+    def vmap(info, in_dims, a, b, g, *patterns):
+        return vmapped(lambda a, b, g: _gradients_apart(a, b, g, *patterns), in_dims[:3], (a, b, g))
+
+
+class _GradientsForwardMode(Eager, _Gradients):
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        _Gradients.setup_context(ctx, inputs, output)
+        keep_for_forward_mode(ctx, *inputs[:3])
+
+    @staticmethod
+    def jvp(ctx, ta, tb, tg, *_):  # type: ignore[override]
+        a, b, g = ctx.saved_tensors
+        patterns = ctx.patterns
+        ga = add(
+            None if tg is None else _derivative(LEFT, tg, PRODUCT, b, a, *patterns),
+            None if tb is None else _derivative(LEFT, tb, RIGHT, g, a, *patterns),
+        )
+        gb = add(
+            None if tg is None else _derivative(RIGHT, tg, PRODUCT, a, b, *patterns),
+            None if ta is None else _derivative(RIGHT, ta, LEFT, g, b, *patterns),
+        )
+        return torch.zeros_like(a) if ga is None else ga, torch.zeros_like(b) if gb is None else gb

@@ -1,0 +1,42 @@
+"""docs/operations.md names every operation, with its gradient and its cost."""
+
+import re
+from pathlib import Path
+
+import learnsolve as ls
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "operations.md"
+
+
+def rows() -> dict[str, list[str]]:
+    """Cells of the tables of the page by the operation's name."""
+    found = {}
+    for line in PAGE.read_text().splitlines():
+        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        name = re.match(r"`(\w+)\(", cells[0]) if cells else None
+        if name:
+            found[name[1]] = cells
+    return found
+
+
+def test_every_operation_is_there():
+    assert set(rows()) == set(ls.ops.__all__)
+
+
+def test_every_row_is_complete():
+    for name, cells in rows().items():
+        assert len(cells) == 4, f"{name}: operation, value, gradient, cost"
+        assert all(cells), f"{name}: an empty cell"
+
+
+def test_signatures_are_those_of_the_library():
+    """Every parameter that a row names exists, in that order."""
+    import inspect
+
+    for name, cells in rows().items():
+        called = re.match(r"`\w+\((.*)\)`", cells[0])
+        assert called, f"{name}: the first cell must be a call in backquotes"
+        inner = re.sub(r"=[^,]*", "", called[1]).replace("*", "")
+        named = [p.strip() for p in inner.split(",") if p.strip()]
+        real = list(inspect.signature(getattr(ls.ops, name)).parameters)
+        assert [p for p in real if p in named] == named, f"{name}: the page says {named}, the library {real}"
