@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/csr_view.h"
+#include "kernels/stencil_view.h"
 
 namespace learnsolve {
 
@@ -20,6 +21,11 @@ struct Kernels {
                            T* next, T* squares);
   void (*richardson_adjoint)(A, B, int64_t b0, int64_t b1, const T* x, const T* b, const T* s,
                              const T* lambda, const T* c, int64_t k, T* g, T* bbar, T* sbar);
+  // Stencils have no indices: the same for every I.
+  using S = const StencilView&;
+  void (*stencil)(S, Coefficients, int64_t b0, int64_t b1, const T* c, const T* x, T* y, bool accumulate);
+  void (*stencil_products)(S, int64_t b0, int64_t b1, const T* u, const T* w, T* q, bool accumulate);
+  void (*stencil_correlation)(S, int64_t b0, int64_t b1, const T* u, const T* w, T* partial);
 };
 
 struct AllKernels {

@@ -4,6 +4,8 @@ from learnsolve.ops import _fake
 from learnsolve.ops.quadratic_form import quadratic_form
 from learnsolve.ops.sddmm import sddmm
 from learnsolve.ops.spmm import spmm
+from learnsolve.ops.stencil import stencil
+from learnsolve.ops.stencil_matrix import stencil_matrix
 from learnsolve.ops.structure import diagonal, inverse_diagonal, scale_columns, scale_rows, sum, transpose
 
 __all__ = [
@@ -14,6 +16,8 @@ __all__ = [
     "scale_rows",
     "sddmm",
     "spmm",
+    "stencil",
+    "stencil_matrix",
     "sum",
     "transpose",
 ]
