@@ -17,8 +17,16 @@
 
 namespace learnsolve::LEARNSOLVE_ISA {
 
-// Offsets that are worked on together: what is known of them for a line stays on the stack.
+// Offsets that are worked on together, at most: what is known of them for a line stays on the stack.
 inline constexpr int kOffsets = 64;
+
+// The same where each has numbers of its own at every point: of more streams than this the machine loses
+// track (27 points on 100^3, float64: 11 ms in three chunks, 27 at once).
+inline constexpr int kStreams = 12;
+
+// Pieces of a line whose neighbours are remembered for the lines to come (7 points on 100^3: 1.0 ms, 1.8
+// without).
+inline constexpr int kPieces = 8;
 
 struct Neighbours {
   int count;
@@ -33,6 +41,32 @@ LS_INLINE int64_t neighbour(int64_t i, int64_t o, int64_t n, bool periodic) {
   return periodic ? (t < 0 ? t + n : t - n) : -1;
 }
 
+// The offsets k0 <= k < k1 that lead from line (i0, i1) to another, and how far that is.
+LS_INLINE void find_lines(const StencilView& S, int64_t i0, int64_t i1, int64_t k0, int64_t k1,
+                          Neighbours& line) {
+  line.count = 0;
+  for (int64_t k = k0; k < k1; ++k) {
+    const int64_t* o = S.offsets + 3 * k;
+    const int64_t t0 = neighbour(i0, o[0], S.grid[0], S.periodic[0]);
+    const int64_t t1 = neighbour(i1, o[1], S.grid[1], S.periodic[1]);
+    if (t0 < 0 || t1 < 0) continue;
+    line.k[line.count] = static_cast<int>(k - k0);
+    line.distance[line.count++] = ((t0 - i0) * S.grid[1] + t1 - i1) * S.grid[2];
+  }
+}
+
+// Those of them that lead from point i2 = j, and all points of its piece, to another.
+LS_INLINE void find_points(const StencilView& S, int64_t j, int64_t k0, const Neighbours& line,
+                           Neighbours& found) {
+  found.count = 0;
+  for (int a = 0; a < line.count; ++a) {
+    const int64_t t = neighbour(j, S.offsets[3 * (k0 + line.k[a]) + 2], S.grid[2], S.periodic[2]);
+    if (t < 0) continue;
+    found.k[found.count] = line.k[a];
+    found.distance[found.count++] = line.distance[a] + t - j;
+  }
+}
+
 // f.begin(k0, k1), f.piece(first point, points, neighbours), f.end(k0, k1) for each chunk of offsets of block
 // b.
 template <class F>
@@ -41,34 +75,34 @@ LS_INLINE void for_each_piece(const StencilView& S, int64_t b, F& f) {
   const int64_t first = b / S.segments * S.lines;
   const int64_t last = first + S.lines < all_lines ? first + S.lines : all_lines;
   const int64_t from = b % S.segments * S.segment, to = from + S.segment < n2 ? from + S.segment : n2;
-  Neighbours line, found;
-  for (int64_t k0 = 0; k0 < S.count; k0 += kOffsets) {
-    const int64_t k1 = k0 + kOffsets < S.count ? k0 + kOffsets : S.count;
+  const int64_t chunks = (S.count + F::kTogether - 1) / F::kTogether;
+  Neighbours line, pieces[kPieces];
+  for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+    const int64_t k0 = S.count * chunk / chunks, k1 = S.count * (chunk + 1) / chunks;
+    // All lines from which no offset leaves the grid have the same neighbours.
+    int64_t lo[2] = {0, 0}, hi[2] = {S.grid[0], n1};
+    for (int64_t k = k0; k < k1; ++k)
+      for (int a = 0; a < 2; ++a) {
+        const int64_t o = S.offsets[3 * k + a];
+        if (-o > lo[a]) lo[a] = -o;
+        if (S.grid[a] - o < hi[a]) hi[a] = S.grid[a] - o;
+      }
+    bool known = false;
     f.begin(k0, k1);
     for (int64_t l = first; l < last; ++l) {
       const int64_t i0 = l / n1, i1 = l % n1;
-      line.count = 0;
-      for (int64_t k = k0; k < k1; ++k) {
-        const int64_t* o = S.offsets + 3 * k;
-        const int64_t t0 = neighbour(i0, o[0], S.grid[0], S.periodic[0]);
-        const int64_t t1 = neighbour(i1, o[1], n1, S.periodic[1]);
-        if (t0 < 0 || t1 < 0) continue;
-        line.k[line.count] = static_cast<int>(k - k0);
-        line.distance[line.count++] = ((t0 - i0) * n1 + t1 - i1) * n2;
-      }
+      const bool inner = i0 >= lo[0] && i0 < hi[0] && i1 >= lo[1] && i1 < hi[1];
+      const bool look = !(inner && known);
+      if (look) find_lines(S, i0, i1, k0, k1, line);
       for (int64_t p = 0; p < S.pieces; ++p) {
         const int64_t j0 = S.bounds[p] > from ? S.bounds[p] : from;
         const int64_t j1 = S.bounds[p + 1] < to ? S.bounds[p + 1] : to;
         if (j0 >= j1) continue;
-        found.count = 0;
-        for (int a = 0; a < line.count; ++a) {
-          const int64_t t = neighbour(j0, S.offsets[3 * (k0 + line.k[a]) + 2], n2, S.periodic[2]);
-          if (t < 0) continue;
-          found.k[found.count] = line.k[a];
-          found.distance[found.count++] = line.distance[a] + t - j0;
-        }
+        Neighbours& found = pieces[p < kPieces ? p : kPieces - 1];
+        if (look) find_points(S, j0, k0, line, found);
         f.piece(l * n2 + j0, j1 - j0, found);
       }
+      known = inner && S.pieces <= kPieces;
     }
     f.end(k0, k1);
   }
@@ -76,71 +110,67 @@ LS_INLINE void for_each_piece(const StencilView& S, int64_t b, F& f) {
 
 template <class T, Coefficients kind>
 struct ApplyStencil {
+  static constexpr int kTogether = kind == Coefficients::constant ? kOffsets : kStreams;
   const T* c;
   const T* x;
   T* y;
   int64_t points;
   bool accumulate;
   int64_t k0 = 0;
-  const T* xs[kOffsets];
-  const T* cs[kOffsets];
-  T constants[kOffsets];
-  int count;
 
   LS_INLINE void begin(int64_t k0_, int64_t) { k0 = k0_; }
   LS_INLINE void end(int64_t, int64_t) {}
 
-  LS_INLINE void piece(int64_t i, int64_t n, const Neighbours& found) {
-    count = found.count;
-    for (int a = 0; a < count; ++a) {
-      const int64_t k = k0 + found.k[a];
-      xs[a] = x + i + found.distance[a];
-      if constexpr (kind == Coefficients::constant) constants[a] = c[k];
-      if constexpr (kind == Coefficients::variable) cs[a] = c + k * points + i;
-      if constexpr (kind == Coefficients::of_neighbour) cs[a] = c + k * points + i + found.distance[a];
-    }
+  LS_INLINE void piece(int64_t i, int64_t n, const Neighbours& found) const {
     if (accumulate || k0 > 0)
-      run<true>(y + i, n);
+      run<true>(i, n, found);
     else
-      run<false>(y + i, n);
+      run<false>(i, n, found);
   }
 
   template <bool Add>
-  LS_INLINE void run(T* LS_RESTRICT out, int64_t n) const {
+  LS_INLINE void run(int64_t i, int64_t n, const Neighbours& found) const {
     constexpr int V = kLanes<T>;
-    int64_t j = 0;
-    for (; j + 8 * V <= n; j += 8 * V) tile<8, Add>(out, j);
-    if (j + 4 * V <= n) tile<4, Add>(out, j), j += 4 * V;
-    if (j + 2 * V <= n) tile<2, Add>(out, j), j += 2 * V;
-    if (j + V <= n) tile<1, Add>(out, j), j += V;
-    for (; j < n; ++j) {
-      T s = Add ? out[j] : T(0);
-      for (int a = 0; a < count; ++a)
-        s += (kind == Coefficients::constant ? constants[a] : cs[a][j]) * xs[a][j];
-      out[j] = s;
+    const int64_t end = i + n;
+    for (; i + 8 * V <= end; i += 8 * V) tile<8, Add>(i, found);
+    if (i + 4 * V <= end) tile<4, Add>(i, found), i += 4 * V;
+    if (i + 2 * V <= end) tile<2, Add>(i, found), i += 2 * V;
+    if (i + V <= end) tile<1, Add>(i, found), i += V;
+    for (; i < end; ++i) {
+      T s = Add ? y[i] : T(0);
+      for (int a = 0; a < found.count; ++a) s += coefficients(i, found, a)[0] * x[i + found.distance[a]];
+      y[i] = s;
     }
   }
 
+  // Those of neighbour a, from point i on.
+  LS_INLINE const T* coefficients(int64_t i, const Neighbours& found, int a) const {
+    const int64_t k = k0 + found.k[a];
+    if constexpr (kind == Coefficients::constant) return c + k;
+    return c + k * points + i + (kind == Coefficients::of_neighbour ? found.distance[a] : 0);
+  }
+
   template <int N, bool Add>
-  LS_INLINE void tile(T* LS_RESTRICT out, int64_t j) const {
+  LS_INLINE void tile(int64_t i, const Neighbours& found) const {
     constexpr int V = kLanes<T>;
+    T* LS_RESTRICT out = y + i;
     typename Lanes<T>::vector s[N];
 #pragma GCC unroll 8
-    for (int r = 0; r < N; ++r) s[r] = Add ? load(out + j + r * V) : typename Lanes<T>::vector{};
-    for (int a = 0; a < count; ++a) {
-      const T* LS_RESTRICT xa = xs[a] + j;
+    for (int r = 0; r < N; ++r) s[r] = Add ? load(out + r * V) : typename Lanes<T>::vector{};
+    for (int a = 0; a < found.count; ++a) {
+      const T* LS_RESTRICT xa = x + i + found.distance[a];
+      const T* LS_RESTRICT ca = coefficients(i, found, a);
       if constexpr (kind == Coefficients::constant) {
-        const T ca = constants[a];
+        const T constant = *ca;
 #pragma GCC unroll 8
-        for (int r = 0; r < N; ++r) s[r] += ca * load(xa + r * V);
+        for (int r = 0; r < N; ++r) s[r] += constant * load(xa + r * V);
       } else {
-        const T* LS_RESTRICT ca = cs[a] + j;
 #pragma GCC unroll 8
         for (int r = 0; r < N; ++r) s[r] += load(ca + r * V) * load(xa + r * V);
       }
     }
 #pragma GCC unroll 8
-    for (int r = 0; r < N; ++r) store(out + j + r * V, s[r]);
+    for (int r = 0; r < N; ++r) store(out + r * V, s[r]);
   }
 };
 
@@ -162,6 +192,7 @@ void stencil(const StencilView& S, Coefficients kind, int64_t b0, int64_t b1, co
 
 template <class T, bool Add>
 struct StencilProducts {
+  static constexpr int kTogether = kStreams;
   const T* u;
   const T* w;
   T* q;
@@ -200,6 +231,7 @@ void stencil_products(const StencilView& S, int64_t b0, int64_t b1, const T* u, 
 
 template <class T>
 struct StencilCorrelation {
+  static constexpr int kTogether = kOffsets;
   using vector = typename Lanes<T>::vector;
   const T* u;
   const T* w;
@@ -215,12 +247,12 @@ struct StencilCorrelation {
   }
   LS_INLINE void piece(int64_t i, int64_t n, const Neighbours& found) {
     int a = 0;
-    for (; a + 4 <= found.count; a += 4) together<4>(i, n, found, a);
-    for (; a < found.count; ++a) together<1>(i, n, found, a);
+    for (; a + 4 <= found.count; a += 4) sums_of<4>(i, n, found, a);
+    for (; a < found.count; ++a) sums_of<1>(i, n, found, a);
   }
   // Several offsets share the loads of u.
   template <int G>
-  LS_INLINE void together(int64_t i, int64_t n, const Neighbours& found, int a) {
+  LS_INLINE void sums_of(int64_t i, int64_t n, const Neighbours& found, int a) {
     constexpr int V = kLanes<T>;
     constexpr int N = G == 1 ? 4 : 2;  // sums in flight of each
     const T* LS_RESTRICT ui = u + i;

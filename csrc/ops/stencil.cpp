@@ -4,8 +4,8 @@
 namespace learnsolve {
 namespace {
 
-// Points that a thread works on at once: a few such pieces of x fit into the first-level cache.
-constexpr int64_t kBlockPoints = 2048;
+// Points of a block: y stays in the first-level cache from one chunk of offsets to the next.
+constexpr int64_t kBlockPoints = 4096;
 
 // The view and what it points to.
 struct Stencil {
@@ -52,7 +52,6 @@ struct Stencil {
     view.segment = std::clamp<int64_t>(n, 1, kBlockPoints);
     view.segments = std::max<int64_t>(1, (n + view.segment - 1) / view.segment);
     view.lines = std::max<int64_t>(1, kBlockPoints / view.segment);
-    if (view.segments > 1) view.lines = 1;
   }
   Stencil(const Stencil&) = delete;
 
