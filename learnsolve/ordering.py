@@ -139,7 +139,8 @@ def _reverse_cuthill_mckee(pattern: SparsityPattern) -> tuple[Tensor]:
 
 
 def _greedy_colouring(pattern: SparsityPattern, order: str) -> Colouring:
-    T = pattern.T
-    arrays = (as_numpy(a) for a in (pattern.crow_indices, pattern.col_indices, T.crow_indices, T.col_indices))
-    colours, ptr, rows = _analysis.greedy_colouring(*arrays, order == "largest_first")
-    return Colouring(pattern._tensor(colours), len(ptr) - 1, pattern._tensor(ptr), pattern._tensor(rows))
+    crow, col = as_numpy(pattern.crow_indices), as_numpy(pattern.col_indices)
+    tcrow, tcol = as_numpy(pattern.T.crow_indices), as_numpy(pattern.T.col_indices)
+    arrays = _analysis.greedy_colouring(crow, col, tcrow, tcol, order == "largest_first")
+    colours, ptr, rows = (pattern._tensor(a) for a in arrays)
+    return Colouring(colours, len(ptr) - 1, ptr, rows)
