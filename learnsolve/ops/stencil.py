@@ -52,6 +52,8 @@ def stencil(
         if shapes, offsets or boundary do not fit.
     TypeError
         if dtypes or devices do not fit, or offsets are not integers.
+    NotImplementedError
+        on a CUDA device.
 
     Notes
     -----
@@ -61,7 +63,7 @@ def stencil(
 
     Cost: 2 K n flops for n points, and as many for each of the two gradients. Reads x and writes y about
     once, and reads variable coefficients once; no memory beyond the results. They have the same bits on every
-    run and for every number of threads. CPU only.
+    run and for every number of threads.
 
     Examples
     --------
@@ -86,6 +88,10 @@ def stencil(
             "stencil: coefficients and x must have one dtype and device, got "
             f"{coefficients.dtype} on {coefficients.device} and {x.dtype} on {x.device}; convert one with "
             ".to()"
+        )
+    if x.is_cuda:
+        raise NotImplementedError(
+            f"stencil: has no kernel for {x.device}; use spmm with stencil_matrix, or move both to the CPU"
         )
     if offsets is None:
         c, where = window("stencil", coefficients, boundary)

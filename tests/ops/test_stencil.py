@@ -305,6 +305,25 @@ def test_errors():
             ops.stencil(coefficients, field, **options)
 
 
+def test_a_cuda_tensor_is_refused():
+    with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
+        c, x = torch.empty(3, device="cuda"), torch.empty(7, device="cuda")
+        with pytest.raises(NotImplementedError, match="stencil: has no kernel for cuda"):
+            ops.stencil(c, x)
+
+
+def test_sizes_that_change_under_compile():
+    torch._dynamo.reset()
+    f = torch.compile(lambda c, x: ops.stencil(c, x), fullgraph=True, backend="aot_eager", dynamic=True)
+    c = normal((3, 3)).requires_grad_()
+    for grid in ((5, 6), (7, 4), (2, 5, 9)):
+        x = normal(grid, seed=1)
+        torch.testing.assert_close(f(c, x), ops.stencil(c, x))
+        wanted, found = (torch.autograd.grad(h(c, x).sum(), c)[0] for h in (ops.stencil, f))
+        torch.testing.assert_close(found, wanted)
+    torch._dynamo.reset()
+
+
 def test_errors_of_the_matrix():
     c = normal((5,))
     with pytest.raises(
