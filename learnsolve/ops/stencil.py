@@ -113,7 +113,7 @@ def _operand(name: str, value: Any) -> None:
 
 
 def window(function: str, coefficients: Tensor, boundary: Any) -> tuple[Tensor, Neighbours]:
-    """The coefficients of a centred window one after another, and where they apply."""
+    """The coefficients of a centred window, (K, 1, ..., 1), and where they apply."""
     sizes = tuple(coefficients.shape)
     if not 1 <= len(sizes) <= 3 or any(w % 2 == 0 for w in sizes):
         raise ValueError(
@@ -123,7 +123,7 @@ def window(function: str, coefficients: Tensor, boundary: Any) -> tuple[Tensor, 
     periodic = _periodic(function, boundary, len(sizes))
     tracing = torch.compiler.is_dynamo_compiling()
     offsets = (_window_offsets.__wrapped__ if tracing else _window_offsets)(sizes)
-    return coefficients.reshape(-1), Neighbours(offsets, periodic)
+    return coefficients.reshape((-1,) + (1,) * len(sizes)), Neighbours(offsets, periodic)
 
 
 @functools.lru_cache(maxsize=64)
@@ -151,14 +151,16 @@ def neighbours(function: str, offsets: Any, boundary: Any) -> Neighbours:
 
 
 def _periodic(function: str, boundary: Any, d: int) -> tuple[int, ...]:
-    each = (boundary,) * d if isinstance(boundary, str) else tuple(boundary)
-    if len(each) != d:
+    if isinstance(boundary, str):
+        _check.one_of(function, "boundary", boundary, _BOUNDARIES)
+        return (int(boundary == "periodic"),) * d
+    if len(boundary) != d:
         raise ValueError(
             f"{function}: boundary must be one word, or one for each of {d} axes, got {boundary!r}"
         )
-    for word in each:
+    for word in boundary:
         _check.one_of(function, "boundary", word, _BOUNDARIES)
-    return tuple([int(word == "periodic") for word in each])
+    return tuple([int(word == "periodic") for word in boundary])
 
 
 def by_offset(function: str, c: Tensor, where: Neighbours, grid: torch.Size) -> Tensor:
@@ -166,7 +168,7 @@ def by_offset(function: str, c: Tensor, where: Neighbours, grid: torch.Size) -> 
     d = len(where.periodic)
     K = len(where.offsets) // d
     if c.dim() == 1 and c.shape[0] == K:
-        return c[(...,) + (None,) * d]
+        return c.reshape((K,) + (1,) * d)
     tail = c.shape[-d:]
     if c.dim() <= d or c.shape[-d - 1] != K or (tail != grid and tail.numel() != 1):
         raise ValueError(
