@@ -16,7 +16,7 @@ LAYERS = [
     ["_check", "config", "pattern"],
     ["_conversion"],
     ["csr"],
-    ["ops"],
+    ["ops", "ordering"],
     ["solvers", "preconditioners", "problems", "io"],
     ["learnsolve"],  # the package itself: exports of the above
     ["recipes"],

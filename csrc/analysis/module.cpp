@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "analysis/incomplete.h"
+#include "analysis/colouring.h"
 #include "analysis/pattern.h"
 #include "analysis/spgemm.h"
 
@@ -160,6 +161,23 @@ void bind(py::module_& m) {
     return out;
   });
   bind_spgemm<I>(m);
+  m.def("greedy_colouring", [](const Array<I>& ptr, const Array<I>& idx, const Array<I>& tptr,
+                               const Array<I>& tidx, bool largest_first) {
+    const int64_t n = ptr.size() - 1;
+    Array<I> colours(n), rows(n);
+    I *c = colours.mutable_data(), *r = rows.mutable_data();
+    std::vector<I> first;
+    {
+      py::gil_scoped_release release;
+      const int64_t count =
+          greedy_colouring(ptr.data(), n, idx.data(), tptr.data(), tidx.data(), largest_first, c);
+      first.resize(count + 1);
+      group_by_colour(c, n, count, first.data(), r);
+    }
+    Array<I> groups(first.size());
+    std::copy(first.begin(), first.end(), groups.mutable_data());
+    return py::make_tuple(colours, groups, rows);
+  });
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "kernels/sddmm.h"
 #include "kernels/spgemm.h"
 #include "kernels/spmm.h"
+#include "kernels/stencil.h"
 
 namespace learnsolve::LEARNSOLVE_ISA {
 
@@ -26,6 +27,9 @@ constexpr Kernels<T, I> table{&spmm<T, I>,
                               &spgemm_rows<T, I>,
                               &spgemm_left<T, I>,
                               &spgemm_columns<T, I>};
+                              &stencil<T>,
+                              &stencil_products<T>,
+                              &stencil_correlation<T>};
 
 extern const AllKernels all_kernels;
 const AllKernels all_kernels{table<float, int32_t>, table<float, int64_t>, table<double, int32_t>,

@@ -4,6 +4,7 @@
 
 #include "kernels/csr_view.h"
 #include "kernels/elimination.h"
+#include "kernels/stencil_view.h"
 
 namespace learnsolve {
 
@@ -35,6 +36,11 @@ struct Kernels {
                       bool accumulate);
   void (*spgemm_columns)(Product, int64_t k0, int64_t k1, bool uniform, const T* a, const T* b, const T* g,
                          T* ga, T* gb, bool add_a, bool add_b);
+  // Stencils have no indices: the same for every I.
+  using S = const StencilView&;
+  void (*stencil)(S, Coefficients, int64_t b0, int64_t b1, const T* c, const T* x, T* y, bool accumulate);
+  void (*stencil_products)(S, int64_t b0, int64_t b1, const T* u, const T* w, T* q, bool accumulate);
+  void (*stencil_correlation)(S, int64_t b0, int64_t b1, const T* u, const T* w, T* partial);
 };
 
 struct AllKernels {

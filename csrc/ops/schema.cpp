@@ -79,4 +79,13 @@ STABLE_TORCH_LIBRARY(learnsolve, m) {
       "csr_spgemm_backward(Tensor t_ptr, Tensor t_idx, Tensor perm, Tensor b_ptr, Tensor b_idx, "
       "Tensor c_ptr, Tensor c_idx, Tensor? positions, Tensor? starts, Tensor blocks, bool masked, Tensor a, "
       "Tensor b, Tensor g) -> (Tensor, Tensor)");
+  // y_i = sum_k c_k(i) x_{i + o_k} on a grid of d = len(periodic) dimensions, without indices; the transpose
+  // of that. offsets: K d numbers. coefficients ([B,] K, *grid) or ([B,] K, 1, ..., 1), x ([B,] *grid).
+  m.def(
+      "stencil(Tensor coefficients, Tensor x, int[] offsets, int[] periodic, bool transpose=False, "
+      "bool sum_batch=False) -> Tensor");
+  // q_k(i) = u_i w_{i + o_k}, ([B,] K, *grid); its sum over the grid if constant, ([B,] K, 1, ..., 1).
+  m.def(
+      "stencil_products(Tensor u, Tensor w, int[] offsets, int[] periodic, bool constant, "
+      "bool sum_batch=False) -> Tensor");
 }

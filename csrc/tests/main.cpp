@@ -3,11 +3,13 @@
 #include <cstring>
 
 void test_analysis();
+void test_colouring();
 void test_comparison();
 void test_incomplete();
 void test_products();
 void test_richardson();
 void test_spgemm();
+void test_stencils();
 
 int main(int argc, char** argv) {
   const char* isa = argc > 1 ? argv[1] : "baseline";
@@ -20,9 +22,11 @@ int main(int argc, char** argv) {
 #endif
   test_comparison();
   test_analysis();
+  test_colouring();
   test_products();
   test_incomplete();
   test_richardson();
   test_spgemm();
+  test_stencils();
   std::printf("%s: passed\n", isa);
 }

@@ -7,6 +7,8 @@ from learnsolve.ops.quadratic_form import quadratic_form
 from learnsolve.ops.sddmm import sddmm
 from learnsolve.ops.spgemm import galerkin, spgemm
 from learnsolve.ops.spmm import spmm
+from learnsolve.ops.stencil import stencil
+from learnsolve.ops.stencil_matrix import stencil_matrix
 from learnsolve.ops.structure import diagonal, inverse_diagonal, scale_columns, scale_rows, sum, transpose
 
 __all__ = [
@@ -25,6 +27,8 @@ __all__ = [
     "set_spgemm_plan_limit",
     "spgemm",
     "spmm",
+    "stencil",
+    "stencil_matrix",
     "sum",
     "transpose",
 ]

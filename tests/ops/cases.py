@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from ops import grids
 from reference import coordinates, densify, on_pattern, transpose_order
 from torch import Tensor
 
@@ -280,4 +281,55 @@ CASES = [
     # The pattern that comes out depends on the indices, which torch.compile cannot trace.
     Case("from_coo", _from_coo, _add_pairs, lambda m, n, z: ((2 * z,),), compiles=False),
     Case("from_coo batch", _from_coo, _add_pairs, lambda m, n, z: ((2, 2 * z),), compiles=False),
+    # stencils, on grids whose sizes are the pattern's
+    Case(
+        "stencil line",
+        lambda P, c, x: ops.stencil(c, x, offsets=grids.LINE, boundary="periodic"),
+        lambda P, c, x: grids.stencil(c, x, grids.LINE, "periodic"),
+        lambda m, n, z: ((4,), (m,)),
+    ),
+    Case(
+        "stencil window",
+        lambda P, c, x: ops.stencil(c, x),
+        lambda P, c, x: grids.stencil(c.flatten(), x, grids.box(3, 5)),
+        lambda m, n, z: ((3, 5), (m, n)),
+    ),
+    Case(
+        "stencil space, batch of x",
+        lambda P, c, x: ops.stencil(c, x, offsets=grids.SPACE, boundary=("zero", "periodic", "zero")),
+        lambda P, c, x: grids.stencil(c, x, grids.SPACE, ("zero", "periodic", "zero")),
+        lambda m, n, z: ((4,), (2, 2, m, n)),
+    ),
+    Case(
+        "stencil variable",
+        lambda P, c, x: ops.stencil(c, x, offsets=grids.CROSS),
+        lambda P, c, x: grids.stencil(c, x, grids.CROSS),
+        lambda m, n, z: ((5, m, n), (m, n)),
+    ),
+    Case(
+        "stencil variable, periodic, batch of both",
+        lambda P, c, x: ops.stencil(c, x, offsets=grids.SKEW, boundary="periodic"),
+        lambda P, c, x: grids.stencil(c, x, grids.SKEW, "periodic"),
+        lambda m, n, z: ((2, 5, m, n), (2, m, n)),
+    ),
+    Case(
+        "stencil batch of constants, broadcast",
+        lambda P, c, x: ops.stencil(c, x, offsets=grids.SKEW),
+        lambda P, c, x: grids.stencil(c, x, grids.SKEW),
+        lambda m, n, z: ((3, 1, 5, 1, 1), (2, m, n)),
+    ),
+    Case(
+        "stencil_matrix",
+        lambda P, c, x: ops.spmm(ops.stencil_matrix(c, P.shape, offsets=grids.SKEW, boundary="periodic"), x),
+        lambda P, c, x: grids.stencil(c, x.unflatten(-1, P.shape), grids.SKEW, "periodic").flatten(-2),
+        lambda m, n, z: ((5,), (m * n,)),
+        compiles=False,
+    ),
+    Case(
+        "stencil_matrix variable, batch",
+        lambda P, c, x: ops.spmm(ops.stencil_matrix(c, P.shape, offsets=grids.CROSS), x),
+        lambda P, c, x: grids.stencil(c, x.unflatten(-1, P.shape), grids.CROSS).flatten(-2),
+        lambda m, n, z: ((2, 5, m, n), (m * n,)),
+        compiles=False,
+    ),
 ]

@@ -1,0 +1,166 @@
+"""The matrix of a stencil."""
+
+import math
+import operator
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from learnsolve import _check
+from learnsolve._plain import makes_plain_tensors
+from learnsolve.csr import CSR
+from learnsolve.ops._product import product
+from learnsolve.ops._stencil import Neighbours
+from learnsolve.ops.stencil import by_offset, neighbours, window
+from learnsolve.pattern import SparsityPattern
+
+# Patterns in use: a matrix that is made again and again, with other coefficients, keeps its pattern.
+_patterns: weakref.WeakValueDictionary[Any, SparsityPattern] = weakref.WeakValueDictionary()
+
+
+def stencil_matrix(
+    coefficients: Tensor,
+    grid: Sequence[int],
+    *,
+    offsets: Sequence[Sequence[int]] | None = None,
+    boundary: str | Sequence[str] = "zero",
+) -> CSR:
+    r"""The matrix of a stencil operator, for which :math:`A x` is `stencil` of x, flattened.
+
+    .. math:: A_{i, i + o_k} = c_k(i)
+
+    Parameters
+    ----------
+    coefficients, offsets, boundary : as of `stencil`
+    grid : its sizes; points are numbered with the last axis fastest
+
+    Returns
+    -------
+    CSR, shape (n, n), n the number of points; int32 indices where they can count the entries, else int64. Its
+    values have the batch axes of the coefficients. A zero coefficient is an entry. Where offsets meet in one
+    point, on a small periodic grid, their coefficients are added up.
+
+    Raises
+    ------
+    ValueError, TypeError
+        as `stencil` does.
+
+    Notes
+    -----
+    Gradient: :math:`\bar c_k(i) = \bar A_{i, i + o_k}`, summed over the grid where the coefficient is the
+    same for all points. Any order.
+
+    Cost: O(K n log(K n)) when the pattern is made; as long as a matrix with it lives, the next one shares it
+    and only gathers its values, O(K n). Not under `torch.compile`.
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> ls.ops.stencil_matrix(torch.tensor([-1.0, 2.0, 0.0]), (4,), boundary="periodic").to_dense()
+    tensor([[ 2.,  0.,  0., -1.],
+            [-1.,  2.,  0.,  0.],
+            [ 0., -1.,  2.,  0.],
+            [ 0.,  0., -1.,  2.]])
+    """
+    _check.tensor("stencil_matrix", "coefficients", coefficients)
+    _check.dtype("stencil_matrix", "coefficients", coefficients)
+    if offsets is None:
+        c, where = window("stencil_matrix", coefficients, boundary)
+    else:
+        c, where = coefficients, neighbours("stencil_matrix", offsets, boundary)
+    d = len(where.periodic)
+    try:
+        sizes = torch.Size([operator.index(n) for n in grid])
+    except TypeError:
+        raise TypeError(f"stencil_matrix: grid must be a sequence of ints, got {grid!r}") from None
+    if len(sizes) != d or any(n < 0 for n in sizes):
+        raise ValueError(f"stencil_matrix: grid must have {d} sizes, none negative, got {tuple(sizes)}")
+    c = by_offset("stencil_matrix", c, where, sizes)
+    constant = c.shape[-d:].numel() == 1 and sizes.numel() != 1
+    pattern, gather = _plan(where, tuple(sizes), constant, c.device)
+    c = c.flatten(-d - 1)
+    ones = torch.ones(gather.nnz, dtype=c.dtype, device=c.device)
+    if c.dim() == 1:
+        return CSR(product(ones, c, gather, False), pattern)
+    return CSR(product(ones, c.unsqueeze(-1), gather, False).squeeze(-1), pattern)
+
+
+@makes_plain_tensors
+def _plan(
+    where: Neighbours, grid: tuple[int, ...], constant: bool, device: torch.device
+) -> tuple[SparsityPattern, SparsityPattern]:
+    """The pattern, and that of the 0/1 matrix which takes the coefficients (K or K n) to its entries."""
+    key = (where, grid, device)
+    pattern = _patterns.get(key)
+    if pattern is None:
+        pattern = _patterns[key] = _pattern(where, grid, device)
+    return pattern, pattern._planned(_gather, where.offsets, where.periodic, grid, constant)[0]
+
+
+def _triples(where: Neighbours, grid: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(row, column, offset) of each neighbour that there is, by row, then column, then offset."""
+    n, d = math.prod(grid), len(grid)
+    points = np.indices(grid).reshape(d, n)
+    rows, columns, places = [], [], []
+    for k in range(len(where.offsets) // d):
+        inside = np.ones(n, dtype=bool)
+        column = np.zeros(n, dtype=np.int64)
+        for a, size in enumerate(grid):
+            at = points[a] + where.offsets[k * d + a]
+            if where.periodic[a]:
+                at %= max(size, 1)
+            inside &= (at >= 0) & (at < size)
+            column = column * size + at
+        here = np.flatnonzero(inside)
+        rows.append(here)
+        columns.append(column[here])
+        places.append(np.full(len(here), k))
+    i, j, k = (np.concatenate(parts) for parts in (rows, columns, places))
+    order = np.lexsort((k, j, i))
+    return i[order], j[order], k[order]
+
+
+def _new(i: np.ndarray, j: np.ndarray) -> np.ndarray:
+    """The first triple of each place."""
+    new = np.ones(len(i), dtype=bool)
+    new[1:] = (i[1:] != i[:-1]) | (j[1:] != j[:-1])
+    return np.flatnonzero(new)
+
+
+def _index(array: np.ndarray, largest: int, device: torch.device) -> Tensor:
+    narrow = largest <= torch.iinfo(torch.int32).max
+    return torch.from_numpy(array.astype(np.int32 if narrow else np.int64)).to(device)
+
+
+def _pattern(where: Neighbours, grid: tuple[int, ...], device: torch.device) -> SparsityPattern:
+    i, j, _ = _triples(where, grid)
+    first, n = _new(i, j), math.prod(grid)
+    crow = np.searchsorted(i[first], np.arange(n + 1))
+    largest = max(n, len(first))
+    return SparsityPattern._trusted(_index(crow, largest, device), _index(j[first], largest, device), (n, n))
+
+
+def _gather(
+    pattern: SparsityPattern,
+    offsets: tuple[int, ...],
+    periodic: tuple[int, ...],
+    grid: tuple[int, ...],
+    constant: bool,
+) -> tuple[SparsityPattern]:
+    i, j, k = _triples(Neighbours(offsets, periodic), grid)
+    n = math.prod(grid)
+    source = k if constant else k * n + i
+    sources = len(offsets) // len(grid) * (1 if constant else n)
+    crow = np.append(_new(i, j), len(i))
+    largest = max(len(i), sources)
+    return (
+        SparsityPattern._trusted(
+            _index(crow, largest, pattern.device),
+            _index(source, largest, pattern.device),
+            (pattern.nnz, sources),
+        ),
+    )

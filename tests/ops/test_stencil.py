@@ -1,0 +1,378 @@
+"""What `test_contract.py` does not ask of stencils: other libraries' results, sizes that take the kernels
+apart, bits, memory, errors."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from ops import grids
+from ops.test_memory import peak
+from reference import assert_within, gradients, normal, set_isa_or_skip
+
+import learnsolve as ls
+from learnsolve import _library, ops
+
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+
+
+def check(c, x, offsets, boundary="zero"):
+    """Value and both gradients against float64, under the bound of a sum in any order."""
+
+    def mine(c, x):
+        return ops.stencil(c, x, offsets=offsets, boundary=boundary)
+
+    def dense(c, x):
+        return grids.stencil(c, x, offsets, boundary)
+
+    exact = [c.double(), x.double()]
+    size, ones = [t.abs() for t in exact], [torch.ones_like(t) for t in exact]
+    y = mine(c, x)
+    assert_within(y, dense(*exact), dense(*size), dense(*ones), "y")
+    g = normal(y.shape, c.dtype, seed=9)
+    found, wanted = gradients(mine, [c, x], g), gradients(dense, exact, g.double())
+    magnitude = gradients(dense, size, g.double().abs())
+    terms = gradients(dense, ones, torch.ones_like(y, dtype=torch.float64))
+    for i in range(2):
+        assert_within(found[i], wanted[i], magnitude[i], terms[i], f"gradient {i}")
+
+
+# --- the same as others ---
+@DTYPES
+@pytest.mark.parametrize("boundary", ["zero", "periodic"])
+@pytest.mark.parametrize("window", [(3,), (7,), (1,), (3, 3), (5, 1), (3, 3, 3), (1, 5, 3)])
+def test_equals_convolution(window, boundary, dtype):
+    d = len(window)
+    grid = (11, 6, 9)[:d]
+    conv = getattr(torch.nn.functional, f"conv{d}d")
+    margin = [w // 2 for w in window]
+
+    def convolution(c, x):
+        x = x[:, None]
+        if boundary == "periodic":
+            x = torch.nn.functional.pad(x, [m for m in reversed(margin) for _ in range(2)], mode="circular")
+            return conv(x, c[None, None])[:, 0]
+        return conv(x, c[None, None], padding=margin)[:, 0]
+
+    inputs = [normal(window, dtype), normal((2, *grid), dtype, seed=1)]
+    g = normal((2, *grid), dtype, seed=2)
+
+    def stencil(c, x):
+        return ops.stencil(c, x, boundary=boundary)
+
+    tolerance = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 1e-12, "atol": 1e-12}
+    torch.testing.assert_close(stencil(*inputs), convolution(*inputs), **tolerance)
+    torch.testing.assert_close(gradients(stencil, inputs, g), gradients(convolution, inputs, g), **tolerance)
+
+
+@pytest.mark.parametrize("shape", [(50,), (12, 31), (7, 8, 21)])
+def test_equals_the_poisson_matrix(shape):
+    d = len(shape)
+    A = ls.problems.poisson(shape)
+    offsets = [(0,) * d, *(tuple(s if a == b else 0 for b in range(d)) for a in range(d) for s in (-1, 1))]
+    c = torch.tensor([2.0 * d, *[-1.0] * (2 * d)], dtype=torch.float64)
+    x = normal(shape)
+    torch.testing.assert_close(ops.stencil(c, x, offsets=offsets).flatten(), A @ x.flatten())
+    B = ops.stencil_matrix(c, shape, offsets=offsets)
+    assert B.crow_indices.dtype == A.crow_indices.dtype
+    for a, b in zip(
+        (A.crow_indices, A.col_indices, A.values), (B.crow_indices, B.col_indices, B.values), strict=True
+    ):
+        assert torch.equal(a, b)
+
+
+def test_equals_the_nine_point_matrix():
+    A = ls.problems.poisson((9, 14), stencil="q1")
+    window = -torch.ones(3, 3, dtype=torch.float64)
+    window[1, 1] = 8
+    x = normal((9, 14))
+    torch.testing.assert_close(ops.stencil(window, x).flatten(), A @ x.flatten())
+    B = ops.stencil_matrix(window, (9, 14))
+    assert (B.to_scipy() != A.to_scipy()).nnz == 0
+
+
+@pytest.mark.parametrize("boundary", ["zero", "periodic", ("periodic", "zero", "periodic")])
+def test_equals_the_matrix_of_27_points(boundary):
+    """Variable coefficients; the grid is two points wide: periodic neighbours meet."""
+    grid = (2, 5, 6)
+    offsets, c, x = grids.box(3, 3, 3), normal((27, *grid)), normal(grid, seed=1)
+    A = ops.stencil_matrix(c, grid, offsets=offsets, boundary=boundary)
+    y = ops.stencil(c, x, offsets=offsets, boundary=boundary)
+    torch.testing.assert_close(y.flatten(), A @ x.flatten(), rtol=1e-13, atol=1e-13)
+    columns = grids.stencil(c, torch.eye(60, dtype=c.dtype).reshape(60, *grid), offsets, boundary)
+    torch.testing.assert_close(A.to_dense(), columns.reshape(60, 60).T)
+
+
+# --- sizes that take the kernels apart ---
+@pytest.fixture(params=_library.instruction_sets())
+def isa(request):
+    before = _library.instruction_set()
+    set_isa_or_skip(request.param)
+    yield request.param
+    _library.select_instruction_set(before)
+
+
+@DTYPES
+def test_every_length_of_a_line(isa, dtype):
+    """Whole vectors, halves, single points, lines shorter than an offset."""
+    for n in (*range(1, 20), 31, 32, 33, 63, 64, 65, 100, 131):
+        offsets = ((0, 0), (0, 1), (1, -2), (-1, 3), (0, 6))
+        x = normal((3, n), dtype, seed=1)
+        for boundary in ("zero", "periodic"):
+            check(normal((5,), dtype), x, offsets, boundary)
+            check(normal((5, 3, n), dtype), x, offsets, boundary)
+
+
+@pytest.mark.parametrize("grid", [(9001,), (2, 5000), (1, 3, 4097), (700, 7), (40, 30, 9)])
+@pytest.mark.parametrize("boundary", ["zero", "periodic"])
+def test_many_blocks(grid, boundary):
+    """Lines longer than a block, blocks of many lines; offsets from one segment of a line into another."""
+    d = len(grid)
+    offsets = [(0,) * d, (0,) * (d - 1) + (-1,), (1,) * d, (0,) * (d - 1) + (4100,), (-3,) * d]
+    x = normal(grid, seed=1)
+    check(normal((5,)), x, offsets, boundary)
+    check(normal((5, *grid)), x, offsets, boundary)
+
+
+@pytest.mark.parametrize("count", [12, 13, 27, 64, 65, 150])
+def test_many_offsets(count):
+    """More than are worked on at once."""
+    rng = np.random.default_rng(count)
+    offsets = [tuple(int(o) for o in rng.integers(-6, 7, 2)) for _ in range(count)]
+    x = normal((9, 70), seed=1)
+    for boundary in ("zero", ("periodic", "zero")):
+        check(normal((count,)), x, offsets, boundary)
+        check(normal((count, 9, 70)), x, offsets, boundary)
+
+
+@pytest.mark.parametrize("grid", [(0,), (0, 4), (4, 0), (2, 0, 3), (1, 1)])
+@pytest.mark.parametrize("batch", [(), (0,), (2,), (3, 0)])
+def test_nothing(grid, batch):
+    offsets = [(1,) * len(grid), (0,) * len(grid)]
+    for shape in ((2,), (2, *grid), (*batch, 2, *grid)):
+        for boundary in ("zero", "periodic"):
+            c, x = normal(shape).requires_grad_(), normal((*batch, *grid), seed=1).requires_grad_()
+            y = ops.stencil(c, x, offsets=offsets, boundary=boundary)
+            assert y.shape == x.shape
+            gc, gx = torch.autograd.grad(y, (c, x), torch.ones_like(y), create_graph=True)
+            assert gc.shape == c.shape
+            assert gx.shape == x.shape
+            torch.autograd.grad(gc.sum() + gx.sum(), (c, x))
+
+
+@pytest.mark.parametrize("o", [-(2**62), -(10**9), 10**9 + 1, 2**62])
+def test_offsets_far_beyond_the_grid(o):
+    x = normal((6, 7))
+    c = torch.ones(1, dtype=x.dtype)
+    assert (ops.stencil(c, x, offsets=[(o, 0)]) == 0).all()
+    assert (ops.stencil(c, x, offsets=[(0, o)]) == 0).all()
+    found = ops.stencil(c, x, offsets=[(o, -o)], boundary="periodic")
+    torch.testing.assert_close(found, x.roll((-(o % 6), o % 7), (0, 1)), rtol=0, atol=0)
+
+
+# --- layouts, batches, bits ---
+def test_layouts():
+    c, x = normal((5, 6, 8)), normal((6, 8), seed=1)
+    wanted = ops.stencil(c, x, offsets=grids.CROSS)
+    for other in (x.T.contiguous().T, torch.stack([x, x], -1)[..., 1]):
+        assert torch.equal(ops.stencil(c, other, offsets=grids.CROSS), wanted)
+    assert torch.equal(ops.stencil(c.flip(0).contiguous().flip(0), x, offsets=grids.CROSS), wanted)
+    one = normal((6, 1), seed=2).expand(6, 8).requires_grad_()
+    y = ops.stencil(c, one, offsets=grids.CROSS)
+    assert torch.equal(y, ops.stencil(c, one.detach().clone(), offsets=grids.CROSS))
+    (g,) = torch.autograd.grad(y.sum(), one)  # an expanded cotangent
+    wanted = gradients(lambda t: grids.stencil(c, t, grids.CROSS), [one], torch.ones_like(y))[0]
+    torch.testing.assert_close(g, wanted)
+
+
+def test_a_batch_has_the_bits_of_its_parts():
+    c, x = normal((3, 5, 20, 33)), normal((3, 20, 33), seed=1)
+    for k, f in ((c, x), (c[:, :, :1, :1], x), (c[0], x), (c, x[0])):
+        y = ops.stencil(k, f, offsets=grids.CROSS)
+        for b in range(3):
+            kb, fb = (k[b] if k.dim() == 4 else k), (f[b] if f.dim() == 3 else f)
+            assert torch.equal(y[b], ops.stencil(kb, fb, offsets=grids.CROSS))
+
+
+def results(dtype):
+    out = []
+    for grid, shape in itertools.product(((300, 250), (5, 40, 300), (70_000,)), ((), (4,))):
+        d = len(grid)
+        offsets = [o for o in grids.box(*(3,) * d) if sum(map(abs, o)) < 2]
+        for c_shape in ((len(offsets),), (len(offsets), *grid), (*shape, len(offsets), *grid)):
+            c = normal(c_shape, dtype).requires_grad_()
+            x = normal((*shape, *grid), dtype, seed=1).requires_grad_()
+            y = ops.stencil(c, x, offsets=offsets, boundary="periodic")
+            out += [y.detach(), *torch.autograd.grad(y, (c, x), normal(y.shape, dtype, seed=2))]
+    return out
+
+
+@DTYPES
+def test_same_bits_for_any_number_of_threads(dtype):
+    torch.set_num_threads(1)
+    wanted = results(dtype)
+    for threads in (2, 3, 5):
+        torch.set_num_threads(threads)
+        assert all(torch.equal(a, b) for a, b in zip(results(dtype), wanted, strict=True))
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1e-200])
+def test_a_small_cotangent_is_no_zero(scale):
+    for shape in ((5,), (5, 6, 8)):
+        inputs = [normal(shape), normal((6, 8), seed=1)]
+        g = normal((6, 8), seed=2)
+        f = lambda c, x: ops.stencil(c, x, offsets=grids.CROSS)  # noqa: E731
+        for small, plain in zip(gradients(f, inputs, g * scale), gradients(f, inputs, g), strict=True):
+            torch.testing.assert_close(small / scale, plain, rtol=1e-12, atol=0)
+
+
+def test_not_a_number_stays_near():
+    x = torch.zeros(9, 9, dtype=torch.float64)
+    x[4, 4] = torch.nan
+    y = ops.stencil(torch.ones(5, dtype=x.dtype), x, offsets=grids.CROSS)
+    assert sorted(map(tuple, y.isnan().nonzero().tolist())) == [(3, 4), (4, 3), (4, 4), (4, 5), (5, 4)]
+
+
+def test_memory():
+    """The results and nothing beside them: no padded field, no field for each offset."""
+    grid, K, word = (300, 400), 9, 8
+    n, offsets = 300 * 400, grids.box(3, 3)
+    for shape, needs in itertools.product(((K,), (K, *grid)), ((True, False), (False, True), (True, True))):
+        c, x = normal(shape).requires_grad_(needs[0]), normal(grid, seed=1).requires_grad_(needs[1])
+        assert peak(lambda: ops.stencil(c, x, offsets=offsets)) <= (n + 4096) * word  # noqa: B023
+        y = ops.stencil(c, x, offsets=offsets)
+        wanted, g = [t for t in (c, x) if t.requires_grad], torch.ones_like(y)
+        found = peak(lambda: torch.autograd.grad(y, wanted, g, retain_graph=True))  # noqa: B023
+        assert found <= (sum(t.numel() for t in wanted) + 4096) * word
+
+
+# --- stencil_matrix ---
+def test_matrices_share_a_pattern_while_one_lives():
+    c = normal((5,)).requires_grad_()
+    A = ops.stencil_matrix(c, (6, 7), offsets=grids.CROSS)
+    B = ops.stencil_matrix(normal((5, 6, 7)), (6, 7), offsets=grids.CROSS)
+    assert A.pattern is B.pattern
+    assert ops.stencil_matrix(c, (7, 6), offsets=grids.CROSS).pattern is not A.pattern
+    assert ops.stencil_matrix(c, (6, 7), offsets=grids.CROSS, boundary="periodic").pattern is not A.pattern
+    serial = A.pattern._serial
+    del A, B
+    assert ops.stencil_matrix(c, (6, 7), offsets=grids.CROSS).pattern._serial != serial
+
+
+def test_a_zero_coefficient_is_an_entry():
+    A = ops.stencil_matrix(torch.zeros(3, 3), (4, 4))
+    assert A.nnz == 100
+    assert A.pattern.dtype == torch.int32
+
+
+# --- errors ---
+def test_errors():
+    c, x = normal((5,)), normal((6, 8))
+    for coefficients, field, options, error, message in (
+        ([1.0], x, {}, TypeError, "stencil: coefficients must be a torch.Tensor, got list"),
+        (c.int(), x, {}, TypeError, "stencil: coefficients must be float32 or float64"),
+        (c, x.numpy(), {}, TypeError, "stencil: x must be a torch.Tensor"),
+        (c, x.float(), {}, TypeError, "stencil: coefficients and x must have one dtype"),
+        (normal((3, 4)), x, {}, ValueError, r"stencil: .* 1, 2 or 3 odd sizes, got shape \(3, 4\)"),
+        (normal((3, 3, 3, 3)), x, {}, ValueError, "stencil: .* 1, 2 or 3 odd sizes"),
+        (normal(()), x, {}, ValueError, "stencil: .* 1, 2 or 3 odd sizes"),
+        (normal((3, 3, 3)), x, {}, ValueError, r"stencil: x must have .* 3 axes of a grid, got \(6, 8\)"),
+        (c, x, {"offsets": []}, ValueError, "stencil: offsets must be one or more tuples"),
+        (c, x, {"offsets": [(0, 0), (1,)]}, ValueError, "stencil: offsets must be .* all of one length"),
+        (c, x, {"offsets": [(0, 0, 0, 0)] * 5}, ValueError, "stencil: offsets must be"),
+        (c, x, {"offsets": [(0, 0.5)] * 5}, TypeError, "stencil: offsets must be tuples of integers"),
+        (c, x, {"offsets": [0, 1]}, TypeError, "stencil: offsets must be tuples of integers"),
+        (c, x, {"offsets": grids.CROSS[:4]}, ValueError, r"stencil: coefficients .* K = 4 .* got \(5,\)"),
+        (normal((5, 6, 7)), x, {"offsets": grids.CROSS}, ValueError, r"stencil: coefficients .* \(6, 8\)"),
+        (normal((2, 5)), x, {"offsets": grids.CROSS}, ValueError, "stencil: coefficients must have shape"),
+        (c, x, {"offsets": grids.CROSS, "boundary": "wrap"}, ValueError, "stencil: boundary must be one of"),
+        (
+            c,
+            x,
+            {"offsets": grids.CROSS, "boundary": ["zero"]},
+            ValueError,
+            "stencil: boundary must be one word",
+        ),
+        (
+            normal((2, 5, 6, 8)),
+            normal((3, 6, 8)),
+            {"offsets": grids.CROSS},
+            ValueError,
+            r"stencil: the batch axes of coefficients and x must broadcast, got \(2,\) and \(3,\)",
+        ),
+    ):
+        with pytest.raises(error, match=message):
+            ops.stencil(coefficients, field, **options)
+
+
+def test_a_cuda_tensor_is_refused():
+    with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
+        c, x = torch.empty(3, device="cuda"), torch.empty(7, device="cuda")
+        with pytest.raises(NotImplementedError, match="stencil: has no kernel for cuda"):
+            ops.stencil(c, x)
+
+
+def test_sizes_that_change_under_compile():
+    torch._dynamo.reset()
+    f = torch.compile(lambda c, x: ops.stencil(c, x), fullgraph=True, backend="aot_eager", dynamic=True)
+    c = normal((3, 3)).requires_grad_()
+    for grid in ((5, 6), (7, 4), (2, 5, 9)):
+        x = normal(grid, seed=1)
+        torch.testing.assert_close(f(c, x), ops.stencil(c, x))
+        wanted, found = (torch.autograd.grad(h(c, x).sum(), c)[0] for h in (ops.stencil, f))
+        torch.testing.assert_close(found, wanted)
+    torch._dynamo.reset()
+
+
+def test_errors_of_the_matrix():
+    c = normal((5,))
+    with pytest.raises(
+        ValueError, match=r"stencil_matrix: grid must have 2 sizes, none negative, got \(6,\)"
+    ):
+        ops.stencil_matrix(c, (6,), offsets=grids.CROSS)
+    with pytest.raises(ValueError, match="stencil_matrix: grid must have 2 sizes, none negative"):
+        ops.stencil_matrix(c, (6, -1), offsets=grids.CROSS)
+    with pytest.raises(TypeError, match="stencil_matrix: grid must be a sequence of ints"):
+        ops.stencil_matrix(c, (6, 1.5), offsets=grids.CROSS)
+    with pytest.raises(ValueError, match="stencil_matrix: coefficients must have shape"):
+        ops.stencil_matrix(normal((5, 6, 7)), (6, 8), offsets=grids.CROSS)
+    with pytest.raises(ValueError, match="stencil_matrix: boundary"):
+        ops.stencil_matrix(c, (6, 8), offsets=grids.CROSS, boundary="none")
+
+
+# --- the raw operators ---
+raw = torch.ops.learnsolve
+FLAT, OPEN = [o for offset in grids.CROSS for o in offset], [0, 1]
+
+
+@DTYPES
+def test_opcheck(dtype):
+    c, x = normal((5, 4, 6), dtype), normal((4, 6), dtype, seed=1)
+    cb, xb = normal((2, 5, 4, 6), dtype), normal((2, 4, 6), dtype, seed=1)
+    for k, f in ((c, x), (c[:, :1, :1], x), (cb, x), (c, xb), (cb[:, :, :1, :1], xb)):
+        for transpose, shared in itertools.product((False, True), repeat=2):
+            torch.library.opcheck(raw.stencil.default, (k, f, FLAT, OPEN, transpose, shared))
+    for u, w in ((x, x), (xb, x), (x, xb), (xb, xb)):
+        for constant, shared in itertools.product((False, True), repeat=2):
+            torch.library.opcheck(raw.stencil_products.default, (u, w, FLAT, OPEN, constant, shared))
+
+
+def test_wrong_arguments_are_refused():
+    c, x = normal((5, 4, 6)), normal((4, 6))
+    for arguments, message in (
+        ((c, x, FLAT, []), "stencil: periodic must have 1, 2 or 3"),
+        ((c, x, FLAT[:3], OPEN), "stencil: offsets must hold 2"),
+        ((c, x[0], FLAT, OPEN), "stencil: a field must have 2 axes"),
+        ((c[:4], x, FLAT, OPEN), "stencil: the shape of coefficients does not match"),
+        ((c[:, :3], x, FLAT, OPEN), "stencil: the shape of coefficients does not match"),
+        ((c[:, 0], x, FLAT, OPEN), "stencil: the shape of coefficients does not match"),
+        ((c.float(), x, FLAT, OPEN), "stencil: .* one dtype"),
+        ((c.half(), x.half(), FLAT, OPEN), "stencil: .* float32 or float64"),
+        ((c.expand(2, 5, 4, 6), x.expand(3, 4, 6), FLAT, OPEN), "stencil: batch sizes 2 and 3"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            raw.stencil(*arguments)
+    with pytest.raises(RuntimeError, match="stencil_products: the shape of w does not match"):
+        raw.stencil_products(x, x[:, :5], FLAT, OPEN, True)
+    with pytest.raises(RuntimeError, match="stencil_products: the shape of w does not match"):
+        raw.stencil_products(x, x[0, 0], FLAT, OPEN, True)

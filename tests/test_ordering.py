@@ -1,0 +1,180 @@
+"""Reverse Cuthill-McKee and greedy colouring."""
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+from reference import coordinates, grid, pattern_of, power_law, random, structures
+
+import learnsolve as ls
+from learnsolve import ordering
+
+
+def blocks(*parts):
+    return scipy.sparse.csr_array(scipy.sparse.block_diag(parts))
+
+
+def shuffled(S, seed=0):
+    p = np.random.default_rng(seed).permutation(S.shape[0])
+    return scipy.sparse.csr_array(S)[p][:, p]
+
+
+SQUARE = {name: S for name, S in structures().items() if S.shape[0] == S.shape[1]} | {
+    "nonsymmetric": random(30, 30, 0.1, seed=5),
+    "upper triangle": scipy.sparse.csr_array(scipy.sparse.triu(random(20, 20, 0.3))),
+    "diagonal only": scipy.sparse.csr_array(scipy.sparse.eye_array(7)),
+    "no entries": scipy.sparse.csr_array((5, 5)),
+    "disconnected": blocks(grid(5, 3), random(6, 6, 0.5), np.zeros((2, 2)), grid(9, 3)),
+    "shuffled grid": shuffled(grid(5, 12)),
+    "star": scipy.sparse.csr_array(np.eye(12) + (np.arange(12) == 0)[:, None]),
+    "power law, larger": power_law(200),
+}
+every_square = pytest.mark.parametrize("name", SQUARE)
+both_indices = pytest.mark.parametrize("index", [torch.int32, torch.int64])
+
+
+def graph(P):
+    """Coupled pairs (i, j), i != j, both ways, each once."""
+    i, j = coordinates(P)
+    pairs = np.concatenate([np.stack([i, j], 1), np.stack([j, i], 1)])
+    return np.unique(pairs[pairs[:, 0] != pairs[:, 1]], axis=0)
+
+
+@every_square
+@both_indices
+@pytest.mark.parametrize("order", ["natural", "largest_first"])
+def test_colouring(name, index, order):
+    P = pattern_of(SQUARE[name], index)
+    n = P.shape[0]
+    found = ordering.greedy_colouring(P, order)
+    colours = found.colours.numpy()
+    edges = graph(P)
+    assert found.colours.shape == found.rows.shape == (n,)
+    assert found.ptr.shape == (found.count + 1,)
+    assert found.colours.dtype == found.ptr.dtype == found.rows.dtype == index
+    assert (colours[edges[:, 0]] != colours[edges[:, 1]]).all(), "neighbours of one colour"
+    assert set(colours) == set(range(found.count))
+    assert found.count <= (np.bincount(edges[:, 0]).max(initial=0) + 1 if n else 0)
+    # The rows by colour, in order.
+    assert (found.rows.numpy() == np.argsort(colours, kind="stable")).all()
+    assert (np.diff(found.ptr.numpy()) == np.bincount(colours, minlength=found.count)).all()
+    # Greedy: every row has a neighbour of each smaller colour.
+    for i in range(n):
+        near = set(colours[edges[edges[:, 0] == i, 1]])
+        assert set(range(colours[i])) <= near
+
+
+def greedy(P, order):
+    """The definition, row by row."""
+    n, edges = P.shape[0], graph(P)
+    near = [edges[edges[:, 0] == i, 1] for i in range(n)]
+    rows = sorted(range(n), key=lambda i: -len(near[i]) if order == "largest_first" else 0)
+    colours = np.full(n, -1)
+    for i in rows:
+        colours[i] = min(set(range(n)) - set(colours[near[i]]))
+    return colours
+
+
+@every_square
+@pytest.mark.parametrize("order", ["natural", "largest_first"])
+def test_colouring_is_the_greedy_one(name, order):
+    P = pattern_of(SQUARE[name])
+    assert (ordering.greedy_colouring(P, order).colours.numpy() == greedy(P, order)).all()
+
+
+@pytest.mark.parametrize("shape", [(17,), (9, 14), (5, 4, 6)])
+def test_grids_are_red_and_black(shape):
+    found = ordering.greedy_colouring(ls.problems.poisson(shape))
+    assert found.count == 2
+    parity = np.indices(shape).sum(0).ravel() % 2
+    assert (found.colours.numpy() == parity).all()
+
+
+def test_nine_points_take_four_colours():
+    assert ordering.greedy_colouring(pattern_of(grid(9, 11))).count == 4
+
+
+def test_rows_of_one_colour_may_be_relaxed_together():
+    """Gauss-Seidel by colours, all rows of one at once, is Gauss-Seidel in the order `rows`, row by row."""
+    S = random(25, 25, 0.1, seed=3).toarray() + 10 * np.eye(25)
+    A = ls.CSR.from_scipy(scipy.sparse.csr_array(S))
+    _, count, ptr, rows = ordering.greedy_colouring(A)
+    b = np.random.default_rng(0).standard_normal(25)
+    at_once, one_by_one = np.zeros(25), np.zeros(25)
+    for c in range(count):
+        group = rows[ptr[c] : ptr[c + 1]].numpy()
+        at_once[group] += ((b - S @ at_once) / S.diagonal())[group]
+    for i in rows.tolist():
+        one_by_one[i] += (b - S @ one_by_one)[i] / S[i, i]
+    np.testing.assert_allclose(at_once, one_by_one, rtol=1e-14)
+
+
+def bandwidth(S):
+    i, j = scipy.sparse.coo_array(S).coords
+    return abs(i - j).max(initial=0)
+
+
+@every_square
+@both_indices
+def test_cuthill_mckee_is_a_permutation(name, index):
+    P = pattern_of(SQUARE[name], index)
+    p = ordering.reverse_cuthill_mckee(P)
+    assert p.dtype == index
+    assert p.sort().values.tolist() == list(range(P.shape[0]))
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_cuthill_mckee_makes_the_band_narrow(seed):
+    S = shuffled(grid(5, 12), seed)
+    p = ordering.reverse_cuthill_mckee(pattern_of(S)).numpy()
+    assert bandwidth(S) > 100
+    assert bandwidth(S[p][:, p]) <= 13
+
+
+def test_cuthill_mckee_sees_both_triangles():
+    """A one-sided chain, shuffled: tridiagonal again only if (i, j) and (j, i) count alike."""
+    S = shuffled(scipy.sparse.diags_array([np.ones(39)], offsets=[1], shape=(40, 40)).tocsr())
+    p = ordering.reverse_cuthill_mckee(pattern_of(S)).numpy()
+    assert bandwidth(S[p][:, p]) == 1
+
+
+def test_explicit_zeros_are_entries():
+    A = ls.problems.poisson((5, 5))
+    zeros = A.with_values(torch.zeros_like(A.values))
+    assert ordering.greedy_colouring(zeros).count == 2
+    assert torch.equal(ordering.reverse_cuthill_mckee(zeros), ordering.reverse_cuthill_mckee(A.pattern))
+
+
+def test_results_are_kept_with_the_pattern():
+    A = ls.problems.poisson((6, 6))
+    assert A.pattern.cache_bytes() == 0
+    assert ordering.greedy_colouring(A) is ordering.greedy_colouring(A.pattern)
+    assert ordering.greedy_colouring(A, "largest_first") is not ordering.greedy_colouring(A)
+    assert ordering.reverse_cuthill_mckee(A) is ordering.reverse_cuthill_mckee(A)
+    assert A.pattern.cache_bytes() > 0
+
+
+def test_while_torch_compiles():
+    A = ls.problems.poisson((4, 4))
+
+    def f(x):
+        _, count, ptr, rows = ordering.greedy_colouring(A)
+        return x[rows.long()] * count + ptr[-1] + x[ordering.reverse_cuthill_mckee(A).long()]
+
+    x = torch.arange(16.0)
+    assert torch.equal(torch.compile(f, fullgraph=True, backend="aot_eager")(x), f(x))
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("function", [ordering.greedy_colouring, ordering.reverse_cuthill_mckee])
+def test_errors(function):
+    name = function.__name__
+    with pytest.raises(ValueError, match=rf"{name}: P must be square, got shape \(3, 4\)"):
+        function(pattern_of(random(3, 4, 0.5)))
+    with pytest.raises(TypeError, match=f"{name}: P must be a SparsityPattern or a CSR, got Tensor"):
+        function(torch.eye(3))
+
+
+def test_an_unknown_order():
+    with pytest.raises(ValueError, match=r"greedy_colouring: order must be one of .*, got 'smallest_last'"):
+        ordering.greedy_colouring(pattern_of(grid(5, 3)), "smallest_last")
