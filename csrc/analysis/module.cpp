@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "analysis/incomplete.h"
 #include "analysis/colouring.h"
+#include "analysis/incomplete.h"
 #include "analysis/pattern.h"
 #include "analysis/spgemm.h"
 

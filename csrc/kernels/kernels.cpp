@@ -26,7 +26,7 @@ constexpr Kernels<T, I> table{&spmm<T, I>,
                               &incomplete_product_adjoint<T, I>,
                               &spgemm_rows<T, I>,
                               &spgemm_left<T, I>,
-                              &spgemm_columns<T, I>};
+                              &spgemm_columns<T, I>,
                               &stencil<T>,
                               &stencil_products<T>,
                               &stencil_correlation<T>};
