@@ -19,7 +19,6 @@ constexpr Kernels<T, I> table{&spmm<T, I>,
                               &richardson_adjoint<T, I>,
                               &sptrsv<T, I>,
                               &sptrsv_rows<T, I>,
-                              &sptrsv_backward<T, I>,
                               &sptrsv_gradient<T, I>};
 
 extern const AllKernels all_kernels;

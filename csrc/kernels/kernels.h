@@ -23,8 +23,7 @@ struct Kernels {
   using S = const TriangleView<T, I>&;
   bool (*sptrsv)(S, const T* b, T* x, int64_t k, int64_t c0, int64_t c1);
   bool (*sptrsv_rows)(S, const I* order, int64_t r0, int64_t r1, const T* b, T* x, int64_t k);
-  bool (*sptrsv_backward)(S, const T* g, const T* x, T* y, int64_t k, T* ga, bool accumulate);
-  void (*sptrsv_gradient)(S, int64_t r0, int64_t r1, const T* y, const T* x, int64_t k, T* ga,
+  void (*sptrsv_gradient)(S, int64_t r0, int64_t r1, const T* u, const T* w, int64_t k, T* ga,
                           bool accumulate);
 };
 

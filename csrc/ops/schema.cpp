@@ -42,8 +42,10 @@ STABLE_TORCH_LIBRARY(learnsolve, m) {
   m.def(
       "csr_sptrsv(Tensor ptr, Tensor idx, Tensor? perm, Tensor blocks, Tensor order, Tensor levels, "
       "bool upper, bool unit, Tensor values, Tensor b) -> Tensor");
-  // For T x = b with T's transpose as the system: (gradient for the values, y = T^-T g).
+  // For x = T^-1 b with T's transpose as the system: (gradient for the values, y = T^-T g). row_ptr to
+  // row_blocks hold the same entries by rows of the matrix: T's if not `transpose`, else those of T^T.
   m.def(
       "csr_sptrsv_backward(Tensor ptr, Tensor idx, Tensor? perm, Tensor blocks, Tensor order, Tensor levels, "
-      "bool upper, bool unit, Tensor values, Tensor g, Tensor x) -> (Tensor, Tensor)");
+      "bool upper, bool unit, Tensor row_ptr, Tensor row_idx, Tensor? row_perm, Tensor row_blocks, "
+      "bool transpose, Tensor values, Tensor g, Tensor x) -> (Tensor, Tensor)");
 }

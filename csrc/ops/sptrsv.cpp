@@ -68,42 +68,33 @@ Tensor csr_sptrsv(const Tensor& ptr, const Tensor& idx, const std::optional<Tens
 std::tuple<Tensor, Tensor> csr_sptrsv_backward(const Tensor& ptr, const Tensor& idx,
                                                const std::optional<Tensor>& perm, const Tensor& blocks,
                                                const Tensor& order, const Tensor& levels, bool upper,
-                                               bool unit, const Tensor& values_, const Tensor& g_,
-                                               const Tensor& x_) {
+                                               bool unit, const Tensor& row_ptr, const Tensor& row_idx,
+                                               const std::optional<Tensor>& row_perm,
+                                               const Tensor& row_blocks, bool transpose,
+                                               const Tensor& values_, const Tensor& g_, const Tensor& x_) {
   const char* name = "csr_sptrsv_backward";
   const TriangularStructure S(name, ptr, idx, perm, blocks, order, levels, upper, unit);
+  const TriangularStructure A(name, row_ptr, row_idx, row_perm, row_blocks, order, levels, upper == transpose,
+                              unit);
+  STD_TORCH_CHECK(A.rows() == S.rows() && A.entries() == S.entries(), name,
+                  ": both structures must hold the same entries");
   const Tensor values = dense(values_), g = dense(g_), x = dense(x_);
   const System system(name, S, values, g);
   STD_TORCH_CHECK(std::equal(x.sizes().begin(), x.sizes().end(), g.sizes().begin(), g.sizes().end()) &&
                       x.scalar_type() == values.scalar_type(),
                   name, ": x must have the shape and dtype of g");
   const std::vector<int64_t> values_size(values.sizes().begin(), values.sizes().end());
-  const bool written = S.entries() == values_size.back() && system.batch > 0 && system.k > 0;
   const std::vector<int64_t> size(g.sizes().begin(), g.sizes().end());
+  const bool written = S.entries() == values_size.back() && system.batch > 0 && system.k > 0;
   Tensor y = new_empty(values, size);
   Tensor ga = written ? new_empty(values, values_size) : new_zeros(values, values_size);
   if (system.batch == 0 || system.k == 0) return {ga, y};
   dispatch(name, values, S.idx, [&]<class T, class I>() {
-    const auto& table = kernels().get<T, I>();
-    const T* v = data<T>(values);
-    T* gv = mutable_data<T>(ga);
-    const int64_t n = system.n, k = system.k, nk = n * k, step = system.values_step;
-    const bool parallel = torch::stable::get_num_threads() > 1 && S.work(system.batch * k) >= 2 * kGrain;
-    bool solved = true;
-    if (parallel && (system.batch > 1 || k > 32 || S.n_levels() > 0)) {
-      solved = triangular_solve<T, I>(S, v, step, data<T>(g), nk, mutable_data<T>(y), system.batch, k);
-      const int64_t grain = std::max<int64_t>(kGrain * n / S.work(system.batch * k), 1);
-      torch::stable::parallel_for(0, n, grain, [&](int64_t r0, int64_t r1) {
-        for (int64_t s = 0; s < system.batch; ++s)
-          table.sptrsv_gradient(S.view<T, I>(v), r0, r1, data<T>(y) + s * nk, data<T>(x) + s * nk, k,
-                                gv + s * step, step == 0 && s > 0);
-      });
-    } else {
-      for (int64_t s = 0; s < system.batch && solved; ++s)
-        solved = table.sptrsv_backward(S.view<T, I>(v + s * step), data<T>(g) + s * nk, data<T>(x) + s * nk,
-                                       mutable_data<T>(y) + s * nk, k, gv + s * step, step == 0 && s > 0);
-    }
-    if (!solved) refuse<T, I>(name, S, v, system);
+    if (!triangular_solve<T, I>(S, data<T>(values), system.values_step, data<T>(g), system.n * system.k,
+                                mutable_data<T>(y), system.batch, system.k))
+      refuse<T, I>(name, S, data<T>(values), system);
+    triangular_gradient<T, I>(A, system.values_step, data<T>(transpose ? x : y), data<T>(transpose ? y : x),
+                              system.batch, system.k, mutable_data<T>(ga));
   });
   return {ga, y};
 }

@@ -108,6 +108,21 @@ bool triangular_solve(const TriangularStructure& S, const T* values, int64_t val
   return solved;
 }
 
+// For T x_s = b_s with y_s = T^-T g_s: the gradients -<u_i, w_j>, summed over the systems where they share
+// one matrix, into ga. S holds T's entries by rows of the matrix: u = y and w = x, the other way round for
+// the solve with the transpose. Entries that S does not hold are not written.
+template <class T, class I>
+void triangular_gradient(const TriangularStructure& S, int64_t values_step, const T* u, const T* w,
+                         int64_t batch, int64_t k, T* ga) {
+  const int64_t n = S.rows(), nk = n * k;
+  const int64_t grain = std::max<int64_t>(kGrain * n / std::max<int64_t>(S.work(batch * k), 1), 1);
+  torch::stable::parallel_for(0, n, grain, [&](int64_t r0, int64_t r1) {
+    for (int64_t s = 0; s < batch; ++s)
+      kernels().get<T, I>().sptrsv_gradient(S.view<T, I>(nullptr), r0, r1, u + s * nk, w + s * nk, k,
+                                            ga + s * values_step, values_step == 0 && s > 0);
+  });
+}
+
 // First row whose diagonal entry has no finite reciprocal, or -1.
 template <class T, class I>
 int64_t zero_on_diagonal(const TriangularStructure& S, const T* values, T& value) {

@@ -70,5 +70,8 @@ def _(ptr, idx, perm, blocks, order, levels, upper, unit, values, b):
 
 
 @torch.library.register_fake("learnsolve::csr_sptrsv_backward")
-def _(ptr, idx, perm, blocks, order, levels, upper, unit, values, g, x):
+def _(
+    ptr, idx, perm, blocks, order, levels, upper, unit, row_ptr, row_idx, row_perm, row_blocks, transpose,
+    values, g, x,
+):  # fmt: skip
     return values.new_empty(values.shape), g.new_empty(g.shape)

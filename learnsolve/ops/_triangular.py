@@ -4,7 +4,7 @@ T(v) is the triangle of the matrix with values v, or its transpose; x = T^-1 b a
 
     y = T^-T g,    gradient for b: y,    for entry (i, j) of T: -y_i x_j,
 
-zero for the entries that are not read. Both gradients come from one sweep (csrc/kernels/sptrsv.h). A product
+zero for the entries that are not read. Both gradients come from one operator (csrc/kernels/sptrsv.h). A product
 with T, in the derivatives of these, is the product with the values masked.
 
 Source: Nytko et al., "Optimized Sparse Matrix Operations for Reverse Mode Automatic Differentiation",
@@ -93,6 +93,12 @@ def _mask(pattern: SparsityPattern, lower: bool, unit: bool) -> _Mask:
 
 def _system(pattern: SparsityPattern, side: Side) -> _Triangle:
     return pattern._planned(_triangle, side.lower, side.unit, side.transpose)
+
+
+def _adjoint_system(pattern: SparsityPattern, side: Side) -> tuple:
+    """What the raw backward takes: T^T, and the entries by rows of the matrix."""
+    rows = _system(pattern, Side(side.lower, side.unit, False))
+    return (*_system(pattern, side.adjoint), *rows[:4], side.transpose)
 
 
 def _only_read(t: Tensor, pattern: SparsityPattern, side: Side) -> Tensor:
@@ -203,12 +209,12 @@ class _SolveForwardMode(Eager, _Solve):
 
 
 class _Backward(torch.autograd.Function):
-    """Both gradients in one sweep. Its own derivatives, for cotangents (hv, hy) and H the matrix that T is, with
+    """Both gradients in one call. Its own derivatives, for cotangents (hv, hy) and H the matrix that T is, with
     values hv: y's cotangent is c = hy - H x, and that goes through y = T^-T g like any solve's."""
 
     @staticmethod
     def forward(v, g, x, pattern, side):
-        return _raw_backward(*_system(pattern, side.adjoint), v, g, x)
+        return _raw_backward(*_adjoint_system(pattern, side), v, g, x)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
