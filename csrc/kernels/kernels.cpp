@@ -9,6 +9,7 @@
 #include "kernels/spgemm.h"
 #include "kernels/spmm.h"
 #include "kernels/stencil.h"
+#include "kernels/sptrsv.h"
 
 namespace learnsolve::LEARNSOLVE_ISA {
 
@@ -30,6 +31,9 @@ constexpr Kernels<T, I> table{&spmm<T, I>,
                               &stencil<T>,
                               &stencil_products<T>,
                               &stencil_correlation<T>};
+                              &sptrsv<T, I>,
+                              &sptrsv_rows<T, I>,
+                              &sptrsv_gradient<T, I>};
 
 extern const AllKernels all_kernels;
 const AllKernels all_kernels{table<float, int32_t>, table<float, int64_t>, table<double, int32_t>,

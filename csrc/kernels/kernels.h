@@ -41,6 +41,11 @@ struct Kernels {
   void (*stencil)(S, Coefficients, int64_t b0, int64_t b1, const T* c, const T* x, T* y, bool accumulate);
   void (*stencil_products)(S, int64_t b0, int64_t b1, const T* u, const T* w, T* q, bool accumulate);
   void (*stencil_correlation)(S, int64_t b0, int64_t b1, const T* u, const T* w, T* partial);
+  using S = const TriangleView<T, I>&;
+  bool (*sptrsv)(S, const T* b, T* x, int64_t k, int64_t c0, int64_t c1);
+  bool (*sptrsv_rows)(S, const I* order, int64_t r0, int64_t r1, const T* b, T* x, int64_t k);
+  void (*sptrsv_gradient)(S, int64_t r0, int64_t r1, const T* u, const T* w, int64_t k, T* ga,
+                          bool accumulate);
 };
 
 struct AllKernels {

@@ -10,6 +10,7 @@ void test_products();
 void test_richardson();
 void test_spgemm();
 void test_stencils();
+void test_sptrsv();
 
 int main(int argc, char** argv) {
   const char* isa = argc > 1 ? argv[1] : "baseline";
@@ -28,5 +29,6 @@ int main(int argc, char** argv) {
   test_richardson();
   test_spgemm();
   test_stencils();
+  test_sptrsv();
   std::printf("%s: passed\n", isa);
 }

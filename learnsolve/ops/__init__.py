@@ -9,6 +9,7 @@ from learnsolve.ops.spgemm import galerkin, spgemm
 from learnsolve.ops.spmm import spmm
 from learnsolve.ops.stencil import stencil
 from learnsolve.ops.stencil_matrix import stencil_matrix
+from learnsolve.ops.sptrsv import sptrsv
 from learnsolve.ops.structure import diagonal, inverse_diagonal, scale_columns, scale_rows, sum, transpose
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "spmm",
     "stencil",
     "stencil_matrix",
+    "sptrsv",
     "sum",
     "transpose",
 ]

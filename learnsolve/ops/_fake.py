@@ -127,3 +127,14 @@ def _(u, w, offsets, periodic, constant, sum_batch=False):
         return u.new_empty(tail)
     batch = u.shape[0] if u.dim() == d + 1 else 1
     return u.new_empty(w.shape[0] if w.dim() == d + 1 and batch == 1 else batch, *tail)
+@torch.library.register_fake("learnsolve::csr_sptrsv")
+def _(ptr, idx, perm, blocks, order, levels, upper, unit, values, b):
+    return b.new_empty(b.shape)
+
+
+@torch.library.register_fake("learnsolve::csr_sptrsv_backward")
+def _(
+    ptr, idx, perm, blocks, order, levels, upper, unit, row_ptr, row_idx, row_perm, row_blocks, transpose,
+    values, g, x,
+):  # fmt: skip
+    return values.new_empty(values.shape), g.new_empty(g.shape)
