@@ -4,16 +4,20 @@ from learnsolve.ops import _fake
 from learnsolve.ops.quadratic_form import quadratic_form
 from learnsolve.ops.sddmm import sddmm
 from learnsolve.ops.spmm import spmm
+from learnsolve.ops.spsolve import Factorized, factorized, spsolve
 from learnsolve.ops.structure import diagonal, inverse_diagonal, scale_columns, scale_rows, sum, transpose
 
 __all__ = [
+    "Factorized",
     "diagonal",
+    "factorized",
     "inverse_diagonal",
     "quadratic_form",
     "scale_columns",
     "scale_rows",
     "sddmm",
     "spmm",
+    "spsolve",
     "sum",
     "transpose",
 ]

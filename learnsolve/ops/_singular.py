@@ -1,0 +1,78 @@
+"""What makes a matrix singular, in words. Only for matrices whose factorisation has failed."""
+
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+from scipy.sparse.csgraph import maximum_bipartite_matching
+from scipy.sparse.linalg import splu
+
+_SHOWN = 5
+
+
+def why_singular(S: Any) -> str:
+    """ "structurally singular: ..." or "singular: ...", with a remedy."""
+    found = _no_matching(S)
+    if found:
+        return f"structurally singular: {found}; remove that row and column, or add entries there"
+    nonzero = S.copy()
+    nonzero.eliminate_zeros()
+    found = _no_matching(nonzero)
+    if found:
+        return (
+            f"singular: without its explicit zeros, {found}; remove that row and column, or change its values"
+        )
+    found = _dependence(S)
+    return (
+        f"singular: the elimination met a pivot that is exactly zero{found}; fix one of the unknowns that "
+        "are not determined, or add a shift to the diagonal"
+    )
+
+
+def _no_matching(S: Any) -> str:
+    """Why no permutation puts entries on the whole diagonal, empty if one does."""
+    for name, counts in (
+        ("row", np.diff(S.indptr)),
+        ("column", np.bincount(S.indices, minlength=S.shape[1])),
+    ):
+        empty = np.flatnonzero(counts == 0)
+        if len(empty):
+            return f"{name} {empty[0]} has no entry"
+    column_of_row = maximum_bipartite_matching(S, perm_type="column")
+    unmatched = np.flatnonzero(column_of_row < 0)
+    if not len(unmatched):
+        return ""
+    rank = len(column_of_row) - len(unmatched)
+    return (
+        f"its rank is at most {rank} of {len(column_of_row)}, whatever the values: row {unmatched[0]} "
+        "finds no column that the other rows leave over"
+    )
+
+
+def _dependence(S: Any) -> str:
+    """Rows or columns that depend on each other, empty if none are found."""
+    tolerance = 4 * S.shape[0] * np.finfo(S.dtype).eps
+    size = abs(S)
+    for name, axis in (("rows", 1), ("columns", 0)):
+        if (np.abs(S.sum(axis)) <= tolerance * size.sum(axis)).all():
+            return f"; its {name} sum to zero"
+    v = _null_vector(S.astype(np.float64))
+    if np.abs(S @ v).max() > tolerance * (size @ np.abs(v)).max():
+        return ""
+    columns = np.flatnonzero(np.abs(v) > 1e-6)
+    names = ", ".join(map(str, columns[:_SHOWN])) + (", ..." if len(columns) > _SHOWN else "")
+    return f"; columns {names} are linearly dependent"
+
+
+def _null_vector(S: Any) -> np.ndarray:
+    """A vector v, max |v| = 1, with S v nearly 0, by inverse iteration."""
+    n = S.shape[0]
+    rng = np.random.default_rng(0)
+    shift = 1e-12 * np.abs(S.data).max()
+    # Of random sizes: an equal one could be an eigenvalue's negative.
+    lu = splu(scipy.sparse.csc_array(S + scipy.sparse.diags_array(shift * rng.uniform(1, 2, n))))
+    v = rng.standard_normal(n)
+    for _ in range(3):
+        v = lu.solve(v)
+        v /= np.abs(v).max()
+    return v
