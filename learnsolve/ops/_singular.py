@@ -22,7 +22,7 @@ def why_singular(S: Any) -> str:
         return (
             f"singular: without its explicit zeros, {found}; remove that row and column, or change its values"
         )
-    found = _dependence(S)
+    found = sums_to_zero(S) or _dependence(S)
     return (
         f"singular: the elimination met a pivot that is exactly zero{found}; fix one of the unknowns that "
         "are not determined, or add a shift to the diagonal"
@@ -49,19 +49,25 @@ def _no_matching(S: Any) -> str:
     )
 
 
-def _dependence(S: Any) -> str:
-    """Rows or columns that depend on each other, empty if none are found."""
+def sums_to_zero(S: Any) -> str:
+    """The commonest null vectors, those of a pure Neumann problem; empty if they are not."""
     tolerance = 4 * S.shape[0] * np.finfo(S.dtype).eps
     size = abs(S)
-    for name, axis in (("rows", 1), ("columns", 0)):
+    for axis, words in ((1, "every row sums to zero"), (0, "every column sums to zero")):
         if (np.abs(S.sum(axis)) <= tolerance * size.sum(axis)).all():
-            return f"; its {name} sum to zero"
+            return f" ({words})"
+    return ""
+
+
+def _dependence(S: Any) -> str:
+    """Columns that depend on each other, empty if none are found."""
     v = _null_vector(S.astype(np.float64))
-    if np.abs(S @ v).max() > tolerance * (size @ np.abs(v)).max():
+    tolerance = 4 * S.shape[0] * np.finfo(S.dtype).eps
+    if np.abs(S @ v).max() > tolerance * (abs(S) @ np.abs(v)).max():
         return ""
     columns = np.flatnonzero(np.abs(v) > 1e-6)
     names = ", ".join(map(str, columns[:_SHOWN])) + (", ..." if len(columns) > _SHOWN else "")
-    return f"; columns {names} are linearly dependent"
+    return f" (columns {names} depend on each other)"
 
 
 def _null_vector(S: Any) -> np.ndarray:

@@ -9,9 +9,10 @@ factor. A comparison costs O(nnz), less than any solve.
 """
 
 import threading
+import warnings
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from learnsolve import _library  # noqa: F401  (the namespace of the operators)
 from learnsolve._plain import plain_tensors
-from learnsolve.ops._singular import why_singular
+from learnsolve.ops._singular import sums_to_zero, why_singular
 
 # SuperLU counts in C ints.
 _LARGEST = int(np.iinfo(np.intc).max)
@@ -31,19 +32,27 @@ _RECENT_CALLS = 8
 _RECENT_BYTES = 2**30
 
 
+class LU(NamedTuple):
+    """A matrix and what SuperLU made of its transpose."""
+
+    matrix: scipy.sparse.csr_array
+    largest: float  # of the values, in size
+    factors: Any
+
+
 class Factors:
     """Factors of the matrices that meet in one solve and its derivatives of any order.
 
-    `function` is the public function that error messages name.
+    `function` is the public function that messages name.
     """
 
     __slots__ = ("__weakref__", "_kept", "function")
 
     def __init__(self, function: str):
         self.function = function
-        self._kept: list[tuple[tuple[Tensor, Tensor, Tensor], list[Any]]] = []
+        self._kept: list[tuple[tuple[Tensor, Tensor, Tensor], list[LU]]] = []
 
-    def find(self, crow: Tensor, col: Tensor, values: Tensor) -> list[Any] | None:
+    def find(self, crow: Tensor, col: Tensor, values: Tensor) -> list[LU] | None:
         """Factors of `values`, (nnz,) or (B, nnz) on the host, if they are there: one for each matrix."""
         wanted = (values, col, crow)
         for kept, found in self._kept:
@@ -51,22 +60,23 @@ class Factors:
                 return found
         return None
 
-    def of(self, crow: Tensor, col: Tensor, values: Tensor) -> list[Any]:
+    def of(self, crow: Tensor, col: Tensor, values: Tensor) -> list[LU]:
         values = _host(values)
         found = self.find(crow, col, values)
         if found is None:
-            found = _factor(self.function, crow, col, values)
             with plain_tensors():
-                self._kept.append(((values.clone(), col, crow), found))
+                values = values.clone()
+            found = _factor(self.function, crow, col, values)
+            self._kept.append(((values, col, crow), found))
         return found
 
     @property
     def nnz(self) -> int:
         """Entries of all factors, L and U."""
-        return sum(lu.nnz for _, found in self._kept for lu in found if lu is not None)
+        return sum(lu.factors.nnz for _, found in self._kept for lu in found)
 
     def share(self) -> None:
-        """Let compiled calls find these factors, as long as somebody else holds them."""
+        """Let calls through the operator find these factors, as long as somebody else holds them."""
         _shared.add(self)
 
 
@@ -75,50 +85,79 @@ def solve(factors: Factors, crow: Tensor, col: Tensor, values: Tensor, b: Tensor
     return _solve(factors.function, factors.of(crow, col, values), b, transpose)
 
 
-def _solve(function: str, factors: list[Any], b: Tensor, transpose: bool) -> Tensor:
+def _solve(function: str, factors: list[LU], b: Tensor, transpose: bool) -> Tensor:
     rhs = _host(b).numpy()
-    trans = "N" if transpose else "T"
     if rhs.size == 0:
         x = np.empty_like(rhs)
     elif rhs.ndim < 3:
-        x = factors[0].solve(rhs, trans)
+        x = _solve_one(function, factors[0], rhs, transpose)
     else:
-        x = np.stack([lu.solve(r, trans) for lu, r in zip(factors, rhs, strict=True)])
-    if not np.isfinite(x).all():
-        # Columns with infinities or NaN give such solutions. The others must not.
-        axis = 0 if rhs.ndim == 1 else -2
-        if (np.isfinite(rhs).all(axis) & ~np.isfinite(x).all(axis)).any():
-            raise ValueError(
-                f"{function}: the solution is not finite, though A and the right-hand side are: A is "
-                f"singular to working precision, or the numbers leave the range of {rhs.dtype}; rescale the "
-                "equations, use float64, or add a shift to the diagonal of A"
-            )
+        x = np.stack([_solve_one(function, *pair, transpose) for pair in zip(factors, rhs, strict=True)])
     return torch.from_numpy(np.ascontiguousarray(x)).to(b.device)
 
 
-def _factor(function: str, crow: Tensor, col: Tensor, values: Tensor) -> list[Any]:
+def _solve_one(function: str, lu: LU, b: np.ndarray, transpose: bool) -> np.ndarray:
+    x = lu.factors.solve(b, "N" if transpose else "T")
+    # `not <=` is true for NaN too.
+    if not _largest(x) * lu.largest <= _largest(b) / np.finfo(b.dtype).eps:
+        _judge(function, lu.matrix, x, b, transpose)
+    return x
+
+
+def _judge(function: str, S: scipy.sparse.csr_array, x: np.ndarray, b: np.ndarray, transpose: bool) -> None:
+    """Refuse a solution that is not finite where it should be; warn of one that solves nothing."""
+    usable = np.isfinite(b).all(0)
+    if (usable & ~np.isfinite(x).all(0)).any():
+        raise ValueError(
+            f"{function}: the solution is not finite, though A and the right-hand side are: A is singular to "
+            f"working precision, or the numbers leave the range of {b.dtype}; rescale the equations, use "
+            "float64, or add a shift to the diagonal of A"
+        )
+    # Is rounding in A x alone as large as b? Each equation is taken relative to its largest coefficient.
+    size = abs(S.T.tocsr() if transpose else S)
+    scale = 1 / size.max(1).toarray()
+    if b.ndim == 2:
+        scale = scale[:, None]
+    with np.errstate(all="ignore"):
+        rounding = np.finfo(b.dtype).eps * (scale * (size @ np.abs(x))).max(0)
+        useless = rounding >= (scale * np.abs(b)).max(0)
+    if (usable & useless).any():
+        warnings.warn(
+            f"{function}: A is singular to working precision{sums_to_zero(S)}: rounding errors in A x are as "
+            "large as the right-hand side; fix one of the unknowns that are not determined, or add a shift "
+            "to the diagonal",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def _largest(a: np.ndarray) -> float:
+    return max(a.max(), -a.min()) if a.size else 0.0
+
+
+def _factor(function: str, crow: Tensor, col: Tensor, values: Tensor) -> list[LU]:
     n = len(crow) - 1
     if max(n, len(col)) > _LARGEST:
         raise ValueError(
             f"{function}: SuperLU counts up to {_LARGEST}, A has {n} rows and {len(col)} entries; use an "
             "iterative solver"
         )
+    if n == 0:
+        return []
     indptr, indices = (_host(t.to(torch.int32)).numpy() for t in (crow, col))
     numbers = values.numpy()
-    if n == 0:
-        return [None] * len(numbers.reshape(-1, len(col)) if numbers.ndim > 1 else [0])
     single = numbers.ndim == 1
     made = []
     for at, data in enumerate([numbers] if single else numbers):
-        which = "A" if single else f"matrix {at} of the batch"
         S = scipy.sparse.csr_array((data, indices, indptr), shape=(n, n))
         S.has_canonical_format = True
-        made.append(_factor_one(function, which, S))
+        made.append(_factor_one(function, "A" if single else f"matrix {at} of the batch", S))
     return made
 
 
-def _factor_one(function: str, which: str, S: scipy.sparse.csr_array) -> Any:
-    if not np.isfinite(S.data).all():
+def _factor_one(function: str, which: str, S: scipy.sparse.csr_array) -> LU:
+    largest = _largest(S.data)
+    if not np.isfinite(largest):
         p = int(np.flatnonzero(~np.isfinite(S.data))[0])
         row = int(np.searchsorted(S.indptr, p, side="right")) - 1
         raise ValueError(
@@ -138,7 +177,7 @@ def _factor_one(function: str, which: str, S: scipy.sparse.csr_array) -> Any:
             "options": {"SymmetricMode": True},
         }
     try:
-        return scipy.sparse.linalg.splu(transposed, **options)
+        return LU(S, float(largest), scipy.sparse.linalg.splu(transposed, **options))
     except RuntimeError as error:
         if "singular" not in str(error):
             raise
@@ -172,7 +211,7 @@ def _holders() -> Iterator[Factors]:
     yield from list(_shared)
 
 
-def _remembered(crow: Tensor, col: Tensor, values: Tensor) -> list[Any]:
+def _remembered(crow: Tensor, col: Tensor, values: Tensor) -> list[LU]:
     """The factors that an earlier call made: the backward of a compiled function is another call."""
     values = _host(values)
     with _lock:

@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor
-from torch._subclasses.fake_tensor import is_fake
 
 from learnsolve import _check, _library  # noqa: F401  (registers torch.ops.learnsolve)
 from learnsolve.csr import CSR
@@ -53,7 +52,7 @@ def spsolve(A: CSR, b: Tensor, *, transpose: bool = False) -> Tensor:
     1 GiB), for the backward to find.
 
     A matrix that is nearly singular is not refused: the relative error is about its condition number times
-    the unit roundoff.
+    the unit roundoff. A RuntimeWarning says when rounding errors in A x are as large as b.
 
     References
     ----------
@@ -137,6 +136,9 @@ class Factorized:
 
     __call__ = solve
 
+    def __reduce__(self):
+        return factorized, (self.A,)
+
     def __repr__(self) -> str:
         A, entries = self.A, self._factors.nnz
         matrices = A.batch_shape.numel()
@@ -155,8 +157,9 @@ def _version(values: Tensor) -> int:
 
 
 def _has_numbers(t: Tensor) -> bool:
-    """Not of a tensor that stands for a shape, or for a batch (of `is_grads_batched`)."""
-    return not (t.is_meta or is_fake(t) or is_legacy_batchedtensor(t))
+    """Not of a tensor that stands for a shape or a batch, nor while somebody records operations."""
+    ordinary = type(t) is Tensor or type(t) is torch.nn.Parameter
+    return ordinary and not is_legacy_batchedtensor(t) and not torch._C._len_torch_dispatch_stack()
 
 
 def _check_matrix(function: str, A: CSR) -> None:
