@@ -116,7 +116,7 @@ class Factorized:
         self._factors = Factors("factorized")
         # Inside a transformation the numbers are not to be had yet: the first solve factors.
         if _has_numbers(A.values) and not is_functorch_wrapped_tensor(A.values):
-            self._factors.of(*A.pattern._structure(False)[:2], A.values)
+            self._factors.of(*A.pattern._structure(False)[:2], _matrices(A.values))
             self._factors.share()
 
     def solve(self, b: Tensor, *, transpose: bool = False) -> Tensor:
@@ -194,16 +194,27 @@ def _solved(
     batch = torch.broadcast_shapes(values.shape[:-1], b.shape[:-2])
     axes = len(batch)
     missing = axes - (values.dim() - 1)
-    own = [i for i in range(missing, axes) if values.shape[i - missing] != 1]
+    own = [i + missing for i in _own_axes(values)]
     rest = [i for i in range(axes) if i not in own]
     order = [*own, axes, *rest, axes + 1]
     columns = b.expand((*batch, n, k)).permute(order)
     own_shape, rest_shape = (torch.Size([batch[i] for i in some]) for some in (own, rest))
-    v = values.reshape((own_shape.numel(), pattern.nnz) if own else (pattern.nnz,))
+    v = _matrices(values)
     flat = (n, rest_shape.numel() * k)
     x = _solve(v, columns.reshape((own_shape.numel(), *flat) if own else flat), pattern, transpose, factors)
     inverse = sorted(range(len(order)), key=order.__getitem__)
     return x.reshape((*own_shape, n, *rest_shape, k)).permute(inverse)
+
+
+def _own_axes(values: Tensor) -> list[int]:
+    """The batch axes along which there are other matrices."""
+    return [i for i, size in enumerate(values.shape[:-1]) if size != 1]
+
+
+def _matrices(values: Tensor) -> Tensor:
+    """One matrix, (nnz,), or all different ones, (B, nnz)."""
+    nnz, own = values.shape[-1], _own_axes(values)
+    return values.reshape((values.shape[:-1].numel(), nnz) if own else (nnz,))
 
 
 def _solve(
