@@ -61,8 +61,11 @@ def sums_to_zero(S: Any) -> str:
 
 def _dependence(S: Any) -> str:
     """Columns that depend on each other, empty if none are found."""
-    v = _null_vector(S.astype(np.float64))
-    tolerance = 4 * S.shape[0] * np.finfo(S.dtype).eps
+    try:
+        v = _null_vector(S.astype(np.float64))
+    except RuntimeError:  # singular with the shift too
+        return ""
+    tolerance = 32 * np.finfo(S.dtype).eps
     if np.abs(S @ v).max() > tolerance * (abs(S) @ np.abs(v)).max():
         return ""
     columns = np.flatnonzero(np.abs(v) > 1e-6)
@@ -71,12 +74,12 @@ def _dependence(S: Any) -> str:
 
 
 def _null_vector(S: Any) -> np.ndarray:
-    """A vector v, max |v| = 1, with S v nearly 0, by inverse iteration."""
+    """A vector v, max |v| = 1, with S v nearly 0 if there is one, by inverse iteration."""
     n = S.shape[0]
     rng = np.random.default_rng(0)
-    shift = 1e-12 * np.abs(S.data).max()
-    # Of random sizes: an equal one could be an eigenvalue's negative.
-    lu = splu(scipy.sparse.csc_array(S + scipy.sparse.diags_array(shift * rng.uniform(1, 2, n))))
+    # Small, but not lost in rounding; of random sizes, because one number could be minus an eigenvalue.
+    shift = 8 * np.finfo(np.float64).eps * np.abs(S.data).max() * rng.uniform(1, 2, n)
+    lu = splu(scipy.sparse.csc_array(S + scipy.sparse.diags_array(shift)))
     v = rng.standard_normal(n)
     for _ in range(3):
         v = lu.solve(v)

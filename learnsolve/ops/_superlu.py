@@ -99,7 +99,7 @@ def _solve(function: str, factors: list[LU], b: Tensor, transpose: bool) -> Tens
 def _solve_one(function: str, lu: LU, b: np.ndarray, transpose: bool) -> np.ndarray:
     x = lu.factors.solve(b, "N" if transpose else "T")
     # `not <=` is true for NaN too.
-    if not _largest(x) * lu.largest <= _largest(b) / np.finfo(b.dtype).eps:
+    if not _largest(x) * lu.largest <= 0.01 * _largest(b) / np.finfo(b.dtype).eps:
         _judge(function, lu.matrix, x, b, transpose)
     return x
 
@@ -113,19 +113,21 @@ def _judge(function: str, S: scipy.sparse.csr_array, x: np.ndarray, b: np.ndarra
             f"working precision, or the numbers leave the range of {b.dtype}; rescale the equations, use "
             "float64, or add a shift to the diagonal of A"
         )
-    # Is rounding in A x alone as large as b? Each equation is taken relative to its largest coefficient.
+    # Is rounding in A x alone about as large as b? Each equation counts relative to its largest coefficient.
+    # A singular matrix whose last pivot is rounding gives 0.01 to 30 (Laplacians of random weights), others
+    # come near only at condition numbers beyond what the precision holds.
     size = abs(S.T.tocsr() if transpose else S)
     scale = 1 / size.max(1).toarray()
     if b.ndim == 2:
         scale = scale[:, None]
     with np.errstate(all="ignore"):
         rounding = np.finfo(b.dtype).eps * (scale * (size @ np.abs(x))).max(0)
-        useless = rounding >= (scale * np.abs(b)).max(0)
+        useless = rounding >= 0.1 * (scale * np.abs(b)).max(0)
     if (usable & useless).any():
         warnings.warn(
-            f"{function}: A is singular to working precision{sums_to_zero(S)}: rounding errors in A x are as "
-            "large as the right-hand side; fix one of the unknowns that are not determined, or add a shift "
-            "to the diagonal",
+            f"{function}: A is nearly singular{sums_to_zero(S)}: rounding errors in A x are about as large "
+            "as the right-hand side; fix one of the unknowns that are not determined, add a shift to the "
+            "diagonal, or use float64",
             RuntimeWarning,
             stacklevel=2,
         )

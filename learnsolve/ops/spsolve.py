@@ -52,7 +52,7 @@ def spsolve(A: CSR, b: Tensor, *, transpose: bool = False) -> Tensor:
     1 GiB), for the backward to find.
 
     A matrix that is nearly singular is not refused: the relative error is about its condition number times
-    the unit roundoff. A RuntimeWarning says when rounding errors in A x are as large as b.
+    the unit roundoff. A RuntimeWarning says when rounding errors in A x are about as large as b.
 
     References
     ----------
