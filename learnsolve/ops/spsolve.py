@@ -38,14 +38,15 @@ def spsolve(A: CSR, b: Tensor, *, transpose: bool = False) -> Tensor:
 
     Notes
     -----
-    Gradient: :math:`\bar b = A^{-T} \bar x`, :math:`\bar A = -\bar b\, x^T` on the pattern. Any order;
-    forward mode, vmap, `torch.compile`. The factors of the forward serve all of them: a backward costs two
-    triangular solves and a sampled product. `factorized` keeps them for later calls.
+    Gradient: :math:`\bar b = A^{-T} \bar x`, :math:`\bar A = -\bar b\, x^T` on the pattern (if `transpose`,
+    :math:`A^{-1} \bar x` and :math:`-x\, \bar b^T`). Any order; forward mode, vmap, `torch.compile`. The
+    factors of the forward serve all of them: a backward costs two triangular solves and a sampled product.
+    `factorized` keeps them for later calls.
 
     A is factored in its own precision, with partial pivoting, columns ordered by COLAMD; if A is diagonally
     dominant, by rows or by columns, with pivots on the diagonal, ordered by minimum degree. Cost: that of the
     factorisation, n^1.5 flops for a plane mesh and n^2 for one in space, once for every matrix of the batch;
-    then 4 flops for each entry of the factors and column of b. The factors live as long as the graph.
+    then 2 flops for each entry of the factors and column of b. The factors live as long as the graph.
 
     SuperLU runs on the host, on one thread: tensors on other devices are copied there and the solution back.
     Under `torch.compile` the factors of the last eight calls are kept (of fewer, if they need more than

@@ -14,15 +14,16 @@ from torch import func
 from torch.autograd import gradcheck, gradgradcheck
 
 import learnsolve as ls
+from learnsolve.ops import _superlu
 
 
 @pytest.fixture
 def factored(monkeypatch):
-    """How many matrices SuperLU has factored, as a list of their values."""
+    """The options of each factorisation that SuperLU has made."""
     original, seen = scipy.sparse.linalg.splu, []
 
     def counting(A, **options):
-        seen.append(A.data.copy())
+        seen.append(options)
         return original(A, **options)
 
     monkeypatch.setattr(scipy.sparse.linalg, "splu", counting)
@@ -31,8 +32,6 @@ def factored(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def fresh_compiler():
-    from learnsolve.ops import _superlu
-
     torch._dynamo.reset()
     _superlu._recent.clear()
     yield
@@ -167,6 +166,22 @@ def test_a_change_between_forward_and_backward_is_refused():
         x.sum().backward()
 
 
+@pytest.mark.parametrize(
+    ("rows", "dominant"),
+    [
+        ([[2, -1, -1], [0.5, -1, 0.5], [0, 3, 3]], True),
+        ([[2, 0.5, 0], [-1, -1, 3], [-1, 0.5, 3]], True),  # by columns
+        ([[2, -1, -1.01], [0.5, -1, 0.5], [0, 3, 3]], False),
+        ([[0, 1], [1, 0]], False),
+    ],
+)
+def test_diagonally_dominant_matrices_are_not_pivoted(factored, rows, dominant):
+    A = ls.CSR.from_dense(torch.tensor(rows, dtype=torch.float64))
+    b = normal((len(rows),))
+    torch.testing.assert_close(ls.ops.spsolve(A, b), torch.linalg.solve(A.to_dense(), b))
+    assert factored == [_superlu._NO_PIVOTING if dominant else {}]
+
+
 def test_description():
     F = ls.ops.factorized(ls.CSR(batch_of_values(2), P))
     assert "Factorized(shape=(5, 5), nnz=11, batch=(2,), factors=" in repr(F)
@@ -282,8 +297,6 @@ def test_compiled_refuses_to_trace_the_making_of_a_factor():
 
 
 def test_what_compiled_calls_leave_is_bounded(monkeypatch):
-    from learnsolve.ops import _superlu
-
     op = torch.ops.learnsolve.superlu_solve
     b = normal((5,))
     for i in range(1, 20):

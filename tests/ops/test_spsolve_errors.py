@@ -114,6 +114,7 @@ def test_no_warning_without_a_reason():
     assert torch.equal(
         sparse(VALUES, torch.zeros(5, dtype=torch.float64)), torch.zeros(5, dtype=torch.float64)
     )
+    ls.ops.spsolve(ls.problems.poisson((5000,)), torch.ones(5000, dtype=torch.float64))  # condition 1e7
     tiny = sparse(VALUES, b * 1e-300)
     torch.testing.assert_close(tiny * 1e300, dense(VALUES, b), rtol=1e-11, atol=1e-11)
 
