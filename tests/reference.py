@@ -1,7 +1,7 @@
 """Matrices for the tests, dense references, and comparison under a bound that can be defended."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import scipy.sparse
@@ -154,6 +154,39 @@ def inputs_for(
 def gradients(function: Callable, inputs: list[Tensor], g: Tensor) -> tuple[Tensor, ...]:
     inputs = [t.detach().requires_grad_() for t in inputs]
     return torch.autograd.grad(function(*inputs), inputs, g, allow_unused=False)
+
+
+def layouts(t: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """The same shape in memory that is not contiguous, not aligned, shared or negated."""
+    wide = torch.full((*t.shape, 2), torch.nan, dtype=t.dtype)
+    wide[..., 0] = t
+    yield "every second number", wide[..., 0]
+    buffer = torch.empty(t.numel() + 1, dtype=t.dtype)
+    buffer[1:] = t.reshape(-1)
+    yield "misaligned", buffer[1:].view(t.shape)
+    yield "negated", torch.complex(torch.zeros_like(t), -t).conj().imag
+    if t.dim() >= 1:
+        yield "expanded", t[..., :1].expand(t.shape)
+        yield "expanded scalar", torch.ones((), dtype=t.dtype).expand(t.shape)
+    if t.dim() >= 2:
+        yield "transposed", t.mT.contiguous().mT
+        yield "first axis expanded", t[:1].expand(t.shape)
+        yield "overlapping windows", torch.arange(999.0, dtype=t.dtype).as_strided(t.shape, (1,) * t.dim())
+
+
+def peak(function: Callable) -> int:
+    """Most bytes held at once beyond what there was before."""
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
+        result = function()
+    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    held = most = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        held += event.nbytes()
+        most = max(most, held)
+    del result
+    return most
 
 
 def set_isa_or_skip(name: str) -> None:

@@ -1,4 +1,5 @@
-// spmm, sddmm and spmm_backward against plain sums, and the comparer against corrupted results.
+// spmm, sddmm, spmm_backward and scatter_backward against plain sums, and the comparer against corrupted
+// results.
 #include "kernels/sddmm.h"
 #include "kernels/spmm.h"
 #include "tests/cases.h"
@@ -113,6 +114,41 @@ void backward_case(Random& random, const Structure<I>& S, int64_t k, const std::
     }
 }
 
+// One column, in the order of the rows: every range adds into a gx of its own, as the caller has it.
+template <class T, class I>
+void scatter_case(Random& random, const Structure<I>& A, const std::string& name) {
+  const Array<T> values = uniform<T>(random, A.nnz());
+  const Array<T> g = uniform<T>(random, A.rows), x = uniform<T>(random, A.cols);
+  for (const bool need_gx : {false, true})
+    for (const bool need_ga : {false, true}) {
+      const Array<T> start = uniform<T>(random, A.cols);
+      std::vector<Sum> gx_expected = sums(start, true), ga_expected(A.nnz());
+      for (int64_t i = 0; i < A.rows; ++i)
+        for (int64_t p = A.ptr[i]; p < A.ptr[i + 1]; ++p) {
+          gx_expected[A.idx[p]].add(values[p], g[i]);
+          ga_expected[p].add(g[i], x[A.idx[p]]);
+        }
+      for (const Partition& partition : partitions(A.n_blocks())) {
+        const auto& bounds = partition.bounds;
+        std::vector<Array<T>> parts(bounds.size() - 1, Array<T>(A.cols));
+        parts[0] = start;
+        Array<T> ga = unwritten<T>(A.nnz());
+        for_ranges(partition, [&](int64_t b0, int64_t b1) {
+          size_t r = 0;  // which range this is; an empty one adds nothing, wherever
+          while (r + 2 < bounds.size() && bounds[r + 1] <= b0) ++r;
+          isa::scatter_backward<T, I>(view(A, values), A.table[2 * b0], A.table[2 * b1], g.data(), x.data(),
+                                      need_gx ? parts[r].data() : nullptr, need_ga ? ga.data() : nullptr);
+        });
+        Array<T> gx(A.cols);
+        for (const Array<T>& part : parts)
+          for (int64_t j = 0; j < A.cols; ++j) gx[j] += part[j];
+        const std::string what = "scatter_backward, " + name + ", " + partition.name;
+        if (need_gx) require_close(gx, gx_expected, what + ", gx");
+        if (need_ga) require_close(ga, ga_expected, what + ", ga");
+      }
+    }
+}
+
 template <class T, class I>
 void all_cases(Random& random, const char* types) {
   for_each_case<I>(random, [&](const Structure<I>& A, const Structure<I>& At, int64_t k) {
@@ -122,6 +158,7 @@ void all_cases(Random& random, const char* types) {
       sddmm_case<T>(random, *S, k, name);
       if (k > 0) backward_case<T>(random, *S, k, name);
     }
+    if (k == 1) scatter_case<T>(random, A, A.name + ", " + types);
   });
 }
 

@@ -19,6 +19,13 @@ __all__ = [
     "galerkin",
     "ic0",
     "ilu0",
+from learnsolve.ops.spsolve import Factorized, factorized, spsolve
+from learnsolve.ops.structure import diagonal, inverse_diagonal, scale_columns, scale_rows, sum, transpose
+
+__all__ = [
+    "Factorized",
+    "diagonal",
+    "factorized",
     "inverse_diagonal",
     "mic0",
     "quadratic_form",
@@ -31,6 +38,7 @@ __all__ = [
     "stencil",
     "stencil_matrix",
     "sptrsv",
+    "spsolve",
     "sum",
     "transpose",
 ]

@@ -9,6 +9,7 @@ from reference import (
     assert_within,
     gradients,
     inputs_for,
+    layouts,
     normal,
     pattern_of,
     small_pattern,
@@ -176,24 +177,6 @@ def test_nested_vmap(case: Case):
         found = nested(lambda *a: case.sparse(P, *a))(*stacks)
         wanted = nested(lambda *a: case.dense(P, *a))(*stacks)
         torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
-
-
-def layouts(t):
-    """The same shape in memory that is not contiguous, not aligned, shared or negated."""
-    wide = torch.full((*t.shape, 2), torch.nan, dtype=t.dtype)
-    wide[..., 0] = t
-    yield "every second number", wide[..., 0]
-    buffer = torch.empty(t.numel() + 1, dtype=t.dtype)
-    buffer[1:] = t.reshape(-1)
-    yield "misaligned", buffer[1:].view(t.shape)
-    yield "negated", torch.complex(torch.zeros_like(t), -t).conj().imag
-    if t.dim() >= 1:
-        yield "expanded", t[..., :1].expand(t.shape)
-        yield "expanded scalar", torch.ones((), dtype=t.dtype).expand(t.shape)
-    if t.dim() >= 2:
-        yield "transposed", t.mT.contiguous().mT
-        yield "first axis expanded", t[:1].expand(t.shape)
-        yield "overlapping windows", torch.arange(999.0, dtype=t.dtype).as_strided(t.shape, (1,) * t.dim())
 
 
 @every_case

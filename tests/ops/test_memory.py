@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from reference import normal, pattern_of
+from reference import normal, pattern_of, peak
 from scipy.sparse import random_array
 
 import learnsolve as ls
@@ -10,21 +10,6 @@ import learnsolve as ls
 N, K = 20_000, 64
 P = pattern_of(random_array((N, N), density=8 / N, rng=0), torch.int32)
 WORD = 8
-
-
-def peak(function) -> int:
-    """Most bytes held at once beyond what there was before."""
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
-    ) as profile:
-        result = function()
-    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
-    held = most = 0
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        held += event.nbytes()
-        most = max(most, held)
-    del result
-    return most
 
 
 def test_the_instrument_sees_a_temporary():

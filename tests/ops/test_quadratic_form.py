@@ -4,13 +4,13 @@ import itertools
 
 import pytest
 import torch
-from ops.test_contract import layouts
 from reference import (
     assert_within,
     densify,
     gradients,
     grid,
     inputs_for,
+    layouts,
     normal,
     pattern_of,
     power_law,

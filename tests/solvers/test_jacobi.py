@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from ops.test_contract import layouts
-from reference import assert_within, densify, grid, normal, pattern_of
+from reference import assert_within, densify, grid, layouts, normal, pattern_of
 from solvers.dense_jacobi import (
     MATRICES,
     SHAPES,

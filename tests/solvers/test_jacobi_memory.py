@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ops.test_memory import peak
-from reference import grid, normal, pattern_of
+from reference import grid, normal, pattern_of, peak
 from solvers.dense_jacobi import values_on
 
 import learnsolve as ls

@@ -1,0 +1,87 @@
+"""What makes a matrix singular, in words. Only for matrices whose factorisation has failed."""
+
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+from scipy.sparse.csgraph import maximum_bipartite_matching
+from scipy.sparse.linalg import splu
+
+_SHOWN = 5
+
+
+def why_singular(S: Any) -> str:
+    """ "structurally singular: ..." or "singular: ...", with a remedy."""
+    found = _no_matching(S)
+    if found:
+        return f"structurally singular: {found}; remove that row and column, or add entries there"
+    nonzero = S.copy()
+    nonzero.eliminate_zeros()
+    found = _no_matching(nonzero)
+    if found:
+        return (
+            f"singular: without its explicit zeros, {found}; remove that row and column, or change its values"
+        )
+    found = sums_to_zero(S) or _dependence(S)
+    return (
+        f"singular: the elimination met a pivot that is exactly zero{found}; fix one of the unknowns that "
+        "are not determined, or add a shift to the diagonal"
+    )
+
+
+def _no_matching(S: Any) -> str:
+    """Why no permutation puts entries on the whole diagonal, empty if one does."""
+    for name, counts in (
+        ("row", np.diff(S.indptr)),
+        ("column", np.bincount(S.indices, minlength=S.shape[1])),
+    ):
+        empty = np.flatnonzero(counts == 0)
+        if len(empty):
+            return f"{name} {empty[0]} has no entry"
+    column_of_row = maximum_bipartite_matching(S, perm_type="column")
+    unmatched = np.flatnonzero(column_of_row < 0)
+    if not len(unmatched):
+        return ""
+    rank = len(column_of_row) - len(unmatched)
+    return (
+        f"its rank is at most {rank} of {len(column_of_row)}, whatever the values: row {unmatched[0]} "
+        "finds no column that the other rows leave over"
+    )
+
+
+def sums_to_zero(S: Any) -> str:
+    """The commonest null vectors, those of a pure Neumann problem; empty if they are not."""
+    tolerance = 4 * S.shape[0] * np.finfo(S.dtype).eps
+    size = abs(S)
+    for axis, words in ((1, "every row sums to zero"), (0, "every column sums to zero")):
+        if (np.abs(S.sum(axis)) <= tolerance * size.sum(axis)).all():
+            return f" ({words})"
+    return ""
+
+
+def _dependence(S: Any) -> str:
+    """Columns that depend on each other, empty if none are found."""
+    try:
+        v = _null_vector(S.astype(np.float64))
+    except RuntimeError:  # singular with the shift too
+        return ""
+    tolerance = 32 * np.finfo(S.dtype).eps
+    if np.abs(S @ v).max() > tolerance * (abs(S) @ np.abs(v)).max():
+        return ""
+    columns = np.flatnonzero(np.abs(v) > 1e-6)
+    names = ", ".join(map(str, columns[:_SHOWN])) + (", ..." if len(columns) > _SHOWN else "")
+    return f" (columns {names} depend on each other)"
+
+
+def _null_vector(S: Any) -> np.ndarray:
+    """A vector v, max |v| = 1, with S v nearly 0 if there is one, by inverse iteration."""
+    n = S.shape[0]
+    rng = np.random.default_rng(0)
+    # Small, but not lost in rounding; of random sizes, because one number could be minus an eigenvalue.
+    shift = 8 * np.finfo(np.float64).eps * np.abs(S.data).max() * rng.uniform(1, 2, n)
+    lu = splu(scipy.sparse.csc_array(S + scipy.sparse.diags_array(shift)))
+    v = rng.standard_normal(n)
+    for _ in range(3):
+        v = lu.solve(v)
+        v /= np.abs(v).max()
+    return v

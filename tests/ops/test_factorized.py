@@ -1,0 +1,325 @@
+"""Factors: made once for all that is asked of a matrix, never used for another one."""
+
+import copy
+import pickle
+import threading
+
+import numpy as np
+import pytest
+import scipy.sparse.linalg
+import torch
+from ops.direct import VALUES, P, batch_of_values, convection, dense, pair, sparse
+from reference import densify, gradients, normal
+from torch import func
+from torch.autograd import gradcheck, gradgradcheck
+
+import learnsolve as ls
+from learnsolve.ops import _superlu
+
+
+@pytest.fixture
+def factored(monkeypatch):
+    """The options of each factorisation that SuperLU has made."""
+    original, seen = scipy.sparse.linalg.splu, []
+
+    def counting(A, **options):
+        seen.append(options)
+        return original(A, **options)
+
+    monkeypatch.setattr(scipy.sparse.linalg, "splu", counting)
+    return seen
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    torch._dynamo.reset()
+    _superlu._recent.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def compiled(function):
+    return torch.compile(function, fullgraph=True, backend="aot_eager")
+
+
+def leaves(*batch):
+    v = batch_of_values(*batch) if batch else VALUES.clone()
+    return v.requires_grad_(), normal((5, 3)).requires_grad_()
+
+
+@pytest.mark.parametrize("transpose", [False, True], ids=["", "transpose"])
+@pytest.mark.parametrize("batch", [(), (3,), (2, 1)], ids=str)
+def test_once_for_forward_backward_and_double_backward(factored, batch, transpose):
+    v, b = leaves(*batch)
+    x = sparse(v, b, transpose)
+    gv, gb = torch.autograd.grad(torch.sin(x).sum(), (v, b), create_graph=True)
+    hv, _ = torch.autograd.grad((gv**2).sum() + (gb**3).sum(), (v, b), create_graph=True)
+    torch.autograd.grad(hv.sum(), (v, b))
+    assert len(factored) == int(np.prod(batch))
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda f: lambda v, b: func.grad(lambda *a: f(*a).sum(), argnums=(0, 1))(v, b),
+        lambda f: func.jacrev(f, argnums=(0, 1)),
+        lambda f: func.jacfwd(f, argnums=(0, 1)),
+        lambda f: func.hessian(lambda *a: torch.sin(f(*a)).sum(), argnums=(0, 1)),
+        lambda f: lambda v, b: torch.vmap(lambda b: f(v, b))(torch.stack((b, 2 * b))),
+        lambda f: lambda v, b: torch.vmap(func.grad(lambda b: f(v, b).sum()))(torch.stack((b, 2 * b))),
+    ],
+    ids=["grad", "jacrev", "jacfwd", "hessian", "vmap", "vmap of grad"],
+)
+def test_once_in_transformations(factored, transform):
+    v, b = (t.detach() for t in leaves())
+    transform(sparse)(v, b)
+    assert len(factored) == 1
+
+
+def test_once_for_many_cotangents(factored):
+    v, b = leaves()
+    x = sparse(v, b)
+    torch.autograd.grad(x, (v, b), normal((4, *x.shape)), is_grads_batched=True, retain_graph=True)
+    torch.autograd.grad(x.sum(), (v, b))
+    assert len(factored) == 1
+
+
+def test_once_for_each_sample(factored):
+    b = normal((5,))
+    torch.vmap(func.grad(lambda v: (sparse(v, b) ** 2).sum()))(batch_of_values(4))
+    assert len(factored) == 4
+
+
+def test_kept_for_later_calls(factored):
+    v, b = leaves()
+    F = ls.ops.factorized(ls.CSR(v, P))
+    for seed in range(3):
+        c = normal((5, 2), seed=seed)
+        for transpose in (False, True):
+            x = F.solve(c, transpose=transpose)
+            torch.testing.assert_close(x, dense(v, c, transpose), rtol=1e-12, atol=1e-12)
+    x = F(b)
+    assert torch.equal(x, F.solve(b))
+    found = torch.autograd.grad(x.sum(), (v, b), create_graph=True)
+    torch.autograd.grad(sum((t**2).sum() for t in found), (v, b))
+    torch.vmap(F, in_dims=1)(b)
+    func.jacrev(F)(b)
+    assert len(factored) == 1
+
+
+@pytest.mark.parametrize("batch", [(), (2,)], ids=str)
+def test_derivatives_of_a_kept_factor(batch):
+    v, b = leaves(*batch)
+
+    def f(v, b):
+        return ls.ops.factorized(ls.CSR(v, P)).solve(b, transpose=True)
+
+    assert gradcheck(f, (v, b), check_forward_ad=True)
+    assert gradgradcheck(f, (v, b))
+    torch.testing.assert_close(
+        func.hessian(lambda v: torch.sin(f(v, b)).sum())(v),
+        func.hessian(lambda v: torch.sin(dense(v, b, True)).sum())(v),
+        rtol=1e-11,
+        atol=1e-11,
+    )
+
+
+def test_changed_values_are_refused():
+    b = normal((5,))
+    A = ls.CSR(VALUES.clone(), P)
+    F = ls.ops.factorized(A)
+    wanted = F(b)
+    A.values.mul_(2)
+    with pytest.raises(RuntimeError, match=r"factorized: the values of A were changed .* call factorized"):
+        F(b)
+    torch.testing.assert_close(ls.ops.factorized(A)(b), wanted / 2, rtol=1e-13, atol=0)
+    A = ls.CSR(VALUES.clone(), P)
+    F = ls.ops.factorized(A)
+    A.values = VALUES * 2
+    with pytest.raises(RuntimeError, match="changed"):
+        F(b)
+
+
+def test_a_step_of_an_optimiser_is_a_change():
+    v = torch.nn.Parameter(VALUES.clone())
+    F = ls.ops.factorized(ls.CSR(v, P))
+    F(normal((5,))).sum().backward()
+    torch.optim.SGD([v], lr=0.1).step()
+    with pytest.raises(RuntimeError, match="changed"):
+        F(normal((5,)))
+
+
+def test_a_change_behind_torch_meets_no_old_factor():
+    A = ls.CSR(VALUES.clone(), P)
+    F = ls.ops.factorized(A)
+    A.values.data.mul_(2)
+    b = normal((5,))
+    torch.testing.assert_close(F(b), dense(VALUES * 2, b), rtol=1e-12, atol=1e-12)
+
+
+def test_a_change_between_forward_and_backward_is_refused():
+    v = VALUES.clone()
+    b = normal((5,)).requires_grad_()
+    x = sparse(v, b)
+    v.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        x.sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("rows", "dominant"),
+    [
+        ([[2, -1, -1], [0.5, -1, 0.5], [0, 3, 3]], True),
+        ([[2, 0.5, 0], [-1, -1, 3], [-1, 0.5, 3]], True),  # by columns
+        ([[2, -1, -1.01], [0.5, -1, 0.5], [0, 3, 3]], False),
+        ([[0, 1], [1, 0]], False),
+    ],
+)
+def test_diagonally_dominant_matrices_are_not_pivoted(factored, rows, dominant):
+    A = ls.CSR.from_dense(torch.tensor(rows, dtype=torch.float64))
+    b = normal((len(rows),))
+    torch.testing.assert_close(ls.ops.spsolve(A, b), torch.linalg.solve(A.to_dense(), b))
+    assert factored == [_superlu._NO_PIVOTING if dominant else {}]
+
+
+def test_description():
+    F = ls.ops.factorized(ls.CSR(batch_of_values(2), P))
+    assert "Factorized(shape=(5, 5), nnz=11, batch=(2,), factors=" in repr(F)
+    assert "fill=" in repr(F)
+    for twin in (copy.deepcopy(F), pickle.loads(pickle.dumps(F))):
+        assert twin.A.values is not F.A.values
+        b = normal((5, 2))
+        assert torch.equal(twin(b), F(b))
+
+
+def test_threads_share_a_factor(factored):
+    Q, v = pair(convection(40))
+    v = v.requires_grad_()
+    F = ls.ops.factorized(ls.CSR(v, Q))
+    rhs = [normal((1600, 3), seed=s) for s in range(6)]
+
+    def work(i):
+        b = rhs[i].clone().requires_grad_()
+        x = F(b)
+        found[i] = (x.detach(), *torch.autograd.grad((x**2).sum(), (v, b)))
+
+    found: list = [None] * 6
+    for i in range(6):
+        work(i)
+    alone, found = found, [None] * 6
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    for a, b in zip(alone, found, strict=True):
+        assert all(torch.equal(s, t) for s, t in zip(a, b, strict=True))
+    assert len(factored) == 1
+
+
+def test_same_bits_for_any_number_of_threads():
+    Q, v = pair(convection(40))
+    found = []
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
+        b = normal((1600, 3))
+        found.append((sparse(v, b, False, Q), *gradients(lambda v, b: sparse(v, b, False, Q), [v, b], b)))
+    for other in found[1:]:
+        assert all(torch.equal(s, t) for s, t in zip(found[0], other, strict=True))
+
+
+# --- torch.compile ---
+
+
+@pytest.mark.parametrize("transpose", [False, True], ids=["", "transpose"])
+@pytest.mark.parametrize(
+    ("batch", "shape"),
+    [((), (5,)), ((), (5, 3)), ((), (2, 5, 3)), ((2,), (5, 3)), ((2,), (2, 5, 3)), ((3, 1), (2, 5, 2))],
+)
+def test_compiled_once(factored, batch, shape, transpose):
+    f = compiled(lambda v, b: sparse(v, b, transpose))
+    for scale in (1.0, 2.0):
+        factored.clear()
+        v = (batch_of_values(*batch) if batch else VALUES) * scale
+        b = normal(shape)
+        g = normal(dense(v, b).shape, seed=1)
+        found = gradients(f, [v, b], g)
+        assert len(factored) == (int(np.prod(batch)) if batch else 1)
+        wanted = gradients(lambda v, b: dense(v, b, transpose), [v, b], g)
+        torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-11)
+    f(v, b)
+    f(v, 2 * b)
+    assert len(factored) == (int(np.prod(batch)) if batch else 1)
+
+
+def test_compiled_sees_changed_values():
+    f = compiled(lambda v, b: sparse(v, b))
+    v, b = VALUES.clone(), normal((5,))
+    for _ in range(2):
+        torch.testing.assert_close(f(v, b), dense(v, b), rtol=1e-12, atol=1e-12)
+        v.data.mul_(2)
+
+
+def test_compiled_takes_the_factors_that_are_there(factored):
+    A = ls.CSR(VALUES.clone(), P)
+    F = ls.ops.factorized(A)
+    b = normal((5, 2))
+    torch.testing.assert_close(compiled(lambda b: F.solve(b))(b), dense(VALUES, b), rtol=1e-12, atol=1e-12)
+    assert len(factored) == 1
+
+
+def test_compiled_with_other_operations():
+    Q, v = pair(convection(6))
+
+    def energy(v, b):
+        A = ls.CSR(v, Q)
+        x = ls.ops.spsolve(A, ls.ops.spmm(A.T, torch.sin(b)) + A.diagonal())
+        return (ls.ops.spsolve(A, x, transpose=True) ** 2).sum()
+
+    one = torch.ones((), dtype=torch.float64)
+    b = normal((36,))
+    wanted = gradients(energy, [v, b], one)
+    Q.drop_caches()
+    torch.testing.assert_close(gradients(compiled(energy), [v, b], one), wanted, rtol=1e-10, atol=1e-12)
+
+
+def test_compiled_for_any_number_of_columns():
+    f = torch.compile(lambda v, b: sparse(v, b), fullgraph=True, backend="aot_eager", dynamic=True)
+    for k in (2, 3, 5):
+        b = normal((5, k))
+        torch.testing.assert_close(f(VALUES, b), dense(VALUES, b), rtol=1e-12, atol=1e-12)
+
+
+def test_compiled_refuses_to_trace_the_making_of_a_factor():
+    f = compiled(lambda v, b: ls.ops.factorized(ls.CSR(v, P)).solve(b))
+    with pytest.raises(Exception, match="factorized: cannot be traced"):
+        f(VALUES, normal((5,)))
+
+
+def test_what_compiled_calls_leave_is_bounded(monkeypatch):
+    op = torch.ops.learnsolve.superlu_solve
+    b = normal((5,))
+    for i in range(1, 20):
+        op(P.crow_indices, P.col_indices, VALUES * i, b, False)
+    assert len(_superlu._recent) == _superlu._RECENT_CALLS
+    monkeypatch.setattr(_superlu, "_RECENT_BYTES", 100)
+    torch.testing.assert_close(
+        op(P.crow_indices, P.col_indices, VALUES / 3, b, False), dense(VALUES / 3, b), rtol=1e-12, atol=1e-12
+    )
+    assert len(_superlu._recent) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("index", [torch.int32, torch.int64], ids=["int32", "int64"])
+def test_operator(index, dtype):
+    Q = P.to(dtype=index)
+    crow, col, v = Q.crow_indices, Q.col_indices, VALUES.to(dtype)
+    utils = ["test_schema", "test_faketensor", "test_autograd_registration", "test_aot_dispatch_dynamic"]
+    for sample in (
+        (crow, col, v, normal((5,), dtype), False),
+        (crow, col, v, normal((5, 2), dtype), True),
+        (crow, col, v.repeat(2, 1), normal((2, 5, 2), dtype), False),
+    ):
+        torch.library.opcheck(torch.ops.learnsolve.superlu_solve.default, sample, test_utils=utils)
+    x = torch.ops.learnsolve.superlu_solve(crow, col, v, torch.ones(5, dtype=dtype), True)
+    torch.testing.assert_close(densify(P, v).mT @ x, torch.ones(5, dtype=dtype))
