@@ -8,8 +8,8 @@
 #include "kernels/sddmm.h"
 #include "kernels/spgemm.h"
 #include "kernels/spmm.h"
-#include "kernels/stencil.h"
 #include "kernels/sptrsv.h"
+#include "kernels/stencil.h"
 
 namespace learnsolve::LEARNSOLVE_ISA {
 
@@ -30,7 +30,7 @@ constexpr Kernels<T, I> table{&spmm<T, I>,
                               &spgemm_columns<T, I>,
                               &stencil<T>,
                               &stencil_products<T>,
-                              &stencil_correlation<T>};
+                              &stencil_correlation<T>,
                               &sptrsv<T, I>,
                               &sptrsv_rows<T, I>,
                               &sptrsv_gradient<T, I>};

@@ -109,6 +109,8 @@ def _(
 @torch.library.register_fake("learnsolve::csr_spgemm_backward")
 def _(t_ptr, t_idx, perm, b_ptr, b_idx, c_ptr, c_idx, positions, starts, blocks, masked, a, b, g):
     return a.new_empty(a.shape), b.new_empty(b.shape)
+
+
 @torch.library.register_fake("learnsolve::stencil")
 def _(coefficients, x, offsets, periodic, transpose=False, sum_batch=False):
     d = len(periodic)
@@ -127,6 +129,8 @@ def _(u, w, offsets, periodic, constant, sum_batch=False):
         return u.new_empty(tail)
     batch = u.shape[0] if u.dim() == d + 1 else 1
     return u.new_empty(w.shape[0] if w.dim() == d + 1 and batch == 1 else batch, *tail)
+
+
 @torch.library.register_fake("learnsolve::csr_sptrsv")
 def _(ptr, idx, perm, blocks, order, levels, upper, unit, values, b):
     return b.new_empty(b.shape)

@@ -164,6 +164,8 @@ def spgemm_arguments(P, dtype, operands=("a", "b"), columns=False, shared=True):
         if shared:
             out.append((*arrays, single[0], batch[1], True))
     return out
+
+
 def triangular_samples(P, dtype):
     """(system of the solve, of its backward, values, right-hand side), on a pattern with a diagonal."""
     S = pattern_of(random(*P.shape, 0.4) + eye_array(P.shape[0]), P.dtype)
@@ -295,6 +297,8 @@ def test_wrong_arguments_of_the_sparse_product_are_refused():
     ):
         with pytest.raises(RuntimeError, match=message):
             ops.csr_spgemm(**good | change)
+
+
 @pytest.mark.parametrize(
     ("at", "change", "message"),
     [
