@@ -12,6 +12,10 @@ template <class T, class I>
 struct Kernels {
   using A = const CsrView<T, I>&;
   using B = const RowBlocks<I>&;
+  using Incomplete = const Elimination<I>&;
+  using Product = const ProductView<I>&;
+  using Stencil = const StencilView&;
+  using Triangle = const TriangleView<T, I>&;
   void (*spmm)(A, B, int64_t b0, int64_t b1, const T* x, int64_t k, T* y, bool accumulate);
   void (*sddmm)(const I* ptr, const I* idx, B, int64_t b0, int64_t b1, const T* u, const T* v, int64_t k,
                 T* out, bool accumulate);
@@ -22,14 +26,11 @@ struct Kernels {
                            T* next, T* squares);
   void (*richardson_adjoint)(A, B, int64_t b0, int64_t b1, const T* x, const T* b, const T* s,
                              const T* lambda, const T* c, int64_t k, T* g, T* bbar, T* sbar);
-  using E = const Elimination<I>&;
-  int64_t (*incomplete_factor)(E, const T* a, T* f);
-  void (*incomplete_tangent)(E, const T* f, const T* v, T* z);
-  void (*incomplete_adjoint)(E, const T* f, T* g, T* w);
-  void (*incomplete_product)(E, const T* x, const T* z, T* b);
-  void (*incomplete_product_adjoint)(E, const T* x, const T* w, T* c);
-
-  using Product = const ProductView<I>&;
+  int64_t (*incomplete_factor)(Incomplete, const T* a, T* f);
+  void (*incomplete_tangent)(Incomplete, const T* f, const T* v, T* z);
+  void (*incomplete_adjoint)(Incomplete, const T* f, T* g, T* w);
+  void (*incomplete_product)(Incomplete, const T* x, const T* z, T* b);
+  void (*incomplete_product_adjoint)(Incomplete, const T* x, const T* w, T* c);
   void (*spgemm_rows)(Product, int64_t r0, int64_t r1, int64_t f, bool uniform, const T* a, const T* b, T* c,
                       I* marker, bool accumulate);
   void (*spgemm_left)(Product, int64_t r0, int64_t r1, int64_t f, const T* g, const T* b, T* ga, I* marker,
@@ -37,14 +38,13 @@ struct Kernels {
   void (*spgemm_columns)(Product, int64_t k0, int64_t k1, bool uniform, const T* a, const T* b, const T* g,
                          T* ga, T* gb, bool add_a, bool add_b);
   // Stencils have no indices: the same for every I.
-  using S = const StencilView&;
-  void (*stencil)(S, Coefficients, int64_t b0, int64_t b1, const T* c, const T* x, T* y, bool accumulate);
-  void (*stencil_products)(S, int64_t b0, int64_t b1, const T* u, const T* w, T* q, bool accumulate);
-  void (*stencil_correlation)(S, int64_t b0, int64_t b1, const T* u, const T* w, T* partial);
-  using S = const TriangleView<T, I>&;
-  bool (*sptrsv)(S, const T* b, T* x, int64_t k, int64_t c0, int64_t c1);
-  bool (*sptrsv_rows)(S, const I* order, int64_t r0, int64_t r1, const T* b, T* x, int64_t k);
-  void (*sptrsv_gradient)(S, int64_t r0, int64_t r1, const T* u, const T* w, int64_t k, T* ga,
+  void (*stencil)(Stencil, Coefficients, int64_t b0, int64_t b1, const T* c, const T* x, T* y,
+                  bool accumulate);
+  void (*stencil_products)(Stencil, int64_t b0, int64_t b1, const T* u, const T* w, T* q, bool accumulate);
+  void (*stencil_correlation)(Stencil, int64_t b0, int64_t b1, const T* u, const T* w, T* partial);
+  bool (*sptrsv)(Triangle, const T* b, T* x, int64_t k, int64_t c0, int64_t c1);
+  bool (*sptrsv_rows)(Triangle, const I* order, int64_t r0, int64_t r1, const T* b, T* x, int64_t k);
+  void (*sptrsv_gradient)(Triangle, int64_t r0, int64_t r1, const T* u, const T* w, int64_t k, T* ga,
                           bool accumulate);
 };
 

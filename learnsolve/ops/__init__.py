@@ -7,25 +7,21 @@ from learnsolve.ops.quadratic_form import quadratic_form
 from learnsolve.ops.sddmm import sddmm
 from learnsolve.ops.spgemm import galerkin, spgemm
 from learnsolve.ops.spmm import spmm
+from learnsolve.ops.spsolve import Factorized, factorized, spsolve
+from learnsolve.ops.sptrsv import sptrsv
 from learnsolve.ops.stencil import stencil
 from learnsolve.ops.stencil_matrix import stencil_matrix
-from learnsolve.ops.sptrsv import sptrsv
-from learnsolve.ops.structure import diagonal, inverse_diagonal, scale_columns, scale_rows, sum, transpose
-
-__all__ = [
-    "IncompleteCholesky",
-    "IncompleteLU",
-    "diagonal",
-    "galerkin",
-    "ic0",
-    "ilu0",
-from learnsolve.ops.spsolve import Factorized, factorized, spsolve
 from learnsolve.ops.structure import diagonal, inverse_diagonal, scale_columns, scale_rows, sum, transpose
 
 __all__ = [
     "Factorized",
+    "IncompleteCholesky",
+    "IncompleteLU",
     "diagonal",
     "factorized",
+    "galerkin",
+    "ic0",
+    "ilu0",
     "inverse_diagonal",
     "mic0",
     "quadratic_form",
@@ -35,10 +31,10 @@ __all__ = [
     "set_spgemm_plan_limit",
     "spgemm",
     "spmm",
+    "spsolve",
+    "sptrsv",
     "stencil",
     "stencil_matrix",
-    "sptrsv",
-    "spsolve",
     "sum",
     "transpose",
 ]
