@@ -3,6 +3,7 @@
 // could be the one with instructions that the machine does not have.
 #include "kernels/kernels.h"
 
+#include "kernels/add.h"
 #include "kernels/richardson.h"
 #include "kernels/sddmm.h"
 #include "kernels/spmm.h"
@@ -15,7 +16,9 @@ constexpr Kernels<T, I> table{&spmm<T, I>,
                               &spmm_backward<T, I>,
                               &scatter_backward<T, I>,
                               &richardson_sweep<T, I>,
-                              &richardson_adjoint<T, I>};
+                              &richardson_adjoint<T, I>,
+                              &add<T, I>,
+                              &add_backward<T, I>};
 
 extern const AllKernels all_kernels;
 const AllKernels all_kernels{table<float, int32_t>, table<float, int64_t>, table<double, int32_t>,

@@ -20,6 +20,10 @@ struct Kernels {
                            T* next, T* squares);
   void (*richardson_adjoint)(A, B, int64_t b0, int64_t b1, const T* x, const T* b, const T* s,
                              const T* lambda, const T* c, int64_t k, T* g, T* bbar, T* sbar);
+  void (*add)(const uint8_t* codes, const I* starts, int64_t chunk0, int64_t chunk1, int64_t n, const T* a,
+              int64_t na, const T* b, int64_t nb, T alpha, T beta, T* c);
+  void (*add_backward)(const uint8_t* codes, const I* starts, int64_t chunk0, int64_t chunk1, int64_t n,
+                       const T* g, T alpha, T beta, T* ga, T* gb);
 };
 
 struct AllKernels {

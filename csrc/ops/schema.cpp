@@ -36,4 +36,12 @@ STABLE_TORCH_LIBRARY(learnsolve, m) {
       "Tensor tperm, Tensor tblocks, Tensor values, Tensor scale, Tensor b, Tensor iterates, Tensor norms, "
       "Tensor gx, Tensor? gnorms, int iterations, int stride, bool need_values, bool need_scale, "
       "bool need_b, bool need_x0) -> (Tensor, Tensor, Tensor, Tensor)");
+  // c = alpha a + beta b on the union of two patterns, whose nnz entries codes and starts describe
+  // (kernels/union_plan.h); a, b (nnz) or (B, nnz), each with the nnz of its own pattern.
+  m.def(
+      "csr_add(Tensor codes, Tensor starts, int nnz, Tensor a, Tensor b, float alpha, float beta) -> Tensor");
+  // Its adjoint: gradients for a and b, with na and nb entries. Where one is not needed, its tensor is empty.
+  m.def(
+      "csr_add_backward(Tensor codes, Tensor starts, int na, int nb, Tensor g, float alpha, float beta, "
+      "bool need_a, bool need_b) -> (Tensor, Tensor)");
 }

@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <cstring>
 
+void test_add();
 void test_analysis();
 void test_comparison();
 void test_products();
@@ -20,5 +21,6 @@ int main(int argc, char** argv) {
   test_analysis();
   test_products();
   test_richardson();
+  test_add();
   std::printf("%s: passed\n", isa);
 }

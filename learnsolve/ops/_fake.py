@@ -62,3 +62,14 @@ def _(
         return t.new_empty(t.shape if needed else (0,))
 
     return like(values, need_values), like(scale, need_scale), like(b, need_b), b.new_empty(b.shape)
+
+
+@torch.library.register_fake("learnsolve::csr_add")
+def _(codes, starts, nnz, a, b, alpha, beta):
+    return a.new_empty((*a.shape[:-1], nnz))
+
+
+@torch.library.register_fake("learnsolve::csr_add_backward")
+def _(codes, starts, na, nb, g, alpha, beta, need_a, need_b):
+    ga = g.new_empty((*g.shape[:-1], na) if need_a else (0,))
+    return ga, g.new_empty((*g.shape[:-1], nb) if need_b else (0,))

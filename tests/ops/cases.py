@@ -6,16 +6,19 @@ form, with every sign made +, evaluated at |inputs| gives the sums sum |a||x| of
 ones the number of terms; the same holds for its derivatives.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import scipy.sparse
 import torch
-from reference import coordinates, densify, on_pattern, transpose_order
+from reference import coordinates, densify, on_pattern, pattern_of, transpose_order
 from torch import Tensor
 
 import learnsolve as ls
 from learnsolve import CSR, ops
+from learnsolve._plain import plain_tensors
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,47 @@ def _dense_sddmm(P, u, w):
 
 def _add(P, v, w):
     return (CSR(v, P) + CSR(w, P)).values
+
+
+def _pattern_at(P: ls.SparsityPattern, rows: np.ndarray, columns: np.ndarray) -> ls.SparsityPattern:
+    with plain_tensors():  # the first use may be inside of a transformation
+        return pattern_of(
+            scipy.sparse.coo_array((np.ones(len(rows)), (rows, columns)), shape=P.shape), P.dtype
+        )
+
+
+@functools.lru_cache(maxsize=64)
+def _flipped(P: ls.SparsityPattern) -> ls.SparsityPattern:
+    """As many entries as P, in other places: the columns in opposite order."""
+    rows, columns = coordinates(P)
+    return _pattern_at(P, rows, P.shape[1] - 1 - columns)
+
+
+@functools.lru_cache(maxsize=64)
+def _every_second(P: ls.SparsityPattern) -> ls.SparsityPattern:
+    """Every second entry of P, the first included."""
+    rows, columns = coordinates(P)
+    return _pattern_at(P, rows[::2], columns[::2])
+
+
+def _dense_sum(other: Callable) -> Callable:
+    """s A + t B on the union of the patterns, from the dense sum."""
+
+    def dense(P, v, w, s=1, t=1):
+        Q = other(P)
+        places = np.unique(np.concatenate([i * P.shape[1] + j for i, j in (coordinates(P), coordinates(Q))]))
+        D = s * densify(P, v).flatten(-2) + t * densify(Q, w).flatten(-2)
+        return D[..., torch.from_numpy(places)]
+
+    return dense
+
+
+def _dense_common(P, v, w):
+    """The entries of A * B that both patterns have."""
+    Q = _flipped(P)
+    a, b = (i * P.shape[1] + j for i, j in (coordinates(P), coordinates(Q)))
+    places = torch.from_numpy(np.intersect1d(a, b))
+    return densify(P, v).flatten(-2)[..., places] * densify(Q, w).flatten(-2)[..., places]
 
 
 CASES = [
@@ -221,6 +265,49 @@ CASES = [
         lambda P, v: -v,
         lambda m, n, z: ((z,),),
         positive=lambda P, v: v,
+    ),
+    # Two patterns: compiled in test_add.py, where the second one is made outside of the trace.
+    Case(
+        "add union",
+        lambda P, v, w, s, t: ops.add(CSR(v, P), CSR(w, _flipped(P)), alpha=s, beta=t).values,
+        _dense_sum(_flipped),
+        lambda m, n, z: ((z,), (z,), (), (1,)),
+        compiles=False,
+    ),
+    Case(
+        "add contained",
+        lambda P, v, w: ops.add(CSR(v, P), CSR(w, _every_second(P))).values,
+        _dense_sum(_every_second),
+        lambda m, n, z: ((z,), ((z + 1) // 2,)),
+        compiles=False,
+    ),
+    Case(
+        "add union batch",
+        lambda P, v, w, s: ops.add(CSR(v, P), CSR(w, _flipped(P)), alpha=s).values,
+        _dense_sum(_flipped),
+        lambda m, n, z: ((2, z), (z,), (2, 1)),
+        compiles=False,
+    ),
+    Case(
+        "add one pattern",
+        lambda P, v, w, s, t: ops.add(CSR(v, P), CSR(w, P), alpha=s, beta=t).values,
+        lambda P, v, w, s, t: s * v + t * w,
+        lambda m, n, z: ((z,), (2, z), (2, 1), (2, 1)),
+    ),
+    Case(
+        "A - B, two patterns",
+        lambda P, v, w: (CSR(w, _every_second(P)) - CSR(v, P)).values,
+        lambda P, v, w: _dense_sum(_every_second)(P, -v, w),
+        lambda m, n, z: ((z,), ((z + 1) // 2,)),
+        positive=_dense_sum(_every_second),
+        compiles=False,
+    ),
+    Case(
+        "A * B, two patterns",
+        lambda P, v, w: (CSR(v, P) * CSR(w, _flipped(P))).values,
+        _dense_common,
+        lambda m, n, z: ((z,), (2, z)),
+        compiles=False,
     ),
     # The pattern that comes out depends on the indices, which torch.compile cannot trace.
     Case("from_coo", _from_coo, _add_pairs, lambda m, n, z: ((2 * z,),), compiles=False),
