@@ -8,7 +8,7 @@ from torch import Tensor
 from learnsolve import _analysis, _check, _library  # noqa: F401  (registers torch.ops.learnsolve)
 from learnsolve.csr import CSR
 from learnsolve.ops._autograd import Eager, tracked
-from learnsolve.ops._scalar import factor
+from learnsolve.ops._operands import factor, matrix
 from learnsolve.pattern import SparsityPattern, as_numpy
 
 _raw = torch.ops.learnsolve.csr_add.default
@@ -62,8 +62,7 @@ def add(A: CSR, B: CSR, *, alpha: Scalar = 1, beta: Scalar = 1) -> CSR:
             [-5.,  3.]])
     """
     for name, M in (("A", A), ("B", B)):
-        if not isinstance(M, CSR):
-            raise TypeError(f"add: {name} must be a CSR, got {type(M).__name__}; make one with CSR.from_*")
+        matrix("add", name, M)
     return added("add", A, B, alpha, beta)
 
 

@@ -1,5 +1,6 @@
 """Elementwise arithmetic between matrices, and with scalars."""
 
+from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,7 +10,7 @@ from torch import Tensor
 from learnsolve import _check
 from learnsolve.csr import CSR
 from learnsolve.ops._gather import take
-from learnsolve.ops._scalar import factor
+from learnsolve.ops._operands import factor
 from learnsolve.ops.add import added, union_plan
 from learnsolve.pattern import SparsityPattern, as_numpy
 
@@ -79,3 +80,18 @@ def divide(A: CSR, s: Any) -> CSR:
     if isinstance(s, CSR):
         raise TypeError("A / s: s must be a scalar, got a CSR; divide A.values where entries are not zero")
     return A.with_values(A.values / factor("A / s", "s", A, s))
+
+
+def absolute(A: CSR) -> CSR:
+    """|A|, entry by entry. The derivative at zero is zero."""
+    return A.with_values(A.values.abs())
+
+
+def power(A: CSR, exponent: Any) -> CSR:
+    """A ** e, entry by entry, for a number e > 0: what is not stored is zero, and so is its power."""
+    if not isinstance(exponent, Real) or isinstance(exponent, bool) or not exponent > 0:
+        raise ValueError(
+            f"A ** e: e must be a positive number, got {exponent!r}, or what is not stored would not stay "
+            "zero; use A.with_values(A.values ** e) for the stored ones"
+        )
+    return A.with_values(A.values ** float(exponent))

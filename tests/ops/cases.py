@@ -139,6 +139,18 @@ def _dense_common(P, v, w):
     return densify(P, v).flatten(-2)[..., places] * densify(Q, w).flatten(-2)[..., places]
 
 
+def _outer_in_order(P, v, w):
+    """The entries of kron(A, B), by row and column."""
+    i, j = coordinates(P)
+    rows, columns = ((a[:, None] * size + a).reshape(-1) for a, size in ((i, P.shape[0]), (j, P.shape[1])))
+    return (v.unsqueeze(-1) * w.unsqueeze(-2)).flatten(-2)[..., torch.from_numpy(np.lexsort((columns, rows)))]
+
+
+def _index(n: int) -> np.ndarray:
+    """Some of 0, ..., n - 1, several times, negative ones too; nothing if n = 0."""
+    return np.concatenate((np.arange(0, n, 2), np.arange(n)[::-1][:3], -np.arange(1, n + 1)[:2]))
+
+
 CASES = [
     # spmm
     Case("spmm vector", _spmm, _dense_spmm, lambda m, n, z: ((z,), (n,))),
@@ -265,6 +277,106 @@ CASES = [
         lambda P, v: -v,
         lambda m, n, z: ((z,),),
         positive=lambda P, v: v,
+    ),
+    # parts and arrangements
+    Case(
+        "tril",
+        lambda P, v: ops.tril(CSR(v, P)).to_dense(),
+        lambda P, v: torch.tril(densify(P, v)),
+        lambda m, n, z: ((z,),),
+    ),
+    Case(
+        "triu 1 batch",
+        lambda P, v: CSR(v, P).triu(1).to_dense(),
+        lambda P, v: torch.triu(densify(P, v), 1),
+        lambda m, n, z: ((2, z),),
+    ),
+    Case(
+        "diagonal -1",
+        lambda P, v: CSR(v, P).diagonal(-1),
+        lambda P, v: (
+            torch.diagonal(torch.nn.functional.pad(densify(P, v), (1, 0)), dim1=-2, dim2=-1)[..., 1:]
+            if min(P.shape[0] - 1, P.shape[1]) > 0
+            else v.sum(-1, keepdim=True)[..., :0]
+        ),
+        lambda m, n, z: ((z,),),
+    ),
+    Case(
+        "trace",
+        lambda P, v: CSR(v, P).trace(),
+        lambda P, v: _diagonal(P, v).sum(-1),
+        lambda m, n, z: ((2, z),),
+    ),
+    Case(
+        "diag",
+        lambda P, d: ops.diag(d, -1).to_dense(),
+        lambda P, d: torch.diag_embed(d, -1),
+        lambda m, n, z: ((2, m),),
+        compiles=False,
+    ),
+    Case(
+        "kron",
+        lambda P, v, w: ops.kron(CSR(v, P), CSR(w, P)).values,
+        _outer_in_order,
+        lambda m, n, z: ((z,), (z,)),
+    ),
+    Case(
+        "kron batch",
+        lambda P, v, w: ops.kron(CSR(v, P), CSR(w, P)).values,
+        _outer_in_order,
+        lambda m, n, z: ((2, z), (z,)),
+    ),
+    Case(
+        "hstack",
+        lambda P, v, w: ops.hstack([CSR(v, P), CSR(w, P), CSR(v, P)]).to_dense(),
+        lambda P, v, w: torch.cat([densify(P, v), densify(P, w), densify(P, v)], -1),
+        lambda m, n, z: ((z,), (z,)),
+    ),
+    Case(
+        "vstack",
+        lambda P, v, w: ops.vstack([CSR(v, P), CSR(w, P)]).values,
+        lambda P, v, w: torch.cat([v, w.expand(v.shape)], -1),
+        lambda m, n, z: ((2, z), (z,)),
+    ),
+    Case(
+        "block_diag",
+        lambda P, v, w: ops.block_diag([CSR(v, P), CSR(w, P).T]).to_dense(),
+        lambda P, v, w: (
+            torch.nn.functional.pad(densify(P, v), (0, P.shape[0], 0, P.shape[1]))
+            + torch.nn.functional.pad(densify(P, w).mT, (P.shape[1], 0, P.shape[0], 0))
+        ),
+        lambda m, n, z: ((z,), (z,)),
+    ),
+    Case(
+        "A[slice, slice]",
+        lambda P, v: CSR(v, P)[1:, ::-2].to_dense(),
+        lambda P, v: densify(P, v)[..., 1:, torch.arange(P.shape[1]).flip(0)[::2]],
+        lambda m, n, z: ((z,),),
+    ),
+    Case(
+        "A[rows][:, columns]",
+        lambda P, v: CSR(v, P)[_index(P.shape[0])][:, _index(P.shape[1])].to_dense(),
+        lambda P, v: densify(P, v)[..., torch.from_numpy(_index(P.shape[0])), :][
+            ..., torch.from_numpy(_index(P.shape[1]))
+        ],
+        lambda m, n, z: ((2, z),),
+        compiles=False,
+    ),
+    Case(
+        "A[rows, columns]",
+        lambda P, v: CSR(v, P)[np.tile(coordinates(P)[0], 2), np.tile(coordinates(P)[1], 2)],
+        lambda P, v: torch.cat([v, v], -1),
+        lambda m, n, z: ((z,),),
+        compiles=False,
+    ),
+    Case(
+        "permute",
+        lambda P, v: ops.permute(
+            CSR(v, P), np.arange(P.shape[0])[::-1], np.roll(np.arange(P.shape[1]), 2)
+        ).to_dense(),
+        lambda P, v: densify(P, v).flip(-2)[..., torch.from_numpy(np.roll(np.arange(P.shape[1]), 2))],
+        lambda m, n, z: ((z,),),
+        compiles=False,
     ),
     # Two patterns: compiled in test_add.py, where the second one is made outside of the trace.
     Case(

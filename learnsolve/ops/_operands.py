@@ -1,4 +1,4 @@
-"""Scalars beside matrices: numbers, or tensors with one element or one a matrix of the batch."""
+"""Checks of operands: matrices, and scalars beside them."""
 
 from numbers import Real
 from typing import Any
@@ -7,6 +7,11 @@ from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.csr import CSR
+
+
+def matrix(function: str, name: str, A: Any) -> None:
+    if not isinstance(A, CSR):
+        raise TypeError(f"{function}: {name} must be a CSR, got {type(A).__name__}; make one with CSR.from_*")
 
 
 def factor(function: str, name: str, A: CSR, s: Any) -> Any:
