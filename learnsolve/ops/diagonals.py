@@ -70,5 +70,5 @@ def _pattern(n: int, m: int, k: int, dtype: torch.dtype, device: torch.device) -
     rows = np.arange(n)
     inside = (rows + k >= 0) & (rows + k < m)
     crow = np.concatenate(([0], np.cumsum(inside)))
-    index = (torch.from_numpy(a).to(device, dtype) for a in (crow, rows[inside] + k))
-    return SparsityPattern._trusted(*index, (n, m))
+    crow, col = (torch.from_numpy(a).to(device, dtype) for a in (crow, rows[inside] + k))
+    return SparsityPattern._trusted(crow, col, (n, m))

@@ -37,9 +37,8 @@ def index(A: CSR, key: Any) -> CSR | Tensor:
         return A if whole else selected(A, A.pattern._planned(_plan_slices, *rows, *columns))
     dense = isinstance(rows, int) or isinstance(columns, int)
     arrays = isinstance(rows, np.ndarray) and isinstance(columns, np.ndarray)
-    if arrays and rows.ndim == columns.ndim == 2 and rows.shape[1] == columns.shape[0] == 1:
-        rows, columns = rows[:, 0], columns[0]
-        arrays = False
+    if arrays and _crossed(*axes):
+        rows, columns, arrays = axes[0][:, 0], axes[1][0], False
     if dense or arrays:
         return _entries(A, rows, columns)
     for k in (rows, columns):
@@ -99,6 +98,10 @@ def _array(k: Any, n: int) -> Any:
         raise IndexError(f"A[...]: index {a[outside][0]} is out of range for an axis of length {n}")
     a = np.where(a < 0, a + n, a)
     return int(a) if a.ndim == 0 else a
+
+
+def _crossed(rows: np.ndarray, columns: np.ndarray) -> bool:
+    return rows.ndim == columns.ndim == 2 and rows.shape[1] == columns.shape[0] == 1
 
 
 def _plan_slices(P: SparsityPattern, *bounds: int) -> Selection:
