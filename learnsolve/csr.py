@@ -220,10 +220,58 @@ class CSR:
 
         return transpose(self)
 
-    def diagonal(self) -> Tensor:
+    def diagonal(self, k: int = 0) -> Tensor:
         from learnsolve.ops.structure import diagonal
 
-        return diagonal(self)
+        return diagonal(self, k)
+
+    def trace(self) -> Tensor:
+        from learnsolve.ops.structure import trace
+
+        return trace(self)
+
+    def tril(self, k: int = 0) -> CSR:
+        from learnsolve.ops.triangle import tril
+
+        return tril(self, k)
+
+    def triu(self, k: int = 0) -> CSR:
+        from learnsolve.ops.triangle import triu
+
+        return triu(self, k)
+
+    def norm(self, ord: float | str | None = None, dim: int | None = None) -> Tensor:
+        from learnsolve.ops.norm import norm
+
+        return norm(self, ord, dim)
+
+    def abs(self) -> CSR:
+        """The magnitudes of the entries."""
+        from learnsolve.ops.arithmetic import absolute
+
+        return absolute(self)
+
+    def pow(self, exponent: float) -> CSR:
+        """The entries to a positive power, each by itself; also ``A ** e``."""
+        from learnsolve.ops.arithmetic import power
+
+        return power(self, exponent)
+
+    __pow__ = pow
+
+    def __getitem__(self, key: Any) -> CSR | Tensor:
+        """``A[rows, columns]`` or ``A[rows]``: ints, slices, integer arrays, boolean masks.
+
+        Slices and arrays keep an axis, and ``A[1:5]``, ``A[p]``, ``A[p][:, q]``, ``A[numpy.ix_(p, q)]`` are
+        matrices; explicit zeros stay entries. An int drops its axis: ``A[i]`` is a dense row, ``A[i, j]`` a
+        number. Two index arrays pick entries one by one, a dense vector. Batch axes stay in front. All are
+        differentiable; entries that come twice add their gradients up.
+        """
+        from learnsolve.ops.indexing import index
+
+        return index(self, key)
+
+    __iter__ = None  # or Python would try A[0], A[1], ...
 
     def sum(self, dim: int | None = None) -> Tensor:
         from learnsolve.ops.structure import sum as sum_

@@ -6,12 +6,14 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <vector>
 
 #include "analysis/colouring.h"
 #include "analysis/incomplete.h"
 #include "analysis/levels.h"
 #include "analysis/pattern.h"
 #include "analysis/spgemm.h"
+#include "analysis/union.h"
 
 namespace py = pybind11;
 using namespace learnsolve::analysis;
@@ -146,6 +148,9 @@ void bind_triangle(py::module_& m) {
     }();
     return py::make_tuple(array(s.order), array(s.levels));
   });
+template <class T>
+Array<T> array_of(const std::vector<T>& v) {
+  return Array<T>(static_cast<py::ssize_t>(v.size()), v.data());
 }
 
 template <class I>
@@ -220,6 +225,17 @@ void bind(py::module_& m) {
     std::copy(first.begin(), first.end(), groups.mutable_data());
     return py::make_tuple(colours, groups, rows);
   });
+  m.def("merge_patterns",
+        [](const Array<I>& a_ptr, const Array<I>& a_idx, const Array<I>& b_ptr, const Array<I>& b_idx) {
+          const auto u = [&] {
+            py::gil_scoped_release release;
+            return merge_patterns(a_ptr.data(), a_idx.data(), b_ptr.data(), b_idx.data(),
+                                  static_cast<int64_t>(a_ptr.size()) - 1);
+          }();
+          const py::ssize_t lines = static_cast<py::ssize_t>(u.starts.size() / 2);
+          return py::make_tuple(array_of(u.ptr), array_of(u.idx), array_of(u.codes),
+                                array_of(u.starts).reshape({lines, static_cast<py::ssize_t>(2)}));
+        });
 }
 
 }  // namespace

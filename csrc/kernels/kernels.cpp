@@ -4,6 +4,7 @@
 #include "kernels/kernels.h"
 
 #include "kernels/incomplete.h"
+#include "kernels/add.h"
 #include "kernels/richardson.h"
 #include "kernels/sddmm.h"
 #include "kernels/spgemm.h"
@@ -34,6 +35,8 @@ constexpr Kernels<T, I> table{&spmm<T, I>,
                               &sptrsv<T, I>,
                               &sptrsv_rows<T, I>,
                               &sptrsv_gradient<T, I>};
+                              &add<T, I>,
+                              &add_backward<T, I>};
 
 extern const AllKernels all_kernels;
 const AllKernels all_kernels{table<float, int32_t>, table<float, int64_t>, table<double, int32_t>,

@@ -46,6 +46,10 @@ struct Kernels {
   bool (*sptrsv_rows)(Triangle, const I* order, int64_t r0, int64_t r1, const T* b, T* x, int64_t k);
   void (*sptrsv_gradient)(Triangle, int64_t r0, int64_t r1, const T* u, const T* w, int64_t k, T* ga,
                           bool accumulate);
+  void (*add)(const uint8_t* codes, const I* starts, int64_t chunk0, int64_t chunk1, int64_t n, const T* a,
+              int64_t na, const T* b, int64_t nb, T alpha, T beta, T* c);
+  void (*add_backward)(const uint8_t* codes, const I* starts, int64_t chunk0, int64_t chunk1, int64_t n,
+                       const T* g, T alpha, T beta, T* ga, T* gb);
 };
 
 struct AllKernels {

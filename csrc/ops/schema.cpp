@@ -100,4 +100,12 @@ STABLE_TORCH_LIBRARY(learnsolve, m) {
       "csr_sptrsv_backward(Tensor ptr, Tensor idx, Tensor? perm, Tensor blocks, Tensor order, Tensor levels, "
       "bool upper, bool unit, Tensor row_ptr, Tensor row_idx, Tensor? row_perm, Tensor row_blocks, "
       "bool transpose, Tensor values, Tensor g, Tensor x) -> (Tensor, Tensor)");
+  // c = alpha a + beta b on the union of two patterns, whose nnz entries codes and starts describe
+  // (kernels/union_plan.h); a, b (nnz) or (B, nnz), each with the nnz of its own pattern.
+  m.def(
+      "csr_add(Tensor codes, Tensor starts, int nnz, Tensor a, Tensor b, float alpha, float beta) -> Tensor");
+  // Its adjoint: gradients for a and b, with na and nb entries. Where one is not needed, its tensor is empty.
+  m.def(
+      "csr_add_backward(Tensor codes, Tensor starts, int na, int nb, Tensor g, float alpha, float beta, "
+      "bool need_a, bool need_b) -> (Tensor, Tensor)");
 }

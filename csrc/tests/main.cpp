@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <cstring>
 
+void test_add();
 void test_analysis();
 void test_colouring();
 void test_comparison();
@@ -30,5 +31,6 @@ int main(int argc, char** argv) {
   test_spgemm();
   test_stencils();
   test_sptrsv();
+  test_add();
   std::printf("%s: passed\n", isa);
 }

@@ -3,6 +3,11 @@
 from learnsolve.ops import _fake
 from learnsolve.ops._sparse_product import set_spgemm_plan_limit
 from learnsolve.ops.incomplete import IncompleteCholesky, IncompleteLU, ic0, ilu0, mic0
+from learnsolve.ops.add import add
+from learnsolve.ops.diagonals import diag, eye
+from learnsolve.ops.indexing import permute
+from learnsolve.ops.kron import kron
+from learnsolve.ops.norm import norm
 from learnsolve.ops.quadratic_form import quadratic_form
 from learnsolve.ops.sddmm import sddmm
 from learnsolve.ops.spgemm import galerkin, spgemm
@@ -24,6 +29,30 @@ __all__ = [
     "ilu0",
     "inverse_diagonal",
     "mic0",
+from learnsolve.ops.stack import block_diag, hstack, vstack
+from learnsolve.ops.structure import (
+    diagonal,
+    inverse_diagonal,
+    scale_columns,
+    scale_rows,
+    sum,
+    trace,
+    transpose,
+)
+from learnsolve.ops.symmetric_scaling import symmetric_scaling
+from learnsolve.ops.triangle import tril, triu
+
+__all__ = [
+    "add",
+    "block_diag",
+    "diag",
+    "diagonal",
+    "eye",
+    "hstack",
+    "inverse_diagonal",
+    "kron",
+    "norm",
+    "permute",
     "quadratic_form",
     "scale_columns",
     "scale_rows",
@@ -36,6 +65,11 @@ __all__ = [
     "stencil",
     "stencil_matrix",
     "sum",
+    "symmetric_scaling",
+    "trace",
     "transpose",
+    "tril",
+    "triu",
+    "vstack",
 ]
 del _fake

@@ -142,3 +142,12 @@ def _(
     values, g, x,
 ):  # fmt: skip
     return values.new_empty(values.shape), g.new_empty(g.shape)
+@torch.library.register_fake("learnsolve::csr_add")
+def _(codes, starts, nnz, a, b, alpha, beta):
+    return a.new_empty((*a.shape[:-1], nnz))
+
+
+@torch.library.register_fake("learnsolve::csr_add_backward")
+def _(codes, starts, na, nb, g, alpha, beta, need_a, need_b):
+    ga = g.new_empty((*g.shape[:-1], na) if need_a else (0,))
+    return ga, g.new_empty((*g.shape[:-1], nb) if need_b else (0,))

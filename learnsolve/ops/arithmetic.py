@@ -1,26 +1,18 @@
-"""Elementwise arithmetic between matrices on one pattern, and with scalars."""
+"""Elementwise arithmetic between matrices, and with scalars."""
 
 from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.csr import CSR
-
-_SCALAR = "s must be a number or a tensor with one element (or one a matrix of the batch, shape (..., 1))"
-
-
-def _one_pattern(function: str, A: CSR, B: CSR) -> None:
-    P, Q = A.pattern, B.pattern
-    if P is Q:
-        return
-    if P.shape != Q.shape:
-        raise ValueError(f"{function}: the matrices must have one shape, got {P.shape} and {Q.shape}")
-    raise NotImplementedError(
-        f"{function}: the matrices must share one SparsityPattern object; give B the values of A's pattern "
-        "with A.with_values(...)"
-    )
+from learnsolve.ops._gather import take
+from learnsolve.ops._operands import factor
+from learnsolve.ops.add import added, union_plan
+from learnsolve.pattern import SparsityPattern, as_numpy
 
 
 def add_values(function: str, A: CSR, B: Any, negate: bool = False) -> CSR:
@@ -30,36 +22,76 @@ def add_values(function: str, A: CSR, B: Any, negate: bool = False) -> CSR:
             f"{function}: B must be a CSR, got {type(B).__name__}: adding a number to a sparse matrix "
             "would fill it; add to A.values to shift the stored entries"
         )
-    _one_pattern(function, A, B)
-    return A.with_values(A.values - B.values if negate else A.values + B.values)
-
-
-def _factor(function: str, A: CSR, s: Any) -> Any:
-    """A scalar as something that broadcasts against (..., nnz)."""
-    if isinstance(s, Tensor):
-        if s.numel() == 1 and s.dim() <= 1:
-            return s.reshape(())
-        if s.dim() > 1 and s.shape[-1] == 1:
-            _check.batches(function, A.batch_shape, s.shape[:-1], "A.values and s")
-            return s
-        raise TypeError(
-            f"{function}: {_SCALAR}, got shape {tuple(s.shape)}; use scale_rows or scale_columns for a vector"
-        )
-    if isinstance(s, Real):  # NumPy's scalars too
-        return float(s)
-    raise TypeError(f"{function}: {_SCALAR}, got {type(s).__name__}")
+    if A.pattern is B.pattern:
+        return A.with_values(A.values - B.values if negate else A.values + B.values)
+    return added(function, A, B, 1, -1 if negate else 1)
 
 
 def multiply(function: str, A: CSR, B: Any) -> CSR:
-    """A * B: entry by entry for two matrices on one pattern, else by a scalar."""
-    if isinstance(B, CSR):
-        _one_pattern(function, A, B)
+    """A * B: entry by entry for two matrices, on the intersection of their patterns; else by a scalar."""
+    if not isinstance(B, CSR):
+        return A.with_values(A.values * factor(function, "s", A, B))
+    P, Q = A.pattern, B.pattern
+    if P is Q:
         return A.with_values(A.values * B.values)
-    return A.with_values(A.values * _factor(function, A, B))
+    if P.shape != Q.shape:
+        raise ValueError(f"{function}: the matrices must have one shape, got {P.shape} and {Q.shape}")
+    _check.dtype(function, "A.values", A.values)
+    _check.same_kind(function, "B.values", B.values, A.values)
+    _check.batches(function, A.batch_shape, B.batch_shape, "A.values and B.values")
+    plan = P._planned(_plan_intersection, Q)
+    a = A.values if plan.in_a is None else take(A.values, plan.in_a)
+    b = B.values if plan.in_b is None else take(B.values, plan.in_b)
+    pattern = P if plan.in_a is None else Q if plan.in_b is None else plan.pattern
+    return CSR(a * b, pattern)  # type: ignore[arg-type]
+
+
+class _IntersectionPlan(NamedTuple):
+    in_a: Tensor | None  # places of the common entries; None where these are all
+    in_b: Tensor | None
+    pattern: SparsityPattern | None  # where it is neither A's nor B's
+
+
+def _plan_intersection(P: SparsityPattern, Q: SparsityPattern) -> _IntersectionPlan:
+    plan = union_plan(P, Q)
+    if plan.lies == "both":
+        return _IntersectionPlan(None, None, None)
+    bits = np.unpackbits(as_numpy(plan.codes)[:, None], axis=1, bitorder="little").reshape(-1, 2, 4)
+    in_a, in_b = (bits[:, operand].reshape(-1)[: plan.nnz] == 1 for operand in (0, 1))
+    both = in_a & in_b
+    at_a, at_b = (np.cumsum(m, dtype=np.int64)[both] - 1 for m in (in_a, in_b))
+    if len(at_a) == P.nnz or len(at_b) == Q.nnz:
+        return _IntersectionPlan(
+            None if len(at_a) == P.nnz else P._tensor(at_a),
+            None if len(at_b) == Q.nnz else P._tensor(at_b),
+            None,
+        )
+    kept = P._tensor(at_a)
+    crow = as_numpy(P.crow_indices)
+    index = P.dtype if P.dtype == Q.dtype else torch.int64
+    pattern = SparsityPattern._trusted(
+        P._tensor(np.searchsorted(at_a, crow)).to(index), P.col_indices[kept].to(index), P.shape
+    )
+    return _IntersectionPlan(kept, P._tensor(at_b), pattern)
 
 
 def divide(A: CSR, s: Any) -> CSR:
     """A / s."""
     if isinstance(s, CSR):
         raise TypeError("A / s: s must be a scalar, got a CSR; divide A.values where entries are not zero")
-    return A.with_values(A.values / _factor("A / s", A, s))
+    return A.with_values(A.values / factor("A / s", "s", A, s))
+
+
+def absolute(A: CSR) -> CSR:
+    """|A|, entry by entry. The derivative at zero is zero."""
+    return A.with_values(A.values.abs())
+
+
+def power(A: CSR, exponent: Any) -> CSR:
+    """A ** e, entry by entry, for a number e > 0: what is not stored is zero, and so is its power."""
+    if not isinstance(exponent, Real) or isinstance(exponent, bool) or not float(exponent) > 0:
+        raise ValueError(
+            f"A ** e: e must be a positive number, got {exponent!r}, or what is not stored would not stay "
+            "zero; use A.with_values(A.values ** e) for the stored ones"
+        )
+    return A.with_values(A.values ** float(exponent))

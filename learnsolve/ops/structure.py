@@ -1,5 +1,6 @@
 """Parts and reshapes of a matrix: transpose, diagonal, sums, scalings. All differentiable in the values."""
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
@@ -9,6 +10,7 @@ from learnsolve._plain import plain_tensors
 from learnsolve.csr import CSR
 from learnsolve.ops._autograd import Eager, keep_for_forward_mode, tracked
 from learnsolve.ops._product import product, sampled
+from learnsolve.pattern import SparsityPattern, as_numpy
 
 
 def transpose(A: CSR) -> CSR:
@@ -64,19 +66,42 @@ class _PermuteForwardMode(Eager, _Permute):
         return _permute(t, *ctx.saved_tensors)
 
 
-def diagonal(A: CSR) -> Tensor:
-    """The main diagonal, shape (..., min(m, n)); zero where the pattern has no entry.
+def diagonal(A: CSR, k: int = 0) -> Tensor:
+    """Diagonal k, the entries (i, i + k), shape (..., its length); zero where the pattern has no entry.
 
     Examples
     --------
     >>> import learnsolve as ls
-    >>> ls.ops.diagonal(ls.problems.poisson((3,)))
-    tensor([2., 2., 2.], dtype=torch.float64)
+    >>> ls.ops.diagonal(ls.problems.poisson((3,)), 1)
+    tensor([-1., -1.], dtype=torch.float64)
     """
-    at = A.pattern.diagonal_positions
+    _check.integer("diagonal", "k", k, -(2**62))
+    at = A.pattern.diagonal_positions if k == 0 else A.pattern._planned(_plan_diagonal, k)
     if A.nnz == 0:
         return A.values.sum(-1, keepdim=True).expand(A.batch_shape + at.shape)  # zeros, with a graph
     return torch.where(at >= 0, A.values.index_select(-1, at.clamp(min=0)), 0)
+
+
+def _plan_diagonal(P: SparsityPattern, k: int) -> Tensor:
+    rows, columns = P.shape
+    first = max(0, -k)
+    at = np.full(max(0, min(rows - first, columns - max(0, k))), -1, dtype=np.int64)
+    i = as_numpy(P.row_indices).astype(np.int64)
+    here = np.flatnonzero(as_numpy(P.col_indices) == i + k)
+    at[i[here] - first] = here
+    return P._tensor(at).to(P.dtype)
+
+
+def trace(A: CSR) -> Tensor:
+    """The sum of the main diagonal, shape (...).
+
+    Examples
+    --------
+    >>> import learnsolve as ls
+    >>> ls.ops.trace(ls.problems.poisson((3,)))
+    tensor(6., dtype=torch.float64)
+    """
+    return diagonal(A).sum(-1)
 
 
 def sum(A: CSR, dim: int | None = None) -> Tensor:
@@ -187,10 +212,16 @@ def shared_inverse_diagonal(A: CSR, function: str) -> Tensor:
     return kept[2]
 
 
+def plain_values(t: Tensor) -> Tensor:
+    """The numbers behind a tensor that a transformation of `torch.func` holds, without a graph."""
+    while is_functorch_wrapped_tensor(t):
+        t = get_unwrapped(t)
+    return t.detach()
+
+
 def _nonzero(function: str, d: Tensor) -> None:
-    while is_functorch_wrapped_tensor(d):
-        d = get_unwrapped(d)
-    if d.is_cpu and (zero := d.detach() == 0).any():
+    d = plain_values(d)
+    if d.is_cpu and (zero := d == 0).any():
         at = zero.nonzero()[0].tolist()
         raise ValueError(
             f"{function}: A must not have zeros on its diagonal, row {at[-1]} has one; permute the rows or "

@@ -1,6 +1,7 @@
 """The compiled operators themselves: schema, fake kernels, and what they say to wrong arguments."""
 
 import pytest
+import scipy.sparse
 import torch
 from ops.incomplete_cases import dominant
 from ops.incomplete_cases import small as incomplete_pattern
@@ -11,6 +12,7 @@ import learnsolve as ls
 from learnsolve.ops import _sparse_product
 from learnsolve.ops._incomplete import plan_of
 from learnsolve.ops._triangular import Side, _adjoint_system, _system
+from learnsolve.ops.add import union_plan
 
 ops = torch.ops.learnsolve
 
@@ -194,6 +196,31 @@ SAMPLES = {
     "csr_spgemm_left": lambda P, dtype: spgemm_arguments(P, dtype, ("g", "b")),
     "csr_spgemm_right": lambda P, dtype: spgemm_arguments(P, dtype, ("a", "g"), True),
     "csr_spgemm_backward": lambda P, dtype: spgemm_arguments(P, dtype, ("a", "b", "g"), True, False),
+def union(P):
+    """A plan for P and its identity-like part, and their numbers of entries."""
+    Q = pattern_of(scipy.sparse.eye_array(*P.shape), P.dtype)
+    plan = union_plan(P, Q)
+    return (plan.codes, plan.starts), plan.nnz, P.nnz, Q.nnz
+
+
+def add_arguments(P, dtype):
+    plan, nnz, na, nb = union(P)
+    return [
+        (*plan, nnz, normal((na,), dtype), normal((nb,), dtype), 2.0, -1.0),
+        (*plan, nnz, normal((2, na), dtype), normal((2, nb), dtype), 1.0, 1.0),
+    ]
+
+
+def add_backward_arguments(P, dtype):
+    plan, nnz, na, nb = union(P)
+    needs = ((True, True), (False, True), (True, False))
+    g = normal((2, nnz), dtype)
+    return [(*plan, na, nb, t, 2.0, -1.0, *need) for t in (g, g[0]) for need in needs]
+
+
+SAMPLES = {
+    "csr_add": add_arguments,
+    "csr_add_backward": add_backward_arguments,
     "csr_spmv_scatter_backward": scatter_arguments,
     "csr_spmm": spmm_arguments,
     "csr_sddmm": sddmm_arguments,
@@ -320,6 +347,21 @@ def test_wrong_arguments_of_the_triangular_solve_are_refused(at, change, message
     arguments[at] = change(arguments[at])
     with pytest.raises(RuntimeError, match=message):
         ops.csr_sptrsv(*arguments)
+def test_wrong_plans_of_a_sum_are_refused():
+    (codes, starts), nnz, na, nb = union(small_pattern())
+    a, b = normal((na,)), normal((nb,))
+    ops.csr_add(codes, starts, nnz, a, b, 1.0, 1.0)
+    for arguments, message in (
+        ((codes[:-1], starts, nnz, a, b), "csr_add: codes must be uint8"),
+        ((codes, starts[:-1], nnz, a, b), r"csr_add: starts must be \(number of chunks"),
+        ((codes, starts, nnz, a[:-1], b), "csr_add: starts must end with"),
+        ((codes, starts, nnz, a, b.float()), "csr_add: a and b must .* of one dtype"),
+        ((codes, starts, nnz, a.expand(2, -1), b), "csr_add: a and b must both"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            ops.csr_add(*arguments, 1.0, 1.0)
+    with pytest.raises(RuntimeError, match="csr_add_backward: starts must end with"):
+        ops.csr_add_backward(codes, starts, na + 1, nb, normal((nnz,)), 1.0, 1.0, True, True)
 
 
 def test_meta_tensors_give_shapes():

@@ -1,0 +1,33 @@
+"""Checks of operands: matrices, and scalars beside them."""
+
+from numbers import Real
+from typing import Any
+
+from torch import Tensor
+
+from learnsolve import _check
+from learnsolve.csr import CSR
+
+
+def matrix(function: str, name: str, A: Any) -> None:
+    if not isinstance(A, CSR):
+        raise TypeError(f"{function}: {name} must be a CSR, got {type(A).__name__}; make one with CSR.from_*")
+
+
+def factor(function: str, name: str, A: CSR, s: Any) -> Any:
+    """A scalar as something that broadcasts against (..., nnz): a float or a tensor."""
+    rule = (
+        f"{name} must be a number or a tensor with one element (or one a matrix of the batch, shape (..., 1))"
+    )
+    if isinstance(s, Tensor):
+        if s.numel() == 1 and s.dim() <= 1:
+            return s.reshape(())
+        if s.dim() > 1 and s.shape[-1] == 1:
+            _check.batches(function, A.batch_shape, s.shape[:-1], f"A.values and {name}")
+            return s
+        raise TypeError(
+            f"{function}: {rule}, got shape {tuple(s.shape)}; use scale_rows or scale_columns for a vector"
+        )
+    if isinstance(s, Real):  # NumPy's scalars too
+        return float(s)
+    raise TypeError(f"{function}: {rule}, got {type(s).__name__}")

@@ -1,0 +1,74 @@
+"""Matrices that are one diagonal."""
+
+import functools
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from learnsolve import _check
+from learnsolve._plain import makes_plain_tensors
+from learnsolve.csr import CSR
+from learnsolve.pattern import SparsityPattern
+
+
+def eye(
+    n: int,
+    m: int | None = None,
+    *,
+    k: int = 0,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    index_dtype: torch.dtype = torch.int64,
+) -> CSR:
+    """The identity, n rows and m (n if None) columns, its ones on diagonal k.
+
+    Equal arguments give one pattern object as long as it is among the 64 last ones asked for.
+
+    Examples
+    --------
+    >>> import learnsolve as ls
+    >>> ls.ops.eye(2, 3).to_dense()
+    tensor([[1., 0., 0.],
+            [0., 1., 0.]])
+    """
+    m = n if m is None else m
+    for name, size in (("n", n), ("m", m)):
+        _check.integer("eye", name, size, 0)
+    _check.integer("eye", "k", k, -(2**62))
+    _check.one_of("eye", "index_dtype", index_dtype, (torch.int32, torch.int64))
+    ones = torch.ones(max(0, min(n + min(k, 0), m - max(k, 0))), dtype=dtype, device=device)
+    return CSR(ones, _pattern(n, m, k, index_dtype, ones.device))
+
+
+def diag(d: Tensor, k: int = 0, *, index_dtype: torch.dtype = torch.int64) -> CSR:
+    """The square matrix with d, of shape (..., n), on diagonal k: n + abs(k) rows. d is its values.
+
+    `diagonal` reads a diagonal. Patterns are shared as those of `eye`. Not to be called under
+    `torch.compile`, which cannot make patterns: make one matrix before, then ``D.with_values(d)``.
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> ls.ops.diag(torch.tensor([5.0, 6.0]), 1).to_dense()
+    tensor([[0., 5., 0.],
+            [0., 0., 6.],
+            [0., 0., 0.]])
+    """
+    _check.tensor("diag", "d", d)
+    _check.integer("diag", "k", k, -(2**62))
+    _check.one_of("diag", "index_dtype", index_dtype, (torch.int32, torch.int64))
+    if d.dim() == 0:
+        raise ValueError("diag: d must have shape (..., n), got a scalar; use A * s with A = eye(n)")
+    n = d.shape[-1] + abs(k)
+    return CSR(d, _pattern(n, n, k, index_dtype, d.device))
+
+
+@makes_plain_tensors
+@functools.lru_cache(maxsize=64)
+def _pattern(n: int, m: int, k: int, dtype: torch.dtype, device: torch.device) -> SparsityPattern:
+    rows = np.arange(n)
+    inside = (rows + k >= 0) & (rows + k < m)
+    crow = np.concatenate(([0], np.cumsum(inside)))
+    crow, col = (torch.from_numpy(a).to(device, dtype) for a in (crow, rows[inside] + k))
+    return SparsityPattern._trusted(crow, col, (n, m))

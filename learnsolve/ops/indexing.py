@@ -1,0 +1,189 @@
+"""A[rows, columns] and permutations, differentiable in the values.
+
+An int drops its axis, as everywhere in NumPy and torch: what is left is a dense vector, or a number. Slices
+and index arrays keep theirs: the result is a matrix. Two index arrays pick entries one by one, unless they
+are of shapes (r, 1) and (1, c), as from ``numpy.ix_``. So a submatrix is ``A[rows][:, columns]`` too.
+"""
+
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+import torch
+from torch import Tensor
+
+from learnsolve._plain import makes_plain_tensors
+from learnsolve.csr import CSR
+from learnsolve.ops._gather import place, take
+from learnsolve.ops._operands import matrix
+from learnsolve.ops._selection import Selection, handed_out, places, selected, trusted
+from learnsolve.ops.structure import _permute
+from learnsolve.pattern import SparsityPattern, as_numpy
+
+
+def index(A: CSR, key: Any) -> CSR | Tensor:
+    """``A[key]``, see `CSR.__getitem__`.
+
+    Slices are planned once, with the pattern of the result, which is the same in every later call. Plans by
+    index arrays are made in every call, O(nnz), outside of what `torch.compile` traces.
+    """
+    key = key if isinstance(key, tuple) else (key,)
+    if len(key) > 2:
+        raise IndexError(f"A[...]: a matrix has two axes, got {len(key)} indices")
+    axes: list[Any] = [_axis(k, n) for k, n in zip((*key, slice(None))[:2], A.shape, strict=True)]
+    rows, columns = axes
+    if isinstance(rows, tuple) and isinstance(columns, tuple):
+        whole = rows == (0, A.shape[0], 1) and columns == (0, A.shape[1], 1)
+        return A if whole else selected(A, A.pattern._planned(_plan_slices, *rows, *columns))
+    dense = isinstance(rows, int) or isinstance(columns, int)
+    arrays = isinstance(rows, np.ndarray) and isinstance(columns, np.ndarray)
+    if arrays and _crossed(*axes):
+        rows, columns, arrays = axes[0][:, 0], axes[1][0], False
+    if dense or arrays:
+        return _entries(A, rows, columns)
+    for k in (rows, columns):
+        if isinstance(k, np.ndarray) and k.ndim != 1:
+            raise IndexError(f"A[...]: index arrays must have one axis, got shape {k.shape}")
+    return selected(A, _plan_submatrix(A.pattern, rows, columns))
+
+
+def permute(A: CSR, p: Any, q: Any = None) -> CSR:
+    """A[p][:, q], rows and columns in another order; q = p if it is None: P A P^T for a square A.
+
+    p, q : permutations, arrays or tensors of integers. The gradient is the permutation back. The plan is made
+    in every call, O(nnz), outside of what `torch.compile` traces.
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A = ls.CSR.from_dense(torch.tensor([[1.0, 2.0], [0.0, 3.0]]))
+    >>> ls.ops.permute(A, [1, 0]).to_dense()
+    tensor([[3., 0.],
+            [2., 1.]])
+    """
+    matrix("permute", "A", A)
+    plan, inverse = _plan_permutation(A.pattern, p, p if q is None else q)
+    return CSR(_permute(A.values, plan.at, inverse), plan.pattern)  # type: ignore[arg-type]
+
+
+def _axis(k: Any, n: int) -> int | tuple[int, int, int] | np.ndarray:
+    """An index of an axis of length n: an int, the (start, stop, step) of a slice, or an int64 array."""
+    if isinstance(k, slice):
+        return k.indices(n)
+    if isinstance(k, (bool, np.bool_)) or k is None or k is Ellipsis:
+        raise IndexError(f"A[...]: {k!r} is no index of a sparse matrix; index A.values for its batch axes")
+    if isinstance(k, (int, np.integer)):
+        if not -n <= k < n:
+            raise IndexError(f"A[...]: index {k} is out of range for an axis of length {n}")
+        return int(k) % n
+    return _array(k, n)
+
+
+@makes_plain_tensors
+def _array(k: Any, n: int) -> Any:
+    a = as_numpy(k) if isinstance(k, Tensor) else np.asarray(k)
+    if a.dtype == bool:
+        if a.shape != (n,):
+            raise IndexError(f"A[...]: a mask must have one axis of length {n}, got shape {a.shape}")
+        return np.flatnonzero(a)
+    if a.size == 0 and not isinstance(k, (Tensor, np.ndarray)):
+        a = a.astype(np.int64)
+    if a.dtype.kind not in "iu":
+        raise IndexError(
+            f"A[...]: an index must be an int, a slice, or integers or booleans in an array, got {a.dtype}"
+        )
+    a = a.astype(np.int64)
+    outside = (a < -n) | (a >= n)
+    if outside.any():
+        raise IndexError(f"A[...]: index {a[outside][0]} is out of range for an axis of length {n}")
+    a = np.where(a < 0, a + n, a)
+    return int(a) if a.ndim == 0 else a
+
+
+def _crossed(rows: np.ndarray, columns: np.ndarray) -> bool:
+    return rows.ndim == columns.ndim == 2 and rows.shape[1] == columns.shape[0] == 1
+
+
+def _plan_slices(P: SparsityPattern, *bounds: int) -> Selection:
+    return _submatrix(P, np.arange(*bounds[:3]), np.arange(*bounds[3:]))
+
+
+@makes_plain_tensors
+def _plan_submatrix(P: SparsityPattern, *axes: Any) -> Selection:
+    rows, columns = (np.arange(*k) if isinstance(k, tuple) else k for k in axes)
+    return _submatrix(P, rows, columns)
+
+
+def _submatrix(P: SparsityPattern, rows: np.ndarray, columns: np.ndarray) -> Selection:
+    # SciPy drops no entry of numbers from 1 on: each is its own place in P, plus one.
+    numbers = np.arange(1, P.nnz + 1)
+    S = scipy.sparse.csr_array((numbers, as_numpy(P.col_indices), as_numpy(P.crow_indices)), shape=P.shape)
+    S = S[rows][:, columns]
+    S.sort_indices()
+    at = S.data - 1
+    repeats = places(P, at) if len(at) and np.bincount(at).max() > 1 else None
+    return Selection(trusted(P, S.indptr, S.indices, S.shape), P._tensor(at), repeats)
+
+
+@makes_plain_tensors
+def _plan_permutation(P: SparsityPattern, p: Any, q: Any) -> tuple[Selection, Tensor]:
+    orders = []
+    for name, order, n in (("p", p, P.shape[0]), ("q", q, P.shape[1])):
+        a = as_numpy(order) if isinstance(order, Tensor) else np.asarray(order)
+        a = a.astype(np.int64) if a.size == 0 else a
+        if a.dtype.kind not in "iu" or a.shape != (n,) or not np.array_equal(np.sort(a), np.arange(n)):
+            raise ValueError(
+                f"permute: {name} must hold each of 0, ..., {n - 1} once, got {a.dtype} of shape {a.shape}"
+                + (" that does not" if a.shape == (n,) else "")
+            )
+        orders.append(a.astype(np.int64))
+    plan = _submatrix(P, *orders)
+    assert plan.at is not None
+    inverse = torch.empty_like(plan.at)
+    inverse[plan.at] = torch.arange(P.nnz, device=inverse.device)
+    return plan, inverse
+
+
+def _entries(A: CSR, rows: Any, columns: Any) -> Tensor:
+    """The entries (rows, columns) one by one, zero where there is none."""
+    plan = _plan_entries(A.pattern, rows, columns)
+    shape, size, at, where, repeats = plan
+    if repeats is not None:
+        values = handed_out(A.values, repeats)
+    elif where is None:
+        values = take(A.values, at)
+    else:
+        values = place(take(A.values, at), where, size)
+    return values.reshape(A.batch_shape + shape)
+
+
+@makes_plain_tensors
+def _plan_entries(P: SparsityPattern, rows: Any, columns: Any) -> tuple:
+    rows, columns = (np.arange(*k) if isinstance(k, tuple) else np.asarray(k) for k in (rows, columns))
+    try:
+        rows, columns = np.broadcast_arrays(rows, columns)
+    except ValueError:
+        raise IndexError(
+            f"A[...]: index arrays must broadcast, got shapes {rows.shape} and {columns.shape}; "
+            "A[rows][:, columns] is the submatrix"
+        ) from None
+    at = _find(P, rows.reshape(-1), columns.reshape(-1))
+    there = at >= 0
+    found = at[there]
+    repeats = places(P, at) if len(found) and np.bincount(found).max() > 1 else None
+    where = None if there.all() else P._tensor(np.flatnonzero(there))
+    return rows.shape, len(at), P._tensor(found), where, repeats
+
+
+def _find(P: SparsityPattern, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """Places of the entries, -1 where there is none: all binary searches side by side."""
+    crow, col = as_numpy(P.crow_indices), as_numpy(P.col_indices)
+    low, high = crow[rows].astype(np.int64), crow[rows + 1].astype(np.int64)
+    end = high.copy()
+    while (open_ := low < high).any():
+        middle = (low + high) // 2
+        left = open_ & (col[np.where(open_, middle, 0)] < columns)
+        low, high = np.where(left, middle + 1, low), np.where(open_ & ~left, middle, high)
+    there = low < end
+    there[there] = col[low[there]] == columns[there]
+    return np.where(there, low, -1)

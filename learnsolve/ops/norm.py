@@ -1,0 +1,58 @@
+"""Norms of matrices, of their rows and of their columns."""
+
+import torch
+from torch import Tensor
+
+from learnsolve import _check
+from learnsolve.csr import CSR
+from learnsolve.ops._operands import matrix
+from learnsolve.ops.richardson import residual_norm
+from learnsolve.ops.structure import sum as sum_
+
+
+def norm(A: CSR, ord: float | str | None = None, dim: int | None = None) -> Tensor:
+    r"""Norm of the matrix (`dim` None), of each column (0 or -2) or of each row (1 or -1).
+
+    Parameters
+    ----------
+    A : CSR, float32 or float64; its values may have batch axes
+    ord : of a matrix None or "fro" (Frobenius), 1 (largest sum of magnitudes in a column) or infinity (in a
+        row); of rows and columns None or 2 (Euclidean), or 1 (sum of magnitudes)
+    dim : as in `sum`
+
+    Returns
+    -------
+    Tensor, shape (...), (..., n) or (..., m).
+
+    Raises
+    ------
+    ValueError
+        for other norms: the spectral norm, for one, needs an eigenvalue solver.
+
+    Notes
+    -----
+    Gradient of a Euclidean norm: :math:`\bar a = \bar\nu\, a / \nu`, and zero (with all further derivatives)
+    where the norm is zero. That of a largest sum goes to the largest, in equal parts if there are several.
+
+    Examples
+    --------
+    >>> import learnsolve as ls
+    >>> A = ls.problems.poisson((3,))
+    >>> ls.ops.norm(A), ls.ops.norm(A, 1, dim=1)
+    (tensor(4., dtype=torch.float64), tensor([3., 4., 3.], dtype=torch.float64))
+    """
+    matrix("norm", "A", A)
+    _check.dtype("norm", "A.values", A.values)
+    _check.one_of("norm", "dim", dim, (None, 0, 1, -1, -2))
+    if dim is None:
+        _check.one_of("norm", "ord", ord, (None, "fro", 1, float("inf")))
+        if ord in (None, "fro"):
+            return residual_norm(A.values, -1)
+        sums = sum_(A.abs(), 0 if ord == 1 else 1)
+        return sums.amax(-1) if sums.shape[-1] else sums.sum(-1)
+    _check.one_of("norm", "ord", ord, (None, 2, 1))
+    if ord == 1:
+        return sum_(A.abs(), dim)
+    square = sum_(A.with_values(A.values * A.values), dim)
+    zero = square == 0
+    return torch.where(zero, 0, torch.where(zero, 1, square).sqrt())

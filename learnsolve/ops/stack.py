@@ -1,0 +1,116 @@
+"""Matrices side by side, on top of one another, and along a diagonal."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from learnsolve import _check
+from learnsolve.csr import CSR
+from learnsolve.ops._operands import matrix
+from learnsolve.ops._selection import trusted
+from learnsolve.ops.structure import _permute
+from learnsolve.pattern import SparsityPattern, as_numpy
+
+
+def hstack(matrices: Sequence[CSR]) -> CSR:
+    """[A, B, ...]: matrices of as many rows as each other, side by side.
+
+    Planned once for the patterns in this order; then values are joined and permuted, and the gradient is
+    permuted back and cut. Batch axes broadcast. One matrix alone is returned as it is.
+
+    Examples
+    --------
+    >>> import learnsolve as ls
+    >>> ls.ops.hstack([ls.ops.eye(2), 3.0 * ls.ops.eye(2)]).to_dense()
+    tensor([[1., 0., 3., 0.],
+            [0., 1., 0., 3.]])
+    """
+    return _stack("hstack", matrices, "horizontal")
+
+
+def vstack(matrices: Sequence[CSR]) -> CSR:
+    """[A; B; ...]: matrices of as many columns as each other, on top of one another; see `hstack`.
+
+    Examples
+    --------
+    >>> import learnsolve as ls
+    >>> ls.ops.vstack([ls.ops.eye(1, 2), 3.0 * ls.ops.eye(1, 2)]).to_dense()
+    tensor([[1., 0.],
+            [3., 0.]])
+    """
+    return _stack("vstack", matrices, "vertical")
+
+
+def block_diag(matrices: Sequence[CSR]) -> CSR:
+    """Matrices of any shapes along the diagonal, no entries elsewhere; see `hstack`.
+
+    Examples
+    --------
+    >>> import learnsolve as ls
+    >>> ls.ops.block_diag([ls.ops.eye(1), 3.0 * ls.ops.eye(1, 2)]).to_dense()
+    tensor([[1., 0., 0.],
+            [0., 3., 0.]])
+    """
+    return _stack("block_diag", matrices, "diagonal")
+
+
+def _stack(function: str, matrices: Sequence[CSR], way: str) -> CSR:
+    if isinstance(matrices, CSR) or not isinstance(matrices, Sequence) or not matrices:
+        raise TypeError(f"{function}: expected a list of CSR matrices, got {type(matrices).__name__}")
+    first = matrices[0]
+    batch = torch.Size()
+    for i, A in enumerate(matrices):
+        matrix(function, f"matrix {i}", A)
+        _check.same_kind(function, f"matrix {i}", A.values, first.values)
+        _check.batches(function, batch, A.batch_shape, f"matrix {i} and those before it")
+        batch = torch.broadcast_shapes(batch, A.batch_shape)
+        side = {"horizontal": 0, "vertical": 1}.get(way)
+        if side is not None and A.shape[side] != first.shape[side]:
+            raise ValueError(
+                f"{function}: matrices must have {first.shape[side]} {('rows', 'columns')[side]} as the "
+                f"first, got {A.shape[side]} in matrix {i}"
+            )
+    if len(matrices) == 1:
+        return first
+    others = (A.pattern for A in matrices[1:])
+    plan = first.pattern._planned(_plan_stack, way, *others)
+    values = torch.cat([A.values.expand(batch + A.values.shape[-1:]) for A in matrices], -1)
+    if plan.forward is not None:
+        values = _permute(values, plan.forward, plan.backward)
+    return CSR(values, plan.pattern)
+
+
+class _StackPlan(NamedTuple):
+    pattern: SparsityPattern
+    forward: Tensor | None = None
+    backward: Tensor | None = None
+
+
+def _plan_stack(first: SparsityPattern, way: str, *others: SparsityPattern) -> _StackPlan:
+    patterns = (first, *others)
+    sizes = np.array([P.shape for P in patterns])
+    ends = np.cumsum(sizes, axis=0)
+    starts = ends - sizes
+    if way == "horizontal":
+        starts[:, 0], ends[:, 0] = 0, sizes[0, 0]
+    if way == "vertical":
+        starts[:, 1], ends[:, 1] = 0, sizes[0, 1]
+    rows = np.concatenate(
+        [as_numpy(P.row_indices).astype(np.int64) + s[0] for P, s in zip(patterns, starts, strict=True)]
+    )
+    columns = np.concatenate(
+        [as_numpy(P.col_indices).astype(np.int64) + s[1] for P, s in zip(patterns, starts, strict=True)]
+    )
+    shape = tuple(ends[-1])
+    crow = np.concatenate(([0], np.cumsum(np.bincount(rows, minlength=shape[0]))))
+    widest = next((P for P in patterns if P.dtype == torch.int64), first)
+    if way != "horizontal":
+        return _StackPlan(trusted(widest, crow, columns, shape))
+    order = np.argsort(rows, kind="stable")
+    inverse = np.empty_like(order)
+    inverse[order] = np.arange(len(order))
+    pattern = trusted(widest, crow, columns[order], shape)
+    return _StackPlan(pattern, first._tensor(order), first._tensor(inverse))
