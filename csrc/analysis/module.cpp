@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "analysis/matching.h"
 #include "analysis/pattern.h"
 
 namespace py = pybind11;
@@ -56,6 +57,15 @@ void bind(py::module_& m) {
     Array<I> out({static_cast<py::ssize_t>(table.size() / 2), static_cast<py::ssize_t>(2)});
     std::copy(table.begin(), table.end(), out.mutable_data());
     return out;
+  });
+  m.def("match_rows", [](const Array<I>& ptr, const Array<I>& idx, int64_t cols) {
+    Array<I> row_of(cols);
+    I* out = row_of.mutable_data();
+    {
+      py::gil_scoped_release release;
+      match_rows(ptr.data(), static_cast<int64_t>(ptr.size()) - 1, idx.data(), cols, out);
+    }
+    return row_of;
   });
 }
 
