@@ -11,6 +11,7 @@
 #include "analysis/colouring.h"
 #include "analysis/incomplete.h"
 #include "analysis/levels.h"
+#include "analysis/matching.h"
 #include "analysis/pattern.h"
 #include "analysis/spgemm.h"
 #include "analysis/union.h"
@@ -236,6 +237,15 @@ void bind(py::module_& m) {
           return py::make_tuple(array_of(u.ptr), array_of(u.idx), array_of(u.codes),
                                 array_of(u.starts).reshape({lines, static_cast<py::ssize_t>(2)}));
         });
+  m.def("match_rows", [](const Array<I>& ptr, const Array<I>& idx, int64_t cols) {
+    Array<I> row_of(cols);
+    I* out = row_of.mutable_data();
+    {
+      py::gil_scoped_release release;
+      match_rows(ptr.data(), static_cast<int64_t>(ptr.size()) - 1, idx.data(), cols, out);
+    }
+    return row_of;
+  });
 }
 
 }  // namespace

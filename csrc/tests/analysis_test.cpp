@@ -1,4 +1,5 @@
 // Structure analysis: faults are found, transposes and blocks are what csr_view.h says.
+#include "analysis/matching.h"
 #include "analysis/pattern.h"
 #include "tests/matrices.h"
 
@@ -84,6 +85,44 @@ int64_t check_blocks(const Structure<I>& S, int64_t block_weight) {
   return uniform_blocks;
 }
 
+// The size of a largest matching, by paths that are searched for in the simplest way.
+template <class I>
+bool augment(const Structure<I>& S, int64_t i, std::vector<int64_t>& row_of, std::vector<bool>& seen) {
+  for (int64_t p = S.ptr[i]; p < S.ptr[i + 1]; ++p) {
+    const int64_t j = S.idx[p];
+    if (seen[j]) continue;
+    seen[j] = true;
+    if (row_of[j] < 0 || augment(S, row_of[j], row_of, seen)) {
+      row_of[j] = i;
+      return true;
+    }
+  }
+  return false;
+}
+
+template <class I>
+void check_matching(const Structure<I>& S) {
+  Array<I> row_of(S.cols);
+  analysis::match_rows(S.ptr.data(), S.rows, S.idx.data(), S.cols, row_of.data());
+  std::vector<bool> used(S.rows);
+  int64_t matched = 0, largest = 0;
+  for (int64_t j = 0; j < S.cols; ++j) {
+    const int64_t i = row_of[j];
+    if (i < 0) continue;
+    bool stored = false;
+    for (int64_t p = S.ptr[i]; p < S.ptr[i + 1]; ++p) stored = stored || S.idx[p] == j;
+    require(stored && !used[i], "match_rows: no entry, or a row twice, " + S.name);
+    used[i] = true;
+    ++matched;
+  }
+  std::vector<int64_t> plain(S.cols, -1);
+  for (int64_t i = 0; i < S.rows; ++i) {
+    std::vector<bool> seen(S.cols);
+    largest += augment(S, i, plain, seen);
+  }
+  require(matched == largest, "match_rows: not the largest matching, " + S.name);
+}
+
 template <class I>
 void all_patterns(Random& random) {
   int64_t uniform_blocks[2] = {0, 0};
@@ -96,6 +135,8 @@ void all_patterns(Random& random) {
       require(fault.kind == FaultKind::none, "validate refuses " + A.name);
       check_transpose(A, T);
       check_diagonal(A);
+      check_matching(A);
+      check_matching(T);
       uniform_blocks[0] += check_blocks(A, block_weight);
       uniform_blocks[1] += check_blocks(T, block_weight);
     }

@@ -1,23 +1,21 @@
-"""What makes a matrix singular, in words. Only for matrices whose factorisation has failed."""
+"""What makes a matrix singular, in words."""
 
 from typing import Any
 
 import numpy as np
 import scipy.sparse
-from scipy.sparse.csgraph import maximum_bipartite_matching
 from scipy.sparse.linalg import splu
+
+from learnsolve import _analysis
 
 _SHOWN = 5
 
 
 def why_singular(S: Any) -> str:
-    """ "structurally singular: ..." or "singular: ...", with a remedy."""
-    found = _no_matching(S)
-    if found:
-        return f"structurally singular: {found}; remove that row and column, or add entries there"
+    """What was found, and a remedy, for a matrix whose structure alone is not the reason."""
     nonzero = S.copy()
     nonzero.eliminate_zeros()
-    found = _no_matching(nonzero)
+    found = no_matching(nonzero)
     if found:
         return (
             f"singular: without its explicit zeros, {found}; remove that row and column, or change its values"
@@ -29,7 +27,7 @@ def why_singular(S: Any) -> str:
     )
 
 
-def _no_matching(S: Any) -> str:
+def no_matching(S: Any) -> str:
     """Why no permutation puts entries on the whole diagonal, empty if one does."""
     for name, counts in (
         ("row", np.diff(S.indptr)),
@@ -38,14 +36,14 @@ def _no_matching(S: Any) -> str:
         empty = np.flatnonzero(counts == 0)
         if len(empty):
             return f"{name} {empty[0]} has no entry"
-    column_of_row = maximum_bipartite_matching(S, perm_type="column")
-    unmatched = np.flatnonzero(column_of_row < 0)
+    row_of = _analysis.match_rows(S.indptr, S.indices, S.shape[1])
+    unmatched = np.setdiff1d(np.arange(S.shape[0]), row_of)
     if not len(unmatched):
         return ""
-    rank = len(column_of_row) - len(unmatched)
+    rank = S.shape[0] - len(unmatched)
     return (
-        f"its rank is at most {rank} of {len(column_of_row)}, whatever the values: row {unmatched[0]} "
-        "finds no column that the other rows leave over"
+        f"its rank is at most {rank} of {S.shape[0]}, whatever the values: row {unmatched[0]} finds no "
+        "column that the other rows leave over"
     )
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from learnsolve import _library  # noqa: F401  (the namespace of the operators)
 from learnsolve._plain import plain_tensors
-from learnsolve.ops._singular import sums_to_zero, why_singular
+from learnsolve.ops._singular import no_matching, sums_to_zero, why_singular
 
 # SuperLU counts in C ints.
 _LARGEST = int(np.iinfo(np.intc).max)
@@ -77,7 +77,8 @@ class Factors:
 
     def share(self) -> None:
         """Let calls through the operator find these factors, as long as somebody else holds them."""
-        _shared.add(self)
+        with _lock:
+            _shared.add(self)
 
 
 def solve(factors: Factors, crow: Tensor, col: Tensor, values: Tensor, b: Tensor, transpose: bool) -> Tensor:
@@ -117,10 +118,10 @@ def _judge(function: str, S: scipy.sparse.csr_array, x: np.ndarray, b: np.ndarra
     # A singular matrix whose last pivot is rounding gives 0.01 to 30 (Laplacians of random weights), others
     # come near only at condition numbers beyond what the precision holds.
     size = abs(S.T.tocsr() if transpose else S)
-    scale = 1 / size.max(1).toarray()
-    if b.ndim == 2:
-        scale = scale[:, None]
     with np.errstate(all="ignore"):
+        scale = 1 / size.max(1).toarray()
+        if b.ndim == 2:
+            scale = scale[:, None]
         rounding = np.finfo(b.dtype).eps * (scale * (size @ np.abs(x))).max(0)
         useless = rounding >= 0.1 * (scale * np.abs(b)).max(0)
     if (usable & useless).any():
@@ -149,6 +150,14 @@ def _factor(function: str, crow: Tensor, col: Tensor, values: Tensor) -> list[LU
     indptr, indices = (_host(t.to(torch.int32)).numpy() for t in (crow, col))
     rows = np.repeat(np.arange(n, dtype=np.intc), np.diff(indptr))
     on_diagonal = rows == indices
+    if on_diagonal.sum() < n:
+        # SuperLU breaks down on some such matrices, in calls of BLAS with sizes that are none.
+        structure = scipy.sparse.csr_array((np.ones(len(rows), np.int8), indices, indptr), shape=(n, n))
+        if fault := no_matching(structure):
+            raise ValueError(
+                f"{function}: A is structurally singular: {fault}; remove that row and column, or add "
+                "entries there"
+            )
     numbers = values.numpy()
     single = numbers.ndim == 1
     made = []

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import scipy.sparse
+import scipy.sparse.csgraph
 import torch
 from ops.direct import VALUES, P, batch_of_values, dense, sparse
 from reference import normal
@@ -73,6 +74,24 @@ def test_singular(name, dtype):
     torch._dynamo.reset()
     with pytest.raises(ValueError, match=f"^spsolve: .*{message}"):
         torch.compile(ls.ops.spsolve, fullgraph=True, backend="aot_eager")(A.detach(), b)
+
+
+def test_structurally_singular_matrices_never_reach_superlu():
+    """On some of them it calls BLAS with sizes that are none. The verdict is that of SciPy's search."""
+    rng = np.random.default_rng(0)
+    found = 0
+    for _ in range(300):
+        n = int(rng.integers(2, 40))
+        S = scipy.sparse.random_array((n, n), density=min(rng.uniform(1, 5) / n, 1.0), rng=rng, format="csr")
+        S.data[:] = rng.standard_normal(S.nnz)
+        A, b = ls.CSR.from_scipy(S), torch.ones(n, dtype=torch.float64)
+        if scipy.sparse.csgraph.structural_rank(S) == n:
+            assert sparse(A.values, b, False, A.pattern).isfinite().all()
+            continue
+        found += 1
+        with pytest.raises(ValueError, match="A is structurally singular"):
+            ls.ops.spsolve(A, b)
+    assert 100 < found < 290
 
 
 def test_one_singular_matrix_of_a_batch():
