@@ -149,9 +149,6 @@ void bind_triangle(py::module_& m) {
     }();
     return py::make_tuple(array(s.order), array(s.levels));
   });
-template <class T>
-Array<T> array_of(const std::vector<T>& v) {
-  return Array<T>(static_cast<py::ssize_t>(v.size()), v.data());
 }
 
 template <class I>
@@ -234,8 +231,8 @@ void bind(py::module_& m) {
                                   static_cast<int64_t>(a_ptr.size()) - 1);
           }();
           const py::ssize_t lines = static_cast<py::ssize_t>(u.starts.size() / 2);
-          return py::make_tuple(array_of(u.ptr), array_of(u.idx), array_of(u.codes),
-                                array_of(u.starts).reshape({lines, static_cast<py::ssize_t>(2)}));
+          return py::make_tuple(array(u.ptr), array(u.idx), array(u.codes),
+                                array(u.starts).reshape({lines, static_cast<py::ssize_t>(2)}));
         });
   m.def("match_rows", [](const Array<I>& ptr, const Array<I>& idx, int64_t cols) {
     Array<I> row_of(cols);

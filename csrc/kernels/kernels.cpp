@@ -3,8 +3,8 @@
 // could be the one with instructions that the machine does not have.
 #include "kernels/kernels.h"
 
-#include "kernels/incomplete.h"
 #include "kernels/add.h"
+#include "kernels/incomplete.h"
 #include "kernels/richardson.h"
 #include "kernels/sddmm.h"
 #include "kernels/spgemm.h"
@@ -34,7 +34,7 @@ constexpr Kernels<T, I> table{&spmm<T, I>,
                               &stencil_correlation<T>,
                               &sptrsv<T, I>,
                               &sptrsv_rows<T, I>,
-                              &sptrsv_gradient<T, I>};
+                              &sptrsv_gradient<T, I>,
                               &add<T, I>,
                               &add_backward<T, I>};
 

@@ -2,9 +2,9 @@
 
 from learnsolve.ops import _fake
 from learnsolve.ops._sparse_product import set_spgemm_plan_limit
-from learnsolve.ops.incomplete import IncompleteCholesky, IncompleteLU, ic0, ilu0, mic0
 from learnsolve.ops.add import add
 from learnsolve.ops.diagonals import diag, eye
+from learnsolve.ops.incomplete import IncompleteCholesky, IncompleteLU, ic0, ilu0, mic0
 from learnsolve.ops.indexing import permute
 from learnsolve.ops.kron import kron
 from learnsolve.ops.norm import norm
@@ -14,22 +14,9 @@ from learnsolve.ops.spgemm import galerkin, spgemm
 from learnsolve.ops.spmm import spmm
 from learnsolve.ops.spsolve import Factorized, factorized, spsolve
 from learnsolve.ops.sptrsv import sptrsv
+from learnsolve.ops.stack import block_diag, hstack, vstack
 from learnsolve.ops.stencil import stencil
 from learnsolve.ops.stencil_matrix import stencil_matrix
-from learnsolve.ops.structure import diagonal, inverse_diagonal, scale_columns, scale_rows, sum, transpose
-
-__all__ = [
-    "Factorized",
-    "IncompleteCholesky",
-    "IncompleteLU",
-    "diagonal",
-    "factorized",
-    "galerkin",
-    "ic0",
-    "ilu0",
-    "inverse_diagonal",
-    "mic0",
-from learnsolve.ops.stack import block_diag, hstack, vstack
 from learnsolve.ops.structure import (
     diagonal,
     inverse_diagonal,
@@ -43,14 +30,22 @@ from learnsolve.ops.symmetric_scaling import symmetric_scaling
 from learnsolve.ops.triangle import tril, triu
 
 __all__ = [
+    "Factorized",
+    "IncompleteCholesky",
+    "IncompleteLU",
     "add",
     "block_diag",
     "diag",
     "diagonal",
     "eye",
+    "factorized",
+    "galerkin",
     "hstack",
+    "ic0",
+    "ilu0",
     "inverse_diagonal",
     "kron",
+    "mic0",
     "norm",
     "permute",
     "quadratic_form",

@@ -142,6 +142,8 @@ def _(
     values, g, x,
 ):  # fmt: skip
     return values.new_empty(values.shape), g.new_empty(g.shape)
+
+
 @torch.library.register_fake("learnsolve::csr_add")
 def _(codes, starts, nnz, a, b, alpha, beta):
     return a.new_empty((*a.shape[:-1], nnz))

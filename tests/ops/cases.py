@@ -14,7 +14,6 @@ import numpy as np
 import scipy.sparse
 import torch
 from ops import grids
-from reference import coordinates, densify, on_pattern, transpose_order
 from reference import coordinates, densify, on_pattern, pattern_of, transpose_order
 from torch import Tensor
 
@@ -139,6 +138,8 @@ def _galerkin(P, v, w):
 def _dense_galerkin(P, v, w):
     A = densify(P, v)
     return _on_product(P, A.mT @ A @ _dense_transposed(P, w) @ A, left=False)
+
+
 def _pattern_at(P: ls.SparsityPattern, rows: np.ndarray, columns: np.ndarray) -> ls.SparsityPattern:
     with plain_tensors():  # the first use may be inside of a transformation
         return pattern_of(

@@ -186,16 +186,6 @@ def sptrsv_backward_arguments(P, dtype):
     return [(*adjoint, v, b, b + 1) for _, adjoint, v, b in triangular_samples(P, dtype)]
 
 
-SAMPLES = {
-    "csr_incomplete_factor": incomplete_factor_arguments,
-    "csr_incomplete_tangent": incomplete_derivative_arguments("fv", False),
-    "csr_incomplete_adjoint": incomplete_derivative_arguments("ff", True),
-    "csr_incomplete_product": incomplete_derivative_arguments("ff", True),
-    "csr_incomplete_product_adjoint": incomplete_derivative_arguments("fv", False),
-    "csr_spgemm": spgemm_arguments,
-    "csr_spgemm_left": lambda P, dtype: spgemm_arguments(P, dtype, ("g", "b")),
-    "csr_spgemm_right": lambda P, dtype: spgemm_arguments(P, dtype, ("a", "g"), True),
-    "csr_spgemm_backward": lambda P, dtype: spgemm_arguments(P, dtype, ("a", "b", "g"), True, False),
 def union(P):
     """A plan for P and its identity-like part, and their numbers of entries."""
     Q = pattern_of(scipy.sparse.eye_array(*P.shape), P.dtype)
@@ -219,6 +209,15 @@ def add_backward_arguments(P, dtype):
 
 
 SAMPLES = {
+    "csr_incomplete_factor": incomplete_factor_arguments,
+    "csr_incomplete_tangent": incomplete_derivative_arguments("fv", False),
+    "csr_incomplete_adjoint": incomplete_derivative_arguments("ff", True),
+    "csr_incomplete_product": incomplete_derivative_arguments("ff", True),
+    "csr_incomplete_product_adjoint": incomplete_derivative_arguments("fv", False),
+    "csr_spgemm": spgemm_arguments,
+    "csr_spgemm_left": lambda P, dtype: spgemm_arguments(P, dtype, ("g", "b")),
+    "csr_spgemm_right": lambda P, dtype: spgemm_arguments(P, dtype, ("a", "g"), True),
+    "csr_spgemm_backward": lambda P, dtype: spgemm_arguments(P, dtype, ("a", "b", "g"), True, False),
     "csr_add": add_arguments,
     "csr_add_backward": add_backward_arguments,
     "csr_spmv_scatter_backward": scatter_arguments,
@@ -347,6 +346,8 @@ def test_wrong_arguments_of_the_triangular_solve_are_refused(at, change, message
     arguments[at] = change(arguments[at])
     with pytest.raises(RuntimeError, match=message):
         ops.csr_sptrsv(*arguments)
+
+
 def test_wrong_plans_of_a_sum_are_refused():
     (codes, starts), nnz, na, nb = union(small_pattern())
     a, b = normal((na,)), normal((nb,))
