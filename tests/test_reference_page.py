@@ -1,5 +1,6 @@
 """docs/operations.md names every operation, with its gradient and its cost."""
 
+import inspect
 import re
 from pathlib import Path
 
@@ -26,17 +27,16 @@ def test_every_operation_is_there():
 def test_every_row_is_complete():
     for name, cells in rows().items():
         assert len(cells) == 4, f"{name}: operation, value, gradient, cost"
-        assert all(cells), f"{name}: an empty cell"
+        is_class = name[0].isupper()  # a result has no gradient of its own
+        assert all(cells[:2] if is_class else cells), f"{name}: an empty cell"
 
 
 def test_signatures_are_those_of_the_library():
     """Every parameter that a row names exists, in that order."""
-    import inspect
-
     for name, cells in rows().items():
         called = re.match(r"`\w+\((.*)\)`", cells[0])
         assert called, f"{name}: the first cell must be a call in backquotes"
-        inner = re.sub(r"=[^,]*", "", called[1]).replace("*", "")
+        inner = re.sub(r"=[^,]*", "", called[1])
         named = [p.strip() for p in inner.split(",") if p.strip()]
         real = list(inspect.signature(getattr(ls.ops, name)).parameters)
         assert [p for p in real if p in named] == named, f"{name}: the page says {named}, the library {real}"
