@@ -20,8 +20,9 @@ train: setup ## learn Jacobi weights, draw the pictures (OUT=folder, ARGS="--ste
 test: setup ## run all tests (ARGS="-k spmm" chooses)
 	@$(python) -m pytest $(ARGS)
 
-bench: setup ## measure products against SciPy and torch (results/)
-	@$(python) benchmarks/spmm.py $(ARGS)
+bench: setup ## measure products and the sparse algebra against SciPy and torch (results/)
+	@$(python) benchmarks/spmm.py
+	@$(python) benchmarks/algebra.py $(ARGS)
 
 lint: setup ## ruff, pyright, clang-format
 	@$(python) -m ruff check .

@@ -35,7 +35,7 @@ BAD = {
     "x is a scalar": (lambda: spmm(A, ones()), ValueError, "spmm: x must have shape .*scalar"),
     "x is no tensor": (lambda: spmm(A, [1.0] * N), TypeError, "spmm: x must be a torch.Tensor, got list"),
     "x is an array": (lambda: A @ np.ones(N), TypeError, "spmm: x must be a torch.Tensor, got ndarray"),
-    "x is a CSR": (lambda: A @ A.T, TypeError, "spmm: x must be a torch.Tensor, got CSR"),
+    "x is a CSR": (lambda: spmm(A, A.T), TypeError, "spmm: x must be a torch.Tensor, got CSR"),
     "A is no CSR": (lambda: spmm(ones(M, N), ones(N)), TypeError, "spmm: A must be a CSR, got Tensor"),
     "A is a SciPy matrix": (
         lambda: spmm(scipy.sparse.eye_array(N), ones(N)),
