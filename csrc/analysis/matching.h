@@ -5,6 +5,7 @@
 // O(rows nnz) at worst, about O(nnz) on matrices that occur.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -27,7 +28,7 @@ void match_rows(const I* ptr, int64_t rows, const I* idx, int64_t cols, I* row_o
       if (free[i] < ptr[i + 1]) {
         // Every row of the path leaves its column to the next one, which is on its way there.
         row_of[idx[free[i]]] = i;
-        for (size_t r = path.size() - 1; r-- > 0;) row_of[idx[at[path[r]]]] = path[r];
+        for (std::size_t r = path.size() - 1; r-- > 0;) row_of[idx[at[path[r]]]] = path[r];
         break;
       }
       while (at[i] < ptr[i + 1] && seen[row_of[idx[at[i]]]] == static_cast<I>(start)) ++at[i];

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from learnsolve import _analysis, _library  # noqa: F401  (registers torch.ops.learnsolve)
 from learnsolve.ops._autograd import Eager, add, keep_for_forward_mode, tracked
+from learnsolve.ops.triangle import plan_triangle
 from learnsolve.pattern import SparsityPattern, as_numpy
 
 _raw_factor = torch.ops.learnsolve.csr_incomplete_factor.default
@@ -75,13 +76,17 @@ def elimination_plan(pattern: SparsityPattern, kind: str) -> Plan:
         pattern._tensor(a) for a in _analysis.elimination_plan(*arrays, _KINDS[kind], narrow)
     )
 
-    def factor_pattern(crow: Tensor, col: Tensor) -> SparsityPattern:
+    def triangle(side: str, crow: Tensor, col: Tensor) -> SparsityPattern:
+        # The object that tril and triu give, so that a sum with a triangle of A needs no union.
+        shared = pattern._planned(plan_triangle, 0, side).pattern
+        if shared is not None:
+            return shared
         return SparsityPattern._trusted(crow.to(pattern.dtype), col.to(pattern.dtype), pattern.shape)
 
-    upper = (factor_pattern(upper_crow, upper_col),) if kind == "ilu0" else ()
+    upper = (triangle("upper", upper_crow, upper_col),) if kind == "ilu0" else ()
     on_diagonal = torch.zeros(pattern.nnz, dtype=torch.bool)
     on_diagonal[pattern.diagonal_positions.long()] = True
-    lower = factor_pattern(lower_crow, lower_col)
+    lower = triangle("lower", lower_crow, lower_col)
     return Plan(*plan, kind != "ilu0", lower, upper, on_diagonal)  # type: ignore[call-arg]
 
 

@@ -39,9 +39,9 @@ def triu(A: CSR, k: int = 0) -> CSR:
 def _triangle(function: str, A: CSR, k: int, side: str) -> CSR:
     matrix(function, "A", A)
     _check.integer(function, "k", k, -(2**62))
-    return selected(A, A.pattern._planned(_plan_triangle, k, side))
+    return selected(A, A.pattern._planned(plan_triangle, k, side))
 
 
-def _plan_triangle(P: SparsityPattern, k: int, side: str) -> Selection:
+def plan_triangle(P: SparsityPattern, k: int, side: str) -> Selection:
     offset = as_numpy(P.col_indices).astype("int64") - as_numpy(P.row_indices)
     return kept(P, offset <= k if side == "lower" else offset >= k)

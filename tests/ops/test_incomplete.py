@@ -105,8 +105,9 @@ def test_patterns_are_the_same_objects_in_every_call(kind):
     P = small()
     first, second = (getattr(ls.ops, kind)(ls.CSR(dominant(P, seed=s), P)) for s in (0, 1))
     assert first.L.pattern is second.L.pattern
+    assert first.L.pattern is ls.CSR(dominant(P), P).tril().pattern
     if kind == "ilu0":
-        assert first.U.pattern is second.U.pattern
+        assert first.U.pattern is second.U.pattern is ls.CSR(dominant(P), P).triu().pattern
     assert first.L.pattern.dtype == P.dtype
     ls.SparsityPattern(first.L.crow_indices, first.L.col_indices, first.L.shape)  # valid
 
