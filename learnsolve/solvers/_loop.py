@@ -5,10 +5,10 @@ A method is two functions on blocks of columns (..., n, k):
     start(A, M, b, x, r, running) -> state             r = b - A x
     step(A, M, b, state, running) -> state, trouble    one iteration
 
-A state is a NamedTuple of tensors with the column last, whose first two are x and r. `running`, (..., 1, k), tells
-which columns still count: the others are computed along and thrown away, so a division that may fail in them
-must be guarded with it (`divide`). `trouble`, (..., 1, k), is 0 or the code of a Status for a column that cannot
-go on: it keeps the state from before the step.
+A state is a NamedTuple of tensors with the column last, whose first two are x and r. `running`, (..., 1, k),
+tells which columns still count: the others are computed along and thrown away, so a division that may fail in
+them must be guarded with it (`divide`). `trouble`, (..., 1, k), is 0 or the code of a Status for a column that
+cannot go on: it keeps x and r from before the step.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Method(Protocol):
 class Iteration(NamedTuple):
     """What a callback is given. It returns True to stop.
 
-    x is the iterate, `residual_norm` ||b - A x|| a column, as the method knows it, `converged` whether a column has
-    stopped by itself.
+    x is the iterate, `residual_norm` ||b - A x|| a column, as the method knows it, `converged` whether a column
+    has stopped by itself.
     """
 
     iteration: int
@@ -84,8 +84,8 @@ def divide(a: Tensor, b: Tensor, where: Tensor) -> Tensor:
 def iterate(
     method: Method, A: Operator, M: Any, b: Tensor, x0: Tensor | None, stop: Stopping, segments: bool = False
 ) -> Outcome:
-    """Run `method` until every column has stopped. With `segments`, for a backward in O(sqrt(iterations)) memory:
-    the graph keeps the state at the ends of segments of 1, 2, 3, ... iterations and repeats what is between."""
+    """Run `method` until every column has stopped. With `segments` for a backward in O(sqrt(iterations)) memory:
+    the graph keeps the state between segments of 1, 2, 3, ... iterations, and repeats what is inside."""
     length = residual_norm(b.detach(), -2, keepdim=True)
     target = torch.clamp(stop.rtol * length, min=stop.atol)
     if x0 is None:
@@ -140,20 +140,25 @@ def _advance(method, A, M, b, state, codes, norm, running, target, limit):
     codes = torch.where(running & ~torch.isfinite(size), CODE[Status.NON_FINITE], codes)
     moved = running & (codes != CODE[Status.NON_FINITE])  # x stays at the last good iterate
     if not moved.all():
-        new = type(new)(*(torch.where(moved, n, o) for n, o in zip(new, state, strict=True)))
+        new = _keep(moved, new, state)
         new_norm = torch.where(moved, new_norm, norm)
     close = (codes == 0) & (size <= target)
     if close.any():
-        # The recurrence for r may have drifted from b - A x. Nothing is called converged before this was seen.
+        # The recurrence for r may have drifted from b - A x: nothing is called converged on its word.
         r = b - A(new.x)
         true = residual_norm(r, -2, keepdim=True)
         codes = torch.where(close & (true.detach() <= target), CODE[Status.CONVERGED], codes)
         new_norm = torch.where(close, true, new_norm)
         again = close & (codes == 0)
         if again.any():
-            restarted = method.start(A, M, b, new.x, r, codes == 0)
-            new = type(new)(*(torch.where(again, n, o) for n, o in zip(restarted, new, strict=True)))
+            # All columns start again: a state may be of another size than a fresh one.
+            new = method.start(A, M, b, new.x, torch.where(again, r, new.r), codes == 0)
     return new, codes, new_norm
+
+
+def _keep(moved: Tensor, new: Any, old: Any) -> Any:
+    """x and r of columns that have not moved. What else a state holds is of no use to a column that stopped."""
+    return new._replace(x=torch.where(moved, new.x, old.x), r=torch.where(moved, new.r, old.r))
 
 
 def _stopped(stop: Stopping, iteration: int, x: Tensor, norm: Tensor, codes: Tensor) -> bool:

@@ -4,8 +4,8 @@ Implicit differentiation of A x = b, for any method that finds x: with lambda = 
 
     bbar = lambda,    Abar = -lambda x^T on the pattern (for a callable A: the gradient of -<lambda, A x>).
 
-lambda is found by the same method on the transpose, itself differentiable by the same rule, so that derivatives of
-any order exist. In forward mode, dx = A^-1 (db - dA x).
+lambda is found by the same method on the transpose, itself differentiable by the same rule, so that derivatives
+of any order exist. In forward mode, dx = A^-1 (db - dA x).
 """
 
 from __future__ import annotations

@@ -27,9 +27,9 @@ class Status(enum.Enum):
         "positive definite. Use minres for a symmetric A, gmres or bicgstab for any other."
     )
     DIVERGED = (
-        "The residual norm grew: the iteration diverges. For a stationary method use a smaller weight (Jacobi "
-        "on a symmetric positive definite A converges if 0 < weight < 2 / lambda_max(D^-1 A)); else another "
-        "method or a better preconditioner."
+        "The residual norm grew: the iteration diverges. For a stationary method use a smaller weight (Jacobi on "
+        "a symmetric positive definite A converges if 0 < weight < 2 / lambda_max(D^-1 A)); else another method "
+        "or a better preconditioner."
     )
     NON_FINITE = (
         "The iteration met infinities or NaNs: it left the range of the dtype, or A, b, x0, M or a parameter "
