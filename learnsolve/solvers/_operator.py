@@ -9,6 +9,7 @@ import numpy as np
 import scipy.sparse.linalg
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from learnsolve import _check
 from learnsolve.csr import CSR
@@ -110,17 +111,44 @@ class Function:
         )
 
     def pullback(self, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
-        learn = [p for p in self.parameters if p.requires_grad]
+        learn = tuple(p for p in self.parameters if p.requires_grad)
         if not learn:
             return (None,) * len(self.parameters)
-        again = torch.is_grad_enabled()
-        with torch.enable_grad():
-            form = (y * self.apply(x)).sum()
-        found = iter(torch.autograd.grad(form, learn, create_graph=again, allow_unused=True))
+        found = iter(_Pullback.apply(self.apply, y, x, *learn))  # type: ignore[arg-type]
         return tuple(next(found) if p.requires_grad else None for p in self.parameters)
 
     def size(self) -> Tensor | None:
         return None
+
+
+def _partial(apply: Callable, y: Tensor, x: Tensor, parameters: tuple[Tensor, ...], again: bool) -> tuple:
+    """d<y, A x>/dp for x and y that depend on nothing: they may be made of the parameters themselves."""
+    form = (y * apply(x)).sum()
+    found = torch.autograd.grad(form, parameters, create_graph=again, allow_unused=True)
+    return tuple(torch.zeros_like(p) if g is None else g for g, p in zip(found, parameters, strict=True))
+
+
+class _Pullback(torch.autograd.Function):
+    """d<y, A x>/dp, whose derivatives are found by differentiating once more: no third order."""
+
+    @staticmethod
+    def forward(ctx, apply, y, x, *parameters):
+        ctx.apply, ctx.parameters = apply, parameters
+        ctx.save_for_backward(y, x)
+        with torch.enable_grad():
+            return _partial(apply, y.detach(), x.detach(), parameters, False)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *h):
+        y, x = (t.detach().requires_grad_() for t in ctx.saved_tensors)
+        with torch.enable_grad():
+            first = _partial(ctx.apply, y, x, ctx.parameters, True)
+            total = torch.stack([(a * b).sum() for a, b in zip(first, h, strict=True)]).sum()
+            inputs = (y, x, *ctx.parameters)
+            if not total.requires_grad:
+                return (None,) * (1 + len(inputs))
+            return None, *torch.autograd.grad(total, inputs, allow_unused=True)
 
 
 def as_operator(

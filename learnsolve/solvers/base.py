@@ -20,8 +20,8 @@ class Status(enum.Enum):
     )
     STOPPED_BY_CALLBACK = "The callback asked to stop before the tolerance was reached."
     BREAKDOWN = (
-        "The method cannot go on: a quantity that it divides by became zero. Start from another x0, or use a "
-        "method that does not break down, gmres."
+        "The method cannot go on: a quantity that it divides by became zero, or rounding errors as large as "
+        "the residual. Does A x = b have a solution? If so start from another x0, or use gmres; else lsqr."
     )
     INDEFINITE = (
         "A direction of zero or negative curvature was met, <p, A p> <= 0 or <r, M r> <= 0: A or M is not "
@@ -33,8 +33,8 @@ class Status(enum.Enum):
     )
     DIVERGED = (
         "The residual norm grew: the iteration diverges. For a stationary method use a smaller weight "
-        "(Jacobi on a symmetric positive definite A converges if 0 < weight < 2 / lambda_max(D^-1 A)); else another "
-        "method or a better preconditioner."
+        "(Jacobi on a symmetric positive definite A converges if 0 < weight < 2 / lambda_max(D^-1 A)); else "
+        "another method or a better preconditioner."
     )
     NON_FINITE = (
         "The iteration met infinities or NaNs: it left the range of the dtype, or A, b, x0, M or a parameter "

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from learnsolve.solvers._loop import CODE
 from learnsolve.solvers._solve import Options, solve
-from learnsolve.solvers._vectors import divide, dot, size
+from learnsolve.solvers._vectors import divide, dot
 from learnsolve.solvers.base import Iteration, Solution, Status
 
 
@@ -48,12 +48,14 @@ class BiCGSTAB:
         t = A(Ms)
         omega = divide(dot(t, s), dot(t, t), running)
         x, r = q.x + alpha * Mp + omega * Ms, s - omega * t
-        # Orthogonal to rounding level: what is left of the products is noise.
-        eps = torch.finfo(r.dtype).eps
-        length = size(q.shadow)
-        stuck = rho.detach().abs() <= eps**2 * length * size(q.r)
-        stuck = stuck | (rv.detach().abs() <= eps**2 * length * size(v)) | (q.omega == 0)
+        stuck = _noise(rho, q.shadow, q.r) | _noise(rv, q.shadow, v) | (q.omega == 0)
         return State(x, r, q.shadow, p, v, rho, alpha, omega), torch.where(stuck, CODE[Status.BREAKDOWN], 0)
+
+
+def _noise(product: Tensor, u: Tensor, v: Tensor) -> Tensor:
+    """Are u and v orthogonal but for rounding errors of their product?"""
+    slack = torch.finfo(u.dtype).eps * dot(u.detach().abs(), v.detach().abs())
+    return product.detach().abs() <= slack
 
 
 def bicgstab(

@@ -27,6 +27,7 @@ class State(NamedTuple):
     c: Tensor  # (j, ..., 1, k), rotations
     s: Tensor
     eta: Tensor  # the last entry of the rotated right-hand side
+    largest: Tensor  # ||A z|| so far, a constant
 
 
 class GeneralisedMinimalResidual:
@@ -40,15 +41,15 @@ class GeneralisedMinimalResidual:
         v = divide(r, length, running)
         empty = v.new_empty((0, *v.shape))
         scalars = length.new_empty((0, *length.shape))
-        return State(x, r, v.unsqueeze(0), empty, scalars, scalars, length)
+        return State(x, r, v.unsqueeze(0), empty, scalars, scalars, length, torch.zeros_like(length).detach())
 
     def step(self, A: Any, M: Any, b: Tensor, state: State, running: Tensor) -> tuple[State, Tensor]:
-        x, r, V, P, c, s, eta = state
+        x, r, V, P, c, s, eta, largest = state
         if len(P) == self.restart:
-            x, r, V, P, c, s, eta = self.start(A, M, x, b - A(x), running)
+            x, r, V, P, c, s, eta, largest = self.start(A, M, x, b - A(x), running)
         z = V[-1] if M is None else M(V[-1])
         w = A(z)
-        first = w
+        largest = torch.maximum(largest, size(w))
         h = dot(V, w)
         w = w - (h * V).sum(0)
         again = dot(V, w)
@@ -56,7 +57,7 @@ class GeneralisedMinimalResidual:
         h = h + again
         below = root(dot(w, w))
         # What is left of A z may be rounding errors only: the basis is then complete.
-        noise = 10 * torch.finfo(w.dtype).eps * size(first)
+        noise = 10 * torch.finfo(w.dtype).eps * largest
         below = torch.where(below.detach() <= noise, 0, below)
         column = list(h.unbind(0))
         for i in range(len(c)):
@@ -81,6 +82,7 @@ class GeneralisedMinimalResidual:
             torch.cat((c, new_c.unsqueeze(0))),
             torch.cat((s, new_s.unsqueeze(0))),
             eta_next,
+            largest,
         )
         return new, torch.where(diagonal <= noise, CODE[Status.BREAKDOWN], 0)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from learnsolve.solvers._loop import CODE
 from learnsolve.solvers._solve import Options, solve
-from learnsolve.solvers._vectors import divide, dot, root
+from learnsolve.solvers._vectors import divide, dot, root, size
 from learnsolve.solvers.base import Iteration, Solution, Status
 
 
@@ -34,6 +34,11 @@ class State(NamedTuple):
     s_old: Tensor
     s: Tensor
     eta: Tensor  # what is left of the residual in the norm of M
+    # Constants: the largest entry of the tridiagonal matrix so far; rounding errors in Aw and in r.
+    largest: Tensor
+    error_older: Tensor
+    error_old: Tensor
+    drift: Tensor
 
 
 class MinimalResidual:
@@ -45,7 +50,11 @@ class MinimalResidual:
         none, one, zero = torch.zeros_like(r), torch.ones_like(gamma), torch.zeros_like(gamma)
         # A negative <r, M r> is kept, for the first step to find.
         gamma = torch.where(dot(r, z) < 0, -one, gamma)
-        return State(x, r, none, r, z, one, gamma, none, none, none, none, one, one, zero, zero, gamma)
+        nil = zero.detach()
+        return State(
+            x, r, none, r, z, one, gamma, none, none, none, none, one, one, zero, zero, gamma,
+            nil, nil, nil, nil,
+        )  # fmt: skip
 
     def step(self, A: Any, M: Any, b: Tensor, state: State, running: Tensor) -> tuple[State, Tensor]:
         q = state
@@ -56,6 +65,10 @@ class MinimalResidual:
         z_next = v if M is None else M(v)
         square = dot(v, z_next)
         gamma = root(square)
+        eps = 10 * torch.finfo(v.dtype).eps
+        largest = torch.maximum(torch.maximum(q.largest, delta.abs()), gamma).detach()
+        # What is left of A z may be rounding errors only: the basis is then complete.
+        gamma = torch.where(gamma <= eps * largest, 0, gamma)
         a0 = q.c * delta - q.c_old * q.s * q.gamma
         a1 = root(a0 * a0 + gamma * gamma)
         a2 = q.s * delta + q.c_old * q.c * q.gamma
@@ -66,12 +79,21 @@ class MinimalResidual:
         length = c * q.eta
         x, r = q.x + length * w, q.r - length * Aw
         # Rounding alone makes <v, M v> a little negative.
-        slack = torch.finfo(v.dtype).eps * (v.detach() * z_next.detach()).abs().sum(-2, keepdim=True)
-        indefinite = (q.gamma < 0) | (square < -10 * slack)
-        trouble = torch.where(a1 == 0, CODE[Status.BREAKDOWN], 0)
+        slack = eps * dot(v.detach().abs(), z_next.detach().abs())
+        indefinite = (q.gamma < 0) | (square < -slack)
+        # ||A r|| / ||r|| (Paige and Saunders): where it is zero r cannot be made less, and x is least
+        # squares. In later steps x would only grow, and r, by its recurrence, would not be told.
+        left = root(a0 * a0 + (q.c * gamma) ** 2).detach()
+        error = divide(
+            eps * size(Az) + a3.abs() * q.error_older + a2.abs() * q.error_old, a1, running
+        ).detach()
+        drift = q.drift + length.detach().abs() * error
+        lost = (drift > 0.1 * size(r)) & (size(r) > 0.5 * size(q.r))
+        trouble = torch.where((left <= eps * largest) | lost, CODE[Status.BREAKDOWN], 0)
         trouble = torch.where(indefinite, CODE[Status.INDEFINITE], trouble)
         new = State(
-            x, r, q.v, v, z_next, q.gamma, gamma, q.w_old, w, q.Aw_old, Aw, q.c, c, q.s, s, -s * q.eta
+            x, r, q.v, v, z_next, q.gamma, gamma, q.w_old, w, q.Aw_old, Aw, q.c, c, q.s, s, -s * q.eta,
+            largest, q.error_old, error, drift,
         )  # fmt: skip
         return new, trouble
 
