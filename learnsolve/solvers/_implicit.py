@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from learnsolve.ops._autograd import keep_for_forward_mode
-from learnsolve.solvers._operator import Matrix
+from learnsolve.solvers._operator import Function
 from learnsolve.solvers.base import Report
 
 if TYPE_CHECKING:
@@ -106,11 +106,11 @@ def _values_first(
 ) -> tuple[Tensor, ...]:
     if not any(axis is not None for axis in axes):
         return parameters
-    if not isinstance(solver.A, Matrix):
+    if isinstance(solver.A, Function):
         raise NotImplementedError(
             f"{solver.name}: vmap over what A is made of needs A as a CSR; loop over the systems instead"
         )
-    values, axis = parameters[0], axes[0]
+    (values,), (axis,) = parameters, axes
     values = values.movedim(axis, 0)
     missing = b.dim() - 2 - (values.dim() - 1)  # batch axes of b that A has not
     return (values.reshape(values.shape[0], *[1] * missing, *values.shape[1:]),)

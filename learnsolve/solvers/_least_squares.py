@@ -179,7 +179,7 @@ def solve(
         options.callback,
     )
     if options.gradient == "implicit":
-        refuse_what_has_no_implicit_gradient(name, operator, None, None, x0, B)
+        refuse_what_has_no_implicit_gradient(name, operator, None, None, x0, X0)
         x, norms, codes = solver.found(padded, X0, Report())
         report = Report()
         if tracked(B, *operator.parameters):

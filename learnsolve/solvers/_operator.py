@@ -133,7 +133,7 @@ class _Pullback(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, apply, y, x, *parameters):
-        ctx.apply, ctx.parameters = apply, parameters
+        ctx.product, ctx.parameters = apply, parameters
         ctx.save_for_backward(y, x)
         with torch.enable_grad():
             return _partial(apply, y.detach(), x.detach(), parameters, False)
@@ -143,7 +143,7 @@ class _Pullback(torch.autograd.Function):
     def backward(ctx, *h):
         y, x = (t.detach().requires_grad_() for t in ctx.saved_tensors)
         with torch.enable_grad():
-            first = _partial(ctx.apply, y, x, ctx.parameters, True)
+            first = _partial(ctx.product, y, x, ctx.parameters, True)
             total = torch.stack([(a * b).sum() for a, b in zip(first, h, strict=True)]).sum()
             inputs = (y, x, *ctx.parameters)
             if not total.requires_grad:

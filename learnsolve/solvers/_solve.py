@@ -170,6 +170,10 @@ class Solver:
                 "data; or give the mapped axis to b, or A.values, as a batch axis"
             )
         solution = self.solution(*self.iterate(b, x0, segments))
+        if not solution.x.requires_grad and tracked(b, *self.A.parameters):
+            # No iteration ran: zero gradients, so that a backward need not know.
+            for t in (b, *self.A.parameters):
+                solution.x = solution.x + torch.where(torch.zeros_like(t, dtype=torch.bool), t, 0).sum()
         if self.throw and not solution.converged:
             raise SolverError(self.name, solution)
         return solution
@@ -295,14 +299,14 @@ def check_options(name: str, options: Options) -> None:
 
 
 def refuse_what_has_no_implicit_gradient(
-    name: str, A: Operator, given_M: Any, M: Any, x0: Tensor | None, b: Tensor
+    name: str, A: Operator, given_M: Any, M: Any, x0: Tensor | None, probe: Tensor
 ) -> None:
     if not torch.is_grad_enabled():
         return
     if (
         isinstance(A, Function)
         and not any(p.requires_grad for p in A.parameters)
-        and A(b.detach()).requires_grad
+        and A(probe.detach()).requires_grad
     ):
         raise ValueError(
             f"{name}: A computes with tensors that learn; name them, parameters=(...), for "
@@ -315,7 +319,7 @@ def refuse_what_has_no_implicit_gradient(
         learns = "M" if given_M.requires_grad else None
     elif isinstance(given_M, torch.nn.Module):
         learns = "M" if any(p.requires_grad for p in given_M.parameters()) else None
-    elif M is not None and M(b.detach()).requires_grad:
+    elif M is not None and M(probe.detach()).requires_grad:
         learns = "M"
     if learns:
         raise ValueError(
