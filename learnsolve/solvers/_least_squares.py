@@ -26,16 +26,15 @@ from learnsolve.ops._autograd import tracked
 from learnsolve.solvers._implicit import Implicit
 from learnsolve.solvers._loop import CODE, Method, ResidualNorm
 from learnsolve.solvers._operator import Operator, as_operator
-from learnsolve.solvers._solve import (
+from learnsolve.solvers._options import (
     Options,
-    Solver,
     check_b,
     check_operands,
     check_options,
-    columns,
     number,
     refuse_what_has_no_implicit_gradient,
 )
+from learnsolve.solvers._solve import Solver, columns
 from learnsolve.solvers._vectors import size
 from learnsolve.solvers.base import Report, Solution, Status
 from learnsolve.solvers.cg import ConjugateGradients

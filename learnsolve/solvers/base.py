@@ -38,7 +38,7 @@ class Status(enum.Enum):
     )
     NON_FINITE = (
         "The iteration met infinities or NaNs: it left the range of the dtype, or A, b, x0, M or a parameter "
-        "holds them. Check the input, allow fewer iterations, or use float64."
+        "holds them. Check the input, reduce the weight or the number of iterations, or use float64."
     )
 
     def __str__(self) -> str:

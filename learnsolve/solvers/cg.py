@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from learnsolve.solvers._loop import CODE
-from learnsolve.solvers._solve import Options, solve
+from learnsolve.solvers._options import Options
+from learnsolve.solvers._solve import solve
 from learnsolve.solvers._vectors import divide, dot
 from learnsolve.solvers.base import Iteration, Solution, Status
 
@@ -104,7 +105,9 @@ def cg(
     Notes
     -----
     Implicit gradient: :math:`\bar b = \lambda`, :math:`\bar A = -\lambda x^T` on the pattern with
-    :math:`A \lambda = \bar x`; any order, forward mode. Cost: one product with A and one with M an iteration.
+    :math:`A \lambda = \bar x`; any order, forward mode. The other two agree with it, at convergence, along
+    symmetric changes of A: along others the iterations solve nothing, nor do those few that sufficed for an A
+    of multiple eigenvalues suffice for its neighbours. Cost: one product with A and one with M an iteration.
 
     Examples
     --------

@@ -9,7 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from learnsolve import _check
-from learnsolve.solvers._solve import Options, solve
+from learnsolve.solvers._options import Options
+from learnsolve.solvers._solve import solve
 from learnsolve.solvers.base import Iteration, Solution
 from learnsolve.solvers.gmres import GeneralisedMinimalResidual
 

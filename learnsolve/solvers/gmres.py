@@ -14,7 +14,8 @@ from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.solvers._loop import CODE
-from learnsolve.solvers._solve import Options, solve
+from learnsolve.solvers._options import Options
+from learnsolve.solvers._solve import solve
 from learnsolve.solvers._vectors import divide, dot, root, size
 from learnsolve.solvers.base import Iteration, Solution, Status
 

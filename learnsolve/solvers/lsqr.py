@@ -12,7 +12,7 @@ from torch import Tensor
 
 from learnsolve.solvers._least_squares import solve
 from learnsolve.solvers._loop import CODE
-from learnsolve.solvers._solve import Options
+from learnsolve.solvers._options import Options
 from learnsolve.solvers._vectors import divide, dot, root, size
 from learnsolve.solvers.base import Iteration, Solution, Status
 

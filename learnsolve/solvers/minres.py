@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from learnsolve.solvers._loop import CODE
-from learnsolve.solvers._solve import Options, solve
+from learnsolve.solvers._options import Options
+from learnsolve.solvers._solve import solve
 from learnsolve.solvers._vectors import divide, dot, root, size
 from learnsolve.solvers.base import Iteration, Solution, Status
 
@@ -34,11 +35,9 @@ class State(NamedTuple):
     s_old: Tensor
     s: Tensor
     eta: Tensor  # what is left of the residual in the norm of M
-    # Constants: the largest entry of the tridiagonal matrix so far; rounding errors in Aw and in r.
-    largest: Tensor
-    error_older: Tensor
-    error_old: Tensor
-    drift: Tensor
+    largest: Tensor  # entry of the tridiagonal matrix so far, a constant
+    norm_A: Tensor  # ||A z|| / ||z|| at most so far, a constant
+    began: Tensor  # ||r|| at the start, a constant
 
 
 class MinimalResidual:
@@ -53,7 +52,7 @@ class MinimalResidual:
         nil = zero.detach()
         return State(
             x, r, none, r, z, one, gamma, none, none, none, none, one, one, zero, zero, gamma,
-            nil, nil, nil, nil,
+            nil, nil, size(r),
         )  # fmt: skip
 
     def step(self, A: Any, M: Any, b: Tensor, state: State, running: Tensor) -> tuple[State, Tensor]:
@@ -78,23 +77,27 @@ class MinimalResidual:
         Aw = divide(Az - a3 * q.Aw_older - a2 * q.Aw_old, a1, running)
         length = c * q.eta
         x, r = q.x + length * w, q.r - length * Aw
+        norm_A = torch.maximum(q.norm_A, divide(size(Az), size(z), running))
         # Rounding alone makes <v, M v> a little negative.
         slack = eps * dot(v.detach().abs(), z_next.detach().abs())
         indefinite = (q.gamma < 0) | (square < -slack)
         # ||A r|| / ||r|| (Paige and Saunders): where it is zero r cannot be made less, and x is least
-        # squares. In later steps x would only grow, and r, by its recurrence, would not be told.
+        # squares.
         left = root(a0 * a0 + (q.c * gamma) ** 2).detach()
-        error = divide(
-            eps * size(Az) + a3.abs() * q.error_older + a2.abs() * q.error_old, a1, running
-        ).detach()
-        drift = q.drift + length.detach().abs() * error
-        lost = (drift > 0.1 * size(r)) & (size(r) > 0.5 * size(q.r))
-        trouble = torch.where((left <= eps * largest) | lost, CODE[Status.BREAKDOWN], 0)
-        trouble = torch.where(indefinite, CODE[Status.INDEFINITE], trouble)
+        stuck = left <= eps * largest
         new = State(
             x, r, q.v, v, z_next, q.gamma, gamma, q.w_old, w, q.Aw_old, Aw, q.c, c, q.s, s, -s * q.eta,
-            largest, q.error_old, error, drift,
+            largest, norm_A, q.began,
         )  # fmt: skip
+        lost = running & (10 * eps * norm_A * size(x) > size(r))
+        if lost.any():
+            # Rounding errors may outgrow r, and its recurrence does not tell: then the step is not taken.
+            lost = lost & (size(b - A(x)) > 1.1 * size(q.r))
+            fresh = self.start(A, M, q.x, b - A(q.x), running)
+            new = State(*(torch.where(lost, f, n) for f, n in zip(fresh, new, strict=True)))
+            stuck = stuck | (lost & (fresh.began > 0.5 * q.began))
+        trouble = torch.where(stuck, CODE[Status.BREAKDOWN], 0)
+        trouble = torch.where(indefinite, CODE[Status.INDEFINITE], trouble)
         return new, trouble
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import _check
-from learnsolve.solvers._solve import GRADIENTS
+from learnsolve.solvers._options import GRADIENTS
 from learnsolve.solvers.base import Solution
 from learnsolve.solvers.cg import cg
 from learnsolve.solvers.fcg import fcg

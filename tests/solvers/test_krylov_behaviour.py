@@ -6,6 +6,7 @@ import weakref
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from reference import normal
 from solvers.krylov import ANY, MODES, RECTANGULAR, SQUARE, SYMMETRIC, S, matrix, poisson, run
 
@@ -313,3 +314,12 @@ def test_inference_mode_and_no_grad(name):
         with context():
             for mode in MODES:
                 assert not run(name, A, b, gradient=mode).x.requires_grad
+
+
+def test_a_replay_ends_where_the_callback_did():
+    A, b = poisson(), normal((16,)).requires_grad_()
+    with torch.utils.checkpoint.set_checkpoint_early_stop(False):
+        solution = S.cg(A, b, callback=lambda at: at.iteration == 5, gradient="checkpointed")
+        (found,) = torch.autograd.grad(solution.x.sum(), b)
+    (expected,) = torch.autograd.grad(S.cg(A, b, maxiter=5, gradient="unrolled").x.sum(), b)
+    torch.testing.assert_close(found, expected)

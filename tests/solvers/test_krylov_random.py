@@ -136,3 +136,25 @@ def test_random_least_squares(name, scale, shape):
         if damp == 0:  # of all solutions, the one of least norm
             least = np.stack([np.linalg.pinv(a) @ c for a, c in zip(A, b, strict=True)])
             assert np.abs(x - least).max() < 1e-5
+
+
+@pytest.mark.parametrize("name", SQUARE)
+def test_the_word_of_a_recurrence_is_not_enough(name):
+    """Systems whose residual cannot reach the tolerance, though that of the recurrence does."""
+    n = 40
+    Q = np.linalg.qr(np.random.default_rng(0).standard_normal((n, n)))[0]
+    A = (Q * np.logspace(0, 5, n)) @ Q.T
+    A = (A + A.T) / 2
+    b = np.ones(n)
+    said = []
+    for rtol in (1e-8, 1e-14, 1e-16):
+        keywords = {"restart": 40} if "gmres" in name else {}
+        solution = getattr(S, name)(as_csr(A), torch.from_numpy(b), rtol=rtol, maxiter=800, **keywords)
+        x = solution.x.numpy()
+        true = np.linalg.norm((b.astype(np.longdouble) - A.astype(np.longdouble) @ x).astype(float))
+        if solution.converged:
+            assert true <= (rtol + 1e-16 * 1e5 * np.abs(x).max()) * np.linalg.norm(b)
+        assert true <= 1e-6
+        said.append(solution.converged)
+    assert said[0]
+    assert not said[2]
