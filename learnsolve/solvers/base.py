@@ -4,28 +4,85 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 
 class Status(enum.Enum):
-    """How a solve ended. The value is a sentence: what happened and what to try."""
+    """How a solve ended, from best to worst. The value is a sentence: what happened and what to try."""
 
     CONVERGED = "The residual norm reached the tolerance."
-    MAX_ITERATIONS = "All requested iterations ran; no tolerance was reached or asked for."
+    MAX_ITERATIONS = (
+        "All allowed iterations ran without reaching the tolerance (or none was asked for). Allow more "
+        "(maxiter), ask for less (rtol, atol), or use a better preconditioner (M)."
+    )
+    STOPPED_BY_CALLBACK = "The callback asked to stop before the tolerance was reached."
+    BREAKDOWN = (
+        "The method cannot go on: a quantity that it divides by became zero, or rounding errors as large as "
+        "the residual. Does A x = b have a solution? If so start from another x0, or use gmres; else lsqr."
+    )
+    INDEFINITE = (
+        "A direction of zero or negative curvature was met, <p, A p> <= 0 or <r, M r> <= 0: A or M is not "
+        "positive definite. Use minres for a symmetric A, gmres or bicgstab for any other."
+    )
+    ILL_CONDITIONED = (
+        "The estimate of the condition number of A exceeded conlim. Regularise (damp), scale A's columns to "
+        "similar norms, or allow more (conlim)."
+    )
     DIVERGED = (
-        "The residual norm grew more than tenfold: the iteration diverges. Use a smaller weight; for a "
-        "symmetric positive definite A, Jacobi converges if 0 < weight < 2 / lambda_max(D^-1 A)."
+        "The residual norm grew: the iteration diverges. For a stationary method use a smaller weight "
+        "(Jacobi on a symmetric positive definite A converges if 0 < weight < 2 / lambda_max(D^-1 A)); else "
+        "another method or a better preconditioner."
     )
     NON_FINITE = (
-        "The iteration produced infinities or NaNs: it left the range of the dtype, or A, b, x0 or "
-        "the weight hold them. Check the input, reduce the weight or the number of "
-        "iterations, or use float64."
+        "The iteration met infinities or NaNs: it left the range of the dtype, or A, b, x0, M or a parameter "
+        "holds them. Check the input, reduce the weight or the number of iterations, or use float64."
     )
 
     def __str__(self) -> str:
         return self.value
+
+
+STATUSES = tuple(Status)  # codes of the loops: 1 + the place here, 0 while a column runs
+
+
+class Iteration(NamedTuple):
+    """What a callback is given. It returns True to stop.
+
+    Attributes
+    ----------
+    iteration : int, from 1
+    x : Tensor, the iterate
+    residual_norm : Tensor, shape () or (..., k), ||b - A x|| of each column as the method knows it
+    converged : bool Tensor of that shape
+    """
+
+    iteration: int
+    x: Tensor
+    residual_norm: Tensor
+    converged: Tensor
+
+
+class Report:
+    """Where a backward leaves what it has to say. No tensor of the graph in it: a graph that holds a report
+    must not be held by it, or neither is freed."""
+
+    solution: Solution | None = None
+
+
+class SolverError(RuntimeError):
+    """A solve, or the adjoint solve of a backward, that did not converge and was told to `throw`.
+
+    Attributes
+    ----------
+    solution : Solution, as far as it came
+    """
+
+    def __init__(self, function: str, solution: Solution):
+        super().__init__(f"{function}: {solution.summary()}")
+        self.solution = solution
 
 
 class Solution:
@@ -34,35 +91,50 @@ class Solution:
     Attributes
     ----------
     x : Tensor, the last iterate, of b's shape (with A's batch axes, if it has some that b has not)
-    iterations : int, how many ran
+    iterations : int, how many ran (of the column that took most)
     residual_norms : Tensor, shape (..., iterations + 1), or (..., iterations + 1, k) for k right-hand sides:
-        ||b - A x_i|| for every iterate, the initial one first; differentiable. Completed when it is asked
-        for: the last norm costs a product with A. RuntimeError if A's values, b or x were changed in place
-        since the solve.
+        ||b - A x_i|| for every iterate, the initial one first; differentiable unless the gradient is
+        "implicit". Methods that run a fixed number of iterations complete it when it is asked for: the
+        last norm costs a product with A. RuntimeError if A's values, b or x were changed in place since.
     status : Status, of the worst column; asking for it waits for the device
     converged : bool, status is CONVERGED
+    statuses : list of Status, one a column (batch axes and columns in order)
+    normal_residual_norm : Tensor, shape () or (..., k), of least squares: ||A^T (b - A x) - damp^2 x||; else
+        None
+    adjoint : Solution of the last adjoint solve of gradient="implicit", without a graph; None before a
+        backward
     """
 
     def __init__(
         self,
         x: Tensor,
         iterations: int,
-        residual_norms: Callable[[], Tensor],
+        residual_norms: Tensor | Callable[[], Tensor],
         axis: int,
-        needs: tuple[Tensor, ...],
+        needs: tuple[Tensor, ...] = (),
+        codes: Tensor | None = None,
+        adjoint: Report | None = None,
     ):
         self.x = x
+        self.normal_residual_norm: Tensor | None = None
         self.iterations = iterations
+        self._norms = None if callable(residual_norms) else residual_norms
         self._complete = residual_norms
-        self._norms: Tensor | None = None
         self._axis = axis  # of residual_norms, along which the iterates lie
+        self._codes = codes
+        self._adjoint = adjoint
         self._grad_enabled = torch.is_grad_enabled()
         self._needs = [(t, _version(t)) for t in needs]
+
+    @property
+    def adjoint(self) -> Solution | None:
+        return None if self._adjoint is None else self._adjoint.solution
 
     @property
     def residual_norms(self) -> Tensor:
         if self._norms is not None:
             return self._norms
+        assert callable(self._complete)
         if any(_version(t) != version for t, version in self._needs):
             raise RuntimeError(
                 "Solution.residual_norms: A.values, b or x was changed in place after the solve; ask for the "
@@ -74,7 +146,15 @@ class Solution:
         return self._norms
 
     @property
+    def statuses(self) -> list[Status]:
+        if self._codes is None:
+            return [self.status]
+        return [STATUSES[code - 1] for code in self._codes.reshape(-1).tolist()]
+
+    @property
     def status(self) -> Status:
+        if self._codes is not None:  # the order of Status is that of badness
+            return STATUSES[int(self._codes.max()) - 1] if self._codes.numel() else Status.CONVERGED
         norms = self.residual_norms.detach()
         if not (torch.isfinite(norms).all() and torch.isfinite(self.x.detach()).all()):
             return Status.NON_FINITE
@@ -85,6 +165,17 @@ class Solution:
     @property
     def converged(self) -> bool:
         return self.status is Status.CONVERGED
+
+    def summary(self) -> str:
+        """One paragraph for an error message."""
+        bad = [i for i, status in enumerate(self.statuses) if status is not Status.CONVERGED]
+        columns = f" in {len(bad)} of {len(self.statuses)} columns" if len(self.statuses) > 1 else ""
+        norms = self.residual_norms.detach()
+        last, first = (float(norms.select(self._axis, i).max()) for i in (-1, 0))
+        return (
+            f"{self.status.name}{columns} after {self.iterations} iterations, residual norm {last:.3g} "
+            f"(initially {first:.3g}). {self.status}"
+        )
 
     def __repr__(self) -> str:
         return f"Solution(x={tuple(self.x.shape)}, iterations={self.iterations}, status={self.status.name})"

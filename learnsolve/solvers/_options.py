@@ -1,0 +1,111 @@
+"""The keywords that solvers share, and the checks at the door."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from learnsolve import _check
+from learnsolve.csr import CSR
+from learnsolve.solvers._operator import Function, Operator
+
+GRADIENTS = ("implicit", "unrolled", "checkpointed")
+
+
+@dataclass(frozen=True)
+class Options:
+    """The keywords that solvers share."""
+
+    rtol: float = 1e-5
+    atol: float = 0.0
+    maxiter: int | None = None
+    M: Any = None
+    callback: Callable | None = None
+    gradient: str = "implicit"
+    throw: bool = False
+    adjoint_rtol: float | None = None
+    adjoint_maxiter: int | None = None
+    adjoint_M: Any = None
+    transpose: Callable | None = None
+    parameters: tuple[Tensor, ...] = ()
+
+
+def check_b(name: str, b: Any) -> None:
+    _check.tensor(name, "b", b)
+    if b.dim() == 0:
+        raise ValueError(f"{name}: b must have shape (n,) or (..., n, k), got a scalar; use b.reshape(1)")
+    _check.dtype(name, "b", b)
+
+
+def check_operands(name: str, A: Any, b: Tensor) -> torch.Size:
+    """The batch axes of A."""
+    if not isinstance(A, CSR):
+        return torch.Size()
+    _check.same_kind(name, "b", b, A.values)
+    _check.batches(name, A.batch_shape, b.shape[:-2], "A.values and b")
+    if b.dim() == 1 and A.batch_shape:
+        raise ValueError(
+            f"{name}: for a batch of matrices b must have shape (..., n, k), got {tuple(b.shape)}; "
+            "b.unsqueeze(-1) is one column for all"
+        )
+    return A.batch_shape
+
+
+def number(name: str, key: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name}: {key} must be a number, got {type(value).__name__}")
+    if not float(value) >= 0:
+        raise ValueError(f"{name}: {key} must not be negative, got {value}; 0 asks for as much as possible")
+
+
+def check_options(name: str, options: Options) -> None:
+    _check.one_of(name, "gradient", options.gradient, GRADIENTS)
+    for key in ("rtol", "atol", "adjoint_rtol"):
+        value = getattr(options, key)
+        if value is not None:
+            number(name, key, value)
+    for key in ("maxiter", "adjoint_maxiter"):
+        value = getattr(options, key)
+        if value is not None:
+            _check.integer(name, key, value, 0)
+    if not (options.callback is None or callable(options.callback)):
+        raise TypeError(f"{name}: callback must be callable, got {type(options.callback).__name__}")
+    if options.gradient != "implicit":
+        for key in ("adjoint_rtol", "adjoint_maxiter", "adjoint_M"):
+            if getattr(options, key) is not None:
+                raise ValueError(f'{name}: {key} belongs to gradient="implicit", got {options.gradient!r}')
+
+
+def refuse_what_has_no_implicit_gradient(
+    name: str, A: Operator, given_M: Any, M: Any, x0: Tensor | None, probe: Tensor
+) -> None:
+    if not torch.is_grad_enabled():
+        return
+    if (
+        isinstance(A, Function)
+        and not any(p.requires_grad for p in A.parameters)
+        and A(probe.detach()).requires_grad
+    ):
+        raise ValueError(
+            f"{name}: A computes with tensors that learn; name them, parameters=(...), for "
+            'gradient="implicit", or use gradient="unrolled"'
+        )
+    learns = None
+    if x0 is not None and x0.requires_grad:
+        learns = "x0"
+    elif isinstance(given_M, CSR):
+        learns = "M" if given_M.requires_grad else None
+    elif isinstance(given_M, torch.nn.Module):
+        learns = "M" if any(p.requires_grad for p in given_M.parameters()) else None
+    elif M is not None and M(probe.detach()).requires_grad:
+        learns = "M"
+    if learns:
+        raise ValueError(
+            f'{name}: {learns} learns, but a converged solution does not depend on it: gradient="implicit" '
+            'would give it no gradient. Use gradient="unrolled" or "checkpointed"'
+        )
