@@ -20,9 +20,10 @@ train: setup ## learn Jacobi weights, draw the pictures (OUT=folder, ARGS="--ste
 test: setup ## run all tests (ARGS="-k spmm" chooses)
 	@$(python) -m pytest $(ARGS)
 
-bench: setup ## measure products and the sparse algebra against SciPy and torch (results/)
+bench: setup ## measure products, sparse algebra and solvers against SciPy and torch (results/)
 	@$(python) benchmarks/spmm.py
 	@$(python) benchmarks/algebra.py $(ARGS)
+	@$(python) benchmarks/solvers.py
 
 lint: setup ## ruff, pyright, clang-format
 	@$(python) -m ruff check .
