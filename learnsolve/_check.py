@@ -48,6 +48,11 @@ def one_of(function: str, name: str, value: Any, allowed: tuple) -> None:
         raise ValueError(f"{function}: {name} must be one of {allowed}, got {value!r}")
 
 
+def flag(function: str, name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{function}: {name} must be True or False, got {value!r}")
+
+
 def integer(function: str, name: str, value: Any, minimum: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{function}: {name} must be an int, got {type(value).__name__}")

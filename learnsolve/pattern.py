@@ -80,6 +80,7 @@ class SparsityPattern:
         "_plans",
         "_serial",
         "_source",
+        "_users",
         "_versions",
         "col_indices",
         "crow_indices",
@@ -127,6 +128,7 @@ class SparsityPattern:
         set_(self, "_cache", {})
         set_(self, "_plans", _Plans())
         set_(self, "_serial", f"p{next(_serials)}")  # names this pattern in the plans of others
+        set_(self, "_users", None)  # plans of other patterns that are about this one, and their names
         set_(self, "_source", None)  # of a transposed pattern: a weak reference to the original
         set_(self, "_versions", _versions(crow, col))
 
@@ -195,16 +197,30 @@ class SparsityPattern:
             _plan_while_tracing(self, make, *others)
             return getattr(self._plans, name)
         self._check_unchanged()
+        for other in others:
+            if isinstance(other, SparsityPattern):
+                other._check_unchanged()
         plan = getattr(self._plans, name, None)
         if plan is None:
-            for other in others:
-                if isinstance(other, SparsityPattern):
-                    other._check_unchanged()
-                    _free_with(other, self, name)
             with plain_tensors():
                 plan = make(self, *others)
             setattr(self._plans, name, plan)
+            for other in others:
+                if isinstance(other, SparsityPattern) and other is not self:
+                    other._free_plan(self._plans, name)
+        else:
+            for part in plan if isinstance(plan, tuple) else (plan,):
+                if isinstance(part, SparsityPattern):
+                    part._check_unchanged()
         return plan
+
+    def _free_plan(self, plans: _Plans, name: str) -> None:
+        """Drop the plan `name` among `plans` when this pattern dies."""
+        if self._users is None:
+            users = weakref.WeakKeyDictionary()
+            object.__setattr__(self, "_users", users)
+            weakref.finalize(self, _drop_plans, users).atexit = False
+        self._users.setdefault(plans, set()).add(name)
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.device)
@@ -382,18 +398,10 @@ def _plan_while_tracing(pattern: SparsityPattern, make: Callable[..., Any], *oth
     return True
 
 
-def _free_with(other: SparsityPattern, pattern: SparsityPattern, name: str) -> None:
-    """Drop the plan `name` of `pattern` when `other` dies."""
-    if other is pattern:
-        return
-    plans = weakref.ref(pattern._plans)
-
-    def drop() -> None:
-        alive = plans()
-        if alive is not None:
-            vars(alive).pop(name, None)
-
-    weakref.finalize(other, drop).atexit = False
+def _drop_plans(users: weakref.WeakKeyDictionary) -> None:
+    for plans, names in users.items():
+        for name in names:
+            vars(plans).pop(name, None)
 
 
 def matrix_shape(function: str, shape: Any) -> tuple[int, int]:

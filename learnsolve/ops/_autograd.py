@@ -37,6 +37,18 @@ def tracked(*tensors: Tensor) -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
+def distinct(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The same tensors, a view in place of one that comes again: Dynamo (torch 2.13) refuses a Function that
+    is given one tensor twice."""
+    out: list[Tensor] = []
+    for t in tensors:
+        again = False
+        for o in out:
+            again = again or o is t
+        out.append(t.view_as(t) if again else t)
+    return tuple(out)
+
+
 def keep_for_forward_mode(ctx: Any, *tensors: Tensor) -> None:
     """`save_for_forward`, if anybody differentiates forward: it costs 1 us in every call."""
     if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():

@@ -20,6 +20,11 @@ def factor(function: str, name: str, A: CSR, s: Any) -> Any:
         f"{name} must be a number or a tensor with one element (or one a matrix of the batch, shape (..., 1))"
     )
     if isinstance(s, Tensor):
+        # One number takes the matrix's precision, as with torch's tensors; an array would change it.
+        if s.is_complex() or (s.dim() > 1 and s.dtype != A.dtype):
+            raise TypeError(
+                f"{function}: {name} has dtype {s.dtype}, the matrix {A.dtype}; convert one with .to()"
+            )
         if s.numel() == 1 and s.dim() <= 1:
             return s.reshape(())
         if s.dim() > 1 and s.shape[-1] == 1:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import _library  # noqa: F401  (registers torch.ops.learnsolve)
-from learnsolve.ops._autograd import Eager, add, keep_for_forward_mode, tracked, vmapped
+from learnsolve.ops._autograd import Eager, add, distinct, keep_for_forward_mode, tracked, vmapped
 from learnsolve.pattern import SparsityPattern
 
 _raw = torch.ops.learnsolve.csr_spmm.default
@@ -67,7 +67,7 @@ def _product(v: Tensor, x: Tensor, pattern: SparsityPattern, transpose: bool, sh
 def _sampled(u: Tensor, w: Tensor, pattern: SparsityPattern, shared: bool) -> Tensor:
     """<u_i, w_j> on the pattern for u, w (n), (n, k) or (B, n, k); summed over the batch if `shared`."""
     if torch.compiler.is_dynamo_compiling():
-        return _SDDMM.apply(u, w, pattern, shared)  # type: ignore[return-value]
+        return _SDDMM.apply(*distinct(u, w), pattern, shared)  # type: ignore[return-value]
     if tracked(u, w):
         return _SDDMMForwardMode.apply(u, w, pattern, shared)  # type: ignore[return-value]
     ptr, idx, _, blocks = pattern._structure(False)
@@ -163,7 +163,7 @@ class _SpMMForwardMode(Eager, _SpMM):
 
 def _both_gradients(v: Tensor, g: Tensor, x: Tensor, pattern: SparsityPattern, transpose: bool):
     if torch.compiler.is_dynamo_compiling():
-        return _SpMMBackward.apply(v, g, x, pattern, transpose)
+        return _SpMMBackward.apply(*distinct(v, g, x), pattern, transpose)
     if tracked(v, g, x):
         return _SpMMBackwardForwardMode.apply(v, g, x, pattern, transpose)
     return _SpMMBackward.forward(v, g, x, pattern, transpose)

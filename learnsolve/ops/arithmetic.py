@@ -23,8 +23,15 @@ def add_values(function: str, A: CSR, B: Any, negate: bool = False) -> CSR:
             "would fill it; add to A.values to shift the stored entries"
         )
     if A.pattern is B.pattern:
+        _same_kind(function, A, B)
         return A.with_values(A.values - B.values if negate else A.values + B.values)
     return added(function, A, B, 1, -1 if negate else 1)
+
+
+def _same_kind(function: str, A: CSR, B: CSR) -> None:
+    _check.dtype(function, "A.values", A.values)
+    _check.same_kind(function, "B.values", B.values, A.values)
+    _check.batches(function, A.batch_shape, B.batch_shape, "A.values and B.values")
 
 
 def multiply(function: str, A: CSR, B: Any) -> CSR:
@@ -32,13 +39,11 @@ def multiply(function: str, A: CSR, B: Any) -> CSR:
     if not isinstance(B, CSR):
         return A.with_values(A.values * factor(function, "s", A, B))
     P, Q = A.pattern, B.pattern
-    if P is Q:
-        return A.with_values(A.values * B.values)
     if P.shape != Q.shape:
         raise ValueError(f"{function}: the matrices must have one shape, got {P.shape} and {Q.shape}")
-    _check.dtype(function, "A.values", A.values)
-    _check.same_kind(function, "B.values", B.values, A.values)
-    _check.batches(function, A.batch_shape, B.batch_shape, "A.values and B.values")
+    _same_kind(function, A, B)
+    if P is Q:
+        return A.with_values(A.values * B.values)
     plan = P._planned(_plan_intersection, Q)
     a = A.values if plan.in_a is None else take(A.values, plan.in_a)
     b = B.values if plan.in_b is None else take(B.values, plan.in_b)

@@ -50,6 +50,7 @@ def spmm(A: CSR, x: Tensor, *, transpose: bool = False) -> Tensor:
     _check.same_kind("spmm", "x", x, values)
     if x.dim() == 0:
         raise ValueError("spmm: x must have shape (n,) or (..., n, k), got a scalar")
+    _check.flag("spmm", "transpose", transpose)
     side = 0 if transpose else 1
     rows = x.shape[0] if x.dim() == 1 else x.shape[-2]
     if rows != pattern.shape[side]:

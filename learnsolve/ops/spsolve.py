@@ -69,6 +69,7 @@ def spsolve(A: CSR, b: Tensor, *, transpose: bool = False) -> Tensor:
     """
     _check_matrix("spsolve", A)
     _check_right_hand_side("spsolve", A, b)
+    _check.flag("spsolve", "transpose", transpose)
     factors = None if torch.compiler.is_dynamo_compiling() else Factors("spsolve")
     return _solved(A.values, b, A.pattern, transpose, factors)
 
@@ -87,7 +88,9 @@ def factorized(A: CSR) -> "Factorized":
     Raises
     ------
     ValueError, TypeError
-        as `spsolve`; and from a solve after A's values were changed, in place or by assignment.
+        as `spsolve`.
+    RuntimeError
+        from a solve after A's values were changed, in place or by assignment.
 
     Examples
     --------
@@ -111,6 +114,7 @@ class Factorized:
     """A matrix with its LU factors, made by `factorized`. Calling it is `solve`."""
 
     def __init__(self, A: CSR):
+        _check_matrix("Factorized", A)
         self.A = A
         self._values = A.values
         self._version = _version(A.values)
@@ -125,6 +129,7 @@ class Factorized:
         of A and in b, to any order."""
         A = self.A
         _check_right_hand_side("factorized", A, b)
+        _check.flag("factorized", "transpose", transpose)
         if torch.compiler.is_dynamo_compiling():
             # The operator looks for factors of these very numbers, and makes them anew if there are none.
             return _solved(A.values, b, A.pattern, transpose, None)

@@ -26,7 +26,7 @@ def symmetric_scaling(A: CSR, by: str = "diagonal") -> CSR:
     Raises
     ------
     ValueError
-        if D has an entry that is not positive; the message names the row. (Under `torch.compile` and on a
+        if D has an entry that is not positive and finite; the message names the row. (Under `torch.compile` and on a
         CUDA device this is not looked for, and becomes an infinity or a NaN.)
 
     Notes
@@ -52,12 +52,13 @@ def symmetric_scaling(A: CSR, by: str = "diagonal") -> CSR:
     d = diagonal(A) if by == "diagonal" else sum_(A, 1)
     if not torch.compiler.is_dynamo_compiling():
         plain = plain_values(d)
-        if plain.is_cpu and (wrong := ~(plain > 0)).any():
+        wrong = ~((plain > 0) & torch.isfinite(plain))
+        if plain.is_cpu and wrong.any():
             at = wrong.nonzero()[0].tolist()
             what = "diagonal entries" if by == "diagonal" else "row sums"
             raise ValueError(
-                f"{name}: all {what} must be positive, row {at[-1]} has {plain[tuple(at)].item():g}; "
-                "shift the diagonal, or scale with A.scale_rows and A.scale_columns"
+                f"{name}: all {what} must be positive and finite, row {at[-1]} has "
+                f"{plain[tuple(at)].item():g}; shift the diagonal, or scale with A.scale_rows and A.scale_columns"
             )
     s = d.rsqrt()
     s = s.unsqueeze(-1) if s.dim() > 1 else s

@@ -77,11 +77,41 @@ def test_a_plan_dies_with_its_pattern():
     assert result() is None
 
 
-def test_a_changed_pattern_is_refused(pair):
+@pytest.mark.parametrize("planned", [False, True])
+@pytest.mark.parametrize("which", ["own", "other", "result"])
+def test_a_changed_pattern_is_refused(pair, planned, which):
     P, Q = pair
-    Q.col_indices[0] = 3
+    if not planned and which == "result":
+        pytest.skip("there is no result before there is a plan")
+    result = P._planned(make, Q, 0).result if planned else None
+    {"own": P, "other": Q, "result": result}[which].col_indices[0] = 3
     with pytest.raises(RuntimeError, match="changed in place"):
         P._planned(make, Q, 0)
+
+
+def test_a_product_with_a_changed_pattern_is_refused():
+    """Its kernels would read out of bounds."""
+    A = ls.problems.poisson((50, 50))
+    P = A.pattern
+    B = ls.CSR(A.values, ls.SparsityPattern(P.crow_indices.clone(), P.col_indices.clone(), P.shape))
+    C = A.with_values(A.values.clone().requires_grad_()) @ B
+    C.values.sum().backward(retain_graph=True)
+    B.pattern.crow_indices[7] = 2**30
+    with pytest.raises(RuntimeError, match="changed in place"):
+        C.values.sum().backward()
+    with pytest.raises(RuntimeError, match="changed in place"):
+        A + B
+
+
+def test_a_pattern_that_lives_long_does_not_collect_those_that_died():
+    Q = pattern_of(random(6, 5, 0.8, seed=1))
+    first = len(weakref.finalize._registry)
+    for seed in range(20):
+        pattern_of(random(6, 5, 0.5, seed))._planned(make, Q, 0)
+        reference_cache_clear()
+    gc.collect()
+    assert len(weakref.finalize._registry) <= first + 1
+    assert len(Q._users) == 0
 
 
 def test_plans_are_made_while_tracing():

@@ -101,3 +101,23 @@ def test_the_operator_is_refused_where_its_sides_are_unknown(left):
         assert "learnsolve.ops.spmm" in str(error)  # noqa: PT017
     else:
         torch.testing.assert_close(found, A @ x if left else x @ A)
+
+
+@pytest.mark.parametrize("name", ["spgemm", "galerkin", "sddmm", "symmetric_scaling"])
+def test_one_tensor_twice(name):
+    """Dynamo refuses an autograd.Function that is given one tensor twice."""
+    A = ls.problems.poisson((5,))
+
+    Q = pattern_of(random(A.nnz, A.nnz, 0.2))
+
+    def f(v):
+        B = A.with_values(v)
+        if name == "sddmm":
+            return ls.ops.sddmm(v, v, Q)
+        made = ls.ops.symmetric_scaling(B) if name == "symmetric_scaling" else getattr(ls.ops, name)(B, B)
+        return made.values
+
+    v = A.values + 0.01 * normal(A.values.shape, seed=3)
+    g = normal(f(v).shape, seed=4)
+    torch.testing.assert_close(compiled(f)(v), f(v))
+    torch.testing.assert_close(gradients(compiled(f), [v], g), gradients(f, [v], g))

@@ -35,6 +35,32 @@ BAD = {
     "x is a scalar": (lambda: spmm(A, ones()), ValueError, "spmm: x must have shape .*scalar"),
     "x is no tensor": (lambda: spmm(A, [1.0] * N), TypeError, "spmm: x must be a torch.Tensor, got list"),
     "x is an array": (lambda: A @ np.ones(N), TypeError, "spmm: x must be a torch.Tensor, got ndarray"),
+    "transpose is a word": (
+        lambda: spmm(A, ones(N), transpose="no"),
+        TypeError,
+        "spmm: transpose must be True or False, got 'no'",
+    ),
+    "A + B, two dtypes on one pattern": (
+        lambda: A + A.to(torch.float64 if A.dtype == torch.float32 else torch.float32),
+        TypeError,
+        "A \\+ B: B.values has dtype",
+    ),
+    "A * B, two dtypes on one pattern": (
+        lambda: A * A.to(torch.float64 if A.dtype == torch.float32 else torch.float32),
+        TypeError,
+        "A \\* B: B.values has dtype",
+    ),
+    "A + B, batches on one pattern": (
+        lambda: A.with_values(ones(2, A.nnz)) + A.with_values(ones(3, A.nnz)),
+        ValueError,
+        "A \\+ B: the batch axes of A.values and B.values must broadcast",
+    ),
+    "A * complex": (lambda: A * torch.tensor(2j), TypeError, "s has dtype torch.complex64"),
+    "Factorized of a rectangle": (
+        lambda: ls.ops.Factorized(A),
+        ValueError,
+        "Factorized: A must be square",
+    ),
     "x is a CSR": (lambda: spmm(A, A.T), TypeError, "spmm: x must be a torch.Tensor, got CSR"),
     "A is no CSR": (lambda: spmm(ones(M, N), ones(N)), TypeError, "spmm: A must be a CSR, got Tensor"),
     "A is a SciPy matrix": (

@@ -294,12 +294,12 @@ BAD = {
     "scaling sign": (
         lambda: ops.symmetric_scaling(-1.0 * ops.eye(3)),
         ValueError,
-        "symmetric_scaling: all diagonal entries must be positive, row 0 has -1",
+        "symmetric_scaling: all diagonal entries must be positive and finite, row 0 has -1",
     ),
     "scaling row sums": (
         lambda: ops.symmetric_scaling(0.0 * ops.eye(3), "row_sums"),
         ValueError,
-        "symmetric_scaling: all row sums must be positive, row 0 has 0",
+        "symmetric_scaling: all row sums must be positive and finite, row 0 has 0",
     ),
 }  # fmt: skip
 
