@@ -26,8 +26,8 @@ def symmetric_scaling(A: CSR, by: str = "diagonal") -> CSR:
     Raises
     ------
     ValueError
-        if D has an entry that is not positive and finite; the message names the row. (Under `torch.compile` and on a
-        CUDA device this is not looked for, and becomes an infinity or a NaN.)
+        if D has an entry that is not positive and finite; the message names the row. (Under `torch.compile`
+        and on a CUDA device this is not looked for, and becomes an infinity or a NaN.)
 
     Notes
     -----
@@ -58,7 +58,8 @@ def symmetric_scaling(A: CSR, by: str = "diagonal") -> CSR:
             what = "diagonal entries" if by == "diagonal" else "row sums"
             raise ValueError(
                 f"{name}: all {what} must be positive and finite, row {at[-1]} has "
-                f"{plain[tuple(at)].item():g}; shift the diagonal, or scale with A.scale_rows and A.scale_columns"
+                f"{plain[tuple(at)].item():g}; shift the diagonal, or scale with A.scale_rows and "
+                "A.scale_columns"
             )
     s = d.rsqrt()
     s = s.unsqueeze(-1) if s.dim() > 1 else s

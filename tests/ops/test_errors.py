@@ -55,7 +55,7 @@ BAD = {
         ValueError,
         "A \\+ B: the batch axes of A.values and B.values must broadcast",
     ),
-    "A * complex": (lambda: A * torch.tensor(2j), TypeError, "s has dtype torch.complex64"),
+    "A * a complex tensor": (lambda: A * torch.tensor(2j), TypeError, "s has dtype torch.complex64"),
     "Factorized of a rectangle": (
         lambda: ls.ops.Factorized(A),
         ValueError,
