@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "analysis/levels.h"
 #include "analysis/pattern.h"
 
 namespace py = pybind11;
@@ -14,6 +15,47 @@ namespace {
 
 template <class I>
 using Array = py::array_t<I, py::array::c_style>;
+
+template <class I>
+Array<I> array(const std::vector<I>& v) {
+  Array<I> out(static_cast<py::ssize_t>(v.size()));
+  std::copy(v.begin(), v.end(), out.mutable_data());
+  return out;
+}
+
+template <class I>
+void bind_triangle(py::module_& m) {
+  m.def("triangle_size", [](const Array<I>& ptr, const Array<I>& idx, bool upper, bool unit) {
+    py::gil_scoped_release release;
+    return triangle_size(ptr.data(), static_cast<int64_t>(ptr.size()) - 1, idx.data(), upper, unit);
+  });
+  m.def("triangle",
+        [](const Array<I>& ptr, const Array<I>& idx, const py::object& perm, bool upper, bool unit) {
+          const Array<I> p = perm.is_none() ? Array<I>(0) : perm.cast<Array<I>>();
+          const I* from = perm.is_none() ? nullptr : p.data();
+          const Triangle<I> t = [&] {
+            py::gil_scoped_release release;
+            return triangle(ptr.data(), static_cast<int64_t>(ptr.size()) - 1, idx.data(), from, upper, unit);
+          }();
+          return py::make_tuple(array(t.ptr), array(t.idx), array(t.perm));
+        });
+  m.def("triangle_blocks", [](const Array<I>& ptr, const Array<I>& idx, const py::object& perm) {
+    const Array<I> p = perm.is_none() ? Array<I>(0) : perm.cast<Array<I>>();
+    const I* from = perm.is_none() ? nullptr : p.data();
+    const std::vector<I> table = [&] {
+      py::gil_scoped_release release;
+      return triangle_blocks(ptr.data(), static_cast<int64_t>(ptr.size()) - 1, idx.data(), from);
+    }();
+    return array(table).reshape({static_cast<py::ssize_t>(table.size() / 3), static_cast<py::ssize_t>(3)});
+  });
+  m.def("level_schedule", [](const Array<I>& ptr, const Array<I>& idx, bool upper) {
+    const Schedule<I> s = [&] {
+      py::gil_scoped_release release;
+      return level_schedule(ptr.data(), static_cast<int64_t>(ptr.size()) - 1, idx.data(), upper);
+    }();
+    return py::make_tuple(array(s.order), array(s.levels));
+  });
+}
 
 template <class I>
 void bind(py::module_& m) {
@@ -65,4 +107,6 @@ PYBIND11_MODULE(_analysis, m) {
   m.doc() = "Structure analysis of CSR patterns on NumPy index arrays (int32 or int64).";
   bind<int32_t>(m);
   bind<int64_t>(m);
+  bind_triangle<int32_t>(m);
+  bind_triangle<int64_t>(m);
 }

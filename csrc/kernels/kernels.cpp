@@ -6,6 +6,7 @@
 #include "kernels/richardson.h"
 #include "kernels/sddmm.h"
 #include "kernels/spmm.h"
+#include "kernels/sptrsv.h"
 
 namespace learnsolve::LEARNSOLVE_ISA {
 
@@ -15,7 +16,10 @@ constexpr Kernels<T, I> table{&spmm<T, I>,
                               &spmm_backward<T, I>,
                               &scatter_backward<T, I>,
                               &richardson_sweep<T, I>,
-                              &richardson_adjoint<T, I>};
+                              &richardson_adjoint<T, I>,
+                              &sptrsv<T, I>,
+                              &sptrsv_rows<T, I>,
+                              &sptrsv_gradient<T, I>};
 
 extern const AllKernels all_kernels;
 const AllKernels all_kernels{table<float, int32_t>, table<float, int64_t>, table<double, int32_t>,

@@ -20,6 +20,11 @@ struct Kernels {
                            T* next, T* squares);
   void (*richardson_adjoint)(A, B, int64_t b0, int64_t b1, const T* x, const T* b, const T* s,
                              const T* lambda, const T* c, int64_t k, T* g, T* bbar, T* sbar);
+  using S = const TriangleView<T, I>&;
+  bool (*sptrsv)(S, const T* b, T* x, int64_t k, int64_t c0, int64_t c1);
+  bool (*sptrsv_rows)(S, const I* order, int64_t r0, int64_t r1, const T* b, T* x, int64_t k);
+  void (*sptrsv_gradient)(S, int64_t r0, int64_t r1, const T* u, const T* w, int64_t k, T* ga,
+                          bool accumulate);
 };
 
 struct AllKernels {

@@ -36,4 +36,16 @@ STABLE_TORCH_LIBRARY(learnsolve, m) {
       "Tensor tperm, Tensor tblocks, Tensor values, Tensor scale, Tensor b, Tensor iterates, Tensor norms, "
       "Tensor gx, Tensor? gnorms, int iterations, int stride, bool need_values, bool need_scale, "
       "bool need_b, bool need_x0) -> (Tensor, Tensor, Tensor, Tensor)");
+  // x = T^-1 b for the triangular T of kernels/csr_view.h (TriangleView) with the entries (ptr, idx, perm),
+  // blocks (number of blocks + 1, 3); rows by level in `order`, level l from levels[l] on (both empty: row
+  // by row), last level first if `upper`. b (B, n, k) where values are (B, nnz).
+  m.def(
+      "csr_sptrsv(Tensor ptr, Tensor idx, Tensor? perm, Tensor blocks, Tensor order, Tensor levels, "
+      "bool upper, bool unit, Tensor values, Tensor b) -> Tensor");
+  // For x = T^-1 b with T's transpose as the system: (gradient for the values, y = T^-T g). row_ptr to
+  // row_blocks hold the same entries by rows of the matrix: T's if not `transpose`, else those of T^T.
+  m.def(
+      "csr_sptrsv_backward(Tensor ptr, Tensor idx, Tensor? perm, Tensor blocks, Tensor order, Tensor levels, "
+      "bool upper, bool unit, Tensor row_ptr, Tensor row_idx, Tensor? row_perm, Tensor row_blocks, "
+      "bool transpose, Tensor values, Tensor g, Tensor x) -> (Tensor, Tensor)");
 }

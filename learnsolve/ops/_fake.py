@@ -62,3 +62,16 @@ def _(
         return t.new_empty(t.shape if needed else (0,))
 
     return like(values, need_values), like(scale, need_scale), like(b, need_b), b.new_empty(b.shape)
+
+
+@torch.library.register_fake("learnsolve::csr_sptrsv")
+def _(ptr, idx, perm, blocks, order, levels, upper, unit, values, b):
+    return b.new_empty(b.shape)
+
+
+@torch.library.register_fake("learnsolve::csr_sptrsv_backward")
+def _(
+    ptr, idx, perm, blocks, order, levels, upper, unit, row_ptr, row_idx, row_perm, row_blocks, transpose,
+    values, g, x,
+):  # fmt: skip
+    return values.new_empty(values.shape), g.new_empty(g.shape)

@@ -1,0 +1,119 @@
+// Analysis of triangular systems: the entries that a solve reads, runs of rows that repeat one another, and
+// levels of rows that do not depend on each other.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+namespace learnsolve::analysis {
+
+// Does a solve with this triangle read entry (i, j)?
+inline bool reads(int64_t i, int64_t j, bool upper, bool unit) {
+  return i == j ? !unit : (upper ? j > i : j < i);
+}
+
+template <class I>
+struct Triangle {
+  std::vector<I> ptr, idx, perm;
+};
+
+// The rows of the triangle alone, sorted as they were; perm is the place of each entry in the values. `from`
+// is the perm of the structure itself, or null.
+template <class I>
+Triangle<I> triangle(const I* ptr, int64_t n, const I* idx, const I* from, bool upper, bool unit) {
+  Triangle<I> t;
+  t.ptr.reserve(n + 1);
+  t.ptr.push_back(0);
+  for (int64_t i = 0; i < n; ++i) {
+    for (int64_t p = ptr[i]; p < ptr[i + 1]; ++p)
+      if (reads(i, idx[p], upper, unit)) {
+        t.idx.push_back(idx[p]);
+        t.perm.push_back(from ? from[p] : static_cast<I>(p));
+      }
+    t.ptr.push_back(static_cast<I>(t.idx.size()));
+  }
+  return t;
+}
+
+// Number of entries that `triangle` would keep.
+template <class I>
+int64_t triangle_size(const I* ptr, int64_t n, const I* idx, bool upper, bool unit) {
+  int64_t size = 0;
+  for (int64_t i = 0; i < n; ++i)
+    for (int64_t p = ptr[i]; p < ptr[i + 1]; ++p) size += reads(i, idx[p], upper, unit);
+  return size;
+}
+
+// The table of kernels/sptrsv.h: rows (first row, length, stride), a last row (n, 0, 0). A run of rows is
+// uniform if all have `length` entries, columns advance by one from row to row and places by `stride`;
+// rows between such runs get length 0.
+template <class I>
+std::vector<I> triangle_blocks(const I* ptr, int64_t n, const I* idx, const I* perm) {
+  constexpr int64_t shortest = 8, longest = 32;
+  std::vector<I> table;
+  const auto emit = [&](int64_t first, int64_t length, int64_t stride) {
+    for (const int64_t v : {first, length, stride}) table.push_back(static_cast<I>(v));
+  };
+  const auto place = [&](int64_t p) { return perm ? static_cast<int64_t>(perm[p]) : p; };
+  const auto continues = [&](int64_t i, int64_t length, int64_t stride) {
+    const int64_t a = ptr[i], b = ptr[i + 1];
+    if (ptr[i + 2] - b != length) return false;
+    for (int64_t l = 0; l < length; ++l)
+      if (idx[b + l] != idx[a + l] + 1 || place(b + l) != place(a + l) + stride) return false;
+    return true;
+  };
+  int64_t open = 0, i = 0;
+  while (i < n) {
+    const int64_t length = ptr[i + 1] - ptr[i];
+    int64_t end = i + 1, stride = 0;
+    if (length > 0 && length <= longest && end < n && ptr[i + 2] - ptr[i + 1] == length) {
+      stride = place(ptr[i + 1]) - place(ptr[i]);
+      while (end < n && continues(end - 1, length, stride)) ++end;
+    }
+    if (end - i >= shortest) {
+      if (open < i) emit(open, 0, 0);
+      emit(i, length, stride);
+      open = end;
+    }
+    i = end;
+  }
+  if (open < n) emit(open, 0, 0);
+  emit(n, 0, 0);
+  return table;
+}
+
+template <class I>
+struct Schedule {
+  std::vector<I> order, levels;  // rows by level; where each level begins in them, and n
+};
+
+// Rows in levels such that the rows of a level depend on rows of earlier levels alone, for the lower
+// triangle. The same levels from last to first serve its transpose. For the upper triangle: those of its
+// transpose.
+template <class I>
+Schedule<I> level_schedule(const I* ptr, int64_t n, const I* idx, bool upper) {
+  std::vector<I> level(n, 0);
+  int64_t depth = 0;
+  for (int64_t t = 0; t < n; ++t) {
+    const int64_t i = upper ? n - 1 - t : t;
+    I own = 0;
+    for (int64_t p = ptr[i]; p < ptr[i + 1]; ++p)
+      if (reads(i, idx[p], upper, true)) own = std::max(own, static_cast<I>(level[idx[p]] + 1));
+    level[i] = own;
+    depth = std::max<int64_t>(depth, own + 1);
+  }
+  Schedule<I> s;
+  s.levels.assign(depth + 1, 0);
+  for (I& own : level) {
+    if (upper) own = static_cast<I>(depth - 1 - own);
+    ++s.levels[own + 1];
+  }
+  for (int64_t l = 0; l < depth; ++l) s.levels[l + 1] += s.levels[l];
+  std::vector<I> next(s.levels.begin(), s.levels.end() - 1);
+  s.order.resize(n);
+  for (int64_t i = 0; i < n; ++i) s.order[next[level[i]]++] = static_cast<I>(i);
+  return s;
+}
+
+}  // namespace learnsolve::analysis

@@ -1,0 +1,263 @@
+"""The triangular solve, differentiable to any order: what `sptrsv` is made of.
+
+T(v) is the triangle of the matrix with values v, or its transpose; x = T^-1 b and, for the cotangent g of x,
+
+    y = T^-T g,    gradient for b: y,    for entry (i, j) of T: -y_i x_j,
+
+zero for the entries that are not read. Both gradients come from one operator (csrc/kernels/sptrsv.h). A product
+with T, in the derivatives of these, is the product with the values masked.
+
+Source: Nytko et al., "Optimized Sparse Matrix Operations for Reverse Mode Automatic Differentiation",
+arXiv 2212.05159, table 1.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from learnsolve import _analysis, _library  # noqa: F401  (registers torch.ops.learnsolve)
+from learnsolve.ops._autograd import Eager, add, keep_for_forward_mode, tracked, vmapped
+from learnsolve.ops._product import _product, _values_gradient
+from learnsolve.pattern import SparsityPattern, as_numpy
+
+_raw = torch.ops.learnsolve.csr_sptrsv.default
+_raw_backward = torch.ops.learnsolve.csr_sptrsv_backward.default
+
+# Entries and rows of a level, on average, from which levels are dealt out to threads: it costs 5 us each.
+_LEVEL_WORK = 16384
+
+
+class Side(NamedTuple):
+    """Which part of a square matrix is the system."""
+
+    lower: bool
+    unit: bool
+    transpose: bool
+
+    @property
+    def adjoint(self) -> "Side":
+        return Side(self.lower, self.unit, not self.transpose)
+
+
+class _Triangle(NamedTuple):
+    """What the raw operators take."""
+
+    ptr: Tensor
+    idx: Tensor
+    perm: Tensor | None
+    blocks: Tensor
+    order: Tensor
+    levels: Tensor
+    upper: bool
+    unit: bool
+
+
+class _Schedule(NamedTuple):
+    order: Tensor
+    levels: Tensor
+
+
+class _Mask(NamedTuple):
+    read: Tensor | None  # of each entry: is it read? None: all are
+
+
+def _schedule(pattern: SparsityPattern, lower: bool) -> _Schedule:
+    """Rows by level, if levels are wide: last level first for the transpose of the lower triangle, and for
+    the upper one itself."""
+    ptr, idx = as_numpy(pattern.crow_indices), as_numpy(pattern.col_indices)
+    order, levels = _analysis.level_schedule(ptr, idx, not lower)
+    if pattern.nnz + pattern.shape[0] < _LEVEL_WORK * (len(levels) - 1):
+        order, levels = order[:0].copy(), levels[:0].copy()
+    return _Schedule(pattern._tensor(order), pattern._tensor(levels))
+
+
+def _triangle(pattern: SparsityPattern, lower: bool, unit: bool, transpose: bool) -> _Triangle:
+    upper = lower == transpose
+    crow, col, perm, _ = pattern._structure(transpose)
+    ptr, idx, at = as_numpy(crow), as_numpy(col), None if perm is None else as_numpy(perm)
+    if _analysis.triangle_size(ptr, idx, upper, unit) != pattern.nnz:
+        ptr, idx, at = _analysis.triangle(ptr, idx, at, upper, unit)
+        crow, col, perm = (pattern._tensor(a) for a in (ptr, idx, at))
+    blocks = pattern._tensor(_analysis.triangle_blocks(ptr, idx, at))
+    return _Triangle(crow, col, perm, blocks, *pattern._planned(_schedule, lower), upper, unit)
+
+
+def _mask(pattern: SparsityPattern, lower: bool, unit: bool) -> _Mask:
+    rows, columns = pattern.row_indices, pattern.col_indices
+    read = columns <= rows if lower else columns >= rows
+    if unit:
+        read &= columns != rows
+    return _Mask(None if bool(read.all()) else read)
+
+
+def _system(pattern: SparsityPattern, side: Side) -> _Triangle:
+    return pattern._planned(_triangle, side.lower, side.unit, side.transpose)
+
+
+def _adjoint_system(pattern: SparsityPattern, side: Side) -> tuple:
+    """What the raw backward takes: T^T, and the entries by rows of the matrix."""
+    rows = _system(pattern, Side(side.lower, side.unit, False))
+    return (*_system(pattern, side.adjoint), *rows[:4], side.transpose)
+
+
+def _only_read(t: Tensor, pattern: SparsityPattern, side: Side) -> Tensor:
+    """Entries `t` of the pattern with zeros where the solve does not read."""
+    read = pattern._planned(_mask, side.lower, side.unit).read
+    return t if read is None else torch.where(read, t, 0)
+
+
+def solve(values: Tensor, b: Tensor, pattern: SparsityPattern, side: Side) -> Tensor:
+    """T x = b, unchecked: brings any batch axes to the one axis of the kernels."""
+    if values.dim() == 1 and b.dim() <= 3:
+        return _solve(values, b, pattern, side)
+    if b.dim() == 1:
+        return solve(values, b.unsqueeze(-1), pattern, side).squeeze(-1)
+    batch = torch.broadcast_shapes(values.shape[:-1], b.shape[:-2])
+    if values.shape[:-1].numel() == 1 and batch.numel() != 1:
+        v = values.reshape(values.shape[-1:])
+    else:
+        v = values.expand(batch + values.shape[-1:]).reshape(batch.numel(), values.shape[-1])
+    B = b.expand(batch + b.shape[-2:]).reshape(batch.numel(), *b.shape[-2:])
+    return _solve(v, B, pattern, side).reshape(batch + b.shape[-2:])
+
+
+def _solve(v: Tensor, b: Tensor, pattern: SparsityPattern, side: Side) -> Tensor:
+    """x for v (nnz) and b (n), (n, k) or (B, n, k), or for v (B, nnz) and b (B, n, k)."""
+    if torch.compiler.is_dynamo_compiling():
+        return _Solve.apply(v, b, pattern, side)  # type: ignore[return-value]
+    if tracked(v, b):
+        return _SolveForwardMode.apply(v, b, pattern, side)  # type: ignore[return-value]
+    return _raw(*_system(pattern, side), v, b)
+
+
+def _times(v: Tensor, x: Tensor, pattern: SparsityPattern, side: Side) -> Tensor:
+    """T(v) x without a unit diagonal's ones: the derivative of T x for T's values."""
+    return _product(_only_read(v, pattern, side), x, pattern, side.transpose, False)
+
+
+def _outer(y: Tensor, x: Tensor, pattern: SparsityPattern, side: Side, like: Tensor) -> Tensor:
+    """y_i x_j on the entries (i, j) of T, in the shape of the values `like`: the adjoint of `_times`."""
+    return _only_read(_values_gradient(y, x, pattern, side.transpose, like), pattern, side)
+
+
+def _gradients(v: Tensor, g: Tensor, x: Tensor, pattern: SparsityPattern, side: Side):
+    """(-y_i x_j on the pattern, y) for y = T^-T g."""
+    if torch.compiler.is_dynamo_compiling():
+        return _Backward.apply(v, g, x, pattern, side)
+    if tracked(v, g, x):
+        return _BackwardForwardMode.apply(v, g, x, pattern, side)
+    return _Backward.forward(v, g, x, pattern, side)
+
+
+def _gradients_apart(v: Tensor, g: Tensor, x: Tensor, pattern: SparsityPattern, side: Side):
+    """The same by operations that know how to be differentiated, for any batch axes of all three."""
+    y = solve(v, g, pattern, side.adjoint)
+    return -_outer(y, x, pattern, side, v), y
+
+
+class _Solve(torch.autograd.Function):
+    @staticmethod
+    def forward(values, b, pattern, side):
+        return _raw(*_system(pattern, side), values, b)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        values, _, ctx.pattern, ctx.side = inputs
+        ctx.save_for_backward(values, output)
+
+    @staticmethod
+    def backward(ctx, g):  # type: ignore[override]
+        values, x = ctx.saved_tensors
+        need_values, need_b = ctx.needs_input_grad[:2]
+        gv = gb = None
+        if need_values:
+            gv, gb = _gradients(values, g, x, ctx.pattern, ctx.side)
+        elif need_b:
+            gb = _solve(values, g, ctx.pattern, ctx.side.adjoint)
+        return gv, gb if need_b else None, None, None
+
+    @staticmethod
+    def vmap(info, in_dims, values, b, pattern, side):
+        v_dim, b_dim = in_dims[:2]
+        if v_dim is None and values.dim() == 1:
+            if b.dim() == 2:  # a batch of vectors: the columns of a matrix, at no copy if it lies last
+                return _solve(values, b.movedim(b_dim, 1), pattern, side), 1
+            if b.dim() == 3:
+                return _solve(values, b.movedim(b_dim, 0), pattern, side), 0
+        n = info.batch_size
+        v = values.expand(n, *values.shape) if v_dim is None else values.movedim(v_dim, 0)
+        B = b.expand(n, *b.shape) if b_dim is None else b.movedim(b_dim, 0)
+        vector = B.dim() == 2
+        B = B.unsqueeze(-1) if vector else B
+        v = v if v.dim() == B.dim() - 1 else v.unsqueeze(1)
+        x = solve(v, B, pattern, side)
+        return x.squeeze(-1) if vector else x, 0
+
+
+class _SolveForwardMode(Eager, _Solve):
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        _Solve.setup_context(ctx, inputs, output)
+        keep_for_forward_mode(ctx, inputs[0], output)
+
+    @staticmethod
+    def jvp(ctx, tv, tb, *_):  # type: ignore[override]
+        values, x = ctx.saved_tensors
+        by_values = None if tv is None else -_times(tv, x, ctx.pattern, ctx.side)
+        return _solve(values, add(by_values, tb), ctx.pattern, ctx.side)  # type: ignore[arg-type]
+
+
+class _Backward(torch.autograd.Function):
+    """Both gradients in one call. Its own derivatives, for cotangents (hv, hy) and H the matrix that T is, with
+    values hv: y's cotangent is c = hy - H x, and that goes through y = T^-T g like any solve's."""
+
+    @staticmethod
+    def forward(v, g, x, pattern, side):
+        return _raw_backward(*_adjoint_system(pattern, side), v, g, x)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        v, _, x, ctx.pattern, ctx.side = inputs
+        ctx.save_for_backward(v, x, output[1])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx, hv, hy):  # type: ignore[override]
+        v, x, y = ctx.saved_tensors
+        need_v, need_g, need_x = ctx.needs_input_grad[:3]
+        pattern, side = ctx.pattern, ctx.side
+        rv = rg = rx = None
+        if need_x and hv is not None:
+            rx = -_times(hv, y, pattern, side.adjoint)
+        c = add(hy, None if hv is None else -_times(hv, x, pattern, side))
+        if c is not None and need_v:
+            rv, rg = _gradients(v, c, y, pattern, side.adjoint)
+        elif c is not None and need_g:
+            rg = _solve(v, c, pattern, side)
+        return rv, rg if need_g else None, rx, None, None
+
+    @staticmethod
+    def vmap(info, in_dims, v, g, x, pattern, side):
+        return vmapped(lambda v, g, x: _gradients_apart(v, g, x, pattern, side), in_dims[:3], (v, g, x))
+
+
+class _BackwardForwardMode(Eager, _Backward):
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        _Backward.setup_context(ctx, inputs, output)
+        v, _, x, _, _ = inputs
+        keep_for_forward_mode(ctx, v, x, output[1])
+
+    @staticmethod
+    def jvp(ctx, tv, tg, tx, *_):  # type: ignore[override]
+        v, x, y = ctx.saved_tensors
+        pattern, side = ctx.pattern, ctx.side
+        by_values = None if tv is None else -_times(tv, y, pattern, side.adjoint)
+        c = add(by_values, tg)
+        ty = torch.zeros_like(y) if c is None else _solve(v, c, pattern, side.adjoint)
+        outer = add(
+            None if c is None else _outer(ty, x, pattern, side, v),
+            None if tx is None else _outer(y, tx, pattern, side, v),
+        )
+        return torch.zeros_like(v) if outer is None else -outer, ty

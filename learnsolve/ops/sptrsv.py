@@ -1,0 +1,95 @@
+"""Sparse triangular solve."""
+
+import re
+
+import torch
+from torch import Tensor
+
+from learnsolve import _check
+from learnsolve.csr import CSR
+from learnsolve.ops._triangular import Side, solve
+
+
+def sptrsv(
+    L: CSR, b: Tensor, *, lower: bool = True, unit_diagonal: bool = False, transpose: bool = False
+) -> Tensor:
+    r"""Solve a sparse triangular system, :math:`L x = b` or :math:`L^T x = b`.
+
+    .. math:: x_i = \Bigl(b_i - \sum_{j<i} l_{ij} x_j\Bigr) / l_{ii}
+
+    Parameters
+    ----------
+    L : CSR, shape (n, n), float32 or float64; its values may have batch axes, (..., nnz). Only one triangle
+        is read: entries of the other may be there, even NaN, and change nothing
+    b : Tensor, shape (n,) or (..., n, k), of L's dtype and device
+    lower : read the lower triangle; else the upper one
+    unit_diagonal : take the diagonal as ones; what is stored there is not read
+    transpose : solve with the transpose of that triangle, which is not formed
+
+    Returns
+    -------
+    Tensor, shape (..., n) for a vector, (..., n, k) for a matrix; batch axes broadcast.
+
+    Raises
+    ------
+    ValueError
+        if L is not square, shapes do not fit, or a row has no entry on the diagonal, or a zero (or a number so
+        small that its reciprocal overflows); the message names the row.
+    TypeError
+        if dtypes or devices do not fit.
+
+    Notes
+    -----
+    Gradient: :math:`\bar b = L^{-T} \bar x` and :math:`\bar L = -\bar b x^T` on the entries that are read,
+    exactly zero on the others, in one sweep over the transpose. Any order; forward mode, vmap,
+    `torch.compile`.
+
+    Cost: 2 nnz k flops; reads values and indices once for 32 columns (float64) or 64 (float32) with AVX2, no
+    index where rows repeat one another shifted, as on grids. Rows are solved in order; several threads
+    share batch and columns, or the rows of a level where levels are wide enough. Levels are found once per
+    pattern and serve the transpose as well. The result has the same bits on every run and for every number
+    of threads. One column of a bidiagonal matrix is solved by a scan over a vector's lanes.
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> L = ls.CSR.from_dense(torch.tensor([[2.0, 0.0], [1.0, 4.0]]))
+    >>> ls.ops.sptrsv(L, torch.tensor([2.0, 9.0]))
+    tensor([1., 2.])
+    >>> ls.ops.sptrsv(L, torch.tensor([4.0, 8.0]), transpose=True)
+    tensor([1., 2.])
+    """
+    if not isinstance(L, CSR):
+        raise TypeError(f"sptrsv: L must be a CSR, got {type(L).__name__}; make one with CSR.from_*")
+    for name, flag in (("lower", lower), ("unit_diagonal", unit_diagonal), ("transpose", transpose)):
+        if not isinstance(flag, bool):
+            raise TypeError(f"sptrsv: {name} must be True or False, got {flag!r}")
+    values, pattern = L.values, L.pattern
+    _check.dtype("sptrsv", "L.values", values)
+    _check.same_kind("sptrsv", "b", b, values)
+    n, columns = pattern.shape
+    if n != columns:
+        raise ValueError(f"sptrsv: L must be square, got shape {pattern.shape}")
+    if b.dim() == 0:
+        raise ValueError("sptrsv: b must have shape (n,) or (..., n, k), got a scalar")
+    if (b.shape[0] if b.dim() == 1 else b.shape[-2]) != n:
+        raise ValueError(f"sptrsv: b must have L.shape[0] = {n} rows, got shape {tuple(b.shape)}")
+    _check.batches("sptrsv", values.shape[:-1], b.shape[:-2], "L.values and b")
+    if not unit_diagonal and pattern._missing_diagonal >= 0:
+        raise ValueError(
+            f"sptrsv: L must have an entry on its diagonal in every row, row {pattern._missing_diagonal} has "
+            "none; add it, or pass unit_diagonal=True"
+        )
+    side = Side(lower, unit_diagonal, transpose)
+    if torch.compiler.is_dynamo_compiling():
+        return solve(values, b, pattern, side)
+    try:
+        return solve(values, b, pattern, side)
+    except RuntimeError as error:
+        found = re.search(r"cannot divide by the diagonal: row (\d+) has (\S+)", str(error))
+        if found is None:
+            raise
+        raise ValueError(
+            f"sptrsv: L must not have zeros on its diagonal, row {found[1]} has {found[2]}; shift the "
+            "diagonal, or pass unit_diagonal=True"
+        ) from None
