@@ -3,6 +3,7 @@
 // could be the one with instructions that the machine does not have.
 #include "kernels/kernels.h"
 
+#include "kernels/pcg.h"
 #include "kernels/richardson.h"
 #include "kernels/sddmm.h"
 #include "kernels/spmm.h"
@@ -19,7 +20,15 @@ constexpr Kernels<T, I> table{&spmm<T, I>,
                               &richardson_adjoint<T, I>,
                               &sptrsv<T, I>,
                               &sptrsv_rows<T, I>,
-                              &sptrsv_gradient<T, I>};
+                              &sptrsv_gradient<T, I>,
+                              &spmm_dot<T, I>,
+                              &sddmm_pairs<T, I>,
+                              &pcg_residual<T, I>,
+                              &pcg_update<T, I>,
+                              &pcg_combine<T, I>,
+                              &pcg_dot<T, I>,
+                              &pcg_adjoint_residual<T, I>,
+                              &pcg_adjoint_direction<T, I>};
 
 extern const AllKernels all_kernels;
 const AllKernels all_kernels{table<float, int32_t>, table<float, int64_t>, table<double, int32_t>,

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/csr_view.h"
+#include "kernels/pcg_passes.h"
 
 namespace learnsolve {
 
@@ -25,6 +26,16 @@ struct Kernels {
   bool (*sptrsv_rows)(S, const I* order, int64_t r0, int64_t r1, const T* b, T* x, int64_t k);
   void (*sptrsv_gradient)(S, int64_t r0, int64_t r1, const T* u, const T* w, int64_t k, T* ga,
                           bool accumulate);
+  void (*spmm_dot)(A, B, int64_t b0, int64_t b1, const T* x, const T* u, int64_t k, T* y, T* sum);
+  void (*sddmm_pairs)(const I* ptr, const I* idx, B, int64_t b0, int64_t b1, const T* const* u,
+                      const T* const* v, int64_t pairs, int64_t k, T* out);
+  void (*pcg_residual)(B, int64_t b0, int64_t b1, PcgResidual<T>, int64_t k);
+  void (*pcg_update)(B, int64_t b0, int64_t b1, PcgUpdate<T>, int64_t k);
+  void (*pcg_combine)(B, int64_t b0, int64_t b1, PcgCombine<T>, int64_t k);
+  void (*pcg_dot)(B, int64_t b0, int64_t b1, PcgDot<T>, int64_t k);
+  void (*pcg_adjoint_residual)(B, int64_t b0, int64_t b1, PcgAdjointResidual<T>, int64_t k);
+  void (*pcg_adjoint_direction)(A, B, int64_t b0, int64_t b1, PcgAdjointDirection<T>, int64_t k, const T* p,
+                                T* ga);
 };
 
 struct AllKernels {

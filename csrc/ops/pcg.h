@@ -1,0 +1,135 @@
+// What preconditioned conjugate gradients and their adjoint share: sizes, the preconditioner, sums.
+#pragma once
+
+#include <cmath>
+#include <limits>
+
+#include "ops/triangular.h"
+
+namespace learnsolve {
+
+enum class Preconditioning : int64_t { none, diagonal, product, triangular };
+
+// Why a column has stopped. It keeps x and r, and adds nothing to any gradient from there on.
+enum class Stop : int { running, rounding, curvature, preconditioner, non_finite, diverged };
+
+// Rows of `carry`, one entry a column each.
+enum Carry { kRho, kNorm, kLow, kHigh, kStop, kWhen, kCarry };
+// Rows of `scalars`, for each iteration. alpha = 0: the column stood still.
+enum Scalar { kScalarRho, kAlpha, kBeta, kScalars };
+
+struct PcgSizes {
+  int64_t values_step, m_step, batch, n, k;
+  Preconditioning kind;
+  bool vector;  // b is (n)
+
+  PcgSizes(const char* name, const Structure& S, const Tensor& values, int64_t kind_,
+           const std::optional<Tensor>& m, const Tensor& b) {
+    check_dense(name, "b", b, values);
+    check_values(name, values, S.nnz());
+    STD_TORCH_CHECK(kind_ >= 0 && kind_ <= 3, name, ": kind must be 0 ... 3, got ", kind_);
+    kind = static_cast<Preconditioning>(kind_);
+    const Dense d(b);
+    batch = d.batch, n = d.n, k = d.k, vector = b.dim() == 1;
+    STD_TORCH_CHECK(n == S.rows(), name, ": b must have ", S.rows(), " rows, got ", n);
+    STD_TORCH_CHECK(values.dim() == 1 || (b.dim() == 3 && values.size(0) == batch), name,
+                    ": with values (B, nnz), b must be (B, n, k)");
+    values_step = values.dim() == 2 ? S.nnz() : 0;
+    STD_TORCH_CHECK(m.has_value() == (kind != Preconditioning::none), name,
+                    ": m must be given for kind 1, 2, 3 and for no other");
+    m_step = 0;
+    if (!m) return;
+    STD_TORCH_CHECK(m->scalar_type() == values.scalar_type(), name, ": m and values must have one dtype");
+    STD_TORCH_CHECK(m->dim() == 1 || (m->dim() == 2 && b.dim() == 3 && m->size(0) == batch), name,
+                    ": m must be one vector, or (B, ...) with b (B, n, k)");
+    if (m->dim() == 2) m_step = m->size(1);
+    STD_TORCH_CHECK(kind != Preconditioning::diagonal || m->size(m->dim() - 1) == n, name,
+                    ": a diagonal must have ", n, " entries");
+  }
+  int64_t nk() const { return n * k; }
+};
+
+// Sums a block and column, and their totals.
+template <class T>
+struct Sums {
+  std::vector<T> parts;
+  T* room(int64_t blocks, int64_t k) {
+    parts.resize(blocks * k);
+    return parts.data();
+  }
+  double total(int64_t blocks, int64_t k, int64_t c) const {
+    double sum = 0;
+    for (int64_t b = 0; b < blocks; ++b) sum += parts[b * k + c];
+    return sum;
+  }
+};
+
+// M for one matrix. `factor`: for a product L's ptr, idx, blocks and L^T's ptr, idx, perm, blocks; for
+// triangular solves L's ptr, idx, blocks, then ptr, idx, perm (empty: none), blocks, order, levels of the
+// lower triangle and of its transpose.
+class Factor {
+ public:
+  Factor(const char* name, const PcgSizes& p, const std::optional<Tensor>& m,
+         const std::vector<Tensor>& factor, const Tensor& idx) {
+    const bool triangular = p.kind == Preconditioning::triangular;
+    const size_t size = triangular ? 15 : p.kind == Preconditioning::product ? 7 : 0;
+    STD_TORCH_CHECK(factor.size() == size, name, ": factor must hold ", size, " tensors, got ",
+                    factor.size());
+    if (size == 0) return;
+    rows.emplace(name, factor[0], factor[1], std::nullopt, factor[2]);
+    STD_TORCH_CHECK(rows->rows() == p.n && rows->nnz() == m->size(m->dim() - 1) &&
+                        rows->idx.scalar_type() == idx.scalar_type(),
+                    name, ": the factor must have ", p.n, " rows, m its values, and the index type of A");
+    if (triangular) {
+      const auto side = [&](size_t at, bool upper) {
+        const std::optional<Tensor> perm =
+            factor[at + 2].numel() > 0 ? std::optional(factor[at + 2]) : std::nullopt;
+        return TriangularStructure(name, factor[at], factor[at + 1], perm, factor[at + 3], factor[at + 4],
+                                   factor[at + 5], upper, false);
+      };
+      lower.emplace(side(3, false)), upper.emplace(side(9, true));
+      STD_TORCH_CHECK(lower->rows() == p.n && upper->rows() == p.n &&
+                          (lower->perm ? lower->entries() <= rows->nnz() : lower->entries() == rows->nnz()) &&
+                          upper->entries() == lower->entries() && upper->perm,
+                      name, ": the triangles must be those of the factor");
+      width = p.n;
+    } else {
+      columns.emplace(name, factor[3], factor[4], factor[5], factor[6]);
+      STD_TORCH_CHECK(columns->nnz() == rows->nnz(), name, ": both structures must hold the same entries");
+      width = columns->rows();
+    }
+  }
+  std::optional<Structure> rows, columns;
+  std::optional<TriangularStructure> lower, upper;
+  int64_t width = 0;  // columns of L
+
+  // y = L^T x or L^-1 x
+  template <class T, class I>
+  void first(const T* values, const T* x, int64_t k, T* y) const {
+    if (lower) return solve<T, I>(*lower, values, x, k, y);
+    multiply<T, I>(*columns, values, x, k, y);
+  }
+  // y = L x or L^-T x
+  template <class T, class I>
+  void second(const T* values, const T* x, int64_t k, T* y) const {
+    if (upper) return solve<T, I>(*upper, values, x, k, y);
+    multiply<T, I>(*rows, values, x, k, y);
+  }
+
+ private:
+  template <class T, class I>
+  static void multiply(const Structure& S, const T* values, const T* x, int64_t k, T* y) {
+    parallel_blocks<I>(S, k, [&](int64_t b0, int64_t b1) {
+      kernels().get<T, I>().spmm(S.view<T, I>(values), S.row_blocks<I>(), b0, b1, x, k, y, false);
+    });
+  }
+  template <class T, class I>
+  static void solve(const TriangularStructure& S, const T* values, const T* x, int64_t k, T* y) {
+    if (S.rows() * k == 0 || triangular_solve<T, I>(S, values, 0, x, 0, y, 1, k)) return;
+    T value = 0;
+    const int64_t row = zero_on_diagonal<T, I>(S, values, value);
+    STD_TORCH_CHECK(false, "csr_pcg: cannot divide by the diagonal of the factor: row ", row, " has ", value);
+  }
+};
+
+}  // namespace learnsolve
