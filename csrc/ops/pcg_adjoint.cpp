@@ -272,7 +272,7 @@ class Adjoint {
     T* q = (*qbar)[i];
     combine(minus_alpha, rbar, pibar, direction, q);
     const T* before = i > 0 || in.before ? p_of(i - 1) : nullptr;
-    T* sum = sums.room(S.n_blocks(), k);
+    T* sum = sums.room(St.n_blocks(), k);
     parallel_blocks<I>(St, k, [&](int64_t b0, int64_t b1) {
       table.pcg_adjoint_direction(
           St.view<T, I>(in.values), St.row_blocks<I>(), b0, b1,

@@ -132,5 +132,6 @@ def gradients(s: System, function, iterations: int, gx: bool = True, gnorms: boo
         loss = loss + (x * normal(x.shape, x.dtype, seed=8)).sum()
     if gnorms:
         loss = loss + (norms * normal(norms.shape, x.dtype, seed=9)).sum()
-    return [x.detach(), norms.detach(), *torch.autograd.grad(loss, s.inputs)]
+    grads = torch.autograd.grad(loss, s.inputs, allow_unused=True, materialize_grads=True)
+    return [x.detach(), norms.detach(), *grads]
 
