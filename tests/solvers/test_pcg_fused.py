@@ -15,7 +15,7 @@ N = 6
 
 def close(found, wanted, tolerance):
     for i, (f, w) in enumerate(zip(found, wanted, strict=True)):
-        scale = w.abs().max() if w.numel() else 1.0
+        scale = max(float(w.abs().max()), 1e-3) if w.numel() else 1.0  # some are zero but for rounding
         torch.testing.assert_close(f / scale, w / scale, rtol=0, atol=tolerance, msg=lambda m: f"{i}: {m}")  # noqa: B023
 
 
@@ -114,7 +114,7 @@ def test_central_differences(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("S", [eye_array(1), eye_array(2), banded(40, 3)[:, :40] + eye_array(40)], ids=str)
+@pytest.mark.parametrize("S", [eye_array(1), eye_array(2), banded(40, 3)[:, :40] + eye_array(40)], ids=["1", "2", "40"])
 def test_small_and_uniform(kind, S):
     for shape in ("vector", "columns"):
         for iterations in (0, 1, 17, 33):
