@@ -256,9 +256,11 @@ struct ProductAndDot {
   }
 };
 
+// Flattened, here and below: in a function of its own `for_each_row` would see the sums through a reference,
+// and keep them in memory where every store of y could be to them (48 us for N = 32768 tridiagonal, not 20).
 template <class T, class I>
-void spmm_dot(const CsrView<T, I>& A, const RowBlocks<I>& blocks, int64_t b0, int64_t b1, const T* x,
-              const T* u, int64_t k, T* y, T* sum) {
+__attribute__((flatten)) void spmm_dot(const CsrView<T, I>& A, const RowBlocks<I>& blocks, int64_t b0,
+                                       int64_t b1, const T* x, const T* u, int64_t k, T* y, T* sum) {
   ProductAndDot<T> out{u, y, {sum, k}};
   for_each_row(A, blocks, b0, b1, x, k, out);
 }
@@ -372,20 +374,31 @@ struct AdjointDirection {
 };
 
 // S is the structure of A^T. With `ga`, the gradient <qbar_i, p_j> of the values is added in the same pass.
+template <class T, class I, bool X, bool Gradient>
+__attribute__((flatten)) void adjoint_direction(const CsrView<T, I>& S, const RowBlocks<I>& blocks,
+                                                int64_t b0, int64_t b1, const PcgAdjointDirection<T>& a,
+                                                int64_t k, const T* p, T* ga) {
+  AdjointDirection<T, X> out(a, k);
+  if constexpr (Gradient)
+    backward_blocks<true>(S, blocks, b0, b1, a.qbar, p, k, ga, out);
+  else
+    for_each_row(S, blocks, b0, b1, a.qbar, k, out);
+}
+
 template <class T, class I>
 void pcg_adjoint_direction(const CsrView<T, I>& S, const RowBlocks<I>& blocks, int64_t b0, int64_t b1,
                            PcgAdjointDirection<T> a, int64_t k, const T* p, T* ga) {
   const Pinned<T> beta(a.beta, k), alpha(a.alpha, k), curvature(a.pibar_over_alpha, k);
-  const auto run = [&](auto out) {
-    if (ga)
-      backward_blocks<true>(S, blocks, b0, b1, a.qbar, p, k, ga, out);
+  if (ga) {
+    if (a.xbar)
+      adjoint_direction<T, I, true, true>(S, blocks, b0, b1, a, k, p, ga);
     else
-      for_each_row(S, blocks, b0, b1, a.qbar, k, out);
-  };
-  if (a.xbar)
-    run(AdjointDirection<T, true>(a, k));
-  else
-    run(AdjointDirection<T, false>(a, k));
+      adjoint_direction<T, I, false, true>(S, blocks, b0, b1, a, k, p, ga);
+  } else if (a.xbar) {
+    adjoint_direction<T, I, true, false>(S, blocks, b0, b1, a, k, p, ga);
+  } else {
+    adjoint_direction<T, I, false, false>(S, blocks, b0, b1, a, k, p, ga);
+  }
 }
 
 // Uniform rows: the entries of V rows stay in registers for all pairs.
@@ -439,16 +452,24 @@ LS_INLINE bool pairs_uniform_block(const I* ptr, const I* idx, int64_t r0, int64
   }
 }
 
-// out_p += sum over the pairs of <u_i, v_j>, one after another: no bit depends on how pairs are grouped. The
-// indices and `out` are read once for all pairs of a block.
+// Pairs that are added in one pass over a block: more streams than this and the machine no longer reads
+// ahead.
+inline constexpr int64_t kPairsAtOnce = 4;
+
+// out_p += sum over the pairs of <u_i, v_j>, one after another: no bit depends on how pairs are grouped. What
+// `out` and the indices of a block take stays in the cache for all pairs.
 template <class T, class I>
 void sddmm_pairs(const I* ptr, const I* idx, const RowBlocks<I>& blocks, int64_t b0, int64_t b1,
                  const T* const* u, const T* const* v, int64_t pairs, int64_t k, T* out) {
   for (int64_t b = b0; b < b1; ++b) {
     const I* block = blocks.table + 2 * b;
-    if (k == 1 && pairs_uniform_block(ptr, idx, block[0], block[2], block[1], u, v, pairs, out)) continue;
-    for (int64_t j = 0; j < pairs; ++j)
-      sddmm_blocks<T, I, true>(ptr, idx, blocks, b, b + 1, u[j], v[j], k, out);
+    for (int64_t j = 0; j < pairs; j += kPairsAtOnce) {
+      const int64_t some = pairs - j < kPairsAtOnce ? pairs - j : kPairsAtOnce;
+      if (k == 1 && pairs_uniform_block(ptr, idx, block[0], block[2], block[1], u + j, v + j, some, out))
+        continue;
+      for (int64_t e = j; e < j + some; ++e)
+        sddmm_blocks<T, I, true>(ptr, idx, blocks, b, b + 1, u[e], v[e], k, out);
+    }
   }
 }
 

@@ -238,6 +238,9 @@ PcgResult csr_pcg(const Tensor& ptr, const Tensor& idx, const Tensor& blocks, co
          carry_out = new_empty(r, Size{p.batch, kCarry, p.k}),
          scalars = new_zeros(r, Size{p.batch, iterations, kScalars, p.k}),
          residuals = new_empty(r, trajectory), directions = new_empty(r, trajectory);
+  // Trajectories are freed after every backward, all at once, and glibc then returns them to the system.
+  for (const Tensor* t : {&residuals, &directions})
+    prefer_huge_pages(t->data_ptr(), static_cast<size_t>(t->numel()) * t->element_size(), size_t{4} << 20);
   dispatch(name, values, S.idx, [&]<class T, class I>() {
     const int64_t nk = p.nk();
     std::vector<T> other_r(store ? 0 : nk);

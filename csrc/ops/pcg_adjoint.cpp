@@ -15,7 +15,7 @@ namespace learnsolve {
 namespace {
 
 // Iterations whose contributions to the gradient on a pattern are added at once.
-constexpr int64_t kPairs = 16;
+const int64_t kPairs = std::getenv("LSK") ? std::atoi(std::getenv("LSK")) : 16;
 
 // Rows of `bars`: cotangent of rho, <pbar, p> with the p before, and the cotangents of the norms of a column
 // that stands still, which are all that of the norm it stopped with.
@@ -86,7 +86,7 @@ class Adjoint {
       v->resize(k);
     ones.assign(k, T(1)), zeros.assign(k, T(0));
     // One pass for the product with A^T and the gradient is better where it loads rows of several columns.
-    fused = k > 1;
+    fused = k > (std::getenv("LSF") ? std::atoi(std::getenv("LSF")) : 1);
     if (in.ga) gradient.emplace(Pairs<T, I>{S, k, in.ga, {}, {}});
     if (in.gm && factor.rows) factor_gradient.emplace(Pairs<T, I>{*factor.rows, k, in.gm, {}, {}});
     for (int64_t i = count - 1; i >= 0; --i) step(i);
