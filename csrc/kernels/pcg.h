@@ -256,13 +256,33 @@ struct ProductAndDot {
   }
 };
 
-// Flattened, here and below: in a function of its own `for_each_row` would see the sums through a reference,
-// and keep them in memory where every store of y could be to them (48 us for N = 32768 tridiagonal, not 20).
+// `for_each_row` with an epilogue of its own: through a reference its sums would stay in memory, where every
+// store of a result could be to them (48 us for N = 32768 tridiagonal, not 20).
+template <class T, class I, class Epilogue>
+LS_INLINE void run_rows(const CsrView<T, I>& A, const RowBlocks<I>& blocks, int64_t b0, int64_t b1,
+                        const T* x, int64_t k, const Epilogue& epilogue) {
+  if (k == 1) {
+    Epilogue out = epilogue;
+    for (int64_t b = b0; b < b1; ++b) {
+      out.begin(b);
+      vector_block(A, blocks.table[2 * b], blocks.table[2 * b + 2], blocks.table[2 * b + 1], x, out);
+      out.end(b);
+    }
+    return;
+  }
+  Epilogue out = epilogue;
+  for (int64_t b = b0; b < b1; ++b) {
+    out.begin(b);
+    for (int64_t i = blocks.table[2 * b]; i < blocks.table[2 * b + 2]; ++i)
+      row_tiles<kTileVectors>(A, i, 0, x, k, out);
+    out.end(b);
+  }
+}
+
 template <class T, class I>
-__attribute__((flatten)) void spmm_dot(const CsrView<T, I>& A, const RowBlocks<I>& blocks, int64_t b0,
-                                       int64_t b1, const T* x, const T* u, int64_t k, T* y, T* sum) {
-  ProductAndDot<T> out{u, y, {sum, k}};
-  for_each_row(A, blocks, b0, b1, x, k, out);
+void spmm_dot(const CsrView<T, I>& A, const RowBlocks<I>& blocks, int64_t b0, int64_t b1, const T* x,
+              const T* u, int64_t k, T* y, T* sum) {
+  run_rows(A, blocks, b0, b1, x, k, ProductAndDot<T>{u, y, {sum, k}});
 }
 
 template <class T, bool Diagonal, bool Given, bool Sum, bool X>
@@ -321,7 +341,7 @@ void pcg_adjoint_residual(const RowBlocks<I>& blocks, int64_t b0, int64_t b1, Pc
     adjoint_residual<T, I, false, false>(blocks, b0, b1, a, k);
 }
 
-template <class T, bool X>
+template <class T>
 struct AdjointDirection {
   const T* LS_RESTRICT beta;
   const T* LS_RESTRICT alpha;
@@ -354,9 +374,10 @@ struct AdjointDirection {
     T value[kRows<T>];
     for (int e = 0; e < n; ++e) {
       value[e] = b * pbar[i + e] + c * (r[i + e] - next[i + e]) + s[e];
-      if constexpr (X) value[e] += a * xbar[i + e];
-      pbar[i + e] = value[e];
     }
+    if (xbar)
+      for (int e = 0; e < n; ++e) value[e] += a * xbar[i + e];
+    for (int e = 0; e < n; ++e) pbar[i + e] = value[e];
     if (before)
       for (int e = 0; e < n; ++e) sums.lanes[e] += value[e] * before[i + e];
   }
@@ -364,7 +385,7 @@ struct AdjointDirection {
     const int64_t o = i * sums.k + j;
     for (int e = 0; e < n; ++e) {
       T value = beta[j + e] * pbar[o + e] + curvature[j + e] * (r[o + e] - next[o + e]) + s[e];
-      if constexpr (X) value += alpha[j + e] * xbar[o + e];
+      if (xbar) value += alpha[j + e] * xbar[o + e];
       pbar[o + e] = value;
     }
     if (!before) return;
@@ -374,31 +395,15 @@ struct AdjointDirection {
 };
 
 // S is the structure of A^T. With `ga`, the gradient <qbar_i, p_j> of the values is added in the same pass.
-template <class T, class I, bool X, bool Gradient>
-__attribute__((flatten)) void adjoint_direction(const CsrView<T, I>& S, const RowBlocks<I>& blocks,
-                                                int64_t b0, int64_t b1, const PcgAdjointDirection<T>& a,
-                                                int64_t k, const T* p, T* ga) {
-  AdjointDirection<T, X> out(a, k);
-  if constexpr (Gradient)
-    backward_blocks<true>(S, blocks, b0, b1, a.qbar, p, k, ga, out);
-  else
-    for_each_row(S, blocks, b0, b1, a.qbar, k, out);
-}
-
 template <class T, class I>
 void pcg_adjoint_direction(const CsrView<T, I>& S, const RowBlocks<I>& blocks, int64_t b0, int64_t b1,
                            PcgAdjointDirection<T> a, int64_t k, const T* p, T* ga) {
   const Pinned<T> beta(a.beta, k), alpha(a.alpha, k), curvature(a.pibar_over_alpha, k);
-  if (ga) {
-    if (a.xbar)
-      adjoint_direction<T, I, true, true>(S, blocks, b0, b1, a, k, p, ga);
-    else
-      adjoint_direction<T, I, false, true>(S, blocks, b0, b1, a, k, p, ga);
-  } else if (a.xbar) {
-    adjoint_direction<T, I, true, false>(S, blocks, b0, b1, a, k, p, ga);
-  } else {
-    adjoint_direction<T, I, false, false>(S, blocks, b0, b1, a, k, p, ga);
-  }
+  AdjointDirection<T> out(a, k);
+  if (ga)
+    backward_blocks<true>(S, blocks, b0, b1, a.qbar, p, k, ga, out);
+  else
+    run_rows(S, blocks, b0, b1, a.qbar, k, out);
 }
 
 // Uniform rows: the entries of V rows stay in registers for all pairs.

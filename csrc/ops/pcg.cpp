@@ -22,7 +22,8 @@ template <class T, class I>
 struct Iteration {
   const Structure& S;
   const PcgSizes& p;
-  const Factor& factor;
+  const AppliedFactor<T, I> factor;
+  const int64_t width;
   const T* values;
   const T* m;
   T* carry;
@@ -34,7 +35,8 @@ struct Iteration {
             T* carry_)
       : S(S_),
         p(p_),
-        factor(factor_),
+        factor(factor_, m_),
+        width(factor_.width),
         values(values_),
         m(m_),
         carry(carry_),
@@ -74,9 +76,9 @@ struct Iteration {
   // z = M r and rho = <r, z> where it is not known yet.
   const T* precondition(const T* r) {
     if (p.kind == Preconditioning::none || p.kind == Preconditioning::diagonal) return r;
-    z.resize(p.nk()), w.resize(factor.width * p.k);
-    factor.first<T, I>(m, r, p.k, w.data());
-    factor.second<T, I>(m, w.data(), p.k, z.data());
+    z.resize(p.nk()), w.resize(width * p.k);
+    factor.first(r, p.k, w.data());
+    factor.second(w.data(), p.k, z.data());
     T* rho = second_sums.room(S.n_blocks(), p.k);
     blocks(
         [&](int64_t b0, int64_t b1) { table.pcg_dot(S.row_blocks<I>(), b0, b1, {r, z.data(), rho}, p.k); });

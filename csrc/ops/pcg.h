@@ -64,7 +64,19 @@ struct Sums {
   }
 };
 
-// M for one matrix. `factor`: for a product L's ptr, idx, blocks and L^T's ptr, idx, perm, blocks; for
+// The values of a transpose in its own order: a loop reads them often, and through `perm` that takes twice as
+// long.
+template <class T, class I>
+std::vector<T> transposed_values(const Structure& St, const T* values) {
+  std::vector<T> own(St.nnz());
+  const I* perm = data<I>(*St.perm);
+  torch::stable::parallel_for(0, St.nnz(), kGrain, [&](int64_t p0, int64_t p1) {
+    for (int64_t p = p0; p < p1; ++p) own[p] = values[perm[p]];
+  });
+  return own;
+}
+
+// The structures of L. `factor`: for a product L's ptr, idx, blocks and L^T's ptr, idx, perm, blocks; for
 // triangular solves L's ptr, idx, blocks, then ptr, idx, perm (empty: none), blocks, order, levels of the
 // lower triangle and of its transpose.
 class Factor {
@@ -102,29 +114,38 @@ class Factor {
   std::optional<Structure> rows, columns;
   std::optional<TriangularStructure> lower, upper;
   int64_t width = 0;  // columns of L
+};
 
+// A factor with values.
+template <class T, class I>
+class AppliedFactor {
+ public:
+  AppliedFactor(const Factor& factor, const T* values_) : of(factor), values(values_) {
+    if (of.columns) transposed = transposed_values<T, I>(*of.columns, values);
+  }
   // y = L^T x or L^-1 x
-  template <class T, class I>
-  void first(const T* values, const T* x, int64_t k, T* y) const {
-    if (lower) return solve<T, I>(*lower, values, x, k, y);
-    multiply<T, I>(*columns, values, x, k, y);
+  void first(const T* x, int64_t k, T* y) const {
+    if (of.lower) return solve(*of.lower, x, k, y);
+    const Structure& S = *of.columns;
+    multiply(S, {data<I>(S.ptr), data<I>(S.idx), nullptr, transposed.data()}, x, k, y);
   }
   // y = L x or L^-T x
-  template <class T, class I>
-  void second(const T* values, const T* x, int64_t k, T* y) const {
-    if (upper) return solve<T, I>(*upper, values, x, k, y);
-    multiply<T, I>(*rows, values, x, k, y);
+  void second(const T* x, int64_t k, T* y) const {
+    if (of.upper) return solve(*of.upper, x, k, y);
+    multiply(*of.rows, of.rows->view<T, I>(values), x, k, y);
   }
 
  private:
-  template <class T, class I>
-  static void multiply(const Structure& S, const T* values, const T* x, int64_t k, T* y) {
+  const Factor& of;
+  const T* values;
+  std::vector<T> transposed;
+
+  static void multiply(const Structure& S, const CsrView<T, I>& view, const T* x, int64_t k, T* y) {
     parallel_blocks<I>(S, k, [&](int64_t b0, int64_t b1) {
-      kernels().get<T, I>().spmm(S.view<T, I>(values), S.row_blocks<I>(), b0, b1, x, k, y, false);
+      kernels().get<T, I>().spmm(view, S.row_blocks<I>(), b0, b1, x, k, y, false);
     });
   }
-  template <class T, class I>
-  static void solve(const TriangularStructure& S, const T* values, const T* x, int64_t k, T* y) {
+  void solve(const TriangularStructure& S, const T* x, int64_t k, T* y) const {
     if (S.rows() * k == 0 || triangular_solve<T, I>(S, values, 0, x, 0, y, 1, k)) return;
     T value = 0;
     const int64_t row = zero_on_diagonal<T, I>(S, values, value);
