@@ -80,7 +80,8 @@ def _triangle(pattern: SparsityPattern, lower: bool, unit: bool, transpose: bool
         ptr, idx, at = _analysis.triangle(ptr, idx, at, upper, unit)
         crow, col, perm = (pattern._tensor(a) for a in (ptr, idx, at))
     blocks = pattern._tensor(_analysis.triangle_blocks(ptr, idx, at))
-    return _Triangle(crow, col, perm, blocks, *pattern._planned(_schedule, lower), upper, unit)
+    schedule = pattern._planned(_schedule, lower)
+    return _Triangle(crow, col, perm, blocks, schedule.order, schedule.levels, upper, unit)
 
 
 def _mask(pattern: SparsityPattern, lower: bool, unit: bool) -> _Mask:
