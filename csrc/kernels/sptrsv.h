@@ -176,12 +176,13 @@ template <bool Up, class T>
 struct Scan {
   static constexpr int V = kLanes<T>;
   using vector = typename Lanes<T>::vector;
+  static constexpr int kSteps = V == 2 ? 1 : V == 4 ? 2 : 3;
   using mask = typename Lanes<T>::mask;
-  mask moves[3], to_last;
+  mask moves[kSteps], to_last;
 
   LS_INLINE Scan() {
 #pragma GCC unroll 4
-    for (int s = 0; s < 3; ++s)
+    for (int s = 0; s < kSteps; ++s)
 #pragma GCC unroll 16
       for (int e = 0; e < V; ++e) {
         const int from = Up ? e + (1 << s) : e - (1 << s);
@@ -233,7 +234,7 @@ bool scan_run(const Run<1, T> run) {
     }
     vector s = load(run.b + v) * r, m = -a * r;
 #pragma GCC unroll 4
-    for (int e = 0; (1 << e) < V; ++e) {
+    for (int e = 0; e < S::kSteps; ++e) {
       s += m * lanes.shift(s, vector{}, e);
       m *= lanes.shift(m, S::all(1), e);
     }

@@ -6,6 +6,7 @@ void test_analysis();
 void test_comparison();
 void test_products();
 void test_richardson();
+void test_sptrsv();
 
 int main(int argc, char** argv) {
   const char* isa = argc > 1 ? argv[1] : "baseline";
@@ -20,5 +21,6 @@ int main(int argc, char** argv) {
   test_analysis();
   test_products();
   test_richardson();
+  test_sptrsv();
   std::printf("%s: passed\n", isa);
 }

@@ -4,8 +4,8 @@ T(v) is the triangle of the matrix with values v, or its transpose; x = T^-1 b a
 
     y = T^-T g,    gradient for b: y,    for entry (i, j) of T: -y_i x_j,
 
-zero for the entries that are not read. Both gradients come from one operator (csrc/kernels/sptrsv.h). A product
-with T, in the derivatives of these, is the product with the values masked.
+zero for the entries that are not read. One operator gives both gradients (csrc/kernels/sptrsv.h). A
+product with T, in the derivatives of these, is the product with the values masked.
 
 Source: Nytko et al., "Optimized Sparse Matrix Operations for Reverse Mode Automatic Differentiation",
 arXiv 2212.05159, table 1.
@@ -80,7 +80,8 @@ def _triangle(pattern: SparsityPattern, lower: bool, unit: bool, transpose: bool
         ptr, idx, at = _analysis.triangle(ptr, idx, at, upper, unit)
         crow, col, perm = (pattern._tensor(a) for a in (ptr, idx, at))
     blocks = pattern._tensor(_analysis.triangle_blocks(ptr, idx, at))
-    return _Triangle(crow, col, perm, blocks, *pattern._planned(_schedule, lower), upper, unit)
+    schedule = pattern._planned(_schedule, lower)
+    return _Triangle(crow, col, perm, blocks, schedule.order, schedule.levels, upper, unit)
 
 
 def _mask(pattern: SparsityPattern, lower: bool, unit: bool) -> _Mask:
@@ -209,8 +210,8 @@ class _SolveForwardMode(Eager, _Solve):
 
 
 class _Backward(torch.autograd.Function):
-    """Both gradients in one call. Its own derivatives, for cotangents (hv, hy) and H the matrix that T is, with
-    values hv: y's cotangent is c = hy - H x, and that goes through y = T^-T g like any solve's."""
+    """Both gradients in one call. Its own derivatives, for cotangents (hv, hy) and H the matrix that T is
+    with values hv: y's cotangent is c = hy - H x, and that goes through y = T^-T g like any solve's."""
 
     @staticmethod
     def forward(v, g, x, pattern, side):

@@ -33,15 +33,15 @@ def sptrsv(
     Raises
     ------
     ValueError
-        if L is not square, shapes do not fit, or a row has no entry on the diagonal, or a zero (or a number so
-        small that its reciprocal overflows); the message names the row.
+        if L is not square, shapes do not fit, or a row has no entry on the diagonal, or a zero there (or a
+        number so small that its reciprocal overflows); the message names the row.
     TypeError
         if dtypes or devices do not fit.
 
     Notes
     -----
     Gradient: :math:`\bar b = L^{-T} \bar x` and :math:`\bar L = -\bar b x^T` on the entries that are read,
-    exactly zero on the others, in one sweep over the transpose. Any order; forward mode, vmap,
+    exactly zero on the others: a solve and a pass over the values. Any order; forward mode, vmap,
     `torch.compile`.
 
     Cost: 2 nnz k flops; reads values and indices once for 32 columns (float64) or 64 (float32) with AVX2, no

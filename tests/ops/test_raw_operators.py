@@ -3,8 +3,10 @@
 import pytest
 import torch
 from reference import normal, pattern_of, random, small_pattern
+from scipy.sparse import eye_array
 
 import learnsolve as ls
+from learnsolve.ops._triangular import Side, _adjoint_system, _system
 
 ops = torch.ops.learnsolve
 
@@ -109,11 +111,31 @@ def scatter_arguments(P, dtype):
     return [(ptr, idx, blocks, *vectors, *needs) for needs in ((True, True), (False, True), (True, False))]
 
 
+def triangular_samples(P, dtype):
+    """(system of the solve, of its backward, values, right-hand side), on a pattern with a diagonal."""
+    S = pattern_of(random(*P.shape, 0.4) + eye_array(P.shape[0]), P.dtype)
+    v, b = normal((S.nnz,), dtype) + 5, normal((P.shape[0], 3), dtype)
+    vb, bb = normal((2, S.nnz), dtype) + 5, normal((2, P.shape[0], 3), dtype)
+    for side in (Side(True, False, False), Side(True, True, True), Side(False, False, True)):
+        for values, rhs in ((v, b[:, :0]), (v, b[:, 0]), (v, b), (v, bb), (vb, bb)):
+            yield _system(S, side), _adjoint_system(S, side), values, rhs
+
+
+def sptrsv_arguments(P, dtype):
+    return [(*system, v, b) for system, _, v, b in triangular_samples(P, dtype)]
+
+
+def sptrsv_backward_arguments(P, dtype):
+    return [(*adjoint, v, b, b + 1) for _, adjoint, v, b in triangular_samples(P, dtype)]
+
+
 SAMPLES = {
     "csr_spmv_scatter_backward": scatter_arguments,
     "csr_spmm": spmm_arguments,
     "csr_sddmm": sddmm_arguments,
     "csr_spmm_backward": backward_arguments,
+    "csr_sptrsv": sptrsv_arguments,
+    "csr_sptrsv_backward": sptrsv_backward_arguments,
     "csr_richardson": richardson_arguments,
     "csr_richardson_backward": richardson_backward_arguments,
 }
@@ -190,6 +212,29 @@ def test_wrong_arguments_of_the_others_are_refused():
         ops.csr_sddmm(ptr, idx, blocks, normal((4, 2)), normal((5, 3)))
     with pytest.raises(RuntimeError, match="csr_spmm_backward: x and g do not match"):
         ops.csr_spmm_backward(*both_structures(P), normal((P.nnz,)), normal((4, 2)), normal((5, 3)))
+
+
+@pytest.mark.parametrize(
+    ("at", "change", "message"),
+    [
+        (8, lambda v: v[:-1], r"csr_sptrsv: values must hold"),
+        (9, lambda b: b[:-1], r"csr_sptrsv: b must have 6 rows, got 5"),
+        (9, lambda b: b.float(), r"csr_sptrsv: b and values must have one dtype"),
+        (8, lambda v: v.repeat(2, 1), r"csr_sptrsv: with values \(B, nnz\), b must be \(B, n, k\)"),
+        (1, lambda idx: idx[:-1], r"csr_sptrsv: ptr must end"),
+        (3, lambda blocks: blocks[:, :2], r"csr_sptrsv: blocks must be \(number of blocks \+ 1, 3\)"),
+        (4, lambda order: order.int(), r"csr_sptrsv: order and levels must have the index type"),
+        (5, lambda levels: torch.tensor([0, 6]), r"csr_sptrsv: order and levels must cover all rows"),
+        (7, lambda unit: False, r"csr_sptrsv: a row has no diagonal entry"),
+    ],
+)
+def test_wrong_arguments_of_the_triangular_solve_are_refused(at, change, message):
+    S = pattern_of(eye_array(6).tocsr())
+    arguments = [*_system(S, Side(True, at == 7, False)), normal((6,)) + 5, normal((6,))]
+    ops.csr_sptrsv(*arguments)
+    arguments[at] = change(arguments[at])
+    with pytest.raises(RuntimeError, match=message):
+        ops.csr_sptrsv(*arguments)
 
 
 def test_meta_tensors_give_shapes():

@@ -1,0 +1,579 @@
+"""The triangular solve: values, derivatives of any order, transformations, what it reads and refuses."""
+
+import functools
+import itertools
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from ops.test_contract import layouts
+from ops.test_memory import peak
+from reference import coordinates, densify, gradients, grid, normal, pattern_of, random, set_isa_or_skip
+from scipy.sparse.linalg import spsolve_triangular
+from torch import func
+from torch.autograd import gradcheck, gradgradcheck
+
+import learnsolve as ls
+from learnsolve import _library
+
+F64 = torch.float64
+SIDES = [
+    {"lower": low, "unit_diagonal": unit, "transpose": t}
+    for low, unit, t in itertools.product((True, False), (False, True), (False, True))
+]
+every_side = pytest.mark.parametrize(
+    "side", SIDES, ids=lambda s: " ".join(k for k, v in s.items() if v) or "none"
+)
+
+
+def with_diagonal(S):
+    return sp.csr_array(S + sp.eye_array(S.shape[0]))
+
+
+def band(n, *offsets):
+    return sp.diags_array([1.0] * len(offsets), offsets=offsets, shape=(n, n)).tocsr()
+
+
+def long_rows(n):
+    D = np.eye(n) + np.eye(n, k=-1)
+    D[-3:] = 1
+    D[:, :2] = 1
+    return sp.csr_array(D)
+
+
+STRUCTURES = {
+    "chain": band(45, -1, 0),
+    "chain in a tridiagonal matrix": band(30, -1, 0, 1),
+    "band of 2": band(29, -2, -1, 0),
+    "band of 4": band(29, -4, -3, -2, -1, 0),
+    "band of 6": band(29, *range(-6, 1)),
+    "far couplings": band(31, -7, -2, 0, 3),
+    "diagonal": sp.eye_array(21).tocsr(),
+    "dense": sp.csr_array(np.ones((37, 37))),
+    "random": with_diagonal(random(23, 23, 0.2)),
+    "random triangle": sp.csr_array(sp.tril(with_diagonal(random(40, 40, 0.1, seed=1)))),
+    "ILU(0), 5 points": sp.csr_array(sp.tril(grid(5, 11))),
+    "ILU(0), 7 points": sp.csr_array(sp.tril(grid(7, 5))),
+    "9 points, both triangles": grid(9, 10),
+    "long rows": long_rows(40),
+    "1 x 1": sp.csr_array(np.ones((1, 1))),
+    "0 x 0": sp.csr_array((0, 0)),
+}
+P = pattern_of(with_diagonal(random(5, 5, 0.4)))
+SHAPES = {  # batch axes of the values, shape of b for n = 5
+    "vector": ((), (5,)),
+    "one column": ((), (5, 1)),
+    "columns": ((), (5, 3)),
+    "no column": ((), (5, 0)),
+    "batch of b": ((), (2, 5, 3)),
+    "batch of values": ((2,), (5, 3)),
+    "batch of values, vector": ((2,), (5,)),
+    "batch of both": ((2,), (2, 5, 3)),
+    "broadcast batches": ((2, 1), (3, 5, 2)),
+    "empty batch": ((0,), (5,)),
+}
+EMPTY = ("no column", "empty batch")
+
+
+def values_for(Q, *batch, dtype=F64, seed=0):
+    """Solutions that stay of the size of the right-hand side."""
+    rows, columns = coordinates(Q)
+    off = torch.from_numpy(rows != columns)
+    scale = 0.7 / max(np.bincount(rows, minlength=1).max(initial=1), 2)
+    v = normal((*batch, Q.nnz), seed=seed)
+    return torch.where(off, scale * v, torch.sign(v) * (1 + 0.2 * v.abs())).to(dtype)
+
+
+def inputs_of(shape, requires_grad=False):
+    batch, of_b = SHAPES[shape]
+    made = [values_for(P, *batch), normal(of_b, seed=1)]
+    return [t.requires_grad_(requires_grad) for t in made]
+
+
+def sparse(v, b, P=P, **side):
+    return ls.ops.sptrsv(ls.CSR(v, P), b, **side)
+
+
+def full(Q, v):
+    """The dense matrix. `densify` holds nnz n^2 numbers, but every transformation knows it."""
+    if v.dim() > 1 or Q.shape[0] < 10:
+        return densify(Q, v)
+    return torch.zeros(Q.shape, dtype=v.dtype).index_put(tuple(map(torch.from_numpy, coordinates(Q))), v)
+
+
+def triangle(D, lower=True, unit_diagonal=False, transpose=False):
+    T = torch.tril(D) if lower else torch.triu(D)
+    if unit_diagonal:
+        T = T - torch.diag_embed(torch.diagonal(T, dim1=-2, dim2=-1)) + torch.eye(T.shape[-1], dtype=T.dtype)
+    return T.mT if transpose else T
+
+
+def dense(v, b, P=P, **side):
+    T = triangle(full(P, v), **side)
+    B = b.unsqueeze(-1) if b.dim() == 1 else b
+    batch = torch.broadcast_shapes(T.shape[:-2], B.shape[:-2])
+    T, B = T.expand(*batch, *T.shape[-2:]), B.expand(*batch, *B.shape[-2:])
+    x = torch.linalg.solve(T, B)
+    return x.squeeze(-1) if b.dim() == 1 else x
+
+
+def assert_solves(x, v, b, P, side):
+    """|x - exact| <= 2 (n + 4) u |T^-1| |T| |exact|: what substitution errs by, with a rounding more an entry
+    for the reciprocal (Higham, Accuracy and Stability of Numerical Algorithms, theorem 8.5), twice."""
+    T = triangle(full(P, v.double()), side["lower"], side["unit_diagonal"], side["transpose"])
+    u = 2.0**-24 if v.dtype == torch.float32 else 2.0**-53
+    X, B = (t.double().unsqueeze(-1) if t.dim() == 1 else t.double() for t in (x, b))
+    exact = torch.linalg.solve(T, B)
+    bound = 2 * (T.shape[-1] + 4) * u * (torch.linalg.inv(T).abs() @ (T.abs() @ exact.abs()))
+    bad = ~((X - exact).abs() <= bound)
+    assert not bad.any(), f"{side}: {int(bad.sum())} of {bad.numel()} are off"
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("dtype", [torch.float32, F64], ids=["float32", "float64"])
+def test_value_and_gradients(structure, dtype):
+    tight = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 1e-12, "atol": 1e-12}
+    S = STRUCTURES[structure]
+    for index, side in itertools.product((torch.int32, torch.int64), SIDES):
+        Q = pattern_of(S, index)
+        v = values_for(Q, dtype=dtype)
+        for columns in ((), (1,), (3,), (70,)) if index == torch.int32 else ((),):
+            b = normal((S.shape[0], *columns), dtype, seed=1)
+            x = sparse(v, b, Q, **side)
+            assert x.dtype == dtype
+            assert_solves(x, v, b, Q, side)
+            g = normal(b.shape, dtype, seed=2)
+            found = gradients(lambda *a: sparse(*a, Q, **side), [v, b], g)  # noqa: B023
+            wanted = gradients(lambda *a: dense(*a, Q, **side), [v.double(), b.double()], g.double())  # noqa: B023
+            for t, w in zip(found, wanted, strict=True):
+                torch.testing.assert_close(t.double(), w, **tight)
+            only = torch.autograd.grad(sparse(v, b.requires_grad_(), Q, **side), b, g)[0]
+            assert torch.equal(only, found[1])
+
+
+@pytest.mark.parametrize("structure", [s for s in STRUCTURES if s != "0 x 0"])
+def test_against_scipy(structure):
+    Q = pattern_of(STRUCTURES[structure])
+    v, b = values_for(Q), normal((Q.shape[0], 2), seed=1)
+    S = ls.CSR(v, Q).to_scipy()
+    for lower, unit in itertools.product((True, False), repeat=2):
+        T = sp.csr_array(sp.tril(S) if lower else sp.triu(S))
+        wanted = spsolve_triangular(T, b.numpy(), lower=lower, unit_diagonal=unit)
+        found = sparse(v, b, Q, lower=lower, unit_diagonal=unit)
+        torch.testing.assert_close(found, torch.from_numpy(wanted), rtol=1e-12, atol=1e-12)
+
+
+# Every shape with one side, every side with the shape that has all axes.
+COMBINATIONS = [(shape, SIDES[i % 8]) for i, shape in enumerate(SHAPES) if shape not in EMPTY] + [
+    ("batch of both", side) for side in SIDES
+]
+every_combination = pytest.mark.parametrize(
+    ("shape", "side"), COMBINATIONS, ids=[f"{s}, {' '.join(k for k in t if t[k])}" for s, t in COMBINATIONS]
+)
+
+
+@every_combination
+def test_gradcheck(shape, side):
+    assert gradcheck(
+        lambda *a: sparse(*a, **side),
+        inputs_of(shape, True),
+        check_forward_ad=True,
+        check_batched_grad=True,
+        check_batched_forward_grad=True,
+    )
+
+
+@every_combination
+def test_gradgradcheck(shape, side):
+    assert gradgradcheck(
+        lambda *a: sparse(*a, **side),
+        inputs_of(shape, True),
+        check_fwd_over_rev=True,
+        check_batched_grad=True,
+    )
+
+
+@every_combination
+def test_torch_func(shape, side):
+    inputs = tuple(inputs_of(shape))
+    tangents = tuple(normal(t.shape, seed=20 + i) for i, t in enumerate(inputs))
+
+    def both(transform):
+        found = transform(lambda *a: sparse(*a, **side))
+        wanted = transform(lambda *a: dense(*a, **side))
+        torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-11)
+
+    def loss(f):
+        return lambda *a: torch.sin(f(*a)).sum()
+
+    g = normal(dense(*inputs).shape, seed=30)
+    both(lambda f: func.grad(loss(f), argnums=(0, 1))(*inputs))
+    both(lambda f: func.vjp(f, *inputs)[1](g))
+    both(lambda f: func.jvp(f, inputs, tangents))
+    both(lambda f: func.jacrev(f, argnums=(0, 1))(*inputs))
+    both(lambda f: func.jacfwd(f, argnums=(0, 1))(*inputs))
+    both(lambda f: func.hessian(loss(f), argnums=(0, 1))(*inputs))
+    both(lambda f: func.jacrev(func.jacrev(loss(f), argnums=(0, 1)), argnums=(0, 1))(*inputs))
+    both(lambda f: func.jvp(lambda *a: func.grad(loss(f), argnums=(0, 1))(*a), inputs, tangents))
+
+
+def stack(t, size, dim, seed):
+    if t.shape[-1:] == (P.nnz,):
+        return torch.stack([values_for(P, *t.shape[:-1], seed=seed + i) for i in range(size)], dim)
+    return torch.stack([normal(t.shape, seed=seed + i) for i in range(size)], dim)
+
+
+@every_combination
+def test_vmap(shape, side):
+    inputs = inputs_of(shape)
+
+    def f(*a):
+        return sparse(*a, **side)
+
+    def gradient(*a):
+        return func.grad(lambda *b: torch.sin(f(*b)).sum(), argnums=(0, 1))(*a)
+
+    for mapped, dim in itertools.product(((0,), (1,), (0, 1)), (0, -1)):
+        stacks = [stack(t, 3, dim, 7 * i) if i in mapped else t for i, t in enumerate(inputs)]
+        in_dims = tuple(dim if i in mapped else None for i in range(2))
+        single = [[t.select(dim, j) if i in mapped else t for i, t in enumerate(stacks)] for j in range(3)]
+        found = torch.vmap(f, in_dims, out_dims=dim)(*stacks)
+        torch.testing.assert_close(found, torch.stack([f(*s) for s in single], dim), rtol=1e-12, atol=1e-12)
+        found = torch.vmap(gradient, in_dims)(*stacks)
+        wanted = tuple(torch.stack(t) for t in zip(*(gradient(*s) for s in single), strict=True))
+        torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-11)
+        g = normal(torch.vmap(f, in_dims)(*stacks).shape, seed=8)
+        found = gradients(torch.vmap(f, in_dims), stacks, g)
+        wanted = gradients(torch.vmap(lambda *a: dense(*a, **side), in_dims), stacks, g)
+        torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-11)
+    for outer, inner in itertools.product((0, 1), repeat=2):
+        stacks = list(inputs)
+        stacks[inner] = stack(stacks[inner], 3, 0, 50)
+        stacks[outer] = torch.stack((stacks[outer], 2 * stacks[outer]))
+        dims = [tuple(0 if i == at else None for i in range(2)) for at in (inner, outer)]
+        found = torch.vmap(torch.vmap(f, dims[0]), dims[1])(*stacks)
+        wanted = torch.vmap(torch.vmap(lambda *a: dense(*a, **side), dims[0]), dims[1])(*stacks)
+        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", ["vector", "batch of b", "batch of values, vector"])
+@pytest.mark.parametrize(
+    "side", [SIDES[0], SIDES[3], SIDES[5]], ids=["lower", "unit transpose", "upper transpose"]
+)
+def test_compile(shape, side):
+    torch._dynamo.reset()
+    P = pattern_of(with_diagonal(random(5, 5, 0.4)))  # nothing is analysed yet
+    f = torch.compile(lambda v, b: sparse(v, b, P, **side), fullgraph=True, backend="aot_eager")
+    inputs = inputs_of(shape)
+    for seed in (9, 10):
+        torch.testing.assert_close(f(*inputs), dense(*inputs, **side), rtol=1e-12, atol=1e-12)
+        g = normal(dense(*inputs).shape, seed=seed)
+        wanted = gradients(lambda *a: dense(*a, **side), inputs, g)
+        torch.testing.assert_close(gradients(f, inputs, g), wanted, rtol=1e-12, atol=1e-12)
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_batch_is_a_loop(shape):
+    v, b = inputs_of(shape)
+    x = sparse(v, b)
+    b = b.unsqueeze(-1) if b.dim() == 1 else b
+    batch = torch.broadcast_shapes(v.shape[:-1], b.shape[:-2])
+    vs, bs = v.expand(*batch, P.nnz), b.expand(*batch, *b.shape[-2:])
+    X = x.unsqueeze(-1) if x.dim() == len(batch) + 1 else x
+    for at in itertools.product(*map(range, batch)):
+        assert torch.equal(X[at], sparse(vs[at], bs[at]))
+    g = torch.autograd.grad(sparse(v.requires_grad_(), b.requires_grad_()).sum(), (v, b))
+    assert [t.shape for t in g] == [v.shape, b.shape]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_any_layout(shape):
+    inputs = inputs_of(shape)
+    for i, t in enumerate(inputs):
+        for name, view in layouts(t):
+            if i == 0 and name in ("overlapping windows", "negated"):
+                continue
+            there, copy = list(inputs), list(inputs)
+            there[i], copy[i] = view, view.clone(memory_format=torch.contiguous_format)
+            found, wanted = sparse(*there), sparse(*copy)
+            assert torch.equal(found, wanted), f"input {i}, {name}"
+            g = normal(found.shape, seed=9)
+            pairs = zip(gradients(sparse, there, g), gradients(sparse, copy, g), strict=True)
+            assert all(torch.equal(a, b) for a, b in pairs), f"gradients with input {i}, {name}"
+    for name, g in layouts(normal(sparse(*inputs).shape, seed=9)):
+        pairs = zip(gradients(sparse, inputs, g), gradients(sparse, inputs, g.clone()), strict=True)
+        assert all(torch.equal(a, b) for a, b in pairs), f"incoming gradient, {name}"
+
+
+@every_side
+def test_what_is_not_read_changes_nothing_and_has_no_gradient(side):
+    for structure in ("dense", "9 points, both triangles", "chain in a tridiagonal matrix", "random"):
+        Q = pattern_of(STRUCTURES[structure])
+        rows, columns = (torch.from_numpy(i) for i in coordinates(Q))
+        read = columns <= rows if side["lower"] else columns >= rows
+        read &= (columns != rows) | (not side["unit_diagonal"])
+        clean = values_for(Q)
+        for junk in (torch.nan, 0.0, torch.inf):
+            v = torch.where(read, clean, junk).requires_grad_()
+            for columns_of_b in ((), (3,)):
+                b = normal((Q.shape[0], *columns_of_b), seed=1).requires_grad_()
+                x = sparse(v, b, Q, **side)
+                assert torch.equal(x, sparse(clean, b, Q, **side))
+                gv, gb = torch.autograd.grad(x, (v, b), torch.ones_like(x), create_graph=True)
+                assert (gv[~read] == 0).all()
+                assert (gv[read] != 0).all()
+                second = torch.autograd.grad((gv.square().sum() + gb.square().sum()), (v, b))
+                assert (second[0][~read] == 0).all()
+                assert all(t.isfinite().all() for t in (x, gv, gb, *second))
+                solve = functools.partial(sparse, b=b.detach(), P=Q, **side)
+                tangent = func.jvp(solve, (v.detach(),), (v.detach(),))[1]
+                assert tangent.isfinite().all()
+
+
+@every_side
+def test_the_adjoint_is_scale_invariant(side):
+    v, b = inputs_of("vector")
+    g = normal((5,), seed=3)
+    small, large = (gradients(lambda *a: sparse(*a, **side), [v, b], s * g) for s in (1e-12, 1.0))
+    for s, t in zip(small, large, strict=True):
+        assert t.abs().max() > 0
+        torch.testing.assert_close(s, 1e-12 * t, rtol=1e-14, atol=0)
+
+
+def test_a_gradient_for_one_input_only():
+    v, b = inputs_of("columns")
+    g = normal((5, 3), seed=3)
+    gv, gb = gradients(sparse, [v, b], g)
+    learns = v.clone().requires_grad_()
+    assert torch.equal(torch.autograd.grad(sparse(learns, b), learns, g)[0], gv)
+    learns = b.clone().requires_grad_()
+    assert torch.equal(torch.autograd.grad(sparse(v, learns), learns, g)[0], gb)
+
+
+def test_explicit_zeros_stay_entries():
+    Q = pattern_of(band(6, -1, 0))
+    v = values_for(Q)
+    v[1] = 0
+    v.requires_grad_()
+    b = normal((6,))
+    sparse(v, b, Q).sum().backward()
+    D = densify(Q, v.detach()).requires_grad_()
+    torch.linalg.solve(torch.tril(D), b).sum().backward()
+    rows, columns = coordinates(Q)
+    torch.testing.assert_close(v.grad, D.grad[rows, columns], rtol=1e-13, atol=1e-13)
+    assert v.grad[1] != 0
+
+
+def test_a_scan_survives_factors_that_overflow():
+    """Products of neighbouring off-diagonal entries are 1e400; the solution is small."""
+    n = 64
+    Q = pattern_of(band(n, -1, 0), torch.int32)
+    rows, columns = (torch.from_numpy(i) for i in coordinates(Q))
+    for dtype, huge in ((F64, 1e200), (torch.float32, 1e30)):
+        v = torch.ones(Q.nnz, dtype=dtype)
+        v[columns < rows] = huge
+        b = torch.zeros(n, dtype=dtype)
+        for transpose in (False, True):
+            assert torch.equal(sparse(v, b, Q, transpose=transpose), b)
+        # Every second coupling is missing: x = 1, 1 - huge, ... stays in range.
+        v[(columns < rows) & (rows % 2 == 0)] = 0
+        b += 1
+        x = sparse(v, b, Q)
+        assert torch.equal(x[::2], b[::2])
+        assert torch.equal(x[1::2], torch.full_like(x[1::2], 1) - huge)
+    b[20] = torch.nan
+    x = sparse(torch.ones_like(v), b, Q)
+    assert x[:20].isfinite().all()
+    assert x[20:].isnan().all()
+
+
+@pytest.mark.parametrize("side", SIDES[::2], ids=["lower", "lower unit", "upper", "upper unit"])
+def test_a_chain_of_200_000_rows(side):
+    """No recursion, no quadratic analysis."""
+    n = 200_000
+    Q = pattern_of(band(n, -1, 0, 1), torch.int32)
+    v, b = values_for(Q).requires_grad_(), normal((n,)).requires_grad_()
+    x = sparse(v, b, Q, **side)
+    gv, gb = torch.autograd.grad(x, (v, b), torch.ones_like(x))
+    S = ls.CSR(v.detach(), Q).to_scipy()
+    T = sp.csr_array(sp.tril(S) if side["lower"] else sp.triu(S))
+    if side["unit_diagonal"]:
+        T.setdiag(1)
+    residual = torch.from_numpy(T @ x.detach().numpy()) - b.detach()
+    assert residual.abs().max() < 1e-12
+    y = torch.from_numpy(T.T @ gb.numpy())
+    assert (y - 1).abs().max() < 1e-12
+    rows, columns = coordinates(Q)
+    wanted = -gb[rows] * x.detach()[columns]
+    assert torch.equal(gv[gv != 0], wanted[gv != 0])
+
+
+LARGE = {
+    "wide levels": sp.csr_array(sp.tril(random(3000, 3000, 0.02)) + sp.eye_array(3000)),
+    "many columns": sp.csr_array(sp.tril(grid(5, 60))),
+    "chain": band(40_000, -1, 0),
+    "random": with_diagonal(random(2000, 2000, 0.02, seed=2)),
+}
+
+
+@pytest.mark.parametrize("structure", LARGE)
+@pytest.mark.parametrize("dtype", [torch.float32, F64], ids=["float32", "float64"])
+def test_same_bits_for_any_number_of_threads(structure, dtype, monkeypatch):
+    monkeypatch.setattr("learnsolve.ops._triangular._LEVEL_WORK", 100)
+    Q = pattern_of(LARGE[structure], torch.int32)
+    v = values_for(Q, dtype=dtype)
+    v3 = values_for(Q, 3, dtype=dtype)
+    n = Q.shape[0]
+
+    def everything():
+        results = []
+        for side in SIDES[::3]:
+            for a, shape in ((v, (n,)), (v, (n, 70)), (v, (3, n, 2)), (v3, (n, 2))):
+                w, b = a.clone().requires_grad_(), normal(shape, dtype, seed=5).requires_grad_()
+                x = sparse(w, b, Q, **side)
+                results += [x.detach(), *torch.autograd.grad(x, (w, b), normal(x.shape, dtype, seed=6))]
+        return results
+
+    torch.set_num_threads(1)
+    wanted = everything()
+    for threads in (2, 3):
+        torch.set_num_threads(threads)
+        for i, (found, t) in enumerate(zip(everything(), wanted, strict=True)):
+            assert torch.equal(found, t), f"result {i} with {threads} threads"
+
+
+def test_levels_are_used_where_they_are_wide(monkeypatch):
+    from learnsolve.ops import _triangular
+
+    Q = pattern_of(LARGE["wide levels"])
+    assert len(_triangular._system(Q, _triangular.Side(True, False, False)).levels) == 0
+    monkeypatch.setattr(_triangular, "_LEVEL_WORK", 100)
+    Q = pattern_of(LARGE["wide levels"])
+    forward, adjoint = (_triangular._system(Q, _triangular.Side(True, False, t)) for t in (False, True))
+    assert len(forward.levels) > 2
+    assert forward.order is adjoint.order
+    level = np.repeat(np.arange(len(forward.levels) - 1), np.diff(forward.levels))
+    of_row = np.empty_like(level)
+    of_row[forward.order] = level
+    rows, columns = coordinates(Q)
+    below = columns < rows
+    assert (of_row[columns[below]] < of_row[rows[below]]).all()
+
+
+@pytest.mark.parametrize("columns", [None, 64])
+def test_memory(columns):
+    n = 20_000
+    Q = pattern_of(
+        sp.csr_array(sp.tril(sp.random_array((n, n), density=8 / n, rng=0)) + sp.eye_array(n)), torch.int32
+    )
+    v = values_for(Q).requires_grad_()
+    b = normal((n, *(() if columns is None else (columns,))), seed=1).requires_grad_()
+    torch.autograd.grad(sparse(v, b, Q).sum(), (v, b))  # analysis is not counted
+    nk = b.numel()
+    assert peak(lambda: sparse(v, b, Q)) <= 8 * (nk + 4096)
+    x = sparse(v, b, Q)
+    g = torch.ones_like(x)
+    assert peak(lambda: torch.autograd.grad(x, (v, b), g, retain_graph=True)) <= 8 * (Q.nnz + nk + 4096)
+    x_of_b = sparse(v.detach(), b, Q)
+    assert peak(lambda: torch.autograd.grad(x_of_b, b, g)) <= 8 * (nk + 4096)
+    if columns:
+        g.requires_grad_()
+        gv, gb = torch.autograd.grad(x, (v, b), g, create_graph=True)
+        found = peak(lambda: torch.autograd.grad(gv.sum() + gb.sum(), (v, b, g)))
+        assert found <= 8 * (8 * Q.nnz + 8 * nk)
+        assert found < 8 * Q.nnz * columns
+
+
+def test_a_matrix_that_is_the_triangle_costs_no_copy_of_its_indices():
+    Q = pattern_of(STRUCTURES["ILU(0), 5 points"], torch.int32)
+    v, b = values_for(Q), normal((Q.shape[0],))
+    sparse(v, b, Q)
+    assert Q.cache_bytes() < 8 * Q.nnz
+
+
+def test_errors():
+    eye = ls.CSR.from_dense(torch.eye(3, dtype=F64))
+    b = normal((3,))
+    cases = [
+        (
+            lambda: ls.ops.sptrsv(ls.CSR.from_dense(torch.ones(2, 3)), torch.ones(2)),
+            ValueError,
+            r"L must be square, got shape \(2, 3\)",
+        ),
+        (
+            lambda: ls.ops.sptrsv(eye, normal((4,))),
+            ValueError,
+            r"b must have L.shape\[0\] = 3 rows, got shape \(4,\)",
+        ),
+        (lambda: ls.ops.sptrsv(eye, normal((4, 3))), ValueError, r"b must have .* got shape \(4, 3\)"),
+        (lambda: ls.ops.sptrsv(eye, normal(())), ValueError, r"b must have .* got a scalar"),
+        (
+            lambda: ls.ops.sptrsv(eye, b.float()),
+            TypeError,
+            "b has dtype torch.float32, the matrix torch.float64",
+        ),
+        (lambda: ls.ops.sptrsv(eye, [1.0]), TypeError, "b must be a torch.Tensor, got list"),
+        (lambda: ls.ops.sptrsv(b, b), TypeError, "L must be a CSR, got Tensor"),
+        (lambda: ls.ops.sptrsv(eye, b, lower=1), TypeError, "lower must be True or False, got 1"),
+        (
+            lambda: ls.ops.sptrsv(ls.CSR(torch.ones(2, 3), eye.pattern), torch.ones(3, 3, 1)),
+            ValueError,
+            "the batch axes of L.values and b must broadcast",
+        ),
+    ]
+    for call, kind, message in cases:
+        with pytest.raises(kind, match="sptrsv: " + message):
+            call()
+
+
+@pytest.mark.parametrize("structure", ["chain", "band of 2", "random", "long rows", "diagonal", "dense"])
+@pytest.mark.parametrize("transpose", [False, True])
+def test_a_zero_on_the_diagonal_is_named(structure, transpose):
+    Q = pattern_of(STRUCTURES[structure])
+    place, n = Q.diagonal_positions, Q.shape[0]
+    for zero, columns in itertools.product((0.0, -0.0, 1e-310), ((), (3,))):
+        v, b = values_for(Q), normal((n, *columns))
+        v[place[n // 2]] = zero
+        for learns in (False, True):
+            with pytest.raises(ValueError, match=rf"sptrsv: .* row {n // 2} has -?[01]"):
+                sparse(v.clone().requires_grad_(learns), b, Q, transpose=transpose)
+        with pytest.raises(ValueError, match=rf"sptrsv: .* row {n // 2} has"):
+            func.grad(lambda v: sparse(v, b, Q, transpose=transpose).sum())(v)  # noqa: B023
+        with pytest.raises(ValueError, match=rf"sptrsv: .* row {n // 2} has"):
+            sparse(torch.stack((values_for(Q), v)), b, Q, transpose=transpose)
+        sparse(v, b, Q, transpose=transpose, unit_diagonal=True)
+    v = values_for(Q)
+    v[place[n // 2]] = torch.nan  # is no zero: it spreads
+    assert sparse(v, normal((n,)), Q, transpose=transpose).isnan().any()
+
+
+def test_a_missing_diagonal_entry_is_named():
+    Q = pattern_of(sp.csr_array(np.array([[1, 0, 0], [1, 0, 1], [0, 1, 1]])))
+    v, b = torch.ones(Q.nnz, dtype=F64), normal((3,))
+    for transpose in (False, True):
+        with pytest.raises(ValueError, match=r"sptrsv: .* row 1 has none"):
+            sparse(v, b, Q, transpose=transpose)
+    x = sparse(v, b, Q, unit_diagonal=True)
+    torch.testing.assert_close(x, dense(v, b, Q, unit_diagonal=True))
+
+
+@pytest.mark.parametrize("isa", _library.instruction_sets())
+def test_every_instruction_set(isa):
+    before = _library.instruction_set()
+    set_isa_or_skip(isa)
+    try:
+        for structure, dtype in itertools.product(STRUCTURES, (torch.float32, F64)):
+            Q = pattern_of(STRUCTURES[structure])
+            v, n = values_for(Q, dtype=dtype), Q.shape[0]
+            tolerance = 1e-5 if dtype == torch.float32 else 1e-12
+            for side, columns in itertools.product(SIDES[::3], ((), (2,), (37,))):
+                b, g = (normal((n, *columns), dtype, seed=s) for s in (1, 2))
+                assert_solves(sparse(v, b, Q, **side), v, b, Q, side)
+                found = gradients(lambda *a: sparse(*a, Q, **side), [v, b], g)  # noqa: B023
+                wanted = gradients(lambda *a: dense(*a, Q, **side), [v.double(), b.double()], g.double())  # noqa: B023
+                for t, w in zip(found, wanted, strict=True):
+                    torch.testing.assert_close(t.double(), w, rtol=tolerance, atol=tolerance)
+    finally:
+        _library.select_instruction_set(before)
