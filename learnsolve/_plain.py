@@ -19,6 +19,11 @@ def plain_tensors() -> Iterator[None]:
         yield
 
 
+def outside_of_graphs(function: Callable[P, T]) -> Callable[P, T]:
+    """`torch.compile` does not look inside `function`: it breaks its graph there."""
+    return cast(Callable[P, T], torch.compiler.disable(function))
+
+
 def makes_plain_tensors(make: Callable[P, T]) -> Callable[P, T]:
     """Run `make` among `plain_tensors`, and outside of the graph that `torch.compile` traces."""
 
@@ -27,4 +32,4 @@ def makes_plain_tensors(make: Callable[P, T]) -> Callable[P, T]:
         with plain_tensors():
             return make(*args, **kwargs)
 
-    return cast(Callable[P, T], torch.compiler.disable(outside))
+    return outside_of_graphs(outside)

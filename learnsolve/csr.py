@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import scipy.sparse
+import scipy.sparse.linalg
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -138,6 +138,13 @@ class CSR:
         """A scipy.sparse.csr_array with copies of the values and indices (no gradient)."""
         self._single("to_scipy")
         return _conversion.to_scipy(self.values, self.pattern)
+
+    def to_scipy_linear_operator(self) -> scipy.sparse.linalg.LinearOperator:
+        """A scipy.sparse.linalg.LinearOperator with our products and no copy (no gradient)."""
+        from learnsolve.ops._linear_operator import CSROperator
+
+        self._single("to_scipy_linear_operator")
+        return CSROperator(self)
 
     @classmethod
     def from_torch(cls, T: Tensor) -> CSR:

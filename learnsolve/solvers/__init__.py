@@ -1,6 +1,31 @@
 """Iterative solvers whose gradients are exact, one method a file."""
 
-from learnsolve.solvers.base import Solution, Status
+from learnsolve.solvers.base import Iteration, Solution, SolverError, Status
+from learnsolve.solvers.bicgstab import bicgstab
+from learnsolve.solvers.cg import cg
+from learnsolve.solvers.fcg import fcg
+from learnsolve.solvers.fgmres import fgmres
+from learnsolve.solvers.gmres import gmres
 from learnsolve.solvers.jacobi import Jacobi, jacobi
+from learnsolve.solvers.lsmr import lsmr
+from learnsolve.solvers.lsqr import lsqr
+from learnsolve.solvers.minres import minres
+from learnsolve.solvers.pcg import PCG
 
-__all__ = ["Jacobi", "Solution", "Status", "jacobi"]
+__all__ = [
+    "PCG",
+    "Iteration",
+    "Jacobi",
+    "Solution",
+    "SolverError",
+    "Status",
+    "bicgstab",
+    "cg",
+    "fcg",
+    "fgmres",
+    "gmres",
+    "jacobi",
+    "lsmr",
+    "lsqr",
+    "minres",
+]

@@ -1,36 +1,32 @@
-"""From a method to a solver: checks, the three kinds of gradient, the `Solution`.
-
-Implicit differentiation of A x = b, for any method that finds x: with lambda = A^-T xbar,
-
-    bbar = lambda,    Abar = -lambda x^T on the pattern (for a callable A: the gradient of -<lambda, A x>).
-
-lambda is found by the same method on the transpose, itself differentiable by the same rule, so that derivatives
-of any order exist. In forward mode, dx = A^-1 (db - dA x).
-"""
+"""From a method to a solver: checks, units, the three kinds of gradient, the `Solution`."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from learnsolve import _check
+from learnsolve._plain import outside_of_graphs
 from learnsolve.csr import CSR
 from learnsolve.ops._autograd import tracked
-from learnsolve.solvers._loop import Method, Stopping, iterate
-from learnsolve.solvers._operator import Matrix, Operator, as_operator, as_preconditioner
-from learnsolve.solvers.base import Solution, SolverError
+from learnsolve.solvers import _units
+from learnsolve.solvers._implicit import Found, Implicit, transformed
+from learnsolve.solvers._loop import Criterion, Method, ResidualNorm, iterate
+from learnsolve.solvers._operator import Function, Matrix, Operator, as_operator, as_preconditioner
+from learnsolve.solvers.base import STATUSES, Iteration, Report, Solution, SolverError, Status
 
 GRADIENTS = ("implicit", "unrolled", "checkpointed")
 
 
 @dataclass(frozen=True)
 class Options:
-    """The keywords that all solvers share."""
+    """The keywords that solvers share."""
 
     rtol: float = 1e-5
     atol: float = 0.0
@@ -46,206 +42,297 @@ class Options:
     parameters: tuple[Tensor, ...] = ()
 
 
+@outside_of_graphs
 def solve(
-    method: Method, A: Any, b: Tensor, x0: Tensor | None, options: Options, symmetric: bool
+    name: str,
+    method: Method,
+    A: Any,
+    b: Tensor,
+    x0: Tensor | None,
+    options: Options,
+    symmetric: bool = False,
+    transposed_M: bool = True,
 ) -> Solution:
-    """Check, run, differentiate as `options.gradient` says."""
-    name = method.name
-    _check.tensor(name, "b", b)
-    if b.dim() == 0:
-        raise ValueError(f"{name}: b must have shape (n,) or (..., n, k), got a scalar")
+    """Check, run, differentiate as `options.gradient` says.
+
+    `symmetric`: A and M are their own transposes. `transposed_M`: the adjoint solve needs a transpose of M,
+    or else goes without one.
+    """
+    check_b(name, b)
+    check_options(name, options)
     vector = b.dim() == 1
-    operator = as_operator(name, A, options.transpose, tuple(options.parameters), symmetric, vector)
-    _check_operands(name, A, b, x0)
-    _check_numbers(name, options)
-    batch = torch.Size() if not isinstance(A, CSR) else A.batch_shape
-    B = b.unsqueeze(-1) if vector else b
-    B = B.expand(torch.broadcast_shapes(batch, B.shape[:-2]) + B.shape[-2:])
-    X0 = None if x0 is None else (x0.unsqueeze(-1) if vector else x0).expand(B.shape)
-    n = B.shape[-2]
-    maxiter = 10 * n if options.maxiter is None else options.maxiter
-    stop = Stopping(options.rtol, options.atol, maxiter, options.callback, vector)
-    M = as_preconditioner(name, options.M, vector)
-    solver = _Solver(method, operator, M, options, stop, symmetric)
-    if options.gradient == "implicit":
-        _refuse_what_has_no_implicit_gradient(name, options.M, M, x0, B)
-        return solver.implicit(B, X0)
-    return solver.unrolled(B, X0, options.gradient == "checkpointed")
-
-
-@dataclass
-class _Solver:
-    method: Method
-    A: Operator
-    M: Any
-    options: Options
-    stop: Stopping
-    symmetric: bool
-
-    def run(self, b: Tensor, x0: Tensor | None, segments: bool = False) -> Solution:
-        out = iterate(self.method, self.A, self.M, b, x0, self.stop, segments)
-        x, norms, codes = out.x, out.norms, out.codes
-        if self.stop.vector:
-            x, norms, codes = x.squeeze(-1), norms.squeeze(-1), codes.squeeze(-1)
-        return Solution(x, out.iterations, norms, -1 if self.stop.vector else -2, codes=codes)
-
-    def unrolled(self, b: Tensor, x0: Tensor | None, segments: bool) -> Solution:
-        solution = self.run(b, x0, segments)
-        if self.options.throw and not solution.converged:
-            raise SolverError(self.method.name, solution)
-        return solution
-
-    def implicit(self, b: Tensor, x0: Tensor | None) -> Solution:
-        with torch.no_grad():
-            solution = self.run(b, x0)
-        if self.options.throw and not solution.converged:
-            raise SolverError(self.method.name, solution)
-        if tracked(b, *self.A.parameters):
-            x = solution.x.unsqueeze(-1) if self.stop.vector else solution.x
-            attached = _Implicit.apply(self, solution, x, b, *self.A.parameters)
-            solution.x = attached.squeeze(-1) if self.stop.vector else attached  # type: ignore[union-attr]
-        return solution
-
-    def adjoint(self, A: Operator) -> _Solver:
-        """The solver of the transposed system."""
-        options = self.options
-        rtol = options.rtol if options.adjoint_rtol is None else options.adjoint_rtol
-        maxiter = self.stop.maxiter if options.adjoint_maxiter is None else options.adjoint_maxiter
-        # A cotangent of any size is solved for relative to itself: no atol, no callback of the forward.
-        stop = replace_stop(self.stop, rtol, maxiter)
-        M, other = self.adjoint_preconditioner(), options.M
-        turned = replace(options, M=options.adjoint_M, adjoint_M=other)
-        return _Solver(self.method, A.T, M, turned, stop, self.symmetric)
-
-    def adjoint_preconditioner(self) -> Any:
-        name, vector, M = self.method.name, self.stop.vector, self.options.M
-        if self.options.adjoint_M is not None:
-            return as_preconditioner(name, self.options.adjoint_M, vector)
-        if self.M is None or self.symmetric:
-            return self.M
-        if isinstance(self.M, Matrix):
-            return self.M.T
-        if hasattr(M, "T"):
-            return as_preconditioner(name, M.T, vector)
-        raise ValueError(
-            f"{name}: the implicit gradient solves with the transpose of A and needs that of M; give M an "
-            "attribute T, or pass adjoint_M="
-        )
-
-    def solve_adjoint(self, A: Operator, g: Tensor, forward: Solution) -> Tensor:
-        solver = self.adjoint(A)
-        try:
-            solution = solver.implicit(g, None)
-        except SolverError as error:
-            forward.adjoint = error.solution
-            raise SolverError(f"{self.method.name}, adjoint solve", error.solution) from None
-        forward.adjoint = solution
-        if not solution.converged:
-            warnings.warn(
-                f"{self.method.name}: the adjoint solve of the backward did not converge, so its gradient is "
-                f"not exact: {solution.summary()} See adjoint_rtol, adjoint_maxiter.",
-                stacklevel=2,
-            )
-        return solution.x.unsqueeze(-1) if self.stop.vector else solution.x
-
-
-def replace_stop(stop: Stopping, rtol: float, maxiter: int) -> Stopping:
-    return stop._replace(rtol=rtol, atol=0.0, maxiter=maxiter, callback=None)
-
-
-class _Implicit(torch.autograd.Function):
-    """x, found already, with the derivatives of A^-1 b."""
-
-    @staticmethod
-    def forward(solver, solution, x, b, *parameters):
-        return x.clone()
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.solver, ctx.solution, _, b, *parameters = inputs
-        ctx.save_for_backward(output, *parameters)
-        ctx.save_for_forward(output, b, *parameters)
-
-    @staticmethod
-    def backward(ctx, g):  # type: ignore[override]
-        x, *parameters = ctx.saved_tensors
-        solver: _Solver = ctx.solver
-        A = solver.A.with_parameters(tuple(parameters)) if isinstance(solver.A, Matrix) else solver.A
-        y = solver.solve_adjoint(A, g, ctx.solution)
-        need = ctx.needs_input_grad[4:]
-        grads = A.pullback(-y, x) if any(need) else (None,) * len(parameters)
-        return None, None, None, y if ctx.needs_input_grad[3] else None, *grads
-
-    @staticmethod
-    def jvp(ctx, _s, _t, _x, tb, *tangents):  # type: ignore[override]
-        x, b, *parameters = ctx.saved_tensors
-        solver: _Solver = ctx.solver
-        right = torch.zeros_like(b) if tb is None else tb
-        if any(t is not None for t in tangents):
-            zeros = tuple(
-                torch.zeros_like(p) if t is None else t for p, t in zip(parameters, tangents, strict=True)
-            )
-            right = right - solver.A.with_parameters(zeros)(x)
-        A = solver.A.with_parameters(tuple(parameters))
-        stop = replace_stop(solver.stop, solver.stop.rtol, solver.stop.maxiter)
-        tangent = _Solver(solver.method, A, solver.M, solver.options, stop, solver.symmetric).implicit(
-            right, None
-        )
-        return tangent.x.unsqueeze(-1) if stop.vector else tangent.x
-
-
-def _check_operands(name: str, A: Any, b: Tensor, x0: Tensor | None) -> None:
-    if isinstance(A, CSR):
-        _check.same_kind(name, "b", b, A.values)
-        n = A.shape[0]
-        if b.shape[0 if b.dim() == 1 else -2] != n:
-            raise ValueError(f"{name}: b must have A.shape[0] = {n} rows, got shape {tuple(b.shape)}")
-        _check.batches(name, A.batch_shape, b.shape[:-2], "A.values and b")
-        if b.dim() == 1 and A.batch_shape:
-            raise ValueError(
-                f"{name}: for a batch of matrices b must have shape (..., n, k), got {tuple(b.shape)}; "
-                "b.unsqueeze(-1) is one column for all"
-            )
-    else:
-        _check.dtype(name, "b", b)
+    operator = as_operator(name, A, b, options.transpose, tuple(options.parameters), symmetric)
+    batch = check_operands(name, A, b)
     if x0 is not None:
         _check.same_kind(name, "x0", x0, b)
         if x0.shape != b.shape:
             raise ValueError(f"{name}: x0 must have b's shape {tuple(b.shape)}, got {tuple(x0.shape)}")
+    B = columns(b, vector, batch)
+    X0 = None if x0 is None else columns(x0, vector, batch)
+    M = as_preconditioner(name, "M", options.M, B if batch else b)
+    rtol, n = options.rtol, B.shape[-2]
+    solver = Solver(
+        name,
+        method,
+        operator,
+        M,
+        lambda unit: ResidualNorm(rtol, options.atol / unit),
+        10 * n if options.maxiter is None else options.maxiter,
+        vector,
+        options.throw,
+        options.callback,
+    )
+    if options.gradient != "implicit":
+        return solver.unrolled(B, X0, options.gradient == "checkpointed")
+    refuse_what_has_no_implicit_gradient(name, operator, options.M, M, x0, B)
+    adjoint_M = lambda: _adjoint_preconditioner(name, options, M, b, symmetric, transposed_M)  # noqa: E731
+    adjoint_rtol = rtol if options.adjoint_rtol is None else options.adjoint_rtol
+    linear = replace(
+        solver,
+        callback=None,
+        # A right-hand side of any size is solved for relative to itself: no atol.
+        criterion=lambda unit: ResidualNorm(adjoint_rtol, 0.0),
+        maxiter=solver.maxiter if options.adjoint_maxiter is None else options.adjoint_maxiter,
+        turned_M=adjoint_M,
+    )
+    return solver.implicit(B, X0, linear)
 
 
-def _check_numbers(name: str, options: Options) -> None:
+@dataclass
+class Solver:
+    """A method with all that it needs but right-hand sides."""
+
+    name: str
+    method: Method
+    A: Operator
+    M: Callable[[Tensor], Tensor] | None
+    criterion: Callable[[Any], Criterion]  # for a unit of b
+    maxiter: int
+    vector: bool  # the user's b has no axis of columns
+    throw: bool
+    callback: Callable | None = None
+    turned_M: Callable[[], Any] | None = None  # makes the preconditioner of A^T
+
+    def with_parameters(self, parameters: tuple[Tensor, ...]) -> Solver:
+        return replace(self, A=self.A.with_parameters(parameters))
+
+    def iterate(self, b: Tensor, x0: Tensor | None, segments: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        """x, norms, codes; in units where sizes are extraordinary."""
+        units = _units.choose(self.A, b)
+        if units is None:
+            call = None if self.callback is None else self._told(1, 1)
+            return iterate(
+                self.method, self.A, self.M, b, x0, self.criterion(1), self.maxiter, call, segments
+            )
+        of_b, of_x = units.of_b, units.of_x
+        x, norms, codes = iterate(
+            self.method,
+            _units.InUnits(self.A, units.of_A),
+            _units.preconditioner(self.M, units),
+            b / of_b,
+            None if x0 is None else x0 / of_x,
+            self.criterion(of_b),
+            self.maxiter,
+            None if self.callback is None else self._told(of_x, of_b),
+            segments,
+        )
+        x = x * of_x
+        lost = ~torch.isfinite(x.detach()).all(dim=-2)
+        return x, norms * of_b, torch.where(lost, CODE_NON_FINITE, codes)
+
+    def _told(self, of_x: Any, of_b: Any) -> Callable[[Iteration], Any]:
+        """The callback, given what the user knows: his units, and a vector if b is one."""
+
+        def call(at: Iteration) -> Any:
+            assert self.callback is not None
+            x, norm, converged = (
+                at.x * of_x,
+                (at.residual_norm.unsqueeze(-2) * of_b).squeeze(-2),
+                at.converged,
+            )
+            if self.vector:
+                x, norm, converged = x.squeeze(-1), norm.squeeze(-1), converged.squeeze(-1)
+            return self.callback(Iteration(at.iteration, x, norm, converged))
+
+        return call
+
+    def solution(self, x: Tensor, norms: Tensor, codes: Tensor, report: Report | None = None) -> Solution:
+        iterations = norms.shape[-2] - 1
+        if self.vector and x.dim() == 2:
+            x, norms, codes = x.squeeze(-1), norms.squeeze(-1), codes.squeeze(-1)
+            return Solution(x, iterations, norms, -1, codes=codes, adjoint=report)
+        return Solution(x, iterations, norms, -2, codes=codes, adjoint=report)
+
+    def unrolled(self, b: Tensor, x0: Tensor | None, segments: bool) -> Solution:
+        if _mapped(b) or any(_mapped(p) for p in self.A.parameters):
+            raise NotImplementedError(
+                f'{self.name}: vmap needs gradient="implicit", since the number of iterations depends on the '
+                "data; or give the mapped axis to b, or A.values, as a batch axis"
+            )
+        solution = self.solution(*self.iterate(b, x0, segments))
+        if not solution.x.requires_grad and tracked(b, *self.A.parameters):
+            # No iteration ran: zero gradients, so that a backward need not know.
+            for t in (b, *self.A.parameters):
+                solution.x = solution.x + torch.where(torch.zeros_like(t, dtype=torch.bool), t, 0).sum()
+        if self.throw and not solution.converged:
+            raise SolverError(self.name, solution)
+        return solution
+
+    def loop(self, b: Tensor, x0: Tensor | None, report: Report) -> tuple[Tensor, Tensor, Tensor]:
+        """`iterate` for tensors without a graph; the report gets the plain solution."""
+        out = self.iterate(b, x0)
+        report.solution = self.solution(*out)
+        if self.throw and not report.solution.converged:
+            raise SolverError(self.name, report.solution)
+        return out
+
+    def found(self, b: Tensor, x0: Tensor | None, report: Report) -> tuple[Tensor, Tensor, Tensor]:
+        """`loop`, a constant for autograd and for any transformation."""
+        if transformed():
+            return Found.apply(self, report, b, x0, *self.A.parameters)  # type: ignore[return-value]
+        with torch.no_grad():
+            return self.loop(b, x0, report)
+
+    def implicit(self, b: Tensor, x0: Tensor | None, linear: Solver) -> Solution:
+        x, norms, codes = self.found(b, x0, Report())
+        report = Report()
+        if tracked(b, *self.A.parameters):
+            x = Implicit.apply(linear, report, x, b, *self.A.parameters)
+        return self.solution(x, norms, codes, report)  # type: ignore[arg-type]
+
+    def linear(self, b: Tensor, what: str, report: Report) -> Tensor:
+        """A^-1 b for a derivative, itself differentiable; a failure is told as loudly as one of a solve."""
+        told = replace(self, name=f"{self.name}, {what}")
+        try:
+            x, _, _ = told.found(b, None, report)
+        except SolverError as error:
+            report.solution = error.solution
+            raise
+        assert report.solution is not None
+        if not report.solution.converged:
+            warnings.warn(
+                f"{told.name}: did not converge, so the derivative is not exact: {report.solution.summary()} "
+                "See adjoint_rtol, adjoint_maxiter.",
+                stacklevel=2,
+            )
+        if tracked(b, *self.A.parameters):
+            return Implicit.apply(self, Report(), x, b, *self.A.parameters)  # type: ignore[return-value]
+        return x
+
+    def adjoint(self) -> Solver:
+        """The solver of the transposed system, whose own adjoint is this one."""
+        M = None if self.turned_M is None else self.turned_M()
+        return replace(self, A=self.A.T, M=M, turned_M=lambda: self.M)
+
+
+CODE_NON_FINITE = 1 + STATUSES.index(Status.NON_FINITE)
+
+
+def columns(t: Tensor, vector: bool, batch: torch.Size) -> Tensor:
+    """(..., n, k), with the batch axes of A."""
+    t = t.unsqueeze(-1) if vector else t
+    return t.expand(torch.broadcast_shapes(batch, t.shape[:-2]) + t.shape[-2:])
+
+
+def _adjoint_preconditioner(
+    name: str, options: Options, M: Any, b: Tensor, symmetric: bool, needed: bool
+) -> Callable[[Tensor], Tensor] | None:
+    if options.adjoint_M is not None:
+        return as_preconditioner(name, "adjoint_M", options.adjoint_M, b)
+    if M is None or symmetric:
+        return M
+    if isinstance(M, Matrix):
+        return M.T
+    T = getattr(options.M, "T", None)
+    if T is None and needed:
+        raise ValueError(
+            f"{name}: the implicit gradient solves with the transpose of A and needs that of M; give M an "
+            "attribute T, or pass adjoint_M="
+        )
+    return as_preconditioner(name, "M.T", T, b)
+
+
+def check_b(name: str, b: Any) -> None:
+    _check.tensor(name, "b", b)
+    if b.dim() == 0:
+        raise ValueError(f"{name}: b must have shape (n,) or (..., n, k), got a scalar; use b.reshape(1)")
+    _check.dtype(name, "b", b)
+
+
+def check_operands(name: str, A: Any, b: Tensor) -> torch.Size:
+    """The batch axes of A."""
+    if not isinstance(A, CSR):
+        return torch.Size()
+    _check.same_kind(name, "b", b, A.values)
+    _check.batches(name, A.batch_shape, b.shape[:-2], "A.values and b")
+    if b.dim() == 1 and A.batch_shape:
+        raise ValueError(
+            f"{name}: for a batch of matrices b must have shape (..., n, k), got {tuple(b.shape)}; "
+            "b.unsqueeze(-1) is one column for all"
+        )
+    return A.batch_shape
+
+
+def number(name: str, key: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name}: {key} must be a number, got {type(value).__name__}")
+    if not float(value) >= 0:
+        raise ValueError(f"{name}: {key} must not be negative, got {value}; 0 asks for as much as possible")
+
+
+def check_options(name: str, options: Options) -> None:
     _check.one_of(name, "gradient", options.gradient, GRADIENTS)
     for key in ("rtol", "atol", "adjoint_rtol"):
         value = getattr(options, key)
-        if value is not None and not value >= 0:
-            raise ValueError(f"{name}: {key} must not be negative, got {value}")
+        if value is not None:
+            number(name, key, value)
     for key in ("maxiter", "adjoint_maxiter"):
         value = getattr(options, key)
         if value is not None:
             _check.integer(name, key, value, 0)
+    if not (options.callback is None or callable(options.callback)):
+        raise TypeError(f"{name}: callback must be callable, got {type(options.callback).__name__}")
     if options.gradient != "implicit":
         for key in ("adjoint_rtol", "adjoint_maxiter", "adjoint_M"):
             if getattr(options, key) is not None:
                 raise ValueError(f'{name}: {key} belongs to gradient="implicit", got {options.gradient!r}')
 
 
-def _refuse_what_has_no_implicit_gradient(
-    name: str, given: Any, M: Any, x0: Tensor | None, b: Tensor
+def refuse_what_has_no_implicit_gradient(
+    name: str, A: Operator, given_M: Any, M: Any, x0: Tensor | None, probe: Tensor
 ) -> None:
     if not torch.is_grad_enabled():
         return
+    if (
+        isinstance(A, Function)
+        and not any(p.requires_grad for p in A.parameters)
+        and A(probe.detach()).requires_grad
+    ):
+        raise ValueError(
+            f"{name}: A computes with tensors that learn; name them, parameters=(...), for "
+            'gradient="implicit", or use gradient="unrolled"'
+        )
     learns = None
     if x0 is not None and x0.requires_grad:
         learns = "x0"
-    elif isinstance(given, CSR):
-        learns = "M" if given.requires_grad else None
-    elif isinstance(given, torch.nn.Module):
-        learns = "M" if any(p.requires_grad for p in given.parameters()) else None
-    elif M is not None and M(b.detach()).requires_grad:
+    elif isinstance(given_M, CSR):
+        learns = "M" if given_M.requires_grad else None
+    elif isinstance(given_M, torch.nn.Module):
+        learns = "M" if any(p.requires_grad for p in given_M.parameters()) else None
+    elif M is not None and M(probe.detach()).requires_grad:
         learns = "M"
     if learns:
         raise ValueError(
             f'{name}: {learns} learns, but a converged solution does not depend on it: gradient="implicit" '
             'would give it no gradient. Use gradient="unrolled" or "checkpointed"'
         )
+
+
+def _mapped(t: Tensor) -> bool:
+    """Is a vmap at work on this tensor?"""
+    functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
+    while functorch.is_functorch_wrapped_tensor(t):
+        if functorch.is_batchedtensor(t):
+            return True
+        t = functorch.get_unwrapped(t)
+    return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,17 +20,21 @@ class Status(enum.Enum):
     )
     STOPPED_BY_CALLBACK = "The callback asked to stop before the tolerance was reached."
     BREAKDOWN = (
-        "The method cannot go on: a quantity that it divides by became zero. Start from another x0, or use a "
-        "method that does not break down, gmres."
+        "The method cannot go on: a quantity that it divides by became zero, or rounding errors as large as "
+        "the residual. Does A x = b have a solution? If so start from another x0, or use gmres; else lsqr."
     )
     INDEFINITE = (
         "A direction of zero or negative curvature was met, <p, A p> <= 0 or <r, M r> <= 0: A or M is not "
         "positive definite. Use minres for a symmetric A, gmres or bicgstab for any other."
     )
+    ILL_CONDITIONED = (
+        "The estimate of the condition number of A exceeded conlim. Regularise (damp), scale A's columns to "
+        "similar norms, or allow more (conlim)."
+    )
     DIVERGED = (
-        "The residual norm grew: the iteration diverges. For a stationary method use a smaller weight (Jacobi on "
-        "a symmetric positive definite A converges if 0 < weight < 2 / lambda_max(D^-1 A)); else another method "
-        "or a better preconditioner."
+        "The residual norm grew: the iteration diverges. For a stationary method use a smaller weight "
+        "(Jacobi on a symmetric positive definite A converges if 0 < weight < 2 / lambda_max(D^-1 A)); else "
+        "another method or a better preconditioner."
     )
     NON_FINITE = (
         "The iteration met infinities or NaNs: it left the range of the dtype, or A, b, x0, M or a parameter "
@@ -41,6 +46,30 @@ class Status(enum.Enum):
 
 
 STATUSES = tuple(Status)  # codes of the loops: 1 + the place here, 0 while a column runs
+
+
+class Iteration(NamedTuple):
+    """What a callback is given. It returns True to stop.
+
+    Attributes
+    ----------
+    iteration : int, from 1
+    x : Tensor, the iterate
+    residual_norm : Tensor, shape () or (..., k), ||b - A x|| of each column as the method knows it
+    converged : bool Tensor of that shape
+    """
+
+    iteration: int
+    x: Tensor
+    residual_norm: Tensor
+    converged: Tensor
+
+
+class Report:
+    """Where a backward leaves what it has to say. No tensor of the graph in it: a graph that holds a report
+    must not be held by it, or neither is freed."""
+
+    solution: Solution | None = None
 
 
 class SolverError(RuntimeError):
@@ -70,7 +99,10 @@ class Solution:
     status : Status, of the worst column; asking for it waits for the device
     converged : bool, status is CONVERGED
     statuses : list of Status, one a column (batch axes and columns in order)
-    adjoint : Solution of the last adjoint solve of gradient="implicit", None before a backward
+    normal_residual_norm : Tensor, shape () or (..., k), of least squares: ||A^T (b - A x) - damp^2 x||; else
+        None
+    adjoint : Solution of the last adjoint solve of gradient="implicit", without a graph; None before a
+        backward
     """
 
     def __init__(
@@ -81,16 +113,22 @@ class Solution:
         axis: int,
         needs: tuple[Tensor, ...] = (),
         codes: Tensor | None = None,
+        adjoint: Report | None = None,
     ):
         self.x = x
+        self.normal_residual_norm: Tensor | None = None
         self.iterations = iterations
-        self.adjoint: Solution | None = None
         self._norms = None if callable(residual_norms) else residual_norms
         self._complete = residual_norms
         self._axis = axis  # of residual_norms, along which the iterates lie
         self._codes = codes
+        self._adjoint = adjoint
         self._grad_enabled = torch.is_grad_enabled()
         self._needs = [(t, _version(t)) for t in needs]
+
+    @property
+    def adjoint(self) -> Solution | None:
+        return None if self._adjoint is None else self._adjoint.solution
 
     @property
     def residual_norms(self) -> Tensor:

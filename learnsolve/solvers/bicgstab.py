@@ -1,16 +1,19 @@
 """BiCGSTAB, for any square matrix, in short recurrences.
 
-Source: van der Vorst, "Bi-CGSTAB", SIAM J. Sci. Stat. Comput. 13 (1992) 631-644; preconditioned from the right.
+Source: van der Vorst, "Bi-CGSTAB", SIAM J. Sci. Stat. Comput. 13 (1992) 631-644; preconditioned from the
+right.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from learnsolve.solvers._loop import CODE, divide, dot
-from learnsolve.solvers._operator import Operator
-from learnsolve.solvers.base import Status
+from learnsolve.solvers._loop import CODE
+from learnsolve.solvers._solve import Options, solve
+from learnsolve.solvers._vectors import divide, dot
+from learnsolve.solvers.base import Iteration, Solution, Status
 
 
 class State(NamedTuple):
@@ -24,14 +27,14 @@ class State(NamedTuple):
     omega: Tensor
 
 
-class BiCGStab:
-    name = "bicgstab"
+class BiCGSTAB:
+    """A step of BiCG, and one of GMRES(1), which chooses omega."""
 
-    def start(self, A: Operator, M: Any, b: Tensor, x: Tensor, r: Tensor, running: Tensor) -> State:
+    def start(self, A: Any, M: Any, x: Tensor, r: Tensor, running: Tensor) -> State:
         none, one = torch.zeros_like(r), torch.ones_like(r[..., :1, :])
         return State(x, r, r, none, none, one, one, one)
 
-    def step(self, A: Operator, M: Any, b: Tensor, state: State, running: Tensor) -> tuple[State, Tensor]:
+    def step(self, A: Any, M: Any, b: Tensor, state: State, running: Tensor) -> tuple[State, Tensor]:
         q = state
         rho = dot(q.shadow, q.r)
         beta = divide(rho, q.rho, running) * divide(q.alpha, q.omega, running)
@@ -45,14 +48,91 @@ class BiCGStab:
         t = A(Ms)
         omega = divide(dot(t, s), dot(t, t), running)
         x, r = q.x + alpha * Mp + omega * Ms, s - omega * t
-        # Relative to their factors: a product of vectors of size 1e-200 is no breakdown.
-        size = _norms(q.shadow, q.r)
-        stuck = (rho.detach().abs() <= torch.finfo(r.dtype).tiny * size) | (rv == 0) | (q.omega == 0)
+        stuck = _noise(rho, q.shadow, q.r) | _noise(rv, q.shadow, v) | (q.omega == 0)
         return State(x, r, q.shadow, p, v, rho, alpha, omega), torch.where(stuck, CODE[Status.BREAKDOWN], 0)
 
 
-def _norms(u: Tensor, v: Tensor) -> Tensor:
-    u, v = u.detach(), v.detach()
-    return torch.linalg.vector_norm(u, dim=-2, keepdim=True) * torch.linalg.vector_norm(
-        v, dim=-2, keepdim=True
+def _noise(product: Tensor, u: Tensor, v: Tensor) -> Tensor:
+    """Are u and v orthogonal but for rounding errors of their product?"""
+    slack = torch.finfo(u.dtype).eps * dot(u.detach().abs(), v.detach().abs())
+    return product.detach().abs() <= slack
+
+
+def bicgstab(
+    A: Any,
+    b: Tensor,
+    x0: Tensor | None = None,
+    *,
+    rtol: float = 1e-5,
+    atol: float = 0.0,
+    maxiter: int | None = None,
+    M: Any = None,
+    callback: Callable[[Iteration], Any] | None = None,
+    gradient: str = "implicit",
+    throw: bool = False,
+    adjoint_rtol: float | None = None,
+    adjoint_maxiter: int | None = None,
+    adjoint_M: Any = None,
+    transpose: Callable[[Tensor], Tensor] | None = None,
+    parameters: tuple[Tensor, ...] = (),
+) -> Solution:
+    r"""BiCGSTAB for any square A, in short recurrences, preconditioned by M from the right.
+
+    It needs little memory, and may break down; `gmres` does not.
+
+    Parameters
+    ----------
+    A : CSR, LinearOperator or callable, shape (n, n), as for `cg`; any nonsingular matrix
+    b : Tensor, shape (n,) or (..., n, k)
+    maxiter : int, 10 n if not given
+    M : an approximation of A^-1, linear: callable r -> M r, CSR or LinearOperator
+    x0, rtol, atol, callback, gradient, throw, adjoint_rtol, adjoint_maxiter, parameters : as for `cg`
+    adjoint_M : of the adjoint solve with A^T, gradient="implicit"; the transpose of M (M.T) if not given
+    transpose : callable x -> A^T x, if A is a callable and gradient="implicit" is to be differentiated
+
+    Returns
+    -------
+    Solution
+
+    Raises
+    ------
+    ValueError, TypeError, SolverError
+        as `cg`.
+
+    Notes
+    -----
+    Implicit gradient: :math:`\bar b = \lambda`, :math:`\bar A = -\lambda x^T` on the pattern with
+    :math:`A^T \lambda = \bar x`, solved by the same method. Cost: two products with A and two with M an
+    iteration.
+
+    References
+    ----------
+    H. A. van der Vorst, "Bi-CGSTAB", SIAM J. Sci. Stat. Comput. 13 (1992) 631-644, doi:10.1137/0913035
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A = ls.CSR.from_dense(torch.tensor([[2.0, 1.0], [0.0, -2.0]], dtype=torch.float64))
+    >>> b = torch.tensor([3.0, -2.0], dtype=torch.float64, requires_grad=True)
+    >>> solution = ls.solvers.bicgstab(A, b, rtol=1e-12)
+    >>> solution.x.detach()
+    tensor([1.0000, 1.0000], dtype=torch.float64)
+    >>> solution.x[1].backward()
+    >>> b.grad
+    tensor([ 0.0000, -0.5000], dtype=torch.float64)
+    """
+    options = Options(
+        rtol=rtol,
+        atol=atol,
+        maxiter=maxiter,
+        M=M,
+        callback=callback,
+        gradient=gradient,
+        throw=throw,
+        adjoint_rtol=adjoint_rtol,
+        adjoint_maxiter=adjoint_maxiter,
+        adjoint_M=adjoint_M,
+        transpose=transpose,
+        parameters=parameters,
     )
+    return solve("bicgstab", BiCGSTAB(), A, b, x0, options)

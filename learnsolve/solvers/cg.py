@@ -1,7 +1,6 @@
-"""Conjugate gradients, preconditioned, and their flexible form.
+"""Conjugate gradients, preconditioned.
 
-Sources: Saad, "Iterative Methods for Sparse Linear Systems" (2003), algorithm 9.1; Notay, "Flexible conjugate
-gradients", SIAM J. Sci. Comput. 22 (2000) 1444-1460, with one direction kept.
+Source: Saad, "Iterative Methods for Sparse Linear Systems" (2003), algorithm 9.1.
 """
 
 from collections.abc import Callable
@@ -10,10 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from learnsolve.solvers._loop import CODE, divide, dot
-from learnsolve.solvers._operator import Operator
+from learnsolve.solvers._loop import CODE
 from learnsolve.solvers._solve import Options, solve
-from learnsolve.solvers.base import Solution, Status
+from learnsolve.solvers._vectors import divide, dot
+from learnsolve.solvers.base import Iteration, Solution, Status
 
 
 class State(NamedTuple):
@@ -24,16 +23,20 @@ class State(NamedTuple):
 
 
 class ConjugateGradients:
-    """With q = A p: x += alpha p, r -= alpha q, alpha = rho / <p, q>; p = M r + beta p."""
+    """With q = A p: x += alpha p, r -= alpha q, alpha = rho / <p, q>; p = M r + beta p, beta = rho / rho_old.
 
-    def __init__(self, name: str, flexible: bool):
-        self.name, self.flexible = name, flexible
+    `flexible` takes <r_old, M r> off rho in beta, which is zero if M is linear and symmetric: p stays
+    conjugate to the last direction when it is not (fcg.py).
+    """
 
-    def start(self, A: Operator, M: Any, b: Tensor, x: Tensor, r: Tensor, running: Tensor) -> State:
+    def __init__(self, flexible: bool = False):
+        self.flexible = flexible
+
+    def start(self, A: Any, M: Any, x: Tensor, r: Tensor, running: Tensor) -> State:
         z = r if M is None else M(r)
         return State(x, r, z, dot(r, z))
 
-    def step(self, A: Operator, M: Any, b: Tensor, state: State, running: Tensor) -> tuple[State, Tensor]:
+    def step(self, A: Any, M: Any, b: Tensor, state: State, running: Tensor) -> tuple[State, Tensor]:
         x, r, p, rho = state
         q = A(p)
         curvature = dot(p, q)
@@ -43,7 +46,6 @@ class ConjugateGradients:
         x, r_old, r = x + alpha * p, r, r - alpha * q
         z = r if M is None else M(r)
         rho_old, rho = rho, dot(r, z)
-        # Subtracting <r_old, M r> keeps p conjugate to the last direction when M is not the same in each step.
         beta = divide(rho - dot(r_old, z) if self.flexible else rho, rho_old, good)
         return State(x, r, z + beta * p, rho), torch.where(wrong, CODE[Status.INDEFINITE], 0)
 
@@ -57,7 +59,7 @@ def cg(
     atol: float = 0.0,
     maxiter: int | None = None,
     M: Any = None,
-    callback: Callable | None = None,
+    callback: Callable[[Iteration], Any] | None = None,
     gradient: str = "implicit",
     throw: bool = False,
     adjoint_rtol: float | None = None,
@@ -66,7 +68,8 @@ def cg(
 ) -> Solution:
     r"""Conjugate gradients for a symmetric positive definite A, preconditioned by M.
 
-    Stops a column when :math:`\|b - A x\| \le \max(\mathtt{rtol} \|b\|, \mathtt{atol})`, by the true residual.
+    Stops a column when :math:`\|b - A x\| \le \max(\mathtt{rtol} \|b\|, \mathtt{atol})`, by the true
+    residual.
 
     Parameters
     ----------
@@ -78,9 +81,9 @@ def cg(
     maxiter : int, 10 n if not given
     M : an approximation of A^-1, symmetric positive definite: callable r -> M r, CSR or LinearOperator
     callback : called after every iteration with an `Iteration`; returning True stops
-    gradient : "implicit", one adjoint solve at the solution, for A and b; "unrolled", the exact gradient of the
-        iterations that ran, for everything that learns, M and x0 too, and of `residual_norms`; "checkpointed",
-        the same numbers in O(sqrt(iterations)) memory
+    gradient : "implicit", one adjoint solve at the solution, for A and b; "unrolled", the exact gradient of
+        the iterations that ran, for everything that learns, M and x0 too, and of `residual_norms`;
+        "checkpointed", the same numbers in O(sqrt(iterations)) memory
     throw : raise `SolverError` where a solve or its adjoint did not converge
     adjoint_rtol, adjoint_maxiter : of the adjoint solve; rtol and maxiter if not given
     parameters : tensors that a callable A computes with and that learn (gradient="implicit")
@@ -116,59 +119,15 @@ def cg(
     True
     """
     options = Options(
-        rtol,
-        atol,
-        maxiter,
-        M,
-        callback,
-        gradient,
-        throw,
-        adjoint_rtol,
-        adjoint_maxiter,
+        rtol=rtol,
+        atol=atol,
+        maxiter=maxiter,
+        M=M,
+        callback=callback,
+        gradient=gradient,
+        throw=throw,
+        adjoint_rtol=adjoint_rtol,
+        adjoint_maxiter=adjoint_maxiter,
         parameters=parameters,
     )
-    return solve(ConjugateGradients("cg", False), A, b, x0, options, symmetric=True)
-
-
-def fcg(
-    A: Any,
-    b: Tensor,
-    x0: Tensor | None = None,
-    *,
-    rtol: float = 1e-5,
-    atol: float = 0.0,
-    maxiter: int | None = None,
-    M: Any = None,
-    callback: Callable | None = None,
-    gradient: str = "implicit",
-    throw: bool = False,
-    adjoint_rtol: float | None = None,
-    adjoint_maxiter: int | None = None,
-    parameters: tuple[Tensor, ...] = (),
-) -> Solution:
-    """Flexible conjugate gradients: `cg` for an M that is nonlinear, not quite symmetric, or learned.
-
-    Where M differs from step to step, plain conjugate gradients stall; this form keeps each direction conjugate
-    to the last at the cost of one more inner product. Parameters, results and errors are those of `cg`.
-
-    Examples
-    --------
-    >>> import torch, learnsolve as ls
-    >>> A = ls.problems.poisson((10, 10))
-    >>> b = torch.ones(100, dtype=torch.float64)
-    >>> ls.solvers.fcg(A, b, M=lambda r: r + 0.1 * torch.tanh(r)).status.name
-    'CONVERGED'
-    """
-    options = Options(
-        rtol,
-        atol,
-        maxiter,
-        M,
-        callback,
-        gradient,
-        throw,
-        adjoint_rtol,
-        adjoint_maxiter,
-        parameters=parameters,
-    )
-    return solve(ConjugateGradients("fcg", True), A, b, x0, options, symmetric=True)
+    return solve("cg", ConjugateGradients(), A, b, x0, options, symmetric=True)

@@ -1,19 +1,22 @@
 """GMRES with restarts, and its flexible form, for any square matrix.
 
 Sources: Saad and Schultz, "GMRES", SIAM J. Sci. Stat. Comput. 7 (1986) 856-869; Saad, "A flexible inner-outer
-preconditioned GMRES algorithm", SIAM J. Sci. Comput. 14 (1993) 461-469. The iterate is brought up to date in every
-iteration, with directions P = Z R^-1 (Saad, "Iterative Methods for Sparse Linear Systems" (2003), section 6.5.8), so
-that it can stop, and be looked at, at any time.
+preconditioned GMRES algorithm", SIAM J. Sci. Comput. 14 (1993) 461-469. The iterate is brought up to date in
+every iteration, with directions P = Z R^-1 (Saad, "Iterative Methods for Sparse Linear Systems" (2003),
+section 6.5.8), so that it can stop, and be looked at, at any time.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from learnsolve.solvers._loop import CODE, divide, dot
-from learnsolve.solvers._operator import Operator
-from learnsolve.solvers.base import Status
+from learnsolve import _check
+from learnsolve.solvers._loop import CODE
+from learnsolve.solvers._solve import Options, solve
+from learnsolve.solvers._vectors import divide, dot, root, size
+from learnsolve.solvers.base import Iteration, Solution, Status
 
 
 class State(NamedTuple):
@@ -24,42 +27,43 @@ class State(NamedTuple):
     c: Tensor  # (j, ..., 1, k), rotations
     s: Tensor
     eta: Tensor  # the last entry of the rotated right-hand side
+    largest: Tensor  # ||A z|| so far, a constant
 
 
 class GeneralisedMinimalResidual:
     """Arnoldi, orthogonalised twice, preconditioned from the right."""
 
-    def __init__(self, name: str, restart: int):
-        self.name, self.restart = name, restart
+    def __init__(self, restart: int):
+        self.restart = restart
 
-    def start(self, A: Operator, M: Any, b: Tensor, x: Tensor, r: Tensor, running: Tensor) -> State:
-        length = _root(dot(r, r))
+    def start(self, A: Any, M: Any, x: Tensor, r: Tensor, running: Tensor) -> State:
+        length = root(dot(r, r))
         v = divide(r, length, running)
         empty = v.new_empty((0, *v.shape))
         scalars = length.new_empty((0, *length.shape))
-        return State(x, r, v.unsqueeze(0), empty, scalars, scalars, length)
+        return State(x, r, v.unsqueeze(0), empty, scalars, scalars, length, torch.zeros_like(length).detach())
 
-    def step(self, A: Operator, M: Any, b: Tensor, state: State, running: Tensor) -> tuple[State, Tensor]:
-        x, r, V, P, c, s, eta = state
+    def step(self, A: Any, M: Any, b: Tensor, state: State, running: Tensor) -> tuple[State, Tensor]:
+        x, r, V, P, c, s, eta, largest = state
         if len(P) == self.restart:
-            x, r, V, P, c, s, eta = self.start(A, M, b, x, b - A(x), running)
+            x, r, V, P, c, s, eta, largest = self.start(A, M, x, b - A(x), running)
         z = V[-1] if M is None else M(V[-1])
         w = A(z)
-        first = w
+        largest = torch.maximum(largest, size(w))
         h = dot(V, w)
         w = w - (h * V).sum(0)
         again = dot(V, w)
         w = w - (again * V).sum(0)
         h = h + again
-        below = _root(dot(w, w))
+        below = root(dot(w, w))
         # What is left of A z may be rounding errors only: the basis is then complete.
-        negligible = 10 * torch.finfo(w.dtype).eps * torch.linalg.vector_norm(first.detach(), dim=-2, keepdim=True)
-        below = torch.where(below.detach() <= negligible, 0, below)
+        noise = 10 * torch.finfo(w.dtype).eps * largest
+        below = torch.where(below.detach() <= noise, 0, below)
         column = list(h.unbind(0))
         for i in range(len(c)):
             up, down = column[i], column[i + 1]
             column[i], column[i + 1] = c[i] * up + s[i] * down, c[i] * down - s[i] * up
-        diagonal = _root(column[-1] * column[-1] + below * below)
+        diagonal = root(column[-1] * column[-1] + below * below)
         new_c, new_s = divide(column[-1], diagonal, running), divide(below, diagonal, running)
         direction = z
         if len(P):
@@ -78,10 +82,89 @@ class GeneralisedMinimalResidual:
             torch.cat((c, new_c.unsqueeze(0))),
             torch.cat((s, new_s.unsqueeze(0))),
             eta_next,
+            largest,
         )
-        return new, torch.where(diagonal == 0, CODE[Status.BREAKDOWN], 0)
+        return new, torch.where(diagonal <= noise, CODE[Status.BREAKDOWN], 0)
 
 
-def _root(t: Tensor) -> Tensor:
-    positive = t > 0
-    return torch.where(positive, torch.where(positive, t, 1).sqrt(), 0)
+def gmres(
+    A: Any,
+    b: Tensor,
+    x0: Tensor | None = None,
+    *,
+    rtol: float = 1e-5,
+    atol: float = 0.0,
+    maxiter: int | None = None,
+    restart: int = 20,
+    M: Any = None,
+    callback: Callable[[Iteration], Any] | None = None,
+    gradient: str = "implicit",
+    throw: bool = False,
+    adjoint_rtol: float | None = None,
+    adjoint_maxiter: int | None = None,
+    adjoint_M: Any = None,
+    transpose: Callable[[Tensor], Tensor] | None = None,
+    parameters: tuple[Tensor, ...] = (),
+) -> Solution:
+    r"""GMRES for any square A, restarted, preconditioned by M from the right.
+
+    Each iterate minimises :math:`\|b - A x\|` over the Krylov space of the last `restart` iterations at most.
+
+    Parameters
+    ----------
+    A : CSR, LinearOperator or callable, shape (n, n), as for `cg`; any nonsingular matrix
+    b : Tensor, shape (n,) or (..., n, k)
+    maxiter : int, 10 n if not given: iterations, each with one product, where SciPy counts restarts
+    restart : int, iterations between restarts
+    M : an approximation of A^-1, linear: callable r -> M r, CSR or LinearOperator
+    x0, rtol, atol, callback, gradient, throw, adjoint_rtol, adjoint_maxiter, parameters : as for `cg`
+    adjoint_M : of the adjoint solve with A^T, gradient="implicit"; the transpose of M (M.T) if not given
+    transpose : callable x -> A^T x, if A is a callable and gradient="implicit" is to be differentiated
+
+    Returns
+    -------
+    Solution
+
+    Raises
+    ------
+    ValueError, TypeError, SolverError
+        as `cg`.
+
+    Notes
+    -----
+    Implicit gradient: :math:`\bar b = \lambda`, :math:`\bar A = -\lambda x^T` on the pattern with
+    :math:`A^T \lambda = \bar x`, solved by the same method. Cost: one product with A and one with M
+    an iteration, up to 4 `restart` inner products; memory of 2 `restart` blocks of b's size.
+
+    References
+    ----------
+    Y. Saad, M. H. Schultz, "GMRES", SIAM J. Sci. Stat. Comput. 7 (1986) 856-869, doi:10.1137/0907058
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A = ls.CSR.from_dense(torch.tensor([[2.0, 1.0], [0.0, -2.0]], dtype=torch.float64))
+    >>> b = torch.tensor([3.0, -2.0], dtype=torch.float64, requires_grad=True)
+    >>> solution = ls.solvers.gmres(A, b, rtol=1e-12)
+    >>> solution.x.detach()
+    tensor([1.0000, 1.0000], dtype=torch.float64)
+    >>> solution.x[1].backward()
+    >>> b.grad
+    tensor([ 0.0000, -0.5000], dtype=torch.float64)
+    """
+    _check.integer("gmres", "restart", restart, 1)
+    options = Options(
+        rtol=rtol,
+        atol=atol,
+        maxiter=maxiter,
+        M=M,
+        callback=callback,
+        gradient=gradient,
+        throw=throw,
+        adjoint_rtol=adjoint_rtol,
+        adjoint_maxiter=adjoint_maxiter,
+        adjoint_M=adjoint_M,
+        transpose=transpose,
+        parameters=parameters,
+    )
+    return solve("gmres", GeneralisedMinimalResidual(restart), A, b, x0, options)

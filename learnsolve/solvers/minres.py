@@ -1,17 +1,20 @@
 """MINRES, for symmetric matrices that may be indefinite.
 
-Sources: Paige and Saunders, "Solution of sparse indefinite systems of linear equations", SIAM J. Numer. Anal. 12
-(1975) 617-629; Elman, Silvester and Wathen, "Finite Elements and Fast Iterative Solvers" (2014), algorithm 4.1.
+Sources: Paige and Saunders, "Solution of sparse indefinite systems of linear equations", SIAM J. Numer. Anal.
+12 (1975) 617-629; Elman, Silvester and Wathen, "Finite Elements and Fast Iterative Solvers" (2014), algorithm
+4.1.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from learnsolve.solvers._loop import CODE, divide, dot
-from learnsolve.solvers._operator import Operator
-from learnsolve.solvers.base import Status
+from learnsolve.solvers._loop import CODE
+from learnsolve.solvers._solve import Options, solve
+from learnsolve.solvers._vectors import divide, dot, root, size
+from learnsolve.solvers.base import Iteration, Solution, Status
 
 
 class State(NamedTuple):
@@ -31,28 +34,29 @@ class State(NamedTuple):
     s_old: Tensor
     s: Tensor
     eta: Tensor  # what is left of the residual in the norm of M
-
-
-def _root(t: Tensor) -> Tensor:
-    """Its derivative at zero is zero."""
-    positive = t > 0
-    return torch.where(positive, torch.where(positive, t, 1).sqrt(), 0)
+    # Constants: the largest entry of the tridiagonal matrix so far; rounding errors in Aw and in r.
+    largest: Tensor
+    error_older: Tensor
+    error_old: Tensor
+    drift: Tensor
 
 
 class MinimalResidual:
     """Lanczos with M, and the QR factorisation of its tridiagonal matrix by rotations."""
 
-    name = "minres"
-
-    def start(self, A: Operator, M: Any, b: Tensor, x: Tensor, r: Tensor, running: Tensor) -> State:
+    def start(self, A: Any, M: Any, x: Tensor, r: Tensor, running: Tensor) -> State:
         z = r if M is None else M(r)
-        gamma = _root(dot(r, z))
+        gamma = root(dot(r, z))
         none, one, zero = torch.zeros_like(r), torch.ones_like(gamma), torch.zeros_like(gamma)
         # A negative <r, M r> is kept, for the first step to find.
         gamma = torch.where(dot(r, z) < 0, -one, gamma)
-        return State(x, r, none, r, z, one, gamma, none, none, none, none, one, one, zero, zero, gamma)
+        nil = zero.detach()
+        return State(
+            x, r, none, r, z, one, gamma, none, none, none, none, one, one, zero, zero, gamma,
+            nil, nil, nil, nil,
+        )  # fmt: skip
 
-    def step(self, A: Operator, M: Any, b: Tensor, state: State, running: Tensor) -> tuple[State, Tensor]:
+    def step(self, A: Any, M: Any, b: Tensor, state: State, running: Tensor) -> tuple[State, Tensor]:
         q = state
         z = divide(q.z, q.gamma, running & (q.gamma > 0))
         Az = A(z)
@@ -60,9 +64,13 @@ class MinimalResidual:
         v = Az - divide(delta, q.gamma, running) * q.v - divide(q.gamma, q.gamma_old, running) * q.v_old
         z_next = v if M is None else M(v)
         square = dot(v, z_next)
-        gamma = _root(square)
+        gamma = root(square)
+        eps = 10 * torch.finfo(v.dtype).eps
+        largest = torch.maximum(torch.maximum(q.largest, delta.abs()), gamma).detach()
+        # What is left of A z may be rounding errors only: the basis is then complete.
+        gamma = torch.where(gamma <= eps * largest, 0, gamma)
         a0 = q.c * delta - q.c_old * q.s * q.gamma
-        a1 = _root(a0 * a0 + gamma * gamma)
+        a1 = root(a0 * a0 + gamma * gamma)
         a2 = q.s * delta + q.c_old * q.c * q.gamma
         a3 = q.s_old * q.gamma
         c, s = divide(a0, a1, running), divide(gamma, a1, running)
@@ -71,11 +79,89 @@ class MinimalResidual:
         length = c * q.eta
         x, r = q.x + length * w, q.r - length * Aw
         # Rounding alone makes <v, M v> a little negative.
-        slack = torch.finfo(v.dtype).eps * (v.detach() * z_next.detach()).abs().sum(-2, keepdim=True)
-        indefinite = (q.gamma < 0) | (square < -10 * slack)
-        trouble = torch.where(a1 == 0, CODE[Status.BREAKDOWN], 0)
+        slack = eps * dot(v.detach().abs(), z_next.detach().abs())
+        indefinite = (q.gamma < 0) | (square < -slack)
+        # ||A r|| / ||r|| (Paige and Saunders): where it is zero r cannot be made less, and x is least
+        # squares. In later steps x would only grow, and r, by its recurrence, would not be told.
+        left = root(a0 * a0 + (q.c * gamma) ** 2).detach()
+        error = divide(
+            eps * size(Az) + a3.abs() * q.error_older + a2.abs() * q.error_old, a1, running
+        ).detach()
+        drift = q.drift + length.detach().abs() * error
+        lost = (drift > 0.1 * size(r)) & (size(r) > 0.5 * size(q.r))
+        trouble = torch.where((left <= eps * largest) | lost, CODE[Status.BREAKDOWN], 0)
         trouble = torch.where(indefinite, CODE[Status.INDEFINITE], trouble)
         new = State(
-            x, r, q.v, v, z_next, q.gamma, gamma, q.w_old, w, q.Aw_old, Aw, q.c, c, q.s, s, -s * q.eta
+            x, r, q.v, v, z_next, q.gamma, gamma, q.w_old, w, q.Aw_old, Aw, q.c, c, q.s, s, -s * q.eta,
+            largest, q.error_old, error, drift,
         )  # fmt: skip
         return new, trouble
+
+
+def minres(
+    A: Any,
+    b: Tensor,
+    x0: Tensor | None = None,
+    *,
+    rtol: float = 1e-5,
+    atol: float = 0.0,
+    maxiter: int | None = None,
+    M: Any = None,
+    callback: Callable[[Iteration], Any] | None = None,
+    gradient: str = "implicit",
+    throw: bool = False,
+    adjoint_rtol: float | None = None,
+    adjoint_maxiter: int | None = None,
+    parameters: tuple[Tensor, ...] = (),
+) -> Solution:
+    r"""MINRES for a symmetric A that may be indefinite, preconditioned by M.
+
+    Each iterate minimises :math:`\|b - A x\|` (without M; with it the norm of M) over the Krylov space.
+    Singular systems that have a solution are solved.
+
+    Parameters
+    ----------
+    A : symmetric; else as for `cg`
+    M : symmetric positive definite, even where A is not; else as for `cg`
+    b, x0, rtol, atol, maxiter, callback, gradient, throw, adjoint_rtol, adjoint_maxiter, parameters : as for
+        `cg`
+
+    Returns
+    -------
+    Solution
+
+    Raises
+    ------
+    ValueError, TypeError, SolverError
+        as `cg`.
+
+    Notes
+    -----
+    Gradients are those of `cg`. Cost: one product with A and one with M an iteration.
+
+    References
+    ----------
+    C. C. Paige, M. A. Saunders, "Solution of sparse indefinite systems of linear equations", SIAM J. Numer.
+    Anal. 12 (1975) 617-629, doi:10.1137/0712047
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A = ls.CSR.from_dense(torch.tensor([[2.0, 1.0], [1.0, -2.0]], dtype=torch.float64))
+    >>> solution = ls.solvers.minres(A, torch.tensor([3.0, -1.0], dtype=torch.float64), rtol=1e-12)
+    >>> solution.x
+    tensor([1.0000, 1.0000], dtype=torch.float64)
+    """
+    options = Options(
+        rtol=rtol,
+        atol=atol,
+        maxiter=maxiter,
+        M=M,
+        callback=callback,
+        gradient=gradient,
+        throw=throw,
+        adjoint_rtol=adjoint_rtol,
+        adjoint_maxiter=adjoint_maxiter,
+        parameters=parameters,
+    )
+    return solve("minres", MinimalResidual(), A, b, x0, options, symmetric=True)

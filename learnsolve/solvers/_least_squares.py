@@ -1,0 +1,223 @@
+"""What `lsqr` and `lsmr` share: checks, damping, when to stop, derivatives.
+
+Damping is least squares for the larger matrix [A; damp I] and [b; 0], so the methods know nothing of it, and
+a start x0 does not change the solution.
+
+With r = b - A x, the solution satisfies A^T r - damp^2 x = 0, that is N x = A^T b with N = A^T A + damp^2 I:
+a system whose derivatives are those of any other (_implicit.py), w = N^-1 xbar giving
+
+    bbar = A w,    Abar = r w^T - (A w) x^T on the pattern.
+
+The adjoint solve with N is one by conjugate gradients.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import scipy.sparse.linalg
+import torch
+from torch import Tensor
+
+from learnsolve import _check
+from learnsolve._plain import outside_of_graphs
+from learnsolve.csr import CSR
+from learnsolve.ops._autograd import tracked
+from learnsolve.solvers._implicit import Implicit
+from learnsolve.solvers._loop import CODE, Method, ResidualNorm
+from learnsolve.solvers._operator import Operator, as_operator
+from learnsolve.solvers._solve import (
+    Options,
+    Solver,
+    check_b,
+    check_operands,
+    check_options,
+    columns,
+    number,
+    refuse_what_has_no_implicit_gradient,
+)
+from learnsolve.solvers._vectors import size
+from learnsolve.solvers.base import Report, Solution, Status
+from learnsolve.solvers.cg import ConjugateGradients
+
+
+class Damped:
+    """[A; damp I], or its transpose."""
+
+    def __init__(self, A: Operator, damp: float, rows: int, transpose: bool = False):
+        self.A, self.damp, self.rows, self.transpose = A, damp, rows, transpose
+        self.parameters = A.parameters
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if not self.transpose:
+            return torch.cat((self.A(x), self.damp * x), dim=-2)
+        return self.A.T(x[..., : self.rows, :]) + self.damp * x[..., self.rows :, :]
+
+    @property
+    def T(self) -> Damped:
+        return Damped(self.A, self.damp, self.rows, not self.transpose)
+
+    def with_parameters(self, parameters: tuple[Tensor, ...]) -> Damped:
+        return Damped(self.A.with_parameters(parameters), self.damp, self.rows, self.transpose)
+
+    def size(self) -> Tensor | None:
+        largest = self.A.size()
+        return None if largest is None else torch.clamp(largest, min=self.damp)
+
+    def pullback(self, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
+        raise NotImplementedError("derivatives go through Normal")
+
+    def pushforward(self, x: Tensor, tangents: tuple[Tensor | None, ...]) -> Tensor:
+        raise NotImplementedError("derivatives go through Normal")
+
+
+class Normal:
+    """N = A^T A + damp^2 I."""
+
+    def __init__(self, A: Operator, damp: float):
+        self.A, self.damp = A, damp
+        self.parameters = A.parameters
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y = self.A.T(self.A(x))
+        return y if self.damp == 0 else y + self.damp**2 * x
+
+    @property
+    def T(self) -> Normal:
+        return self
+
+    def with_parameters(self, parameters: tuple[Tensor, ...]) -> Normal:
+        return Normal(self.A.with_parameters(parameters), self.damp)
+
+    def size(self) -> Tensor | None:
+        largest = self.A.size()
+        return None if largest is None else torch.clamp(largest, min=self.damp) ** 2
+
+    def pullback(self, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
+        # <y, N x> = <A y, A x> + ...
+        by_x, by_y = self.A.pullback(self.A(y), x), self.A.pullback(self.A(x), y)
+        return tuple(None if p is None or q is None else p + q for p, q in zip(by_x, by_y, strict=True))
+
+    def pushforward(self, x: Tensor, tangents: tuple[Tensor | None, ...]) -> Tensor:
+        change = self.A.pushforward(x, tangents)
+        return self.A.T(change) + self.A.T.pushforward(self.A(x), tangents)
+
+
+class LeastSquares:
+    """SciPy's rules, with the norm of A estimated by the method:
+
+        ||r|| <= btol ||b|| + atol ||A|| ||x||        (the system has a solution)
+        ||A^T r|| <= atol ||A|| ||r||                 (it has none)
+
+    A tolerance below the rounding unit counts as that. The method gives up where its estimate of cond(A)
+    exceeds conlim.
+    """
+
+    def __init__(self, atol: float, btol: float, conlim: float):
+        self.atol, self.btol, self.conlim = atol, btol, conlim
+
+    def begin(self, A: Any, b: Tensor, x: Tensor, r: Tensor, norm: Tensor) -> Tensor:
+        eps = torch.finfo(b.dtype).eps
+        self.atol, self.btol = max(self.atol, eps), max(self.btol, eps)
+        self.length = size(b)
+        # ||A^T b|| / ||b|| <= ||A||, which a solve from x = 0 finds out in its first iteration.
+        lower = size(A.T(b)) / torch.where(self.length == 0, 1, self.length)
+        return self._small(x, norm, size(A.T(r)), lower)
+
+    def _small(self, x: Tensor, norm: Tensor, normal: Tensor, A_norm: Tensor) -> Tensor:
+        solved = norm <= self.btol * self.length + self.atol * A_norm * size(x)
+        return solved | (normal <= self.atol * A_norm * norm)
+
+    def looks(self, state: Any, norm: Tensor) -> Tensor:
+        return self._small(state.x, norm, state.normal.detach().abs(), state.A_norm.detach())
+
+    def holds(self, A: Any, state: Any, r: Tensor, norm: Tensor) -> Tensor:
+        return self._small(state.x, norm, size(A.T(r)), state.A_norm.detach())
+
+    def fails(self, state: Any, norm: Tensor) -> Tensor:
+        limit = self.conlim if self.conlim > 0 else torch.inf
+        return torch.where(state.condition.detach() > limit, CODE[Status.ILL_CONDITIONED], 0)
+
+
+@outside_of_graphs
+def solve(
+    name: str,
+    method: Method,
+    A: Any,
+    b: Tensor,
+    x0: Tensor | None,
+    damp: float,
+    btol: float,
+    conlim: float,
+    options: Options,
+) -> Solution:
+    """Check, run, differentiate as `options.gradient` says."""
+    check_b(name, b)
+    check_options(name, options)
+    for key, value in (("damp", damp), ("btol", btol), ("conlim", conlim)):
+        number(name, key, value)
+    vector = b.dim() == 1
+    operator = as_operator(name, A, b, options.transpose, tuple(options.parameters), square=False)
+    batch = check_operands(name, A, b)
+    B = columns(b, vector, batch)
+    X0 = _start(name, A, operator, b, x0, B, batch)
+    m, n = B.shape[-2], X0.shape[-2]
+    damped: Operator = operator
+    padded = B
+    if damp:
+        damped = Damped(operator, float(damp), m)
+        padded = torch.cat((B, B.new_zeros((*B.shape[:-2], n, B.shape[-1]))), dim=-2)
+    solver = Solver(
+        name,
+        method,
+        damped,
+        None,
+        lambda unit: LeastSquares(options.atol, btol, conlim),
+        10 * n if options.maxiter is None else options.maxiter,
+        vector,
+        options.throw,
+        options.callback,
+    )
+    if options.gradient == "implicit":
+        refuse_what_has_no_implicit_gradient(name, operator, None, None, x0, X0)
+        x, norms, codes = solver.found(padded, X0, Report())
+        report = Report()
+        if tracked(B, *operator.parameters):
+            rtol = options.atol if options.adjoint_rtol is None else options.adjoint_rtol
+            normal = Solver(
+                name,
+                ConjugateGradients(),
+                Normal(operator, float(damp)),
+                None,
+                lambda unit: ResidualNorm(rtol, 0.0),
+                solver.maxiter if options.adjoint_maxiter is None else options.adjoint_maxiter,
+                vector,
+                options.throw,
+            )
+            x = Implicit.apply(normal, report, x, operator.T(B), *operator.parameters)
+        solution = solver.solution(x, norms, codes, report)  # type: ignore[arg-type]
+    else:
+        solution = solver.unrolled(padded, X0, options.gradient == "checkpointed")
+    solution.normal_residual_norm = _normal_residual_norm(operator, B, solution.x, damp, vector)
+    return solution
+
+
+def _start(
+    name: str, A: Any, operator: Operator, b: Tensor, x0: Tensor | None, B: Tensor, batch: torch.Size
+) -> Tensor:
+    known = isinstance(A, (CSR, scipy.sparse.linalg.LinearOperator))
+    n = A.shape[1] if known else operator.T(B.detach()).shape[-2]
+    if x0 is None:
+        return B.new_zeros((*B.shape[:-2], n, B.shape[-1]))
+    _check.same_kind(name, "x0", x0, b)
+    shape = (n,) if b.dim() == 1 else (*b.shape[:-2], n, b.shape[-1])
+    if x0.shape != shape:
+        raise ValueError(f"{name}: x0 must have shape {shape}, got {tuple(x0.shape)}")
+    return columns(x0, b.dim() == 1, batch)
+
+
+def _normal_residual_norm(A: Operator, b: Tensor, x: Tensor, damp: float, vector: bool) -> Tensor:
+    with torch.no_grad():
+        x = x.detach().unsqueeze(-1) if vector else x.detach()
+        norm = size(A.T(b - A(x)) - damp**2 * x).squeeze(-2)
+    return norm.squeeze(-1) if vector else norm

@@ -1,0 +1,66 @@
+"""Units in which A and b are of size one, so that no inner product of a method leaves the range of the dtype.
+
+A method multiplies vectors of the size of b, and of A b, with each other: for a cotangent of 1e-12 in
+float32, or of 1e200 in float64, it would read zeros and infinities and call them a breakdown. All units are
+powers of two, so the iterates are the same to the last bit. Where sizes are ordinary there are no units, and
+nothing is spent on them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from learnsolve.solvers._operator import Operator
+
+# Exponents of two that are ordinary. The largest product is <A b, A b>, the smallest rtol^2 <b, A b>.
+ORDINARY = {torch.float32: 20, torch.float64: 150}
+
+
+class Units(NamedTuple):
+    of_A: Tensor  # (..., 1, 1)
+    of_b: Tensor  # (..., 1, k)
+
+    @property
+    def of_x(self) -> Tensor:
+        return self.of_b / self.of_A
+
+
+class InUnits:
+    """A, whose results are divided by its unit."""
+
+    def __init__(self, A: Operator, unit: Tensor):
+        self.A, self.unit = A, unit
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.A(x) / self.unit
+
+    @property
+    def T(self) -> InUnits:
+        return InUnits(self.A.T, self.unit)
+
+
+def preconditioner(M: Any, units: Units) -> Any:
+    """M, an approximation of A^-1, which may be nonlinear and is given residuals as they are."""
+    return None if M is None else lambda r: M(r * units.of_b) / units.of_x
+
+
+def choose(A: Operator, b: Tensor) -> Units | None:
+    """None where sizes are ordinary."""
+    if b.numel() == 0:
+        return None
+    of_b = _unit(torch.linalg.vector_norm(b.detach(), torch.inf, dim=-2, keepdim=True))
+    of_A = A.size()
+    of_A = torch.ones_like(of_b[..., :1]) if of_A is None else _unit(of_A)
+    limit = 2.0 ** ORDINARY[b.dtype]
+    if all(bool(((u <= limit) & (u >= 1 / limit)).all()) for u in (of_A, of_b)):
+        return None
+    return Units(of_A, of_b)
+
+
+def _unit(size: Tensor) -> Tensor:
+    """The power of two at or below each size; 1 for zeros, infinities and NaNs."""
+    size = torch.where(torch.isfinite(size) & (size > 0), size, 1)
+    return size / (2 * torch.frexp(size).mantissa)

@@ -1,0 +1,27 @@
+"""Arithmetic on blocks of columns (..., n, k), whose derivatives are numbers wherever a column has
+stopped."""
+
+import torch
+from torch import Tensor
+
+
+def dot(u: Tensor, v: Tensor) -> Tensor:
+    """<u, v> of each column, (..., 1, k)."""
+    return (u * v).sum(-2, keepdim=True)
+
+
+def divide(a: Tensor, b: Tensor, where: Tensor) -> Tensor:
+    """a / b where `where` holds and b is not zero, else 0; its derivatives there are 0 too, not NaN."""
+    good = where & (b != 0)
+    return torch.where(good, a, 0) / torch.where(good, b, 1)
+
+
+def root(t: Tensor) -> Tensor:
+    """The square root of what is positive, else 0, where its derivatives are 0 too. NaN stays NaN."""
+    good = ~(t <= 0)
+    return torch.where(good, torch.where(good, t, 1).sqrt(), 0)
+
+
+def size(u: Tensor) -> Tensor:
+    """||u|| of each column, (..., 1, k), a constant."""
+    return torch.linalg.vector_norm(u.detach(), dim=-2, keepdim=True)

@@ -1,0 +1,150 @@
+"""LSMR, for least squares and for any rectangular system.
+
+Source: Fong and Saunders, "LSMR: An iterative algorithm for sparse least-squares problems", SIAM J. Sci.
+Comput. 33 (2011) 2950-2971.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from learnsolve.solvers._least_squares import solve
+from learnsolve.solvers._loop import CODE
+from learnsolve.solvers._solve import Options
+from learnsolve.solvers._vectors import divide, root
+from learnsolve.solvers.base import Iteration, Solution, Status
+from learnsolve.solvers.lsqr import Bidiagonal, first_vectors, next_vectors
+
+
+class State(NamedTuple):
+    x: Tensor
+    r: Tensor
+    u: Tensor
+    v: Tensor
+    alpha: Tensor
+    Av: Tensor
+    square: Tensor
+    h: Tensor  # directions, and what A makes of them
+    Ah: Tensor
+    h_bar: Tensor
+    Ah_bar: Tensor
+    alpha_bar: Tensor  # rotations
+    rho: Tensor
+    rho_bar: Tensor
+    c_bar: Tensor
+    s_bar: Tensor
+    zeta_bar: Tensor  # +-||A^T r||
+    largest: Tensor  # of the diagonal of the second factor, and the smallest but for the last
+    smallest: Tensor
+    normal: Tensor
+    A_norm: Tensor
+    condition: Tensor
+
+
+class LSMR:
+    """MINRES for A^T A x = A^T b: two QR factorisations of bidiagonal matrices by rotations."""
+
+    def start(self, A: Any, M: Any, x: Tensor, r: Tensor, running: Tensor) -> State:
+        q, beta = first_vectors(A, r, running)
+        one, zero, none = torch.ones_like(beta), torch.zeros_like(beta), torch.zeros_like(x)
+        zeta_bar = q.alpha * beta
+        return State(
+            x, r, *q, q.v, q.Av, none, torch.zeros_like(q.Av), q.alpha, one, one, one, zero, zeta_bar,
+            zero, torch.full_like(zero, torch.inf), zeta_bar.detach(), q.alpha.detach(), one,
+        )  # fmt: skip
+
+    def step(self, A: Any, M: Any, b: Tensor, state: State, running: Tensor) -> tuple[State, Tensor]:
+        s = state
+        q, beta = next_vectors(A, Bidiagonal(s.u, s.v, s.alpha, s.Av, s.square), running)
+        rho = root(s.alpha_bar * s.alpha_bar + beta * beta)
+        c, theta = divide(s.alpha_bar, rho, running), divide(beta, rho, running) * q.alpha
+        theta_bar, above = s.s_bar * rho, s.c_bar * rho
+        rho_bar = root(above * above + theta * theta)
+        c_bar, s_bar = divide(above, rho_bar, running), divide(theta, rho_bar, running)
+        zeta, zeta_bar = c_bar * s.zeta_bar, -s_bar * s.zeta_bar
+        back = divide(theta_bar * rho, s.rho * s.rho_bar, running)
+        h_bar, Ah_bar = s.h - back * s.h_bar, s.Ah - back * s.Ah_bar
+        step = divide(zeta, rho * rho_bar, running)
+        turn = divide(theta, rho, running)
+        # The condition number is estimated by the diagonal of the second factor, without the 1 it begins
+        # with.
+        known = above.detach().abs()
+        largest = torch.maximum(s.largest, known)
+        smallest = torch.minimum(s.smallest, known)
+        new = State(
+            s.x + step * h_bar, s.r - step * Ah_bar, *q, q.v - turn * s.h, q.Av - turn * s.Ah, h_bar, Ah_bar,
+            c * q.alpha, rho, rho_bar, c_bar, s_bar, zeta_bar,
+            torch.maximum(s.largest, rho_bar.detach()), torch.minimum(s.smallest, rho_bar.detach()),
+            zeta_bar.detach(), (q.square - q.alpha.detach() ** 2).clamp(min=0).sqrt(), largest / smallest,
+        )  # fmt: skip
+        return new, torch.where(rho * rho_bar == 0, CODE[Status.BREAKDOWN], 0)
+
+
+def lsmr(
+    A: Any,
+    b: Tensor,
+    x0: Tensor | None = None,
+    *,
+    damp: float = 0.0,
+    atol: float = 1e-6,
+    btol: float = 1e-6,
+    conlim: float = 1e8,
+    maxiter: int | None = None,
+    callback: Callable[[Iteration], Any] | None = None,
+    gradient: str = "implicit",
+    throw: bool = False,
+    adjoint_rtol: float | None = None,
+    adjoint_maxiter: int | None = None,
+    transpose: Callable[[Tensor], Tensor] | None = None,
+    parameters: tuple[Tensor, ...] = (),
+) -> Solution:
+    r"""LSMR: x that minimises :math:`\|b - A x\|^2 + \mathtt{damp}^2 \|x\|^2`, for A of any shape.
+
+    As `lsqr`, but each iterate minimises :math:`\|A^T r\|`, which decreases steadily: better to stop early.
+
+    Parameters
+    ----------
+    A, b, x0, damp, atol, btol, conlim, maxiter, callback, gradient, throw : as for `lsqr`
+    adjoint_rtol, adjoint_maxiter, transpose, parameters : as for `lsqr`
+
+    Returns
+    -------
+    Solution
+        as that of `lsqr`
+
+    Raises
+    ------
+    ValueError, TypeError, SolverError
+        as `cg`.
+
+    Notes
+    -----
+    Gradients and cost are those of `lsqr`.
+
+    References
+    ----------
+    D. C.-L. Fong, M. A. Saunders, "LSMR: An iterative algorithm for sparse least-squares problems", SIAM J.
+    Sci. Comput. 33 (2011) 2950-2971, doi:10.1137/10079687X
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A = ls.CSR.from_dense(torch.tensor([[1.0, 1.0], [1.0, 2.0], [1.0, 3.0]], dtype=torch.float64))
+    >>> b = torch.tensor([1.0, 3.0, 2.0], dtype=torch.float64)
+    >>> ls.solvers.lsmr(A, b, atol=1e-12, btol=1e-12).x
+    tensor([1.0000, 0.5000], dtype=torch.float64)
+    """
+    options = Options(
+        atol=atol,
+        maxiter=maxiter,
+        callback=callback,
+        gradient=gradient,
+        throw=throw,
+        adjoint_rtol=adjoint_rtol,
+        adjoint_maxiter=adjoint_maxiter,
+        transpose=transpose,
+        parameters=parameters,
+    )
+    return solve("lsmr", LSMR(), A, b, x0, damp, btol, conlim, options)

@@ -1,0 +1,80 @@
+"""Conjugate gradients as a module, with a preconditioner that learns."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from learnsolve import _check
+from learnsolve.solvers._solve import GRADIENTS
+from learnsolve.solvers.base import Solution
+from learnsolve.solvers.cg import cg
+from learnsolve.solvers.fcg import fcg
+
+
+class PCG(torch.nn.Module):
+    """`cg`, or `fcg`, with a preconditioner that learns.
+
+    Parameters
+    ----------
+    M : callable r -> M r, usually a torch.nn.Module, whose parameters are then those of this module
+    flexible : use `fcg`, for an M that is nonlinear or not symmetric
+    rtol, atol, maxiter : as for `cg`; rtol=0 for exactly `maxiter` iterations
+    gradient : "unrolled" or "checkpointed" for the gradient of M; "implicit" for an M that does not learn
+    throw : as for `cg`
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> class Scale(torch.nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.weight = torch.nn.Parameter(torch.linspace(0.5, 1, 64, dtype=torch.float64))
+    ...     def forward(self, r):
+    ...         return self.weight * r
+    >>> A, b = ls.problems.poisson((8, 8)), torch.ones(64, dtype=torch.float64)
+    >>> solver = ls.solvers.PCG(Scale(), rtol=0.0, maxiter=4)
+    >>> solver(A, b).residual_norms[-1].backward()
+    >>> solver.M.weight.grad.shape
+    torch.Size([64])
+    """
+
+    def __init__(
+        self,
+        M: Callable[[Tensor], Tensor],
+        *,
+        flexible: bool = False,
+        rtol: float = 1e-5,
+        atol: float = 0.0,
+        maxiter: int | None = None,
+        gradient: str = "unrolled",
+        throw: bool = False,
+    ):
+        super().__init__()
+        if not callable(M):
+            raise TypeError(f"PCG: M must be a callable r -> M r, got {type(M).__name__}; for none use cg")
+        _check.one_of("PCG", "gradient", gradient, GRADIENTS)
+        self.M = M
+        self.flexible = flexible
+        self.rtol, self.atol, self.maxiter = rtol, atol, maxiter
+        self.gradient, self.throw = gradient, throw
+
+    def forward(self, A: Any, b: Tensor, x0: Tensor | None = None) -> Solution:
+        return (fcg if self.flexible else cg)(
+            A,
+            b,
+            x0,
+            rtol=self.rtol,
+            atol=self.atol,
+            maxiter=self.maxiter,
+            M=self.M,
+            gradient=self.gradient,
+            throw=self.throw,
+        )
+
+    def extra_repr(self) -> str:
+        return (
+            f"flexible={self.flexible}, rtol={self.rtol}, atol={self.atol}, maxiter={self.maxiter}, "
+            f"gradient={self.gradient!r}"
+        )

@@ -1,0 +1,138 @@
+"""2,000 random systems and more: what is called converged is, and what is not has a plausible name."""
+
+import numpy as np
+import pytest
+import torch
+from solvers.krylov import RECTANGULAR, SQUARE, S, run
+from solvers.krylov import SYMMETRIC as SYMMETRIC_METHODS
+from solvers.random_systems import KINDS, SYMMETRIC, as_csr, relative_residual, systems
+
+Status = S.Status
+SCALES = [(1, 1), (1e-150, 1e-150), (1e150, 1e150), (1e150, 1e-150), (1, 1e200), (1e-100, 1)]
+
+# What may be said of a system of a kind, besides CONVERGED where it has a solution.
+LATE = {Status.MAX_ITERATIONS}
+LOST = {Status.BREAKDOWN, Status.MAX_ITERATIONS, Status.DIVERGED}
+PLAUSIBLE = {
+    "indefinite": {"cg": {Status.INDEFINITE}, "fcg": {Status.INDEFINITE}, "bicgstab": LOST},
+    "semidefinite, inconsistent": {
+        "cg": {Status.INDEFINITE, *LOST},
+        "fcg": {Status.INDEFINITE, *LOST},
+        "minres": {Status.BREAKDOWN},
+        "bicgstab": LOST,
+        "gmres": {Status.BREAKDOWN},
+        "fgmres": {Status.BREAKDOWN},
+    },
+    "nonsymmetric": {"bicgstab": LOST},
+    "skew": {"bicgstab": {Status.BREAKDOWN}},
+    "singular, inconsistent": {"bicgstab": LOST, "gmres": {Status.BREAKDOWN}, "fgmres": {Status.BREAKDOWN}},
+    "zero rows": {"bicgstab": LOST, "gmres": {Status.BREAKDOWN}, "fgmres": {Status.BREAKDOWN}},
+    "zero": {
+        "cg": {Status.INDEFINITE},
+        "fcg": {Status.INDEFINITE},
+        **{name: {Status.BREAKDOWN} for name in ("minres", "bicgstab", "gmres", "fgmres")},
+    },
+}
+
+
+def check(kind, name, n, count, seed, scale=(1, 1), rtol=1e-8, dtype=torch.float64):
+    A, b = systems(kind, n, count, seed, *scale)
+    if dtype == torch.float32:
+        A, b = A.astype(np.float32).astype(float), b.astype(np.float32).astype(float)
+    solution = getattr(S, name)(as_csr(A, dtype), torch.from_numpy(b)[..., None].to(dtype), rtol=rtol)
+    x = solution.x[..., 0].double().numpy()
+    statuses = np.array(solution.statuses)
+    converged = statuses == Status.CONVERGED
+    residual, slack = relative_residual(A, x, b)
+    slack *= 2.0**29 if dtype == torch.float32 else 1
+    wrong = converged & ~(residual <= rtol + slack)
+    assert not wrong.any(), f"{name}, {kind}, n = {n}: {residual[wrong]}"
+    assert np.isfinite(x).all()
+    assert (x[~b.any(axis=1)] == 0).all()
+    assert converged[~b.any(axis=1)].all()
+    names = set(statuses[~converged])
+    if kind == "skew" and n % 2:  # singular
+        kind = "singular, inconsistent"
+    allowed = PLAUSIBLE.get(kind, {}).get(name, set()) | (LATE if rtol < 1e-12 else set())
+    assert names <= allowed, f"{name}, {kind}, n = {n}: {names - allowed}"
+
+
+def methods(kind):
+    return [name for name in SQUARE if kind in SYMMETRIC or name not in SYMMETRIC_METHODS]
+
+
+CASES = [(kind, name) for kind in KINDS for name in methods(kind)]
+
+
+@pytest.mark.parametrize(("kind", "name"), CASES)
+def test_random_systems(kind, name):
+    for n in (1, 2, 3, 6):
+        check(kind, name, n, 15, seed=n)
+
+
+@pytest.mark.parametrize("scale", SCALES[1:], ids=str)
+@pytest.mark.parametrize("name", SQUARE)
+def test_random_systems_of_extraordinary_size(name, scale):
+    for kind in ("positive definite", "zero", "nonsymmetric"):
+        if name in methods(kind):
+            check(kind, name, 5, 8, seed=1, scale=scale)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scale", SCALES, ids=str)
+@pytest.mark.parametrize(("kind", "name"), CASES)
+def test_many_random_systems(kind, name, scale):
+    for n in (1, 2, 5, 9):
+        check(kind, name, n, 60, seed=10 * n, scale=scale)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "name"), CASES)
+def test_random_systems_without_tolerance(kind, name):
+    for n in (1, 3, 6):
+        A, b = systems(kind, n, 30, n)
+        solution = getattr(S, name)(as_csr(A), torch.from_numpy(b)[..., None], rtol=0.0)
+        statuses = np.array(solution.statuses)
+        converged = statuses == Status.CONVERGED
+        residual, slack = relative_residual(A, solution.x[..., 0].numpy(), b)
+        assert (residual <= slack)[converged].all()
+        assert not set(statuses) & {Status.NON_FINITE}
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-30, 1e30])
+@pytest.mark.parametrize("name", SQUARE)
+def test_single_precision(name, scale):
+    # Products of such vectors leave the range of float32.
+    check("positive definite", name, 4, 20, 0, (1, scale), 2e-3, torch.float32)
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (4, 6), (5, 5), (1, 3), (3, 1)], ids=str)
+@pytest.mark.parametrize("scale", [1.0, 1e-150, 1e150])
+@pytest.mark.parametrize("name", RECTANGULAR)
+def test_random_least_squares(name, scale, shape):
+    rng = np.random.default_rng(sum(shape))
+    A = rng.standard_normal((40, *shape)) * (rng.uniform(size=(40, 1, shape[1])) > 0.1)
+    b = rng.standard_normal((40, shape[0]))
+    b[::7] = 0
+    for damp in (0.0, 0.5):
+        solution = run(
+            name,
+            as_csr(A * scale),
+            torch.from_numpy(b * scale)[..., None],
+            tol=1e-9,
+            damp=damp * scale,
+            maxiter=200,
+        )
+        assert set(solution.statuses) == {Status.CONVERGED}
+        x = solution.x[..., 0].numpy()
+        r = b - np.einsum("bij,bj->bi", A, x)
+        normal = np.linalg.norm(np.einsum("bij,bi->bj", A, r) - damp**2 * x, axis=-1)
+        total = np.sqrt(np.linalg.norm(r, axis=-1) ** 2 + damp**2 * np.linalg.norm(x, axis=-1) ** 2)
+        size = np.sqrt(np.linalg.norm(A, axis=(-2, -1)) ** 2 + damp**2 * shape[1])
+        length = np.linalg.norm(b, axis=-1)
+        solved = total <= 1.001e-9 * (length + size * np.linalg.norm(x, axis=-1))
+        assert (solved | (normal <= 1.001e-9 * size * total)).all()
+        assert (x[~b.any(axis=1)] == 0).all()
+        if damp == 0:  # of all solutions, the one of least norm
+            least = np.stack([np.linalg.pinv(a) @ c for a, c in zip(A, b, strict=True)])
+            assert np.abs(x - least).max() < 1e-5
