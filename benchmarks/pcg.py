@@ -3,15 +3,16 @@
     python benchmarks/pcg.py [--n 32768] [--iterations 50] [--threads 1] [--dtype float64] [--json FILE]
 
 The loops run the same number of iterations: in one call; made of torch's operations and our product; made of
-torch's operations and the product of torch's sparse CSR. `adjoint` is the backward for A's values, b, and what M
-learns. Microseconds an iteration, and ratios: targets are at least 5 for `loop / fused` without a gradient, at
-most 3 for `both / forward`.
+torch's operations and the product of torch's sparse CSR. `both` is forward and backward, for A's values, b,
+and what M learns. Microseconds an iteration, and ratios: targets are at least 5 for `loop / fused`, without a
+gradient, and at most 3 for `both / fused`.
 """
 
 import argparse
 from pathlib import Path
 
 import torch
+from scipy.sparse import diags_array
 from timing import medians, table, write
 
 import learnsolve as ls
@@ -36,7 +37,9 @@ def loop(product, M, b, iterations):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--n", type=int, default=32768)
     parser.add_argument("--iterations", type=int, default=50)
     parser.add_argument("--threads", type=int, default=1)
@@ -49,10 +52,7 @@ def main() -> None:
     A = ls.problems.poisson((n,), dtype=dtype)
     A = A.with_values(A.values.clone().requires_grad_())
     native = A.detach().to_torch()
-    L = ls.CSR.from_scipy(
-        __import__("scipy.sparse", fromlist=["x"]).diags_array([0.7, 0.1], offsets=(0, -1), shape=(n, n)).tocsr(),
-        dtype=dtype,
-    )
+    L = ls.CSR.from_scipy(diags_array([0.7, 0.1], offsets=(0, -1), shape=(n, n)).tocsr(), dtype=dtype)
     d = torch.full((n,), 0.5, dtype=dtype).requires_grad_()
     l = L.values.clone().requires_grad_()  # noqa: E741
     T = L.with_values(l)
@@ -73,7 +73,14 @@ def main() -> None:
 
         def fused(checkpointed=False):
             return pcg_iterations(
-                A.values, b, None, A.pattern, iterations, kind=kind, checkpointed=checkpointed, **keywords  # noqa: B023
+                A.values,
+                b,  # noqa: B023
+                None,
+                A.pattern,
+                iterations,
+                kind=kind,  # noqa: B023
+                checkpointed=checkpointed,
+                **keywords,  # noqa: B023
             )[:2]
 
         def frozen(f):
@@ -103,7 +110,7 @@ def main() -> None:
             "forward": fused,
             "both": both(fused),
             "loop, both": both(ours),
-            "checkpointed, both": both(lambda: fused(True)),  # noqa: B023
+            "checkpointed, both": both(lambda: fused(True)),
         }
         found = {name: 1e6 * t / iterations for name, t in medians(functions, args.seconds).items()}
         rows.append(
@@ -117,7 +124,9 @@ def main() -> None:
                 "loop / fused, both": found["loop, both"] / found["both"],
             }
         )
-    print(f"n = {n}, {iterations} iterations, {args.dtype}, {args.threads} threads; microseconds an iteration")
+    print(
+        f"n = {n}, {iterations} iterations, {args.dtype}, {args.threads} threads; microseconds an iteration"
+    )
     print(table(rows))
     if args.json:
         write(args.json, "pcg", rows, n=n, iterations=iterations, dtype=args.dtype, threads=args.threads)

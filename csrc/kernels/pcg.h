@@ -14,6 +14,19 @@
 
 namespace learnsolve::LEARNSOLVE_ISA {
 
+// Vectors as variables, in registers or on the stack: those of lanes.h are for memory of any alignment, which
+// a template argument would forget.
+template <class T>
+struct Wide;
+template <>
+struct Wide<double> {
+  typedef double type __attribute__((vector_size(LS_VECTOR_BYTES)));
+};
+template <>
+struct Wide<float> {
+  typedef float type __attribute__((vector_size(LS_VECTOR_BYTES)));
+};
+
 // W is T or a vector of T.
 template <class W, class T>
 LS_INLINE W get(const T* at) {
@@ -61,7 +74,7 @@ struct Columns {
 // adds to the sums, and returns what is to be added to rows() of the row.
 template <class T, class I, class Pass>
 LS_INLINE void run_pass(const RowBlocks<I>& blocks, int64_t b0, int64_t b1, int64_t k, const Pass& pass) {
-  using W = typename Lanes<T>::vector;
+  using W = typename Wide<T>::type;
   constexpr int V = kLanes<T>, S = Pass::kSums;
   for (int64_t b = b0; b < b1; ++b) {
     const int64_t r0 = blocks.table[2 * b], r1 = blocks.table[2 * b + 2];

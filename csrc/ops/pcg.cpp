@@ -282,9 +282,11 @@ PcgResult csr_pcg(const Tensor& ptr, const Tensor& idx, const Tensor& blocks, co
                  mutable_data<T>(scalars) + (b * iterations + i) * kScalars * p.k);
       // All columns have stopped: nothing changes any more, and the adjoint reads nothing from here on.
       copy<T>(r_at(i), nk, last_r);
-      if (i < iterations) {
-        std::fill_n(last_p, nk, T(0));
-        if (spare_p) std::fill_n(spare_p, nk, T(0));
+      if (spare_p && (i < iterations || iterations == 0)) std::fill_n(spare_p, nk, T(0));
+      if (i < iterations) std::fill_n(last_p, nk, T(0));
+      if (store && i < iterations) {
+        std::fill_n(slots_r + (i + 1) * nk, (iterations - i - 1) * nk, T(0));
+        std::fill_n(slots_p + (i + 1) * nk, (iterations - i - 1) * nk, T(0));
       }
       for (; i < iterations; ++i) copy(known + kNorm * p.k, p.k, norms_b + i * p.k);
     }

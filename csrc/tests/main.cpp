@@ -5,6 +5,7 @@
 void test_analysis();
 void test_comparison();
 void test_products();
+void test_pcg();
 void test_richardson();
 void test_sptrsv();
 
@@ -20,6 +21,7 @@ int main(int argc, char** argv) {
   test_comparison();
   test_analysis();
   test_products();
+  test_pcg();
   test_richardson();
   test_sptrsv();
   std::printf("%s: passed\n", isa);

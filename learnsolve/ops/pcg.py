@@ -1,11 +1,12 @@
 """Preconditioned conjugate gradients, a fixed number of iterations as one differentiable operation.
 
-Forward and adjoint are one compiled call each (formulas: csrc/kernels/pcg.h, csrc/ops/pcg_adjoint.cpp), cut into
-several where they would run for long, so that Python hears an interrupt in between. Second derivatives, forward
-mode and unusual batches go through `_unfused`, the same iterations as a composition of public operations.
+Forward and adjoint are one compiled call each (formulas: csrc/kernels/pcg.h, csrc/ops/pcg_adjoint.cpp), cut
+into several where they would run for long, so that Python hears an interrupt in between. Second derivatives,
+forward mode and unusual batches go through `_unfused`, the same iterations as a composition of public
+operations.
 
-A column that has reached rounding level, or cannot go on, stands still: it keeps x and r, cotangents of both pass
-through, and the iterations from there on add nothing to any gradient. Why and when is in `status`.
+A column that has reached rounding level, or cannot go on, stands still: it keeps x and r, cotangents of both
+pass through, and the iterations from there on add nothing to any gradient. Why and when is in `status`.
 
 Sources: Saad, "Iterative Methods for Sparse Linear Systems" (2003), algorithm 9.1; the problem of learning by
 truncated iterations: Nytko et al., "Optimized Sparse Matrix Operations for Reverse Mode Automatic
@@ -58,18 +59,18 @@ def pcg_iterations(
     factor: SparsityPattern | None = None,
     checkpointed: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """x after `iterations` steps, the norm of the residual before each and after the last. Unchecked arguments.
+    """x after `iterations` steps, the norm of the residual before each and after the last. Not checked.
 
     Parameters
     ----------
     values : (nnz,) or (B, nnz)
     b : (n,), (n, k) or (B, n, k); B if values or m have it
     x0 : of b's shape; None: zero
-    kind : what M is: "none" the identity; "diagonal" diag(m); "product" L L^T and "triangular" (L L^T)^-1, for
-        the L with values m on the pattern `factor`, lower triangular for the latter
+    kind : what M is: "none" the identity; "diagonal" diag(m); "product" L L^T and "triangular" (L L^T)^-1,
+        for the L with values m on the pattern `factor`, lower triangular for the latter
     m : (n,) or (B, n); values of L, (nnz of factor,) or (B, nnz of factor)
-    checkpointed : keep O(sqrt(iterations)) vectors for the backward, and repeat the iterations between them: the
-        same bits
+    checkpointed : keep O(sqrt(iterations)) vectors for the backward, and repeat the iterations between them:
+        the same bits
 
     Returns
     -------
@@ -79,8 +80,8 @@ def pcg_iterations(
 
     Notes
     -----
-    Gradients for values, m, b and x0, also through the norms, exact for the iterations that ran. A column whose
-    cotangents are all exactly zero costs nothing in the backward but a look at them.
+    Gradients for values, m, b and x0, also through the norms, exact for the iterations that ran. A column
+    whose cotangents are all exactly zero costs nothing in the backward but a look at them.
     """
     number = KINDS.index(kind)
     if factor is not None and factor.dtype != pattern.dtype:
@@ -94,7 +95,7 @@ def pcg_iterations(
         return _PCG.apply(*args, learns)[:3]  # type: ignore[return-value]
     if tracked(values, M, b, X):
         return _PCGForwardMode.apply(*args, True)[:3]  # type: ignore[return-value]
-    return _PCG.forward(*args, False)[:3]
+    return _PCG.forward(*args, False)[:3]  # type: ignore[return-value]
 
 
 def _wide(pattern: SparsityPattern) -> SparsityPattern:
@@ -203,9 +204,7 @@ def _unfused_adjoint(*fixed) -> Callable:
 
 def _tangents(function: Callable, primals: tuple, tangents: tuple) -> tuple:
     """Forward mode, which torch does not nest: the transpose of the transpose is the tangent map itself."""
-    tangents = tuple(
-        torch.zeros_like(p) if t is None else t for p, t in zip(primals, tangents, strict=True)
-    )
+    tangents = tuple(torch.zeros_like(p) if t is None else t for p, t in zip(primals, tangents, strict=True))
     out, pull = pullback(function, *primals)
     _, push = pullback(pull, tuple(torch.zeros_like(o) for o in out))
     return push(tangents)[0]
@@ -249,12 +248,14 @@ class _PCG(torch.autograd.Function):
             elif learns and first < iterations:
                 saved += [r, p, before, carry]
         axis = 0 if b.dim() == 1 else -2
+        assert carry is not None
         status = carry[:, 4:].to(torch.int64).reshape(*b.shape[: max(b.dim() - 2, 0)], 2, *b.shape[1:][-1:])
         return x, norms[0] if len(norms) == 1 else torch.cat(norms, axis), status, *saved
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        values, m, b, x0, *ctx.fixed = inputs
+        values, m, b, x0, *fixed = inputs
+        ctx.fixed = tuple(fixed)
         ctx.outputs = len(output)
         ctx.mark_non_differentiable(*output[2:])
         ctx.set_materialize_grads(False)
@@ -268,13 +269,13 @@ class _PCG(torch.autograd.Function):
             return (None,) * 4 + rest
         needs = tuple(ctx.needs_input_grad[:4])
         given = [g for g in (gx, gnorms) if g is not None]
-        fixed = tuple(ctx.fixed[:-1])
+        fixed = ctx.fixed[:-1]
         if not torch.compiler.is_dynamo_compiling() and tracked(values, m, b, x0, *given):
             gx = torch.zeros_like(b) if gx is None else gx
             gnorms = torch.zeros_like(norms) if gnorms is None else gnorms
-            grads = _PCGAdjointForwardMode.apply(values, m, b, x0, gx, gnorms, norms, *fixed, *saved)
+            grads = _PCGAdjointForwardMode.apply(values, m, b, x0, gx, gnorms, norms, fixed, *saved)
         else:
-            grads = _adjoint(values, m, b, x0, gx, gnorms, norms, *fixed, saved, needs)
+            grads = _adjoint(values, m, b, x0, gx, gnorms, norms, fixed, saved, needs)
         wanted = [g if needed else None for g, needed in zip(grads, needs, strict=True)]
         return (*wanted, *rest)
 
@@ -322,23 +323,23 @@ class _PCGForwardMode(Eager, _PCG):
         return (*out, *(None,) * (ctx.outputs - 2))
 
 
-def _adjoint(
-    values, m, b, x0, gx, gnorms, norms,
-    pattern, factor, kind, iterations, from_zero, checkpointed, saved, needs,
-):  # fmt: skip
+def _adjoint(values, m, b, x0, gx, gnorms, norms, fixed, saved, needs):
+    pattern, factor, kind, iterations, from_zero, checkpointed = fixed
     ptr, idx, _, blocks = pattern._structure(False)
     preconditioner = (values, kind, m if kind else None, _factor_structures(factor, kind))
     both = (ptr, idx, blocks, *pattern._structure(True), *preconditioner)
     start = None if from_zero else x0
     axis = 0 if b.dim() == 1 else -2
-    state = (None,) * 5
+    state: list[Tensor | None] = [None] * 5
     end = iterations
     calls = _calls(values, m, b, iterations, checkpointed)
     for j, count in reversed(list(enumerate(calls))):
         first, before = end - count, None
         if checkpointed:
             r, p, before, carry = saved[4 * (j - 1) : 4 * j] if j else (b, None, None, None)
-            again = _raw(ptr, idx, blocks, *preconditioner, r if j else start, r, p, carry, first, count, True)
+            again = _raw(
+                ptr, idx, blocks, *preconditioner, r if j else start, r, p, carry, first, count, True
+            )
             last, scalars, residuals, directions = again[1], *again[6:]
         else:
             scalars, residuals, directions, last = saved[4 * j : 4 * j + 4]
@@ -354,6 +355,7 @@ def _adjoint(
         end = first
     rbar, _, _, gv, gm = state
     if kind == 3 and needs[1]:
+        assert gm is not None
         gm = _only_read(gm.neg(), factor, _LOWER)
     return gv, gm, rbar, gx0
 
@@ -362,12 +364,12 @@ class _PCGAdjoint(torch.autograd.Function):
     """Gradients for (values, m, b, x0), as an operation that has derivatives itself."""
 
     @staticmethod
-    def forward(values, m, b, x0, gx, gnorms, norms, *rest):
-        return tuple(_adjoint(values, m, b, x0, gx, gnorms, norms, *rest[:6], rest[6:], (True,) * 4))
+    def forward(values, m, b, x0, gx, gnorms, norms, fixed, *saved):
+        return _adjoint(values, m, b, x0, gx, gnorms, norms, fixed, saved, (True,) * 4)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        ctx.fixed = inputs[7:12]
+        ctx.fixed = inputs[7][:5]
         ctx.inputs = len(inputs)
         ctx.save_for_backward(*inputs[:6])
 
@@ -378,7 +380,7 @@ class _PCGAdjoint(torch.autograd.Function):
 
     @staticmethod
     def vmap(info, in_dims, *args):
-        return vmapped(_unfused_adjoint(*args[7:12]), in_dims[:6], args[:6])
+        return vmapped(_unfused_adjoint(*args[7][:5]), in_dims[:6], args[:6])
 
 
 class _PCGAdjointForwardMode(Eager, _PCGAdjoint):

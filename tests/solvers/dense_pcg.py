@@ -1,4 +1,4 @@
-"""Preconditioned conjugate gradients on dense matrices, by torch alone, and systems to try the compiled ones on."""
+"""Preconditioned conjugate gradients on dense matrices, by torch alone, and systems to try the others on."""
 
 from typing import NamedTuple
 
@@ -134,4 +134,3 @@ def gradients(s: System, function, iterations: int, gx: bool = True, gnorms: boo
         loss = loss + (norms * normal(norms.shape, x.dtype, seed=9)).sum()
     grads = torch.autograd.grad(loss, s.inputs, allow_unused=True, materialize_grads=True)
     return [x.detach(), norms.detach(), *grads]
-

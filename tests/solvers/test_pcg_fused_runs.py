@@ -1,4 +1,4 @@
-"""How the compiled conjugate gradients run: in parts, on threads, in little memory, until somebody interrupts."""
+"""How the compiled conjugate gradients run: in parts, on threads, in little memory, until an interrupt."""
 
 import os
 import signal
