@@ -109,7 +109,11 @@ class Adjoint {
   const Kernels<T, I>& table = kernels().get<T, I>();
   std::vector<T> transposed;     // values of A^T, for one column
   std::vector<int64_t> columns;  // those with a cotangent
-  int64_t k = 0, nk = 0;         // of these
+  struct Run {
+    int64_t from, to, length;
+  };
+  std::vector<Run> runs;  // the same as ranges, and where they go among themselves
+  int64_t k = 0, nk = 0;  // of these
   bool compact = false, fused = false;
   std::vector<T> own_rbar, own_pbar, own_gx, qs, ys, zs;
   std::vector<T> rhobar, c, inverse_alpha, beta, alpha, pibar, curvature, minus_alpha, ones, zeros;
@@ -151,13 +155,18 @@ class Adjoint {
     if (found == 0) return;
     const bool all = 4 * found > 3 * p.k;
     if (found == 1 && p.k > 1 && !all) *std::find(learns.begin(), learns.end(), 0) = 1;
-    for (int64_t j = 0; j < p.k; ++j)
-      if (all || learns[j]) columns.push_back(j);
+    for (int64_t j = 0; j < p.k; ++j) {
+      if (!all && !learns[j]) continue;
+      if (columns.empty() || columns.back() + 1 < j)
+        runs.push_back({j, static_cast<int64_t>(columns.size()), 0});
+      columns.push_back(j), ++runs.back().length;
+    }
   }
   void take(const T* from, T* to) const {
     torch::stable::parallel_for(0, p.n, std::max<int64_t>(kGrain / p.k, 1), [&](int64_t i0, int64_t i1) {
       for (int64_t i = i0; i < i1; ++i)
-        for (int64_t j = 0; j < k; ++j) to[i * k + j] = from[i * p.k + columns[j]];
+        for (const Run& run : runs)
+          for (int64_t j = 0; j < run.length; ++j) to[i * k + run.to + j] = from[i * p.k + run.from + j];
     });
   }
   void put(const T* from, T* to) const {
@@ -349,8 +358,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> csr_pcg_backward(
                last = dense(last_), scalars = dense(scalars_), norms = dense(norms_);
   const std::optional<Tensor> m = optional(m_), x0 = optional(x0_), before = optional(before_),
                               gx = optional(gx_), gnorms = optional(gnorms_), rbar_in = optional(rbar_),
-                              pbar_in = optional(pbar_), bars_in = optional(bars_), ga_in = optional(ga_),
-                              gm_in = optional(gm_);
+                              pbar_in = optional(pbar_), bars_in = optional(bars_),
+                              ga_in = need_values ? optional(ga_) : std::nullopt,
+                              gm_in = need_m ? optional(gm_) : std::nullopt;
   const PcgSizes p(name, S, values, kind, m, last);
   const Factor factor(name, p, m, factor_, S.idx);
   STD_TORCH_CHECK(St.nnz() == S.nnz() && St.rows() == p.n, name,

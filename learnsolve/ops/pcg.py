@@ -288,8 +288,10 @@ class _PCG(torch.autograd.Function):
         inner = [t.dim() - (d is not None) for t, d in zip((values, m, b, x0), in_dims[:4], strict=True)]
         if inner[0] > 1 or inner[1] > 1 or inner[2] > 2:
             # A batch within the map: two batch axes are more than the kernel has.
-            fixed = (pattern, factor, kind, iterations, from_zero)
-            return vmapped(lambda *t: _unfused(*t, *fixed), in_dims[:4], (values, m, b, x0))
+            def unfused(v, m, b, x):
+                return _unfused(v, m, b, x, pattern, factor, kind, iterations, from_zero)
+
+            return vmapped(unfused, in_dims[:4], (values, m, b, x0))
         n = info.batch_size
         vector = inner[2] == 1
         shared = v_dim is None and m_dim is None and vector and b_dim is not None

@@ -15,7 +15,8 @@ N = 6
 
 def close(found, wanted, tolerance):
     for i, (f, w) in enumerate(zip(found, wanted, strict=True)):
-        scale = max(float(w.detach().abs().max()), 1e-3) if w.numel() else 1.0  # some are zero but for rounding
+        # Some are zero but for rounding.
+        scale = max(float(w.detach().abs().max()), 1e-3) if w.numel() else 1.0
         torch.testing.assert_close(f / scale, w / scale, rtol=0, atol=tolerance, msg=lambda m: f"{i}: {m}")  # noqa: B023
 
 

@@ -9,7 +9,7 @@ import time
 import pytest
 import torch
 from ops.test_memory import peak
-from reference import grid, power_law
+from reference import grid, normal, power_law
 from scipy.sparse import eye_array
 from solvers.dense_pcg import fused, gradients, system
 
@@ -35,6 +35,11 @@ def test_parts_do_not_change_a_bit(kind, shape, monkeypatch):
             patch.setattr(pcg, "_WORK", 10_000)
             assert len(pcg._calls(s.values, s.values, s.b, 40, False)) > 2
             assert equal(gradients(s, fused, 40), wanted)
+            for i, t in enumerate(s.inputs):  # the gradient of one input alone
+                inputs = [u.detach().requires_grad_(u is t) for u in s.inputs]
+                x, norms, _ = fused(s.with_inputs(*inputs), 40)
+                loss = (x * normal(x.shape, seed=8)).sum() + (norms * normal(norms.shape, seed=9)).sum()
+                assert torch.equal(torch.autograd.grad(loss, inputs[i])[0], wanted[2 + i])
             patch.setattr(pcg, "_WORK", 1)
             assert equal(gradients(s, fused, 40, checkpointed=True), wanted)
 
