@@ -5,6 +5,7 @@
 
 #include "kernels/add.h"
 #include "kernels/incomplete.h"
+#include "kernels/pcg.h"
 #include "kernels/richardson.h"
 #include "kernels/sddmm.h"
 #include "kernels/spgemm.h"
@@ -37,6 +38,14 @@ constexpr Kernels<T, I> table{&spmm<T, I>,
                               &sptrsv_gradient<T, I>,
                               &add<T, I>,
                               &add_backward<T, I>};
+                              &spmm_dot<T, I>,
+                              &sddmm_pairs<T, I>,
+                              &pcg_residual<T, I>,
+                              &pcg_update<T, I>,
+                              &pcg_combine<T, I>,
+                              &pcg_dot<T, I>,
+                              &pcg_adjoint_residual<T, I>,
+                              &pcg_adjoint_direction<T, I>};
 
 extern const AllKernels all_kernels;
 const AllKernels all_kernels{table<float, int32_t>, table<float, int64_t>, table<double, int32_t>,

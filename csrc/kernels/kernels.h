@@ -5,6 +5,7 @@
 #include "kernels/csr_view.h"
 #include "kernels/elimination.h"
 #include "kernels/stencil_view.h"
+#include "kernels/pcg_passes.h"
 
 namespace learnsolve {
 
@@ -50,6 +51,16 @@ struct Kernels {
               int64_t na, const T* b, int64_t nb, T alpha, T beta, T* c);
   void (*add_backward)(const uint8_t* codes, const I* starts, int64_t chunk0, int64_t chunk1, int64_t n,
                        const T* g, T alpha, T beta, T* ga, T* gb);
+  void (*spmm_dot)(A, B, int64_t b0, int64_t b1, const T* x, const T* u, int64_t k, T* y, T* sum);
+  void (*sddmm_pairs)(const I* ptr, const I* idx, B, int64_t b0, int64_t b1, const T* const* u,
+                      const T* const* v, int64_t pairs, int64_t k, T* out);
+  void (*pcg_residual)(B, int64_t b0, int64_t b1, PcgResidual<T>, int64_t k);
+  void (*pcg_update)(B, int64_t b0, int64_t b1, PcgUpdate<T>, int64_t k);
+  void (*pcg_combine)(B, int64_t b0, int64_t b1, PcgCombine<T>, int64_t k);
+  void (*pcg_dot)(B, int64_t b0, int64_t b1, PcgDot<T>, int64_t k);
+  void (*pcg_adjoint_residual)(B, int64_t b0, int64_t b1, PcgAdjointResidual<T>, int64_t k);
+  void (*pcg_adjoint_direction)(A, B, int64_t b0, int64_t b1, PcgAdjointDirection<T>, int64_t k, const T* p,
+                                T* ga);
 };
 
 struct AllKernels {

@@ -22,15 +22,15 @@ namespace learnsolve {
 // writing them for the first time costs a page fault for each 4 KiB: more than the product that writes them.
 // Huge pages are 512 times fewer: both gradients of a 1000 x 1000 grid, float64, take 12 ms instead of 30. A
 // hint: where the system has none, nothing happens.
-inline void prefer_huge_pages(void* data, size_t bytes) {
+inline void prefer_huge_pages(void* data, size_t bytes, size_t large = size_t{32} << 20) {
 #ifdef MADV_HUGEPAGE
-  constexpr size_t large = size_t{32} << 20, page = size_t{2} << 20;
+  constexpr size_t page = size_t{2} << 20;
   if (bytes < large) return;
   const uintptr_t begin = (reinterpret_cast<uintptr_t>(data) + page - 1) / page * page;
   const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + bytes) / page * page;
   if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
 #else
-  (void)data, (void)bytes;
+  (void)data, (void)bytes, (void)large;
 #endif
 }
 

@@ -8,6 +8,7 @@ void test_colouring();
 void test_comparison();
 void test_incomplete();
 void test_products();
+void test_pcg();
 void test_richardson();
 void test_spgemm();
 void test_stencils();
@@ -27,6 +28,7 @@ int main(int argc, char** argv) {
   test_colouring();
   test_products();
   test_incomplete();
+  test_pcg();
   test_richardson();
   test_spgemm();
   test_stencils();

@@ -153,3 +153,36 @@ def _(codes, starts, nnz, a, b, alpha, beta):
 def _(codes, starts, na, nb, g, alpha, beta, need_a, need_b):
     ga = g.new_empty((*g.shape[:-1], na) if need_a else (0,))
     return ga, g.new_empty((*g.shape[:-1], nb) if need_b else (0,))
+@torch.library.register_fake("learnsolve::csr_pcg")
+def _(ptr, idx, blocks, values, kind, m, factor, x, r, p, carry, first, iterations, store):
+    begins = p is None
+    batch, k = (r.shape[0] if r.dim() == 3 else 1), (r.shape[-1] if r.dim() > 1 else 1)
+    n, saved = r.shape[max(r.dim() - 2, 0)], iterations if store else 0
+    columns = r.shape[-1:] if r.dim() > 1 else ()
+    return (
+        r.new_empty(r.shape),
+        r.new_empty(r.shape),
+        r.new_empty(r.shape),
+        r.new_empty((0,) if store else r.shape),
+        r.new_empty((batch, 6, k)),
+        r.new_empty((*r.shape[: max(r.dim() - 2, 0)], iterations + begins, *columns)),
+        r.new_empty((batch, iterations, 3, k)),
+        r.new_empty((batch, saved, n, k)),
+        r.new_empty((batch, saved, n, k)),
+    )
+
+
+@torch.library.register_fake("learnsolve::csr_pcg_backward")
+def _(
+    ptr, idx, blocks, tptr, tidx, tperm, tblocks, values, kind, m, factor, x0, residuals, directions, last,
+    before, scalars, norms, gx, gnorms, rbar, pbar, bars, ga, gm, need_values, need_m, need_x0,
+):  # fmt: skip
+    batch, k = scalars.shape[0], scalars.shape[-1]
+    return (
+        last.new_empty(last.shape),
+        last.new_empty(last.shape),
+        last.new_empty((batch, 3, k)),
+        values.new_empty(values.shape if need_values else (0,)),
+        values.new_empty(m.shape if need_m and m is not None else (0,)),
+        last.new_empty(last.shape if need_x0 and before is None else (0,)),
+    )

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from learnsolve.solvers._fused_cg import fused_cg
 from learnsolve.solvers._loop import CODE
 from learnsolve.solvers._options import Options
 from learnsolve.solvers._solve import solve
@@ -133,4 +134,5 @@ def cg(
         adjoint_maxiter=adjoint_maxiter,
         parameters=parameters,
     )
-    return solve("cg", ConjugateGradients(), A, b, x0, options, symmetric=True)
+    solution = fused_cg("cg", A, b, x0, options)
+    return solution or solve("cg", ConjugateGradients(), A, b, x0, options, symmetric=True)

@@ -206,6 +206,40 @@ def add_backward_arguments(P, dtype):
     needs = ((True, True), (False, True), (True, False))
     g = normal((2, nnz), dtype)
     return [(*plan, na, nb, t, 2.0, -1.0, *need) for t in (g, g[0]) for need in needs]
+def pcg_arguments(P, dtype):
+    n = P.shape[0]
+    ptr, idx, _, blocks = structure(P)
+    A, product = (ptr, idx, blocks), [ptr, idx, blocks, *structure(P, True)]
+    v, vb, d = normal((P.nnz,), dtype), normal((2, P.nnz), dtype), normal((n,), dtype).abs()
+    b, B = normal((n, 3), dtype), normal((2, n, 3), dtype)
+    out = [
+        (*A, v, 0, None, [], None, b[:, 0], None, None, 0, 3, False),
+        (*A, v, 1, d, [], b, b, None, None, 0, 3, True),
+        (*A, vb, 2, v, product, B, B, None, None, 0, 2, True),
+    ]
+    x, r, p, _, carry, *_ = ops.csr_pcg(*out[2])
+    return [*out, (*A, vb, 2, v, product, x, r, p, carry, 2, 2, True)]
+
+
+def pcg_backward_arguments(P, dtype):
+    out = []
+    for begin, needs in (((1, None), (True, True, True)), ((2, 3), (True, False, False))):
+        ptr, idx, blocks, v, kind, m, factor, x0, *_ = start = pcg_arguments(P, dtype)[begin[0]]
+        both = (ptr, idx, blocks, *structure(P, True), v, kind, m, factor, x0)
+        *_, norms, scalars, R, D = found = ops.csr_pcg(*start)
+        if begin[1] is not None:
+            before, (*_, norms, scalars, R, D) = D[:, -1], (found := ops.csr_pcg(*pcg_arguments(P, dtype)[3]))
+        else:
+            before = None
+        g = (torch.ones_like(found[0]), torch.ones_like(norms))
+        none = (None,) * 5
+        out.append((*both, R, D, found[1], before, scalars, norms, *g, *none, *needs))
+        out.append((*both, R, D, found[1], before, scalars, norms, g[0], None, *none, *needs))
+        if before is not None:
+            rbar, pbar, bars, ga, *_ = ops.csr_pcg_backward(*out[-1])
+            last = (found[1], before, scalars, norms, *g, rbar, pbar, bars, ga, None)
+            out.append((*both, R, D, *last, *needs))
+    return out
 
 
 SAMPLES = {
@@ -228,6 +262,8 @@ SAMPLES = {
     "csr_sptrsv_backward": sptrsv_backward_arguments,
     "csr_richardson": richardson_arguments,
     "csr_richardson_backward": richardson_backward_arguments,
+    "csr_pcg": pcg_arguments,
+    "csr_pcg_backward": pcg_backward_arguments,
 }
 
 

@@ -1,0 +1,156 @@
+// What preconditioned conjugate gradients and their adjoint share: sizes, the preconditioner, sums.
+#pragma once
+
+#include <cmath>
+#include <limits>
+
+#include "ops/triangular.h"
+
+namespace learnsolve {
+
+enum class Preconditioning : int64_t { none, diagonal, product, triangular };
+
+// Why a column has stopped. It keeps x and r, and adds nothing to any gradient from there on.
+enum class Stop : int { running, rounding, curvature, preconditioner, non_finite, diverged };
+
+// Rows of `carry`, one entry a column each.
+enum Carry { kRho, kNorm, kLow, kHigh, kStop, kWhen, kCarry };
+// Rows of `scalars`, for each iteration. alpha = 0: the column stood still.
+enum Scalar { kScalarRho, kAlpha, kBeta, kScalars };
+
+struct PcgSizes {
+  int64_t values_step, m_step, batch, n, k;
+  Preconditioning kind;
+  bool vector;  // b is (n)
+
+  PcgSizes(const char* name, const Structure& S, const Tensor& values, int64_t kind_,
+           const std::optional<Tensor>& m, const Tensor& b) {
+    check_dense(name, "b", b, values);
+    check_values(name, values, S.nnz());
+    STD_TORCH_CHECK(kind_ >= 0 && kind_ <= 3, name, ": kind must be 0 ... 3, got ", kind_);
+    kind = static_cast<Preconditioning>(kind_);
+    const Dense d(b);
+    batch = d.batch, n = d.n, k = d.k, vector = b.dim() == 1;
+    STD_TORCH_CHECK(n == S.rows(), name, ": b must have ", S.rows(), " rows, got ", n);
+    STD_TORCH_CHECK(values.dim() == 1 || (b.dim() == 3 && values.size(0) == batch), name,
+                    ": with values (B, nnz), b must be (B, n, k)");
+    values_step = values.dim() == 2 ? S.nnz() : 0;
+    STD_TORCH_CHECK(m.has_value() == (kind != Preconditioning::none), name,
+                    ": m must be given for kind 1, 2, 3 and for no other");
+    m_step = 0;
+    if (!m) return;
+    STD_TORCH_CHECK(m->scalar_type() == values.scalar_type(), name, ": m and values must have one dtype");
+    STD_TORCH_CHECK(m->dim() == 1 || (m->dim() == 2 && b.dim() == 3 && m->size(0) == batch), name,
+                    ": m must be one vector, or (B, ...) with b (B, n, k)");
+    if (m->dim() == 2) m_step = m->size(1);
+    STD_TORCH_CHECK(kind != Preconditioning::diagonal || m->size(m->dim() - 1) == n, name,
+                    ": a diagonal must have ", n, " entries");
+  }
+  int64_t nk() const { return n * k; }
+};
+
+// Sums a block and column, and their totals.
+template <class T>
+struct Sums {
+  std::vector<T> parts;
+  T* room(int64_t blocks, int64_t k) {
+    parts.resize(blocks * k);
+    return parts.data();
+  }
+  double total(int64_t blocks, int64_t k, int64_t c) const {
+    double sum = 0;
+    for (int64_t b = 0; b < blocks; ++b) sum += parts[b * k + c];
+    return sum;
+  }
+};
+
+// The values of a transpose in its own order: a loop reads them often, and through `perm` that takes twice as
+// long.
+template <class T, class I>
+std::vector<T> transposed_values(const Structure& St, const T* values) {
+  std::vector<T> own(St.nnz());
+  const I* perm = data<I>(*St.perm);
+  torch::stable::parallel_for(0, St.nnz(), kGrain, [&](int64_t p0, int64_t p1) {
+    for (int64_t p = p0; p < p1; ++p) own[p] = values[perm[p]];
+  });
+  return own;
+}
+
+// The structures of L. `factor`: for a product L's ptr, idx, blocks and L^T's ptr, idx, perm, blocks; for
+// triangular solves L's ptr, idx, blocks, then ptr, idx, perm (empty: none), blocks, order, levels of the
+// lower triangle and of its transpose.
+class Factor {
+ public:
+  Factor(const char* name, const PcgSizes& p, const std::optional<Tensor>& m,
+         const std::vector<Tensor>& factor, const Tensor& idx) {
+    const bool triangular = p.kind == Preconditioning::triangular;
+    const size_t size = triangular ? 15 : p.kind == Preconditioning::product ? 7 : 0;
+    STD_TORCH_CHECK(factor.size() == size, name, ": factor must hold ", size, " tensors, got ",
+                    factor.size());
+    if (size == 0) return;
+    rows.emplace(name, factor[0], factor[1], std::nullopt, factor[2]);
+    STD_TORCH_CHECK(rows->rows() == p.n && rows->nnz() == m->size(m->dim() - 1) &&
+                        rows->idx.scalar_type() == idx.scalar_type(),
+                    name, ": the factor must have ", p.n, " rows, m its values, and the index type of A");
+    if (triangular) {
+      const auto side = [&](size_t at, bool upper) {
+        const std::optional<Tensor> perm =
+            factor[at + 2].numel() > 0 ? std::optional(factor[at + 2]) : std::nullopt;
+        return TriangularStructure(name, factor[at], factor[at + 1], perm, factor[at + 3], factor[at + 4],
+                                   factor[at + 5], upper, false);
+      };
+      lower.emplace(side(3, false)), upper.emplace(side(9, true));
+      STD_TORCH_CHECK(lower->rows() == p.n && upper->rows() == p.n &&
+                          (lower->perm ? lower->entries() <= rows->nnz() : lower->entries() == rows->nnz()) &&
+                          upper->entries() == lower->entries() && upper->perm,
+                      name, ": the triangles must be those of the factor");
+      width = p.n;
+    } else {
+      columns.emplace(name, factor[3], factor[4], factor[5], factor[6]);
+      STD_TORCH_CHECK(columns->nnz() == rows->nnz(), name, ": both structures must hold the same entries");
+      width = columns->rows();
+    }
+  }
+  std::optional<Structure> rows, columns;
+  std::optional<TriangularStructure> lower, upper;
+  int64_t width = 0;  // columns of L
+};
+
+// A factor with values.
+template <class T, class I>
+class AppliedFactor {
+ public:
+  AppliedFactor(const Factor& factor, const T* values_) : of(factor), values(values_) {
+    if (of.columns) transposed = transposed_values<T, I>(*of.columns, values);
+  }
+  // y = L^T x or L^-1 x
+  void first(const T* x, int64_t k, T* y) const {
+    if (of.lower) return solve(*of.lower, x, k, y);
+    const Structure& S = *of.columns;
+    multiply(S, {data<I>(S.ptr), data<I>(S.idx), nullptr, transposed.data()}, x, k, y);
+  }
+  // y = L x or L^-T x
+  void second(const T* x, int64_t k, T* y) const {
+    if (of.upper) return solve(*of.upper, x, k, y);
+    multiply(*of.rows, of.rows->view<T, I>(values), x, k, y);
+  }
+
+ private:
+  const Factor& of;
+  const T* values;
+  std::vector<T> transposed;
+
+  static void multiply(const Structure& S, const CsrView<T, I>& view, const T* x, int64_t k, T* y) {
+    parallel_blocks<I>(S, k, [&](int64_t b0, int64_t b1) {
+      kernels().get<T, I>().spmm(view, S.row_blocks<I>(), b0, b1, x, k, y, false);
+    });
+  }
+  void solve(const TriangularStructure& S, const T* x, int64_t k, T* y) const {
+    if (S.rows() * k == 0 || triangular_solve<T, I>(S, values, 0, x, 0, y, 1, k)) return;
+    T value = 0;
+    const int64_t row = zero_on_diagonal<T, I>(S, values, value);
+    STD_TORCH_CHECK(false, "csr_pcg: cannot divide by the diagonal of the factor: row ", row, " has ", value);
+  }
+};
+
+}  // namespace learnsolve

@@ -1,0 +1,81 @@
+"""`cg` for a fixed number of iterations, by the compiled loop of ops/pcg.py where it can.
+
+A preconditioner that the loop knows says so by a method `pcg_form()` that returns (kind, m, factor) as
+`pcg_iterations` takes them; None: it is none of these.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from learnsolve._plain import outside_of_graphs
+from learnsolve.csr import CSR
+from learnsolve.ops.pcg import Stop, pcg_iterations
+from learnsolve.solvers import _units
+from learnsolve.solvers._loop import CODE
+from learnsolve.solvers._operator import as_operator
+from learnsolve.solvers._solve import Options, _mapped, check_b, check_operands, check_options, columns
+from learnsolve.solvers._vectors import size
+from learnsolve.solvers.base import Solution, SolverError, Status
+
+# What a column that stood still is called. At rounding level there was no tolerance that it could have met.
+_STATUS = {
+    Stop.RUNNING: Status.MAX_ITERATIONS,
+    Stop.ROUNDING: Status.MAX_ITERATIONS,
+    Stop.CURVATURE: Status.INDEFINITE,
+    Stop.PRECONDITIONER: Status.INDEFINITE,
+    Stop.NON_FINITE: Status.NON_FINITE,
+    Stop.DIVERGED: Status.DIVERGED,
+}
+
+
+@outside_of_graphs
+def fused_cg(name: str, A: Any, b: Any, x0: Tensor | None, options: Options) -> Solution | None:
+    """The solution, or None where the general loop is needed: then nothing has been done."""
+    form = ("none", None, None) if options.M is None else getattr(options.M, "pcg_form", lambda: None)()
+    fixed = options.rtol == 0 and options.atol == 0 and options.maxiter is not None
+    if form is None or not fixed or options.callback is not None or options.gradient == "implicit":
+        return None
+    if not (isinstance(A, CSR) and A.values.is_cpu and isinstance(b, Tensor)):
+        return None
+    check_b(name, b)
+    check_options(name, options)
+    operator = as_operator(name, A, b, options.transpose, tuple(options.parameters), True)
+    batch = check_operands(name, A, b)
+    kind, m, factor = form
+    same_x0 = x0 is None or (isinstance(x0, Tensor) and x0.shape == b.shape and x0.dtype == b.dtype)
+    B = columns(b, b.dim() == 1, batch)
+    if not same_x0 or (m is not None and (m.dtype != b.dtype or m.dim() != 1)):
+        return None
+    if _mapped(b) or _mapped(A.values) or _units.choose(operator, B) is not None:
+        return None
+
+    lead = B.shape[:-2]
+    values = A.values
+    if batch:
+        values = values.expand((*lead, values.shape[-1])).reshape(-1, values.shape[-1])
+    X = None
+    if x0 is not None:  # A x = 0 is solved by zero, wherever one starts
+        X = torch.where(size(B) == 0, 0, columns(x0, b.dim() == 1, batch)).reshape(-1, *B.shape[-2:])
+    assert options.maxiter is not None
+    x, norms, status = pcg_iterations(
+        values, B.reshape(-1, *B.shape[-2:]), X, A.pattern, options.maxiter,
+        kind=kind, m=m, factor=factor, checkpointed=options.gradient == "checkpointed",
+    )  # fmt: skip
+    why, when = status.unbind(-2)
+    ran = torch.where(why == Stop.RUNNING, options.maxiter, when)
+    iterations = int(ran.max()) if ran.numel() else 0
+    names = torch.tensor([CODE[_STATUS[stop]] for stop in Stop])
+    codes = torch.where(norms.detach()[..., 0, :] == 0, CODE[Status.CONVERGED], names[why])
+    norms = norms[..., : iterations + 1, :]
+    x, norms, codes = (t.reshape(*lead, *t.shape[1:]) for t in (x, norms, codes))
+    if b.dim() == 1 and x.dim() == 2:
+        solution = Solution(x.squeeze(-1), iterations, norms.squeeze(-1), -1, codes=codes.squeeze(-1))
+    else:
+        solution = Solution(x, iterations, norms, -2, codes=codes)
+    if options.throw and not solution.converged:
+        raise SolverError(name, solution)
+    return solution
