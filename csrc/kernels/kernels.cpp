@@ -37,7 +37,7 @@ constexpr Kernels<T, I> table{&spmm<T, I>,
                               &sptrsv_rows<T, I>,
                               &sptrsv_gradient<T, I>,
                               &add<T, I>,
-                              &add_backward<T, I>};
+                              &add_backward<T, I>,
                               &spmm_dot<T, I>,
                               &sddmm_pairs<T, I>,
                               &pcg_residual<T, I>,

@@ -4,8 +4,8 @@
 
 #include "kernels/csr_view.h"
 #include "kernels/elimination.h"
-#include "kernels/stencil_view.h"
 #include "kernels/pcg_passes.h"
+#include "kernels/stencil_view.h"
 
 namespace learnsolve {
 
