@@ -11,6 +11,11 @@ SUPPORTED = (torch.float32, torch.float64)
 def tensor(function: str, name: str, value: Any) -> None:
     if not isinstance(value, Tensor):
         raise TypeError(f"{function}: {name} must be a torch.Tensor, got {type(value).__name__}")
+    if value.layout is not torch.strided:
+        raise TypeError(
+            f"{function}: {name} must be a dense tensor, got layout {value.layout}; make a matrix of it with "
+            "CSR.from_torch, or call .to_dense()"
+        )
 
 
 def dtype(function: str, name: str, value: Tensor) -> None:

@@ -309,3 +309,18 @@ def test_bad_argument(name):
     call, kind, message = BAD[name]
     with pytest.raises(kind, match=message):
         call()
+
+
+@pytest.mark.parametrize("name", ["diagonal", "trace", "sum", "transpose", "inverse_diagonal"])
+def test_what_is_no_matrix_is_refused(name):
+    for other in (torch.ones(2, 2), scipy.sparse.eye_array(2), None, A.pattern):
+        kind = type(other).__name__
+        with pytest.raises(TypeError, match=f"^{name}: A must be a CSR, got {kind}; make one with"):
+            getattr(ops, name)(other)
+
+
+@pytest.mark.parametrize("name", ["scale_rows", "scale_columns"])
+def test_what_is_no_matrix_is_not_scaled(name):
+    for other in (torch.ones(2, 2), scipy.sparse.eye_array(2), None, A.pattern):
+        with pytest.raises(TypeError, match=f"^{name}: A must be a CSR, got {type(other).__name__};"):
+            getattr(ops, name)(other, torch.ones(2))
