@@ -128,7 +128,7 @@ def _finite(f: Tensor, plan: Plan, kind: str) -> None:
     batch = f" of matrix {int(bad[0, 0])} of the batch (counted through all its axes)" if f.dim() > 1 else ""
     raise ValueError(
         f"{kind}: every entry of the factors must be finite, that of {name} in row {row}, column {column}"
-        f"{batch} is {float(f[tuple(bad[0])]):.6g}; scale the rows and columns of A, with symmetric_scaling, say"
+        f"{batch} is {float(f[tuple(bad[0])]):.6g}; scale the rows and columns of A first"
     )
 
 

@@ -337,7 +337,7 @@ def test_errors(kind):
 def test_an_overflow_that_reaches_no_pivot_is_named():
     D = torch.tensor([[1e-300, 0, 1], [1e300, 1, 0], [0, 0, 1]], dtype=torch.float64)
     A = ls.CSR.from_dense(D)
-    with pytest.raises(ValueError, match="ilu0: .* of L in row 1, column 0 is inf; scale the rows"):
+    with pytest.raises(ValueError, match=r"ilu0: .* of L in row 1, column 0 is inf; scale the rows"):
         ls.ops.ilu0(A)
     batch = A.with_values(torch.stack((torch.ones_like(A.values), A.values)))
     with pytest.raises(ValueError, match=r"ilu0: .* row 1, column 0 of matrix 1 of the batch .* is inf"):
