@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -53,8 +54,10 @@ def one_of(function: str, name: str, value: Any, allowed: tuple) -> None:
         raise ValueError(f"{function}: {name} must be one of {allowed}, got {value!r}")
 
 
-def integer(function: str, name: str, value: Any, minimum: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
+def integer(function: str, name: str, value: Any, minimum: int) -> int:
+    """`value`, an integer of Python or NumPy, as Python's."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"{function}: {name} must be an int, got {type(value).__name__}")
     if value < minimum:
         raise ValueError(f"{function}: {name} must be at least {minimum}, got {value}")
+    return value if isinstance(value, int) else int(value)

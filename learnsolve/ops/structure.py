@@ -78,7 +78,7 @@ def diagonal(A: CSR, k: int = 0) -> Tensor:
     tensor([-1., -1.], dtype=torch.float64)
     """
     matrix("diagonal", "A", A)
-    _check.integer("diagonal", "k", k, -(2**62))
+    k = _check.integer("diagonal", "k", k, -(2**62))
     at = A.pattern.diagonal_positions if k == 0 else A.pattern._planned(_plan_diagonal, k)
     if A.nnz == 0:
         return A.values.sum(-1, keepdim=True).expand(A.batch_shape + at.shape)  # zeros, with a graph

@@ -325,6 +325,18 @@ def test_what_is_no_matrix_is_refused(name):
             getattr(ops, name)(other)
 
 
+def test_integers_of_numpy():
+    one, three = np.int64(1), np.int32(3)
+    E = ops.eye(three, np.int64(4), k=one)
+    assert E.pattern is ops.eye(3, 4, k=1).pattern
+    assert all(type(size) is int for size in E.shape)
+    assert A.tril(one).pattern is A.tril(1).pattern
+    assert torch.equal(ops.diagonal(A, one), ops.diagonal(A, 1))
+    assert ops.diag(torch.ones(2), one).shape == (3, 3)
+    with pytest.raises(TypeError, match="eye: n must be an int, got bool"):
+        ops.eye(True)
+
+
 @pytest.mark.parametrize("name", ["scale_rows", "scale_columns"])
 def test_what_is_no_matrix_is_not_scaled(name):
     for other in (torch.ones(2, 2), scipy.sparse.eye_array(2), None, A.pattern):
