@@ -226,6 +226,22 @@ def test_norm_of_zeros_has_no_nan(dim):
     assert torch.equal(torch.func.hessian(f)(v), torch.zeros(P.nnz, P.nnz).double())
 
 
+@pytest.mark.parametrize("dim", [None, 1])
+def test_where_norms_leave_the_range(dim):
+    """As the docstring says: small entries count as zeros, without a NaN, large ones give infinity."""
+    for dtype, small, large in ((torch.float64, 1e-200, 1e155), (torch.float32, 1e-25, 1e20)):
+        A = ops.eye(2, dtype=dtype)
+        v = torch.full((2,), small, dtype=dtype, requires_grad=True)
+        found = A.with_values(v).norm(dim=dim).sum()
+        assert found == 0
+        assert torch.equal(torch.autograd.grad(found, v)[0], torch.zeros_like(v))
+        assert A.with_values(torch.full((2,), large, dtype=dtype)).norm(dim=dim).isinf().all()
+        s = 1 / small
+        wanted = torch.full((), small, dtype=dtype) * (2**0.5 if dim is None else 1)
+        scaled = (A.with_values(v.detach()) * s).norm(dim=dim) / s
+        torch.testing.assert_close(scaled, wanted.expand(scaled.shape), rtol=1e-6, atol=0)
+
+
 @every_structure
 def test_norms_agree_with_scipy(structure):
     A = matrix(STRUCTURES[structure], 1)
