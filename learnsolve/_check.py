@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,6 +12,11 @@ SUPPORTED = (torch.float32, torch.float64)
 def tensor(function: str, name: str, value: Any) -> None:
     if not isinstance(value, Tensor):
         raise TypeError(f"{function}: {name} must be a torch.Tensor, got {type(value).__name__}")
+    if value.layout is not torch.strided:
+        raise TypeError(
+            f"{function}: {name} must be a dense tensor, got layout {value.layout}; make a matrix of it with "
+            "CSR.from_torch, or call .to_dense()"
+        )
 
 
 def dtype(function: str, name: str, value: Tensor) -> None:
@@ -53,8 +59,10 @@ def flag(function: str, name: str, value: Any) -> None:
         raise TypeError(f"{function}: {name} must be True or False, got {value!r}")
 
 
-def integer(function: str, name: str, value: Any, minimum: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
+def integer(function: str, name: str, value: Any, minimum: int) -> int:
+    """`value`, an integer of Python or NumPy, as Python's."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"{function}: {name} must be an int, got {type(value).__name__}")
     if value < minimum:
         raise ValueError(f"{function}: {name} must be at least {minimum}, got {value}")
+    return value if isinstance(value, int) else int(value)

@@ -111,7 +111,25 @@ def _factor_or_raise(values: Tensor, pattern: SparsityPattern, kind: str) -> Ten
             raise ValueError(
                 f'{message}; add a shift: shift=1e-2, say, or on_breakdown="shift" to search one'
             )
+    if f.is_cpu and not f.sum().isfinite():  # a sum that overflows by itself is looked into
+        _finite(f, plan, kind)
     return f
+
+
+def _finite(f: Tensor, plan: Plan, kind: str) -> None:
+    """Each entry of the factors: one can overflow, or be NaN from the start, and reach no pivot."""
+    bad = (~f.isfinite()).nonzero()
+    if len(bad) == 0:
+        return
+    at, pattern, name = int(bad[0, -1]), plan.lower, "L"
+    if at >= pattern.nnz:
+        at, pattern, name = at - pattern.nnz, plan.upper[0], "U"
+    row, column = int(pattern.row_indices[at]), int(pattern.col_indices[at])
+    batch = f" of matrix {int(bad[0, 0])} of the batch (counted through all its axes)" if f.dim() > 1 else ""
+    raise ValueError(
+        f"{kind}: every entry of the factors must be finite, that of {name} in row {row}, column {column}"
+        f"{batch} is {float(f[tuple(bad[0])]):.6g}; scale the rows and columns of A first"
+    )
 
 
 def factor(values: Tensor, pattern: SparsityPattern, kind: str) -> Tensor:

@@ -32,10 +32,9 @@ def eye(
     tensor([[1., 0., 0.],
             [0., 1., 0.]])
     """
-    m = n if m is None else m
-    for name, size in (("n", n), ("m", m)):
-        _check.integer("eye", name, size, 0)
-    _check.integer("eye", "k", k, -(2**62))
+    n = _check.integer("eye", "n", n, 0)
+    m = n if m is None else _check.integer("eye", "m", m, 0)
+    k = _check.integer("eye", "k", k, -(2**62))
     _check.one_of("eye", "index_dtype", index_dtype, (torch.int32, torch.int64))
     ones = torch.ones(max(0, min(n + min(k, 0), m - max(k, 0))), dtype=dtype, device=device)
     return CSR(ones, _pattern(n, m, k, index_dtype, ones.device))
@@ -56,7 +55,7 @@ def diag(d: Tensor, k: int = 0, *, index_dtype: torch.dtype = torch.int64) -> CS
             [0., 0., 0.]])
     """
     _check.tensor("diag", "d", d)
-    _check.integer("diag", "k", k, -(2**62))
+    k = _check.integer("diag", "k", k, -(2**62))
     _check.one_of("diag", "index_dtype", index_dtype, (torch.int32, torch.int64))
     if d.dim() == 0:
         raise ValueError("diag: d must have shape (..., n), got a scalar; use A * s with A = eye(n)")

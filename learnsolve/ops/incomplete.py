@@ -1,6 +1,7 @@
 """Incomplete Cholesky and LU factors without fill, differentiable in the matrix."""
 
 import warnings
+from numbers import Real
 from typing import NamedTuple
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from learnsolve import _check
 from learnsolve.csr import CSR
 from learnsolve.ops._incomplete import _raw_factor, breakdown_message, factor, plan_of
+from learnsolve.ops.structure import plain_values
 from learnsolve.pattern import SparsityPattern
 
 _FIRST_SHIFT, _TRIES = 1e-3, 30
@@ -40,7 +42,7 @@ def ic0(A: CSR, *, shift: float | Tensor = 0.0, on_breakdown: str = "raise") -> 
     ----------
     A : CSR, shape (n, n), float32 or float64, with every entry of its diagonal; values may have batch axes
     shift : float or Tensor of A's dtype, shape () or one that broadcasts to A's batch axes
-        sigma, relative to the diagonal. Differentiable if it is a tensor.
+        sigma, relative to the diagonal, finite and not negative. Differentiable if it is a tensor.
     on_breakdown : "raise" or "shift"
         what to do at a pivot that is not positive: raise, or search a shift: double it, from 1e-3 on, until
         the factor exists, at most 30 times, each matrix of a batch for itself.
@@ -55,7 +57,8 @@ def ic0(A: CSR, *, shift: float | Tensor = 0.0, on_breakdown: str = "raise") -> 
     ------
     ValueError
         if A is not square, if an entry of the diagonal is missing, at a pivot that is not positive (row and
-        value are named), or if the plan would take more than 8 GiB (a pattern that is nearly full).
+        value are named), if another entry of the factor overflows, if a shift is negative, or if the plan
+        would take more than 8 GiB (a pattern that is nearly full).
     TypeError
         if dtypes do not fit.
 
@@ -144,8 +147,8 @@ def ilu0(A: CSR, *, shift: float | Tensor = 0.0, on_breakdown: str = "raise") ->
     Raises
     ------
     ValueError
-        if A is not square, if an entry of the diagonal is missing, or at a pivot that is zero or not finite
-        (row and value are named).
+        if A is not square, if an entry of the diagonal is missing, at a pivot that is zero or not finite
+        (row and value are named), if another entry of a factor overflows, or if a shift is negative.
     TypeError
         if dtypes do not fit.
 
@@ -200,8 +203,8 @@ def _factors(function: str, A: CSR, shift: float | Tensor, on_breakdown: str) ->
             "rows, or add the entry (an explicit zero will do)"
         )
     batch = A.batch_shape
-    unshifted = not isinstance(shift, Tensor) and shift == 0
     used = _as_shift(function, shift, values)
+    unshifted = not isinstance(shift, Tensor) and shift == 0
     if on_breakdown == "shift":
         if torch.compiler.is_dynamo_compiling():
             raise NotImplementedError(
@@ -237,12 +240,18 @@ def _as_shift(function: str, shift: float | Tensor, values: Tensor) -> Tensor:
                 f"{function}: shift must broadcast to the batch axes {tuple(batch)} of A, got shape "
                 f"{tuple(shift.shape)}"
             )
+        if not torch.compiler.is_dynamo_compiling() and shift.is_cpu:
+            given = plain_values(shift)
+            if not (good := (given >= 0) & (given < float("inf"))).all():
+                raise ValueError(
+                    f"{function}: shift must be finite and not negative, got {float(given[~good][0])}"
+                )
         return shift.expand(batch)
-    if isinstance(shift, bool) or not isinstance(shift, (int, float)):
+    if isinstance(shift, bool) or not isinstance(shift, Real):  # NumPy's scalars too
         raise TypeError(f"{function}: shift must be a number or a torch.Tensor, got {type(shift).__name__}")
     if not 0 <= shift < float("inf"):
         raise ValueError(f"{function}: shift must be finite and not negative, got {shift}")
-    return torch.full(values.shape[:-1], shift, dtype=values.dtype, device=values.device)
+    return torch.full(values.shape[:-1], float(shift), dtype=values.dtype, device=values.device)
 
 
 class _Search(torch.autograd.Function):

@@ -28,6 +28,8 @@ def index(A: CSR, key: Any) -> CSR | Tensor:
     index arrays are made in every call, O(nnz), outside of what `torch.compile` traces.
     """
     key = key if isinstance(key, tuple) else (key,)
+    if not key:
+        raise IndexError("A[...]: expected one or two indices, got none; A[:, :] is the whole matrix")
     if len(key) > 2:
         raise IndexError(f"A[...]: a matrix has two axes, got {len(key)} indices")
     axes: list[Any] = [_axis(k, n) for k, n in zip((*key, slice(None))[:2], A.shape, strict=True)]
@@ -62,6 +64,13 @@ def permute(A: CSR, p: Any, q: Any = None) -> CSR:
             [2., 1.]])
     """
     matrix("permute", "A", A)
+    if p is None:
+        raise TypeError("permute: p must be an array of integers, got None; range(A.shape[0]) keeps the rows")
+    if q is None and A.shape[0] != A.shape[1]:
+        raise ValueError(
+            f"permute: q may be left out for a square A only, got shape {A.shape}; range(A.shape[1]) keeps "
+            "the columns"
+        )
     plan, inverse = _plan_permutation(A.pattern, p, p if q is None else q)
     return CSR(_permute(A.values, plan.at, inverse), plan.pattern)  # type: ignore[arg-type]
 
@@ -81,7 +90,10 @@ def _axis(k: Any, n: int) -> int | tuple[int, int, int] | np.ndarray:
 
 @makes_plain_tensors
 def _array(k: Any, n: int) -> Any:
-    a = as_numpy(k) if isinstance(k, Tensor) else np.asarray(k)
+    try:
+        a = as_numpy(k) if isinstance(k, Tensor) else np.asarray(k)
+    except ValueError:  # lists of different lengths
+        raise IndexError(f"A[...]: an index must be an array, got {k!r}, which has no shape") from None
     if a.dtype == bool:
         if a.shape != (n,):
             raise IndexError(f"A[...]: a mask must have one axis of length {n}, got shape {a.shape}")
@@ -92,10 +104,10 @@ def _array(k: Any, n: int) -> Any:
         raise IndexError(
             f"A[...]: an index must be an int, a slice, or integers or booleans in an array, got {a.dtype}"
         )
-    a = a.astype(np.int64)
-    outside = (a < -n) | (a >= n)
+    outside = (a < -n) | (a >= n)  # before the cast, which wraps large unsigned numbers
     if outside.any():
         raise IndexError(f"A[...]: index {a[outside][0]} is out of range for an axis of length {n}")
+    a = a.astype(np.int64)
     a = np.where(a < 0, a + n, a)
     return int(a) if a.ndim == 0 else a
 
@@ -129,7 +141,10 @@ def _submatrix(P: SparsityPattern, rows: np.ndarray, columns: np.ndarray) -> Sel
 def _plan_permutation(P: SparsityPattern, p: Any, q: Any) -> tuple[Selection, Tensor]:
     orders = []
     for name, order, n in (("p", p, P.shape[0]), ("q", q, P.shape[1])):
-        a = as_numpy(order) if isinstance(order, Tensor) else np.asarray(order)
+        try:
+            a = as_numpy(order) if isinstance(order, Tensor) else np.asarray(order)
+        except ValueError:  # lists of different lengths
+            raise TypeError(f"permute: {name} must be an array of integers, got {order!r}") from None
         a = a.astype(np.int64) if a.size == 0 else a
         if a.dtype.kind not in "iu" or a.shape != (n,) or not np.array_equal(np.sort(a), np.arange(n)):
             raise ValueError(

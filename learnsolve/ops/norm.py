@@ -31,6 +31,10 @@ def norm(A: CSR, ord: float | str | None = None, dim: int | None = None) -> Tens
 
     Notes
     -----
+    A Euclidean norm sums squares, which are not scaled: entries below 1e-154 (1e-19 in float32) in magnitude
+    lose digits, those below 1e-161 (1e-22) count as zeros, with a zero gradient, and a norm above 1.3e154
+    (1.8e19) is infinite. Scale the matrix first: ``(A * s).norm() / s``.
+
     Gradient of a Euclidean norm: :math:`\bar a = \bar\nu\, a / \nu`, and zero (with all further derivatives)
     where the norm is zero. That of a largest sum goes to the largest, in equal parts if there are several.
 

@@ -8,6 +8,8 @@ from torch import Tensor
 from learnsolve import _check
 from learnsolve.csr import CSR
 from learnsolve.ops._triangular import Side, solve
+from learnsolve.ops.structure import plain_values
+from learnsolve.pattern import SparsityPattern
 
 
 def sptrsv(
@@ -89,7 +91,26 @@ def sptrsv(
         found = re.search(r"cannot divide by the diagonal: row (\d+) has (\S+)", str(error))
         if found is None:
             raise
+        row, value = int(found[1]), found[2]
+        at = f"row {row}{_which_matrix(values, pattern, row)}"
+        if float(value) == 0:
+            raise ValueError(
+                f"sptrsv: L must not have zeros on its diagonal, {at} has {value}; shift the diagonal, or "
+                "pass unit_diagonal=True"
+            ) from None
         raise ValueError(
-            f"sptrsv: L must not have zeros on its diagonal, row {found[1]} has {found[2]}; shift the "
-            "diagonal, or pass unit_diagonal=True"
+            f"sptrsv: L must have a diagonal whose reciprocal does not overflow, {at} has {value}; scale L, "
+            "or pass unit_diagonal=True"
         ) from None
+
+
+def _which_matrix(values: Tensor, pattern: SparsityPattern, row: int) -> str:
+    """The first of a batch that cannot be divided by in this row, for the message."""
+    plain = plain_values(values)
+    if values.dim() == 1 or plain.shape != values.shape:  # one matrix, or one of a map of torch.func
+        return ""
+    d = plain[..., int(pattern.diagonal_positions[row])].flatten()
+    found = d.reciprocal().isinf().nonzero()
+    return (
+        "" if len(found) == 0 else f" of matrix {int(found[0])} of the batch (counted through all its axes)"
+    )

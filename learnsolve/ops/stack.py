@@ -58,8 +58,10 @@ def block_diag(matrices: Sequence[CSR]) -> CSR:
 
 
 def _stack(function: str, matrices: Sequence[CSR], way: str) -> CSR:
-    if isinstance(matrices, CSR) or not isinstance(matrices, Sequence) or not matrices:
+    if isinstance(matrices, CSR) or not isinstance(matrices, Sequence):
         raise TypeError(f"{function}: expected a list of CSR matrices, got {type(matrices).__name__}")
+    if not matrices:
+        raise ValueError(f"{function}: expected at least one matrix, got an empty {type(matrices).__name__}")
     first = matrices[0]
     batch = torch.Size()
     for i, A in enumerate(matrices):

@@ -138,22 +138,41 @@ def _window_offsets(sizes: tuple[int, ...]) -> tuple[int, ...]:
 def neighbours(function: str, offsets: Any, boundary: Any) -> Neighbours:
     """`offsets` and `boundary` as the kernels take them."""
     try:
-        each = [tuple([operator.index(o) for o in offset]) for offset in offsets]
+        each = [tuple([operator.index(o) for o in _ordered(offset)]) for offset in _ordered(offsets)]
     except TypeError:
-        raise TypeError(f"{function}: offsets must be tuples of integers, got {offsets!r}") from None
+        raise TypeError(
+            f"{function}: offsets must be tuples of integers, in an order, got {offsets!r}"
+        ) from None
     d = len(each[0]) if each else 0
     if not 1 <= d <= 3 or any(len(offset) != d for offset in each):
         raise ValueError(
             f"{function}: offsets must be one or more tuples of 1, 2 or 3 integers, all of one length, got "
             f"{offsets!r}"
         )
-    return Neighbours(tuple([o for offset in each for o in offset]), _periodic(function, boundary, d))
+    flat = tuple([o for offset in each for o in offset])
+    for o in flat:
+        if not -(2**63) <= o < 2**63:
+            raise ValueError(
+                f"{function}: offsets must fit into 64 bits, got {o}; on a periodic axis take it modulo the "
+                "size of the grid"
+            )
+    return Neighbours(flat, _periodic(function, boundary, d))
+
+
+def _ordered(sequence: Any) -> Any:
+    if isinstance(sequence, (set, frozenset, dict)):
+        raise TypeError
+    return sequence
 
 
 def _periodic(function: str, boundary: Any, d: int) -> tuple[int, ...]:
     if isinstance(boundary, str):
         _check.one_of(function, "boundary", boundary, _BOUNDARIES)
         return (int(boundary == "periodic"),) * d
+    if not isinstance(boundary, Sequence):
+        raise TypeError(
+            f'{function}: boundary must be "zero", "periodic" or one of them for each axis, got {boundary!r}'
+        )
     if len(boundary) != d:
         raise ValueError(
             f"{function}: boundary must be one word, or one for each of {d} axes, got {boundary!r}"

@@ -110,9 +110,11 @@ def _triples(where: Neighbours, grid: tuple[int, ...]) -> tuple[np.ndarray, np.n
         inside = np.ones(n, dtype=bool)
         column = np.zeros(n, dtype=np.int64)
         for a, size in enumerate(grid):
-            at = points[a] + where.offsets[k * d + a]
+            offset = where.offsets[k * d + a]
             if where.periodic[a]:
-                at %= max(size, 1)
+                at = (points[a] + offset % max(size, 1)) % max(size, 1)
+            else:
+                at = points[a] + offset  # if it wraps around it is outside as well
             inside &= (at >= 0) & (at < size)
             column = column * size + at
         here = np.flatnonzero(inside)

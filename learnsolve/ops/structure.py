@@ -9,6 +9,7 @@ from learnsolve import _check
 from learnsolve._plain import plain_tensors
 from learnsolve.csr import CSR
 from learnsolve.ops._autograd import Eager, keep_for_forward_mode, tracked
+from learnsolve.ops._operands import matrix
 from learnsolve.ops._product import product, sampled
 from learnsolve.pattern import SparsityPattern, as_numpy
 
@@ -26,6 +27,7 @@ def transpose(A: CSR) -> CSR:
     tensor([[1., 0.],
             [2., 3.]])
     """
+    matrix("transpose", "A", A)
     P = A.pattern
     forward, backward = P.transpose_permutation, P._inverse_permutation
     return CSR(_permute(A.values, forward, backward), P.T)
@@ -75,7 +77,8 @@ def diagonal(A: CSR, k: int = 0) -> Tensor:
     >>> ls.ops.diagonal(ls.problems.poisson((3,)), 1)
     tensor([-1., -1.], dtype=torch.float64)
     """
-    _check.integer("diagonal", "k", k, -(2**62))
+    matrix("diagonal", "A", A)
+    k = _check.integer("diagonal", "k", k, -(2**62))
     at = A.pattern.diagonal_positions if k == 0 else A.pattern._planned(_plan_diagonal, k)
     if A.nnz == 0:
         return A.values.sum(-1, keepdim=True).expand(A.batch_shape + at.shape)  # zeros, with a graph
@@ -101,6 +104,7 @@ def trace(A: CSR) -> Tensor:
     >>> ls.ops.trace(ls.problems.poisson((3,)))
     tensor(6., dtype=torch.float64)
     """
+    matrix("trace", "A", A)
     return diagonal(A).sum(-1)
 
 
@@ -116,6 +120,7 @@ def sum(A: CSR, dim: int | None = None) -> Tensor:
     >>> ls.ops.sum(ls.problems.poisson((4,)), dim=1)
     tensor([1., 0., 0., 1.], dtype=torch.float64)
     """
+    matrix("sum", "A", A)
     if dim is None:
         return A.values.sum(-1)
     _check.one_of("sum", "dim", dim, (None, 0, 1, -1, -2))
@@ -154,6 +159,7 @@ def scale_columns(A: CSR, d: Tensor) -> CSR:
 
 
 def _scale(function: str, A: CSR, d: Tensor, side: int) -> CSR:
+    matrix(function, "A", A)
     _check.dtype(function, "A.values", A.values)
     _check.same_kind(function, "d", d, A.values)
     if d.dim() == 0 or d.shape[-1] != A.shape[side]:
@@ -183,6 +189,7 @@ def inverse_diagonal(A: CSR) -> Tensor:
     >>> ls.ops.inverse_diagonal(ls.problems.poisson((2,)))
     tensor([0.5000, 0.5000], dtype=torch.float64)
     """
+    matrix("inverse_diagonal", "A", A)
     return shared_inverse_diagonal(A, "inverse_diagonal").clone()
 
 

@@ -38,7 +38,7 @@ def triu(A: CSR, k: int = 0) -> CSR:
 
 def _triangle(function: str, A: CSR, k: int, side: str) -> CSR:
     matrix(function, "A", A)
-    _check.integer(function, "k", k, -(2**62))
+    k = _check.integer(function, "k", k, -(2**62))
     return selected(A, A.pattern._planned(plan_triangle, k, side))
 
 

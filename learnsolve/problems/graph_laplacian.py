@@ -117,7 +117,7 @@ def _check_edges(edges: Tensor, n: int | None) -> int:
     if edges.dim() != 2 or edges.shape[1] != 2:
         raise ValueError(f"graph_laplacian: edges must have shape (m, 2), got {tuple(edges.shape)}")
     if n is not None:
-        _check.integer("graph_laplacian", "n", n, 0)
+        n = _check.integer("graph_laplacian", "n", n, 0)
     elif len(edges) == 0:
         raise ValueError("graph_laplacian: without edges, n must say how many nodes there are")
     nodes = int(edges.max()) + 1 if n is None else n

@@ -75,7 +75,7 @@ def fgmres(
     >>> ls.solvers.fgmres(A, b, M=inner).status.name
     'CONVERGED'
     """
-    _check.integer("fgmres", "restart", restart, 1)
+    restart = _check.integer("fgmres", "restart", restart, 1)
     options = Options(
         rtol=rtol,
         atol=atol,

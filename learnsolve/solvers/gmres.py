@@ -153,7 +153,7 @@ def gmres(
     >>> b.grad
     tensor([ 0.0000, -0.5000], dtype=torch.float64)
     """
-    _check.integer("gmres", "restart", restart, 1)
+    restart = _check.integer("gmres", "restart", restart, 1)
     options = Options(
         rtol=rtol,
         atol=atol,

@@ -85,7 +85,7 @@ def jacobi(
     n = pattern.shape[0]
     _check.dtype(name, "A.values", values)
     _check.same_kind(name, "b", b, values)
-    _check.integer(name, "iterations", iterations, 0)
+    iterations = _check.integer(name, "iterations", iterations, 0)
     _check.one_of(name, "gradient", gradient, GRADIENTS)
     if b.dim() == 0 or b.shape[0 if b.dim() == 1 else -2] != n:
         raise ValueError(f"{name}: b must have A.shape[0] = {n} rows, got shape {tuple(b.shape)}")
@@ -194,7 +194,7 @@ class Jacobi(torch.nn.Module):
 
     def __init__(self, weight: float | Tensor = 1.0, iterations: int = 1, gradient: str = "unrolled"):
         super().__init__()
-        _check.integer("Jacobi", "iterations", iterations, 0)
+        iterations = _check.integer("Jacobi", "iterations", iterations, 0)
         _check.one_of("Jacobi", "gradient", gradient, GRADIENTS)
         if not isinstance(weight, Tensor):
             weight = torch.tensor(_number("Jacobi", weight))

@@ -68,6 +68,16 @@ BAD = {
         TypeError,
         "spmm: A must be a CSR",
     ),
+    "x is sparse": (
+        lambda: spmm(A, torch.eye(N, dtype=F64).to_sparse()),
+        TypeError,
+        "spmm: x must be a dense tensor, got layout torch.sparse_coo; .*CSR.from_torch",
+    ),
+    "U is sparse": (
+        lambda: sddmm(torch.eye(M, dtype=F64).to_sparse_csr(), ones(N, M), P),
+        TypeError,
+        "sddmm: U must be a dense tensor, got layout torch.sparse_csr",
+    ),
     "x of another precision": (
         lambda: spmm(A, ones(N, dtype=torch.float32)),
         TypeError,

@@ -3,6 +3,7 @@
 import itertools
 import warnings
 
+import numpy as np
 import pytest
 import scipy.sparse
 import torch
@@ -298,6 +299,7 @@ def test_errors(kind):
     A = ls.CSR(dominant(P), P)
     wide = ls.CSR.from_dense(torch.ones(2, 3))
     hole = ls.CSR.from_dense(torch.tensor([[1.0, 0, 0], [0, 1, 0], [1, 1, 0]]))
+    minus = torch.tensor(-0.5, dtype=A.dtype)
     for error, message, call in (
         (TypeError, "A must be a CSR, got Tensor", lambda: op(torch.ones(2, 2))),
         (TypeError, "A.values must be float32 or float64", lambda: op(A.to(torch.float16))),
@@ -306,6 +308,17 @@ def test_errors(kind):
         (ValueError, "on_breakdown must be one of", lambda: op(A, on_breakdown="ignore")),
         (TypeError, "shift must be a number or a torch.Tensor, got str", lambda: op(A, shift="1")),
         (ValueError, "shift must be finite and not negative, got -1", lambda: op(A, shift=-1)),
+        (ValueError, "shift must be finite and not negative, got -0.5", lambda: op(A, shift=minus)),
+        (
+            ValueError,
+            "shift must be finite and not negative, got -0.5",
+            lambda: torch.func.grad(lambda s: op(A, shift=s).L.values.sum())(minus),
+        ),
+        (
+            ValueError,
+            "shift must be finite and not negative, got nan",
+            lambda: op(A, shift=minus * torch.nan),
+        ),
         (TypeError, "shift has dtype torch.float32", lambda: op(A, shift=torch.tensor(1.0))),
         (ValueError, "shift must broadcast to the batch axes", lambda: op(A, shift=A.values[:3])),
     ):
@@ -319,6 +332,25 @@ def test_errors(kind):
         torch.compile(
             lambda v: library(kind, P, v, on_breakdown="shift"), backend="aot_eager", fullgraph=True
         )(A.values)
+
+
+def test_an_overflow_that_reaches_no_pivot_is_named():
+    D = torch.tensor([[1e-300, 0, 1], [1e300, 1, 0], [0, 0, 1]], dtype=torch.float64)
+    A = ls.CSR.from_dense(D)
+    with pytest.raises(ValueError, match=r"ilu0: .* of L in row 1, column 0 is inf; scale the rows"):
+        ls.ops.ilu0(A)
+    batch = A.with_values(torch.stack((torch.ones_like(A.values), A.values)))
+    with pytest.raises(ValueError, match=r"ilu0: .* row 1, column 0 of matrix 1 of the batch .* is inf"):
+        ls.ops.ilu0(batch)
+    huge = torch.full((A.nnz,), 1e308, dtype=torch.float64)  # no entry overflows, their sum does
+    assert ls.ops.ilu0(A.with_values(huge)).U.values.isfinite().all()
+
+
+@every_kind
+def test_numbers_of_numpy_are_shifts(kind):
+    P = small()
+    wanted = library(kind, P, dominant(P), shift=0.5)
+    assert torch.equal(library(kind, P, dominant(P), shift=np.float32(0.5)), wanted)
 
 
 # --- threads and memory ---

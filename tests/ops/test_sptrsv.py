@@ -537,16 +537,29 @@ def test_a_zero_on_the_diagonal_is_named(structure, transpose):
         v, b = values_for(Q), normal((n, *columns))
         v[place[n // 2]] = zero
         for learns in (False, True):
-            with pytest.raises(ValueError, match=rf"sptrsv: .* row {n // 2} has -?[01]"):
+            kind = "overflow" if zero else "zeros on its diagonal"
+            with pytest.raises(ValueError, match=rf"sptrsv: .*{kind}, row {n // 2} has -?[01]"):
                 sparse(v.clone().requires_grad_(learns), b, Q, transpose=transpose)
         with pytest.raises(ValueError, match=rf"sptrsv: .* row {n // 2} has"):
             func.grad(lambda v: sparse(v, b, Q, transpose=transpose).sum())(v)  # noqa: B023
-        with pytest.raises(ValueError, match=rf"sptrsv: .* row {n // 2} has"):
+        with pytest.raises(ValueError, match=rf"sptrsv: .* row {n // 2} of matrix 1 of the batch .* has"):
             sparse(torch.stack((values_for(Q), v)), b, Q, transpose=transpose)
         sparse(v, b, Q, transpose=transpose, unit_diagonal=True)
     v = values_for(Q)
     v[place[n // 2]] = torch.nan  # is no zero: it spreads
     assert sparse(v, normal((n,)), Q, transpose=transpose).isnan().any()
+
+
+def test_a_zero_on_the_diagonal_in_a_batch_is_named():
+    Q = pattern_of(STRUCTURES["random"])
+    row, v = Q.shape[0] // 2, torch.stack([values_for(Q)] * 6).reshape(2, 3, -1)
+    v[1, 1, Q.diagonal_positions[row]] = 0
+    b = normal((2, 3, Q.shape[0], 1))
+    for call in (sparse, lambda *args: func.grad(lambda v: sparse(v, *args[1:]).sum())(args[0])):
+        with pytest.raises(ValueError, match=rf"sptrsv: .* row {row} of matrix 4 of the batch"):
+            call(v, b, Q)
+    with pytest.raises(ValueError, match=rf"sptrsv: .* row {row} has 0"):  # a map has no numbers
+        func.vmap(lambda v, b: sparse(v, b, Q))(v[1], b[1, ..., 0])
 
 
 def test_a_missing_diagonal_entry_is_named():

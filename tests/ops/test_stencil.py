@@ -160,7 +160,7 @@ def test_nothing(grid, batch):
             torch.autograd.grad(gc.sum() + gx.sum(), (c, x))
 
 
-@pytest.mark.parametrize("o", [-(2**62), -(10**9), 10**9 + 1, 2**62])
+@pytest.mark.parametrize("o", [-(2**63) + 1, -(2**62), -(10**9), 10**9 + 1, 2**62, 2**63 - 1])
 def test_offsets_far_beyond_the_grid(o):
     x = normal((6, 7))
     c = torch.ones(1, dtype=x.dtype)
@@ -168,6 +168,10 @@ def test_offsets_far_beyond_the_grid(o):
     assert (ops.stencil(c, x, offsets=[(0, o)]) == 0).all()
     found = ops.stencil(c, x, offsets=[(o, -o)], boundary="periodic")
     torch.testing.assert_close(found, x.roll((-(o % 6), o % 7), (0, 1)), rtol=0, atol=0)
+    A = ops.stencil_matrix(c, (6, 7), offsets=[(o, -o)], boundary="periodic")
+    assert torch.equal(A @ x.flatten(), found.flatten())
+    assert ops.stencil_matrix(c, (6, 7), offsets=[(o, 0)]).nnz == 0
+    assert ops.stencil_matrix(c, (6, 7), offsets=[(0, o)]).nnz == 0
 
 
 # --- layouts, batches, bits ---
@@ -282,6 +286,12 @@ def test_errors():
         (c, x, {"offsets": [(0, 0, 0, 0)] * 5}, ValueError, "stencil: offsets must be"),
         (c, x, {"offsets": [(0, 0.5)] * 5}, TypeError, "stencil: offsets must be tuples of integers"),
         (c, x, {"offsets": [0, 1]}, TypeError, "stencil: offsets must be tuples of integers"),
+        (c, x, {"offsets": set(grids.CROSS)}, TypeError, "stencil: offsets must be tuples .* in an order"),
+        (c, x, {"offsets": [{0, 1}] * 5}, TypeError, "stencil: offsets must be tuples .* in an order"),
+        (c, x, {"offsets": [(0, 2**63)] * 5}, ValueError, "stencil: offsets must fit into 64 bits, got 922"),
+        (c, x, {"offsets": [(0, -(2**64))] * 5}, ValueError, "stencil: offsets must fit into 64 bits"),
+        (c, x, {"boundary": None}, TypeError, "stencil: boundary must be .*, got None"),
+        (c, x, {"boundary": 1}, TypeError, "stencil: boundary must be .*, got 1"),
         (c, x, {"offsets": grids.CROSS[:4]}, ValueError, r"stencil: coefficients .* K = 4 .* got \(5,\)"),
         (normal((5, 6, 7)), x, {"offsets": grids.CROSS}, ValueError, r"stencil: coefficients .* \(6, 8\)"),
         (normal((2, 5)), x, {"offsets": grids.CROSS}, ValueError, "stencil: coefficients must have shape"),
@@ -338,6 +348,14 @@ def test_errors_of_the_matrix():
         ops.stencil_matrix(normal((5, 6, 7)), (6, 8), offsets=grids.CROSS)
     with pytest.raises(ValueError, match="stencil_matrix: boundary"):
         ops.stencil_matrix(c, (6, 8), offsets=grids.CROSS, boundary="none")
+    with pytest.raises(TypeError, match=r"stencil_matrix: boundary must be .*, got None"):
+        ops.stencil_matrix(c, (6, 8), offsets=grids.CROSS, boundary=None)
+    with pytest.raises(TypeError, match=r"stencil_matrix: offsets must be tuples of integers, in an order"):
+        ops.stencil_matrix(c, (6, 8), offsets=set(grids.CROSS))
+    with pytest.raises(
+        ValueError, match=r"stencil_matrix: offsets must fit into 64 bits, got 9223372036854775808"
+    ):
+        ops.stencil_matrix(c, (6, 8), offsets=[(0, 2**63)] * 5)
 
 
 # --- the raw operators ---

@@ -226,6 +226,22 @@ def test_norm_of_zeros_has_no_nan(dim):
     assert torch.equal(torch.func.hessian(f)(v), torch.zeros(P.nnz, P.nnz).double())
 
 
+@pytest.mark.parametrize("dim", [None, 1])
+def test_where_norms_leave_the_range(dim):
+    """As the docstring says: small entries count as zeros, without a NaN, large ones give infinity."""
+    for dtype, small, large in ((torch.float64, 1e-200, 1e155), (torch.float32, 1e-25, 1e20)):
+        A = ops.eye(2, dtype=dtype)
+        v = torch.full((2,), small, dtype=dtype, requires_grad=True)
+        found = A.with_values(v).norm(dim=dim).sum()
+        assert found == 0
+        assert torch.equal(torch.autograd.grad(found, v)[0], torch.zeros_like(v))
+        assert A.with_values(torch.full((2,), large, dtype=dtype)).norm(dim=dim).isinf().all()
+        s = 1 / small
+        wanted = torch.full((), small, dtype=dtype) * (2**0.5 if dim is None else 1)
+        scaled = (A.with_values(v.detach()) * s).norm(dim=dim) / s
+        torch.testing.assert_close(scaled, wanted.expand(scaled.shape), rtol=1e-6, atol=0)
+
+
 @every_structure
 def test_norms_agree_with_scipy(structure):
     A = matrix(STRUCTURES[structure], 1)
@@ -270,7 +286,7 @@ BAD = {
     "eye": (lambda: ops.eye(-1), ValueError, "eye: n must be at least 0, got -1"),
     "eye of floats": (lambda: ops.eye(2, index_dtype=torch.float32), ValueError, "eye: index_dtype"),
     "diag of a scalar": (lambda: ops.diag(torch.tensor(1.0)), ValueError, "diag: d must have shape"),
-    "stack of nothing": (lambda: ops.hstack([]), TypeError, "hstack: expected a list of CSR"),
+    "stack of nothing": (lambda: ops.hstack([]), ValueError, "hstack: expected at least one matrix"),
     "stack of one": (lambda: ops.vstack(A), TypeError, "vstack: expected a list of CSR"),
     "hstack rows": (lambda: ops.hstack([A, Q]), ValueError, "hstack: .*6 rows .*got 5 in matrix 1"),
     "vstack columns": (lambda: ops.vstack([A, A.T]), ValueError, "vstack: .*5 columns .*got 6 in matrix 1"),
@@ -285,7 +301,13 @@ BAD = {
     "None": (lambda: A[None], IndexError, "None is no index"),
     "arrays": (lambda: A[[0, 1], [0, 1, 2]], IndexError, r"must broadcast, .*A\[rows\]\[:, columns\]"),
     "permute": (lambda: ops.permute(Q, [0, 1, 2, 3, 3]), ValueError, "permute: p must hold .* 4 once"),
-    "permute rectangle": (lambda: ops.permute(A, range(6)), ValueError, "permute: q must hold .* 4 once"),
+    "permute rectangle": (lambda: ops.permute(A, range(6)), ValueError, "permute: q may be left out"),
+    "permute columns": (lambda: ops.permute(A, range(6), range(6)), ValueError, "q must hold .* 4 once"),
+    "permute by None": (lambda: ops.permute(Q, None), TypeError, "permute: p must be an array .* got None"),
+    "permute by lists": (lambda: ops.permute(Q, [0, [1]]), TypeError, "permute: p must be an array of int"),
+    "no axis": (lambda: A[()], IndexError, "expected one or two indices, got none"),
+    "ragged": (lambda: A[[0, [1]]], IndexError, r"an index must be an array, got \[0, \[1\]\]"),
+    "large unsigned": (lambda: A[np.array([2**64 - 1], np.uint64)], IndexError, "index 18446744073709551615"),
     "iteration": (lambda: list(A), TypeError, "not iterable"),
     "power": (lambda: A**-1, ValueError, "e must be a positive number, got -1"),
     "spectral norm": (lambda: A.norm(2), ValueError, "norm: ord must be one of"),
@@ -309,3 +331,30 @@ def test_bad_argument(name):
     call, kind, message = BAD[name]
     with pytest.raises(kind, match=message):
         call()
+
+
+@pytest.mark.parametrize("name", ["diagonal", "trace", "sum", "transpose", "inverse_diagonal"])
+def test_what_is_no_matrix_is_refused(name):
+    for other in (torch.ones(2, 2), scipy.sparse.eye_array(2), None, A.pattern):
+        kind = type(other).__name__
+        with pytest.raises(TypeError, match=f"^{name}: A must be a CSR, got {kind}; make one with"):
+            getattr(ops, name)(other)
+
+
+def test_integers_of_numpy():
+    one, three = np.int64(1), np.int32(3)
+    E = ops.eye(three, np.int64(4), k=one)
+    assert E.pattern is ops.eye(3, 4, k=1).pattern
+    assert all(type(size) is int for size in E.shape)
+    assert A.tril(one).pattern is A.tril(1).pattern
+    assert torch.equal(ops.diagonal(A, one), ops.diagonal(A, 1))
+    assert ops.diag(torch.ones(2), one).shape == (3, 3)
+    with pytest.raises(TypeError, match="eye: n must be an int, got bool"):
+        ops.eye(True)
+
+
+@pytest.mark.parametrize("name", ["scale_rows", "scale_columns"])
+def test_what_is_no_matrix_is_not_scaled(name):
+    for other in (torch.ones(2, 2), scipy.sparse.eye_array(2), None, A.pattern):
+        with pytest.raises(TypeError, match=f"^{name}: A must be a CSR, got {type(other).__name__};"):
+            getattr(ops, name)(other, torch.ones(2))

@@ -47,7 +47,7 @@ def most(gradient, K, name="cg"):
 @pytest.mark.parametrize("name", ["cg", "minres"])
 def test_peak_of_the_modes(name):
     per = (most("unrolled", 30, name) - most("unrolled", 15, name)) / 15  # blocks of an iteration
-    assert per >= 3
+    assert per >= (2 if name == "cg" else 3)  # the compiled loop of cg keeps r and p
     for K in (30, 90):
         # A state at the end of each segment of 1, 2, 3, ... iterations, and the last segment in full.
         segments = (2 * K) ** 0.5 + 1
@@ -58,7 +58,7 @@ def test_peak_of_the_modes(name):
 
 def test_what_the_graph_keeps():
     few, many = saved("unrolled", 20), saved("unrolled", 80)
-    assert many - few >= 60 * 3
+    assert many - few >= 60 * 2
     assert saved("implicit", 80) <= 2
     for K in (20, 80, 200):  # x, r and p after segments of 1, 2, 3, ... iterations
         assert saved("checkpointed", K) <= 3 * ((2 * K) ** 0.5 + 1)
