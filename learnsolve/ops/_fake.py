@@ -153,6 +153,8 @@ def _(codes, starts, nnz, a, b, alpha, beta):
 def _(codes, starts, na, nb, g, alpha, beta, need_a, need_b):
     ga = g.new_empty((*g.shape[:-1], na) if need_a else (0,))
     return ga, g.new_empty((*g.shape[:-1], nb) if need_b else (0,))
+
+
 @torch.library.register_fake("learnsolve::csr_pcg")
 def _(ptr, idx, blocks, values, kind, m, factor, x, r, p, carry, first, iterations, store):
     begins = p is None

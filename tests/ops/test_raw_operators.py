@@ -206,6 +206,8 @@ def add_backward_arguments(P, dtype):
     needs = ((True, True), (False, True), (True, False))
     g = normal((2, nnz), dtype)
     return [(*plan, na, nb, t, 2.0, -1.0, *need) for t in (g, g[0]) for need in needs]
+
+
 def pcg_arguments(P, dtype):
     n = P.shape[0]
     ptr, idx, _, blocks = structure(P)
