@@ -1,4 +1,4 @@
-"""docs/operations.md names every operation, with its gradient and its cost."""
+"""README and docs/operations.md name every operation, with its gradient and its cost."""
 
 import inspect
 import re
@@ -22,6 +22,11 @@ def rows() -> dict[str, list[str]]:
 
 def test_every_operation_is_there():
     assert set(rows()) == set(ls.ops.__all__)
+
+
+def test_the_readme_names_every_operation():
+    text = (PAGE.parents[1] / "README.md").read_text()
+    assert [name for name in ls.ops.__all__ if f"`{name}`" not in text] == []
 
 
 def test_every_row_is_complete():
