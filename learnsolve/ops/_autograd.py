@@ -37,7 +37,17 @@ def tracked(*tensors: Tensor) -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
-def distinct(*tensors: Tensor) -> tuple[Tensor, ...]:
+def dispatch(function: Any, forward_mode: Any, tensors: tuple[Tensor, ...], *constants: Any) -> Any:
+    """One operation by the class that this call needs: the base while `torch.compile` traces, its subclass
+    with `jvp` where somebody differentiates or transforms, and else its `forward` alone."""
+    if torch.compiler.is_dynamo_compiling():
+        return function.apply(*_distinct(*tensors), *constants)
+    if tracked(*tensors):
+        return forward_mode.apply(*tensors, *constants)
+    return function.forward(*tensors, *constants)
+
+
+def _distinct(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The same tensors, a view in place of one that comes again: Dynamo (torch 2.13) refuses a Function that
     is given one tensor twice."""
     out: list[Tensor] = []

@@ -7,25 +7,17 @@ other's adjoint: nothing is added up, so gradients are exact and deterministic, 
 import torch
 from torch import Tensor
 
-from learnsolve.ops._autograd import Eager, tracked
+from learnsolve.ops._autograd import Eager, dispatch
 
 
 def take(values: Tensor, at: Tensor) -> Tensor:
     """values[..., at] for int64 positions that differ from one another."""
-    if torch.compiler.is_dynamo_compiling():
-        return _Take.apply(values, at)  # type: ignore[return-value]
-    if tracked(values):
-        return _TakeForwardMode.apply(values, at)  # type: ignore[return-value]
-    return values.index_select(-1, at)
+    return dispatch(_Take, _TakeForwardMode, (values,), at)
 
 
 def place(values: Tensor, at: Tensor, size: int) -> Tensor:
     """Zeros (..., size) with values at int64 positions that differ from one another."""
-    if torch.compiler.is_dynamo_compiling():
-        return _Place.apply(values, at, size)  # type: ignore[return-value]
-    if tracked(values):
-        return _PlaceForwardMode.apply(values, at, size)  # type: ignore[return-value]
-    return _Place.forward(values, at, size)
+    return dispatch(_Place, _PlaceForwardMode, (values,), at, size)
 
 
 class _Take(torch.autograd.Function):

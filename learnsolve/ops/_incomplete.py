@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import _analysis, _library  # noqa: F401  (registers torch.ops.learnsolve)
-from learnsolve.ops._autograd import Eager, add, keep_for_forward_mode, tracked
+from learnsolve.ops._autograd import Eager, add, dispatch, keep_for_forward_mode
 from learnsolve.ops.triangle import plan_triangle
 from learnsolve.pattern import SparsityPattern, as_numpy
 
@@ -134,43 +134,23 @@ def _finite(f: Tensor, plan: Plan, kind: str) -> None:
 
 def factor(values: Tensor, pattern: SparsityPattern, kind: str) -> Tensor:
     """The factors of a matrix (nnz) or a batch (B, nnz): L's values and, for LU, U's behind them."""
-    if torch.compiler.is_dynamo_compiling():
-        return _Factor.apply(values, pattern, kind)  # type: ignore[return-value]
-    if tracked(values):
-        return _FactorForwardMode.apply(values, pattern, kind)  # type: ignore[return-value]
-    return _factor_or_raise(values, pattern, kind)
+    return dispatch(_Factor, _FactorForwardMode, (values,), pattern, kind)
 
 
 def _tangent(f: Tensor, v: Tensor, pattern: SparsityPattern, kind: str) -> Tensor:
-    if torch.compiler.is_dynamo_compiling():
-        return _Tangent.apply(f, v, pattern, kind)  # type: ignore[return-value]
-    if tracked(f, v):
-        return _TangentForwardMode.apply(f, v, pattern, kind)  # type: ignore[return-value]
-    return _Tangent.forward(f, v, pattern, kind)
+    return dispatch(_Tangent, _TangentForwardMode, (f, v), pattern, kind)
 
 
 def _adjoint(f: Tensor, g: Tensor, pattern: SparsityPattern, kind: str) -> Tensor:
-    if torch.compiler.is_dynamo_compiling():
-        return _Adjoint.apply(f, g, pattern, kind)  # type: ignore[return-value]
-    if tracked(f, g):
-        return _AdjointForwardMode.apply(f, g, pattern, kind)  # type: ignore[return-value]
-    return _Adjoint.forward(f, g, pattern, kind)
+    return dispatch(_Adjoint, _AdjointForwardMode, (f, g), pattern, kind)
 
 
 def _product(x: Tensor, z: Tensor, pattern: SparsityPattern, kind: str) -> Tensor:
-    if torch.compiler.is_dynamo_compiling():
-        return _Product.apply(x, z, pattern, kind)  # type: ignore[return-value]
-    if tracked(x, z):
-        return _ProductForwardMode.apply(x, z, pattern, kind)  # type: ignore[return-value]
-    return _Product.forward(x, z, pattern, kind)
+    return dispatch(_Product, _ProductForwardMode, (x, z), pattern, kind)
 
 
 def _product_adjoint(x: Tensor, w: Tensor, pattern: SparsityPattern, kind: str) -> Tensor:
-    if torch.compiler.is_dynamo_compiling():
-        return _ProductAdjoint.apply(x, w, pattern, kind)  # type: ignore[return-value]
-    if tracked(x, w):
-        return _ProductAdjointForwardMode.apply(x, w, pattern, kind)  # type: ignore[return-value]
-    return _ProductAdjoint.forward(x, w, pattern, kind)
+    return dispatch(_ProductAdjoint, _ProductAdjointForwardMode, (x, w), pattern, kind)
 
 
 def mapped(function: Callable, size: int, in_dims: tuple, operands: tuple) -> tuple[Tensor, int]:

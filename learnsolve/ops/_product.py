@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import _library  # noqa: F401  (registers torch.ops.learnsolve)
-from learnsolve.ops._autograd import Eager, add, distinct, keep_for_forward_mode, tracked, vmapped
+from learnsolve.ops._autograd import Eager, add, dispatch, keep_for_forward_mode, tracked, vmapped
 from learnsolve.pattern import SparsityPattern
 
 _raw = torch.ops.learnsolve.csr_spmm.default
@@ -57,21 +57,12 @@ def _one_batch_axis(t: Tensor, batch: torch.Size, inner: int) -> Tensor:
 
 def _product(v: Tensor, x: Tensor, pattern: SparsityPattern, transpose: bool, shared: bool) -> Tensor:
     """A x for v (nnz) or (B, nnz) and x (n), (n, k) or (B, n, k); summed over the batch if `shared`."""
-    if torch.compiler.is_dynamo_compiling():
-        return _SpMM.apply(v, x, pattern, transpose, shared)  # type: ignore[return-value]
-    if tracked(v, x):
-        return _SpMMForwardMode.apply(v, x, pattern, transpose, shared)  # type: ignore[return-value]
-    return _raw(*pattern._structure(transpose), v, x, shared)
+    return dispatch(_SpMM, _SpMMForwardMode, (v, x), pattern, transpose, shared)
 
 
 def _sampled(u: Tensor, w: Tensor, pattern: SparsityPattern, shared: bool) -> Tensor:
     """<u_i, w_j> on the pattern for u, w (n), (n, k) or (B, n, k); summed over the batch if `shared`."""
-    if torch.compiler.is_dynamo_compiling():
-        return _SDDMM.apply(*distinct(u, w), pattern, shared)  # type: ignore[return-value]
-    if tracked(u, w):
-        return _SDDMMForwardMode.apply(u, w, pattern, shared)  # type: ignore[return-value]
-    ptr, idx, _, blocks = pattern._structure(False)
-    return _raw_sddmm(ptr, idx, blocks, u, w, shared)
+    return dispatch(_SDDMM, _SDDMMForwardMode, (u, w), pattern, shared)
 
 
 def _dense_gradient(v: Tensor, g: Tensor, pattern: SparsityPattern, transpose: bool, like: Tensor) -> Tensor:
@@ -162,11 +153,7 @@ class _SpMMForwardMode(Eager, _SpMM):
 
 
 def _both_gradients(v: Tensor, g: Tensor, x: Tensor, pattern: SparsityPattern, transpose: bool):
-    if torch.compiler.is_dynamo_compiling():
-        return _SpMMBackward.apply(*distinct(v, g, x), pattern, transpose)
-    if tracked(v, g, x):
-        return _SpMMBackwardForwardMode.apply(v, g, x, pattern, transpose)
-    return _SpMMBackward.forward(v, g, x, pattern, transpose)
+    return dispatch(_SpMMBackward, _SpMMBackwardForwardMode, (v, g, x), pattern, transpose)
 
 
 def _gradients_apart(v: Tensor, g: Tensor, x: Tensor, pattern: SparsityPattern, transpose: bool):

@@ -21,7 +21,7 @@ from learnsolve import (
     _analysis,
     _library,  # noqa: F401  (registers torch.ops.learnsolve)
 )
-from learnsolve.ops._autograd import Eager, add, distinct, keep_for_forward_mode, tracked, vmapped
+from learnsolve.ops._autograd import Eager, add, dispatch, keep_for_forward_mode, vmapped
 from learnsolve.ops._product import _one_batch_axis
 from learnsolve.pattern import SparsityPattern, as_numpy
 
@@ -164,11 +164,7 @@ def contraction(wanted: int, u: Tensor, v: Tensor, *patterns: Any) -> Tensor:
 
 def _contraction(wanted: int, u: Tensor, v: Tensor, shared: bool, *patterns: Any) -> Tensor:
     """For u and v (nnz) or (batch, nnz); summed over the batch if `shared`."""
-    if torch.compiler.is_dynamo_compiling():
-        return _Contraction.apply(*distinct(u, v), wanted, shared, *patterns)  # type: ignore[return-value]
-    if tracked(u, v):
-        return _ContractionForwardMode.apply(u, v, wanted, shared, *patterns)  # type: ignore[return-value]
-    return _Contraction.forward(u, v, wanted, shared, *patterns)
+    return dispatch(_Contraction, _ContractionForwardMode, (u, v), wanted, shared, *patterns)
 
 
 def _derivative(role: int, h: Tensor, of: int, other: Tensor, like: Tensor, *patterns: Any) -> Tensor:
@@ -239,11 +235,7 @@ class _ContractionForwardMode(Eager, _Contraction):
 
 
 def _both_gradients(a: Tensor, b: Tensor, g: Tensor, *patterns: Any):
-    if torch.compiler.is_dynamo_compiling():
-        return _Gradients.apply(*distinct(a, b, g), *patterns)
-    if tracked(a, b, g):
-        return _GradientsForwardMode.apply(a, b, g, *patterns)
-    return _Gradients.forward(a, b, g, *patterns)
+    return dispatch(_Gradients, _GradientsForwardMode, (a, b, g), *patterns)
 
 
 def _gradients_apart(a: Tensor, b: Tensor, g: Tensor, *patterns: Any):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import _library  # noqa: F401  (registers torch.ops.learnsolve)
-from learnsolve.ops._autograd import Eager, add, keep_for_forward_mode, tracked
+from learnsolve.ops._autograd import Eager, add, dispatch, keep_for_forward_mode
 
 _raw = torch.ops.learnsolve.stencil.default
 _raw_products = torch.ops.learnsolve.stencil_products.default
@@ -50,20 +50,12 @@ def _one_batch_axis(t: Tensor, batch: torch.Size, inner: int) -> Tensor:
 
 def _stencil(c: Tensor, x: Tensor, where: Neighbours, transpose: bool, shared: bool) -> Tensor:
     """S(c) x or S(c)^T x; summed over the batch if `shared`."""
-    if torch.compiler.is_dynamo_compiling():
-        return _Stencil.apply(c, x, where, transpose, shared)  # type: ignore[return-value]
-    if tracked(c, x):
-        return _StencilForwardMode.apply(c, x, where, transpose, shared)  # type: ignore[return-value]
-    return _raw(c, x, *where, transpose, shared)
+    return dispatch(_Stencil, _StencilForwardMode, (c, x), where, transpose, shared)
 
 
 def _products(u: Tensor, w: Tensor, where: Neighbours, constant: bool, shared: bool) -> Tensor:
     """u_i w_{i + o_k}, summed over the grid if `constant`, over the batch if `shared`."""
-    if torch.compiler.is_dynamo_compiling():
-        return _Products.apply(u, w, where, constant, shared)  # type: ignore[return-value]
-    if tracked(u, w):
-        return _ProductsForwardMode.apply(u, w, where, constant, shared)  # type: ignore[return-value]
-    return _raw_products(u, w, *where, constant, shared)
+    return dispatch(_Products, _ProductsForwardMode, (u, w), where, constant, shared)
 
 
 def _field_gradient(c: Tensor, g: Tensor, where: Neighbours, transpose: bool, like: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import _analysis, _library  # noqa: F401  (registers torch.ops.learnsolve)
-from learnsolve.ops._autograd import Eager, add, keep_for_forward_mode, tracked, vmapped
+from learnsolve.ops._autograd import Eager, add, dispatch, keep_for_forward_mode, vmapped
 from learnsolve.ops._product import _product, _values_gradient
 from learnsolve.pattern import SparsityPattern, as_numpy
 
@@ -125,11 +125,7 @@ def solve(values: Tensor, b: Tensor, pattern: SparsityPattern, side: Side) -> Te
 
 def _solve(v: Tensor, b: Tensor, pattern: SparsityPattern, side: Side) -> Tensor:
     """x for v (nnz) and b (n), (n, k) or (B, n, k), or for v (B, nnz) and b (B, n, k)."""
-    if torch.compiler.is_dynamo_compiling():
-        return _Solve.apply(v, b, pattern, side)  # type: ignore[return-value]
-    if tracked(v, b):
-        return _SolveForwardMode.apply(v, b, pattern, side)  # type: ignore[return-value]
-    return _raw(*_system(pattern, side), v, b)
+    return dispatch(_Solve, _SolveForwardMode, (v, b), pattern, side)
 
 
 def _times(v: Tensor, x: Tensor, pattern: SparsityPattern, side: Side) -> Tensor:
@@ -144,11 +140,7 @@ def _outer(y: Tensor, x: Tensor, pattern: SparsityPattern, side: Side, like: Ten
 
 def _gradients(v: Tensor, g: Tensor, x: Tensor, pattern: SparsityPattern, side: Side):
     """(-y_i x_j on the pattern, y) for y = T^-T g."""
-    if torch.compiler.is_dynamo_compiling():
-        return _Backward.apply(v, g, x, pattern, side)
-    if tracked(v, g, x):
-        return _BackwardForwardMode.apply(v, g, x, pattern, side)
-    return _Backward.forward(v, g, x, pattern, side)
+    return dispatch(_Backward, _BackwardForwardMode, (v, g, x), pattern, side)
 
 
 def _gradients_apart(v: Tensor, g: Tensor, x: Tensor, pattern: SparsityPattern, side: Side):

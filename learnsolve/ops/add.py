@@ -7,7 +7,7 @@ from torch import Tensor
 
 from learnsolve import _analysis, _check, _library  # noqa: F401  (registers torch.ops.learnsolve)
 from learnsolve.csr import CSR
-from learnsolve.ops._autograd import Eager, tracked
+from learnsolve.ops._autograd import Eager, dispatch, tracked
 from learnsolve.ops._operands import factor, matrix
 from learnsolve.pattern import SparsityPattern, as_numpy
 
@@ -137,11 +137,7 @@ def _merge(a: Tensor, b: Tensor, P: SparsityPattern, Q: SparsityPattern, alpha: 
 
 
 def _merge_one_axis(a, b, P, Q, alpha, beta):
-    if torch.compiler.is_dynamo_compiling():
-        return _Merge.apply(a, b, P, Q, alpha, beta)
-    if tracked(a, b):
-        return _MergeForwardMode.apply(a, b, P, Q, alpha, beta)
-    return _Merge.forward(a, b, P, Q, alpha, beta)
+    return dispatch(_Merge, _MergeForwardMode, (a, b), P, Q, alpha, beta)
 
 
 def _split(
@@ -152,11 +148,7 @@ def _split(
         parts = _split(g.reshape(g.shape[:-1].numel(), g.shape[-1]), P, Q, alpha, beta)
         ga, gb = (t.reshape(g.shape[:-1] + t.shape[-1:]) for t in parts)
         return ga, gb
-    if torch.compiler.is_dynamo_compiling():
-        return _Split.apply(g, P, Q, alpha, beta)  # type: ignore[return-value]
-    if tracked(g):
-        return _SplitForwardMode.apply(g, P, Q, alpha, beta)  # type: ignore[return-value]
-    return _Split.forward(g, P, Q, alpha, beta)
+    return dispatch(_Split, _SplitForwardMode, (g,), P, Q, alpha, beta)
 
 
 class _Merge(torch.autograd.Function):

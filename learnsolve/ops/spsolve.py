@@ -7,7 +7,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedte
 from learnsolve import _check, _library  # noqa: F401  (registers torch.ops.learnsolve)
 from learnsolve.csr import CSR
 from learnsolve.ops import _superlu
-from learnsolve.ops._autograd import Eager, keep_for_forward_mode, tracked
+from learnsolve.ops._autograd import Eager, dispatch, keep_for_forward_mode
 from learnsolve.ops._product import _values_gradient, product
 from learnsolve.ops._superlu import Factors
 from learnsolve.pattern import SparsityPattern
@@ -227,11 +227,7 @@ def _solve(
     values: Tensor, b: Tensor, pattern: SparsityPattern, transpose: bool, factors: Factors | None
 ) -> Tensor:
     """For values (nnz,) with b (n,) or (n, k), or (B, nnz) with (B, n, k)."""
-    if torch.compiler.is_dynamo_compiling():
-        return _Solve.apply(values, b, pattern, transpose, factors)  # type: ignore[return-value]
-    if tracked(values, b):
-        return _SolveForwardMode.apply(values, b, pattern, transpose, factors)  # type: ignore[return-value]
-    return _Solve.forward(values, b, pattern, transpose, factors)
+    return dispatch(_Solve, _SolveForwardMode, (values, b), pattern, transpose, factors)
 
 
 class _Solve(torch.autograd.Function):

@@ -64,8 +64,7 @@ def sptrsv(
     if not isinstance(L, CSR):
         raise TypeError(f"sptrsv: L must be a CSR, got {type(L).__name__}; make one with CSR.from_*")
     for name, flag in (("lower", lower), ("unit_diagonal", unit_diagonal), ("transpose", transpose)):
-        if not isinstance(flag, bool):
-            raise TypeError(f"sptrsv: {name} must be True or False, got {flag!r}")
+        _check.flag("sptrsv", name, flag)
     values, pattern = L.values, L.pattern
     _check.dtype("sptrsv", "L.values", values)
     _check.same_kind("sptrsv", "b", b, values)

@@ -8,7 +8,7 @@ from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from learnsolve import _check
 from learnsolve._plain import plain_tensors
 from learnsolve.csr import CSR
-from learnsolve.ops._autograd import Eager, keep_for_forward_mode, tracked
+from learnsolve.ops._autograd import Eager, dispatch, keep_for_forward_mode, tracked
 from learnsolve.ops._operands import matrix
 from learnsolve.ops._product import product, sampled
 from learnsolve.pattern import SparsityPattern, as_numpy
@@ -34,11 +34,7 @@ def transpose(A: CSR) -> CSR:
 
 
 def _permute(values: Tensor, forward: Tensor, backward: Tensor) -> Tensor:
-    if torch.compiler.is_dynamo_compiling():
-        return _Permute.apply(values, forward, backward)  # type: ignore[return-value]
-    if tracked(values):
-        return _PermuteForwardMode.apply(values, forward, backward)  # type: ignore[return-value]
-    return values.index_select(-1, forward)
+    return dispatch(_Permute, _PermuteForwardMode, (values,), forward, backward)
 
 
 class _Permute(torch.autograd.Function):
