@@ -17,7 +17,9 @@ LAYERS = [
     ["_conversion"],
     ["csr"],
     ["ops", "ordering"],
-    ["solvers", "preconditioners", "problems", "io"],
+    ["preconditioners", "problems", "io"],
+    ["solvers", "nn"],
+    ["analysis", "evaluate"],
     ["learnsolve"],  # the package itself: exports of the above
     ["recipes"],
     ["train"],

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.csr import CSR
+from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.solvers._operator import Function, Operator
 
 GRADIENTS = ("implicit", "unrolled", "checkpointed")
@@ -81,6 +82,14 @@ def check_options(name: str, options: Options) -> None:
                 raise ValueError(f'{name}: {key} belongs to gradient="implicit", got {options.gradient!r}')
 
 
+def check_symmetric(name: str, M: Any) -> None:
+    if isinstance(M, Preconditioner) and not (M.linear and M.symmetric):
+        raise ValueError(
+            f"{name}: needs a linear, symmetric M, and {type(M).__name__} is not "
+            f"{'symmetric' if M.linear else 'linear'}; use fcg, gmres or fgmres"
+        )
+
+
 def refuse_what_has_no_implicit_gradient(
     name: str, A: Operator, given_M: Any, M: Any, x0: Tensor | None, probe: Tensor
 ) -> None:
@@ -98,6 +107,10 @@ def refuse_what_has_no_implicit_gradient(
     learns = None
     if x0 is not None and x0.requires_grad:
         learns = "x0"
+    elif isinstance(given_M, Preconditioner):
+        # A preconditioner computed from A itself is no second way to a gradient: the solution knows A only.
+        own = {id(p) for p in A.parameters}
+        learns = "M" if any(t.requires_grad and id(t) not in own for t in given_M.made_of) else None
     elif isinstance(given_M, CSR):
         learns = "M" if given_M.requires_grad else None
     elif isinstance(given_M, torch.nn.Module):

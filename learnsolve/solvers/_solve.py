@@ -22,6 +22,7 @@ from learnsolve.solvers._options import (
     check_b,
     check_operands,
     check_options,
+    check_symmetric,
     refuse_what_has_no_implicit_gradient,
 )
 from learnsolve.solvers.base import STATUSES, Iteration, Report, Solution, SolverError, Status
@@ -54,6 +55,8 @@ def solve(
             raise ValueError(f"{name}: x0 must have b's shape {tuple(b.shape)}, got {tuple(x0.shape)}")
     B = columns(b, vector, batch)
     X0 = None if x0 is None else columns(x0, vector, batch)
+    if symmetric and not getattr(method, "flexible", False):
+        check_symmetric(name, options.M)
     M = as_preconditioner(name, "M", options.M, B if batch else b)
     rtol, n = options.rtol, B.shape[-2]
     solver = Solver(
@@ -228,7 +231,7 @@ def _adjoint_preconditioner(
         return M
     if isinstance(M, Matrix):
         return M.T
-    T = getattr(options.M, "T", None)
+    T = getattr(options.M, "T", None) if getattr(options.M, "linear", True) else None
     if T is None and needed:
         raise ValueError(
             f"{name}: the implicit gradient solves with the transpose of A and needs that of M; give M an "

@@ -1,0 +1,6 @@
+"""Preconditioners: functions M(r) ~ A^-1 r, one a file; those that learn are torch.nn.Modules."""
+
+from learnsolve.preconditioners.base import Learned, Preconditioner
+from learnsolve.preconditioners.jacobi import Jacobi
+
+__all__ = ["Jacobi", "Learned", "Preconditioner"]

@@ -1,0 +1,168 @@
+"""What every preconditioner has: checks at the door, a transpose, flags, a form for SciPy.
+
+A subclass says what it does with blocks of columns, (..., n, k):
+
+    _columns(R)       M R
+    _transposed(R)    M^T R; left out where `symmetric` holds, or the preconditioner is not `linear`
+
+Two kinds: one that is computed from a matrix keeps what it computed (with its graph, so that unrolled solvers
+differentiate through it) and is made anew when the matrix changes: patterns keep the plans, so this is cheap.
+One that learns is a `Learned`, a torch.nn.Module.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import scipy.sparse.linalg
+import torch
+from torch import Tensor
+
+from learnsolve import _check
+
+
+class Preconditioner:
+    """M(r) ~ A^-1 r, for r of shape (n,) or (..., n, k).
+
+    Attributes
+    ----------
+    shape : (n, n)
+    linear : bool, M(r) is a matrix times r
+    symmetric : bool, <M x, y> = <x, M y>: fit for `cg` and `minres` (which need M positive definite as well)
+    T : the transpose, a Preconditioner; itself where `symmetric` holds
+    dtype, device : of what it computes with
+    batch_shape : batch axes of the matrices that it is made of
+    made_of : tensors that it depends on and that may learn
+    """
+
+    linear: bool = True
+    symmetric: bool = False
+    shape: tuple[int, int]
+    batch_shape: torch.Size = torch.Size()
+    made_of: tuple[Tensor, ...]
+
+    def _columns(self, R: Tensor) -> Tensor:
+        raise NotImplementedError(f"{type(self).__name__} must define _columns")
+
+    def _transposed(self, R: Tensor) -> Tensor:
+        if self.symmetric:
+            return self._columns(R)
+        raise NotImplementedError(f"{type(self).__name__} must define _transposed")
+
+    def _like(self) -> Tensor:
+        """A tensor of the dtype and on the device of M."""
+        return self.made_of[0]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._like().dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._like().device
+
+    @property
+    def T(self) -> Preconditioner:
+        if not self.linear:
+            raise ValueError(
+                f"{type(self).__name__}: is not linear, so there is no transpose; use fcg or fgmres"
+            )
+        return self if self.symmetric else Transposed(self)
+
+    def pcg_form(self) -> tuple[str, Tensor, Any] | None:
+        """(kind, m, factor) for the compiled loop of `cg` (ops/pcg.py), or None."""
+        return None
+
+    def forward(self, r: Tensor) -> Tensor:
+        name = type(self).__name__
+        _check.tensor(name, "r", r)
+        like = self._like()
+        if r.dtype != like.dtype or r.device != like.device:
+            raise TypeError(
+                f"{name}: r must be {like.dtype} on {like.device}, as the preconditioner is, got {r.dtype} "
+                f"on {r.device}; convert one with .to()"
+            )
+        if r.dim() == 0 or r.shape[0 if r.dim() == 1 else -2] != self.shape[0]:
+            raise ValueError(
+                f"{name}: r must have shape ({self.shape[0]},) or (..., {self.shape[0]}, k), got "
+                f"{tuple(r.shape)}"
+            )
+        if r.dim() > 1:
+            if self.batch_shape:
+                _check.batches(name, self.batch_shape, r.shape[:-2], "the preconditioner and r")
+            return self._columns(r)
+        if self.batch_shape:
+            raise ValueError(
+                f"{name}: for a batch of matrices r must have shape (..., n, k), got {tuple(r.shape)}; "
+                "r.unsqueeze(-1) is one column for all"
+            )
+        return self._columns(r.unsqueeze(-1)).squeeze(-1)
+
+    def __call__(self, r: Tensor) -> Tensor:
+        return self.forward(r)
+
+    def to_scipy_linear_operator(self) -> scipy.sparse.linalg.LinearOperator:
+        """M for SciPy's solvers, on the host and without gradient."""
+        if not self.linear:
+            raise ValueError(f"{type(self).__name__}: is not linear, so it is no LinearOperator")
+        return _PreconditionerOperator(self)
+
+
+class Transposed(Preconditioner):
+    """The transpose of another preconditioner."""
+
+    def __init__(self, M: Preconditioner):
+        self.M = M
+        self.shape, self.batch_shape, self.made_of = M.shape, M.batch_shape, M.made_of
+
+    def _columns(self, R: Tensor) -> Tensor:
+        return self.M._transposed(R)
+
+    def _transposed(self, R: Tensor) -> Tensor:
+        return self.M._columns(R)
+
+    def _like(self) -> Tensor:
+        return self.M._like()
+
+    @property
+    def T(self) -> Preconditioner:
+        return self.M
+
+    def __repr__(self) -> str:
+        return f"Transposed({self.M!r})"
+
+
+class Learned(torch.nn.Module, Preconditioner):
+    """A preconditioner with parameters. Solvers give them a gradient with gradient="unrolled" or
+    "checkpointed"."""
+
+    forward = Preconditioner.forward  # before torch.nn.Module's, which only raises
+
+    @property
+    def made_of(self) -> tuple[Tensor, ...]:  # type: ignore[override]
+        return tuple(self.parameters())
+
+
+class _PreconditionerOperator(scipy.sparse.linalg.LinearOperator):
+    def __init__(self, M: Preconditioner):
+        self.M = M
+        super().__init__(dtype=np.dtype(str(M.dtype).removeprefix("torch.")), shape=M.shape)
+
+    def _apply(self, M: Preconditioner, X: np.ndarray) -> np.ndarray:
+        # A copy: torch does not take read-only arrays, or negative strides.
+        R = torch.from_numpy(np.array(X, dtype=self.dtype)).to(M.device)
+        with torch.no_grad():
+            return M(R).cpu().numpy()
+
+    def _matvec(self, x: np.ndarray) -> np.ndarray:
+        return self._apply(self.M, x.reshape(-1))
+
+    def _rmatvec(self, x: np.ndarray) -> np.ndarray:
+        return self._apply(self.M.T, x.reshape(-1))
+
+    def _matmat(self, X: np.ndarray) -> np.ndarray:
+        return self._apply(self.M, X)
+
+    def _rmatmat(self, X: np.ndarray) -> np.ndarray:
+        return self._apply(self.M.T, X)

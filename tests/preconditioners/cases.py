@@ -1,0 +1,47 @@
+"""The table of preconditioners. A row buys the contract of test_preconditioner_contract.py."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import scipy.sparse
+import torch
+
+import learnsolve as ls
+
+P = ls.preconditioners
+
+
+@dataclass(frozen=True)
+class Case:
+    """make(A) builds the preconditioner of a CSR."""
+
+    name: str
+    make: Callable[[ls.CSR], P.Preconditioner]
+    matrix: str = "spd"  # or "general": what A it is tried with
+    batched: bool = True  # takes A.values of shape (B, nnz)
+    differentiable: bool = True  # in A's values; of a Learned: in its parameters
+    positive: bool = True  # a symmetric M is positive definite for an A that is
+
+
+CASES = [
+    Case("Jacobi", P.Jacobi),
+    Case("Jacobi, general", P.Jacobi, matrix="general"),
+]
+
+
+def spd(side: int = 4) -> ls.CSR:
+    """Anisotropic, so that no two rows of a preconditioner are alike by symmetry."""
+    S = ls.problems.poisson((side, side + 1)).to_scipy()
+    d = scipy.sparse.diags_array(1 + torch.linspace(0, 1, S.shape[0], dtype=torch.float64).numpy())
+    return ls.CSR.from_scipy(scipy.sparse.csr_array(d @ S @ d))
+
+
+def general(side: int = 4) -> ls.CSR:
+    """With a wind: not symmetric, its pattern is."""
+    A = spd(side)
+    rows, cols = A.pattern.row_indices, A.col_indices
+    return A.with_values(A.values + 0.3 * (cols - rows).sign().to(A.dtype))
+
+
+def matrix(case: Case) -> ls.CSR:
+    return spd() if case.matrix == "spd" else general()

@@ -1,0 +1,140 @@
+"""What every preconditioner shares: checks, transposes, SciPy's form, what solvers ask of it."""
+
+import numpy as np
+import pytest
+import scipy.sparse.linalg as spla
+import torch
+from reference import normal
+
+import learnsolve as ls
+from learnsolve.preconditioners import Jacobi, Learned, Preconditioner
+
+N = 12
+
+
+class Shift(Preconditioner):
+    """r, and its first entry added to the last: linear, not symmetric."""
+
+    def __init__(self, A):
+        self.shape, self.made_of = A.shape, (A.values,)
+
+    def _columns(self, R):
+        return torch.cat((R[..., :-1, :], R[..., -1:, :] + R[..., :1, :]), dim=-2)
+
+    def _transposed(self, R):
+        return torch.cat((R[..., :1, :] + R[..., -1:, :], R[..., 1:, :]), dim=-2)
+
+
+class Scale(Learned):
+    symmetric = True
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.full((N,), 0.5, dtype=torch.float64))
+        self.shape = (N, N)
+
+    def _columns(self, R):
+        return self.weight.unsqueeze(-1) * R
+
+
+class Bent(Scale):
+    linear = False
+
+    def _columns(self, R):
+        return torch.tanh(R)
+
+
+@pytest.fixture
+def A():
+    return ls.problems.poisson((N,))
+
+
+def test_vectors_columns_and_batches_agree(A):
+    M, R = Shift(A), normal((2, N, 3))
+    together = M(R)
+    for i in range(2):
+        for j in range(3):
+            assert torch.equal(together[i, :, j], M(R[i, :, j]))
+
+
+def test_transpose(A):
+    M, x, y = Shift(A), normal((N,), seed=1), normal((N,), seed=2)
+    assert torch.allclose(M(x) @ y, x @ M.T(y))
+    assert M.T.T is M
+    assert Jacobi(A).T.T(x).equal(Jacobi(A)(x))
+
+
+def test_of_a_nonlinear_one_there_is_no_transpose():
+    with pytest.raises(ValueError, match="not linear"):
+        _ = Bent().T
+    with pytest.raises(ValueError, match="not linear"):
+        Bent().to_scipy_linear_operator()
+
+
+def test_for_scipy(A):
+    op, X = Shift(A).to_scipy_linear_operator(), np.random.default_rng(0).standard_normal((N, 2))
+    D = op @ np.eye(N)
+    assert np.allclose(op @ X, D @ X)
+    assert np.allclose(op.rmatvec(X[:, 0]), D.T @ X[:, 0])
+    assert np.allclose(op.rmatmat(X), D.T @ X)
+    x, info = spla.cg(A.to_scipy_linear_operator(), np.ones(N), M=Jacobi(A).to_scipy_linear_operator())
+    assert info == 0
+    assert np.allclose(A.to_scipy() @ x, 1)
+
+
+@pytest.mark.parametrize("M", [Jacobi, lambda A: Scale()], ids=["computed", "learned"])
+@pytest.mark.parametrize(
+    ("r", "error", "words"),
+    [
+        (torch.ones(N, dtype=torch.float32), TypeError, "float64"),
+        (torch.ones(N + 1, dtype=torch.float64), ValueError, r"shape \(12,\)"),
+        (torch.ones(N, N + 1, 2, dtype=torch.float64), ValueError, r"\(\.\.\., 12, k\)"),
+        (torch.tensor(1.0, dtype=torch.float64), ValueError, "shape"),
+        ([1.0], TypeError, "torch.Tensor"),
+    ],
+)
+def test_bad_operands(A, M, r, error, words):
+    with pytest.raises(error, match=words):
+        M(A)(r)
+
+
+def test_a_vector_for_a_batch_of_matrices(A):
+    M = Jacobi(A.with_values(A.values.expand(2, -1)))
+    with pytest.raises(ValueError, match=r"unsqueeze\(-1\)"):
+        M(torch.ones(N, dtype=torch.float64))
+    assert M(torch.ones(N, 1, dtype=torch.float64)).shape == (2, N, 1)
+
+
+@pytest.mark.parametrize("solver", ["cg", "minres"])
+def test_solvers_that_need_a_symmetric_one_say_so(A, solver):
+    b = torch.ones(N, dtype=torch.float64)
+    with pytest.raises(ValueError, match="Shift is not symmetric; use fcg"):
+        getattr(ls.solvers, solver)(A, b, M=Shift(A))
+    with pytest.raises(ValueError, match="Bent is not linear"):
+        getattr(ls.solvers, solver)(A, b, M=Bent(), gradient="unrolled")
+
+
+def test_the_adjoint_solve_uses_the_transpose(A):
+    b = torch.ones(N, dtype=torch.float64, requires_grad=True)
+    solution = ls.solvers.gmres(A, b, M=Shift(A), rtol=1e-12)
+    solution.x.sum().backward()
+    assert b.grad is not None
+    assert torch.allclose(b.grad, torch.linalg.solve(A.to_dense(), torch.ones(N, dtype=torch.float64)))
+
+
+def test_implicit_gradient_with_a_preconditioner_of_the_same_matrix(A):
+    A = A.requires_grad_()
+    b = torch.ones(N, dtype=torch.float64)
+    ls.solvers.cg(A, b, M=Jacobi(A), rtol=1e-12).x.sum().backward()
+    with_M = A.values.grad.clone()
+    A.values.grad = None
+    ls.solvers.cg(A, b, rtol=1e-12).x.sum().backward()
+    assert torch.allclose(with_M, A.values.grad)
+
+
+def test_implicit_gradient_refuses_what_learns_elsewhere(A):
+    other = ls.problems.poisson((N,)).requires_grad_()
+    b = torch.ones(N, dtype=torch.float64)
+    for M in (Jacobi(other), Scale()):
+        with pytest.raises(ValueError, match="unrolled"):
+            ls.solvers.cg(A, b, M=M)
