@@ -17,6 +17,7 @@ from learnsolve.ops.sptrsv import sptrsv
 from learnsolve.ops.stack import block_diag, hstack, vstack
 from learnsolve.ops.stencil import stencil
 from learnsolve.ops.stencil_matrix import stencil_matrix
+from learnsolve.ops.stencil_operator import StencilOperator
 from learnsolve.ops.structure import (
     diagonal,
     inverse_diagonal,
@@ -33,6 +34,7 @@ __all__ = [
     "Factorized",
     "IncompleteCholesky",
     "IncompleteLU",
+    "StencilOperator",
     "add",
     "block_diag",
     "diag",

@@ -30,14 +30,27 @@ class Neighbours(NamedTuple):
     periodic: tuple[int, ...]
 
 
-def apply(c: Tensor, x: Tensor, where: Neighbours) -> Tensor:
-    """S(c) x, unchecked: brings any batch axes to the one axis of the kernels."""
+def apply(c: Tensor, x: Tensor, where: Neighbours, transpose: bool = False) -> Tensor:
+    """S(c) x or S(c)^T x, unchecked: brings any batch axes to the one axis of the kernels."""
     d = len(where.periodic)
     if c.dim() <= d + 2 and x.dim() <= d + 1:
-        return _stencil(c, x, where, False, False)
+        return _stencil(c, x, where, transpose, False)
     batch = torch.broadcast_shapes(c.shape[: -d - 1], x.shape[:-d])
-    y = _stencil(_one_batch_axis(c, batch, d + 1), _one_batch_axis(x, batch, d), where, False, False)
+    y = _stencil(_one_batch_axis(c, batch, d + 1), _one_batch_axis(x, batch, d), where, transpose, False)
     return y.reshape(batch + y.shape[-d:])
+
+
+def products(y: Tensor, x: Tensor, where: Neighbours, like: Tensor) -> Tensor:
+    """The gradient of <y, S(c) x> for the coefficients c, in the shape of `like`; the last axis before the
+    grid is one of columns, which all have these coefficients."""
+    d = len(where.periodic)
+    batch = torch.broadcast_shapes(y.shape[:-d], x.shape[:-d])
+    u, w = (t.expand(batch + t.shape[-d:]).reshape((batch.numel(), *t.shape[-d:])) for t in (y, x))
+    constant, shared = like.shape[-d:].numel() == 1, like.dim() == d + 1
+    q = _products(u, w, where, constant, shared)
+    if shared:
+        return q.reshape(like.shape)
+    return q.reshape(batch + q.shape[-d - 1 :]).sum(-d - 2).sum_to_size(like.shape)
 
 
 def _one_batch_axis(t: Tensor, batch: torch.Size, inner: int) -> Tensor:

@@ -195,3 +195,13 @@ def by_offset(function: str, c: Tensor, where: Neighbours, grid: torch.Size) -> 
             f"{K} offsets and grid {tuple(grid)}, got {tuple(c.shape)}"
         )
     return c
+
+
+def grid_sizes(function: str, grid: Sequence[int], d: int) -> torch.Size:
+    try:
+        sizes = torch.Size([operator.index(n) for n in grid])
+    except TypeError:
+        raise TypeError(f"{function}: grid must be a sequence of ints, got {grid!r}") from None
+    if len(sizes) != d or any(n < 0 for n in sizes):
+        raise ValueError(f"{function}: grid must have {d} sizes, none negative, got {tuple(sizes)}")
+    return sizes

@@ -1,7 +1,6 @@
 """The matrix of a stencil."""
 
 import math
-import operator
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +14,7 @@ from learnsolve._plain import makes_plain_tensors
 from learnsolve.csr import CSR
 from learnsolve.ops._product import product
 from learnsolve.ops._stencil import Neighbours
-from learnsolve.ops.stencil import by_offset, neighbours, window
+from learnsolve.ops.stencil import by_offset, grid_sizes, neighbours, window
 from learnsolve.pattern import SparsityPattern
 
 # Patterns in use: a matrix that is made again and again, with other coefficients, keeps its pattern.
@@ -72,16 +71,15 @@ def stencil_matrix(
         c, where = window("stencil_matrix", coefficients, boundary)
     else:
         c, where = coefficients, neighbours("stencil_matrix", offsets, boundary)
-    d = len(where.periodic)
-    try:
-        sizes = torch.Size([operator.index(n) for n in grid])
-    except TypeError:
-        raise TypeError(f"stencil_matrix: grid must be a sequence of ints, got {grid!r}") from None
-    if len(sizes) != d or any(n < 0 for n in sizes):
-        raise ValueError(f"stencil_matrix: grid must have {d} sizes, none negative, got {tuple(sizes)}")
-    c = by_offset("stencil_matrix", c, where, sizes)
-    constant = c.shape[-d:].numel() == 1 and sizes.numel() != 1
-    pattern, gather = _plan(where, tuple(sizes), constant, c.device)
+    sizes = grid_sizes("stencil_matrix", grid, len(where.periodic))
+    return matrix_of(by_offset("stencil_matrix", c, where, sizes), where, sizes)
+
+
+def matrix_of(c: Tensor, where: Neighbours, grid: torch.Size) -> CSR:
+    """`stencil_matrix` for checked coefficients (..., K, *grid) or (..., K, 1, ..., 1)."""
+    d = len(grid)
+    constant = c.shape[-d:].numel() == 1 and grid.numel() != 1
+    pattern, gather = _plan(where, tuple(grid), constant, c.device)
     c = c.flatten(-d - 1)
     ones = torch.ones(gather.nnz, dtype=c.dtype, device=c.device)
     if c.dim() == 1:

@@ -108,9 +108,10 @@ def _values_first(
         return parameters
     if isinstance(solver.A, Function):
         raise NotImplementedError(
-            f"{solver.name}: vmap over what A is made of needs A as a CSR; loop over the systems instead"
+            f"{solver.name}: vmap over what A is made of needs A as a CSR or a StencilOperator; loop over "
+            "the systems instead"
         )
     (values,), (axis,) = parameters, axes
     values = values.movedim(axis, 0)
-    missing = b.dim() - 2 - (values.dim() - 1)  # batch axes of b that A has not
+    missing = b.dim() - 2 - (values.dim() - solver.A.core())  # batch axes of b that A has not
     return (values.reshape(values.shape[0], *[1] * missing, *values.shape[1:]),)

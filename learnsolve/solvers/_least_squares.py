@@ -23,6 +23,7 @@ from learnsolve import _check
 from learnsolve._plain import outside_of_graphs
 from learnsolve.csr import CSR
 from learnsolve.ops._autograd import tracked
+from learnsolve.ops.stencil_operator import StencilOperator
 from learnsolve.solvers._implicit import Implicit
 from learnsolve.solvers._loop import CODE, Method, ResidualNorm
 from learnsolve.solvers._operator import Operator, as_operator
@@ -63,6 +64,9 @@ class Damped:
         largest = self.A.size()
         return None if largest is None else torch.clamp(largest, min=self.damp)
 
+    def core(self) -> int:
+        return self.A.core()
+
     def pullback(self, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
         raise NotImplementedError("derivatives go through Normal")
 
@@ -84,6 +88,9 @@ class Normal:
     @property
     def T(self) -> Normal:
         return self
+
+    def core(self) -> int:
+        return self.A.core()
 
     def with_parameters(self, parameters: tuple[Tensor, ...]) -> Normal:
         return Normal(self.A.with_parameters(parameters), self.damp)
@@ -204,7 +211,7 @@ def solve(
 def _start(
     name: str, A: Any, operator: Operator, b: Tensor, x0: Tensor | None, B: Tensor, batch: torch.Size
 ) -> Tensor:
-    known = isinstance(A, (CSR, scipy.sparse.linalg.LinearOperator))
+    known = isinstance(A, (CSR, StencilOperator, scipy.sparse.linalg.LinearOperator))
     n = A.shape[1] if known else operator.T(B.detach()).shape[-2]
     if x0 is None:
         return B.new_zeros((*B.shape[:-2], n, B.shape[-1]))

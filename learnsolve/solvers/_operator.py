@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 from learnsolve import _check
 from learnsolve.csr import CSR
 from learnsolve.ops._product import product, sampled
+from learnsolve.ops.stencil_operator import StencilOperator
 
 
 class Operator(Protocol):
@@ -35,6 +36,10 @@ class Operator(Protocol):
 
     def size(self) -> Tensor | None:
         """The largest entry, (..., 1, 1), if it is known."""
+        ...
+
+    def core(self) -> int:
+        """How many axes of a parameter are none of a batch."""
         ...
 
 
@@ -68,6 +73,43 @@ class Matrix:
         if values.shape[-1] == 0:
             return None
         return torch.linalg.vector_norm(values, torch.inf, dim=-1)[..., None, None]
+
+    def core(self) -> int:
+        return 1
+
+
+class Stencil:
+    """A `StencilOperator`."""
+
+    def __init__(self, A: StencilOperator):
+        self.A = A
+        self.parameters = (A.coefficients,)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.A._product(x)
+
+    @property
+    def T(self) -> Stencil:
+        return Stencil(self.A.T)
+
+    def with_parameters(self, parameters: tuple[Tensor, ...]) -> Stencil:
+        return Stencil(self.A.with_coefficients(parameters[0]))
+
+    def pullback(self, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
+        return (self.A._outer(y, x),)
+
+    def pushforward(self, x: Tensor, tangents: tuple[Tensor | None, ...]) -> Tensor:
+        assert tangents[0] is not None
+        return self.A.with_coefficients(tangents[0])._product(x)
+
+    def size(self) -> Tensor | None:
+        c = self.A.coefficients.detach()
+        if c.numel() == 0:
+            return None
+        return torch.linalg.vector_norm(c.flatten(-self.core()), torch.inf, dim=-1)[..., None, None]
+
+    def core(self) -> int:
+        return 1 + len(self.A.grid)
 
 
 class Function:
@@ -120,6 +162,9 @@ class Function:
     def size(self) -> Tensor | None:
         return None
 
+    def core(self) -> int:
+        raise self._cannot()
+
 
 def _partial(apply: Callable, y: Tensor, x: Tensor, parameters: tuple[Tensor, ...], again: bool) -> tuple:
     """d<y, A x>/dp for x and y that depend on nothing: they may be made of the parameters themselves."""
@@ -164,7 +209,7 @@ def as_operator(
     for i, p in enumerate(parameters):
         _check.tensor(function, f"parameters[{i}]", p)
     rows = b.shape[0 if b.dim() == 1 else -2]
-    if isinstance(A, (CSR, scipy.sparse.linalg.LinearOperator)):
+    if isinstance(A, (CSR, StencilOperator, scipy.sparse.linalg.LinearOperator)):
         if transpose is not None:
             raise ValueError(f"{function}: transpose belongs to a callable A; {type(A).__name__} has its own")
         if square and A.shape[0] != A.shape[1]:
@@ -178,14 +223,20 @@ def as_operator(
             raise ValueError(f"{function}: parameters belong to a callable A; a CSR's are its values")
         _check.dtype(function, "A.values", A.values)
         return Matrix(A)
+    if isinstance(A, StencilOperator):
+        if parameters:
+            raise ValueError(
+                f"{function}: parameters belong to a callable A; a StencilOperator's are its coefficients"
+            )
+        return Stencil(A)
     if isinstance(A, scipy.sparse.linalg.LinearOperator):
         if parameters:
             raise ValueError(f"{function}: parameters belong to a callable A; a LinearOperator cannot learn")
         return Function(function, _host(A.matmat, A.rmatmat), _host(A.rmatmat, A.matmat), ())
     if not callable(A):
         raise TypeError(
-            f"{function}: A must be a CSR, a scipy.sparse.linalg.LinearOperator or a callable, got "
-            f"{type(A).__name__}; make a CSR with CSR.from_*"
+            f"{function}: A must be a CSR, a StencilOperator, a scipy.sparse.linalg.LinearOperator or a "
+            f"callable, got {type(A).__name__}; make a CSR with CSR.from_*"
         )
     if not (transpose is None or callable(transpose)):
         raise TypeError(

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.csr import CSR
+from learnsolve.ops.stencil_operator import StencilOperator
 from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.solvers._operator import Function, Operator
 
@@ -45,10 +46,11 @@ def check_b(name: str, b: Any) -> None:
 
 def check_operands(name: str, A: Any, b: Tensor) -> torch.Size:
     """The batch axes of A."""
-    if not isinstance(A, CSR):
+    if not isinstance(A, (CSR, StencilOperator)):
         return torch.Size()
-    _check.same_kind(name, "b", b, A.values)
-    _check.batches(name, A.batch_shape, b.shape[:-2], "A.values and b")
+    made_of, its = (A.values, "A.values") if isinstance(A, CSR) else (A.coefficients, "A.coefficients")
+    _check.same_kind(name, "b", b, made_of)
+    _check.batches(name, A.batch_shape, b.shape[:-2], f"{its} and b")
     if b.dim() == 1 and A.batch_shape:
         raise ValueError(
             f"{name}: for a batch of matrices b must have shape (..., n, k), got {tuple(b.shape)}; "
