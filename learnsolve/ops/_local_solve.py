@@ -85,6 +85,7 @@ def _solved(values: Tensor, g: Tensor, K: SparsityPattern, S: SparsityPattern) -
     lead = g.shape[:-1]
     values = torch.cat((values, values.new_zeros((*lead, 1))), -1)
     y = torch.empty_like(g, memory_format=torch.contiguous_format)
+    bad: list[int] = []
     for group in K._planned(_plan, S):
         s = group.entries.shape[1]
         step = max(1, _CHUNK // (s**2 * max(lead.numel(), 1)))
@@ -94,8 +95,10 @@ def _solved(values: Tensor, g: Tensor, K: SparsityPattern, S: SparsityPattern) -
             right = g.index_select(-1, entries.flatten()).unflatten(-1, entries.shape)
             found, good = _solve_blocks(B, right)
             if not bool(good.all()):
-                raise NotPositive(int(group.columns[i + (~good).nonzero()[0, -1]]))
+                bad.append(int(group.columns[i + (~good).nonzero()[:, -1].min()]))
             y.index_copy_(-1, entries.flatten(), found.flatten(-2))
+    if bad:
+        raise NotPositive(min(bad))
     return y
 
 

@@ -86,9 +86,10 @@ class ApproximateInverse(HoldsPattern, Learned):
         """L lower bidiagonal, `diagonal` on the diagonal and `off` below: 2 I + 0.1 S is where section 4.3 of
         the paper starts."""
         n = _check.integer("ApproximateInverse.bidiagonal", "n", n, 0)
-        S = scipy.sparse.eye_array(n, format="csr") + scipy.sparse.eye_array(n, k=-1, format="csr")
-        pattern = CSR.from_scipy(S).pattern
-        return cls.from_pattern(pattern, diagonal, off, dtype)
+        rows = np.arange(n)
+        crow = torch.from_numpy(np.concatenate(([0], 2 * rows + 1)))
+        col = torch.from_numpy(np.stack((rows - 1, rows), 1).reshape(-1)[1:])
+        return cls.from_pattern(SparsityPattern._trusted(crow, col, (n, n)), diagonal, off, dtype)
 
     @classmethod
     def from_pattern(
@@ -113,7 +114,7 @@ class ApproximateInverse(HoldsPattern, Learned):
         r"""Start as the factorised sparse approximate inverse (FSAI) of A on a triangular pattern.
 
         Column j of L, on its rows J, is :math:`l_j = y / \sqrt{y_j}` with :math:`A_{JJ}\, y = e_j`. Of all L
-        on the pattern this one minimises Kaporin's condition number of :math:`L^T A L`, whose diagonal is one.
+        on the pattern this one minimises Kaporin's condition number of :math:`L^T A L`; its diagonal is one.
 
         Parameters
         ----------
