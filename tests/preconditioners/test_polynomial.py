@@ -56,7 +56,7 @@ def test_chebyshev_has_the_smallest_error_on_the_interval(degree):
     M = P.chebyshev(A, degree, interval=(lo, hi))
     # Constant diagonal: D^-1 A and its polynomials have the same eigenvectors.
     eigenvalues, V = torch.linalg.eigh(A.to_dense() / 2)
-    error = 1 - eigenvalues * torch.einsum("ij,ij->j", V, M(2.0 * V))
+    error = 1 - eigenvalues * torch.einsum("ij,ij->j", V, M(2.0 * V).detach())
     kappa = (hi + lo) / (hi - lo)
     bound = 1 / math.cosh((degree + 1) * math.acosh(kappa))
     assert float(error.abs().max()) <= bound * (1 + 1e-9)
@@ -69,7 +69,7 @@ def test_the_default_interval_is_safe():
     _, B = parts(A)
     assert M.interval is not None
     assert float(torch.linalg.eigvals(B).abs().max()) <= float(M.interval[1])
-    assert float(torch.linalg.eigvalsh(M(torch.eye(20, dtype=torch.float64))).min()) > 0
+    assert (torch.linalg.eigvalsh(M(torch.eye(20, dtype=torch.float64))) > 0).all()
 
 
 def test_a_higher_degree_takes_fewer_iterations():
