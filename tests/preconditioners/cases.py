@@ -46,7 +46,6 @@ CASES = [
     Case("Polynomial, Chebyshev, general", lambda A: chebyshev(A), matrix="general"),
     Case("SPAI", P.SPAI),
     Case("SPAI, left", lambda A: P.SPAI(A, side="left"), matrix="general"),
-    Case("SPAI, tril", lambda A: P.SPAI(A, P.lower_pattern(A)), matrix="general"),
 ]
 
 

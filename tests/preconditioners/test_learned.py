@@ -116,6 +116,8 @@ def test_to_another_device(case):
 
 @every
 def test_compiles(case):
+    if case.name.endswith(("two rings", "tril(A)", "bidiagonal")):
+        pytest.skip("the same code as the first ApproximateInverse, on another pattern")
     M, r = case.make(matrix(case)), normal((20, 2)).requires_grad_()
     torch._dynamo.reset()  # which gives up on a function that it has compiled for eight modules
     compiled = torch.compile(M, fullgraph=True, backend="aot_eager")
