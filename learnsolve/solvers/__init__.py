@@ -11,6 +11,7 @@ from learnsolve.solvers.lsmr import lsmr
 from learnsolve.solvers.lsqr import lsqr
 from learnsolve.solvers.minres import minres
 from learnsolve.solvers.pcg import PCG
+from learnsolve.solvers.triangular_solve import TriangularSolve
 
 __all__ = [
     "PCG",
@@ -19,6 +20,7 @@ __all__ = [
     "Solution",
     "SolverError",
     "Status",
+    "TriangularSolve",
     "bicgstab",
     "cg",
     "fcg",

@@ -26,7 +26,39 @@ class Case:
 CASES = [
     Case("Jacobi", P.Jacobi),
     Case("Jacobi, general", P.Jacobi, matrix="general"),
+    # learned: batches of matrices become batches of parameters
+    Case("ApproximateInverse, FSAI", P.ApproximateInverse.initialise_from),
+    Case("ApproximateInverse, two rings", lambda A: P.ApproximateInverse.initialise_from(A, two_rings(A))),
+    Case("ApproximateInverse, tril(A)", lambda A: P.ApproximateInverse(A.tril())),
+    Case("ApproximateInverse, bidiagonal", lambda A: bidiagonal(A), batched=False),
+    Case("ApproximateInverse, not triangular", P.ApproximateInverse, matrix="general"),
+    Case("IncompleteFactor, ic0", P.IncompleteFactor.initialise_from),
+    Case(
+        "IncompleteFactor, mic0", lambda A: P.IncompleteFactor.initialise_from(A, "mic0", positive="softplus")
+    ),
+    Case("IncompleteFactor, ilu0", lambda A: P.IncompleteFactor.initialise_from(A, "ilu0"), matrix="general"),
+    Case("ScaledJacobi", P.ScaledJacobi),
+    Case("ScaledJacobi, exp", lambda A: P.ScaledJacobi(A, 1.5, positive="exp"), matrix="general"),
+    Case("ScaledJacobi, softplus", lambda A: P.ScaledJacobi(A, positive="softplus")),
+    Case("Polynomial, Neumann", lambda A: P.Polynomial.neumann(A, 2)),
+    Case("Polynomial, Neumann, general", lambda A: P.Polynomial.neumann(A, 3), matrix="general"),
+    Case("Polynomial, Chebyshev", lambda A: P.Polynomial.chebyshev(A, 3), batched=False),  # one interval
+    Case("Polynomial, Chebyshev, general", lambda A: chebyshev(A), matrix="general"),
+    Case("SPAI", P.SPAI),
+    Case("SPAI, left", lambda A: P.SPAI(A, side="left"), matrix="general"),
 ]
+
+
+def two_rings(A: ls.CSR) -> ls.SparsityPattern:
+    return P.lower_pattern(A, rings=2)
+
+
+def bidiagonal(A: ls.CSR) -> P.ApproximateInverse:
+    return P.ApproximateInverse.bidiagonal(A.shape[0], dtype=A.dtype)
+
+
+def chebyshev(A: ls.CSR) -> P.Polynomial:
+    return P.Polynomial.chebyshev(A, 2, interval=(0.1, 2.5))
 
 
 def spd(side: int = 4) -> ls.CSR:

@@ -1,0 +1,153 @@
+"""Learned incomplete factors, M = (L L^T)^-1 or (L U)^-1 through triangular solves.
+
+Sources: Nytko et al., "Optimized Sparse Matrix Operations for Reverse Mode Automatic Differentiation",
+arXiv 2212.05159, section 4.3; Saad, "Iterative Methods for Sparse Linear Systems" (2003), chapter 10.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from learnsolve import _check
+from learnsolve.csr import CSR
+from learnsolve.ops.incomplete import IncompleteLU, ic0, ilu0, mic0
+from learnsolve.ops.sptrsv import sptrsv
+from learnsolve.ops.structure import diagonal
+from learnsolve.preconditioners._factor import TriangularFactor
+from learnsolve.preconditioners.base import Learned
+
+_METHODS = {"ic0": ic0, "mic0": mic0, "ilu0": ilu0}
+
+
+class IncompleteFactor(Learned):
+    r"""Learned triangular factors, :math:`M = (L L^T)^{-1}` or :math:`M = (L U)^{-1}`.
+
+    Parameters
+    ----------
+    L : CSR, shape (n, n), float32 or float64, lower triangular; the start of the factor. Without `U` it has
+        a positive diagonal; with `U` it has ones there, or no entries. Values may have batch axes, (..., nnz)
+    U : CSR, upper triangular, without zeros on its diagonal
+    positive : "exp" or "softplus", how the diagonal is kept from zero: the parameter is its logarithm, or the
+        inverse softplus of it. That of U keeps the signs that it starts with; the ones of L are not learned
+
+    Attributes
+    ----------
+    L, U : modules with the parameters `off_diagonal` and `diagonal` (L beside a U: `values`, below the ones);
+        ``M.L.matrix()`` is the CSR. U is None for (L L^T)^-1
+
+    Raises
+    ------
+    ValueError
+        if a factor is not triangular, or its diagonal is not as said above (the message names the row).
+
+    Notes
+    -----
+    Linear. (L L^T)^-1 is symmetric and positive definite for all values of the parameters, so `cg` may be
+    trained through it; its fixed number of iterations runs compiled. (L U)^-1 is not symmetric, its transpose
+    is :math:`L^{-T} U^{-T}`.
+
+    Gradient: exact, for the parameters and r, to any order. Cost: two triangular solves, 4 nnz flops a column
+    of r; to put the diagonal in its place, one pass over the values.
+
+    References
+    ----------
+    N. Nytko et al., "Optimized Sparse Matrix Operations for Reverse Mode Automatic Differentiation",
+    arXiv 2212.05159, 2022.
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A, b = ls.problems.poisson((16, 16)), torch.ones(256, dtype=torch.float64)
+    >>> M = ls.preconditioners.IncompleteFactor.initialise_from(A, "ic0")
+    >>> ls.solvers.cg(A, b, M=M, rtol=0.0, maxiter=4, gradient="unrolled").residual_norms[-1].backward()
+    >>> M.L.diagonal.grad.shape
+    torch.Size([256])
+    """
+
+    def __init__(self, L: CSR, U: CSR | None = None, *, positive: str = "exp"):
+        super().__init__()
+        name = type(self).__name__
+        self.L = TriangularFactor(name, "L", L, lower=True, unit_diagonal=U is not None, positive=positive)
+        self.U = None
+        self.shape, self.batch_shape, self.symmetric = L.shape, L.batch_shape, U is None
+        if U is None:
+            return
+        self.U = TriangularFactor(name, "U", U, lower=False, positive=positive, any_sign=True)
+        if U.shape != L.shape:
+            raise ValueError(f"{name}: L and U must have one shape, got {L.shape} and {U.shape}")
+        _check.same_kind(name, "U.values", U.values, L.values)
+        _check.batches(name, L.batch_shape, U.batch_shape, "L and U")
+        _ones(name, L)
+        self.batch_shape = torch.broadcast_shapes(L.batch_shape, U.batch_shape)
+
+    @classmethod
+    def initialise_from(
+        cls,
+        A: CSR,
+        method: str = "ic0",
+        *,
+        shift: float = 0.0,
+        on_breakdown: str = "raise",
+        positive: str = "exp",
+    ) -> IncompleteFactor:
+        """One that starts as an incomplete factorisation of A.
+
+        Parameters
+        ----------
+        A : CSR, shape (n, n); symmetric positive definite for "ic0" and "mic0"
+        method : "ic0", "mic0" or "ilu0", of `learnsolve.ops`
+        shift, on_breakdown : as for these
+        positive : as for the class
+
+        Notes
+        -----
+        A is a constant to it. To begin anew on the same pattern: ``M.assign_(*factors)``.
+        """
+        _check.one_of("IncompleteFactor.initialise_from", "method", method, tuple(_METHODS))
+        with torch.no_grad():
+            factors = _METHODS[method](A, shift=shift, on_breakdown=on_breakdown)
+        U = factors.U if isinstance(factors, IncompleteLU) else None
+        return cls(factors.L, U, positive=positive)
+
+    def assign_(self, L: CSR, U: CSR | None = None) -> IncompleteFactor:
+        """Set the parameters, in place, so that the factors are L and U on the patterns of this module."""
+        name = type(self).__name__
+        if (U is None) != (self.U is None):
+            has = "(L L^T)^-1" if self.U is None else "(L U)^-1"
+            raise ValueError(f"{name}.assign_: this is {has}; give {'L alone' if self.U is None else 'L, U'}")
+        if self.U is not None and U is not None:
+            _ones(f"{name}.assign_", L)
+            self.U.assign_(U)
+        self.L.assign_(L)
+        return self
+
+    def _columns(self, R: Tensor) -> Tensor:
+        L = self.L.matrix()
+        if self.U is None:
+            return sptrsv(L, sptrsv(L, R), transpose=True)
+        return sptrsv(self.U.matrix(), sptrsv(L, R, unit_diagonal=True), lower=False)
+
+    def _transposed(self, R: Tensor) -> Tensor:
+        if self.U is None:
+            return self._columns(R)
+        Y = sptrsv(self.U.matrix(), R, lower=False, transpose=True)
+        return sptrsv(self.L.matrix(), Y, unit_diagonal=True, transpose=True)
+
+    def pcg_form(self):
+        if self.U is not None:
+            return None
+        L = self.L.matrix()
+        return "triangular", L.values, L.pattern
+
+
+def _ones(function: str, L: CSR) -> None:
+    d = diagonal(L).detach()
+    there = L.pattern.diagonal_positions >= 0
+    wrong = ((d != 1) & there).nonzero()
+    if len(wrong):
+        at = tuple(wrong[0].tolist())
+        raise ValueError(
+            f"{function}: beside a U, L must have ones on its diagonal, or no entries, row {at[-1]} has "
+            f"{d[at].item():.6g}; move the diagonal to U"
+        )

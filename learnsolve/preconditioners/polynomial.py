@@ -1,0 +1,203 @@
+"""A polynomial in the matrix with coefficients that learn.
+
+Source: Saad, "Iterative Methods for Sparse Linear Systems" (2003), section 12.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import comb
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from learnsolve import _check
+from learnsolve.csr import CSR
+from learnsolve.ops.arithmetic import absolute
+from learnsolve.ops.spmm import spmm
+from learnsolve.ops.structure import inverse_diagonal, sum, transpose
+from learnsolve.preconditioners._held import HoldsPattern, finite, parameter
+from learnsolve.preconditioners.base import Learned
+from learnsolve.preconditioners.scaled_jacobi import constant
+
+_ROUNDING = 16  # units in which a symmetric matrix, computed entry by entry, may differ from its transpose
+
+
+class Polynomial(HoldsPattern, Learned):
+    r"""Learned coefficients of a polynomial, :math:`M = \sum_k c_k\, B_k(D^{-1} A)\, D^{-1}`.
+
+    D is the diagonal of A. :math:`D^{-1/2} M' D^{-1/2}` with a polynomial M' in
+    :math:`D^{-1/2} A D^{-1/2}` is the same: for a symmetric A this is symmetric.
+
+    Parameters
+    ----------
+    A : CSR, shape (n, n), without zeros on its diagonal, values (..., nnz) that do not learn
+    coefficients : numbers or Tensor (degree + 1,), where c starts
+    interval : None for the basis of powers, :math:`B_k(t) = t^k`; (lo, hi) for Chebyshev's polynomials of
+        this interval, far better conditioned for degrees above four or so
+    symmetric : is A symmetric? None: look, to rounding
+
+    Attributes
+    ----------
+    coefficients : Parameter (degree + 1,)
+    interval : buffer (2,), in the state with the coefficients, which mean nothing without it; or None
+    values, inverse : A's values and :math:`D^{-1}`, buffers that are not in the state: coefficients may be
+        loaded for another matrix
+
+    Raises
+    ------
+    ValueError
+        if a diagonal entry is missing or zero, A's values learn, there is no coefficient, or the interval is
+        not one.
+
+    Notes
+    -----
+    Linear; symmetric if A is; positive definite where the polynomial is positive on the eigenvalues of
+    :math:`D^{-1} A`, as it is at the start from ``neumann`` (if they lie below 2) and ``chebyshev`` (below
+    hi), but need not be later. ``M.on(B)`` has the same coefficients, the same parameter, for another matrix.
+
+    Gradient: exact, for the coefficients and r, to any order. Cost: `degree` products with A a column.
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A, b = ls.problems.poisson((16, 16)), torch.ones(256, dtype=torch.float64)
+    >>> M = ls.preconditioners.Polynomial.chebyshev(A, degree=3)
+    >>> ls.solvers.cg(A, b, M=M.requires_grad_(False)).iterations < ls.solvers.cg(A, b).iterations
+    True
+    """
+
+    values: Tensor
+    inverse: Tensor
+    interval: Tensor | None
+
+    def __init__(
+        self,
+        A: CSR,
+        coefficients: Sequence[float] | Tensor,
+        *,
+        interval: tuple[float, float] | None = None,
+        symmetric: bool | None = None,
+    ):
+        super().__init__()
+        name = type(self).__name__
+        constant(name, A)
+        if not isinstance(coefficients, Tensor):
+            coefficients = torch.tensor([float(c) for c in coefficients], dtype=A.dtype, device=A.device)
+        _check.same_kind(name, "coefficients", coefficients, A.values)
+        finite(name, "coefficients", coefficients)
+        if coefficients.dim() != 1 or len(coefficients) == 0:
+            raise ValueError(
+                f"{name}: coefficients must have shape (degree + 1,), got {tuple(coefficients.shape)}"
+            )
+        if symmetric is not None:
+            _check.flag(name, "symmetric", symmetric)
+        with torch.no_grad():
+            inverse = inverse_diagonal(A)
+            self.symmetric = _is_symmetric(A) if symmetric is None else symmetric
+        self.coefficients = parameter(coefficients)
+        self._hold(A.pattern, persistent=False)
+        self.register_buffer("values", A.values.detach(), persistent=False)
+        self.register_buffer("inverse", inverse, persistent=False)
+        self.register_buffer("interval", None if interval is None else _interval(name, interval, A.values))
+        self.shape, self.batch_shape = A.shape, A.batch_shape
+
+    @classmethod
+    def neumann(cls, A: CSR, degree: int, *, symmetric: bool | None = None) -> Polynomial:
+        r"""Start as Neumann's series, :math:`\sum_{k=0}^{d} (I - D^{-1} A)^k D^{-1}`, in powers of
+        :math:`D^{-1} A`."""
+        degree = _check.integer("Polynomial.neumann", "degree", degree, 0)
+        c = [(-1.0) ** k * comb(degree + 1, k + 1) for k in range(degree + 1)]
+        return cls(A, c, symmetric=symmetric)
+
+    @classmethod
+    def chebyshev(
+        cls,
+        A: CSR,
+        degree: int,
+        *,
+        interval: tuple[float, float] | None = None,
+        symmetric: bool | None = None,
+    ) -> Polynomial:
+        r"""Start with the smallest error :math:`\max |1 - t\, p(t)|` for eigenvalues t of
+        :math:`D^{-1} A` in `interval`.
+
+        By default up to Gershgorin's bound, from a thirtieth of it: a smoother, and safe, since p is positive
+        below the interval too.
+        """
+        name = "Polynomial.chebyshev"
+        degree = _check.integer(name, "degree", degree, 0)
+        constant(name, A)
+        if interval is None:
+            with torch.no_grad():
+                rows = sum(absolute(A), 1) * inverse_diagonal(A).abs()
+            top = float(rows.max()) if rows.numel() else 1.0
+            interval = (top / 30, top)
+        lo, hi = _interval(name, interval, A.values).tolist()
+        if lo <= 0:
+            raise ValueError(f"{name}: interval must be positive, got {interval}")
+        return cls(A, _chebyshev_coefficients(degree, lo, hi), interval=(lo, hi), symmetric=symmetric)
+
+    def on(self, A: CSR) -> Polynomial:
+        """The same coefficients, with their parameter, for another matrix."""
+        ends = None if self.interval is None else (float(self.interval[0]), float(self.interval[1]))
+        other = type(self)(A, self.coefficients.detach(), interval=ends)
+        other.coefficients = self.coefficients
+        return other
+
+    def _columns(self, R: Tensor) -> Tensor:
+        A, inverse = CSR(self.values, self.pattern), self.inverse.unsqueeze(-1)
+        return self._evaluate(lambda V: inverse * spmm(A, V), inverse * R)
+
+    def _transposed(self, R: Tensor) -> Tensor:
+        A, inverse = CSR(self.values, self.pattern), self.inverse.unsqueeze(-1)
+        return inverse * self._evaluate(lambda V: spmm(A, inverse * V, transpose=True), R)
+
+    def _evaluate(self, product: Callable[[Tensor], Tensor], V: Tensor) -> Tensor:
+        """sum_k c_k B_k(product) V, by Horner's and Clenshaw's schemes."""
+        c = self.coefficients.unbind()
+        out = c[-1] * V
+        if self.interval is None:
+            for k in reversed(range(len(c) - 1)):
+                out = c[k] * V + product(out)
+            return out
+        lo, hi = self.interval.unbind()
+        before = torch.zeros_like(out)
+        for k in reversed(range(len(c) - 1)):
+            mapped = (2 * product(out) - (hi + lo) * out) / (hi - lo)
+            out, before = c[k] * V + (mapped if k == 0 else 2 * mapped) - before, out
+        return out
+
+    def extra_repr(self) -> str:
+        basis = "powers" if self.interval is None else f"Chebyshev on {self.interval.tolist()}"
+        return f"shape={self.shape}, degree={len(self.coefficients) - 1}, basis={basis}"
+
+
+def _interval(function: str, interval: tuple[float, float], like: Tensor) -> Tensor:
+    ends = torch.tensor([float(t) for t in interval], dtype=like.dtype, device=like.device)
+    if ends.shape != (2,) or not bool(ends[0] < ends[1]) or not bool(ends.isfinite().all()):
+        raise ValueError(f"{function}: interval must be (lo, hi) with lo < hi, got {interval}")
+    return ends
+
+
+def _is_symmetric(A: CSR) -> bool:
+    T = transpose(A)
+    if not (torch.equal(T.crow_indices, A.crow_indices) and torch.equal(T.col_indices, A.col_indices)):
+        return False
+    if A.values.numel() == 0:
+        return True
+    allowed = _ROUNDING * torch.finfo(A.dtype).eps * torch.maximum(A.values.abs(), T.values.abs())
+    return bool(((A.values - T.values).abs() <= allowed).all())
+
+
+def _chebyshev_coefficients(degree: int, lo: float, hi: float) -> list[float]:
+    """Of p with 1 - t p(t) = T_{d+1}(s(t)) / T_{d+1}(s(0)), s the map of the interval onto (-1, 1) turned
+    round, in the Chebyshev polynomials of the interval."""
+    T = np.polynomial.chebyshev.Chebyshev.basis(degree + 1)
+
+    def p(s):
+        t = (lo + hi + (hi - lo) * s) / 2
+        return (1 - T(-s) / T((hi + lo) / (hi - lo))) / t
+
+    return np.polynomial.chebyshev.chebinterpolate(p, degree).tolist()

@@ -1,0 +1,81 @@
+"""A triangular solve with a matrix that learns."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from learnsolve import _check
+from learnsolve.csr import CSR
+from learnsolve.ops.sptrsv import sptrsv
+from learnsolve.preconditioners._factor import TriangularFactor
+
+
+class TriangularSolve(TriangularFactor):
+    r"""A triangular solve whose matrix learns, :math:`x = L^{-1} b` or :math:`L^{-T} b`.
+
+    Parameters
+    ----------
+    L : CSR, shape (n, n), float32 or float64, triangular: the pattern and the start; values (..., nnz)
+    lower : L is lower triangular; else upper
+    unit_diagonal : the diagonal is ones, which are not parameters; entries of L there are left out
+    transpose : solve with the transpose
+    positive : None, or "exp" or "softplus": the diagonal is that of a parameter, so that it stays positive
+        and L regular
+
+    Attributes
+    ----------
+    values : Parameter on the pattern, if `positive` is None
+    off_diagonal, diagonal : Parameters otherwise; `diagonal` before exp or softplus
+    matrix() : L, a CSR
+
+    Raises
+    ------
+    ValueError
+        if L has entries in the other triangle, a row without its diagonal entry, or a diagonal that is not
+        positive where it should be; in a call, for a zero on the diagonal (the message names the row).
+
+    Notes
+    -----
+    The matrix is the module's own, so it is called with b alone. It returns the Tensor x, not a `Solution`:
+    a direct solve has no iterations, no residual history and no status to tell; if it cannot be done, it
+    raises. Gradient and cost are those of `ops.sptrsv`.
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> L = ls.problems.poisson((4,)).tril()
+    >>> solve = ls.solvers.TriangularSolve(L, positive="exp")
+    >>> x = solve(torch.ones(4, dtype=torch.float64))
+    >>> x.sum().backward()
+    >>> solve.diagonal.grad.shape
+    torch.Size([4])
+    """
+
+    def __init__(
+        self,
+        L: CSR,
+        *,
+        lower: bool = True,
+        unit_diagonal: bool = False,
+        transpose: bool = False,
+        positive: str | None = None,
+    ):
+        for name, value in (("lower", lower), ("unit_diagonal", unit_diagonal), ("transpose", transpose)):
+            _check.flag("TriangularSolve", name, value)
+        if unit_diagonal and positive is not None:
+            raise ValueError(
+                f"TriangularSolve: with unit_diagonal=True there is no diagonal to keep positive, got "
+                f"positive={positive!r}; leave one of them out"
+            )
+        super().__init__(
+            "TriangularSolve", "L", L, lower=lower, unit_diagonal=unit_diagonal, positive=positive
+        )
+        self.transpose = transpose
+
+    def forward(self, b: Tensor) -> Tensor:
+        return sptrsv(
+            self.matrix(), b, lower=self.lower, unit_diagonal=self.unit_diagonal, transpose=self.transpose
+        )
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, transpose={self.transpose}"

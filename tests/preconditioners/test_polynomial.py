@@ -1,0 +1,124 @@
+"""Polynomials against dense formulas and against what theory says of Neumann's and Chebyshev's."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from preconditioners.cases import general, spd
+from reference import normal
+
+import learnsolve as ls
+
+P = ls.preconditioners.Polynomial
+
+
+def parts(A: ls.CSR) -> tuple[torch.Tensor, torch.Tensor]:
+    """D^-1 and D^-1 A, dense."""
+    inverse = torch.diag(1 / A.diagonal())
+    return inverse, inverse @ A.to_dense()
+
+
+@pytest.mark.parametrize("A", [spd(), general()], ids=["spd", "general"])
+@pytest.mark.parametrize("interval", [None, (0.1, 1.9)])
+@pytest.mark.parametrize("degree", [0, 1, 2, 5])
+def test_formula(A, interval, degree):
+    c = normal((degree + 1,), seed=4)
+    inverse, B = parts(A)
+    one = torch.eye(20, dtype=torch.float64)
+    if interval is None:
+        basis = [torch.linalg.matrix_power(B, k) for k in range(degree + 1)]
+    else:
+        lo, hi = interval
+        X = (2 * B - (lo + hi) * one) / (hi - lo)
+        basis = [one, X]
+        while len(basis) <= degree:
+            basis.append(2 * X @ basis[-1] - basis[-2])
+    wanted = sum(ck * T for ck, T in zip(c, basis, strict=False)) @ inverse
+    M = P(A, c, interval=interval)
+    assert torch.allclose(M(one), wanted, rtol=1e-11, atol=1e-13)
+    assert torch.allclose(M.T(one), wanted.T, rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("degree", [0, 1, 2, 5])
+def test_neumann(degree):
+    A = spd()
+    inverse, B = parts(A)
+    N = torch.eye(20, dtype=torch.float64) - B
+    wanted = sum(torch.linalg.matrix_power(N, k) for k in range(degree + 1)) @ inverse
+    assert torch.allclose(P.neumann(A, degree)(torch.eye(20, dtype=torch.float64)), wanted, rtol=1e-11)
+
+
+@pytest.mark.parametrize("degree", [0, 1, 3, 8])
+def test_chebyshev_has_the_smallest_error_on_the_interval(degree):
+    A = ls.problems.poisson((12,))
+    lo, hi = (float(f(2 * np.sin(np.arange(1, 13) * np.pi / 26) ** 2)) for f in (np.min, np.max))
+    M = P.chebyshev(A, degree, interval=(lo, hi))
+    # Constant diagonal: D^-1 A and its polynomials have the same eigenvectors.
+    eigenvalues, V = torch.linalg.eigh(A.to_dense() / 2)
+    error = 1 - eigenvalues * torch.einsum("ij,ij->j", V, M(2.0 * V).detach())
+    kappa = (hi + lo) / (hi - lo)
+    bound = 1 / math.cosh((degree + 1) * math.acosh(kappa))
+    assert float(error.abs().max()) <= bound * (1 + 1e-9)
+    assert float(error.abs().max()) >= 0.5 * bound  # and no smaller than by luck between extrema
+
+
+def test_the_default_interval_is_safe():
+    A = spd()
+    M = P.chebyshev(A, 4)
+    _, B = parts(A)
+    assert M.interval is not None
+    assert float(torch.linalg.eigvals(B).abs().max()) <= float(M.interval[1])
+    assert (torch.linalg.eigvalsh(M(torch.eye(20, dtype=torch.float64))) > 0).all()
+
+
+def test_a_higher_degree_takes_fewer_iterations():
+    A, b = ls.problems.poisson((20, 20)), normal((400,))
+    taken = [ls.solvers.cg(A, b, M=P.chebyshev(A, d).requires_grad_(False)).iterations for d in (0, 1, 2, 4)]
+    assert taken == sorted(taken, reverse=True)
+    assert len(set(taken)) == 4
+
+
+def test_symmetry_is_looked_at_or_told():
+    assert P.neumann(spd(), 1).symmetric
+    assert not P.neumann(general(), 1).symmetric
+    assert not P.neumann(spd().tril(), 1).symmetric
+    assert P.neumann(general(), 1, symmetric=True).symmetric
+    assert not P.chebyshev(spd(), 1, symmetric=False).symmetric
+
+
+def test_coefficients_for_another_matrix():
+    A, B = spd(), ls.problems.poisson((6,))
+    for M in (P.chebyshev(A, 3), P.neumann(A, 3)):
+        N = M.on(B)
+        assert N.coefficients is M.coefficients
+        assert N.shape == (6, 6)
+        assert set(M.state_dict()) <= {"coefficients", "interval"}
+        wanted = P(
+            B, M.coefficients.detach(), interval=None if M.interval is None else tuple(M.interval.tolist())
+        )
+        assert torch.equal(N(normal((6,))), wanted(normal((6,))))
+    # The interval comes with the coefficients.
+    first, second = P.chebyshev(B, 3, interval=(0.5, 2.0)), P.chebyshev(B, 3)
+    second.load_state_dict(first.state_dict())
+    assert torch.equal(second(normal((6,))), first(normal((6,))))
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda A: P(A.to_dense(), [1.0]), TypeError, "A must be a CSR"),
+        (lambda A: P(A.requires_grad_(), [1.0]), ValueError, "A's values learn"),
+        (lambda A: P(A.tril(-1), [1.0]), ValueError, "row 0 has none"),
+        (lambda A: P(A, []), ValueError, r"shape \(degree \+ 1,\), got \(0,\)"),
+        (lambda A: P(A, torch.ones(3)), TypeError, "float32"),
+        (lambda A: P(A, [1.0], interval=(2.0, 1.0)), ValueError, "lo < hi"),
+        (lambda A: P(A, [1.0], interval=(1.0, float("inf"))), ValueError, "lo < hi"),
+        (lambda A: P(A, [1.0], symmetric=1), TypeError, "symmetric must be True or False"),
+        (lambda A: P.neumann(A, -1), ValueError, "degree must be at least 0"),
+        (lambda A: P.chebyshev(A, 2, interval=(-1.0, 2.0)), ValueError, "interval must be positive"),
+    ],
+)
+def test_errors(make, error, words):
+    with pytest.raises(error, match=words):
+        make(spd())
