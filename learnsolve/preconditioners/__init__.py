@@ -1,6 +1,24 @@
 """Preconditioners: functions M(r) ~ A^-1 r, one a file; those that learn are torch.nn.Modules."""
 
 from learnsolve.preconditioners.base import Learned, Preconditioner
+from learnsolve.preconditioners.block_jacobi import BlockJacobi
+from learnsolve.preconditioners.chebyshev import Chebyshev
+from learnsolve.preconditioners.incomplete import IC0, ILU0, MIC0
 from learnsolve.preconditioners.jacobi import Jacobi
+from learnsolve.preconditioners.neumann import Neumann
+from learnsolve.preconditioners.sor import SOR
+from learnsolve.preconditioners.ssor import SSOR
 
-__all__ = ["Jacobi", "Learned", "Preconditioner"]
+__all__ = [
+    "IC0",
+    "ILU0",
+    "MIC0",
+    "SOR",
+    "SSOR",
+    "BlockJacobi",
+    "Chebyshev",
+    "Jacobi",
+    "Learned",
+    "Neumann",
+    "Preconditioner",
+]
