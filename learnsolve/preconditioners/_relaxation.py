@@ -38,10 +38,14 @@ class Sweep(NamedTuple):
     def system(self, A: CSR, omega: float | Tensor) -> CSR:
         """T, in the order of the sweep."""
         values = _with_diagonal_divided(A, omega)
-        if not self.multicolour:
-            return A.with_values(values)
-        order = A.pattern._planned(_colour_order)
-        return CSR(_permute(values, order.at, order.inverse), order.pattern)
+        if self.multicolour:
+            order = A.pattern._planned(_colour_order)
+            values = _permute(values, order.at, order.inverse)
+        return CSR(values, self.pattern(A.pattern))
+
+    def pattern(self, original: SparsityPattern) -> SparsityPattern:
+        """That of T."""
+        return original._planned(_colour_order).pattern if self.multicolour else original
 
     def apply(
         self, T: CSR, original: SparsityPattern, omega: float | Tensor, R: Tensor, transpose: bool

@@ -11,9 +11,11 @@ from learnsolve.solvers.lsmr import lsmr
 from learnsolve.solvers.lsqr import lsqr
 from learnsolve.solvers.minres import minres
 from learnsolve.solvers.pcg import PCG
+from learnsolve.solvers.sor import SOR, gauss_seidel, sor, ssor
 
 __all__ = [
     "PCG",
+    "SOR",
     "Iteration",
     "Jacobi",
     "Solution",
@@ -23,9 +25,12 @@ __all__ = [
     "cg",
     "fcg",
     "fgmres",
+    "gauss_seidel",
     "gmres",
     "jacobi",
     "lsmr",
     "lsqr",
     "minres",
+    "sor",
+    "ssor",
 ]
