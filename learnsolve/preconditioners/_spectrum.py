@@ -16,19 +16,20 @@ def largest_eigenvalue(apply: Callable[[Tensor], Tensor], start: Tensor) -> Tens
     with torch.no_grad():
         n = start.shape[-2]
         steps = min(_STEPS, n)
+        eps = torch.finfo(start.dtype).eps
         q = start / torch.linalg.vector_norm(start, dim=-2, keepdim=True)
-        basis = [q.squeeze(-1)]
-        H = start.new_zeros((*start.shape[:-2], steps, steps))
+        basis, H = [q], []
         for j in range(steps):
-            w = apply(basis[j].unsqueeze(-1)).squeeze(-1)
-            for _ in range(2):  # twice is enough for an orthogonal basis
-                Q = torch.stack(basis, dim=-1)
-                h = Q.mT @ w.unsqueeze(-1)
-                w = w - (Q @ h).squeeze(-1)
-                H[..., : j + 1, j] += h.squeeze(-1)
-            if j + 1 < steps:
-                norm = torch.linalg.vector_norm(w, dim=-1, keepdim=True)
-                H[..., j + 1, j] = norm.squeeze(-1)
-                # A subspace that is invariant has all that the start vector can tell: zeros from here on.
-                basis.append(torch.where(norm > 0, w / torch.where(norm > 0, norm, 1), 0))
-        return _SAFETY * torch.linalg.eigvals(H).abs().amax(dim=-1)
+            w = apply(basis[j])
+            before, column = torch.linalg.vector_norm(w, dim=-2), []
+            for q in basis:  # modified Gram-Schmidt
+                h = (q.mT @ w).squeeze(-1)
+                column.append(h)
+                w = w - q * h.unsqueeze(-1)
+            norm = torch.linalg.vector_norm(w, dim=-2)
+            # In an invariant subspace only rounding is left: zeros from here on.
+            norm = torch.where(norm > 100 * eps * before, norm, 0)
+            basis.append(torch.where(norm > 0, w.squeeze(-1) / norm, 0).unsqueeze(-1))
+            column += [norm] + [torch.zeros_like(norm)] * (steps - j - 1)
+            H.append(torch.cat(column[:steps], dim=-1))
+        return _SAFETY * torch.linalg.eigvals(torch.stack(H, dim=-1)).abs().amax(dim=-1)
