@@ -53,8 +53,8 @@ class Sweep(NamedTuple):
         """M R or M^T R for the blocks of columns R (..., n, k) of the matrix on the pattern `original`."""
         if self.multicolour:
             order = original._planned(_colour_order)
-            R = _permute(R, order.rows, order.places, -2)
-            return _permute(self._in_order(T, omega, R, transpose), order.places, order.rows, -2)
+            R = _reordered(R, order.rows, order.places)
+            return _reordered(self._in_order(T, omega, R, transpose), order.places, order.rows)
         return self._in_order(T, omega, R, transpose)
 
     def _in_order(self, T: CSR, omega: float | Tensor, R: Tensor, transpose: bool) -> Tensor:
@@ -111,6 +111,13 @@ def _with_diagonal_divided(A: CSR, omega: float | Tensor) -> Tensor:
         omega = omega.unsqueeze(-1)
     (on_diagonal,) = A.pattern._planned(_on_diagonal)
     return torch.where(on_diagonal, A.values / omega, A.values)
+
+
+def _reordered(R: Tensor, order: Tensor, back: Tensor) -> Tensor:
+    """R[..., order, :]"""
+    if R.shape[-1] == 1:  # torch copies row by row: 0.06 ms for numbers, not 0.20, at n = 90,000
+        return _permute(R.squeeze(-1), order, back).unsqueeze(-1)
+    return _permute(R, order, back, -2)
 
 
 def _on_diagonal(P: SparsityPattern) -> tuple[Tensor]:
