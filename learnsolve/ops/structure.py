@@ -62,7 +62,7 @@ class _Permute(torch.autograd.Function):
 class _PermuteForwardMode(Eager, _Permute):
     @staticmethod
     def jvp(ctx, t, *_):  # type: ignore[override]
-        return _permute(t, *ctx.saved_tensors, ctx.dim)
+        return _permute(t, *ctx.saved_tensors, dim=ctx.dim)
 
 
 def diagonal(A: CSR, k: int = 0) -> Tensor:

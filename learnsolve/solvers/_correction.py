@@ -39,7 +39,7 @@ class Correction:
         return State(x, b - A(x), state.values), torch.zeros_like(b[..., :1, :], dtype=torch.int64)
 
     def corrected(self, A: Any, x: Tensor, r: Tensor, values: Tensor) -> Tensor:
-        operator: Matrix = A.A if isinstance(A, _units.InUnits) else A
+        operator: Any = A.A if isinstance(A, _units.InUnits) else A
         P = operator.A.pattern
         T = CSR(values, self.sweep.pattern(P))
         return x + self.sweep.apply(T, P, self.omega, r, operator.transpose)
