@@ -33,35 +33,36 @@ def transpose(A: CSR) -> CSR:
     return CSR(_permute(A.values, forward, backward), P.T)
 
 
-def _permute(values: Tensor, forward: Tensor, backward: Tensor) -> Tensor:
-    return dispatch(_Permute, _PermuteForwardMode, (values,), forward, backward)
+def _permute(values: Tensor, forward: Tensor, backward: Tensor, dim: int = -1) -> Tensor:
+    return dispatch(_Permute, _PermuteForwardMode, (values,), forward, backward, dim)
 
 
 class _Permute(torch.autograd.Function):
-    """values[..., forward], whose gradient is a gather too (torch's own would add into zeros)."""
+    """values[..., forward], or that along another axis, counted from the end; its gradient is a gather too
+    (torch's own would add into zeros)."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(values, forward, backward):
-        return values.index_select(-1, forward)
+    def forward(values, forward, backward, dim):
+        return values.index_select(dim, forward)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        _, forward, backward = inputs
+        _, forward, backward, ctx.dim = inputs
         ctx.save_for_backward(forward, backward)
         keep_for_forward_mode(ctx, forward, backward)
 
     @staticmethod
     def backward(ctx, g):  # type: ignore[override]
         forward, backward = ctx.saved_tensors
-        return _permute(g, backward, forward), None, None
+        return _permute(g, backward, forward, ctx.dim), None, None, None
 
 
 class _PermuteForwardMode(Eager, _Permute):
     @staticmethod
     def jvp(ctx, t, *_):  # type: ignore[override]
-        return _permute(t, *ctx.saved_tensors)
+        return _permute(t, *ctx.saved_tensors, dim=ctx.dim)
 
 
 def diagonal(A: CSR, k: int = 0) -> Tensor:

@@ -18,4 +18,24 @@ __all__ = [
     "Preconditioner",
     "ScaledJacobi",
     "lower_pattern",
+from learnsolve.preconditioners.block_jacobi import BlockJacobi
+from learnsolve.preconditioners.chebyshev import Chebyshev
+from learnsolve.preconditioners.incomplete import IC0, ILU0, MIC0
+from learnsolve.preconditioners.jacobi import Jacobi
+from learnsolve.preconditioners.neumann import Neumann
+from learnsolve.preconditioners.sor import SOR
+from learnsolve.preconditioners.ssor import SSOR
+
+__all__ = [
+    "IC0",
+    "ILU0",
+    "MIC0",
+    "SOR",
+    "SSOR",
+    "BlockJacobi",
+    "Chebyshev",
+    "Jacobi",
+    "Learned",
+    "Neumann",
+    "Preconditioner",
 ]

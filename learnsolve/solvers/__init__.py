@@ -12,9 +12,11 @@ from learnsolve.solvers.lsqr import lsqr
 from learnsolve.solvers.minres import minres
 from learnsolve.solvers.pcg import PCG
 from learnsolve.solvers.triangular_solve import TriangularSolve
+from learnsolve.solvers.sor import SOR, gauss_seidel, sor, ssor
 
 __all__ = [
     "PCG",
+    "SOR",
     "Iteration",
     "Jacobi",
     "Solution",
@@ -25,9 +27,12 @@ __all__ = [
     "cg",
     "fcg",
     "fgmres",
+    "gauss_seidel",
     "gmres",
     "jacobi",
     "lsmr",
     "lsqr",
     "minres",
+    "sor",
+    "ssor",
 ]

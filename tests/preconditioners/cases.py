@@ -59,6 +59,38 @@ def bidiagonal(A: ls.CSR) -> P.ApproximateInverse:
 
 def chebyshev(A: ls.CSR) -> P.Polynomial:
     return P.Polynomial.chebyshev(A, 2, interval=(0.1, 2.5))
+    Case("IC0", P.IC0),
+    Case("IC0, shifted", lambda A: P.IC0(A, shift=0.1)),
+    Case("MIC0", lambda A: P.MIC0(A, shift=0.01)),
+    Case("ILU0", P.ILU0),
+    Case("ILU0, general", P.ILU0, matrix="general"),
+    Case("BlockJacobi", lambda A: P.BlockJacobi(A, 4)),
+    Case("BlockJacobi, one unknown", lambda A: P.BlockJacobi(A, 1), matrix="general"),
+    Case("BlockJacobi, general", lambda A: P.BlockJacobi(A, 3), matrix="general"),
+    Case("BlockJacobi, labels", lambda A: P.BlockJacobi(A, blocks=_labels(A))),
+    Case("SOR", P.SOR),
+    Case("SOR, backward", lambda A: P.SOR(A, 1.3, "backward"), matrix="general"),
+    Case("SOR, multicolour", lambda A: P.SOR(A, 1.3, multicolour=True)),
+    Case("SSOR", P.SSOR),
+    Case("SSOR, omega", lambda A: P.SSOR(A, 1.4)),
+    Case("SSOR, multicolour", lambda A: P.SSOR(A, 0.7, multicolour=True)),
+    Case("SSOR, general", lambda A: P.SSOR(A, 1.2), matrix="general"),
+    Case("Chebyshev", lambda A: P.Chebyshev(A, 0.2, 2.1, 3)),
+    Case("Chebyshev, estimated", P.Chebyshev, differentiable=False),  # the estimate is a constant
+    Case("Chebyshev, unscaled", lambda A: P.Chebyshev(A, 0.5, 30.0, 2, M=None), matrix="general"),
+    Case("Chebyshev of SSOR", lambda A: P.Chebyshev(A, 0.2, 1.1, 1, M=P.SSOR(A))),
+    Case("Chebyshev of SOR", lambda A: P.Chebyshev(A, 0.2, 1.1, 1, M=P.SOR(A))),
+    Case("Neumann", lambda A: P.Neumann(A, 2)),
+    Case("Neumann, weighted", lambda A: P.Neumann(A, 1, 0.7), matrix="general"),
+    Case("Neumann of IC0", lambda A: P.Neumann(A, 1, 0.9, M=P.IC0(A))),
+]
+
+
+def _labels(A: ls.CSR) -> list[int]:
+    """Blocks of 1, 2, 3, ... unknowns, which do not lie together."""
+    n = A.shape[0]
+    labels = [block for block in range(n) for _ in range(block + 1)][:n]
+    return [10 * labels[(7 * i) % n] for i in range(n)]
 
 
 def spd(side: int = 4) -> ls.CSR:

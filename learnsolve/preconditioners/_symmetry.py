@@ -1,0 +1,73 @@
+"""Is a matrix symmetric? What the preconditioners ask whose symmetry follows from that of their matrix.
+
+Entries count as equal that differ by rounding, |a_ij - a_ji| <= 64 eps sqrt(|a_ii a_jj|): assembled in
+another order, or scaled from both sides, a symmetric matrix is symmetric only to rounding. The bound says
+the same of A and of D A D.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._functorch import get_unwrapped, is_batchedtensor, is_functorch_wrapped_tensor, maybe_get_bdim
+
+from learnsolve import _check
+from learnsolve._plain import plain_tensors
+from learnsolve.csr import CSR
+from learnsolve.pattern import SparsityPattern, as_numpy
+
+_ROUNDINGS = 64
+
+
+def symmetry(function: str, A: CSR, given: bool | None) -> bool:
+    """`given`, an argument `symmetric`, or what A's numbers say: once for a matrix, O(nnz), on the host."""
+    if given is not None:
+        _check.flag(function, "symmetric", given)
+        return given
+    if not A.pattern._planned(_symmetric_pattern)[0]:
+        return False
+    if torch.compiler.is_dynamo_compiling():
+        raise NotImplementedError(
+            f"{function}: whether A is symmetric cannot be read off its values under torch.compile; pass "
+            "symmetric=True or symmetric=False"
+        )
+    values = A.values
+    keeps = not (is_functorch_wrapped_tensor(values) or values.is_inference())
+    state = (values.data_ptr(), values._version) if keeps else None
+    kept: Any = A._derived.get("symmetric")
+    if keeps and kept is not None and kept[0] is values and kept[1] == state:
+        return kept[2]
+    with plain_tensors(), torch.no_grad():
+        answer = _equal(numbers(values), A.pattern)
+    if keeps:
+        A._derived["symmetric"] = (values, state, answer)
+    return answer
+
+
+def alike(a: Tensor, b: Tensor, scale: Tensor) -> bool:
+    """|a - b| <= 64 eps scale, everywhere."""
+    return bool(((a - b).abs() <= _ROUNDINGS * torch.finfo(a.dtype).eps * scale).all())
+
+
+def _equal(v: Tensor, P: SparsityPattern) -> bool:
+    turned = v.index_select(-1, P.transpose_permutation)
+    if torch.equal(v, turned):
+        return True
+    at = P.diagonal_positions
+    d = torch.where(at >= 0, v.index_select(-1, at.clamp(min=0)), 0).abs().sqrt()
+    return alike(v, turned, d.index_select(-1, P.row_indices) * d.index_select(-1, P.col_indices))
+
+
+def _symmetric_pattern(P: SparsityPattern) -> tuple[bool]:
+    if P.shape[0] != P.shape[1]:
+        return (False,)
+    pairs = ((P.crow_indices, P.T.crow_indices), (P.col_indices, P.T.col_indices))
+    return (all((as_numpy(a) == as_numpy(b)).all() for a, b in pairs),)
+
+
+def numbers(t: Tensor) -> Tensor:
+    """The numbers behind a tensor that transformations of torch.func hold, mapped axes first."""
+    while is_functorch_wrapped_tensor(t):
+        inner = get_unwrapped(t)
+        t = inner.movedim(maybe_get_bdim(t), 0) if is_batchedtensor(t) else inner
+    return t.detach()

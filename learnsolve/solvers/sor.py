@@ -1,0 +1,351 @@
+"""Gauss-Seidel and successive over-relaxation, forward, backward and symmetric.
+
+Source: Saad, "Iterative Methods for Sparse Linear Systems" (2003), section 4.1.
+"""
+
+from collections.abc import Callable
+from numbers import Real
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from learnsolve import _check
+from learnsolve.csr import CSR
+from learnsolve.ops.richardson import residual_norm
+from learnsolve.preconditioners._relaxation import DIRECTIONS, Sweep, check_relaxation
+from learnsolve.solvers._correction import Correction, fixed_number
+from learnsolve.solvers._operator import Matrix
+from learnsolve.solvers._options import Options, check_b, check_operands
+from learnsolve.solvers._solve import columns, solve
+from learnsolve.solvers.base import Iteration, Solution
+
+FIXED_GRADIENTS = ("unrolled", "checkpointed")
+
+
+def sor(
+    A: CSR,
+    b: Tensor,
+    x0: Tensor | None = None,
+    *,
+    omega: float | Tensor,
+    direction: str = "forward",
+    multicolour: bool = False,
+    iterations: int | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    maxiter: int | None = None,
+    callback: Callable[[Iteration], Any] | None = None,
+    gradient: str | None = None,
+    throw: bool = False,
+    adjoint_rtol: float | None = None,
+    adjoint_maxiter: int | None = None,
+) -> Solution:
+    r"""Successive over-relaxation: each unknown in turn is moved omega times as far as would solve its row.
+
+    .. math:: x_{k+1} = x_k + \omega (D + \omega L)^{-1} (b - A x_k)
+
+    with A = L + D + U, for a forward sweep. It converges for a symmetric positive definite A and every
+    0 < omega < 2. `iterations` sweeps, or as many as the tolerance takes.
+
+    Parameters
+    ----------
+    A : CSR, shape (n, n), float32 or float64, without zeros on the diagonal; its values may be (..., nnz)
+    b : Tensor, shape (n,) or (..., n, k): one or k right-hand sides
+    x0 : Tensor of b's shape; zero if not given
+    omega : number or Tensor, 0 < omega < 2; a tensor, which may learn, has shape () or is one number a matrix
+        of the batch
+    direction : "forward", first to last unknown; "backward"; or "symmetric", one of each: `ssor`
+    multicolour : sweep through the unknowns colour by colour, as `ordering.greedy_colouring` colours them, so
+        that those of one colour are relaxed at the same time
+    iterations : int >= 0, exactly so many sweeps, whatever the residual does. Excludes rtol, atol, maxiter,
+        callback, throw, adjoint_rtol and adjoint_maxiter
+    rtol, atol : without `iterations` a column stops when :math:`\|b - A x\| \le \max(\mathtt{rtol} \|b\|,
+        \mathtt{atol})`; 1e-5 and 0 if not given
+    maxiter : int, 10 n if not given
+    callback : called after every sweep with an `Iteration`; returning True stops
+    gradient : "unrolled", the exact gradient of the sweeps that ran, for A's values, b, x0, omega and
+        `residual_norms`; "checkpointed", the same numbers in O(sqrt(iterations)) memory; "implicit", not
+        beside `iterations`: one adjoint solve at the solution, for A and b. If not given, "unrolled" beside
+        `iterations`, else "implicit"
+    throw : raise `SolverError` where a solve or its adjoint did not converge
+    adjoint_rtol, adjoint_maxiter : of the adjoint solve; rtol and maxiter if not given
+
+    Returns
+    -------
+    Solution
+
+    Raises
+    ------
+    ValueError
+        if shapes or values do not fit, a diagonal entry is missing or zero (the message names the row),
+        something learns that gradient="implicit" has no gradient for, or keywords exclude one another.
+    TypeError
+        if types, dtypes or devices do not fit.
+    SolverError
+        if `throw` and a column did not converge.
+
+    Notes
+    -----
+    Implicit gradient: :math:`\bar b = \lambda`, :math:`\bar A = -\lambda x^T` on the pattern with
+    :math:`A^T \lambda = \bar x`, solved by the transposed sweeps, which converge as fast. Cost: one product
+    with A and one triangular solve a sweep (two if symmetric); backward, unrolled, the transposes of both and
+    the gradients of the values.
+
+    For a matrix with property A in a consistent order (Poisson's on a grid, as it stands or multicolour) and
+    :math:`\mu` the spectral radius of Jacobi's iteration the best is
+    :math:`\omega = 2 / (1 + \sqrt{1 - \mu^2})`, with rate :math:`\omega - 1` [1]_.
+
+    References
+    ----------
+    .. [1] D. M. Young, "Iterative methods for solving partial difference equations of elliptic type", Trans.
+       AMS 76 (1954) 92-111, doi:10.1090/S0002-9947-1954-0059635-7
+
+    Examples
+    --------
+    >>> import math, torch, learnsolve as ls
+    >>> A, b = ls.problems.poisson((20, 20)), torch.ones(400, dtype=torch.float64)
+    >>> best = 2 / (1 + math.sin(math.pi / 21))
+    >>> ls.solvers.sor(A, b, omega=best).iterations < ls.solvers.gauss_seidel(A, b).iterations / 8
+    True
+    >>> omega = torch.tensor(1.0, dtype=torch.float64, requires_grad=True)
+    >>> ls.solvers.sor(A, b, omega=omega, iterations=10).residual_norms[-1].backward()
+    >>> bool(omega.grad < 0)  # more than 1 would have been faster
+    True
+    """
+    return _relax(
+        "sor", A, b, x0, omega, direction, multicolour, iterations, gradient,
+        rtol=rtol, atol=atol, maxiter=maxiter, callback=callback, throw=throw,
+        adjoint_rtol=adjoint_rtol, adjoint_maxiter=adjoint_maxiter,
+    )  # fmt: skip
+
+
+def ssor(
+    A: CSR,
+    b: Tensor,
+    x0: Tensor | None = None,
+    *,
+    omega: float | Tensor = 1.0,
+    multicolour: bool = False,
+    iterations: int | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    maxiter: int | None = None,
+    callback: Callable[[Iteration], Any] | None = None,
+    gradient: str | None = None,
+    throw: bool = False,
+    adjoint_rtol: float | None = None,
+    adjoint_maxiter: int | None = None,
+) -> Solution:
+    r"""Symmetric successive over-relaxation: a forward sweep of `sor`, then a backward one.
+
+    .. math:: x_{k+1} = x_k + \omega (2 - \omega) (D + \omega U)^{-1} D (D + \omega L)^{-1} (b - A x_k)
+
+    Arguments, result, errors and gradients are those of `sor`; an iteration, of one product with A and two
+    triangular solves, counts as one.
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A, b = ls.problems.poisson((8,)), torch.ones(8, dtype=torch.float64)
+    >>> forward = ls.solvers.sor(A, b, omega=1.5, iterations=1)
+    >>> both = ls.solvers.sor(A, b, forward.x, omega=1.5, direction="backward", iterations=1)
+    >>> torch.allclose(ls.solvers.ssor(A, b, omega=1.5, iterations=1).x, both.x)
+    True
+    """
+    return _relax(
+        "ssor", A, b, x0, omega, "symmetric", multicolour, iterations, gradient,
+        rtol=rtol, atol=atol, maxiter=maxiter, callback=callback, throw=throw,
+        adjoint_rtol=adjoint_rtol, adjoint_maxiter=adjoint_maxiter,
+    )  # fmt: skip
+
+
+def gauss_seidel(
+    A: CSR,
+    b: Tensor,
+    x0: Tensor | None = None,
+    *,
+    direction: str = "forward",
+    multicolour: bool = False,
+    iterations: int | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    maxiter: int | None = None,
+    callback: Callable[[Iteration], Any] | None = None,
+    gradient: str | None = None,
+    throw: bool = False,
+    adjoint_rtol: float | None = None,
+    adjoint_maxiter: int | None = None,
+) -> Solution:
+    r"""Gauss-Seidel: each unknown in turn solves its row, with what the others are by then.
+
+    .. math:: x_{k+1} = x_k + (D + L)^{-1} (b - A x_k)
+
+    It is `sor` with omega = 1, and so are its arguments, result, errors and gradients.
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A = ls.CSR.from_dense(torch.tensor([[2.0, -1.0], [-1.0, 2.0]]))
+    >>> ls.solvers.gauss_seidel(A, torch.tensor([2.0, 1.0]), iterations=1).x
+    tensor([1., 1.])
+    """
+    return _relax(
+        "gauss_seidel", A, b, x0, 1.0, direction, multicolour, iterations, gradient,
+        rtol=rtol, atol=atol, maxiter=maxiter, callback=callback, throw=throw,
+        adjoint_rtol=adjoint_rtol, adjoint_maxiter=adjoint_maxiter,
+    )  # fmt: skip
+
+
+def _relax(
+    name: str,
+    A: CSR,
+    b: Tensor,
+    x0: Tensor | None,
+    omega: float | Tensor,
+    direction: str,
+    multicolour: bool,
+    iterations: int | None,
+    gradient: str | None,
+    **keywords: Any,
+) -> Solution:
+    omega = check_relaxation(name, A, omega, multicolour)
+    _check.one_of(name, "direction", direction, DIRECTIONS)
+    method = Correction(Sweep(direction, multicolour), omega)
+    if iterations is not None:
+        return _fixed(name, method, A, b, x0, iterations, gradient or "unrolled", keywords)
+    gradient = gradient or "implicit"
+    if (
+        gradient == "implicit"
+        and isinstance(omega, Tensor)
+        and omega.requires_grad
+        and torch.is_grad_enabled()
+    ):
+        raise ValueError(
+            f"{name}: omega learns, but a converged solution does not depend on it: "
+            'gradient="implicit" would give it no gradient. Use gradient="unrolled" or "checkpointed"'
+        )
+    given = {key: value for key, value in keywords.items() if value is not None}
+    return solve(name, method, A, b, x0, Options(gradient=gradient, **given))
+
+
+def _fixed(
+    name: str,
+    method: Correction,
+    A: CSR,
+    b: Tensor,
+    x0: Tensor | None,
+    iterations: int,
+    gradient: str,
+    keywords: dict[str, Any],
+) -> Solution:
+    iterations = _check.integer(name, "iterations", iterations, 0)
+    for key, value in keywords.items():
+        if value is not None and value is not False:
+            raise ValueError(
+                f"{name}: iterations asks for exactly {iterations} sweeps, so {key} has no use, got "
+                f"{value!r}; give one of them"
+            )
+    if gradient == "implicit":
+        raise ValueError(
+            f'{name}: gradient="implicit" belongs to a converged solution, not to a number of iterations; '
+            'use "unrolled" or "checkpointed", or leave iterations out'
+        )
+    _check.one_of(name, "gradient", gradient, FIXED_GRADIENTS)
+    check_b(name, b)
+    rows = b.shape[0 if b.dim() == 1 else -2]
+    if rows != A.shape[0]:
+        raise ValueError(f"{name}: b must have A.shape[0] = {A.shape[0]} rows, got shape {tuple(b.shape)}")
+    batch = check_operands(name, A, b)
+    vector = b.dim() == 1
+    if x0 is not None:
+        _check.same_kind(name, "x0", x0, b)
+        if x0.shape != b.shape:
+            raise ValueError(f"{name}: x0 must have b's shape {tuple(b.shape)}, got {tuple(x0.shape)}")
+        x0 = columns(x0, vector, batch)
+    B, operator = columns(b, vector, batch), Matrix(A)
+    x, norms = fixed_number(method, operator, B, x0, iterations, gradient == "checkpointed")
+
+    def complete() -> Tensor:
+        last = residual_norm(B - operator(x), -2, keepdim=True)
+        every = torch.cat((norms, last), dim=-2)
+        return every.squeeze(-1) if vector else every
+
+    shown = x.squeeze(-1) if vector else x
+    return Solution(shown, iterations, complete, -1 if vector else -2, (A.values, b, shown))
+
+
+class SOR(torch.nn.Module):
+    r"""`sor` for a fixed number of sweeps, with an omega that learns: omega = 2 sigmoid(logit), so that every
+    value of the parameter `logit` is a relaxation that can converge.
+
+    Parameters
+    ----------
+    omega : number or floating-point Tensor, 0 < omega < 2, the initial one. A number becomes a parameter of
+        torch's default dtype; ``.double()`` for float64 matrices.
+    iterations : int >= 0
+    direction, multicolour : as for `sor`
+    gradient : "unrolled" or "checkpointed"
+
+    Attributes
+    ----------
+    omega : Tensor, the present one, with its graph
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A, b = ls.problems.poisson((8,)), torch.ones(8, dtype=torch.float64)
+    >>> solver = ls.solvers.SOR(1.0, iterations=4).double()
+    >>> solver(A, b).residual_norms[-1].backward()
+    >>> bool(solver.logit.grad < 0)  # a larger omega would have converged faster
+    True
+    """
+
+    def __init__(
+        self,
+        omega: float | Tensor = 1.0,
+        iterations: int = 1,
+        *,
+        direction: str = "forward",
+        multicolour: bool = False,
+        gradient: str = "unrolled",
+    ):
+        super().__init__()
+        self.iterations = _check.integer("SOR", "iterations", iterations, 0)
+        _check.one_of("SOR", "direction", direction, DIRECTIONS)
+        _check.flag("SOR", "multicolour", multicolour)
+        _check.one_of("SOR", "gradient", gradient, FIXED_GRADIENTS)
+        if not isinstance(omega, Tensor):
+            if isinstance(omega, bool) or not isinstance(omega, Real):
+                raise TypeError(f"SOR: omega must be a number or a torch.Tensor, got {type(omega).__name__}")
+            omega = torch.tensor(float(omega))
+        if not omega.is_floating_point():
+            raise TypeError(f"SOR: omega must be a floating-point tensor to learn, got {omega.dtype}")
+        omega = omega.detach()
+        if not ((omega > 0) & (omega < 2)).all():
+            raise ValueError(f"SOR: omega must lie in 0 < omega < 2, got {omega.tolist()}; 1 is Gauss-Seidel")
+        self.logit = torch.nn.Parameter(torch.log(omega / (2 - omega)))
+        self.direction, self.multicolour, self.gradient = direction, multicolour, gradient
+
+    @property
+    def omega(self) -> Tensor:
+        info = torch.finfo(self.logit.dtype)  # far out sigmoid rounds to 0 or 1
+        return (2 * torch.sigmoid(self.logit)).clamp(info.tiny, 2 - info.eps)
+
+    def forward(self, A: CSR, b: Tensor, x0: Tensor | None = None) -> Solution:
+        return sor(
+            A,
+            b,
+            x0,
+            omega=self.omega,
+            direction=self.direction,
+            multicolour=self.multicolour,
+            iterations=self.iterations,
+            gradient=self.gradient,
+        )
+
+    def extra_repr(self) -> str:
+        return (
+            f"iterations={self.iterations}, direction={self.direction!r}, multicolour={self.multicolour}, "
+            f"gradient={self.gradient!r}"
+        )

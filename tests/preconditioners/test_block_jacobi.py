@@ -1,0 +1,160 @@
+"""BlockJacobi: dense blocks, partitions of all kinds, plans, memory, errors."""
+
+import numpy as np
+import pytest
+import torch
+from preconditioners.cases import general, spd
+from reference import normal
+
+import learnsolve as ls
+from learnsolve.preconditioners import BlockJacobi, block_jacobi
+
+
+def expected(A, labels):
+    D, labels = A.to_dense(), torch.as_tensor(labels)
+    return torch.linalg.inv(torch.where(labels[:, None] == labels, D, 0))
+
+
+def cover(A, size):
+    return np.arange(A.shape[0]) // size
+
+
+LABELS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4]
+
+
+@pytest.mark.parametrize("index", [torch.int32, torch.int64])
+@pytest.mark.parametrize("A", [spd(), general()])
+def test_the_inverses_of_the_blocks(A, index):
+    A = ls.CSR(A.values, A.pattern.to(dtype=index))
+    for size in (1, 2, 3, 5, 7, 20, 99):
+        M = BlockJacobi(A, size)
+        torch.testing.assert_close(M.matrix.to_dense(), expected(A, cover(A, size)), rtol=1e-12, atol=1e-14)
+        assert M.matrix.pattern.dtype == index
+        ls.SparsityPattern(M.matrix.crow_indices, M.matrix.col_indices, A.shape)  # is a valid one
+    for labels in (
+        LABELS,
+        np.array(LABELS, dtype=np.int8),
+        torch.tensor(LABELS),
+        [-x for x in LABELS],
+        [7] * 20,
+    ):
+        M = BlockJacobi(A, blocks=labels)
+        torch.testing.assert_close(M.matrix.to_dense(), expected(A, labels), rtol=1e-12, atol=1e-14)
+        ls.SparsityPattern(M.matrix.crow_indices, M.matrix.col_indices, A.shape)
+        r = normal((20, 2))
+        assert torch.allclose(M(r), M.matrix @ r)
+        assert torch.allclose(M.T(r), M.matrix.T @ r)
+
+
+def test_blocks_of_one_unknown_are_jacobi_and_one_block_is_the_inverse():
+    A, r = general(), normal((20,))
+    assert torch.allclose(BlockJacobi(A, 1)(r), ls.preconditioners.Jacobi(A)(r))
+    assert torch.allclose(A @ BlockJacobi(A, 20)(r), r)
+
+
+def test_missing_entries_are_zeros_and_need_no_diagonal():
+    A = ls.CSR.from_dense(torch.tensor([[0.0, 2.0, 9.0], [4.0, 0.0, 0.0], [0.0, 0.0, 5.0]]))
+    found = BlockJacobi(A, 2).matrix.to_dense()
+    assert torch.allclose(found, torch.tensor([[0.0, 0.25, 0.0], [0.5, 0.0, 0.0], [0.0, 0.0, 0.2]]))
+
+
+def test_nothing_at_all():
+    nothing = ls.ops.eye(0, dtype=torch.float64)
+    for M in (BlockJacobi(nothing, 3), BlockJacobi(nothing, blocks=[])):
+        assert M(normal((0, 2))).shape == (0, 2)
+    A = spd()
+    M = BlockJacobi(A.with_values(A.values.expand(0, -1)), 3)
+    assert M(normal((0, 20, 2))).shape == (0, 20, 2)
+
+
+def test_planned_once_for_each_partition(monkeypatch):
+    A, calls, real = spd(), [], block_jacobi._plan
+    monkeypatch.setattr(block_jacobi, "_plan", lambda *a: calls.append(a) or real(*a))
+    patterns = [
+        [BlockJacobi(A * s, 4).matrix.pattern for s in (1.0, 2.0)],
+        [BlockJacobi(A * s, blocks=LABELS).matrix.pattern for s in (1.0, 2.0)],
+        [BlockJacobi(A, blocks=[10 * x for x in LABELS]).matrix.pattern],  # the same partition
+        [BlockJacobi(A, 5).matrix.pattern],
+    ]
+    assert len(calls) == 3
+    assert patterns[0][0] is patterns[0][1]
+    assert patterns[1][0] is patterns[1][1] is patterns[2][0]
+
+
+def test_memory_is_that_of_the_blocks():
+    """Blocks of very different sizes: not the largest for all."""
+    n = 3000
+    A = ls.problems.poisson((n,))
+    labels = np.concatenate((np.zeros(100), 1 + np.arange(n - 100))).astype(int)
+    M = BlockJacobi(A, blocks=labels)
+    assert M.matrix.nnz == 100**2 + n - 100
+    assert A.pattern.cache_bytes() < 8 * (12 * M.matrix.nnz + 30 * n)
+
+
+def test_symmetric_is_the_truth_about_the_blocks():
+    assert BlockJacobi(spd(), 4).symmetric
+    assert not BlockJacobi(general(), 4).symmetric
+    assert BlockJacobi(general(), 1).symmetric
+    assert BlockJacobi(general(), 4, symmetric=True).symmetric
+    assert not BlockJacobi(spd(), 4, symmetric=False).symmetric
+
+
+def test_larger_blocks_take_fewer_iterations():
+    A, b = ls.problems.poisson((32, 32)), normal((1024,))
+    counts = [ls.solvers.cg(A, b, M=BlockJacobi(A, size)).iterations for size in (1, 32, 256)]
+    assert counts[0] > counts[1] > counts[2]
+
+
+def test_transformations():
+    A, r = general(), normal((20,))
+    f = lambda v: BlockJacobi(A.with_values(v), blocks=LABELS)(r)  # noqa: E731
+    v = A.values.clone().requires_grad_()
+    assert torch.autograd.gradcheck(f, (v,), check_forward_ad=True, fast_mode=True)
+    stack = torch.stack((A.values, 2 * A.values), -1)
+    assert torch.allclose(torch.vmap(f, -1)(stack)[1], f(A.values) / 2)
+    compiled = torch.compile(
+        lambda v: BlockJacobi(A.with_values(v), 3, symmetric=False)(r), fullgraph=True, backend="aot_eager"
+    )
+    assert torch.allclose(compiled(A.values), BlockJacobi(A, 3)(r))
+
+
+A = spd()
+SINGULAR = ls.CSR.from_dense(torch.block_diag(torch.eye(2), torch.ones(2, 2), torch.eye(1)).double())
+REGULAR = torch.tensor([1.0, 1.0, 2.0, 1.0, 1.0, 2.0, 1.0], dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: BlockJacobi(A.to_dense(), 2), TypeError, "A must be a CSR"),
+        (lambda: BlockJacobi(A[:3], 2), ValueError, r"A must be square, got shape \(3, 20\)"),
+        (lambda: BlockJacobi(A), ValueError, "exactly one of block_size and blocks must be given, got none"),
+        (lambda: BlockJacobi(A, 2, blocks=LABELS), ValueError, "must be given, got both"),
+        (lambda: BlockJacobi(A, 0), ValueError, "block_size must be at least 1, got 0"),
+        (lambda: BlockJacobi(A, 2.0), TypeError, "block_size must be an int, got float"),
+        (lambda: BlockJacobi(A, blocks=LABELS[:3]), ValueError, r"shape \(20,\), got \(3,\)"),
+        (lambda: BlockJacobi(A, blocks=[0.5] * 20), TypeError, "blocks must be integers, got float64"),
+        (
+            lambda: BlockJacobi(A, blocks=[[0], [1, 2]]),
+            TypeError,
+            "blocks must be one integer for each unknown",
+        ),
+        (lambda: BlockJacobi(A, 2, symmetric=1), TypeError, "symmetric must be True or False"),
+        (lambda: BlockJacobi(SINGULAR, 2), ValueError, "that of the unknowns 2, 3 is singular"),
+        (
+            lambda: BlockJacobi(SINGULAR, blocks=[0, 0, 1, 1, 0]),
+            ValueError,
+            "every block must have a finite inverse, that of the unknowns 2, 3 is singular",
+        ),
+        (
+            lambda: BlockJacobi(SINGULAR.with_values(torch.stack((REGULAR, SINGULAR.values))), 2),
+            ValueError,
+            "unknowns 2, 3 of matrix 1 of the batch is singular",
+        ),
+        (lambda: BlockJacobi(A * torch.nan, 5), ValueError, r"unknowns 0, 1, 2, 3, \.\.\. is singular"),
+        (lambda: BlockJacobi(A * 1e-320, 1), ValueError, "unknowns 0 is singular"),
+    ],
+)
+def test_errors(make, error, words):
+    with pytest.raises(error, match=f"BlockJacobi: .*{words}"):
+        make()
