@@ -2,28 +2,16 @@
 
 from learnsolve.preconditioners.approximate_inverse import ApproximateInverse, lower_pattern
 from learnsolve.preconditioners.base import Learned, Preconditioner
-from learnsolve.preconditioners.incomplete_factor import IncompleteFactor
-from learnsolve.preconditioners.jacobi import Jacobi
-from learnsolve.preconditioners.polynomial import Polynomial
-from learnsolve.preconditioners.scaled_jacobi import ScaledJacobi
-from learnsolve.preconditioners.spai import SPAI
-
-__all__ = [
-    "SPAI",
-    "ApproximateInverse",
-    "IncompleteFactor",
-    "Jacobi",
-    "Learned",
-    "Polynomial",
-    "Preconditioner",
-    "ScaledJacobi",
-    "lower_pattern",
 from learnsolve.preconditioners.block_jacobi import BlockJacobi
 from learnsolve.preconditioners.chebyshev import Chebyshev
 from learnsolve.preconditioners.incomplete import IC0, ILU0, MIC0
+from learnsolve.preconditioners.incomplete_factor import IncompleteFactor
 from learnsolve.preconditioners.jacobi import Jacobi
 from learnsolve.preconditioners.neumann import Neumann
+from learnsolve.preconditioners.polynomial import Polynomial
+from learnsolve.preconditioners.scaled_jacobi import ScaledJacobi
 from learnsolve.preconditioners.sor import SOR
+from learnsolve.preconditioners.spai import SPAI
 from learnsolve.preconditioners.ssor import SSOR
 
 __all__ = [
@@ -31,11 +19,17 @@ __all__ = [
     "ILU0",
     "MIC0",
     "SOR",
+    "SPAI",
     "SSOR",
+    "ApproximateInverse",
     "BlockJacobi",
     "Chebyshev",
+    "IncompleteFactor",
     "Jacobi",
     "Learned",
     "Neumann",
+    "Polynomial",
     "Preconditioner",
+    "ScaledJacobi",
+    "lower_pattern",
 ]

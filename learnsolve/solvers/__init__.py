@@ -11,8 +11,8 @@ from learnsolve.solvers.lsmr import lsmr
 from learnsolve.solvers.lsqr import lsqr
 from learnsolve.solvers.minres import minres
 from learnsolve.solvers.pcg import PCG
-from learnsolve.solvers.triangular_solve import TriangularSolve
 from learnsolve.solvers.sor import SOR, gauss_seidel, sor, ssor
+from learnsolve.solvers.triangular_solve import TriangularSolve
 
 __all__ = [
     "PCG",

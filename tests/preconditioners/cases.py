@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import scipy.sparse
 import torch
@@ -46,19 +47,6 @@ CASES = [
     Case("Polynomial, Chebyshev, general", lambda A: chebyshev(A), matrix="general"),
     Case("SPAI", P.SPAI),
     Case("SPAI, left", lambda A: P.SPAI(A, side="left"), matrix="general"),
-]
-
-
-def two_rings(A: ls.CSR) -> ls.SparsityPattern:
-    return P.lower_pattern(A, rings=2)
-
-
-def bidiagonal(A: ls.CSR) -> P.ApproximateInverse:
-    return P.ApproximateInverse.bidiagonal(A.shape[0], dtype=A.dtype)
-
-
-def chebyshev(A: ls.CSR) -> P.Polynomial:
-    return P.Polynomial.chebyshev(A, 2, interval=(0.1, 2.5))
     Case("IC0", P.IC0),
     Case("IC0, shifted", lambda A: P.IC0(A, shift=0.1)),
     Case("MIC0", lambda A: P.MIC0(A, shift=0.01)),
@@ -86,13 +74,6 @@ def chebyshev(A: ls.CSR) -> P.Polynomial:
 ]
 
 
-def _labels(A: ls.CSR) -> list[int]:
-    """Blocks of 1, 2, 3, ... unknowns, which do not lie together."""
-    n = A.shape[0]
-    labels = [block for block in range(n) for _ in range(block + 1)][:n]
-    return [10 * labels[(7 * i) % n] for i in range(n)]
-
-
 def spd(side: int = 4) -> ls.CSR:
     """Anisotropic, so that no two rows of a preconditioner are alike by symmetry."""
     S = ls.problems.poisson((side, side + 1)).to_scipy()
@@ -109,3 +90,49 @@ def general(side: int = 4) -> ls.CSR:
 
 def matrix(case: Case) -> ls.CSR:
     return spd() if case.matrix == "spd" else general()
+
+
+def two_rings(A: ls.CSR) -> ls.SparsityPattern:
+    return P.lower_pattern(A, rings=2)
+
+
+def bidiagonal(A: ls.CSR) -> P.ApproximateInverse:
+    return P.ApproximateInverse.bidiagonal(A.shape[0], dtype=A.dtype)
+
+
+def chebyshev(A: ls.CSR) -> P.Polynomial:
+    return P.Polynomial.chebyshev(A, 2, interval=(0.1, 2.5))
+
+
+def _labels(A: ls.CSR) -> list[int]:
+    """Blocks of 1, 2, 3, ... unknowns, which do not lie together."""
+    n = A.shape[0]
+    labels = [block for block in range(n) for _ in range(block + 1)][:n]
+    return [10 * labels[(7 * i) % n] for i in range(n)]
+
+
+def amg(A: ls.CSR, method: str = "smoothed_aggregation", **options) -> Callable[[ls.CSR], P.Preconditioner]:
+    """With the hierarchy of A for all: a batch is a loop then, and differences are those of the gradient."""
+    hierarchy = cache(lambda: P.AMG(A, method=method, max_coarse=1).hierarchy)
+    return lambda A: P.AMG(A, hierarchy=hierarchy().to(dtype=A.dtype), **options)
+
+
+_AMG = amg(spd())
+CASES += [
+    Case("AMG", _AMG),
+    Case("AMG, classical", amg(spd(), "ruge_stuben", presweeps=2, postsweeps=2, weight=0.6)),
+    Case("AMG, F", amg(spd(), "ruge_stuben", cycle="F")),
+    Case("AMG, Chebyshev", amg(spd(), smoother="chebyshev")),
+    Case("AMG, Gauss-Seidel", amg(spd(), smoother="gauss_seidel")),
+    Case("AMG, general, W", amg(general(), cycle="W", presweeps=2), matrix="general"),
+    Case("AMG, general, Gauss-Seidel", amg(general(), smoother="gauss_seidel"), matrix="general"),
+    Case("AMG, learned", lambda A: P.LearnedAMG(_AMG(A))),
+    Case("Schwarz", lambda A: P.AdditiveSchwarz(A, n_subdomains=3)),
+    Case("Schwarz, two levels", lambda A: P.AdditiveSchwarz(A, n_subdomains=3, overlap=2, coarse=True)),
+    Case("Schwarz, restricted", lambda A: P.AdditiveSchwarz(A, n_subdomains=4, restricted=True)),
+    Case(
+        "Schwarz, general",
+        lambda A: P.AdditiveSchwarz(A, [range(9), range(7, 20)], restricted=True, coarse=True),
+        matrix="general",
+    ),
+]
