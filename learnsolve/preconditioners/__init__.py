@@ -1,6 +1,8 @@
 """Preconditioners: functions M(r) ~ A^-1 r, one a file; those that learn are torch.nn.Modules."""
 
+from learnsolve.preconditioners._hierarchy import Hierarchy
+from learnsolve.preconditioners.amg import AMG
 from learnsolve.preconditioners.base import Learned, Preconditioner
 from learnsolve.preconditioners.jacobi import Jacobi
 
-__all__ = ["Jacobi", "Learned", "Preconditioner"]
+__all__ = ["AMG", "Hierarchy", "Jacobi", "Learned", "Preconditioner"]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import scipy.sparse
 import torch
@@ -43,5 +44,28 @@ def general(side: int = 4) -> ls.CSR:
     return A.with_values(A.values + 0.3 * (cols - rows).sign().to(A.dtype))
 
 
+def amg(A: ls.CSR, method: str = "smoothed_aggregation", **options) -> Callable[[ls.CSR], P.Preconditioner]:
+    """With the hierarchy of A for all: a batch is a loop then, and differences are those of the gradient."""
+    hierarchy = cache(lambda: P.AMG(A, method=method, max_coarse=3).hierarchy)
+    return lambda A: P.AMG(A, hierarchy=hierarchy().to(dtype=A.dtype), **options)
+
+
 def matrix(case: Case) -> ls.CSR:
     return spd() if case.matrix == "spd" else general()
+
+
+CASES += [
+    Case("AMG", amg(spd())),
+    Case("AMG, classical", amg(spd(), "ruge_stuben", presweeps=2, postsweeps=2, weight=0.6)),
+    Case("AMG, one sweep", amg(spd(), presweeps=0)),
+    Case("AMG, F", amg(spd(), "ruge_stuben", cycle="F")),
+    Case("AMG, Chebyshev", amg(spd(), smoother="chebyshev")),
+    Case("AMG, Gauss-Seidel", amg(spd(), smoother="gauss_seidel")),
+    Case("AMG, general, W", amg(general(), cycle="W", presweeps=2), matrix="general"),
+    Case("AMG, general, Chebyshev", amg(general(), smoother="chebyshev", degree=2), matrix="general"),
+    Case(
+        "AMG, general, Gauss-Seidel",
+        amg(general(), "ruge_stuben", smoother="gauss_seidel", cycle="F"),
+        matrix="general",
+    ),
+]
