@@ -4,5 +4,6 @@ from learnsolve.preconditioners._hierarchy import Hierarchy
 from learnsolve.preconditioners.amg import AMG
 from learnsolve.preconditioners.base import Learned, Preconditioner
 from learnsolve.preconditioners.jacobi import Jacobi
+from learnsolve.preconditioners.schwarz import AdditiveSchwarz
 
-__all__ = ["AMG", "Hierarchy", "Jacobi", "Learned", "Preconditioner"]
+__all__ = ["AMG", "AdditiveSchwarz", "Hierarchy", "Jacobi", "Learned", "Preconditioner"]

@@ -46,7 +46,7 @@ def general(side: int = 4) -> ls.CSR:
 
 def amg(A: ls.CSR, method: str = "smoothed_aggregation", **options) -> Callable[[ls.CSR], P.Preconditioner]:
     """With the hierarchy of A for all: a batch is a loop then, and differences are those of the gradient."""
-    hierarchy = cache(lambda: P.AMG(A, method=method, max_coarse=3).hierarchy)
+    hierarchy = cache(lambda: P.AMG(A, method=method, max_coarse=1).hierarchy)
     return lambda A: P.AMG(A, hierarchy=hierarchy().to(dtype=A.dtype), **options)
 
 
@@ -66,6 +66,14 @@ CASES += [
     Case(
         "AMG, general, Gauss-Seidel",
         amg(general(), "ruge_stuben", smoother="gauss_seidel", cycle="F"),
+        matrix="general",
+    ),
+    Case("Schwarz", lambda A: P.AdditiveSchwarz(A, n_subdomains=3)),
+    Case("Schwarz, two levels", lambda A: P.AdditiveSchwarz(A, n_subdomains=3, overlap=2, coarse=True)),
+    Case("Schwarz, restricted", lambda A: P.AdditiveSchwarz(A, n_subdomains=4, restricted=True)),
+    Case(
+        "Schwarz, general",
+        lambda A: P.AdditiveSchwarz(A, [range(9), range(7, 20)], restricted=True, coarse=True),
         matrix="general",
     ),
 ]
