@@ -156,8 +156,8 @@ def mean(A: CSR) -> Any:
 
 
 def spectral_radius(A: CSR) -> float:
-    """An estimate of rho(D^-1 A) from below, to about a percent, by at most six times 15 Arnoldi steps from a
-    fixed start."""
+    """An estimate of rho(D^-1 A), to about a percent, by at most six times 15 Arnoldi steps from a fixed
+    start."""
     S = mean(A).astype(np.float64)
     d = S.diagonal()
     v = np.random.default_rng(0).uniform(size=S.shape[0])

@@ -70,6 +70,7 @@ class AMG(Preconditioner):
     ----------
     hierarchy : Hierarchy
     operators : tuple of CSR, A and the coarse ones
+    weights : list, that of each level but the coarsest; None if the smoother is not "jacobi"
     operator_complexity : float, entries of all levels over those of A
 
     Raises
@@ -154,15 +155,24 @@ class AMG(Preconditioner):
         for name, given, user in (("weight", weight, "jacobi"), ("degree", degree, "chebyshev")):
             if given is not None and smoother != user:
                 raise ValueError(f"AMG: {name} belongs to smoother={user!r}, got smoother={smoother!r}")
-        degree = _check.integer("AMG", "degree", 3 if degree is None else degree, 1)
+        if degree is not None or smoother == "chebyshev":
+            degree = _check.integer("AMG", "degree", 3 if degree is None else degree, 1)
+        self.options: dict[str, Any] = {
+            "cycle": cycle,
+            "smoother": smoother,
+            "presweeps": self.sweeps[0],
+            "postsweeps": self.sweeps[1],
+            "degree": degree,
+            "coarse_solver": coarse_solver,
+        }
         hierarchy = _hierarchy(A, method, hierarchy, max_levels, max_coarse)
-        self._set_up(A, hierarchy, smoother, weight, degree, coarse_solver == "pinv")
+        self._set_up(A, hierarchy, smoother, weight, degree or 0, coarse_solver == "pinv")
 
     def _set_up(
         self, A: CSR, hierarchy: Hierarchy, smoother: str, weight: Any, degree: int, pseudo: bool
     ) -> None:
         weights = _weights(weight, hierarchy, A)
-        operators, levels, radii = [A], [], []
+        operators, levels, radii, used = [A], [], [], []
         for number, (P, R) in enumerate(zip(hierarchy.prolongations, hierarchy.restrictions, strict=True)):
             function = f"AMG, level {number}" if number else "AMG"
             shared_inverse_diagonal(A, function)
@@ -171,7 +181,8 @@ class AMG(Preconditioner):
             radius = spectral_radius(A) if given is None and asked else given or 0.0
             radii.append(radius or None)
             if smoother == "jacobi":
-                S = Jacobi(function, A, weights[number] if weights else 4 / (3 * radius))
+                used.append(weights[number] if weights else 4 / (3 * radius))
+                S = Jacobi(function, A, used[-1])
             elif smoother == "chebyshev":
                 S = Chebyshev(function, A, radius, degree)
             else:
@@ -182,6 +193,7 @@ class AMG(Preconditioner):
         self._levels = tuple(levels)
         self._coarsest = DirectSolver("AMG", A, pseudo, 'pass coarse_solver="pinv"')
         self.operators = tuple(operators)
+        self.weights = used if smoother == "jacobi" else None
         self.hierarchy = Hierarchy(hierarchy.prolongations, hierarchy.restrictions, radii)
         A = operators[0]
         self.shape, self.batch_shape = A.shape, A.batch_shape
@@ -279,7 +291,7 @@ def _weights(weight: Any, hierarchy: Hierarchy, A: CSR) -> Sequence[Weight] | No
     if weight is None:
         return None
     count = len(hierarchy)
-    given: list[Any] = [weight] * count if isinstance(weight, (Tensor, Real)) else list(weight)
+    given = list(weight) if isinstance(weight, (list, tuple)) else [weight] * count
     if len(given) != count:
         raise ValueError(
             f"AMG: weight must be one, or one for each of the {count} levels but the coarsest, got "

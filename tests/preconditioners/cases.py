@@ -54,8 +54,9 @@ def matrix(case: Case) -> ls.CSR:
     return spd() if case.matrix == "spd" else general()
 
 
+_AMG = amg(spd())
 CASES += [
-    Case("AMG", amg(spd())),
+    Case("AMG", _AMG),
     Case("AMG, classical", amg(spd(), "ruge_stuben", presweeps=2, postsweeps=2, weight=0.6)),
     Case("AMG, one sweep", amg(spd(), presweeps=0)),
     Case("AMG, F", amg(spd(), "ruge_stuben", cycle="F")),
@@ -68,6 +69,7 @@ CASES += [
         amg(general(), "ruge_stuben", smoother="gauss_seidel", cycle="F"),
         matrix="general",
     ),
+    Case("AMG, learned", lambda A: P.LearnedAMG(_AMG(A))),
     Case("Schwarz", lambda A: P.AdditiveSchwarz(A, n_subdomains=3)),
     Case("Schwarz, two levels", lambda A: P.AdditiveSchwarz(A, n_subdomains=3, overlap=2, coarse=True)),
     Case("Schwarz, restricted", lambda A: P.AdditiveSchwarz(A, n_subdomains=4, restricted=True)),
