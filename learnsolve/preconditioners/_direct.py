@@ -1,12 +1,13 @@
 """Inverses of small matrices: of a coarsest grid, of a subdomain."""
 
+import warnings
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from learnsolve.csr import CSR
-from learnsolve.ops.spsolve import factorized
+from learnsolve.ops.spsolve import Factorized, factorized
 from learnsolve.ops.structure import plain_values
 
 _DENSE = 500  # rows up to which an inverse is kept: 2 MB in float64
@@ -25,6 +26,21 @@ def inverses(D: Tensor, singular: Callable[[int], Exception]) -> Tensor:
     if bad.any():
         raise singular(int(bad.nonzero()[0]))
     return X
+
+
+def _nearly_singular(A: CSR, factors: Factorized) -> int:
+    """The first matrix whose factors blow a fixed random vector up, beyond what those of one that is regular up
+    to rounding could; -1 if there is none."""
+    if plain_values(A.values).shape != A.values.shape:  # under torch.func.vmap
+        return -1
+    generator = torch.Generator().manual_seed(0)
+    v = torch.rand((A.shape[0], 1), generator=generator, dtype=torch.float64).to(A.dtype)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # the error says it
+        x = plain_values(factors.solve(v))
+    growth = x.abs().amax((-1, -2)) * plain_values(A.values).abs().amax(-1)
+    bad = (~(growth * 16 * torch.finfo(A.dtype).eps < 1)).reshape(-1)
+    return int(bad.nonzero()[0]) if bad.any() else -1
 
 
 class DirectSolver:
@@ -60,6 +76,9 @@ class DirectSolver:
                 self.factors = factorized(A)
             except ValueError as error:
                 raise singular(0) from error
+            bad = _nearly_singular(A, self.factors)
+            if bad >= 0:
+                raise singular(bad)
 
     def __call__(self, b: Tensor, transpose: bool) -> Tensor:
         if self.inverse is None:

@@ -101,7 +101,7 @@ def test_the_default_number_of_subdomains_and_the_plan():
 
 
 def test_graphs_that_fall_apart_and_none():
-    A = ls.ops.block_diag([spd(), spd(3), ls.ops.eye(5)])
+    A = ls.ops.block_diag([spd(), spd(3), ls.ops.eye(5).to(dtype=torch.float64)])
     M = P.AdditiveSchwarz(A, n_subdomains=4, overlap=1)
     b = normal((A.shape[0],))
     assert ls.solvers.cg(A, b, M=M).converged
