@@ -29,7 +29,7 @@ def inverses(D: Tensor, singular: Callable[[int], Exception]) -> Tensor:
 
 
 def _nearly_singular(A: CSR, factors: Factorized) -> int:
-    """The first matrix whose factors blow a fixed random vector up, beyond what those of one that is regular up
+    """The first matrix whose factors blow a fixed random vector up beyond what one that is regular up
     to rounding could; -1 if there is none."""
     if plain_values(A.values).shape != A.values.shape:  # under torch.func.vmap
         return -1
