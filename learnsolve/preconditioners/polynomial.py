@@ -16,12 +16,11 @@ from learnsolve import _check
 from learnsolve.csr import CSR
 from learnsolve.ops.arithmetic import absolute
 from learnsolve.ops.spmm import spmm
-from learnsolve.ops.structure import inverse_diagonal, sum, transpose
+from learnsolve.ops.structure import inverse_diagonal, sum
 from learnsolve.preconditioners._held import HoldsPattern, finite, parameter
+from learnsolve.preconditioners._symmetry import symmetry
 from learnsolve.preconditioners.base import Learned
 from learnsolve.preconditioners.scaled_jacobi import constant
-
-_ROUNDING = 16  # units in which a symmetric matrix, computed entry by entry, may differ from its transpose
 
 
 class Polynomial(HoldsPattern, Learned):
@@ -91,11 +90,9 @@ class Polynomial(HoldsPattern, Learned):
             raise ValueError(
                 f"{name}: coefficients must have shape (degree + 1,), got {tuple(coefficients.shape)}"
             )
-        if symmetric is not None:
-            _check.flag(name, "symmetric", symmetric)
         with torch.no_grad():
             inverse = inverse_diagonal(A)
-            self.symmetric = _is_symmetric(A) if symmetric is None else symmetric
+            self.symmetric = symmetry(name, A, symmetric)
         self.coefficients = parameter(coefficients)
         self._hold(A.pattern, persistent=False)
         self.register_buffer("values", A.values.detach(), persistent=False)
@@ -179,16 +176,6 @@ def _interval(function: str, interval: tuple[float, float], like: Tensor) -> Ten
     if ends.shape != (2,) or not bool(ends[0] < ends[1]) or not bool(ends.isfinite().all()):
         raise ValueError(f"{function}: interval must be (lo, hi) with lo < hi, got {interval}")
     return ends
-
-
-def _is_symmetric(A: CSR) -> bool:
-    T = transpose(A)
-    if not (torch.equal(T.crow_indices, A.crow_indices) and torch.equal(T.col_indices, A.col_indices)):
-        return False
-    if A.values.numel() == 0:
-        return True
-    allowed = _ROUNDING * torch.finfo(A.dtype).eps * torch.maximum(A.values.abs(), T.values.abs())
-    return bool(((A.values - T.values).abs() <= allowed).all())
 
 
 def _chebyshev_coefficients(degree: int, lo: float, hi: float) -> list[float]:

@@ -1,0 +1,87 @@
+"""Inverses of small matrices: of a coarsest grid, of a subdomain."""
+
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from learnsolve.csr import CSR
+from learnsolve.ops.spsolve import Factorized, factorized
+from learnsolve.ops.structure import plain_values
+
+_DENSE = 500  # rows up to which an inverse is kept: 2 MB in float64
+
+
+def inverses(D: Tensor, singular: Callable[[int], Exception]) -> Tensor:
+    """D^-1 for D of shape (..., n, n). `singular(i)` makes the error for block i, counted through all leading
+    axes, that is singular up to rounding: its condition number times 16 units of rounding exceeds one."""
+    if D.numel() == 0:
+        return torch.zeros_like(D)
+    X = torch.linalg.inv_ex(D).inverse
+    d, x = plain_values(D), plain_values(X)
+    norms = (t.abs().sum(-1).amax(-1) for t in (d, x))
+    condition = torch.stack(torch.broadcast_tensors(*norms)).prod(0).reshape(-1)
+    bad = ~(condition * 16 * torch.finfo(d.dtype).eps < 1)  # of a NaN too
+    if bad.any():
+        raise singular(int(bad.nonzero()[0]))
+    return X
+
+
+def _nearly_singular(A: CSR, factors: Factorized) -> int:
+    """The first matrix whose factors blow a fixed random vector up beyond what one that is regular up
+    to rounding could; -1 if there is none."""
+    if plain_values(A.values).shape != A.values.shape:  # under torch.func.vmap
+        return -1
+    generator = torch.Generator().manual_seed(0)
+    v = torch.rand((A.shape[0], 1), generator=generator, dtype=torch.float64).to(A.dtype)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # the error says it
+        x = plain_values(factors.solve(v))
+    growth = x.abs().amax((-1, -2)) * plain_values(A.values).abs().amax(-1)
+    bad = (~(growth * 16 * torch.finfo(A.dtype).eps < 1)).reshape(-1)
+    return int(bad.nonzero()[0]) if bad.any() else -1
+
+
+class DirectSolver:
+    """A^-1, or A^+ if `pseudo`, for a matrix that is small beside those that it serves.
+
+    Up to 500 rows as a dense inverse: one matrix product a call, of 2 n^2 flops a column. Beyond by sparse LU
+    factors. Differentiable in the values of A.
+    """
+
+    def __init__(self, function: str, A: CSR, pseudo: bool, remedy: str):
+        n = A.shape[0]
+        self.inverse = self.factors = None
+
+        def singular(i: int) -> Exception:
+            which = f", matrix {i} of the batch" if A.batch_shape else ""
+            return ValueError(
+                f"{function}: the coarsest matrix, {n} x {n}{which}, is singular up to rounding, as that of "
+                f"a pure Neumann problem is; {remedy}, or fix one unknown of A"
+            )
+
+        if pseudo:
+            if n > 4 * _DENSE:
+                raise ValueError(
+                    f"{function}: a pseudo-inverse is dense and for at most {4 * _DENSE} unknowns, the "
+                    f"coarsest level has {n}; coarsen further"
+                )
+            tolerance = 4 * max(n, 16) * torch.finfo(A.dtype).eps  # sums of products on each level round
+            self.inverse = torch.linalg.pinv(A.to_dense(), rtol=tolerance)
+        elif n <= _DENSE:
+            self.inverse = inverses(A.to_dense(), singular)
+        else:
+            try:
+                self.factors = factorized(A)
+            except ValueError as error:
+                raise singular(0) from error
+            bad = _nearly_singular(A, self.factors)
+            if bad >= 0:
+                raise singular(bad)
+
+    def __call__(self, b: Tensor, transpose: bool) -> Tensor:
+        if self.inverse is None:
+            assert self.factors is not None
+            return self.factors.solve(b, transpose=transpose)
+        return (self.inverse.mT if transpose else self.inverse) @ b

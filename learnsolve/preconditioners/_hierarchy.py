@@ -1,0 +1,209 @@
+"""The grids of a multigrid method: how vectors go from one to the next. Made by pyamg, or by hand.
+
+Source: Trottenberg, Oosterlee, Schueller, "Multigrid" (2001), appendix A (K. Stueben); Vanek, Mandel,
+Brezina, "Algebraic multigrid by smoothed aggregation" (1996).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from learnsolve import _check
+from learnsolve._plain import plain_tensors
+from learnsolve.csr import CSR
+from learnsolve.ops.structure import plain_values
+from learnsolve.preconditioners._symmetry import symmetry
+
+
+class Hierarchy:
+    """Prolongations, restrictions and spectral radii of all levels but the coarsest.
+
+    Parameters
+    ----------
+    prolongations : CSRs; number l of shape (n_l, n_(l + 1)), n_0 that of the matrix
+    restrictions : as many; a CSR of shape (n_(l + 1), n_l), or None for the transpose of the prolongation.
+        All None if not given
+    radii : estimates of the spectral radius of D^-1 A on each level, None where it is to be found
+
+    Notes
+    -----
+    Prolongations with a graph, or that learn, give `AMG` a gradient in them.
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> P = ls.CSR.from_dense(torch.tensor([[0.5], [1.0], [0.5]], dtype=torch.float64))
+    >>> M = ls.preconditioners.AMG(ls.problems.poisson((3,)), hierarchy=ls.preconditioners.Hierarchy([P]))
+    >>> M.hierarchy
+    Hierarchy(3, 1)
+    """
+
+    def __init__(
+        self,
+        prolongations: Sequence[CSR],
+        restrictions: Sequence[CSR | None] | None = None,
+        radii: Sequence[float | None] | None = None,
+    ):
+        self.prolongations = tuple(prolongations)
+        count = len(self.prolongations)
+        self.restrictions = (None,) * count if restrictions is None else tuple(restrictions)
+        self.radii = (None,) * count if radii is None else tuple(radii)
+        for name, given in (("restrictions", self.restrictions), ("radii", self.radii)):
+            if len(given) != count:
+                raise ValueError(
+                    f"Hierarchy: {name} must be as many as the prolongations, {count}, got {len(given)}"
+                )
+        for level, (P, R) in enumerate(zip(self.prolongations, self.restrictions, strict=True)):
+            for name, T in (("prolongations", P), ("restrictions", R)):
+                if not isinstance(T, CSR) and not (T is None and name == "restrictions"):
+                    raise TypeError(
+                        f"Hierarchy: {name}[{level}] must be a CSR, got {type(T).__name__}; make one with "
+                        "CSR.from_*"
+                    )
+            if R is not None and R.shape != P.shape[::-1]:
+                raise ValueError(
+                    f"Hierarchy: restrictions[{level}] must have shape {P.shape[::-1]}, got {R.shape}"
+                )
+            if level and P.shape[0] != self.prolongations[level - 1].shape[1]:
+                raise ValueError(
+                    f"Hierarchy: prolongations[{level}] must have as many rows as the one before it has "
+                    f"columns, {self.prolongations[level - 1].shape[1]}, got shape {P.shape}"
+                )
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Unknowns of each level but the coarsest, and of that."""
+        last = tuple(P.shape[1] for P in self.prolongations[-1:])
+        return tuple(P.shape[0] for P in self.prolongations) + last
+
+    def with_prolongations(self, prolongations: Sequence[CSR]) -> Hierarchy:
+        """Others on the same levels; a restriction that was the transpose stays it."""
+        return Hierarchy(prolongations, self.restrictions, self.radii)
+
+    def to(self, *args: Any, **keywords: Any) -> Hierarchy:
+        """In another dtype or on another device, as `CSR.to`."""
+        return Hierarchy(
+            [P.to(*args, **keywords) for P in self.prolongations],
+            [None if R is None else R.to(*args, **keywords) for R in self.restrictions],
+            self.radii,
+        )
+
+    def __len__(self) -> int:
+        return len(self.prolongations)
+
+    def __repr__(self) -> str:
+        return f"Hierarchy({', '.join(map(str, self.sizes))})"
+
+
+def coarsened(A: CSR, method: str, max_levels: int, max_coarse: int) -> Hierarchy:
+    """pyamg's hierarchy of A, of the mean of a batch."""
+    if A.shape[0] <= max_coarse or max_levels == 1:
+        return Hierarchy([])
+    try:
+        import pyamg
+    except ImportError as error:
+        raise ImportError(
+            "AMG needs pyamg to make a hierarchy: pip install 'learnsolve[problems]'; or give it one, "
+            "hierarchy=",
+            name="pyamg",
+        ) from error
+    S = mean(A)
+    sizes: dict[str, Any] = {"max_levels": max_levels, "max_coarse": max_coarse}
+    unused: dict[str, Any] = {"presmoother": None, "postsmoother": None, "coarse_solver": "splu"}
+    with _fixed_seed():
+        if method == "ruge_stuben":
+            return carried(pyamg.ruge_stuben_solver(S, **sizes, **unused), A)
+        kind = "symmetric" if symmetry("AMG", A, None) else "nonsymmetric"
+        return carried(pyamg.smoothed_aggregation_solver(S, symmetry=kind, **sizes, **unused), A)
+
+
+def carried(solver: Any, A: CSR) -> Hierarchy:
+    """The transfers of a pyamg MultilevelSolver as CSRs of A's dtype, index type and device."""
+    prolongations, restrictions, radii = [], [], []
+    for number, level in enumerate(solver.levels[:-1]):
+        P, R = level.P.tocsr(), level.R.tocsr()
+        if np.iscomplexobj(P.data):
+            raise NotImplementedError(f"AMG: level {number} of hierarchy is complex, which is not supported")
+        transposed = abs(R - P.T).sum() == 0
+        prolongations.append(_like(P, A))
+        restrictions.append(None if transposed else _like(R, A))
+        # What pyamg's own Jacobi smoother has found, if it is one: the same weights then.
+        radius = getattr(level.A, "rho_D_inv", None)
+        radii.append(None if radius is None else float(radius))
+    return Hierarchy(prolongations, restrictions, radii)
+
+
+def _like(S: Any, A: CSR) -> CSR:
+    with plain_tensors():
+        T = CSR.from_scipy(S, dtype=A.dtype)
+        return CSR(T.values, T.pattern.to(dtype=A.pattern.dtype)).to(A.device)
+
+
+def mean(A: CSR) -> Any:
+    """The mean of a batch of matrices, or the one matrix, for SciPy."""
+    values = plain_values(A.values)
+    if values.shape != A.values.shape:
+        raise ValueError(
+            "AMG: inside torch.func.vmap there is no one matrix to analyse; make it outside and give it, "
+            "hierarchy=M.hierarchy"
+        )
+    with plain_tensors():
+        return CSR(values.reshape(-1, A.nnz).mean(0) if values.dim() > 1 else values, A.pattern).to_scipy()
+
+
+def spectral_radius(A: CSR) -> float:
+    """An estimate of rho(D^-1 A), to about a percent, by at most six times 15 Arnoldi steps from a fixed
+    start."""
+    S = mean(A).astype(np.float64)
+    d = S.diagonal()
+    v = np.random.default_rng(0).uniform(size=S.shape[0])
+    radius = 0.0
+    for _ in range(6):
+        V, H = [v / np.linalg.norm(v)], np.zeros((16, 15))
+        k = 0
+        while k < 15:
+            w = S @ V[k] / d
+            for j in range(k + 1):
+                H[j, k] = V[j] @ w
+                w -= H[j, k] * V[j]
+            H[k + 1, k] = np.linalg.norm(w)
+            k += 1
+            if H[k, k - 1] <= 1e-12 * abs(H).max():  # the space is invariant
+                break
+            V.append(w / H[k, k - 1])
+        ritz, Y = np.linalg.eig(H[:k, :k])
+        largest = int(np.argmax(abs(ritz)))
+        radius = float(abs(ritz[largest]))
+        if H[k, k - 1] * abs(Y[-1, largest]) <= 0.01 * radius:
+            break
+        v = np.array(V[:k]).T @ np.real(Y[:, largest])
+    return radius
+
+
+@contextmanager
+def _fixed_seed() -> Iterator[None]:
+    """pyamg starts its eigenvalue estimates with NumPy's global random numbers: a fixed seed gives one
+    hierarchy for one matrix, and the caller's stream is left as it was."""
+    state = np.random.get_state()  # noqa: NPY002
+    np.random.seed(0)  # noqa: NPY002
+    try:
+        yield
+    finally:
+        np.random.set_state(state)  # noqa: NPY002
+
+
+def check_hierarchy(hierarchy: Hierarchy, A: CSR) -> None:
+    if len(hierarchy) and hierarchy.prolongations[0].shape[0] != A.shape[0]:
+        raise ValueError(
+            f"AMG: hierarchy must be one of a matrix with {A.shape[0]} rows, its first prolongation has "
+            f"shape {hierarchy.prolongations[0].shape}"
+        )
+    for level, P in enumerate(hierarchy.prolongations):
+        _check.same_kind("AMG", f"hierarchy.prolongations[{level}].values", P.values, A.values)
+        R = hierarchy.restrictions[level]
+        if R is not None:
+            _check.same_kind("AMG", f"hierarchy.restrictions[{level}].values", R.values, A.values)

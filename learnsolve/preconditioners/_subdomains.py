@@ -1,0 +1,160 @@
+"""Overlapping subdomains of a graph, and where the entries of their matrices stand.
+
+Source: Karypis, Kumar, "A fast and high quality multilevel scheme for partitioning irregular graphs", SIAM J.
+Sci. Comput. 20 (1998), section 2 (recursive bisection); Smith, Bjorstad, Gropp, "Domain Decomposition"
+(1996), chapter 1.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.sparse
+import torch
+from scipy.sparse import csgraph
+from torch import Tensor
+
+from learnsolve.csr import CSR
+from learnsolve.ops._gather import place
+from learnsolve.ops._selection import handed_out, places, trusted
+from learnsolve.pattern import SparsityPattern, as_numpy
+
+_STEP = 8  # sizes are padded to multiples of it: few groups, little padding
+_LIMIT = 2**27  # numbers in all local inverses of one matrix: 1 GiB in float64
+
+
+class Subdomains(NamedTuple):
+    """The plan of `AdditiveSchwarz` for one pattern. Slots are the rows of all local matrices, group by
+    group: subdomains of about one size, padded to the same one, so that a group is one batch of dense
+    matrices."""
+
+    count: int
+    groups: tuple[tuple[int, int], ...]  # (number of subdomains, padded size) of each
+    numbers: Tensor  # of the subdomain, in this order
+    restriction: SparsityPattern  # slots x n, one entry a slot that is not padding
+    owned: Tensor  # of those entries: 1 where the row is this subdomain's own, else 0
+    entries: SparsityPattern  # the entry of A for each entry of a local matrix
+    at: Tensor  # and its place in the local matrices, one after the other
+    padding: Tensor  # places of the ones on padded diagonals
+    parts: SparsityPattern  # n x count: the subdomain that owns each row
+
+    @property
+    def size(self) -> int:
+        """Numbers in all local matrices."""
+        return sum(count * size * size for count, size in self.groups)
+
+    def local_matrices(self, A: CSR) -> list[Tensor]:
+        """The blocks of A, one (..., count, size, size) a group, with ones on the padded diagonal."""
+        flat = place(handed_out(A.values, self.entries), self.at, self.size)
+        flat = flat + torch.zeros(self.size, dtype=A.dtype).index_fill(0, self.padding, 1)
+        sizes = [count * size * size for count, size in self.groups]
+        shapes = [(*A.batch_shape, count, size, size) for count, size in self.groups]
+        return [b.reshape(s) for b, s in zip(flat.split(sizes, -1), shapes, strict=True)]
+
+
+def plan_subdomains(P: SparsityPattern, count: int, overlap: int) -> Subdomains:
+    """`count` parts by recursive bisection, extended by `overlap` rings of neighbours."""
+    G = _graph(P)
+    return _planned(P, G, _bisected(G, count), overlap)
+
+
+def plan_given(P: SparsityPattern, cores: Sequence[np.ndarray], overlap: int) -> Subdomains:
+    return _planned(P, _graph(P), cores, overlap)
+
+
+def _graph(P: SparsityPattern) -> Any:
+    """Ones where rows are coupled, either way, and on the diagonal."""
+    n = P.shape[0]
+    ones = np.ones(P.nnz, dtype=np.int32)
+    S = scipy.sparse.csr_array((ones, as_numpy(P.col_indices), as_numpy(P.crow_indices)), shape=P.shape)
+    G = scipy.sparse.csr_array(S + S.T + scipy.sparse.diags_array(np.ones(n), dtype=np.int32))
+    G.data[:] = 1
+    return G
+
+
+def _bisected(G: Any, count: int) -> list[np.ndarray]:
+    """Halves along breadth-first levels, from a vertex at the rim (SciPy's reverse Cuthill-McKee order), of
+    halves of halves, in proportion where `count` is odd."""
+    done, todo = [], [(np.arange(G.shape[0]), G, count)] if count else []
+    while todo:
+        rows, G, parts = todo.pop()
+        if parts == 1:
+            done.append(np.sort(rows))
+            continue
+        order = csgraph.reverse_cuthill_mckee(G, symmetric_mode=True)
+        cut = round(len(rows) * (parts // 2) / parts)
+        for half, share in ((order[cut:], parts - parts // 2), (order[:cut], parts // 2)):
+            todo.append((rows[half], scipy.sparse.csr_array(G[half][:, half]), share))
+    return done
+
+
+def _planned(P: SparsityPattern, G: Any, cores: Sequence[np.ndarray], overlap: int) -> Subdomains:
+    n, count = P.shape[0], len(cores)
+    sizes = np.array([len(c) for c in cores], dtype=np.int64)
+    crow = np.concatenate(([0], np.cumsum(sizes)))
+    rows = np.concatenate([np.asarray(c, dtype=np.int64) for c in cores]) if count else crow[:0]
+    owner = np.full(n, -1)
+    owner[rows[::-1]] = np.repeat(np.arange(count), sizes)[::-1]  # the first subdomain that holds a row
+    B = scipy.sparse.csr_array((np.ones(len(rows), dtype=np.int32), rows, crow), shape=(count, n))
+    for _ in range(overlap):
+        B = scipy.sparse.csr_array(B @ G)
+        B.data[:] = 1
+    B.sort_indices()
+    sizes = np.diff(B.indptr).astype(np.int64)
+    padded = np.maximum((sizes + _STEP - 1) // _STEP * _STEP, _STEP)
+    if count == 1:
+        padded = sizes
+    numbers = np.lexsort((np.arange(count), padded))
+    total = int((padded.astype(np.float64) ** 2).sum())
+    if total > _LIMIT:
+        raise ValueError(
+            f"AdditiveSchwarz: the inverses of {count} subdomains of up to {sizes.max()} rows hold {total} "
+            f"numbers, at most {_LIMIT} are allowed; take more subdomains, or less overlap"
+        )
+    B, sizes, padded = B[numbers], sizes[numbers], padded[numbers]
+    group_sizes, group_counts = np.unique(padded, return_counts=True)
+    first_slot = np.concatenate(([0], np.cumsum(padded)))
+    first_number = np.concatenate(([0], np.cumsum(padded**2)))
+    # Slots: those of padding are empty rows of the restriction.
+    lengths = np.stack((sizes, padded - sizes), 1).reshape(-1)
+    filled = np.repeat(np.tile((1, 0), count), lengths)
+    slots = trusted(P, np.concatenate(([0], np.cumsum(filled))), B.indices, (first_slot[-1], n))
+    owned = owner[B.indices] == np.repeat(numbers, sizes)
+    local = np.concatenate([np.arange(p - s) + s for s, p in zip(sizes, padded, strict=True)] or [sizes])
+    base, width = (np.repeat(v, padded - sizes) for v in (first_number[:-1], padded))
+    padding = base + local * (width + 1)
+    at, entries = _entries(P, B, sizes, padded, first_number)
+    ownership = np.arange(n + 1)
+    return Subdomains(
+        count,
+        tuple((int(c), int(s)) for s, c in zip(group_sizes, group_counts, strict=True)),
+        P._tensor(numbers),
+        slots,
+        P._tensor(owned),
+        places(P, entries),
+        P._tensor(at),
+        P._tensor(padding),
+        trusted(P, ownership, owner, (n, count)),
+    )
+
+
+def _entries(
+    P: SparsityPattern, B: Any, sizes: np.ndarray, padded: np.ndarray, first_number: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Places in the local matrices, and the entries of A that come there."""
+    n = P.shape[0]
+    numbers = np.arange(1, P.nnz + 1)  # from 1 on: SciPy could drop a zero
+    S = scipy.sparse.csr_array((numbers, as_numpy(P.col_indices), as_numpy(P.crow_indices)), shape=P.shape)
+    # Row s of T is the row of A in slot s; of its entries those stay whose column is in the subdomain.
+    T = scipy.sparse.csr_array(S[B.indices])
+    T.sort_indices()
+    subdomain = np.repeat(np.repeat(np.arange(len(sizes)), sizes), np.diff(T.indptr))
+    row = np.repeat(np.concatenate([np.arange(s) for s in sizes] or [sizes]), np.diff(T.indptr))
+    # B's entries are sorted by subdomain and column: a search among subdomain n + column finds the local one.
+    keys = np.repeat(np.arange(len(sizes)), sizes).astype(np.int64) * n + B.indices
+    wanted = subdomain.astype(np.int64) * n + T.indices
+    found = np.minimum(np.searchsorted(keys, wanted), max(len(keys) - 1, 0))
+    there = keys[found] == wanted if len(keys) else np.zeros(0, dtype=bool)
+    found, subdomain, row = found[there], subdomain[there], row[there]
+    column = found - np.concatenate(([0], np.cumsum(sizes)))[subdomain]
+    return first_number[subdomain] + row * padded[subdomain] + column, T.data[there] - 1

@@ -1,0 +1,384 @@
+"""AMG against dense formulas, against pyamg, and against theory; its gradients, options and errors."""
+
+import sys
+from itertools import pairwise
+
+import numpy as np
+import pyamg
+import pytest
+import scipy.sparse
+import torch
+from preconditioners.cases import general, spd
+from reference import normal
+
+import learnsolve as ls
+
+P = ls.preconditioners
+POISSON = pyamg.gallery.poisson((100, 100), format="csr")
+STENCIL = pyamg.gallery.diffusion_stencil_2d(epsilon=0.01, theta=np.pi / 6, type="FE")
+ANISOTROPIC = pyamg.gallery.stencil_grid(STENCIL, (60, 60), format="csr")
+MATRICES = {
+    "poisson": POISSON,
+    "anisotropic": ANISOTROPIC,
+    "airfoil": pyamg.gallery.load_example("airfoil")["A"].tocsr(),
+    "bar": pyamg.gallery.load_example("bar")["A"].tocsr(),
+}
+METHODS = {
+    "smoothed_aggregation": pyamg.smoothed_aggregation_solver,
+    "ruge_stuben": pyamg.ruge_stuben_solver,
+}
+JACOBI = ("jacobi", {"omega": 4 / 3, "withrho": True})
+
+
+def dense(M):
+    return M(torch.eye(M.shape[0], dtype=M.dtype)).detach()
+
+
+def theirs(S, method="smoothed_aggregation", **options):
+    np.random.seed(0)  # noqa: NPY002  pyamg starts its eigenvalue estimates with it
+    return METHODS[method](S, presmoother=JACOBI, postsmoother=JACOBI, max_coarse=10, **options)
+
+
+# --- the cycle by its definition, with dense matrices ---
+
+
+def dense_smoothers(D, name, radius):
+    """S before and after the coarse correction."""
+    n = len(D)
+    inverse = np.diag(1 / np.diag(D))
+    if name == "jacobi":
+        S = 4 / (3 * radius) * inverse
+        return S, S
+    if name == "chebyshev":  # the polynomial with roots at Chebyshev's points and value 1 at zero
+        low, high = radius / 30, 1.1 * radius
+        roots = (high + low) / 2 + (high - low) / 2 * np.cos(np.pi * (np.arange(3) + 0.5) / 3)
+        error = np.eye(n)
+        for root in roots:
+            error = error @ (np.eye(n) - inverse @ D / root)
+        S = (np.eye(n) - error) @ np.linalg.inv(D)
+        return S, S
+    colours = ls.ordering.greedy_colouring(ls.CSR.from_dense(torch.from_numpy(D))).colours.numpy()
+    lower = np.where(colours[:, None] > colours[None, :], D, 0)
+    upper = np.where(colours[:, None] < colours[None, :], D, 0)
+    diagonal = np.diag(np.diag(D))
+    return np.linalg.inv(diagonal + lower), np.linalg.inv(diagonal + upper)
+
+
+def dense_cycle(D, hierarchy, name, sweeps, cycle, level=0):
+    """M with I - M A the error propagator of one cycle."""
+    if level == len(hierarchy):
+        return np.linalg.inv(D)
+    prolong = hierarchy.prolongations[level].to_dense().numpy()
+    R = hierarchy.restrictions[level]
+    restrict = prolong.T if R is None else R.to_dense().numpy()
+    coarse, I = restrict @ D @ prolong, np.eye(len(D))  # noqa: E741
+    error = np.eye(len(coarse))
+    for kind in {"V": "V", "W": "WW", "F": "FV"}[cycle]:
+        B = dense_cycle(coarse, hierarchy, name, sweeps, kind, level + 1)
+        error = (np.eye(len(coarse)) - B @ coarse) @ error
+    correction = (np.eye(len(coarse)) - error) @ np.linalg.inv(coarse)
+    before, after = dense_smoothers(D, name, hierarchy.radii[level])
+    E = np.linalg.matrix_power(I - before @ D, sweeps[0])
+    E = np.linalg.matrix_power(I - after @ D, sweeps[1]) @ (I - prolong @ correction @ restrict @ D) @ E
+    return (I - E) @ np.linalg.inv(D)
+
+
+@pytest.mark.parametrize("smoother", ["jacobi", "chebyshev", "gauss_seidel"])
+@pytest.mark.parametrize("cycle", ["V", "W", "F"])
+@pytest.mark.parametrize("make", [spd, general])
+def test_the_cycle_is_its_formula(smoother, cycle, make):
+    A = make()
+    H = P.AMG(A, method="ruge_stuben", max_coarse=1).hierarchy
+    if make is general:
+        H = P.Hierarchy(H.prolongations, [(2 * Q).T for Q in H.prolongations], H.radii)
+    assert len(H) >= 3
+    for sweeps in ((1, 1), (2, 1), (0, 2)):
+        M = P.AMG(A, hierarchy=H, cycle=cycle, smoother=smoother, presweeps=sweeps[0], postsweeps=sweeps[1])
+        D = dense_cycle(A.to_dense().numpy(), H, smoother, sweeps, cycle)
+        assert np.allclose(dense(M), D, rtol=1e-10, atol=1e-12)
+        assert np.allclose(dense(M.T), D.T, rtol=1e-10, atol=1e-12)
+        assert M.symmetric == np.allclose(D, D.T, rtol=1e-10, atol=1e-12)
+
+
+# --- pyamg ---
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("cycle", ["V", "W", "F"])
+@pytest.mark.parametrize("name", MATRICES)
+def test_one_application_is_that_of_pyamg(method, cycle, name):
+    S = MATRICES[name]
+    solver = theirs(S, method)
+    M = P.AMG(ls.CSR.from_scipy(S), hierarchy=solver, cycle=cycle)
+    r = normal((S.shape[0],))
+    expected = solver.aspreconditioner(cycle=cycle) @ r.numpy()
+    assert len(M.hierarchy) >= 2
+    assert abs(M(r).numpy() - expected).max() <= 1e-12 * abs(expected).max()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", MATRICES)
+def test_cg_takes_as_many_iterations_as_with_pyamg(method, name):
+    S = MATRICES[name]
+    solver, history = theirs(S, method), []
+    b = normal((S.shape[0],))
+    solver.solve(b.numpy(), tol=1e-8, accel="cg", residuals=history, maxiter=200)
+    A = ls.CSR.from_scipy(S)
+    solution = ls.solvers.cg(A, b, M=P.AMG(A, hierarchy=solver), rtol=1e-8)
+    assert solution.converged
+    assert abs(solution.iterations - (len(history) - 1)) <= 1
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_our_own_hierarchy_is_that_of_pyamg_and_always_the_same(method):
+    A = ls.CSR.from_scipy(ANISOTROPIC)
+    state = np.random.get_state()[1].copy()  # noqa: NPY002
+    M, again = (P.AMG(A, method=method, max_coarse=10) for _ in range(2))
+    assert (np.random.get_state()[1] == state).all()  # noqa: NPY002
+    r = normal((A.shape[0],))
+    assert torch.equal(M(r), again(r))
+    np.random.seed(0)  # noqa: NPY002
+    sizes = tuple(level.A.shape[0] for level in METHODS[method](ANISOTROPIC, max_coarse=10).levels)
+    assert M.hierarchy.sizes == sizes
+
+
+def test_a_hierarchy_for_a_matrix_that_is_not_symmetric():
+    M = P.AMG(general(), max_coarse=1)
+    assert any(R is not None for R in M.hierarchy.restrictions)
+    assert not M.symmetric
+
+
+# --- theory ---
+
+
+@pytest.mark.parametrize(("method", "spread"), [("smoothed_aggregation", 5), ("ruge_stuben", 2)])
+def test_iterations_do_not_grow_with_the_grid(method, spread):
+    counts = []
+    for side in (32, 64, 128, 256):
+        A = ls.problems.poisson((side, side))
+        b = torch.ones(side * side, dtype=torch.float64)
+        counts.append(ls.solvers.cg(A, b, M=P.AMG(A, method=method), rtol=1e-8).iterations)
+    assert max(counts) <= 18
+    assert max(counts) - min(counts) <= spread
+
+
+def test_a_v_cycle_of_the_textbook_contracts_by_a_tenth_or_better():
+    # Linear interpolation, injection's Galerkin operators, two sweeps of weight 2/3 on each side in 1D.
+    n, prolongations = 127, []
+    A = ls.problems.poisson((n,))
+    while n > 1:
+        m = n // 2
+        rows = np.concatenate([2 * np.arange(m), 2 * np.arange(m) + 1, 2 * np.arange(m) + 2])
+        S = scipy.sparse.coo_array((np.repeat((0.5, 1.0, 0.5), m), (rows, np.tile(np.arange(m), 3))), (n, m))
+        prolongations.append(ls.CSR.from_scipy(S))
+        n = m
+    M = P.AMG(A, hierarchy=P.Hierarchy(prolongations), weight=2 / 3, presweeps=2, postsweeps=2)
+    E = torch.eye(127, dtype=torch.float64) - dense(M) @ A.to_dense()
+    assert torch.linalg.eigvals(E).abs().max() < 0.1
+
+
+def test_smoothers_and_cycles_differ_and_stronger_ones_take_fewer_iterations():
+    A = ls.CSR.from_scipy(POISSON)
+    b, H = normal((A.shape[0],)), P.AMG(A).hierarchy
+    count = lambda **options: (  # noqa: E731
+        ls.solvers.fcg(A, b, M=P.AMG(A, hierarchy=H, **options), rtol=1e-8).iterations
+    )
+    plain = count()
+    assert count(presweeps=3, postsweeps=3) < plain
+    assert count(cycle="W") < plain
+    assert count(smoother="chebyshev") < plain
+    assert count(smoother="chebyshev", degree=6) < count(smoother="chebyshev", degree=1)
+    assert count(smoother="gauss_seidel") < plain
+    assert count(weight=0.2) > plain
+
+
+def test_the_spectral_radius_is_that_of_the_matrix():
+    A = spd(8)
+    D = torch.diag(1 / A.diagonal()) @ A.to_dense()
+    exact = float(torch.linalg.eigvals(D).abs().max())
+    assert abs(P.AMG(A, max_coarse=3).hierarchy.radii[0] - exact) <= 0.02 * exact
+
+
+# --- singular coarse matrices, large ones, batches ---
+
+
+def neumann(n=30):
+    S = scipy.sparse.diags_array([-np.ones(n - 1), np.full(n, 2.0), -np.ones(n - 1)], offsets=[-1, 0, 1])
+    D = S.toarray()
+    D[0, 0] = D[-1, -1] = 1
+    return ls.CSR.from_dense(torch.from_numpy(D))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_pure_neumann(dtype):
+    A = neumann().to(dtype=dtype)
+    with pytest.raises(ValueError, match=r'AMG: the coarsest matrix, .* singular .*coarse_solver="pinv"'):
+        P.AMG(A, max_coarse=5)
+    M = P.AMG(A, max_coarse=5, coarse_solver="pinv")
+    b = normal((30,), dtype)
+    solution = ls.solvers.cg(A, b - b.mean(), M=M, rtol=1e-10 if dtype == torch.float64 else 1e-4)
+    assert solution.converged
+    assert solution.iterations <= 15
+
+
+def test_a_large_coarsest_level_is_solved_sparsely():
+    A = ls.problems.poisson((40, 40))
+    M = P.AMG(A, max_coarse=2000)
+    assert len(M.hierarchy) == 0
+    b = normal((1600,)).requires_grad_()
+    assert torch.allclose(A @ M(b), b)
+    (g,) = torch.autograd.grad(M(b)[0], b)
+    assert torch.allclose((A @ g)[:3], torch.tensor([1.0, 0, 0], dtype=torch.float64), atol=1e-10)
+    S = A.to_scipy()
+    singular = ls.CSR.from_scipy(S - scipy.sparse.diags_array(S.sum(1)))
+    with pytest.raises(ValueError, match="AMG: the coarsest matrix, 1600 x 1600"):
+        P.AMG(singular, max_coarse=2000)
+
+
+def test_a_batch_takes_the_hierarchy_of_the_mean():
+    A = spd()
+    values = torch.stack((A.values, 3 * A.values))
+    M = P.AMG(A.with_values(values), max_coarse=3)
+    H = P.AMG(2.0 * A, max_coarse=3).hierarchy
+    for Q, W in zip(M.hierarchy.prolongations, H.prolongations, strict=True):
+        assert torch.allclose(Q.values, W.values)
+    assert torch.allclose(M(torch.ones(20, 1, dtype=A.dtype))[0], 3 * M(torch.ones(20, 1, dtype=A.dtype))[1])
+
+
+# --- gradients ---
+
+
+def test_gradients_of_prolongations_and_weights_that_learn():
+    A = spd()
+    H = P.AMG(A, max_coarse=3).hierarchy
+    b = normal((20, 2))
+
+    def apply(p, w, v):
+        first = [H.prolongations[0].with_values(p), *H.prolongations[1:]]
+        weights = [w, *[0.6] * (len(H) - 1)]
+        return P.AMG(A.with_values(v), hierarchy=H.with_prolongations(first), weight=weights)(b)
+
+    inputs = (H.prolongations[0].values, torch.full((20,), 0.6, dtype=A.dtype), A.values)
+    inputs = tuple(t.detach().clone().requires_grad_() for t in inputs)
+    assert torch.autograd.gradcheck(apply, inputs)
+    first = [H.prolongations[0].with_values(inputs[0]), *H.prolongations[1:]]
+    M = P.AMG(A, hierarchy=H.with_prolongations(first))
+    with pytest.raises(ValueError, match="unrolled"):
+        ls.solvers.cg(A, b, M=M)
+
+
+@pytest.mark.parametrize("gradient", ["unrolled", "checkpointed"])
+def test_learning_lowers_the_residual(gradient):
+    A = ls.CSR.from_scipy(pyamg.gallery.stencil_grid(STENCIL, (12, 12), format="csr"))
+    M = P.LearnedAMG(P.AMG(A, max_coarse=10))
+    b = normal((144, 4))
+    optimiser = torch.optim.Adam(M.parameters(), lr=3e-3)
+    losses = []
+    for _ in range(20):
+        solution = ls.solvers.fcg(A, b, M=M.current(), rtol=0, maxiter=4, gradient=gradient)
+        loss = solution.residual_norms[-1].log().mean()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] - 0.1
+    assert torch.allclose(M(b), M.current()(b))
+
+
+@pytest.mark.parametrize(("learn", "count"), [(("prolongation",), 2), (("smoother",), 2)])
+def test_what_learns(learn, count):
+    M = P.LearnedAMG(P.AMG(spd(), max_coarse=1), learn=learn)
+    assert len(list(M.parameters())) == count
+    assert all(name.startswith("prol" if learn[0] == "prolongation" else "weig") for name in M.state_dict())
+    assert torch.allclose(M(torch.ones(20, dtype=M.dtype)), M.M(torch.ones(20, dtype=M.dtype)))
+
+
+def test_compiled_and_mapped():
+    A = spd()
+    M, R = P.AMG(A, max_coarse=3, smoother="gauss_seidel", cycle="W"), normal((3, 20, 2))
+    compiled = torch.compile(lambda r: M(r), fullgraph=True, backend="aot_eager")
+    assert torch.allclose(compiled(R), M(R))
+    assert torch.allclose(torch.vmap(M)(R), M(R))
+    values = torch.stack((A.values, 2 * A.values))
+    H = P.AMG(A, max_coarse=3).hierarchy
+    mapped = torch.vmap(lambda v: P.AMG(A.with_values(v), hierarchy=H)(R[0]))(values)
+    assert torch.allclose(mapped[0], 2 * mapped[1])
+    with pytest.raises(ValueError, match=r"inside torch.func.vmap .* hierarchy=M.hierarchy"):
+        torch.vmap(lambda v: P.AMG(A.with_values(v), max_coarse=3)(R[0]))(values)
+
+
+# --- what is refused ---
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"method": "geometric"}, ValueError, "method must be one of"),
+        ({"cycle": "K"}, ValueError, "cycle must be one of"),
+        ({"smoother": "sor"}, ValueError, "smoother must be one of"),
+        ({"coarse_solver": "qr"}, ValueError, "coarse_solver must be one of"),
+        ({"presweeps": 0, "postsweeps": 0}, ValueError, "must not both be 0"),
+        ({"presweeps": -1}, ValueError, "presweeps must be at least 0"),
+        ({"weight": 0.5, "smoother": "chebyshev"}, ValueError, "weight belongs to smoother='jacobi'"),
+        ({"degree": 2}, ValueError, "degree belongs to smoother='chebyshev'"),
+        ({"smoother": "chebyshev", "degree": 0}, ValueError, "degree must be at least 1"),
+        ({"weight": [0.5]}, ValueError, "one for each of the 2 levels"),
+        ({"weight": torch.ones(3, dtype=torch.float64)}, ValueError, r"shape \(\) or \(20,\)"),
+        ({"weight": "big"}, TypeError, "weight must be a number"),
+        ({"hierarchy": P.Hierarchy([]), "max_levels": 3}, ValueError, "max_levels is for making"),
+        ({"hierarchy": 3}, TypeError, "must be a Hierarchy"),
+        ({"max_coarse": 0}, ValueError, "max_coarse must be at least 1"),
+    ],
+)
+def test_bad_options(options, error, words):
+    sizes = {} if "hierarchy" in options else {"max_coarse": 1}
+    with pytest.raises(error, match=f"AMG: .*{words}|AMG: {words}"):
+        P.AMG(spd(), **{**sizes, **options})
+
+
+def test_bad_matrices_and_hierarchies():
+    A = spd()
+    H = P.AMG(A, max_coarse=3).hierarchy
+    with pytest.raises(ValueError, match="hierarchy must be one of a matrix with 30 rows"):
+        P.AMG(spd(5), hierarchy=H)
+    with pytest.raises(TypeError, match=r"hierarchy.prolongations\[0\].values has dtype torch.float64"):
+        P.AMG(A.to(dtype=torch.float32), hierarchy=H)
+    with pytest.raises(ValueError, match="must be square"):
+        P.AMG(ls.CSR.from_dense(torch.ones(3, 4)))
+    with pytest.raises(TypeError, match="AMG: A must be a CSR"):
+        P.AMG(A.to_dense())
+    values = A.values.clone()
+    values[A.pattern.diagonal_positions[4]] = 0
+    with pytest.raises(ValueError, match="AMG: A must not have zeros on its diagonal, row 4"):
+        P.AMG(A.with_values(values), hierarchy=H)
+    Q = H.prolongations
+    with pytest.raises(ValueError, match=r"prolongations\[1\] must have as many rows"):
+        P.Hierarchy([Q[0], Q[0]])
+    with pytest.raises(ValueError, match=r"restrictions\[0\] must have shape"):
+        P.Hierarchy(Q[:1], Q[:1])
+    with pytest.raises(ValueError, match="restrictions must be as many"):
+        P.Hierarchy(Q, [None])
+    with pytest.raises(TypeError, match=r"prolongations\[0\] must be a CSR"):
+        P.Hierarchy([None])
+    assert all(a.shape[1] == b.shape[0] for a, b in pairwise(Q))
+
+
+def test_bad_learning():
+    M = P.AMG(spd(), max_coarse=3, smoother="chebyshev")
+    with pytest.raises(ValueError, match='smoother="jacobi"'):
+        P.LearnedAMG(M)
+    for learn in ((), "smoother", ("restriction",)):
+        with pytest.raises(ValueError, match="LearnedAMG: learn must be one"):
+            P.LearnedAMG(M, learn=learn)
+    with pytest.raises(ValueError, match="one level"):
+        P.LearnedAMG(P.AMG(spd()))
+    with pytest.raises(TypeError, match="M must be an AMG"):
+        P.LearnedAMG(spd())
+
+
+def test_without_pyamg(monkeypatch):
+    H = P.AMG(spd(), max_coarse=3).hierarchy
+    monkeypatch.setitem(sys.modules, "pyamg", None)
+    with pytest.raises(ImportError, match=r"needs pyamg .* pip install 'learnsolve\[problems\]'"):
+        P.AMG(spd(), max_coarse=3)
+    assert P.AMG(spd(), hierarchy=H).hierarchy.sizes == H.sizes

@@ -1,0 +1,182 @@
+"""Additive Schwarz against a loop over dense subdomains; overlap, the coarse level, errors."""
+
+import numpy as np
+import pytest
+import torch
+from preconditioners.cases import general, spd
+from reference import normal
+
+import learnsolve as ls
+
+P = ls.preconditioners
+
+
+def dense(M):
+    return M(torch.eye(M.shape[0], dtype=M.dtype)).detach()
+
+
+def rings(A, rows, overlap):
+    D = A.to_dense().numpy()
+    coupled = (D != 0) | (D.T != 0)
+    rows = set(rows)
+    for _ in range(overlap):
+        rows |= {j for i in rows for j in np.flatnonzero(coupled[i])}
+    return sorted(rows)
+
+
+def by_a_loop(A, subdomains, overlap, restricted, coarse):
+    D = A.to_dense().numpy()
+    n = len(D)
+    M, seen, columns = np.zeros((n, n)), set(), []
+    for rows in subdomains:
+        own = [i for i in rows if i not in seen]
+        seen |= set(own)
+        extended = rings(A, rows, overlap)
+        R = np.eye(n)[extended]
+        kept = np.diag([float(i in own) for i in extended]) if restricted else np.eye(len(extended))
+        M += R.T @ kept @ np.linalg.inv(R @ D @ R.T) @ R
+        columns.append(np.eye(n)[own].sum(0))
+    if coarse:
+        Q = np.stack(columns, 1)
+        M += Q @ np.linalg.inv(Q.T @ D @ Q) @ Q.T
+    return M
+
+
+SUBDOMAINS = {
+    "in order": [range(0, 7), range(7, 12), range(12, 20)],
+    "overlapping and of one row": [[3], range(0, 12), torch.arange(19, 10, -1)],
+    "one": [range(20)],
+    "every row": [[i] for i in range(20)],
+}
+
+
+@pytest.mark.parametrize("name", SUBDOMAINS)
+@pytest.mark.parametrize("overlap", [0, 1, 2])
+@pytest.mark.parametrize("restricted", [False, True])
+@pytest.mark.parametrize("coarse", [False, True])
+@pytest.mark.parametrize("make", [spd, general])
+def test_equals_a_loop_over_subdomains(name, overlap, restricted, coarse, make):
+    A, subdomains = make(), SUBDOMAINS[name]
+    M = P.AdditiveSchwarz(A, subdomains, overlap=overlap, restricted=restricted, coarse=coarse)
+    D = by_a_loop(A, [[int(i) for i in rows] for rows in subdomains], overlap, restricted, coarse)
+    assert np.allclose(dense(M), D, rtol=1e-10, atol=1e-12)
+    assert np.allclose(dense(M.T), D.T, rtol=1e-10, atol=1e-12)
+    expected = [len(rings(A, [int(i) for i in rows], overlap)) for rows in subdomains]
+    assert M.sizes == tuple(expected)
+    if M.symmetric:
+        assert np.allclose(D, D.T, rtol=1e-10, atol=1e-12)
+    assert M.symmetric == (make is spd and not (restricted and sum(expected) > 20))
+
+
+def cores(M):
+    owner = M.plan.parts.col_indices
+    return [torch.nonzero(owner == i).flatten() for i in range(M.plan.count)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 7, 16])
+def test_automatic_subdomains_are_even_compact_and_always_the_same(count):
+    A = ls.problems.poisson((24, 20))
+    M = P.AdditiveSchwarz(A, n_subdomains=count, overlap=0)
+    assert len(M.sizes) == count
+    assert sum(M.sizes) == 480
+    assert max(M.sizes) - min(M.sizes) <= 4
+    # An edge of the grid that is cut lies in no local matrix: squares of s rows have 2 sqrt(s) of them each.
+    cut = A.nnz - sum(int((M_i != 0).sum()) for M_i in blocks(A, cores(M)))
+    assert cut <= 2 * 1.6 * count * 2 * np.sqrt(480 / count) * (count > 1)
+    fresh = ls.CSR.from_scipy(A.to_scipy())
+    assert torch.equal(dense(P.AdditiveSchwarz(fresh, n_subdomains=count, overlap=0)), dense(M))
+
+
+def blocks(A, parts):
+    D = A.to_dense()
+    return [D[p][:, p] for p in parts]
+
+
+def test_the_default_number_of_subdomains_and_the_plan():
+    A = ls.problems.poisson((30, 30))
+    M = P.AdditiveSchwarz(A)
+    assert len(M.sizes) == 15
+    assert P.AdditiveSchwarz(2.0 * A).plan is M.plan
+    assert len(P.AdditiveSchwarz(ls.problems.poisson((3, 3))).sizes) == 1
+
+
+def test_graphs_that_fall_apart_and_none():
+    A = ls.ops.block_diag([spd(), spd(3), ls.ops.eye(5).to(dtype=torch.float64)])
+    M = P.AdditiveSchwarz(A, n_subdomains=4, overlap=1)
+    b = normal((A.shape[0],))
+    assert ls.solvers.cg(A, b, M=M).converged
+    empty = ls.CSR.from_dense(torch.zeros(0, 0))
+    assert P.AdditiveSchwarz(empty)(torch.zeros(0, 2)).shape == (0, 2)
+
+
+def test_overlap_restriction_and_a_coarse_level_lower_the_iterations():
+    A = ls.problems.poisson((48, 48))
+    b = normal((48 * 48,))
+    count = lambda solver, **options: (  # noqa: E731
+        solver(A, b, M=P.AdditiveSchwarz(A, n_subdomains=36, **options), rtol=1e-8).iterations
+    )
+    cg, gmres = ls.solvers.cg, ls.solvers.gmres
+    by_overlap = [count(cg, overlap=o) for o in (0, 1, 3)]
+    assert by_overlap == sorted(by_overlap, reverse=True)
+    assert by_overlap[-1] < 0.8 * by_overlap[0]
+    assert count(cg, overlap=1, coarse=True) < by_overlap[1]
+    assert count(gmres, overlap=1, restricted=True) < count(gmres, overlap=1)
+
+
+def test_one_subdomain_is_the_inverse():
+    A = general()
+    b = normal((20, 2))
+    assert torch.allclose(A @ P.AdditiveSchwarz(A, n_subdomains=1)(b), b)
+
+
+def test_compiled_and_mapped():
+    A = spd()
+    M, R = P.AdditiveSchwarz(A, n_subdomains=3, coarse=True), normal((3, 20, 2))
+    compiled = torch.compile(lambda r: M(r), fullgraph=True, backend="aot_eager")
+    assert torch.allclose(compiled(R), M(R))
+    assert torch.allclose(torch.vmap(M)(R), M(R))
+    values = torch.stack((A.values, 2 * A.values))
+    mapped = torch.vmap(lambda v: P.AdditiveSchwarz(A.with_values(v), n_subdomains=3)(R[0]))(values)
+    assert torch.allclose(mapped[0], 2 * mapped[1])
+
+
+@pytest.mark.parametrize(
+    ("keywords", "error", "words"),
+    [
+        ({"n_subdomains": 0}, ValueError, "n_subdomains must be at least 1"),
+        ({"n_subdomains": 21}, ValueError, "n_subdomains must be at most A.shape"),
+        ({"overlap": -1}, ValueError, "overlap must be at least 0"),
+        ({"restricted": 1}, TypeError, "restricted must be True or False"),
+        ({"coarse": "yes"}, TypeError, "coarse must be True or False"),
+        ({"subdomains": [range(20)], "n_subdomains": 2}, ValueError, "both given"),
+        ({"subdomains": [range(5), range(6, 20)]}, ValueError, "row 5 is in none"),
+        ({"subdomains": [range(20), []]}, ValueError, r"subdomains\[1\] must be a list of one or more"),
+        ({"subdomains": [range(20), [0.5]]}, ValueError, r"subdomains\[1\] must be a list"),
+        ({"subdomains": [range(21)]}, ValueError, r"subdomains\[0\] must hold rows from 0 to 19"),
+    ],
+)
+def test_bad_options(keywords, error, words):
+    with pytest.raises(error, match=f"AdditiveSchwarz: .*{words}|AdditiveSchwarz: {words}"):
+        P.AdditiveSchwarz(spd(), **keywords)
+
+
+def test_bad_matrices():
+    A = spd()
+    with pytest.raises(ValueError, match="must be square"):
+        P.AdditiveSchwarz(ls.CSR.from_dense(torch.ones(3, 4)))
+    with pytest.raises(TypeError, match="A must be a CSR"):
+        P.AdditiveSchwarz(A.to_dense())
+    D = A.to_dense()
+    D[12] = D[13]
+    D[:, 12] = D[:, 13]
+    singular = ls.CSR.from_dense(D)
+    with pytest.raises(ValueError, match="the matrix of subdomain 1, of 10 rows, is singular"):
+        P.AdditiveSchwarz(singular, [range(10), range(10, 20)], overlap=0)
+    Z = ls.CSR.from_scipy(singular.to_scipy())
+    batch = Z.with_values(
+        torch.stack((torch.where(Z.pattern.row_indices == Z.col_indices, 9.0, Z.values), Z.values))
+    )
+    with pytest.raises(ValueError, match=r"matrix of subdomain 1, .* \(matrix 1 of the batch\)"):
+        P.AdditiveSchwarz(batch, [range(10), range(10, 20)], overlap=0)
+    with pytest.raises(ValueError, match=r"hold .* numbers, at most .* more subdomains"):
+        P.AdditiveSchwarz(ls.problems.poisson((200, 200)), n_subdomains=2)
