@@ -1,6 +1,6 @@
 """learnsolve: differentiable sparse iterative solvers for scientific machine learning, in PyTorch."""
 
-from learnsolve import ops, ordering, preconditioners, problems, solvers
+from learnsolve import analysis, ops, ordering, preconditioners, problems, solvers
 from learnsolve.config import config, show_config
 from learnsolve.csr import CSR
 from learnsolve.pattern import SparsityPattern
@@ -9,6 +9,7 @@ __version__ = "0.1.0"
 __all__ = [
     "CSR",
     "SparsityPattern",
+    "analysis",
     "config",
     "ops",
     "ordering",
