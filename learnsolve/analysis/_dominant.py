@@ -10,7 +10,7 @@ import scipy.sparse.linalg
 import torch
 from torch import Tensor
 
-from learnsolve.analysis._operands import Map, Space, constant
+from learnsolve.analysis._operands import Map, Space, as_array, constant
 
 
 class Pair(NamedTuple):
@@ -26,8 +26,7 @@ class Pair(NamedTuple):
 Search = Callable[[bool, complex | None], Pair | None]
 
 
-def dense(known: Tensor) -> Search:
-    D = known.cpu().numpy()
+def dense(D: np.ndarray) -> Search:
 
     def search(transpose: bool, near: complex | None) -> Pair | None:
         if not np.isfinite(D).all():
@@ -40,7 +39,7 @@ def dense(known: Tensor) -> Search:
 def arnoldi(name: str, apply: Map, space: Space, rtol: float, maxiter: int | None) -> Search:
     def search(transpose: bool, near: complex | None) -> Pair | None:
         f = _transpose(name, apply, space.start()) if transpose else constant(name, apply)
-        return _dominant(f, space, rtol, maxiter, near)
+        return _dominant(name, f, space, rtol, maxiter, near)
 
     return search
 
@@ -52,7 +51,7 @@ def _pick(values: np.ndarray, vectors: np.ndarray, near: complex | None, converg
 
 
 def _dominant(
-    apply: Map, space: Space, rtol: float, maxiter: int | None, near: complex | None
+    name: str, apply: Map, space: Space, rtol: float, maxiter: int | None, near: complex | None
 ) -> Pair | None:
     kind = np.float32 if space.dtype == torch.float32 else np.float64
     lost = False
@@ -60,11 +59,11 @@ def _dominant(
     def matvec(x: np.ndarray) -> np.ndarray:
         nonlocal lost
         X = torch.from_numpy(np.array(x, dtype=kind).reshape(-1, 1)).to(space.device)
-        y = apply(X)[:, 0].cpu().numpy()
+        y = as_array(name, apply(X))[:, 0]
         lost = lost or not np.isfinite(y).all()
         return np.zeros_like(y) if lost else y
 
-    start = space.start()[:, 0].cpu().numpy()
+    start = as_array(name, space.start())[:, 0]
     first = matvec(start)
     if lost:
         return None
@@ -75,17 +74,9 @@ def _dominant(
     eigs: Any = scipy.sparse.linalg.eigs
     try:
         # Four, since so many may have one modulus: complex pairs of both signs.
-        found = eigs(
-            operator,
-            k=4,
-            ncv=ncv,
-            v0=start,
-            tol=rtol,
-            maxiter=maxiter,
-            which="LM",  # type: ignore
-        )
+        found: Any = eigs(operator, k=4, ncv=ncv, v0=start, tol=rtol, maxiter=maxiter, which="LM")
     except scipy.sparse.linalg.ArpackError as error:
-        found, converged = (getattr(error, "eigenvalues", ()), getattr(error, "eigenvectors", ())), False
+        found, converged = (getattr(error, "eigenvalues", ()), getattr(error, "eigenvectors", None)), False
     if lost:
         return None
     if len(found[0]) == 0:

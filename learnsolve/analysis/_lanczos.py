@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from learnsolve._plain import plain_tensors
 from learnsolve.analysis._operands import Map
 
 
@@ -38,39 +39,42 @@ def lanczos(name: str, A: Map, M: Map | None, start: Tensor, most: int, rtol: fl
     V = start.new_empty(most + 1, n)
     Y = V if M is None else torch.empty_like(V)
     alpha, beta = [], []  # of the tridiagonal matrix
-    size = 0.0  # of its largest entry
-    w, y = start, (start if M is None else M(start))
-    length = _length(name, w, y, 0.0)
+    size = length = 0.0  # size: of its largest entry
+    w = start
     for k in range(most + 1):
-        if not length < torch.inf:
-            return None
-        if k:
-            beta.append(length)
-        # Nothing is left of the space: what the Ritz values are, the eigenvalues are.
-        exhausted = k == n or (k > 0 and length <= 10 * eps * size)
-        if exhausted or k == most or k == 5 or (k > 0 and k % 10 == 0):
-            ends = _ends(V[:k], Y[:k], alpha, beta, 0.0 if exhausted else length, eps * size * k, rtol)
-            if exhausted or ends.converged or k == most:
-                return ends._replace(converged=ends.converged or exhausted)
-        V[k] = w[:, 0] / length
-        if M is not None:
-            Y[k] = y[:, 0] / length
-        w = A(Y[k].unsqueeze(-1))
-        # Against all, twice: the vectors stay orthogonal to rounding, so no eigenvalue is found again.
-        h = Y[: k + 1] @ w
-        w = w - V[: k + 1].T @ h
-        again = Y[: k + 1] @ w
-        w = w - V[: k + 1].T @ again
-        h = (h + again)[:, 0].tolist()
+        y = w if M is None else M(w)
+        with plain_tensors():  # A and M may be at work in a transformation of torch.func, this is not
+            length = _length(name, w, y)
+            if not length < torch.inf:
+                return None
+            if k:
+                beta.append(length)
+            # Nothing is left of the space: what the Ritz values are, the eigenvalues are.
+            exhausted = k == n or (k > 0 and length <= 10 * eps * size)
+            if exhausted or k == most or k == 5 or (k > 0 and k % 10 == 0):
+                rest = 0.0 if exhausted else length
+                ends = _ends(V[:k], Y[:k], alpha, beta, rest, eps * size * k, rtol)
+                if exhausted or ends.converged or k == most:
+                    return ends._replace(converged=ends.converged or exhausted)
+            V[k] = w[:, 0] / length
+            if M is not None:
+                Y[k] = y[:, 0] / length
+            y = Y[k].unsqueeze(-1)
+        w = A(y)
+        with plain_tensors():
+            # Against all, twice: the vectors stay orthogonal to rounding, so no eigenvalue is found again.
+            first = Y[: k + 1] @ w
+            w = w - V[: k + 1].T @ first
+            again = Y[: k + 1] @ w
+            w = w - V[: k + 1].T @ again
+            h = (first + again)[:, 0].tolist()
         size = max(size, *map(abs, h))
         _symmetric(name, h, beta, size, eps)
         alpha.append(h[k])
-        y = w if M is None else M(w)
-        length = _length(name, w, y, size)
     raise AssertionError("the last step returns")
 
 
-def _length(name: str, w: Tensor, y: Tensor, size: float) -> float:
+def _length(name: str, w: Tensor, y: Tensor) -> float:
     square = float((w * y).sum())
     if square < 0 and -square > 1e-8 * float(w.norm() * y.norm()):
         raise ValueError(

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import _check
+from learnsolve._plain import plain_tensors
 
 Map = Callable[[Tensor], Tensor]
 
@@ -25,7 +26,8 @@ class Space(NamedTuple):
     def start(self) -> Tensor:
         """A column that every call gets the same: random, so that no eigenvector is orthogonal to it."""
         g = torch.Generator().manual_seed(0)
-        return torch.randn(self.n, 1, dtype=torch.float64, generator=g).to(self.dtype).to(self.device)
+        with plain_tensors():
+            return torch.randn(self.n, 1, dtype=torch.float64, generator=g).to(self.dtype).to(self.device)
 
     def numbers(self, *values: float) -> Tensor:
         return torch.tensor(values, dtype=self.dtype, device=self.device)
@@ -86,12 +88,19 @@ def constant(function: str, f: Map) -> Map:
 def plain(function: str, t: Tensor) -> Tensor:
     """The numbers in t."""
     functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
-    t = t.detach()
     while functorch.is_functorch_wrapped_tensor(t):
         if functorch.is_batchedtensor(t):
             raise NotImplementedError(
                 f"{function}: vmap cannot go through it, since the number of steps depends on the data; call "
                 "it for one matrix after the other"
             )
-        t = functorch.get_unwrapped(t).detach()
-    return t
+        t = functorch.get_unwrapped(t)
+    with plain_tensors():
+        return t.detach()
+
+
+def as_array(function: str, t: Tensor) -> np.ndarray:
+    """The numbers in t on the host."""
+    t = plain(function, t)
+    with plain_tensors():
+        return t.cpu().numpy()

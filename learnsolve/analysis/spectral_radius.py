@@ -15,7 +15,7 @@ from torch import Tensor
 from learnsolve import _check
 from learnsolve.analysis._dominant import Search, arnoldi, dense
 from learnsolve.analysis._estimate import Estimate, warn, with_derivative
-from learnsolve.analysis._operands import Map, Space, constant, plain, space_of
+from learnsolve.analysis._operands import Map, Space, as_array, constant, space_of
 from learnsolve.ops._autograd import tracked
 from learnsolve.solvers._operator import as_operator
 from learnsolve.solvers._options import number
@@ -104,7 +104,7 @@ def spectral_radius(
     # Arnoldi for four eigenvalues needs n > 5.
     if method == "dense" or space.n < 8 or (method == "auto" and space.n <= DENSE):
         eye = torch.eye(space.n, dtype=space.dtype, device=space.device)
-        search = dense(constant(name, apply)(eye))
+        search = dense(as_array(name, constant(name, apply)(eye)))
     else:
         search = arnoldi(name, apply, space, rtol, maxiter)
     return _estimate(name, apply, space, search, rtol)
@@ -126,7 +126,7 @@ def _estimate(name: str, apply: Map, space: Space, search: Search, rtol: float) 
         return Estimate(nan, inf, False)
     radius, vector = abs(right.value), right.vector
     EV = apply(_real(vector, space))
-    known = plain(name, EV).cpu().double().numpy()
+    known = as_array(name, EV).astype(np.float64)
     residual = float(np.linalg.norm(known[:, 0] + 1j * known[:, 1] - right.value * vector))
     value, error = space.numbers(radius, residual)
     # Rounding is no failure to converge.

@@ -32,8 +32,10 @@ def figure(evaluation: Evaluation) -> Any:
             continue
         colour, style = COLOURS[i % len(COLOURS)], STYLES[i // len(COLOURS) % len(STYLES)]
         table, systems = _padded(histories), max(systems, len(histories))
+        # What lies under another line is seen beside it.
+        width = 1.4 + 1.6 * (1 - (i + 1) / len(evaluation.histories))
         steps = range(table.shape[1])
-        axes.semilogy(steps, table.median(0).values, style, color=colour, label=name, linewidth=1.5)
+        axes.semilogy(steps, table.median(0).values, style, color=colour, label=name, linewidth=width)
         if len(histories) > 1:
             low, high = table.amin(0), table.amax(0)
             axes.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)

