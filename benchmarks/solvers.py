@@ -116,6 +116,10 @@ def what_is_wrong(A: ls.CSR) -> str:
     return "" if low > 1e-10 * high else f"eigenvalues of D^-1 A from {low:.2g} to {high:.2g}"
 
 
+def milliseconds(seconds: float) -> float | str:
+    return "-" if np.isnan(seconds) else 1e3 * seconds
+
+
 def right_hand_side(n: int) -> np.ndarray:
     return np.random.default_rng(0).standard_normal(n)
 
@@ -184,12 +188,12 @@ def preconditioned(quick: bool, peers: bool) -> list[dict]:
                     "matrix": name,
                     "n": A.shape[0],
                     "M": row.preconditioner,
-                    "set-up ms": 1e3 * row.setup.mean,
-                    "first ms": 1e3 * row.first_setup.mean,
+                    "set-up ms": milliseconds(row.setup.mean),
+                    "first ms": milliseconds(row.first_setup.mean),
                 },
             )
             line[f"it {row.rtol:.0e}"] = int(row.iterations.mean) if row.converged else "-"
-            line[f"ms {row.rtol:.0e}"] = 1e3 * row.seconds.mean
+            line[f"ms {row.rtol:.0e}"] = milliseconds(row.seconds.mean)
             line["failure"] = row.message or " ".join(row.failures)
         rows += at.values()
     return rows

@@ -105,7 +105,7 @@ def evaluate(
     >>> [(row.preconditioner, row.rtol, row.converged) for row in result.rows][:3]
     [('none', 0.001, 1), ('none', 1e-06, 1), ('none', 1e-09, 1)]
     >>> result.rows[0].iterations.mean, len(str(result).splitlines())
-    (0, 8)
+    (37.0, 8)
     """
     name = "evaluate"
     tolerances = _tolerances(name, rtol)
