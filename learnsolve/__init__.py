@@ -1,15 +1,19 @@
 """learnsolve: differentiable sparse iterative solvers for scientific machine learning, in PyTorch."""
 
-from learnsolve import ops, ordering, preconditioners, problems, solvers
+from learnsolve import analysis, ops, ordering, preconditioners, problems, solvers
 from learnsolve.config import config, show_config
 from learnsolve.csr import CSR
+from learnsolve.evaluation import Evaluation, evaluate
 from learnsolve.pattern import SparsityPattern
 
 __version__ = "0.1.0"
 __all__ = [
     "CSR",
+    "Evaluation",
     "SparsityPattern",
+    "analysis",
     "config",
+    "evaluate",
     "ops",
     "ordering",
     "preconditioners",

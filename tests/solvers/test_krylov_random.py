@@ -7,10 +7,13 @@ from solvers.krylov import RECTANGULAR, SQUARE, S, run
 from solvers.krylov import SYMMETRIC as SYMMETRIC_METHODS
 from solvers.random_systems import KINDS, SYMMETRIC, as_csr, relative_residual, systems
 
+import learnsolve as ls
+
 Status = S.Status
 SCALES = [(1, 1), (1e-150, 1e-150), (1e150, 1e150), (1e150, 1e-150), (1, 1e200), (1e-100, 1)]
 
 # What may be said of a system of a kind, besides CONVERGED where it has a solution.
+DIAGONAL = {"positive definite", "indefinite", "nonsymmetric", "diagonal"}  # without zeros on it
 LATE = {Status.MAX_ITERATIONS}
 LOST = {Status.BREAKDOWN, Status.MAX_ITERATIONS, Status.DIVERGED}
 PLAUSIBLE = {
@@ -35,11 +38,13 @@ PLAUSIBLE = {
 }
 
 
-def check(kind, name, n, count, seed, scale=(1, 1), rtol=1e-8, dtype=torch.float64):
+def check(kind, name, n, count, seed, scale=(1, 1), rtol=1e-8, dtype=torch.float64, M=None):
     A, b = systems(kind, n, count, seed, *scale)
     if dtype == torch.float32:
         A, b = A.astype(np.float32).astype(float), b.astype(np.float32).astype(float)
-    solution = getattr(S, name)(as_csr(A, dtype), torch.from_numpy(b)[..., None].to(dtype), rtol=rtol)
+    C = as_csr(A, dtype)
+    preconditioner = None if M is None else M(C)
+    solution = getattr(S, name)(C, torch.from_numpy(b)[..., None].to(dtype), rtol=rtol, M=preconditioner)
     x = solution.x[..., 0].double().numpy()
     statuses = np.array(solution.statuses)
     converged = statuses == Status.CONVERGED
@@ -54,6 +59,8 @@ def check(kind, name, n, count, seed, scale=(1, 1), rtol=1e-8, dtype=torch.float
     if kind == "skew" and n % 2:  # singular
         kind = "singular, inconsistent"
     allowed = PLAUSIBLE.get(kind, {}).get(name, set()) | (LATE if rtol < 1e-12 else set())
+    if M is ls.preconditioners.Jacobi and kind == "indefinite" and name in SYMMETRIC_METHODS:
+        allowed = allowed | {Status.INDEFINITE}  # M is
     assert names <= allowed, f"{name}, {kind}, n = {n}: {names - allowed}"
 
 
@@ -67,7 +74,36 @@ CASES = [(kind, name) for kind in KINDS for name in methods(kind)]
 @pytest.mark.parametrize(("kind", "name"), CASES)
 def test_random_systems(kind, name):
     for n in (1, 2, 3, 6):
-        check(kind, name, n, 15, seed=n)
+        check(kind, name, n, 50, seed=n)  # of ten kinds: 2,000 systems
+
+
+@pytest.mark.parametrize(("kind", "name"), [(k, m) for k, m in CASES if k in DIAGONAL])
+def test_random_systems_preconditioned(kind, name):
+    for n in (1, 2, 3, 6):
+        check(kind, name, n, 50, seed=n, M=ls.preconditioners.Jacobi)
+        check(kind, name, n, 50, seed=n, M=lambda A: ls.ops.diag(A.diagonal()[0].abs()))
+
+
+def test_the_status_of_stationary_sweeps():
+    """They do not look at the residual while they run: nothing is called converged, and what diverged is."""
+    said = []
+    for kind in ("positive definite", "indefinite", "nonsymmetric", "diagonal"):
+        for n in (1, 2, 3, 6):
+            A, b = systems(kind, n, 50, seed=n)
+            for a, c in zip(A, b, strict=True):
+                solution = S.jacobi(as_csr(a), torch.from_numpy(c), weight=0.9, iterations=200)
+                x, first = solution.x.numpy(), np.linalg.norm(c)
+                last = np.linalg.norm(c - a @ x)
+                if not np.isfinite(last):
+                    expected = {Status.NON_FINITE}
+                elif abs(last - 10 * first) <= 1e-6 * first:
+                    expected = {Status.DIVERGED, Status.MAX_ITERATIONS}
+                else:
+                    expected = {Status.DIVERGED if last > 10 * first else Status.MAX_ITERATIONS}
+                assert solution.status in expected
+                assert not solution.converged
+                said.append(solution.status)
+    assert set(said) == {Status.DIVERGED, Status.MAX_ITERATIONS} | ({Status.NON_FINITE} & set(said))
 
 
 @pytest.mark.parametrize("scale", SCALES[1:], ids=str)

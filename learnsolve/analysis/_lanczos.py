@@ -1,0 +1,112 @@
+"""Lanczos for M A, in the inner product of M^-1, without M^-1.
+
+Source: Parlett, "The Symmetric Eigenvalue Problem" (1998), chapters 13 and 15; Saad, "Iterative Methods for
+Sparse Linear Systems" (2003), section 9.2.1 for the inner product.
+
+A M is symmetric in <u, v>_M = u^T M v and has the eigenvalues of M A. With Y = M V, V^T M V = I:
+
+    A Y_k = V_k T_k + beta_k v_(k+1) e_k^T,  T_k s = theta s  =>  an eigenvalue is in theta +- beta_k |s_k|
+
+and M A u ~ theta u for u = Y_k s, A u ~ theta z for z = V_k s.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from learnsolve._plain import plain_tensors
+from learnsolve.analysis._operands import Map
+
+
+class Ends(NamedTuple):
+    """The smallest and the largest Ritz value, and their vectors as columns (n, 2)."""
+
+    theta: Tensor  # (2,)
+    error: Tensor  # (2,), bounds of the distance to an eigenvalue
+    u: Tensor
+    z: Tensor
+    steps: int
+    converged: bool
+
+
+def lanczos(name: str, A: Map, M: Map | None, start: Tensor, most: int, rtol: float) -> Ends | None:
+    """Up to `most` steps, until both ends are known to `rtol`, relative to each. None if A or M gives what is
+    not finite."""
+    n, eps = start.shape[0], torch.finfo(start.dtype).eps
+    V = start.new_empty(most + 1, n)
+    Y = V if M is None else torch.empty_like(V)
+    alpha, beta = [], []  # of the tridiagonal matrix
+    size = length = 0.0  # size: of its largest entry
+    w = start
+    for k in range(most + 1):
+        y = w if M is None else M(w)
+        with plain_tensors():  # A and M may be at work in a transformation of torch.func, this is not
+            length = _length(name, w, y)
+            if not length < torch.inf:
+                return None
+            if k:
+                beta.append(length)
+            # Nothing is left of the space: what the Ritz values are, the eigenvalues are.
+            exhausted = k == n or (k > 0 and length <= 10 * eps * size)
+            if exhausted or k == most or k == 5 or (k > 0 and k % 10 == 0):
+                rest = 0.0 if exhausted else length
+                ends = _ends(V[:k], Y[:k], alpha, beta, rest, eps * size * k, rtol)
+                if exhausted or ends.converged or k == most:
+                    return ends._replace(converged=ends.converged or exhausted)
+            V[k] = w[:, 0] / length
+            if M is not None:
+                Y[k] = y[:, 0] / length
+            y = Y[k].unsqueeze(-1)
+        w = A(y)
+        with plain_tensors():
+            # Against all, twice: the vectors stay orthogonal to rounding, so no eigenvalue is found again.
+            first = Y[: k + 1] @ w
+            w = w - V[: k + 1].T @ first
+            again = Y[: k + 1] @ w
+            w = w - V[: k + 1].T @ again
+            h = (first + again)[:, 0].tolist()
+        size = max(size, *map(abs, h))
+        _symmetric(name, h, beta, size, eps)
+        alpha.append(h[k])
+    raise AssertionError("the last step returns")
+
+
+def _length(name: str, w: Tensor, y: Tensor) -> float:
+    square = float((w * y).sum())
+    if square < 0 and -square > 1e-8 * float(w.norm() * y.norm()):
+        raise ValueError(
+            f"{name}: M must be positive definite, got <r, M r> = {square:.3g}; use spectral_radius for "
+            "others"
+        )
+    return max(square, 0.0) ** 0.5 if square == square else torch.inf
+
+
+def _symmetric(name: str, h: list[float], beta: list[float], size: float, eps: float) -> None:
+    """<A v_k, v_i> is <v_k, A v_i>: zero for i < k - 1, beta for i = k - 1."""
+    k = len(h) - 1
+    off = max([abs(t) for t in h[: max(k - 1, 0)]] + ([abs(h[k - 1] - beta[k - 1])] if k else [0.0]))
+    if off > eps**0.5 * size:
+        raise ValueError(
+            f"{name}: A and M must be symmetric, got <u, A v> and <v, A u> that differ by {off / size:.2g} "
+            "of the largest; use spectral_radius for others"
+        )
+
+
+def _ends(
+    V: Tensor, Y: Tensor, alpha: list[float], beta: list[float], length: float, rounding: float, rtol: float
+) -> Ends:
+    k = len(alpha)
+    T = torch.diag(torch.tensor(alpha, dtype=torch.float64))
+    if k > 1:
+        off = torch.tensor(beta[: k - 1], dtype=torch.float64)
+        T = T + torch.diag(off, 1) + torch.diag(off, -1)
+    theta, S = torch.linalg.eigh(T)
+    theta, S = theta[[0, -1]], S[:, [0, -1]]
+    error = length * S[-1].abs() + rounding
+    known = error <= torch.clamp(rtol * theta.abs(), min=2 * rounding)
+    S = S.to(V.dtype).to(V.device)
+    to = {"dtype": V.dtype, "device": V.device}
+    return Ends(theta.to(**to), error.to(**to), Y.T @ S, V.T @ S, k, bool(known.all()))

@@ -1,0 +1,106 @@
+"""Linear maps of any kind as functions of blocks of columns, and without what learns in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.sparse.linalg
+import torch
+from torch import Tensor
+
+from learnsolve import _check
+from learnsolve._plain import plain_tensors
+
+Map = Callable[[Tensor], Tensor]
+
+
+class Space(NamedTuple):
+    """What vectors are: their length, dtype and device."""
+
+    n: int
+    dtype: torch.dtype
+    device: torch.device
+
+    def start(self) -> Tensor:
+        """A column that every call gets the same: random, so that no eigenvector is orthogonal to it."""
+        g = torch.Generator().manual_seed(0)
+        with plain_tensors():
+            return torch.randn(self.n, 1, dtype=torch.float64, generator=g).to(self.dtype).to(self.device)
+
+    def numbers(self, *values: float) -> Tensor:
+        return torch.tensor(values, dtype=self.dtype, device=self.device)
+
+
+def space_of(function: str, name: str, A: Any, n: int | None, dtype: torch.dtype | None) -> Space:
+    """The space that A, square, maps into itself."""
+    shape = getattr(A, "shape", None)
+    if shape is None:
+        if n is None:
+            raise ValueError(f"{function}: a callable {name} does not tell its size; pass n=")
+        n = _check.integer(function, "n", n, 1)
+        dtype = torch.float64 if dtype is None else dtype
+        _check.one_of(function, "dtype", dtype, _check.SUPPORTED)
+        return Space(n, dtype, torch.device("cpu"))
+    if len(shape) != 2 or shape[0] != shape[1]:
+        raise ValueError(f"{function}: {name} must be square, got shape {tuple(shape)}")
+    if shape[0] == 0:
+        raise ValueError(f"{function}: {name} has no rows, so there are no eigenvalues; leave the call out")
+    for key, given, known in (("n", n, shape[0]), ("dtype", dtype, _dtype(A))):
+        if given is not None and given != known:
+            raise ValueError(
+                f"{function}: {key} belongs to a callable {name}; that of this {type(A).__name__} is "
+                f"{known}, got {given}"
+            )
+    if getattr(A, "batch_shape", ()):
+        raise ValueError(
+            f"{function}: needs one matrix, got a batch of shape {tuple(A.batch_shape)}; take one with "
+            "A.with_values(A.values[i])"
+        )
+    return Space(int(shape[0]), _dtype(A), getattr(A, "device", torch.device("cpu")))
+
+
+def _dtype(A: Any) -> torch.dtype:
+    if isinstance(A, scipy.sparse.linalg.LinearOperator):
+        return torch.float32 if np.dtype(A.dtype) == np.float32 else torch.float64
+    return A.dtype if isinstance(getattr(A, "dtype", None), torch.dtype) else torch.float64
+
+
+def linear(function: str, name: str, M: Any) -> None:
+    if not getattr(M, "linear", True):
+        raise ValueError(
+            f"{function}: {type(M).__name__} is not linear, so {name} has no eigenvalues; measure it with "
+            "learnsolve.evaluate"
+        )
+
+
+def constant(function: str, f: Map) -> Map:
+    """f without its derivatives: the result belongs to no graph and no transformation."""
+
+    def apply(X: Tensor) -> Tensor:
+        with torch.no_grad():
+            return plain(function, f(X))
+
+    return apply
+
+
+def plain(function: str, t: Tensor) -> Tensor:
+    """The numbers in t."""
+    functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
+    while functorch.is_functorch_wrapped_tensor(t):
+        if functorch.is_batchedtensor(t):
+            raise NotImplementedError(
+                f"{function}: vmap cannot go through it, since the number of steps depends on the data; call "
+                "it for one matrix after the other"
+            )
+        t = functorch.get_unwrapped(t)
+    with plain_tensors():
+        return t.detach()
+
+
+def as_array(function: str, t: Tensor) -> np.ndarray:
+    """The numbers in t on the host."""
+    t = plain(function, t)
+    with plain_tensors():
+        return t.cpu().numpy()

@@ -1,0 +1,82 @@
+"""The condition number of A, or of M A."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from learnsolve.analysis._estimate import Estimate, warn
+from learnsolve.analysis.extreme_eigenvalues import _extreme
+
+
+def condition_number(
+    A: Any,
+    M: Any = None,
+    *,
+    steps: int = 200,
+    rtol: float | None = None,
+    n: int | None = None,
+    dtype: torch.dtype | None = None,
+) -> Estimate:
+    r"""The condition number of M A, :math:`\kappa = \lambda_{\max} / \lambda_{\min}`, A and M symmetric
+    positive definite.
+
+    Conjugate gradients with M reduce the error by :math:`(\sqrt\kappa - 1) / (\sqrt\kappa + 1)` an iteration,
+    or better.
+
+    Parameters
+    ----------
+    A, M, steps, rtol, n, dtype : as for `extreme_eigenvalues`
+
+    Returns
+    -------
+    Estimate, whose `error` is what those of the eigenvalues can make of the quotient:
+        :math:`(\lambda_{\max} + e_2) / (\lambda_{\min} - e_1) - \kappa`. For a matrix that is singular up to
+        rounding the value is infinite.
+
+    Raises
+    ------
+    ValueError
+        if an eigenvalue is negative, or as `extreme_eigenvalues` does.
+
+    Warns
+    -----
+    RuntimeWarning
+        as `extreme_eigenvalues` does, or if the matrix is singular up to the error.
+
+    Notes
+    -----
+    Gradient and cost: those of `extreme_eigenvalues`. As a loss, its logarithm is better scaled.
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A = ls.problems.anisotropic((10, 10), 0.1, 0.3)
+    >>> weight = torch.ones(100, dtype=torch.float64, requires_grad=True)
+    >>> kappa = ls.analysis.condition_number(A, lambda r: weight.unsqueeze(-1) * r)
+    >>> kappa.value.detach(), kappa.converged
+    (tensor(50.5109, dtype=torch.float64), True)
+    >>> kappa.value.log().backward()  # descend to learn a diagonal preconditioner
+    >>> weight.grad.shape
+    torch.Size([100])
+    """
+    name = "condition_number"
+    found = _extreme(name, A, M, steps, rtol, n, dtype)
+    low, high = found.smallest.detach(), found.largest.detach()
+    if low < -found.errors[0]:
+        raise ValueError(
+            f"{name}: A must be positive definite, got an eigenvalue {float(low):.4g} "
+            f"+- {float(found.errors[0]):.2g}; see extreme_eigenvalues"
+        )
+    value = found.largest / found.smallest
+    if low <= found.errors[0]:
+        warn(
+            name,
+            f"the smallest eigenvalue, {float(low):.3g} +- {float(found.errors[0]):.2g}, may be zero: A is "
+            "singular, or more steps are needed",
+        )
+        infinite = torch.full_like(low, torch.inf)
+        return Estimate(value if low > 0 and not found.converged else infinite, infinite, False)
+    error = (high + found.errors[1]) / (low - found.errors[0]) - high / low
+    return Estimate(value, error, found.converged)

@@ -1,0 +1,88 @@
+"""What a stationary method does to the error.
+
+Source: Saad, "Iterative Methods for Sparse Linear Systems" (2003), section 4.2.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from learnsolve import _check
+from learnsolve.analysis._operands import linear, space_of
+from learnsolve.solvers._operator import as_operator, as_preconditioner
+
+
+class ErrorPropagator:
+    r"""The map of errors of :math:`x \leftarrow x + w \circ M (b - A x)`,
+
+    .. math:: E = (I - W_N M A) \cdots (I - W_1 M A), \quad W_k = \mathrm{diag}(w_k).
+
+    Parameters
+    ----------
+    A : CSR, shape (n, n); or a scipy.sparse.linalg.LinearOperator; or a callable on blocks of columns (n, k)
+    M : a preconditioner, as solvers take it; Jacobi(A) for Jacobi's method; the identity if not given
+    weight : number or Tensor of shape (), (n,), or for N sweeps (N, 1) or (N, n)
+    n, dtype : size and dtype (float64 if not given) of a callable A, which does not tell them
+
+    Raises
+    ------
+    ValueError
+        if shapes do not fit, or M is not linear.
+    TypeError
+        if types, dtypes or devices do not fit.
+
+    Notes
+    -----
+    Calling it with a block of columns (n, k) costs N products with A and with M, and is differentiable in A,
+    M and weight as these are.
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A = ls.problems.poisson((3,))
+    >>> E = ls.analysis.ErrorPropagator(A, ls.preconditioners.Jacobi(A), 2 / 3)
+    >>> E(torch.eye(3, dtype=torch.float64))
+    tensor([[0.3333, 0.3333, 0.0000],
+            [0.3333, 0.3333, 0.3333],
+            [0.0000, 0.3333, 0.3333]], dtype=torch.float64)
+    """
+
+    def __init__(
+        self,
+        A: Any,
+        M: Any = None,
+        weight: float | Tensor = 1.0,
+        *,
+        n: int | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        name = "ErrorPropagator"
+        space = space_of(name, "A", A, n, dtype)
+        self.shape, self.dtype, self.device = (space.n, space.n), space.dtype, space.device
+        start = space.start()
+        linear(name, "the error propagator", M)
+        self.A = as_operator(name, A, start, None, ())
+        self.M = as_preconditioner(name, "M", M, start)
+        if not isinstance(weight, Tensor):
+            weight = torch.as_tensor(float(weight), dtype=space.dtype, device=space.device)
+        _check.same_kind(name, "weight", weight, start)
+        if weight.dim() > 2 or (weight.dim() > 0 and weight.shape[-1] not in (1, space.n)):
+            raise ValueError(
+                f"{name}: weight must have shape (), ({space.n},), (N, 1) or (N, {space.n}), got "
+                f"{tuple(weight.shape)}"
+            )
+        self.weight = weight
+
+    def __call__(self, X: Tensor) -> Tensor:
+        weight = self.weight
+        for w in weight if weight.dim() == 2 else (weight,):
+            Z = self.A(X)
+            Z = Z if self.M is None else self.M(Z)
+            X = X - (w if w.dim() == 0 else w.unsqueeze(-1)) * Z
+        return X
+
+    def __repr__(self) -> str:
+        return f"ErrorPropagator(shape={self.shape}, weight={tuple(self.weight.shape)})"

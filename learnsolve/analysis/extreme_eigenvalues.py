@@ -1,0 +1,154 @@
+"""The smallest and the largest eigenvalue of A, or of M A, by Lanczos.
+
+Source: Parlett, "The Symmetric Eigenvalue Problem" (1998), chapter 13.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from learnsolve import _check
+from learnsolve.analysis._estimate import warn, with_derivative
+from learnsolve.analysis._lanczos import lanczos
+from learnsolve.analysis._operands import constant, linear, space_of
+from learnsolve.ops._autograd import tracked
+from learnsolve.solvers._operator import as_operator, as_preconditioner
+from learnsolve.solvers._options import check_symmetric, number
+
+
+class ExtremeEigenvalues(NamedTuple):
+    """What `extreme_eigenvalues` returns.
+
+    Attributes
+    ----------
+    smallest, largest : Tensor, shape (), differentiable
+    errors : Tensor, shape (2,), constants: an eigenvalue lies within this distance of smallest, of largest
+    steps : int, of Lanczos
+    converged : bool, both errors are within rtol of the eigenvalue (or at the level of rounding)
+    """
+
+    smallest: Tensor
+    largest: Tensor
+    errors: Tensor
+    steps: int
+    converged: bool
+
+
+def extreme_eigenvalues(
+    A: Any,
+    M: Any = None,
+    *,
+    steps: int = 200,
+    rtol: float | None = None,
+    n: int | None = None,
+    dtype: torch.dtype | None = None,
+) -> ExtremeEigenvalues:
+    r"""The extreme eigenvalues of a symmetric A, or of M A with a symmetric positive definite M.
+
+    Parameters
+    ----------
+    A : CSR, shape (n, n); or a scipy.sparse.linalg.LinearOperator; or a callable on blocks of columns (n, k)
+    M : a preconditioner: Preconditioner, CSR, LinearOperator, or callable on blocks of columns
+    steps : int, the most steps of Lanczos
+    rtol : stop when both errors are at most rtol times the eigenvalue; 1e-6 if not given, 1e-3 in float32
+    n, dtype : size and dtype (float64 if not given) of a callable A, which does not tell them
+
+    Returns
+    -------
+    ExtremeEigenvalues
+
+    Raises
+    ------
+    ValueError
+        if shapes do not fit, A or M is not symmetric, or M not positive definite.
+    TypeError
+        if types, dtypes or devices do not fit.
+
+    Warns
+    -----
+    RuntimeWarning
+        if `steps` did not suffice, or A or M gives what is not finite (then the values are NaN).
+
+    Notes
+    -----
+    Lanczos in the inner product of :math:`M^{-1}`, which needs no :math:`M^{-1}`, with full
+    reorthogonalisation, from a vector that is the same in every call. The errors are norms of residuals,
+    :math:`|\lambda - \theta| \le \|M A u - \theta u\|_{M^{-1}}`, :math:`\|u\|_{M^{-1}} = 1`, and rounding:
+    certain for *an* eigenvalue. That it is the extreme one is as probable as the start vector has a share of
+    its eigenvector, which a random one has.
+
+    Gradient: first order, reverse and forward mode, in A and M, with the Ritz vectors as constants:
+
+    .. math:: d\lambda = u^T dA\, u + \lambda\, z^T dM z, \quad M A u = \lambda u, \quad z = M^{-1} u,
+              \quad u^T z = 1.
+
+    It is as exact as the eigenvector: error over the gap to the next eigenvalue. A multiple eigenvalue has no
+    derivative; this is one of its subgradients. Second derivatives raise.
+
+    Cost: k steps take k products with A and with M, :math:`4 k^2 n` flops of orthogonalisation and k (with M
+    2 k) vectors of memory; k is about :math:`\sqrt{\kappa}` times a logarithm. Backward: that of one product
+    with A and one with M, two columns.
+
+    Examples
+    --------
+    >>> import learnsolve as ls
+    >>> A = ls.problems.poisson((15, 15))
+    >>> found = ls.analysis.extreme_eigenvalues(A)
+    >>> found.smallest, found.largest, found.converged
+    (tensor(0.0769, dtype=torch.float64), tensor(7.9231, dtype=torch.float64), True)
+    >>> exact = ls.problems.FACTS["poisson"].eigenvalues((15, 15))
+    >>> bool(abs(found.smallest - exact[0]) <= found.errors[0])
+    True
+    """
+    name = "extreme_eigenvalues"
+    return _extreme(name, A, M, steps, rtol, n, dtype)
+
+
+def _extreme(
+    name: str,
+    A: Any,
+    M: Any,
+    steps: int,
+    rtol: float | None,
+    n: int | None,
+    dtype: torch.dtype | None,
+) -> ExtremeEigenvalues:
+    space = space_of(name, "A", A, n, dtype)
+    steps = _check.integer(name, "steps", steps, 1)
+    if rtol is None:
+        rtol = 1e-6 if space.dtype == torch.float64 else 1e-3
+    number(name, "rtol", rtol)
+    start = space.start()
+    operator = as_operator(name, A, start, None, (), symmetric=True)
+    linear(name, "M A", M)
+    check_symmetric(name, M)
+    precondition = as_preconditioner(name, "M", M, start)
+    ends = lanczos(
+        name,
+        constant(name, operator),
+        None if precondition is None else constant(name, precondition),
+        start,
+        min(steps, space.n),
+        rtol,
+    )
+    if ends is None:
+        warn(name, "A or M gives infinities or NaNs, so do the eigenvalues; check what they are made of")
+        nan = space.numbers(torch.nan, torch.nan)
+        return ExtremeEigenvalues(nan[0], nan[1], space.numbers(torch.inf, torch.inf), 0, False)
+    if not ends.converged:
+        low, high = ends.theta.tolist()
+        warn(
+            name,
+            f"after {ends.steps} steps, {low:.4g} and {high:.4g} may be off by {ends.error[0]:.2g} and "
+            f"{ends.error[1]:.2g}, more than rtol = {rtol:.2g} allows; allow more steps or a larger rtol",
+        )
+    values = ends.theta
+    form = (ends.u * operator(ends.u)).sum(0)
+    if precondition is not None:
+        form = form + ends.theta * (ends.z * precondition(ends.z)).sum(0)
+    if tracked(form):
+        values = with_derivative(name, values, form)
+    return ExtremeEigenvalues(values[0], values[1], ends.error, ends.steps, ends.converged)

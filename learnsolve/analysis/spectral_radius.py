@@ -1,0 +1,164 @@
+"""The spectral radius of an error propagator, as a loss.
+
+Source: Saad, "Numerical Methods for Large Eigenvalue Problems" (2011), sections 3.2 and 7.5; Lehoucq,
+Sorensen, Yang, "ARPACK Users' Guide" (1998).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from learnsolve import _check
+from learnsolve.analysis._dominant import Search, arnoldi, dense
+from learnsolve.analysis._estimate import Estimate, warn, with_derivative
+from learnsolve.analysis._operands import Map, Space, as_array, constant, space_of
+from learnsolve.ops._autograd import tracked
+from learnsolve.solvers._operator import as_operator
+from learnsolve.solvers._options import number
+
+METHODS = ("auto", "dense", "arnoldi")
+DENSE = 256  # up to this n all eigenvalues of the dense matrix take a tenth of a second
+
+
+def spectral_radius(
+    E: Any,
+    n: int | None = None,
+    *,
+    method: str = "auto",
+    rtol: float | None = None,
+    maxiter: int | None = None,
+    dtype: torch.dtype | None = None,
+) -> Estimate:
+    r"""The largest modulus of an eigenvalue, :math:`\rho(E) = \max_i |\lambda_i(E)|`, E of any kind.
+
+    That of an error propagator is the factor by which a stationary method reduces the error in the end.
+
+    Parameters
+    ----------
+    E : an `ErrorPropagator`; or a CSR, or scipy.sparse.linalg.LinearOperator; or a linear, differentiable
+        callable on blocks of columns (n, k)
+    n : int, the size of a callable E, which does not tell it
+    method : "dense", all eigenvalues of E as a dense matrix; "arnoldi", implicitly restarted Arnoldi (ARPACK)
+        on products with E; "auto", the first up to n = 256
+    rtol : of Arnoldi, relative to the radius; 1e-6 if not given, 1e-3 in float32
+    maxiter : int, restarts of Arnoldi, ARPACK's 10 n if not given
+    dtype : that of a callable E, float64 if not given
+
+    Returns
+    -------
+    Estimate. The error is the norm of the residual, :math:`\|E v - \lambda v\|` with :math:`\|v\| = 1`:
+        lambda is an eigenvalue of a matrix that differs from E by so much, and for a symmetric E this bounds
+        the distance to an eigenvalue.
+
+    Raises
+    ------
+    ValueError
+        if E is not square, not linear (E(0) is not zero), or `n` is missing.
+
+    Warns
+    -----
+    RuntimeWarning
+        if Arnoldi did not converge, E gives what is not finite (the value is NaN), or the eigenvalue is so
+        ill-conditioned that its derivative means nothing.
+
+    Notes
+    -----
+    Gradient, with the right and the left eigenvector, :math:`E v = \lambda v`, :math:`u^T E = \lambda u^T`
+    (complex pairs included):
+
+    .. math:: d\rho = \mathrm{Re}\left( \frac{\bar\lambda}{|\lambda|}\, \frac{u^T dE\, v}{u^T v} \right).
+
+    First order, reverse and forward mode; second derivatives raise. u is an eigenvector of :math:`E^T`, and
+    is sought only where something learns. "dense" costs n products and O(n^3); "arnoldi" some 40 to several
+    hundred products, and as many with :math:`E^T`, which is found by differentiating E(x) in x. Where
+    eigenvalues of one modulus meet, as at the best weight of Jacobi's method, the radius has a kink and this
+    is the gradient of one side. A radius of zero has the gradient zero.
+
+    Deterministic: the start vector is the same in every call. Arnoldi runs on the host.
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A = ls.problems.poisson((15,))
+    >>> weight = torch.tensor(2 / 3, dtype=torch.float64, requires_grad=True)
+    >>> E = ls.analysis.ErrorPropagator(A, ls.preconditioners.Jacobi(A), weight)
+    >>> rho = ls.analysis.spectral_radius(E).value  # 1 - (1 - cos(pi / 16)) w
+    >>> rho.backward()
+    >>> round(float(rho.detach()), 6), round(float(weight.grad), 6)
+    (0.98719, -0.019215)
+    """
+    name = "spectral_radius"
+    space = space_of(name, "E", E, n, dtype)
+    _check.one_of(name, "method", method, METHODS)
+    if rtol is None:
+        rtol = 1e-6 if space.dtype == torch.float64 else 1e-3
+    number(name, "rtol", rtol)
+    if maxiter is not None:
+        maxiter = _check.integer(name, "maxiter", maxiter, 1)
+    apply = as_operator(name, E, space.start(), None, ())
+    _check_linear(name, constant(name, apply)(torch.zeros_like(space.start())))
+    # Arnoldi for four eigenvalues needs n > 5.
+    if method == "dense" or space.n < 8 or (method == "auto" and space.n <= DENSE):
+        eye = torch.eye(space.n, dtype=space.dtype, device=space.device)
+        search = dense(as_array(name, constant(name, apply)(eye)))
+    else:
+        search = arnoldi(name, apply, space, rtol, maxiter)
+    return _estimate(name, apply, space, search, rtol)
+
+
+def _check_linear(name: str, at_zero: Tensor) -> None:
+    if not (at_zero == 0).all() and torch.isfinite(at_zero).all():
+        raise ValueError(
+            f"{name}: E must be linear, got E(0) of norm {float(at_zero.norm()):.3g}; give what the "
+            "iteration does to errors: with b = 0"
+        )
+
+
+def _estimate(name: str, apply: Map, space: Space, search: Search, rtol: float) -> Estimate:
+    right = search(False, None)
+    if right is None:
+        warn(name, "E gives infinities or NaNs, so does its radius; check what it is made of")
+        nan, inf = space.numbers(torch.nan, torch.inf)
+        return Estimate(nan, inf, False)
+    radius, vector = abs(right.value), right.vector
+    EV = apply(_real(vector, space))
+    known = as_array(name, EV).astype(np.float64)
+    residual = float(np.linalg.norm(known[:, 0] + 1j * known[:, 1] - right.value * vector))
+    value, error = space.numbers(radius, residual)
+    # Rounding is no failure to converge.
+    allowed = max(10 * rtol * radius, 1e3 * torch.finfo(space.dtype).eps * float(np.linalg.norm(known)))
+    converged = right.converged and residual <= allowed
+    if not converged:
+        warn(
+            name,
+            f"Arnoldi did not converge: {radius:.6g} with a residual of {residual:.2g}; allow more restarts "
+            '(maxiter), a larger rtol, or take method="dense"',
+        )
+    if not tracked(EV):
+        return Estimate(value, error, converged)
+    if radius == 0:
+        return Estimate(with_derivative(name, value, 0 * EV.sum()), error, converged)
+    left = search(True, right.value)
+    if left is None or not left.converged or abs(left.value - right.value) > 1e-3 * radius:
+        warn(name, "the left eigenvector was not found: the derivative is wrong; see maxiter and method")
+    if left is None:
+        return Estimate(with_derivative(name, value, torch.nan * EV.sum()), error, converged)
+    scale = left.vector @ vector  # u^T v, without conjugation
+    if abs(scale) < torch.finfo(space.dtype).eps ** 0.5:
+        warn(
+            name,
+            f"the left and the right eigenvector are nearly orthogonal ({abs(scale):.1g}): a multiple or "
+            "defective eigenvalue, whose derivative means nothing",
+        )
+    C = _real(np.conj(np.conj(right.value) / radius * left.vector / (scale or 1)), space)
+    return Estimate(with_derivative(name, value, (C * EV).sum()), error, converged)
+
+
+def _real(vector: np.ndarray, space: Space) -> Tensor:
+    """Real and imaginary part as two columns."""
+    parts = torch.from_numpy(np.stack((np.real(vector), np.imag(vector)), 1))
+    return parts.to(space.dtype).to(space.device)

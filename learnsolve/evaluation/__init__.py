@@ -1,0 +1,6 @@
+"""Preconditioners side by side: iterations, seconds, failures."""
+
+from learnsolve.evaluation._result import Evaluation, Row, Spread
+from learnsolve.evaluation.evaluate import evaluate
+
+__all__ = ["Evaluation", "Row", "Spread", "evaluate"]

@@ -1,0 +1,61 @@
+"""Residuals over iterations."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from learnsolve.evaluation._result import Evaluation
+
+# Okabe and Ito, "Color Universal Design" (2008), without the yellow that a white page hides.
+COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+STYLES = ("-", "--", ":")
+
+
+def figure(evaluation: Evaluation) -> Any:
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            "Evaluation.plot needs matplotlib: pip install 'learnsolve[train]'", name="matplotlib"
+        ) from error
+    made = Figure(figsize=(7.5, 4.5), dpi=120, layout="constrained")
+    FigureCanvasAgg(made)
+    axes = made.add_subplot()
+    systems = 0
+    for i, (name, histories) in enumerate(evaluation.histories.items()):
+        if not histories:
+            continue
+        colour, style = COLOURS[i % len(COLOURS)], STYLES[i // len(COLOURS) % len(STYLES)]
+        table, systems = _padded(histories), max(systems, len(histories))
+        # What lies under another line is seen beside it.
+        width = 1.4 + 1.6 * (1 - (i + 1) / len(evaluation.histories))
+        steps = range(table.shape[1])
+        axes.semilogy(steps, table.median(0).values, style, color=colour, label=name, linewidth=width)
+        if len(histories) > 1:
+            low, high = table.amin(0), table.amax(0)
+            axes.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
+    for rtol in sorted({row.rtol for row in evaluation.rows}):
+        axes.axhline(rtol, color="#999999", linewidth=0.6, zorder=0)
+    what = f", median and range of {systems} systems" if systems > 1 else ""
+    axes.set_title(f"{evaluation.solver}{what}")
+    axes.set_xlabel("iterations")
+    axes.set_ylabel("relative residual norm, ||b - A x|| / ||b||")
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    if systems:
+        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    return made
+
+
+def _padded(histories: list[Tensor]) -> Tensor:
+    """(systems, iterations + 1); a system that has stopped stays where it is. A residual of zero, which a
+    logarithm cannot show, is the smallest positive one."""
+    longest = max(len(h) for h in histories)
+    table = torch.stack([torch.cat((h, h[-1:].expand(longest - len(h)))) for h in histories])
+    positive = table[(table > 0) & torch.isfinite(table)]
+    return torch.where(table == 0, positive.min(), table) if positive.numel() else table

@@ -1,0 +1,155 @@
+"""What `evaluate` returns: rows of numbers, a table, files, a figure."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Spread(NamedTuple):
+    """Over systems; `std` divides by their number. All NaN where there is none."""
+
+    mean: float
+    std: float
+    min: float
+    max: float
+
+    @classmethod
+    def of(cls, numbers: list) -> Spread:
+        if not numbers:
+            return cls(math.nan, math.nan, math.nan, math.nan)
+        t = torch.tensor(numbers, dtype=torch.float64)
+        return cls(float(t.mean()), float(t.std(correction=0)), float(t.min()), float(t.max()))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One preconditioner at one tolerance.
+
+    Attributes
+    ----------
+    preconditioner, rtol : which
+    systems, converged : how many there are, how many reached the tolerance
+    iterations : of those that did
+    seconds : of a solve to this tolerance, of those that did, set-up apart; median over repeats
+    setup : seconds to make the preconditioner of a matrix whose pattern was met before; NaN for one that was
+        given made
+    first_setup : seconds to make it of a pattern that nothing is known about
+    failures : how many of the others ended with which Status, by its name
+    message : why the solver refused, or the factory failed, where errors are rows
+    """
+
+    preconditioner: str
+    rtol: float
+    systems: int
+    converged: int
+    iterations: Spread
+    seconds: Spread
+    setup: Spread
+    first_setup: Spread
+    failures: dict[str, int] = field(default_factory=dict)
+    message: str = ""
+
+
+SPREADS = ("iterations", "seconds", "setup", "first_setup")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The result of `evaluate`; `str()` is a table.
+
+    Attributes
+    ----------
+    rows : list of Row, one a preconditioner and tolerance
+    histories : by preconditioner, a Tensor (iterations + 1,) a system: ||b - A x_i|| / ||b|| of the run to
+        the tightest tolerance
+    solver : its name
+    """
+
+    rows: list[Row]
+    histories: dict[str, list[Tensor]]
+    solver: str
+
+    def __str__(self) -> str:
+        head = ["preconditioner", "rtol", "converged", "iterations", "seconds", "set-up", "first", "failures"]
+        lines = [head, *(_cells(row) for row in self.rows)]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+
+        def text(line: list[str]) -> str:
+            middle = [c.rjust(w) for c, w in zip(line[1:-1], widths[1:-1], strict=True)]
+            return "  ".join([line[0].ljust(widths[0]), *middle, line[-1]]).rstrip()
+
+        rule = "  ".join("-" * width for width in widths)
+        return "\n".join([text(head), rule, *map(text, lines[1:])])
+
+    def to_csv(self, path: str | Path) -> None:
+        """One line a row; a Spread is four columns, what there is none of is empty."""
+        flat = [_flat(row) for row in self.rows]
+        with Path(path).open("w", newline="") as file:
+            writer = csv.DictWriter(file, fieldnames=list(flat[0]) if flat else ["preconditioner"])
+            writer.writeheader()
+            writer.writerows(flat)
+
+    def to_json(self, path: str | Path) -> None:
+        """The rows and the histories; what is not finite is null."""
+        rows = [asdict(row) | {key: getattr(row, key)._asdict() for key in SPREADS} for row in self.rows]
+        content = {
+            "solver": self.solver,
+            "rows": rows,
+            "histories": {name: [h.tolist() for h in all_] for name, all_ in self.histories.items()},
+        }
+        Path(path).write_text(json.dumps(_plain(content), indent=1) + "\n")
+
+    def plot(self, path: str | Path | None = None) -> Any:
+        """A matplotlib Figure of the histories, one line a preconditioner: the median over systems, in a band
+        from the smallest to the largest. Saved to `path` (.png, .svg, .pdf) if one is given."""
+        from learnsolve.evaluation._figure import figure
+
+        made = figure(self)
+        if path is not None:
+            made.savefig(path)
+        return made
+
+
+def _cells(row: Row) -> list[str]:
+    failures = ", ".join(f"{count} {name}" for name, count in row.failures.items())
+    return [
+        row.preconditioner,
+        f"{row.rtol:.0e}",
+        f"{row.converged}/{row.systems}",
+        _number(row.iterations, "{:.1f}"),
+        *(_number(getattr(row, key), "{:.2e}") for key in SPREADS[1:]),
+        ": ".join(t for t in (failures, row.message) if t),
+    ]
+
+
+def _number(spread: Spread, form: str) -> str:
+    if math.isnan(spread.mean):
+        return "-"
+    return form.format(spread.mean) + (f" +- {form.format(spread.std)}" if spread.std else "")
+
+
+def _flat(row: Row) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in vars(row).items():
+        if isinstance(value, Spread):
+            numbers = value._asdict().items()
+            out |= {f"{key}_{part}": "" if math.isnan(number) else number for part, number in numbers}
+        else:
+            out[key] = " ".join(f"{k}:{v}" for k, v in value.items()) if isinstance(value, dict) else value
+    return out
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(v) for key, v in value.items()}
+    if isinstance(value, list):
+        return [_plain(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
