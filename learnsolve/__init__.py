@@ -1,6 +1,6 @@
 """learnsolve: differentiable sparse iterative solvers for scientific machine learning, in PyTorch."""
 
-from learnsolve import ops, ordering, preconditioners, problems, solvers
+from learnsolve import io, nn, ops, ordering, preconditioners, problems, solvers
 from learnsolve.config import config, show_config
 from learnsolve.csr import CSR
 from learnsolve.pattern import SparsityPattern
@@ -10,6 +10,8 @@ __all__ = [
     "CSR",
     "SparsityPattern",
     "config",
+    "io",
+    "nn",
     "ops",
     "ordering",
     "preconditioners",
