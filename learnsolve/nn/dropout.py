@@ -72,7 +72,8 @@ class SparseDropout(torch.nn.Module):
             raise ValueError(
                 f"SparseDropout: keep must have shape (..., nnz = {X.nnz}), got {tuple(keep.shape)}"
             )
-        return X.with_values(X.values * keep * (1 / (1 - self.p)))
+        # Scaled first: the mask may have batch axes that the values do not have.
+        return X.with_values(X.values * (1 / (1 - self.p)) * keep)
 
     def extra_repr(self) -> str:
         return f"p={self.p}"

@@ -147,13 +147,14 @@ class GCNConv(torch.nn.Module):
 
         Parameters
         ----------
-        A : CSR, shape (n, n): :math:`\hat A`, such as `gcn_normalise` makes; its values may have batch axes
+        A : CSR, shape (m, n): :math:`\hat A`, such as `gcn_normalise` makes, or the rows of it for which the
+            result is wanted; its values may have batch axes
         X : Tensor, shape (..., n, in_features), or CSR, shape (n, in_features), whose values may have batch
             axes
 
         Returns
         -------
-        Tensor, shape (..., n, out_features); batch axes of A, X and the weights broadcast.
+        Tensor, shape (..., m, out_features); batch axes of A, X and the weights broadcast.
 
         Raises
         ------
@@ -180,24 +181,22 @@ class GCNConv(torch.nn.Module):
             raise TypeError(
                 f"GCNConv: X has dtype {X.dtype}, the weights {self.weight.dtype}; convert one with .to()"
             )
-        n, columns = A.shape
-        if n != columns:
-            raise ValueError(f"GCNConv: A must be square, got shape {A.shape}")
+        n = A.shape[1]
         if len(X.shape) < 2 or tuple(X.shape[-2:]) != (n, self.in_features):
             raise ValueError(
-                f"GCNConv: X must have shape (..., n = {n}, in_features = {self.in_features}), got "
-                f"{tuple(X.shape)}"
+                f"GCNConv: X must have shape (..., n = A.shape[1] = {n}, in_features = {self.in_features}), "
+                f"got {tuple(X.shape)}"
             )
 
     def _weights_first(self, A: CSR, X: Tensor) -> bool:
         """Has A (X W) fewer products of entries than (A X) W?"""
         a, x, w = A.batch_shape, X.shape[:-2], self.weight.shape[:-2]
         f_in, f_out = self.in_features, self.out_features
-        dense = X.shape[-2] * f_in * f_out
-        first = torch.broadcast_shapes(x, w).numel() * dense
+        m, n = A.shape
+        first = torch.broadcast_shapes(x, w).numel() * n * f_in * f_out
         first += torch.broadcast_shapes(a, x, w).numel() * A.nnz * f_out
         last = torch.broadcast_shapes(a, x).numel() * A.nnz * f_in
-        last += torch.broadcast_shapes(a, x, w).numel() * dense
+        last += torch.broadcast_shapes(a, x, w).numel() * m * f_in * f_out
         return first <= last
 
     def extra_repr(self) -> str:

@@ -134,6 +134,15 @@ def test_a_batch_of_layers_is_the_layers():
         torch.testing.assert_close(one(A, H[s]), many(A, H)[s], rtol=1e-14, atol=1e-14)
 
 
+def test_some_rows_of_the_result():
+    A, X = gcn_normalise(sparse(N, N)), random(N, IN)
+    conv = GCNConv(IN, OUT, bias=True, dtype=torch.float64)
+    assert torch.equal(conv(A[[1, 4]], X), conv(A, X)[[1, 4]])
+    assert conv(A[[1, 4]], sparse(N, IN)).shape == (2, OUT)
+    # Few rows of A: the product with it comes first, whatever the widths.
+    assert not GCNConv(30, 20)._weights_first(A[[1]], random(N, 30))
+
+
 def test_weights_start_as_glorot_and_bengio_say():
     torch.manual_seed(0)
     conv = GCNConv(300, 100, bias=True, batch_shape=(2,))
@@ -189,8 +198,8 @@ BAD = [
     (lambda: GCNConv(IN, OUT)(A32, X32.double()), TypeError, "X has dtype torch.float64"),
     (lambda: GCNConv(IN, OUT)(A32, sparse(N, IN)), TypeError, "X has dtype torch.float64, the weights"),
     (lambda: GCNConv(IN, OUT)(A32, [1.0]), TypeError, "X must be a torch.Tensor"),
-    (lambda: GCNConv(IN, OUT)(sparse(N, IN, dtype=torch.float32), X32), ValueError, "A must be square"),
-    (lambda: GCNConv(OUT, OUT)(A32, X32), ValueError, r"X must have shape \(..., n = 7, in_features = 3\)"),
+    (lambda: GCNConv(IN, OUT)(sparse(N, IN, dtype=torch.float32), X32), ValueError, r"n = A.shape\[1\] = 5"),
+    (lambda: GCNConv(OUT, OUT)(A32, X32), ValueError, r"n = A.shape\[1\] = 7, in_features = 3\)"),
     (lambda: GCNConv(IN, OUT)(A32, X32[0]), ValueError, r"got \(5,\)"),
     (lambda: gcn_normalise(X32), TypeError, "gcn_normalise: A must be a CSR"),
     (lambda: gcn_normalise(sparse(N, IN)), ValueError, r"A must be square, got shape \(7, 5\)"),
