@@ -99,7 +99,7 @@ def _flat(settings: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _options(Settings: type[RunSettings]) -> list[str]:
-    return ["config", "print_config", "help", *_flat(Settings())]
+    return ["config", "print_config", "help", *_flat(Settings()), *Settings.SYNONYMS]
 
 
 def _first_names(Settings: type[RunSettings], argv: Sequence[str]) -> list[str]:

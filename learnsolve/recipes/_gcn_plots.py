@@ -28,7 +28,7 @@ def _title(recipe: GcnRecipe, what: str) -> str:
     count = recipe.settings.seeds
     words = {"citeseer": "CiteSeer"}.get(recipe.data.graph.name, recipe.data.graph.name)
     variant = ", variant demo" if recipe.variant.demo else ""
-    many = f", mean of {count} initialisations ± 2 standard deviations" if count > 1 else ""
+    many = f"\nmean of {count} initialisations ± 2 standard deviations" if count > 1 else ""
     return f"{what}, {words}{variant}{many}"
 
 
@@ -73,7 +73,7 @@ def accuracy_figure(recipe: GcnRecipe, history: History, outcome: Outcome) -> An
             axes, history, f"{part.name}_accuracy", part.name, f"{part.name} ({100 * mean:.1f} % at the end)"
         )
     axes.margins(x=0.01)
-    axes.set_ylim(0, 1.02)
+    axes.set_ylim(0, 1)
     axes.legend(frameon=False, loc="lower right")
     return figure
 

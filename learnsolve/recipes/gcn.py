@@ -157,7 +157,9 @@ class GcnRecipe(Recipe):
     def _cross_entropy(self, results: Tensor, labels: Tensor) -> Tensor:
         """Means over the nodes of `results` (seeds, nodes, classes)."""
         if self.variant.demo:
-            results = torch.sigmoid(results)
+            # One training at a time: torch rounds the last numbers of an array, which it does not take as a
+            # vector, another way, and where they lie must not depend on how many trainings there are.
+            results = torch.stack([torch.sigmoid(of_one) for of_one in results])
         return cross_entropy(results.movedim(-1, 1), labels.expand(results.shape[:2]), reduction="none").mean(
             1
         )
