@@ -1,5 +1,8 @@
 """learnsolve: differentiable sparse iterative solvers for scientific machine learning, in PyTorch."""
 
+from learnsolve import _library  # noqa: F401  (first: it says what is missing where nothing else can work)
+
+# isort: split
 from learnsolve import io, nn, ops, ordering, preconditioners, problems, solvers
 from learnsolve.config import config, show_config
 from learnsolve.csr import CSR
