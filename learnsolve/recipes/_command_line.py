@@ -23,7 +23,7 @@ FREE = {"steps", "checkpoint_seconds", "out", *TRANSIENT}
 
 def parse(name: str, Settings: type[RunSettings], argv: Sequence[str]) -> RunSettings:
     """Settings from command line and config files; with --resume, from the run's own config file."""
-    argv = _bare_flags(Settings, argv)
+    argv = _bare_flags(Settings, _first_names(Settings, argv))
     settings = _parse(name, Settings, argv)
     if settings.resume is None:
         settings.check()
@@ -99,7 +99,17 @@ def _flat(settings: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _options(Settings: type[RunSettings]) -> list[str]:
-    return ["config", "print_config", "help", *_flat(Settings())]
+    return ["config", "print_config", "help", *_flat(Settings()), *Settings.SYNONYMS]
+
+
+def _first_names(Settings: type[RunSettings], argv: Sequence[str]) -> list[str]:
+    """Options under their first names; see RunSettings.SYNONYMS."""
+    words = []
+    for word in argv:
+        name, equals, value = word.partition("=")
+        first = Settings.SYNONYMS.get(name.removeprefix("--")) if name.startswith("--") else None
+        words.append(f"--{first}{equals}{value}" if first else word)
+    return words
 
 
 def _bare_flags(Settings: type[RunSettings], argv: Sequence[str]) -> list[str]:

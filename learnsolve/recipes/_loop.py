@@ -81,7 +81,7 @@ def train(run: Run) -> None:
     Interrupted
         after a checkpoint, on SIGINT or SIGTERM.
     """
-    metrics = Metrics(run.folder, run.metrics_bytes)
+    metrics = Metrics(run.folder, run.metrics_bytes, run.recipe.columns)
     progress = Progress(run.step, run.settings.steps, run.settings.quiet)
     loss = None
     try:
@@ -105,8 +105,8 @@ def _steps(run: Run, metrics: Metrics, progress: Progress, stop: "_Stop") -> flo
         for p in parameters:  # what optimizer.zero_grad() does, at a tenth of its price
             p.grad = None
         loss = recipe.loss(run.step)
-        loss.backward()
-        value = loss.item()
+        (loss.sum() if loss.dim() else loss).backward()
+        value = (loss.detach().mean() if loss.dim() else loss).item()
         norm = math.hypot(
             *(float(torch.linalg.vector_norm(p.grad)) for p in parameters if p.grad is not None)
         )
@@ -122,8 +122,10 @@ def _steps(run: Run, metrics: Metrics, progress: Progress, stop: "_Stop") -> flo
             if stop.requested:
                 raise Interrupted(run.step)
             next_save = clock() + settings.checkpoint_seconds
-        held_out = recipe.evaluate() if done or run.step % settings.evaluate_every == 0 else None
-        metrics.add(run.step, value, held_out, norm, run.seconds)
+        held_out = measured = None
+        if done or run.step % settings.evaluate_every == 0:
+            held_out, measured = recipe.evaluate(), recipe.measure()
+        metrics.add(run.step, value, held_out, norm, run.seconds, measured=measured)
         if done:
             return value
         optimizer.step()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -21,6 +21,8 @@ class SettingError(ValueError):
 @dataclass
 class RunSettings:
     """Options that every recipe has.
+
+    A recipe's own settings may give an option a second name on the command line, in `SYNONYMS`.
 
     Parameters
     ----------
@@ -50,6 +52,8 @@ class RunSettings:
     quiet : bool
         No progress on the terminal, only the final table.
     """
+
+    SYNONYMS: ClassVar[Mapping[str, str]] = {}
 
     steps: int = 100
     lr: float = 1e-2
@@ -133,12 +137,14 @@ class Recipe:
     Attributes
     ----------
     Settings : the dataclass of options, a subclass of RunSettings
+    columns : names of further columns of metrics.csv, for the numbers that `measure` returns
     model : torch.nn.Module whose parameters are learned and whose state_dict is saved
     lower_bound : a loss below it (beyond rounding) means that the task is ill-posed; the run then stops
     advice : what to try when the loss diverges
     """
 
     Settings: ClassVar[type[RunSettings]] = RunSettings
+    columns: ClassVar[tuple[str, ...]] = ()
     model: torch.nn.Module
     lower_bound: float = -math.inf
     advice: str = "try a smaller --lr"
@@ -152,12 +158,20 @@ class Recipe:
         raise NotImplementedError
 
     def loss(self, step: int) -> Tensor:
-        """The training loss of `step`, a scalar that depends on the model's parameters."""
+        """The training loss of `step`, a scalar that depends on the model's parameters.
+
+        Or a vector: the losses of trainings that run side by side on parameters of their own. Their mean is
+        recorded; the gradient is that of their sum, so that none depends on how many there are.
+        """
         raise NotImplementedError
 
     def evaluate(self) -> float:
         """The loss on held-out data, always the same."""
         raise NotImplementedError
+
+    def measure(self) -> Sequence[float | None]:
+        """The numbers of `columns`, asked for right after each `evaluate`, whose work it may use."""
+        return ()
 
     def outcome(self) -> Outcome:
         """Numbers and words on the trained model."""

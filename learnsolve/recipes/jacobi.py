@@ -6,7 +6,6 @@ Reverse Mode Automatic Differentiation", arXiv 2212.05159, section 4.1 (figures 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -18,6 +17,7 @@ from learnsolve import solvers
 from learnsolve.csr import CSR
 from learnsolve.ops.quadratic_form import quadratic_form
 from learnsolve.recipes import _jacobi_outcome, _problem
+from learnsolve.recipes._memory import free_memory
 from learnsolve.recipes._vectors import HELD_OUT, TRAINING, normal_vectors
 from learnsolve.recipes.base import History, Outcome, Recipe, RunSettings, SettingError, at_least
 
@@ -174,18 +174,9 @@ def _check_memory(n: int, settings: JacobiSettings) -> None:
             )
         return
     needed = BUFFERS * n * max(settings.test_vectors, settings.held_out or 1) * itemsize
-    free = _free_memory(settings.device)
+    free = free_memory(settings.device)
     if needed > free:
         raise SettingError(
             f"--test_vectors {settings.test_vectors} with n = {n} needs about {needed / 2**30:.1f} GiB and "
             f"{free / 2**30:.1f} GiB are free; use fewer (and --held_out), such as 4"
         )
-
-
-def _free_memory(device: str) -> float:
-    if torch.device(device).type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError):  # not on this system: no judgement
-        return float("inf")

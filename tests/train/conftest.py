@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from learnsolve import train
-from learnsolve.recipes.jacobi import JacobiRecipe
+from learnsolve import recipes, train
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +20,8 @@ def _same_threads():
 @pytest.fixture
 def no_pictures(monkeypatch):
     """Most tests look at numbers: drawing would be nearly all of their time."""
-    monkeypatch.setattr(JacobiRecipe, "figures", lambda self, history, outcome: iter(()))
+    for name in recipes.RECIPES:
+        monkeypatch.setattr(recipes.load(name), "figures", lambda self, history, outcome: iter(()))
 
 
 @pytest.fixture
@@ -29,8 +29,8 @@ def run(tmp_path, monkeypatch):
     """Call with options; returns (exit code, folder). Runs in tmp_path."""
     monkeypatch.chdir(tmp_path)
 
-    def call(*options: object, out: str | None = "run") -> tuple[int, Path]:
-        argv = ["jacobi", *map(str, options), "--threads", "1", "--quiet"]
+    def call(*options: object, out: str | None = "run", recipe: str = "jacobi") -> tuple[int, Path]:
+        argv = [recipe, *map(str, options), "--threads", "1", "--quiet"]
         if out is not None:
             argv += ["--out", out]
         return train.main(argv), tmp_path / (out or "")

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from learnsolve import train
+from learnsolve import recipes, train
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="torch sees a GPU")
 ASYMMETRIC = "%%MatrixMarket matrix coordinate real general\n2 2 3\n1 1 1\n2 1 3\n2 2 1\n"
@@ -85,7 +85,8 @@ def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path, monkeypatch, capsys
 
 def test_an_unknown_recipe(capsys):
     assert train.main(["jacoby"]) == train.BAD_SETTING
-    assert capsys.readouterr().err == "learnsolve.train: 'jacoby' is no recipe; the recipes are: jacobi\n"
+    known = ", ".join(recipes.RECIPES)
+    assert capsys.readouterr().err == f"learnsolve.train: 'jacoby' is no recipe; the recipes are: {known}\n"
 
 
 def test_a_run_is_replaced_only_when_told_to(run, rows, no_pictures, capsys):

@@ -1,0 +1,327 @@
+"""Citation graphs in the files of the Planetoid project."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import scipy.sparse
+import torch
+from torch import Tensor
+
+from learnsolve import _check
+from learnsolve.csr import CSR
+from learnsolve.io import _cache, _pickles
+
+PARTS = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
+URL = "https://raw.githubusercontent.com/kimiyoung/planetoid/af6abf468a772cc055bec88c52e4d6f51b7c37e3/data/"
+# SHA-256 of the files at that address, in the order of PARTS.
+DIGESTS = {
+    "citeseer": (
+        "d20de19150741e555de0ed037195630fc194114ebc7fd72ced62810148aa22f6",
+        "539a8906a2da97628d212f2fdd668c109a8b3f0d36574b59e5d3fd5b5303da21",
+        "2ac30345d95c9ec933a817ee0bdd6a5f077f8c184a20e696910192d534414668",
+        "8ba87e515d8e3ee3cf52f6d2c5b86aa73f11ecad825a808455209ec26cd54924",
+        "55e5bd1ba1e733a04598753ad1a8d57957f4b8f89e74519f41f4f4938767e4ce",
+        "f704b2d986dde6c2669934de1f3ae5696a6cf9455c0f6b2646a2d135ea0a1c95",
+        "d79a4ef9d3e7169aee8946145f6b7306e35bc79bffad26346cfb94e10e9912a7",
+        "2af990671580b6b2df5d158d1038f8292e30c9cd821b5453f399659b25b723d4",
+    )
+}
+VALIDATION = 500  # nodes, those after the training nodes
+# What an .npz file holds; the digest is that of the raw files it was made from.
+ARRAYS = (
+    *("edges", "indptr", "indices", "data", "shape", "labels", "classes"),
+    *("train", "validation", "test", "digest"),
+)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A graph with features and labels on its nodes, and the parts of a public split.
+
+    Attributes
+    ----------
+    name : of the data set
+    adjacency : CSR, shape (n, n): ones at the edges, symmetric, no loops, no edge twice
+    features : CSR, shape (n, number of features)
+    labels : Tensor of int64, shape (n,): the class of each node, -1 where none is known
+    classes : how many classes there are
+    train, validation, test : Tensors of int64, the nodes of each part, rising
+    """
+
+    name: str
+    adjacency: CSR
+    features: CSR
+    labels: Tensor
+    classes: int
+    train: Tensor
+    validation: Tensor
+    test: Tensor
+
+
+def planetoid(
+    name: str = "citeseer",
+    folder: str | os.PathLike[str] | None = None,
+    *,
+    normalise: bool = False,
+    keep: bool = False,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str | None = None,
+) -> Graph:
+    """Read a citation graph from the eight raw files ``ind.NAME.{x,tx,allx,y,ty,ally,graph,test.index}``.
+
+    Parameters
+    ----------
+    name : the NAME in the files' names; "citeseer" can be downloaded
+    folder : where the files are; None downloads them once (`pip install 'learnsolve[data]'`) into the cache
+    normalise : divide each row of features by its sum; rows of zeros stay
+    keep : keep what was read from `folder` in the cache as an .npz file, which later calls read instead of
+        the pickles. Downloaded files are always kept so. Nothing is ever written into `folder`
+    dtype : torch.float32 or torch.float64
+    device : where the graph is to live
+
+    Returns
+    -------
+    Graph
+
+    Raises
+    ------
+    FileNotFoundError
+        if a file is missing; the message names it.
+    ValueError
+        if a file is damaged, does not fit the others, asks for anything but arrays, matrices and lists, or
+        has another SHA-256 than the one to be downloaded.
+    OSError
+        if a file cannot be downloaded.
+    ImportError
+        if pooch is needed and missing.
+
+    Notes
+    -----
+    Six of the files are pickles. They are read by an unpickler that runs nothing they name. The .npz file in
+    the cache is named by the SHA-256 of the raw files, so that it never stands for other ones. The cache is
+    the folder in the environment variable LEARNSOLVE_CACHE, else the system's.
+
+    Nodes of the test range that test.index leaves out (15 in CiteSeer) have no features and the label -1.
+    The training nodes are the first ones, the 500 after them, as far as allx has that many, are for
+    validation.
+
+    References
+    ----------
+    Z. Yang, W. Cohen, R. Salakhutdinov, "Revisiting Semi-Supervised Learning with Graph Embeddings", ICML
+    2016 (the split); T. N. Kipf, M. Welling, "Semi-Supervised Classification with Graph Convolutional
+    Networks", ICLR 2017.
+
+    Examples
+    --------
+    >>> from learnsolve.io import planetoid
+    >>> graph = planetoid("citeseer")  # doctest: +SKIP
+    >>> graph.features  # doctest: +SKIP
+    CSR(shape=(3327, 3703), nnz=105165, dtype=float32, device=cpu, density=0.9%)
+    """
+    _check.flag("planetoid", "normalise", normalise)
+    _check.flag("planetoid", "keep", keep)
+    if dtype not in _check.SUPPORTED:
+        raise TypeError(f"planetoid: dtype must be torch.float32 or torch.float64, got {dtype}")
+    if folder is None:
+        arrays = _downloaded(name)
+    else:
+        paths = _paths(name, Path(folder))
+        digest = _digest(paths)
+        stored = _npz(name, digest) if keep else None
+        arrays = (_load(stored, digest) if stored else None) or _read(paths, digest)
+        if stored:
+            _store(stored, arrays)
+    return _graph(name, arrays, normalise, dtype, device)
+
+
+def _downloaded(name: str) -> dict[str, np.ndarray]:
+    if name not in DIGESTS:
+        known = ", ".join(DIGESTS)
+        raise ValueError(
+            f"planetoid: name must be one that can be downloaded ({known}), got {name!r}; give the folder "
+            "with its files"
+        )
+    digests = dict(zip((f"ind.{name}.{part}" for part in PARTS), DIGESTS[name], strict=True))
+    digest = _combined(DIGESTS[name])
+    stored = _npz(name, digest)
+    arrays = _load(stored, digest)
+    if arrays is None:
+        raw = stored.parent / "planetoid"
+        _cache.download("planetoid", raw, URL, digests)
+        arrays = _read(_paths(name, raw), digest)
+        _store(stored, arrays)
+    return arrays
+
+
+def _paths(name: str, folder: Path) -> dict[str, Path]:
+    paths = {part: folder / f"ind.{name}.{part}" for part in PARTS}
+    for path in paths.values():
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"planetoid: there is no file {path}; the folder must hold ind.{name}.x and so on for "
+                f"{', '.join(PARTS)}"
+            )
+    return paths
+
+
+def _combined(digests: tuple[str, ...]) -> str:
+    return hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
+def _digest(paths: dict[str, Path]) -> str:
+    return _combined(tuple(_cache.sha256(paths[part]) for part in PARTS))
+
+
+def _npz(name: str, digest: str) -> Path:
+    return _cache.cache_folder("planetoid") / f"planetoid-{name}-{digest[:16]}.npz"
+
+
+def _load(path: Path, digest: str) -> dict[str, np.ndarray] | None:
+    """The arrays of an .npz file; None if there is none, or not a good one: it is then made anew."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {key: file[key] for key in ARRAYS}
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        return None
+    return arrays if str(arrays["digest"]) == digest else None
+
+
+def _store(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    """Write the .npz file; another process may do the same at this moment."""
+    if path.is_file():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _read(paths: dict[str, Path], digest: str) -> dict[str, np.ndarray]:
+    """The arrays of an .npz file from the raw files."""
+    loaded: dict[str, Any] = {}
+    for part in PARTS[:-1]:
+        try:
+            loaded[part] = _pickles.load(paths[part])
+        except _pickles.Refused as error:
+            _fail(paths[part], str(error))
+        kind = dict if part == "graph" else np.ndarray if "y" in part else scipy.sparse.csr_array
+        if not isinstance(loaded[part], kind):
+            _fail(paths[part], f"holds a {type(loaded[part]).__name__} instead of a {kind.__name__}")
+    test = _test_ids(paths["test.index"])
+    x, tx, allx, y, ty, ally = (loaded[part] for part in PARTS[:6])
+    for part, features, labels in (("y", x, y), ("ty", tx, ty), ("ally", allx, ally)):
+        if labels.ndim != 2 or len(labels) != features.shape[0] or labels.shape[1:] != y.shape[1:]:
+            _fail(paths[part], f"has labels of shape {labels.shape} for {features.shape[0]} nodes")
+    for part, features in (("x", x), ("tx", tx)):
+        if features.shape[1] != allx.shape[1]:
+            _fail(paths[part], f"has {features.shape[1]} features a node, allx has {allx.shape[1]}")
+    first = allx.shape[0]
+    if x.shape[0] > first:
+        _fail(paths["x"], f"has {x.shape[0]} nodes, and allx, which should begin with them, {first}")
+    if len(test) != tx.shape[0] or len(np.unique(test)) != len(test) or (len(test) and test.min() < first):
+        _fail(
+            paths["test.index"],
+            f"must name each of the {tx.shape[0]} nodes of tx once, by numbers from {first} on, where those "
+            "of allx end",
+        )
+    edges, last = _edges(loaded["graph"], paths["graph"])
+    n = 1 + max(first - 1, int(test.max(initial=-1)), last)
+    described = first + len(test) + len(loaded["graph"])
+    if n > described:
+        _fail(paths["graph"], f"and test.index name node {n - 1}, but the files describe {described} at most")
+    # Nodes that no file describes have no features and no label.
+    at = np.concatenate([np.arange(first), test])
+    stacked = scipy.sparse.csr_array(scipy.sparse.vstack([allx, tx]))
+    counts = np.zeros(n, dtype=np.int64)
+    counts[at] = np.diff(stacked.indptr)
+    order = np.argsort(at, kind="stable")
+    stacked = stacked[order]
+    stacked.sort_indices()
+    labels = np.full(n, -1, dtype=np.int64)
+    one_hot = np.concatenate([ally, ty])
+    labels[at] = np.where(one_hot.any(axis=1), one_hot.argmax(axis=1), -1)
+    return {
+        "edges": edges,
+        "indptr": np.concatenate([[0], np.cumsum(counts)]),
+        "indices": stacked.indices,
+        "data": stacked.data,
+        "shape": np.array([n, allx.shape[1]]),
+        "labels": labels,
+        "classes": np.array(y.shape[1]),
+        "train": np.arange(x.shape[0]),
+        "validation": np.arange(x.shape[0], min(x.shape[0] + VALIDATION, first)),
+        "test": np.sort(test),
+        "digest": np.array(digest),
+    }
+
+
+def _test_ids(path: Path) -> np.ndarray:
+    words = path.read_text(encoding="ascii", errors="replace").split()
+    wrong = next((word for word in words if not (word.isascii() and word.isdigit() and len(word) < 10)), None)
+    if wrong is not None:
+        _fail(path, f"must hold a node's number in each line, got {wrong[:40]!r}")
+    return np.array([int(word) for word in words], dtype=np.int64)
+
+
+def _edges(graph: dict, path: Path) -> tuple[np.ndarray, int]:
+    """The edges (2, number) with the first node below the second, each once, no loops; and the last node."""
+    if not all(isinstance(neighbours, list) for neighbours in graph.values()):
+        _fail(path, "must map each node to the list of its neighbours")
+    nodes = list(graph)
+    ends = [other for neighbours in graph.values() for other in neighbours]
+    if not all(type(i) is int and 0 <= i < 2**31 - 1 for i in (*nodes, *ends)):
+        _fail(path, "must name nodes by numbers from 0 on")
+    starts = np.repeat(np.array(nodes, dtype=np.int64), [len(neighbours) for neighbours in graph.values()])
+    pairs = np.stack([starts, np.array(ends, dtype=np.int64)], axis=1)
+    loops = pairs[:, 0] == pairs[:, 1]
+    edges = np.unique(np.sort(pairs[~loops], axis=1), axis=0)
+    return np.ascontiguousarray(edges.T), max(*nodes, *ends, -1, -1)
+
+
+def _fail(path: Path, what: str) -> NoReturn:
+    raise ValueError(f"planetoid: {path} {what}")
+
+
+def _graph(
+    name: str,
+    arrays: dict[str, np.ndarray],
+    normalise: bool,
+    dtype: torch.dtype,
+    device: torch.device | str | None,
+) -> Graph:
+    n, columns = map(int, arrays["shape"])
+    a, b = arrays["edges"]
+    ones = np.ones(2 * len(a))
+    both = (np.concatenate([a, b]), np.concatenate([b, a]))
+    adjacency = scipy.sparse.csr_array(scipy.sparse.coo_array((ones, both), shape=(n, n)))
+    X = scipy.sparse.csr_array(
+        (arrays["data"].astype(np.float64), arrays["indices"], arrays["indptr"]), shape=(n, columns)
+    )
+    if normalise:
+        sums = X.sum(axis=1)
+        X = scipy.sparse.csr_array(scipy.sparse.diags_array(1 / np.where(sums == 0, 1, sums)) @ X)
+
+    def integers(key: str) -> Tensor:
+        return torch.from_numpy(arrays[key].astype(np.int64)).to(device)
+
+    return Graph(
+        name=name,
+        adjacency=CSR.from_scipy(adjacency, dtype=dtype, device=device),
+        features=CSR.from_scipy(X, dtype=dtype, device=device),
+        labels=integers("labels"),
+        classes=int(arrays["classes"]),
+        train=integers("train"),
+        validation=integers("validation"),
+        test=integers("test"),
+    )

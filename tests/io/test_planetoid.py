@@ -1,0 +1,300 @@
+"""Planetoid's files: what is read, what is refused, what is kept."""
+
+import functools
+import hashlib
+import http.server
+import importlib.util
+import os
+import pickle
+import shutil
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import planetoid_files as files
+import pytest
+import scipy.sparse
+import torch
+from real_data import MISSING, data_folder
+
+from learnsolve.io import _pickles, planetoid
+
+# `learnsolve.io.planetoid` is the function: the module of that name is found here.
+MODULE = sys.modules["learnsolve.io.planetoid"]
+CITESEER = (data_folder() or Path()) / "citeseer"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return files.write(tmp_path / "raw")
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("LEARNSOLVE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def expected() -> tuple[np.ndarray, np.ndarray]:
+    """Adjacency and features, assembled by another way."""
+    held = files.parts()
+    A = np.zeros((files.NODES, files.NODES))
+    for node, neighbours in held["graph"].items():
+        for other in neighbours:
+            A[node, other] = A[other, node] = 1
+    np.fill_diagonal(A, 0)
+    X = np.zeros((files.NODES, files.FEATURES))
+    X[: held["allx"].shape[0]] = held["allx"].todense()
+    for row, node in enumerate(files.TEST):
+        X[node] = held["tx"].todense()[row]
+    return A, X
+
+
+def same(a, b) -> None:
+    for field in ("adjacency", "features"):
+        assert torch.equal(getattr(a, field).to_dense(), getattr(b, field).to_dense())
+    for field in ("labels", "train", "validation", "test"):
+        assert torch.equal(getattr(a, field), getattr(b, field))
+    assert (a.name, a.classes) == (b.name, b.classes)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_graph_is_assembled(folder, dtype):
+    before = sorted(path.name for path in folder.iterdir())
+    graph = planetoid(folder=folder, dtype=dtype)
+    A, X = expected()
+    np.testing.assert_array_equal(graph.adjacency.to_dense().numpy(), A)
+    assert graph.adjacency.nnz == np.count_nonzero(A)
+    np.testing.assert_array_equal(graph.features.to_dense().numpy(), X)
+    assert graph.features.dtype == graph.adjacency.dtype == dtype
+    described = np.isin(np.arange(files.NODES), [*range(26), *files.TEST])
+    np.testing.assert_array_equal(graph.labels.numpy(), np.where(described, files.LABELS, -1))
+    assert graph.train.tolist() == list(range(6))
+    assert graph.validation.tolist() == list(range(6, 26))
+    assert graph.test.tolist() == sorted(files.TEST)
+    assert (graph.name, graph.classes) == ("citeseer", 3)
+    # Nothing was written.
+    assert sorted(path.name for path in folder.iterdir()) == before
+
+
+def test_rows_are_normalised_on_request(folder):
+    _, X = expected()
+    sums = X.sum(axis=1, keepdims=True)
+    graph = planetoid(folder=folder, normalise=True, dtype=torch.float64)
+    np.testing.assert_allclose(
+        graph.features.to_dense().numpy(), X / np.where(sums == 0, 1, sums), rtol=1e-15
+    )
+    assert (sums == 0).sum() == files.NODES - 26 - len(files.TEST)
+
+
+def test_another_name(tmp_path):
+    assert planetoid("cora", files.write(tmp_path, "cora")).name == "cora"
+
+
+def test_what_was_read_is_kept_on_request(folder, cache, monkeypatch):
+    first = planetoid(folder=folder)
+    assert not cache.exists()
+    same(planetoid(folder=folder, keep=True), first)
+    (kept,) = cache.iterdir()
+    assert kept.suffix == ".npz"
+    with monkeypatch.context() as patch:
+        patch.setattr(_pickles, "load", None)  # the pickles are not opened again
+        same(planetoid(folder=folder, keep=True), first)
+    # A damaged one is made anew from the files.
+    kept.write_bytes(kept.read_bytes()[:100])
+    same(planetoid(folder=folder, keep=True), first)
+    # Other files are not mistaken for these.
+    changed = files.parts()["ally"][::-1].copy()
+    files.write(folder, ally=changed)
+    assert not torch.equal(planetoid(folder=folder, keep=True).labels, first.labels)
+
+
+class Runs:
+    def __reduce__(self):
+        return os.mkdir, ("ran",)
+
+
+class Writes:
+    """The same hidden behind what is allowed: the state of an array."""
+
+    def __reduce__(self):
+        return np.empty, (3,), (1, (1,), Runs(), False, b"")
+
+
+HOSTILE = {
+    "os": b"cos\nsystem\n(S'touch ran'\ntR.",
+    "posix mkdir": pickle.dumps(Runs(), protocol=2),
+    "protocol 4": pickle.dumps(Runs(), protocol=4),
+    "in a graph": pickle.dumps({0: [Runs()]}, protocol=2),
+    "in a state": pickle.dumps(Writes(), protocol=2).replace(
+        b"cnumpy\nempty\n", b"cnumpy.core.multiarray\n_reconstruct\n"
+    ),
+    "eval": b'c__builtin__\neval\n(S\'open("ran", "w")\'\ntR.',
+    "builtins of Python 3": b"cbuiltins\neval\n(S'1'\ntR.",
+    "numpy's own loader": b"cnumpy\nload\n(S'x'\ntR.",
+    "attribute of an allowed name": b"\x80\x04\x8c\x05numpy\x8c\x0dndarray.tofile\x93.",
+    "extension": b"\x82\x01.",
+    "persistent": b"Pname\n.",
+}
+
+
+@pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE)
+@pytest.mark.parametrize("part", ["x", "graph"])
+def test_a_pickle_that_asks_for_more_is_refused(folder, tmp_path, monkeypatch, part, content):
+    monkeypatch.chdir(tmp_path)
+    (folder / f"ind.citeseer.{part}").write_bytes(content)
+    with pytest.raises(ValueError, match=rf"^planetoid: .*ind\.citeseer\.{part} ") as caught:
+        planetoid(folder=folder)
+    assert not (tmp_path / "ran").exists()
+    if b"mkdir" in content:
+        assert "mkdir, which no Planetoid file needs" in str(caught.value)
+
+
+def matrix(**changed):
+    """x with attributes of its own, as a pickle could have them."""
+    S = scipy.sparse.csr_matrix(files.parts()["x"])
+    S.__dict__.update(changed)
+    return S
+
+
+ONE_HOT = files.parts()["y"]
+BAD = [
+    ({"x": b""}, "x is damaged or no pickle"),
+    ({"x": b"hello"}, "x is damaged"),
+    ({"x": files.python2_pickle(files.parts()["x"])[:-40]}, "x is damaged"),
+    ({"x": ONE_HOT}, "x holds a ndarray instead of a csr_array"),
+    ({"y": files.parts()["x"]}, "y holds a csr_array"),
+    ({"graph": ONE_HOT}, "graph holds a ndarray"),
+    ({"graph": b"(lp0\n."}, "graph holds a list"),
+    ({"x": matrix(indices=np.full(22, 99, np.int32))}, "index arrays do not fit"),
+    ({"x": matrix(indptr=np.array([0, 9, 3, 4, 5, 6, 22], np.int32))}, "index arrays do not fit"),
+    ({"x": matrix(data=np.ones(3, np.float32))}, "index arrays do not fit"),
+    ({"x": matrix(_shape=(6, -2))}, "matrix of shape"),
+    ({"x": matrix(_shape="ab")}, "matrix of shape"),
+    ({"x": matrix(indices=3)}, "lacks an array"),
+    ({"x": files.python2_pickle(files.parts()["x"]).replace(b"U\x02f4", b"U\x02O8")}, "array of type 'O8'"),
+    ({"y": ONE_HOT[:-1]}, "labels of shape"),
+    ({"ty": ONE_HOT}, "ty has labels of shape"),
+    ({"ally": np.ones((26, 4), np.int32)}, "ally has labels of shape"),
+    ({"tx": scipy.sparse.csr_matrix(np.ones((8, 5), np.float32))}, "tx has 5 features a node, allx has 12"),
+    ({"test_index": "27\n28\nhello\n"}, "must hold a node's number in each line, got 'hello'"),
+    ({"test_index": "27\n28\n"}, "must name each of the 8 nodes of tx once"),
+    ({"test_index": "39\n30\n27\n28\n29\n35\n31\n31\n"}, "must name each of the 8 nodes of tx once"),
+    ({"test_index": "39\n30\n27\n28\n29\n35\n31\n3\n"}, "by numbers from 26 on"),
+    ({"graph": {0: [-1]}}, "must name nodes by numbers from 0 on"),
+    ({"graph": {0: ["a"]}}, "must name nodes by numbers from 0 on"),
+    ({"graph": {0: 1}}, "the list of its neighbours"),
+    ({"graph": {0: [10**6]}}, "name node 1000000, but the files describe 35 at most"),
+]
+
+
+@pytest.mark.parametrize(("changed", "words"), BAD, ids=[words for _, words in BAD])
+def test_files_that_do_not_fit_are_refused(folder, changed, words):
+    with pytest.raises(ValueError, match=r"^planetoid: .*ind\.citeseer\.") as caught:
+        planetoid(folder=files.write(folder, **changed))
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("part", MODULE.PARTS)
+def test_a_missing_file_is_named(folder, part):
+    (folder / f"ind.citeseer.{part}").unlink()
+    with pytest.raises(FileNotFoundError, match=rf"there is no file .*ind\.citeseer\.{part};"):
+        planetoid(folder=folder)
+
+
+def test_wrong_arguments(folder, cache):
+    with pytest.raises(TypeError, match=r"dtype must be torch\.float32 or torch\.float64"):
+        planetoid(folder=folder, dtype=torch.int32)
+    with pytest.raises(TypeError, match="normalise must be True or False"):
+        planetoid(folder=folder, normalise=1)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="keep must be True or False"):
+        planetoid(folder=folder, keep=1)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"one that can be downloaded \(citeseer\), got 'cora'"):
+        planetoid("cora")
+
+
+def test_without_pooch_the_extra_is_named(cache, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pooch", None)
+    with pytest.raises(ImportError, match=r"pip install 'learnsolve\[data\]'"):
+        planetoid()
+
+
+# --- downloads: from a server on this machine in place of the public one ---
+needs_pooch = pytest.mark.skipif(importlib.util.find_spec("pooch") is None, reason="pooch is not installed")
+
+
+@pytest.fixture
+def server(tmp_path, folder, monkeypatch):
+    """Serves `folder`; the list of requested paths."""
+    asked = []
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *args):
+            asked.append(self.path)
+
+    with http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(Handler, directory=str(folder))
+    ) as http_server:
+        thread = threading.Thread(target=http_server.serve_forever)
+        thread.start()
+        monkeypatch.setattr(MODULE, "URL", f"http://127.0.0.1:{http_server.server_port}/")
+        digests = [
+            hashlib.sha256((folder / f"ind.citeseer.{part}").read_bytes()).hexdigest()
+            for part in MODULE.PARTS
+        ]
+        monkeypatch.setitem(MODULE.DIGESTS, "citeseer", tuple(digests))
+        yield asked
+        http_server.shutdown()
+        thread.join()
+
+
+@needs_pooch
+def test_files_are_downloaded_once(server, folder, cache, monkeypatch):
+    first = planetoid()
+    assert len(server) == 8
+    same(first, planetoid(folder=folder))
+    shutil.rmtree(cache / "planetoid")
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "pooch", None)  # the .npz file is enough
+        same(planetoid(), first)
+    assert len(server) == 8
+
+
+@needs_pooch
+def test_a_file_with_another_digest_is_refused(server, folder, cache):
+    path = folder / "ind.citeseer.graph"
+    content = path.read_bytes()
+    path.write_bytes(content + b" ")
+    with pytest.raises(ValueError, match=r"ind\.citeseer\.graph is not the file that was expected"):
+        planetoid()
+    assert not (cache / "planetoid" / "ind.citeseer.graph").exists()
+    assert not list(cache.glob("*.npz"))
+    path.write_bytes(content)
+    planetoid()
+    assert len(server) == 8 + 1  # those that were right had been kept
+
+
+@needs_pooch
+def test_a_download_that_fails_says_what_to_do(server, folder, cache):
+    (folder / "ind.citeseer.tx").unlink()
+    with pytest.raises(OSError, match=r"cannot download .*ind\.citeseer\.tx .*give the folder"):
+        planetoid()
+
+
+def test_the_published_digests_are_digests():
+    for digests in MODULE.DIGESTS.values():
+        assert len(digests) == len(MODULE.PARTS) == len({*digests})
+        assert all(len(bytes.fromhex(digest)) == 32 for digest in digests)
+
+
+@pytest.mark.skipif(not CITESEER.is_dir(), reason=MISSING)
+def test_citeseer_itself():
+    graph = planetoid(folder=CITESEER)
+    assert graph.features.shape == (3327, 3703)
+    assert graph.features.nnz == 105165
+    assert graph.adjacency.nnz == 2 * 4552
+    assert (len(graph.train), len(graph.validation), len(graph.test), graph.classes) == (120, 500, 1000, 6)
+    assert int((graph.labels < 0).sum()) == 15 == int((graph.features.sum(1) == 0).sum())
+    for part, digest in zip(MODULE.PARTS, MODULE.DIGESTS["citeseer"], strict=True):
+        assert hashlib.sha256((CITESEER / f"ind.citeseer.{part}").read_bytes()).hexdigest() == digest

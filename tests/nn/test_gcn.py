@@ -1,0 +1,263 @@
+"""Graph convolutions against dense formulas, their derivatives, and what they refuse."""
+
+import itertools
+
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+
+import learnsolve as ls
+from learnsolve.nn import GCNConv, SparseDropout, gcn_normalise
+
+N, IN, OUT = 7, 5, 3
+
+
+def random(*shape, seed=0, dtype=torch.float64):
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def sparse(rows, columns, seed=1, dtype=torch.float64, index=torch.int64) -> ls.CSR:
+    dense = random(rows, columns, seed=seed, dtype=dtype)
+    A = ls.CSR.from_dense(dense * (random(rows, columns, seed=seed + 100) < 0.4))
+    pattern = ls.SparsityPattern(A.crow_indices.to(index), A.col_indices.to(index), A.shape)
+    return ls.CSR(A.values, pattern)
+
+
+def dense_normalised(A: torch.Tensor) -> torch.Tensor:
+    A = A + torch.eye(A.shape[-1], dtype=A.dtype)
+    d = A.sum(-1) ** -0.5
+    return d.unsqueeze(-1) * A * d.unsqueeze(-2)
+
+
+@pytest.mark.parametrize("index", [torch.int32, torch.int64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("batch", [(), (2,), (2, 3)])
+def test_normalised_matrix(batch, dtype, index):
+    A = sparse(N, N, dtype=dtype, index=index)
+    A = A.with_values(random(*batch, A.nnz, dtype=dtype))
+    normalised = gcn_normalise(A)
+    torch.testing.assert_close(normalised.to_dense(), dense_normalised(A.to_dense()))
+    assert normalised.dtype == dtype
+    assert normalised.col_indices.dtype == index
+
+
+def test_normalised_matrix_of_an_undirected_graph():
+    A = sparse(N, N)
+    normalised = gcn_normalise(A + A.T).to_dense()
+    torch.testing.assert_close(normalised, normalised.T)
+    assert torch.linalg.eigvalsh(normalised).max() == pytest.approx(1.0)
+    # A node without edges keeps its features.
+    empty = ls.CSR.from_dense(torch.zeros(3, 3))
+    assert torch.equal(gcn_normalise(empty).to_dense(), torch.eye(3))
+
+
+def test_gradient_of_the_normalised_matrix():
+    A = sparse(N, N)
+
+    def value(values):
+        return gcn_normalise(A.with_values(values)).to_dense()
+
+    values = A.values.requires_grad_()
+    assert gradcheck(value, values, check_forward_ad=True, check_batched_grad=True)
+    assert gradgradcheck(value, values)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("f_in", "f_out"), [(IN, OUT), (OUT, IN), (1, 1)])
+@pytest.mark.parametrize("x_batch", [(), (2,), (3, 1)])
+@pytest.mark.parametrize("w_batch", [(), (2,)])
+@pytest.mark.parametrize("a_batch", [(), (2,)])
+def test_the_formula(a_batch, w_batch, x_batch, f_in, f_out, bias):
+    A = sparse(N, N)
+    A = A.with_values(random(*a_batch, A.nnz, seed=3))
+    X = random(*x_batch, N, f_in, seed=4)
+    conv = GCNConv(f_in, f_out, bias, batch_shape=w_batch, dtype=torch.float64)
+    if conv.bias is not None:
+        torch.nn.init.normal_(conv.bias)
+    expected = A.to_dense() @ X @ conv.weight
+    if conv.bias is not None:
+        expected = expected + conv.bias.unsqueeze(-2)
+    result = conv(A, X)
+    assert result.shape == expected.shape
+    torch.testing.assert_close(result, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("x_batch", [(), (2,)])
+@pytest.mark.parametrize("w_batch", [(), (2,)])
+def test_sparse_features(w_batch, x_batch, dtype):
+    A, X = sparse(N, N, dtype=dtype), sparse(N, IN, seed=2, dtype=dtype)
+    X = X.with_values(random(*x_batch, X.nnz, seed=5, dtype=dtype))
+    conv = GCNConv(IN, OUT, batch_shape=w_batch, dtype=dtype)
+    torch.testing.assert_close(conv(A, X), A.to_dense() @ X.to_dense() @ conv.weight)
+    torch.testing.assert_close(conv(A, X), conv(A, X.to_dense()))
+
+
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
+@pytest.mark.parametrize(("f_in", "f_out"), [(IN, OUT), (OUT, IN)])
+def test_gradients(kind, f_in, f_out):
+    A, S = sparse(N, N), sparse(N, f_in, seed=2)
+    conv = GCNConv(f_in, f_out, bias=True, batch_shape=(2,), dtype=torch.float64)
+
+    def layer(values, x, weight, bias):
+        X = S.with_values(x) if kind == "sparse" else x
+        parameters = {"weight": weight, "bias": bias}
+        return torch.func.functional_call(conv, parameters, (A.with_values(values), X))
+
+    x = random(2, S.nnz, seed=4) if kind == "sparse" else random(2, N, f_in, seed=4)
+    inputs = [A.values, x, conv.weight.detach(), conv.bias.detach()]
+    inputs = [t.clone().requires_grad_() for t in inputs]
+    assert gradcheck(layer, inputs, check_forward_ad=True)
+    assert gradgradcheck(layer, inputs)
+
+
+def test_the_cheaper_order_is_taken():
+    A = sparse(N, N)
+    X = random(N, IN)
+    # Columns of the product with A decide ...
+    assert GCNConv(IN, OUT)._weights_first(A, X)
+    assert not GCNConv(OUT, IN)._weights_first(A, random(N, OUT))
+    # ... times the batch: 20 layers on the same features share A X.
+    assert not GCNConv(IN, OUT, batch_shape=(20,))._weights_first(A, X)
+    assert GCNConv(IN, OUT, batch_shape=(20,))._weights_first(A, random(20, N, IN))
+
+
+def test_a_batch_of_layers_is_the_layers():
+    A, X = sparse(N, N), sparse(N, IN, seed=2)
+    many = GCNConv(IN, OUT, bias=True, batch_shape=(4,), dtype=torch.float64)
+    one = GCNConv(IN, OUT, bias=True, dtype=torch.float64)
+    for s in range(4):
+        one.load_state_dict({key: value[s] for key, value in many.state_dict().items()})
+        assert torch.equal(one(A, X), many(A, X)[s])
+        # With other features for each, they are multiplied in the same order.
+        H = random(4, N, IN, seed=6)
+        torch.testing.assert_close(one(A, H[s]), many(A, H)[s], rtol=1e-14, atol=1e-14)
+
+
+def test_some_rows_of_the_result():
+    A, X = gcn_normalise(sparse(N, N)), random(N, IN)
+    conv = GCNConv(IN, OUT, bias=True, dtype=torch.float64)
+    torch.testing.assert_close(conv(A[[1, 4]], X), conv(A, X)[[1, 4]])
+    assert conv(A[[1, 4]], sparse(N, IN)).shape == (2, OUT)
+    # Few rows of A: the product with it comes first, whatever the widths.
+    assert not GCNConv(30, 20)._weights_first(A[[1]], random(N, 30))
+
+
+def test_weights_start_as_glorot_and_bengio_say():
+    torch.manual_seed(0)
+    conv = GCNConv(300, 100, bias=True, batch_shape=(2,))
+    limit = (6 / 400) ** 0.5
+    for weight in conv.weight:
+        assert 0.99 * limit < float(weight.detach().abs().max()) <= limit
+        assert float(weight.detach().var()) == pytest.approx(limit**2 / 3, rel=0.02)
+    assert not torch.equal(conv.weight[0], conv.weight[1])
+    assert torch.equal(conv.bias, torch.zeros(2, 100))
+    assert [name for name, _ in GCNConv(2, 3).named_parameters()] == ["weight"]
+    assert str(GCNConv(2, 3, batch_shape=(4,))) == "GCNConv(2, 3, bias=False, batch_shape=(4,))"
+
+
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
+def test_compiled(kind):
+    A, S = sparse(N, N, dtype=torch.float32), sparse(N, IN, seed=2, dtype=torch.float32)
+    conv, drop = GCNConv(IN, OUT), SparseDropout(0.5)
+    X = S if kind == "sparse" else S.to_dense()
+    keep = torch.arange(S.nnz) % 2 == 0
+
+    def layer(values):
+        return conv(A.with_values(values), drop(X, keep) if kind == "sparse" else X)
+
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(A.values), layer(A.values))
+    compiled(A.values).sum().backward()
+    by_compiled, conv.weight.grad = conv.weight.grad, None
+    layer(A.values).sum().backward()
+    torch.testing.assert_close(by_compiled, conv.weight.grad)
+
+
+def test_empty():
+    A = ls.CSR.from_dense(torch.zeros(0, 0))
+    assert GCNConv(3, 2)(A, torch.zeros(0, 3)).shape == (0, 2)
+    assert GCNConv(3, 2, batch_shape=(0,))(sparse(N, N, dtype=torch.float32), torch.zeros(N, 3)).shape == (
+        0,
+        N,
+        2,
+    )
+    none = ls.CSR.from_dense(torch.zeros(N, N))
+    assert torch.equal(GCNConv(3, 2)(none, torch.ones(N, 3)), torch.zeros(N, 2))
+
+
+A32, A64 = sparse(N, N, dtype=torch.float32), sparse(N, N)
+X32 = random(N, IN, dtype=torch.float32)
+BAD = [
+    (lambda: GCNConv(0, 2), ValueError, "in_features must be at least 1, got 0"),
+    (lambda: GCNConv(2, 2.5), TypeError, "out_features must be an int"),
+    (lambda: GCNConv(2, 2, bias=1), TypeError, "bias must be True or False"),
+    (lambda: GCNConv(2, 2, batch_shape=(-1,)), ValueError, "batch_shape must be at least 0"),
+    (lambda: GCNConv(IN, OUT)(X32, X32), TypeError, "A must be a CSR, got Tensor"),
+    (lambda: GCNConv(IN, OUT)(A64, X32), TypeError, "dtype"),
+    (lambda: GCNConv(IN, OUT)(A32, X32.double()), TypeError, "X has dtype torch.float64"),
+    (lambda: GCNConv(IN, OUT)(A32, sparse(N, IN)), TypeError, "X has dtype torch.float64, the weights"),
+    (lambda: GCNConv(IN, OUT)(A32, [1.0]), TypeError, "X must be a torch.Tensor"),
+    (lambda: GCNConv(IN, OUT)(sparse(N, IN, dtype=torch.float32), X32), ValueError, r"n = A.shape\[1\] = 5"),
+    (lambda: GCNConv(OUT, OUT)(A32, X32), ValueError, r"n = A.shape\[1\] = 7, in_features = 3\)"),
+    (lambda: GCNConv(IN, OUT)(A32, X32[0]), ValueError, r"got \(5,\)"),
+    (lambda: gcn_normalise(X32), TypeError, "gcn_normalise: A must be a CSR"),
+    (lambda: gcn_normalise(sparse(N, IN)), ValueError, r"A must be square, got shape \(7, 5\)"),
+    (lambda: gcn_normalise(A64 * -9.0), ValueError, "row sums must be positive"),
+    (lambda: SparseDropout(1.0), ValueError, "p must be a probability below 1, got 1.0"),
+    (lambda: SparseDropout(float("nan")), ValueError, "p must be a probability"),
+    (lambda: SparseDropout(-0.1), ValueError, "p must be a probability"),
+    (lambda: SparseDropout()(X32), TypeError, "take torch.nn.Dropout"),
+    (lambda: SparseDropout()(A32, torch.ones(3)), ValueError, r"keep must have shape \(..., nnz = "),
+]
+
+
+@pytest.mark.parametrize(("call", "kind", "words"), BAD, ids=[words for *_, words in BAD])
+def test_errors(call, kind, words):
+    with pytest.raises(kind, match=words):
+        call()
+
+
+def test_dropout_keeps_the_mean_and_the_pattern():
+    torch.manual_seed(0)
+    X = ls.CSR.from_dense(torch.full((100, 100), 3.0))
+    for p in (0.0, 0.25, 0.5):
+        dropped = SparseDropout(p)(X)
+        assert dropped.pattern is X.pattern
+        assert float((dropped.values == 0).double().mean()) == pytest.approx(p, abs=0.02)
+        kept = dropped.values[dropped.values != 0]
+        torch.testing.assert_close(kept, torch.full_like(kept, 3 / (1 - p)))
+    assert SparseDropout(0.5).eval()(X) is X
+    assert not torch.equal(SparseDropout()(X).values, SparseDropout()(X).values)
+    assert str(SparseDropout(0.25)) == "SparseDropout(p=0.25)"
+
+
+def test_dropout_by_a_given_mask():
+    X = sparse(N, IN)
+    keep = random(2, X.nnz) > 0.3
+    values = X.values.clone().requires_grad_()
+    for k in (keep, keep.double(), keep[0]):
+        dropped = SparseDropout(0.2)(X.with_values(values), k)
+        torch.testing.assert_close(dropped.values, X.values * k / 0.8)
+    (gradient,) = torch.autograd.grad(dropped.values.sum(), values)
+    torch.testing.assert_close(gradient, keep[0].double() / 0.8)
+
+
+def test_a_network_learns_classes_of_a_small_graph():
+    """Two rings with one edge between them, and features that tell nothing: the graph alone has to."""
+    torch.manual_seed(0)
+    size = 8
+    ring = [(i, (i + 1) % size) for i in range(size)]
+    pairs = ring + [(a + size, b + size) for a, b in ring] + [(0, size)]
+    a, b = torch.tensor(pairs).T
+    edges = ls.CSR.from_coo(torch.cat([a, b]), torch.cat([b, a]), torch.ones(2 * len(pairs)), (16, 16))
+    A, X = gcn_normalise(edges), ls.ops.eye(16, dtype=torch.float32)
+    layers = GCNConv(16, 8), GCNConv(8, 2)
+    optimizer = torch.optim.Adam(itertools.chain(*(layer.parameters() for layer in layers)), lr=0.05)
+    labels = torch.arange(16) // size
+    for _ in range(100):
+        optimizer.zero_grad()
+        logits = layers[1](A, torch.relu(layers[0](A, X)))
+        torch.nn.functional.cross_entropy(logits[[2, 4, 10, 12]], labels[[2, 4, 10, 12]]).backward()
+        optimizer.step()
+    assert (logits.argmax(1) == labels).double().mean() > 0.8
