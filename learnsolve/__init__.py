@@ -1,10 +1,9 @@
 """learnsolve: differentiable sparse iterative solvers for scientific machine learning, in PyTorch."""
 
-from learnsolve import analysis, ops, ordering, preconditioners, problems, solvers
 from learnsolve import _library  # noqa: F401  (first: it says what is missing where nothing else can work)
 
 # isort: split
-from learnsolve import io, nn, ops, ordering, preconditioners, problems, solvers
+from learnsolve import analysis, io, nn, ops, ordering, preconditioners, problems, solvers
 from learnsolve.config import config, show_config
 from learnsolve.csr import CSR
 from learnsolve.evaluation import Evaluation, evaluate
