@@ -4,6 +4,7 @@ from learnsolve import ops, ordering, preconditioners, problems, solvers
 from learnsolve.config import config, show_config
 from learnsolve.csr import CSR
 from learnsolve.pattern import SparsityPattern
+from learnsolve.profiling import profile
 
 __version__ = "0.1.0"
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "ordering",
     "preconditioners",
     "problems",
+    "profile",
     "show_config",
     "solvers",
 ]

@@ -19,7 +19,7 @@ LAYERS = [
     ["ops", "ordering"],
     ["preconditioners", "problems", "io"],
     ["solvers", "nn"],
-    ["analysis", "evaluate"],
+    ["analysis", "evaluate", "profiling"],
     ["learnsolve"],  # the package itself: exports of the above
     ["recipes"],
     ["train"],
