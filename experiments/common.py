@@ -31,9 +31,22 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from timing import machine, medians, table  # noqa: E402
 
-from learnsolve.recipes._plots import new_figure, new_panels, png  # noqa: E402
+from learnsolve.recipes._plots import BLACK, BLUE, GREY, ORANGE, PURPLE, new_figure, new_panels, png  # noqa: E402
 
-__all__ = ["Experiment", "difference", "medians", "new_figure", "new_panels", "peak_gigabytes", "table"]
+__all__ = [
+    "BLACK",
+    "BLUE",
+    "GREY",
+    "ORANGE",
+    "PURPLE",
+    "Experiment",
+    "difference",
+    "medians",
+    "new_figure",
+    "new_panels",
+    "peak_gigabytes",
+    "table",
+]
 
 
 class Experiment:
@@ -56,7 +69,7 @@ class Experiment:
         )
         parser.add_argument("--quick", action="store_true", help="a small version, in seconds")
         parser.add_argument("--out", type=Path, help="folder of the results")
-        parser.add_argument("--threads", type=int, default=threads)
+        parser.add_argument("--threads", type=int, help=f"{threads}, or 1 with --quick")
         for option, keywords in options:
             parser.add_argument(option, **keywords)
         self.args = parser.parse_args()
@@ -64,7 +77,7 @@ class Experiment:
         usual = ROOT / "runs" / "experiments" / self.name if self.quick else folder / "results"
         self.out: Path = self.args.out or usual
         self.out.mkdir(parents=True, exist_ok=True)
-        torch.set_num_threads(self.args.threads)
+        torch.set_num_threads(self.args.threads or (1 if self.quick else threads))
         torch.manual_seed(0)
         self.start = time.perf_counter()
 
@@ -104,6 +117,7 @@ def _shown(path: Path) -> Path:
 
 def difference(a: torch.Tensor, b: torch.Tensor) -> float:
     """||a - b|| / ||b||."""
+    a, b = a.detach(), b.detach()
     return float((a - b).norm() / b.norm())
 
 
