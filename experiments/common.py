@@ -69,7 +69,7 @@ class Experiment:
         )
         parser.add_argument("--quick", action="store_true", help="a small version, in seconds")
         parser.add_argument("--out", type=Path, help="folder of the results")
-        parser.add_argument("--threads", type=int, help=f"{threads}, or 1 with --quick")
+        parser.add_argument("--threads", type=int, help=f"of torch; {threads} if not given, 1 with --quick")
         for option, keywords in options:
             parser.add_argument(option, **keywords)
         self.args = parser.parse_args()
