@@ -7,12 +7,13 @@ VENV := .venv
 PYTHON ?= python3
 OUT := runs/jacobi
 ARGS :=
+ONLY :=
 
 python = "$(if $(VENV),$(VENV)/bin/python,$(PYTHON))"
 bin = $(if $(VENV),$(VENV)/bin/)
 jobs = $$(nproc 2>/dev/null || echo 2)
 
-.PHONY: train test bench lint sanitize setup clean help
+.PHONY: train test bench experiments lint sanitize setup clean help
 
 train: setup ## learn Jacobi weights, draw the pictures (OUT=folder, ARGS="--steps 200 ...")
 	@$(python) -m learnsolve.train jacobi --out "$(OUT)" --overwrite true $(ARGS)
@@ -24,6 +25,11 @@ bench: setup ## measure products, sparse algebra and solvers against SciPy and t
 	@$(python) benchmarks/spmm.py
 	@$(python) benchmarks/algebra.py $(ARGS)
 	@$(python) benchmarks/solvers.py
+
+experiments: setup ## reproduce figures and threads (ONLY="name ..." chooses, ARGS=--quick)
+	@for run in $(if $(ONLY),$(ONLY:%=experiments/%/run.py),experiments/*/run.py); do \
+	  echo "== $$run"; $(python) "$$run" $(ARGS) || exit 1; \
+	done
 
 lint: setup ## ruff, pyright, clang-format
 	@$(python) -m ruff check .

@@ -84,21 +84,31 @@ def compare(name: str, S: sp.csr_array, k: int, dtype: torch.dtype, threads: int
     }
 
 
-def regression_thread() -> dict:
-    """y = A x with A of 850,000 x 210,000 and 0.1 % nonzeros, float32, two threads."""
-    m, n, length = 850_000, 210_000, 210
-    rng = np.random.default_rng(0)
+def regression_matrix(
+    m: int, n: int, length: int, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(crow, cols, values) of random rows of `length` entries, float32, int32, without any copy of them."""
+    rng = np.random.default_rng(seed)
     # A column from each of `length` equal slices: sorted and distinct without sorting 178.5 M numbers.
     width = n // length
+    slices = np.arange(0, width * length, width, dtype=np.int32)
     cols = np.empty((m, length), dtype=np.int32)
+    values = np.empty((m, length), dtype=np.float32)
     for begin in range(0, m, 50_000):
-        end = min(begin + 50_000, m)
-        cols[begin:end] = rng.integers(0, width, size=(end - begin, length), dtype=np.int32)
-        cols[begin:end] += np.arange(0, n, width, dtype=np.int32)
+        block = slice(begin, min(begin + 50_000, m))
+        cols[block] = rng.integers(0, width, size=cols[block].shape, dtype=np.int32)
+        cols[block] += slices
+        rng.standard_normal(out=values[block], dtype=np.float32)
     crow = np.arange(0, m * length + 1, length, dtype=np.int32)
-    values = rng.standard_normal(m * length, dtype=np.float32)
-    S = sp.csr_array((values, cols.reshape(-1), crow), shape=(m, n))
-    pattern = ls.SparsityPattern(torch.from_numpy(crow), torch.from_numpy(cols.reshape(-1)), (m, n))
+    return crow, cols.reshape(-1), values.reshape(-1)
+
+
+def regression_thread() -> dict:
+    """y = A x with A of 850,000 x 210,000 and 0.1 % nonzeros, float32, two threads."""
+    shape = m, n = 850_000, 210_000
+    crow, cols, values = regression_matrix(m, n, 210)
+    S = sp.csr_array((values, cols, crow), shape=shape)
+    pattern = ls.SparsityPattern(torch.from_numpy(crow), torch.from_numpy(cols), shape)
     A = ls.CSR(torch.from_numpy(values), pattern)
     x = torch.randn(n, requires_grad=True)
     torch.set_num_threads(2)

@@ -8,6 +8,7 @@ from learnsolve.config import config, show_config
 from learnsolve.csr import CSR
 from learnsolve.evaluation import Evaluation, evaluate
 from learnsolve.pattern import SparsityPattern
+from learnsolve.profiling import profile
 
 __version__ = "0.1.0"
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "ordering",
     "preconditioners",
     "problems",
+    "profile",
     "show_config",
     "solvers",
 ]

@@ -20,6 +20,7 @@ LAYERS = [
     ["preconditioners", "problems", "io"],
     ["solvers", "nn"],
     ["analysis", "evaluation"],
+    ["analysis", "evaluate", "profiling"],
     ["learnsolve"],  # the package itself: exports of the above
     ["recipes"],
     ["train"],

@@ -1,0 +1,127 @@
+"""What the experiments share: command line, files that name the machine, one manner of figures.
+
+An experiment is a folder with `run.py`, which begins
+
+    import sys
+    from pathlib import Path
+
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from common import Experiment
+
+and calls `Experiment(__file__, __doc__)`, which reads `--quick` and `--out`. `medians` and `table` are those
+of the benchmarks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import platform
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from timing import machine, medians, table  # noqa: E402
+
+from learnsolve.recipes._plots import BLACK, BLUE, GREY, ORANGE, PURPLE, new_figure, new_panels, png  # noqa: E402
+
+__all__ = [
+    "BLACK",
+    "BLUE",
+    "GREY",
+    "ORANGE",
+    "PURPLE",
+    "Experiment",
+    "difference",
+    "medians",
+    "new_figure",
+    "new_panels",
+    "peak_gigabytes",
+    "table",
+]
+
+
+class Experiment:
+    """The command line of one experiment and the files that it writes.
+
+    Attributes
+    ----------
+    args : what the command line said
+    quick : bool, a small version of the same, in seconds; its numbers are no results
+    out : folder of the files. Committed results are what a run without --quick and --out has written.
+    """
+
+    def __init__(self, file: str, description: str | None, *options: tuple[str, dict[str, Any]], threads=1):
+        folder = Path(file).resolve().parent
+        self.name = folder.name
+        parser = argparse.ArgumentParser(
+            prog=f"python experiments/{self.name}/run.py",
+            description=description,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        parser.add_argument("--quick", action="store_true", help="a small version, in seconds")
+        parser.add_argument("--out", type=Path, help="folder of the results")
+        parser.add_argument("--threads", type=int, help=f"of torch; {threads} if not given, 1 with --quick")
+        for option, keywords in options:
+            parser.add_argument(option, **keywords)
+        self.args = parser.parse_args()
+        self.quick: bool = self.args.quick
+        usual = ROOT / "runs" / "experiments" / self.name if self.quick else folder / "results"
+        self.out: Path = self.args.out or usual
+        self.out.mkdir(parents=True, exist_ok=True)
+        torch.set_num_threads(self.args.threads or (1 if self.quick else threads))
+        torch.manual_seed(0)
+        self.start = time.perf_counter()
+
+    def json(self, name: str, **content: Any) -> None:
+        """Numbers, with the machine that they were measured on."""
+        whole = {
+            "experiment": self.name,
+            "quick": self.quick,
+            "environment": {**machine(), "platform": platform.platform()},
+            "seconds": round(time.perf_counter() - self.start, 1),
+            **content,
+        }
+        self._write(name, (json.dumps(whole, indent=1) + "\n").encode())
+
+    def csv(self, name: str, rows: list[dict[str, Any]]) -> None:
+        """A table; numbers to 6 digits."""
+        path = self.out / name
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+            writer.writeheader()
+            for row in rows:
+                writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()})
+        print(f"wrote {_shown(path)}")
+
+    def figure(self, name: str, figure: Any) -> None:
+        self._write(name, png(figure))
+
+    def _write(self, name: str, content: bytes) -> None:
+        (self.out / name).write_bytes(content)
+        print(f"wrote {_shown(self.out / name)}")
+
+
+def _shown(path: Path) -> Path:
+    path = path.resolve()
+    return path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+
+
+def difference(a: torch.Tensor, b: torch.Tensor) -> float:
+    """||a - b|| / ||b||."""
+    a, b = a.detach(), b.detach()
+    return float((a - b).norm() / b.norm())
+
+
+def peak_gigabytes() -> float:
+    """The most memory that this process has held so far."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9

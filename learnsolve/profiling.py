@@ -1,0 +1,269 @@
+"""What a function's forward and backward pass cost, side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity
+
+from learnsolve import _check
+from learnsolve.csr import CSR
+from learnsolve.solvers.base import Solution
+
+
+@dataclasses.dataclass(frozen=True)
+class Pass:
+    """One pass, forward or backward.
+
+    Attributes
+    ----------
+    seconds : median time of the pass, without a profiler
+    calls : operators that ran, those that other operators called included
+    operators : name -> (calls, seconds), by the profiler; the seconds are the operator's own, without those
+        that it called, and on a CUDA device those of its kernels
+    peak_bytes : the most memory that was held above what was held before, as far as torch allocated it; None
+        where it is not known
+    """
+
+    seconds: float
+    calls: int
+    operators: dict[str, tuple[int, float]]
+    peak_bytes: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """The result of `profile`. Printing it shows forward beside backward."""
+
+    forward: Pass
+    backward: Pass
+    top: int = 10
+
+    @property
+    def ratio(self) -> float:
+        """Time of the backward over that of the forward."""
+        return self.backward.seconds / self.forward.seconds
+
+    def __str__(self) -> str:
+        passes = (self.forward, self.backward)
+        lines = [
+            ("", "forward", "backward"),
+            ("time", *(_time(p.seconds) for p in passes)),
+            ("backward / forward", "", f"{self.ratio:.2f}"),
+            ("memory, peak", *(_memory(p.peak_bytes) for p in passes)),
+            ("calls", *(str(p.calls) for p in passes)),
+        ]
+        names = {name: 0.0 for p in passes for name in p.operators}
+        for p in passes:
+            for name, (_, seconds) in p.operators.items():
+                names[name] += seconds
+        listed = sorted(names, key=lambda name: -names[name])
+        for name in listed[: self.top]:
+            each = [p.operators.get(name) for p in passes]
+            lines.append((f"  {name}", *("-" if o is None else f"{o[0]} x, {_time(o[1])}" for o in each)))
+        if len(listed) > self.top:
+            lines.append((f"  and {len(listed) - self.top} more", "", ""))
+        widths = [max(len(line[i]) for line in lines) for i in range(3)]
+        return "\n".join(f"{a:{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}".rstrip() for a, b, c in lines)
+
+
+def profile(fn: Callable[..., Any], *args: Any, repeats: int = 10, warmup: int = 2, top: int = 10) -> Profile:
+    r"""Calls and time of fn(\*args) and of its backward pass.
+
+    The backward pass goes from all outputs of fn that have a gradient, with cotangents of ones, to everything
+    that learns: arguments, and tensors that fn finds elsewhere. It ends at the arguments, does not touch
+    `.grad`, and builds no graph for second derivatives.
+
+    Parameters
+    ----------
+    fn : callable
+        Returns a tensor, a `Solution`, or lists, tuples, dictionaries or dataclasses of them. Called
+        warmup + repeats + 1 times.
+    args : what fn is called with
+    repeats : how often each pass is timed; the median counts
+    warmup : calls before, in which plans are made and caches filled; at least 1
+    top : how many operators are printed
+
+    Returns
+    -------
+    Profile, with `forward` and `backward` (seconds, calls, operators, peak_bytes) and `ratio`
+
+    Raises
+    ------
+    ValueError
+        if no output of fn has a gradient, or repeats, warmup or top are below 1.
+    TypeError
+        if fn is not callable, or the numbers are not ints.
+
+    Notes
+    -----
+    Where a tensor of the inputs or outputs is on a CUDA device, the clock is read when that device has
+    finished. Times are those of calls without a profiler; the profiler looks at one more call, in which small
+    operators take up to twice as long. Memory on the CPU is that of torch's allocator: NumPy and SciPy do not
+    report theirs.
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A = ls.problems.poisson((30, 30)).requires_grad_()
+    >>> x = torch.ones(900, dtype=torch.float64, requires_grad=True)
+    >>> found = ls.profile(ls.ops.spmm, A, x)
+    >>> found.forward.operators["learnsolve::csr_spmm"][0]
+    1
+    >>> print(str(found).splitlines()[0].split())
+    ['forward', 'backward']
+    """
+    if not callable(fn):
+        raise TypeError(f"profile: fn must be callable, got {type(fn).__name__}; give its arguments after it")
+    for name, value in (("repeats", repeats), ("warmup", warmup), ("top", top)):
+        _check.integer("profile", name, value, 1)
+    given = list(_tensors(args))
+    devices: set[torch.device] = set()
+    with torch.enable_grad():
+        for _ in range(warmup):
+            outputs = _outputs(fn(*args))
+            devices = {t.device for t in (*given, *outputs) if t.is_cuda}
+            _backward(outputs, given)()
+        times: tuple[list[float], list[float]] = ([], [])
+        for _ in range(repeats):
+            forward, outputs = _timed(lambda: _outputs(fn(*args)), devices)
+            backward, _ = _timed(_backward(outputs, given), devices)
+            times[0].append(forward)
+            times[1].append(backward)
+            del outputs, _  # the graph, so that the next forward finds the memory free
+        outputs, first = _watched(lambda: _outputs(fn(*args)), devices)
+        _, second = _watched(_backward(outputs, given), devices)
+    passes = [Pass(statistics.median(t), *seen) for t, seen in zip(times, (first, second), strict=True)]
+    return Profile(passes[0], passes[1], top)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors in an argument or a result."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        yield from _tensors([getattr(value, field.name) for field in dataclasses.fields(value)])
+    elif isinstance(value, CSR):
+        yield value.values
+    elif isinstance(value, Solution):
+        yield value.x
+
+
+def _outputs(result: Any) -> list[Tensor]:
+    outputs = [t for t in _tensors(result) if t.requires_grad]
+    if not outputs:
+        raise ValueError(
+            f"profile: an output of fn must have a gradient, got {type(result).__name__} without one; let an "
+            "input require it, and return a result that was not detached"
+        )
+    return outputs
+
+
+def _learning(outputs: Iterable[Tensor], given: list[Tensor]) -> list[Tensor]:
+    """Arguments and leaves in the graph of the outputs, which is not followed beyond arguments."""
+    ends: dict[Any, list[Tensor]] = {}
+    for t in given:
+        ends.setdefault(t.grad_fn, []).append(t)
+    found = {id(t): t for t in outputs if t.is_leaf}
+    todo = [t.grad_fn for t in outputs if t.grad_fn is not None]
+    seen = set(todo)
+    while todo:
+        node = todo.pop()
+        leaf = getattr(node, "variable", None)
+        stop = ends.get(node, []) if leaf is None else [leaf]
+        if stop:
+            found |= {id(t): t for t in stop}
+            continue
+        following = [n for n, _ in node.next_functions if n is not None and n not in seen]
+        seen.update(following)
+        todo += following
+    return list(found.values())
+
+
+def _backward(outputs: list[Tensor], given: list[Tensor]) -> Callable[[], Any]:
+    inputs = _learning(outputs, given)
+    ones = [torch.ones_like(t, memory_format=torch.contiguous_format) for t in outputs]
+    return lambda: torch.autograd.grad(outputs, inputs, ones, allow_unused=True)
+
+
+def _wait(devices: Iterable[torch.device]) -> None:
+    for device in devices:
+        torch.cuda.synchronize(device)
+
+
+def _timed(run: Callable[[], Any], devices: Iterable[torch.device]) -> tuple[float, Any]:
+    _wait(devices)
+    start = time.perf_counter()
+    result = run()
+    _wait(devices)
+    return time.perf_counter() - start, result
+
+
+def _watched(run: Callable[[], Any], devices: set[torch.device]) -> tuple[Any, tuple]:
+    """The result, and (calls, operators, peak_bytes)."""
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if devices else [])]
+    before = {}
+    _wait(devices)
+    for device in devices:
+        torch.cuda.reset_peak_memory_stats(device)
+        before[device] = torch.cuda.memory_allocated(device)
+    with torch.profiler.profile(activities=activities, profile_memory=True, acc_events=True) as profiler:
+        result = run()
+        _wait(devices)
+    operators: dict[str, tuple[int, float]] = {}
+    for event in profiler.events() or ():
+        # Neither kernels nor nodes of autograd, whose work is done by operators.
+        if event.device_type.name != "CPU" or "::" not in event.name:
+            continue
+        if event.name.startswith("autograd::"):
+            continue
+        own = event.self_device_time_total if devices else event.self_cpu_time_total
+        calls, seconds = operators.get(event.name, (0, 0.0))
+        operators[event.name] = calls + 1, seconds + own * 1e-6
+    calls = sum(count for count, _ in operators.values())
+    if devices:
+        peak = max(torch.cuda.max_memory_allocated(d) - before[d] for d in devices)
+    else:
+        peak = _cpu_peak(profiler)
+    return result, (calls, operators, peak)
+
+
+def _cpu_peak(profiler: torch.profiler.profile) -> int | None:
+    """Allocations and releases in their order, added up."""
+    kineto = getattr(profiler.profiler, "kineto_results", None)
+    if kineto is None:
+        return None
+    moves = [(e.start_ns(), e.nbytes()) for e in kineto.events() if e.name() == "[memory]"]
+    held = peak = 0
+    for _, size in sorted(moves, key=lambda move: move[0]):
+        held += size
+        peak = max(peak, held)
+    return peak
+
+
+def _time(seconds: float) -> str:
+    for unit, name in ((1.0, "s"), (1e-3, "ms")):
+        if seconds >= unit:
+            return f"{seconds / unit:.3g} {name}"
+    return f"{seconds * 1e6:.3g} us"
+
+
+def _memory(size: int | None) -> str:
+    if size is None:
+        return "unknown"
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if size >= unit:
+            return f"{size / unit:.3g} {name}"
+    return f"{size} B"
