@@ -19,8 +19,7 @@ LAYERS = [
     ["ops", "ordering"],
     ["preconditioners", "problems", "io"],
     ["solvers", "nn"],
-    ["analysis", "evaluation"],
-    ["analysis", "evaluate", "profiling"],
+    ["analysis", "evaluation", "profiling"],
     ["learnsolve"],  # the package itself: exports of the above
     ["recipes"],
     ["train"],
