@@ -97,15 +97,16 @@ def _prepare(folder: Path, settings: RunSettings, recipe: recipes.Recipe) -> Run
         facts = _checkpoint.load_state(folder, recipe.model, run.optimizer)
         run.step, run.first_loss = facts["step"], facts["first_loss"]
         run.seconds, run.metrics_bytes = facts["seconds"], facts["metrics_bytes"]
+        recipe.restore(facts.get("recipe", {}))
         if settings.steps < run.step:
             raise SettingError(f"--steps {settings.steps} is less than the {run.step} steps already taken")
     else:
-        _empty(folder, settings)
+        _empty(folder, settings, recipe.files)
     _checkpoint.write_atomic(folder / _command_line.CONFIG, _command_line.dump(settings))
     return run
 
 
-def _empty(folder: Path, settings: RunSettings) -> None:
+def _empty(folder: Path, settings: RunSettings, files: Sequence[str]) -> None:
     """Make the folder; refuse one with other things in it, and remove an earlier run only if told to."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -122,7 +123,7 @@ def _empty(folder: Path, settings: RunSettings) -> None:
             "--overwrite true, or choose another --out"
         )
     # The checkpoint goes first: an interruption must not leave it with files that are not its own.
-    ours = (_checkpoint.TENSORS, _checkpoint.SUMMARY, _checkpoint.MODEL, METRICS, "report.json")
+    ours = (_checkpoint.TENSORS, _checkpoint.SUMMARY, _checkpoint.MODEL, METRICS, "report.json", *files)
     for path in [folder / name for name in ours] + sorted(folder.glob("*.png")):
         path.unlink(missing_ok=True)
     _checkpoint.remove_leftovers(folder)

@@ -22,6 +22,9 @@ RECIPES: dict[str, Entry] = {
     "jacobi": Entry(
         "learnsolve.recipes.jacobi", "JacobiRecipe", "One weight for every row of Jacobi's method."
     ),
+    "pcg": Entry(
+        "learnsolve.recipes.pcg", "PcgRecipe", "A preconditioner for conjugate gradients, by their residuals."
+    ),
     "gcn": Entry(
         "learnsolve.recipes.gcn", "GcnRecipe", "Classes of a citation graph's nodes, by graph convolutions."
     ),

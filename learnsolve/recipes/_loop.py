@@ -67,6 +67,7 @@ class Run:
             "first_loss": self.first_loss,
             "seconds": self.seconds,
             "metrics_bytes": self.metrics_bytes,
+            "recipe": self.recipe.state(),
         }
 
 
@@ -116,7 +117,7 @@ def _steps(run: Run, metrics: Metrics, progress: Progress, stop: "_Stop") -> flo
         now = clock()
         run.seconds = now - start
         # Weights are saved once their loss is known to be good, and before its row: the row comes again.
-        done = run.step >= settings.steps
+        done = run.step >= settings.steps or recipe.finished
         if done or stop.requested or now >= next_save:
             run.save(metrics)
             if stop.requested:

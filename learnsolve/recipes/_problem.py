@@ -82,11 +82,20 @@ def describe(settings: ProblemSettings) -> str:
     return f"graph of {name}" if settings.name == "graph_laplacian" else name
 
 
-def build(settings: ProblemSettings, *, seed: int, dtype: torch.dtype, device: str) -> CSR:
-    """The matrix; SettingError where the settings or the data do not allow one."""
+def build(
+    settings: ProblemSettings,
+    *,
+    seed: int,
+    dtype: torch.dtype,
+    device: str,
+    usual: ProblemSettings | None = None,
+) -> CSR:
+    """The matrix; SettingError where the settings or the data do not allow one. `usual`: what the recipe has
+    where nothing is given."""
+    usual = usual or ProblemSettings()
     for f in fields(settings):
         value = getattr(settings, f.name)
-        if f.name not in ({"name"} | USED[settings.name]) and value != f.default:
+        if f.name not in ({"name"} | USED[settings.name]) and value != getattr(usual, f.name):
             raise SettingError(
                 f"--problem.{f.name} means nothing for --problem.name {settings.name}, which takes "
                 f"{', '.join('--problem.' + o for o in sorted(USED[settings.name]))}"

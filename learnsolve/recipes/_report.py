@@ -34,6 +34,8 @@ def write_report(folder: Path, name: str, recipe: Recipe, steps: int, seconds: f
     }
     for file_name, figure in recipe.figures(history, outcome):
         write_atomic(folder / file_name, png(figure))
+    for file_name, text in outcome.texts.items():
+        write_atomic(folder / file_name, text)
     write_atomic(folder / "report.json", json.dumps(_plain(report), indent=2) + "\n")
     return outcome
 

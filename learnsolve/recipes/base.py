@@ -118,6 +118,7 @@ class Outcome:
     columns, rows : the final table; numbers are formatted where it is printed
     sentence : what was learned
     data : what the recipe's own figures need beyond that
+    texts : content of the files named in `Recipe.files`
     """
 
     numbers: dict[str, Any]
@@ -125,6 +126,7 @@ class Outcome:
     rows: list[list[Any]] = field(default_factory=list)
     sentence: str = ""
     data: dict[str, Any] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
 
 
 class Recipe:
@@ -139,12 +141,16 @@ class Recipe:
     Settings : the dataclass of options, a subclass of RunSettings
     columns : names of further columns of metrics.csv, for the numbers that `measure` returns
     model : torch.nn.Module whose parameters are learned and whose state_dict is saved
+    files : names of further files that `outcome` gives as texts
+    finished : True ends the training before --steps
     lower_bound : a loss below it (beyond rounding) means that the task is ill-posed; the run then stops
     advice : what to try when the loss diverges
     """
 
     Settings: ClassVar[type[RunSettings]] = RunSettings
     columns: ClassVar[tuple[str, ...]] = ()
+    files: ClassVar[tuple[str, ...]] = ()
+    finished: bool = False
     model: torch.nn.Module
     lower_bound: float = -math.inf
     advice: str = "try a smaller --lr"
@@ -172,6 +178,13 @@ class Recipe:
     def measure(self) -> Sequence[float | None]:
         """The numbers of `columns`, asked for right after each `evaluate`, whose work it may use."""
         return ()
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed run goes on with, beside model, optimiser and step; numbers and texts only."""
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take up what `state` gave."""
 
     def outcome(self) -> Outcome:
         """Numbers and words on the trained model."""

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from learnsolve import solvers
-from learnsolve.csr import CSR
 from learnsolve.ops.quadratic_form import quadratic_form
 from learnsolve.recipes import _jacobi_outcome, _problem
+from learnsolve.recipes._definite import check_energy
 from learnsolve.recipes._memory import free_memory
 from learnsolve.recipes._vectors import HELD_OUT, TRAINING, normal_vectors
 from learnsolve.recipes.base import History, Outcome, Recipe, RunSettings, SettingError, at_least
@@ -85,7 +85,7 @@ class JacobiRecipe(Recipe):
         self.A = _problem.build(
             settings.problem, seed=settings.seed, dtype=settings.torch_dtype, device=settings.device
         )
-        n = _check_matrix(self.A)
+        n = check_energy(self.A, "jacobi")
         _check_memory(n, settings)
         weight = torch.ones(n, dtype=settings.torch_dtype, device=settings.device)
         self.model = solvers.Jacobi(weight, iterations=settings.sweeps)
@@ -141,27 +141,6 @@ class JacobiRecipe(Recipe):
         from learnsolve.recipes import _jacobi_plots  # matplotlib is wanted only now
 
         return _jacobi_plots.figures(self, history, outcome)
-
-
-def _check_matrix(A: CSR) -> int:
-    rows, columns = A.shape
-    if rows != columns or rows == 0:
-        raise SettingError(f"--problem: jacobi needs a square matrix with rows, got shape {A.shape}")
-    S = A.to_scipy()
-    worst, largest = (float(abs(M).max()) if M.nnz else 0.0 for M in (S - S.T, S))
-    if worst > 1e-6 * largest:
-        raise SettingError(
-            f"--problem: the loss e^T A e needs a symmetric matrix, but A - A^T has an entry {worst:.3g}; "
-            "choose another problem"
-        )
-    bad = torch.nonzero(A.diagonal() <= 0).flatten()
-    if len(bad):
-        row = int(bad[0])
-        raise SettingError(
-            f"--problem: the loss e^T A e needs a positive definite matrix, but the diagonal entry of row "
-            f"{row} is {float(A.diagonal()[row]):g}; choose another problem"
-        )
-    return rows
 
 
 def _check_memory(n: int, settings: JacobiSettings) -> None:

@@ -1,0 +1,102 @@
+"""Pictures of a run of pcg: loss (figure 7 of the paper), residuals (figure 8) and the learned factor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from learnsolve.csr import CSR
+from learnsolve.evaluation import Evaluation
+from learnsolve.recipes import _problem
+from learnsolve.recipes._pcg_factor import factor_of
+from learnsolve.recipes._plots import BLACK, BLUE, GREY, ORANGE, PURPLE, new_figure, new_panels
+from learnsolve.recipes.base import History, Outcome
+
+if TYPE_CHECKING:
+    from learnsolve.recipes.pcg import PcgRecipe
+
+FACTOR_ENTRIES = 20_000  # more would be one dark surface
+WIDE = 5  # quotient of losses from which on the axis is logarithmic
+STYLES = {
+    "learned": {"color": BLUE, "linewidth": 2.2},
+    "none": {"color": BLACK, "linestyle": "--"},
+    "Jacobi": {"color": GREY, "linestyle": ":", "linewidth": 2.0},
+    "IC(0)": {"color": ORANGE, "linestyle": "-."},
+    "AMG": {"color": PURPLE},
+}
+
+
+def figures(recipe: PcgRecipe, history: History, outcome: Outcome) -> Iterator[tuple[str, Any]]:
+    yield "loss.png", loss_figure(recipe, history)
+    for sides, evaluation in outcome.data["evaluations"].items():
+        name = "residuals.png" if sides == "held-out" else f"residuals_{sides}.png"
+        yield name, residuals_figure(evaluation, f"{_problem.describe(recipe.settings.problem)}, {sides}")
+    L = factor_of(recipe.model).detach()
+    if L.nnz <= FACTOR_ENTRIES:
+        yield "factor.png", factor_figure(L, recipe.settings.form)
+
+
+def loss_figure(recipe: PcgRecipe, history: History) -> Any:
+    settings = recipe.settings
+    title = f"Training loss through {settings.iterations} iterations, {_problem.describe(settings.problem)}"
+    what = r"$\log_{10}(1 + \|r_i\| / \|b\|)$" if settings.variant == "demo" else r"$\|r_i\| / \|b\|$"
+    figure, axes = new_figure(title, "optimiser step", f"weighted {what}, mean")
+    axes.plot(history["step"], history["loss"], color=BLUE, linewidth=2, label="training")
+    held = [(s, h) for s, h in zip(history["step"], history["held_out_loss"], strict=True) if h is not None]
+    label = "held-out, all iterations" if settings.curriculum else "held-out"
+    axes.plot(*zip(*held, strict=True), color=PURPLE, linewidth=1.2, label=label)
+    if min(history["loss"]) * WIDE < max(history["loss"]):
+        axes.set_yscale("log")
+    axes.margins(x=0.01)
+    axes.legend(frameon=False)
+    return figure
+
+
+def residuals_figure(evaluation: Evaluation, where: str) -> Any:
+    """The median over the right-hand sides, in a band from the smallest to the largest."""
+    systems = max(len(histories) for histories in evaluation.histories.values())
+    many = f", median and range of {systems}" if systems > 1 else ""
+    figure, axes = new_figure(f"Conjugate gradients, {where}{many}", "iteration", r"$\|b - A x_k\| / \|b\|$")
+    for name, histories in evaluation.histories.items():
+        if not histories:
+            continue
+        longest = max(len(h) for h in histories)
+        table = torch.stack([torch.cat((h, h[-1:].expand(longest - len(h)))) for h in histories])
+        table = table.clamp(min=torch.finfo(table.dtype).tiny)
+        steps = range(longest)
+        axes.semilogy(steps, table.median(0).values, label=name, **STYLES[name])
+        if systems > 1:
+            axes.fill_between(
+                steps, table.amin(0), table.amax(0), color=STYLES[name]["color"], alpha=0.12, linewidth=0
+            )
+    for rtol in sorted({row.rtol for row in evaluation.rows}):
+        axes.axhline(rtol, color=GREY, linewidth=0.6, zorder=0)
+    axes.set_ylim(bottom=min(row.rtol for row in evaluation.rows) / 100)
+    axes.margins(x=0.01)
+    axes.legend(frameon=False)
+    return figure
+
+
+def factor_figure(L: CSR, form: str) -> Any:
+    """The diagonal and the other entries of L, each on a scale of its own: their sizes differ."""
+    rows, columns = L.pattern.row_indices.cpu(), L.col_indices.cpu()
+    values, on = L.values.cpu(), rows == columns
+    words = "M = L L^T" if form == "product" else "M = (L L^T)^{-1}"
+    figure, panels = new_panels(f"Learned factor, ${words}$", 2)
+    n = L.shape[0]
+    size = max(1.0, (220 / n) ** 2)
+    for axes, name, part in zip(panels, ("diagonal", "below the diagonal"), (on, ~on), strict=True):
+        axes.set_title(name)
+        axes.set_xlabel("column")
+        axes.set_xlim(-1, n)
+        axes.set_ylim(n, -1)
+        axes.set_aspect("equal")
+        if bool(part.any()):
+            shown = axes.scatter(
+                columns[part], rows[part], c=values[part], s=size, marker="s", cmap="viridis", linewidth=0
+            )
+            figure.colorbar(shown, ax=axes, shrink=0.8)
+    panels[0].set_ylabel("row")
+    return figure

@@ -1,0 +1,181 @@
+"""A preconditioner for conjugate gradients, learned through a few of their iterations.
+
+Source: Nytko, Taghibakhshi, Uz Zaman, MacLachlan, Olson, West, "Optimized Sparse Matrix Operations for
+Reverse Mode Automatic Differentiation", arXiv 2212.05159, section 4.3 (figures 7 and 8).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from learnsolve import solvers
+from learnsolve.csr import CSR
+from learnsolve.recipes import _pcg_factor, _pcg_outcome, _problem
+from learnsolve.recipes._definite import Guard, check_energy, definiteness
+from learnsolve.recipes._pcg_settings import VARIANTS, PcgSettings, check_memory, usual_problem
+from learnsolve.recipes._schedule import Patience, iterations_at, learning_rate
+from learnsolve.recipes._vectors import HELD_OUT, TRAINING, normal_vectors
+from learnsolve.recipes.base import History, Outcome, Recipe, RunSettings, SettingError
+
+
+class PcgRecipe(Recipe):
+    """A factor of a preconditioner; see `PcgSettings`."""
+
+    Settings: ClassVar[type[RunSettings]] = PcgSettings
+    columns = (
+        "learning_rate",
+        "iterations",
+        "training_residual",
+        "held_out_residual",
+        "definiteness",
+        "shortened_steps",
+    )
+    files = ("evaluation.csv",)
+    model: _pcg_factor.Model
+    lower_bound = 0.0
+    advice = "try a smaller --lr, --clip 1, or check that the matrix is symmetric positive definite"
+
+    def __init__(self, settings: PcgSettings):
+        self.settings = settings
+        self.A: CSR = _problem.build(
+            settings.problem,
+            seed=settings.seed,
+            dtype=settings.torch_dtype,
+            device=settings.device,
+            usual=usual_problem(),
+        )
+        check_energy(self.A, "pcg")
+        check_memory(self.A.shape[0], settings)
+        self.model = _pcg_factor.build(self.A, settings)
+        self.guard = Guard(self.model.parameters(), lambda: _pcg_factor.factor_of(self.model), settings.guard)
+        if settings.guard and not self.guard.holds():
+            raise SettingError(f"--guard {settings.guard:g} refuses the start; give a smaller one")
+        self.patience = Patience(settings.patience)
+        self.step = 0
+        count = settings.test_vectors
+        self.test_vectors = self._normal(count, TRAINING, 0) if isinstance(count, int) else self.ramp()
+        self.held_out = self._normal(settings.held_out, HELD_OUT, 0)
+        self._training_residual = torch.zeros(())  # of the last step
+        self._held_out_residual = self._held_out_loss = 0.0  # of the last evaluation
+
+    def _normal(self, count: int, stream: int, step: int) -> Tensor:
+        return normal_vectors(
+            self.A.shape[0],
+            range(count),
+            seed=self.settings.seed,
+            stream=stream,
+            step=step,
+            dtype=self.A.dtype,
+            device=self.A.device,
+        )
+
+    def ramp(self) -> Tensor:
+        """One right-hand side, linear along the last axis of a grid, else along the rows."""
+        n = self.A.shape[0]
+        length = (_problem.grid_of(self.settings.problem) or (n,))[-1]
+        line = torch.linspace(-1, 1, length + 2, dtype=torch.float64)[1:-1]
+        if length == 1:
+            line = torch.ones(1, dtype=torch.float64)
+        return line.repeat(n // length).unsqueeze(1).to(self.A.dtype).to(self.A.device)
+
+    def optimizer(self) -> torch.optim.Optimizer:
+        settings = self.settings
+        optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay
+        )
+        optimizer.register_step_pre_hook(self._before_step)
+        optimizer.register_step_post_hook(lambda *_: self.guard.after())
+        return optimizer
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if self.settings.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
+        for group in optimizer.param_groups:
+            group["lr"] = self.learning_rate
+        self.guard.before()
+
+    @property
+    def learning_rate(self) -> float:
+        settings = self.settings
+        return learning_rate(settings.lr, settings.schedule, self.step, settings.schedule_steps or 0)
+
+    @property
+    def iterations(self) -> int:
+        """In the loss of this step."""
+        return iterations_at(self.step, self.settings.iterations or 0, self.settings.curriculum)
+
+    def residuals(self, vectors: Tensor, iterations: int) -> Tensor:
+        """||r_i|| / ||b|| for i = 0 .. iterations, shape (iterations + 1, number of vectors)."""
+        solution = solvers.cg(
+            self.A, vectors, rtol=0.0, maxiter=iterations, M=self.model, gradient="unrolled"
+        )
+        norms = solution.residual_norms
+        if (missing := iterations + 1 - norms.shape[0]) > 0:  # all had come to rounding level before
+            norms = torch.cat((norms, norms[-1:].expand(missing, -1)))
+        return norms / torch.linalg.vector_norm(vectors, dim=0)
+
+    def losses(self, vectors: Tensor, iterations: int | None = None) -> Tensor:
+        """The loss of each right-hand side."""
+        return self._weighted(self.residuals(vectors, iterations or self.iterations))
+
+    def _weighted(self, residuals: Tensor) -> Tensor:
+        demo = VARIANTS[self.settings.variant].demo
+        terms = torch.log10(1 + residuals) if demo else residuals[1:]
+        powers = torch.arange(len(terms) - 1, -1, -1, dtype=terms.dtype, device=terms.device)
+        weights = (self.settings.gamma or 0.0) ** powers
+        return weights / weights.sum() @ terms
+
+    def loss(self, step: int) -> Tensor:
+        self.step = step
+        B = self.test_vectors
+        if self.settings.resample and step > 0:
+            B = self._normal(B.shape[1], TRAINING, step)
+        residuals = self.residuals(B, self.iterations)
+        last = residuals[-1].detach().mean()
+        self._training_residual = last
+        if self.settings.target is not None and self.iterations == self.settings.iterations:
+            self.finished = self.finished or bool(last < self.settings.target)
+        return self._weighted(residuals).mean()
+
+    @torch.no_grad()
+    def evaluate(self) -> float:
+        residuals = self.residuals(self.held_out, self.settings.iterations or 0)
+        self._held_out_residual = residuals[-1].mean().item()
+        self._held_out_loss = self._weighted(residuals).mean().item()
+        return self._held_out_loss
+
+    def measure(self) -> list[float | None]:
+        if self.iterations == self.settings.iterations and self.patience.see(self._held_out_loss):
+            self.finished = True
+        return [
+            self.learning_rate,
+            float(self.iterations),
+            self._training_residual.item(),
+            self._held_out_residual,
+            definiteness(_pcg_factor.factor_of(self.model)),
+            float(self.guard.shortened),
+        ]
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "shortened_steps": self.guard.shortened,
+            "best_held_out_loss": self.patience.best,
+            "waited": self.patience.waited,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.guard.shortened = state["shortened_steps"]
+        self.patience.best, self.patience.waited = state["best_held_out_loss"], state["waited"]
+        self.finished = self.patience.over
+
+    def outcome(self) -> Outcome:
+        return _pcg_outcome.outcome(self)
+
+    def figures(self, history: History, outcome: Outcome) -> Iterator[tuple[str, Any]]:
+        from learnsolve.recipes import _pcg_plots  # matplotlib is wanted only now
+
+        return _pcg_plots.figures(self, history, outcome)
