@@ -3,29 +3,40 @@
 from learnsolve.solvers.base import Iteration, Solution, SolverError, Status
 from learnsolve.solvers.bicgstab import bicgstab
 from learnsolve.solvers.cg import cg
+from learnsolve.solvers.chebyshev import Chebyshev, chebyshev
 from learnsolve.solvers.fcg import fcg
 from learnsolve.solvers.fgmres import fgmres
 from learnsolve.solvers.gmres import gmres
+from learnsolve.solvers.heavyball import Heavyball, heavyball, heavyball_parameters
 from learnsolve.solvers.jacobi import Jacobi, jacobi
 from learnsolve.solvers.lsmr import lsmr
 from learnsolve.solvers.lsqr import lsqr
 from learnsolve.solvers.minres import minres
 from learnsolve.solvers.pcg import PCG
+from learnsolve.solvers.richardson import Richardson, richardson, richardson_weight
 
 __all__ = [
     "PCG",
+    "Chebyshev",
+    "Heavyball",
     "Iteration",
     "Jacobi",
+    "Richardson",
     "Solution",
     "SolverError",
     "Status",
     "bicgstab",
     "cg",
+    "chebyshev",
     "fcg",
     "fgmres",
     "gmres",
+    "heavyball",
+    "heavyball_parameters",
     "jacobi",
     "lsmr",
     "lsqr",
     "minres",
+    "richardson",
+    "richardson_weight",
 ]
