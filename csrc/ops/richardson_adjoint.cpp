@@ -52,15 +52,16 @@ class SweepsAdjoint {
     }
     g.resize(nk), c.resize(k), sums.resize(S.n_blocks());
     for (int64_t it = p.sweeps - 1; it >= 0; --it) step(it);
+    if (in.before_out) {  // first: `later` may lie where lambda goes
+      for (int64_t o = 0; o < nk; ++o) later[o] *= factor;
+      columns.put(later, in.before_out);
+    }
     if (columns.some()) {
       columns.put(lambda, in.lambda);
       if (gb) columns.put(gb, in.gb);
     } else if (lambda != in.lambda) {
       std::copy_n(lambda, nk, in.lambda);
     }
-    if (!in.before_out) return;
-    for (int64_t o = 0; o < nk; ++o) later[o] *= factor;
-    columns.put(later, in.before_out);
   }
 
  private:

@@ -44,8 +44,7 @@ def richardson_sweeps(
     values : (nnz,) or (B, nnz)
     scale : (n,), (1 or iterations, n) or (B, 1 or iterations, n)
     b, x0 : (n,), (n, k) or (B, n, k), of one shape; B only if one of the others has it or for itself
-    checkpointed : keep O(sqrt(iterations)) iterates for the backward, and repeat the sweeps between them: the
-        same bits
+    checkpointed : keep O(sqrt(iterations)) iterates for the backward, and repeat the sweeps between them
     momentum : (1 or iterations,) or (B, 1 or iterations); None or empty: none
 
     Returns

@@ -291,12 +291,12 @@ class _Steps:
         return Solution(x, done, history, -2, codes=codes)
 
     def _segment(self, b: Tensor, x: Tensor, old: Tensor, first: int, count: int):
-        again = first in self.ran
+        end = self.ran.get(first)  # of a segment that is repeated, which asks the callback nothing
         norms = []
-        for i in range(first, first + self.ran.get(first, count)):
+        for i in range(first, first + count):
             r = b - self.A(x)
             norm = residual_norm(r, -2, keepdim=True)
-            if not again and i > 0 and self._told(i, x, norm):
+            if len(norms) == end or (end is None and i > 0 and self._told(i, x, norm)):
                 break
             norms.append(norm)
             step = self.steps[i if self.steps.shape[0] > 1 else 0].unsqueeze(-1)

@@ -36,12 +36,18 @@ def _coefficients(lmin: Any, lmax: Any, iterations: int, b: Tensor) -> tuple[Ten
     """
     root = (lmin * lmax) ** 0.5 if isinstance(lmin * lmax, Tensor) else math.sqrt(lmin * lmax)
     middle, radius = (lmax + lmin) / 2, (lmax - lmin) / 2
-    q2 = torch.as_tensor((radius / (middle + root)) ** 2, dtype=b.dtype, device=b.device)
-    k = torch.arange(iterations, device=b.device)
-    low, here, high = (1 + q2 ** (k + i).clamp(min=0) for i in (-1, 0, 1))
-    first = k == 0
-    a = torch.where(first, 1, 2) * here / (high * (middle + root))
-    return a, torch.where(first, 0, q2 * low / high)
+    q2 = (radius / (middle + root)) ** 2
+    powers = [0 * q2 + 1]  # not q2 ** k, whose second derivatives at 0 are NaN
+    for _ in range(iterations):
+        powers.append(powers[-1] * q2)
+    if isinstance(q2, Tensor):
+        p = 1 + torch.stack(powers)
+    else:
+        p = 1 + torch.tensor(powers, dtype=b.dtype, device=b.device)
+    first = torch.arange(iterations, device=b.device) == 0
+    a = torch.where(first, 1, 2) * p[:-1] / (p[1:] * (middle + root))
+    before = torch.cat((p[:1], p[:-2])) if iterations else p[:0]
+    return a, torch.where(first, 0, q2 * before / p[1:])
 
 
 def chebyshev(

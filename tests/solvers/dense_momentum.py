@@ -22,7 +22,9 @@ SYSTEMS = {
 EVERY = (0, 1, 2, 3, 4)
 
 
-def inputs_for(name: str, K: int, P: ls.SparsityPattern | None = None, requires_grad: bool = False) -> list[Tensor]:
+def inputs_for(
+    name: str, K: int, P: ls.SparsityPattern | None = None, requires_grad: bool = False
+) -> list[Tensor]:
     """values, scale, momentum, b, x0"""
     P = small_square() if P is None else P
     values, scale, momentum, b = SYSTEMS[name](P.shape[0], P.nnz, K)
@@ -68,7 +70,9 @@ def results(f, inputs, which=(0, 1)):
     """Values and gradients of all inputs through the chosen outputs."""
     inputs = [t.detach().clone().requires_grad_() for t in inputs]
     out = f(*inputs)
-    some = [out[i] for i in which]
+    some = [out[i] for i in which if out[i].requires_grad]
+    if not some:  # no norm before the first of no steps
+        return [*out, *(torch.zeros_like(t) for t in inputs)]
     g = [normal(t.shape, t.dtype, seed=60 + i) for i, t in enumerate(some)]
     return [*out, *torch.autograd.grad(some, inputs, g, allow_unused=True, materialize_grads=True)]
 
