@@ -300,7 +300,7 @@ def _adjoint(values, scale, momentum, b, x0, gx, gnorms, norms, fixed, saved, ne
     repeated = checkpointed and len(calls) > 1
     stride = 1 if repeated else _stride(calls, iterations, checkpointed, True)
     axis = 0 if b.dim() == 1 else -2
-    gbefore, end, parts = None, iterations, []
+    gbefore, end, total = None, iterations, None
     for j, segment in reversed(list(enumerate(calls))):
         x, start = saved[2 * j - 2 : 2 * j] if repeated and j else (x0, None)
         start = start if sweeps.heavy else None
@@ -322,21 +322,21 @@ def _adjoint(values, scale, momentum, b, x0, gx, gnorms, norms, fixed, saved, ne
                 count, stride, needs[0], needs[1], needs[2] and sweeps.heavy, needs[3], needs[4] or first > 0,
             )  # fmt: skip
             gbefore = gbefore if before is not None else None
-            parts.append(part)
+            total = part if total is None else _together(part, total, scale, momentum)
             end = first
-    gv, gs, gm, gb = parts[0] if len(parts) == 1 else _together(parts, scale, momentum)
+    assert total is not None
+    gv, gs, gm, gb = total
     return gv, gs, gm if sweeps.heavy else torch.zeros_like(momentum), gb, gx
 
 
-def _together(parts: list, scale: Tensor, momentum: Tensor) -> tuple:
-    """The gradients of several calls, the last sweeps first: added up, or one after another."""
-    gv, gs, gm, gb = zip(*reversed(parts), strict=True)
+def _together(part: list, total: list, scale: Tensor, momentum: Tensor) -> list:
+    """Gradients for (values, scale, momentum, b) of a call, and of all calls after it."""
 
-    def rows(grads, t, axis):
-        several = t.dim() >= -axis and t.shape[axis] > 1 and grads[0].dim() >= -axis
-        return torch.cat(grads, axis) if several else sum(grads[1:], grads[0])
+    def rows(i, t, axis):
+        several = part[i].dim() >= -axis and t.shape[axis] > 1
+        return torch.cat((part[i], total[i]), axis) if several else part[i] + total[i]
 
-    return sum(gv[1:], gv[0]), rows(gs, scale, -2), rows(gm, momentum, -1), sum(gb[1:], gb[0])
+    return [part[0] + total[0], rows(1, scale, -2), rows(2, momentum, -1), part[3] + total[3]]
 
 
 class _RichardsonAdjoint(torch.autograd.Function):
