@@ -43,7 +43,8 @@ class SweepsAdjoint {
     if (k == 0) return;
     b = in.b, lambda = in.lambda, gb = in.gb;
     if (columns.some()) {
-      b = taken(in.b, own_b), lambda = taken(in.lambda, own_lambda);
+      if (in.gs || in.gnorms || stride > 1) b = taken(in.b, own_b);
+      lambda = taken(in.lambda, own_lambda);
       if (gb) own_gb.assign(nk, T(0)), gb = own_gb.data();
     }
     if (momentum) {
@@ -138,17 +139,18 @@ class SweepsAdjoint {
   void step(int64_t it) {
     if (stride > 1 && (it == p.sweeps - 1 || (it + 1) % stride == 0)) replay(it);
     const bool norms = norm_cotangents(it), residual = norms || in.gs;
-    const T* old = momentum ? iterate(it - 1) : nullptr;
-    const T* x = residual || in.ga || (in.gm && old) ? iterate(it) : nullptr;
-    const T m = old ? momentum_of(it) : T(0);
+    const bool moving = momentum && (it > 0 || in.before);  // x_0 has moved nowhere
+    const T* old = moving && in.gm ? iterate(it - 1) : nullptr;
+    const T* x = residual || in.ga || old ? iterate(it) : nullptr;
+    const T m = moving ? momentum_of(it) : T(0);
     parallel_blocks<I>(S, k, [&](int64_t b0, int64_t b1) {
-      table.richardson_adjoint(S.view<T, I>(in.values), S.row_blocks<I>(), b0, b1,
-                               {x, b, scale_of(it), lambda, norms ? c.data() : nullptr, g.data(), gb,
-                                in.gs ? in.gs + p.scale_at(batch, it) : nullptr, m, factor, later,
-                                in.gm ? old : nullptr, sums.data()},
-                               k);
+      table.richardson_adjoint(
+          S.view<T, I>(in.values), S.row_blocks<I>(), b0, b1,
+          {x, b, scale_of(it), lambda, norms ? c.data() : nullptr, g.data(), gb,
+           in.gs ? in.gs + p.scale_at(batch, it) : nullptr, m, factor, later, old, sums.data()},
+          k);
     });
-    if (in.gm && old) {
+    if (old) {
       double sum = 0;
       for (const T part : sums) sum += part;
       in.gm[p.momentum_at(batch, it)] += static_cast<T>(sum);
