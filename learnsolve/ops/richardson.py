@@ -26,6 +26,8 @@ _raw_backward = torch.ops.learnsolve.csr_richardson_backward.default
 # is longer than an interrupt may wait.
 _WORK = 100_000_000
 
+_NONE = {dtype: torch.empty(0, dtype=dtype) for dtype in (torch.float32, torch.float64)}
+
 
 def richardson_sweeps(
     values: Tensor,
@@ -55,7 +57,9 @@ def richardson_sweeps(
     -----
     A column whose cotangents are all exactly zero costs nothing in the backward but a look at them.
     """
-    m = values.new_empty(0) if momentum is None else momentum
+    m = _NONE.get(values.dtype) if momentum is None else momentum
+    if m is None or m.device != values.device:
+        m = values.new_empty(0)
     if torch.compiler.is_dynamo_compiling():
         learns = False
         for t in (values, scale, m, b, x0):
@@ -205,9 +209,13 @@ class _Sweeps:
 class _Richardson(torch.autograd.Function):
     @staticmethod
     def forward(values, scale, momentum, b, x0, pattern, iterations, checkpointed, learns):
-        sweeps = _Sweeps(values, scale, momentum, b, pattern)
         calls = _calls(values, b, iterations, checkpointed)
         stride = _stride(calls, iterations, checkpointed, learns)
+        if calls == [[iterations]]:  # what small systems would notice is left out
+            ptr, idx, _, blocks = pattern._structure(False)
+            m = momentum if momentum.shape[-1] else None
+            return _raw(ptr, idx, blocks, values, scale, m, b, x0, None, iterations, stride)[:3]
+        sweeps = _Sweeps(values, scale, momentum, b, pattern)
         x, before, first, norms, saved = x0, None, 0, [], []
         for segment in calls:
             if first and learns and checkpointed:
@@ -294,9 +302,17 @@ class _RichardsonForwardMode(Eager, _Richardson):
 def _adjoint(values, scale, momentum, b, x0, gx, gnorms, norms, fixed, saved, needs):
     """Gradients for (values, scale, momentum, b, x0), of those that are needed."""
     pattern, iterations, checkpointed = fixed
-    sweeps = _Sweeps(values, scale, momentum, b, pattern)
     transposed = pattern._structure(True)
     calls = _calls(values, b, iterations, checkpointed)
+    if calls == [[iterations]]:
+        ptr, idx, _, blocks = pattern._structure(False)
+        m = momentum if momentum.shape[-1] else None
+        gv, gs, gm, gb, gx0, _ = _raw_backward(
+            ptr, idx, blocks, *transposed, values, scale, m, b, None, saved[0], norms, gx, gnorms, None,
+            iterations, _stride(calls, iterations, checkpointed, True), *needs,
+        )  # fmt: skip
+        return gv, gs, gm if m is not None or not needs[2] else torch.zeros_like(momentum), gb, gx0
+    sweeps = _Sweeps(values, scale, momentum, b, pattern)
     repeated = checkpointed and len(calls) > 1
     stride = 1 if repeated else _stride(calls, iterations, checkpointed, True)
     axis = 0 if b.dim() == 1 else -2
