@@ -155,13 +155,20 @@ def _unfused_adjoint(pattern: SparsityPattern, iterations: int) -> Callable:
     return adjoint
 
 
-def _calls(values: Tensor, b: Tensor, iterations: int, checkpointed: bool) -> list[list[int]]:
+def _calls(
+    values: Tensor, b: Tensor, iterations: int, checkpointed: bool, heavy: bool = True
+) -> list[list[int]]:
     """Iterations of each call, and of each segment that is repeated by itself in the backward."""
     columns = b.numel() // max(b.shape[max(b.dim() - 2, 0)], 1)
     length = max(1, _WORK // (values.shape[-1] * columns + 6 * b.numel() + 1))
     if iterations <= length:
         return [[iterations]]
     segment = max(1, round(iterations**0.5)) if checkpointed else iterations
+    if checkpointed and not heavy and segment <= length:
+        length -= (
+            length % segment
+        )  # each call keeps some of its iterates: there is nothing else to go on from
+        return [[min(length, iterations - i) for i in range(0, iterations, length)]]
     out = []
     for first in range(0, iterations, segment):
         end = min(first + segment, iterations)
@@ -209,7 +216,7 @@ class _Sweeps:
 class _Richardson(torch.autograd.Function):
     @staticmethod
     def forward(values, scale, momentum, b, x0, pattern, iterations, checkpointed, learns):
-        calls = _calls(values, b, iterations, checkpointed)
+        calls = _calls(values, b, iterations, checkpointed, momentum.shape[-1] > 0)
         stride = _stride(calls, iterations, checkpointed, learns)
         if calls == [[iterations]]:  # what small systems would notice is left out
             ptr, idx, _, blocks = pattern._structure(False)
@@ -303,7 +310,7 @@ def _adjoint(values, scale, momentum, b, x0, gx, gnorms, norms, fixed, saved, ne
     """Gradients for (values, scale, momentum, b, x0), of those that are needed."""
     pattern, iterations, checkpointed = fixed
     transposed = pattern._structure(True)
-    calls = _calls(values, b, iterations, checkpointed)
+    calls = _calls(values, b, iterations, checkpointed, momentum.shape[-1] > 0)
     if calls == [[iterations]]:
         ptr, idx, _, blocks = pattern._structure(False)
         m = momentum if momentum.shape[-1] else None
@@ -320,9 +327,9 @@ def _adjoint(values, scale, momentum, b, x0, gx, gnorms, norms, fixed, saved, ne
     for j, segment in reversed(list(enumerate(calls))):
         x, start = saved[2 * j - 2 : 2 * j] if repeated and j else (x0, None)
         start = start if sweeps.heavy else None
-        kept = saved
+        kept = [] if repeated else saved
         if repeated:
-            kept, before, first = [], start, end - sum(segment)
+            before, first = start, end - sum(segment)
             for count in segment:
                 x, before, _, iterates = sweeps(x, before if sweeps.heavy else None, first, count, 1)
                 kept.append(iterates)
