@@ -1,8 +1,11 @@
-"""README and docs/operations.md name every operation, with its gradient and its cost."""
+"""README and docs/operations.md name every operation, with its gradient and its cost; docs/solvers.md and
+docs/preconditioners.md every solver and preconditioner."""
 
 import inspect
 import re
 from pathlib import Path
+
+import pytest
 
 import learnsolve as ls
 
@@ -45,3 +48,10 @@ def test_signatures_are_those_of_the_library():
         named = [p.strip() for p in inner.split(",") if p.strip()]
         real = list(inspect.signature(getattr(ls.ops, name)).parameters)
         assert [p for p in real if p in named] == named, f"{name}: the page says {named}, the library {real}"
+
+
+@pytest.mark.parametrize("group", ["solvers", "preconditioners"])
+def test_the_pages_name_all_solvers_and_preconditioners(group):
+    text = (PAGE.parent / f"{group}.md").read_text()
+    words = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]*)`", text))))
+    assert [name for name in getattr(ls, group).__all__ if name not in words] == []

@@ -5,6 +5,7 @@
 #include "kernels/csr_view.h"
 #include "kernels/elimination.h"
 #include "kernels/pcg_passes.h"
+#include "kernels/richardson_operands.h"
 #include "kernels/stencil_view.h"
 
 namespace learnsolve {
@@ -23,10 +24,8 @@ struct Kernels {
   void (*spmm_backward)(A, B, int64_t b0, int64_t b1, const T* g, const T* x, int64_t k, T* gx, T* ga,
                         bool accumulate_gx, bool accumulate_ga);
   void (*scatter_backward)(A, int64_t r0, int64_t r1, const T* g, const T* x, T* gx, T* ga);
-  void (*richardson_sweep)(A, B, int64_t b0, int64_t b1, const T* x, const T* b, const T* s, int64_t k,
-                           T* next, T* squares);
-  void (*richardson_adjoint)(A, B, int64_t b0, int64_t b1, const T* x, const T* b, const T* s,
-                             const T* lambda, const T* c, int64_t k, T* g, T* bbar, T* sbar);
+  void (*richardson_sweep)(A, B, int64_t b0, int64_t b1, Sweep<T>, int64_t k);
+  void (*richardson_adjoint)(A, B, int64_t b0, int64_t b1, SweepAdjoint<T>, int64_t k);
   int64_t (*incomplete_factor)(Incomplete, const T* a, T* f);
   void (*incomplete_tangent)(Incomplete, const T* f, const T* v, T* z);
   void (*incomplete_adjoint)(Incomplete, const T* f, T* g, T* w);

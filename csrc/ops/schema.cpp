@@ -24,18 +24,24 @@ STABLE_TORCH_LIBRARY(learnsolve, m) {
   m.def(
       "csr_spmv_scatter_backward(Tensor ptr, Tensor idx, Tensor blocks, Tensor values, Tensor g, Tensor x, "
       "bool need_values, bool need_x) -> (Tensor, Tensor)");
-  // `iterations` sweeps x <- x + scale_k o (b - A x), scale (n), (1 or iterations, n) or (B, ..., n):
-  // (x, norms of b - A x before each sweep, every stride-th iterate; none of them if stride = 0).
+  // `iterations` sweeps x <- x + scale_k o (b - A x) + momentum_k (x - before), scale (n), (1 or iterations,
+  // n) or (B, ..., n), momentum (1 or iterations) or (B, ...), `before` the iterate before x0 (none: x0): (x,
+  // norms of b - A x before each sweep, every stride-th iterate, the iterate before x). None are kept if
+  // stride = 0; with momentum and stride > 1 each comes with the one before it, which goes first. The last
+  // result is empty unless stride = 0 and there is momentum.
   m.def(
-      "csr_richardson(Tensor ptr, Tensor idx, Tensor blocks, Tensor values, Tensor scale, Tensor b, "
-      "Tensor x0, int iterations, int stride) -> (Tensor, Tensor, Tensor)");
-  // Its adjoint: gradients for (values, scale, b, x0); where one is not needed, its tensor is
-  // empty (that for x0: of no meaning).
+      "csr_richardson(Tensor ptr, Tensor idx, Tensor blocks, Tensor values, Tensor scale, Tensor? momentum, "
+      "Tensor b, Tensor x0, Tensor? before, int iterations, int stride) -> (Tensor, Tensor, Tensor, Tensor)");
+  // Its adjoint: gradients for (values, scale, momentum, b, x0, before), from those of x, the norms and the
+  // iterate before x; where one is not needed, its tensor is empty (that for x0: of no meaning).
   m.def(
       "csr_richardson_backward(Tensor ptr, Tensor idx, Tensor blocks, Tensor tptr, Tensor tidx, "
-      "Tensor tperm, Tensor tblocks, Tensor values, Tensor scale, Tensor b, Tensor iterates, Tensor norms, "
-      "Tensor gx, Tensor? gnorms, int iterations, int stride, bool need_values, bool need_scale, "
-      "bool need_b, bool need_x0) -> (Tensor, Tensor, Tensor, Tensor)");
+      "Tensor tperm, Tensor tblocks, Tensor values, Tensor scale, Tensor? momentum, Tensor b, Tensor? "
+      "before, "
+      "Tensor iterates, Tensor norms, Tensor gx, Tensor? gnorms, Tensor? gbefore, int iterations, int "
+      "stride, "
+      "bool need_values, bool need_scale, bool need_momentum, bool need_b, bool need_x0) "
+      "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   // Incomplete factors of A's values by a plan (kernels/elimination.h), L and, for LU, U behind it; units are
   // the places of L's ones. With them a double (row, pivot) for each matrix, row -1 if all went well; `check`
   // throws instead. Values, factors: (size) or (B, size).

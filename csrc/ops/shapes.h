@@ -15,6 +15,9 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
 inline Tensor dense(const Tensor& t) { return t.is_contiguous() ? t : torch::stable::contiguous(t); }
+inline std::optional<Tensor> dense(const std::optional<Tensor>& t) {
+  return t ? std::optional<Tensor>(dense(*t)) : std::nullopt;
+}
 
 // f.template operator()<T, I>() for the dtype of the values and the type of the indices.
 template <class F>

@@ -1,4 +1,4 @@
-// Sweeps x' = x + s o (b - A x) and their adjoint against plain sums.
+// Sweeps x' = x + s o (b - A x) + m (x - old) and their adjoint against plain sums.
 #include "kernels/richardson.h"
 
 #include "tests/cases.h"
@@ -13,7 +13,8 @@ template <class T, class I>
 struct System {
   const Structure<I>& S;
   int64_t k;
-  Array<T> values, x, b, s, lambda, c;
+  Array<T> values, x, b, s, old, lambda, later, c;
+  T momentum = T(0.75), factor = T(-0.625);
   std::vector<Sum> residual;
 
   System(Random& random, const Structure<I>& structure, int64_t columns)
@@ -23,7 +24,9 @@ struct System {
         x(uniform<T>(random, S.rows * k)),
         b(uniform<T>(random, S.rows * k)),
         s(uniform<T>(random, S.rows)),
+        old(uniform<T>(random, S.rows * k)),
         lambda(uniform<T>(random, S.rows * k)),
+        later(uniform<T>(random, S.rows * k)),
         c(uniform<T>(random, k)),
         residual(S.rows * k) {
     for (int64_t i = 0; i < S.rows; ++i)
@@ -47,8 +50,17 @@ Sum operator+(const Sum& a, const Sum& b) {
   return {a.value + b.value, a.magnitude + b.magnitude, a.roundings + b.roundings};
 }
 
+// x - old
 template <class T, class I>
-void sweep_case(const System<T, I>& system, const std::string& name) {
+Sum moved(const System<T, I>& system, int64_t o) {
+  Sum d;
+  d.add(system.x[o]);
+  d.add(-static_cast<long double>(system.old[o]));
+  return d;
+}
+
+template <class T, class I>
+void sweep_case(const System<T, I>& system, bool momentum, const std::string& name) {
   const Structure<I>& S = system.S;
   const int64_t k = system.k;
   std::vector<Sum> next(S.rows * k), squares(S.n_blocks() * k);
@@ -58,6 +70,7 @@ void sweep_case(const System<T, I>& system, const std::string& name) {
         const Sum& r = system.residual[i * k + j];
         next[i * k + j].add(system.x[i * k + j]);
         next[i * k + j] = next[i * k + j] + scaled(r, system.s[i]);
+        if (momentum) next[i * k + j] = next[i * k + j] + scaled(moved(system, i * k + j), system.momentum);
         squares[block * k + j] =
             squares[block * k + j] + Sum{r.value * r.value, r.magnitude * r.magnitude, 2 * r.roundings + 2};
       }
@@ -65,8 +78,11 @@ void sweep_case(const System<T, I>& system, const std::string& name) {
   for (const Partition& partition : partitions(S.n_blocks())) {
     Array<T> got = unwritten<T>(S.rows * k), got_squares = unwritten<T>(S.n_blocks() * k);
     for_ranges(partition, [&](int64_t b0, int64_t b1) {
-      isa::richardson_sweep<T, I>(system.view(), {S.table.data()}, b0, b1, system.x.data(), system.b.data(),
-                                  system.s.data(), k, got.data(), got_squares.data());
+      isa::richardson_sweep<T, I>(
+          system.view(), {S.table.data()}, b0, b1,
+          {system.x.data(), system.b.data(), system.s.data(), momentum ? system.old.data() : nullptr,
+           system.momentum, got.data(), got_squares.data()},
+          k);
     });
     if (partition.name == "whole") {
       require_close(got, next, "richardson_sweep, " + name);
@@ -80,11 +96,14 @@ void sweep_case(const System<T, I>& system, const std::string& name) {
 
 template <class T, class I>
 void adjoint_case(Random& random, const System<T, I>& system, bool norms, bool want_b, bool want_s,
-                  const std::string& name) {
+                  bool momentum, bool want_m, const std::string& name) {
   const Structure<I>& S = system.S;
   const int64_t k = system.k;
   const Array<T> b_start = uniform<T>(random, S.rows * k), s_start = uniform<T>(random, S.rows);
-  std::vector<Sum> g(S.rows * k), bbar(S.rows * k), sbar(S.rows);
+  std::vector<Sum> g(S.rows * k), bbar(S.rows * k), sbar(S.rows), later(S.rows * k), sums(S.n_blocks());
+  for (int64_t block = 0; block < S.n_blocks(); ++block)
+    for (int64_t o = S.table[2 * block] * k; o < S.table[2 * block + 2] * k; ++o)
+      sums[block] = sums[block] + scaled(moved(system, o), system.lambda[o]);
   for (int64_t i = 0; i < S.rows; ++i) {
     sbar[i].add(s_start[i]);
     for (int64_t j = 0; j < k; ++j) {
@@ -96,24 +115,33 @@ void adjoint_case(Random& random, const System<T, I>& system, bool norms, bool w
       bbar[o].add(b_start[o]);
       bbar[o] = bbar[o] + rho;
       sbar[i] = sbar[i] + scaled(system.residual[o], system.lambda[o]);
+      later[o].add(system.lambda[o]);
+      later[o].add(system.momentum, system.lambda[o]);
+      later[o].add(system.factor, system.later[o]);
     }
   }
-  Array<T> whole[3];
+  Array<T> whole[5];
   for (const Partition& partition : partitions(S.n_blocks())) {
-    Array<T> got[3] = {unwritten<T>(S.rows * k), b_start, s_start};
+    Array<T> got[5] = {unwritten<T>(S.rows * k), b_start, s_start, system.later, unwritten<T>(S.n_blocks())};
     for_ranges(partition, [&](int64_t b0, int64_t b1) {
-      isa::richardson_adjoint<T, I>(system.view(), {S.table.data()}, b0, b1, system.x.data(), system.b.data(),
-                                    system.s.data(), system.lambda.data(), norms ? system.c.data() : nullptr,
-                                    k, got[0].data(), want_b ? got[1].data() : nullptr,
-                                    want_s ? got[2].data() : nullptr);
+      isa::richardson_adjoint<T, I>(
+          system.view(), {S.table.data()}, b0, b1,
+          {system.x.data(), system.b.data(), system.s.data(), system.lambda.data(),
+           norms ? system.c.data() : nullptr, got[0].data(), want_b ? got[1].data() : nullptr,
+           want_s ? got[2].data() : nullptr, system.momentum, system.factor,
+           momentum ? got[3].data() : nullptr, want_m ? system.old.data() : nullptr, got[4].data()},
+          k);
     });
     if (partition.name == "whole") {
       require_close(got[0], g, "richardson_adjoint g, " + name);
       if (want_b) require_close(got[1], bbar, "richardson_adjoint bbar, " + name);
       if (want_s) require_close(got[2], sbar, "richardson_adjoint sbar, " + name);
-      for (int o = 0; o < 3; ++o) whole[o] = got[o];
+      if (momentum) require_close(got[3], later, "richardson_adjoint later, " + name);
+      if (want_m) require_close(got[4], sums, "richardson_adjoint sums, " + name);
+      for (int o = 0; o < 5; ++o) whole[o] = got[o];
     }
-    for (int o = 0; o < 3; ++o) require_same_bits(got[o], whole[o], "richardson_adjoint, " + name);
+    for (int o = 0; o < (want_m ? 5 : 4); ++o)
+      require_same_bits(got[o], whole[o], "richardson_adjoint, " + name);
   }
 }
 
@@ -123,10 +151,14 @@ void all_cases(Random& random, const char* types) {
     if (A.rows != A.cols) return;
     const std::string name = A.name + ", " + types + ", k = " + std::to_string(k);
     const System<T, I> system(random, A, k);
-    sweep_case(system, name);
+    for (const bool momentum : {false, true}) sweep_case(system, momentum, name);
     for (const bool norms : {false, true})
       for (const bool want_b : {false, true})
-        for (const bool want_s : {false, true}) adjoint_case(random, system, norms, want_b, want_s, name);
+        for (const bool want_s : {false, true}) {
+          adjoint_case(random, system, norms, want_b, want_s, false, false, name);
+          adjoint_case(random, system, norms, want_b, want_s, true, true, name);
+        }
+    adjoint_case(random, system, false, true, false, true, false, name);
   });
 }
 

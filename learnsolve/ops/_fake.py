@@ -42,26 +42,36 @@ def _(ptr, idx, blocks, values, g, x, need_values, need_x):
 
 
 @torch.library.register_fake("learnsolve::csr_richardson")
-def _(ptr, idx, blocks, values, scale, b, x0, iterations, stride):
+def _(ptr, idx, blocks, values, scale, momentum, b, x0, before, iterations, stride):
     saved = -(-iterations // stride) if stride > 0 else 0
+    if momentum is not None and stride > 1:
+        saved *= 2
     batch, k = b.shape[: b.dim() - 2] if b.dim() == 3 else b.shape[:0], b.shape[-1:] if b.dim() > 1 else ()
     n = b.shape[-2] if b.dim() > 1 else b.shape[0]
     return (
         b.new_empty(b.shape),
         b.new_empty((*batch, iterations, *k)),
         b.new_empty((*batch, saved, n, *k)),
+        b.new_empty(b.shape if momentum is not None and stride == 0 else (0,)),
     )
 
 
 @torch.library.register_fake("learnsolve::csr_richardson_backward")
 def _(
-    ptr, idx, blocks, tptr, tidx, tperm, tblocks, values, scale, b, iterates, norms, gx, gnorms,
-    iterations, stride, need_values, need_scale, need_b, need_x0,
+    ptr, idx, blocks, tptr, tidx, tperm, tblocks, values, scale, momentum, b, before, iterates, norms, gx,
+    gnorms, gbefore, iterations, stride, need_values, need_scale, need_momentum, need_b, need_x0,
 ):  # fmt: skip
     def like(t, needed):
-        return t.new_empty(t.shape if needed else (0,))
+        return values.new_empty(t.shape if needed and t is not None else (0,))
 
-    return like(values, need_values), like(scale, need_scale), like(b, need_b), b.new_empty(b.shape)
+    return (
+        like(values, need_values),
+        like(scale, need_scale),
+        like(momentum, need_momentum),
+        like(b, need_b),
+        b.new_empty(b.shape),
+        like(before, need_x0 and momentum is not None),
+    )
 
 
 @torch.library.register_fake("learnsolve::csr_incomplete_factor")

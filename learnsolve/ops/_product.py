@@ -80,16 +80,27 @@ def _values_gradient(u: Tensor, w: Tensor, pattern: SparsityPattern, transpose: 
     return out if out.shape == like.shape else out.expand(like.shape)
 
 
-def _scatters(v: Tensor, g: Tensor, x: Tensor, pattern: SparsityPattern) -> bool:
-    """Is the backward of A x cheaper in the order of A's rows? Only as a first derivative on the CPU."""
-    if torch.compiler.is_dynamo_compiling() or v.dim() > 1 or x.dim() > 1 or not v.is_cpu:
+def _scatters(v: Tensor, x: Tensor, pattern: SparsityPattern) -> bool:
+    """Is a product with the transpose cheaper in the order of A's rows? For a vector, on the CPU."""
+    if torch.compiler.is_dynamo_compiling() or v.dim() > 1 or not v.is_cpu or x.numel() != x.shape[0]:
         return False
-    return pattern._prefers_scatter and not tracked(v, g, x)
+    return x.dim() < 3 and pattern._prefers_scatter
+
+
+def _scattered(v: Tensor, g: Tensor, x: Tensor, pattern: SparsityPattern, need_values: bool):
+    """The gradients for values and x of A x with one column, raw: (gv, gx), gv empty if not needed."""
+    ptr, idx, _, blocks = pattern._structure(False)
+    gv, gx = _raw_scatter_backward(ptr, idx, blocks, v, g.reshape(-1), x.reshape(-1), need_values, True)
+    return gv, gx.reshape(x.shape)
 
 
 class _SpMM(torch.autograd.Function):
     @staticmethod
     def forward(values, x, pattern, transpose, shared):
+        if transpose and _scatters(values, x, pattern):
+            # lsqr, A 267,000 x 66,000 with 17.6 million entries: a product took 0.02 s, not 0.17 to 0.20.
+            like = x.new_empty((pattern.shape[1], *x.shape[1:]))
+            return _scattered(values, x, like, pattern, False)[1]
         return _raw(*pattern._structure(transpose), values, x, shared)
 
     @staticmethod
@@ -103,9 +114,8 @@ class _SpMM(torch.autograd.Function):
         need_values, need_x = ctx.needs_input_grad[:2]
         pattern, transpose = ctx.pattern, ctx.transpose
         gv = gx = None
-        if need_x and not transpose and _scatters(values, g, x, pattern):
-            ptr, idx, _, blocks = pattern._structure(False)
-            gv, gx = _raw_scatter_backward(ptr, idx, blocks, values, g, x, need_values, True)
+        if need_x and not transpose and _scatters(values, x, pattern) and not tracked(values, g, x):
+            gv, gx = _scattered(values, g, x, pattern, need_values)
             gv = gv if need_values else None
         elif need_values and need_x:
             gv, gx = _both_gradients(values, g, x, pattern, transpose)

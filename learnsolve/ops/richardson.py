@@ -1,8 +1,12 @@
-"""Scaled Richardson sweeps, x <- x + s o (b - A x), any number of them as one differentiable operation.
+"""Scaled Richardson sweeps, any number of them as one differentiable operation,
 
-With s = w / diag(A) this is weighted Jacobi. Forward and adjoint are one compiled call each (the adjoint's
-recursion stands in csrc/kernels/richardson.h). Second derivatives, forward mode and unusual batches go
-through `_unfused`, the same sweeps as a composition of public operations.
+    x_{k+1} = x_k + s_k o (b - A x_k) + m_k (x_k - x_{k-1}),   x_{-1} = x_0.
+
+With s = w / diag(A) and no momentum m this is weighted Jacobi, with constants the heavy ball, and Chebyshev's
+semi-iteration has this form too. Forward and adjoint are one compiled call each (the adjoint's recursion
+stands in csrc/kernels/richardson.h), cut into several where they would run for long, so that Python hears an
+interrupt in between. Second derivatives, forward mode and unusual batches go through `_unfused`, the same
+sweeps as a composition of public operations.
 """
 
 from collections.abc import Callable
@@ -18,6 +22,12 @@ from learnsolve.pattern import SparsityPattern
 _raw = torch.ops.learnsolve.csr_richardson.default
 _raw_backward = torch.ops.learnsolve.csr_richardson_backward.default
 
+# Numbers that one call may go through: at most about 0.1 s, and a few times that for the adjoint, so no call
+# is longer than an interrupt may wait.
+_WORK = 100_000_000
+
+_NONE = {dtype: torch.empty(0, dtype=dtype) for dtype in (torch.float32, torch.float64)}
+
 
 def richardson_sweeps(
     values: Tensor,
@@ -27,6 +37,7 @@ def richardson_sweeps(
     pattern: SparsityPattern,
     iterations: int,
     checkpointed: bool = False,
+    momentum: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """x after `iterations` sweeps and the residual norm before each of them. Arguments are not checked.
 
@@ -34,22 +45,31 @@ def richardson_sweeps(
     ----------
     values : (nnz,) or (B, nnz)
     scale : (n,), (1 or iterations, n) or (B, 1 or iterations, n)
-    b, x0 : (n,), (n, k) or (B, n, k), of one shape; B only if one of the above has it or for itself
+    b, x0 : (n,), (n, k) or (B, n, k), of one shape; B only if one of the others has it or for itself
     checkpointed : keep O(sqrt(iterations)) iterates for the backward, and repeat the sweeps between them
+    momentum : (1 or iterations,) or (B, 1 or iterations); None or empty: none
 
     Returns
     -------
     x, of b's shape, and norms, (iterations,), (iterations, k) or (B, iterations, k)
+
+    Notes
+    -----
+    A column whose cotangents are all exactly zero costs nothing in the backward but a look at them.
     """
-    stride = max(1, round(iterations**0.5)) if checkpointed else 1
+    m = _NONE.get(values.dtype) if momentum is None else momentum
+    if m is None or m.device != values.device:
+        m = values.new_empty(0)
     if torch.compiler.is_dynamo_compiling():
-        learns = values.requires_grad or scale.requires_grad or b.requires_grad or x0.requires_grad
-        args = (values, scale, b, x0, pattern, iterations, stride if learns else 0)
-        return _Richardson.apply(*args)[:2]  # type: ignore[return-value]
-    args = (values, scale, b, x0, pattern, iterations, stride)
-    if tracked(values, scale, b, x0):
-        return _RichardsonForwardMode.apply(*args)[:2]  # type: ignore[return-value]
-    return _Richardson.forward(values, scale, b, x0, pattern, iterations, 0)[:2]
+        learns = False
+        for t in (values, scale, m, b, x0):
+            learns = learns or t.requires_grad
+        return _Richardson.apply(values, scale, m, b, x0, pattern, iterations, checkpointed, learns)[:2]  # type: ignore[return-value]
+    if tracked(values, scale, m, b, x0):
+        return _RichardsonForwardMode.apply(values, scale, m, b, x0, pattern, iterations, checkpointed, True)[
+            :2
+        ]  # type: ignore[return-value]
+    return _Richardson.forward(values, scale, m, b, x0, pattern, iterations, checkpointed, False)[:2]
 
 
 def residual_norm(r: Tensor, dim: int, keepdim: bool = False) -> Tensor:
@@ -59,17 +79,33 @@ def residual_norm(r: Tensor, dim: int, keepdim: bool = False) -> Tensor:
     return torch.where(zero, 0, torch.where(zero, 1, square).sqrt())
 
 
+def _at_sweep(scale: Tensor, momentum: Tensor, sweep: int, vector: bool) -> tuple[Tensor, Tensor]:
+    """Factors of the residual and of x - (x before)."""
+    s = scale[..., sweep if scale.shape[-2] > 1 else 0, :]
+    m = momentum[..., sweep if momentum.shape[-1] > 1 else 0]
+    return s if vector else s.unsqueeze(-1), m.unsqueeze(-1).unsqueeze(-1) if m.dim() else m
+
+
 def _unfused(
-    values: Tensor, scale: Tensor, b: Tensor, x0: Tensor, pattern: SparsityPattern, iterations: int
+    values: Tensor,
+    scale: Tensor,
+    momentum: Tensor,
+    b: Tensor,
+    x0: Tensor,
+    pattern: SparsityPattern,
+    iterations: int,
 ) -> tuple[Tensor, Tensor]:
     vector = b.dim() == 1
     scale = scale.unsqueeze(0) if scale.dim() == 1 else scale
-    x, norms = x0, []
+    heavy = momentum.numel() > 0
+    momentum = momentum if heavy else momentum.new_zeros(1)
+    before, x, norms = x0, x0, []
     for sweep in range(iterations):
         r = b - product(values, x, pattern, False)
         norms.append(residual_norm(r, 0 if vector else -2))
-        s = scale[..., sweep if scale.shape[-2] > 1 else 0, :]
-        x = x + (s if vector else s.unsqueeze(-1)) * r
+        s, m = _at_sweep(scale, momentum, sweep, vector)
+        step = s * r + m * (x - before) if heavy else s * r
+        before, x = x, x + step
     shape = (*b.shape[:-2], 0, *b.shape[max(b.dim() - 1, 1) :])
     return x, torch.stack(norms, dim=0 if vector else -2) if norms else b.new_empty(shape)
 
@@ -78,22 +114,26 @@ def _tangent(
     primals: tuple[Tensor, ...], tangents: tuple[Tensor, ...], pattern: SparsityPattern, iterations: int
 ) -> tuple[Tensor, Tensor]:
     """Forward mode: the sweeps and their derivative side by side."""
-    (values, scale, b, x), (tvalues, tscale, tb, tx) = primals, tangents
+    (values, scale, momentum, b, x), (tvalues, tscale, tmomentum, tb, tx) = primals, tangents
     vector = b.dim() == 1
     axis = 0 if vector else -2
     if scale.dim() == 1:
         scale, tscale = scale.unsqueeze(0), tscale.unsqueeze(0)
-    norms = []
+    heavy = momentum.numel() > 0
+    if not heavy:
+        momentum = tmomentum = momentum.new_zeros(1)
+    before, tbefore, norms = x, tx, []
     for sweep in range(iterations):
         r = b - product(values, x, pattern, False)
         tr = tb - product(tvalues, x, pattern, False) - product(values, tx, pattern, False)
         norm = residual_norm(r, axis)
         norms.append(torch.where(norm == 0, 0, (r * tr).sum(axis) / torch.where(norm == 0, 1, norm)))
-        row = sweep if scale.shape[-2] > 1 else 0
-        s, ts = scale[..., row, :], tscale[..., row, :]
-        if not vector:
-            s, ts = s.unsqueeze(-1), ts.unsqueeze(-1)
-        x, tx = x + s * r, tx + ts * r + s * tr
+        s, m = _at_sweep(scale, momentum, sweep, vector)
+        ts, tm = _at_sweep(tscale, tmomentum, sweep, vector)
+        step, tstep = s * r, ts * r + s * tr
+        if heavy:
+            step, tstep = step + m * (x - before), tstep + tm * (x - before) + m * (tx - tbefore)
+        before, tbefore, x, tx = x, tx, x + step, tx + tstep
     shape = (*b.shape[:-2], 0, *b.shape[max(b.dim() - 1, 1) :])
     return tx, torch.stack(norms, dim=axis) if norms else b.new_empty(shape)
 
@@ -106,137 +146,255 @@ def _zeros_for_none(primals, tangents):
 
 
 def _unfused_adjoint(pattern: SparsityPattern, iterations: int) -> Callable:
-    """(values, scale, b, x0, gx, gnorms) -> gradients for the first four, differentiable."""
+    """(values, scale, momentum, b, x0, gx, gnorms) -> gradients for the first five, differentiable."""
 
-    def adjoint(values, scale, b, x0, gx, gnorms):
-        _, pull = pullback(lambda v, s, c, y: _unfused(v, s, c, y, pattern, iterations), values, scale, b, x0)
-        return pull((gx, gnorms))
+    def adjoint(*args):
+        _, pull = pullback(lambda v, s, m, c, y: _unfused(v, s, m, c, y, pattern, iterations), *args[:5])
+        return pull(args[5:])
 
     return adjoint
 
 
+def _calls(
+    values: Tensor, b: Tensor, iterations: int, checkpointed: bool, heavy: bool = True
+) -> list[list[int]]:
+    """Iterations of each call, and of each segment that is repeated by itself in the backward."""
+    columns = b.numel() // max(b.shape[max(b.dim() - 2, 0)], 1)
+    length = max(1, _WORK // (values.shape[-1] * columns + 6 * b.numel() + 1))
+    if iterations <= length:
+        return [[iterations]]
+    segment = max(1, round(iterations**0.5)) if checkpointed else iterations
+    if checkpointed and not heavy and segment <= length:
+        length -= (
+            length % segment
+        )  # each call keeps some of its iterates: there is nothing else to go on from
+        return [[min(length, iterations - i) for i in range(0, iterations, length)]]
+    out = []
+    for first in range(0, iterations, segment):
+        end = min(first + segment, iterations)
+        out.append([min(length, end - i) for i in range(first, end, length)])
+    return out
+
+
+def _stride(calls: list[list[int]], iterations: int, checkpointed: bool, learns: bool) -> int:
+    """Which iterates a call of the forward keeps. A single call can repeat sweeps by itself."""
+    if not learns or (checkpointed and len(calls) > 1):
+        return 0
+    return max(1, round(iterations**0.5)) if checkpointed else 1
+
+
+def _of(t: Tensor, axis: int, first: int, count: int) -> Tensor:
+    """What sweeps first ... first + count of a call use of scale or momentum, one for all or one for each."""
+    return t.narrow(axis, first, count) if t.dim() >= -axis and t.shape[axis] > 1 else t
+
+
+class _Sweeps:
+    """The raw operator for some of the sweeps."""
+
+    def __init__(self, values, scale, momentum, b, pattern):
+        self.scale, self.momentum, self.b = scale, momentum, b
+        self.structure, self.values = pattern._structure(False), values
+        self.heavy = momentum.shape[-1] > 0
+
+    def arguments(self, first: int, count: int) -> tuple:
+        ptr, idx, _, blocks = self.structure
+        m = _of(self.momentum, -1, first, count) if self.heavy else None
+        return (ptr, idx, blocks), (self.values, _of(self.scale, -2, first, count), m, self.b)
+
+    def __call__(self, x, before, first, count, stride):
+        """x, the iterate before it, norms, what is kept."""
+        structure, operands = self.arguments(first, count)
+        x, norms, kept, last = _raw(*structure, *operands, x, before, count, stride)
+        if stride == 1 and self.heavy and count > 0:
+            last = self.last(kept)
+        return x, last, norms, kept
+
+    def last(self, kept: Tensor) -> Tensor:
+        return kept.select(max(self.b.dim() - 2, 0), -1)
+
+
 class _Richardson(torch.autograd.Function):
     @staticmethod
-    def forward(values, scale, b, x0, pattern, iterations, stride):
-        ptr, idx, _, blocks = pattern._structure(False)
-        return _raw(ptr, idx, blocks, values, scale, b, x0, iterations, stride)
+    def forward(values, scale, momentum, b, x0, pattern, iterations, checkpointed, learns):
+        calls = _calls(values, b, iterations, checkpointed, momentum.shape[-1] > 0)
+        stride = _stride(calls, iterations, checkpointed, learns)
+        if calls == [[iterations]]:  # what small systems would notice is left out
+            ptr, idx, _, blocks = pattern._structure(False)
+            m = momentum if momentum.shape[-1] else None
+            return _raw(ptr, idx, blocks, values, scale, m, b, x0, None, iterations, stride)[:3]
+        sweeps = _Sweeps(values, scale, momentum, b, pattern)
+        x, before, first, norms, saved = x0, None, 0, [], []
+        for segment in calls:
+            if first and learns and checkpointed:
+                saved += [x, before]
+            for count in segment:
+                x, before, history, kept = sweeps(x, before, first, count, stride)
+                before = before if sweeps.heavy else None
+                norms.append(history)
+                first += count
+                if stride:
+                    saved.append(kept)
+        norm = norms[0] if len(norms) == 1 else torch.cat(norms, 0 if b.dim() == 1 else -2)
+        return x, norm, *(x.new_empty(0) if t is None else t for t in saved)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        values, scale, b, x0, ctx.pattern, ctx.iterations, ctx.stride = inputs
-        _, norms, iterates = output
-        ctx.mark_non_differentiable(iterates)
+        values, scale, momentum, b, x0, ctx.pattern, ctx.iterations, ctx.checkpointed, _ = inputs
+        ctx.mark_non_differentiable(*output[2:])
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(values, scale, b, x0, norms, iterates)
+        ctx.outputs = len(output)
+        ctx.save_for_backward(values, scale, momentum, b, x0, *output[1:])
 
     @staticmethod
-    def backward(ctx, gx, gnorms, _):  # type: ignore[override]
-        values, scale, b, x0, norms, iterates = ctx.saved_tensors
+    def backward(ctx, gx, gnorms, *_):  # type: ignore[override]
+        values, scale, momentum, b, x0, norms, *saved = ctx.saved_tensors
+        rest = (None,) * 4
         if gx is None:
             if gnorms is None:
-                return (None,) * 7
+                return (None,) * 5 + rest
             gx = torch.zeros_like(b)
-        needs = ctx.needs_input_grad[:4]
-        if not torch.compiler.is_dynamo_compiling() and tracked(values, scale, b, x0, gx):
+        needs = ctx.needs_input_grad[:5]
+        fixed = (ctx.pattern, ctx.iterations, ctx.checkpointed)
+        if not torch.compiler.is_dynamo_compiling() and tracked(values, scale, momentum, b, x0, gx):
             gnorms = torch.zeros_like(norms) if gnorms is None else gnorms
             grads = _RichardsonAdjointForwardMode.apply(
-                values, scale, b, x0, norms, iterates, gx, gnorms, ctx.pattern, ctx.iterations, ctx.stride
+                values, scale, momentum, b, x0, gx, gnorms, norms, fixed, *saved
             )
         else:
-            grads = _adjoint(
-                values, scale, b, norms, iterates, gx, gnorms, ctx.pattern, ctx.iterations, ctx.stride, needs
-            )
-        wanted = [g if needed else None for g, needed in zip(grads, ctx.needs_input_grad[:4], strict=True)]
-        return (*wanted, None, None, None)
+            grads = _adjoint(values, scale, momentum, b, x0, gx, gnorms, norms, fixed, saved, needs)
+        return (*(g if needed else None for g, needed in zip(grads, needs, strict=True)), *rest)
 
     @staticmethod
-    def vmap(info, in_dims, values, scale, b, x0, pattern, iterations, stride):
+    def vmap(info, in_dims, values, scale, momentum, b, x0, pattern, iterations, checkpointed, learns):
         def front(t, dim):
             return t if dim is None else t.movedim(dim, 0)
 
-        inner = [t.dim() - (d is not None) for t, d in zip((values, scale, b, x0), in_dims[:4], strict=True)]
-        if inner[0] > 1 or inner[1] > 2 or inner[2] > 2:
+        tensors = (values, scale, momentum, b, x0)
+        inner = [t.dim() - (d is not None) for t, d in zip(tensors, in_dims[:5], strict=True)]
+        if inner[0] > 1 or inner[1] > 2 or inner[2] > 1 or inner[3] > 2:
             # A batch within the map: two batch axes are more than the kernel has.
-            unfused = lambda v, s, c, y: _unfused(v, s, c, y, pattern, iterations)  # noqa: E731
-            (x, norms), dims = vmapped(unfused, in_dims[:4], (values, scale, b, x0))
-            return (x, norms, x.new_empty(0)), (*dims, None)
-        vector = inner[2] == 1
+            unfused = lambda v, s, m, c, y: _unfused(v, s, m, c, y, pattern, iterations)  # noqa: E731
+            return vmapped(unfused, in_dims[:5], tensors)
+        vector = inner[3] == 1
         n = info.batch_size
         b, x0 = (
             t if d is not None else t.expand((n, *t.shape))
-            for t, d in zip((front(b, in_dims[2]), front(x0, in_dims[3])), in_dims[2:4], strict=True)
+            for t, d in zip((front(b, in_dims[3]), front(x0, in_dims[4])), in_dims[3:5], strict=True)
         )
         scale = front(scale, in_dims[1])
         if in_dims[1] is not None and inner[1] == 1:
             scale = scale.unsqueeze(1)
         if vector:
             b, x0 = b.unsqueeze(-1), x0.unsqueeze(-1)
-        x, norms = richardson_sweeps(front(values, in_dims[0]), scale, b, x0, pattern, iterations, stride > 1)
-        if vector:
-            x, norms = x.squeeze(-1), norms.squeeze(-1)
-        return (x, norms, x.new_empty(0)), (0, 0, None)
+        out = richardson_sweeps(
+            front(values, in_dims[0]), scale, b, x0, pattern, iterations, checkpointed,
+            front(momentum, in_dims[2]),
+        )  # fmt: skip
+        return tuple(t.squeeze(-1) for t in out) if vector else out, (0, 0)
 
 
 class _RichardsonForwardMode(Eager, _Richardson):
     @staticmethod
     def setup_context(ctx, inputs, output):
         _Richardson.setup_context(ctx, inputs, output)
-        keep_for_forward_mode(ctx, *inputs[:4])
+        keep_for_forward_mode(ctx, *inputs[:5])
 
     @staticmethod
     def jvp(ctx, *tangents):  # type: ignore[override]
-        primals = ctx.saved_tensors[:4]
-        return (*_tangent(primals, _zeros_for_none(primals, tangents), ctx.pattern, ctx.iterations), None)
+        primals = ctx.saved_tensors[:5]
+        out = _tangent(primals, _zeros_for_none(primals, tangents), ctx.pattern, ctx.iterations)
+        return (*out, *(None,) * (ctx.outputs - 2))
 
 
-def _adjoint(values, scale, b, norms, iterates, gx, gnorms, pattern, iterations, stride, needs):
-    ptr, idx, _, blocks = pattern._structure(False)
-    adjoint = pattern._structure(True)
-    return _raw_backward(
-        ptr, idx, blocks, *adjoint, values, scale, b, iterates, norms, gx, gnorms, iterations, stride, *needs
-    )
+def _adjoint(values, scale, momentum, b, x0, gx, gnorms, norms, fixed, saved, needs):
+    """Gradients for (values, scale, momentum, b, x0), of those that are needed."""
+    pattern, iterations, checkpointed = fixed
+    transposed = pattern._structure(True)
+    calls = _calls(values, b, iterations, checkpointed, momentum.shape[-1] > 0)
+    if calls == [[iterations]]:
+        ptr, idx, _, blocks = pattern._structure(False)
+        m = momentum if momentum.shape[-1] else None
+        gv, gs, gm, gb, gx0, _ = _raw_backward(
+            ptr, idx, blocks, *transposed, values, scale, m, b, None, saved[0], norms, gx, gnorms, None,
+            iterations, _stride(calls, iterations, checkpointed, True), *needs,
+        )  # fmt: skip
+        return gv, gs, gm if m is not None or not needs[2] else torch.zeros_like(momentum), gb, gx0
+    sweeps = _Sweeps(values, scale, momentum, b, pattern)
+    repeated = checkpointed and len(calls) > 1
+    stride = 1 if repeated else _stride(calls, iterations, checkpointed, True)
+    axis = 0 if b.dim() == 1 else -2
+    gbefore, end, total = None, iterations, None
+    for j, segment in reversed(list(enumerate(calls))):
+        x, start = saved[2 * j - 2 : 2 * j] if repeated and j else (x0, None)
+        start = start if sweeps.heavy else None
+        kept = [] if repeated else saved
+        if repeated:
+            before, first = start, end - sum(segment)
+            for count in segment:
+                x, before, _, iterates = sweeps(x, before if sweeps.heavy else None, first, count, 1)
+                kept.append(iterates)
+                first += count
+        for i, count in reversed(list(enumerate(segment))):
+            first = end - count
+            before = start if i == 0 or not sweeps.heavy else sweeps.last(kept[i - 1])
+            structure, operands = sweeps.arguments(first, count)
+            history = norms.narrow(axis, first, count)
+            bars = None if gnorms is None else gnorms.narrow(axis, first, count)
+            *part, gx, gbefore = _raw_backward(
+                *structure, *transposed, *operands, before, kept[i], history, gx, bars, gbefore,
+                count, stride, needs[0], needs[1], needs[2] and sweeps.heavy, needs[3], needs[4] or first > 0,
+            )  # fmt: skip
+            gbefore = gbefore if before is not None else None
+            total = part if total is None else _together(part, total, scale, momentum)
+            end = first
+    assert total is not None
+    gv, gs, gm, gb = total
+    return gv, gs, gm if sweeps.heavy else torch.zeros_like(momentum), gb, gx
+
+
+def _together(part: list, total: list, scale: Tensor, momentum: Tensor) -> list:
+    """Gradients for (values, scale, momentum, b) of a call, and of all calls after it."""
+
+    def rows(i, t, axis):
+        several = part[i].dim() >= -axis and t.shape[axis] > 1
+        return torch.cat((part[i], total[i]), axis) if several else part[i] + total[i]
+
+    return [part[0] + total[0], rows(1, scale, -2), rows(2, momentum, -1), part[3] + total[3]]
 
 
 class _RichardsonAdjoint(torch.autograd.Function):
-    """Gradients for (values, scale, b, x0), as an operation that has derivatives itself."""
+    """Gradients for (values, scale, momentum, b, x0), as an operation that has derivatives itself."""
 
     @staticmethod
-    def forward(values, scale, b, x0, norms, iterates, gx, gnorms, pattern, iterations, stride):
-        return _adjoint(
-            values, scale, b, norms, iterates, gx, gnorms, pattern, iterations, stride, (True,) * 4
-        )
+    def forward(values, scale, momentum, b, x0, gx, gnorms, norms, fixed, *saved):
+        return _adjoint(values, scale, momentum, b, x0, gx, gnorms, norms, fixed, saved, (True,) * 5)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        values, scale, b, x0, _, _, gx, gnorms, ctx.pattern, ctx.iterations, _ = inputs
-        ctx.save_for_backward(values, scale, b, x0, gx, gnorms)
+        ctx.fixed, ctx.inputs = inputs[8][:2], len(inputs)
+        ctx.save_for_backward(*inputs[:7])
 
     @staticmethod
     def backward(ctx, *cotangents):  # type: ignore[override]
-        _, pull = pullback(_unfused_adjoint(ctx.pattern, ctx.iterations), *ctx.saved_tensors)
-        gv, gs, gb, gx0, ggx, ggnorms = pull(cotangents)
-        return gv, gs, gb, gx0, None, None, ggx, ggnorms, None, None, None
+        _, pull = pullback(_unfused_adjoint(*ctx.fixed), *ctx.saved_tensors)
+        return (*pull(cotangents), *(None,) * (ctx.inputs - 7))
 
     @staticmethod
-    def vmap(info, in_dims, values, scale, b, x0, norms, iterates, gx, gnorms, pattern, iterations, stride):
-        return vmapped(
-            _unfused_adjoint(pattern, iterations),
-            in_dims[:4] + in_dims[6:8],
-            (values, scale, b, x0, gx, gnorms),
-        )
+    def vmap(info, in_dims, *args):
+        return vmapped(_unfused_adjoint(*args[8][:2]), in_dims[:7], args[:7])
 
 
 class _RichardsonAdjointForwardMode(Eager, _RichardsonAdjoint):
     @staticmethod
     def setup_context(ctx, inputs, output):
         _RichardsonAdjoint.setup_context(ctx, inputs, output)
-        keep_for_forward_mode(ctx, *inputs[:4], *inputs[6:8])
+        keep_for_forward_mode(ctx, *inputs[:7])
 
     @staticmethod
     def jvp(ctx, *tangents):  # type: ignore[override]
         primals = ctx.saved_tensors
-        tangents = _zeros_for_none(primals, tangents[:4] + tangents[6:8])
+        tangents = _zeros_for_none(primals, tangents[:7])
         # torch does not nest forward modes. The transpose of the transpose is the tangent map itself.
-        out, pull = pullback(_unfused_adjoint(ctx.pattern, ctx.iterations), *primals)
+        out, pull = pullback(_unfused_adjoint(*ctx.fixed), *primals)
         _, push = pullback(pull, tuple(torch.zeros_like(o) for o in out))
         return push(tangents)[0]

@@ -3,9 +3,11 @@
 from learnsolve.solvers.base import Iteration, Solution, SolverError, Status
 from learnsolve.solvers.bicgstab import bicgstab
 from learnsolve.solvers.cg import cg
+from learnsolve.solvers.chebyshev import Chebyshev, chebyshev
 from learnsolve.solvers.fcg import fcg
 from learnsolve.solvers.fgmres import fgmres
 from learnsolve.solvers.gmres import gmres
+from learnsolve.solvers.heavyball import Heavyball, heavyball, heavyball_parameters
 from learnsolve.solvers.jacobi import Jacobi, jacobi
 from learnsolve.solvers.lsmr import lsmr
 from learnsolve.solvers.lsqr import lsqr
@@ -17,22 +19,34 @@ from learnsolve.solvers.triangular_solve import TriangularSolve
 __all__ = [
     "PCG",
     "SOR",
+from learnsolve.solvers.richardson import Richardson, richardson, richardson_weight
+
+__all__ = [
+    "PCG",
+    "Chebyshev",
+    "Heavyball",
     "Iteration",
     "Jacobi",
+    "Richardson",
     "Solution",
     "SolverError",
     "Status",
     "TriangularSolve",
     "bicgstab",
     "cg",
+    "chebyshev",
     "fcg",
     "fgmres",
     "gauss_seidel",
     "gmres",
+    "heavyball",
+    "heavyball_parameters",
     "jacobi",
     "lsmr",
     "lsqr",
     "minres",
     "sor",
     "ssor",
+    "richardson",
+    "richardson_weight",
 ]

@@ -13,9 +13,10 @@ from learnsolve import _check
 from learnsolve.csr import CSR
 from learnsolve.ops._autograd import tracked
 from learnsolve.ops._product import product
-from learnsolve.ops.richardson import residual_norm, richardson_sweeps
+from learnsolve.ops.richardson import residual_norm
 from learnsolve.ops.structure import shared_inverse_diagonal
 from learnsolve.pattern import SparsityPattern
+from learnsolve.solvers._stationary import sweeps
 from learnsolve.solvers.base import Solution
 
 GRADIENTS = ("unrolled", "checkpointed")
@@ -106,10 +107,8 @@ def jacobi(
     scale = _scale(name, weight, shared_inverse_diagonal(A, name), values, iterations, n)
     if iterations == 1 and _only_scale_learns(scale, values, b, x0):
         x, norms = _one_sweep(values, pattern, scale, b, x0)
-    elif values.dim() == 1 and b.dim() <= 2:
-        x, norms = richardson_sweeps(values, scale, b, x0, pattern, iterations, gradient == "checkpointed")
     else:
-        x, norms = _batched(A, scale, b, x0, iterations, gradient == "checkpointed")
+        x, norms = sweeps(A, scale, b, x0, iterations, gradient == "checkpointed")
     axis = 0 if b.dim() == 1 else -2
 
     def complete() -> Tensor:
@@ -157,21 +156,6 @@ def _scale(name: str, weight, inverse: Tensor, values: Tensor, iterations: int, 
     if values.dim() > 1:
         inverse = inverse.unsqueeze(-2)
     return weight * inverse
-
-
-def _batched(A: CSR, scale: Tensor, b: Tensor, x0: Tensor, iterations: int, checkpointed: bool):
-    """Any batch axes, on A's values and on b, as the one axis of the kernel."""
-    batch = torch.broadcast_shapes(A.batch_shape, b.shape[:-2])
-
-    def flat(t: Tensor, inner: int) -> Tensor:
-        tail = t.shape[t.dim() - inner :]
-        return t.expand(batch + tail).reshape((batch.numel(), *tail))
-
-    b, x0, values = flat(b, 2), flat(x0, 2), A.values
-    if values.dim() > 1:
-        values, scale = flat(values, 1), flat(scale, 2)
-    x, norms = richardson_sweeps(values, scale, b, x0, A.pattern, iterations, checkpointed)
-    return x.reshape(batch + x.shape[1:]), norms.reshape(batch + norms.shape[1:])
 
 
 class Jacobi(torch.nn.Module):

@@ -81,32 +81,35 @@ def richardson_arguments(P, dtype):
     A = (ptr, idx, blocks)
     v, s, b, x0 = normal((P.nnz,), dtype), *(normal((1, n), dtype, seed) for seed in (1, 2, 3))
     B, X0 = normal((n, 3), dtype), normal((n, 3), dtype, 1)
+    several = (normal((2, P.nnz), dtype), normal((2, 1, n), dtype))
+    BB, XX = (t.repeat(2, 1, 1) for t in (B, X0))
+    m = normal((4,), dtype, 4)
     return [
-        (*A, v, s, b[0], x0[0], 4, 0),
-        (*A, v, s, b[0], x0[0], 4, 1),
-        (*A, v, normal((4, n), dtype), B, X0, 4, 2),
-        (
-            *A,
-            normal((2, P.nnz), dtype),
-            normal((2, 1, n), dtype),
-            *(t.repeat(2, 1, 1) for t in (B, X0)),
-            3,
-            2,
-        ),
+        (*A, v, s, None, b[0], x0[0], None, 4, 0),
+        (*A, v, s, None, b[0], x0[0], None, 4, 1),
+        (*A, v, normal((4, n), dtype), None, B, X0, None, 4, 2),
+        (*A, *several, None, BB, XX, None, 3, 2),
+        (*A, v, s[0], m[:1], b[0], x0[0], x0[0] + 1, 4, 0),
+        (*A, v, s, m, B, X0, X0 + 1, 4, 1),
+        (*A, v, s, m, B, X0, None, 4, 2),
+        (*A, *several, normal((2, 3), dtype), BB, XX, XX + 1, 3, 2),
     ]
 
 
 def richardson_backward_arguments(P, dtype):
-    tptr, tidx, tperm, tblocks = structure(P, True)
-    needs = len(ops.csr_richardson_backward.default._schema.arguments) - 16
+    transposed = structure(P, True)
     out = []
-    for ptr, idx, blocks, v, s, b, x0, iterations, stride in richardson_arguments(P, dtype):
+    for ptr, idx, blocks, v, s, m, b, x0, before, iterations, stride in richardson_arguments(P, dtype):
         if stride == 0:
             continue
-        x, norms, iterates = ops.csr_richardson(ptr, idx, blocks, v, s, b, x0, iterations, stride)
-        fixed = (ptr, idx, blocks, tptr, tidx, tperm, tblocks, v, s, b, iterates, norms, torch.ones_like(x))
-        out.append((*fixed, torch.ones_like(norms), iterations, stride, *(True,) * needs))
-        out.append((*fixed, None, iterations, stride, *(False,) * (needs - 1), True))
+        x, norms, kept, _ = ops.csr_richardson(
+            ptr, idx, blocks, v, s, m, b, x0, before, iterations, stride
+        )
+        fixed = (ptr, idx, blocks, *transposed, v, s, m, b, before, kept, norms, torch.ones_like(x))
+        sizes = (iterations, stride)
+        out.append((*fixed, torch.ones_like(norms), None, *sizes, *(True,) * 5))
+        out.append((*fixed, None, torch.ones_like(x), *sizes, *(False,) * 4, True))
+        out.append((*fixed, None, None, *sizes, *(False,) * 3, True, False))
     return out
 
 

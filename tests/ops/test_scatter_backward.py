@@ -46,6 +46,33 @@ def test_same_bits_for_any_number_of_threads(A):
         assert torch.equal(gx, found[0][1])
 
 
+@pytest.mark.parametrize("shape", [(60000,), (60000, 1)], ids=str)
+def test_the_transposed_product_goes_the_same_way(A, shape):
+    fresh = A.to(dtype=torch.float32).to(dtype=torch.float64)
+    g = torch.linspace(-1, 1, 60000, dtype=torch.float64).reshape(shape).requires_grad_()
+    v = fresh.values.clone().requires_grad_()
+    y = ls.ops.spmm(fresh.with_values(v), g, transpose=True)
+    assert y.shape == (300, *shape[1:])
+    torch.testing.assert_close(
+        y.detach(), torch.from_numpy(fresh.to_scipy().T @ g.detach().numpy()), rtol=1e-12, atol=1e-10
+    )
+    c = torch.linspace(1, 2, 300, dtype=torch.float64).reshape(y.shape)
+    gv, gg = torch.autograd.grad(y, (v, g), c)
+    torch.testing.assert_close(gg, ls.ops.spmm(fresh, c))
+    P = fresh.pattern
+    torch.testing.assert_close(gv, g.detach().flatten()[P.row_indices] * c.flatten()[P.col_indices])
+    _, tangent = torch.func.jvp(lambda g: ls.ops.spmm(fresh, g, transpose=True), (g.detach(),), (g.detach(),))
+    torch.testing.assert_close(tangent, y.detach())
+
+
+def test_a_column_is_a_vector(A):
+    x = torch.linspace(1, 2, 300, dtype=torch.float64)
+    (_, gx), g = gradients(A, x)
+    column = x.unsqueeze(-1).requires_grad_()
+    (found,) = torch.autograd.grad(ls.ops.spmm(A, column), column, g.unsqueeze(-1))
+    assert torch.equal(found.squeeze(-1), gx)
+
+
 def test_second_derivative(A):
     x = torch.linspace(1, 2, 300, dtype=torch.float64, requires_grad=True)
     v = A.values.clone().requires_grad_()

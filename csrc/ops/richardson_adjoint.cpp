@@ -1,0 +1,247 @@
+// The adjoint of Richardson sweeps with momentum, last to first (formulas: kernels/richardson.h), on the
+// columns that have a cotangent.
+#include <utility>
+
+#include "ops/columns.h"
+#include "ops/richardson.h"
+
+namespace learnsolve {
+
+namespace {
+
+// What is read and written for one matrix. Null: not there, not wanted.
+template <class T>
+struct SweepsAdjointOperands {
+  const T *values, *b, *before, *slots, *norms, *gnorms, *gbefore;
+  T* lambda;  // the cotangent of x on entry, that of x0 on exit
+  T *ga, *gs, *gm, *gb, *before_out;
+};
+
+template <class T, class I>
+class SweepsAdjoint {
+ public:
+  SweepsAdjoint(const Structure& S_, const Structure& St_, const SweepSizes& p_, int64_t stride_,
+                int64_t batch_, const T* scale_, const T* momentum_, bool need_x0_,
+                const SweepsAdjointOperands<T>& operands)
+      : S(S_),
+        St(St_),
+        p(p_),
+        stride(stride_),
+        batch(batch_),
+        scale(scale_),
+        momentum(momentum_),
+        need_x0(need_x0_),
+        in(operands),
+        columns(p_.n, p_.k) {}
+
+  void run() {
+    columns.look(in.gnorms, p.sweeps);
+    columns.look(in.lambda, p.n);
+    columns.look(in.gbefore, p.n);
+    columns.choose();
+    k = columns.count, nk = p.n * k;
+    if (k == 0) return;
+    b = in.b, lambda = in.lambda, gb = in.gb;
+    if (columns.some()) {
+      if (in.gs || in.gnorms || stride > 1) b = taken(in.b, own_b);
+      lambda = taken(in.lambda, own_lambda);
+      if (gb) own_gb.assign(nk, T(0)), gb = own_gb.data();
+    }
+    if (momentum) {
+      own_later.assign(nk, T(0)), later = own_later.data();
+      if (in.gbefore) columns.take(in.gbefore, later), factor = 1;
+    }
+    g.resize(nk), c.resize(k), sums.resize(S.n_blocks());
+    for (int64_t it = p.sweeps - 1; it >= 0; --it) step(it);
+    if (in.before_out) {  // first: `later` may lie where lambda goes
+      for (int64_t o = 0; o < nk; ++o) later[o] *= factor;
+      columns.put(later, in.before_out);
+    }
+    if (columns.some()) {
+      columns.put(lambda, in.lambda);
+      if (gb) columns.put(gb, in.gb);
+    } else if (lambda != in.lambda) {
+      std::copy_n(lambda, nk, in.lambda);
+    }
+  }
+
+ private:
+  const Structure &S, &St;
+  const SweepSizes& p;
+  const int64_t stride, batch;
+  const T *scale, *momentum;
+  const bool need_x0;
+  const SweepsAdjointOperands<T> in;
+  const Kernels<T, I>& table = kernels().get<T, I>();
+  LearningColumns columns;
+  int64_t k = 0, nk = 0;  // of these
+  const T* b = nullptr;
+  T *lambda = nullptr, *later = nullptr, *gb = nullptr;
+  T factor = 0;  // later is to be taken so many times
+  std::vector<T> own_b, own_lambda, own_later, own_gb, g, c, sums, segment, iterates[2];
+  std::vector<const T*> of_segment;  // iterates from the one before its first
+  int64_t held[2] = {-2, -2};
+
+  const T* taken(const T* from, std::vector<T>& to) {
+    to.resize(nk);
+    columns.take(from, to.data());
+    return to.data();
+  }
+  T* taken(T* from, std::vector<T>& to) { return const_cast<T*>(taken(static_cast<const T*>(from), to)); }
+
+  T momentum_of(int64_t it) const { return momentum ? momentum[p.momentum_at(batch, it)] : T(0); }
+  const T* scale_of(int64_t it) const { return scale + p.scale_at(batch, it); }
+
+  // Iterate i, -1 being the one before x0, or null where there is none.
+  const T* iterate(int64_t i) {
+    if (stride > 1) return of_segment[i + 1 - begin];
+    const T* v = i < 0 ? in.before : in.slots + i * p.nk();
+    if (!v || !columns.some()) return v;
+    const int64_t slot = i & 1;
+    if (held[slot] != i) taken(v, iterates[slot]), held[slot] = i;
+    return iterates[slot].data();
+  }
+
+  // Run the sweeps of the segment of sweep `last` again, from its saved first iterate.
+  int64_t begin = 0;  // of this segment
+  void replay(int64_t last) {
+    begin = last / stride * stride;
+    const int64_t all = p.nk(), at = begin / stride;
+    of_segment.assign(stride + 1, nullptr);
+    segment.resize((stride - 1) * nk);
+    of_segment[1] = in.slots + (momentum ? 2 * at + 1 : at) * all;
+    if (momentum && (begin > 0 || in.before)) of_segment[0] = in.slots + 2 * at * all;
+    if (columns.some())
+      for (const int64_t i : {0, 1})
+        if (of_segment[i]) of_segment[i] = taken(of_segment[i], iterates[i]);
+    Sweeper<T, I> sweep{S, k, S.view<T, I>(in.values), b, {}};
+    for (int64_t j = 0; begin + j < last; ++j) {
+      T* next = segment.data() + j * nk;
+      sweep(of_segment[j + 1], momentum ? of_segment[j] : nullptr, scale_of(begin + j),
+            momentum_of(begin + j), next, nullptr);
+      of_segment[j + 2] = next;
+    }
+  }
+
+  // The cotangents of the norms over the norms. A norm has no derivative at zero; zero is its subgradient of
+  // least norm.
+  bool norm_cotangents(int64_t it) {
+    bool any = false;
+    for (int64_t j = 0; in.gnorms && j < k; ++j) {
+      const int64_t at = it * p.k + (columns.some() ? columns.column(j) : j);
+      const T norm = in.norms[at], bar = in.gnorms[at];
+      c[j] = norm == T(0) || bar == T(0) ? T(0) : bar / norm;
+      any = any || c[j] != T(0);
+    }
+    return any;
+  }
+
+  void step(int64_t it) {
+    if (stride > 1 && (it == p.sweeps - 1 || (it + 1) % stride == 0)) replay(it);
+    const bool norms = norm_cotangents(it), residual = norms || in.gs;
+    const bool moving = momentum && (it > 0 || in.before);  // x_0 has moved nowhere
+    const T* old = moving && in.gm ? iterate(it - 1) : nullptr;
+    const T* x = residual || in.ga || old ? iterate(it) : nullptr;
+    const T m = moving ? momentum_of(it) : T(0);
+    parallel_blocks<I>(S, k, [&](int64_t b0, int64_t b1) {
+      table.richardson_adjoint(
+          S.view<T, I>(in.values), S.row_blocks<I>(), b0, b1,
+          {x, b, scale_of(it), lambda, norms ? c.data() : nullptr, g.data(), gb,
+           in.gs ? in.gs + p.scale_at(batch, it) : nullptr, m, factor, later, old, sums.data()},
+          k);
+    });
+    if (old) {
+      double sum = 0;
+      for (const T part : sums) sum += part;
+      in.gm[p.momentum_at(batch, it)] += static_cast<T>(sum);
+    }
+    if (it == 0 && !in.ga && !need_x0) return;
+    T* before = momentum ? later : lambda;
+    if (in.ga)
+      both_gradients<T, I>(S, St, in.values, g.data(), x, k, before, in.ga, true, true);
+    else
+      parallel_blocks<I>(St, k, [&](int64_t b0, int64_t b1) {
+        table.spmm(St.view<T, I>(in.values), St.row_blocks<I>(), b0, b1, g.data(), k, before, true);
+      });
+    if (!momentum) return;
+    std::swap(lambda, later);
+    factor = -m;
+  }
+};
+
+}  // namespace
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> csr_richardson_backward(
+    const Tensor& ptr, const Tensor& idx, const Tensor& blocks, const Tensor& tptr, const Tensor& tidx,
+    const Tensor& tperm, const Tensor& tblocks, const Tensor& values_, const Tensor& scale_,
+    const std::optional<Tensor>& momentum_, const Tensor& b_, const std::optional<Tensor>& before_,
+    const Tensor& iterates_, const Tensor& norms_, const Tensor& gx_, const std::optional<Tensor>& gnorms_,
+    const std::optional<Tensor>& gbefore_, int64_t iterations, int64_t stride, bool need_values,
+    bool need_scale, bool need_momentum, bool need_b, bool need_x0) {
+  const char* name = "csr_richardson_backward";
+  const Structure S(name, ptr, idx, std::nullopt, blocks), St(name, tptr, tidx, tperm, tblocks);
+  const Tensor values = dense(values_), scale = dense(scale_), b = dense(b_), iterates = dense(iterates_),
+               norms = dense(norms_), gx = dense(gx_);
+  const std::optional<Tensor> momentum = dense(momentum_), before = dense(before_), gnorms = dense(gnorms_),
+                              gbefore = dense(gbefore_);
+  const SweepSizes p(name, S, values, scale, momentum, b, iterations);
+  STD_TORCH_CHECK(stride > 0, name, ": the forward must have saved iterates (stride > 0)");
+  STD_TORCH_CHECK(St.nnz() == S.nnz() && St.rows() == p.n, name,
+                  ": both structures must hold the same entries");
+  const int64_t slots = p.slots(stride);
+  const auto check = [&](const Tensor& t, int64_t numel, const char* what) {
+    STD_TORCH_CHECK(t.scalar_type() == values.scalar_type() && t.numel() == numel, name, ": ", what,
+                    " must be that of the forward, got ", t.numel(), " numbers for ", numel);
+  };
+  check(gx, b.numel(), "gx");
+  check(iterates, p.batch * slots * p.nk(), "iterates");
+  check(norms, p.batch * iterations * p.k, "norms");
+  if (gnorms) check(*gnorms, norms.numel(), "gnorms");
+  if (before) check(*before, b.numel(), "before");
+  if (gbefore) check(*gbefore, b.numel(), "gbefore");
+  const auto zeros = [&](const Tensor& t, bool needed) {
+    return new_zeros(
+        values, needed ? std::vector<int64_t>(t.sizes().begin(), t.sizes().end()) : std::vector<int64_t>{0});
+  };
+  const bool with_momentum = need_momentum && momentum, with_before = need_x0 && momentum && before;
+  Tensor ga = zeros(values, need_values), gs = zeros(scale, need_scale),
+         gm = zeros(momentum ? *momentum : values, with_momentum), gb = zeros(b, need_b),
+         gx0 = new_empty(values, std::vector<int64_t>(b.sizes().begin(), b.sizes().end())),
+         before_out = zeros(b, with_before);
+  dispatch(name, values, S.idx, [&]<class T, class I>() {
+    std::copy_n(data<T>(gx), gx.numel(), mutable_data<T>(gx0));
+    const auto at = [](const std::optional<Tensor>& t, int64_t offset) {
+      return t ? data<T>(*t) + offset : nullptr;
+    };
+    const auto to = [](Tensor& t, bool needed, int64_t offset) {
+      return needed ? mutable_data<T>(t) + offset : nullptr;
+    };
+    for (int64_t i = 0; i < p.batch; ++i) {
+      const int64_t at_values = p.bv == 1 ? 0 : i * S.nnz(), at_b = i * p.nk(),
+                    at_norms = i * iterations * p.k;
+      const SweepsAdjointOperands<T> operands{
+          data<T>(values) + at_values,
+          data<T>(b) + at_b,
+          momentum ? at(before, at_b) : nullptr,
+          data<T>(iterates) + i * slots * p.nk(),
+          data<T>(norms) + at_norms,
+          at(gnorms, at_norms),
+          momentum ? at(gbefore, at_b) : nullptr,
+          mutable_data<T>(gx0) + at_b,
+          to(ga, need_values, at_values),
+          to(gs, need_scale, 0),
+          to(gm, with_momentum, 0),
+          to(gb, need_b, at_b),
+          to(before_out, with_before, at_b),
+      };
+      SweepsAdjoint<T, I>(S, St, p, stride, i, data<T>(scale), at(momentum, 0), need_x0, operands).run();
+    }
+  });
+  return {ga, gs, gm, gb, gx0, before_out};
+}
+
+}  // namespace learnsolve
+
+STABLE_TORCH_LIBRARY_IMPL(learnsolve, CPU, m) {
+  m.impl("csr_richardson_backward", TORCH_BOX(&learnsolve::csr_richardson_backward));
+}

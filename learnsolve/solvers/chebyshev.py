@@ -1,0 +1,241 @@
+"""Chebyshev's semi-iteration: momentum chosen from bounds of the spectrum.
+
+Source: Golub and Varga, "Chebyshev semi-iterative methods, successive overrelaxation iterative methods, and
+second order Richardson iterative methods", Numer. Math. 3 (1961) 147-168; Saad, "Iterative Methods for Sparse
+Linear Systems" (2003), section 12.3.2.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from learnsolve import _check
+from learnsolve.solvers._options import check_b
+from learnsolve.solvers._stationary import (
+    FIXED_GRADIENTS,
+    Stationary,
+    learning,
+    make_options,
+    run_fixed,
+    scalar,
+    until_tolerance,
+)
+from learnsolve.solvers.base import Iteration, Solution
+
+
+def _coefficients(lmin: Any, lmax: Any, iterations: int, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Those of all steps, (iterations,): with q = (sqrt kappa - 1) / (sqrt kappa + 1),
+
+        a_0 = 2 / (lmin + lmax),  a_k = rho_k 4 / (lmax - lmin),  c_k = rho_k rho_{k-1},
+        rho_k = T_k(s) / T_{k+1}(s) = q (1 + q^2k) / (1 + q^(2k+2)),  s = (lmax + lmin) / (lmax - lmin)
+
+    written so that lmin = lmax is no exception.
+    """
+    root = (lmin * lmax) ** 0.5 if isinstance(lmin * lmax, Tensor) else math.sqrt(lmin * lmax)
+    middle, radius = (lmax + lmin) / 2, (lmax - lmin) / 2
+    q2 = (radius / (middle + root)) ** 2
+    powers = [0 * q2 + 1]  # not q2 ** k, whose second derivatives at 0 are NaN
+    for _ in range(iterations):
+        powers.append(powers[-1] * q2)
+    if isinstance(q2, Tensor):
+        p = 1 + torch.stack(powers)
+    else:
+        p = 1 + torch.tensor(powers, dtype=b.dtype, device=b.device)
+    first = torch.arange(iterations, device=b.device) == 0
+    a = torch.where(first, 1, 2) * p[:-1] / (p[1:] * (middle + root))
+    before = torch.cat((p[:1], p[:-2])) if iterations else p[:0]
+    return a, torch.where(first, 0, q2 * before / p[1:])
+
+
+def chebyshev(
+    A: Any,
+    b: Tensor,
+    lmin: float | Tensor,
+    lmax: float | Tensor,
+    x0: Tensor | None = None,
+    *,
+    iterations: int | None = None,
+    M: Any = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    maxiter: int | None = None,
+    callback: Callable[[Iteration], Any] | None = None,
+    gradient: str | None = None,
+    throw: bool = False,
+    adjoint_rtol: float | None = None,
+    adjoint_maxiter: int | None = None,
+    adjoint_M: Any = None,
+    transpose: Callable[[Tensor], Tensor] | None = None,
+    parameters: tuple[Tensor, ...] = (),
+) -> Solution:
+    r"""Chebyshev's semi-iteration for an M A whose eigenvalues lie between lmin and lmax.
+
+    .. math:: x_{k+1} = x_k + a_k M (b - A x_k) + c_k (x_k - x_{k-1})
+
+    Of all polynomials of its degree, that of the error is the smallest on [lmin, lmax]: after k steps the
+    energy norm of the error, for symmetric positive definite A and M, has shrunk by
+    :math:`2 q^k / (1 + q^{2k})` at least, with :math:`q = (\sqrt\kappa - 1) / (\sqrt\kappa + 1)` and
+    :math:`\kappa = \mathtt{lmax} / \mathtt{lmin}`. No inner products.
+
+    Parameters
+    ----------
+    A : CSR, LinearOperator or callable, shape (n, n), as for `cg`
+    b : Tensor, shape (n,) or (..., n, k)
+    lmin, lmax : numbers or Tensors of shape (), positive bounds of the spectrum of M A; differentiable
+    x0 : Tensor of b's shape; zero if not given
+    iterations : int >= 0: run so many, whatever b is. If not given, stop a column when
+        :math:`\|b - A x\| \le \max(\mathtt{rtol} \|b\|, \mathtt{atol})`, with rtol = 1e-5 and atol = 0 if not
+        given
+    M : an approximation of A^-1, linear: a preconditioner, callable r -> M r, CSR or LinearOperator
+    rtol, atol, maxiter : without iterations, as for `cg`
+    callback : called after every iteration with an `Iteration`; returning True stops
+    gradient : with iterations "unrolled" (if not given) or "checkpointed", as for `jacobi`; without
+        "implicit" (if not given), "unrolled" or "checkpointed", as for `cg`
+    throw : raise `SolverError` where a solve or its adjoint did not converge; with iterations, where it
+        diverged
+    adjoint_rtol, adjoint_maxiter, adjoint_M, transpose, parameters : as for `bicgstab`
+
+    Returns
+    -------
+    Solution
+
+    Raises
+    ------
+    ValueError
+        if shapes or values do not fit, iterations and a tolerance are both given, or something learns that
+        gradient="implicit" has no gradient for.
+    TypeError
+        if types, dtypes or devices do not fit.
+    SolverError
+        if `throw` and a solve failed.
+
+    Notes
+    -----
+    Gradient with iterations: exact, of the steps that ran, for everything that learns, lmin and lmax too, to
+    any order. Else the implicit one, as for `bicgstab`.
+    With iterations, a CSR on the CPU and M None or diagonal (`preconditioners.Jacobi`) all steps are one
+    compiled operation, and so is their adjoint (formulas: `heavyball`).
+    Cost: one product with A and one with M a step.
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A, b = ls.problems.poisson((8,)), torch.ones(8, dtype=torch.float64)
+    >>> s = torch.sin(torch.tensor(torch.pi / 18)) ** 2  # of 1D Poisson
+    >>> solution = ls.solvers.chebyshev(A, b, 4 * float(s), 4 - 4 * float(s), rtol=1e-8)
+    >>> solution.status.name
+    'CONVERGED'
+    """
+    name = "chebyshev"
+    check_b(name, b)
+    if iterations is not None:
+        iterations = _check.integer(name, "iterations", iterations, 0)
+    options = make_options(
+        name,
+        iterations,
+        gradient,
+        rtol=rtol,
+        atol=atol,
+        maxiter=maxiter,
+        M=M,
+        callback=callback,
+        throw=throw,
+        adjoint_rtol=adjoint_rtol,
+        adjoint_maxiter=adjoint_maxiter,
+        adjoint_M=adjoint_M,
+        transpose=transpose,
+        parameters=parameters,
+    )
+    low, high = _bound(name, "lmin", lmin, b), _bound(name, "lmax", lmax, b)
+    if not isinstance(low, Tensor) and not isinstance(high, Tensor) and low > high:
+        raise ValueError(f"{name}: lmin must not be larger than lmax, got {low} and {high}; swap them")
+    if iterations is not None:
+        steps, momenta = _coefficients(low, high, iterations, b)
+        return run_fixed(name, A, b, x0, options, iterations, steps.unsqueeze(-1), momenta)
+    middle, square = (high + low) / 2, ((high - low) / 2) ** 2
+
+    def coefficients(t: Tensor) -> tuple[Any, Any, Tensor]:
+        # t_k = rho_k 2 / (lmax - lmin), by the recurrence of the Chebyshev polynomials; 0: none yet.
+        new = torch.where(t == 0, 1 / middle, 1 / (2 * middle - square * t))
+        return torch.where(t == 0, new, 2 * new), square * t * new, new
+
+    return until_tolerance(name, A, b, x0, options, Stationary(coefficients), lmin=lmin, lmax=lmax)
+
+
+def _bound(name: str, key: str, value: Any, b: Tensor) -> Any:
+    value = scalar(name, key, value, b)
+    if not isinstance(value, Tensor) and not 0 < value < math.inf:
+        raise ValueError(
+            f"{name}: {key} must be positive and finite, got {value}; it bounds the spectrum of M A, which "
+            "must be positive"
+        )
+    return value
+
+
+class Chebyshev(torch.nn.Module):
+    """`chebyshev` with bounds that learn, by their logarithms, so that they stay positive.
+
+    Parameters
+    ----------
+    lmin, lmax : positive numbers or floating-point Tensors of shape (), the initial bounds. Numbers become
+        parameters of torch's default dtype; ``.double()`` for float64 matrices.
+    iterations : int
+    M : as for `chebyshev`; a Module's parameters are then those of this module
+    gradient : "unrolled" or "checkpointed"
+
+    Attributes
+    ----------
+    log_lmin, log_lmax : the parameters
+    lmin, lmax : the bounds
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A, b = ls.problems.poisson((8,)), torch.ones(8, dtype=torch.float64)
+    >>> smoother = ls.solvers.Chebyshev(1.0, 4.0, iterations=3).double()
+    >>> smoother(A, b).x.sum().backward()
+    >>> smoother.log_lmax.grad.shape
+    torch.Size([])
+    """
+
+    def __init__(
+        self,
+        lmin: float | Tensor,
+        lmax: float | Tensor,
+        iterations: int = 1,
+        M: Any = None,
+        gradient: str = "unrolled",
+    ):
+        super().__init__()
+        _check.one_of("Chebyshev", "gradient", gradient, FIXED_GRADIENTS)
+        for key, value in (("lmin", lmin), ("lmax", lmax)):
+            bound = learning("Chebyshev", key, value)
+            if bound.dim() or not 0 < float(bound.detach()) < math.inf:
+                raise ValueError(f"Chebyshev: {key} must be one positive, finite number, got {value}")
+            setattr(self, f"log_{key}", torch.nn.Parameter(bound.detach().log()))
+        self.iterations = _check.integer("Chebyshev", "iterations", iterations, 0)
+        self.M = M
+        self.gradient = gradient
+
+    log_lmin: torch.nn.Parameter
+    log_lmax: torch.nn.Parameter
+
+    @property
+    def lmin(self) -> Tensor:
+        return self.log_lmin.exp()
+
+    @property
+    def lmax(self) -> Tensor:
+        return self.log_lmax.exp()
+
+    def forward(self, A: Any, b: Tensor, x0: Tensor | None = None) -> Solution:
+        return chebyshev(
+            A, b, self.lmin, self.lmax, x0, iterations=self.iterations, M=self.M, gradient=self.gradient
+        )
+
+    def extra_repr(self) -> str:
+        lmin, lmax = float(self.lmin.detach()), float(self.lmax.detach())
+        return f"lmin={lmin:.3g}, lmax={lmax:.3g}, iterations={self.iterations}, gradient={self.gradient!r}"

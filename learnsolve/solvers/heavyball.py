@@ -1,0 +1,216 @@
+"""The heavy ball: Richardson's iteration with momentum.
+
+Source: Polyak, "Some methods of speeding up the convergence of iteration methods", USSR Comput. Math. Math.
+Phys. 4 (1964) 1-17; learned: Nytko et al., "Optimized Sparse Matrix Operations for Reverse Mode Automatic
+Differentiation", arXiv 2212.05159, section 4.2.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from learnsolve import _check
+from learnsolve.solvers._options import check_b
+from learnsolve.solvers._stationary import (
+    FIXED_GRADIENTS,
+    Stationary,
+    learning,
+    make_options,
+    momenta_of,
+    rows_of,
+    run_fixed,
+    scalar,
+    steps_of,
+    until_tolerance,
+)
+from learnsolve.solvers.base import Iteration, Solution
+
+
+def heavyball_parameters(lmin: Any, lmax: Any) -> tuple[Any, Any]:
+    r"""The asymptotically best (alpha, beta) for an M A with positive eigenvalues.
+
+    .. math:: \alpha = 4 / (\sqrt{\lambda_{\max}} + \sqrt{\lambda_{\min}})^2, \quad
+              \beta = \left(\frac{\sqrt{\kappa} - 1}{\sqrt{\kappa} + 1}\right)^2, \quad
+              \kappa = \lambda_{\max} / \lambda_{\min}
+
+    Parameters
+    ----------
+    lmin, lmax : numbers or Tensors, the extreme eigenvalues of M A; differentiable
+
+    Returns
+    -------
+    two numbers or Tensors. The error shrinks by sqrt(beta) a step in the end, not from the beginning.
+
+    Examples
+    --------
+    >>> import learnsolve as ls
+    >>> ls.solvers.heavyball_parameters(1.0, 9.0)
+    (0.25, 0.25)
+    """
+    low, high = lmin**0.5, lmax**0.5
+    return 4 / (high + low) ** 2, ((high - low) / (high + low)) ** 2
+
+
+def heavyball(
+    A: Any,
+    b: Tensor,
+    x0: Tensor | None = None,
+    *,
+    alpha: float | Tensor,
+    beta: float | Tensor,
+    iterations: int | None = None,
+    M: Any = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    maxiter: int | None = None,
+    callback: Callable[[Iteration], Any] | None = None,
+    gradient: str | None = None,
+    throw: bool = False,
+    adjoint_rtol: float | None = None,
+    adjoint_maxiter: int | None = None,
+    adjoint_M: Any = None,
+    transpose: Callable[[Tensor], Tensor] | None = None,
+    parameters: tuple[Tensor, ...] = (),
+) -> Solution:
+    r"""The heavy ball, :math:`x_{k+1} = x_k + \alpha_k M (b - A x_k) + \beta_k (x_k - x_{k-1})`,
+    :math:`x_{-1} = x_0`.
+
+    Parameters
+    ----------
+    A : CSR, LinearOperator or callable, shape (n, n), as for `cg`; M A with positive eigenvalues
+    b : Tensor, shape (n,) or (..., n, k)
+    alpha : number or Tensor, () a scalar, (n,) one a row; with iterations also (iterations,) or
+        (iterations, 1) one a step, (iterations, n) one a row and step
+    beta : number or Tensor, () a scalar; with iterations also (iterations,). `heavyball_parameters` gives the
+        best two scalars.
+    x0 : Tensor of b's shape; zero if not given
+    iterations : int >= 0: run so many, whatever b is. If not given, stop a column when
+        :math:`\|b - A x\| \le \max(\mathtt{rtol} \|b\|, \mathtt{atol})`, with rtol = 1e-5 and atol = 0 if not
+        given
+    M : an approximation of A^-1, linear: a preconditioner, callable r -> M r, CSR or LinearOperator
+    rtol, atol, maxiter : without iterations, as for `cg`
+    callback : called after every iteration with an `Iteration`; returning True stops
+    gradient : with iterations "unrolled" (if not given) or "checkpointed", as for `jacobi`; without
+        "implicit" (if not given), "unrolled" or "checkpointed", as for `cg`
+    throw : raise `SolverError` where a solve or its adjoint did not converge; with iterations, where it
+        diverged
+    adjoint_rtol, adjoint_maxiter, adjoint_M, transpose, parameters : as for `bicgstab`
+
+    Returns
+    -------
+    Solution
+
+    Raises
+    ------
+    ValueError
+        if shapes or values do not fit, iterations and a tolerance are both given, or something learns that
+        gradient="implicit" has no gradient for.
+    TypeError
+        if types, dtypes or devices do not fit.
+    SolverError
+        if `throw` and a solve failed.
+
+    Notes
+    -----
+    Gradient with iterations: exact, of the steps that ran, for everything that learns, to any order. Else the
+    implicit one, as for `bicgstab`.
+    With iterations, a CSR on the CPU and M None or diagonal (`preconditioners.Jacobi`) all steps are one
+    compiled operation, and so is their adjoint: with :math:`\lambda_N = \bar x`,
+
+    .. math:: \rho_k = \alpha_k M^T \lambda_{k+1}, \quad
+              \lambda_k = \lambda_{k+1} + \beta_k \lambda_{k+1} - \beta_{k+1} \lambda_{k+2}
+              - A^T \rho_k, \quad
+              \bar\beta_k = \langle \lambda_{k+1}, x_k - x_{k-1} \rangle, \quad
+              \bar\alpha_k = \langle \lambda_{k+1}, M r_k \rangle, \quad
+              \bar b = \sum_k \rho_k, \quad \bar A = -\sum_k \rho_k x_k^T.
+
+    Cost: one product with A and one with M a step. Backward, a step: one product with the transpose, one with
+    A more if alpha or M learns or a norm is in the loss, a sampled product if A's values learn.
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A, b = ls.problems.poisson((8,)), torch.ones(8, dtype=torch.float64)
+    >>> alpha = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+    >>> beta = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+    >>> solution = ls.solvers.heavyball(A, b, alpha=alpha, beta=beta, iterations=20)
+    >>> solution.residual_norms[-1].backward()
+    >>> bool(alpha.grad < 0 and beta.grad < 0)  # larger ones would have converged faster
+    True
+    """
+    name = "heavyball"
+    check_b(name, b)
+    if iterations is not None:
+        iterations = _check.integer(name, "iterations", iterations, 0)
+    options = make_options(
+        name,
+        iterations,
+        gradient,
+        rtol=rtol,
+        atol=atol,
+        maxiter=maxiter,
+        M=M,
+        callback=callback,
+        throw=throw,
+        adjoint_rtol=adjoint_rtol,
+        adjoint_maxiter=adjoint_maxiter,
+        adjoint_M=adjoint_M,
+        transpose=transpose,
+        parameters=parameters,
+    )
+    if iterations is not None:
+        steps = steps_of(name, "alpha", alpha, b, iterations)
+        momenta = momenta_of(name, "beta", beta, b, iterations)
+        return run_fixed(name, A, b, x0, options, iterations, steps, momenta)
+    a, c = rows_of(name, "alpha", alpha, b), scalar(name, "beta", beta, b)
+    return until_tolerance(name, A, b, x0, options, Stationary(lambda t: (a, c, t)), alpha=alpha, beta=beta)
+
+
+class Heavyball(torch.nn.Module):
+    """`heavyball` with parameters that learn.
+
+    Parameters
+    ----------
+    alpha, beta : numbers or floating-point Tensors, the initial parameters, of any shape that `heavyball`
+        takes. A number becomes a parameter of torch's default dtype; ``.double()`` for float64 matrices.
+    iterations : int
+    M : as for `heavyball`; a Module's parameters are then those of this module
+    gradient : "unrolled" or "checkpointed"
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A, b = ls.problems.poisson((16,)), torch.ones(16, dtype=torch.float64)
+    >>> solver = ls.solvers.Heavyball(0.5, 0.5, iterations=12).double()
+    >>> solver(A, b).x.sum().backward()
+    >>> solver.beta.grad.shape
+    torch.Size([])
+    """
+
+    def __init__(
+        self,
+        alpha: float | Tensor = 0.5,
+        beta: float | Tensor = 0.5,
+        iterations: int = 1,
+        M: Any = None,
+        gradient: str = "unrolled",
+    ):
+        super().__init__()
+        _check.one_of("Heavyball", "gradient", gradient, FIXED_GRADIENTS)
+        self.alpha = learning("Heavyball", "alpha", alpha)
+        self.beta = learning("Heavyball", "beta", beta)
+        self.iterations = _check.integer("Heavyball", "iterations", iterations, 0)
+        self.M = M
+        self.gradient = gradient
+
+    def forward(self, A: Any, b: Tensor, x0: Tensor | None = None) -> Solution:
+        return heavyball(
+            A, b, x0,
+            alpha=self.alpha, beta=self.beta, iterations=self.iterations, M=self.M, gradient=self.gradient,
+        )  # fmt: skip
+
+    def extra_repr(self) -> str:
+        shapes = f"alpha={tuple(self.alpha.shape)}, beta={tuple(self.beta.shape)}"
+        return f"{shapes}, iterations={self.iterations}, gradient={self.gradient!r}"

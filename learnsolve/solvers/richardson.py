@@ -1,0 +1,185 @@
+"""Richardson's iteration, x <- x + w M (b - A x).
+
+Source: Richardson, "The approximate arithmetical solution by finite differences of physical problems
+involving differential equations", Phil. Trans. R. Soc. A 210 (1911) 307-357; Saad, "Iterative Methods for
+Sparse Linear Systems" (2003), section 4.2.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from learnsolve import _check
+from learnsolve.solvers._options import check_b
+from learnsolve.solvers._stationary import (
+    FIXED_GRADIENTS,
+    Stationary,
+    learning,
+    make_options,
+    rows_of,
+    run_fixed,
+    steps_of,
+    until_tolerance,
+)
+from learnsolve.solvers.base import Iteration, Solution
+
+
+def richardson_weight(lmin: Any, lmax: Any) -> Any:
+    r"""The best weight, :math:`2 / (\lambda_{\min} + \lambda_{\max})`, for an M A with positive eigenvalues.
+
+    Parameters
+    ----------
+    lmin, lmax : numbers or Tensors, the extreme eigenvalues of M A; differentiable
+
+    Returns
+    -------
+    number or Tensor. The error shrinks by (kappa - 1) / (kappa + 1) a step, kappa = lmax / lmin.
+
+    Examples
+    --------
+    >>> import learnsolve as ls
+    >>> ls.solvers.richardson_weight(1.0, 3.0)
+    0.5
+    """
+    return 2 / (lmin + lmax)
+
+
+def richardson(
+    A: Any,
+    b: Tensor,
+    x0: Tensor | None = None,
+    *,
+    weight: float | Tensor = 1.0,
+    iterations: int | None = None,
+    M: Any = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    maxiter: int | None = None,
+    callback: Callable[[Iteration], Any] | None = None,
+    gradient: str | None = None,
+    throw: bool = False,
+    adjoint_rtol: float | None = None,
+    adjoint_maxiter: int | None = None,
+    adjoint_M: Any = None,
+    transpose: Callable[[Tensor], Tensor] | None = None,
+    parameters: tuple[Tensor, ...] = (),
+) -> Solution:
+    r"""Richardson's iteration, :math:`x_{k+1} = x_k + w_k \circ M (b - A x_k)`.
+
+    Parameters
+    ----------
+    A : CSR, LinearOperator or callable, shape (n, n), as for `cg`; M A with eigenvalues of positive real part
+    b : Tensor, shape (n,) or (..., n, k)
+    x0 : Tensor of b's shape; zero if not given
+    weight : number or Tensor, () a scalar, (n,) one a row; with iterations also (iterations,) or
+        (iterations, 1) one a step, (iterations, n) one a row and step. `richardson_weight`: the best scalar.
+    iterations : int >= 0: run so many, whatever b is. If not given, stop a column when
+        :math:`\|b - A x\| \le \max(\mathtt{rtol} \|b\|, \mathtt{atol})`, with rtol = 1e-5 and atol = 0 if not
+        given
+    M : an approximation of A^-1, linear: a preconditioner, callable r -> M r, CSR or LinearOperator
+    rtol, atol, maxiter : without iterations, as for `cg`
+    callback : called after every iteration with an `Iteration`; returning True stops
+    gradient : with iterations "unrolled" (if not given) or "checkpointed", as for `jacobi`; without
+        "implicit" (if not given), "unrolled" or "checkpointed", as for `cg`
+    throw : raise `SolverError` where a solve or its adjoint did not converge; with iterations, where it
+        diverged
+    adjoint_rtol, adjoint_maxiter, adjoint_M, transpose, parameters : as for `bicgstab`
+
+    Returns
+    -------
+    Solution
+
+    Raises
+    ------
+    ValueError
+        if shapes or values do not fit, iterations and a tolerance are both given, or something learns that
+        gradient="implicit" has no gradient for.
+    TypeError
+        if types, dtypes or devices do not fit.
+    SolverError
+        if `throw` and a solve failed.
+
+    Notes
+    -----
+    Gradient with iterations: exact, of the steps that ran, for everything that learns, to any order. Else the
+    implicit one, as for `bicgstab`.
+    With iterations, a CSR on the CPU and M None or diagonal (`preconditioners.Jacobi`) all steps are one
+    compiled operation, and so is their adjoint (formulas: `jacobi`, `heavyball`).
+    Cost: one product with A and one with M a step.
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A, b = ls.problems.poisson((8,)), torch.ones(8, dtype=torch.float64)
+    >>> w = torch.tensor(0.4, dtype=torch.float64, requires_grad=True)
+    >>> ls.solvers.richardson(A, b, weight=w, iterations=50).residual_norms[-1].backward()
+    >>> bool(w.grad < 0)  # a larger weight would have converged faster
+    True
+    """
+    name = "richardson"
+    check_b(name, b)
+    if iterations is not None:
+        iterations = _check.integer(name, "iterations", iterations, 0)
+    options = make_options(
+        name,
+        iterations,
+        gradient,
+        rtol=rtol,
+        atol=atol,
+        maxiter=maxiter,
+        M=M,
+        callback=callback,
+        throw=throw,
+        adjoint_rtol=adjoint_rtol,
+        adjoint_maxiter=adjoint_maxiter,
+        adjoint_M=adjoint_M,
+        transpose=transpose,
+        parameters=parameters,
+    )
+    if iterations is not None:
+        steps = steps_of(name, "weight", weight, b, iterations)
+        return run_fixed(name, A, b, x0, options, iterations, steps, None)
+    w = rows_of(name, "weight", weight, b)
+    return until_tolerance(name, A, b, x0, options, Stationary(lambda t: (w, None, t)), weight=weight)
+
+
+class Richardson(torch.nn.Module):
+    """`richardson` with a weight that learns.
+
+    Parameters
+    ----------
+    weight : number or floating-point Tensor, the initial weight, of any shape that `richardson` takes. A
+        number becomes a parameter of torch's default dtype; ``.double()`` for float64 matrices.
+    iterations : int
+    M : as for `richardson`; a Module's parameters are then those of this module
+    gradient : "unrolled" or "checkpointed"
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A, b = ls.problems.poisson((8,)), torch.ones(8, dtype=torch.float64)
+    >>> smoother = ls.solvers.Richardson(0.4, iterations=3).double()
+    >>> smoother(A, b).residual_norms.shape
+    torch.Size([4])
+    """
+
+    def __init__(
+        self, weight: float | Tensor = 1.0, iterations: int = 1, M: Any = None, gradient: str = "unrolled"
+    ):
+        super().__init__()
+        _check.one_of("Richardson", "gradient", gradient, FIXED_GRADIENTS)
+        self.weight = learning("Richardson", "weight", weight)
+        self.iterations = _check.integer("Richardson", "iterations", iterations, 0)
+        self.M = M
+        self.gradient = gradient
+
+    def forward(self, A: Any, b: Tensor, x0: Tensor | None = None) -> Solution:
+        return richardson(
+            A, b, x0, weight=self.weight, iterations=self.iterations, M=self.M, gradient=self.gradient
+        )
+
+    def extra_repr(self) -> str:
+        shape = tuple(self.weight.shape)
+        return f"weight={shape}, iterations={self.iterations}, gradient={self.gradient!r}"
