@@ -13,16 +13,13 @@ from learnsolve.solvers.lsmr import lsmr
 from learnsolve.solvers.lsqr import lsqr
 from learnsolve.solvers.minres import minres
 from learnsolve.solvers.pcg import PCG
+from learnsolve.solvers.richardson import Richardson, richardson, richardson_weight
 from learnsolve.solvers.sor import SOR, gauss_seidel, sor, ssor
 from learnsolve.solvers.triangular_solve import TriangularSolve
 
 __all__ = [
     "PCG",
     "SOR",
-from learnsolve.solvers.richardson import Richardson, richardson, richardson_weight
-
-__all__ = [
-    "PCG",
     "Chebyshev",
     "Heavyball",
     "Iteration",
@@ -45,8 +42,8 @@ __all__ = [
     "lsmr",
     "lsqr",
     "minres",
-    "sor",
-    "ssor",
     "richardson",
     "richardson_weight",
+    "sor",
+    "ssor",
 ]

@@ -102,9 +102,7 @@ def richardson_backward_arguments(P, dtype):
     for ptr, idx, blocks, v, s, m, b, x0, before, iterations, stride in richardson_arguments(P, dtype):
         if stride == 0:
             continue
-        x, norms, kept, _ = ops.csr_richardson(
-            ptr, idx, blocks, v, s, m, b, x0, before, iterations, stride
-        )
+        x, norms, kept, _ = ops.csr_richardson(ptr, idx, blocks, v, s, m, b, x0, before, iterations, stride)
         fixed = (ptr, idx, blocks, *transposed, v, s, m, b, before, kept, norms, torch.ones_like(x))
         sizes = (iterations, stride)
         out.append((*fixed, torch.ones_like(norms), None, *sizes, *(True,) * 5))
