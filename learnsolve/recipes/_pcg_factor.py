@@ -38,8 +38,8 @@ def build(A: CSR, settings: PcgSettings) -> Model:
         if settings.start == "ic0":
             return IncompleteFactor.initialise_from(_restricted(A, pattern), "ic0")
         on = pattern.row_indices == pattern.col_indices
-        values = torch.where(on, DIAGONAL, BELOW).to(A.dtype)
-        return IncompleteFactor(CSR(values, pattern))
+        values = torch.full((pattern.nnz,), BELOW, dtype=A.dtype, device=A.device)
+        return IncompleteFactor(CSR(values.masked_fill_(on, DIAGONAL), pattern))
     except ValueError as error:
         raise SettingError(
             f"--start {settings.start}: {' '.join(str(error).split())}; take --start paper"

@@ -6,6 +6,7 @@ import csv
 import importlib.util
 import io
 import math
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -54,7 +55,8 @@ def condition(A: CSR, given: Any) -> float | None:
     if A.shape[0] > CONDITION_LIMIT:
         return None
     try:
-        with torch.no_grad():
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # of a singular matrix: the number is infinite
             known = given is None or isinstance(given, preconditioners.Preconditioner)
             M = given if known else cast(Callable[[CSR], Any], given)(A)
             value = float(condition_number(A, M).value)

@@ -73,6 +73,7 @@ def residuals_figure(evaluation: Evaluation, where: str) -> Any:
             )
     for rtol in sorted({row.rtol for row in evaluation.rows}):
         axes.axhline(rtol, color=GREY, linewidth=0.6, zorder=0)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_ylim(bottom=min(row.rtol for row in evaluation.rows) / 100)
     axes.margins(x=0.01)
     axes.legend(frameon=False)

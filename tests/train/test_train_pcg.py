@@ -1,0 +1,417 @@
+"""`python -m learnsolve.train pcg`: the loss, the guard, what stops it, and what is learned."""
+
+import csv
+import importlib.util
+import json
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from learnsolve import CSR, solvers, train
+from learnsolve.preconditioners import ApproximateInverse
+from learnsolve.recipes import _definite, _pcg_outcome
+from learnsolve.recipes._definite import Guard, definiteness
+from learnsolve.recipes._pcg_factor import factor_of
+from learnsolve.recipes._schedule import Patience
+from learnsolve.recipes.pcg import PcgRecipe, PcgSettings
+
+FILES = {
+    "config.yaml",
+    "metrics.csv",
+    "model.safetensors",
+    "state.safetensors",
+    "state.json",
+    "report.json",
+    "evaluation.csv",
+    "loss.png",
+    "residuals.png",
+    "factor.png",
+}
+SMALL = ["--nx", 5, "--ny", 4, "--test_vectors", 6, "--held_out", 5, "--evaluated", 2]
+
+
+@pytest.fixture
+def pcg_run(run):
+    def call(*options, out: str | None = "run"):
+        return run(*options, out=out, recipe="pcg")
+
+    return call
+
+
+def recipe(**options) -> PcgRecipe:
+    settings = PcgSettings(**options)
+    settings.check()
+    return PcgRecipe(settings)
+
+
+def test_a_run_leaves_its_files_and_learns_what_it_says(pcg_run, rows, capsys):
+    code, out = pcg_run("--steps", 250, "--test_vectors", 50, "--held_out", 20, "--evaluated", 10)
+    assert code == train.OK
+    assert {path.name for path in out.iterdir()} == FILES
+    weights = load_file(out / "model.safetensors")
+    assert weights["values"].shape == (127,)
+    assert weights["values"].dtype == torch.float64
+
+    table = rows(out)
+    assert [int(row["step"]) for row in table] == list(range(251))
+    first, last = ({k: float(v) for k, v in row.items()} for row in (table[0], table[-1]))
+    assert last["loss"] < 0.85 * first["loss"]
+    assert last["held_out_loss"] < 0.85 * first["held_out_loss"]
+    assert last["held_out_residual"] < first["held_out_residual"]
+    assert last["learning_rate"] == 1e-3
+    assert last["iterations"] == 4
+    assert last["shortened_steps"] == 0
+    assert table[1]["definiteness"] == ""
+
+    report = json.loads((out / "report.json").read_text())
+    assert report["held_out_loss"] == last["held_out_loss"]
+    assert report["preconditioner"]["definiteness"] == last["definiteness"]
+    mean = {(row["preconditioner"], row["rtol"]): row["iterations"] for row in report["evaluation"]}
+    for rtol in (1e-3, 1e-6, 1e-9):
+        assert mean["IC(0)", rtol] < mean["learned", rtol] < mean["none", rtol] == mean["Jacobi", rtol]
+    conditions = report["condition_numbers"]
+    assert conditions["learned"] < 0.7 * conditions["none"]
+    assert conditions["none"] == pytest.approx(conditions["Jacobi"])
+
+    with (out / "evaluation.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert [float(line["iterations"]) for line in lines] == list(mean.values())
+    for name in ("loss", "residuals", "factor"):
+        content = (out / f"{name}.png").read_bytes()
+        assert content.startswith(b"\x89PNG")
+        assert len(content) > 5000
+    config = yaml.safe_load((out / "config.yaml").read_text())
+    assert config["problem"]["shape"] == [8, 8]
+    assert (config["iterations"], config["gamma"], config["target"]) == (4, 0.6, None)
+
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    lines = printed.out.strip().splitlines()
+    assert [line.split("  ")[0] for line in lines[2:6]] == ["learned", "none", "Jacobi", "IC(0)"]
+    assert lines[-2] == report["learned"]
+    assert lines[-2].startswith("On held-out right-hand sides it takes ")
+
+
+def dense_residuals(A, M, b, iterations):
+    """||r_i|| / ||b|| of the textbook's loop."""
+    x, r = torch.zeros_like(b), b
+    z = M @ r
+    p, rho, norms = z, r @ z, [r.norm()]
+    for _ in range(iterations):
+        q = A @ p
+        alpha = rho / (p @ q)
+        x, r = x + alpha * p, r - alpha * q
+        z = M @ r
+        old, rho = rho, r @ z
+        p = z + rho / old * p
+        norms.append(r.norm())
+    return torch.stack(norms) / b.norm()
+
+
+@pytest.mark.parametrize("variant", ["paper", "demo"])
+@pytest.mark.parametrize("form", ["product", "triangular"])
+def test_the_losses_are_those_of_dense_algebra(variant, form):
+    its = recipe(variant=variant, form=form, test_vectors=5)
+    L = factor_of(its.model).detach().to_dense()
+    two = 2 * torch.eye(64, dtype=torch.float64)
+    torch.testing.assert_close(L, two + 0.1 * torch.ones(63, dtype=torch.float64).diag(-1))
+    M = L @ L.T if form == "product" else torch.linalg.inv(L @ L.T)
+    A, expected = its.A.to_dense(), []
+    for b in its.test_vectors.T:
+        if variant == "paper":
+            weights = torch.tensor([0.6**3, 0.6**2, 0.6, 1]).double()
+            terms = dense_residuals(A, M, b, 4)[1:]
+        else:
+            weights = torch.tensor([0.7**3, 0.7**2, 0.7, 1]).double()
+            terms = torch.log10(1 + dense_residuals(A, M, b, 3))
+        expected.append(weights @ terms / weights.sum())
+    torch.testing.assert_close(its.losses(its.test_vectors), torch.stack(expected), rtol=1e-6, atol=0)
+    torch.testing.assert_close(its.loss(0), torch.stack(expected).mean(), rtol=1e-6, atol=0)
+
+
+def test_the_gradient_is_that_of_dense_algebra():
+    its = recipe(test_vectors=3)
+    its.loss(0).backward()
+    L = factor_of(its.model)
+    values = L.values.detach().clone().requires_grad_()
+    dense = CSR(values, L.pattern).to_dense()
+    A = its.A.to_dense()
+    weights = 0.6 ** torch.arange(3, -1, -1, dtype=torch.float64)
+    losses = [
+        weights @ dense_residuals(A, dense @ dense.T, b, 4)[1:] / weights.sum() for b in its.test_vectors.T
+    ]
+    torch.stack(losses).mean().backward()
+    torch.testing.assert_close(its.model.values.grad, values.grad, rtol=1e-6, atol=1e-12)
+
+
+def test_the_ramp_of_the_demonstration():
+    its = recipe(variant="demo")
+    line = torch.linspace(-1, 1, 10, dtype=torch.float64)[1:-1]
+    expected = torch.meshgrid(line, line, indexing="xy")[0].reshape(-1, 1)
+    assert torch.equal(its.test_vectors, expected)
+    assert (its.settings.steps, its.settings.target, its.settings.iterations) == (100_000, 3e-5, 3)
+
+
+def test_residuals_of_vectors_that_are_solved_before_the_last_iteration():
+    its = recipe(test_vectors=1, nx=2, ny=1, iterations=8)
+    residuals = its.residuals(its.test_vectors, 8)
+    assert residuals.shape == (9, 1)
+    assert float(residuals[-1].detach().max()) < 1e-12
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--pattern", "tril"],
+        ["--pattern", "two_ring", "--start", "fsai"],
+        ["--form", "triangular"],
+        ["--form", "triangular", "--start", "ic0"],
+        ["--form", "triangular", "--start", "ic0", "--pattern", "tril"],
+        ["--form", "triangular", "--start", "ic0", "--pattern", "two_ring", "--dtype", "float32"],
+        ["--start", "fsai", "--pattern", "tril", "--resample"],
+        ["--problem.name", "anisotropic", "--problem.shape", "[6,6]"],
+        ["--problem.name", "diffusion", "--problem.shape", "[6,6]", "--pattern", "tril"],
+        ["--problem.shape", "20"],
+    ],
+)
+def test_every_pattern_form_and_start_trains(pcg_run, rows, options, no_pictures):
+    pytest.importorskip("pyamg")
+    code, out = pcg_run("--steps", 60, "--test_vectors", 20, "--held_out", 8, "--evaluated", 2, *options)
+    assert code == train.OK
+    table = rows(out)
+    which = "held_out_loss" if "--resample" in options else "loss"
+    assert float(table[-1][which]) < float(table[0][which])
+    report = json.loads((out / "report.json").read_text())
+    assert all(row["converged"] == 2 for row in report["evaluation"])
+
+
+def test_larger_patterns_and_better_starts_are_better():
+    loss = {
+        (pattern, form, start): recipe(pattern=pattern, form=form, start=start).evaluate()
+        for pattern in ("bidiagonal", "tril", "two_ring")
+        for form, start in (("product", "paper"), ("product", "fsai"), ("triangular", "ic0"))
+    }
+    for form, start in (("product", "fsai"), ("triangular", "ic0")):
+        better = [loss[pattern, form, start] for pattern in ("two_ring", "tril", "bidiagonal")]
+        assert better == sorted(better)
+    exact = solvers.cg(
+        (its := recipe(pattern="tril", form="triangular", start="ic0")).A,
+        its.held_out,
+        rtol=0.0,
+        maxiter=4,
+        M=_pcg_outcome.preconditioners.IC0(its.A),
+        gradient="unrolled",
+    )
+    torch.testing.assert_close(
+        its.residuals(its.held_out, 4), exact.residual_norms / its.held_out.norm(dim=0), rtol=1e-9, atol=0
+    )
+
+
+def test_a_learned_factor_solves_other_right_hand_sides_sooner():
+    its = recipe(test_vectors=30, pattern="tril", form="triangular", start="ic0", lr=1e-2)
+    before = its.evaluate()
+    optimizer = its.optimizer()
+    for step in range(60):
+        optimizer.zero_grad()
+        its.loss(step).backward()
+        optimizer.step()
+    assert its.evaluate() < 0.9 * before
+    with torch.no_grad():
+        taken = [
+            solvers.cg(its.A, its.held_out, rtol=1e-8, M=M).iterations
+            for M in (its.model, _pcg_outcome.preconditioners.IC0(its.A), None)
+        ]
+    assert taken == sorted(taken)
+    assert taken[0] < 0.5 * taken[2]
+
+
+OPTIONS = [
+    *("--clip", 0.02, "--schedule", "cosine", "--schedule_steps", 24, "--curriculum", 5),
+    *("--patience", 100, "--resample", "--evaluate_every", 4),
+]
+
+
+@pytest.mark.parametrize("form", ["product", "triangular"])
+def test_a_resumed_run_is_the_same_to_the_bit(pcg_run, rows, no_pictures, form):
+    options = [*SMALL, *OPTIONS, "--form", form]
+    assert pcg_run("--steps", 24, *options, out="whole")[0] == train.OK
+    assert pcg_run("--steps", 9, *options, out="parts")[0] == train.OK
+    code, folder = pcg_run("--resume", "parts", "--steps", 24, out=None)
+    assert code == train.OK
+    whole, parts = folder / "whole", folder / "parts"
+    assert rows(whole) == rows(parts)
+    a, b = (load_file(folder / "model.safetensors") for folder in (whole, parts))
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    table = rows(whole)
+    assert [float(row["iterations"]) for row in table if row["iterations"]] == [1, 1, 2, 3, 4, 4, 4]
+    rates = [float(row["learning_rate"]) for row in table if row["learning_rate"]]
+    assert rates[0] == 1e-3
+    assert rates[-1] == pytest.approx(1e-5)
+    assert rates == sorted(rates, reverse=True)
+
+
+def test_the_schedule_stays_that_of_the_first_run(pcg_run, no_pictures):
+    pcg_run("--steps", 4, *SMALL, "--schedule", "cosine")
+    code, out = pcg_run("--resume", "run", "--steps", 8, out=None)
+    assert code == train.OK
+    out = out / "run"
+    assert yaml.safe_load((out / "config.yaml").read_text())["schedule_steps"] == 4
+
+
+def test_patience_ends_a_run_and_a_resumed_one_stays_ended(pcg_run, rows, no_pictures):
+    # So large a rate makes the held-out loss grow soon.
+    options = [*SMALL, "--lr", 0.3, "--patience", 2, "--evaluate_every", 2]
+    code, out = pcg_run("--steps", 400, *options)
+    assert code == train.OK
+    table = rows(out)
+    assert len(table) < 200
+    held = [float(row["held_out_loss"]) for row in table if row["held_out_loss"]]
+    best = held.index(min(held))
+    assert best < len(held) - 2
+    assert json.loads((out / "report.json").read_text())["stopped_early"] is True
+    assert pcg_run("--resume", "run", "--steps", 500, out=None)[0] == train.OK
+    assert rows(out) == table
+
+
+def test_patience_counts_what_does_not_improve():
+    patience = Patience(2)
+    assert [patience.see(loss) for loss in (3.0, 2.0, 2.5, 1.0, 1.0, 1.0 - 1e-9)] == [False] * 5 + [True]
+    assert not any(Patience(None).see(1.0) for _ in range(9))
+
+
+def test_a_target_ends_a_run_at_the_weights_that_reach_it(pcg_run, rows, no_pictures):
+    options = [*SMALL, "--test_vectors", "ramp", "--target", 0.05, "--curriculum", 3, "--lr", 0.01]
+    code, out = pcg_run("--steps", 2000, *options)
+    assert code == train.OK
+    last = rows(out)[-1]
+    assert 9 <= int(last["step"]) < 2000
+    assert float(last["training_residual"]) < 0.05
+    assert float(last["iterations"]) == 4
+
+
+def test_clipping_bounds_the_gradient():
+    its = recipe(clip=1e-3, test_vectors=4)
+    optimizer = its.optimizer()
+    its.loss(0).backward()
+    norm = float(its.model.values.grad.norm())
+    optimizer.step()
+    assert norm > 1e-3
+    assert float(its.model.values.grad.norm()) == pytest.approx(1e-3, rel=1e-3)
+
+
+@pytest.mark.parametrize("limit", [256, 1])
+def test_definiteness_is_that_of_dense_algebra(monkeypatch, limit):
+    monkeypatch.setattr(_definite, "DENSE_LIMIT", limit)
+    for pattern in ("bidiagonal", "tril"):
+        L = factor_of(recipe(pattern=pattern).model)
+        generator = torch.Generator().manual_seed(0)
+        L = L.with_values(L.values.detach() * torch.rand(L.nnz, generator=generator, dtype=torch.float64))
+        eigenvalues = torch.linalg.eigvalsh(L.to_dense() @ L.to_dense().T)
+        expected = float(eigenvalues[0] / eigenvalues[-1])
+        assert definiteness(L) == pytest.approx(expected, rel=1e-9 if limit > 1 else 0.3)
+    singular = L.values.clone()
+    singular[L.pattern.diagonal_positions[3]] = 0
+    assert definiteness(L.with_values(singular)) == 0
+    singular[0] = float("nan")
+    assert definiteness(L.with_values(singular)) == 0
+
+
+def test_the_guard_halves_a_step_that_makes_the_factor_singular():
+    model = ApproximateInverse.bidiagonal(10)
+    guard = Guard(model.parameters(), lambda: model.L, 1e-3)
+    guard.before()
+    with torch.no_grad():
+        model.values[0] -= 1.999
+    before = model.values.detach().clone()
+    guard.after()
+    assert guard.shortened == 1
+    assert guard.holds()
+    assert float(model.values[0].detach()) == pytest.approx(2 - 1.999 / 2)
+    assert torch.equal(model.values[1:], before[1:])
+
+    guard.before()
+    kept = model.values.detach().clone()
+    with torch.no_grad():
+        model.values += float("nan")
+    guard.after()
+    assert guard.shortened == 2
+    assert torch.equal(model.values, kept)
+
+    for floor, count in ((1e-3, 2), (0.0, 0)):
+        other = Guard(model.parameters(), lambda: model.L, floor)
+        other.before()
+        other.after()
+        assert other.shortened == 0 <= count
+
+
+def test_shortened_steps_are_counted_in_the_metrics_and_survive_resuming(pcg_run, rows, no_pictures):
+    options = [*SMALL, "--guard", 0.01, "--lr", 2.0, "--evaluate_every", 1]
+    code, out = pcg_run("--steps", 20, *options, out="whole")
+    assert code == train.OK
+    table = rows(out)
+    assert float(table[-1]["shortened_steps"]) > 0
+    assert all(float(row["definiteness"]) >= 0.01 for row in table)
+    pcg_run("--steps", 13, *options, out="parts")
+    pcg_run("--resume", "parts", "--steps", 20, out=None)
+    assert rows(out.parent / "parts") == table
+    report = json.loads((out / "report.json").read_text())
+    assert report["shortened_steps"] == float(table[-1]["shortened_steps"])
+    assert "steps were shortened" in report["learned"]
+
+
+def test_without_pyamg_amg_is_skipped_by_name(pcg_run, no_pictures, monkeypatch, capsys):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pyamg" else find(name))
+    code, out = pcg_run("--steps", 1, *SMALL)
+    assert code == train.OK
+    report = json.loads((out / "report.json").read_text())
+    assert "pip install" in report["skipped"]["AMG"]
+    assert "AMG" not in {row["preconditioner"] for row in report["evaluation"]}
+    assert any(line.startswith("AMG") and "skipped" in line for line in capsys.readouterr().out.splitlines())
+
+
+def test_a_replaced_run_leaves_no_table_behind(pcg_run, no_pictures):
+    _, out = pcg_run("--steps", 1, *SMALL)
+    (out / "residuals.png").touch()
+    before = (out / "evaluation.csv").stat().st_mtime_ns
+    assert pcg_run("--steps", 1, *SMALL, "--overwrite")[0] == train.OK
+    assert (out / "evaluation.csv").stat().st_mtime_ns > before
+    assert not (out / "residuals.png").exists()
+
+
+BAD = [
+    (["--iterations", "0"], "--iterations must be at least 1"),
+    (["--gamma", "0"], "--gamma must be a positive number"),
+    (["--clip", "-1"], "--clip must be a positive number"),
+    (["--target", "inf"], "--target must be a"),
+    (["--weight_decay", "-1"], "--weight_decay must not be negative"),
+    (["--curriculum", "0"], "--curriculum must be at least 1"),
+    (["--patience", "0"], "--patience must be at least 1"),
+    (["--test_vectors", "0"], "--test_vectors must be at least 1"),
+    (["--test_vectors", "ramp", "--resample"], "--resample true needs random vectors"),
+    (["--evaluated", "0"], "--evaluated must be at least 1"),
+    (["--guard", "0.5"], "--guard must be between 0 and 0.01"),
+    (["--guard", "0.01", "--form", "triangular", "--start", "ic0", "--problem.shape", "200"], "--guard"),
+    (["--start", "ic0"], "--start ic0 is a factor for --form triangular, not for product; take"),
+    (["--start", "fsai", "--form", "triangular"], "take --start paper or ic0"),
+    (["--nx", "8"], "--nx and --ny are given together"),
+    (["--nx", "8", "--ny", "0"], "--ny must be at least 1"),
+    (["--tolerances", "[2.0]"], "--tolerances must be numbers between 0 and 1"),
+    (["--schedule", "steps"], "--schedule must be none or cosine"),
+    (["--pattern", "full"], "--pattern must be bidiagonal, tril or two_ring"),
+    (["--problem.epsilon", "0.5"], "--problem.epsilon means nothing for --problem.name poisson"),
+    (["--test_vectors", "100000000", "--problem.shape", "[1000,1000]"], "GiB are free; use fewer"),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), BAD)
+def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path, monkeypatch, capsys, options, words):
+    monkeypatch.chdir(tmp_path)
+    assert train.main(["pcg", *options]) == train.BAD_SETTING
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+    assert words in printed.err
+    assert not (tmp_path / "runs").exists()
