@@ -22,6 +22,9 @@ RECIPES: dict[str, Entry] = {
     "jacobi": Entry(
         "learnsolve.recipes.jacobi", "JacobiRecipe", "One weight for every row of Jacobi's method."
     ),
+    "heavyball": Entry(
+        "learnsolve.recipes.heavyball", "HeavyballRecipe", "Step and momentum of the heavy ball."
+    ),
     "pcg": Entry(
         "learnsolve.recipes.pcg", "PcgRecipe", "A preconditioner for conjugate gradients, by their residuals."
     ),
