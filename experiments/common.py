@@ -20,6 +20,7 @@ import json
 import platform
 import resource
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from timing import machine, medians, table  # noqa: E402
 
+from learnsolve import train  # noqa: E402
 from learnsolve.recipes._plots import BLACK, BLUE, GREY, ORANGE, PURPLE, new_figure, new_panels, png  # noqa: E402
 
 __all__ = [
@@ -80,6 +82,7 @@ class Experiment:
         torch.set_num_threads(self.args.threads or (1 if self.quick else threads))
         torch.manual_seed(0)
         self.start = time.perf_counter()
+        self._runs = tempfile.TemporaryDirectory()
 
     def json(self, name: str, **content: Any) -> None:
         """Numbers, with the machine that they were measured on."""
@@ -104,6 +107,19 @@ class Experiment:
 
     def figure(self, name: str, figure: Any) -> None:
         self._write(name, png(figure))
+
+    def train(self, recipe: str, *options: object) -> Path:
+        """A run of the training program; its folder, which is gone when the experiment is."""
+        folder = Path(self._runs.name) / f"run{len(list(Path(self._runs.name).iterdir()))}"
+        argv = [recipe, *map(str, options), "--out", str(folder), "--quiet"]
+        print("python -m learnsolve.train", *argv[:-3])
+        if code := train.main([*argv, "--threads", str(torch.get_num_threads())]):
+            raise SystemExit(code)
+        return folder
+
+    def keep(self, path: Path, name: str) -> None:
+        """A copy of a file."""
+        self._write(name, path.read_bytes())
 
     def _write(self, name: str, content: bytes) -> None:
         (self.out / name).write_bytes(content)

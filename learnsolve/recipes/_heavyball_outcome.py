@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,13 +27,14 @@ SWEEPS = 60  # of the curves
 CURVE_NUMBERS = 4_000_000  # of vectors in a curve
 
 
-def ends_of(recipe: HeavyballRecipe) -> tuple[Tensor | None, float, float]:
-    """All eigenvalues if there are not too many, the smallest and the largest."""
-    spectrum = eigenvalues(recipe.A)
+def ends_of(recipe: HeavyballRecipe, spectrum: Tensor | None) -> Tensor | None:
+    """The smallest and the largest eigenvalue; None where they would take long to find."""
     if spectrum is not None:
-        return spectrum, float(spectrum[0]), float(spectrum[-1])
-    found = extreme_eigenvalues(recipe.A.detach(), rtol=1e-3)
-    return None, float(found.smallest), float(found.largest)
+        return spectrum[[0, -1]]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # what has not converged is left out
+        found = extreme_eigenvalues(recipe.A.detach(), rtol=1e-3)
+    return torch.stack((found.smallest, found.largest)).cpu().double() if found.converged else None
 
 
 @torch.no_grad()
@@ -48,20 +50,21 @@ def residual_curve(recipe: HeavyballRecipe, alpha: float, beta: float) -> list[f
 
 def outcome(recipe: HeavyballRecipe) -> Outcome:
     settings, sweeps = recipe.settings, recipe.settings.sweeps or 0
-    spectrum, low, high = ends_of(recipe)
+    spectrum = eigenvalues(recipe.A)
+    ends = ends_of(recipe, spectrum)
     pairs = {"learned": recipe.parameters(), "start": (settings.alpha, settings.beta)}
-    if low > 0:
-        pairs["asymptotic optimum"] = solvers.heavyball_parameters(low, high)
+    if ends is not None and ends[0] > 0:
+        pairs["asymptotic optimum"] = solvers.heavyball_parameters(*ends.tolist())
     if spectrum is not None:
         pairs[f"best for {sweeps} sweeps"] = best_parameters(spectrum, sweeps)
     rows: list[list[Any]] = []
     compared: dict[str, dict[str, float | None]] = {}
     curves = {}
-    ends = torch.tensor([low, high], dtype=torch.float64)
     for name, (alpha, beta) in pairs.items():
         loss = recipe.held_out_energy(alpha, beta)
         expected = None if spectrum is None else float(expected_energy(spectrum, alpha, beta, sweeps))
-        factor = convergence_factor(ends if spectrum is None else spectrum, alpha, beta)
+        # The largest root belongs to one of the ends.
+        factor = None if ends is None else convergence_factor(ends, alpha, beta)
         compared[name] = {
             "alpha": alpha,
             "beta": beta,
@@ -70,7 +73,7 @@ def outcome(recipe: HeavyballRecipe) -> Outcome:
             "convergence_factor": factor,
         }
         curves[name] = residual_curve(recipe, alpha, beta)
-        rows.append([name, alpha, beta, loss, "" if expected is None else expected, factor])
+        rows.append([name, alpha, beta, loss, *("" if t is None else t for t in (expected, factor))])
     sentence = describe(compared, sweeps)
     numbers = {
         "variant": settings.variant,
@@ -78,7 +81,7 @@ def outcome(recipe: HeavyballRecipe) -> Outcome:
             "description": _problem.describe(settings.problem),
             "n": recipe.A.shape[0],
             "nnz": recipe.A.nnz,
-            "extreme_eigenvalues": [low, high],
+            "extreme_eigenvalues": None if ends is None else ends.tolist(),
         },
         "loss_is": "e^T A e after the sweeps, mean over test vectors e from N(0, I)",
         "sweeps": sweeps,
@@ -98,7 +101,7 @@ def describe(compared: dict[str, dict[str, Any]], sweeps: int) -> str:
         ratio = usual["held_out_loss"] / learned["held_out_loss"]
         words += f". With the asymptotic optimum the sweeps leave {ratio:.3g} times the energy"
     words += "."
-    if learned["convergence_factor"] > 1:
+    if (learned["convergence_factor"] or 0) > 1:
         words += " Repeated for ever, the sweeps diverge with these."
     return words
 

@@ -78,7 +78,7 @@ class HeavyballSettings(RunSettings):
     held_out: int | None = None
     family: Literal["anisotropic", "diffusion"] = "anisotropic"
     grid: list[int] = field(default_factory=lambda: [8, 8])
-    matrices: int = 64
+    matrices: int = 256
     held_out_matrices: int = 32
     layers: int = 3
     hidden: int = 16

@@ -1,0 +1,56 @@
+"""Step and momentum of the heavy ball, learned through its sweeps: figures 5 and 6.
+
+1D Poisson with 16 points, 12 sweeps, alpha = beta = 0.5 at the start, Adam with rate 0.01. Then a graph
+network that predicts both numbers from the matrix, for matrices that it has not seen.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from common import Experiment, table
+
+from learnsolve.recipes._metrics import read_metrics
+
+PICTURES = {
+    "loss.png": "figure05_loss.png",
+    "parameters.png": "figure06_parameters.png",
+    "convergence.png": "convergence.png",
+}
+
+
+def rows_of(report: dict) -> list[dict]:
+    return [{"parameters": name, **values} for name, values in report["parameters"].items()]
+
+
+def main() -> None:
+    experiment = Experiment(__file__, __doc__)
+    quick = experiment.quick
+    run = experiment.train("heavyball", "--steps", 20 if quick else 150)
+    history = read_metrics(run)
+    names = ("step", "loss", "held_out_loss", "alpha", "beta")
+    experiment.csv(
+        "history.csv", [dict(zip(names, row, strict=True)) for row in zip(*map(history.get, names))]
+    )
+    for picture, name in PICTURES.items():
+        experiment.keep(run / picture, name)
+    scalars = json.loads((run / "report.json").read_text())
+
+    small = ["--matrices", 8, "--held_out_matrices", 4, "--steps", 5] if quick else ["--steps", 300]
+    run = experiment.train("heavyball", "--variant", "network", "--family", "diffusion", *small)
+    experiment.keep(run / "loss.png", "network_loss.png")
+    experiment.keep(run / "matrices.png", "network_parameters.png")
+    network = json.loads((run / "report.json").read_text())
+
+    print(f"\n{table(rows_of(scalars))}\n\n{table(rows_of(network))}")
+    experiment.json(
+        "parameters.json",
+        sweeps=scalars["sweeps"],
+        parameters=scalars["parameters"],
+        network={key: network[key] for key in ("problem", "sweeps", "parameters")},
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,278 @@
+"""`python -m learnsolve.train heavyball`: the formulas, the losses, both variants."""
+
+import json
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from learnsolve import CSR, problems, solvers, train
+from learnsolve.recipes._heavyball_closed_form import (
+    best_parameters,
+    convergence_factor,
+    eigenvalues,
+    expected_energy,
+)
+from learnsolve.recipes._heavyball_network import bound
+from learnsolve.recipes.heavyball import HeavyballNetworkRecipe, HeavyballRecipe, HeavyballSettings
+
+FILES = {"config.yaml", "metrics.csv", "model.safetensors", "state.safetensors", "state.json", "report.json"}
+PICTURES = {
+    "scalars": {"loss.png", "parameters.png", "convergence.png"},
+    "network": {"loss.png", "parameters.png", "matrices.png"},
+}
+SMALL = ["--variant", "network", "--grid", "[4,5]", "--matrices", 6, "--held_out_matrices", 4]
+
+
+@pytest.fixture
+def ball_run(run):
+    def call(*options, out: str | None = "run"):
+        return run(*options, out=out, recipe="heavyball")
+
+    return call
+
+
+def recipe(**options) -> HeavyballRecipe:
+    settings = HeavyballSettings(**options)
+    settings.check()
+    return HeavyballRecipe(settings)
+
+
+def dense_sweeps(A, x, alpha, beta, sweeps):
+    before = x
+    for _ in range(sweeps):
+        x, before = x - alpha * (A @ x) + beta * (x - before), x
+    return x
+
+
+def test_a_run_leaves_its_files_and_learns_what_the_formula_says(ball_run, rows, capsys):
+    code, out = ball_run("--steps", 200, "--test_vectors", "identity")
+    assert code == train.OK
+    assert {path.name for path in out.iterdir()} == FILES | PICTURES["scalars"]
+    learned = load_file(out / "model.safetensors")
+    assert set(learned) == {"alpha", "beta"}
+
+    table = rows(out)
+    assert [int(row["step"]) for row in table] == list(range(201))
+    assert (float(table[0]["alpha"]), float(table[0]["beta"])) == (0.5, 0.5)
+    assert float(table[-1]["alpha"]) == float(learned["alpha"])
+    assert float(table[-1]["loss"]) < 0.8 * float(table[0]["loss"])
+
+    report = json.loads((out / "report.json").read_text())
+    compared = report["parameters"]
+    best, usual = compared["best for 12 sweeps"], compared["asymptotic optimum"]
+    # The columns of I are the exact expectation: training reaches the formula's minimum.
+    for key in ("alpha", "beta"):
+        assert compared["learned"][key] == pytest.approx(best[key], rel=1e-3)
+    assert compared["learned"]["expected_loss"] == pytest.approx(float(table[-1]["loss"]), rel=1e-9)
+    assert best["expected_loss"] <= compared["learned"]["expected_loss"] < compared["start"]["expected_loss"]
+    assert usual["expected_loss"] > 100 * best["expected_loss"]
+    assert usual["convergence_factor"] < best["convergence_factor"] < 1
+    s = torch.sin(torch.tensor(torch.pi / 17, dtype=torch.float64))
+    assert usual["alpha"] == pytest.approx(float(1 / (1 + s)))
+    assert usual["beta"] == pytest.approx(float((1 - s) / (1 + s)))
+
+    for name in PICTURES["scalars"]:
+        content = (out / name).read_bytes()
+        assert content.startswith(b"\x89PNG")
+        assert len(content) > 5000
+    assert yaml.safe_load((out / "config.yaml").read_text())["sweeps"] == 12
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    lines = printed.out.strip().splitlines()
+    assert [line.split("  ")[0] for line in lines[2:6]] == list(compared)
+    assert lines[-2] == report["learned"]
+    assert lines[-2].startswith("Learned alpha = 0.65")
+
+
+@pytest.mark.parametrize("shape", [[7], [4, 3]])
+def test_the_losses_are_those_of_dense_algebra(shape):
+    settings = HeavyballSettings(test_vectors=5, sweeps=4, alpha=0.2, beta=0.3)
+    settings.problem.shape = shape
+    settings.check()
+    its = HeavyballRecipe(settings)
+    A, E = its.A.to_dense(), its.test_vectors
+    x = dense_sweeps(A, E, 0.2, 0.3, 4)
+    expected = (x * (A @ x)).sum(0)
+    torch.testing.assert_close(its.losses(E), expected)
+    torch.testing.assert_close(its.loss(0), expected.sum())
+    # Divided so that a sum is the mean: together the vectors are as long as one from N(0, I).
+    assert float(E.square().sum()) == pytest.approx(len(A), rel=0.8)
+    H = its.held_out
+    x = dense_sweeps(A, H, 0.1, 0.2, 4)
+    assert its.held_out_energy(0.1, 0.2) == pytest.approx(float((x * (A @ x)).sum()))
+
+
+@pytest.mark.parametrize("sweeps", [0, 1, 5])
+def test_the_expected_energy_is_that_of_the_columns_of_the_identity(sweeps):
+    A = problems.anisotropic((4, 5), 0.1, 0.4)
+    spectrum = eigenvalues(A)
+    dense = A.to_dense()
+    x = dense_sweeps(dense, torch.eye(20, dtype=torch.float64), 0.2, 0.4, sweeps)
+    assert float(expected_energy(spectrum, 0.2, 0.4, sweeps)) == pytest.approx(float((x * (dense @ x)).sum()))
+    a, c = (torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (0.2, 0.4))
+    assert torch.autograd.gradcheck(lambda a, c: expected_energy(spectrum, a, c, sweeps), (a, c))
+
+
+@pytest.mark.parametrize("sweeps", [2, 6, 12])
+def test_no_neighbour_of_the_best_parameters_is_better(sweeps):
+    spectrum = eigenvalues(problems.poisson(16))
+    alpha, beta = best_parameters(spectrum, sweeps)
+    least = float(expected_energy(spectrum, alpha, beta, sweeps))
+    for da, dc in ((0.01, 0), (-0.01, 0), (0, 0.01), (0, -0.01), (0.01, 0.01)):
+        assert float(expected_energy(spectrum, alpha + da, beta + dc, sweeps)) > least
+    assert best_parameters(spectrum, sweeps) == (alpha, beta)
+    several = torch.stack((spectrum, 3 * spectrum))
+    scaled = best_parameters(several, sweeps, torch.tensor([1.0, 1 / 3]))
+    assert scaled == pytest.approx((alpha, beta), rel=1e-5)
+
+
+def test_the_convergence_factor_is_the_radius_of_the_iteration():
+    A = problems.poisson(9)
+    spectrum, dense, one = eigenvalues(A), A.to_dense(), torch.eye(9, dtype=torch.float64)
+    for alpha, beta in ((0.3, 0.5), (0.5, 0.1), (0.7, 0.9), (0.4, -0.2)):
+        top = torch.cat(((1 + beta) * one - alpha * dense, -beta * one), 1)
+        whole = torch.cat((top, torch.cat((one, 0 * one), 1)))
+        radius = float(torch.linalg.eigvals(whole).abs().max())
+        assert convergence_factor(spectrum, alpha, beta) == pytest.approx(radius, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--resample"],
+        ["--dtype", "float32"],
+        ["--problem.shape", "[6,6]", "--alpha", 0.2],
+        ["--problem.name", "diffusion", "--problem.shape", "[5,5]", "--problem.contrast", 3, "--alpha", 0.1],
+        ["--problem.name", "gallery", "--problem.matrix", "airfoil", "--alpha", 0.1, "--sweeps", 5],
+    ],
+)
+def test_every_kind_of_problem_trains(ball_run, rows, options, no_pictures):
+    code, out = ball_run("--steps", 40, "--lr", 0.003, "--test_vectors", 10, *options)
+    assert code == train.OK
+    table = rows(out)
+    assert float(table[-1]["held_out_loss"]) < float(table[0]["held_out_loss"])
+
+
+@pytest.mark.parametrize(("shape", "found"), [("[50,60]", {"asymptotic optimum"}), ("3000", set())])
+def test_a_large_matrix_has_no_closed_form(ball_run, no_pictures, shape, found):
+    options = ["--problem.shape", shape, "--sweeps", 5, "--test_vectors", 2, "--alpha", 0.2]
+    code, out = ball_run("--steps", 2, *options)
+    assert code == train.OK
+    compared = json.loads((out / "report.json").read_text())["parameters"]
+    assert set(compared) == {"learned", "start"} | found
+    for values in compared.values():
+        assert values["expected_loss"] is None
+        assert (values["convergence_factor"] is None) == (not found)
+
+
+@pytest.mark.parametrize("variant", ["scalars", "network"])
+def test_a_resumed_run_is_the_same_to_the_bit(ball_run, rows, no_pictures, variant):
+    options = [
+        "--resample",
+        "--evaluate_every",
+        3,
+        *(SMALL if variant == "network" else ["--test_vectors", 5]),
+    ]
+    assert ball_run("--steps", 14, *options, out="whole")[0] == train.OK
+    assert ball_run("--steps", 5, *options, out="parts")[0] == train.OK
+    code, folder = ball_run("--resume", "parts", "--steps", 14, out=None)
+    assert code == train.OK
+    whole, parts = folder / "whole", folder / "parts"
+    assert rows(whole) == rows(parts)
+    a, b = (load_file(path / "model.safetensors") for path in (whole, parts))
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize("family", ["anisotropic", "diffusion"])
+def test_a_network_learns_for_matrices_that_it_has_not_seen(ball_run, rows, family):
+    options = ["--variant", "network", "--family", family, "--grid", "[6,6]"]
+    code, out = ball_run("--steps", 120, *options, "--evaluate_every", 10)
+    assert code == train.OK
+    assert {path.name for path in out.iterdir()} == FILES | PICTURES["network"]
+    table = rows(out)
+    assert float(table[-1]["held_out_loss"]) < 0.7 * float(table[0]["held_out_loss"])
+    compared = json.loads((out / "report.json").read_text())["parameters"]
+    left = {name: values["expected_loss"] for name, values in compared.items()}
+    assert left["best of each"] < left["network"] < left["one pair for all"]
+    assert left["network"] < left["asymptotic optimum of each"]
+
+
+def test_the_losses_of_a_network_are_those_of_dense_algebra():
+    its = recipe(variant="network", grid=[3, 4], matrices=3, held_out_matrices=2, test_vectors=2, sweeps=4)
+    assert isinstance(its, HeavyballNetworkRecipe)
+    alpha, beta = its.model(its.A)
+    expected = []
+    for i, A in enumerate(its.A.to_dense()):
+        E = its.test_vectors[i]
+        assert float((E * (A @ E)).sum()) == pytest.approx(1)
+        x = dense_sweeps(A, E, alpha[i], beta[i], 4)
+        expected.append((x * (A @ x)).sum())
+    torch.testing.assert_close(its.losses(its.test_vectors), torch.stack(expected))
+    its.loss(0).backward()
+    assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in its.model.parameters())
+    # Held-out matrices are others; each follows from its index alone.
+    assert not torch.equal(its.A.values[:2], its.others.values)
+    more = recipe(variant="network", grid=[3, 4], matrices=5, test_vectors=2, sweeps=4)
+    assert torch.equal(more.A.values[:3], its.A.values)
+
+
+def test_whatever_the_network_says_the_sweeps_converge():
+    its = recipe(variant="network", family="diffusion", grid=[4, 4], matrices=8)
+    with torch.no_grad():
+        for scale in (1.0, 30.0):
+            for p in its.model.parameters():
+                p.normal_(generator=torch.Generator().manual_seed(3)).mul_(scale)
+            for spectrum, alpha, beta in zip(eigenvalues(its.A), *its.model(its.A), strict=True):
+                assert convergence_factor(spectrum, float(alpha), float(beta)) <= 1
+
+
+def test_the_network_knows_neither_scale_nor_order():
+    its = recipe(variant="network", grid=[4, 4], matrices=2)
+    A = its.A
+    scaled, beta = its.model.scaled(A)
+    torch.testing.assert_close(its.model.scaled(A.with_values(7 * A.values)), (scaled, beta))
+    alpha, _ = its.model(A)
+    torch.testing.assert_close(alpha * bound(A), scaled)
+    order = torch.randperm(16, generator=torch.Generator().manual_seed(0))
+    dense = A.to_dense()[0][order][:, order]
+    torch.testing.assert_close(its.model.scaled(CSR.from_dense(dense)), (scaled[0], beta[0]))
+
+
+BAD = [
+    (["--sweeps", "0"], "--sweeps must be at least 1"),
+    (["--alpha", "nan"], "--alpha must be a number"),
+    (["--test_vectors", "identity", "--resample"], "--resample true needs random vectors"),
+    (["--test_vectors", "identity", "--problem.shape", "[65,64]"], "n <= 4096"),
+    (["--test_vectors", "100000000", "--problem.shape", "100000"], "GiB are free; use fewer"),
+    (["--hidden", "3"], "--hidden belongs to --variant network, not to scalars"),
+    (["--variant", "network", "--alpha", "0.3"], "--alpha belongs to --variant scalars, not to network"),
+    (["--variant", "network", "--problem.shape", "9"], "--problem.* belongs to --variant scalars"),
+    (["--variant", "network", "--grid", "[16]"], "--grid must have two or three axes"),
+    (["--variant", "network", "--grid", "[4,4,4]"], "--family anisotropic has two axes"),
+    (["--variant", "network", "--layers", "0"], "--layers must be at least 1"),
+    (["--variant", "net"], "--variant must be scalars or network"),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), BAD)
+def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path, monkeypatch, capsys, options, words):
+    monkeypatch.chdir(tmp_path)
+    assert train.main(["heavyball", *options]) == train.BAD_SETTING
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+    assert words in printed.err
+
+
+def test_a_step_that_is_too_long_diverges_by_name(ball_run, capsys):
+    code, _ = ball_run("--lr", 10.0)
+    assert code == train.FAILED
+    assert "smaller --lr or --alpha" in capsys.readouterr().err
+
+
+def test_the_module_is_the_solver():
+    its = recipe(test_vectors=2)
+    assert isinstance(its.model, solvers.Heavyball)
+    assert its.model.iterations == 12
