@@ -30,9 +30,8 @@ def main() -> None:
     run = experiment.train("heavyball", "--steps", 20 if quick else 150)
     history = read_metrics(run)
     names = ("step", "loss", "held_out_loss", "alpha", "beta")
-    experiment.csv(
-        "history.csv", [dict(zip(names, row, strict=True)) for row in zip(*map(history.get, names))]
-    )
+    steps = range(len(history["step"]))
+    experiment.csv("history.csv", [{name: history[name][k] for name in names} for k in steps])
     for picture, name in PICTURES.items():
         experiment.keep(run / picture, name)
     scalars = json.loads((run / "report.json").read_text())

@@ -88,14 +88,6 @@ def main() -> None:
     ]
     experiment.csv("iterations.csv", solves)
     print(f"\n{table(solves)}")
-    keys = (
-        "steps_taken",
-        "final_loss",
-        "held_out_loss",
-        "stopped_early",
-        "shortened_steps",
-        "condition_numbers",
-    )
     experiment.json(
         "trainings.json",
         trainings={name: {key: report[key] for key in TRAINING} for name, report in reports.items()},

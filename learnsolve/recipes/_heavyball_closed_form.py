@@ -80,7 +80,7 @@ def best_parameters(spectrum: Tensor, sweeps: int, scale: Tensor | float = 1.0) 
     --------
     >>> import torch
     >>> [round(p, 2) for p in best_parameters(torch.tensor([1.0, 2.0, 9.0]), 5)]
-    [0.19, 0.15]
+    [0.27, 0.37]
     """
     spectrum = spectrum.double()
     scale = torch.as_tensor(scale, dtype=torch.float64)

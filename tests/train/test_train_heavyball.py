@@ -188,7 +188,7 @@ def test_a_resumed_run_is_the_same_to_the_bit(ball_run, rows, no_pictures, varia
 @pytest.mark.parametrize("family", ["anisotropic", "diffusion"])
 def test_a_network_learns_for_matrices_that_it_has_not_seen(ball_run, rows, family):
     options = ["--variant", "network", "--family", family, "--grid", "[6,6]"]
-    code, out = ball_run("--steps", 120, *options, "--evaluate_every", 10)
+    code, out = ball_run("--steps", 240, *options, "--evaluate_every", 20)
     assert code == train.OK
     assert {path.name for path in out.iterdir()} == FILES | PICTURES["network"]
     table = rows(out)
