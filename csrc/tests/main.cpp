@@ -10,6 +10,7 @@ void test_incomplete();
 void test_products();
 void test_pcg();
 void test_richardson();
+void test_row_passes();
 void test_spgemm();
 void test_stencils();
 void test_sptrsv();
@@ -30,6 +31,7 @@ int main(int argc, char** argv) {
   test_incomplete();
   test_pcg();
   test_richardson();
+  test_row_passes();
   test_spgemm();
   test_stencils();
   test_sptrsv();
