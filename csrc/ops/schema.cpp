@@ -2,6 +2,8 @@
 //     ptr (rows + 1), idx (nnz), perm (nnz) or none, blocks (number of blocks + 1, 2)
 // as kernels/csr_view.h describes them. The structure of A is (crow, col, none, blocks), that of A^T
 // the transposed pattern with perm, the place of each of its entries in A's values.
+// Plans are for the device that they are made for. On a CUDA device blocks are those of
+// kernels/merge_path.cuh, and perm, positions, blocks and starts of a sparse product those of kernels/spgemm.cuh.
 // Shapes: values (nnz) or (B, nnz); dense operands (n), (n, k) or (B, n, k).
 #include <torch/csrc/stable/library.h>
 
