@@ -6,6 +6,7 @@ void test_add();
 void test_analysis();
 void test_colouring();
 void test_comparison();
+void test_device_algebra();
 void test_incomplete();
 void test_products();
 void test_pcg();
@@ -32,6 +33,7 @@ int main(int argc, char** argv) {
   test_pcg();
   test_richardson();
   test_row_passes();
+  test_device_algebra();
   test_spgemm();
   test_stencils();
   test_sptrsv();
