@@ -13,8 +13,15 @@ from torch import Tensor
 STRETCH = 896  # items of the merge path to a block of threads: csrc/kernels/row_pass_launch.cuh
 UNION_CHUNK = 8192  # csrc/kernels/union_plan.h
 
+everywhere = False  # CPU tensors too: for tests of the CUDA operators compiled for the host
+
 # A row of this many entries holds up the few threads that have it, unless all rows are as long. Not measured.
 _LONG_ROW = 1024
+
+
+def here(t: Tensor) -> bool:
+    """Are patterns with this array analysed here, and not by `learnsolve._analysis` on the host?"""
+    return everywhere or not t.is_cpu
 
 
 def is_valid(crow: Tensor, col: Tensor, columns: int) -> bool:

@@ -115,7 +115,7 @@ class SparsityPattern:
                 f"SparsityPattern: crow_indices must have rows + 1 = {rows + 1} entries, got {len(crow)}"
             )
         kind, position, value = 0, 0, 0
-        if crow.is_cpu or not _device_analysis.is_valid(crow, col, columns):
+        if not (_device_analysis.here(crow) and _device_analysis.is_valid(crow, col, columns)):
             kind, position, value = _analysis.validate(as_numpy(crow), as_numpy(col), columns)
         if kind:
             raise ValueError(f"SparsityPattern: {_fault_message(kind, position, value, len(col), columns)}")
@@ -246,7 +246,7 @@ class SparsityPattern:
         """Row of each entry, shape (nnz,)."""
 
         def find() -> Tensor:
-            if not self.crow_indices.is_cpu:
+            if _device_analysis.here(self.crow_indices):
                 return _device_analysis.row_indices(self.crow_indices, self.nnz)
             return self._tensor(_analysis.row_indices(as_numpy(self.crow_indices), self.nnz))
 
@@ -258,7 +258,7 @@ class SparsityPattern:
 
         def find() -> Tensor:
             crow, col, columns = self.crow_indices, self.col_indices, self.shape[1]
-            if not crow.is_cpu:
+            if _device_analysis.here(crow):
                 return _device_analysis.diagonal_positions(crow, col, columns)
             return self._tensor(_analysis.diagonal_positions(as_numpy(crow), as_numpy(col), columns))
 
@@ -308,11 +308,11 @@ class SparsityPattern:
 
     def _transpose(self) -> tuple[SparsityPattern, Tensor]:
         rows, columns = self.shape
-        if self.crow_indices.is_cpu:
+        if _device_analysis.here(self.crow_indices):
+            crow, col, permutation = _device_analysis.transpose(self.crow_indices, self.col_indices, columns)
+        else:
             arrays = _analysis.transpose(as_numpy(self.crow_indices), as_numpy(self.col_indices), columns)
             crow, col, permutation = (self._tensor(a) for a in arrays)
-        else:
-            crow, col, permutation = _device_analysis.transpose(self.crow_indices, self.col_indices, columns)
         transposed = SparsityPattern._trusted(crow, col, (columns, rows))
         object.__setattr__(transposed, "_source", weakref.ref(self))
         return transposed, permutation
@@ -353,7 +353,7 @@ class SparsityPattern:
         if transpose:
             transposed, perm = self._transposed()
             ptr, idx = transposed.crow_indices, transposed.col_indices
-        if not ptr.is_cpu:
+        if _device_analysis.here(ptr):
             return ptr, idx, perm, _device_analysis.row_schedule(ptr, self.nnz)
         blocks = _analysis.row_blocks(
             as_numpy(ptr), as_numpy(idx), None if perm is None else as_numpy(perm), _BLOCK_WEIGHT

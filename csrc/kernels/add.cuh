@@ -3,7 +3,7 @@
 // counts up, and then knows for every entry of C how many entries of A and B come before it.
 #pragma once
 
-#include "kernels/team.cuh"
+#include "kernels/launch.cuh"
 #include "kernels/union_plan.h"
 
 namespace learnsolve::cuda {

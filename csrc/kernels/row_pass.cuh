@@ -9,6 +9,7 @@
 // sizes and the alignment of the operands alone.
 #pragma once
 
+#include "kernels/launch.cuh"
 #include "kernels/merge_path.cuh"
 
 namespace learnsolve::cuda {
@@ -35,11 +36,6 @@ struct RowPass {
   LS_BOTH bool adds_up(bool sum, bool dot) const {
     return batch > 1 && ((sum && y_step == 0) || (dot && d_step == 0));
   }
-};
-
-// Those b0 <= b < b1 of the batch.
-struct Members {
-  int64_t b0, b1;
 };
 
 // f(place in the values, column) for the entries of begin <= p < end that fall to `lane`, one of N.

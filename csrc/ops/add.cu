@@ -1,26 +1,27 @@
 // csr_add and csr_add_backward for CUDA tensors.
 #include "kernels/add.cuh"
 #include "ops/device.cuh"
-#include "ops/launch.cuh"
 
 namespace learnsolve {
 namespace {
 
 // A sum or its adjoint: chunks along the grid, members of the batch aside.
 template <class Pass>
-__global__ void __launch_bounds__(cuda::kUnionLanes) union_kernel(const __grid_constant__ Pass P) {
-  __shared__ cuda::UnionScratch scratch;
-  const cuda::BlockTeam<cuda::kUnionLanes> team;
-  for (int64_t s = blockIdx.y; s < P.batch; s += gridDim.y)
-    for (int64_t n = blockIdx.x; n < P.plan.chunks; n += gridDim.x) P.chunk(team, n, s, scratch);
+LS_KERNEL(cuda::kUnionLanes)
+union_kernel(LS_ARGUMENT Pass P) {
+  LS_SHARED cuda::UnionScratch scratch;
+  const cuda::Block<cuda::kUnionLanes> team;
+  cuda::for_aside(P.batch, [&](int64_t s) {
+    cuda::for_blocks(P.plan.chunks, [&](int64_t n) { P.chunk(team, n, s, scratch); });
+  });
 }
 
 template <class Pass>
 void launch(const Pass& P, const Tensor& like) {
   if (P.plan.nnz == 0 || P.batch == 0) return;
   const OnDevice device(like);
-  const dim3 grid(blocks_for(P.plan.chunks), blocks_aside(P.batch));
-  union_kernel<<<grid, cuda::kUnionLanes, 0, device.stream>>>(P);
+  const dim3 grid(cuda::blocks_for(P.plan.chunks), cuda::blocks_aside(P.batch));
+  LS_LAUNCH(grid, cuda::kUnionLanes, device.stream, (P), union_kernel<Pass>);
   STD_CUDA_CHECK(cudaGetLastError());
 }
 
@@ -94,7 +95,7 @@ std::tuple<Tensor, Tensor> csr_add_backward_cuda(const Tensor& codes_, const Ten
 
 }  // namespace learnsolve
 
-STABLE_TORCH_LIBRARY_IMPL(learnsolve, CUDA, m) {
+LS_OPERATORS(m) {
   m.impl("csr_add", TORCH_BOX(&learnsolve::csr_add_cuda));
   m.impl("csr_add_backward", TORCH_BOX(&learnsolve::csr_add_backward_cuda));
 }

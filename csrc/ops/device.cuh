@@ -1,8 +1,7 @@
 // What every CUDA operator does around its kernels: checks, the device and its current stream, allocation by
-// torch.
+// torch. Compiled for the host the operators take CPU tensors, and their kernels are plain functions.
 #pragma once
 
-#include <cuda_runtime.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/macros.h>
@@ -10,10 +9,20 @@
 #include <initializer_list>
 #include <vector>
 
+#include "kernels/launch.cuh"
 #include "ops/shapes.h"
+
+#ifdef __CUDACC__
+#define LS_OPERATORS(m) STABLE_TORCH_LIBRARY_IMPL(learnsolve, CUDA, m)
+#else
+#define LS_OPERATORS(m) STABLE_TORCH_LIBRARY_IMPL(learnsolve, CPU, m)
+#undef STD_CUDA_CHECK
+#define STD_CUDA_CHECK(error) STD_TORCH_CHECK((error) == 0, "a launch failed")
+#endif
 
 namespace learnsolve {
 
+#ifdef __CUDACC__
 // The device of a tensor is the current one while this lives.
 struct OnDevice {
   torch::stable::accelerator::DeviceGuard guard;
@@ -26,11 +35,21 @@ struct OnDevice {
   }
 };
 
+inline bool on_same_device(const Tensor& a, const Tensor& b) {
+  return a.is_cuda() && b.is_cuda() && a.get_device_index() == b.get_device_index();
+}
+#else
+struct OnDevice {
+  cudaStream_t stream = nullptr;
+  explicit OnDevice(const Tensor&) {}
+};
+
+inline bool on_same_device(const Tensor& a, const Tensor& b) { return !a.is_cuda() && !b.is_cuda(); }
+#endif
+
 inline void check_device(const char* name, const Tensor& like, std::initializer_list<const Tensor*> others) {
-  STD_TORCH_CHECK(like.is_cuda(), name, ": values must be on a CUDA device");
   for (const Tensor* t : others)
-    STD_TORCH_CHECK(t->is_cuda() && t->get_device_index() == like.get_device_index(), name,
-                    ": all tensors must be on one CUDA device");
+    STD_TORCH_CHECK(on_same_device(like, *t), name, ": all tensors must be on one device");
 }
 
 inline Tensor new_empty(const Tensor& like, const std::vector<int64_t>& size) {

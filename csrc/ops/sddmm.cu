@@ -32,6 +32,4 @@ Tensor csr_sddmm_cuda(const Tensor& ptr, const Tensor& idx, const Tensor& blocks
 
 }  // namespace learnsolve
 
-STABLE_TORCH_LIBRARY_IMPL(learnsolve, CUDA, m) {
-  m.impl("csr_sddmm", TORCH_BOX(&learnsolve::csr_sddmm_cuda));
-}
+LS_OPERATORS(m) { m.impl("csr_sddmm", TORCH_BOX(&learnsolve::csr_sddmm_cuda)); }

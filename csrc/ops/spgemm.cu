@@ -3,7 +3,6 @@
 // gradient of A `blocks` is where the products of each of its entries begin.
 #include "kernels/spgemm.cuh"
 #include "ops/device.cuh"
-#include "ops/launch.cuh"
 
 namespace learnsolve {
 namespace {
@@ -11,22 +10,24 @@ namespace {
 using namespace cuda;
 
 template <int Lanes, class T>
-__global__ void __launch_bounds__(kBlockThreads) pair_sums_kernel(const __grid_constant__ PairSums<T> P) {
+LS_KERNEL(kThreads)
+pair_sums_kernel(LS_ARGUMENT PairSums<T> P) {
   for_members(P.batch > 1 && P.c.step == 0, P.batch, [&](Members members) {
     for_items<Lanes>(P.entries, [&](const auto& team, int64_t t) { pair_sum(team, P, t, members); });
   });
 }
 
 template <int Lanes, class T, class I>
-__global__ void __launch_bounds__(kBlockThreads) left_sums_kernel(const __grid_constant__ LeftSums<T, I> P) {
+LS_KERNEL(kThreads)
+left_sums_kernel(LS_ARGUMENT LeftSums<T, I> P) {
   for_members(P.batch > 1 && P.ga.step == 0, P.batch, [&](Members members) {
     for_items<Lanes>(P.entries, [&](const auto& team, int64_t p) { left_sum(team, P, p, members); });
   });
 }
 
 template <int Lanes, bool Left, class T, class I>
-__global__ void __launch_bounds__(kBlockThreads)
-    column_sums_kernel(const __grid_constant__ ColumnSums<T, I> P) {
+LS_KERNEL(kThreads)
+column_sums_kernel(LS_ARGUMENT ColumnSums<T, I> P) {
   for_members(P.adds_left || P.adds_right, P.batch, [&](Members members) {
     for_items<Lanes>(P.rows, [&](const auto& team, int64_t k) { column_sums<Left>(team, P, k, members); });
   });
@@ -45,7 +46,7 @@ void with_lanes(int64_t mean, const F& f) {
 
 template <int Lanes>
 dim3 grid_for(int64_t items, bool adds_up, int64_t batch) {
-  return dim3(blocks_for(items, kBlockThreads / Lanes), 1, blocks_aside(adds_up ? 1 : batch));
+  return dim3(blocks_for(items, kThreads / Lanes), 1, blocks_aside(adds_up ? 1 : batch));
 }
 
 // Values (nnz) or (B, nnz) of one of the matrices.
@@ -117,7 +118,8 @@ Tensor csr_spgemm_cuda(const Tensor&, const Tensor& a_idx, const Tensor&, const 
                         nnz,
                         batch};
     with_lanes(pairs.numel() / 2 / nnz, [&]<int Lanes>() {
-      pair_sums_kernel<Lanes><<<grid_for<Lanes>(nnz, !batched, batch), kBlockThreads, 0, device.stream>>>(P);
+      LS_LAUNCH(grid_for<Lanes>(nnz, !batched, batch), kThreads, device.stream, (P),
+                pair_sums_kernel<Lanes, T>);
     });
     STD_CUDA_CHECK(cudaGetLastError());
   });
@@ -153,7 +155,8 @@ Tensor csr_spgemm_left_cuda(const Tensor&, const Tensor& a_idx_, const Tensor& b
                            nnz,
                            batch};
     with_lanes(positions.numel() / nnz, [&]<int Lanes>() {
-      left_sums_kernel<Lanes><<<grid_for<Lanes>(nnz, !batched, batch), kBlockThreads, 0, device.stream>>>(P);
+      LS_LAUNCH(grid_for<Lanes>(nnz, !batched, batch), kThreads, device.stream, (P),
+                left_sums_kernel<Lanes, T, I>);
     });
     STD_CUDA_CHECK(cudaGetLastError());
   });
@@ -195,7 +198,7 @@ void columns(const char* name, const Tensor& like, const Tensor& t_ptr_, const T
                              batch > 1 && gb_step == 0};
     with_lanes(nnz / rows, [&]<int Lanes>() {
       const dim3 grid = grid_for<Lanes>(rows, P.adds_left || P.adds_right, batch);
-      column_sums_kernel<Lanes, Left><<<grid, kBlockThreads, 0, device.stream>>>(P);
+      LS_LAUNCH(grid, kThreads, device.stream, (P), column_sums_kernel<Lanes, Left, T, I>);
     });
     STD_CUDA_CHECK(cudaGetLastError());
   });
@@ -240,7 +243,7 @@ std::tuple<Tensor, Tensor> csr_spgemm_backward_cuda(const Tensor& t_ptr, const T
 
 }  // namespace learnsolve
 
-STABLE_TORCH_LIBRARY_IMPL(learnsolve, CUDA, m) {
+LS_OPERATORS(m) {
   m.impl("csr_spgemm", TORCH_BOX(&learnsolve::csr_spgemm_cuda));
   m.impl("csr_spgemm_left", TORCH_BOX(&learnsolve::csr_spgemm_left_cuda));
   m.impl("csr_spgemm_right", TORCH_BOX(&learnsolve::csr_spgemm_right_cuda));

@@ -29,4 +29,4 @@ Tensor csr_spmm_cuda(const Tensor& ptr, const Tensor& idx, const std::optional<T
 
 }  // namespace learnsolve
 
-STABLE_TORCH_LIBRARY_IMPL(learnsolve, CUDA, m) { m.impl("csr_spmm", TORCH_BOX(&learnsolve::csr_spmm_cuda)); }
+LS_OPERATORS(m) { m.impl("csr_spmm", TORCH_BOX(&learnsolve::csr_spmm_cuda)); }

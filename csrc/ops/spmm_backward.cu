@@ -40,6 +40,4 @@ std::tuple<Tensor, Tensor> csr_spmm_backward_cuda(const Tensor& ptr, const Tenso
 
 }  // namespace learnsolve
 
-STABLE_TORCH_LIBRARY_IMPL(learnsolve, CUDA, m) {
-  m.impl("csr_spmm_backward", TORCH_BOX(&learnsolve::csr_spmm_backward_cuda));
-}
+LS_OPERATORS(m) { m.impl("csr_spmm_backward", TORCH_BOX(&learnsolve::csr_spmm_backward_cuda)); }

@@ -1,7 +1,6 @@
 // stencil and stencil_products for CUDA tensors.
 #include "kernels/stencil.cuh"
 #include "ops/device.cuh"
-#include "ops/launch.cuh"
 #include "ops/stencil.h"
 
 namespace learnsolve {
@@ -11,45 +10,41 @@ using namespace cuda;
 
 // A point a thread: the last axis along x, the one before along y, the first and the batch along z.
 template <class Pass, class F>
-__device__ __forceinline__ void for_points(const Pass& P, const F& f) {
+LS_DEVICE void for_grid_points(const Pass& P, const F& f) {
   const int64_t* n = P.S.grid;
-  const int64_t layers = (P.adds_up() ? 1 : P.batch) * n[0];
-  for (int64_t layer = blockIdx.z; layer < layers; layer += gridDim.z) {
-    const int64_t b = layer / n[0], i0 = layer % n[0];
-    const Members members = P.adds_up() ? Members{0, P.batch} : Members{b, b + 1};
-    for (int64_t i1 = static_cast<int64_t>(blockIdx.y) * blockDim.y + threadIdx.y; i1 < n[1];
-         i1 += static_cast<int64_t>(gridDim.y) * blockDim.y)
-      for (int64_t i2 = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i2 < n[2];
-           i2 += static_cast<int64_t>(gridDim.x) * blockDim.x)
-        f(GridPoint(P.S, i0, i1, i2), members);
-  }
+  for_points((P.adds_up() ? 1 : P.batch) * n[0], n[1], n[2], [&](int64_t layer, int64_t i1, int64_t i2) {
+    const int64_t b = layer / n[0];
+    f(GridPoint(P.S, layer % n[0], i1, i2), P.adds_up() ? Members{0, P.batch} : Members{b, b + 1});
+  });
 }
 
 template <class T>
-__global__ void __launch_bounds__(kBlockThreads) stencil_kernel(const __grid_constant__ StencilPass<T> P) {
-  for_points(P, [&](const GridPoint& i, Members members) { stencil_point(P, i, members); });
+LS_KERNEL(kThreads)
+stencil_kernel(LS_ARGUMENT StencilPass<T> P) {
+  for_grid_points(P, [&](const GridPoint& i, Members members) { stencil_point(P, i, members); });
 }
 
 template <class T>
-__global__ void __launch_bounds__(kBlockThreads)
-    stencil_products_kernel(const __grid_constant__ StencilProductsPass<T> P) {
-  for_points(P, [&](const GridPoint& i, Members members) { stencil_products_point(P, i, members); });
+LS_KERNEL(kThreads)
+stencil_products_kernel(LS_ARGUMENT StencilProductsPass<T> P) {
+  for_grid_points(P, [&](const GridPoint& i, Members members) { stencil_products_point(P, i, members); });
 }
 
 template <class T>
-__global__ void __launch_bounds__(kStencilThreads)
-    stencil_part_sums_kernel(const __grid_constant__ StencilProductsPass<T> P, T* partial, int64_t parts,
-                             int64_t count) {
-  __shared__ SumsScratch<T> scratch;
-  const BlockTeam<kStencilThreads> team;
-  for (int64_t b = blockIdx.y; b < P.batch; b += gridDim.y)
-    for (int64_t n = blockIdx.x; n < parts; n += gridDim.x)
+LS_KERNEL(kStencilThreads)
+stencil_part_sums_kernel(LS_ARGUMENT StencilProductsPass<T> P, T* partial, int64_t parts, int64_t count) {
+  LS_SHARED SumsScratch<T> scratch;
+  const Block<kStencilThreads> team;
+  for_aside(P.batch, [&](int64_t b) {
+    for_blocks(parts, [&](int64_t n) {
       stencil_part_sums(team, P, n, b, partial + (b * parts + n) * count, scratch);
+    });
+  });
 }
 
 template <class T>
-__global__ void __launch_bounds__(kBlockThreads)
-    stencil_total_kernel(const T* partial, int64_t terms, int64_t count, int64_t results, T* out) {
+LS_KERNEL(kThreads)
+stencil_total_kernel(const T* partial, int64_t terms, int64_t count, int64_t results, T* out) {
   for_items<32>(results * count, [&](const auto& team, int64_t item) {
     const int64_t r = item / count;
     stencil_total(team, partial + r * terms * count, terms, static_cast<int>(count),
@@ -61,8 +56,8 @@ struct PointsLaunch {
   dim3 block, grid;
   explicit PointsLaunch(const StencilView& S, int64_t members) {
     unsigned width = 8;
-    while (width < kBlockThreads && width < S.grid[2]) width *= 2;
-    block = dim3(width, kBlockThreads / width);
+    while (width < kThreads && width < S.grid[2]) width *= 2;
+    block = dim3(width, kThreads / width);
     grid = dim3(blocks_for(S.grid[2], width), blocks_for(S.grid[1], block.y, 0xffff),
                 blocks_aside(members * S.grid[0]));
   }
@@ -93,7 +88,7 @@ Tensor stencil_cuda(const Tensor& coefficients, const Tensor& x_, const std::vec
                              call.y_step,
                              call.batch,
                              from > 0};
-      stencil_kernel<<<launch.grid, launch.block, 0, device.stream>>>(P);
+      LS_LAUNCH(launch.grid, launch.block, device.stream, (P), stencil_kernel<T>);
       STD_CUDA_CHECK(cudaGetLastError());
     }
   });
@@ -125,17 +120,17 @@ Tensor stencil_products_cuda(const Tensor& u_, const Tensor& w_, const std::vect
                                      call.q_step,
                                      call.batch};
       if (constant)
-        stencil_part_sums_kernel<<<dim3(blocks_for(parts), blocks_aside(call.batch)), kStencilThreads, 0,
-                                   device.stream>>>(P, mutable_data<T>(partial) + from, parts, S.count);
+        LS_LAUNCH(dim3(blocks_for(parts), blocks_aside(call.batch)), kStencilThreads, device.stream,
+                  (P, mutable_data<T>(partial) + from, parts, S.count), stencil_part_sums_kernel<T>);
       else
-        stencil_products_kernel<<<launch.grid, launch.block, 0, device.stream>>>(P);
+        LS_LAUNCH(launch.grid, launch.block, device.stream, (P), stencil_products_kernel<T>);
       STD_CUDA_CHECK(cudaGetLastError());
     }
     if (!constant) return;
     const int64_t results = call.batched ? call.batch : 1, terms = call.batch / results * parts;
-    const unsigned blocks = blocks_for(results * S.count, kBlockThreads / 32);
-    stencil_total_kernel<<<blocks, kBlockThreads, 0, device.stream>>>(data<T>(partial), terms, S.count,
-                                                                      results, mutable_data<T>(q));
+    const unsigned blocks = blocks_for(results * S.count, kThreads / 32);
+    LS_LAUNCH(blocks, kThreads, device.stream,
+              (data<T>(partial), terms, S.count, results, mutable_data<T>(q)), stencil_total_kernel<T>);
     STD_CUDA_CHECK(cudaGetLastError());
   });
   return q;
@@ -143,7 +138,7 @@ Tensor stencil_products_cuda(const Tensor& u_, const Tensor& w_, const std::vect
 
 }  // namespace learnsolve
 
-STABLE_TORCH_LIBRARY_IMPL(learnsolve, CUDA, m) {
+LS_OPERATORS(m) {
   m.impl("stencil", TORCH_BOX(&learnsolve::stencil_cuda));
   m.impl("stencil_products", TORCH_BOX(&learnsolve::stencil_products_cuda));
 }

@@ -15,7 +15,7 @@ arXiv 2212.05159, table 1.
 import torch
 from torch import Tensor
 
-from learnsolve import _library  # noqa: F401  (registers torch.ops.learnsolve)
+from learnsolve import _device_analysis, _library  # noqa: F401  (_library registers torch.ops.learnsolve)
 from learnsolve.ops._autograd import Eager, add, dispatch, keep_for_forward_mode, tracked, vmapped
 from learnsolve.pattern import SparsityPattern
 
@@ -82,7 +82,7 @@ def _values_gradient(u: Tensor, w: Tensor, pattern: SparsityPattern, transpose: 
 
 def _scatters(v: Tensor, g: Tensor, x: Tensor, pattern: SparsityPattern) -> bool:
     """Is the backward of A x cheaper in the order of A's rows? Only as a first derivative on the CPU."""
-    if torch.compiler.is_dynamo_compiling() or v.dim() > 1 or x.dim() > 1 or not v.is_cpu:
+    if torch.compiler.is_dynamo_compiling() or v.dim() > 1 or x.dim() > 1 or _device_analysis.here(v):
         return False
     return pattern._prefers_scatter and not tracked(v, g, x)
 

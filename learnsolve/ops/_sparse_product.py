@@ -89,7 +89,7 @@ class _ColumnPlan(NamedTuple):
 
 
 def _plan(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) -> _Plan:
-    if not A.crow_indices.is_cpu:
+    if _device_analysis.here(A.crow_indices):
         return _plan_on_device(A, B, mask)
     a_ptr, a_idx, b_ptr, b_idx = (as_numpy(t) for P in (A, B) for t in (P.crow_indices, P.col_indices))
     columns = B.shape[1]
@@ -141,7 +141,7 @@ def _column_plan(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern |
     """For the pass over the rows of B: where the products of each entry of A^T begin."""
     t_ptr, _, permutation, _ = A._structure(True)
     positions, first, *_ = A._planned(_plan, B, mask)[1:]
-    if positions is not None and not positions.is_cpu:
+    if _device_analysis.here(A.crow_indices):
         # Which blocks a product is dealt out in is for the CPU; here a row of B each.
         return _ColumnPlan(first[_present(permutation).long()].int(), first[:0])
     b_ptr, perm = as_numpy(B.crow_indices), as_numpy(_present(permutation))

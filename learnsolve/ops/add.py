@@ -121,11 +121,12 @@ def _plan_union(P: SparsityPattern, Q: SparsityPattern) -> UnionPlan:
     wide = wide or P.nnz + Q.nnz > torch.iinfo(torch.int32).max
     index = torch.int64 if wide else torch.int32
     arrays = (P.crow_indices, P.col_indices, Q.crow_indices, Q.col_indices)
-    if P.crow_indices.is_cpu or P.shape[0] * P.shape[1] >= 2**62:  # an entry's place must be a number
+    # An entry's place must be a number.
+    if _device_analysis.here(P.crow_indices) and P.shape[0] * P.shape[1] < 2**62:
+        crow, col, codes, starts = _device_analysis.merge_patterns(*arrays, P.shape[1], index)
+    else:
         merged = _analysis.merge_patterns(*(as_numpy(t.to(index)) for t in arrays))
         crow, col, codes, starts = (P._tensor(a) for a in merged)
-    else:
-        crow, col, codes, starts = _device_analysis.merge_patterns(*arrays, P.shape[1], index)
     nnz = len(col)
     lies = {(True, True): "both", (True, False): "A", (False, True): "B", (False, False): "new"}[
         nnz == P.nnz, nnz == Q.nnz
