@@ -284,7 +284,6 @@ void stencils(Random& random) {
 
 void test_device_algebra() {
   using namespace learnsolve::test;
-  if (kThreads) return;  // nothing here is dealt to threads of the host
   Random random(12);
   products<float, int32_t>(random);
   products<double, int64_t>(random);

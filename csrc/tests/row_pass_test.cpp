@@ -186,7 +186,6 @@ void cases(Random& random) {
 
 void test_row_passes() {
   using namespace learnsolve::test;
-  if (kThreads) return;  // nothing here is dealt to threads of the host
   Random random(11);
   test_schedules(random);
   cases<float, int32_t>(random);

@@ -163,7 +163,9 @@ def result_pattern(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern
     return A._planned(_plan, B, mask).result or _present(mask)
 
 
-def _by_rows(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None, wanted: int) -> tuple:
+def _by_rows(
+    A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None, wanted: int = PRODUCT
+) -> tuple:
     """What the operators that go by the rows of A take before the values."""
     plan, C = A._planned(_plan, B, mask), result_pattern(A, B, mask)
     places = (plan.positions, plan.blocks)
