@@ -166,7 +166,8 @@ EliminationPlan<N> elimination_plan(const I* ptr, int64_t n, const I* idx, const
   return plan;
 }
 
-// The level of every step: one more than the highest of those whose results it reads. `entries` of the factors.
+// The level of every step: one more than the highest of those whose results it reads. `entries` of the
+// factors.
 template <class N>
 void elimination_levels(int64_t steps, const N* order, const N* pivot, const N* ptr, const N* pairs,
                         int64_t entries, int64_t* levels) {
