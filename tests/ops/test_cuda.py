@@ -81,7 +81,8 @@ def test_rows_of_all_lengths(kind, tail, transpose):
 @every_skewed
 def test_long_rows_are_scheduled(kind):
     P = pattern_of(skewed(kind)).to(DEVICE)
-    assert (len(P.row_blocks) > 1) == (kind != "even")
+    everything = _device_analysis._LONG_ROW == 0  # tests/conftest.py
+    assert (len(P.row_blocks) > 1) == (kind != "even" or everything)
 
 
 @every_skewed
