@@ -141,6 +141,7 @@ class Recipe:
     model : torch.nn.Module whose parameters are learned and whose state_dict is saved
     lower_bound : a loss below it (beyond rounding) means that the task is ill-posed; the run then stops
     advice : what to try when the loss diverges
+    alone : what to do instead of training it in several processes, which only a `VectorRecipe` can
     """
 
     Settings: ClassVar[type[RunSettings]] = RunSettings
@@ -148,6 +149,7 @@ class Recipe:
     model: torch.nn.Module
     lower_bound: float = -math.inf
     advice: str = "try a smaller --lr"
+    alone: ClassVar[str] = "start it without torchrun"
 
     def __init__(self, settings: Any):
         """Build matrix, model and data; SettingError for what cannot work."""
