@@ -22,7 +22,7 @@ from learnsolve.recipes import _checkpoint, _command_line, _parallel, _report
 from learnsolve.recipes._extras import MissingExtra, need
 from learnsolve.recipes._loop import Diverged, Interrupted, Run, train
 from learnsolve.recipes._metrics import NAME as METRICS
-from learnsolve.recipes._parallel import Elsewhere, Group
+from learnsolve.recipes._parallel import Elsewhere, Group, Lost
 from learnsolve.recipes.base import RunSettings, SettingError
 from learnsolve.recipes.vector_recipe import VectorRecipe
 
@@ -70,6 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _exit_code(stop)
     except (SettingError, MissingExtra) as error:
         return _fail(str(error), error)
+    except Lost as error:
+        return _fail(f"{error}; {_how_to_resume(name, folder)}", error)
     except Diverged as error:
         return _fail(f"{error}; the last good checkpoint is in {folder}", error)
     except Interrupted as stop:
@@ -90,7 +92,9 @@ def _exit_code(error: BaseException) -> int:
 def _how_to_resume(name: str, folder: Path | None) -> str:
     if folder is None or not (folder / _checkpoint.TENSORS).exists():
         return "nothing was trained yet"
-    return f"go on with: python -m learnsolve.train {name} --resume {shlex.quote(str(folder))}"
+    return (
+        f"go on with: {_parallel.launcher()} -m learnsolve.train {name} --resume {shlex.quote(str(folder))}"
+    )
 
 
 def _fail(sentence: str, error: BaseException) -> int:

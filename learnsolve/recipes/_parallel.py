@@ -8,7 +8,9 @@ keeps: their waiting ends with an error when this process leaves, and the store 
 
 from __future__ import annotations
 
+import gc
 import os
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +28,7 @@ from learnsolve.recipes.base import SettingError
 # Only the first process evaluates and draws, while the others wait. One that is gone is noticed at once.
 WAIT = timedelta(hours=2)
 FAILURE = "failure"
+CLOSED = ("Connection closed by peer", "Connection reset by peer")  # what gloo says of a process that ended
 _joined = count()  # every group has keys of its own in the store
 
 
@@ -35,6 +38,10 @@ class Elsewhere(Exception):
     def __init__(self, code: int):
         super().__init__(code)
         self.code = code
+
+
+class Lost(Exception):
+    """Another process ended without a word, killed perhaps."""
 
 
 class Together(Exception):
@@ -118,6 +125,8 @@ class Group:
             return
         if int(first[0]) != self.rank:
             raise Elsewhere(int(first[1])) from error
+        if isinstance(error, RuntimeError) and any(words in str(error) for words in CLOSED):
+            raise Lost("another process is gone, killed perhaps") from error
 
 
 ALONE = Group()
@@ -148,10 +157,20 @@ def joined(exit_code: Callable[[BaseException], int]) -> Iterator[Group]:
     try:
         yield group
     except BaseException as error:
+        # The error's frames hold the model and with it the connections, whose end the others wait for.
+        traceback.clear_frames(error.__traceback__)
+        gc.collect()
         group.end(error)
         raise
     finally:
         dist.destroy_process_group()
+
+
+def launcher() -> str:
+    """The command that starts as many processes as there are, on one machine."""
+    size = os.environ.get("WORLD_SIZE", "1")
+    several = "RANK" in os.environ and size != "1" and size == os.environ.get("LOCAL_WORLD_SIZE")
+    return f"torchrun --nproc-per-node {size}" if several else "python"
 
 
 def take_device(device: str) -> None:
