@@ -122,9 +122,7 @@ def _steps(
         loss = objective(run.step)
         (loss.sum() if loss.dim() else loss).backward()
         value = (loss.detach().mean() if loss.dim() else loss).item()
-        stopping = stop.requested
-        if group.size > 1:
-            value, stopping = group.total(value, stopping)
+        value, stopping, finished = group.total(value, stop.requested, recipe.finished)
         norm = math.hypot(
             *(float(torch.linalg.vector_norm(p.grad)) for p in parameters if p.grad is not None)
         )
@@ -134,7 +132,7 @@ def _steps(
         now = clock()
         run.seconds = now - start
         # Weights are saved once their loss is known to be good, and before its row: the row comes again.
-        done = run.step >= settings.steps
+        done = run.step >= settings.steps or finished
         if done or stopping or now >= next_save:
             run.save(metrics)
             if stopping:

@@ -89,11 +89,14 @@ class Group:
                     raise failure
                 raise Elsewhere(code) from failure
 
-    def total(self, value: float, asked: bool) -> tuple[float, bool]:
-        """The sum of all processes' values, and whether any of them was asked to stop."""
-        numbers = torch.tensor([value, float(asked)], dtype=torch.float64)
+    def total(self, value: float, *flags: bool) -> tuple[float, ...]:
+        """The sum of all processes' values, and of each flag whether it is set in any of them."""
+        if self.size == 1:
+            return value, *flags
+        numbers = torch.tensor([value, *flags], dtype=torch.float64)
         dist.all_reduce(numbers)
-        return float(numbers[0]), bool(numbers[1] > 0)
+        value, *raised = numbers.tolist()
+        return value, *(number > 0 for number in raised)
 
     def gathered(self, own: Tensor, indices: range, count: int) -> Tensor:
         """All processes' numbers, (count,), of which this one has those of `indices`; on the CPU."""

@@ -1,7 +1,7 @@
 """Trainings one after the other, in each of the processes that torchrun starts: `parallel_cases.py FILE`.
 
-FILE is JSON, a list of cases: "argv", and "fail" or "stop", [rank, step] where that process raises an error
-or sends itself signals. What each process did goes into FILE.RANK.
+FILE is JSON, a list of cases: "argv", and "fail", "stop" or "finish", [rank, step] where that process raises
+an error, sends itself signals or ends the training. What each process did goes into FILE.RANK.
 """
 
 import contextlib
@@ -36,6 +36,7 @@ def loss(case: dict[str, Any]):
     def patched(self: JacobiRecipe, step: int):
         if case.get("fail") == [RANK, step]:
             raise SettingError("this process has had enough")
+        self.finished = case.get("finish") == [RANK, step]
         if case.get("stop") == [RANK, step]:
             signal.raise_signal(signal.SIGINT)
             signal.raise_signal(signal.SIGTERM)  # torchrun may send more than one

@@ -49,6 +49,7 @@ CASES = {
     "diverges": {"argv": argv("diverges", "--lr", "1e3")},
     "fails": {"argv": argv("fails"), "fail": [1, 5]},
     "stopped": {"argv": argv("stopped"), "stop": [1, 12]},
+    "finishes": {"argv": argv("finishes"), "finish": [1, 9]},
     "after all": {"argv": ["jacobi", "--resume", "runs/stopped", "--quiet"]},
 }
 
@@ -183,10 +184,21 @@ def test_what_ends_one_process_ends_all_with_one_message(two, name, code, speake
     assert results[name][1 - speaker]["err"] == ""
 
 
-def test_an_interrupted_run_goes_on(two, same_curve):
+def test_one_process_may_end_the_training_early(two, rows):
+    results, folder = two
+    assert [r["code"] for r in results["finishes"]] == [train.OK] * 2
+    table = rows(folder / "runs/finishes")
+    assert table[:-1] == rows(folder / "runs/fixed")[:9]
+    assert table[-1]["step"] == "9"
+    assert table[-1]["held_out_loss"]
+
+
+def test_an_interrupted_run_goes_on_bit_for_bit(two, rows):
     results, folder = two
     assert [r["code"] for r in results["after all"]] == [train.OK] * 2
-    same_curve(folder / "runs/stopped")
+    assert rows(folder / "runs/stopped") == rows(folder / "runs/fixed")
+    same = [(folder / "runs" / name / "model.safetensors").read_bytes() for name in ("stopped", "fixed")]
+    assert same[0] == same[1]
 
 
 @pytest.mark.slow
