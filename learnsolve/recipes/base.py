@@ -139,15 +139,20 @@ class Recipe:
     Settings : the dataclass of options, a subclass of RunSettings
     columns : names of further columns of metrics.csv, for the numbers that `measure` returns
     model : torch.nn.Module whose parameters are learned and whose state_dict is saved
+    finished : True ends the training before --steps; where several processes train, only the first one
+        evaluates, and it is enough that one of them sets this
     lower_bound : a loss below it (beyond rounding) means that the task is ill-posed; the run then stops
     advice : what to try when the loss diverges
+    alone : what to do instead of training it in several processes, which only a `VectorRecipe` can
     """
 
     Settings: ClassVar[type[RunSettings]] = RunSettings
     columns: ClassVar[tuple[str, ...]] = ()
+    finished: bool = False
     model: torch.nn.Module
     lower_bound: float = -math.inf
     advice: str = "try a smaller --lr"
+    alone: ClassVar[str] = "start it without torchrun"
 
     def __init__(self, settings: Any):
         """Build matrix, model and data; SettingError for what cannot work."""
