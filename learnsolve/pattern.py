@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve import _analysis
+from learnsolve import _analysis, _device_analysis
 from learnsolve._plain import plain_tensors
 
 # Entries and rows of one block of rows: small enough to deal out evenly, large enough to hide its set-up.
@@ -114,7 +114,9 @@ class SparsityPattern:
             raise ValueError(
                 f"SparsityPattern: crow_indices must have rows + 1 = {rows + 1} entries, got {len(crow)}"
             )
-        kind, position, value = _analysis.validate(as_numpy(crow), as_numpy(col), columns)
+        kind, position, value = 0, 0, 0
+        if not (_device_analysis.here(crow) and _device_analysis.is_valid(crow, col, columns)):
+            kind, position, value = _analysis.validate(as_numpy(crow), as_numpy(col), columns)
         if kind:
             raise ValueError(f"SparsityPattern: {_fault_message(kind, position, value, len(col), columns)}")
         self._fill(crow.contiguous(), col.contiguous(), (rows, columns))
@@ -182,9 +184,24 @@ class SparsityPattern:
         self._check_unchanged()
         found = self._cache.get(key)
         if found is None:
-            with plain_tensors():
-                found = self._cache[key] = make()
+            found = self._cache[key] = self._make(make)
         return found
+
+    def _make(self, make: Callable[..., Any], *others: Any) -> Any:
+        """`make(*others)` among plain tensors. On a CUDA device it is there for every stream when this
+        returns: whoever asks first need not be on the stream of those that use it later."""
+        if not self.crow_indices.is_cuda:
+            with plain_tensors():
+                return make(*others)
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                "SparsityPattern: an operation is captured in a CUDA graph before what it plans for its "
+                "patterns is there. Run it once, forward and backward, before the capture."
+            )
+        with torch.cuda.device(self.device), plain_tensors():
+            made = make(*others)
+            torch.cuda.current_stream().synchronize()
+        return made
 
     def _planned(self, make: Callable[..., Any], *others: Any) -> Any:
         """`make(self, *others)`, computed once: what an operation plans for this pattern together with other
@@ -202,8 +219,7 @@ class SparsityPattern:
                 other._check_unchanged()
         plan = getattr(self._plans, name, None)
         if plan is None:
-            with plain_tensors():
-                plan = make(self, *others)
+            plan = self._make(make, self, *others)
             setattr(self._plans, name, plan)
             for other in others:
                 if isinstance(other, SparsityPattern) and other is not self:
@@ -228,21 +244,25 @@ class SparsityPattern:
     @property
     def row_indices(self) -> Tensor:
         """Row of each entry, shape (nnz,)."""
-        return self._cached(
-            "row_indices", lambda: self._tensor(_analysis.row_indices(as_numpy(self.crow_indices), self.nnz))
-        )
+
+        def find() -> Tensor:
+            if _device_analysis.here(self.crow_indices):
+                return _device_analysis.row_indices(self.crow_indices, self.nnz)
+            return self._tensor(_analysis.row_indices(as_numpy(self.crow_indices), self.nnz))
+
+        return self._cached("row_indices", find)
 
     @property
     def diagonal_positions(self) -> Tensor:
         """Place of entry (i, i), -1 where there is none, shape (min(rows, columns),)."""
-        return self._cached(
-            "diagonal_positions",
-            lambda: self._tensor(
-                _analysis.diagonal_positions(
-                    as_numpy(self.crow_indices), as_numpy(self.col_indices), self.shape[1]
-                )
-            ),
-        )
+
+        def find() -> Tensor:
+            crow, col, columns = self.crow_indices, self.col_indices, self.shape[1]
+            if _device_analysis.here(crow):
+                return _device_analysis.diagonal_positions(crow, col, columns)
+            return self._tensor(_analysis.diagonal_positions(as_numpy(crow), as_numpy(col), columns))
+
+        return self._cached("diagonal_positions", find)
 
     @property
     def _missing_diagonal(self) -> int:
@@ -288,8 +308,11 @@ class SparsityPattern:
 
     def _transpose(self) -> tuple[SparsityPattern, Tensor]:
         rows, columns = self.shape
-        arrays = _analysis.transpose(as_numpy(self.crow_indices), as_numpy(self.col_indices), columns)
-        crow, col, permutation = (self._tensor(a) for a in arrays)
+        if _device_analysis.here(self.crow_indices):
+            crow, col, permutation = _device_analysis.transpose(self.crow_indices, self.col_indices, columns)
+        else:
+            arrays = _analysis.transpose(as_numpy(self.crow_indices), as_numpy(self.col_indices), columns)
+            crow, col, permutation = (self._tensor(a) for a in arrays)
         transposed = SparsityPattern._trusted(crow, col, (columns, rows))
         object.__setattr__(transposed, "_source", weakref.ref(self))
         return transposed, permutation
@@ -314,7 +337,10 @@ class SparsityPattern:
     @property
     def row_blocks(self) -> Tensor:
         """Blocks of rows of about equal work, shape (blocks + 1, 2): first row, and the length of every row
-        if consecutive rows repeat one another shifted by a column, else 0. The last line is (rows, 0)."""
+        if consecutive rows repeat one another shifted by a column, else 0. The last line is (rows, 0).
+
+        On a CUDA device: (rows, nnz) alone or, for rows of very different lengths, the row and the entry
+        where each of many equal stretches of rows and entries begins, and (rows, nnz) at the end."""
         return self._structure(False)[3]
 
     def _structure(self, transpose: bool) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
@@ -327,6 +353,8 @@ class SparsityPattern:
         if transpose:
             transposed, perm = self._transposed()
             ptr, idx = transposed.crow_indices, transposed.col_indices
+        if _device_analysis.here(ptr):
+            return ptr, idx, perm, _device_analysis.row_schedule(ptr, self.nnz)
         blocks = _analysis.row_blocks(
             as_numpy(ptr), as_numpy(idx), None if perm is None else as_numpy(perm), _BLOCK_WEIGHT
         )

@@ -1,11 +1,15 @@
 """`python -m learnsolve.train RECIPE [--option value ...]`: learn the parameters of a solver.
 
+With `torchrun --nproc-per-node N -m` for `python -m`, several processes share the work; the first one writes.
+
 Exit codes: 0 done; 1 the training diverged, or an extra package is missing; 2 a setting cannot be used;
 130 interrupted, with a checkpoint to go on from. docs/training.md says what a run leaves in its folder.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import shlex
 import sys
 from collections.abc import Sequence
@@ -14,11 +18,13 @@ from pathlib import Path
 import torch
 
 from learnsolve import recipes
-from learnsolve.recipes import _checkpoint, _command_line, _report
+from learnsolve.recipes import _checkpoint, _command_line, _parallel, _report
 from learnsolve.recipes._extras import MissingExtra, need
 from learnsolve.recipes._loop import Diverged, Interrupted, Run, train
 from learnsolve.recipes._metrics import NAME as METRICS
+from learnsolve.recipes._parallel import Elsewhere, Group, Lost
 from learnsolve.recipes.base import RunSettings, SettingError
+from learnsolve.recipes.vector_recipe import VectorRecipe
 
 OK, FAILED, BAD_SETTING, INTERRUPTED = 0, 1, 2, 130
 EXTRAS = ("jsonargparse", "matplotlib", "safetensors", "tqdm", "yaml")
@@ -48,62 +54,101 @@ def main(argv: Sequence[str] | None = None) -> int:
     name, *options = argv
     folder = None
     try:
-        if name not in recipes.RECIPES:
-            known = ", ".join(recipes.RECIPES)
-            raise SettingError(f"{name!r} is no recipe; the recipes are: {known}")
-        for package in EXTRAS:  # all at once, not one after an hour of training
-            need(package)
-        Recipe = recipes.load(name)
-        settings = _command_line.parse(name, Recipe.Settings, options)
-        if settings.threads is None:
-            settings.threads = torch.get_num_threads()
-        torch.set_num_threads(settings.threads)
-        folder = Path(settings.out)
-        run = _prepare(folder, settings, Recipe(settings))
-        train(run)
-        outcome = _report.write_report(folder, name, run.recipe, run.step, run.seconds)
+        with _parallel.joined(_exit_code) as group:
+            with group.together():
+                settings, recipe = _build(name, options, group)
+            folder = Path(settings.out)
+            run = _prepare(folder, settings, recipe, group)
+            train(run)
+            with group.together():
+                if group.writes:
+                    outcome = _report.write_report(folder, name, recipe, run.step, run.seconds, run.report)
+                    print(_report.table(outcome), "", outcome.sentence, f"Results: {folder}", sep="\n")
+    except Elsewhere as error:
+        return error.code
     except SystemExit as stop:  # --help and --print_config
-        return int(stop.code or 0)
-    except SettingError as error:
-        return _fail(str(error), BAD_SETTING)
+        return _exit_code(stop)
+    except (SettingError, MissingExtra) as error:
+        return _fail(str(error), error)
+    except Lost as error:
+        return _fail(f"{error}; {_how_to_resume(name, folder)}", error)
     except Diverged as error:
-        return _fail(f"{error}; the last good checkpoint is in {folder}", FAILED)
-    except MissingExtra as error:
-        return _fail(str(error), FAILED)
+        return _fail(f"{error}; the last good checkpoint is in {folder}", error)
     except Interrupted as stop:
-        return _fail(f"stopped at step {stop.step}; {_how_to_resume(name, folder)}", INTERRUPTED)
-    except KeyboardInterrupt:  # before or after the training
-        return _fail(f"interrupted; {_how_to_resume(name, folder)}", INTERRUPTED)
-    print(_report.table(outcome), "", outcome.sentence, f"Results: {folder}", sep="\n")
+        return _fail(f"stopped at step {stop.step}; {_how_to_resume(name, folder)}", stop)
+    except KeyboardInterrupt as stop:  # before or after the training
+        return _fail(f"interrupted; {_how_to_resume(name, folder)}", stop)
     return OK
+
+
+def _exit_code(error: BaseException) -> int:
+    if isinstance(error, SystemExit):
+        return int(error.code or 0)
+    if isinstance(error, SettingError):
+        return BAD_SETTING
+    return INTERRUPTED if isinstance(error, Interrupted | KeyboardInterrupt) else FAILED
 
 
 def _how_to_resume(name: str, folder: Path | None) -> str:
     if folder is None or not (folder / _checkpoint.TENSORS).exists():
         return "nothing was trained yet"
-    return f"go on with: python -m learnsolve.train {name} --resume {shlex.quote(str(folder))}"
+    return (
+        f"go on with: {_parallel.launcher()} -m learnsolve.train {name} --resume {shlex.quote(str(folder))}"
+    )
 
 
-def _fail(sentence: str, code: int) -> int:
+def _fail(sentence: str, error: BaseException) -> int:
     print(f"learnsolve.train: {sentence}", file=sys.stderr)
-    return code
+    return _exit_code(error)
 
 
-def _prepare(folder: Path, settings: RunSettings, recipe: recipes.Recipe) -> Run:
+def _build(name: str, options: Sequence[str], group: Group) -> tuple[RunSettings, recipes.Recipe]:
+    if name not in recipes.RECIPES:
+        known = ", ".join(recipes.RECIPES)
+        raise SettingError(f"{name!r} is no recipe; the recipes are: {known}")
+    for package in EXTRAS:  # all at once, not one after an hour of training
+        need(package)
+    Recipe = recipes.load(name)
+    # --help and --print_config are answered by one process.
+    with contextlib.nullcontext() if group.writes else contextlib.redirect_stdout(io.StringIO()):
+        settings = _command_line.parse(name, Recipe.Settings, options)
+    if group.size > 1:
+        if not issubclass(Recipe, VectorRecipe):
+            raise SettingError(
+                f"{name} has no test vectors to deal out to {group.size} processes; {Recipe.alone}"
+            )
+        _parallel.take_device(settings.device)
+    if settings.threads is None:
+        settings.threads = torch.get_num_threads()
+    torch.set_num_threads(settings.threads)
+    return settings, Recipe(settings)
+
+
+def _prepare(folder: Path, settings: RunSettings, recipe: recipes.Recipe, group: Group) -> Run:
     """The run in its folder: a new one, or the one that is resumed."""
-    run = Run(folder, settings, recipe, recipe.optimizer())
-    if settings.resume is not None:
-        _checkpoint.remove_leftovers(folder)
-        facts = _checkpoint.load_state(folder, recipe.model, run.optimizer)
-        run.step, run.first_loss = facts["step"], facts["first_loss"]
-        run.seconds, run.metrics_bytes = facts["seconds"], facts["metrics_bytes"]
-        recipe.restore(facts.get("recipe", {}))
-        if settings.steps < run.step:
-            raise SettingError(f"--steps {settings.steps} is less than the {run.step} steps already taken")
-    else:
-        _empty(folder, settings, recipe.files)
-    _checkpoint.write_atomic(folder / _command_line.CONFIG, _command_line.dump(settings))
+    run = Run(folder, settings, recipe, recipe.optimizer(), group=group)
+    with group.together():
+        if group.writes:
+            if settings.resume is None:
+                _empty(folder, settings, recipe.files)
+            else:
+                _checkpoint.remove_leftovers(folder)
+                _load(run)
+            _checkpoint.write_atomic(folder / _command_line.CONFIG, _command_line.dump(settings))
+    with group.together():
+        # After the first one, which mends what a kill has left.
+        if not group.writes and settings.resume is not None:
+            _load(run)
     return run
+
+
+def _load(run: Run) -> None:
+    facts = _checkpoint.load_state(run.folder, run.recipe.model, run.optimizer)
+    run.step, run.first_loss = facts["step"], facts["first_loss"]
+    run.seconds, run.metrics_bytes = facts["seconds"], facts["metrics_bytes"]
+    run.recipe.restore(facts.get("recipe", {}))
+    if run.settings.steps < run.step:
+        raise SettingError(f"--steps {run.settings.steps} is less than the {run.step} steps already taken")
 
 
 def _empty(folder: Path, settings: RunSettings, files: Sequence[str]) -> None:

@@ -7,6 +7,16 @@ import numpy as np
 import pytest
 import torch
 
+if os.environ.get("LEARNSOLVE_CUDA_ON_HOST", "0") not in ("", "0"):
+    # The CUDA operators, compiled for the host, in place of those for the CPU: for the tests of products,
+    # sums and stencils (.ci/run). Other operations do not understand their plans.
+    from learnsolve import _device_analysis, _library
+
+    torch.ops.load_library(str(_library.folder / "learnsolve_cuda_on_host.so"))
+    _device_analysis.everywhere = True
+    if os.environ["LEARNSOLVE_CUDA_ON_HOST"] == "merge":  # all rows by the merge path, long or not
+        _device_analysis._LONG_ROW = 0
+
 
 def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="run the long tests too (CI does)")

@@ -48,7 +48,7 @@ def pattern_of(S: scipy.sparse.sparray, index: torch.dtype = torch.int64) -> ls.
 @functools.lru_cache(maxsize=256)
 def coordinates(P: ls.SparsityPattern) -> tuple[np.ndarray, np.ndarray]:
     """Row and column of each entry, by NumPy alone."""
-    crow, col = P.crow_indices.numpy(), P.col_indices.numpy()
+    crow, col = P.crow_indices.cpu().numpy(), P.col_indices.cpu().numpy()
     return np.repeat(np.arange(P.shape[0]), np.diff(crow)), col.astype(np.int64)
 
 

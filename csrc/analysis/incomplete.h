@@ -166,4 +166,19 @@ EliminationPlan<N> elimination_plan(const I* ptr, int64_t n, const I* idx, const
   return plan;
 }
 
+// The level of every step: one more than the highest of those whose results it reads. `entries` of the
+// factors.
+template <class N>
+void elimination_levels(int64_t steps, const N* order, const N* pivot, const N* ptr, const N* pairs,
+                        int64_t entries, int64_t* levels) {
+  std::vector<int64_t> next(entries, 0);  // for each entry, the lowest level that may read it
+  for (int64_t t = 0; t < steps; ++t) {
+    int64_t level = pivot[t] >= 0 && pivot[t] != order[t] ? next[pivot[t]] : 0;
+    for (int64_t u = 2 * static_cast<int64_t>(ptr[t]); u < 2 * static_cast<int64_t>(ptr[t + 1]); ++u)
+      level = std::max(level, next[pairs[u]]);
+    levels[t] = level;
+    next[order[t]] = level + 1;
+  }
+}
+
 }  // namespace learnsolve::analysis

@@ -165,6 +165,15 @@ void bind(py::module_& m) {
           return narrow ? elimination_arrays<int32_t>(ptr, idx, diagonal, factors)
                         : elimination_arrays<int64_t>(ptr, idx, diagonal, factors);
         });
+  m.def("elimination_levels", [](const Array<I>& order, const Array<I>& pivot, const Array<I>& ptr,
+                                 const Array<I>& pairs, int64_t entries) {
+    Array<int64_t> levels(order.size());
+    int64_t* out = levels.mutable_data();
+    py::gil_scoped_release release;
+    elimination_levels(static_cast<int64_t>(order.size()), order.data(), pivot.data(), ptr.data(),
+                       pairs.data(), entries, out);
+    return levels;
+  });
   m.def("validate", [](const Array<I>& ptr, const Array<I>& idx, int64_t cols) {
     const auto fault = [&] {
       py::gil_scoped_release release;

@@ -105,8 +105,10 @@ int64_t row_of(const Tensor& crow, int64_t place) {
 
 std::tuple<Tensor, Tensor> csr_incomplete_factor(const Tensor& order, const Tensor& source,
                                                  const Tensor& pivot, const Tensor& ptr, const Tensor& pairs,
-                                                 const Tensor& units, bool cholesky, const Tensor& crow_,
-                                                 const Tensor& values, bool check) {
+                                                 const Tensor& units, bool cholesky,
+                                                 const std::optional<Tensor>&, const std::optional<Tensor>&,
+                                                 const std::optional<Tensor>&, const std::optional<Tensor>&,
+                                                 const Tensor& crow_, const Tensor& values, bool check) {
   const char* name = "csr_incomplete_factor";
   const int64_t nnz = values.dim() > 0 ? values.size(values.dim() - 1) : 0;
   const Plan plan(name, order, source, pivot, ptr, pairs, units, nnz, cholesky);
@@ -135,6 +137,8 @@ std::tuple<Tensor, Tensor> csr_incomplete_factor(const Tensor& order, const Tens
 
 Tensor csr_incomplete_tangent(const Tensor& order, const Tensor& source, const Tensor& pivot,
                               const Tensor& ptr, const Tensor& pairs, const Tensor& units, bool cholesky,
+                              const std::optional<Tensor>&, const std::optional<Tensor>&,
+                              const std::optional<Tensor>&, const std::optional<Tensor>&,
                               const Tensor& factor, const Tensor& v_) {
   const char* name = "csr_incomplete_tangent";
   const int64_t nnz = v_.dim() > 0 ? v_.size(v_.dim() - 1) : 0;
@@ -154,6 +158,8 @@ Tensor csr_incomplete_tangent(const Tensor& order, const Tensor& source, const T
 
 Tensor csr_incomplete_adjoint(const Tensor& order, const Tensor& source, const Tensor& pivot,
                               const Tensor& ptr, const Tensor& pairs, const Tensor& units, bool cholesky,
+                              const std::optional<Tensor>&, const std::optional<Tensor>&,
+                              const std::optional<Tensor>&, const std::optional<Tensor>&,
                               const Tensor& factor, const Tensor& g_, int64_t nnz) {
   const char* name = "csr_incomplete_adjoint";
   const Plan plan(name, order, source, pivot, ptr, pairs, units, nnz, cholesky);
@@ -174,7 +180,9 @@ Tensor csr_incomplete_adjoint(const Tensor& order, const Tensor& source, const T
 
 Tensor csr_incomplete_product(const Tensor& order, const Tensor& source, const Tensor& pivot,
                               const Tensor& ptr, const Tensor& pairs, const Tensor& units, bool cholesky,
-                              const Tensor& x_, const Tensor& z_, int64_t nnz) {
+                              const std::optional<Tensor>&, const std::optional<Tensor>&,
+                              const std::optional<Tensor>&, const std::optional<Tensor>&, const Tensor& x_,
+                              const Tensor& z_, int64_t nnz) {
   const char* name = "csr_incomplete_product";
   const Plan plan(name, order, source, pivot, ptr, pairs, units, nnz, cholesky);
   const Operand x(name, "x", x_, plan.entries(), x_), z(name, "z", z_, plan.entries(), x_);
@@ -192,7 +200,9 @@ Tensor csr_incomplete_product(const Tensor& order, const Tensor& source, const T
 
 Tensor csr_incomplete_product_adjoint(const Tensor& order, const Tensor& source, const Tensor& pivot,
                                       const Tensor& ptr, const Tensor& pairs, const Tensor& units,
-                                      bool cholesky, const Tensor& x_, const Tensor& w_) {
+                                      bool cholesky, const std::optional<Tensor>&,
+                                      const std::optional<Tensor>&, const std::optional<Tensor>&,
+                                      const std::optional<Tensor>&, const Tensor& x_, const Tensor& w_) {
   const char* name = "csr_incomplete_product_adjoint";
   const int64_t nnz = w_.dim() > 0 ? w_.size(w_.dim() - 1) : 0;
   const Plan plan(name, order, source, pivot, ptr, pairs, units, nnz, cholesky);

@@ -2,7 +2,9 @@
 //     ptr (rows + 1), idx (nnz), perm (nnz) or none, blocks (number of blocks + 1, 2)
 // as kernels/csr_view.h describes them. The structure of A is (crow, col, none, blocks), that of A^T
 // the transposed pattern with perm, the place of each of its entries in A's values.
-// Shapes: values (nnz) or (B, nnz); dense operands (n), (n, k) or (B, n, k).
+// Plans are for the device that they are made for. On a CUDA device blocks are those of
+// kernels/merge_path.cuh, and perm, positions, blocks and starts of a sparse product those of
+// kernels/spgemm.cuh. Shapes: values (nnz) or (B, nnz); dense operands (n), (n, k) or (B, n, k).
 #include <torch/csrc/stable/library.h>
 
 STABLE_TORCH_LIBRARY(learnsolve, m) {
@@ -44,24 +46,32 @@ STABLE_TORCH_LIBRARY(learnsolve, m) {
       "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   // Incomplete factors of A's values by a plan (kernels/elimination.h), L and, for LU, U behind it; units are
   // the places of L's ones. With them a double (row, pivot) for each matrix, row -1 if all went well; `check`
-  // throws instead. Values, factors: (size) or (B, size).
+  // throws instead (on the CPU). Values, factors: (size) or (B, size). bounds to uses: none, but on a CUDA
+  // device where the levels of the steps begin, on the host and there, and the uses of each entry
+  // (kernels/incomplete.cuh).
   m.def(
       "csr_incomplete_factor(Tensor order, Tensor source, Tensor pivot, Tensor ptr, Tensor pairs, "
-      "Tensor units, bool cholesky, Tensor crow, Tensor values, bool check) -> (Tensor, Tensor)");
+      "Tensor units, bool cholesky, Tensor? bounds, Tensor? levels, Tensor? uses_ptr, Tensor? uses, Tensor "
+      "crow, Tensor values, bool check) -> (Tensor, "
+      "Tensor)");
   // What derivatives of the factors are made of, as kernels/incomplete.h defines them: J(f)^-1 v, J(f)^-T g,
   // B(x, z) and C(x, w). v, w and the results of the second and third are in the places of A's values.
   m.def(
       "csr_incomplete_tangent(Tensor order, Tensor source, Tensor pivot, Tensor ptr, Tensor pairs, "
-      "Tensor units, bool cholesky, Tensor factor, Tensor v) -> Tensor");
+      "Tensor units, bool cholesky, Tensor? bounds, Tensor? levels, Tensor? uses_ptr, Tensor? uses, Tensor "
+      "factor, Tensor v) -> Tensor");
   m.def(
       "csr_incomplete_adjoint(Tensor order, Tensor source, Tensor pivot, Tensor ptr, Tensor pairs, "
-      "Tensor units, bool cholesky, Tensor factor, Tensor g, int nnz) -> Tensor");
+      "Tensor units, bool cholesky, Tensor? bounds, Tensor? levels, Tensor? uses_ptr, Tensor? uses, Tensor "
+      "factor, Tensor g, int nnz) -> Tensor");
   m.def(
       "csr_incomplete_product(Tensor order, Tensor source, Tensor pivot, Tensor ptr, Tensor pairs, "
-      "Tensor units, bool cholesky, Tensor x, Tensor z, int nnz) -> Tensor");
+      "Tensor units, bool cholesky, Tensor? bounds, Tensor? levels, Tensor? uses_ptr, Tensor? uses, Tensor "
+      "x, Tensor z, int nnz) -> Tensor");
   m.def(
       "csr_incomplete_product_adjoint(Tensor order, Tensor source, Tensor pivot, Tensor ptr, Tensor pairs, "
-      "Tensor units, bool cholesky, Tensor x, Tensor w) -> Tensor");
+      "Tensor units, bool cholesky, Tensor? bounds, Tensor? levels, Tensor? uses_ptr, Tensor? uses, Tensor "
+      "x, Tensor w) -> Tensor");
   // C = A B on the pattern C, for values a and b, (nnz) or (B, nnz): kernels/spgemm.h. `positions` is the
   // plan (int32, an entry a product) or none; then `columns`, the number of C's columns, is what the search
   // needs. blocks: (number of blocks + 1, 3), first row, first product, uniform or not, int64. `masked`: some

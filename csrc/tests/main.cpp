@@ -6,10 +6,13 @@ void test_add();
 void test_analysis();
 void test_colouring();
 void test_comparison();
+void test_device_algebra();
+void test_device_incomplete();
 void test_incomplete();
 void test_products();
 void test_pcg();
 void test_richardson();
+void test_row_passes();
 void test_spgemm();
 void test_stencils();
 void test_sptrsv();
@@ -34,5 +37,10 @@ int main(int argc, char** argv) {
   test_stencils();
   test_sptrsv();
   test_add();
+#ifdef LEARNSOLVE_TEST_DEVICE_BODIES
+  test_row_passes();
+  test_device_algebra();
+  test_device_incomplete();
+#endif
   std::printf("%s: passed\n", isa);
 }

@@ -75,20 +75,20 @@ def _(
 
 
 @torch.library.register_fake("learnsolve::csr_incomplete_factor")
-def _(order, source, pivot, ptr, pairs, units, cholesky, crow, values, check):
+def _(order, source, pivot, ptr, pairs, units, cholesky, bounds, levels, uses_ptr, uses, crow, values, check):
     batch, entries = values.shape[:-1], order.shape[0] + units.shape[0]
     return values.new_empty(*batch, entries), values.new_empty(*batch, 2, dtype=torch.float64)
 
 
 @torch.library.register_fake("learnsolve::csr_incomplete_tangent")
 @torch.library.register_fake("learnsolve::csr_incomplete_product_adjoint")
-def _(order, source, pivot, ptr, pairs, units, cholesky, x, w):
+def _(order, source, pivot, ptr, pairs, units, cholesky, bounds, levels, uses_ptr, uses, x, w):
     return x.new_empty(*x.shape[:-1], order.shape[0] + units.shape[0])
 
 
 @torch.library.register_fake("learnsolve::csr_incomplete_adjoint")
 @torch.library.register_fake("learnsolve::csr_incomplete_product")
-def _(order, source, pivot, ptr, pairs, units, cholesky, x, z, nnz):
+def _(order, source, pivot, ptr, pairs, units, cholesky, bounds, levels, uses_ptr, uses, x, z, nnz):
     return x.new_empty(*x.shape[:-1], nnz)
 
 

@@ -16,10 +16,15 @@ is one compiled pass over a plan of the pattern. Operands are (size) or (B, size
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve import _analysis, _library  # noqa: F401  (registers torch.ops.learnsolve)
+from learnsolve import (
+    _analysis,
+    _device_analysis,
+    _library,  # noqa: F401  (registers torch.ops.learnsolve)
+)
 from learnsolve.ops._autograd import Eager, add, dispatch, keep_for_forward_mode
 from learnsolve.ops.triangle import plan_triangle
 from learnsolve.pattern import SparsityPattern, as_numpy
@@ -45,6 +50,7 @@ class Plan(NamedTuple):
     pairs: Tensor
     units: Tensor
     cholesky: bool
+    by_level: tuple[Tensor, ...]  # empty on the CPU
     lower: SparsityPattern
     upper: tuple[SparsityPattern, ...]  # none for L L^T
     on_diagonal: Tensor  # of A's entries
@@ -52,7 +58,7 @@ class Plan(NamedTuple):
     @property
     def elimination(self) -> tuple:
         """What the operators take."""
-        return self[:7]
+        return (*self[:7], *(self.by_level or (None,) * 4))
 
 
 def elimination_plan(pattern: SparsityPattern, kind: str) -> Plan:
@@ -72,22 +78,56 @@ def elimination_plan(pattern: SparsityPattern, kind: str) -> Plan:
             f"{needed / 2**30:.3g} GiB, more than learnsolve.ops._incomplete.PLAN_LIMIT = "
             f"{PLAN_LIMIT / 2**30:.3g} GiB; drop small entries of A first, or raise the limit"
         )
-    *plan, lower_crow, lower_col, upper_crow, upper_col = (
-        pattern._tensor(a) for a in _analysis.elimination_plan(*arrays, _KINDS[kind], narrow)
+    *made, lower_crow, lower_col, upper_crow, upper_col = _analysis.elimination_plan(
+        *arrays, _KINDS[kind], narrow
     )
+    by_level: tuple[Tensor, ...] = ()
+    if _device_analysis.here(pattern.crow_indices):
+        made, levels, uses = _by_level(*made)
+        by_level = (torch.from_numpy(levels), *(pattern._tensor(a) for a in (levels, *uses)))
+    plan = [pattern._tensor(a) for a in made]
 
-    def triangle(side: str, crow: Tensor, col: Tensor) -> SparsityPattern:
+    def triangle(side: str, *arrays: np.ndarray) -> SparsityPattern:
         # The object that tril and triu give, so that a sum with a triangle of A needs no union.
         shared = pattern._planned(plan_triangle, 0, side).pattern
         if shared is not None:
             return shared
-        return SparsityPattern._trusted(crow.to(pattern.dtype), col.to(pattern.dtype), pattern.shape)
+        crow, col = (pattern._tensor(a).to(pattern.dtype) for a in arrays)
+        return SparsityPattern._trusted(crow, col, pattern.shape)
 
     upper = (triangle("upper", upper_crow, upper_col),) if kind == "ilu0" else ()
-    on_diagonal = torch.zeros(pattern.nnz, dtype=torch.bool)
+    on_diagonal = torch.zeros(pattern.nnz, dtype=torch.bool, device=pattern.device)
     on_diagonal[pattern.diagonal_positions.long()] = True
     lower = triangle("lower", lower_crow, lower_col)
-    return Plan(*plan, kind != "ilu0", lower, upper, on_diagonal)  # type: ignore[call-arg]
+    return Plan(*plan, kind != "ilu0", by_level, lower, upper, on_diagonal)  # type: ignore[call-arg]
+
+
+def _by_level(order, source, pivot, ptr, pairs, units):
+    """The plan with its steps by level, where each level begins, and the uses of each entry
+    (csrc/kernels/incomplete.cuh)."""
+    entries = len(order) + len(units)
+    level = _analysis.elimination_levels(order, pivot, ptr, pairs, entries)
+    steps = np.argsort(level, kind="stable")
+    levels = np.concatenate(([0], np.cumsum(np.bincount(level)))) if len(level) else np.zeros(1)
+    lengths = np.diff(ptr)[steps]
+    new_ptr = np.concatenate(([0], np.cumsum(lengths)))
+    places = np.arange(new_ptr[-1]) + np.repeat(ptr[:-1][steps] - new_ptr[:-1], lengths)
+    order, source, pivot = order[steps], source[steps], pivot[steps]
+    pairs = pairs.reshape(-1, 2)[places]
+
+    at, divided = np.repeat(source, lengths), (pivot >= 0) & (pivot != order)
+    used = np.concatenate((pairs[:, 0], pairs[:, 1], pivot[divided]))
+    uses = np.stack(
+        (
+            np.concatenate((at, at, source[divided])),
+            np.concatenate((pairs[:, 1], pairs[:, 0], order[divided])),
+        ),
+        1,
+    )[np.argsort(used, kind="stable")]
+    uses_ptr = np.concatenate(([0], np.cumsum(np.bincount(used, minlength=entries))))
+    index = order.dtype
+    plan = (order, source, pivot, new_ptr.astype(index), pairs.reshape(-1), units)
+    return plan, levels.astype(np.int64), (uses_ptr.astype(index), np.ascontiguousarray(uses).reshape(-1))
 
 
 def plan_of(pattern: SparsityPattern, kind: str) -> Plan:
@@ -105,6 +145,8 @@ def _factor_or_raise(values: Tensor, pattern: SparsityPattern, kind: str) -> Ten
     if torch.compiler.is_dynamo_compiling():
         return _raw_factor(*plan.elimination, pattern.crow_indices, values, True)[0]
     f, breakdown = _raw_factor(*plan.elimination, pattern.crow_indices, values, False)
+    if f.is_cuda:  # looking would wait for the device: factors that do not exist are NaN
+        return torch.where(breakdown[..., :1] >= 0, torch.nan, f)
     for matrix, (row, pivot) in enumerate(breakdown.reshape(-1, 2).tolist()):
         if row >= 0:
             message = breakdown_message(kind, int(row), pivot, matrix if values.dim() > 1 else None)

@@ -15,7 +15,7 @@ arXiv 2212.05159, table 1.
 import torch
 from torch import Tensor
 
-from learnsolve import _library  # noqa: F401  (registers torch.ops.learnsolve)
+from learnsolve import _device_analysis, _library  # noqa: F401  (_library registers torch.ops.learnsolve)
 from learnsolve.ops._autograd import Eager, add, dispatch, keep_for_forward_mode, tracked, vmapped
 from learnsolve.pattern import SparsityPattern
 
@@ -82,9 +82,9 @@ def _values_gradient(u: Tensor, w: Tensor, pattern: SparsityPattern, transpose: 
 
 def _scatters(v: Tensor, x: Tensor, pattern: SparsityPattern) -> bool:
     """Is a product with the transpose cheaper in the order of A's rows? For a vector, on the CPU."""
-    if torch.compiler.is_dynamo_compiling() or v.dim() > 1 or not v.is_cpu or x.numel() != x.shape[0]:
+    if torch.compiler.is_dynamo_compiling() or v.dim() > 1 or x.dim() > 2 or x.numel() != x.shape[0]:
         return False
-    return x.dim() < 3 and pattern._prefers_scatter
+    return not _device_analysis.here(v) and pattern._prefers_scatter
 
 
 def _scattered(v: Tensor, g: Tensor, x: Tensor, pattern: SparsityPattern, need_values: bool):

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from learnsolve import (
     _analysis,
+    _device_analysis,
     _library,  # noqa: F401  (registers torch.ops.learnsolve)
 )
 from learnsolve.ops._autograd import Eager, add, dispatch, keep_for_forward_mode, vmapped
@@ -41,10 +42,11 @@ _plan_limit = 2**30
 
 
 def set_spgemm_plan_limit(bytes: int) -> int:
-    """Set how many bytes the plan of one sparse product may take, 4 for each of its multiply-adds.
+    """Set how many bytes the plan of one sparse product may take, 4 for each of its multiply-adds (12 on a
+    CUDA device).
 
     A product that would need more is computed without a plan, in O(nnz) memory: the places of its products
-    are found anew in each pass.
+    are found anew in each pass. On a CUDA device it is refused.
 
     Parameters
     ----------
@@ -76,6 +78,9 @@ class _Plan(NamedTuple):
     positions: Tensor | None  # of each product in C; None: too many to keep
     blocks: Tensor
     incomplete: bool  # some products have no place in C
+    pairs: tuple[Tensor, Tensor] | None = (
+        None  # on a CUDA device, instead of positions and blocks, for C itself
+    )
 
 
 class _ColumnPlan(NamedTuple):
@@ -84,6 +89,8 @@ class _ColumnPlan(NamedTuple):
 
 
 def _plan(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) -> _Plan:
+    if _device_analysis.here(A.crow_indices):
+        return _plan_on_device(A, B, mask)
     a_ptr, a_idx, b_ptr, b_idx = (as_numpy(t) for P in (A, B) for t in (P.crow_indices, P.col_indices))
     columns = B.shape[1]
     products = _analysis.count_products(a_idx, b_ptr)
@@ -109,10 +116,34 @@ def _plan(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) 
     return _Plan(C, None if positions is None else A._tensor(positions), A._tensor(blocks), incomplete)
 
 
+def _plan_on_device(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) -> _Plan:
+    """csrc/kernels/spgemm.cuh; `blocks` numbers the first product of each entry of A."""
+    columns = B.shape[1]
+    first = _device_analysis.first_products(A.col_indices, B.crow_indices)
+    products = int(first[-1])
+    largest = max(products, A.nnz, B.nnz, 0 if mask is None else mask.nnz)
+    if products > _plan_limit // 12 or largest > _MOST[torch.int32] or A.shape[0] * columns >= 2**62:
+        raise NotImplementedError(
+            f"spgemm: on {A.device} a product needs a plan, which would take {12 * products} bytes for "
+            f"{products} products, the limit is {_plan_limit} (and 2^31 products); raise it with "
+            "ops.set_spgemm_plan_limit, or multiply on the CPU"
+        )
+    given = None if mask is None else (mask.crow_indices, mask.col_indices)
+    arrays = (A.crow_indices, A.col_indices, B.crow_indices, B.col_indices)
+    made = _device_analysis.product_plan(*arrays, columns, first, products, given)
+    C = None
+    if made.crow is not None and made.col is not None:
+        C = SparsityPattern._trusted(made.crow.to(A.dtype), made.col.to(A.dtype), (A.shape[0], columns))
+    return _Plan(C, made.positions, first, made.incomplete, (made.pairs, made.pair_starts))
+
+
 def _column_plan(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) -> _ColumnPlan:
     """For the pass over the rows of B: where the products of each entry of A^T begin."""
     t_ptr, _, permutation, _ = A._structure(True)
-    positions = A._planned(_plan, B, mask).positions
+    positions, first, *_ = A._planned(_plan, B, mask)[1:]
+    if _device_analysis.here(A.crow_indices):
+        # Which blocks a product is dealt out in is for the CPU; here a row of B each.
+        return _ColumnPlan(first[_present(permutation).long()].int(), first[:0])
     b_ptr, perm = as_numpy(B.crow_indices), as_numpy(_present(permutation))
     starts = None
     if positions is not None:
@@ -132,12 +163,17 @@ def result_pattern(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern
     return A._planned(_plan, B, mask).result or _present(mask)
 
 
-def _by_rows(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) -> tuple:
+def _by_rows(
+    A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None, wanted: int = PRODUCT
+) -> tuple:
     """What the operators that go by the rows of A take before the values."""
     plan, C = A._planned(_plan, B, mask), result_pattern(A, B, mask)
+    places = (plan.positions, plan.blocks)
+    if wanted == PRODUCT and plan.pairs is not None:
+        places = plan.pairs
     return (
         *(A.crow_indices, A.col_indices, B.crow_indices, B.col_indices, C.crow_indices, C.col_indices),
-        *(plan.positions, plan.blocks, plan.incomplete, B.shape[1]),
+        *(*places, plan.incomplete, B.shape[1]),
     )
 
 
@@ -179,10 +215,10 @@ class _Contraction(torch.autograd.Function):
     @staticmethod
     def forward(u, v, wanted, shared, A, B, mask):
         if wanted == PRODUCT:
-            return _raw_product(*_by_rows(A, B, mask), u, v, shared)
+            return _raw_product(*_by_rows(A, B, mask, wanted), u, v, shared)
         if wanted == LEFT:
             b, g = u, v
-            return _raw_left(*_by_rows(A, B, mask), g, b, shared)
+            return _raw_left(*_by_rows(A, B, mask, wanted), g, b, shared)
         return _raw_right(*_by_columns(A, B, mask), u, v, shared)
 
     @staticmethod

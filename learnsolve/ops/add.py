@@ -5,7 +5,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from learnsolve import _analysis, _check, _library  # noqa: F401  (registers torch.ops.learnsolve)
+from learnsolve import (
+    _analysis,
+    _check,
+    _device_analysis,
+    _library,  # noqa: F401  (registers torch.ops.learnsolve)
+)
 from learnsolve.csr import CSR
 from learnsolve.ops._autograd import Eager, dispatch, tracked
 from learnsolve.ops._operands import factor, matrix
@@ -116,8 +121,12 @@ def _plan_union(P: SparsityPattern, Q: SparsityPattern) -> UnionPlan:
     wide = wide or P.nnz + Q.nnz > torch.iinfo(torch.int32).max
     index = torch.int64 if wide else torch.int32
     arrays = (P.crow_indices, P.col_indices, Q.crow_indices, Q.col_indices)
-    merged = _analysis.merge_patterns(*(as_numpy(t.to(index)) for t in arrays))
-    crow, col, codes, starts = (P._tensor(a) for a in merged)
+    # An entry's place must be a number.
+    if _device_analysis.here(P.crow_indices) and P.shape[0] * P.shape[1] < 2**62:
+        crow, col, codes, starts = _device_analysis.merge_patterns(*arrays, P.shape[1], index)
+    else:
+        merged = _analysis.merge_patterns(*(as_numpy(t.to(index)) for t in arrays))
+        crow, col, codes, starts = (P._tensor(a) for a in merged)
     nnz = len(col)
     lies = {(True, True): "both", (True, False): "A", (False, True): "B", (False, False): "new"}[
         nnz == P.nnz, nnz == Q.nnz

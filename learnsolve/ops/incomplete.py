@@ -75,7 +75,9 @@ def ic0(A: CSR, *, shift: float | Tensor = 0.0, on_breakdown: str = "raise") -> 
     Cost: two flops for each product l_ik l_jk that falls on an entry (i, j), a division for each entry of L,
     in one pass over a plan that is made once per pattern: 8 bytes a product, 16 an entry. The gradient is one
     pass more, of twice as many flops. One matrix runs on one thread, those of a batch in parallel; the same
-    bits for any number of threads. A search for a shift costs a factorisation for each trial. CPU only.
+    bits for any number of threads. On a CUDA device steps go by levels of those that do not wait for one
+    another; there a breakdown is not looked for, which would wait for the device, but makes the whole factor
+    NaN. A search for a shift costs a factorisation for each trial, and waits for the device.
 
     References
     ----------
@@ -190,10 +192,6 @@ def _factors(function: str, A: CSR, shift: float | Tensor, on_breakdown: str) ->
     values, pattern = A.values, A.pattern
     _check.dtype(function, "A.values", values)
     _check.one_of(function, "on_breakdown", on_breakdown, ("raise", "shift"))
-    if values.device.type not in ("cpu", "meta"):
-        raise NotImplementedError(
-            f"{function}: A must be on the CPU, got {values.device}; factor A.to('cpu') and move the factors"
-        )
     if A.shape[0] != A.shape[1]:
         raise ValueError(f"{function}: A must be square, got shape {A.shape}")
     row = pattern._missing_diagonal
@@ -287,7 +285,7 @@ class _Search(torch.autograd.Function):
 
 def _search(values: Tensor, shift: Tensor, pattern: SparsityPattern, kind: str) -> Tensor:
     plan = plan_of(pattern, kind)
-    shift, open_ = shift.clone(), torch.arange(len(shift))
+    shift, open_ = shift.clone(), torch.arange(len(shift), device=shift.device)
     breakdown = shift.new_empty(0, 2)
     for attempt in range(_TRIES + 1):
         if attempt:

@@ -52,8 +52,6 @@ def stencil(
         if shapes, offsets or boundary do not fit.
     TypeError
         if dtypes or devices do not fit, or offsets are not integers.
-    NotImplementedError
-        on a CUDA device.
 
     Notes
     -----
@@ -88,10 +86,6 @@ def stencil(
             "stencil: coefficients and x must have one dtype and device, got "
             f"{coefficients.dtype} on {coefficients.device} and {x.dtype} on {x.device}; convert one with "
             ".to()"
-        )
-    if x.is_cuda:
-        raise NotImplementedError(
-            f"stencil: has no kernel for {x.device}; use spmm with stencil_matrix, or move both to the CPU"
         )
     if offsets is None:
         c, where = window("stencil", coefficients, boundary)

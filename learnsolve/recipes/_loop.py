@@ -5,7 +5,7 @@ import signal
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ import torch
 
 from learnsolve.recipes._checkpoint import save_state
 from learnsolve.recipes._metrics import Metrics
+from learnsolve.recipes._objective import Objective
+from learnsolve.recipes._parallel import ALONE, Group, Together
 from learnsolve.recipes._progress import Progress
 from learnsolve.recipes.base import Recipe, RunSettings
 
@@ -21,11 +23,11 @@ DIVERGED = 1e4
 FLUSH_SECONDS = 5.0
 
 
-class Diverged(RuntimeError):
+class Diverged(Together, RuntimeError):
     """The loss left all bounds. The message says where and what to try."""
 
 
-class Interrupted(Exception):
+class Interrupted(Together):
     """Ctrl-C or SIGTERM; a checkpoint has been written at `step`."""
 
     def __init__(self, step: int):
@@ -43,6 +45,8 @@ class Run:
     first_loss : the loss before the first of them, by which divergence is judged
     seconds : spent in training, over all resumptions
     metrics_bytes : of metrics.csv that belong to the last checkpoint
+    group : the processes that train; the first one writes
+    report : numbers on the training itself for report.json, when it is done
     """
 
     folder: Path
@@ -53,8 +57,12 @@ class Run:
     first_loss: float | None = None
     seconds: float = 0.0
     metrics_bytes: int = 0
+    group: Group = ALONE
+    report: dict[str, Any] = field(default_factory=dict)
 
-    def save(self, metrics: Metrics) -> None:
+    def save(self, metrics: Metrics | None) -> None:
+        if metrics is None:  # another process writes
+            return
         # The rows must be on disk before the checkpoint that counts them.
         self.metrics_bytes = metrics.size()
         save_state(self.folder, self.recipe.model, self.optimizer, self.facts())
@@ -82,21 +90,28 @@ def train(run: Run) -> None:
     Interrupted
         after a checkpoint, on SIGINT or SIGTERM.
     """
-    metrics = Metrics(run.folder, run.metrics_bytes, run.recipe.columns)
-    progress = Progress(run.step, run.settings.steps, run.settings.quiet)
+    objective = Objective(run.recipe, run.group)
+    metrics = None
+    if run.group.writes:
+        metrics = Metrics(run.folder, run.metrics_bytes, (*run.recipe.columns, *objective.columns))
+    progress = Progress(run.step, run.settings.steps, run.settings.quiet or not run.group.writes)
     loss = None
     try:
-        with _Stop() as stop:
+        with _Stop(patient=run.group.size > 1) as stop:
             if run.metrics_bytes == 0:
                 run.save(metrics)
-            loss = _steps(run, metrics, progress, stop)
+            loss = _steps(run, objective, metrics, progress, stop)
+        run.report = objective.report(run.step, run.seconds / max(run.step, 1))
     finally:
         progress.close(run.step, loss)
-        metrics.close()
+        if metrics is not None:
+            metrics.close()
 
 
-def _steps(run: Run, metrics: Metrics, progress: Progress, stop: "_Stop") -> float:
-    recipe, optimizer, settings = run.recipe, run.optimizer, run.settings
+def _steps(
+    run: Run, objective: Objective, metrics: Metrics | None, progress: Progress, stop: "_Stop"
+) -> float:
+    recipe, optimizer, settings, group = run.recipe, run.optimizer, run.settings, run.group
     parameters = list(recipe.model.parameters())
     clock = time.perf_counter
     start = clock() - run.seconds
@@ -105,9 +120,10 @@ def _steps(run: Run, metrics: Metrics, progress: Progress, stop: "_Stop") -> flo
     while True:
         for p in parameters:  # what optimizer.zero_grad() does, at a tenth of its price
             p.grad = None
-        loss = recipe.loss(run.step)
+        loss = objective(run.step)
         (loss.sum() if loss.dim() else loss).backward()
         value = (loss.detach().mean() if loss.dim() else loss).item()
+        value, stopping, finished = group.total(value, stop.requested, recipe.finished)
         norm = math.hypot(
             *(float(torch.linalg.vector_norm(p.grad)) for p in parameters if p.grad is not None)
         )
@@ -117,23 +133,24 @@ def _steps(run: Run, metrics: Metrics, progress: Progress, stop: "_Stop") -> flo
         now = clock()
         run.seconds = now - start
         # Weights are saved once their loss is known to be good, and before its row: the row comes again.
-        done = run.step >= settings.steps or recipe.finished
-        if done or stop.requested or now >= next_save:
+        done = run.step >= settings.steps or finished
+        if done or stopping or now >= next_save:
             run.save(metrics)
-            if stop.requested:
+            if stopping:
                 raise Interrupted(run.step)
             next_save = clock() + settings.checkpoint_seconds
         held_out = measured = None
-        if done or run.step % settings.evaluate_every == 0:
-            held_out, measured = recipe.evaluate(), recipe.measure()
-        metrics.add(run.step, value, held_out, norm, run.seconds, measured=measured)
+        if metrics is not None:
+            if done or run.step % settings.evaluate_every == 0:
+                held_out, measured = recipe.evaluate(), (*recipe.measure(), *objective.measure())
+            metrics.add(run.step, value, held_out, norm, run.seconds, measured=measured)
         if done:
             return value
         optimizer.step()
         run.step += 1
         if now >= progress.due:
             progress.update(run.step, value, now)
-        if now >= next_flush:
+        if metrics is not None and now >= next_flush:
             metrics.flush()
             next_flush = now + FLUSH_SECONDS
 
@@ -152,10 +169,14 @@ def _watch(run: Run, loss: float, gradient_norm: float) -> None:
 
 
 class _Stop:
-    """Turns the first SIGINT or SIGTERM into a request; the second one ends the program as usual."""
+    """Turns the first SIGINT or SIGTERM into a request; the second one ends the program as usual.
 
-    def __init__(self):
+    Unless it is `patient`: torchrun may send several, and ends what does not end by itself.
+    """
+
+    def __init__(self, patient: bool):
         self.requested = False
+        self._patient = patient
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "_Stop":
@@ -166,7 +187,7 @@ class _Stop:
         return self
 
     def _request(self, number: int, frame: Any) -> None:
-        if self.requested:
+        if self.requested and not self._patient:
             raise KeyboardInterrupt
         self.requested = True
 

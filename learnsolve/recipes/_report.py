@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ def versions() -> dict[str, Any]:
     return {**learnsolve.config(), **{name: need(name).__version__ for name in ("matplotlib", "safetensors")}}
 
 
-def write_report(folder: Path, name: str, recipe: Recipe, steps: int, seconds: float) -> Outcome:
-    """Evaluate the trained recipe, and write report.json and the pictures."""
+def write_report(
+    folder: Path, name: str, recipe: Recipe, steps: int, seconds: float, training: Mapping[str, Any]
+) -> Outcome:
+    """Evaluate the trained recipe, and write report.json (with `training`) and the pictures."""
     history = read_metrics(folder)
     outcome = recipe.outcome()
     report = {
@@ -30,6 +33,7 @@ def write_report(folder: Path, name: str, recipe: Recipe, steps: int, seconds: f
         **outcome.numbers,
         "seconds": seconds,
         "seconds_per_step": seconds / max(steps, 1),
+        **training,
         "versions": versions(),
     }
     for file_name, figure in recipe.figures(history, outcome):

@@ -39,4 +39,6 @@ def normal_vectors(
     for index in indices:
         generator.manual_seed(stream_seed(seed, stream, step, index))
         columns.append(torch.randn(n, generator=generator, dtype=torch.float64).to(dtype))
+    if not columns:
+        return torch.empty((n, 0), dtype=dtype, device=device)
     return torch.stack(columns, dim=1).to(device)

@@ -142,9 +142,11 @@ class Recipe:
     columns : names of further columns of metrics.csv, for the numbers that `measure` returns
     model : torch.nn.Module whose parameters are learned and whose state_dict is saved
     files : names of further files that `outcome` gives as texts
-    finished : True ends the training before --steps
+    finished : True ends the training before --steps; where several processes train, only the first one
+        evaluates, and it is enough that one of them sets this
     lower_bound : a loss below it (beyond rounding) means that the task is ill-posed; the run then stops
     advice : what to try when the loss diverges
+    alone : what to do instead of training it in several processes, which only a `VectorRecipe` can
     """
 
     Settings: ClassVar[type[RunSettings]] = RunSettings
@@ -154,6 +156,7 @@ class Recipe:
     model: torch.nn.Module
     lower_bound: float = -math.inf
     advice: str = "try a smaller --lr"
+    alone: ClassVar[str] = "start it without torchrun"
 
     def __init__(self, settings: Any):
         """Build matrix, model and data; SettingError for what cannot work."""

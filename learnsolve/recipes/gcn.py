@@ -120,6 +120,10 @@ class GcnRecipe(Recipe):
     columns = _gcn_outcome.COLUMNS
     model: GCN
     lower_bound = 0.0
+    alone = (
+        "start it without torchrun: --seeds N trains N initialisations side by side, and runs with other "
+        "--seed can go at the same time"
+    )
 
     def __init__(self, settings: GcnSettings):
         self.settings = settings

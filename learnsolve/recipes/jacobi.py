@@ -18,8 +18,10 @@ from learnsolve.ops.quadratic_form import quadratic_form
 from learnsolve.recipes import _jacobi_outcome, _problem
 from learnsolve.recipes._definite import check_energy
 from learnsolve.recipes._memory import free_memory
+from learnsolve.recipes._parallel import share
 from learnsolve.recipes._vectors import HELD_OUT, TRAINING, normal_vectors
-from learnsolve.recipes.base import History, Outcome, Recipe, RunSettings, SettingError, at_least
+from learnsolve.recipes.base import History, Outcome, RunSettings, SettingError, at_least
+from learnsolve.recipes.vector_recipe import VectorRecipe, VectorSettings
 
 IDENTITY_LIMIT = 4096  # unknowns: n columns of n numbers, 128 MiB in float64, and a few times that at work
 BUFFERS = 6  # arrays of the test vectors' size that a step holds, as measured
@@ -27,7 +29,7 @@ HELD_OUT_VECTORS = 100
 
 
 @dataclass
-class JacobiSettings(RunSettings):
+class JacobiSettings(VectorSettings):
     """Learn one weight w_i for every row of x <- x + w D^-1 (b - A x).
 
     The loss is the energy e^T A e of the error that one sweep leaves of a random vector from N(0, I), as the
@@ -73,7 +75,7 @@ class JacobiSettings(RunSettings):
         at_least("held_out", self.held_out, 1)
 
 
-class JacobiRecipe(Recipe):
+class JacobiRecipe(VectorRecipe):
     """One weight a row; see `JacobiSettings`."""
 
     Settings: ClassVar[type[RunSettings]] = JacobiSettings
@@ -91,18 +93,22 @@ class JacobiRecipe(Recipe):
         self.model = solvers.Jacobi(weight, iterations=settings.sweeps)
         # All vectors are divided by the root of their number: the sum of their energies is then the mean,
         # without an operation for it in every step. The columns of I need no division: E e e^T = I.
-        count = settings.test_vectors
-        if isinstance(count, str):
-            self.test_vectors = torch.eye(n, dtype=self.A.dtype, device=self.A.device)
+        self.count = n if isinstance(settings.test_vectors, str) else settings.test_vectors
+        self.indices = share(self.count)
+        if isinstance(settings.test_vectors, str):
+            rows = torch.arange(n, device=self.A.device).unsqueeze(1)
+            own = torch.arange(self.indices.start, self.indices.stop, device=self.A.device)
+            self.test_vectors = (rows == own).to(self.A.dtype)
         else:
-            self.test_vectors = self._normal(count, TRAINING, 0)
+            self.test_vectors = self._normal(self.indices, self.count, TRAINING, 0)
         self._zeros = torch.zeros_like(self.test_vectors)
-        self.held_out = self._normal(settings.held_out or 1, HELD_OUT, 0)
+        held_out = settings.held_out or 1
+        self.held_out = self._normal(range(held_out), held_out, HELD_OUT, 0)
 
-    def _normal(self, count: int, stream: int, step: int) -> Tensor:
+    def _normal(self, indices: range, count: int, stream: int, step: int) -> Tensor:
         vectors = normal_vectors(
             self.A.shape[0],
-            range(count),
+            indices,
             seed=self.settings.seed,
             stream=stream,
             step=step,
@@ -118,11 +124,21 @@ class JacobiRecipe(Recipe):
     def optimizer(self) -> torch.optim.Optimizer:
         return torch.optim.Adam(self.model.parameters(), lr=self.settings.lr)
 
-    def loss(self, step: int) -> Tensor:
-        E = self.test_vectors
+    def vectors(self, step: int) -> Tensor:
         if self.settings.resample and step > 0:
-            E = self._normal(E.shape[1], TRAINING, step)
-        return quadratic_form(self.A, self.model(self.A, self._zeros, E).x, symmetric=True)
+            return self._normal(self.indices, self.count, TRAINING, step)
+        return self.test_vectors
+
+    def total(self, vectors: Tensor, step: int) -> Tensor:
+        return quadratic_form(self.A, self._swept(vectors), symmetric=True)
+
+    def losses(self, vectors: Tensor, step: int) -> Tensor:
+        x = self._swept(vectors)
+        return (x * (self.A @ x)).sum(0)
+
+    def _swept(self, E: Tensor) -> Tensor:
+        zeros = self._zeros if E.shape == self._zeros.shape else torch.zeros_like(E)
+        return self.model(self.A, zeros, E).x
 
     def evaluate(self) -> float:
         return self.held_out_energy(self.weight)

@@ -14,6 +14,7 @@ from learnsolve import _check
 from learnsolve._plain import outside_of_graphs
 from learnsolve.ops._autograd import tracked
 from learnsolve.solvers import _units
+from learnsolve.solvers._compiled_cg import compiled_cg, compiled_form
 from learnsolve.solvers._implicit import Found, Implicit, transformed
 from learnsolve.solvers._loop import Criterion, Method, ResidualNorm, iterate
 from learnsolve.solvers._operator import Matrix, Operator, as_operator, as_preconditioner
@@ -75,6 +76,8 @@ def solve(
     refuse_what_has_no_implicit_gradient(name, operator, options.M, M, x0, B)
     adjoint_M = lambda: _adjoint_preconditioner(name, options, M, b, symmetric, transposed_M)  # noqa: E731
     adjoint_rtol = rtol if options.adjoint_rtol is None else options.adjoint_rtol
+    if getattr(method, "compiled", False) and options.callback is None:
+        solver = replace(solver, form=compiled_form(operator, options.M, B))
     linear = replace(
         solver,
         callback=None,
@@ -100,6 +103,7 @@ class Solver:
     throw: bool
     callback: Callable | None = None
     turned_M: Callable[[], Any] | None = None  # makes the preconditioner of A^T
+    form: tuple | None = None  # of M, where the compiled loop of conjugate gradients takes it
 
     def with_parameters(self, parameters: tuple[Tensor, ...]) -> Solver:
         return replace(self, A=self.A.with_parameters(parameters))
@@ -107,6 +111,12 @@ class Solver:
     def iterate(self, b: Tensor, x0: Tensor | None, segments: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """x, norms, codes; in units where sizes are extraordinary."""
         units = _units.choose(self.A, b)
+        if units is None and self.form is not None and not segments:
+            found = compiled_cg(
+                self.method, self.A, self.M, self.form, b, x0, self.criterion(1), self.maxiter
+            )
+            if found is not None:
+                return found
         if units is None:
             call = None if self.callback is None else self._told(1, 1)
             return iterate(

@@ -33,6 +33,7 @@ class ConjugateGradients:
 
     def __init__(self, flexible: bool = False):
         self.flexible = flexible
+        self.compiled = not flexible  # for `_compiled_cg`
 
     def start(self, A: Any, M: Any, x: Tensor, r: Tensor, running: Tensor) -> State:
         z = r if M is None else M(r)

@@ -6,6 +6,7 @@ form, with every sign made +, evaluated at |inputs| gives the sums sum |a||x| of
 ones the number of terms; the same holds for its derivatives.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,6 +42,15 @@ class Case:
         return self.shapes(*P.shape, P.nnz)
 
 
+def moved(case: Case, device: str) -> Case:
+    """The same operation on `device`, for inputs and results on the CPU."""
+
+    def sparse(P, *inputs):
+        return case.sparse(P.to(device), *(t.to(device) for t in inputs)).to("cpu")
+
+    return dataclasses.replace(case, name=f"{case.name}, {device}", sparse=sparse)
+
+
 def _vector_product(D: Tensor, x: Tensor) -> Tensor:
     return (D @ x.unsqueeze(-1)).squeeze(-1)
 
@@ -58,7 +68,7 @@ def _shuffle(nnz: int) -> tuple[Tensor, Tensor]:
 def _from_coo(P: ls.SparsityPattern, w: Tensor) -> Tensor:
     """Every entry of P as two triples, in random order."""
     order, _ = _shuffle(P.nnz)
-    rows, columns = (torch.from_numpy(np.tile(a, 2)).to(P.dtype)[order] for a in coordinates(P))
+    rows, columns = (torch.from_numpy(np.tile(a, 2)).to(P.dtype)[order].to(P.device) for a in coordinates(P))
     return CSR.from_coo(rows, columns, w, P.shape).values
 
 
@@ -142,9 +152,8 @@ def _dense_galerkin(P, v, w):
 
 def _pattern_at(P: ls.SparsityPattern, rows: np.ndarray, columns: np.ndarray) -> ls.SparsityPattern:
     with plain_tensors():  # the first use may be inside of a transformation
-        return pattern_of(
-            scipy.sparse.coo_array((np.ones(len(rows)), (rows, columns)), shape=P.shape), P.dtype
-        )
+        S = scipy.sparse.coo_array((np.ones(len(rows)), (rows, columns)), shape=P.shape)
+        return pattern_of(S, P.dtype).to(P.device)
 
 
 @functools.lru_cache(maxsize=64)

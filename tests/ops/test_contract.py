@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from ops.cases import CASES, Case
+from ops.cases import CASES, Case, moved
 from reference import (
     assert_within,
     gradients,
@@ -18,7 +18,17 @@ from reference import (
 from torch.autograd import gradcheck, gradgradcheck
 
 STRUCTURES = structures()
-every_case = pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+ON_DEVICE = [moved(case, "cuda") for case in CASES] if torch.cuda.is_available() else []
+every_case = pytest.mark.parametrize("case", CASES + ON_DEVICE, ids=lambda c: c.name)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: the cases run on the CPU alone")
+def test_every_case_runs_on_the_device():
+    """On CUDA tensors all tests below are those of the CPU: inputs go there and results come back."""
+    P = small_pattern()
+    for case, there in zip(CASES, ON_DEVICE, strict=True):
+        inputs = inputs_for(case.shapes_on(P))
+        torch.testing.assert_close(there.sparse(P, *inputs), case.sparse(P, *inputs), rtol=1e-12, atol=1e-12)
 
 
 @every_case

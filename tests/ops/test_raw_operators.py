@@ -123,8 +123,8 @@ def incomplete_plan(P, kind):
     Q = incomplete_pattern(P.dtype)
     plan = plan_of(Q, kind)
     entries = plan.lower.nnz + sum(U.nnz for U in plan.upper)
-    arrays = tuple(t.to(P.dtype) for t in plan.elimination[:-1])
-    return (*arrays, plan.cholesky), Q, entries
+    arrays = tuple(t.to(P.dtype) for t in plan.elimination[:6])
+    return (*arrays, *plan.elimination[6:]), Q, entries
 
 
 def incomplete_factor_arguments(P, dtype):

@@ -145,7 +145,8 @@ def test_a_callback_stops(name, mode):
     solution.x.sum().backward()  # in which nobody is called
     assert seen == [1, 2, 3]
     again = run(name, A, b, maxiter=3, gradient=mode)
-    assert torch.equal(again.x, solution.x)
+    # To rounding: without a callback cg has a compiled loop.
+    torch.testing.assert_close(again.x, solution.x, rtol=1e-13, atol=1e-14)
     if mode != "implicit":
         (g,) = torch.autograd.grad(again.x.sum(), b)
         torch.testing.assert_close(g, b.grad)

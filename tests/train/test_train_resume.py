@@ -18,6 +18,8 @@ from learnsolve.recipes.jacobi import JacobiRecipe
 SETTINGS = {
     "fixed": [],
     "resampled": ["--resample"],
+    "hardest": ["--hard_fraction", "0.25"],
+    "hardest, one pass": ["--resample", "--hard_fraction", "0.25", "--hard_pass", "one"],
     "float32, 2D": ["--dtype", "float32", "--problem.shape", "[5,4]"],
 }
 
@@ -195,6 +197,7 @@ def test_what_would_change_the_run_is_refused_and_the_run_left_alone(run, capsys
         "--resample": "true",
         "--sweeps": 2,
         "--evaluate_every": 3,
+        "--hard_fraction": 0.5,
         "--steps": 2,
         "--out": "elsewhere",
     }.items():

@@ -1,0 +1,186 @@
+"""What kernels need to know of a pattern, computed on the device where the pattern lies.
+
+The twin of `learnsolve._analysis` for CUDA tensors: sorts, searches and prefix sums of torch, which are CUB's
+on a CUDA device, so that nothing goes over the host but a few sizes. Once for each pattern, O(nnz) or as a
+radix sort of it. All functions work on any device, and are tested on the CPU.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+STRETCH = 896  # items of the merge path to a block of threads: csrc/kernels/row_pass_launch.cuh
+UNION_CHUNK = 8192  # csrc/kernels/union_plan.h
+
+everywhere = False  # CPU tensors too: for tests of the CUDA operators compiled for the host
+
+# A row of this many entries holds up the few threads that have it, unless all rows are as long. Not measured.
+_LONG_ROW = 1024
+
+
+def here(t: Tensor) -> bool:
+    """Are patterns with this array analysed here, and not by `learnsolve._analysis` on the host?"""
+    return everywhere or not t.is_cpu
+
+
+def is_valid(crow: Tensor, col: Tensor, columns: int) -> bool:
+    """Are these the arrays of a pattern (analysis/pattern.h, `validate`)? Waits for the device, once."""
+    nnz = len(col)
+    starts = torch.zeros(nnz + 1, dtype=torch.bool, device=col.device)
+    starts[crow.clamp(0, nnz).long()] = True
+    good = (crow[0] == 0) & (crow[-1] == nnz) & (crow[1:] >= crow[:-1]).all()
+    good = good & ((col >= 0) & (col < columns)).all()
+    return bool(good & ((col[1:] > col[:-1]) | starts[1:-1]).all())
+
+
+def row_indices(crow: Tensor, nnz: int) -> Tensor:
+    """Row of each entry."""
+    rows = torch.arange(len(crow) - 1, dtype=crow.dtype, device=crow.device)
+    return torch.repeat_interleave(rows, crow.diff(), output_size=nnz)
+
+
+def transpose(crow: Tensor, col: Tensor, columns: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(crow, col, permutation) of the transposed pattern. The sort is stable: rows come in order."""
+    by_column, permutation = torch.sort(col, stable=True)
+    ends = torch.arange(columns + 1, dtype=col.dtype, device=col.device)
+    starts = torch.searchsorted(by_column, ends).to(col.dtype)
+    return starts, row_indices(crow, len(col))[permutation], permutation.to(col.dtype)
+
+
+def diagonal_positions(crow: Tensor, col: Tensor, columns: int) -> Tensor:
+    """Place of entry (i, i), -1 where there is none."""
+    n = min(len(crow) - 1, columns)
+    rows = row_indices(crow, len(col))
+    places = torch.arange(len(col), dtype=col.dtype, device=col.device)
+    # What is not on the diagonal goes to a place of its own, one too many.
+    at = torch.full((n + 1,), -1, dtype=col.dtype, device=col.device)
+    at[torch.where(rows == col, rows, n).long()] = places
+    return at[:n].clone()
+
+
+def row_schedule(crow: Tensor, nnz: int) -> Tensor:
+    """How rows are dealt out (csrc/kernels/merge_path.cuh): one line, (rows, nnz), if each row goes to a few
+    threads; for rows of very different lengths the points of the merge path that cut it into stretches."""
+    rows = len(crow) - 1
+    end = torch.tensor([[rows, nnz]], dtype=crow.dtype, device=crow.device)
+    if rows == 0 or nnz == 0:
+        return end
+    longest, mean = int(crow.diff().max()), nnz / rows
+    if longest < _LONG_ROW and longest <= max(256, 8 * mean):
+        return end
+    return merge_path(crow, nnz)
+
+
+def merge_path(crow: Tensor, nnz: int) -> Tensor:
+    """(row, entry) of every STRETCH-th item of the path, and of its end."""
+    rows = len(crow) - 1
+    ends = crow[1:].long() + torch.arange(rows, device=crow.device)  # row i ends with item crow[i + 1] + i
+    at = torch.arange(0, rows + nnz, STRETCH, device=crow.device)
+    at = torch.cat((at, torch.tensor([rows + nnz], device=crow.device)))
+    row = torch.searchsorted(ends, at)
+    return torch.stack((row, at - row), 1).to(crow.dtype)
+
+
+class Union(NamedTuple):
+    """csrc/kernels/union_plan.h"""
+
+    crow: Tensor
+    col: Tensor
+    codes: Tensor
+    starts: Tensor
+
+
+def merge_patterns(
+    a_crow: Tensor, a_col: Tensor, b_crow: Tensor, b_col: Tensor, columns: int, dtype: torch.dtype
+) -> Union:
+    """The union of two patterns of one shape."""
+    rows, device = len(a_crow) - 1, a_crow.device
+    a, b = _keys(a_crow, a_col, columns), _keys(b_crow, b_col, columns)
+    keys = torch.unique(torch.cat((a, b)))
+    nnz = len(keys)
+    chunks = -(-nnz // UNION_CHUNK)
+    bounds = (torch.arange(chunks + 1, device=device) * UNION_CHUNK).clamp(max=nnz)
+    quads = torch.zeros((-(-nnz // 4), 4), dtype=torch.uint8, device=device)
+    starts = []
+    for side, operand in enumerate((a, b)):
+        at = torch.searchsorted(keys, operand)
+        here = torch.zeros(quads.numel(), dtype=torch.uint8, device=device)
+        here[at] = 1
+        quads |= here.reshape(quads.shape) << (4 * side)
+        starts.append(torch.searchsorted(at, bounds))
+    weights = torch.tensor([1, 2, 4, 8], dtype=torch.uint8, device=device)
+    codes = (quads * weights).sum(1, dtype=torch.uint8)
+    crow, col = _from_keys(keys, rows, columns)
+    return Union(crow.to(dtype), col.to(dtype), codes, torch.stack(starts, 1).to(dtype))
+
+
+class ProductPlan(NamedTuple):
+    """csrc/kernels/spgemm.cuh"""
+
+    crow: Tensor | None  # of the product, if it is not given
+    col: Tensor | None
+    positions: Tensor
+    first: Tensor
+    pairs: Tensor
+    pair_starts: Tensor
+    incomplete: bool
+
+
+def first_products(a_col: Tensor, b_crow: Tensor) -> Tensor:
+    """Number of the first product of each entry of A, and how many there are: int64, one more than A has."""
+    first = torch.zeros(len(a_col) + 1, dtype=torch.int64, device=a_col.device)
+    torch.cumsum(b_crow.diff()[a_col.long()], 0, dtype=torch.int64, out=first[1:])
+    return first
+
+
+def product_plan(
+    a_crow: Tensor,
+    a_col: Tensor,
+    b_crow: Tensor,
+    b_col: Tensor,
+    columns: int,
+    first: Tensor,
+    products: int,
+    mask: tuple[Tensor, Tensor] | None,
+) -> ProductPlan:
+    """All products of A B, sorted by their places: by one radix sort, of a key of eight bytes for each. Fewer
+    than 2^31 products and entries."""
+    rows, device = len(a_crow) - 1, a_crow.device
+    p = torch.repeat_interleave(torch.arange(len(a_col), device=device), first.diff(), output_size=products)
+    q = torch.arange(products, device=device) + (b_crow.long()[a_col.long()] - first[:-1])[p]
+    keys = row_indices(a_crow, len(a_col)).long()[p] * columns + b_col.long()[q]
+    keys, order = torch.sort(keys, stable=True)
+    crow = col = None
+    if mask is None:
+        wanted, place = torch.unique_consecutive(keys, return_inverse=True)
+        crow, col = _from_keys(wanted, rows, columns)
+        incomplete = False
+    else:
+        wanted = _keys(*mask, columns)
+        place = torch.searchsorted(wanted, keys)
+        if len(wanted):
+            found = wanted[place.clamp(max=len(wanted) - 1)] == keys
+        else:
+            found = torch.zeros_like(keys, dtype=torch.bool)
+        place = torch.where(found, place, -1)
+        incomplete = not bool(found.all())
+    positions = torch.empty(products, dtype=torch.int32, device=device)
+    positions[order] = place.int()
+    if incomplete:
+        order, keys = order[place >= 0], keys[place >= 0]
+    pairs = torch.stack((p[order], q[order]), 1).int()
+    # Every wanted entry begins where its key does; the last line is the number of pairs.
+    ends = torch.searchsorted(keys, wanted)
+    pair_starts = torch.cat((ends, torch.tensor([len(order)], device=device)))
+    return ProductPlan(crow, col, positions, first, pairs, pair_starts, incomplete)
+
+
+def _keys(crow: Tensor, col: Tensor, columns: int) -> Tensor:
+    """Row and column of each entry as one number, in increasing order."""
+    return row_indices(crow, len(col)).long() * columns + col.long()
+
+
+def _from_keys(keys: Tensor, rows: int, columns: int) -> tuple[Tensor, Tensor]:
+    starts = torch.arange(rows + 1, device=keys.device) * columns
+    return torch.searchsorted(keys, starts), keys % max(columns, 1)

@@ -1,0 +1,281 @@
+"""The CUDA operators: rows of all lengths, alignment, determinism; on a device streams, graphs, large sizes.
+
+Runs on a CUDA device or, without its last part, with the operators compiled for the host (tests/conftest.py).
+"""
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+from reference import assert_within, normal, pattern_of
+
+import learnsolve as ls
+from learnsolve import _device_analysis
+
+ON_HOST = _device_analysis.everywhere
+if not (ON_HOST or torch.cuda.is_available()):
+    pytest.skip("no CUDA device, and no operators compiled for the host", allow_module_level=True)
+
+DEVICE = torch.device("cpu" if ON_HOST else "cuda")
+needs_a_device = pytest.mark.skipif(ON_HOST, reason="needs a CUDA device")
+
+
+def skewed(kind: str) -> scipy.sparse.csr_array:
+    """Rows that sub-warps would be held up by: several stretches of the merge path."""
+    rng = np.random.default_rng(0)
+    lengths = {
+        "one giant row": np.where(np.arange(400) == 123, 3000, 2),
+        "all in the last row": np.where(np.arange(50) == 49, 4000, 0),
+        "one row": np.array([3500]),
+        "empty rows and long ones": np.where(np.arange(3000) % 700 == 5, 1500, np.arange(3000) % 3),
+        "even": np.full(2000, 5),
+    }[kind]
+    columns = [np.sort(rng.choice(4000, size=n, replace=False)) for n in lengths]
+    indptr = np.concatenate(([0], np.cumsum(lengths)))
+    S = scipy.sparse.csr_array(
+        (np.ones(indptr[-1]), np.concatenate(columns), indptr), shape=(len(lengths), 4000)
+    )
+    S.data = rng.standard_normal(S.nnz)
+    return S
+
+
+SKEWED = ("one giant row", "all in the last row", "one row", "empty rows and long ones", "even")
+every_skewed = pytest.mark.parametrize("kind", SKEWED)
+
+
+def results(S, dtype, index, tail, transpose):
+    """Product and both gradients on the device; by SciPy; the sums of their terms' magnitudes; how many."""
+    P = pattern_of(S, index).to(DEVICE)
+    v = torch.from_numpy(S.data).to(dtype)
+    x = normal((S.shape[0 if transpose else 1], *tail), dtype, seed=2)
+    g = normal((S.shape[1 if transpose else 0], *tail), dtype, seed=3)
+    a, b = (t.clone().to(DEVICE).requires_grad_() for t in (v, x))
+    y = ls.ops.spmm(ls.CSR(a, P), b, transpose=transpose)
+    found = [y.detach(), *torch.autograd.grad(y, (a, b), g.to(DEVICE))]
+    rows = np.repeat(np.arange(S.shape[0]), np.diff(S.indptr))
+    rows, columns = (S.indices, rows) if transpose else (rows, S.indices)
+
+    def by_scipy(v, x, g):
+        A = scipy.sparse.csr_array((v, S.indices, S.indptr), shape=S.shape)
+        A = A.T if transpose else A
+        gv = g[rows] * x[columns]
+        return [torch.from_numpy(np.asarray(t)) for t in (A @ x, gv.sum(-1) if tail else gv, A.T @ g)]
+
+    exact = [t.double().numpy() for t in (v, x, g)]
+    wanted = by_scipy(*exact)
+    magnitude = by_scipy(*(np.abs(t) for t in exact))
+    terms = by_scipy(*(np.ones_like(t) for t in exact))
+    return found, wanted, magnitude, terms
+
+
+@pytest.mark.parametrize("transpose", [False, True])
+@pytest.mark.parametrize("tail", [(), (1,), (3,), (8,), (40,)], ids=str)
+@every_skewed
+def test_rows_of_all_lengths(kind, tail, transpose):
+    S = skewed(kind)
+    for dtype, index in ((torch.float32, torch.int32), (torch.float64, torch.int64)):
+        for name, found, *reference in zip("ygx", *results(S, dtype, index, tail, transpose), strict=True):
+            assert_within(found.cpu(), *reference, f"{name}, {kind}, {dtype}")
+
+
+@every_skewed
+def test_long_rows_are_scheduled(kind):
+    P = pattern_of(skewed(kind)).to(DEVICE)
+    everything = _device_analysis._LONG_ROW == 0  # tests/conftest.py
+    assert (len(P.row_blocks) > 1) == (kind != "even" or everything)
+
+
+@every_skewed
+def test_batches_of_long_rows(kind):
+    """A batch of values, of vectors or of both gives what its members do."""
+    S = skewed(kind)
+    P = pattern_of(S, torch.int32).to(DEVICE)
+    for k in (1, 4):
+        v, x = normal((3, P.nnz)).to(DEVICE), normal((3, S.shape[1], k), seed=1).to(DEVICE)
+        g = normal((3, S.shape[0], k), seed=2).to(DEVICE)
+        for a, b in ((v, x), (v, x[0]), (v[0], x)):
+            a, b = a.clone().requires_grad_(), b.clone().requires_grad_()
+            singles = [
+                ls.CSR(a[i] if a.dim() == 2 else a, P) @ (b[i] if b.dim() == 3 else b) for i in range(3)
+            ]
+            y, wanted = ls.CSR(a, P) @ b, torch.stack(singles)
+            torch.testing.assert_close(y, wanted, rtol=1e-11, atol=1e-11)
+            for found, w in zip(
+                torch.autograd.grad(y, (a, b), g), torch.autograd.grad(wanted, (a, b), g), strict=True
+            ):
+                torch.testing.assert_close(found, w, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("k", [1, 4, 24])
+@every_skewed
+def test_any_alignment(kind, k):
+    """Arrays that begin anywhere: no load of 16 bytes may fall on an address that is not a multiple of 16."""
+    P = pattern_of(skewed(kind), torch.int32).to(DEVICE)
+    v, x = normal((P.nnz,), torch.float32).to(DEVICE), normal((P.shape[1], k), torch.float32).to(DEVICE)
+    wanted = ls.CSR(v, P) @ x
+
+    def shifted(t):
+        buffer = torch.full((t.numel() + 1,), torch.nan, dtype=t.dtype, device=t.device)
+        buffer[1:] = t.flatten()
+        return buffer[1:].view(t.shape)
+
+    crow, col = (t.new_zeros(len(t) + 1) for t in (P.crow_indices, P.col_indices))
+    crow[1:], col[1:] = P.crow_indices, P.col_indices
+    Q = ls.SparsityPattern(crow[1:], col[1:], P.shape)
+    for pattern, a, b in ((P, shifted(v), x), (P, v, shifted(x)), (Q, v, x), (Q, shifted(v), shifted(x))):
+        found = ls.CSR(a, pattern) @ b
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-4)
+
+
+def operations():
+    """Every operation once, with its gradients: functions without arguments, all on prepared tensors."""
+    S = skewed("empty rows and long ones")
+    P = pattern_of(S, torch.int32).to(DEVICE)
+    R = ls.problems.poisson((12, 11)).pattern.to(DEVICE)
+    Q = pattern_of(scipy.sparse.random_array(R.shape, density=0.05, rng=np.random.default_rng(1))).to(DEVICE)
+    v, x = normal((P.nnz,)).to(DEVICE).requires_grad_(), normal((P.shape[1],)).to(DEVICE).requires_grad_()
+    X = normal((P.shape[1], 6)).to(DEVICE).requires_grad_()
+    U = normal((P.shape[0], 6), seed=3).to(DEVICE).requires_grad_()
+    a, b = (normal((R.nnz,), seed=s).to(DEVICE).requires_grad_() for s in (4, 5))
+    q = normal((Q.nnz,), seed=6).to(DEVICE).requires_grad_()
+    c, f = (normal(s, seed=7).to(DEVICE).requires_grad_() for s in ((3, 3), (2, 20, 30)))
+    made = {
+        "spmv": (lambda: ls.CSR(v, P) @ x, (v, x)),
+        "spmm": (lambda: ls.CSR(v, P) @ X, (v, X)),
+        "spmm transpose": (lambda: ls.ops.spmm(ls.CSR(v, P), U, transpose=True), (v, U)),
+        "sddmm": (lambda: ls.ops.sddmm(U, X, P), (U, X)),
+        "transpose": (lambda: ls.CSR(v, P).T.values, (v,)),
+        "add": (lambda: ls.ops.add(ls.CSR(a, R), ls.CSR(q, Q.to(dtype=R.dtype))).values, (a, q)),
+        "spgemm": (lambda: ls.ops.spgemm(ls.CSR(a, R), ls.CSR(b, R)).values, (a, b)),
+        "spgemm mask": (lambda: ls.ops.spgemm(ls.CSR(a, R), ls.CSR(b, R), mask=R).values, (a, b)),
+        "stencil": (lambda: ls.ops.stencil(c, f, boundary="periodic"), (c, f)),
+    }
+
+    def both(function, inputs):
+        def run():
+            out = function()
+            return [out.detach(), *torch.autograd.grad(out, inputs, torch.ones_like(out))]
+
+        return run
+
+    return {name: both(*row) for name, row in made.items()}
+
+
+OPERATIONS = (
+    "spmv",
+    "spmm",
+    "spmm transpose",
+    "sddmm",
+    "transpose",
+    "add",
+    "spgemm",
+    "spgemm mask",
+    "stencil",
+)
+every_operation = pytest.mark.parametrize("name", OPERATIONS)
+
+
+@every_operation
+def test_same_bits_on_every_run(name):
+    run = operations()[name]
+    wanted = run()
+    for _ in range(5):
+        assert all(torch.equal(a, b) for a, b in zip(run(), wanted, strict=True))
+
+
+@needs_a_device
+@every_operation
+def test_no_call_waits_for_the_device(name):
+    run = operations()[name]
+    run()  # makes the plans
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        run()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@needs_a_device
+@every_operation
+def test_captured_in_a_graph(name):
+    run = operations()[name]
+    wanted = run()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        run()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = run()
+    for t in captured:
+        t.fill_(torch.nan)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(a, b) for a, b in zip(captured, wanted, strict=True))
+
+
+@needs_a_device
+def test_a_plan_is_not_made_during_capture():
+    P = pattern_of(skewed("even")).to(DEVICE)
+    A, x = ls.CSR(torch.ones(P.nnz, device=DEVICE), P), torch.ones(P.shape[1], device=DEVICE)
+    with (
+        pytest.raises(RuntimeError, match=r"captured in a CUDA graph before .* Run it once"),
+        torch.cuda.graph(torch.cuda.CUDAGraph()),
+    ):
+        A @ x
+
+
+@needs_a_device
+@every_operation
+def test_on_another_stream(name):
+    """Plans made on one stream, used on another that is behind work of its own."""
+    run = operations()[name]
+    wanted = run()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(10_000_000)
+        found = run()
+    stream.synchronize()
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+@needs_a_device
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_on_a_device_that_is_not_the_current_one():
+    A, x = ls.problems.poisson((40, 40)), normal((1600,))
+    B = A.to("cuda:1")
+    with torch.cuda.device(0):
+        y = B @ x.to("cuda:1")
+    assert y.device == torch.device("cuda:1")
+    torch.testing.assert_close(y.cpu(), A @ x)
+
+
+@needs_a_device
+def test_tensors_of_two_devices_are_refused():
+    A = ls.problems.poisson((5,)).to(DEVICE)
+    crow, col, _, blocks = A.pattern._structure(False)
+    with pytest.raises(RuntimeError, match="csr_spmm: all tensors must be on one device"):
+        torch.ops.learnsolve.csr_spmm(
+            crow.cpu(), col, None, blocks, A.values, torch.ones(5, device=DEVICE).double()
+        )
+
+
+@needs_a_device
+@pytest.mark.slow
+def test_more_numbers_than_int32_counts():
+    """n k beyond 2^31 with int32 indices."""
+    n, k = 2**20 + 3, 2**11 + 8
+    needed = 3 * n * k * 4
+    if torch.cuda.mem_get_info()[0] < 1.2 * needed:
+        pytest.skip(f"needs {needed / 2**30:.0f} GiB of device memory")
+    A = ls.problems.poisson((n,), dtype=torch.float32)
+    A = ls.CSR(A.values, A.pattern.to(dtype=torch.int32)).to(DEVICE)
+    x = torch.ones(n, k, device=DEVICE)
+    y = A @ x
+    assert float(y[1:-1].abs().max()) == 0
+    assert (y[0] == 1).all()
+    assert (y[-1] == 1).all()
+    values = ls.ops.sddmm(x, x, A.pattern)
+    assert bool((values == k).all())

@@ -1,0 +1,161 @@
+"""cg to a tolerance by the compiled loop, beside the general one."""
+
+import pytest
+import torch
+from preconditioners.cases import spd
+from reference import normal
+
+import learnsolve as ls
+from learnsolve.solvers import _solve
+
+P = ls.preconditioners
+FORMS = {"none": lambda A: None, "Jacobi": P.Jacobi, "IC0": P.IC0, "FSAI": lambda A: _frozen(A)}
+
+
+def _frozen(A):
+    return P.ApproximateInverse.initialise_from(A).requires_grad_(False)
+
+
+@pytest.fixture
+def used(monkeypatch):
+    """The calls of the compiled loop that found something."""
+    calls, real = [], _solve.compiled_cg
+
+    def spy(*args):
+        found = real(*args)
+        calls.append(found is not None)
+        return found
+
+    monkeypatch.setattr(_solve, "compiled_cg", spy)
+    return calls
+
+
+def general(monkeypatch, solve):
+    with monkeypatch.context() as patch:
+        patch.setattr(_solve, "compiled_form", lambda *_: None)
+        return solve()
+
+
+def agree(ours, theirs, rtol=1e-9):
+    assert ours.statuses == theirs.statuses
+    assert ours.iterations == theirs.iterations
+    torch.testing.assert_close(ours.x, theirs.x, rtol=rtol, atol=1e-12)
+    torch.testing.assert_close(ours.residual_norms, theirs.residual_norms, rtol=1e-6, atol=1e-11)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("shape", [(20,), (20, 3), (2, 20, 3), (2, 2, 20, 1)], ids=str)
+@pytest.mark.parametrize("start", [False, True], ids=["zero", "x0"])
+def test_the_same_as_the_general_loop(form, shape, start, used, monkeypatch):
+    A = spd()
+    M, b = FORMS[form](A), normal(shape)
+    x0 = normal(shape, seed=5) if start else None
+    solve = lambda: ls.solvers.cg(A, b, x0, M=M, rtol=1e-6)  # noqa: E731
+    ours = solve()
+    assert used == [True]
+    agree(ours, general(monkeypatch, solve), 1e-7)
+
+
+@pytest.mark.parametrize("lead", [(3,), (2, 3)], ids=str)
+def test_a_batch_of_matrices(lead, used, monkeypatch):
+    A = spd()
+    A = A.with_values(A.values * (1 + torch.rand(*lead, 1, dtype=torch.float64)))
+    b = normal((*lead, 20, 2))
+    solve = lambda: ls.solvers.cg(A, b, rtol=1e-8)  # noqa: E731
+    ours = solve()
+    assert used == [True]
+    agree(ours, general(monkeypatch, solve))
+
+
+def test_columns_have_their_own_ends(used, monkeypatch):
+    """Zero, solved at the start, ordinary (or short of iterations), not finite."""
+    A = spd()
+    easy = torch.zeros(20, dtype=torch.float64)
+    x = normal((20,), seed=4)
+    b = torch.stack((easy, A @ x, normal((20,)), torch.full((20,), torch.nan, dtype=torch.float64)), dim=1)
+    x0 = torch.stack((x, x, 0 * x, 0 * x), dim=1)
+    for maxiter in (3, None):
+        solve = lambda m=maxiter: ls.solvers.cg(A, b, x0, rtol=1e-9, maxiter=m)  # noqa: E731
+        ours, theirs = solve(), general(monkeypatch, solve)
+        assert ours.statuses == theirs.statuses
+        assert [s.name for s in ours.statuses][:2] == ["CONVERGED", "CONVERGED"]
+        assert ours.statuses[3].name == "NON_FINITE"
+        assert ours.statuses[2].name == ("CONVERGED" if maxiter is None else "MAX_ITERATIONS")
+        torch.testing.assert_close(ours.x[:, :3], theirs.x[:, :3], rtol=1e-9, atol=1e-10)
+        assert torch.equal(ours.x[:, 0], easy)
+    assert used
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_indefinite_is_named(sign, used):
+    D = torch.diag(torch.tensor([3.0, 2.0, -1.0 * sign, sign], dtype=torch.float64))
+    solution = ls.solvers.cg(ls.CSR.from_dense(D), torch.ones(4, dtype=torch.float64))
+    assert solution.status.name == "INDEFINITE"
+    assert used == [True]
+
+
+def test_what_the_recurrence_believes_is_measured(used, monkeypatch):
+    """Where the recurrence falls below the tolerance and b - A x does not, the general loop goes on."""
+    n = 60
+    d = torch.logspace(0, 11, n, dtype=torch.float64)
+    Q = torch.linalg.qr(normal((n, n)))[0]
+    A = ls.CSR.from_dense((Q * d) @ Q.T)
+    b = A @ normal((n,), seed=3)
+    for rtol in (1e-8, 1e-12, 1e-16):
+        solve = lambda r=rtol: ls.solvers.cg(A, b, rtol=r, maxiter=400)  # noqa: E731
+        solution = solve()
+        true = torch.linalg.vector_norm(b - A @ solution.x)
+        assert solution.converged == bool(true <= rtol * torch.linalg.vector_norm(b))
+        assert solution.residual_norms.shape == (solution.iterations + 1,)
+        assert solution.iterations <= 400
+        if rtol < 1e-14:
+            assert solution.status is general(monkeypatch, solve).status
+    assert all(used)
+
+
+def test_implicit_gradients_go_through_it_twice(used):
+    A = spd()
+    values, b = A.values.clone().requires_grad_(), normal((20, 2)).requires_grad_()
+    ls.solvers.cg(A.with_values(values), b, M=P.IC0(A), rtol=1e-13).x.square().sum().backward()
+    assert used == [True, True]
+    D = A.to_dense().requires_grad_()
+    c = b.detach().clone().requires_grad_()
+    torch.linalg.solve(D, c).square().sum().backward()
+    torch.testing.assert_close(b.grad, c.grad, rtol=1e-9, atol=1e-11)
+    picked = D.grad[A.pattern.row_indices.long(), A.col_indices.long()]
+    torch.testing.assert_close(values.grad, picked, rtol=1e-8, atol=1e-10)
+
+
+def test_who_goes_another_way(used):
+    A, b = spd(), normal((20,))
+    with torch.no_grad():
+        ls.solvers.cg(A, b, callback=lambda at: False)  # a callback
+        ls.solvers.cg(A, b, M=lambda r: r)  # an unknown M
+        ls.solvers.cg(1e200 * A, 1e200 * b)  # in units
+        ls.solvers.fcg(A, b)
+        ls.solvers.cg(lambda x: A @ x, b)
+    assert used == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_many_iterations_in_several_calls(dtype, monkeypatch):
+    A = ls.problems.poisson((40, 40)).to(dtype=dtype)
+    b = torch.ones(1600, dtype=dtype)
+    solve = lambda: ls.solvers.cg(A, b, rtol=1e-5)  # noqa: E731
+    ours, theirs = solve(), general(monkeypatch, solve)
+    assert ours.iterations > 32  # more than one call
+    assert abs(ours.iterations - theirs.iterations) <= 1
+    torch.testing.assert_close(ours.x, theirs.x, rtol=1e-3, atol=1e-3)
+
+
+def test_same_bits_for_any_number_of_threads():
+    A = ls.problems.poisson((150, 150))
+    b = torch.linspace(-1, 1, 22500, dtype=torch.float64)
+    before = torch.get_num_threads()
+    found = []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        found.append(ls.solvers.cg(A, b, M=P.Jacobi(A)).x)
+    torch.set_num_threads(before)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])

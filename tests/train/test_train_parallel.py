@@ -1,0 +1,274 @@
+"""`torchrun --nproc-per-node N -m learnsolve.train`: several processes follow the curve of one.
+
+Starting processes takes seconds: all cases of a number of processes run in the same ones.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from learnsolve import train
+from learnsolve.recipes import _checkpoint, _parallel
+from learnsolve.recipes._vectors import normal_vectors
+from learnsolve.recipes.base import SettingError
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node"]
+USUAL = ["--steps", "30", "--test_vectors", "7", "--problem.shape", "[4,4]"]
+CURVES = {
+    "fixed": [],
+    "resampled": ["--resample", "--sweeps", "2"],
+    "identity": ["--test_vectors", "identity"],
+    "hardest": ["--hard_fraction", "0.4"],
+    "hardest_one_pass": ["--resample", "--hard_fraction", "0.4", "--hard_pass", "one"],
+    "one_vector": ["--test_vectors", "1"],
+}
+FEW = {"fixed": CURVES["fixed"], "hardest": CURVES["hardest"], "one_vector": CURVES["one_vector"]}
+
+
+def argv(out: str, *options: str) -> list[str]:
+    return ["jacobi", *USUAL, "--threads", "1", "--quiet", "--out", f"runs/{out}", *options]
+
+
+CASES = {
+    **{name: {"argv": argv(name, *options)} for name, options in CURVES.items()},
+    "resumed": {"argv": ["jacobi", "--resume", "runs/begun", "--steps", "30", "--quiet"]},
+    "begun_here": {"argv": argv("begun_here", "--steps", "15")},
+    "talking": {"argv": [word for word in argv("talking") if word != "--quiet"]},
+    "help": {"argv": ["jacobi", "--help"]},
+    "bad option": {"argv": argv("bad", "--lr", "0")},
+    "taken": {"argv": argv("begun")},
+    "gcn": {"argv": ["gcn"]},
+    "diverges": {"argv": argv("diverges", "--lr", "1e3")},
+    "fails": {"argv": argv("fails"), "fail": [1, 5]},
+    "stopped": {"argv": argv("stopped"), "stop": [1, 12]},
+    "finishes": {"argv": argv("finishes"), "finish": [1, 9]},
+    "after all": {"argv": ["jacobi", "--resume", "runs/stopped", "--quiet"]},
+}
+
+
+def launched(processes: int, folder: Path, cases: dict[str, dict]) -> dict[str, list[dict]]:
+    """What each process says of each case."""
+    (folder / "cases").write_text(json.dumps(list(cases.values())))
+    script = str(Path(__file__).with_name("parallel_cases.py"))
+    done = subprocess.run(
+        [*TORCHRUN, str(processes), script, "cases"],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    of_rank = [json.loads((folder / f"cases.{rank}").read_text()) for rank in range(processes)]
+    return {name: [results[i] for results in of_rank] for i, name in enumerate(cases)}
+
+
+@pytest.fixture(scope="module")
+def begin():
+    """Make a run in this process, which every run in several is compared with."""
+    before = torch.get_num_threads()
+
+    def begin(folder: Path, *argv: str) -> None:
+        here = Path.cwd()
+        os.chdir(folder)
+        try:
+            assert train.main(argv) == train.OK
+        finally:
+            os.chdir(here)
+
+    yield begin
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory, begin):
+    """All cases in two processes: (results by case, folder)."""
+    folder = tmp_path_factory.mktemp("two")
+    begin(folder, *argv("begun", "--steps", "15"))
+    return launched(2, folder, CASES), folder
+
+
+@pytest.fixture
+def same_curve(begin, rows, tmp_path):
+    """Compare a run with one of the same options in one process."""
+
+    def same(folder: Path, *options: str) -> None:
+        begin(tmp_path, *argv("alone", "--overwrite", *options))
+        alone, shared = rows(tmp_path / "runs/alone"), rows(folder)
+        assert len(alone) == len(shared) == 31
+        for a, b in zip(alone, shared, strict=True):
+            assert [k for k in a if a[k]] == [k for k in b if b[k]]
+            numbers = [[float(row[k]) for k in row if row[k]] for row in (a, b)]
+            # Sums of 7 vectors and 16 rows in another order, and what Adam makes of it in 30 steps.
+            assert numbers[1] == pytest.approx(numbers[0], rel=1e-11)
+        weights = [load_file(f / "model.safetensors")["weight"] for f in (tmp_path / "runs/alone", folder)]
+        torch.testing.assert_close(*weights, rtol=0, atol=1e-11)
+
+    return same
+
+
+@pytest.fixture(autouse=True)
+def _numbers_only(no_pictures):
+    pass
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_two_processes_follow_the_curve_of_one(two, same_curve, name):
+    results, folder = two
+    assert [r["code"] for r in results[name]] == [train.OK] * 2
+    same_curve(folder / "runs" / name, *CURVES[name])
+
+
+@pytest.mark.slow
+def test_four_processes_follow_the_curve_of_one(tmp_path, same_curve):
+    cases = {name: {"argv": argv(name, *options)} for name, options in FEW.items()}
+    for name, results in launched(4, tmp_path, cases).items():
+        assert [r["code"] for r in results] == [train.OK] * 4
+        same_curve(tmp_path / "runs" / name, *FEW[name])
+
+
+def test_a_run_goes_on_with_another_number_of_processes(two, begin, same_curve):
+    results, folder = two
+    assert [r["code"] for r in results["resumed"]] == [train.OK] * 2
+    same_curve(folder / "runs/begun")
+    begin(folder, "jacobi", "--resume", "runs/begun_here", "--steps", "30", "--quiet")
+    same_curve(folder / "runs/begun_here")
+
+
+def test_the_first_process_alone_writes_and_talks(two):
+    results, folder = two
+    for name, (first, second) in results.items():
+        assert not second["wrote"], name
+        assert second["out"] == "", name
+        assert second["err"] == "" or name == "fails"
+        assert [first["open"], second["open"]] == [False, False], name  # no process group is left
+    first = results["talking"][0]
+    assert first["wrote"]
+    assert first["err"].startswith("step 30 of 30, loss ")
+    assert first["out"].endswith("Results: runs/talking\n")
+    assert "--hard_fraction" in results["help"][0]["out"]
+    report = json.loads((folder / "runs/hardest/report.json").read_text())
+    assert report["processes"] == 2
+    assert report["hardest"]["kept"] == 3
+    assert set(report["hardest"]["seconds_per_step"]) == {"all", "two", "one"}
+    pictures = {"loss.png", "weights.png", "convergence.png"}
+    assert pictures == {path.name for path in (folder / "runs/fixed").glob("*.png")}
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "speaker", "words"),
+    [
+        ("bad option", train.BAD_SETTING, 0, "--lr must be a positive number"),
+        ("taken", train.BAD_SETTING, 0, "--out runs/begun holds a run already"),
+        ("gcn", train.BAD_SETTING, 0, "gcn has no test vectors to deal out to 2 processes; start it without"),
+        ("diverges", train.FAILED, 0, "step 1: the training diverged"),
+        ("fails", train.BAD_SETTING, 1, "this process has had enough"),
+        ("stopped", train.INTERRUPTED, 0, "stopped at step 12; go on with: torchrun --nproc-per-node 2 -m"),
+    ],
+)
+def test_what_ends_one_process_ends_all_with_one_message(two, name, code, speaker, words):
+    results, _ = two
+    assert [r["code"] for r in results[name]] == [code] * 2
+    message = results[name][speaker]["err"]
+    assert message.startswith("learnsolve.train: ")
+    assert message.count("\n") == 1
+    assert words in message
+    assert results[name][1 - speaker]["err"] == ""
+
+
+def test_one_process_may_end_the_training_early(two, rows):
+    results, folder = two
+    assert [r["code"] for r in results["finishes"]] == [train.OK] * 2
+    table = rows(folder / "runs/finishes")
+    assert table[:-1] == rows(folder / "runs/fixed")[:9]
+    assert table[-1]["step"] == "9"
+    assert table[-1]["held_out_loss"]
+
+
+def test_an_interrupted_run_goes_on_bit_for_bit(two, rows):
+    results, folder = two
+    assert [r["code"] for r in results["after all"]] == [train.OK] * 2
+    assert rows(folder / "runs/stopped") == rows(folder / "runs/fixed")
+    same = [(folder / "runs" / name / "model.safetensors").read_bytes() for name in ("stopped", "fixed")]
+    assert same[0] == same[1]
+
+
+@pytest.mark.slow
+def test_ctrl_c_at_torchrun_leaves_a_checkpoint(tmp_path):
+    options = ["--steps", "1000000", "--quiet", "--threads", "1", "--checkpoint_seconds", "0", "--out", "run"]
+    process = subprocess.Popen(
+        [*TORCHRUN, "2", "-m", "learnsolve.train", "jacobi", *options],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 120
+    while (
+        not (tmp_path / "run/state.json").exists() or _checkpoint.read_state(tmp_path / "run")[0]["step"] < 20
+    ):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, message = process.communicate(timeout=60)
+    stopped = _checkpoint.read_state(tmp_path / "run")[0]["step"]
+    assert f"learnsolve.train: stopped at step {stopped}; go on with: torchrun" in message
+    assert message.count("learnsolve.train: ") == 1
+
+
+def test_shares_are_neighbours_and_cover_everything(monkeypatch):
+    monkeypatch.setattr(_parallel.dist, "is_initialized", lambda: True)
+    for size in (1, 2, 3, 8):
+        monkeypatch.setattr(_parallel.dist, "get_world_size", lambda size=size: size)
+        for count in (0, 1, 5, 7, 100):
+            shares = []
+            for rank in range(size):
+                monkeypatch.setattr(_parallel.dist, "get_rank", lambda rank=rank: rank)
+                shares.append(_parallel.share(count))
+            assert [i for share in shares for i in share] == list(range(count))
+            assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_no_vectors_are_an_empty_array():
+    kind = {"dtype": torch.float32, "device": "cpu"}
+    assert normal_vectors(5, [], seed=0, stream=0, step=0, **kind).shape == (5, 0)
+
+
+def test_half_of_torchruns_variables_are_refused(monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name in ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    assert train.main(["jacobi"]) == train.BAD_SETTING
+    assert "LOCAL_RANK is not: start several processes with torchrun" in capsys.readouterr().err
+
+
+def test_a_process_that_was_killed_is_reported_in_a_sentence():
+    class Store:
+        def compare_set(self, key, expected, desired):
+            return desired.encode()
+
+    group = _parallel.Group(0, 2, Store(), lambda error: 1)
+    lost = RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:5000")
+    with pytest.raises(_parallel.Lost, match="another process is gone"):
+        group.end(lost)
+    group.end(RuntimeError("out of memory"))  # its own: raised as it is
+
+
+def test_one_gpu_is_not_for_several_processes(monkeypatch):
+    monkeypatch.setattr(_parallel.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    _parallel.take_device("cpu")
+    with pytest.raises(SettingError, match="--device cuda:0 is one GPU for several processes; --device cuda"):
+        _parallel.take_device("cuda:0")
+    with pytest.raises(SettingError, match="process 1 of this machine has no GPU: torch sees 1"):
+        _parallel.take_device("cuda")
