@@ -15,7 +15,9 @@ of the benchmarks.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
+import io
 import json
 import platform
 import resource
@@ -25,12 +27,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from timing import machine, medians, table  # noqa: E402
 
+from learnsolve import train  # noqa: E402
+from learnsolve.recipes._metrics import read_metrics  # noqa: E402
 from learnsolve.recipes._plots import BLACK, BLUE, GREY, ORANGE, PURPLE, new_figure, new_panels, png  # noqa: E402
 
 __all__ = [
@@ -46,6 +51,7 @@ __all__ = [
     "new_panels",
     "peak_gigabytes",
     "table",
+    "trained",
 ]
 
 
@@ -113,6 +119,20 @@ class Experiment:
 def _shown(path: Path) -> Path:
     path = path.resolve()
     return path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+
+
+def trained(recipe: str, folder: Path, *options: Any) -> tuple[dict, dict, dict[str, torch.Tensor]]:
+    """What `python -m learnsolve.train RECIPE` leaves in `folder`: metrics by column, report, parameters."""
+    words = [recipe, "--out", folder, "--quiet", "--threads", torch.get_num_threads(), *options]
+    with contextlib.redirect_stdout(io.StringIO()):
+        code = train.main([str(word) for word in words])
+    if code:
+        sys.exit(code)  # it has said why, on stderr
+    return (
+        read_metrics(folder),
+        json.loads((folder / "report.json").read_text()),
+        load_file(folder / "model.safetensors"),
+    )
 
 
 def difference(a: torch.Tensor, b: torch.Tensor) -> float:
