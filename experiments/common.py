@@ -15,17 +15,19 @@ of the benchmarks.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
+import io
 import json
 import platform
 import resource
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -33,6 +35,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from timing import machine, medians, table  # noqa: E402
 
 from learnsolve import train  # noqa: E402
+from learnsolve.recipes._metrics import read_metrics  # noqa: E402
 from learnsolve.recipes._plots import BLACK, BLUE, GREY, ORANGE, PURPLE, new_figure, new_panels, png  # noqa: E402
 
 __all__ = [
@@ -48,6 +51,7 @@ __all__ = [
     "new_panels",
     "peak_gigabytes",
     "table",
+    "trained",
 ]
 
 
@@ -82,7 +86,6 @@ class Experiment:
         torch.set_num_threads(self.args.threads or (1 if self.quick else threads))
         torch.manual_seed(0)
         self.start = time.perf_counter()
-        self._runs = tempfile.TemporaryDirectory()
 
     def json(self, name: str, **content: Any) -> None:
         """Numbers, with the machine that they were measured on."""
@@ -108,15 +111,6 @@ class Experiment:
     def figure(self, name: str, figure: Any) -> None:
         self._write(name, png(figure))
 
-    def train(self, recipe: str, *options: object) -> Path:
-        """A run of the training program; its folder, which is gone when the experiment is."""
-        folder = Path(self._runs.name) / f"run{len(list(Path(self._runs.name).iterdir()))}"
-        argv = [recipe, *map(str, options), "--out", str(folder), "--quiet"]
-        print("python -m learnsolve.train", *argv[:-3])
-        if code := train.main([*argv, "--threads", str(torch.get_num_threads())]):
-            raise SystemExit(code)
-        return folder
-
     def keep(self, path: Path, name: str) -> None:
         """A copy of a file."""
         self._write(name, path.read_bytes())
@@ -129,6 +123,20 @@ class Experiment:
 def _shown(path: Path) -> Path:
     path = path.resolve()
     return path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+
+
+def trained(recipe: str, folder: Path, *options: Any) -> tuple[dict, dict, dict[str, torch.Tensor]]:
+    """What `python -m learnsolve.train RECIPE` leaves in `folder`: metrics by column, report, parameters."""
+    words = [recipe, "--out", folder, "--quiet", "--threads", torch.get_num_threads(), *options]
+    with contextlib.redirect_stdout(io.StringIO()):
+        code = train.main([str(word) for word in words])
+    if code:
+        sys.exit(code)  # it has said why, on stderr
+    return (
+        read_metrics(folder),
+        json.loads((folder / "report.json").read_text()),
+        load_file(folder / "model.safetensors"),
+    )
 
 
 def difference(a: torch.Tensor, b: torch.Tensor) -> float:

@@ -4,14 +4,12 @@
 network that predicts both numbers from the matrix, for matrices that it has not seen.
 """
 
-import json
 import sys
+import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from common import Experiment, table
-
-from learnsolve.recipes._metrics import read_metrics
+from common import Experiment, table, trained
 
 PICTURES = {
     "loss.png": "figure05_loss.png",
@@ -24,23 +22,23 @@ def rows_of(report: dict) -> list[dict]:
     return [{"parameters": name, **values} for name, values in report["parameters"].items()]
 
 
-def main() -> None:
+def main(folder: str) -> None:
     experiment = Experiment(__file__, __doc__)
     quick = experiment.quick
-    run = experiment.train("heavyball", "--steps", 20 if quick else 150)
-    history = read_metrics(run)
+    runs = Path(folder)
+    run = runs / "scalars"
+    history, scalars, _ = trained("heavyball", run, "--steps", 20 if quick else 150)
     names = ("step", "loss", "held_out_loss", "alpha", "beta")
     steps = range(len(history["step"]))
     experiment.csv("history.csv", [{name: history[name][k] for name in names} for k in steps])
     for picture, name in PICTURES.items():
         experiment.keep(run / picture, name)
-    scalars = json.loads((run / "report.json").read_text())
 
     small = ["--matrices", 8, "--held_out_matrices", 4, "--steps", 5] if quick else ["--steps", 300]
-    run = experiment.train("heavyball", "--variant", "network", "--family", "diffusion", *small)
+    run = runs / "network"
+    _, network, _ = trained("heavyball", run, "--variant", "network", "--family", "diffusion", *small)
     experiment.keep(run / "loss.png", "network_loss.png")
     experiment.keep(run / "matrices.png", "network_parameters.png")
-    network = json.loads((run / "report.json").read_text())
 
     print(f"\n{table(rows_of(scalars))}\n\n{table(rows_of(network))}")
     experiment.json(
@@ -52,4 +50,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with tempfile.TemporaryDirectory() as folder:
+        main(folder)

@@ -8,14 +8,12 @@
     incomplete      M = (L L^T)^-1 on tril(A)'s pattern, from IC(0), random right-hand sides
 """
 
-import json
 import sys
+import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from common import BLACK, BLUE, ORANGE, PURPLE, Experiment, new_figure, table
-
-from learnsolve.recipes._metrics import read_metrics
+from common import BLACK, BLUE, ORANGE, PURPLE, Experiment, new_figure, table, trained
 
 RUNS = {
     "one side": ["--test_vectors", "ramp", "--target", 3e-5, "--steps", 20_000, "--evaluate_every", 50],
@@ -52,14 +50,14 @@ def loss_figure(histories: dict[str, dict]):
     return figure
 
 
-def main() -> None:
+def main(folder: str) -> None:
     experiment = Experiment(__file__, __doc__)
     histories, reports, rows = {}, {}, []
     for name, options in RUNS.items():
         few = ["--steps", 10, "--evaluated", 2, "--held_out", 10] if experiment.quick else []
-        run = experiment.train("pcg", *options, *few)
-        history = histories[name] = read_metrics(run)
-        report = reports[name] = json.loads((run / "report.json").read_text())
+        run = Path(folder) / name
+        history, report, _ = trained("pcg", run, *options, *few)
+        histories[name], reports[name] = history, report
         every = -(-len(history["step"]) // ROWS)
         rows += [
             {"training": name, "step": step, "loss": loss}
@@ -96,4 +94,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with tempfile.TemporaryDirectory() as folder:
+        main(folder)

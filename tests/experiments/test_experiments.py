@@ -4,9 +4,11 @@ A new folder with a run.py is found by itself.
 """
 
 import csv
+import importlib.util
 import json
 import os
 import re
+import statistics
 import subprocess
 import sys
 from functools import cache
@@ -51,6 +53,11 @@ def test_there_are_experiments():
         "thread_slow_backward_regression",
         "thread_custom_conv_backward",
         "thread_subset_of_losses",
+        "figure03_04_jacobi",
+        "figure09_10_gcn",
+        "spai",
+        "multigrid_prolongation",
+        "learned_smoother",
     } <= set(NAMES)
 
 
@@ -195,3 +202,150 @@ def test_make_lists_and_runs_experiments():
     assert result.returncode == 0, result.stderr
     assert "experiments/a/run.py experiments/b/run.py" in result.stdout
     assert '"$run" --quick' in result.stdout
+
+
+def results(name, quick, quick_run):
+    return quick_run(name)[0] if quick else ROOT / "experiments" / name / "results"
+
+
+def by(rows, key):
+    return {row[key]: row for row in rows}
+
+
+both = pytest.mark.parametrize("quick", [True, False], ids=["quick", "committed"])
+
+
+@both
+def test_the_ends_have_the_largest_jacobi_weights(quick, quick_run):
+    folder = results("figure03_04_jacobi", quick, quick_run)
+    found = by(read(folder, "summary.json")["weights"], "weights")
+    for learned in ("published", "exact"):
+        assert found[learned]["ends"] > found[learned]["largest inside"] + 0.05
+        assert found[learned]["exact loss"] >= found["closed form"]["exact loss"]
+        assert found[learned]["exact loss"] < found["weight 2/3"]["exact loss"]
+    assert found["weight 1"]["exact loss"] == pytest.approx(15)  # tr(E A E) = n - 1
+    assert found["exact"]["distance to the closed form"] < (0.01 if quick else 1e-4)
+    if not quick:
+        assert found["published"]["exact loss"] < 1.01 * found["closed form"]["exact loss"]
+    steps = list(csv.DictReader((folder / "loss.csv").open()))
+    assert float(steps[-1]["held_out_loss"]) < float(steps[0]["held_out_loss"]) / 3
+
+
+def test_gcn_learns_a_small_graph(quick_run):
+    out, printed = quick_run("figure09_10_gcn")
+    found = read(out, "summary_10.json")
+    assert found["graph"]["nodes"] == 42
+    assert found["test_accuracy_mean"] > 0.6  # one in three by chance
+    assert found["published_test_accuracy"] is None
+    assert "SKIPPED" not in printed
+    losses = [float(row["test_loss"]) for row in csv.DictReader((out / "curves_10.csv").open())]
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("seeds", [10, 100])
+def test_the_committed_accuracies_are_those_of_citeseer(seeds):
+    found = read(ROOT / "experiments/figure09_10_gcn/results", f"summary_{seeds}.json")
+    assert found["graph"]["nodes"] == 3327
+    accuracies = found["test_accuracies"]
+    assert len(accuracies) == found["seeds"] == seeds
+    assert statistics.mean(accuracies) == pytest.approx(found["test_accuracy_mean"], abs=1e-6)
+    assert statistics.stdev(accuracies) == pytest.approx(found["test_accuracy_std"], abs=1e-6)
+    assert abs(found["test_accuracy_mean"] - 0.703) < 0.01
+    assert found["test_accuracy_std"] < 0.01
+
+
+def test_gcn_without_data_says_so_and_goes_on(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "path", [*sys.path])  # run.py adds to it
+    spec = importlib.util.spec_from_file_location("gcn_run", ROOT / "experiments/figure09_10_gcn/run.py")
+    run = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(run)
+
+    def unreachable(name):
+        raise OSError("planetoid: cannot download")
+
+    monkeypatch.setattr(run, "planetoid", unreachable)
+    assert run.found_data("a folder")
+    assert not run.found_data(None)
+    printed = capsys.readouterr().out
+    assert "SKIPPED" in printed
+    assert "cannot download" in printed
+    assert "--data DIR" in printed
+    assert "CITESEER=DIR" in printed
+
+
+def test_gcn_refuses_a_folder_without_the_files(tmp_path):
+    command = [sys.executable, "experiments/figure09_10_gcn/run.py", "--data", str(tmp_path / "none")]
+    result = subprocess.run(
+        [*command, "--out", str(tmp_path / "out")], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 2
+    assert "there is no file" in result.stderr
+    assert not list((tmp_path / "out").iterdir())
+
+
+@both
+def test_a_learned_approximate_inverse_is_the_minimiser_and_preconditions(quick, quick_run):
+    found = read(results("spai", quick, quick_run), "summary.json")
+    task = found["demonstration"]
+    assert task["loss at the start"] == pytest.approx(1264)  # A and ones on the outer diagonals
+    assert task["loss at the end"] >= task["smallest loss"] * (1 - 1e-12)
+    assert task["loss at the end"] == pytest.approx(task["smallest loss"], rel=0.02 if quick else 1e-10)
+    rows = by(found["preconditioners"], "M")
+    for pattern in ("A", "A²"):
+        learned, direct = rows[f"learned, {pattern}"], rows[f"SPAI, {pattern}"]
+        assert learned["entries"] == direct["entries"]
+        assert direct["right"] <= learned["right"] * (1 + 1e-9), "SPAI is the minimiser of that"
+        assert (
+            learned["right"] ** 2 + learned["left"] ** 2 <= direct["right"] ** 2 + direct["left"] ** 2 + 1e-6
+        )
+        assert learned["right"] == pytest.approx(learned["left"], rel=1e-6), "it is symmetric"
+        assert learned["cg"] < rows["none"]["cg"] * 0.65
+        assert learned["condition number"] < rows["none"]["condition number"] / 3
+        assert found["learned"][pattern]["loss at the end"] == pytest.approx(
+            found["learned"][pattern]["smallest loss"], rel=1e-3
+        )
+
+
+@both
+def test_a_learned_prolongation_respects_the_bound_and_reaches_it(quick, quick_run):
+    rows = read(results("multigrid_prolongation", quick, quick_run), "summary.json")["prolongations"]
+    radius = {(row["k"], row["P"]): row["radius"] for row in rows}
+    for k in ("constant", "rough"):
+        assert radius[k, "bound"] == pytest.approx(1 / 9)
+        assert radius[k, "ideal"] == pytest.approx(1 / 9)
+        for P in ("linear", "learned, radius", "learned, squares", "learned, random errors"):
+            assert radius[k, P] > radius[k, "bound"] - 1e-9
+    assert radius["constant", "linear"] == pytest.approx(1 / 9)
+    assert radius["rough", "linear"] > 0.5
+    assert radius["rough", "learned, radius"] < (0.5 if quick else 0.112)
+    assert radius["rough", "learned, squares"] < (0.4 if quick else 0.13)
+    assert radius["rough", "learned, random errors"] > 0.9
+    random = {(row["k"], row["P"]): row.get("random errors") for row in rows}
+    assert random["rough", "learned, random errors"] < random["rough", "linear"]
+
+
+@both
+def test_learned_smoothers_leave_less_than_classical_ones(quick, quick_run):
+    found = read(results("learned_smoother", quick, quick_run), "summary.json")
+    task = found["demonstration"]
+    assert task["losses"][-1] < 0.007
+    assert task["losses"][0] == pytest.approx(task["published"]["0"], rel=0.3)
+    assert 30 < task["steps"] < 300  # published: 102, with other random guesses
+    compared = by(task["compared"], "S")
+    assert compared["learned"]["new guesses"] < compared["I - 0.4 A"]["new guesses"]
+    for matrix in ("2D Poisson", "anisotropic"):
+        rows = [row for row in found["relaxation"]["smoothers"] if row["matrix"] == matrix]
+        usual, best, two, diagonal, pattern = rows
+        assert usual["S"].startswith("Jacobi, usual")
+        assert best["radius"] <= usual["radius"]
+        assert diagonal["energy left"] < usual["energy left"]
+        assert pattern["energy left"] < diagonal["energy left"]
+        assert pattern["radius"] < usual["radius"]
+        assert pattern["entries"] == two["entries"]
+        for row in rows:
+            assert row["measured factor"] < row["radius"] * 1.02
+            assert row["measured factor"] > row["radius"] * 0.8
+        if not quick:
+            assert pattern["energy left"] < two["energy left"] / 2
+            assert pattern["measured factor"] < usual["measured factor"] * 0.75
+            assert pattern["cg"] < usual["cg"]
