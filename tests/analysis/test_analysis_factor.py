@@ -87,7 +87,6 @@ def test_a_right_hand_side_of_zero_is_settled(recwarn):
     found = convergence_factor(ls.solvers.jacobi(A, b, iterations=400))
     assert found.converged
     assert found.value[0] == found.error[0] == 0
-    assert convergence_factor(ls.solvers.cg(A, b[:, :1])).converged
     assert not recwarn
 
 
