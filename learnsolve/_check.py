@@ -1,5 +1,7 @@
 """Argument checks. Each raises an error that names the function, the rule, the value and the remedy."""
 
+import math
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -66,3 +68,11 @@ def integer(function: str, name: str, value: Any, minimum: int) -> int:
     if value < minimum:
         raise ValueError(f"{function}: {name} must be at least {minimum}, got {value}")
     return value if isinstance(value, int) else int(value)
+
+
+def tolerance(function: str, name: str, value: Any) -> None:
+    """`value` must be a finite number that is not negative."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{function}: {name} must be a number, got {type(value).__name__}")
+    if not 0 <= float(value) < math.inf:
+        raise ValueError(f"{function}: {name} must not be negative, and be finite, got {value}")

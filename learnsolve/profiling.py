@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 from torch.profiler import ProfilerActivity
 
 from learnsolve import _check
 from learnsolve.csr import CSR
+from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.solvers.base import Solution
 
 
@@ -77,14 +79,16 @@ def profile(fn: Callable[..., Any], *args: Any, repeats: int = 10, warmup: int =
     r"""Calls and time of fn(\*args) and of its backward pass.
 
     The backward pass goes from all outputs of fn that have a gradient, with cotangents of ones, to everything
-    that learns: arguments, and tensors that fn finds elsewhere. It ends at the arguments, does not touch
-    `.grad`, and builds no graph for second derivatives.
+    that learns: arguments, and tensors that fn finds elsewhere. It ends at the arguments and at what was
+    computed before the call (it goes on where that leads to something else that fn learns), does not touch
+    `.grad`, frees no graph of the caller, and builds none for second derivatives.
 
     Parameters
     ----------
     fn : callable
-        Returns a tensor, a `Solution`, or lists, tuples, dictionaries or dataclasses of them. Called
-        warmup + repeats + 1 times.
+        Returns a tensor, a CSR, a `Solution`, a Preconditioner (the tensors it holds), or lists, tuples,
+        dictionaries or dataclasses of them. Called warmup + repeats + 1 times: what it changes in place,
+        arguments included, stays changed, from call to call; let it work on clones.
     args : what fn is called with
     repeats : how often each pass is timed; the median counts
     warmup : calls before, in which plans are made and caches filled; at least 1
@@ -97,7 +101,8 @@ def profile(fn: Callable[..., Any], *args: Any, repeats: int = 10, warmup: int =
     Raises
     ------
     ValueError
-        if no output of fn has a gradient, or repeats, warmup or top are below 1.
+        if no output of fn has a gradient, fn returns what hangs on a graph that was freed before, or
+        repeats, warmup or top are below 1.
     TypeError
         if fn is not callable, or the numbers are not ints.
 
@@ -125,20 +130,21 @@ def profile(fn: Callable[..., Any], *args: Any, repeats: int = 10, warmup: int =
         _check.integer("profile", name, value, 1)
     given = list(_tensors(args))
     devices: set[torch.device] = set()
+    border = _Border(given)
     with torch.enable_grad():
         for _ in range(warmup):
             outputs = _outputs(fn(*args))
             devices = {t.device for t in (*given, *outputs) if t.is_cuda}
-            _backward(outputs, given)()
+            border.backward(outputs)()
         times: tuple[list[float], list[float]] = ([], [])
         for _ in range(repeats):
             forward, outputs = _timed(lambda: _outputs(fn(*args)), devices)
-            backward, _ = _timed(_backward(outputs, given), devices)
+            backward, _ = _timed(border.backward(outputs), devices)
             times[0].append(forward)
             times[1].append(backward)
             del outputs, _  # the graph, so that the next forward finds the memory free
         outputs, first = _watched(lambda: _outputs(fn(*args)), devices)
-        _, second = _watched(_backward(outputs, given), devices)
+        _, second = _watched(border.backward(outputs), devices)
     passes = [Pass(statistics.median(t), *seen) for t, seen in zip(times, (first, second), strict=True)]
     return Profile(passes[0], passes[1], top)
 
@@ -159,6 +165,8 @@ def _tensors(value: Any) -> Iterator[Tensor]:
         yield value.values
     elif isinstance(value, Solution):
         yield value.x
+    elif isinstance(value, Preconditioner):  # what its set-up computed, or what it learns
+        yield from _tensors(vars(value))
 
 
 def _outputs(result: Any) -> list[Tensor]:
@@ -166,36 +174,68 @@ def _outputs(result: Any) -> list[Tensor]:
     if not outputs:
         raise ValueError(
             f"profile: an output of fn must have a gradient, got {type(result).__name__} without one; let an "
-            "input require it, and return a result that was not detached"
+            "input require it, and return a tensor that was not detached, a CSR, a Solution, a "
+            "Preconditioner, or a list, tuple, dictionary or dataclass of them"
         )
     return outputs
 
 
-def _learning(outputs: Iterable[Tensor], given: list[Tensor]) -> list[Tensor]:
-    """Arguments and leaves in the graph of the outputs, which is not followed beyond arguments."""
-    ends: dict[Any, list[Tensor]] = {}
-    for t in given:
-        ends.setdefault(t.grad_fn, []).append(t)
-    found = {id(t): t for t in outputs if t.is_leaf}
-    todo = [t.grad_fn for t in outputs if t.grad_fn is not None]
-    seen = set(todo)
-    while todo:
-        node = todo.pop()
-        leaf = getattr(node, "variable", None)
-        stop = ends.get(node, []) if leaf is None else [leaf]
-        if stop:
-            found |= {id(t): t for t in stop}
-            continue
-        following = [n for n, _ in node.next_functions if n is not None and n not in seen]
-        seen.update(following)
-        todo += following
-    return list(found.values())
+class _Border:
+    """Where the backward pass ends: at arguments, leaves, and nodes of the graph that were there before fn
+    was called. Those are found as what two calls have in common."""
 
+    def __init__(self, given: list[Tensor]):
+        self.ends: dict[Any, list[Tensor]] = {}
+        for t in given:
+            self.ends.setdefault(t.grad_fn, []).append(t)
+        self.first: set[Any] | None = None  # nodes of the first call, until there is a second
+        self.before: set[Any] = set()
 
-def _backward(outputs: list[Tensor], given: list[Tensor]) -> Callable[[], Any]:
-    inputs = _learning(outputs, given)
-    ones = [torch.ones_like(t, memory_format=torch.contiguous_format) for t in outputs]
-    return lambda: torch.autograd.grad(outputs, inputs, ones, allow_unused=True)
+    def backward(self, outputs: list[Tensor]) -> Callable[[], Any]:
+        """To be called for one call of fn after the other, each time with what it returned."""
+        inputs, nodes = self._inputs(outputs)
+        unknown = self.first is None
+        if unknown:
+            self.first = nodes  # until they are met again
+        elif self.first:
+            self.before, self.first = self.first & nodes, set()
+            inputs, _ = self._inputs(outputs)
+        # The pass may go through the caller's graph: to a leaf behind it that fn uses beside it.
+        theirs = unknown or bool(self.before) or any(node is not None for node in self.ends)
+        given: Any = inputs
+        ones = [torch.ones_like(t, memory_format=torch.contiguous_format) for t in outputs]
+
+        def run() -> Any:
+            try:
+                return torch.autograd.grad(outputs, given, ones, retain_graph=theirs, allow_unused=True)
+            except RuntimeError as error:
+                if "backward through the graph a second time" not in str(error):
+                    raise
+                raise ValueError(
+                    "profile: the backward pass meets a graph that was freed before; compute inside of fn "
+                    "what it differentiates, or give fn detached tensors"
+                ) from error
+
+        return run
+
+    def _inputs(self, outputs: list[Tensor]) -> tuple[list[Tensor | GradientEdge], set[Any]]:
+        """Where a backward pass from the outputs ends, and the nodes on its way."""
+        leaves = {id(t): t for t in outputs if t.is_leaf}
+        edges: dict[tuple, GradientEdge] = {}
+        todo = [(t.grad_fn, t.output_nr) for t in outputs if t.grad_fn is not None]
+        nodes: set[Any] = set()
+        while todo:
+            node, number = todo.pop()
+            leaf = getattr(node, "variable", None)
+            stop = self.ends.get(node, []) if leaf is None else [leaf]
+            if stop:
+                leaves |= {id(t): t for t in stop}
+            elif node in self.before:
+                edges[node, number] = GradientEdge(node, number)
+            elif node not in nodes:
+                nodes.add(node)
+                todo += [(n, i) for n, i in node.next_functions if n is not None]
+        return [*leaves.values(), *edges.values()], nodes
 
 
 def _wait(devices: Iterable[torch.device]) -> None:

@@ -61,7 +61,7 @@ def test_iterations_are_those_of_scipy(name):
     A = MATRICES[name]()
     S = A.to_scipy()
     b = torch.randn(S.shape[0], dtype=F64)
-    result = ls.evaluate(A, b, {"none": None, "Jacobi": Jacobi}, repeats=0)
+    result = ls.evaluate(A, b, {"none": None, "Jacobi": Jacobi}, repeats=1)
     D = scipy.sparse.diags_array(1 / S.diagonal())
     for row in result.rows:
         M = None if row.preconditioner == "none" else D
@@ -105,7 +105,7 @@ def test_a_solver_of_ones_own_is_given_the_keywords():
     assert set(seen) == {(1e-6, 77, None)}
     restarted = functools.partial(ls.solvers.gmres, restart=60)
     both = [
-        ls.evaluate(A, torch.randn(60, dtype=F64), {"x": None}, rtol=1e-6, solver=s, repeats=0)
+        ls.evaluate(A, torch.randn(60, dtype=F64), {"x": None}, rtol=1e-6, solver=s, repeats=1)
         for s in ("gmres", restarted)
     ]
     assert both[0].rows[0].iterations.mean > both[1].rows[0].iterations.mean
@@ -116,7 +116,7 @@ def test_systems_in_every_form():
     B = torch.randn(60, 4, dtype=F64)
     counts = [ls.solvers.cg(A, c, rtol=1e-6).iterations for c in B.mT]
     values = torch.stack((A.values, 2 * A.values, A.values + A.values.abs()))
-    evaluate = functools.partial(ls.evaluate, preconditioners={"x": None}, rtol=1e-6, repeats=0)
+    evaluate = functools.partial(ls.evaluate, preconditioners={"x": None}, rtol=1e-6, repeats=1)
     row = evaluate(A, B).rows[0]
     assert (row.systems, row.converged) == (4, 4)
     assert row.iterations.mean == pytest.approx(np.mean(counts))
@@ -186,8 +186,8 @@ def test_a_refused_preconditioner_is_named():
     A, b = MATRICES["poisson 1D"](), torch.ones(60, dtype=F64)
     P = {"fine": Jacobi, "skew": Skew}
     with pytest.raises(ValueError, match="evaluate: preconditioner 'skew': cg: needs a linear, symmetric M"):
-        ls.evaluate(A, b, P, repeats=0)
-    result = ls.evaluate(A, b, P, repeats=0, on_error="row", rtol=1e-6)
+        ls.evaluate(A, b, P, repeats=1)
+    result = ls.evaluate(A, b, P, repeats=1, on_error="row", rtol=1e-6)
     fine, skew = result.rows
     assert fine.converged == 1
     assert not fine.message
@@ -270,7 +270,16 @@ def test_a_right_hand_side_of_zero():
         ({"solver": 3}, TypeError, "solver must be a name or a callable"),
         ({"rtol": ()}, ValueError, "rtol must be a tolerance or several"),
         ({"rtol": (-1.0,)}, ValueError, "rtol must not be negative"),
-        ({"repeats": -1}, ValueError, "repeats must be at least 0"),
+        ({"rtol": math.inf}, ValueError, "rtol must not be negative, and be finite, got inf"),
+        ({"rtol": (1e-3, math.nan)}, ValueError, "rtol must not be negative, and be finite, got nan"),
+        ({"rtol": "a"}, TypeError, "rtol must be a number, got str"),
+        ({"rtol": None}, TypeError, "rtol must be a number, got NoneType"),
+        ({"preconditioners": {3: None}}, TypeError, "names of preconditioners must be strings, got 3"),
+        ({"preconditioners": {"x": lambda A: 3}}, TypeError, "'x': must be a function A -> M .* got int"),
+        ({"preconditioners": {"x": lambda A: None}}, TypeError, "must be a function A -> M .* got NoneType"),
+        ({"preconditioners": {"x": lambda r: 0.5 * r}}, TypeError, "a plain function .* lambda A: f"),
+        ({"solver": lambda *_, **__: 3}, TypeError, "solver must return a Solution, got int"),
+        ({"repeats": 0}, ValueError, "repeats must be at least 1"),
         ({"maxiter": -1}, ValueError, "maxiter must be at least 0"),
         ({"on_error": "warn"}, ValueError, "on_error must be one of"),
         ({"preconditioners": [None]}, TypeError, "preconditioners must be a dict"),
@@ -279,7 +288,7 @@ def test_a_right_hand_side_of_zero():
         ({"b": torch.ones(60)}, TypeError, "b has dtype"),
         ({"A": []}, TypeError, "sequences of them"),
         ({"A": [], "b": []}, ValueError, "one b for each A"),
-        ({"A": [3], "b": [3]}, TypeError, "A must hold CSRs"),
+        ({"A": [3], "b": [3]}, TypeError, "A must hold CSRs or StencilOperators"),
     ],
 )
 def test_errors(change, error, match):
@@ -287,7 +296,7 @@ def test_errors(change, error, match):
         "A": MATRICES["poisson 1D"](),
         "b": torch.ones(60, dtype=F64),
         "preconditioners": {"x": None},
-        "repeats": 0,
+        "repeats": 1,
     }
     with pytest.raises(error, match=match):
         ls.evaluate(**(arguments | change))
@@ -297,5 +306,119 @@ def test_a_preconditioner_of_a_batch_needs_its_factory():
     A = MATRICES["poisson 1D"]()
     batch = A.with_values(torch.stack((A.values, 2 * A.values)))
     with pytest.raises(ValueError, match="is made of a batch of matrices"):
-        ls.evaluate(batch, torch.ones(60, 1, dtype=F64), {"J": Jacobi(batch)}, repeats=0)
-    assert ls.evaluate(batch, torch.ones(60, 1, dtype=F64), {"J": Jacobi}, repeats=0).rows[0].converged == 2
+        ls.evaluate(batch, torch.ones(60, 1, dtype=F64), {"J": Jacobi(batch)}, repeats=1)
+    assert ls.evaluate(batch, torch.ones(60, 1, dtype=F64), {"J": Jacobi}, repeats=1).rows[0].converged == 2
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sizes"),
+    [(F64, (2.0**665, 2.0**-665, 2.0**1000)), (torch.float32, (2.0**83, 2.0**-100, 2.0**120))],
+    ids=str,
+)
+def test_the_size_of_b_does_not_matter(dtype, sizes):
+    A = ls.problems.poisson((10, 10)).to(dtype)
+    b = torch.ones(100, dtype=dtype)
+    evaluate = functools.partial(ls.evaluate, preconditioners={"n": None}, rtol=(1e-2, 1e-4), repeats=1)
+    ordinary = evaluate(A, b)
+    for size in sizes:
+        found = evaluate(A, b * size)
+        for row, expected in zip(found.rows, ordinary.rows, strict=True):
+            assert (row.converged, row.failures) == (1, {})
+            assert row.iterations == expected.iterations
+        torch.testing.assert_close(found.histories["n"][0], ordinary.histories["n"][0], rtol=1e-6, atol=0)
+
+
+def test_whoever_converged_by_the_solver_has_converged():
+    """Also where norms of float32 and of float64 fall on two sides of the tolerance."""
+    A = ls.problems.poisson((10, 10)).to(torch.float32)
+    B = torch.randn(100, 40)
+    exact = [ls.solvers.cg(A, b, rtol=1e-3) for b in B.mT]
+    # Tolerances at which a system arrives exactly.
+    for b, solution in zip(B.mT[:20], exact, strict=False):
+        rtol = float((solution.residual_norms[-1] / b.norm()).double())
+        for t in (rtol, np.nextafter(rtol, 0), np.nextafter(rtol, 1)):
+            (row,) = ls.evaluate(A, b, {"n": None}, rtol=t, repeats=1).rows
+            theirs = ls.solvers.cg(A, b, rtol=t)
+            assert row.converged == theirs.converged
+            assert row.iterations.mean == theirs.iterations
+            assert "CONVERGED" not in row.failures
+
+
+class Particular(ValueError):
+    def __init__(self, code: int, text: str):
+        super().__init__(f"{code}: {text}")
+
+
+def fails_with(error):
+    def factory(A):
+        raise error
+
+    return factory
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Particular(3, "of its own"),
+        UnicodeDecodeError("utf-8", b"a", 0, 1, "of its own"),
+        np.linalg.LinAlgError("of its own"),
+        torch.linalg.LinAlgError("of its own"),
+        NotImplementedError("of its own"),
+        RuntimeError("of its own"),
+        ZeroDivisionError("of its own"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_of_any_kind(error):
+    A, b = MATRICES["poisson 1D"](), torch.ones(60, dtype=F64)
+    P = {"none": None, "bad": fails_with(error)}
+    with pytest.raises(ValueError, match=r"evaluate: preconditioner 'bad': .*of its own") as caught:
+        ls.evaluate(A, b, P, repeats=1)
+    assert caught.value.__cause__ is error
+    fine, bad = ls.evaluate(A, b, P, rtol=1e-3, repeats=1, on_error="row").rows
+    assert (fine.converged, bad.converged) == (1, 0)
+    assert "of its own" in bad.message
+
+
+def test_the_median_of_two_is_their_mean(monkeypatch):
+    module = sys.modules["learnsolve.evaluation.evaluate"]
+    took = iter([1.0, 3.0, 7.0, 2.0, 4.0])
+    monkeypatch.setattr(module, "_timed", lambda f, device: (next(took), f()))
+    (row,) = ls.evaluate(
+        MATRICES["poisson 1D"](), torch.ones(60, dtype=F64), {"J": Jacobi}, rtol=1e-3, repeats=2
+    ).rows
+    assert (row.first_setup.mean, row.setup.mean, row.seconds.mean) == (1.0, 5.0, 3.0)
+
+
+def test_a_factory_that_returns_a_matrix_is_one():
+    A = MATRICES["poisson 1D"]()
+    inverse = lambda A: ls.ops.diag(1 / A.diagonal())  # noqa: E731
+    (row,) = ls.evaluate(A, torch.ones(60, dtype=F64), {"D": inverse}, rtol=1e-3, repeats=1).rows
+    assert row.converged == 1
+
+
+def test_tolerances_may_be_tensors():
+    A, b = MATRICES["poisson 1D"](), torch.ones(60, dtype=F64)
+    for rtol in (torch.tensor(0.25), torch.tensor([0.25]), np.array(0.25), np.float32(0.25)):
+        assert ls.evaluate(A, b, {"n": None}, rtol=rtol, repeats=1).rows[0].rtol == 0.25
+
+
+def test_stencil_operators():
+    laplacian = torch.tensor([[0.0, -1, 0], [-1, 4, -1], [0, -1, 0]], dtype=F64)
+    A, b = ls.ops.StencilOperator(laplacian, (9, 10)), torch.randn(90, 2, dtype=F64)
+    P = {"none": None, "D": lambda A: lambda r: r / A.coefficients.amax()}
+    evaluate = functools.partial(ls.evaluate, preconditioners=P, rtol=1e-6, repeats=1)
+    found, expected = evaluate(A, b), ls.evaluate(A.to_csr(), b, {"none": None}, rtol=1e-6, repeats=1)
+    assert [row.iterations for row in found.rows] == [expected.rows[0].iterations] * 2
+    assert evaluate([A, A.to_csr()], [b, b], preconditioners={"none": None}).rows[0].converged == 4
+    batch = A.with_coefficients(torch.stack((A.coefficients, 2 * A.coefficients)))
+    assert evaluate(batch, b).rows[0].converged == 4
+
+
+def test_a_name_with_an_underscore_is_in_the_legend():
+    pytest.importorskip("matplotlib")
+    result = ls.evaluate(
+        MATRICES["poisson 1D"](), torch.ones(60, dtype=F64), {"_mine": None, "J": Jacobi}, repeats=1
+    )
+    (axes,) = result.plot().axes
+    assert [text.get_text().strip() for text in axes.get_legend().get_texts()] == ["_mine", "J"]

@@ -115,6 +115,54 @@ def test_a_solution_is_an_output():
     assert found.backward.operators["learnsolve::csr_spmm"][0] > 4
 
 
+def test_a_graph_of_the_caller_is_left_alone():
+    w = torch.ones(3, requires_grad=True)
+    h = Slow.apply(w, 0).exp()
+    a, b = h.split((1, 2))
+    for warmup in (1, 2, 3):
+        x = torch.ones(1, requires_grad=True)
+        found = ls.profile(lambda x: (a * x).sin().sum() + b.sum(), x, warmup=warmup, repeats=2)
+        assert "aten::cos" in found.backward.operators
+        assert "aten::cat" not in found.backward.operators  # of split, which was there before
+        assert found.backward.seconds < 0.02
+        # Behind it is something that learns by itself: the pass goes there by both ways, again and again.
+        ls.profile(lambda w: (h * w).sin().sum() + b.sum(), w, warmup=warmup, repeats=2)
+        ls.profile(lambda h: (h * w).sin().sum(), h, warmup=warmup, repeats=2)
+    (h.sum() + a.sum()).backward()  # nothing was freed
+    assert w.grad is not None
+
+
+def test_what_was_computed_before_may_be_an_output():
+    w = torch.ones(3, requires_grad=True)
+    h = w.exp()
+    assert ls.profile(lambda: h, repeats=1).backward.operators.get("aten::exp") is None
+    h.sum().backward()
+    # The first call frees nothing of the second.
+    kept = []
+
+    def caches(x):
+        if not kept:
+            kept.append(w.sin())
+        return kept[0] * x
+
+    ls.profile(caches, torch.ones(3, requires_grad=True))
+    kept[0].sum().backward()
+
+
+def test_a_graph_that_was_freed_is_told():
+    h = torch.ones(3, requires_grad=True).exp().exp()
+    h.sum().backward()
+    with pytest.raises(ValueError, match=r"^profile: the backward pass meets a graph that was freed before"):
+        ls.profile(lambda x: h * x, torch.ones(3, requires_grad=True))
+
+
+@pytest.mark.parametrize("make", ["Jacobi", "IC0", "SSOR"])
+def test_the_set_up_of_a_preconditioner(make):
+    A = ls.problems.poisson((12, 12)).requires_grad_()
+    found = ls.profile(getattr(ls.preconditioners, make), A, repeats=2)
+    assert found.backward.calls > 0
+
+
 def test_the_calls_are_those_that_are_documented():
     count = 0
 

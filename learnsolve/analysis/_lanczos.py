@@ -36,8 +36,9 @@ def lanczos(name: str, A: Map, M: Map | None, start: Tensor, most: int, rtol: fl
     """Up to `most` steps, until both ends are known to `rtol`, relative to each. None if A or M gives what is
     not finite."""
     n, eps = start.shape[0], torch.finfo(start.dtype).eps
-    V = start.new_empty(most + 1, n)
-    Y = V if M is None else torch.empty_like(V)
+    with plain_tensors():  # those of inference mode could not be filled here
+        V = start.new_empty(most + 1, n)
+        Y = V if M is None else torch.empty_like(V)
     alpha, beta = [], []  # of the tridiagonal matrix
     size = length = 0.0  # size: of its largest entry
     w = start

@@ -33,7 +33,7 @@ def condition_number(
     -------
     Estimate, whose `error` is what those of the eigenvalues can make of the quotient:
         :math:`(\lambda_{\max} + e_2) / (\lambda_{\min} - e_1) - \kappa`. For a matrix that is singular up to
-        rounding the value is infinite.
+        rounding the value is infinite, and has no gradient.
 
     Raises
     ------
@@ -74,7 +74,7 @@ def condition_number(
         warn(
             name,
             f"the smallest eigenvalue, {float(low):.3g} +- {float(found.errors[0]):.2g}, may be zero: A is "
-            "singular, or more steps are needed",
+            "singular, or more steps are needed; an infinite value has no gradient",
         )
         infinite = torch.full_like(low, torch.inf)
         return Estimate(value if low > 0 and not found.converged else infinite, infinite, False)

@@ -19,7 +19,7 @@ def convergence_factor(history: Tensor | Solution, *, last: float = 0.5, rtol: f
     history : Solution, or its `residual_norms`: Tensor, shape (N + 1,) or (..., N + 1, k). Of a Solution, a
         column counts until it stopped; a Tensor is taken as it is.
     last : the part of the iterations that counts, in (0, 1]; at least one does
-    rtol : when the factor is called settled; see `error`
+    rtol : when the factor is called settled, finite; see `error`
 
     Returns
     -------
@@ -41,8 +41,9 @@ def convergence_factor(history: Tensor | Solution, *, last: float = 0.5, rtol: f
 
     Notes
     -----
-    A residual of exactly zero gives the factor 0, with gradient zero. At the level of rounding, residuals do
-    not fall any more: choose fewer iterations, or cut a Tensor there.
+    A residual of exactly zero gives the factor 0, with gradient zero; where it was zero from the start, as
+    for b = 0, there was nothing to reduce, and the error is 0. At the level of rounding, residuals do not
+    fall any more: choose fewer iterations, or cut a Tensor there.
 
     Gradient: exact, to any order, through the two norms (of a Solution: unless its gradient is "implicit").
     Cost: none beside the iteration.
@@ -68,6 +69,7 @@ def convergence_factor(history: Tensor | Solution, *, last: float = 0.5, rtol: f
         raise TypeError(f"{name}: history must be a Solution or a Tensor, got {type(history).__name__}")
     if isinstance(last, bool) or not isinstance(last, (int, float)) or not 0 < last <= 1:
         raise ValueError(f"{name}: last must be in (0, 1], got {last!r}")
+    _check.tolerance(name, "rtol", rtol)
     _check.dtype(name, "history", norms)
     vector = norms.dim() == 1
     if vector:
@@ -85,6 +87,7 @@ def convergence_factor(history: Tensor | Solution, *, last: float = 0.5, rtol: f
     with torch.no_grad():
         late, early = _factor(norms, end, half), _factor(norms, end - half, count - half)
         error = torch.where(count > 1, (late - early).abs(), torch.inf)
+        error = torch.where((norms == 0).all(-2), 0, error)
         settled = bool((error <= rtol * value).all())
         finite = bool(torch.isfinite(value).all())
     if not finite:

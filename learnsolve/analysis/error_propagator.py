@@ -5,6 +5,7 @@ Source: Saad, "Iterative Methods for Sparse Linear Systems" (2003), section 4.2.
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any
 
 import torch
@@ -22,7 +23,8 @@ class ErrorPropagator:
 
     Parameters
     ----------
-    A : CSR, shape (n, n); or a scipy.sparse.linalg.LinearOperator; or a callable on blocks of columns (n, k)
+    A : CSR or StencilOperator, shape (n, n); or a scipy.sparse.linalg.LinearOperator; or a callable on blocks
+        of columns (n, k)
     M : a preconditioner, as solvers take it; Jacobi(A) for Jacobi's method; the identity if not given
     weight : number or Tensor of shape (), (n,), or for N sweeps (N, 1) or (N, n)
     n, dtype : size and dtype (float64 if not given) of a callable A, which does not tell them
@@ -36,8 +38,8 @@ class ErrorPropagator:
 
     Notes
     -----
-    Calling it with a block of columns (n, k) costs N products with A and with M, and is differentiable in A,
-    M and weight as these are.
+    Calling it with a vector (n,) or a block of columns (..., n, k) costs N products with A and with M, and is
+    differentiable in A, M and weight as these are.
 
     Examples
     --------
@@ -67,6 +69,8 @@ class ErrorPropagator:
         self.A = as_operator(name, A, start, None, ())
         self.M = as_preconditioner(name, "M", M, start)
         if not isinstance(weight, Tensor):
+            if isinstance(weight, bool) or not isinstance(weight, Real):
+                raise TypeError(f"{name}: weight must be a number or a Tensor, got {type(weight).__name__}")
             weight = torch.as_tensor(float(weight), dtype=space.dtype, device=space.device)
         _check.same_kind(name, "weight", weight, start)
         if weight.dim() > 2 or (weight.dim() > 0 and weight.shape[-1] not in (1, space.n)):
@@ -77,6 +81,19 @@ class ErrorPropagator:
         self.weight = weight
 
     def __call__(self, X: Tensor) -> Tensor:
+        name = "ErrorPropagator"
+        _check.tensor(name, "X", X)
+        n = self.shape[0]
+        if X.dim() == 0 or X.shape[0 if X.dim() == 1 else -2] != n:
+            raise ValueError(f"{name}: X must have shape ({n},) or (..., {n}, k), got {tuple(X.shape)}")
+        if X.dtype != self.dtype or X.device != self.device:
+            raise TypeError(
+                f"{name}: X must be {self.dtype} on {self.device}, as A is, got {X.dtype} on {X.device}; "
+                "convert one with .to()"
+            )
+        return self._columns(X.unsqueeze(-1)).squeeze(-1) if X.dim() == 1 else self._columns(X)
+
+    def _columns(self, X: Tensor) -> Tensor:
         weight = self.weight
         for w in weight if weight.dim() == 2 else (weight,):
             Z = self.A(X)

@@ -16,7 +16,7 @@ from learnsolve.analysis._lanczos import lanczos
 from learnsolve.analysis._operands import constant, linear, space_of
 from learnsolve.ops._autograd import tracked
 from learnsolve.solvers._operator import as_operator, as_preconditioner
-from learnsolve.solvers._options import check_symmetric, number
+from learnsolve.solvers._options import check_symmetric
 
 
 class ExtremeEigenvalues(NamedTuple):
@@ -50,7 +50,8 @@ def extreme_eigenvalues(
 
     Parameters
     ----------
-    A : CSR, shape (n, n); or a scipy.sparse.linalg.LinearOperator; or a callable on blocks of columns (n, k)
+    A : CSR or StencilOperator, shape (n, n); or a scipy.sparse.linalg.LinearOperator; or a callable on blocks
+        of columns (n, k)
     M : a preconditioner: Preconditioner, CSR, LinearOperator, or callable on blocks of columns
     steps : int, the most steps of Lanczos
     rtol : stop when both errors are at most rtol times the eigenvalue; 1e-6 if not given, 1e-3 in float32
@@ -70,7 +71,8 @@ def extreme_eigenvalues(
     Warns
     -----
     RuntimeWarning
-        if `steps` did not suffice, or A or M gives what is not finite (then the values are NaN).
+        if `steps` did not suffice, or A or M gives what is not finite (then the values are NaN, and have no
+        gradient).
 
     Notes
     -----
@@ -87,6 +89,9 @@ def extreme_eigenvalues(
 
     It is as exact as the eigenvector: error over the gap to the next eigenvalue. A multiple eigenvalue has no
     derivative; this is one of its subgradients. Second derivatives raise.
+
+    The same bits in every call on one machine with as many threads: dense products and LAPACK on their
+    results may round in another order for another number of them.
 
     Cost: k steps take k products with A and with M, :math:`4 k^2 n` flops of orthogonalisation and k (with M
     2 k) vectors of memory; k is about :math:`\sqrt{\kappa}` times a logarithm. Backward: that of one product
@@ -120,7 +125,7 @@ def _extreme(
     steps = _check.integer(name, "steps", steps, 1)
     if rtol is None:
         rtol = 1e-6 if space.dtype == torch.float64 else 1e-3
-    number(name, "rtol", rtol)
+    _check.tolerance(name, "rtol", rtol)
     start = space.start()
     operator = as_operator(name, A, start, None, (), symmetric=True)
     linear(name, "M A", M)
@@ -135,7 +140,11 @@ def _extreme(
         rtol,
     )
     if ends is None:
-        warn(name, "A or M gives infinities or NaNs, so do the eigenvalues; check what they are made of")
+        warn(
+            name,
+            "A or M gives infinities or NaNs, so do the eigenvalues, which have no gradient; check what they "
+            "are made of",
+        )
         nan = space.numbers(torch.nan, torch.nan)
         return ExtremeEigenvalues(nan[0], nan[1], space.numbers(torch.inf, torch.inf), 0, False)
     if not ends.converged:

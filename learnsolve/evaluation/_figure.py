@@ -35,7 +35,9 @@ def figure(evaluation: Evaluation) -> Any:
         # What lies under another line is seen beside it.
         width = 1.4 + 1.6 * (1 - (i + 1) / len(evaluation.histories))
         steps = range(table.shape[1])
-        axes.semilogy(steps, table.median(0).values, style, color=colour, label=name, linewidth=width)
+        # matplotlib leaves labels that begin with "_" out of the legend.
+        label = f" {name}" if name.startswith("_") else name
+        axes.semilogy(steps, table.median(0).values, style, color=colour, label=label, linewidth=width)
         if len(histories) > 1:
             low, high = table.amin(0), table.amax(0)
             axes.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)

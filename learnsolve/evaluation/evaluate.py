@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from numbers import Real
 from typing import Any, NamedTuple
 
+import numpy as np
 import scipy.sparse.linalg
 import torch
 from torch import Tensor
@@ -15,25 +19,25 @@ from torch import Tensor
 from learnsolve import _check, solvers
 from learnsolve.csr import CSR
 from learnsolve.evaluation._result import Evaluation, Row, Spread
+from learnsolve.ops.stencil_operator import StencilOperator
 from learnsolve.pattern import SparsityPattern
 from learnsolve.preconditioners.base import Preconditioner
-from learnsolve.solvers._options import number
 from learnsolve.solvers.base import Solution, Status
 
 SOLVERS = ("cg", "fcg", "minres", "bicgstab", "gmres", "fgmres")
 MADE = (Preconditioner, CSR, scipy.sparse.linalg.LinearOperator, torch.nn.Module)
+Matrix = CSR | StencilOperator
 
 
 class _System(NamedTuple):
-    A: CSR
+    A: Matrix
     b: Tensor  # (n,)
 
 
 class _Run(NamedTuple):
     """A system solved with a preconditioner."""
 
-    status: Status  # of the run to the tightest tolerance
-    history: Tensor
+    history: Tensor  # of the run to the tightest tolerance
     iterations: list[int | None]  # to each tolerance, if it was reached
     seconds: list[float | None]
     statuses: list[Status]
@@ -45,7 +49,7 @@ class _Setup(NamedTuple):
 
 
 def evaluate(
-    A: CSR | Sequence[CSR],
+    A: Matrix | Sequence[Matrix],
     b: Tensor | Sequence[Tensor],
     preconditioners: Mapping[str, Any],
     *,
@@ -59,7 +63,8 @@ def evaluate(
 
     Parameters
     ----------
-    A : CSR, shape (n, n), values (..., nnz) for a batch of matrices; or a sequence of CSRs
+    A : CSR, shape (n, n), values (..., nnz) for a batch of matrices; or a StencilOperator, which may have
+        batch axes too; or a sequence of such matrices
     b : Tensor, (n,) or (..., n, k): each batch entry and each of the k columns is a system of its own; or a
         sequence of such tensors, one for each matrix of a sequence
     preconditioners : by name, one of
@@ -68,12 +73,14 @@ def evaluate(
         - a Preconditioner, CSR, LinearOperator or torch.nn.Module, for all matrices alike;
         - a class or function A -> M that makes one of a matrix: it is called and timed for each. A plain
           function r -> M r is given as ``lambda A: f``.
-    rtol : a tolerance or several; a system has reached one when ||b - A x|| <= rtol ||b||
+    rtol : a finite tolerance or several; a system has reached one when the solver, asked for it, says that
+        it converged: ||b - A x|| <= rtol ||b||
     solver : "cg", "fcg", "minres", "bicgstab", "gmres", "fgmres"; or a callable
         (A, b, *, rtol, maxiter, M) -> Solution, such as ``functools.partial(gmres, restart=50)``
     maxiter : int, the solver's own if not given
-    repeats : how often each solve, and each set-up, is timed; the median counts. 0: seconds are NaN
-    on_error : "raise"; or "row", a ValueError of a factory or of the solver becomes the message of a row
+    repeats : how often each solve, and each set-up, is timed, at least 1; the median counts
+    on_error : "raise"; or "row", an error of a factory or of the solver (any but a TypeError) becomes the
+        message of a row
 
     Returns
     -------
@@ -82,19 +89,23 @@ def evaluate(
     Raises
     ------
     ValueError
-        if shapes or values do not fit; or, naming the preconditioner, if its factory or the solver refuses.
+        if shapes or values do not fit; or, naming the preconditioner, if its factory or the solver fails: the
+        error it raised is the cause.
     TypeError
         if types do not fit.
 
     Notes
     -----
-    One run to the tightest tolerance gives the history of residuals and from it the iterations to every
-    tolerance. Seconds are those of runs to each tolerance by itself; if such a run does not confirm that it
-    converged, the system counts as not converged there, with the name of its status. Systems are solved one
+    A system is solved to each tolerance by itself: whether it converged, iterations and seconds are those of
+    that run, in the solver's words. The run to the tightest one gives the history. Systems are solved one
     after the other, without gradient. The first set-up works on a copy of A's pattern that nothing was
-    planned for; later ones find the plans. Counts and residuals are deterministic, seconds are not.
+    planned for; later ones find the plans. On a CUDA device the clock is read when it has finished. Counts
+    and residuals are deterministic, seconds are not.
 
-    Cost: systems (1 + tolerances (repeats + 1)) solves a preconditioner.
+    Histories are relative to ||b|| and do not depend on the size of b, up to sizes whose norms the dtype
+    cannot hold.
+
+    Cost: systems x tolerances x (repeats + 1) solves a preconditioner, one where a system does not converge.
 
     Examples
     --------
@@ -109,7 +120,7 @@ def evaluate(
     """
     name = "evaluate"
     tolerances = _tolerances(name, rtol)
-    repeats = _check.integer(name, "repeats", repeats, 0)
+    repeats = _check.integer(name, "repeats", repeats, 1)
     _check.one_of(name, "on_error", on_error, ("raise", "row"))
     if maxiter is not None:
         maxiter = _check.integer(name, "maxiter", maxiter, 0)
@@ -125,6 +136,9 @@ def evaluate(
         raise TypeError(
             f"{name}: preconditioners must be a dict from names, got {type(preconditioners).__name__}"
         )
+    for label in preconditioners:
+        if not isinstance(label, str):
+            raise TypeError(f"{name}: names of preconditioners must be strings, got {label!r}")
     groups = _systems(name, A, b)
     rows, histories = [], {}
     for label, given in preconditioners.items():
@@ -137,10 +151,13 @@ def evaluate(
                     for M in [_made(given, matrix, setup, repeats)]
                     for system in systems
                 ]
-        except (ValueError, TypeError) as error:
-            if on_error == "raise" or isinstance(error, TypeError):
-                raise type(error)(f"{name}: preconditioner {label!r}: {error}") from error
-            runs, message = [], str(error)
+        except TypeError as error:  # a mistake of the call, not of one method among others
+            raise TypeError(f"{name}: preconditioner {label!r}: {error}") from error
+        except (ValueError, RuntimeError, ArithmeticError) as error:
+            # A class of errors may want other arguments than a message: none is made anew but our own.
+            if on_error == "raise":
+                raise ValueError(f"{name}: preconditioner {label!r}: {error}") from error
+            runs, message = [], str(error) or type(error).__name__
         else:
             message = ""
         histories[label] = [run.history for run in runs]
@@ -152,53 +169,66 @@ def evaluate(
 
 
 def _tolerances(name: str, rtol: Any) -> list[float]:
-    found = [rtol] if isinstance(rtol, (int, float)) else list(rtol)
+    if isinstance(rtol, (Tensor, np.ndarray)):
+        rtol = rtol.tolist()
+    if isinstance(rtol, (Real, str)) or not isinstance(rtol, Iterable):
+        rtol = [rtol]
+    found = list(rtol)
     for t in found:
-        number(name, "rtol", t)
+        _check.tolerance(name, "rtol", t)
     if not found:
         raise ValueError(f"{name}: rtol must be a tolerance or several, got none")
     return sorted((float(t) for t in found), reverse=True)
 
 
-def _systems(name: str, A: Any, b: Any) -> list[tuple[CSR, list[_System]]]:
+def _systems(name: str, A: Any, b: Any) -> list[tuple[Matrix, list[_System]]]:
     """Each matrix by itself, with its right-hand sides."""
-    if isinstance(A, CSR):
+    if isinstance(A, Matrix):
         return _of_one(name, A, b)
     if not isinstance(A, Sequence) or not isinstance(b, Sequence):
         raise TypeError(
-            f"{name}: A must be a CSR, or A and b sequences of them and of tensors, got {type(A).__name__} "
-            f"and {type(b).__name__}"
+            f"{name}: A must be a CSR or a StencilOperator, or A and b sequences of them and of tensors, got "
+            f"{type(A).__name__} and {type(b).__name__}"
         )
     if len(A) != len(b) or not A:
         raise ValueError(
             f"{name}: needs one b for each A, got {len(A)} matrices and {len(b)} right-hand sides"
         )
     for one in A:
-        if not isinstance(one, CSR):
-            raise TypeError(f"{name}: A must hold CSRs, got {type(one).__name__}; make one with CSR.from_*")
+        if not isinstance(one, Matrix):
+            raise TypeError(
+                f"{name}: A must hold CSRs or StencilOperators, got {type(one).__name__}; make a CSR with "
+                "CSR.from_*"
+            )
     return [group for one, its in zip(A, b, strict=True) for group in _of_one(name, one, its)]
 
 
-def _of_one(name: str, A: CSR, b: Any) -> list[tuple[CSR, list[_System]]]:
-    _check.same_kind(name, "b", b, A.values)
+def _of_one(name: str, A: Matrix, b: Any) -> list[tuple[Matrix, list[_System]]]:
+    entries = (A.values if isinstance(A, CSR) else A.coefficients).detach()
+    _check.same_kind(name, "b", b, entries)
     n = A.shape[0]
     if A.shape[1] != n:
         raise ValueError(f"{name}: A must be square, got shape {A.shape}")
     if b.dim() == 0 or b.shape[0 if b.dim() == 1 else -2] != n:
         raise ValueError(f"{name}: b must have A.shape[0] = {n} rows, got shape {tuple(b.shape)}")
-    A, b = A.detach(), b.detach()
+    b = b.detach()
     b = b.unsqueeze(-1) if b.dim() == 1 else b
-    _check.batches(name, A.batch_shape, b.shape[:-2], "A.values and b")
+    _check.batches(name, A.batch_shape, b.shape[:-2], "A and b")
     if not A.batch_shape:
-        return [(A, [_System(A, c) for c in b.mT.reshape(-1, n)])]
+        one = _with_entries(A, entries)
+        return [(one, [_System(one, c) for c in b.mT.reshape(-1, n)])]
     batch = torch.broadcast_shapes(A.batch_shape, b.shape[:-2])
     B = b.expand(*batch, *b.shape[-2:]).reshape(batch.numel(), *b.shape[-2:])
-    values = A.values.expand(*batch, A.nnz).reshape(batch.numel(), A.nnz)
-    matrices = [A.with_values(v) for v in values]
+    core = entries.shape[len(A.batch_shape) :]
+    matrices = [_with_entries(A, e) for e in entries.expand(*batch, *core).reshape(batch.numel(), *core)]
     return [(one, [_System(one, c) for c in its.mT]) for one, its in zip(matrices, B, strict=True)]
 
 
-def _made(given: Any, A: CSR, setup: _Setup, repeats: int) -> Any:
+def _with_entries(A: Matrix, entries: Tensor) -> Matrix:
+    return A.with_values(entries) if isinstance(A, CSR) else A.with_coefficients(entries)
+
+
+def _made(given: Any, A: Matrix, setup: _Setup, repeats: int) -> Any:
     """The preconditioner of A. A class is a factory, also one whose objects are preconditioners."""
     if given is None or isinstance(given, MADE):
         batch: Any = getattr(given, "batch_shape", ())
@@ -210,17 +240,41 @@ def _made(given: Any, A: CSR, setup: _Setup, repeats: int) -> Any:
         return given
     if not callable(given):
         raise TypeError(f"must be None, a preconditioner, or a function A -> M, got {type(given).__name__}")
-    factory: Callable[[CSR], Any] = given
-    P = A.pattern
-    unknown = SparsityPattern(P.crow_indices.clone(), P.col_indices.clone(), P.shape)
-    # A new CSR each time: one keeps what was computed of its values.
-    seconds, M = _timed(lambda: factory(CSR(A.values, unknown)))
+    factory: Callable[[Matrix], Any] = given
+    fresh: Callable[[], Matrix] = lambda: A  # noqa: E731
+    if isinstance(A, CSR):
+        P, values = A.pattern, A.values
+        unknown = SparsityPattern(P.crow_indices.clone(), P.col_indices.clone(), P.shape)
+        # A new CSR each time: one keeps what was computed of its values.
+        fresh = lambda: CSR(values, unknown)  # noqa: E731
+    seconds, M = _timed(lambda: factory(fresh()), A.device)
+    if not setup.first:
+        _check_made(factory, M, A)
     setup.first.append(seconds)
-    if repeats:
-        setup.later.append(
-            _median([_timed(lambda: factory(CSR(A.values, unknown)))[0] for _ in range(repeats)])
-        )
+    later = [_timed(lambda: factory(fresh()), A.device)[0] for _ in range(repeats)]
+    setup.later.append(statistics.median(later))
     return M
+
+
+def _check_made(factory: Callable[[Any], Any], M: Any, A: Matrix) -> None:
+    """A function r -> M r in the place of A -> M often runs, and makes nonsense of a matrix: where it gives a
+    matrix for the matrix, it is asked for a vector."""
+    what = type(M).__name__
+    if isinstance(M, Matrix):
+        column = torch.ones(A.shape[0], 1, dtype=A.dtype, device=A.device)
+        try:
+            answer = factory(column)
+        except Exception:  # a factory, which has no use for a vector, may raise anything
+            return
+        if not isinstance(answer, Tensor) or answer.shape != column.shape:
+            return
+        what = "a vector for a vector"
+    elif isinstance(M, MADE) or callable(M):
+        return
+    raise TypeError(
+        f"must be a function A -> M that returns a preconditioner, got {what}; a plain function f: r -> M r "
+        "is given as lambda A: f, and no preconditioner as None"
+    )
 
 
 def _solve(
@@ -233,42 +287,44 @@ def _solve(
 ) -> _Run:
     A, b = system
     run = partial(solve, A, b, maxiter=maxiter, M=M)
-    solution = run(rtol=tolerances[-1])
-    length = float(b.norm())
-    norms = solution.residual_norms.detach().double()
     iterations, seconds, statuses = [], [], []
+    solution = None
     for rtol in tolerances:
-        reached = (norms <= rtol * length).nonzero()
-        count = int(reached[0]) if len(reached) else None
-        status = solution.status
-        took = None
-        if rtol == tolerances[-1] and status is not Status.CONVERGED:
-            count = None  # at a residual that the recurrence, but not A, has reached
-        elif count is not None:
-            status = Status.CONVERGED
-        if count is not None and repeats:
-            status = run(rtol=rtol).status
-            if status is Status.CONVERGED:
-                took = _median([_timed(lambda rtol=rtol: run(rtol=rtol))[0] for _ in range(repeats)])
-            else:
-                count = None
-        iterations.append(count)
-        seconds.append(took)
-        statuses.append(status)
-    return _Run(solution.status, norms / (length or 1), iterations, seconds, statuses)
+        solution = run(rtol=rtol)
+        if not isinstance(solution, Solution):
+            raise TypeError(f"solver must return a Solution, got {type(solution).__name__}")
+        converged = solution.status is Status.CONVERGED
+        took = [_timed(partial(run, rtol=rtol), A.device)[0] for _ in range(repeats if converged else 0)]
+        iterations.append(solution.iterations if converged else None)
+        seconds.append(statistics.median(took) if took else None)
+        statuses.append(solution.status)
+    assert solution is not None
+    return _Run(_relative(solution.residual_norms.detach(), b), iterations, seconds, statuses)
 
 
-def _timed(f: Callable[[], Any]) -> tuple[float, Any]:
+def _relative(norms: Tensor, b: Tensor) -> Tensor:
+    """norms / ||b||, whose squares may lie outside of the range of the dtype: in units of a power of two."""
+    norms, b = norms.double(), b.double()
+    largest = float(b.abs().max()) if b.numel() else 0.0
+    if largest == 0:
+        return norms
+    # 1022: its inverse is a number too.
+    unit = 2.0 ** max(-1022, math.frexp(largest)[1] - 1) if math.isfinite(largest) else 1.0
+    return norms / unit / torch.linalg.vector_norm(b / unit)
+
+
+def _timed(f: Callable[[], Any], device: torch.device) -> tuple[float, Any]:
+    _wait(device)
     start = time.perf_counter()
     result = f()
-    # A device works on after the call; reading a number waits for it.
-    if isinstance(result, Solution) and result.x.numel():
-        result.x.reshape(-1)[0].item()
+    _wait(device)
     return time.perf_counter() - start, result
 
 
-def _median(numbers: list[float]) -> float:
-    return sorted(numbers)[len(numbers) // 2]
+def _wait(device: torch.device) -> None:
+    """For all that was asked of a device, which works on after a call."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _row(label: str, rtol: float, i: int, systems: int, runs: list[_Run], setup: _Setup, message: str) -> Row:

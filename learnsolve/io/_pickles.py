@@ -1,12 +1,16 @@
 """Arrays and SciPy matrices from pickles of Python 2, without running anything that a pickle names.
 
-A pickle is a program: it may call whatever it can name. Here a name stands for a class of this file, which
-only keeps what it is given, or for an empty container; every other name is refused. Arrays are made from
-what was kept by `numpy.frombuffer`, so that no constructor of NumPy or SciPy sees a state from the file.
+A pickle is a program: it may call whatever it can name, and set attributes of it. Here a name stands for a
+class of this file, which only keeps what it is given and has no attributes to set, or for an empty container;
+every other name is refused. Arrays are made from what was kept by `numpy.frombuffer`, so that no constructor
+of NumPy or SciPy sees a state from the file. Before it runs, the program is read through for what takes
+memory or stack out of proportion to its length.
 """
 
 import collections
+import io
 import pickle
+import pickletools
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,6 +18,8 @@ import numpy as np
 import scipy.sparse
 
 KINDS = {"i4", "i8", "f4", "f8"}
+COLUMNS = 2**24  # the largest of Planetoid's matrices has some 60,000
+TUPLES = 1000  # those that arrays and matrices need are below 20
 
 
 class Refused(ValueError):
@@ -28,17 +34,39 @@ def load(path: Path) -> Any:
     Refused
         for a name that is not allowed, and whatever is damaged.
     """
-    with path.open("rb") as file:
-        try:
-            return _finish(_Unpickler(file, encoding="latin1").load())
-        except Refused:
-            raise
-        except Exception as error:  # whatever damaged bytes make the unpickler raise
-            raise Refused(f"is damaged or no pickle ({type(error).__name__}: {error})") from error
+    content = path.read_bytes()
+    try:
+        _scan(content)
+        return _finish(_Unpickler(io.BytesIO(content), encoding="latin1").load())
+    except Refused:
+        raise
+    except Exception as error:  # whatever damaged bytes make the unpickler raise
+        raise Refused(f"is damaged or no pickle ({type(error).__name__}: {error})") from error
+
+
+def _scan(content: bytes) -> None:
+    """Refuse what would take more memory or stack than the file has any use for. `genops` runs nothing, and
+    raises where a length goes beyond the end."""
+    tuples, largest, operations = 0, 0, 0
+    for operation, value, _ in pickletools.genops(content):
+        operations += 1
+        tuples += "TUPLE" in operation.name
+        # The unpickler allocates a table of the largest number, and a frame before it looks for its end.
+        if operation.name in ("PUT", "BINPUT", "LONG_BINPUT", "FRAME"):
+            assert isinstance(value, int)
+            if not 0 <= value <= len(content):
+                raise Refused(f"is damaged: {operation.name} of {value} in {len(content)} bytes")
+            largest = max(largest, 0 if operation.name == "FRAME" else value)
+    if largest > operations:
+        raise Refused(f"is damaged: a memo of {largest} in {operations} operations")
+    if tuples > TUPLES:  # one in the other: the hash of the outer needs a stack frame for each
+        raise Refused(f"has {tuples} tuples, Planetoid files a few")
 
 
 class _Dtype:
     """numpy.dtype(kind, align, copy), then its state (version, byte order, ...)."""
+
+    __slots__ = ("kind", "order")
 
     def __init__(self, kind: Any, *_: Any):
         if kind not in KINDS:
@@ -52,33 +80,53 @@ class _Dtype:
 class _NDArray:
     """What `_reconstruct` returns, then the state (version, shape, dtype, Fortran order, bytes)."""
 
-    array: np.ndarray | None = None
+    __slots__ = ("state",)
+
+    def __init__(self, *_: Any):
+        self.state: tuple | None = None
 
     def __setstate__(self, state: tuple) -> None:
-        _, shape, dtype, fortran, data = state
+        # A program may name one string as that of many arrays: they are made when they are asked for.
+        self.state = state
+
+    def array(self) -> np.ndarray:
+        if self.state is None:
+            raise Refused("lacks an array")
+        _, shape, dtype, fortran, data = self.state
         if not isinstance(dtype, _Dtype) or not isinstance(data, str):
             raise Refused("has an array that does not hold numbers")
         flat = np.frombuffer(data.encode("latin1"), dtype=dtype.order + dtype.kind)
         native = flat.astype(dtype.kind)
-        self.array = native.reshape(shape, order="F" if fortran else "C")
+        return native.reshape(shape, order="F" if fortran else "C")
 
 
 class _Matrix:
     """scipy.sparse.csr_matrix: its attributes, of which four are read."""
 
-    state: dict[str, Any]
+    __slots__ = ("state",)
+
+    def __init__(self) -> None:
+        self.state: dict[str, Any] = {}
 
     def __setstate__(self, state: dict) -> None:
         self.state = dict(state)
 
 
-def _reconstruct(*_: Any) -> _NDArray:
-    return _NDArray()
+class _Reconstruct:
+    """numpy's function of that name. No function: the attributes of one could be set by a file."""
+
+    __slots__ = ()
+
+    def __call__(self, *_: Any) -> _NDArray:
+        return _NDArray()
+
+    def __setstate__(self, state: Any) -> NoReturn:
+        raise Refused("sets attributes of what it names, which no Planetoid file does")
 
 
 class _Unpickler(pickle.Unpickler):
     ALLOWED = {  # noqa: RUF012  (never changed)
-        ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
+        ("numpy.core.multiarray", "_reconstruct"): _Reconstruct(),
         ("numpy", "ndarray"): _NDArray,
         ("numpy", "dtype"): _Dtype,
         ("scipy.sparse.csr", "csr_matrix"): _Matrix,
@@ -108,9 +156,9 @@ def _finish(value: Any) -> Any:
 
 
 def _array(value: Any) -> np.ndarray:
-    if not isinstance(value, _NDArray) or value.array is None:
+    if not isinstance(value, _NDArray):
         raise Refused("lacks an array")
-    return value.array
+    return value.array()
 
 
 def _csr(state: dict[str, Any]) -> scipy.sparse.csr_array:
@@ -119,6 +167,8 @@ def _csr(state: dict[str, Any]) -> scipy.sparse.csr_array:
     if not (isinstance(shape, tuple) and len(shape) == 2 and all(type(s) is int and s >= 0 for s in shape)):
         raise Refused(f"has a matrix of shape {shape!r}")
     rows, columns = shape
+    if columns > COLUMNS:
+        raise Refused(f"has a matrix of {columns} columns, of which {COLUMNS} are read")
     if (
         data.shape != indices.shape
         or indptr.shape != (rows + 1,)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-import zipfile
+import re
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -34,11 +35,14 @@ DIGESTS = {
     )
 }
 VALIDATION = 500  # nodes, those after the training nodes
-# What an .npz file holds; the digest is that of the raw files it was made from.
+# What an .npz file holds; beside it `digest`, that of the raw files it was made from, and `content`, that of
+# these.
 ARRAYS = (
     *("edges", "indptr", "indices", "data", "shape", "labels", "classes"),
-    *("train", "validation", "test", "digest"),
+    *("train", "validation", "test"),
 )
+# Words of letters, digits, _ and -, between dots: no path.
+NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,8 @@ def planetoid(
 
     Parameters
     ----------
-    name : the NAME in the files' names; "citeseer" can be downloaded
+    name : the NAME in the files' names, of small letters, digits, "_", "-" and dots between them; "citeseer"
+        can be downloaded
     folder : where the files are; None downloads them once (`pip install 'learnsolve[data]'`) into the cache
     normalise : divide each row of features by its sum; rows of zeros stay
     keep : keep what was read from `folder` in the cache as an .npz file, which later calls read instead of
@@ -96,7 +101,7 @@ def planetoid(
         if a file is missing; the message names it.
     ValueError
         if a file is damaged, does not fit the others, asks for anything but arrays, matrices and lists, or
-        has another SHA-256 than the one to be downloaded.
+        has another SHA-256 than the one to be downloaded; or if `name` is no such name.
     OSError
         if a file cannot be downloaded.
     ImportError
@@ -105,8 +110,9 @@ def planetoid(
     Notes
     -----
     Six of the files are pickles. They are read by an unpickler that runs nothing they name. The .npz file in
-    the cache is named by the SHA-256 of the raw files, so that it never stands for other ones. The cache is
-    the folder in the environment variable LEARNSOLVE_CACHE, else the system's.
+    the cache is named by the SHA-256 of the raw files, so that it never stands for other ones, and holds that
+    of its content: a damaged one is made anew. The cache is the folder in the environment variable
+    LEARNSOLVE_CACHE, else the system's.
 
     Nodes of the test range that test.index leaves out (15 in CiteSeer) have no features and the label -1.
     The training nodes are the first ones, the 500 after them, as far as allx has that many, are for
@@ -125,6 +131,13 @@ def planetoid(
     >>> graph.features  # doctest: +SKIP
     CSR(shape=(3327, 3703), nnz=105165, dtype=float32, device=cpu, density=0.9%)
     """
+    if not isinstance(name, str):
+        raise TypeError(f"planetoid: name must be a string, got {type(name).__name__}")
+    if not NAME.fullmatch(name):
+        raise ValueError(
+            'planetoid: name must be of small letters, digits, "_", "-" and dots between them, got '
+            f"{name!r}; the folder is an argument of its own"
+        )
     _check.flag("planetoid", "normalise", normalise)
     _check.flag("planetoid", "keep", keep)
     if dtype not in _check.SUPPORTED:
@@ -135,9 +148,11 @@ def planetoid(
         paths = _paths(name, Path(folder))
         digest = _digest(paths)
         stored = _npz(name, digest) if keep else None
-        arrays = (_load(stored, digest) if stored else None) or _read(paths, digest)
-        if stored:
-            _store(stored, arrays)
+        arrays = _load(stored, digest) if stored else None
+        if arrays is None:
+            arrays = _read(paths)
+            if stored:
+                _store(stored, arrays, digest)
     return _graph(name, arrays, normalise, dtype, device)
 
 
@@ -155,8 +170,8 @@ def _downloaded(name: str) -> dict[str, np.ndarray]:
     if arrays is None:
         raw = stored.parent / "planetoid"
         _cache.download("planetoid", raw, URL, digests)
-        arrays = _read(_paths(name, raw), digest)
-        _store(stored, arrays)
+        arrays = _read(_paths(name, raw))
+        _store(stored, arrays, digest)
     return arrays
 
 
@@ -187,27 +202,38 @@ def _load(path: Path, digest: str) -> dict[str, np.ndarray] | None:
     """The arrays of an .npz file; None if there is none, or not a good one: it is then made anew."""
     try:
         with np.load(path, allow_pickle=False) as file:
+            if str(file["digest"]) != digest:
+                return None
             arrays = {key: file[key] for key in ARRAYS}
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            return arrays if str(file["content"]) == _content(arrays) else None
+    except Exception:  # damaged bytes make zipfile, zlib and NumPy raise errors of a dozen kinds
         return None
-    return arrays if str(arrays["digest"]) == digest else None
 
 
-def _store(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    """Write the .npz file; another process may do the same at this moment."""
-    if path.is_file():
-        return
+def _content(arrays: dict[str, np.ndarray]) -> str:
+    """The SHA-256 of the arrays, their shapes and types included."""
+    found = hashlib.sha256()
+    for key in ARRAYS:
+        array = arrays[key]
+        found.update(f"{key} {array.dtype.str} {array.shape};".encode())
+        found.update(np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()
+
+
+def _store(path: Path, arrays: dict[str, np.ndarray], digest: str) -> None:
+    """Write the .npz file, in place of a damaged one; another process may do the same at this moment."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     try:
         with temporary.open("wb") as file:
-            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+            held = arrays | {"digest": np.array(digest), "content": np.array(_content(arrays))}
+            np.savez_compressed(file, **held)  # type: ignore[arg-type]
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def _read(paths: dict[str, Path], digest: str) -> dict[str, np.ndarray]:
+def _read(paths: dict[str, Path]) -> dict[str, np.ndarray]:
     """The arrays of an .npz file from the raw files."""
     loaded: dict[str, Any] = {}
     for part in PARTS[:-1]:
@@ -262,7 +288,6 @@ def _read(paths: dict[str, Path], digest: str) -> dict[str, np.ndarray]:
         "train": np.arange(x.shape[0]),
         "validation": np.arange(x.shape[0], min(x.shape[0] + VALIDATION, first)),
         "test": np.sort(test),
-        "digest": np.array(digest),
     }
 
 

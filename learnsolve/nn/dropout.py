@@ -1,8 +1,11 @@
 """Dropout on the entries of a sparse matrix."""
 
+from numbers import Real
+
 import torch
 from torch import Tensor
 
+from learnsolve import _check
 from learnsolve.csr import CSR
 
 
@@ -20,7 +23,8 @@ class SparseDropout(torch.nn.Module):
     Notes
     -----
     The result is on X's pattern: dropped entries stay, as zeros, so that everything planned for the pattern
-    serves every draw. Differentiable in X's values. Cost: a random number for each entry.
+    serves every draw. What is dropped is zero, also where it was infinite or NaN. Differentiable in X's
+    values. Cost: a random number for each entry.
 
     References
     ----------
@@ -41,7 +45,9 @@ class SparseDropout(torch.nn.Module):
 
     def __init__(self, p: float = 0.5):
         super().__init__()
-        if not 0 <= p < 1:
+        if isinstance(p, bool) or not isinstance(p, Real):
+            raise TypeError(f"SparseDropout: p must be a number, got {type(p).__name__}")
+        if not 0 <= float(p) < 1:
             raise ValueError(f"SparseDropout: p must be a probability below 1, got {p}")
         self.p = float(p)
 
@@ -51,29 +57,44 @@ class SparseDropout(torch.nn.Module):
         Parameters
         ----------
         X : CSR; its values may have batch axes
-        keep : Tensor, shape (..., nnz): True or 1 where an entry stays, in place of a draw by torch's
-            generator. Batch axes that X does not have give a batch of matrices
+        keep : Tensor of bool, shape (..., nnz): True where an entry stays, in place of a draw by torch's
+            generator, for p = 0 too; not used in evaluation mode. Batch axes that X does not have give a
+            batch of matrices
 
         Raises
         ------
         ValueError
-            if `keep` does not fit X.
+            if the shape of `keep` does not fit X.
+        TypeError
+            if X is no CSR, or `keep` no tensor of bool on its device.
         """
         if not isinstance(X, CSR):
             raise TypeError(
                 f"SparseDropout: X must be a CSR, got {type(X).__name__}; dense features take "
                 "torch.nn.Dropout"
             )
-        if not self.training or self.p == 0:
+        if keep is not None:
+            _check_keep(X, keep)
+        if not self.training or (self.p == 0 and keep is None):
             return X
         if keep is None:
             keep = torch.rand_like(X.values) >= self.p
-        elif keep.dim() == 0 or keep.shape[-1] != X.nnz:
-            raise ValueError(
-                f"SparseDropout: keep must have shape (..., nnz = {X.nnz}), got {tuple(keep.shape)}"
-            )
-        # Scaled first: the mask may have batch axes that the values do not have.
-        return X.with_values(X.values * (1 / (1 - self.p)) * keep)
+        # No product with the mask: an infinity times zero is NaN.
+        return X.with_values(torch.where(keep, X.values * (1 / (1 - self.p)), 0))
 
     def extra_repr(self) -> str:
         return f"p={self.p}"
+
+
+def _check_keep(X: CSR, keep: Tensor) -> None:
+    name = "SparseDropout"
+    _check.tensor(name, "keep", keep)
+    if keep.dtype != torch.bool:
+        raise TypeError(f"{name}: keep must be a tensor of bool, got {keep.dtype}; use keep != 0")
+    if keep.device != X.values.device:
+        raise TypeError(
+            f"{name}: keep is on {keep.device}, the matrix on {X.values.device}; move one with .to()"
+        )
+    if keep.dim() == 0 or keep.shape[-1] != X.nnz:
+        raise ValueError(f"{name}: keep must have shape (..., nnz = {X.nnz}), got {tuple(keep.shape)}")
+    _check.batches(name, X.batch_shape, keep.shape[:-1], "X and keep")

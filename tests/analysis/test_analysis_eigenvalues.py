@@ -182,6 +182,28 @@ def test_gradients():
     torch.testing.assert_close(by_func, expected, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.parametrize("M", [None, ls.preconditioners.Jacobi], ids=["none", "Jacobi"])
+def test_in_inference_mode(M):
+    A = varied()
+    make = lambda: None if M is None else M(A)  # noqa: E731
+    expected = extreme_eigenvalues(A, make()), condition_number(A, make())
+    with torch.inference_mode():
+        found = extreme_eigenvalues(A, make()), condition_number(A, make())
+    for a, b in zip(found, expected, strict=True):
+        assert a[0] == b[0]
+
+
+def test_of_a_stencil_operator():
+    laplacian = torch.tensor([[0.0, -1, 0], [-1, 4, -1], [0, -1, 0]], dtype=F64, requires_grad=True)
+    A = ls.ops.StencilOperator(laplacian, (6, 7))
+    value = condition_number(A).value
+    expected = condition_number(A.to_csr()).value
+    torch.testing.assert_close(value, expected)
+    torch.testing.assert_close(
+        torch.autograd.grad(value, laplacian), torch.autograd.grad(expected, laplacian), rtol=1e-6, atol=1e-8
+    )
+
+
 def test_second_derivatives_are_refused():
     A = varied(3)
     kappa = torch.ones(A.nnz, dtype=F64, requires_grad=True)
@@ -230,6 +252,9 @@ NOT_SYMMETRIC = convection(6, 7)
         (lambda A: extreme_eigenvalues(A, dtype=torch.float32), ValueError, "dtype belongs to a callable A"),
         (lambda A: extreme_eigenvalues(A, steps=0), ValueError, "steps must be at least 1"),
         (lambda A: extreme_eigenvalues(A, rtol=-1.0), ValueError, "rtol must not be negative"),
+        (lambda A: extreme_eigenvalues(A, rtol="a"), TypeError, "rtol must be a number, got str"),
+        (lambda A: condition_number(A, rtol=torch.inf), ValueError, "be finite, got inf"),
+        (lambda A: condition_number(A, rtol=torch.nan), ValueError, "be finite, got nan"),
         (lambda A: extreme_eigenvalues(A[:3]), ValueError, "must be square"),
         (lambda A: extreme_eigenvalues(3.0, n=3), TypeError, "A must be a CSR"),
         (lambda A: extreme_eigenvalues(A.with_values(A.values.expand(2, -1))), ValueError, "one matrix"),

@@ -31,7 +31,8 @@ def test_last():
         found = convergence_factor(history, last=1)
     assert not found.converged
     torch.testing.assert_close(found.value, (0.5**30 * 0.9**10) ** torch.tensor(1 / 40, dtype=F64))
-    assert abs(convergence_factor(history, last=1e-9, rtol=float("inf")).value - 0.9) < 1e-12
+    with pytest.warns(RuntimeWarning, match="has not settled"):
+        assert abs(convergence_factor(history, last=1e-9).value - 0.9) < 1e-12
 
 
 def test_of_stationary_iterations_is_the_spectral_radius():
@@ -80,6 +81,15 @@ def test_solved_exactly():
     assert found.value == 0
 
 
+def test_a_right_hand_side_of_zero_is_settled(recwarn):
+    A = ls.problems.poisson((20,))
+    b = torch.stack((torch.zeros(20, dtype=F64), torch.ones(20, dtype=F64)), 1)
+    found = convergence_factor(ls.solvers.jacobi(A, b, iterations=400))
+    assert found.converged
+    assert found.value[0] == found.error[0] == 0
+    assert not recwarn
+
+
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_what_is_not_finite_is_told(bad):
     history = torch.tensor([1.0, 2.0, 3.0, bad], dtype=F64)
@@ -96,6 +106,9 @@ def test_what_is_not_finite_is_told(bad):
         (lambda: convergence_factor(torch.ones(1)), ValueError, r"N >= 1 iterations, got \(1,\)"),
         (lambda: convergence_factor(torch.ones(5), last=0), ValueError, r"last must be in \(0, 1\]"),
         (lambda: convergence_factor(torch.ones(5, dtype=torch.int64)), TypeError, "float32 or float64"),
+        (lambda: convergence_factor(torch.ones(5), rtol="a"), TypeError, "rtol must be a number, got str"),
+        (lambda: convergence_factor(torch.ones(5), rtol=torch.nan), ValueError, "be finite, got nan"),
+        (lambda: convergence_factor(torch.ones(5), rtol=torch.inf), ValueError, "be finite, got inf"),
     ],
 )
 def test_errors(call, error, match):

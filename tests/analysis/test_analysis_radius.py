@@ -121,6 +121,37 @@ def test_several_sweeps():
     torch.testing.assert_close(x - after, (D @ x))
 
 
+@pytest.mark.parametrize("shape", [(), (12,), (2, 1), (3, 12)], ids=str)
+def test_the_error_of_a_vector_is_a_vector(shape):
+    A = ls.problems.poisson((3, 4))
+    E = ErrorPropagator(A, ls.preconditioners.Jacobi(A), torch.rand(shape, dtype=F64))
+    D = E(torch.eye(12, dtype=F64))
+    x = torch.randn(2, 12, 3, dtype=F64)
+    assert E(x[0, :, 0]).shape == (12,)
+    torch.testing.assert_close(E(x[0, :, 0]), D @ x[0, :, 0])
+    torch.testing.assert_close(E(x), D @ x)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_of_a_stencil_operator(method):
+    stencil = torch.tensor([[0.0, -1, 0], [-1.5, 4, -0.5], [0, -1, 0]], dtype=F64)
+    A = ls.ops.StencilOperator(stencil, (5, 6))
+    torch.testing.assert_close(
+        spectral_radius(A, method=method).value, dense_radius(A.to_csr().to_dense()), rtol=1e-5, atol=0
+    )
+    E = ErrorPropagator(A, None, 0.2)
+    torch.testing.assert_close(E(torch.eye(30, dtype=F64)), torch.eye(30) - 0.2 * A.to_csr().to_dense())
+
+
+@pytest.mark.filterwarnings("ignore:spectral_radius. Arnoldi did not converge")
+def test_a_map_that_is_zero_but_for_rounding_is_linear():
+    """An exact preconditioner of an ill-conditioned matrix leaves nothing but noise."""
+    A = ls.problems.poisson((400,)).to(torch.float32)
+    D = A.to_dense()
+    found = spectral_radius(ErrorPropagator(A, lambda R: torch.linalg.solve(D, R)), method="dense")
+    assert found.value < 0.5
+
+
 def test_the_weight_of_jacobi_learns_its_optimum():
     """2 / (lmin + lmax) of D^-1 A, where two eigenvalues have one modulus: a kink."""
     A = ls.problems.poisson((8, 8), stencil="q1")
@@ -202,6 +233,14 @@ class Nonlinear(ls.preconditioners.Learned):
     [
         (lambda A: spectral_radius(lambda x: x), ValueError, "pass n="),
         (lambda A: spectral_radius(lambda x: x + 1, 10), ValueError, r"E must be linear, got E\(0\)"),
+        (lambda A: spectral_radius(lambda X: X**2, 10), ValueError, r"linear, got E\(x - 2 y\) that differs"),
+        (lambda A: spectral_radius(lambda X: X.relu(), 10), ValueError, r"linear, got E\(x - 2 y\)"),
+        (lambda A: spectral_radius(A, rtol="a"), TypeError, "rtol must be a number, got str"),
+        (lambda A: spectral_radius(A, rtol=torch.inf), ValueError, "be finite, got inf"),
+        (lambda A: ErrorPropagator(A, weight="0.5"), TypeError, "weight must be a number"),
+        (lambda A: ErrorPropagator(A, weight=True), TypeError, "a number or a Tensor, got bool"),
+        (lambda A: ErrorPropagator(A)(torch.ones(9, dtype=F64)), ValueError, "X must have shape"),
+        (lambda A: ErrorPropagator(A)(torch.ones(10)), TypeError, "X must be torch.float64"),
         (lambda A: spectral_radius(A, method="qr"), ValueError, "method must be one of"),
         (lambda A: spectral_radius(A, maxiter=0), ValueError, "maxiter must be at least 1"),
         (lambda A: spectral_radius(lambda x: x[:3], 10), ValueError, "the result of A must have shape"),

@@ -7,6 +7,7 @@ import importlib.util
 import os
 import pickle
 import shutil
+import struct
 import sys
 import threading
 from pathlib import Path
@@ -89,7 +90,8 @@ def test_rows_are_normalised_on_request(folder):
 
 
 def test_another_name(tmp_path):
-    assert planetoid("cora", files.write(tmp_path, "cora")).name == "cora"
+    for name in ("cora", "nell.0.001"):
+        assert planetoid(name, files.write(tmp_path, name)).name == name
 
 
 def test_what_was_read_is_kept_on_request(folder, cache, monkeypatch):
@@ -101,13 +103,48 @@ def test_what_was_read_is_kept_on_request(folder, cache, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(_pickles, "load", None)  # the pickles are not opened again
         same(planetoid(folder=folder, keep=True), first)
-    # A damaged one is made anew from the files.
-    kept.write_bytes(kept.read_bytes()[:100])
+    # A damaged one is made anew from the files, once.
+    good = kept.read_bytes()
+    kept.write_bytes(good[:100])
     same(planetoid(folder=folder, keep=True), first)
+    with monkeypatch.context() as patch:
+        patch.setattr(_pickles, "load", None)
+        same(planetoid(folder=folder, keep=True), first)
     # Other files are not mistaken for these.
     changed = files.parts()["ally"][::-1].copy()
     files.write(folder, ally=changed)
     assert not torch.equal(planetoid(folder=folder, keep=True).labels, first.labels)
+
+
+def test_a_damaged_cache_heals(folder, cache):
+    first = planetoid(folder=folder, keep=True)
+    (kept,) = cache.iterdir()
+    good = kept.read_bytes()
+    rng = np.random.default_rng(0)
+    # Everywhere in the lists of members at the end, where sizes, methods and flags are, and elsewhere.
+    for place in (*range(10), *range(len(good) - 150, len(good)), *rng.integers(0, len(good), 150)):
+        for bit in (0, 3, 6):
+            damaged = bytearray(good)
+            damaged[place] ^= 1 << bit
+            kept.write_bytes(damaged)
+            arrays = MODULE._load(kept, MODULE._digest(MODULE._paths("citeseer", folder)))
+            if arrays is not None:  # a byte that tells nothing, such as a date
+                assert MODULE._content(arrays) == str(np.load(kept)["content"])
+    for damaged in (b"", b"hello", good[:-1], good[100:], good + good):
+        kept.write_bytes(damaged)
+        same(planetoid(folder=folder, keep=True), first)
+        with np.load(kept) as file:
+            assert set(file) == {*MODULE.ARRAYS, "digest", "content"}
+    assert [path.name for path in cache.iterdir()] == [kept.name]
+
+
+def test_a_cache_with_other_numbers_is_not_taken(folder, cache):
+    first = planetoid(folder=folder, keep=True)
+    (kept,) = cache.iterdir()
+    with np.load(kept) as file:
+        held = dict(file)
+    np.savez_compressed(kept, **(held | {"labels": (held["labels"] + 1) % 3}))
+    same(planetoid(folder=folder, keep=True), first)
 
 
 class Runs:
@@ -159,6 +196,42 @@ def matrix(**changed):
 
 
 ONE_HOT = files.parts()["y"]
+
+
+@pytest.mark.parametrize("name", _pickles._Unpickler.ALLOWED, ids="-".join)
+@pytest.mark.parametrize(
+    "state", [b"N}S'__defaults__'\n(I1\nI2\ntst", b"}S'array'\nI1\ns"], ids=["slots", "dict"]
+)
+def test_a_pickle_sets_no_attributes_of_what_it_names(tmp_path, name, state):
+    path = tmp_path / "x"
+    state = b"(" + state if state.startswith(b"N") else state
+    path.write_bytes(b"c" + "\n".join(name).encode() + b"\n" + state + b"b0}.")
+    before = {key: dir(value) for key, value in _pickles._Unpickler.ALLOWED.items()}
+    with pytest.raises(_pickles.Refused):
+        _pickles.load(path)
+    assert {key: dir(value) for key, value in _pickles._Unpickler.ALLOWED.items()} == before
+    assert not hasattr(_pickles._Reconstruct, "__defaults__")
+
+
+GREEDY = {
+    "memo": (b"\x80\x02}r" + struct.pack("<I", 1 << 28) + b".", "LONG_BINPUT of 268435456 in 9 bytes"),
+    "memo, long": (b"\x80\x02}" + b"0}" * 50 + b"r" + struct.pack("<I", 106) + b".", "memo of 106 in 104"),
+    "text memo": (b"}p99999999\n.", "PUT of 99999999"),
+    "string": (b"T" + struct.pack("<i", 2**31 - 1) + b"abc.", "is damaged or no pickle"),
+    "bytes": (b"\x8e" + struct.pack("<Q", 2**40) + b"abc.", "is damaged or no pickle"),
+    "frame": (b"\x80\x04\x95" + struct.pack("<Q", 2**40) + b"}.", "FRAME of 1099511627776"),
+    "deep tuple": (b"}" + b")" + b"\x85" * 200_000 + b"K\x01s.", "200001 tuples"),
+}
+
+
+@pytest.mark.parametrize(("content", "words"), GREEDY.values(), ids=GREEDY)
+def test_a_pickle_that_takes_more_than_it_holds_is_refused(tmp_path, content, words):
+    path = tmp_path / "x"
+    path.write_bytes(content)
+    with pytest.raises(_pickles.Refused, match=words):
+        _pickles.load(path)
+
+
 BAD = [
     ({"x": b""}, "x is damaged or no pickle"),
     ({"x": b"hello"}, "x is damaged"),
@@ -171,6 +244,7 @@ BAD = [
     ({"x": matrix(indptr=np.array([0, 9, 3, 4, 5, 6, 22], np.int32))}, "index arrays do not fit"),
     ({"x": matrix(data=np.ones(3, np.float32))}, "index arrays do not fit"),
     ({"x": matrix(_shape=(6, -2))}, "matrix of shape"),
+    ({"x": matrix(_shape=(6, 2**40))}, "matrix of 1099511627776 columns, of which 16777216 are read"),
     ({"x": matrix(_shape="ab")}, "matrix of shape"),
     ({"x": matrix(indices=3)}, "lacks an array"),
     ({"x": files.python2_pickle(files.parts()["x"]).replace(b"U\x02f4", b"U\x02O8")}, "array of type 'O8'"),
@@ -210,6 +284,12 @@ def test_wrong_arguments(folder, cache):
         planetoid(folder=folder, normalise=1)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="keep must be True or False"):
         planetoid(folder=folder, keep=1)  # type: ignore[arg-type]
+    for name in ("../citeseer", "a/b", "..", "", "a..b", ".a", "A", "a\n", "a b", "\0"):
+        with pytest.raises(ValueError, match=r"^planetoid: name must be of small letters, digits"):
+            planetoid(name, folder)
+    for name in (3, None, folder):
+        with pytest.raises(TypeError, match="name must be a string, got"):
+            planetoid(name)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"one that can be downloaded \(citeseer\), got 'cora'"):
         planetoid("cora")
 

@@ -208,7 +208,25 @@ BAD = [
     (lambda: SparseDropout(float("nan")), ValueError, "p must be a probability"),
     (lambda: SparseDropout(-0.1), ValueError, "p must be a probability"),
     (lambda: SparseDropout()(X32), TypeError, "take torch.nn.Dropout"),
-    (lambda: SparseDropout()(A32, torch.ones(3)), ValueError, r"keep must have shape \(..., nnz = "),
+    (lambda: SparseDropout("a"), TypeError, "p must be a number, got str"),
+    (lambda: SparseDropout(False), TypeError, "p must be a number, got bool"),
+    (lambda: SparseDropout()(A32, torch.ones(3).bool()), ValueError, r"keep must have shape \(..., nnz = "),
+    (lambda: SparseDropout(0)(A32, torch.ones(3).bool()), ValueError, r"keep must have shape \(..., nnz ="),
+    (lambda: SparseDropout().eval()(A32, torch.ones(3).bool()), ValueError, r"keep must have shape \("),
+    (lambda: SparseDropout()(A32, torch.tensor(True)), ValueError, r"keep must have shape .* got \(\)"),
+    (
+        lambda: SparseDropout()(A32, torch.full((A32.nnz,), 0.3)),
+        TypeError,
+        "keep must be a tensor of bool, g",
+    ),
+    (lambda: SparseDropout(0)(A32, A64.values), TypeError, r"tensor of bool, got torch\.float64"),
+    (lambda: SparseDropout()(A32, [True] * A32.nnz), TypeError, r"keep must be a torch\.Tensor, got list"),
+    (lambda: SparseDropout()(A32, 1), TypeError, r"keep must be a torch\.Tensor, got int"),
+    (
+        lambda: SparseDropout()(A32.with_values(A32.values.expand(2, -1)), torch.ones(3, A32.nnz).bool()),
+        ValueError,
+        "batch axes of X and keep must broadcast",
+    ),
 ]
 
 
@@ -236,11 +254,24 @@ def test_dropout_by_a_given_mask():
     X = sparse(N, IN)
     keep = random(2, X.nnz) > 0.3
     values = X.values.clone().requires_grad_()
-    for k in (keep, keep.double(), keep[0]):
+    for k in (keep, keep[0]):
         dropped = SparseDropout(0.2)(X.with_values(values), k)
         torch.testing.assert_close(dropped.values, X.values * k / 0.8)
     (gradient,) = torch.autograd.grad(dropped.values.sum(), values)
     torch.testing.assert_close(gradient, keep[0].double() / 0.8)
+    torch.testing.assert_close(SparseDropout(0.0)(X, keep).values, X.values * keep)
+    assert SparseDropout(0.2).eval()(X, keep) is X
+
+
+def test_what_is_dropped_is_zero_whatever_it_was():
+    X = sparse(N, IN, dtype=torch.float32)
+    keep = torch.arange(X.nnz) % 2 == 0
+    values = torch.where(keep, X.values, torch.inf).requires_grad_()
+    dropped = SparseDropout(0.5)(X.with_values(values), keep).values
+    assert torch.equal(dropped, torch.where(keep, 2 * X.values, 0))
+    assert dropped.dtype == torch.float32
+    dropped.sum().backward()
+    assert torch.equal(values.grad, 2.0 * keep)
 
 
 def test_a_network_learns_classes_of_a_small_graph():
