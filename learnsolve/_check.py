@@ -1,5 +1,6 @@
 """Argument checks. Each raises an error that names the function, the rule, the value and the remedy."""
 
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,13 @@ def one_of(function: str, name: str, value: Any, allowed: tuple) -> None:
 def flag(function: str, name: str, value: Any) -> None:
     if not isinstance(value, bool):
         raise TypeError(f"{function}: {name} must be True or False, got {value!r}")
+
+
+def real(function: str, name: str, value: Any) -> float:
+    """`value`, a real number of Python or NumPy, as Python's."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{function}: {name} must be a number, got {type(value).__name__}")
+    return float(value)
 
 
 def integer(function: str, name: str, value: Any, minimum: int) -> int:

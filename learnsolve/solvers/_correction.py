@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from learnsolve.csr import CSR
+from learnsolve.ops._autograd import tracked
 from learnsolve.ops.richardson import residual_norm
 from learnsolve.preconditioners._relaxation import Sweep
 from learnsolve.solvers import _units
@@ -53,6 +54,15 @@ def _matrix(A: Any) -> CSR:
     return A.A
 
 
+def with_zero_gradient(x: Tensor, *others: Tensor) -> Tensor:
+    """x, and zero gradients for `others` where they learn, so that a backward need not know that no sweep
+    ran."""
+    for t in others:
+        if tracked(t):
+            x = x + torch.where(torch.zeros_like(t, dtype=torch.bool), t, 0).sum()
+    return x
+
+
 def fixed_number(
     method: Correction, A: Matrix, b: Tensor, x0: Tensor | None, iterations: int, checkpointed: bool
 ) -> tuple[Tensor, Tensor]:
@@ -60,6 +70,9 @@ def fixed_number(
 
     `checkpointed`: the graph keeps O(sqrt(iterations)) iterates and repeats the steps between them."""
     x = torch.zeros_like(b) if x0 is None else x0
+    if iterations == 0:
+        learns = (b, *A.parameters, *(t for t in (method.omega,) if isinstance(t, Tensor)))
+        x = with_zero_gradient(x.clone(), *learns)
     values = method.start(A, None, x, b, None).values
 
     def steps(count: int, first: bool, x: Tensor, values: Tensor, b: Tensor) -> tuple[Tensor, ...]:
