@@ -110,8 +110,8 @@ class StencilOperator:
         return self._like(self.coefficients, not self._transpose)
 
     def with_coefficients(self, coefficients: Tensor) -> StencilOperator:
-        """The same stencil with other coefficients, of the shape of the attribute but for batch axes. Dtype and
-        device of the operator are theirs."""
+        """The same stencil with other coefficients, of the shape of the attribute but for batch axes. Their
+        dtype and device are those of the new operator."""
         name = "StencilOperator.with_coefficients"
         _check.tensor(name, "coefficients", coefficients)
         _check.dtype(name, "coefficients", coefficients)

@@ -191,7 +191,7 @@ def inverse_diagonal(A: CSR) -> Tensor:
 
 
 def shared_inverse_diagonal(A: CSR, function: str) -> Tensor:
-    """`inverse_diagonal` for solvers, not to be changed: it is kept with `A` where its values do not learn and
+    """`inverse_diagonal` for solvers, not to be changed: it is kept with `A` where its values do not learn,
     as long as they do not change (which torch tells, except for changes through ``values.data``). Of values
     that learn nothing is kept: fused optimizers change parameters without telling."""
     if A.shape[0] != A.shape[1]:

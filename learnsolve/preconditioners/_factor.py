@@ -139,8 +139,8 @@ class TriangularFactor(HoldsPattern):
         _check.same_kind(function, f"{self.name}.values", L.values, learnt)
         if L.batch_shape != learnt.shape[:-1]:
             raise ValueError(
-                f"{function}: {self.name} must have the batch axes of this module, {tuple(learnt.shape[:-1])}, "
-                f"got {tuple(L.batch_shape)}"
+                f"{function}: {self.name} must have the batch axes of this module, "
+                f"{tuple(learnt.shape[:-1])}, got {tuple(L.batch_shape)}"
             )
         L = self._part_that_is_read(L)
         if L.pattern is not self.pattern:
@@ -155,7 +155,7 @@ class TriangularFactor(HoldsPattern):
             if self.positive is None:
                 return [(self.values, L.values.detach())]
             off, diagonal, sign = self._split(L)
-            pairs = [(self.off_diagonal, off), (self.diagonal, diagonal)]
+            pairs: list[tuple[Tensor, Tensor]] = [(self.off_diagonal, off), (self.diagonal, diagonal)]
             return [*pairs, (self.sign, sign)] if self.any_sign else pairs
 
     def extra_repr(self) -> str:

@@ -67,7 +67,8 @@ class AMG(Preconditioner):
         forward before and backward after the coarse correction
     presweeps, postsweeps : int >= 0, not both 0
     weight : of "jacobi", a number or a tensor of shape () or (n_l,), or a sequence of them, one a level but
-        the coarsest, positive (not asked of a torch.nn.Parameter, which training moves); :math:`(4/3) / \rho(D^{-1} A_l)` if not given
+        the coarsest, positive (not asked of a torch.nn.Parameter, which training moves);
+        :math:`(4/3) / \rho(D^{-1} A_l)` if not given
     degree : of "chebyshev", the number of steps, 3 if not given
     max_levels, max_coarse : int >= 1, most levels, and most unknowns of the coarsest; 10 and 100 if not given
     coarse_solver : "lu", or "pinv", the pseudo-inverse, for a singular A
@@ -84,7 +85,8 @@ class AMG(Preconditioner):
     Raises
     ------
     ValueError
-        if A has a zero on its diagonal or is not finite, its batch is empty, a weight is not positive, or the coarsest matrix is singular (with "lu"); if a hierarchy is of
+        if A has a zero on its diagonal or is not finite, its batch is empty, a weight is not positive, or the
+        coarsest matrix is singular (with "lu"); if a hierarchy is of
         another size, or an argument is given that the chosen smoother or hierarchy does not use.
     TypeError
         if types, dtypes or devices do not fit.
@@ -343,7 +345,7 @@ def _weights(weight: Any, hierarchy: Hierarchy, A: CSR) -> Sequence[Weight] | No
                 raise _no_weight(number, float(w.detach()[~good].reshape(-1)[0]))
         elif isinstance(w, bool) or not isinstance(w, Real):
             raise TypeError(f"AMG: weight must be a number or a torch.Tensor, got {type(w).__name__}")
-        elif not 0 < w < float("inf"):
+        elif not 0 < float(w) < float("inf"):
             raise _no_weight(number, w)
     return given[:count]
 
@@ -354,5 +356,5 @@ def _given(weight: Any) -> list[Any]:
 
 def _no_weight(level: int, value: Any) -> ValueError:
     return ValueError(
-        f"AMG: weight on level {level} must be positive and finite, got {value}; 2/3 is usual, or leave it out"
+        f"AMG: weight on level {level} must be positive and finite, got {value}; give 2/3, or leave it out"
     )

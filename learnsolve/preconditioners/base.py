@@ -170,11 +170,11 @@ def check_finite(function: str, A: CSR) -> None:
         return
     if not (bad := ~v.isfinite()).any():
         return
-    at = tuple(bad.nonzero()[0].tolist())
-    which = f", matrix {at[0] if len(at) == 2 else at[:-1]} of the batch" if len(at) > 1 else ""
+    at: list[int] = bad.nonzero()[0].tolist()
+    which = f", matrix {at[0] if len(at) == 2 else tuple(at[:-1])} of the batch" if len(at) > 1 else ""
     row = int(A.pattern.row_indices[at[-1]])
     raise ValueError(
-        f"{function}: A's values must be finite, got {v[at].item()} in row {row}{which}; find out where it "
+        f"{function}: A's values must be finite, got {v[tuple(at)].item()} in row {row}{which}; find out where it "
         "comes from"
     )
 

@@ -24,7 +24,6 @@ from learnsolve.preconditioners._direct import inverses
 from learnsolve.preconditioners._symmetry import alike, numbers
 from learnsolve.preconditioners.base import Preconditioner
 
-
 _LIMIT = 2**27  # numbers in all inverses of one matrix: 1 GiB in float64
 
 
@@ -223,8 +222,8 @@ def _singular(name: str, unknowns: Tensor, size: int, batch_shape: torch.Size) -
             own = unknowns[i % count * size : (i % count + 1) * size].tolist()
         named = ", ".join(map(str, own[:4])) + (", ..." if size > 4 else "")
         return ValueError(
-            f"{name}: every block must have a finite inverse, that of the unknowns {named}{where} is singular "
-            "(or nearly so, or holds infinities or NaNs); choose other blocks, or shift the diagonal"
+            f"{name}: every block must have a finite inverse, that of the unknowns {named}{where} is "
+            "singular (or nearly so, or holds infinities or NaNs); choose other blocks, or shift the diagonal"
         )
 
     return error

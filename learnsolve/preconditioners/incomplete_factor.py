@@ -103,13 +103,14 @@ class IncompleteFactor(Learned):
 
         Notes
         -----
-        A is a constant to it, and so must `shift` be: one that learns is refused. To begin anew on the same pattern: ``M.assign_(*factors)``.
+        A is a constant to it, and so must `shift` be: one that learns is refused. To begin
+        anew on the same pattern: ``M.assign_(*factors)``.
         """
         _check.one_of("IncompleteFactor.initialise_from", "method", method, tuple(_METHODS))
         if isinstance(shift, Tensor) and shift.requires_grad:
             raise ValueError(
-                "IncompleteFactor.initialise_from: shift learns, and would get no gradient through factors that "
-                "learn themselves; give shift.detach()"
+                "IncompleteFactor.initialise_from: shift learns, and would get no gradient through factors "
+                "that learn themselves; give shift.detach()"
             )
         with torch.no_grad():
             factors = _METHODS[method](A, shift=shift, on_breakdown=on_breakdown)

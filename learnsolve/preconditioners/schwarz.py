@@ -54,8 +54,8 @@ class AdditiveSchwarz(Preconditioner):
     Raises
     ------
     ValueError
-        if A is not finite; if a local matrix is singular (the message names the subdomain), or the coarse one; if subdomains
-        leave a row out, or their inverses would hold more than 2^27 numbers for a matrix.
+        if A is not finite; if a local matrix is singular (the message names the subdomain), or the coarse
+        one; if subdomains leave a row out, or their inverses would hold more than 2^27 numbers for a matrix.
     TypeError
         if types, dtypes or devices do not fit.
     NotImplementedError

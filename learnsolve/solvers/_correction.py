@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from learnsolve.csr import CSR
-from learnsolve.ops._autograd import tracked
 from learnsolve.ops.richardson import residual_norm
 from learnsolve.preconditioners._relaxation import Sweep
 from learnsolve.solvers import _units
 from learnsolve.solvers._implicit import transformed
 from learnsolve.solvers._operator import Matrix
+from learnsolve.solvers._solve import with_zero_gradient
 
 
 class State(NamedTuple):
@@ -52,15 +52,6 @@ def _matrix(A: Any) -> CSR:
         inner = _matrix(A.A)
         return inner.with_values(inner.values / A.unit.squeeze(-1))
     return A.A
-
-
-def with_zero_gradient(x: Tensor, *others: Tensor) -> Tensor:
-    """x, and zero gradients for `others` where they learn, so that a backward need not know that no sweep
-    ran."""
-    for t in others:
-        if tracked(t):
-            x = x + torch.where(torch.zeros_like(t, dtype=torch.bool), t, 0).sum()
-    return x
 
 
 def fixed_number(

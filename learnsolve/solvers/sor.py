@@ -14,10 +14,10 @@ from learnsolve import _check
 from learnsolve.csr import CSR
 from learnsolve.ops.richardson import residual_norm
 from learnsolve.preconditioners._relaxation import DIRECTIONS, Sweep, check_relaxation
-from learnsolve.solvers._correction import Correction, fixed_number, with_zero_gradient
+from learnsolve.solvers._correction import Correction, fixed_number
 from learnsolve.solvers._operator import Matrix
 from learnsolve.solvers._options import Options, check_b, check_operands
-from learnsolve.solvers._solve import columns, solve
+from learnsolve.solvers._solve import columns, solve, with_zero_gradient
 from learnsolve.solvers.base import Iteration, Solution
 
 FIXED_GRADIENTS = ("unrolled", "checkpointed")
@@ -229,8 +229,8 @@ def _relax(
         )
     given = {key: value for key, value in keywords.items() if value is not None}
     solution = solve(name, method, A, b, x0, Options(gradient=gradient, **given))
-    if gradient != "implicit" and isinstance(omega, Tensor) and not solution.x.requires_grad:
-        solution.x = with_zero_gradient(solution.x, omega)  # no sweep may have run
+    if gradient != "implicit" and isinstance(omega, Tensor) and solution.iterations == 0:
+        solution.x = with_zero_gradient(solution.x, omega)
     return solution
 
 
