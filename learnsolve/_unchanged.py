@@ -22,7 +22,10 @@ class Unchanged:
 
     def __call__(self) -> bool:
         for t, number, copy in self.kept:
-            if version(t) != number or (copy is not None and not _equal(t.detach(), copy)):
+            now = version(t)
+            if now < 0 or number < 0:
+                continue
+            if now != number or (copy is not None and not _equal(t.detach(), copy)):
                 return False
         return True
 

@@ -174,8 +174,8 @@ def check_finite(function: str, A: CSR) -> None:
     which = f", matrix {at[0] if len(at) == 2 else tuple(at[:-1])} of the batch" if len(at) > 1 else ""
     row = int(A.pattern.row_indices[at[-1]])
     raise ValueError(
-        f"{function}: A's values must be finite, got {v[tuple(at)].item()} in row {row}{which}; find out where it "
-        "comes from"
+        f"{function}: A's values must be finite, got {v[tuple(at)].item()} in row {row}{which}; find out "
+        "where it comes from"
     )
 
 

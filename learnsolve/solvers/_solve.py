@@ -212,7 +212,7 @@ class Solver:
 
 
 def with_zero_gradient(x: Tensor, *others: Tensor) -> Tensor:
-    """x, with zero gradients for `others` where they learn: where no iteration ran a backward need not know."""
+    """x, zero gradients for `others` where they learn: a backward need not know that no iteration ran."""
     for t in others:
         if tracked(t):
             x = x + torch.where(torch.zeros_like(t, dtype=torch.bool), t, 0).sum()

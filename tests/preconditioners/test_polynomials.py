@@ -53,7 +53,7 @@ def test_neumann_is_the_truncated_series(A, degree):
         W = weight * (torch.eye(20, dtype=A.dtype) if inner is None else dense(inner))
         step = torch.eye(20, dtype=A.dtype) - W @ A.to_dense()
         expected = sum(torch.linalg.matrix_power(step, i) for i in range(degree + 1)) @ W
-        found = P.Neumann(A, degree, weight, M=M)
+        found = P.Neumann(A, degree=degree, weight=weight, M=M)
         torch.testing.assert_close(dense(found), expected, rtol=1e-10, atol=1e-11)
         torch.testing.assert_close(dense(found.T), expected.mT, rtol=1e-10, atol=1e-11)
 
