@@ -18,7 +18,11 @@ class Unchanged:
 
     def __init__(self, tensors: Iterable[Tensor], contents: bool = False):
         self.contents = contents
-        self.kept = [(t, version(t), _copy(t) if contents else None) for t in tensors]
+        self.kept = []
+        for t in tensors:
+            number = version(t)
+            learns = contents and number >= 0 and t.requires_grad and t.is_leaf
+            self.kept.append((t, number, t.detach().clone() if learns else None))
 
     def __call__(self) -> bool:
         for t, number, copy in self.kept:
@@ -38,12 +42,6 @@ def version(t: Tensor) -> int:
     if torch.compiler.is_dynamo_compiling() or t.is_inference() or is_functorch_wrapped_tensor(t):
         return -1
     return t._version
-
-
-def _copy(t: Tensor) -> Tensor | None:
-    if version(t) < 0 or not (t.requires_grad and t.is_leaf):
-        return None
-    return t.detach().clone()
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:

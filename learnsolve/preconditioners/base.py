@@ -17,6 +17,7 @@ version of a tensor, which changes through ``.data`` and by fused optimizers do 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -166,7 +167,7 @@ def check_finite(function: str, A: CSR) -> None:
     if torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack():
         return
     v = v.detach()
-    if v.sum().isfinite():  # one pass; a sum of finite numbers may overflow all the same
+    if math.isfinite(v.sum().item()):  # one pass; a sum of finite numbers may overflow all the same
         return
     if not (bad := ~v.isfinite()).any():
         return
