@@ -207,7 +207,7 @@ class SparsityPattern:
         """`make(self, *others)`, computed once: what an operation plans for this pattern together with other
         patterns, or with numbers. The plan is freed with the first of the patterns; so it must not hold any
         of `others`. Tensors and patterns in tuples, so that `cache_bytes` finds them."""
-        name = make.__name__
+        name = f"{make.__module__} {make.__name__}".replace(".", " ")  # Dynamo takes no dots in attributes
         for other in others:
             name += f" {other._serial}" if isinstance(other, SparsityPattern) else f" {other}"
         if torch.compiler.is_dynamo_compiling():

@@ -93,6 +93,15 @@ class StencilOperator:
         return self.coefficients.device
 
     @property
+    def requires_grad(self) -> bool:
+        return self.coefficients.requires_grad
+
+    def requires_grad_(self, requires_grad: bool = True) -> StencilOperator:
+        """Let the coefficients learn, or stop it; their gradient is in ``A.coefficients.grad``."""
+        self.coefficients.requires_grad_(requires_grad)
+        return self
+
+    @property
     def batch_shape(self) -> torch.Size:
         return self.coefficients.shape[: -len(self.grid) - 1]
 
@@ -101,7 +110,8 @@ class StencilOperator:
         return self._like(self.coefficients, not self._transpose)
 
     def with_coefficients(self, coefficients: Tensor) -> StencilOperator:
-        """The same stencil with other coefficients, of the shape of the attribute but for batch axes."""
+        """The same stencil with other coefficients, of the shape of the attribute but for batch axes. Their
+        dtype and device are those of the new operator."""
         name = "StencilOperator.with_coefficients"
         _check.tensor(name, "coefficients", coefficients)
         _check.dtype(name, "coefficients", coefficients)

@@ -191,8 +191,9 @@ def inverse_diagonal(A: CSR) -> Tensor:
 
 
 def shared_inverse_diagonal(A: CSR, function: str) -> Tensor:
-    """`inverse_diagonal` for solvers, not to be changed: it is kept with `A` as long as its values do not
-    learn and do not change (which torch tells, except for changes through ``values.data``)."""
+    """`inverse_diagonal` for solvers, not to be changed: it is kept with `A` where its values do not learn,
+    as long as they do not change (which torch tells, except for changes through ``values.data``). Of values
+    that learn nothing is kept: fused optimizers change parameters without telling."""
     if A.shape[0] != A.shape[1]:
         raise ValueError(f"{function}: A must be square, got shape {A.shape}")
     row = A.pattern._missing_diagonal
@@ -201,7 +202,13 @@ def shared_inverse_diagonal(A: CSR, function: str) -> Tensor:
             f"{function}: A must have an entry on its diagonal in every row, row {row} has none; permute the "
             "rows, or add the entry"
         )
-    if torch.compiler.is_dynamo_compiling() or tracked(A.values) or A.values.is_inference():
+    values = A.values
+    if (
+        torch.compiler.is_dynamo_compiling()
+        or values.requires_grad
+        or tracked(values)
+        or values.is_inference()
+    ):
         d = diagonal(A)
         if not torch.compiler.is_dynamo_compiling():
             _nonzero(function, d)

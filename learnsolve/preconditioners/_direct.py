@@ -6,22 +6,25 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from learnsolve._plain import plain_tensors
 from learnsolve.csr import CSR
 from learnsolve.ops.spsolve import Factorized, factorized
 from learnsolve.ops.structure import plain_values
+from learnsolve.preconditioners._symmetry import numbers
 
 _DENSE = 500  # rows up to which an inverse is kept: 2 MB in float64
 
 
 def inverses(D: Tensor, singular: Callable[[int], Exception]) -> Tensor:
     """D^-1 for D of shape (..., n, n). `singular(i)` makes the error for block i, counted through all leading
-    axes, that is singular up to rounding: its condition number times 16 units of rounding exceeds one."""
+    axes, mapped ones first, that is singular up to rounding: its condition number times 16 units of rounding
+    exceeds one. LAPACK's bits depend on the number of threads."""
     if D.numel() == 0:
         return torch.zeros_like(D)
     if torch.compiler.is_dynamo_compiling():
         return torch.linalg.inv(D)  # raises where D is exactly singular: numbers cannot be looked at here
     X = torch.linalg.inv_ex(D).inverse
-    d, x = plain_values(D), plain_values(X)
+    d, x = numbers(D), numbers(X)
     norms = (t.abs().sum(-1).amax(-1) for t in (d, x))
     condition = torch.stack(torch.broadcast_tensors(*norms)).prod(0).reshape(-1)
     bad = ~(condition * 16 * torch.finfo(d.dtype).eps < 1)  # of a NaN too
@@ -35,8 +38,9 @@ def _nearly_singular(A: CSR, factors: Factorized) -> int:
     to rounding could; -1 if there is none."""
     if plain_values(A.values).shape != A.values.shape:  # under torch.func.vmap
         return -1
-    generator = torch.Generator().manual_seed(0)
-    v = torch.rand((A.shape[0], 1), generator=generator, dtype=torch.float64).to(A.dtype)
+    with plain_tensors():  # under a vmap of something else no random numbers are to be had
+        generator = torch.Generator().manual_seed(0)
+        v = torch.rand((A.shape[0], 1), generator=generator, dtype=torch.float64).to(A.dtype)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # the error says it
         x = plain_values(factors.solve(v))

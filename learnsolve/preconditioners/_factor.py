@@ -131,9 +131,17 @@ class TriangularFactor(HoldsPattern):
         values = _permute(torch.cat((self.off_diagonal, d), -1), plan.join, plan.split)
         return CSR(values, self.pattern)
 
-    def assign_(self, L: CSR) -> None:
-        """Set the parameters so that `matrix()` is L, on the same pattern."""
-        check_matrix(f"{self.function}.assign_", self.name, L)
+    def assignments(self, L: CSR) -> list[tuple[Tensor, Tensor]]:
+        """Checked: what to copy where, so that `matrix()` is L, on the same pattern."""
+        function = f"{self.function}.assign_"
+        check_matrix(function, self.name, L)
+        learnt = self.values if self.positive is None else self.diagonal
+        _check.same_kind(function, f"{self.name}.values", L.values, learnt)
+        if L.batch_shape != learnt.shape[:-1]:
+            raise ValueError(
+                f"{function}: {self.name} must have the batch axes of this module, "
+                f"{tuple(learnt.shape[:-1])}, got {tuple(L.batch_shape)}"
+            )
         L = self._part_that_is_read(L)
         if L.pattern is not self.pattern:
             for key in ("crow_indices", "col_indices"):
@@ -145,16 +153,19 @@ class TriangularFactor(HoldsPattern):
                     )
         with torch.no_grad():
             if self.positive is None:
-                self.values.copy_(L.values)
-                return
+                return [(self.values, L.values.detach())]
             off, diagonal, sign = self._split(L)
-            self.off_diagonal.copy_(off)
-            self.diagonal.copy_(diagonal)
-            if self.any_sign:
-                self.sign.copy_(sign)
+            pairs: list[tuple[Tensor, Tensor]] = [(self.off_diagonal, off), (self.diagonal, diagonal)]
+            return [*pairs, (self.sign, sign)] if self.any_sign else pairs
 
     def extra_repr(self) -> str:
         return (
             f"shape={self.shape}, nnz={self.pattern.nnz}, lower={self.lower}, "
             f"unit_diagonal={self.unit_diagonal}, positive={self.positive!r}"
         )
+
+
+def assign(pairs: list[tuple[Tensor, Tensor]]) -> None:
+    with torch.no_grad():
+        for target, source in pairs:
+            target.copy_(source)

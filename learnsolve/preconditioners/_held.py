@@ -17,7 +17,8 @@ def positive(raw: Tensor, how: str | None) -> Tensor:
     """The numbers that a parameter stands for: positive, unless `how` is None."""
     if how is None:
         return raw
-    return raw.exp() if how == "exp" else torch.nn.functional.softplus(raw)
+    info = torch.finfo(raw.dtype)  # far out an exponential rounds to 0, or overflows
+    return (raw.exp() if how == "exp" else torch.nn.functional.softplus(raw)).clamp(info.tiny, info.max)
 
 
 def raw(value: Tensor, how: str | None) -> Tensor:

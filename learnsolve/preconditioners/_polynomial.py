@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from learnsolve import _check
+from learnsolve._unchanged import Unchanged
 from learnsolve.csr import CSR
 from learnsolve.ops._operands import matrix
 from learnsolve.ops._product import product
 from learnsolve.ops.structure import plain_values
 from learnsolve.preconditioners._symmetry import symmetry
-from learnsolve.preconditioners.base import Preconditioner
+from learnsolve.preconditioners.base import Preconditioner, check_finite
 from learnsolve.preconditioners.jacobi import Jacobi
 
 Apply = Callable[[Tensor], Tensor]
@@ -31,6 +32,7 @@ class PolynomialPreconditioner(Preconditioner):
         _check.dtype(name, "A.values", A.values)
         if A.shape[0] != A.shape[1]:
             raise ValueError(f"{name}: A must be square, got shape {A.shape}")
+        check_finite(name, A)
         self.degree = _check.integer(name, "degree", degree, 0)
         if isinstance(M, str):
             _check.one_of(name, "M", M, ("jacobi",))
@@ -59,6 +61,7 @@ class PolynomialPreconditioner(Preconditioner):
             self.batch_shape = torch.broadcast_shapes(A.batch_shape, M.batch_shape)
             made_of += [t for t in M.made_of if t is not A.values]
         self.made_of = tuple(made_of)
+        self._reads = Unchanged((A.values,))
 
     def _polynomial(self, A: Apply, M: Apply, R: Tensor) -> Tensor:
         raise NotImplementedError(f"{type(self).__name__} must define _polynomial")

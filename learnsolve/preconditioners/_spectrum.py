@@ -32,4 +32,8 @@ def largest_eigenvalue(apply: Callable[[Tensor], Tensor], start: Tensor) -> Tens
             basis.append(torch.where(norm > 0, w.squeeze(-1) / norm, 0).unsqueeze(-1))
             column += [norm] + [torch.zeros_like(norm)] * (steps - j - 1)
             H.append(torch.cat(column[:steps], dim=-1))
-        return _SAFETY * torch.linalg.eigvals(torch.stack(H, dim=-1)).abs().amax(dim=-1)
+        hessenberg = torch.stack(H, dim=-1)
+        finite = hessenberg.isfinite().all(-1).all(-1)
+        hessenberg = torch.where(finite[..., None, None], hessenberg, 0)  # eigvals raises for others
+        largest = torch.linalg.eigvals(hessenberg).abs().amax(dim=-1)
+        return _SAFETY * torch.where(finite, largest, torch.nan)

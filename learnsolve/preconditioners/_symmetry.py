@@ -32,7 +32,8 @@ def symmetry(function: str, A: CSR, given: bool | None) -> bool:
             "symmetric=True or symmetric=False"
         )
     values = A.values
-    keeps = not (is_functorch_wrapped_tensor(values) or values.is_inference())
+    # Not of values that learn either: fused optimizers change parameters without a new version.
+    keeps = not (is_functorch_wrapped_tensor(values) or values.is_inference() or values.requires_grad)
     state = (values.data_ptr(), values._version) if keeps else None
     kept: Any = A._derived.get("symmetric")
     if keeps and kept is not None and kept[0] is values and kept[1] == state:

@@ -5,13 +5,19 @@ Source: Briggs, Henson, McCormick, "A Multigrid Tutorial" (2000), chapters 3 and
 (1996), doi:10.1007/BF02238511; Ruge, Stueben, "Algebraic multigrid" (1987).
 """
 
+from __future__ import annotations
+
+import copy
 from collections.abc import Sequence
 from numbers import Real
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from learnsolve import _check
+from learnsolve._unchanged import Unchanged
 from learnsolve.csr import CSR
 from learnsolve.ops._operands import matrix
 from learnsolve.ops._product import product
@@ -27,7 +33,7 @@ from learnsolve.preconditioners._hierarchy import (
 )
 from learnsolve.preconditioners._smoothers import Chebyshev, GaussSeidel, Jacobi
 from learnsolve.preconditioners._symmetry import symmetry
-from learnsolve.preconditioners.base import Preconditioner
+from learnsolve.preconditioners.base import Preconditioner, check_finite
 
 METHODS = ("smoothed_aggregation", "ruge_stuben")
 SMOOTHERS = ("jacobi", "chebyshev", "gauss_seidel")
@@ -61,7 +67,8 @@ class AMG(Preconditioner):
         forward before and backward after the coarse correction
     presweeps, postsweeps : int >= 0, not both 0
     weight : of "jacobi", a number or a tensor of shape () or (n_l,), or a sequence of them, one a level but
-        the coarsest; :math:`(4/3) / \rho(D^{-1} A_l)` if not given
+        the coarsest, positive (not asked of a torch.nn.Parameter, which training moves);
+        :math:`(4/3) / \rho(D^{-1} A_l)` if not given
     degree : of "chebyshev", the number of steps, 3 if not given
     max_levels, max_coarse : int >= 1, most levels, and most unknowns of the coarsest; 10 and 100 if not given
     coarse_solver : "lu", or "pinv", the pseudo-inverse, for a singular A
@@ -78,7 +85,8 @@ class AMG(Preconditioner):
     Raises
     ------
     ValueError
-        if A has a zero on its diagonal, or the coarsest matrix is singular (with "lu"); if a hierarchy is of
+        if A has a zero on its diagonal or is not finite, its batch is empty, a weight is not positive, or the
+        coarsest matrix is singular (with "lu"); if a hierarchy is of
         another size, or an argument is given that the chosen smoother or hierarchy does not use.
     TypeError
         if types, dtypes or devices do not fit.
@@ -100,7 +108,8 @@ class AMG(Preconditioner):
 
     Set-up: pyamg on the host, from the values without their graph, of the mean matrix of a batch; then two
     sparse products a level, whose plans stay with the patterns, so ``AMG(A2, hierarchy=M.hierarchy)`` is
-    cheap where A2 has A's pattern. Deterministic. A V-cycle costs about 2 c nnz (presweeps + postsweeps + 1)
+    cheap where A2 has A's pattern. The same bits on every run with the same number of threads (dense inverses
+    are LAPACK's). A V-cycle costs about 2 c nnz (presweeps + postsweeps + 1)
     flops a column, c the operator complexity. The coarsest level is a dense inverse of up to 500 rows, beyond
     sparse LU factors.
 
@@ -143,6 +152,11 @@ class AMG(Preconditioner):
             raise NotImplementedError(
                 f"AMG: works on the CPU only, got a matrix on {A.device}; move it with .to('cpu')"
             )
+        if A.batch_shape.numel() == 0:
+            raise ValueError(
+                f"AMG: needs a matrix, got an empty batch of shape {tuple(A.batch_shape)}; leave it out"
+            )
+        check_finite("AMG", A)
         _check.one_of("AMG", "cycle", cycle, tuple(_CYCLES))
         _check.one_of("AMG", "smoother", smoother, SMOOTHERS)
         _check.one_of("AMG", "coarse_solver", coarse_solver, ("lu", "pinv"))
@@ -202,11 +216,25 @@ class AMG(Preconditioner):
         A = operators[0]
         self.shape, self.batch_shape = A.shape, A.batch_shape
         learnt = [T.values for T in (*hierarchy.prolongations, *hierarchy.restrictions) if T is not None]
-        learnt += [w for w in weights or () if isinstance(w, Tensor)]
+        learnt += [w for w in _given(weight) if isinstance(w, Tensor)]
         self.made_of = (A.values, *(t for t in learnt if t.requires_grad))
+        transfers = (*hierarchy.prolongations, *hierarchy.restrictions)
+        self._reads = Unchanged((A.values, *(T.values for T in transfers if T is not None)))
         balanced = self.sweeps[0] == self.sweeps[1] and (self.cycle != "F" or len(levels) <= 2)
         transposed = all(R is None for R in hierarchy.restrictions)
         self.symmetric = (not levels or (balanced and transposed)) and self.options["symmetric"]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> AMG:
+        """Made anew from copies: what was computed may have a graph, which torch does not copy."""
+        weight = self.weights if self.weights else None
+        try:
+            A, hierarchy, weight = copy.deepcopy((self.operators[0], self.hierarchy, weight), memo)
+        except RuntimeError as error:
+            raise RuntimeError(
+                "AMG: what has a graph cannot be copied: A's values, those of prolongations or weights were "
+                "computed from something that learns; copy an AMG of A.detach()"
+            ) from error
+        return type(self)(A, hierarchy=hierarchy, weight=weight, **self.options)
 
     @property
     def operator_complexity(self) -> float:
@@ -295,8 +323,9 @@ def _weights(weight: Any, hierarchy: Hierarchy, A: CSR) -> Sequence[Weight] | No
     if weight is None:
         return None
     count = len(hierarchy)
-    given = list(weight) if isinstance(weight, (list, tuple)) else [weight] * count
-    if len(given) != count:
+    many = isinstance(weight, (list, tuple))
+    given = _given(weight) if many else [weight] * max(count, 1)  # also looked at where there is one level
+    if many and len(given) != count:
         raise ValueError(
             f"AMG: weight must be one, or one for each of the {count} levels but the coarsest, got "
             f"{len(given)}"
@@ -304,11 +333,28 @@ def _weights(weight: Any, hierarchy: Hierarchy, A: CSR) -> Sequence[Weight] | No
     for number, w in enumerate(given):
         if isinstance(w, Tensor):
             _check.same_kind("AMG", "weight", w, A.values)
-            n = hierarchy.sizes[number]
+            n = (*hierarchy.sizes, A.shape[0])[number]
             if w.shape not in ((), (n,)):
                 raise ValueError(
                     f"AMG: weight on level {number} must have shape () or ({n},), got {tuple(w.shape)}"
                 )
+            if isinstance(w, torch.nn.Parameter) or type(w) is not Tensor or is_functorch_wrapped_tensor(w):
+                continue  # a parameter may go where its training leads it
+            good = (w.detach() > 0) & w.detach().isfinite()
+            if not torch.compiler.is_dynamo_compiling() and not good.all():
+                raise _no_weight(number, float(w.detach()[~good].reshape(-1)[0]))
         elif isinstance(w, bool) or not isinstance(w, Real):
             raise TypeError(f"AMG: weight must be a number or a torch.Tensor, got {type(w).__name__}")
-    return given
+        elif not 0 < float(w) < float("inf"):
+            raise _no_weight(number, w)
+    return given[:count]
+
+
+def _given(weight: Any) -> list[Any]:
+    return list(weight) if isinstance(weight, (list, tuple)) else [weight]
+
+
+def _no_weight(level: int, value: Any) -> ValueError:
+    return ValueError(
+        f"AMG: weight on level {level} must be positive and finite, got {value}; give 2/3, or leave it out"
+    )

@@ -8,10 +8,16 @@ A subclass says what it does with blocks of columns, (..., n, k):
 Two kinds: one that is computed from a matrix keeps what it computed (with its graph, so that unrolled solvers
 differentiate through it) and is made anew when the matrix changes: patterns keep the plans, so this is cheap.
 One that learns is a `Learned`, a torch.nn.Module.
+
+Of the first kind some read A's values in every call, beside what they computed once (`SOR`, `SSOR`,
+`Neumann`, `Chebyshev`, `AMG`). After a change of the values in place they would mix old with new: they
+refuse with a RuntimeError. The others go on with the matrix as it was. torch tells of a change by the
+version of a tensor, which changes through ``.data`` and by fused optimizers do not raise.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -20,6 +26,8 @@ import torch
 from torch import Tensor
 
 from learnsolve import _check
+from learnsolve._unchanged import Unchanged
+from learnsolve.csr import CSR
 
 
 class Preconditioner:
@@ -41,6 +49,7 @@ class Preconditioner:
     shape: tuple[int, int]
     batch_shape: torch.Size = torch.Size()
     made_of: tuple[Tensor, ...]
+    _reads: Unchanged | None = None  # tensors that are read in every call
 
     def _columns(self, R: Tensor) -> Tensor:
         raise NotImplementedError(f"{type(self).__name__} must define _columns")
@@ -76,6 +85,11 @@ class Preconditioner:
 
     def forward(self, r: Tensor) -> Tensor:
         name = type(self).__name__
+        if self._reads is not None and not self._reads():
+            raise RuntimeError(
+                f"{name}: what it was made of was changed in place afterwards, A's values for one; make it "
+                "anew, or from a clone"
+            )
         _check.tensor(name, "r", r)
         like = self._like()
         if r.dtype != like.dtype or r.device != like.device:
@@ -115,6 +129,7 @@ class Transposed(Preconditioner):
     def __init__(self, M: Preconditioner):
         self.M = M
         self.shape, self.batch_shape, self.made_of = M.shape, M.batch_shape, M.made_of
+        self._reads = M._reads
 
     def _columns(self, R: Tensor) -> Tensor:
         return self.M._transposed(R)
@@ -144,12 +159,35 @@ class Learned(torch.nn.Module, Preconditioner):
         return tuple(self.parameters())
 
 
+def check_finite(function: str, A: CSR) -> None:
+    """No NaN and no infinity in A; not looked for under transformations, `torch.compile` or on a GPU."""
+    v = A.values
+    if torch.compiler.is_dynamo_compiling() or type(v) not in (Tensor, torch.nn.Parameter) or not v.is_cpu:
+        return
+    if torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack():
+        return
+    v = v.detach()
+    if math.isfinite(v.sum().item()):  # one pass; a sum of finite numbers may overflow all the same
+        return
+    if not (bad := ~v.isfinite()).any():
+        return
+    at: list[int] = bad.nonzero()[0].tolist()
+    which = f", matrix {at[0] if len(at) == 2 else tuple(at[:-1])} of the batch" if len(at) > 1 else ""
+    row = int(A.pattern.row_indices[at[-1]])
+    raise ValueError(
+        f"{function}: A's values must be finite, got {v[tuple(at)].item()} in row {row}{which}; find out "
+        "where it comes from"
+    )
+
+
 class _PreconditionerOperator(scipy.sparse.linalg.LinearOperator):
     def __init__(self, M: Preconditioner):
         self.M = M
         super().__init__(dtype=np.dtype(str(M.dtype).removeprefix("torch.")), shape=M.shape)
 
     def _apply(self, M: Preconditioner, X: np.ndarray) -> np.ndarray:
+        if np.iscomplexobj(X):
+            return self._apply(M, np.real(X)) + 1j * self._apply(M, np.imag(X))
         # A copy: torch does not take read-only arrays, or negative strides.
         R = torch.from_numpy(np.array(X, dtype=self.dtype)).to(M.device)
         with torch.no_grad():

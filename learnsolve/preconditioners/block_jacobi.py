@@ -4,6 +4,7 @@ Source: Saad, "Iterative Methods for Sparse Linear Systems" (2003), sections 4.1
 """
 
 import hashlib
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import _check
-from learnsolve._plain import makes_plain_tensors
+from learnsolve._plain import makes_plain_tensors, plain_tensors
 from learnsolve.csr import CSR
 from learnsolve.ops._gather import place, take
 from learnsolve.ops._operands import matrix
@@ -19,8 +20,11 @@ from learnsolve.ops._product import product
 from learnsolve.ops._selection import trusted
 from learnsolve.ops.structure import _permute
 from learnsolve.pattern import SparsityPattern, as_numpy
+from learnsolve.preconditioners._direct import inverses
 from learnsolve.preconditioners._symmetry import alike, numbers
 from learnsolve.preconditioners.base import Preconditioner
+
+_LIMIT = 2**27  # numbers in all inverses of one matrix: 1 GiB in float64
 
 
 class BlockJacobi(Preconditioner):
@@ -45,7 +49,8 @@ class BlockJacobi(Preconditioner):
     ------
     ValueError
         if shapes do not fit, not exactly one of block_size and blocks is given, or a block has no finite
-        inverse (the message names its unknowns).
+        inverse, or one of condition number beyond 1 / (16 eps) (the message names its unknowns), or the
+        inverses would hold more than 2^27 numbers for a matrix.
     TypeError
         if types or dtypes do not fit.
 
@@ -53,7 +58,8 @@ class BlockJacobi(Preconditioner):
     -----
     Gradient: exact, for A's values and r, to any order. Where A's entries and M's lie is planned once on
     the pattern, for each partition. Cost: the inverses, 2 s^3 flops for a block of s unknowns, once; then a
-    product with sum s^2 entries a call, which is also the memory.
+    product with sum s^2 entries a call, which is also the memory. The same bits on every run with the same
+    number of threads: the inverses are LAPACK's.
 
     Examples
     --------
@@ -83,8 +89,8 @@ class BlockJacobi(Preconditioner):
             plan = A.pattern._planned(_consecutive_blocks, block_size)
         else:
             plan = _labelled_blocks(A.pattern, blocks)
-        self.symmetric, inverses = _inverses(name, A, plan, symmetric)
-        self.matrix = CSR(inverses, plan.pattern)
+        self.symmetric, values = _inverses(name, A, plan, symmetric)
+        self.matrix = CSR(values, plan.pattern)
         self.shape, self.batch_shape, self.made_of = A.shape, A.batch_shape, (A.values,)
 
     def _columns(self, R: Tensor) -> Tensor:
@@ -135,6 +141,12 @@ def _plan(P: SparsityPattern, labels: np.ndarray) -> _Blocks:
     """For labels 0, 1, 2, ..., each in use."""
     n = len(labels)
     size_of = np.bincount(labels)
+    total = int((size_of.astype(np.float64) ** 2).sum())
+    if total > _LIMIT:
+        raise ValueError(
+            f"BlockJacobi: the inverses of {len(size_of)} blocks of up to {size_of.max()} unknowns hold "
+            f"{total} numbers, at most {_LIMIT} are allowed; take smaller blocks"
+        )
     # Unknowns by the size of their block, then by block, then in their order.
     unknowns = np.lexsort((np.arange(n), labels, size_of[labels]))
     sizes, counts = np.unique(size_of, return_counts=True)
@@ -189,12 +201,8 @@ def _inverses(name: str, A: CSR, plan: _Blocks, symmetric: bool | None) -> tuple
             B = numbers(blocks)
             d = B.diagonal(dim1=-2, dim2=-1).abs().sqrt()
             all_alike = all_alike and alike(B, B.mT, d.unsqueeze(-1) * d.unsqueeze(-2))
-        if tracing:
-            inverse = torch.linalg.inv(blocks)
-        else:
-            inverse, info = torch.linalg.inv_ex(blocks)
-            _check_inverses(name, inverse, info, size, plan.unknowns[unknown : unknown + count * size])
-        found.append(inverse.flatten(-3))
+        singular = _singular(name, plan.unknowns[unknown : unknown + count * size], size, A.batch_shape)
+        found.append(inverses(blocks, singular).flatten(-3))
         start, unknown = start + count * size * size, unknown + count * size
     values = torch.cat(found, dim=-1) if found else entries
     if plan.order is not None:
@@ -202,15 +210,20 @@ def _inverses(name: str, A: CSR, plan: _Blocks, symmetric: bool | None) -> tuple
     return all_alike if symmetric is None else symmetric, values
 
 
-def _check_inverses(name: str, inverse: Tensor, info: Tensor, size: int, unknowns: Tensor) -> None:
-    bad = (numbers(info) != 0) | ~torch.isfinite(numbers(inverse)).all(dim=-1).all(dim=-1)
-    if not bad.any():
-        return
-    *batch, block = bad.nonzero()[0].tolist()
-    where = f" of matrix {batch[0] if len(batch) == 1 else tuple(batch)} of the batch" if batch else ""
-    own = unknowns[block * size : (block + 1) * size].tolist()
-    named = ", ".join(map(str, own[:4])) + (", ..." if size > 4 else "")
-    raise ValueError(
-        f"{name}: every block must have a finite inverse, that of the unknowns {named}{where} is singular "
-        "(or nearly so, or holds infinities or NaNs); choose other blocks, or shift the diagonal"
-    )
+def _singular(name: str, unknowns: Tensor, size: int, batch_shape: torch.Size) -> Callable[[int], Exception]:
+    """Makes the error for block i of one size, counted through the batch."""
+
+    def error(i: int) -> Exception:
+        count = len(unknowns) // size
+        batch = np.unravel_index(i // count, batch_shape) if batch_shape else ()
+        at = tuple(int(b) for b in batch)
+        where = f" of matrix {at[0] if len(at) == 1 else at} of the batch" if at else ""
+        with plain_tensors():
+            own = unknowns[i % count * size : (i % count + 1) * size].tolist()
+        named = ", ".join(map(str, own[:4])) + (", ..." if size > 4 else "")
+        return ValueError(
+            f"{name}: every block must have a finite inverse, that of the unknowns {named}{where} is "
+            "singular (or nearly so, or holds infinities or NaNs); choose other blocks, or shift the diagonal"
+        )
+
+    return error

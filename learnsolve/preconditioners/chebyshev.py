@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from learnsolve.csr import CSR
+from learnsolve.ops.structure import plain_values
+from learnsolve.pattern import SparsityPattern
 from learnsolve.preconditioners._polynomial import Apply, PolynomialPreconditioner
 from learnsolve.preconditioners._spectrum import largest_eigenvalue
 
@@ -46,7 +48,7 @@ class Chebyshev(PolynomialPreconditioner):
     ------
     ValueError
         if a bound is not positive, lmin is above lmax, a diagonal entry is missing or zero (M="jacobi"), M is
-        not linear, or shapes do not fit.
+        not linear, shapes do not fit, A is not finite, or the estimate is not positive (A is zero).
     TypeError
         if types, dtypes or devices do not fit.
 
@@ -72,6 +74,7 @@ class Chebyshev(PolynomialPreconditioner):
         A: CSR,
         lmin: float | Tensor | None = None,
         lmax: float | Tensor | None = None,
+        *,
         degree: int = 3,
         M: Any = "jacobi",
         symmetric: bool | None = None,
@@ -108,10 +111,17 @@ class Chebyshev(PolynomialPreconditioner):
         A, n = self.A, self.shape[0]
         if n == 0:
             return torch.ones(self.batch_shape, dtype=A.dtype, device=A.device)
-        generator = torch.Generator().manual_seed(0)
-        start = torch.randn((n, 1), dtype=torch.float64, generator=generator).to(A.values)
+        start = A.pattern._planned(_start)[0].to(A.values)
         apply, inner = self._operator(False), self._inner(False)
-        return largest_eigenvalue(lambda X: inner(apply(X)), start.expand(*self.batch_shape, n, 1))
+        found = largest_eigenvalue(lambda X: inner(apply(X)), start.expand(*self.batch_shape, n, 1))
+        if torch.compiler.is_dynamo_compiling() or not found.is_cpu:
+            return found
+        if not (good := (values := plain_values(found)).isfinite() & (values > 0)).all():
+            raise ValueError(
+                "Chebyshev: the largest eigenvalue of M A was estimated for lmax, and must be positive and "
+                f"finite, got {float(values[~good][0])}; see whether A is zero or overflows, or pass lmax="
+            )
+        return found
 
     def _check_order(self, lmin: Any, lmax: Any) -> None:
         if torch.compiler.is_dynamo_compiling():
@@ -122,3 +132,9 @@ class Chebyshev(PolynomialPreconditioner):
                 return
         if not bool(torch.as_tensor(lmin <= lmax).all()):
             raise ValueError(f"Chebyshev: lmin must not be above lmax, got {self.lmin} and {self.lmax}")
+
+
+def _start(P: SparsityPattern) -> tuple[Tensor]:
+    """Where the estimate starts. A plan: under vmap no random numbers are to be had."""
+    generator = torch.Generator().manual_seed(0)
+    return (torch.randn((P.shape[0], 1), dtype=torch.float64, generator=generator).to(P.device),)

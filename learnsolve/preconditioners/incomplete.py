@@ -19,7 +19,7 @@ class _Cholesky(Preconditioner):
     symmetric = True
     _factorise: Callable[..., IncompleteCholesky]
 
-    def __init__(self, A: CSR, shift: float | Tensor = 0.0, on_breakdown: str = "raise"):
+    def __init__(self, A: CSR, *, shift: float | Tensor = 0.0, on_breakdown: str = "raise"):
         matrix(type(self).__name__, "A", A)
         self.L, self.shift = type(self)._factorise(A, shift=shift, on_breakdown=on_breakdown)
         self.shape, self.batch_shape = A.shape, A.batch_shape
@@ -153,6 +153,7 @@ class ILU0(Preconditioner):
     def __init__(
         self,
         A: CSR,
+        *,
         shift: float | Tensor = 0.0,
         on_breakdown: str = "raise",
         symmetric: bool | None = None,

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.csr import CSR
+from learnsolve.ops._operands import matrix as check_matrix
 from learnsolve.ops.incomplete import IncompleteLU, ic0, ilu0, mic0
 from learnsolve.ops.sptrsv import sptrsv
 from learnsolve.ops.structure import diagonal
-from learnsolve.preconditioners._factor import TriangularFactor
+from learnsolve.preconditioners._factor import TriangularFactor, assign
 from learnsolve.preconditioners.base import Learned
 
 _METHODS = {"ic0": ic0, "mic0": mic0, "ilu0": ilu0}
@@ -102,24 +103,34 @@ class IncompleteFactor(Learned):
 
         Notes
         -----
-        A is a constant to it. To begin anew on the same pattern: ``M.assign_(*factors)``.
+        A is a constant to it, and so must `shift` be: one that learns is refused. To begin
+        anew on the same pattern: ``M.assign_(*factors)``.
         """
         _check.one_of("IncompleteFactor.initialise_from", "method", method, tuple(_METHODS))
+        if isinstance(shift, Tensor) and shift.requires_grad:
+            raise ValueError(
+                "IncompleteFactor.initialise_from: shift learns, and would get no gradient through factors "
+                "that learn themselves; give shift.detach()"
+            )
         with torch.no_grad():
             factors = _METHODS[method](A, shift=shift, on_breakdown=on_breakdown)
         U = factors.U if isinstance(factors, IncompleteLU) else None
         return cls(factors.L, U, positive=positive)
 
     def assign_(self, L: CSR, U: CSR | None = None) -> IncompleteFactor:
-        """Set the parameters, in place, so that the factors are L and U on the patterns of this module."""
+        """Set the parameters, in place, so that the factors are L and U on the patterns of this module, in
+        its dtype. After an error nothing has changed."""
         name = type(self).__name__
         if (U is None) != (self.U is None):
             has = "(L L^T)^-1" if self.U is None else "(L U)^-1"
             raise ValueError(f"{name}.assign_: this is {has}; give {'L alone' if self.U is None else 'L, U'}")
         if self.U is not None and U is not None:
+            check_matrix(f"{name}.assign_", "L", L)
             _ones(f"{name}.assign_", L)
-            self.U.assign_(U)
-        self.L.assign_(L)
+        pairs = self.L.assignments(L)
+        if self.U is not None and U is not None:
+            pairs += self.U.assignments(U)
+        assign(pairs)
         return self
 
     def _columns(self, R: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 from learnsolve.csr import CSR
 from learnsolve.ops._operands import matrix
 from learnsolve.ops.structure import shared_inverse_diagonal
-from learnsolve.preconditioners.base import Preconditioner
+from learnsolve.preconditioners.base import Preconditioner, check_finite
 
 
 class Jacobi(Preconditioner):
@@ -21,7 +21,7 @@ class Jacobi(Preconditioner):
     Raises
     ------
     ValueError
-        if a diagonal entry is missing or zero (the message names the row).
+        if a diagonal entry is missing or zero, or A is not finite (the message names the row).
 
     Examples
     --------
@@ -36,6 +36,7 @@ class Jacobi(Preconditioner):
 
     def __init__(self, A: CSR):
         matrix("Jacobi", "A", A)
+        check_finite("Jacobi", A)
         self.inverse = shared_inverse_diagonal(A, "Jacobi")
         self.shape, self.batch_shape, self.made_of = A.shape, A.batch_shape, (A.values,)
 

@@ -94,7 +94,14 @@ class LearnedAMG(Learned):
 
     @property
     def made_of(self) -> tuple[Tensor, ...]:  # type: ignore[override]
-        return (*self.parameters(), self.M.operators[0].values)
+        M = self.M
+        read = [M.operators[0].values]
+        if not len(self.prolongations):
+            read += [P.values for P in M.hierarchy.prolongations]
+        read += [R.values for R in M.hierarchy.restrictions if R is not None]
+        if not len(self.weights):
+            read += [w for w in M.weights or () if isinstance(w, Tensor)]
+        return (*self.parameters(), *read)
 
     def current(self) -> AMG:
         """The AMG of the parameters as they are, with their graph."""

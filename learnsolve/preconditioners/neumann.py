@@ -58,6 +58,7 @@ class Neumann(PolynomialPreconditioner):
     def __init__(
         self,
         A: CSR,
+        *,
         degree: int = 1,
         weight: float | Tensor = 1.0,
         M: Any = "jacobi",

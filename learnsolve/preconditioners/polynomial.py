@@ -20,7 +20,7 @@ from learnsolve.ops.structure import inverse_diagonal, sum
 from learnsolve.preconditioners._held import HoldsPattern, finite, parameter
 from learnsolve.preconditioners._symmetry import symmetry
 from learnsolve.preconditioners.base import Learned
-from learnsolve.preconditioners.scaled_jacobi import constant
+from learnsolve.preconditioners.scaled_jacobi import constant, one_kind
 
 
 class Polynomial(HoldsPattern, Learned):
@@ -83,7 +83,9 @@ class Polynomial(HoldsPattern, Learned):
         name = type(self).__name__
         constant(name, A)
         if not isinstance(coefficients, Tensor):
-            coefficients = torch.tensor([float(c) for c in coefficients], dtype=A.dtype, device=A.device)
+            coefficients = torch.tensor(
+                [_check.real(name, "coefficients", c) for c in coefficients], dtype=A.dtype, device=A.device
+            )
         _check.same_kind(name, "coefficients", coefficients, A.values)
         finite(name, "coefficients", coefficients)
         if coefficients.dim() != 1 or len(coefficients) == 0:
@@ -93,9 +95,10 @@ class Polynomial(HoldsPattern, Learned):
         with torch.no_grad():
             inverse = inverse_diagonal(A)
             self.symmetric = symmetry(name, A, symmetric)
+        self._given_symmetric = symmetric
         self.coefficients = parameter(coefficients)
         self._hold(A.pattern, persistent=False)
-        self.register_buffer("values", A.values.detach(), persistent=False)
+        self.register_buffer("values", A.values.detach().clone(), persistent=False)
         self.register_buffer("inverse", inverse, persistent=False)
         self.register_buffer("interval", None if interval is None else _interval(name, interval, A.values))
         self.shape, self.batch_shape = A.shape, A.batch_shape
@@ -137,17 +140,19 @@ class Polynomial(HoldsPattern, Learned):
         return cls(A, _chebyshev_coefficients(degree, lo, hi), interval=(lo, hi), symmetric=symmetric)
 
     def on(self, A: CSR) -> Polynomial:
-        """The same coefficients, with their parameter, for another matrix."""
+        """The same coefficients, with their parameter, for another matrix; `symmetric` as it was given."""
         ends = None if self.interval is None else (float(self.interval[0]), float(self.interval[1]))
-        other = type(self)(A, self.coefficients.detach(), interval=ends)
+        other = type(self)(A, self.coefficients.detach(), interval=ends, symmetric=self._given_symmetric)
         other.coefficients = self.coefficients
         return other
 
     def _columns(self, R: Tensor) -> Tensor:
+        one_kind(self, self.coefficients, self.values)
         A, inverse = CSR(self.values, self.pattern), self.inverse.unsqueeze(-1)
         return self._evaluate(lambda V: inverse * spmm(A, V), inverse * R)
 
     def _transposed(self, R: Tensor) -> Tensor:
+        one_kind(self, self.coefficients, self.values)
         A, inverse = CSR(self.values, self.pattern), self.inverse.unsqueeze(-1)
         return inverse * self._evaluate(lambda V: spmm(A, inverse * V, transpose=True), R)
 
@@ -172,7 +177,9 @@ class Polynomial(HoldsPattern, Learned):
 
 
 def _interval(function: str, interval: tuple[float, float], like: Tensor) -> Tensor:
-    ends = torch.tensor([float(t) for t in interval], dtype=like.dtype, device=like.device)
+    ends = torch.tensor(
+        [_check.real(function, "interval", t) for t in interval], dtype=like.dtype, device=like.device
+    )
     if ends.shape != (2,) or not bool(ends[0] < ends[1]) or not bool(ends.isfinite().all()):
         raise ValueError(f"{function}: interval must be (lo, hi) with lo < hi, got {interval}")
     return ends

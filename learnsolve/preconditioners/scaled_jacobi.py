@@ -14,7 +14,7 @@ from learnsolve.csr import CSR
 from learnsolve.ops._operands import matrix
 from learnsolve.ops.structure import inverse_diagonal
 from learnsolve.preconditioners._held import POSITIVE, finite, parameter, positive, raw
-from learnsolve.preconditioners.base import Learned
+from learnsolve.preconditioners.base import Learned, check_finite
 
 
 class ScaledJacobi(Learned):
@@ -36,7 +36,11 @@ class ScaledJacobi(Learned):
     Raises
     ------
     ValueError
-        if a diagonal entry is missing or zero, A's values learn, or `weight` does not fit or is not positive.
+        if a diagonal entry is missing or zero, A's values learn or are not finite, or `weight` does not fit
+        or is not positive.
+    TypeError
+        if types, dtypes or devices do not fit; in a call, if a module that shares the parameter was converted
+        to another dtype or device and this one was not.
 
     Notes
     -----
@@ -64,7 +68,7 @@ class ScaledJacobi(Learned):
         if positive is not None:
             _check.one_of(name, "positive", positive, POSITIVE)
         if not isinstance(weight, Tensor):
-            weight = torch.full((n,), float(weight), dtype=A.dtype, device=A.device)
+            weight = torch.full((n,), _check.real(name, "weight", weight), dtype=A.dtype, device=A.device)
         _check.same_kind(name, "weight", weight, A.values)
         finite(name, "weight", weight)
         if weight.shape != (n,):
@@ -95,13 +99,25 @@ class ScaledJacobi(Learned):
         return positive(self.raw_weight, self.positive)
 
     def _columns(self, R: Tensor) -> Tensor:
+        one_kind(self, self.raw_weight, self.inverse)
         return (self.weight * self.inverse).unsqueeze(-1) * R
 
     def pcg_form(self):
+        one_kind(self, self.raw_weight, self.inverse)
         return "diagonal", self.weight * self.inverse, None
 
     def extra_repr(self) -> str:
         return f"shape={self.shape}, positive={self.positive!r}"
+
+
+def one_kind(M: Learned, parameter: Tensor, kept: Tensor) -> None:
+    """``M.on(B)`` shares the parameter, so converting one module converts half of the other."""
+    if parameter.dtype != kept.dtype or parameter.device != kept.device:
+        raise TypeError(
+            f"{type(M).__name__}: its parameter is {parameter.dtype} on {parameter.device}, what it keeps of "
+            f"the matrix {kept.dtype} on {kept.device}: a module that shares the parameter was converted; "
+            "convert this one as well"
+        )
 
 
 def constant(function: str, A: CSR) -> None:
@@ -113,6 +129,7 @@ def constant(function: str, A: CSR) -> None:
             f"{function}: A's values learn, and would get no gradient through a preconditioner that learns "
             "itself; give A.detach()"
         )
+    check_finite(function, A)
 
 
 def _inverse(function: str, A: CSR) -> Tensor:

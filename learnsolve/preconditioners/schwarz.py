@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import _check
+from learnsolve._plain import makes_plain_tensors, plain_tensors
 from learnsolve.csr import CSR
 from learnsolve.ops._operands import matrix
 from learnsolve.ops._product import product
@@ -21,7 +22,7 @@ from learnsolve.pattern import as_numpy
 from learnsolve.preconditioners._direct import DirectSolver, inverses
 from learnsolve.preconditioners._subdomains import Subdomains, plan_given, plan_subdomains
 from learnsolve.preconditioners._symmetry import symmetry
-from learnsolve.preconditioners.base import Preconditioner
+from learnsolve.preconditioners.base import Preconditioner, check_finite
 
 _CORE = 64  # rows of a subdomain, before its overlap, if their number is not given
 
@@ -53,8 +54,8 @@ class AdditiveSchwarz(Preconditioner):
     Raises
     ------
     ValueError
-        if a local matrix is singular (the message names the subdomain), or the coarse one; if subdomains
-        leave a row out, or their inverses would hold more than 2^27 numbers for a matrix.
+        if A is not finite; if a local matrix is singular (the message names the subdomain), or the coarse
+        one; if subdomains leave a row out, or their inverses would hold more than 2^27 numbers for a matrix.
     TypeError
         if types, dtypes or devices do not fit.
     NotImplementedError
@@ -71,7 +72,8 @@ class AdditiveSchwarz(Preconditioner):
     many again for the graph where A learns; a call takes twice as many flops a column. Subdomains of one
     rounded size are one batch. Set-up: 2 s_i^3 flops each. Which entry goes where is planned once for a
     pattern, on the host, and kept with it; for subdomains that are given, in every construction.
-    Deterministic.
+    The same bits on every run with the same number of threads: the dense inverses are LAPACK's, which sums in
+    another order on more threads.
 
     Examples
     --------
@@ -104,6 +106,7 @@ class AdditiveSchwarz(Preconditioner):
             raise NotImplementedError(
                 f"{name}: works on the CPU only, got a matrix on {A.device}; move it with .to('cpu')"
             )
+        check_finite(name, A)
         overlap = _check.integer(name, "overlap", overlap, 0)
         _check.flag(name, "restricted", restricted)
         _check.flag(name, "coarse", coarse)
@@ -122,15 +125,15 @@ class AdditiveSchwarz(Preconditioner):
 
     def _inverses(self, A: CSR) -> tuple[Tensor, ...]:
         numbers = self.plan.numbers.split([count for count, _ in self.plan.groups])
-        sizes = self.sizes
 
         def singular(group: int) -> Callable[[int], Exception]:
             def error(i: int) -> Exception:
                 count = self.plan.groups[group][0]
-                number = int(numbers[group][i % count])
+                with plain_tensors():
+                    number = int(numbers[group][i % count])
                 which = f" (matrix {i // count} of the batch)" if A.batch_shape else ""
                 return ValueError(
-                    f"AdditiveSchwarz: the matrix of subdomain {number}, of {sizes[number]} rows, is "
+                    f"AdditiveSchwarz: the matrix of subdomain {number}, of {self.sizes[number]} rows, is "
                     f"singular up to rounding{which}; choose other subdomains or another overlap, or shift "
                     "the diagonal"
                 )
@@ -141,6 +144,7 @@ class AdditiveSchwarz(Preconditioner):
         return tuple(inverses(D, singular(group)) for group, D in enumerate(blocks))
 
     @property
+    @makes_plain_tensors
     def sizes(self) -> tuple[int, ...]:
         filled = as_numpy(self.plan.restriction.crow_indices)
         padded = np.repeat([size for _, size in self.plan.groups], [count for count, _ in self.plan.groups])
@@ -198,7 +202,8 @@ def _plan(A: CSR, subdomains: Any, n_subdomains: int | None, overlap: int) -> Su
             f"AdditiveSchwarz: subdomains must hold every row, row {left_out.argmax()} is in none; M would "
             "be singular"
         )
-    return plan_given(A.pattern, cores, overlap)
+    with plain_tensors():
+        return plan_given(A.pattern, cores, overlap)
 
 
 def _rows(rows: Any, number: int, n: int) -> np.ndarray:

@@ -6,9 +6,10 @@ Source: Saad, "Iterative Methods for Sparse Linear Systems" (2003), sections 4.1
 from torch import Tensor
 
 from learnsolve import _check
+from learnsolve._unchanged import Unchanged
 from learnsolve.csr import CSR
 from learnsolve.preconditioners._relaxation import Sweep, check_relaxation
-from learnsolve.preconditioners.base import Preconditioner
+from learnsolve.preconditioners.base import Preconditioner, check_finite
 
 
 class SOR(Preconditioner):
@@ -33,7 +34,8 @@ class SOR(Preconditioner):
     Raises
     ------
     ValueError
-        if a diagonal entry is missing or zero (the message names the row), or omega is out of its range.
+        if a diagonal entry is missing or zero, or A is not finite (the message names the row), or omega is
+        out of its range.
     TypeError
         if types, dtypes or devices do not fit.
 
@@ -62,15 +64,19 @@ class SOR(Preconditioner):
         self,
         A: CSR,
         omega: float | Tensor = 1.0,
+        *,
         direction: str = "forward",
         multicolour: bool = False,
     ):
         self.omega = check_relaxation("SOR", A, omega, multicolour)
+        check_finite("SOR", A)
         _check.one_of("SOR", "direction", direction, ("forward", "backward"))
         self._sweep, self._pattern = Sweep(direction, multicolour), A.pattern
         self._system = self._sweep.system(A, self.omega)
         self.shape, self.batch_shape = A.shape, A.batch_shape
         self.made_of = (A.values, omega) if isinstance(omega, Tensor) else (A.values,)
+        if self._system.values is A.values:
+            self._reads = Unchanged((A.values,))
 
     def _columns(self, R: Tensor) -> Tensor:
         return self._sweep.apply(self._system, self._pattern, self.omega, R, False)

@@ -73,7 +73,7 @@ class SPAI(Preconditioner):
     True
     """
 
-    def __init__(self, A: CSR, pattern: SparsityPattern | None = None, side: str = "right"):
+    def __init__(self, A: CSR, *, pattern: SparsityPattern | None = None, side: str = "right"):
         matrix("SPAI", "A", A)
         _check.dtype("SPAI", "A.values", A.values)
         _check.one_of("SPAI", "side", side, ("right", "left"))

@@ -5,10 +5,11 @@ Source: Saad, "Iterative Methods for Sparse Linear Systems" (2003), section 10.2
 
 from torch import Tensor
 
+from learnsolve._unchanged import Unchanged
 from learnsolve.csr import CSR
 from learnsolve.preconditioners._relaxation import Sweep, check_relaxation
 from learnsolve.preconditioners._symmetry import symmetry
-from learnsolve.preconditioners.base import Preconditioner
+from learnsolve.preconditioners.base import Preconditioner, check_finite
 
 
 class SSOR(Preconditioner):
@@ -51,15 +52,19 @@ class SSOR(Preconditioner):
         self,
         A: CSR,
         omega: float | Tensor = 1.0,
+        *,
         multicolour: bool = False,
         symmetric: bool | None = None,
     ):
         self.omega = check_relaxation("SSOR", A, omega, multicolour)
+        check_finite("SSOR", A)
         self.symmetric = symmetry("SSOR", A, symmetric)
         self._sweep, self._pattern = Sweep("symmetric", multicolour), A.pattern
         self._system = self._sweep.system(A, self.omega)
         self.shape, self.batch_shape = A.shape, A.batch_shape
         self.made_of = (A.values, omega) if isinstance(omega, Tensor) else (A.values,)
+        read = [t for t in self.made_of if t is omega or t is self._system.values]
+        self._reads = Unchanged(read) if read else None
 
     def _columns(self, R: Tensor) -> Tensor:
         return self._sweep.apply(self._system, self._pattern, self.omega, R, False)

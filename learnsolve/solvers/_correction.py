@@ -16,6 +16,7 @@ from learnsolve.preconditioners._relaxation import Sweep
 from learnsolve.solvers import _units
 from learnsolve.solvers._implicit import transformed
 from learnsolve.solvers._operator import Matrix
+from learnsolve.solvers._solve import with_zero_gradient
 
 
 class State(NamedTuple):
@@ -60,6 +61,9 @@ def fixed_number(
 
     `checkpointed`: the graph keeps O(sqrt(iterations)) iterates and repeats the steps between them."""
     x = torch.zeros_like(b) if x0 is None else x0
+    if iterations == 0:
+        learns = (b, *A.parameters, *(t for t in (method.omega,) if isinstance(t, Tensor)))
+        x = with_zero_gradient(x.clone(), *learns)
     values = method.start(A, None, x, b, None).values
 
     def steps(count: int, first: bool, x: Tensor, values: Tensor, b: Tensor) -> tuple[Tensor, ...]:

@@ -232,7 +232,8 @@ def as_operator(
     if isinstance(A, scipy.sparse.linalg.LinearOperator):
         if parameters:
             raise ValueError(f"{function}: parameters belong to a callable A; a LinearOperator cannot learn")
-        return Function(function, _host(A.matmat, A.rmatmat), _host(A.rmatmat, A.matmat), ())
+        forward = _on_host(function, "A", A)
+        return Function(function, forward, lambda x: forward(x, True), ())
     if not callable(A):
         raise TypeError(
             f"{function}: A must be a CSR, a StencilOperator, a scipy.sparse.linalg.LinearOperator or a "
@@ -268,7 +269,7 @@ def as_preconditioner(function: str, name: str, M: Any, b: Tensor) -> Callable[[
             )
         return Matrix(M)
     if isinstance(M, scipy.sparse.linalg.LinearOperator):
-        return _host(M.matmat, M.rmatmat)
+        return _on_host(function, name, M)
     if not callable(M):
         raise TypeError(
             f"{function}: {name} must be a callable r -> M r, a CSR or a LinearOperator, got "
@@ -307,31 +308,53 @@ def _on_columns(
     return apply
 
 
-def _host(f: Callable, transpose: Callable) -> Callable[[Tensor], Tensor]:
-    """A NumPy function on (n, k) arrays as one of tensors."""
-    return lambda x: _Host.apply(x, f, transpose)  # type: ignore[return-value]
+def _on_host(function: str, name: str, A: scipy.sparse.linalg.LinearOperator) -> Callable[..., Tensor]:
+    """Products with a SciPy operator, or its transpose, as a function of blocks of columns."""
+
+    def real(dtype: Any, what: str) -> None:
+        if dtype is not None and np.dtype(dtype).kind == "c":
+            raise TypeError(
+                f"{function}: {what} must be real, got {np.dtype(dtype)}; solve the real system "
+                "[[Re A, -Im A], [Im A, Re A]] for the real and the imaginary part"
+            )
+
+    real(A.dtype, f"the LinearOperator {name}")
+
+    def product(X: np.ndarray, transpose: bool) -> np.ndarray:
+        Y = np.asarray(A.rmatmat(X) if transpose else A.matmat(X))
+        real(Y.dtype, f"the result of the LinearOperator {name}")  # its dtype need not be what it says
+        return Y
+
+    def apply(x: Tensor, transpose: bool = False) -> Tensor:
+        if x.shape[:-2].numel() == 0:
+            raise ValueError(
+                f"{function}: a LinearOperator {name} cannot be applied to an empty batch, got shape "
+                f"{tuple(x.shape)}; leave the solve out"
+            )
+        return _Host.apply(x, product, transpose)  # type: ignore[return-value]
+
+    return apply
 
 
 class _Host(torch.autograd.Function):
-    """Linear in x; nothing learns inside of it."""
+    """product(X, transpose) of NumPy arrays (n, k) for tensors (..., n, k): linear, and nothing learns inside
+    of it."""
 
     @staticmethod
-    def forward(x, f, transpose):
+    def forward(x, product, transpose):
         blocks = x.detach().cpu().reshape(x.shape[:-2].numel(), *x.shape[-2:])
-        out = [torch.from_numpy(np.ascontiguousarray(f(block.numpy()))) for block in blocks]
-        if not out:
-            raise ValueError("a LinearOperator cannot be applied to an empty batch; leave the solve out")
+        out = [torch.from_numpy(np.ascontiguousarray(product(block.numpy(), transpose))) for block in blocks]
         y = torch.stack(out)
         return y.reshape(*x.shape[:-2], *y.shape[1:]).to(x)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        _, ctx.f, ctx.transpose = inputs
+        _, ctx.product, ctx.transpose = inputs
 
     @staticmethod
     def backward(ctx, g):  # type: ignore[override]
-        return _Host.apply(g, ctx.transpose, ctx.f), None, None
+        return _Host.apply(g, ctx.product, not ctx.transpose), None, None
 
     @staticmethod
     def jvp(ctx, t, *_):  # type: ignore[override]
-        return _Host.apply(t, ctx.f, ctx.transpose)
+        return _Host.apply(t, ctx.product, ctx.transpose)

@@ -76,6 +76,7 @@ def check_options(name: str, options: Options) -> None:
         value = getattr(options, key)
         if value is not None:
             _check.integer(name, key, value, 0)
+    _check.flag(name, "throw", options.throw)
     if not (options.callback is None or callable(options.callback)):
         raise TypeError(f"{name}: callback must be callable, got {type(options.callback).__name__}")
     if options.gradient != "implicit":

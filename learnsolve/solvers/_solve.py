@@ -168,10 +168,8 @@ class Solver:
                 "data; or give the mapped axis to b, or A.values, as a batch axis"
             )
         solution = self.solution(*self.iterate(b, x0, segments))
-        if not solution.x.requires_grad and tracked(b, *self.A.parameters):
-            # No iteration ran: zero gradients, so that a backward need not know.
-            for t in (b, *self.A.parameters):
-                solution.x = solution.x + torch.where(torch.zeros_like(t, dtype=torch.bool), t, 0).sum()
+        if solution.iterations == 0:
+            solution.x = with_zero_gradient(solution.x, b, *self.A.parameters)
         if self.throw and not solution.converged:
             raise SolverError(self.name, solution)
         return solution
@@ -221,6 +219,14 @@ class Solver:
         """The solver of the transposed system, whose own adjoint is this one."""
         M = None if self.turned_M is None else self.turned_M()
         return replace(self, A=self.A.T, M=M, turned_M=lambda: self.M)
+
+
+def with_zero_gradient(x: Tensor, *others: Tensor) -> Tensor:
+    """x, zero gradients for `others` where they learn: a backward need not know that no iteration ran."""
+    for t in others:
+        if tracked(t):
+            x = x + torch.where(torch.zeros_like(t, dtype=torch.bool), t, 0).sum()
+    return x
 
 
 CODE_NON_FINITE = 1 + STATUSES.index(Status.NON_FINITE)

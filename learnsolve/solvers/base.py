@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from learnsolve._unchanged import Unchanged
+
 
 class Status(enum.Enum):
     """How a solve ended, from best to worst. The value is a sentence: what happened and what to try."""
@@ -124,7 +126,7 @@ class Solution:
         self._codes = codes
         self._adjoint = adjoint
         self._grad_enabled = torch.is_grad_enabled()
-        self._needs = [(t, _version(t)) for t in needs]
+        self._needs = Unchanged(needs, contents=True)
 
     @property
     def adjoint(self) -> Solution | None:
@@ -135,7 +137,7 @@ class Solution:
         if self._norms is not None:
             return self._norms
         assert callable(self._complete)
-        if any(_version(t) != version for t, version in self._needs):
+        if not self._needs():
             raise RuntimeError(
                 "Solution.residual_norms: A.values, b or x was changed in place after the solve; ask for the "
                 "norms before, or solve with clones"
@@ -179,7 +181,3 @@ class Solution:
 
     def __repr__(self) -> str:
         return f"Solution(x={tuple(self.x.shape)}, iterations={self.iterations}, status={self.status.name})"
-
-
-def _version(t: Tensor) -> int:
-    return -1 if torch.compiler.is_dynamo_compiling() or t.is_inference() else t._version

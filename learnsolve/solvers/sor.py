@@ -17,7 +17,7 @@ from learnsolve.preconditioners._relaxation import DIRECTIONS, Sweep, check_rela
 from learnsolve.solvers._correction import Correction, fixed_number
 from learnsolve.solvers._operator import Matrix
 from learnsolve.solvers._options import Options, check_b, check_operands
-from learnsolve.solvers._solve import columns, solve
+from learnsolve.solvers._solve import columns, solve, with_zero_gradient
 from learnsolve.solvers.base import Iteration, Solution
 
 FIXED_GRADIENTS = ("unrolled", "checkpointed")
@@ -28,7 +28,7 @@ def sor(
     b: Tensor,
     x0: Tensor | None = None,
     *,
-    omega: float | Tensor,
+    omega: float | Tensor = 1.0,
     direction: str = "forward",
     multicolour: bool = False,
     iterations: int | None = None,
@@ -53,8 +53,8 @@ def sor(
     A : CSR, shape (n, n), float32 or float64, without zeros on the diagonal; its values may be (..., nnz)
     b : Tensor, shape (n,) or (..., n, k): one or k right-hand sides
     x0 : Tensor of b's shape; zero if not given
-    omega : number or Tensor, 0 < omega < 2; a tensor, which may learn, has shape () or is one number a matrix
-        of the batch
+    omega : number or Tensor, 0 < omega < 2, 1 (Gauss-Seidel) if not given; a tensor, which may learn, has
+        shape () or is one number a matrix of the batch
     direction : "forward", first to last unknown; "backward"; or "symmetric", one of each: `ssor`
     multicolour : sweep through the unknowns colour by colour, as `ordering.greedy_colouring` colours them, so
         that those of one colour are relaxed at the same time
@@ -213,8 +213,10 @@ def _relax(
     _check.one_of(name, "direction", direction, DIRECTIONS)
     method = Correction(Sweep(direction, multicolour), omega)
     if iterations is not None:
-        return _fixed(name, method, A, b, x0, iterations, gradient or "unrolled", keywords)
-    gradient = gradient or "implicit"
+        return _fixed(
+            name, method, A, b, x0, iterations, "unrolled" if gradient is None else gradient, keywords
+        )
+    gradient = "implicit" if gradient is None else gradient
     if (
         gradient == "implicit"
         and isinstance(omega, Tensor)
@@ -226,7 +228,10 @@ def _relax(
             'gradient="implicit" would give it no gradient. Use gradient="unrolled" or "checkpointed"'
         )
     given = {key: value for key, value in keywords.items() if value is not None}
-    return solve(name, method, A, b, x0, Options(gradient=gradient, **given))
+    solution = solve(name, method, A, b, x0, Options(gradient=gradient, **given))
+    if gradient != "implicit" and isinstance(omega, Tensor) and solution.iterations == 0:
+        solution.x = with_zero_gradient(solution.x, omega)
+    return solution
 
 
 def _fixed(
@@ -240,6 +245,7 @@ def _fixed(
     keywords: dict[str, Any],
 ) -> Solution:
     iterations = _check.integer(name, "iterations", iterations, 0)
+    _check.flag(name, "throw", keywords["throw"])
     for key, value in keywords.items():
         if value is not None and value is not False:
             raise ValueError(

@@ -123,3 +123,15 @@ def test_plans_are_made_while_tracing():
             for P in (pattern_of(random(6, 5, 0.5, seed)), pattern_of(random(6, 5, 0.8, seed + 9)))
         )
         torch.testing.assert_close(f(A, B), use(A, B))
+
+
+def test_functions_of_one_name_in_two_modules_have_plans_of_their_own():
+    def plan(P):
+        return (1,)
+
+    def other(P):
+        return (2,)
+
+    other.__name__, other.__module__ = plan.__name__, "elsewhere"
+    P = ls.problems.poisson((4,)).pattern
+    assert (P._planned(plan), P._planned(other)) == ((1,), (2,))

@@ -57,20 +57,20 @@ CASES = [
     Case("BlockJacobi, general", lambda A: P.BlockJacobi(A, 3), matrix="general"),
     Case("BlockJacobi, labels", lambda A: P.BlockJacobi(A, blocks=_labels(A))),
     Case("SOR", P.SOR),
-    Case("SOR, backward", lambda A: P.SOR(A, 1.3, "backward"), matrix="general"),
+    Case("SOR, backward", lambda A: P.SOR(A, 1.3, direction="backward"), matrix="general"),
     Case("SOR, multicolour", lambda A: P.SOR(A, 1.3, multicolour=True)),
     Case("SSOR", P.SSOR),
     Case("SSOR, omega", lambda A: P.SSOR(A, 1.4)),
     Case("SSOR, multicolour", lambda A: P.SSOR(A, 0.7, multicolour=True)),
     Case("SSOR, general", lambda A: P.SSOR(A, 1.2), matrix="general"),
-    Case("Chebyshev", lambda A: P.Chebyshev(A, 0.2, 2.1, 3)),
+    Case("Chebyshev", lambda A: P.Chebyshev(A, 0.2, 2.1, degree=3)),
     Case("Chebyshev, estimated", P.Chebyshev, differentiable=False),  # the estimate is a constant
-    Case("Chebyshev, unscaled", lambda A: P.Chebyshev(A, 0.5, 30.0, 2, M=None), matrix="general"),
-    Case("Chebyshev of SSOR", lambda A: P.Chebyshev(A, 0.2, 1.1, 1, M=P.SSOR(A))),
-    Case("Chebyshev of SOR", lambda A: P.Chebyshev(A, 0.2, 1.1, 1, M=P.SOR(A))),
-    Case("Neumann", lambda A: P.Neumann(A, 2)),
-    Case("Neumann, weighted", lambda A: P.Neumann(A, 1, 0.7), matrix="general"),
-    Case("Neumann of IC0", lambda A: P.Neumann(A, 1, 0.9, M=P.IC0(A))),
+    Case("Chebyshev, unscaled", lambda A: P.Chebyshev(A, 0.5, 30.0, degree=2, M=None), matrix="general"),
+    Case("Chebyshev of SSOR", lambda A: P.Chebyshev(A, 0.2, 1.1, degree=1, M=P.SSOR(A))),
+    Case("Chebyshev of SOR", lambda A: P.Chebyshev(A, 0.2, 1.1, degree=1, M=P.SOR(A))),
+    Case("Neumann", lambda A: P.Neumann(A, degree=2)),
+    Case("Neumann, weighted", lambda A: P.Neumann(A, degree=1, weight=0.7), matrix="general"),
+    Case("Neumann of IC0", lambda A: P.Neumann(A, degree=1, weight=0.9, M=P.IC0(A))),
 ]
 
 

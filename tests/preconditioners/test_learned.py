@@ -205,6 +205,6 @@ def test_int32_patterns():
         P.IncompleteFactor.initialise_from,
         lambda A: P.IncompleteFactor.initialise_from(A, "ilu0"),
         lambda A: P.Polynomial.chebyshev(A, 3),
-        lambda A: P.SPAI(A, P.lower_pattern(A, 2)),
+        lambda A: P.SPAI(A, pattern=P.lower_pattern(A, 2)),
     ):
         assert torch.allclose(make(narrow)(r), make(A)(r), rtol=1e-13)

@@ -28,7 +28,7 @@ def test_chebyshev_is_the_best_polynomial(degree):
     """1 - t p(t) is the scaled Chebyshev polynomial, on the eigenvalues of a diagonal matrix."""
     t = np.linspace(0.3, 2.0, 30)
     A = ls.ops.diag(torch.from_numpy(t))
-    M = P.Chebyshev(A, 0.4, 1.8, degree, M=None)
+    M = P.Chebyshev(A, 0.4, 1.8, degree=degree, M=None)
     residual = 1 - t * M(torch.ones(30, dtype=torch.float64)).numpy()
     coefficients = [0] * (degree + 1) + [1]
     theta, delta = 1.1, 0.7
@@ -42,7 +42,7 @@ def test_one_eigenvalue():
     A = ls.ops.diag(torch.full((3,), 4.0, dtype=torch.float64))
     r = normal((3,))
     for degree in (0, 3):
-        assert torch.allclose(P.Chebyshev(A, 4.0, 4.0, degree, M=None)(r), r / 4)
+        assert torch.allclose(P.Chebyshev(A, 4.0, 4.0, degree=degree, M=None)(r), r / 4)
 
 
 @pytest.mark.parametrize("degree", [0, 1, 2, 3])
@@ -53,14 +53,14 @@ def test_neumann_is_the_truncated_series(A, degree):
         W = weight * (torch.eye(20, dtype=A.dtype) if inner is None else dense(inner))
         step = torch.eye(20, dtype=A.dtype) - W @ A.to_dense()
         expected = sum(torch.linalg.matrix_power(step, i) for i in range(degree + 1)) @ W
-        found = P.Neumann(A, degree, weight, M=M)
+        found = P.Neumann(A, degree=degree, weight=weight, M=M)
         torch.testing.assert_close(dense(found), expected, rtol=1e-10, atol=1e-11)
         torch.testing.assert_close(dense(found.T), expected.mT, rtol=1e-10, atol=1e-11)
 
 
 def test_the_compiled_sweeps_agree_with_the_loop():
     A, R = general(), normal((2, 3, 20, 4))
-    M = P.Neumann(A, 3, 0.7)
+    M = P.Neumann(A, degree=3, weight=0.7)
     torch.testing.assert_close(M(R), super(P.Neumann, M)._columns(R), rtol=1e-13, atol=1e-13)
 
 
@@ -70,7 +70,7 @@ def test_when_neumann_is_positive_definite():
     lmax = float(jacobi_spectrum(A)[-1])
     for degree in (0, 1, 2, 3, 4):
         for of_bound, positive in ((0.95, True), (1.05, degree % 2 == 0)):
-            D = dense(P.Neumann(A, degree, of_bound * 2 / lmax))
+            D = dense(P.Neumann(A, degree=degree, weight=of_bound * 2 / lmax))
             assert bool(torch.linalg.eigvalsh((D + D.mT) / 2).min() > 0) == positive
 
 
@@ -78,7 +78,7 @@ def test_chebyshev_is_positive_definite_if_lmax_is_above_the_spectrum():
     A = spd()
     lmin, lmax = (float(t) for t in jacobi_spectrum(A)[[0, -1]])
     for degree in (0, 1, 2, 5):
-        D = dense(P.Chebyshev(A, 5 * lmin, lmax * 1.01, degree))
+        D = dense(P.Chebyshev(A, 5 * lmin, lmax * 1.01, degree=degree))
         assert torch.linalg.eigvalsh((D + D.mT) / 2).min() > 0
 
 
@@ -121,9 +121,14 @@ def test_degrees_and_inner_preconditioners_count():
     count = lambda M: S.cg(A, b, M=M, rtol=1e-8).iterations  # noqa: E731
     plain = count(None)
     assert plain > count(P.Chebyshev(A, degree=1)) > count(P.Chebyshev(A, degree=4))
-    assert plain > count(P.Neumann(A, 1)) > count(P.Neumann(A, 5)) > count(P.Chebyshev(A, degree=5))
+    assert (
+        plain
+        > count(P.Neumann(A, degree=1))
+        > count(P.Neumann(A, degree=5))
+        > count(P.Chebyshev(A, degree=5))
+    )
     assert count(P.Chebyshev(A, degree=1, M=P.IC0(A))) < count(P.IC0(A))
-    assert count(P.Neumann(A, 2, 0.9)) != count(P.Neumann(A, 2, 0.3))
+    assert count(P.Neumann(A, degree=2, weight=0.9)) != count(P.Neumann(A, degree=2, weight=0.3))
     lmax = float(P.Chebyshev(A).lmax)
     assert count(P.Chebyshev(A, lmax / 200, lmax)) != count(P.Chebyshev(A, lmax / 3, lmax))
 
@@ -133,20 +138,23 @@ def test_parameters_learn():
     v = A.values.clone().requires_grad_()
     lmin, lmax, weight = (torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (0.2, 2.2, 0.8))
     for apply, args in (
-        (lambda v, a, z, r: P.Chebyshev(A.with_values(v), a, z, 2)(r), (v, lmin, lmax, r)),
-        (lambda v, w, r: P.Neumann(A.with_values(v), 2, w)(r), (v, weight, r)),
-        (lambda v, w, r: P.Neumann(A.with_values(v), 1, w, M=P.SOR(A.with_values(v)))(r), (v, weight, r)),
+        (lambda v, a, z, r: P.Chebyshev(A.with_values(v), a, z, degree=2)(r), (v, lmin, lmax, r)),
+        (lambda v, w, r: P.Neumann(A.with_values(v), degree=2, weight=w)(r), (v, weight, r)),
+        (
+            lambda v, w, r: P.Neumann(A.with_values(v), degree=1, weight=w, M=P.SOR(A.with_values(v)))(r),
+            (v, weight, r),
+        ),
     ):
         assert torch.autograd.gradcheck(apply, args, check_forward_ad=True, fast_mode=True)
         assert torch.autograd.gradgradcheck(apply, args, fast_mode=True)
     assert {id(t) for t in P.Chebyshev(A, lmin, lmax).made_of} >= {id(lmin), id(lmax), id(A.values)}
     omega = torch.tensor(1.2, dtype=torch.float64, requires_grad=True)
-    inner = P.Neumann(A, 1, M=P.SOR(A, omega))
+    inner = P.Neumann(A, degree=1, M=P.SOR(A, omega))
     assert any(t is omega for t in inner.made_of)
     values = torch.stack((A.values, 2 * A.values))
     many = torch.tensor([0.5, 0.9], dtype=torch.float64)
-    together = P.Neumann(A.with_values(values), 2, many)(r)
-    assert torch.allclose(together[1], P.Neumann(A * 2.0, 2, 0.9)(r))
+    together = P.Neumann(A.with_values(values), degree=2, weight=many)(r)
+    assert torch.allclose(together[1], P.Neumann(A * 2.0, degree=2, weight=0.9)(r))
     together = P.Chebyshev(A.with_values(values), many / 5, 2 + many, M=None)(r)
     assert torch.allclose(together[0], P.Chebyshev(A, 0.1, 2.5, M=None)(r))
 
@@ -154,8 +162,8 @@ def test_parameters_learn():
 def test_compile():
     A, r = spd(), normal((20,))
     for make in (
-        lambda v: P.Chebyshev(A.with_values(v), 0.1, 2.0, 2, symmetric=True),
-        lambda v: P.Neumann(A.with_values(v), 2, symmetric=True),
+        lambda v: P.Chebyshev(A.with_values(v), 0.1, 2.0, degree=2, symmetric=True),
+        lambda v: P.Neumann(A.with_values(v), degree=2, symmetric=True),
     ):
         compiled = torch.compile(lambda v: make(v)(r), fullgraph=True, backend="aot_eager")  # noqa: B023
         assert torch.allclose(compiled(A.values), make(A.values)(r))
@@ -207,7 +215,7 @@ A = spd()
         ),
         (lambda: P.Chebyshev(A, M=P.Jacobi(A.to(torch.float32))), TypeError, "M must be torch.float64"),
         (lambda: P.Chebyshev(A * 0.0), ValueError, "A must not have zeros on its diagonal, row 0"),
-        (lambda: P.Neumann(A, 1.5), TypeError, "Neumann: degree must be an int, got float"),
+        (lambda: P.Neumann(A, degree=1.5), TypeError, "Neumann: degree must be an int, got float"),
         (
             lambda: P.Neumann(A, weight=0.0),
             ValueError,

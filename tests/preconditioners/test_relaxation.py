@@ -32,8 +32,11 @@ def test_formulas(A, omega, multicolour):
     lower, upper = D + w * L, D + w * U
     for M, expected in (
         (P.SOR(A, omega, multicolour=multicolour), w * torch.linalg.inv(lower)),
-        (P.SOR(A, omega, "backward", multicolour), w * torch.linalg.inv(upper)),
-        (P.SSOR(A, omega, multicolour), w * (2 - w) * torch.linalg.inv(upper) @ D @ torch.linalg.inv(lower)),
+        (P.SOR(A, omega, direction="backward", multicolour=multicolour), w * torch.linalg.inv(upper)),
+        (
+            P.SSOR(A, omega, multicolour=multicolour),
+            w * (2 - w) * torch.linalg.inv(upper) @ D @ torch.linalg.inv(lower),
+        ),
     ):
         expected = expected[back][:, back]
         torch.testing.assert_close(dense(M), expected, rtol=1e-10, atol=1e-13)
@@ -81,8 +84,8 @@ def test_omega_learns(multicolour):
     omega = torch.tensor(1.2, dtype=torch.float64, requires_grad=True)
     for make in (
         lambda v, w: P.SOR(A.with_values(v), w, multicolour=multicolour),
-        lambda v, w: P.SOR(A.with_values(v), w, "backward", multicolour),
-        lambda v, w: P.SSOR(A.with_values(v), w, multicolour),
+        lambda v, w: P.SOR(A.with_values(v), w, direction="backward", multicolour=multicolour),
+        lambda v, w: P.SSOR(A.with_values(v), w, multicolour=multicolour),
     ):
         args = (A.values.clone().requires_grad_(), omega, r)
         apply = lambda v, w, r: make(v, w)(r)  # noqa: B023, E731
@@ -150,6 +153,6 @@ def test_errors(kind, make, error, words):
 
 def test_errors_of_options():
     with pytest.raises(ValueError, match=r"SOR: direction must be one of .*got 'symmetric'"):
-        P.SOR(A, 1.0, "symmetric")
+        P.SOR(A, 1.0, direction="symmetric")
     with pytest.raises(TypeError, match="SSOR: symmetric must be True or False"):
         P.SSOR(A, symmetric="yes")

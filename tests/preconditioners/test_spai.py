@@ -38,8 +38,8 @@ PATTERNS = {
 def test_against_dense_least_squares(A, pattern):
     S = PATTERNS[pattern](A)
     mask, D = where(A.pattern if S is None else S), A.to_dense()
-    assert torch.allclose(P.SPAI(A, S).matrix.to_dense(), by_columns(D, mask), rtol=1e-12, atol=1e-14)
-    left = P.SPAI(A, S, side="left").matrix.to_dense()
+    assert torch.allclose(P.SPAI(A, pattern=S).matrix.to_dense(), by_columns(D, mask), rtol=1e-12, atol=1e-14)
+    left = P.SPAI(A, pattern=S, side="left").matrix.to_dense()
     assert torch.allclose(left, by_columns(D.T, mask.T).T, rtol=1e-12, atol=1e-14)
 
 
@@ -50,13 +50,15 @@ def test_irregular_patterns():
     A = ls.CSR.from_dense(D)
     mask = (torch.rand(30, 30) < 0.2) | torch.eye(30, dtype=torch.bool)
     S = ls.CSR.from_dense(mask.double()).pattern
-    assert torch.allclose(P.SPAI(A, S).matrix.to_dense(), by_columns(D, mask), rtol=1e-11, atol=1e-13)
+    assert torch.allclose(P.SPAI(A, pattern=S).matrix.to_dense(), by_columns(D, mask), rtol=1e-11, atol=1e-13)
 
 
 def test_on_the_full_pattern_it_is_the_inverse():
     A = general(3)
     full = ls.CSR.from_dense(torch.ones(12, 12, dtype=torch.float64)).pattern
-    assert torch.allclose(P.SPAI(A, full)(A.to_dense()), torch.eye(12, dtype=torch.float64), atol=1e-12)
+    assert torch.allclose(
+        P.SPAI(A, pattern=full)(A.to_dense()), torch.eye(12, dtype=torch.float64), atol=1e-12
+    )
 
 
 def test_refinement_makes_up_for_the_squared_condition():
@@ -151,11 +153,11 @@ def zero_column(A: ls.CSR) -> ls.CSR:
     [
         (lambda A: P.SPAI(A.to_dense()), TypeError, "A must be a CSR"),
         (lambda A: P.SPAI(A[:3]), ValueError, "A must be square"),
-        (lambda A: P.SPAI(A, A), TypeError, "pattern must be a SparsityPattern"),
-        (lambda A: P.SPAI(A, A[:3].pattern), ValueError, r"shape \(20, 20\), got \(3, 20\)"),
+        (lambda A: P.SPAI(A, pattern=A), TypeError, "pattern must be a SparsityPattern"),
+        (lambda A: P.SPAI(A, pattern=A[:3].pattern), ValueError, r"shape \(20, 20\), got \(3, 20\)"),
         (lambda A: P.SPAI(A, side="both"), ValueError, "side must be one of"),
-        (lambda A: P.SPAI(A, A.tril(-1).pattern), ValueError, "column 19 has none"),
-        (lambda A: P.SPAI(A, A.tril(-1).pattern, side="left"), ValueError, "row 0 has none"),
+        (lambda A: P.SPAI(A, pattern=A.tril(-1).pattern), ValueError, "column 19 has none"),
+        (lambda A: P.SPAI(A, pattern=A.tril(-1).pattern, side="left"), ValueError, "row 0 has none"),
         (lambda A: P.SPAI(zero_column(A)), ValueError, "column 2 of the pattern is rank-deficient"),
         (lambda A: P.SPAI(zero_column(A).T, side="left"), ValueError, "row 2 of the pattern is rank-def"),
         (lambda A: P.SPAI(A * float("nan")), ValueError, "rank-deficient"),

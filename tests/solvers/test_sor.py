@@ -388,3 +388,44 @@ def test_module_passes_everything_on():
         solver = S.SOR(1.0).double()
         torch.nn.init.constant_(solver.logit, logit)
         assert torch.isfinite(solver(A, B).x).all()
+
+
+@pytest.mark.parametrize("x0", [False, True])
+def test_no_sweep_gives_a_copy_and_zero_gradients(x0):
+    A, b = ls.problems.poisson((5,)), torch.ones(5, dtype=torch.float64)
+    learn = [A.values.clone(), b.clone(), torch.tensor(1.2, dtype=b.dtype)] + ([b * 3] if x0 else [])
+    for t in learn:
+        t.requires_grad_()
+    v, b, w, *start = learn
+    S = ls.solvers
+    for solution in (
+        S.sor(A.with_values(v), b, *start, omega=w, iterations=0),
+        S.sor(A.with_values(v), b, *start, omega=w, iterations=0, gradient="checkpointed"),
+        S.sor(A.with_values(v), b, *start, omega=w, maxiter=0, gradient="unrolled"),
+    ):
+        assert solution.x.requires_grad
+        gradients = torch.autograd.grad(solution.x.sum(), learn)
+        for t, g in zip(learn, gradients, strict=True):
+            assert torch.equal(g, torch.full_like(t, float(any(t is s for s in start))))
+    one = S.sor(A, b.detach(), omega=w, maxiter=0, gradient="unrolled").x
+    assert torch.autograd.grad(one.sum(), w)[0] == 0
+    module = S.SOR(1.0, iterations=0).double()
+    assert module(A, b.detach()).x.requires_grad
+    if x0:
+        given = start[0].detach()
+        x = S.gauss_seidel(A, b.detach(), given, iterations=0).x
+        assert torch.equal(x, given)
+        assert x.data_ptr() != given.data_ptr()
+
+
+def test_omega_is_one_if_not_given_and_options_are_checked():
+    A, b = ls.problems.poisson((5,)), torch.ones(5, dtype=torch.float64)
+    S = ls.solvers
+    assert torch.equal(S.sor(A, b, iterations=3).x, S.gauss_seidel(A, b, iterations=3).x)
+    for options in ({}, {"iterations": 2}):
+        with pytest.raises(TypeError, match="sor: throw must be True or False, got 'yes'"):
+            S.sor(A, b, throw="yes", **options)
+        with pytest.raises(ValueError, match="sor: gradient must be one of"):
+            S.sor(A, b, gradient="", **options)
+    with pytest.raises(TypeError, match="cg: throw must be True or False"):
+        S.cg(A, b, throw="yes")

@@ -158,3 +158,13 @@ def test_extreme_sizes_are_no_breakdown():
 def test_bad_input(make, error, words):
     with pytest.raises(error, match=words):
         make()
+
+
+def test_coefficients_learn_where_asked_and_bring_their_dtype():
+    A = ls.ops.StencilOperator(torch.tensor([-1.0, 2.0, -1.0], dtype=torch.float64), (5,))
+    assert not A.requires_grad
+    assert A.requires_grad_() is A
+    assert A.requires_grad
+    (A @ torch.ones(5, dtype=torch.float64)).sum().backward()
+    assert A.coefficients.grad is not None
+    assert A.with_coefficients(A.coefficients.detach().float()).dtype == torch.float32

@@ -1,0 +1,48 @@
+"""Has a tensor been changed in place since?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
+
+
+class Unchanged:
+    """Tensors as they are now: calling it says whether they still are. A copy of it begins anew.
+
+    By torch's versions, which changes through ``.data`` and by fused optimizers do not raise. With `contents`
+    parameters, leaves that learn, are compared number by number as well: that finds those too.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor], contents: bool = False):
+        self.contents = contents
+        self.kept = []
+        for t in tensors:
+            number = version(t)
+            learns = contents and number >= 0 and t.requires_grad and t.is_leaf
+            self.kept.append((t, number, t.detach().clone() if learns else None))
+
+    def __call__(self) -> bool:
+        for t, number, copy in self.kept:
+            now = version(t)
+            if now < 0 or number < 0:
+                continue
+            if now != number or (copy is not None and not _equal(t.detach(), copy)):
+                return False
+        return True
+
+    def __reduce__(self):
+        return Unchanged, ([t for t, _, _ in self.kept], self.contents)
+
+
+def version(t: Tensor) -> int:
+    """-1 for tensors that keep none, or none that means anything."""
+    if torch.compiler.is_dynamo_compiling() or t.is_inference() or is_functorch_wrapped_tensor(t):
+        return -1
+    return t._version
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(a, b) or bool(((a == b) | (a.isnan() & b.isnan())).all())

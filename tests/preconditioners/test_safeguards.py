@@ -1,0 +1,293 @@
+"""What a preconditioner refuses instead of giving a wrong answer: changed, non-finite or complex numbers."""
+
+import copy
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from preconditioners.cases import CASES, matrix, spd
+from reference import normal
+
+import learnsolve as ls
+
+P, S = ls.preconditioners, ls.solvers
+NAN = float("nan")
+COMPUTED = [c for c in CASES if not isinstance(c.make(matrix(c)), P.Learned)]
+LIVE = ("SOR", "SSOR", "Chebyshev, estimated", "Neumann", "AMG", "Chebyshev of SSOR")
+
+
+def hit(A, value, at=7):
+    values = A.values.clone()
+    values[..., at] = value
+    return A.with_values(values)
+
+
+@pytest.mark.parametrize("case", CASES, ids=[c.name for c in CASES])
+def test_complex_vectors_of_scipy_keep_both_parts(case):
+    M = case.make(matrix(case))
+    operator, (x, y) = M.to_scipy_linear_operator(), np.random.default_rng(0).standard_normal((2, M.shape[0]))
+    assert np.allclose(operator @ (x + 1j * y), operator @ x + 1j * (operator @ y))
+    assert np.allclose(operator.rmatvec(x + 1j * y), operator.rmatvec(x) + 1j * operator.rmatvec(y))
+
+
+@pytest.mark.parametrize("case", [c for c in COMPUTED if c.name in LIVE], ids=lambda c: c.name)
+def test_a_change_in_place_is_noticed_by_those_that_read_the_matrix(case):
+    A = matrix(case)
+    A = A.with_values(A.values.clone())
+    M, r = case.make(A), normal((A.shape[0],))
+    twin = copy.deepcopy(M)
+    first = M(r)
+    A.values.mul_(2)
+    for again in (M, M.T):
+        with pytest.raises(RuntimeError, match=r"was changed in place afterwards, A's values.*make it anew"):
+            again(r)
+    assert torch.equal(twin(r), first)
+    assert torch.allclose(copy.deepcopy(case.make(A))(r), first / 2)
+
+
+def test_others_go_on_with_what_they_were_made_of():
+    A = spd()
+    A, r = A.with_values(A.values.clone()), normal((20,))
+    kept = [P.Polynomial.neumann(A, 2), P.ScaledJacobi(A), P.Jacobi(A), P.IC0(A), P.SOR(A, 1.3)]
+    before = [M(r) for M in kept]
+    A.values.mul_(3)
+    for M, old in zip(kept, before, strict=True):
+        assert torch.equal(M(r), old), M
+
+
+@pytest.mark.parametrize("bad", [NAN, float("inf")])
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(P.Jacobi, P.ScaledJacobi, P.SOR, P.SSOR, P.Neumann, P.Chebyshev, P.AMG, P.AdditiveSchwarz),
+        lambda A: P.Chebyshev(A, M=None),
+        lambda A: P.Polynomial.neumann(A, 1),
+    ],
+)
+def test_a_matrix_that_is_not_finite_is_refused(make, bad):
+    A = spd()
+    row = int(A.pattern.row_indices[7])
+    with pytest.raises(ValueError, match=rf"^\w+: A's values must be finite, got {bad} in row {row}; "):
+        make(hit(A, bad))
+    batch = A.with_values(torch.stack((A.values, hit(A, bad).values)))
+    with pytest.raises(ValueError, match=rf"got {bad} in row {row}, matrix 1 of the batch"):
+        make(batch)
+
+
+def test_a_sum_that_overflows_is_finite():
+    D = torch.tensor([[1.5e308, 1.0], [1.0, 1.5e308]], dtype=torch.float64)
+    assert P.Jacobi(ls.CSR.from_dense(D))(torch.ones(2, dtype=torch.float64)).isfinite().all()
+
+
+def test_chebyshev_of_a_zero_matrix_and_under_vmap():
+    A, r = spd(), normal((20,))
+    with pytest.raises(
+        ValueError, match=r"Chebyshev: the largest eigenvalue .* positive .*got 0\.0; .*lmax="
+    ):
+        P.Chebyshev(A * 0.0, M=None)
+    values = torch.stack((A.values, 2 * A.values))
+    out = torch.vmap(lambda v: P.Chebyshev(A.with_values(v), symmetric=True)(r))(values)
+    for v, one in zip(values, out, strict=True):
+        assert torch.allclose(P.Chebyshev(A.with_values(v))(r), one, rtol=1e-12)
+    with pytest.raises(ValueError, match="lmax"):
+        torch.vmap(lambda v: P.Chebyshev(A.with_values(v), M=None, symmetric=True)(r))(values * 0)
+
+
+@pytest.mark.parametrize("options", [{"n_subdomains": 3}, {"subdomains": [range(9), range(7, 20)]}])
+def test_schwarz_under_torch_func(options):
+    A, r, t = spd(), normal((20,)), normal((spd().nnz,), seed=3)
+    f = lambda v: P.AdditiveSchwarz(A.with_values(v), **options, coarse=True, symmetric=True)(r).sum()  # noqa: E731
+    v = A.values.clone().requires_grad_()
+    (g,) = torch.autograd.grad(f(v), v)
+    assert torch.allclose(torch.func.grad(f)(A.values), g, rtol=1e-12)
+    assert torch.allclose(torch.func.jvp(f, (A.values,), (t,))[1], g @ t, rtol=1e-10)
+    with pytest.raises(ValueError, match=r"the matrix of subdomain 0, of \d+ rows, is singular"):
+        torch.func.grad(f)(A.values * 0)
+
+
+@pytest.mark.parametrize("make", [P.ScaledJacobi, lambda A: P.Polynomial.neumann(A, 1)])
+def test_a_module_whose_twin_was_converted_says_so(make):
+    A, b = spd(), normal((20,))
+    M = make(A)
+    other = M.on(A * 2.0)
+    M.float()
+    for call in (lambda: other(b.float()), lambda: other.T(b.float())):
+        with pytest.raises(
+            TypeError, match=r"its parameter is torch.float32 .* keeps of the matrix torch.float64"
+        ):
+            call()
+    with pytest.raises(TypeError):
+        ls.solvers.cg(A, b, M=other, rtol=0, maxiter=2, gradient="unrolled")
+    assert other.float()(b.float()).dtype == M(b.float()).dtype == torch.float32
+
+
+def test_on_keeps_symmetric_as_it_was_given():
+    A = spd()
+    assert not P.Polynomial.neumann(A, 1, symmetric=False).on(A).symmetric
+    assert P.Polynomial.neumann(A, 1).on(A).symmetric
+
+
+def test_weights_far_out_stay_positive():
+    M = P.ScaledJacobi(spd(), positive="exp")
+    for raw in (-1e4, 1e4):
+        with torch.no_grad():
+            M.raw_weight.fill_(raw)
+        assert ((M.weight > 0) & M.weight.isfinite()).all()
+
+
+def test_learned_amg_is_made_of_what_its_amg_is_made_of():
+    A, b = spd(), normal((20,))
+    H = P.AMG(A, max_coarse=4).hierarchy
+    H = H.with_prolongations([ls.CSR(T.values.clone().requires_grad_(), T.pattern) for T in H.prolongations])
+    w = torch.tensor(0.6, dtype=A.dtype, requires_grad=True)
+    for M, learns in (
+        (P.LearnedAMG(P.AMG(A, hierarchy=H), learn=("smoother",)), H.prolongations[0].values),
+        (P.LearnedAMG(P.AMG(A, max_coarse=4, weight=w), learn=("prolongation",)), w),
+    ):
+        assert any(t is learns for t in M.made_of)
+        M.requires_grad_(False)
+        with pytest.raises(ValueError, match="M learns"):
+            S.cg(A, b, M=M)
+    both = P.LearnedAMG(P.AMG(A, hierarchy=H, weight=w)).requires_grad_(False)  # theirs are not used
+    assert S.cg(A, b, M=both).converged
+
+
+def test_copies_of_amg():
+    A, r = spd(), normal((20,))
+    A = A.with_values(A.values.clone().requires_grad_())
+    M = P.LearnedAMG(P.AMG(A, max_coarse=4))
+    twin = copy.deepcopy(M)
+    assert torch.equal(twin(r), M(r))
+    assert twin.M.operators[0].values.is_leaf
+    assert twin.M.operators[0].values.requires_grad
+    assert twin.M.operators[0].values is not A.values
+    with pytest.raises(RuntimeError, match=r"AMG: what has a graph cannot be copied.*A\.detach\(\)"):
+        copy.deepcopy(P.AMG(A * 2.0))
+
+
+def test_amg_refuses_weights_and_batches_that_mean_nothing():
+    A = spd()
+    one_level = P.Hierarchy([])
+    for weight, shown in (
+        (NAN, "nan"),
+        (0.0, r"0\.0"),
+        (-1.0, r"-1\.0"),
+        (torch.tensor(NAN).double(), "nan"),
+    ):
+        for options in ({"max_coarse": 4}, {"hierarchy": one_level}):
+            with pytest.raises(
+                ValueError, match=f"AMG: weight on level 0 must be positive and finite, got {shown}"
+            ):
+                P.AMG(A, weight=weight, **options)
+    w = torch.tensor(0.5, dtype=A.dtype, requires_grad=True)
+    assert any(t is w for t in P.AMG(A, hierarchy=one_level, weight=w).made_of)
+    with pytest.raises(ValueError, match=r"AMG: needs a matrix, got an empty batch of shape \(0,\)"):
+        P.AMG(A.with_values(A.values.expand(0, -1)))
+
+
+def test_assign_changes_all_or_nothing():
+    A = spd()
+    M = P.IncompleteFactor.initialise_from(A, "ilu0")
+    before = {k: v.clone() for k, v in M.state_dict().items()}
+    L, U, _ = ls.ops.ilu0(A * 2.0 + spd())
+    bad = ls.CSR.from_dense(torch.eye(20, dtype=A.dtype))
+    for factors, error in (
+        ((bad, U), ValueError),
+        ((L, bad), ValueError),
+        ((L.to(torch.float32), U), TypeError),
+        ((L, U.to(torch.float32)), TypeError),
+        ((L, U.with_values(torch.stack((U.values, U.values)))), ValueError),
+    ):
+        with pytest.raises(error, match=r"IncompleteFactor\.assign_: "):
+            M.assign_(*factors)
+        assert all(torch.equal(v, before[k]) for k, v in M.state_dict().items())
+    M.assign_(L, U)
+    assert torch.allclose(M.U.matrix().values, U.values)
+    shift = torch.tensor(0.1, dtype=A.dtype, requires_grad=True)
+    with pytest.raises(ValueError, match="shift learns"):
+        P.IncompleteFactor.initialise_from(A, shift=shift)
+
+
+def test_block_jacobi_limits():
+    D = torch.tensor([[1.0, 1.0], [1.0, 1.0 + 4e-16]], dtype=torch.float64)
+    with pytest.raises(
+        ValueError, match=r"BlockJacobi: every block must have a finite inverse, .* 0, 1 is singular"
+    ):
+        P.BlockJacobi(ls.CSR.from_dense(D), 2)
+    with pytest.raises(ValueError, match=r"BlockJacobi: the inverses of 1 blocks .* at most 134217728"):
+        P.BlockJacobi(ls.problems.poisson((12_000,)), 12_000)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda A: P.ScaledJacobi(A, "0.5"),
+        lambda A: P.Polynomial(A, ["0.5", "1"]),
+        lambda A: P.Polynomial(A, [1.0], interval=("0.5", "1")),
+        lambda A: P.Polynomial(A, [True]),
+    ],
+)
+def test_strings_are_no_numbers(make):
+    with pytest.raises(TypeError, match=r"must be a number, got (str|bool)"):
+        make(spd())
+
+
+def test_options_are_given_by_name():
+    A = spd()
+    for make in (
+        lambda: P.SOR(A, 1.0, "forward"),
+        lambda: P.SSOR(A, 1.0, True),
+        lambda: P.Chebyshev(A, 0.1, 2.0, 3),
+        lambda: P.Neumann(A, 2),
+        lambda: P.SPAI(A, A.pattern),
+        lambda: P.ILU0(A, 0.1),
+        lambda: P.IC0(A, 0.1),
+    ):
+        with pytest.raises(TypeError, match="positional argument"):
+            make()
+
+
+def test_fused_optimizers_make_nothing_stale():
+    """They change parameters and raise no version."""
+    A = spd()
+    values, b = torch.nn.Parameter(A.values.clone()), normal((20,))
+    B = A.with_values(values)
+    optimizer = torch.optim.Adam([values], lr=0.1, fused=True)
+    values.grad = torch.linspace(0, 1, A.nnz, dtype=A.dtype) - 0.3
+
+    def answers():
+        solution = S.jacobi(B, b, iterations=2)
+        return S.jacobi(B, b).x, ls.ops.inverse_diagonal(B), P.SSOR(B).symmetric, solution
+
+    with torch.no_grad():
+        assert answers()[2]
+        lazy = answers()[3]
+    optimizer.step()
+    with torch.no_grad():
+        x, d, symmetric, _ = answers()
+        assert torch.equal(x, S.jacobi(B.clone(), b).x)
+        assert torch.equal(d, 1 / B.diagonal())
+        assert not symmetric
+    with pytest.raises(RuntimeError, match=r"was changed in place after the solve"):
+        _ = lazy.residual_norms
+
+
+BITS = """
+import sys, hashlib, torch, learnsolve as ls
+torch.set_num_threads(int(sys.argv[1]))
+A, r = ls.problems.poisson((40, 41)), torch.linspace(0, 1, 1640, dtype=torch.float64).sin()
+P = ls.preconditioners
+for M in (P.AMG(A), P.AdditiveSchwarz(A, coarse=True), P.BlockJacobi(A, 100)):
+    print(hashlib.sha256(M(r).numpy().tobytes()).hexdigest())
+"""
+
+
+def test_same_bits_on_every_run_with_the_same_number_of_threads():
+    command = [sys.executable, "-c", BITS, "2"]
+    first, second = (
+        subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(2)
+    )
+    assert len(first.split()) == 3
+    assert first == second
