@@ -45,7 +45,10 @@ class Objective:
             self.columns = (LOSS_OF_ALL,)
         self._parallel = None
         if group.size > 1:
-            self._parallel = DistributedDataParallel(_Part(recipe.model, self._part))
+            self._parallel = DistributedDataParallel(
+                _Part(recipe.model, self._part),
+                broadcast_buffers=False,  # those of our modules never change
+            )
             self._parallel.register_comm_hook(None, _summed)
 
     def __call__(self, step: int) -> Tensor:
