@@ -45,10 +45,7 @@ class Objective:
             self.columns = (LOSS_OF_ALL,)
         self._parallel = None
         if group.size > 1:
-            self._parallel = DistributedDataParallel(
-                _Part(recipe.model, self._part),
-                broadcast_buffers=False,  # those of our modules never change
-            )
+            self._parallel = DistributedDataParallel(_Part(recipe.model, self._part))
             self._parallel.register_comm_hook(None, _summed)
 
     def __call__(self, step: int) -> Tensor:
@@ -114,11 +111,15 @@ class Objective:
 
 
 class _Part(torch.nn.Module):
-    """This process's part of the loss as a module, which is what DistributedDataParallel takes."""
+    """This process's part of the loss as a module, which is what DistributedDataParallel takes.
+
+    With the model's parameters alone: buffers, such as the arrays of a pattern, are the same in all processes and
+    never change, but would be sent at every step.
+    """
 
     def __init__(self, model: torch.nn.Module, part: Any):
         super().__init__()
-        self.model = model
+        self.learned = torch.nn.ParameterList(model.parameters())
         self._part = part
 
     def forward(self, step: int, kept: int, how: str) -> Tensor:
