@@ -1,8 +1,8 @@
 """Trainings one after the other, in each of the processes that torchrun starts: `parallel_cases.py FILE`.
 
 FILE is JSON, a list of cases: "argv", and "fail", "stop" or "finish", [rank, step] where that process raises
-an error, sends itself signals or ends the training. What each process did goes into FILE.RANK. Only jacobi draws:
-pictures would be nearly all of the others' time.
+an error, sends itself signals or ends the training. What each process did goes into FILE.RANK. Only jacobi
+draws: pictures would be nearly all of the others' time.
 """
 
 import contextlib

@@ -51,11 +51,11 @@ OTHERS = {
     "network_hardest": [*NETWORK, "--matrices", "5", "--resample", "--hard_fraction", "0.4"],
     "network_one_matrix": [*NETWORK, "--matrices", "1"],
     "pcg": [*PCG, "--clip", "0.02", "--schedule", "cosine", "--curriculum", "5", "--resample"],
-    "pcg_guarded": [*PCG, "--guard", "0.1e-1", "--lr", "0.3"],
+    "pcg_guarded": [*PCG, "--guard", "0.01", "--lr", "2"],
     "pcg_hardest": [*PCG, "--clip", "0.02", "--hard_fraction", "0.4"],
     "pcg_one_pass": [*PCG, "--form", "triangular", "--hard_fraction", "0.4", "--hard_pass", "one"],
-    "pcg_target": [*PCG, "--test_vectors", "ramp", "--target", "0.3", "--lr", "0.01"],
-    "pcg_target_hardest": [*PCG, "--target", "0.37", "--lr", "0.01", "--hard_fraction", "0.4"],
+    "pcg_target": [*PCG, "--test_vectors", "ramp", "--target", "0.001", "--lr", "0.01"],
+    "pcg_target_hardest": [*PCG, "--target", "0.04", "--lr", "0.01", "--hard_fraction", "0.4"],
     "pcg_patience": [*PCG, "--lr", "0.3", "--patience", "2", "--evaluate_every", "2"],
 }
 EARLY = {"pcg_target", "pcg_target_hardest", "pcg_patience"}  # end before their last step
