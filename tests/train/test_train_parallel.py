@@ -215,6 +215,19 @@ def test_what_ends_one_process_ends_all_with_one_message(two, name, code, speake
     assert results[name][1 - speaker]["err"] == ""
 
 
+def test_clipping_guard_and_stops_are_at_work_in_the_cases_above(two, rows):
+    _, folder = two
+    table = {name: rows(folder / "runs" / name) for name in ("pcg", "pcg_guarded", *EARLY)}
+    assert float(table["pcg"][0]["gradient_norm"]) > 0.02
+    assert float(table["pcg_guarded"][-1]["shortened_steps"]) > 0
+    assert all(len(table[name]) > 2 for name in EARLY)
+    for name in ("pcg_target", "pcg_target_hardest"):
+        target = float(OTHERS[name][OTHERS[name].index("--target") + 1])
+        assert (
+            float(table[name][-1]["training_residual"]) < target < float(table[name][0]["training_residual"])
+        )
+
+
 def test_one_process_may_end_the_training_early(two, rows):
     results, folder = two
     assert [r["code"] for r in results["finishes"]] == [train.OK] * 2
