@@ -8,7 +8,8 @@ from typing import Literal
 
 from learnsolve.recipes import _problem
 from learnsolve.recipes._memory import free_memory
-from learnsolve.recipes.base import RunSettings, SettingError, at_least
+from learnsolve.recipes.base import SettingError, at_least
+from learnsolve.recipes.vector_recipe import VectorSettings
 
 IDENTITY_LIMIT = 4096  # unknowns: n columns of n numbers
 BUFFERS = 6  # arrays of the vectors' size that a step holds beside one a sweep
@@ -17,7 +18,7 @@ NETWORK_ONLY = ("family", "grid", "matrices", "held_out_matrices", "layers", "hi
 
 
 @dataclass
-class HeavyballSettings(RunSettings):
+class HeavyballSettings(VectorSettings):
     """Learn the two parameters of x <- x + alpha (b - A x) + beta (x - x_before), for a number of sweeps.
 
     The loss is the energy e^T A e of the error that the sweeps leave of a random vector from N(0, I), as the

@@ -111,11 +111,15 @@ class Objective:
 
 
 class _Part(torch.nn.Module):
-    """This process's part of the loss as a module, which is what DistributedDataParallel takes."""
+    """This process's part of the loss as a module, which is what DistributedDataParallel takes.
+
+    With the model's parameters alone: buffers, such as the arrays of a pattern, are the same in all processes
+    and never change, but would be sent at every step.
+    """
 
     def __init__(self, model: torch.nn.Module, part: Any):
         super().__init__()
-        self.model = model
+        self.learned = torch.nn.ParameterList(model.parameters())
         self._part = part
 
     def forward(self, step: int, kept: int, how: str) -> Tensor:

@@ -99,7 +99,7 @@ def outcome(recipe: PcgRecipe) -> Outcome:
     count = min(settings.evaluated, recipe.held_out.shape[1])
     evaluations = {"held-out": compare(recipe, recipe.held_out[:, :count])}
     if settings.test_vectors == "ramp":
-        evaluations["ramp"] = compare(recipe, recipe.test_vectors)
+        evaluations["ramp"] = compare(recipe, recipe.ramp())
     given, skipped = candidates(recipe)
     conditions = {name: condition(A, M) for name, M in given.items()}
     columns = ["preconditioner", "condition of M A"]

@@ -8,7 +8,8 @@ from typing import Literal
 
 from learnsolve.recipes import _problem
 from learnsolve.recipes._memory import free_memory
-from learnsolve.recipes.base import RunSettings, SettingError, at_least
+from learnsolve.recipes.base import SettingError, at_least
+from learnsolve.recipes.vector_recipe import VectorSettings
 
 HELD_OUT_VECTORS = 100
 BUFFERS = 8  # arrays of the vectors' size that a step holds beside two an iteration
@@ -44,7 +45,7 @@ def usual_problem() -> _problem.ProblemSettings:
 
 
 @dataclass
-class PcgSettings(RunSettings):
+class PcgSettings(VectorSettings):
     """Learn a factor L of a preconditioner for conjugate gradients, through a few of their iterations.
 
     The loss is a weighted sum of the relative residuals ||r_i|| / ||b||, i = 1 .. iterations, with weights

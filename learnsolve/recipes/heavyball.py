@@ -17,11 +17,13 @@ from learnsolve.csr import CSR
 from learnsolve.recipes import _heavyball_network, _heavyball_outcome, _problem
 from learnsolve.recipes._definite import check_energy
 from learnsolve.recipes._heavyball_settings import HeavyballSettings, check_memory
+from learnsolve.recipes._parallel import share
 from learnsolve.recipes._vectors import HELD_OUT, TRAINING, normal_vectors
-from learnsolve.recipes.base import History, Outcome, Recipe, RunSettings
+from learnsolve.recipes.base import History, Outcome, RunSettings
+from learnsolve.recipes.vector_recipe import VectorRecipe
 
 
-class HeavyballRecipe(Recipe):
+class HeavyballRecipe(VectorRecipe):
     """alpha and beta for one matrix; see `HeavyballSettings`."""
 
     Settings: ClassVar[type[RunSettings]] = HeavyballSettings
@@ -44,17 +46,22 @@ class HeavyballRecipe(Recipe):
         self.model = solvers.Heavyball(
             torch.tensor(settings.alpha, **kind), torch.tensor(settings.beta, **kind), settings.sweeps or 0
         )
-        count = settings.test_vectors
         # Divided by the root of their number: the sum of their energies is then the mean.
-        self.test_vectors = (
-            torch.eye(n, **kind) if isinstance(count, str) else self._normal(count or 0, TRAINING, 0)
-        )
-        self.held_out = self._normal(settings.held_out or 0, HELD_OUT, 0)
+        given = settings.test_vectors
+        self.count = n if isinstance(given, str) else given or 0
+        self.indices = share(self.count)
+        if isinstance(given, str):
+            own = slice(self.indices.start, self.indices.stop)
+            self.test_vectors = torch.eye(n, **kind)[:, own].contiguous()
+        else:
+            self.test_vectors = self._normal(self.indices, self.count, TRAINING, 0)
+        held_out = settings.held_out or 0
+        self.held_out = self._normal(range(held_out), held_out, HELD_OUT, 0)
 
-    def _normal(self, count: int, stream: int, step: int) -> Tensor:
+    def _normal(self, indices: range, count: int, stream: int, step: int) -> Tensor:
         vectors = normal_vectors(
             self.A.shape[0],
-            range(count),
+            indices,
             seed=self.settings.seed,
             stream=stream,
             step=step,
@@ -66,20 +73,22 @@ class HeavyballRecipe(Recipe):
     def optimizer(self) -> torch.optim.Optimizer:
         return torch.optim.Adam(self.model.parameters(), lr=self.settings.lr)
 
-    def losses(self, vectors: Tensor) -> Tensor:
+    def vectors(self, step: int) -> Tensor:
+        if self.settings.resample and step > 0:
+            return self._normal(self.indices, self.count, TRAINING, step)
+        return self.test_vectors
+
+    def losses(self, vectors: Tensor, step: int) -> Tensor:
+        return self._energies(vectors)
+
+    def _energies(self, vectors: Tensor) -> Tensor:
         """The energy that is left of each column."""
         x = self.model(self.A, torch.zeros_like(vectors), vectors).x
         return (x * (self.A @ x)).sum(0)
 
-    def loss(self, step: int) -> Tensor:
-        E = self.test_vectors
-        if self.settings.resample and step > 0:
-            E = self._normal(E.shape[-1], TRAINING, step)
-        return self.losses(E).sum()
-
     @torch.no_grad()
     def evaluate(self) -> float:
-        return self.losses(self.held_out).sum().item()
+        return self._energies(self.held_out).sum().item()
 
     @torch.no_grad()
     def held_out_energy(self, alpha: float, beta: float) -> float:
@@ -105,7 +114,13 @@ class HeavyballRecipe(Recipe):
 
 
 class HeavyballNetworkRecipe(HeavyballRecipe):
-    """A network for a family of matrices: the batch axis of all that is computed."""
+    """A network for a family of matrices: the batch axis of all that is computed.
+
+    What a `VectorRecipe` counts as vectors are the matrices, each with all of its test vectors: `vectors` are
+    their numbers among those of this process.
+    """
+
+    vector_dim = 0
 
     def __init__(self, settings: HeavyballSettings):
         self.settings = settings
@@ -115,19 +130,23 @@ class HeavyballNetworkRecipe(HeavyballRecipe):
         self.model = _heavyball_network.ParameterNetwork(
             settings.layers, settings.hidden, seed=settings.seed, dtype=settings.torch_dtype
         ).to(settings.device)
-        count = settings.test_vectors
-        self.test_vectors = self._vectors(self.A, count or 0, TRAINING, 0)
-        self.held_out = self._vectors(self.others, settings.held_out or 0, HELD_OUT, 0)
+        self.count = settings.matrices
+        self.indices = share(self.count)
+        self._own = self.A.with_values(self.A.values[self.indices.start : self.indices.stop])
+        self.test_vectors = self._vectors(self._own, self.indices, settings.test_vectors or 0, TRAINING, 0)
+        self._drawn = 0, self.test_vectors
+        others = range(settings.held_out_matrices)
+        self.held_out = self._vectors(self.others, others, settings.held_out or 0, HELD_OUT, 0)
 
-    def _vectors(self, A: CSR, count: int | str, stream: int, step: int) -> Tensor:
-        """(matrices, n, vectors), together with energy one for each matrix."""
-        n, matrices = A.shape[0], A.batch_shape[0]
+    def _vectors(self, A: CSR, indices: range, count: int | str, stream: int, step: int) -> Tensor:
+        """(matrices, n, vectors), together with energy one for each matrix; `indices` are theirs."""
+        n, matrices = A.shape[0], len(indices)
         if isinstance(count, str):
             E = torch.eye(n, dtype=A.dtype, device=A.device).expand(matrices, n, n)
         else:
             many = normal_vectors(
                 n,
-                range(matrices * count),
+                range(indices.start * count, indices.stop * count),
                 seed=self.settings.seed,
                 stream=stream,
                 step=step,
@@ -137,9 +156,30 @@ class HeavyballNetworkRecipe(HeavyballRecipe):
             E = many.T.reshape(matrices, count, n).mT
         return (E / (E * (A @ E)).sum((-2, -1), keepdim=True).sqrt()).contiguous()
 
-    def losses(self, vectors: Tensor) -> Tensor:
-        """The part of its energy that is left of the vectors of each training matrix."""
-        return self._relative(self.A, vectors)
+    def vectors(self, step: int) -> Tensor:
+        return torch.arange(len(self.indices), device=self.A.device)
+
+    def losses(self, vectors: Tensor, step: int) -> Tensor:
+        return self._parts(vectors, step) / self.count
+
+    def total(self, vectors: Tensor, step: int) -> Tensor:
+        return self._parts(vectors, step).sum() / self.count
+
+    def _parts(self, which: Tensor, step: int) -> Tensor:
+        """The part of its energy that is left of the vectors of each of these matrices."""
+        A, E = self._own, self._of_step(step)
+        if len(which) < len(E):
+            A, E = A.with_values(A.values[which]), E[which]
+        return self._relative(A, E)
+
+    def _of_step(self, step: int) -> Tensor:
+        """The test vectors; kept for the second of two passes."""
+        if not self.settings.resample or step == 0:
+            return self.test_vectors
+        if self._drawn[0] != step:
+            count = self.settings.test_vectors or 0
+            self._drawn = step, self._vectors(self._own, self.indices, count, TRAINING, step)
+        return self._drawn[1]
 
     def _relative(self, A: CSR, vectors: Tensor) -> Tensor:
         alpha, beta = self.model(A)
@@ -151,12 +191,6 @@ class HeavyballNetworkRecipe(HeavyballRecipe):
 
         x = torch.func.vmap(after)(A.values, alpha, beta, vectors)
         return (x * (A @ x)).sum((-2, -1))
-
-    def loss(self, step: int) -> Tensor:
-        E = self.test_vectors
-        if self.settings.resample and step > 0:
-            E = self._vectors(self.A, self.settings.test_vectors or 0, TRAINING, step)
-        return self.losses(E).mean()
 
     @torch.no_grad()
     def evaluate(self) -> float:

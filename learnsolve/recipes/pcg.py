@@ -16,13 +16,15 @@ from learnsolve import solvers
 from learnsolve.csr import CSR
 from learnsolve.recipes import _pcg_factor, _pcg_outcome, _problem
 from learnsolve.recipes._definite import Guard, check_energy, definiteness
+from learnsolve.recipes._parallel import share, summed
 from learnsolve.recipes._pcg_settings import VARIANTS, PcgSettings, check_memory, usual_problem
 from learnsolve.recipes._schedule import Patience, iterations_at, learning_rate
 from learnsolve.recipes._vectors import HELD_OUT, TRAINING, normal_vectors
-from learnsolve.recipes.base import History, Outcome, Recipe, RunSettings, SettingError
+from learnsolve.recipes.base import History, Outcome, RunSettings, SettingError
+from learnsolve.recipes.vector_recipe import VectorRecipe
 
 
-class PcgRecipe(Recipe):
+class PcgRecipe(VectorRecipe):
     """A factor of a preconditioner; see `PcgSettings`."""
 
     Settings: ClassVar[type[RunSettings]] = PcgSettings
@@ -56,16 +58,21 @@ class PcgRecipe(Recipe):
             raise SettingError(f"--guard {settings.guard:g} refuses the start; give a smaller one")
         self.patience = Patience(settings.patience)
         self.step = 0
-        count = settings.test_vectors
-        self.test_vectors = self._normal(count, TRAINING, 0) if isinstance(count, int) else self.ramp()
-        self.held_out = self._normal(settings.held_out, HELD_OUT, 0)
+        given = settings.test_vectors
+        self.count = given if isinstance(given, int) else 1
+        self.indices = share(self.count)
+        if isinstance(given, int):
+            self.test_vectors = self._normal(self.indices, TRAINING, 0)
+        else:
+            self.test_vectors = self.ramp()[:, self.indices.start : self.indices.stop]
+        self.held_out = self._normal(range(settings.held_out), HELD_OUT, 0)
         self._training_residual = torch.zeros(())  # of the last step
         self._held_out_residual = self._held_out_loss = 0.0  # of the last evaluation
 
-    def _normal(self, count: int, stream: int, step: int) -> Tensor:
+    def _normal(self, indices: range, stream: int, step: int) -> Tensor:
         return normal_vectors(
             self.A.shape[0],
-            range(count),
+            indices,
             seed=self.settings.seed,
             stream=stream,
             step=step,
@@ -118,10 +125,6 @@ class PcgRecipe(Recipe):
             norms = torch.cat((norms, norms[-1:].expand(missing, -1)))
         return norms / torch.linalg.vector_norm(vectors, dim=0)
 
-    def losses(self, vectors: Tensor, iterations: int | None = None) -> Tensor:
-        """The loss of each right-hand side."""
-        return self._weighted(self.residuals(vectors, iterations or self.iterations))
-
     def _weighted(self, residuals: Tensor) -> Tensor:
         demo = VARIANTS[self.settings.variant].demo
         terms = torch.log10(1 + residuals) if demo else residuals[1:]
@@ -129,17 +132,34 @@ class PcgRecipe(Recipe):
         weights = (self.settings.gamma or 0.0) ** powers
         return weights / weights.sum() @ terms
 
+    def vectors(self, step: int) -> Tensor:
+        if self.settings.resample and step > 0:
+            return self._normal(self.indices, TRAINING, step)
+        return self.test_vectors
+
+    def losses(self, vectors: Tensor, step: int) -> Tensor:
+        self.step = step
+        residuals = self.residuals(vectors, self.iterations)
+        self._see(residuals[-1])
+        return self._weighted(residuals) / self.count
+
     def loss(self, step: int) -> Tensor:
         self.step = step
-        B = self.test_vectors
-        if self.settings.resample and step > 0:
-            B = self._normal(B.shape[1], TRAINING, step)
-        residuals = self.residuals(B, self.iterations)
-        last = residuals[-1].detach().mean()
-        self._training_residual = last
+        residuals = self.residuals(self.vectors(step), self.iterations)
+        self._see(residuals[-1])
+        return self._weighted(residuals).sum() / self.count
+
+    def total(self, vectors: Tensor, step: int) -> Tensor:
+        return self._weighted(self.residuals(vectors, self.iterations)).sum() / self.count
+
+    def _see(self, last: Tensor) -> None:
+        """Note the last residuals of all training vectors, of which these are those of this process.
+
+        At every step, so that a run ends at the weights that reach --target, in any number of processes.
+        """
+        self._training_residual = summed(last.sum()) / self.count
         if self.settings.target is not None and self.iterations == self.settings.iterations:
-            self.finished = self.finished or bool(last < self.settings.target)
-        return self._weighted(residuals).mean()
+            self.finished = self.finished or bool(self._training_residual < self.settings.target)
 
     @torch.no_grad()
     def evaluate(self) -> float:

@@ -46,7 +46,8 @@ class VectorRecipe(Recipe):
     Attributes
     ----------
     count : how many test vectors a step has, in all processes
-    indices : which of them this process has: `share(count)` of `learnsolve.recipes._parallel`
+    indices : which of them this process has: `share(count)` of `learnsolve.recipes._parallel`. What a recipe
+        stops by or records of all training vectors it sums by `summed` from there
     vector_dim : the axis of `vectors` along which they are counted
     """
 
@@ -56,7 +57,8 @@ class VectorRecipe(Recipe):
     vector_dim: ClassVar[int] = -1
 
     def vectors(self, step: int) -> Tensor:
-        """The test vectors `indices` of `step`, none of them possibly."""
+        """The test vectors `indices` of `step`, none of them possibly; or numbers by which `losses` finds
+        them."""
         raise NotImplementedError
 
     def losses(self, vectors: Tensor, step: int) -> Tensor:

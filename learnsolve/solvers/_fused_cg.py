@@ -6,6 +6,7 @@ A preconditioner that the loop knows says so by a method `pcg_form()` that retur
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -54,15 +55,16 @@ def fused_cg(name: str, A: Any, b: Any, x0: Tensor | None, options: Options) -> 
         return None
 
     lead = B.shape[:-2]
+    systems = math.prod(lead)  # not -1, which has no meaning for batches without numbers
     values = A.values
     if batch:
-        values = values.expand((*lead, values.shape[-1])).reshape(-1, values.shape[-1])
+        values = values.expand((*lead, values.shape[-1])).reshape(systems, values.shape[-1])
     X = None
     if x0 is not None:  # A x = 0 is solved by zero, wherever one starts
-        X = torch.where(size(B) == 0, 0, columns(x0, b.dim() == 1, batch)).reshape(-1, *B.shape[-2:])
+        X = torch.where(size(B) == 0, 0, columns(x0, b.dim() == 1, batch)).reshape(systems, *B.shape[-2:])
     assert options.maxiter is not None
     x, norms, status = pcg_iterations(
-        values, B.reshape(-1, *B.shape[-2:]), X, A.pattern, options.maxiter,
+        values, B.reshape(systems, *B.shape[-2:]), X, A.pattern, options.maxiter,
         kind=kind, m=m, factor=factor, checkpointed=options.gradient == "checkpointed",
     )  # fmt: skip
     why, when = status.unbind(-2)

@@ -10,8 +10,12 @@ from learnsolve import solvers
 from learnsolve.ops.quadratic_form import quadratic_form
 from learnsolve.recipes._objective import Objective
 from learnsolve.recipes._parallel import ALONE
+from learnsolve.recipes.heavyball import HeavyballRecipe, HeavyballSettings
 from learnsolve.recipes.jacobi import JacobiRecipe, JacobiSettings
+from learnsolve.recipes.pcg import PcgRecipe, PcgSettings
 from learnsolve.recipes.vector_recipe import VectorRecipe, VectorSettings, number_kept
+
+NETWORK = {"variant": "network", "grid": [3, 4], "test_vectors": 2, "sweeps": 4}
 
 
 def made(fraction: float = 1.0, how: str = "two", **options) -> tuple[JacobiRecipe, Objective]:
@@ -22,6 +26,39 @@ def made(fraction: float = 1.0, how: str = "two", **options) -> tuple[JacobiReci
     with torch.no_grad():  # where rows have weights of their own
         recipe.weight.copy_(torch.linspace(0.5, 1, 20))
     return recipe, Objective(recipe, ALONE)
+
+
+OTHERS = {
+    "heavyball": (HeavyballSettings, {"test_vectors": 11, "sweeps": 3}),
+    "heavyball, resampled": (HeavyballSettings, {"test_vectors": 11, "resample": True}),
+    "network": (HeavyballSettings, {**NETWORK, "matrices": 11}),
+    "network, resampled": (HeavyballSettings, {**NETWORK, "matrices": 11, "resample": True}),
+    "pcg": (PcgSettings, {"test_vectors": 11}),
+    "pcg, resampled": (PcgSettings, {"test_vectors": 11, "form": "triangular", "resample": True}),
+    "pcg, curriculum": (PcgSettings, {"test_vectors": 11, "curriculum": 2, "pattern": "tril"}),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("how", ["two", "one"])
+def test_other_recipes_learn_from_the_hardest_chosen_by_hand(name, how):
+    """Their losses themselves are compared with dense algebra in the tests of each recipe."""
+    Settings, options = OTHERS[name]
+    settings = Settings(hard_fraction=0.3, hard_pass=how, **options)
+    settings.check()
+    recipe = (HeavyballRecipe if Settings is HeavyballSettings else PcgRecipe)(settings)
+    objective = Objective(recipe, ALONE)
+    step = 3
+    loss = objective(step)
+    of_all = recipe.loss(step).detach()
+    losses = recipe.losses(recipe.vectors(step), step)
+    torch.testing.assert_close(losses.sum(), of_all, rtol=1e-12, atol=0)
+    by_hand = losses.topk(4).values.mean() * 11
+    torch.testing.assert_close(loss, by_hand, rtol=1e-11, atol=0)
+    parameters = list(recipe.model.parameters())
+    found, expected = (torch.autograd.grad(t, parameters) for t in (loss, by_hand))
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-13)
+    assert objective.measure() == pytest.approx((of_all.item(),), rel=1e-12)
 
 
 def gradient(recipe: JacobiRecipe, loss: torch.Tensor) -> torch.Tensor:
@@ -124,6 +161,25 @@ def test_a_loss_that_is_no_number_is_among_the_hardest():
 )
 def test_the_number_kept_is_that_of_the_fraction_as_written(fraction, count, kept):
     assert number_kept(fraction, count) == kept
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options"),
+    [
+        ("heavyball", ["--test_vectors", 9]),
+        ("heavyball", ["--variant", "network", "--grid", "[3,3]", "--matrices", 9, "--held_out_matrices", 2]),
+        ("pcg", ["--nx", 4, "--ny", 4, "--test_vectors", 9, "--held_out", 3, "--evaluated", 1]),
+    ],
+)
+@pytest.mark.parametrize("how", ["two", "one"])
+def test_runs_of_other_recipes(run, rows, no_pictures, recipe, options, how):
+    code, folder = run("--steps", 12, *options, "--hard_fraction", 0.25, "--hard_pass", how, recipe=recipe)
+    assert code == 0
+    table = rows(folder)
+    assert all(float(row["loss"]) > float(row["loss_of_all"]) for row in table if row["loss_of_all"])
+    assert float(table[-1]["loss_of_all"]) < float(table[0]["loss_of_all"])
+    hardest = json.loads((folder / "report.json").read_text())["hardest"]
+    assert (hardest["kept"], hardest["of"], hardest["pass"]) == (3, 9, how)
 
 
 @pytest.mark.parametrize("how", ["two", "one"])

@@ -95,7 +95,7 @@ def test_the_losses_are_those_of_dense_algebra(shape):
     A, E = its.A.to_dense(), its.test_vectors
     x = dense_sweeps(A, E, 0.2, 0.3, 4)
     expected = (x * (A @ x)).sum(0)
-    torch.testing.assert_close(its.losses(E), expected)
+    torch.testing.assert_close(its.losses(E, 0), expected)
     torch.testing.assert_close(its.loss(0), expected.sum())
     # Divided so that a sum is the mean: together the vectors are as long as one from N(0, I).
     assert float(E.square().sum()) == pytest.approx(len(A), rel=0.8)
@@ -167,13 +167,15 @@ def test_a_large_matrix_has_no_closed_form(ball_run, no_pictures, shape, found):
         assert (values["convergence_factor"] is None) == (not found)
 
 
+@pytest.mark.parametrize("hardest", [[], ["--hard_fraction", 0.5]])
 @pytest.mark.parametrize("variant", ["scalars", "network"])
-def test_a_resumed_run_is_the_same_to_the_bit(ball_run, rows, no_pictures, variant):
+def test_a_resumed_run_is_the_same_to_the_bit(ball_run, rows, no_pictures, variant, hardest):
     options = [
         "--resample",
         "--evaluate_every",
         3,
         *(SMALL if variant == "network" else ["--test_vectors", 5]),
+        *hardest,
     ]
     assert ball_run("--steps", 14, *options, out="whole")[0] == train.OK
     assert ball_run("--steps", 5, *options, out="parts")[0] == train.OK
@@ -209,8 +211,9 @@ def test_the_losses_of_a_network_are_those_of_dense_algebra():
         assert float((E * (A @ E)).sum()) == pytest.approx(1)
         x = dense_sweeps(A, E, alpha[i], beta[i], 4)
         expected.append((x * (A @ x)).sum())
-    torch.testing.assert_close(its.losses(its.test_vectors), torch.stack(expected))
-    its.loss(0).backward()
+    torch.testing.assert_close(its.losses(its.vectors(0), 0), torch.stack(expected) / 3)
+    (loss := its.loss(0)).backward()
+    torch.testing.assert_close(loss, torch.stack(expected).mean())
     assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in its.model.parameters())
     # Held-out matrices are others; each follows from its index alone.
     assert not torch.equal(its.A.values[:2], its.others.values)

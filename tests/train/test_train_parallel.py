@@ -21,7 +21,7 @@ from learnsolve.recipes._vectors import normal_vectors
 from learnsolve.recipes.base import SettingError
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node"]
-USUAL = ["--steps", "30", "--test_vectors", "7", "--problem.shape", "[4,4]"]
+USUAL = ["--test_vectors", "7", "--problem.shape", "[4,4]"]
 CURVES = {
     "fixed": [],
     "resampled": ["--resample", "--sweeps", "2"],
@@ -30,15 +30,45 @@ CURVES = {
     "hardest_one_pass": ["--resample", "--hard_fraction", "0.4", "--hard_pass", "one"],
     "one_vector": ["--test_vectors", "1"],
 }
+SCALARS = ["heavyball", "--problem.shape", "[4,4]", "--alpha", "0.1", "--sweeps", "4", "--test_vectors", "7"]
+NETWORK = [
+    "heavyball",
+    "--variant",
+    "network",
+    "--grid",
+    "[3,3]",
+    "--held_out_matrices",
+    "2",
+    "--sweeps",
+    "4",
+]
+PCG = ["pcg", "--nx", "4", "--ny", "4", "--held_out", "5", "--evaluated", "2", "--test_vectors", "7"]
+OTHERS = {
+    "heavyball": [*SCALARS, "--resample"],
+    "heavyball_identity_hardest": [*SCALARS, "--test_vectors", "identity", "--hard_fraction", "0.4"],
+    "heavyball_one_pass": [*SCALARS, "--hard_fraction", "0.4", "--hard_pass", "one"],
+    "network": [*NETWORK, "--matrices", "5", "--resample"],
+    "network_hardest": [*NETWORK, "--matrices", "5", "--resample", "--hard_fraction", "0.4"],
+    "network_one_matrix": [*NETWORK, "--matrices", "1"],
+    "pcg": [*PCG, "--clip", "0.02", "--schedule", "cosine", "--curriculum", "5", "--resample"],
+    "pcg_guarded": [*PCG, "--guard", "0.01", "--lr", "2"],
+    "pcg_hardest": [*PCG, "--clip", "0.02", "--hard_fraction", "0.4"],
+    "pcg_one_pass": [*PCG, "--form", "triangular", "--hard_fraction", "0.4", "--hard_pass", "one"],
+    "pcg_target": [*PCG, "--test_vectors", "ramp", "--target", "0.001", "--lr", "0.01"],
+    "pcg_target_hardest": [*PCG, "--target", "0.04", "--lr", "0.01", "--hard_fraction", "0.4"],
+    "pcg_patience": [*PCG, "--lr", "0.3", "--patience", "2", "--evaluate_every", "2"],
+}
+EARLY = {"pcg_target", "pcg_target_hardest", "pcg_patience"}  # end before their last step
 FEW = {"fixed": CURVES["fixed"], "hardest": CURVES["hardest"], "one_vector": CURVES["one_vector"]}
 
 
 def argv(out: str, *options: str) -> list[str]:
-    return ["jacobi", *USUAL, "--threads", "1", "--quiet", "--out", f"runs/{out}", *options]
+    recipe, *options = options if options and not options[0].startswith("-") else ("jacobi", *USUAL, *options)
+    return [recipe, "--steps", "30", "--threads", "1", "--quiet", "--out", f"runs/{out}", *options]
 
 
 CASES = {
-    **{name: {"argv": argv(name, *options)} for name, options in CURVES.items()},
+    **{name: {"argv": argv(name, *options)} for name, options in (CURVES | OTHERS).items()},
     "resumed": {"argv": ["jacobi", "--resume", "runs/begun", "--steps", "30", "--quiet"]},
     "begun_here": {"argv": argv("begun_here", "--steps", "15")},
     "talking": {"argv": [word for word in argv("talking") if word != "--quiet"]},
@@ -101,15 +131,16 @@ def same_curve(begin, rows, tmp_path):
     """Compare a run with one of the same options in one process."""
 
     def same(folder: Path, *options: str) -> None:
-        begin(tmp_path, *argv("alone", "--overwrite", *options))
+        begin(tmp_path, *argv("alone", *options, "--overwrite"))
         alone, shared = rows(tmp_path / "runs/alone"), rows(folder)
-        assert len(alone) == len(shared) == 31
+        assert len(alone) == len(shared)
+        assert (len(alone) < 31) == (folder.name in EARLY)
         for a, b in zip(alone, shared, strict=True):
             assert [k for k in a if a[k]] == [k for k in b if b[k]]
             numbers = [[float(row[k]) for k in row if row[k]] for row in (a, b)]
             # Sums of 7 vectors and 16 rows in another order, and what Adam makes of it in 30 steps.
             assert numbers[1] == pytest.approx(numbers[0], rel=1e-11)
-        weights = [load_file(f / "model.safetensors")["weight"] for f in (tmp_path / "runs/alone", folder)]
+        weights = [load_file(f / "model.safetensors") for f in (tmp_path / "runs/alone", folder)]
         torch.testing.assert_close(*weights, rtol=0, atol=1e-11)
 
     return same
@@ -120,11 +151,11 @@ def _numbers_only(no_pictures):
     pass
 
 
-@pytest.mark.parametrize("name", CURVES)
+@pytest.mark.parametrize("name", CURVES | OTHERS)
 def test_two_processes_follow_the_curve_of_one(two, same_curve, name):
     results, folder = two
     assert [r["code"] for r in results[name]] == [train.OK] * 2
-    same_curve(folder / "runs" / name, *CURVES[name])
+    same_curve(folder / "runs" / name, *(CURVES | OTHERS)[name])
 
 
 @pytest.mark.slow
@@ -182,6 +213,19 @@ def test_what_ends_one_process_ends_all_with_one_message(two, name, code, speake
     assert message.count("\n") == 1
     assert words in message
     assert results[name][1 - speaker]["err"] == ""
+
+
+def test_clipping_guard_and_stops_are_at_work_in_the_cases_above(two, rows):
+    _, folder = two
+    table = {name: rows(folder / "runs" / name) for name in ("pcg", "pcg_guarded", *EARLY)}
+    assert float(table["pcg"][0]["gradient_norm"]) > 0.02
+    assert float(table["pcg_guarded"][-1]["shortened_steps"]) > 0
+    assert all(len(table[name]) > 2 for name in EARLY)
+    for name in ("pcg_target", "pcg_target_hardest"):
+        target = float(OTHERS[name][OTHERS[name].index("--target") + 1])
+        assert (
+            float(table[name][-1]["training_residual"]) < target < float(table[name][0]["training_residual"])
+        )
 
 
 def test_one_process_may_end_the_training_early(two, rows):
