@@ -25,6 +25,8 @@ bench: setup ## measure products, sparse algebra and solvers against SciPy and t
 	@$(python) benchmarks/spmm.py
 	@$(python) benchmarks/algebra.py $(ARGS)
 	@$(python) benchmarks/solvers.py
+	@$(python) benchmarks/heavyball.py
+	@$(python) benchmarks/pcg.py
 
 experiments: setup ## reproduce figures and threads (ONLY="name ..." chooses, ARGS=--quick)
 	@for run in $(if $(ONLY),$(ONLY:%=experiments/%/run.py),experiments/*/run.py); do \
