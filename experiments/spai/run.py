@@ -128,7 +128,7 @@ def compared(A: ls.CSR, steps: int) -> tuple[Comparison, dict[str, list[float]],
     comparison.add("Jacobi", ls.preconditioners.Jacobi(A))
     for rings, words in ((1, "A"), (2, "A²")):
         pattern = on_pattern(A, rings)
-        direct = ls.preconditioners.SPAI(A, pattern)
+        direct = ls.preconditioners.SPAI(A, pattern=pattern)
         comparison.add(f"SPAI, {words}", direct, direct.matrix, symmetric=False)
         loss = Loss(A, pattern)
         on = pattern.row_indices == pattern.col_indices

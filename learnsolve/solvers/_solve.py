@@ -111,24 +111,29 @@ class Solver:
     def iterate(self, b: Tensor, x0: Tensor | None, segments: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """x, norms, codes; in units where sizes are extraordinary."""
         units = _units.choose(self.A, b)
-        if units is None and self.form is not None and not segments:
-            found = compiled_cg(
-                self.method, self.A, self.M, self.form, b, x0, self.criterion(1), self.maxiter
-            )
-            if found is not None:
-                return found
         if units is None:
+            if self.form is not None and not segments:
+                found = compiled_cg(
+                    self.method, self.A, self.M, self.form, b, x0, self.criterion(1), self.maxiter
+                )
+                if found is not None:
+                    return found
             call = None if self.callback is None else self._told(1, 1)
             return iterate(
                 self.method, self.A, self.M, b, x0, self.criterion(1), self.maxiter, call, segments
             )
         of_b, of_x = units.of_b, units.of_x
-        x, norms, codes = iterate(
+        b, x0 = b / of_b, None if x0 is None else x0 / of_x
+        found = None
+        if self.form is not None and self.form[0] == "none" and not segments:
+            A = _units.matrix(self.A, units)  # another M would have to be scaled in its own form
+            found = compiled_cg(self.method, A, None, self.form, b, x0, self.criterion(of_b), self.maxiter)
+        x, norms, codes = found or iterate(
             self.method,
             _units.InUnits(self.A, units.of_A),
             _units.preconditioner(self.M, units),
-            b / of_b,
-            None if x0 is None else x0 / of_x,
+            b,
+            x0,
             self.criterion(of_b),
             self.maxiter,
             None if self.callback is None else self._told(of_x, of_b),

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from learnsolve.solvers._operator import Operator
+from learnsolve.solvers._operator import Matrix, Operator
 
 # Exponents of two that are ordinary. The largest product is <A b, A b>, the smallest rtol^2 <b, A b>.
 ORDINARY = {torch.float32: 20, torch.float64: 150}
@@ -40,6 +40,11 @@ class InUnits:
     @property
     def T(self) -> InUnits:
         return InUnits(self.A.T, self.unit)
+
+
+def matrix(A: Any, units: Units) -> Matrix:
+    """A `Matrix`, divided by its unit: entry by entry, which a compiled loop needs."""
+    return Matrix(A.A.with_values(A.A.values / units.of_A.squeeze(-1)), A.transpose)
 
 
 def preconditioner(M: Any, units: Units) -> Any:

@@ -131,10 +131,22 @@ def test_who_goes_another_way(used):
     with torch.no_grad():
         ls.solvers.cg(A, b, callback=lambda at: False)  # a callback
         ls.solvers.cg(A, b, M=lambda r: r)  # an unknown M
-        ls.solvers.cg(1e200 * A, 1e200 * b)  # in units
+        ls.solvers.cg(1e200 * A, 1e200 * b, M=P.Jacobi(1e200 * A))  # in units, with an M
         ls.solvers.fcg(A, b)
         ls.solvers.cg(lambda x: A @ x, b)
     assert used == []
+
+
+@pytest.mark.parametrize("of_A", [1.0, 1e160, 1e-160])
+@pytest.mark.parametrize("of_b", [1e120, 1e-120])
+def test_extraordinary_sizes_change_nothing(of_A, of_b, used):
+    A, b = spd(), normal((20, 2))
+    powers = [2.0 ** int(torch.tensor(s, dtype=torch.float64).log2()) for s in (of_A, of_b)]
+    plain = ls.solvers.cg(A, b, rtol=1e-8)
+    scaled = ls.solvers.cg(powers[0] * A, powers[1] * b, rtol=1e-8)
+    assert used == [True, True]
+    assert scaled.statuses == plain.statuses
+    assert torch.equal(scaled.x, plain.x * (powers[1] / powers[0]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -74,6 +74,8 @@ def test_memory(kind):
 
 
 SCRIPT = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a parent may have it ignored
 import sys, torch, learnsolve as ls
 from learnsolve.ops.pcg import pcg_iterations
 torch.set_num_threads(1)

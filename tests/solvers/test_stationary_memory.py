@@ -69,6 +69,8 @@ def test_peak_without_a_gradient():
 
 
 SCRIPT = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a parent may have it ignored
 import sys, torch, learnsolve as ls
 torch.set_num_threads(1)
 solver, where = sys.argv[1:]
