@@ -74,6 +74,6 @@ def main(file: str) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1])
-    # As learnsolve.train under torchrun: threads of gloo have been seen to abort or hold up the exit of a process
-    # after all cases had ended.
+    # As learnsolve.train under torchrun: threads of gloo have been seen to abort or hold up the exit of a
+    # process after all cases had ended.
     os._exit(0)
