@@ -79,7 +79,5 @@ def integer(function: str, name: str, value: Any, minimum: int) -> int:
 
 def tolerance(function: str, name: str, value: Any) -> None:
     """`value` must be a finite number that is not negative."""
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{function}: {name} must be a number, got {type(value).__name__}")
-    if not 0 <= float(value) < math.inf:
+    if not 0 <= real(function, name, value) < math.inf:
         raise ValueError(f"{function}: {name} must not be negative, and be finite, got {value}")

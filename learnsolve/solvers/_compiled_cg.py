@@ -19,15 +19,14 @@ from learnsolve.ops.pcg import Stop
 from learnsolve.ops.pcg_solve import pcg_solve
 from learnsolve.ops.richardson import residual_norm
 from learnsolve.ops.structure import transpose
-from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.solvers._loop import CODE, iterate
-from learnsolve.solvers._operator import Matrix
+from learnsolve.solvers._operator import Matrix, compiled_form
 from learnsolve.solvers._vectors import size
 from learnsolve.solvers.base import Status
 
-# Of a column that the loop stopped for good. ROUNDING is where it reached its limit, or cannot go on there.
-_ENDED = {
+_STATUS = {
     Stop.RUNNING: Status.MAX_ITERATIONS,
+    Stop.ROUNDING: Status.MAX_ITERATIONS,  # unless the caller knows of a tolerance that was met there
     Stop.CURVATURE: Status.INDEFINITE,
     Stop.PRECONDITIONER: Status.INDEFINITE,
     Stop.NON_FINITE: Status.NON_FINITE,
@@ -35,14 +34,17 @@ _ENDED = {
 }
 
 
-def compiled_form(A: Any, given_M: Any, b: Tensor) -> tuple | None:
+def codes_of(why: Tensor) -> Tensor:
+    """Codes of the general loop for the `Stop` of each column."""
+    return torch.tensor([CODE[_STATUS[stop]] for stop in Stop])[why]
+
+
+def fitting_form(A: Any, M: Any, b: Tensor) -> tuple | None:
     """(kind, m, factor) of M if the compiled loop takes A, M and b, else None."""
     if not (isinstance(A, Matrix) and A.A.values.is_cpu and b.is_cpu) or b.numel() == 0:
         return None
-    if given_M is None:
-        return "none", None, None
-    form = given_M.pcg_form() if isinstance(given_M, Preconditioner) else None
-    if form is None or form[1].dim() != 1 or form[1].dtype != b.dtype:
+    form = compiled_form(M)
+    if form is not None and form[1] is not None and (form[1].dim() != 1 or form[1].dtype != b.dtype):
         return None
     return form
 
@@ -84,8 +86,7 @@ def compiled_cg(
     )  # fmt: skip
     x = solved.x.reshape(b.shape)
     norms, why, when = (t.reshape(*lead, *t.shape[-i:]) for t, i in zip(solved[1:], (2, 1, 1), strict=True))
-    table = torch.tensor([CODE[_ENDED.get(stop, Status.MAX_ITERATIONS)] for stop in Stop])
-    codes = torch.where(converged.squeeze(-2), CODE[Status.CONVERGED], table[why])
+    codes = torch.where(converged.squeeze(-2), CODE[Status.CONVERGED], codes_of(why))
     close = (why == Stop.ROUNDING) & ~converged.squeeze(-2)
     if not close.any():
         return x, norms, codes

@@ -1,8 +1,4 @@
-"""`cg` for a fixed number of iterations, by the compiled loop of ops/pcg.py where it can.
-
-A preconditioner that the loop knows says so by a method `pcg_form()` that returns (kind, m, factor) as
-`pcg_iterations` takes them; None: it is none of these.
-"""
+"""`cg` for a fixed number of iterations, by the compiled loop of ops/pcg.py where it can."""
 
 from __future__ import annotations
 
@@ -16,27 +12,18 @@ from learnsolve._plain import outside_of_graphs
 from learnsolve.csr import CSR
 from learnsolve.ops.pcg import Stop, pcg_iterations
 from learnsolve.solvers import _units
+from learnsolve.solvers._compiled_cg import codes_of
 from learnsolve.solvers._loop import CODE
-from learnsolve.solvers._operator import as_operator
+from learnsolve.solvers._operator import as_operator, compiled_form
 from learnsolve.solvers._solve import Options, _mapped, check_b, check_operands, check_options, columns
 from learnsolve.solvers._vectors import size
 from learnsolve.solvers.base import Solution, SolverError, Status
-
-# What a column that stood still is called. At rounding level there was no tolerance that it could have met.
-_STATUS = {
-    Stop.RUNNING: Status.MAX_ITERATIONS,
-    Stop.ROUNDING: Status.MAX_ITERATIONS,
-    Stop.CURVATURE: Status.INDEFINITE,
-    Stop.PRECONDITIONER: Status.INDEFINITE,
-    Stop.NON_FINITE: Status.NON_FINITE,
-    Stop.DIVERGED: Status.DIVERGED,
-}
 
 
 @outside_of_graphs
 def fused_cg(name: str, A: Any, b: Any, x0: Tensor | None, options: Options) -> Solution | None:
     """The solution, or None where the general loop is needed: then nothing has been done."""
-    form = ("none", None, None) if options.M is None else getattr(options.M, "pcg_form", lambda: None)()
+    form = compiled_form(options.M)
     fixed = options.rtol == 0 and options.atol == 0 and options.maxiter is not None
     if form is None or not fixed or options.callback is not None or options.gradient == "implicit":
         return None
@@ -70,8 +57,8 @@ def fused_cg(name: str, A: Any, b: Any, x0: Tensor | None, options: Options) -> 
     why, when = status.unbind(-2)
     ran = torch.where(why == Stop.RUNNING, options.maxiter, when)
     iterations = int(ran.max()) if ran.numel() else 0
-    names = torch.tensor([CODE[_STATUS[stop]] for stop in Stop])
-    codes = torch.where(norms.detach()[..., 0, :] == 0, CODE[Status.CONVERGED], names[why])
+    # At rounding level there was no tolerance that a column could have met: all iterations ran.
+    codes = torch.where(norms.detach()[..., 0, :] == 0, CODE[Status.CONVERGED], codes_of(why))
     norms = norms[..., : iterations + 1, :]
     x, norms, codes = (t.reshape(*lead, *t.shape[1:]) for t in (x, norms, codes))
     if b.dim() == 1 and x.dim() == 2:

@@ -278,6 +278,12 @@ def as_preconditioner(function: str, name: str, M: Any, b: Tensor) -> Callable[[
     return _on_columns(function, name, M, b.dim() == 1, True)
 
 
+def compiled_form(M: Any) -> tuple[str, Tensor | None, Any] | None:
+    """(kind, m, factor) of M as the compiled loop of `cg` takes them (ops/pcg.py), None if it is no such M. A
+    preconditioner says so by a method `pcg_form()`."""
+    return ("none", None, None) if M is None else getattr(M, "pcg_form", lambda: None)()
+
+
 def _on_columns(
     function: str, name: str, f: Callable[..., Any], vector: bool, square: bool
 ) -> Callable[[Tensor], Tensor]:

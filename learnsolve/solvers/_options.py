@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
 import torch
@@ -60,10 +59,16 @@ def check_operands(name: str, A: Any, b: Tensor) -> torch.Size:
 
 
 def number(name: str, key: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name}: {key} must be a number, got {type(value).__name__}")
-    if not float(value) >= 0:
+    if not _check.real(name, key, value) >= 0:
         raise ValueError(f"{name}: {key} must not be negative, got {value}; 0 asks for as much as possible")
+
+
+def check_x0(name: str, x0: Any, b: Tensor) -> None:
+    if x0 is None:
+        return
+    _check.same_kind(name, "x0", x0, b)
+    if x0.shape != b.shape:
+        raise ValueError(f"{name}: x0 must have b's shape {tuple(b.shape)}, got {tuple(x0.shape)}")
 
 
 def check_options(name: str, options: Options) -> None:
@@ -121,7 +126,20 @@ def refuse_what_has_no_implicit_gradient(
     elif M is not None and M(probe.detach()).requires_grad:
         learns = "M"
     if learns:
-        raise ValueError(
-            f'{name}: {learns} learns, but a converged solution does not depend on it: gradient="implicit" '
-            'would give it no gradient. Use gradient="unrolled" or "checkpointed"'
-        )
+        raise no_implicit_gradient(name, learns)
+
+
+def no_implicit_gradient(name: str, what: str) -> ValueError:
+    return ValueError(
+        f'{name}: {what} learns, but a converged solution does not depend on it: gradient="implicit" '
+        'would give it no gradient. Use gradient="unrolled" or "checkpointed"'
+    )
+
+
+def refuse_parameters_that_learn(name: str, gradient: str, **parameters: Any) -> None:
+    """Numbers of a method, such as a step: an implicit gradient has nothing for them."""
+    if gradient != "implicit" or not torch.is_grad_enabled():
+        return
+    for key, value in parameters.items():
+        if isinstance(value, Tensor) and value.requires_grad:
+            raise no_implicit_gradient(name, key)

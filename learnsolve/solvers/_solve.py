@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learnsolve import _check
 from learnsolve._plain import outside_of_graphs
 from learnsolve.ops._autograd import tracked
 from learnsolve.solvers import _units
-from learnsolve.solvers._compiled_cg import compiled_cg, compiled_form
+from learnsolve.solvers._compiled_cg import compiled_cg, fitting_form
 from learnsolve.solvers._implicit import Found, Implicit, transformed
 from learnsolve.solvers._loop import Criterion, Method, ResidualNorm, iterate
 from learnsolve.solvers._operator import Matrix, Operator, as_operator, as_preconditioner
@@ -24,6 +23,7 @@ from learnsolve.solvers._options import (
     check_operands,
     check_options,
     check_symmetric,
+    check_x0,
     refuse_what_has_no_implicit_gradient,
 )
 from learnsolve.solvers.base import STATUSES, Iteration, Report, Solution, SolverError, Status
@@ -50,10 +50,7 @@ def solve(
     vector = b.dim() == 1
     operator = as_operator(name, A, b, options.transpose, tuple(options.parameters), symmetric)
     batch = check_operands(name, A, b)
-    if x0 is not None:
-        _check.same_kind(name, "x0", x0, b)
-        if x0.shape != b.shape:
-            raise ValueError(f"{name}: x0 must have b's shape {tuple(b.shape)}, got {tuple(x0.shape)}")
+    check_x0(name, x0, b)
     B = columns(b, vector, batch)
     X0 = None if x0 is None else columns(x0, vector, batch)
     if symmetric and not getattr(method, "flexible", False):
@@ -77,7 +74,7 @@ def solve(
     adjoint_M = lambda: _adjoint_preconditioner(name, options, M, b, symmetric, transposed_M)  # noqa: E731
     adjoint_rtol = rtol if options.adjoint_rtol is None else options.adjoint_rtol
     if getattr(method, "compiled", False) and options.callback is None:
-        solver = replace(solver, form=compiled_form(operator, options.M, B))
+        solver = replace(solver, form=fitting_form(operator, options.M, B))
     linear = replace(
         solver,
         callback=None,

@@ -22,8 +22,8 @@ from learnsolve.csr import CSR
 from learnsolve.ops._product import product
 from learnsolve.ops.richardson import residual_norm, richardson_sweeps
 from learnsolve.solvers._loop import CODE
-from learnsolve.solvers._operator import as_operator, as_preconditioner
-from learnsolve.solvers._options import Options, check_operands
+from learnsolve.solvers._operator import as_operator, as_preconditioner, compiled_form
+from learnsolve.solvers._options import Options, check_operands, check_x0, refuse_parameters_that_learn
 from learnsolve.solvers._solve import columns, solve
 from learnsolve.solvers.base import Iteration, Solution, SolverError, Status
 
@@ -88,13 +88,7 @@ def until_tolerance(
     name: str, A: Any, b: Tensor, x0: Tensor | None, options: Options, method: Stationary, **learned: Any
 ) -> Solution:
     """`learned`: what the coefficients are made of, by name."""
-    if options.gradient == "implicit" and torch.is_grad_enabled():
-        for key, value in learned.items():
-            if isinstance(value, Tensor) and value.requires_grad:
-                raise ValueError(
-                    f"{name}: {key} learns, but a converged solution does not depend on it: "
-                    'gradient="implicit" would give it no gradient. Use gradient="unrolled" or "checkpointed"'
-                )
+    refuse_parameters_that_learn(name, options.gradient, **learned)
     options = replace(options, M=_Identity() if options.M is None else options.M)
     return solve(name, method, A, b, x0, options)
 
@@ -189,14 +183,10 @@ def run_fixed(
         raise TypeError(f"{name}: callback must be callable, got {type(options.callback).__name__}")
     operator = as_operator(name, A, b, options.transpose, tuple(options.parameters))
     batch = check_operands(name, A, b)
-    if x0 is None:
-        x0 = torch.zeros_like(b)
-    else:
-        _check.same_kind(name, "x0", x0, b)
-        if x0.shape != b.shape:
-            raise ValueError(f"{name}: x0 must have b's shape {tuple(b.shape)}, got {tuple(x0.shape)}")
+    check_x0(name, x0, b)
+    x0 = torch.zeros_like(b) if x0 is None else x0
     checkpointed = options.gradient == "checkpointed"
-    form = ("none", None, None) if options.M is None else getattr(options.M, "pcg_form", lambda: None)()
+    form = compiled_form(options.M)
     known = form is not None and form[0] in ("none", "diagonal")
     if form is not None and known and isinstance(A, CSR) and A.values.is_cpu and options.callback is None:
         solution = _compiled(A, b, x0, iterations, steps, momenta, form[1], checkpointed)

@@ -4,8 +4,6 @@ Source: Nytko et al., "Optimized Sparse Matrix Operations for Reverse Mode Autom
 arXiv 2212.05159, section 4.1; Saad, "Iterative Methods for Sparse Linear Systems" (2003), section 4.1.
 """
 
-from numbers import Real
-
 import torch
 from torch import Tensor
 
@@ -16,10 +14,9 @@ from learnsolve.ops._product import product
 from learnsolve.ops.richardson import residual_norm
 from learnsolve.ops.structure import shared_inverse_diagonal
 from learnsolve.pattern import SparsityPattern
-from learnsolve.solvers._stationary import sweeps
+from learnsolve.solvers._options import check_x0
+from learnsolve.solvers._stationary import FIXED_GRADIENTS, learning, number, sweeps
 from learnsolve.solvers.base import Solution
-
-GRADIENTS = ("unrolled", "checkpointed")
 
 
 def jacobi(
@@ -87,15 +84,11 @@ def jacobi(
     _check.dtype(name, "A.values", values)
     _check.same_kind(name, "b", b, values)
     iterations = _check.integer(name, "iterations", iterations, 0)
-    _check.one_of(name, "gradient", gradient, GRADIENTS)
+    _check.one_of(name, "gradient", gradient, FIXED_GRADIENTS)
     if b.dim() == 0 or b.shape[0 if b.dim() == 1 else -2] != n:
         raise ValueError(f"{name}: b must have A.shape[0] = {n} rows, got shape {tuple(b.shape)}")
-    if x0 is None:
-        x0 = torch.zeros_like(b)
-    else:
-        _check.same_kind(name, "x0", x0, values)
-        if x0.shape != b.shape:
-            raise ValueError(f"{name}: x0 must have b's shape {tuple(b.shape)}, got {tuple(x0.shape)}")
+    check_x0(name, x0, b)
+    x0 = torch.zeros_like(b) if x0 is None else x0
     _check.batches(name, values.shape[:-1], b.shape[:-2], "A.values and b")
     if b.dim() == 1 and values.dim() > 1:
         # One vector for a batch of matrices: a column, whose axis is taken away again.
@@ -134,17 +127,11 @@ def _one_sweep(values: Tensor, pattern: SparsityPattern, scale: Tensor, b: Tenso
     return x, lambda: residual_norm(r, 0 if vector else -2, keepdim=True)
 
 
-def _number(name: str, weight) -> float:
-    if isinstance(weight, bool) or not isinstance(weight, Real):
-        raise TypeError(f"{name}: weight must be a number or a torch.Tensor, got {type(weight).__name__}")
-    return float(weight)
-
-
 def _scale(name: str, weight, inverse: Tensor, values: Tensor, iterations: int, n: int) -> Tensor:
     """weight / D, shape (..., n) for one scale, (..., iterations, n) for one a sweep."""
     if not isinstance(weight, Tensor):
-        number = _number(name, weight)
-        scale = inverse if number == 1 else number * inverse
+        factor = number(name, "weight", weight)
+        scale = inverse if factor == 1 else factor * inverse
         return scale if values.dim() == 1 else scale.unsqueeze(-2)
     _check.same_kind(name, "weight", weight, values)
     shape = tuple(weight.shape)
@@ -179,12 +166,8 @@ class Jacobi(torch.nn.Module):
     def __init__(self, weight: float | Tensor = 1.0, iterations: int = 1, gradient: str = "unrolled"):
         super().__init__()
         iterations = _check.integer("Jacobi", "iterations", iterations, 0)
-        _check.one_of("Jacobi", "gradient", gradient, GRADIENTS)
-        if not isinstance(weight, Tensor):
-            weight = torch.tensor(_number("Jacobi", weight))
-        if not weight.is_floating_point():
-            raise TypeError(f"Jacobi: weight must be a floating-point tensor to learn, got {weight.dtype}")
-        self.weight = torch.nn.Parameter(weight.detach().clone())
+        _check.one_of("Jacobi", "gradient", gradient, FIXED_GRADIENTS)
+        self.weight = learning("Jacobi", "weight", weight)
         self.iterations = iterations
         self.gradient = gradient
 

@@ -4,7 +4,6 @@ Source: Saad, "Iterative Methods for Sparse Linear Systems" (2003), section 4.1.
 """
 
 from collections.abc import Callable
-from numbers import Real
 from typing import Any
 
 import torch
@@ -16,11 +15,16 @@ from learnsolve.ops.richardson import residual_norm
 from learnsolve.preconditioners._relaxation import DIRECTIONS, Sweep, check_relaxation
 from learnsolve.solvers._correction import Correction, fixed_number
 from learnsolve.solvers._operator import Matrix
-from learnsolve.solvers._options import Options, check_b, check_operands
+from learnsolve.solvers._options import (
+    Options,
+    check_b,
+    check_operands,
+    check_x0,
+    refuse_parameters_that_learn,
+)
 from learnsolve.solvers._solve import columns, solve, with_zero_gradient
+from learnsolve.solvers._stationary import FIXED_GRADIENTS, learning
 from learnsolve.solvers.base import Iteration, Solution
-
-FIXED_GRADIENTS = ("unrolled", "checkpointed")
 
 
 def sor(
@@ -217,16 +221,7 @@ def _relax(
             name, method, A, b, x0, iterations, "unrolled" if gradient is None else gradient, keywords
         )
     gradient = "implicit" if gradient is None else gradient
-    if (
-        gradient == "implicit"
-        and isinstance(omega, Tensor)
-        and omega.requires_grad
-        and torch.is_grad_enabled()
-    ):
-        raise ValueError(
-            f"{name}: omega learns, but a converged solution does not depend on it: "
-            'gradient="implicit" would give it no gradient. Use gradient="unrolled" or "checkpointed"'
-        )
+    refuse_parameters_that_learn(name, gradient, omega=omega)
     given = {key: value for key, value in keywords.items() if value is not None}
     solution = solve(name, method, A, b, x0, Options(gradient=gradient, **given))
     if gradient != "implicit" and isinstance(omega, Tensor) and solution.iterations == 0:
@@ -264,11 +259,8 @@ def _fixed(
         raise ValueError(f"{name}: b must have A.shape[0] = {A.shape[0]} rows, got shape {tuple(b.shape)}")
     batch = check_operands(name, A, b)
     vector = b.dim() == 1
-    if x0 is not None:
-        _check.same_kind(name, "x0", x0, b)
-        if x0.shape != b.shape:
-            raise ValueError(f"{name}: x0 must have b's shape {tuple(b.shape)}, got {tuple(x0.shape)}")
-        x0 = columns(x0, vector, batch)
+    check_x0(name, x0, b)
+    x0 = None if x0 is None else columns(x0, vector, batch)
     B, operator = columns(b, vector, batch), Matrix(A)
     x, norms = fixed_number(method, operator, B, x0, iterations, gradient == "checkpointed")
 
@@ -321,13 +313,7 @@ class SOR(torch.nn.Module):
         _check.one_of("SOR", "direction", direction, DIRECTIONS)
         _check.flag("SOR", "multicolour", multicolour)
         _check.one_of("SOR", "gradient", gradient, FIXED_GRADIENTS)
-        if not isinstance(omega, Tensor):
-            if isinstance(omega, bool) or not isinstance(omega, Real):
-                raise TypeError(f"SOR: omega must be a number or a torch.Tensor, got {type(omega).__name__}")
-            omega = torch.tensor(float(omega))
-        if not omega.is_floating_point():
-            raise TypeError(f"SOR: omega must be a floating-point tensor to learn, got {omega.dtype}")
-        omega = omega.detach()
+        omega = learning("SOR", "omega", omega).detach()
         if not ((omega > 0) & (omega < 2)).all():
             raise ValueError(f"SOR: omega must lie in 0 < omega < 2, got {omega.tolist()}; 1 is Gauss-Seidel")
         self.logit = torch.nn.Parameter(torch.log(omega / (2 - omega)))

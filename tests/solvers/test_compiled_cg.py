@@ -32,7 +32,7 @@ def used(monkeypatch):
 
 def general(monkeypatch, solve):
     with monkeypatch.context() as patch:
-        patch.setattr(_solve, "compiled_form", lambda *_: None)
+        patch.setattr(_solve, "fitting_form", lambda *_: None)
         return solve()
 
 
