@@ -85,6 +85,20 @@ Array<T> by_levels(const Triangles<T, I>& S, const Array<T>& b, int64_t k, bool 
   return x;
 }
 
+// The same by one block of 4 lanes, all levels in one sweep.
+template <class T, class I>
+Array<T> by_sweep(const Triangles<T, I>& S, const Array<T>& b, int64_t k, bool backwards) {
+  const int64_t depth = S.bounds.size() - 1, step = S.n * k;
+  Array<T> x = b;
+  const cuda::Sides<T> sides{x.data(), x.data(), step, step, k};
+  const auto bound = [&](int64_t n, bool end) { return S.bounds[(S.upper ? depth - 1 - n : n) + end]; };
+  for (int64_t m = 0; m < S.batch; ++m)
+    for (int64_t c = 0; c < k; c += 3)
+      cuda::sweep_levels(cuda::HostTeam<4>{backwards}, S.on_device(), sides, S.order.data(), depth, bound, c,
+                         static_cast<int>(std::min<int64_t>(k - c, 3)), m);
+  return x;
+}
+
 template <int N, class T, class I>
 void lanes_case(const Triangles<T, I>& S, const Array<T>& b, int64_t k, const Array<T>& wanted) {
   const std::string name = S.name + ", " + std::to_string(N) + " lanes, k = " + std::to_string(k);
@@ -94,6 +108,9 @@ void lanes_case(const Triangles<T, I>& S, const Array<T>& b, int64_t k, const Ar
   Array<int32_t> done(S.batch * S.n * k);
   require_same_bits(by_levels<N>(S, b, k, true, cuda::Flags{done.data()}, true), x, name + ", in place");
   for (int64_t i = 0; i < done.size(); ++i) require(done[i] == 1, "a result without its flag, " + name);
+  if (N > 1) return;
+  for (const bool backwards : {false, true})
+    require_same_bits(by_sweep(S, b, k, backwards), x, name + ", in one sweep");
 }
 
 template <class T, class I>
