@@ -8,7 +8,8 @@
 //
 // A chain, where every row but the first depends on the one before, is a composition of affine maps
 // x_t = s_t + m_t x_{t-1}: a scan over chunks of fixed size, each with its lanes' maps in shared memory.
-// Factors that overflow send a chunk to be walked row by row.
+// Factors that overflow send a chunk to be walked row by row. Where their products underflow, what comes from
+// before is taken as nothing, though later rows may amplify it again.
 #pragma once
 
 #include <cstdlib>
