@@ -86,9 +86,9 @@ LS_DEVICE void for_tiles(const LevelSystem<T, I>& P, int64_t from, int64_t to, c
   });
 }
 
-// Levels from <= l < to, a row a lane.
+// Levels from <= l < to, a row a lane. One block to a processor: registers hold the rows that are read ahead.
 template <int Threads, class T, class I>
-LS_KERNEL(Threads)
+LS_KERNEL(Threads, 1)
 sweep_kernel(LS_ARGUMENT LevelSystem<T, I> P, int64_t from, int64_t to) {
   const Block<Threads> block;
   for_tiles(P, from, to, [&](int64_t m, int64_t c0, int columns, const auto& bound) {
