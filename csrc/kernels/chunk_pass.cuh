@@ -18,7 +18,8 @@ namespace learnsolve::cuda {
 template <class T>
 constexpr int kPack = static_cast<int>(16 / sizeof(T));
 
-// Element o of the vectors and the V - 1 after it: rows i, ... of the only column, or columns c, ... of row i.
+// Element o of the vectors and the V - 1 after it: rows i, ... of the only column, or columns c, ... of row
+// i.
 template <bool One, int V>
 struct Place {
   int64_t o, i, c;

@@ -46,10 +46,10 @@ struct PcgJudge {
   PcgColumns<T> columns;
   Judged what;
   Preconditioning kind;
-  int64_t i, first;                   // iteration of this call, iterations before it
-  T* norms;                           // of that iteration, for member 0; or null: another block writes it
-  T* scalars;                         // likewise
-  int64_t norms_step, scalars_step;   // from one member to the next
+  int64_t i, first;                  // iteration of this call, iterations before it
+  T* norms;                          // of that iteration, for member 0; or null: another block writes it
+  T* scalars;                        // likewise
+  int64_t norms_step, scalars_step;  // from one member to the next
 
   // Partial sums that it looks at.
   LS_DEVICE int sums() const {
@@ -371,7 +371,7 @@ struct PcgForward {
   }
   template <bool Diagonal>
   LS_DEVICE PcgResidualPass<T, Diagonal> residual(const PcgColumns<T>& known, int64_t b, int64_t i) const {
-    return {r_at(b, i),           q + b * nk(),          diagonal(b), r_at(b, i + 1), p_at(b, i),
+    return {r_at(b, i),          q + b * nk(),         diagonal(b), r_at(b, i + 1),       p_at(b, i),
             known.now(b, kStep), known.now(b, kWipeP), T(0),        known.entered(b) != 0};
   }
   LS_DEVICE const T* preconditioned(int64_t b, int64_t i) const {

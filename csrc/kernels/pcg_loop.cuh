@@ -73,8 +73,7 @@ pcg_loop_kernel(LS_ARGUMENT PcgLoop<T, I> loop) {
   };
   const auto judge_all = [&](Judged what, int64_t i, const Partials<T>& partials) {
     const PcgJudge<T> judged = P.judge(known, what, i, writes);
-    for (int64_t b = 0; b < P.batch; ++b)
-      judge(team, judged, b, loop.chunks.count, partials, scratch.judged);
+    for (int64_t b = 0; b < P.batch; ++b) judge(team, judged, b, loop.chunks.count, partials, scratch.judged);
   };
 
   for (int64_t i = 0; i < P.iterations; ++i) {
@@ -83,9 +82,7 @@ pcg_loop_kernel(LS_ARGUMENT PcgLoop<T, I> loop) {
     if (moves) {
       product(
           loop.A, loop.values_step, loop.chunks, [&](int64_t b) { return P.p_at(b, i); },
-          [&](int64_t b) {
-            return PcgProductPass<T, 1>{P.p_at(b, i), P.q + b * nk, known.active(b) != 0};
-          },
+          [&](int64_t b) { return PcgProductPass<T, 1>{P.p_at(b, i), P.q + b * nk, known.active(b) != 0}; },
           P.curvature());
       grid_sync();
     }
@@ -115,8 +112,7 @@ pcg_loop_kernel(LS_ARGUMENT PcgLoop<T, I> loop) {
       grid_sync();
       judge_all(Judged::preconditioned, i, P.of_preconditioned());
     }
-    if (moves || i + 1 == P.iterations)
-      pass_over([&](int64_t b) { return P.update(known, b, i); }, {});
+    if (moves || i + 1 == P.iterations) pass_over([&](int64_t b) { return P.update(known, b, i); }, {});
     if (moves && i + 1 < P.iterations) grid_sync();
   }
   if (writes)
