@@ -15,6 +15,12 @@
 
 namespace learnsolve::cuda {
 
+// Variables, because a device must not call what makes them.
+template <class T>
+constexpr T kSmallest = std::numeric_limits<T>::min();
+template <class T>
+constexpr T kEpsilon = std::numeric_limits<T>::epsilon();
+
 // Rows of `work`, one entry a column each. wipe: this p, or this r, is not finite, and becomes zero.
 enum Work { kStep, kTurn, kKeep, kWipeP, kWipeR, kLength, kWork };
 
@@ -66,9 +72,8 @@ struct PcgJudge {
   }
 
   static LS_DEVICE Stop stop_of(T value, Stop not_positive) {
-    constexpr T tiny = std::numeric_limits<T>::min();
     if (!is_finite(value)) return Stop::non_finite;
-    if (value >= tiny) return Stop::running;
+    if (value >= kSmallest<T>) return Stop::running;
     return value > 0 ? Stop::rounding : not_positive;
   }
   LS_DEVICE void stop(int64_t b, int64_t c, Stop why, int64_t iteration) const {
@@ -105,12 +110,11 @@ struct PcgJudge {
 
  private:
   LS_DEVICE void begin(int64_t b, int64_t c, T size) const {
-    constexpr T eps = std::numeric_limits<T>::epsilon();
     const T length = now(b, kLength, c);
     if (norms) norms[b * norms_step + c] = size;
     columns.at(b, kNorm, c) = size;
-    columns.at(b, kLow, c) = eps * (size < length ? length : size);
-    columns.at(b, kHigh, c) = size / eps;
+    columns.at(b, kLow, c) = kEpsilon<T> * (size < length ? length : size);
+    columns.at(b, kHigh, c) = size / kEpsilon<T>;
     columns.at(b, kRho, c) = columns.at(b, kStop, c) = columns.at(b, kWhen, c) = 0;
     now(b, kWipeR, c) = !is_finite(size);
     if (!is_finite(size))
@@ -178,9 +182,9 @@ struct JudgeScratch {
   double totals[2][kThreads];
 };
 
-// Of member b. Before: all partial sums are written.
-template <class Team, class T>
-LS_DEVICE void judge(const Team& team, const PcgJudge<T>& judged, int64_t b, int64_t chunks,
+// Member b is judged by `Judge` (PcgJudge; that of the adjoint). Before: all partial sums are written.
+template <class Team, class T, class Judge>
+LS_DEVICE void judge(const Team& team, const Judge& judged, int64_t b, int64_t chunks,
                      const Partials<T>& partials, JudgeScratch& scratch) {
   const int64_t k = judged.columns.k;
   const bool skips = judged.skips(b);
