@@ -21,6 +21,8 @@ In<T> read(const Vectors<T>& v) {
 template <class T, class I>
 class DevicePairs {
  public:
+  static constexpr int64_t kMost = PairSums<T, I>::kMost;
+
   DevicePairs(const OnDevice& device_, const DeviceStructure& S, int64_t k, int64_t batch, T* out,
               int64_t out_step)
       : device(device_), row(new_empty(S.idx, std::vector<int64_t>{S.nnz()})) {
@@ -32,7 +34,7 @@ class DevicePairs {
   }
   void add(const In<T>& u, const In<T>& v) {
     sums.u[sums.count] = u, sums.v[sums.count] = v;
-    if (++sums.count == sums.kMost) flush();
+    if (++sums.count == kMost) flush();
   }
   void flush() {
     if (sums.count > 0 && sums.entries > 0) sums.k == 1 ? launch<1>() : launch<8>();
@@ -92,8 +94,12 @@ class DeviceAdjoint {
     if (in.gm && factor.rows) factor_gradient.emplace(device, *factor.rows, p.k, p.batch, in.gm, p.m_step);
     qbar = slots(kPairs, p.n);
     if (!factor.rows) return;
-    for (auto* t : {&zbar, &z_of_r, &z_of_zbar}) *t = slots(kPairs + 1, p.n);
-    for (auto* t : {&first_of_r, &first_of_zbar}) *t = slots(kPairs + 1, factor.width);
+    // Two pairs an iteration: they wait half as long.
+    const int64_t waiting = factor_gradient ? DevicePairs<T, I>::kMost / 2 : 1;
+    for (auto* t : {&first_of_r, &first_of_zbar}) *t = slots(waiting, factor.width);
+    zbar = slots(factor.lower ? 1 : waiting, p.n);
+    if (factor.lower)
+      for (auto* t : {&z_of_r, &z_of_zbar}) *t = slots(waiting, p.n);
     zs = slots(1, p.n), ys = slots(1, factor.width);
   }
 
@@ -223,7 +229,7 @@ class DeviceAdjoint {
   void step(int64_t i) {
     const In<T> next = r_of(i + 1), r = r_of(i), direction = p_of(i);
     judge(Adjoining::iteration, i + 1 < count, true, i);
-    through_residual(next, r, direction, i % kPairs);
+    through_residual(next, r, direction, i);
     judge(Adjoining::residual, false, false, i);
     const Vectors<T> q = qbar[i];
     combine(-1, kAlphaNow, read(rbar), kPibar, direction, q, chunks);
@@ -253,8 +259,9 @@ class DeviceAdjoint {
 
   // Through z_0 = M r_0, r_0 = b - A x_0.
   void finish() {
+    flush();  // places of what waits are free
     judge(Adjoining::iteration, false, true, -1);
-    through_residual(r_of(0), {}, {}, kPairs);
+    through_residual(r_of(0), {}, {}, 0);
     flush();
     if (gradient && in.x0) {
       const Vectors<T> q = qbar[0];
