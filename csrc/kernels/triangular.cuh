@@ -11,7 +11,7 @@
 // Factors that overflow send a chunk to be walked row by row.
 #pragma once
 
-#include <cmath>
+#include <cstdlib>
 
 #include "kernels/launch.cuh"
 
@@ -68,27 +68,109 @@ struct Sides {
   int64_t b_step, x_step, k;
 };
 
-// Row i for column c of member m by one team.
-template <class Team, class T, class I>
-LS_DEVICE void solve_row(const Team& team, const Triangle<T, I>& S, const Sides<T>& v, int64_t i, int64_t c,
-                         int64_t m) {
-  const T* values = S.values + m * S.values_step;
-  const T* x = v.x + m * v.x_step + c;
-  const int64_t begin = S.ptr[i], end = S.ptr[i + 1], count = end - begin - !S.unit;
-  const int64_t far = S.upper ? end - 1 : begin, step = S.upper ? -1 : 1;
-  const T r = S.unit ? T(1) : reciprocal(values[S.place(S.upper ? begin : end - 1)]);
-  const T start = times(v.b[m * v.b_step + i * v.k + c], r);
-  typename Team::template Own<T> sum;
-  team.each([&](int lane) {
-    T s = lane == 0 ? start : T(0);
-    for (int64_t e = lane; e < count; e += Team::size) {
-      const int64_t p = far + e * step;
+// One lane's part of a row: entries lane, lane + N, ... of its N lanes, the first few read ahead of the
+// results that they are multiplied with.
+template <int N, class T, class I>
+struct LaneRow {
+  static constexpr int kHeld = 4;
+  T sum, r;
+  T coefficient[kHeld];
+  I column[kHeld];
+  int64_t far, count;
+
+  LS_DEVICE int64_t entry(const Triangle<T, I>& S, int64_t e) const { return S.upper ? far - e : far + e; }
+  LS_DEVICE void read(const Triangle<T, I>& S, const Sides<T>& v, int64_t i, int64_t c, int64_t m, int lane) {
+    const T* values = S.values + m * S.values_step;
+    const int64_t begin = S.ptr[i], end = S.ptr[i + 1];
+    count = end - begin - !S.unit, far = S.upper ? end - 1 : begin;
+    r = S.unit ? T(1) : reciprocal(values[S.place(S.upper ? begin : end - 1)]);
+    sum = lane == 0 ? times(v.b[m * v.b_step + i * v.k + c], r) : T(0);
+    LS_UNROLL
+    for (int h = 0; h < kHeld; ++h) {
+      const int64_t e = lane + h * N;
+      if (e >= count) break;
+      coefficient[h] = -times(values[S.place(entry(S, e))], r);
+      column[h] = S.idx[entry(S, e)];
+    }
+  }
+  // f(column) for all of the part.
+  template <class F>
+  LS_DEVICE void each_column(const Triangle<T, I>& S, int lane, const F& f) const {
+    LS_UNROLL
+    for (int h = 0; h < kHeld; ++h) {
+      if (lane + h * N >= count) return;
+      f(static_cast<int64_t>(column[h]));
+    }
+    for (int64_t e = lane + kHeld * N; e < count; e += N) f(static_cast<int64_t>(S.idx[entry(S, e)]));
+  }
+  LS_DEVICE T total(const Triangle<T, I>& S, const Sides<T>& v, int64_t c, int64_t m, int lane) const {
+    const T* values = S.values + m * S.values_step;
+    const T* x = v.x + m * v.x_step + c;
+    T s = sum;
+    LS_UNROLL
+    for (int h = 0; h < kHeld; ++h) {
+      if (lane + h * N >= count) return s;
+      s = plus_product(s, coefficient[h], x[static_cast<int64_t>(column[h]) * v.k]);
+    }
+    for (int64_t e = lane + kHeld * N; e < count; e += N) {
+      const int64_t p = entry(S, e);
       s = plus_product(s, -times(values[S.place(p)], r), x[static_cast<int64_t>(S.idx[p]) * v.k]);
     }
-    sum[lane] = s;
+    return s;
+  }
+};
+
+// Where results are awaited: nowhere, if a launch or a barrier lies between a row and those that it reads.
+struct NoFlags {
+  LS_DEVICE void await(int64_t) const {}
+  LS_DEVICE void all_awaited() const {}
+  LS_DEVICE void publish(int64_t) const {}
+};
+
+// One flag for each result, zero before the sweep. Whoever has seen a flag, and then passed a fence, sees the
+// result that was written before the fence before the flag. On the host rows come in order.
+struct Flags {
+  int32_t* done;
+#ifdef __CUDACC__
+  LS_DEVICE void await(int64_t at) const {
+    int32_t seen = 0;
+    do {
+      asm volatile("ld.relaxed.gpu.s32 %0, [%1];" : "=r"(seen) : "l"(done + at) : "memory");
+    } while (seen == 0);
+  }
+  LS_DEVICE void all_awaited() const { __threadfence(); }
+  LS_DEVICE void publish(int64_t at) const {
+    __threadfence();
+    asm volatile("st.relaxed.gpu.s32 [%0], %1;" ::"l"(done + at), "r"(1) : "memory");
+  }
+#else
+  LS_DEVICE void await(int64_t at) const {
+    if (done[at] != 1) std::abort();  // a device would wait for ever
+  }
+  LS_DEVICE void all_awaited() const {}
+  LS_DEVICE void publish(int64_t at) const { done[at] = 1; }
+#endif
+};
+
+// Row i for column c of member m by one team.
+template <class Team, class T, class I, class F>
+LS_DEVICE void solve_row(const Team& team, const Triangle<T, I>& S, const Sides<T>& v, int64_t i, int64_t c,
+                         int64_t m, const F& flags) {
+  using Row = LaneRow<Team::size, T, I>;
+  typename Team::template Own<Row> row;
+  typename Team::template Own<T> part;
+  team.each([&](int lane) {
+    Row& own = row[lane];
+    own.read(S, v, i, c, m, lane);
+    own.each_column(S, lane, [&](int64_t j) { flags.await(m * v.x_step + j * v.k + c); });
+    flags.all_awaited();
+    part[lane] = own.total(S, v, c, m, lane);
   });
-  const T total = team.sum(sum);
-  team.first([&] { v.x[m * v.x_step + i * v.k + c] = total; });
+  const T total = team.sum(part);
+  team.first([&] {
+    v.x[m * v.x_step + i * v.k + c] = total;
+    flags.publish(m * v.x_step + i * v.k + c);
+  });
 }
 
 // The gradient of entry p, -<u_i, w_j> for its row i = rows[p], added up over `batch` members that share one

@@ -29,14 +29,24 @@ constexpr int64_t kBlockChunks = 2;
 #endif
 constexpr int64_t kChunk = kScanThreads * kScanRows;
 
-// Rows by level; bounds of the levels, on the device.
+constexpr int kTicketThreads = 128;
+constexpr int64_t kTicketBlocks = 2048;  // any number would do: blocks in flight that wait burden the memory
+
+// Rows by level; on the device, where each level begins and where each part of one does.
 template <class T, class I>
 struct LevelSystem {
   Triangle<T, I> S;
   Sides<T> v;
   const I* order;
   const I* bounds;
-  int64_t batch;
+  const I* parts;
+  int64_t n_parts, batch;
+
+  LS_DEVICE int64_t tiles() const { return (v.k + kTile - 1) / kTile; }
+  // Columns of tile number c.
+  LS_DEVICE int columns(int64_t c) const {
+    return static_cast<int>(v.k - c * kTile < kTile ? v.k - c * kTile : kTile);
+  }
 };
 
 template <int Lanes, class T, class I>
@@ -46,7 +56,7 @@ level_kernel(LS_ARGUMENT LevelSystem<T, I> P, int64_t begin, int64_t end) {
   for_aside(P.batch, [&](int64_t m) {
     for_items<Lanes>((end - begin) * k, [&](const auto& team, int64_t item) {
       const int64_t t = k == 1 ? item : item / k;
-      solve_row(team, P.S, P.v, P.order[begin + t], item - t * k, m);
+      solve_row(team, P.S, P.v, P.order[begin + t], item - t * k, m, NoFlags{});
     });
   });
 }
@@ -56,7 +66,7 @@ template <int Lanes, class F>
 LS_DEVICE void for_items_of_block(int items, const F& f) {
 #ifdef __CUDACC__
   const WarpTeam<Lanes> team;
-  for (int item = threadIdx.x / Lanes; item < items; item += kLevelThreads / Lanes) f(team, item);
+  for (int item = threadIdx.x / Lanes; item < items; item += blockDim.x / Lanes) f(team, item);
 #else
   for_items<Lanes>(items, f);
 #endif
@@ -66,19 +76,57 @@ template <int Lanes, class T, class I>
 LS_KERNEL(kLevelThreads)
 narrow_levels_kernel(LS_ARGUMENT LevelSystem<T, I> P, int64_t from, int64_t to) {
   const Block<kLevelThreads> block;
-  const int64_t tiles = (P.v.k + kTile - 1) / kTile;
+  const int64_t tiles = P.tiles();
   for_blocks(P.batch * tiles, [&](int64_t b) {
-    const int64_t m = b / tiles, c0 = b % tiles * kTile;
-    const int columns = static_cast<int>(P.v.k - c0 < kTile ? P.v.k - c0 : kTile);
+    const int64_t m = b / tiles, tile = b % tiles;
+    const int columns = P.columns(tile);
     for (int64_t n = from; n < to; ++n) {
       const int64_t level = P.S.upper ? to - 1 - (n - from) : n;
       const int64_t begin = P.bounds[level], end = P.bounds[level + 1];
       for_items_of_block<Lanes>(static_cast<int>(end - begin) * columns, [&](const auto& team, int item) {
-        solve_row(team, P.S, P.v, P.order[begin + item / columns], c0 + item % columns, m);
+        const int64_t i = P.order[begin + item / columns];
+        solve_row(team, P.S, P.v, i, tile * kTile + item % columns, m, NoFlags{});
       });
       block.sync();
     }
   });
+}
+
+template <class T>
+LS_KERNEL(kThreads)
+zero_kernel(T* p, int64_t count) {
+  for_items<1>(count, [&](const auto& team, int64_t i) { team.first([&] { p[i] = 0; }); });
+}
+
+// The number of times that this was asked before, for a block: counted where all blocks do.
+LS_DEVICE int64_t next_ticket(unsigned long long* tickets) {
+#ifdef __CUDACC__
+  __shared__ unsigned long long ticket;
+  __syncthreads();  // nobody reads the last one any more
+  if (threadIdx.x == 0) ticket = atomicAdd(tickets, 1ull);
+  __syncthreads();
+  return static_cast<int64_t>(ticket);
+#else
+  return static_cast<int64_t>((*tickets)++);
+#endif
+}
+
+// A part lies within one level, so what its rows wait for has lower tickets, which blocks that run already
+// have taken: the lowest ticket that is not done waits for nothing, and no block waits for ever.
+template <int Lanes, class T, class I>
+LS_KERNEL(kTicketThreads)
+tickets_kernel(LS_ARGUMENT LevelSystem<T, I> P, unsigned long long* tickets, Flags flags) {
+  const int64_t tiles = P.tiles(), copies = P.batch * tiles;
+  for (int64_t ticket; (ticket = next_ticket(tickets)) < P.n_parts * copies;) {
+    const int64_t at = ticket / copies, copy = ticket % copies, m = copy / tiles, tile = copy % tiles;
+    const int64_t part = P.S.upper ? P.n_parts - 1 - at : at;
+    const int64_t begin = P.parts[part], end = P.parts[part + 1];
+    const int columns = P.columns(tile);
+    for_items_of_block<Lanes>(static_cast<int>(end - begin) * columns, [&](const auto& team, int item) {
+      const int64_t i = P.order[begin + item / columns];
+      solve_row(team, P.S, P.v, i, tile * kTile + item % columns, m, flags);
+    });
+  }
 }
 
 // A chain for every column of every member of a batch.
@@ -183,7 +231,7 @@ class DeviceTriangle {
                       name, ": a chain must have one entry beside the diagonal in every row but the first");
     } else {
       STD_TORCH_CHECK((lanes() == 1 || lanes() == 8 || lanes() == 32) && levels.numel() > 1 &&
-                          blocks.numel() == n_levels() + 1 && order.numel() == rows() && bound(0) == 0 &&
+                          n_parts() >= 0 && order.numel() == rows() && bound(0) == 0 &&
                           bound(n_levels()) == rows(),
                       name, ": order, blocks and levels must cover all rows");
     }
@@ -195,7 +243,9 @@ class DeviceTriangle {
   // What `solve` needs room for, in numbers of the dtype of `like`: once for any number of calls, which must
   // not overlap. Empty for most systems.
   Tensor scratch(const Tensor& like, int64_t batch, int64_t k) const {
-    return new_empty(like, std::vector<int64_t>{long_chain() ? 3 * chunks() * batch * k : 0});
+    int64_t size = long_chain() ? 3 * chunks() * batch * k : 0;
+    if (n_parts() > 0) size = (counters(batch, k) * 8 + like.element_size() - 1) / like.element_size();
+    return new_empty(like, std::vector<int64_t>{size});
   }
 
   // T x_s = b_s for `batch` systems of k right-hand sides each, row-major. values advance by values_step from
@@ -208,13 +258,15 @@ class DeviceTriangle {
                                  values_step,  rows(),       upper,         unit};
     const cuda::Sides<T> v{b, x, b_step, rows() * k, k};
     if (is_chain()) return solve_chain(device, triangular::Chains<T, I>{S, v, batch, nullptr, nullptr}, room);
-    const triangular::LevelSystem<T, I> P{S, v, data<I>(order), data<I>(blocks), batch};
+    const I* bounds = data<I>(blocks);
+    const triangular::LevelSystem<T, I> P{S,         v,    data<I>(order), bounds, bounds + n_levels() + 1,
+                                          n_parts(), batch};
     if (lanes() == 1)
-      solve_levels<1>(device, P);
+      solve_levels<1>(device, P, room);
     else if (lanes() == 8)
-      solve_levels<8>(device, P);
+      solve_levels<8>(device, P, room);
     else
-      solve_levels<32>(device, P);
+      solve_levels<32>(device, P, room);
   }
 
   const Tensor ptr, idx;
@@ -226,12 +278,37 @@ class DeviceTriangle {
   int64_t lanes() const { return data<int64_t>(levels)[0]; }
   int64_t n_levels() const { return levels.numel() - 2; }
   int64_t bound(int64_t level) const { return data<int64_t>(levels)[1 + level]; }
+  int64_t n_parts() const {
+    const int64_t left = blocks.numel() - n_levels() - 1;  // one more than there are parts
+    return is_chain() || left == 0 ? 0 : left - 1;
+  }
+  // Numbers of eight bytes: that of tickets, and those that hold the flags.
+  int64_t counters(int64_t batch, int64_t k) const { return 1 + (batch * rows() * k + 1) / 2; }
   int64_t chunks() const { return (rows() + triangular::kChunk - 1) / triangular::kChunk; }
   bool long_chain() const { return is_chain() && chunks() > triangular::kBlockChunks; }
 
   template <int Lanes, class T, class I>
-  void solve_levels(const OnDevice& device, const triangular::LevelSystem<T, I>& P) const {
+  void solve_by_ticket(const OnDevice& device, const triangular::LevelSystem<T, I>& P,
+                       const Tensor& room) const {
     using namespace triangular;
+    auto* const tickets = mutable_data<unsigned long long>(room);
+    const int64_t count = counters(P.batch, P.v.k);
+    LS_LAUNCH(blocks_for(count, kThreads), kThreads, device.stream, (tickets, count),
+              zero_kernel<unsigned long long>);
+    STD_CUDA_CHECK(cudaGetLastError());
+    // A part has 32 rows: one warp, if that is all it has to do.
+    const int threads = Lanes == 1 && P.v.k == 1 ? 32 : kTicketThreads;
+    const int64_t all = P.n_parts * P.batch * ((P.v.k + kTile - 1) / kTile);
+    LS_LAUNCH(blocks_for(all, 1, kTicketBlocks), threads, device.stream,
+              (P, tickets, Flags{reinterpret_cast<int32_t*>(tickets + 1)}), tickets_kernel<Lanes, T, I>);
+    STD_CUDA_CHECK(cudaGetLastError());
+  }
+
+  template <int Lanes, class T, class I>
+  void solve_levels(const OnDevice& device, const triangular::LevelSystem<T, I>& P,
+                    const Tensor& room) const {
+    using namespace triangular;
+    if (P.n_parts > 0) return solve_by_ticket<Lanes>(device, P, room);
     const int64_t count = n_levels(), k = P.v.k, columns = std::min(k, kTile);
     const auto level = [&](int64_t n) { return upper ? count - 1 - n : n; };
     const auto length = [&](int64_t n) { return bound(level(n) + 1) - bound(level(n)); };

@@ -9,6 +9,7 @@ void test_comparison();
 void test_device_algebra();
 void test_device_incomplete();
 void test_device_pcg();
+void test_device_triangular();
 void test_incomplete();
 void test_products();
 void test_pcg();
@@ -43,6 +44,7 @@ int main(int argc, char** argv) {
   test_device_algebra();
   test_device_incomplete();
   test_device_pcg();
+  test_device_triangular();
 #endif
   std::printf("%s: passed\n", isa);
 }

@@ -32,7 +32,11 @@ _raw_backward = torch.ops.learnsolve.csr_sptrsv_backward.default
 # Entries and rows of a level, on average, from which levels are dealt out to threads: it costs 5 us each.
 _LEVEL_WORK = 16384
 
-_SHORT_ROW = 32  # entries of a row that one thread of a CUDA device takes
+# On a CUDA device: entries of a row that one thread takes; from how many levels, of how many rows on average,
+# these are worked through by ticket; rows of a part of a level (csrc/ops/triangular.cuh).
+_SHORT_ROW = 32
+_TICKET_LEVELS, _TICKET_WIDTH = 16, 64
+_PART_ROWS = 32
 
 
 class Side(NamedTuple):
@@ -101,19 +105,20 @@ def _triangle(pattern: SparsityPattern, lower: bool, unit: bool, transpose: bool
         crow, col, perm = (pattern._tensor(a) for a in (ptr, idx, at))
     if _device_analysis.here(crow):
         if _is_chain(ptr, idx):
-            return _Triangle(
-                crow, col, perm, col[:0], col[:0], torch.zeros(1, dtype=torch.int64), upper, unit
-            )
+            chain = torch.zeros(1, dtype=torch.int64, device="cpu")
+            return _Triangle(crow, col, perm, col[:0], col[:0], chain, upper, unit)
         order, bounds = pattern._planned(_schedule, lower)
-        on_host = torch.cat((torch.tensor([_lanes(ptr)]), bounds.cpu().long()))
-        return _Triangle(crow, col, perm, bounds, order, on_host, upper, unit)
+        levels = as_numpy(bounds).astype(np.int64)
+        parts = pattern._tensor(_parts(levels).astype(ptr.dtype))
+        on_host = torch.from_numpy(np.concatenate(([_lanes(ptr)], levels)))
+        return _Triangle(crow, col, perm, torch.cat((bounds, parts)), order, on_host, upper, unit)
     blocks = pattern._tensor(_analysis.triangle_blocks(ptr, idx, at))
     schedule = pattern._planned(_schedule, lower)
     return _Triangle(crow, col, perm, blocks, schedule.order, schedule.levels, upper, unit)
 
 
 def _is_chain(ptr: np.ndarray, idx: np.ndarray) -> bool:
-    """Has every row of this triangle, but the first of the sweep, one entry beside the diagonal, next to it?"""
+    """Has every row of this triangle, but the first of the sweep, one entry beside it, its neighbour?"""
     n = len(ptr) - 1
     rows = np.repeat(np.arange(n), np.diff(ptr))
     away = np.abs(rows - idx)
@@ -124,6 +129,18 @@ def _lanes(ptr: np.ndarray) -> int:
     """Lanes that solve a row on a CUDA device. Not measured."""
     longest = int(np.diff(ptr).max(initial=0))
     return 1 if longest <= _SHORT_ROW else 8 if longest <= 16 * _SHORT_ROW else 32
+
+
+def _parts(levels: np.ndarray) -> np.ndarray:
+    """Where parts of levels begin, for a CUDA device to work through by ticket: if there are many levels of
+    some width. Else none. Not measured."""
+    depth = len(levels) - 1
+    if depth < _TICKET_LEVELS or levels[-1] < _TICKET_WIDTH * depth:
+        return levels[:0]
+    counts = -(-np.diff(levels) // _PART_ROWS)
+    first = np.cumsum(counts) - counts
+    within = np.arange(counts.sum()) - np.repeat(first, counts)
+    return np.append(np.repeat(levels[:-1], counts) + _PART_ROWS * within, levels[-1])
 
 
 def _rows(pattern: SparsityPattern, lower: bool, unit: bool) -> _Rows:
