@@ -27,8 +27,9 @@ namespace learnsolve::cuda {
 // Rows begin(c) <= i < end(c), 0 <= c < count. At least one chunk, so that a total is written for no rows.
 struct Chunks {
   static constexpr int64_t kMost = 1024, kFewestRows = 128;
-  int64_t rows, size, count;
+  int64_t rows = 0, size = kFewestRows, count = 1;
 
+  Chunks() = default;
   explicit Chunks(int64_t rows_)
       : rows(rows_),
         size(std::max(kFewestRows, ((rows_ + kMost - 1) / kMost + 31) / 32 * 32)),
