@@ -167,10 +167,8 @@ void with_shape(int64_t k, bool packs, bool given, int64_t mean, const F& f) {
       f.template operator()<ColumnsShape<4, V>>();
     else
       f.template operator()<ColumnsShape<16, V>>();
-  } else if (k <= 4) {
-    f.template operator()<ColumnsShape<4, 1>>();
   } else {
-    f.template operator()<ColumnsShape<16, 1>>();
+    f.template operator()<ColumnsShape<8, 1>>();
   }
 }
 
