@@ -142,7 +142,9 @@ cudaError_t launch_resident_as(void (*)(Parameters...), int64_t blocks, cudaStre
 
 #else
 
-inline void grid_sync() {}
+inline void grid_sync() {
+  if (host_grid.barrier) host_grid.barrier();
+}
 
 template <int Lanes, class F>
 void for_teams(int64_t begin, int64_t end, const F& f) {

@@ -390,6 +390,33 @@ LS_DEVICE void transposed_phase(const SweepsAdjoint<T, I>& P, int64_t it) {
   });
 }
 
+// Sweeps first <= it < last; more than one need a launch of resident blocks.
+template <class Shape, class T, class I>
+LS_KERNEL(kThreads, 3)
+sweeps_kernel(LS_ARGUMENT Sweeps<T, I> P, int64_t first, int64_t last) {
+  LS_SHARED T parts[kThreads * Shape::V];
+  for (int64_t it = first; it < last; ++it) {
+    if (it > first) grid_sync();
+    sweep_phase<Shape>(P, it, parts);
+  }
+}
+
+// Their adjoint, from the last to the first: its phases over A, over A^T, or both, which needs resident
+// blocks.
+template <class Shape, class T, class I>
+LS_KERNEL(kThreads, 3)
+adjoint_kernel(LS_ARGUMENT SweepsAdjoint<T, I> P, int64_t first, int64_t last, bool over_a, bool over_at) {
+  LS_SHARED T parts[kThreads];
+  for (int64_t it = last - 1; it >= first; --it) {
+    if (over_a) {
+      if (it < last - 1) grid_sync();
+      adjoint_phase<Shape>(P, it, parts);
+      if (over_at && P.goes_on(it)) grid_sync();
+    }
+    if (over_at && P.goes_on(it)) transposed_phase<Shape>(P, it);
+  }
+}
+
 // The gradient of entry p of A, for the members b0 <= b < b1, with what the sweeps first <= it < last add to
 // it: one after another, so that it does not depend on how many go together.
 template <class T, class I>

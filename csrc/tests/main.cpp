@@ -7,6 +7,7 @@ void test_analysis();
 void test_colouring();
 void test_comparison();
 void test_device_algebra();
+void test_device_grid();
 void test_device_incomplete();
 void test_device_richardson();
 void test_incomplete();
@@ -38,6 +39,9 @@ int main(int argc, char** argv) {
   test_stencils();
   test_sptrsv();
   test_add();
+#ifdef LEARNSOLVE_TEST_DEVICE_GRID
+  test_device_grid();
+#endif
 #ifdef LEARNSOLVE_TEST_DEVICE_BODIES
   test_row_passes();
   test_device_algebra();
