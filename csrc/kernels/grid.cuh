@@ -27,8 +27,9 @@ namespace learnsolve::cuda {
 // Rows begin(c) <= i < end(c), 0 <= c < count. At least one chunk, so that a total is written for no rows.
 struct Chunks {
   static constexpr int64_t kMost = 1024, kFewestRows = 128;
-  int64_t rows, size, count;
+  int64_t rows = 0, size = kFewestRows, count = 1;
 
+  Chunks() = default;
   explicit Chunks(int64_t rows_)
       : rows(rows_),
         size(std::max(kFewestRows, ((rows_ + kMost - 1) / kMost + 31) / 32 * 32)),
@@ -141,7 +142,9 @@ cudaError_t launch_resident_as(void (*)(Parameters...), int64_t blocks, cudaStre
 
 #else
 
-inline void grid_sync() {}
+inline void grid_sync() {
+  if (host_grid.barrier) host_grid.barrier();
+}
 
 template <int Lanes, class F>
 void for_teams(int64_t begin, int64_t end, const F& f) {
