@@ -29,7 +29,7 @@ struct PcgLoop {
 #ifdef __CUDACC__
 LS_DEVICE bool in_first_block() { return blockIdx.x == 0; }
 #else
-inline bool in_first_block() { return true; }
+inline bool in_first_block() { return host_grid.block == 0; }
 #endif
 
 // Lanes, V: as for product_chunk.

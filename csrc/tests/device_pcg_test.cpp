@@ -3,6 +3,7 @@
 #include "kernels/pcg_adjoint.cuh"
 #include "kernels/pcg_loop.cuh"
 #include "tests/cases.h"
+#include "tests/device_blocks.h"
 
 namespace learnsolve::test {
 namespace {
@@ -220,25 +221,27 @@ struct System {
       residual(i);
     }
   }
-  void by_one_kernel() {
+  void by_one_kernel(int64_t blocks) {
     const PcgLoop<T, I> loop{P, rows(values), rows(m), columns(), 0, chunks, chunks};
-    if (k == 1)
-      pcg_loop_kernel<2, 1, T, I>(loop);
-    else if (k % kPack<T> == 0)
-      pcg_loop_kernel<0, kPack<T>, T, I>(loop);
-    else
-      pcg_loop_kernel<0, 1, T, I>(loop);
+    on_blocks(blocks, [&] {
+      if (k == 1)
+        pcg_loop_kernel<2, 1, T, I>(loop);
+      else if (k % kPack<T> == 0)
+        pcg_loop_kernel<0, kPack<T>, T, I>(loop);
+      else
+        pcg_loop_kernel<0, 1, T, I>(loop);
+    });
   }
 };
 
 template <class T, class I>
 void forms(const Structure<I>& A, int64_t k, int64_t batch, int64_t iterations, Preconditioning kind,
-           bool store) {
+           bool store, int64_t blocks) {
   Random random(5), again(5);
   System<T, I> one(random, A, k, batch, iterations, kind, store),
       two(again, A, k, batch, iterations, kind, store);
   one.residual(-1), two.residual(-1);
-  one.by_launches(), two.by_one_kernel();
+  one.by_launches(), two.by_one_kernel(blocks);
   const std::string what = "both forms of the loop";
   require_equal(one.x, two.x, what);
   require_equal(one.r, two.r, what);
@@ -288,7 +291,7 @@ void pairs(Random& random, const Structure<I>& A, int64_t k, bool shared) {
 }
 
 template <class T, class I>
-void all() {
+void bodies() {
   Random random(3);
   for (const int64_t n : {0, 1, 127, 300})
     for (const int64_t k : {1, 3, 8, 70}) passes<T>(random, n, k);
@@ -301,11 +304,17 @@ void all() {
     product<0, 1, T, I>(random, *S, 3);
     for (const int64_t k : {1, 5}) pairs<T, I>(random, *S, k, true), pairs<T, I>(random, *S, k, false);
   }
+}
+
+template <class T, class I>
+void all() {
+  if (!test::kThreads) bodies<T, I>();
+  const Structure<I> A = structure<I>(grid(20, 15, 1, 1), 48);
   for (const auto kind : {Preconditioning::none, Preconditioning::diagonal, Preconditioning::product})
     for (const bool store : {false, true}) {
-      forms<T, I>(A, 1, 1, 9, kind, store);
-      forms<T, I>(A, 3, 2, 3, kind, store);
-      forms<T, I>(A, 4, 1, 60, kind, store);  // they stop on the way
+      forms<T, I>(A, 1, 1, 9, kind, store, 2);
+      forms<T, I>(A, 3, 2, 3, kind, store, 5);
+      if (!test::kThreads) forms<T, I>(A, 4, 1, 40, kind, store, 3);  // they stop on the way
     }
 }
 

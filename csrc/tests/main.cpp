@@ -43,12 +43,12 @@ int main(int argc, char** argv) {
   test_add();
 #ifdef LEARNSOLVE_TEST_DEVICE_GRID
   test_device_grid();
+  test_device_pcg();
 #endif
 #ifdef LEARNSOLVE_TEST_DEVICE_BODIES
   test_row_passes();
   test_device_algebra();
   test_device_incomplete();
-  test_device_pcg();
   test_device_triangular();
   test_device_richardson();
 #endif
