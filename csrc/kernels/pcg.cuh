@@ -211,7 +211,7 @@ LS_DEVICE void judge(const Team& team, const Judge& judged, int64_t b, int64_t c
   }
   team.each([&](int lane) { scratch.totals[0][lane] = runs[lane]; });
   team.sync();
-  add_slots(team, scratch.totals[0], Team::size, 1);
+  add_slots(team, scratch.totals[0], width, 1);  // no other lane has a column
   team.first([&] { judged.finish(b, scratch.totals[0][0] > 0); });
   team.sync();
 }

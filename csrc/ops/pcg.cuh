@@ -5,7 +5,7 @@
 #include "kernels/pcg.cuh"
 #include "ops/pcg_sizes.h"
 #include "ops/spmm.cuh"
-#include "ops/triangular.cuh"
+#include "ops/sptrsv.cuh"
 
 namespace learnsolve {
 
@@ -174,7 +174,7 @@ class AppliedDeviceFactor {
   // y = L^-1 x or L^-T x, for all members
   void solve(bool below, const T* x, int64_t x_step, T* y) const {
     const DeviceTriangle& S = below ? *of.lower : *of.upper;
-    S.template solve<T, I>(device, values, step, x, x_step, y, batch, k, below ? *room_below : *room_above);
+    triangular_into<T, I>(S, device, values, step, x, x_step, y, batch, k, below ? *room_below : *room_above);
   }
 
  private:
