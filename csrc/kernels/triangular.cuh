@@ -8,7 +8,8 @@
 //
 // A chain, where every row but the first depends on the one before, is a composition of affine maps
 // x_t = s_t + m_t x_{t-1}: a scan over chunks of fixed size, each with its lanes' maps in shared memory.
-// Factors that overflow send a chunk to be walked row by row.
+// Factors that overflow send a chunk to be walked row by row. Where their products underflow, what comes from
+// before is taken as nothing, though later rows may amplify it again.
 #pragma once
 
 #include <cstdlib>
@@ -68,50 +69,70 @@ struct Sides {
   int64_t b_step, x_step, k;
 };
 
-// One lane's part of a row: entries lane, lane + N, ... of its N lanes, the first few read ahead of the
-// results that they are multiplied with.
+// One lane's part of a row: entries lane, lane + N, ... of its N lanes. All that does not depend on other
+// results is read ahead, for the first few of them: in steps, each of which needs what the one before has
+// read.
 template <int N, class T, class I>
 struct LaneRow {
   static constexpr int kHeld = 4;
-  T sum, r;
+  int64_t i, c;  // row and column; i < 0: none
+  int64_t far, count, diagonal;
+  T b, r;
   T coefficient[kHeld];
-  I column[kHeld];
-  int64_t far, count;
+  I column[kHeld], place[kHeld];
 
   LS_DEVICE int64_t entry(const Triangle<T, I>& S, int64_t e) const { return S.upper ? far - e : far + e; }
-  LS_DEVICE void read(const Triangle<T, I>& S, const Sides<T>& v, int64_t i, int64_t c, int64_t m, int lane) {
-    const T* values = S.values + m * S.values_step;
-    const int64_t begin = S.ptr[i], end = S.ptr[i + 1];
-    count = end - begin - !S.unit, far = S.upper ? end - 1 : begin;
-    r = S.unit ? T(1) : reciprocal(values[S.place(S.upper ? begin : end - 1)]);
-    sum = lane == 0 ? times(v.b[m * v.b_step + i * v.k + c], r) : T(0);
+  LS_DEVICE void begin(int64_t row, int64_t of_column) { i = row, c = of_column; }
+  LS_DEVICE void read_bounds(const Triangle<T, I>& S) {
+    if (i < 0) return;
+    const int64_t first = S.ptr[i], end = S.ptr[i + 1];
+    count = end - first - !S.unit;
+    far = S.upper ? end - 1 : first;
+    diagonal = S.upper ? first : end - 1;
+  }
+  LS_DEVICE void read_places(const Triangle<T, I>& S, const Sides<T>& v, int64_t m, int lane) {
+    if (i < 0) return;
+    b = v.b[m * v.b_step + i * v.k + c];
+    if (!S.unit) diagonal = S.place(diagonal);
     LS_UNROLL
-    for (int h = 0; h < kHeld; ++h) {
-      const int64_t e = lane + h * N;
-      if (e >= count) break;
-      coefficient[h] = -times(values[S.place(entry(S, e))], r);
-      column[h] = S.idx[entry(S, e)];
-    }
+    for (int h = 0; h < kHeld; ++h)
+      if (lane + h * N < count) {
+        const int64_t p = entry(S, lane + h * N);
+        column[h] = S.idx[p];
+        place[h] = static_cast<I>(S.place(p));
+      }
+  }
+  LS_DEVICE void read_values(const Triangle<T, I>& S, int64_t m, int lane) {
+    if (i < 0) return;
+    const T* values = S.values + m * S.values_step;
+    r = S.unit ? T(1) : values[diagonal];
+    LS_UNROLL
+    for (int h = 0; h < kHeld; ++h)
+      if (lane + h * N < count) coefficient[h] = values[place[h]];
+  }
+  LS_DEVICE void divide(const Triangle<T, I>& S, int lane) {
+    if (i < 0) return;
+    if (!S.unit) r = reciprocal(r);
+    b = lane == 0 ? times(b, r) : T(0);
+    LS_UNROLL
+    for (int h = 0; h < kHeld; ++h)
+      if (lane + h * N < count) coefficient[h] = -times(coefficient[h], r);
   }
   // f(column) for all of the part.
   template <class F>
   LS_DEVICE void each_column(const Triangle<T, I>& S, int lane, const F& f) const {
     LS_UNROLL
-    for (int h = 0; h < kHeld; ++h) {
-      if (lane + h * N >= count) return;
-      f(static_cast<int64_t>(column[h]));
-    }
+    for (int h = 0; h < kHeld; ++h)
+      if (lane + h * N < count) f(static_cast<int64_t>(column[h]));
     for (int64_t e = lane + kHeld * N; e < count; e += N) f(static_cast<int64_t>(S.idx[entry(S, e)]));
   }
-  LS_DEVICE T total(const Triangle<T, I>& S, const Sides<T>& v, int64_t c, int64_t m, int lane) const {
+  LS_DEVICE T total(const Triangle<T, I>& S, const Sides<T>& v, int64_t m, int lane) const {
     const T* values = S.values + m * S.values_step;
     const T* x = v.x + m * v.x_step + c;
-    T s = sum;
+    T s = b;
     LS_UNROLL
-    for (int h = 0; h < kHeld; ++h) {
-      if (lane + h * N >= count) return s;
-      s = plus_product(s, coefficient[h], x[static_cast<int64_t>(column[h]) * v.k]);
-    }
+    for (int h = 0; h < kHeld; ++h)
+      if (lane + h * N < count) s = plus_product(s, coefficient[h], x[static_cast<int64_t>(column[h]) * v.k]);
     for (int64_t e = lane + kHeld * N; e < count; e += N) {
       const int64_t p = entry(S, e);
       s = plus_product(s, -times(values[S.place(p)], r), x[static_cast<int64_t>(S.idx[p]) * v.k]);
@@ -161,16 +182,73 @@ LS_DEVICE void solve_row(const Team& team, const Triangle<T, I>& S, const Sides<
   typename Team::template Own<T> part;
   team.each([&](int lane) {
     Row& own = row[lane];
-    own.read(S, v, i, c, m, lane);
+    own.begin(i, c);
+    own.read_bounds(S);
+    own.read_places(S, v, m, lane);
+    own.read_values(S, m, lane);
+    own.divide(S, lane);
     own.each_column(S, lane, [&](int64_t j) { flags.await(m * v.x_step + j * v.k + c); });
     flags.all_awaited();
-    part[lane] = own.total(S, v, c, m, lane);
+    part[lane] = own.total(S, v, m, lane);
   });
   const T total = team.sum(part);
   team.first([&] {
     v.x[m * v.x_step + i * v.k + c] = total;
     flags.publish(m * v.x_step + i * v.k + c);
   });
+}
+
+#ifdef __CUDACC__
+using OneLane = WarpTeam<1>;
+#else
+using OneLane = HostTeam<1>;
+#endif
+
+// Levels one after another by one block, a row a lane: level number n holds order[bound(n)] to order[end(n)].
+// While a level is solved, the rows of those that follow are read, one step of each between two barriers: a
+// level waits for results and for nothing else. Columns c0 to c0 + columns of member m.
+template <class Team, class T, class I, class Bound>
+LS_DEVICE void sweep_levels(const Team& team, const Triangle<T, I>& S, const Sides<T>& v, const I* order,
+                            int64_t levels, const Bound& bound, int64_t c0, int columns, int64_t m) {
+  using Row = LaneRow<1, T, I>;
+  struct Ahead {
+    Row begun, bounded, placed, read, ready;
+  };
+  constexpr int64_t kAhead = 5;
+  typename Team::template Own<Ahead> own;
+  team.each([&](int lane) {
+    Ahead& row = own[lane];
+    row.begun.i = row.bounded.i = row.placed.i = row.read.i = row.ready.i = -1;
+  });
+  for (int64_t n = -kAhead; n < levels; ++n) {
+    team.each([&](int lane) {
+      Ahead& row = own[lane];
+      if (row.ready.i >= 0) v.x[m * v.x_step + row.ready.i * v.k + row.ready.c] = row.ready.total(S, v, m, 0);
+      if (n >= 0) {
+        const int64_t begin = bound(n, false);
+        const int items = static_cast<int>(bound(n, true) - begin) * columns;
+        for (int item = lane + Team::size; item < items; item += Team::size)
+          solve_row(OneLane{}, S, v, order[begin + item / columns], c0 + item % columns, m, NoFlags{});
+      }
+      bool more = false;
+      int64_t begin = 0;
+      if (n + kAhead < levels) {
+        begin = bound(n + kAhead, false);
+        more = lane < static_cast<int>(bound(n + kAhead, true) - begin) * columns;
+      }
+      if (!more && (row.read.i & row.placed.i & row.bounded.i & row.begun.i) < 0) {  // all are none
+        row.ready.i = -1;
+        return;
+      }
+      row.ready = row.read, row.ready.divide(S, 0);
+      row.read = row.placed, row.read.read_values(S, m, 0);
+      row.placed = row.bounded, row.placed.read_places(S, v, m, 0);
+      row.bounded = row.begun, row.bounded.read_bounds(S);
+      row.begun.i = -1;
+      if (more) row.begun.begin(order[begin + lane / columns], c0 + lane % columns);
+    });
+    team.sync();
+  }
 }
 
 // The gradient of entry p, -<u_i, w_j> for its row i = rows[p], added up over `batch` members that share one

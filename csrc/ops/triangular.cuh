@@ -15,14 +15,15 @@ namespace triangular {
 
 using namespace cuda;
 
-constexpr int kLevelThreads = 512;
 constexpr int64_t kTile = 32;  // columns that a block takes through narrow levels
 #ifdef __CUDACC__
+constexpr int kFewThreads = 64, kLevelThreads = 256;
 constexpr int64_t kNarrow = 4 * kLevelThreads;  // results of one tile
 constexpr int kScanThreads = 256, kScanRows = 4;
 constexpr int64_t kBlockChunks = 4;  // of a chain that one block takes
 #else
 // Tests have all of them.
+constexpr int kFewThreads = 2, kLevelThreads = 4;
 constexpr int64_t kNarrow = 8;
 constexpr int kScanThreads = 8, kScanRows = 2;
 constexpr int64_t kBlockChunks = 2;
@@ -72,20 +73,39 @@ LS_DEVICE void for_items_of_block(int items, const F& f) {
 #endif
 }
 
+// f(member, first column, columns, bound) for the tiles of a block; bound(n, end) is where the n-th of the
+// levels begins or ends.
+template <class T, class I, class F>
+LS_DEVICE void for_tiles(const LevelSystem<T, I>& P, int64_t from, int64_t to, const F& f) {
+  const auto bound = [&](int64_t n, bool end) {
+    return static_cast<int64_t>(P.bounds[(P.S.upper ? to - 1 - n : from + n) + end]);
+  };
+  for_blocks(P.batch * P.tiles(), [&](int64_t b) {
+    const int64_t tile = b % P.tiles();
+    f(b / P.tiles(), tile * kTile, P.columns(tile), bound);
+  });
+}
+
+// Levels from <= l < to, a row a lane.
+template <int Threads, class T, class I>
+LS_KERNEL(Threads)
+sweep_kernel(LS_ARGUMENT LevelSystem<T, I> P, int64_t from, int64_t to) {
+  const Block<Threads> block;
+  for_tiles(P, from, to, [&](int64_t m, int64_t c0, int columns, const auto& bound) {
+    sweep_levels(block, P.S, P.v, P.order, to - from, bound, c0, columns, m);
+  });
+}
+
+// The same, several lanes a row.
 template <int Lanes, class T, class I>
 LS_KERNEL(kLevelThreads)
 narrow_levels_kernel(LS_ARGUMENT LevelSystem<T, I> P, int64_t from, int64_t to) {
   const Block<kLevelThreads> block;
-  const int64_t tiles = P.tiles();
-  for_blocks(P.batch * tiles, [&](int64_t b) {
-    const int64_t m = b / tiles, tile = b % tiles;
-    const int columns = P.columns(tile);
-    for (int64_t n = from; n < to; ++n) {
-      const int64_t level = P.S.upper ? to - 1 - (n - from) : n;
-      const int64_t begin = P.bounds[level], end = P.bounds[level + 1];
+  for_tiles(P, from, to, [&](int64_t m, int64_t c0, int columns, const auto& bound) {
+    for (int64_t n = 0; n < to - from; ++n) {
+      const int64_t begin = bound(n, false), end = bound(n, true);
       for_items_of_block<Lanes>(static_cast<int>(end - begin) * columns, [&](const auto& team, int item) {
-        const int64_t i = P.order[begin + item / columns];
-        solve_row(team, P.S, P.v, i, tile * kTile + item % columns, m, NoFlags{});
+        solve_row(team, P.S, P.v, P.order[begin + item / columns], c0 + item % columns, m, NoFlags{});
       });
       block.sync();
     }
@@ -313,8 +333,9 @@ class DeviceTriangle {
     const auto level = [&](int64_t n) { return upper ? count - 1 - n : n; };
     const auto length = [&](int64_t n) { return bound(level(n) + 1) - bound(level(n)); };
     for (int64_t n = 0; n < count;) {
-      int64_t end = n;
-      while (end < count && length(end) * columns < kNarrow) ++end;
+      int64_t end = n, widest = 0;
+      for (; end < count && length(end) * columns < kNarrow; ++end)
+        widest = std::max(widest, length(end) * columns);
       if (end == n) {
         const dim3 grid(blocks_for(length(n) * k, kThreads / Lanes), blocks_aside(P.batch));
         LS_LAUNCH(grid, kThreads, device.stream, (P, bound(level(n)), bound(level(n) + 1)),
@@ -322,8 +343,14 @@ class DeviceTriangle {
         ++n;
       } else {
         const int64_t from = upper ? level(end - 1) : n, to = from + end - n;
-        LS_LAUNCH(blocks_for(P.batch * ((k + kTile - 1) / kTile)), kLevelThreads, device.stream,
-                  (P, from, to), narrow_levels_kernel<Lanes, T, I>);
+        const unsigned blocks = blocks_for(P.batch * ((k + kTile - 1) / kTile));
+        if constexpr (Lanes > 1) {
+          LS_LAUNCH(blocks, kLevelThreads, device.stream, (P, from, to), narrow_levels_kernel<Lanes, T, I>);
+        } else if (widest <= kFewThreads) {  // a barrier of few threads, which have nothing else to do
+          LS_LAUNCH(blocks, kFewThreads, device.stream, (P, from, to), sweep_kernel<kFewThreads, T, I>);
+        } else {
+          LS_LAUNCH(blocks, kLevelThreads, device.stream, (P, from, to), sweep_kernel<kLevelThreads, T, I>);
+        }
         n = end;
       }
       STD_CUDA_CHECK(cudaGetLastError());

@@ -35,8 +35,8 @@ def sptrsv(
     Raises
     ------
     ValueError
-        if L is not square, shapes do not fit, or a row has no entry on the diagonal, or a zero there (or a
-        number so small that its reciprocal overflows); the message names the row.
+        if L is not square, shapes do not fit, or a row has no entry on the diagonal or, on the CPU, a zero
+        there (or a number so small that its reciprocal overflows); the message names the row.
     TypeError
         if dtypes or devices do not fit.
 
@@ -51,6 +51,12 @@ def sptrsv(
     share batch and columns, or the rows of a level where levels are wide enough. Levels are found once per
     pattern and serve the transpose as well. The result has the same bits on every run and for every number
     of threads. One column of a bidiagonal matrix is solved by a scan over a vector's lanes.
+
+    On a CUDA device, with the same bits on every run: a bidiagonal matrix by a parallel scan, all others by
+    levels, which are found on the host: a launch for each wide level, one block for those that are narrow;
+    or, where levels are many and of some width, one launch whose rows wait for those that they read, with 4
+    bytes of memory for each number of the result. Looking for zeros on the diagonal would wait for the
+    device: there a row whose reciprocal is not finite is NaN, and so is all that depends on it.
 
     Examples
     --------

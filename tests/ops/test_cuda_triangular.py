@@ -65,6 +65,31 @@ def test_a_row_has_the_same_bits_whatever_kernel_solves_it(kind, monkeypatch):
     assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("kind", "at", "change", "message"),
+    [
+        ("short chain", 7, lambda unit: True, "a chain must have one entry"),
+        ("short chain", 5, lambda levels: levels + 2, "order, blocks and levels must cover all rows"),
+        ("narrow levels", 3, lambda blocks: blocks[:-2], "order, blocks and levels must cover"),
+        ("narrow levels", 4, lambda order: order[:-1], "order, blocks and levels must cover"),
+        ("narrow levels", 4, lambda order: order.int(), "order must have the index type of idx"),
+        ("narrow levels", 5, lambda levels: levels[:-1], "order, blocks and levels must cover"),
+        ("narrow levels", 5, lambda levels: levels.int(), "levels must be int64, on the host"),
+        ("narrow levels", 8, lambda v: v[:-1], "values must hold"),
+        ("narrow levels", 9, lambda b: b[:-1], "b must have 500 rows, got 499"),
+    ],
+)
+def test_wrong_plans_are_refused(kind, at, change, message, monkeypatch):
+    monkeypatch.setattr(_triangular, "_TICKET_WIDTH", 10**9)
+    T, _ = triangles(DEVICE)[kind]
+    v, b = (t.detach() for t in triangular_operands(T, ()))
+    arguments = [*_triangular._system(T, _triangular.Side(True, False, False)), v, b]
+    torch.ops.learnsolve.csr_sptrsv(*arguments)
+    arguments[at] = change(arguments[at])
+    with pytest.raises(RuntimeError, match=f"csr_sptrsv: .*{message}"):
+        torch.ops.learnsolve.csr_sptrsv(*arguments)
+
+
 @needs_a_device
 @every_triangle
 def test_a_zero_on_the_diagonal_of_a_triangle_spreads_nan(kind):

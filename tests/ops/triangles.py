@@ -25,7 +25,7 @@ def triangles(device):
     def tridiagonal(n):
         return ls.problems.poisson((n,)).pattern.to(device)
 
-    narrow = scipy.sparse.diags_array([1.0] * 3, offsets=(-3, -2, 0), shape=(500, 500))
+    narrow = scipy.sparse.csr_array(sum(scipy.sparse.eye_array(500, k=-k) for k in (0, 2, 3)))
     wide = scipy.sparse.random_array((9000, 9000), density=3e-4, rng=np.random.default_rng(2))
     wide = scipy.sparse.csr_array(scipy.sparse.eye_array(9000) + scipy.sparse.tril(wide, -1))
     long_rows = np.eye(300)
@@ -34,7 +34,7 @@ def triangles(device):
         "short chain": (tridiagonal(900), ()),
         "long chain": (tridiagonal(40_000), ()),
         "chains": (tridiagonal(5000), (3,)),
-        "narrow levels": (pattern_of(narrow.tocsr()).to(device), ()),
+        "narrow levels": (pattern_of(narrow).to(device), ()),
         "wide levels": (pattern_of(wide, torch.int32).to(device), (2,)),
         "levels by ticket": (ls.problems.poisson((16, 17, 18)).pattern.to(device, torch.int32), ()),
         "columns by ticket": (ls.problems.poisson((100, 200)).pattern.to(device), (40,)),
