@@ -93,7 +93,8 @@ class Solution:
     Attributes
     ----------
     x : Tensor, the last iterate, of b's shape (with A's batch axes, if it has some that b has not)
-    iterations : int, how many ran (of the column that took most)
+    iterations : int, how many ran (of the column that took most). `cg` on a CUDA device with a fixed number
+        does not wait to hear that: the number asked for.
     residual_norms : Tensor, shape (..., iterations + 1), or (..., iterations + 1, k) for k right-hand sides:
         ||b - A x_i|| for every iterate, the initial one first; differentiable unless the gradient is
         "implicit". Methods that run a fixed number of iterations complete it when it is asked for: the

@@ -1,0 +1,269 @@
+"""Conjugate gradients as a CUDA operator: columns and batches of all widths, sums over several chunks, long
+rows, both forms of the loop; on a device streams, graphs, and that nobody waits for it.
+
+Runs on a CUDA device or, without its last part, with the operators compiled for the host (tests/conftest.py).
+"""
+
+import pytest
+import scipy.sparse
+import torch
+from reference import normal
+from solvers.dense_pcg import lower, unfused
+from solvers.dense_pcg import system as host_system
+
+import learnsolve as ls
+from learnsolve import _device_analysis
+from learnsolve.ops.pcg import KINDS, Stop, pcg_iterations
+
+ON_HOST = _device_analysis.everywhere
+if not (ON_HOST or torch.cuda.is_available()):
+    pytest.skip("no CUDA device, and no operators compiled for the host", allow_module_level=True)
+
+DEVICE = torch.device("cpu" if ON_HOST else "cuda")
+needs_a_device = pytest.mark.skipif(ON_HOST, reason="needs a CUDA device")
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def on_device(s):
+    """A system of tests/solvers/dense_pcg.py, its tensors leaves."""
+    moved = [t.detach().to(DEVICE).requires_grad_() for t in s.inputs]
+    factor = None if s.factor is None else s.factor.to(DEVICE)
+    return s.with_inputs(*moved)._replace(P=s.P.to(DEVICE), factor=factor)
+
+
+def with_gradients(s, iterations, function=None, checkpointed=False):
+    """x, norms and the gradients of all inputs."""
+    if function is None:
+        x, norms, _ = pcg_iterations(
+            s.values,
+            s.b,
+            s.x0,
+            s.P,
+            iterations,
+            kind=s.kind,
+            m=s.m,
+            factor=s.factor,
+            checkpointed=checkpointed,
+        )
+    else:
+        x, norms, _ = function(s, iterations)
+    g = [normal(t.shape, t.dtype, seed=8 + i).to(DEVICE) for i, t in enumerate((x, norms))]
+    return [x.detach(), norms.detach(), *torch.autograd.grad((x, norms), s.inputs, g)]
+
+
+def agree(s, iterations, tolerance):
+    wanted = with_gradients(s, iterations, unfused)
+    for checkpointed in (False, True):
+        for found, other in zip(with_gradients(s, iterations, None, checkpointed), wanted, strict=True):
+            scale = max(float(other.abs().max()), 1e-3)
+            torch.testing.assert_close(found / scale, other / scale, rtol=0, atol=tolerance)
+
+
+def arrow(n):
+    """A diagonal with a full row and a full column: A and A^T go by the merge path."""
+    S = scipy.sparse.lil_array((n, n))
+    S.setdiag(1)
+    S[n // 3, :] = 1
+    S[:, n // 3] = 1
+    return S.tocsr()
+
+
+@every_kind
+@pytest.mark.parametrize("shape", ["vector", "columns", "many columns", "batch of all"])
+def test_sums_over_several_chunks(kind, shape):
+    """600 rows are five chunks. Vectors take the persistent kernel on a device, and the launches here."""
+    s = on_device(host_system(kind, shape, ls.problems.poisson((24, 25)).to_scipy()))
+    agree(s, 5, 1e-10)
+
+
+@every_kind
+@pytest.mark.parametrize("shape", ["vector", "columns"])
+def test_long_rows(kind, shape):
+    S = arrow(1500)
+    s = host_system("none", shape, S)
+    diagonal = s.P.row_indices == s.P.col_indices
+    values = torch.where(diagonal, 5.0, 0.01 * normal((s.P.nnz,), seed=1))
+    factor = m = None
+    if kind == "diagonal":
+        m = 0.2 + 0.1 * normal((1500,), seed=2).abs()
+    elif kind != "none":
+        factor = lower(s.P)
+        on = factor.row_indices == factor.col_indices
+        m = torch.where(on, 2.0, 0.01 * normal((factor.nnz,), seed=2)).double()
+    s = on_device(s._replace(values=values.double(), m=m, factor=factor, kind=kind))
+    assert len(s.P.row_blocks) > 1
+    agree(s, 4, 1e-10)
+
+
+@every_kind
+@pytest.mark.parametrize("k", [1, 2, 4, 5, 40])
+def test_any_alignment(kind, k):
+    """Blocks of vectors that begin anywhere give the same bits."""
+    s = on_device(host_system(kind, "columns"))
+    n = s.P.shape[0]
+
+    def shifted(t):
+        buffer = torch.full((t.numel() + 1,), torch.nan, dtype=t.dtype, device=DEVICE)
+        buffer[1:] = t.detach().flatten()
+        return buffer[1:].view(t.shape).requires_grad_()
+
+    b, x0 = (normal((n, k) if k > 1 else (n,), seed=i).to(DEVICE).requires_grad_() for i in (3, 4))
+    s = s._replace(b=b, x0=x0)
+    for found, wanted in zip(
+        with_gradients(s.with_inputs(*(shifted(t) for t in s.inputs)), 6), with_gradients(s, 6), strict=True
+    ):
+        assert torch.equal(found, wanted)
+
+
+@every_kind
+def test_columns_that_stop_on_the_way(kind):
+    """One has nothing to do, one overflows, one meets NaNs; the others do not notice."""
+    s = on_device(host_system(kind, "many columns", start=False))
+    b = s.b.detach().clone()
+    b[:, 1], b[:, 4], b[3, 7] = 0, 1e200, torch.nan
+    s = s._replace(b=b.requires_grad_())
+    x, norms, status = pcg_iterations(s.values, s.b, None, s.P, 6, kind=kind, m=s.m, factor=s.factor)
+    stops = status[0].tolist()
+    assert stops[1] == Stop.ROUNDING
+    assert stops[7] == Stop.NON_FINITE
+    assert stops[4] != Stop.RUNNING
+    good = [c for c in range(13) if c not in (1, 4, 7)]
+    found = torch.autograd.grad(x[:, good].sum() + norms[:, good].sum(), s.inputs)
+    alone = s._replace(b=b.detach()[:, good].clone().requires_grad_())
+    x, norms, _ = pcg_iterations(alone.values, alone.b, None, s.P, 6, kind=kind, m=alone.m, factor=s.factor)
+    wanted = torch.autograd.grad(x.sum() + norms.sum(), alone.inputs)
+    for i, (f, w) in enumerate(zip(found, wanted, strict=True)):
+        f = f[:, good] if f.dim() == 2 and f.shape[-1] == 13 else f
+        torch.testing.assert_close(f, w, rtol=1e-10, atol=1e-11, msg=lambda text: f"{i}: {text}")  # noqa: B023
+
+
+def test_iterations_after_the_end_change_nothing():
+    A = ls.problems.poisson((12, 11)).to(DEVICE)
+    b = normal((132, 3), seed=2).to(DEVICE)
+    found = [pcg_iterations(A.values, b, None, A.pattern, n) for n in (120, 150)]
+    assert (found[0][2][0] == Stop.ROUNDING).all()
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][2], found[1][2])
+    assert torch.equal(found[0][1][-1].expand(30, 3), found[1][1][121:])
+
+
+def solves():
+    """Solves of a fixed number of iterations with their gradients: functions without arguments."""
+    A = ls.problems.poisson((30, 31)).to(DEVICE)
+    v = A.values.clone().requires_grad_()
+    b, c = (normal((930, *tail), seed=5).to(DEVICE).requires_grad_() for tail in ((), (4,)))
+    P = ls.preconditioners
+    jacobi, ic = P.Jacobi(A), P.IC0(A)
+    systems = {kind: on_device(host_system(kind, "columns", arrow(700))) for kind in ("none", "product")}
+
+    def both(call, inputs):
+        def run():
+            solution = call()
+            x, norms = solution.x, solution.residual_norms
+            return [x.detach(), norms.detach(), *torch.autograd.grad(x.sum() + norms.sum(), inputs)]
+
+        return run
+
+    def fixed(b, M=None, gradient="unrolled"):
+        cg = ls.solvers.cg
+        return lambda: cg(ls.CSR(v, A.pattern), b, rtol=0.0, maxiter=9, M=M, gradient=gradient)
+
+    made = {
+        "vector": both(fixed(b), (v, b)),
+        "columns": both(fixed(c), (v, c)),
+        "checkpointed": both(fixed(b, gradient="checkpointed"), (v, b)),
+        "jacobi": both(fixed(c, jacobi), (v, c)),
+        "ic0": both(fixed(b, ic), (v, b)),
+    }
+    for kind, s in systems.items():
+        made[f"long rows, {kind}"] = lambda s=s: with_gradients(s, 5)
+    return made
+
+
+SOLVES = ("vector", "columns", "checkpointed", "jacobi", "ic0", "long rows, none", "long rows, product")
+every_solve = pytest.mark.parametrize("name", SOLVES)
+
+
+@every_solve
+def test_same_bits_on_every_run(name):
+    run = solves()[name]
+    wanted = run()
+    for _ in range(3):
+        assert all(torch.equal(a, b) for a, b in zip(run(), wanted, strict=True))
+
+
+@needs_a_device
+@every_solve
+def test_no_solve_waits_for_the_device(name):
+    run = solves()[name]
+    run()  # makes the plans
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        run()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@needs_a_device
+@every_solve
+def test_captured_in_a_graph(name):
+    """A whole solve with its gradients, the persistent kernel too."""
+    run = solves()[name]
+    wanted = run()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        run()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = run()
+    for t in captured:
+        t.fill_(torch.nan)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(a, b) for a, b in zip(captured, wanted, strict=True))
+
+
+@needs_a_device
+@every_solve
+def test_on_another_stream(name):
+    run = solves()[name]
+    wanted = run()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(10_000_000)
+        found = run()
+    stream.synchronize()
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+@needs_a_device
+@every_kind
+def test_as_on_the_host(kind):
+    """The numbers of the CPU's operators, a larger system by launches too."""
+    for points in ((24, 25), (700, 701)):
+        S = ls.problems.poisson(points).to_scipy()
+        if kind == "triangular" and points[0] > 24:
+            continue
+        s = host_system(kind, "vector", S)
+        there = on_device(s)
+        x, norms, status = pcg_iterations(s.values, s.b, s.x0, s.P, 12, kind=kind, m=s.m, factor=s.factor)
+        found = pcg_iterations(
+            there.values, there.b, there.x0, there.P, 12, kind=kind, m=there.m, factor=there.factor
+        )
+        torch.testing.assert_close(found[0].cpu(), x, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(found[1].cpu(), norms, rtol=1e-9, atol=0)
+        assert torch.equal(found[2].cpu(), status)
+
+
+@needs_a_device
+def test_to_a_tolerance():
+    """The loop of `cg` to a tolerance, forward and adjoint, on the device."""
+    A = ls.problems.poisson((60, 61)).to(DEVICE)
+    b = normal((3660, 2), seed=3).to(DEVICE).requires_grad_()
+    solution = ls.solvers.cg(A, b, rtol=1e-9)
+    assert solution.converged
+    (g,) = torch.autograd.grad(solution.x.sum(), b)
+    torch.testing.assert_close(A @ g, torch.ones_like(g), rtol=1e-6, atol=1e-6)
