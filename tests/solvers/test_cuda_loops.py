@@ -115,8 +115,7 @@ def test_norms_that_go_in_several_parts():
 
 
 def test_gradients_of_the_values_that_go_in_several_parts():
-    S = scipy.sparse.diags_array([np.ones(512)] * 3, offsets=[-1, 0, 1], shape=(512, 512))
-    P = pattern_of(S.tocsr(), torch.int32).to(DEVICE)
+    P = ls.problems.poisson((512,)).pattern.to(dtype=torch.int32).to(DEVICE)
     K = 6
     agree(P, K, system(P, K, (1024,)), rtol=1e-9)
 
