@@ -1,9 +1,9 @@
 """A CUDA device where there is none: tensors of the host that say they are on "cuda:0".
 
-Inside `PretendedCuda`, whatever is moved to or made on a CUDA device is marked, and so is whatever is computed
-from it. Marked tensors answer `device`, `is_cpu` and `is_cuda` as those of a device do, and the rules of a
-device hold: operands must be on one device (numbers and tensors without axes excepted), NumPy cannot see
-them, a random generator must be of their device. What makes the host wait for the device is noted in `waits`.
+Inside `PretendedCuda`, whatever is moved to or made on a CUDA device is marked, and so is whatever is
+computed from it. Marked tensors answer `device`, `is_cpu` and `is_cuda` as those of a device do, and the
+rules of a device hold: operands must be on one device (numbers and tensors without axes excepted), NumPy
+cannot see them, a random generator must be of their device. What makes the host wait for the device is noted in `waits`.
 
 Their numbers are computed by the CUDA operators that are compiled for the host (tests/conftest.py), and by
 torch's for the CPU.
@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -35,7 +36,7 @@ WAITING = {
     "bincount",
     "linalg_lstsq",
 }
-HOST_ARGUMENTS = {"bounds"}  # of the library's operators: what a launch is made by
+HOST_ARGUMENTS = {"bounds", "levels"}  # of the library's operators: what a launch is made by
 COPIES = ("copy_", "_to_copy")
 
 
@@ -46,13 +47,15 @@ def _storage(t: Tensor):
 
 
 class PretendedCuda:
-    # Storages, kept, lest their addresses are used again. Of all devices of this kind: the library shares some
-    # patterns between calls.
+    # Storages, kept, lest their addresses are used again. Of all devices of this kind: the library shares
+    # some patterns between calls.
     marked: dict[int, object] = {}  # noqa: RUF012
 
     def __init__(self) -> None:
         self.waits: list[str] = []
-        self.anywhere: dict[int, object] = {}  # zeros that autograd makes, on whichever device they are needed
+        self.anywhere: dict[
+            int, object
+        ] = {}  # zeros that autograd makes, on whichever device they are needed
         self.asked = False  # a factory was called from Python
         self._stack = contextlib.ExitStack()
 
@@ -60,12 +63,16 @@ class PretendedCuda:
         stream = SimpleNamespace(synchronize=lambda: None)
         for name, value in (
             ("device", contextlib.nullcontext),
+            ("synchronize", lambda *_: None),
             ("current_stream", lambda *_: stream),
             ("is_current_stream_capturing", lambda: False),
         ):
             self._stack.enter_context(mock.patch.object(torch.cuda, name, value))
+        # What checkpoints compare, devices for one, is seen once with and once without the modes.
+        checks = torch.utils.checkpoint._allowed_determinism_checks_to_fns
+        self._stack.enter_context(mock.patch.dict(checks, {"default": checks["none"]}))
         # Backward passes run under the modes too, instead of being handed to them.
-        self._stack.enter_context(mock.patch("torch.autograd.has_torch_function", lambda *_: False))
+        self._stack.enter_context(mock.patch("torch.autograd.has_torch_function", return_value=False))
         self._stack.enter_context(_Operations(self))
         self._stack.enter_context(_Functions(self))
         return self
@@ -76,7 +83,7 @@ class PretendedCuda:
     def mark(self, tensors, on: bool = True) -> None:
         with torch._C.DisableTorchFunction():
             for t in tree_leaves(tensors):
-                if isinstance(t, Tensor):
+                if isinstance(t, Tensor) and t.layout is torch.strided:
                     storage = _storage(t)
                     if on:
                         self.marked[storage._cdata] = storage
@@ -218,12 +225,13 @@ class _Operations(TorchDispatchMode):
 
     def _run(self, func, args, kwargs, cuda):
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        tensors = [t for t in tensors if t.layout is torch.strided]  # torch's sparse tensors are made of them
         there = [t for t in tensors if cuda.has(t)]
         if not there:
             out = func(*args, **kwargs)
             if not cuda.asked and all(_storage(t)._cdata in cuda.anywhere for t in tensors):
                 for t in tree_leaves(out):
-                    if isinstance(t, Tensor):
+                    if isinstance(t, Tensor) and t.layout is torch.strided:
                         cuda.anywhere[_storage(t)._cdata] = _storage(t)
             return out
         host = [a for p, a in zip(func._schema.arguments, args, strict=False) if p.name in HOST_ARGUMENTS]
@@ -235,7 +243,9 @@ class _Operations(TorchDispatchMode):
             left = [t for t in left if t is args[0]]
         if left and name not in COPIES:
             shapes = [tuple(t.shape) for t in left]
-            raise RuntimeError(f"{name}: all tensors must be on one device, those of {shapes} are on the host")
+            raise RuntimeError(
+                f"{name}: all tensors must be on one device, those of {shapes} are on the host"
+            )
         if left and name == "copy_":
             cuda.wait("copy_")
         masks = name in ("index", "index_put", "index_put_", "_index_put_impl_") and any(
