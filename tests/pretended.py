@@ -3,7 +3,8 @@
 Inside `PretendedCuda`, whatever is moved to or made on a CUDA device is marked, and so is whatever is
 computed from it. Marked tensors answer `device`, `is_cpu` and `is_cuda` as those of a device do, and the
 rules of a device hold: operands must be on one device (numbers and tensors without axes excepted), NumPy
-cannot see them, a random generator must be of their device. What makes the host wait for the device is noted in `waits`.
+cannot see them, a random generator must be of their device. What makes the host wait for the device is noted
+in `waits`.
 
 Their numbers are computed by the CUDA operators that are compiled for the host (tests/conftest.py), and by
 torch's for the CPU.
