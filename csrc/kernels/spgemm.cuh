@@ -30,8 +30,8 @@ struct PlannedPlaces {
 };
 
 // The place of j among the sorted idx[begin .. end), -1 if it is not there.
-template <class I>
-LS_BOTH int64_t place_of(const I* idx, int64_t begin, int64_t end, I j) {
+template <class Indices, class I>
+LS_BOTH int64_t place_of(const Indices& idx, int64_t begin, int64_t end, I j) {
   int64_t last = end;
   while (begin < last) {
     const int64_t middle = begin + (last - begin) / 2;

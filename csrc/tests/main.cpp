@@ -8,6 +8,7 @@ void test_colouring();
 void test_comparison();
 void test_device_algebra();
 void test_device_incomplete();
+void test_device_sizes();
 void test_incomplete();
 void test_products();
 void test_pcg();
@@ -41,6 +42,7 @@ int main(int argc, char** argv) {
   test_row_passes();
   test_device_algebra();
   test_device_incomplete();
+  test_device_sizes();
 #endif
   std::printf("%s: passed\n", isa);
 }
