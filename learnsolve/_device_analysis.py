@@ -15,6 +15,9 @@ UNION_CHUNK = 8192  # csrc/kernels/union_plan.h
 # Products of one sort where all of them are too many: of 40 bytes each while it lasts. Not measured.
 SORTED = 2**24
 
+# Numbers that torch can sort on a CUDA device. What would need more is analysed on the host.
+MOST_SORTED = 2**31 - 1
+
 everywhere = False  # CPU tensors too: for tests of the CUDA operators compiled for the host
 
 # A row of this many entries holds up the few threads that have it, unless all rows are as long. Not measured.
