@@ -206,7 +206,7 @@ class _Functions(TorchFunctionMode):
             device, args = (CUDA if self.cuda.has(args[0]) else CPU), (args[0].dtype, *args[1:])
         elif args and _device(args[0]) is not None:
             device, args = _device(args[0]), args[1:]
-        args = tuple(a for a in args if a is not None)
+        args = tuple(a for a in args if isinstance(a, torch.dtype))  # not non_blocking, copy
         kwargs = {k: v for k, v in kwargs.items() if v is not None}
         if device is None:
             return t.to(*args, **kwargs) if args or kwargs else t

@@ -2,6 +2,7 @@
 (tests/pretended.py): what is made on the host by mistake, or goes over the host in each call, is found where
 there is no device."""
 
+import copy
 import re
 from pathlib import Path
 
@@ -158,3 +159,39 @@ def test_orderings(name, cuda):
     order = getattr(ls.ordering, name)
     found, wanted = order(A_SPD.to("cuda")), order(A_SPD)
     same(tuple(t for t in tree_leaves(found)), tuple(t for t in tree_leaves(wanted)))
+
+
+S = ls.solvers
+MODULES = {
+    **{
+        case.name: lambda case=case: case.make(matrix_of(case))
+        for case in PRECONDITIONERS
+        if isinstance(case.make(matrix_of(case)), ls.preconditioners.Learned)
+    },
+    "Jacobi": lambda: S.Jacobi(torch.full((20,), 0.5, dtype=torch.float64), iterations=3),
+    "Richardson": lambda: S.Richardson(torch.tensor(0.1, dtype=torch.float64), iterations=3),
+    "Heavyball": lambda: S.Heavyball(*torch.tensor([0.1, 0.2], dtype=torch.float64), iterations=3),
+    "Chebyshev": lambda: S.Chebyshev(*torch.tensor([0.5, 8.0], dtype=torch.float64), iterations=3),
+    "SOR": lambda: S.SOR(torch.tensor(1.2, dtype=torch.float64), iterations=3),
+    "PCG": lambda: S.PCG(ls.preconditioners.ScaledJacobi(A_SPD), rtol=0.0, maxiter=3),
+    "TriangularSolve": lambda: S.TriangularSolve(A_SPD.tril()),
+    "GCNConv": lambda: ls.nn.GCNConv(2, 3).double(),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_go_along(name, cuda):
+    """`.to` takes parameters, buffers and patterns along; what was saved on one side loads on the other."""
+    M = MODULES[name]()
+    there_too = copy.deepcopy(M).to("cuda")
+    assert all(t.device == CUDA for t in (*there_too.parameters(), *there_too.buffers()))
+    there_too.load_state_dict(M.state_dict())
+    b = normal((20, 2))
+
+    def run(M, A, b):
+        of_b = isinstance(M, (ls.preconditioners.Learned, S.TriangularSolve))
+        out = M(b) if of_b else M(A, b)
+        out = out.x if isinstance(out, S.Solution) else out
+        return out, torch.autograd.grad(out.square().sum(), list(M.parameters()), allow_unused=True)
+
+    same(run(there_too, *moved((A_SPD, b))), run(M, A_SPD, b))

@@ -138,11 +138,12 @@ def _symbolic(
     """The arrays of A B without a plan: on the device, or where its places are too many to number, as there
     can be only with 2^31 rows or columns, on the host."""
     arrays = (A.crow_indices, A.col_indices, B.crow_indices, B.col_indices)
+    columns, most = B.shape[1], _MOST[A.dtype]
     if numbered:
-        made = _device_analysis.product_pattern(*arrays, B.shape[1], first, _MOST[A.dtype])
+        made = _device_analysis.product_pattern(*arrays, columns, first, most)
     else:
-        on_host = (as_numpy(t) for t in arrays)
-        made = _analysis.product_pattern(*on_host, B.shape[1], products, False, _MOST[A.dtype])
+        a_ptr, a_idx, b_ptr, b_idx = (as_numpy(t) for t in arrays)
+        made = _analysis.product_pattern(a_ptr, a_idx, b_ptr, b_idx, columns, products, False, most)
         made = None if made is None else (A._tensor(made[0]), A._tensor(made[1]))
     return _numbered(A.dtype, made)
 
