@@ -9,13 +9,16 @@ import torch
 
 if os.environ.get("LEARNSOLVE_CUDA_ON_HOST", "0") not in ("", "0"):
     # The CUDA operators, compiled for the host, in place of those for the CPU: for the tests of products,
-    # sums and stencils (.ci/run). Other operations do not understand their plans.
+    # sums, stencils and triangular solves (.ci/run). Other operations do not understand their plans.
     from learnsolve import _device_analysis, _library
 
     torch.ops.load_library(str(_library.folder / "learnsolve_cuda_on_host.so"))
     _device_analysis.everywhere = True
     if os.environ["LEARNSOLVE_CUDA_ON_HOST"] == "merge":  # all rows by the merge path, long or not
+        from learnsolve.ops import _triangular
+
         _device_analysis._LONG_ROW = 0
+        _triangular._TICKET_LEVELS = _triangular._TICKET_WIDTH = 0  # and all levels by ticket
 
 
 def pytest_addoption(parser):

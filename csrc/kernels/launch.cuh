@@ -102,6 +102,14 @@ LS_DEVICE void for_points(int64_t layers, int64_t lines, int64_t width, const F&
 
 #else
 
+// One thread does the work of all blocks, unless a test has it be one of several
+// (csrc/tests/device_grid_test.cpp).
+struct HostGrid {
+  int64_t block = 0, blocks = 1;
+  void (*barrier)() = nullptr;
+};
+inline thread_local HostGrid host_grid;
+
 template <int N>
 using Block = HostTeam<N>;
 
@@ -111,11 +119,11 @@ void for_items(int64_t items, const F& f) {
 }
 template <class F>
 void for_blocks(int64_t items, const F& f) {
-  for (int64_t i = 0; i < items; ++i) f(i);
+  for (int64_t i = host_grid.block; i < items; i += host_grid.blocks) f(i);
 }
 template <class F>
 void for_aside(int64_t items, const F& f) {
-  for_blocks(items, f);
+  for (int64_t i = 0; i < items; ++i) f(i);
 }
 template <int N, class F>
 void for_thread(const F& f) {

@@ -14,14 +14,6 @@ namespace learnsolve {
 
 namespace {
 
-// Iterations whose contributions to the gradient on a pattern are added at once. For N = 32768 tridiagonal 2
-// to 16 are within 5 %, 32 take 1.7 times as long: the vectors that wait no longer fit the cache.
-constexpr int64_t kPairs = 8;
-
-// Rows of `bars`: cotangent of rho, <pbar, p> with the p before, and the cotangents of the norms of a column
-// that stands still, which are all that of the norm it stopped with.
-enum Bar { kRhobar, kBetabar, kHeld, kBars };
-
 // Vectors of several iterations, each of `size` numbers: that of iteration i, until `count` later ones.
 template <class T>
 struct Ring {

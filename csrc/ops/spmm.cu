@@ -1,7 +1,21 @@
-// csr_spmm for CUDA tensors.
-#include "ops/row_pass.cuh"
+// csr_spmm for CUDA tensors, and the same product for loops.
+#include "ops/spmm.cuh"
 
 namespace learnsolve {
+
+template <class T, class I>
+void spmm_into(const DeviceStructure& S, const Tensor& like, const PassOperands<T>& operands, int64_t k,
+               int64_t batch) {
+  row_pass<true, false, T, I>(S, like, operands, k, batch);
+}
+template void spmm_into<float, int32_t>(const DeviceStructure&, const Tensor&, const PassOperands<float>&,
+                                        int64_t, int64_t);
+template void spmm_into<float, int64_t>(const DeviceStructure&, const Tensor&, const PassOperands<float>&,
+                                        int64_t, int64_t);
+template void spmm_into<double, int32_t>(const DeviceStructure&, const Tensor&, const PassOperands<double>&,
+                                         int64_t, int64_t);
+template void spmm_into<double, int64_t>(const DeviceStructure&, const Tensor&, const PassOperands<double>&,
+                                         int64_t, int64_t);
 
 Tensor csr_spmm_cuda(const Tensor& ptr, const Tensor& idx, const std::optional<Tensor>& perm,
                      const Tensor& blocks, const Tensor& values_, const Tensor& x_, bool sum_batch) {
@@ -18,11 +32,10 @@ Tensor csr_spmm_cuda(const Tensor& ptr, const Tensor& idx, const std::optional<T
   if (batch == 0) return new_zeros(values, size);
   Tensor y = new_empty(values, size);
   dispatch(name, values, S.idx, [&]<class T, class I>() {
-    row_pass<true, false, T, I>(
-        S, values,
-        {data<T>(values), data<T>(x), nullptr, mutable_data<T>(y), nullptr, bv == 1 ? 0 : S.nnz(),
-         d.batch == 1 ? 0 : d.n * d.k, 0, sum_batch || batch == 1 ? 0 : m * d.k, 0},
-        d.k, batch);
+    spmm_into<T, I>(S, values,
+                    {data<T>(values), data<T>(x), nullptr, mutable_data<T>(y), nullptr, bv == 1 ? 0 : S.nnz(),
+                     d.batch == 1 ? 0 : d.n * d.k, 0, sum_batch || batch == 1 ? 0 : m * d.k, 0},
+                    d.k, batch);
   });
   return y;
 }

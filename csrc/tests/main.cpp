@@ -7,8 +7,12 @@ void test_analysis();
 void test_colouring();
 void test_comparison();
 void test_device_algebra();
+void test_device_grid();
 void test_device_incomplete();
 void test_device_sizes();
+void test_device_pcg();
+void test_device_triangular();
+void test_device_richardson();
 void test_incomplete();
 void test_products();
 void test_pcg();
@@ -38,11 +42,17 @@ int main(int argc, char** argv) {
   test_stencils();
   test_sptrsv();
   test_add();
+#ifdef LEARNSOLVE_TEST_DEVICE_GRID
+  test_device_grid();
+  test_device_pcg();
+#endif
 #ifdef LEARNSOLVE_TEST_DEVICE_BODIES
   test_row_passes();
   test_device_algebra();
   test_device_incomplete();
   test_device_sizes();
+  test_device_triangular();
+  test_device_richardson();
 #endif
   std::printf("%s: passed\n", isa);
 }

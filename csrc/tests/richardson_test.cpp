@@ -2,62 +2,12 @@
 #include "kernels/richardson.h"
 
 #include "tests/cases.h"
+#include "tests/richardson_system.h"
 
 namespace learnsolve::test {
 namespace {
 
 namespace isa = learnsolve::LEARNSOLVE_ISA;
-
-// A square system with k right-hand sides, and its residual b - A x as plain sums.
-template <class T, class I>
-struct System {
-  const Structure<I>& S;
-  int64_t k;
-  Array<T> values, x, b, s, old, lambda, later, c;
-  T momentum = T(0.75), factor = T(-0.625);
-  std::vector<Sum> residual;
-
-  System(Random& random, const Structure<I>& structure, int64_t columns)
-      : S(structure),
-        k(columns),
-        values(uniform<T>(random, S.nnz())),
-        x(uniform<T>(random, S.rows * k)),
-        b(uniform<T>(random, S.rows * k)),
-        s(uniform<T>(random, S.rows)),
-        old(uniform<T>(random, S.rows * k)),
-        lambda(uniform<T>(random, S.rows * k)),
-        later(uniform<T>(random, S.rows * k)),
-        c(uniform<T>(random, k)),
-        residual(S.rows * k) {
-    for (int64_t i = 0; i < S.rows; ++i)
-      for (int64_t j = 0; j < k; ++j) {
-        Sum& r = residual[i * k + j];
-        r.add(b[i * k + j]);
-        for (int64_t p = S.ptr[i]; p < S.ptr[i + 1]; ++p)
-          r.add(-static_cast<long double>(values[S.value_at(p)]), x[S.idx[p] * k + j]);
-      }
-  }
-  CsrView<T, I> view() const {
-    return {S.ptr.data(), S.idx.data(), S.permuted ? S.perm.data() : nullptr, values.data()};
-  }
-};
-
-// start + factor r: the errors of r are scaled along.
-Sum scaled(const Sum& r, long double factor) {
-  return {factor * r.value, std::fabs(factor) * r.magnitude, r.roundings + 2};
-}
-Sum operator+(const Sum& a, const Sum& b) {
-  return {a.value + b.value, a.magnitude + b.magnitude, a.roundings + b.roundings};
-}
-
-// x - old
-template <class T, class I>
-Sum moved(const System<T, I>& system, int64_t o) {
-  Sum d;
-  d.add(system.x[o]);
-  d.add(-static_cast<long double>(system.old[o]));
-  return d;
-}
 
 template <class T, class I>
 void sweep_case(const System<T, I>& system, bool momentum, const std::string& name) {
@@ -67,12 +17,8 @@ void sweep_case(const System<T, I>& system, bool momentum, const std::string& na
   for (int64_t block = 0; block < S.n_blocks(); ++block)
     for (int64_t i = S.table[2 * block]; i < S.table[2 * block + 2]; ++i)
       for (int64_t j = 0; j < k; ++j) {
-        const Sum& r = system.residual[i * k + j];
-        next[i * k + j].add(system.x[i * k + j]);
-        next[i * k + j] = next[i * k + j] + scaled(r, system.s[i]);
-        if (momentum) next[i * k + j] = next[i * k + j] + scaled(moved(system, i * k + j), system.momentum);
-        squares[block * k + j] =
-            squares[block * k + j] + Sum{r.value * r.value, r.magnitude * r.magnitude, 2 * r.roundings + 2};
+        next[i * k + j] = next_of(system, i, j, momentum);
+        squares[block * k + j] = squares[block * k + j] + square(system.residual[i * k + j]);
       }
   Array<T> next_whole, squares_whole;
   for (const Partition& partition : partitions(S.n_blocks())) {
@@ -108,16 +54,12 @@ void adjoint_case(Random& random, const System<T, I>& system, bool norms, bool w
     sbar[i].add(s_start[i]);
     for (int64_t j = 0; j < k; ++j) {
       const int64_t o = i * k + j;
-      Sum rho;
-      rho.add(system.s[i], system.lambda[o]);
-      if (norms) rho = rho + scaled(system.residual[o], system.c[j]);
+      const Sum rho = rho_of(system, i, j, norms);
       g[o] = scaled(rho, -1);
       bbar[o].add(b_start[o]);
       bbar[o] = bbar[o] + rho;
       sbar[i] = sbar[i] + scaled(system.residual[o], system.lambda[o]);
-      later[o].add(system.lambda[o]);
-      later[o].add(system.momentum, system.lambda[o]);
-      later[o].add(system.factor, system.later[o]);
+      later[o] = later_of(system, o);
     }
   }
   Array<T> whole[5];

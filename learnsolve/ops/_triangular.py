@@ -13,10 +13,15 @@ arXiv 2212.05159, table 1.
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve import _analysis, _library  # noqa: F401  (registers torch.ops.learnsolve)
+from learnsolve import (
+    _analysis,
+    _device_analysis,
+    _library,  # noqa: F401  (registers torch.ops.learnsolve)
+)
 from learnsolve.ops._autograd import Eager, add, dispatch, keep_for_forward_mode, vmapped
 from learnsolve.ops._product import _product, _values_gradient
 from learnsolve.pattern import SparsityPattern, as_numpy
@@ -26,6 +31,12 @@ _raw_backward = torch.ops.learnsolve.csr_sptrsv_backward.default
 
 # Entries and rows of a level, on average, from which levels are dealt out to threads: it costs 5 us each.
 _LEVEL_WORK = 16384
+
+# On a CUDA device: entries of a row that one thread takes; from how many levels, of how many rows on average,
+# these are worked through by ticket; rows of a part of a level (csrc/ops/triangular.cuh).
+_SHORT_ROW = 32
+_TICKET_LEVELS, _TICKET_WIDTH = 16, 64
+_PART_ROWS = 32
 
 
 class Side(NamedTuple):
@@ -41,7 +52,8 @@ class Side(NamedTuple):
 
 
 class _Triangle(NamedTuple):
-    """What the raw operators take."""
+    """What the raw operators take. On a CUDA device blocks, order and levels are those of
+    csrc/ops/triangular.cuh."""
 
     ptr: Tensor
     idx: Tensor
@@ -51,6 +63,15 @@ class _Triangle(NamedTuple):
     levels: Tensor
     upper: bool
     unit: bool
+
+
+class _Rows(NamedTuple):
+    """The entries by rows of the matrix, as the raw backward takes them."""
+
+    ptr: Tensor
+    idx: Tensor
+    perm: Tensor | None
+    blocks: Tensor  # on a CUDA device: the row of each entry
 
 
 class _Schedule(NamedTuple):
@@ -67,6 +88,9 @@ def _schedule(pattern: SparsityPattern, lower: bool) -> _Schedule:
     the upper one itself."""
     ptr, idx = as_numpy(pattern.crow_indices), as_numpy(pattern.col_indices)
     order, levels = _analysis.level_schedule(ptr, idx, not lower)
+    if _device_analysis.here(pattern.crow_indices):
+        # On the host: the level of a row is known when those before it are.
+        return _Schedule(pattern._tensor(order), pattern._tensor(levels))
     if pattern.nnz + pattern.shape[0] < _LEVEL_WORK * (len(levels) - 1):
         order, levels = order[:0].copy(), levels[:0].copy()
     return _Schedule(pattern._tensor(order), pattern._tensor(levels))
@@ -79,9 +103,53 @@ def _triangle(pattern: SparsityPattern, lower: bool, unit: bool, transpose: bool
     if _analysis.triangle_size(ptr, idx, upper, unit) != pattern.nnz:
         ptr, idx, at = _analysis.triangle(ptr, idx, at, upper, unit)
         crow, col, perm = (pattern._tensor(a) for a in (ptr, idx, at))
+    if _device_analysis.here(crow):
+        if _is_chain(ptr, idx):
+            chain = torch.zeros(1, dtype=torch.int64, device="cpu")
+            return _Triangle(crow, col, perm, col[:0], col[:0], chain, upper, unit)
+        order, bounds = pattern._planned(_schedule, lower)
+        levels = as_numpy(bounds).astype(np.int64)
+        parts = pattern._tensor(_parts(levels).astype(ptr.dtype))
+        on_host = torch.from_numpy(np.concatenate(([_lanes(ptr)], levels)))
+        return _Triangle(crow, col, perm, torch.cat((bounds, parts)), order, on_host, upper, unit)
     blocks = pattern._tensor(_analysis.triangle_blocks(ptr, idx, at))
     schedule = pattern._planned(_schedule, lower)
     return _Triangle(crow, col, perm, blocks, schedule.order, schedule.levels, upper, unit)
+
+
+def _is_chain(ptr: np.ndarray, idx: np.ndarray) -> bool:
+    """Has every row of this triangle, but the first of the sweep, one entry beside it, its neighbour?"""
+    n = len(ptr) - 1
+    rows = np.repeat(np.arange(n), np.diff(ptr))
+    away = np.abs(rows - idx)
+    return n > 0 and np.count_nonzero(away) == n - 1 and int(away.max(initial=0)) <= 1
+
+
+def _lanes(ptr: np.ndarray) -> int:
+    """Lanes that solve a row on a CUDA device. Not measured."""
+    longest = int(np.diff(ptr).max(initial=0))
+    return 1 if longest <= _SHORT_ROW else 8 if longest <= 16 * _SHORT_ROW else 32
+
+
+def _parts(levels: np.ndarray) -> np.ndarray:
+    """Where parts of levels begin, for a CUDA device to work through by ticket: if there are many levels of
+    some width. Else none. Not measured."""
+    depth = len(levels) - 1
+    if depth < _TICKET_LEVELS or levels[-1] < _TICKET_WIDTH * depth:
+        return levels[:0]
+    counts = -(-np.diff(levels) // _PART_ROWS)
+    first = np.cumsum(counts) - counts
+    within = np.arange(counts.sum()) - np.repeat(first, counts)
+    return np.append(np.repeat(levels[:-1], counts) + _PART_ROWS * within, levels[-1])
+
+
+def _rows(pattern: SparsityPattern, lower: bool, unit: bool) -> _Rows:
+    system = _system(pattern, Side(lower, unit, False))
+    if not _device_analysis.here(system.ptr):
+        return _Rows(*system[:4])
+    whole = system.ptr is pattern.crow_indices
+    rows = pattern.row_indices if whole else _device_analysis.row_indices(system.ptr, len(system.idx))
+    return _Rows(*system[:3], rows)
 
 
 def _mask(pattern: SparsityPattern, lower: bool, unit: bool) -> _Mask:
@@ -98,8 +166,8 @@ def _system(pattern: SparsityPattern, side: Side) -> _Triangle:
 
 def _adjoint_system(pattern: SparsityPattern, side: Side) -> tuple:
     """What the raw backward takes: T^T, and the entries by rows of the matrix."""
-    rows = _system(pattern, Side(side.lower, side.unit, False))
-    return (*_system(pattern, side.adjoint), *rows[:4], side.transpose)
+    rows = pattern._planned(_rows, side.lower, side.unit)
+    return (*_system(pattern, side.adjoint), *rows, side.transpose)
 
 
 def _only_read(t: Tensor, pattern: SparsityPattern, side: Side) -> Tensor:

@@ -34,6 +34,8 @@ _LOWER, _LOWER_T = Side(True, False, False), Side(True, False, True)
 
 # Numbers that one call may go through, about 0.2 s: no call is longer than an interrupt may wait.
 _WORK = 100_000_000
+# The same for a CUDA device, which is so much faster; and what the host may launch in that time.
+_DEVICE_WORK, _DEVICE_ITERATIONS = 10_000_000_000, 10_000
 
 
 class Stop(enum.IntEnum):
@@ -213,7 +215,10 @@ def _tangents(function: Callable, primals: tuple, tangents: tuple) -> tuple:
 def _calls(values: Tensor, m: Tensor, b: Tensor, iterations: int, checkpointed: bool) -> list[int]:
     """Iterations of each call."""
     work = (values.shape[-1] + 2 * m.shape[-1]) * max(b.numel(), 1) // max(b.shape[max(b.dim() - 2, 0)], 1)
-    length = max(1, _WORK // (work + 12 * b.numel() + 1))
+    most = _DEVICE_WORK if values.is_cuda else _WORK
+    length = max(1, most // (work + 12 * b.numel() + 1))
+    if values.is_cuda:
+        length = min(length, _DEVICE_ITERATIONS)
     if checkpointed:
         length = min(length, max(1, round(iterations**0.5)))
     return [min(length, iterations - i) for i in range(0, iterations, length)] or [0]

@@ -23,8 +23,10 @@ _raw = torch.ops.learnsolve.csr_richardson.default
 _raw_backward = torch.ops.learnsolve.csr_richardson_backward.default
 
 # Numbers that one call may go through: at most about 0.1 s, and a few times that for the adjoint, so no call
-# is longer than an interrupt may wait.
+# is longer than an interrupt may wait. A CUDA device goes through a hundred times as many (not measured), and
+# nobody waits for it here.
 _WORK = 100_000_000
+_DEVICE_WORK = 100 * _WORK
 
 _NONE = {dtype: torch.empty(0, dtype=dtype) for dtype in (torch.float32, torch.float64)}
 
@@ -160,7 +162,8 @@ def _calls(
 ) -> list[list[int]]:
     """Iterations of each call, and of each segment that is repeated by itself in the backward."""
     columns = b.numel() // max(b.shape[max(b.dim() - 2, 0)], 1)
-    length = max(1, _WORK // (values.shape[-1] * columns + 6 * b.numel() + 1))
+    work = _WORK if values.is_cpu else _DEVICE_WORK
+    length = max(1, work // (values.shape[-1] * columns + 6 * b.numel() + 1))
     if iterations <= length:
         return [[iterations]]
     segment = max(1, round(iterations**0.5)) if checkpointed else iterations

@@ -9,13 +9,11 @@ Poisson, rtol 1e-8, without M: n = 900 1.2 ms, not 15; n = 10,000 8.2, not 59 (S
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from learnsolve._plain import makes_plain_tensors
 from learnsolve.ops._autograd import tracked
 from learnsolve.ops.pcg import Stop
 from learnsolve.ops.pcg_solve import pcg_solve
@@ -38,18 +36,23 @@ _STATUS = {
 
 def codes_of(why: Tensor) -> Tensor:
     """Codes of the general loop for the `Stop` of each column."""
-    return _codes(why.device)[why]
+    if why.is_cpu:
+        return torch.tensor([CODE[_STATUS[stop]] for stop in Stop], device="cpu")[why]
+    # A table would have to be moved to the device, which waits for it.
+    codes = torch.full_like(why, CODE[_STATUS[Stop.RUNNING]])
+    for stop in Stop:
+        codes = torch.where(why == stop, CODE[_STATUS[stop]], codes)
+    return codes
 
 
-@makes_plain_tensors
-@functools.cache
-def _codes(device: torch.device) -> Tensor:
-    return torch.tensor([CODE[_STATUS[stop]] for stop in Stop], device=device)
+def has_kernels(values: Tensor, b: Tensor) -> bool:
+    """Are both where compiled loops run?"""
+    return values.device == b.device and (b.is_cpu or b.is_cuda)
 
 
 def fitting_form(A: Any, M: Any, b: Tensor) -> tuple | None:
     """(kind, m, factor) of M if the compiled loop takes A, M and b, else None."""
-    if not (isinstance(A, Matrix) and A.A.values.is_cpu and b.is_cpu) or b.numel() == 0:
+    if not (isinstance(A, Matrix) and has_kernels(A.A.values, b)) or b.numel() == 0:
         return None
     form = compiled_form(M)
     if form is not None and form[1] is not None and (form[1].dim() != 1 or form[1].dtype != b.dtype):
@@ -101,7 +104,7 @@ def compiled_cg(
     true = residual_norm(b - A(x), -2)
     codes = torch.where(close & (true <= criterion.target.squeeze(-2)), CODE[Status.CONVERGED], codes)
     codes = torch.where(close & ~true.isfinite(), CODE[Status.NON_FINITE], codes)
-    rows = torch.arange(norms.shape[-2], device=norms.device).unsqueeze(-1)
+    rows = torch.arange(norms.shape[-2], device=b.device).unsqueeze(-1)
     norms = torch.where(close.unsqueeze(-2) & (rows >= when.unsqueeze(-2)), true.unsqueeze(-2), norms)
     again = (close & (codes == CODE[Status.MAX_ITERATIONS])).unsqueeze(-2)
     left = maxiter - int(when[again.squeeze(-2)].min()) if again.any() else 0

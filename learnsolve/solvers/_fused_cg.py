@@ -1,4 +1,9 @@
-"""`cg` for a fixed number of iterations, by the compiled loop of ops/pcg.py where it can."""
+"""`cg` for a fixed number of iterations, by the compiled loop of ops/pcg.py where it can.
+
+On a CUDA device nothing here waits for it, so that a solve can be part of a CUDA graph. What would have to be
+read is not: the solution has all iterations that were asked for, in which columns that have stopped keep
+their last norm, and A is taken as it is, whatever the size of its entries.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from learnsolve import _device_analysis
 from learnsolve._plain import outside_of_graphs
 from learnsolve.csr import CSR
 from learnsolve.ops.pcg import Stop, pcg_iterations
 from learnsolve.solvers import _units
-from learnsolve.solvers._compiled_cg import codes_of
+from learnsolve.solvers._compiled_cg import codes_of, has_kernels
 from learnsolve.solvers._loop import CODE
 from learnsolve.solvers._operator import as_operator, compiled_form
 from learnsolve.solvers._solve import Options, _mapped, check_b, check_operands, check_options, columns
@@ -27,7 +33,7 @@ def fused_cg(name: str, A: Any, b: Any, x0: Tensor | None, options: Options) -> 
     fixed = options.rtol == 0 and options.atol == 0 and options.maxiter is not None
     if form is None or not fixed or options.callback is not None or options.gradient == "implicit":
         return None
-    if not (isinstance(A, CSR) and A.values.is_cpu and isinstance(b, Tensor)):
+    if not (isinstance(A, CSR) and isinstance(b, Tensor) and has_kernels(A.values, b)):
         return None
     check_b(name, b)
     check_options(name, options)
@@ -38,8 +44,12 @@ def fused_cg(name: str, A: Any, b: Any, x0: Tensor | None, options: Options) -> 
     B = columns(b, b.dim() == 1, batch)
     if not same_x0 or (m is not None and (m.dtype != b.dtype or m.dim() != 1)):
         return None
-    if _mapped(b) or _mapped(A.values) or _units.choose(operator, B) is not None:
+    if _mapped(b) or _mapped(A.values):
         return None
+    looks = not _device_analysis.here(b)
+    if looks and _units.choose(operator, B) is not None:
+        return None
+    unit = None if looks else _units.of_right_hand_side(B)
 
     lead = B.shape[:-2]
     systems = math.prod(lead)  # not -1, which has no meaning for batches without numbers
@@ -48,19 +58,26 @@ def fused_cg(name: str, A: Any, b: Any, x0: Tensor | None, options: Options) -> 
         values = values.expand((*lead, values.shape[-1])).reshape(systems, values.shape[-1])
     X = None
     if x0 is not None:  # A x = 0 is solved by zero, wherever one starts
-        X = torch.where(size(B) == 0, 0, columns(x0, b.dim() == 1, batch)).reshape(systems, *B.shape[-2:])
+        X = torch.where(size(B) == 0, 0, columns(x0, b.dim() == 1, batch))
+        X = (X if unit is None else X / unit).reshape(systems, *B.shape[-2:])
+    if unit is not None:
+        B = B / unit
     assert options.maxiter is not None
     x, norms, status = pcg_iterations(
         values, B.reshape(systems, *B.shape[-2:]), X, A.pattern, options.maxiter,
         kind=kind, m=m, factor=factor, checkpointed=options.gradient == "checkpointed",
     )  # fmt: skip
     why, when = status.unbind(-2)
-    ran = torch.where(why == Stop.RUNNING, options.maxiter, when)
-    iterations = int(ran.max()) if ran.numel() else 0
+    iterations = options.maxiter
+    if looks:
+        ran = torch.where(why == Stop.RUNNING, options.maxiter, when)
+        iterations = int(ran.max()) if ran.numel() else 0
     # At rounding level there was no tolerance that a column could have met: all iterations ran.
     codes = torch.where(norms.detach()[..., 0, :] == 0, CODE[Status.CONVERGED], codes_of(why))
     norms = norms[..., : iterations + 1, :]
     x, norms, codes = (t.reshape(*lead, *t.shape[1:]) for t in (x, norms, codes))
+    if unit is not None:
+        x, norms = x * unit, norms * unit
     if b.dim() == 1 and x.dim() == 2:
         solution = Solution(x.squeeze(-1), iterations, norms.squeeze(-1), -1, codes=codes.squeeze(-1))
     else:

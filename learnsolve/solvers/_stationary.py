@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
@@ -188,7 +188,7 @@ def run_fixed(
     checkpointed = options.gradient == "checkpointed"
     form = compiled_form(options.M)
     known = form is not None and form[0] in ("none", "diagonal")
-    if form is not None and known and isinstance(A, CSR) and A.values.is_cpu and options.callback is None:
+    if form is not None and known and _has_loop(A) and options.callback is None:
         solution = _compiled(A, b, x0, iterations, steps, momenta, form[1], checkpointed)
     else:
         M = as_preconditioner(name, "M", options.M, b)
@@ -198,6 +198,10 @@ def run_fixed(
     if options.throw and solution.status in (Status.NON_FINITE, Status.DIVERGED):
         raise SolverError(name, solution)
     return solution
+
+
+def _has_loop(A: Any) -> TypeGuard[CSR]:
+    return isinstance(A, CSR) and A.values.device.type in ("cpu", "cuda")
 
 
 def _compiled(

@@ -65,6 +65,17 @@ def choose(A: Operator, b: Tensor, unseen: bool = False) -> Units | None:
     return Units(of_A, of_b)
 
 
+def of_right_hand_side(b: Tensor) -> Tensor | None:
+    """The unit of b alone, 1 where its size is ordinary: without a look at the device."""
+    if b.numel() == 0:
+        return None
+    unit, limit = (
+        _unit(torch.linalg.vector_norm(b.detach(), torch.inf, dim=-2, keepdim=True)),
+        ORDINARY[b.dtype],
+    )
+    return torch.where((unit <= 2.0**limit) & (unit >= 2.0**-limit), 1, unit)
+
+
 def _unit(size: Tensor) -> Tensor:
     """The power of two at or below each size; 1 for zeros, infinities and NaNs."""
     size = torch.where(torch.isfinite(size) & (size > 0), size, 1)

@@ -37,17 +37,26 @@ def _coefficients(lmin: Any, lmax: Any, iterations: int, b: Tensor) -> tuple[Ten
     root = (lmin * lmax) ** 0.5 if isinstance(lmin * lmax, Tensor) else math.sqrt(lmin * lmax)
     middle, radius = (lmax + lmin) / 2, (lmax - lmin) / 2
     q2 = (radius / (middle + root)) ** 2
-    powers = [0 * q2 + 1]  # not q2 ** k, whose second derivatives at 0 are NaN
-    for _ in range(iterations):
-        powers.append(powers[-1] * q2)
-    if isinstance(q2, Tensor):
-        p = 1 + torch.stack(powers)
-    else:
-        p = 1 + torch.tensor(powers, dtype=b.dtype, device=b.device)
+    p = 1 + _powers(q2, iterations, b)
     first = torch.arange(iterations, device=b.device) == 0
     a = torch.where(first, 1, 2) * p[:-1] / (p[1:] * (middle + root))
     before = torch.cat((p[:1], p[:-2])) if iterations else p[:0]
     return a, torch.where(first, 0, q2 * before / p[1:])
+
+
+def _powers(q: Any, last: int, b: Tensor) -> Tensor:
+    """q^0, ..., q^last"""
+    if not isinstance(q, Tensor) and not b.is_cpu:
+        # Nothing is copied from the host: a graph could not hold it.
+        powers = torch.full((last + 1,), q, dtype=torch.float64, device=b.device)
+        powers[:1].fill_(1)
+        return powers.cumprod(0).to(b.dtype)
+    powers = [0 * q + 1]  # not q ** k, whose second derivatives at 0 are NaN
+    for _ in range(last):
+        powers.append(powers[-1] * q)
+    if isinstance(q, Tensor):
+        return torch.stack(powers)
+    return torch.tensor(powers, dtype=b.dtype, device=b.device)
 
 
 def chebyshev(
@@ -116,7 +125,7 @@ def chebyshev(
     -----
     Gradient with iterations: exact, of the steps that ran, for everything that learns, lmin and lmax too, to
     any order. Else the implicit one, as for `bicgstab`.
-    With iterations, a CSR on the CPU and M None or diagonal (`preconditioners.Jacobi`) all steps are one
+    With iterations, a CSR and M None or diagonal (`preconditioners.Jacobi`) all steps are one
     compiled operation, and so is their adjoint (formulas: `heavyball`).
     Cost: one product with A and one with M a step.
 

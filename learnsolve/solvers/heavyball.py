@@ -116,7 +116,7 @@ def heavyball(
     -----
     Gradient with iterations: exact, of the steps that ran, for everything that learns, to any order. Else the
     implicit one, as for `bicgstab`.
-    With iterations, a CSR on the CPU and M None or diagonal (`preconditioners.Jacobi`) all steps are one
+    With iterations, a CSR and M None or diagonal (`preconditioners.Jacobi`) all steps are one
     compiled operation, and so is their adjoint: with :math:`\lambda_N = \bar x`,
 
     .. math:: \rho_k = \alpha_k M^T \lambda_{k+1}, \quad

@@ -105,7 +105,7 @@ def richardson(
     -----
     Gradient with iterations: exact, of the steps that ran, for everything that learns, to any order. Else the
     implicit one, as for `bicgstab`.
-    With iterations, a CSR on the CPU and M None or diagonal (`preconditioners.Jacobi`) all steps are one
+    With iterations, a CSR and M None or diagonal (`preconditioners.Jacobi`) all steps are one
     compiled operation, and so is their adjoint (formulas: `jacobi`, `heavyball`).
     Cost: one product with A and one with M a step.
 

@@ -3,10 +3,13 @@
 Runs on a CUDA device or, without its last part, with the operators compiled for the host (tests/conftest.py).
 """
 
+import functools
+
 import numpy as np
 import pytest
 import scipy.sparse
 import torch
+from ops.triangles import TRIANGLES, triangles, triangular_operands
 from reference import assert_within, normal, pattern_of
 
 import learnsolve as ls
@@ -156,6 +159,14 @@ def operations():
         "stencil": (lambda: ls.ops.stencil(c, f, boundary="periodic"), (c, f)),
     }
 
+    for kind, (T, columns) in triangles(DEVICE).items():
+        t, r = triangular_operands(T, columns)
+        solve = functools.partial(ls.ops.sptrsv, ls.CSR(t, T), r)
+        made |= {
+            kind: (solve, (t, r)),
+            f"{kind}, transposed": (functools.partial(solve, transpose=True), (t, r)),
+        }
+
     def both(function, inputs):
         def run():
             out = function()
@@ -177,6 +188,7 @@ OPERATIONS = (
     "spgemm mask",
     "spgemm by search",
     "stencil",
+    *(kind + side for kind in TRIANGLES for side in ("", ", transposed")),
 )
 every_operation = pytest.mark.parametrize("name", OPERATIONS)
 

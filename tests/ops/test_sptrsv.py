@@ -15,7 +15,7 @@ from torch import func
 from torch.autograd import gradcheck, gradgradcheck
 
 import learnsolve as ls
-from learnsolve import _library
+from learnsolve import _device_analysis, _library
 
 F64 = torch.float64
 SIDES = [
@@ -444,6 +444,7 @@ def test_same_bits_for_any_number_of_threads(structure, dtype, monkeypatch):
             assert torch.equal(found, t), f"result {i} with {threads} threads"
 
 
+@pytest.mark.skipif(_device_analysis.everywhere, reason="a plan for the CPU operators")
 def test_levels_are_used_where_they_are_wide(monkeypatch):
     from learnsolve.ops import _triangular
 
@@ -472,17 +473,18 @@ def test_memory(columns):
     b = normal((n, *(() if columns is None else (columns,))), seed=1).requires_grad_()
     torch.autograd.grad(sparse(v, b, Q).sum(), (v, b))  # analysis is not counted
     nk = b.numel()
-    assert peak(lambda: sparse(v, b, Q)) <= 8 * (nk + 4096)
+    besides = 8 * 4096 + (4 * nk if _device_analysis.everywhere else 0)  # a CUDA device has flags
+    assert peak(lambda: sparse(v, b, Q)) <= 8 * nk + besides
     x = sparse(v, b, Q)
     g = torch.ones_like(x)
-    assert peak(lambda: torch.autograd.grad(x, (v, b), g, retain_graph=True)) <= 8 * (Q.nnz + nk + 4096)
+    assert peak(lambda: torch.autograd.grad(x, (v, b), g, retain_graph=True)) <= 8 * (Q.nnz + nk) + besides
     x_of_b = sparse(v.detach(), b, Q)
-    assert peak(lambda: torch.autograd.grad(x_of_b, b, g)) <= 8 * (nk + 4096)
+    assert peak(lambda: torch.autograd.grad(x_of_b, b, g)) <= 8 * nk + besides
     if columns:
         g.requires_grad_()
         gv, gb = torch.autograd.grad(x, (v, b), g, create_graph=True)
         found = peak(lambda: torch.autograd.grad(gv.sum() + gb.sum(), (v, b, g)))
-        assert found <= 8 * (8 * Q.nnz + 8 * nk)
+        assert found <= 8 * (8 * Q.nnz + 8 * nk) + besides
         assert found < 8 * Q.nnz * columns
 
 

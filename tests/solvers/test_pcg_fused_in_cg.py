@@ -9,6 +9,7 @@ from solvers.dense_pcg import System, system
 from solvers.test_pcg_fused import close
 
 import learnsolve as ls
+from learnsolve import _device_analysis
 from learnsolve.ops.pcg import KINDS
 from learnsolve.solvers._solve import Options, solve
 from learnsolve.solvers.base import SolverError, Status
@@ -82,8 +83,10 @@ def test_statuses():
     with pytest.raises(SolverError, match="INDEFINITE"):
         ls.solvers.cg(A, b, throw=True, **options)
     alone = ls.solvers.cg(A, b[:, 1], **options)
-    assert alone.iterations == 0
-    assert alone.residual_norms.tolist() == [1]
+    # On a CUDA device nobody waits to hear how many iterations ran.
+    rest = 2 if _device_analysis.everywhere else 0
+    assert alone.iterations == rest
+    assert alone.residual_norms.tolist() == [1] * (1 + rest)
     assert alone.status == Status.INDEFINITE
 
 

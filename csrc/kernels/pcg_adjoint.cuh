@@ -1,0 +1,476 @@
+// The adjoint of preconditioned conjugate gradients (formulas: csrc/ops/pcg_adjoint.cpp) as phases: passes
+// and products over chunks of rows, and between them `AdjointJudge`, which knows the scalars. They stay on
+// the device. A column acts in an iteration if it has a cotangent and did not stand still; nothing that
+// belongs to another one is touched, so what it holds does not matter.
+#pragma once
+
+#include "kernels/pcg.cuh"
+
+namespace learnsolve::cuda {
+
+// Rows of `work`, one entry a column each. Inverse: of alpha; Turned: -alphabar alpha / rho.
+enum AdjointWork {
+  kActs,
+  kLearns,
+  kAlphaNow,
+  kBetaNow,
+  kRhobarNow,
+  kNormbar,
+  kInverse,
+  kPibar,
+  kTurned,
+  kAdjointWork
+};
+
+template <class T>
+struct AdjointColumns {
+  T* bars;     // (B, kBars, k)
+  T* work;     // (B, kAdjointWork, k)
+  int* flags;  // (B): does a column act?
+  int64_t k;
+  LS_DEVICE T& bar(int64_t b, Bar row, int64_t c) const { return bars[(b * kBars + row) * k + c]; }
+  LS_DEVICE T* now(int64_t b, AdjointWork row) const { return work + (b * kAdjointWork + row) * k; }
+};
+
+// Which columns learn; what an iteration needs; after its residual.
+enum class Adjoining { learns, iteration, residual };
+
+template <class T>
+struct AdjointJudge {
+  AdjointColumns<T> columns;
+  Adjoining what;
+  bool collects;  // <pbar, p> of the iteration after this one has just been summed
+  bool prepares;  // there is an iteration i to come; i = -1: the first residual
+  bool before;    // there were iterations before those of this call
+  int64_t i, count;
+  const T* scalars;  // (B, count, kScalars, k)
+  const T* norms;    // (B, norms of this call, k)
+  const T* gnorms;   // likewise, or null
+
+  LS_DEVICE int sums() const { return what == Adjoining::iteration && !collects ? 0 : 1; }
+  LS_DEVICE bool skips(int64_t b) const { return what == Adjoining::residual && columns.flags[b] == 0; }
+  LS_DEVICE void idle(int64_t, int64_t) const {}
+  LS_DEVICE void finish_idle(int64_t) const {}
+  LS_DEVICE void finish(int64_t b, bool any) const {
+    if (what == Adjoining::iteration && prepares) columns.flags[b] = any;
+  }
+
+  // Does column c act?
+  LS_DEVICE bool column(int64_t b, int64_t c, double one, double) const {
+    const T sum = static_cast<T>(one);
+    if (what == Adjoining::learns) {
+      now(b, kLearns, c) = one != 0 || has_cotangent(b, c) ? T(1) : T(0);
+      return false;
+    }
+    if (what == Adjoining::residual) {
+      residual(b, c, sum);
+    } else {
+      if (collects) columns.bar(b, kBetabar, c) = now(b, kActs, c) != T(0) ? sum : T(0);
+      if (prepares) i < 0 ? first_residual(b, c) : prepare(b, c);
+    }
+    return now(b, kActs, c) != T(0);
+  }
+
+ private:
+  LS_DEVICE T& now(int64_t b, AdjointWork row, int64_t c) const { return columns.now(b, row)[c]; }
+  LS_DEVICE T scalar(int64_t b, Scalar row, int64_t c) const {
+    return scalars[((b * count + i) * kScalars + row) * columns.k + c];
+  }
+  LS_DEVICE int64_t n_norms() const { return count + (before ? 0 : 1); }
+  // The norm of the r after iteration i; i = -1: of the first r.
+  LS_DEVICE int64_t norm_at(int64_t b, int64_t c) const {
+    return (b * n_norms() + i + (before ? 0 : 1)) * columns.k + c;
+  }
+  LS_DEVICE bool has_cotangent(int64_t b, int64_t c) const {
+    bool any = false;
+    for (int row = 0; row < kBars; ++row) any |= columns.bar(b, static_cast<Bar>(row), c) != T(0);
+    if (gnorms)
+      for (int64_t j = 0; j < n_norms(); ++j) any |= gnorms[(b * n_norms() + j) * columns.k + c] != T(0);
+    return any;
+  }
+
+  // The norm has no derivative at zero; zero is its subgradient of least norm.
+  LS_DEVICE void norm_cotangent(int64_t b, int64_t c) const {
+    T g = columns.bar(b, kHeld, c);
+    if (gnorms) g += gnorms[norm_at(b, c)];
+    const T norm = norms[norm_at(b, c)];
+    now(b, kNormbar, c) = g == T(0) || norm == T(0) || !is_finite(norm) ? T(0) : g / norm;
+    columns.bar(b, kHeld, c) = 0;
+  }
+
+  LS_DEVICE void prepare(int64_t b, int64_t c) const {
+    const bool learns = now(b, kLearns, c) != T(0);
+    const T a = learns ? scalar(b, kAlpha, c) : T(0), beta = scalar(b, kBeta, c);
+    now(b, kAlphaNow, c) = a;
+    now(b, kBetaNow, c) = beta;
+    now(b, kActs, c) = a != T(0);
+    now(b, kPibar, c) = now(b, kTurned, c) = 0;
+    if (a == T(0)) {
+      if (learns && gnorms) columns.bar(b, kHeld, c) += gnorms[norm_at(b, c)];
+      now(b, kRhobarNow, c) = now(b, kNormbar, c) = now(b, kInverse, c) = columns.bar(b, kRhobar, c) = 0;
+      return;
+    }
+    norm_cotangent(b, c);
+    const T betabar = columns.bar(b, kBetabar, c) / scalar(b, kScalarRho, c);
+    now(b, kRhobarNow, c) = columns.bar(b, kRhobar, c) + betabar;
+    columns.bar(b, kRhobar, c) = -betabar * beta;
+    now(b, kInverse, c) = T(1) / a;
+  }
+
+  LS_DEVICE void first_residual(int64_t b, int64_t c) const {
+    const bool learns = now(b, kLearns, c) != T(0);
+    now(b, kActs, c) = learns;
+    now(b, kRhobarNow, c) = now(b, kNormbar, c) = 0;
+    if (!learns) return;
+    norm_cotangent(b, c);
+    now(b, kRhobarNow, c) = columns.bar(b, kRhobar, c);
+  }
+
+  LS_DEVICE void residual(int64_t b, int64_t c, T alphabar) const {
+    if (now(b, kActs, c) == T(0)) return;
+    const T a = now(b, kAlphaNow, c), over_pi = alphabar * a / scalar(b, kScalarRho, c);
+    columns.bar(b, kRhobar, c) += over_pi;
+    now(b, kPibar, c) = -over_pi * a;
+    now(b, kTurned, c) = -over_pi;
+  }
+};
+
+// How many of the numbers of a column are not zero.
+template <class T>
+struct CountPass {
+  static constexpr int kSums = 1;
+  const T *one, *two, *three;  // or null
+  LS_DEVICE bool skips() const { return false; }
+  template <class At, int V>
+  LS_DEVICE void count(const At& place, const T* v, Pack<T, V>* sums) const {
+    if (!v) return;
+    const Pack<T, V> values = place.get(v);
+    LS_UNROLL
+    for (int e = 0; e < V; ++e) sums[0].v[e] += values.v[e] != T(0) ? T(1) : T(0);
+  }
+  template <class At, int V>
+  LS_DEVICE void at(const At& place, Pack<T, V>* sums) const {
+    count(place, one, sums), count(place, two, sums), count(place, three, sums);
+  }
+};
+
+// out = acts ? a u + b w : 0, where a is none for 1, and w may be none.
+template <class T>
+struct CombinePass {
+  static constexpr int kSums = 0;
+  const T* acts;
+  const T* a;
+  const T* u;
+  const T* b;
+  const T* w;
+  T* out;
+  T sign;  // of a
+  LS_DEVICE bool skips() const { return false; }
+  template <class At, int V>
+  LS_DEVICE void at(const At& place, Pack<T, V>*) const {
+    const Pack<T, V> first = place.get(u), second = w ? place.get(w) : Pack<T, V>{};
+    Pack<T, V> value;
+    LS_UNROLL
+    for (int e = 0; e < V; ++e) {
+      T sum = sign * (a ? place.coefficient(a, e) * first.v[e] : first.v[e]);
+      if (w) sum += place.coefficient(b, e) * second.v[e];
+      value.v[e] = place.coefficient(acts, e) != T(0) ? sum : T(0);
+    }
+    place.set(out, value);
+  }
+};
+
+// kernels/pcg_passes.h, PcgAdjointResidual. Only one column adds to dbar here: see row_dots.
+template <class T, bool Sum>
+struct AdjointResidualPass {
+  static constexpr int kSums = Sum;
+  const T* acts;
+  const T* rhobar;
+  const T* c;
+  const T* inverse_alpha;
+  const T* pbar;
+  const T* v;  // or null
+  const T* d;  // or null
+  const T* next;
+  const T* r;
+  const T* xbar;  // or null
+  const T* p;
+  T* rbar;
+  T* dbar;  // or null
+  bool moves;
+
+  LS_DEVICE bool skips() const { return !moves; }
+  template <class At, int V>
+  LS_DEVICE void at(const At& place, Pack<T, V>* sums) const {
+    const Pack<T, V> n = place.get(next), given = place.get(v ? v : pbar);
+    Pack<T, V> out = place.get(rbar), rs{}, ps{}, xs{};
+    if constexpr (Sum) {
+      rs = place.get(r);
+      if (xbar) ps = place.get(p), xs = place.get(xbar);
+    }
+    LS_UNROLL
+    for (int e = 0; e < V; ++e) {
+      if (place.coefficient(acts, e) == T(0)) continue;
+      const T normbar = place.coefficient(c, e);
+      if (v) {
+        out.v[e] += given.v[e] + normbar * n.v[e];
+      } else {
+        const T turned = place.coefficient(rhobar, e), zbar = given.v[e] + turned * n.v[e];
+        if (d) {
+          out.v[e] += place.of_row(d, e) * (zbar + turned * n.v[e]) + normbar * n.v[e];
+          if (dbar) dbar[place.i + e] += zbar * n.v[e];
+        } else {
+          out.v[e] += zbar + (turned + normbar) * n.v[e];
+        }
+      }
+      if constexpr (Sum) {
+        sums[0].v[e] -= out.v[e] * ((rs.v[e] - n.v[e]) * place.coefficient(inverse_alpha, e));
+        sums[0].v[e] += xs.v[e] * ps.v[e];
+      }
+    }
+    place.set(rbar, out);
+  }
+};
+
+// The end of the product s = A^T qbar: pbar = beta pbar + alpha xbar + pibar q + s, and <pbar, before>.
+template <class T, bool Sum>
+struct AdjointDirectionPass {
+  static constexpr int kSums = Sum;
+  const T* acts;
+  const T* beta;
+  const T* alpha;
+  const T* turned;
+  const T* xbar;  // or null
+  const T* r;
+  const T* next;
+  const T* before;
+  T* pbar;
+  bool moves;
+
+  LS_DEVICE bool skips() const { return !moves; }
+  template <class At, int V>
+  LS_DEVICE void at(const At& place, const Pack<T, V>& s, Pack<T, V>* sums) const {
+    Pack<T, V> out = place.get(pbar);
+    const Pack<T, V> rs = place.get(r), n = place.get(next);
+    Pack<T, V> x{}, other{};
+    if (xbar) x = place.get(xbar);
+    if constexpr (Sum) other = place.get(before);
+    LS_UNROLL
+    for (int e = 0; e < V; ++e) {
+      if (place.coefficient(acts, e) == T(0)) continue;
+      T value =
+          place.coefficient(beta, e) * out.v[e] + place.coefficient(turned, e) * (rs.v[e] - n.v[e]) + s.v[e];
+      if (xbar) value += place.coefficient(alpha, e) * x.v[e];
+      out.v[e] = value;
+      if constexpr (Sum) sums[0].v[e] += value * other.v[e];
+    }
+    place.set(pbar, out);
+  }
+};
+
+// The end of the product s = A^T rbar: out = xbar - s.
+template <class T>
+struct FirstIteratePass {
+  static constexpr int kSums = 0;
+  const T* xbar;  // or null
+  T* out;
+  LS_DEVICE bool skips() const { return false; }
+  template <class At, int V>
+  LS_DEVICE void at(const At& place, const Pack<T, V>& s, Pack<T, V>*) const {
+    Pack<T, V> value{};
+    if (xbar) value = place.get(xbar);
+    LS_UNROLL
+    for (int e = 0; e < V; ++e) value.v[e] -= s.v[e];
+    place.set(out, value);
+  }
+};
+
+template <class T>
+struct MakeCount {
+  Vectors<const T> one, two, three;
+  LS_DEVICE CountPass<T> operator()(int64_t b) const { return {one.of(b), two.of(b), three.of(b)}; }
+};
+
+// Coefficients are rows of `work`; kAdjointWork: none, which is 1.
+template <class T>
+struct MakeCombine {
+  AdjointColumns<T> columns;
+  AdjointWork a, b;
+  T sign;
+  Vectors<const T> u, w;
+  Vectors<T> out;
+  LS_DEVICE CombinePass<T> operator()(int64_t s) const {
+    return {columns.now(s, kActs),
+            a == kAdjointWork ? nullptr : columns.now(s, a),
+            u.of(s),
+            columns.now(s, b),
+            w.of(s),
+            out.of(s),
+            sign};
+  }
+};
+
+template <class T, bool Sum>
+struct MakeAdjointResidual {
+  AdjointColumns<T> columns;
+  Vectors<const T> pbar, v, d, next, r, xbar, p;
+  Vectors<T> rbar, dbar;
+  LS_DEVICE AdjointResidualPass<T, Sum> operator()(int64_t b) const {
+    return {columns.now(b, kActs),
+            columns.now(b, kRhobarNow),
+            columns.now(b, kNormbar),
+            columns.now(b, kInverse),
+            pbar.of(b),
+            v.of(b),
+            d.of(b),
+            next.of(b),
+            r.of(b),
+            xbar.of(b),
+            p.of(b),
+            rbar.of(b),
+            dbar.of(b),
+            columns.flags[b] != 0};
+  }
+};
+
+// Products with A^T: of qbar, and of rbar at the end.
+template <class T, class I>
+struct ByTranspose {
+  RowsOf<T, I> rows;
+  int64_t values_step;
+  Vectors<const T> x;
+  LS_DEVICE RowsOf<T, I> rows_of(int64_t b) const {
+    return {rows.ptr, rows.idx, rows.values + b * values_step};
+  }
+  LS_DEVICE const T* from(int64_t b) const { return x.of(b); }
+};
+
+template <class T, class I, bool Sum>
+struct MakeAdjointDirection : ByTranspose<T, I> {
+  AdjointColumns<T> columns;
+  Vectors<const T> xbar, r, next, before;
+  Vectors<T> pbar;
+  LS_DEVICE AdjointDirectionPass<T, Sum> operator()(int64_t b) const {
+    return {columns.now(b, kActs),
+            columns.now(b, kBetaNow),
+            columns.now(b, kAlphaNow),
+            columns.now(b, kTurned),
+            xbar.of(b),
+            r.of(b),
+            next.of(b),
+            before.of(b),
+            pbar.of(b),
+            columns.flags[b] != 0};
+  }
+};
+
+template <class T, class I>
+struct MakeFirstIterate : ByTranspose<T, I> {
+  Vectors<const T> xbar;
+  Vectors<T> out;
+  LS_DEVICE FirstIteratePass<T> operator()(int64_t b) const { return {xbar.of(b), out.of(b)}; }
+};
+
+template <class T>
+LS_KERNEL(kThreads)
+adjoint_judge_kernel(LS_ARGUMENT AdjointJudge<T> judged, int64_t batch, int64_t chunks,
+                     Partials<T> partials) {
+  LS_SHARED JudgeScratch scratch;
+  const Block<kThreads> team;
+  for_blocks(batch, [&](int64_t b) { judge(team, judged, b, chunks, partials, scratch); });
+}
+
+// dbar_i += the sum over the columns of zbar o r', for M = diag(d); over the members too if they share it.
+template <class T>
+struct RowDots {
+  AdjointColumns<T> columns;
+  Vectors<const T> pbar, next;
+  Vectors<T> dbar;  // step 0: shared
+  int64_t n, batch;
+  LS_BOTH bool adds_up() const { return batch > 1 && dbar.step == 0; }
+};
+
+template <class Team, class T>
+LS_DEVICE void row_dots(const Team& team, const RowDots<T>& P, int64_t i, Members members) {
+  const int64_t k = P.columns.k;
+  typename Team::template Own<T> sum;
+  for (int64_t b = members.b0; b < members.b1; ++b) {
+    team.each([&](int lane) { sum[lane] = T(0); });
+    if (P.columns.flags[b] == 0) continue;
+    const T* acts = P.columns.now(b, kActs);
+    const T* rhobar = P.columns.now(b, kRhobarNow);
+    team.each([&](int lane) {
+      for (int64_t c = lane; c < k; c += Team::size) {
+        if (acts[c] == T(0)) continue;
+        const T next = P.next.of(b)[i * k + c];
+        sum[lane] += (P.pbar.of(b)[i * k + c] + rhobar[c] * next) * next;
+      }
+    });
+    const T total = team.sum(sum);
+    team.first([&] { P.dbar.of(b)[i] += total; });
+  }
+}
+
+template <int Lanes, class T>
+LS_KERNEL(kThreads)
+row_dots_kernel(LS_ARGUMENT RowDots<T> P) {
+  for_members(P.adds_up(), P.batch, [&](Members members) {
+    for_items<Lanes>(P.n, [&](const auto& team, int64_t i) { row_dots(team, P, i, members); });
+  });
+}
+
+// Some pairs of blocks of vectors, (u, v): out_p += <u_i, v_j> for the entries p = (i, j) of a pattern, one
+// pair after another, so that no bit depends on how pairs are grouped. All members that share their values
+// are added up. Entries are dealt out, not rows: it does not matter how long those are.
+template <class T, class I>
+struct PairSums {
+  static constexpr int kMost = 8;
+  const I* row;
+  const I* idx;
+  int64_t entries, k, batch, out_step;
+  T* out;
+  Vectors<const T> u[kMost], v[kMost];
+  int count;
+  LS_BOTH bool adds_up() const { return batch > 1 && out_step == 0; }
+};
+
+template <class Team, class T, class I>
+LS_DEVICE void entry_pairs(const Team& team, const PairSums<T, I>& P, int64_t p, Members members) {
+  const int64_t i = P.row[p] * P.k, j = P.idx[p] * P.k;
+  typename Team::template Own<T> part;
+  T* out = P.out + (P.out_step ? members.b0 * P.out_step : 0) + p;
+  T total = *out;
+  for (int q = 0; q < P.count; ++q)
+    for (int64_t b = members.b0; b < members.b1; ++b) {
+      const T* u = P.u[q].of(b) + i;
+      const T* v = P.v[q].of(b) + j;
+      team.each([&](int lane) {
+        T sum = 0;
+        for (int64_t c = lane; c < P.k; c += Team::size) sum += u[c] * v[c];
+        part[lane] = sum;
+      });
+      total += team.sum(part);
+    }
+  team.first([&] { *out = total; });
+}
+
+template <int Lanes, class T, class I>
+LS_KERNEL(kThreads)
+entry_pairs_kernel(LS_ARGUMENT PairSums<T, I> P) {
+  for_members(P.adds_up(), P.batch, [&](Members members) {
+    for_items<Lanes>(P.entries, [&](const auto& team, int64_t p) { entry_pairs(team, P, p, members); });
+  });
+}
+
+// The row of each entry.
+template <class I>
+LS_KERNEL(kThreads)
+rows_of_entries_kernel(const I* ptr, int64_t rows, I* row) {
+  for_items<32>(rows, [&](const auto& team, int64_t i) {
+    team.each([&](int lane) {
+      for (int64_t p = ptr[i] + lane; p < ptr[i + 1]; p += 32) row[p] = static_cast<I>(i);
+    });
+  });
+}
+
+}  // namespace learnsolve::cuda

@@ -1,0 +1,247 @@
+// csr_pcg for CUDA tensors: a few launches an iteration, or one kernel for all of them where the matrix and
+// the vectors fit the cache of the device.
+#include "kernels/pcg_loop.cuh"
+#include "ops/pcg.cuh"
+
+namespace learnsolve {
+namespace {
+
+using namespace cuda;
+
+template <class T, class I>
+class DevicePcg {
+ public:
+  DevicePcg(const OnDevice& device_, const DeviceStructure& A_, const DeviceFactor& factor_,
+            const PcgSizes& p, const Tensor& like_, const Tensor& values_, const std::optional<Tensor>& m,
+            const PcgForward<T>& forward)
+      : A(A_),
+        factor(factor_),
+        applied(device_, factor_, p, m),
+        like(like_),
+        P(forward),
+        rows{data<I>(A.ptr), data<I>(A.idx), data<T>(values_)},
+        values_step(p.values_step),
+        device(device_),
+        launch{device_, p.k, p.batch, forward.packs},
+        chunks(p.n),
+        wide(factor_.width) {}
+
+  // r = b - A x (b if x is none), p = M r.
+  void begin(const T* b, bool from_x) const {
+    const int64_t nk = P.nk();
+    if (from_x) {
+      launch.pass(MakeDot<T>{{b, nk}, {b, nk}, nullptr}, chunks, P.curvature());
+      judge(Judged::length, -1, P.curvature());
+      product<0>(A, rows, values_step, {P.x, nk}, {}, {P.q, nk}, nullptr, chunks, {});
+    }
+    if (P.kind == Preconditioning::diagonal)
+      launch.pass(MakeBegin<T, true>{P, b, from_x}, chunks, P.of_residual());
+    else
+      launch.pass(MakeBegin<T, false>{P, b, from_x}, chunks, P.of_residual());
+    judge(Judged::begin, -1, P.of_residual());
+    precondition(-1);
+    launch.pass(MakeUpdate<T>{P, -1}, chunks, {});
+  }
+  void resume() const { judge(Judged::start, -1, {}); }
+
+  void run() const {
+    if (P.iterations == 0 || run_loop()) return;
+    for (int64_t i = 0; i < P.iterations; ++i) {
+      const int64_t step = p_step(i);
+      product<1>(A, rows, values_step, {P.p_at(0, i), step}, {P.p_at(0, i), step}, {P.q, P.nk()},
+                 P.columns.flags, chunks, P.curvature());
+      judge(Judged::product, i, P.curvature());
+      if (P.kind == Preconditioning::diagonal)
+        launch.pass(MakeResidual<T, true>{P, i}, chunks, P.of_residual());
+      else
+        launch.pass(MakeResidual<T, false>{P, i}, chunks, P.of_residual());
+      judge(Judged::residual, i, P.of_residual());
+      precondition(i);
+      launch.pass(MakeUpdate<T>{P, i}, chunks, {});
+    }
+  }
+
+ private:
+  const DeviceStructure& A;
+  const DeviceFactor& factor;
+  const AppliedDeviceFactor<T, I> applied;
+  const Tensor& like;
+  const PcgForward<T> P;
+  const RowsOf<T, I> rows;
+  const int64_t values_step;
+  const OnDevice& device;
+  const ChunkLaunch<T> launch;
+  const Chunks chunks, wide;
+
+  // From one member's r or p to the next one's.
+  int64_t p_step(int64_t i) const { return P.store && i < P.iterations ? P.iterations * P.nk() : P.nk(); }
+
+  template <int Sums>
+  void product(const DeviceStructure& S, const RowsOf<T, I>& by, int64_t step, const Vectors<const T>& x,
+               const Vectors<const T>& u, const Vectors<T>& y, const int* flags, const Chunks& by_chunks,
+               const Partials<T>& partials) const {
+    const MakeProduct<T, I, Sums> make{by, step, x, u, y, flags};
+    launch.template product<I>(S, like, make, y, by_chunks, partials);
+  }
+
+  void judge(Judged what, int64_t i, const Partials<T>& partials) const {
+    const PcgJudge<T> judged = P.judge(P.columns, what, i, what != Judged::start && what != Judged::length);
+    LS_LAUNCH(blocks_for(P.batch), kThreads, device.stream, (judged, P.batch, chunks.count, partials),
+              judge_kernel<T>);
+    STD_CUDA_CHECK(cudaGetLastError());
+  }
+
+  // z = M r of the iteration to come and rho, where they are not known yet.
+  void precondition(int64_t i) const {
+    if (!P.has_factor()) return;
+    const int64_t nk = P.nk();
+    const Vectors<const T> r{P.r_at(0, i + 1), p_step(i + 1)};
+    const int* entered = P.columns.flags + 1;
+    if (factor.lower) {
+      applied.solve(true, r.p, r.step, P.w);
+      applied.solve(false, P.w, nk, P.z);
+      launch.pass(MakeDot<T>{r, {P.z, nk}, entered}, chunks, P.of_preconditioned());
+    } else {
+      product<0>(*factor.columns, applied.columns(), P.m_step, r, {}, {P.w, P.width * P.k}, entered, wide,
+                 {});
+      product<1>(*factor.rows, applied.rows(), P.m_step, {P.w, P.width * P.k}, r, {P.z, nk}, entered, chunks,
+                 P.of_preconditioned());
+    }
+    judge(Judged::preconditioned, i, P.of_preconditioned());
+  }
+
+  // All iterations by one kernel, if that is for this system and this device.
+  bool run_loop() const {
+    const bool product = P.kind == Preconditioning::product;
+    if (P.kind == Preconditioning::triangular || P.batch * P.k > kLoopColumns) return false;
+    if (!sums_in_product(A)) return false;
+    if (product && !(sums_in_product(*factor.rows) && sums_in_product(*factor.columns))) return false;
+    const int64_t entries = A.nnz() + (product ? 2 * factor.rows->nnz() : 0);
+    const int64_t bytes = entries * (sizeof(T) + sizeof(I)) + 8 * P.batch * P.nk() * sizeof(T);
+    if (bytes > l2_bytes()) return false;
+    const PcgLoop<T, I> loop{P,
+                             rows,
+                             product ? applied.rows() : RowsOf<T, I>{},
+                             product ? applied.columns() : RowsOf<T, I>{},
+                             values_step,
+                             chunks,
+                             wide};
+    bool done = false;
+    const auto with = [&]<int Lanes, int V>() {
+      constexpr auto kernel = pcg_loop_kernel<Lanes, V, T, I>;
+      if (resident_blocks<kernel, kThreads>() == 0) return;
+      STD_CUDA_CHECK((launch_resident<kernel, kThreads>(std::max(chunks.count, wide.count) * P.batch,
+                                                        device.stream, loop)));
+      done = true;
+    };
+    // The same instances as launches have: sums must not depend on the form.
+    if (P.k == 1)
+      A.nnz() < 6 * A.rows() ? with.template operator()<2, 1>() : with.template operator()<8, 1>();
+    else if (P.k % kPack<T> == 0)
+      with.template operator()<0, kPack<T>>();
+    else
+      with.template operator()<0, 1>();
+    return done;
+  }
+};
+
+}  // namespace
+
+using PcgResult = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+
+PcgResult csr_pcg_cuda(const Tensor& ptr, const Tensor& idx, const Tensor& blocks, const Tensor& values_,
+                       int64_t kind, const std::optional<Tensor>& m_, const std::vector<Tensor>& factor_,
+                       const std::optional<Tensor>& x_, const Tensor& r_, const std::optional<Tensor>& p_,
+                       const std::optional<Tensor>& carry_, int64_t first, int64_t iterations, bool store) {
+  const char* name = "csr_pcg";
+  const Tensor values = dense(values_), r = dense(r_);
+  const DeviceStructure S(name, values, ptr, idx, std::nullopt, blocks);
+  const std::optional<Tensor> m = dense(m_), x = dense(x_), direction = dense(p_), carry = dense(carry_);
+  check_device(name, values, {&r});
+  for (const std::optional<Tensor>* t : {&m, &x, &direction, &carry})
+    if (*t) check_device(name, values, {&**t});
+  const PcgSizes p(name, S, values, kind, m, r);
+  const DeviceFactor factor(name, p, values, m, factor_, S.idx);
+  STD_TORCH_CHECK(iterations >= 0 && first >= 0, name, ": iterations must not be negative, got ", iterations);
+  for (const std::optional<Tensor>* t : {&x, &direction})
+    STD_TORCH_CHECK(!*t || ((*t)->scalar_type() == values.scalar_type() && (*t)->numel() == r.numel()), name,
+                    ": x and p must have the shape and dtype of b");
+  STD_TORCH_CHECK(direction.has_value() == carry.has_value() && (!direction || x) &&
+                      (!carry || (carry->scalar_type() == values.scalar_type() &&
+                                  carry->numel() == p.batch * kCarry * p.k)),
+                  name, ": to go on takes x, p and carry");
+  const bool begins = !direction;
+  const std::vector<int64_t> size(r.sizes().begin(), r.sizes().end());
+  const int64_t counted = iterations + begins, saved = store ? iterations : 0, nk = p.nk();
+  using Size = std::vector<int64_t>;
+  Size norms_size{counted};
+  if (r.dim() >= 2) norms_size.push_back(p.k);
+  if (r.dim() == 3) norms_size.insert(norms_size.begin(), p.batch);
+  const Size trajectory{p.batch, saved, p.n, p.k};
+  const OnDevice device(values);
+  Tensor x_out = x ? new_empty(r, size) : new_zeros(r, size), r_out = new_empty(r, size),
+         p_out = new_empty(r, size),
+         // The p before, where iterations overwrite it.
+      before = store            ? new_empty(r, Size{0})
+               : iterations > 0 ? new_empty(r, size)
+                                : new_zeros(r, size),
+         norms = new_empty(r, norms_size), carry_out = new_empty(r, Size{p.batch, kCarry, p.k}),
+         scalars = new_zeros(r, Size{p.batch, iterations, kScalars, p.k}),
+         residuals = new_empty(r, trajectory), directions = new_empty(r, trajectory);
+  if (p.batch == 0 || p.k == 0)
+    return {x_out, r_out, p_out, before, carry_out, norms, scalars, residuals, directions};
+  dispatch(name, values, S.idx, [&]<class T, class I>() {
+    const Chunks chunks(p.n);
+    const bool made = p.kind == Preconditioning::product || p.kind == Preconditioning::triangular;
+    const Tensor q = new_empty(r, size), z = new_empty(r, made ? size : Size{0}),
+                 w = new_empty(r, Size{made ? p.batch * factor.width * p.k : 0}),
+                 sums = new_empty(r, Size{3, p.batch, chunks.count, p.k}),
+                 work = new_zeros(r, Size{p.batch, kWork, p.k}), flags = new_int(r, Size{p.batch, 2});
+    const int64_t each = p.batch * chunks.count * p.k;
+    T* sum = mutable_data<T>(sums);
+    const PcgForward<T> P{
+        p.kind,
+        data<T>(m),
+        p.m_step,
+        p.n,
+        p.k,
+        p.batch,
+        iterations,
+        first,
+        factor.width,
+        begins,
+        store,
+        takes_packs(data<T>(r)) && (nk % kPack<T> == 0 || (p.batch == 1 && saved == 0)),
+        mutable_data<T>(x_out),
+        mutable_data<T>(r_out),
+        mutable_data<T>(p_out),
+        store ? nullptr : mutable_data<T>(before),
+        mutable_data<T>(residuals),
+        mutable_data<T>(directions),
+        mutable_data<T>(q),
+        mutable_data<T>(z),
+        mutable_data<T>(w),
+        {sum, sum + each, sum + 2 * each},
+        {mutable_data<T>(carry_out), mutable_data<T>(work), static_cast<int*>(flags.data_ptr()), p.k},
+        mutable_data<T>(norms),
+        mutable_data<T>(scalars)};
+    const DevicePcg<T, I> pcg(device, S, factor, p, values, values, m, P);
+    if (x) copy_blocks(device, P.x, nk, data<T>(*x), nk, nk, p.batch);
+    if (begins) {
+      pcg.begin(data<T>(r), x.has_value());
+    } else {
+      const int64_t step = saved > 0 ? saved * nk : nk;
+      copy_blocks(device, P.r_at(0, 0), step, data<T>(r), nk, nk, p.batch);
+      copy_blocks(device, P.p_at(0, 0), step, data<T>(*direction), nk, nk, p.batch);
+      const int64_t known = p.batch * kCarry * p.k;
+      copy_blocks(device, P.columns.carry, known, data<T>(*carry), known, known, 1);
+      pcg.resume();
+    }
+    pcg.run();
+  });
+  return {x_out, r_out, p_out, before, carry_out, norms, scalars, residuals, directions};
+}
+
+}  // namespace learnsolve
+
+LS_OPERATORS(m) { m.impl("csr_pcg", TORCH_BOX(&learnsolve::csr_pcg_cuda)); }

@@ -1,0 +1,188 @@
+// What conjugate gradients and their adjoint share on a CUDA device: launches over chunks of rows, and the
+// factor of a preconditioner.
+#pragma once
+
+#include "kernels/pcg.cuh"
+#include "ops/pcg_sizes.h"
+#include "ops/spmm.cuh"
+#include "ops/triangular.cuh"
+
+namespace learnsolve {
+
+inline Tensor new_int(const Tensor& like, const std::vector<int64_t>& size) {
+  return torch::stable::new_empty(like, size, ScalarType::Int);
+}
+
+// `count` blocks of `size` numbers; the next of them so many numbers further on.
+template <class T>
+void copy_blocks(const OnDevice& device, T* to, int64_t to_step, const T* from, int64_t from_step,
+                 int64_t size, int64_t count) {
+  if (size == 0 || count == 0) return;
+#ifdef __CUDACC__
+  if (count == 1)
+    STD_CUDA_CHECK(cudaMemcpyAsync(to, from, size * sizeof(T), cudaMemcpyDeviceToDevice, device.stream));
+  else
+    STD_CUDA_CHECK(cudaMemcpy2DAsync(to, to_step * sizeof(T), from, from_step * sizeof(T), size * sizeof(T),
+                                     count, cudaMemcpyDeviceToDevice, device.stream));
+#else
+  (void)device;
+  for (int64_t b = 0; b < count; ++b) std::copy_n(from + b * from_step, size, to + b * to_step);
+#endif
+}
+
+// From so many entries a row on average products and sums go apart: rows are then dealt out by spmm, and
+// what the sums read once more is little beside the matrix.
+constexpr int64_t kManyEntries = 32;
+
+inline bool sums_in_product(const DeviceStructure& S) {
+  return S.blocks.size(0) == 1 && S.nnz() < kManyEntries * S.rows();
+}
+
+// Launches of passes and products over blocks of vectors of so many columns, for all members of a batch.
+template <class T>
+struct ChunkLaunch {
+  const OnDevice& device;
+  int64_t k, batch;
+  bool packs;
+
+  static constexpr int kV = cuda::kPack<T>;
+
+  // Kernels are instances for one column, columns by packs, and columns one by one.
+  template <class F>
+  void by_columns(const F& f) const {
+    if (k == 1)
+      f.template operator()<true, kV>();
+    else if (k % kV == 0)
+      f.template operator()<false, kV>();
+    else
+      f.template operator()<false, 1>();
+  }
+  template <class Make>
+  void pass(const Make& make, const cuda::Chunks& chunks, const cuda::Partials<T>& partials) const {
+    const unsigned grid = cuda::blocks_for(chunks.count * batch);
+    by_columns([&]<bool One, int V>() {
+      LS_LAUNCH(grid, cuda::kThreads, device.stream, (make, chunks, batch, k, packs, partials),
+                cuda::chunk_pass_kernel<One, V, T, Make>);
+    });
+    STD_CUDA_CHECK(cudaGetLastError());
+  }
+  // The product that `make` tells of, by the rows of S; its values are in the order of the rows. `made` is
+  // where the results may go in between.
+  template <class I, class Make>
+  void product(const DeviceStructure& S, const Tensor& like, const Make& make, const cuda::Vectors<T>& made,
+               const cuda::Chunks& chunks, const cuda::Partials<T>& partials) const {
+    if (!sums_in_product(S)) {
+      spmm_into<T, I>(S, like,
+                      {make.rows.values, make.x.p, nullptr, made.p, nullptr, make.values_step, make.x.step, 0,
+                       made.step, 0},
+                      k, batch);
+      return pass(cuda::MakeAfter<T, Make>{make, {made.p, made.step}}, chunks, partials);
+    }
+    const unsigned grid = cuda::blocks_for(chunks.count * batch);
+    const auto launch = [&]<int Lanes, int V>() {
+      LS_LAUNCH(grid, cuda::kThreads, device.stream, (make, chunks, batch, k, packs, partials),
+                cuda::chunk_product_kernel<Lanes, V, T, Make>);
+    };
+    if (k > 1)
+      k % kV == 0 ? launch.template operator()<0, kV>() : launch.template operator()<0, 1>();
+    else if (S.nnz() < 6 * S.rows())
+      launch.template operator()<2, 1>();
+    else
+      launch.template operator()<8, 1>();
+    STD_CUDA_CHECK(cudaGetLastError());
+  }
+};
+
+// values[perm], for values (entries) or (B, entries).
+template <class T, class I>
+Tensor reordered(const OnDevice& device, const Tensor& perm, const Tensor& values) {
+  Tensor out = new_empty(values, std::vector<int64_t>(values.sizes().begin(), values.sizes().end()));
+  if (out.numel() == 0) return out;
+  const int64_t count = perm.numel(), batch = out.numel() / count;
+  const dim3 grid(cuda::blocks_for(count, cuda::kThreads), cuda::blocks_aside(batch));
+  LS_LAUNCH(grid, cuda::kThreads, device.stream,
+            (data<I>(perm), data<T>(values), count, batch, mutable_data<T>(out)), cuda::reorder_kernel<T, I>);
+  STD_CUDA_CHECK(cudaGetLastError());
+  return out;
+}
+
+// The structures of L. `factor`: for a product L's ptr, idx, blocks and L^T's ptr, idx, perm, blocks; for
+// triangular solves L's ptr, idx, blocks, then the plans of the lower triangle and of its transpose, six
+// tensors each (ops/triangular.cuh; perm empty: none).
+struct DeviceFactor {
+  DeviceFactor(const char* name, const PcgSizes& p, const Tensor& values, const std::optional<Tensor>& m,
+               const std::vector<Tensor>& factor, const Tensor& idx) {
+    const bool triangular = p.kind == Preconditioning::triangular;
+    const size_t size = triangular ? 15 : p.kind == Preconditioning::product ? 7 : 0;
+    STD_TORCH_CHECK(factor.size() == size, name, ": factor must hold ", size, " tensors, got ",
+                    factor.size());
+    if (size == 0) return;
+    rows.emplace(name, values, factor[0], factor[1], std::nullopt, factor[2]);
+    STD_TORCH_CHECK(rows->rows() == p.n && rows->nnz() == m->size(m->dim() - 1) &&
+                        rows->idx.scalar_type() == idx.scalar_type(),
+                    name, ": the factor must have ", p.n, " rows, m its values, and the index type of A");
+    if (triangular) {
+      const auto side = [&](size_t at, bool upper) {
+        const std::optional<Tensor> perm =
+            factor[at + 2].numel() > 0 ? std::optional(factor[at + 2]) : std::nullopt;
+        return DeviceTriangle(name, values, factor[at], factor[at + 1], perm, factor[at + 3], factor[at + 4],
+                              factor[at + 5], upper, false);
+      };
+      lower.emplace(side(3, false)), upper.emplace(side(9, true));
+      STD_TORCH_CHECK(lower->rows() == p.n && upper->rows() == p.n &&
+                          (lower->perm ? lower->entries() <= rows->nnz() : lower->entries() == rows->nnz()) &&
+                          upper->entries() == lower->entries() && upper->perm,
+                      name, ": the triangles must be those of the factor");
+      width = p.n;
+    } else {
+      perm = dense(factor[5]);
+      check_device(name, values, {&*perm});
+      check_indices(name, factor[3], factor[4], perm, factor[6]);
+      columns.emplace(name, values, factor[3], factor[4], std::nullopt, factor[6]);
+      STD_TORCH_CHECK(columns->nnz() == rows->nnz(), name, ": both structures must hold the same entries");
+      width = columns->rows();
+    }
+  }
+  std::optional<DeviceStructure> rows, columns;
+  std::optional<DeviceTriangle> lower, upper;
+  std::optional<Tensor> perm;
+  int64_t width = 0;  // columns of L
+};
+
+// A factor with values, and room for its solves.
+template <class T, class I>
+class AppliedDeviceFactor {
+ public:
+  AppliedDeviceFactor(const OnDevice& device_, const DeviceFactor& factor, const PcgSizes& p,
+                      const std::optional<Tensor>& m)
+      : of(factor),
+        device(device_),
+        values(m ? data<T>(*m) : nullptr),
+        step(p.m_step),
+        k(p.k),
+        batch(p.batch) {
+    if (of.columns) transposed = reordered<T, I>(device, *of.perm, *m);
+    if (of.lower) {
+      room_below = of.lower->scratch(*m, batch, k);
+      room_above = of.upper->scratch(*m, batch, k);
+    }
+  }
+  cuda::RowsOf<T, I> rows() const { return {data<I>(of.rows->ptr), data<I>(of.rows->idx), values}; }
+  cuda::RowsOf<T, I> columns() const {
+    return {data<I>(of.columns->ptr), data<I>(of.columns->idx), data<T>(*transposed)};
+  }
+  // y = L^-1 x or L^-T x, for all members
+  void solve(bool below, const T* x, int64_t x_step, T* y) const {
+    const DeviceTriangle& S = below ? *of.lower : *of.upper;
+    S.template solve<T, I>(device, values, step, x, x_step, y, batch, k, below ? *room_below : *room_above);
+  }
+
+ private:
+  const DeviceFactor& of;
+  const OnDevice& device;
+  const T* values;
+  int64_t step, k, batch;
+  std::optional<Tensor> transposed, room_below, room_above;
+};
+
+}  // namespace learnsolve

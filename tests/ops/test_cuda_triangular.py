@@ -1,0 +1,97 @@
+"""Triangular solves by the CUDA operators: each way to solve, on a device or compiled for the host."""
+
+import numpy as np
+import pytest
+import scipy.sparse
+import scipy.sparse.linalg
+import torch
+from ops.triangles import TRIANGLES, triangles, triangular_operands
+from reference import normal
+
+import learnsolve as ls
+from learnsolve import _device_analysis
+from learnsolve.ops import _triangular
+
+ON_HOST = _device_analysis.everywhere
+if not (ON_HOST or torch.cuda.is_available()):
+    pytest.skip("no CUDA device, and no operators compiled for the host", allow_module_level=True)
+
+DEVICE = torch.device("cpu" if ON_HOST else "cuda")
+needs_a_device = pytest.mark.skipif(ON_HOST, reason="needs a CUDA device")
+every_triangle = pytest.mark.parametrize("kind", TRIANGLES)
+
+
+@every_triangle
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+def test_triangular_solves(kind, dtype):
+    """Every way to solve, against SciPy; each is the way that it says."""
+    T, columns = triangles(DEVICE)[kind]
+    v, b = triangular_operands(T, columns, dtype)
+    assert_way(kind, T)
+    S = scipy.sparse.tril(ls.CSR(v, T).to_scipy().astype(np.float64)).tocsr()
+    for transpose in (False, True):
+        x = ls.ops.sptrsv(ls.CSR(v, T), b, transpose=transpose)
+        exact = scipy.sparse.linalg.spsolve_triangular(
+            (S.T if transpose else S).tocsr(), b.detach().cpu().double().numpy(), lower=not transpose
+        )
+        tolerance = 1e-5 if dtype == torch.float32 else 1e-13
+        torch.testing.assert_close(
+            x.detach().cpu().double(), torch.from_numpy(exact), rtol=tolerance, atol=tolerance
+        )
+        again = b.detach().clone()
+        assert torch.equal(ls.ops.sptrsv(ls.CSR(v, T), again, transpose=transpose), x)
+
+
+def assert_way(kind, T):
+    system = _triangular._system(T, _triangular.Side(True, False, False))
+    lanes, *bounds = system.levels.tolist()
+    parts = len(system.blocks) > len(bounds)
+    assert (lanes == 0) == ("chain" in kind)
+    assert lanes == 0 or (lanes > 1) == (kind == "long rows")
+    by_ticket = _triangular._TICKET_WIDTH == 0 or "ticket" in kind
+    assert lanes == 0 or parts == by_ticket
+
+
+@every_triangle
+def test_a_row_has_the_same_bits_whatever_kernel_solves_it(kind, monkeypatch):
+    found = []
+    for limit in (0, 10**9):
+        monkeypatch.setattr(_triangular, "_TICKET_WIDTH", limit)
+        monkeypatch.setattr(_triangular, "_TICKET_LEVELS", 0)
+        T, columns = triangles(DEVICE)[kind]
+        v, b = triangular_operands(T, columns)
+        x = ls.ops.sptrsv(ls.CSR(v, T), b)
+        found.append((x.detach(), *torch.autograd.grad(x, (v, b), torch.ones_like(x))))
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+
+
+@needs_a_device
+@every_triangle
+def test_a_zero_on_the_diagonal_of_a_triangle_spreads_nan(kind):
+    """A device is not waited for to look: NaN in the row and in all that depends on it, in no other."""
+    T, columns = triangles(DEVICE)[kind]
+    v, b = (t.detach() for t in triangular_operands(T, columns))
+    row = T.shape[0] // 2
+    v[int(T.diagonal_positions[row])] = 0
+    x = ls.ops.sptrsv(ls.CSR(v, T), b)
+    reached = torch.zeros(T.shape[0], dtype=torch.bool)
+    reached[row] = True
+    S = scipy.sparse.tril(ls.CSR(torch.ones_like(v), T).to_scipy()).tocsr()
+    for i in range(row + 1, T.shape[0]):
+        reached[i] = reached[S.indices[S.indptr[i] : S.indptr[i + 1]]].any()
+    nan = x.isnan().cpu()
+    assert torch.equal(nan, reached if not columns else reached.unsqueeze(1).expand_as(nan))
+
+
+@needs_a_device
+def test_a_preconditioner_of_factors():
+    A = ls.problems.poisson((30, 31)).to(DEVICE)
+    b = normal((930,), torch.float64).to(DEVICE)
+    for kind in (ls.preconditioners.IC0, ls.preconditioners.ILU0):
+        M = kind(A)
+        wanted = kind(A.to("cpu"))(b.cpu())
+        torch.testing.assert_close(M(b).cpu(), wanted, rtol=1e-12, atol=1e-12)
+    L = A.tril()
+    x = ls.solvers.TriangularSolve(L).to(DEVICE)(b)
+    torch.testing.assert_close(x.cpu(), ls.ops.sptrsv(L.to("cpu"), b.cpu()), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(ls.ops.spsolve(A, b).cpu(), ls.ops.spsolve(A.to("cpu"), b.cpu()))
