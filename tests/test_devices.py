@@ -47,7 +47,8 @@ def test_every_operator_is_there():
     def names(pattern, files):
         return {n for f in sources.glob(files) for n in re.findall(pattern, f.read_text(encoding="utf-8"))}
 
-    assert names(r'm\.def\(\s*"(\w+)\(', "schema.cpp") == names(r'm\.impl\("(\w+)"', "*.cu")
+    missing = names(r'm\.def\(\s*"(\w+)\(', "schema.cpp") - names(r'm\.impl\("(\w+)"', "*.cu")
+    assert missing == {"csr_spmv_scatter_backward"}  # for a CPU's caches: a device takes csr_spmm_backward
 
 
 # Operations whose pattern depends on indices or numbers that come with each call.
