@@ -196,3 +196,21 @@ def test_modules_go_along(name, cuda):
         return out, torch.autograd.grad(out.square().sum(), list(M.parameters()), allow_unused=True)
 
     same(run(there_too, *moved((A_SPD, b))), run(M, A_SPD, b))
+
+
+@pytest.mark.parametrize("name", ["fcg", "bicgstab", "gmres"])
+def test_iterations_beyond_rounding(name, cuda):
+    """Columns that can come no further stay where they are, and spoil neither the others nor gradients."""
+    b = normal((20, 3))
+    b[:, 1] = 0
+
+    def solution(A, b):
+        v = A.values.detach().clone().requires_grad_()
+        found = getattr(S, name)(A.with_values(v), b, rtol=0, maxiter=70, gradient="unrolled")
+        return found, torch.autograd.grad(found.x.square().sum(), v)[0]
+
+    found, gradient = solution(*moved((A_SPD, b)))
+    same(found.x, torch.linalg.solve(A_SPD.to_dense(), b), 1e-9)
+    assert gradient.isfinite().all()
+    assert found.residual_norms.shape == (71, 3)
+    assert found.statuses == [S.Status.MAX_ITERATIONS, S.Status.CONVERGED, S.Status.MAX_ITERATIONS]
