@@ -308,7 +308,7 @@ class SparsityPattern:
 
     def _transpose(self) -> tuple[SparsityPattern, Tensor]:
         rows, columns = self.shape
-        if _device_analysis.here(self.crow_indices):
+        if _device_analysis.here(self.crow_indices) and self.nnz <= _device_analysis.MOST_SORTED:
             crow, col, permutation = _device_analysis.transpose(self.crow_indices, self.col_indices, columns)
         else:
             arrays = _analysis.transpose(as_numpy(self.crow_indices), as_numpy(self.col_indices), columns)

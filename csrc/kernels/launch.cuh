@@ -47,6 +47,17 @@ struct Members {
   int64_t b0, b1;
 };
 
+// Which of any number of items fall to one of many: the first, and from one to the next.
+struct Turns {
+  int64_t first, step;
+};
+// Of this thread's team, in a grid of so many blocks, along one axis.
+template <int Lanes>
+LS_BOTH Turns turns(int64_t block, int64_t blocks, int64_t thread, int64_t threads = kThreads) {
+  const int64_t teams = threads / Lanes;
+  return {block * teams + thread / Lanes, blocks * teams};
+}
+
 #ifdef __CUDACC__
 
 template <int N>
@@ -55,11 +66,9 @@ using Block = BlockTeam<N>;
 // f(team, i) for the items that fall to this thread's team.
 template <int Lanes, class F>
 LS_DEVICE void for_items(int64_t items, const F& f) {
-  constexpr int teams = kThreads / Lanes;
   const WarpTeam<Lanes> team;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * teams + threadIdx.x / Lanes; i < items;
-       i += static_cast<int64_t>(gridDim.x) * teams)
-    f(team, i);
+  const Turns mine = turns<Lanes>(blockIdx.x, gridDim.x, threadIdx.x);
+  for (int64_t i = mine.first; i < items; i += mine.step) f(team, i);
 }
 // f(i) for those of the block, along the first axis of the grid and along the second.
 template <class F>
@@ -84,12 +93,11 @@ LS_DEVICE void for_members(bool adds_up, int64_t batch, const F& f) {
 // f(i, j, k) for this thread's points of a grid of `layers` times `lines` times `width`.
 template <class F>
 LS_DEVICE void for_points(int64_t layers, int64_t lines, int64_t width, const F& f) {
+  const Turns y = turns<1>(blockIdx.y, gridDim.y, threadIdx.y, blockDim.y),
+              x = turns<1>(blockIdx.x, gridDim.x, threadIdx.x, blockDim.x);
   for (int64_t i = blockIdx.z; i < layers; i += gridDim.z)
-    for (int64_t j = static_cast<int64_t>(blockIdx.y) * blockDim.y + threadIdx.y; j < lines;
-         j += static_cast<int64_t>(gridDim.y) * blockDim.y)
-      for (int64_t k = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; k < width;
-           k += static_cast<int64_t>(gridDim.x) * blockDim.x)
-        f(i, j, k);
+    for (int64_t j = y.first; j < lines; j += y.step)
+      for (int64_t k = x.first; k < width; k += x.step) f(i, j, k);
 }
 
 #else

@@ -20,8 +20,8 @@ struct PathPiece {
 };
 
 // The end of row i is item ptr[i + 1] + i. How many ends come before item `at`, if lo to hi do?
-template <class I>
-LS_BOTH int64_t rows_ended(const I* ptr, int64_t lo, int64_t hi, int64_t at) {
+template <class Ptr>
+LS_BOTH int64_t rows_ended(const Ptr& ptr, int64_t lo, int64_t hi, int64_t at) {
   while (lo < hi) {
     const int64_t mid = (lo + hi) / 2;
     if (static_cast<int64_t>(ptr[mid + 1]) + mid < at)
@@ -33,8 +33,8 @@ LS_BOTH int64_t rows_ended(const I* ptr, int64_t lo, int64_t hi, int64_t at) {
 }
 
 // The row of entry p, one of lo to hi.
-template <class I>
-LS_BOTH int64_t row_of_entry(const I* ptr, int64_t lo, int64_t hi, int64_t p) {
+template <class Ptr>
+LS_BOTH int64_t row_of_entry(const Ptr& ptr, int64_t lo, int64_t hi, int64_t p) {
   while (lo < hi) {
     const int64_t mid = (lo + hi) / 2;
     if (ptr[mid + 1] <= p)
@@ -47,11 +47,11 @@ LS_BOTH int64_t row_of_entry(const I* ptr, int64_t lo, int64_t hi, int64_t p) {
 
 // How rows are dealt out. Without a table each is a piece of its own. Else line t of the table is the point
 // of item t `width`, the last line the end of the path, and each stretch between two lines makes `parts`
-// pieces.
-template <class I>
+// pieces. The arrays may be anything that is indexed like one: tests have some of sizes that no memory holds.
+template <class I, class Ptr = const I*, class Table = const I*>
 struct Schedule {
-  const I* ptr;
-  const I* table;
+  Ptr ptr;
+  Table table;
   int64_t rows, nnz;
   int64_t stretches;
   int width, parts;

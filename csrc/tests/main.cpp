@@ -9,6 +9,7 @@ void test_comparison();
 void test_device_algebra();
 void test_device_grid();
 void test_device_incomplete();
+void test_device_sizes();
 void test_device_pcg();
 void test_device_triangular();
 void test_device_richardson();
@@ -49,6 +50,7 @@ int main(int argc, char** argv) {
   test_row_passes();
   test_device_algebra();
   test_device_incomplete();
+  test_device_sizes();
   test_device_triangular();
   test_device_richardson();
 #endif

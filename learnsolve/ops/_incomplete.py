@@ -142,9 +142,10 @@ def breakdown_message(kind: str, row: int, pivot: float, matrix: int | None) -> 
 
 def _factor_or_raise(values: Tensor, pattern: SparsityPattern, kind: str) -> Tensor:
     plan = plan_of(pattern, kind)
-    if torch.compiler.is_dynamo_compiling():
-        return _raw_factor(*plan.elimination, pattern.crow_indices, values, True)[0]
-    f, breakdown = _raw_factor(*plan.elimination, pattern.crow_indices, values, False)
+    traced = torch.compiler.is_dynamo_compiling()
+    f, breakdown = _raw_factor(*plan.elimination, pattern.crow_indices, values, traced)
+    if traced and not f.is_cuda:
+        return f
     if f.is_cuda:  # looking would wait for the device: factors that do not exist are NaN
         return torch.where(breakdown[..., :1] >= 0, torch.nan, f)
     for matrix, (row, pivot) in enumerate(breakdown.reshape(-1, 2).tolist()):

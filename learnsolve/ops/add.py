@@ -122,7 +122,8 @@ def _plan_union(P: SparsityPattern, Q: SparsityPattern) -> UnionPlan:
     index = torch.int64 if wide else torch.int32
     arrays = (P.crow_indices, P.col_indices, Q.crow_indices, Q.col_indices)
     # An entry's place must be a number.
-    if _device_analysis.here(P.crow_indices) and P.shape[0] * P.shape[1] < 2**62:
+    sorted_there = P.shape[0] * P.shape[1] < 2**62 and P.nnz + Q.nnz <= _device_analysis.MOST_SORTED
+    if _device_analysis.here(P.crow_indices) and sorted_there:
         crow, col, codes, starts = _device_analysis.merge_patterns(*arrays, P.shape[1], index)
     else:
         merged = _analysis.merge_patterns(*(as_numpy(t.to(index)) for t in arrays))

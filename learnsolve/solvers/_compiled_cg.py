@@ -37,7 +37,7 @@ _STATUS = {
 def codes_of(why: Tensor) -> Tensor:
     """Codes of the general loop for the `Stop` of each column."""
     if why.is_cpu:
-        return torch.tensor([CODE[_STATUS[stop]] for stop in Stop])[why]
+        return torch.tensor([CODE[_STATUS[stop]] for stop in Stop], device="cpu")[why]
     # A table would have to be moved to the device, which waits for it.
     codes = torch.full_like(why, CODE[_STATUS[Stop.RUNNING]])
     for stop in Stop:

@@ -8,6 +8,7 @@ from reference import pattern_of, power_law, random, structures
 
 import learnsolve as ls
 from learnsolve import _device_analysis as device
+from learnsolve.ops import _sparse_product
 from learnsolve.ops.add import union_plan
 
 STRUCTURES = {
@@ -159,6 +160,51 @@ def test_product(structure, masked, index):
                 right[q] += a[p] * g[t]
     torch.testing.assert_close(left, ga)
     torch.testing.assert_close(right, gb)
+
+
+@both_indices
+@pytest.mark.parametrize("stretch", [1, 7, 100, 2**24])
+@every_structure
+def test_pattern_of_a_product_in_stretches(structure, stretch, index, monkeypatch):
+    """Sorts of so many products, in the midst of rows too, and the pattern of all products at once."""
+    monkeypatch.setattr(device, "SORTED", stretch)
+    S = STRUCTURES[structure]
+    if S.nnz > 3000:
+        S = S[:, :50]
+    for left, right in ((S, S.T), (S.T, S[:, :6])):
+        A, B = pattern_of(left, index), pattern_of(right, index)
+        arrays = (A.crow_indices, A.col_indices, B.crow_indices, B.col_indices)
+        first = device.first_products(A.col_indices, B.crow_indices)
+        C = pattern_of(scipy.sparse.csr_array(_ones(A) @ _ones(B)), index)
+        made = device.product_pattern(*arrays, B.shape[1], first, C.nnz)
+        assert made is not None
+        assert equal(made[0], C.crow_indices)
+        assert equal(made[1], C.col_indices)
+        if C.nnz:
+            assert device.product_pattern(*arrays, B.shape[1], first, C.nnz - 1) is None
+
+
+def test_what_is_too_large_for_a_sort_there(monkeypatch):
+    """Goes over the host, to the same results."""
+    A, B = (ls.CSR.from_scipy(random(30, 20, 0.3, seed=s)) for s in (0, 1))
+    wanted = A.T.to_dense(), (A + B).to_dense()
+    monkeypatch.setattr(device, "everywhere", True)
+    monkeypatch.setattr(device, "MOST_SORTED", 10)
+    for name in ("transpose", "merge_patterns"):
+        monkeypatch.setattr(device, name, None)
+    A.pattern.drop_caches()
+    assert torch.equal(ls.CSR(A.values, A.pattern).T.to_dense(), wanted[0])
+    assert torch.equal((A + B).to_dense(), wanted[1])
+
+
+def test_a_product_with_more_places_than_numbers():
+    """The pattern of C = A B is found on the host where row and column do not make a number of 62 bits."""
+    A, B = (ls.CSR.from_scipy(random(9, 9, 0.3, seed=s)) for s in (0, 1))
+    C = ls.ops.spgemm(A, B).pattern
+    first = device.first_products(A.col_indices, B.crow_indices)
+    crow, col = _sparse_product._symbolic(A.pattern, B.pattern, first, int(first[-1]), False)
+    assert equal(crow, C.crow_indices)
+    assert equal(col, C.col_indices)
 
 
 def _ones(P: ls.SparsityPattern) -> scipy.sparse.csr_array:

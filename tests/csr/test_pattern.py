@@ -11,6 +11,7 @@ import torch
 from reference import banded, coordinates, grid, normal, pattern_of, power_law, random, structures
 
 import learnsolve as ls
+from learnsolve import _device_analysis
 
 STRUCTURES = structures()
 every_structure = pytest.mark.parametrize("structure", STRUCTURES)
@@ -224,6 +225,11 @@ BLOCKS = STRUCTURES | {
 }
 
 
+# A device deals rows out otherwise (test_device_analysis.py).
+of_the_cpu = pytest.mark.skipif(_device_analysis.everywhere, reason="of the CPU operators alone")
+
+
+@of_the_cpu
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("structure", BLOCKS)
 def test_row_blocks(structure, transposed):
@@ -251,6 +257,7 @@ def test_row_blocks(structure, transposed):
                 assert (perm[ptr[r0] : ptr[r1]].view(-1, size).diff(dim=0) == size).all()
 
 
+@of_the_cpu
 def test_grids_are_uniform_nearly_everywhere():
     """What the fast path lives on: if detection breaks, nothing but speed tells."""
     for S in (banded(500, 5), grid(5, 100)):

@@ -12,6 +12,7 @@ from ops.test_memory import peak
 from reference import densify, grid, normal, on_pattern, pattern_of
 
 import learnsolve as ls
+from learnsolve import _device_analysis
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
 ROUNDING = {torch.float32: 2e-5, torch.float64: 1e-13}
@@ -209,6 +210,8 @@ def test_breakdown_names_row_and_value(kind):
         torch.vmap(lambda v: library(kind, P, v))(batch)
     with pytest.raises(ValueError, match="that of row 0 is nan"):
         library(kind, P, indefinite(P, 0, torch.nan).requires_grad_())
+    if _device_analysis.everywhere:  # a CUDA operator raises nothing: to look would be to wait
+        return
     with pytest.raises(RuntimeError, match=r"csr_incomplete_factor: the pivot of row 1 is 0.*use a shift"):
         torch.compile(lambda v: library(kind, P, v), fullgraph=True, backend="aot_eager")(v)
 

@@ -97,7 +97,7 @@ def two_rings(A: ls.CSR) -> ls.SparsityPattern:
 
 
 def bidiagonal(A: ls.CSR) -> P.ApproximateInverse:
-    return P.ApproximateInverse.bidiagonal(A.shape[0], dtype=A.dtype)
+    return P.ApproximateInverse.bidiagonal(A.shape[0], dtype=A.dtype, device=A.device)
 
 
 def chebyshev(A: ls.CSR) -> P.Polynomial:
@@ -114,7 +114,7 @@ def _labels(A: ls.CSR) -> list[int]:
 def amg(A: ls.CSR, method: str = "smoothed_aggregation", **options) -> Callable[[ls.CSR], P.Preconditioner]:
     """With the hierarchy of A for all: a batch is a loop then, and differences are those of the gradient."""
     hierarchy = cache(lambda: P.AMG(A, method=method, max_coarse=1).hierarchy)
-    return lambda A: P.AMG(A, hierarchy=hierarchy().to(dtype=A.dtype), **options)
+    return lambda A: P.AMG(A, hierarchy=hierarchy().to(A.device, A.dtype), **options)
 
 
 _AMG = amg(spd())
