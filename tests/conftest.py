@@ -4,10 +4,12 @@ import os
 import random
 
 import numpy as np
+import on_device
 import pytest
 import torch
 
-if os.environ.get("LEARNSOLVE_CUDA_ON_HOST", "0") not in ("", "0"):
+ON_HOST = os.environ.get("LEARNSOLVE_CUDA_ON_HOST", "0") not in ("", "0")
+if ON_HOST:
     # The CUDA operators, compiled for the host, in place of those for the CPU: for the tests of products,
     # sums and stencils (.ci/run). Other operations do not understand their plans.
     from learnsolve import _device_analysis, _library
@@ -20,9 +22,22 @@ if os.environ.get("LEARNSOLVE_CUDA_ON_HOST", "0") not in ("", "0"):
 
 def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="run the long tests too (CI does)")
+    parser.addoption(
+        "--device", choices=on_device.NAMES, default="cpu", help="where tests make their tensors (on_device.py)"
+    )
+
+
+def pytest_configure(config):
+    if missing := on_device.what_is_missing(config.getoption("--device"), ON_HOST):
+        raise pytest.UsageError(missing)
 
 
 def pytest_collection_modifyitems(config, items):
+    if config.getoption("--device") != "cpu":
+        elsewhere = pytest.mark.skip(reason="about the CPU operators alone")
+        for item in items:
+            if "cpu_only" in item.keywords:
+                item.add_marker(elsewhere)
     if config.getoption("--slow") or os.environ.get("CI", "").lower() not in ("", "0", "false"):
         return
     skip = pytest.mark.skip(reason="long; run it with --slow")
@@ -41,3 +56,10 @@ def same_start():
     yield
     if torch.get_num_threads() != before:
         torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def device(request, same_start):
+    """Where this test makes its tensors."""
+    with on_device.tensors_on(request.config.getoption("--device")) as there:
+        yield there
