@@ -23,7 +23,10 @@ if ON_HOST:
 def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="run the long tests too (CI does)")
     parser.addoption(
-        "--device", choices=on_device.NAMES, default="cpu", help="where tests make their tensors (on_device.py)"
+        "--device",
+        choices=on_device.NAMES,
+        default="cpu",
+        help="where tests make their tensors (on_device.py)",
     )
 
 

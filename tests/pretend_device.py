@@ -1,6 +1,6 @@
 """A device that is none: it computes on the host, and refuses what a CUDA device would refuse.
 
-torch has no CUDA device to offer where there is no GPU, but it has the device "meta". Tensors made there under
+Without a GPU torch has no CUDA device to offer, but it has the device "meta". Tensors made there under
 `PretendDevice` hold numbers. An operation that mixes them with tensors of the CPU, `.numpy()` without
 `.cpu()`, or a tensor made without its device, fails as on a CUDA device. So tests of Python code for CUDA
 tensors can run anywhere: `pytest --device pretend`. Kernels are those of the CPU, or with
@@ -29,6 +29,8 @@ MIXED = {
 }
 
 
+# Operands of our operators that say where levels begin: the host launches a kernel for each.
+ON_HOST = {"bounds", "levels"}
 # These change a shape in place.
 RESHAPING = ("squeeze_", "unsqueeze_", "t_", "transpose_", "swapdims_", "swapaxes_", "as_strided_")
 
@@ -47,7 +49,8 @@ class There(Tensor):
         numbers = numbers.conj() if conjugate else numbers
         numbers = torch._neg_view(numbers) if negative else numbers
         # A tensor of torch's "meta": of the same shape, in a memory of the same size, which is not there.
-        whole = torch.empty(numbers.untyped_storage().nbytes() // numbers.itemsize, dtype=numbers.dtype, device=DEVICE)
+        size = numbers.untyped_storage().nbytes() // numbers.itemsize
+        whole = torch.empty(size, dtype=numbers.dtype, device=DEVICE)
         shape = numbers.shape, numbers.stride(), numbers.storage_offset()
         t = Tensor._make_subclass(cls, whole.as_strided(*shape))
         torch._C._set_conj(t, conjugate)
@@ -74,7 +77,7 @@ def dispatch(operator: Any, args: tuple, kwargs: dict) -> Any:
     if operator == aten.copy_.default:
         there = isinstance(args[0], There)
     elif there and operator not in MIXED:
-        strangers = [t for t in given if not isinstance(t, There) and (t.dim() or own(operator))]
+        strangers = [t for t in foreign(operator, args, kwargs) if not isinstance(t, There)]
         if strangers:
             raise RuntimeError(
                 f"{operator}: expected all tensors to be on the same device, but found at least two, the "
@@ -88,9 +91,13 @@ def dispatch(operator: Any, args: tuple, kwargs: dict) -> Any:
     return tree_map(lambda t: There(t) if isinstance(t, Tensor) else t, result) if there else result
 
 
-def own(operator: Any) -> bool:
-    """One of ours, which takes no tensor of another device, of whatever shape."""
-    return operator.namespace == "learnsolve"
+def foreign(operator: Any, args: tuple, kwargs: dict) -> list[Tensor]:
+    """The tensors that must be on the device: for torch all but single numbers; for an operator of ours all
+    but those that it reads on the host."""
+    if operator.namespace != "learnsolve":
+        return [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.dim()]
+    named = dict(zip((a.name for a in operator._schema.arguments), args, strict=False)) | kwargs
+    return [t for name, t in named.items() if isinstance(t, Tensor) and name not in ON_HOST]
 
 
 def numbers_of(value: Any) -> Any:
@@ -105,7 +112,9 @@ class _Dispatch(TorchDispatchMode):
 def _of_data(function: Any) -> Any:
     """`torch.tensor` and its kin, which read their data before any mode sees them."""
 
-    def make(data: Any, *args: Any, device: Any = None, requires_grad: bool = False, **keywords: Any) -> Tensor:
+    def make(
+        data: Any, *args: Any, device: Any = None, requires_grad: bool = False, **keywords: Any
+    ) -> Tensor:
         if isinstance(data, Tensor):
             return function(data, *args, device=data.device if device is None else device, **keywords)
         made = function(data, *args, device="cpu", **keywords)

@@ -143,7 +143,8 @@ def small_pattern(index: torch.dtype = torch.int64) -> ls.SparsityPattern:
 def normal(shape: tuple[int, ...], dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
     """The same numbers on every device."""
     generator = torch.Generator("cpu").manual_seed(seed)
-    return torch.as_tensor(torch.randn(shape, dtype=torch.float64, generator=generator, device="cpu").to(dtype).numpy())
+    made = torch.randn(shape, dtype=torch.float64, generator=generator, device="cpu")
+    return made.to(torch.get_default_device(), dtype)
 
 
 def inputs_for(
