@@ -7,9 +7,9 @@ for solvers. "fwd": the public call on tensors that learn, with its graph; "bwd"
 gradients; "graph": a call within a replayed CUDA graph, which the host does not hold up; "first": a call on
 patterns that nothing has been planned for. "cusparse": cuSPARSE with descriptors, buffers and analysis kept;
 "cupy": as CuPy calls it, with all of them made in each call; "torch": its sparse CSR tensors. "speed-up":
-over the fastest of cusparse and torch. "of copy": the least bytes that the operation moves, by its time, over
-the bandwidth of a device copy in the same run. An operator or a peer that fails is left out and named; the rest
-goes on. --device cpu --quick tries the program itself, without a GPU.
+over the fastest of cusparse and torch. "of copy": the least bytes that the operation moves, by its time,
+over the bandwidth of a device copy in the same run. An operator or a peer that fails is left out and named;
+the rest goes on. --device cpu --quick tries the program itself, without a GPU.
 """
 
 from __future__ import annotations
