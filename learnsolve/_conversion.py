@@ -8,7 +8,7 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
-from learnsolve import _analysis
+from learnsolve import _analysis, _device_analysis
 from learnsolve.pattern import SparsityPattern, as_numpy
 
 Shape = tuple[int, int]
@@ -56,7 +56,9 @@ def from_torch(T: Tensor) -> tuple[Tensor | None, Any, Tensor, Shape]:
         crow = torch.searchsorted(rows, torch.arange(shape[0] + 1, device=T.device))
         return crow, columns.contiguous(), T.values(), shape
     crow, col = T.crow_indices(), T.col_indices()
-    kind = _analysis.validate(as_numpy(crow), as_numpy(col), shape[1])[0]
+    kind = 0
+    if not (_device_analysis.here(crow) and _device_analysis.is_valid(crow, col, shape[1])):
+        kind = _analysis.validate(as_numpy(crow), as_numpy(col), shape[1])[0]
     if kind in (5, 6):  # duplicate or unsorted columns, which torch allows
         if T.requires_grad:
             raise NotImplementedError(

@@ -12,6 +12,8 @@ from torch import Tensor
 
 STRETCH = 896  # items of the merge path to a block of threads: csrc/kernels/row_pass_launch.cuh
 UNION_CHUNK = 8192  # csrc/kernels/union_plan.h
+# Products of one sort where all of them are too many: of 40 bytes each while it lasts. Not measured.
+SORTED = 2**24
 
 everywhere = False  # CPU tensors too: for tests of the CUDA operators compiled for the host
 
@@ -174,6 +176,38 @@ def product_plan(
     ends = torch.searchsorted(keys, wanted)
     pair_starts = torch.cat((ends, torch.tensor([len(order)], device=device)))
     return ProductPlan(crow, col, positions, first, pairs, pair_starts, incomplete)
+
+
+def product_pattern(
+    a_crow: Tensor, a_col: Tensor, b_crow: Tensor, b_col: Tensor, columns: int, first: Tensor, most: int
+) -> tuple[Tensor, Tensor] | None:
+    """(crow, col) of A B, of any number of products: a sort for each stretch of A's entries with about
+    SORTED products, which goes on with the row that the stretch before has left open. None if there are
+    more than `most` entries. Waits for the device once a stretch."""
+    rows, nnz, device = len(a_crow) - 1, len(a_col), a_crow.device
+    cuts = torch.searchsorted(first, torch.arange(0, int(first[-1]), SORTED, device=device))
+    cuts = torch.unique_consecutive(torch.cat((cuts, torch.tensor([nnz], device=device))))
+    row_of, offset = row_indices(a_crow, nnz), b_crow.long()[a_col.long()] - first[:-1]
+    opened = row_of[cuts[1:] - 1].tolist()  # the row of the last entry of each stretch
+    products, cuts = first[cuts].tolist(), cuts.tolist()
+    crow, parts = torch.zeros(rows + 1, dtype=torch.int64, device=device), []
+    done, total, left_open = 0, 0, torch.empty(0, dtype=torch.int64, device=device)
+    for s in range(len(cuts) - 1):
+        (p0, p1), (f0, f1) = cuts[s : s + 2], products[s : s + 2]
+        entries = torch.arange(p0, p1, device=device)
+        p = torch.repeat_interleave(entries, first[p0 : p1 + 1].diff(), output_size=f1 - f0)
+        q = torch.arange(f0, f1, device=device) + offset[p]
+        keys = torch.unique(torch.cat((left_open, row_of[p].long() * columns + b_col[q].long())))
+        end = rows if p1 == nnz else opened[s]
+        starts = torch.searchsorted(keys, torch.arange(done, end + 1, device=device) * columns)
+        crow[done : end + 1] = total + starts
+        finished = int(starts[-1])
+        parts.append((keys[:finished] % max(columns, 1)).to(a_col.dtype))
+        done, total, left_open = end, total + finished, keys[finished:]
+        if total + len(left_open) > most:
+            return None
+    crow[done:] = total
+    return crow.to(a_crow.dtype), torch.cat(parts) if parts else a_col[:0].clone()
 
 
 def _keys(crow: Tensor, col: Tensor, columns: int) -> Tensor:

@@ -20,6 +20,7 @@ struct Multiplication {
   std::vector<std::pair<int64_t, int64_t>> factors;  // of each product
   std::vector<int32_t> positions, starts, pairs;
   std::vector<int64_t> first, pair_starts;
+  std::vector<I> c_ptr{0}, c_idx;
   int64_t nnz = 0;
 
   Multiplication(const Pattern& a, const Pattern& b, bool masked)
@@ -31,6 +32,9 @@ struct Multiplication {
         for (int64_t q = B.ptr[A.idx[p]]; q < B.ptr[A.idx[p] + 1]; ++q) place[B.idx[q]] = 0;
       for (int64_t j = 0; j < B.cols; ++j)
         if (place[j] == 0) place[j] = masked && (i + j) % 2 ? -1 : nnz++;
+      for (int64_t j = 0; j < B.cols; ++j)
+        if (place[j] >= 0) c_idx.push_back(static_cast<I>(j));
+      c_ptr.push_back(static_cast<I>(nnz));
       of_entry.resize(nnz);
       for (int64_t p = A.ptr[i]; p < A.ptr[i + 1]; ++p) {
         first.push_back(static_cast<int64_t>(factors.size()));
@@ -77,7 +81,7 @@ void product_case(Random& random, const Multiplication<I>& M, int shared, const 
       ga_sums[m * sa + p].add(g[m * sc + t], b[m * sb + q]);
       gb_sums[m * sb + q].add(g[m * sc + t], a[m * sa + p]);
     }
-  Array<T> whole[4];
+  Array<T> whole[5];
   for (const bool backwards : {false, true}) {
     const HostTeam<Lanes> team{backwards};
     Array<T> c = unwritten<T>(c_sums.size()), left = unwritten<T>(ga_sums.size()),
@@ -87,35 +91,76 @@ void product_case(Random& random, const Multiplication<I>& M, int shared, const 
     members_of(sc == 0, batch, [&](Members members) {
       for (int64_t t = 0; t < nc; ++t) pair_sum(team, product, t, members);
     });
-    const LeftSums<T, I> by_entry{M.A.idx.data(), M.B.ptr.data(), M.positions.data(), M.first.data(),
-                                  {g.data(), sc}, {b.data(), sb}, {left.data(), sa},  na,
-                                  batch};
+    const LeftSums<T, I, PlannedPlaces<int64_t>> by_entry{M.A.idx.data(),
+                                                          M.B.ptr.data(),
+                                                          {M.positions.data(), M.first.data()},
+                                                          {g.data(), sc},
+                                                          {b.data(), sb},
+                                                          {left.data(), sa},
+                                                          na,
+                                                          batch};
     members_of(sa == 0, batch, [&](Members members) {
       for (int64_t p = 0; p < na; ++p) left_sum(team, by_entry, p, members);
     });
-    const auto columns = [&](T* left_out, T* right_out) {
-      return ColumnSums<T, I>{M.T.ptr.data(),  M.T.perm.data(),
-                              M.B.ptr.data(),  M.positions.data(),
-                              M.starts.data(), {a.data(), sa},
-                              {b.data(), sb},  {g.data(), sc},
-                              {left_out, sa},  {right_out, sb},
-                              M.B.rows,        batch,
-                              left_out && !sa, !sb};
+    const auto columns = [&](const auto& places, T* left_out, T* right_out) {
+      return ColumnSums<T, I, std::decay_t<decltype(places)>>{M.T.ptr.data(),
+                                                              M.T.perm.data(),
+                                                              M.B.ptr.data(),
+                                                              places,
+                                                              {a.data(), sa},
+                                                              {b.data(), sb},
+                                                              {g.data(), sc},
+                                                              {left_out, sa},
+                                                              {right_out, sb},
+                                                              M.B.rows,
+                                                              batch,
+                                                              left_out && !sa,
+                                                              !sb};
     };
-    const auto both = columns(ga.data(), gb.data()), one = columns(nullptr, right.data());
-    members_of(both.adds_left || both.adds_right, batch, [&](Members members) {
-      for (int64_t k = 0; k < M.B.rows; ++k) column_sums<true>(team, both, k, members);
+    const auto all_columns = [&](const auto& places, Array<T>& left_out, Array<T>& right_out,
+                                 Array<T>& right_alone) {
+      const auto both = columns(places, left_out.data(), right_out.data()),
+                 one = columns(places, nullptr, right_alone.data());
+      members_of(both.adds_left || both.adds_right, batch, [&](Members members) {
+        for (int64_t k = 0; k < M.B.rows; ++k) column_sums<true>(team, both, k, members);
+      });
+      members_of(one.adds_right, batch, [&](Members members) {
+        for (int64_t k = 0; k < M.B.rows; ++k) column_sums<false>(team, one, k, members);
+      });
+    };
+    all_columns(PlannedPlaces<int32_t>{M.positions.data(), M.starts.data()}, ga, gb, right);
+    // Without a plan: the gradients are the same sums in the same order.
+    Array<T> c_found = unwritten<T>(c.size()), left_found = unwritten<T>(left.size()),
+             ga_found = unwritten<T>(ga.size()), gb_found = unwritten<T>(gb.size()), right_found = gb_found;
+    const RowSums<T, I> by_row{M.A.ptr.data(),       M.A.idx.data(), M.B.ptr.data(), M.B.idx.data(),
+                               M.c_ptr.data(),       M.c_idx.data(), {a.data(), sa}, {b.data(), sb},
+                               {c_found.data(), sc}, M.A.rows,       batch};
+    members_of(sc == 0, batch, [&](Members members) {
+      for (int64_t i = 0; i < M.A.rows; ++i) row_sums(team, by_row, i, members);
     });
-    members_of(one.adds_right, batch, [&](Members members) {
-      for (int64_t k = 0; k < M.B.rows; ++k) column_sums<false>(team, one, k, members);
+    const SearchedPlaces<I> of_entries{nullptr,        M.A.ptr.data(), M.A.rows,
+                                       M.B.idx.data(), M.c_ptr.data(), M.c_idx.data()};
+    const LeftSums<T, I, SearchedPlaces<I>> found_by_entry{
+        M.A.idx.data(), M.B.ptr.data(),          of_entries, {g.data(), sc},
+        {b.data(), sb}, {left_found.data(), sa}, na,         batch};
+    members_of(sa == 0, batch, [&](Members members) {
+      for (int64_t p = 0; p < na; ++p) left_sum(team, found_by_entry, p, members);
     });
+    const SearchedPlaces<I> of_columns{M.T.idx.data(), nullptr,        0,
+                                       M.B.idx.data(), M.c_ptr.data(), M.c_idx.data()};
+    all_columns(of_columns, ga_found, gb_found, right_found);
+    require_close(c_found, c_sums, "product by search, " + name);
+    require_same_bits(left_found, left, "left by search, " + name);
+    require_same_bits(ga_found, ga, "left of both by search, " + name);
+    require_same_bits(gb_found, gb, "right of both by search, " + name);
+    require_same_bits(right_found, right, "right by search, " + name);
     require_close(c, c_sums, "product, " + name);
     require_close(left, ga_sums, "left, " + name);
     require_close(ga, ga_sums, "left of both, " + name);
     require_close(gb, gb_sums, "right of both, " + name);
     require_same_bits(right, gb, "right, " + name);
-    const Array<T> results[4]{c, left, ga, gb};
-    for (int n = 0; n < 4; ++n) {
+    const Array<T> results[5]{c, left, ga, gb, c_found};
+    for (int n = 0; n < 5; ++n) {
       if (backwards) require_same_bits(results[n], whole[n], "another order of lanes, " + name);
       whole[n] = results[n];
     }

@@ -100,9 +100,9 @@ def _ends(
     V: Tensor, Y: Tensor, alpha: list[float], beta: list[float], length: float, rounding: float, rtol: float
 ) -> Ends:
     k = len(alpha)
-    T = torch.diag(torch.tensor(alpha, dtype=torch.float64))
+    T = torch.diag(torch.tensor(alpha, dtype=torch.float64, device="cpu"))
     if k > 1:
-        off = torch.tensor(beta[: k - 1], dtype=torch.float64)
+        off = torch.tensor(beta[: k - 1], dtype=torch.float64, device="cpu")
         T = T + torch.diag(off, 1) + torch.diag(off, -1)
     theta, S = torch.linalg.eigh(T)
     theta, S = theta[[0, -1]], S[:, [0, -1]]

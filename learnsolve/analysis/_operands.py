@@ -25,9 +25,10 @@ class Space(NamedTuple):
 
     def start(self) -> Tensor:
         """A column that every call gets the same: random, so that no eigenvector is orthogonal to it."""
-        g = torch.Generator().manual_seed(0)
+        g = torch.Generator("cpu").manual_seed(0)
         with plain_tensors():
-            return torch.randn(self.n, 1, dtype=torch.float64, generator=g).to(self.dtype).to(self.device)
+            start = torch.randn(self.n, 1, dtype=torch.float64, generator=g, device="cpu")
+            return start.to(self.dtype).to(self.device)
 
     def numbers(self, *values: float) -> Tensor:
         return torch.tensor(values, dtype=self.dtype, device=self.device)

@@ -25,7 +25,7 @@ class Spread(NamedTuple):
     def of(cls, numbers: list) -> Spread:
         if not numbers:
             return cls(math.nan, math.nan, math.nan, math.nan)
-        t = torch.tensor(numbers, dtype=torch.float64)
+        t = torch.tensor(numbers, dtype=torch.float64, device="cpu")
         return cls(float(t.mean()), float(t.std(correction=0)), float(t.min()), float(t.max()))
 
 

@@ -46,7 +46,7 @@ def set_spgemm_plan_limit(bytes: int) -> int:
     CUDA device).
 
     A product that would need more is computed without a plan, in O(nnz) memory: the places of its products
-    are found anew in each pass. On a CUDA device it is refused.
+    are found anew in each pass.
 
     Parameters
     ----------
@@ -99,10 +99,7 @@ def _plan(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) 
     if mask is None:
         made = _analysis.product_pattern(a_ptr, a_idx, b_ptr, b_idx, columns, products, fits, _MOST[A.dtype])
         if made is None:
-            raise ValueError(
-                f"spgemm: the result has more entries than {A.dtype} can number; give A and B int64 indices, "
-                "CSR(A.values, A.pattern.to(dtype=torch.int64))"
-            )
+            raise _too_many(A.dtype)
         c_ptr, c_idx, positions, repeated = made
         C = SparsityPattern._trusted(A._tensor(c_ptr), A._tensor(c_idx), (A.shape[0], columns))
     else:
@@ -117,24 +114,51 @@ def _plan(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) 
 
 
 def _plan_on_device(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) -> _Plan:
-    """csrc/kernels/spgemm.cuh; `blocks` numbers the first product of each entry of A."""
-    columns = B.shape[1]
+    """csrc/kernels/spgemm.cuh; `blocks` numbers the first product of each entry of A, if there is a plan."""
+    shape = A.shape[0], B.shape[1]
+    arrays = (A.crow_indices, A.col_indices, B.crow_indices, B.col_indices)
     first = _device_analysis.first_products(A.col_indices, B.crow_indices)
     products = int(first[-1])
     largest = max(products, A.nnz, B.nnz, 0 if mask is None else mask.nnz)
-    if products > _plan_limit // 12 or largest > _MOST[torch.int32] or A.shape[0] * columns >= 2**62:
-        raise NotImplementedError(
-            f"spgemm: on {A.device} a product needs a plan, which would take {12 * products} bytes for "
-            f"{products} products, the limit is {_plan_limit} (and 2^31 products); raise it with "
-            "ops.set_spgemm_plan_limit, or multiply on the CPU"
-        )
-    given = None if mask is None else (mask.crow_indices, mask.col_indices)
-    arrays = (A.crow_indices, A.col_indices, B.crow_indices, B.col_indices)
-    made = _device_analysis.product_plan(*arrays, columns, first, products, given)
-    C = None
+    given, C = None if mask is None else (mask.crow_indices, mask.col_indices), None
+    numbered = shape[0] * shape[1] < 2**62  # all places of C, with a number for each
+    if products > _plan_limit // 12 or largest > _MOST[torch.int32] or not numbered:
+        if mask is None:
+            C = SparsityPattern._trusted(*_symbolic(A, B, first, products, numbered), shape)
+        return _Plan(C, None, first[:0].clone(), True)
+    made = _device_analysis.product_plan(*arrays, shape[1], first, products, given)
     if made.crow is not None and made.col is not None:
-        C = SparsityPattern._trusted(made.crow.to(A.dtype), made.col.to(A.dtype), (A.shape[0], columns))
+        C = SparsityPattern._trusted(*_numbered(A.dtype, (made.crow, made.col)), shape)
     return _Plan(C, made.positions, first, made.incomplete, (made.pairs, made.pair_starts))
+
+
+def _symbolic(
+    A: SparsityPattern, B: SparsityPattern, first: Tensor, products: int, numbered: bool
+) -> tuple[Tensor, Tensor]:
+    """The arrays of A B without a plan: on the device, or where its places are too many to number, as there
+    can be only with 2^31 rows or columns, on the host."""
+    arrays = (A.crow_indices, A.col_indices, B.crow_indices, B.col_indices)
+    if numbered:
+        made = _device_analysis.product_pattern(*arrays, B.shape[1], first, _MOST[A.dtype])
+    else:
+        on_host = (as_numpy(t) for t in arrays)
+        made = _analysis.product_pattern(*on_host, B.shape[1], products, False, _MOST[A.dtype])
+        made = None if made is None else (A._tensor(made[0]), A._tensor(made[1]))
+    return _numbered(A.dtype, made)
+
+
+def _numbered(dtype: torch.dtype, arrays: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
+    """The arrays of a result, if indices of `dtype` can number its entries (None: they cannot)."""
+    if arrays is None or len(arrays[1]) > _MOST[dtype]:
+        raise _too_many(dtype)
+    return arrays[0].to(dtype), arrays[1].to(dtype)
+
+
+def _too_many(dtype: torch.dtype) -> ValueError:
+    return ValueError(
+        f"spgemm: the result has more entries than {dtype} can number; give A and B int64 indices, "
+        "CSR(A.values, A.pattern.to(dtype=torch.int64))"
+    )
 
 
 def _column_plan(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) -> _ColumnPlan:
@@ -143,7 +167,8 @@ def _column_plan(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern |
     positions, first, *_ = A._planned(_plan, B, mask)[1:]
     if _device_analysis.here(A.crow_indices):
         # Which blocks a product is dealt out in is for the CPU; here a row of B each.
-        return _ColumnPlan(first[_present(permutation).long()].int(), first[:0])
+        starts = None if positions is None else first[_present(permutation).long()].int()
+        return _ColumnPlan(starts, first[:0])
     b_ptr, perm = as_numpy(B.crow_indices), as_numpy(_present(permutation))
     starts = None
     if positions is not None:

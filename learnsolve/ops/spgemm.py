@@ -33,8 +33,6 @@ def spgemm(A: CSR, B: CSR, *, mask: SparsityPattern | None = None) -> CSR:
         if shapes do not fit, or the result has more entries than the index type can number.
     TypeError
         if dtypes or devices do not fit, or A or B is not a CSR.
-    NotImplementedError
-        on a CUDA device, if the plan would be larger than the limit.
 
     Notes
     -----
@@ -46,9 +44,10 @@ def spgemm(A: CSR, B: CSR, *, mask: SparsityPattern | None = None) -> CSR:
     of the result and the place in it of each product, which are kept with A's pattern until one of the
     patterns is freed: 4 F bytes, and 4 nnz(A) more at the first backward. Beyond the limit that
     `set_spgemm_plan_limit` sets, the places are not kept but found in each pass, with k numbers of memory for
-    each thread. On a CUDA device the plan is made there, by a sort of all products, takes 12 F bytes, and a
-    product beyond the limit is refused. The result has the same bits on every run and for every number of
-    threads.
+    each thread. On a CUDA device the plan is made there, by a sort of all products, and takes 12 F bytes;
+    beyond the limit the pattern of the result comes from sorts of 2^24 products at a time, and each pass
+    looks its places up in the sorted rows of the result. The result has the same bits on every run and for
+    every number of threads.
 
     References
     ----------
@@ -98,8 +97,6 @@ def galerkin(P: CSR, A: CSR) -> CSR:
         if shapes do not fit.
     TypeError
         if dtypes or devices do not fit, or P or A is not a CSR.
-    NotImplementedError
-        on a CUDA device, if the plan would be larger than the limit.
 
     Notes
     -----

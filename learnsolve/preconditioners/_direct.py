@@ -39,8 +39,9 @@ def _nearly_singular(A: CSR, factors: Factorized) -> int:
     if plain_values(A.values).shape != A.values.shape:  # under torch.func.vmap
         return -1
     with plain_tensors():  # under a vmap of something else no random numbers are to be had
-        generator = torch.Generator().manual_seed(0)
-        v = torch.rand((A.shape[0], 1), generator=generator, dtype=torch.float64).to(A.dtype)
+        generator = torch.Generator("cpu").manual_seed(0)
+        v = torch.rand((A.shape[0], 1), generator=generator, dtype=torch.float64, device="cpu")
+        v = v.to(A.device, A.dtype)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # the error says it
         x = plain_values(factors.solve(v))

@@ -46,7 +46,7 @@ class Subdomains(NamedTuple):
     def local_matrices(self, A: CSR) -> list[Tensor]:
         """The blocks of A, one (..., count, size, size) a group, with ones on the padded diagonal."""
         flat = place(handed_out(A.values, self.entries), self.at, self.size)
-        flat = flat + torch.zeros(self.size, dtype=A.dtype).index_fill(0, self.padding, 1)
+        flat = flat + torch.zeros(self.size, dtype=A.dtype, device=A.device).index_fill(0, self.padding, 1)
         sizes = [count * size * size for count, size in self.groups]
         shapes = [(*A.batch_shape, count, size, size) for count, size in self.groups]
         return [b.reshape(s) for b, s in zip(flat.split(sizes, -1), shapes, strict=True)]

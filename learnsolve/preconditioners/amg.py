@@ -33,7 +33,7 @@ from learnsolve.preconditioners._hierarchy import (
 )
 from learnsolve.preconditioners._smoothers import Chebyshev, GaussSeidel, Jacobi
 from learnsolve.preconditioners._symmetry import symmetry
-from learnsolve.preconditioners.base import Preconditioner, check_finite
+from learnsolve.preconditioners.base import Preconditioner, check_finite, check_numbers
 
 METHODS = ("smoothed_aggregation", "ruge_stuben")
 SMOOTHERS = ("jacobi", "chebyshev", "gauss_seidel")
@@ -148,10 +148,7 @@ class AMG(Preconditioner):
         _check.dtype("AMG", "A.values", A.values)
         if A.shape[0] != A.shape[1]:
             raise ValueError(f"AMG: A must be square, got shape {A.shape}")
-        if not A.values.is_cpu:
-            raise NotImplementedError(
-                f"AMG: works on the CPU only, got a matrix on {A.device}; move it with .to('cpu')"
-            )
+        check_numbers("AMG", A)
         if A.batch_shape.numel() == 0:
             raise ValueError(
                 f"AMG: needs a matrix, got an empty batch of shape {tuple(A.batch_shape)}; leave it out"

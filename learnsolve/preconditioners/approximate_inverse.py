@@ -81,14 +81,19 @@ class ApproximateInverse(HoldsPattern, Learned):
 
     @classmethod
     def bidiagonal(
-        cls, n: int, diagonal: float = 2.0, off: float = 0.1, dtype: torch.dtype = torch.float64
+        cls,
+        n: int,
+        diagonal: float = 2.0,
+        off: float = 0.1,
+        dtype: torch.dtype = torch.float64,
+        device: torch.device | str | None = None,
     ) -> ApproximateInverse:
         """L lower bidiagonal, `diagonal` on the diagonal and `off` below: 2 I + 0.1 S is where section 4.3 of
         the paper starts."""
         n = _check.integer("ApproximateInverse.bidiagonal", "n", n, 0)
         rows = np.arange(n)
-        crow = torch.from_numpy(np.concatenate(([0], 2 * rows + 1)))
-        col = torch.from_numpy(np.stack((rows - 1, rows), 1).reshape(-1)[1:])
+        crow = torch.from_numpy(np.concatenate(([0], 2 * rows + 1))).to(device)
+        col = torch.from_numpy(np.stack((rows - 1, rows), 1).reshape(-1)[1:]).to(device)
         return cls.from_pattern(SparsityPattern._trusted(crow, col, (n, n)), diagonal, off, dtype)
 
     @classmethod

@@ -180,6 +180,15 @@ def check_finite(function: str, A: CSR) -> None:
     )
 
 
+def check_numbers(function: str, A: CSR) -> None:
+    """A has numbers to be looked at."""
+    if A.values.is_meta:
+        raise NotImplementedError(
+            f"{function}: is made by A's numbers, and a matrix on {A.device} has none; make it of one on the "
+            "CPU or on a CUDA device"
+        )
+
+
 class _PreconditionerOperator(scipy.sparse.linalg.LinearOperator):
     def __init__(self, M: Preconditioner):
         self.M = M

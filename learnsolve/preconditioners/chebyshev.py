@@ -127,14 +127,16 @@ class Chebyshev(PolynomialPreconditioner):
         if torch.compiler.is_dynamo_compiling():
             return
         if isinstance(lmin, Tensor) or isinstance(lmax, Tensor):
-            both = torch.as_tensor(lmin), torch.as_tensor(lmax)
-            if not all(t.is_cpu for t in both) or torch._C._are_functorch_transforms_active():
+            seen = all(t.is_cpu for t in (lmin, lmax) if isinstance(t, Tensor))
+            if not seen or torch._C._are_functorch_transforms_active():
                 return
-        if not bool(torch.as_tensor(lmin <= lmax).all()):
+        ordered = lmin <= lmax
+        if not (bool(ordered.all()) if isinstance(ordered, Tensor) else ordered):
             raise ValueError(f"Chebyshev: lmin must not be above lmax, got {self.lmin} and {self.lmax}")
 
 
 def _start(P: SparsityPattern) -> tuple[Tensor]:
     """Where the estimate starts. A plan: under vmap no random numbers are to be had."""
-    generator = torch.Generator().manual_seed(0)
-    return (torch.randn((P.shape[0], 1), dtype=torch.float64, generator=generator).to(P.device),)
+    generator = torch.Generator("cpu").manual_seed(0)
+    start = torch.randn((P.shape[0], 1), dtype=torch.float64, generator=generator, device="cpu")
+    return (start.to(P.device),)

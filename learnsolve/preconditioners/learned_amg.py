@@ -77,7 +77,7 @@ class LearnedAMG(Learned):
             if M.weights is None:
                 raise ValueError('LearnedAMG: a smoother learns if M has smoother="jacobi"; make M with it')
             for n, w in zip(M.hierarchy.sizes, M.weights, strict=False):
-                start = torch.as_tensor(w, dtype=M.dtype).detach()
+                start = torch.as_tensor(w, dtype=M.dtype, device=M.device).detach()
                 weights.append(start.expand(n).clone())
         self.prolongations = torch.nn.ParameterList(prolongations)
         self.weights = torch.nn.ParameterList(weights)

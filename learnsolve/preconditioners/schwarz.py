@@ -22,7 +22,7 @@ from learnsolve.pattern import as_numpy
 from learnsolve.preconditioners._direct import DirectSolver, inverses
 from learnsolve.preconditioners._subdomains import Subdomains, plan_given, plan_subdomains
 from learnsolve.preconditioners._symmetry import symmetry
-from learnsolve.preconditioners.base import Preconditioner, check_finite
+from learnsolve.preconditioners.base import Preconditioner, check_finite, check_numbers
 
 _CORE = 64  # rows of a subdomain, before its overlap, if their number is not given
 
@@ -102,10 +102,7 @@ class AdditiveSchwarz(Preconditioner):
         _check.dtype(name, "A.values", A.values)
         if A.shape[0] != A.shape[1]:
             raise ValueError(f"{name}: A must be square, got shape {A.shape}")
-        if not A.values.is_cpu:
-            raise NotImplementedError(
-                f"{name}: works on the CPU only, got a matrix on {A.device}; move it with .to('cpu')"
-            )
+        check_numbers(name, A)
         check_finite(name, A)
         overlap = _check.integer(name, "overlap", overlap, 0)
         _check.flag(name, "restricted", restricted)
@@ -113,9 +110,9 @@ class AdditiveSchwarz(Preconditioner):
         self.shape, self.batch_shape, self.made_of = A.shape, A.batch_shape, (A.values,)
         self.plan = plan = _plan(A, subdomains, n_subdomains, overlap)
         self.inverses = self._inverses(A)
-        self._ones = torch.ones(plan.restriction.nnz, dtype=A.dtype)
+        self._ones = torch.ones(plan.restriction.nnz, dtype=A.dtype, device=A.device)
         self._kept = plan.owned.to(A.dtype) if restricted else self._ones
-        self._parts = CSR(torch.ones(A.shape[0], dtype=A.dtype), plan.parts)
+        self._parts = CSR(torch.ones(A.shape[0], dtype=A.dtype, device=A.device), plan.parts)
         self._coarse = None
         if coarse:
             self._coarse = DirectSolver(name, galerkin(self._parts, A), False, "leave coarse=True out")

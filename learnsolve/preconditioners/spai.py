@@ -98,6 +98,10 @@ class SPAI(Preconditioner):
         return spmm(self.matrix, R, transpose=True)
 
 
+def _identity_like(A: CSR) -> CSR:
+    return eye(A.shape[0], dtype=A.dtype, device=A.device, index_dtype=A.pattern.dtype)
+
+
 def _minimise(A: CSR, S: SparsityPattern, right: bool) -> CSR:
     line = "column" if right else "row"
     empty = (S.T.crow_indices.diff() == 0).nonzero()
@@ -107,7 +111,7 @@ def _minimise(A: CSR, S: SparsityPattern, right: bool) -> CSR:
             "diagonal"
         )
     At = transpose(A)
-    K, I = spgemm(At, A), eye(A.shape[0], dtype=A.dtype, index_dtype=A.pattern.dtype)  # noqa: E741
+    K, I = spgemm(At, A), _identity_like(A)  # noqa: E741
     try:
         M = local_solve(K, spgemm(At, I, mask=S))
         with torch.no_grad():

@@ -9,11 +9,13 @@ Poisson, rtol 1e-8, without M: n = 900 1.2 ms, not 15; n = 10,000 8.2, not 59 (S
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from learnsolve._plain import makes_plain_tensors
 from learnsolve.ops._autograd import tracked
 from learnsolve.ops.pcg import Stop
 from learnsolve.ops.pcg_solve import pcg_solve
@@ -36,7 +38,13 @@ _STATUS = {
 
 def codes_of(why: Tensor) -> Tensor:
     """Codes of the general loop for the `Stop` of each column."""
-    return torch.tensor([CODE[_STATUS[stop]] for stop in Stop])[why]
+    return _codes(why.device)[why]
+
+
+@makes_plain_tensors
+@functools.cache
+def _codes(device: torch.device) -> Tensor:
+    return torch.tensor([CODE[_STATUS[stop]] for stop in Stop], device=device)
 
 
 def fitting_form(A: Any, M: Any, b: Tensor) -> tuple | None:
@@ -69,7 +77,7 @@ def compiled_cg(
         """With one batch axis at most, as the kernel has it."""
         return t if len(lead) < 2 else t.reshape(lead.numel(), *t.shape[-2:])
 
-    converged = torch.zeros((*b.shape[:-2], 1, k), dtype=torch.bool)
+    converged = torch.zeros((*b.shape[:-2], 1, k), dtype=torch.bool, device=b.device)
 
     def limits(r: Tensor, norm: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         nonlocal converged
@@ -93,7 +101,7 @@ def compiled_cg(
     true = residual_norm(b - A(x), -2)
     codes = torch.where(close & (true <= criterion.target.squeeze(-2)), CODE[Status.CONVERGED], codes)
     codes = torch.where(close & ~true.isfinite(), CODE[Status.NON_FINITE], codes)
-    rows = torch.arange(norms.shape[-2]).unsqueeze(-1)
+    rows = torch.arange(norms.shape[-2], device=norms.device).unsqueeze(-1)
     norms = torch.where(close.unsqueeze(-2) & (rows >= when.unsqueeze(-2)), true.unsqueeze(-2), norms)
     again = (close & (codes == CODE[Status.MAX_ITERATIONS])).unsqueeze(-2)
     left = maxiter - int(when[again.squeeze(-2)].min()) if again.any() else 0

@@ -119,6 +119,8 @@ class LeastSquares:
     exceeds conlim.
     """
 
+    never = False
+
     def __init__(self, atol: float, btol: float, conlim: float):
         self.atol, self.btol, self.conlim = atol, btol, conlim
 

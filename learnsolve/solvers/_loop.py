@@ -39,6 +39,8 @@ class Method(Protocol):
 class Criterion(Protocol):
     """Whether a column is done. All answers are (..., 1, k); `norm` is ||r||."""
 
+    never: bool  # asks for nothing that a column could meet: all iterations are to run
+
     def begin(self, A: Any, b: Tensor, x: Tensor, r: Tensor, norm: Tensor) -> Tensor:
         """Is x a solution before the first iteration? Called once, before the others."""
         ...
@@ -61,13 +63,16 @@ class ResidualNorm:
 
     def __init__(self, rtol: float, atol: float | Tensor):
         self.rtol, self.atol = rtol, atol
+        self.never = rtol == 0 and not isinstance(atol, Tensor) and atol == 0
 
     def begin(self, A: Any, b: Tensor, x: Tensor, r: Tensor, norm: Tensor) -> Tensor:
         eps = torch.finfo(b.dtype).eps
         length = size(b)
-        self.target = torch.maximum(
-            self.rtol * length, torch.as_tensor(self.atol, dtype=b.dtype).to(b.device)
-        )
+        self.target = self.rtol * length
+        if isinstance(self.atol, Tensor):
+            self.target = torch.maximum(self.target, self.atol.to(b))
+        else:
+            self.target = self.target.clamp(min=self.atol)
         # A recurrence for r says nothing below the rounding level of what it began with.
         self.floor = eps * norm
         self.limit = torch.maximum(norm, length) / eps
@@ -110,7 +115,11 @@ def iterate(
 ) -> Outcome:
     """Run `method` until every column has stopped. With `segments` for a backward in O(sqrt(iterations))
     memory: the graph keeps the state between segments of 1, 2, 3, ... iterations, and repeats what is
-    inside."""
+    inside.
+
+    On a CUDA device, with a criterion that asks for nothing and no callback, the host never waits for it: a
+    column that comes to rounding level stops there, where on the CPU it is started again."""
+    unattended = runs_unattended(b, criterion, callback)
     nothing = size(b) == 0
     if x0 is None:
         x, r = torch.zeros_like(b), b
@@ -128,9 +137,9 @@ def iterate(
         history = []
         for i in range(count):
             running = progress.codes == 0
-            if not running.any():
+            if not unattended and not running.any():
                 break
-            state, codes, norm = _advance(method, A, M, b, criterion, progress, running)
+            state, codes, norm = _advance(method, A, M, b, criterion, progress, running, unattended)
             history.append(norm)
             if callback is not None and not replay and _stopped(callback, done + i + 1, state.x, norm, codes):
                 codes = torch.where(codes == 0, CODE[Status.STOPPED_BY_CALLBACK], codes)
@@ -139,7 +148,7 @@ def iterate(
 
     progress = _Progress(method.start(A, M, x, r, codes == 0), codes, norm)
     if segments:
-        progress, norms = _in_segments(run, progress, norms, maxiter)
+        progress, norms = _in_segments(run, progress, norms, maxiter, unattended)
     else:
         progress, history = run(maxiter, 0, progress, False)
         norms += history
@@ -147,7 +156,11 @@ def iterate(
     return Outcome(progress.state.x, torch.cat(norms, dim=-2), codes.squeeze(-2))
 
 
-def _advance(method, A, M, b, criterion, progress: _Progress, running: Tensor):
+def runs_unattended(b: Tensor, criterion: Criterion, callback: Any) -> bool:
+    return b.is_cuda and criterion.never and callback is None
+
+
+def _advance(method, A, M, b, criterion, progress: _Progress, running: Tensor, unattended: bool):
     """One iteration: the new state, codes and norm."""
     state, codes, norm = progress
     new, trouble = method.step(A, M, b, state, running)
@@ -156,11 +169,15 @@ def _advance(method, A, M, b, criterion, progress: _Progress, running: Tensor):
     known = new_norm.detach()
     codes = torch.where((codes == 0) & ~torch.isfinite(known), CODE[Status.NON_FINITE], codes)
     moved = codes == 0
-    if not moved.all():
+    if b.is_cuda or not moved.all():  # a device is not asked, but told
         # What else a state holds is of no use to a column that has stopped.
         new = new._replace(x=torch.where(moved, new.x, state.x), r=torch.where(moved, new.r, state.r))
         new_norm = torch.where(moved, new_norm, norm)
     close = moved & criterion.looks(new, known)
+    if unattended:
+        codes = torch.where(close, CODE[Status.MAX_ITERATIONS], codes)
+        lost = criterion.fails(new, new_norm.detach())
+        return new, torch.where(moved & (codes == 0), lost, codes), new_norm
     if close.any():
         # The recurrence for r may have drifted from b - A x: nothing is called converged on its word.
         r = b - A(new.x)
@@ -183,10 +200,10 @@ def _stopped(callback: Callable, iteration: int, x: Tensor, norm: Tensor, codes:
     return callback(Iteration(iteration, x.detach(), norm.detach().squeeze(-2), converged)) is True
 
 
-def _in_segments(run: Callable, progress: _Progress, norms: list[Tensor], maxiter: int):
+def _in_segments(run: Callable, progress: _Progress, norms: list[Tensor], maxiter: int, unattended: bool):
     done, length = 0, 1
     make = type(progress.state)
-    while done < maxiter and (progress.codes == 0).any():
+    while done < maxiter and (unattended or (progress.codes == 0).any()):
         segment = _segment(run, make, min(length, maxiter - done), done)
         codes, norm, history, *state = checkpoint(
             segment, progress.codes, progress.norm, *progress.state, use_reentrant=False

@@ -15,7 +15,7 @@ from learnsolve.ops._autograd import tracked
 from learnsolve.solvers import _units
 from learnsolve.solvers._compiled_cg import compiled_cg, fitting_form
 from learnsolve.solvers._implicit import Found, Implicit, transformed
-from learnsolve.solvers._loop import Criterion, Method, ResidualNorm, iterate
+from learnsolve.solvers._loop import Criterion, Method, ResidualNorm, iterate, runs_unattended
 from learnsolve.solvers._operator import Matrix, Operator, as_operator, as_preconditioner
 from learnsolve.solvers._options import (
     Options,
@@ -62,7 +62,7 @@ def solve(
         method,
         operator,
         M,
-        lambda unit: ResidualNorm(rtol, options.atol / unit),
+        lambda unit: ResidualNorm(rtol, options.atol / unit if _asked(options.atol) else 0.0),
         10 * n if options.maxiter is None else options.maxiter,
         vector,
         options.throw,
@@ -107,7 +107,8 @@ class Solver:
 
     def iterate(self, b: Tensor, x0: Tensor | None, segments: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """x, norms, codes; in units where sizes are extraordinary."""
-        units = _units.choose(self.A, b)
+        unattended = self.form is None and runs_unattended(b, self.criterion(1), self.callback)
+        units = _units.choose(self.A, b, unattended)
         if units is None:
             if self.form is not None and not segments:
                 found = compiled_cg(
@@ -229,6 +230,10 @@ def with_zero_gradient(x: Tensor, *others: Tensor) -> Tensor:
         if tracked(t):
             x = x + torch.where(torch.zeros_like(t, dtype=torch.bool), t, 0).sum()
     return x
+
+
+def _asked(atol: float | Tensor) -> bool:
+    return isinstance(atol, Tensor) or atol > 0
 
 
 CODE_NON_FINITE = 1 + STATUSES.index(Status.NON_FINITE)

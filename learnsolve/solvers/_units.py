@@ -52,15 +52,15 @@ def preconditioner(M: Any, units: Units) -> Any:
     return None if M is None else lambda r: M(r * units.of_b) / units.of_x
 
 
-def choose(A: Operator, b: Tensor) -> Units | None:
-    """None where sizes are ordinary."""
+def choose(A: Operator, b: Tensor, unseen: bool = False) -> Units | None:
+    """None where sizes are ordinary, if they are to be seen: to look at them waits for a device."""
     if b.numel() == 0:
         return None
     of_b = _unit(torch.linalg.vector_norm(b.detach(), torch.inf, dim=-2, keepdim=True))
     of_A = A.size()
     of_A = torch.ones_like(of_b[..., :1]) if of_A is None else _unit(of_A)
     limit = 2.0 ** ORDINARY[b.dtype]
-    if all(bool(((u <= limit) & (u >= 1 / limit)).all()) for u in (of_A, of_b)):
+    if not unseen and all(bool(((u <= limit) & (u >= 1 / limit)).all()) for u in (of_A, of_b)):
         return None
     return Units(of_A, of_b)
 

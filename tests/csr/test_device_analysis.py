@@ -161,6 +161,28 @@ def test_product(structure, masked, index):
     torch.testing.assert_close(right, gb)
 
 
+@both_indices
+@pytest.mark.parametrize("stretch", [1, 7, 100, 2**24])
+@every_structure
+def test_pattern_of_a_product_in_stretches(structure, stretch, index, monkeypatch):
+    """Sorts of so many products, in the midst of rows too, and the pattern of all products at once."""
+    monkeypatch.setattr(device, "SORTED", stretch)
+    S = STRUCTURES[structure]
+    if S.nnz > 3000:
+        S = S[:, :50]
+    for left, right in ((S, S.T), (S.T, S[:, :6])):
+        A, B = pattern_of(left, index), pattern_of(right, index)
+        arrays = (A.crow_indices, A.col_indices, B.crow_indices, B.col_indices)
+        first = device.first_products(A.col_indices, B.crow_indices)
+        C = pattern_of(scipy.sparse.csr_array(_ones(A) @ _ones(B)), index)
+        made = device.product_pattern(*arrays, B.shape[1], first, C.nnz)
+        assert made is not None
+        assert equal(made[0], C.crow_indices)
+        assert equal(made[1], C.col_indices)
+        if C.nnz:
+            assert device.product_pattern(*arrays, B.shape[1], first, C.nnz - 1) is None
+
+
 def _ones(P: ls.SparsityPattern) -> scipy.sparse.csr_array:
     arrays = (np.ones(P.nnz), P.col_indices.numpy(), P.crow_indices.numpy())
     return scipy.sparse.csr_array(arrays, shape=P.shape)

@@ -139,6 +139,10 @@ def operations():
     a, b = (normal((R.nnz,), seed=s).to(DEVICE).requires_grad_() for s in (4, 5))
     q = normal((Q.nnz,), seed=6).to(DEVICE).requires_grad_()
     c, f = (normal(s, seed=7).to(DEVICE).requires_grad_() for s in ((3, 3), (2, 20, 30)))
+    searched = ls.SparsityPattern(R.crow_indices, R.col_indices, R.shape)
+    before = ls.ops.set_spgemm_plan_limit(0)  # holds for the pattern of which it is the first product
+    ls.ops.spgemm(ls.CSR(a, searched), ls.CSR(b, searched))
+    ls.ops.set_spgemm_plan_limit(before)
     made = {
         "spmv": (lambda: ls.CSR(v, P) @ x, (v, x)),
         "spmm": (lambda: ls.CSR(v, P) @ X, (v, X)),
@@ -148,6 +152,7 @@ def operations():
         "add": (lambda: ls.ops.add(ls.CSR(a, R), ls.CSR(q, Q.to(dtype=R.dtype))).values, (a, q)),
         "spgemm": (lambda: ls.ops.spgemm(ls.CSR(a, R), ls.CSR(b, R)).values, (a, b)),
         "spgemm mask": (lambda: ls.ops.spgemm(ls.CSR(a, R), ls.CSR(b, R), mask=R).values, (a, b)),
+        "spgemm by search": (lambda: ls.ops.spgemm(ls.CSR(a, searched), ls.CSR(b, searched)).values, (a, b)),
         "stencil": (lambda: ls.ops.stencil(c, f, boundary="periodic"), (c, f)),
     }
 
@@ -170,6 +175,7 @@ OPERATIONS = (
     "add",
     "spgemm",
     "spgemm mask",
+    "spgemm by search",
     "stencil",
 )
 every_operation = pytest.mark.parametrize("name", OPERATIONS)
@@ -260,6 +266,27 @@ def test_tensors_of_two_devices_are_refused():
         torch.ops.learnsolve.csr_spmm(
             crow.cpu(), col, None, blocks, A.values, torch.ones(5, device=DEVICE).double()
         )
+
+
+@needs_a_device
+@pytest.mark.slow
+def test_more_products_than_int32_counts():
+    """F beyond 2^31: a full column times a full row, many times over, on the pattern of a mask."""
+    n, inner = 2**14, 2**4
+    needed = 40 * n * inner
+    if torch.cuda.mem_get_info()[0] < 4 * needed:
+        pytest.skip(f"needs {4 * needed / 2**30:.0f} GiB of device memory")
+    crow = torch.arange(0, n * inner + 1, inner, dtype=torch.int32)
+    P = ls.SparsityPattern(crow, torch.arange(inner, dtype=torch.int32).repeat(n), (n, inner)).to(DEVICE)
+    mask = ls.problems.poisson((n,)).pattern.to(DEVICE, torch.int32)
+    A = ls.CSR(torch.ones(P.nnz, device=DEVICE, requires_grad=True), P)
+    B = ls.CSR(torch.ones(P.nnz, device=DEVICE), P.T)
+    assert n * n * inner > 2**31
+    C = ls.ops.spgemm(A, B, mask=mask)
+    assert (C.values == inner).all()
+    C.values.sum().backward()
+    degree = mask.crow_indices.diff().repeat_interleave(inner)
+    assert torch.equal(A.values.grad, degree.to(A.dtype))
 
 
 @needs_a_device

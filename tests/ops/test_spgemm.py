@@ -25,9 +25,10 @@ from reference import (
 )
 from torch.autograd import gradcheck, gradgradcheck
 
-from learnsolve import CSR, _library, ops
+from learnsolve import CSR, _device_analysis, _library, ops
 from learnsolve.ops import _sparse_product
 
+of_the_cpu = pytest.mark.skipif(_device_analysis.everywhere, reason="of the CPU operators alone")
 STRUCTURES = structures() | {
     "long band": banded(150, 4),
     "grid of 7 points": grid(7, 7),
@@ -142,6 +143,7 @@ def test_derivatives(masked, planned):
 STENCILS = {"1D": banded(60, 3), "2D": grid(5, 24), "2D, 9 points": grid(9, 20)}
 
 
+@of_the_cpu
 @pytest.mark.parametrize("structure", STENCILS)
 @pytest.mark.parametrize("isa", _library.instruction_sets())
 def test_uniform_blocks_against_one_row_at_a_time(structure, isa):
@@ -270,8 +272,11 @@ def test_errors():
 
 def test_a_plan_is_made_once(monkeypatch):
     made = []
-    analysis = _sparse_product._analysis
-    for name in ("product_pattern", "row_product_blocks", "column_product_blocks", "product_starts"):
+    analysis, names = _sparse_product._analysis, ("product_pattern", "row_product_blocks")
+    names = (*names, "column_product_blocks", "product_starts")
+    if _device_analysis.everywhere:
+        analysis, names = _device_analysis, ("first_products", "product_plan")
+    for name in names:
         real = getattr(analysis, name)
         monkeypatch.setattr(analysis, name, lambda *a, real=real, name=name: made.append(name) or real(*a))
     A = with_normal_values(random(9, 9, 0.4), grad=True)
@@ -284,7 +289,7 @@ def test_a_plan_is_made_once(monkeypatch):
         results.append((C.pattern, coarse.pattern))
         if step == 0:
             first = len(made)
-            assert made.count("product_pattern") == 3
+            assert made.count(names[0]) == 3
     assert len(made) == first
     assert all(r[0] is results[0][0] and r[1] is results[0][1] for r in results)
 
@@ -316,10 +321,10 @@ def test_plans_die_with_either_pattern():
 
 
 def test_plan_limit():
-    """The bound is on 4 bytes a product, no byte more."""
+    """The bound is on 4 bytes a product, 12 on a device, no byte more."""
     S = random(9, 9, 0.4)
-    products = int(symbolic(S, S).data.sum())
-    for limit, kept in ((4 * products, True), (4 * products - 1, False)):
+    bytes = (12 if _device_analysis.everywhere else 4) * int(symbolic(S, S).data.sum())
+    for limit, kept in ((bytes, True), (bytes - 1, False)):
         before = ops.set_spgemm_plan_limit(limit)
         A = with_normal_values(S)
         ops.spgemm(A, A)

@@ -97,7 +97,7 @@ def two_rings(A: ls.CSR) -> ls.SparsityPattern:
 
 
 def bidiagonal(A: ls.CSR) -> P.ApproximateInverse:
-    return P.ApproximateInverse.bidiagonal(A.shape[0], dtype=A.dtype)
+    return P.ApproximateInverse.bidiagonal(A.shape[0], dtype=A.dtype, device=A.device)
 
 
 def chebyshev(A: ls.CSR) -> P.Polynomial:

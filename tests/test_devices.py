@@ -1,0 +1,160 @@
+"""Everything takes tensors of a CUDA device and gives its results there, tried on a device that is pretended
+(tests/pretended.py): what is made on the host by mistake, or goes over the host in each call, is found where
+there is no device."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from device_cases import A_SPD, FIXED, OTHERS, PROBLEMS, TO_A_TOLERANCE, solve
+from ops.cases import CASES as OPERATIONS
+from preconditioners.cases import CASES as PRECONDITIONERS
+from preconditioners.cases import matrix as matrix_of
+from pretended import CUDA, PretendedCuda, moved
+from reference import inputs_for, normal, small_pattern
+from torch.utils._pytree import tree_leaves
+
+import learnsolve as ls
+from learnsolve import _device_analysis
+
+if not _device_analysis.everywhere:
+    pytest.skip("needs the CUDA operators compiled for the host", allow_module_level=True)
+
+
+@pytest.fixture
+def cuda():
+    with PretendedCuda() as device:
+        yield device
+
+
+def there(value) -> bool:
+    return all(t.device == CUDA for t in tree_leaves(value) if isinstance(t, torch.Tensor))
+
+
+def same(found, wanted, bound: float = 1e-10) -> None:
+    """Values of the device, and of the host."""
+    assert there(found)
+    found = [t.cpu().detach() for t in tree_leaves(found) if isinstance(t, torch.Tensor)]
+    wanted = [t.detach() for t in tree_leaves(wanted) if isinstance(t, torch.Tensor)]
+    torch.testing.assert_close(found, wanted, rtol=bound, atol=bound)
+
+
+def test_every_operator_is_there():
+    sources = Path(__file__).parent.parent / "csrc" / "ops"
+
+    def names(pattern, files):
+        return {n for f in sources.glob(files) for n in re.findall(pattern, f.read_text(encoding="utf-8"))}
+
+    assert names(r'm\.def\(\s*"(\w+)\(', "schema.cpp") == names(r'm\.impl\("(\w+)"', "*.cu")
+
+
+# Operations whose pattern depends on indices or numbers that come with each call.
+BY_HOST = ("from_coo", "from_coo batch", "A[rows, columns]", "A[rows][:, columns]", "permute")
+
+
+@pytest.mark.parametrize("case", OPERATIONS, ids=lambda c: c.name)
+def test_operations(case, cuda):
+    P = small_pattern()
+    Q, inputs = P.to("cuda"), inputs_for(case.shapes_on(P))
+
+    def run(P, inputs):
+        inputs = [t.detach().clone().requires_grad_() for t in inputs]
+        out = case.sparse(P, *inputs)
+        first = torch.autograd.grad(out.square().sum(), inputs, create_graph=True)
+        second = torch.autograd.grad(sum(g.square().sum() for g in first), inputs)
+        return out, first, second
+
+    on_device = moved(inputs)
+    found = run(Q, on_device)
+    cuda.waits.clear()
+    run(Q, on_device)
+    if case.name not in BY_HOST:
+        assert cuda.waits == []
+    same(found, run(P, inputs))
+
+
+@pytest.mark.parametrize("case", PRECONDITIONERS, ids=lambda c: c.name)
+def test_preconditioners(case, cuda):
+    A = matrix_of(case)
+    R = normal((A.shape[0], 2))
+
+    def run(A, R):
+        R, v = (t.detach().clone().requires_grad_() for t in (R, A.values))
+        M = case.make(A)
+        if isinstance(M, ls.preconditioners.Learned):
+            inputs = [R, *M.parameters()]
+        else:
+            M, inputs = case.make(A.with_values(v)), [R, v]
+        Z = M(R)
+        grads = torch.autograd.grad(Z.square().sum(), inputs, allow_unused=True)
+        ready = M.current() if isinstance(M, ls.preconditioners.LearnedAMG) else M
+        cuda.waits.clear()
+        ready(R)
+        applied = list(cuda.waits)
+        return (Z, M.T(R), grads), applied
+
+    found, waits = run(A.to("cuda"), R.to("cuda"))
+    assert waits == []
+    same(found, run(A, R)[0])
+
+
+@pytest.mark.parametrize("shape", [(20,), (20, 2), (3, 20, 2)], ids=str)
+@pytest.mark.parametrize("name", FIXED)
+def test_so_many_iterations(name, shape, cuda):
+    """Without waiting for the device."""
+    A, b, w = A_SPD, normal(shape), torch.ones((), dtype=torch.float64)
+    there = moved((A, b, w))
+    found = solve(FIXED[name], *there)
+    FIXED[name](*there)
+    cuda.waits.clear()
+    FIXED[name](*there)
+    assert len(cuda.waits) <= (4 if "minres" in name else 0), cuda.waits  # minres looks out for rounding
+    same(found, solve(FIXED[name], A, b, w))
+
+
+@pytest.mark.parametrize("name", TO_A_TOLERANCE)
+def test_to_a_tolerance(name, cuda):
+    A, b, w = A_SPD, normal((20, 2)), torch.ones((), dtype=torch.float64)
+    same(solve(TO_A_TOLERANCE[name], *moved((A, b, w))), solve(TO_A_TOLERANCE[name], A, b, w), 1e-7)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_functions(name, cuda):
+    A, b = A_SPD, normal((20, 2))
+
+    def run(A, b):
+        v, b = (t.detach().clone().requires_grad_() for t in (A.values, b))
+        out = OTHERS[name](A.with_values(v), b)
+        learns = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor) and t.requires_grad]
+        grads = (
+            torch.autograd.grad(sum(t.square().sum() for t in learns), (v, b), allow_unused=True)
+            if learns
+            else ()
+        )
+        return out, grads
+
+    found = run(*moved((A, b)))
+    same(found, run(A, b), 1e-8)
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_problems(name, cuda):
+    A, B = PROBLEMS[name]("cuda"), PROBLEMS[name]("cpu")
+    same(
+        (A.values, A.pattern.crow_indices, A.pattern.col_indices),
+        (B.values, B.pattern.crow_indices, B.pattern.col_indices),
+    )
+    with pytest.raises(TypeError):
+        A.values.numpy()
+    assert (A.to_scipy() != B.to_scipy()).nnz == 0
+    same(
+        A @ torch.ones(A.shape[1], dtype=A.dtype, device=A.device), B @ torch.ones(A.shape[1], dtype=A.dtype)
+    )
+
+
+@pytest.mark.parametrize("name", ["reverse_cuthill_mckee", "greedy_colouring"])
+def test_orderings(name, cuda):
+    order = getattr(ls.ordering, name)
+    found, wanted = order(A_SPD.to("cuda")), order(A_SPD)
+    same(tuple(t for t in tree_leaves(found)), tuple(t for t in tree_leaves(wanted)))
