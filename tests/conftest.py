@@ -1,5 +1,6 @@
 """Options and fixtures of all tests."""
 
+import contextlib
 import os
 import random
 
@@ -33,14 +34,19 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     if missing := on_device.what_is_missing(config.getoption("--device"), ON_HOST):
         raise pytest.UsageError(missing)
+    # All the while: modules of tests make tensors when they are imported.
+    context = contextlib.ExitStack()
+    context.enter_context(on_device.tensors_on(config.getoption("--device")))
+    config.add_cleanup(context.close)
 
 
 def pytest_collection_modifyitems(config, items):
-    if config.getoption("--device") != "cpu":
-        elsewhere = pytest.mark.skip(reason="about the CPU operators alone")
-        for item in items:
-            if "cpu_only" in item.keywords:
-                item.add_marker(elsewhere)
+    there = config.getoption("--device")
+    for item in items if there != "cpu" else ():
+        if "cpu_only" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason="about the CPU alone"))
+        elif there == "pretend" and "compile" in item.name:
+            item.add_marker(pytest.mark.skip(reason="torch.compile does not look into a pretended device"))
     if config.getoption("--slow") or os.environ.get("CI", "").lower() not in ("", "0", "false"):
         return
     skip = pytest.mark.skip(reason="long; run it with --slow")
@@ -59,10 +65,3 @@ def same_start():
     yield
     if torch.get_num_threads() != before:
         torch.set_num_threads(before)
-
-
-@pytest.fixture(autouse=True)
-def device(request, same_start):
-    """Where this test makes its tensors."""
-    with on_device.tensors_on(request.config.getoption("--device")) as there:
-        yield there
