@@ -7,7 +7,10 @@ tensors can run anywhere: `pytest --device pretend`. Kernels are those of the CP
 LEARNSOLVE_CUDA_ON_HOST=1 (tests/conftest.py) the CUDA operators compiled for the host, whose plans fit.
 """
 
+from contextlib import ExitStack, nullcontext
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -26,11 +29,13 @@ MIXED = {
     aten.index_put_.default,
     aten._index_put_impl_.default,
     aten._unsafe_index_put.default,
+    *(getattr(aten.to, name) for name in aten.to.overloads()),
 }
 
 
 # Operands of our operators that say where levels begin: the host launches a kernel for each.
 ON_HOST = {"bounds", "levels"}
+OF_DATA = ("tensor", "as_tensor", "asarray")
 # These change a shape in place.
 RESHAPING = ("squeeze_", "unsqueeze_", "t_", "transpose_", "swapdims_", "swapaxes_", "as_strided_")
 
@@ -39,6 +44,7 @@ class There(Tensor):
     """A tensor of the device: `numbers` is its contents, on the host."""
 
     numbers: Tensor
+    is_cuda = True  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, numbers: Tensor) -> "There":
@@ -63,6 +69,9 @@ class There(Tensor):
         return dispatch(operator, args, kwargs or {})  # also where the mode is off, in a backward say
 
     __torch_function__ = torch._C._disabled_torch_function_impl
+
+
+There.__name__ = "Tensor"  # in messages
 
 
 def dispatch(operator: Any, args: tuple, kwargs: dict) -> Any:
@@ -129,18 +138,25 @@ class PretendDevice:
 
     def __enter__(self) -> torch.device:
         torch.set_default_device(DEVICE)
-        self.mode = _Dispatch()
-        self.mode.__enter__()
-        self.kept = [(torch, name, getattr(torch, name)) for name in ("tensor", "as_tensor", "asarray")]
-        self.kept.append((Tensor, "tolist", Tensor.tolist))  # which a subclass does not have
-        for owner, name, function in self.kept[:-1]:
-            setattr(owner, name, _of_data(function))
-        tolist = Tensor.tolist
-        Tensor.tolist = lambda t: tolist(t.cpu())
+        self.context = ExitStack()
+        self.context.callback(torch.set_default_device, None)
+        stream = SimpleNamespace(synchronize=lambda: None)
+        self._replace(
+            torch.cuda,
+            device=lambda _: nullcontext(),
+            current_stream=lambda *_: stream,
+            is_current_stream_capturing=lambda: False,
+            synchronize=lambda *_: None,
+        )
+        self._replace(torch, **{name: _of_data(getattr(torch, name)) for name in OF_DATA})
+        tolist = Tensor.tolist  # which a subclass does not have
+        self._replace(Tensor, tolist=lambda t: tolist(t.cpu()))
+        self.context.enter_context(_Dispatch())
         return DEVICE
 
+    def _replace(self, owner: Any, **functions: Any) -> None:
+        for name, function in functions.items():
+            self.context.enter_context(patch.object(owner, name, function))
+
     def __exit__(self, *error: Any) -> None:
-        for owner, name, function in self.kept:
-            setattr(owner, name, function)
-        self.mode.__exit__(*error)
-        torch.set_default_device(None)
+        self.context.close()

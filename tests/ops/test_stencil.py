@@ -315,6 +315,7 @@ def test_errors():
             ops.stencil(coefficients, field, **options)
 
 
+@pytest.mark.cpu_only
 def test_on_cuda_tensors_without_values():
     """What runs on a device without one: the checks and the shapes."""
     with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
