@@ -29,12 +29,27 @@ SITE = BUILD / "site"
 PACKAGES = ("numpy", "scipy", "pytest", "hypothesis", "pybind11", "scikit_build_core", "pip")
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
-# What runs on the device. The first: tests of the device alone, streams, graphs and bits. The others: the
-# same tests as on the CPU, with their tensors there (tests/on_device.py); each line is a process.
-ABOUT_THE_DEVICE = ("tests/ops/test_cuda.py",)
+# Tests of the device alone: streams, graphs, waits, bits. And those that are the same as on the CPU, with
+# their tensors there (tests/on_device.py): cut into parts, a process each.
+ABOUT_THE_DEVICE = tuple(sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("tests/*/test_cuda*.py")))
 ON_THE_DEVICE = (
-    ("tests/ops/test_contract.py",),
-    ("tests/preconditioners/test_preconditioner_contract.py",),
+    "tests/ops/test_contract.py",
+    "tests/ops/test_identities.py",
+    "tests/ops/test_incomplete_transforms.py",
+    "tests/ops/test_inverse_diagonal.py",
+    "tests/ops/test_local_solve.py",
+    "tests/ops/test_quadratic_form.py",
+    "tests/ops/test_special_values.py",
+    "tests/ops/test_spgemm.py",
+    "tests/ops/test_stencil.py",
+    "tests/csr/test_csr.py",
+    "tests/preconditioners/test_learned.py",
+    "tests/preconditioners/test_polynomial.py",
+    "tests/preconditioners/test_preconditioner_contract.py",
+    "tests/preconditioners/test_scaled_jacobi.py",
+    "tests/solvers/test_krylov_gradients.py",
+    "tests/solvers/test_sor_gradients.py",
+    "tests/solvers/test_triangular_solve.py",
 )
 
 
@@ -181,7 +196,7 @@ def build(facts: dict, limit: float) -> Step:
 def group(name: str, files: tuple[str, ...], options: list[str], limit: float) -> Step:
     """Some files of tests in one process."""
     start = time.monotonic()
-    report = BUILD / f"{name}.xml"
+    report = BUILD / f"{name.replace(' ', '-')}.xml"
     report.unlink(missing_ok=True)
     # -P: so that it finds the learnsolve that was built, not the folder beside it
     command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
@@ -295,14 +310,19 @@ def bench(facts: dict, limit: float) -> Step:
 
 
 def tests(limit: float) -> list[Step]:
-    """In a few processes: on one device they share its memory, of which each takes little."""
+    """In some processes: on one device they share its memory, of which each takes little."""
+    parts = max(1, (os.cpu_count() or 2) - 5)  # others run the sanitizer
     groups = [("the device", ABOUT_THE_DEVICE, [])]
     groups += [
-        (Path(files[0]).stem.removeprefix("test_"), files, ["--device", "cuda", "-k", "not cuda"])
-        for files in ON_THE_DEVICE
+        (
+            f"on the device, {i} of {parts}",
+            ON_THE_DEVICE,
+            ["--device", "cuda", "--shard", f"{i}/{parts}", "-k", "not cuda"],
+        )
+        for i in range(1, parts + 1)
     ]
-    with ThreadPoolExecutor(max_workers=max(2, (os.cpu_count() or 2) // 2)) as pool:
-        return list(pool.map(lambda g: group(g[0], g[1], g[2], limit), groups))
+    with ThreadPoolExecutor(max_workers=len(groups)) as pool:
+        return list(pool.map(lambda g: group(*g, limit), groups))
 
 
 def sanitizers(facts: dict, limit: float) -> list[Step]:

@@ -29,6 +29,7 @@ def pytest_addoption(parser):
         default="cpu",
         help="where tests make their tensors (on_device.py)",
     )
+    parser.addoption("--shard", metavar="I/N", help="the I-th of N parts of the tests: every N-th of them")
 
 
 def pytest_configure(config):
@@ -47,6 +48,10 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.skip(reason="about the CPU alone"))
         elif there == "pretend" and "compile" in item.name:
             item.add_marker(pytest.mark.skip(reason="torch.compile does not look into a pretended device"))
+    if shard := config.getoption("--shard"):
+        part, parts = map(int, shard.split("/"))
+        config.hook.pytest_deselected(items=[t for i, t in enumerate(items) if i % parts != part - 1])
+        items[:] = items[part - 1 :: parts]
     if config.getoption("--slow") or os.environ.get("CI", "").lower() not in ("", "0", "false"):
         return
     skip = pytest.mark.skip(reason="long; run it with --slow")
