@@ -138,7 +138,7 @@ class Run:
         )
 
 
-@functools.lru_cache(maxsize=2)
+@functools.cache
 def poisson(shape: tuple[int, ...], device: torch.device) -> ls.CSR:
     A = ls.problems.poisson(shape)
     return ls.CSR(A.values.to(device), A.pattern.to(device, torch.int32))

@@ -44,7 +44,7 @@ class There(Tensor):
     """A tensor of the device: `numbers` is its contents, on the host."""
 
     numbers: Tensor
-    is_cuda = True  # type: ignore[assignment]
+    is_cuda, is_meta = True, False  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, numbers: Tensor) -> "There":
