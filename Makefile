@@ -31,6 +31,8 @@ bench: setup ## measure products, sparse algebra and solvers against SciPy and t
 gpu: ## on a machine with a CUDA device: build, test, sanitise, measure there (PYTHON=its python3 with torch)
 	@"$(PYTHON)" scripts/gpu.py $(ARGS)
 
+# One thread for NumPy's eigenvalues: on matrices of this size two mostly wait for one another.
+experiments: export OPENBLAS_NUM_THREADS ?= 1
 experiments: setup ## reproduce figures and threads (ONLY="name ..." chooses, ARGS=--quick)
 	@for run in $(if $(ONLY),$(ONLY:%=experiments/%/run.py),experiments/*/run.py); do \
 	  echo "== $$run"; $(python) "$$run" $(ARGS) || exit 1; \

@@ -19,10 +19,12 @@ import contextlib
 import csv
 import io
 import json
+import os
 import platform
 import resource
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,11 @@ from timing import machine, medians, table  # noqa: E402
 from learnsolve import train  # noqa: E402
 from learnsolve.recipes._metrics import read_metrics  # noqa: E402
 from learnsolve.recipes._plots import BLACK, BLUE, GREY, ORANGE, PURPLE, new_figure, new_panels, png  # noqa: E402
+
+# What torch says of itself: its profiler a line at each start and end, its peers here that they are in beta.
+os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+for message in ("Sparse CSR tensor support is in beta", "Sparse invariant checks", "TF32 acceleration"):
+    warnings.filterwarnings("ignore", message=message, category=UserWarning)
 
 __all__ = [
     "BLACK",

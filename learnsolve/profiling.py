@@ -111,7 +111,8 @@ def profile(fn: Callable[..., Any], *args: Any, repeats: int = 10, warmup: int =
     Where a tensor of the inputs or outputs is on a CUDA device, the clock is read when that device has
     finished. Times are those of calls without a profiler; the profiler looks at one more call, in which small
     operators take up to twice as long. Memory on the CPU is that of torch's allocator: NumPy and SciPy do not
-    report theirs.
+    report theirs. What torch 2.13's profiler prints by itself (lines that begin with USDT) is off with
+    KINETO_LOG_LEVEL=6 in the environment.
 
     Examples
     --------

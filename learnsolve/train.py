@@ -13,6 +13,7 @@ import io
 import os
 import shlex
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -46,8 +47,8 @@ def usage() -> str:
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run a recipe from command line arguments and return the exit code."""
+def main(argv: Sequence[str] | None = None, leaves: bool = False) -> int:
+    """Run a recipe from command line arguments and return the exit code. `leaves`: os._exit comes next."""
     argv = sys.argv[1:] if argv is None else list(argv)
     if not argv or argv[0] in ("-h", "--help"):
         print(usage())
@@ -55,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     name, *options = argv
     folder = None
     try:
-        with _parallel.joined(_exit_code) as group:
+        with _parallel.joined(_exit_code, leaves) as group:
             with group.together():
                 settings, recipe = _build(name, options, group)
             folder = Path(settings.out)
@@ -175,12 +176,19 @@ def _empty(folder: Path, settings: RunSettings, files: Sequence[str]) -> None:
     _checkpoint.remove_leftovers(folder)
 
 
+def _launched() -> None:
+    """`main` as one of torchrun's processes."""
+    try:
+        code = main(leaves=True)
+    except BaseException:
+        traceback.print_exc()
+        code = FAILED
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    code = main()
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        # Under torchrun all is written and the group is gone; ending the interpreter still hung or aborted in
-        # gloo's threads, once in some four launches.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    sys.exit(code)
+        _launched()
+    sys.exit(main())

@@ -6,11 +6,14 @@
 #include "kernels/add.h"
 #include "kernels/incomplete.h"
 #include "kernels/pcg.h"
+#include "kernels/pcg_adjoint.h"
 #include "kernels/richardson.h"
 #include "kernels/sddmm.h"
+#include "kernels/sddmm_pairs.h"
 #include "kernels/spgemm.h"
 #include "kernels/spmm.h"
 #include "kernels/sptrsv.h"
+#include "kernels/sptrsv_gradient.h"
 #include "kernels/stencil.h"
 
 namespace learnsolve::LEARNSOLVE_ISA {

@@ -8,6 +8,7 @@
 //     pbar = beta pbar + alpha xbar + pibar q + A^T qbar
 //     rhobar = alphabar / pi - beta <pbar, p> / rho
 //     Abar += qbar p^T,  Mbar += zbar r'^T            each on its pattern, several iterations at once
+#include "ops/columns.h"
 #include "ops/pcg.h"
 
 namespace learnsolve {
@@ -66,18 +67,25 @@ class Adjoint {
  public:
   Adjoint(const Structure& S_, const Structure& St_, const PcgSizes& p_, const Factor& factor_,
           int64_t iterations, const AdjointOperands<T>& a)
-      : S(S_), St(St_), p(p_), factor(factor_), applied(factor_, a.m), count(iterations), in(a) {}
+      : S(S_),
+        St(St_),
+        p(p_),
+        factor(factor_),
+        applied(factor_, a.m),
+        count(iterations),
+        in(a),
+        columns(p_.n, p_.k) {}
 
   void run() {
     choose_columns();
-    if (columns.empty()) return;
-    k = static_cast<int64_t>(columns.size());
+    k = columns.count;
+    if (k == 0) return;
     nk = p.n * k;
-    compact = k < p.k;
+    compact = columns.some();
     if (compact) {
       own_rbar.resize(nk), own_pbar.resize(nk);
-      take(in.rbar, own_rbar.data()), take(in.pbar, own_pbar.data());
-      if (in.gx) own_gx.resize(nk), take(in.gx, own_gx.data());
+      columns.take(in.rbar, own_rbar.data()), columns.take(in.pbar, own_pbar.data());
+      if (in.gx) own_gx.resize(nk), columns.take(in.gx, own_gx.data());
     }
     rbar = compact ? own_rbar.data() : in.rbar;
     pbar = compact ? own_pbar.data() : in.pbar;
@@ -96,7 +104,7 @@ class Adjoint {
     if (!in.before) finish();
     if (gradient) gradient->flush();
     if (factor_gradient) factor_gradient->flush();
-    if (compact) put(own_rbar.data(), in.rbar), put(own_pbar.data(), in.pbar);
+    if (compact) columns.put(own_rbar.data(), in.rbar), columns.put(own_pbar.data(), in.pbar);
   }
 
  private:
@@ -107,13 +115,10 @@ class Adjoint {
   const int64_t count;
   const AdjointOperands<T> in;
   const Kernels<T, I>& table = kernels().get<T, I>();
-  std::vector<T> transposed;     // values of A^T, for one column
-  std::vector<int64_t> columns;  // those with a cotangent
-  struct Run {
-    int64_t from, to, length;
-  };
-  std::vector<Run> runs;  // the same as ranges, and where they go among themselves
-  int64_t k = 0, nk = 0;  // of these
+  std::vector<T> transposed;  // values of A^T, for one column
+  LearningColumns columns;
+  std::vector<int64_t> of_all;  // which they are
+  int64_t k = 0, nk = 0;        // of these
   bool compact = false, fused = false;
   std::vector<T> own_rbar, own_pbar, own_gx, qs, ys, zs;
   std::vector<T> rhobar, c, inverse_alpha, beta, alpha, pibar, curvature, minus_alpha, ones, zeros;
@@ -130,48 +135,20 @@ class Adjoint {
   void blocks(const F& f) {
     parallel_blocks<I>(S, k, f);
   }
-  T& bar(Bar row, int64_t j) { return in.bars[row * p.k + columns[j]]; }
+  T& bar(Bar row, int64_t j) { return in.bars[row * p.k + of_all[j]]; }
   T scalar(int64_t i, Scalar row, int64_t j) const {
-    return in.scalars[(i * kScalars + row) * p.k + columns[j]];
+    return in.scalars[(i * kScalars + row) * p.k + of_all[j]];
   }
   // The norm of the r after iteration i, and its cotangent; i = -1: of the first r.
-  int64_t norm_at(int64_t i, int64_t j) const { return (i + (in.before ? 0 : 1)) * p.k + columns[j]; }
+  int64_t norm_at(int64_t i, int64_t j) const { return (i + (in.before ? 0 : 1)) * p.k + of_all[j]; }
 
-  // Columns with a cotangent that is not zero. All of them if few have none: taking columns apart costs a
-  // pass over r and p. Never a single one of several: sums over a single column are in another order.
   void choose_columns() {
-    std::vector<char> learns(p.k, 0);
-    const auto look = [&](const T* v, int64_t rows) {
-      if (!v) return;
-      for (int64_t i = 0; i < rows; ++i)
-        for (int64_t j = 0; j < p.k; ++j) learns[j] |= v[i * p.k + j] != T(0);
-    };
-    look(in.gnorms, count + (in.before ? 0 : 1));
-    look(in.bars, kBars);
-    look(in.rbar, p.n);
-    look(in.pbar, p.n);
-    look(in.gx, p.n);
-    int64_t found = std::count(learns.begin(), learns.end(), 1);
-    if (found == 0) return;
-    const bool all = 4 * found > 3 * p.k;
-    if (found == 1 && p.k > 1 && !all) *std::find(learns.begin(), learns.end(), 0) = 1;
-    for (int64_t j = 0; j < p.k; ++j) {
-      if (!all && !learns[j]) continue;
-      if (columns.empty() || columns.back() + 1 < j)
-        runs.push_back({j, static_cast<int64_t>(columns.size()), 0});
-      columns.push_back(j), ++runs.back().length;
-    }
-  }
-  void take(const T* from, T* to) const {
-    torch::stable::parallel_for(0, p.n, std::max<int64_t>(kGrain / p.k, 1), [&](int64_t i0, int64_t i1) {
-      for (int64_t i = i0; i < i1; ++i)
-        for (const Run& run : runs)
-          for (int64_t j = 0; j < run.length; ++j) to[i * k + run.to + j] = from[i * p.k + run.from + j];
-    });
-  }
-  void put(const T* from, T* to) const {
-    for (int64_t i = 0; i < p.n; ++i)
-      for (int64_t j = 0; j < k; ++j) to[i * p.k + columns[j]] = from[i * k + j];
+    columns.look(in.gnorms, count + (in.before ? 0 : 1));
+    columns.look(in.bars, kBars);
+    for (const T* v : {static_cast<const T*>(in.rbar), static_cast<const T*>(in.pbar), in.gx})
+      columns.look(v, p.n);
+    columns.choose();
+    for (int64_t j = 0; j < columns.count; ++j) of_all.push_back(columns.column(j));
   }
   // r or p of iteration i.
   const T* of_iteration(const T* slots, const T* last, int64_t i, std::optional<Ring<T>>& some,
@@ -180,7 +157,7 @@ class Adjoint {
     if (!compact) return v;
     if (!some) some.emplace(kPairs + 2, nk);
     T* own = (*some)[i + 1];
-    if (taken < 0 || i + 1 < taken) take(v, own), taken = i + 1;
+    if (taken < 0 || i + 1 < taken) columns.take(v, own), taken = i + 1;
     return own;
   }
   const T* r_of(int64_t i) { return of_iteration(in.residuals, in.last, i, some_r, taken_r); }
@@ -320,7 +297,7 @@ class Adjoint {
       T* q = (*qbar)[0];
       std::vector<T> minus(k, T(-1)), x0;
       combine(minus, rbar, zeros, rbar, q);
-      if (compact) x0.resize(nk), take(in.x0, x0.data());
+      if (compact) x0.resize(nk), columns.take(in.x0, x0.data());
       gradient->add(q, compact ? x0.data() : in.x0);
       gradient->flush();
     }
@@ -331,7 +308,7 @@ class Adjoint {
     });
     combine(minus, product.data(), xbar ? ones : zeros, xbar ? xbar : product.data(), out.data());
     if (compact)
-      put(out.data(), in.gx0);
+      columns.put(out.data(), in.gx0);
     else
       std::copy(out.begin(), out.end(), in.gx0);
   }

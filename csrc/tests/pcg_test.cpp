@@ -1,6 +1,8 @@
 // The passes of conjugate gradients and of their adjoint against plain sums.
 #include "kernels/pcg.h"
 
+#include "kernels/pcg_adjoint.h"
+#include "kernels/sddmm_pairs.h"
 #include "tests/cases.h"
 
 namespace learnsolve::test {

@@ -2,6 +2,7 @@
 #include "kernels/sptrsv.h"
 
 #include "analysis/levels.h"
+#include "kernels/sptrsv_gradient.h"
 #include "tests/cases.h"
 
 namespace learnsolve::test {

@@ -136,8 +136,12 @@ ALONE = Group()
 
 
 @contextmanager
-def joined(exit_code: Callable[[BaseException], int]) -> Iterator[Group]:
-    """The group that torchrun's variables describe, for the length of a block."""
+def joined(exit_code: Callable[[BaseException], int], leaves: bool = False) -> Iterator[Group]:
+    """The group that torchrun's variables describe, for the length of a block.
+
+    `leaves`: the process ends right after it, by os._exit, and takes the group with it. gloo's threads hung
+    or aborted now and then when they were ended, or the interpreter was, after all had been written.
+    """
     environment = os.environ
     if "RANK" not in environment or int(environment.get("WORLD_SIZE", "1")) == 1:
         yield ALONE
@@ -166,10 +170,9 @@ def joined(exit_code: Callable[[BaseException], int]) -> Iterator[Group]:
         group.end(error)
         raise
     finally:
-        dist.destroy_process_group()
-        # What a cycle still holds of the group would be freed while the interpreter ends, where its threads
-        # abort the process: one launch in four ended so after all its work was done.
-        gc.collect()
+        if not leaves:
+            dist.destroy_process_group()
+            gc.collect()  # what a cycle still holds of it, before the interpreter ends
 
 
 def launcher() -> str:
