@@ -26,14 +26,16 @@ class Run:
         self.rows: list[dict] = []
         self.targets: list[dict] = []
         self.left_out: list[str] = []
+        self.failed = 0  # of these, how many are ours
 
-    def attempt(self, what: str, make: Callable[[], Any]) -> Any:
+    def attempt(self, what: str, make: Callable[[], Any], peer: bool = False) -> Any:
         """make(), or None and a line on why not."""
         try:
             return make()
         except Exception as error:
             line = f"{what}: {type(error).__name__}: {error}".splitlines()[0][:300]
             self.left_out.append(line)
+            self.failed += not peer
             print(f"left out: {line}")
             return None
 
@@ -49,7 +51,7 @@ class Run:
                 self._compare(f(), wanted)
                 return f
 
-            f = self.attempt(f"{name}, {case}", try_it)
+            f = self.attempt(f"{name}, {case}", try_it, peer=True)
             if f is not None:
                 found[name] = f
         return found
