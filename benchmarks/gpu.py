@@ -9,7 +9,8 @@ patterns that nothing has been planned for. "cusparse": cuSPARSE with descriptor
 "cupy": as CuPy calls it, with all of them made in each call; "torch": its sparse CSR tensors. "speed-up":
 over the fastest of cusparse and torch. "of copy": the least bytes that the operation moves, by its time,
 over the bandwidth of a device copy in the same run. An operator or a peer that fails is left out and named;
-the rest goes on; exit code 1 if one of ours did. --device cpu --quick tries the program itself, without a GPU.
+the rest goes on; exit code 1 if one of ours did. --device cpu --quick tries the program itself, without a
+GPU.
 """
 
 from __future__ import annotations
@@ -464,9 +465,8 @@ def main() -> int:
             print(table(run.targets[stated:]))
         save()
     missed = sum(t["met"] != "yes" for t in run.targets)
-    print(
-        f"\n{len(run.targets)} targets, {missed} missed; {len(run.left_out)} left out, {run.failed} of them ours"
-    )
+    left_out = f"{len(run.left_out)} left out, {run.failed} of them ours"
+    print(f"\n{len(run.targets)} targets, {missed} missed; {left_out}")
     return 1 if run.failed else 0
 
 
