@@ -13,7 +13,7 @@ python = "$(if $(VENV),$(VENV)/bin/python,$(PYTHON))"
 bin = $(if $(VENV),$(VENV)/bin/)
 jobs = $$(nproc 2>/dev/null || echo 2)
 
-.PHONY: train test bench experiments lint sanitize setup clean help
+.PHONY: train test bench gpu experiments lint sanitize setup clean help
 
 train: setup ## learn Jacobi weights, draw the pictures (OUT=folder, ARGS="--steps 200 ...")
 	@$(python) -m learnsolve.train jacobi --out "$(OUT)" --overwrite true $(ARGS)
@@ -27,6 +27,9 @@ bench: setup ## measure products, sparse algebra and solvers against SciPy and t
 	@$(python) benchmarks/solvers.py
 	@$(python) benchmarks/heavyball.py
 	@$(python) benchmarks/pcg.py
+
+gpu: ## on a machine with a CUDA device: build, test, sanitise, measure there (PYTHON=its python3 with torch)
+	@"$(PYTHON)" scripts/gpu.py $(ARGS)
 
 # One thread for NumPy's eigenvalues: on matrices of this size two mostly wait for one another.
 experiments: export OPENBLAS_NUM_THREADS ?= 1

@@ -67,13 +67,24 @@ def write(path: Path, name: str, rows: list[dict], **more) -> None:
     print(f"wrote {path}")
 
 
-def table(rows: list[dict]) -> str:
-    """Rows with the same keys as aligned columns; times in microseconds."""
+def _cells(rows: list[dict]) -> list[list[str]]:
+    """A line of names and one for each row, in three digits."""
 
     def cell(value) -> str:
         return f"{value:.3g}" if isinstance(value, float) else str(value)
 
     keys = list(dict.fromkeys(k for row in rows for k in row))
-    lines = [keys] + [[cell(row.get(k, "")) for k in keys] for row in rows]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(keys))]
+    return [keys] + [[cell(row.get(k, "")) for k in keys] for row in rows]
+
+
+def table(rows: list[dict]) -> str:
+    """Rows with the same keys as aligned columns; times in microseconds."""
+    lines = _cells(rows)
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     return "\n".join("  ".join(c.rjust(w) for c, w in zip(line, widths, strict=True)) for line in lines)
+
+
+def markdown(rows: list[dict]) -> str:
+    """The same as a table of Markdown."""
+    head, *lines = (f"| {' | '.join(line)} |" for line in _cells(rows))
+    return "\n".join((head, "| " + " | ".join("---" for _ in _cells(rows)[0]) + " |", *lines))

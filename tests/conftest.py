@@ -1,13 +1,16 @@
 """Options and fixtures of all tests."""
 
+import contextlib
 import os
 import random
 
 import numpy as np
+import on_device
 import pytest
 import torch
 
-if os.environ.get("LEARNSOLVE_CUDA_ON_HOST", "0") not in ("", "0"):
+ON_HOST = os.environ.get("LEARNSOLVE_CUDA_ON_HOST", "0") not in ("", "0")
+if ON_HOST:
     # The CUDA operators, compiled for the host, in place of those for the CPU: for the tests of products,
     # sums, stencils and triangular solves (.ci/run). Other operations do not understand their plans.
     from learnsolve import _device_analysis, _library
@@ -23,9 +26,35 @@ if os.environ.get("LEARNSOLVE_CUDA_ON_HOST", "0") not in ("", "0"):
 
 def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="run the long tests too (CI does)")
+    parser.addoption(
+        "--device",
+        choices=on_device.NAMES,
+        default="cpu",
+        help="where tests make their tensors (on_device.py)",
+    )
+    parser.addoption("--shard", metavar="I/N", help="the I-th of N parts of the tests: every N-th of them")
+
+
+def pytest_configure(config):
+    if missing := on_device.what_is_missing(config.getoption("--device"), ON_HOST):
+        raise pytest.UsageError(missing)
+    # All the while: modules of tests make tensors when they are imported.
+    context = contextlib.ExitStack()
+    context.enter_context(on_device.tensors_on(config.getoption("--device")))
+    config.add_cleanup(context.close)
 
 
 def pytest_collection_modifyitems(config, items):
+    there = config.getoption("--device")
+    for item in items if there != "cpu" else ():
+        if "cpu_only" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason="about the CPU alone"))
+        elif there == "pretend" and "compile" in item.name:
+            item.add_marker(pytest.mark.skip(reason="torch.compile does not look into a pretended device"))
+    if shard := config.getoption("--shard"):
+        part, parts = map(int, shard.split("/"))
+        config.hook.pytest_deselected(items=[t for i, t in enumerate(items) if i % parts != part - 1])
+        items[:] = items[part - 1 :: parts]
     if config.getoption("--slow") or os.environ.get("CI", "").lower() not in ("", "0", "false"):
         return
     skip = pytest.mark.skip(reason="long; run it with --slow")

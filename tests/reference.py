@@ -54,7 +54,7 @@ def coordinates(P: ls.SparsityPattern) -> tuple[np.ndarray, np.ndarray]:
 
 def transpose_order(P: ls.SparsityPattern) -> Tensor:
     """The entries of P by column, then row."""
-    return torch.from_numpy(np.lexsort(coordinates(P)))
+    return torch.as_tensor(np.lexsort(coordinates(P)))
 
 
 def densify(P: ls.SparsityPattern, values: Tensor) -> Tensor:
@@ -63,14 +63,14 @@ def densify(P: ls.SparsityPattern, values: Tensor) -> Tensor:
     rows, columns = coordinates(P)
     m, n = P.shape
     place = torch.zeros(P.nnz, m * n, dtype=values.dtype)
-    place[torch.arange(P.nnz), torch.from_numpy(rows * n + columns)] = 1
+    place[torch.arange(P.nnz), torch.as_tensor(rows * n + columns)] = 1
     return (values @ place).unflatten(-1, (m, n))
 
 
 def on_pattern(P: ls.SparsityPattern, D: Tensor) -> Tensor:
     """The entries of dense matrices (..., m, n) on the pattern."""
     rows, columns = coordinates(P)
-    return D[..., torch.from_numpy(rows), torch.from_numpy(columns)]
+    return D[..., torch.as_tensor(rows), torch.as_tensor(columns)]
 
 
 def random(m: int, n: int, density: float, seed: int = 0) -> scipy.sparse.csr_array:
@@ -141,7 +141,10 @@ def small_pattern(index: torch.dtype = torch.int64) -> ls.SparsityPattern:
 
 
 def normal(shape: tuple[int, ...], dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
-    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    """The same numbers on every device."""
+    generator = torch.Generator("cpu").manual_seed(seed)
+    made = torch.randn(shape, dtype=torch.float64, generator=generator, device="cpu")
+    return made.to(torch.get_default_device(), dtype)
 
 
 def inputs_for(

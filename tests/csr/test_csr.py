@@ -17,6 +17,7 @@ def matrix(*batch, dtype=torch.float64, seed=0):
     return ls.CSR(normal((*batch, P.nnz), dtype, seed), P)
 
 
+@pytest.mark.cpu_only
 def test_facts():
     A = matrix(2)
     assert (A.shape, A.nnz, A.dtype, str(A.device)) == ((6, 5), P.nnz, torch.float64, "cpu")
@@ -26,6 +27,7 @@ def test_facts():
     assert not A.requires_grad
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize(
     ("values", "pattern", "kind", "message"),
     [
@@ -52,6 +54,7 @@ def test_values_are_the_tensor_given():
     assert ls.CSR(v, P).with_values(v).values is v
 
 
+@pytest.mark.cpu_only
 def test_repr():
     assert (
         repr(matrix())
@@ -64,6 +67,7 @@ def test_repr():
     assert "shape=(0, 0), nnz=0" in repr(empty)
 
 
+@pytest.mark.cpu_only
 def test_to():
     A = matrix()
     for B in (A.to(torch.float32), A.to(dtype=torch.float32), A.to("cpu", torch.float32)):

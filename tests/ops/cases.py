@@ -62,13 +62,13 @@ def _outer(u: Tensor, w: Tensor) -> Tensor:
 def _shuffle(nnz: int) -> tuple[Tensor, Tensor]:
     """A fixed order of twice the entries, and its inverse."""
     order = np.random.default_rng(0).permutation(2 * nnz)
-    return torch.from_numpy(order), torch.from_numpy(np.argsort(order))
+    return torch.as_tensor(order), torch.from_numpy(np.argsort(order))
 
 
 def _from_coo(P: ls.SparsityPattern, w: Tensor) -> Tensor:
     """Every entry of P as two triples, in random order."""
     order, _ = _shuffle(P.nnz)
-    rows, columns = (torch.from_numpy(np.tile(a, 2)).to(P.dtype)[order].to(P.device) for a in coordinates(P))
+    rows, columns = (torch.as_tensor(np.tile(a, 2)).to(P.dtype)[order].to(P.device) for a in coordinates(P))
     return CSR.from_coo(rows, columns, w, P.shape).values
 
 
@@ -123,7 +123,7 @@ def _on_product(P: ls.SparsityPattern, D: Tensor, *, left: bool = True) -> Tenso
     paths = np.zeros(P.shape, dtype=np.int64)
     paths[coordinates(P)] = 1
     i, j = np.nonzero(paths @ paths.T if left else paths.T @ paths @ paths.T @ paths)
-    return D[..., torch.from_numpy(i), torch.from_numpy(j)]
+    return D[..., torch.as_tensor(i), torch.from_numpy(j)]
 
 
 def _dense_spgemm(P, v, w):
@@ -177,7 +177,7 @@ def _dense_sum(other: Callable) -> Callable:
         Q = other(P)
         places = np.unique(np.concatenate([i * P.shape[1] + j for i, j in (coordinates(P), coordinates(Q))]))
         D = s * densify(P, v).flatten(-2) + t * densify(Q, w).flatten(-2)
-        return D[..., torch.from_numpy(places)]
+        return D[..., torch.as_tensor(places)]
 
     return dense
 
@@ -186,7 +186,7 @@ def _dense_common(P, v, w):
     """The entries of A * B that both patterns have."""
     Q = _flipped(P)
     a, b = (i * P.shape[1] + j for i, j in (coordinates(P), coordinates(Q)))
-    places = torch.from_numpy(np.intersect1d(a, b))
+    places = torch.as_tensor(np.intersect1d(a, b))
     return densify(P, v).flatten(-2)[..., places] * densify(Q, w).flatten(-2)[..., places]
 
 
@@ -194,7 +194,7 @@ def _outer_in_order(P, v, w):
     """The entries of kron(A, B), by row and column."""
     i, j = coordinates(P)
     rows, columns = ((a[:, None] * size + a).reshape(-1) for a, size in ((i, P.shape[0]), (j, P.shape[1])))
-    return (v.unsqueeze(-1) * w.unsqueeze(-2)).flatten(-2)[..., torch.from_numpy(np.lexsort((columns, rows)))]
+    return (v.unsqueeze(-1) * w.unsqueeze(-2)).flatten(-2)[..., torch.as_tensor(np.lexsort((columns, rows)))]
 
 
 def _index(n: int) -> np.ndarray:
@@ -421,8 +421,8 @@ CASES = [
     Case(
         "A[rows][:, columns]",
         lambda P, v: CSR(v, P)[_index(P.shape[0])][:, _index(P.shape[1])].to_dense(),
-        lambda P, v: densify(P, v)[..., torch.from_numpy(_index(P.shape[0])), :][
-            ..., torch.from_numpy(_index(P.shape[1]))
+        lambda P, v: densify(P, v)[..., torch.as_tensor(_index(P.shape[0])), :][
+            ..., torch.as_tensor(_index(P.shape[1]))
         ],
         lambda m, n, z: ((2, z),),
         compiles=False,
@@ -439,7 +439,7 @@ CASES = [
         lambda P, v: ops.permute(
             CSR(v, P), np.arange(P.shape[0])[::-1], np.roll(np.arange(P.shape[1]), 2)
         ).to_dense(),
-        lambda P, v: densify(P, v).flip(-2)[..., torch.from_numpy(np.roll(np.arange(P.shape[1]), 2))],
+        lambda P, v: densify(P, v).flip(-2)[..., torch.as_tensor(np.roll(np.arange(P.shape[1]), 2))],
         lambda m, n, z: ((z,),),
         compiles=False,
     ),

@@ -31,7 +31,7 @@ def neighbours(grid: tuple[int, ...], offsets: tuple, boundary: str | tuple) -> 
         at = at % size if word == "periodic" and size else at
         inside &= (at >= 0) & (at < size)
         place = place * size + at
-    return torch.from_numpy(np.where(inside, place, 0)), torch.from_numpy(inside)
+    return torch.as_tensor(np.where(inside, place, 0)), torch.as_tensor(inside)
 
 
 def stencil(c: Tensor, x: Tensor, offsets: Sequence, boundary: str | tuple = "zero") -> Tensor:

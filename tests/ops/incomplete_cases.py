@@ -66,7 +66,7 @@ def dominant(P: ls.SparsityPattern, batch: tuple = (), dtype=torch.float64, seed
     on = rows == columns
     count = np.bincount(rows[~on], minlength=P.shape[0]) + np.bincount(columns[~on], minlength=P.shape[0])
     v[..., on] = 1 + count[rows[on]] + rng.uniform(0, 1, (*batch, on.sum()))
-    return torch.from_numpy(v).to(dtype)
+    return torch.as_tensor(v).to(dtype)
 
 
 def with_diagonal(S: scipy.sparse.sparray) -> scipy.sparse.csr_array:

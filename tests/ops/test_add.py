@@ -71,9 +71,9 @@ def test_many_chunks_on_any_number_of_threads(n):
             )
             V = ls.CSR(g, C.pattern).to_scipy()
             for M, grad, factor in ((X, results[0][1], 1), (Y, results[0][2], 2)):
-                rows = M.pattern.row_indices.numpy().copy()
+                rows = M.pattern.row_indices.cpu().numpy().copy()
                 np.testing.assert_array_equal(
-                    grad.numpy(), factor * np.asarray(V[rows, M.col_indices.numpy().copy()])
+                    grad.cpu().numpy(), factor * np.asarray(V[rows, M.col_indices.cpu().numpy().copy()])
                 )
 
 

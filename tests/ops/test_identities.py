@@ -15,7 +15,7 @@ every_structure = pytest.mark.parametrize("structure", STRUCTURES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 def test_agrees_with_scipy(structure, dtype):
     S = STRUCTURES[structure].astype(np.float64)
-    S.data[:] = normal((S.nnz,), dtype, seed=1).double().numpy()
+    S.data[:] = normal((S.nnz,), dtype, seed=1).double().cpu().numpy()
     A = ls.CSR.from_scipy(S, dtype=dtype)
     ones = S.copy()
     ones.data[:] = 1
@@ -23,10 +23,10 @@ def test_agrees_with_scipy(structure, dtype):
         for tail in ((), (4,)):
             x = normal((M.shape[1], *tail), dtype, seed=2)
             wanted, size, terms = (
-                torch.from_numpy(np.asarray(B @ y))
+                torch.as_tensor(np.asarray(B @ y))
                 for B, y in (
-                    (M, x.double().numpy()),
-                    (abs(M), x.double().abs().numpy()),
+                    (M, x.double().cpu().numpy()),
+                    (abs(M), x.double().abs().cpu().numpy()),
                     (count, np.ones(x.shape)),
                 )
             )

@@ -106,6 +106,7 @@ def test_of_a_matrix_from_a_tree():
     assert torch.equal(ls.ops.inverse_diagonal(B), dense(A.values))
 
 
+@pytest.mark.cpu_only
 def test_errors():
     with pytest.raises(ValueError, match=r"inverse_diagonal: A must be square, got shape \(1, 2\)"):
         ls.ops.inverse_diagonal(ls.CSR.from_dense(torch.ones(1, 2)))

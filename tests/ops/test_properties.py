@@ -101,8 +101,8 @@ def test_transpose(P):
 def test_from_coo(m, n, entries, seed, dtype):
     rng = np.random.default_rng(seed)
     rows, columns = (
-        torch.from_numpy(rng.integers(m, size=entries)),
-        torch.from_numpy(rng.integers(n, size=entries)),
+        torch.as_tensor(rng.integers(m, size=entries)),
+        torch.as_tensor(rng.integers(n, size=entries)),
     )
     w, g = normal((entries,), dtype, 1), normal((m, n), dtype, 2)
 

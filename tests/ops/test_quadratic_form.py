@@ -190,6 +190,7 @@ def test_any_layout(columns):
 A, X = ls.CSR(normal((P.nnz,)), P), normal((5, 2))
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize(
     ("call", "kind", "message"),
     [

@@ -23,13 +23,13 @@ def test_nonfinite_numbers_pass_as_in_scipy(S, k):
     x[2], x[5], x[9] = INF, -INF, NAN
     A = ls.CSR.from_scipy(S)
     with np.errstate(invalid="ignore"):
-        wanted = torch.from_numpy(S @ x)
-    torch.testing.assert_close(A @ torch.from_numpy(x), wanted, rtol=1e-13, atol=1e-13, equal_nan=True)
+        wanted = torch.as_tensor(S @ x)
+    torch.testing.assert_close(A @ torch.as_tensor(x), wanted, rtol=1e-13, atol=1e-13, equal_nan=True)
     y = rng.standard_normal((S.shape[0],) if k is None else (S.shape[0], k))
     y[4] = INF
     with np.errstate(invalid="ignore"):
-        wanted = torch.from_numpy(S.T @ y)
-    found = ls.ops.spmm(A, torch.from_numpy(y), transpose=True)
+        wanted = torch.as_tensor(S.T @ y)
+    found = ls.ops.spmm(A, torch.as_tensor(y), transpose=True)
     torch.testing.assert_close(found, wanted, rtol=1e-13, atol=1e-13, equal_nan=True)
 
 
@@ -37,7 +37,7 @@ def test_nan_stays_in_its_rows():
     S = random(40, 40, 0.1).astype(np.float64)
     x = torch.ones(40, dtype=torch.float64)
     x[7] = NAN
-    hit = torch.from_numpy(S[:, [7]].toarray()[:, 0] != 0)
+    hit = torch.as_tensor(S[:, [7]].toarray()[:, 0] != 0)
     assert torch.equal((ls.CSR.from_scipy(S) @ x).isnan(), hit)
 
 

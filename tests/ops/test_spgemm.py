@@ -71,8 +71,8 @@ def same_pattern(P, S):
     S = scipy.sparse.csr_array(S)
     return (
         P.shape == S.shape
-        and np.array_equal(P.crow_indices.numpy(), S.indptr)
-        and np.array_equal(P.col_indices.numpy(), S.indices)
+        and np.array_equal(P.crow_indices.cpu().numpy(), S.indptr)
+        and np.array_equal(P.col_indices.cpu().numpy(), S.indices)
     )
 
 
@@ -88,8 +88,8 @@ def test_against_scipy(structure, planned):
         assert same_pattern(C.pattern, terms)
         exact = [M.to_dense().double() for M in (A, B)]
         size = exact[0].abs() @ exact[1].abs()
-        at = tuple(torch.from_numpy(i) for i in coordinates(C.pattern))
-        assert_within(C.values, (exact[0] @ exact[1])[at], size[at], torch.from_numpy(terms.data), structure)
+        at = tuple(torch.as_tensor(i) for i in coordinates(C.pattern))
+        assert_within(C.values, (exact[0] @ exact[1])[at], size[at], torch.as_tensor(terms.data), structure)
         # Both gradients, of a cotangent that is no outer product.
         g = normal((C.nnz,), dtype, 3)
         G = C.with_values(g).to_dense().double()
@@ -99,7 +99,7 @@ def test_against_scipy(structure, planned):
             (a, A, G @ exact[1].T, G.abs() @ exact[1].abs().T),
             (b, B, exact[0].T @ G, exact[0].abs().T @ G.abs()),
         ):
-            at = tuple(torch.from_numpy(i) for i in coordinates(M.pattern))
+            at = tuple(torch.as_tensor(i) for i in coordinates(M.pattern))
             most = torch.full(v.shape, float(max(*S.shape, *T.shape)))
             assert_within(v.grad, dense[at], magnitude[at], most, f"gradient, {structure}")
 
@@ -119,7 +119,7 @@ def test_mask(structure, planned):
         for mask in (random_mask(shape, k), square, full.pattern, pattern_of(scipy.sparse.csr_array(shape))):
             C = ops.spgemm(A, B, mask=mask)
             assert C.pattern is mask
-            at = tuple(torch.from_numpy(i) for i in coordinates(mask))
+            at = tuple(torch.as_tensor(i) for i in coordinates(mask))
             torch.testing.assert_close(C.values, full.to_dense()[at], rtol=1e-13, atol=1e-13)
             g = normal((mask.nnz,), seed=6)
             found = torch.autograd.grad(C.values, (A.values, B.values), g)
@@ -360,7 +360,7 @@ def banded(offsets):
     i = np.repeat(np.arange(n), len(offsets)); j = (i + np.tile(offsets, n)) % n
     order = np.lexsort((j, i))
     crow = torch.arange(0, n * len(offsets) + 1, len(offsets), dtype=torch.int32)
-    return ls.SparsityPattern(crow, torch.from_numpy(j[order]).int(), (n, n))
+    return ls.SparsityPattern(crow, torch.as_tensor(j[order]).int(), (n, n))
 P = banded(np.arange(wide))
 A = ls.CSR(torch.ones(P.nnz, requires_grad=True), P)
 P._structure(True)

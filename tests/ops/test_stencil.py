@@ -275,7 +275,7 @@ def test_errors():
     for coefficients, field, options, error, message in (
         ([1.0], x, {}, TypeError, "stencil: coefficients must be a torch.Tensor, got list"),
         (c.int(), x, {}, TypeError, "stencil: coefficients must be float32 or float64"),
-        (c, x.numpy(), {}, TypeError, "stencil: x must be a torch.Tensor"),
+        (c, x.cpu().numpy(), {}, TypeError, "stencil: x must be a torch.Tensor"),
         (c, x.float(), {}, TypeError, "stencil: coefficients and x must have one dtype"),
         (normal((3, 4)), x, {}, ValueError, r"stencil: .* 1, 2 or 3 odd sizes, got shape \(3, 4\)"),
         (normal((3, 3, 3, 3)), x, {}, ValueError, "stencil: .* 1, 2 or 3 odd sizes"),
@@ -315,6 +315,7 @@ def test_errors():
             ops.stencil(coefficients, field, **options)
 
 
+@pytest.mark.cpu_only
 def test_on_cuda_tensors_without_values():
     """What runs on a device without one: the checks and the shapes."""
     with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):

@@ -32,8 +32,8 @@ def check(found, wanted, index):
     assert found.pattern.dtype == index
     P = ls.SparsityPattern(found.crow_indices, found.col_indices, found.shape)  # validates
     assert P.nnz == wanted.nnz
-    np.testing.assert_array_equal(found.col_indices.numpy(), wanted.indices)
-    np.testing.assert_array_equal(found.values.numpy(), wanted.data)
+    np.testing.assert_array_equal(found.col_indices.cpu().numpy(), wanted.indices)
+    np.testing.assert_array_equal(found.values.cpu().numpy(), wanted.data)
 
 
 @every_structure
@@ -45,7 +45,7 @@ def test_parts_agree_with_scipy(structure, index):
         check(A.tril(k), scipy.sparse.tril(S, k), index)
         check(A.triu(k), scipy.sparse.triu(S, k), index)
         if min(S.shape) and -S.shape[0] < k < S.shape[1]:
-            np.testing.assert_array_equal(A.diagonal(k).numpy(), S.diagonal(k))
+            np.testing.assert_array_equal(A.diagonal(k).cpu().numpy(), S.diagonal(k))
         else:
             assert A.diagonal(k).shape == (0,)
     assert A.trace().item() == pytest.approx(S.trace() if min(S.shape) else 0)
@@ -86,11 +86,11 @@ def test_submatrices_agree_with_numpy(structure, index):
             for k, n in zip((rows, columns), A.shape, strict=True)
         )
         found = A[rows][:, columns]
-        assert torch.equal(found.to_dense(), D[torch.from_numpy(i.copy())][:, torch.from_numpy(j.copy())])
+        assert torch.equal(found.to_dense(), D[torch.as_tensor(i.copy())][:, torch.as_tensor(j.copy())])
         assert found.pattern.dtype == index
         again = ls.SparsityPattern(found.crow_indices, found.col_indices, found.shape)
-        pattern = A.with_values(torch.ones_like(A.values)).to_dense()[torch.from_numpy(i.copy())]
-        assert again.nnz == int(pattern[:, torch.from_numpy(j.copy())].sum())
+        pattern = A.with_values(torch.ones_like(A.values)).to_dense()[torch.as_tensor(i.copy())]
+        assert again.nnz == int(pattern[:, torch.as_tensor(j.copy())].sum())
 
 
 @every_structure
@@ -104,7 +104,7 @@ def test_entries_agree_with_numpy(structure):
     rng = np.random.default_rng(1)
     i, j = rng.integers(-m, m, 30), rng.integers(-n, n, 30)
     assert torch.equal(A[i, j], D[i, j])
-    assert torch.equal(A[torch.from_numpy(i), 0], D[i, 0])
+    assert torch.equal(A[torch.as_tensor(i), 0], D[i, 0])
     assert torch.equal(A[np.ix_(i, j)].to_dense(), D[np.ix_(i, j)])
     for a, b in zip(i.tolist(), j.tolist(), strict=True):
         assert A[a, b].shape == ()
@@ -175,7 +175,7 @@ def test_eye_and_permute():
     p = np.random.default_rng(0).permutation(6)
     D = A.to_dense()
     assert torch.equal(ops.permute(A, p).to_dense(), D[p][:, p])
-    assert torch.equal(ops.permute(A, torch.from_numpy(p), range(6)).to_dense(), D[p])
+    assert torch.equal(ops.permute(A, torch.as_tensor(p), range(6)).to_dense(), D[p])
 
 
 # --- norms and scaling ---

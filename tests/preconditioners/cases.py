@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
+import numpy as np
 import scipy.sparse
-import torch
 
 import learnsolve as ls
 
@@ -77,7 +77,7 @@ CASES = [
 def spd(side: int = 4) -> ls.CSR:
     """Anisotropic, so that no two rows of a preconditioner are alike by symmetry."""
     S = ls.problems.poisson((side, side + 1)).to_scipy()
-    d = scipy.sparse.diags_array(1 + torch.linspace(0, 1, S.shape[0], dtype=torch.float64).numpy())
+    d = scipy.sparse.diags_array(1 + np.linspace(0, 1, S.shape[0]))
     return ls.CSR.from_scipy(scipy.sparse.csr_array(d @ S @ d))
 
 

@@ -104,6 +104,7 @@ def test_precision_can_be_changed(case):
         assert buffer.is_floating_point() != name.endswith("_indices")
 
 
+@pytest.mark.cpu_only
 @every
 def test_to_another_device(case):
     M = case.make(matrix(case))

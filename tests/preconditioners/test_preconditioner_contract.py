@@ -173,6 +173,6 @@ def test_the_compiled_loop_agrees_with_the_general_one(case):
 def test_for_scipy(case):
     M = case.make(matrix(case))
     operator = M.to_scipy_linear_operator()
-    D, X = dense(M).numpy(), np.random.default_rng(0).standard_normal((M.shape[0], 2))
+    D, X = dense(M).cpu().numpy(), np.random.default_rng(0).standard_normal((M.shape[0], 2))
     assert np.allclose(operator @ X, D @ X)
     assert np.allclose(operator.rmatvec(X[:, 0]), D.T @ X[:, 0])

@@ -45,7 +45,7 @@ def values_on(
     """Random, not symmetric, with a diagonal well away from zero."""
     rows, columns = coordinates(P)
     v = 0.3 * normal((*batch, P.nnz), seed=seed)
-    return torch.where(torch.from_numpy(rows == columns), v.abs() + 2, v).to(dtype)
+    return torch.where(torch.as_tensor(rows == columns), v.abs() + 2, v).to(dtype)
 
 
 def small_square() -> ls.SparsityPattern:

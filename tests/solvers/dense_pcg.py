@@ -67,7 +67,7 @@ def system(
     P = pattern_of(grid(5, 5) if S is None else S, index)
     n = P.shape[0]
     of_values, of_m, of_b = SHAPES[shape]
-    rows, columns = (torch.from_numpy(t) for t in coordinates(P))
+    rows, columns = (torch.as_tensor(t) for t in coordinates(P))
     v = 0.2 * normal((*of_values, P.nnz), seed=1) - 0.5
     if symmetric:
         v = 0.5 * (v + v[..., P.transpose_permutation.long()])
@@ -77,7 +77,7 @@ def system(
         m = 0.2 + 0.1 * normal((*of_m, n), seed=2).abs()
     elif kind != "none":
         factor = lower(P)
-        rows, columns = (torch.from_numpy(t) for t in coordinates(factor))
+        rows, columns = (torch.as_tensor(t) for t in coordinates(factor))
         m = 0.1 * normal((*of_m, factor.nnz), seed=2)
         m = torch.where(rows == columns, m.abs() + (0.6 if kind == "product" else 2), m).to(dtype)
     b, x0 = normal(of_b(n), dtype, seed=3), normal(of_b(n), dtype, seed=4) if start else None

@@ -58,7 +58,7 @@ def full_pattern(m: int, n: int) -> ls.SparsityPattern:
 
 
 def as_csr(A: np.ndarray, dtype: torch.dtype = torch.float64) -> ls.CSR:
-    values = torch.from_numpy(A.reshape(*A.shape[:-2], -1)).to(dtype)
+    values = torch.as_tensor(A.reshape(*A.shape[:-2], -1)).to(dtype)
     return ls.CSR(values, full_pattern(*A.shape[-2:]))
 
 

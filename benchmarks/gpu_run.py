@@ -1,0 +1,200 @@
+"""What the benchmarks of the CUDA operators share: the record of a run, and their matrices."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from device_timing import Clock, Functions, waits
+from torch import Tensor
+
+import learnsolve as ls
+
+F64 = torch.float64
+
+
+class Run:
+    """What has been measured, and what not."""
+
+    def __init__(self, device: torch.device, quick: bool, seconds: float):
+        self.device, self.quick = device, quick
+        self.on_cuda = device.type == "cuda"
+        self.clock = Clock(device, seconds)
+        self.copy = self.clock.copy_bandwidth(8 if quick else 2048)
+        self.rows: list[dict] = []
+        self.targets: list[dict] = []
+        self.left_out: list[str] = []
+        self.failed = 0  # of these, how many are ours
+
+    def attempt(self, what: str, make: Callable[[], Any], peer: bool = False) -> Any:
+        """make(), or None and a line on why not."""
+        try:
+            return make()
+        except Exception as error:
+            line = f"{what}: {type(error).__name__}: {error}".splitlines()[0][:300]
+            self.left_out.append(line)
+            self.failed += not peer
+            print(f"left out: {line}")
+            return None
+
+    def peers(self, case: str, wanted: Tensor, made: dict[str, Callable[[], Callable]]) -> Functions:
+        """Those of the peers that run and agree with `wanted`."""
+        found: Functions = {}
+        for name, make in made.items():
+            if name.startswith(("cusparse", "cupy")) and not self.on_cuda:
+                continue
+
+            def try_it(make: Callable[[], Callable] = make) -> Callable:
+                f = make()
+                self._compare(f(), wanted)
+                return f
+
+            f = self.attempt(f"{name}, {case}", try_it, peer=True)
+            if f is not None:
+                found[name] = f
+        return found
+
+    def _compare(self, result: Any, wanted: Tensor) -> None:
+        """Of sparse results the sum of all entries: they may come in another order, and without zeros."""
+        sparse = hasattr(result, "indptr") or getattr(result, "layout", None) == torch.sparse_csr
+        if not isinstance(result, Tensor):  # CuPy's
+            result = torch.as_tensor(result.data if sparse else result, device=self.device)
+        elif sparse:
+            result = result.values()
+        wanted, result = (
+            (wanted.abs().sum(), result.abs().sum()) if sparse else (wanted, result.view_as(wanted))
+        )
+        off = float((result - wanted).abs().max()) / (float(wanted.abs().max()) or 1.0)
+        if not off <= 1e-3:
+            raise ValueError(f"its result differs by {off:.2g}")
+
+    def row(
+        self,
+        section: str,
+        case: str,
+        dtype: torch.dtype,
+        ours: Functions,
+        peers: Functions,
+        least: float = 0,
+        graph: tuple[str, ...] = (),
+        per: int = 1,
+    ) -> dict[str, Any]:
+        """Time everything; `per` calls' worth of work, say iterations, is in each call."""
+        t = {k: s / per for k, s in self.clock.medians(ours | peers).items()}
+        replayed: dict[str, float] = {}
+        for name in graph:
+            f = ours[name]
+            found = self.attempt(
+                f"graph of {name}, {case}",
+                lambda name=name, f=f: self.clock.replays({f"graph {name}": f}),
+            )
+            replayed |= {k: s / per for k, s in (found or {}).items()}
+        row: dict[str, Any] = {"section": section, "case": case, "dtype": str(dtype).removeprefix("torch.")}
+        row |= {name: 1e6 * s for name, s in (t | replayed).items()}
+        if least:
+            row["of copy"] = least / t["fwd"] / self.copy
+        if "bwd" in t:
+            row["bwd/fwd"] = t["bwd"] / t["fwd"]
+        rival = [t[name] for name in peers if name.startswith(("cusparse", "torch"))]
+        if rival:
+            row["speed-up"] = min(rival) / t["fwd"]  # over the faster of cuSPARSE and torch
+        self.rows.append(row)
+        return row
+
+    def target(self, row: dict, what: str, limit: float, most: bool = False) -> None:
+        """`row[what]` must be at least, or at most, `limit`."""
+        if what in row:
+            met = row[what] <= limit if most else row[what] >= limit
+            self._state(row, f"{what} {'<=' if most else '>='} {limit:g}", row[what], met)
+
+    def same_bits(self, row: dict, f: Callable[[], Any]) -> None:
+        """The promise that each run gives the same numbers."""
+
+        def run() -> tuple[Tensor, ...]:
+            found = f()
+            return (found,) if isinstance(found, Tensor) else found
+
+        def check() -> bool:
+            wanted = run()
+            return all(torch.equal(a, b) for _ in range(5) for a, b in zip(run(), wanted, strict=True))
+
+        self._promise(row, "same bits on every run", check)
+
+    def no_waiting(self, row: dict, functions: Functions) -> None:
+        if self.on_cuda:
+            self._promise(
+                row, "no call waits for the device", lambda: not any(map(waits, functions.values()))
+            )
+
+    def _promise(self, row: dict, what: str, check: Callable[[], bool]) -> None:
+        kept = self.attempt(f"{what}, {row['case']}", check)
+        if kept is not None:
+            self._state(row, what, kept, kept)
+
+    def _state(self, row: dict, target: str, measured: Any, met: bool) -> None:
+        about = {"section": row["section"], "case": row["case"], "dtype": row["dtype"]}
+        self.targets.append(
+            about | {"target": target, "measured": measured, "met": "yes" if met else "MISSED"}
+        )
+
+
+@functools.cache
+def poisson(shape: tuple[int, ...], device: torch.device) -> ls.CSR:
+    A = ls.problems.poisson(shape)
+    return ls.CSR(A.values.to(device), A.pattern.to(device, torch.int32))
+
+
+def grid(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> ls.CSR:
+    """Poisson's matrix with 32-bit indices and values that learn, which are not all alike."""
+    A = poisson(shape, device)
+    noise = 1 + 0.1 * torch.rand(A.nnz, device=device, dtype=dtype)
+    return A.with_values((A.values.to(dtype) * noise).requires_grad_())
+
+
+def irregular(kind: str, n: int, device: torch.device) -> ls.SparsityPattern:
+    """n rows, about 12 entries each on average."""
+    torch.manual_seed(0)
+    u = torch.rand(n, device=device, dtype=F64)
+    if kind == "12 a row":
+        lengths = torch.full((n,), 12, device=device)
+    elif kind == "1 to 60 a row":
+        lengths = (-12 * torch.log1p(-u)).long().clamp(1, 60)
+    elif kind == "power law":
+        lengths = (4 * (1 - u).pow(-0.7)).long().clamp(1, n // 4)
+    elif kind == "near the diagonal":
+        lengths = (24 * u).long() + 1
+    else:
+        raise ValueError(kind)
+    rows = torch.repeat_interleave(torch.arange(n, device=device), lengths)
+    if kind == "near the diagonal":
+        columns = (rows + torch.randint(-2000, 2001, rows.shape, device=device)).clamp(0, n - 1)
+    else:
+        columns = torch.randint(0, n, rows.shape, device=device)
+    keys = torch.unique(rows * n + columns)
+    crow = torch.searchsorted(keys, torch.arange(n + 1, device=device) * n)
+    return ls.SparsityPattern(crow.int(), (keys % n).int(), (n, n))
+
+
+def bidiagonal(n: int, dtype: torch.dtype, device: torch.device) -> ls.CSR:
+    i = torch.arange(n, device=device)
+    rows, columns = torch.cat((i, i[1:])), torch.cat((i, i[:-1]))
+    values = torch.cat((torch.full((n,), 2.0), torch.full((n - 1,), 0.3))).to(device, dtype)
+    A = ls.CSR.from_coo(rows.int(), columns.int(), values, (n, n))
+    return A.detach().requires_grad_()
+
+
+def normal(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, learns: bool = True) -> Tensor:
+    return torch.randn(shape, dtype=dtype, device=device).requires_grad_(learns)
+
+
+def both_ways(f: Callable[[], Tensor], inputs: list[Tensor]) -> Functions:
+    """ "fwd", "bwd" and, for graphs, both in one."""
+    y = f()
+    g = torch.randn_like(y)
+    return {
+        "fwd": f,
+        "bwd": lambda: torch.autograd.grad(y, inputs, g, retain_graph=True),
+        "fwd + bwd": lambda: torch.autograd.grad(f(), inputs, g),
+    }

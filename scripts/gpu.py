@@ -1,0 +1,421 @@
+"""Build, test, check and measure on the CUDA device of this machine: `make gpu` (docs/cuda.md).
+
+    python scripts/gpu.py [--only build,tests,sanitizer,bench] [--minutes 10] [--results FOLDER]
+
+Uses the Python that runs it, with its torch, and installs nothing into it: learnsolve is built for the device
+that is here and put into build/gpu. Needs no network. Steps have time limits; one that fails does not stop
+the others. Exit code: 0 if all went well, 1 if a step failed, 2 if nothing could be run here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ET
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+BUILD = ROOT / "build" / "gpu"
+SITE = BUILD / "site"
+PACKAGES = ("numpy", "scipy", "pytest", "hypothesis", "pybind11", "scikit_build_core", "pip")
+TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+
+# Tests of the device alone: streams, graphs, waits, bits. And those that are the same as on the CPU, with
+# their tensors there (tests/on_device.py): cut into parts, a process each.
+ABOUT_THE_DEVICE = tuple(sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("tests/*/test_cuda*.py")))
+ON_THE_DEVICE = (
+    "tests/ops/test_contract.py",
+    "tests/ops/test_identities.py",
+    "tests/ops/test_incomplete_transforms.py",
+    "tests/ops/test_inverse_diagonal.py",
+    "tests/ops/test_local_solve.py",
+    "tests/ops/test_quadratic_form.py",
+    "tests/ops/test_special_values.py",
+    "tests/ops/test_spgemm.py",
+    "tests/ops/test_stencil.py",
+    "tests/csr/test_csr.py",
+    "tests/preconditioners/test_learned.py",
+    "tests/preconditioners/test_polynomial.py",
+    "tests/preconditioners/test_preconditioner_contract.py",
+    "tests/preconditioners/test_scaled_jacobi.py",
+    "tests/solvers/test_krylov_gradients.py",
+    "tests/solvers/test_sor_gradients.py",
+    "tests/solvers/test_triangular_solve.py",
+)
+
+
+@dataclass
+class Step:
+    """One thing that was tried."""
+
+    name: str
+    ok: bool
+    seconds: float
+    what: str  # in a line
+    notes: list[str] = field(default_factory=list)  # skipped tests, failures, the end of the output
+
+
+def run(command: list[str], limit: float, log: Path, **environment: str) -> tuple[int, str]:
+    """Exit code and output, which `log` keeps; 124 and what there was after more than `limit` seconds."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with open(log, "w+") as out:
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**os.environ, **environment},
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            code = process.wait(max(limit, 1))
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            code = 124
+    return code, log.read_text(errors="replace")
+
+
+def end_of(output: str, lines: int = 15) -> list[str]:
+    return [line[:300] for line in output.splitlines() if line.strip()][-lines:]
+
+
+# --- What is here ---
+
+
+def look() -> dict:
+    """Facts about this machine, from another process: torch takes its time and may fail."""
+    ask = f"""
+import importlib.util, json, sys
+facts = {{"python": sys.version.split()[0], "torch": None, "device": None}}
+facts["absent"] = [p for p in {PACKAGES!r} if importlib.util.find_spec(p) is None]
+facts["cupy"] = importlib.util.find_spec("cupy") is not None
+try:
+    import torch
+    facts["torch"], facts["cuda"] = torch.__version__, torch.version.cuda
+    if torch.cuda.is_available():
+        facts["device"] = torch.cuda.get_device_name(0)
+        facts["capability"] = "".join(map(str, torch.cuda.get_device_capability(0)))
+except Exception as error:
+    facts["error"] = f"{{type(error).__name__}}: {{error}}"
+print(json.dumps(facts))
+"""
+    code, output = run([sys.executable, "-c", ask], 120, BUILD / "look.log")
+    try:
+        facts = json.loads(output.splitlines()[-1])
+    except (IndexError, ValueError):
+        facts = {"python": sys.version.split()[0], "torch": None, "device": None, "absent": [], "cupy": False}
+        facts["error"] = " ".join(end_of(output, 1)) or f"exit code {code}"
+    facts["nvcc"] = tool("nvcc")
+    facts["compute-sanitizer"] = tool("compute-sanitizer")
+    facts["cmake"], facts["ninja"] = shutil.which("cmake"), shutil.which("ninja")
+    return facts
+
+
+def tool(name: str) -> str | None:
+    """A program of the CUDA toolkit, on PATH or where toolkits lie."""
+    homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
+    places = os.pathsep.join(f"{home}/bin" for home in homes if home)
+    return shutil.which(name) or shutil.which(name, path=places)
+
+
+def missing(facts: dict) -> list[str]:
+    """What stands in the way, each with its remedy."""
+    found = []
+    if tuple(map(int, facts["python"].split(".")[:2])) < (3, 11):
+        found.append(
+            f"Python {facts['python']}: 3.11 or newer is needed; name one by PYTHON=/path/to/python3"
+        )
+    if facts["torch"] is None:
+        why = f" ({facts['error']})" if "error" in facts else ""
+        found.append(
+            f"torch cannot be imported{why}: install a CUDA build of torch >= 2.10 for {sys.executable}"
+        )
+    elif tuple(map(int, re.findall(r"\d+", facts["torch"])[:2])) < (2, 10):
+        found.append(f"torch {facts['torch']}: 2.10 or newer is needed (pip install 'torch>=2.10')")
+    elif facts["device"] is None:
+        why = "it is a build without CUDA" if not facts.get("cuda") else "look at nvidia-smi for the driver"
+        found.append(f"no CUDA device: torch {facts['torch']} sees none ({why}); without one, `make test`")
+    if facts["nvcc"] is None:
+        found.append("nvcc: install the CUDA toolkit, or set CUDA_HOME to its folder")
+    if facts["absent"]:
+        names = " ".join(name.replace("_", "-") for name in facts["absent"])
+        found.append(f"Python packages: pip install {names}")
+    for name in ("cmake", "ninja"):
+        if facts[name] is None:
+            found.append(f"{name}: pip install {name}, or the system's package")
+    return found
+
+
+# --- Steps ---
+
+
+def build(facts: dict, limit: float) -> Step:
+    """A wheel for this torch and this device alone, unpacked into build/gpu/site."""
+    start = time.monotonic()
+    home = str(Path(facts["nvcc"]).parent)
+    code, output = run(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "--disable-pip-version-check",
+            "install",
+            "--no-index",
+            "--no-deps",
+            "--no-build-isolation",
+            "--upgrade",
+            "--target",
+            str(SITE),
+            ".",
+        ],
+        limit,
+        BUILD / "build.log",
+        LEARNSOLVE_CUDA="1",
+        LEARNSOLVE_CUDA_ARCHITECTURES=f"{facts['capability']}-real",
+        LEARNSOLVE_CUDA_ON_HOST="0",
+        CMAKE_BUILD_PARALLEL_LEVEL=str(os.cpu_count() or 2),
+        CUDACXX=facts["nvcc"],
+        PATH=os.environ.get("PATH", "") + os.pathsep + home,
+    )
+    ok = code == 0 and any(SITE.glob("learnsolve/learnsolve_cuda.so"))
+    what = f"sm_{facts['capability']}" if ok else "failed" if code != 124 else "took too long"
+    return Step("build", ok, time.monotonic() - start, what, [] if ok else end_of(output))
+
+
+def group(name: str, files: tuple[str, ...], options: list[str], limit: float) -> Step:
+    """Some files of tests in one process."""
+    start = time.monotonic()
+    report = BUILD / f"{name.replace(' ', '-')}.xml"
+    report.unlink(missing_ok=True)
+    # -P: so that it finds the learnsolve that was built, not the folder beside it
+    command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
+    code, output = run(
+        [*command, *options, *files],
+        limit,
+        BUILD / f"{name}.log",
+        PYTHONPATH=str(SITE),
+        OMP_NUM_THREADS="1",
+        CI="",
+    )
+    seconds = time.monotonic() - start
+    if not report.exists():
+        why = "took too long" if code == 124 else f"pytest ended with {code}"
+        return Step(f"tests: {name}", False, seconds, why, end_of(output))
+    passed, failed, skipped = outcomes(report)
+    notes = [f"failed: {test}" for test in failed] + [f"skipped: {line}" for line in skipped]
+    what = f"{passed} passed, {len(failed)} failed"
+    return Step(f"tests: {name}", code == 0, seconds, what, notes)
+
+
+def outcomes(report: Path) -> tuple[int, list[str], list[str]]:
+    """Tests that passed; names of those that failed; of those that were skipped a line for each reason."""
+    passed, failed = 0, []
+    reasons: dict[str, list[str]] = {}
+    for case in ET.parse(report).iter("testcase"):
+        name = f"{case.get('classname')}::{case.get('name')}"
+        skip = case.find("skipped")
+        if case.find("failure") is not None or case.find("error") is not None:
+            failed.append(name)
+        elif skip is not None:
+            reasons.setdefault(skip.get("message") or "no reason", []).append(name)
+        else:
+            passed += 1
+    lines = [
+        f"{names[0]}{f' and {len(names) - 1} more' if names[1:] else ''}: {why}"
+        for why, names in reasons.items()
+    ]
+    return passed, failed, lines
+
+
+def sanitizer(facts: dict, which: str, limit: float) -> Step:
+    """scripts/gpu_smoke.py under one of the tools of compute-sanitizer."""
+    start = time.monotonic()
+    code, output = run(
+        [
+            facts["compute-sanitizer"],
+            "--tool",
+            which,
+            "--report-api-errors",
+            "no",
+            "--show-backtrace",
+            "no",
+            "--print-limit",
+            "1000",
+            sys.executable,
+            "scripts/gpu_smoke.py",
+        ],
+        limit,
+        BUILD / f"{which}.log",
+        PYTHONPATH=str(SITE),
+        PYTORCH_NO_CUDA_MEMORY_CACHING="1",  # each tensor an allocation of its own, with limits
+    )
+    ours, others = findings(output)
+    seconds = time.monotonic() - start
+    finished = "ERROR SUMMARY" in output or "RACECHECK SUMMARY" in output
+    what = f"{len(ours)} findings in our kernels, {others} in others"
+    notes = ours[:10]
+    if code == 124 or not finished:
+        what, notes = "took too long" if code == 124 else "did not finish", end_of(output)
+    wrong = re.findall(r"^.*: FAILED, .*", output, re.MULTILINE)
+    return Step(f"{which}", finished and code == 0 and not ours, seconds, what, notes + wrong[:10])
+
+
+def findings(output: str) -> tuple[list[str], int]:
+    """What compute-sanitizer says of our kernels, a line each; how many of torch's."""
+    blocks: list[list[str]] = []
+    for line in output.splitlines():
+        text = line.removeprefix("=========")
+        if text == line:
+            continue
+        if text.startswith(("  ", "\t")) and blocks:  # goes on with what was said
+            blocks[-1].append(text.strip())
+        elif text.strip():
+            blocks.append([text.strip()])
+    told = [
+        block for block in blocks if any(line.startswith(("at ", "in ")) or " at " in line for line in block)
+    ]
+    ours = [" | ".join(block[:3])[:300] for block in told if any("learnsolve" in line for line in block)]
+    return ours, len(told) - len(ours)
+
+
+def bench(facts: dict, limit: float) -> Step:
+    start = time.monotonic()
+    out = BUILD / "bench.json"
+    for old in (out, out.with_suffix(".md")):
+        old.unlink(missing_ok=True)
+    code, output = run(
+        [sys.executable, "benchmarks/gpu.py", "--out", str(out)],
+        limit,
+        BUILD / "bench.log",
+        PYTHONPATH=str(SITE),
+    )
+    notes = [line for line in output.splitlines() if line.startswith("left out:")]
+    if not facts["cupy"]:
+        notes.append("CuPy is not installed: nothing was compared with cuSPARSE but through torch")
+    what = "took too long" if code == 124 else " ".join(end_of(output, 1))
+    if code not in (0, 124):
+        notes += end_of(output)
+    return Step("bench", code == 0, time.monotonic() - start, what, notes)
+
+
+def tests(limit: float) -> list[Step]:
+    """In some processes: on one device they share its memory, of which each takes little."""
+    parts = max(1, (os.cpu_count() or 2) - 5)  # others run the sanitizer
+    groups = [("the device", ABOUT_THE_DEVICE, [])]
+    groups += [
+        (
+            f"on the device, {i} of {parts}",
+            ON_THE_DEVICE,
+            ["--device", "cuda", "--shard", f"{i}/{parts}", "-k", "not cuda"],
+        )
+        for i in range(1, parts + 1)
+    ]
+    with ThreadPoolExecutor(max_workers=len(groups)) as pool:
+        return list(pool.map(lambda g: group(*g, limit), groups))
+
+
+def sanitizers(facts: dict, limit: float) -> list[Step]:
+    if facts["compute-sanitizer"] is None:
+        why = "compute-sanitizer is not here: it comes with the CUDA toolkit"
+        return [Step("sanitizer", True, 0, "skipped", [why])]
+    with ThreadPoolExecutor(max_workers=len(TOOLS)) as pool:
+        return list(pool.map(lambda which: sanitizer(facts, which, limit), TOOLS))
+
+
+# --- All of it ---
+
+
+def summary(facts: dict, steps: list[Step]) -> str:
+    """The end of the output, and the head of the page with results."""
+    lines = [f"{facts['device']}, torch {facts['torch']}, CUDA {facts.get('cuda')}", ""]
+    for step in steps:
+        lines.append(f"- {'ok    ' if step.ok else 'FAILED'} {step.name}, {step.seconds:.0f} s: {step.what}")
+        lines += [f"    - {note}" for note in step.notes[:40]]
+        if len(step.notes) > 40:
+            lines.append(f"    - and {len(step.notes) - 40} more")
+    return "\n".join(lines) + "\n"
+
+
+def write(facts: dict, steps: list[Step], folder: Path) -> Path:
+    """One JSON and one page: what the steps say, and what the benchmarks measured."""
+    slug = re.sub(r"[^a-z0-9]+", "-", facts["device"].lower()).strip("-")
+    kept = {key: facts.get(key) for key in ("device", "capability", "torch", "cuda", "python", "cupy")}
+    record = {"gpu": kept, "steps": [asdict(step) for step in steps]}
+    measured, page = BUILD / "bench.json", BUILD / "bench.md"
+    ran = any(step.name == "bench" for step in steps)
+    if ran and measured.exists():
+        record["benchmarks"] = json.loads(measured.read_text())
+    folder.mkdir(parents=True, exist_ok=True)
+    out = folder / f"gpu-{slug}.json"
+    out.write_text(json.dumps(record, indent=1) + "\n")
+    tables = page.read_text() if ran and page.exists() else ""
+    out.with_suffix(".md").write_text(f"# `make gpu`\n\n{summary(facts, steps)}\n{tables}".rstrip() + "\n")
+    return out
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default="build,tests,sanitizer,bench", help="steps, with commas between")
+    parser.add_argument("--minutes", type=float, default=10.0, help="for all of it")
+    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
+    args = parser.parse_args()
+    wanted = set(args.only.split(","))
+    if unknown := wanted - {"build", "tests", "sanitizer", "bench"}:
+        parser.error(f"--only: steps are build, tests, sanitizer and bench, got {', '.join(sorted(unknown))}")
+    end = time.monotonic() + 60 * args.minutes - 10
+    left = lambda: end - time.monotonic()  # noqa: E731
+
+    facts = look()
+    if in_the_way := missing(facts):
+        print("make gpu: cannot run here. What is missing:", file=sys.stderr)
+        print("\n".join(f"  - {line}" for line in in_the_way), file=sys.stderr)
+        return 2
+    print(f"{facts['device']}, torch {facts['torch']}", flush=True)
+    steps: list[Step] = []
+
+    def done(more: list[Step]) -> None:
+        for step in more:
+            print(
+                f"{'ok    ' if step.ok else 'FAILED'} {step.name}, {step.seconds:.0f} s: {step.what}",
+                flush=True,
+            )
+        steps.extend(more)
+
+    if "build" in wanted:
+        done([build(facts, min(300, left()))])
+    if not any(SITE.glob("learnsolve/learnsolve_cuda.so")):
+        print("There is nothing to test: the build is above, its output in build/gpu/build.log.")
+        wanted = set()
+    checks = {"tests": tests, "sanitizer": lambda limit: sanitizers(facts, limit)}
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        limit = min(240, left() - 120)
+        for future in [pool.submit(f, limit) for name, f in checks.items() if name in wanted]:
+            done(future.result())
+    if "bench" in wanted:  # alone on the device
+        done([bench(facts, left())])
+    out = write(facts, steps, args.results)
+    print(f"\n{summary(facts, steps)}\nwrote {out} and {out.with_suffix('.md').name}")
+    failed = [step.name for step in steps if not step.ok]
+    print(
+        f"{len(failed)} of {len(steps)} steps failed: {', '.join(failed)}"
+        if failed
+        else "All steps went well."
+    )
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

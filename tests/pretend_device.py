@@ -1,0 +1,162 @@
+"""A device that is none: it computes on the host, and refuses what a CUDA device would refuse.
+
+Without a GPU torch has no CUDA device to offer, but it has the device "meta". Tensors made there under
+`PretendDevice` hold numbers. An operation that mixes them with tensors of the CPU, `.numpy()` without
+`.cpu()`, or a tensor made without its device, fails as on a CUDA device. So tests of Python code for CUDA
+tensors can run anywhere: `pytest --device pretend`. Kernels are those of the CPU, or with
+LEARNSOLVE_CUDA_ON_HOST=1 (tests/conftest.py) the CUDA operators compiled for the host, whose plans fit.
+"""
+
+from contextlib import ExitStack, nullcontext
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+DEVICE = torch.device("meta")
+
+aten = torch.ops.aten
+# Operations that take tensors of both devices: copies, and places given by tensors of the CPU.
+MIXED = {
+    aten.copy_.default,
+    aten._to_copy.default,
+    aten.index.Tensor,
+    aten.index_put.default,
+    aten.index_put_.default,
+    aten._index_put_impl_.default,
+    aten._unsafe_index_put.default,
+    *(getattr(aten.to, name) for name in aten.to.overloads()),
+}
+
+
+# Operands of our operators that say where levels begin: the host launches a kernel for each.
+ON_HOST = {"bounds", "levels"}
+OF_DATA = ("tensor", "as_tensor", "asarray")
+# These change a shape in place.
+RESHAPING = ("squeeze_", "unsqueeze_", "t_", "transpose_", "swapdims_", "swapaxes_", "as_strided_")
+
+
+class There(Tensor):
+    """A tensor of the device: `numbers` is its contents, on the host."""
+
+    numbers: Tensor
+    is_cuda, is_meta = True, False  # type: ignore[assignment]
+
+    @staticmethod
+    def __new__(cls, numbers: Tensor) -> "There":
+        if numbers._is_zerotensor():  # has no memory to measure
+            numbers = numbers.clone()
+        # torch looks for these marks on the tensor that it sees.
+        conjugate, negative = numbers.is_conj(), numbers.is_neg()
+        numbers = numbers.conj() if conjugate else numbers
+        numbers = torch._neg_view(numbers) if negative else numbers
+        # A tensor of torch's "meta": of the same shape, in a memory of the same size, which is not there.
+        size = numbers.untyped_storage().nbytes() // numbers.itemsize
+        whole = torch.empty(size, dtype=numbers.dtype, device=DEVICE)
+        shape = numbers.shape, numbers.stride(), numbers.storage_offset()
+        t = Tensor._make_subclass(cls, whole.as_strided(*shape))
+        torch._C._set_conj(t, conjugate)
+        torch._C._set_neg(t, negative)
+        t.numbers = numbers
+        return t
+
+    @classmethod
+    def __torch_dispatch__(cls, operator: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        return dispatch(operator, args, kwargs or {})  # also where the mode is off, in a backward say
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+
+There.__name__ = "Tensor"  # in messages
+
+
+def dispatch(operator: Any, args: tuple, kwargs: dict) -> Any:
+    """Compute on the host; the result is where a device would have it."""
+    given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+    there = any(isinstance(t, There) for t in given)
+    if kwargs.get("device") is not None:
+        there = torch.device(kwargs["device"]) == DEVICE
+        kwargs = kwargs | {"device": "cpu"}
+        if there and kwargs.get("generator") is not None:
+            raise RuntimeError("Expected a generator of the device, but found one of the CPU")
+    if operator == aten.copy_.default:
+        there = isinstance(args[0], There)
+    elif there and operator not in MIXED:
+        strangers = [t for t in foreign(operator, args, kwargs) if not isinstance(t, There)]
+        if strangers:
+            raise RuntimeError(
+                f"{operator}: expected all tensors to be on the same device, but found at least two, the "
+                f"pretended one and cpu: {[tuple(t.shape) for t in strangers]}"
+            )
+    result = operator(*tree_map(numbers_of, args), **tree_map(numbers_of, kwargs))
+    if there and operator.overloadpacket.__name__ in RESHAPING:
+        guard = torch._C._DisableTorchDispatch()  # of the shape that torch sees too
+        operator(*args, **kwargs)
+        del guard
+    return tree_map(lambda t: There(t) if isinstance(t, Tensor) else t, result) if there else result
+
+
+def foreign(operator: Any, args: tuple, kwargs: dict) -> list[Tensor]:
+    """The tensors that must be on the device: for torch all but single numbers; for an operator of ours all
+    but those that it reads on the host."""
+    if operator.namespace != "learnsolve":
+        return [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.dim()]
+    named = dict(zip((a.name for a in operator._schema.arguments), args, strict=False)) | kwargs
+    return [t for name, t in named.items() if isinstance(t, Tensor) and name not in ON_HOST]
+
+
+def numbers_of(value: Any) -> Any:
+    return value.numbers if isinstance(value, There) else value
+
+
+class _Dispatch(TorchDispatchMode):
+    def __torch_dispatch__(self, operator: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        return dispatch(operator, args, kwargs or {})
+
+
+def _of_data(function: Any) -> Any:
+    """`torch.tensor` and its kin, which read their data before any mode sees them."""
+
+    def make(
+        data: Any, *args: Any, device: Any = None, requires_grad: bool = False, **keywords: Any
+    ) -> Tensor:
+        if isinstance(data, Tensor):
+            return function(data, *args, device=data.device if device is None else device, **keywords)
+        made = function(data, *args, device="cpu", **keywords)
+        made = made.to(DEVICE if device is None else device)
+        return made.requires_grad_() if requires_grad else made
+
+    return make
+
+
+class PretendDevice:
+    """Context in which torch's device "meta" computes, and is the default."""
+
+    def __enter__(self) -> torch.device:
+        torch.set_default_device(DEVICE)
+        self.context = ExitStack()
+        self.context.callback(torch.set_default_device, None)
+        stream = SimpleNamespace(synchronize=lambda: None)
+        self._replace(
+            torch.cuda,
+            device=lambda _: nullcontext(),
+            current_stream=lambda *_: stream,
+            is_current_stream_capturing=lambda: False,
+            synchronize=lambda *_: None,
+        )
+        self._replace(torch, **{name: _of_data(getattr(torch, name)) for name in OF_DATA})
+        tolist = Tensor.tolist  # which a subclass does not have
+        self._replace(Tensor, tolist=lambda t: tolist(t.cpu()))
+        self.context.enter_context(_Dispatch())
+        return DEVICE
+
+    def _replace(self, owner: Any, **functions: Any) -> None:
+        for name, function in functions.items():
+            self.context.enter_context(patch.object(owner, name, function))
+
+    def __exit__(self, *error: Any) -> None:
+        self.context.close()
