@@ -193,7 +193,8 @@ def inverse_diagonal(A: CSR) -> Tensor:
 def shared_inverse_diagonal(A: CSR, function: str) -> Tensor:
     """`inverse_diagonal` for solvers, not to be changed: it is kept with `A` where its values do not learn,
     as long as they do not change (which torch tells, except for changes through ``values.data``). Of values
-    that learn nothing is kept: fused optimizers change parameters without telling."""
+    that learn nothing is kept: fused optimizers change parameters without telling. Nor of those on a device:
+    other streams would have to wait for it, and a graph would hold it for ever."""
     if A.shape[0] != A.shape[1]:
         raise ValueError(f"{function}: A must be square, got shape {A.shape}")
     row = A.pattern._missing_diagonal
@@ -208,6 +209,7 @@ def shared_inverse_diagonal(A: CSR, function: str) -> Tensor:
         or values.requires_grad
         or tracked(values)
         or values.is_inference()
+        or not values.is_cpu
     ):
         d = diagonal(A)
         if not torch.compiler.is_dynamo_compiling():

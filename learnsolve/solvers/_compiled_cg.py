@@ -50,14 +50,17 @@ def has_kernels(values: Tensor, b: Tensor) -> bool:
     return values.device == b.device and (b.is_cpu or b.is_cuda)
 
 
+def fits(m: Tensor | None, b: Tensor) -> bool:
+    """Is this the M of one matrix, and a partner of b?"""
+    return m is None or (m.dim() == 1 and m.dtype == b.dtype and m.device == b.device)
+
+
 def fitting_form(A: Any, M: Any, b: Tensor) -> tuple | None:
     """(kind, m, factor) of M if the compiled loop takes A, M and b, else None."""
     if not (isinstance(A, Matrix) and has_kernels(A.A.values, b)) or b.numel() == 0:
         return None
     form = compiled_form(M)
-    if form is not None and form[1] is not None and (form[1].dim() != 1 or form[1].dtype != b.dtype):
-        return None
-    return form
+    return form if form is not None and fits(form[1], b) else None
 
 
 def compiled_cg(

@@ -18,7 +18,7 @@ from learnsolve._plain import outside_of_graphs
 from learnsolve.csr import CSR
 from learnsolve.ops.pcg import Stop, pcg_iterations
 from learnsolve.solvers import _units
-from learnsolve.solvers._compiled_cg import codes_of, has_kernels
+from learnsolve.solvers._compiled_cg import codes_of, fits, has_kernels
 from learnsolve.solvers._loop import CODE
 from learnsolve.solvers._operator import as_operator, compiled_form
 from learnsolve.solvers._solve import Options, _mapped, check_b, check_operands, check_options, columns
@@ -40,9 +40,11 @@ def fused_cg(name: str, A: Any, b: Any, x0: Tensor | None, options: Options) -> 
     operator = as_operator(name, A, b, options.transpose, tuple(options.parameters), True)
     batch = check_operands(name, A, b)
     kind, m, factor = form
-    same_x0 = x0 is None or (isinstance(x0, Tensor) and x0.shape == b.shape and x0.dtype == b.dtype)
+    same_x0 = x0 is None or (
+        isinstance(x0, Tensor) and (x0.shape, x0.dtype, x0.device) == (b.shape, b.dtype, b.device)
+    )
     B = columns(b, b.dim() == 1, batch)
-    if not same_x0 or (m is not None and (m.dtype != b.dtype or m.dim() != 1)):
+    if not same_x0 or not fits(m, b):
         return None
     if _mapped(b) or _mapped(A.values):
         return None
