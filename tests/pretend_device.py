@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -71,6 +72,15 @@ class There(Tensor):
         torch._C._set_neg(t, negative)
         t.numbers = numbers
         return t
+
+    @property
+    def data(self) -> Tensor:  # type: ignore[override]
+        return Tensor.data.__get__(self)  # type: ignore[attr-defined]
+
+    @data.setter
+    def data(self, other: "There") -> None:  # as `Module.float` does with parameters
+        Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
+        self.numbers = other.numbers
 
     @classmethod
     def __torch_dispatch__(cls, operator: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
@@ -176,6 +186,7 @@ class PretendDevice:
             synchronize=lambda *_: None,
         )
         self._replace(torch, **{name: _of_data(getattr(torch, name)) for name in OF_DATA})
+        self._replace(torch, compile=lambda *_, **__: pytest.skip("torch.compile: not on this device"))
         tolist = Tensor.tolist  # which a subclass does not have
         self._replace(Tensor, tolist=lambda t: tolist(t.cpu()))
         self.context.enter_context(_Dispatch())

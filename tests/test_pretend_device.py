@@ -1,5 +1,7 @@
 """The pretended device computes as the host does, and refuses what a CUDA device refuses."""
 
+import copy
+
 import pytest
 import torch
 from pretend_device import DEVICE, PretendDevice, waits
@@ -31,6 +33,8 @@ def test_computes(pretended):
     view += 1
     assert t[0].tolist() == [1, 2, 3]
     assert t[:, :1].squeeze_(1).shape == (2,)
+    linear = torch.nn.Linear(3, 1, device=DEVICE).double()
+    assert linear(t).cpu().equal(copy.deepcopy(linear).to("cpu")(t.cpu()))
     assert torch.vmap(torch.sin)(t).cpu().equal(t.cpu().sin())
     assert gradcheck(
         lambda x: x.sin() @ x.T, t.requires_grad_(), check_forward_ad=True, check_batched_grad=True
