@@ -49,8 +49,6 @@ def pytest_collection_modifyitems(config, items):
     for item in items if there != "cpu" else ():
         if "cpu_only" in item.keywords:
             item.add_marker(pytest.mark.skip(reason="about the CPU alone"))
-        elif there == "pretend" and "compile" in item.name:
-            item.add_marker(pytest.mark.skip(reason="torch.compile does not look into a pretended device"))
     if shard := config.getoption("--shard"):
         part, parts = map(int, shard.split("/"))
         config.hook.pytest_deselected(items=[t for i, t in enumerate(items) if i % parts != part - 1])

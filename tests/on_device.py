@@ -10,12 +10,12 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
-from pretend_device import PretendDevice
+from pretend_device import DEVICE, PretendDevice
 
 import learnsolve as ls
 
@@ -60,12 +60,10 @@ def tensors_on(name: str) -> Iterator[torch.device]:
         setattr(owner, maker, moved(function))
     ls.CSR.from_scipy = staticmethod(moved(ls.CSR.from_scipy))  # type: ignore[method-assign]
     try:
-        if name == "pretend":
-            with PretendDevice() as device:
-                yield device
-        else:
-            torch.set_default_device(name)
-            yield torch.device(name)
+        device = DEVICE if name == "pretend" else torch.device(name)
+        with PretendDevice() if name == "pretend" else nullcontext():
+            torch.set_default_device(device)
+            yield device
     finally:
         torch.set_default_device(None)
         for owner, maker, function in kept:

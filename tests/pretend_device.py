@@ -5,13 +5,18 @@ Without a GPU torch has no CUDA device to offer, but it has the device "meta". T
 `.cpu()`, or a tensor made without its device, fails as on a CUDA device. So tests of Python code for CUDA
 tensors can run anywhere: `pytest --device pretend`. Kernels are those of the CPU, or with
 LEARNSOLVE_CUDA_ON_HOST=1 (tests/conftest.py) the CUDA operators compiled for the host, whose plans fit.
+
+What would make the host wait for the device is noted in `waits`.
 """
 
+import sys
 from contextlib import ExitStack, nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -21,18 +26,22 @@ DEVICE = torch.device("meta")
 
 aten = torch.ops.aten
 # Operations that take tensors of both devices: copies, and places given by tensors of the CPU.
-MIXED = {
-    aten.copy_.default,
-    aten._to_copy.default,
-    aten.index.Tensor,
-    aten.index_put.default,
-    aten.index_put_.default,
-    aten._index_put_impl_.default,
-    aten._unsafe_index_put.default,
-    *(getattr(aten.to, name) for name in aten.to.overloads()),
+COPIES = {aten.copy_, aten._to_copy, aten.to}
+PLACES = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_, aten._unsafe_index_put}
+# Operations whose result has a shape, or is a number of Python, that depends on numbers of the device.
+WAITING = {
+    aten._local_scalar_dense,
+    aten.equal,
+    aten.is_nonzero,
+    aten.nonzero,
+    aten.masked_select,
+    aten._unique2,
+    aten.unique_consecutive,
+    aten.unique_dim,
+    aten.bincount,
+    aten.linalg_lstsq,
 }
-
-
+waits: list[str] = []
 # Operands of our operators that say where levels begin: the host launches a kernel for each.
 ON_HOST = {"bounds", "levels"}
 OF_DATA = ("tensor", "as_tensor", "asarray")
@@ -64,6 +73,15 @@ class There(Tensor):
         t.numbers = numbers
         return t
 
+    @property
+    def data(self) -> Tensor:  # type: ignore[override]
+        return Tensor.data.__get__(self)  # type: ignore[attr-defined]
+
+    @data.setter
+    def data(self, other: "There") -> None:  # as `Module.float` does with parameters
+        Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
+        self.numbers = other.numbers
+
     @classmethod
     def __torch_dispatch__(cls, operator: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         return dispatch(operator, args, kwargs or {})  # also where the mode is off, in a backward say
@@ -76,16 +94,22 @@ There.__name__ = "Tensor"  # in messages
 
 def dispatch(operator: Any, args: tuple, kwargs: dict) -> Any:
     """Compute on the host; the result is where a device would have it."""
+    packet = operator.overloadpacket
     given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
     there = any(isinstance(t, There) for t in given)
+    if there and waits_for_it(packet, args, kwargs):
+        wait(packet.__name__)
     if kwargs.get("device") is not None:
         there = torch.device(kwargs["device"]) == DEVICE
         kwargs = kwargs | {"device": "cpu"}
         if there and kwargs.get("generator") is not None:
             raise RuntimeError("Expected a generator of the device, but found one of the CPU")
-    if operator == aten.copy_.default:
-        there = isinstance(args[0], There)
-    elif there and operator not in MIXED:
+    if packet in COPIES:
+        here = isinstance(args[0], There)
+        there = here if packet == aten.copy_ else there
+        if len({isinstance(t, There) for t in given} | {there}) == 2:
+            wait(packet.__name__)
+    elif there and packet not in PLACES:
         strangers = [t for t in foreign(operator, args, kwargs) if not isinstance(t, There)]
         if strangers:
             raise RuntimeError(
@@ -93,7 +117,7 @@ def dispatch(operator: Any, args: tuple, kwargs: dict) -> Any:
                 f"pretended one and cpu: {[tuple(t.shape) for t in strangers]}"
             )
     result = operator(*tree_map(numbers_of, args), **tree_map(numbers_of, kwargs))
-    if there and operator.overloadpacket.__name__ in RESHAPING:
+    if there and packet.__name__ in RESHAPING:
         guard = torch._C._DisableTorchDispatch()  # of the shape that torch sees too
         operator(*args, **kwargs)
         del guard
@@ -107,6 +131,21 @@ def foreign(operator: Any, args: tuple, kwargs: dict) -> list[Tensor]:
         return [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.dim()]
     named = dict(zip((a.name for a in operator._schema.arguments), args, strict=False)) | kwargs
     return [t for name, t in named.items() if isinstance(t, Tensor) and name not in ON_HOST]
+
+
+def waits_for_it(packet: Any, args: tuple, kwargs: dict) -> bool:
+    if packet in PLACES:  # given by a mask, or sent over from the CPU
+        return any(t.dtype == torch.bool or not isinstance(t, There) for t in args[1] if t is not None)
+    return packet in WAITING or (packet == aten.repeat_interleave and kwargs.get("output_size") is None)
+
+
+def wait(what: str) -> None:
+    """Noted with the line of the library that waits."""
+    frame = sys._getframe()
+    while frame and "/learnsolve/" not in frame.f_code.co_filename:
+        frame = frame.f_back
+    at = f" in {Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame else ""
+    waits.append(what + at)
 
 
 def numbers_of(value: Any) -> Any:
@@ -127,19 +166,17 @@ def _of_data(function: Any) -> Any:
         if isinstance(data, Tensor):
             return function(data, *args, device=data.device if device is None else device, **keywords)
         made = function(data, *args, device="cpu", **keywords)
-        made = made.to(DEVICE if device is None else device)
+        made = made.to(torch.empty(0).device if device is None else device)
         return made.requires_grad_() if requires_grad else made
 
     return make
 
 
 class PretendDevice:
-    """Context in which torch's device "meta" computes, and is the default."""
+    """Context in which torch's device "meta" computes."""
 
-    def __enter__(self) -> torch.device:
-        torch.set_default_device(DEVICE)
+    def __enter__(self) -> None:
         self.context = ExitStack()
-        self.context.callback(torch.set_default_device, None)
         stream = SimpleNamespace(synchronize=lambda: None)
         self._replace(
             torch.cuda,
@@ -149,10 +186,10 @@ class PretendDevice:
             synchronize=lambda *_: None,
         )
         self._replace(torch, **{name: _of_data(getattr(torch, name)) for name in OF_DATA})
+        self._replace(torch, compile=lambda *_, **__: pytest.skip("torch.compile: not on this device"))
         tolist = Tensor.tolist  # which a subclass does not have
         self._replace(Tensor, tolist=lambda t: tolist(t.cpu()))
         self.context.enter_context(_Dispatch())
-        return DEVICE
 
     def _replace(self, owner: Any, **functions: Any) -> None:
         for name, function in functions.items():

@@ -1,9 +1,6 @@
-// Persistent CUDA kernels on the host, each block a thread: ThreadSanitizer sees where a barrier is missing
-// between two blocks, and the bits must not depend on their number.
-#include <barrier>
-#include <thread>
-
+// Persistent CUDA kernels on the host: their bits must not depend on the number of blocks.
 #include "kernels/richardson.cuh"
+#include "tests/device_blocks.h"
 #include "tests/richardson_system.h"
 #include "tests/schedules.h"
 
@@ -13,22 +10,6 @@ namespace {
 using namespace learnsolve::cuda;
 
 constexpr int64_t kSweeps = 7;
-
-std::barrier<>* everyone = nullptr;
-
-// kernel() on so many blocks.
-template <class F>
-void on_blocks(int64_t blocks, const F& kernel) {
-  std::barrier<> barrier(blocks);
-  everyone = &barrier;
-  std::vector<std::thread> threads;
-  for (int64_t block = 0; block < blocks; ++block)
-    threads.emplace_back([&, block] {
-      host_grid = {block, blocks, [] { everyone->arrive_and_wait(); }};
-      kernel();
-    });
-  for (std::thread& thread : threads) thread.join();
-}
 
 // Two systems with one pattern, and all that sweeps and their adjoint read and write.
 template <class T, class I>

@@ -201,7 +201,7 @@ def run_fixed(
 
 
 def _has_loop(A: Any) -> TypeGuard[CSR]:
-    return isinstance(A, CSR) and A.values.device.type in ("cpu", "cuda")
+    return isinstance(A, CSR) and (A.values.is_cpu or A.values.is_cuda)
 
 
 def _compiled(
