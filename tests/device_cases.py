@@ -37,9 +37,9 @@ FIXED = {
     },
 }
 TO_A_TOLERANCE = {
-    "richardson": lambda A, b, w: S.richardson(A, w * b, weight=0.15, rtol=1e-2, maxiter=100),
-    "heavyball": lambda A, b, w: S.heavyball(A, b, alpha=0.15, beta=0.2, rtol=1e-3, maxiter=200),
-    "chebyshev": lambda A, b, w: S.chebyshev(A, b, 0.5, 8.0, rtol=1e-6, maxiter=200),
+    "richardson": lambda A, b, w: S.richardson(A, w * b, weight=0.08, rtol=1e-2, maxiter=100),
+    "heavyball": lambda A, b, w: S.heavyball(A, b, alpha=0.08, beta=0.2, rtol=1e-3, maxiter=200),
+    "chebyshev": lambda A, b, w: S.chebyshev(A, b, 1.0, 24.0, rtol=1e-6, maxiter=200),
     **{
         f"{name}, {gradient}": lambda A, b, w, name=name, gradient=gradient: getattr(S, name)(
             A, w * b, rtol=1e-10, gradient=gradient

@@ -162,7 +162,7 @@ def _calls(
 ) -> list[list[int]]:
     """Iterations of each call, and of each segment that is repeated by itself in the backward."""
     columns = b.numel() // max(b.shape[max(b.dim() - 2, 0)], 1)
-    work = _WORK if values.is_cpu else _DEVICE_WORK
+    work = _DEVICE_WORK if values.is_cuda else _WORK
     length = max(1, work // (values.shape[-1] * columns + 6 * b.numel() + 1))
     if iterations <= length:
         return [[iterations]]
