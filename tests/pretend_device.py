@@ -82,6 +82,9 @@ class There(Tensor):
         Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
         self.numbers = other.numbers
 
+    def data_ptr(self) -> int:
+        return self.numbers.data_ptr()
+
     @classmethod
     def __torch_dispatch__(cls, operator: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         return dispatch(operator, args, kwargs or {})  # also where the mode is off, in a backward say

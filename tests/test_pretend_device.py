@@ -30,6 +30,7 @@ def test_computes(pretended):
     assert float(t.sum()) == 15
     assert torch.tensor([1, 2]).device == torch.ones(2).device == torch.as_tensor([1.0]).device == DEVICE
     view = t[0]
+    assert t.clone().data_ptr() != view.data_ptr() == t.data_ptr()
     view += 1
     assert t[0].tolist() == [1, 2, 3]
     assert t[:, :1].squeeze_(1).shape == (2,)
