@@ -90,7 +90,7 @@ struct PcgJudge {
     }
     if ((what == Judged::begin || what == Judged::residual) && knows_rho())
       advance(b, c, static_cast<T>(kind == Preconditioning::none ? one : two));
-    return columns.runs(b, c);
+    return what != Judged::length && columns.runs(b, c);  // which nobody knows before the first residual
   }
   // A column of a member that it skips.
   LS_DEVICE void idle(int64_t b, int64_t c) const {
@@ -98,6 +98,7 @@ struct PcgJudge {
   }
   LS_DEVICE void finish(int64_t b, bool any) const {
     if (what != Judged::length) columns.active(b) = any;
+    if (what == Judged::start) columns.entered(b) = 0;
     if (what == Judged::product || what == Judged::begin) columns.entered(b) = 1;
   }
   LS_DEVICE void finish_idle(int64_t b) const {

@@ -211,7 +211,8 @@ PcgResult csr_pcg_cuda(const Tensor& ptr, const Tensor& idx, const Tensor& block
         factor.width,
         begins,
         store,
-        takes_packs(data<T>(r)) && (nk % kPack<T> == 0 || (p.batch == 1 && saved == 0)),
+        takes_packs(data<T>(r)) && (nk % kPack<T> == 0 || (p.batch == 1 && saved == 0)) &&
+            (p.batch == 1 || factor.width * p.k % kPack<T> == 0),
         mutable_data<T>(x_out),
         mutable_data<T>(r_out),
         mutable_data<T>(p_out),

@@ -19,11 +19,17 @@ void copy_blocks(const OnDevice& device, T* to, int64_t to_step, const T* from, 
                  int64_t size, int64_t count) {
   if (size == 0 || count == 0) return;
 #ifdef __CUDACC__
-  if (count == 1)
-    STD_CUDA_CHECK(cudaMemcpyAsync(to, from, size * sizeof(T), cudaMemcpyDeviceToDevice, device.stream));
-  else
+  // No copy in two dimensions has more bytes from one row to the next.
+  constexpr int64_t kPitch = 0x7fffffff / static_cast<int64_t>(sizeof(T));
+  if (to_step == size && from_step == size) size *= count, count = 1;
+  if (count > 1 && std::max(to_step, from_step) <= kPitch) {
     STD_CUDA_CHECK(cudaMemcpy2DAsync(to, to_step * sizeof(T), from, from_step * sizeof(T), size * sizeof(T),
                                      count, cudaMemcpyDeviceToDevice, device.stream));
+    return;
+  }
+  for (int64_t b = 0; b < count; ++b)
+    STD_CUDA_CHECK(cudaMemcpyAsync(to + b * to_step, from + b * from_step, size * sizeof(T),
+                                   cudaMemcpyDeviceToDevice, device.stream));
 #else
   (void)device;
   for (int64_t b = 0; b < count; ++b) std::copy_n(from + b * from_step, size, to + b * to_step);

@@ -344,7 +344,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> csr_pcg_backward_cuda
   if (p.batch == 0 || p.k == 0) return {rbar, pbar, bars, ga, gm, gx0};
   dispatch(name, values, S.idx, [&]<class T, class I>() {
     const Tensor transposed = reordered<T, I>(device, tperm, values);
-    bool packs = nk % kPack<T> == 0 || (p.batch == 1 && count <= 1);
+    // Blocks of n and of `width` rows lie one behind another.
+    bool packs = (nk % kPack<T> == 0 && factor.width * p.k % kPack<T> == 0) || (p.batch == 1 && count <= 1);
     for (const Tensor* t : {&residuals, &directions, &last}) packs = packs && takes_packs(data<T>(*t));
     for (const auto* t : {&x0, &before, &gx})
       if (*t) packs = packs && takes_packs(data<T>(**t));

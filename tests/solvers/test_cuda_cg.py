@@ -4,10 +4,11 @@ rows, both forms of the loop; on a device streams, graphs, and that nobody waits
 Runs on a CUDA device or, without its last part, with the operators compiled for the host (tests/conftest.py).
 """
 
+import numpy as np
 import pytest
 import scipy.sparse
 import torch
-from reference import normal
+from reference import normal, pattern_of
 from solvers.dense_pcg import lower, unfused
 from solvers.dense_pcg import system as host_system
 
@@ -93,6 +94,20 @@ def test_long_rows(kind, shape):
     s = on_device(s._replace(values=values.double(), m=m, factor=factor, kind=kind))
     assert len(s.P.row_blocks) > 1
     agree(s, 4, 1e-10)
+
+
+@pytest.mark.parametrize("shape", ["vector", "batch of values", "batch of all"])
+@pytest.mark.parametrize("rows", [40, 600])
+def test_a_factor_with_few_columns(shape, rows):
+    """M = L L^T with L of 7 columns: vectors of odd length, one behind another, beside those of A. 40 rows of
+    all of them are products and sums apart, 600 several chunks."""
+    S = ls.problems.poisson((rows // 8, 8)).to_scipy()
+    s = host_system("none", shape, S)
+    L = scipy.sparse.random_array((rows, 7), density=1.0 if rows == 40 else 0.3, rng=np.random.default_rng(0))
+    factor = pattern_of(L.tocsr(), torch.int32)
+    lead = (2,) if shape == "batch of all" else ()
+    m = 0.3 * normal((*lead, factor.nnz), seed=2)
+    agree(on_device(s._replace(m=m, factor=factor, kind="product")), 4, 1e-10)
 
 
 @every_kind
