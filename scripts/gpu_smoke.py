@@ -27,6 +27,17 @@ def skewed(rows: int = 300, columns: int = 1500) -> ls.CSR:
     return ls.CSR.from_coo(row.int(), column.int(), normal(len(row)), (rows, columns))
 
 
+def arrow(rows: int = 300) -> ls.CSR:
+    """A lower triangle with two full rows and a full column: several lanes a row."""
+    i = torch.arange(rows)
+    full = torch.arange(rows - 1)
+    row = torch.cat((i, torch.full((50,), 50), torch.full_like(full, rows - 1), i[8:-1]))
+    column = torch.cat((i, i[:50], full, torch.full_like(i[8:-1], 7)))
+    at = torch.unique(row * rows + column)
+    row, column = at // rows, at % rows
+    return ls.CSR.from_coo(row, column, torch.where(row == column, 2.0, 0.01).double(), (rows, rows))
+
+
 def normal(*shape: int) -> Tensor:
     seed = sum(shape)
     return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
@@ -37,7 +48,8 @@ def cases() -> dict[str, tuple[Callable[..., Tensor], Inputs, tuple[ls.SparsityP
     S, G = skewed(), ls.problems.poisson((12, 11))
     P, Q = S.pattern, G.pattern
     L, U = G.tril().pattern, G.triu().pattern
-    chain = ls.problems.poisson((200,)).tril()
+    chain, long_chain = (ls.problems.poisson((m,)).tril() for m in (200, 5000))
+    deep, sweeping = ls.problems.poisson((16, 17, 18)).tril(), arrow()
     n, k = G.shape[0], 5
     spd, lower, upper = G.values, G.tril().values, G.triu().values
     CSR, ops, solvers = ls.CSR, ls.ops, ls.solvers
@@ -77,6 +89,21 @@ def cases() -> dict[str, tuple[Callable[..., Tensor], Inputs, tuple[ls.SparsityP
             (upper, normal(n, k)),
             (U,),
         ),
+        "sptrsv, long chain": (
+            lambda P, v, b: ops.sptrsv(CSR(v, P), b),
+            (long_chain.values, normal(5000)),
+            (long_chain.pattern,),
+        ),
+        "sptrsv, by ticket": (
+            lambda P, v, b: ops.sptrsv(CSR(v, P), b),
+            (deep.values, normal(deep.shape[0], 2)),
+            (deep.pattern,),
+        ),
+        "sptrsv, long rows": (
+            lambda P, v, b: ops.sptrsv(CSR(v, P), b),
+            (sweeping.values, normal(sweeping.shape[0])),
+            (sweeping.pattern,),
+        ),
         "jacobi": (
             lambda P, v, b, w: solvers.jacobi(CSR(v, P), b, weight=w, iterations=4).x,
             (spd, normal(n, k), torch.tensor(0.6, dtype=torch.float64)),
@@ -88,6 +115,8 @@ def cases() -> dict[str, tuple[Callable[..., Tensor], Inputs, tuple[ls.SparsityP
             (Q,),
         ),
         **{f"cg, {kind}": (cg(kind), (spd, normal(n)), (Q,)) for kind in ("none", "diagonal", "triangular")},
+        # More columns than the persistent kernel takes.
+        "cg, launches": (cg("diagonal"), (spd, normal(n, 40)), (Q,)),
     }
 
 
