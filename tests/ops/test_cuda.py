@@ -5,22 +5,19 @@ Runs on a CUDA device or, without its last part, with the operators compiled for
 
 import functools
 
+import cuda_promises
 import numpy as np
 import pytest
 import scipy.sparse
 import torch
+from cuda_promises import DEVICE, needs_a_device
 from ops.triangles import TRIANGLES, triangles, triangular_operands
 from reference import assert_within, normal, pattern_of
 
 import learnsolve as ls
 from learnsolve import _device_analysis
 
-ON_HOST = _device_analysis.everywhere
-if not (ON_HOST or torch.cuda.is_available()):
-    pytest.skip("no CUDA device, and no operators compiled for the host", allow_module_level=True)
-
-DEVICE = torch.device("cpu" if ON_HOST else "cuda")
-needs_a_device = pytest.mark.skipif(ON_HOST, reason="needs a CUDA device")
+cuda_promises.skip_without_operators()
 
 
 def skewed(kind: str) -> scipy.sparse.csr_array:
@@ -195,42 +192,19 @@ every_operation = pytest.mark.parametrize("name", OPERATIONS)
 
 @every_operation
 def test_same_bits_on_every_run(name):
-    run = operations()[name]
-    wanted = run()
-    for _ in range(5):
-        assert all(torch.equal(a, b) for a, b in zip(run(), wanted, strict=True))
+    cuda_promises.same_bits_on_every_run(operations()[name])
 
 
 @needs_a_device
 @every_operation
 def test_no_call_waits_for_the_device(name):
-    run = operations()[name]
-    run()  # makes the plans
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        run()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    cuda_promises.does_not_wait_for_the_device(operations()[name])
 
 
 @needs_a_device
 @every_operation
 def test_captured_in_a_graph(name):
-    run = operations()[name]
-    wanted = run()
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        run()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = run()
-    for t in captured:
-        t.fill_(torch.nan)
-    graph.replay()
-    torch.cuda.synchronize()
-    assert all(torch.equal(a, b) for a, b in zip(captured, wanted, strict=True))
+    cuda_promises.can_be_captured_in_a_graph(operations()[name])
 
 
 @needs_a_device
@@ -247,16 +221,7 @@ def test_a_plan_is_not_made_during_capture():
 @needs_a_device
 @every_operation
 def test_on_another_stream(name):
-    """Plans made on one stream, used on another that is behind work of its own."""
-    run = operations()[name]
-    wanted = run()
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        torch.cuda._sleep(10_000_000)
-        found = run()
-    stream.synchronize()
-    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+    cuda_promises.runs_on_another_stream(operations()[name])
 
 
 @needs_a_device

@@ -1,23 +1,19 @@
 """Triangular solves by the CUDA operators: each way to solve, on a device or compiled for the host."""
 
+import cuda_promises
 import numpy as np
 import pytest
 import scipy.sparse
 import scipy.sparse.linalg
 import torch
+from cuda_promises import DEVICE, needs_a_device
 from ops.triangles import TRIANGLES, triangles, triangular_operands
 from reference import normal
 
 import learnsolve as ls
-from learnsolve import _device_analysis
 from learnsolve.ops import _triangular
 
-ON_HOST = _device_analysis.everywhere
-if not (ON_HOST or torch.cuda.is_available()):
-    pytest.skip("no CUDA device, and no operators compiled for the host", allow_module_level=True)
-
-DEVICE = torch.device("cpu" if ON_HOST else "cuda")
-needs_a_device = pytest.mark.skipif(ON_HOST, reason="needs a CUDA device")
+cuda_promises.skip_without_operators()
 every_triangle = pytest.mark.parametrize("kind", TRIANGLES)
 
 

@@ -4,24 +4,20 @@ rows, both forms of the loop; on a device streams, graphs, and that nobody waits
 Runs on a CUDA device or, without its last part, with the operators compiled for the host (tests/conftest.py).
 """
 
+import cuda_promises
 import numpy as np
 import pytest
 import scipy.sparse
 import torch
+from cuda_promises import DEVICE, needs_a_device
 from reference import normal, pattern_of
 from solvers.dense_pcg import lower, unfused
 from solvers.dense_pcg import system as host_system
 
 import learnsolve as ls
-from learnsolve import _device_analysis
 from learnsolve.ops.pcg import KINDS, Stop, pcg_iterations
 
-ON_HOST = _device_analysis.everywhere
-if not (ON_HOST or torch.cuda.is_available()):
-    pytest.skip("no CUDA device, and no operators compiled for the host", allow_module_level=True)
-
-DEVICE = torch.device("cpu" if ON_HOST else "cuda")
-needs_a_device = pytest.mark.skipif(ON_HOST, reason="needs a CUDA device")
+cuda_promises.skip_without_operators()
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -201,57 +197,25 @@ every_solve = pytest.mark.parametrize("name", SOLVES)
 
 @every_solve
 def test_same_bits_on_every_run(name):
-    run = solves()[name]
-    wanted = run()
-    for _ in range(3):
-        assert all(torch.equal(a, b) for a, b in zip(run(), wanted, strict=True))
+    cuda_promises.same_bits_on_every_run(solves()[name])
 
 
 @needs_a_device
 @every_solve
 def test_no_solve_waits_for_the_device(name):
-    run = solves()[name]
-    run()  # makes the plans
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        run()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    cuda_promises.does_not_wait_for_the_device(solves()[name])
 
 
 @needs_a_device
 @every_solve
 def test_captured_in_a_graph(name):
-    """A whole solve with its gradients, the persistent kernel too."""
-    run = solves()[name]
-    wanted = run()
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        run()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = run()
-    for t in captured:
-        t.fill_(torch.nan)
-    graph.replay()
-    torch.cuda.synchronize()
-    assert all(torch.equal(a, b) for a, b in zip(captured, wanted, strict=True))
+    cuda_promises.can_be_captured_in_a_graph(solves()[name])
 
 
 @needs_a_device
 @every_solve
 def test_on_another_stream(name):
-    run = solves()[name]
-    wanted = run()
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        torch.cuda._sleep(10_000_000)
-        found = run()
-    stream.synchronize()
-    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+    cuda_promises.runs_on_another_stream(solves()[name])
 
 
 @needs_a_device
