@@ -9,6 +9,7 @@ LEARNSOLVE_CUDA_ON_HOST=1 (tests/conftest.py) the CUDA operators compiled for th
 What would make the host wait for the device is noted in `waits`.
 """
 
+import os
 import sys
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
@@ -22,7 +23,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+import learnsolve
+
 DEVICE = torch.device("meta")
+LIBRARY = str(Path(learnsolve.__file__).parent) + os.sep
 
 aten = torch.ops.aten
 # Operations that take tensors of both devices: copies, and places given by tensors of the CPU.
@@ -145,7 +149,7 @@ def waits_for_it(packet: Any, args: tuple, kwargs: dict) -> bool:
 def wait(what: str) -> None:
     """Noted with the line of the library that waits."""
     frame = sys._getframe()
-    while frame and "/learnsolve/" not in frame.f_code.co_filename:
+    while frame and not frame.f_code.co_filename.startswith(LIBRARY):
         frame = frame.f_back
     at = f" in {Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame else ""
     waits.append(what + at)

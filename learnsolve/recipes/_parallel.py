@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import os
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -139,8 +140,9 @@ ALONE = Group()
 def joined(exit_code: Callable[[BaseException], int], leaves: bool = False) -> Iterator[Group]:
     """The group that torchrun's variables describe, for the length of a block.
 
-    `leaves`: the process ends right after it, by os._exit, and takes the group with it. gloo's threads hung
-    or aborted now and then when they were ended, or the interpreter was, after all had been written.
+    `leaves`: the process ends right after it, by os._exit, and takes the group with it. In torch 2.13 a
+    thread of gloo that drops a finished piece of work holds the group's lock and waits for Python's, while
+    whoever drops the group holds Python's and waits for the group's: now and then neither went on.
     """
     environment = os.environ
     if "RANK" not in environment or int(environment.get("WORLD_SIZE", "1")) == 1:
@@ -171,6 +173,7 @@ def joined(exit_code: Callable[[BaseException], int], leaves: bool = False) -> I
         raise
     finally:
         if not leaves:
+            time.sleep(0.1)  # without Python's lock: gloo's threads drop what they hold
             dist.destroy_process_group()
             gc.collect()  # what a cycle still holds of it, before the interpreter ends
 
