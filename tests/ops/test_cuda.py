@@ -187,24 +187,11 @@ OPERATIONS = (
     "stencil",
     *(kind + side for kind in TRIANGLES for side in ("", ", transposed")),
 )
-every_operation = pytest.mark.parametrize("name", OPERATIONS)
 
 
-@every_operation
-def test_same_bits_on_every_run(name):
-    cuda_promises.same_bits_on_every_run(operations()[name])
-
-
-@needs_a_device
-@every_operation
-def test_no_call_waits_for_the_device(name):
-    cuda_promises.does_not_wait_for_the_device(operations()[name])
-
-
-@needs_a_device
-@every_operation
-def test_captured_in_a_graph(name):
-    cuda_promises.can_be_captured_in_a_graph(operations()[name])
+@pytest.mark.parametrize("name", OPERATIONS)
+class TestPromises(cuda_promises.Promises):
+    runs = staticmethod(operations)
 
 
 @needs_a_device
@@ -216,12 +203,6 @@ def test_a_plan_is_not_made_during_capture():
         torch.cuda.graph(torch.cuda.CUDAGraph()),
     ):
         A @ x
-
-
-@needs_a_device
-@every_operation
-def test_on_another_stream(name):
-    cuda_promises.runs_on_another_stream(operations()[name])
 
 
 @needs_a_device

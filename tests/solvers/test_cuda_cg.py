@@ -192,30 +192,11 @@ def solves():
 
 
 SOLVES = ("vector", "columns", "checkpointed", "jacobi", "ic0", "long rows, none", "long rows, product")
-every_solve = pytest.mark.parametrize("name", SOLVES)
 
 
-@every_solve
-def test_same_bits_on_every_run(name):
-    cuda_promises.same_bits_on_every_run(solves()[name])
-
-
-@needs_a_device
-@every_solve
-def test_no_solve_waits_for_the_device(name):
-    cuda_promises.does_not_wait_for_the_device(solves()[name])
-
-
-@needs_a_device
-@every_solve
-def test_captured_in_a_graph(name):
-    cuda_promises.can_be_captured_in_a_graph(solves()[name])
-
-
-@needs_a_device
-@every_solve
-def test_on_another_stream(name):
-    cuda_promises.runs_on_another_stream(solves()[name])
+@pytest.mark.parametrize("name", SOLVES)
+class TestPromises(cuda_promises.Promises):
+    runs = staticmethod(solves)
 
 
 @needs_a_device
