@@ -116,7 +116,7 @@ def test_so_many_iterations(name, shape, cuda):
     FIXED[name](*there)
     waits.clear()
     FIXED[name](*there)
-    assert len(waits) <= (4 if "minres" in name else 0), waits  # minres looks out for rounding
+    assert waits == []
     same(found, solve(FIXED[name], A, b, w))
 
 
@@ -124,6 +124,22 @@ def test_so_many_iterations(name, shape, cuda):
 def test_to_a_tolerance(name, cuda):
     A, b, w = A_SPD, normal((20, 2)), torch.ones((), dtype=torch.float64)
     same(solve(TO_A_TOLERANCE[name], *moved((A, b, w))), solve(TO_A_TOLERANCE[name], A, b, w), 1e-7)
+
+
+def test_looks_at_the_compiled_loop_of_cg(cuda):
+    A, b = moved((ls.problems.poisson((12, 12)), normal((144,))))
+
+    def looks(every):
+        S.set_check_every(every)
+        waits.clear()
+        iterations = S.cg(A, b, rtol=1e-8).iterations
+        S.set_check_every(None)
+        return iterations, sum("pcg_solve.py" in wait for wait in waits)
+
+    n, at_32 = looks(None)
+    assert 32 < n < 64
+    for every in (1, 5):
+        assert looks(every) == (n, at_32 - 2 + -(-n // every))
 
 
 @pytest.mark.parametrize("name", OTHERS)

@@ -31,6 +31,7 @@ def pcg_solve(
     pattern: SparsityPattern,
     maxiter: int,
     limits: Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]],
+    check_every: int | None = None,
     *,
     kind: str = "none",
     m: Tensor | None = None,
@@ -40,7 +41,8 @@ def pcg_solve(
     checked; no tensor may need a gradient.
 
     `limits(r, norm)`, given the first residual and its norm (..., 1, k), tells of each column whether it is
-    done already, below which norm it is to stop, and above which.
+    done already, below which norm it is to stop, and above which. `check_every`: iterations of each call, at
+    the end of which is looked whether all have stopped; None: 32, 64, 128, ...
     """
     if factor is not None and factor.dtype != pattern.dtype:
         pattern, factor = _wide(pattern), _wide(factor)
@@ -57,12 +59,12 @@ def pcg_solve(
     state[..., _STOP, :] = torch.where(done.squeeze(-2) & (stopped == 0), float(Stop.ROUNDING), stopped)
     norms, first = [history], 0
     longest = _calls(values, b.new_empty(0) if m is None else m, b, max(maxiter, 1), False)[0]
-    length = _FIRST_CALL
+    length, growth = (_FIRST_CALL, 2) if check_every is None else (check_every, 1)
     while first < maxiter and bool((carry[..., _STOP, :] == 0).any()):
         count = min(length, longest, maxiter - first)
         x, r, p, _, carry, history, *_ = _raw(*fixed, x, r, p, carry, first, count, False)
         norms.append(history)
-        first, length = first + count, 2 * length
+        first, length = first + count, growth * length
     ends = carry.reshape(*b.shape[:-2], carry.shape[-2], columns)[..., _STOP:, :].to(torch.int64)
     why, when = ends.unbind(-2)
     when = torch.where(why == Stop.RUNNING, first, when)

@@ -1,5 +1,6 @@
 """Iterative solvers whose gradients are exact, one method a file."""
 
+from learnsolve.solvers._looks import set_check_every
 from learnsolve.solvers.base import Iteration, Solution, SolverError, Status
 from learnsolve.solvers.bicgstab import bicgstab
 from learnsolve.solvers.cg import cg
@@ -44,6 +45,7 @@ __all__ = [
     "minres",
     "richardson",
     "richardson_weight",
+    "set_check_every",
     "sor",
     "ssor",
 ]

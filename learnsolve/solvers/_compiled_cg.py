@@ -19,6 +19,7 @@ from learnsolve.ops.pcg import Stop
 from learnsolve.ops.pcg_solve import pcg_solve
 from learnsolve.ops.richardson import residual_norm
 from learnsolve.ops.structure import transpose
+from learnsolve.solvers import _looks
 from learnsolve.solvers._loop import CODE, iterate
 from learnsolve.solvers._operator import Matrix, compiled_form
 from learnsolve.solvers._vectors import size
@@ -96,6 +97,7 @@ def compiled_cg(
 
     solved = pcg_solve(
         values, shaped(b), None if start is None else shaped(start), matrix.pattern, maxiter, limits,
+        _looks.check_every() if b.is_cuda else None,
         kind=kind, m=None if m is None else m.detach(), factor=factor,
     )  # fmt: skip
     x = solved.x.reshape(b.shape)

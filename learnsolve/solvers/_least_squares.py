@@ -120,6 +120,7 @@ class LeastSquares:
     """
 
     never = False
+    reads: tuple[str, ...] = ("A_norm", "condition")
 
     def __init__(self, atol: float, btol: float, conlim: float):
         self.atol, self.btol, self.conlim = atol, btol, conlim

@@ -10,7 +10,14 @@ tells which columns still count: the others are computed along and thrown away, 
 them must be guarded with it (`divide`). `trouble`, (..., 1, k), is 0 or the code of a Status for a column
 that cannot go on: it keeps x and r from before the step.
 
-When to stop is the business of a `Criterion`; `ResidualNorm` is that of systems.
+A method whose recurrences say too little has two more:
+
+    doubts(state, running) -> doubt                  may rounding errors have outgrown r? (..., 1, k)
+    mended(A, M, b, old, new, doubt) -> state, trouble       what to do about it; may look at the numbers
+
+When to stop is the business of a `Criterion`; `ResidualNorm` is that of systems. The host looks at the
+columns after every iteration on a CPU, and from time to time on a device (_looks.py): between two looks a
+column that seems done stands still, and is judged at the next.
 """
 
 from __future__ import annotations
@@ -23,10 +30,12 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from learnsolve.ops.richardson import residual_norm
+from learnsolve.solvers import _looks
 from learnsolve.solvers._vectors import size
 from learnsolve.solvers.base import STATUSES, Iteration, Status
 
 CODE = {status: 1 + i for i, status in enumerate(STATUSES)}
+_WAITING = -1  # the code of a column that seems done
 
 
 class Method(Protocol):
@@ -40,6 +49,7 @@ class Criterion(Protocol):
     """Whether a column is done. All answers are (..., 1, k); `norm` is ||r||."""
 
     never: bool  # asks for nothing that a column could meet: all iterations are to run
+    reads: tuple[str, ...]  # what `holds` reads of a state, beside x and r
 
     def begin(self, A: Any, b: Tensor, x: Tensor, r: Tensor, norm: Tensor) -> Tensor:
         """Is x a solution before the first iteration? Called once, before the others."""
@@ -60,6 +70,8 @@ class Criterion(Protocol):
 
 class ResidualNorm:
     """||b - A x|| <= max(rtol ||b||, atol), with atol a number or one a column."""
+
+    reads: tuple[str, ...] = ()
 
     def __init__(self, rtol: float, atol: float | Tensor):
         self.rtol, self.atol = rtol, atol
@@ -119,7 +131,7 @@ def iterate(
 
     On a CUDA device, with a criterion that asks for nothing and no callback, the host never waits for it: a
     column that comes to rounding level stops there, where on the CPU it is started again."""
-    unattended = runs_unattended(b, criterion, callback)
+    loop = _Loop(method, A, M, b, criterion, callback, runs_unattended(b, criterion, callback))
     nothing = size(b) == 0
     if x0 is None:
         x, r = torch.zeros_like(b), b
@@ -131,26 +143,11 @@ def iterate(
     codes = torch.where(criterion.begin(A, b, x, r, norm.detach()) | nothing, CODE[Status.CONVERGED], codes)
     codes = torch.where(torch.isfinite(norm.detach()), codes, CODE[Status.NON_FINITE])
     norms = [norm]
-
-    def run(count: int, done: int, progress: _Progress, replay: bool) -> tuple[_Progress, list[Tensor]]:
-        """Up to `count` iterations from the one with number `done`."""
-        history = []
-        for i in range(count):
-            running = progress.codes == 0
-            if not unattended and not running.any():
-                break
-            state, codes, norm = _advance(method, A, M, b, criterion, progress, running, unattended)
-            history.append(norm)
-            if callback is not None and not replay and _stopped(callback, done + i + 1, state.x, norm, codes):
-                codes = torch.where(codes == 0, CODE[Status.STOPPED_BY_CALLBACK], codes)
-            progress = _Progress(state, codes, norm)
-        return progress, history
-
     progress = _Progress(method.start(A, M, x, r, codes == 0), codes, norm)
     if segments:
-        progress, norms = _in_segments(run, progress, norms, maxiter, unattended)
+        progress, norms = _in_segments(loop, progress, norms, maxiter)
     else:
-        progress, history = run(maxiter, 0, progress, False)
+        progress, history = loop.run(maxiter, 0, progress)
         norms += history
     codes = torch.where(progress.codes == 0, CODE[Status.MAX_ITERATIONS], progress.codes)
     return Outcome(progress.state.x, torch.cat(norms, dim=-2), codes.squeeze(-2))
@@ -160,51 +157,114 @@ def runs_unattended(b: Tensor, criterion: Criterion, callback: Any) -> bool:
     return b.is_cuda and criterion.never and callback is None
 
 
-def _advance(method, A, M, b, criterion, progress: _Progress, running: Tensor, unattended: bool):
-    """One iteration: the new state, codes and norm."""
-    state, codes, norm = progress
-    new, trouble = method.step(A, M, b, state, running)
-    codes = torch.where(running, trouble, codes)
-    new_norm = residual_norm(new.r, -2, keepdim=True)
-    known = new_norm.detach()
-    codes = torch.where((codes == 0) & ~torch.isfinite(known), CODE[Status.NON_FINITE], codes)
-    moved = codes == 0
-    if b.is_cuda or not moved.all():  # a device is not asked, but told
-        # What else a state holds is of no use to a column that has stopped.
-        new = new._replace(x=torch.where(moved, new.x, state.x), r=torch.where(moved, new.r, state.r))
-        new_norm = torch.where(moved, new_norm, norm)
-    close = moved & criterion.looks(new, known)
-    if unattended:
-        codes = torch.where(close, CODE[Status.MAX_ITERATIONS], codes)
-        lost = criterion.fails(new, new_norm.detach())
-        return new, torch.where(moved & (codes == 0), lost, codes), new_norm
-    if close.any():
+class _Loop:
+    """Iterations, and the looks at them."""
+
+    def __init__(self, method, A, M, b, criterion, callback, unattended):
+        self.method, self.A, self.M, self.b = method, A, M, b
+        self.criterion, self.callback, self.unattended = criterion, callback, unattended
+        self.doubts = getattr(method, "doubts", None)
+        # A callback is told of every iteration. A backward that repeats a segment finds the same looks.
+        self.gap = _looks.gaps() if b.is_cuda and callback is None else lambda done: 1
+
+    def runs(self, progress: _Progress) -> bool:
+        return self.unattended or bool((progress.codes == 0).any())
+
+    def run(
+        self, count: int, done: int, progress: _Progress, replay: bool = False
+    ) -> tuple[_Progress, list[Tensor]]:
+        """Up to `count` iterations from the one with number `done`, of which the last is looked at."""
+        history: list[Tensor] = []
+        if self.unattended:
+            for _ in range(count):
+                progress = self.advance(progress, False)
+                history.append(progress.norm)
+            return progress, history
+        runs = self.runs(progress)
+        while len(history) < count and runs:
+            window = min(self.gap(done + len(history)), count - len(history))
+            codes, norms = [], []
+            for i in range(window):
+                progress = self.advance(progress, i == window - 1)
+                codes.append(progress.codes)
+                norms.append(progress.norm)
+            progress, norms, runs = self.look(progress, codes, norms)
+            history += norms
+            if self.callback is not None and not replay:
+                progress = self.tell(self.callback, done + len(history), progress)
+                runs = self.runs(progress)
+        return progress, history
+
+    def advance(self, progress: _Progress, looks: bool) -> _Progress:
+        """One iteration, the last before a look if `looks`."""
+        state, codes, norm = progress
+        running = codes == 0
+        new, trouble = self.method.step(self.A, self.M, self.b, state, running)
+        if self.doubts is not None:
+            doubt = self.doubts(new, running)
+            if self.unattended:
+                trouble = torch.where(doubt & (trouble == 0), CODE[Status.MAX_ITERATIONS], trouble)
+            elif looks and doubt.any():
+                new, more = self.method.mended(self.A, self.M, self.b, state, new, doubt)
+                trouble = torch.where(trouble == 0, more, trouble)
+        codes = torch.where(running, trouble, codes)
+        new_norm = residual_norm(new.r, -2, keepdim=True)
+        known = new_norm.detach()
+        codes = torch.where((codes == 0) & ~torch.isfinite(known), CODE[Status.NON_FINITE], codes)
+        moved = codes == 0
+        if self.b.is_cuda or not moved.all():  # a device is not asked, but told
+            # What else a state holds is of no use to a column that has stopped.
+            kept = {"x": new.x, "r": new.r, **{name: getattr(new, name) for name in self.criterion.reads}}
+            new = new._replace(**{k: torch.where(moved, t, getattr(state, k)) for k, t in kept.items()})
+            new_norm = torch.where(moved, new_norm, norm)
+        close = moved & self.criterion.looks(new, known)
+        codes = torch.where(close, CODE[Status.MAX_ITERATIONS] if self.unattended else _WAITING, codes)
+        lost = self.criterion.fails(new, new_norm.detach())
+        return _Progress(new, torch.where(moved & ~close, lost, codes), new_norm)
+
+    def look(
+        self, progress: _Progress, codes_of: list[Tensor], norms: list[Tensor]
+    ) -> tuple[_Progress, list[Tensor], bool]:
+        """Judge the columns that wait for it, after iterations that ended with these codes and norms. The
+        norms of those that some column took part in; whether columns run on."""
+        state, codes, norm = progress
+        close = codes == _WAITING
+        if self.b.is_cuda:  # one read for all
+            ran = [(ended == 0).any() for ended in codes_of]
+            *ran, waiting = torch.stack((*ran, close.any())).tolist()
+            norms, running = norms[: 1 + sum(ran)], ran[-1]
+        else:
+            waiting, running = close.any(), bool((codes == 0).any())
+        if not waiting:
+            return progress, norms, running
         # The recurrence for r may have drifted from b - A x: nothing is called converged on its word.
-        r = b - A(new.x)
+        r = self.b - self.A(state.x)
         true = residual_norm(r, -2, keepdim=True)
-        done = close & criterion.holds(A, new, r.detach(), true.detach())
-        codes = torch.where(done, CODE[Status.CONVERGED], codes)
-        codes = torch.where(close & ~torch.isfinite(true.detach()), CODE[Status.NON_FINITE], codes)
-        new_norm = torch.where(close, true, new_norm)
-    lost = criterion.fails(new, new_norm.detach())
-    codes = torch.where(moved & (codes == 0), lost, codes)
-    again = close & (codes == 0)
-    if again.any():
-        # All columns start again: a state may be of another size than a fresh one.
-        new = method.start(A, M, new.x, torch.where(again, r, new.r), codes == 0)
-    return new, codes, new_norm
+        done = self.criterion.holds(self.A, state, r.detach(), true.detach())
+        lost = torch.where(done, CODE[Status.CONVERGED], self.criterion.fails(state, true.detach()))
+        lost = torch.where(torch.isfinite(true.detach()), lost, CODE[Status.NON_FINITE])
+        codes = torch.where(close, lost, codes)
+        norms = [torch.where(old == _WAITING, true, row) for old, row in zip(codes_of, norms, strict=False)]
+        again = close & (codes == 0)
+        if again.any():
+            # All columns start again: a state may be of another size than a fresh one.
+            r = torch.where(again, r, state.r)
+            state = self.method.start(self.A, self.M, state.x, r, codes == 0)
+        return _Progress(state, codes, torch.where(close, true, norm)), norms, bool((codes == 0).any())
+
+    def tell(self, callback: Callable, iteration: int, progress: _Progress) -> _Progress:
+        state, codes, norm = progress
+        converged = (codes == CODE[Status.CONVERGED]).squeeze(-2)
+        if callback(Iteration(iteration, state.x.detach(), norm.detach().squeeze(-2), converged)) is not True:
+            return progress
+        return progress._replace(codes=torch.where(codes == 0, CODE[Status.STOPPED_BY_CALLBACK], codes))
 
 
-def _stopped(callback: Callable, iteration: int, x: Tensor, norm: Tensor, codes: Tensor) -> bool:
-    converged = (codes == CODE[Status.CONVERGED]).squeeze(-2)
-    return callback(Iteration(iteration, x.detach(), norm.detach().squeeze(-2), converged)) is True
-
-
-def _in_segments(run: Callable, progress: _Progress, norms: list[Tensor], maxiter: int, unattended: bool):
+def _in_segments(loop: _Loop, progress: _Progress, norms: list[Tensor], maxiter: int):
     done, length = 0, 1
     make = type(progress.state)
-    while done < maxiter and (unattended or (progress.codes == 0).any()):
-        segment = _segment(run, make, min(length, maxiter - done), done)
+    while done < maxiter and loop.runs(progress):
+        segment = _segment(loop, make, min(length, maxiter - done), done)
         codes, norm, history, *state = checkpoint(
             segment, progress.codes, progress.norm, *progress.state, use_reentrant=False
         )
@@ -215,12 +275,13 @@ def _in_segments(run: Callable, progress: _Progress, norms: list[Tensor], maxite
     return progress, norms
 
 
-def _segment(run: Callable, make: type, count: int, done: int) -> Callable[..., tuple[Tensor, ...]]:
+def _segment(loop: _Loop, make: type, count: int, done: int) -> Callable[..., tuple[Tensor, ...]]:
     ran = 0  # iterations of the first run, which a callback may have ended: a replay asks it nothing
 
     def segment(codes: Tensor, norm: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
         nonlocal ran
-        ended, history = run(ran or count, done, _Progress(make(*state), codes, norm), ran > 0)
+        length = ran if ran and loop.callback is not None else count
+        ended, history = loop.run(length, done, _Progress(make(*state), codes, norm), replay=ran > 0)
         ran = len(history)
         return (ended.codes, ended.norm, torch.cat(history, dim=-2), *ended.state)
 

@@ -89,16 +89,24 @@ class MinimalResidual:
             x, r, q.v, v, z_next, q.gamma, gamma, q.w_old, w, q.Aw_old, Aw, q.c, c, q.s, s, -s * q.eta,
             largest, norm_A, q.began,
         )  # fmt: skip
-        lost = running & (10 * eps * norm_A * size(x) > size(r))
-        if lost.any():
-            # Rounding errors may outgrow r, and its recurrence does not tell: then the step is not taken.
-            lost = lost & (size(b - A(x)) > 1.1 * size(q.r))
-            fresh = self.start(A, M, q.x, b - A(q.x), running)
-            new = State(*(torch.where(lost, f, n) for f, n in zip(fresh, new, strict=True)))
-            stuck = stuck | (lost & (fresh.began > 0.5 * q.began))
         trouble = torch.where(stuck, CODE[Status.BREAKDOWN], 0)
         trouble = torch.where(indefinite, CODE[Status.INDEFINITE], trouble)
         return new, trouble
+
+    def doubts(self, state: State, running: Tensor) -> Tensor:
+        """Rounding errors may outgrow r, and its recurrence does not tell."""
+        eps = torch.finfo(state.r.dtype).eps
+        return running & (100 * eps * state.norm_A * size(state.x) > size(state.r))
+
+    def mended(
+        self, A: Any, M: Any, b: Tensor, old: State, new: State, doubt: Tensor
+    ) -> tuple[State, Tensor]:
+        """Where they have, the step is not taken."""
+        lost = doubt & (size(b - A(new.x)) > 1.1 * size(old.r))
+        fresh = self.start(A, M, old.x, b - A(old.x), doubt)
+        state = State(*(torch.where(lost, f, n) for f, n in zip(fresh, new, strict=True)))
+        stuck = lost & (fresh.began > 0.5 * old.began)
+        return state, torch.where(stuck, CODE[Status.BREAKDOWN], 0)
 
 
 def minres(

@@ -1,0 +1,65 @@
+"""When the host looks at a solve to a tolerance that runs on a device.
+
+A look waits for the device, which then waits for the host to launch the next iteration. Between two looks the
+columns that seem done stand still, so a late look costs the iterations after the last column has stopped, and
+nothing else.
+"""
+
+from collections.abc import Callable
+
+from learnsolve import _check
+
+_every: int | None = None  # None: as `_unhurried` says
+# A short solve may have a costly M; a long one is not to be held up. Not measured.
+_SHARE, _LONGEST = 8, 32
+
+
+def set_check_every(iterations: int | None) -> int | None:
+    """Set after how many iterations a solve to a tolerance on a CUDA device is looked at.
+
+    A look waits for the device. Columns that seemed done since the last one, and stood still from there, are
+    confirmed then by their true residual: `x`, `iterations` and `residual_norms` are those of a look after
+    every iteration, unless a recurrence was wrong and starts again. What a rare look costs is the iterations
+    after the last column has stopped.
+
+    Parameters
+    ----------
+    iterations : int, at least 1; None, as at the start: after an eighth of those that ran, 32 at most (the
+        compiled loop of `cg`, where iterations after the last cost next to nothing: 32, 64, 128, ...)
+
+    Returns
+    -------
+    int or None, as it was until now. The new one holds for solves that begin after it, in all threads. A CPU,
+    and a solve with a callback, are looked at after every iteration.
+
+    Raises
+    ------
+    TypeError, ValueError
+        if iterations is not an int, or less than 1.
+
+    Examples
+    --------
+    >>> import learnsolve as ls
+    >>> before = ls.solvers.set_check_every(10)
+    >>> ls.solvers.set_check_every(before)
+    10
+    """
+    global _every
+    if iterations is not None:
+        iterations = _check.integer("set_check_every", "iterations", iterations, 1)
+    before, _every = _every, iterations
+    return before
+
+
+def check_every() -> int | None:
+    return _every
+
+
+def gaps() -> Callable[[int], int]:
+    """Iterations to the next look, after so many."""
+    every = _every
+    return _unhurried if every is None else lambda done: every
+
+
+def _unhurried(done: int) -> int:
+    return min(max(1, done // _SHARE), _LONGEST)

@@ -1,0 +1,224 @@
+"""Solves to a tolerance on a device that is looked at from time to time, beside the same on the CPU, which is
+looked at after every iteration. The device is pretended; A is a function, so that no kernel is needed."""
+
+from typing import ClassVar
+
+import pytest
+import torch
+from pretend_device import DEVICE, PretendDevice, waits
+from reference import normal
+from solvers.krylov import RECTANGULAR, SQUARE, SYMMETRIC, dense_solution, matrix, run
+
+import learnsolve as ls
+from learnsolve.ops.pcg_solve import pcg_solve
+from learnsolve.solvers._loop import CODE, ResidualNorm, iterate
+from learnsolve.solvers._stationary import State
+
+S = ls.solvers
+STATIONARY = {
+    "richardson": lambda A, b, **k: S.richardson(A, b, weight=0.25, **{"maxiter": 400, **k}),
+    "heavyball": lambda A, b, **k: S.heavyball(A, b, alpha=0.2, beta=0.3, **k),
+    "chebyshev": lambda A, b, **k: S.chebyshev(A, b, 0.7, 7.3, **k),
+}
+METHODS = (*SQUARE, *RECTANGULAR, *STATIONARY)
+
+
+@pytest.fixture
+def device():
+    with PretendDevice():
+        yield
+
+
+@pytest.fixture(params=[1, 7, None])
+def every(request):
+    before = S.set_check_every(request.param)
+    yield request.param
+    S.set_check_every(before)
+
+
+def system(name):
+    D = matrix("cg" if name in STATIONARY else name).to_dense()
+    b = normal((D.shape[0], 4))
+    b[:, 1] = 0  # done before the first iteration
+    b[:, 2] = D @ torch.ones(D.shape[1], dtype=D.dtype)  # done before the others
+    return D, b
+
+
+def solved(name, D, b, tol=1e-9, **keywords):
+    """The solution of D x = b, and x's gradient for b."""
+    b = b.detach().clone().requires_grad_()
+    solution = run_on(name, D, b, tol, keywords)
+    return solution, torch.autograd.grad(solution.x.square().sum(), b)[0]
+
+
+def run_on(name, D, b, tol, keywords):
+    def A(x):
+        return D @ x
+
+    if name not in SYMMETRIC:
+        keywords["transpose"] = lambda y: D.mT @ y
+    if name in STATIONARY:
+        return STATIONARY[name](A, b, rtol=tol, **keywords)
+    return run(name, A, b, tol=tol, **keywords)
+
+
+def agree(found, wanted, rtol=1e-8):
+    assert found.statuses == wanted.statuses
+    assert found.iterations == wanted.iterations
+    torch.testing.assert_close(found.x.cpu(), wanted.x, rtol=rtol, atol=1e-12)
+    norms = found.residual_norms.cpu()
+    assert norms.shape == wanted.residual_norms.shape
+    torch.testing.assert_close(norms, wanted.residual_norms, rtol=1e-5, atol=1e-13)
+
+
+@pytest.mark.parametrize("gradient", ["implicit", "unrolled", "checkpointed"])
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("every", [7, None], indirect=True)
+def test_results_do_not_tell(name, gradient, every, device):
+    """Nor do gradients, through iterations in which nothing moves any more."""
+    D, b = system(name)
+    wanted, its_gradient = solved(name, D, b, gradient=gradient)
+    found, gradient = solved(name, D.to(DEVICE), b.to(DEVICE), gradient=gradient)
+    agree(found, wanted)
+    assert wanted.converged
+    assert torch.allclose(wanted.x, dense_solution(name, D, b), rtol=0, atol=1e-6)
+    torch.testing.assert_close(gradient.cpu(), its_gradient, rtol=1e-6, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_number_of_looks(name, every, device):
+    """Each reads once, and twice more where something seems done; minres has something to ask too."""
+    D, b = (t.to(DEVICE) for t in system(name))
+    waits.clear()
+    with torch.no_grad():
+        n = run_on(name, D, b, 1e-9, {}).iterations
+    looks = {1: n, 7: -(-n // 7), None: n if n <= 16 else 16 + 8 * (n // 16).bit_length()}[every]
+    assert sum("_loop.py" in wait for wait in waits) <= (looks + (name == "minres") * looks) + 1 + 2 * 3
+
+
+@pytest.mark.parametrize("maxiter", [0, 1, 5])
+@pytest.mark.parametrize("name", METHODS)
+def test_no_more_than_maxiter(name, maxiter, every, device):
+    D, b = system(name)
+    for gradient in ("unrolled", "checkpointed"):
+        wanted, its = solved(name, D, b, gradient=gradient, maxiter=maxiter)
+        found, ours = solved(name, D.to(DEVICE), b.to(DEVICE), gradient=gradient, maxiter=maxiter)
+        assert found.iterations == maxiter
+        agree(found, wanted)
+        torch.testing.assert_close(ours.cpu(), its, rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", [*SYMMETRIC, *RECTANGULAR])
+def test_columns_that_fail_between_two_looks(name, every, device):
+    D = torch.diag(torch.tensor([1.0, 2.0, -3.0, 4.0, 0.0], dtype=torch.float64))
+    b = torch.tensor([[1.0, 1, 1], [0, 1, 1], [0, 1, 0], [0, 0, 0], [0, 0, 1]], dtype=torch.float64)
+    wanted = solved(name, D, b, gradient="unrolled")[0]
+    found = solved(name, D.to(DEVICE), b.to(DEVICE), gradient="unrolled")[0]
+    assert wanted.statuses[0] == S.Status.CONVERGED
+    assert name in RECTANGULAR or not wanted.converged
+    agree(found, wanted)
+
+
+@pytest.mark.parametrize("name", SQUARE)
+def test_beyond_what_the_recurrence_knows(name, every, device):
+    """In float32 r drifts away from b - A x: converged is what the true residual says, after new starts."""
+    D, b = system(name)
+    D, b = D.float(), b.float() + 100
+    found = solved(name, D.to(DEVICE), b.to(DEVICE), tol=3e-7, gradient="unrolled", maxiter=300)[0]
+    wanted = solved(name, D, b, tol=3e-7, gradient="unrolled", maxiter=300)[0]
+    assert found.statuses == wanted.statuses
+    true = torch.linalg.vector_norm(b - D @ found.x.cpu(), dim=0)
+    assert (true <= 3.3e-7 * torch.linalg.vector_norm(b, dim=0))[
+        [t == S.Status.CONVERGED for t in wanted.statuses]
+    ].all()
+
+
+class Drifting:
+    """Richardson's iteration, whose recurrence for r is wrong until its third start: far too small."""
+
+    starts = 0
+
+    def start(self, A, M, x, r, running):
+        self.starts += 1
+        return State(x, r, x, torch.zeros_like(r[:1]))
+
+    def step(self, A, M, b, state, running):
+        x = state.x + 0.3 * (b - A(state.x))
+        r = (b - A(x)) * (1 if self.starts == 3 else 1e-3)
+        return State(x, r, state.x, state.t + 1), torch.zeros_like(running, dtype=torch.int64)
+
+
+def diagonal_system(device):
+    D = torch.diag(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)).to(device)
+    return lambda x: D @ x, torch.eye(3, dtype=torch.float64, device=device)[:, :2]
+
+
+def test_nothing_is_called_converged_on_the_word_of_a_recurrence(every, device):
+    A, b = diagonal_system(DEVICE)
+    b, method = b[:, :1], Drifting()
+    found = iterate(method, A, None, b, None, ResidualNorm(1e-8, 0.0), 200)
+    assert method.starts == 3
+    assert found.codes.item() == CODE[S.Status.CONVERGED]
+    true = torch.linalg.vector_norm(b - A(found.x))
+    assert true <= 1e-8
+    # The norm with which it stood still is the true one, also where that sent it on.
+    torch.testing.assert_close(found.norms[-1, 0], true)
+    assert (found.norms[:-1] > 1e-8).all()
+
+
+def test_what_is_judged_is_the_state_of_that_iteration(every, device):
+    """Also what a criterion reads beside x and r, though columns stand still at different times."""
+
+    class Watching(ResidualNorm):
+        reads = ("t",)
+        judged: ClassVar = {}
+
+        def holds(self, A, state, r, norm):
+            for column in (norm <= self.target).nonzero()[:, 1].tolist():
+                self.judged.setdefault(column, state.t[0, column].item())
+            return super().holds(A, state, r, norm)
+
+    method = Drifting()
+    method.starts = 2
+    A, b = diagonal_system(DEVICE)
+    found = iterate(method, A, None, b, None, Watching(1e-8, 0.0), 200)
+    needed = (found.norms > 1e-8).sum(0)
+    assert needed[0] > 2 * needed[1]
+    assert Watching.judged == {0: needed[0], 1: needed[1]}
+
+
+def test_a_callback_is_told_at_once(every, device):
+    D, b = system("cg")
+    told = []
+    T = D.to(DEVICE)
+    solution = S.cg(lambda x: T @ x, b.to(DEVICE), rtol=1e-9, callback=lambda at: told.append(at.converged))
+    assert len(told) == solution.iterations
+    assert told[-1].all()
+    assert not told[-2].all()
+
+
+@pytest.mark.parametrize("kind", ["none", "diagonal"])
+def test_the_compiled_loop(kind):
+    A, b = matrix("cg"), normal((16, 2))
+    m = 1 / A.diagonal() if kind == "diagonal" else None
+
+    def limits(r, norm):
+        return norm == 0, 1e-9 * norm, 1e16 * norm
+
+    results = [
+        pcg_solve(A.values, b, None, A.pattern, 100, limits, every, kind=kind, m=m)
+        for every in (None, 1, 5, 100)
+    ]
+    for found in results[1:]:
+        for ours, theirs in zip(found, results[0], strict=True):
+            assert torch.equal(ours, theirs)
+
+
+def test_what_is_set():
+    assert S.set_check_every(5) is None
+    assert S.set_check_every(None) == 5
+    with pytest.raises(TypeError, match="set_check_every: iterations must be an int, got float"):
+        S.set_check_every(2.5)
+    with pytest.raises(ValueError, match="set_check_every: iterations must be at least 1, got 0"):
+        S.set_check_every(0)
+    assert S.set_check_every(None) is None
