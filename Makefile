@@ -18,8 +18,11 @@ jobs = $$(nproc 2>/dev/null || echo 2)
 train: setup ## learn Jacobi weights, draw the pictures (OUT=folder, ARGS="--steps 200 ...")
 	@$(python) -m learnsolve.train jacobi --out "$(OUT)" --overwrite true $(ARGS)
 
-test: setup ## run all tests (ARGS="-k spmm" chooses)
-	@$(python) -m pytest $(ARGS)
+# A process for each core. Threads of OpenMP or OpenBLAS beside them would mostly wait for one another.
+test: export OMP_NUM_THREADS ?= 1
+test: export OPENBLAS_NUM_THREADS ?= 1
+test: setup ## run all tests (ARGS="-k spmm" chooses; ARGS="-n 0 --pdb" runs them in one process)
+	@$(python) -m pytest --numprocesses $(jobs) $(ARGS)
 
 bench: setup ## measure products, sparse algebra and solvers against SciPy and torch (results/)
 	@$(python) benchmarks/spmm.py

@@ -32,7 +32,7 @@ def pytest_addoption(parser):
         default="cpu",
         help="where tests make their tensors (on_device.py)",
     )
-    parser.addoption("--shard", metavar="I/N", help="the I-th of N parts of the tests: every N-th of them")
+    parser.addoption("--shard", metavar="I/N", help="every N-th test from the I-th, without pytest-xdist")
 
 
 def pytest_configure(config):
