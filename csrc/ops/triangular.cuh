@@ -2,13 +2,13 @@
 // that apply a factor in a loop call without any tensor in between. Every call launches and does no more:
 // no allocation, no look at the device.
 //
-// The shape of the pattern decides (learnsolve/ops/_triangular.py plans). A chain is a scan, by one block
-// where it is short, else in three launches. All else goes by levels: a launch for each wide one, one block
-// for all narrow ones between, with a barrier after each.
+// The shape of the pattern decides (learnsolve/ops/_triangular.py plans). A narrow band is a scan
+// (ops/band_solve.cuh). All else goes by levels: a launch for each wide one, one block for all narrow ones
+// between, with a barrier after each.
 #pragma once
 
 #include "kernels/triangular.cuh"
-#include "ops/device.cuh"
+#include "ops/band_solve.cuh"
 
 namespace learnsolve {
 namespace triangular {
@@ -19,16 +19,11 @@ constexpr int64_t kTile = 32;  // columns that a block takes through narrow leve
 #ifdef __CUDACC__
 constexpr int kFewThreads = 64, kLevelThreads = 256;
 constexpr int64_t kNarrow = 4 * kLevelThreads;  // results of one tile
-constexpr int kScanThreads = 256, kScanRows = 4;
-constexpr int64_t kBlockChunks = 4;  // of a chain that one block takes
 #else
 // Tests have all of them.
 constexpr int kFewThreads = 2, kLevelThreads = 4;
 constexpr int64_t kNarrow = 8;
-constexpr int kScanThreads = 8, kScanRows = 2;
-constexpr int64_t kBlockChunks = 2;
 #endif
-constexpr int64_t kChunk = kScanThreads * kScanRows;
 
 constexpr int kTicketThreads = 128;
 constexpr int64_t kTicketBlocks = 2048;  // any number would do: blocks in flight that wait burden the memory
@@ -149,81 +144,13 @@ tickets_kernel(LS_ARGUMENT LevelSystem<T, I> P, unsigned long long* tickets, Fla
   }
 }
 
-// A chain for every column of every member of a batch.
-template <class T, class I>
-struct Chains {
-  Triangle<T, I> S;
-  Sides<T> v;
-  int64_t batch;
-  Affine<T>* maps;  // (batch k, chunks)
-  T* ends;          // (batch k, chunks)
-
-  LS_DEVICE int64_t count() const { return batch * v.k; }
-  LS_DEVICE int64_t chunks() const { return (S.rows + kChunk - 1) / kChunk; }
-  LS_DEVICE int64_t end(int64_t c) const { return (c + 1) * kChunk < S.rows ? (c + 1) * kChunk : S.rows; }
-  LS_DEVICE Chain<T, I> chain(int64_t q) const {
-    const int64_t m = q / v.k, c = q % v.k;
-    Chain<T, I> C{S, v.b + m * v.b_step + c, v.x + m * v.x_step + c, v.k};
-    C.S.values += m * S.values_step;
-    return C;
-  }
-};
-
-template <class T, class I>
-LS_KERNEL(kScanThreads)
-short_chains_kernel(LS_ARGUMENT Chains<T, I> P) {
-  LS_SHARED Affine<T> parts[2 * kScanThreads];
-  const Block<kScanThreads> team;
-  for_blocks(P.count(), [&](int64_t q) {
-    const Chain<T, I> C = P.chain(q);
-    for (int64_t c = 0; c < P.chunks(); ++c)
-      solve_chunk<kScanRows>(team, C, c * kChunk, P.end(c), c == 0 ? T(0) : C.at(c * kChunk - 1), parts);
-  });
-}
-
-template <class T, class I>
-LS_KERNEL(kScanThreads)
-chunk_maps_kernel(LS_ARGUMENT Chains<T, I> P) {
-  LS_SHARED Affine<T> parts[2 * kScanThreads];
-  const Block<kScanThreads> team;
-  for_aside(P.count(), [&](int64_t q) {
-    const Chain<T, I> C = P.chain(q);
-    for_blocks(P.chunks(), [&](int64_t c) {
-      chunk_map<kScanRows>(team, C, c * kChunk, P.end(c), parts, P.maps + q * P.chunks() + c);
-    });
-  });
-}
-
-template <class T, class I>
-LS_KERNEL(kScanThreads)
-chunk_ends_kernel(LS_ARGUMENT Chains<T, I> P) {
-  LS_SHARED Affine<T> parts[2 * kScanThreads];
-  const Block<kScanThreads> team;
-  for_blocks(P.count(), [&](int64_t q) {
-    chunk_ends(team, P.chain(q), kChunk, P.maps + q * P.chunks(), parts, P.ends + q * P.chunks());
-  });
-}
-
-template <class T, class I>
-LS_KERNEL(kScanThreads)
-chunks_kernel(LS_ARGUMENT Chains<T, I> P) {
-  LS_SHARED Affine<T> parts[2 * kScanThreads];
-  const Block<kScanThreads> team;
-  for_aside(P.count(), [&](int64_t q) {
-    const Chain<T, I> C = P.chain(q);
-    for_blocks(P.chunks(), [&](int64_t c) {
-      const T before = c == 0 ? T(0) : P.ends[q * P.chunks() + c - 1];
-      solve_chunk<kScanRows>(team, C, c * kChunk, P.end(c), before, parts);
-    });
-  });
-}
-
 }  // namespace triangular
 
 // One triangular system, its arrays contiguous. It holds the tensors: pointers stay valid. On a device a plan
 // is, in the places that csr_sptrsv has for them: `levels`, int64 and on the host, the lanes that solve a row
-// (1, 8 or 32) and where each level begins in `order`, or a single 0 for a chain; `blocks`, the same bounds
-// on the device; `order`, the rows by level, last level first if `upper`. Both are empty for a chain.
+// (1, 8 or 32) and where each level begins in `order`; `blocks`, the same bounds on the device; `order`, the
+// rows by level, last level first if `upper`. For a band that is scanned `levels` is a single number, minus
+// how far from the diagonal its entries are at most, and the other two are empty.
 class DeviceTriangle {
  public:
   DeviceTriangle(const char* name, const Tensor& like, const Tensor& ptr_, const Tensor& idx_,
@@ -242,13 +169,14 @@ class DeviceTriangle {
     check_indices(name, ptr, idx, perm, blocks);
     STD_TORCH_CHECK(order.scalar_type() == idx.scalar_type(), name,
                     ": order must have the index type of idx");
-    STD_TORCH_CHECK(
-        !levels.is_cuda() && levels.scalar_type() == ScalarType::Long && levels.numel() > 0, name,
-        ": on a CUDA device levels must be int64, on the host, and begin with the lanes of a row");
+    STD_TORCH_CHECK(!levels.is_cuda() && levels.scalar_type() == ScalarType::Long && levels.numel() > 0, name,
+                    ": on a CUDA device levels must be int64, on the host, and not empty");
     STD_TORCH_CHECK(unit || entries() >= rows(), name, ": a row has no diagonal entry");
-    if (is_chain()) {
-      STD_TORCH_CHECK(levels.numel() == 1 && rows() > 0 && entries() == (unit ? rows() : 2 * rows()) - 1,
-                      name, ": a chain must have one entry beside the diagonal in every row but the first");
+    if (is_band()) {
+      STD_TORCH_CHECK(levels.numel() == 1 && width() <= cuda::kWidestBand && rows() > 0, name,
+                      ": for a band levels must be one number, minus its width, -1 ... -", cuda::kWidestBand);
+      STD_TORCH_CHECK(beside() <= cuda::beside_before(rows(), width()), name, ": a band of ", width(),
+                      " must have no more entries than that beside the diagonal in any row");
     } else {
       STD_TORCH_CHECK((lanes() == 1 || lanes() == 8 || lanes() == 32) && levels.numel() > 1 &&
                           n_parts() >= 0 && order.numel() == rows() && bound(0) == 0 &&
@@ -258,12 +186,12 @@ class DeviceTriangle {
   }
   int64_t rows() const { return ptr.numel() - 1; }
   int64_t entries() const { return idx.numel(); }
-  bool is_chain() const { return lanes() == 0; }
+  bool is_band() const { return lanes() < 0; }
 
   // What `solve` needs room for, in numbers of the dtype of `like`: once for any number of calls, which must
   // not overlap. Empty for most systems.
   Tensor scratch(const Tensor& like, int64_t batch, int64_t k) const {
-    int64_t size = long_chain() ? 3 * chunks() * batch * k : 0;
+    int64_t size = is_band() ? triangular::band_room(rows(), width(), batch, k) : 0;
     if (n_parts() > 0) size = (counters(batch, k) * 8 + like.element_size() - 1) / like.element_size();
     return new_empty(like, std::vector<int64_t>{size});
   }
@@ -277,7 +205,10 @@ class DeviceTriangle {
     const cuda::Triangle<T, I> S{data<I>(ptr), data<I>(idx), data<I>(perm), values,
                                  values_step,  rows(),       upper,         unit};
     const cuda::Sides<T> v{b, x, b_step, rows() * k, k};
-    if (is_chain()) return solve_chain(device, triangular::Chains<T, I>{S, v, batch, nullptr, nullptr}, room);
+    if (is_band()) {
+      const bool full = beside() == cuda::beside_before(rows(), width());
+      return triangular::solve_band<T, I>(device, {S, v, batch, width(), full}, mutable_data<T>(room));
+    }
     const I* bounds = data<I>(blocks);
     const triangular::LevelSystem<T, I> P{S,         v,    data<I>(order), bounds, bounds + n_levels() + 1,
                                           n_parts(), batch};
@@ -300,12 +231,12 @@ class DeviceTriangle {
   int64_t bound(int64_t level) const { return data<int64_t>(levels)[1 + level]; }
   int64_t n_parts() const {
     const int64_t left = blocks.numel() - n_levels() - 1;  // one more than there are parts
-    return is_chain() || left == 0 ? 0 : left - 1;
+    return is_band() || left == 0 ? 0 : left - 1;
   }
   // Numbers of eight bytes: that of tickets, and those that hold the flags.
   int64_t counters(int64_t batch, int64_t k) const { return 1 + (batch * rows() * k + 1) / 2; }
-  int64_t chunks() const { return (rows() + triangular::kChunk - 1) / triangular::kChunk; }
-  bool long_chain() const { return is_chain() && chunks() > triangular::kBlockChunks; }
+  int64_t width() const { return -lanes(); }
+  int64_t beside() const { return entries() - (unit ? 0 : rows()); }  // the diagonal
 
   template <int Lanes, class T, class I>
   void solve_by_ticket(const OnDevice& device, const triangular::LevelSystem<T, I>& P,
@@ -355,26 +286,6 @@ class DeviceTriangle {
       }
       STD_CUDA_CHECK(cudaGetLastError());
     }
-  }
-
-  template <class T, class I>
-  void solve_chain(const OnDevice& device, triangular::Chains<T, I> P, const Tensor& room) const {
-    using namespace triangular;
-    const int64_t count = P.batch * P.v.k;
-    if (!long_chain()) {
-      LS_LAUNCH(blocks_for(count), kScanThreads, device.stream, (P), short_chains_kernel<T, I>);
-      STD_CUDA_CHECK(cudaGetLastError());
-      return;
-    }
-    P.maps = mutable_data<cuda::Affine<T>>(room);
-    P.ends = mutable_data<T>(room) + 2 * chunks() * count;
-    const dim3 grid(blocks_for(chunks()), blocks_aside(count));
-    LS_LAUNCH(grid, kScanThreads, device.stream, (P), chunk_maps_kernel<T, I>);
-    STD_CUDA_CHECK(cudaGetLastError());
-    LS_LAUNCH(blocks_for(count), kScanThreads, device.stream, (P), chunk_ends_kernel<T, I>);
-    STD_CUDA_CHECK(cudaGetLastError());
-    LS_LAUNCH(grid, kScanThreads, device.stream, (P), chunks_kernel<T, I>);
-    STD_CUDA_CHECK(cudaGetLastError());
   }
 };
 
