@@ -142,22 +142,6 @@ std::tuple<Tensor, Tensor> csr_sptrsv_backward_cuda(const Tensor& ptr, const Ten
   return {ga, y};
 }
 
-template <class T, class I>
-void triangular_into(const DeviceTriangle& S, const OnDevice& device, const T* values, int64_t values_step,
-                     const T* b, int64_t b_step, T* x, int64_t batch, int64_t k, const Tensor& room) {
-  S.template solve<T, I>(device, values, values_step, b, b_step, x, batch, k, room);
-}
-template void triangular_into<float, int32_t>(const DeviceTriangle&, const OnDevice&, const float*, int64_t,
-                                              const float*, int64_t, float*, int64_t, int64_t, const Tensor&);
-template void triangular_into<float, int64_t>(const DeviceTriangle&, const OnDevice&, const float*, int64_t,
-                                              const float*, int64_t, float*, int64_t, int64_t, const Tensor&);
-template void triangular_into<double, int32_t>(const DeviceTriangle&, const OnDevice&, const double*, int64_t,
-                                               const double*, int64_t, double*, int64_t, int64_t,
-                                               const Tensor&);
-template void triangular_into<double, int64_t>(const DeviceTriangle&, const OnDevice&, const double*, int64_t,
-                                               const double*, int64_t, double*, int64_t, int64_t,
-                                               const Tensor&);
-
 }  // namespace learnsolve
 
 LS_OPERATORS(m) {
