@@ -90,16 +90,19 @@ struct Case {
       spreads(b, t, "a zero on the diagonal");
       d = before;
     }
-    if (far) overflow();
+    if (far) overflow(1), overflow(far);
   }
 
   // Factors, those of the farthest entries, whose products overflow in every chunk but the first, of a
-  // solution that stays in range: from huge^-1 it goes through huge^0, 1, 0 and -1 in each. And of zero.
-  void overflow() const {
+  // solution that stays in range: from huge^-1 it goes through huge^0, 1, 0 and -1 in each, in every
+  // `some`-th row. And of zero.
+  void overflow(int64_t some) const {
     const int64_t n = S.n;
     const T huge = std::pow(std::numeric_limits<T>::max(), T(0.6));
     const int levels[] = {0, 1, 0, -1};
-    const auto level = [&](int64_t t) { return t < kChunk ? -1 : levels[t % kChunk * 4 / kChunk]; };
+    const auto level = [&](int64_t t) {
+      return t < kChunk || t % some > 0 ? -1 : levels[t % kChunk * 4 / kChunk];
+    };
     Array<T> start(n * k), zero(n * k);
     for (int64_t t = 0; t < std::min(n, far); ++t) start[at(t)] = 1 / huge;
     for (int64_t t = 0; t < n; ++t) {
