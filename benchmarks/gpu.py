@@ -26,7 +26,7 @@ import cusparse
 import torch
 from algebra import fresh
 from device_timing import Functions
-from gpu_run import Run, bidiagonal, both_ways, grid, irregular, normal, poisson
+from gpu_run import Run, both_ways, grid, irregular, lower_band, normal, poisson
 from pcg import loop
 from timing import markdown, table, write
 from torch import Tensor
@@ -247,9 +247,16 @@ def sptrsv(run: Run) -> Steps:
         yield (
             f"bidiagonal, {dtype}",
             lambda d=dtype: measure(
-                f"L bidiagonal, n = {n}", bidiagonal(n, d, run.device), True, False, True
+                f"L bidiagonal, n = {n}", lower_band(n, 1, d, run.device), True, False, True
             ),
         )
+        for width in (2, 4):
+            yield (
+                f"band of {width}, {dtype}",
+                lambda d=dtype, w=width: measure(
+                    f"L with a band of {w}, n = {n}", lower_band(n, w, d, run.device), True, False, False
+                ),
+            )
     shapes = ((8, 8), (4, 4, 4)) if run.quick else ((500, 500), (100, 100, 100))
     for shape in shapes:
 

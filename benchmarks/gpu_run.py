@@ -177,10 +177,12 @@ def irregular(kind: str, n: int, device: torch.device) -> ls.SparsityPattern:
     return ls.SparsityPattern(crow.int(), (keys % n).int(), (n, n))
 
 
-def bidiagonal(n: int, dtype: torch.dtype, device: torch.device) -> ls.CSR:
+def lower_band(n: int, width: int, dtype: torch.dtype, device: torch.device) -> ls.CSR:
+    """Lower triangular, with all entries within `width` of the diagonal."""
     i = torch.arange(n, device=device)
-    rows, columns = torch.cat((i, i[1:])), torch.cat((i, i[:-1]))
-    values = torch.cat((torch.full((n,), 2.0), torch.full((n - 1,), 0.3))).to(device, dtype)
+    rows = torch.cat([i[d:] for d in range(width + 1)])
+    columns = torch.cat([i[: n - d] for d in range(width + 1)])
+    values = torch.where(rows == columns, 2.0, 0.3).to(dtype)
     A = ls.CSR.from_coo(rows.int(), columns.int(), values, (n, n))
     return A.detach().requires_grad_()
 

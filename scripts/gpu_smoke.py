@@ -3,7 +3,7 @@
     python scripts/gpu_smoke.py [--device cuda]
 
 Small enough for compute-sanitizer (scripts/gpu.py), which slows a kernel down a hundredfold. Rows of very
-different lengths go by the merge path, others by sub-warps; solves have chains and levels; solvers few steps.
+different lengths go by the merge path, others by sub-warps; solves have bands and levels; solvers few steps.
 """
 
 from __future__ import annotations
@@ -38,6 +38,16 @@ def arrow(rows: int = 300) -> ls.CSR:
     return ls.CSR.from_coo(row, column, torch.where(row == column, 2.0, 0.01).double(), (rows, rows))
 
 
+def near_diagonal(rows: int, *distances: int) -> ls.CSR:
+    """A lower triangle with entries at these distances below the diagonal, every ninth of them missing."""
+    i = torch.arange(rows)
+    row = torch.cat((i, *(i[d:] for d in distances)))
+    column = torch.cat((i, *(i[:-d] for d in distances)))
+    kept = (row == column) | ((row + column) % 9 != 0)
+    values = torch.where(row == column, 2.0, 0.3).double()
+    return ls.CSR.from_coo(row[kept], column[kept], values[kept], (rows, rows))
+
+
 def normal(*shape: int) -> Tensor:
     seed = sum(shape)
     return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
@@ -49,6 +59,7 @@ def cases() -> dict[str, tuple[Callable[..., Tensor], Inputs, tuple[ls.SparsityP
     P, Q = S.pattern, G.pattern
     L, U = G.tril().pattern, G.triu().pattern
     chain, long_chain = (ls.problems.poisson((m,)).tril() for m in (200, 5000))
+    band, long_band = near_diagonal(200, 1, 2), near_diagonal(5000, 1, 4)
     deep, sweeping = ls.problems.poisson((16, 17, 18)).tril(), arrow()
     n, k = G.shape[0], 5
     spd, lower, upper = G.values, G.tril().values, G.triu().values
@@ -93,6 +104,16 @@ def cases() -> dict[str, tuple[Callable[..., Tensor], Inputs, tuple[ls.SparsityP
             lambda P, v, b: ops.sptrsv(CSR(v, P), b),
             (long_chain.values, normal(5000)),
             (long_chain.pattern,),
+        ),
+        "sptrsv, band": (
+            lambda P, v, b: ops.sptrsv(CSR(v, P), b),
+            (band.values, normal(200, 2)),
+            (band.pattern,),
+        ),
+        "sptrsv, long band": (
+            lambda P, v, b: ops.sptrsv(CSR(v, P), b),
+            (long_band.values, normal(5000)),
+            (long_band.pattern,),
         ),
         "sptrsv, by ticket": (
             lambda P, v, b: ops.sptrsv(CSR(v, P), b),

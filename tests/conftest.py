@@ -21,7 +21,8 @@ if ON_HOST:
         from learnsolve.ops import _triangular
 
         _device_analysis._LONG_ROW = 0
-        _triangular._TICKET_LEVELS = _triangular._TICKET_WIDTH = 0  # and all levels by ticket
+        _triangular._TICKET_LEVELS = _triangular._TICKET_WIDTH = 0  # all levels by ticket
+        _triangular._BAND_LEVELS, _triangular._BAND_LEVEL_ROWS = 1, 10**9  # and bands of any length scanned
 
 
 def pytest_addoption(parser):

@@ -1,47 +1,18 @@
 // Triangular solve and its fused backward.
-#include <sstream>
-
+#include "ops/sptrsv_sizes.h"
 #include "ops/triangular.h"
 
 namespace learnsolve {
 
 namespace {
 
-// Sizes shared by both operators.
-struct System {
-  int64_t values_step, batch, n, k;
-  System(const char* name, const TriangularStructure& S, const Tensor& values, const Tensor& b) {
-    check_dense(name, "b", b, values);
-    STD_TORCH_CHECK(values.dim() == 1 || values.dim() == 2, name, ": values must be (nnz) or (B, nnz)");
-    const int64_t nnz = values.size(values.dim() - 1);
-    STD_TORCH_CHECK(S.perm ? nnz >= S.entries() : nnz == S.entries(), name, ": values must hold ",
-                    S.entries(), " entries, got ", nnz);
-    const Dense d(b);
-    batch = d.batch, n = d.n, k = d.k;
-    STD_TORCH_CHECK(n == S.rows(), name, ": b must have ", S.rows(), " rows, got ", n);
-    STD_TORCH_CHECK(values.dim() == 1 || (b.dim() == 3 && values.size(0) == batch), name,
-                    ": with values (B, nnz), b must be (B, n, k)");
-    values_step = values.dim() == 2 ? nnz : 0;
-  }
-};
-
 template <class T, class I>
-void refuse(const char* name, const TriangularStructure& S, const T* values, const System& system) {
-  const int64_t matrices = system.values_step == 0 ? 1 : system.batch;
-  for (int64_t s = 0; s < matrices; ++s) {
+void refuse(const char* name, const TriangularStructure& S, const T* values, const SolveSizes& sizes) {
+  for (int64_t s = 0; s < sizes.matrices(); ++s) {
     T value = 0;
-    const int64_t row = zero_on_diagonal<T, I>(S, values + s * system.values_step, value);
-    if (row < 0) continue;
-    std::ostringstream text;
-    text << value;
-    STD_TORCH_CHECK(false, name, ": cannot divide by the diagonal: row ", row, " has ", text.str());
+    const int64_t row = zero_on_diagonal<T, I>(S, values + s * sizes.values_step, value);
+    if (row >= 0) refuse_diagonal(name, row, value);
   }
-}
-
-// A batch that is expanded from one tensor is read where it is.
-Tensor dense_or_shared(const Tensor& b, bool& shared) {
-  shared = b.dim() == 3 && b.size(0) > 1 && b.stride(0) == 0 && b.stride(2) == 1 && b.stride(1) == b.size(2);
-  return shared ? b : dense(b);
 }
 
 }  // namespace
@@ -51,16 +22,14 @@ Tensor csr_sptrsv(const Tensor& ptr, const Tensor& idx, const std::optional<Tens
                   const Tensor& values_, const Tensor& b_) {
   const char* name = "csr_sptrsv";
   const TriangularStructure S(name, ptr, idx, perm, blocks, order, levels, upper, unit);
-  bool shared = false;
-  const Tensor values = dense(values_), b = dense_or_shared(b_, shared);
-  const System system(name, S, values, b);
-  const std::vector<int64_t> size(b.sizes().begin(), b.sizes().end());
-  Tensor x = new_empty(values, size);
-  if (system.batch == 0 || system.k == 0) return x;
+  const Tensor values = dense(values_), b = dense_or_expanded(b_);
+  const SolveSizes sizes(name, S, values, b);
+  Tensor x = new_empty(values, size_of(b));
+  if (sizes.empty()) return x;
   dispatch(name, values, S.idx, [&]<class T, class I>() {
-    if (!triangular_solve<T, I>(S, data<T>(values), system.values_step, data<T>(b),
-                                shared ? 0 : system.n * system.k, mutable_data<T>(x), system.batch, system.k))
-      refuse<T, I>(name, S, data<T>(values), system);
+    if (!triangular_solve<T, I>(S, data<T>(values), sizes.values_step, data<T>(b), sizes.b_step,
+                                mutable_data<T>(x), sizes.batch, sizes.k))
+      refuse<T, I>(name, S, data<T>(values), sizes);
   });
   return x;
 }
@@ -78,23 +47,20 @@ std::tuple<Tensor, Tensor> csr_sptrsv_backward(const Tensor& ptr, const Tensor& 
                               unit);
   STD_TORCH_CHECK(A.rows() == S.rows() && A.entries() == S.entries(), name,
                   ": both structures must hold the same entries");
-  const Tensor values = dense(values_), g = dense(g_), x = dense(x_);
-  const System system(name, S, values, g);
-  STD_TORCH_CHECK(std::equal(x.sizes().begin(), x.sizes().end(), g.sizes().begin(), g.sizes().end()) &&
-                      x.scalar_type() == values.scalar_type(),
-                  name, ": x must have the shape and dtype of g");
-  const std::vector<int64_t> values_size(values.sizes().begin(), values.sizes().end());
-  const std::vector<int64_t> size(g.sizes().begin(), g.sizes().end());
-  const bool written = S.entries() == values_size.back() && system.batch > 0 && system.k > 0;
-  Tensor y = new_empty(values, size);
+  const Tensor values = dense(values_), g = dense_or_expanded(g_), x = dense(x_);
+  const SolveSizes sizes(name, S, values, g);
+  check_solution(name, x, g, values);
+  const std::vector<int64_t> values_size = size_of(values);
+  const bool written = S.entries() == values_size.back() && !sizes.empty();
+  Tensor y = new_empty(values, size_of(g));
   Tensor ga = written ? new_empty(values, values_size) : new_zeros(values, values_size);
-  if (system.batch == 0 || system.k == 0) return {ga, y};
+  if (sizes.empty()) return {ga, y};
   dispatch(name, values, S.idx, [&]<class T, class I>() {
-    if (!triangular_solve<T, I>(S, data<T>(values), system.values_step, data<T>(g), system.n * system.k,
-                                mutable_data<T>(y), system.batch, system.k))
-      refuse<T, I>(name, S, data<T>(values), system);
-    triangular_gradient<T, I>(A, system.values_step, data<T>(transpose ? x : y), data<T>(transpose ? y : x),
-                              system.batch, system.k, mutable_data<T>(ga));
+    if (!triangular_solve<T, I>(S, data<T>(values), sizes.values_step, data<T>(g), sizes.b_step,
+                                mutable_data<T>(y), sizes.batch, sizes.k))
+      refuse<T, I>(name, S, data<T>(values), sizes);
+    triangular_gradient<T, I>(A, sizes.values_step, data<T>(transpose ? x : y), data<T>(transpose ? y : x),
+                              sizes.batch, sizes.k, mutable_data<T>(ga));
   });
   return {ga, y};
 }

@@ -11,6 +11,7 @@ void test_device_grid();
 void test_device_incomplete();
 void test_device_sizes();
 void test_device_pcg();
+void test_device_band();
 void test_device_triangular();
 void test_device_richardson();
 void test_incomplete();
@@ -51,6 +52,7 @@ int main(int argc, char** argv) {
   test_device_algebra();
   test_device_incomplete();
   test_device_sizes();
+  test_device_band();
   test_device_triangular();
   test_device_richardson();
 #endif

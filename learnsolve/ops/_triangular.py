@@ -32,8 +32,11 @@ _raw_backward = torch.ops.learnsolve.csr_sptrsv_backward.default
 # Entries and rows of a level, on average, from which levels are dealt out to threads: it costs 5 us each.
 _LEVEL_WORK = 16384
 
-# On a CUDA device: entries of a row that one thread takes; from how many levels, of how many rows on average,
-# these are worked through by ticket; rows of a part of a level (csrc/ops/triangular.cuh).
+# On a CUDA device: the widest band that is scanned, and from how many levels, of fewer rows on average than
+# that; entries of a row that one thread takes; from how many levels, of how many rows on average, these are
+# worked through by ticket; rows of a part of a level (csrc/ops/triangular.cuh).
+_WIDEST_BAND = 4
+_BAND_LEVELS, _BAND_LEVEL_ROWS = 16, 1024
 _SHORT_ROW = 32
 _TICKET_LEVELS, _TICKET_WIDTH = 16, 64
 _PART_ROWS = 32
@@ -104,9 +107,9 @@ def _triangle(pattern: SparsityPattern, lower: bool, unit: bool, transpose: bool
         ptr, idx, at = _analysis.triangle(ptr, idx, at, upper, unit)
         crow, col, perm = (pattern._tensor(a) for a in (ptr, idx, at))
     if _device_analysis.here(crow):
-        if _is_chain(ptr, idx):
-            chain = torch.zeros(1, dtype=torch.int64, device="cpu")
-            return _Triangle(crow, col, perm, col[:0], col[:0], chain, upper, unit)
+        if width := _scanned_band(pattern, lower, ptr, idx):
+            band = torch.tensor([-width], dtype=torch.int64, device="cpu")
+            return _Triangle(crow, col, perm, col[:0], col[:0], band, upper, unit)
         order, bounds = pattern._planned(_schedule, lower)
         levels = as_numpy(bounds).astype(np.int64)
         parts = pattern._tensor(_parts(levels).astype(ptr.dtype))
@@ -117,12 +120,18 @@ def _triangle(pattern: SparsityPattern, lower: bool, unit: bool, transpose: bool
     return _Triangle(crow, col, perm, blocks, schedule.order, schedule.levels, upper, unit)
 
 
-def _is_chain(ptr: np.ndarray, idx: np.ndarray) -> bool:
-    """Has every row of this triangle, but the first of the sweep, one entry beside it, its neighbour?"""
+def _scanned_band(pattern: SparsityPattern, lower: bool, ptr: np.ndarray, idx: np.ndarray) -> int:
+    """How far from the diagonal the entries of this triangle are at most, if a CUDA device shall scan it:
+    the band is narrow, and levels are many and narrow too, so that few threads had work at a time. Else 0.
+    Not measured."""
     n = len(ptr) - 1
-    rows = np.repeat(np.arange(n), np.diff(ptr))
-    away = np.abs(rows - idx)
-    return n > 0 and np.count_nonzero(away) == n - 1 and int(away.max(initial=0)) <= 1
+    away = np.abs(np.repeat(np.arange(n), np.diff(ptr)) - idx)
+    width = int(away.max(initial=0))
+    if not 1 <= width <= _WIDEST_BAND or n < _BAND_LEVELS:
+        return 0
+    in_a_row = np.count_nonzero(away == 1) == n - 1  # every row waits for the one before it: n levels
+    depth = n if in_a_row else len(pattern._planned(_schedule, lower).levels) - 1
+    return width if depth >= _BAND_LEVELS and n < _BAND_LEVEL_ROWS * depth else 0
 
 
 def _lanes(ptr: np.ndarray) -> int:

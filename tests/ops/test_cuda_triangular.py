@@ -42,10 +42,11 @@ def assert_way(kind, T):
     system = _triangular._system(T, _triangular.Side(True, False, False))
     lanes, *bounds = system.levels.tolist()
     parts = len(system.blocks) > len(bounds)
-    assert (lanes == 0) == ("chain" in kind)
-    assert lanes == 0 or (lanes > 1) == (kind == "long rows")
+    width = 1 if "chain" in kind else int(kind.split()[-1]) if "band" in kind else 0
+    assert max(-lanes, 0) == width
+    assert width or (lanes > 1) == (kind == "long rows")
     by_ticket = _triangular._TICKET_WIDTH == 0 or "ticket" in kind
-    assert lanes == 0 or parts == by_ticket
+    assert width or parts == by_ticket
 
 
 @every_triangle
@@ -64,8 +65,12 @@ def test_a_row_has_the_same_bits_whatever_kernel_solves_it(kind, monkeypatch):
 @pytest.mark.parametrize(
     ("kind", "at", "change", "message"),
     [
-        ("short chain", 7, lambda unit: True, "a chain must have one entry"),
+        ("short chain", 7, lambda unit: True, "a band of 1 must have no more entries than that"),
+        ("short chain", 5, lambda levels: levels + 1, "order, blocks and levels must cover all rows"),
         ("short chain", 5, lambda levels: levels + 2, "order, blocks and levels must cover all rows"),
+        ("short chain", 5, lambda levels: levels.repeat(2), "for a band levels must be one number"),
+        ("short band of 2", 5, lambda levels: levels + 1, "a band of 1 must have no more entries than that"),
+        ("short band of 2", 5, lambda levels: levels - 3, "minus its width, -1 ... -4"),
         ("narrow levels", 3, lambda blocks: blocks[:-2], "order, blocks and levels must cover"),
         ("narrow levels", 4, lambda order: order[:-1], "order, blocks and levels must cover"),
         ("narrow levels", 4, lambda order: order.int(), "order must have the index type of idx"),
