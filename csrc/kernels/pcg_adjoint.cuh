@@ -4,7 +4,6 @@
 // belongs to another one is touched, so what it holds does not matter.
 #pragma once
 
-#include "kernels/pair_sums.cuh"
 #include "kernels/pcg.cuh"
 
 namespace learnsolve::cuda {

@@ -1,6 +1,7 @@
 // csr_pcg_backward for CUDA tensors: the iterations last to first, a few launches each. What an iteration
 // adds to the gradients on patterns waits until there are several.
 #include "kernels/pcg_adjoint.cuh"
+#include "kernels/sddmm_pairs.cuh"
 #include "ops/pcg.cuh"
 
 namespace learnsolve {
@@ -21,7 +22,7 @@ In<T> read(const Vectors<T>& v) {
 template <class T, class I>
 class DevicePairs {
  public:
-  static constexpr int64_t kMost = PairSums<T, I>::kMost;
+  static constexpr int64_t kMost = EntryPairs<T, I>::kMost;
 
   DevicePairs(const OnDevice& device_, const DeviceStructure& S, int64_t k, int64_t batch, T* out,
               int64_t out_step)
@@ -44,7 +45,7 @@ class DevicePairs {
  private:
   const OnDevice& device;
   const Tensor row;
-  PairSums<T, I> sums;
+  EntryPairs<T, I> sums;
 
   template <int Lanes>
   void launch() const {
