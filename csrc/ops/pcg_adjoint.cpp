@@ -10,6 +10,7 @@
 //     Abar += qbar p^T,  Mbar += zbar r'^T            each on its pattern, several iterations at once
 #include "ops/columns.h"
 #include "ops/pcg.h"
+#include "ops/pcg_adjoint_sizes.h"
 
 namespace learnsolve {
 
@@ -320,77 +321,60 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> csr_pcg_backward(
     bool need_values, bool need_m, bool need_x0) {
   const char* name = "csr_pcg_backward";
   const Structure S(name, ptr, idx, std::nullopt, blocks), St(name, tptr, tidx, tperm, tblocks);
-  const auto optional = [](const std::optional<Tensor>& t) {
-    return t ? std::optional(dense(*t)) : std::nullopt;
-  };
-  const Tensor values = dense(values_), residuals = dense(residuals_), directions = dense(directions_),
-               last = dense(last_), scalars = dense(scalars_), norms = dense(norms_);
-  const std::optional<Tensor> m = optional(m_), x0 = optional(x0_), before = optional(before_),
-                              gx = optional(gx_), gnorms = optional(gnorms_), rbar_in = optional(rbar_),
-                              pbar_in = optional(pbar_), bars_in = optional(bars_),
-                              ga_in = need_values ? optional(ga_) : std::nullopt,
-                              gm_in = need_m ? optional(gm_) : std::nullopt;
-  const PcgSizes p(name, S, values, kind, m, last);
-  const Factor factor(name, p, m, factor_, S.idx);
-  STD_TORCH_CHECK(St.nnz() == S.nnz() && St.rows() == p.n, name,
-                  ": both structures must hold the same entries");
-  STD_TORCH_CHECK(scalars.dim() == 4, name, ": scalars must be (B, iterations, 3, k)");
-  const int64_t count = scalars.size(1), nk = p.nk(), all = p.batch * nk, counted = count + (before ? 0 : 1);
-  const auto check = [&](const Tensor& t, int64_t numel, const char* what) {
-    STD_TORCH_CHECK(t.scalar_type() == values.scalar_type() && t.numel() == numel, name, ": ", what,
-                    " must be that of the forward, got ", t.numel(), " numbers for ", numel);
-  };
-  const auto check_optional = [&](const std::optional<Tensor>& t, int64_t numel, const char* what) {
-    if (t) check(*t, numel, what);
-  };
-  check(residuals, count * all, "residuals");
-  check(directions, count * all, "directions");
-  check(scalars, p.batch * count * kScalars * p.k, "scalars");
-  check(norms, p.batch * counted * p.k, "norms");
-  check_optional(gnorms, norms.numel(), "gnorms");
-  check_optional(bars_in, p.batch * kBars * p.k, "bars");
-  for (const auto* t : {&before, &gx, &rbar_in, &pbar_in, &x0}) check_optional(*t, all, "a vector");
-  check_optional(ga_in, values.numel(), "ga");
-  check_optional(gm_in, m ? m->numel() : 0, "gm");
+  const PcgAdjointTensors in{dense(values_),
+                             dense(m_),
+                             dense(x0_),
+                             dense(residuals_),
+                             dense(directions_),
+                             dense(last_),
+                             dense(before_),
+                             dense(scalars_),
+                             dense(norms_),
+                             dense(gx_),
+                             dense(gnorms_),
+                             dense(rbar_),
+                             dense(pbar_),
+                             dense(bars_),
+                             need_values ? dense(ga_) : std::optional<Tensor>(),
+                             need_m ? dense(gm_) : std::optional<Tensor>()};
+  const PcgSizes p(name, S, in.values, kind, in.m, in.last);
+  const Factor factor(name, p, in.m, factor_, S.idx);
+  const PcgAdjointSizes out(name, S, St, p, in, need_values, need_m, need_x0);
+  const int64_t count = out.count, counted = out.counted, nk = p.nk();
 
   // What is carried on is copied: an operator must not write to its arguments.
-  const auto sizes = [](const Tensor& t) { return std::vector<int64_t>(t.sizes().begin(), t.sizes().end()); };
-  const auto continued = [&](const std::optional<Tensor>& from, const std::vector<int64_t>& size) {
-    if (!from) return new_zeros(values, size);
-    Tensor t = new_empty(values, size);
+  const auto continued = [&](const std::optional<Tensor>& from, const Size& size) {
+    if (!from) return new_zeros(in.values, size);
+    Tensor t = new_empty(in.values, size);
     if (t.numel() > 0) std::memcpy(t.data_ptr(), from->data_ptr(), t.numel() * t.element_size());
     return t;
   };
-  const std::vector<int64_t> none{0};
-  const bool gives_x0 = need_x0 && !before;
-  Tensor rbar = continued(rbar_in, sizes(last)), pbar = continued(pbar_in, sizes(last)),
-         bars = continued(bars_in, {p.batch, kBars, p.k}),
-         ga = continued(ga_in, need_values ? sizes(values) : none),
-         gm = continued(gm_in, need_m && m ? sizes(*m) : none),
-         gx0 = new_zeros(values, gives_x0 ? sizes(last) : none);
-  dispatch(name, values, S.idx, [&]<class T, class I>() {
+  Tensor rbar = continued(in.rbar, out.vector), pbar = continued(in.pbar, out.vector),
+         bars = continued(in.bars, out.bars), ga = continued(in.ga, out.values), gm = continued(in.gm, out.m),
+         gx0 = new_zeros(in.values, out.x0);
+  dispatch(name, in.values, S.idx, [&]<class T, class I>() {
     const auto at = [](const std::optional<Tensor>& t, int64_t offset) {
       return t ? data<T>(*t) + offset : nullptr;
     };
     for (int64_t b = 0; b < p.batch; ++b) {
       const AdjointOperands<T> operands{
-          data<T>(values) + b * p.values_step,
-          at(m, b * p.m_step),
-          at(x0, b * nk),
-          data<T>(residuals) + b * count * nk,
-          data<T>(directions) + b * count * nk,
-          data<T>(last) + b * nk,
-          at(before, b * nk),
-          data<T>(scalars) + b * count * kScalars * p.k,
-          data<T>(norms) + b * counted * p.k,
-          at(gx, b * nk),
-          at(gnorms, b * counted * p.k),
+          data<T>(in.values) + b * p.values_step,
+          at(in.m, b * p.m_step),
+          at(in.x0, b * nk),
+          data<T>(in.residuals) + b * count * nk,
+          data<T>(in.directions) + b * count * nk,
+          data<T>(in.last) + b * nk,
+          at(in.before, b * nk),
+          data<T>(in.scalars) + b * count * kScalars * p.k,
+          data<T>(in.norms) + b * counted * p.k,
+          at(in.gx, b * nk),
+          at(in.gnorms, b * counted * p.k),
           mutable_data<T>(rbar) + b * nk,
           mutable_data<T>(pbar) + b * nk,
           mutable_data<T>(bars) + b * kBars * p.k,
           need_values ? mutable_data<T>(ga) + b * p.values_step : nullptr,
-          need_m && m ? mutable_data<T>(gm) + b * p.m_step : nullptr,
-          gives_x0 ? mutable_data<T>(gx0) + b * nk : nullptr,
+          out.gives_m ? mutable_data<T>(gm) + b * p.m_step : nullptr,
+          out.gives_x0 ? mutable_data<T>(gx0) + b * nk : nullptr,
       };
       Adjoint<T, I>(S, St, p, factor, count, operands).run();
     }

@@ -3,12 +3,12 @@
 #include "kernels/pcg_adjoint.cuh"
 #include "kernels/sddmm_pairs.cuh"
 #include "ops/pcg.cuh"
+#include "ops/pcg_adjoint_sizes.h"
 
 namespace learnsolve {
 namespace {
 
 using namespace cuda;
-using Size = std::vector<int64_t>;
 
 template <class T>
 using In = Vectors<const T>;
@@ -288,86 +288,75 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> csr_pcg_backward_cuda
     const std::optional<Tensor>& bars_, const std::optional<Tensor>& ga_, const std::optional<Tensor>& gm_,
     bool need_values, bool need_m, bool need_x0) {
   const char* name = "csr_pcg_backward";
-  const Tensor values = dense(values_), residuals = dense(residuals_), directions = dense(directions_),
-               last = dense(last_), scalars = dense(scalars_), norms = dense(norms_), tperm = dense(tperm_);
-  const std::optional<Tensor> m = dense(m_), x0 = dense(x0_), before = dense(before_), gx = dense(gx_),
-                              gnorms = dense(gnorms_), rbar_in = dense(rbar_), pbar_in = dense(pbar_),
-                              bars_in = dense(bars_),
-                              ga_in = need_values ? dense(ga_) : std::optional<Tensor>(),
-                              gm_in = need_m ? dense(gm_) : std::optional<Tensor>();
-  const DeviceStructure S(name, values, ptr, idx, std::nullopt, blocks);
+  const PcgAdjointTensors in{dense(values_),
+                             dense(m_),
+                             dense(x0_),
+                             dense(residuals_),
+                             dense(directions_),
+                             dense(last_),
+                             dense(before_),
+                             dense(scalars_),
+                             dense(norms_),
+                             dense(gx_),
+                             dense(gnorms_),
+                             dense(rbar_),
+                             dense(pbar_),
+                             dense(bars_),
+                             need_values ? dense(ga_) : std::optional<Tensor>(),
+                             need_m ? dense(gm_) : std::optional<Tensor>()};
+  const Tensor tperm = dense(tperm_);
+  const DeviceStructure S(name, in.values, ptr, idx, std::nullopt, blocks);
   check_indices(name, tptr, tidx, tperm, tblocks);
-  const DeviceStructure St(name, values, tptr, tidx, std::nullopt, tblocks);
-  check_device(name, values, {&residuals, &directions, &last, &scalars, &norms, &tperm});
-  for (const auto* t : {&m, &x0, &before, &gx, &gnorms, &rbar_in, &pbar_in, &bars_in, &ga_in, &gm_in})
-    if (*t) check_device(name, values, {&**t});
-  const PcgSizes p(name, S, values, kind, m, last);
-  const DeviceFactor factor(name, p, values, m, factor_, S.idx);
-  STD_TORCH_CHECK(St.nnz() == S.nnz() && St.rows() == p.n && St.idx.scalar_type() == S.idx.scalar_type(),
-                  name, ": both structures must hold the same entries");
-  STD_TORCH_CHECK(scalars.dim() == 4, name, ": scalars must be (B, iterations, 3, k)");
-  const int64_t count = scalars.size(1), nk = p.nk(), all = p.batch * nk, counted = count + (before ? 0 : 1);
-  const auto check = [&](const Tensor& t, int64_t numel, const char* what) {
-    STD_TORCH_CHECK(t.scalar_type() == values.scalar_type() && t.numel() == numel, name, ": ", what,
-                    " must be that of the forward, got ", t.numel(), " numbers for ", numel);
-  };
-  const auto check_optional = [&](const std::optional<Tensor>& t, int64_t numel, const char* what) {
-    if (t) check(*t, numel, what);
-  };
-  check(residuals, count * all, "residuals");
-  check(directions, count * all, "directions");
-  check(scalars, p.batch * count * kScalars * p.k, "scalars");
-  check(norms, p.batch * counted * p.k, "norms");
-  check_optional(gnorms, norms.numel(), "gnorms");
-  check_optional(bars_in, p.batch * kBars * p.k, "bars");
-  for (const auto* t : {&before, &gx, &rbar_in, &pbar_in, &x0}) check_optional(*t, all, "a vector");
-  check_optional(ga_in, values.numel(), "ga");
-  check_optional(gm_in, m ? m->numel() : 0, "gm");
+  const DeviceStructure St(name, in.values, tptr, tidx, std::nullopt, tblocks);
+  check_device(name, in.values, {&in.residuals, &in.directions, &in.last, &in.scalars, &in.norms, &tperm});
+  for (const auto* t :
+       {&in.m, &in.x0, &in.before, &in.gx, &in.gnorms, &in.rbar, &in.pbar, &in.bars, &in.ga, &in.gm})
+    if (*t) check_device(name, in.values, {&**t});
+  const PcgSizes p(name, S, in.values, kind, in.m, in.last);
+  const DeviceFactor factor(name, p, in.values, in.m, factor_, S.idx);
+  const PcgAdjointSizes out(name, S, St, p, in, need_values, need_m, need_x0);
+  const int64_t count = out.count, nk = p.nk();
 
-  const OnDevice device(values);
+  const OnDevice device(in.values);
   // What is carried on is copied: an operator must not write to its arguments.
-  const auto sizes = [](const Tensor& t) { return std::vector<int64_t>(t.sizes().begin(), t.sizes().end()); };
-  const auto continued = [&](const std::optional<Tensor>& from, const std::vector<int64_t>& size) {
-    if (!from) return new_zeros(values, size);
-    Tensor t = new_empty(values, size);
+  const auto continued = [&](const std::optional<Tensor>& from, const Size& size) {
+    if (!from) return new_zeros(in.values, size);
+    Tensor t = new_empty(in.values, size);
     const int64_t bytes = t.numel() * t.element_size();
     copy_blocks(device, static_cast<char*>(t.data_ptr()), bytes, static_cast<const char*>(from->data_ptr()),
                 bytes, bytes, 1);
     return t;
   };
-  const std::vector<int64_t> none{0};
-  const bool gives_x0 = need_x0 && !before;
-  Tensor rbar = continued(rbar_in, sizes(last)), pbar = continued(pbar_in, sizes(last)),
-         bars = continued(bars_in, {p.batch, kBars, p.k}),
-         ga = continued(ga_in, need_values ? sizes(values) : none),
-         gm = continued(gm_in, need_m && m ? sizes(*m) : none),
-         gx0 = new_zeros(values, gives_x0 ? sizes(last) : none);
+  Tensor rbar = continued(in.rbar, out.vector), pbar = continued(in.pbar, out.vector),
+         bars = continued(in.bars, out.bars), ga = continued(in.ga, out.values), gm = continued(in.gm, out.m),
+         gx0 = new_zeros(in.values, out.x0);
   if (p.batch == 0 || p.k == 0) return {rbar, pbar, bars, ga, gm, gx0};
-  dispatch(name, values, S.idx, [&]<class T, class I>() {
-    const Tensor transposed = reordered<T, I>(device, tperm, values);
+  dispatch(name, in.values, S.idx, [&]<class T, class I>() {
+    const Tensor transposed = reordered<T, I>(device, tperm, in.values);
     // Blocks of n and of `width` rows lie one behind another.
     bool packs = (nk % kPack<T> == 0 && factor.width * p.k % kPack<T> == 0) || (p.batch == 1 && count <= 1);
-    for (const Tensor* t : {&residuals, &directions, &last}) packs = packs && takes_packs(data<T>(*t));
-    for (const auto* t : {&x0, &before, &gx})
+    for (const Tensor* t : {&in.residuals, &in.directions, &in.last})
+      packs = packs && takes_packs(data<T>(*t));
+    for (const auto* t : {&in.x0, &in.before, &in.gx})
       if (*t) packs = packs && takes_packs(data<T>(**t));
     const DeviceOperands<T> operands{
-        data<T>(x0),
-        data<T>(residuals),
-        data<T>(directions),
-        data<T>(last),
-        data<T>(before),
-        data<T>(scalars),
-        data<T>(norms),
-        data<T>(gx),
-        data<T>(gnorms),
+        data<T>(in.x0),
+        data<T>(in.residuals),
+        data<T>(in.directions),
+        data<T>(in.last),
+        data<T>(in.before),
+        data<T>(in.scalars),
+        data<T>(in.norms),
+        data<T>(in.gx),
+        data<T>(in.gnorms),
         mutable_data<T>(rbar),
         mutable_data<T>(pbar),
         mutable_data<T>(bars),
         need_values ? mutable_data<T>(ga) : nullptr,
-        need_m && m ? mutable_data<T>(gm) : nullptr,
-        gives_x0 ? mutable_data<T>(gx0) : nullptr,
+        out.gives_m ? mutable_data<T>(gm) : nullptr,
+        out.gives_x0 ? mutable_data<T>(gx0) : nullptr,
     };
-    DeviceAdjoint<T, I>(device, S, St, transposed, factor, p, values, m, count, packs, operands).run();
+    DeviceAdjoint<T, I>(device, S, St, transposed, factor, p, in.values, in.m, count, packs, operands).run();
   });
   return {rbar, pbar, bars, ga, gm, gx0};
 }

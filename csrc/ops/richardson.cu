@@ -5,7 +5,7 @@
 
 #include "kernels/richardson.cuh"
 #include "ops/row_pass.cuh"
-#include "ops/sweep_sizes.h"
+#include "ops/sweep_adjoint_sizes.h"
 
 namespace learnsolve {
 namespace {
@@ -170,12 +170,8 @@ struct SweepsCall {
                      p_.bm == 1 ? 0 : p_.momenta,
                      p_.momenta == 1 ? 0 : 1} {}
 
-  Tensor numbers(int64_t count) const { return new_empty(values, size_of(count)); }
-  Tensor zeros(int64_t count) const { return new_zeros(values, size_of(count)); }
-  static std::vector<int64_t> size_of(int64_t count) {
-    return std::vector<int64_t>{std::max<int64_t>(count, 0)};
-  }
-
+  Tensor numbers(int64_t count) const { return new_empty(values, Size{std::max<int64_t>(count, 0)}); }
+  Tensor zeros(int64_t count) const { return new_zeros(values, Size{std::max<int64_t>(count, 0)}); }
   RowPass<T, I> matrix(const DeviceStructure& S) const {
     RowPass<T, I> A{};
     A.rows = S.schedule<I>(1);
@@ -292,15 +288,6 @@ struct SweepsCall {
   }
 };
 
-// Shape and dtype of b.
-void check_like(const char* name, const char* what, const Tensor& t, const Tensor& b) {
-  STD_TORCH_CHECK(std::equal(t.sizes().begin(), t.sizes().end(), b.sizes().begin(), b.sizes().end()) &&
-                      t.scalar_type() == b.scalar_type(),
-                  name, ": ", what, " must have the shape and dtype of b");
-}
-
-std::vector<int64_t> size_of(const Tensor& t) { return {t.sizes().begin(), t.sizes().end()}; }
-
 // Numbers of partial sums, or of the cotangents of residuals, that are kept before they are added up.
 constexpr int64_t kPartials = int64_t{1} << 22, kKept = int64_t{1} << 24, kFewestKept = 4;
 
@@ -316,31 +303,25 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> csr_richardson_cuda(
   const DeviceStructure S(name, values, ptr, idx, std::nullopt, blocks);
   check_device(name, values, {&scale, &b, &x0, momentum ? &*momentum : &values, before ? &*before : &values});
   const SweepSizes p(name, S, values, scale, momentum, b, iterations);
-  for (const Tensor* t : {&x0, before ? &*before : &x0})
-    check_like(name, "x0 and the iterate before it", *t, b);
+  const SweepResults out(name, p, b, x0, before, stride);
   const int64_t kept = p.kept(stride), slots = p.slots(stride);
-  std::vector<int64_t> norms_size{iterations}, kept_size{slots, p.n};
-  if (b.dim() >= 2) norms_size.push_back(p.k), kept_size.push_back(p.k);
-  if (b.dim() == 3)
-    norms_size.insert(norms_size.begin(), p.batch), kept_size.insert(kept_size.begin(), p.batch);
-  const bool gives_last = p.momentum && stride == 0;
-  Tensor x = new_empty(b, size_of(b)), norms = new_empty(b, norms_size), iterates = new_empty(b, kept_size),
-         last = new_empty(b, gives_last ? size_of(b) : std::vector<int64_t>{0});
+  Tensor x = new_empty(b, out.x), norms = new_empty(b, out.norms), iterates = new_empty(b, out.iterates),
+         last = new_empty(b, out.last);
   if (p.batch == 0 || p.k == 0) return {x, norms, iterates, last};
   dispatch(name, values, S.idx, [&]<class T, class I>() {
     const SweepsCall<T, I> call(name, p, S.nnz(), values, scale, momentum);
     const int64_t nk = p.nk(), all = p.batch * nk;
     const T *from = data<T>(x0), *old = p.momentum && before ? data<T>(*before) : nullptr;
     T *const x_at = mutable_data<T>(x), *const slots_at = mutable_data<T>(iterates);
-    T* const last_at = gives_last ? mutable_data<T>(last) : nullptr;
+    T* const last_at = out.gives_last ? mutable_data<T>(last) : nullptr;
     const auto start = [&](const T* v, T* to, int64_t step) {
       copy(call.device, v, nk, to, step, nk, p.batch);
     };
     if (kept > 0) start(from, slots_at + (p.pairs(stride) ? nk : 0), slots * nk);
     if (kept > 0 && p.pairs(stride)) start(old ? old : from, slots_at, slots * nk);
     if (iterations == 0) start(from, x_at, nk);
-    if (gives_last && iterations == 0) start(old ? old : from, last_at, nk);
-    if (gives_last && iterations == 1) start(from, last_at, nk);
+    if (out.gives_last && iterations == 0) start(old ? old : from, last_at, nk);
+    if (out.gives_last && iterations == 1) start(from, last_at, nk);
     if (iterations == 0) return;
 
     const Chunks rows(p.n);
@@ -373,47 +354,29 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> csr_richardson_backwa
     const std::optional<Tensor>& gbefore_, int64_t iterations, int64_t stride, bool need_values,
     bool need_scale, bool need_momentum, bool need_b, bool need_x0) {
   const char* name = "csr_richardson_backward";
-  const Tensor values = dense(values_), scale = dense(scale_), b = dense(b_), iterates = dense(iterates_),
-               norms = dense(norms_), gx = dense(gx_);
-  const std::optional<Tensor> momentum = dense(momentum_), before = dense(before_), gnorms = dense(gnorms_),
-                              gbefore = dense(gbefore_);
-  const DeviceStructure S(name, values, ptr, idx, std::nullopt, blocks),
-      St(name, values, tptr, tidx, tperm, tblocks);
-  check_device(name, values, {&scale, &b, &iterates, &norms, &gx});
-  for (const std::optional<Tensor>* t : {&momentum, &before, &gnorms, &gbefore})
-    if (*t) check_device(name, values, {&**t});
-  const SweepSizes p(name, S, values, scale, momentum, b, iterations);
-  STD_TORCH_CHECK(stride > 0, name, ": the forward must have saved iterates (stride > 0)");
-  STD_TORCH_CHECK(St.nnz() == S.nnz() && St.rows() == p.n && St.idx.scalar_type() == S.idx.scalar_type(),
-                  name, ": both structures must hold the same entries");
-  const int64_t slots = p.slots(stride);
-  const auto check = [&](const Tensor& t, int64_t numel, const char* what) {
-    STD_TORCH_CHECK(t.scalar_type() == values.scalar_type() && t.numel() == numel, name, ": ", what,
-                    " must be that of the forward, got ", t.numel(), " numbers for ", numel);
-  };
-  check(gx, b.numel(), "gx");
-  check(iterates, p.batch * slots * p.nk(), "iterates");
-  check(norms, p.batch * iterations * p.k, "norms");
-  if (gnorms) check(*gnorms, norms.numel(), "gnorms");
-  if (before) check(*before, b.numel(), "before");
-  if (gbefore) check(*gbefore, b.numel(), "gbefore");
-  const auto zeros = [&](const Tensor& t, bool needed) {
-    return new_zeros(values, needed ? size_of(t) : std::vector<int64_t>{0});
-  };
-  const bool with_momentum = need_momentum && momentum, has_before = momentum && before,
-             with_before = need_x0 && has_before;
-  Tensor ga = zeros(values, need_values), gs = zeros(scale, need_scale),
-         gm = zeros(momentum ? *momentum : values, with_momentum), gb = zeros(b, need_b),
-         gx0 = new_empty(values, size_of(b)), before_out = zeros(b, with_before);
+  const SweepAdjointTensors in{dense(values_), dense(scale_),    dense(momentum_), dense(b_),
+                               dense(before_), dense(iterates_), dense(norms_),    dense(gx_),
+                               dense(gnorms_), dense(gbefore_)};
+  const DeviceStructure S(name, in.values, ptr, idx, std::nullopt, blocks),
+      St(name, in.values, tptr, tidx, tperm, tblocks);
+  check_device(name, in.values, {&in.scale, &in.b, &in.iterates, &in.norms, &in.gx});
+  for (const std::optional<Tensor>* t : {&in.momentum, &in.before, &in.gnorms, &in.gbefore})
+    if (*t) check_device(name, in.values, {&**t});
+  const SweepSizes p(name, S, in.values, in.scale, in.momentum, in.b, iterations);
+  const SweepAdjointSizes out(name, S, St, p, in, stride,
+                              {need_values, need_scale, need_momentum, need_b, need_x0});
+  Tensor ga = new_zeros(in.values, out.values), gs = new_zeros(in.values, out.scale),
+         gm = new_zeros(in.values, out.momentum), gb = new_zeros(in.values, out.b),
+         gx0 = new_empty(in.values, out.x0), before_out = new_zeros(in.values, out.before);
   if (p.batch == 0 || p.nk() == 0) return {ga, gs, gm, gb, gx0, before_out};
-  dispatch(name, values, S.idx, [&]<class T, class I>() {
-    const SweepsCall<T, I> call(name, p, S.nnz(), values, scale, momentum);
+  dispatch(name, in.values, S.idx, [&]<class T, class I>() {
+    const SweepsCall<T, I> call(name, p, S.nnz(), in.values, in.scale, in.momentum);
     const OnDevice& device = call.device;
     const int64_t nk = p.nk(), all = p.batch * nk;
-    const T* later = momentum && gbefore ? data<T>(*gbefore) : nullptr;
+    const T* later = in.momentum && in.gbefore ? data<T>(*in.gbefore) : nullptr;
     if (iterations == 0) {
-      copy(device, data<T>(gx), nk, mutable_data<T>(gx0), nk, nk, p.batch);
-      if (with_before && later) copy(device, later, nk, mutable_data<T>(before_out), nk, nk, p.batch);
+      copy(device, data<T>(in.gx), nk, mutable_data<T>(gx0), nk, nk, p.batch);
+      if (out.gives_before && later) copy(device, later, nk, mutable_data<T>(before_out), nk, nk, p.batch);
       return;
     }
     const Tensor learns = call.zeros(p.batch * p.k);
@@ -423,12 +386,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> csr_richardson_backwa
                 (v, rows, p.k, p.batch, mutable_data<T>(learns)), learns_kernel<T>);
       STD_CUDA_CHECK(cudaGetLastError());
     };
-    look(data<T>(gx), p.n), look(later, p.n), look(data<T>(gnorms), iterations);
-    const Tensor c = call.numbers(gnorms ? norms.numel() : 0),
-                 any = call.zeros(gnorms ? p.batch * iterations : 0);
-    if (gnorms) {
-      LS_LAUNCH(blocks_for(norms.numel(), kThreads), kThreads, device.stream,
-                (data<T>(norms), data<T>(*gnorms), p.batch * iterations, p.k, mutable_data<T>(c),
+    look(data<T>(in.gx), p.n), look(later, p.n), look(data<T>(in.gnorms), iterations);
+    const Tensor c = call.numbers(in.gnorms ? in.norms.numel() : 0),
+                 any = call.zeros(in.gnorms ? p.batch * iterations : 0);
+    if (in.gnorms) {
+      LS_LAUNCH(blocks_for(in.norms.numel(), kThreads), kThreads, device.stream,
+                (data<T>(in.norms), data<T>(*in.gnorms), p.batch * iterations, p.k, mutable_data<T>(c),
                  mutable_data<T>(any)),
                 norm_cotangents_kernel<T>);
       STD_CUDA_CHECK(cudaGetLastError());
@@ -438,21 +401,21 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> csr_richardson_backwa
     P.A = call.matrix(S), P.At = call.matrix(St);
     const Chunks rows(p.n);
     P.rows = rows, P.coefficients = call.coefficients, P.sweeps = iterations;
-    P.before = has_before ? data<T>(*before) : nullptr;
-    P.b = data<T>(b), P.learns = data<T>(learns);
-    if (gnorms) P.c = data<T>(c), P.norms = data<T>(any);
+    P.before = out.has_before ? data<T>(*in.before) : nullptr;
+    P.b = data<T>(in.b), P.learns = data<T>(learns);
+    if (in.gnorms) P.c = data<T>(c), P.norms = data<T>(any);
     // Lambda begins where it comes to lie in gx0 after the last sweep.
     const Tensor other = call.numbers(p.momentum ? all : 0);
     T *const to = mutable_data<T>(gx0), *const aside = mutable_data<T>(other);
     const bool swapped = p.momentum && iterations % 2 == 1;
     P.lambda[0] = swapped ? aside : to, P.lambda[1] = p.momentum ? (swapped ? to : aside) : nullptr;
-    copy(device, data<T>(gx), nk, P.lambda[0], nk, nk, p.batch);
+    copy(device, data<T>(in.gx), nk, P.lambda[0], nk, nk, p.batch);
     if (later) copy(device, later, nk, P.lambda[1], nk, nk, p.batch);
     P.has_later = later != nullptr;
     P.gb = need_b ? mutable_data<T>(gb) : nullptr, P.gs = need_scale ? mutable_data<T>(gs) : nullptr;
     P.gs_own = p.bs != 1, P.need_x0 = need_x0;
-    const Tensor sums = call.numbers(with_momentum ? iterations * p.batch * rows.count : 0);
-    P.sums = with_momentum ? mutable_data<T>(sums) : nullptr;
+    const Tensor sums = call.numbers(out.gives_momentum ? iterations * p.batch * rows.count : 0);
+    P.sums = out.gives_momentum ? mutable_data<T>(sums) : nullptr;
 
     const int64_t segment = stride == 1 ? iterations : std::min(stride, iterations);
     const int64_t together =
@@ -462,21 +425,21 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> csr_richardson_backwa
     const Tensor g = call.numbers((need_values ? together : 1) * all);
     P.g = mutable_data<T>(g), P.g_step = need_values ? all : 0;
     const Tensor of_segment = call.numbers(stride == 1 ? 0 : (segment + 1) * all);
-    P.iterates = stride == 1 ? data<T>(iterates) : data<T>(of_segment);
-    P.iterates_step = (stride == 1 ? slots : segment + 1) * nk;
+    P.iterates = stride == 1 ? data<T>(in.iterates) : data<T>(of_segment);
+    P.iterates_step = (stride == 1 ? out.slots : segment + 1) * nk;
     const bool table = S.blocks.size(0) > 1, table_t = St.blocks.size(0) > 1;
     const Tensor product = call.numbers(table ? all : 0), product_t = call.numbers(table_t ? all : 0);
     T* const product_at = table ? mutable_data<T>(product) : nullptr;
     const bool packs = call.packs({P.b, P.before, P.iterates, to, aside, P.g});
-    const bool reads_iterates = need_values || need_scale || gnorms || with_momentum;
+    const bool reads_iterates = need_values || need_scale || in.gnorms || out.gives_momentum;
 
     for (int64_t end = iterations; end > 0;) {
       const int64_t begin = stride == 1 ? 0 : (end - 1) / stride * stride;
       if (stride > 1) {
         P.iterates_from = begin - 1;
         if (reads_iterates)
-          call.repeat(S, P, begin, end, data<T>(iterates) + begin / stride * (p.momentum ? 2 : 1) * nk,
-                      slots * nk, mutable_data<T>(of_segment), product_at, packs);
+          call.repeat(S, P, begin, end, data<T>(in.iterates) + begin / stride * (p.momentum ? 2 : 1) * nk,
+                      out.slots * nk, mutable_data<T>(of_segment), product_at, packs);
       }
       for (int64_t hi = end; hi > begin;) {
         const int64_t lo = std::max(begin, hi - together);
@@ -491,10 +454,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> csr_richardson_backwa
       }
       end = begin;
     }
-    if (with_before)
+    if (out.gives_before)
       copy(device, static_cast<const T*>(P.lambda_of(0)), nk, mutable_data<T>(before_out), nk, nk, p.batch,
            P.coefficients.momentum, P.coefficients.momentum_member);
-    if (with_momentum) {
+    if (out.gives_momentum) {
       const Tensor parts = call.numbers(p.batch * iterations);
       totals(device, data<T>(sums), iterations * p.batch, p.batch, rows.count, 1, false,
              mutable_data<T>(parts), iterations);
