@@ -33,12 +33,15 @@ struct FactorStructures {
       lower.emplace(side(3, false)), upper.emplace(side(9, true));
       STD_TORCH_CHECK(lower->rows() == p.n && upper->rows() == p.n &&
                           (lower->perm ? lower->entries() <= rows->nnz() : lower->entries() == rows->nnz()) &&
-                          upper->entries() == lower->entries() && upper->perm,
+                          upper->entries() == lower->entries() && upper->perm &&
+                          lower->idx.scalar_type() == idx.scalar_type() &&
+                          upper->idx.scalar_type() == idx.scalar_type(),
                       name, ": the triangles must be those of the factor");
       width = p.n;
     } else {
       columns.emplace(name, place..., factor[3], factor[4], factor[5], factor[6]);
-      STD_TORCH_CHECK(columns->nnz() == rows->nnz(), name, ": both structures must hold the same entries");
+      STD_TORCH_CHECK(columns->nnz() == rows->nnz() && columns->idx.scalar_type() == idx.scalar_type(), name,
+                      ": both structures must hold the same entries");
       width = columns->rows();
     }
   }
