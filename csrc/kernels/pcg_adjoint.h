@@ -1,4 +1,13 @@
-// The passes of the adjoint of preconditioned conjugate gradients (ops/pcg_adjoint.cpp).
+// The passes of the adjoint of preconditioned conjugate gradients, iterations last to first. With r', z',
+// rho' of the next iteration, M symmetric, and an overbar for the cotangent:
+//
+//     zbar = pbar + rhobar' r'                        rhobar' += <pbar, p> / rho
+//     rbar += M zbar + rhobar' z' + c r'              c: the cotangent of ||r'||, over it
+//     alphabar = <xbar, p> - <rbar, q>                pibar = -alphabar alpha / pi
+//     qbar = pibar p - alpha rbar
+//     pbar = beta pbar + alpha xbar + pibar q + A^T qbar
+//     rhobar = alphabar / pi - beta <pbar, p> / rho
+//     Abar += qbar p^T,  Mbar += zbar r'^T            each on its pattern, several iterations at once
 #pragma once
 
 #include "kernels/pcg_passes.h"

@@ -204,43 +204,23 @@ void copy(const T* from, int64_t size, T* to) {
 
 }  // namespace
 
-using PcgResult = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
-
 PcgResult csr_pcg(const Tensor& ptr, const Tensor& idx, const Tensor& blocks, const Tensor& values_,
                   int64_t kind, const std::optional<Tensor>& m_, const std::vector<Tensor>& factor_,
                   const std::optional<Tensor>& x_, const Tensor& r_, const std::optional<Tensor>& p_,
                   const std::optional<Tensor>& carry_, int64_t first, int64_t iterations, bool store) {
   const char* name = "csr_pcg";
   const Structure S(name, ptr, idx, std::nullopt, blocks);
-  const auto optional = [](const std::optional<Tensor>& t) {
-    return t ? std::optional(dense(*t)) : std::nullopt;
-  };
   const Tensor values = dense(values_), r = dense(r_);
-  const std::optional<Tensor> m = optional(m_), x = optional(x_), direction = optional(p_),
-                              carry = optional(carry_);
+  const std::optional<Tensor> m = dense(m_), x = dense(x_), direction = dense(p_), carry = dense(carry_);
   const PcgSizes p(name, S, values, kind, m, r);
   const Factor factor(name, p, m, factor_, S.idx);
-  STD_TORCH_CHECK(iterations >= 0 && first >= 0, name, ": iterations must not be negative, got ", iterations);
-  for (const std::optional<Tensor>* t : {&x, &direction})
-    STD_TORCH_CHECK(!*t || ((*t)->scalar_type() == values.scalar_type() && (*t)->numel() == r.numel()), name,
-                    ": x and p must have the shape and dtype of b");
-  STD_TORCH_CHECK(direction.has_value() == carry.has_value() && (!direction || x) &&
-                      (!carry || (carry->scalar_type() == values.scalar_type() &&
-                                  carry->numel() == p.batch * kCarry * p.k)),
-                  name, ": to go on takes x, p and carry");
-  const bool begins = !direction;
-  const std::vector<int64_t> size(r.sizes().begin(), r.sizes().end());
-  const int64_t counted = iterations + begins, saved = store ? iterations : 0;
-  using Size = std::vector<int64_t>;
-  Size norms_size{counted};
-  if (r.dim() >= 2) norms_size.push_back(p.k);
-  if (r.dim() == 3) norms_size.insert(norms_size.begin(), p.batch);
-  const Size trajectory{p.batch, saved, p.n, p.k};
-  Tensor x_out = new_empty(r, size), r_out = new_empty(r, size), p_out = new_empty(r, size),
-         before = new_empty(r, store ? Size{0} : size), norms = new_empty(r, norms_size),
-         carry_out = new_empty(r, Size{p.batch, kCarry, p.k}),
-         scalars = new_zeros(r, Size{p.batch, iterations, kScalars, p.k}),
-         residuals = new_empty(r, trajectory), directions = new_empty(r, trajectory);
+  const PcgResultSizes out(name, p, values, r, x, direction, carry, first, iterations, store);
+  const bool begins = out.begins;
+  const int64_t counted = out.counted, saved = out.saved;
+  Tensor x_out = new_empty(r, out.vector), r_out = new_empty(r, out.vector), p_out = new_empty(r, out.vector),
+         before = new_empty(r, store ? Size{0} : out.vector), norms = new_empty(r, out.norms),
+         carry_out = new_empty(r, out.carry), scalars = new_zeros(r, out.scalars),
+         residuals = new_empty(r, out.trajectory), directions = new_empty(r, out.trajectory);
   // Trajectories are freed after every backward, all at once, and glibc then returns them to the system.
   for (const Tensor* t : {&residuals, &directions})
     prefer_huge_pages(t->data_ptr(), static_cast<size_t>(t->numel()) * t->element_size(), size_t{4} << 20);

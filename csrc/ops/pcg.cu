@@ -147,8 +147,6 @@ class DevicePcg {
 
 }  // namespace
 
-using PcgResult = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
-
 PcgResult csr_pcg_cuda(const Tensor& ptr, const Tensor& idx, const Tensor& blocks, const Tensor& values_,
                        int64_t kind, const std::optional<Tensor>& m_, const std::vector<Tensor>& factor_,
                        const std::optional<Tensor>& x_, const Tensor& r_, const std::optional<Tensor>& p_,
@@ -162,22 +160,10 @@ PcgResult csr_pcg_cuda(const Tensor& ptr, const Tensor& idx, const Tensor& block
     if (*t) check_device(name, values, {&**t});
   const PcgSizes p(name, S, values, kind, m, r);
   const DeviceFactor factor(name, p, values, m, factor_, S.idx);
-  STD_TORCH_CHECK(iterations >= 0 && first >= 0, name, ": iterations must not be negative, got ", iterations);
-  for (const std::optional<Tensor>* t : {&x, &direction})
-    STD_TORCH_CHECK(!*t || ((*t)->scalar_type() == values.scalar_type() && (*t)->numel() == r.numel()), name,
-                    ": x and p must have the shape and dtype of b");
-  STD_TORCH_CHECK(direction.has_value() == carry.has_value() && (!direction || x) &&
-                      (!carry || (carry->scalar_type() == values.scalar_type() &&
-                                  carry->numel() == p.batch * kCarry * p.k)),
-                  name, ": to go on takes x, p and carry");
-  const bool begins = !direction;
-  const std::vector<int64_t> size(r.sizes().begin(), r.sizes().end());
-  const int64_t counted = iterations + begins, saved = store ? iterations : 0, nk = p.nk();
-  using Size = std::vector<int64_t>;
-  Size norms_size{counted};
-  if (r.dim() >= 2) norms_size.push_back(p.k);
-  if (r.dim() == 3) norms_size.insert(norms_size.begin(), p.batch);
-  const Size trajectory{p.batch, saved, p.n, p.k};
+  const PcgResultSizes out(name, p, values, r, x, direction, carry, first, iterations, store);
+  const bool begins = out.begins;
+  const int64_t saved = out.saved, nk = p.nk();
+  const Size& size = out.vector;
   const OnDevice device(values);
   Tensor x_out = x ? new_empty(r, size) : new_zeros(r, size), r_out = new_empty(r, size),
          p_out = new_empty(r, size),
@@ -185,9 +171,9 @@ PcgResult csr_pcg_cuda(const Tensor& ptr, const Tensor& idx, const Tensor& block
       before = store            ? new_empty(r, Size{0})
                : iterations > 0 ? new_empty(r, size)
                                 : new_zeros(r, size),
-         norms = new_empty(r, norms_size), carry_out = new_empty(r, Size{p.batch, kCarry, p.k}),
-         scalars = new_zeros(r, Size{p.batch, iterations, kScalars, p.k}),
-         residuals = new_empty(r, trajectory), directions = new_empty(r, trajectory);
+         norms = new_empty(r, out.norms), carry_out = new_empty(r, out.carry),
+         scalars = new_zeros(r, out.scalars), residuals = new_empty(r, out.trajectory),
+         directions = new_empty(r, out.trajectory);
   if (p.batch == 0 || p.k == 0)
     return {x_out, r_out, p_out, before, carry_out, norms, scalars, residuals, directions};
   dispatch(name, values, S.idx, [&]<class T, class I>() {

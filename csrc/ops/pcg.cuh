@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/pcg.cuh"
-#include "ops/pcg_sizes.h"
+#include "ops/pcg_factor.h"
 #include "ops/spmm.cuh"
 #include "ops/sptrsv.cuh"
 
@@ -102,7 +102,7 @@ struct ChunkLaunch {
 // values[perm], for values (entries) or (B, entries).
 template <class T, class I>
 Tensor reordered(const OnDevice& device, const Tensor& perm, const Tensor& values) {
-  Tensor out = new_empty(values, std::vector<int64_t>(values.sizes().begin(), values.sizes().end()));
+  Tensor out = new_empty(values, sizes_of(values));
   if (out.numel() == 0) return out;
   const int64_t count = perm.numel(), batch = out.numel() / count;
   const dim3 grid(cuda::blocks_for(count, cuda::kThreads), cuda::blocks_aside(batch));
@@ -112,47 +112,14 @@ Tensor reordered(const OnDevice& device, const Tensor& perm, const Tensor& value
   return out;
 }
 
-// The structures of L. `factor`: for a product L's ptr, idx, blocks and L^T's ptr, idx, perm, blocks; for
-// triangular solves L's ptr, idx, blocks, then the plans of the lower triangle and of its transpose, six
-// tensors each (ops/triangular.cuh; perm empty: none).
-struct DeviceFactor {
+// On a device triangles are plans of ops/triangular.cuh. L^T's values are read in its own order.
+struct DeviceFactor : FactorStructures<DeviceStructure, DeviceTriangle> {
   DeviceFactor(const char* name, const PcgSizes& p, const Tensor& values, const std::optional<Tensor>& m,
-               const std::vector<Tensor>& factor, const Tensor& idx) {
-    const bool triangular = p.kind == Preconditioning::triangular;
-    const size_t size = triangular ? 15 : p.kind == Preconditioning::product ? 7 : 0;
-    STD_TORCH_CHECK(factor.size() == size, name, ": factor must hold ", size, " tensors, got ",
-                    factor.size());
-    if (size == 0) return;
-    rows.emplace(name, values, factor[0], factor[1], std::nullopt, factor[2]);
-    STD_TORCH_CHECK(rows->rows() == p.n && rows->nnz() == m->size(m->dim() - 1) &&
-                        rows->idx.scalar_type() == idx.scalar_type(),
-                    name, ": the factor must have ", p.n, " rows, m its values, and the index type of A");
-    if (triangular) {
-      const auto side = [&](size_t at, bool upper) {
-        const std::optional<Tensor> perm =
-            factor[at + 2].numel() > 0 ? std::optional(factor[at + 2]) : std::nullopt;
-        return DeviceTriangle(name, values, factor[at], factor[at + 1], perm, factor[at + 3], factor[at + 4],
-                              factor[at + 5], upper, false);
-      };
-      lower.emplace(side(3, false)), upper.emplace(side(9, true));
-      STD_TORCH_CHECK(lower->rows() == p.n && upper->rows() == p.n &&
-                          (lower->perm ? lower->entries() <= rows->nnz() : lower->entries() == rows->nnz()) &&
-                          upper->entries() == lower->entries() && upper->perm,
-                      name, ": the triangles must be those of the factor");
-      width = p.n;
-    } else {
-      perm = dense(factor[5]);
-      check_device(name, values, {&*perm});
-      check_indices(name, factor[3], factor[4], perm, factor[6]);
-      columns.emplace(name, values, factor[3], factor[4], std::nullopt, factor[6]);
-      STD_TORCH_CHECK(columns->nnz() == rows->nnz(), name, ": both structures must hold the same entries");
-      width = columns->rows();
-    }
+               const std::vector<Tensor>& factor, const Tensor& idx)
+      : FactorStructures(name, p, m, factor, idx, values) {
+    if (columns) perm.swap(columns->perm);
   }
-  std::optional<DeviceStructure> rows, columns;
-  std::optional<DeviceTriangle> lower, upper;
   std::optional<Tensor> perm;
-  int64_t width = 0;  // columns of L
 };
 
 // A factor with values, and room for its solves.

@@ -1,312 +1,9 @@
-// The adjoint of preconditioned conjugate gradients, iterations last to first. With r', z', rho' of the next
-// iteration, M symmetric, and an overbar for the cotangent:
-//
-//     zbar = pbar + rhobar' r'                        rhobar' += <pbar, p> / rho
-//     rbar += M zbar + rhobar' z' + c r'              c: the cotangent of ||r'||, over it
-//     alphabar = <xbar, p> - <rbar, q>                pibar = -alphabar alpha / pi
-//     qbar = pibar p - alpha rbar
-//     pbar = beta pbar + alpha xbar + pibar q + A^T qbar
-//     rhobar = alphabar / pi - beta <pbar, p> / rho
-//     Abar += qbar p^T,  Mbar += zbar r'^T            each on its pattern, several iterations at once
-#include "ops/columns.h"
-#include "ops/pcg.h"
+// csr_pcg_backward: checks, results, and the adjoint of each matrix of a batch.
+#include "ops/pcg_adjoint.h"
+
+#include "ops/pcg_adjoint_sizes.h"
 
 namespace learnsolve {
-
-namespace {
-
-// Vectors of several iterations, each of `size` numbers: that of iteration i, until `count` later ones.
-template <class T>
-struct Ring {
-  int64_t count, size;
-  std::vector<std::vector<T>> slots;
-  Ring(int64_t count_, int64_t size_) : count(count_), size(size_), slots(count_) {}
-  T* operator[](int64_t i) {
-    std::vector<T>& slot = slots[i % count];
-    slot.resize(size);
-    return slot.data();
-  }
-};
-
-// out_p += <u_i, v_j> for pairs (u, v) that stay where they are until flush.
-template <class T, class I>
-struct Pairs {
-  const Structure& S;
-  int64_t k;
-  T* out;
-  std::vector<const T*> u, v;
-  void add(const T* a, const T* b) { u.push_back(a), v.push_back(b); }
-  void flush() {
-    const int64_t pairs = static_cast<int64_t>(u.size());
-    if (pairs == 0) return;
-    parallel_blocks<I>(S, k * pairs, [&](int64_t b0, int64_t b1) {
-      kernels().get<T, I>().sddmm_pairs(data<I>(S.ptr), data<I>(S.idx), S.row_blocks<I>(), b0, b1, u.data(),
-                                        v.data(), pairs, k, out);
-    });
-    u.clear(), v.clear();
-  }
-};
-
-// What is read and written for one matrix. Null: not there, not wanted.
-template <class T>
-struct AdjointOperands {
-  const T *values, *m, *x0, *residuals, *directions, *last, *before, *scalars, *norms, *gx, *gnorms;
-  T *rbar, *pbar, *bars, *ga, *gm, *gx0;
-};
-
-template <class T, class I>
-class Adjoint {
- public:
-  Adjoint(const Structure& S_, const Structure& St_, const PcgSizes& p_, const Factor& factor_,
-          int64_t iterations, const AdjointOperands<T>& a)
-      : S(S_),
-        St(St_),
-        p(p_),
-        factor(factor_),
-        applied(factor_, a.m),
-        count(iterations),
-        in(a),
-        columns(p_.n, p_.k) {}
-
-  void run() {
-    choose_columns();
-    k = columns.count;
-    if (k == 0) return;
-    nk = p.n * k;
-    compact = columns.some();
-    if (compact) {
-      own_rbar.resize(nk), own_pbar.resize(nk);
-      columns.take(in.rbar, own_rbar.data()), columns.take(in.pbar, own_pbar.data());
-      if (in.gx) own_gx.resize(nk), columns.take(in.gx, own_gx.data());
-    }
-    rbar = compact ? own_rbar.data() : in.rbar;
-    pbar = compact ? own_pbar.data() : in.pbar;
-    xbar = !in.gx ? nullptr : compact ? own_gx.data() : in.gx;
-    qbar.emplace(kPairs, nk);
-    for (std::vector<T>* v : {&rhobar, &c, &inverse_alpha, &beta, &alpha, &pibar, &curvature, &minus_alpha})
-      v->resize(k);
-    ones.assign(k, T(1)), zeros.assign(k, T(0));
-    // With several columns one pass makes A^T qbar and adds the gradient: it loads each row of qbar once for
-    // both, which takes half the time of two passes for 2 to 16 columns.
-    fused = k > 1 && in.ga;
-    if (!fused) transposed = transposed_values<T, I>(St, in.values);
-    if (in.ga) gradient.emplace(Pairs<T, I>{S, k, in.ga, {}, {}});
-    if (in.gm && factor.rows) factor_gradient.emplace(Pairs<T, I>{*factor.rows, k, in.gm, {}, {}});
-    for (int64_t i = count - 1; i >= 0; --i) step(i);
-    if (!in.before) finish();
-    if (gradient) gradient->flush();
-    if (factor_gradient) factor_gradient->flush();
-    if (compact) columns.put(own_rbar.data(), in.rbar), columns.put(own_pbar.data(), in.pbar);
-  }
-
- private:
-  const Structure &S, &St;
-  const PcgSizes& p;
-  const Factor& factor;
-  const AppliedFactor<T, I> applied;
-  const int64_t count;
-  const AdjointOperands<T> in;
-  const Kernels<T, I>& table = kernels().get<T, I>();
-  std::vector<T> transposed;  // values of A^T, for one column
-  LearningColumns columns;
-  std::vector<int64_t> of_all;  // which they are
-  int64_t k = 0, nk = 0;        // of these
-  bool compact = false, fused = false;
-  std::vector<T> own_rbar, own_pbar, own_gx, qs, ys, zs;
-  std::vector<T> rhobar, c, inverse_alpha, beta, alpha, pibar, curvature, minus_alpha, ones, zeros;
-  T *rbar = nullptr, *pbar = nullptr;
-  const T* xbar = nullptr;
-  Sums<T> sums;
-  std::optional<Pairs<T, I>> gradient, factor_gradient;
-  std::optional<Ring<T>> qbar, zbar, first_of_r, first_of_zbar, z_of_r, z_of_zbar;
-  // Compact copies of r and p. Those of kPairs iterations wait in pairs, and one more is in work.
-  std::optional<Ring<T>> some_r, some_p;
-  int64_t taken_r = -1, taken_p = -1;  // lowest iterations that they hold
-
-  template <class F>
-  void blocks(const F& f) {
-    parallel_blocks<I>(S, k, f);
-  }
-  T& bar(Bar row, int64_t j) { return in.bars[row * p.k + of_all[j]]; }
-  T scalar(int64_t i, Scalar row, int64_t j) const {
-    return in.scalars[(i * kScalars + row) * p.k + of_all[j]];
-  }
-  // The norm of the r after iteration i, and its cotangent; i = -1: of the first r.
-  int64_t norm_at(int64_t i, int64_t j) const { return (i + (in.before ? 0 : 1)) * p.k + of_all[j]; }
-
-  void choose_columns() {
-    columns.look(in.gnorms, count + (in.before ? 0 : 1));
-    columns.look(in.bars, kBars);
-    for (const T* v : {static_cast<const T*>(in.rbar), static_cast<const T*>(in.pbar), in.gx})
-      columns.look(v, p.n);
-    columns.choose();
-    for (int64_t j = 0; j < columns.count; ++j) of_all.push_back(columns.column(j));
-  }
-  // r or p of iteration i.
-  const T* of_iteration(const T* slots, const T* last, int64_t i, std::optional<Ring<T>>& some,
-                        int64_t& taken) {
-    const T* v = i == count ? last : i < 0 ? in.before : slots + i * p.n * p.k;
-    if (!compact) return v;
-    if (!some) some.emplace(kPairs + 2, nk);
-    T* own = (*some)[i + 1];
-    if (taken < 0 || i + 1 < taken) columns.take(v, own), taken = i + 1;
-    return own;
-  }
-  const T* r_of(int64_t i) { return of_iteration(in.residuals, in.last, i, some_r, taken_r); }
-  const T* p_of(int64_t i) { return of_iteration(in.directions, nullptr, i, some_p, taken_p); }
-
-  // c for the norm after iteration i. It has no derivative at zero; zero is its subgradient of least norm.
-  void norm_cotangent(int64_t i, int64_t j) {
-    T g = bar(kHeld, j);
-    if (in.gnorms) g += in.gnorms[norm_at(i, j)];
-    const T norm = in.norms[norm_at(i, j)];
-    c[j] = g == T(0) || norm == T(0) || !std::isfinite(norm) ? T(0) : g / norm;
-    bar(kHeld, j) = 0;
-  }
-
-  CsrView<T, I> adjoint_view() const {
-    if (transposed.empty()) return St.view<T, I>(in.values);
-    return {data<I>(St.ptr), data<I>(St.idx), nullptr, transposed.data()};
-  }
-
-  void combine(const std::vector<T>& a, const T* u, const std::vector<T>& b, const T* w, T* out) {
-    blocks([&](int64_t b0, int64_t b1) {
-      table.pcg_combine(S.row_blocks<I>(), b0, b1, {a.data(), u, b.data(), w, out}, k);
-    });
-  }
-
-  // M^T zbar + rhobar z' for an M that is made of a factor; i numbers the places of what waits in pairs.
-  const T* through_factor(const T* next, int64_t i) {
-    for (auto* ring : {&zbar, &z_of_r, &z_of_zbar})
-      if (!*ring) ring->emplace(kPairs + 1, nk);
-    for (auto* ring : {&first_of_r, &first_of_zbar})
-      if (!*ring) ring->emplace(kPairs + 1, factor.width * k);
-    T* zb = (*zbar)[i];
-    T* y = (*first_of_r)[i];
-    T* ybar = (*first_of_zbar)[i];
-    combine(ones, pbar, rhobar, next, zb);
-    applied.first(next, k, y);
-    applied.first(zb, k, ybar);
-    zs.resize(nk);
-    if (factor.lower) {
-      T* z = (*z_of_r)[i];
-      T* v = (*z_of_zbar)[i];
-      applied.second(y, k, z);
-      applied.second(ybar, k, v);
-      combine(ones, v, rhobar, z, zs.data());
-      if (factor_gradient) factor_gradient->add(z, ybar), factor_gradient->add(v, y);
-    } else {
-      // L (L^T zbar + rhobar L^T r'): one product for both.
-      ys.resize(factor.width * k);
-      const Structure& columns_of_l = *factor.columns;
-      parallel_blocks<I>(columns_of_l, k, [&](int64_t b0, int64_t b1) {
-        table.pcg_combine(columns_of_l.row_blocks<I>(), b0, b1,
-                          {ones.data(), ybar, rhobar.data(), y, ys.data()}, k);
-      });
-      applied.second(ys.data(), k, zs.data());
-      if (factor_gradient) factor_gradient->add(zb, y), factor_gradient->add(next, ybar);
-    }
-    return zs.data();
-  }
-
-  // rbar += all that comes through r' = next. With r, also the sums for alphabar.
-  void through_residual(const T* next, const T* r, const T* direction, int64_t i) {
-    const bool diagonal = p.kind == Preconditioning::diagonal;
-    const T* v = factor.rows ? through_factor(next, i) : nullptr;
-    T* dbar = diagonal ? in.gm : nullptr;
-    if (diagonal && !dbar) unused.resize(p.n), dbar = unused.data();
-    T* sum = sums.room(S.n_blocks(), k);
-    blocks([&](int64_t b0, int64_t b1) {
-      table.pcg_adjoint_residual(S.row_blocks<I>(), b0, b1,
-                                 {rhobar.data(), c.data(), inverse_alpha.data(), pbar, v,
-                                  diagonal ? in.m : nullptr, next, r, xbar, direction, rbar, dbar, sum},
-                                 k);
-    });
-  }
-  std::vector<T> unused;
-
-  void step(int64_t i) {
-    bool any = false;
-    for (int64_t j = 0; j < k; ++j) {
-      const T a = scalar(i, kAlpha, j), rho = scalar(i, kScalarRho, j);
-      alpha[j] = a, beta[j] = scalar(i, kBeta, j), minus_alpha[j] = -a;
-      if (a == T(0)) {
-        if (in.gnorms) bar(kHeld, j) += in.gnorms[norm_at(i, j)];
-        rhobar[j] = c[j] = inverse_alpha[j] = bar(kRhobar, j) = 0;
-        continue;
-      }
-      any = true;
-      norm_cotangent(i, j);
-      const T betabar = bar(kBetabar, j) / rho;
-      rhobar[j] = bar(kRhobar, j) + betabar;
-      bar(kRhobar, j) = -betabar * beta[j];
-      inverse_alpha[j] = T(1) / a;
-    }
-    if (!any) return;
-    const T* next = r_of(i + 1);
-    const T* r = r_of(i);
-    const T* direction = p_of(i);
-    through_residual(next, r, direction, i);
-    for (int64_t j = 0; j < k; ++j) {
-      pibar[j] = curvature[j] = 0;
-      if (alpha[j] == T(0)) continue;
-      const T alphabar = static_cast<T>(sums.total(S.n_blocks(), k, j));
-      const T over_pi = alphabar * alpha[j] / scalar(i, kScalarRho, j);
-      bar(kRhobar, j) += over_pi;
-      pibar[j] = -over_pi * alpha[j];
-      curvature[j] = -over_pi;
-    }
-    T* q = (*qbar)[i];
-    combine(minus_alpha, rbar, pibar, direction, q);
-    const T* before = i > 0 || in.before ? p_of(i - 1) : nullptr;
-    T* sum = sums.room(St.n_blocks(), k);
-    parallel_blocks<I>(St, k, [&](int64_t b0, int64_t b1) {
-      table.pcg_adjoint_direction(
-          adjoint_view(), St.row_blocks<I>(), b0, b1,
-          {beta.data(), alpha.data(), curvature.data(), q, xbar, r, next, before, pbar, sum}, k, direction,
-          fused ? in.ga : nullptr);
-    });
-    for (int64_t j = 0; j < k; ++j)
-      bar(kBetabar, j) = before && alpha[j] != T(0) ? static_cast<T>(sums.total(St.n_blocks(), k, j)) : T(0);
-    if (gradient && !fused) gradient->add(q, direction);
-    if (i % kPairs == 0) {
-      if (gradient) gradient->flush();
-      if (factor_gradient) factor_gradient->flush();
-    }
-  }
-
-  // Through z_0 = M r_0, r_0 = b - A x_0.
-  void finish() {
-    const T* r = r_of(0);
-    for (int64_t j = 0; j < k; ++j) {
-      norm_cotangent(-1, j);
-      rhobar[j] = bar(kRhobar, j);
-    }
-    through_residual(r, nullptr, nullptr, kPairs);
-    if (gradient) gradient->flush();
-    if (factor_gradient) factor_gradient->flush();
-    if (gradient && in.x0) {
-      T* q = (*qbar)[0];
-      std::vector<T> minus(k, T(-1)), x0;
-      combine(minus, rbar, zeros, rbar, q);
-      if (compact) x0.resize(nk), columns.take(in.x0, x0.data());
-      gradient->add(q, compact ? x0.data() : in.x0);
-      gradient->flush();
-    }
-    if (!in.gx0) return;
-    std::vector<T> product(nk), minus(k, T(-1)), out(nk);
-    parallel_blocks<I>(St, k, [&](int64_t b0, int64_t b1) {
-      table.spmm(St.view<T, I>(in.values), St.row_blocks<I>(), b0, b1, rbar, k, product.data(), false);
-    });
-    combine(minus, product.data(), xbar ? ones : zeros, xbar ? xbar : product.data(), out.data());
-    if (compact)
-      columns.put(out.data(), in.gx0);
-    else
-      std::copy(out.begin(), out.end(), in.gx0);
-  }
-};
-
-}  // namespace
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> csr_pcg_backward(
     const Tensor& ptr, const Tensor& idx, const Tensor& blocks, const Tensor& tptr, const Tensor& tidx,
@@ -320,79 +17,62 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> csr_pcg_backward(
     bool need_values, bool need_m, bool need_x0) {
   const char* name = "csr_pcg_backward";
   const Structure S(name, ptr, idx, std::nullopt, blocks), St(name, tptr, tidx, tperm, tblocks);
-  const auto optional = [](const std::optional<Tensor>& t) {
-    return t ? std::optional(dense(*t)) : std::nullopt;
-  };
-  const Tensor values = dense(values_), residuals = dense(residuals_), directions = dense(directions_),
-               last = dense(last_), scalars = dense(scalars_), norms = dense(norms_);
-  const std::optional<Tensor> m = optional(m_), x0 = optional(x0_), before = optional(before_),
-                              gx = optional(gx_), gnorms = optional(gnorms_), rbar_in = optional(rbar_),
-                              pbar_in = optional(pbar_), bars_in = optional(bars_),
-                              ga_in = need_values ? optional(ga_) : std::nullopt,
-                              gm_in = need_m ? optional(gm_) : std::nullopt;
-  const PcgSizes p(name, S, values, kind, m, last);
-  const Factor factor(name, p, m, factor_, S.idx);
-  STD_TORCH_CHECK(St.nnz() == S.nnz() && St.rows() == p.n, name,
-                  ": both structures must hold the same entries");
-  STD_TORCH_CHECK(scalars.dim() == 4, name, ": scalars must be (B, iterations, 3, k)");
-  const int64_t count = scalars.size(1), nk = p.nk(), all = p.batch * nk, counted = count + (before ? 0 : 1);
-  const auto check = [&](const Tensor& t, int64_t numel, const char* what) {
-    STD_TORCH_CHECK(t.scalar_type() == values.scalar_type() && t.numel() == numel, name, ": ", what,
-                    " must be that of the forward, got ", t.numel(), " numbers for ", numel);
-  };
-  const auto check_optional = [&](const std::optional<Tensor>& t, int64_t numel, const char* what) {
-    if (t) check(*t, numel, what);
-  };
-  check(residuals, count * all, "residuals");
-  check(directions, count * all, "directions");
-  check(scalars, p.batch * count * kScalars * p.k, "scalars");
-  check(norms, p.batch * counted * p.k, "norms");
-  check_optional(gnorms, norms.numel(), "gnorms");
-  check_optional(bars_in, p.batch * kBars * p.k, "bars");
-  for (const auto* t : {&before, &gx, &rbar_in, &pbar_in, &x0}) check_optional(*t, all, "a vector");
-  check_optional(ga_in, values.numel(), "ga");
-  check_optional(gm_in, m ? m->numel() : 0, "gm");
+  const PcgAdjointTensors in{dense(values_),
+                             dense(m_),
+                             dense(x0_),
+                             dense(residuals_),
+                             dense(directions_),
+                             dense(last_),
+                             dense(before_),
+                             dense(scalars_),
+                             dense(norms_),
+                             dense(gx_),
+                             dense(gnorms_),
+                             dense(rbar_),
+                             dense(pbar_),
+                             dense(bars_),
+                             need_values ? dense(ga_) : std::optional<Tensor>(),
+                             need_m ? dense(gm_) : std::optional<Tensor>()};
+  const PcgSizes p(name, S, in.values, kind, in.m, in.last);
+  const Factor factor(name, p, in.m, factor_, S.idx);
+  const PcgAdjointSizes out(name, S, St, p, in, need_values, need_m, need_x0);
+  const int64_t count = out.count, counted = out.counted, nk = p.nk();
 
   // What is carried on is copied: an operator must not write to its arguments.
-  const auto sizes = [](const Tensor& t) { return std::vector<int64_t>(t.sizes().begin(), t.sizes().end()); };
-  const auto continued = [&](const std::optional<Tensor>& from, const std::vector<int64_t>& size) {
-    if (!from) return new_zeros(values, size);
-    Tensor t = new_empty(values, size);
+  const auto continued = [&](const std::optional<Tensor>& from, const Size& size) {
+    if (!from) return new_zeros(in.values, size);
+    Tensor t = new_empty(in.values, size);
     if (t.numel() > 0) std::memcpy(t.data_ptr(), from->data_ptr(), t.numel() * t.element_size());
     return t;
   };
-  const std::vector<int64_t> none{0};
-  const bool gives_x0 = need_x0 && !before;
-  Tensor rbar = continued(rbar_in, sizes(last)), pbar = continued(pbar_in, sizes(last)),
-         bars = continued(bars_in, {p.batch, kBars, p.k}),
-         ga = continued(ga_in, need_values ? sizes(values) : none),
-         gm = continued(gm_in, need_m && m ? sizes(*m) : none),
-         gx0 = new_zeros(values, gives_x0 ? sizes(last) : none);
-  dispatch(name, values, S.idx, [&]<class T, class I>() {
+  Tensor rbar = continued(in.rbar, out.vector), pbar = continued(in.pbar, out.vector),
+         bars = continued(in.bars, out.bars), ga = continued(in.ga, out.values), gm = continued(in.gm, out.m),
+         gx0 = new_zeros(in.values, out.x0);
+  dispatch(name, in.values, S.idx, [&]<class T, class I>() {
     const auto at = [](const std::optional<Tensor>& t, int64_t offset) {
       return t ? data<T>(*t) + offset : nullptr;
     };
     for (int64_t b = 0; b < p.batch; ++b) {
-      const AdjointOperands<T> operands{
-          data<T>(values) + b * p.values_step,
-          at(m, b * p.m_step),
-          at(x0, b * nk),
-          data<T>(residuals) + b * count * nk,
-          data<T>(directions) + b * count * nk,
-          data<T>(last) + b * nk,
-          at(before, b * nk),
-          data<T>(scalars) + b * count * kScalars * p.k,
-          data<T>(norms) + b * counted * p.k,
-          at(gx, b * nk),
-          at(gnorms, b * counted * p.k),
+      const PcgAdjointOperands<T> operands{
+          data<T>(in.values) + b * p.values_step,
+          at(in.m, b * p.m_step),
+          at(in.x0, b * nk),
+          data<T>(in.residuals) + b * count * nk,
+          data<T>(in.directions) + b * count * nk,
+          data<T>(in.last) + b * nk,
+          at(in.before, b * nk),
+          data<T>(in.scalars) + b * count * kScalars * p.k,
+          data<T>(in.norms) + b * counted * p.k,
+          at(in.gx, b * nk),
+          at(in.gnorms, b * counted * p.k),
           mutable_data<T>(rbar) + b * nk,
           mutable_data<T>(pbar) + b * nk,
           mutable_data<T>(bars) + b * kBars * p.k,
           need_values ? mutable_data<T>(ga) + b * p.values_step : nullptr,
-          need_m && m ? mutable_data<T>(gm) + b * p.m_step : nullptr,
-          gives_x0 ? mutable_data<T>(gx0) + b * nk : nullptr,
+          out.gives_m ? mutable_data<T>(gm) + b * p.m_step : nullptr,
+          out.gives_x0 ? mutable_data<T>(gx0) + b * nk : nullptr,
       };
-      Adjoint<T, I>(S, St, p, factor, count, operands).run();
+      PcgAdjoint<T, I>(S, St, p, factor, count, operands).run();
     }
   });
   return {rbar, pbar, bars, ga, gm, gx0};

@@ -1,5 +1,7 @@
-// Sizes of preconditioned conjugate gradients and of their adjoint, on every device.
+// Sizes of preconditioned conjugate gradients, of their adjoint and of what they give, on every device.
 #pragma once
+
+#include <tuple>
 
 #include "kernels/pcg_state.h"
 #include "ops/shapes.h"
@@ -36,6 +38,37 @@ struct PcgSizes {
                     ": a diagonal must have ", n, " entries");
   }
   int64_t nk() const { return n * k; }
+};
+
+using PcgResult = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+
+// Sizes of these, for a start that fits.
+struct PcgResultSizes {
+  bool begins;             // or goes on from x, r = b, p and carry
+  int64_t counted, saved;  // norms; iterates that are kept
+  Size vector, norms, carry, scalars, trajectory;
+
+  PcgResultSizes(const char* name, const PcgSizes& p, const Tensor& values, const Tensor& r,
+                 const std::optional<Tensor>& x, const std::optional<Tensor>& direction,
+                 const std::optional<Tensor>& carried, int64_t first, int64_t iterations, bool store)
+      : begins(!direction),
+        counted(iterations + begins),
+        saved(store ? iterations : 0),
+        vector(sizes_of(r)),
+        norms(rows_like(r, {counted})),
+        carry({p.batch, kCarry, p.k}),
+        scalars({p.batch, iterations, kScalars, p.k}),
+        trajectory({p.batch, saved, p.n, p.k}) {
+    STD_TORCH_CHECK(iterations >= 0 && first >= 0, name, ": iterations must not be negative, got ",
+                    iterations);
+    for (const std::optional<Tensor>* t : {&x, &direction})
+      STD_TORCH_CHECK(!*t || ((*t)->scalar_type() == values.scalar_type() && (*t)->numel() == r.numel()),
+                      name, ": x and p must have the shape and dtype of b");
+    STD_TORCH_CHECK(direction.has_value() == carried.has_value() && (!direction || x) &&
+                        (!carried || (carried->scalar_type() == values.scalar_type() &&
+                                      carried->numel() == p.batch * kCarry * p.k)),
+                    name, ": to go on takes x, p and carry");
+  }
 };
 
 }  // namespace learnsolve

@@ -12,19 +12,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> csr_richardson(
   const Tensor values = dense(values_), scale = dense(scale_), b = dense(b_), x0 = dense(x0_);
   const std::optional<Tensor> momentum = dense(momentum_), before = dense(before_);
   const SweepSizes p(name, S, values, scale, momentum, b, iterations);
-  for (const Tensor* t : {&x0, before ? &*before : &x0})
-    STD_TORCH_CHECK(std::equal(t->sizes().begin(), t->sizes().end(), b.sizes().begin(), b.sizes().end()) &&
-                        t->scalar_type() == b.scalar_type(),
-                    name, ": x0 and the iterate before it must have the shape and dtype of b");
-  const std::vector<int64_t> x_size(b.sizes().begin(), b.sizes().end());
+  const SweepResults out(name, p, b, x0, before, stride);
   const int64_t kept = p.kept(stride), slots = p.slots(stride);
-  std::vector<int64_t> norms_size{iterations}, kept_size{slots, p.n};
-  if (b.dim() >= 2) norms_size.push_back(p.k), kept_size.push_back(p.k);
-  if (b.dim() == 3)
-    norms_size.insert(norms_size.begin(), p.batch), kept_size.insert(kept_size.begin(), p.batch);
-  const bool gives_last = p.momentum && stride == 0;
-  Tensor x = new_empty(b, x_size), norms = new_empty(b, norms_size), iterates = new_empty(b, kept_size),
-         last = new_empty(b, gives_last ? x_size : std::vector<int64_t>{0});
+  Tensor x = new_empty(b, out.x), norms = new_empty(b, out.norms), iterates = new_empty(b, out.iterates),
+         last = new_empty(b, out.last);
   dispatch(name, values, S.idx, [&]<class T, class I>() {
     const int64_t nk = p.nk();
     const auto copy = [&](const T* from, T* to) {
@@ -35,7 +26,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> csr_richardson(
       const T* values_at = data<T>(values) + (p.bv == 1 ? 0 : batch * S.nnz());
       Sweeper<T, I> sweep{S, p.k, S.view<T, I>(values_at), data<T>(b) + batch * nk, {}};
       T* const x_at = mutable_data<T>(x) + batch * nk;
-      T* const last_at = gives_last ? mutable_data<T>(last) + batch * nk : nullptr;
+      T* const last_at = out.gives_last ? mutable_data<T>(last) + batch * nk : nullptr;
       T* const slots_at = mutable_data<T>(iterates) + batch * slots * nk;
       // Where iterate i > 0 is written.
       const auto place = [&](int64_t i) {
@@ -45,7 +36,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> csr_richardson(
           return slots_at + i / stride * (p.momentum ? 2 : 1) * nk + (p.momentum ? nk : 0);
         if (p.pairs(stride) && (i + 1) % stride == 0 && (i + 1) / stride < kept)
           return slots_at + 2 * ((i + 1) / stride) * nk;
-        if (gives_last && i + 1 == iterations) return last_at;
+        if (out.gives_last && i + 1 == iterations) return last_at;
         std::vector<T>& buffer = scratch[i % 3];
         buffer.resize(nk);
         return buffer.data();
@@ -55,8 +46,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> csr_richardson(
       if (kept > 0) copy(current, slots_at + (p.pairs(stride) ? nk : 0));
       if (kept > 0 && p.pairs(stride)) copy(old ? old : current, slots_at);
       if (iterations == 0) copy(current, x_at);
-      if (iterations == 0 && gives_last) copy(old ? old : current, last_at);
-      if (iterations == 1 && gives_last) copy(current, last_at);
+      if (iterations == 0 && out.gives_last) copy(old ? old : current, last_at);
+      if (iterations == 1 && out.gives_last) copy(current, last_at);
       for (int64_t it = 0; it < iterations; ++it) {
         T* next = place(it + 1);
         sweep(current, old, data<T>(scale) + p.scale_at(batch, it),

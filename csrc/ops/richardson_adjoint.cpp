@@ -4,6 +4,7 @@
 
 #include "ops/columns.h"
 #include "ops/richardson.h"
+#include "ops/sweep_adjoint_sizes.h"
 
 namespace learnsolve {
 
@@ -180,36 +181,17 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> csr_richardson_backwa
     bool need_scale, bool need_momentum, bool need_b, bool need_x0) {
   const char* name = "csr_richardson_backward";
   const Structure S(name, ptr, idx, std::nullopt, blocks), St(name, tptr, tidx, tperm, tblocks);
-  const Tensor values = dense(values_), scale = dense(scale_), b = dense(b_), iterates = dense(iterates_),
-               norms = dense(norms_), gx = dense(gx_);
-  const std::optional<Tensor> momentum = dense(momentum_), before = dense(before_), gnorms = dense(gnorms_),
-                              gbefore = dense(gbefore_);
-  const SweepSizes p(name, S, values, scale, momentum, b, iterations);
-  STD_TORCH_CHECK(stride > 0, name, ": the forward must have saved iterates (stride > 0)");
-  STD_TORCH_CHECK(St.nnz() == S.nnz() && St.rows() == p.n, name,
-                  ": both structures must hold the same entries");
-  const int64_t slots = p.slots(stride);
-  const auto check = [&](const Tensor& t, int64_t numel, const char* what) {
-    STD_TORCH_CHECK(t.scalar_type() == values.scalar_type() && t.numel() == numel, name, ": ", what,
-                    " must be that of the forward, got ", t.numel(), " numbers for ", numel);
-  };
-  check(gx, b.numel(), "gx");
-  check(iterates, p.batch * slots * p.nk(), "iterates");
-  check(norms, p.batch * iterations * p.k, "norms");
-  if (gnorms) check(*gnorms, norms.numel(), "gnorms");
-  if (before) check(*before, b.numel(), "before");
-  if (gbefore) check(*gbefore, b.numel(), "gbefore");
-  const auto zeros = [&](const Tensor& t, bool needed) {
-    return new_zeros(
-        values, needed ? std::vector<int64_t>(t.sizes().begin(), t.sizes().end()) : std::vector<int64_t>{0});
-  };
-  const bool with_momentum = need_momentum && momentum, with_before = need_x0 && momentum && before;
-  Tensor ga = zeros(values, need_values), gs = zeros(scale, need_scale),
-         gm = zeros(momentum ? *momentum : values, with_momentum), gb = zeros(b, need_b),
-         gx0 = new_empty(values, std::vector<int64_t>(b.sizes().begin(), b.sizes().end())),
-         before_out = zeros(b, with_before);
-  dispatch(name, values, S.idx, [&]<class T, class I>() {
-    std::copy_n(data<T>(gx), gx.numel(), mutable_data<T>(gx0));
+  const SweepAdjointTensors in{dense(values_), dense(scale_),    dense(momentum_), dense(b_),
+                               dense(before_), dense(iterates_), dense(norms_),    dense(gx_),
+                               dense(gnorms_), dense(gbefore_)};
+  const SweepSizes p(name, S, in.values, in.scale, in.momentum, in.b, iterations);
+  const SweepAdjointSizes out(name, S, St, p, in, stride,
+                              {need_values, need_scale, need_momentum, need_b, need_x0});
+  Tensor ga = new_zeros(in.values, out.values), gs = new_zeros(in.values, out.scale),
+         gm = new_zeros(in.values, out.momentum), gb = new_zeros(in.values, out.b),
+         gx0 = new_empty(in.values, out.x0), before_out = new_zeros(in.values, out.before);
+  dispatch(name, in.values, S.idx, [&]<class T, class I>() {
+    std::copy_n(data<T>(in.gx), in.gx.numel(), mutable_data<T>(gx0));
     const auto at = [](const std::optional<Tensor>& t, int64_t offset) {
       return t ? data<T>(*t) + offset : nullptr;
     };
@@ -220,21 +202,22 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> csr_richardson_backwa
       const int64_t at_values = p.bv == 1 ? 0 : i * S.nnz(), at_b = i * p.nk(),
                     at_norms = i * iterations * p.k;
       const SweepsAdjointOperands<T> operands{
-          data<T>(values) + at_values,
-          data<T>(b) + at_b,
-          momentum ? at(before, at_b) : nullptr,
-          data<T>(iterates) + i * slots * p.nk(),
-          data<T>(norms) + at_norms,
-          at(gnorms, at_norms),
-          momentum ? at(gbefore, at_b) : nullptr,
+          data<T>(in.values) + at_values,
+          data<T>(in.b) + at_b,
+          in.momentum ? at(in.before, at_b) : nullptr,
+          data<T>(in.iterates) + i * out.slots * p.nk(),
+          data<T>(in.norms) + at_norms,
+          at(in.gnorms, at_norms),
+          in.momentum ? at(in.gbefore, at_b) : nullptr,
           mutable_data<T>(gx0) + at_b,
           to(ga, need_values, at_values),
           to(gs, need_scale, 0),
-          to(gm, with_momentum, 0),
+          to(gm, out.gives_momentum, 0),
           to(gb, need_b, at_b),
-          to(before_out, with_before, at_b),
+          to(before_out, out.gives_before, at_b),
       };
-      SweepsAdjoint<T, I>(S, St, p, stride, i, data<T>(scale), at(momentum, 0), need_x0, operands).run();
+      SweepsAdjoint<T, I>(S, St, p, stride, i, data<T>(in.scale), at(in.momentum, 0), need_x0, operands)
+          .run();
     }
   });
   return {ga, gs, gm, gb, gx0, before_out};

@@ -19,6 +19,9 @@ inline std::optional<Tensor> dense(const std::optional<Tensor>& t) {
   return t ? std::optional<Tensor>(dense(*t)) : std::nullopt;
 }
 
+using Size = std::vector<int64_t>;
+inline Size sizes_of(const Tensor& t) { return {t.sizes().begin(), t.sizes().end()}; }
+
 // f.template operator()<T, I>() for the dtype of the values and the type of the indices.
 template <class F>
 void dispatch(const char* name, const Tensor& values, const Tensor& idx, F f) {
@@ -64,9 +67,31 @@ inline void check_indices(const char* name, const Tensor& ptr, const Tensor& idx
   STD_TORCH_CHECK(!perm || perm->numel() == idx.numel(), name, ": perm must have one entry a nonzero");
 }
 
+// S and St: a pattern and its transpose.
+template <class Structure>
+void check_transpose(const char* name, const Structure& S, const Structure& St) {
+  STD_TORCH_CHECK(St.nnz() == S.nnz() && St.rows() == S.rows() && St.idx.scalar_type() == S.idx.scalar_type(),
+                  name, ": both structures must hold the same entries");
+}
+
+// What an adjoint gets of its forward, or adds to; a tensor may be none.
+inline void check_of_forward(const char* name, const char* what, const std::optional<Tensor>& t,
+                             const Tensor& values, int64_t numel) {
+  if (!t) return;
+  STD_TORCH_CHECK(t->scalar_type() == values.scalar_type() && t->numel() == numel, name, ": ", what,
+                  " must be that of the forward, got ", t->numel(), " numbers for ", numel);
+}
+
 inline int64_t broadcast_batch(const char* name, int64_t a, int64_t b) {
   STD_TORCH_CHECK(a == b || a == 1 || b == 1, name, ": batch sizes ", a, " and ", b, " do not match");
   return a == 1 ? b : a;
+}
+
+// `rows`, with the axes for a batch and for columns that b, (n), (n, k) or (B, n, k), has.
+inline Size rows_like(const Tensor& b, Size rows) {
+  if (b.dim() >= 2) rows.push_back(b.size(b.dim() - 1));
+  if (b.dim() == 3) rows.insert(rows.begin(), b.size(0));
+  return rows;
 }
 
 // Shape of y = S x for m rows (learnsolve/ops/_fake.py says the same for torch.compile).

@@ -199,8 +199,7 @@ std::tuple<Tensor, Tensor> csr_spgemm_backward(const Tensor& t_ptr, const Tensor
   const Values a(P.name, "a", a_, P.A.nnz(), a_), b(P.name, "b", b_, P.B.nnz(), a_),
       g(P.name, "g", g_, P.C.nnz(), a_);
   const int64_t batch = broadcast_batch(P.name, g.batch, broadcast_batch(P.name, a.batch, b.batch));
-  const std::vector<int64_t> a_shape(a_.sizes().begin(), a_.sizes().end()),
-      b_shape(b_.sizes().begin(), b_.sizes().end());
+  const Size a_shape = sizes_of(a_), b_shape = sizes_of(b_);
   if (batch == 0) return {new_zeros(a_, a_shape), new_zeros(b_, b_shape)};
   Tensor ga = new_empty(a_, a_shape), gb = new_empty(b_, b_shape);
   dispatch(P.name, a_, P.A.idx, [&]<class T, class I>() {

@@ -48,8 +48,8 @@ std::tuple<Tensor, Tensor> csr_spmm_backward(const Tensor& ptr, const Tensor& id
   STD_TORCH_CHECK(dx.n == S.rows() && dx.k == dg.k && (!S.perm || dg.n == A.rows()), name,
                   ": x and g do not match the structure");
   const int64_t batch = broadcast_batch(name, bv, broadcast_batch(name, dx.batch, dg.batch));
-  const std::vector<int64_t> values_size(values.sizes().begin(), values.sizes().end());
-  const std::vector<int64_t> x_size(x.sizes().begin(), x.sizes().end());
+  const Size values_size = sizes_of(values);
+  const Size x_size = sizes_of(x);
   // Without a batch or a column no kernel would write the outputs.
   if (batch == 0 || dx.k == 0) return {new_zeros(values, values_size), new_zeros(values, x_size)};
   Tensor ga = new_empty(values, values_size), gx = new_empty(values, x_size);

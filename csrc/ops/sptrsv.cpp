@@ -24,7 +24,7 @@ Tensor csr_sptrsv(const Tensor& ptr, const Tensor& idx, const std::optional<Tens
   const TriangularStructure S(name, ptr, idx, perm, blocks, order, levels, upper, unit);
   const Tensor values = dense(values_), b = dense_or_expanded(b_);
   const SolveSizes sizes(name, S, values, b);
-  Tensor x = new_empty(values, size_of(b));
+  Tensor x = new_empty(values, sizes_of(b));
   if (sizes.empty()) return x;
   dispatch(name, values, S.idx, [&]<class T, class I>() {
     if (!triangular_solve<T, I>(S, data<T>(values), sizes.values_step, data<T>(b), sizes.b_step,
@@ -50,9 +50,9 @@ std::tuple<Tensor, Tensor> csr_sptrsv_backward(const Tensor& ptr, const Tensor& 
   const Tensor values = dense(values_), g = dense_or_expanded(g_), x = dense(x_);
   const SolveSizes sizes(name, S, values, g);
   check_solution(name, x, g, values);
-  const std::vector<int64_t> values_size = size_of(values);
+  const Size values_size = sizes_of(values);
   const bool written = S.entries() == values_size.back() && !sizes.empty();
-  Tensor y = new_empty(values, size_of(g));
+  Tensor y = new_empty(values, sizes_of(g));
   Tensor ga = written ? new_empty(values, values_size) : new_zeros(values, values_size);
   if (sizes.empty()) return {ga, y};
   dispatch(name, values, S.idx, [&]<class T, class I>() {

@@ -53,7 +53,7 @@ Tensor csr_sptrsv_cuda(const Tensor& ptr, const Tensor& idx, const std::optional
   const DeviceTriangle S(name, values, ptr, idx, perm, blocks, order, levels, upper, unit);
   check_device(name, values, {&b});
   const SolveSizes sizes(name, S, values, b);
-  Tensor x = new_empty(values, size_of(b));
+  Tensor x = new_empty(values, sizes_of(b));
   if (sizes.empty()) return x;
   const OnDevice device(values);
   dispatch(name, values, S.idx,
@@ -82,9 +82,9 @@ std::tuple<Tensor, Tensor> csr_sptrsv_backward_cuda(
                   ": on a CUDA device row_blocks must hold the row of each entry");
   const SolveSizes sizes(name, S, values, g);
   check_solution(name, x, g, values);
-  const std::vector<int64_t> values_size = size_of(values);
+  const Size values_size = sizes_of(values);
   const bool written = S.entries() == values_size.back() && !sizes.empty();
-  Tensor y = new_empty(values, size_of(g));
+  Tensor y = new_empty(values, sizes_of(g));
   Tensor ga = written ? new_empty(values, values_size) : new_zeros(values, values_size);
   if (sizes.empty()) return {ga, y};
   const OnDevice device(values);

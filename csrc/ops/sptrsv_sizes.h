@@ -7,8 +7,6 @@
 
 namespace learnsolve {
 
-inline std::vector<int64_t> size_of(const Tensor& t) { return {t.sizes().begin(), t.sizes().end()}; }
-
 // Is this a batch that is expanded from one dense tensor?
 inline bool expanded(const Tensor& b) {
   return b.dim() == 3 && b.size(0) > 1 && b.stride(0) == 0 && b.stride(2) == 1 && b.stride(1) == b.size(2);

@@ -1,4 +1,4 @@
-// Sizes of Richardson sweeps and of what they keep, for CPU and CUDA operators.
+// Sizes of Richardson sweeps, of what they keep and of what they give, for CPU and CUDA operators.
 #pragma once
 
 #include "ops/shapes.h"
@@ -48,6 +48,24 @@ struct SweepSizes {
   int64_t kept(int64_t stride) const { return stride > 0 ? (sweeps + stride - 1) / stride : 0; }
   bool pairs(int64_t stride) const { return momentum && stride > 1; }
   int64_t slots(int64_t stride) const { return kept(stride) * (pairs(stride) ? 2 : 1); }
+};
+
+// Results of csr_richardson, for a start that fits.
+struct SweepResults {
+  bool gives_last;  // the iterate before x, where none is kept
+  Size x, norms, iterates, last;
+
+  SweepResults(const char* name, const SweepSizes& p, const Tensor& b, const Tensor& x0,
+               const std::optional<Tensor>& before, int64_t stride)
+      : gives_last(p.momentum && stride == 0),
+        x(sizes_of(b)),
+        norms(rows_like(b, {p.sweeps})),
+        iterates(rows_like(b, {p.slots(stride), p.n})),
+        last(gives_last ? x : Size{0}) {
+    for (const Tensor* t : {&x0, before ? &*before : &x0})
+      STD_TORCH_CHECK(sizes_of(*t) == x && t->scalar_type() == b.scalar_type(), name,
+                      ": x0 and the iterate before it must have the shape and dtype of b");
+  }
 };
 
 }  // namespace learnsolve

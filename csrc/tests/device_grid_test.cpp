@@ -1,5 +1,6 @@
 // Persistent CUDA kernels on the host: their bits must not depend on the number of blocks.
 #include "kernels/richardson.cuh"
+#include "kernels/richardson_adjoint.cuh"
 #include "tests/device_blocks.h"
 #include "tests/richardson_system.h"
 #include "tests/schedules.h"

@@ -2,6 +2,7 @@
 // of the lanes; the persistent kernel against a row of launches, bit by bit; the sums of pairs.
 #include "kernels/pcg_adjoint.cuh"
 #include "kernels/pcg_loop.cuh"
+#include "kernels/sddmm_pairs.cuh"
 #include "tests/cases.h"
 #include "tests/device_blocks.h"
 
@@ -284,7 +285,7 @@ void pairs(Random& random, const Structure<I>& A, int64_t k, bool shared) {
         for (int64_t c = 0; c < k; ++c)
           wanted[(shared ? 0 : s * nnz) + e] +=
               3 * u[(s * A.rows + i) * k + c] * v[(s * A.cols + A.idx[e]) * k + c];
-  PairSums<T, I> sums{row.data(), A.idx.data(), nnz, k, batch, shared ? 0 : nnz, out.data(), {}, {}, 3};
+  EntryPairs<T, I> sums{row.data(), A.idx.data(), nnz, k, batch, shared ? 0 : nnz, out.data(), {}, {}, 3};
   for (int j = 0; j < 3; ++j) sums.u[j] = {u.data(), A.rows * k}, sums.v[j] = {v.data(), A.cols * k};
   k == 1 ? entry_pairs_kernel<1, T, I>(sums) : entry_pairs_kernel<8, T, I>(sums);
   require_equal(out, wanted, "sums of pairs");

@@ -1,6 +1,7 @@
-// The bodies of the CUDA kernels for sweeps and their adjoint (kernels/richardson.cuh), and the sums of
+// The bodies of the CUDA kernels for sweeps and their adjoint (kernels/richardson*.cuh), and the sums of
 // persistent loops (kernels/grid.cuh), run on the host as a device would, lanes forwards and backwards.
 #include "kernels/richardson.cuh"
+#include "kernels/richardson_gradients.cuh"
 #include "tests/richardson_system.h"
 #include "tests/schedules.h"
 

@@ -1,7 +1,7 @@
 """Preconditioned conjugate gradients, a fixed number of iterations as one differentiable operation.
 
-Forward and adjoint are one compiled call each (formulas: csrc/kernels/pcg.h, csrc/ops/pcg_adjoint.cpp), cut
-into several where they would run for long, so that Python hears an interrupt in between. Second derivatives,
+Forward and adjoint are one compiled call each (formulas: csrc/kernels/pcg.h and pcg_adjoint.h), cut into
+several where they would run for long, so that Python hears an interrupt in between. Second derivatives,
 forward mode and unusual batches go through `_unfused`, the same iterations as a composition of public
 operations.
 
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from learnsolve import _library  # noqa: F401  (registers torch.ops.learnsolve)
 from learnsolve.ops._autograd import Eager, keep_for_forward_mode, pullback, tracked, vmapped
+from learnsolve.ops._calls import WORK, iterations_of_a_call
 from learnsolve.ops._product import product
 from learnsolve.ops._triangular import Side, _only_read, _system, solve
 from learnsolve.ops.richardson import residual_norm
@@ -32,10 +33,7 @@ _raw_backward = torch.ops.learnsolve.csr_pcg_backward.default
 KINDS = ("none", "diagonal", "product", "triangular")
 _LOWER, _LOWER_T = Side(True, False, False), Side(True, False, True)
 
-# Numbers that one call may go through, about 0.2 s: no call is longer than an interrupt may wait.
-_WORK = 100_000_000
-# The same for a CUDA device, which is so much faster; and what the host may launch in that time.
-_DEVICE_WORK, _DEVICE_ITERATIONS = 10_000_000_000, 10_000
+_WORK = WORK  # of one call
 
 
 class Stop(enum.IntEnum):
@@ -215,10 +213,7 @@ def _tangents(function: Callable, primals: tuple, tangents: tuple) -> tuple:
 def _calls(values: Tensor, m: Tensor, b: Tensor, iterations: int, checkpointed: bool) -> list[int]:
     """Iterations of each call."""
     work = (values.shape[-1] + 2 * m.shape[-1]) * max(b.numel(), 1) // max(b.shape[max(b.dim() - 2, 0)], 1)
-    most = _DEVICE_WORK if values.is_cuda else _WORK
-    length = max(1, most // (work + 12 * b.numel() + 1))
-    if values.is_cuda:
-        length = min(length, _DEVICE_ITERATIONS)
+    length = iterations_of_a_call(values, work + 12 * b.numel() + 1, _WORK)
     if checkpointed:
         length = min(length, max(1, round(iterations**0.5)))
     return [min(length, iterations - i) for i in range(0, iterations, length)] or [0]

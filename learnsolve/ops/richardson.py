@@ -16,17 +16,14 @@ from torch import Tensor
 
 from learnsolve import _library  # noqa: F401  (registers torch.ops.learnsolve)
 from learnsolve.ops._autograd import Eager, keep_for_forward_mode, pullback, tracked, vmapped
+from learnsolve.ops._calls import WORK, iterations_of_a_call
 from learnsolve.ops._product import product
 from learnsolve.pattern import SparsityPattern
 
 _raw = torch.ops.learnsolve.csr_richardson.default
 _raw_backward = torch.ops.learnsolve.csr_richardson_backward.default
 
-# Numbers that one call may go through: at most about 0.1 s, and a few times that for the adjoint, so no call
-# is longer than an interrupt may wait. A CUDA device goes through a hundred times as many (not measured), and
-# nobody waits for it here.
-_WORK = 100_000_000
-_DEVICE_WORK = 100 * _WORK
+_WORK = WORK  # of one call
 
 _NONE = {dtype: torch.empty(0, dtype=dtype) for dtype in (torch.float32, torch.float64)}
 
@@ -162,8 +159,7 @@ def _calls(
 ) -> list[list[int]]:
     """Iterations of each call, and of each segment that is repeated by itself in the backward."""
     columns = b.numel() // max(b.shape[max(b.dim() - 2, 0)], 1)
-    work = _DEVICE_WORK if values.is_cuda else _WORK
-    length = max(1, work // (values.shape[-1] * columns + 6 * b.numel() + 1))
+    length = iterations_of_a_call(values, values.shape[-1] * columns + 6 * b.numel() + 1, _WORK)
     if iterations <= length:
         return [[iterations]]
     segment = max(1, round(iterations**0.5)) if checkpointed else iterations

@@ -9,7 +9,7 @@ from reference import normal, pattern_of, random, small_pattern
 from scipy.sparse import eye_array
 
 import learnsolve as ls
-from learnsolve.ops import _sparse_product
+from learnsolve.ops import _sparse_product, pcg
 from learnsolve.ops._incomplete import plan_of
 from learnsolve.ops._triangular import Side, _adjoint_system, _system
 from learnsolve.ops.add import union_plan
@@ -345,6 +345,45 @@ def test_wrong_arguments_of_the_others_are_refused():
         ops.csr_sddmm(ptr, idx, blocks, normal((4, 2)), normal((5, 3)))
     with pytest.raises(RuntimeError, match="csr_spmm_backward: x and g do not match"):
         ops.csr_spmm_backward(*both_structures(P), normal((P.nnz,)), normal((4, 2)), normal((5, 3)))
+
+
+def wide(sample, first, last):
+    """The arguments first ... last - 1 with int64 in place of int32."""
+    made = (t.long() if t is not None else None for t in sample[first:last])
+    return (*sample[:first], *made, *sample[last:])
+
+
+@pytest.mark.parametrize("name", ["csr_richardson_backward", "csr_pcg_backward"])
+def test_a_transpose_with_other_indices_is_refused(name):
+    sample = SAMPLES[name](pattern_of(random(6, 6, 0.4), torch.int32), torch.float64)[0]
+    getattr(ops, name)(*sample)
+    with pytest.raises(RuntimeError, match=f"{name}: both structures must hold the same entries"):
+        getattr(ops, name)(*wide(sample, 3, 7))
+
+
+@pytest.mark.parametrize(
+    ("kind", "parts", "message"),
+    [
+        ("product", (0, 3), "csr_pcg: the factor must have 6 rows, .* and the index type of A"),
+        ("product", (3, 7), "csr_pcg: both structures must hold the same entries"),
+        ("triangular", (3, 9), "csr_pcg: the triangles must be those of the factor"),
+        ("triangular", (9, 15), "csr_pcg: the triangles must be those of the factor"),
+    ],
+)
+def test_a_factor_with_other_indices_is_refused(kind, parts, message):
+    P = pattern_of(random(6, 6, 0.4) + eye_array(6), torch.int32)
+    L, number = ls.CSR(normal((P.nnz,)), P).tril().pattern, pcg.KINDS.index(kind)
+    ptr, idx, _, blocks = structure(P)
+    factor = pcg._factor_structures(L, number)
+    b = normal((6, 2))
+
+    def call(factor):
+        fixed = (ptr, idx, blocks, normal((P.nnz,)), number, normal((L.nnz,)).abs() + 1)
+        return ops.csr_pcg(*fixed, factor, None, b, None, None, 0, 2, False)
+
+    call(factor)
+    with pytest.raises(RuntimeError, match=message):
+        call(list(wide(factor, *parts)))
 
 
 def test_wrong_arguments_of_the_sparse_product_are_refused():

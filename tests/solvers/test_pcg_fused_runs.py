@@ -116,3 +116,12 @@ def test_no_call_runs_for_long():
             calls = pcg._calls(values, values[:0], b, iterations, checkpointed)
             assert sum(calls) == iterations
             assert max(calls) * (5 * n + 12 * n) * k <= 1.1e8 or max(calls) == 1
+
+
+def test_no_call_launches_for_long():
+    """A device is through a small system's iterations soon, but the host launches them one by one."""
+    with torch._subclasses.FakeTensorMode():
+        values, none, b = (torch.empty(size, device="cuda") for size in (15, 0, 5))
+        calls = pcg._calls(values, none, b, 10**6 + 1, False)
+    assert sum(calls) == 10**6 + 1
+    assert calls[0] == max(calls) == 10_000

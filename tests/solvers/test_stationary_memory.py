@@ -116,3 +116,16 @@ def test_no_call_runs_for_long():
             assert max(map(max, calls)) * 11 * n * k <= 1.1e8 or max(map(max, calls)) == 1
             most = round(math.sqrt(iterations)) if checkpointed else 1
             assert len(calls) <= most + 1
+
+
+@pytest.mark.parametrize("heavy", [False, True])
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_no_call_launches_for_long(checkpointed, heavy):
+    """A device is through a small system's sweeps soon, but the host launches them one by one."""
+    iterations = 10**6 + 1
+    with torch._subclasses.FakeTensorMode():
+        values, b = torch.empty(15, device="cuda"), torch.empty(5, device="cuda")
+        calls = richardson._calls(values, b, iterations, checkpointed, heavy)
+    assert sum(map(sum, calls)) == iterations
+    assert max(map(max, calls)) <= 10_000
+    assert sum(map(len, calls)) <= 1001  # and no shorter than need be

@@ -10,7 +10,7 @@ namespace learnsolve::cuda {
 // pair after another, so that no bit depends on how pairs are grouped. All members that share their values
 // are added up. Entries are dealt out, not rows: it does not matter how long those are.
 template <class T, class I>
-struct PairSums {
+struct EntryPairs {
   static constexpr int kMost = 8;
   const I* row;
   const I* idx;
@@ -22,7 +22,7 @@ struct PairSums {
 };
 
 template <class Team, class T, class I>
-LS_DEVICE void entry_pairs(const Team& team, const PairSums<T, I>& P, int64_t p, Members members) {
+LS_DEVICE void entry_pairs(const Team& team, const EntryPairs<T, I>& P, int64_t p, Members members) {
   const int64_t i = P.row[p] * P.k, j = P.idx[p] * P.k;
   typename Team::template Own<T> part;
   T* out = P.out + (P.out_step ? members.b0 * P.out_step : 0) + p;
@@ -43,7 +43,7 @@ LS_DEVICE void entry_pairs(const Team& team, const PairSums<T, I>& P, int64_t p,
 
 template <int Lanes, class T, class I>
 LS_KERNEL(kThreads)
-entry_pairs_kernel(LS_ARGUMENT PairSums<T, I> P) {
+entry_pairs_kernel(LS_ARGUMENT EntryPairs<T, I> P) {
   for_members(P.adds_up(), P.batch, [&](Members members) {
     for_items<Lanes>(P.entries, [&](const auto& team, int64_t p) { entry_pairs(team, P, p, members); });
   });
