@@ -1,8 +1,8 @@
 """When the host looks at a solve to a tolerance that runs on a device.
 
 A look waits for the device, which then waits for the host to launch the next iteration. Between two looks the
-columns that seem done stand still, so a late look costs the iterations after the last column has stopped, and
-nothing else.
+columns that seem done stand still: a late look costs the iterations after the last one has stopped, which are
+no part of a graph.
 """
 
 from collections.abc import Callable
@@ -19,8 +19,9 @@ def set_check_every(iterations: int | None) -> int | None:
 
     A look waits for the device. Columns that seemed done since the last one, and stood still from there, are
     confirmed then by their true residual: `x`, `iterations` and `residual_norms` are those of a look after
-    every iteration, unless a recurrence was wrong and starts again. What a rare look costs is the iterations
-    after the last column has stopped.
+    every iteration, unless a recurrence was wrong and starts again (`minres`, which watches its own, does so
+    in every eighth iteration). What a rare look costs is the iterations after the last column has stopped; M
+    is called in these too.
 
     Parameters
     ----------
@@ -30,7 +31,8 @@ def set_check_every(iterations: int | None) -> int | None:
     Returns
     -------
     int or None, as it was until now. The new one holds for solves that begin after it, in all threads. A CPU,
-    and a solve with a callback, are looked at after every iteration.
+    and a solve with a callback, are looked at after every iteration; gradient="checkpointed" also at the end
+    of every segment, after 1, 3, 6, 10, ... iterations.
 
     Raises
     ------

@@ -12,8 +12,8 @@ that cannot go on: it keeps x and r from before the step.
 
 A method whose recurrences say too little has two more:
 
-    doubts(state, running) -> doubt                  may rounding errors have outgrown r? (..., 1, k)
-    mended(A, M, b, old, new, doubt) -> state, trouble       what to do about it; may look at the numbers
+    doubts(state, running) -> doubt                          may rounding errors have outgrown r? (..., 1, k)
+    mended(A, M, b, old, new, doubt) -> state, trouble       what to do about it
 
 When to stop is the business of a `Criterion`; `ResidualNorm` is that of systems. The host looks at the
 columns after every iteration on a CPU, and from time to time on a device (_looks.py): between two looks a
@@ -31,11 +31,14 @@ from torch.utils.checkpoint import checkpoint
 
 from learnsolve.ops.richardson import residual_norm
 from learnsolve.solvers import _looks
+from learnsolve.solvers._operator import Matrix
 from learnsolve.solvers._vectors import size
 from learnsolve.solvers.base import STATUSES, Iteration, Status
 
 CODE = {status: 1 + i for i, status in enumerate(STATUSES)}
 _WAITING = -1  # the code of a column that seems done
+# Iterations from one `mended` to the next on a device, which it costs as much as two steps.
+_MENDED_EVERY = 8
 
 
 class Method(Protocol):
@@ -131,7 +134,7 @@ def iterate(
 
     On a CUDA device, with a criterion that asks for nothing and no callback, the host never waits for it: a
     column that comes to rounding level stops there, where on the CPU it is started again."""
-    loop = _Loop(method, A, M, b, criterion, callback, runs_unattended(b, criterion, callback))
+    loop = _Loop(method, A, M, b, criterion, callback)
     nothing = size(b) == 0
     if x0 is None:
         x, r = torch.zeros_like(b), b
@@ -143,11 +146,11 @@ def iterate(
     codes = torch.where(criterion.begin(A, b, x, r, norm.detach()) | nothing, CODE[Status.CONVERGED], codes)
     codes = torch.where(torch.isfinite(norm.detach()), codes, CODE[Status.NON_FINITE])
     norms = [norm]
-    progress = _Progress(method.start(A, M, x, r, codes == 0), codes, norm)
+    progress = _Progress(loop.start(x, r, codes == 0), codes, norm)
     if segments:
         progress, norms = _in_segments(loop, progress, norms, maxiter)
-    else:
-        progress, history = loop.run(maxiter, 0, progress)
+    elif loop.runs(progress):
+        progress, history, _ = loop.run(maxiter, 0, progress)
         norms += history
     codes = torch.where(progress.codes == 0, CODE[Status.MAX_ITERATIONS], progress.codes)
     return Outcome(progress.state.x, torch.cat(norms, dim=-2), codes.squeeze(-2))
@@ -160,61 +163,75 @@ def runs_unattended(b: Tensor, criterion: Criterion, callback: Any) -> bool:
 class _Loop:
     """Iterations, and the looks at them."""
 
-    def __init__(self, method, A, M, b, criterion, callback, unattended):
+    def __init__(self, method, A, M, b, criterion, callback):
         self.method, self.A, self.M, self.b = method, A, M, b
-        self.criterion, self.callback, self.unattended = criterion, callback, unattended
-        self.doubts = getattr(method, "doubts", None)
+        self.criterion, self.callback = criterion, callback
+        self.unattended = runs_unattended(b, criterion, callback)
+        self.on_device = b.is_cuda
         # A callback is told of every iteration. A backward that repeats a segment finds the same looks.
-        self.gap = _looks.gaps() if b.is_cuda and callback is None else lambda done: 1
+        self.gap = _looks.gaps() if self.on_device and callback is None else lambda done: 1
 
     def runs(self, progress: _Progress) -> bool:
         return self.unattended or bool((progress.codes == 0).any())
 
+    def start(self, x: Tensor, r: Tensor, running: Tensor) -> Any:
+        return self.method.start(self.A, self.guarded(running), x, r, running)
+
+    def guarded(self, running: Tensor) -> Any:
+        """M for columns that run. Of the others it might be asked for M 0, where an M that is not linear need
+        have no derivative; they get a vector of length one, and no result."""
+        if self.M is None or isinstance(self.M, Matrix) or not torch.is_grad_enabled():
+            return self.M
+
+        def M(r: Tensor) -> Tensor:
+            z = self.M(torch.where(running, r, max(r.shape[-2], 1) ** -0.5))
+            return torch.where(running, z, 0)
+
+        return M
+
     def run(
         self, count: int, done: int, progress: _Progress, replay: bool = False
-    ) -> tuple[_Progress, list[Tensor]]:
-        """Up to `count` iterations from the one with number `done`, of which the last is looked at."""
+    ) -> tuple[_Progress, list[Tensor], bool]:
+        """Up to `count` iterations from the one with number `done`, of which the last is looked at; their
+        norms; whether columns run on, as some do before."""
         history: list[Tensor] = []
-        if self.unattended:
-            for _ in range(count):
-                progress = self.advance(progress, False)
-                history.append(progress.norm)
-            return progress, history
-        runs = self.runs(progress)
+        runs = True
         while len(history) < count and runs:
-            window = min(self.gap(done + len(history)), count - len(history))
-            codes, norms = [], []
-            for i in range(window):
-                progress = self.advance(progress, i == window - 1)
-                codes.append(progress.codes)
-                norms.append(progress.norm)
-            progress, norms, runs = self.look(progress, codes, norms)
-            history += norms
+            left = count - len(history)
+            seen: list[_Progress] = []
+            for i in range(left if self.unattended else min(self.gap(done + len(history)), left)):
+                progress = self.advance(progress, done + len(history) + i + 1)
+                if seen and (self.unattended or not progress.norm.requires_grad):
+                    seen[-1] = seen[-1]._replace(state=None)  # nobody goes back to it
+                seen.append(progress)
+            if not self.unattended:
+                progress, seen, runs = self.look(seen)
+            history += [step.norm for step in seen]
             if self.callback is not None and not replay:
-                progress = self.tell(self.callback, done + len(history), progress)
-                runs = self.runs(progress)
-        return progress, history
+                progress, stops = self.tell(self.callback, done + len(history), progress)
+                runs = runs and not stops
+        return progress, history, runs
 
-    def advance(self, progress: _Progress, looks: bool) -> _Progress:
-        """One iteration, the last before a look if `looks`."""
+    def advance(self, progress: _Progress, number: int) -> _Progress:
+        """One iteration, after which so many have run."""
         state, codes, norm = progress
         running = codes == 0
-        new, trouble = self.method.step(self.A, self.M, self.b, state, running)
-        if self.doubts is not None:
-            doubt = self.doubts(new, running)
-            if self.unattended:
-                trouble = torch.where(doubt & (trouble == 0), CODE[Status.MAX_ITERATIONS], trouble)
-            elif looks and doubt.any():
-                new, more = self.method.mended(self.A, self.M, self.b, state, new, doubt)
+        M = self.guarded(running)
+        new, trouble = self.method.step(self.A, M, self.b, state, running)
+        doubts = getattr(self.method, "doubts", None)
+        if doubts is not None and (not self.on_device or number % _MENDED_EVERY == 0):
+            doubt = doubts(new, running)
+            if self.on_device or doubt.any():
+                new, more = self.method.mended(self.A, M, self.b, state, new, doubt)
                 trouble = torch.where(trouble == 0, more, trouble)
         codes = torch.where(running, trouble, codes)
         new_norm = residual_norm(new.r, -2, keepdim=True)
         known = new_norm.detach()
         codes = torch.where((codes == 0) & ~torch.isfinite(known), CODE[Status.NON_FINITE], codes)
         moved = codes == 0
-        if self.b.is_cuda or not moved.all():  # a device is not asked, but told
+        if self.on_device or not moved.all():  # a device is not asked, but told
             # What else a state holds is of no use to a column that has stopped.
-            kept = {"x": new.x, "r": new.r, **{name: getattr(new, name) for name in self.criterion.reads}}
+            kept = {name: getattr(new, name) for name in ("x", "r", *self.criterion.reads)}
             new = new._replace(**{k: torch.where(moved, t, getattr(state, k)) for k, t in kept.items()})
             new_norm = torch.where(moved, new_norm, norm)
         close = moved & self.criterion.looks(new, known)
@@ -222,67 +239,73 @@ class _Loop:
         lost = self.criterion.fails(new, new_norm.detach())
         return _Progress(new, torch.where(moved & ~close, lost, codes), new_norm)
 
-    def look(
-        self, progress: _Progress, codes_of: list[Tensor], norms: list[Tensor]
-    ) -> tuple[_Progress, list[Tensor], bool]:
-        """Judge the columns that wait for it, after iterations that ended with these codes and norms. The
-        norms of those that some column took part in; whether columns run on."""
-        state, codes, norm = progress
-        close = codes == _WAITING
-        if self.b.is_cuda:  # one read for all
-            ran = [(ended == 0).any() for ended in codes_of]
+    def look(self, seen: list[_Progress]) -> tuple[_Progress, list[_Progress], bool]:
+        """Judge the columns that wait for it. What goes on, the iterations that some column took part in, and
+        whether columns run on."""
+        close = seen[-1].codes == _WAITING
+        if self.on_device:  # one read for all
+            ran = [(step.codes == 0).any() for step in seen]
             *ran, waiting = torch.stack((*ran, close.any())).tolist()
-            norms, running = norms[: 1 + sum(ran)], ran[-1]
+            running = ran[-1]
+            # Later ones have changed no column, and are not to be part of a graph.
+            last, seen = seen[-1], seen[: 1 + sum(ran)]
+            if seen[-1].state is None:
+                seen[-1] = last
         else:
-            waiting, running = close.any(), bool((codes == 0).any())
+            waiting, running = close.any(), bool((seen[-1].codes == 0).any())
+        state, codes, norm = seen[-1]
         if not waiting:
-            return progress, norms, running
+            return seen[-1], seen, running
         # The recurrence for r may have drifted from b - A x: nothing is called converged on its word.
         r = self.b - self.A(state.x)
         true = residual_norm(r, -2, keepdim=True)
         done = self.criterion.holds(self.A, state, r.detach(), true.detach())
         lost = torch.where(done, CODE[Status.CONVERGED], self.criterion.fails(state, true.detach()))
         lost = torch.where(torch.isfinite(true.detach()), lost, CODE[Status.NON_FINITE])
+        seen = [step._replace(norm=torch.where(step.codes == _WAITING, true, step.norm)) for step in seen]
         codes = torch.where(close, lost, codes)
-        norms = [torch.where(old == _WAITING, true, row) for old, row in zip(codes_of, norms, strict=False)]
-        again = close & (codes == 0)
-        if again.any():
+        again, runs = close & (codes == 0), codes == 0
+        restart, running = torch.stack((again.any(), runs.any())).tolist()
+        if restart:
             # All columns start again: a state may be of another size than a fresh one.
-            r = torch.where(again, r, state.r)
-            state = self.method.start(self.A, self.M, state.x, r, codes == 0)
-        return _Progress(state, codes, torch.where(close, true, norm)), norms, bool((codes == 0).any())
+            state = self.start(state.x, torch.where(again, r, state.r), runs)
+        return _Progress(state, codes, torch.where(close, true, norm)), seen, running
 
-    def tell(self, callback: Callable, iteration: int, progress: _Progress) -> _Progress:
+    def tell(self, callback: Callable, iteration: int, progress: _Progress) -> tuple[_Progress, bool]:
         state, codes, norm = progress
         converged = (codes == CODE[Status.CONVERGED]).squeeze(-2)
         if callback(Iteration(iteration, state.x.detach(), norm.detach().squeeze(-2), converged)) is not True:
-            return progress
-        return progress._replace(codes=torch.where(codes == 0, CODE[Status.STOPPED_BY_CALLBACK], codes))
+            return progress, False
+        return progress._replace(codes=torch.where(codes == 0, CODE[Status.STOPPED_BY_CALLBACK], codes)), True
 
 
 def _in_segments(loop: _Loop, progress: _Progress, norms: list[Tensor], maxiter: int):
     done, length = 0, 1
     make = type(progress.state)
-    while done < maxiter and loop.runs(progress):
-        segment = _segment(loop, make, min(length, maxiter - done), done)
+    runs = loop.runs(progress)
+    while done < maxiter and runs:
+        segment = _Segment(loop, make, min(length, maxiter - done), done)
         codes, norm, history, *state = checkpoint(
             segment, progress.codes, progress.norm, *progress.state, use_reentrant=False
         )
-        progress = _Progress(make(*state), codes, norm)
+        progress, runs = _Progress(make(*state), codes, norm), segment.runs
         norms = [*norms, history]
         done += history.shape[-2]
         length += 1
     return progress, norms
 
 
-def _segment(loop: _Loop, make: type, count: int, done: int) -> Callable[..., tuple[Tensor, ...]]:
-    ran = 0  # iterations of the first run, which a callback may have ended: a replay asks it nothing
+class _Segment:
+    """`count` iterations as a function of tensors, which a backward repeats."""
 
-    def segment(codes: Tensor, norm: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
-        nonlocal ran
-        length = ran if ran and loop.callback is not None else count
-        ended, history = loop.run(length, done, _Progress(make(*state), codes, norm), replay=ran > 0)
-        ran = len(history)
+    def __init__(self, loop: _Loop, make: type, count: int, done: int):
+        self.loop, self.make, self.count, self.done = loop, make, count, done
+        self.first, self.runs = True, True
+
+    def __call__(self, codes: Tensor, norm: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        progress = _Progress(self.make(*state), codes, norm)
+        ended, history, self.runs = self.loop.run(self.count, self.done, progress, replay=not self.first)
+        if self.first and self.loop.callback is not None:
+            self.count = len(history)  # a callback may have ended it: a repetition asks it nothing
+        self.first = False
         return (ended.codes, ended.norm, torch.cat(history, dim=-2), *ended.state)
-
-    return segment
