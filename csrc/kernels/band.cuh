@@ -117,7 +117,7 @@ struct LaneRows {
   template <class I>
   LS_DEVICE void read(const Band<W, T, I>& A, int64_t t0) {
     const Triangle<T, I>& S = A.S;
-    I first[R], end[R], diagonal[R], place[R][W], column[R][W];
+    I first[R]{}, end[R]{}, diagonal[R], place[R][W], column[R][W];
     T c[R][W], b[R], r[R];
     const auto none = [&](int e) { return t0 + e >= S.rows; };
     const auto beside = [&](int e) { return none(e) ? 0 : static_cast<int>(end[e] - first[e]) - !S.unit; };
