@@ -20,10 +20,10 @@ from learnsolve.ops.pcg_solve import pcg_solve
 from learnsolve.ops.richardson import residual_norm
 from learnsolve.ops.structure import transpose
 from learnsolve.solvers import _looks
-from learnsolve.solvers._loop import CODE, iterate
+from learnsolve.solvers._loop import iterate
 from learnsolve.solvers._operator import Matrix, compiled_form
 from learnsolve.solvers._vectors import size
-from learnsolve.solvers.base import Status
+from learnsolve.solvers.base import CODE, Status
 
 _STATUS = {
     Stop.RUNNING: Status.MAX_ITERATIONS,

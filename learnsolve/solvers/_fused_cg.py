@@ -19,11 +19,10 @@ from learnsolve.csr import CSR
 from learnsolve.ops.pcg import Stop, pcg_iterations
 from learnsolve.solvers import _units
 from learnsolve.solvers._compiled_cg import codes_of, fits, has_kernels
-from learnsolve.solvers._loop import CODE
 from learnsolve.solvers._operator import as_operator, compiled_form
 from learnsolve.solvers._solve import Options, _mapped, check_b, check_operands, check_options, columns
 from learnsolve.solvers._vectors import size
-from learnsolve.solvers.base import Solution, SolverError, Status
+from learnsolve.solvers.base import CODE, Solution, SolverError, Status
 
 
 @outside_of_graphs

@@ -24,8 +24,9 @@ from learnsolve._plain import outside_of_graphs
 from learnsolve.csr import CSR
 from learnsolve.ops._autograd import tracked
 from learnsolve.ops.stencil_operator import StencilOperator
+from learnsolve.solvers._criterion import ResidualNorm
 from learnsolve.solvers._implicit import Implicit
-from learnsolve.solvers._loop import CODE, Method, ResidualNorm
+from learnsolve.solvers._loop import Method
 from learnsolve.solvers._operator import Operator, as_operator
 from learnsolve.solvers._options import (
     Options,
@@ -37,7 +38,7 @@ from learnsolve.solvers._options import (
 )
 from learnsolve.solvers._solve import Solver, columns
 from learnsolve.solvers._vectors import size
-from learnsolve.solvers.base import Report, Solution, Status
+from learnsolve.solvers.base import CODE, Report, Solution, Status
 from learnsolve.solvers.cg import ConjugateGradients
 
 

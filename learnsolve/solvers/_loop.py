@@ -15,7 +15,7 @@ A method whose recurrences say too little has two more:
     doubts(state, running) -> doubt                          may rounding errors have outgrown r? (..., 1, k)
     mended(A, M, b, old, new, doubt) -> state, trouble       what to do about it
 
-When to stop is the business of a `Criterion`; `ResidualNorm` is that of systems. The host looks at the
+When to stop is the business of a `Criterion` (_criterion.py). The host looks at the
 columns after every iteration on a CPU, and from time to time on a device (_looks.py): between two looks a
 column that seems done stands still, and is judged at the next.
 """
@@ -31,11 +31,11 @@ from torch.utils.checkpoint import checkpoint
 
 from learnsolve.ops.richardson import residual_norm
 from learnsolve.solvers import _looks
+from learnsolve.solvers._criterion import Criterion
 from learnsolve.solvers._operator import Matrix
 from learnsolve.solvers._vectors import size
-from learnsolve.solvers.base import STATUSES, Iteration, Status
+from learnsolve.solvers.base import CODE, Iteration, Status
 
-CODE = {status: 1 + i for i, status in enumerate(STATUSES)}
 _WAITING = -1  # the code of a column that seems done
 # Iterations from one `mended` to the next on a device, which it costs as much as two steps.
 _MENDED_EVERY = 8
@@ -46,61 +46,6 @@ class Method(Protocol):
 
     def start(self, A: Any, M: Any, x: Tensor, r: Tensor, running: Tensor) -> Any: ...
     def step(self, A: Any, M: Any, b: Tensor, state: Any, running: Tensor) -> tuple[Any, Tensor]: ...
-
-
-class Criterion(Protocol):
-    """Whether a column is done. All answers are (..., 1, k); `norm` is ||r||."""
-
-    never: bool  # asks for nothing that a column could meet: all iterations are to run
-    reads: tuple[str, ...]  # what `holds` reads of a state, beside x and r
-
-    def begin(self, A: Any, b: Tensor, x: Tensor, r: Tensor, norm: Tensor) -> Tensor:
-        """Is x a solution before the first iteration? Called once, before the others."""
-        ...
-
-    def looks(self, state: Any, norm: Tensor) -> Tensor:
-        """Is it worth a look at the true residual, by what the method knows?"""
-        ...
-
-    def holds(self, A: Any, state: Any, r: Tensor, norm: Tensor) -> Tensor:
-        """Is it done, by the true residual r?"""
-        ...
-
-    def fails(self, state: Any, norm: Tensor) -> Tensor:
-        """The code of a Status for a column that is lost, 0 for others."""
-        ...
-
-
-class ResidualNorm:
-    """||b - A x|| <= max(rtol ||b||, atol), with atol a number or one a column."""
-
-    reads: tuple[str, ...] = ()
-
-    def __init__(self, rtol: float, atol: float | Tensor):
-        self.rtol, self.atol = rtol, atol
-        self.never = rtol == 0 and not isinstance(atol, Tensor) and atol == 0
-
-    def begin(self, A: Any, b: Tensor, x: Tensor, r: Tensor, norm: Tensor) -> Tensor:
-        eps = torch.finfo(b.dtype).eps
-        length = size(b)
-        self.target = self.rtol * length
-        if isinstance(self.atol, Tensor):
-            self.target = torch.maximum(self.target, self.atol.to(b))
-        else:
-            self.target = self.target.clamp(min=self.atol)
-        # A recurrence for r says nothing below the rounding level of what it began with.
-        self.floor = eps * norm
-        self.limit = torch.maximum(norm, length) / eps
-        return norm <= self.target
-
-    def looks(self, state: Any, norm: Tensor) -> Tensor:
-        return norm <= torch.maximum(self.target, self.floor)
-
-    def holds(self, A: Any, state: Any, r: Tensor, norm: Tensor) -> Tensor:
-        return norm <= self.target
-
-    def fails(self, state: Any, norm: Tensor) -> Tensor:
-        return torch.where(norm > self.limit, CODE[Status.DIVERGED], 0)
 
 
 class Outcome(NamedTuple):

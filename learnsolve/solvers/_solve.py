@@ -14,8 +14,9 @@ from learnsolve._plain import outside_of_graphs
 from learnsolve.ops._autograd import tracked
 from learnsolve.solvers import _units
 from learnsolve.solvers._compiled_cg import compiled_cg, fitting_form
+from learnsolve.solvers._criterion import Criterion, ResidualNorm
 from learnsolve.solvers._implicit import Found, Implicit, transformed
-from learnsolve.solvers._loop import Criterion, Method, ResidualNorm, iterate, runs_unattended
+from learnsolve.solvers._loop import Method, iterate, runs_unattended
 from learnsolve.solvers._operator import Matrix, Operator, as_operator, as_preconditioner
 from learnsolve.solvers._options import (
     Options,
@@ -26,7 +27,7 @@ from learnsolve.solvers._options import (
     check_x0,
     refuse_what_has_no_implicit_gradient,
 )
-from learnsolve.solvers.base import STATUSES, Iteration, Report, Solution, SolverError, Status
+from learnsolve.solvers.base import CODE, Iteration, Report, Solution, SolverError, Status
 
 
 @outside_of_graphs
@@ -139,7 +140,7 @@ class Solver:
         )
         x = x * of_x
         lost = ~torch.isfinite(x.detach()).all(dim=-2)
-        return x, norms * of_b, torch.where(lost, CODE_NON_FINITE, codes)
+        return x, norms * of_b, torch.where(lost, CODE[Status.NON_FINITE], codes)
 
     def _told(self, of_x: Any, of_b: Any) -> Callable[[Iteration], Any]:
         """The callback, given what the user knows: his units, and a vector if b is one."""
@@ -234,9 +235,6 @@ def with_zero_gradient(x: Tensor, *others: Tensor) -> Tensor:
 
 def _asked(atol: float | Tensor) -> bool:
     return isinstance(atol, Tensor) or atol > 0
-
-
-CODE_NON_FINITE = 1 + STATUSES.index(Status.NON_FINITE)
 
 
 def columns(t: Tensor, vector: bool, batch: torch.Size) -> Tensor:

@@ -21,11 +21,10 @@ from learnsolve import _check
 from learnsolve.csr import CSR
 from learnsolve.ops._product import product
 from learnsolve.ops.richardson import residual_norm, richardson_sweeps
-from learnsolve.solvers._loop import CODE
 from learnsolve.solvers._operator import as_operator, as_preconditioner, compiled_form
 from learnsolve.solvers._options import Options, check_operands, check_x0, refuse_parameters_that_learn
 from learnsolve.solvers._solve import columns, solve
-from learnsolve.solvers.base import Iteration, Solution, SolverError, Status
+from learnsolve.solvers.base import CODE, Iteration, Solution, SolverError, Status
 
 FIXED_GRADIENTS = ("unrolled", "checkpointed")
 

@@ -47,7 +47,8 @@ class Status(enum.Enum):
         return self.value
 
 
-STATUSES = tuple(Status)  # codes of the loops: 1 + the place here, 0 while a column runs
+STATUSES = tuple(Status)
+CODE = {status: 1 + i for i, status in enumerate(STATUSES)}  # in the loops; 0 while a column runs
 
 
 class Iteration(NamedTuple):

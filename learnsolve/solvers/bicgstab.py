@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from learnsolve.solvers._loop import CODE
 from learnsolve.solvers._options import Options
 from learnsolve.solvers._solve import solve
 from learnsolve.solvers._vectors import divide, dot
-from learnsolve.solvers.base import Iteration, Solution, Status
+from learnsolve.solvers.base import CODE, Iteration, Solution, Status
 
 
 class State(NamedTuple):

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from learnsolve.solvers._least_squares import solve
-from learnsolve.solvers._loop import CODE
 from learnsolve.solvers._options import Options
 from learnsolve.solvers._vectors import divide, root
-from learnsolve.solvers.base import Iteration, Solution, Status
+from learnsolve.solvers.base import CODE, Iteration, Solution, Status
 from learnsolve.solvers.lsqr import Bidiagonal, first_vectors, next_vectors
 
 

@@ -12,8 +12,10 @@ from solvers.krylov import RECTANGULAR, SQUARE, SYMMETRIC, dense_solution, matri
 
 import learnsolve as ls
 from learnsolve.ops.pcg_solve import pcg_solve
-from learnsolve.solvers._loop import CODE, ResidualNorm, iterate
+from learnsolve.solvers._criterion import ResidualNorm
+from learnsolve.solvers._loop import iterate
 from learnsolve.solvers._stationary import State
+from learnsolve.solvers.base import CODE
 
 S = ls.solvers
 STATIONARY = {

@@ -1,0 +1,67 @@
+"""When a column is done: what the loop of all methods (_loop.py) asks. `ResidualNorm` is the rule for
+systems; that of least squares stands in _least_squares.py."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from learnsolve.solvers._vectors import size
+from learnsolve.solvers.base import CODE, Status
+
+
+class Criterion(Protocol):
+    """Whether a column is done. All answers are (..., 1, k); `norm` is ||r||."""
+
+    never: bool  # asks for nothing that a column could meet: all iterations are to run
+    reads: tuple[str, ...]  # what `holds` reads of a state, beside x and r
+
+    def begin(self, A: Any, b: Tensor, x: Tensor, r: Tensor, norm: Tensor) -> Tensor:
+        """Is x a solution before the first iteration? Called once, before the others."""
+        ...
+
+    def looks(self, state: Any, norm: Tensor) -> Tensor:
+        """Is it worth a look at the true residual, by what the method knows?"""
+        ...
+
+    def holds(self, A: Any, state: Any, r: Tensor, norm: Tensor) -> Tensor:
+        """Is it done, by the true residual r?"""
+        ...
+
+    def fails(self, state: Any, norm: Tensor) -> Tensor:
+        """The code of a Status for a column that is lost, 0 for others."""
+        ...
+
+
+class ResidualNorm:
+    """||b - A x|| <= max(rtol ||b||, atol), with atol a number or one a column."""
+
+    reads: tuple[str, ...] = ()
+
+    def __init__(self, rtol: float, atol: float | Tensor):
+        self.rtol, self.atol = rtol, atol
+        self.never = rtol == 0 and not isinstance(atol, Tensor) and atol == 0
+
+    def begin(self, A: Any, b: Tensor, x: Tensor, r: Tensor, norm: Tensor) -> Tensor:
+        eps = torch.finfo(b.dtype).eps
+        length = size(b)
+        self.target = self.rtol * length
+        if isinstance(self.atol, Tensor):
+            self.target = torch.maximum(self.target, self.atol.to(b))
+        else:
+            self.target = self.target.clamp(min=self.atol)
+        # A recurrence for r says nothing below the rounding level of what it began with.
+        self.floor = eps * norm
+        self.limit = torch.maximum(norm, length) / eps
+        return norm <= self.target
+
+    def looks(self, state: Any, norm: Tensor) -> Tensor:
+        return norm <= torch.maximum(self.target, self.floor)
+
+    def holds(self, A: Any, state: Any, r: Tensor, norm: Tensor) -> Tensor:
+        return norm <= self.target
+
+    def fails(self, state: Any, norm: Tensor) -> Tensor:
+        return torch.where(norm > self.limit, CODE[Status.DIVERGED], 0)
