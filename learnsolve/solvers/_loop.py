@@ -15,9 +15,9 @@ A method whose recurrences say too little has two more:
     doubts(state, running) -> doubt                          may rounding errors have outgrown r? (..., 1, k)
     mended(A, M, b, old, new, doubt) -> state, trouble       what to do about it
 
-When to stop is the business of a `Criterion` (_criterion.py). The host looks at the
-columns after every iteration on a CPU, and from time to time on a device (_looks.py): between two looks a
-column that seems done stands still, and is judged at the next.
+When to stop is the business of a `Criterion` (_criterion.py). The host looks at the columns after every
+iteration on a CPU, and from time to time on a device (_looks.py): between two looks a column that seems done
+stands still, and is judged at the next.
 """
 
 from __future__ import annotations
