@@ -1,7 +1,8 @@
 // Preconditioned conjugate gradients as three passes an iteration,
 //
-//     q = A p, pi = <p, q>        r' = r - alpha q, ||r'||, rho' = <r', M r'>        x += alpha p, p' = z' +
-//     beta p
+//     q = A p,  pi = <p, q>
+//     r' = r - alpha q,  ||r'||,  rho' = <r', M r'>
+//     x += alpha p,  p' = z' + beta p
 //
 // between which the scalars alpha = rho / pi and beta = rho' / rho are known. Those of the adjoint are in
 // pcg_adjoint.h.

@@ -50,7 +50,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> csr_richardson_cuda(
          last = new_empty(b, out.last);
   if (p.batch == 0 || p.k == 0) return {x, norms, iterates, last};
   dispatch(name, values, S.idx, [&]<class T, class I>() {
-    const SweepsCall<T, I> call(name, p, S.nnz(), values, scale, momentum);
+    const SweepsCall<T, I> call(p, S.nnz(), values, scale, momentum);
     const int64_t nk = p.nk(), all = p.batch * nk;
     const T *from = data<T>(x0), *old = p.momentum && before ? data<T>(*before) : nullptr;
     T *const x_at = mutable_data<T>(x), *const slots_at = mutable_data<T>(iterates);

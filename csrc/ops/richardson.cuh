@@ -54,17 +54,15 @@ void with_shape(int64_t k, bool packs, bool given, int64_t mean, const F& f) {
 // What the forward and the adjoint have in common for one call.
 template <class T, class I>
 struct SweepsCall {
-  const char* name;
   const SweepSizes& p;
   const Tensor& values;
   const OnDevice device;
   const int64_t nk, a_step;
   const cuda::Coefficients<T> coefficients;
 
-  SweepsCall(const char* name_, const SweepSizes& p_, int64_t nnz, const Tensor& values_, const Tensor& scale,
+  SweepsCall(const SweepSizes& p_, int64_t nnz, const Tensor& values_, const Tensor& scale,
              const std::optional<Tensor>& momentum)
-      : name(name_),
-        p(p_),
+      : p(p_),
         values(values_),
         device(values_),
         nk(p_.nk()),

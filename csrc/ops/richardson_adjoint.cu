@@ -105,7 +105,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> csr_richardson_backwa
          gx0 = new_empty(in.values, out.x0), before_out = new_zeros(in.values, out.before);
   if (p.batch == 0 || p.nk() == 0) return {ga, gs, gm, gb, gx0, before_out};
   dispatch(name, in.values, S.idx, [&]<class T, class I>() {
-    const SweepsCall<T, I> call(name, p, S.nnz(), in.values, in.scale, in.momentum);
+    const SweepsCall<T, I> call(p, S.nnz(), in.values, in.scale, in.momentum);
     const OnDevice& device = call.device;
     const int64_t nk = p.nk(), all = p.batch * nk;
     const T* later = in.momentum && in.gbefore ? data<T>(*in.gbefore) : nullptr;
