@@ -11,7 +11,7 @@ ONLY :=
 
 python = "$(if $(VENV),$(VENV)/bin/python,$(PYTHON))"
 bin = $(if $(VENV),$(VENV)/bin/)
-jobs = $$(nproc 2>/dev/null || echo 2)
+jobs = $$(env -u OMP_NUM_THREADS nproc 2>/dev/null || echo 2)
 
 .PHONY: train test bench gpu experiments lint sanitize setup clean help
 
