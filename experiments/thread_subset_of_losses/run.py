@@ -5,7 +5,7 @@ losses have a gradient. Measures the time against their fraction, for
 
     plain, one pass   op by op with a graph, then losses[hardest].mean().backward()
     plain, two pass   all losses without a graph, then the hardest ones again with a graph
-    ours, one pass    the same two lines with the compiled loop; its adjoint skips vectors with zero cotangents
+    ours, one pass    the same two lines with the compiled loop; its adjoint skips zero cotangents
     ours, two pass    as plain, two pass, with the compiled loop
 """
 
