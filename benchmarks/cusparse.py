@@ -1,5 +1,5 @@
-"""cuSPARSE through CuPy, for the benchmarks: as CuPy calls it, recreating descriptors, buffers and analysis in
-each call, and by hand with all of these reused."""
+"""cuSPARSE through CuPy, for the benchmarks: as CuPy calls it, recreating descriptors, buffers and analysis
+in each call, and by hand with all of these reused."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def config() -> dict[str, Any]:
         ``learnsolve``, ``torch``, ``numpy``, ``scipy``, ``python`` : str, versions;
         ``threads`` : int, as torch.get_num_threads();
         ``instruction_set`` : str, the variant of the CPU kernels in use;
-        ``instruction_sets`` : list of str, all compiled variants, the portable one first;
+        ``instruction_sets`` : list of str, all compiled variants;
         ``cuda_built``, ``cuda_loaded`` : bool, whether the CUDA operators were built and are in use;
         ``device`` : str, name of the GPU in use, or else the processor's architecture.
 
