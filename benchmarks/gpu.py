@@ -226,12 +226,12 @@ def sptrsv(run: Run) -> Steps:
                 "cusparse": lambda: cusparse.kept_spsm(cusparse.matrix(L), cusparse.array(b), lower, unit),
                 "cupy": lambda: cupy_spsm(L, b, lower, unit),
                 # analysis in each call; on the CPU, torch supports this only with MKL
-                "torch anew": lambda: (
+                "torch unplanned": lambda: (
                     lambda: torch.triangular_solve(column, T, upper=not lower, unitriangular=unit).solution
                 ),
             },
         )
-        peers = {name.replace("torch anew", "anew, torch"): f for name, f in peers.items()}
+        peers = {name.replace("torch unplanned", "unplanned, torch"): f for name, f in peers.items()}
         size = b.element_size()
         least = L.nnz * (size + 4) + 4 * (L.shape[0] + 1) + 2 * size * L.shape[0]
         row = run.row("sptrsv", case, L.dtype, ours, peers, least, ("fwd", "fwd + bwd") if chain else ())

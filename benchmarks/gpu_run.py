@@ -188,8 +188,10 @@ def lower_band(n: int, width: int, dtype: torch.dtype, device: torch.device) -> 
     return A.detach().requires_grad_()
 
 
-def normal(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, learns: bool = True) -> Tensor:
-    return torch.randn(shape, dtype=dtype, device=device).requires_grad_(learns)
+def normal(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, requires_grad: bool = True
+) -> Tensor:
+    return torch.randn(shape, dtype=dtype, device=device).requires_grad_(requires_grad)
 
 
 def both_ways(f: Callable[[], Tensor], inputs: list[Tensor]) -> Functions:

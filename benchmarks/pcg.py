@@ -67,9 +67,9 @@ def main() -> None:
         ),
     }
     rows = []
-    for kind, (keywords, learns, M) in preconditioners.items():
+    for kind, (keywords, trainable, M) in preconditioners.items():
         b = torch.randn(n, dtype=dtype).requires_grad_()
-        inputs = [A.values, b, *learns]
+        inputs = [A.values, b, *trainable]
 
         def fused(checkpointed=False):
             return pcg_iterations(
