@@ -15,8 +15,9 @@ from real_data import MISSING, data_folder
 from safetensors.torch import load_file
 
 from learnsolve import train
-from learnsolve.recipes import _gcn_model, gcn
+from learnsolve.recipes import gcn
 from learnsolve.recipes.gcn import GcnRecipe, GcnSettings
+from learnsolve.recipes.gcn import model as gcn_model
 
 PICTURES = {"loss.png", "accuracy.png"}
 FILES = {"config.yaml", "metrics.csv", "model.safetensors", "state.safetensors", "state.json", "report.json"}
@@ -125,8 +126,8 @@ def test_the_losses_are_those_of_dense_algebra(folder, step):
     A = dense_normalised(graph.adjacency.to_dense(), loops=True)
     X = graph.features.to_dense()
     assert torch.allclose(X.sum(1)[graph.train], torch.ones(6, dtype=torch.float64))
-    drop_X = model._keep((training.X.nnz,), _gcn_model.DROP_FEATURES, step)
-    drop_H = model._keep((training.first.shape[0], 5), _gcn_model.DROP_HIDDEN, step)
+    drop_X = model._keep((training.X.nnz,), gcn_model.DROP_FEATURES, step)
+    drop_H = model._keep((training.first.shape[0], 5), gcn_model.DROP_HIDDEN, step)
     wanted, scores = [], []
     for s in range(2):
         W1, W2 = model.conv1.weight[s], model.conv2.weight[s]
@@ -165,7 +166,7 @@ def test_the_demonstration_is_that_of_dense_algebra(folder):
     assert set(graph.features.values.tolist()) == {1.0}
     trains = torch.rand(
         files.NODES,
-        generator=torch.Generator().manual_seed(_gcn_model.stream_seed(0, 0, 0, 0)),
+        generator=torch.Generator().manual_seed(gcn_model.stream_seed(0, 0, 0, 0)),
         dtype=torch.float64,
     )
     results = {}
@@ -315,7 +316,7 @@ def test_without_data_and_pooch_the_extra_is_named(monkeypatch, tmp_path, capsys
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
 def test_masks_keep_as_many_as_they_should(p):
     generator = torch.Generator().manual_seed(0)
-    mask = _gcn_model.keep_mask(torch.Size((333, 301)), p, generator)
+    mask = gcn_model.keep_mask(torch.Size((333, 301)), p, generator)
     assert mask.dtype == torch.bool
     assert mask.shape == (333, 301)
     assert float(mask.double().mean()) == pytest.approx(1 - p, abs=0.005)
@@ -323,7 +324,7 @@ def test_masks_keep_as_many_as_they_should(p):
     flat = mask.flatten().double()
     pairs = flat[:-1] * flat[1:]
     assert float(pairs.mean()) == pytest.approx((1 - p) ** 2, abs=0.006)
-    assert not torch.equal(mask, _gcn_model.keep_mask(torch.Size((333, 301)), p, generator))
+    assert not torch.equal(mask, gcn_model.keep_mask(torch.Size((333, 301)), p, generator))
 
 
 def test_defaults_are_those_of_the_publications():

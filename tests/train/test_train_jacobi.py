@@ -13,9 +13,9 @@ import yaml
 from safetensors.torch import load_file
 
 from learnsolve import problems, train
-from learnsolve.recipes._jacobi_outcome import SWEEPS, convergence_factor
-from learnsolve.recipes._progress import Progress
+from learnsolve.recipes.harness.progress import Progress
 from learnsolve.recipes.jacobi import JacobiRecipe, JacobiSettings
+from learnsolve.recipes.jacobi.outcome import SWEEPS, convergence_factor
 
 FILES = {
     "config.yaml",

@@ -11,11 +11,10 @@ from safetensors.torch import load_file
 
 from learnsolve import CSR, solvers, train
 from learnsolve.preconditioners import ApproximateInverse
-from learnsolve.recipes import _definite, _pcg_outcome
-from learnsolve.recipes._definite import Guard, definiteness
-from learnsolve.recipes._pcg_factor import factor_of
-from learnsolve.recipes._schedule import Patience
-from learnsolve.recipes.pcg import PcgRecipe, PcgSettings
+from learnsolve.recipes.harness.schedule import Patience
+from learnsolve.recipes.pcg import PcgRecipe, PcgSettings, definite, outcome
+from learnsolve.recipes.pcg.definite import Guard, definiteness
+from learnsolve.recipes.pcg.factor import factor_of
 
 FILES = {
     "config.yaml",
@@ -202,7 +201,7 @@ def test_larger_patterns_and_better_starts_are_better():
         its.held_out,
         rtol=0.0,
         maxiter=4,
-        M=_pcg_outcome.preconditioners.IC0(its.A),
+        M=outcome.preconditioners.IC0(its.A),
         gradient="unrolled",
     )
     torch.testing.assert_close(
@@ -222,7 +221,7 @@ def test_a_learned_factor_solves_other_right_hand_sides_sooner():
     with torch.no_grad():
         taken = [
             solvers.cg(its.A, its.held_out, rtol=1e-8, M=M).iterations
-            for M in (its.model, _pcg_outcome.preconditioners.IC0(its.A), None)
+            for M in (its.model, outcome.preconditioners.IC0(its.A), None)
         ]
     assert taken == sorted(taken)
     assert taken[0] < 0.5 * taken[2]
@@ -307,7 +306,7 @@ def test_clipping_bounds_the_gradient():
 
 @pytest.mark.parametrize("limit", [256, 1])
 def test_definiteness_is_that_of_dense_algebra(monkeypatch, limit):
-    monkeypatch.setattr(_definite, "DENSE_LIMIT", limit)
+    monkeypatch.setattr(definite, "DENSE_LIMIT", limit)
     for pattern in ("bidiagonal", "tril"):
         L = factor_of(recipe(pattern=pattern).model)
         generator = torch.Generator().manual_seed(0)
@@ -383,39 +382,3 @@ def test_a_replaced_run_leaves_no_table_behind(pcg_run, no_pictures):
     assert pcg_run("--steps", 1, *SMALL, "--overwrite")[0] == train.OK
     assert (out / "evaluation.csv").stat().st_mtime_ns > before
     assert not (out / "residuals.png").exists()
-
-
-BAD = [
-    (["--iterations", "0"], "--iterations must be at least 1"),
-    (["--gamma", "0"], "--gamma must be a positive number"),
-    (["--clip", "-1"], "--clip must be a positive number"),
-    (["--target", "inf"], "--target must be a"),
-    (["--weight_decay", "-1"], "--weight_decay must not be negative"),
-    (["--curriculum", "0"], "--curriculum must be at least 1"),
-    (["--patience", "0"], "--patience must be at least 1"),
-    (["--test_vectors", "0"], "--test_vectors must be at least 1"),
-    (["--test_vectors", "ramp", "--resample"], "--resample true needs random vectors"),
-    (["--evaluated", "0"], "--evaluated must be at least 1"),
-    (["--guard", "0.5"], "--guard must be between 0 and 0.01"),
-    (["--guard", "0.01", "--form", "triangular", "--start", "ic0", "--problem.shape", "200"], "--guard"),
-    (["--start", "ic0"], "--start ic0 is a factor for --form triangular, not for product; take"),
-    (["--start", "fsai", "--form", "triangular"], "take --start paper or ic0"),
-    (["--nx", "8"], "--nx and --ny are given together"),
-    (["--nx", "8", "--ny", "0"], "--ny must be at least 1"),
-    (["--tolerances", "[2.0]"], "--tolerances must be numbers between 0 and 1"),
-    (["--schedule", "steps"], "--schedule must be none or cosine"),
-    (["--pattern", "full"], "--pattern must be bidiagonal, tril or two_ring"),
-    (["--problem.epsilon", "0.5"], "--problem.epsilon means nothing for --problem.name poisson"),
-    (["--test_vectors", "100000000", "--problem.shape", "[1000,1000]"], "GiB are free; use fewer"),
-]
-
-
-@pytest.mark.parametrize(("options", "words"), BAD)
-def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path, monkeypatch, capsys, options, words):
-    monkeypatch.chdir(tmp_path)
-    assert train.main(["pcg", *options]) == train.BAD_SETTING
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err.count("\n") == 1
-    assert words in printed.err
-    assert not (tmp_path / "runs").exists()

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from learnsolve import train
-from learnsolve.recipes import _checkpoint
+from learnsolve.recipes.harness import checkpoint
 from learnsolve.recipes.jacobi import JacobiRecipe
 
 SETTINGS = {
@@ -112,7 +112,7 @@ def test_processes_that_are_interrupted_and_killed(run, rows, tmp_path):
     assert process.returncode == train.INTERRUPTED, message
     assert "--resume run" in message
 
-    facts, _ = _checkpoint.read_state(tmp_path / "run")
+    facts, _ = checkpoint.read_state(tmp_path / "run")
     _, whole = run("--steps", facts["step"], out="whole")
     # The interrupted run has rows for all steps taken; the finished one has that of its last weights too.
     assert rows(tmp_path / "run") == rows(whole)[:-1]
@@ -145,7 +145,7 @@ def test_a_kill_between_any_two_renames_leaves_one_good_state(tmp_path, monkeypa
         return model, optimizer
 
     old, new, loaded = pair(1.0), pair(2.0), pair(0.0)
-    _checkpoint.save_state(tmp_path, *old, {"step": 1})
+    checkpoint.save_state(tmp_path, *old, {"step": 1})
     renames = iter(range(100))
     rename = os.replace
 
@@ -161,8 +161,8 @@ def test_a_kill_between_any_two_renames_leaves_one_good_state(tmp_path, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", dying)
         with pytest.raises(Killed):
-            _checkpoint.save_state(tmp_path, *new, {"step": 2})
-    facts = _checkpoint.load_state(tmp_path, *loaded)
+            checkpoint.save_state(tmp_path, *new, {"step": 2})
+    facts = checkpoint.load_state(tmp_path, *loaded)
     expected = old if when == 0 else new
     assert facts["step"] == (1 if when == 0 else 2)
     torch.testing.assert_close(loaded[0].weight, expected[0].weight, rtol=0, atol=0)
@@ -216,7 +216,7 @@ def test_divergence_stops_and_keeps_the_last_good_state(run, rows, capsys):
     assert message.count("\n") == 1
     assert "step 1: the training diverged" in message
     assert "smaller --lr" in message
-    facts, _ = _checkpoint.read_state(folder)
+    facts, _ = checkpoint.read_state(folder)
     assert facts["step"] == 0
     assert torch.equal(load_file(folder / "model.safetensors")["weight"], torch.ones(16, dtype=torch.float64))
 
@@ -230,7 +230,7 @@ def test_a_loss_that_is_not_finite_stops(run, monkeypatch, capsys, value):
     code, folder = run("--checkpoint_seconds", 0)
     assert code == train.FAILED
     assert "step 9: the training diverged: loss" in capsys.readouterr().err
-    assert _checkpoint.read_state(folder)[0]["step"] == 8
+    assert checkpoint.read_state(folder)[0]["step"] == 8
 
 
 def test_an_energy_below_zero_stops(run, capsys, tmp_path):
