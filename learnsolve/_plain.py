@@ -40,7 +40,8 @@ def outside_of_graphs(function: Callable[P, T]) -> Callable[P, T]:
     outside._torchdynamo_disable = True  # type: ignore[attr-defined]
     outside._torchdynamo_disable_msg = None  # type: ignore[attr-defined]
     # Dynamo must not compile the frame of `outside` either when it is called after the graph break.
-    set_code_exec_strategy(outside.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT))
+    skip = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT)
+    set_code_exec_strategy(outside.__code__, skip)  # type: ignore[attr-defined]
     return outside
 
 

@@ -1,4 +1,4 @@
-"""`python -m learnsolve.train heavyball` and `heavyball_network`: formulas, losses, runs of earlier versions."""
+"""`python -m learnsolve.train heavyball` and `heavyball_network`: formulas, losses, runs of old versions."""
 
 import json
 from dataclasses import asdict

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from learnsolve import problems, train
 from learnsolve.recipes.harness.progress import Progress
 from learnsolve.recipes.jacobi import JacobiRecipe, JacobiSettings
-from learnsolve.recipes.jacobi.outcome import SWEEPS, convergence_factor
+from learnsolve.recipes.jacobi.results import SWEEPS, convergence_factor
 
 FILES = {
     "config.yaml",

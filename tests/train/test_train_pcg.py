@@ -9,12 +9,11 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from learnsolve import CSR, solvers, train
+from learnsolve import CSR, preconditioners, solvers, train
 from learnsolve.preconditioners import ApproximateInverse
 from learnsolve.recipes.harness.schedule import Patience
-from learnsolve.recipes.pcg import PcgRecipe, PcgSettings, definite, outcome
-from learnsolve.recipes.pcg.definite import Guard, definiteness
-from learnsolve.recipes.pcg.factor import factor_of
+from learnsolve.recipes.pcg import PcgRecipe, PcgSettings, factor
+from learnsolve.recipes.pcg.factor import Guard, definiteness, factor_of
 
 FILES = {
     "config.yaml",
@@ -201,7 +200,7 @@ def test_larger_patterns_and_better_starts_are_better():
         its.held_out,
         rtol=0.0,
         maxiter=4,
-        M=outcome.preconditioners.IC0(its.A),
+        M=preconditioners.IC0(its.A),
         gradient="unrolled",
     )
     torch.testing.assert_close(
@@ -221,7 +220,7 @@ def test_a_learned_factor_solves_other_right_hand_sides_sooner():
     with torch.no_grad():
         taken = [
             solvers.cg(its.A, its.held_out, rtol=1e-8, M=M).iterations
-            for M in (its.model, outcome.preconditioners.IC0(its.A), None)
+            for M in (its.model, preconditioners.IC0(its.A), None)
         ]
     assert taken == sorted(taken)
     assert taken[0] < 0.5 * taken[2]
@@ -306,7 +305,7 @@ def test_clipping_bounds_the_gradient():
 
 @pytest.mark.parametrize("limit", [256, 1])
 def test_definiteness_is_that_of_dense_algebra(monkeypatch, limit):
-    monkeypatch.setattr(definite, "DENSE_LIMIT", limit)
+    monkeypatch.setattr(factor, "DENSE_LIMIT", limit)
     for pattern in ("bidiagonal", "tril"):
         L = factor_of(recipe(pattern=pattern).model)
         generator = torch.Generator().manual_seed(0)

@@ -17,8 +17,7 @@ from torch.nn.functional import cross_entropy
 
 from learnsolve.recipes.gcn import data
 from learnsolve.recipes.gcn.model import GCN
-from learnsolve.recipes.gcn.outcome import COLUMNS, Scores, measured, outcome_of
-from learnsolve.recipes.gcn.plots import figures_of
+from learnsolve.recipes.gcn.results import COLUMNS, Scores, figures_of, measured, outcome_of
 from learnsolve.recipes.harness.base import (
     Recipe,
     RunSettings,

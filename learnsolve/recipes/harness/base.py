@@ -215,7 +215,7 @@ class Recipe:
         """The loss on held-out data, always the same."""
         raise NotImplementedError
 
-    def measure(self) -> Sequence[float | None]:
+    def measure(self, /) -> Sequence[float | None]:
         """The numbers of `columns`, called after each `evaluate`, whose results it may use."""
         return ()
 
@@ -226,10 +226,10 @@ class Recipe:
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from what `state` returned."""
 
-    def outcome(self) -> Outcome:
+    def outcome(self, /) -> Outcome:
         """Numbers, table and sentence about the trained model."""
         raise NotImplementedError
 
-    def figures(self, history: History, outcome: Outcome) -> Iterator[tuple[str, Any]]:
+    def figures(self, history: History, outcome: Outcome, /) -> Iterator[tuple[str, Any]]:
         """(file name, matplotlib Figure) of each picture."""
         raise NotImplementedError

@@ -17,8 +17,7 @@ from learnsolve import solvers
 from learnsolve.recipes.harness.base import SettingError, at_least
 from learnsolve.recipes.harness.matrix_recipe import MatrixRecipe, MatrixSettings
 from learnsolve.recipes.harness.problem import grid_of
-from learnsolve.recipes.heavyball.outcome import outcome_of
-from learnsolve.recipes.heavyball.plots import figures_of
+from learnsolve.recipes.heavyball.results import figures_of, outcome_of
 
 BUFFERS = 6  # arrays of the vectors' size that a step holds beside one a sweep
 

@@ -16,8 +16,7 @@ from learnsolve.recipes.harness.vector_recipe import VectorRecipe, VectorSetting
 from learnsolve.recipes.harness.vectors import HELD_OUT, TRAINING
 from learnsolve.recipes.heavyball import BUFFERS, usual_sweeps
 from learnsolve.recipes.heavyball_network.network import ParameterNetwork, family
-from learnsolve.recipes.heavyball_network.outcome import outcome_of
-from learnsolve.recipes.heavyball_network.plots import figures_of
+from learnsolve.recipes.heavyball_network.results import figures_of, outcome_of
 
 
 @dataclass

@@ -15,8 +15,7 @@ from learnsolve import solvers
 from learnsolve.ops.quadratic_form import quadratic_form
 from learnsolve.recipes.harness.base import at_least
 from learnsolve.recipes.harness.matrix_recipe import MatrixRecipe, MatrixSettings
-from learnsolve.recipes.jacobi.outcome import outcome_of
-from learnsolve.recipes.jacobi.plots import figures_of
+from learnsolve.recipes.jacobi.results import figures_of, outcome_of
 
 
 @dataclass

@@ -17,10 +17,8 @@ from learnsolve.recipes.harness.matrix_recipe import MatrixRecipe
 from learnsolve.recipes.harness.parallel import summed
 from learnsolve.recipes.harness.problem import grid_of
 from learnsolve.recipes.harness.schedule import Patience, iterations_at, learning_rate
-from learnsolve.recipes.pcg import factor
-from learnsolve.recipes.pcg.definite import Guard, definiteness
-from learnsolve.recipes.pcg.outcome import outcome_of
-from learnsolve.recipes.pcg.plots import figures_of
+from learnsolve.recipes.pcg.factor import Guard, Model, build, definiteness, factor_of
+from learnsolve.recipes.pcg.results import figures_of, outcome_of
 from learnsolve.recipes.pcg.settings import VARIANTS, PcgSettings
 
 BUFFERS = 8  # arrays of the vectors' size that a step holds beside two an iteration
@@ -39,7 +37,7 @@ class PcgRecipe(MatrixRecipe):
         "shortened_steps",
     )
     files = ("evaluation.csv",)
-    model: factor.Model
+    model: Model
     by_root = False
     outcome = outcome_of
     figures = figures_of
@@ -47,8 +45,8 @@ class PcgRecipe(MatrixRecipe):
 
     def __init__(self, settings: PcgSettings):
         super().__init__(settings, arrays=BUFFERS + 2 * (settings.iterations or 0))
-        self.model = factor.build(self.A, settings)
-        self.guard = Guard(self.model.parameters(), lambda: factor.factor_of(self.model), settings.guard)
+        self.model = build(self.A, settings)
+        self.guard = Guard(self.model.parameters(), lambda: factor_of(self.model), settings.guard)
         if settings.guard and not self.guard.holds():
             raise SettingError(f"--guard {settings.guard:g} refuses the start; give a smaller one")
         self.patience = Patience(settings.patience)
@@ -150,7 +148,7 @@ class PcgRecipe(MatrixRecipe):
             float(self.iterations),
             self._training_residual.item(),
             self._held_out_residual,
-            definiteness(factor.factor_of(self.model)),
+            definiteness(factor_of(self.model)),
             float(self.guard.shortened),
         ]
 

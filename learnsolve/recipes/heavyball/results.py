@@ -1,8 +1,12 @@
-"""The learned heavy-ball parameters compared with those given by formulas."""
+"""The learned heavy-ball parameters compared with those given by formulas.
+
+Pictures: loss (figure 5 of the paper), parameters (figure 6), residuals.
+"""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +15,19 @@ from torch import Tensor
 
 from learnsolve import solvers
 from learnsolve.analysis import extreme_eigenvalues
-from learnsolve.recipes.harness.base import Outcome
-from learnsolve.recipes.harness.problem import facts
+from learnsolve.recipes.harness.base import History, Outcome
+from learnsolve.recipes.harness.plots import (
+    BLUE,
+    GREY,
+    ORANGE,
+    finish,
+    known,
+    loss_figure,
+    new_figure,
+    residuals_figure,
+    style,
+)
+from learnsolve.recipes.harness.problem import describe, facts
 from learnsolve.recipes.heavyball.closed_form import (
     best_parameters,
     convergence_factor,
@@ -63,7 +78,7 @@ def outcome_of(recipe: HeavyballRecipe) -> Outcome:
         sweep = partial(solvers.heavyball, alpha=alpha, beta=beta, iterations=SWEEPS)
         curves[name] = recipe.residual_curve(sweep)
         rows.append([name, alpha, beta, loss, *("" if t is None else t for t in (expected, factor))])
-    sentence = describe(compared, sweeps)
+    sentence = sentence_of(compared, sweeps)
     numbers = {
         "problem": {
             **facts(settings.problem, recipe.A),
@@ -77,7 +92,7 @@ def outcome_of(recipe: HeavyballRecipe) -> Outcome:
     return Outcome(numbers, columns, rows, sentence, {"curves": curves, "pairs": pairs})
 
 
-def describe(compared: dict[str, dict[str, Any]], sweeps: int) -> str:
+def sentence_of(compared: dict[str, dict[str, Any]], sweeps: int) -> str:
     learned = compared["learned"]
     words = f"Learned alpha = {learned['alpha']:.4f} and beta = {learned['beta']:.4f}"
     if (best := compared.get(f"best for {sweeps} sweeps")) is not None:
@@ -89,3 +104,52 @@ def describe(compared: dict[str, dict[str, Any]], sweeps: int) -> str:
     if (learned["convergence_factor"] or 0) > 1:
         words += " Repeated indefinitely, the sweeps diverge with these."
     return words
+
+
+def figures_of(recipe: HeavyballRecipe, history: History, outcome: Outcome) -> Iterator[tuple[str, Any]]:
+    where, sweeps = describe(recipe.settings.problem), recipe.settings.sweeps
+    compared = outcome.numbers["parameters"]
+    baselines = baselines_of(compared, "held_out_loss", ("learned", "start"), history)
+    ylabel = "energy left by the sweeps, per vector"
+    title = f"Loss through {sweeps} sweeps, {where}"
+    yield "loss.png", loss_figure(title, ylabel, history, baselines=baselines, log=True)
+    lines = {"alpha": (r"$\alpha$", "alpha"), "beta": (r"$\beta$", "beta")}
+    yield "parameters.png", parameters_figure(where, "value", history, compared, lines)
+    pairs = outcome.data["pairs"].items()
+    labels = {name: rf"{name} ($\alpha$ {alpha:.3f}, $\beta$ {beta:.3f})" for name, (alpha, beta) in pairs}
+    figure, axes = residuals_figure(f"The heavy ball, {where}", outcome.data["curves"], labels)
+    axes.axvline(sweeps, color=GREY, linewidth=0.8)
+    axes.annotate(
+        "sweeps in the loss",
+        (sweeps, 0.02),
+        (4, 0),
+        xycoords=("data", "axes fraction"),
+        textcoords="offset points",
+        color=GREY,
+        fontsize=8,
+    )
+    yield "convergence.png", figure
+
+
+def baselines_of(
+    compared: dict[str, Any], key: str, without: Iterable[str], history: History
+) -> list[tuple[str, float]]:
+    """Losses to draw beside the curve; far above it they would only squeeze it."""
+    highest = max(v for name in ("loss", "held_out_loss") for v in history[name] if v is not None)
+    losses = [(name, values.get(key)) for name, values in compared.items() if name not in without]
+    return [(name, loss) for name, loss in losses if loss and loss < 30 * highest]
+
+
+def parameters_figure(
+    where: str, ylabel: str, history: History, compared: dict[str, Any], lines: dict[str, tuple[str, str]]
+) -> Any:
+    """alpha and beta over the steps; `lines`: label, and key in `compared`, of each column."""
+    figure, axes = new_figure(f"Parameters over steps, {where}", "optimiser step", ylabel)
+    for (column, (label, key)), colour in zip(lines.items(), (BLUE, ORANGE), strict=True):
+        axes.plot(*known(history, column), color=colour, linewidth=2, label=label)
+        for name, values in compared.items():
+            if name.startswith(("asymptotic", "best")):
+                kind = {**style(name), "linewidth": 1.4, "color": colour}
+                axes.axhline(values[key], label=f"{label}, {name}", **kind)
+    finish(axes, loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure

@@ -1,4 +1,7 @@
-"""The learned preconditioner compared with none, Jacobi, IC(0) and AMG on other right-hand sides."""
+"""The learned preconditioner compared with none, Jacobi, IC(0) and AMG on other right-hand sides.
+
+Pictures: loss (figure 7 of the paper), residuals (figure 8) and the learned factor.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import importlib.util
 import io
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,15 +21,25 @@ from learnsolve import preconditioners
 from learnsolve.analysis import condition_number
 from learnsolve.csr import CSR
 from learnsolve.evaluation import Evaluation, evaluate
-from learnsolve.recipes.harness.base import Outcome
-from learnsolve.recipes.harness.problem import facts
-from learnsolve.recipes.pcg.definite import definiteness
-from learnsolve.recipes.pcg.factor import factor_of
+from learnsolve.recipes.harness import plots
+from learnsolve.recipes.harness.base import History, Outcome
+from learnsolve.recipes.harness.plots import BLACK, BLUE, GREY, ORANGE, PURPLE
+from learnsolve.recipes.harness.problem import describe, facts
+from learnsolve.recipes.pcg.factor import definiteness, factor_of
 
 if TYPE_CHECKING:
     from learnsolve.recipes.pcg import PcgRecipe
 
 CONDITION_LIMIT = 10_000  # unknowns; beyond, Lanczos takes longer than the solves
+FACTOR_ENTRIES = 20_000  # more would be drawn as one dark area
+WIDE = 5  # quotient of losses from which on the axis is logarithmic
+STYLES = {
+    "learned": {"color": BLUE, "linewidth": 2.2},
+    "none": {"color": BLACK, "linestyle": "--"},
+    "Jacobi": {"color": GREY, "linestyle": ":", "linewidth": 2.0},
+    "IC(0)": {"color": ORANGE, "linestyle": "-."},
+    "AMG": {"color": PURPLE},
+}
 
 
 def candidates(recipe: PcgRecipe) -> tuple[dict[str, Any], dict[str, str]]:
@@ -120,7 +133,7 @@ def outcome_of(recipe: PcgRecipe) -> Outcome:
         for sides, evaluation in evaluations.items()
         for row in numbers_of(evaluation)
     ]
-    sentence = describe(evaluations, _tolerances(recipe), recipe.guard.shortened)
+    sentence = sentence_of(evaluations, _tolerances(recipe), recipe.guard.shortened)
     numbers = {
         "variant": settings.variant,
         "problem": facts(settings.problem, A),
@@ -150,7 +163,7 @@ def _count(iterations: float | None) -> str:
     return "not reached" if iterations is None or math.isnan(iterations) else f"{iterations:.1f}"
 
 
-def describe(evaluations: dict[str, Evaluation], tolerances: list[float], shortened: int) -> str:
+def sentence_of(evaluations: dict[str, Evaluation], tolerances: list[float], shortened: int) -> str:
     """One sentence a set of right-hand sides, at the middle tolerance."""
     rtol = tolerances[len(tolerances) // 2]
     found = []
@@ -171,3 +184,74 @@ def describe(evaluations: dict[str, Evaluation], tolerances: list[float], shorte
     if shortened:
         found.append(f"{shortened} steps were shortened to keep it positive definite.")
     return " ".join(found)
+
+
+def figures_of(recipe: PcgRecipe, history: History, outcome: Outcome) -> Iterator[tuple[str, Any]]:
+    settings, where = recipe.settings, describe(recipe.settings.problem)
+    what = r"$\log_{10}(1 + \|r_i\| / \|b\|)$" if settings.variant == "demo" else r"$\|r_i\| / \|b\|$"
+    yield (
+        "loss.png",
+        plots.loss_figure(
+            f"Training loss through {settings.iterations} iterations, {where}",
+            f"weighted {what}, mean",
+            history,
+            held_out="held-out, all iterations" if settings.curriculum else "held-out",
+            log=min(history["loss"]) * WIDE < max(history["loss"]),
+        ),
+    )
+    for sides, evaluation in outcome.data["evaluations"].items():
+        name = "residuals.png" if sides == "held-out" else f"residuals_{sides}.png"
+        yield name, residuals_figure(evaluation, f"{where}, {sides}")
+    L = factor_of(recipe.model).detach()
+    if L.nnz <= FACTOR_ENTRIES:
+        yield "factor.png", factor_figure(L, settings.form)
+
+
+def residuals_figure(evaluation: Evaluation, where: str) -> Any:
+    """The median over the right-hand sides, in a band from the smallest to the largest."""
+    systems = max(len(histories) for histories in evaluation.histories.values())
+    many = f", median and range of {systems}" if systems > 1 else ""
+    figure, axes = plots.new_figure(
+        f"Conjugate gradients, {where}{many}", "iteration", r"$\|b - A x_k\| / \|b\|$"
+    )
+    for name, histories in evaluation.histories.items():
+        if not histories:
+            continue
+        longest = max(len(h) for h in histories)
+        table = torch.stack([torch.cat((h, h[-1:].expand(longest - len(h)))) for h in histories])
+        table = table.clamp(min=torch.finfo(table.dtype).tiny)
+        steps = range(longest)
+        axes.semilogy(steps, table.median(0).values, label=name, **STYLES[name])
+        if systems > 1:
+            axes.fill_between(
+                steps, table.amin(0), table.amax(0), color=STYLES[name]["color"], alpha=0.12, linewidth=0
+            )
+    for rtol in sorted({row.rtol for row in evaluation.rows}):
+        axes.axhline(rtol, color=GREY, linewidth=0.6, zorder=0)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set_ylim(bottom=min(row.rtol for row in evaluation.rows) / 100)
+    plots.finish(axes)
+    return figure
+
+
+def factor_figure(L: CSR, form: str) -> Any:
+    """The diagonal and the other entries of L, each on a scale of its own: their sizes differ."""
+    rows, columns = L.pattern.row_indices.cpu(), L.col_indices.cpu()
+    values, on = L.values.cpu(), rows == columns
+    words = "M = L L^T" if form == "product" else "M = (L L^T)^{-1}"
+    figure, panels = plots.new_panels(f"Learned factor, ${words}$", 2)
+    n = L.shape[0]
+    size = max(1.0, (220 / n) ** 2)
+    for axes, name, part in zip(panels, ("diagonal", "below the diagonal"), (on, ~on), strict=True):
+        axes.set_title(name)
+        axes.set_xlabel("column")
+        axes.set_xlim(-1, n)
+        axes.set_ylim(n, -1)
+        axes.set_aspect("equal")
+        if bool(part.any()):
+            shown = axes.scatter(
+                columns[part], rows[part], c=values[part], s=size, marker="s", cmap="viridis", linewidth=0
+            )
+            figure.colorbar(shown, ax=axes, shrink=0.8)
+    panels[0].set_ylabel("row")
+    return figure
