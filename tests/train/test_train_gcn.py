@@ -258,46 +258,6 @@ def test_each_option_changes_the_run(gcn_run, rows, no_pictures):
         assert rows(gcn_run("--epochs", 3, *change, out=f"change {number}")[1]) != usual, change
 
 
-BAD = [
-    (["--data", "nowhere"], "--data: planetoid: there is no file nowhere"),
-    (
-        ["--data", "planetoid", "--dataset", "cora"],
-        "--data: planetoid: there is no file planetoid/ind.cora.x",
-    ),
-    (["--dataset", "cora"], "one that can be downloaded (citeseer), got 'cora'"),
-    (["--data", "hostile"], "asks for os.system, which no Planetoid file needs"),
-    (["--data", "unlabelled"], "a test node of citeseer has no label"),
-    (["--seeds", "0"], "--seeds must be at least 1, got 0"),
-    (["--hidden", "0"], "--hidden must be at least 1, got 0"),
-    (["--dropout", "1"], "--dropout must be a probability below 1, got 1.0"),
-    (["--dropout", "nan"], "--dropout"),
-    (["--weight_decay", "-1"], "--weight_decay must not be negative, got -1.0"),
-    (["--epochs", "-1"], "--steps must be at least 0, got -1"),
-    (["--epochs", "many"], "--steps must be a whole number"),
-    (["--epochs"], "--steps needs a value"),
-    (["--epoch", "3"], "unknown option --epoch; did you mean --epochs?"),
-    (["--lr", "0"], "--lr must be a positive number, got 0.0"),
-    (["--variant", "gat"], "--variant must be kipf_welling or demo, got 'gat'"),
-    (["--data", "planetoid", "--seeds", "100000000"], "GiB are free; use fewer"),
-]
-
-
-@pytest.mark.parametrize(("options", "words"), BAD, ids=[" ".join(options) for options, _ in BAD])
-def test_bad_input_is_one_sentence_and_exit_code_2(folder, tmp_path, monkeypatch, capsys, options, words):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("LEARNSOLVE_CACHE", str(tmp_path / "cache"))
-    files.write(tmp_path / "hostile", x=b"cos\nsystem\n(S'touch ran'\ntR.")
-    files.write(tmp_path / "unlabelled", ty=np.zeros((8, 3), np.int32))
-    assert train.main(["gcn", *options]) == train.BAD_SETTING
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err.startswith("learnsolve.train: ")
-    assert printed.err.count("\n") == 1
-    assert words in printed.err
-    assert not (tmp_path / "runs").exists()
-    assert not (tmp_path / "ran").exists()
-
-
 def test_what_would_change_the_run_is_refused(gcn_run, capsys):
     gcn_run("--epochs", 2)
     for option, value in {"--seeds": 2, "--variant": "demo", "--hidden": 3, "--data": "elsewhere"}.items():

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 import torch
@@ -176,29 +175,19 @@ def test_a_large_matrix_has_no_closed_form(ball_run, no_pictures, shape, found):
         assert (values["convergence_factor"] is None) == (not found)
 
 
-@pytest.mark.parametrize("hardest", [[], ["--hard_fraction", 0.5]])
-@pytest.mark.parametrize("name", ["heavyball", "heavyball_network"])
-def test_a_resumed_run_is_the_same_to_the_bit(ball_run, rows, no_pictures, name, hardest):
-    options = SMALL if name == "heavyball_network" else ["--test_vectors", 5]
-    options = ["--resample", "--evaluate_every", 3, *options, *hardest]
-    assert ball_run("--steps", 14, *options, out="whole", recipe=name)[0] == train.OK
-    assert ball_run("--steps", 5, *options, out="parts", recipe=name)[0] == train.OK
-    parts = as_of_an_earlier_version(name, Path("parts"))
-    code, folder = ball_run("--resume", parts, "--steps", 14, out=None, recipe=name)
-    assert code == train.OK
-    whole, parts = folder / "whole", folder / parts
-    assert rows(whole) == rows(parts)
-    a, b = (load_file(path / "model.safetensors") for path in (whole, parts))
-    assert all(torch.equal(a[name], b[name]) for name in a)
-
-
-def as_of_an_earlier_version(name: str, folder: Path) -> Path:
-    """The run's config.yaml as it was when both recipes were variants of one, with the options of both."""
-    config = folder / "config.yaml"
+@pytest.mark.parametrize(("name", "options"), [("heavyball", []), ("heavyball_network", SMALL)])
+def test_runs_of_the_version_with_one_recipe_for_both_resume(ball_run, rows, no_pictures, name, options):
+    whole, parts = (ball_run("--steps", n, *options, out=f"{n}", recipe=name)[1] for n in (9, 4))
+    # Its config.yaml had the options of both.
     other = asdict(HeavyballNetworkSettings() if name == "heavyball" else HeavyballSettings())
-    variant = "scalars" if name == "heavyball" else "network"
-    config.write_text(yaml.safe_dump({**other, "variant": variant, **yaml.safe_load(config.read_text())}))
-    return folder
+    other["variant"] = "scalars" if name == "heavyball" else "network"
+    config = parts / "config.yaml"
+    config.write_text(yaml.safe_dump({**other, **yaml.safe_load(config.read_text())}))
+    wrong = {"heavyball": "heavyball_network", "heavyball_network": "heavyball"}[name]
+    assert ball_run("--resume", "4", "--steps", 9, out=None, recipe=wrong)[0] == train.BAD_SETTING
+    assert ball_run("--resume", "4", "--steps", 9, out=None, recipe=name)[0] == train.OK
+    assert rows(whole) == rows(parts)
+    assert ball_run("--config", "9/config.yaml", "--steps", 1, out="again", recipe=name)[0] == train.OK
 
 
 @pytest.mark.parametrize("family", ["anisotropic", "diffusion"])

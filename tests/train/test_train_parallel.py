@@ -188,7 +188,7 @@ def test_only_rank_0_writes_and_prints(two):
     ("name", "code", "speaker", "words"),
     [
         ("bad option", train.BAD_SETTING, 0, "--lr must be a positive number"),
-        ("taken", train.BAD_SETTING, 0, "--out runs/begun holds a run already"),
+        ("taken", train.BAD_SETTING, 0, "--out runs/begun already holds a run"),
         ("gcn", train.BAD_SETTING, 0, "gcn has no test vectors to share among 2 processes; start it without"),
         ("diverges", train.FAILED, 0, "step 1: the training diverged"),
         ("fails", train.BAD_SETTING, 1, "this process has had enough"),

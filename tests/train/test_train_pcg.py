@@ -226,27 +226,9 @@ def test_a_learned_factor_solves_other_right_hand_sides_sooner():
     assert taken[0] < 0.5 * taken[2]
 
 
-OPTIONS = [
-    *("--clip", 0.02, "--schedule", "cosine", "--schedule_steps", 24, "--curriculum", 5),
-    *("--patience", 100, "--resample", "--evaluate_every", 4),
-]
-
-
-@pytest.mark.parametrize(
-    ("form", "hardest"),
-    [("product", []), ("triangular", []), ("product", ["--hard_fraction", 0.5])],
-)
-def test_a_resumed_run_is_the_same_to_the_bit(pcg_run, rows, no_pictures, form, hardest):
-    options = [*SMALL, *OPTIONS, "--form", form, *hardest]
-    assert pcg_run("--steps", 24, *options, out="whole")[0] == train.OK
-    assert pcg_run("--steps", 9, *options, out="parts")[0] == train.OK
-    code, folder = pcg_run("--resume", "parts", "--steps", 24, out=None)
-    assert code == train.OK
-    whole, parts = folder / "whole", folder / "parts"
-    assert rows(whole) == rows(parts)
-    a, b = (load_file(folder / "model.safetensors") for folder in (whole, parts))
-    assert all(torch.equal(a[name], b[name]) for name in a)
-    table = rows(whole)
+def test_the_curriculum_and_the_schedule_are_recorded(pcg_run, rows, no_pictures):
+    schedule = ["--schedule", "cosine", "--curriculum", 5, "--evaluate_every", 4]
+    table = rows(pcg_run("--steps", 24, *SMALL, *schedule)[1])
     assert [float(row["iterations"]) for row in table if row["iterations"]] == [1, 1, 2, 3, 4, 4, 4]
     rates = [float(row["learning_rate"]) for row in table if row["learning_rate"]]
     assert rates[0] == 1e-3

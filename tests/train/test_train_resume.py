@@ -15,13 +15,24 @@ from learnsolve import train
 from learnsolve.recipes.harness import checkpoint
 from learnsolve.recipes.jacobi import JacobiRecipe
 
-SETTINGS = {
-    "fixed": [],
-    "resampled": ["--resample"],
-    "hardest": ["--hard_fraction", "0.25"],
-    "hardest, one pass": ["--resample", "--hard_fraction", "0.25", "--hard_pass", "one"],
-    "float32, 2D": ["--dtype", "float32", "--problem.shape", "[5,4]"],
-}
+BALL = "heavyball --resample --evaluate_every 3 --test_vectors 5"
+NETWORK = "heavyball_network --resample --evaluate_every 3 --grid [4,5] --matrices 6 --held_out_matrices 4"
+PCG = "pcg --nx 5 --ny 4 --test_vectors 6 --held_out 5 --evaluated 2 --evaluate_every 4 --resample"
+PCG += " --patience 100 --clip 0.02 --schedule cosine --schedule_steps 24 --curriculum 5"
+RUNS = [
+    "jacobi --test_vectors 10",
+    "jacobi --test_vectors 10 --resample",
+    "jacobi --test_vectors 10 --hard_fraction 0.25",
+    "jacobi --test_vectors 10 --resample --hard_fraction 0.25 --hard_pass one",
+    "jacobi --test_vectors 10 --dtype float32 --problem.shape [5,4]",
+    BALL,
+    f"{BALL} --hard_fraction 0.5",
+    NETWORK,
+    f"{NETWORK} --hard_fraction 0.5",
+    PCG,
+    f"{PCG} --form triangular",
+    f"{PCG} --hard_fraction 0.5",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -34,15 +45,16 @@ def same_run(rows, a, b) -> None:
     assert (a / "model.safetensors").read_bytes() == (b / "model.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize("options", SETTINGS.values(), ids=SETTINGS)
-def test_more_steps_go_on_bit_for_bit(run, rows, options):
-    _, whole = run("--steps", 40, "--test_vectors", 10, *options, out="whole")
-    run("--steps", 15, "--test_vectors", 10, *options, out="parts")
-    code, parts = run("--resume", "parts", "--steps", 40, out=None)
+@pytest.mark.parametrize("command", RUNS)
+def test_a_run_with_more_steps_continues_bit_for_bit(run, rows, command):
+    recipe, *options = command.split()
+    _, whole = run("--steps", 24, *options, out="whole", recipe=recipe)
+    run("--steps", 9, *options, out="parts", recipe=recipe)
+    code, parts = run("--resume", "parts", "--steps", 24, out=None, recipe=recipe)
     assert code == train.OK
     same_run(rows, whole, parts := parts / "parts")
-    assert json.loads((parts / "state.json").read_text())["step"] == 40
-    assert "steps: 40" in (parts / "config.yaml").read_text()
+    assert json.loads((parts / "state.json").read_text())["step"] == 24
+    assert "steps: 24" in (parts / "config.yaml").read_text()
 
 
 def test_resuming_a_finished_run_changes_nothing(run, rows):
