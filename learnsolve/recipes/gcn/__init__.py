@@ -77,8 +77,8 @@ class GcnSettings(RunSettings):
     dataset : str
         The name in the files' names; only citeseer is downloaded.
     seeds : int
-        Initialisations to train side by side. Each has random numbers of its own, and learns the same for
-        any number of others.
+        Initialisations to train side by side. Each has its own random numbers; its result does not depend on
+        the number of others.
     hidden : int
         Hidden units; null for 16, in the variant demo 100.
     dropout : float
@@ -166,8 +166,8 @@ class GcnRecipe(Recipe):
     def _cross_entropy(self, results: Tensor, labels: Tensor) -> Tensor:
         """Means over the nodes of `results` (seeds, nodes, classes)."""
         if self.variant.demo:
-            # One training at a time: torch rounds the last numbers of an array, which it does not take as a
-            # vector, another way, and where they lie must not depend on how many trainings there are.
+            # One training at a time: torch rounds the last numbers of an array, which do not fill a vector
+            # register, differently, and their places must not depend on the number of trainings.
             results = torch.stack([torch.sigmoid(of_one) for of_one in results])
         return cross_entropy(results.movedim(-1, 1), labels.expand(results.shape[:2]), reduction="none").mean(
             1

@@ -1,4 +1,4 @@
-"""What the recipe gcn trains and evaluates on: matrices, features and the nodes whose labels count."""
+"""The data of the recipe gcn: matrices, features, and the nodes whose labels are used."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Inputs(NamedTuple):
 
 @dataclass(frozen=True)
 class Part:
-    """Nodes whose labels count.
+    """Nodes whose labels are used.
 
     Attributes
     ----------

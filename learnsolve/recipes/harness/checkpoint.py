@@ -1,9 +1,9 @@
-"""Checkpoints that a kill at any moment leaves whole.
+"""Checkpoints that a kill at any moment leaves intact.
 
 state.safetensors is the checkpoint: parameters and optimiser state, and in its header the rest as JSON. It
 is replaced in one atomic rename, so that tensors and step always belong together. state.json repeats the
 header for readers, with the file's SHA-256; a kill between the two renames leaves it one checkpoint behind,
-which loading notices and mends.
+which loading detects and repairs.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ TENSORS, SUMMARY, MODEL = "state.safetensors", "state.json", "model.safetensors"
 
 
 def write_atomic(path: Path, content: bytes | str) -> None:
-    """Write bytes or text, so that `path` holds the old content or the new, never a part.
+    """Write bytes or text; `path` holds the old content or the new one, never a part.
 
     The temporary file lies in the same folder: a rename is atomic only within one file system.
     """
@@ -63,7 +63,7 @@ def save_state(
         for name, tensor in entries.items():
             if not isinstance(tensor, Tensor):
                 raise TypeError(
-                    f"the optimiser's state {name!r} is no tensor: it could not be restored exactly"
+                    f"the optimiser's state {name!r} is not a tensor and could not be restored exactly"
                 )
             tensors[f"optimizer.{index}.{name}"] = tensor
     facts = {"format": FORMAT, **facts}
@@ -97,7 +97,7 @@ def read_state(folder: Path) -> tuple[dict[str, Any], bytes]:
     path = folder / TENSORS
     if not path.is_file():
         raise SettingError(
-            f"--resume {folder}: there is no {TENSORS} to go on from; start with --out instead"
+            f"--resume {folder}: there is no {TENSORS} to resume from; start with --out instead"
         )
     content, load = path.read_bytes(), need("safetensors.torch").load
     try:
@@ -105,17 +105,17 @@ def read_state(folder: Path) -> tuple[dict[str, Any], bytes]:
         header = json.loads(content[8 : 8 + length])
         facts = json.loads(header["__metadata__"]["state"])
         load(content)
-    except Exception as error:  # whatever a damaged file makes the parsers raise
-        raise SettingError(f"--resume {folder}: {TENSORS} is damaged ({error}); start anew") from error
+    except Exception as error:  # any error of the parsers on a damaged file
+        raise SettingError(f"--resume {folder}: {TENSORS} is damaged ({error}); start again") from error
     if facts.get("format") != FORMAT:
         raise SettingError(
             f"--resume {folder}: {TENSORS} has format {facts.get('format')}, this version reads {FORMAT}; "
-            "start anew"
+            "start again"
         )
     summary, digest = _read_summary(folder)
     if summary == facts and digest != hashlib.sha256(content).hexdigest():
         raise SettingError(
-            f"--resume {folder}: {TENSORS} does not match the SHA-256 in {SUMMARY}; start anew"
+            f"--resume {folder}: {TENSORS} does not match the SHA-256 in {SUMMARY}; start again"
         )
     return facts, content
 

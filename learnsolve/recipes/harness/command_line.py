@@ -15,7 +15,7 @@ from learnsolve.recipes.harness.base import RunSettings, SettingError
 from learnsolve.recipes.harness.extras import need
 
 CONFIG = "config.yaml"
-# Of the invocation, not of the run: neither stored nor compared.
+# Options of the invocation, not of the run: neither stored nor compared.
 TRANSIENT = {"resume", "overwrite", "quiet"}
 # May change when a run is resumed.
 FREE = {"steps", "checkpoint_seconds", "out", *TRANSIENT}
@@ -45,7 +45,9 @@ def parse(name: str, Settings: type[RunSettings], argv: Sequence[str]) -> RunSet
                 "start another run with another --out"
             )
     if now.out != before.out and Path(now.out).resolve() != folder.resolve():
-        raise SettingError(f"--out {now.out} differs from --resume {folder}: a run goes on in its own folder")
+        raise SettingError(
+            f"--out {now.out} differs from --resume {folder}: a run continues in its own folder"
+        )
     return dataclasses.replace(now, out=str(folder))
 
 

@@ -9,7 +9,7 @@ class MissingExtra(ImportError):
 
 
 def need(module: str) -> ModuleType:
-    """The module, or one sentence on how to get it."""
+    """The module; MissingExtra if it cannot be imported."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -18,13 +18,13 @@ from learnsolve.recipes.harness.objective import Objective
 from learnsolve.recipes.harness.parallel import ALONE, Group, Together
 from learnsolve.recipes.harness.progress import Progress
 
-# A loss this many times the first one has left the region where training could bring it back.
+# A loss this many times the first one counts as diverged.
 DIVERGED = 1e4
 FLUSH_SECONDS = 5.0
 
 
 class Diverged(Together, RuntimeError):
-    """The loss left all bounds. The message says where and what to try."""
+    """The loss diverged. The message says where and what to try."""
 
 
 class Interrupted(Together):
@@ -45,7 +45,7 @@ class Run:
     first_loss : the loss before the first of them, by which divergence is judged
     seconds : spent in training, over all resumptions
     metrics_bytes : of metrics.csv that belong to the last checkpoint
-    group : the processes that train; the first one writes
+    group : the processes that train; rank 0 writes
     report : numbers on the training itself for report.json, when it is done
     """
 
@@ -68,7 +68,7 @@ class Run:
         save_state(self.folder, self.recipe.model, self.optimizer, self.facts())
 
     def facts(self) -> dict[str, Any]:
-        """What a checkpoint holds beside tensors. Seed and step are the whole random state (see Recipe)."""
+        """What a checkpoint holds besides tensors. Seed and step are the whole random state (see Recipe)."""
         return {
             "step": self.step,
             "random": {"seed": self.settings.seed, "step": self.step},
@@ -80,7 +80,7 @@ class Run:
 
 
 def train(run: Run) -> None:
-    """Take the steps that are left. The run is saved at its end, at intervals, and when it is interrupted.
+    """Take the remaining steps. The run is saved at its end, at intervals, and when it is interrupted.
 
     Raises
     ------
@@ -118,7 +118,7 @@ def _steps(
     next_save = clock() + settings.checkpoint_seconds
     next_flush = clock() + FLUSH_SECONDS
     while True:
-        for p in parameters:  # what optimizer.zero_grad() does, at a tenth of its price
+        for p in parameters:  # optimizer.zero_grad() at a tenth of its cost
             p.grad = None
         loss = objective(run.step)
         (loss.sum() if loss.dim() else loss).backward()
@@ -132,7 +132,7 @@ def _steps(
         _watch(run, value, norm)
         now = clock()
         run.seconds = now - start
-        # Weights are saved once their loss is known to be good, and before its row: the row comes again.
+        # Weights are saved once their loss is checked, and before its row, which a resumed run writes again.
         done = run.step >= settings.steps or finished
         if done or stopping or now >= next_save:
             run.save(metrics)
@@ -171,7 +171,7 @@ def _watch(run: Run, loss: float, gradient_norm: float) -> None:
 class _Stop:
     """Turns the first SIGINT or SIGTERM into a request; the second one ends the program as usual.
 
-    Unless it is `patient`: torchrun may send several, and ends what does not end by itself.
+    With `patient` all are requests: torchrun may send several, and kills a process that does not end.
     """
 
     def __init__(self, patient: bool):
@@ -180,7 +180,7 @@ class _Stop:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "_Stop":
-        # Only the main thread may set handlers; elsewhere the caller has its own way to stop.
+        # Only the main thread may set handlers; elsewhere the caller stops the run in its own way.
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._before[number] = signal.signal(number, self._request)

@@ -32,8 +32,7 @@ class Metrics:
         self._file = path.open("a")
 
     def add(self, *row, measured: Sequence[float | None] | None = None) -> None:
-        """The values of COLUMNS in their order, None where there is none, and those of the recipe's columns
-        where they were measured."""
+        """The values of COLUMNS in order, None for a missing one, and those of the recipe if measured."""
         self._rows.append((*row, (None,) * self._columns if measured is None else tuple(measured)))
 
     def flush(self) -> None:

@@ -82,14 +82,14 @@ class Objective:
         return recipe.total(vectors.index_select(recipe.vector_dim, hardest), step) * scale
 
     def report(self, step: int, seconds: float) -> dict[str, Any]:
-        """Numbers for report.json. All processes must ask for it; `seconds` is what a step has taken."""
+        """Numbers for report.json. All processes must call it; `seconds` is the time of a step."""
         found: dict[str, Any] = {"processes": self.group.size}
         if self.kept == self.count:
             return found
         repeats = self.group.of_first(REPEATS if seconds < LONG else 1)
         variants = {"all": (self.count, "two"), "two": (self.kept, "two"), "one": (self.kept, "one")}
         times: dict[str, list[float]] = {name: [] for name in variants}
-        for turn in range(repeats + (repeats > 1)):  # in turns; the first one makes plans
+        for turn in range(repeats + (repeats > 1)):  # in turns; the first one builds plans
             for name, (kept, how) in variants.items():
                 start = time.perf_counter()
                 loss = self._loss(step, kept, how)
@@ -113,8 +113,8 @@ class Objective:
 class _Part(torch.nn.Module):
     """This process's part of the loss as a module, which is what DistributedDataParallel takes.
 
-    With the model's parameters alone: buffers, such as the arrays of a pattern, are the same in all processes
-    and never change, but would be sent at every step.
+    With the model's parameters only: buffers, such as the arrays of a pattern, are the same in all processes
+    and never change, but would be sent at each step.
     """
 
     def __init__(self, model: torch.nn.Module, part: Any):
@@ -126,7 +126,7 @@ class _Part(torch.nn.Module):
         return self._part(step, kept, how)
 
 
-def _summed(state, bucket):  # the annotations that torch would check are not in all of its versions
+def _summed(state, bucket):  # without annotations: those that torch checks differ between its versions
     """The sum of all processes' gradients, where DistributedDataParallel takes their mean by itself."""
     work = dist.all_reduce(bucket.buffer(), async_op=True)
     return work.get_future().then(lambda done: done.value()[0])  # type: ignore[union-attr]

@@ -1,9 +1,9 @@
-"""Several processes that train one model, started by torchrun, as each of them sees the others.
+"""Several processes that train one model, started by torchrun.
 
-A failure that all processes come upon together, such as a loss that diverges, ends all of them by itself.
-One that only some have is told to the others in one of two ways: at the end of a block that all pass
-(`Group.together`), or, where the others wait for this process's numbers, through the store that torchrun
-keeps: their waiting ends with an error when this process leaves, and the store tells them why.
+A failure that all processes meet, such as a loss that diverges, ends all of them. A failure of some is
+reported to the others in one of two ways: at the end of a block that all pass (`Group.together`), or, where
+the others wait for this process's numbers, through torchrun's store: their wait ends with an error when this
+process leaves, and the store has the reason.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from torch.distributed.rendezvous import rendezvous
 
 from learnsolve.recipes.harness.base import SettingError
 
-# Only the first process evaluates and draws, while the others wait. One that is gone is noticed at once.
+# Only rank 0 evaluates and draws, while the others wait. A process that has ended is noticed at once.
 WAIT = timedelta(hours=2)
 FAILURE = "failure"
-CLOSED = ("Connection closed by peer", "Connection reset by peer")  # what gloo says of a process that ended
+CLOSED = ("Connection closed by peer", "Connection reset by peer")  # gloo's messages when a process has ended
 _joined = count()  # every group has keys of its own in the store
 
 
 class Elsewhere(Exception):
-    """Another process failed with this exit code, and has said why."""
+    """Another process failed with this exit code, and has printed why."""
 
     def __init__(self, code: int):
         super().__init__(code)
@@ -42,11 +42,11 @@ class Elsewhere(Exception):
 
 
 class Lost(Exception):
-    """Another process ended without a word, killed perhaps."""
+    """Another process ended without a message, perhaps killed."""
 
 
 class Together(Exception):
-    """Base of the ends that all processes come to at the same step: the first one speaks for all."""
+    """Base of the exceptions that all processes raise at the same step: rank 0 prints for all."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Group:
 
     @property
     def writes(self) -> bool:
-        """Whether this is the process that evaluates, writes files and talks."""
+        """Whether this is the process that evaluates, writes files and prints."""
         return self.rank == 0
 
     @contextmanager
@@ -115,7 +115,7 @@ class Group:
         return values[0]
 
     def end(self, error: BaseException) -> None:
-        """Tell the others of an error that ends this process; `Elsewhere` if it has its cause in another."""
+        """Report an error that ends this process to the others; `Elsewhere` if another process caused it."""
         if self.size == 1 or isinstance(error, Elsewhere):
             return
         code = self.exit_code(error)
@@ -125,12 +125,12 @@ class Group:
             return
         try:
             first = self.store.compare_set(FAILURE, "", f"{self.rank} {code}").decode().split()
-        except RuntimeError:  # the process with the store is gone
+        except RuntimeError:  # the process with the store has ended
             return
         if int(first[0]) != self.rank:
             raise Elsewhere(int(first[1])) from error
         if isinstance(error, RuntimeError) and any(words in str(error) for words in CLOSED):
-            raise Lost("another process is gone, killed perhaps") from error
+            raise Lost("another process has ended, perhaps killed") from error
 
 
 ALONE = Group()
@@ -140,9 +140,9 @@ ALONE = Group()
 def joined(exit_code: Callable[[BaseException], int], leaves: bool = False) -> Iterator[Group]:
     """The group that torchrun's variables describe, for the length of a block.
 
-    `leaves`: the process ends right after it, by os._exit, and takes the group with it. In torch 2.13 a
-    thread of gloo that drops a finished piece of work holds the group's lock and waits for Python's, while
-    whoever drops the group holds Python's and waits for the group's: now and then neither went on.
+    `leaves`: the process ends right after it, by os._exit, and the group with it. In torch 2.13 a thread of
+    gloo that drops a finished piece of work holds the group's lock and waits for Python's, while the thread
+    that drops the group holds Python's and waits for the group's: an occasional deadlock.
     """
     environment = os.environ
     if "RANK" not in environment or int(environment.get("WORLD_SIZE", "1")) == 1:
@@ -204,7 +204,7 @@ def take_device(device: str) -> None:
 
 
 def summed(own: Tensor) -> Tensor:
-    """The sum of all processes' numbers, without a graph. All must ask for it at the same place."""
+    """The sum of all processes' numbers, without a graph. All must call it at the same place."""
     total = own.detach().clone()
     if dist.is_available() and dist.is_initialized():
         dist.all_reduce(total)
@@ -212,7 +212,7 @@ def summed(own: Tensor) -> Tensor:
 
 
 def share(count: int) -> range:
-    """This process's share of `count` things: neighbours, as many as the others have or one more."""
+    """This process's share of `count` items: contiguous; shares differ by at most one."""
     if not (dist.is_available() and dist.is_initialized()):
         return range(count)
     rank, size = dist.get_rank(), dist.get_world_size()

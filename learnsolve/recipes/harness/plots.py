@@ -1,4 +1,4 @@
-"""Figures in one manner: no global state, colours that colour-blind readers tell apart."""
+"""Figures in one style: no global state, colours that colour-blind readers can distinguish."""
 
 import io
 from collections.abc import Iterable, Mapping

@@ -1,4 +1,4 @@
-"""What a run shows while it goes: a bar on a terminal, plain lines elsewhere, or nothing."""
+"""The progress of a run: a bar on a terminal, plain lines elsewhere, or nothing."""
 
 import sys
 import time
@@ -36,12 +36,12 @@ class Progress:
             left = rate * (self._steps - step)
             text = f"step {step} of {self._steps}, loss {loss:.6g}, {left:.0f} s left"
             print(text, file=sys.stderr, flush=True)
-            # Lines grow rarer: a log of a day should not need a day to read.
+            # The interval doubles, so that a log of a day stays short.
             self._interval = min(self._interval * 2, LAST_INTERVAL)
         self.due = now + self._interval
 
     def close(self, step: int, loss: float | None) -> None:
-        """The last state, whatever was due."""
+        """Show the last state, due or not."""
         if self._bar is not None:
             self._bar.update(step - self._bar.n)
             if loss is not None:

@@ -1,4 +1,4 @@
-"""What changes with the step of a training: learning rate, number of iterations in the loss, when to stop."""
+"""What depends on the step of a training: learning rate, number of iterations in the loss, when to stop."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ LAST = 0.01  # of the learning rate, where the cosine ends
 
 
 def learning_rate(lr: float, schedule: str, step: int, steps: int) -> float:
-    """That of a step: `lr`, or half a cosine from it down to a hundredth of it in `steps`.
+    """The rate at a step: `lr`, or half a cosine from `lr` down to a hundredth of it in `steps`.
 
     Examples
     --------
@@ -35,11 +35,11 @@ def iterations_at(step: int, iterations: int, every: int | None) -> int:
 
 @dataclass
 class Patience:
-    """Counts evaluations that did not improve on the best loss, by a part of 1e-6 at least.
+    """Counts evaluations that did not reduce the best loss by a factor of at least 1 - 1e-6.
 
     Attributes
     ----------
-    evaluations : how many may pass; None: any number
+    evaluations : how many to wait; None: any number
     best : smallest loss so far
     waited : evaluations since
     """
@@ -49,7 +49,7 @@ class Patience:
     waited: int = 0
 
     def see(self, loss: float) -> bool:
-        """Whether it is time to stop."""
+        """Whether to stop, after an evaluation with this loss."""
         if self.best is None or loss < (1 - 1e-6) * self.best:
             self.best, self.waited = loss, 0
         else:

@@ -1,7 +1,7 @@
 """Test vectors, each a function of (seed, stream, step, index) alone.
 
-No generator is shared between vectors, so that a run needs no random state beyond its step, and any
-process can make any of them.
+No generator is shared between vectors, so that a run needs no random state beyond its step, and each
+process can draw any of them.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ TRAINING, HELD_OUT, COEFFICIENTS = 0, 1, 2
 
 
 def stream_seed(seed: int, stream: int, step: int, index: int) -> int:
-    """A 64-bit seed in which neighbouring arguments share nothing."""
+    """A 64-bit seed; neighbouring arguments give unrelated seeds."""
     key = struct.pack("<4q", seed, stream, step, index)
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
 

@@ -98,7 +98,7 @@ class PcgRecipe(MatrixRecipe):
             self.A, vectors, rtol=0.0, maxiter=iterations, M=self.model, gradient="unrolled"
         )
         norms = solution.residual_norms
-        if (missing := iterations + 1 - norms.shape[0]) > 0:  # all had come to rounding level before
+        if (missing := iterations + 1 - norms.shape[0]) > 0:  # all reached rounding level before
             norms = torch.cat((norms, norms[-1:].expand(missing, -1)))
         return norms / torch.linalg.vector_norm(vectors, dim=0)
 
@@ -125,9 +125,9 @@ class PcgRecipe(MatrixRecipe):
         return self._weighted(self.residuals(vectors, self.iterations)).sum() / self.count
 
     def _see(self, last: Tensor) -> None:
-        """Note the last residuals of all training vectors, of which these are those of this process.
+        """Record the mean last residual over all training vectors; `last` has those of this process.
 
-        At every step, so that a run ends at the weights that reach --target, in any number of processes.
+        At each step, so that a run ends at the weights that reach --target, in any number of processes.
         """
         self._training_residual = summed(last.sum()) / self.count
         if self.settings.target is not None and self.iterations == self.settings.iterations:

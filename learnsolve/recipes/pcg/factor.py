@@ -92,7 +92,7 @@ def definiteness(L: CSR) -> float:
 
 
 class Guard:
-    """Keeps L L^T positive definite: a step of the optimiser that would end it is halved until it does not.
+    """Keeps L L^T positive definite: a step of the optimiser after which it is not is halved until it is.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ class Guard:
 
     Attributes
     ----------
-    shortened : steps that were, so far. One that 20 halvings do not mend is undone.
+    shortened : number of steps halved so far. If 20 halvings do not suffice, the step is undone.
     """
 
     def __init__(self, parameters: Iterable[Tensor], factor: Callable[[], CSR], floor: float):

@@ -54,7 +54,7 @@ class PcgSettings(MatrixSettings):
     variant : str
         The paper's loss, or that of the public demonstration of its authors.
     nx : int
-        With --ny short for --problem.shape [nx, ny].
+        --nx with --ny is short for --problem.shape [nx, ny].
     ny : int
         See --nx.
     pattern : str
@@ -74,23 +74,24 @@ class PcgSettings(MatrixSettings):
     held_out : int
         Random right-hand sides to evaluate on.
     curriculum : int
-        Begin with one iteration in the loss, and take one more every so many steps; null takes all at once.
+        Start with one iteration in the loss and add one each time this number of steps has passed; null uses
+        all from the start.
     clip : float
-        Largest norm of the gradient; a longer one is scaled down; null for any.
+        Largest norm of the gradient; a larger one is scaled down; null for no limit.
     schedule : str
         Learning rate over the steps: the same, or half a cosine down to a hundredth of it.
     schedule_steps : int
-        Steps that the cosine takes; null for --steps.
+        Steps of the cosine; null for --steps.
     weight_decay : float
         That of AdamW.
     patience : int
-        Stop after so many evaluations without a smaller held-out loss; null for never.
+        Stop after this number of evaluations without a smaller held-out loss; null for never.
     target : float
         Stop when the last residual in the loss, relative to b and as the mean over the training right-hand
         sides, is below this number; null for never, in the variant demo 3e-5.
     guard : float
         A step that would leave the smallest eigenvalue of L L^T below this part of the largest is halved
-        until it does not; 0 lets it pass.
+        until it does not; 0 disables this.
     tolerances : list[float]
         Relative residuals to which the final evaluation solves; null for [1e-3, 1e-6, 1e-9], in float32
         [1e-2, 1e-3, 1e-4].
