@@ -19,11 +19,6 @@ from learnsolve.recipes.heavyball.closed_form import (
 from learnsolve.recipes.heavyball_network import HeavyballNetworkRecipe, HeavyballNetworkSettings
 from learnsolve.recipes.heavyball_network.network import bound
 
-FILES = {"config.yaml", "metrics.csv", "model.safetensors", "state.safetensors", "state.json", "report.json"}
-PICTURES = {
-    "heavyball": {"loss.png", "parameters.png", "convergence.png"},
-    "heavyball_network": {"loss.png", "parameters.png", "matrices.png"},
-}
 SMALL = ["--grid", "[4,5]", "--matrices", 6, "--held_out_matrices", 4]
 
 
@@ -54,10 +49,10 @@ def dense_sweeps(A, x, alpha, beta, sweeps):
     return x
 
 
-def test_a_run_leaves_its_files_and_learns_what_the_formula_says(ball_run, rows, capsys):
+def test_a_run_leaves_its_files_and_learns_what_the_formula_says(ball_run, rows, capsys, leaves):
     code, out = ball_run("--steps", 200, "--test_vectors", "identity")
     assert code == train.OK
-    assert {path.name for path in out.iterdir()} == FILES | PICTURES["heavyball"]
+    leaves(out, "loss.png", "parameters.png", "convergence.png")
     learned = load_file(out / "model.safetensors")
     assert set(learned) == {"alpha", "beta"}
 
@@ -81,10 +76,6 @@ def test_a_run_leaves_its_files_and_learns_what_the_formula_says(ball_run, rows,
     assert usual["alpha"] == pytest.approx(float(1 / (1 + s)))
     assert usual["beta"] == pytest.approx(float((1 - s) / (1 + s)))
 
-    for name in PICTURES["heavyball"]:
-        content = (out / name).read_bytes()
-        assert content.startswith(b"\x89PNG")
-        assert len(content) > 5000
     assert yaml.safe_load((out / "config.yaml").read_text())["sweeps"] == 12
     printed = capsys.readouterr()
     assert printed.err == ""
@@ -191,11 +182,11 @@ def test_runs_of_the_version_with_one_recipe_for_both_resume(ball_run, rows, no_
 
 
 @pytest.mark.parametrize("family", ["anisotropic", "diffusion"])
-def test_a_network_learns_for_matrices_that_it_has_not_seen(ball_run, rows, family):
+def test_a_network_learns_for_matrices_that_it_has_not_seen(ball_run, rows, leaves, family):
     options = ["--family", family, "--grid", "[6,6]", "--evaluate_every", 20]
     code, out = ball_run("--steps", 240, *options, recipe="heavyball_network")
     assert code == train.OK
-    assert {path.name for path in out.iterdir()} == FILES | PICTURES["heavyball_network"]
+    leaves(out, "loss.png", "parameters.png", "matrices.png")
     table = rows(out)
     assert float(table[-1]["held_out_loss"]) < 0.7 * float(table[0]["held_out_loss"])
     compared = json.loads((out / "report.json").read_text())["parameters"]

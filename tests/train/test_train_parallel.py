@@ -292,7 +292,7 @@ def test_a_process_that_was_killed_is_reported_in_a_sentence():
 
     group = parallel.Group(0, 2, Store(), lambda error: 1)
     lost = RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:5000")
-    with pytest.raises(parallel.Lost, match="another process is gone"):
+    with pytest.raises(parallel.Lost, match="another process has ended"):
         group.end(lost)
     group.end(RuntimeError("out of memory"))  # its own: raised as it is
 

@@ -15,18 +15,6 @@ from learnsolve.recipes.harness.schedule import Patience
 from learnsolve.recipes.pcg import PcgRecipe, PcgSettings, factor
 from learnsolve.recipes.pcg.factor import Guard, definiteness, factor_of
 
-FILES = {
-    "config.yaml",
-    "metrics.csv",
-    "model.safetensors",
-    "state.safetensors",
-    "state.json",
-    "report.json",
-    "evaluation.csv",
-    "loss.png",
-    "residuals.png",
-    "factor.png",
-}
 SMALL = ["--nx", 5, "--ny", 4, "--test_vectors", 6, "--held_out", 5, "--evaluated", 2]
 
 
@@ -44,10 +32,10 @@ def recipe(**options) -> PcgRecipe:
     return PcgRecipe(settings)
 
 
-def test_a_run_leaves_its_files_and_learns_what_it_says(pcg_run, rows, capsys):
+def test_a_run_leaves_its_files_and_learns_what_it_says(pcg_run, rows, capsys, leaves):
     code, out = pcg_run("--steps", 250, "--test_vectors", 50, "--held_out", 20, "--evaluated", 10)
     assert code == train.OK
-    assert {path.name for path in out.iterdir()} == FILES
+    leaves(out, "loss.png", "residuals.png", "factor.png", "evaluation.csv")
     weights = load_file(out / "model.safetensors")
     assert weights["values"].shape == (127,)
     assert weights["values"].dtype == torch.float64
@@ -76,10 +64,6 @@ def test_a_run_leaves_its_files_and_learns_what_it_says(pcg_run, rows, capsys):
     with (out / "evaluation.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
     assert [float(line["iterations"]) for line in lines] == list(mean.values())
-    for name in ("loss", "residuals", "factor"):
-        content = (out / f"{name}.png").read_bytes()
-        assert content.startswith(b"\x89PNG")
-        assert len(content) > 5000
     config = yaml.safe_load((out / "config.yaml").read_text())
     assert config["problem"]["shape"] == [8, 8]
     assert (config["iterations"], config["gamma"], config["target"]) == (4, 0.6, None)

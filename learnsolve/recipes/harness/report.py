@@ -1,12 +1,12 @@
 """The files of a finished run: report.json and the pictures; and the table on the terminal."""
 
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import learnsolve
+from learnsolve.evaluation._result import finite
 from learnsolve.recipes.harness.base import Outcome, Recipe
 from learnsolve.recipes.harness.checkpoint import write_atomic
 from learnsolve.recipes.harness.extras import need
@@ -41,17 +41,8 @@ def write_report(
         write_atomic(folder / file_name, png(figure))
     for file_name, text in outcome.texts.items():
         write_atomic(folder / file_name, text)
-    write_atomic(folder / "report.json", json.dumps(_plain(report), indent=2) + "\n")
+    write_atomic(folder / "report.json", json.dumps(finite(report), indent=2) + "\n")
     return outcome
-
-
-def _plain(value: Any) -> Any:
-    """JSON has no infinities and no NaN: null stands for them."""
-    if isinstance(value, dict):
-        return {key: _plain(v) for key, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def table(outcome: Outcome) -> str:
