@@ -21,8 +21,9 @@ from learnsolve import preconditioners
 from learnsolve.analysis import condition_number
 from learnsolve.csr import CSR
 from learnsolve.evaluation import Evaluation, evaluate
+from learnsolve.recipes.harness import plots
 from learnsolve.recipes.harness.base import History, Outcome
-from learnsolve.recipes.harness.plots import loss_figure, new_panels
+from learnsolve.recipes.harness.plots import BLACK, BLUE, GREY, ORANGE, PURPLE
 from learnsolve.recipes.harness.problem import describe, facts
 from learnsolve.recipes.pcg.factor import definiteness, factor_of
 
@@ -32,6 +33,13 @@ if TYPE_CHECKING:
 CONDITION_LIMIT = 10_000  # unknowns; beyond, Lanczos takes longer than the solves
 FACTOR_ENTRIES = 20_000  # more would be drawn as one dark area
 WIDE = 5  # quotient of losses from which on the axis is logarithmic
+STYLES = {
+    "learned": {"color": BLUE, "linewidth": 2.2},
+    "none": {"color": BLACK, "linestyle": "--"},
+    "Jacobi": {"color": GREY, "linestyle": ":", "linewidth": 2.0},
+    "IC(0)": {"color": ORANGE, "linestyle": "-."},
+    "AMG": {"color": PURPLE},
+}
 
 
 def candidates(recipe: PcgRecipe) -> tuple[dict[str, Any], dict[str, str]]:
@@ -183,7 +191,7 @@ def figures_of(recipe: PcgRecipe, history: History, outcome: Outcome) -> Iterato
     what = r"$\log_{10}(1 + \|r_i\| / \|b\|)$" if settings.variant == "demo" else r"$\|r_i\| / \|b\|$"
     yield (
         "loss.png",
-        loss_figure(
+        plots.loss_figure(
             f"Training loss through {settings.iterations} iterations, {where}",
             f"weighted {what}, mean",
             history,
@@ -201,13 +209,28 @@ def figures_of(recipe: PcgRecipe, history: History, outcome: Outcome) -> Iterato
 
 def residuals_figure(evaluation: Evaluation, where: str) -> Any:
     """The median over the right-hand sides, in a band from the smallest to the largest."""
-    figure = evaluation.plot()
-    (axes,) = figure.axes
     systems = max(len(histories) for histories in evaluation.histories.values())
     many = f", median and range of {systems}" if systems > 1 else ""
-    axes.set_title(f"Conjugate gradients, {where}{many}")
+    figure, axes = plots.new_figure(
+        f"Conjugate gradients, {where}{many}", "iteration", r"$\|b - A x_k\| / \|b\|$"
+    )
+    for name, histories in evaluation.histories.items():
+        if not histories:
+            continue
+        longest = max(len(h) for h in histories)
+        table = torch.stack([torch.cat((h, h[-1:].expand(longest - len(h)))) for h in histories])
+        table = table.clamp(min=torch.finfo(table.dtype).tiny)
+        steps = range(longest)
+        axes.semilogy(steps, table.median(0).values, label=name, **STYLES[name])
+        if systems > 1:
+            axes.fill_between(
+                steps, table.amin(0), table.amax(0), color=STYLES[name]["color"], alpha=0.12, linewidth=0
+            )
+    for rtol in sorted({row.rtol for row in evaluation.rows}):
+        axes.axhline(rtol, color=GREY, linewidth=0.6, zorder=0)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_ylim(bottom=min(row.rtol for row in evaluation.rows) / 100)
+    plots.finish(axes)
     return figure
 
 
@@ -216,7 +239,7 @@ def factor_figure(L: CSR, form: str) -> Any:
     rows, columns = L.pattern.row_indices.cpu(), L.col_indices.cpu()
     values, on = L.values.cpu(), rows == columns
     words = "M = L L^T" if form == "product" else "M = (L L^T)^{-1}"
-    figure, panels = new_panels(f"Learned factor, ${words}$", 2)
+    figure, panels = plots.new_panels(f"Learned factor, ${words}$", 2)
     n = L.shape[0]
     size = max(1.0, (220 / n) ** 2)
     for axes, name, part in zip(panels, ("diagonal", "below the diagonal"), (on, ~on), strict=True):
