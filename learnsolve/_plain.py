@@ -1,10 +1,9 @@
 """Ordinary tensors, wherever they are made."""
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import ParamSpec, TypeVar, cast
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
@@ -24,25 +23,13 @@ def plain_tensors() -> Iterator[None]:
 def outside_of_graphs(function: Callable[P, T]) -> Callable[P, T]:
     """`torch.compile` does not look inside `function`: it breaks its graph there.
 
-    The same as `torch.compiler.disable`, which loads Dynamo (a second and a half) when it is called. Here the
-    function carries Dynamo's mark, and is wrapped only once something else has loaded Dynamo.
+    The same as `torch.compiler.disable`, which would load Dynamo here (a second and a half).
     """
-    wrapped: list[Callable[P, T]] = []
-
-    @wraps(function)
-    def outside(*args: P.args, **kwargs: P.kwargs) -> T:
-        if "torch._dynamo" not in sys.modules:
-            return function(*args, **kwargs)
-        if not wrapped:
-            wrapped.append(cast(Callable[P, T], torch.compiler.disable(function)))
-        return wrapped[0](*args, **kwargs)
-
-    outside._torchdynamo_disable = True  # type: ignore[attr-defined]
-    outside._torchdynamo_disable_msg = None  # type: ignore[attr-defined]
-    # Dynamo must not compile the frame of `outside` either when it is called after the graph break.
-    skip = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT)
-    set_code_exec_strategy(outside.__code__, skip)  # type: ignore[attr-defined]
-    return outside
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]  # called while Dynamo traces
+    # Called by compiled code, after the graph break: neither this frame nor those below it are compiled.
+    skip = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
+    set_code_exec_strategy(function.__code__, skip)  # type: ignore[attr-defined]
+    return function
 
 
 def constant_in_graphs(function: Callable[P, T]) -> Callable[P, T]:
