@@ -6,6 +6,7 @@ from ops.cases import CASES
 from reference import gradients, inputs_for, normal, pattern_of, random, small_pattern
 
 import learnsolve as ls
+from learnsolve._plain import outside_of_graphs
 
 
 @pytest.fixture(autouse=True)
