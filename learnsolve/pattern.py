@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import _analysis, _device_analysis
-from learnsolve._plain import plain_tensors
+from learnsolve._plain import constant_in_graphs, plain_tensors
 
 # Entries and rows of one block of rows: small enough to deal out evenly, large enough to hide its set-up.
 _BLOCK_WEIGHT = 8192
@@ -408,7 +408,7 @@ class SparsityPattern:
         )
 
 
-@torch._dynamo.assume_constant_result
+@constant_in_graphs
 def _analyse_while_tracing(pattern: SparsityPattern) -> bool:
     """Everything that an operation may ask of a pattern, computed for real while torch.compile traces, which
     cannot trace the analysis itself. All at once: Dynamo does not see what changes behind a dictionary that
@@ -419,7 +419,7 @@ def _analyse_while_tracing(pattern: SparsityPattern) -> bool:
     return True
 
 
-@torch._dynamo.assume_constant_result
+@constant_in_graphs
 def _plan_while_tracing(pattern: SparsityPattern, make: Callable[..., Any], *others: Any) -> bool:
     """A plan, made for real while torch.compile traces."""
     pattern._planned(make, *others)

@@ -110,6 +110,17 @@ def test_extras_are_imported_lazily(name):
     )
 
 
+@pytest.mark.parametrize("statement", ["import learnsolve", "import learnsolve.train"])
+def test_an_import_does_not_load_the_compiler(statement):
+    """Dynamo and sympy take longer to load than torch itself; only torch.compile needs them."""
+    code = f"import sys; {statement}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = done.stdout.split()
+    assert "learnsolve.csr" in loaded
+    slow = ("torch._dynamo", "torch._inductor", "sympy", "matplotlib")
+    assert not [name for name in loaded if name.startswith(slow)]
+
+
 def names_torch_ops(tree: ast.AST) -> bool:
     return any(
         (
