@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from learnsolve.csr import CSR
+
 SUPPORTED = (torch.float32, torch.float64)
 
 
@@ -19,6 +21,16 @@ def tensor(function: str, name: str, value: Any) -> None:
             f"{function}: {name} must be a dense tensor, got layout {value.layout}; make a matrix of it with "
             "CSR.from_torch, or call .to_dense()"
         )
+
+
+def matrix(function: str, name: str, A: Any, remedy: str = "; make one with CSR.from_*") -> None:
+    if not isinstance(A, CSR):
+        raise TypeError(f"{function}: {name} must be a CSR, got {type(A).__name__}{remedy}")
+
+
+def square(function: str, name: str, shape: tuple[int, int]) -> None:
+    if shape[0] != shape[1]:
+        raise ValueError(f"{function}: {name} must be square, got shape {shape}")
 
 
 def dtype(function: str, name: str, value: Tensor) -> None:

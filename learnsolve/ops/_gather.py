@@ -19,6 +19,11 @@ def place(values: Tensor, at: Tensor, size: int) -> Tensor:
     return dispatch(_Place, (values,), at, size)
 
 
+def permuted(values: Tensor, forward: Tensor, backward: Tensor, dim: int = -1) -> Tensor:
+    """values[..., forward], or that along another axis, counted from the end; `backward` is the inverse."""
+    return dispatch(_Permute, (values,), forward, backward, dim)
+
+
 class _Take(Multilinear):
     generate_vmap_rule = True
 
@@ -46,3 +51,18 @@ class _Place(Multilinear):
     @staticmethod
     def backward(ctx, g):
         return take(g, ctx.constants[0]), None, None
+
+
+class _Permute(Multilinear):
+    """Its gradient is a gather too, where torch's own would add into zeros."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(values, forward, backward, dim):
+        return values.index_select(dim, forward)
+
+    @staticmethod
+    def backward(ctx, g):
+        forward, backward, dim = ctx.constants
+        return permuted(g, backward, forward, dim), None, None, None

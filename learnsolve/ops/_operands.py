@@ -1,4 +1,4 @@
-"""Checks of operands: matrices, and scalars beside them."""
+"""Checks of scalars beside a matrix."""
 
 from numbers import Real
 from typing import Any
@@ -7,11 +7,6 @@ from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.csr import CSR
-
-
-def matrix(function: str, name: str, A: Any) -> None:
-    if not isinstance(A, CSR):
-        raise TypeError(f"{function}: {name} must be a CSR, got {type(A).__name__}; make one with CSR.from_*")
 
 
 def factor(function: str, name: str, A: CSR, s: Any) -> Any:

@@ -13,7 +13,7 @@ from learnsolve import (
 )
 from learnsolve.csr import CSR
 from learnsolve.ops._autograd import Multilinear, Operation, dispatch, tracked
-from learnsolve.ops._operands import factor, matrix
+from learnsolve.ops._operands import factor
 from learnsolve.pattern import SparsityPattern, as_numpy
 
 _raw = torch.ops.learnsolve.csr_add.default
@@ -67,7 +67,7 @@ def add(A: CSR, B: CSR, *, alpha: Scalar = 1, beta: Scalar = 1) -> CSR:
             [-5.,  3.]])
     """
     for name, M in (("A", A), ("B", B)):
-        matrix("add", name, M)
+        _check.matrix("add", name, M)
     return added("add", A, B, alpha, beta)
 
 

@@ -17,11 +17,10 @@ from learnsolve.pattern import SparsityPattern, as_numpy
 
 def add_values(function: str, A: CSR, B: Any, negate: bool = False) -> CSR:
     """A + B or A - B."""
-    if not isinstance(B, CSR):
-        raise TypeError(
-            f"{function}: B must be a CSR, got {type(B).__name__}: adding a number to a sparse matrix "
-            "would fill it; add to A.values to shift the stored entries"
-        )
+    _check.matrix(
+        *(function, "B", B),
+        ": adding a number to a sparse matrix would fill it; add to A.values to shift the stored entries",
+    )
     if A.pattern is B.pattern:
         _same_kind(function, A, B)
         return A.with_values(A.values - B.values if negate else A.values + B.values)

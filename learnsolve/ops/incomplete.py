@@ -187,13 +187,11 @@ def _cholesky(function: str, A: CSR, shift: float | Tensor, on_breakdown: str) -
 
 def _factors(function: str, A: CSR, shift: float | Tensor, on_breakdown: str) -> tuple[Tensor, Tensor]:
     """(factors, shift that was used), both with A's batch axes."""
-    if not isinstance(A, CSR):
-        raise TypeError(f"{function}: A must be a CSR, got {type(A).__name__}; make one with CSR.from_*")
+    _check.matrix(function, "A", A)
     values, pattern = A.values, A.pattern
     _check.dtype(function, "A.values", values)
     _check.one_of(function, "on_breakdown", on_breakdown, ("raise", "shift"))
-    if A.shape[0] != A.shape[1]:
-        raise ValueError(f"{function}: A must be square, got shape {A.shape}")
+    _check.square(function, "A", A.shape)
     row = pattern._missing_diagonal
     if row >= 0:
         raise ValueError(

@@ -8,9 +8,8 @@ from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.csr import CSR
-from learnsolve.ops._operands import matrix
+from learnsolve.ops._gather import permuted
 from learnsolve.ops._selection import trusted
-from learnsolve.ops.structure import _permute
 from learnsolve.pattern import SparsityPattern, as_numpy
 
 
@@ -38,14 +37,14 @@ def kron(A: CSR, B: CSR) -> CSR:
     >>> (ls.ops.kron(T, I) + ls.ops.kron(I, T)).to_dense()[0]
     tensor([ 4., -1., -1.,  0.], dtype=torch.float64)
     """
-    matrix("kron", "A", A)
-    matrix("kron", "B", B)
+    _check.matrix("kron", "A", A)
+    _check.matrix("kron", "B", B)
     _check.dtype("kron", "A.values", A.values)
     _check.same_kind("kron", "B.values", B.values, A.values)
     _check.batches("kron", A.batch_shape, B.batch_shape, "A.values and B.values")
     plan = A.pattern._planned(_plan_kron, B.pattern)
     outer = (A.values.unsqueeze(-1) * B.values.unsqueeze(-2)).flatten(-2)
-    return CSR(_permute(outer, plan.forward, plan.backward), plan.pattern)
+    return CSR(permuted(outer, plan.forward, plan.backward), plan.pattern)
 
 
 class _KronPlan(NamedTuple):

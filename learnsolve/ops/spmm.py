@@ -43,8 +43,7 @@ def spmm(A: CSR, x: Tensor, *, transpose: bool = False) -> Tensor:
     >>> ls.ops.spmm(A, torch.arange(4.0, dtype=torch.float64))
     tensor([-1.,  0.,  0.,  4.], dtype=torch.float64)
     """
-    if not isinstance(A, CSR):
-        raise TypeError(f"spmm: A must be a CSR, got {type(A).__name__}; make one with CSR.from_*")
+    _check.matrix("spmm", "A", A)
     values, pattern = A.values, A.pattern
     _check.dtype("spmm", "A.values", values)
     _check.same_kind("spmm", "x", x, values)

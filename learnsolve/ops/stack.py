@@ -9,9 +9,8 @@ from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.csr import CSR
-from learnsolve.ops._operands import matrix
+from learnsolve.ops._gather import permuted
 from learnsolve.ops._selection import trusted
-from learnsolve.ops.structure import _permute
 from learnsolve.pattern import SparsityPattern, as_numpy
 
 
@@ -65,7 +64,7 @@ def _stack(function: str, matrices: Sequence[CSR], way: str) -> CSR:
     first = matrices[0]
     batch = torch.Size()
     for i, A in enumerate(matrices):
-        matrix(function, f"matrix {i}", A)
+        _check.matrix(function, f"matrix {i}", A)
         _check.same_kind(function, f"matrix {i}", A.values, first.values)
         _check.batches(function, batch, A.batch_shape, f"matrix {i} and those before it")
         batch = torch.broadcast_shapes(batch, A.batch_shape)
@@ -81,7 +80,7 @@ def _stack(function: str, matrices: Sequence[CSR], way: str) -> CSR:
     plan = first.pattern._planned(_plan_stack, way, *others)
     values = torch.cat([A.values.expand(batch + A.values.shape[-1:]) for A in matrices], -1)
     if plan.forward is not None:
-        values = _permute(values, plan.forward, plan.backward)
+        values = permuted(values, plan.forward, plan.backward)
     return CSR(values, plan.pattern)
 
 

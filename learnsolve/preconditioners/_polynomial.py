@@ -10,7 +10,6 @@ from torch import Tensor
 from learnsolve import _check
 from learnsolve._unchanged import Unchanged
 from learnsolve.csr import CSR
-from learnsolve.ops._operands import matrix
 from learnsolve.ops._product import product
 from learnsolve.ops.structure import plain_values
 from learnsolve.preconditioners._symmetry import symmetry
@@ -28,10 +27,9 @@ class PolynomialPreconditioner(Preconditioner):
 
     def _prepare(self, A: CSR, degree: int, M: Any, symmetric: bool | None) -> None:
         name = type(self).__name__
-        matrix(name, "A", A)
+        _check.matrix(name, "A", A)
         _check.dtype(name, "A.values", A.values)
-        if A.shape[0] != A.shape[1]:
-            raise ValueError(f"{name}: A must be square, got shape {A.shape}")
+        _check.square(name, "A", A.shape)
         check_finite(name, A)
         self.degree = _check.integer(name, "degree", degree, 0)
         if isinstance(M, str):
