@@ -142,7 +142,7 @@ class CSR:
     def to_scipy_linear_operator(self) -> scipy.sparse.linalg.LinearOperator:
         """A scipy.sparse.linalg.LinearOperator with our products and no copy (no gradient)."""
         self._single("to_scipy_linear_operator")
-        return _ops._linear_operator.CSROperator(self)
+        return _ops._linear_operator.HostOperator(self, _ops._linear_operator.matrix_product)
 
     @classmethod
     def from_torch(cls, T: Tensor) -> CSR:
