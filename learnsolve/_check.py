@@ -33,6 +33,15 @@ def square(function: str, name: str, shape: tuple[int, int]) -> None:
         raise ValueError(f"{function}: {name} must be square, got shape {shape}")
 
 
+def rows(function: str, name: str, x: Tensor, matrix: str, shape: tuple[int, int], side: int = 0) -> None:
+    """`x`, (n,) or (..., n, k), must have as many rows as axis `side` of the matrix is long."""
+    if x.dim() == 0 or x.shape[0 if x.dim() == 1 else -2] != shape[side]:
+        raise ValueError(
+            f"{function}: {name} must have {matrix}.shape[{side}] = {shape[side]} rows, got shape "
+            f"{tuple(x.shape)}"
+        )
+
+
 def dtype(function: str, name: str, value: Tensor) -> None:
     if value.dtype not in SUPPORTED:
         raise TypeError(

@@ -5,6 +5,7 @@ import torch
 
 from learnsolve import _check
 from learnsolve.csr import CSR
+from learnsolve.ops._operands import fit
 from learnsolve.ops._selection import Sorted, reordered, sorted_by_row
 from learnsolve.pattern import SparsityPattern, as_numpy
 
@@ -35,9 +36,7 @@ def kron(A: CSR, B: CSR) -> CSR:
     """
     _check.matrix("kron", "A", A)
     _check.matrix("kron", "B", B)
-    _check.dtype("kron", "A.values", A.values)
-    _check.same_kind("kron", "B.values", B.values, A.values)
-    _check.batches("kron", A.batch_shape, B.batch_shape, "A.values and B.values")
+    fit("kron", A, B)
     plan = A.pattern._planned(_plan_kron, B.pattern)
     outer = (A.values.unsqueeze(-1) * B.values.unsqueeze(-2)).flatten(-2)
     return CSR(reordered(outer, plan), plan.pattern)

@@ -47,10 +47,8 @@ def quadratic_form(A: CSR, x: Tensor, *, symmetric: bool = False) -> Tensor:
     values, pattern = A.values, A.pattern
     _check.dtype(name, "A.values", values)
     _check.same_kind(name, "x", x, values)
-    n = pattern.shape[0]
     _check.square(name, "A", pattern.shape)
-    if x.dim() == 0 or x.shape[0 if x.dim() == 1 else -2] != n:
-        raise ValueError(f"{name}: x must have A.shape[0] = {n} rows, got shape {tuple(x.shape)}")
+    _check.rows(name, "x", x, "A", pattern.shape)
     if torch.compiler.is_dynamo_compiling() or values.dim() > 1 or x.dim() > 2:
         _check.batches(name, values.shape[:-1], x.shape[:-2], "A.values and x")
         y = product(values, x, pattern, False)

@@ -50,11 +50,6 @@ def spmm(A: CSR, x: Tensor, *, transpose: bool = False) -> Tensor:
     if x.dim() == 0:
         raise ValueError("spmm: x must have shape (n,) or (..., n, k), got a scalar")
     _check.flag("spmm", "transpose", transpose)
-    side = 0 if transpose else 1
-    rows = x.shape[0] if x.dim() == 1 else x.shape[-2]
-    if rows != pattern.shape[side]:
-        raise ValueError(
-            f"spmm: x must have A.shape[{side}] = {pattern.shape[side]} rows, got shape {tuple(x.shape)}"
-        )
+    _check.rows("spmm", "x", x, "A", pattern.shape, 0 if transpose else 1)
     _check.batches("spmm", values.shape[:-1], x.shape[:-2], "A.values and x")
     return product(values, x, pattern, transpose)

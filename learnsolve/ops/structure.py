@@ -3,13 +3,13 @@
 import numpy as np
 import torch
 from torch import Tensor
-from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 
 from learnsolve import _check
 from learnsolve._plain import plain_tensors
 from learnsolve.csr import CSR
 from learnsolve.ops._autograd import tracked
 from learnsolve.ops._gather import permuted
+from learnsolve.ops._operands import plain_values
 from learnsolve.ops._product import product, sampled
 from learnsolve.pattern import SparsityPattern, as_numpy
 
@@ -190,13 +190,6 @@ def shared_inverse_diagonal(A: CSR, function: str) -> Tensor:
             _nonzero(function, d)
             kept = A._derived["inverse diagonal"] = (A.values, state, d.reciprocal())
     return kept[2]
-
-
-def plain_values(t: Tensor) -> Tensor:
-    """The numbers behind a tensor that a transformation of `torch.func` holds, without a graph."""
-    while is_functorch_wrapped_tensor(t):
-        t = get_unwrapped(t)
-    return t.detach()
 
 
 def _nonzero(function: str, d: Tensor) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from learnsolve import _check
 from learnsolve._plain import plain_tensors
 from learnsolve.csr import CSR
-from learnsolve.ops.structure import plain_values
+from learnsolve.ops._operands import plain_values
 from learnsolve.preconditioners._symmetry import symmetry
 
 
