@@ -79,13 +79,35 @@ class Multilinear(Operation):
 
     @classmethod
     def jvp(cls, ctx: Any, *tangents: Any) -> Tensor | None:
-        kept = ctx.saved_tensors or (None,)
+        kept: tuple = ctx.saved_tensors or (None,)
         along = (
             dispatch(cls, (*kept[:i], t, *kept[i + 1 :]), *ctx.constants)
             for i, t in enumerate(tangents[: cls.operands])
             if t is not None
         )
         return add(*along)
+
+
+class LinearSolve(Operation):
+    """x = M(p)^-1 b for a matrix M that is linear in p: forward(p, b, *constants). p and x are kept, and a
+    subclass has times(p, x, *constants) = M(p) x, so that dx = M(p)^-1 (db - M(dp) x)."""
+
+    operands = 2
+
+    @staticmethod
+    def times(p: Tensor, x: Tensor, *constants: Any) -> Tensor:
+        raise NotImplementedError
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
+        ctx.save_for_backward(inputs[0], output)
+        ctx.constants = inputs[2:]
+
+    @classmethod
+    def jvp(cls, ctx: Any, tp: Tensor | None, tb: Tensor | None, *_: Any) -> Tensor:
+        p, x = ctx.saved_tensors
+        by_p = None if tp is None else -cls.times(tp, x, *ctx.constants)
+        return dispatch(cls, (p, add(tb, by_p)), *ctx.constants)  # type: ignore[arg-type]
 
 
 def tracked(*tensors: Tensor) -> bool:

@@ -1,7 +1,8 @@
-"""Values picked out of others and put among zeros: what indexing, triangles and their gradients are made of.
+"""Values taken from others, placed among zeros, permuted and added up: the steps of indexing, triangles and
+their gradients.
 
-Both go by positions that differ from one another, found once by whoever plans an operation. Each is the
-other's adjoint: nothing is added up, so gradients are exact and deterministic, of any order.
+Positions are planned once by the operation. Those of `take` and `place` are distinct, and each of the two is
+the other's adjoint: nothing is added up, so gradients are exact and deterministic, of any order.
 """
 
 import torch
@@ -13,12 +14,12 @@ from learnsolve.pattern import SparsityPattern
 
 
 def take(values: Tensor, at: Tensor) -> Tensor:
-    """values[..., at] for int64 positions that differ from one another."""
+    """values[..., at] for distinct int64 positions."""
     return dispatch(_Take, (values,), at)
 
 
 def place(values: Tensor, at: Tensor, size: int) -> Tensor:
-    """Zeros (..., size) with values at int64 positions that differ from one another."""
+    """Zeros (..., size) with values at distinct int64 positions."""
     return dispatch(_Place, (values,), at, size)
 
 
@@ -45,12 +46,13 @@ class _Take(Multilinear):
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        values, *ctx.constants = inputs
+        values, ctx.at = inputs
         ctx.size = values.shape[-1]
+        ctx.constants = (ctx.at,)
 
     @staticmethod
     def backward(ctx, g):
-        return place(g, *ctx.constants, ctx.size), None
+        return place(g, ctx.at, ctx.size), None
 
 
 class _Place(Multilinear):

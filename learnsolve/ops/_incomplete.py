@@ -1,4 +1,4 @@
-"""Incomplete factors and their derivatives, to any order: what `ic0`, `mic0` and `ilu0` are made of.
+"""Incomplete factors and their derivatives, to any order: the core of `ic0`, `mic0` and `ilu0`.
 
 The factors f of the values a solve F(f) = a, one quadratic equation for each entry that is read
 (csrc/kernels/incomplete.h). With B the symmetric bilinear form of F's quadratic part, J(f) z = E z + B(f, z)
@@ -24,7 +24,7 @@ from learnsolve import (
     _device_analysis,
     _library,  # noqa: F401  (registers torch.ops.learnsolve)
 )
-from learnsolve.ops._autograd import Multilinear, Operation, add, dispatch
+from learnsolve.ops._autograd import LinearSolve, Multilinear, Operation, dispatch
 from learnsolve.ops.triangle import plan_triangle
 from learnsolve.pattern import SparsityPattern, as_numpy
 
@@ -145,7 +145,7 @@ def _factor_or_raise(values: Tensor, pattern: SparsityPattern, kind: str) -> Ten
     f, breakdown = _raw_factor(*plan.elimination, pattern.crow_indices, values, traced)
     if traced and not f.is_cuda:
         return f
-    if f.is_cuda:  # looking would wait for the device: factors that do not exist are NaN
+    if f.is_cuda:  # a check would wait for the device: factors that do not exist are NaN
         return torch.where(breakdown[..., :1] >= 0, torch.nan, f)
     for matrix, (row, pivot) in enumerate(breakdown.reshape(-1, 2).tolist()):
         if row >= 0:
@@ -153,7 +153,7 @@ def _factor_or_raise(values: Tensor, pattern: SparsityPattern, kind: str) -> Ten
             raise ValueError(
                 f'{message}; add a shift: shift=1e-2, say, or on_breakdown="shift" to search one'
             )
-    if f.is_cpu and not f.sum().isfinite():  # a sum that overflows by itself is looked into
+    if f.is_cpu and not f.sum().isfinite():  # the sum may overflow although every entry is finite
         _finite(f, plan, kind)
     return f
 
@@ -177,22 +177,6 @@ def _finite(f: Tensor, plan: Plan, kind: str) -> None:
 def factor(values: Tensor, pattern: SparsityPattern, kind: str) -> Tensor:
     """The factors of a matrix (nnz) or a batch (B, nnz): L's values and, for LU, U's behind them."""
     return dispatch(_Factor, (values,), pattern, kind)
-
-
-def _tangent(f: Tensor, v: Tensor, pattern: SparsityPattern, kind: str) -> Tensor:
-    return dispatch(_Tangent, (f, v), pattern, kind)
-
-
-def _adjoint(f: Tensor, g: Tensor, pattern: SparsityPattern, kind: str) -> Tensor:
-    return dispatch(_Adjoint, (f, g), pattern, kind)
-
-
-def _product(x: Tensor, z: Tensor, pattern: SparsityPattern, kind: str) -> Tensor:
-    return dispatch(_Product, (x, z), pattern, kind)
-
-
-def _product_adjoint(x: Tensor, w: Tensor, pattern: SparsityPattern, kind: str) -> Tensor:
-    return dispatch(_ProductAdjoint, (x, w), pattern, kind)
 
 
 class _Map(Operation):
@@ -222,61 +206,46 @@ class _Factor(_Map):
     @staticmethod
     def backward(ctx, g):  # type: ignore[override]
         (f,) = ctx.saved_tensors
-        return _adjoint(f, g, *ctx.constants), None, None
+        return dispatch(_Adjoint, (f, g), *ctx.constants), None, None
 
     @staticmethod
     def jvp(ctx, tv, *_):  # type: ignore[override]
         (f,) = ctx.saved_tensors
-        return _tangent(f, tv, *ctx.constants)
+        return dispatch(_Tangent, (f, tv), *ctx.constants)
 
 
-class _Implicit(_Map):
-    """The tangent and the adjoint: both keep their operands and the result."""
-
-    operands = 2
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(*inputs[:2], output)
-        ctx.constants = inputs[2:]
-
-
-class _Tangent(_Implicit):
+class _Tangent(_Map, LinearSolve):
     @staticmethod
     def forward(f, v, pattern, kind):
         return _raw_tangent(*plan_of(pattern, kind).elimination, f, v)
 
     @staticmethod
     def backward(ctx, g):  # type: ignore[override]
-        f, _, z = ctx.saved_tensors
-        w = _adjoint(f, g, *ctx.constants)
-        gf = -_product_adjoint(z, w, *ctx.constants) if ctx.needs_input_grad[0] else None
+        f, z = ctx.saved_tensors
+        w = dispatch(_Adjoint, (f, g), *ctx.constants)
+        gf = -dispatch(_ProductAdjoint, (z, w), *ctx.constants) if ctx.needs_input_grad[0] else None
         return gf, w, None, None
 
     @staticmethod
-    def jvp(ctx, tf, tv, *_):  # type: ignore[override]
-        f, _, z = ctx.saved_tensors
-        by_f = None if tf is None else -_product(tf, z, *ctx.constants)
-        return _tangent(f, add(tv, by_f), *ctx.constants)  # type: ignore[arg-type]
+    def times(f, z, *constants):
+        return dispatch(_Product, (f, z), *constants)
 
 
-class _Adjoint(_Implicit):
+class _Adjoint(_Map, LinearSolve):
     @staticmethod
     def forward(f, g, pattern, kind):
         return _raw_adjoint(*plan_of(pattern, kind).elimination, f, g, pattern.nnz)
 
     @staticmethod
     def backward(ctx, h):  # type: ignore[override]
-        f, _, w = ctx.saved_tensors
-        u = _tangent(f, h, *ctx.constants)
-        gf = -_product_adjoint(u, w, *ctx.constants) if ctx.needs_input_grad[0] else None
+        f, w = ctx.saved_tensors
+        u = dispatch(_Tangent, (f, h), *ctx.constants)
+        gf = -dispatch(_ProductAdjoint, (u, w), *ctx.constants) if ctx.needs_input_grad[0] else None
         return gf, u, None, None
 
     @staticmethod
-    def jvp(ctx, tf, tg, *_):  # type: ignore[override]
-        f, _, w = ctx.saved_tensors
-        by_f = None if tf is None else -_product_adjoint(tf, w, *ctx.constants)
-        return _adjoint(f, add(tg, by_f), *ctx.constants)  # type: ignore[arg-type]
+    def times(f, w, *constants):
+        return dispatch(_ProductAdjoint, (f, w), *constants)
 
 
 class _Product(_Map, Multilinear):
@@ -292,8 +261,8 @@ class _Product(_Map, Multilinear):
     def backward(ctx, h):  # type: ignore[override]
         x, z = ctx.saved_tensors
         need_x, need_z = ctx.needs_input_grad[:2]
-        gx = _product_adjoint(z, h, *ctx.constants) if need_x else None
-        gz = _product_adjoint(x, h, *ctx.constants) if need_z else None
+        gx = dispatch(_ProductAdjoint, (z, h), *ctx.constants) if need_x else None
+        gz = dispatch(_ProductAdjoint, (x, h), *ctx.constants) if need_z else None
         return gx, gz, None, None
 
 
@@ -310,6 +279,6 @@ class _ProductAdjoint(_Map, Multilinear):
     def backward(ctx, h):  # type: ignore[override]
         x, w = ctx.saved_tensors
         need_x, need_w = ctx.needs_input_grad[:2]
-        gx = _product_adjoint(h, w, *ctx.constants) if need_x else None
-        gw = _product(x, h, *ctx.constants) if need_w else None
+        gx = dispatch(_ProductAdjoint, (h, w), *ctx.constants) if need_x else None
+        gw = dispatch(_Product, (x, h), *ctx.constants) if need_w else None
         return gx, gw, None, None

@@ -1,4 +1,4 @@
-"""The product and the sampled product, differentiable to any order: what `spmm` and `sddmm` are made of.
+"""The product and the sampled product, differentiable to any order: the core of `spmm` and `sddmm`.
 
 They are the derivatives of one trilinear form,
 

@@ -1,4 +1,4 @@
-"""The product of two sparse matrices, differentiable to any order: what `spgemm` is made of.
+"""The product of two sparse matrices, differentiable to any order: the core of `spgemm`.
 
 The product and its gradients are the derivatives of one trilinear form over the products f of C = A B,
 
@@ -53,7 +53,7 @@ def set_spgemm_plan_limit(bytes: int) -> int:
     CUDA device).
 
     A product that would need more is computed without a plan, in O(nnz) memory: the places of its products
-    are found anew in each pass.
+    are recomputed in each pass.
 
     Parameters
     ----------
@@ -174,7 +174,7 @@ def _column_plan(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern |
     t_ptr, _, permutation, _ = A._structure(True)
     positions, first, *_ = A._planned(_plan, B, mask)[1:]
     if _device_analysis.here(A.crow_indices):
-        # Which blocks a product is dealt out in is for the CPU; here a row of B each.
+        # Blocks of products are for the CPU; here every row of B is one.
         starts = None if positions is None else first[_present(permutation).long()].int()
         return _ColumnPlan(starts, first[:0])
     b_ptr, perm = as_numpy(B.crow_indices), as_numpy(_present(permutation))
@@ -199,7 +199,7 @@ def result_pattern(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern
 def _by_rows(
     A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None, wanted: int = PRODUCT
 ) -> tuple:
-    """What the operators that go by the rows of A take before the values."""
+    """The arguments before the values of operators that traverse the rows of A."""
     plan, C = A._planned(_plan, B, mask), result_pattern(A, B, mask)
     places = (plan.positions, plan.blocks)
     if wanted == PRODUCT and plan.pairs is not None:
@@ -211,7 +211,7 @@ def _by_rows(
 
 
 def _by_columns(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) -> tuple:
-    """What those take that go by the columns of A."""
+    """The same for those that traverse the columns of A."""
     plan, C = A._planned(_plan, B, mask), result_pattern(A, B, mask)
     columns = A._planned(_column_plan, B, mask)
     t_ptr, t_idx, permutation, _ = A._structure(True)

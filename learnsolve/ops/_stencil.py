@@ -1,4 +1,4 @@
-"""The stencil and its products, differentiable to any order: what `ops.stencil` is made of.
+"""The stencil and its products, differentiable to any order: the core of `ops.stencil`.
 
 They are the derivatives of one trilinear form,
 

@@ -1,5 +1,5 @@
-"""The derivatives of a trilinear form, differentiable to any order: what the products of a matrix or a
-stencil with vectors, and of two sparse matrices, are made of.
+"""The derivatives of a trilinear form, differentiable to any order: the core of the products of a matrix
+or a stencil with vectors, and of two sparse matrices.
 
     Phi(t_0, t_1, t_2) = sum_b phi(t_0b, t_1b, t_2b),      linear in each,
 

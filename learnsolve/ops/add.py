@@ -40,7 +40,7 @@ def add(A: CSR, B: CSR, *, alpha: Scalar = 1, beta: Scalar = 1) -> CSR:
     ValueError
         if shapes or batch axes do not fit.
     TypeError
-        if dtypes or devices do not fit, or an operand is no matrix: adding a number would fill the matrix.
+        if dtypes or devices do not fit, or an operand is not a CSR: adding a number would fill the matrix.
 
     Notes
     -----

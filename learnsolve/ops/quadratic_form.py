@@ -59,7 +59,7 @@ def quadratic_form(A: CSR, x: Tensor, *, symmetric: bool = False) -> Tensor:
 
 
 class _QuadraticForm(Operation):
-    """(q, A x); the second is there to be kept."""
+    """(q, A x); the second is returned in order to be saved."""
 
     @staticmethod
     def forward(values: Tensor, x: Tensor, pattern: SparsityPattern, symmetric: bool):
@@ -81,7 +81,7 @@ class _QuadraticForm(Operation):
         pattern = ctx.pattern
         again = tracked(values, x, g)
         if again:
-            y = product(values, x, pattern, False)  # with its graph: somebody differentiates this gradient
+            y = product(values, x, pattern, False)  # with its graph: this gradient is differentiated
         need_values, need_x = ctx.needs_input_grad[:2]
         gx = gv = None
         if need_x:

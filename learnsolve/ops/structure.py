@@ -145,7 +145,7 @@ def _scale(function: str, A: CSR, d: Tensor, side: int) -> CSR:
 def inverse_diagonal(A: CSR) -> Tensor:
     """1 / diag(A), shape (..., n), for a square A without zeros on its diagonal.
 
-    A missing entry is always an error; a stored zero is one on the CPU. On a CUDA tensor looking for it would
+    A missing entry is always an error; a stored zero is one on the CPU. On a CUDA tensor a check would
     wait for the device: it becomes an infinity, which `Solution.status` reports.
 
     Examples
@@ -159,10 +159,10 @@ def inverse_diagonal(A: CSR) -> Tensor:
 
 
 def shared_inverse_diagonal(A: CSR, function: str) -> Tensor:
-    """`inverse_diagonal` for solvers, not to be changed: it is kept with `A` where its values do not learn,
-    as long as they do not change (which torch tells, except for changes through ``values.data``). Of values
-    that learn nothing is kept: fused optimizers change parameters without telling. Nor of those on a device:
-    other streams would have to wait for it, and a graph would hold it for ever."""
+    """`inverse_diagonal` for solvers, not to be changed: it is kept with `A` while its values do not require
+    grad and do not change (torch notices, except for changes through ``values.data``). Nothing is kept for
+    trainable values: fused optimizers change parameters without a new version. Nor for values on a device:
+    other streams would have to wait for it, and a graph would hold it indefinitely."""
     _check.square(function, "A", A.shape)
     row = A.pattern._missing_diagonal
     if row >= 0:

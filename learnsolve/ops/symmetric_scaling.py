@@ -27,7 +27,7 @@ def symmetric_scaling(A: CSR, by: str = "diagonal") -> CSR:
     ------
     ValueError
         if D has an entry that is not positive and finite; the message names the row. (Under `torch.compile`
-        and on a CUDA device this is not looked for, and becomes an infinity or a NaN.)
+        and on a CUDA device this is not checked, and becomes an infinity or a NaN.)
 
     Notes
     -----
