@@ -74,6 +74,13 @@ def reordered(values: Tensor, plan: Sorted) -> Tensor:
     return permuted(values, plan.forward, plan.backward)
 
 
+def first_of_each(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """Where each new place begins among sorted ones that may repeat."""
+    new = np.ones(len(rows), dtype=bool)
+    new[1:] = (rows[1:] != rows[:-1]) | (columns[1:] != columns[:-1])
+    return np.flatnonzero(new)
+
+
 def trusted(like: SparsityPattern, crow: np.ndarray, col: np.ndarray, shape: tuple) -> SparsityPattern:
     """A valid pattern with the index type of `like`, unless that is too narrow."""
     wide = max(*shape, len(col)) > torch.iinfo(torch.int32).max
