@@ -93,10 +93,7 @@ class LinearSolve(Operation):
     subclass has times(p, x, *constants) = M(p) x, so that dx = M(p)^-1 (db - M(dp) x)."""
 
     operands = 2
-
-    @staticmethod
-    def times(p: Tensor, x: Tensor, *constants: Any) -> Tensor:
-        raise NotImplementedError
+    times: Callable[..., Tensor]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
