@@ -204,12 +204,12 @@ class _Factor(_Map):
         ctx.constants = inputs[1:]
 
     @staticmethod
-    def backward(ctx, g):  # type: ignore[override]
+    def backward(ctx, g):
         (f,) = ctx.saved_tensors
         return dispatch(_Adjoint, (f, g), *ctx.constants), None, None
 
     @staticmethod
-    def jvp(ctx, tv, *_):  # type: ignore[override]
+    def jvp(ctx, tv, *_):
         (f,) = ctx.saved_tensors
         return dispatch(_Tangent, (f, tv), *ctx.constants)
 
@@ -220,7 +220,7 @@ class _Tangent(_Map, LinearSolve):
         return _raw_tangent(*plan_of(pattern, kind).elimination, f, v)
 
     @staticmethod
-    def backward(ctx, g):  # type: ignore[override]
+    def backward(ctx, g):
         f, z = ctx.saved_tensors
         w = dispatch(_Adjoint, (f, g), *ctx.constants)
         gf = -dispatch(_ProductAdjoint, (z, w), *ctx.constants) if ctx.needs_input_grad[0] else None
@@ -237,7 +237,7 @@ class _Adjoint(_Map, LinearSolve):
         return _raw_adjoint(*plan_of(pattern, kind).elimination, f, g, pattern.nnz)
 
     @staticmethod
-    def backward(ctx, h):  # type: ignore[override]
+    def backward(ctx, h):
         f, w = ctx.saved_tensors
         u = dispatch(_Tangent, (f, h), *ctx.constants)
         gf = -dispatch(_ProductAdjoint, (u, w), *ctx.constants) if ctx.needs_input_grad[0] else None
@@ -258,7 +258,7 @@ class _Product(_Map, Multilinear):
         return _raw_product(*plan_of(pattern, kind).elimination, x, z, pattern.nnz)
 
     @staticmethod
-    def backward(ctx, h):  # type: ignore[override]
+    def backward(ctx, h):
         x, z = ctx.saved_tensors
         need_x, need_z = ctx.needs_input_grad[:2]
         gx = dispatch(_ProductAdjoint, (z, h), *ctx.constants) if need_x else None
@@ -276,7 +276,7 @@ class _ProductAdjoint(_Map, Multilinear):
         return _raw_product_adjoint(*plan_of(pattern, kind).elimination, x, w)
 
     @staticmethod
-    def backward(ctx, h):  # type: ignore[override]
+    def backward(ctx, h):
         x, w = ctx.saved_tensors
         need_x, need_w = ctx.needs_input_grad[:2]
         gx = dispatch(_ProductAdjoint, (h, w), *ctx.constants) if need_x else None

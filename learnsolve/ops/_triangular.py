@@ -232,7 +232,7 @@ class _Solve(LinearSolve):
         return _raw(*_system(pattern, side), values, b)
 
     @staticmethod
-    def backward(ctx, g):  # type: ignore[override]
+    def backward(ctx, g):
         values, x = ctx.saved_tensors
         need_values, need_b = ctx.needs_input_grad[:2]
         gv = gb = None
@@ -276,7 +276,7 @@ class _Backward(Operation):
         ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx, hv, hy):  # type: ignore[override]
+    def backward(ctx, hv, hy):
         v, x, y = ctx.saved_tensors
         need_v, need_g, need_x = ctx.needs_input_grad[:3]
         pattern, side = ctx.pattern, ctx.side
@@ -291,7 +291,7 @@ class _Backward(Operation):
         return rv, rg if need_g else None, rx, None, None
 
     @staticmethod
-    def jvp(ctx, tv, tg, tx, *_):  # type: ignore[override]
+    def jvp(ctx, tv, tg, tx, *_):
         v, x, y = ctx.saved_tensors
         pattern, side = ctx.pattern, ctx.side
         by_values = None if tv is None else -_times(tv, y, pattern, side.adjoint)

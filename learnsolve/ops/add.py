@@ -169,7 +169,7 @@ class _Merge(Operation):
         ctx.constants = inputs[2:]
 
     @staticmethod
-    def backward(ctx, g):  # type: ignore[override]
+    def backward(ctx, g):
         need_a, need_b = ctx.needs_input_grad[:2]
         P, Q, alpha, beta = ctx.constants
         ga = gb = None
@@ -187,7 +187,7 @@ class _Merge(Operation):
         return ga, gb, None, None, None, None
 
     @staticmethod
-    def jvp(ctx, ta, tb, *_):  # type: ignore[override]
+    def jvp(ctx, ta, tb, *_):
         some = tb if ta is None else ta
         ta, tb = (
             some.new_zeros((*some.shape[:-1], pattern.nnz)) if t is None else t
@@ -212,7 +212,7 @@ class _Split(Multilinear):
         return _raw_backward(plan.codes, plan.starts, P.nnz, Q.nnz, g, alpha, beta, True, True)
 
     @staticmethod
-    def backward(ctx, ha, hb):  # type: ignore[override]
+    def backward(ctx, ha, hb):
         return _merge(ha, hb, *ctx.constants), None, None, None, None
 
     @staticmethod

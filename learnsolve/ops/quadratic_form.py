@@ -74,7 +74,7 @@ class _QuadraticForm(Operation):
         ctx.save_for_backward(values, x, output[1])
 
     @staticmethod
-    def backward(ctx, g, _):  # type: ignore[override]
+    def backward(ctx, g, _):
         if g is None:
             return (None,) * 4
         values, x, y = ctx.saved_tensors
@@ -93,7 +93,7 @@ class _QuadraticForm(Operation):
         return gv, gx, None, None
 
     @staticmethod
-    def jvp(ctx, tv, tx, *_):  # type: ignore[override]
+    def jvp(ctx, tv, tx, *_):
         values, x = ctx.saved_tensors[:2]
         pattern = ctx.pattern
         by_values = None if tv is None else (x * product(tv, x, pattern, False)).sum()

@@ -244,7 +244,7 @@ class _Solve(LinearSolve):
         return product(values, x, pattern, transpose)
 
     @staticmethod
-    def backward(ctx, g):  # type: ignore[override]
+    def backward(ctx, g):
         values, x = ctx.saved_tensors
         pattern, transpose, factors = ctx.constants
         y = _solve(values, g, pattern, not transpose, factors)
