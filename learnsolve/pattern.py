@@ -15,7 +15,7 @@ from torch import Tensor
 from learnsolve import _analysis, _device_analysis
 from learnsolve._plain import constant_in_graphs, plain_tensors
 
-# Entries and rows of one block of rows: small enough to deal out evenly, large enough to hide its set-up.
+# Entries and rows of one block of rows: small enough to distribute evenly, large enough to hide its set-up.
 _BLOCK_WEIGHT = 8192
 
 _serials = itertools.count()
@@ -62,7 +62,7 @@ class SparsityPattern:
     Notes
     -----
     The arrays are not copied and must not be changed afterwards. A change in place is noticed and refused,
-    unless it is made behind torch's back, through ``.data`` or NumPy. What kernels need beyond them is
+    unless it bypasses torch, through ``.data`` or NumPy. What kernels need beyond them is
     computed at first use and kept: the transpose, the row of each entry, the place of the diagonal, blocks of
     rows of about equal work. Patterns are equal only if they are the same object, so a pattern can be a
     dictionary key. Making one costs O(rows + nnz).
@@ -188,8 +188,8 @@ class SparsityPattern:
         return found
 
     def _make(self, make: Callable[..., Any], *others: Any) -> Any:
-        """`make(*others)` among plain tensors. On a CUDA device it is there for every stream when this
-        returns: whoever asks first need not be on the stream of those that use it later."""
+        """`make(*others)` among plain tensors. On a CUDA device every stream can use it when this
+        returns: the first call need not be on the stream of later ones."""
         if not self.crow_indices.is_cuda:
             with plain_tensors():
                 return make(*others)
@@ -410,7 +410,7 @@ class SparsityPattern:
 
 @constant_in_graphs
 def _analyse_while_tracing(pattern: SparsityPattern) -> bool:
-    """Everything that an operation may ask of a pattern, computed for real while torch.compile traces, which
+    """Everything that an operation may need of a pattern, computed for real while torch.compile traces, which
     cannot trace the analysis itself. All at once: Dynamo does not see what changes behind a dictionary that
     it has read."""
     for P in (pattern, pattern.T):

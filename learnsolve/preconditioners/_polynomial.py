@@ -1,7 +1,6 @@
 """What polynomials in M A share: the inner M, the transposed recursion, bounds of the spectrum."""
 
 from collections.abc import Callable
-from numbers import Real
 from typing import Any
 
 import torch
@@ -10,9 +9,8 @@ from torch import Tensor
 from learnsolve import _check
 from learnsolve._unchanged import Unchanged
 from learnsolve.csr import CSR
-from learnsolve.ops._operands import matrix
+from learnsolve.ops._operands import in_open_interval
 from learnsolve.ops._product import product
-from learnsolve.ops.structure import plain_values
 from learnsolve.preconditioners._symmetry import symmetry
 from learnsolve.preconditioners.base import Preconditioner, check_finite
 from learnsolve.preconditioners.jacobi import Jacobi
@@ -28,10 +26,9 @@ class PolynomialPreconditioner(Preconditioner):
 
     def _prepare(self, A: CSR, degree: int, M: Any, symmetric: bool | None) -> None:
         name = type(self).__name__
-        matrix(name, "A", A)
+        _check.matrix(name, "A", A)
         _check.dtype(name, "A.values", A.values)
-        if A.shape[0] != A.shape[1]:
-            raise ValueError(f"{name}: A must be square, got shape {A.shape}")
+        _check.square(name, "A", A.shape)
         check_finite(name, A)
         self.degree = _check.integer(name, "degree", degree, 0)
         if isinstance(M, str):
@@ -82,27 +79,9 @@ class PolynomialPreconditioner(Preconditioner):
 
     def _parameter(self, key: str, value: Any) -> float | Tensor:
         """A positive number, or a tensor of them, one for each matrix of the batch; it may learn."""
-        name, batch = type(self).__name__, self.batch_shape
+        name, values = type(self).__name__, self.A.values
+        value = in_open_interval(name, key, value, values, float("inf"), "be positive and finite")
         if not isinstance(value, Tensor):
-            if isinstance(value, bool) or not isinstance(value, Real):
-                raise TypeError(
-                    f"{name}: {key} must be a number or a torch.Tensor, got {type(value).__name__}"
-                )
-            value = float(value)
-            if not 0 < value < float("inf"):
-                raise ValueError(f"{name}: {key} must be positive and finite, got {value}")
             return value
-        _check.same_kind(name, key, value, self.A.values)
-        if value.dim() > len(batch) or any(
-            s not in (1, b) for s, b in zip(reversed(value.shape), reversed(batch), strict=False)
-        ):
-            raise ValueError(
-                f"{name}: {key} must be one number, or one for each matrix of the batch {tuple(batch)}, got "
-                f"shape {tuple(value.shape)}"
-            )
-        if value.is_cpu and not torch.compiler.is_dynamo_compiling():
-            plain = plain_values(value)
-            if not (good := (plain > 0) & (plain < float("inf"))).all():
-                raise ValueError(f"{name}: {key} must be positive and finite, got {float(plain[~good][0])}")
         self.made_of = (*self.made_of, value)
         return value[..., None, None] if value.dim() else value

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from learnsolve.csr import CSR
+from learnsolve.ops._gather import permuted
 from learnsolve.ops._product import product
 from learnsolve.ops.indexing import _plan_permutation
 from learnsolve.ops.sptrsv import sptrsv
-from learnsolve.ops.structure import _permute, shared_inverse_diagonal
+from learnsolve.ops.structure import shared_inverse_diagonal
 from learnsolve.ordering import greedy_colouring
 from learnsolve.pattern import SparsityPattern
 
@@ -65,17 +66,17 @@ class GaussSeidel:
     def __init__(self, function: str, A: CSR):
         shared_inverse_diagonal(A, function)  # for its errors
         plan = A.pattern._planned(_plan_colours)
-        self.A = CSR(_permute(A.values, plan.places, plan.places_back), plan.pattern)
+        self.A = CSR(permuted(A.values, plan.places, plan.places_back), plan.pattern)
         self.order, self.back = plan.order, plan.back
         self.function = function
 
     def __call__(self, r: Tensor, second: bool, transpose: bool) -> Tensor:
-        r = _permute(r.mT, self.order, self.back).mT
+        r = permuted(r.mT, self.order, self.back).mT
         try:
             z = sptrsv(self.A, r, lower=not second, transpose=transpose)
         except ValueError as error:
             raise ValueError(re.sub("^sptrsv", self.function, str(error))) from error
-        return _permute(z.mT, self.back, self.order).mT
+        return permuted(z.mT, self.back, self.order).mT
 
 
 class _Colours(NamedTuple):

@@ -19,7 +19,6 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from learnsolve import _check
 from learnsolve._unchanged import Unchanged
 from learnsolve.csr import CSR
-from learnsolve.ops._operands import matrix
 from learnsolve.ops._product import product
 from learnsolve.ops.spgemm import galerkin, spgemm
 from learnsolve.ops.structure import shared_inverse_diagonal
@@ -144,10 +143,9 @@ class AMG(Preconditioner):
         coarse_solver: str = "lu",
         symmetric: bool | None = None,
     ):
-        matrix("AMG", "A", A)
+        _check.matrix("AMG", "A", A)
         _check.dtype("AMG", "A.values", A.values)
-        if A.shape[0] != A.shape[1]:
-            raise ValueError(f"AMG: A must be square, got shape {A.shape}")
+        _check.square("AMG", "A", A.shape)
         check_numbers("AMG", A)
         if A.batch_shape.numel() == 0:
             raise ValueError(

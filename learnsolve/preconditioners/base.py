@@ -20,7 +20,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import scipy.sparse.linalg
 import torch
 from torch import Tensor
@@ -28,6 +27,7 @@ from torch import Tensor
 from learnsolve import _check
 from learnsolve._unchanged import Unchanged
 from learnsolve.csr import CSR
+from learnsolve.ops._linear_operator import HostOperator
 
 
 class Preconditioner:
@@ -120,7 +120,7 @@ class Preconditioner:
         """M for SciPy's solvers, on the host and without gradient."""
         if not self.linear:
             raise ValueError(f"{type(self).__name__}: is not linear, so it is no LinearOperator")
-        return _PreconditionerOperator(self)
+        return HostOperator(self, _applied)
 
 
 class Transposed(Preconditioner):
@@ -189,27 +189,5 @@ def check_numbers(function: str, A: CSR) -> None:
         )
 
 
-class _PreconditionerOperator(scipy.sparse.linalg.LinearOperator):
-    def __init__(self, M: Preconditioner):
-        self.M = M
-        super().__init__(dtype=np.dtype(str(M.dtype).removeprefix("torch.")), shape=M.shape)
-
-    def _apply(self, M: Preconditioner, X: np.ndarray) -> np.ndarray:
-        if np.iscomplexobj(X):
-            return self._apply(M, np.real(X)) + 1j * self._apply(M, np.imag(X))
-        # A copy: torch does not take read-only arrays, or negative strides.
-        R = torch.from_numpy(np.array(X, dtype=self.dtype)).to(M.device)
-        with torch.no_grad():
-            return M(R).cpu().numpy()
-
-    def _matvec(self, x: np.ndarray) -> np.ndarray:
-        return self._apply(self.M, x.reshape(-1))
-
-    def _rmatvec(self, x: np.ndarray) -> np.ndarray:
-        return self._apply(self.M.T, x.reshape(-1))
-
-    def _matmat(self, X: np.ndarray) -> np.ndarray:
-        return self._apply(self.M, X)
-
-    def _rmatmat(self, X: np.ndarray) -> np.ndarray:
-        return self._apply(self.M.T, X)
+def _applied(M: Preconditioner, X: Tensor, transpose: bool) -> Tensor:
+    return (M.T if transpose else M)(X)

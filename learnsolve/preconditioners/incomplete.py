@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from learnsolve import _check
 from learnsolve.csr import CSR
-from learnsolve.ops._operands import matrix
 from learnsolve.ops.incomplete import IncompleteCholesky, ic0, ilu0, mic0
 from learnsolve.ops.sptrsv import sptrsv
 from learnsolve.preconditioners._symmetry import symmetry
@@ -20,7 +20,7 @@ class _Cholesky(Preconditioner):
     _factorise: Callable[..., IncompleteCholesky]
 
     def __init__(self, A: CSR, *, shift: float | Tensor = 0.0, on_breakdown: str = "raise"):
-        matrix(type(self).__name__, "A", A)
+        _check.matrix(type(self).__name__, "A", A)
         self.L, self.shift = type(self)._factorise(A, shift=shift, on_breakdown=on_breakdown)
         self.shape, self.batch_shape = A.shape, A.batch_shape
         self.made_of = (A.values, shift) if isinstance(shift, Tensor) else (A.values,)
@@ -158,7 +158,7 @@ class ILU0(Preconditioner):
         on_breakdown: str = "raise",
         symmetric: bool | None = None,
     ):
-        matrix("ILU0", "A", A)
+        _check.matrix("ILU0", "A", A)
         self.L, self.U, self.shift = ilu0(A, shift=shift, on_breakdown=on_breakdown)
         self.symmetric = symmetry("ILU0", A, symmetric)
         self.shape, self.batch_shape = A.shape, A.batch_shape

@@ -5,8 +5,8 @@ Source: Saad, "Iterative Methods for Sparse Linear Systems" (2003), section 10.2
 
 from torch import Tensor
 
+from learnsolve import _check
 from learnsolve.csr import CSR
-from learnsolve.ops._operands import matrix
 from learnsolve.ops.structure import shared_inverse_diagonal
 from learnsolve.preconditioners.base import Preconditioner, check_finite
 
@@ -35,7 +35,7 @@ class Jacobi(Preconditioner):
     symmetric = True
 
     def __init__(self, A: CSR):
-        matrix("Jacobi", "A", A)
+        _check.matrix("Jacobi", "A", A)
         check_finite("Jacobi", A)
         self.inverse = shared_inverse_diagonal(A, "Jacobi")
         self.shape, self.batch_shape, self.made_of = A.shape, A.batch_shape, (A.values,)

@@ -15,7 +15,6 @@ from torch import Tensor
 from learnsolve import _check
 from learnsolve._plain import makes_plain_tensors, plain_tensors
 from learnsolve.csr import CSR
-from learnsolve.ops._operands import matrix
 from learnsolve.ops._product import product
 from learnsolve.ops.spgemm import galerkin
 from learnsolve.pattern import as_numpy
@@ -98,10 +97,9 @@ class AdditiveSchwarz(Preconditioner):
         symmetric: bool | None = None,
     ):
         name = "AdditiveSchwarz"
-        matrix(name, "A", A)
+        _check.matrix(name, "A", A)
         _check.dtype(name, "A.values", A.values)
-        if A.shape[0] != A.shape[1]:
-            raise ValueError(f"{name}: A must be square, got shape {A.shape}")
+        _check.square(name, "A", A.shape)
         check_numbers(name, A)
         check_finite(name, A)
         overlap = _check.integer(name, "overlap", overlap, 0)

@@ -10,7 +10,6 @@ from torch import Tensor
 from learnsolve import _check
 from learnsolve.csr import CSR
 from learnsolve.ops._local_solve import NotPositive, local_solve
-from learnsolve.ops._operands import matrix
 from learnsolve.ops.add import add
 from learnsolve.ops.diagonals import eye
 from learnsolve.ops.spgemm import spgemm
@@ -74,11 +73,10 @@ class SPAI(Preconditioner):
     """
 
     def __init__(self, A: CSR, *, pattern: SparsityPattern | None = None, side: str = "right"):
-        matrix("SPAI", "A", A)
+        _check.matrix("SPAI", "A", A)
         _check.dtype("SPAI", "A.values", A.values)
         _check.one_of("SPAI", "side", side, ("right", "left"))
-        if A.shape[0] != A.shape[1]:
-            raise ValueError(f"SPAI: A must be square, got shape {A.shape}")
+        _check.square("SPAI", "A", A.shape)
         pattern = A.pattern if pattern is None else pattern
         if not isinstance(pattern, SparsityPattern):
             raise TypeError(f"SPAI: pattern must be a SparsityPattern, got {type(pattern).__name__}")
