@@ -6,7 +6,11 @@ from functools import wraps
 from typing import ParamSpec, TypeVar
 
 import torch
-from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+
+try:
+    from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+except ImportError:  # names that are private to torch
+    set_code_exec_strategy = None
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -25,6 +29,8 @@ def outside_of_graphs(function: Callable[P, T]) -> Callable[P, T]:
 
     The same as `torch.compiler.disable`, which would load Dynamo here (a second and a half).
     """
+    if set_code_exec_strategy is None:
+        return torch.compiler.disable(function)
     function._torchdynamo_disable = True  # type: ignore[attr-defined]  # called while Dynamo traces
     # Called by compiled code, after the graph break: neither this frame nor those below it are compiled.
     skip = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
