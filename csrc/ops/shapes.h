@@ -1,4 +1,4 @@
-// Checks of dtypes and shapes that operators share, and the shape of a product.
+// Shapes and dtypes of operands, checked, on every device.
 #pragma once
 
 #include "ops/tensors.h"
@@ -84,14 +84,6 @@ inline Size rows_like(const Tensor& b, Size rows) {
   if (b.dim() >= 2) rows.push_back(b.size(b.dim() - 1));
   if (b.dim() == 3) rows.insert(rows.begin(), b.size(0));
   return rows;
-}
-
-// Shape of y = S x for m rows (learnsolve/ops/_fake.py says the same for torch.compile).
-inline std::vector<int64_t> product_size(const Tensor& values, const Tensor& x, int64_t batch, int64_t m,
-                                         int64_t k, bool sum_batch) {
-  if (x.dim() == 1 && values.dim() == 1) return {m};
-  if (sum_batch || (x.dim() < 3 && values.dim() == 1)) return {m, k};
-  return {batch, m, k};
 }
 
 }  // namespace learnsolve

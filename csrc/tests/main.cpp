@@ -10,6 +10,7 @@ void test_device_algebra();
 void test_device_grid();
 void test_device_incomplete();
 void test_device_sizes();
+void test_device_stencils();
 void test_device_pcg();
 void test_device_band();
 void test_device_triangular();
@@ -52,6 +53,7 @@ int main(int argc, char** argv) {
   test_device_algebra();
   test_device_incomplete();
   test_device_sizes();
+  test_device_stencils();
   test_device_band();
   test_device_triangular();
   test_device_richardson();

@@ -3,6 +3,7 @@
 
 #include <set>
 
+#include "analysis/product_blocks.h"
 #include "analysis/spgemm.h"
 #include "tests/cases.h"
 
