@@ -1,5 +1,5 @@
-// The tables of blocks that the kernels of a sparse product (kernels/spgemm.h) take: rows of about equal work,
-// those apart that repeat one another.
+// The tables of blocks that the kernels of a sparse product (kernels/spgemm.h) take: rows of about equal
+// work, those apart that repeat one another.
 #pragma once
 
 #include <cstdint>

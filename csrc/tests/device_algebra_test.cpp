@@ -219,7 +219,7 @@ void union_case(Random& random, const Pattern& a_pattern, const Pattern& b_patte
 }  // namespace
 }  // namespace learnsolve::test
 
-void test_device_algebra() {
+LS_TEST(device_algebra) {
   using namespace learnsolve::test;
   Random random(12);
   products<float, int32_t>(random);

@@ -112,7 +112,7 @@ void stencils(Random& random) {
 }  // namespace
 }  // namespace learnsolve::test
 
-void test_device_stencils() {
+LS_TEST(device_stencils) {
   using namespace learnsolve::test;
   Random random(12);
   stencils<float>(random);

@@ -150,7 +150,7 @@ void all_products(Random& random) {
 }  // namespace
 }  // namespace learnsolve::test
 
-void test_spgemm() {
+LS_TEST(spgemm) {
   using namespace learnsolve::test;
   Random random(6);
   all_products<int32_t>(random);

@@ -1,4 +1,5 @@
-"""Shapes of the raw operators' results, for `torch.compile` and meta tensors (csrc/ops/schema.cpp)."""
+"""Shapes of the raw operators' results, for `torch.compile` and meta tensors (csrc/ops/schema.cpp), where
+several files use an operator; those of the others stand beside their operation."""
 
 import torch
 from torch import Tensor
@@ -124,26 +125,6 @@ def _(plan, masked, a, b, g):
     return a.new_empty(a.shape), b.new_empty(b.shape)
 
 
-@torch.library.register_fake("learnsolve::stencil")
-def _(coefficients, x, offsets, periodic, transpose=False, sum_batch=False):
-    d = len(periodic)
-    grid = x.shape[x.dim() - d :]
-    if sum_batch or (coefficients.dim() < d + 2 and x.dim() < d + 1):
-        return x.new_empty(grid)
-    batch = coefficients.shape[0] if coefficients.dim() == d + 2 else 1
-    return x.new_empty(x.shape[0] if x.dim() == d + 1 and batch == 1 else batch, *grid)
-
-
-@torch.library.register_fake("learnsolve::stencil_products")
-def _(u, w, offsets, periodic, constant, sum_batch=False):
-    d = len(periodic)
-    tail = (len(offsets) // d, *((1,) * d if constant else u.shape[u.dim() - d :]))
-    if sum_batch or (u.dim() == d and w.dim() == d):
-        return u.new_empty(tail)
-    batch = u.shape[0] if u.dim() == d + 1 else 1
-    return u.new_empty(w.shape[0] if w.dim() == d + 1 and batch == 1 else batch, *tail)
-
-
 @torch.library.register_fake("learnsolve::csr_sptrsv")
 def _(triangle, upper, unit, values, b):
     return b.new_empty(b.shape)
@@ -152,17 +133,6 @@ def _(triangle, upper, unit, values, b):
 @torch.library.register_fake("learnsolve::csr_sptrsv_backward")
 def _(triangle, upper, unit, rows, transpose, values, g, x):
     return values.new_empty(values.shape), g.new_empty(g.shape)
-
-
-@torch.library.register_fake("learnsolve::csr_add")
-def _(codes, starts, nnz, a, b, alpha, beta):
-    return a.new_empty((*a.shape[:-1], nnz))
-
-
-@torch.library.register_fake("learnsolve::csr_add_backward")
-def _(codes, starts, na, nb, g, alpha, beta, need_a, need_b):
-    ga = g.new_empty((*g.shape[:-1], na) if need_a else (0,))
-    return ga, g.new_empty((*g.shape[:-1], nb) if need_b else (0,))
 
 
 @torch.library.register_fake("learnsolve::csr_pcg")

@@ -1,12 +1,17 @@
 """The compiled operators themselves: schema, fake kernels, and what they say to wrong arguments."""
 
+import functools
+
 import pytest
 import scipy.sparse
 import torch
+from ops.cases import CASES
 from ops.incomplete_cases import dominant
 from ops.incomplete_cases import small as incomplete_pattern
 from reference import normal, pattern_of, random, small_pattern
 from scipy.sparse import eye_array
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 import learnsolve as ls
 from learnsolve.ops import _sparse_product, pcg
@@ -273,28 +278,63 @@ SAMPLES = {
 }
 
 
-@pytest.mark.parametrize("name", SAMPLES)
+OPERATORS = sorted(
+    name.removeprefix("learnsolve::")
+    for name in torch._C._dispatch_get_all_op_names()
+    if name.startswith("learnsolve::") and name != "learnsolve::superlu_solve"
+)
+
+
+class Recorder(TorchDispatchMode):
+    """Keeps the arguments of each call of a raw operator."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = {}
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.namespace == "learnsolve":
+            kept = tree_map_only(torch.Tensor, torch.Tensor.detach, args)
+            self.calls.setdefault(function.name().removeprefix("learnsolve::"), []).append(kept)
+        return function(*args, **(kwargs or {}))
+
+
+@functools.cache
+def recorded(dtype, index):
+    """The calls that the rows of cases.py make, forward and backward."""
+    P = pattern_of(random(6, 6, 0.4), index)
+    with Recorder() as recorder:
+        for case in CASES:
+            inputs = [normal(s, dtype, seed).requires_grad_() for seed, s in enumerate(case.shapes_on(P))]
+            y = case.sparse(P, *inputs)
+            torch.autograd.grad(y, inputs, torch.ones_like(y), allow_unused=True)
+    return recorder.calls
+
+
+def samples_of(name, dtype, index):
+    """Arguments made for this operator, or the first and the last that an operation has."""
+    if name in SAMPLES:
+        return SAMPLES[name](pattern_of(random(6, 6, 0.4), index), dtype)
+    calls = recorded(dtype, index)[name]
+    return [calls[0], calls[-1]]
+
+
+@pytest.mark.parametrize("name", OPERATORS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("index", [torch.int32, torch.int64], ids=["int32", "int64"])
 def test_opcheck(name, dtype, index):
-    P = pattern_of(random(6, 6, 0.4), index)
     # Static shapes throughout; symbolic ones, which are slow to trace, for one combination.
     utils = ["test_schema", "test_faketensor"]
     if (dtype, index) == (torch.float64, torch.int32):
         utils += ["test_autograd_registration", "test_aot_dispatch_dynamic"]
-    for sample in SAMPLES[name](P, dtype):
+    for sample in samples_of(name, dtype, index):
         torch.library.opcheck(getattr(ops, name).default, sample, test_utils=utils)
 
 
-def test_every_operator_is_checked():
-    assert set(SAMPLES) == {name for name in dir(ops) if name.startswith("csr_")}
-
-
-@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize("name", OPERATORS)
 def test_a_gradient_is_not_lost_silently(name):
     """The raw operators have no derivative: torch says so when a backward reaches one."""
-    P = pattern_of(random(6, 6, 0.4))
-    sample = SAMPLES[name](P, torch.float64)[-1]
+    sample = samples_of(name, torch.float64, torch.int32)[-1]
     inputs = [
         t.clone().requires_grad_() if isinstance(t, torch.Tensor) and t.is_floating_point() else t
         for t in sample
