@@ -189,24 +189,27 @@ def _by_rows(
     A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None, wanted: int = PRODUCT
 ) -> tuple:
     """What the operators that go by the rows of A take before the values."""
-    plan, C = A._planned(_plan, B, mask), result_pattern(A, B, mask)
+    plan, none = A._planned(_plan, B, mask), A._none
+    C = plan.result or mask
+    assert C is not None
     positions, blocks = plan.pairs if wanted == PRODUCT and plan.pairs is not None else plan[1:3]
     tensors = (
-        *(A.crow_indices, A.col_indices, A._none),
+        *(A.crow_indices, A.col_indices, none),
         *(B.crow_indices, B.col_indices, C.crow_indices, C.col_indices),
-        *(A._none if positions is None else positions, A._none, blocks),
+        *(none if positions is None else positions, none, blocks),
     )
     return tensors, plan.incomplete, B.shape[1]
 
 
 def _by_columns(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) -> tuple:
     """What those take that go by the columns of A."""
-    plan, C = A._planned(_plan, B, mask), result_pattern(A, B, mask)
-    columns = A._planned(_column_plan, B, mask)
+    plan, columns = A._planned(_plan, B, mask), A._planned(_column_plan, B, mask)
+    C, none = plan.result or mask, A._none
+    assert C is not None
     tensors = (
         *A._structure(True)[:3],
         *(B.crow_indices, B.col_indices, C.crow_indices, C.col_indices),
-        *(A._none if t is None else t for t in (plan.positions, columns.starts)),
+        *(none if t is None else t for t in (plan.positions, columns.starts)),
         columns.blocks,
     )
     return tensors, plan.incomplete
