@@ -3,7 +3,7 @@
 import sys
 
 from learnsolve import csr
-from learnsolve.ops import _fake, _linear_operator, arithmetic, coo, indexing  # noqa: F401  (methods of CSR)
+from learnsolve.ops import _batched, _fake, _linear_operator, arithmetic, coo, indexing  # noqa: F401  (methods of CSR)
 from learnsolve.ops._sparse_product import set_spgemm_plan_limit
 from learnsolve.ops.add import add
 from learnsolve.ops.diagonals import diag, eye
@@ -73,4 +73,4 @@ __all__ = [
     "vstack",
 ]
 csr._ops = sys.modules[__name__]
-del csr, sys, _fake
+del csr, sys, _batched, _fake

@@ -12,7 +12,7 @@ Source: Nytko et al., "Optimized Sparse Matrix Operations for Reverse Mode Autom
 arXiv 2212.05159, table 1.
 """
 
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,7 +44,6 @@ LEFT, RIGHT, PRODUCT = 0, 1, 2
 # Products and entries of one block of rows, as of `SparsityPattern.row_blocks`.
 _BLOCK_WEIGHT = 8192
 _MOST = {t: torch.iinfo(t).max for t in (torch.int32, torch.int64)}  # entries that indices can number
-T = TypeVar("T")
 _plan_limit = 2**30
 
 
@@ -175,9 +174,9 @@ def _column_plan(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern |
     positions, first, *_ = A._planned(_plan, B, mask)[1:]
     if _device_analysis.here(A.crow_indices):
         # Blocks of products are for the CPU; here every row of B is one.
-        starts = None if positions is None else first[_present(permutation).long()].int()
+        starts = None if positions is None else first[permutation.long()].int()
         return _ColumnPlan(starts, first[:0])
-    b_ptr, perm = as_numpy(B.crow_indices), as_numpy(_present(permutation))
+    b_ptr, perm = as_numpy(B.crow_indices), as_numpy(permutation)
     starts = None
     if positions is not None:
         starts = _analysis.product_starts(as_numpy(A.col_indices), b_ptr, perm)
@@ -186,39 +185,41 @@ def _column_plan(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern |
     return _ColumnPlan(None if starts is None else A._tensor(starts), A._tensor(blocks))
 
 
-def _present(value: T | None) -> T:
-    assert value is not None
-    return value
-
-
 def result_pattern(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) -> SparsityPattern:
     """That of A B, or `mask`."""
-    return A._planned(_plan, B, mask).result or _present(mask)
+    result = A._planned(_plan, B, mask).result or mask
+    assert result is not None
+    return result
 
 
 def _by_rows(
     A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None, wanted: int = PRODUCT
 ) -> tuple:
     """The arguments before the values of operators that traverse the rows of A."""
-    plan, C = A._planned(_plan, B, mask), result_pattern(A, B, mask)
-    places = (plan.positions, plan.blocks)
-    if wanted == PRODUCT and plan.pairs is not None:
-        places = plan.pairs
-    return (
-        *(A.crow_indices, A.col_indices, B.crow_indices, B.col_indices, C.crow_indices, C.col_indices),
-        *(*places, plan.incomplete, B.shape[1]),
+    plan, none = A._planned(_plan, B, mask), A._none
+    C = plan.result or mask
+    assert C is not None
+    positions, blocks = plan.pairs if wanted == PRODUCT and plan.pairs is not None else plan[1:3]
+    tensors = (
+        *(A.crow_indices, A.col_indices, none),
+        *(B.crow_indices, B.col_indices, C.crow_indices, C.col_indices),
+        *(none if positions is None else positions, none, blocks),
     )
+    return tensors, plan.incomplete, B.shape[1]
 
 
 def _by_columns(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) -> tuple:
     """The same for those that traverse the columns of A."""
-    plan, C = A._planned(_plan, B, mask), result_pattern(A, B, mask)
-    columns = A._planned(_column_plan, B, mask)
-    t_ptr, t_idx, permutation, _ = A._structure(True)
-    return (
-        *(t_ptr, t_idx, permutation, B.crow_indices, B.col_indices, C.crow_indices, C.col_indices),
-        *(plan.positions, columns.starts, columns.blocks, plan.incomplete),
+    plan, columns = A._planned(_plan, B, mask), A._planned(_column_plan, B, mask)
+    C, none = plan.result or mask, A._none
+    assert C is not None
+    tensors = (
+        *A._structure(True)[:3],
+        *(B.crow_indices, B.col_indices, C.crow_indices, C.col_indices),
+        *(none if t is None else t for t in (plan.positions, columns.starts)),
+        columns.blocks,
     )
+    return tensors, plan.incomplete
 
 
 def contraction(wanted: int, u: Tensor, v: Tensor, *patterns: Any) -> Tensor:

@@ -27,6 +27,26 @@ _raw_products = torch.ops.learnsolve.stencil_products.default
 _COEFFICIENTS, _X, _G = 0, 1, 2
 
 
+@torch.library.register_fake("learnsolve::stencil")
+def _(coefficients, x, offsets, periodic, transpose=False, sum_batch=False):
+    d = len(periodic)
+    grid = x.shape[x.dim() - d :]
+    if sum_batch or (coefficients.dim() < d + 2 and x.dim() < d + 1):
+        return x.new_empty(grid)
+    batch = coefficients.shape[0] if coefficients.dim() == d + 2 else 1
+    return x.new_empty(x.shape[0] if x.dim() == d + 1 and batch == 1 else batch, *grid)
+
+
+@torch.library.register_fake("learnsolve::stencil_products")
+def _(u, w, offsets, periodic, constant, sum_batch=False):
+    d = len(periodic)
+    tail = (len(offsets) // d, *((1,) * d if constant else u.shape[u.dim() - d :]))
+    if sum_batch or (u.dim() == d and w.dim() == d):
+        return u.new_empty(tail)
+    batch = u.shape[0] if u.dim() == d + 1 else 1
+    return u.new_empty(w.shape[0] if w.dim() == d + 1 and batch == 1 else batch, *tail)
+
+
 class Neighbours(NamedTuple):
     """K offsets of d numbers, one after another; for each of the d axes whether it is periodic, 1 or 0."""
 

@@ -22,6 +22,17 @@ _raw_backward = torch.ops.learnsolve.csr_add_backward.default
 Scalar = float | Tensor
 
 
+@torch.library.register_fake("learnsolve::csr_add")
+def _(codes, starts, nnz, a, b, alpha, beta):
+    return a.new_empty((*a.shape[:-1], nnz))
+
+
+@torch.library.register_fake("learnsolve::csr_add_backward")
+def _(codes, starts, na, nb, g, alpha, beta, need_a, need_b):
+    ga = g.new_empty((*g.shape[:-1], na) if need_a else (0,))
+    return ga, g.new_empty((*g.shape[:-1], nb) if need_b else (0,))
+
+
 def add(A: CSR, B: CSR, *, alpha: Scalar = 1, beta: Scalar = 1) -> CSR:
     r"""Sum of two sparse matrices, :math:`C = \alpha A + \beta B`.
 

@@ -184,7 +184,7 @@ void cases(Random& random) {
 }  // namespace
 }  // namespace learnsolve::test
 
-void test_row_passes() {
+LS_TEST(row_passes) {
   using namespace learnsolve::test;
   Random random(11);
   test_schedules(random);
