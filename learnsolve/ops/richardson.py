@@ -18,6 +18,7 @@ from learnsolve import _library  # noqa: F401  (registers torch.ops.learnsolve)
 from learnsolve.ops._autograd import Eager, keep_for_forward_mode, pullback, tracked, vmapped
 from learnsolve.ops._calls import WORK, iterations_of_a_call
 from learnsolve.ops._product import product
+from learnsolve.ops._steps import residual_norm, stationary_steps  # noqa: F401
 from learnsolve.pattern import SparsityPattern
 
 _raw = torch.ops.learnsolve.csr_richardson.default
@@ -71,20 +72,6 @@ def richardson_sweeps(
     return _Richardson.forward(values, scale, m, b, x0, pattern, iterations, checkpointed, False)[:2]
 
 
-def residual_norm(r: Tensor, dim: int, keepdim: bool = False) -> Tensor:
-    """||r|| along `dim`. Its derivatives at zero are zero, where the second of `vector_norm` is NaN."""
-    square = (r * r).sum(dim, keepdim)
-    zero = square == 0
-    return torch.where(zero, 0, torch.where(zero, 1, square).sqrt())
-
-
-def _at_sweep(scale: Tensor, momentum: Tensor, sweep: int, vector: bool) -> tuple[Tensor, Tensor]:
-    """Factors of the residual and of x - (x before)."""
-    s = scale[..., sweep if scale.shape[-2] > 1 else 0, :]
-    m = momentum[..., sweep if momentum.shape[-1] > 1 else 0]
-    return s if vector else s.unsqueeze(-1), m.unsqueeze(-1).unsqueeze(-1) if m.dim() else m
-
-
 def _unfused(
     values: Tensor,
     scale: Tensor,
@@ -94,47 +81,12 @@ def _unfused(
     pattern: SparsityPattern,
     iterations: int,
 ) -> tuple[Tensor, Tensor]:
-    vector = b.dim() == 1
+    """The same sweeps by public operations."""
+    A = lambda x: product(values, x, pattern, False)  # noqa: E731
     scale = scale.unsqueeze(0) if scale.dim() == 1 else scale
-    heavy = momentum.numel() > 0
-    momentum = momentum if heavy else momentum.new_zeros(1)
-    before, x, norms = x0, x0, []
-    for sweep in range(iterations):
-        r = b - product(values, x, pattern, False)
-        norms.append(residual_norm(r, 0 if vector else -2))
-        s, m = _at_sweep(scale, momentum, sweep, vector)
-        step = s * r + m * (x - before) if heavy else s * r
-        before, x = x, x + step
-    shape = (*b.shape[:-2], 0, *b.shape[max(b.dim() - 1, 1) :])
-    return x, torch.stack(norms, dim=0 if vector else -2) if norms else b.new_empty(shape)
-
-
-def _tangent(
-    primals: tuple[Tensor, ...], tangents: tuple[Tensor, ...], pattern: SparsityPattern, iterations: int
-) -> tuple[Tensor, Tensor]:
-    """Forward mode: the sweeps and their derivative side by side."""
-    (values, scale, momentum, b, x), (tvalues, tscale, tmomentum, tb, tx) = primals, tangents
-    vector = b.dim() == 1
-    axis = 0 if vector else -2
-    if scale.dim() == 1:
-        scale, tscale = scale.unsqueeze(0), tscale.unsqueeze(0)
-    heavy = momentum.numel() > 0
-    if not heavy:
-        momentum = tmomentum = momentum.new_zeros(1)
-    before, tbefore, norms = x, tx, []
-    for sweep in range(iterations):
-        r = b - product(values, x, pattern, False)
-        tr = tb - product(tvalues, x, pattern, False) - product(values, tx, pattern, False)
-        norm = residual_norm(r, axis)
-        norms.append(torch.where(norm == 0, 0, (r * tr).sum(axis) / torch.where(norm == 0, 1, norm)))
-        s, m = _at_sweep(scale, momentum, sweep, vector)
-        ts, tm = _at_sweep(tscale, tmomentum, sweep, vector)
-        step, tstep = s * r, ts * r + s * tr
-        if heavy:
-            step, tstep = step + m * (x - before), tstep + tm * (x - before) + m * (tx - tbefore)
-        before, tbefore, x, tx = x, tx, x + step, tx + tstep
-    shape = (*b.shape[:-2], 0, *b.shape[max(b.dim() - 1, 1) :])
-    return tx, torch.stack(norms, dim=axis) if norms else b.new_empty(shape)
+    m = momentum if momentum.numel() > 0 else None
+    x, _, norms = stationary_steps(A, None, scale, m, b, x0, x0, range(iterations))
+    return x, norms
 
 
 def _zeros_for_none(primals, tangents):
@@ -301,7 +253,8 @@ class _RichardsonForwardMode(Eager, _Richardson):
     @staticmethod
     def jvp(ctx, *tangents):  # type: ignore[override]
         primals = ctx.saved_tensors[:5]
-        out = _tangent(primals, _zeros_for_none(primals, tangents), ctx.pattern, ctx.iterations)
+        sweeps = lambda *inputs: _unfused(*inputs, ctx.pattern, ctx.iterations)  # noqa: E731
+        out = _pushforward(sweeps, primals, _zeros_for_none(primals, tangents))
         return (*out, *(None,) * (ctx.outputs - 2))
 
 
@@ -393,7 +346,12 @@ class _RichardsonAdjointForwardMode(Eager, _RichardsonAdjoint):
     def jvp(ctx, *tangents):  # type: ignore[override]
         primals = ctx.saved_tensors
         tangents = _zeros_for_none(primals, tangents[:7])
-        # torch does not nest forward modes. The transpose of the transpose is the tangent map itself.
-        out, pull = pullback(_unfused_adjoint(*ctx.fixed), *primals)
-        _, push = pullback(pull, tuple(torch.zeros_like(o) for o in out))
-        return push(tangents)[0]
+        return _pushforward(_unfused_adjoint(*ctx.fixed), primals, tangents)
+
+
+def _pushforward(function: Callable, primals: tuple[Tensor, ...], tangents: tuple[Tensor, ...]):
+    """The tangent of function(*primals). torch does not nest forward modes: this is the transpose of the
+    transpose."""
+    out, pull = pullback(function, *primals)
+    _, push = pullback(pull, tuple(torch.zeros_like(o) for o in out))
+    return push(tangents)[0]

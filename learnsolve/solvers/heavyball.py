@@ -8,23 +8,11 @@ Differentiation", arXiv 2212.05159, section 4.2.
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve.solvers._options import check_b
-from learnsolve.solvers._stationary import (
-    FIXED_GRADIENTS,
-    Stationary,
-    learning,
-    make_options,
-    momenta_of,
-    rows_of,
-    run_fixed,
-    scalar,
-    steps_of,
-    until_tolerance,
-)
+from learnsolve.solvers._coefficients import momenta_of, rows_of, scalar, steps_of, trainable
+from learnsolve.solvers._fixed import FixedNumber
+from learnsolve.solvers._stationary import run
 from learnsolve.solvers.base import Iteration, Solution
 
 
@@ -141,34 +129,23 @@ def heavyball(
     True
     """
     name = "heavyball"
-    check_b(name, b)
-    if iterations is not None:
-        iterations = _check.integer(name, "iterations", iterations, 0)
-    options = make_options(
-        name,
-        iterations,
-        gradient,
-        rtol=rtol,
-        atol=atol,
-        maxiter=maxiter,
-        M=M,
-        callback=callback,
-        throw=throw,
-        adjoint_rtol=adjoint_rtol,
-        adjoint_maxiter=adjoint_maxiter,
-        adjoint_M=adjoint_M,
-        transpose=transpose,
-        parameters=parameters,
-    )
-    if iterations is not None:
-        steps = steps_of(name, "alpha", alpha, b, iterations)
-        momenta = momenta_of(name, "beta", beta, b, iterations)
-        return run_fixed(name, A, b, x0, options, iterations, steps, momenta)
-    a, c = rows_of(name, "alpha", alpha, b), scalar(name, "beta", beta, b)
-    return until_tolerance(name, A, b, x0, options, Stationary(lambda t: (a, c, t)), alpha=alpha, beta=beta)
+
+    def fixed(steps: int) -> tuple[Tensor, Tensor]:
+        return steps_of(name, "alpha", alpha, b, steps), momenta_of(name, "beta", beta, b, steps)
+
+    def until():
+        a, c = rows_of(name, "alpha", alpha, b), scalar(name, "beta", beta, b)
+        return lambda t: (a, c, t)
+
+    return run(
+        name, A, b, x0, iterations, fixed, until, {"alpha": alpha, "beta": beta},
+        gradient=gradient, rtol=rtol, atol=atol, maxiter=maxiter, M=M, callback=callback, throw=throw,
+        adjoint_rtol=adjoint_rtol, adjoint_maxiter=adjoint_maxiter, adjoint_M=adjoint_M,
+        transpose=transpose, parameters=parameters,
+    )  # fmt: skip
 
 
-class Heavyball(torch.nn.Module):
+class Heavyball(FixedNumber):
     """`heavyball` with parameters that learn.
 
     Parameters
@@ -197,20 +174,13 @@ class Heavyball(torch.nn.Module):
         M: Any = None,
         gradient: str = "unrolled",
     ):
-        super().__init__()
-        _check.one_of("Heavyball", "gradient", gradient, FIXED_GRADIENTS)
-        self.alpha = learning("Heavyball", "alpha", alpha)
-        self.beta = learning("Heavyball", "beta", beta)
-        self.iterations = _check.integer("Heavyball", "iterations", iterations, 0)
+        super().__init__(iterations, gradient)
+        self.alpha = trainable("Heavyball", "alpha", alpha)
+        self.beta = trainable("Heavyball", "beta", beta)
         self.M = M
-        self.gradient = gradient
 
     def forward(self, A: Any, b: Tensor, x0: Tensor | None = None) -> Solution:
         return heavyball(
             A, b, x0,
             alpha=self.alpha, beta=self.beta, iterations=self.iterations, M=self.M, gradient=self.gradient,
         )  # fmt: skip
-
-    def extra_repr(self) -> str:
-        shapes = f"alpha={tuple(self.alpha.shape)}, beta={tuple(self.beta.shape)}"
-        return f"{shapes}, iterations={self.iterations}, gradient={self.gradient!r}"
