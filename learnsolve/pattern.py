@@ -343,20 +343,27 @@ class SparsityPattern:
         where each of many equal stretches of rows and entries begins, and (rows, nnz) at the end."""
         return self._structure(False)[3]
 
-    def _structure(self, transpose: bool) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-        """What a kernel takes for A or A^T on A's values: (ptr, idx, perm or None, blocks)."""
+    @property
+    def _none(self) -> Tensor:
+        """An empty tensor: none, where operators take a list."""
+        return self._cached("none", lambda: self.crow_indices.new_empty(0))
+
+    def _structure(self, transpose: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What an operator takes for A or A^T on A's values: (ptr, idx, perm, blocks), perm empty for A
+        (csrc/ops/schema.cpp)."""
         key = "adjoint structure" if transpose else "structure"
         return self._cached(key, lambda: self._make_structure(transpose))
 
-    def _make_structure(self, transpose: bool) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-        ptr, idx, perm = self.crow_indices, self.col_indices, None
+    def _make_structure(self, transpose: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        ptr, idx = self.crow_indices, self.col_indices
+        perm = self._none
         if transpose:
             transposed, perm = self._transposed()
             ptr, idx = transposed.crow_indices, transposed.col_indices
         if _device_analysis.here(ptr):
             return ptr, idx, perm, _device_analysis.row_schedule(ptr, self.nnz)
         blocks = _analysis.row_blocks(
-            as_numpy(ptr), as_numpy(idx), None if perm is None else as_numpy(perm), _BLOCK_WEIGHT
+            as_numpy(ptr), as_numpy(idx), as_numpy(perm) if transpose else None, _BLOCK_WEIGHT
         )
         return ptr, idx, perm, self._tensor(blocks)
 
@@ -415,7 +422,7 @@ def _analyse_while_tracing(pattern: SparsityPattern) -> bool:
     it has read."""
     for P in (pattern, pattern.T):
         _ = P._structure(False), P._structure(True)
-        _ = P.row_indices, P._missing_diagonal, P._inverse_permutation
+        _ = P.row_indices, P._missing_diagonal, P._inverse_permutation, P._none
     return True
 
 

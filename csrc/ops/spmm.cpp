@@ -3,7 +3,7 @@
 
 namespace learnsolve {
 
-Tensor csr_spmm(const Tensor& ptr, const Tensor& idx, const std::optional<Tensor>& perm, const Tensor& blocks,
+Tensor csr_spmm(const Tensor& ptr, const Tensor& idx, const Tensor& perm, const Tensor& blocks,
                 const Tensor& values_, const Tensor& x_, bool sum_batch) {
   const char* name = "csr_spmm";
   const Structure S(name, ptr, idx, perm, blocks);
@@ -32,10 +32,10 @@ Tensor csr_spmm(const Tensor& ptr, const Tensor& idx, const std::optional<Tensor
   return y;
 }
 
-std::tuple<Tensor, Tensor> csr_spmm_backward(const Tensor& ptr, const Tensor& idx,
-                                             const std::optional<Tensor>& perm, const Tensor& blocks,
-                                             const Tensor& crow, const Tensor& col, const Tensor& row_blocks,
-                                             const Tensor& values_, const Tensor& g_, const Tensor& x_) {
+std::tuple<Tensor, Tensor> csr_spmm_backward(const Tensor& ptr, const Tensor& idx, const Tensor& perm,
+                                             const Tensor& blocks, const Tensor& crow, const Tensor& col,
+                                             const Tensor& row_blocks, const Tensor& values_,
+                                             const Tensor& g_, const Tensor& x_) {
   const char* name = "csr_spmm_backward";
   const Structure S(name, ptr, idx, perm, blocks), A(name, crow, col, std::nullopt, row_blocks);
   STD_TORCH_CHECK(A.nnz() == S.nnz(), name, ": both structures must hold the same entries");

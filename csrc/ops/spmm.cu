@@ -17,8 +17,8 @@ template void spmm_into<double, int32_t>(const DeviceStructure&, const Tensor&, 
 template void spmm_into<double, int64_t>(const DeviceStructure&, const Tensor&, const PassOperands<double>&,
                                          int64_t, int64_t);
 
-Tensor csr_spmm_cuda(const Tensor& ptr, const Tensor& idx, const std::optional<Tensor>& perm,
-                     const Tensor& blocks, const Tensor& values_, const Tensor& x_, bool sum_batch) {
+Tensor csr_spmm_cuda(const Tensor& ptr, const Tensor& idx, const Tensor& perm, const Tensor& blocks,
+                     const Tensor& values_, const Tensor& x_, bool sum_batch) {
   const char* name = "csr_spmm";
   const Tensor values = dense(values_), x = dense(x_);
   const DeviceStructure S(name, values, ptr, idx, perm, blocks);

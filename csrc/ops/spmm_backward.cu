@@ -4,10 +4,10 @@
 
 namespace learnsolve {
 
-std::tuple<Tensor, Tensor> csr_spmm_backward_cuda(const Tensor& ptr, const Tensor& idx,
-                                                  const std::optional<Tensor>& perm, const Tensor& blocks,
-                                                  const Tensor& crow, const Tensor& col, const Tensor&,
-                                                  const Tensor& values_, const Tensor& g_, const Tensor& x_) {
+std::tuple<Tensor, Tensor> csr_spmm_backward_cuda(const Tensor& ptr, const Tensor& idx, const Tensor& perm,
+                                                  const Tensor& blocks, const Tensor& crow, const Tensor& col,
+                                                  const Tensor&, const Tensor& values_, const Tensor& g_,
+                                                  const Tensor& x_) {
   const char* name = "csr_spmm_backward";
   const Tensor values = dense(values_), g = dense(g_), x = dense(x_);
   const DeviceStructure S(name, values, ptr, idx, perm, blocks);

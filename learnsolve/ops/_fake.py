@@ -74,21 +74,26 @@ def _(
     )
 
 
+def _factor_entries(plan: list[Tensor]) -> int:
+    order, units = plan[0], plan[5]
+    return order.shape[0] + units.shape[0]
+
+
 @torch.library.register_fake("learnsolve::csr_incomplete_factor")
-def _(order, source, pivot, ptr, pairs, units, cholesky, bounds, levels, uses_ptr, uses, crow, values, check):
-    batch, entries = values.shape[:-1], order.shape[0] + units.shape[0]
-    return values.new_empty(*batch, entries), values.new_empty(*batch, 2, dtype=torch.float64)
+def _(plan, cholesky, crow, values, check):
+    batch = values.shape[:-1]
+    return values.new_empty(*batch, _factor_entries(plan)), values.new_empty(*batch, 2, dtype=torch.float64)
 
 
 @torch.library.register_fake("learnsolve::csr_incomplete_tangent")
 @torch.library.register_fake("learnsolve::csr_incomplete_product_adjoint")
-def _(order, source, pivot, ptr, pairs, units, cholesky, bounds, levels, uses_ptr, uses, x, w):
-    return x.new_empty(*x.shape[:-1], order.shape[0] + units.shape[0])
+def _(plan, cholesky, x, w):
+    return x.new_empty(*x.shape[:-1], _factor_entries(plan))
 
 
 @torch.library.register_fake("learnsolve::csr_incomplete_adjoint")
 @torch.library.register_fake("learnsolve::csr_incomplete_product")
-def _(order, source, pivot, ptr, pairs, units, cholesky, bounds, levels, uses_ptr, uses, x, z, nnz):
+def _(plan, cholesky, x, z, nnz):
     return x.new_empty(*x.shape[:-1], nnz)
 
 
@@ -100,24 +105,22 @@ def _contraction(u: Tensor, v: Tensor, nnz: int, sum_batch: bool) -> Tensor:
 
 
 @torch.library.register_fake("learnsolve::csr_spgemm")
-def _(a_ptr, a_idx, b_ptr, b_idx, c_ptr, c_idx, positions, blocks, masked, columns, a, b, sum_batch=False):
-    return _contraction(a, b, c_idx.shape[0], sum_batch)
+def _(plan, masked, columns, a, b, sum_batch=False):
+    return _contraction(a, b, plan[6].shape[0], sum_batch)
 
 
 @torch.library.register_fake("learnsolve::csr_spgemm_left")
-def _(a_ptr, a_idx, b_ptr, b_idx, c_ptr, c_idx, positions, blocks, masked, columns, g, b, sum_batch=False):
-    return _contraction(g, b, a_idx.shape[0], sum_batch)
+def _(plan, masked, columns, g, b, sum_batch=False):
+    return _contraction(g, b, plan[1].shape[0], sum_batch)
 
 
 @torch.library.register_fake("learnsolve::csr_spgemm_right")
-def _(
-    t_ptr, t_idx, perm, b_ptr, b_idx, c_ptr, c_idx, positions, starts, blocks, masked, a, g, sum_batch=False,
-):  # fmt: skip
-    return _contraction(a, g, b_idx.shape[0], sum_batch)
+def _(plan, masked, a, g, sum_batch=False):
+    return _contraction(a, g, plan[4].shape[0], sum_batch)
 
 
 @torch.library.register_fake("learnsolve::csr_spgemm_backward")
-def _(t_ptr, t_idx, perm, b_ptr, b_idx, c_ptr, c_idx, positions, starts, blocks, masked, a, b, g):
+def _(plan, masked, a, b, g):
     return a.new_empty(a.shape), b.new_empty(b.shape)
 
 
@@ -142,15 +145,12 @@ def _(u, w, offsets, periodic, constant, sum_batch=False):
 
 
 @torch.library.register_fake("learnsolve::csr_sptrsv")
-def _(ptr, idx, perm, blocks, order, levels, upper, unit, values, b):
+def _(triangle, upper, unit, values, b):
     return b.new_empty(b.shape)
 
 
 @torch.library.register_fake("learnsolve::csr_sptrsv_backward")
-def _(
-    ptr, idx, perm, blocks, order, levels, upper, unit, row_ptr, row_idx, row_perm, row_blocks, transpose,
-    values, g, x,
-):  # fmt: skip
+def _(triangle, upper, unit, rows, transpose, values, g, x):
     return values.new_empty(values.shape), g.new_empty(g.shape)
 
 

@@ -43,22 +43,16 @@ _KINDS = {"ilu0": 0, "ic0": 1, "mic0": 2}  # `Factors` of csrc/analysis/incomple
 class Plan(NamedTuple):
     """The elimination on a pattern, and the patterns of its factors."""
 
-    order: Tensor
-    source: Tensor
-    pivot: Tensor
-    ptr: Tensor
-    pairs: Tensor
-    units: Tensor
+    tensors: tuple[Tensor, ...]  # csrc/ops/schema.cpp
     cholesky: bool
-    by_level: tuple[Tensor, ...]  # empty on the CPU
     lower: SparsityPattern
     upper: tuple[SparsityPattern, ...]  # none for L L^T
     on_diagonal: Tensor  # of A's entries
 
     @property
-    def elimination(self) -> tuple:
+    def elimination(self) -> tuple[tuple[Tensor, ...], bool]:
         """What the operators take."""
-        return (*self[:7], *(self.by_level or (None,) * 4))
+        return self.tensors, self.cholesky
 
 
 def elimination_plan(pattern: SparsityPattern, kind: str) -> Plan:
@@ -99,7 +93,7 @@ def elimination_plan(pattern: SparsityPattern, kind: str) -> Plan:
     on_diagonal = torch.zeros(pattern.nnz, dtype=torch.bool, device=pattern.device)
     on_diagonal[pattern.diagonal_positions.long()] = True
     lower = triangle("lower", lower_crow, lower_col)
-    return Plan(*plan, kind != "ilu0", by_level, lower, upper, on_diagonal)  # type: ignore[call-arg]
+    return Plan((*plan, *by_level), kind != "ilu0", lower, upper, on_diagonal)
 
 
 def _by_level(order, source, pivot, ptr, pairs, units):

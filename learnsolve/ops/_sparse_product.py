@@ -12,7 +12,7 @@ Source: Nytko et al., "Optimized Sparse Matrix Operations for Reverse Mode Autom
 arXiv 2212.05159, table 1.
 """
 
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,7 +37,6 @@ LEFT, RIGHT, PRODUCT = 0, 1, 2
 # Products and entries of one block of rows, as of `SparsityPattern.row_blocks`.
 _BLOCK_WEIGHT = 8192
 _MOST = {t: torch.iinfo(t).max for t in (torch.int32, torch.int64)}  # entries that indices can number
-T = TypeVar("T")
 _plan_limit = 2**30
 
 
@@ -168,9 +167,9 @@ def _column_plan(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern |
     positions, first, *_ = A._planned(_plan, B, mask)[1:]
     if _device_analysis.here(A.crow_indices):
         # Which blocks a product is dealt out in is for the CPU; here a row of B each.
-        starts = None if positions is None else first[_present(permutation).long()].int()
+        starts = None if positions is None else first[permutation.long()].int()
         return _ColumnPlan(starts, first[:0])
-    b_ptr, perm = as_numpy(B.crow_indices), as_numpy(_present(permutation))
+    b_ptr, perm = as_numpy(B.crow_indices), as_numpy(permutation)
     starts = None
     if positions is not None:
         starts = _analysis.product_starts(as_numpy(A.col_indices), b_ptr, perm)
@@ -179,14 +178,11 @@ def _column_plan(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern |
     return _ColumnPlan(None if starts is None else A._tensor(starts), A._tensor(blocks))
 
 
-def _present(value: T | None) -> T:
-    assert value is not None
-    return value
-
-
 def result_pattern(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) -> SparsityPattern:
     """That of A B, or `mask`."""
-    return A._planned(_plan, B, mask).result or _present(mask)
+    result = A._planned(_plan, B, mask).result or mask
+    assert result is not None
+    return result
 
 
 def _by_rows(
@@ -194,24 +190,26 @@ def _by_rows(
 ) -> tuple:
     """What the operators that go by the rows of A take before the values."""
     plan, C = A._planned(_plan, B, mask), result_pattern(A, B, mask)
-    places = (plan.positions, plan.blocks)
-    if wanted == PRODUCT and plan.pairs is not None:
-        places = plan.pairs
-    return (
-        *(A.crow_indices, A.col_indices, B.crow_indices, B.col_indices, C.crow_indices, C.col_indices),
-        *(*places, plan.incomplete, B.shape[1]),
+    positions, blocks = plan.pairs if wanted == PRODUCT and plan.pairs is not None else plan[1:3]
+    tensors = (
+        *(A.crow_indices, A.col_indices, A._none),
+        *(B.crow_indices, B.col_indices, C.crow_indices, C.col_indices),
+        *(A._none if positions is None else positions, A._none, blocks),
     )
+    return tensors, plan.incomplete, B.shape[1]
 
 
 def _by_columns(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) -> tuple:
     """What those take that go by the columns of A."""
     plan, C = A._planned(_plan, B, mask), result_pattern(A, B, mask)
     columns = A._planned(_column_plan, B, mask)
-    t_ptr, t_idx, permutation, _ = A._structure(True)
-    return (
-        *(t_ptr, t_idx, permutation, B.crow_indices, B.col_indices, C.crow_indices, C.col_indices),
-        *(plan.positions, columns.starts, columns.blocks, plan.incomplete),
+    tensors = (
+        *A._structure(True)[:3],
+        *(B.crow_indices, B.col_indices, C.crow_indices, C.col_indices),
+        *(A._none if t is None else t for t in (plan.positions, columns.starts)),
+        columns.blocks,
     )
+    return tensors, plan.incomplete
 
 
 def contraction(wanted: int, u: Tensor, v: Tensor, *patterns: Any) -> Tensor:

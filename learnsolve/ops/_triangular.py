@@ -55,15 +55,9 @@ class Side(NamedTuple):
 
 
 class _Triangle(NamedTuple):
-    """What the raw operators take. On a CUDA device blocks, order and levels are those of
-    csrc/ops/triangular.cuh."""
+    """What the raw operators take (csrc/ops/schema.cpp)."""
 
-    ptr: Tensor
-    idx: Tensor
-    perm: Tensor | None
-    blocks: Tensor
-    order: Tensor
-    levels: Tensor
+    tensors: tuple[Tensor, ...]  # ptr, idx, perm, blocks, order, levels
     upper: bool
     unit: bool
 
@@ -71,10 +65,7 @@ class _Triangle(NamedTuple):
 class _Rows(NamedTuple):
     """The entries by rows of the matrix, as the raw backward takes them."""
 
-    ptr: Tensor
-    idx: Tensor
-    perm: Tensor | None
-    blocks: Tensor  # on a CUDA device: the row of each entry
+    structure: tuple[Tensor, ...]
 
 
 class _Schedule(NamedTuple):
@@ -102,22 +93,22 @@ def _schedule(pattern: SparsityPattern, lower: bool) -> _Schedule:
 def _triangle(pattern: SparsityPattern, lower: bool, unit: bool, transpose: bool) -> _Triangle:
     upper = lower == transpose
     crow, col, perm, _ = pattern._structure(transpose)
-    ptr, idx, at = as_numpy(crow), as_numpy(col), None if perm is None else as_numpy(perm)
+    ptr, idx, at = as_numpy(crow), as_numpy(col), as_numpy(perm) if len(perm) else None
     if _analysis.triangle_size(ptr, idx, upper, unit) != pattern.nnz:
         ptr, idx, at = _analysis.triangle(ptr, idx, at, upper, unit)
         crow, col, perm = (pattern._tensor(a) for a in (ptr, idx, at))
     if _device_analysis.here(crow):
         if width := _scanned_band(pattern, lower, ptr, idx):
             band = torch.tensor([-width], dtype=torch.int64, device="cpu")
-            return _Triangle(crow, col, perm, col[:0], col[:0], band, upper, unit)
+            return _Triangle((crow, col, perm, col[:0], col[:0], band), upper, unit)
         order, bounds = pattern._planned(_schedule, lower)
         levels = as_numpy(bounds).astype(np.int64)
         parts = pattern._tensor(_parts(levels).astype(ptr.dtype))
         on_host = torch.from_numpy(np.concatenate(([_lanes(ptr)], levels)))
-        return _Triangle(crow, col, perm, torch.cat((bounds, parts)), order, on_host, upper, unit)
+        return _Triangle((crow, col, perm, torch.cat((bounds, parts)), order, on_host), upper, unit)
     blocks = pattern._tensor(_analysis.triangle_blocks(ptr, idx, at))
     schedule = pattern._planned(_schedule, lower)
-    return _Triangle(crow, col, perm, blocks, schedule.order, schedule.levels, upper, unit)
+    return _Triangle((crow, col, perm, blocks, *schedule), upper, unit)
 
 
 def _scanned_band(pattern: SparsityPattern, lower: bool, ptr: np.ndarray, idx: np.ndarray) -> int:
@@ -153,12 +144,12 @@ def _parts(levels: np.ndarray) -> np.ndarray:
 
 
 def _rows(pattern: SparsityPattern, lower: bool, unit: bool) -> _Rows:
-    system = _system(pattern, Side(lower, unit, False))
-    if not _device_analysis.here(system.ptr):
-        return _Rows(*system[:4])
-    whole = system.ptr is pattern.crow_indices
-    rows = pattern.row_indices if whole else _device_analysis.row_indices(system.ptr, len(system.idx))
-    return _Rows(*system[:3], rows)
+    ptr, idx, perm, blocks, *_ = _system(pattern, Side(lower, unit, False)).tensors
+    if not _device_analysis.here(ptr):
+        return _Rows((ptr, idx, perm, blocks))
+    whole = ptr is pattern.crow_indices
+    rows = pattern.row_indices if whole else _device_analysis.row_indices(ptr, len(idx))
+    return _Rows((ptr, idx, perm, rows))
 
 
 def _mask(pattern: SparsityPattern, lower: bool, unit: bool) -> _Mask:
@@ -176,7 +167,7 @@ def _system(pattern: SparsityPattern, side: Side) -> _Triangle:
 def _adjoint_system(pattern: SparsityPattern, side: Side) -> tuple:
     """What the raw backward takes: T^T, and the entries by rows of the matrix."""
     rows = pattern._planned(_rows, side.lower, side.unit)
-    return (*_system(pattern, side.adjoint), *rows, side.transpose)
+    return (*_system(pattern, side.adjoint), rows.structure, side.transpose)
 
 
 def _only_read(t: Tensor, pattern: SparsityPattern, side: Side) -> Tensor:

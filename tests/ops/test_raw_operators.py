@@ -123,8 +123,7 @@ def incomplete_plan(P, kind):
     Q = incomplete_pattern(P.dtype)
     plan = plan_of(Q, kind)
     entries = plan.lower.nnz + sum(U.nnz for U in plan.upper)
-    arrays = tuple(t.to(P.dtype) for t in plan.elimination[:6])
-    return (*arrays, *plan.elimination[6:]), Q, entries
+    return (tuple(t.to(P.dtype) for t in plan.tensors), plan.cholesky), Q, entries
 
 
 def incomplete_factor_arguments(P, dtype):
@@ -349,7 +348,7 @@ def test_wrong_arguments_of_the_others_are_refused():
 
 def wide(sample, first, last):
     """The arguments first ... last - 1 with int64 in place of int32."""
-    made = (t.long() if t is not None else None for t in sample[first:last])
+    made = (t.long() for t in sample[first:last])
     return (*sample[:first], *made, *sample[last:])
 
 
@@ -389,22 +388,28 @@ def test_a_factor_with_other_indices_is_refused(kind, parts, message):
 def test_wrong_arguments_of_the_sparse_product_are_refused():
     P = small_pattern()
     v, w = normal((P.nnz,)), normal((P.nnz,))
-    names = ["a_ptr", "a_idx", "b_ptr", "b_idx", "c_ptr", "c_idx", "positions", "blocks", "masked", "columns"]
-    good = dict(zip(names, _sparse_product._by_rows(P, P.T, None), strict=True)) | {"a": v, "b": w}
-    ops.csr_spgemm(**good)
+    names = ["a_ptr", "a_idx", "perm", "b_ptr", "b_idx", "c_ptr", "c_idx", "positions", "starts", "blocks"]
+    tensors, masked, columns = _sparse_product._by_rows(P, P.T, None)
+    good = dict(zip(names, tensors, strict=True)) | {"a": v, "b": w}
+
+    def call(arguments):
+        *plan, a, b = arguments.values()
+        return ops.csr_spgemm(plan, masked, columns, a, b)
+
+    call(good)
     for change, message in (
-        ({"a": v[:-1]}, "csr_spgemm: a must be .* nnz = 7"),
-        ({"b": w.float()}, "csr_spgemm: all values must have one dtype"),
+        ({"a": v[:-1]}, r"csr_spgemm: a must be \(7\) or \(B, 7\)"),
+        ({"b": w.float()}, "csr_spgemm: operands must have one dtype"),
         ({"a_idx": good["a_idx"].int()}, "csr_spgemm: every pattern needs"),
         ({"positions": good["positions"][:-1]}, "csr_spgemm: positions must have an entry a product"),
         ({"positions": good["positions"].long()}, "csr_spgemm: a plan must be int32"),
         ({"blocks": good["blocks"][:, :2]}, "csr_spgemm: blocks must be"),
         ({"blocks": good["blocks"][:-1]}, "csr_spgemm: blocks must cover all rows"),
-        ({"c_ptr": good["b_ptr"], "c_idx": good["b_idx"]}, "csr_spgemm: starts must have .* rows of A"),
+        ({"c_ptr": good["b_ptr"], "c_idx": good["b_idx"]}, "csr_spgemm: C must have the rows of A"),
         ({"a": v.repeat(2, 1), "b": w.repeat(3, 1)}, "csr_spgemm: batch sizes 2 and 3"),
     ):
         with pytest.raises(RuntimeError, match=message):
-            ops.csr_spgemm(**good | change)
+            call(good | change)
 
 
 @pytest.mark.parametrize(
@@ -423,11 +428,12 @@ def test_wrong_arguments_of_the_sparse_product_are_refused():
 )
 def test_wrong_arguments_of_the_triangular_solve_are_refused(at, change, message):
     S = pattern_of(eye_array(6).tocsr())
-    arguments = [*_system(S, Side(True, at == 7, False)), normal((6,)) + 5, normal((6,))]
-    ops.csr_sptrsv(*arguments)
+    tensors, *choices = _system(S, Side(True, at == 7, False))
+    arguments = [*tensors, *choices, normal((6,)) + 5, normal((6,))]
+    ops.csr_sptrsv(arguments[:6], *arguments[6:])
     arguments[at] = change(arguments[at])
     with pytest.raises(RuntimeError, match=message):
-        ops.csr_sptrsv(*arguments)
+        ops.csr_sptrsv(arguments[:6], *arguments[6:])
 
 
 def test_wrong_plans_of_a_sum_are_refused():
@@ -449,7 +455,7 @@ def test_wrong_plans_of_a_sum_are_refused():
 
 def test_meta_tensors_give_shapes():
     P = small_pattern()
-    A = [None if t is None else t.to("meta") for t in structure(P)]
+    A = [t.to("meta") for t in structure(P)]
     y = ops.csr_spmm(*A, normal((P.nnz,)).to("meta"), normal((5, 2)).to("meta"))
     assert y.is_meta
     assert y.shape == (4, 2)
@@ -482,13 +488,17 @@ def test_incomplete_factors_with_either_index_type(kind):
 
 def test_wrong_arguments_of_the_incomplete_factorisation_are_refused():
     plan, Q, entries = incomplete_plan(small_pattern(), "ic0")
+    tensors, cholesky = plan
+    *_, pairs, units = tensors
     v, f = dominant(Q), normal((entries,))
     with pytest.raises(RuntimeError, match="csr_incomplete_factor: crow must end with the number of values"):
         ops.csr_incomplete_factor(*plan, Q.crow_indices, v[:-1], True)
     with pytest.raises(RuntimeError, match=r"csr_incomplete_factor: order, source, .* do not fit"):
-        ops.csr_incomplete_factor(*plan[:4], plan[4][:-1], *plan[5:], Q.crow_indices, v, True)
+        ops.csr_incomplete_factor((*tensors[:4], pairs[:-1], units), cholesky, Q.crow_indices, v, True)
     with pytest.raises(RuntimeError, match="csr_incomplete_tangent: a plan must have one index type"):
-        ops.csr_incomplete_tangent(plan[0].int(), *plan[1:], f, v)
+        ops.csr_incomplete_tangent((tensors[0].int(), *tensors[1:]), cholesky, f, v)
+    with pytest.raises(RuntimeError, match="csr_incomplete_tangent: a plan must hold 6 tensors, got 5"):
+        ops.csr_incomplete_tangent(tensors[:-1], cholesky, f, v)
     with pytest.raises(RuntimeError, match="csr_incomplete_adjoint: g must be"):
         ops.csr_incomplete_adjoint(*plan, f, f[:-1], Q.nnz)
     with pytest.raises(RuntimeError, match="csr_incomplete_product: operands must have one dtype"):
