@@ -79,7 +79,7 @@ class Chebyshev(PolynomialPreconditioner):
         M: Any = "jacobi",
         symmetric: bool | None = None,
     ):
-        self._prepare(A, degree, M, symmetric)
+        super().__init__(A, degree, M, symmetric)
         if lmax is None:
             lmax = self._estimate()
             self.lmax, wide = lmax, lmax[..., None, None]

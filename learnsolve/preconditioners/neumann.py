@@ -64,7 +64,7 @@ class Neumann(PolynomialPreconditioner):
         M: Any = "jacobi",
         symmetric: bool | None = None,
     ):
-        self._prepare(A, degree, M, symmetric)
+        super().__init__(A, degree, M, symmetric)
         self.weight, self._weight = weight, self._parameter("weight", weight)
 
     def _polynomial(self, A: Apply, M: Apply, R: Tensor) -> Tensor:

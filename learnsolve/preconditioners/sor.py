@@ -9,7 +9,7 @@ from learnsolve import _check
 from learnsolve._unchanged import Unchanged
 from learnsolve.csr import CSR
 from learnsolve.preconditioners._relaxation import Sweep, check_relaxation
-from learnsolve.preconditioners.base import Preconditioner, check_finite
+from learnsolve.preconditioners.base import Preconditioner
 
 
 class SOR(Preconditioner):
@@ -69,12 +69,10 @@ class SOR(Preconditioner):
         multicolour: bool = False,
     ):
         self.omega = check_relaxation("SOR", A, omega, multicolour)
-        check_finite("SOR", A)
+        super().__init__(A, omega)
         _check.one_of("SOR", "direction", direction, ("forward", "backward"))
         self._sweep, self._pattern = Sweep(direction, multicolour), A.pattern
         self._system = self._sweep.system(A, self.omega)
-        self.shape, self.batch_shape = A.shape, A.batch_shape
-        self.made_of = (A.values, omega) if isinstance(omega, Tensor) else (A.values,)
         if self._system.values is A.values:
             self._reads = Unchanged((A.values,))
 

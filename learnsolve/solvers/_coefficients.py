@@ -1,6 +1,5 @@
 """Weights, steps and momenta of the stationary methods: checks, and the shapes that the loops take."""
 
-from numbers import Real
 from typing import Any
 
 import torch
@@ -9,16 +8,10 @@ from torch import Tensor
 from learnsolve import _check
 
 
-def number(name: str, key: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name}: {key} must be a number or a torch.Tensor, got {type(value).__name__}")
-    return float(value)
-
-
 def scalar(name: str, key: str, value: Any, b: Tensor) -> Any:
     """A number or a tensor of shape ()."""
     if not isinstance(value, Tensor):
-        return number(name, key, value)
+        return _check.number(name, key, value)
     _check.same_kind(name, key, value, b)
     if value.dim():
         raise ValueError(f"{name}: {key} must have shape (), got {tuple(value.shape)}")
@@ -28,7 +21,7 @@ def scalar(name: str, key: str, value: Any, b: Tensor) -> Any:
 def steps_of(name: str, key: str, value: Any, b: Tensor, iterations: int) -> Tensor:
     """As (1 or iterations, 1 or n)."""
     if not isinstance(value, Tensor):
-        return b.new_full((1, 1), number(name, key, value))
+        return b.new_full((1, 1), _check.number(name, key, value))
     _check.same_kind(name, key, value, b)
     n, shape = b.shape[0 if b.dim() == 1 else -2], tuple(value.shape)
     if shape == ():
@@ -52,7 +45,7 @@ def steps_of(name: str, key: str, value: Any, b: Tensor, iterations: int) -> Ten
 def rows_of(name: str, key: str, value: Any, b: Tensor) -> Any:
     """A number, or a factor for blocks of columns: shape () or (n, 1)."""
     if not isinstance(value, Tensor):
-        return number(name, key, value)
+        return _check.number(name, key, value)
     _check.same_kind(name, key, value, b)
     n, shape = b.shape[0 if b.dim() == 1 else -2], tuple(value.shape)
     if shape not in {(), (n,)}:
@@ -66,7 +59,7 @@ def rows_of(name: str, key: str, value: Any, b: Tensor) -> Any:
 def momenta_of(name: str, key: str, value: Any, b: Tensor, iterations: int) -> Tensor:
     """As (1 or iterations,)."""
     if not isinstance(value, Tensor):
-        return b.new_full((1,), number(name, key, value))
+        return b.new_full((1,), _check.number(name, key, value))
     _check.same_kind(name, key, value, b)
     if tuple(value.shape) not in {(), (1,), (iterations,)}:
         raise ValueError(
@@ -78,7 +71,7 @@ def momenta_of(name: str, key: str, value: Any, b: Tensor, iterations: int) -> T
 def trainable(name: str, key: str, value: Any) -> torch.nn.Parameter:
     """A number or tensor as a parameter."""
     if not isinstance(value, Tensor):
-        value = torch.tensor(number(name, key, value))
+        value = torch.tensor(_check.number(name, key, value))
     if not value.is_floating_point():
         raise TypeError(f"{name}: {key} must be a floating-point tensor to learn, got {value.dtype}")
     return torch.nn.Parameter(value.detach().clone())

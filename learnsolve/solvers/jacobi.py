@@ -14,7 +14,7 @@ from learnsolve.ops._product import product
 from learnsolve.ops._steps import residual_norm
 from learnsolve.ops.structure import shared_inverse_diagonal
 from learnsolve.pattern import SparsityPattern
-from learnsolve.solvers._coefficients import number, trainable
+from learnsolve.solvers._coefficients import trainable
 from learnsolve.solvers._fixed import FIXED_GRADIENTS, FixedNumber, compiled, with_last
 from learnsolve.solvers._options import check_x0
 from learnsolve.solvers.base import Solution
@@ -126,7 +126,7 @@ def _one_sweep(values: Tensor, pattern: SparsityPattern, scale: Tensor, b: Tenso
 def _scale(name: str, weight, inverse: Tensor, values: Tensor, iterations: int, n: int) -> Tensor:
     """weight / D, shape (..., n) for one scale, (..., iterations, n) for one a sweep."""
     if not isinstance(weight, Tensor):
-        factor = number(name, "weight", weight)
+        factor = _check.number(name, "weight", weight)
         scale = inverse if factor == 1 else factor * inverse
         return scale if values.dim() == 1 else scale.unsqueeze(-2)
     _check.same_kind(name, "weight", weight, values)
