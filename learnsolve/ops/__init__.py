@@ -1,6 +1,6 @@
 """Differentiable operations on `CSR` matrices, one a file."""
 
-from learnsolve.ops import _fake
+from learnsolve.ops import _batched, _fake
 from learnsolve.ops._sparse_product import set_spgemm_plan_limit
 from learnsolve.ops.add import add
 from learnsolve.ops.diagonals import diag, eye
@@ -69,4 +69,4 @@ __all__ = [
     "triu",
     "vstack",
 ]
-del _fake
+del _batched, _fake
