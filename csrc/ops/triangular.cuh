@@ -27,6 +27,7 @@ class DeviceTriangle : public SparseTriangle {
                     ": order must have the index type of idx");
     STD_TORCH_CHECK(!levels.is_cuda() && levels.scalar_type() == ScalarType::Long && levels.numel() > 0, name,
                     ": on a CUDA device levels must be int64, on the host, and not empty");
+    STD_TORCH_CHECK(unit || entries() >= rows(), name, ": a row has no diagonal entry");
     if (is_band()) {
       STD_TORCH_CHECK(levels.numel() == 1 && lanes() >= -cuda::kWidestBand && rows() > 0, name,
                       ": for a band levels must be one number, minus its width, -1 ... -", cuda::kWidestBand);
