@@ -68,11 +68,7 @@ class SparseDropout(torch.nn.Module):
         TypeError
             if X is no CSR, or `keep` no tensor of bool on its device.
         """
-        if not isinstance(X, CSR):
-            raise TypeError(
-                f"SparseDropout: X must be a CSR, got {type(X).__name__}; dense features take "
-                "torch.nn.Dropout"
-            )
+        _check.matrix("SparseDropout", "X", X, "; dense features take torch.nn.Dropout")
         if keep is not None:
             _check_keep(X, keep)
         if not self.training or (self.p == 0 and keep is None):

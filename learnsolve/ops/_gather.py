@@ -4,9 +4,12 @@ Both go by positions that differ from one another, found once by whoever plans a
 other's adjoint: nothing is added up, so gradients are exact and deterministic, of any order.
 """
 
+import torch
 from torch import Tensor
 
 from learnsolve.ops._autograd import Multilinear, dispatch
+from learnsolve.ops._product import product
+from learnsolve.pattern import SparsityPattern
 
 
 def take(values: Tensor, at: Tensor) -> Tensor:
@@ -17,6 +20,20 @@ def take(values: Tensor, at: Tensor) -> Tensor:
 def place(values: Tensor, at: Tensor, size: int) -> Tensor:
     """Zeros (..., size) with values at int64 positions that differ from one another."""
     return dispatch(_Place, (values,), at, size)
+
+
+def permuted(values: Tensor, forward: Tensor, backward: Tensor, dim: int = -1) -> Tensor:
+    """values[..., forward], or that along another axis, counted from the end; `backward` is the inverse."""
+    return dispatch(_Permute, (values,), forward, backward, dim)
+
+
+def added_up(values: Tensor, places: SparsityPattern) -> Tensor:
+    """Value i of the result is the sum of the `values` (..., n) at the columns of row i of `places`, a 0/1
+    matrix: the gradient of a value that comes several times is a sum in a fixed order."""
+    ones = torch.ones(places.nnz, dtype=values.dtype, device=values.device)
+    if values.dim() == 1:
+        return product(ones, values, places, False)
+    return product(ones, values.unsqueeze(-1), places, False).squeeze(-1)
 
 
 class _Take(Multilinear):
@@ -46,3 +63,18 @@ class _Place(Multilinear):
     @staticmethod
     def backward(ctx, g):
         return take(g, ctx.constants[0]), None, None
+
+
+class _Permute(Multilinear):
+    """Its gradient is a gather too, where torch's own would add into zeros."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(values, forward, backward, dim):
+        return values.index_select(dim, forward)
+
+    @staticmethod
+    def backward(ctx, g):
+        forward, backward, dim = ctx.constants
+        return permuted(g, backward, forward, dim), None, None, None

@@ -13,7 +13,6 @@ All come from one trilinear form <w, B(x, z)> = <C(x, w), z> = <C(z, w), x>, whi
 is one compiled pass over a plan of the pattern. Operands are (size) or (B, size), all with the same batch.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -190,55 +189,50 @@ def _product_adjoint(x: Tensor, w: Tensor, pattern: SparsityPattern, kind: str) 
     return dispatch(_ProductAdjoint, (x, w), pattern, kind)
 
 
-def mapped(function: Callable, size: int, in_dims: tuple, operands: tuple) -> tuple[Tensor, int]:
-    """A vmap rule: one batch axis of the map's and of any that the operands had."""
-    batch = None
-    for t, dim in zip(operands, in_dims, strict=True):
-        own = t.shape[:-1] if dim is None else t.movedim(dim, 0).shape[1:-1]
-        batch = own if batch is None or len(own) > len(batch) else batch
-    assert batch is not None
-    flat = []
-    for t, dim in zip(operands, in_dims, strict=True):
-        t = t.unsqueeze(0) if dim is None else t.movedim(dim, 0)
-        if batch:
-            t = t.expand(size, *batch, t.shape[-1]).reshape(size * batch.numel(), t.shape[-1])
-        flat.append(t.expand(size * batch.numel(), t.shape[-1]))
-    out = function(*flat)
-    return out.reshape(size, *batch, *out.shape[1:]), 0
+class _Map(Operation):
+    @classmethod
+    def vmap(cls, info, in_dims, *inputs):
+        """One batch axis, of the map's and of any that the operands had."""
+        given = list(zip(inputs[: cls.operands], in_dims, strict=False))
+        operands = [t.unsqueeze(0) if dim is None else t.movedim(dim, 0) for t, dim in given]
+        size, batch = info.batch_size, max((t.shape[1:-1] for t in operands), key=len)
+        flat = []
+        for t in operands:
+            if batch:
+                t = t.expand(size, *batch, t.shape[-1]).reshape(size * batch.numel(), t.shape[-1])
+            flat.append(t.expand(size * batch.numel(), t.shape[-1]))
+        out = dispatch(cls, tuple(flat), *inputs[cls.operands :])
+        return out.reshape(size, *batch, *out.shape[1:]), 0
 
 
-class _Factor(Operation):
-    @staticmethod
-    def forward(values, pattern, kind):
-        return _factor_or_raise(values, pattern, kind)
+class _Factor(_Map):
+    forward = staticmethod(_factor_or_raise)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        _, ctx.pattern, ctx.kind = inputs
         ctx.save_for_backward(output)
+        ctx.constants = inputs[1:]
 
     @staticmethod
     def backward(ctx, g):  # type: ignore[override]
         (f,) = ctx.saved_tensors
-        return _adjoint(f, g, ctx.pattern, ctx.kind), None, None
+        return _adjoint(f, g, *ctx.constants), None, None
 
     @staticmethod
     def jvp(ctx, tv, *_):  # type: ignore[override]
         (f,) = ctx.saved_tensors
-        return _tangent(f, tv, ctx.pattern, ctx.kind)
-
-    @staticmethod
-    def vmap(info, in_dims, values, pattern, kind):
-        return mapped(lambda v: factor(v, pattern, kind), info.batch_size, in_dims[:1], (values,))
+        return _tangent(f, tv, *ctx.constants)
 
 
-class _Implicit(Operation):
+class _Implicit(_Map):
     """The tangent and the adjoint: both keep their operands and the result."""
+
+    operands = 2
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        *operands, ctx.pattern, ctx.kind = inputs
-        ctx.save_for_backward(*operands, output)
+        ctx.save_for_backward(*inputs[:2], output)
+        ctx.constants = inputs[2:]
 
 
 class _Tangent(_Implicit):
@@ -249,19 +243,15 @@ class _Tangent(_Implicit):
     @staticmethod
     def backward(ctx, g):  # type: ignore[override]
         f, _, z = ctx.saved_tensors
-        w = _adjoint(f, g, ctx.pattern, ctx.kind)
-        gf = -_product_adjoint(z, w, ctx.pattern, ctx.kind) if ctx.needs_input_grad[0] else None
+        w = _adjoint(f, g, *ctx.constants)
+        gf = -_product_adjoint(z, w, *ctx.constants) if ctx.needs_input_grad[0] else None
         return gf, w, None, None
 
     @staticmethod
     def jvp(ctx, tf, tv, *_):  # type: ignore[override]
         f, _, z = ctx.saved_tensors
-        by_f = None if tf is None else -_product(tf, z, ctx.pattern, ctx.kind)
-        return _tangent(f, add(tv, by_f), ctx.pattern, ctx.kind)  # type: ignore[arg-type]
-
-    @staticmethod
-    def vmap(info, in_dims, f, v, pattern, kind):
-        return mapped(lambda f, v: _tangent(f, v, pattern, kind), info.batch_size, in_dims[:2], (f, v))
+        by_f = None if tf is None else -_product(tf, z, *ctx.constants)
+        return _tangent(f, add(tv, by_f), *ctx.constants)  # type: ignore[arg-type]
 
 
 class _Adjoint(_Implicit):
@@ -272,22 +262,18 @@ class _Adjoint(_Implicit):
     @staticmethod
     def backward(ctx, h):  # type: ignore[override]
         f, _, w = ctx.saved_tensors
-        u = _tangent(f, h, ctx.pattern, ctx.kind)
-        gf = -_product_adjoint(u, w, ctx.pattern, ctx.kind) if ctx.needs_input_grad[0] else None
+        u = _tangent(f, h, *ctx.constants)
+        gf = -_product_adjoint(u, w, *ctx.constants) if ctx.needs_input_grad[0] else None
         return gf, u, None, None
 
     @staticmethod
     def jvp(ctx, tf, tg, *_):  # type: ignore[override]
         f, _, w = ctx.saved_tensors
-        by_f = None if tf is None else -_product_adjoint(tf, w, ctx.pattern, ctx.kind)
-        return _adjoint(f, add(tg, by_f), ctx.pattern, ctx.kind)  # type: ignore[arg-type]
-
-    @staticmethod
-    def vmap(info, in_dims, f, g, pattern, kind):
-        return mapped(lambda f, g: _adjoint(f, g, pattern, kind), info.batch_size, in_dims[:2], (f, g))
+        by_f = None if tf is None else -_product_adjoint(tf, w, *ctx.constants)
+        return _adjoint(f, add(tg, by_f), *ctx.constants)  # type: ignore[arg-type]
 
 
-class _Product(Multilinear):
+class _Product(_Map, Multilinear):
     """B(x, z)"""
 
     operands = 2
@@ -304,12 +290,8 @@ class _Product(Multilinear):
         gz = _product_adjoint(x, h, *ctx.constants) if need_z else None
         return gx, gz, None, None
 
-    @staticmethod
-    def vmap(info, in_dims, x, z, pattern, kind):
-        return mapped(lambda x, z: _product(x, z, pattern, kind), info.batch_size, in_dims[:2], (x, z))
 
-
-class _ProductAdjoint(Multilinear):
+class _ProductAdjoint(_Map, Multilinear):
     """C(x, w)"""
 
     operands = 2
@@ -325,9 +307,3 @@ class _ProductAdjoint(Multilinear):
         gx = _product_adjoint(h, w, *ctx.constants) if need_x else None
         gw = _product(x, h, *ctx.constants) if need_w else None
         return gx, gw, None, None
-
-    @staticmethod
-    def vmap(info, in_dims, x, w, pattern, kind):
-        return mapped(
-            lambda x, w: _product_adjoint(x, w, pattern, kind), info.batch_size, in_dims[:2], (x, w)
-        )

@@ -198,7 +198,7 @@ def _solve(v: Tensor, b: Tensor, pattern: SparsityPattern, side: Side) -> Tensor
 
 def _times(v: Tensor, x: Tensor, pattern: SparsityPattern, side: Side) -> Tensor:
     """T(v) x without a unit diagonal's ones: the derivative of T x for T's values."""
-    return _product(_only_read(v, pattern, side), x, pattern, side.transpose, False)
+    return _product(_only_read(v, pattern, side), x, pattern, side.transpose)
 
 
 def _outer(y: Tensor, x: Tensor, pattern: SparsityPattern, side: Side, like: Tensor) -> Tensor:

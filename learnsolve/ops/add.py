@@ -13,7 +13,7 @@ from learnsolve import (
 )
 from learnsolve.csr import CSR
 from learnsolve.ops._autograd import Multilinear, Operation, dispatch, tracked
-from learnsolve.ops._operands import factor, matrix
+from learnsolve.ops._operands import factor, fit, one_shape
 from learnsolve.pattern import SparsityPattern, as_numpy
 
 _raw = torch.ops.learnsolve.csr_add.default
@@ -67,18 +67,15 @@ def add(A: CSR, B: CSR, *, alpha: Scalar = 1, beta: Scalar = 1) -> CSR:
             [-5.,  3.]])
     """
     for name, M in (("A", A), ("B", B)):
-        matrix("add", name, M)
+        _check.matrix("add", name, M)
     return added("add", A, B, alpha, beta)
 
 
 def added(function: str, A: CSR, B: CSR, alpha: Any, beta: Any) -> CSR:
     """`add` for two matrices, under the name of `function` in errors."""
     P, Q = A.pattern, B.pattern
-    if P.shape != Q.shape:
-        raise ValueError(f"{function}: the matrices must have one shape, got {P.shape} and {Q.shape}")
-    _check.dtype(function, "A.values", A.values)
-    _check.same_kind(function, "B.values", B.values, A.values)
-    _check.batches(function, A.batch_shape, B.batch_shape, "A.values and B.values")
+    one_shape(function, A, B)
+    fit(function, A, B)
     a, alpha = _scaled(function, "alpha", A, alpha)
     b, beta = _scaled(function, "beta", B, beta)
     _check.batches(function, a.shape[:-1], b.shape[:-1], "alpha A and beta B")

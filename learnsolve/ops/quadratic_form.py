@@ -43,16 +43,12 @@ def quadratic_form(A: CSR, x: Tensor, *, symmetric: bool = False) -> Tensor:
     tensor(12., dtype=torch.float64)
     """
     name = "quadratic_form"
-    if not isinstance(A, CSR):
-        raise TypeError(f"{name}: A must be a CSR, got {type(A).__name__}; make one with CSR.from_*")
+    _check.matrix(name, "A", A)
     values, pattern = A.values, A.pattern
     _check.dtype(name, "A.values", values)
     _check.same_kind(name, "x", x, values)
-    n = pattern.shape[0]
-    if n != pattern.shape[1]:
-        raise ValueError(f"{name}: A must be square, got shape {pattern.shape}")
-    if x.dim() == 0 or x.shape[0 if x.dim() == 1 else -2] != n:
-        raise ValueError(f"{name}: x must have A.shape[0] = {n} rows, got shape {tuple(x.shape)}")
+    _check.square(name, "A", pattern.shape)
+    _check.rows(name, "x", x, "A", pattern.shape)
     if torch.compiler.is_dynamo_compiling() or values.dim() > 1 or x.dim() > 2:
         _check.batches(name, values.shape[:-1], x.shape[:-2], "A.values and x")
         y = product(values, x, pattern, False)

@@ -169,11 +169,9 @@ def _has_numbers(t: Tensor) -> bool:
 
 
 def _check_matrix(function: str, A: CSR) -> None:
-    if not isinstance(A, CSR):
-        raise TypeError(f"{function}: A must be a CSR, got {type(A).__name__}; make one with CSR.from_*")
+    _check.matrix(function, "A", A)
     _check.dtype(function, "A.values", A.values)
-    if A.shape[0] != A.shape[1]:
-        raise ValueError(f"{function}: A must be square, got shape {A.shape}")
+    _check.square(function, "A", A.shape)
 
 
 def _check_right_hand_side(function: str, A: CSR, b: Tensor) -> None:

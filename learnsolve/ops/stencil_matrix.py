@@ -12,7 +12,7 @@ from torch import Tensor
 from learnsolve import _check
 from learnsolve._plain import makes_plain_tensors
 from learnsolve.csr import CSR
-from learnsolve.ops._product import product
+from learnsolve.ops._gather import added_up
 from learnsolve.ops._stencil import Neighbours
 from learnsolve.ops.stencil import by_offset, grid_sizes, neighbours, window
 from learnsolve.pattern import SparsityPattern
@@ -80,11 +80,7 @@ def matrix_of(c: Tensor, where: Neighbours, grid: torch.Size) -> CSR:
     d = len(grid)
     constant = c.shape[-d:].numel() == 1 and grid.numel() != 1
     pattern, gather = _plan(where, tuple(grid), constant, c.device)
-    c = c.flatten(-d - 1)
-    ones = torch.ones(gather.nnz, dtype=c.dtype, device=c.device)
-    if c.dim() == 1:
-        return CSR(product(ones, c, gather, False), pattern)
-    return CSR(product(ones, c.unsqueeze(-1), gather, False).squeeze(-1), pattern)
+    return CSR(added_up(c.flatten(-d - 1), gather), pattern)
 
 
 @makes_plain_tensors

@@ -15,7 +15,7 @@ import numpy as np
 from learnsolve import _check
 from learnsolve._plain import plain_tensors
 from learnsolve.csr import CSR
-from learnsolve.ops.structure import plain_values
+from learnsolve.ops._operands import plain_values
 from learnsolve.preconditioners._symmetry import symmetry
 
 METHODS = ("smoothed_aggregation", "ruge_stuben")
@@ -61,11 +61,8 @@ class Hierarchy:
                 )
         for level, (P, R) in enumerate(zip(self.prolongations, self.restrictions, strict=True)):
             for name, T in (("prolongations", P), ("restrictions", R)):
-                if not isinstance(T, CSR) and not (T is None and name == "restrictions"):
-                    raise TypeError(
-                        f"Hierarchy: {name}[{level}] must be a CSR, got {type(T).__name__}; make one with "
-                        "CSR.from_*"
-                    )
+                if T is not None or name == "prolongations":
+                    _check.matrix("Hierarchy", f"{name}[{level}]", T)
             if R is not None and R.shape != P.shape[::-1]:
                 raise ValueError(
                     f"Hierarchy: restrictions[{level}] must have shape {P.shape[::-1]}, got {R.shape}"

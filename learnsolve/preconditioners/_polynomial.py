@@ -10,8 +10,8 @@ from torch import Tensor
 from learnsolve import _check
 from learnsolve._unchanged import Unchanged
 from learnsolve.csr import CSR
+from learnsolve.ops._operands import in_open_interval
 from learnsolve.ops._product import product
-from learnsolve.preconditioners._parameters import positive_number
 from learnsolve.preconditioners._symmetry import symmetry
 from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.preconditioners.jacobi import Jacobi
@@ -73,12 +73,8 @@ class PolynomialPreconditioner(Preconditioner):
 
     def _parameter(self, key: str, value: Any) -> float | Tensor:
         """A positive number, or a tensor of them, one for each matrix, as a factor of blocks of columns."""
-
-        def wrong(number: float, in_tensor: bool) -> str:
-            return f"{key} must be positive and finite, got {number}"
-
-        name = type(self).__name__
-        value = positive_number(name, key, value, self.A.values, self.batch_shape, math.inf, wrong)
+        values = self.A.values.expand(*self.batch_shape, -1)
+        value = in_open_interval(type(self).__name__, key, value, values, math.inf, "be positive and finite")
         if not isinstance(value, Tensor):
             return value
         self.made_of = (*self.made_of, value)

@@ -20,7 +20,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import scipy.sparse.linalg
 import torch
 from torch import Tensor
@@ -28,7 +27,7 @@ from torch import Tensor
 from learnsolve import _check
 from learnsolve._unchanged import Unchanged
 from learnsolve.csr import CSR
-from learnsolve.ops._operands import matrix
+from learnsolve.ops._linear_operator import HostOperator
 
 
 class Preconditioner:
@@ -55,10 +54,9 @@ class Preconditioner:
     def __init__(self, A: CSR, *others: Any, finite: bool = True):
         """For a preconditioner that is made of the square matrix A and of `others`, tensors or numbers."""
         name = type(self).__name__
-        matrix(name, "A", A)
+        _check.matrix(name, "A", A)
         _check.dtype(name, "A.values", A.values)
-        if A.shape[0] != A.shape[1]:
-            raise ValueError(f"{name}: A must be square, got shape {A.shape}")
+        _check.square(name, "A", A.shape)
         if finite:
             check_finite(name, A)
         self.shape, self.batch_shape = A.shape, A.batch_shape
@@ -138,7 +136,7 @@ class Preconditioner:
         """M for SciPy's solvers, on the host and without gradient."""
         if not self.linear:
             raise ValueError(f"{type(self).__name__}: is not linear, so it is no LinearOperator")
-        return _PreconditionerOperator(self)
+        return HostOperator(self, _applied)
 
 
 class Transposed(Preconditioner):
@@ -207,27 +205,5 @@ def check_numbers(function: str, A: CSR) -> None:
         )
 
 
-class _PreconditionerOperator(scipy.sparse.linalg.LinearOperator):
-    def __init__(self, M: Preconditioner):
-        self.M = M
-        super().__init__(dtype=np.dtype(str(M.dtype).removeprefix("torch.")), shape=M.shape)
-
-    def _apply(self, M: Preconditioner, X: np.ndarray) -> np.ndarray:
-        if np.iscomplexobj(X):
-            return self._apply(M, np.real(X)) + 1j * self._apply(M, np.imag(X))
-        # A copy: torch does not take read-only arrays, or negative strides.
-        R = torch.from_numpy(np.array(X, dtype=self.dtype)).to(M.device)
-        with torch.no_grad():
-            return M(R).cpu().numpy()
-
-    def _matvec(self, x: np.ndarray) -> np.ndarray:
-        return self._apply(self.M, x.reshape(-1))
-
-    def _rmatvec(self, x: np.ndarray) -> np.ndarray:
-        return self._apply(self.M.T, x.reshape(-1))
-
-    def _matmat(self, X: np.ndarray) -> np.ndarray:
-        return self._apply(self.M, X)
-
-    def _rmatmat(self, X: np.ndarray) -> np.ndarray:
-        return self._apply(self.M.T, X)
+def _applied(M: Preconditioner, X: Tensor, transpose: bool) -> Tensor:
+    return (M.T if transpose else M)(X)

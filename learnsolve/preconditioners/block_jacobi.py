@@ -14,10 +14,9 @@ from torch import Tensor
 from learnsolve import _check
 from learnsolve._plain import makes_plain_tensors, plain_tensors
 from learnsolve.csr import CSR
-from learnsolve.ops._gather import place, take
+from learnsolve.ops._gather import permuted, place, take
 from learnsolve.ops._product import product
 from learnsolve.ops._selection import trusted
-from learnsolve.ops.structure import _permute
 from learnsolve.pattern import SparsityPattern, as_numpy
 from learnsolve.preconditioners._direct import inverses
 from learnsolve.preconditioners._symmetry import alike, numbers
@@ -201,7 +200,7 @@ def _inverses(name: str, A: CSR, plan: _Blocks, symmetric: bool | None) -> tuple
         start, unknown = start + count * size * size, unknown + count * size
     values = torch.cat(found, dim=-1) if found else entries
     if plan.order is not None:
-        values = _permute(values, plan.order, plan.inverse)  # type: ignore[arg-type]
+        values = permuted(values, plan.order, plan.inverse)  # type: ignore[arg-type]
     return all_alike if symmetric is None else symmetric, values
 
 

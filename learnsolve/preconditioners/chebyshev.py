@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from learnsolve.csr import CSR
-from learnsolve.ops.structure import plain_values
+from learnsolve.ops._operands import plain_values
 from learnsolve.pattern import SparsityPattern
 from learnsolve.preconditioners._polynomial import Apply, PolynomialPreconditioner
 from learnsolve.preconditioners._spectrum import largest_eigenvalue

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.csr import CSR
-from learnsolve.ops._operands import matrix
 from learnsolve.ops.structure import inverse_diagonal
 from learnsolve.preconditioners._held import POSITIVE, finite, parameter, positive, raw
 from learnsolve.preconditioners.base import Learned, check_finite
@@ -122,7 +121,7 @@ def one_kind(M: Learned, parameter: Tensor, kept: Tensor) -> None:
 
 def constant(function: str, A: CSR) -> None:
     """A module keeps no graph from one step to the next, so that of A's values would be lost."""
-    matrix(function, "A", A)
+    _check.matrix(function, "A", A)
     _check.dtype(function, "A.values", A.values)
     if A.requires_grad:
         raise ValueError(

@@ -78,8 +78,7 @@ def jacobi(
     True
     """
     name = "jacobi"
-    if not isinstance(A, CSR):
-        raise TypeError(f"{name}: A must be a CSR, got {type(A).__name__}; make one with CSR.from_*")
+    _check.matrix(name, "A", A)
     values, pattern = A.values, A.pattern
     n = pattern.shape[0]
     _check.dtype(name, "A.values", values)
