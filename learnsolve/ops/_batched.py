@@ -1,4 +1,4 @@
-"""Batched gradients (``is_grads_batched=True``) of operators that take lists of tensors: a loop over the batch.
+"""Batched gradients (``is_grads_batched=True``) of operators that take lists of tensors, by a loop.
 
 torch makes such a loop itself for operators without lists. What torch.func maps does not come here: the
 operations have rules of their own for it.

@@ -115,8 +115,8 @@ class _Richardson(Operation):
 
     @staticmethod
     def backward(ctx, gx, gnorms, *_):
-        *operands, norms = ctx.saved_tensors[:6]
-        saved = ctx.saved_tensors[6:]
+        kept = ctx.saved_tensors  # once: a checkpoint unpacks them once
+        operands, norms, saved = kept[:5], kept[5], kept[6:]
         rest = (None,) * 4
         if gx is None:
             if gnorms is None:
