@@ -17,12 +17,18 @@ _raw_backward = torch.ops.learnsolve.csr_richardson_backward.default
 _WORK = WORK  # of one call
 
 
+def _length(values: Tensor, b: Tensor) -> int:
+    """The most iterations that one call may have."""
+    count = b.numel()
+    columns = count // max(b.shape[max(b.dim() - 2, 0)], 1)
+    return iterations_of_a_call(values, values.shape[-1] * columns + 6 * count + 1, _WORK)
+
+
 def _calls(
     values: Tensor, b: Tensor, iterations: int, checkpointed: bool, heavy: bool = True
 ) -> list[list[int]]:
     """Iterations of each call, and of each segment that is repeated by itself in the backward."""
-    columns = b.numel() // max(b.shape[max(b.dim() - 2, 0)], 1)
-    length = iterations_of_a_call(values, values.shape[-1] * columns + 6 * b.numel() + 1, _WORK)
+    length = _length(values, b)
     if iterations <= length:
         return [[iterations]]
     segment = max(1, round(iterations**0.5)) if checkpointed else iterations
@@ -36,10 +42,8 @@ def _calls(
     return out
 
 
-def _stride(calls: list[list[int]], iterations: int, checkpointed: bool, learns: bool) -> int:
-    """Which iterates a call of the forward keeps. A single call can repeat sweeps by itself."""
-    if not learns or (checkpointed and len(calls) > 1):
-        return 0
+def _stride(iterations: int, checkpointed: bool) -> int:
+    """Which iterates a call keeps that can repeat the sweeps between them itself."""
     return max(1, round(iterations**0.5)) if checkpointed else 1
 
 
@@ -84,11 +88,13 @@ def forward(
     learns: bool,
 ) -> tuple[Tensor, ...]:
     """x, norms, and if it `learns` what the adjoint needs of the forward."""
-    calls = _calls(values, b, iterations, checkpointed, momentum.shape[-1] > 0)
-    stride = _stride(calls, iterations, checkpointed, learns)
-    if calls == [[iterations]]:  # skip work that would dominate for small systems
+    stride = _stride(iterations, checkpointed) if learns else 0
+    if iterations <= _length(values, b):  # skip work that would dominate for small systems
         m = momentum if momentum.shape[-1] else None
         return _raw(pattern._structure(False), values, scale, m, b, x0, None, iterations, stride)[:3]
+    calls = _calls(values, b, iterations, checkpointed, momentum.shape[-1] > 0)
+    if checkpointed and len(calls) > 1:
+        stride = 0
     sweeps = _Sweeps(values, scale, momentum, b, pattern)
     x, before, first, norms, saved = x0, None, 0, [], []
     for segment in calls:
@@ -118,18 +124,18 @@ def adjoint(
     pattern, iterations, checkpointed = fixed
     A, At = pattern._structure(False), pattern._structure(True)
     none = A[2]
-    calls = _calls(values, b, iterations, checkpointed, momentum.shape[-1] > 0)
-    if calls == [[iterations]]:
+    if iterations <= _length(values, b):
         m = momentum if momentum.shape[-1] else None
         cotangents = (gx, none if gnorms is None else gnorms, none)
         gv, gs, gm, gb, gx0, _ = _raw_backward(
             A, At, values, scale, m, b, None, (saved[0], norms), cotangents,
-            iterations, _stride(calls, iterations, checkpointed, True), needs,
+            iterations, _stride(iterations, checkpointed), needs,
         )  # fmt: skip
         return gv, gs, gm if m is not None or not needs[2] else torch.zeros_like(momentum), gb, gx0
     sweeps = _Sweeps(values, scale, momentum, b, pattern)
+    calls = _calls(values, b, iterations, checkpointed, sweeps.heavy)
     repeated = checkpointed and len(calls) > 1
-    stride = 1 if repeated else _stride(calls, iterations, checkpointed, True)
+    stride = 1 if repeated else _stride(iterations, checkpointed)
     axis = 0 if b.dim() == 1 else -2
     gbefore, end, total = None, iterations, None
     for j, segment in reversed(list(enumerate(calls))):

@@ -115,13 +115,13 @@ class _Richardson(Operation):
 
     @staticmethod
     def backward(ctx, gx, gnorms, *_):
-        kept = ctx.saved_tensors  # once: a checkpoint unpacks them once
-        operands, norms, saved = kept[:5], kept[5], kept[6:]
+        values, scale, momentum, b, x0, norms, *saved = ctx.saved_tensors
+        operands = (values, scale, momentum, b, x0)
         rest = (None,) * 4
         if gx is None:
             if gnorms is None:
                 return (None,) * 5 + rest
-            gx = torch.zeros_like(operands[3])
+            gx = torch.zeros_like(b)
         needs = ctx.needs_input_grad[:5]
         fixed = (ctx.pattern, ctx.iterations, ctx.checkpointed)
         if not torch.compiler.is_dynamo_compiling() and tracked(*operands, gx):
