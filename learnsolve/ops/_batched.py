@@ -19,11 +19,13 @@ _OPERATORS = (
     *("csr_incomplete_factor", "csr_incomplete_tangent", "csr_incomplete_adjoint"),
     *("csr_incomplete_product", "csr_incomplete_product_adjoint"),
 )
+_torch: Any = torch  # whose functions for batches are private
+_functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
 _library_of_rules = torch.library.Library("learnsolve", "IMPL")
 
 
 def _batched(t: Any) -> bool:
-    return isinstance(t, Tensor) and torch._C._functorch.is_legacy_batchedtensor(t)  # type: ignore[attr-defined]
+    return isinstance(t, Tensor) and _functorch.is_legacy_batchedtensor(t)
 
 
 def _rule(operator: Any) -> Any:
@@ -31,7 +33,7 @@ def _rule(operator: Any) -> Any:
         level = torch._C._vmapmode_increment_nesting() - 1
         torch._C._vmapmode_decrement_nesting()
         unwrapped = tree_map(
-            lambda t: _All(torch._remove_batch_dim(t, level, 1, 0)) if _batched(t) else t, args
+            lambda t: _All(_torch._remove_batch_dim(t, level, 1, 0)) if _batched(t) else t, args
         )
         count = next(len(t.members) for t in tree_leaves(unwrapped) if isinstance(t, _All))
         found = [
@@ -39,8 +41,8 @@ def _rule(operator: Any) -> Any:
             for i in range(count)
         ]
         if isinstance(found[0], Tensor):
-            return torch._add_batch_dim(torch.stack(found), 0, level)
-        return tuple(torch._add_batch_dim(torch.stack(t), 0, level) for t in zip(*found, strict=True))
+            return _torch._add_batch_dim(torch.stack(found), 0, level)
+        return tuple(_torch._add_batch_dim(torch.stack(t), 0, level) for t in zip(*found, strict=True))
 
     return loop
 

@@ -87,7 +87,7 @@ def _unfused_adjoint(pattern: SparsityPattern, iterations: int) -> Callable:
     """(values, scale, momentum, b, x0, gx, gnorms) -> gradients for the first five, differentiable."""
 
     def adjoint(*args):
-        _, pull = pullback(lambda *operands: _unfused(*operands, pattern, iterations), *args[:5])
+        _, pull = pullback(lambda v, s, m, b, x: _unfused(v, s, m, b, x, pattern, iterations), *args[:5])
         return pull(args[5:])
 
     return adjoint
@@ -133,7 +133,7 @@ class _Richardson(Operation):
 
     @staticmethod
     def jvp(ctx, *tangents):
-        sweeps = lambda *operands: _unfused(*operands, ctx.pattern, ctx.iterations)  # noqa: E731
+        sweeps = lambda v, s, m, b, x: _unfused(v, s, m, b, x, ctx.pattern, ctx.iterations)  # noqa: E731
         out = _pushforward(sweeps, ctx.saved_tensors[:5], tangents[:5])
         return (*out, *(None,) * (ctx.outputs - 2))
 
