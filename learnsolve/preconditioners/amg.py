@@ -203,14 +203,14 @@ class AMG(Preconditioner):
         self.symmetric = (not levels or (balanced and transposed)) and self.options["symmetric"]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AMG:
-        """Made anew from copies: what was computed may have a graph, which torch does not copy."""
+        """Rebuilt from copies: what was computed may have a graph, which torch does not copy."""
         weight = self.weights if self.weights else None
         try:
             A, hierarchy, weight = copy.deepcopy((self.operators[0], self.hierarchy, weight), memo)
         except RuntimeError as error:
             raise RuntimeError(
                 "AMG: what has a graph cannot be copied: A's values, those of prolongations or weights were "
-                "computed from something that learns; copy an AMG of A.detach()"
+                "computed from something that requires grad; copy an AMG of A.detach()"
             ) from error
         return type(self)(A, hierarchy=hierarchy, weight=weight, **self.options)
 

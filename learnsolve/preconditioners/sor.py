@@ -24,8 +24,8 @@ class SOR(Preconditioner):
     Parameters
     ----------
     A : CSR, shape (n, n), values (..., nnz), without zeros on the diagonal
-    omega : number or Tensor, 0 < omega < 2; a tensor, which may learn, has shape () or is one number a matrix
-        of the batch
+    omega : number or Tensor, 0 < omega < 2; a tensor, which may require grad, has shape () or is one number a
+        matrix of the batch
     direction : "forward" or "backward", first to last unknown or last to first
     multicolour : sweep through the unknowns colour by colour, as `ordering.greedy_colouring` colours them, so
         that those of one colour are relaxed at the same time: as many levels of the triangular solve as

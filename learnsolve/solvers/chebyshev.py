@@ -86,17 +86,7 @@ def chebyshev(
     A : CSR, LinearOperator or callable, shape (n, n), as for `cg`
     b : Tensor, shape (n,) or (..., n, k)
     lmin, lmax : numbers or Tensors of shape (), positive bounds of the spectrum of M A; differentiable
-    x0 : Tensor of b's shape; zero if not given
-    iterations : int >= 0: run so many, whatever b is. If not given, stop a column when
-        :math:`\|b - A x\| \le \max(\mathtt{rtol} \|b\|, \mathtt{atol})`, with rtol = 1e-5 and atol = 0 if not
-        given
-    M : an approximation of A^-1, linear: a preconditioner, callable r -> M r, CSR or LinearOperator
-    rtol, atol, maxiter : without iterations, as for `cg`
-    callback : called after every iteration with an `Iteration`; returning True stops
-    gradient : with iterations "unrolled" (if not given) or "checkpointed", as for `jacobi`; without
-        "implicit" (if not given), "unrolled" or "checkpointed", as for `cg`
-    throw : raise `SolverError` where a solve or its adjoint did not converge; with iterations, where it
-        diverged
+    x0, iterations, M, rtol, atol, maxiter, callback, gradient, throw : as for `richardson`
     adjoint_rtol, adjoint_maxiter, adjoint_M, transpose, parameters : as for `bicgstab`
 
     Returns
@@ -105,18 +95,13 @@ def chebyshev(
 
     Raises
     ------
-    ValueError
-        if shapes or values do not fit, iterations and a tolerance are both given, or something learns that
-        gradient="implicit" has no gradient for.
-    TypeError
-        if types, dtypes or devices do not fit.
-    SolverError
-        if `throw` and a solve failed.
+    ValueError, TypeError, SolverError
+        as `richardson`.
 
     Notes
     -----
-    Gradient with iterations: exact, of the steps that ran, for everything that learns, lmin and lmax too, to
-    any order. Else the implicit one, as for `bicgstab`.
+    Gradient with iterations: exact, of the steps that ran, for everything that requires grad, including lmin
+    and lmax, to any order. Else the implicit one, as for `bicgstab`.
     With iterations, a CSR and M None or diagonal (`preconditioners.Jacobi`) all steps are one
     compiled operation, and so is their adjoint (formulas: `heavyball`).
     Cost: one product with A and one with M a step.
@@ -173,7 +158,7 @@ def _bound(name: str, key: str, value: Any, b: Tensor) -> Any:
 
 
 class Chebyshev(FixedNumber):
-    """`chebyshev` with bounds that learn, by their logarithms, so that they stay positive.
+    """`chebyshev` with trainable bounds: their logarithms are the parameters, so that they stay positive.
 
     Parameters
     ----------

@@ -73,17 +73,7 @@ def heavyball(
         (iterations, 1) one a step, (iterations, n) one a row and step
     beta : number or Tensor, () a scalar; with iterations also (iterations,). `heavyball_parameters` gives the
         best two scalars.
-    x0 : Tensor of b's shape; zero if not given
-    iterations : int >= 0: run so many, whatever b is. If not given, stop a column when
-        :math:`\|b - A x\| \le \max(\mathtt{rtol} \|b\|, \mathtt{atol})`, with rtol = 1e-5 and atol = 0 if not
-        given
-    M : an approximation of A^-1, linear: a preconditioner, callable r -> M r, CSR or LinearOperator
-    rtol, atol, maxiter : without iterations, as for `cg`
-    callback : called after every iteration with an `Iteration`; returning True stops
-    gradient : with iterations "unrolled" (if not given) or "checkpointed", as for `jacobi`; without
-        "implicit" (if not given), "unrolled" or "checkpointed", as for `cg`
-    throw : raise `SolverError` where a solve or its adjoint did not converge; with iterations, where it
-        diverged
+    x0, iterations, M, rtol, atol, maxiter, callback, gradient, throw : as for `richardson`
     adjoint_rtol, adjoint_maxiter, adjoint_M, transpose, parameters : as for `bicgstab`
 
     Returns
@@ -92,18 +82,13 @@ def heavyball(
 
     Raises
     ------
-    ValueError
-        if shapes or values do not fit, iterations and a tolerance are both given, or something learns that
-        gradient="implicit" has no gradient for.
-    TypeError
-        if types, dtypes or devices do not fit.
-    SolverError
-        if `throw` and a solve failed.
+    ValueError, TypeError, SolverError
+        as `richardson`.
 
     Notes
     -----
-    Gradient with iterations: exact, of the steps that ran, for everything that learns, to any order. Else the
-    implicit one, as for `bicgstab`.
+    Gradient with iterations: exact, of the steps that ran, for everything that requires grad, to any order.
+    Else the implicit one, as for `bicgstab`.
     With iterations, a CSR and M None or diagonal (`preconditioners.Jacobi`) all steps are one
     compiled operation, and so is their adjoint: with :math:`\lambda_N = \bar x`,
 
@@ -115,7 +100,7 @@ def heavyball(
               \bar b = \sum_k \rho_k, \quad \bar A = -\sum_k \rho_k x_k^T.
 
     Cost: one product with A and one with M a step. Backward, a step: one product with the transpose, one with
-    A more if alpha or M learns or a norm is in the loss, a sampled product if A's values learn.
+    A more if alpha or M requires grad or a norm is in the loss, a sampled product if A's values require grad.
 
     Examples
     --------
@@ -146,7 +131,7 @@ def heavyball(
 
 
 class Heavyball(FixedNumber):
-    """`heavyball` with parameters that learn.
+    """`heavyball` with trainable parameters.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Weighted Jacobi, x <- x + w D^-1 (b - A x), with weights that learn.
+"""Weighted Jacobi, x <- x + w D^-1 (b - A x), with trainable weights.
 
 Source: Nytko et al., "Optimized Sparse Matrix Operations for Reverse Mode Automatic Differentiation",
 arXiv 2212.05159, section 4.1; Saad, "Iterative Methods for Sparse Linear Systems" (2003), section 4.1.
@@ -63,8 +63,8 @@ def jacobi(
               \bar A = -\sum_k \rho_k x_k^T \text{ on the pattern (and through D)}.
 
     Cost: one product with A a sweep. Backward, a sweep: one product with the transpose if only b or x0
-    learns, one with A more if the weight learns or a norm is in the loss, and a sampled product if A's
-    values learn.
+    requires grad, one with A more if the weight requires grad or a norm is in the loss, and a sampled product
+    if A's values require grad.
     There is no gradient="implicit": a converged solution does not depend on the weight.
 
     Examples
@@ -141,7 +141,7 @@ def _scale(name: str, weight, inverse: Tensor, values: Tensor, iterations: int, 
 
 
 class Jacobi(FixedNumber):
-    """`jacobi` with a weight that learns.
+    """`jacobi` with a trainable weight.
 
     Parameters
     ----------

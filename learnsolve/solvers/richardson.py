@@ -65,7 +65,7 @@ def richardson(
     x0 : Tensor of b's shape; zero if not given
     weight : number or Tensor, () a scalar, (n,) one a row; with iterations also (iterations,) or
         (iterations, 1) one a step, (iterations, n) one a row and step. `richardson_weight`: the best scalar.
-    iterations : int >= 0: run so many, whatever b is. If not given, stop a column when
+    iterations : int >= 0: run this number of steps, whatever b is. If not given, a column stops when
         :math:`\|b - A x\| \le \max(\mathtt{rtol} \|b\|, \mathtt{atol})`, with rtol = 1e-5 and atol = 0 if not
         given
     M : an approximation of A^-1, linear: a preconditioner, callable r -> M r, CSR or LinearOperator
@@ -84,8 +84,8 @@ def richardson(
     Raises
     ------
     ValueError
-        if shapes or values do not fit, iterations and a tolerance are both given, or something learns that
-        gradient="implicit" has no gradient for.
+        if shapes or values do not fit, iterations and a tolerance are both given, or something requires grad
+        that gradient="implicit" has no gradient for.
     TypeError
         if types, dtypes or devices do not fit.
     SolverError
@@ -93,8 +93,8 @@ def richardson(
 
     Notes
     -----
-    Gradient with iterations: exact, of the steps that ran, for everything that learns, to any order. Else the
-    implicit one, as for `bicgstab`.
+    Gradient with iterations: exact, of the steps that ran, for everything that requires grad, to any order.
+    Else the implicit one, as for `bicgstab`.
     With iterations, a CSR and M None or diagonal (`preconditioners.Jacobi`) all steps are one
     compiled operation, and so is their adjoint (formulas: `jacobi`, `heavyball`).
     Cost: one product with A and one with M a step.
@@ -124,7 +124,7 @@ def richardson(
 
 
 class Richardson(FixedNumber):
-    """`richardson` with a weight that learns.
+    """`richardson` with a trainable weight.
 
     Parameters
     ----------

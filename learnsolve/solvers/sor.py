@@ -53,8 +53,8 @@ def sor(
     direction : "forward", first to last unknown; "backward"; or "symmetric", one of each: `ssor`
     multicolour : sweep through the unknowns colour by colour, as `ordering.greedy_colouring` colours them, so
         that those of one colour are relaxed at the same time
-    iterations : int >= 0, exactly so many sweeps, whatever the residual does. Excludes rtol, atol, maxiter,
-        callback, throw, adjoint_rtol and adjoint_maxiter
+    iterations : int >= 0, exactly this number of sweeps, whatever the residual does. Excludes rtol, atol,
+        maxiter, callback, throw, adjoint_rtol and adjoint_maxiter
     rtol, atol : without `iterations` a column stops when :math:`\|b - A x\| \le \max(\mathtt{rtol} \|b\|,
         \mathtt{atol})`; 1e-5 and 0 if not given
     maxiter : int, 10 n if not given
@@ -74,7 +74,7 @@ def sor(
     ------
     ValueError
         if shapes or values do not fit, a diagonal entry is missing or zero (the message names the row),
-        something learns that gradient="implicit" has no gradient for, or keywords exclude one another.
+        something requires grad that gradient="implicit" has no gradient for, or keywords exclude one another.
     TypeError
         if types, dtypes or devices do not fit.
     SolverError
@@ -193,7 +193,7 @@ def gauss_seidel(
 
 
 class SOR(FixedNumber):
-    r"""`sor` for a fixed number of sweeps, with an omega that learns: omega = 2 sigmoid(logit), so that every
+    r"""`sor` for a fixed number of sweeps, with a trainable omega: omega = 2 sigmoid(logit), so that every
     value of the parameter `logit` is a relaxation that can converge.
 
     Parameters
