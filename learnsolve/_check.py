@@ -82,6 +82,13 @@ def flag(function: str, name: str, value: Any) -> None:
         raise TypeError(f"{function}: {name} must be True or False, got {value!r}")
 
 
+def number(function: str, name: str, value: Any) -> float:
+    """`value`, a number where a tensor may stand too, as Python's."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{function}: {name} must be a number or a torch.Tensor, got {type(value).__name__}")
+    return float(value)
+
+
 def real(function: str, name: str, value: Any) -> float:
     """`value`, a real number of Python or NumPy, as Python's."""
     if isinstance(value, bool) or not isinstance(value, Real):

@@ -41,18 +41,15 @@ STABLE_TORCH_LIBRARY(learnsolve, m) {
   // stride = 0; with momentum and stride > 1 each comes with the one before it, which goes first. The last
   // result is empty unless stride = 0 and there is momentum.
   m.def(
-      "csr_richardson(Tensor ptr, Tensor idx, Tensor blocks, Tensor values, Tensor scale, Tensor? momentum, "
-      "Tensor b, Tensor x0, Tensor? before, int iterations, int stride) -> (Tensor, Tensor, Tensor, Tensor)");
-  // Its adjoint: gradients for (values, scale, momentum, b, x0, before), from those of x, the norms and the
-  // iterate before x; where one is not needed, its tensor is empty (that for x0: of no meaning).
+      "csr_richardson(Tensor[] A, Tensor values, Tensor scale, Tensor? momentum, Tensor b, Tensor x0, "
+      "Tensor? before, int iterations, int stride) -> (Tensor, Tensor, Tensor, Tensor)");
+  // Its adjoint: gradients for (values, scale, momentum, b, x0, before). kept: the iterates and norms of the
+  // forward. cotangents: those of x, the norms (or empty) and the iterate before x (or empty). needs: which
+  // of the first five gradients are computed; the others are empty (that for x0: without meaning).
   m.def(
-      "csr_richardson_backward(Tensor ptr, Tensor idx, Tensor blocks, Tensor tptr, Tensor tidx, "
-      "Tensor tperm, Tensor tblocks, Tensor values, Tensor scale, Tensor? momentum, Tensor b, Tensor? "
-      "before, "
-      "Tensor iterates, Tensor norms, Tensor gx, Tensor? gnorms, Tensor? gbefore, int iterations, int "
-      "stride, "
-      "bool need_values, bool need_scale, bool need_momentum, bool need_b, bool need_x0) "
-      "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+      "csr_richardson_backward(Tensor[] A, Tensor[] At, Tensor values, Tensor scale, Tensor? momentum, "
+      "Tensor b, Tensor? before, Tensor[] kept, Tensor[] cotangents, int iterations, int stride, bool[] "
+      "needs) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   // Incomplete factors of A's values, L and, for LU, U behind it, by a plan (kernels/elimination.h): order,
   // source, pivot, ptr, pairs, and units, the places of L's ones; on a CUDA device also where the levels of
   // the steps begin, on the host and there, and the uses of each entry, uses_ptr and uses

@@ -3,7 +3,14 @@
 import sys
 
 from learnsolve import csr
-from learnsolve.ops import _batched, _fake, _linear_operator, arithmetic, coo, indexing  # noqa: F401  (methods of CSR)
+from learnsolve.ops import (  # noqa: F401  (methods of CSR)
+    _batched,
+    _fake,
+    _linear_operator,
+    arithmetic,
+    coo,
+    indexing,
+)
 from learnsolve.ops._sparse_product import set_spgemm_plan_limit
 from learnsolve.ops.add import add
 from learnsolve.ops.diagonals import diag, eye

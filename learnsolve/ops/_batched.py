@@ -1,48 +1,56 @@
-"""Batched gradients, `torch.autograd.grad(..., is_grads_batched=True)`, for operators that take lists of
-tensors: one call for each member of the batch, as torch does for all operators but these.
+"""Batched gradients (`is_grads_batched=True`) of operators that take lists of tensors: one call per member.
+
+torch makes such a loop itself for operators without lists. What torch.func maps does not come here: the
+operations have rules of their own for it.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
 from learnsolve import _library  # noqa: F401  (registers torch.ops.learnsolve)
 
+_torch: Any = torch  # whose functions for batches are private
+_functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
 _rules = torch.library.Library("learnsolve", "IMPL")
 
 
-def _member_by_member(operator: Callable) -> Callable:
-    def rule(*arguments: Any) -> Any:
+class _Members:
+    """A tensor with the axis of the batch in front, of size 1 if it has none at this level."""
+
+    def __init__(self, t: Tensor):
+        self.t = t
+
+    def __getitem__(self, i: int) -> Tensor:
+        return self.t[min(i, len(self.t) - 1)]
+
+
+def _rule(operator: Any) -> Any:
+    def loop(*args: Any) -> Any:
         level = torch._C._vmapmode_increment_nesting() - 1
         torch._C._vmapmode_decrement_nesting()
-        # Tensors with the batch axis in front: of size 1 where they have none at this level.
-        batched = [
-            torch._remove_batch_dim(a, level, 1, 0)  # type: ignore[attr-defined]
-            if isinstance(a, Tensor)
-            else a
-            for a in arguments
-        ]
-        size = max(len(a) for a in batched if isinstance(a, Tensor))
 
-        def member(a: Any, i: int) -> Any:
-            return a[min(i, len(a) - 1)] if isinstance(a, Tensor) else a
+        def members(t: Any) -> Any:
+            batched = isinstance(t, Tensor) and _functorch.is_legacy_batchedtensor(t)
+            return _Members(_torch._remove_batch_dim(t, level, 1, 0)) if batched else t
 
-        results = [operator(*(member(a, i) for a in batched)) for i in range(size)]
+        def member(t: Any, i: int) -> Any:
+            return t[i] if isinstance(t, _Members) else t
 
-        def joined(parts: Any) -> Tensor:
-            return torch._add_batch_dim(torch.stack(parts), 0, level)  # type: ignore[attr-defined]
-
+        args = tree_map(members, args)
+        count = max(len(t.t) for t in tree_leaves(args) if isinstance(t, _Members))
+        results = [operator(*tree_map(lambda t: member(t, i), args)) for i in range(count)]  # noqa: B023
         if isinstance(results[0], Tensor):
-            return joined(results)
-        return tuple(joined(parts) for parts in zip(*results, strict=True))
+            return _torch._add_batch_dim(torch.stack(results), 0, level)
+        return tuple(_torch._add_batch_dim(torch.stack(t), 0, level) for t in zip(*results, strict=True))
 
-    return rule
+    return loop
 
 
 for _name in torch._C._dispatch_get_all_op_names():
     if _name.startswith("learnsolve::"):
         _operator = getattr(torch.ops.learnsolve, _name.removeprefix("learnsolve::")).default
-        if any(str(a.type) == "List[Tensor]" for a in _operator._schema.arguments):
-            _rules.impl(_operator, _member_by_member(_operator), "Batched")
+        if any("List[Tensor]" in str(a.type) for a in _operator._schema.arguments):
+            _rules.impl(_operator, _rule(_operator), "Batched")

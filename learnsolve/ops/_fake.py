@@ -43,7 +43,7 @@ def _(ptr, idx, blocks, values, g, x, need_values, need_x):
 
 
 @torch.library.register_fake("learnsolve::csr_richardson")
-def _(ptr, idx, blocks, values, scale, momentum, b, x0, before, iterations, stride):
+def _(A, values, scale, momentum, b, x0, before, iterations, stride):
     saved = -(-iterations // stride) if stride > 0 else 0
     if momentum is not None and stride > 1:
         saved *= 2
@@ -58,13 +58,11 @@ def _(ptr, idx, blocks, values, scale, momentum, b, x0, before, iterations, stri
 
 
 @torch.library.register_fake("learnsolve::csr_richardson_backward")
-def _(
-    ptr, idx, blocks, tptr, tidx, tperm, tblocks, values, scale, momentum, b, before, iterates, norms, gx,
-    gnorms, gbefore, iterations, stride, need_values, need_scale, need_momentum, need_b, need_x0,
-):  # fmt: skip
+def _(A, At, values, scale, momentum, b, before, kept, cotangents, iterations, stride, needs):
     def like(t, needed):
         return values.new_empty(t.shape if needed and t is not None else (0,))
 
+    need_values, need_scale, need_momentum, need_b, need_x0 = needs
     return (
         like(values, need_values),
         like(scale, need_scale),

@@ -104,14 +104,14 @@ class _Product(Derivative):
     def backward(ctx, g):
         need_values, need_x = ctx.needs_input_grad[:2]
         role, _, pattern = ctx.constants
+        values, x = ctx.saved_tensors
         if role != _VALUES and need_x:
-            values, x = ctx.saved_tensors
             if role == _G and _scatters(values, x, pattern) and not tracked(values, g, x):
                 gv, gx = _scattered(values, g, x, pattern, need_values)
                 return gv if need_values else None, gx, None, None, None
             if need_values:
                 return *dispatch(_Gradients, (values, x, g), role, pattern), None, None, None
-        return gradients(_Product, ctx, g)
+        return gradients(_Product, ctx, g, (values, x))
 
     @classmethod
     def vmap(cls, info, in_dims, u, x, role, shared, pattern):

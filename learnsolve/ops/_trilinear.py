@@ -111,9 +111,9 @@ def gradient(
     return out if out.shape == like.shape else out.expand(like.shape)
 
 
-def gradients(of: type[Derivative], ctx: Any, h: Tensor) -> tuple:
-    """The `backward` of a derivative."""
-    u, v = ctx.saved_tensors
+def gradients(of: type[Derivative], ctx: Any, h: Tensor, saved: tuple[Tensor, Tensor] | None = None) -> tuple:
+    """The `backward` of a derivative. `saved`: ctx.saved_tensors, which checkpoints allow to read once."""
+    u, v = ctx.saved_tensors if saved is None else saved
     role, _, *form = ctx.constants
     p, q = OTHERS[role]
     need_u, need_v = ctx.needs_input_grad[:2]

@@ -1,4 +1,4 @@
-"""A triangular matrix whose values learn, its diagonal positive by parametrisation where that is wanted."""
+"""A triangular matrix with trainable values; a parametrisation can keep its diagonal positive."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """What polynomials in M A share: the inner M, the transposed recursion, bounds of the spectrum."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from learnsolve.csr import CSR
 from learnsolve.ops._operands import in_open_interval
 from learnsolve.ops._product import product
 from learnsolve.preconditioners._symmetry import symmetry
-from learnsolve.preconditioners.base import Preconditioner, check_finite
+from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.preconditioners.jacobi import Jacobi
 
 Apply = Callable[[Tensor], Tensor]
@@ -24,12 +25,9 @@ class PolynomialPreconditioner(Preconditioner):
     A subclass says `_polynomial(A, M, R)`, for products with A and with M as functions of blocks of columns.
     """
 
-    def _prepare(self, A: CSR, degree: int, M: Any, symmetric: bool | None) -> None:
+    def __init__(self, A: CSR, degree: int, M: Any, symmetric: bool | None) -> None:
         name = type(self).__name__
-        _check.matrix(name, "A", A)
-        _check.dtype(name, "A.values", A.values)
-        _check.square(name, "A", A.shape)
-        check_finite(name, A)
+        super().__init__(A)
         self.degree = _check.integer(name, "degree", degree, 0)
         if isinstance(M, str):
             _check.one_of(name, "M", M, ("jacobi",))
@@ -51,13 +49,9 @@ class PolynomialPreconditioner(Preconditioner):
             _check.batches(name, A.batch_shape, M.batch_shape, "A.values and M")
         self.A, self.M = A, M
         self.symmetric = (M is None or M.symmetric) and symmetry(name, A, symmetric)
-        self.shape = A.shape
-        self.batch_shape = A.batch_shape
-        made_of = [A.values]
         if M is not None:
             self.batch_shape = torch.broadcast_shapes(A.batch_shape, M.batch_shape)
-            made_of += [t for t in M.made_of if t is not A.values]
-        self.made_of = tuple(made_of)
+            self.made_of += tuple(t for t in M.made_of if t is not A.values)
         self._reads = Unchanged((A.values,))
 
     def _polynomial(self, A: Apply, M: Apply, R: Tensor) -> Tensor:
@@ -78,9 +72,9 @@ class PolynomialPreconditioner(Preconditioner):
         return self._polynomial(self._operator(True), self._inner(True), R)
 
     def _parameter(self, key: str, value: Any) -> float | Tensor:
-        """A positive number, or a tensor of them, one for each matrix of the batch; it may learn."""
-        name, values = type(self).__name__, self.A.values
-        value = in_open_interval(name, key, value, values, float("inf"), "be positive and finite")
+        """A positive number, or a tensor of them, one for each matrix, as a factor of blocks of columns."""
+        values = self.A.values.expand(*self.batch_shape, -1)
+        value = in_open_interval(type(self).__name__, key, value, values, math.inf, "be positive and finite")
         if not isinstance(value, Tensor):
             return value
         self.made_of = (*self.made_of, value)

@@ -1,4 +1,5 @@
-"""Sweeps through the unknowns, as triangular solves: what SOR and SSOR are made of, here and as solvers.
+"""Sweeps through the unknowns, as triangular solves: SOR and SSOR are made of them, as preconditioners and as
+solvers, and so is the Gauss-Seidel smoother of multigrid.
 
 For A = L + D + U and T = A with its diagonal divided by omega, a sweep adds M r to x, with
 

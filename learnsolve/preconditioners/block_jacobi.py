@@ -73,9 +73,7 @@ class BlockJacobi(Preconditioner):
         self, A: CSR, block_size: int | None = None, *, blocks: Any = None, symmetric: bool | None = None
     ):
         name = "BlockJacobi"
-        _check.matrix(name, "A", A)
-        _check.dtype(name, "A.values", A.values)
-        _check.square(name, "A", A.shape)
+        super().__init__(A, finite=False)
         if (block_size is None) == (blocks is None):
             raise ValueError(
                 f"{name}: exactly one of block_size and blocks must be given, got "
@@ -88,7 +86,6 @@ class BlockJacobi(Preconditioner):
             plan = _labelled_blocks(A.pattern, blocks)
         self.symmetric, values = _inverses(name, A, plan, symmetric)
         self.matrix = CSR(values, plan.pattern)
-        self.shape, self.batch_shape, self.made_of = A.shape, A.batch_shape, (A.values,)
 
     def _columns(self, R: Tensor) -> Tensor:
         return product(self.matrix.values, R, self.matrix.pattern, False)

@@ -73,10 +73,8 @@ class SPAI(Preconditioner):
     """
 
     def __init__(self, A: CSR, *, pattern: SparsityPattern | None = None, side: str = "right"):
-        _check.matrix("SPAI", "A", A)
-        _check.dtype("SPAI", "A.values", A.values)
+        super().__init__(A, finite=False)
         _check.one_of("SPAI", "side", side, ("right", "left"))
-        _check.square("SPAI", "A", A.shape)
         pattern = A.pattern if pattern is None else pattern
         if not isinstance(pattern, SparsityPattern):
             raise TypeError(f"SPAI: pattern must be a SparsityPattern, got {type(pattern).__name__}")
@@ -87,7 +85,6 @@ class SPAI(Preconditioner):
         wide = A.to(dtype=torch.float64)
         M = _minimise(wide if right else transpose(wide), pattern if right else pattern.T, right)
         self.matrix = (M if right else transpose(M)).to(dtype=A.dtype)
-        self.shape, self.batch_shape, self.made_of = A.shape, A.batch_shape, (A.values,)
 
     def _columns(self, R: Tensor) -> Tensor:
         return spmm(self.matrix, R)
