@@ -4,23 +4,22 @@ Both go by positions that differ from one another, found once by whoever plans a
 other's adjoint: nothing is added up, so gradients are exact and deterministic, of any order.
 """
 
-import torch
 from torch import Tensor
 
-from learnsolve.ops._autograd import Eager, dispatch
+from learnsolve.ops._autograd import Multilinear, dispatch
 
 
 def take(values: Tensor, at: Tensor) -> Tensor:
     """values[..., at] for int64 positions that differ from one another."""
-    return dispatch(_Take, _TakeForwardMode, (values,), at)
+    return dispatch(_Take, (values,), at)
 
 
 def place(values: Tensor, at: Tensor, size: int) -> Tensor:
     """Zeros (..., size) with values at int64 positions that differ from one another."""
-    return dispatch(_Place, _PlaceForwardMode, (values,), at, size)
+    return dispatch(_Place, (values,), at, size)
 
 
-class _Take(torch.autograd.Function):
+class _Take(Multilinear):
     generate_vmap_rule = True
 
     @staticmethod
@@ -29,23 +28,15 @@ class _Take(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        values, at = inputs
+        values, *ctx.constants = inputs
         ctx.size = values.shape[-1]
-        ctx.save_for_backward(at)
-        ctx.save_for_forward(at)
 
     @staticmethod
-    def backward(ctx, g):  # type: ignore[override]
-        return place(g, ctx.saved_tensors[0], ctx.size), None
+    def backward(ctx, g):
+        return place(g, *ctx.constants, ctx.size), None
 
 
-class _TakeForwardMode(Eager, _Take):
-    @staticmethod
-    def jvp(ctx, t, _):  # type: ignore[override]
-        return take(t, ctx.saved_tensors[0])
-
-
-class _Place(torch.autograd.Function):
+class _Place(Multilinear):
     generate_vmap_rule = True
 
     @staticmethod
@@ -53,17 +44,5 @@ class _Place(torch.autograd.Function):
         return values.new_zeros((*values.shape[:-1], size)).index_copy(-1, at, values)
 
     @staticmethod
-    def setup_context(ctx, inputs, output):
-        _, at, ctx.size = inputs
-        ctx.save_for_backward(at)
-        ctx.save_for_forward(at)
-
-    @staticmethod
-    def backward(ctx, g):  # type: ignore[override]
-        return take(g, ctx.saved_tensors[0]), None, None
-
-
-class _PlaceForwardMode(Eager, _Place):
-    @staticmethod
-    def jvp(ctx, t, *_):  # type: ignore[override]
-        return place(t, ctx.saved_tensors[0], ctx.size)
+    def backward(ctx, g):
+        return take(g, ctx.constants[0]), None, None

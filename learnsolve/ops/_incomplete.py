@@ -25,7 +25,7 @@ from learnsolve import (
     _device_analysis,
     _library,  # noqa: F401  (registers torch.ops.learnsolve)
 )
-from learnsolve.ops._autograd import Eager, add, dispatch, keep_for_forward_mode
+from learnsolve.ops._autograd import Multilinear, Operation, add, dispatch
 from learnsolve.ops.triangle import plan_triangle
 from learnsolve.pattern import SparsityPattern, as_numpy
 
@@ -171,23 +171,23 @@ def _finite(f: Tensor, plan: Plan, kind: str) -> None:
 
 def factor(values: Tensor, pattern: SparsityPattern, kind: str) -> Tensor:
     """The factors of a matrix (nnz) or a batch (B, nnz): L's values and, for LU, U's behind them."""
-    return dispatch(_Factor, _FactorForwardMode, (values,), pattern, kind)
+    return dispatch(_Factor, (values,), pattern, kind)
 
 
 def _tangent(f: Tensor, v: Tensor, pattern: SparsityPattern, kind: str) -> Tensor:
-    return dispatch(_Tangent, _TangentForwardMode, (f, v), pattern, kind)
+    return dispatch(_Tangent, (f, v), pattern, kind)
 
 
 def _adjoint(f: Tensor, g: Tensor, pattern: SparsityPattern, kind: str) -> Tensor:
-    return dispatch(_Adjoint, _AdjointForwardMode, (f, g), pattern, kind)
+    return dispatch(_Adjoint, (f, g), pattern, kind)
 
 
 def _product(x: Tensor, z: Tensor, pattern: SparsityPattern, kind: str) -> Tensor:
-    return dispatch(_Product, _ProductForwardMode, (x, z), pattern, kind)
+    return dispatch(_Product, (x, z), pattern, kind)
 
 
 def _product_adjoint(x: Tensor, w: Tensor, pattern: SparsityPattern, kind: str) -> Tensor:
-    return dispatch(_ProductAdjoint, _ProductAdjointForwardMode, (x, w), pattern, kind)
+    return dispatch(_ProductAdjoint, (x, w), pattern, kind)
 
 
 def mapped(function: Callable, size: int, in_dims: tuple, operands: tuple) -> tuple[Tensor, int]:
@@ -207,7 +207,7 @@ def mapped(function: Callable, size: int, in_dims: tuple, operands: tuple) -> tu
     return out.reshape(size, *batch, *out.shape[1:]), 0
 
 
-class _Factor(torch.autograd.Function):
+class _Factor(Operation):
     @staticmethod
     def forward(values, pattern, kind):
         return _factor_or_raise(values, pattern, kind)
@@ -223,24 +223,17 @@ class _Factor(torch.autograd.Function):
         return _adjoint(f, g, ctx.pattern, ctx.kind), None, None
 
     @staticmethod
-    def vmap(info, in_dims, values, pattern, kind):
-        return mapped(lambda v: factor(v, pattern, kind), info.batch_size, in_dims[:1], (values,))
-
-
-class _FactorForwardMode(Eager, _Factor):
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        _Factor.setup_context(ctx, inputs, output)
-        keep_for_forward_mode(ctx, output)
-
-    @staticmethod
     def jvp(ctx, tv, *_):  # type: ignore[override]
         (f,) = ctx.saved_tensors
         return _tangent(f, tv, ctx.pattern, ctx.kind)
 
+    @staticmethod
+    def vmap(info, in_dims, values, pattern, kind):
+        return mapped(lambda v: factor(v, pattern, kind), info.batch_size, in_dims[:1], (values,))
 
-class _Bilinear(torch.autograd.Function):
-    """What the four maps of two operands share: they keep both and the result."""
+
+class _Implicit(Operation):
+    """The tangent and the adjoint: both keep their operands and the result."""
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -248,14 +241,7 @@ class _Bilinear(torch.autograd.Function):
         ctx.save_for_backward(*operands, output)
 
 
-class _KeepsForForwardMode(Eager):
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        _Bilinear.setup_context(ctx, inputs, output)
-        keep_for_forward_mode(ctx, *inputs[:2], output)
-
-
-class _Tangent(_Bilinear):
+class _Tangent(_Implicit):
     @staticmethod
     def forward(f, v, pattern, kind):
         return _raw_tangent(*plan_of(pattern, kind).elimination, f, v)
@@ -268,19 +254,17 @@ class _Tangent(_Bilinear):
         return gf, w, None, None
 
     @staticmethod
-    def vmap(info, in_dims, f, v, pattern, kind):
-        return mapped(lambda f, v: _tangent(f, v, pattern, kind), info.batch_size, in_dims[:2], (f, v))
-
-
-class _TangentForwardMode(_KeepsForForwardMode, _Tangent):
-    @staticmethod
     def jvp(ctx, tf, tv, *_):  # type: ignore[override]
         f, _, z = ctx.saved_tensors
         by_f = None if tf is None else -_product(tf, z, ctx.pattern, ctx.kind)
         return _tangent(f, add(tv, by_f), ctx.pattern, ctx.kind)  # type: ignore[arg-type]
 
+    @staticmethod
+    def vmap(info, in_dims, f, v, pattern, kind):
+        return mapped(lambda f, v: _tangent(f, v, pattern, kind), info.batch_size, in_dims[:2], (f, v))
 
-class _Adjoint(_Bilinear):
+
+class _Adjoint(_Implicit):
     @staticmethod
     def forward(f, g, pattern, kind):
         return _raw_adjoint(*plan_of(pattern, kind).elimination, f, g, pattern.nnz)
@@ -293,20 +277,20 @@ class _Adjoint(_Bilinear):
         return gf, u, None, None
 
     @staticmethod
-    def vmap(info, in_dims, f, g, pattern, kind):
-        return mapped(lambda f, g: _adjoint(f, g, pattern, kind), info.batch_size, in_dims[:2], (f, g))
-
-
-class _AdjointForwardMode(_KeepsForForwardMode, _Adjoint):
-    @staticmethod
     def jvp(ctx, tf, tg, *_):  # type: ignore[override]
         f, _, w = ctx.saved_tensors
         by_f = None if tf is None else -_product_adjoint(tf, w, ctx.pattern, ctx.kind)
         return _adjoint(f, add(tg, by_f), ctx.pattern, ctx.kind)  # type: ignore[arg-type]
 
+    @staticmethod
+    def vmap(info, in_dims, f, g, pattern, kind):
+        return mapped(lambda f, g: _adjoint(f, g, pattern, kind), info.batch_size, in_dims[:2], (f, g))
 
-class _Product(_Bilinear):
+
+class _Product(Multilinear):
     """B(x, z)"""
+
+    operands = 2
 
     @staticmethod
     def forward(x, z, pattern, kind):
@@ -314,10 +298,10 @@ class _Product(_Bilinear):
 
     @staticmethod
     def backward(ctx, h):  # type: ignore[override]
-        x, z, _ = ctx.saved_tensors
+        x, z = ctx.saved_tensors
         need_x, need_z = ctx.needs_input_grad[:2]
-        gx = _product_adjoint(z, h, ctx.pattern, ctx.kind) if need_x else None
-        gz = _product_adjoint(x, h, ctx.pattern, ctx.kind) if need_z else None
+        gx = _product_adjoint(z, h, *ctx.constants) if need_x else None
+        gz = _product_adjoint(x, h, *ctx.constants) if need_z else None
         return gx, gz, None, None
 
     @staticmethod
@@ -325,17 +309,10 @@ class _Product(_Bilinear):
         return mapped(lambda x, z: _product(x, z, pattern, kind), info.batch_size, in_dims[:2], (x, z))
 
 
-class _ProductForwardMode(_KeepsForForwardMode, _Product):
-    @staticmethod
-    def jvp(ctx, tx, tz, *_):  # type: ignore[override]
-        x, z, _ = ctx.saved_tensors
-        by_x = None if tx is None else _product(tx, z, ctx.pattern, ctx.kind)
-        by_z = None if tz is None else _product(x, tz, ctx.pattern, ctx.kind)
-        return add(by_x, by_z)
-
-
-class _ProductAdjoint(_Bilinear):
+class _ProductAdjoint(Multilinear):
     """C(x, w)"""
+
+    operands = 2
 
     @staticmethod
     def forward(x, w, pattern, kind):
@@ -343,10 +320,10 @@ class _ProductAdjoint(_Bilinear):
 
     @staticmethod
     def backward(ctx, h):  # type: ignore[override]
-        x, w, _ = ctx.saved_tensors
+        x, w = ctx.saved_tensors
         need_x, need_w = ctx.needs_input_grad[:2]
-        gx = _product_adjoint(h, w, ctx.pattern, ctx.kind) if need_x else None
-        gw = _product(x, h, ctx.pattern, ctx.kind) if need_w else None
+        gx = _product_adjoint(h, w, *ctx.constants) if need_x else None
+        gw = _product(x, h, *ctx.constants) if need_w else None
         return gx, gw, None, None
 
     @staticmethod
@@ -354,12 +331,3 @@ class _ProductAdjoint(_Bilinear):
         return mapped(
             lambda x, w: _product_adjoint(x, w, pattern, kind), info.batch_size, in_dims[:2], (x, w)
         )
-
-
-class _ProductAdjointForwardMode(_KeepsForForwardMode, _ProductAdjoint):
-    @staticmethod
-    def jvp(ctx, tx, tw, *_):  # type: ignore[override]
-        x, w, _ = ctx.saved_tensors
-        by_x = None if tx is None else _product_adjoint(tx, w, ctx.pattern, ctx.kind)
-        by_w = None if tw is None else _product_adjoint(x, tw, ctx.pattern, ctx.kind)
-        return add(by_x, by_w)

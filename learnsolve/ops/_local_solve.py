@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from learnsolve.csr import CSR
-from learnsolve.ops._autograd import Eager, dispatch, keep_for_forward_mode
+from learnsolve.ops._autograd import Operation, dispatch
 from learnsolve.ops.spgemm import spgemm
 from learnsolve.ops.structure import transpose
 from learnsolve.pattern import SparsityPattern, as_numpy
@@ -78,7 +78,7 @@ def _plan(K: SparsityPattern, S: SparsityPattern) -> tuple[Group, ...]:
 
 
 def _solve(values: Tensor, g: Tensor, K: SparsityPattern, S: SparsityPattern) -> Tensor:
-    return dispatch(_LocalSolve, _LocalSolveForwardMode, (values, g), K, S)
+    return dispatch(_LocalSolve, (values, g), K, S)
 
 
 def _solved(values: Tensor, g: Tensor, K: SparsityPattern, S: SparsityPattern) -> Tensor:
@@ -116,7 +116,7 @@ def _solve_blocks(B: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     return scale * y, good
 
 
-class _LocalSolve(torch.autograd.Function):
+class _LocalSolve(Operation):
     @staticmethod
     def forward(values, g, K, S):
         return _solved(values, g, K, S)
@@ -125,7 +125,6 @@ class _LocalSolve(torch.autograd.Function):
     def setup_context(ctx, inputs, output):
         values, _, ctx.K, ctx.S = inputs
         ctx.save_for_backward(values, output)
-        keep_for_forward_mode(ctx, values, output)
 
     @staticmethod
     def backward(ctx, g):  # type: ignore[override]
@@ -137,16 +136,6 @@ class _LocalSolve(torch.autograd.Function):
         return k, W, None, None
 
     @staticmethod
-    def vmap(info, in_dims, values, g, K, S):
-        values, g = (
-            t.expand((info.batch_size, *t.shape)) if d is None else t.movedim(d, 0)
-            for t, d in zip((values, g), in_dims[:2], strict=True)
-        )
-        return _solve(values, g, K, S), 0
-
-
-class _LocalSolveForwardMode(Eager, _LocalSolve):
-    @staticmethod
     def jvp(ctx, t_values, t_g, *_):  # type: ignore[override]
         values, y = ctx.saved_tensors
         right = t_g
@@ -154,3 +143,11 @@ class _LocalSolveForwardMode(Eager, _LocalSolve):
             change = spgemm(CSR(t_values, ctx.K), CSR(y, ctx.S), mask=ctx.S).values
             right = -change if right is None else right - change
         return _solve(values, right, ctx.K, ctx.S)
+
+    @staticmethod
+    def vmap(info, in_dims, values, g, K, S):
+        values, g = (
+            t.expand((info.batch_size, *t.shape)) if d is None else t.movedim(d, 0)
+            for t, d in zip((values, g), in_dims[:2], strict=True)
+        )
+        return _solve(values, g, K, S), 0

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import _device_analysis, _library  # noqa: F401  (_library registers torch.ops.learnsolve)
-from learnsolve.ops._autograd import Eager, add, dispatch, keep_for_forward_mode, tracked, vmapped
+from learnsolve.ops._autograd import Multilinear, Operation, add, dispatch, tracked, vmapped
 from learnsolve.pattern import SparsityPattern
 
 _raw = torch.ops.learnsolve.csr_spmm.default
@@ -57,12 +57,12 @@ def _one_batch_axis(t: Tensor, batch: torch.Size, inner: int) -> Tensor:
 
 def _product(v: Tensor, x: Tensor, pattern: SparsityPattern, transpose: bool, shared: bool) -> Tensor:
     """A x for v (nnz) or (B, nnz) and x (n), (n, k) or (B, n, k); summed over the batch if `shared`."""
-    return dispatch(_SpMM, _SpMMForwardMode, (v, x), pattern, transpose, shared)
+    return dispatch(_SpMM, (v, x), pattern, transpose, shared)
 
 
 def _sampled(u: Tensor, w: Tensor, pattern: SparsityPattern, shared: bool) -> Tensor:
     """<u_i, w_j> on the pattern for u, w (n), (n, k) or (B, n, k); summed over the batch if `shared`."""
-    return dispatch(_SDDMM, _SDDMMForwardMode, (u, w), pattern, shared)
+    return dispatch(_SDDMM, (u, w), pattern, shared)
 
 
 def _dense_gradient(v: Tensor, g: Tensor, pattern: SparsityPattern, transpose: bool, like: Tensor) -> Tensor:
@@ -94,7 +94,9 @@ def _scattered(v: Tensor, g: Tensor, x: Tensor, pattern: SparsityPattern, need_v
     return gv, gx.reshape(x.shape)
 
 
-class _SpMM(torch.autograd.Function):
+class _SpMM(Multilinear):
+    operands = 2
+
     @staticmethod
     def forward(values, x, pattern, transpose, shared):
         if transpose and _scatters(values, x, pattern):
@@ -104,15 +106,10 @@ class _SpMM(torch.autograd.Function):
         return _raw(*pattern._structure(transpose), values, x, shared)
 
     @staticmethod
-    def setup_context(ctx, inputs, output):
-        values, x, ctx.pattern, ctx.transpose, ctx.shared = inputs
-        ctx.save_for_backward(values, x)
-
-    @staticmethod
     def backward(ctx, g):  # type: ignore[override]
         values, x = ctx.saved_tensors
         need_values, need_x = ctx.needs_input_grad[:2]
-        pattern, transpose = ctx.pattern, ctx.transpose
+        pattern, transpose, _ = ctx.constants
         gv = gx = None
         if need_x and not transpose and _scatters(values, x, pattern) and not tracked(values, g, x):
             gv, gx = _scattered(values, g, x, pattern, need_values)
@@ -148,22 +145,8 @@ class _SpMM(torch.autograd.Function):
         return y.expand((n, *y.shape[1:])), 0
 
 
-class _SpMMForwardMode(Eager, _SpMM):
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        _SpMM.setup_context(ctx, inputs, output)
-        keep_for_forward_mode(ctx, *inputs[:2])
-
-    @staticmethod
-    def jvp(ctx, tv, tx, *_):  # type: ignore[override]
-        values, x = ctx.saved_tensors
-        by_values = None if tv is None else _product(tv, x, ctx.pattern, ctx.transpose, ctx.shared)
-        by_x = None if tx is None else _product(values, tx, ctx.pattern, ctx.transpose, ctx.shared)
-        return add(by_values, by_x)
-
-
 def _both_gradients(v: Tensor, g: Tensor, x: Tensor, pattern: SparsityPattern, transpose: bool):
-    return dispatch(_SpMMBackward, _SpMMBackwardForwardMode, (v, g, x), pattern, transpose)
+    return dispatch(_SpMMBackward, (v, g, x), pattern, transpose)
 
 
 def _gradients_apart(v: Tensor, g: Tensor, x: Tensor, pattern: SparsityPattern, transpose: bool):
@@ -174,7 +157,7 @@ def _gradients_apart(v: Tensor, g: Tensor, x: Tensor, pattern: SparsityPattern, 
     )
 
 
-class _SpMMBackward(torch.autograd.Function):
+class _SpMMBackward(Operation):
     """Both gradients of the product in one pass: (gv, gx) in the shapes of v and x."""
 
     @staticmethod
@@ -208,17 +191,6 @@ class _SpMMBackward(torch.autograd.Function):
         return rv, rg, rx, None, None
 
     @staticmethod
-    def vmap(info, in_dims, v, g, x, pattern, transpose):
-        return vmapped(lambda v, g, x: _gradients_apart(v, g, x, pattern, transpose), in_dims[:3], (v, g, x))
-
-
-class _SpMMBackwardForwardMode(Eager, _SpMMBackward):
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        _SpMMBackward.setup_context(ctx, inputs, output)
-        keep_for_forward_mode(ctx, *inputs[:3])
-
-    @staticmethod
     def jvp(ctx, tv, tg, tx, *_):  # type: ignore[override]
         v, g, x = ctx.saved_tensors
         pattern, transpose = ctx.pattern, ctx.transpose
@@ -232,23 +204,25 @@ class _SpMMBackwardForwardMode(Eager, _SpMMBackward):
         )
         return torch.zeros_like(v) if gv is None else gv, torch.zeros_like(x) if gx is None else gx
 
+    @staticmethod
+    def vmap(info, in_dims, v, g, x, pattern, transpose):
+        return vmapped(lambda v, g, x: _gradients_apart(v, g, x, pattern, transpose), in_dims[:3], (v, g, x))
 
-class _SDDMM(torch.autograd.Function):
+
+class _SDDMM(Multilinear):
+    operands = 2
+
     @staticmethod
     def forward(u, w, pattern, shared):
         ptr, idx, _, blocks = pattern._structure(False)
         return _raw_sddmm(ptr, idx, blocks, u, w, shared)
 
     @staticmethod
-    def setup_context(ctx, inputs, output):
-        u, w, ctx.pattern, ctx.shared = inputs
-        ctx.save_for_backward(u, w)
-
-    @staticmethod
     def backward(ctx, h):  # type: ignore[override]
         u, w = ctx.saved_tensors
-        gu = _dense_gradient(h, w, ctx.pattern, False, u) if ctx.needs_input_grad[0] else None
-        gw = _dense_gradient(h, u, ctx.pattern, True, w) if ctx.needs_input_grad[1] else None
+        pattern, need_u, need_w = ctx.constants[0], *ctx.needs_input_grad[:2]
+        gu = _dense_gradient(h, w, pattern, False, u) if need_u else None
+        gw = _dense_gradient(h, u, pattern, True, w) if need_w else None
         return gu, gw, None, None
 
     @staticmethod
@@ -262,17 +236,3 @@ class _SDDMM(torch.autograd.Function):
         inner = u.dim() - (in_dims[0] is not None) == 3 or w.dim() - (in_dims[1] is not None) == 3
         out = sampled(batched(u, in_dims[0]), batched(w, in_dims[1]), pattern)
         return (out.sum(1) if shared or not inner else out), 0
-
-
-class _SDDMMForwardMode(Eager, _SDDMM):
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        _SDDMM.setup_context(ctx, inputs, output)
-        keep_for_forward_mode(ctx, *inputs[:2])
-
-    @staticmethod
-    def jvp(ctx, tu, tw, *_):  # type: ignore[override]
-        u, w = ctx.saved_tensors
-        by_u = None if tu is None else _sampled(tu, w, ctx.pattern, ctx.shared)
-        by_w = None if tw is None else _sampled(u, tw, ctx.pattern, ctx.shared)
-        return add(by_u, by_w)

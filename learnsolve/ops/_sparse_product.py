@@ -22,7 +22,7 @@ from learnsolve import (
     _device_analysis,
     _library,  # noqa: F401  (registers torch.ops.learnsolve)
 )
-from learnsolve.ops._autograd import Eager, add, dispatch, keep_for_forward_mode, vmapped
+from learnsolve.ops._autograd import Multilinear, Operation, add, dispatch, vmapped
 from learnsolve.ops._product import _one_batch_axis
 from learnsolve.pattern import SparsityPattern, as_numpy
 
@@ -224,7 +224,7 @@ def contraction(wanted: int, u: Tensor, v: Tensor, *patterns: Any) -> Tensor:
 
 def _contraction(wanted: int, u: Tensor, v: Tensor, shared: bool, *patterns: Any) -> Tensor:
     """For u and v (nnz) or (batch, nnz); summed over the batch if `shared`."""
-    return dispatch(_Contraction, _ContractionForwardMode, (u, v), wanted, shared, *patterns)
+    return dispatch(_Contraction, (u, v), wanted, shared, *patterns)
 
 
 def _derivative(role: int, h: Tensor, of: int, other: Tensor, like: Tensor, *patterns: Any) -> Tensor:
@@ -235,7 +235,9 @@ def _derivative(role: int, h: Tensor, of: int, other: Tensor, like: Tensor, *pat
     return out if out.shape == like.shape else out.expand(like.shape)
 
 
-class _Contraction(torch.autograd.Function):
+class _Contraction(Multilinear):
+    operands = 2
+
     @staticmethod
     def forward(u, v, wanted, shared, A, B, mask):
         if wanted == PRODUCT:
@@ -246,15 +248,10 @@ class _Contraction(torch.autograd.Function):
         return _raw_right(*_by_columns(A, B, mask), u, v, shared)
 
     @staticmethod
-    def setup_context(ctx, inputs, output):
-        u, v, ctx.wanted, _, *ctx.patterns = inputs
-        ctx.save_for_backward(u, v)
-
-    @staticmethod
     def backward(ctx, h):  # type: ignore[override]
         u, v = ctx.saved_tensors
         need_u, need_v = ctx.needs_input_grad[:2]
-        wanted, patterns = ctx.wanted, ctx.patterns
+        wanted, _, *patterns = ctx.constants
         gu = gv = None
         if need_u and need_v and wanted == PRODUCT:
             gu, gv = _both_gradients(u, v, h, *patterns)
@@ -277,25 +274,8 @@ class _Contraction(torch.autograd.Function):
         return (out.sum(1) if shared or not inner else out), 0
 
 
-class _ContractionForwardMode(Eager, _Contraction):
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        _Contraction.setup_context(ctx, inputs, output)
-        ctx.shared = inputs[3]
-        keep_for_forward_mode(ctx, *inputs[:2])
-
-    @staticmethod
-    def jvp(ctx, tu, tv, *_):  # type: ignore[override]
-        u, v = ctx.saved_tensors
-        fixed = (ctx.shared, *ctx.patterns)
-        return add(
-            None if tu is None else _contraction(ctx.wanted, tu, v, *fixed),
-            None if tv is None else _contraction(ctx.wanted, u, tv, *fixed),
-        )
-
-
 def _both_gradients(a: Tensor, b: Tensor, g: Tensor, *patterns: Any):
-    return dispatch(_Gradients, _GradientsForwardMode, (a, b, g), *patterns)
+    return dispatch(_Gradients, (a, b, g), *patterns)
 
 
 def _gradients_apart(a: Tensor, b: Tensor, g: Tensor, *patterns: Any):
@@ -306,7 +286,7 @@ def _gradients_apart(a: Tensor, b: Tensor, g: Tensor, *patterns: Any):
     )
 
 
-class _Gradients(torch.autograd.Function):
+class _Gradients(Operation):
     """dPhi/da and dPhi/db in one pass, in the shapes of a and b."""
 
     @staticmethod
@@ -340,17 +320,6 @@ class _Gradients(torch.autograd.Function):
         return ra, rb, rg, None, None, None
 
     @staticmethod
-    def vmap(info, in_dims, a, b, g, *patterns):
-        return vmapped(lambda a, b, g: _gradients_apart(a, b, g, *patterns), in_dims[:3], (a, b, g))
-
-
-class _GradientsForwardMode(Eager, _Gradients):
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        _Gradients.setup_context(ctx, inputs, output)
-        keep_for_forward_mode(ctx, *inputs[:3])
-
-    @staticmethod
     def jvp(ctx, ta, tb, tg, *_):  # type: ignore[override]
         a, b, g = ctx.saved_tensors
         patterns = ctx.patterns
@@ -363,3 +332,7 @@ class _GradientsForwardMode(Eager, _Gradients):
             None if ta is None else _derivative(RIGHT, ta, LEFT, g, b, *patterns),
         )
         return torch.zeros_like(a) if ga is None else ga, torch.zeros_like(b) if gb is None else gb
+
+    @staticmethod
+    def vmap(info, in_dims, a, b, g, *patterns):
+        return vmapped(lambda a, b, g: _gradients_apart(a, b, g, *patterns), in_dims[:3], (a, b, g))

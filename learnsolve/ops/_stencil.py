@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import _library  # noqa: F401  (registers torch.ops.learnsolve)
-from learnsolve.ops._autograd import Eager, add, dispatch, keep_for_forward_mode
+from learnsolve.ops._autograd import Multilinear, dispatch
 
 _raw = torch.ops.learnsolve.stencil.default
 _raw_products = torch.ops.learnsolve.stencil_products.default
@@ -63,12 +63,12 @@ def _one_batch_axis(t: Tensor, batch: torch.Size, inner: int) -> Tensor:
 
 def _stencil(c: Tensor, x: Tensor, where: Neighbours, transpose: bool, shared: bool) -> Tensor:
     """S(c) x or S(c)^T x; summed over the batch if `shared`."""
-    return dispatch(_Stencil, _StencilForwardMode, (c, x), where, transpose, shared)
+    return dispatch(_Stencil, (c, x), where, transpose, shared)
 
 
 def _products(u: Tensor, w: Tensor, where: Neighbours, constant: bool, shared: bool) -> Tensor:
     """u_i w_{i + o_k}, summed over the grid if `constant`, over the batch if `shared`."""
-    return dispatch(_Products, _ProductsForwardMode, (u, w), where, constant, shared)
+    return dispatch(_Products, (u, w), where, constant, shared)
 
 
 def _field_gradient(c: Tensor, g: Tensor, where: Neighbours, transpose: bool, like: Tensor) -> Tensor:
@@ -102,24 +102,22 @@ def _map(out: Tensor, batched: bool, shared: bool, size: int) -> tuple[Tensor, i
     return out.expand((size, *out.shape[1:])), 0
 
 
-class _Stencil(torch.autograd.Function):
+class _Stencil(Multilinear):
+    operands = 2
+
     @staticmethod
     def forward(c, x, where, transpose, shared):
         return _raw(c, x, *where, transpose, shared)
 
     @staticmethod
-    def setup_context(ctx, inputs, output):
-        c, x, ctx.where, ctx.transpose, ctx.shared = inputs
-        ctx.save_for_backward(c, x)
-
-    @staticmethod
     def backward(ctx, g):  # type: ignore[override]
         c, x = ctx.saved_tensors
+        where, transpose, _ = ctx.constants
         gc = gx = None
         if ctx.needs_input_grad[0]:
-            gc = _coefficients_gradient(g, x, ctx.where, ctx.transpose, c)
+            gc = _coefficients_gradient(g, x, where, transpose, c)
         if ctx.needs_input_grad[1]:
-            gx = _field_gradient(c, g, ctx.where, not ctx.transpose, x)
+            gx = _field_gradient(c, g, where, not transpose, x)
         return gc, gx, None, None, None
 
     @staticmethod
@@ -132,35 +130,19 @@ class _Stencil(torch.autograd.Function):
         return _map(y.reshape(batch + y.shape[-d:]), c_batched or x_batched, shared, info.batch_size)
 
 
-class _StencilForwardMode(Eager, _Stencil):
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        _Stencil.setup_context(ctx, inputs, output)
-        keep_for_forward_mode(ctx, *inputs[:2])
+class _Products(Multilinear):
+    operands = 2
 
-    @staticmethod
-    def jvp(ctx, tc, tx, *_):  # type: ignore[override]
-        c, x = ctx.saved_tensors
-        by_c = None if tc is None else _stencil(tc, x, ctx.where, ctx.transpose, ctx.shared)
-        by_x = None if tx is None else _stencil(c, tx, ctx.where, ctx.transpose, ctx.shared)
-        return add(by_c, by_x)
-
-
-class _Products(torch.autograd.Function):
     @staticmethod
     def forward(u, w, where, constant, shared):
         return _raw_products(u, w, *where, constant, shared)
 
     @staticmethod
-    def setup_context(ctx, inputs, output):
-        u, w, ctx.where, ctx.constant, ctx.shared = inputs
-        ctx.save_for_backward(u, w)
-
-    @staticmethod
     def backward(ctx, h):  # type: ignore[override]
         u, w = ctx.saved_tensors
-        gu = _field_gradient(h, w, ctx.where, False, u) if ctx.needs_input_grad[0] else None
-        gw = _field_gradient(h, u, ctx.where, True, w) if ctx.needs_input_grad[1] else None
+        where = ctx.constants[0]
+        gu = _field_gradient(h, w, where, False, u) if ctx.needs_input_grad[0] else None
+        gw = _field_gradient(h, u, where, True, w) if ctx.needs_input_grad[1] else None
         return gu, gw, None, None, None
 
     @staticmethod
@@ -171,17 +153,3 @@ class _Products(torch.autograd.Function):
         batch = torch.broadcast_shapes(U.shape[:2], W.shape[:2])
         q = _products(_one_batch_axis(U, batch, d), _one_batch_axis(W, batch, d), where, constant, False)
         return _map(q.reshape(batch + q.shape[-d - 1 :]), u_batched or w_batched, shared, info.batch_size)
-
-
-class _ProductsForwardMode(Eager, _Products):
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        _Products.setup_context(ctx, inputs, output)
-        keep_for_forward_mode(ctx, *inputs[:2])
-
-    @staticmethod
-    def jvp(ctx, tu, tw, *_):  # type: ignore[override]
-        u, w = ctx.saved_tensors
-        by_u = None if tu is None else _products(tu, w, ctx.where, ctx.constant, ctx.shared)
-        by_w = None if tw is None else _products(u, tw, ctx.where, ctx.constant, ctx.shared)
-        return add(by_u, by_w)

@@ -22,7 +22,7 @@ from learnsolve import (
     _device_analysis,
     _library,  # noqa: F401  (registers torch.ops.learnsolve)
 )
-from learnsolve.ops._autograd import Eager, add, dispatch, keep_for_forward_mode, vmapped
+from learnsolve.ops._autograd import Operation, add, dispatch, vmapped
 from learnsolve.ops._product import _product, _values_gradient
 from learnsolve.pattern import SparsityPattern, as_numpy
 
@@ -193,7 +193,7 @@ def solve(values: Tensor, b: Tensor, pattern: SparsityPattern, side: Side) -> Te
 
 def _solve(v: Tensor, b: Tensor, pattern: SparsityPattern, side: Side) -> Tensor:
     """x for v (nnz) and b (n), (n, k) or (B, n, k), or for v (B, nnz) and b (B, n, k)."""
-    return dispatch(_Solve, _SolveForwardMode, (v, b), pattern, side)
+    return dispatch(_Solve, (v, b), pattern, side)
 
 
 def _times(v: Tensor, x: Tensor, pattern: SparsityPattern, side: Side) -> Tensor:
@@ -208,7 +208,7 @@ def _outer(y: Tensor, x: Tensor, pattern: SparsityPattern, side: Side, like: Ten
 
 def _gradients(v: Tensor, g: Tensor, x: Tensor, pattern: SparsityPattern, side: Side):
     """(-y_i x_j on the pattern, y) for y = T^-T g."""
-    return dispatch(_Backward, _BackwardForwardMode, (v, g, x), pattern, side)
+    return dispatch(_Backward, (v, g, x), pattern, side)
 
 
 def _gradients_apart(v: Tensor, g: Tensor, x: Tensor, pattern: SparsityPattern, side: Side):
@@ -217,7 +217,7 @@ def _gradients_apart(v: Tensor, g: Tensor, x: Tensor, pattern: SparsityPattern, 
     return -_outer(y, x, pattern, side, v), y
 
 
-class _Solve(torch.autograd.Function):
+class _Solve(Operation):
     @staticmethod
     def forward(values, b, pattern, side):
         return _raw(*_system(pattern, side), values, b)
@@ -239,6 +239,12 @@ class _Solve(torch.autograd.Function):
         return gv, gb if need_b else None, None, None
 
     @staticmethod
+    def jvp(ctx, tv, tb, *_):  # type: ignore[override]
+        values, x = ctx.saved_tensors
+        by_values = None if tv is None else -_times(tv, x, ctx.pattern, ctx.side)
+        return _solve(values, add(by_values, tb), ctx.pattern, ctx.side)  # type: ignore[arg-type]
+
+    @staticmethod
     def vmap(info, in_dims, values, b, pattern, side):
         v_dim, b_dim = in_dims[:2]
         if v_dim is None and values.dim() == 1:
@@ -256,20 +262,7 @@ class _Solve(torch.autograd.Function):
         return x.squeeze(-1) if vector else x, 0
 
 
-class _SolveForwardMode(Eager, _Solve):
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        _Solve.setup_context(ctx, inputs, output)
-        keep_for_forward_mode(ctx, inputs[0], output)
-
-    @staticmethod
-    def jvp(ctx, tv, tb, *_):  # type: ignore[override]
-        values, x = ctx.saved_tensors
-        by_values = None if tv is None else -_times(tv, x, ctx.pattern, ctx.side)
-        return _solve(values, add(by_values, tb), ctx.pattern, ctx.side)  # type: ignore[arg-type]
-
-
-class _Backward(torch.autograd.Function):
+class _Backward(Operation):
     """Both gradients in one call. Its own derivatives, for cotangents (hv, hy) and H the matrix that T is
     with values hv: y's cotangent is c = hy - H x, and that goes through y = T^-T g like any solve's."""
 
@@ -299,18 +292,6 @@ class _Backward(torch.autograd.Function):
         return rv, rg if need_g else None, rx, None, None
 
     @staticmethod
-    def vmap(info, in_dims, v, g, x, pattern, side):
-        return vmapped(lambda v, g, x: _gradients_apart(v, g, x, pattern, side), in_dims[:3], (v, g, x))
-
-
-class _BackwardForwardMode(Eager, _Backward):
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        _Backward.setup_context(ctx, inputs, output)
-        v, _, x, _, _ = inputs
-        keep_for_forward_mode(ctx, v, x, output[1])
-
-    @staticmethod
     def jvp(ctx, tv, tg, tx, *_):  # type: ignore[override]
         v, x, y = ctx.saved_tensors
         pattern, side = ctx.pattern, ctx.side
@@ -322,3 +303,7 @@ class _BackwardForwardMode(Eager, _Backward):
             None if tx is None else _outer(y, tx, pattern, side, v),
         )
         return torch.zeros_like(v) if outer is None else -outer, ty
+
+    @staticmethod
+    def vmap(info, in_dims, v, g, x, pattern, side):
+        return vmapped(lambda v, g, x: _gradients_apart(v, g, x, pattern, side), in_dims[:3], (v, g, x))

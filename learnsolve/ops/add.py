@@ -12,7 +12,7 @@ from learnsolve import (
     _library,  # noqa: F401  (registers torch.ops.learnsolve)
 )
 from learnsolve.csr import CSR
-from learnsolve.ops._autograd import Eager, dispatch, tracked
+from learnsolve.ops._autograd import Multilinear, Operation, dispatch, tracked
 from learnsolve.ops._operands import factor, matrix
 from learnsolve.pattern import SparsityPattern, as_numpy
 
@@ -147,7 +147,7 @@ def _merge(a: Tensor, b: Tensor, P: SparsityPattern, Q: SparsityPattern, alpha: 
 
 
 def _merge_one_axis(a, b, P, Q, alpha, beta):
-    return dispatch(_Merge, _MergeForwardMode, (a, b), P, Q, alpha, beta)
+    return dispatch(_Merge, (a, b), P, Q, alpha, beta)
 
 
 def _split(
@@ -158,10 +158,10 @@ def _split(
         parts = _split(g.reshape(g.shape[:-1].numel(), g.shape[-1]), P, Q, alpha, beta)
         ga, gb = (t.reshape(g.shape[:-1] + t.shape[-1:]) for t in parts)
         return ga, gb
-    return dispatch(_Split, _SplitForwardMode, (g,), P, Q, alpha, beta)
+    return dispatch(_Split, (g,), P, Q, alpha, beta)
 
 
-class _Merge(torch.autograd.Function):
+class _Merge(Operation):
     @staticmethod
     def forward(a, b, P, Q, alpha, beta):
         plan = union_plan(P, Q)
@@ -169,12 +169,12 @@ class _Merge(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        _, _, ctx.P, ctx.Q, ctx.alpha, ctx.beta = inputs
+        ctx.constants = inputs[2:]
 
     @staticmethod
     def backward(ctx, g):  # type: ignore[override]
         need_a, need_b = ctx.needs_input_grad[:2]
-        P, Q, alpha, beta = ctx.P, ctx.Q, ctx.alpha, ctx.beta
+        P, Q, alpha, beta = ctx.constants
         ga = gb = None
         if need_a and alpha == 1 and g.shape[-1] == P.nnz:
             ga, need_a = g, False
@@ -190,6 +190,15 @@ class _Merge(torch.autograd.Function):
         return ga, gb, None, None, None, None
 
     @staticmethod
+    def jvp(ctx, ta, tb, *_):  # type: ignore[override]
+        some = tb if ta is None else ta
+        ta, tb = (
+            some.new_zeros((*some.shape[:-1], pattern.nnz)) if t is None else t
+            for t, pattern in zip((ta, tb), ctx.constants[:2], strict=True)
+        )
+        return _merge(ta, tb, *ctx.constants)
+
+    @staticmethod
     def vmap(info, in_dims, a, b, P, Q, alpha, beta):
         # Both operands have a batch axis already, or neither.
         a, b = (
@@ -199,37 +208,16 @@ class _Merge(torch.autograd.Function):
         return _merge(a, b, P, Q, alpha, beta), 0
 
 
-class _MergeForwardMode(Eager, _Merge):
-    @staticmethod
-    def jvp(ctx, ta, tb, *_):  # type: ignore[override]
-        some = tb if ta is None else ta
-        ta, tb = (
-            some.new_zeros((*some.shape[:-1], pattern.nnz)) if t is None else t
-            for t, pattern in ((ta, ctx.P), (tb, ctx.Q))
-        )
-        return _merge(ta, tb, ctx.P, ctx.Q, ctx.alpha, ctx.beta)
-
-
-class _Split(torch.autograd.Function):
+class _Split(Multilinear):
     @staticmethod
     def forward(g, P, Q, alpha, beta):
         plan = union_plan(P, Q)
         return _raw_backward(plan.codes, plan.starts, P.nnz, Q.nnz, g, alpha, beta, True, True)
 
     @staticmethod
-    def setup_context(ctx, inputs, output):
-        _, ctx.P, ctx.Q, ctx.alpha, ctx.beta = inputs
-
-    @staticmethod
     def backward(ctx, ha, hb):  # type: ignore[override]
-        return _merge(ha, hb, ctx.P, ctx.Q, ctx.alpha, ctx.beta), None, None, None, None
+        return _merge(ha, hb, *ctx.constants), None, None, None, None
 
     @staticmethod
     def vmap(info, in_dims, g, P, Q, alpha, beta):
         return _split(g.movedim(in_dims[0], 0), P, Q, alpha, beta), (0, 0)
-
-
-class _SplitForwardMode(Eager, _Split):
-    @staticmethod
-    def jvp(ctx, tg, *_):  # type: ignore[override]
-        return _split(tg, ctx.P, ctx.Q, ctx.alpha, ctx.beta)

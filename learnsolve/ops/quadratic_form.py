@@ -5,7 +5,7 @@ from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.csr import CSR
-from learnsolve.ops._autograd import Eager, add, keep_for_forward_mode, tracked, vmapped
+from learnsolve.ops._autograd import Operation, add, tracked, vmapped
 from learnsolve.ops._product import product, sampled
 from learnsolve.pattern import SparsityPattern
 
@@ -58,11 +58,11 @@ def quadratic_form(A: CSR, x: Tensor, *, symmetric: bool = False) -> Tensor:
         y = product(values, x, pattern, False)
         return (x * y).sum(-1) if x.dim() == 1 else (x * y).sum((-2, -1))
     if tracked(values, x):
-        return _QuadraticForm.apply(values, x, pattern, symmetric)[0]
+        return _QuadraticForm.eager.apply(values, x, pattern, symmetric)[0]
     return _QuadraticForm.forward(values, x, pattern, symmetric)[0]
 
 
-class _QuadraticForm(Eager, torch.autograd.Function):
+class _QuadraticForm(Operation):
     """(q, A x); the second is there to be kept."""
 
     @staticmethod
@@ -76,7 +76,6 @@ class _QuadraticForm(Eager, torch.autograd.Function):
         ctx.mark_non_differentiable(output[1])
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(values, x, output[1])
-        keep_for_forward_mode(ctx, values, x)
 
     @staticmethod
     def backward(ctx, g, _):  # type: ignore[override]

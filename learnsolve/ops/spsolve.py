@@ -7,7 +7,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedte
 from learnsolve import _check, _library  # noqa: F401  (registers torch.ops.learnsolve)
 from learnsolve.csr import CSR
 from learnsolve.ops import _superlu
-from learnsolve.ops._autograd import Eager, dispatch, keep_for_forward_mode
+from learnsolve.ops._autograd import Operation, dispatch
 from learnsolve.ops._product import _values_gradient, product
 from learnsolve.ops._superlu import Factors
 from learnsolve.pattern import SparsityPattern
@@ -227,10 +227,10 @@ def _solve(
     values: Tensor, b: Tensor, pattern: SparsityPattern, transpose: bool, factors: Factors | None
 ) -> Tensor:
     """For values (nnz,) with b (n,) or (n, k), or (B, nnz) with (B, n, k)."""
-    return dispatch(_Solve, _SolveForwardMode, (values, b), pattern, transpose, factors)
+    return dispatch(_Solve, (values, b), pattern, transpose, factors)
 
 
-class _Solve(torch.autograd.Function):
+class _Solve(Operation):
     @staticmethod
     def forward(values, b, pattern, transpose, factors):
         crow, col = pattern._structure(False)[:2]
@@ -256,22 +256,6 @@ class _Solve(torch.autograd.Function):
         return gv, y if ctx.needs_input_grad[1] else None, None, None, None
 
     @staticmethod
-    def vmap(info, in_dims, values, b, pattern, transpose, factors):
-        v_dim, b_dim = in_dims[:2]
-        vector = b.dim() == (1 if b_dim is None else 2)
-        v = values.unsqueeze(0) if v_dim is None else values.movedim(v_dim, 0)
-        rhs = b.unsqueeze(0) if b_dim is None else b.movedim(b_dim, 0)
-        x = _solved(v, rhs.unsqueeze(-1) if vector else rhs, pattern, transpose, factors)
-        return (x.squeeze(-1) if vector else x), 0
-
-
-class _SolveForwardMode(Eager, _Solve):
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        _Solve.setup_context(ctx, inputs, output)
-        keep_for_forward_mode(ctx, inputs[0], output)
-
-    @staticmethod
     def jvp(ctx, tv, tb, *_):  # type: ignore[override]
         values, x = ctx.saved_tensors
         rhs = tb
@@ -279,3 +263,12 @@ class _SolveForwardMode(Eager, _Solve):
             by_values = product(tv, x, ctx.pattern, ctx.transpose)
             rhs = -by_values if tb is None else tb - by_values
         return _solve(values, rhs, ctx.pattern, ctx.transpose, ctx.factors)
+
+    @staticmethod
+    def vmap(info, in_dims, values, b, pattern, transpose, factors):
+        v_dim, b_dim = in_dims[:2]
+        vector = b.dim() == (1 if b_dim is None else 2)
+        v = values.unsqueeze(0) if v_dim is None else values.movedim(v_dim, 0)
+        rhs = b.unsqueeze(0) if b_dim is None else b.movedim(b_dim, 0)
+        x = _solved(v, rhs.unsqueeze(-1) if vector else rhs, pattern, transpose, factors)
+        return (x.squeeze(-1) if vector else x), 0

@@ -8,7 +8,7 @@ from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from learnsolve import _check
 from learnsolve._plain import plain_tensors
 from learnsolve.csr import CSR
-from learnsolve.ops._autograd import Eager, dispatch, keep_for_forward_mode, tracked
+from learnsolve.ops._autograd import Multilinear, dispatch, tracked
 from learnsolve.ops._operands import matrix
 from learnsolve.ops._product import product, sampled
 from learnsolve.pattern import SparsityPattern, as_numpy
@@ -34,10 +34,10 @@ def transpose(A: CSR) -> CSR:
 
 
 def _permute(values: Tensor, forward: Tensor, backward: Tensor, dim: int = -1) -> Tensor:
-    return dispatch(_Permute, _PermuteForwardMode, (values,), forward, backward, dim)
+    return dispatch(_Permute, (values,), forward, backward, dim)
 
 
-class _Permute(torch.autograd.Function):
+class _Permute(Multilinear):
     """values[..., forward], or that along another axis, counted from the end; its gradient is a gather too
     (torch's own would add into zeros)."""
 
@@ -48,21 +48,9 @@ class _Permute(torch.autograd.Function):
         return values.index_select(dim, forward)
 
     @staticmethod
-    def setup_context(ctx, inputs, output):
-        _, forward, backward, ctx.dim = inputs
-        ctx.save_for_backward(forward, backward)
-        keep_for_forward_mode(ctx, forward, backward)
-
-    @staticmethod
-    def backward(ctx, g):  # type: ignore[override]
-        forward, backward = ctx.saved_tensors
-        return _permute(g, backward, forward, ctx.dim), None, None, None
-
-
-class _PermuteForwardMode(Eager, _Permute):
-    @staticmethod
-    def jvp(ctx, t, *_):  # type: ignore[override]
-        return _permute(t, *ctx.saved_tensors, dim=ctx.dim)
+    def backward(ctx, g):
+        forward, backward, dim = ctx.constants
+        return _permute(g, backward, forward, dim), None, None, None
 
 
 def diagonal(A: CSR, k: int = 0) -> Tensor:
