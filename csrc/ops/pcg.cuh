@@ -114,9 +114,9 @@ Tensor reordered(const OnDevice& device, const Tensor& perm, const Tensor& value
 
 // On a device triangles are plans of ops/triangular.cuh. L^T's values are read in its own order.
 struct DeviceFactor : FactorStructures<DeviceStructure, DeviceTriangle> {
-  DeviceFactor(const char* name, const PcgSizes& p, const Tensor& values, const std::optional<Tensor>& m,
-               const std::vector<Tensor>& factor, const Tensor& idx)
-      : FactorStructures(name, p, m, factor, idx, values) {
+  DeviceFactor(const char* name, const PcgSizes& p, const std::vector<Tensor>& M, const Tensor& idx,
+               const Tensor& values)
+      : FactorStructures(name, p, M, idx, values) {
     if (columns) perm.swap(columns->perm);
   }
   std::optional<Tensor> perm;
@@ -126,18 +126,17 @@ struct DeviceFactor : FactorStructures<DeviceStructure, DeviceTriangle> {
 template <class T, class I>
 class AppliedDeviceFactor {
  public:
-  AppliedDeviceFactor(const OnDevice& device_, const DeviceFactor& factor, const PcgSizes& p,
-                      const std::optional<Tensor>& m)
+  AppliedDeviceFactor(const OnDevice& device_, const DeviceFactor& factor, const PcgSizes& p)
       : of(factor),
         device(device_),
-        values(m ? data<T>(*m) : nullptr),
+        values(data<T>(p.m)),
         step(p.m_step),
         k(p.k),
         batch(p.batch) {
-    if (of.columns) transposed = reordered<T, I>(device, *of.perm, *m);
+    if (of.columns) transposed = reordered<T, I>(device, of.perm.value_or(of.columns->idx), *p.m);
     if (of.lower) {
-      room_below = of.lower->scratch(*m, batch, k);
-      room_above = of.upper->scratch(*m, batch, k);
+      room_below = of.lower->scratch(*p.m, batch, k);
+      room_above = of.upper->scratch(*p.m, batch, k);
     }
   }
   cuda::RowsOf<T, I> rows() const { return {data<I>(of.rows->ptr), data<I>(of.rows->idx), values}; }

@@ -20,16 +20,15 @@ class DevicePcgAdjoint {
  public:
   DevicePcgAdjoint(const OnDevice& device_, const DeviceStructure& A, const DeviceStructure& St_,
                    const Tensor& transposed_, const DeviceFactor& factor_, const PcgSizes& p_,
-                   const Tensor& values_, const std::optional<Tensor>& m_, int64_t count_, bool packs,
+                   const Tensor& values_, int64_t count_, bool packs,
                    const DevicePcgAdjointOperands<T>& operands)
       : device(device_),
         St(St_),
         transposed(transposed_),
         factor(factor_),
-        applied(device_, factor_, p_, m_),
+        applied(device_, factor_, p_),
         p(p_),
         like(values_),
-        m(m_),
         count(count_),
         nk(p_.nk()),
         in(operands),
@@ -76,7 +75,6 @@ class DevicePcgAdjoint {
   const AppliedDeviceFactor<T, I> applied;
   const PcgSizes& p;
   const Tensor& like;
-  const std::optional<Tensor>& m;
   const int64_t count, nk;
   const DevicePcgAdjointOperands<T> in;
   const ChunkLaunch<T> launch;
@@ -156,7 +154,7 @@ class DevicePcgAdjoint {
   void through_residual(const In<T>& next, const In<T>& r, const In<T>& direction, int64_t i) {
     const bool diagonal = p.kind == Preconditioning::diagonal;
     const In<T> v = factor.rows ? through_factor(next, i) : In<T>{};
-    const In<T> d = diagonal ? In<T>{data<T>(*m), p.m_step} : In<T>{};
+    const In<T> d = diagonal ? In<T>{data<T>(p.m), p.m_step} : In<T>{};
     cuda::Vectors<T> dbar = diagonal ? cuda::Vectors<T>{in.gm, p.m_step} : cuda::Vectors<T>{};
     if (dbar.p && (p.k > 1 || (p.batch > 1 && p.m_step == 0))) {
       row_sums(cuda::RowDots<T>{columns, read(pbar), next, dbar, p.n, p.batch});

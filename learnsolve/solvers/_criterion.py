@@ -44,17 +44,18 @@ class ResidualNorm:
         self.rtol, self.atol = rtol, atol
         self.never = rtol == 0 and not isinstance(atol, Tensor) and atol == 0
 
+    def target_for(self, b: Tensor) -> Tensor:
+        relative = self.rtol * size(b)
+        if isinstance(self.atol, Tensor):
+            return torch.maximum(relative, self.atol.to(b))
+        return relative.clamp(min=self.atol)
+
     def begin(self, A: Any, b: Tensor, x: Tensor, r: Tensor, norm: Tensor) -> Tensor:
         eps = torch.finfo(b.dtype).eps
-        length = size(b)
-        self.target = self.rtol * length
-        if isinstance(self.atol, Tensor):
-            self.target = torch.maximum(self.target, self.atol.to(b))
-        else:
-            self.target = self.target.clamp(min=self.atol)
+        self.target = self.target_for(b)
         # A recurrence for r says nothing below the rounding level of what it began with.
         self.floor = eps * norm
-        self.limit = torch.maximum(norm, length) / eps
+        self.limit = torch.maximum(norm, size(b)) / eps
         return norm <= self.target
 
     def looks(self, state: Any, norm: Tensor) -> Tensor:

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from learnsolve.solvers._fused_cg import fused_cg
 from learnsolve.solvers._options import Options
 from learnsolve.solvers._solve import solve
 from learnsolve.solvers._vectors import divide, dot
@@ -32,7 +31,7 @@ class ConjugateGradients:
 
     def __init__(self, flexible: bool = False):
         self.flexible = flexible
-        self.compiled = not flexible  # for `_compiled_cg`
+        self.compiled = not flexible  # by _compiled_cg.py too
 
     def start(self, A: Any, M: Any, x: Tensor, r: Tensor, running: Tensor) -> State:
         z = r if M is None else M(r)
@@ -134,5 +133,4 @@ def cg(
         adjoint_maxiter=adjoint_maxiter,
         parameters=parameters,
     )
-    solution = fused_cg("cg", A, b, x0, options)
-    return solution or solve("cg", ConjugateGradients(), A, b, x0, options, symmetric=True)
+    return solve("cg", ConjugateGradients(), A, b, x0, options, symmetric=True)
