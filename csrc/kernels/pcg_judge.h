@@ -31,10 +31,10 @@ LS_BOTH bool is_finite(T v) {
 // One column. Its numbers lie k apart in `carry`, `work` and `scalars`.
 template <class T>
 struct PcgColumn {
-  T* carry;           // rows of Carry
-  T* work;            // rows of Work
-  T* scalars;         // rows of Scalar, of this iteration; or null
-  T* norms;           // the norm after this iteration; or null
+  T* carry;    // rows of Carry
+  T* work;     // rows of Work
+  T* scalars;  // rows of Scalar, of this iteration; or null
+  T* norms;    // the norm after this iteration; or null
   int64_t k;
   int64_t iteration;  // its number, -1 before the first one
 
@@ -47,15 +47,15 @@ struct PcgColumn {
   // residual, and the level is that of the first residual.
   LS_BOTH void begin(T size, const T* target) const {
     const T length = now(kLength), larger = size < length ? length : size, level = kEpsilon<T> * larger;
-    const T wanted = target ? *target : T(0), own = target ? kEpsilon<T> * size : level;
+    const T asked = target ? *target : T(0), own = target ? kEpsilon<T> * size : level;
     at(kNorm) = size;
-    at(kLow) = own < wanted ? wanted : own;
+    at(kLow) = own < asked ? asked : own;
     at(kHigh) = (target ? larger : size) / kEpsilon<T>;
     at(kRho) = at(kStop) = at(kWhen) = 0;
     now(kWipeR) = !is_finite(size);
     if (!is_finite(size))
       stop(Stop::non_finite, 0);
-    else if (size <= level || size <= wanted)
+    else if (size <= level || size <= asked)
       stop(Stop::rounding, 0);
     if (norms) *norms = size;
   }

@@ -34,8 +34,8 @@ struct PcgSizes {
                     ": with values (B, nnz), b must be (B, n, k)");
     values_step = values.dim() == 2 ? S.nnz() : 0;
     constexpr size_t lengths[] = {0, 1, 9, 17};
-    STD_TORCH_CHECK(M.size() == lengths[kind_], name, ": M must hold ", lengths[kind_],
-                    " tensors for kind ", kind_, ", got ", M.size());
+    STD_TORCH_CHECK(M.size() == lengths[kind_], name, ": M must hold ", lengths[kind_], " tensors for kind ",
+                    kind_, ", got ", M.size());
     m_step = 0;
     if (!m) return;
     check_device(name, values, {&*m});

@@ -116,20 +116,20 @@ STABLE_TORCH_LIBRARY(learnsolve, m) {
   // `iterations` of preconditioned conjugate gradients from number `first` on. A: a structure. M by `kind`: 0
   // none, 1 diag(m), 2 L L^T, 3 (L L^T)^-1 for L with values m; it holds m and the structures of L
   // (ops/pcg_factor.h). state: (p, carry), and (x, r) with it continue; with none they begin: r is b, x the
-  // first iterate, zero if there is none. target: the norm of the residual that each column stops at, (columns)
-  // of all members; none: the rounding level (kernels/pcg_judge.h). Returns x, r, p, the p before, carry (what
-  // is known of each column), norms (iterations, and the first one if they begin), and with `store` for the
-  // adjoint scalars, all r and all p. B = 1 where b has no batch: carry (B, 6, k), scalars (B, iterations, 3,
-  // k), r and p (B, iterations, n, k).
+  // first iterate, zero if there is none. target: the norm of the residual that each column stops at,
+  // (columns) of all members; none: the rounding level (kernels/pcg_judge.h). Returns x, r, p, the p before,
+  // carry (what is known of each column), norms (iterations, and the first one if they begin), and with
+  // `store` for the adjoint scalars, all r and all p. B = 1 where b has no batch: carry (B, 6, k), scalars
+  // (B, iterations, 3, k), r and p (B, iterations, n, k).
   m.def(
       "csr_pcg(Tensor[] A, Tensor values, int kind, Tensor[] M, Tensor? x, Tensor r, Tensor[] state, "
       "Tensor? target, int first, int iterations, bool store) -> "
       "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   // The adjoint of one such call, from the last to the first. forward: all r, all p, the r after the
-  // iterations, scalars, norms, and the p before them unless they begin; then rbar is the gradient of b. sums:
-  // what the call for the iterations after this one returned but the last, or nothing. needs: 1 where values,
-  // m, x0 need a gradient. Returns rbar, pbar, bars (B, 3, k), the gradients of values and m so far and, where
-  // they begin, that of x0. Of L: that of its whole pattern, for kind 3 with the opposite sign.
+  // iterations, scalars, norms, and the p before them unless they begin; then rbar is the gradient of b.
+  // sums: what the call for the iterations after this one returned but the last, or nothing. needs: 1 where
+  // values, m, x0 need a gradient. Returns rbar, pbar, bars (B, 3, k), the gradients of values and m so far
+  // and, where they begin, that of x0. Of L: that of its whole pattern, for kind 3 with the opposite sign.
   m.def(
       "csr_pcg_backward(Tensor[] A, Tensor[] transpose, Tensor values, int kind, Tensor[] M, Tensor? x0, "
       "Tensor[] forward, Tensor? gx, Tensor? gnorms, Tensor[] sums, int[] needs) -> "

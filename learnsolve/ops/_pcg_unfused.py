@@ -43,6 +43,33 @@ def _preconditioner(m: Tensor, factor: SparsityPattern | None, kind: int) -> Cal
     return lambda r: solve(m, solve(m, r, factor, LOWER), factor, LOWER_T)
 
 
+class _Columns:
+    """Which columns run: `PcgColumn` of csrc/kernels/pcg_judge.h for all columns at once."""
+
+    def __init__(self, size: Tensor, length: Tensor):
+        info = torch.finfo(size.dtype)
+        self.smallest = info.tiny
+        self.low, self.high = info.eps * torch.maximum(size, length), size / info.eps
+        self.why = torch.zeros_like(size, dtype=torch.int64)
+        self.when = torch.zeros_like(self.why)
+        self.stop(~size.isfinite(), Stop.NON_FINITE, 0)
+        self.stop(size <= self.low, Stop.ROUNDING, 0)
+
+    def run(self) -> Tensor:
+        return self.why == 0
+
+    def stop(self, where: Tensor, why: Stop, when: int) -> None:
+        where = where & self.run()
+        self.why, self.when = torch.where(where, why, self.why), torch.where(where, when, self.when)
+
+    def divisor(self, value: Tensor, not_positive: Stop, when: int) -> None:
+        """Can the method divide by this inner product?"""
+        value = value.detach()
+        self.stop(~value.isfinite(), Stop.NON_FINITE, when)
+        self.stop(value <= 0, not_positive, when)
+        self.stop(value < self.smallest, Stop.ROUNDING, when)
+
+
 def unfused(
     values: Tensor, m: Tensor, b: Tensor, x0: Tensor,
     pattern: SparsityPattern, factor: SparsityPattern | None, kind: int, iterations: int, from_zero: bool,
@@ -51,7 +78,6 @@ def unfused(
     if vector:
         b, x0 = b.unsqueeze(-1), x0 if from_zero else x0.unsqueeze(-1)
     M = _preconditioner(m, factor, kind)
-    info = torch.finfo(b.dtype)
 
     def dot(u, v):
         return (u * v).sum(-2, keepdim=True)
@@ -62,56 +88,39 @@ def unfused(
     def divide(a, b, where):
         return torch.where(where, a, 0) / torch.where(where, b, 1)
 
-    def stop(why, when, where, code, now):
-        where = where & (why == 0)
-        return torch.where(where, code, why), torch.where(where, now, when)
-
-    def judge(why, when, value, code, now):
-        """Is this inner product one that the method can divide by?"""
-        value = value.detach()
-        why, when = stop(why, when, ~value.isfinite(), Stop.NON_FINITE, now)
-        why, when = stop(why, when, value <= 0, code, now)
-        return stop(why, when, value < info.tiny, Stop.ROUNDING, now)
-
     r = b if from_zero else b - product(values, x0, pattern, False)
     x = torch.zeros_like(r) if from_zero else x0
     norm = norm_of(r)
-    size = norm.detach()
-    low, high = info.eps * torch.maximum(size, norm_of(b).detach()), size / info.eps
-    why = torch.zeros_like(size, dtype=torch.int64)
-    when = torch.zeros_like(why)
-    why, when = stop(why, when, ~size.isfinite(), Stop.NON_FINITE, 0)
-    why, when = stop(why, when, size <= low, Stop.ROUNDING, 0)
-    r = torch.where(size.isfinite(), r, 0)
+    columns = _Columns(norm.detach(), norm_of(b).detach())
+    r = torch.where(norm.detach().isfinite(), r, 0)
     z = M(r)
     rho = dot(r, z)
-    why, when = judge(why, when, rho, Stop.PRECONDITIONER, 0)
-    p = torch.where(why == 0, z, 0)
+    columns.divisor(rho, Stop.PRECONDITIONER, 0)
+    p = torch.where(columns.run(), z, 0)
     norms = [norm]
     for i in range(iterations):
         q = product(values, p, pattern, False)
-        curvature = dot(p, q)
-        why, when = judge(why, when, curvature, Stop.CURVATURE, i)
-        alpha = divide(rho, curvature, why == 0)
-        step = alpha.detach()
-        why, when = stop(why, when, ~step.isfinite(), Stop.NON_FINITE, i)
-        why, when = stop(why, when, step == 0, Stop.ROUNDING, i)
-        new_r = torch.where(why == 0, r - alpha * q, r)
+        pi = dot(p, q)
+        columns.divisor(pi, Stop.CURVATURE, i)
+        alpha = divide(rho, pi, columns.run())
+        columns.stop(~alpha.detach().isfinite(), Stop.NON_FINITE, i)
+        columns.stop(alpha.detach() == 0, Stop.ROUNDING, i)
+        new_r = torch.where(columns.run(), r - alpha * q, r)
         new_norm = norm_of(new_r)
         size = new_norm.detach()
-        why, when = stop(why, when, ~size.isfinite(), Stop.NON_FINITE, i)
-        moved = why == 0
+        columns.stop(~size.isfinite(), Stop.NON_FINITE, i)
+        moved = columns.run()
         r, norm = torch.where(moved, new_r, r), torch.where(moved, new_norm, norm)
         x = torch.where(moved, x + alpha * p, x)
         norms.append(norm)
-        why, when = stop(why, when, size <= low, Stop.ROUNDING, i + 1)
-        why, when = stop(why, when, size > high, Stop.DIVERGED, i + 1)
+        columns.stop(size <= columns.low, Stop.ROUNDING, i + 1)
+        columns.stop(size > columns.high, Stop.DIVERGED, i + 1)
         z = M(r)
         new_rho = dot(r, z)
-        why, when = judge(why, when, new_rho, Stop.PRECONDITIONER, i + 1)
-        beta = divide(new_rho, rho, why == 0)
-        p, rho = torch.where(why == 0, z + beta * p, 0), torch.where(why == 0, new_rho, rho)
-    history, status = torch.cat(norms, -2), torch.cat((why, when), -2)
+        columns.divisor(new_rho, Stop.PRECONDITIONER, i + 1)
+        beta, runs = divide(new_rho, rho, columns.run()), columns.run()
+        p, rho = torch.where(runs, z + beta * p, 0), torch.where(runs, new_rho, rho)
+    history, status = torch.cat(norms, -2), torch.cat((columns.why, columns.when), -2)
     if vector:
         return x.squeeze(-1), history.squeeze(-1), status.squeeze(-1)
     return x, history, status

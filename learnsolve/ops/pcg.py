@@ -13,11 +13,13 @@ truncated iterations: Nytko et al., "Optimized Sparse Matrix Operations for Reve
 Differentiation", arXiv 2212.05159, section 4.3.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from learnsolve import _library  # noqa: F401  (registers torch.ops.learnsolve)
-from learnsolve.ops._autograd import Operation, dispatch, pullback, tracked, vmapped
+from learnsolve.ops._autograd import Operation, pullback, tracked, vmapped
 from learnsolve.ops._calls import WORK, iterations_of_a_call
 from learnsolve.ops._pcg_unfused import LOWER, LOWER_T, Stop, tangents_of, unfused, unfused_adjoint
 from learnsolve.ops._triangular import _only_read, _system
@@ -74,10 +76,12 @@ def pcg_iterations(
     M = values.new_empty(0) if m is None else m
     X = values.new_empty(0) if x0 is None else x0
     tensors = (values, M, b, X)
-    compiling = torch.compiler.is_dynamo_compiling()
-    learns = any(t.requires_grad for t in tensors) if compiling else tracked(*tensors)
-    constants = (pattern, factor, number, iterations, from_zero, checkpointed, learns)
-    return dispatch(_PCG, tensors, *constants)[:3]
+    constants = (pattern, factor, number, iterations, from_zero, checkpointed)
+    if torch.compiler.is_dynamo_compiling():
+        return _PCG.traced.apply(*tensors, *constants, any(t.requires_grad for t in tensors))[:3]
+    if tracked(*tensors):
+        return _PCG.eager.apply(*tensors, *constants, True)[:3]
+    return _PCG.forward(*tensors, *constants, False)[:3]  # type: ignore[return-value]
 
 
 def pcg_solve(
@@ -93,8 +97,8 @@ def pcg_solve(
     m: Tensor | None = None,
     factor: SparsityPattern | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Iterate until every column has stopped. Arguments and results are those of `pcg_iterations`, with b (n, k)
-    or (B, n, k), and norms by the recurrence, of the iterations that ran; no tensor may need a gradient.
+    """Iterate until every column has stopped. Arguments and results are those of `pcg_iterations`, with b
+    (n, k) or (B, n, k), and norms by the recurrence, of the iterations that ran; no tensor may require grad.
 
     A column whose residual norm is at or below its `target`, (..., 1, k), stops too, as ROUNDING.
     `check_every`: iterations of each call, at whose end the host asks whether all have stopped; None: 32, 64,
@@ -167,10 +171,11 @@ class _PCG(Operation):
     """x, norms and status of `pcg_iterations`, and what its adjoint needs."""
 
     @staticmethod
-    def forward(values, m, b, x0, pattern, factor, kind, iterations, from_zero, checkpointed, learns):
+    def forward(values, m, b, x0, pattern, factor, kind, iterations, from_zero, checkpointed, recorded):
         fixed = (pattern._structure(False), values, kind, _preconditioner(m, factor, kind))
-        store = learns and not checkpointed
-        x, r, state = None if from_zero else x0, b, ()
+        store = recorded and not checkpointed
+        x, r = None if from_zero else x0, b
+        state: Any = ()
         first, norms, saved = 0, [], []
         for count in _calls(values, m, b, iterations, checkpointed):
             out = _raw(*fixed, x, r, state, None, first, count, store)
@@ -180,7 +185,7 @@ class _PCG(Operation):
             first += count
             if store:
                 saved += [residuals, directions, r, scalars]
-            elif learns and first < iterations:
+            elif recorded and first < iterations:
                 saved += [r, p, before, carry]
         axis = 0 if b.dim() == 1 else -2
         return x, norms[0] if len(norms) == 1 else torch.cat(norms, axis), _status(state[1], b), *saved
@@ -209,8 +214,8 @@ class _PCG(Operation):
             grads = _PCGAdjoint.eager.apply(values, m, b, x0, gx, gnorms, norms, constants, *saved)
         else:
             grads = _adjoint(values, m, b, x0, gx, gnorms, norms, constants, saved, needs)
-        wanted = [g if needed else None for g, needed in zip(grads, needs, strict=True)]
-        return (*wanted, *rest)
+        given = [g if needed else None for g, needed in zip(grads, needs, strict=True)]
+        return (*given, *rest)
 
     @staticmethod
     def jvp(ctx, *tangents):

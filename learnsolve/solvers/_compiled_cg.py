@@ -1,8 +1,8 @@
-"""`cg` by the compiled loop of ops/pcg.py: a fixed number of iterations, which autograd may record, and solves
-to a tolerance without a graph, which are those of gradient="implicit", forward and adjoint.
+"""`cg` by the compiled loop of ops/pcg.py: a fixed number of iterations, which autograd may record, and
+solves to a tolerance without a graph, which are those of gradient="implicit", forward and adjoint.
 
-To a tolerance the iterates are those of the general loop (_loop.py) to rounding, and so is the rule by which a
-column stops; what the recurrence calls converged is measured by its true residual, and continues in the
+To a tolerance the iterates are those of the general loop (_loop.py) to rounding, and so is the rule by which
+a column stops; what the recurrence calls converged is measured by its true residual, and continues in the
 general loop if it is not. 2D Poisson, rtol 1e-8, without M: n = 900 1.2 ms, not 15; n = 10,000 8.2, not 59
 (SciPy 18); n = 90,000 172, not 650.
 
@@ -24,7 +24,6 @@ from learnsolve.ops.pcg import Stop, pcg_iterations, pcg_solve
 from learnsolve.ops.richardson import residual_norm
 from learnsolve.ops.structure import transpose
 from learnsolve.solvers import _looks
-from learnsolve.solvers._criterion import ResidualNorm
 from learnsolve.solvers._loop import Outcome, iterate
 from learnsolve.solvers._operator import Matrix, compiled_form
 from learnsolve.solvers._vectors import size
@@ -69,12 +68,12 @@ def compiled_cg(
     M: Any,
     b: Tensor,
     x0: Tensor | None,
-    criterion: ResidualNorm,
+    criterion: Any,
     maxiter: int,
     checkpointed: bool,
 ) -> Outcome | None:
-    """`iterate` by the compiled loop; None, to a tolerance, if autograd or a transform tracks the call. A is a
-    `Matrix`."""
+    """`iterate` by the compiled loop; None, to a tolerance, if autograd or a transform tracks the call. A is
+    a `Matrix`, the criterion a `ResidualNorm`."""
     kind, m, factor, fixed = form
     matrix = transpose(A.A) if A.transpose else A.A
     values, lead = matrix.values, b.shape[:-2]
@@ -124,7 +123,7 @@ def _measured(
     A: Matrix,
     M: Any,
     b: Tensor,
-    criterion: ResidualNorm,
+    criterion: Any,
     target: Tensor,
     maxiter: int,
 ) -> Outcome:

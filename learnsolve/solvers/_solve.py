@@ -138,7 +138,7 @@ class Solver:
         return Outcome(x, out.norms * of_b, torch.where(lost, CODE[Status.NON_FINITE], out.codes))
 
     def _told(self, of_x: Any, of_b: Any) -> Callable[[Iteration], Any]:
-        """The callback, given what the user knows: his units, and a vector if b is one."""
+        """The callback, in the user's own units, with a vector if b is one."""
 
         def call(at: Iteration) -> Any:
             assert self.callback is not None
@@ -196,18 +196,18 @@ class Solver:
         return self.solution(x, norms, codes, report)  # type: ignore[arg-type]
 
     def linear(self, b: Tensor, what: str, report: Report) -> Tensor:
-        """A^-1 b for a derivative, itself differentiable; a failure is told as loudly as one of a solve."""
-        told = replace(self, name=f"{self.name}, {what}")
+        """A^-1 b for a derivative, itself differentiable; a failure is reported as that of a solve."""
+        named = replace(self, name=f"{self.name}, {what}")
         try:
-            x, _, _ = told.found(b, None, report)
+            x, _, _ = named.found(b, None, report)
         except SolverError as error:
             report.solution = error.solution
             raise
         assert report.solution is not None
         if not report.solution.converged:
             warnings.warn(
-                f"{told.name}: did not converge, so the derivative is not exact: {report.solution.summary()} "
-                "See adjoint_rtol, adjoint_maxiter.",
+                f"{named.name}: did not converge, so the derivative is not exact: "
+                f"{report.solution.summary()} See adjoint_rtol, adjoint_maxiter.",
                 stacklevel=2,
             )
         if tracked(b, *self.A.parameters):
@@ -221,7 +221,8 @@ class Solver:
 
 
 def with_zero_gradient(x: Tensor, *others: Tensor) -> Tensor:
-    """x, zero gradients for `others` where they learn: a backward need not know that no iteration ran."""
+    """x, with zero gradients for those of `others` that require grad: a backward works although no iteration
+    ran."""
     for t in others:
         if tracked(t):
             x = x + torch.where(torch.zeros_like(t, dtype=torch.bool), t, 0).sum()

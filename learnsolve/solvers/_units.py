@@ -61,7 +61,7 @@ def preconditioner(M: Any, units: Units) -> Any:
 
 
 def choose(A: Operator, b: Tensor, unseen: bool = False) -> Units | None:
-    """None where sizes are ordinary, if they are to be seen: to look at them waits for a device."""
+    """None where sizes are ordinary. That is not checked if `unseen`: it would wait for a device."""
     if b.numel() == 0:
         return None
     of_b = _unit(torch.linalg.vector_norm(b.detach(), torch.inf, dim=-2, keepdim=True))

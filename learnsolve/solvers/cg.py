@@ -83,11 +83,11 @@ def cg(
     M : an approximation of A^-1, symmetric positive definite: callable r -> M r, CSR or LinearOperator
     callback : called after every iteration with an `Iteration`; returning True stops
     gradient : "implicit", one adjoint solve at the solution, for A and b; "unrolled", the exact gradient of
-        the iterations that ran, for everything that learns, M and x0 too, and of `residual_norms`;
+        the iterations that ran, for all that requires grad, M and x0 too, and of `residual_norms`;
         "checkpointed", the same numbers in O(sqrt(iterations)) memory
     throw : raise `SolverError` where a solve or its adjoint did not converge
     adjoint_rtol, adjoint_maxiter : of the adjoint solve; rtol and maxiter if not given
-    parameters : tensors that a callable A computes with and that learn (gradient="implicit")
+    parameters : tensors that a callable A computes with and that require grad (gradient="implicit")
 
     Returns
     -------
@@ -96,7 +96,7 @@ def cg(
     Raises
     ------
     ValueError
-        if shapes do not fit, or something learns that gradient="implicit" has no gradient for.
+        if shapes do not fit, or something requires grad that gradient="implicit" has no gradient for.
     TypeError
         if types, dtypes or devices do not fit.
     SolverError

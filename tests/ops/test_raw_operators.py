@@ -233,7 +233,8 @@ def pcg_backward_arguments(P, dtype):
         A, v, kind, M, x0, *_ = calls[first]
         before = () if then is None else (ops.csr_pcg(*calls[first])[8][:, -1],)
         x, r, _, _, _, norms, scalars, R, D = ops.csr_pcg(*calls[first if then is None else then])
-        given = (A, structure(P, True), v, kind, M, x0, (R, D, r, scalars, norms, *before), torch.ones_like(x))
+        forward = (R, D, r, scalars, norms, *before)
+        given = (A, structure(P, True), v, kind, M, x0, forward, torch.ones_like(x))
         out += [(*given, gnorms, (), needs) for gnorms in (torch.ones_like(norms), None)]
         if before:
             *sums, _ = ops.csr_pcg_backward(*out[-1])

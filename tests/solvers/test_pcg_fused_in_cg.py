@@ -89,7 +89,7 @@ def test_statuses():
     "change",
     [{"rtol": 1e-3}, {"atol": 1e-3}, {"callback": lambda _: None}, {"gradient": "implicit"}, {"M": abs}],
 )
-def test_what_is_no_fixed_number_for_it(change, monkeypatch):
+def test_other_options_do_not_run_a_fixed_number(change, monkeypatch):
     s = system("none")
     fixed, real = [], _compiled_cg.pcg_iterations
     monkeypatch.setattr(_compiled_cg, "pcg_iterations", lambda *a, **k: fixed.append(a) or real(*a, **k))
