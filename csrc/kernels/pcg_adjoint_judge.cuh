@@ -1,8 +1,8 @@
 // Between two phases (pcg_adjoint.cuh) `AdjointJudge` adds up the partial sums and computes the scalars of
-// each column (pcg_adjoint_judge.h). They stay on the device.
+// each column (pcg_adjoint_column.cuh). They stay on the device.
 #pragma once
 
-#include "kernels/pcg_adjoint_judge.h"
+#include "kernels/pcg_adjoint_column.cuh"
 #include "kernels/pcg_judge.cuh"
 
 namespace learnsolve::cuda {

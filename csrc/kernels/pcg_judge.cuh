@@ -1,11 +1,11 @@
-// Between two phases (pcg.cuh) `PcgJudge` adds up the partial sums and applies the rules of pcg_judge.h to
+// Between two phases (pcg.cuh) `PcgJudge` adds up the partial sums and applies the rules of pcg_column.cuh to
 // each column. Scalars never leave the device.
 #pragma once
 
 #include <cmath>
 
 #include "kernels/chunk_pass.cuh"
-#include "kernels/pcg_judge.h"
+#include "kernels/pcg_column.cuh"
 
 namespace learnsolve::cuda {
 

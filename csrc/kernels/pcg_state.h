@@ -7,7 +7,7 @@ namespace learnsolve {
 
 enum class Preconditioning : int64_t { none, diagonal, product, triangular };
 
-// Why a column has stopped (pcg_judge.h has the rules). It keeps x and r, and adds nothing to any gradient
+// Why a column has stopped (pcg_column.cuh has the rules). It keeps x and r, and adds nothing to any gradient
 // from there on.
 enum class Stop : int { running, rounding, curvature, preconditioner, non_finite, diverged };
 

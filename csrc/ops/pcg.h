@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include "kernels/pcg_judge.h"
+#include "kernels/pcg_column.cuh"
 #include "ops/pcg_factor.h"
 #include "ops/triangular.h"
 

@@ -2,7 +2,7 @@
 // columns that have a cotangent.
 #pragma once
 
-#include "kernels/pcg_adjoint_judge.h"
+#include "kernels/pcg_adjoint_column.cuh"
 #include "ops/columns.h"
 #include "ops/pairs.h"
 #include "ops/pcg.h"

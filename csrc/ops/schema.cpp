@@ -117,10 +117,10 @@ STABLE_TORCH_LIBRARY(learnsolve, m) {
   // none, 1 diag(m), 2 L L^T, 3 (L L^T)^-1 for L with values m; it holds m and the structures of L
   // (ops/pcg_factor.h). state: (p, carry), and (x, r) with it continue; with none they begin: r is b, x the
   // first iterate, zero if there is none. target: the norm of the residual that each column stops at,
-  // (columns) of all members; none: the rounding level (kernels/pcg_judge.h). Returns x, r, p, the p before,
-  // carry (what is known of each column), norms (iterations, and the first one if they begin), and with
-  // `store` for the adjoint scalars, all r and all p. B = 1 where b has no batch: carry (B, 6, k), scalars
-  // (B, iterations, 3, k), r and p (B, iterations, n, k).
+  // (columns) of all members; none: the rounding level (kernels/pcg_column.cuh). Returns x, r, p, the p
+  // before, carry (what is known of each column), norms (iterations, and the first one if they begin), and
+  // with `store` for the adjoint scalars, all r and all p. B = 1 where b has no batch: carry (B, 6, k),
+  // scalars (B, iterations, 3, k), r and p (B, iterations, n, k).
   m.def(
       "csr_pcg(Tensor[] A, Tensor values, int kind, Tensor[] M, Tensor? x, Tensor r, Tensor[] state, "
       "Tensor? target, int first, int iterations, bool store) -> "

@@ -1,7 +1,7 @@
 """Conjugate gradients of pcg.py as a composition of public operations: the meaning of the compiled loop, and
 what its second derivatives, forward mode and unusual batches are taken of.
 
-When a column stops is stated in csrc/kernels/pcg_judge.h, here again in operations that autograd
+When a column stops is stated in csrc/kernels/pcg_column.cuh, here again in operations that autograd
 differentiates, and by the same names.
 """
 
@@ -44,7 +44,7 @@ def _preconditioner(m: Tensor, factor: SparsityPattern | None, kind: int) -> Cal
 
 
 class _Columns:
-    """Which columns run: `PcgColumn` of csrc/kernels/pcg_judge.h for all columns at once."""
+    """Which columns run: `PcgColumn` of csrc/kernels/pcg_column.cuh for all columns at once."""
 
     def __init__(self, size: Tensor, length: Tensor):
         info = torch.finfo(size.dtype)

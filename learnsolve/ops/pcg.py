@@ -2,7 +2,7 @@
 operation, and iterations to a tolerance without a gradient.
 
 Forward and adjoint are compiled calls (formulas: csrc/kernels/pcg.h and pcg_adjoint.h; when a column stops:
-pcg_judge.h), cut into several where they would run for long, so that Python hears an interrupt in between.
+pcg_column.cuh), cut into several where they would run for long, so that Python hears an interrupt in between.
 Second derivatives, forward mode and unusual batches go through _pcg_unfused.py.
 
 A column that has reached rounding level, or cannot go on, stands still: it keeps x and r, cotangents of both

@@ -9,8 +9,9 @@ A column stops, and this is its `Status`, when
     the method reports that it cannot continue            INDEFINITE, BREAKDOWN, ILL_CONDITIONED
     all iterations ran                                    MAX_ITERATIONS
 
-The compiled loop of `cg` has the rules of csrc/kernels/pcg_judge.h, whose `Stop` _compiled_cg.py translates:
-what falls to the target, or to the rounding level, stops as ROUNDING and is then judged by its true residual.
+The compiled loop of `cg` has the rules of csrc/kernels/pcg_column.cuh, whose `Stop` _compiled_cg.py
+translates: what falls to the target, or to the rounding level, stops as ROUNDING and is then judged by its
+true residual.
 """
 
 from __future__ import annotations

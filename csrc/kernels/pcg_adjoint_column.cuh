@@ -2,7 +2,7 @@
 // device. pcg_adjoint.h has the formulas.
 #pragma once
 
-#include "kernels/pcg_judge.h"
+#include "kernels/pcg_column.cuh"
 
 namespace learnsolve {
 
