@@ -137,6 +137,7 @@ struct PcgForward {
   T* sums[3];  // partial: of <p, A p>, of the norms, of <r, M r>
   PcgColumns<T> columns;
   T *norms, *scalars;
+  const T* target;  // (B, k), or null
 
   LS_BOTH int64_t nk() const { return n * k; }
   LS_BOTH T* r_at(int64_t b, int64_t i) const {
@@ -161,8 +162,8 @@ struct PcgForward {
     return {known,
             what,
             kind,
-            i,
-            first,
+            first + i,
+            target,
             writes ? norms + (i + begins) * k : nullptr,
             stores ? scalars + i * kScalars * k : nullptr,
             (iterations + begins) * k,

@@ -1,7 +1,7 @@
 // The adjoint of preconditioned conjugate gradients (formulas: kernels/pcg_adjoint.h) as phases: passes and
-// products over chunks of rows, and between them `AdjointJudge`, which knows the scalars. A column acts in an
-// iteration if it has a cotangent and did not stand still; nothing that belongs to another one is touched, so
-// what it holds does not matter.
+// products over chunks of rows, and between them `AdjointJudge`, which computes the scalars. A column acts in
+// an iteration if it has a cotangent and did not stand still; nothing that belongs to another one is touched,
+// so what it holds does not matter.
 #pragma once
 
 #include "kernels/pcg.cuh"

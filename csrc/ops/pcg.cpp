@@ -6,13 +6,6 @@ namespace learnsolve {
 namespace {
 
 template <class T>
-Stop stop_of(T value, Stop not_positive) {
-  if (!std::isfinite(value)) return Stop::non_finite;
-  if (value >= std::numeric_limits<T>::min()) return Stop::running;
-  return value > 0 ? Stop::rounding : not_positive;
-}
-
-template <class T>
 void clear_column(T* v, int64_t n, int64_t k, int64_t c) {
   for (int64_t i = 0; i < n; ++i) v[i * k + c] = 0;
 }
@@ -27,7 +20,8 @@ struct Iteration {
   const T* values;
   const T* m;
   T* carry;
-  std::vector<T> q, z, w, alpha, beta, keep;
+  std::vector<T> q, z, w, work;
+  T *alpha, *beta, *keep;  // rows of work
   Sums<T> first_sums, second_sums;
   const Kernels<T, I>& table = kernels().get<T, I>();
 
@@ -41,20 +35,16 @@ struct Iteration {
         m(m_),
         carry(carry_),
         q(p.nk()),
-        alpha(p.k),
-        beta(p.k),
-        keep(p.k) {}
+        work(kWork * p.k),
+        alpha(work.data() + kStep * p.k),
+        beta(work.data() + kTurn * p.k),
+        keep(work.data() + kKeep * p.k) {}
 
-  T& at(Carry row, int64_t c) { return carry[row * p.k + c]; }
-  bool runs(int64_t c) { return at(kStop, c) == T(0); }
-  bool any_runs() {
-    for (int64_t c = 0; c < p.k; ++c)
-      if (runs(c)) return true;
-    return false;
+  PcgColumn<T> column(int64_t c, int64_t iteration, T* norms, T* scalars) {
+    return {carry + c, work.data() + c, scalars ? scalars + c : nullptr, norms + c, p.k, iteration};
   }
-  void stop(int64_t c, Stop why, int64_t iteration) {
-    at(kStop, c) = static_cast<T>(why);
-    at(kWhen, c) = static_cast<T>(iteration);
+  bool any_runs() const {
+    return std::any_of(carry + kStop * p.k, carry + (kStop + 1) * p.k, [](T stop) { return stop == T(0); });
   }
   template <class F>
   void blocks(const F& f) {
@@ -67,8 +57,7 @@ struct Iteration {
     T* squares = first_sums.room(S.n_blocks(), p.k);
     T* rho = second_sums.room(S.n_blocks(), p.k);
     blocks([&](int64_t b0, int64_t b1) {
-      table.pcg_residual(S.row_blocks<I>(), b0, b1, {alpha.data(), r, qs, diagonal(), out, squares, rho},
-                         p.k);
+      table.pcg_residual(S.row_blocks<I>(), b0, b1, {alpha, r, qs, diagonal(), out, squares, rho}, p.k);
     });
   }
   T norm(int64_t c) const { return static_cast<T>(std::sqrt(first_sums.total(S.n_blocks(), p.k, c))); }
@@ -89,59 +78,32 @@ struct Iteration {
     return static_cast<T>(sums.total(S.n_blocks(), p.k, c));
   }
 
-  // next = z + beta p, x += alpha p for every column; rho and beta of those that run on are set before.
+  // next = z + beta p, x += alpha p for every column.
   void update(const T* zs, const T* d, T* x, T* next) {
     blocks([&](int64_t b0, int64_t b1) {
-      table.pcg_update(S.row_blocks<I>(), b0, b1,
-                       {alpha.data(), beta.data(), keep.data(), zs, diagonal(), d, x, next}, p.k);
+      table.pcg_update(S.row_blocks<I>(), b0, b1, {alpha, beta, keep, zs, diagonal(), d, x, next}, p.k);
     });
   }
 
   // r = b - A x (b if x is none), p = M r.
-  void begin(const T* b, const T* x, T* r, T* direction, T* norms) {
-    std::vector<T> length(p.k);
-    std::fill(alpha.begin(), alpha.end(), T(0));
+  void begin(const T* b, const T* x, const T* target, T* r, T* direction, T* norms) {
     if (x) {
       residual(b, b, r);
-      for (int64_t c = 0; c < p.k; ++c) length[c] = norm(c);
-      std::fill(alpha.begin(), alpha.end(), T(1));
+      for (int64_t c = 0; c < p.k; ++c) column(c, -1, norms, nullptr).now(kLength) = norm(c);
+      std::fill_n(alpha, p.k, T(1));
       blocks([&](int64_t b0, int64_t b1) {
         table.spmm(S.view<T, I>(values), S.row_blocks<I>(), b0, b1, x, p.k, q.data(), false);
       });
     }
     residual(b, x ? q.data() : b, r);
     for (int64_t c = 0; c < p.k; ++c) {
-      const T size = norm(c);
-      norms[c] = at(kNorm, c) = size;
-      at(kLow, c) = std::numeric_limits<T>::epsilon() * std::max(size, length[c]);
-      at(kHigh, c) = size / std::numeric_limits<T>::epsilon();
-      at(kRho, c) = at(kStop, c) = at(kWhen, c) = 0;
-      if (!std::isfinite(size)) {
-        stop(c, Stop::non_finite, 0);
-        clear_column(r, p.n, p.k, c);
-      } else if (size <= at(kLow, c)) {
-        stop(c, Stop::rounding, 0);
-      }
+      const PcgColumn<T> known = column(c, -1, norms, nullptr);
+      known.begin(norm(c), target ? target + c : nullptr);
+      if (known.now(kWipeR) != T(0)) clear_column(r, p.n, p.k, c);
     }
     const T* zs = precondition(r);
-    advance(0);
+    for (int64_t c = 0; c < p.k; ++c) column(c, -1, norms, nullptr).advance(rho(c));
     update(zs, zs, nullptr, direction);
-  }
-
-  // rho and beta of the columns that run on, after r and z are known; `iteration` is that to come.
-  void advance(int64_t iteration) {
-    for (int64_t c = 0; c < p.k; ++c) {
-      beta[c] = keep[c] = 0;
-      if (!runs(c)) continue;
-      const T old = at(kRho, c), found = rho(c);
-      if (const Stop why = stop_of(found, Stop::preconditioner); why != Stop::running) {
-        stop(c, why, iteration);
-        continue;
-      }
-      at(kRho, c) = found;
-      beta[c] = iteration > 0 ? found / old : T(0);
-      keep[c] = 1;
-    }
   }
 
   // Iteration number `iteration`: from r and d to `next_r`, `next_d`, x.
@@ -151,49 +113,22 @@ struct Iteration {
       table.spmm_dot(S.view<T, I>(values), S.row_blocks<I>(), b0, b1, d, d, p.k, q.data(), curvature);
     });
     for (int64_t c = 0; c < p.k; ++c) {
-      alpha[c] = 0;
-      scalars[kScalarRho * p.k + c] = at(kRho, c);
-      if (!runs(c)) continue;
-      const T pi = static_cast<T>(first_sums.total(S.n_blocks(), p.k, c));
-      Stop why = stop_of(pi, Stop::curvature);
-      const T a = at(kRho, c) / pi;
-      if (why == Stop::running && !std::isfinite(a)) why = Stop::non_finite;
-      if (why == Stop::running && a == T(0)) why = Stop::rounding;
-      if (why == Stop::running) {
-        alpha[c] = a;
-        continue;
-      }
-      stop(c, why, iteration);
-      if (why != Stop::non_finite) continue;
+      const PcgColumn<T> known = column(c, iteration, norms, scalars);
+      known.product(static_cast<T>(first_sums.total(S.n_blocks(), p.k, c)));
+      if (known.now(kWipeP) == T(0)) continue;
       clear_column(q.data(), p.n, p.k, c);
       clear_column(d, p.n, p.k, c);
     }
     residual(r, q.data(), next_r);
     for (int64_t c = 0; c < p.k; ++c) {
-      if (runs(c)) {
-        const T size = norm(c);
-        if (!std::isfinite(size)) {
-          stop(c, Stop::non_finite, iteration);
-          alpha[c] = 0;
-          // Nobody reads this r any more, but it is multiplied by zeros.
-          clear_column(next_r, p.n, p.k, c);
-        } else {
-          at(kNorm, c) = size;
-          if (size <= at(kLow, c))
-            stop(c, Stop::rounding, iteration + 1);
-          else if (size > at(kHigh, c))
-            stop(c, Stop::diverged, iteration + 1);
-        }
-      }
-      norms[c] = at(kNorm, c);
+      const PcgColumn<T> known = column(c, iteration, norms, scalars);
+      known.residual(norm(c));
+      // It is read no more, but multiplied by zeros.
+      if (known.now(kWipeR) != T(0)) clear_column(next_r, p.n, p.k, c);
     }
     const T* zs = any_runs() ? precondition(next_r) : next_r;
-    advance(iteration + 1);
+    for (int64_t c = 0; c < p.k; ++c) column(c, iteration, norms, scalars).advance(rho(c));
     update(zs, d, x, next_d);
-    for (int64_t c = 0; c < p.k; ++c) {
-      scalars[kAlpha * p.k + c] = alpha[c];
-      scalars[kBeta * p.k + c] = beta[c];
-    }
   }
 };
 
@@ -204,27 +139,26 @@ void copy(const T* from, int64_t size, T* to) {
 
 }  // namespace
 
-PcgResult csr_pcg(const Tensor& ptr, const Tensor& idx, const Tensor& blocks, const Tensor& values_,
-                  int64_t kind, const std::optional<Tensor>& m_, const std::vector<Tensor>& factor_,
-                  const std::optional<Tensor>& x_, const Tensor& r_, const std::optional<Tensor>& p_,
-                  const std::optional<Tensor>& carry_, int64_t first, int64_t iterations, bool store) {
+PcgResult csr_pcg(const std::vector<Tensor>& A, const Tensor& values, int64_t kind,
+                  const std::vector<Tensor>& M, const std::optional<Tensor>& x, const Tensor& r,
+                  const std::vector<Tensor>& state, const std::optional<Tensor>& target, int64_t first,
+                  int64_t iterations, bool store) {
   const char* name = "csr_pcg";
-  const Structure S(name, ptr, idx, std::nullopt, blocks);
-  const Tensor values = dense(values_), r = dense(r_);
-  const std::optional<Tensor> m = dense(m_), x = dense(x_), direction = dense(p_), carry = dense(carry_);
-  const PcgSizes p(name, S, values, kind, m, r);
-  const Factor factor(name, p, m, factor_, S.idx);
-  const PcgResultSizes out(name, p, values, r, x, direction, carry, first, iterations, store);
-  const bool begins = out.begins;
+  const Structure S(name, A);
+  const PcgTensors in(name, values, x, r, state, target);
+  const PcgSizes p(name, S, in.values, kind, M, in.r);
+  const Factor factor(name, p, M, S.idx);
+  const PcgResultSizes out(name, p, in, first, iterations, store);
   const int64_t counted = out.counted, saved = out.saved;
-  Tensor x_out = new_empty(r, out.vector), r_out = new_empty(r, out.vector), p_out = new_empty(r, out.vector),
-         before = new_empty(r, store ? Size{0} : out.vector), norms = new_empty(r, out.norms),
-         carry_out = new_empty(r, out.carry), scalars = new_zeros(r, out.scalars),
-         residuals = new_empty(r, out.trajectory), directions = new_empty(r, out.trajectory);
+  Tensor x_out = new_empty(in.r, out.vector), r_out = new_empty(in.r, out.vector),
+         p_out = new_empty(in.r, out.vector), before = new_empty(in.r, store ? Size{0} : out.vector),
+         norms = new_empty(in.r, out.norms), carry_out = new_empty(in.r, out.carry),
+         scalars = new_zeros(in.r, out.scalars), residuals = new_empty(in.r, out.trajectory),
+         directions = new_empty(in.r, out.trajectory);
   // Trajectories are freed after every backward, all at once, and glibc then returns them to the system.
   for (const Tensor* t : {&residuals, &directions})
     prefer_huge_pages(t->data_ptr(), static_cast<size_t>(t->numel()) * t->element_size(), size_t{4} << 20);
-  dispatch(name, values, S.idx, [&]<class T, class I>() {
+  dispatch(name, in.values, S.idx, [&]<class T, class I>() {
     const int64_t nk = p.nk();
     for (int64_t b = 0; b < p.batch; ++b) {
       T* xb = mutable_data<T>(x_out) + b * nk;
@@ -241,19 +175,20 @@ PcgResult csr_pcg(const Tensor& ptr, const Tensor& idx, const Tensor& blocks, co
       const auto p_at = [&](int64_t i) {
         return i == iterations ? last_p : store ? slots_p + i * nk : spare_p;
       };
-      Iteration<T, I> run(S, p, factor, data<T>(values) + b * p.values_step,
-                          m ? data<T>(*m) + b * p.m_step : nullptr, known);
-      if (x)
-        copy(data<T>(*x) + b * nk, nk, xb);
+      Iteration<T, I> run(S, p, factor, data<T>(in.values) + b * p.values_step,
+                          p.m ? data<T>(*p.m) + b * p.m_step : nullptr, known);
+      if (in.x)
+        copy(data<T>(*in.x) + b * nk, nk, xb);
       else
         std::fill_n(xb, nk, T(0));
-      if (begins) {
-        run.begin(data<T>(r) + b * nk, x ? xb : nullptr, r_at(0), p_at(0), norms_b);
+      if (out.begins) {
+        run.begin(data<T>(in.r) + b * nk, in.x ? xb : nullptr,
+                  in.target ? data<T>(*in.target) + b * p.k : nullptr, r_at(0), p_at(0), norms_b);
         norms_b += p.k;
       } else {
-        copy(data<T>(r) + b * nk, nk, r_at(0));
-        copy(data<T>(*direction) + b * nk, nk, p_at(0));
-        copy(data<T>(*carry) + b * kCarry * p.k, kCarry * p.k, known);
+        copy(data<T>(in.r) + b * nk, nk, r_at(0));
+        copy(data<T>(*in.p) + b * nk, nk, p_at(0));
+        copy(data<T>(*in.carry) + b * kCarry * p.k, kCarry * p.k, known);
       }
       int64_t i = 0;
       for (; i < iterations && run.any_runs(); ++i)

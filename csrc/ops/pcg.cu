@@ -12,12 +12,11 @@ template <class T, class I>
 class DevicePcg {
  public:
   DevicePcg(const OnDevice& device_, const DeviceStructure& A_, const DeviceFactor& factor_,
-            const PcgSizes& p, const Tensor& like_, const Tensor& values_, const std::optional<Tensor>& m,
-            const PcgForward<T>& forward)
+            const PcgSizes& p, const Tensor& values_, const PcgForward<T>& forward)
       : A(A_),
         factor(factor_),
-        applied(device_, factor_, p, m),
-        like(like_),
+        applied(device_, factor_, p),
+        like(values_),
         P(forward),
         rows{data<I>(A.ptr), data<I>(A.idx), data<T>(values_)},
         values_step(p.values_step),
@@ -147,47 +146,42 @@ class DevicePcg {
 
 }  // namespace
 
-PcgResult csr_pcg_cuda(const Tensor& ptr, const Tensor& idx, const Tensor& blocks, const Tensor& values_,
-                       int64_t kind, const std::optional<Tensor>& m_, const std::vector<Tensor>& factor_,
-                       const std::optional<Tensor>& x_, const Tensor& r_, const std::optional<Tensor>& p_,
-                       const std::optional<Tensor>& carry_, int64_t first, int64_t iterations, bool store) {
+PcgResult csr_pcg_cuda(const std::vector<Tensor>& A, const Tensor& values, int64_t kind,
+                       const std::vector<Tensor>& M, const std::optional<Tensor>& x, const Tensor& r,
+                       const std::vector<Tensor>& state, const std::optional<Tensor>& target, int64_t first,
+                       int64_t iterations, bool store) {
   const char* name = "csr_pcg";
-  const Tensor values = dense(values_), r = dense(r_);
-  const DeviceStructure S(name, values, ptr, idx, std::nullopt, blocks);
-  const std::optional<Tensor> m = dense(m_), x = dense(x_), direction = dense(p_), carry = dense(carry_);
-  check_device(name, values, {&r});
-  for (const std::optional<Tensor>* t : {&m, &x, &direction, &carry})
-    if (*t) check_device(name, values, {&**t});
-  const PcgSizes p(name, S, values, kind, m, r);
-  const DeviceFactor factor(name, p, values, m, factor_, S.idx);
-  const PcgResultSizes out(name, p, values, r, x, direction, carry, first, iterations, store);
-  const bool begins = out.begins;
+  const PcgTensors in(name, values, x, r, state, target);
+  const DeviceStructure S(name, in.values, A);
+  const PcgSizes p(name, S, in.values, kind, M, in.r);
+  const DeviceFactor factor(name, p, M, S.idx, in.values);
+  const PcgResultSizes out(name, p, in, first, iterations, store);
   const int64_t saved = out.saved, nk = p.nk();
   const Size& size = out.vector;
-  const OnDevice device(values);
-  Tensor x_out = x ? new_empty(r, size) : new_zeros(r, size), r_out = new_empty(r, size),
-         p_out = new_empty(r, size),
+  const OnDevice device(in.values);
+  Tensor x_out = in.x ? new_empty(in.r, size) : new_zeros(in.r, size), r_out = new_empty(in.r, size),
+         p_out = new_empty(in.r, size),
          // The p before, where iterations overwrite it.
-      before = store            ? new_empty(r, Size{0})
-               : iterations > 0 ? new_empty(r, size)
-                                : new_zeros(r, size),
-         norms = new_empty(r, out.norms), carry_out = new_empty(r, out.carry),
-         scalars = new_zeros(r, out.scalars), residuals = new_empty(r, out.trajectory),
-         directions = new_empty(r, out.trajectory);
+      before = store            ? new_empty(in.r, Size{0})
+               : iterations > 0 ? new_empty(in.r, size)
+                                : new_zeros(in.r, size),
+         norms = new_empty(in.r, out.norms), carry_out = new_empty(in.r, out.carry),
+         scalars = new_zeros(in.r, out.scalars), residuals = new_empty(in.r, out.trajectory),
+         directions = new_empty(in.r, out.trajectory);
   if (p.batch == 0 || p.k == 0)
     return {x_out, r_out, p_out, before, carry_out, norms, scalars, residuals, directions};
-  dispatch(name, values, S.idx, [&]<class T, class I>() {
+  dispatch(name, in.values, S.idx, [&]<class T, class I>() {
     const Chunks chunks(p.n);
     const bool made = p.kind == Preconditioning::product || p.kind == Preconditioning::triangular;
-    const Tensor q = new_empty(r, size), z = new_empty(r, made ? size : Size{0}),
-                 w = new_empty(r, Size{made ? p.batch * factor.width * p.k : 0}),
-                 sums = new_empty(r, Size{3, p.batch, chunks.count, p.k}),
-                 work = new_zeros(r, Size{p.batch, kWork, p.k}), flags = new_int(r, Size{p.batch, 2});
+    const Tensor q = new_empty(in.r, size), z = new_empty(in.r, made ? size : Size{0}),
+                 w = new_empty(in.r, Size{made ? p.batch * factor.width * p.k : 0}),
+                 sums = new_empty(in.r, Size{3, p.batch, chunks.count, p.k}),
+                 work = new_zeros(in.r, Size{p.batch, kWork, p.k}), flags = new_int(in.r, Size{p.batch, 2});
     const int64_t each = p.batch * chunks.count * p.k;
     T* sum = mutable_data<T>(sums);
     const PcgForward<T> P{
         p.kind,
-        data<T>(m),
+        data<T>(p.m),
         p.m_step,
         p.n,
         p.k,
@@ -195,9 +189,9 @@ PcgResult csr_pcg_cuda(const Tensor& ptr, const Tensor& idx, const Tensor& block
         iterations,
         first,
         factor.width,
-        begins,
+        out.begins,
         store,
-        takes_packs(data<T>(r)) && (nk % kPack<T> == 0 || (p.batch == 1 && saved == 0)) &&
+        takes_packs(data<T>(in.r)) && (nk % kPack<T> == 0 || (p.batch == 1 && saved == 0)) &&
             (p.batch == 1 || factor.width * p.k % kPack<T> == 0),
         mutable_data<T>(x_out),
         mutable_data<T>(r_out),
@@ -211,17 +205,18 @@ PcgResult csr_pcg_cuda(const Tensor& ptr, const Tensor& idx, const Tensor& block
         {sum, sum + each, sum + 2 * each},
         {mutable_data<T>(carry_out), mutable_data<T>(work), static_cast<int*>(flags.data_ptr()), p.k},
         mutable_data<T>(norms),
-        mutable_data<T>(scalars)};
-    const DevicePcg<T, I> pcg(device, S, factor, p, values, values, m, P);
-    if (x) copy_blocks(device, P.x, nk, data<T>(*x), nk, nk, p.batch);
-    if (begins) {
-      pcg.begin(data<T>(r), x.has_value());
+        mutable_data<T>(scalars),
+        data<T>(in.target)};
+    const DevicePcg<T, I> pcg(device, S, factor, p, in.values, P);
+    if (in.x) copy_blocks(device, P.x, nk, data<T>(*in.x), nk, nk, p.batch);
+    if (out.begins) {
+      pcg.begin(data<T>(in.r), in.x.has_value());
     } else {
       const int64_t step = saved > 0 ? saved * nk : nk;
-      copy_blocks(device, P.r_at(0, 0), step, data<T>(r), nk, nk, p.batch);
-      copy_blocks(device, P.p_at(0, 0), step, data<T>(*direction), nk, nk, p.batch);
+      copy_blocks(device, P.r_at(0, 0), step, data<T>(in.r), nk, nk, p.batch);
+      copy_blocks(device, P.p_at(0, 0), step, data<T>(*in.p), nk, nk, p.batch);
       const int64_t known = p.batch * kCarry * p.k;
-      copy_blocks(device, P.columns.carry, known, data<T>(*carry), known, known, 1);
+      copy_blocks(device, P.columns.carry, known, data<T>(*in.carry), known, known, 1);
       pcg.resume();
     }
     pcg.run();

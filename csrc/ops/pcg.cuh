@@ -13,7 +13,7 @@ inline Tensor new_int(const Tensor& like, const std::vector<int64_t>& size) {
   return torch::stable::new_empty(like, size, ScalarType::Int);
 }
 
-// `count` blocks of `size` numbers; the next of them so many numbers further on.
+// `count` blocks of `size` numbers, each `step` numbers after the one before.
 template <class T>
 void copy_blocks(const OnDevice& device, T* to, int64_t to_step, const T* from, int64_t from_step,
                  int64_t size, int64_t count) {
@@ -36,15 +36,15 @@ void copy_blocks(const OnDevice& device, T* to, int64_t to_step, const T* from, 
 #endif
 }
 
-// From so many entries a row on average products and sums go apart: rows are then dealt out by spmm, and
-// what the sums read once more is little beside the matrix.
+// From this mean number of entries a row on, product and sum are two passes: spmm then distributes the rows,
+// and what the sum reads again is little beside the matrix.
 constexpr int64_t kManyEntries = 32;
 
 inline bool sums_in_product(const DeviceStructure& S) {
   return S.blocks.size(0) == 1 && S.nnz() < kManyEntries * S.rows();
 }
 
-// Launches of passes and products over blocks of vectors of so many columns, for all members of a batch.
+// Launches of passes and products over blocks of vectors with k columns, for all members of a batch.
 template <class T>
 struct ChunkLaunch {
   const OnDevice& device;
@@ -72,7 +72,7 @@ struct ChunkLaunch {
     });
     STD_CUDA_CHECK(cudaGetLastError());
   }
-  // The product that `make` tells of, by the rows of S; its values are in the order of the rows. `made` is
+  // The product that `make` describes, by the rows of S; its values are in the order of the rows. `made` is
   // where the results may go in between.
   template <class I, class Make>
   void product(const DeviceStructure& S, const Tensor& like, const Make& make, const cuda::Vectors<T>& made,
@@ -114,9 +114,9 @@ Tensor reordered(const OnDevice& device, const Tensor& perm, const Tensor& value
 
 // On a device triangles are plans of ops/triangular.cuh. L^T's values are read in its own order.
 struct DeviceFactor : FactorStructures<DeviceStructure, DeviceTriangle> {
-  DeviceFactor(const char* name, const PcgSizes& p, const Tensor& values, const std::optional<Tensor>& m,
-               const std::vector<Tensor>& factor, const Tensor& idx)
-      : FactorStructures(name, p, m, factor, idx, values) {
+  DeviceFactor(const char* name, const PcgSizes& p, const std::vector<Tensor>& M, const Tensor& idx,
+               const Tensor& values)
+      : FactorStructures(name, p, M, idx, values) {
     if (columns) perm.swap(columns->perm);
   }
   std::optional<Tensor> perm;
@@ -126,18 +126,12 @@ struct DeviceFactor : FactorStructures<DeviceStructure, DeviceTriangle> {
 template <class T, class I>
 class AppliedDeviceFactor {
  public:
-  AppliedDeviceFactor(const OnDevice& device_, const DeviceFactor& factor, const PcgSizes& p,
-                      const std::optional<Tensor>& m)
-      : of(factor),
-        device(device_),
-        values(m ? data<T>(*m) : nullptr),
-        step(p.m_step),
-        k(p.k),
-        batch(p.batch) {
-    if (of.columns) transposed = reordered<T, I>(device, *of.perm, *m);
+  AppliedDeviceFactor(const OnDevice& device_, const DeviceFactor& factor, const PcgSizes& p)
+      : of(factor), device(device_), values(data<T>(p.m)), step(p.m_step), k(p.k), batch(p.batch) {
+    if (of.columns) transposed = reordered<T, I>(device, of.perm.value_or(of.columns->idx), *p.m);
     if (of.lower) {
-      room_below = of.lower->scratch(*m, batch, k);
-      room_above = of.upper->scratch(*m, batch, k);
+      room_below = of.lower->scratch(*p.m, batch, k);
+      room_above = of.upper->scratch(*p.m, batch, k);
     }
   }
   cuda::RowsOf<T, I> rows() const { return {data<I>(of.rows->ptr), data<I>(of.rows->idx), values}; }

@@ -6,36 +6,16 @@
 namespace learnsolve {
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> csr_pcg_backward(
-    const Tensor& ptr, const Tensor& idx, const Tensor& blocks, const Tensor& tptr, const Tensor& tidx,
-    const Tensor& tperm, const Tensor& tblocks, const Tensor& values_, int64_t kind,
-    const std::optional<Tensor>& m_, const std::vector<Tensor>& factor_, const std::optional<Tensor>& x0_,
-    const Tensor& residuals_, const Tensor& directions_, const Tensor& last_,
-    const std::optional<Tensor>& before_, const Tensor& scalars_, const Tensor& norms_,
-    const std::optional<Tensor>& gx_, const std::optional<Tensor>& gnorms_,
-    const std::optional<Tensor>& rbar_, const std::optional<Tensor>& pbar_,
-    const std::optional<Tensor>& bars_, const std::optional<Tensor>& ga_, const std::optional<Tensor>& gm_,
-    bool need_values, bool need_m, bool need_x0) {
+    const std::vector<Tensor>& A, const std::vector<Tensor>& transpose, const Tensor& values, int64_t kind,
+    const std::vector<Tensor>& M, const std::optional<Tensor>& x0, const std::vector<Tensor>& forward,
+    const std::optional<Tensor>& gx, const std::optional<Tensor>& gnorms, const std::vector<Tensor>& sums,
+    const std::vector<int64_t>& needs) {
   const char* name = "csr_pcg_backward";
-  const Structure S(name, ptr, idx, std::nullopt, blocks), St(name, tptr, tidx, tperm, tblocks);
-  const PcgAdjointTensors in{dense(values_),
-                             dense(m_),
-                             dense(x0_),
-                             dense(residuals_),
-                             dense(directions_),
-                             dense(last_),
-                             dense(before_),
-                             dense(scalars_),
-                             dense(norms_),
-                             dense(gx_),
-                             dense(gnorms_),
-                             dense(rbar_),
-                             dense(pbar_),
-                             dense(bars_),
-                             need_values ? dense(ga_) : std::optional<Tensor>(),
-                             need_m ? dense(gm_) : std::optional<Tensor>()};
-  const PcgSizes p(name, S, in.values, kind, in.m, in.last);
-  const Factor factor(name, p, in.m, factor_, S.idx);
-  const PcgAdjointSizes out(name, S, St, p, in, need_values, need_m, need_x0);
+  const Structure S(name, A), St(name, transpose);
+  const PcgAdjointTensors in(name, values, x0, forward, gx, gnorms, sums, needs);
+  const PcgSizes p(name, S, in.values, kind, M, in.last);
+  const Factor factor(name, p, M, S.idx);
+  const PcgAdjointSizes out(name, S, St, p, in, needs);
   const int64_t count = out.count, counted = out.counted, nk = p.nk();
 
   // What is carried on is copied: an operator must not write to its arguments.
@@ -55,7 +35,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> csr_pcg_backward(
     for (int64_t b = 0; b < p.batch; ++b) {
       const PcgAdjointOperands<T> operands{
           data<T>(in.values) + b * p.values_step,
-          at(in.m, b * p.m_step),
+          at(p.m, b * p.m_step),
           at(in.x0, b * nk),
           data<T>(in.residuals) + b * count * nk,
           data<T>(in.directions) + b * count * nk,
@@ -68,7 +48,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> csr_pcg_backward(
           mutable_data<T>(rbar) + b * nk,
           mutable_data<T>(pbar) + b * nk,
           mutable_data<T>(bars) + b * kBars * p.k,
-          need_values ? mutable_data<T>(ga) + b * p.values_step : nullptr,
+          out.gives_values ? mutable_data<T>(ga) + b * p.values_step : nullptr,
           out.gives_m ? mutable_data<T>(gm) + b * p.m_step : nullptr,
           out.gives_x0 ? mutable_data<T>(gx0) + b * nk : nullptr,
       };

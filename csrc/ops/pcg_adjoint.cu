@@ -5,43 +5,19 @@
 namespace learnsolve {
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> csr_pcg_backward_cuda(
-    const Tensor& ptr, const Tensor& idx, const Tensor& blocks, const Tensor& tptr, const Tensor& tidx,
-    const Tensor& tperm_, const Tensor& tblocks, const Tensor& values_, int64_t kind,
-    const std::optional<Tensor>& m_, const std::vector<Tensor>& factor_, const std::optional<Tensor>& x0_,
-    const Tensor& residuals_, const Tensor& directions_, const Tensor& last_,
-    const std::optional<Tensor>& before_, const Tensor& scalars_, const Tensor& norms_,
-    const std::optional<Tensor>& gx_, const std::optional<Tensor>& gnorms_,
-    const std::optional<Tensor>& rbar_, const std::optional<Tensor>& pbar_,
-    const std::optional<Tensor>& bars_, const std::optional<Tensor>& ga_, const std::optional<Tensor>& gm_,
-    bool need_values, bool need_m, bool need_x0) {
+    const std::vector<Tensor>& A, const std::vector<Tensor>& transpose, const Tensor& values, int64_t kind,
+    const std::vector<Tensor>& M, const std::optional<Tensor>& x0, const std::vector<Tensor>& forward,
+    const std::optional<Tensor>& gx, const std::optional<Tensor>& gnorms, const std::vector<Tensor>& sums,
+    const std::vector<int64_t>& needs) {
   const char* name = "csr_pcg_backward";
-  const PcgAdjointTensors in{dense(values_),
-                             dense(m_),
-                             dense(x0_),
-                             dense(residuals_),
-                             dense(directions_),
-                             dense(last_),
-                             dense(before_),
-                             dense(scalars_),
-                             dense(norms_),
-                             dense(gx_),
-                             dense(gnorms_),
-                             dense(rbar_),
-                             dense(pbar_),
-                             dense(bars_),
-                             need_values ? dense(ga_) : std::optional<Tensor>(),
-                             need_m ? dense(gm_) : std::optional<Tensor>()};
-  const Tensor tperm = dense(tperm_);
-  const DeviceStructure S(name, in.values, ptr, idx, std::nullopt, blocks);
-  check_indices(name, tptr, tidx, tperm, tblocks);
-  const DeviceStructure St(name, in.values, tptr, tidx, std::nullopt, tblocks);
-  check_device(name, in.values, {&in.residuals, &in.directions, &in.last, &in.scalars, &in.norms, &tperm});
-  for (const auto* t :
-       {&in.m, &in.x0, &in.before, &in.gx, &in.gnorms, &in.rbar, &in.pbar, &in.bars, &in.ga, &in.gm})
-    if (*t) check_device(name, in.values, {&**t});
-  const PcgSizes p(name, S, in.values, kind, in.m, in.last);
-  const DeviceFactor factor(name, p, in.values, in.m, factor_, S.idx);
-  const PcgAdjointSizes out(name, S, St, p, in, need_values, need_m, need_x0);
+  const PcgAdjointTensors in(name, values, x0, forward, gx, gnorms, sums, needs);
+  const DeviceStructure S(name, in.values, A);
+  DeviceStructure St(name, in.values, transpose);
+  const PcgSizes p(name, S, in.values, kind, M, in.last);
+  const DeviceFactor factor(name, p, M, S.idx, in.values);
+  const PcgAdjointSizes out(name, S, St, p, in, needs);
+  // Its values are brought into its own order.
+  const Tensor perm = std::exchange(St.perm, std::nullopt).value_or(St.idx);
   const int64_t count = out.count, nk = p.nk();
 
   const OnDevice device(in.values);
@@ -59,7 +35,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> csr_pcg_backward_cuda
          gx0 = new_zeros(in.values, out.x0);
   if (p.batch == 0 || p.k == 0) return {rbar, pbar, bars, ga, gm, gx0};
   dispatch(name, in.values, S.idx, [&]<class T, class I>() {
-    const Tensor transposed = reordered<T, I>(device, tperm, in.values);
+    const Tensor transposed = reordered<T, I>(device, perm, in.values);
     // Blocks of n and of `width` rows lie one behind another.
     bool packs = (nk % cuda::kPack<T> == 0 && factor.width * p.k % cuda::kPack<T> == 0) ||
                  (p.batch == 1 && count <= 1);
@@ -80,12 +56,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> csr_pcg_backward_cuda
         mutable_data<T>(rbar),
         mutable_data<T>(pbar),
         mutable_data<T>(bars),
-        need_values ? mutable_data<T>(ga) : nullptr,
+        out.gives_values ? mutable_data<T>(ga) : nullptr,
         out.gives_m ? mutable_data<T>(gm) : nullptr,
         out.gives_x0 ? mutable_data<T>(gx0) : nullptr,
     };
-    DevicePcgAdjoint<T, I>(device, S, St, transposed, factor, p, in.values, in.m, count, packs, operands)
-        .run();
+    DevicePcgAdjoint<T, I>(device, S, St, transposed, factor, p, in.values, count, packs, operands).run();
   });
   return {rbar, pbar, bars, ga, gm, gx0};
 }

@@ -8,7 +8,7 @@
 
 namespace learnsolve {
 
-// What is read and written. Null: not there, not wanted.
+// What is read and written. Null: not given, not needed.
 template <class T>
 struct DevicePcgAdjointOperands {
   const T *x0, *residuals, *directions, *last, *before, *scalars, *norms, *gx, *gnorms;
@@ -20,16 +20,15 @@ class DevicePcgAdjoint {
  public:
   DevicePcgAdjoint(const OnDevice& device_, const DeviceStructure& A, const DeviceStructure& St_,
                    const Tensor& transposed_, const DeviceFactor& factor_, const PcgSizes& p_,
-                   const Tensor& values_, const std::optional<Tensor>& m_, int64_t count_, bool packs,
+                   const Tensor& values_, int64_t count_, bool packs,
                    const DevicePcgAdjointOperands<T>& operands)
       : device(device_),
         St(St_),
         transposed(transposed_),
         factor(factor_),
-        applied(device_, factor_, p_, m_),
+        applied(device_, factor_, p_),
         p(p_),
         like(values_),
-        m(m_),
         count(count_),
         nk(p_.nk()),
         in(operands),
@@ -37,7 +36,7 @@ class DevicePcgAdjoint {
         chunks(p_.n),
         wide(factor_.width),
         sums(new_zeros(values_, Size{std::max(chunks.count, wide.count) * p_.batch * p_.k})),
-        work(new_zeros(values_, Size{p_.batch, cuda::kAdjointWork, p_.k})),
+        work(new_zeros(values_, Size{p_.batch, kAdjointWork, p_.k})),
         flags(new_int(values_, Size{p_.batch})),
         columns{in.bars, mutable_data<T>(work), static_cast<int*>(flags.data_ptr()), p_.k},
         rbar{in.rbar, nk},
@@ -76,7 +75,6 @@ class DevicePcgAdjoint {
   const AppliedDeviceFactor<T, I> applied;
   const PcgSizes& p;
   const Tensor& like;
-  const std::optional<Tensor>& m;
   const int64_t count, nk;
   const DevicePcgAdjointOperands<T> in;
   const ChunkLaunch<T> launch;
@@ -115,7 +113,7 @@ class DevicePcgAdjoint {
     STD_CUDA_CHECK(cudaGetLastError());
   }
   // a: kAdjointWork for 1.
-  void combine(T sign, cuda::AdjointWork a, const In<T>& u, cuda::AdjointWork b, const In<T>& w,
+  void combine(T sign, AdjointWork a, const In<T>& u, AdjointWork b, const In<T>& w,
                const cuda::Vectors<T>& out, const cuda::Chunks& by) const {
     launch.pass(cuda::MakeCombine<T>{columns, a, b, sign, u, w, out}, by, {});
   }
@@ -132,20 +130,20 @@ class DevicePcgAdjoint {
   // M^T zbar + rhobar z' for an M that is made of a factor; what waits in pairs goes to places number i.
   In<T> through_factor(const In<T>& next, int64_t i) {
     const cuda::Vectors<T> zb = zbar[i], y = first_of_r[i], ybar = first_of_zbar[i], out = zs[0];
-    combine(1, cuda::kAdjointWork, read(pbar), cuda::kRhobarNow, next, zb, chunks);
+    combine(1, kAdjointWork, read(pbar), kRhobarNow, next, zb, chunks);
     if (factor.lower) {
       const cuda::Vectors<T> z = z_of_r[i], v = z_of_zbar[i];
       applied.solve(true, next.p, next.step, y.p);
       applied.solve(true, zb.p, zb.step, ybar.p);
       applied.solve(false, y.p, y.step, z.p);
       applied.solve(false, ybar.p, ybar.step, v.p);
-      combine(1, cuda::kAdjointWork, read(v), cuda::kRhobarNow, read(z), out, chunks);
+      combine(1, kAdjointWork, read(v), kRhobarNow, read(z), out, chunks);
       if (factor_gradient) factor_gradient->add(read(z), read(ybar)), factor_gradient->add(read(v), read(y));
     } else {
       // L (L^T zbar + rhobar L^T r'): one product for both.
       multiply(*factor.columns, applied.columns(), next, y, wide);
       multiply(*factor.columns, applied.columns(), read(zb), ybar, wide);
-      combine(1, cuda::kAdjointWork, read(ybar), cuda::kRhobarNow, read(y), ys[0], wide);
+      combine(1, kAdjointWork, read(ybar), kRhobarNow, read(y), ys[0], wide);
       multiply(*factor.rows, applied.rows(), read(ys[0]), out, chunks);
       if (factor_gradient) factor_gradient->add(read(zb), read(y)), factor_gradient->add(next, read(ybar));
     }
@@ -156,7 +154,7 @@ class DevicePcgAdjoint {
   void through_residual(const In<T>& next, const In<T>& r, const In<T>& direction, int64_t i) {
     const bool diagonal = p.kind == Preconditioning::diagonal;
     const In<T> v = factor.rows ? through_factor(next, i) : In<T>{};
-    const In<T> d = diagonal ? In<T>{data<T>(*m), p.m_step} : In<T>{};
+    const In<T> d = diagonal ? In<T>{data<T>(p.m), p.m_step} : In<T>{};
     cuda::Vectors<T> dbar = diagonal ? cuda::Vectors<T>{in.gm, p.m_step} : cuda::Vectors<T>{};
     if (dbar.p && (p.k > 1 || (p.batch > 1 && p.m_step == 0))) {
       row_sums(cuda::RowDots<T>{columns, read(pbar), next, dbar, p.n, p.batch});
@@ -187,7 +185,7 @@ class DevicePcgAdjoint {
     through_residual(next, r, direction, i);
     judge(cuda::Adjoining::residual, false, false, i);
     const cuda::Vectors<T> q = qbar[i];
-    combine(-1, cuda::kAlphaNow, read(rbar), cuda::kPibar, direction, q, chunks);
+    combine(-1, kAlphaNow, read(rbar), kPibar, direction, q, chunks);
     if (i > 0 || in.before)
       turn<true>(q, r, next, p_of(i - 1));
     else
@@ -221,7 +219,7 @@ class DevicePcgAdjoint {
     flush();
     if (gradient && in.x0) {
       const cuda::Vectors<T> q = qbar[0];
-      combine(-1, cuda::kAdjointWork, read(rbar), cuda::kPibar, {}, q, chunks);
+      combine(-1, kAdjointWork, read(rbar), kPibar, {}, q, chunks);
       gradient->add(read(q), {in.x0, nk});
     }
     if (!in.gx0) return;

@@ -2,13 +2,14 @@
 // columns that have a cotangent.
 #pragma once
 
+#include "kernels/pcg_adjoint_column.cuh"
 #include "ops/columns.h"
 #include "ops/pairs.h"
 #include "ops/pcg.h"
 
 namespace learnsolve {
 
-// What is read and written for one matrix. Null: not there, not wanted.
+// What is read and written for one matrix. Null: not given, not needed.
 template <class T>
 struct PcgAdjointOperands {
   const T *values, *m, *x0, *residuals, *directions, *last, *before, *scalars, *norms, *gx, *gnorms;
@@ -44,8 +45,7 @@ class PcgAdjoint {
     pbar = compact ? own_pbar.data() : in.pbar;
     xbar = !in.gx ? nullptr : compact ? own_gx.data() : in.gx;
     qbar.emplace(kPairs, nk);
-    for (std::vector<T>* v : {&rhobar, &c, &inverse_alpha, &beta, &alpha, &pibar, &curvature, &minus_alpha})
-      v->resize(k);
+    work.resize(kAdjointWork * k), minus_alpha.resize(k);
     ones.assign(k, T(1)), zeros.assign(k, T(0));
     // With several columns one pass makes A^T qbar and adds the gradient: it loads each row of qbar once for
     // both, which takes half the time of two passes for 2 to 16 columns.
@@ -74,7 +74,7 @@ class PcgAdjoint {
   int64_t k = 0, nk = 0;        // of these
   bool compact = false, fused = false;
   std::vector<T> own_rbar, own_pbar, own_gx, qs, ys, zs;
-  std::vector<T> rhobar, c, inverse_alpha, beta, alpha, pibar, curvature, minus_alpha, ones, zeros;
+  std::vector<T> work, minus_alpha, ones, zeros;
   T *rbar = nullptr, *pbar = nullptr;
   const T* xbar = nullptr;
   Sums<T> sums;
@@ -88,12 +88,18 @@ class PcgAdjoint {
   void blocks(const F& f) {
     parallel_blocks<I>(S, k, f);
   }
-  T& bar(Bar row, int64_t j) { return in.bars[row * p.k + of_all[j]]; }
-  T scalar(int64_t i, Scalar row, int64_t j) const {
-    return in.scalars[(i * kScalars + row) * p.k + of_all[j]];
+  const T* now(AdjointWork row) const { return work.data() + row * k; }
+  // Column j of those chosen, in iteration i; i = -1: of the first residual, which has no scalars.
+  PcgAdjointColumn<T> column(int64_t i, int64_t j) {
+    const int64_t c = of_all[j], norm = (i + (in.before ? 0 : 1)) * p.k + c;
+    return {in.bars + c,
+            work.data() + j,
+            in.scalars + std::max<int64_t>(i, 0) * kScalars * p.k + c,
+            in.norms + norm,
+            in.gnorms ? in.gnorms + norm : nullptr,
+            p.k,
+            k};
   }
-  // The norm of the r after iteration i, and its cotangent; i = -1: of the first r.
-  int64_t norm_at(int64_t i, int64_t j) const { return (i + (in.before ? 0 : 1)) * p.k + of_all[j]; }
 
   void choose_columns() {
     columns.look(in.gnorms, count + (in.before ? 0 : 1));
@@ -116,24 +122,14 @@ class PcgAdjoint {
   const T* r_of(int64_t i) { return of_iteration(in.residuals, in.last, i, some_r, taken_r); }
   const T* p_of(int64_t i) { return of_iteration(in.directions, nullptr, i, some_p, taken_p); }
 
-  // c for the norm after iteration i. It has no derivative at zero; zero is its subgradient of least norm.
-  void norm_cotangent(int64_t i, int64_t j) {
-    T g = bar(kHeld, j);
-    if (in.gnorms) g += in.gnorms[norm_at(i, j)];
-    const T norm = in.norms[norm_at(i, j)];
-    c[j] = g == T(0) || norm == T(0) || !std::isfinite(norm) ? T(0) : g / norm;
-    bar(kHeld, j) = 0;
-  }
-
   CsrView<T, I> adjoint_view() const {
     if (transposed.empty()) return St.view<T, I>(in.values);
     return {data<I>(St.ptr), data<I>(St.idx), nullptr, transposed.data()};
   }
 
-  void combine(const std::vector<T>& a, const T* u, const std::vector<T>& b, const T* w, T* out) {
-    blocks([&](int64_t b0, int64_t b1) {
-      table.pcg_combine(S.row_blocks<I>(), b0, b1, {a.data(), u, b.data(), w, out}, k);
-    });
+  void combine(const T* a, const T* u, const T* b, const T* w, T* out) {
+    blocks(
+        [&](int64_t b0, int64_t b1) { table.pcg_combine(S.row_blocks<I>(), b0, b1, {a, u, b, w, out}, k); });
   }
 
   // M^T zbar + rhobar z' for an M that is made of a factor; i numbers the places of what waits in pairs.
@@ -145,7 +141,7 @@ class PcgAdjoint {
     T* zb = (*zbar)[i];
     T* y = (*first_of_r)[i];
     T* ybar = (*first_of_zbar)[i];
-    combine(ones, pbar, rhobar, next, zb);
+    combine(ones.data(), pbar, now(kRhobarNow), next, zb);
     applied.first(next, k, y);
     applied.first(zb, k, ybar);
     zs.resize(nk);
@@ -154,7 +150,7 @@ class PcgAdjoint {
       T* v = (*z_of_zbar)[i];
       applied.second(y, k, z);
       applied.second(ybar, k, v);
-      combine(ones, v, rhobar, z, zs.data());
+      combine(ones.data(), v, now(kRhobarNow), z, zs.data());
       if (factor_gradient) factor_gradient->add(z, ybar), factor_gradient->add(v, y);
     } else {
       // L (L^T zbar + rhobar L^T r'): one product for both.
@@ -162,7 +158,7 @@ class PcgAdjoint {
       const Structure& columns_of_l = *factor.columns;
       parallel_blocks<I>(columns_of_l, k, [&](int64_t b0, int64_t b1) {
         table.pcg_combine(columns_of_l.row_blocks<I>(), b0, b1,
-                          {ones.data(), ybar, rhobar.data(), y, ys.data()}, k);
+                          {ones.data(), ybar, now(kRhobarNow), y, ys.data()}, k);
       });
       applied.second(ys.data(), k, zs.data());
       if (factor_gradient) factor_gradient->add(zb, y), factor_gradient->add(next, ybar);
@@ -179,7 +175,7 @@ class PcgAdjoint {
     T* sum = sums.room(S.n_blocks(), k);
     blocks([&](int64_t b0, int64_t b1) {
       table.pcg_adjoint_residual(S.row_blocks<I>(), b0, b1,
-                                 {rhobar.data(), c.data(), inverse_alpha.data(), pbar, v,
+                                 {now(kRhobarNow), now(kNormbar), now(kInverse), pbar, v,
                                   diagonal ? in.m : nullptr, next, r, xbar, direction, rbar, dbar, sum},
                                  k);
     });
@@ -189,46 +185,29 @@ class PcgAdjoint {
   void step(int64_t i) {
     bool any = false;
     for (int64_t j = 0; j < k; ++j) {
-      const T a = scalar(i, kAlpha, j), rho = scalar(i, kScalarRho, j);
-      alpha[j] = a, beta[j] = scalar(i, kBeta, j), minus_alpha[j] = -a;
-      if (a == T(0)) {
-        if (in.gnorms) bar(kHeld, j) += in.gnorms[norm_at(i, j)];
-        rhobar[j] = c[j] = inverse_alpha[j] = bar(kRhobar, j) = 0;
-        continue;
-      }
-      any = true;
-      norm_cotangent(i, j);
-      const T betabar = bar(kBetabar, j) / rho;
-      rhobar[j] = bar(kRhobar, j) + betabar;
-      bar(kRhobar, j) = -betabar * beta[j];
-      inverse_alpha[j] = T(1) / a;
+      const PcgAdjointColumn<T> known = column(i, j);
+      known.prepare(true);
+      any = any || known.acts();
+      minus_alpha[j] = -known.now(kAlphaNow);
     }
     if (!any) return;
     const T* next = r_of(i + 1);
     const T* r = r_of(i);
     const T* direction = p_of(i);
     through_residual(next, r, direction, i);
-    for (int64_t j = 0; j < k; ++j) {
-      pibar[j] = curvature[j] = 0;
-      if (alpha[j] == T(0)) continue;
-      const T alphabar = static_cast<T>(sums.total(S.n_blocks(), k, j));
-      const T over_pi = alphabar * alpha[j] / scalar(i, kScalarRho, j);
-      bar(kRhobar, j) += over_pi;
-      pibar[j] = -over_pi * alpha[j];
-      curvature[j] = -over_pi;
-    }
+    for (int64_t j = 0; j < k; ++j) column(i, j).residual(static_cast<T>(sums.total(S.n_blocks(), k, j)));
     T* q = (*qbar)[i];
-    combine(minus_alpha, rbar, pibar, direction, q);
+    combine(minus_alpha.data(), rbar, now(kPibar), direction, q);
     const T* before = i > 0 || in.before ? p_of(i - 1) : nullptr;
     T* sum = sums.room(St.n_blocks(), k);
     parallel_blocks<I>(St, k, [&](int64_t b0, int64_t b1) {
       table.pcg_adjoint_direction(
           adjoint_view(), St.row_blocks<I>(), b0, b1,
-          {beta.data(), alpha.data(), curvature.data(), q, xbar, r, next, before, pbar, sum}, k, direction,
+          {now(kBetaNow), now(kAlphaNow), now(kTurned), q, xbar, r, next, before, pbar, sum}, k, direction,
           fused ? in.ga : nullptr);
     });
     for (int64_t j = 0; j < k; ++j)
-      bar(kBetabar, j) = before && alpha[j] != T(0) ? static_cast<T>(sums.total(St.n_blocks(), k, j)) : T(0);
+      column(i, j).direction(before ? static_cast<T>(sums.total(St.n_blocks(), k, j)) : T(0));
     if (gradient && !fused) gradient->add(q, direction);
     if (i % kPairs == 0) {
       if (gradient) gradient->flush();
@@ -239,17 +218,14 @@ class PcgAdjoint {
   // Through z_0 = M r_0, r_0 = b - A x_0.
   void finish() {
     const T* r = r_of(0);
-    for (int64_t j = 0; j < k; ++j) {
-      norm_cotangent(-1, j);
-      rhobar[j] = bar(kRhobar, j);
-    }
+    for (int64_t j = 0; j < k; ++j) column(-1, j).first(true);
     through_residual(r, nullptr, nullptr, kPairs);
     if (gradient) gradient->flush();
     if (factor_gradient) factor_gradient->flush();
     if (gradient && in.x0) {
       T* q = (*qbar)[0];
       std::vector<T> minus(k, T(-1)), x0;
-      combine(minus, rbar, zeros, rbar, q);
+      combine(minus.data(), rbar, zeros.data(), rbar, q);
       if (compact) x0.resize(nk), columns.take(in.x0, x0.data());
       gradient->add(q, compact ? x0.data() : in.x0);
       gradient->flush();
@@ -259,7 +235,8 @@ class PcgAdjoint {
     parallel_blocks<I>(St, k, [&](int64_t b0, int64_t b1) {
       table.spmm(St.view<T, I>(in.values), St.row_blocks<I>(), b0, b1, rbar, k, product.data(), false);
     });
-    combine(minus, product.data(), xbar ? ones : zeros, xbar ? xbar : product.data(), out.data());
+    combine(minus.data(), product.data(), (xbar ? ones : zeros).data(), xbar ? xbar : product.data(),
+            out.data());
     if (compact)
       columns.put(out.data(), in.gx0);
     else

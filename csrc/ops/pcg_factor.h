@@ -5,32 +5,25 @@
 
 namespace learnsolve {
 
-// `factor`: for a product L's ptr, idx, blocks and L^T's ptr, idx, perm, blocks; for triangular solves L's
-// ptr, idx, blocks, then ptr, idx, perm (empty: none), blocks, order, levels of the lower triangle and of its
-// transpose.
+// M holds the values of L, the structure of L, and for a product that of L^T; for triangular solves the lower
+// triangle and its transpose, each ptr, idx, perm, blocks, order, levels. An empty perm: none.
 template <class Structure, class Triangle>
 struct FactorStructures {
   // place: what structures of a device take after their name.
   template <class... Place>
-  FactorStructures(const char* name, const PcgSizes& p, const std::optional<Tensor>& m,
-                   const std::vector<Tensor>& factor, const Tensor& idx, const Place&... place) {
-    const bool triangular = p.kind == Preconditioning::triangular;
-    const size_t size = triangular ? 15 : p.kind == Preconditioning::product ? 7 : 0;
-    STD_TORCH_CHECK(factor.size() == size, name, ": factor must hold ", size, " tensors, got ",
-                    factor.size());
-    if (size == 0) return;
-    rows.emplace(name, place..., factor[0], factor[1], std::nullopt, factor[2]);
-    STD_TORCH_CHECK(rows->rows() == p.n && rows->nnz() == m->size(m->dim() - 1) &&
+  FactorStructures(const char* name, const PcgSizes& p, const std::vector<Tensor>& M, const Tensor& idx,
+                   const Place&... place) {
+    if (M.size() < 2) return;
+    const auto part = [&](size_t from, size_t count) {
+      return std::vector<Tensor>(M.begin() + from, M.begin() + from + count);
+    };
+    rows.emplace(name, place..., part(1, 4));
+    STD_TORCH_CHECK(rows->rows() == p.n && rows->nnz() == p.m->size(p.m->dim() - 1) &&
                         rows->idx.scalar_type() == idx.scalar_type(),
                     name, ": the factor must have ", p.n, " rows, m its values, and the index type of A");
-    if (triangular) {
-      const auto side = [&](size_t at, bool upper) {
-        const std::optional<Tensor> perm =
-            factor[at + 2].numel() > 0 ? std::optional(factor[at + 2]) : std::nullopt;
-        return Triangle(name, place..., factor[at], factor[at + 1], perm, factor[at + 3], factor[at + 4],
-                        factor[at + 5], upper, false);
-      };
-      lower.emplace(side(3, false)), upper.emplace(side(9, true));
+    if (p.kind == Preconditioning::triangular) {
+      lower.emplace(name, place..., part(5, 6), false, false);
+      upper.emplace(name, place..., part(11, 6), true, false);
       STD_TORCH_CHECK(lower->rows() == p.n && upper->rows() == p.n &&
                           (lower->perm ? lower->entries() <= rows->nnz() : lower->entries() == rows->nnz()) &&
                           upper->entries() == lower->entries() && upper->perm &&
@@ -39,9 +32,10 @@ struct FactorStructures {
                       name, ": the triangles must be those of the factor");
       width = p.n;
     } else {
-      columns.emplace(name, place..., factor[3], factor[4], factor[5], factor[6]);
-      STD_TORCH_CHECK(columns->nnz() == rows->nnz() && columns->idx.scalar_type() == idx.scalar_type(), name,
-                      ": both structures must hold the same entries");
+      columns.emplace(name, place..., part(5, 4));
+      STD_TORCH_CHECK(columns->nnz() == rows->nnz() && columns->idx.scalar_type() == idx.scalar_type() &&
+                          (columns->perm || columns->nnz() == 0),
+                      name, ": both structures must hold the same entries");
       width = columns->rows();
     }
   }

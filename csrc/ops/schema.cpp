@@ -110,26 +110,25 @@ STABLE_TORCH_LIBRARY(learnsolve, m) {
   m.def(
       "csr_add_backward(Tensor codes, Tensor starts, int na, int nb, Tensor g, float alpha, float beta, "
       "bool need_a, bool need_b) -> (Tensor, Tensor)");
-  // `iterations` of preconditioned conjugate gradients from number `first` on. M by `kind`: 0 none, 1
-  // diag(m), 2 L L^T, 3 (L L^T)^-1 for L with values m; `factor` are the structures of L (ops/pcg.h). Without
-  // p they begin: r is b, x the first iterate, zero if there is none. Else (x, r, p, carry) continue. Returns
-  // x, r, p, the p before, carry (what is known of each column), norms (iterations, and the first one if they
-  // begin), and with `store` for the adjoint scalars, all r and all p. B = 1 where b has no batch: carry (B,
-  // 6, k), scalars (B, iterations, 3, k), r and p (B, iterations, n, k).
+  // `iterations` of preconditioned conjugate gradients from number `first` on. A: a structure. M by `kind`: 0
+  // none, 1 diag(m), 2 L L^T, 3 (L L^T)^-1 for L with values m; it holds m and the structures of L
+  // (ops/pcg_factor.h). state: (p, carry), and (x, r) with it continue; with none they begin: r is b, x the
+  // first iterate, zero if there is none. target: the norm of the residual that each column stops at,
+  // (columns) of all members; none: the rounding level (kernels/pcg_column.cuh). Returns x, r, p, the p
+  // before, carry (what is known of each column), norms (iterations, and the first one if they begin), and
+  // with `store` for the adjoint scalars, all r and all p. B = 1 where b has no batch: carry (B, 6, k),
+  // scalars (B, iterations, 3, k), r and p (B, iterations, n, k).
   m.def(
-      "csr_pcg(Tensor ptr, Tensor idx, Tensor blocks, Tensor values, int kind, Tensor? m, Tensor[] factor, "
-      "Tensor? x, Tensor r, Tensor? p, Tensor? carry, int first, int iterations, bool store) -> "
+      "csr_pcg(Tensor[] A, Tensor values, int kind, Tensor[] M, Tensor? x, Tensor r, Tensor[] state, "
+      "Tensor? target, int first, int iterations, bool store) -> "
       "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
-  // The adjoint of one such call, from the last to the first: (rbar, pbar, bars) are the state that the call
-  // for the iterations after this one returned, (ga, gm) the sums for values and m so far; none: zero. `last`
-  // is the r after the iterations, `before` the p before them (none: they begin), then rbar is the gradient
-  // of b. Returns rbar, pbar, bars (B, 3, k), ga, gm and, where they begin, the gradient of x0. Of L: that of
-  // its whole pattern, for kind 3 with the opposite sign.
+  // The adjoint of one such call, from the last to the first. forward: all r, all p, the r after the
+  // iterations, scalars, norms, and the p before them unless they begin; then rbar is the gradient of b.
+  // sums: what the call for the iterations after this one returned but the last, or nothing. needs: 1 where
+  // values, m, x0 need a gradient. Returns rbar, pbar, bars (B, 3, k), the gradients of values and m so far
+  // and, where they begin, that of x0. Of L: that of its whole pattern, for kind 3 with the opposite sign.
   m.def(
-      "csr_pcg_backward(Tensor ptr, Tensor idx, Tensor blocks, Tensor tptr, Tensor tidx, Tensor tperm, "
-      "Tensor tblocks, Tensor values, int kind, Tensor? m, Tensor[] factor, Tensor? x0, Tensor residuals, "
-      "Tensor directions, Tensor last, Tensor? before, Tensor scalars, Tensor norms, Tensor? gx, Tensor? "
-      "gnorms, "
-      "Tensor? rbar, Tensor? pbar, Tensor? bars, Tensor? ga, Tensor? gm, bool need_values, bool need_m, "
-      "bool need_x0) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+      "csr_pcg_backward(Tensor[] A, Tensor[] transpose, Tensor values, int kind, Tensor[] M, Tensor? x0, "
+      "Tensor[] forward, Tensor? gx, Tensor? gnorms, Tensor[] sums, int[] needs) -> "
+      "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
 }

@@ -166,7 +166,8 @@ struct System {
          {sums.data(), sums.data() + each, sums.data() + 2 * each},
          {carry.data(), work.data(), flags.data(), k},
          norms.data(),
-         scalars.data()};
+         scalars.data(),
+         nullptr};
   }
   RowsOf<T, I> rows(const Array<T>& by) const { return {A.ptr.data(), A.idx.data(), by.data()}; }
   RowsOf<T, I> columns() const { return {At.ptr.data(), At.idx.data(), mt.data()}; }

@@ -134,8 +134,8 @@ def _(triangle, upper, unit, rows, transpose, values, g, x):
 
 
 @torch.library.register_fake("learnsolve::csr_pcg")
-def _(ptr, idx, blocks, values, kind, m, factor, x, r, p, carry, first, iterations, store):
-    begins = p is None
+def _(A, values, kind, M, x, r, state, target, first, iterations, store):
+    begins = len(state) == 0
     batch, k = (r.shape[0] if r.dim() == 3 else 1), (r.shape[-1] if r.dim() > 1 else 1)
     n, saved = r.shape[max(r.dim() - 2, 0)], iterations if store else 0
     columns = r.shape[-1:] if r.dim() > 1 else ()
@@ -153,16 +153,14 @@ def _(ptr, idx, blocks, values, kind, m, factor, x, r, p, carry, first, iteratio
 
 
 @torch.library.register_fake("learnsolve::csr_pcg_backward")
-def _(
-    ptr, idx, blocks, tptr, tidx, tperm, tblocks, values, kind, m, factor, x0, residuals, directions, last,
-    before, scalars, norms, gx, gnorms, rbar, pbar, bars, ga, gm, need_values, need_m, need_x0,
-):  # fmt: skip
+def _(A, transpose, values, kind, M, x0, forward, gx, gnorms, sums, needs):
+    _, _, last, scalars, _, *before = forward
     batch, k = scalars.shape[0], scalars.shape[-1]
     return (
         last.new_empty(last.shape),
         last.new_empty(last.shape),
         last.new_empty((batch, 3, k)),
-        values.new_empty(values.shape if need_values else (0,)),
-        values.new_empty(m.shape if need_m and m is not None else (0,)),
-        last.new_empty(last.shape if need_x0 and before is None else (0,)),
+        values.new_empty(values.shape if needs[0] else (0,)),
+        values.new_empty(M[0].shape if needs[1] and M else (0,)),
+        last.new_empty(last.shape if needs[2] and not before else (0,)),
     )

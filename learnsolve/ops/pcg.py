@@ -1,9 +1,9 @@
-"""Preconditioned conjugate gradients, a fixed number of iterations as one differentiable operation.
+"""Preconditioned conjugate gradients by the compiled loop: a fixed number of iterations as one differentiable
+operation, and iterations to a tolerance without a gradient.
 
-Forward and adjoint are one compiled call each (formulas: csrc/kernels/pcg.h and pcg_adjoint.h), cut into
-several where they would run for long, so that Python hears an interrupt in between. Second derivatives,
-forward mode and unusual batches go through `_unfused`, the same iterations as a composition of public
-operations.
+Forward and adjoint are compiled calls (formulas: csrc/kernels/pcg.h and pcg_adjoint.h; when a column stops:
+pcg_column.cuh), cut into several where they would run for long, so that Python hears an interrupt in between.
+Second derivatives, forward mode and unusual batches go through _pcg_unfused.py.
 
 A column that has reached rounding level, or cannot go on, stands still: it keeps x and r, cotangents of both
 pass through, and the iterations from there on add nothing to any gradient. Why and when is in `status`.
@@ -13,38 +13,26 @@ truncated iterations: Nytko et al., "Optimized Sparse Matrix Operations for Reve
 Differentiation", arXiv 2212.05159, section 4.3.
 """
 
-import enum
-from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from learnsolve import _library  # noqa: F401  (registers torch.ops.learnsolve)
-from learnsolve.ops._autograd import Eager, keep_for_forward_mode, pullback, tracked, vmapped
+from learnsolve.ops._autograd import Operation, pullback, tracked, vmapped
 from learnsolve.ops._calls import WORK, iterations_of_a_call
-from learnsolve.ops._product import product
-from learnsolve.ops._triangular import Side, _only_read, _system, solve
-from learnsolve.ops.richardson import residual_norm
+from learnsolve.ops._pcg_unfused import LOWER, LOWER_T, Stop, tangents_of, unfused, unfused_adjoint
+from learnsolve.ops._triangular import _only_read, _system
 from learnsolve.pattern import SparsityPattern
 
 _raw = torch.ops.learnsolve.csr_pcg.default
 _raw_backward = torch.ops.learnsolve.csr_pcg_backward.default
 
 KINDS = ("none", "diagonal", "product", "triangular")
-_LOWER, _LOWER_T = Side(True, False, False), Side(True, False, True)
 
+_STOP = 4  # row of the state of a column: its `Stop`, and in the next row when
+_FIRST_CALL = 32  # iterations to a tolerance; later calls take twice as many, as far as interrupts allow
 _WORK = WORK  # of one call
-
-
-class Stop(enum.IntEnum):
-    """Why a column stands still."""
-
-    RUNNING = 0  # it does not
-    ROUNDING = 1  # the residual, or <r, M r> or <p, A p>, is at rounding level
-    CURVATURE = 2  # <p, A p> <= 0: A is not positive definite
-    PRECONDITIONER = 3  # <r, M r> <= 0: M is not
-    NON_FINITE = 4  # infinities or NaNs; x and r are those from before
-    DIVERGED = 5  # the residual has grown by the inverse of the rounding unit
 
 
 def pcg_iterations(
@@ -81,21 +69,72 @@ def pcg_iterations(
     Notes
     -----
     Gradients for values, m, b and x0, also through the norms, exact for the iterations that ran. A column
-    whose cotangents are all exactly zero costs nothing in the backward but a look at them.
+    whose cotangents are all exactly zero costs the backward no more than reading them.
     """
-    number = KINDS.index(kind)
-    if factor is not None and factor.dtype != pattern.dtype:
-        pattern, factor = (_wide(P) for P in (pattern, factor))
+    number, pattern, factor = _fitting(kind, pattern, factor)
     from_zero = x0 is None
     M = values.new_empty(0) if m is None else m
     X = values.new_empty(0) if x0 is None else x0
-    args = (values, M, b, X, pattern, factor, number, iterations, from_zero, checkpointed)
+    tensors = (values, M, b, X)
+    constants = (pattern, factor, number, iterations, from_zero, checkpointed)
     if torch.compiler.is_dynamo_compiling():
-        learns = values.requires_grad or M.requires_grad or b.requires_grad or X.requires_grad
-        return _PCG.apply(*args, learns)[:3]  # type: ignore[return-value]
-    if tracked(values, M, b, X):
-        return _PCGForwardMode.apply(*args, True)[:3]  # type: ignore[return-value]
-    return _PCG.forward(*args, False)[:3]  # type: ignore[return-value]
+        return _PCG.traced.apply(*tensors, *constants, any(t.requires_grad for t in tensors))[:3]
+    if tracked(*tensors):
+        return _PCG.eager.apply(*tensors, *constants, True)[:3]
+    return _PCG.forward(*tensors, *constants, False)[:3]  # type: ignore[return-value]
+
+
+def pcg_solve(
+    values: Tensor,
+    b: Tensor,
+    x0: Tensor | None,
+    pattern: SparsityPattern,
+    maxiter: int,
+    target: Tensor,
+    check_every: int | None = None,
+    *,
+    kind: str = "none",
+    m: Tensor | None = None,
+    factor: SparsityPattern | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Iterate until every column has stopped. Arguments and results are those of `pcg_iterations`, with b
+    (n, k) or (B, n, k), and norms by the recurrence, of the iterations that ran; no tensor may require grad.
+
+    A column whose residual norm is at or below its `target`, (..., 1, k), stops too, as ROUNDING.
+    `check_every`: iterations of each call, at whose end the host asks whether all have stopped; None: 32, 64,
+    128, ...
+    """
+    number, pattern, factor = _fitting(kind, pattern, factor)
+    none = b.new_empty(0)
+    fixed = (pattern._structure(False), values, number, _preconditioner(m, factor, number))
+    longest = _calls(values, none if m is None else m, b, max(maxiter, 1), False)[0]
+    length, growth = (_FIRST_CALL, 2) if check_every is None else (check_every, 1)
+    x, r, state, norms, first = x0, b, (), [], 0
+    while True:
+        count = min(length, longest, maxiter - first)
+        x, r, p, _, carry, history, *_ = _raw(*fixed, x, r, state, target, first, count, False)
+        state, first, length = (p, carry), first + count, growth * length
+        norms.append(history)
+        if first == maxiter or not bool((carry[:, _STOP] == 0).any()):
+            break
+    status = _status(carry, b)
+    why, when = status.unbind(-2)
+    ran = torch.where(why == Stop.RUNNING, first, when)
+    most = int(ran.max()) if ran.numel() else 0
+    return x, torch.cat(norms, dim=-2).narrow(-2, 0, most + 1), status
+
+
+def _status(carry: Tensor, b: Tensor) -> Tensor:
+    return carry[:, _STOP:].to(torch.int64).reshape(*b.shape[: max(b.dim() - 2, 0)], 2, *b.shape[1:][-1:])
+
+
+def _fitting(
+    kind: str, pattern: SparsityPattern, factor: SparsityPattern | None
+) -> tuple[int, SparsityPattern, SparsityPattern | None]:
+    """The number of the kind, and the patterns with one type of indices."""
+    if factor is not None and factor.dtype != pattern.dtype:
+        pattern, factor = _wide(pattern), _wide(factor)
+    return KINDS.index(kind), pattern, factor
 
 
 def _wide(pattern: SparsityPattern) -> SparsityPattern:
@@ -104,110 +143,6 @@ def _wide(pattern: SparsityPattern) -> SparsityPattern:
 
 def _with_int64(pattern: SparsityPattern) -> tuple[SparsityPattern]:
     return (SparsityPattern._trusted(pattern.crow_indices.long(), pattern.col_indices.long(), pattern.shape),)
-
-
-def _preconditioner(m: Tensor, factor: SparsityPattern | None, kind: int) -> Callable[[Tensor], Tensor]:
-    """r -> M r on (..., n, k)."""
-    if kind == 0:
-        return lambda r: r
-    if kind == 1:
-        return lambda r: m.unsqueeze(-1) * r
-    assert factor is not None
-    if kind == 2:
-        return lambda r: product(m, product(m, r, factor, True), factor, False)
-    return lambda r: solve(m, solve(m, r, factor, _LOWER), factor, _LOWER_T)
-
-
-def _unfused(
-    values: Tensor, m: Tensor, b: Tensor, x0: Tensor,
-    pattern: SparsityPattern, factor: SparsityPattern | None, kind: int, iterations: int, from_zero: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    vector = b.dim() == 1
-    if vector:
-        b, x0 = b.unsqueeze(-1), x0 if from_zero else x0.unsqueeze(-1)
-    M = _preconditioner(m, factor, kind)
-    info = torch.finfo(b.dtype)
-
-    def dot(u, v):
-        return (u * v).sum(-2, keepdim=True)
-
-    def norm_of(r):
-        return residual_norm(r, -2, keepdim=True)
-
-    def divide(a, b, where):
-        return torch.where(where, a, 0) / torch.where(where, b, 1)
-
-    def stop(why, when, where, code, now):
-        where = where & (why == 0)
-        return torch.where(where, code, why), torch.where(where, now, when)
-
-    def judge(why, when, value, code, now):
-        """Is this inner product one that the method can divide by?"""
-        value = value.detach()
-        why, when = stop(why, when, ~value.isfinite(), Stop.NON_FINITE, now)
-        why, when = stop(why, when, value <= 0, code, now)
-        return stop(why, when, value < info.tiny, Stop.ROUNDING, now)
-
-    r = b if from_zero else b - product(values, x0, pattern, False)
-    x = torch.zeros_like(r) if from_zero else x0
-    norm = norm_of(r)
-    size = norm.detach()
-    low, high = info.eps * torch.maximum(size, norm_of(b).detach()), size / info.eps
-    why = torch.zeros_like(size, dtype=torch.int64)
-    when = torch.zeros_like(why)
-    why, when = stop(why, when, ~size.isfinite(), Stop.NON_FINITE, 0)
-    why, when = stop(why, when, size <= low, Stop.ROUNDING, 0)
-    r = torch.where(size.isfinite(), r, 0)
-    z = M(r)
-    rho = dot(r, z)
-    why, when = judge(why, when, rho, Stop.PRECONDITIONER, 0)
-    p = torch.where(why == 0, z, 0)
-    norms = [norm]
-    for i in range(iterations):
-        q = product(values, p, pattern, False)
-        curvature = dot(p, q)
-        why, when = judge(why, when, curvature, Stop.CURVATURE, i)
-        alpha = divide(rho, curvature, why == 0)
-        step = alpha.detach()
-        why, when = stop(why, when, ~step.isfinite(), Stop.NON_FINITE, i)
-        why, when = stop(why, when, step == 0, Stop.ROUNDING, i)
-        new_r = torch.where(why == 0, r - alpha * q, r)
-        new_norm = norm_of(new_r)
-        size = new_norm.detach()
-        why, when = stop(why, when, ~size.isfinite(), Stop.NON_FINITE, i)
-        moved = why == 0
-        r, norm = torch.where(moved, new_r, r), torch.where(moved, new_norm, norm)
-        x = torch.where(moved, x + alpha * p, x)
-        norms.append(norm)
-        why, when = stop(why, when, size <= low, Stop.ROUNDING, i + 1)
-        why, when = stop(why, when, size > high, Stop.DIVERGED, i + 1)
-        z = M(r)
-        new_rho = dot(r, z)
-        why, when = judge(why, when, new_rho, Stop.PRECONDITIONER, i + 1)
-        beta = divide(new_rho, rho, why == 0)
-        p, rho = torch.where(why == 0, z + beta * p, 0), torch.where(why == 0, new_rho, rho)
-    history, status = torch.cat(norms, -2), torch.cat((why, when), -2)
-    if vector:
-        return x.squeeze(-1), history.squeeze(-1), status.squeeze(-1)
-    return x, history, status
-
-
-def _unfused_adjoint(*fixed) -> Callable:
-    """(values, m, b, x0, gx, gnorms) -> gradients for the first four, differentiable."""
-
-    def adjoint(values, m, b, x0, gx, gnorms):
-        _, pull = pullback(lambda *t: _unfused(*t, *fixed)[:2], values, m, b, x0)
-        return pull((gx, gnorms))
-
-    return adjoint
-
-
-def _tangents(function: Callable, primals: tuple, tangents: tuple) -> tuple:
-    """Forward mode, which torch does not nest: the transpose of the transpose is the tangent map itself."""
-    tangents = tuple(torch.zeros_like(p) if t is None else t for p, t in zip(primals, tangents, strict=True))
-    out, pull = pullback(function, *primals)
-    _, push = pullback(pull, tuple(torch.zeros_like(o) for o in out))
-    return push(tangents)[0]
 
 
 def _calls(values: Tensor, m: Tensor, b: Tensor, iterations: int, checkpointed: bool) -> list[int]:
@@ -219,65 +154,74 @@ def _calls(values: Tensor, m: Tensor, b: Tensor, iterations: int, checkpointed: 
     return [min(length, iterations - i) for i in range(0, iterations, length)] or [0]
 
 
-def _factor_structures(factor: SparsityPattern | None, kind: int) -> list[Tensor]:
-    if kind < 2:
-        return []
+def _preconditioner(m: Tensor | None, factor: SparsityPattern | None, kind: int) -> tuple[Tensor, ...]:
+    """M as the raw operators take it (csrc/ops/pcg_factor.h)."""
+    if kind == 0:
+        return ()
+    assert m is not None
+    if kind == 1:
+        return (m,)
     assert factor is not None
-    ptr, idx, _, blocks = factor._structure(False)
     if kind == 2:
-        return [ptr, idx, blocks, *factor._structure(True)]
-    triangles = (t for side in (_LOWER, _LOWER_T) for t in _system(factor, side).tensors)
-    return [ptr, idx, blocks, *triangles]
+        return (m, *factor._structure(False), *factor._structure(True))
+    return (m, *factor._structure(False), *_system(factor, LOWER).tensors, *_system(factor, LOWER_T).tensors)
 
 
-class _PCG(torch.autograd.Function):
+class _PCG(Operation):
+    """x, norms and status of `pcg_iterations`, and what its adjoint needs."""
+
     @staticmethod
-    def forward(values, m, b, x0, pattern, factor, kind, iterations, from_zero, checkpointed, learns):
-        ptr, idx, _, blocks = pattern._structure(False)
-        fixed = (ptr, idx, blocks, values, kind, m if kind else None, _factor_structures(factor, kind))
-        x, r, p, carry = None if from_zero else x0, b, None, None
+    def forward(values, m, b, x0, pattern, factor, kind, iterations, from_zero, checkpointed, recorded):
+        fixed = (pattern._structure(False), values, kind, _preconditioner(m, factor, kind))
+        store = recorded and not checkpointed
+        x, r = None if from_zero else x0, b
+        state: Any = ()
         first, norms, saved = 0, [], []
         for count in _calls(values, m, b, iterations, checkpointed):
-            store = learns and not checkpointed
-            out = _raw(*fixed, x, r, p, carry, first, count, store)
+            out = _raw(*fixed, x, r, state, None, first, count, store)
             x, r, p, before, carry, history, scalars, residuals, directions = out
+            state = (p, carry)
             norms.append(history)
             first += count
             if store:
-                saved += [scalars, residuals, directions, r]
-            elif learns and first < iterations:
+                saved += [residuals, directions, r, scalars]
+            elif recorded and first < iterations:
                 saved += [r, p, before, carry]
         axis = 0 if b.dim() == 1 else -2
-        assert carry is not None
-        status = carry[:, 4:].to(torch.int64).reshape(*b.shape[: max(b.dim() - 2, 0)], 2, *b.shape[1:][-1:])
-        return x, norms[0] if len(norms) == 1 else torch.cat(norms, axis), status, *saved
+        return x, norms[0] if len(norms) == 1 else torch.cat(norms, axis), _status(state[1], b), *saved
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        values, m, b, x0, *fixed = inputs
-        ctx.fixed = tuple(fixed)
+        values, m, b, x0, *constants = inputs
+        ctx.constants = tuple(constants)
         ctx.outputs = len(output)
         ctx.mark_non_differentiable(*output[2:])
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(values, m, b, x0, output[1], *output[3:])
 
     @staticmethod
-    def backward(ctx, gx, gnorms, *_):  # type: ignore[override]
+    def backward(ctx, gx, gnorms, *_):
         values, m, b, x0, norms, *saved = ctx.saved_tensors
         rest = (None,) * 7
         if gx is None and gnorms is None:
             return (None,) * 4 + rest
         needs = tuple(ctx.needs_input_grad[:4])
         given = [g for g in (gx, gnorms) if g is not None]
-        fixed = ctx.fixed[:-1]
+        constants = ctx.constants[:-1]
         if not torch.compiler.is_dynamo_compiling() and tracked(values, m, b, x0, *given):
             gx = torch.zeros_like(b) if gx is None else gx
             gnorms = torch.zeros_like(norms) if gnorms is None else gnorms
-            grads = _PCGAdjointForwardMode.apply(values, m, b, x0, gx, gnorms, norms, fixed, *saved)
+            grads = _PCGAdjoint.eager.apply(values, m, b, x0, gx, gnorms, norms, constants, *saved)
         else:
-            grads = _adjoint(values, m, b, x0, gx, gnorms, norms, fixed, saved, needs)
-        wanted = [g if needed else None for g, needed in zip(grads, needs, strict=True)]
-        return (*wanted, *rest)
+            grads = _adjoint(values, m, b, x0, gx, gnorms, norms, constants, saved, needs)
+        given = [g if needed else None for g, needed in zip(grads, needs, strict=True)]
+        return (*given, *rest)
+
+    @staticmethod
+    def jvp(ctx, *tangents):
+        constants = ctx.constants[:5]
+        out = tangents_of(lambda *t: unfused(*t, *constants)[:2], ctx.saved_tensors[:4], tangents[:4])
+        return (*out, *(None,) * (ctx.outputs - 2))
 
     @staticmethod
     def vmap(info, in_dims, values, m, b, x0, pattern, factor, kind, iterations, from_zero, checkpointed, _):
@@ -288,10 +232,10 @@ class _PCG(torch.autograd.Function):
         inner = [t.dim() - (d is not None) for t, d in zip((values, m, b, x0), in_dims[:4], strict=True)]
         if inner[0] > 1 or inner[1] > 1 or inner[2] > 2:
             # A batch within the map: two batch axes are more than the kernel has.
-            def unfused(v, m, b, x):
-                return _unfused(v, m, b, x, pattern, factor, kind, iterations, from_zero)
+            def mapped(v, m, b, x):
+                return unfused(v, m, b, x, pattern, factor, kind, iterations, from_zero)
 
-            return vmapped(unfused, in_dims[:4], (values, m, b, x0))
+            return vmapped(mapped, in_dims[:4], (values, m, b, x0))
         n = info.batch_size
         vector = inner[2] == 1
         shared = v_dim is None and m_dim is None and vector and b_dim is not None
@@ -312,85 +256,59 @@ class _PCG(torch.autograd.Function):
         return out, (axis,) * 3
 
 
-class _PCGForwardMode(Eager, _PCG):
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        _PCG.setup_context(ctx, inputs, output)
-        keep_for_forward_mode(ctx, *inputs[:4])
-
-    @staticmethod
-    def jvp(ctx, *tangents):  # type: ignore[override]
-        fixed = ctx.fixed[:5]
-        out = _tangents(lambda *t: _unfused(*t, *fixed)[:2], ctx.saved_tensors[:4], tangents[:4])
-        return (*out, *(None,) * (ctx.outputs - 2))
-
-
-def _adjoint(values, m, b, x0, gx, gnorms, norms, fixed, saved, needs):
-    pattern, factor, kind, iterations, from_zero, checkpointed = fixed
-    ptr, idx, _, blocks = pattern._structure(False)
-    preconditioner = (values, kind, m if kind else None, _factor_structures(factor, kind))
-    both = (ptr, idx, blocks, *pattern._structure(True), *preconditioner)
+def _adjoint(values, m, b, x0, gx, gnorms, norms, constants, saved, needs):
+    pattern, factor, kind, iterations, from_zero, checkpointed = constants
+    A, M = pattern._structure(False), _preconditioner(m, factor, kind)
     start = None if from_zero else x0
+    needs = [int(needs[0]), int(needs[1]), int(needs[3] and not from_zero)]
     axis = 0 if b.dim() == 1 else -2
-    state: list[Tensor | None] = [None] * 5
-    end = iterations
-    calls = _calls(values, m, b, iterations, checkpointed)
-    for j, count in reversed(list(enumerate(calls))):
-        first, before = end - count, None
+    sums, gx0, end = [], None, iterations
+    for j, count in reversed(list(enumerate(_calls(values, m, b, iterations, checkpointed)))):
+        first, before = end - count, ()
         if checkpointed:
-            r, p, before, carry = saved[4 * (j - 1) : 4 * j] if j else (b, None, None, None)
-            again = _raw(
-                ptr, idx, blocks, *preconditioner, r if j else start, r, p, carry, first, count, True
-            )
-            last, scalars, residuals, directions = again[1], *again[6:]
+            r, p, *before, carry = saved[4 * (j - 1) : 4 * j] if j else (b, None, None)
+            state = (p, carry) if j else ()
+            again = _raw(A, values, kind, M, r if j else start, r, state, None, first, count, True)
+            forward = [again[7], again[8], again[1], again[6]]
         else:
-            scalars, residuals, directions, last = saved[4 * j : 4 * j + 4]
+            forward = saved[4 * j : 4 * j + 4]
             if j:
-                before = saved[4 * j - 2][:, -1]
+                before = (saved[4 * j - 3][:, -1],)
         at, rows = (first + 1, count) if j else (0, count + 1)
-        history = norms.narrow(axis, at, rows)
+        forward = (*forward, norms.narrow(axis, at, rows), *before)
         bars = None if gnorms is None else gnorms.narrow(axis, at, rows)
-        *state, gx0 = _raw_backward(
-            *both, start, residuals, directions, last, before, scalars, history, gx, bars, *state,
-            needs[0], needs[1], needs[3] and not from_zero,
-        )  # fmt: skip
+        *sums, gx0 = _raw_backward(
+            A, pattern._structure(True), values, kind, M, start, forward, gx, bars, sums, needs
+        )
         end = first
-    rbar, _, _, gv, gm = state
+    rbar, _, _, gv, gm = sums
     if kind == 3 and needs[1]:
-        assert gm is not None
-        gm = _only_read(gm.neg(), factor, _LOWER)
+        gm = _only_read(gm.neg(), factor, LOWER)
     return gv, gm, rbar, gx0
 
 
-class _PCGAdjoint(torch.autograd.Function):
+class _PCGAdjoint(Operation):
     """Gradients for (values, m, b, x0), as an operation that has derivatives itself."""
 
     @staticmethod
-    def forward(values, m, b, x0, gx, gnorms, norms, fixed, *saved):
-        return _adjoint(values, m, b, x0, gx, gnorms, norms, fixed, saved, (True,) * 4)
+    def forward(values, m, b, x0, gx, gnorms, norms, constants, *saved):
+        return _adjoint(values, m, b, x0, gx, gnorms, norms, constants, saved, (True,) * 4)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        ctx.fixed = inputs[7][:5]
+        ctx.constants = inputs[7][:5]
         ctx.inputs = len(inputs)
         ctx.save_for_backward(*inputs[:6])
 
     @staticmethod
-    def backward(ctx, *cotangents):  # type: ignore[override]
-        _, pull = pullback(_unfused_adjoint(*ctx.fixed), *ctx.saved_tensors)
+    def backward(ctx, *cotangents):
+        _, pull = pullback(unfused_adjoint(*ctx.constants), *ctx.saved_tensors)
         return (*pull(cotangents), *(None,) * (ctx.inputs - 6))
 
     @staticmethod
+    def jvp(ctx, *tangents):
+        return tangents_of(unfused_adjoint(*ctx.constants), ctx.saved_tensors, tangents[:6])
+
+    @staticmethod
     def vmap(info, in_dims, *args):
-        return vmapped(_unfused_adjoint(*args[7][:5]), in_dims[:6], args[:6])
-
-
-class _PCGAdjointForwardMode(Eager, _PCGAdjoint):
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        _PCGAdjoint.setup_context(ctx, inputs, output)
-        keep_for_forward_mode(ctx, *inputs[:6])
-
-    @staticmethod
-    def jvp(ctx, *tangents):  # type: ignore[override]
-        return _tangents(_unfused_adjoint(*ctx.fixed), ctx.saved_tensors, tangents[:6])
+        return vmapped(unfused_adjoint(*args[7][:5]), in_dims[:6], args[:6])

@@ -1,122 +1,159 @@
-"""`cg` to a tolerance by the compiled loop, where no graph is wanted: the solves of gradient="implicit",
-forward and adjoint.
+"""`cg` by the compiled loop of ops/pcg.py: a fixed number of iterations, which autograd may record, and
+solves to a tolerance without a graph, which are those of gradient="implicit", forward and adjoint.
 
-The numbers are those of the general loop (_loop.py) to rounding, and so is the rule by which a column stops;
-what the recurrence calls converged is measured anew, and goes on in the general loop if it is not. 2D
-Poisson, rtol 1e-8, without M: n = 900 1.2 ms, not 15; n = 10,000 8.2, not 59 (SciPy 18); n = 90,000 172, not
-650.
+To a tolerance the iterates are those of the general loop (_loop.py) to rounding, and so is the rule by which
+a column stops; what the recurrence calls converged is measured by its true residual, and continues in the
+general loop if it is not. 2D Poisson, rtol 1e-8, without M: n = 900 1.2 ms, not 15; n = 10,000 8.2, not 59
+(SciPy 18); n = 90,000 172, not 650.
+
+With a fixed number, nothing waits for a CUDA device, so that a solve can be part of a CUDA graph. What would
+have to be read is not: the solution has all iterations that were asked for, in which columns that have
+stopped keep their last norm, and A is taken as it is, whatever the size of its entries.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from learnsolve import _device_analysis
 from learnsolve.ops._autograd import tracked
-from learnsolve.ops.pcg import Stop
-from learnsolve.ops.pcg_solve import pcg_solve
+from learnsolve.ops.pcg import Stop, pcg_iterations, pcg_solve
 from learnsolve.ops.richardson import residual_norm
 from learnsolve.ops.structure import transpose
 from learnsolve.solvers import _looks
-from learnsolve.solvers._loop import iterate
+from learnsolve.solvers._loop import Outcome, iterate
 from learnsolve.solvers._operator import Matrix, compiled_form
 from learnsolve.solvers._vectors import size
 from learnsolve.solvers.base import CODE, Status
 
 _STATUS = {
     Stop.RUNNING: Status.MAX_ITERATIONS,
-    Stop.ROUNDING: Status.MAX_ITERATIONS,  # unless the caller knows of a tolerance that was met there
+    Stop.ROUNDING: Status.MAX_ITERATIONS,  # there was no tolerance that it met
     Stop.CURVATURE: Status.INDEFINITE,
     Stop.PRECONDITIONER: Status.INDEFINITE,
     Stop.NON_FINITE: Status.NON_FINITE,
     Stop.DIVERGED: Status.DIVERGED,
 }
+_CODES = torch.tensor([CODE[_STATUS[stop]] for stop in Stop], device="cpu")
 
 
-def codes_of(why: Tensor) -> Tensor:
-    """Codes of the general loop for the `Stop` of each column."""
-    if why.is_cpu:
-        return torch.tensor([CODE[_STATUS[stop]] for stop in Stop], device="cpu")[why]
-    # A table would have to be moved to the device, which waits for it.
-    codes = torch.full_like(why, CODE[_STATUS[Stop.RUNNING]])
-    for stop in Stop:
-        codes = torch.where(why == stop, CODE[_STATUS[stop]], codes)
-    return codes
+class Form(NamedTuple):
+    """What the compiled loop takes beside A and b."""
+
+    kind: str  # of M (ops/pcg.py)
+    m: Tensor | None
+    factor: Any
+    fixed: bool  # number of iterations
 
 
-def has_kernels(values: Tensor, b: Tensor) -> bool:
-    """Are both where compiled loops run?"""
-    return values.device == b.device and (b.is_cpu or b.is_cuda)
-
-
-def fits(m: Tensor | None, b: Tensor) -> bool:
-    """Is this the M of one matrix, and a partner of b?"""
-    return m is None or (m.dim() == 1 and m.dtype == b.dtype and m.device == b.device)
-
-
-def fitting_form(A: Any, M: Any, b: Tensor) -> tuple | None:
-    """(kind, m, factor) of M if the compiled loop takes A, M and b, else None."""
-    if not (isinstance(A, Matrix) and has_kernels(A.A.values, b)) or b.numel() == 0:
-        return None
+def fitting_form(A: Any, M: Any, b: Tensor, fixed: bool) -> Form | None:
+    """The form of M if the compiled loop takes A, M and b, else None."""
     form = compiled_form(M)
-    return form if form is not None and fits(form[1], b) else None
+    if form is None or not isinstance(A, Matrix) or A.A.values.device != b.device:
+        return None
+    if not (b.is_cpu or b.is_cuda) or (b.numel() == 0 and not fixed):
+        return None
+    m = form[1]
+    fits = m is None or (m.dim() == 1 and m.dtype == b.dtype and m.device == b.device)
+    return Form(*form, fixed) if fits else None
 
 
 def compiled_cg(
-    method: Any, A: Any, M: Any, form: tuple, b: Tensor, x0: Tensor | None, criterion: Any, maxiter: int,
-) -> tuple[Tensor, Tensor, Tensor] | None:  # fmt: skip
-    """x, norms and codes as `iterate` has them; None where somebody differentiates or transforms. A is a
-    `Matrix`, the criterion a `ResidualNorm`."""
-    kind, m, factor = form
+    form: Form,
+    method: Any,
+    A: Any,
+    M: Any,
+    b: Tensor,
+    x0: Tensor | None,
+    criterion: Any,
+    maxiter: int,
+    checkpointed: bool,
+) -> Outcome | None:
+    """`iterate` by the compiled loop; None, to a tolerance, if autograd or a transform tracks the call. A is
+    a `Matrix`, the criterion a `ResidualNorm`."""
+    kind, m, factor, fixed = form
     matrix = transpose(A.A) if A.transpose else A.A
-    if tracked(matrix.values, b) or (m is not None and m.requires_grad and torch.is_grad_enabled()):
-        return None
-    lead, k = b.shape[:-2], b.shape[-1]
-    values = matrix.values.detach()
+    values, lead = matrix.values, b.shape[:-2]
+    if not fixed:
+        if tracked(values, b) or (m is not None and m.requires_grad and torch.is_grad_enabled()):
+            return None
+        values, m = values.detach(), None if m is None else m.detach()
     if values.dim() > 1:
-        values = values.expand((*lead, values.shape[-1])).reshape(lead.numel(), -1)
-    nothing = size(b) == 0
-    start = None if x0 is None else torch.where(nothing, 0, x0)  # A x = 0 is solved by zero
+        values = values.expand((*lead, values.shape[-1])).reshape(lead.numel(), values.shape[-1])
 
     def shaped(t: Tensor) -> Tensor:
         """With one batch axis at most, as the kernel has it."""
         return t if len(lead) < 2 else t.reshape(lead.numel(), *t.shape[-2:])
 
-    converged = torch.zeros((*b.shape[:-2], 1, k), dtype=torch.bool, device=b.device)
+    # A x = 0 is solved by zero.
+    start = None if x0 is None else shaped(torch.where(size(b) == 0, 0, x0))
+    of_M = {"kind": kind, "m": m, "factor": factor}
+    if fixed:
+        target: Any = 0
+        x, norms, status = pcg_iterations(
+            values, shaped(b), start, matrix.pattern, maxiter, checkpointed=checkpointed, **of_M
+        )
+    else:
+        target = criterion.target_for(b)
+        every = _looks.check_every() if b.is_cuda else None
+        x, norms, status = pcg_solve(
+            values, shaped(b), start, matrix.pattern, maxiter, shaped(target), every, **of_M
+        )
+    x, norms, status = (t.reshape(*lead, *t.shape[-2:]) for t in (x, norms, status))
+    why, when = status.unbind(-2)
+    first = norms[..., :1, :].detach()
+    converged = ((first <= target) & first.isfinite()).squeeze(-2)
+    codes = torch.where(converged, CODE[Status.CONVERGED], _codes_of(why))
+    if not fixed:
+        return _measured(Outcome(x, norms, codes), why, when, method, A, M, b, criterion, target, maxiter)
+    if not _device_analysis.here(b):
+        ran = torch.where(why == Stop.RUNNING, maxiter, when)
+        norms = norms[..., : 1 + (int(ran.max()) if ran.numel() else 0), :]
+    return Outcome(x, norms, codes)
 
-    def limits(r: Tensor, norm: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        nonlocal converged
-        r, norm = r.reshape(b.shape), norm.reshape(*lead, 1, k)
-        begun = criterion.begin(A, b, b if start is None else start, r, norm)
-        converged = (begun | nothing) & norm.isfinite()
-        low = torch.maximum(criterion.target, criterion.floor)
-        done, low, high = (shaped(t.expand_as(norm)) for t in (converged, low, criterion.limit))
-        return done, low, high
 
-    solved = pcg_solve(
-        values, shaped(b), None if start is None else shaped(start), matrix.pattern, maxiter, limits,
-        _looks.check_every() if b.is_cuda else None,
-        kind=kind, m=None if m is None else m.detach(), factor=factor,
-    )  # fmt: skip
-    x = solved.x.reshape(b.shape)
-    norms, why, when = (t.reshape(*lead, *t.shape[-i:]) for t, i in zip(solved[1:], (2, 1, 1), strict=True))
-    codes = torch.where(converged.squeeze(-2), CODE[Status.CONVERGED], codes_of(why))
-    close = (why == Stop.ROUNDING) & ~converged.squeeze(-2)
+def _measured(
+    out: Outcome,
+    why: Tensor,
+    when: Tensor,
+    method: Any,
+    A: Matrix,
+    M: Any,
+    b: Tensor,
+    criterion: Any,
+    target: Tensor,
+    maxiter: int,
+) -> Outcome:
+    """The outcome by the true residuals, of columns that the recurrence brought to their target."""
+    x, norms, codes = out
+    close = (why == Stop.ROUNDING) & (codes != CODE[Status.CONVERGED])
     if not close.any():
-        return x, norms, codes
+        return out
     true = residual_norm(b - A(x), -2)
-    codes = torch.where(close & (true <= criterion.target.squeeze(-2)), CODE[Status.CONVERGED], codes)
+    codes = torch.where(close & (true <= target.squeeze(-2)), CODE[Status.CONVERGED], codes)
     codes = torch.where(close & ~true.isfinite(), CODE[Status.NON_FINITE], codes)
     rows = torch.arange(norms.shape[-2], device=b.device).unsqueeze(-1)
     norms = torch.where(close.unsqueeze(-2) & (rows >= when.unsqueeze(-2)), true.unsqueeze(-2), norms)
     again = (close & (codes == CODE[Status.MAX_ITERATIONS])).unsqueeze(-2)
     left = maxiter - int(when[again.squeeze(-2)].min()) if again.any() else 0
     if left <= 0:
-        return x, norms, codes
+        return Outcome(x, norms, codes)
     rest = iterate(method, A, M, torch.where(again, b, 0), torch.where(again, x, 0), criterion, left)
-    x = torch.where(again, rest.x, x)
-    tail = norms[..., -1:, :].expand(*norms.shape[:-2], rest.norms.shape[-2] - 1, k)
+    tail = norms[..., -1:, :].expand(*norms.shape[:-2], rest.norms.shape[-2] - 1, -1)
     norms = torch.cat((norms, torch.where(again, rest.norms[..., 1:, :], tail)), dim=-2)
-    return x, norms, torch.where(again.squeeze(-2), rest.codes, codes)
+    codes = torch.where(again.squeeze(-2), rest.codes, codes)
+    return Outcome(torch.where(again, rest.x, x), norms, codes)
+
+
+def _codes_of(why: Tensor) -> Tensor:
+    """Codes of the general loop for the `Stop` of each column."""
+    if why.is_cpu:
+        return _CODES[why]
+    # The table would have to be moved to the device, which waits for it.
+    codes = torch.full_like(why, CODE[_STATUS[Stop.RUNNING]])
+    for stop in Stop:
+        codes = torch.where(why == stop, CODE[_STATUS[stop]], codes)
+    return codes

@@ -1,5 +1,18 @@
-"""When a column is done: what the loop of all methods (_loop.py) asks. `ResidualNorm` is the rule for
-systems; that of least squares stands in _least_squares.py."""
+"""When a column is done, for the loop of all methods (_loop.py): `ResidualNorm` for systems; that of least
+squares is in _least_squares.py.
+
+A column stops, and this is its `Status`, when
+
+    the true residual norm is at or below the target     CONVERGED; a recurrence alone is not trusted
+    the residual norm exceeds max(||r_0||, ||b||) / eps  DIVERGED
+    the residual norm is infinite or NaN                  NON_FINITE; x is the last finite iterate
+    the method reports that it cannot continue            INDEFINITE, BREAKDOWN, ILL_CONDITIONED
+    all iterations ran                                    MAX_ITERATIONS
+
+The compiled loop of `cg` has the rules of csrc/kernels/pcg_column.cuh, whose `Stop` _compiled_cg.py
+translates: what falls to the target, or to the rounding level, stops as ROUNDING and is then judged by its
+true residual.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +36,7 @@ class Criterion(Protocol):
         ...
 
     def looks(self, state: Any, norm: Tensor) -> Tensor:
-        """Is it worth a look at the true residual, by what the method knows?"""
+        """Should the true residual be computed, by the norm that the method has?"""
         ...
 
     def holds(self, A: Any, state: Any, r: Tensor, norm: Tensor) -> Tensor:
@@ -44,17 +57,18 @@ class ResidualNorm:
         self.rtol, self.atol = rtol, atol
         self.never = rtol == 0 and not isinstance(atol, Tensor) and atol == 0
 
+    def target_for(self, b: Tensor) -> Tensor:
+        relative = self.rtol * size(b)
+        if isinstance(self.atol, Tensor):
+            return torch.maximum(relative, self.atol.to(b))
+        return relative.clamp(min=self.atol)
+
     def begin(self, A: Any, b: Tensor, x: Tensor, r: Tensor, norm: Tensor) -> Tensor:
         eps = torch.finfo(b.dtype).eps
-        length = size(b)
-        self.target = self.rtol * length
-        if isinstance(self.atol, Tensor):
-            self.target = torch.maximum(self.target, self.atol.to(b))
-        else:
-            self.target = self.target.clamp(min=self.atol)
+        self.target = self.target_for(b)
         # A recurrence for r says nothing below the rounding level of what it began with.
         self.floor = eps * norm
-        self.limit = torch.maximum(norm, length) / eps
+        self.limit = torch.maximum(norm, size(b)) / eps
         return norm <= self.target
 
     def looks(self, state: Any, norm: Tensor) -> Tensor:

@@ -5,8 +5,8 @@
 lambda is found by the same method on the transpose, itself differentiable by the same rule, so that
 derivatives of any order exist. In forward mode, dx = A^-1 (db - dA x).
 
-Two functions of autograd: `Found` runs the loop, a constant for everybody, on the plain tensors that it is
-handed where a transformation of torch.func is on; `Implicit` gives its x the derivatives.
+Two functions of autograd: `Found` runs the loop, a constant for autograd, on the plain tensors that it
+receives where a transformation of torch.func is on; `Implicit` gives its x the derivatives.
 """
 
 from __future__ import annotations

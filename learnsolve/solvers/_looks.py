@@ -1,7 +1,7 @@
-"""When the host looks at a solve to a tolerance that runs on a device.
+"""When the host checks a solve to a tolerance that runs on a device.
 
-A look waits for the device, which then waits for the host to launch the next iteration. Between two looks the
-columns that seem done stand still: a late look costs the iterations after the last one has stopped, which are
+A check waits for the device, which then waits for the host to launch the next iteration. Between two checks
+columns that seem done stand still: a late check costs the iterations after the last one stopped, which are
 no part of a graph.
 """
 
@@ -15,12 +15,12 @@ _SHARE, _LONGEST = 8, 32
 
 
 def set_check_every(iterations: int | None) -> int | None:
-    """Set after how many iterations a solve to a tolerance on a CUDA device is looked at.
+    """Set how often (in iterations) convergence is checked on a CUDA device, in solves to a tolerance.
 
-    A look waits for the device. Columns that seemed done since the last one, and stood still from there, are
-    confirmed then by their true residual: `x`, `iterations` and `residual_norms` are those of a look after
+    A check waits for the device. Columns that seemed done since the last one, and stood still from there, are
+    then confirmed by their true residual: `x`, `iterations` and `residual_norms` are those of checks after
     every iteration, unless a recurrence was wrong and starts again (`minres`, which watches its own, does so
-    in every eighth iteration). What a rare look costs is the iterations after the last column has stopped; M
+    in every eighth iteration). Checking rarely wastes the iterations after the last column has stopped; M
     is called in these too.
 
     Parameters
@@ -31,7 +31,7 @@ def set_check_every(iterations: int | None) -> int | None:
     Returns
     -------
     int or None, as it was until now. The new one holds for solves that begin after it, in all threads. A CPU,
-    and a solve with a callback, are looked at after every iteration; gradient="checkpointed" also at the end
+    and a solve with a callback, are checked after every iteration; gradient="checkpointed" also at the end
     of every segment, after 1, 3, 6, 10, ... iterations.
 
     Raises
@@ -58,7 +58,7 @@ def check_every() -> int | None:
 
 
 def gaps() -> Callable[[int], int]:
-    """Iterations to the next look, after so many."""
+    """The number of iterations to the next check, as a function of those that ran."""
     every = _every
     return _unhurried if every is None else lambda done: every
 

@@ -6,7 +6,7 @@ A method is two functions on blocks of columns (..., n, k):
     step(A, M, b, state, running) -> state, trouble    one iteration
 
 A state is a NamedTuple of tensors with the column last, whose first two are x and r. `running`, (..., 1, k),
-tells which columns still count: the others are computed along and thrown away, so a division that may fail in
+marks the columns that still count: the others are computed too and discarded, so a division that may fail in
 them must be guarded with it (`divide`). `trouble`, (..., 1, k), is 0 or the code of a Status for a column
 that cannot go on: it keeps x and r from before the step.
 
@@ -15,9 +15,9 @@ A method whose recurrences say too little has two more:
     doubts(state, running) -> doubt                          may rounding errors have outgrown r? (..., 1, k)
     mended(A, M, b, old, new, doubt) -> state, trouble       what to do about it
 
-When to stop is the business of a `Criterion` (_criterion.py). The host looks at the columns after every
-iteration on a CPU, and from time to time on a device (_looks.py): between two looks a column that seems done
-stands still, and is judged at the next.
+A `Criterion` decides when to stop (_criterion.py). The host checks the columns after every iteration on a
+CPU, and from time to time on a device (_looks.py): between two checks a column that seems done stands still,
+and is judged at the next.
 """
 
 from __future__ import annotations
@@ -106,14 +106,14 @@ def runs_unattended(b: Tensor, criterion: Criterion, callback: Any) -> bool:
 
 
 class _Loop:
-    """Iterations, and the looks at them."""
+    """The iteration loop and its convergence checks."""
 
     def __init__(self, method, A, M, b, criterion, callback):
         self.method, self.A, self.M, self.b = method, A, M, b
         self.criterion, self.callback = criterion, callback
         self.unattended = runs_unattended(b, criterion, callback)
         self.on_device = b.is_cuda
-        # A callback is told of every iteration. A backward that repeats a segment finds the same looks.
+        # A callback is called after every iteration. A backward that repeats a segment repeats its checks.
         self.gap = _looks.gaps() if self.on_device and callback is None else lambda done: 1
 
     def runs(self, progress: _Progress) -> bool:
@@ -137,8 +137,8 @@ class _Loop:
     def run(
         self, count: int, done: int, progress: _Progress, replay: bool = False
     ) -> tuple[_Progress, list[Tensor], bool]:
-        """Up to `count` iterations from the one with number `done`, of which the last is looked at; their
-        norms; whether columns run on, as some do before."""
+        """Up to `count` iterations from number `done` on, with a check after the last; their norms; whether
+        columns run on, as some do before."""
         history: list[Tensor] = []
         runs = True
         while len(history) < count and runs:
@@ -147,7 +147,7 @@ class _Loop:
             for i in range(left if self.unattended else min(self.gap(done + len(history)), left)):
                 progress = self.advance(progress, done + len(history) + i + 1)
                 if seen and (self.unattended or not progress.norm.requires_grad):
-                    seen[-1] = seen[-1]._replace(state=None)  # nobody goes back to it
+                    seen[-1] = seen[-1]._replace(state=None)  # not needed again
                 seen.append(progress)
             if not self.unattended:
                 progress, seen, runs = self.look(seen)
@@ -158,7 +158,7 @@ class _Loop:
         return progress, history, runs
 
     def advance(self, progress: _Progress, number: int) -> _Progress:
-        """One iteration, after which so many have run."""
+        """One iteration; `number` is its count."""
         state, codes, norm = progress
         running = codes == 0
         M = self.guarded(running)
@@ -174,7 +174,7 @@ class _Loop:
         known = new_norm.detach()
         codes = torch.where((codes == 0) & ~torch.isfinite(known), CODE[Status.NON_FINITE], codes)
         moved = codes == 0
-        if self.on_device or not moved.all():  # a device is not asked, but told
+        if self.on_device or not moved.all():  # without waiting for a device
             # What else a state holds is of no use to a column that has stopped.
             kept = {name: getattr(new, name) for name in ("x", "r", *self.criterion.reads)}
             new = new._replace(**{k: torch.where(moved, t, getattr(state, k)) for k, t in kept.items()})

@@ -279,8 +279,8 @@ def as_preconditioner(function: str, name: str, M: Any, b: Tensor) -> Callable[[
 
 
 def compiled_form(M: Any) -> tuple[str, Tensor | None, Any] | None:
-    """(kind, m, factor) of M as the compiled loop of `cg` takes them (ops/pcg.py), None if it is no such M. A
-    preconditioner says so by a method `pcg_form()`."""
+    """(kind, m, factor) of M as the compiled loop of `cg` takes them (ops/pcg.py), else None. A
+    preconditioner states it by a method `pcg_form()`."""
     return ("none", None, None) if M is None else getattr(M, "pcg_form", lambda: None)()
 
 
@@ -343,8 +343,7 @@ def _on_host(function: str, name: str, A: scipy.sparse.linalg.LinearOperator) ->
 
 
 class _Host(torch.autograd.Function):
-    """product(X, transpose) of NumPy arrays (n, k) for tensors (..., n, k): linear, and nothing learns inside
-    of it."""
+    """product(X, transpose) of NumPy arrays (n, k) for tensors (..., n, k): linear, without parameters."""
 
     @staticmethod
     def forward(x, product, transpose):

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from learnsolve import _device_analysis
 from learnsolve._plain import outside_of_graphs
 from learnsolve.ops._autograd import tracked
 from learnsolve.solvers import _units
-from learnsolve.solvers._compiled_cg import compiled_cg, fitting_form
+from learnsolve.solvers._compiled_cg import Form, compiled_cg, fitting_form
 from learnsolve.solvers._criterion import Criterion, ResidualNorm
 from learnsolve.solvers._implicit import Found, Implicit, transformed
-from learnsolve.solvers._loop import Method, iterate, runs_unattended
+from learnsolve.solvers._loop import Method, Outcome, iterate, runs_unattended
 from learnsolve.solvers._operator import Matrix, Operator, as_operator, as_preconditioner
 from learnsolve.solvers._options import (
     Options,
@@ -58,6 +59,10 @@ def solve(
         check_symmetric(name, options.M)
     M = as_preconditioner(name, "M", options.M, B if batch else b)
     rtol, n = options.rtol, B.shape[-2]
+    recorded, form = options.gradient != "implicit", None
+    fixed = recorded and rtol == 0 and options.atol == 0 and options.maxiter is not None
+    if getattr(method, "compiled", False) and options.callback is None and recorded == fixed:
+        form = fitting_form(operator, options.M, B, fixed)
     solver = Solver(
         name,
         method,
@@ -68,14 +73,13 @@ def solve(
         vector,
         options.throw,
         options.callback,
+        form=form,
     )
-    if options.gradient != "implicit":
+    if recorded:
         return solver.unrolled(B, X0, options.gradient == "checkpointed")
     refuse_what_has_no_implicit_gradient(name, operator, options.M, M, x0, B)
     adjoint_M = lambda: _adjoint_preconditioner(name, options, M, b, symmetric, transposed_M)  # noqa: E731
     adjoint_rtol = rtol if options.adjoint_rtol is None else options.adjoint_rtol
-    if getattr(method, "compiled", False) and options.callback is None:
-        solver = replace(solver, form=fitting_form(operator, options.M, B))
     linear = replace(
         solver,
         callback=None,
@@ -101,49 +105,40 @@ class Solver:
     throw: bool
     callback: Callable | None = None
     turned_M: Callable[[], Any] | None = None  # makes the preconditioner of A^T
-    form: tuple | None = None  # of M, where the compiled loop of conjugate gradients takes it
+    form: Form | None = None  # where the compiled loop of conjugate gradients takes the system
 
     def with_parameters(self, parameters: tuple[Tensor, ...]) -> Solver:
         return replace(self, A=self.A.with_parameters(parameters))
 
-    def iterate(self, b: Tensor, x0: Tensor | None, segments: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-        """x, norms, codes; in units where sizes are extraordinary."""
-        unattended = self.form is None and runs_unattended(b, self.criterion(1), self.callback)
-        units = _units.choose(self.A, b, unattended)
+    def iterate(self, b: Tensor, x0: Tensor | None, segments: bool = False) -> Outcome:
+        """By the compiled loop of conjugate gradients where it takes the system, else by the general loop; in
+        units where sizes are extraordinary."""
+        form, criterion = self.form, self.criterion(1)
+        if form is not None and form.fixed and _device_analysis.here(b):
+            units = _units.of_right_hand_side(b)
+        else:
+            unseen = form is None and runs_unattended(b, criterion, self.callback)
+            units = _units.choose(self.A, b, unseen)
+        A, M, of_x, of_b = self.A, self.M, 1, 1
+        if units is not None:
+            of_x, of_b = units.of_x, units.of_b
+            b, x0, criterion = b / of_b, None if x0 is None else x0 / of_x, self.criterion(of_b)
+            A, M, form = _units.InUnits(A, units.of_A), _units.preconditioner(M, units), units.form(form)
+        out = None
+        if form is not None:
+            matrix = self.A if units is None else _units.matrix(self.A, units)
+            out = compiled_cg(form, self.method, matrix, M, b, x0, criterion, self.maxiter, segments)
+        if out is None:
+            call = None if self.callback is None else self._told(of_x, of_b)
+            out = iterate(self.method, A, M, b, x0, criterion, self.maxiter, call, segments)
         if units is None:
-            if self.form is not None and not segments:
-                found = compiled_cg(
-                    self.method, self.A, self.M, self.form, b, x0, self.criterion(1), self.maxiter
-                )
-                if found is not None:
-                    return found
-            call = None if self.callback is None else self._told(1, 1)
-            return iterate(
-                self.method, self.A, self.M, b, x0, self.criterion(1), self.maxiter, call, segments
-            )
-        of_b, of_x = units.of_b, units.of_x
-        b, x0 = b / of_b, None if x0 is None else x0 / of_x
-        found = None
-        if self.form is not None and self.form[0] == "none" and not segments:
-            A = _units.matrix(self.A, units)  # another M would have to be scaled in its own form
-            found = compiled_cg(self.method, A, None, self.form, b, x0, self.criterion(of_b), self.maxiter)
-        x, norms, codes = found or iterate(
-            self.method,
-            _units.InUnits(self.A, units.of_A),
-            _units.preconditioner(self.M, units),
-            b,
-            x0,
-            self.criterion(of_b),
-            self.maxiter,
-            None if self.callback is None else self._told(of_x, of_b),
-            segments,
-        )
-        x = x * of_x
+            return out
+        x = out.x * of_x
         lost = ~torch.isfinite(x.detach()).all(dim=-2)
-        return x, norms * of_b, torch.where(lost, CODE[Status.NON_FINITE], codes)
+        return Outcome(x, out.norms * of_b, torch.where(lost, CODE[Status.NON_FINITE], out.codes))
 
     def _told(self, of_x: Any, of_b: Any) -> Callable[[Iteration], Any]:
-        """The callback, given what the user knows: his units, and a vector if b is one."""
+        """The callback, in the user's own units, with a vector if b is one."""
 
         def call(at: Iteration) -> Any:
             assert self.callback is not None
@@ -178,7 +173,7 @@ class Solver:
             raise SolverError(self.name, solution)
         return solution
 
-    def loop(self, b: Tensor, x0: Tensor | None, report: Report) -> tuple[Tensor, Tensor, Tensor]:
+    def loop(self, b: Tensor, x0: Tensor | None, report: Report) -> Outcome:
         """`iterate` for tensors without a graph; the report gets the plain solution."""
         out = self.iterate(b, x0)
         report.solution = self.solution(*out)
@@ -186,7 +181,7 @@ class Solver:
             raise SolverError(self.name, report.solution)
         return out
 
-    def found(self, b: Tensor, x0: Tensor | None, report: Report) -> tuple[Tensor, Tensor, Tensor]:
+    def found(self, b: Tensor, x0: Tensor | None, report: Report) -> Outcome:
         """`loop`, a constant for autograd and for any transformation."""
         if transformed():
             return Found.apply(self, report, b, x0, *self.A.parameters)  # type: ignore[return-value]
@@ -201,18 +196,18 @@ class Solver:
         return self.solution(x, norms, codes, report)  # type: ignore[arg-type]
 
     def linear(self, b: Tensor, what: str, report: Report) -> Tensor:
-        """A^-1 b for a derivative, itself differentiable; a failure is told as loudly as one of a solve."""
-        told = replace(self, name=f"{self.name}, {what}")
+        """A^-1 b for a derivative, itself differentiable; a failure is reported as that of a solve."""
+        named = replace(self, name=f"{self.name}, {what}")
         try:
-            x, _, _ = told.found(b, None, report)
+            x, _, _ = named.found(b, None, report)
         except SolverError as error:
             report.solution = error.solution
             raise
         assert report.solution is not None
         if not report.solution.converged:
             warnings.warn(
-                f"{told.name}: did not converge, so the derivative is not exact: {report.solution.summary()} "
-                "See adjoint_rtol, adjoint_maxiter.",
+                f"{named.name}: did not converge, so the derivative is not exact: "
+                f"{report.solution.summary()} See adjoint_rtol, adjoint_maxiter.",
                 stacklevel=2,
             )
         if tracked(b, *self.A.parameters):
@@ -226,7 +221,8 @@ class Solver:
 
 
 def with_zero_gradient(x: Tensor, *others: Tensor) -> Tensor:
-    """x, zero gradients for `others` where they learn: a backward need not know that no iteration ran."""
+    """x, with zero gradients for those of `others` that require grad: a backward works although no iteration
+    ran."""
     for t in others:
         if tracked(t):
             x = x + torch.where(torch.zeros_like(t, dtype=torch.bool), t, 0).sum()

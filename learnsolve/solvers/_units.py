@@ -20,18 +20,24 @@ ORDINARY = {torch.float32: 20, torch.float64: 150}
 
 
 class Units(NamedTuple):
-    of_A: Tensor  # (..., 1, 1)
+    of_A: Tensor | None  # (..., 1, 1); None: A is taken as it is
     of_b: Tensor  # (..., 1, k)
 
     @property
     def of_x(self) -> Tensor:
-        return self.of_b / self.of_A
+        return self.of_b if self.of_A is None else self.of_b / self.of_A
+
+    def form(self, form: Any) -> Any:
+        """What the compiled loop of conjugate gradients takes in these units (_compiled_cg.py), or None: M
+        would have to be scaled in its own form."""
+        taken = form is not None and (self.of_A is None or not (form.fixed or form.kind != "none"))
+        return form if taken else None
 
 
 class InUnits:
     """A, whose results are divided by its unit."""
 
-    def __init__(self, A: Operator, unit: Tensor):
+    def __init__(self, A: Operator, unit: Any):
         self.A, self.unit = A, unit
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -44,6 +50,8 @@ class InUnits:
 
 def matrix(A: Any, units: Units) -> Matrix:
     """A `Matrix`, divided by its unit: entry by entry, which a compiled loop needs."""
+    if units.of_A is None:
+        return A
     return Matrix(A.A.with_values(A.A.values / units.of_A.squeeze(-1)), A.transpose)
 
 
@@ -53,7 +61,7 @@ def preconditioner(M: Any, units: Units) -> Any:
 
 
 def choose(A: Operator, b: Tensor, unseen: bool = False) -> Units | None:
-    """None where sizes are ordinary, if they are to be seen: to look at them waits for a device."""
+    """None where sizes are ordinary. That is not checked if `unseen`: it would wait for a device."""
     if b.numel() == 0:
         return None
     of_b = _unit(torch.linalg.vector_norm(b.detach(), torch.inf, dim=-2, keepdim=True))
@@ -65,15 +73,13 @@ def choose(A: Operator, b: Tensor, unseen: bool = False) -> Units | None:
     return Units(of_A, of_b)
 
 
-def of_right_hand_side(b: Tensor) -> Tensor | None:
-    """The unit of b alone, 1 where its size is ordinary: without a look at the device."""
+def of_right_hand_side(b: Tensor) -> Units | None:
+    """The unit of b alone, 1 where its size is ordinary: without waiting for the device."""
     if b.numel() == 0:
         return None
-    unit, limit = (
-        _unit(torch.linalg.vector_norm(b.detach(), torch.inf, dim=-2, keepdim=True)),
-        ORDINARY[b.dtype],
-    )
-    return torch.where((unit <= 2.0**limit) & (unit >= 2.0**-limit), 1, unit)
+    unit = _unit(torch.linalg.vector_norm(b.detach(), torch.inf, dim=-2, keepdim=True))
+    limit = 2.0 ** ORDINARY[b.dtype]
+    return Units(None, torch.where((unit <= limit) & (unit >= 1 / limit), 1, unit))
 
 
 def _unit(size: Tensor) -> Tensor:

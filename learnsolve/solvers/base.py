@@ -58,7 +58,7 @@ class Iteration(NamedTuple):
     ----------
     iteration : int, from 1
     x : Tensor, the iterate
-    residual_norm : Tensor, shape () or (..., k), ||b - A x|| of each column as the method knows it
+    residual_norm : Tensor, shape () or (..., k), ||b - A x|| of each column, by the method
     converged : bool Tensor of that shape
     """
 
@@ -76,7 +76,7 @@ class Report:
 
 
 class SolverError(RuntimeError):
-    """A solve, or the adjoint solve of a backward, that did not converge and was told to `throw`.
+    """A solve, or the adjoint solve of a backward, that did not converge, with `throw`.
 
     Attributes
     ----------

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from learnsolve.solvers._fused_cg import fused_cg
 from learnsolve.solvers._options import Options
 from learnsolve.solvers._solve import solve
 from learnsolve.solvers._vectors import divide, dot
@@ -32,7 +31,7 @@ class ConjugateGradients:
 
     def __init__(self, flexible: bool = False):
         self.flexible = flexible
-        self.compiled = not flexible  # for `_compiled_cg`
+        self.compiled = not flexible  # by _compiled_cg.py too
 
     def start(self, A: Any, M: Any, x: Tensor, r: Tensor, running: Tensor) -> State:
         z = r if M is None else M(r)
@@ -84,11 +83,11 @@ def cg(
     M : an approximation of A^-1, symmetric positive definite: callable r -> M r, CSR or LinearOperator
     callback : called after every iteration with an `Iteration`; returning True stops
     gradient : "implicit", one adjoint solve at the solution, for A and b; "unrolled", the exact gradient of
-        the iterations that ran, for everything that learns, M and x0 too, and of `residual_norms`;
+        the iterations that ran, for all that requires grad, M and x0 too, and of `residual_norms`;
         "checkpointed", the same numbers in O(sqrt(iterations)) memory
     throw : raise `SolverError` where a solve or its adjoint did not converge
     adjoint_rtol, adjoint_maxiter : of the adjoint solve; rtol and maxiter if not given
-    parameters : tensors that a callable A computes with and that learn (gradient="implicit")
+    parameters : tensors that a callable A computes with and that require grad (gradient="implicit")
 
     Returns
     -------
@@ -97,7 +96,7 @@ def cg(
     Raises
     ------
     ValueError
-        if shapes do not fit, or something learns that gradient="implicit" has no gradient for.
+        if shapes do not fit, or something requires grad that gradient="implicit" has no gradient for.
     TypeError
         if types, dtypes or devices do not fit.
     SolverError
@@ -134,5 +133,4 @@ def cg(
         adjoint_maxiter=adjoint_maxiter,
         parameters=parameters,
     )
-    solution = fused_cg("cg", A, b, x0, options)
-    return solution or solve("cg", ConjugateGradients(), A, b, x0, options, symmetric=True)
+    return solve("cg", ConjugateGradients(), A, b, x0, options, symmetric=True)

@@ -1,4 +1,4 @@
-"""Conjugate gradients as a module, with a preconditioner that learns."""
+"""Conjugate gradients as a module, with a trainable preconditioner."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,14 +14,14 @@ from learnsolve.solvers.fcg import fcg
 
 
 class PCG(torch.nn.Module):
-    """`cg`, or `fcg`, with a preconditioner that learns.
+    """`cg`, or `fcg`, with a trainable preconditioner.
 
     Parameters
     ----------
     M : callable r -> M r, usually a torch.nn.Module, whose parameters are then those of this module
     flexible : use `fcg`, for an M that is nonlinear or not symmetric
     rtol, atol, maxiter : as for `cg`; rtol=0 for exactly `maxiter` iterations
-    gradient : "unrolled" or "checkpointed" for the gradient of M; "implicit" for an M that does not learn
+    gradient : "unrolled" or "checkpointed" for the gradient of M; "implicit" for an M that is not trained
     throw : as for `cg`
 
     Examples

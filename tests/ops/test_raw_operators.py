@@ -217,37 +217,31 @@ def add_backward_arguments(P, dtype):
 
 def pcg_arguments(P, dtype):
     n = P.shape[0]
-    ptr, idx, _, blocks = structure(P)
-    A, product = (ptr, idx, blocks), [ptr, idx, blocks, *structure(P, True)]
+    A, product = structure(P), (*structure(P), *structure(P, True))
     v, vb, d = normal((P.nnz,), dtype), normal((2, P.nnz), dtype), normal((n,), dtype).abs()
-    b, B = normal((n, 3), dtype), normal((2, n, 3), dtype)
+    b, B, target = normal((n, 3), dtype), normal((2, n, 3), dtype), normal((3,), dtype).abs()
     out = [
-        (*A, v, 0, None, [], None, b[:, 0], None, None, 0, 3, False),
-        (*A, v, 1, d, [], b, b, None, None, 0, 3, True),
-        (*A, vb, 2, v, product, B, B, None, None, 0, 2, True),
+        (A, v, 0, (), None, b[:, 0], (), None, 0, 3, False),
+        (A, v, 1, (d,), b, b, (), target, 0, 3, True),
+        (A, vb, 2, (v, *product), B, B, (), None, 0, 2, True),
     ]
     x, r, p, _, carry, *_ = ops.csr_pcg(*out[2])
-    return [*out, (*A, vb, 2, v, product, x, r, p, carry, 2, 2, True)]
+    return [*out, (A, vb, 2, (v, *product), x, r, (p, carry), None, 2, 2, True)]
 
 
 def pcg_backward_arguments(P, dtype):
     out = []
-    for begin, needs in (((1, None), (True, True, True)), ((2, 3), (True, False, False))):
-        ptr, idx, blocks, v, kind, m, factor, x0, *_ = start = pcg_arguments(P, dtype)[begin[0]]
-        both = (ptr, idx, blocks, *structure(P, True), v, kind, m, factor, x0)
-        *_, norms, scalars, R, D = found = ops.csr_pcg(*start)
-        if begin[1] is not None:
-            before, (*_, norms, scalars, R, D) = D[:, -1], (found := ops.csr_pcg(*pcg_arguments(P, dtype)[3]))
-        else:
-            before = None
-        g = (torch.ones_like(found[0]), torch.ones_like(norms))
-        none = (None,) * 5
-        out.append((*both, R, D, found[1], before, scalars, norms, *g, *none, *needs))
-        out.append((*both, R, D, found[1], before, scalars, norms, g[0], None, *none, *needs))
-        if before is not None:
-            rbar, pbar, bars, ga, *_ = ops.csr_pcg_backward(*out[-1])
-            last = (found[1], before, scalars, norms, *g, rbar, pbar, bars, ga, None)
-            out.append((*both, R, D, *last, *needs))
+    for first, then, needs in ((1, None, (1, 1, 1)), (2, 3, (1, 0, 0))):
+        calls = pcg_arguments(P, dtype)
+        A, v, kind, M, x0, *_ = calls[first]
+        before = () if then is None else (ops.csr_pcg(*calls[first])[8][:, -1],)
+        x, r, _, _, _, norms, scalars, R, D = ops.csr_pcg(*calls[first if then is None else then])
+        forward = (R, D, r, scalars, norms, *before)
+        given = (A, structure(P, True), v, kind, M, x0, forward, torch.ones_like(x))
+        out += [(*given, gnorms, (), needs) for gnorms in (torch.ones_like(norms), None)]
+        if before:
+            *sums, _ = ops.csr_pcg_backward(*out[-1])
+            out.append((*given, torch.ones_like(norms), sums, needs))
     return out
 
 
@@ -394,37 +388,38 @@ def wide(sample, first, last):
 def test_a_transpose_with_other_indices_is_refused(name):
     sample = SAMPLES[name](pattern_of(random(6, 6, 0.4), torch.int32), torch.float64)[0]
     getattr(ops, name)(*sample)
-    if name == "csr_richardson_backward":
-        other = (sample[0], wide(sample[1], 0, 4), *sample[2:])
-    else:
-        other = wide(sample, 3, 7)
     with pytest.raises(RuntimeError, match=f"{name}: both structures must hold the same entries"):
-        getattr(ops, name)(*other)
+        getattr(ops, name)(sample[0], wide(sample[1], 0, 4), *sample[2:])
 
 
 @pytest.mark.parametrize(
     ("kind", "parts", "message"),
     [
-        ("product", (0, 3), "csr_pcg: the factor must have 6 rows, .* and the index type of A"),
-        ("product", (3, 7), "csr_pcg: both structures must hold the same entries"),
-        ("triangular", (3, 9), "csr_pcg: the triangles must be those of the factor"),
-        ("triangular", (9, 15), "csr_pcg: the triangles must be those of the factor"),
+        ("product", (1, 5), "csr_pcg: the factor must have 6 rows, .* and the index type of A"),
+        ("product", (5, 9), "csr_pcg: both structures must hold the same entries"),
+        ("triangular", (5, 11), "csr_pcg: the triangles must be those of the factor"),
+        ("triangular", (11, 17), "csr_pcg: the triangles must be those of the factor"),
     ],
 )
 def test_a_factor_with_other_indices_is_refused(kind, parts, message):
     P = pattern_of(random(6, 6, 0.4) + eye_array(6), torch.int32)
     L, number = ls.CSR(normal((P.nnz,)), P).tril().pattern, pcg.KINDS.index(kind)
-    ptr, idx, _, blocks = structure(P)
-    factor = pcg._factor_structures(L, number)
-    b = normal((6, 2))
+    values, b = normal((P.nnz,)), normal((6, 2))
+    M = pcg._preconditioner(normal((L.nnz,)).abs() + 1, L, number)
 
-    def call(factor):
-        fixed = (ptr, idx, blocks, normal((P.nnz,)), number, normal((L.nnz,)).abs() + 1)
-        return ops.csr_pcg(*fixed, factor, None, b, None, None, 0, 2, False)
+    def call(M, state=(), target=None, first=0):
+        return ops.csr_pcg(structure(P), values, number, M, None, b, state, target, first, 2, False)
 
-    call(factor)
-    with pytest.raises(RuntimeError, match=message):
-        call(list(wide(factor, *parts)))
+    call(M)
+    for wrong, what in (
+        ({"M": wide(M, *parts)}, message),
+        ({"M": M[:-1]}, rf"csr_pcg: M must hold {len(M)} tensors for kind {number}, got {len(M) - 1}"),
+        ({"target": b[:1, 0]}, "csr_pcg: target must have one number a column"),
+        ({"state": (b,)}, "csr_pcg: to go on takes x, p and carry"),
+        ({"first": 1}, "csr_pcg: iterations must not be negative, and begin with number 0, got 2 from 1"),
+    ):
+        with pytest.raises(RuntimeError, match=what):
+            call(**{"M": M} | wrong)
 
 
 def test_wrong_arguments_of_the_sparse_product_are_refused():

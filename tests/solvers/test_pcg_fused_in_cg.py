@@ -1,7 +1,5 @@
 """`cg` takes the compiled loop for a fixed number of iterations, and gives what the general loop gives."""
 
-import sys
-
 import pytest
 import torch
 from reference import normal
@@ -11,11 +9,10 @@ from solvers.test_pcg_fused import close
 import learnsolve as ls
 from learnsolve import _device_analysis
 from learnsolve.ops.pcg import KINDS
-from learnsolve.solvers._solve import Options, solve
+from learnsolve.solvers import _compiled_cg, _solve
 from learnsolve.solvers.base import SolverError, Status
 
 N = 6
-cg_module = sys.modules["learnsolve.solvers.cg"]  # the function has the same name
 
 
 class Preconditioner:
@@ -36,15 +33,11 @@ class Preconditioner:
         return ls.ops.sptrsv(L, ls.ops.sptrsv(L, r), transpose=True)
 
 
-def run(s, general, gradient="unrolled", iterations=N):
+def run(s, gradient="unrolled", iterations=N):
     s = s.leaves()
     M = None if s.kind == "none" else Preconditioner(s)
     A, options = ls.CSR(s.values, s.P), {"rtol": 0.0, "maxiter": iterations, "M": M, "gradient": gradient}
-    if general:
-        method = cg_module.ConjugateGradients()
-        solution = solve("cg", method, A, s.b, s.x0, Options(**options), symmetric=True)
-    else:
-        solution = ls.solvers.cg(A, s.b, s.x0, **options)
+    solution = ls.solvers.cg(A, s.b, s.x0, **options)
     x, norms = solution.x, solution.residual_norms
     loss = (x * normal(x.shape, seed=8)).sum() + (norms * normal(norms.shape, seed=9)).sum()
     return solution, [x, norms, *torch.autograd.grad(loss, s.inputs)]
@@ -56,10 +49,12 @@ def run(s, general, gradient="unrolled", iterations=N):
 def test_as_the_general_loop(kind, shape, gradient, monkeypatch):
     for start in (True, False):
         s = system(kind, shape, start=start)
-        wanted, numbers = run(s, True, gradient)
         with monkeypatch.context() as patch:
-            patch.setattr(cg_module, "solve", None)  # not called
-            found, others = run(s, False, gradient)
+            patch.setattr(_solve, "fitting_form", lambda *_: None)
+            wanted, numbers = run(s, gradient)
+        with monkeypatch.context() as patch:
+            patch.setattr(_solve, "iterate", None)  # the general loop is not called
+            found, others = run(s, gradient)
         assert found.statuses == wanted.statuses
         assert found.iterations == wanted.iterations == N
         close(others, numbers, 1e-10)
@@ -94,13 +89,15 @@ def test_statuses():
     "change",
     [{"rtol": 1e-3}, {"atol": 1e-3}, {"callback": lambda _: None}, {"gradient": "implicit"}, {"M": abs}],
 )
-def test_what_the_general_loop_is_for(change, monkeypatch):
+def test_other_options_do_not_run_a_fixed_number(change, monkeypatch):
     s = system("none")
-    seen = []
-    monkeypatch.setattr(cg_module, "solve", lambda *a, **k: seen.append(a))
-    options = {"rtol": 0.0, "maxiter": 2, "gradient": "unrolled"} | change
+    fixed, real = [], _compiled_cg.pcg_iterations
+    monkeypatch.setattr(_compiled_cg, "pcg_iterations", lambda *a, **k: fixed.append(a) or real(*a, **k))
+    options = {"rtol": 0.0, "maxiter": 2, "gradient": "unrolled"}
     ls.solvers.cg(ls.CSR(s.values, s.P), s.b, **options)
-    assert len(seen) == 1
+    assert len(fixed) == 1
+    ls.solvers.cg(ls.CSR(s.values, s.P), s.b, **options | change)
+    assert len(fixed) == 1
 
 
 def test_errors_are_those_of_cg():
