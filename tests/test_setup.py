@@ -79,7 +79,10 @@ def test_an_unknown_instruction_set_is_refused():
     assert "nonsense" in message
 
 
-@pytest.mark.parametrize("name", _library.instruction_sets())
+@pytest.mark.parametrize(
+    "name",
+    ["baseline", *(pytest.param(n, marks=pytest.mark.slow) for n in _library.instruction_sets()[1:])],
+)
 def test_every_instruction_set_can_be_asked_for(name):
     code = """
 import numpy as np, torch, learnsolve as ls

@@ -274,17 +274,23 @@ SAMPLES = {
 }
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("name", SAMPLES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("index", [torch.int32, torch.int64], ids=["int32", "int64"])
 def test_opcheck(name, dtype, index):
     P = pattern_of(random(6, 6, 0.4), index)
-    # Static shapes throughout; symbolic ones, which are slow to trace, for one combination.
-    utils = ["test_schema", "test_faketensor"]
-    if (dtype, index) == (torch.float64, torch.int32):
-        utils += ["test_autograd_registration", "test_aot_dispatch_dynamic"]
+    utils = ["test_schema", "test_faketensor", "test_autograd_registration"]
     for sample in SAMPLES[name](P, dtype):
         torch.library.opcheck(getattr(ops, name).default, sample, test_utils=utils)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SAMPLES)
+def test_opcheck_with_symbolic_shapes(name):
+    P = pattern_of(random(6, 6, 0.4), torch.int32)
+    for sample in SAMPLES[name](P, torch.float64):
+        torch.library.opcheck(getattr(ops, name).default, sample, test_utils=["test_aot_dispatch_dynamic"])
 
 
 def test_every_operator_is_checked():

@@ -130,6 +130,7 @@ def assert_solves(x, v, b, P, side):
     assert not bad.any(), f"{side}: {int(bad.sum())} of {bad.numel()} are off"
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("structure", STRUCTURES)
 @pytest.mark.parametrize("dtype", [torch.float32, F64], ids=["float32", "float64"])
 def test_value_and_gradients(structure, dtype):
@@ -184,6 +185,7 @@ def test_gradcheck(shape, side):
     )
 
 
+@pytest.mark.few
 @every_combination
 def test_gradgradcheck(shape, side):
     assert gradgradcheck(
@@ -194,6 +196,7 @@ def test_gradgradcheck(shape, side):
     )
 
 
+@pytest.mark.few
 @every_combination
 def test_torch_func(shape, side):
     inputs = tuple(inputs_of(shape))
@@ -224,6 +227,7 @@ def stack(t, size, dim, seed):
     return torch.stack([normal(t.shape, seed=seed + i) for i in range(size)], dim)
 
 
+@pytest.mark.few
 @every_combination
 def test_vmap(shape, side):
     inputs = inputs_of(shape)
@@ -257,6 +261,7 @@ def test_vmap(shape, side):
         torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("shape", ["vector", "batch of b", "batch of values, vector"])
 @pytest.mark.parametrize(
     "side", [SIDES[0], SIDES[3], SIDES[5]], ids=["lower", "unit transpose", "upper transpose"]
@@ -418,6 +423,7 @@ LARGE = {
 }
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("structure", LARGE)
 @pytest.mark.parametrize("dtype", [torch.float32, F64], ids=["float32", "float64"])
 def test_same_bits_for_any_number_of_threads(structure, dtype, monkeypatch):

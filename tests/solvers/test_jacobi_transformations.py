@@ -34,6 +34,7 @@ def same(found, wanted):
     torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("gradient", ["unrolled", "checkpointed"])
 @pytest.mark.parametrize("shape", ["vector", "columns", "batch of both"])
 def test_torch_func(shape, gradient):
@@ -50,6 +51,7 @@ def test_torch_func(shape, gradient):
         same(transform(library(gradient)), transform(dense))
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("weight", ["scalar", "row", "sweep", "row and sweep"])
 @pytest.mark.parametrize("shape", ["vector", "columns", "batch of b"])
 def test_vmap(shape, weight):
@@ -89,6 +91,7 @@ def fresh_compiler():
     torch._dynamo.reset()
 
 
+@pytest.mark.few
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("gradient", ["unrolled", "checkpointed"])
 @pytest.mark.parametrize(("shape", "K"), [("vector", 1), ("vector", 3), ("columns", 3), ("batch of both", 3)])

@@ -29,13 +29,14 @@ def loss(f):
     return value
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("shape", ["vector", "columns"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradcheck(kind, shape):
     s = system(kind, shape, S).leaves()
     assert torch.autograd.gradcheck(call(s), s.inputs, check_forward_ad=True)
     mixed = (kind, shape) == ("diagonal", "vector")
-    assert torch.autograd.gradgradcheck(call(s), s.inputs, check_fwd_over_rev=mixed)
+    assert torch.autograd.gradgradcheck(call(s), s.inputs, check_fwd_over_rev=mixed, fast_mode=not mixed)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -53,6 +54,7 @@ def test_torch_func(kind):
             close(transform(call(s)), transform(reference(s)), 1e-10)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", ["vector", "columns", "batch of b"])
 def test_vmap(kind, shape):
@@ -86,6 +88,7 @@ def test_nested_vmap():
                 torch.testing.assert_close(f, w, rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("checkpointed", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_compile(kind, checkpointed):

@@ -187,7 +187,7 @@ def test_a_resumed_run_is_the_same_to_the_bit(ball_run, rows, no_pictures, varia
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
-@pytest.mark.parametrize("family", ["anisotropic", "diffusion"])
+@pytest.mark.parametrize("family", ["anisotropic", pytest.param("diffusion", marks=pytest.mark.slow)])
 def test_a_network_learns_for_matrices_that_it_has_not_seen(ball_run, rows, family):
     options = ["--variant", "network", "--family", family, "--grid", "[6,6]"]
     code, out = ball_run("--steps", 240, *options, "--evaluate_every", 20)
