@@ -52,17 +52,16 @@ def pytest_collection_modifyitems(config, items):
     for item in items if there != "cpu" else ():
         if "cpu_only" in item.keywords:
             item.add_marker(pytest.mark.skip(reason="about the CPU alone"))
+    if not runs_all(config):
+        many = set(items) - enough(items)
+        skip = pytest.mark.skip(reason="long; run it with --slow")
+        for item in items:
+            if "slow" in item.keywords or item in many:
+                item.add_marker(skip)
     if shard := config.getoption("--shard"):
         part, parts = map(int, shard.split("/"))
         config.hook.pytest_deselected(items=[t for i, t in enumerate(items) if i % parts != part - 1])
         items[:] = items[part - 1 :: parts]
-    if runs_all(config):
-        return
-    many = set(items) - enough(items)
-    skip = pytest.mark.skip(reason="long; run it with --slow")
-    for item in items:
-        if "slow" in item.keywords or item in many:
-            item.add_marker(skip)
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+from collections import Counter
 
 import pytest
 
@@ -24,12 +25,12 @@ def enough(items: list[pytest.Item]) -> set[pytest.Item]:
             functions.setdefault((item.nodeid.split("[")[0], *mark.args), []).append(item)
     for (_, *size), group in functions.items():
         n = size[0] if size else 1
-        holds = {
-            item: set(itertools.combinations(sorted(item.callspec.indices.items()), n)) for item in group
-        }
-        missing = set().union(*holds.values())
-        while missing:
-            best = max(group, key=lambda item: len(holds[item] & missing))
+        # The name of each parameter's value: of all of them one after the other, that is the test's.
+        holds = {i: set(itertools.combinations(enumerate(i.callspec._idlist), n)) for i in group}
+        missing, used = set().union(*holds.values()), Counter()
+        while missing:  # the item with most of them; of several that with values that were taken least often
+            best = max(group, key=lambda i: (len(holds[i] & missing), -sum(used[held] for held in holds[i])))
             kept.add(best)
             missing -= holds[best]
+            used.update(holds[best])
     return kept

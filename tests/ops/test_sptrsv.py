@@ -130,7 +130,6 @@ def assert_solves(x, v, b, P, side):
     assert not bad.any(), f"{side}: {int(bad.sum())} of {bad.numel()} are off"
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize("structure", STRUCTURES)
 @pytest.mark.parametrize("dtype", [torch.float32, F64], ids=["float32", "float64"])
 def test_value_and_gradients(structure, dtype):
@@ -185,7 +184,6 @@ def test_gradcheck(shape, side):
     )
 
 
-@pytest.mark.few
 @every_combination
 def test_gradgradcheck(shape, side):
     assert gradgradcheck(
@@ -196,7 +194,6 @@ def test_gradgradcheck(shape, side):
     )
 
 
-@pytest.mark.few
 @every_combination
 def test_torch_func(shape, side):
     inputs = tuple(inputs_of(shape))
@@ -227,7 +224,6 @@ def stack(t, size, dim, seed):
     return torch.stack([normal(t.shape, seed=seed + i) for i in range(size)], dim)
 
 
-@pytest.mark.few
 @every_combination
 def test_vmap(shape, side):
     inputs = inputs_of(shape)

@@ -161,7 +161,7 @@ def _numbers_only(no_pictures):
     pass
 
 
-@pytest.mark.parametrize("name", map(quick_or_slow, CURVES | OTHERS))
+@pytest.mark.parametrize("name", [quick_or_slow(name) for name in CURVES | OTHERS])
 def test_two_processes_follow_the_curve_of_one(two, same_curve, name):
     results, folder = two
     assert [r["code"] for r in results[name]] == [train.OK] * 2
