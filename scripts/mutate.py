@@ -1,13 +1,13 @@
-"""Are the tests sharp? Plants one fault after another in a copy of the checkout, runs the test that must notice.
+"""Are the tests sharp? Plants faults, one after another, in a copy of the checkout and runs the test of each.
 
     python scripts/mutate.py                    all faults of scripts/faults.txt
     python scripts/mutate.py --only spmm        those whose name contains a word
     python scripts/mutate.py --language python  those of Python alone: nothing is compiled
     python scripts/mutate.py --all-tests        the whole of `make test` for each fault, instead of its test
 
-Each planted fault prints one line: noticed, missed, or why it could not be tried, and the seconds that its
-tests took. The exit code is 1 if a fault was missed or does not apply (its text must occur exactly once in its
-file), or if one of the tests fails before a fault is planted.
+For each it prints whether it was noticed, or why it could not be tried, and the seconds that the tests took.
+The exit code is 1 if a fault was missed or does not apply (its text must occur exactly once in its file), or
+if one of the tests fails before a fault is planted.
 
 The checkout itself is never changed. Faults in C++ rebuild what they touch in the copy (CMake, Ninja; ccache
 where it is found).
@@ -214,7 +214,7 @@ def main() -> int:
         else:
             copy.take_libraries()
         if not arguments.all_tests:
-            for tests in {tuple(fault.tests): fault.tests for fault in chosen}.values():
+            for tests in together(chosen):
                 if not copy.tests(tests):
                     raise SystemExit(f"{shlex.join(tests)} fails without a fault\n{copy.output[-3000:]}")
             print(f"all tests pass without a fault, {time.perf_counter() - start:.0f} s", flush=True)
@@ -228,6 +228,15 @@ def main() -> int:
             print(f"{fault.name} ({fault.file}): {said}", flush=True)
     print(f"{len(chosen) - wrong} of {len(chosen)} faults noticed in {time.perf_counter() - start:.0f} s")
     return 1 if wrong else 0
+
+
+def together(faults: list[Fault]) -> list[list[str]]:
+    """The tests of all of them in as few runs as there are options of pytest."""
+    runs: dict[tuple[str, ...], dict[str, None]] = {}
+    for fault in faults:
+        nodes = list(itertools.takewhile(lambda word: not word.startswith("-"), fault.tests))
+        runs.setdefault(tuple(fault.tests[len(nodes) :]), {}).update(dict.fromkeys(nodes))
+    return [[*nodes, *options] for options, nodes in runs.items()]
 
 
 def check(fault: Fault) -> int:
