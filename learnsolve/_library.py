@@ -50,6 +50,11 @@ folder = _folder()
 _cpu = ctypes.CDLL(str(_load("learnsolve_cpu")))
 _cpu.learnsolve_isa.restype = ctypes.c_char_p
 _cpu.learnsolve_isa_name.restype = ctypes.c_char_p
+if _cpu.learnsolve_isa() is None:
+    raise ImportError(
+        "learnsolve was compiled for an instruction set that this machine does not have. Rebuild it here "
+        f"({REBUILD}), or there for all instruction sets with LEARNSOLVE_ISA_VARIANTS=all"
+    )
 
 cuda_built = (folder / "learnsolve_cuda.so").exists()
 cuda_loaded = cuda_built and torch.cuda.is_available()

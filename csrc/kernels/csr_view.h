@@ -6,9 +6,11 @@
 #if defined(__GNUC__)
 #define LS_RESTRICT __restrict__
 #define LS_INLINE inline __attribute__((always_inline))
+#define LS_FUNCTION __attribute__((noinline))
 #else
 #define LS_RESTRICT
 #define LS_INLINE inline
+#define LS_FUNCTION
 #endif
 
 // Kernels are compiled once per instruction set. Each copy lives in a namespace of its own, so that

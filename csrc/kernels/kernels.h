@@ -1,5 +1,9 @@
-// The table of CPU kernels of one instruction set. kernels.cpp is compiled once for each and fills one
-// table; isa.cpp picks.
+// The table of CPU kernels of one instruction set. Each family of kernels is a file of its own (products.cpp,
+// sweeps.cpp, ...), compiled once per instruction set with -DLEARNSOLVE_ISA=<name>, that fills in its part;
+// kernels.cpp collects the parts and isa.cpp picks a table.
+//
+// These files must not include any header with inline functions of its own (no standard library): the linker
+// keeps one copy of those, and that could be the one with instructions that the machine does not have.
 #pragma once
 
 #include "kernels/csr_view.h"
@@ -81,9 +85,30 @@ struct AllKernels {
         return f64_i64;
     }
   }
+  // f(table) for each table.
+  template <class F>
+  LS_INLINE void each(const F& f) {
+    f(f32_i32);
+    f(f32_i64);
+    f(f64_i32);
+    f(f64_i64);
+  }
 };
 
 // The table in use (isa.cpp).
 const AllKernels& kernels();
+
+namespace LEARNSOLVE_ISA {
+
+void fill_products(AllKernels&);
+void fill_sampled_products(AllKernels&);
+void fill_sweeps(AllKernels&);
+void fill_conjugate_gradients(AllKernels&);
+void fill_triangular(AllKernels&);
+void fill_incomplete(AllKernels&);
+void fill_sparse_products(AllKernels&);
+void fill_stencils(AllKernels&);
+
+}  // namespace LEARNSOLVE_ISA
 
 }  // namespace learnsolve

@@ -34,27 +34,25 @@ LS_INLINE T row_dot(const CsrView<T, I>& A, int64_t p, int64_t end, const T* LS_
   return s;
 }
 
-// A block whose rows all have L entries and whose columns advance by one: x is read contiguously.
-template <int L, class T, class I, class Epilogue>
-LS_INLINE void uniform_rows(const CsrView<T, I>& A, int64_t r0, int64_t r1, const T* LS_RESTRICT x,
-                            Epilogue& out) {
+// A block whose rows all have L entries and whose columns advance by one: x is read contiguously. Entry l of
+// the first row is at first[l] and meets x at columns[l]; `apart`: a structure with `perm`, whose entry l
+// forms a sequence of its own. This is a function, not inlined and without the index type, because 32- and
+// 64-bit indices share it so. Its copy of the epilogue keeps the sums in registers.
+template <int L, class T, class Epilogue>
+LS_FUNCTION void uniform_rows(const T* const* first, const T* const* columns, bool apart, int64_t r0,
+                              int64_t n, Epilogue& epilogue) {
   constexpr int V = kRows<T>;
-  const int64_t first = A.ptr[r0];
   const T* LS_RESTRICT a[L];
   const T* LS_RESTRICT xs[L];
 #pragma GCC unroll 16
-  for (int l = 0; l < L; ++l) {
-    a[l] = A.values + (A.perm ? static_cast<int64_t>(A.perm[first + l]) : first + l);
-    xs[l] = x + A.idx[first + l];
-  }
-  const int64_t n = r1 - r0;
+  for (int l = 0; l < L; ++l) a[l] = first[l], xs[l] = columns[l];
+  Epilogue out = epilogue;
   int64_t t = 0;
   T s[V];
   if constexpr (kShuffles<L, T>) {
     LanePicker<L, T> lanes;
-    if (A.perm) {
-      // Column l of the rows is a sequence of its own. `t + V < n`: the last vector reads up to the entry
-      // of row t + V.
+    if (apart) {
+      // `t + V < n`: the last vector reads up to the entry of row t + V.
       for (; t + V < n; t += V) {
         typename Lanes<T>::vector sum{};
 #pragma GCC unroll 16
@@ -89,26 +87,41 @@ LS_INLINE void uniform_rows(const CsrView<T, I>& A, int64_t r0, int64_t r1, cons
     for (int l = 1; l < L; ++l) s[0] += a[l][t * L] * xs[l][t];
     out.rows(r0 + t, 1, s);
   }
+  epilogue = out;
+}
+
+template <bool Perm, class T, class I, class Epilogue>
+LS_FUNCTION void irregular_rows(const CsrView<T, I>& A, int64_t r0, int64_t r1, const T* x,
+                                Epilogue& epilogue) {
+  Epilogue out = epilogue;
+  for (int64_t i = r0; i < r1; ++i) {
+    const T s = row_dot<Perm>(A, A.ptr[i], A.ptr[i + 1], x);
+    out.rows(i, 1, &s);
+  }
+  epilogue = out;
 }
 
 template <class T, class I, class Epilogue>
 LS_INLINE void vector_block(const CsrView<T, I>& A, int64_t r0, int64_t r1, int64_t length, const T* x,
                             Epilogue& out) {
+  constexpr int kLongest = 9;
+  const T *a[kLongest], *xs[kLongest];
+  for (int64_t l = 0, p = A.ptr[r0]; l < length && l < kLongest; ++l, ++p) {
+    a[l] = A.values + (A.perm ? static_cast<int64_t>(A.perm[p]) : p);
+    xs[l] = x + A.idx[p];
+  }
+  const int64_t n = r1 - r0;
   switch (length) {
-    case 1: return uniform_rows<1>(A, r0, r1, x, out);
-    case 2: return uniform_rows<2>(A, r0, r1, x, out);
-    case 3: return uniform_rows<3>(A, r0, r1, x, out);
-    case 4: return uniform_rows<4>(A, r0, r1, x, out);
-    case 5: return uniform_rows<5>(A, r0, r1, x, out);
-    case 6: return uniform_rows<6>(A, r0, r1, x, out);
-    case 7: return uniform_rows<7>(A, r0, r1, x, out);
-    case 9: return uniform_rows<9>(A, r0, r1, x, out);
+    case 1: return uniform_rows<1>(a, xs, A.perm, r0, n, out);
+    case 2: return uniform_rows<2>(a, xs, A.perm, r0, n, out);
+    case 3: return uniform_rows<3>(a, xs, A.perm, r0, n, out);
+    case 4: return uniform_rows<4>(a, xs, A.perm, r0, n, out);
+    case 5: return uniform_rows<5>(a, xs, A.perm, r0, n, out);
+    case 6: return uniform_rows<6>(a, xs, A.perm, r0, n, out);
+    case 7: return uniform_rows<7>(a, xs, A.perm, r0, n, out);
+    case 9: return uniform_rows<9>(a, xs, A.perm, r0, n, out);
     default:
-      for (int64_t i = r0; i < r1; ++i) {
-        const T s = A.perm ? row_dot<true>(A, A.ptr[i], A.ptr[i + 1], x)
-                           : row_dot<false>(A, A.ptr[i], A.ptr[i + 1], x);
-        out.rows(i, 1, &s);
-      }
+      return A.perm ? irregular_rows<true>(A, r0, r1, x, out) : irregular_rows<false>(A, r0, r1, x, out);
   }
 }
 

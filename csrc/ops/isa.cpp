@@ -1,4 +1,5 @@
-// Which instruction set the kernels use: the best that the machine has, or the one asked for.
+// Which instruction set the kernels use: the best of those compiled that the machine has, or the one asked
+// for.
 #include <cstring>
 
 #include "kernels/kernels.h"
@@ -7,15 +8,19 @@
 
 namespace learnsolve {
 
+#ifdef LEARNSOLVE_WITH_BASELINE
 namespace baseline {
-extern const AllKernels all_kernels;
+AllKernels all_kernels();
 }
-#ifdef LEARNSOLVE_X86_VARIANTS
+#endif
+#ifdef LEARNSOLVE_WITH_V3
 namespace v3 {
-extern const AllKernels all_kernels;
+AllKernels all_kernels();
 }
+#endif
+#ifdef LEARNSOLVE_WITH_V4
 namespace v4 {
-extern const AllKernels all_kernels;
+AllKernels all_kernels();
 }
 #endif
 
@@ -23,50 +28,55 @@ namespace {
 
 struct Choice {
   const char* name;
-  const AllKernels* table;
+  AllKernels (*table)();
   bool supported;
 };
 
 // Best last.
-#ifdef LEARNSOLVE_X86_VARIANTS
 const Choice choices[] = {
+#ifdef LEARNSOLVE_WITH_BASELINE
     {"baseline", &baseline::all_kernels, true},
-    {"x86-64-v3", &v3::all_kernels, __builtin_cpu_supports("x86-64-v3") != 0},
-    {"x86-64-v4", &v4::all_kernels, __builtin_cpu_supports("x86-64-v4") != 0},
-};
-#else
-const Choice choices[] = {{"baseline", &baseline::all_kernels, true}};
 #endif
+#ifdef LEARNSOLVE_WITH_V3
+    {"x86-64-v3", &v3::all_kernels, __builtin_cpu_supports("x86-64-v3") != 0},
+#endif
+#ifdef LEARNSOLVE_WITH_V4
+    {"x86-64-v4", &v4::all_kernels, __builtin_cpu_supports("x86-64-v4") != 0},
+#endif
+};
 constexpr int n_choices = sizeof(choices) / sizeof(choices[0]);
 
 const Choice* best() {
-  const Choice* found = &choices[0];
+  const Choice* found = nullptr;
   for (const Choice& c : choices)
     if (c.supported) found = &c;
   return found;
 }
 
 const Choice* chosen = best();
+AllKernels table = chosen ? chosen->table() : AllKernels{};
 
 }  // namespace
 
-const AllKernels& kernels() { return *chosen->table; }
+const AllKernels& kernels() { return table; }
 
 }  // namespace learnsolve
 
-// Python reads and sets the choice through these three (learnsolve/_library.py).
-LS_EXPORT const char* learnsolve_isa() { return learnsolve::chosen->name; }
+// Python reads and sets the choice through these three (learnsolve/_library.py). The name in use is null if
+// the machine has none of the compiled instruction sets.
+LS_EXPORT const char* learnsolve_isa() { return learnsolve::chosen ? learnsolve::chosen->name : nullptr; }
 
 LS_EXPORT const char* learnsolve_isa_name(int i) {
   return i < learnsolve::n_choices ? learnsolve::choices[i].name : nullptr;
 }
 
-// 0: done; 1: unknown name; 2: this machine does not have it.
+// 0: done; 1: not compiled; 2: this machine does not have it.
 LS_EXPORT int learnsolve_select_isa(const char* name) {
   for (const auto& c : learnsolve::choices)
     if (std::strcmp(c.name, name) == 0) {
       if (!c.supported) return 2;
       learnsolve::chosen = &c;
+      learnsolve::table = c.table();
       return 0;
     }
   return 1;

@@ -1,0 +1,19 @@
+#include "kernels/kernels.h"
+#include "kernels/pcg.h"
+#include "kernels/pcg_adjoint.h"
+
+namespace learnsolve::LEARNSOLVE_ISA {
+
+void fill_conjugate_gradients(AllKernels& all) {
+  all.each([]<class T, class I>(Kernels<T, I>& table) {
+    table.spmm_dot = &spmm_dot<T, I>;
+    table.pcg_residual = &pcg_residual<T, I>;
+    table.pcg_update = &pcg_update<T, I>;
+    table.pcg_combine = &pcg_combine<T, I>;
+    table.pcg_dot = &pcg_dot<T, I>;
+    table.pcg_adjoint_residual = &pcg_adjoint_residual<T, I>;
+    table.pcg_adjoint_direction = &pcg_adjoint_direction<T, I>;
+  });
+}
+
+}  // namespace learnsolve::LEARNSOLVE_ISA

@@ -1,0 +1,17 @@
+#include "kernels/add.h"
+#include "kernels/kernels.h"
+#include "kernels/spgemm.h"
+
+namespace learnsolve::LEARNSOLVE_ISA {
+
+void fill_sparse_products(AllKernels& all) {
+  all.each([]<class T, class I>(Kernels<T, I>& table) {
+    table.spgemm_rows = &spgemm_rows<T, I>;
+    table.spgemm_left = &spgemm_left<T, I>;
+    table.spgemm_columns = &spgemm_columns<T, I>;
+    table.add = &add<T, I>;
+    table.add_backward = &add_backward<T, I>;
+  });
+}
+
+}  // namespace learnsolve::LEARNSOLVE_ISA

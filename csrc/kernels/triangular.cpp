@@ -1,0 +1,15 @@
+#include "kernels/kernels.h"
+#include "kernels/sptrsv.h"
+#include "kernels/sptrsv_gradient.h"
+
+namespace learnsolve::LEARNSOLVE_ISA {
+
+void fill_triangular(AllKernels& all) {
+  all.each([]<class T, class I>(Kernels<T, I>& table) {
+    table.sptrsv = &sptrsv<T, I>;
+    table.sptrsv_rows = &sptrsv_rows<T, I>;
+    table.sptrsv_gradient = &sptrsv_gradient<T, I>;
+  });
+}
+
+}  // namespace learnsolve::LEARNSOLVE_ISA
