@@ -34,11 +34,20 @@ else
 fi
 
 # --- Is it done already? ---
-place="place: $(pwd -P), $environment, CXX=${CXX-}, nvcc=$(command -v nvcc || :),\
- CUDA=${LEARNSOLVE_CUDA-} ${LEARNSOLVE_CUDA_ARCHITECTURES-}"
+# What is compiled is chosen by variables (CONTRIBUTING.md). A choice holds until another is made: a variable that
+# is not set means as before, an empty one the default.
+choices=choices:
+for name in LEARNSOLVE_CUDA LEARNSOLVE_CUDA_ARCHITECTURES LEARNSOLVE_CUDA_ON_HOST LEARNSOLVE_ISA_VARIANTS; do
+  if eval "[ -z \"\${$name+set}\" ]"; then
+    export "$name=$(sed -n "s/^choices:.* $name=\([^ ]*\).*/\1/p" "$stamp" 2>/dev/null || :)"
+  fi
+  choices="$choices $name=$(printenv "$name" || :)"
+done
+place="place: $(pwd -P), $environment, CXX=${CXX-}"
 dependencies="dependencies: $(fingerprint pyproject.toml constraints.txt)"
 sources="sources: $(fingerprint pyproject.toml CMakeLists.txt csrc)"
-known "$place" && same_place=yes || same_place=no
+same_place=no
+known "$place" && known "$choices" && same_place=yes
 known "$dependencies" && same_dependencies=yes || same_dependencies=no
 known "$sources" && same_sources=yes || same_sources=no
 [ "$same_place $same_dependencies $same_sources" = "yes yes yes" ] && exit 0
@@ -74,7 +83,6 @@ printf '#include <concepts>\n#include <vector>\n' | $compiler -std=c++20 -fsynta
   fail "learnsolve needs the headers of Python: install $release-dev (Debian/Ubuntu: apt install $release-dev)."
 
 # --- Do it. ---
-rm -f "$stamp"
 # CMake remembers compilers and folders: a build for another place starts from nothing.
 [ $same_place = yes ] || rm -rf build
 pip() { "$python" -m pip --disable-pip-version-check "$@"; }
@@ -84,27 +92,37 @@ if [ "$base" != "$python" ]; then
     fail "$venv is there already and is no virtual environment: move it away or choose another folder with VENV=."
   "$base" -m venv --clear "$venv"
 fi
+# Until all is done the stamp holds the choices alone.
+mkdir -p "$(dirname "$stamp")"
+printf '%s\n' "$place" "$choices" >"$stamp"
+# CPU seconds: 100 for each instruction set, 250 for each CUDA architecture of those asked for.
+work=110
+[ "$LEARNSOLVE_ISA_VARIANTS" != all ] || work=300
+[ "$LEARNSOLVE_CUDA" != 1 ] || work=$((work + 1250))
+about="$(((work / $(env -u OMP_NUM_THREADS nproc 2>/dev/null || echo 2) + 59) / 60)) minutes"
+[ "$about" != "1 minutes" ] || about="a minute"
 if [ $same_place$same_dependencies != yesyes ]; then
+  set --
   if [ -n "$venv" ]; then
-    set -- -c constraints.txt
+    set -- --no-compile -c constraints.txt # Python compiles what it imports, when it does
     torch=$(grep '^torch==' constraints.txt)
     if [ "$(ask "$python" 'version("torch").split("+")[0]')" != "${torch#*==}" ]; then
-      say "Installing $torch: a few hundred MB, several GB with CUDA"
-      pip install "$@" "$torch"
+      say "Installing $torch: the download (a few hundred MB, several GB with CUDA) and half a minute"
+      pip install -q "$@" "$torch"
     fi
-  else
-    set --
   fi
-  say "Installing the other dependencies and compiling learnsolve: one to two minutes, three with nvcc"
+  say "Installing the other dependencies (half a minute) and compiling learnsolve ($about)"
   # The build runs without isolation, so that it sees this torch: what drives it comes first.
   pip install -q "$@" $(ask "$python" '*__import__("tomllib").load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["build"]')
   set -- "$@" -e '.[dev]'
 else
-  say "Compiling learnsolve"
+  say "Compiling learnsolve: at most $about, less where little has changed"
   set -- --no-deps -e .
 fi
 pip install -q --no-build-isolation "$@" ||
   fail "learnsolve could not be installed into ${venv:-the active environment}; the reason is above."
-mkdir -p "$(dirname "$stamp")"
-printf '%s\n' "$place" "$dependencies" "$sources" >"$stamp.new"
+printf '%s\n' "$place" "$choices" "$dependencies" "$sources" >"$stamp.new"
 mv "$stamp.new" "$stamp"
+[ -f "$(ask "$python" 'sysconfig.get_path("platlib")')/learnsolve/learnsolve_cuda.so" ] ||
+  say "Without CUDA operators: torch sees no CUDA device here, or LEARNSOLVE_CUDA=0. LEARNSOLVE_CUDA=1 make setup" \
+    "compiles them for all architectures; it needs nvcc."
