@@ -106,6 +106,8 @@ class Copy:
         (folder / "site" / "sitecustomize.py").write_text(SITE)
         self.environment = {
             **os.environ,
+            "CCACHE_BASEDIR": str(self.folder),
+            "CCACHE_NOHASHDIR": "1",
             "PYTHONPATH": os.pathsep.join(map(str, (self.folder, folder / "site"))),
         }
 
@@ -209,14 +211,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", default="", help="part of the names of faults")
+    parser.add_argument("--only", nargs="+", default=[""], help="parts of the names of faults")
     parser.add_argument("--language", choices=("python", "c++"), help="only the faults in this language")
     parser.add_argument("--all-tests", action="store_true", help="run all quick tests for each fault")
     parser.add_argument("--check", action="store_true", help="only look whether every fault applies")
     arguments = parser.parse_args()
 
     faults = read_faults((ROOT / "scripts" / "faults.txt").read_text())
-    chosen = [f for f in faults if arguments.only in f.name]
+    chosen = [f for f in faults if any(part in f.name for part in arguments.only)]
     if arguments.language:
         chosen = [f for f in chosen if f.compiled == (arguments.language == "c++")]
     if not chosen:
