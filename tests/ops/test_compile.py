@@ -56,6 +56,7 @@ def test_a_matrix_as_an_argument():
         torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(" " in torch.__file__, reason="torch's Inductor does not quote its folder")
 def test_inductor():
     """One trip through the compiler that users have: generated code around the operators."""
