@@ -174,21 +174,6 @@ def test_offsets_far_beyond_the_grid(o):
     assert ops.stencil_matrix(c, (6, 7), offsets=[(0, o)]).nnz == 0
 
 
-# --- layouts, batches, bits ---
-def test_layouts():
-    c, x = normal((5, 6, 8)), normal((6, 8), seed=1)
-    wanted = ops.stencil(c, x, offsets=grids.CROSS)
-    for other in (x.T.contiguous().T, torch.stack([x, x], -1)[..., 1]):
-        assert torch.equal(ops.stencil(c, other, offsets=grids.CROSS), wanted)
-    assert torch.equal(ops.stencil(c.flip(0).contiguous().flip(0), x, offsets=grids.CROSS), wanted)
-    one = normal((6, 1), seed=2).expand(6, 8).requires_grad_()
-    y = ops.stencil(c, one, offsets=grids.CROSS)
-    assert torch.equal(y, ops.stencil(c, one.detach().clone(), offsets=grids.CROSS))
-    (g,) = torch.autograd.grad(y.sum(), one)  # an expanded cotangent
-    wanted = gradients(lambda t: grids.stencil(c, t, grids.CROSS), [one], torch.ones_like(y))[0]
-    torch.testing.assert_close(g, wanted)
-
-
 def test_a_batch_has_the_bits_of_its_parts():
     c, x = normal((3, 5, 20, 33)), normal((3, 20, 33), seed=1)
     for k, f in ((c, x), (c[:, :, :1, :1], x), (c[0], x), (c, x[0])):

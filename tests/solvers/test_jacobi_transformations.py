@@ -1,4 +1,4 @@
-"""torch.func and torch.compile through the sweeps."""
+"""torch.compile through the sweeps, and errors inside transformations."""
 
 import pytest
 import torch

@@ -6,7 +6,6 @@ from reference import grid, normal, pattern_of, power_law
 from scipy.sparse import eye_array
 from solvers.dense_jacobi import MATRICES, small_square
 from solvers.dense_momentum import SYSTEMS, close, dense, equal, inputs_for, results, sparse
-from torch.autograd import gradcheck
 
 from learnsolve.ops import richardson
 from learnsolve.ops.richardson import _unfused, richardson_sweeps
@@ -41,20 +40,6 @@ def test_on_larger_matrices(structure, name):
             close(results(lambda *t: sparse(P, *t, 6, checkpointed), inputs), wanted, 1e-11)  # noqa: B023
         single = [t.float() for t in inputs]
         close([t.double() for t in results(lambda *t: sparse(P, *t, 6), single)], wanted, 2e-3)  # noqa: B023
-
-
-@pytest.mark.parametrize("name", SYSTEMS)
-def test_gradcheck(name):
-    P, inputs = small_square(), inputs_for(name, 3, requires_grad=True)
-    for checkpointed in (False, True):
-        assert gradcheck(
-            lambda *t: sparse(P, *t, 3, checkpointed),  # noqa: B023
-            inputs,
-            check_forward_ad=True,
-            check_batched_grad=True,
-            check_batched_forward_grad=True,
-            fast_mode=inputs[3].dim() > 1,
-        )
 
 
 @pytest.mark.parametrize("name", ["vector", "columns", "batch of all"])
