@@ -1,10 +1,11 @@
-"""The sparse algebra beside SciPy, torch and its peers, forward and backward (docs/performance.md).
+"""The sparse algebra compared with SciPy, torch and other libraries, forward and backward
+(docs/performance.md).
 
     python benchmarks/algebra.py [--only sptrsv,spgemm,add,factor,spsolve,stencil] [--peers] [--out FILE]
 
-Times are medians in microseconds, one thread. "fwd": the public call on tensors that learn, with its
-graph; "bwd": the backward alone, gradients of all operands; "first": a call on patterns that nothing has been
-planned for. --peers adds torchsparsegradutils and torch-sla, where they are installed
+Times are medians in microseconds, one thread. "fwd": the public call on tensors that require grad, with its
+graph; "bwd": the backward alone, gradients of all operands; "first": a call on patterns without plans.
+--peers adds torchsparsegradutils and torch-sla, if installed
 (`pip install --no-deps torchsparsegradutils torch-sla`).
 """
 
@@ -30,7 +31,7 @@ F32, F64 = torch.float32, torch.float64
 
 
 def peer(name: str, wanted: bool) -> Any:
-    """A peer library, if it is asked for and installed."""
+    """A peer library, if requested and installed."""
     if not wanted:
         return None
     try:
@@ -41,14 +42,14 @@ def peer(name: str, wanted: bool) -> Any:
 
 
 def csr(S: sp.csr_array, dtype: torch.dtype) -> ls.CSR:
-    """With 32-bit indices, as SciPy has them, and values that learn."""
+    """With 32-bit indices, as in SciPy, and values that require grad."""
     S = sp.csr_array(S)
     S.indptr, S.indices = S.indptr.astype(np.int32), S.indices.astype(np.int32)
     return ls.CSR.from_scipy(S, dtype=dtype).requires_grad_()
 
 
 def fresh(A: ls.CSR) -> ls.CSR:
-    """The same matrix on a pattern that nothing is known about."""
+    """The same matrix on a new pattern, without plans."""
     P = A.pattern
     return ls.CSR(A.values, ls.SparsityPattern(P.crow_indices.clone(), P.col_indices.clone(), P.shape))
 
@@ -59,7 +60,7 @@ def backward(y: Tensor, inputs: list[Tensor]) -> Callable[[], object]:
 
 
 def median_of(f: Callable[[], object], times: int = 9) -> float:
-    """For calls that prepare something which must not be timed: `f` returns the seconds."""
+    """For calls with untimed preparation: `f` returns the seconds."""
     return sorted(f() for _ in range(times))[times // 2]  # type: ignore[type-var]
 
 
@@ -74,7 +75,7 @@ def first_call(prepare: Callable[[], Any], call: Callable[[Any], object]) -> flo
 
 
 def row(case: str, dtype: torch.dtype, t: dict[str, float], reference: str = "scipy", **more: Any) -> dict:
-    """Microseconds, and the ratios that targets are stated in."""
+    """Microseconds, and the ratios used in targets."""
     out: dict[str, Any] = {"case": case, "dtype": str(dtype).removeprefix("torch.")}
     out |= {name: 1e6 * seconds for name, seconds in t.items()}
     if reference in t:
@@ -99,7 +100,7 @@ def lower_bidiagonal(n: int) -> sp.csr_array:
 
 
 def solve_bytes(L: ls.CSR) -> int:
-    """The least that a solve moves: entries, row pointers, right-hand side in, solution out."""
+    """The minimum traffic of a solve: entries, row pointers, right-hand side in, solution out."""
     size = L.values.element_size()
     return L.nnz * (size + 4) + 4 * (L.shape[0] + 1) + 2 * size * L.shape[0]
 
@@ -163,7 +164,7 @@ def spgemm(triad: float, peers: bool) -> list[dict]:
     try:
         import pyamg
     except ImportError:
-        print("galerkin: left out, it takes its interpolation from pyamg")
+        print("galerkin: left out, it needs pyamg for the interpolation")
         return rows
     fine = grid(300, 300)
     levels = pyamg.ruge_stuben_solver(fine, max_levels=2).levels
@@ -296,7 +297,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", default=",".join(SECTIONS), help="sections, with commas between")
+    parser.add_argument("--only", default=",".join(SECTIONS), help="sections, separated by commas")
     parser.add_argument("--peers", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/algebra.json"))
     args = parser.parse_args()

@@ -1,5 +1,5 @@
-"""cuSPARSE through CuPy, for the benchmarks: as CuPy calls it, with descriptors, buffers and analysis anew in
-each call, and by hand with all of these kept."""
+"""cuSPARSE through CuPy, for the benchmarks: as CuPy calls it, recreating descriptors, buffers and analysis
+in each call, and by hand with all of these reused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROW_MAJOR = 2  # CUSPARSE_ORDER_ROW
 
 
 def array(t: torch.Tensor) -> Any:
-    """The tensor's memory, as CuPy sees it."""
+    """The tensor's memory as a CuPy array."""
     import cupy
 
     return cupy.from_dlpack(t.detach().contiguous())
@@ -25,7 +25,7 @@ def matrix(A: ls.CSR) -> Any:
 
     parts = tuple(array(t) for t in (A.values, A.col_indices, A.crow_indices))
     M = sparse.csr_matrix(parts, shape=A.shape)
-    assert M.has_canonical_format  # looked at once, not in the timed calls
+    assert M.has_canonical_format  # checked once, not in the timed calls
     return M
 
 
@@ -39,7 +39,7 @@ def _names() -> tuple[Any, Any, Any, Any]:
 
 
 def _numbers(dtype: Any) -> tuple[Any, Any, int]:
-    """1, 0 and the name of the dtype, as cuSPARSE takes them."""
+    """1, 0 and the name of the dtype, for cuSPARSE."""
     import numpy as np
     from cupy._core._dtype import to_cuda_dtype
 
@@ -67,7 +67,7 @@ def kept_spmv(M: Any, x: Any) -> Callable[[], Any]:
 
 
 def kept_spmm(M: Any, X: Any, rows: bool) -> Callable[[], Any]:
-    """X (n, k), of either layout; the product likewise."""
+    """X (n, k) in either layout; the product has the same layout."""
     cupy, lib, descriptors, handle = _names()
     one, zero, kind = _numbers(M.dtype)
     order = "C" if rows else "F"
@@ -93,7 +93,7 @@ def kept_spmm(M: Any, X: Any, rows: bool) -> Callable[[], Any]:
 
 
 def kept_spsm(L: Any, b: Any, lower: bool, unit: bool) -> Callable[[], Any]:
-    """Triangular solve with one right-hand side, its analysis made once."""
+    """Triangular solve with one right-hand side, analysed once."""
     cupy, lib, descriptors, handle = _names()
     one, _, kind = _numbers(L.dtype)
     B = b.reshape(-1, 1)

@@ -1,4 +1,4 @@
-"""Timing on a CUDA device: events around bursts of calls, and replays of CUDA graphs. On the CPU `timing`."""
+"""Timing on a CUDA device: events around bursts of calls, replays of CUDA graphs. On the CPU, `timing`."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import timing
 import torch
 
 Functions = dict[str, Callable[[], object]]
-IN_A_GRAPH = 10  # calls in a graph: its launch is shared
+IN_A_GRAPH = 10  # calls in a graph, which share its launch
 
 
 class Clock:
-    """Medians of interleaved repetitions, in seconds, for functions that leave their work to `device`."""
+    """Medians of interleaved repetitions, in seconds, for functions that run on `device`."""
 
     def __init__(self, device: torch.device, seconds: float, most: int = 200):
         self.device, self.seconds, self.most = device, seconds, most
 
     def medians(self, functions: Functions) -> dict[str, float]:
-        """Of one call, in a row of calls as a training loop makes them: what it needs of the device, or of
-        the host where that is slower. Inputs are in the cache where there is room."""
+        """Time of one call within a sequence of calls, as in a training loop: that of the device, or of the
+        host if that is slower. Inputs are in the cache if they fit."""
         if self.device.type == "cpu":
             return timing.medians(functions, self.seconds, self.most)
         once = {}
@@ -49,7 +49,7 @@ class Clock:
         return begin.elapsed_time(end) / calls / 1e3
 
     def replays(self, functions: Functions) -> dict[str, float]:
-        """Of one call within a replayed CUDA graph: what the device needs, without the host. Not on a CPU."""
+        """Time of one call within a replayed CUDA graph: the device without the host. Empty on a CPU."""
         if self.device.type == "cpu":
             return {}
         graphs = {name: captured(f) for name, f in functions.items()}
@@ -57,14 +57,14 @@ class Clock:
         return {name: t / IN_A_GRAPH for name, t in found.items()}
 
     def copy_bandwidth(self, megabytes: int) -> float:
-        """Bytes a second, read and written, of a copy on the device."""
+        """Bytes per second, read and written, of a copy on the device."""
         x = torch.ones(megabytes * 2**20 // 4, dtype=torch.float32, device=self.device)
         y = torch.empty_like(x)
         return 2 * x.numel() * 4 / self.medians({"copy": lambda: y.copy_(x)})["copy"]
 
 
 def captured(f: Callable[[], object]) -> torch.cuda.CUDAGraph:
-    """IN_A_GRAPH calls as a CUDA graph. Plans are made before, as docs/cuda.md says."""
+    """IN_A_GRAPH calls as a CUDA graph. Plans are created before the capture (docs/cuda.md)."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -79,7 +79,7 @@ def captured(f: Callable[[], object]) -> torch.cuda.CUDAGraph:
 
 
 def waits(f: Callable[[], object]) -> bool:
-    """Does this call, made before, wait for the device?"""
+    """Does a repeated call of f wait for the device?"""
     f()
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -1,15 +1,15 @@
-"""The CUDA operators beside cuSPARSE, torch's sparse tensors and a device copy (docs/cuda.md).
+"""The CUDA operators compared with cuSPARSE, torch's sparse tensors and a device copy (docs/cuda.md).
 
     python benchmarks/gpu.py [--device cuda] [--only spmv,spmm,...] [--seconds 0.2] [--quick] [--out FILE]
 
-Writes FILE (JSON) and the same as tables beside it (.md). Times are medians in microseconds, of an iteration
-for solvers. "fwd": the public call on tensors that learn, with its graph; "bwd": the backward alone, all
-gradients; "graph": a call within a replayed CUDA graph, which the host does not hold up; "first": a call on
-patterns that nothing has been planned for. "cusparse": cuSPARSE with descriptors, buffers and analysis kept;
-"cupy": as CuPy calls it, with all of them made in each call; "torch": its sparse CSR tensors. "speed-up":
-over the fastest of cusparse and torch. "of copy": the least bytes that the operation moves, by its time,
-over the bandwidth of a device copy in the same run. An operator or a peer that fails is left out and named;
-the rest goes on; exit code 1 if one of ours did. --device cpu --quick tries the program itself, without a
+Writes FILE (JSON) and the same tables as Markdown (.md). Times are medians in microseconds, per iteration for
+solvers. "fwd": the public call on tensors that require grad, with its graph; "bwd": the backward alone, all
+gradients; "graph": a call within a replayed CUDA graph, without delays by the host; "first": a call on
+patterns without plans. "cusparse": cuSPARSE with descriptors, buffers and analysis reused; "cupy": as CuPy
+calls it, recreating all of them in each call; "torch": its sparse CSR tensors. "speed-up": over the faster of
+cusparse and torch. "of copy": the minimum bytes that the operation moves, divided by its time, relative to
+the bandwidth of a device copy in the same run. An operator or a peer that fails is omitted and listed; the
+rest continues; exit code 1 if one of ours failed. --device cpu --quick tests the program itself, without a
 GPU.
 """
 
@@ -36,7 +36,7 @@ import learnsolve as ls
 F32, F64 = torch.float32, torch.float64
 Steps = Iterator[tuple[str, Callable[[], object]]]
 
-# Each section yields what it does, so that one failure does not stop the others.
+# Each section yields its steps, so that one failure does not stop the others.
 
 
 def spmv(run: Run) -> Steps:
@@ -141,7 +141,7 @@ def spmm(run: Run) -> Steps:
 
 
 def first_call(run: Run, call: Callable[[], object], times: int = 3) -> float:
-    """Seconds with everything planned anew; the wall's clock, for planning waits for the device."""
+    """Seconds without existing plans; wall-clock time, because planning waits for the device."""
     found = []
     for _ in range(times):
         if run.on_cuda:
@@ -225,13 +225,13 @@ def sptrsv(run: Run) -> Steps:
             {
                 "cusparse": lambda: cusparse.kept_spsm(cusparse.matrix(L), cusparse.array(b), lower, unit),
                 "cupy": lambda: cupy_spsm(L, b, lower, unit),
-                # analysis in each call; on a CPU of torch only with MKL
-                "torch anew": lambda: (
+                # analysis in each call; on the CPU, torch supports this only with MKL
+                "torch unplanned": lambda: (
                     lambda: torch.triangular_solve(column, T, upper=not lower, unitriangular=unit).solution
                 ),
             },
         )
-        peers = {name.replace("torch anew", "anew, torch"): f for name, f in peers.items()}
+        peers = {name.replace("torch unplanned", "unplanned, torch"): f for name, f in peers.items()}
         size = b.element_size()
         least = L.nnz * (size + 4) + 4 * (L.shape[0] + 1) + 2 * size * L.shape[0]
         row = run.row("sptrsv", case, L.dtype, ours, peers, least, ("fwd", "fwd + bwd") if chain else ())

@@ -1,4 +1,4 @@
-"""What the benchmarks of the CUDA operators share: the record of a run, and their matrices."""
+"""Shared code of the benchmarks of CUDA operators: the record of a run, and the matrices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ F64 = torch.float64
 
 
 class Run:
-    """What has been measured, and what not."""
+    """Measurements, and those that failed."""
 
     def __init__(self, device: torch.device, quick: bool, seconds: float):
         self.device, self.quick = device, quick
@@ -26,10 +26,10 @@ class Run:
         self.rows: list[dict] = []
         self.targets: list[dict] = []
         self.left_out: list[str] = []
-        self.failed = 0  # of these, how many are ours
+        self.failed = 0  # how many of left_out are ours
 
     def attempt(self, what: str, make: Callable[[], Any], peer: bool = False) -> Any:
-        """make(), or None and a line on why not."""
+        """make(), or None and a line with the reason."""
         try:
             return make()
         except Exception as error:
@@ -40,7 +40,7 @@ class Run:
             return None
 
     def peers(self, case: str, wanted: Tensor, made: dict[str, Callable[[], Callable]]) -> Functions:
-        """Those of the peers that run and agree with `wanted`."""
+        """The peers that run and agree with `wanted`."""
         found: Functions = {}
         for name, make in made.items():
             if name.startswith(("cusparse", "cupy")) and not self.on_cuda:
@@ -57,7 +57,8 @@ class Run:
         return found
 
     def _compare(self, result: Any, wanted: Tensor) -> None:
-        """Of sparse results the sum of all entries: they may come in another order, and without zeros."""
+        """Compare results; for sparse ones the sum of all entries, as their order may differ and zeros may be
+        missing."""
         sparse = hasattr(result, "indptr") or getattr(result, "layout", None) == torch.sparse_csr
         if not isinstance(result, Tensor):  # CuPy's
             result = torch.as_tensor(result.data if sparse else result, device=self.device)
@@ -81,7 +82,7 @@ class Run:
         graph: tuple[str, ...] = (),
         per: int = 1,
     ) -> dict[str, Any]:
-        """Time everything; `per` calls' worth of work, say iterations, is in each call."""
+        """Time everything; each call does `per` units of work, such as iterations."""
         t = {k: s / per for k, s in self.clock.medians(ours | peers).items()}
         replayed: dict[str, float] = {}
         for name in graph:
@@ -110,7 +111,7 @@ class Run:
             self._state(row, f"{what} {'<=' if most else '>='} {limit:g}", row[what], met)
 
     def same_bits(self, row: dict, f: Callable[[], Any]) -> None:
-        """The promise that each run gives the same numbers."""
+        """Check the promise that each run gives the same bits."""
 
         def run() -> tuple[Tensor, ...]:
             found = f()
@@ -147,14 +148,14 @@ def poisson(shape: tuple[int, ...], device: torch.device) -> ls.CSR:
 
 
 def grid(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> ls.CSR:
-    """Poisson's matrix with 32-bit indices and values that learn, which are not all alike."""
+    """Poisson's matrix with 32-bit indices and distinct values that require grad."""
     A = poisson(shape, device)
     noise = 1 + 0.1 * torch.rand(A.nnz, device=device, dtype=dtype)
     return A.with_values((A.values.to(dtype) * noise).requires_grad_())
 
 
 def irregular(kind: str, n: int, device: torch.device) -> ls.SparsityPattern:
-    """n rows, about 12 entries each on average."""
+    """n rows with about 12 entries on average."""
     torch.manual_seed(0)
     u = torch.rand(n, device=device, dtype=F64)
     if kind == "12 a row":
@@ -187,8 +188,10 @@ def lower_band(n: int, width: int, dtype: torch.dtype, device: torch.device) -> 
     return A.detach().requires_grad_()
 
 
-def normal(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, learns: bool = True) -> Tensor:
-    return torch.randn(shape, dtype=dtype, device=device).requires_grad_(learns)
+def normal(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, requires_grad: bool = True
+) -> Tensor:
+    return torch.randn(shape, dtype=dtype, device=device).requires_grad_(requires_grad)
 
 
 def both_ways(f: Callable[[], Tensor], inputs: list[Tensor]) -> Functions:

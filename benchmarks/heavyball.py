@@ -1,11 +1,11 @@
-"""Heavy ball and Jacobi: training steps, and the adjoint of a loss over some of the columns.
+"""Heavy ball and Jacobi: training steps, and the adjoint of a loss over a part of the columns.
 
     python benchmarks/heavyball.py [--threads 1] [--seconds 1.0] [--json FILE]
 
 Small: n = 16, 12 steps, loss sum of <h, A h> over the final iterates of all unit vectors, backward and Adam,
 against the same mathematics in dense PyTorch. Large: n = 32768, one right-hand side, against the same steps
 op by op with torch's sparse matrices. Columns: the backward of a loss over a quarter of 64 columns, and over
-all. Each row is a median; a ratio below 1 means that learnsolve is faster, a speed-up above 1 too.
+all. Each row is a median; a ratio below 1 means that learnsolve is faster.
 """
 
 import argparse
@@ -71,7 +71,7 @@ def contest(n: int, columns: int, dense: bool, seconds: float) -> dict:
 
 
 def backward(solver: str, some: bool, seconds: float) -> dict:
-    """Of a loss over a quarter of the columns, against one over all."""
+    """The backward of a loss over a quarter of the columns, compared with one over all."""
     A = ls.problems.poisson((64, 64))
     v = A.values.clone().requires_grad_()
     e = torch.randn(4096, 64, dtype=torch.float64, requires_grad=True)

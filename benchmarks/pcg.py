@@ -1,11 +1,11 @@
-"""Conjugate gradients as one operation against the same iterations op by op, 1D Poisson.
+"""Conjugate gradients as one operation, compared with the same iterations op by op, 1D Poisson.
 
     python benchmarks/pcg.py [--n 32768] [--iterations 50] [--threads 1] [--dtype float64] [--json FILE]
 
-The loops run the same number of iterations: in one call; made of torch's operations and our product; made of
-torch's operations and the product of torch's sparse CSR. `both` is forward and backward, for A's values, b,
-and what M learns. Microseconds an iteration, and ratios: targets are at least 5 for `loop / fused`, without a
-gradient, and at most 3 for `both / fused`.
+The loops run the same number of iterations: in one call; with torch's operations and our product; with
+torch's operations and the product of torch's sparse CSR. `both` is forward and backward, with respect to A's
+values, b and the parameters of M. Prints microseconds per iteration, and ratios: targets are at least 5 for
+`loop / fused`, without a gradient, and at most 3 for `both / fused`.
 """
 
 import argparse
@@ -67,9 +67,9 @@ def main() -> None:
         ),
     }
     rows = []
-    for kind, (keywords, learns, M) in preconditioners.items():
+    for kind, (keywords, trainable, M) in preconditioners.items():
         b = torch.randn(n, dtype=dtype).requires_grad_()
-        inputs = [A.values, b, *learns]
+        inputs = [A.values, b, *trainable]
 
         def fused(checkpointed=False):
             return pcg_iterations(
@@ -125,7 +125,7 @@ def main() -> None:
             }
         )
     print(
-        f"n = {n}, {iterations} iterations, {args.dtype}, {args.threads} threads; microseconds an iteration"
+        f"n = {n}, {iterations} iterations, {args.dtype}, {args.threads} threads; microseconds per iteration"
     )
     print(table(rows))
     if args.json:

@@ -1,17 +1,17 @@
-"""Iterations and time of the solvers beside SciPy's, pyamg's and other libraries' (docs/solvers.md).
+"""Iterations and time of the solvers, compared with SciPy's, pyamg's and other libraries' (docs/solvers.md).
 
     python benchmarks/solvers.py [--quick] [--only methods,preconditioners,counts,peers] [--peers]
 
 float64, one right-hand side, one thread.
-methods: the Krylov methods without a preconditioner beside SciPy's, on 2D Poisson (with a convection term for
-bicgstab and gmres), rtol 1e-8; medians in microseconds an iteration.
-preconditioners: cg with each preconditioner, iterations and milliseconds (set-up apart, "first": on a pattern
-that nothing is known about) to rtol 1e-3, 1e-6 and 1e-9, by `learnsolve.evaluate`.
-counts: iterations of cg beside SciPy's and pyamg's with the same preconditioner, rtol 1e-6; "off" is the
-largest difference. All stop by ||r|| <= rtol ||b||, so it should be 1 at most; where cg needs more iterations
-than there are unknowns, rounding decides.
-peers: milliseconds of cg beside SciPy's and pyamg's, rtol 1e-6, and with --peers torch-sla's and
-torchsparsegradutils', where they are installed (`pip install --no-deps torchsparsegradutils torch-sla`).
+methods: the Krylov methods without a preconditioner and SciPy's, on 2D Poisson (with a convection term for
+bicgstab and gmres), rtol 1e-8; medians in microseconds per iteration.
+preconditioners: cg with each preconditioner, iterations and milliseconds (set-up separately; "first": on a
+pattern without plans) to rtol 1e-3, 1e-6 and 1e-9, by `learnsolve.evaluate`.
+counts: iterations of our cg, SciPy's and pyamg's with the same preconditioner, rtol 1e-6; "off" is the
+largest difference. All stop by ||r|| <= rtol ||b||, so it should be at most 1; if cg needs more iterations
+than there are unknowns, the difference is due to rounding.
+peers: milliseconds of our cg, SciPy's and pyamg's, rtol 1e-6, and with --peers torch-sla's and
+torchsparsegradutils', if installed (`pip install --no-deps torchsparsegradutils torch-sla`).
 --quick: small problems only.
 """
 
@@ -34,9 +34,9 @@ from timing import medians, table, write
 import learnsolve as ls
 
 RTOL = 1e-8
-ITERATIONS = 5000  # what a preconditioner that does not help may take
+ITERATIONS = 5000  # limit for preconditioners that do not help
 
-# By the name of the class in learnsolve.preconditioners.
+# Keyed by the name of the class in learnsolve.preconditioners.
 OPTIONS: dict[str, dict[str, Any]] = {
     "Jacobi": {},
     "BlockJacobi": {"block_size": 4},
@@ -53,7 +53,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @functools.cache
 def preconditioners() -> dict[str, Callable | None]:
-    """The factories of those that there are."""
+    """The factories of the existing preconditioners."""
     found: dict[str, Callable | None] = {"none": None}
     for name, options in OPTIONS.items():
         make = getattr(ls.preconditioners, name, None)
@@ -66,7 +66,7 @@ def preconditioners() -> dict[str, Callable | None]:
 
 @functools.cache
 def matrices(quick: bool) -> dict[str, ls.CSR]:
-    """Symmetric positive definite ones: grids, and what pyamg brings along."""
+    """Symmetric positive definite matrices: grids, and pyamg's examples."""
     poisson, anisotropic = ls.problems.poisson, ls.problems.anisotropic
     if quick:
         found = {
@@ -102,7 +102,7 @@ def symmetric_part(A: ls.CSR) -> ls.CSR:
 
 
 def what_is_wrong(A: ls.CSR) -> str:
-    """Why it is no matrix for cg; nothing if it is one."""
+    """Why A is not suitable for cg; empty if it is."""
     S = A.to_scipy()
     if abs(S - S.T).max() > 1e-10 * abs(S).max():
         return "not symmetric"
@@ -110,7 +110,7 @@ def what_is_wrong(A: ls.CSR) -> str:
         return "a diagonal entry is not positive"
     A = symmetric_part(A)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # a value from above will do
+        warnings.simplefilter("ignore", RuntimeWarning)  # an upper bound is enough
         found = ls.analysis.extreme_eigenvalues(A, ls.preconditioners.Jacobi(A), rtol=1e-2)
     low, high = float(found.smallest), float(found.largest)
     return "" if low > 1e-10 * high else f"eigenvalues of D^-1 A from {low:.2g} to {high:.2g}"
@@ -200,7 +200,7 @@ def preconditioned(quick: bool, peers: bool) -> list[dict]:
 
 
 def operators(A: ls.CSR) -> dict[str, Any]:
-    """Preconditioners to hand over."""
+    """Preconditioners for other libraries."""
     found: dict[str, Any] = {"none": None}
     for name in ("Jacobi", "IC0", "AMG"):
         make = preconditioners().get(name)
@@ -229,7 +229,7 @@ def counts(quick: bool, peers: bool) -> list[dict]:
                 "scipy": counted(spla.cg, S, b, rtol=1e-6, **options),
             }
             if krylov is not None:
-                # "rr": ||r|| <= tol ||b||, as ours; it tells of no iteration, but keeps the residuals.
+                # "rr": ||r|| <= tol ||b||, as ours; pyamg does not count iterations but stores the residuals.
                 residuals: list[float] = []
                 krylov.cg(S, b, tol=1e-6, criteria="rr", residuals=residuals, **options)
                 row["pyamg"] = len(residuals) - 1
@@ -264,7 +264,7 @@ def against(quick: bool, peers: bool) -> list[dict]:
 
 
 def of_peers(sla: Any, gradutils: Any, A: ls.CSR, b: torch.Tensor) -> dict[str, Callable]:
-    """Their cg, each with its own stopping rule, of those that run."""
+    """The cg of the peers that run, each with its own stopping test."""
     found: dict[str, Callable] = {}
     if sla is not None:
         rows, columns = A.pattern.row_indices.long(), A.col_indices.long()
@@ -293,7 +293,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--only", default=",".join(SECTIONS), help="sections, with commas between")
+    parser.add_argument("--only", default=",".join(SECTIONS), help="sections, separated by commas")
     parser.add_argument("--peers", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/solvers.json"))
     args = parser.parse_args()

@@ -1,10 +1,10 @@
-"""Sparse times dense, forward and backward, beside SciPy and torch (docs/performance.md).
+"""Sparse times dense, forward and backward, compared with SciPy and torch (docs/performance.md).
 
     python benchmarks/spmm.py [--full] [--out FILE]
 
-Times are medians in microseconds. "kernel": the operator alone; "call": `A @ x` on tensors that learn, with
-its graph; "bwd": the backward alone, both gradients. --full adds the 178.5 million nonzeros of the
-public question on slow backward passes (needs 8 GB of memory and some minutes).
+Times are medians in microseconds. "kernel": the operator alone; "call": `A @ x` on tensors that require grad,
+with its graph; "bwd": the backward alone, both gradients. --full adds the 178.5 million nonzeros of the
+public question on slow backward passes (needs 8 GB of memory and several minutes).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ raw_backward = torch.ops.learnsolve.csr_spmm_backward.default
 
 
 def irregular(n: int, seed: int = 0) -> sp.csr_array:
-    """Rows of 1 to 60 entries in random columns: nothing that a uniform block could use."""
+    """Rows of 1 to 60 entries in random columns: no uniform blocks."""
     rng = np.random.default_rng(seed)
     lengths = np.minimum(60, rng.geometric(0.12, size=n))
     crow = np.concatenate(([0], np.cumsum(lengths)))
@@ -87,9 +87,9 @@ def compare(name: str, S: sp.csr_array, k: int, dtype: torch.dtype, threads: int
 def regression_matrix(
     m: int, n: int, length: int, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(crow, cols, values) of random rows of `length` entries, float32, int32, without any copy of them."""
+    """(crow, cols, values) of random rows of `length` entries, float32, int32, without copies."""
     rng = np.random.default_rng(seed)
-    # A column from each of `length` equal slices: sorted and distinct without sorting 178.5 M numbers.
+    # One column from each of `length` equal slices: sorted and distinct without sorting 178.5 M numbers.
     width = n // length
     slices = np.arange(0, width * length, width, dtype=np.int32)
     cols = np.empty((m, length), dtype=np.int32)

@@ -1,4 +1,4 @@
-"""Timing that can be compared: everything in one run, interleaved, medians."""
+"""Comparable timings: everything in one run, interleaved, medians."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import torch
 
 import learnsolve as ls
 
-BURST = 10  # calls in a row: a training loop finds its data in the cache, where there is room
+BURST = 10  # calls in a row: as in a training loop, data are in the cache if they fit
 
 
 def medians(
     functions: dict[str, Callable[[], object]], seconds: float = 1.0, most: int = 400
 ) -> dict[str, float]:
-    """Median seconds of one call of each function. They take turns, in short bursts, so that a disturbance of
-    the machine meets all of them; each gets about `seconds` in total, at least 5 and at most `most` calls."""
+    """Median seconds of one call of each function. Functions alternate in short bursts, so that a disturbance
+    of the machine affects all of them; each runs for about `seconds` in total, between 5 and `most` calls."""
     once = {}
     for name, f in functions.items():
         f()
@@ -38,7 +38,7 @@ def medians(
 
 
 def triad_bandwidth(threads: int, megabytes: int = 256) -> float:
-    """Bytes a second of a = b + s c on arrays that no cache holds (24 bytes an element counted)."""
+    """Bytes per second of a = b + s c on arrays that exceed all caches (counting 24 bytes per element)."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     n = megabytes * 2**20 // 24
@@ -49,7 +49,7 @@ def triad_bandwidth(threads: int, megabytes: int = 256) -> float:
 
 
 def machine() -> dict:
-    """What the numbers were measured on."""
+    """The machine on which the numbers were measured."""
     cpu = platform.processor()
     info = Path("/proc/cpuinfo")
     if info.exists():
@@ -68,7 +68,7 @@ def write(path: Path, name: str, rows: list[dict], **more) -> None:
 
 
 def _cells(rows: list[dict]) -> list[list[str]]:
-    """A line of names and one for each row, in three digits."""
+    """A line of names and one line per row, with three digits."""
 
     def cell(value) -> str:
         return f"{value:.3g}" if isinstance(value, float) else str(value)
@@ -85,6 +85,6 @@ def table(rows: list[dict]) -> str:
 
 
 def markdown(rows: list[dict]) -> str:
-    """The same as a table of Markdown."""
+    """The same as a Markdown table."""
     head, *lines = (f"| {' | '.join(line)} |" for line in _cells(rows))
     return "\n".join((head, "| " + " | ".join("---" for _ in _cells(rows)[0]) + " |", *lines))

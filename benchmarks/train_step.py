@@ -1,9 +1,9 @@
-"""One training step of the Jacobi recipe against the same mathematics in dense, batched PyTorch.
+"""One training step of the Jacobi recipe, compared with the same mathematics in dense, batched PyTorch.
 
     python benchmarks/train_step.py [--n 16] [--vectors 100] [--threads 1] [--json FILE]
 
-Both run loss, backward and one step of the same Adam on the same vectors, in turn. The loss values of the
-two are compared first. Times are medians in microseconds; a ratio below 1 means that learnsolve is faster.
+Both run loss, backward and one step of the same Adam on the same vectors, alternately. The two losses are
+compared first. Times are medians in microseconds; a ratio below 1 means that learnsolve is faster.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import torch
 
 from learnsolve.recipes.jacobi import JacobiRecipe, JacobiSettings
 
-BATCH = 50  # steps per time taken: the clock itself must not count
+BATCH = 50  # steps per measurement, so that the clock itself is negligible
 AGREEMENT = 1e-12
 
 
@@ -85,7 +85,7 @@ def main() -> None:
         "threads": options.threads,
         "learnsolve_us": statistics.median(t for t, _ in times),
         "dense_us": statistics.median(t for _, t in times),
-        # Each pair ran at the same time of the same machine: the median of ratios, not the ratio of medians.
+        # Each pair ran at about the same time: the median of ratios, not the ratio of medians.
         "ratio": statistics.median(t / u for t, u in times),
     }
     print(

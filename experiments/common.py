@@ -1,6 +1,6 @@
-"""What the experiments share: command line, files that name the machine, one manner of figures.
+"""Shared code of the experiments: command line, files that record the machine, a common style of figures.
 
-An experiment is a folder with `run.py`, which begins
+An experiment is a folder with a `run.py` that begins with
 
     import sys
     from pathlib import Path
@@ -8,8 +8,8 @@ An experiment is a folder with `run.py`, which begins
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     from common import Experiment
 
-and calls `Experiment(__file__, __doc__)`, which reads `--quick` and `--out`. `medians` and `table` are those
-of the benchmarks.
+and calls `Experiment(__file__, __doc__)`, which parses `--quick` and `--out`. `medians` and `table` come from
+the benchmarks.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from learnsolve import train  # noqa: E402
 from learnsolve.recipes._metrics import read_metrics  # noqa: E402
 from learnsolve.recipes._plots import BLACK, BLUE, GREY, ORANGE, PURPLE, new_figure, new_panels, png  # noqa: E402
 
-# What torch says of itself: its profiler a line at each start and end, its peers here that they are in beta.
+# Silence torch: its profiler prints a line at each start and end, and sparse CSR warns that it is in beta.
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")
 for message in ("Sparse CSR tensor support is in beta", "Sparse invariant checks", "TF32 acceleration"):
     warnings.filterwarnings("ignore", message=message, category=UserWarning)
@@ -67,9 +67,9 @@ class Experiment:
 
     Attributes
     ----------
-    args : what the command line said
-    quick : bool, a small version of the same, in seconds; its numbers are no results
-    out : folder of the files. Committed results are what a run without --quick and --out has written.
+    args : parsed arguments
+    quick : bool, a small version that takes seconds; its numbers are not results
+    out : output folder. Committed results are the output of a run without --quick and --out.
     """
 
     def __init__(self, file: str, description: str | None, *options: tuple[str, dict[str, Any]], threads=1):
@@ -80,9 +80,11 @@ class Experiment:
             description=description,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        parser.add_argument("--quick", action="store_true", help="a small version, in seconds")
-        parser.add_argument("--out", type=Path, help="folder of the results")
-        parser.add_argument("--threads", type=int, help=f"of torch; {threads} if not given, 1 with --quick")
+        parser.add_argument("--quick", action="store_true", help="a small version that takes seconds")
+        parser.add_argument("--out", type=Path, help="output folder")
+        parser.add_argument(
+            "--threads", type=int, help=f"threads of torch; default {threads}, 1 with --quick"
+        )
         for option, keywords in options:
             parser.add_argument(option, **keywords)
         self.args = parser.parse_args()
@@ -95,7 +97,7 @@ class Experiment:
         self.start = time.perf_counter()
 
     def json(self, name: str, **content: Any) -> None:
-        """Numbers, with the machine that they were measured on."""
+        """Write numbers, with the machine on which they were measured."""
         whole = {
             "experiment": self.name,
             "quick": self.quick,
@@ -106,7 +108,7 @@ class Experiment:
         self._write(name, (json.dumps(whole, indent=1) + "\n").encode())
 
     def csv(self, name: str, rows: list[dict[str, Any]]) -> None:
-        """A table; numbers to 6 digits."""
+        """Write a table with numbers of 6 digits."""
         path = self.out / name
         with path.open("w", newline="") as file:
             writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
@@ -119,7 +121,7 @@ class Experiment:
         self._write(name, png(figure))
 
     def keep(self, path: Path, name: str) -> None:
-        """A copy of a file."""
+        """Copy a file."""
         self._write(name, path.read_bytes())
 
     def _write(self, name: str, content: bytes) -> None:
@@ -133,12 +135,12 @@ def _shown(path: Path) -> Path:
 
 
 def trained(recipe: str, folder: Path, *options: Any) -> tuple[dict, dict, dict[str, torch.Tensor]]:
-    """What `python -m learnsolve.train RECIPE` leaves in `folder`: metrics by column, report, parameters."""
+    """Output of `python -m learnsolve.train RECIPE` in `folder`: metrics by column, report, parameters."""
     words = [recipe, "--out", folder, "--quiet", "--threads", torch.get_num_threads(), *options]
     with contextlib.redirect_stdout(io.StringIO()):
         code = train.main([str(word) for word in words])
     if code:
-        sys.exit(code)  # it has said why, on stderr
+        sys.exit(code)  # the reason is on stderr
     return (
         read_metrics(folder),
         json.loads((folder / "report.json").read_text()),
@@ -153,6 +155,6 @@ def difference(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def peak_gigabytes() -> float:
-    """The most memory that this process has held so far."""
+    """The peak memory of this process so far."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9

@@ -1,4 +1,4 @@
-"""A small graph in Planetoid's raw files, pickled as Python 2 with the NumPy and SciPy of its day did."""
+"""A small graph in Planetoid's raw files, pickled as by Python 2 with the NumPy and SciPy of that time."""
 
 import collections
 import io
@@ -20,7 +20,7 @@ OLD_NAMES = {
 
 
 class Python2Pickler(pickle._Pickler):
-    """Byte strings for str and bytes, and the names of modules as they were."""
+    """Byte strings for str and bytes, and the module names of that time."""
 
     dispatch: ClassVar = dict(pickle._Pickler.dispatch)
 
@@ -38,7 +38,7 @@ class Python2Pickler(pickle._Pickler):
     dispatch[str] = dispatch[bytes] = save_string
 
     def save_global(self, obj, name=None):
-        # The class of a dtype has a name of its own, such as Int32DType.
+        # The class of a dtype has its own name, such as Int32DType.
         kind = obj.__name__
         module, name = ("numpy", "dtype") if kind.endswith("DType") or kind == "dtype" else OLD_NAMES[kind]
         self.write(pickle.GLOBAL + f"{module}\n{name}\n".encode())
@@ -63,16 +63,16 @@ LABELS = np.arange(NODES) % CLASSES
 
 
 def parts() -> dict:
-    """What the files hold: nodes 0 .. 25 in allx, 26 .. 41 the rest; features tell the class."""
+    """Contents of the files: nodes 0 .. 25 in allx, the rest 26 .. 41; features determine the class."""
     rng = np.random.default_rng(0)
     X = (rng.random((NODES, FEATURES)) < 0.15).astype(np.float32)
     for node in range(NODES):
         X[node, 4 * LABELS[node] : 4 * LABELS[node] + 2] = 1
     graph = collections.defaultdict(list)
     for node in range(NODES):
-        # Within the class, and not far: two steps do not reach the whole graph.
+        # Within the class and close by: two steps do not reach the whole graph.
         graph[node] = [(node + CLASSES) % NODES, (node + 2 * CLASSES) % NODES]
-    graph[3] += [3, 4, 4]  # a loop and an edge given twice
+    graph[3] += [3, 4, 4]  # a loop and a duplicate edge
     one_hot = np.eye(CLASSES, dtype=np.int32)[LABELS]
     known, test = np.arange(TRAINING + OTHER), np.array(TEST)
     csr = scipy.sparse.csr_matrix
@@ -89,7 +89,7 @@ def parts() -> dict:
 
 
 def write(folder: Path, name: str = "citeseer", **changed) -> Path:
-    """Make the eight files; `changed` replaces what some hold (test_index for test.index)."""
+    """Write the eight files; `changed` replaces the contents of some (test_index for test.index)."""
     folder.mkdir(parents=True, exist_ok=True)
     content = parts() | {key.replace("_", "."): value for key, value in changed.items()}
     for part, value in content.items():

@@ -1,4 +1,4 @@
-"""What learnsolve runs with: versions, threads, instruction set, CUDA. The first thing a bug report needs."""
+"""The configuration of learnsolve: versions, threads, instruction set, CUDA. Include it in bug reports."""
 
 import platform
 from importlib.metadata import PackageNotFoundError, version
@@ -12,7 +12,7 @@ from learnsolve import _library
 
 
 def config() -> dict[str, Any]:
-    """What `show_config` prints, as a dictionary of plain values.
+    """The output of `show_config` as a dictionary of plain values.
 
     Returns
     -------
@@ -20,9 +20,9 @@ def config() -> dict[str, Any]:
         ``learnsolve``, ``torch``, ``numpy``, ``scipy``, ``python`` : str, versions;
         ``threads`` : int, as torch.get_num_threads();
         ``instruction_set`` : str, the variant of the CPU kernels in use;
-        ``instruction_sets`` : list of str, all that were compiled, the portable one first;
-        ``cuda_built``, ``cuda_loaded`` : bool, whether the CUDA operators exist and are in use;
-        ``device`` : str, name of the GPU in use, else of the processor's architecture.
+        ``instruction_sets`` : list of str, all compiled variants;
+        ``cuda_built``, ``cuda_loaded`` : bool, whether the CUDA operators were built and are in use;
+        ``device`` : str, name of the GPU in use, or else the processor's architecture.
 
     Examples
     --------
@@ -50,7 +50,7 @@ def config() -> dict[str, Any]:
 
 
 def show_config() -> None:
-    """Print versions, threads, instruction sets and CUDA, a line each.
+    """Print versions, threads, instruction sets and CUDA, one per line.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Orders of the rows of a square matrix, and groups of rows that do not depend on one another."""
+"""Orders of the rows of a square matrix, and groups of mutually independent rows."""
 
 from typing import Any, Literal, NamedTuple
 
@@ -13,7 +13,7 @@ from learnsolve.pattern import SparsityPattern, as_numpy
 
 
 class Colouring(NamedTuple):
-    """Colours of rows such that rows of one colour are not coupled, and the rows by colour."""
+    """Colours of rows such that rows of the same colour are not coupled, and the rows by colour."""
 
     colours: Tensor
     """Colour of each row, 0 <= colour < count, shape (n,)."""
@@ -26,7 +26,7 @@ class Colouring(NamedTuple):
 
 
 def reverse_cuthill_mckee(P: SparsityPattern | CSR) -> Tensor:
-    """The reverse Cuthill-McKee order, which brings the entries close to the diagonal.
+    """The reverse Cuthill-McKee order, which moves the entries close to the diagonal.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ def reverse_cuthill_mckee(P: SparsityPattern | CSR) -> Tensor:
 
     Returns
     -------
-    Tensor, shape (n,), of the pattern's index type: row ``p[i]`` is to become row i.
+    Tensor, shape (n,), of the pattern's index type: row ``p[i]`` becomes row i.
 
     Raises
     ------
@@ -45,8 +45,8 @@ def reverse_cuthill_mckee(P: SparsityPattern | CSR) -> Tensor:
 
     Notes
     -----
-    SciPy's `scipy.sparse.csgraph.reverse_cuthill_mckee`, about O(nnz). Computed once and kept with the
-    pattern, so it must not be changed in place. No gradient: an order has none.
+    Uses `scipy.sparse.csgraph.reverse_cuthill_mckee`, about O(nnz). Computed once and cached with the
+    pattern: do not change it in place. An order has no gradient.
 
     References
     ----------
@@ -70,34 +70,34 @@ def reverse_cuthill_mckee(P: SparsityPattern | CSR) -> Tensor:
 def greedy_colouring(
     P: SparsityPattern | CSR, order: Literal["natural", "largest_first"] = "natural"
 ) -> Colouring:
-    """Colours of the rows such that coupled rows differ, for multicolour sweeps.
+    """Colour the rows such that coupled rows differ, for multicolour sweeps.
 
-    Rows i and j are coupled if there is an entry (i, j) or (j, i), i != j. Those of one colour can be relaxed
+    Rows i and j are coupled if there is an entry (i, j) or (j, i), i != j. Rows of one colour can be relaxed
     at the same time.
 
     Parameters
     ----------
     P : SparsityPattern or CSR, square
     order : "natural" or "largest_first"
-        In which rows are coloured, each with the smallest colour that none of its neighbours has: as they
-        stand, or those with most neighbours first.
+        The order in which rows are coloured, each with the smallest colour that none of its neighbours has:
+        the given order, or rows with most neighbours first.
 
     Returns
     -------
     Colouring(colours, count, ptr, rows)
-        Never more colours than the largest number of neighbours of a row, and one. Two on a grid with a
-        stencil of 3, 5 or 7 points in natural order: red and black.
+        At most one colour more than the largest number of neighbours of a row. On a grid with a stencil of
+        3, 5 or 7 points in natural order, two: red and black.
 
     Raises
     ------
     ValueError
-        if P is not square, or the order none of the above.
+        if P is not square, or the order is not one of the above.
     TypeError
         if P is neither a SparsityPattern nor a CSR.
 
     Notes
     -----
-    O(n + nnz). Deterministic. Computed once and kept with the pattern, so it must not be changed in place. No
+    O(n + nnz). Deterministic. Computed once and cached with the pattern: do not change it in place. No
     gradient.
 
     References
@@ -123,7 +123,7 @@ def _square(function: str, P: Any) -> SparsityPattern:
         raise TypeError(f"{function}: P must be a SparsityPattern or a CSR, got {type(P).__name__}")
     if pattern.shape[0] != pattern.shape[1]:
         raise ValueError(
-            f"{function}: P must be square, got shape {pattern.shape}; take that of A^T A or A A^T"
+            f"{function}: P must be square, got shape {pattern.shape}; use that of A^T A or A A^T"
         )
     return pattern
 

@@ -1,4 +1,4 @@
-"""What a function's forward and backward pass cost, side by side."""
+"""The cost of a function's forward and backward passes."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Pass:
     Attributes
     ----------
     seconds : median time of the pass, without a profiler
-    calls : operators that ran, those that other operators called included
-    operators : name -> (calls, seconds), by the profiler; the seconds are the operator's own, without those
+    calls : number of operators that ran, including those called by other operators
+    operators : name -> (calls, seconds), from the profiler; seconds of the operator itself, without operators
         that it called, and on a CUDA device those of its kernels
-    peak_bytes : the most memory that was held above what was held before, as far as torch allocated it; None
-        where it is not known
+    peak_bytes : peak of the memory allocated by torch during the pass, above the level before it; None if
+        unknown
     """
 
     seconds: float
@@ -41,7 +41,7 @@ class Pass:
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """The result of `profile`. Printing it shows forward beside backward."""
+    """The result of `profile`. Printing it compares forward and backward."""
 
     forward: Pass
     backward: Pass
@@ -78,21 +78,21 @@ class Profile:
 def profile(fn: Callable[..., Any], *args: Any, repeats: int = 10, warmup: int = 2, top: int = 10) -> Profile:
     r"""Calls and time of fn(\*args) and of its backward pass.
 
-    The backward pass goes from all outputs of fn that have a gradient, with cotangents of ones, to everything
-    that learns: arguments, and tensors that fn finds elsewhere. It ends at the arguments and at what was
-    computed before the call (it goes on where that leads to something else that fn learns), does not touch
-    `.grad`, frees no graph of the caller, and builds none for second derivatives.
+    The backward pass starts at all outputs of fn that require grad, with cotangents of ones, and computes the
+    gradients of all tensors that require grad: arguments, and tensors that fn uses from elsewhere. It stops
+    at the arguments and at tensors computed before the call (unless their graph leads to another leaf that fn
+    uses), does not change `.grad`, frees no graph of the caller, and builds none for second derivatives.
 
     Parameters
     ----------
     fn : callable
-        Returns a tensor, a CSR, a `Solution`, a Preconditioner (the tensors it holds), or lists, tuples,
-        dictionaries or dataclasses of them. Called warmup + repeats + 1 times: what it changes in place,
-        arguments included, stays changed, from call to call; let it work on clones.
-    args : what fn is called with
-    repeats : how often each pass is timed; the median counts
-    warmup : calls before, in which plans are made and caches filled; at least 1
-    top : how many operators are printed
+        Returns a tensor, a CSR, a `Solution`, a Preconditioner (the tensors it contains), or lists, tuples,
+        dictionaries or dataclasses of them. Called warmup + repeats + 1 times: in-place changes, including
+        those of arguments, persist from call to call; work on clones to avoid that.
+    args : arguments of fn
+    repeats : how often each pass is timed; the median is reported
+    warmup : number of calls before timing, which create plans and fill caches; at least 1
+    top : number of operators to print
 
     Returns
     -------
@@ -101,18 +101,18 @@ def profile(fn: Callable[..., Any], *args: Any, repeats: int = 10, warmup: int =
     Raises
     ------
     ValueError
-        if no output of fn has a gradient, fn returns what hangs on a graph that was freed before, or
-        repeats, warmup or top are below 1.
+        if no output of fn requires grad, an output depends on a graph that has been freed, or repeats,
+        warmup or top are below 1.
     TypeError
         if fn is not callable, or the numbers are not ints.
 
     Notes
     -----
-    Where a tensor of the inputs or outputs is on a CUDA device, the clock is read when that device has
-    finished. Times are those of calls without a profiler; the profiler looks at one more call, in which small
-    operators take up to twice as long. Memory on the CPU is that of torch's allocator: NumPy and SciPy do not
-    report theirs. What torch 2.13's profiler prints by itself (lines that begin with USDT) is off with
-    KINETO_LOG_LEVEL=6 in the environment.
+    If an input or output is on a CUDA device, the clock is read when that device has finished. Times are
+    those of calls without a profiler; the profiler records one more call, in which small operators take up to
+    twice as long. Memory on the CPU is that of torch's allocator: NumPy and SciPy do not report theirs. To
+    suppress the output of torch 2.13's profiler (lines that begin with USDT), set KINETO_LOG_LEVEL=6 in the
+    environment.
 
     Examples
     --------
@@ -126,7 +126,7 @@ def profile(fn: Callable[..., Any], *args: Any, repeats: int = 10, warmup: int =
     ['forward', 'backward']
     """
     if not callable(fn):
-        raise TypeError(f"profile: fn must be callable, got {type(fn).__name__}; give its arguments after it")
+        raise TypeError(f"profile: fn must be callable, got {type(fn).__name__}; pass its arguments after it")
     for name, value in (("repeats", repeats), ("warmup", warmup), ("top", top)):
         _check.integer("profile", name, value, 1)
     given = list(_tensors(args))
@@ -143,7 +143,7 @@ def profile(fn: Callable[..., Any], *args: Any, repeats: int = 10, warmup: int =
             backward, _ = _timed(border.backward(outputs), devices)
             times[0].append(forward)
             times[1].append(backward)
-            del outputs, _  # the graph, so that the next forward finds the memory free
+            del outputs, _  # free the graph before the next forward
         outputs, first = _watched(lambda: _outputs(fn(*args)), devices)
         _, second = _watched(border.backward(outputs), devices)
     passes = [Pass(statistics.median(t), *seen) for t, seen in zip(times, (first, second), strict=True)]
@@ -166,7 +166,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
         yield value.values
     elif isinstance(value, Solution):
         yield value.x
-    elif isinstance(value, Preconditioner):  # what its set-up computed, or what it learns
+    elif isinstance(value, Preconditioner):  # tensors computed in its set-up, or trainable
         yield from _tensors(vars(value))
 
 
@@ -174,34 +174,34 @@ def _outputs(result: Any) -> list[Tensor]:
     outputs = [t for t in _tensors(result) if t.requires_grad]
     if not outputs:
         raise ValueError(
-            f"profile: an output of fn must have a gradient, got {type(result).__name__} without one; let an "
-            "input require it, and return a tensor that was not detached, a CSR, a Solution, a "
+            f"profile: an output of fn must have a gradient, got {type(result).__name__} without one; use an "
+            "input that requires grad, and return a tensor that is not detached, a CSR, a Solution, a "
             "Preconditioner, or a list, tuple, dictionary or dataclass of them"
         )
     return outputs
 
 
 class _Border:
-    """Where the backward pass ends: at arguments, leaves, and nodes of the graph that were there before fn
-    was called. Those are found as what two calls have in common."""
+    """Where the backward pass ends: at arguments, leaves, and nodes of the graph that existed before fn was
+    called. The latter are the nodes that two calls have in common."""
 
     def __init__(self, given: list[Tensor]):
         self.ends: dict[Any, list[Tensor]] = {}
         for t in given:
             self.ends.setdefault(t.grad_fn, []).append(t)
-        self.first: set[Any] | None = None  # nodes of the first call, until there is a second
+        self.first: set[Any] | None = None  # nodes of the first call, until the second
         self.before: set[Any] = set()
 
     def backward(self, outputs: list[Tensor]) -> Callable[[], Any]:
-        """To be called for one call of fn after the other, each time with what it returned."""
+        """Call this after each call of fn, with its outputs."""
         inputs, nodes = self._inputs(outputs)
         unknown = self.first is None
         if unknown:
-            self.first = nodes  # until they are met again
+            self.first = nodes  # compared with those of the next call
         elif self.first:
             self.before, self.first = self.first & nodes, set()
             inputs, _ = self._inputs(outputs)
-        # The pass may go through the caller's graph: to a leaf behind it that fn uses beside it.
+        # The pass may go through the caller's graph, to a leaf that fn also uses directly.
         theirs = unknown or bool(self.before) or any(node is not None for node in self.ends)
         given: Any = inputs
         ones = [torch.ones_like(t, memory_format=torch.contiguous_format) for t in outputs]
@@ -213,14 +213,14 @@ class _Border:
                 if "backward through the graph a second time" not in str(error):
                     raise
                 raise ValueError(
-                    "profile: the backward pass meets a graph that was freed before; compute inside of fn "
-                    "what it differentiates, or give fn detached tensors"
+                    "profile: the backward pass reaches a graph that has been freed; compute inside fn what "
+                    "it differentiates, or pass detached tensors to fn"
                 ) from error
 
         return run
 
     def _inputs(self, outputs: list[Tensor]) -> tuple[list[Tensor | GradientEdge], set[Any]]:
-        """Where a backward pass from the outputs ends, and the nodes on its way."""
+        """Where a backward pass from the outputs ends, and the nodes that it visits."""
         leaves = {id(t): t for t in outputs if t.is_leaf}
         edges: dict[tuple, GradientEdge] = {}
         todo = [(t.grad_fn, t.output_nr) for t in outputs if t.grad_fn is not None]
@@ -265,7 +265,7 @@ def _watched(run: Callable[[], Any], devices: set[torch.device]) -> tuple[Any, t
         _wait(devices)
     operators: dict[str, tuple[int, float]] = {}
     for event in profiler.events() or ():
-        # Neither kernels nor nodes of autograd, whose work is done by operators.
+        # Skip kernels and autograd nodes: operators do their work.
         if event.device_type.name != "CPU" or "::" not in event.name:
             continue
         if event.name.startswith("autograd::"):
@@ -282,7 +282,7 @@ def _watched(run: Callable[[], Any], devices: set[torch.device]) -> tuple[Any, t
 
 
 def _cpu_peak(profiler: torch.profiler.profile) -> int | None:
-    """Allocations and releases in their order, added up."""
+    """Peak of the running sum of allocations and releases."""
     kineto = getattr(profiler.profiler, "kineto_results", None)
     if kineto is None:
         return None

@@ -2,9 +2,9 @@
 
     python scripts/gpu.py [--only build,tests,sanitizer,bench] [--minutes 10] [--results FOLDER]
 
-Uses the Python that runs it, with its torch, and installs nothing into it: learnsolve is built for the device
-that is here and put into build/gpu. Needs no network. Steps have time limits; one that fails does not stop
-the others. Exit code: 0 if all went well, 1 if a step failed, 2 if nothing could be run here.
+Uses the Python that runs it, with its torch, and installs nothing into it: learnsolve is built for the
+visible device, into build/gpu. Needs no network. Each step has a time limit; a failed step does not stop the
+others. Exit code: 0 on success, 1 if a step failed, 2 if nothing could be run here.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ SITE = BUILD / "site"
 PACKAGES = ("numpy", "scipy", "pytest", "hypothesis", "pybind11", "scikit_build_core", "pip")
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
-# Tests of the device alone: streams, graphs, waits, bits. And those that are the same as on the CPU, with
-# their tensors there (tests/on_device.py): cut into parts, a process each.
+# Tests of device features: streams, graphs, waits, bits. And tests shared with the CPU, with their tensors on
+# the device (tests/on_device.py), divided into one part per process.
 ABOUT_THE_DEVICE = tuple(sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("tests/*/test_cuda*.py")))
 ON_THE_DEVICE = (
     "tests/ops/test_contract.py",
@@ -55,17 +55,17 @@ ON_THE_DEVICE = (
 
 @dataclass
 class Step:
-    """One thing that was tried."""
+    """One step and its result."""
 
     name: str
     ok: bool
     seconds: float
-    what: str  # in a line
+    what: str  # one line
     notes: list[str] = field(default_factory=list)  # skipped tests, failures, the end of the output
 
 
 def run(command: list[str], limit: float, log: Path, **environment: str) -> tuple[int, str]:
-    """Exit code and output, which `log` keeps; 124 and what there was after more than `limit` seconds."""
+    """Exit code and output, also written to `log`; 124 and the output so far after `limit` seconds."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "w+") as out:
         process = subprocess.Popen(
@@ -90,11 +90,11 @@ def end_of(output: str, lines: int = 15) -> list[str]:
     return [line[:300] for line in output.splitlines() if line.strip()][-lines:]
 
 
-# --- What is here ---
+# --- The machine ---
 
 
 def look() -> dict:
-    """Facts about this machine, from another process: torch takes its time and may fail."""
+    """Facts about this machine, from a separate process, since importing torch takes long and may fail."""
     ask = f"""
 import importlib.util, json, sys
 facts = {{"python": sys.version.split()[0], "torch": None, "device": None}}
@@ -123,18 +123,18 @@ print(json.dumps(facts))
 
 
 def tool(name: str) -> str | None:
-    """A program of the CUDA toolkit, on PATH or where toolkits lie."""
+    """A program of the CUDA toolkit, on PATH or in the usual folders of toolkits."""
     homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
     places = os.pathsep.join(f"{home}/bin" for home in homes if home)
     return shutil.which(name) or shutil.which(name, path=places)
 
 
 def missing(facts: dict) -> list[str]:
-    """What stands in the way, each with its remedy."""
+    """What is missing, each item with its remedy."""
     found = []
     if tuple(map(int, facts["python"].split(".")[:2])) < (3, 11):
         found.append(
-            f"Python {facts['python']}: 3.11 or newer is needed; name one by PYTHON=/path/to/python3"
+            f"Python {facts['python']}: 3.11 or newer is needed; select one with PYTHON=/path/to/python3"
         )
     if facts["torch"] is None:
         why = f" ({facts['error']})" if "error" in facts else ""
@@ -144,7 +144,7 @@ def missing(facts: dict) -> list[str]:
     elif tuple(map(int, re.findall(r"\d+", facts["torch"])[:2])) < (2, 10):
         found.append(f"torch {facts['torch']}: 2.10 or newer is needed (pip install 'torch>=2.10')")
     elif facts["device"] is None:
-        why = "it is a build without CUDA" if not facts.get("cuda") else "look at nvidia-smi for the driver"
+        why = "it is a build without CUDA" if not facts.get("cuda") else "check the driver with nvidia-smi"
         found.append(f"no CUDA device: torch {facts['torch']} sees none ({why}); without one, `make test`")
     if facts["nvcc"] is None:
         found.append("nvcc: install the CUDA toolkit, or set CUDA_HOME to its folder")
@@ -161,7 +161,7 @@ def missing(facts: dict) -> list[str]:
 
 
 def build(facts: dict, limit: float) -> Step:
-    """A wheel for this torch and this device alone, unpacked into build/gpu/site."""
+    """Build a wheel for this torch and this device only, unpacked into build/gpu/site."""
     start = time.monotonic()
     home = str(Path(facts["nvcc"]).parent)
     code, output = run(
@@ -194,11 +194,11 @@ def build(facts: dict, limit: float) -> Step:
 
 
 def group(name: str, files: tuple[str, ...], options: list[str], limit: float) -> Step:
-    """Some files of tests in one process."""
+    """Run some test files in one process."""
     start = time.monotonic()
     report = BUILD / f"{name.replace(' ', '-')}.xml"
     report.unlink(missing_ok=True)
-    # -P: so that it finds the learnsolve that was built, not the folder beside it
+    # -P, so that it imports the learnsolve that was built, not the source folder
     command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
     code, output = run(
         [*command, *options, *files],
@@ -219,7 +219,7 @@ def group(name: str, files: tuple[str, ...], options: list[str], limit: float) -
 
 
 def outcomes(report: Path) -> tuple[int, list[str], list[str]]:
-    """Tests that passed; names of those that failed; of those that were skipped a line for each reason."""
+    """Number of passed tests; names of failed tests; one line per reason of skipped tests."""
     passed, failed = 0, []
     reasons: dict[str, list[str]] = {}
     for case in ET.parse(report).iter("testcase"):
@@ -258,7 +258,7 @@ def sanitizer(facts: dict, which: str, limit: float) -> Step:
         limit,
         BUILD / f"{which}.log",
         PYTHONPATH=str(SITE),
-        PYTORCH_NO_CUDA_MEMORY_CACHING="1",  # each tensor an allocation of its own, with limits
+        PYTORCH_NO_CUDA_MEMORY_CACHING="1",  # a separate allocation per tensor, with its own bounds
     )
     ours, others = findings(output)
     seconds = time.monotonic() - start
@@ -272,13 +272,13 @@ def sanitizer(facts: dict, which: str, limit: float) -> Step:
 
 
 def findings(output: str) -> tuple[list[str], int]:
-    """What compute-sanitizer says of our kernels, a line each; how many of torch's."""
+    """Findings of compute-sanitizer in our kernels, one line each; number of those in others."""
     blocks: list[list[str]] = []
     for line in output.splitlines():
         text = line.removeprefix("=========")
         if text == line:
             continue
-        if text.startswith(("  ", "\t")) and blocks:  # goes on with what was said
+        if text.startswith(("  ", "\t")) and blocks:  # continues the previous finding
             blocks[-1].append(text.strip())
         elif text.strip():
             blocks.append([text.strip()])
@@ -302,7 +302,7 @@ def bench(facts: dict, limit: float) -> Step:
     )
     notes = [line for line in output.splitlines() if line.startswith("left out:")]
     if not facts["cupy"]:
-        notes.append("CuPy is not installed: nothing was compared with cuSPARSE but through torch")
+        notes.append("CuPy is not installed: cuSPARSE was measured through torch only")
     what = "took too long" if code == 124 else " ".join(end_of(output, 1))
     if code not in (0, 124):
         notes += end_of(output)
@@ -310,8 +310,8 @@ def bench(facts: dict, limit: float) -> Step:
 
 
 def tests(limit: float) -> list[Step]:
-    """In some processes: on one device they share its memory, of which each takes little."""
-    parts = max(1, (os.cpu_count() or 2) - 5)  # others run the sanitizer
+    """Run the tests in several processes, which share one device and each use little of its memory."""
+    parts = max(1, (os.cpu_count() or 2) - 5)  # the other cores run the sanitizer
     groups = [("the device", ABOUT_THE_DEVICE, [])]
     groups += [
         (
@@ -327,7 +327,7 @@ def tests(limit: float) -> list[Step]:
 
 def sanitizers(facts: dict, limit: float) -> list[Step]:
     if facts["compute-sanitizer"] is None:
-        why = "compute-sanitizer is not here: it comes with the CUDA toolkit"
+        why = "compute-sanitizer was not found: it comes with the CUDA toolkit"
         return [Step("sanitizer", True, 0, "skipped", [why])]
     with ThreadPoolExecutor(max_workers=len(TOOLS)) as pool:
         return list(pool.map(lambda which: sanitizer(facts, which, limit), TOOLS))
@@ -337,7 +337,7 @@ def sanitizers(facts: dict, limit: float) -> list[Step]:
 
 
 def summary(facts: dict, steps: list[Step]) -> str:
-    """The end of the output, and the head of the page with results."""
+    """The end of the output, and the head of the results page."""
     lines = [f"{facts['device']}, torch {facts['torch']}, CUDA {facts.get('cuda')}", ""]
     for step in steps:
         lines.append(f"- {'ok    ' if step.ok else 'FAILED'} {step.name}, {step.seconds:.0f} s: {step.what}")
@@ -348,7 +348,7 @@ def summary(facts: dict, steps: list[Step]) -> str:
 
 
 def write(facts: dict, steps: list[Step], folder: Path) -> Path:
-    """One JSON and one page: what the steps say, and what the benchmarks measured."""
+    """Write a JSON file and a page with the results of the steps and of the benchmarks."""
     slug = re.sub(r"[^a-z0-9]+", "-", facts["device"].lower()).strip("-")
     kept = {key: facts.get(key) for key in ("device", "capability", "torch", "cuda", "python", "cupy")}
     record = {"gpu": kept, "steps": [asdict(step) for step in steps]}
@@ -368,8 +368,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", default="build,tests,sanitizer,bench", help="steps, with commas between")
-    parser.add_argument("--minutes", type=float, default=10.0, help="for all of it")
+    parser.add_argument("--only", default="build,tests,sanitizer,bench", help="steps, separated by commas")
+    parser.add_argument("--minutes", type=float, default=10.0, help="time limit for all steps")
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
     args = parser.parse_args()
     wanted = set(args.only.split(","))
@@ -397,7 +397,7 @@ def main() -> int:
     if "build" in wanted:
         done([build(facts, min(300, left()))])
     if not any(SITE.glob("learnsolve/learnsolve_cuda.so")):
-        print("There is nothing to test: the build is above, its output in build/gpu/build.log.")
+        print("Nothing to test: the build failed, see build/gpu/build.log.")
         wanted = set()
     checks = {"tests": tests, "sanitizer": lambda limit: sanitizers(facts, limit)}
     with ThreadPoolExecutor(max_workers=2) as pool:
@@ -412,7 +412,7 @@ def main() -> int:
     print(
         f"{len(failed)} of {len(steps)} steps failed: {', '.join(failed)}"
         if failed
-        else "All steps went well."
+        else "All steps succeeded."
     )
     return 1 if failed else 0
 

@@ -1,9 +1,10 @@
-"""Every kind of CUDA kernel once, forward and backward, on small matrices, against the same on the CPU.
+"""Every type of CUDA kernel once, forward and backward, on small matrices, compared with the CPU.
 
     python scripts/gpu_smoke.py [--device cuda]
 
-Small enough for compute-sanitizer (scripts/gpu.py), which slows a kernel down a hundredfold. Rows of very
-different lengths go by the merge path, others by sub-warps; solves have bands and levels; solvers few steps.
+Small enough for compute-sanitizer (scripts/gpu.py), which slows kernels down a hundredfold. Rows of very
+different lengths use the merge path, others sub-warps; triangular solves have bands and levels; solvers run
+few steps.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def skewed(rows: int = 300, columns: int = 1500) -> ls.CSR:
 
 
 def arrow(rows: int = 300) -> ls.CSR:
-    """A lower triangle with two full rows and a full column: several lanes a row."""
+    """A lower triangle with two full rows and a full column: several lanes per row."""
     i = torch.arange(rows)
     full = torch.arange(rows - 1)
     row = torch.cat((i, torch.full((50,), 50), torch.full_like(full, rows - 1), i[8:-1]))
@@ -136,7 +137,7 @@ def cases() -> dict[str, tuple[Callable[..., Tensor], Inputs, tuple[ls.SparsityP
             (Q,),
         ),
         **{f"cg, {kind}": (cg(kind), (spd, normal(n)), (Q,)) for kind in ("none", "diagonal", "triangular")},
-        # More columns than the persistent kernel takes.
+        # More columns than the persistent kernel supports.
         "cg, launches": (cg("diagonal"), (spd, normal(n, 40)), (Q,)),
     }
 

@@ -305,7 +305,7 @@ def test_errors(change, error, match):
 def test_a_preconditioner_of_a_batch_needs_its_factory():
     A = MATRICES["poisson 1D"]()
     batch = A.with_values(torch.stack((A.values, 2 * A.values)))
-    with pytest.raises(ValueError, match="is made of a batch of matrices"):
+    with pytest.raises(ValueError, match="was built from a batch of matrices"):
         ls.evaluate(batch, torch.ones(60, 1, dtype=F64), {"J": Jacobi(batch)}, repeats=1)
     assert ls.evaluate(batch, torch.ones(60, 1, dtype=F64), {"J": Jacobi}, repeats=1).rows[0].converged == 2
 

@@ -72,7 +72,7 @@ def test_unknown_step():
             r"cannot be imported \(ImportError: libcudart\)",
         ),
         ({"torch": "2.9.1"}, "2.10 or newer"),
-        ({"device": None}, "look at nvidia-smi"),
+        ({"device": None}, "check the driver with nvidia-smi"),
         ({"device": None, "cuda": None}, "a build without CUDA"),
         ({"nvcc": None}, "CUDA_HOME"),
         ({"absent": ["pytest", "scikit_build_core"]}, "pip install pytest scikit-build-core"),

@@ -1,4 +1,4 @@
-"""README and docs/operations.md name every operation, with its gradient and its cost; docs/solvers.md and
+"""docs/operations.md names every operation, with its gradient and its cost; docs/solvers.md and
 docs/preconditioners.md every solver and preconditioner."""
 
 import inspect
@@ -25,11 +25,6 @@ def rows() -> dict[str, list[str]]:
 
 def test_every_operation_is_there():
     assert set(rows()) == set(ls.ops.__all__)
-
-
-def test_the_readme_names_every_operation():
-    text = (PAGE.parents[1] / "README.md").read_text()
-    assert [name for name in ls.ops.__all__ if f"`{name}`" not in text] == []
 
 
 def test_every_row_is_complete():

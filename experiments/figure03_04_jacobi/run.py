@@ -1,6 +1,6 @@
 """Figures 3 and 4 of the paper: entry-wise weights of Jacobi's method, learned for 1D Poisson with 16 points.
 
-Two trainings by the recipe jacobi:
+Two runs of the recipe jacobi:
 
     published   100 steps, 20 new random vectors in each: the settings of the authors' public demonstration
     exact       300 steps on the exact mean over all vectors, whose minimiser has a closed form
@@ -23,7 +23,7 @@ TEXTBOOK = 2 / 3
 
 
 def loss_figure(history: dict, constants: dict[str, float]):
-    """Figure 3: training and test loss of every step; the test losses of weights that are not learned."""
+    """Figure 3: training and test loss of each step; test losses of fixed weights."""
     figure, axes = new_figure(
         f"Loss while learning Jacobi weights, 1D Poisson, {N} points",
         "optimiser step",
@@ -45,7 +45,7 @@ def loss_figure(history: dict, constants: dict[str, float]):
 
 
 def weights_figure(weights: dict[str, torch.Tensor]):
-    """Figure 4: a weight at each grid point."""
+    """Figure 4: the weight at each grid point."""
     figure, axes = new_figure(f"Learned Jacobi weights, 1D Poisson, {N} points", "grid point", "weight $w_i$")
     points = range(1, N + 1)
     axes.axhline(1, color=GREY, linestyle="--", label="uniform weight 1, the start")

@@ -1,7 +1,7 @@
-"""Step and momentum of the heavy ball, learned through its sweeps: figures 5 and 6.
+"""Figures 5 and 6: step size and momentum of the heavy ball, learned by differentiating through its sweeps.
 
-1D Poisson with 16 points, 12 sweeps, alpha = beta = 0.5 at the start, Adam with rate 0.01. Then a graph
-network that predicts both numbers from the matrix, for matrices that it has not seen.
+1D Poisson with 16 points, 12 sweeps, alpha = beta = 0.5 at the start, Adam with a rate of 0.01. Then a graph
+network that predicts both numbers from the matrix, evaluated on matrices that were not used in training.
 """
 
 import sys

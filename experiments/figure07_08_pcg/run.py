@@ -1,11 +1,11 @@
-"""A preconditioner M = L L^T for conjugate gradients, learned through four of their iterations: figures 7, 8.
+"""Figures 7 and 8: a preconditioner M = L L^T, learned through four iterations of conjugate gradients.
 
-2D Poisson on 8 x 8, L lower bidiagonal, loss of equation 28, AdamW with rate 0.001. Four trainings:
+2D Poisson on 8 x 8, L lower bidiagonal, loss of equation 28, AdamW with a rate of 0.001. Four trainings:
 
     one side        one right-hand side, linear along an axis, until four iterations leave 3e-5
     demonstration   the same with the loss of the authors' public demonstration (three iterations)
-    many sides      100 random right-hand sides: what is learned for all others
-    incomplete      M = (L L^T)^-1 on tril(A)'s pattern, from IC(0), random right-hand sides
+    many sides      100 random right-hand sides
+    incomplete      M = (L L^T)^-1 on the pattern of tril(A), from IC(0), random right-hand sides
 """
 
 import sys
@@ -30,16 +30,16 @@ TRAINING = (
     *("steps_taken", "final_loss", "held_out_loss", "stopped_early", "shortened_steps"),
     "condition_numbers",
 )
-ROWS = 400  # of a training in history.csv
+ROWS = 400  # rows per training in history.csv
 
 
 def loss_figure(histories: dict[str, dict]):
-    """Relative to the first loss: the trainings have losses of their own."""
+    """Losses relative to the first one, since the trainings have different losses."""
     figure, axes = new_figure(
         "Training loss, 2D Poisson, 8 x 8", "optimiser step", "loss, relative to the first"
     )
     for name, history in histories.items():
-        if name == "incomplete":  # grows its loss by iterations
+        if name == "incomplete":  # its curriculum adds iterations to the loss
             continue
         first = history["loss"][0]
         relative = [loss / first for loss in history["loss"]]

@@ -1,8 +1,8 @@
 """Figures 9 and 10 of the paper: losses and accuracies of a graph convolutional network on CiteSeer.
 
-The recipe gcn, with as many initialisations as --seeds says. The data are the raw files of the Planetoid
-project: those in --data, or else a download. Where neither is to be had, nothing is done, and that is said.
---quick trains on a graph of 42 nodes that it makes itself.
+The recipe gcn with --seeds initialisations. The data are the raw files of the Planetoid project, from --data
+or else a download. If neither is available, the run prints SKIPPED and does nothing. --quick trains on a
+generated graph of 42 nodes.
 """
 
 import os
@@ -22,7 +22,7 @@ PUBLISHED = 0.703  # Kipf and Welling, table 2
 
 
 def band(axes, history: dict, column: str, color: str, label: str) -> None:
-    """The mean over the initialisations, and two standard deviations on both sides of it."""
+    """The mean over the initialisations, with a band of two standard deviations on both sides."""
     steps, mean, deviation = (np.array(history[name]) for name in ("step", column, f"{column}_std"))
     axes.plot(steps, mean, color=color, linewidth=1.8, label=label)
     axes.fill_between(steps, mean - 2 * deviation, mean + 2 * deviation, color=color, alpha=0.2, linewidth=0)
@@ -76,7 +76,7 @@ def histogram(accuracies: list[float], graph: str, published: float | None):
 
 
 def found_data(folder: str | None) -> bool:
-    """Whether there is something to read; a folder that was named must be good."""
+    """Whether data are available; a given folder is assumed to be valid."""
     if folder is not None:
         return True
     try:
@@ -85,7 +85,7 @@ def found_data(folder: str | None) -> bool:
         reason = " ".join(str(error).split())
         print(
             f"*** SKIPPED: figure09_10_gcn has no data ({reason}).\n"
-            "*** Give the folder with ind.citeseer.x and so on: run.py --data DIR, or "
+            "*** Pass the folder with ind.citeseer.x and so on: run.py --data DIR, or "
             f"make experiments {VARIABLE}=DIR"
         )
         return False
@@ -102,7 +102,7 @@ def main() -> None:
     )
     seeds = experiment.args.seeds
     if seeds < 2:
-        sys.exit("figure09_10_gcn: --seeds must be at least 2, for a deviation")
+        sys.exit("figure09_10_gcn: --seeds must be at least 2, for a standard deviation")
     data = experiment.args.data or os.environ.get(VARIABLE) or None
     with tempfile.TemporaryDirectory() as folder:
         if experiment.quick:

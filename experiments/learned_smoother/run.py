@@ -1,12 +1,12 @@
-"""The entries of an AMG's smoothers, learned through its cycles.
+"""The entries of an AMG's smoothers, learned by differentiating through its cycles.
 
 First the authors' public demonstration, demos/multigrid.ipynb in nicknytko/numml: the smoother S of a
-prolongation P = S T, T of three aggregates of three points; the loss is what three cycles leave of the
-residual.
+prolongation P = S T, where T has three aggregates of three points; the loss is the relative residual after
+three cycles.
 
 Then the relaxation of a two-grid cycle on 16 x 16 points, x <- x + S r before the coarse correction and
-x <- x + S^T r after it, with S diagonal and with S on A's pattern. The loss is the mean energy that a cycle
-leaves of an error, all modes alike: the sum of the squares of the eigenvalues of its error propagator.
+x <- x + S^T r after it, with a diagonal S and with S on A's pattern. The loss is the mean energy left after a
+cycle if all modes have equal energy: the sum of the squares of the eigenvalues of its error propagator.
 """
 
 import sys
@@ -21,7 +21,7 @@ from torch import Tensor
 
 import learnsolve as ls
 
-# Losses that the notebook's output prints, by step.
+# Losses in the notebook's output, by step.
 PUBLISHED = {
     0: 0.2270,
     10: 0.0501,
@@ -35,7 +35,7 @@ PUBLISHED = {
     90: 0.0075,
     102: 0.0070,
 }
-ENOUGH = 0.007  # where it stops
+ENOUGH = 0.007  # the loss at which it stops
 CYCLES = 40
 
 
@@ -64,7 +64,7 @@ class Demonstration:
         return cls(A, T, b)
 
     def guesses(self, seed: int, twenties: int = 1) -> Tensor:
-        """Scaled as the notebook does it: each unknown has the norm 1 over twenty of them."""
+        """Scaled as in the notebook: each unknown has norm 1 over twenty guesses."""
         generator = torch.Generator().manual_seed(seed)
         X = torch.randn(twenties, 20, 9, dtype=self.A.dtype, generator=generator)
         return (X / X.norm(dim=1, keepdim=True)).reshape(-1, 9).T
@@ -138,7 +138,7 @@ def jacobi(A: ls.CSR, *weights: float) -> ls.CSR:
 
 
 def best_jacobi(A: ls.CSR, P: ls.CSR, sweeps: int, usual: float, step: float) -> tuple[float, ...]:
-    """The weights of the smallest radius, on a grid and the usual one."""
+    """The weights with the smallest radius, from a grid and the usual weight."""
     axis = [usual, *torch.arange(0.3, 3.5, step).tolist()]
     choices = [(w,) for w in axis] if sweeps == 1 else [(v, w) for v in axis for w in axis if v <= w]
     return min(choices, key=lambda weights: radius(A, Cycle(A, P, jacobi(A, *weights))))
@@ -150,7 +150,7 @@ def energy_left(A: ls.CSR, M) -> Tensor:
 
 
 def learned(A: ls.CSR, P: ls.CSR, start: ls.CSR, pattern: ls.SparsityPattern, steps: int):
-    """S on the pattern, from a diagonal start; and the loss of every step."""
+    """S on the pattern, from a diagonal start; and the loss of each step."""
     on = pattern.row_indices == pattern.col_indices
     values = torch.zeros(pattern.nnz, dtype=A.dtype)
     values[on] = start.values
@@ -169,7 +169,7 @@ def learned(A: ls.CSR, P: ls.CSR, start: ls.CSR, pattern: ls.SparsityPattern, st
 
 
 def residuals(A: ls.CSR, M) -> Tensor:
-    """||b - A x|| over the cycles, for A x = b from zero with a random b; relative."""
+    """Relative ||b - A x|| over the cycles, for A x = b from zero with a random b."""
     b = torch.randn(A.shape[0], dtype=A.dtype, generator=torch.Generator().manual_seed(0))
     x, norms = torch.zeros_like(b), [b.norm()]
     for _ in range(CYCLES):
@@ -179,7 +179,7 @@ def residuals(A: ls.CSR, M) -> Tensor:
 
 
 def factor(curve: Tensor) -> float:
-    """What a cycle leaves, in the mean of the later ones that are above rounding."""
+    """Mean convergence factor of the later cycles above rounding level."""
     return float(ls.analysis.convergence_factor(curve[curve > 1e-13], rtol=1).value)
 
 

@@ -1,14 +1,14 @@
 """The entries of a prolongation, learned on a 1D problem through the Galerkin product P^T A P.
 
 A two-grid cycle (a sweep of Jacobi's method, the correction from every other point, a sweep) for
--(k u')' = f with 31 points; P has three entries in a column, and starts as linear interpolation. Losses, of
+-(k u')' = f with 31 points; P has three entries per column and starts as linear interpolation. Losses, for
 the error propagator E of a cycle:
 
     radius         its spectral radius
-    squares        the sum of the squares of its eigenvalues: all modes alike
-    random errors  the energy that a cycle leaves of an error from N(0, I), in the mean
+    squares        the sum of the squares of its eigenvalues: all modes have equal energy
+    random errors  the mean energy after a cycle of errors from N(0, I)
 
-Beside it: linear interpolation, the ideal one, and the least radius that any P with as many columns can have.
+For comparison: linear interpolation, the ideal one, and a lower bound of the radius for any P of this size.
 """
 
 import sys
@@ -48,7 +48,7 @@ def problems() -> dict[str, Tensor]:
 
 
 def prolongation(weights: Tensor) -> ls.CSR:
-    """P from what a fine point takes of the coarse one before and after it: shape (2, (N + 1) / 2)."""
+    """P from the weights of the coarse points before and after each fine point: shape (2, (N + 1) / 2)."""
     coarse = torch.arange((N - 1) // 2)
     rows = torch.cat([2 * coarse, 2 * coarse + 1, 2 * coarse + 2])
     # Fine point number i (row 2 i) lies before coarse point i and after coarse point i - 1.
@@ -61,7 +61,7 @@ def linear() -> ls.CSR:
 
 
 def ideal(k: Tensor) -> ls.CSR:
-    """-A_ff^-1 A_fc, which is sparse here: fine points are coupled to coarse ones only."""
+    """-A_ff^-1 A_fc, sparse here because fine points are coupled to coarse ones only."""
     before, after = k[0::2], k[1::2]
     return prolongation(torch.stack([before, after]) / (before + after))
 
@@ -99,7 +99,7 @@ def bound(A: ls.CSR, columns: int) -> float:
 
 
 def learned(A: ls.CSR, loss: str, steps: int) -> tuple[ls.CSR, list[float]]:
-    """The best P, and the radius of every step."""
+    """The best P, and the radius of each step."""
     M = ls.preconditioners.LearnedAMG(two_grid(A, linear()), learn=("prolongation",))
     optimizer = torch.optim.Adam(M.parameters(), lr=0.02)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.02 ** (1 / steps))

@@ -1,9 +1,9 @@
 """A sparse approximate inverse by gradient descent on ||A X - I||_F^2 + ||X A - I||_F^2.
 
 First the authors' public demonstration, demos/spai_grad.ipynb in nicknytko/numml: 1D Poisson with 8 points,
-X with five diagonals. Then 2D Poisson, X on the pattern of A and on that of A^2, as a preconditioner, beside
-what is computed directly: SPAI, on the same pattern the minimiser of ||A M - I||_F alone, and FSAI, L L^T
-with L on its lower half.
+X with five diagonals. Then 2D Poisson, with X on the pattern of A and on that of A^2 as a preconditioner,
+compared with direct constructions on the same pattern: SPAI, the minimiser of ||A M - I||_F alone, and FSAI,
+L L^T with L on the lower half.
 """
 
 import sys
@@ -62,7 +62,7 @@ def learned(loss: Loss, start: Tensor, lr: float, steps: int, decay: float = 1.0
 
 
 def demonstration(steps: int):
-    """N = 8, from A's own values and ones on the second diagonals, Adam with a rate of 0.1."""
+    """N = 8, starting from A's values and ones on the second diagonals, Adam with a rate of 0.1."""
     A = ls.problems.poisson(8)
     ones = torch.ones(6, dtype=A.dtype)
     start = A + ls.ops.diag(ones, 2) + ls.ops.diag(ones, -2)
@@ -95,7 +95,7 @@ def solutions(A: ls.CSR, b: Tensor, M, symmetric: bool) -> dict[str, ls.solvers.
 
 
 class Comparison:
-    """Rows of a table: how near M is to an inverse, and what it is worth."""
+    """Rows of a table: how close M is to an inverse, and the iterations that it needs."""
 
     def __init__(self, A: ls.CSR):
         self.A, self.b = A, torch.randn(A.shape[0], dtype=A.dtype, generator=torch.Generator().manual_seed(0))
@@ -122,7 +122,7 @@ class Comparison:
 
 
 def compared(A: ls.CSR, steps: int) -> tuple[Comparison, dict[str, list[float]], dict[str, float]]:
-    """The table, and for both patterns the loss of every step and the smallest one."""
+    """The table, and for both patterns the loss of each step and the smallest loss."""
     comparison, histories, smallest = Comparison(A), {}, {}
     comparison.add("none", None)
     comparison.add("Jacobi", ls.preconditioners.Jacobi(A))
@@ -136,7 +136,7 @@ def compared(A: ls.CSR, steps: int) -> tuple[Comparison, dict[str, list[float]],
         values, histories[words] = learned(loss, start, 0.02, steps, 0.01 ** (1 / steps))
         smallest[words] = float(loss(loss.minimiser()))
         X = ls.CSR(values, pattern)
-        # A is symmetric, so is the loss in X: what starts symmetric stays it.
+        # A is symmetric, and so is the loss in X: X stays symmetric.
         assert difference(X.T.values, X.values) < 1e-9
         comparison.add(f"learned, {words}", X, X)
         lower = ls.preconditioners.lower_pattern(A, rings)
@@ -160,7 +160,7 @@ def loss_figure(histories: dict[str, tuple[list[float], float]]):
 
 
 def matrices_figure(A: ls.CSR, X: ls.CSR):
-    """What the demonstration prints: X and A X, beside the inverse."""
+    """The output of the demonstration: X and A X, with the inverse."""
     figure, panels = new_panels("1D Poisson, 8 points: X with five diagonals", 3)
     shown = {"$A^{-1}$": A.to_dense().inverse(), "X": X.to_dense(), "A X": (A @ X).to_dense()}
     for axes, (name, D) in zip(panels, shown.items(), strict=True):

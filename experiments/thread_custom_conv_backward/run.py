@@ -1,6 +1,6 @@
-"""A convolution written as an autograd Function: how many calls its backward makes, and what they cost.
+"""A convolution written as an autograd Function: the number of calls in its backward, and their cost.
 
-The weight is masked: of the input channels only some are used. Every variant computes the same output and the
+The weight is masked: only some of the input channels are used. Every variant computes the same output and the
 same two gradients, for x and for the whole weight.
 """
 
@@ -19,7 +19,7 @@ STRIDE, PADDING = 2, 1
 
 
 class NNGrad(torch.autograd.Function):
-    """The backward as in the question, of torch.nn.grad."""
+    """The backward of the question, with torch.nn.grad."""
 
     @staticmethod
     def forward(ctx, x, w, used):
@@ -37,7 +37,7 @@ class NNGrad(torch.autograd.Function):
 
 
 class NNGrad2020(NNGrad):
-    """The same, with the weight's gradient as one convolution that has a group for each image and channel.
+    """The same, with the weight's gradient as one convolution with one group per image and channel.
 
         w'[o, c, a, b] = sum_n sum_p g[n, o, p] x[n, c, stride p + (a, b)]
 
@@ -59,7 +59,7 @@ class NNGrad2020(NNGrad):
 
 
 class OneCall(NNGrad):
-    """Both gradients, those that are asked for, in one call of the operator that torch itself uses."""
+    """Both gradients, as far as required, in one call of the operator that torch itself uses."""
 
     @staticmethod
     def backward(ctx, g):
@@ -81,8 +81,8 @@ def _widened(gx, gw, used, shapes):
 def strided_stencil(c: Tensor, x: Tensor) -> Tensor:
     """y[i, j] = sum_ab c[a, b] x[2 i + a - 1, 2 j + b - 1], a window of 3 x 3 with stride 2.
 
-    A stencil moves by one point. The even and the odd points of x along each axis form four grids, on which a
-    stride of two is one of one: 2 i + a - 1 is the point i + s of the grid p.
+    A stencil has stride 1. The even and the odd points of x along each axis form four grids, on which stride
+    2 becomes stride 1: 2 i + a - 1 is the point i + s of the grid p.
     """
     places = {-1: (1, -1), 0: (0, 0), 1: (1, 0)}  # a - 1: (p, s)
     total = None
@@ -110,7 +110,7 @@ def chosen(x, w, used, mask):
 
 
 def by_stencil(x, w, used, mask):
-    # One image for each pair of channels, added up: the stencil has no sum over channels.
+    # One image per pair of channels, added up: the stencil has no sum over channels.
     return strided_stencil(w[:, used], x[:, used].unsqueeze(1)).sum(2)
 
 
@@ -123,7 +123,7 @@ VARIANTS = {
     "stencil, summed over channels": by_stencil,
 }
 
-# The stencil applies where every channel has its own window, and most of all where it moves by one point.
+# The stencil is suitable if each channel has its own window, in particular with stride 1.
 DEPTHWISE = {
     "conv2d, a group for each channel": lambda x, w: F.conv2d(
         x, w.unsqueeze(1), stride=STRIDE, padding=PADDING, groups=x.shape[1]
@@ -137,7 +137,7 @@ ONE_GRID = {
 
 
 def measured(functions: dict, inputs: tuple[Tensor, Tensor], seconds: float) -> list[dict]:
-    """Calls, times and gradients of functions of the two inputs; the gradients beside those of the first."""
+    """Calls, times and gradients of functions of the two inputs; gradients are compared with the first."""
     outputs = {name: f(*inputs) for name, f in functions.items()}
     first = next(iter(outputs.values()))
     g = torch.randn(first.shape, dtype=first.dtype, generator=torch.Generator().manual_seed(1))
@@ -228,7 +228,7 @@ def picture(plain: list[dict], onednn: list[dict]):
     axes.set_xscale("log")
     axes.set_yticks([-number for number in range(len(plain))], [row["variant"] for row in plain])
     left, right = axes.get_xlim()
-    axes.set_xlim(left, right * 2)  # room for the words
+    axes.set_xlim(left, right * 2)  # room for the labels
     axes.legend(frameon=False, loc="lower left", fontsize=7.5)
     return figure
 

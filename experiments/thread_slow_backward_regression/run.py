@@ -1,13 +1,13 @@
-"""The regression of a slow backward pass: y = A x, masked squared error, gradient for x.
+"""A regression with a slow backward pass: y = A x, masked squared error, gradient with respect to x.
 
     loss(x) = sum_i mask_i (A x - y)_i^2 / sum_i mask_i
 
-A has random rows of sorted, distinct columns, 0.1 % of all, in float32 with int32 indices. Times of the loss
-and of its gradient alone for learnsolve, SciPy and torch; then the regression is solved, by gradient descent
-and by LSQR.
+A has random rows with sorted, distinct columns, 0.1 % of all, in float32 with int32 indices. Measures the
+loss and its gradient separately for learnsolve, SciPy and torch; then solves the regression by gradient
+descent and by LSQR.
 
-Without --full at a tenth of the entries (rows and columns divided by the root of ten), where torch's CSR and
-COO take part, which need a multiple of the memory.
+Without --full, the problem has a tenth of the entries (rows and columns divided by the square root of ten)
+and includes torch's CSR and COO, which need a multiple of the memory.
 """
 
 import sys
@@ -26,17 +26,17 @@ import learnsolve as ls
 
 FULL = (850_000, 210_000, 210)  # 178.5 M entries, as in the question
 TENTH = (267_000, 66_000, 66)  # 17.6 M
-QUICK = (8_500, 2_100, 21)  # 178,500: of 1 %, so that every column has entries
+QUICK = (8_500, 2_100, 21)  # 178,500, or 1 %, so that every column has entries
 OBSERVED, NOISE = 0.8, 0.01
-MORE = 2  # threads, beside the one of all others
+MORE = 2  # threads of the second measurement; all others use one
 
 
 class Regression:
-    """A, the mask, what is observed, and the x that it was made of."""
+    """A, the mask, the observations, and the x that generated them."""
 
     def __init__(self, m: int, n: int, length: int):
         crow, cols, values = regression_matrix(m, n, length)
-        self.S = sp.csr_array((values, cols, crow), shape=(m, n))  # all share one memory
+        self.S = sp.csr_array((values, cols, crow), shape=(m, n))  # all share memory
         self.arrays = tuple(torch.from_numpy(a) for a in (crow, cols, values))
         self.A = ls.CSR(self.arrays[2], ls.SparsityPattern(*self.arrays[:2], (m, n)))
         generator = torch.Generator().manual_seed(1)
@@ -61,7 +61,7 @@ def with_threads(count: int, run):
 
 
 def times(problem: Regression, peers: bool, seconds: float) -> list[dict]:
-    """Loss and gradient alone, in turns; the gradients beside SciPy's in float64."""
+    """Times of loss and gradient, interleaved; gradients are compared with SciPy's in float64."""
     A, S, mask, y = problem.A, problem.S, problem.mask.numpy(), problem.y.numpy()
     m, n = A.shape
     x = torch.randn(n, generator=torch.Generator().manual_seed(2), requires_grad=True)
@@ -81,7 +81,7 @@ def times(problem: Regression, peers: bool, seconds: float) -> list[dict]:
         forward["torch COO"] = lambda: problem.loss(torch.sparse.mm(coo, x.unsqueeze(1)).squeeze(1))
     losses = {name: f() for name, f in forward.items() if name != "SciPy"}
     scipy_loss = forward["SciPy"]()
-    residual = S @ x.detach().numpy() - y  # a forward pass keeps it
+    residual = S @ x.detach().numpy() - y  # a forward pass stores it
     weight = np.float32(2 / problem.count) * mask
     backward = {
         name: lambda loss=loss: torch.autograd.grad(loss, x, retain_graph=True)[0]
@@ -91,7 +91,7 @@ def times(problem: Regression, peers: bool, seconds: float) -> list[dict]:
     backward["SciPy"] = lambda: torch.from_numpy(S.T @ (weight * residual))
     together = {
         f"{name}, forward": f for name, f in forward.items()
-    } | backward  # so that ratios are of one time
+    } | backward  # measured together, so that ratios are comparable
     t = medians(together, seconds)
     exact = torch.from_numpy(S.T @ (weight * residual).astype(np.float64))
     return [
@@ -110,8 +110,8 @@ def times(problem: Regression, peers: bool, seconds: float) -> list[dict]:
 def gradient_descent(problem: Regression, iterations: int) -> tuple[Tensor, list[float], float]:
     """x, the losses and the seconds, with the best constant step for the eigenvalues of A^T mask A.
 
-    Of a random A with m' observed rows these are c (1 - sqrt(n / m'))^2 to c (1 + sqrt(n / m'))^2, with c the
-    mean square of a column (Marchenko and Pastur, 1967); the step is two over the sum of the ends.
+    For a random A with m' observed rows they range from c (1 - sqrt(n / m'))^2 to c (1 + sqrt(n / m'))^2,
+    where c is the mean square of a column (Marchenko and Pastur, 1967); the step is two over the sum of both.
     """
     n = problem.A.shape[1]
     c = problem.count * problem.length / n
@@ -133,8 +133,8 @@ def gradient_descent(problem: Regression, iterations: int) -> tuple[Tensor, list
 def by_lsqr(problem: Regression, iterations: int) -> tuple[ls.solvers.Solution, float]:
     A, mask = problem.A, problem.mask
     start = time.perf_counter()
-    # A^T r as the gradient of <r, A x>: for a matrix of this size it goes through A's rows, where
-    # spmm(..., transpose=True) sorts all entries once, and then waits for memory at each of them.
+    # A^T r as the gradient of <r, A x>: for a matrix of this size it reads A in the order of its rows;
+    # spmm(..., transpose=True) sorts all entries once and then waits for memory at each of them.
     x = torch.zeros(A.shape[1], requires_grad=True)
     y = A @ x
     solution = ls.solvers.lsqr(

@@ -1,12 +1,12 @@
-"""Backward of the hardest losses only: what a subset costs, for solvers that are unrolled.
+"""Backward of the hardest losses only: the cost of a subset, for unrolled solvers.
 
-A preconditioner learns from a batch of test vectors through a fixed number of iterations. Only the largest
-losses are to have a gradient. Time against their fraction, for
+A preconditioner is trained on a batch of test vectors through a fixed number of iterations. Only the largest
+losses have a gradient. Measures the time against their fraction, for
 
     plain, one pass   op by op with a graph, then losses[hardest].mean().backward()
-    plain, two pass   the losses of all without a graph, then the hardest ones again with a graph
-    ours, one pass    the same two lines with the compiled loop, whose adjoint skips vectors of zero cotangent
-    ours, two pass
+    plain, two pass   all losses without a graph, then the hardest ones again with a graph
+    ours, one pass    the same two lines with the compiled loop; its adjoint skips zero cotangents
+    ours, two pass    as plain, two pass, with the compiled loop
 """
 
 import math
@@ -28,7 +28,7 @@ Solve = Callable[[ls.CSR, Tensor, Tensor, int], Tensor]
 
 
 class LowerFactor(ls.preconditioners.Preconditioner):
-    """M = L L^T, in the form that the compiled loop of cg knows."""
+    """M = L L^T, in the form that the compiled loop of cg supports."""
 
     symmetric = True
 
@@ -43,14 +43,14 @@ class LowerFactor(ls.preconditioners.Preconditioner):
 
 
 def start_cg(A: ls.CSR) -> Tensor:
-    """Values for the pattern of A's lower triangle: a scaled diagonal, and a little below."""
+    """Values for the pattern of A's lower triangle: a scaled diagonal, and small entries below."""
     L = A.tril()
     on = L.pattern.row_indices == L.pattern.col_indices
     return torch.where(on, 0.5, 0.1).to(A.dtype)
 
 
 def plain_cg(A: ls.CSR, V: Tensor, theta: Tensor, iterations: int) -> Tensor:
-    """The textbook's loop, one operation of torch after the other, with our product."""
+    """The textbook's loop, op by op in torch, with our product."""
     M = LowerFactor(A.tril().with_values(theta))
     r = V.T
     x = torch.zeros_like(r)
@@ -73,7 +73,8 @@ def compiled_cg(A: ls.CSR, B: Tensor, theta: Tensor, iterations: int) -> Tensor:
 
 @dataclass
 class Solver:
-    """`start` gives what learns; the others take A, vectors (count, n), what learns and the iterations."""
+    """`start` returns the trainable tensor; the others take A, vectors (count, n), that tensor and the number
+    of iterations."""
 
     name: str
     iterations: int
@@ -140,9 +141,9 @@ def variants(solver: Solver) -> dict[str, tuple[Callable, Solve]]:
 
 
 def measured(solver: Solver, grid: tuple[int, int], vectors: int, rounds: int) -> tuple[list[dict], float]:
-    """Medians for every variant and fraction, in turns; and the fraction of losses above their average."""
+    """Interleaved medians for each variant and fraction; and the fraction of losses above their average."""
     A = ls.problems.poisson(grid)
-    # Smooth and rough vectors: some are solved far sooner than others.
+    # Smooth and rough vectors: some converge much faster than others.
     generator = torch.Generator().manual_seed(0)
     exact = torch.randn(vectors, A.shape[0], dtype=A.dtype, generator=generator)
     for sweeps in range(1, vectors):
@@ -161,7 +162,7 @@ def measured(solver: Solver, grid: tuple[int, int], vectors: int, rounds: int) -
         for count in counts:
             for name, (run, solve) in variants(solver).items():
                 *times, gradients[count, name] = run(solve, problem, theta, count)
-                if turn:  # the first one makes plans
+                if turn:  # the first turn creates plans
                     samples.setdefault((count, name), []).append((times[0], times[1]))
 
     rows = []
@@ -206,7 +207,7 @@ def picture(rows: list[dict], solver: Solver, above: float, what: str):
 def main() -> None:
     experiment = Experiment(__file__, __doc__)
     grid, vectors, rounds = ((8, 8), 8, 2) if experiment.quick else ((64, 64), 32, 9)
-    if experiment.quick:  # the small problem must not be solved to rounding level
+    if experiment.quick:  # do not solve the small problem to rounding level
         SOLVERS[:] = [replace(solver, iterations=5) for solver in SOLVERS]
     everything = []
     averages = {}

@@ -1,4 +1,5 @@
-"""What decides how fast an iteration converges: eigenvalues, condition numbers, factors, with gradients."""
+"""Quantities that determine how fast an iteration converges: eigenvalues, condition numbers, convergence
+factors, with gradients."""
 
 from learnsolve.analysis._estimate import Estimate
 from learnsolve.analysis.condition_number import condition_number

@@ -1,4 +1,4 @@
-"""Eigenvalues of the largest modulus, of a dense matrix or of products with a map."""
+"""Eigenvalues of largest modulus, from a dense matrix or from products with a map."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from learnsolve.analysis._operands import Map, Space, as_array, constant
 
 
 class Pair(NamedTuple):
-    """An eigenvalue and its vector, of norm 1, on the host."""
+    """An eigenvalue and its eigenvector of norm 1, on the host."""
 
     value: complex
     vector: np.ndarray
     converged: bool
 
 
-# An eigenvalue, of the transpose or not: the dominant one, or the one nearest to a number. None if a product
-# is not finite.
+# Finds an eigenvalue, of the transpose or not: the dominant one, or the one nearest to a number. None if a
+# product is not finite.
 Search = Callable[[bool, complex | None], Pair | None]
 
 
@@ -67,13 +67,13 @@ def _dominant(
     first = matvec(start)
     if lost:
         return None
-    if not first.any():  # a random vector is mapped to zero: so are all
+    if not first.any():  # a random vector is mapped to zero, hence all are
         return Pair(0.0, start / np.linalg.norm(start), True)
     operator = scipy.sparse.linalg.LinearOperator((space.n, space.n), matvec=matvec, dtype=kind)  # type: ignore
     converged, ncv = True, min(space.n, 40)
     eigs: Any = scipy.sparse.linalg.eigs
     try:
-        # Four, since so many may have one modulus: complex pairs of both signs.
+        # Four, since up to four may share one modulus: complex pairs of both signs.
         found: Any = eigs(operator, k=4, ncv=ncv, v0=start, tol=rtol, maxiter=maxiter, which="LM")
     except scipy.sparse.linalg.ArpackError as error:
         found, converged = (getattr(error, "eigenvalues", ()), getattr(error, "eigenvectors", None)), False
@@ -87,8 +87,7 @@ def _dominant(
 def _ritz(
     matvec: Callable[[np.ndarray], np.ndarray], start: np.ndarray, m: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The Ritz pairs of one Arnoldi process: what there is to report where
-    ARPACK has nothing."""
+    """The Ritz pairs of one Arnoldi process, reported where ARPACK returns nothing."""
     V, H = [start.astype(float) / np.linalg.norm(start)], np.zeros((m + 1, m))
     for k in range(m):
         w = matvec(V[k]).astype(float)
@@ -107,13 +106,13 @@ def _ritz(
 
 
 def _transpose(name: str, apply: Map, start: Tensor) -> Map:
-    """x -> E^T x, the derivative of <x, E(y)> in y."""
+    """x -> E^T x, the derivative of <x, E(y)> with respect to y."""
     try:
         y, pull = torch.func.vjp(apply, torch.zeros_like(start))[:2]
         pull(torch.zeros_like(y))
     except RuntimeError as error:
         raise ValueError(
-            f"{name}: the gradient needs the transpose of E, and E cannot be differentiated in its argument "
-            f'({error}); write it in differentiable operations, or use method="dense"'
+            f"{name}: the gradient needs the transpose of E, but E is not differentiable with respect to its "
+            f'argument ({error}); write E with differentiable operations, or use method="dense"'
         ) from error
     return constant(name, lambda X: pull(X)[0])

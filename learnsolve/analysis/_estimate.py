@@ -1,4 +1,4 @@
-"""What an estimate comes with, and the value of one that has a first derivative and no more."""
+"""The result of an estimate, and values that have a first derivative only."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from torch import Tensor
 
 
 class Estimate(NamedTuple):
-    """A number that was estimated.
+    """An estimated number.
 
     Attributes
     ----------
     value : Tensor, differentiable
-    error : Tensor of that shape, a constant: how far off it may be; the function that gave it says in what
-        sense
-    converged : bool, the error is within what was asked for; False is also told by a RuntimeWarning
+    error : Tensor of the same shape, a constant: the error of the value, as defined by the function that
+        returned it
+    converged : bool, whether the error is within the requested tolerance; if not, a RuntimeWarning is issued
+        as well
     """
 
     value: Tensor
@@ -31,7 +32,7 @@ def warn(function: str, message: str) -> None:
 
 def with_derivative(function: str, value: Tensor, form: Tensor) -> Tensor:
     """`value`, with the first derivative of `form`, in which eigenvectors are constants. The first derivative
-    of an eigenvalue does not need theirs; the second does, and raises."""
+    of an eigenvalue does not need those of the eigenvectors; the second does, and raises."""
     return _FirstOrder.apply(function, value, form)  # type: ignore[return-value]
 
 
@@ -58,7 +59,7 @@ class _FirstOrder(torch.autograd.Function):
 
 
 class _Once(torch.autograd.Function):
-    """A derivative, which hangs on `form` so that whoever differentiates it again is told."""
+    """A derivative that depends on `form`, so that differentiating it again raises."""
 
     generate_vmap_rule = True
 
@@ -81,6 +82,6 @@ class _Once(torch.autograd.Function):
 
 def _no_second(function: str) -> NotImplementedError:
     return NotImplementedError(
-        f"{function}: has first derivatives only; for second ones take torch.linalg.eigvalsh or eigvals of "
+        f"{function}: has first derivatives only; for second ones use torch.linalg.eigvalsh or eigvals on "
         "A.to_dense()"
     )

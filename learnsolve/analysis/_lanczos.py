@@ -22,7 +22,7 @@ from learnsolve.analysis._operands import Map
 
 
 class Ends(NamedTuple):
-    """The smallest and the largest Ritz value, and their vectors as columns (n, 2)."""
+    """The smallest and the largest Ritz value, with their vectors as columns (n, 2)."""
 
     theta: Tensor  # (2,)
     error: Tensor  # (2,), bounds of the distance to an eigenvalue
@@ -33,10 +33,10 @@ class Ends(NamedTuple):
 
 
 def lanczos(name: str, A: Map, M: Map | None, start: Tensor, most: int, rtol: float) -> Ends | None:
-    """Up to `most` steps, until both ends are known to `rtol`, relative to each. None if A or M gives what is
-    not finite."""
+    """Up to `most` steps, until both extreme eigenvalues are known to a relative accuracy of `rtol`. None if
+    a product with A or M is not finite."""
     n, eps = start.shape[0], torch.finfo(start.dtype).eps
-    with plain_tensors():  # those of inference mode could not be filled here
+    with plain_tensors():  # tensors of inference mode could not be filled here
         V = start.new_empty(most + 1, n)
         Y = V if M is None else torch.empty_like(V)
     alpha, beta = [], []  # of the tridiagonal matrix
@@ -44,13 +44,13 @@ def lanczos(name: str, A: Map, M: Map | None, start: Tensor, most: int, rtol: fl
     w = start
     for k in range(most + 1):
         y = w if M is None else M(w)
-        with plain_tensors():  # A and M may be at work in a transformation of torch.func, this is not
+        with plain_tensors():  # A and M may run in a transformation of torch.func, this does not
             length = _length(name, w, y)
             if not length < torch.inf:
                 return None
             if k:
                 beta.append(length)
-            # Nothing is left of the space: what the Ritz values are, the eigenvalues are.
+            # The space is exhausted: the Ritz values are eigenvalues.
             exhausted = k == n or (k > 0 and length <= 10 * eps * size)
             if exhausted or k == most or k == 5 or (k > 0 and k % 10 == 0):
                 rest = 0.0 if exhausted else length
@@ -63,7 +63,8 @@ def lanczos(name: str, A: Map, M: Map | None, start: Tensor, most: int, rtol: fl
             y = Y[k].unsqueeze(-1)
         w = A(y)
         with plain_tensors():
-            # Against all, twice: the vectors stay orthogonal to rounding, so no eigenvalue is found again.
+            # Orthogonalise against all, twice: the vectors stay orthogonal to rounding, so no eigenvalue
+            # appears twice.
             first = Y[: k + 1] @ w
             w = w - V[: k + 1].T @ first
             again = Y[: k + 1] @ w
@@ -79,8 +80,7 @@ def _length(name: str, w: Tensor, y: Tensor) -> float:
     square = float((w * y).sum())
     if square < 0 and -square > 1e-8 * float(w.norm() * y.norm()):
         raise ValueError(
-            f"{name}: M must be positive definite, got <r, M r> = {square:.3g}; use spectral_radius for "
-            "others"
+            f"{name}: M must be positive definite, got <r, M r> = {square:.3g}; use spectral_radius otherwise"
         )
     return max(square, 0.0) ** 0.5 if square == square else torch.inf
 
@@ -92,7 +92,7 @@ def _symmetric(name: str, h: list[float], beta: list[float], size: float, eps: f
     if off > eps**0.5 * size:
         raise ValueError(
             f"{name}: A and M must be symmetric, got <u, A v> and <v, A u> that differ by {off / size:.2g} "
-            "of the largest; use spectral_radius for others"
+            "of the largest; use spectral_radius otherwise"
         )
 
 

@@ -1,4 +1,4 @@
-"""Linear maps of any kind as functions of blocks of columns, and without what learns in them."""
+"""Linear maps of any type as functions of blocks of columns, with and without their derivatives."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Map = Callable[[Tensor], Tensor]
 
 
 class Space(NamedTuple):
-    """What vectors are: their length, dtype and device."""
+    """The length, dtype and device of vectors."""
 
     n: int
     dtype: torch.dtype
     device: torch.device
 
     def start(self) -> Tensor:
-        """A column that every call gets the same: random, so that no eigenvector is orthogonal to it."""
+        """A column, the same in each call: random, so that no eigenvector is orthogonal to it."""
         g = torch.Generator("cpu").manual_seed(0)
         with plain_tensors():
             start = torch.randn(self.n, 1, dtype=torch.float64, generator=g, device="cpu")
@@ -39,7 +39,7 @@ def space_of(function: str, name: str, A: Any, n: int | None, dtype: torch.dtype
     shape = getattr(A, "shape", None)
     if shape is None:
         if n is None:
-            raise ValueError(f"{function}: a callable {name} does not tell its size; pass n=")
+            raise ValueError(f"{function}: the size of a callable {name} is unknown; pass n=")
         n = _check.integer(function, "n", n, 1)
         dtype = torch.float64 if dtype is None else dtype
         _check.one_of(function, "dtype", dtype, _check.SUPPORTED)
@@ -47,16 +47,16 @@ def space_of(function: str, name: str, A: Any, n: int | None, dtype: torch.dtype
     if len(shape) != 2 or shape[0] != shape[1]:
         raise ValueError(f"{function}: {name} must be square, got shape {tuple(shape)}")
     if shape[0] == 0:
-        raise ValueError(f"{function}: {name} has no rows, so there are no eigenvalues; leave the call out")
+        raise ValueError(f"{function}: {name} has no rows, so there are no eigenvalues; skip the call")
     for key, given, known in (("n", n, shape[0]), ("dtype", dtype, _dtype(A))):
         if given is not None and given != known:
             raise ValueError(
-                f"{function}: {key} belongs to a callable {name}; that of this {type(A).__name__} is "
+                f"{function}: {key} is for a callable {name}; that of this {type(A).__name__} is "
                 f"{known}, got {given}"
             )
     if getattr(A, "batch_shape", ()):
         raise ValueError(
-            f"{function}: needs one matrix, got a batch of shape {tuple(A.batch_shape)}; take one with "
+            f"{function}: needs one matrix, got a batch of shape {tuple(A.batch_shape)}; select one with "
             "A.with_values(A.values[i])"
         )
     return Space(int(shape[0]), _dtype(A), getattr(A, "device", torch.device("cpu")))
@@ -77,7 +77,7 @@ def linear(function: str, name: str, M: Any) -> None:
 
 
 def constant(function: str, f: Map) -> Map:
-    """f without its derivatives: the result belongs to no graph and no transformation."""
+    """f without derivatives: the result belongs to neither a graph nor a transformation."""
 
     def apply(X: Tensor) -> Tensor:
         with torch.no_grad():
@@ -92,8 +92,8 @@ def plain(function: str, t: Tensor) -> Tensor:
     while functorch.is_functorch_wrapped_tensor(t):
         if functorch.is_batchedtensor(t):
             raise NotImplementedError(
-                f"{function}: vmap cannot go through it, since the number of steps depends on the data; call "
-                "it for one matrix after the other"
+                f"{function}: vmap is not supported, since the number of steps depends on the data; call "
+                "it for one matrix after another"
             )
         t = functorch.get_unwrapped(t)
     with plain_tensors():

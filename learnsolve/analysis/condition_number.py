@@ -22,8 +22,8 @@ def condition_number(
     r"""The condition number of M A, :math:`\kappa = \lambda_{\max} / \lambda_{\min}`, A and M symmetric
     positive definite.
 
-    Conjugate gradients with M reduce the error by :math:`(\sqrt\kappa - 1) / (\sqrt\kappa + 1)` an iteration,
-    or better.
+    In each iteration, conjugate gradients with M reduce the error by
+    :math:`(\sqrt\kappa - 1) / (\sqrt\kappa + 1)` or less.
 
     Parameters
     ----------
@@ -31,23 +31,23 @@ def condition_number(
 
     Returns
     -------
-    Estimate, whose `error` is what those of the eigenvalues can make of the quotient:
+    Estimate, whose `error` follows from those of the eigenvalues:
         :math:`(\lambda_{\max} + e_2) / (\lambda_{\min} - e_1) - \kappa`. For a matrix that is singular up to
-        rounding the value is infinite, and has no gradient.
+        rounding the value is infinite and has no gradient.
 
     Raises
     ------
     ValueError
-        if an eigenvalue is negative, or as `extreme_eigenvalues` does.
+        if an eigenvalue is negative, or as in `extreme_eigenvalues`.
 
     Warns
     -----
     RuntimeWarning
-        as `extreme_eigenvalues` does, or if the matrix is singular up to the error.
+        as in `extreme_eigenvalues`, or if the matrix is singular up to the error.
 
     Notes
     -----
-    Gradient and cost: those of `extreme_eigenvalues`. As a loss, its logarithm is better scaled.
+    Gradient and cost are those of `extreme_eigenvalues`. As a loss, its logarithm is better scaled.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""How much an iteration reduces the residual, in the end."""
+"""The asymptotic factor by which an iteration reduces the residual."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ def convergence_factor(history: Tensor | Solution, *, last: float = 0.5, rtol: f
 
     Parameters
     ----------
-    history : Solution, or its `residual_norms`: Tensor, shape (N + 1,) or (..., N + 1, k). Of a Solution, a
-        column counts until it stopped; a Tensor is taken as it is.
-    last : the part of the iterations that counts, in (0, 1]; at least one does
-    rtol : when the factor is called settled, finite; see `error`
+    history : Solution, or its `residual_norms`: Tensor, shape (N + 1,) or (..., N + 1, k). A column of a
+        Solution counts until it stopped; a Tensor is used in full.
+    last : the fraction of the iterations that is used, in (0, 1]; at least one iteration is
+    rtol : finite tolerance for `converged`; see `error`
 
     Returns
     -------
     Estimate, value and error of shape () or (..., k). The error is the difference between the factors of the
-        two halves of the part: an indication, no bound. `converged` says that it is at most rtol times the
-        factor, everywhere.
+        two halves of that part: an indication, not a bound. `converged` means that it is at most rtol times
+        the factor everywhere.
 
     Raises
     ------
     ValueError
         if there is no iteration, or `last` is not in (0, 1].
     TypeError
-        if `history` is neither.
+        if `history` is neither a Solution nor a Tensor.
 
     Warns
     -----
@@ -41,12 +41,12 @@ def convergence_factor(history: Tensor | Solution, *, last: float = 0.5, rtol: f
 
     Notes
     -----
-    A residual of exactly zero gives the factor 0, with gradient zero; where it was zero from the start, as
-    for b = 0, there was nothing to reduce, and the error is 0. At the level of rounding, residuals do not
-    fall any more: choose fewer iterations, or cut a Tensor there.
+    A residual of exactly zero gives the factor 0 with gradient zero; if it was zero from the start, as for
+    b = 0, the error is 0. At rounding level residuals no longer fall: use fewer iterations, or truncate a
+    Tensor there.
 
-    Gradient: exact, to any order, through the two norms (of a Solution: unless its gradient is "implicit").
-    Cost: none beside the iteration.
+    Gradient: exact, to any order, through the two norms (for a Solution, unless its gradient is "implicit").
+    Cost: negligible.
 
     Examples
     --------
@@ -82,7 +82,7 @@ def convergence_factor(history: Tensor | Solution, *, last: float = 0.5, rtol: f
     end = _ends(history, norms.detach(), vector)
     count = (last * end).ceil().long().clamp(min=1)
     value = _factor(norms, end, count)
-    # Of the halves; one iteration has none, and nothing can be said.
+    # The factors of the halves; one iteration has none, and its error is unknown.
     half = torch.div(count, 2, rounding_mode="floor").clamp(min=1)
     with torch.no_grad():
         late, early = _factor(norms, end, half), _factor(norms, end - half, count - half)
@@ -91,12 +91,12 @@ def convergence_factor(history: Tensor | Solution, *, last: float = 0.5, rtol: f
         settled = bool((error <= rtol * value).all())
         finite = bool(torch.isfinite(value).all())
     if not finite:
-        warn(name, "the history holds infinities or NaNs: the iteration diverged; use fewer iterations")
+        warn(name, "the history has infinities or NaNs: the iteration diverged; use fewer iterations")
     elif not settled:
         warn(
             name,
-            f"the factor has not settled: it changes by up to {float(error.max()):.2g} within the part that "
-            "counts; run more iterations, or take less of them (last)",
+            f"the factor has not settled: it changes by up to {float(error.max()):.2g} within the part used; "
+            "run more iterations, or use a smaller part of them (last)",
         )
     if vector:
         value, error = value.squeeze(-1), error.squeeze(-1)
@@ -122,6 +122,6 @@ def _factor(norms: Tensor, end: Tensor, count: Tensor) -> Tensor:
     count = count.clamp(min=1)
     pick = lambda at: norms.gather(-2, at.clamp(min=0).unsqueeze(-2)).squeeze(-2)  # noqa: E731
     new, old = pick(end), pick(end - count)
-    zero = new == 0  # solved, also where it was before: 0 / 0
+    zero = new == 0  # solved, possibly from the start: 0 / 0
     new, old = torch.where(zero, 1, new), torch.where(zero, 1, old)
     return torch.where(zero, 0, torch.exp((new.log() - old.log()) / count))

@@ -1,4 +1,4 @@
-"""What a stationary method does to the error.
+"""The effect of a stationary method on the error.
 
 Source: Saad, "Iterative Methods for Sparse Linear Systems" (2003), section 4.2.
 """
@@ -17,7 +17,7 @@ from learnsolve.solvers._operator import as_operator, as_preconditioner
 
 
 class ErrorPropagator:
-    r"""The map of errors of :math:`x \leftarrow x + w \circ M (b - A x)`,
+    r"""The error propagator of :math:`x \leftarrow x + w \circ M (b - A x)`,
 
     .. math:: E = (I - W_N M A) \cdots (I - W_1 M A), \quad W_k = \mathrm{diag}(w_k).
 
@@ -25,9 +25,9 @@ class ErrorPropagator:
     ----------
     A : CSR or StencilOperator, shape (n, n); or a scipy.sparse.linalg.LinearOperator; or a callable on blocks
         of columns (n, k)
-    M : a preconditioner, as solvers take it; Jacobi(A) for Jacobi's method; the identity if not given
+    M : a preconditioner, as for solvers; Jacobi(A) for Jacobi's method; the identity if not given
     weight : number or Tensor of shape (), (n,), or for N sweeps (N, 1) or (N, n)
-    n, dtype : size and dtype (float64 if not given) of a callable A, which does not tell them
+    n, dtype : size and dtype (float64 if not given) of a callable A
 
     Raises
     ------
@@ -38,8 +38,8 @@ class ErrorPropagator:
 
     Notes
     -----
-    Calling it with a vector (n,) or a block of columns (..., n, k) costs N products with A and with M, and is
-    differentiable in A, M and weight as these are.
+    Applying it to a vector (n,) or a block of columns (..., n, k) costs N products with A and with M, and is
+    differentiable with respect to A, M and weight.
 
     Examples
     --------

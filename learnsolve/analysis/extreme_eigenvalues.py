@@ -20,14 +20,14 @@ from learnsolve.solvers._options import check_symmetric
 
 
 class ExtremeEigenvalues(NamedTuple):
-    """What `extreme_eigenvalues` returns.
+    """The result of `extreme_eigenvalues`.
 
     Attributes
     ----------
     smallest, largest : Tensor, shape (), differentiable
-    errors : Tensor, shape (2,), constants: an eigenvalue lies within this distance of smallest, of largest
-    steps : int, of Lanczos
-    converged : bool, both errors are within rtol of the eigenvalue (or at the level of rounding)
+    errors : Tensor, shape (2,), constants: an eigenvalue lies within this distance of smallest and of largest
+    steps : int, number of Lanczos steps
+    converged : bool, whether both errors are within rtol of the eigenvalue (or at rounding level)
     """
 
     smallest: Tensor
@@ -53,9 +53,9 @@ def extreme_eigenvalues(
     A : CSR or StencilOperator, shape (n, n); or a scipy.sparse.linalg.LinearOperator; or a callable on blocks
         of columns (n, k)
     M : a preconditioner: Preconditioner, CSR, LinearOperator, or callable on blocks of columns
-    steps : int, the most steps of Lanczos
+    steps : int, maximum number of Lanczos steps
     rtol : stop when both errors are at most rtol times the eigenvalue; 1e-6 if not given, 1e-3 in float32
-    n, dtype : size and dtype (float64 if not given) of a callable A, which does not tell them
+    n, dtype : size and dtype (float64 if not given) of a callable A
 
     Returns
     -------
@@ -71,7 +71,7 @@ def extreme_eigenvalues(
     Warns
     -----
     RuntimeWarning
-        if `steps` did not suffice, or A or M gives what is not finite (then the values are NaN, and have no
+        if `steps` is too small, or a product with A or M is not finite (then the values are NaN without a
         gradient).
 
     Notes
@@ -79,19 +79,19 @@ def extreme_eigenvalues(
     Lanczos in the inner product of :math:`M^{-1}`, which needs no :math:`M^{-1}`, with full
     reorthogonalisation, from a vector that is the same in every call. The errors are norms of residuals,
     :math:`|\lambda - \theta| \le \|M A u - \theta u\|_{M^{-1}}`, :math:`\|u\|_{M^{-1}} = 1`, and rounding:
-    certain for *an* eigenvalue. That it is the extreme one is as probable as the start vector has a share of
-    its eigenvector, which a random one has.
+    rigorous bounds for *an* eigenvalue. It is the extreme one if the start vector has a component along its
+    eigenvector, which a random vector almost surely has.
 
-    Gradient: first order, reverse and forward mode, in A and M, with the Ritz vectors as constants:
+    Gradient: first order, reverse and forward mode, with respect to A and M, with constant Ritz vectors:
 
     .. math:: d\lambda = u^T dA\, u + \lambda\, z^T dM z, \quad M A u = \lambda u, \quad z = M^{-1} u,
               \quad u^T z = 1.
 
-    It is as exact as the eigenvector: error over the gap to the next eigenvalue. A multiple eigenvalue has no
-    derivative; this is one of its subgradients. Second derivatives raise.
+    It is as accurate as the eigenvector: error over the gap to the next eigenvalue. A multiple eigenvalue has
+    no derivative; this is one of its subgradients. Second derivatives raise.
 
-    The same bits in every call on one machine with as many threads: dense products and LAPACK on their
-    results may round in another order for another number of them.
+    Deterministic on one machine with the same number of threads: dense products and LAPACK may add in another
+    order with a different number of threads.
 
     Cost: k steps take k products with A and with M, :math:`4 k^2 n` flops of orthogonalisation and k (with M
     2 k) vectors of memory; k is about :math:`\sqrt{\kappa}` times a logarithm. Backward: that of one product
@@ -142,8 +142,8 @@ def _extreme(
     if ends is None:
         warn(
             name,
-            "A or M gives infinities or NaNs, so do the eigenvalues, which have no gradient; check what they "
-            "are made of",
+            "products with A or M have infinities or NaNs, so the eigenvalues are NaN without a gradient; "
+            "check the entries of A and M",
         )
         nan = space.numbers(torch.nan, torch.nan)
         return ExtremeEigenvalues(nan[0], nan[1], space.numbers(torch.inf, torch.inf), 0, False)

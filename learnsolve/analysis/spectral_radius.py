@@ -34,28 +34,29 @@ def spectral_radius(
     maxiter: int | None = None,
     dtype: torch.dtype | None = None,
 ) -> Estimate:
-    r"""The largest modulus of an eigenvalue, :math:`\rho(E) = \max_i |\lambda_i(E)|`, E of any kind.
+    r"""The largest modulus of an eigenvalue, :math:`\rho(E) = \max_i |\lambda_i(E)|`, of any linear map E.
 
-    That of an error propagator is the factor by which a stationary method reduces the error in the end.
+    The spectral radius of an error propagator is the asymptotic factor by which a stationary method reduces
+    the error.
 
     Parameters
     ----------
     E : an `ErrorPropagator`; or a CSR, StencilOperator or scipy.sparse.linalg.LinearOperator; or a linear,
         differentiable callable on blocks of columns (n, k)
-    n : int, the size of a callable E, which does not tell it
+    n : int, the size of a callable E
     method : "dense", all eigenvalues of E as a dense matrix; "arnoldi", implicitly restarted Arnoldi (ARPACK)
-        on products with E; "auto", the first up to n = 256
+        on products with E; "auto", "dense" up to n = 256
     rtol : of Arnoldi, relative to the radius; 1e-6 if not given, 1e-3 in float32
     maxiter : int, restarts of Arnoldi, ARPACK's 10 n if not given
-    dtype : that of a callable E, float64 if not given
+    dtype : dtype of a callable E, float64 if not given
 
     Returns
     -------
     Estimate. The error is the norm of the residual, :math:`\|E v - \lambda v\|` with :math:`\|v\| = 1`:
-        lambda is an eigenvalue of a matrix that differs from E by so much (a backward error), which is what
-        `converged` judges. For a symmetric E this bounds the distance to an eigenvalue. For others lambda
+        lambda is an eigenvalue of a matrix whose distance from E is this norm (a backward error), and
+        `converged` refers to it. For a symmetric E it bounds the distance to an eigenvalue. For others lambda
         itself may be far off: a defective eigenvalue of multiplicity m moves by the m-th root of such a
-        difference. A Jordan block of size 300 with eigenvalue 0 is given a radius of 0.8, converged.
+        difference. For a Jordan block of size 300 with eigenvalue 0 the radius is 0.8, converged.
 
     Raises
     ------
@@ -66,8 +67,8 @@ def spectral_radius(
     Warns
     -----
     RuntimeWarning
-        if Arnoldi did not converge, E gives what is not finite (the value is NaN, without a gradient), or the
-        eigenvalue is so ill-conditioned that its derivative means nothing.
+        if Arnoldi did not converge, a product with E is not finite (the value is NaN, without a gradient), or
+        the eigenvalue is so ill-conditioned that its derivative is meaningless.
 
     Notes
     -----
@@ -76,16 +77,17 @@ def spectral_radius(
 
     .. math:: d\rho = \mathrm{Re}\left( \frac{\bar\lambda}{|\lambda|}\, \frac{u^T dE\, v}{u^T v} \right).
 
-    First order, reverse and forward mode; second derivatives raise. u is an eigenvector of :math:`E^T`, and
-    is sought only where something learns. "dense" costs n products and O(n^3); "arnoldi" some 40 to several
-    hundred products, and as many with :math:`E^T`, which is found by differentiating E(x) in x. Where
-    eigenvalues of one modulus meet, as at the best weight of Jacobi's method, the radius has a kink and this
-    is the gradient of one side. A radius of zero has the gradient zero.
+    First order, reverse and forward mode; second derivatives raise. u is an eigenvector of :math:`E^T`,
+    computed only if a gradient is required. "dense" costs n products and O(n^3); "arnoldi" from about 40 to
+    several hundred products, and as many with :math:`E^T`, which is obtained by differentiating E(x) with
+    respect to x. Where several eigenvalues attain the largest modulus, as at the best weight of Jacobi's
+    method, the radius has a kink and this is the gradient of one side. A radius of zero has gradient zero.
 
-    The start vector is the same in every call, and so are all bits on one machine, with the same libraries
-    and the same number of threads, of torch and of BLAS. With another number of threads LAPACK, and BLAS
-    inside ARPACK, may add in another order: the last digits differ, and what they decide (restarts, which of
-    several eigenvalues of one modulus is found and so the gradient at a kink). Arnoldi runs on the host.
+    The start vector is the same in every call, and so are all bits on one machine with the same libraries and
+    the same numbers of threads, of torch and of BLAS. With another number of threads LAPACK, and BLAS inside
+    ARPACK, may add in another order: the last digits differ, and everything that depends on them (restarts,
+    and which of several eigenvalues of one modulus is found, hence the gradient at a kink). Arnoldi runs on
+    the host.
 
     Examples
     --------
@@ -128,15 +130,15 @@ def _check_linear(name: str, apply: Map, space: Space) -> None:
         zero, at_x, at_y, both = image.unbind(1)
         if (zero != 0).any():
             raise ValueError(
-                f"{name}: E must be linear, got E(0) of norm {float(zero.norm()):.3g}; give what the "
-                "iteration does to errors: with b = 0"
+                f"{name}: E must be linear, got E(0) of norm {float(zero.norm()):.3g}; pass the map of "
+                "errors, the iteration with b = 0"
             )
         off = (both - at_x + 2 * at_y).norm()
-        # Far above rounding, also that of an E that is near zero, and above inexact inner solves.
+        # Far above rounding, including that of an E near zero, and above inexact inner solves.
         if off > NONLINEAR * sum(v.norm() for v in (at_x, 2 * at_y, x, 2 * y)):
             raise ValueError(
                 f"{name}: E must be linear, got E(x - 2 y) that differs from E(x) - 2 E(y) by "
-                f"{float(off / (at_x.norm() + 2 * at_y.norm())):.2g} of their size; give a linear map"
+                f"{float(off / (at_x.norm() + 2 * at_y.norm())):.2g} of their size; pass a linear map"
             )
 
 
@@ -145,7 +147,7 @@ def _estimate(name: str, apply: Map, space: Space, search: Search, rtol: float) 
     if right is None:
         warn(
             name,
-            "E gives infinities or NaNs, so does its radius, which has no gradient; check what it is made of",
+            "products with E have infinities or NaNs, so the radius is NaN without a gradient; check E",
         )
         nan, inf = space.numbers(torch.nan, torch.inf)
         return Estimate(nan, inf, False)
@@ -154,14 +156,14 @@ def _estimate(name: str, apply: Map, space: Space, search: Search, rtol: float) 
     known = as_array(name, EV).astype(np.float64)
     residual = float(np.linalg.norm(known[:, 0] + 1j * known[:, 1] - right.value * vector))
     value, error = space.numbers(radius, residual)
-    # Rounding is no failure to converge.
+    # Rounding is not a failure to converge.
     allowed = max(10 * rtol * radius, 1e3 * torch.finfo(space.dtype).eps * float(np.linalg.norm(known)))
     converged = right.converged and residual <= allowed
     if not converged:
         warn(
             name,
             f"Arnoldi did not converge: {radius:.6g} with a residual of {residual:.2g}; allow more restarts "
-            '(maxiter), a larger rtol, or take method="dense"',
+            '(maxiter) or a larger rtol, or use method="dense"',
         )
     if not tracked(EV):
         return Estimate(value, error, converged)
@@ -177,13 +179,13 @@ def _estimate(name: str, apply: Map, space: Space, search: Search, rtol: float) 
         warn(
             name,
             f"the left and the right eigenvector are nearly orthogonal ({abs(scale):.1g}): a multiple or "
-            "defective eigenvalue, whose derivative means nothing",
+            "defective eigenvalue, whose derivative is meaningless",
         )
     C = _real(np.conj(np.conj(right.value) / radius * left.vector / (scale or 1)), space)
     return Estimate(with_derivative(name, value, (C * EV).sum()), error, converged)
 
 
 def _real(vector: np.ndarray, space: Space) -> Tensor:
-    """Real and imaginary part as two columns."""
+    """Real and imaginary parts as two columns."""
     parts = torch.from_numpy(np.stack((np.real(vector), np.imag(vector)), 1))
     return parts.to(space.dtype).to(space.device)

@@ -1,4 +1,4 @@
-"""Preconditioners side by side: iterations, seconds, failures."""
+"""Comparison of preconditioners: iterations, seconds, failures."""
 
 from learnsolve.evaluation._result import Evaluation, Row, Spread
 from learnsolve.evaluation.evaluate import evaluate

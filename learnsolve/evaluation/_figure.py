@@ -10,7 +10,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from learnsolve.evaluation._result import Evaluation
 
-# Okabe and Ito, "Color Universal Design" (2008), without the yellow that a white page hides.
+# Okabe and Ito, "Color Universal Design" (2008), without yellow, which is hard to see on white.
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 STYLES = ("-", "--", ":")
 
@@ -32,10 +32,10 @@ def figure(evaluation: Evaluation) -> Any:
             continue
         colour, style = COLOURS[i % len(COLOURS)], STYLES[i // len(COLOURS) % len(STYLES)]
         table, systems = _padded(histories), max(systems, len(histories))
-        # What lies under another line is seen beside it.
+        # A line below another remains visible beside it.
         width = 1.4 + 1.6 * (1 - (i + 1) / len(evaluation.histories))
         steps = range(table.shape[1])
-        # matplotlib leaves labels that begin with "_" out of the legend.
+        # matplotlib omits labels that begin with "_" from the legend.
         label = f" {name}" if name.startswith("_") else name
         axes.semilogy(steps, table.median(0).values, style, color=colour, label=label, linewidth=width)
         if len(histories) > 1:
@@ -55,8 +55,8 @@ def figure(evaluation: Evaluation) -> Any:
 
 
 def _padded(histories: list[Tensor]) -> Tensor:
-    """(systems, iterations + 1); a system that has stopped stays where it is. A residual of zero, which a
-    logarithm cannot show, is the smallest positive one."""
+    """(systems, iterations + 1); a system that has stopped keeps its last residual. A residual of zero, which
+    a logarithmic axis cannot show, is replaced by the smallest positive one."""
     longest = max(len(h) for h in histories)
     table = torch.stack([torch.cat((h, h[-1:].expand(longest - len(h)))) for h in histories])
     positive = table[(table > 0) & torch.isfinite(table)]

@@ -1,4 +1,4 @@
-"""What `evaluate` returns: rows of numbers, a table, files, a figure."""
+"""The result of `evaluate`: rows of numbers, a table, files, a figure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class Spread(NamedTuple):
-    """Over systems; `std` divides by their number. All NaN where there is none."""
+    """Statistics over systems; `std` divides by their number. All NaN if there are none."""
 
     mean: float
     std: float
@@ -35,15 +35,15 @@ class Row:
 
     Attributes
     ----------
-    preconditioner, rtol : which
-    systems, converged : how many there are, how many reached the tolerance
-    iterations : of those that did
-    seconds : of a solve to this tolerance, of those that did, set-up apart; median over repeats
-    setup : seconds to make the preconditioner of a matrix whose pattern was met before; NaN for one that was
-        given made
-    first_setup : seconds to make it of a pattern that nothing is known about
-    failures : how many of the others ended with which Status, by its name
-    message : why the solver refused, or the factory failed, where errors are rows
+    preconditioner, rtol : name and tolerance
+    systems, converged : number of systems, and of those that reached the tolerance
+    iterations : of the converged systems
+    seconds : of a solve to this tolerance, of the converged systems, without set-up; median over repeats
+    setup : seconds to build the preconditioner for a matrix whose pattern was used before; NaN for a
+        preconditioner that was passed in
+    first_setup : seconds to build it for a new pattern, without plans
+    failures : number of the other systems by the name of their Status
+    message : error of the solver or the factory, with ``on_error="row"``
     """
 
     preconditioner: str
@@ -67,10 +67,10 @@ class Evaluation:
 
     Attributes
     ----------
-    rows : list of Row, one a preconditioner and tolerance
-    histories : by preconditioner, a Tensor (iterations + 1,) a system: ||b - A x_i|| / ||b|| of the run to
-        the tightest tolerance
-    solver : its name
+    rows : list of Row, one per preconditioner and tolerance
+    histories : for each preconditioner, one Tensor (iterations + 1,) per system: ||b - A x_i|| / ||b|| of the
+        run to the tightest tolerance
+    solver : name of the solver
     """
 
     rows: list[Row]
@@ -90,7 +90,7 @@ class Evaluation:
         return "\n".join([text(head), rule, *map(text, lines[1:])])
 
     def to_csv(self, path: str | Path) -> None:
-        """One line a row; a Spread is four columns, what there is none of is empty."""
+        """One line per row; a Spread becomes four columns, empty if there are no values."""
         flat = [_flat(row) for row in self.rows]
         with Path(path).open("w", newline="") as file:
             writer = csv.DictWriter(file, fieldnames=list(flat[0]) if flat else ["preconditioner"])
@@ -98,7 +98,7 @@ class Evaluation:
             writer.writerows(flat)
 
     def to_json(self, path: str | Path) -> None:
-        """The rows and the histories; what is not finite is null."""
+        """The rows and the histories; numbers that are not finite become null."""
         rows = [asdict(row) | {key: getattr(row, key)._asdict() for key in SPREADS} for row in self.rows]
         content = {
             "solver": self.solver,
@@ -108,8 +108,8 @@ class Evaluation:
         Path(path).write_text(json.dumps(_plain(content), indent=1) + "\n")
 
     def plot(self, path: str | Path | None = None) -> Any:
-        """A matplotlib Figure of the histories, one line a preconditioner: the median over systems, in a band
-        from the smallest to the largest. Saved to `path` (.png, .svg, .pdf) if one is given."""
+        """A matplotlib Figure of the histories, one line per preconditioner: the median over systems, in a
+        band from the smallest to the largest. Saved to `path` (.png, .svg, .pdf) if given."""
         from learnsolve.evaluation._figure import figure
 
         made = figure(self)

@@ -1,4 +1,4 @@
-"""Solve the same systems with one preconditioner after the other, and count."""
+"""Solve the same systems with one preconditioner after another, and count."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class _System(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """A system solved with a preconditioner."""
+    """One system, solved with one preconditioner."""
 
     history: Tensor  # of the run to the tightest tolerance
-    iterations: list[int | None]  # to each tolerance, if it was reached
+    iterations: list[int | None]  # for each tolerance; None if it was not reached
     seconds: list[float | None]
     statuses: list[Status]
 
@@ -59,27 +59,27 @@ def evaluate(
     repeats: int = 3,
     on_error: str = "raise",
 ) -> Evaluation:
-    r"""Iterations and seconds of a solver with each of several preconditioners, over systems A x = b.
+    r"""Iterations and seconds of a solver with each of several preconditioners, for systems A x = b.
 
     Parameters
     ----------
-    A : CSR, shape (n, n), values (..., nnz) for a batch of matrices; or a StencilOperator, which may have
-        batch axes too; or a sequence of such matrices
-    b : Tensor, (n,) or (..., n, k): each batch entry and each of the k columns is a system of its own; or a
+    A : CSR, shape (n, n), values (..., nnz) for a batch of matrices; or a StencilOperator, which may also
+        have batch axes; or a sequence of such matrices
+    b : Tensor, (n,) or (..., n, k): each batch entry and each of the k columns is a separate system; or a
         sequence of such tensors, one for each matrix of a sequence
-    preconditioners : by name, one of
+    preconditioners : a dict from names to one of
 
-        - None, for none;
-        - a Preconditioner, CSR, LinearOperator or torch.nn.Module, for all matrices alike;
-        - a class or function A -> M that makes one of a matrix: it is called and timed for each. A plain
-          function r -> M r is given as ``lambda A: f``.
-    rtol : a finite tolerance or several; a system has reached one when the solver, asked for it, says that
-        it converged: ||b - A x|| <= rtol ||b||
+        - None, for no preconditioner;
+        - a Preconditioner, CSR, LinearOperator or torch.nn.Module, used for all matrices;
+        - a class or function A -> M that builds one from a matrix: it is called and timed for each matrix.
+          Pass a plain function f: r -> M r as ``lambda A: f``.
+    rtol : a finite tolerance or several; a system has reached a tolerance if the solver, called with it,
+        reports convergence: ||b - A x|| <= rtol ||b||
     solver : "cg", "fcg", "minres", "bicgstab", "gmres", "fgmres"; or a callable
         (A, b, *, rtol, maxiter, M) -> Solution, such as ``functools.partial(gmres, restart=50)``
-    maxiter : int, the solver's own if not given
-    repeats : how often each solve, and each set-up, is timed, at least 1; the median counts
-    on_error : "raise"; or "row", an error of a factory or of the solver (any but a TypeError) becomes the
+    maxiter : int, the solver's default if not given
+    repeats : how often each solve, and each set-up, is timed, at least 1; the median is reported
+    on_error : "raise"; or "row": an error of a factory or of the solver (except a TypeError) becomes the
         message of a row
 
     Returns
@@ -89,23 +89,23 @@ def evaluate(
     Raises
     ------
     ValueError
-        if shapes or values do not fit; or, naming the preconditioner, if its factory or the solver fails: the
-        error it raised is the cause.
+        if shapes or values do not fit; or if a factory or the solver fails: the message names the
+        preconditioner, and the original error is the cause.
     TypeError
         if types do not fit.
 
     Notes
     -----
-    A system is solved to each tolerance by itself: whether it converged, iterations and seconds are those of
-    that run, in the solver's words. The run to the tightest one gives the history. Systems are solved one
-    after the other, without gradient. The first set-up works on a copy of A's pattern that nothing was
-    planned for; later ones find the plans. On a CUDA device the clock is read when it has finished. Counts
-    and residuals are deterministic, seconds are not.
+    A system is solved separately to each tolerance: convergence, iterations and seconds are those of that
+    run, as reported by the solver. The run to the tightest tolerance gives the history. Systems are solved
+    one after another, without gradient. The first set-up works on a copy of A's pattern without plans; later
+    ones reuse the plans. On a CUDA device the clock is read when the device has finished. Counts and
+    residuals are deterministic, seconds are not.
 
-    Histories are relative to ||b|| and do not depend on the size of b, up to sizes whose norms the dtype
-    cannot hold.
+    Histories are relative to ||b|| and do not depend on the scale of b, as long as the dtype can represent
+    its norm.
 
-    Cost: systems x tolerances x (repeats + 1) solves a preconditioner, one where a system does not converge.
+    Cost: systems x tolerances x (repeats + 1) solves per preconditioner, one if a system does not converge.
 
     Examples
     --------
@@ -151,10 +151,10 @@ def evaluate(
                     for M in [_made(given, matrix, setup, repeats)]
                     for system in systems
                 ]
-        except TypeError as error:  # a mistake of the call, not of one method among others
+        except TypeError as error:  # a mistake in the call, not a failure of one method
             raise TypeError(f"{name}: preconditioner {label!r}: {error}") from error
         except (ValueError, RuntimeError, ArithmeticError) as error:
-            # A class of errors may want other arguments than a message: none is made anew but our own.
+            # The class of an error may require other arguments than a message, so a ValueError is raised.
             if on_error == "raise":
                 raise ValueError(f"{name}: preconditioner {label!r}: {error}") from error
             runs, message = [], str(error) or type(error).__name__
@@ -182,7 +182,7 @@ def _tolerances(name: str, rtol: Any) -> list[float]:
 
 
 def _systems(name: str, A: Any, b: Any) -> list[tuple[Matrix, list[_System]]]:
-    """Each matrix by itself, with its right-hand sides."""
+    """Each matrix of a batch separately, with its right-hand sides."""
     if isinstance(A, Matrix):
         return _of_one(name, A, b)
     if not isinstance(A, Sequence) or not isinstance(b, Sequence):
@@ -229,13 +229,13 @@ def _with_entries(A: Matrix, entries: Tensor) -> Matrix:
 
 
 def _made(given: Any, A: Matrix, setup: _Setup, repeats: int) -> Any:
-    """The preconditioner of A. A class is a factory, also one whose objects are preconditioners."""
+    """The preconditioner of A. A class is a factory, even if its objects are preconditioners."""
     if given is None or isinstance(given, MADE):
         batch: Any = getattr(given, "batch_shape", ())
         if batch:
             raise ValueError(
-                f"is made of a batch of matrices, shape {tuple(batch)}, and systems are solved "
-                "one by one; give its class, or a function A -> M"
+                f"was built from a batch of matrices, shape {tuple(batch)}, but systems are solved "
+                "one by one; pass its class, or a function A -> M"
             )
         return given
     if not callable(given):
@@ -245,7 +245,7 @@ def _made(given: Any, A: Matrix, setup: _Setup, repeats: int) -> Any:
     if isinstance(A, CSR):
         P, values = A.pattern, A.values
         unknown = SparsityPattern(P.crow_indices.clone(), P.col_indices.clone(), P.shape)
-        # A new CSR each time: one keeps what was computed of its values.
+        # A new CSR each time: a CSR caches quantities computed from its values.
         fresh = lambda: CSR(values, unknown)  # noqa: E731
     seconds, M = _timed(lambda: factory(fresh()), A.device)
     if not setup.first:
@@ -257,14 +257,14 @@ def _made(given: Any, A: Matrix, setup: _Setup, repeats: int) -> Any:
 
 
 def _check_made(factory: Callable[[Any], Any], M: Any, A: Matrix) -> None:
-    """A function r -> M r in the place of A -> M often runs, and makes nonsense of a matrix: where it gives a
-    matrix for the matrix, it is asked for a vector."""
+    """Detect a function r -> M r passed instead of A -> M, which often runs, with a meaningless result: if it
+    returns a matrix for the matrix, it is also called with a vector."""
     what = type(M).__name__
     if isinstance(M, Matrix):
         column = torch.ones(A.shape[0], 1, dtype=A.dtype, device=A.device)
         try:
             answer = factory(column)
-        except Exception:  # a factory, which has no use for a vector, may raise anything
+        except Exception:  # a factory may raise anything for a vector
             return
         if not isinstance(answer, Tensor) or answer.shape != column.shape:
             return
@@ -272,8 +272,8 @@ def _check_made(factory: Callable[[Any], Any], M: Any, A: Matrix) -> None:
     elif isinstance(M, MADE) or callable(M):
         return
     raise TypeError(
-        f"must be a function A -> M that returns a preconditioner, got {what}; a plain function f: r -> M r "
-        "is given as lambda A: f, and no preconditioner as None"
+        f"must be a function A -> M that returns a preconditioner, got {what}; pass a plain function "
+        "f: r -> M r as lambda A: f, and no preconditioner as None"
     )
 
 
@@ -303,12 +303,12 @@ def _solve(
 
 
 def _relative(norms: Tensor, b: Tensor) -> Tensor:
-    """norms / ||b||, whose squares may lie outside of the range of the dtype: in units of a power of two."""
+    """norms / ||b||, whose squares may exceed the range of the dtype: scaled by a power of two."""
     norms, b = norms.double(), b.double()
     largest = float(b.abs().max()) if b.numel() else 0.0
     if largest == 0:
         return norms
-    # 1022: its inverse is a number too.
+    # 1022, so that the inverse is finite too.
     unit = 2.0 ** max(-1022, math.frexp(largest)[1] - 1) if math.isfinite(largest) else 1.0
     return norms / unit / torch.linalg.vector_norm(b / unit)
 
@@ -322,7 +322,7 @@ def _timed(f: Callable[[], Any], device: torch.device) -> tuple[float, Any]:
 
 
 def _wait(device: torch.device) -> None:
-    """For all that was asked of a device, which works on after a call."""
+    """Wait for all work queued on a device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

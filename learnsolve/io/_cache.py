@@ -1,4 +1,4 @@
-"""Files that are downloaded once, and what is kept of them."""
+"""Files that are downloaded once, and the cache that keeps them."""
 
 import hashlib
 import importlib
@@ -22,20 +22,20 @@ def need_pooch(function: str) -> Any:
 
 
 def cache_folder(function: str) -> Path:
-    """$LEARNSOLVE_CACHE, else the place that the system has for such files."""
+    """$LEARNSOLVE_CACHE, or else the system's cache folder."""
     named = os.environ.get(CACHE_VARIABLE)
     return Path(named).expanduser() if named else Path(need_pooch(function).os_cache("learnsolve"))
 
 
 def download(function: str, folder: Path, url: str, digests: Mapping[str, str]) -> None:
-    """Have the files `url` + name in `folder`, each with its SHA-256; those already there stay.
+    """Download the files `url` + name into `folder` and check their SHA-256; existing files are kept.
 
     Raises
     ------
     OSError
-        if a file cannot be had or kept.
+        if a file cannot be downloaded or stored.
     ValueError
-        if one has another SHA-256; it is not kept.
+        if the SHA-256 of a file differs; the file is not kept.
     """
     pooch = need_pooch(function)
     registry = {name: f"sha256:{digest}" for name, digest in digests.items()}
@@ -45,8 +45,8 @@ def download(function: str, folder: Path, url: str, digests: Mapping[str, str]) 
             files.fetch(name)
         except ValueError as error:
             raise ValueError(
-                f"{function}: {url}{name} is not the file that was expected: its SHA-256 is not "
-                f"{digests[name]}; get the files elsewhere and give the folder with them"
+                f"{function}: {url}{name} is not the expected file: its SHA-256 is not {digests[name]}; get "
+                "the files elsewhere and give the folder with them"
             ) from error
         except OSError as error:
             reason = " ".join(str(error).split())

@@ -1,10 +1,10 @@
 """Arrays and SciPy matrices from pickles of Python 2, without running anything that a pickle names.
 
-A pickle is a program: it may call whatever it can name, and set attributes of it. Here a name stands for a
-class of this file, which only keeps what it is given and has no attributes to set, or for an empty container;
-every other name is refused. Arrays are made from what was kept by `numpy.frombuffer`, so that no constructor
-of NumPy or SciPy sees a state from the file. Before it runs, the program is read through for what takes
-memory or stack out of proportion to its length.
+A pickle is a program: it may call whatever it can name, and set attributes of it. Here a name resolves to a
+class of this file, which only stores its arguments and has no attributes to set, or to an empty container;
+every other name is rejected. Arrays are created from the stored data by `numpy.frombuffer`, so that no
+constructor of NumPy or SciPy receives a state from the file. Before it runs, the program is scanned for
+operations that take memory or stack out of proportion to its length.
 """
 
 import collections
@@ -19,20 +19,20 @@ import scipy.sparse
 
 KINDS = {"i4", "i8", "f4", "f8"}
 COLUMNS = 2**24  # the largest of Planetoid's matrices has some 60,000
-TUPLES = 1000  # those that arrays and matrices need are below 20
+TUPLES = 1000  # arrays and matrices need fewer than 20
 
 
 class Refused(ValueError):
-    """The file is no such pickle. The message says why, without the file's name."""
+    """The file is not an accepted pickle. The message says why, without the file's name."""
 
 
 def load(path: Path) -> Any:
-    """What the file holds: an array, a csr_array or a dict of lists.
+    """The content of the file: an array, a csr_array or a dict of lists.
 
     Raises
     ------
     Refused
-        for a name that is not allowed, and whatever is damaged.
+        for a name that is not allowed, and for damaged files.
     """
     content = path.read_bytes()
     try:
@@ -40,18 +40,18 @@ def load(path: Path) -> Any:
         return _finish(_Unpickler(io.BytesIO(content), encoding="latin1").load())
     except Refused:
         raise
-    except Exception as error:  # whatever damaged bytes make the unpickler raise
-        raise Refused(f"is damaged or no pickle ({type(error).__name__}: {error})") from error
+    except Exception as error:  # damaged bytes make the unpickler raise errors of many types
+        raise Refused(f"is damaged or not a pickle ({type(error).__name__}: {error})") from error
 
 
 def _scan(content: bytes) -> None:
-    """Refuse what would take more memory or stack than the file has any use for. `genops` runs nothing, and
-    raises where a length goes beyond the end."""
+    """Reject programs that would take more memory or stack than a valid file needs. `genops` runs nothing,
+    and raises if a length exceeds the end."""
     tuples, largest, operations = 0, 0, 0
     for operation, value, _ in pickletools.genops(content):
         operations += 1
         tuples += "TUPLE" in operation.name
-        # The unpickler allocates a table of the largest number, and a frame before it looks for its end.
+        # The unpickler allocates a table for the largest number, and a frame before it checks its end.
         if operation.name in ("PUT", "BINPUT", "LONG_BINPUT", "FRAME"):
             assert isinstance(value, int)
             if not 0 <= value <= len(content):
@@ -59,8 +59,8 @@ def _scan(content: bytes) -> None:
             largest = max(largest, 0 if operation.name == "FRAME" else value)
     if largest > operations:
         raise Refused(f"is damaged: a memo of {largest} in {operations} operations")
-    if tuples > TUPLES:  # one in the other: the hash of the outer needs a stack frame for each
-        raise Refused(f"has {tuples} tuples, Planetoid files a few")
+    if tuples > TUPLES:  # nested: the hash of the outermost needs a stack frame for each
+        raise Refused(f"has {tuples} tuples, Planetoid files have a few")
 
 
 class _Dtype:
@@ -78,7 +78,7 @@ class _Dtype:
 
 
 class _NDArray:
-    """What `_reconstruct` returns, then the state (version, shape, dtype, Fortran order, bytes)."""
+    """The result of `_reconstruct`, then the state (version, shape, dtype, Fortran order, bytes)."""
 
     __slots__ = ("state",)
 
@@ -86,7 +86,7 @@ class _NDArray:
         self.state: tuple | None = None
 
     def __setstate__(self, state: tuple) -> None:
-        # A program may name one string as that of many arrays: they are made when they are asked for.
+        # A program may use one string for many arrays: they are created on demand.
         self.state = state
 
     def array(self) -> np.ndarray:
@@ -94,14 +94,14 @@ class _NDArray:
             raise Refused("lacks an array")
         _, shape, dtype, fortran, data = self.state
         if not isinstance(dtype, _Dtype) or not isinstance(data, str):
-            raise Refused("has an array that does not hold numbers")
+            raise Refused("has an array that does not contain numbers")
         flat = np.frombuffer(data.encode("latin1"), dtype=dtype.order + dtype.kind)
         native = flat.astype(dtype.kind)
         return native.reshape(shape, order="F" if fortran else "C")
 
 
 class _Matrix:
-    """scipy.sparse.csr_matrix: its attributes, of which four are read."""
+    """scipy.sparse.csr_matrix: its attributes, four of which are read."""
 
     __slots__ = ("state",)
 
@@ -113,7 +113,7 @@ class _Matrix:
 
 
 class _Reconstruct:
-    """numpy's function of that name. No function: the attributes of one could be set by a file."""
+    """numpy's function of that name. Not a function: a file could set the attributes of one."""
 
     __slots__ = ()
 
@@ -135,7 +135,7 @@ class _Unpickler(pickle.Unpickler):
     }
 
     def find_class(self, module: str, name: str) -> Any:
-        # The base class would translate names of Python 2 first; these are looked up as they are written.
+        # The base class would translate names of Python 2 first; here they are looked up as written.
         if (module, name) not in self.ALLOWED:
             raise Refused(f"asks for {module}.{name}, which no Planetoid file needs, and is not read")
         return self.ALLOWED[module, name]
@@ -150,7 +150,7 @@ def _finish(value: Any) -> Any:
     if isinstance(value, _Matrix):
         return _csr(value.state)
     if isinstance(value, dict):
-        # A plain dict: a defaultdict would answer for keys it does not have.
+        # A plain dict: a defaultdict would return values for missing keys.
         return dict(value)
     raise Refused(f"holds a {type(value).__name__}, not an array, a matrix or a graph")
 
@@ -168,7 +168,7 @@ def _csr(state: dict[str, Any]) -> scipy.sparse.csr_array:
         raise Refused(f"has a matrix of shape {shape!r}")
     rows, columns = shape
     if columns > COLUMNS:
-        raise Refused(f"has a matrix of {columns} columns, of which {COLUMNS} are read")
+        raise Refused(f"has a matrix of {columns} columns, at most {COLUMNS} are read")
     if (
         data.shape != indices.shape
         or indptr.shape != (rows + 1,)
@@ -181,5 +181,5 @@ def _csr(state: dict[str, Any]) -> scipy.sparse.csr_array:
         or (len(data) and (indices.min() < 0 or indices.max() >= columns))
         or not np.all(np.isfinite(data))
     ):
-        raise Refused("has a matrix whose index arrays do not fit together, or an entry that is not finite")
+        raise Refused("has a matrix with inconsistent index arrays, or an entry that is not finite")
     return scipy.sparse.csr_array((data, indices, indptr), shape=shape)

@@ -1,4 +1,4 @@
-"""Citation graphs in the files of the Planetoid project."""
+"""Citation graphs from the files of the Planetoid project."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ DIGESTS = {
         "2af990671580b6b2df5d158d1038f8292e30c9cd821b5453f399659b25b723d4",
     )
 }
-VALIDATION = 500  # nodes, those after the training nodes
-# What an .npz file holds; beside it `digest`, that of the raw files it was made from, and `content`, that of
-# these.
+VALIDATION = 500  # number of validation nodes, which follow the training nodes
+# The content of an .npz file, in addition to `digest`, the digest of the raw files, and `content`, the digest
+# of these arrays.
 ARRAYS = (
     *("edges", "indptr", "indices", "data", "shape", "labels", "classes"),
     *("train", "validation", "test"),
 )
-# Words of letters, digits, _ and -, between dots: no path.
+# Words of letters, digits, _ and -, separated by dots: not a path.
 NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 
 
@@ -51,12 +51,12 @@ class Graph:
 
     Attributes
     ----------
-    name : of the data set
-    adjacency : CSR, shape (n, n): ones at the edges, symmetric, no loops, no edge twice
+    name : name of the data set
+    adjacency : CSR, shape (n, n): ones at the edges, symmetric, without loops or duplicate edges
     features : CSR, shape (n, number of features)
-    labels : Tensor of int64, shape (n,): the class of each node, -1 where none is known
-    classes : how many classes there are
-    train, validation, test : Tensors of int64, the nodes of each part, rising
+    labels : Tensor of int64, shape (n,): the class of each node, -1 if unknown
+    classes : number of classes
+    train, validation, test : Tensors of int64, the nodes of each part in ascending order
     """
 
     name: str
@@ -82,14 +82,14 @@ def planetoid(
 
     Parameters
     ----------
-    name : the NAME in the files' names, of small letters, digits, "_", "-" and dots between them; "citeseer"
-        can be downloaded
-    folder : where the files are; None downloads them once (`pip install 'learnsolve[data]'`) into the cache
-    normalise : divide each row of features by its sum; rows of zeros stay
-    keep : keep what was read from `folder` in the cache as an .npz file, which later calls read instead of
-        the pickles. Downloaded files are always kept so. Nothing is ever written into `folder`
+    name : the NAME in the files' names, made of lower-case letters, digits, "_", "-" and single dots;
+        "citeseer" can be downloaded
+    folder : folder with the files; None downloads them once (`pip install 'learnsolve[data]'`) into the cache
+    normalise : divide each row of features by its sum; rows of zeros are left unchanged
+    keep : cache the content of `folder` as an .npz file, which later calls read instead of the pickles.
+        Downloaded files are always cached. Nothing is ever written into `folder`
     dtype : torch.float32 or torch.float64
-    device : where the graph is to live
+    device : device of the graph
 
     Returns
     -------
@@ -100,8 +100,8 @@ def planetoid(
     FileNotFoundError
         if a file is missing; the message names it.
     ValueError
-        if a file is damaged, does not fit the others, asks for anything but arrays, matrices and lists, or
-        has another SHA-256 than the one to be downloaded; or if `name` is no such name.
+        if a file is damaged, is inconsistent with the others, requests anything but arrays, matrices and
+        lists, or, if downloaded, has the wrong SHA-256; or if `name` is invalid.
     OSError
         if a file cannot be downloaded.
     ImportError
@@ -109,14 +109,13 @@ def planetoid(
 
     Notes
     -----
-    Six of the files are pickles. They are read by an unpickler that runs nothing they name. The .npz file in
-    the cache is named by the SHA-256 of the raw files, so that it never stands for other ones, and holds that
-    of its content: a damaged one is made anew. The cache is the folder in the environment variable
-    LEARNSOLVE_CACHE, else the system's.
+    Seven of the files are pickles, read by an unpickler that runs nothing they name. The .npz file in the
+    cache is named after the SHA-256 of the raw files, so that it cannot be confused with others, and
+    contains the SHA-256 of its content: a damaged file is rebuilt. The cache is the folder in the environment
+    variable LEARNSOLVE_CACHE, or else the system's cache folder.
 
-    Nodes of the test range that test.index leaves out (15 in CiteSeer) have no features and the label -1.
-    The training nodes are the first ones, the 500 after them, as far as allx has that many, are for
-    validation.
+    Nodes of the test range that are missing in test.index (15 in CiteSeer) have no features and the label -1.
+    The first nodes are for training, the next 500 (or as many as allx has) for validation.
 
     References
     ----------
@@ -135,8 +134,8 @@ def planetoid(
         raise TypeError(f"planetoid: name must be a string, got {type(name).__name__}")
     if not NAME.fullmatch(name):
         raise ValueError(
-            'planetoid: name must be of small letters, digits, "_", "-" and dots between them, got '
-            f"{name!r}; the folder is an argument of its own"
+            'planetoid: name must be made of lower-case letters, digits, "_", "-" and single dots, got '
+            f"{name!r}; pass the folder as a separate argument"
         )
     _check.flag("planetoid", "normalise", normalise)
     _check.flag("planetoid", "keep", keep)
@@ -180,7 +179,7 @@ def _paths(name: str, folder: Path) -> dict[str, Path]:
     for path in paths.values():
         if not path.is_file():
             raise FileNotFoundError(
-                f"planetoid: there is no file {path}; the folder must hold ind.{name}.x and so on for "
+                f"planetoid: there is no file {path}; the folder must contain ind.{name}.x and so on for "
                 f"{', '.join(PARTS)}"
             )
     return paths
@@ -199,19 +198,19 @@ def _npz(name: str, digest: str) -> Path:
 
 
 def _load(path: Path, digest: str) -> dict[str, np.ndarray] | None:
-    """The arrays of an .npz file; None if there is none, or not a good one: it is then made anew."""
+    """The arrays of an .npz file; None if it is missing or damaged, in which case it is rebuilt."""
     try:
         with np.load(path, allow_pickle=False) as file:
             if str(file["digest"]) != digest:
                 return None
             arrays = {key: file[key] for key in ARRAYS}
             return arrays if str(file["content"]) == _content(arrays) else None
-    except Exception:  # damaged bytes make zipfile, zlib and NumPy raise errors of a dozen kinds
+    except Exception:  # damaged bytes make zipfile, zlib and NumPy raise errors of a dozen types
         return None
 
 
 def _content(arrays: dict[str, np.ndarray]) -> str:
-    """The SHA-256 of the arrays, their shapes and types included."""
+    """The SHA-256 of the arrays, including their shapes and types."""
     found = hashlib.sha256()
     for key in ARRAYS:
         array = arrays[key]
@@ -221,7 +220,7 @@ def _content(arrays: dict[str, np.ndarray]) -> str:
 
 
 def _store(path: Path, arrays: dict[str, np.ndarray], digest: str) -> None:
-    """Write the .npz file, in place of a damaged one; another process may do the same at this moment."""
+    """Write the .npz file, replacing a damaged one; other processes may do the same at the same time."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     try:
@@ -251,15 +250,15 @@ def _read(paths: dict[str, Path]) -> dict[str, np.ndarray]:
             _fail(paths[part], f"has labels of shape {labels.shape} for {features.shape[0]} nodes")
     for part, features in (("x", x), ("tx", tx)):
         if features.shape[1] != allx.shape[1]:
-            _fail(paths[part], f"has {features.shape[1]} features a node, allx has {allx.shape[1]}")
+            _fail(paths[part], f"has {features.shape[1]} features per node, allx has {allx.shape[1]}")
     first = allx.shape[0]
     if x.shape[0] > first:
-        _fail(paths["x"], f"has {x.shape[0]} nodes, and allx, which should begin with them, {first}")
+        _fail(paths["x"], f"has {x.shape[0]} nodes, but allx, which should begin with them, has {first}")
     if len(test) != tx.shape[0] or len(np.unique(test)) != len(test) or (len(test) and test.min() < first):
         _fail(
             paths["test.index"],
-            f"must name each of the {tx.shape[0]} nodes of tx once, by numbers from {first} on, where those "
-            "of allx end",
+            f"must name each of the {tx.shape[0]} nodes of tx once, by numbers from {first} on, since those "
+            "below belong to allx",
         )
     edges, last = _edges(loaded["graph"], paths["graph"])
     n = 1 + max(first - 1, int(test.max(initial=-1)), last)
@@ -295,12 +294,13 @@ def _test_ids(path: Path) -> np.ndarray:
     words = path.read_text(encoding="ascii", errors="replace").split()
     wrong = next((word for word in words if not (word.isascii() and word.isdigit() and len(word) < 10)), None)
     if wrong is not None:
-        _fail(path, f"must hold a node's number in each line, got {wrong[:40]!r}")
+        _fail(path, f"must have a node's number in each line, got {wrong[:40]!r}")
     return np.array([int(word) for word in words], dtype=np.int64)
 
 
 def _edges(graph: dict, path: Path) -> tuple[np.ndarray, int]:
-    """The edges (2, number) with the first node below the second, each once, no loops; and the last node."""
+    """The edges (2, number) with the first node below the second, each once, without loops; and the last
+    node."""
     if not all(isinstance(neighbours, list) for neighbours in graph.values()):
         _fail(path, "must map each node to the list of its neighbours")
     nodes = list(graph)

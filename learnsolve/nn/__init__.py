@@ -1,4 +1,4 @@
-"""Layers of networks on graphs, made of the operations on sparse matrices."""
+"""Layers of graph networks, built from the operations on sparse matrices."""
 
 from learnsolve.nn.dropout import SparseDropout
 from learnsolve.nn.gcn import GCNConv, gcn_normalise

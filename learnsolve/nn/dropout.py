@@ -10,11 +10,11 @@ from learnsolve.csr import CSR
 
 
 class SparseDropout(torch.nn.Module):
-    r"""While training, set each entry of a sparse matrix to zero with probability p.
+    r"""In training mode, set each entry of a sparse matrix to zero with probability p.
 
     .. math:: y_{ij} = x_{ij} \, m_{ij} / (1 - p), \qquad m_{ij} \in \{0, 1\}, \quad P(m_{ij} = 0) = p
 
-    on the entries of X, so that the expected value of each is x_ij. In evaluation mode X itself.
+    on the entries of X, so that the expected value of each is x_ij. In evaluation mode: X itself.
 
     Parameters
     ----------
@@ -22,9 +22,9 @@ class SparseDropout(torch.nn.Module):
 
     Notes
     -----
-    The result is on X's pattern: dropped entries stay, as zeros, so that everything planned for the pattern
-    serves every draw. What is dropped is zero, also where it was infinite or NaN. Differentiable in X's
-    values. Cost: a random number for each entry.
+    The result is on X's pattern: dropped entries are stored as zeros, so that the plans of the pattern are
+    used for every draw. Dropped entries are zero even if they were infinite or NaN. Differentiable with
+    respect to X's values. Cost: one random number per entry.
 
     References
     ----------
@@ -57,21 +57,21 @@ class SparseDropout(torch.nn.Module):
         Parameters
         ----------
         X : CSR; its values may have batch axes
-        keep : Tensor of bool, shape (..., nnz): True where an entry stays, in place of a draw by torch's
-            generator, for p = 0 too; not used in evaluation mode. Batch axes that X does not have give a
-            batch of matrices
+        keep : Tensor of bool, shape (..., nnz): True for entries to keep, instead of a draw from torch's
+            generator, even for p = 0; ignored in evaluation mode. Additional batch axes give a batch of
+            matrices
 
         Raises
         ------
         ValueError
             if the shape of `keep` does not fit X.
         TypeError
-            if X is no CSR, or `keep` no tensor of bool on its device.
+            if X is not a CSR, or `keep` is not a tensor of bool on its device.
         """
         if not isinstance(X, CSR):
             raise TypeError(
-                f"SparseDropout: X must be a CSR, got {type(X).__name__}; dense features take "
-                "torch.nn.Dropout"
+                f"SparseDropout: X must be a CSR, got {type(X).__name__}; use torch.nn.Dropout for dense "
+                "features"
             )
         if keep is not None:
             _check_keep(X, keep)
@@ -79,7 +79,7 @@ class SparseDropout(torch.nn.Module):
             return X
         if keep is None:
             keep = torch.rand_like(X.values) >= self.p
-        # No product with the mask: an infinity times zero is NaN.
+        # Not a product with the mask: an infinity times zero is NaN.
         return X.with_values(torch.where(keep, X.values * (1 / (1 - self.p)), 0))
 
     def extra_repr(self) -> str:

@@ -23,12 +23,12 @@ def gcn_normalise(A: CSR) -> CSR:
 
     Parameters
     ----------
-    A : CSR, square, float32 or float64: the edges of a graph, with weights that are not negative; its values
-        may have batch axes
+    A : CSR, square, float32 or float64: the edges of a graph, with nonnegative weights; its values may have
+        batch axes
 
     Returns
     -------
-    CSR on A's pattern and the diagonal.
+    CSR on A's pattern plus the diagonal.
 
     Raises
     ------
@@ -37,8 +37,9 @@ def gcn_normalise(A: CSR) -> CSR:
 
     Notes
     -----
-    Differentiable in A's values; cost: a sum, a sampled product and a product of values. Compute it once and
-    keep it: `GCNConv` takes the result. Not to be called under `torch.compile`, which cannot make patterns.
+    Differentiable with respect to A's values; cost: a sum, a sampled product and a product of values. Compute
+    the result once and pass it to `GCNConv`. Do not call this under `torch.compile`, which cannot create
+    patterns.
 
     References
     ----------
@@ -68,10 +69,9 @@ class GCNConv(torch.nn.Module):
     Parameters
     ----------
     in_features, out_features : numbers of columns of X and X'
-    bias : whether there is a b
-    batch_shape : leading axes of :math:`\Theta` and b: that many layers side by side, each with weights of
-        its own
-    dtype, device : of the weights
+    bias : whether the layer has a bias b
+    batch_shape : leading axes of :math:`\Theta` and b: layers side by side, each with its own weights
+    dtype, device : dtype and device of the weights
 
     Attributes
     ----------
@@ -80,14 +80,13 @@ class GCNConv(torch.nn.Module):
 
     Notes
     -----
-    Weights start from Glorot and Bengio's uniform distribution on (-a, a), a = sqrt(6 / (in + out)), each
-    layer of the batch by itself; a bias starts from zero.
+    Weights are initialised from Glorot and Bengio's uniform distribution on (-a, a),
+    a = sqrt(6 / (in + out)), separately for each layer of the batch; a bias starts at zero.
 
-    The product is taken in the cheaper order: :math:`\hat A (X \Theta)` and :math:`(\hat A X) \Theta` differ
-    in the product with :math:`\hat A`, which has `out_features` columns in one and `in_features` in the
-    other, each times the batch it then has. With sparse X it is always the first: the second would form
-    :math:`\hat A X`, a sparse matrix with more entries than X. Differentiable to any order in
-    :math:`\hat A`, X and the weights.
+    The product uses the cheaper order: in :math:`\hat A (X \Theta)` the product with :math:`\hat A` has
+    `out_features` columns, in :math:`(\hat A X) \Theta` it has `in_features`, each times its batch. For
+    sparse X it is always the first order: the second would form :math:`\hat A X`, a sparse matrix with
+    more entries than X. Differentiable to any order with respect to :math:`\hat A`, X and the weights.
 
     References
     ----------
@@ -133,11 +132,11 @@ class GCNConv(torch.nn.Module):
 
     @property
     def limit(self) -> float:
-        """a of the uniform distribution that weights start from."""
+        """The bound a of the uniform distribution of the initial weights."""
         return (6 / (self.in_features + self.out_features)) ** 0.5
 
     def reset_parameters(self) -> None:
-        """Draw the weights anew from torch's generator; the bias becomes zero."""
+        """Redraw the weights from torch's generator and set the bias to zero."""
         torch.nn.init.uniform_(self.weight, -self.limit, self.limit)
         if self.bias is not None:
             torch.nn.init.zeros_(self.bias)
@@ -147,8 +146,8 @@ class GCNConv(torch.nn.Module):
 
         Parameters
         ----------
-        A : CSR, shape (m, n): :math:`\hat A`, such as `gcn_normalise` makes, or the rows of it for which the
-            result is wanted; its values may have batch axes
+        A : CSR, shape (m, n): :math:`\hat A` as returned by `gcn_normalise`, or only the required rows of it;
+            its values may have batch axes
         X : Tensor, shape (..., n, in_features), or CSR, shape (n, in_features), whose values may have batch
             axes
 
@@ -189,7 +188,7 @@ class GCNConv(torch.nn.Module):
             )
 
     def _weights_first(self, A: CSR, X: Tensor) -> bool:
-        """Has A (X W) fewer products of entries than (A X) W?"""
+        """Does A (X W) need fewer multiplications than (A X) W?"""
         a, x, w = A.batch_shape, X.shape[:-2], self.weight.shape[:-2]
         f_in, f_out = self.in_features, self.out_features
         m, n = A.shape

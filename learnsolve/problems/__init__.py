@@ -1,6 +1,6 @@
-"""Matrices to learn and to test on, one family a file.
+"""Matrices for training and testing, one family per file.
 
-`FACTS` says by name what is known about each.
+`FACTS` maps each name to the known properties of its matrices.
 """
 
 from learnsolve.problems.anisotropic import FACTS as _anisotropic

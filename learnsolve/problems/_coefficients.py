@@ -1,4 +1,4 @@
-"""Checks of coefficients that problems are built from."""
+"""Checks of the coefficients of problems."""
 
 import math
 from typing import Any
@@ -8,17 +8,17 @@ from torch import Tensor
 
 
 def number(function: str, name: str, value: Any) -> float:
-    """`value` as a float. A tensor is refused: it would lose its gradient."""
+    """`value` as a float. A tensor raises an error, because it would lose its gradient."""
     if isinstance(value, Tensor) or not hasattr(value, "__float__"):
         raise TypeError(f"{function}: {name} must be a number, got {type(value).__name__}")
     return float(value)
 
 
 def check_sign(function: str, name: str, value: Tensor, *, zero: bool, remedy: str) -> None:
-    """Every entry finite and positive, or zero where that is allowed.
+    """Require that every entry is finite and positive, or zero if `zero`.
 
-    Looks at plain CPU tensors only: a look at a CUDA tensor would wait for the device, and what `torch.func`
-    or `torch.compile` hand in has no value to look at.
+    Only plain CPU tensors are checked: checking a CUDA tensor would wait for the device, and the tensors of
+    `torch.func` and `torch.compile` have no values to check.
     """
     if (
         value.device.type != "cpu"

@@ -18,7 +18,7 @@ INT32_MAX = torch.iinfo(torch.int32).max
 
 
 def grid_shape(function: str, shape: Any, dimensions: Sequence[int]) -> tuple[int, ...]:
-    """`shape`, an int or a sequence of them, as a tuple of positive ints, one a dimension."""
+    """`shape`, an int or a sequence of ints, as a tuple of positive ints, one per dimension."""
     try:
         sizes = tuple(operator.index(s) for s in (shape if isinstance(shape, Sequence) else (shape,)))
     except TypeError:
@@ -27,7 +27,7 @@ def grid_shape(function: str, shape: Any, dimensions: Sequence[int]) -> tuple[in
         allowed = " or ".join(str(d) for d in dimensions)
         raise ValueError(f"{function}: shape must have {allowed} dimensions, got {shape!r}")
     if min(sizes) < 1:
-        raise ValueError(f"{function}: shape must have at least one grid point a dimension, got {shape!r}")
+        raise ValueError(f"{function}: shape must have at least one grid point per dimension, got {shape!r}")
     return sizes
 
 
@@ -37,15 +37,15 @@ def check_dtype(function: str, dtype: torch.dtype) -> None:
 
 
 def index_dtype(rows: int, nnz: int) -> torch.dtype:
-    """The narrowest index that can count rows and entries: half the bytes of int64 where it will do."""
+    """The narrowest index type that can count rows and entries: int32 halves the bytes of int64."""
     return torch.int32 if max(rows, nnz) <= INT32_MAX else torch.int64
 
 
 def stencil_entries(offsets: np.ndarray, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Where row i of a stencil matrix has entries: (crow, col, place of each entry in `offsets`).
+    """The entries of a stencil matrix: (crow, col, position of each entry in `offsets`).
 
     Points are numbered with the last axis fastest. `offsets`, shape (k, d), must be in lexicographic order:
-    then so are the neighbours of a point, and the columns of a row come out sorted, on a grid of any size.
+    then the neighbours of a point are too, and the columns of a row are sorted, on a grid of any size.
     """
     n, k = math.prod(shape), len(offsets)
     inside = np.ones((*shape, k), dtype=bool)
@@ -69,7 +69,7 @@ def stencil_entries(offsets: np.ndarray, shape: tuple[int, ...]) -> tuple[np.nda
 
 @makes_plain_tensors
 def stencil_matrix(stencil: np.ndarray, shape: tuple[int, ...], dtype: torch.dtype, device: Any) -> CSR:
-    """The matrix with A[i, i + o] = stencil[o + 1], o in {-1, 0, 1}^d; a zero of the stencil is no entry."""
+    """The matrix with A[i, i + o] = stencil[o + 1], o in {-1, 0, 1}^d; zeros are not stored."""
     offsets = np.argwhere(stencil != 0) - 1
     crow, col, place = (torch.from_numpy(a) for a in stencil_entries(offsets, shape))
     values = torch.from_numpy(stencil[stencil != 0]).to(dtype)[place.int()]

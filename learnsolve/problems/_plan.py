@@ -1,4 +1,4 @@
-"""Structure that a problem analyses once and keeps: symmetric patterns, and where their values come from."""
+"""Structure that a problem analyses once and caches: symmetric patterns, and the origin of their values."""
 
 from typing import NamedTuple
 
@@ -15,8 +15,8 @@ from learnsolve.problems._grid import index_dtype
 class SymmetricPlan(NamedTuple):
     """A symmetric matrix from its diagonal d (n) and the entries c (u) above it.
 
-    The values are a permutation of (d, c, c), so that both triangles have the same bits, and the gradient
-    is a permutation as well, which adds nothing up.
+    The values are a permutation of (d, c, c), so both triangles have the same bits, and the gradient is a
+    permutation as well, without sums.
     """
 
     pattern: SparsityPattern
@@ -30,7 +30,7 @@ class SymmetricPlan(NamedTuple):
 
 
 def symmetric_plan(n: int, rows: np.ndarray, columns: np.ndarray, device: torch.device) -> SymmetricPlan:
-    """For the places (rows[e], columns[e]) above the diagonal, each given once, and every place on it."""
+    """For the positions (rows[e], columns[e]) above the diagonal, each given once, and the whole diagonal."""
     nnz = n + 2 * len(rows)
     index = np.int32 if index_dtype(n, nnz) == torch.int32 else np.int64
     every = np.arange(n)

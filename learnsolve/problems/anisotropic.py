@@ -24,7 +24,7 @@ def anisotropic(
     dtype: torch.dtype = torch.float64,
     device: torch.device | str | None = None,
 ) -> CSR:
-    r"""Diffusion that is strong along a direction and weak across it, zero on the boundary.
+    r"""Diffusion that is strong along one direction and weak across it, zero on the boundary.
 
     .. math::
         -\nabla \cdot (Q \operatorname{diag}(1, \epsilon) Q^T \nabla u) = -E u_{xx} - F u_{xy} - G u_{yy}
@@ -43,16 +43,16 @@ def anisotropic(
     discretisation : "fd" or "fe"
         "fd": second-order finite differences. "fe": bilinear finite elements on squares.
     dtype : torch.float32 or torch.float64
-    device : where the matrix is to live
+    device : device of the matrix
 
     Returns
     -------
-    CSR, shape (n, n), n the number of grid points. Up to 9 entries a row: zeros of the stencil are left out.
+    CSR, shape (n, n), n the number of grid points. Up to 9 entries per row; zeros of the stencil are omitted.
 
     Raises
     ------
     ValueError
-        if shape or discretisation is not one of the above, or epsilon or theta no such number.
+        if shape, discretisation, epsilon or theta is not as described above.
 
     Notes
     -----
@@ -81,7 +81,7 @@ def anisotropic(
     sizes, E, F, G = _checked(shape, epsilon, theta, discretisation)
     check_dtype("anisotropic", dtype)
     K = np.array([-1.0, 2.0, -1.0])
-    # Six times the mass matrix of linear elements: whole numbers, so that what cancels is exactly zero.
+    # Six times the mass matrix of linear elements: integers, so that terms cancel to exactly zero.
     M = np.array([1.0, 4.0, 1.0]) if discretisation == "fe" else np.array([0.0, 6.0, 0.0])
     D = np.array([-1.0, 0.0, 1.0]) / 2
     stencil = (E * np.outer(K, M) + G * np.outer(M, K)) / 6 - F * np.outer(D, D)

@@ -38,9 +38,9 @@ def diffusion(kappa: Tensor, *, dimensions: int | None = None) -> CSR:
     Raises
     ------
     ValueError
-        if kappa has too few axes or no cells; or if an entry is not positive and finite. A batch made by
-        `torch.func.vmap`, a tensor on a CUDA device (where looking would stop it) and a call under
-        `torch.compile` are not looked at.
+        if kappa has too few axes or no cells; or if an entry is not positive and finite. Entries are not
+        checked in a batch of `torch.func.vmap`, on a CUDA device (the check would wait for it) and under
+        `torch.compile`.
     TypeError
         if kappa is not a float32 or float64 tensor.
 
@@ -53,8 +53,8 @@ def diffusion(kappa: Tensor, *, dimensions: int | None = None) -> CSR:
     :math:`\kappa \sum_a 4 \sin^2(k_a \pi / (2 n_a))`, :math:`k_a = 1, \dots, n_a`.
 
     Gradient: any order, forward mode, vmap; deterministic. Matrices of one grid share one
-    `SparsityPattern`, so that a training loop analyses it once. Cost: O(n). `torch.compile` breaks its
-    graph once, to fetch the pattern.
+    `SparsityPattern`, so a training loop analyses it once. Cost: O(n). `torch.compile` breaks its graph
+    once, to fetch the pattern.
 
     References
     ----------
@@ -84,7 +84,7 @@ def diffusion(kappa: Tensor, *, dimensions: int | None = None) -> CSR:
         n = kappa.shape[axis]
         first, last = kappa.narrow(axis, 0, 1), kappa.narrow(axis, n - 1, 1)
         left, right = kappa.narrow(axis, 0, n - 1), kappa.narrow(axis, 1, n - 1)
-        # Divided before it is multiplied: kappa of 1e-20 (permeabilities) squared is no float32 any more.
+        # Divide before multiplying: the square of kappa = 1e-20 (permeabilities) underflows in float32.
         between = left * (2 * (right / (left + right)))
         faces = torch.cat((2 * first, between, 2 * last), axis)
         diagonal = diagonal + faces.narrow(axis, 0, n) + faces.narrow(axis, 1, n)
@@ -101,7 +101,7 @@ def _dimensions(kappa: Tensor, dimensions: int | None) -> int:
         if dimensions is None:
             raise ValueError(
                 f"diffusion: kappa must have shape (nx, ny) or (nx, ny, nz), got {tuple(kappa.shape)}; "
-                "dimensions=2 or 3 says how many axes of a batch are the grid"
+                "for a batch, pass dimensions=2 or 3, the number of axes of the grid"
             )
         raise ValueError(f"diffusion: dimensions must be 2 or 3, got {dimensions!r}")
     if kappa.dim() < d:
@@ -118,11 +118,11 @@ def _check_positive(kappa: Tensor) -> None:
     check_sign("diffusion", "kappa", kappa, zero=False, remedy=remedy)
 
 
-# Few: a pattern of 10^6 cells and what its operations cache about it hold some 100 MB.
+# Few: a pattern of 10^6 cells and the caches of its operations take about 100 MB.
 @makes_plain_tensors
 @lru_cache(maxsize=8)
 def _plan(shape: tuple[int, ...], device: torch.device) -> SymmetricPlan:
-    """Couplings along the first axis first, each axis in the order of its faces."""
+    """Couplings axis by axis, starting with the first, each in the order of its faces."""
     number = np.arange(math.prod(shape)).reshape(shape)
     lower = [number.take(range(n - 1), axis).ravel() for axis, n in enumerate(shape)]
     upper = [number.take(range(1, n), axis).ravel() for axis, n in enumerate(shape)]
@@ -134,7 +134,7 @@ def _eigenvalues(kappa: Tensor, *, dimensions: int | None = None) -> Tensor:
     _check_positive(kappa)
     if kappa.dim() != d or not bool((kappa == kappa.flatten()[0]).all()):
         raise ValueError("diffusion: the eigenvalues are known for one grid of constant kappa only")
-    # Zero half a cell outside of both ends: eigenvectors sin((j + 1/2) k pi / n).
+    # The boundary is half a cell outside both ends: eigenvectors sin((j + 1/2) k pi / n).
     lines = [
         4 * torch.sin(torch.arange(1, n + 1, dtype=torch.float64) * (math.pi / (2 * n))) ** 2
         for n in kappa.shape

@@ -1,4 +1,4 @@
-"""What is known about a problem's matrix before it is made."""
+"""Known properties of a problem's matrix, before it is built."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,9 +8,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Facts:
-    """What holds for every matrix that a problem makes.
+    """Properties of every matrix of a problem.
 
-    A fact that depends on the arguments or on the data is None: nothing is claimed, not that it is false.
+    A fact that depends on the arguments or on the data is None: it may be true or false.
 
     Attributes
     ----------
@@ -18,10 +18,10 @@ class Facts:
     symmetric : A = A^T, bit for bit
     positive_definite : x^T A x > 0 for all x != 0
     positive_semidefinite : x^T A x >= 0 for all x
-    null_space : words for the vectors with A x = 0, None where there are none or they are not known
-    eigenvalues : takes the problem's own arguments and returns all eigenvalues in ascending order (float64,
-        on the CPU); raises a ValueError for arguments whose eigenvalues have no known formula
-    source : where the discretisation or the data come from
+    null_space : description of the vectors with A x = 0; None if there are none or they are not known
+    eigenvalues : takes the arguments of the problem and returns all eigenvalues in ascending order (float64,
+        on the CPU); raises a ValueError for arguments without a known formula
+    source : reference for the discretisation or the data
 
     Examples
     --------

@@ -15,9 +15,9 @@ def gallery(
 
     Parameters
     ----------
-    name : one of the names in the installed pyamg; a wrong one makes an error that lists them
+    name : one of the names in the installed pyamg; the error for an unknown name lists them
     dtype : torch.float32 or torch.float64
-    device : where the matrix is to live
+    device : device of the matrix
 
     Returns
     -------
@@ -26,7 +26,7 @@ def gallery(
     Raises
     ------
     ValueError
-        if there is no example of that name.
+        if pyamg has no example of that name.
     NotImplementedError
         if the example is complex.
     ImportError
@@ -34,7 +34,7 @@ def gallery(
 
     Notes
     -----
-    Each matrix has properties of its own; nothing is claimed for all.
+    The matrices have no properties in common.
 
     References
     ----------

@@ -28,34 +28,34 @@ def graph_laplacian(
     Parameters
     ----------
     edges : integer Tensor, shape (m, 2)
-        The two nodes of each edge, in any order. The weights of an edge that is given twice, in either
-        direction, are added up.
+        The two nodes of each edge, in any order. The weights of an edge that is given more than once, in
+        either direction, are added up.
     weights : Tensor, shape (m,) or (..., m), float32 or float64, on the device of edges; not negative
-        Default: 1.0 each, float64. Leading axes make a batch of matrices on one pattern.
+        Default: 1.0 each, float64. Leading axes give a batch of matrices on one pattern.
     n : number of nodes; default: the largest node number in edges, plus one
     shift : added to the diagonal; a positive one makes the matrix positive definite
 
     Returns
     -------
-    CSR, shape (n, n); every diagonal entry is stored, also that of a node without edges.
+    CSR, shape (n, n); every diagonal entry is stored, including those of nodes without edges.
 
     Raises
     ------
     ValueError
-        for an edge from a node to itself, a node outside 0 <= node < n, a shape that does not fit, a
-        negative shift, or a weight that is negative or not finite (weights on a CUDA device, in a
-        `torch.func` transform or under `torch.compile` are not looked at).
+        for an edge from a node to itself, a node outside 0 <= node < n, a wrong shape, a negative shift, or
+        a weight that is negative or not finite (weights on a CUDA device, in a `torch.func` transform or
+        under `torch.compile` are not checked).
     TypeError
-        if edges are no integers, or weights not of the kind above.
+        if edges are not integers, or weights not as described above.
 
     Notes
     -----
     Symmetric positive semidefinite; every vector that is constant on each connected component is in the
-    null space (for shift = 0), and nothing else is if the weights are positive.
+    null space (for shift = 0), and no other vector if the weights are positive.
 
-    Gradient in the weights: any order, forward mode, vmap; deterministic. Cost: O(m log m), on the host, to
-    sort the edges of a graph that is not one of the last few; then O(m + n). Matrices of one graph share
-    one `SparsityPattern`, so that a training loop analyses it once.
+    Gradient with respect to the weights: any order, forward mode, vmap; deterministic. Cost: O(m log m), on
+    the host, to sort the edges of a graph that was not used recently; then O(m + n). Matrices of one graph
+    share one `SparsityPattern`, so a training loop analyses it once.
 
     References
     ----------
@@ -90,12 +90,12 @@ def _contents(edges: Tensor) -> bytes:
     return as_numpy(edges).astype(np.int64).tobytes()
 
 
-# Keyed by the contents of the edges: to compare them costs little beside sorting them again.
+# Keyed by the contents of the edges: comparing them costs little compared with sorting them again.
 @makes_plain_tensors
 @lru_cache(maxsize=8)
 def _plan(edges: bytes, nodes: int, device: torch.device) -> tuple[SymmetricPlan, SparsityPattern]:
-    """The pattern of L, and that of the 0/1 matrix that adds weights up: a row for each node, with the edges
-    at it, and a row for each pair of nodes that is joined, with the edges between the two."""
+    """The pattern of L, and that of the 0/1 matrix that adds weights up: one row per node, with its edges,
+    and one row per pair of connected nodes, with the edges between the two."""
     pairs = np.frombuffer(edges, dtype=np.int64).reshape(-1, 2)
     low, high = pairs.min(1), pairs.max(1)
     joined, pair_of_edge = np.unique(low * nodes + high, return_inverse=True)
@@ -119,7 +119,7 @@ def _check_edges(edges: Tensor, n: int | None) -> int:
     if n is not None:
         n = _check.integer("graph_laplacian", "n", n, 0)
     elif len(edges) == 0:
-        raise ValueError("graph_laplacian: without edges, n must say how many nodes there are")
+        raise ValueError("graph_laplacian: without edges, n must give the number of nodes")
     nodes = int(edges.max()) + 1 if n is None else n
     outside = ((edges < 0) | (edges >= nodes)).any(1).nonzero()
     if len(outside):

@@ -27,32 +27,32 @@ def matrix_market(
 
     Parameters
     ----------
-    path : of a file with a matrix in coordinate or array format, of real, integer or pattern entries, that
-        is general, symmetric or skew-symmetric
+    path : file with a matrix in coordinate or array format, with real, integer or pattern entries; general,
+        symmetric or skew-symmetric
     dtype : torch.float32 or torch.float64
-    device : where the matrix is to live
+    device : device of the matrix
 
     Returns
     -------
-    CSR, with both triangles of a symmetric matrix. Entries of a pattern have the value 1. Zeros that a
-    coordinate file lists stay entries, those of an array file do not; entries that a general file lists
-    twice are added up.
+    CSR, with both triangles of a symmetric matrix. Entries of a pattern have the value 1. Explicit zeros of a
+    coordinate file are kept, those of an array file are not; duplicate entries of a general file are added
+    up.
 
     Raises
     ------
     FileNotFoundError
-        if there is no such file.
+        if the file does not exist.
     ValueError
-        if the file is no MatrixMarket file, is cut off or too long for its size line, holds an index outside
-        of its size, or a value that is no finite number of `dtype`. Nothing of the stated size is allocated
-        before the whole file has been looked at.
+        if the file is not a MatrixMarket file, is truncated or too long for its size line, or contains an
+        index outside its size or a value that is not a finite number of `dtype`. No memory of the stated size
+        is allocated before the whole file has been checked.
     NotImplementedError
         for complex and Hermitian matrices, vectors, and more than 2^31 - 1 rows or columns.
 
     Notes
     -----
-    The numbers are read by `scipy.io.mmread`, after the file has been checked against its header. That
-    check is strict where the reader is not: it would take 1.5D3 and 1.5+3, Fortran's 1500, for 1.5.
+    `scipy.io.mmread` reads the numbers after the file has been checked against its header. The check is
+    stricter than the reader, which reads 1.5D3 and 1.5+3, Fortran's 1500, as 1.5.
 
     References
     ----------
@@ -79,17 +79,17 @@ def matrix_market(
     except FileNotFoundError:
         raise FileNotFoundError(f"matrix_market: there is no file {path}") from None
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-        _fail(path, f"is damaged, it does not decompress ({error})")
+        _fail(path, f"is damaged and cannot be decompressed ({error})")
     except (ValueError, OverflowError) as error:
         if str(error).startswith("matrix_market: "):
             raise
         _fail(path, f"is damaged ({str(error).rstrip('.')})")
     S = scipy.sparse.coo_array(S)
     if header.symmetry == "skew-symmetric" and np.any(S.data[S.row == S.col]):
-        _fail(path, "says skew-symmetric but has an entry on its diagonal")
+        _fail(path, "is declared skew-symmetric but has an entry on its diagonal")
     A = CSR.from_scipy(S, dtype=dtype)
     if header.symmetry != "general" and A.nnz != S.nnz:
-        _fail(path, f"says {header.symmetry}, and lists an entry twice or in both triangles")
+        _fail(path, f"is declared {header.symmetry} but lists an entry twice or in both triangles")
     if not bool(torch.isfinite(A.values).all()):
         at = int((~torch.isfinite(A.values)).nonzero()[0])
         row, column = int(A.pattern.row_indices[at]) + 1, int(A.col_indices[at]) + 1
@@ -133,9 +133,9 @@ def _read_header(path: Path, stream: IO[bytes]) -> _Header:
         ("symmetry", symmetry, ("general", "symmetric", "skew-symmetric")),
     ):
         if word not in allowed:
-            _fail(path, f"must have as {name} one of {', '.join(allowed)}, got {word!r}")
+            _fail(path, f"must have one of {', '.join(allowed)} as {name}, got {word!r}")
     if field == "pattern" and (format == "array" or symmetry == "skew-symmetric"):
-        _fail(path, f"combines pattern with {format} and {symmetry}, which means nothing")
+        _fail(path, f"combines pattern with {format} and {symmetry}, which is invalid")
 
     line = 2
     while (text := stream.readline()).startswith(b"%") or text.isspace():
@@ -151,18 +151,18 @@ def _read_header(path: Path, stream: IO[bytes]) -> _Header:
             f"matrix_market: {path} states {rows} rows and {columns} columns; up to {INT32_MAX} are supported"
         )
     if symmetry != "general" and rows != columns:
-        _fail(path, f"says {symmetry} but has {rows} rows and {columns} columns")
+        _fail(path, f"is declared {symmetry} but has {rows} rows and {columns} columns")
     triangle = {"general": rows * columns, "symmetric": rows * (rows + 1) // 2}
     entries = stated[0] if stated else triangle.get(symmetry, rows * (rows - 1) // 2)
     return _Header(format, field, symmetry, entries, line)
 
 
-# A sign inside a number: Fortran writes 1.5+300 for 1.5e300. Two points: a damaged file.
+# A sign inside a number: Fortran writes 1.5+300 for 1.5e300. Two decimal points: a damaged file.
 _MALFORMED = re.compile(rb"[0-9.][+-]|\.[0-9]*\.")
 
 
 def _check_body(path: Path, stream: IO[bytes], header: _Header) -> None:
-    """Only numbers, and as many as the size line states. Reads a piece at a time, keeps none."""
+    """Require a body of numbers, as many as the size line states. Reads the file in pieces."""
     letters = {"real": b".eE+-", "integer": b"+-", "pattern": b""}[header.field]
     allowed = b"0123456789 \t\r\n" + letters
     numbers, line = 0, header.line + 1
@@ -174,10 +174,11 @@ def _check_body(path: Path, stream: IO[bytes], header: _Header) -> None:
             line += piece.count(b"\n", 0, at)
             text = piece[piece.rfind(b"\n", 0, at) + 1 :].split(b"\n", 1)[0].decode("ascii", "replace")
             _fail(
-                path, f"has a line {line} that is not made of {header.field} numbers: {text.strip()[:80]!r}"
+                path,
+                f"has a line {line} that is not made of {header.field} numbers: {text.strip()[:80]!r}",
             )
         blank = np.frombuffer(piece, dtype=np.uint8) <= ord(" ")
-        # A number begins where a blank, or the beginning of the piece, which is that of a line, ends.
+        # A number begins after a blank, or at the beginning of the piece, which is the beginning of a line.
         numbers += int(np.count_nonzero(~blank[1:] & blank[:-1])) + int(not blank[0])
         line += piece.count(b"\n")
     expected = header.entries * _numbers_per_entry(header)

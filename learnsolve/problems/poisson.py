@@ -33,17 +33,16 @@ def poisson(
         9 points, only in two dimensions: 8 in the centre and -1 around it, three times the usual
         stiffness matrix, so that the entries are whole numbers.
     dtype : torch.float32 or torch.float64
-    device : where the matrix is to live
+    device : device of the matrix
 
     Returns
     -------
-    CSR, shape (n, n), n the number of grid points; int32 indices where they can count the entries, else
-    int64.
+    CSR, shape (n, n), n the number of grid points; int32 indices if they can count the entries, else int64.
 
     Raises
     ------
     ValueError
-        if shape or stencil is not one of the above.
+        if shape or stencil is not as described above.
     NotImplementedError
         for stencil="q1" in one or three dimensions.
 
@@ -55,7 +54,7 @@ def poisson(
     :math:`h^2` for :math:`-\Delta`. Equal to ``pyamg.gallery.poisson`` (types "FD" and, in two
     dimensions, "FE").
 
-    Cost: O(n). Keep the matrix, not the shape, where its structure is to be analysed only once.
+    Cost: O(n). Each call analyses the structure; keep the matrix to avoid that.
 
     References
     ----------

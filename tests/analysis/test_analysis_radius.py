@@ -250,7 +250,7 @@ class Nonlinear(ls.preconditioners.Learned):
         (
             lambda A: torch.vmap(lambda v: spectral_radius(A.with_values(v)).value)(A.values.expand(2, -1)),
             NotImplementedError,
-            "vmap cannot go through",
+            "vmap is not supported",
         ),
     ],
 )  # fmt: skip

@@ -217,8 +217,8 @@ GREEDY = {
     "memo": (b"\x80\x02}r" + struct.pack("<I", 1 << 28) + b".", "LONG_BINPUT of 268435456 in 9 bytes"),
     "memo, long": (b"\x80\x02}" + b"0}" * 50 + b"r" + struct.pack("<I", 106) + b".", "memo of 106 in 104"),
     "text memo": (b"}p99999999\n.", "PUT of 99999999"),
-    "string": (b"T" + struct.pack("<i", 2**31 - 1) + b"abc.", "is damaged or no pickle"),
-    "bytes": (b"\x8e" + struct.pack("<Q", 2**40) + b"abc.", "is damaged or no pickle"),
+    "string": (b"T" + struct.pack("<i", 2**31 - 1) + b"abc.", "is damaged or not a pickle"),
+    "bytes": (b"\x8e" + struct.pack("<Q", 2**40) + b"abc.", "is damaged or not a pickle"),
     "frame": (b"\x80\x04\x95" + struct.pack("<Q", 2**40) + b"}.", "FRAME of 1099511627776"),
     "deep tuple": (b"}" + b")" + b"\x85" * 200_000 + b"K\x01s.", "200001 tuples"),
 }
@@ -233,26 +233,26 @@ def test_a_pickle_that_takes_more_than_it_holds_is_refused(tmp_path, content, wo
 
 
 BAD = [
-    ({"x": b""}, "x is damaged or no pickle"),
+    ({"x": b""}, "x is damaged or not a pickle"),
     ({"x": b"hello"}, "x is damaged"),
     ({"x": files.python2_pickle(files.parts()["x"])[:-40]}, "x is damaged"),
     ({"x": ONE_HOT}, "x holds a ndarray instead of a csr_array"),
     ({"y": files.parts()["x"]}, "y holds a csr_array"),
     ({"graph": ONE_HOT}, "graph holds a ndarray"),
     ({"graph": b"(lp0\n."}, "graph holds a list"),
-    ({"x": matrix(indices=np.full(22, 99, np.int32))}, "index arrays do not fit"),
-    ({"x": matrix(indptr=np.array([0, 9, 3, 4, 5, 6, 22], np.int32))}, "index arrays do not fit"),
-    ({"x": matrix(data=np.ones(3, np.float32))}, "index arrays do not fit"),
+    ({"x": matrix(indices=np.full(22, 99, np.int32))}, "inconsistent index arrays"),
+    ({"x": matrix(indptr=np.array([0, 9, 3, 4, 5, 6, 22], np.int32))}, "inconsistent index arrays"),
+    ({"x": matrix(data=np.ones(3, np.float32))}, "inconsistent index arrays"),
     ({"x": matrix(_shape=(6, -2))}, "matrix of shape"),
-    ({"x": matrix(_shape=(6, 2**40))}, "matrix of 1099511627776 columns, of which 16777216 are read"),
+    ({"x": matrix(_shape=(6, 2**40))}, "matrix of 1099511627776 columns, at most 16777216 are read"),
     ({"x": matrix(_shape="ab")}, "matrix of shape"),
     ({"x": matrix(indices=3)}, "lacks an array"),
     ({"x": files.python2_pickle(files.parts()["x"]).replace(b"U\x02f4", b"U\x02O8")}, "array of type 'O8'"),
     ({"y": ONE_HOT[:-1]}, "labels of shape"),
     ({"ty": ONE_HOT}, "ty has labels of shape"),
     ({"ally": np.ones((26, 4), np.int32)}, "ally has labels of shape"),
-    ({"tx": scipy.sparse.csr_matrix(np.ones((8, 5), np.float32))}, "tx has 5 features a node, allx has 12"),
-    ({"test_index": "27\n28\nhello\n"}, "must hold a node's number in each line, got 'hello'"),
+    ({"tx": scipy.sparse.csr_matrix(np.ones((8, 5), np.float32))}, "tx has 5 features per node, allx has 12"),
+    ({"test_index": "27\n28\nhello\n"}, "must have a node's number in each line, got 'hello'"),
     ({"test_index": "27\n28\n"}, "must name each of the 8 nodes of tx once"),
     ({"test_index": "39\n30\n27\n28\n29\n35\n31\n31\n"}, "must name each of the 8 nodes of tx once"),
     ({"test_index": "39\n30\n27\n28\n29\n35\n31\n3\n"}, "by numbers from 26 on"),
@@ -285,7 +285,7 @@ def test_wrong_arguments(folder, cache):
     with pytest.raises(TypeError, match="keep must be True or False"):
         planetoid(folder=folder, keep=1)  # type: ignore[arg-type]
     for name in ("../citeseer", "a/b", "..", "", "a..b", ".a", "A", "a\n", "a b", "\0"):
-        with pytest.raises(ValueError, match=r"^planetoid: name must be of small letters, digits"):
+        with pytest.raises(ValueError, match=r"^planetoid: name must be made of lower-case letters, digits"):
             planetoid(name, folder)
     for name in (3, None, folder):
         with pytest.raises(TypeError, match="name must be a string, got"):
@@ -346,7 +346,7 @@ def test_a_file_with_another_digest_is_refused(server, folder, cache):
     path = folder / "ind.citeseer.graph"
     content = path.read_bytes()
     path.write_bytes(content + b" ")
-    with pytest.raises(ValueError, match=r"ind\.citeseer\.graph is not the file that was expected"):
+    with pytest.raises(ValueError, match=r"ind\.citeseer\.graph is not the expected file"):
         planetoid()
     assert not (cache / "planetoid" / "ind.citeseer.graph").exists()
     assert not list(cache.glob("*.npz"))

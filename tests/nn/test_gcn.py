@@ -207,7 +207,7 @@ BAD = [
     (lambda: SparseDropout(1.0), ValueError, "p must be a probability below 1, got 1.0"),
     (lambda: SparseDropout(float("nan")), ValueError, "p must be a probability"),
     (lambda: SparseDropout(-0.1), ValueError, "p must be a probability"),
-    (lambda: SparseDropout()(X32), TypeError, "take torch.nn.Dropout"),
+    (lambda: SparseDropout()(X32), TypeError, "use torch.nn.Dropout"),
     (lambda: SparseDropout("a"), TypeError, "p must be a number, got str"),
     (lambda: SparseDropout(False), TypeError, "p must be a number, got bool"),
     (lambda: SparseDropout()(A32, torch.ones(3).bool()), ValueError, r"keep must have shape \(..., nnz = "),

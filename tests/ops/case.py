@@ -3,8 +3,8 @@
 Each operation is written twice, on a `SparsityPattern` with the library and on dense matrices with torch
 alone. Most are sums of products of their inputs with coefficients +1 or -1. Hence the dense form, with every
 sign made +, evaluated at |inputs| gives the sums sum |a||x| of the error bound, and at ones the number of
-terms; the same holds for its derivatives. Rows with inputs of their own (`make`) are no such sums: they bring
-a tolerance, and have tests of their values for themselves.
+terms; the same holds for its derivatives. Rows with inputs of their own (`make`) are not such sums: they have
+a tolerance, and other files test their values.
 """
 
 import dataclasses

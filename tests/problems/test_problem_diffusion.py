@@ -200,7 +200,7 @@ def test_coefficient_that_is_not_positive(value):
     ("arguments", "error", "words"),
     [
         ((torch.ones(3), None), ValueError, r"kappa must have shape \(nx, ny\) or .* got \(3,\)"),
-        ((torch.ones(2, 2, 2, 2), None), ValueError, "dimensions=2 or 3 says how many axes"),
+        ((torch.ones(2, 2, 2, 2), None), ValueError, "pass dimensions=2 or 3, the number of axes"),
         ((torch.ones(2, 2), 3), ValueError, "at least dimensions = 3 axes"),
         ((torch.ones(2, 2), 1), ValueError, "dimensions must be 2 or 3, got 1"),
         ((torch.ones(2, 0), None), ValueError, "the grid must have cells"),

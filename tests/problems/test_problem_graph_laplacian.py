@@ -171,7 +171,7 @@ def test_errors(edges, arguments, error, words):
 
 
 def test_empty_without_n():
-    with pytest.raises(ValueError, match="graph_laplacian: without edges, n must say how many nodes"):
+    with pytest.raises(ValueError, match="graph_laplacian: without edges, n must give the number of nodes"):
         ls.problems.graph_laplacian(torch.zeros(0, 2, dtype=torch.int64))
     with pytest.raises(TypeError, match=r"graph_laplacian: edges must be a torch.Tensor, got list"):
         ls.problems.graph_laplacian([[0, 1]])  # type: ignore[arg-type]

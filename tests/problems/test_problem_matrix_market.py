@@ -102,13 +102,16 @@ def test_several_pieces(tmp_path):
         ),
         (
             "%%MatrixMarket tensor coordinate real general\n",
-            "must have as object one of matrix, got 'tensor'",
+            "must have one of matrix as object, got 'tensor'",
         ),
-        ("%%MatrixMarket matrix sparse real general\n", "format one of coordinate, array, got 'sparse'"),
-        ("%%MatrixMarket matrix array double general\n", "field one of real, integer, pattern, got 'double'"),
+        ("%%MatrixMarket matrix sparse real general\n", "one of coordinate, array as format, got 'sparse'"),
+        (
+            "%%MatrixMarket matrix array double general\n",
+            "one of real, integer, pattern as field, got 'double'",
+        ),
         (
             "%%MatrixMarket matrix array real lower\n",
-            "symmetry one of general, symmetric, skew-symm.* got 'lower'",
+            "one of general, symmetric, skew-symm.* as symmetry, got 'lower'",
         ),
         ("%%MatrixMarket matrix array pattern general\n", "combines pattern with array"),
         (
@@ -125,7 +128,7 @@ def test_several_pieces(tmp_path):
         ),
         (
             "%%MatrixMarket matrix coordinate real symmetric\n2 3 0\n",
-            "says symmetric but has 2 rows and 3 col",
+            "is declared symmetric but has 2 rows and 3 col",
         ),
         (
             COORDINATE + "2 2 2\n1 1 1.5\n",
@@ -217,6 +220,6 @@ def test_damaged_archives(tmp_path):
         path = tmp_path / "m.mtx.gz"
         path.write_bytes(content)
         with pytest.raises(
-            ValueError, match=r"^matrix_market: \S*m.mtx.gz is damaged, it does not decompress"
+            ValueError, match=r"^matrix_market: \S*m.mtx.gz is damaged and cannot be decompressed"
         ):
             ls.problems.matrix_market(path)

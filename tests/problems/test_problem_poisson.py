@@ -145,8 +145,8 @@ def test_second_order_convergence(stencil, scale):
     [
         ({"shape": ()}, ValueError, r"shape must have 1 or 2 or 3 dimensions, got \(\)"),
         ({"shape": (2, 2, 2, 2)}, ValueError, "shape must have 1 or 2 or 3 dimensions"),
-        ({"shape": (3, 0)}, ValueError, r"at least one grid point a dimension, got \(3, 0\)"),
-        ({"shape": -1}, ValueError, "at least one grid point a dimension, got -1"),
+        ({"shape": (3, 0)}, ValueError, r"at least one grid point per dimension, got \(3, 0\)"),
+        ({"shape": -1}, ValueError, "at least one grid point per dimension, got -1"),
         ({"shape": 2.0}, TypeError, "shape must be an int or a tuple of ints, got 2.0"),
         ({"shape": (2, 2.5)}, TypeError, "shape must be an int or a tuple of ints"),
         ({"shape": "16"}, TypeError, "shape must be an int or a tuple of ints"),
