@@ -20,7 +20,7 @@ BRANCHES = {
         "from_coo",
     ),
     *("stencil line", "stencil variable, periodic, batch of both", "stencil_matrix"),
-    *("sptrsv, vector, lower", "sptrsv, batch of both, unit_diagonal transpose"),
+    *("sptrsv, vector, lower", "sptrsv, batch of b, upper", "sptrsv, batch of both, unit_diagonal transpose"),
     *("spsolve, matrix", "spsolve, batch of both, transpose", "ic0", "mic0 batch", "ilu0"),
     *("quadratic_form, columns", "quadratic_form, batch of values", "inverse_diagonal", "local_solve"),
     *("jacobi, row and sweep, columns, unrolled", "momentum, batch of all"),

@@ -26,7 +26,7 @@ def joined(f: Callable) -> Callable[..., Tensor]:
 def triangle(shape: str, side: dict[str, bool]) -> Case:
     batch, of_b = triangular.SHAPES[shape]
     return Case(
-        f"sptrsv, {shape}, {' '.join(k for k, on in side.items() if on)}",
+        f"sptrsv, {shape}, {' '.join(k for k, on in side.items() if on) or 'upper'}",
         lambda P, v, b: triangular.sparse(v, b, P, **side),
         lambda P, v, b: triangular.dense(v, b, P, **side),
         pattern=triangular.small,

@@ -77,6 +77,6 @@ def dense(v, b, P=P, **side):
 
 
 # Every shape with one side, every side with the shape that has all axes.
-COMBINATIONS = [(shape, SIDES[i % 8]) for i, shape in enumerate(SHAPES) if shape not in EMPTY] + [
-    ("batch of both", side) for side in SIDES
-]
+COMBINATIONS = [
+    (shape, SIDES[i % 8]) for i, shape in enumerate(SHAPES) if shape not in (*EMPTY, "batch of both")
+] + [("batch of both", side) for side in SIDES]
