@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from learnsolve.csr import CSR
+
 SUPPORTED = (torch.float32, torch.float64)
 
 
@@ -18,6 +20,25 @@ def tensor(function: str, name: str, value: Any) -> None:
         raise TypeError(
             f"{function}: {name} must be a dense tensor, got layout {value.layout}; make a matrix of it with "
             "CSR.from_torch, or call .to_dense()"
+        )
+
+
+def matrix(function: str, name: str, A: Any, remedy: str = "; make one with CSR.from_*") -> None:
+    if not isinstance(A, CSR):
+        raise TypeError(f"{function}: {name} must be a CSR, got {type(A).__name__}{remedy}")
+
+
+def square(function: str, name: str, shape: tuple[int, int]) -> None:
+    if shape[0] != shape[1]:
+        raise ValueError(f"{function}: {name} must be square, got shape {shape}")
+
+
+def rows(function: str, name: str, x: Tensor, matrix: str, shape: tuple[int, int], side: int = 0) -> None:
+    """`x`, (n,) or (..., n, k), must have as many rows as axis `side` of the matrix is long."""
+    if x.dim() == 0 or x.shape[0 if x.dim() == 1 else -2] != shape[side]:
+        raise ValueError(
+            f"{function}: {name} must have {matrix}.shape[{side}] = {shape[side]} rows, got shape "
+            f"{tuple(x.shape)}"
         )
 
 
@@ -59,6 +80,13 @@ def one_of(function: str, name: str, value: Any, allowed: tuple) -> None:
 def flag(function: str, name: str, value: Any) -> None:
     if not isinstance(value, bool):
         raise TypeError(f"{function}: {name} must be True or False, got {value!r}")
+
+
+def number(function: str, name: str, value: Any) -> float:
+    """`value`, a number where a tensor may stand too, as Python's."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{function}: {name} must be a number or a torch.Tensor, got {type(value).__name__}")
+    return float(value)
 
 
 def real(function: str, name: str, value: Any) -> float:

@@ -1,4 +1,4 @@
-"""What kernels need to know of a pattern, computed on the device where the pattern lies.
+"""What kernels need of a pattern, computed on the device that holds it.
 
 The twin of `learnsolve._analysis` for CUDA tensors: sorts, searches and prefix sums of torch, which are CUB's
 on a CUDA device, so that nothing goes over the host but a few sizes. Once for each pattern, O(nnz) or as a
@@ -65,8 +65,8 @@ def diagonal_positions(crow: Tensor, col: Tensor, columns: int) -> Tensor:
 
 
 def row_schedule(crow: Tensor, nnz: int) -> Tensor:
-    """How rows are dealt out (csrc/kernels/merge_path.cuh): one line, (rows, nnz), if each row goes to a few
-    threads; for rows of very different lengths the points of the merge path that cut it into stretches."""
+    """How rows are distributed (csrc/kernels/merge_path.cuh): one line, (rows, nnz), if each row goes to
+    a few threads; for rows of very different lengths the points that cut the merge path into stretches."""
     rows = len(crow) - 1
     end = torch.tensor([[rows, nnz]], dtype=crow.dtype, device=crow.device)
     if rows == 0 or nnz == 0:

@@ -3,9 +3,14 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import ParamSpec, TypeVar, cast
+from typing import ParamSpec, TypeVar
 
 import torch
+
+try:
+    from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+except ImportError:  # names that are private to torch
+    set_code_exec_strategy = None
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -20,8 +25,24 @@ def plain_tensors() -> Iterator[None]:
 
 
 def outside_of_graphs(function: Callable[P, T]) -> Callable[P, T]:
-    """`torch.compile` does not look inside `function`: it breaks its graph there."""
-    return cast(Callable[P, T], torch.compiler.disable(function))
+    """`torch.compile` does not look inside `function`: it breaks its graph there.
+
+    The same as `torch.compiler.disable`, which would load Dynamo here (a second and a half).
+    """
+    if set_code_exec_strategy is None:
+        return torch.compiler.disable(function)
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]  # called while Dynamo traces
+    # Called by compiled code, after the graph break: neither this frame nor those below it are compiled.
+    skip = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
+    set_code_exec_strategy(function.__code__, skip)  # type: ignore[attr-defined]
+    return function
+
+
+def constant_in_graphs(function: Callable[P, T]) -> Callable[P, T]:
+    """`torch.compile` calls `function` while it traces and takes the result for a constant: the mark that
+    `torch.compiler.assume_constant_result` sets, without loading Dynamo."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 def makes_plain_tensors(make: Callable[P, T]) -> Callable[P, T]:

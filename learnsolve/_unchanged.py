@@ -1,4 +1,4 @@
-"""Has a tensor been changed in place since?"""
+"""Has a tensor been changed in place since it was recorded?"""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 
 
 class Unchanged:
-    """Tensors as they are now: calling it says whether they still are. A copy of it begins anew.
+    """Tensors as they are now: calling it says whether they are unchanged. A copy starts from its own time.
 
     By torch's versions, which changes through ``.data`` and by fused optimizers do not raise. With `contents`
-    parameters, leaves that learn, are compared number by number as well: that finds those too.
+    parameters (leaves that require grad) are compared number by number as well, which finds those too.
     """
 
     def __init__(self, tensors: Iterable[Tensor], contents: bool = False):
@@ -21,8 +21,8 @@ class Unchanged:
         self.kept = []
         for t in tensors:
             number = version(t)
-            learns = contents and number >= 0 and t.requires_grad and t.is_leaf
-            self.kept.append((t, number, t.detach().clone() if learns else None))
+            trainable = contents and number >= 0 and t.requires_grad and t.is_leaf
+            self.kept.append((t, number, t.detach().clone() if trainable else None))
 
     def __call__(self) -> bool:
         for t, number, copy in self.kept:
@@ -38,7 +38,7 @@ class Unchanged:
 
 
 def version(t: Tensor) -> int:
-    """-1 for tensors that keep none, or none that means anything."""
+    """-1 for tensors without a meaningful version."""
     if torch.compiler.is_dynamo_compiling() or t.is_inference() or is_functorch_wrapped_tensor(t):
         return -1
     return t._version

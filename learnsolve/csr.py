@@ -12,6 +12,8 @@ from torch.utils import _pytree as pytree
 from learnsolve import _conversion, _library
 from learnsolve.pattern import SparsityPattern
 
+_ops: Any = None  # learnsolve.ops, which needs CSR and sets this: methods of a CSR are operations
+
 
 class CSR:
     """A sparse matrix: a `SparsityPattern` and a dense tensor of values, which is what autograd sees.
@@ -46,10 +48,8 @@ class CSR:
         if len(args) != 2 or kwargs:
             return NotImplemented
         if func in _MULTIPLY:
-            from learnsolve.ops.arithmetic import multiply
-
             A, factor = args if isinstance(args[0], CSR) else args[::-1]
-            return multiply("A * B", A, factor)
+            return _ops.arithmetic.multiply("A * B", A, factor)
         if isinstance(args[1], CSR) and torch.compiler.is_dynamo_compiling():
             # Dynamo (torch 2.13) hands us `A @ x` and `x @ A` with the same arguments, in one order.
             raise NotImplementedError(
@@ -141,10 +141,8 @@ class CSR:
 
     def to_scipy_linear_operator(self) -> scipy.sparse.linalg.LinearOperator:
         """A scipy.sparse.linalg.LinearOperator with our products and no copy (no gradient)."""
-        from learnsolve.ops._linear_operator import CSROperator
-
         self._single("to_scipy_linear_operator")
-        return CSROperator(self)
+        return _ops._linear_operator.HostOperator(self, _ops._linear_operator.matrix_product)
 
     @classmethod
     def from_torch(cls, T: Tensor) -> CSR:
@@ -179,9 +177,7 @@ class CSR:
         values : shape (..., entries)
         shape : (rows, columns)
         """
-        from learnsolve.ops.coo import from_coo
-
-        return from_coo(rows, columns, values, shape)
+        return _ops.coo.from_coo(rows, columns, values, shape)
 
     def _single(self, function: str) -> None:
         if self.values.dim() != 1:
@@ -223,46 +219,30 @@ class CSR:
     # --- operations (learnsolve.ops has their documentation) ---
     @property
     def T(self) -> CSR:
-        from learnsolve.ops.structure import transpose
-
-        return transpose(self)
+        return _ops.transpose(self)
 
     def diagonal(self, k: int = 0) -> Tensor:
-        from learnsolve.ops.structure import diagonal
-
-        return diagonal(self, k)
+        return _ops.diagonal(self, k)
 
     def trace(self) -> Tensor:
-        from learnsolve.ops.structure import trace
-
-        return trace(self)
+        return _ops.trace(self)
 
     def tril(self, k: int = 0) -> CSR:
-        from learnsolve.ops.triangle import tril
-
-        return tril(self, k)
+        return _ops.tril(self, k)
 
     def triu(self, k: int = 0) -> CSR:
-        from learnsolve.ops.triangle import triu
-
-        return triu(self, k)
+        return _ops.triu(self, k)
 
     def norm(self, ord: float | str | None = None, dim: int | None = None) -> Tensor:
-        from learnsolve.ops.norm import norm
-
-        return norm(self, ord, dim)
+        return _ops.norm(self, ord, dim)
 
     def abs(self) -> CSR:
         """The magnitudes of the entries."""
-        from learnsolve.ops.arithmetic import absolute
-
-        return absolute(self)
+        return _ops.arithmetic.absolute(self)
 
     def pow(self, exponent: float) -> CSR:
         """The entries to a positive power, each by itself; also ``A ** e``."""
-        from learnsolve.ops.arithmetic import power
-
-        return power(self, exponent)
+        return _ops.arithmetic.power(self, exponent)
 
     __pow__ = pow
 
@@ -274,71 +254,50 @@ class CSR:
         number. Two index arrays pick entries one by one, a dense vector. Batch axes stay in front. All are
         differentiable; entries that come twice add their gradients up.
         """
-        from learnsolve.ops.indexing import index
-
-        return index(self, key)
+        return _ops.indexing.index(self, key)
 
     __iter__ = None  # or Python would try A[0], A[1], ...
 
     def sum(self, dim: int | None = None) -> Tensor:
-        from learnsolve.ops.structure import sum as sum_
-
-        return sum_(self, dim)
+        return _ops.sum(self, dim)
 
     def scale_rows(self, d: Tensor) -> CSR:
-        from learnsolve.ops.structure import scale_rows
-
-        return scale_rows(self, d)
+        return _ops.scale_rows(self, d)
 
     def scale_columns(self, d: Tensor) -> CSR:
-        from learnsolve.ops.structure import scale_columns
-
-        return scale_columns(self, d)
+        return _ops.scale_columns(self, d)
 
     @overload
     def __matmul__(self, x: Tensor) -> Tensor: ...
     @overload
     def __matmul__(self, x: CSR) -> CSR: ...
     def __matmul__(self, x: Tensor | CSR) -> Tensor | CSR:
-        from learnsolve.ops.spgemm import spgemm
-        from learnsolve.ops.spmm import spmm
-
-        return spgemm(self, x) if isinstance(x, CSR) else spmm(self, x)
+        return _ops.spgemm(self, x) if isinstance(x, CSR) else _ops.spmm(self, x)
 
     def __rmatmul__(self, x: Tensor) -> Tensor:
         # x A = (A^T x^T)^T
-        from learnsolve.ops.spmm import spmm
-
         if not isinstance(x, Tensor):
             raise TypeError(f"x @ A: x must be a torch.Tensor, got {type(x).__name__}; use torch.from_numpy")
         if x.dim() < 2:
-            return spmm(self, x, transpose=True)
-        return spmm(self, x.mT, transpose=True).mT
+            return _ops.spmm(self, x, transpose=True)
+        return _ops.spmm(self, x.mT, transpose=True).mT
 
     def __add__(self, other: Any) -> CSR:
-        from learnsolve.ops.arithmetic import add_values
-
-        return add_values("A + B", self, other)
+        return _ops.arithmetic.add_values("A + B", self, other)
 
     def __sub__(self, other: Any) -> CSR:
-        from learnsolve.ops.arithmetic import add_values
-
-        return add_values("A - B", self, other, negate=True)
+        return _ops.arithmetic.add_values("A - B", self, other, negate=True)
 
     def __neg__(self) -> CSR:
         return CSR(-self.values, self.pattern)
 
     def __mul__(self, other: Any) -> CSR:
-        from learnsolve.ops.arithmetic import multiply
-
-        return multiply("A * B", self, other)
+        return _ops.arithmetic.multiply("A * B", self, other)
 
     __rmul__ = __mul__
 
     def __truediv__(self, other: Any) -> CSR:
-        from learnsolve.ops.arithmetic import divide
-
-        return divide(self, other)
+        return _ops.arithmetic.divide(self, other)
 
 
 _MATMUL = {torch.matmul, Tensor.matmul}

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from learnsolve import _analysis, _device_analysis
-from learnsolve._plain import plain_tensors
+from learnsolve._plain import constant_in_graphs, plain_tensors
 
-# Entries and rows of one block of rows: small enough to deal out evenly, large enough to hide its set-up.
+# Entries and rows of one block of rows: small enough to distribute evenly, large enough to hide its set-up.
 _BLOCK_WEIGHT = 8192
 
 _serials = itertools.count()
@@ -62,7 +62,7 @@ class SparsityPattern:
     Notes
     -----
     The arrays are not copied and must not be changed afterwards. A change in place is noticed and refused,
-    unless it is made behind torch's back, through ``.data`` or NumPy. What kernels need beyond them is
+    unless it bypasses torch, through ``.data`` or NumPy. What kernels need beyond them is
     computed at first use and kept: the transpose, the row of each entry, the place of the diagonal, blocks of
     rows of about equal work. Patterns are equal only if they are the same object, so a pattern can be a
     dictionary key. Making one costs O(rows + nnz).
@@ -188,8 +188,8 @@ class SparsityPattern:
         return found
 
     def _make(self, make: Callable[..., Any], *others: Any) -> Any:
-        """`make(*others)` among plain tensors. On a CUDA device it is there for every stream when this
-        returns: whoever asks first need not be on the stream of those that use it later."""
+        """`make(*others)` among plain tensors. On a CUDA device every stream can use it when this
+        returns: the first call need not be on the stream of later ones."""
         if not self.crow_indices.is_cuda:
             with plain_tensors():
                 return make(*others)
@@ -343,20 +343,27 @@ class SparsityPattern:
         where each of many equal stretches of rows and entries begins, and (rows, nnz) at the end."""
         return self._structure(False)[3]
 
-    def _structure(self, transpose: bool) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-        """What a kernel takes for A or A^T on A's values: (ptr, idx, perm or None, blocks)."""
+    @property
+    def _none(self) -> Tensor:
+        """An empty tensor: none, where operators take a list."""
+        return self._cached("none", lambda: self.crow_indices.new_empty(0))
+
+    def _structure(self, transpose: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What an operator takes for A or A^T on A's values: (ptr, idx, perm, blocks), perm empty for A
+        (csrc/ops/schema.cpp)."""
         key = "adjoint structure" if transpose else "structure"
         return self._cached(key, lambda: self._make_structure(transpose))
 
-    def _make_structure(self, transpose: bool) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-        ptr, idx, perm = self.crow_indices, self.col_indices, None
+    def _make_structure(self, transpose: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        ptr, idx = self.crow_indices, self.col_indices
+        perm = self._none
         if transpose:
             transposed, perm = self._transposed()
             ptr, idx = transposed.crow_indices, transposed.col_indices
         if _device_analysis.here(ptr):
             return ptr, idx, perm, _device_analysis.row_schedule(ptr, self.nnz)
         blocks = _analysis.row_blocks(
-            as_numpy(ptr), as_numpy(idx), None if perm is None else as_numpy(perm), _BLOCK_WEIGHT
+            as_numpy(ptr), as_numpy(idx), as_numpy(perm) if transpose else None, _BLOCK_WEIGHT
         )
         return ptr, idx, perm, self._tensor(blocks)
 
@@ -408,18 +415,18 @@ class SparsityPattern:
         )
 
 
-@torch._dynamo.assume_constant_result
+@constant_in_graphs
 def _analyse_while_tracing(pattern: SparsityPattern) -> bool:
-    """Everything that an operation may ask of a pattern, computed for real while torch.compile traces, which
+    """Everything that an operation may need of a pattern, computed for real while torch.compile traces, which
     cannot trace the analysis itself. All at once: Dynamo does not see what changes behind a dictionary that
     it has read."""
     for P in (pattern, pattern.T):
         _ = P._structure(False), P._structure(True)
-        _ = P.row_indices, P._missing_diagonal, P._inverse_permutation
+        _ = P.row_indices, P._missing_diagonal, P._inverse_permutation, P._none
     return True
 
 
-@torch._dynamo.assume_constant_result
+@constant_in_graphs
 def _plan_while_tracing(pattern: SparsityPattern, make: Callable[..., Any], *others: Any) -> bool:
     """A plan, made for real while torch.compile traces."""
     pattern._planned(make, *others)

@@ -1,9 +1,9 @@
 """`python -m learnsolve.train RECIPE [--option value ...]`: learn the parameters of a solver.
 
-With `torchrun --nproc-per-node N -m` for `python -m`, several processes share the work; the first one writes.
+With `torchrun --nproc-per-node N -m` in place of `python -m`, several processes share the work.
 
 Exit codes: 0 done; 1 the training diverged, or an extra package is missing; 2 a setting cannot be used;
-130 interrupted, with a checkpoint to go on from. docs/training.md says what a run leaves in its folder.
+130 interrupted, with a checkpoint to resume from. docs/training.md lists the files of a run.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from pathlib import Path
 import torch
 
 from learnsolve import recipes
-from learnsolve.recipes import _checkpoint, _command_line, _parallel, _report
-from learnsolve.recipes._extras import MissingExtra, need
-from learnsolve.recipes._loop import Diverged, Interrupted, Run, train
-from learnsolve.recipes._metrics import NAME as METRICS
-from learnsolve.recipes._parallel import Elsewhere, Group, Lost
-from learnsolve.recipes.base import RunSettings, SettingError
-from learnsolve.recipes.vector_recipe import VectorRecipe
+from learnsolve.recipes.harness import checkpoint, command_line, parallel, report
+from learnsolve.recipes.harness.base import RunSettings, SettingError
+from learnsolve.recipes.harness.extras import MissingExtra, need
+from learnsolve.recipes.harness.loop import Diverged, Interrupted, Run, train
+from learnsolve.recipes.harness.metrics import NAME as METRICS
+from learnsolve.recipes.harness.parallel import Elsewhere, Group, Lost
+from learnsolve.recipes.harness.vector_recipe import VectorRecipe
 
 OK, FAILED, BAD_SETTING, INTERRUPTED = 0, 1, 2, 130
 EXTRAS = ("jsonargparse", "matplotlib", "safetensors", "tqdm", "yaml")
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None, leaves: bool = False) -> int:
     name, *options = argv
     folder = None
     try:
-        with _parallel.joined(_exit_code, leaves) as group:
+        with parallel.joined(_exit_code, leaves) as group:
             with group.together():
                 settings, recipe = _build(name, options, group)
             folder = Path(settings.out)
@@ -64,8 +64,8 @@ def main(argv: Sequence[str] | None = None, leaves: bool = False) -> int:
             train(run)
             with group.together():
                 if group.writes:
-                    outcome = _report.write_report(folder, name, recipe, run.step, run.seconds, run.report)
-                    print(_report.table(outcome), "", outcome.sentence, f"Results: {folder}", sep="\n")
+                    outcome = report.write_report(folder, name, recipe, run.step, run.seconds, run.report)
+                    print(report.table(outcome), "", outcome.sentence, f"Results: {folder}", sep="\n")
     except Elsewhere as error:
         return error.code
     except SystemExit as stop:  # --help and --print_config
@@ -92,10 +92,10 @@ def _exit_code(error: BaseException) -> int:
 
 
 def _how_to_resume(name: str, folder: Path | None) -> str:
-    if folder is None or not (folder / _checkpoint.TENSORS).exists():
+    if folder is None or not (folder / checkpoint.TENSORS).exists():
         return "nothing was trained yet"
     return (
-        f"go on with: {_parallel.launcher()} -m learnsolve.train {name} --resume {shlex.quote(str(folder))}"
+        f"resume with: {parallel.launcher()} -m learnsolve.train {name} --resume {shlex.quote(str(folder))}"
     )
 
 
@@ -107,19 +107,19 @@ def _fail(sentence: str, error: BaseException) -> int:
 def _build(name: str, options: Sequence[str], group: Group) -> tuple[RunSettings, recipes.Recipe]:
     if name not in recipes.RECIPES:
         known = ", ".join(recipes.RECIPES)
-        raise SettingError(f"{name!r} is no recipe; the recipes are: {known}")
-    for package in EXTRAS:  # all at once, not one after an hour of training
-        need(package)
+        raise SettingError(f"unknown recipe {name!r}; the recipes are: {known}")
     Recipe = recipes.load(name)
     # --help and --print_config are answered by one process.
     with contextlib.nullcontext() if group.writes else contextlib.redirect_stdout(io.StringIO()):
-        settings = _command_line.parse(name, Recipe.Settings, options)
+        settings = command_line.parse(name, Recipe.Settings, options)
+    for package in EXTRAS:  # now, not after an hour of training
+        need(package)
     if group.size > 1:
         if not issubclass(Recipe, VectorRecipe):
             raise SettingError(
-                f"{name} has no test vectors to deal out to {group.size} processes; {Recipe.alone}"
+                f"{name} has no test vectors to share among {group.size} processes; {Recipe.alone}"
             )
-        _parallel.take_device(settings.device)
+        parallel.take_device(settings.device)
     if settings.threads is None:
         settings.threads = torch.get_num_threads()
     torch.set_num_threads(settings.threads)
@@ -134,18 +134,18 @@ def _prepare(folder: Path, settings: RunSettings, recipe: recipes.Recipe, group:
             if settings.resume is None:
                 _empty(folder, settings, recipe.files)
             else:
-                _checkpoint.remove_leftovers(folder)
+                checkpoint.remove_leftovers(folder)
                 _load(run)
-            _checkpoint.write_atomic(folder / _command_line.CONFIG, _command_line.dump(settings))
+            checkpoint.write_atomic(folder / command_line.CONFIG, command_line.dump(settings))
     with group.together():
-        # After the first one, which mends what a kill has left.
+        # After rank 0, which repairs what a kill has left.
         if not group.writes and settings.resume is not None:
             _load(run)
     return run
 
 
 def _load(run: Run) -> None:
-    facts = _checkpoint.load_state(run.folder, run.recipe.model, run.optimizer)
+    facts = checkpoint.load_state(run.folder, run.recipe.model, run.optimizer)
     run.step, run.first_loss = facts["step"], facts["first_loss"]
     run.seconds, run.metrics_bytes = facts["seconds"], facts["metrics_bytes"]
     run.recipe.restore(facts.get("recipe", {}))
@@ -154,7 +154,7 @@ def _load(run: Run) -> None:
 
 
 def _empty(folder: Path, settings: RunSettings, files: Sequence[str]) -> None:
-    """Make the folder; refuse one with other things in it, and remove an earlier run only if told to."""
+    """Make the folder; refuse one with other files in it, and remove an earlier run only with --overwrite."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         held = {path.name for path in folder.iterdir()}
@@ -162,18 +162,18 @@ def _empty(folder: Path, settings: RunSettings, files: Sequence[str]) -> None:
         raise SettingError(f"--out {folder} cannot be used as a folder: {error.strerror}") from error
     if not held:
         return
-    if _command_line.CONFIG not in held:
+    if command_line.CONFIG not in held:
         raise SettingError(f"--out {folder} holds other files; choose a new or empty folder")
     if not settings.overwrite:
         raise SettingError(
-            f"--out {folder} holds a run already; go on with it by --resume {folder}, replace it by "
+            f"--out {folder} already holds a run; continue it with --resume {folder}, replace it with "
             "--overwrite true, or choose another --out"
         )
-    # The checkpoint goes first: an interruption must not leave it with files that are not its own.
-    ours = (_checkpoint.TENSORS, _checkpoint.SUMMARY, _checkpoint.MODEL, METRICS, "report.json", *files)
+    # The checkpoint is deleted first: an interruption must not leave it beside files of another run.
+    ours = (checkpoint.TENSORS, checkpoint.SUMMARY, checkpoint.MODEL, METRICS, "report.json", *files)
     for path in [folder / name for name in ours] + sorted(folder.glob("*.png")):
         path.unlink(missing_ok=True)
-    _checkpoint.remove_leftovers(folder)
+    checkpoint.remove_leftovers(folder)
 
 
 def _launched() -> None:

@@ -13,6 +13,7 @@
 #include "analysis/levels.h"
 #include "analysis/matching.h"
 #include "analysis/pattern.h"
+#include "analysis/product_blocks.h"
 #include "analysis/spgemm.h"
 #include "analysis/union.h"
 

@@ -2,9 +2,8 @@
 // each by one block of threads. A pass is a struct with
 //
 //     kSums             how many sums it makes
-//     member(b)         the same pass for member b of a batch
-//     skips()           has this member nothing to do?
 //     at(place, sums)   its work on the numbers at a place, V at once, and what they add to the sums
+//     skips()           is there nothing to do?
 //
 // and serves as the end of a product too, where the results of a row go to at(place, result, sums). No bit
 // depends on the alignment of any array: it decides how numbers are loaded, not who adds them up.

@@ -26,18 +26,11 @@ struct LevelPlan {
 LS_DEVICE float root(float x) { return std::sqrt(x); }
 LS_DEVICE double root(double x) { return std::sqrt(x); }
 
-template <class T>
-struct Operand {
-  const T* values;
-  int64_t step;  // from one member of the batch to the next
-  LS_DEVICE const T* of(int64_t b) const { return values + b * step; }
-};
-
 // f for A's values a. A pivot that is not positive (Cholesky), zero (LU) or not finite stays as it is.
 template <class T, class I>
 struct FactorStep {
   LevelPlan<I> P;
-  Operand<T> a;
+  BatchOf<const T> a;
   T* f;
   static constexpr bool kReversed = false;
 
@@ -67,7 +60,7 @@ LS_DEVICE T step_scale(const Elimination<I>& E, const T* f, int64_t e, int64_t d
 template <class T, class I>
 struct TangentStep {
   LevelPlan<I> P;
-  Operand<T> f, v;
+  BatchOf<const T> f, v;
   T* z;
   static constexpr bool kReversed = false;
 
@@ -90,7 +83,7 @@ struct TangentStep {
 template <class T, class I>
 struct AdjointStep {
   LevelPlan<I> P;
-  Operand<T> f, g;
+  BatchOf<const T> f, g;
   T* w;
   static constexpr bool kReversed = true;
 
@@ -110,7 +103,7 @@ struct AdjointStep {
 template <class T, class I>
 struct ProductStep {
   LevelPlan<I> P;
-  Operand<T> x, z;
+  BatchOf<const T> x, z;
   T* out;
 
   LS_DEVICE void operator()(int64_t t, int64_t b) const {
@@ -135,7 +128,7 @@ struct ProductStep {
 template <class T, class I>
 struct ProductAdjointStep {
   LevelPlan<I> P;
-  Operand<T> x, w;
+  BatchOf<const T> x, w;
   T* out;
 
   LS_DEVICE void operator()(int64_t t, int64_t b) const {

@@ -47,6 +47,14 @@ struct Members {
   int64_t b0, b1;
 };
 
+// Values for each member of a batch, or (step 0) of all.
+template <class T>
+struct BatchOf {
+  T* values;
+  int64_t step;
+  LS_DEVICE T* of(int64_t b) const { return values + b * step; }
+};
+
 // Which of any number of items fall to one of many: the first, and from one to the next.
 struct Turns {
   int64_t first, step;

@@ -8,14 +8,6 @@
 
 namespace learnsolve::cuda {
 
-// Values of one matrix for each member of the batch, or (step 0) of all.
-template <class T>
-struct BatchOf {
-  T* values;
-  int64_t step;
-  LS_DEVICE T* of(int64_t b) const { return values + b * step; }
-};
-
 // Where the products of an entry e of A or A^T fall, by the plan: that with entry n of its row of B goes to
 // entry positions[first[e] + n] of C, or nowhere if that is negative.
 template <class N>

@@ -1,81 +1,18 @@
-// What every CPU operator does before and around its kernel: allocation, views of the tensors, and the deal
-// of row blocks to threads.
+// What CPU operators do around their kernels: views of a structure, and the distribution of row blocks over
+// threads.
 #pragma once
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
-#include <torch/csrc/inductor/aoti_torch/c/shim.h>
-
 #include <algorithm>
-#include <cstdint>
-#include <cstring>
-#include <optional>
-#include <vector>
 
 #include "kernels/kernels.h"
-#include "ops/shapes.h"
+#include "ops/structure.h"
 
 namespace learnsolve {
 
-// Results of this size come fresh from the system in every call (glibc keeps up to 32 MiB for itself), and
-// writing them for the first time costs a page fault for each 4 KiB: more than the product that writes them.
-// Huge pages are 512 times fewer: both gradients of a 1000 x 1000 grid, float64, take 12 ms instead of 30. A
-// hint: where the system has none, nothing happens.
-inline void prefer_huge_pages(void* data, size_t bytes, size_t large = size_t{32} << 20) {
-#ifdef MADV_HUGEPAGE
-  constexpr size_t page = size_t{2} << 20;
-  if (bytes < large) return;
-  const uintptr_t begin = (reinterpret_cast<uintptr_t>(data) + page - 1) / page * page;
-  const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + bytes) / page * page;
-  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
-#else
-  (void)data, (void)bytes, (void)large;
-#endif
-}
-
-// Contiguous, on the CPU. The shim's own allocation: torch::stable::new_empty goes through the dispatcher,
-// which costs 1 us more, and the adjoint of a solver returns four tensors.
-inline Tensor new_empty(const Tensor& like, const std::vector<int64_t>& size) {
-  std::vector<int64_t> strides(size.size());
-  int64_t stride = 1;
-  for (size_t i = size.size(); i-- > 0; stride *= std::max<int64_t>(size[i], 1)) strides[i] = stride;
-  int32_t dtype = 0;
-  AtenTensorHandle handle = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(like.get(), &dtype));
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(size.size()), size.data(),
-                                                  strides.data(), dtype, aoti_torch_device_type_cpu(), 0,
-                                                  &handle));
-  Tensor t(handle);
-  prefer_huge_pages(t.data_ptr(), static_cast<size_t>(t.numel()) * t.element_size());
-  return t;
-}
-inline Tensor new_zeros(const Tensor& like, const std::vector<int64_t>& size) {
-  Tensor t = new_empty(like, size);
-  const size_t bytes = static_cast<size_t>(t.numel()) * t.element_size();
-  if (bytes > 0) std::memset(t.data_ptr(), 0, bytes);
-  return t;
-}
-
-template <class T>
-const T* data(const Tensor& t) {
-  return static_cast<const T*>(t.data_ptr());
-}
-template <class T>
-T* mutable_data(const Tensor& t) {
-  return static_cast<T*>(t.data_ptr());
-}
-
-// A structure on the CPU, its arrays contiguous. It holds the tensors: pointers stay valid.
-struct Structure {
-  Tensor ptr, idx, blocks;
-  std::optional<Tensor> perm;
-
-  Structure(const char* name, const Tensor& ptr_, const Tensor& idx_, const std::optional<Tensor>& perm_,
-            const Tensor& blocks_)
-      : ptr(dense(ptr_)), idx(dense(idx_)), blocks(dense(blocks_)) {
-    if (perm_) perm = dense(*perm_);
-    check_indices(name, ptr, idx, perm, blocks);
+// A structure on the CPU: `arrays` are its tensors, or a list of them.
+struct Structure : SparseStructure {
+  template <class... Arrays>
+  explicit Structure(const char* name, const Arrays&... arrays) : SparseStructure(name, arrays...) {
     STD_TORCH_CHECK(blocks.dim() == 2 && blocks.size(0) >= 1 && blocks.size(1) == 2, name,
                     ": blocks must be (number of blocks + 1, 2)");
     STD_TORCH_CHECK(entry(ptr, 0) == 0 && entry(ptr, rows()) == nnz() && entry(blocks, 0) == 0 &&
@@ -85,8 +22,6 @@ struct Structure {
   static int64_t entry(const Tensor& t, int64_t i) {
     return t.scalar_type() == ScalarType::Int ? data<int32_t>(t)[i] : data<int64_t>(t)[i];
   }
-  int64_t rows() const { return ptr.numel() - 1; }
-  int64_t nnz() const { return idx.numel(); }
   int64_t n_blocks() const { return blocks.numel() / 2 - 1; }
 
   // Do most rows lie in uniform blocks?
@@ -101,7 +36,7 @@ struct Structure {
 
   template <class T, class I>
   CsrView<T, I> view(const T* values) const {
-    return {data<I>(ptr), data<I>(idx), perm ? data<I>(*perm) : nullptr, values};
+    return {data<I>(ptr), data<I>(idx), data<I>(perm), values};
   }
   template <class I>
   RowBlocks<I> row_blocks() const {

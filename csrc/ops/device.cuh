@@ -1,13 +1,9 @@
-// What every CUDA operator does around its kernels: checks, the device and its current stream, allocation by
-// torch. Compiled for the host the operators take CPU tensors, and their kernels are plain functions.
+// What every CUDA operator does around its kernels: the device and its current stream. Compiled for the host
+// the operators take CPU tensors, and their kernels are plain functions.
 #pragma once
 
-#include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/macros.h>
-
-#include <initializer_list>
-#include <vector>
 
 #include "kernels/launch.cuh"
 #include "ops/shapes.h"
@@ -34,42 +30,16 @@ struct OnDevice {
     stream = static_cast<cudaStream_t>(current);
   }
 };
-
-inline bool on_same_device(const Tensor& a, const Tensor& b) {
-  return a.is_cuda() && b.is_cuda() && a.get_device_index() == b.get_device_index();
-}
 #else
 struct OnDevice {
   cudaStream_t stream = nullptr;
   explicit OnDevice(const Tensor&) {}
 };
-
-inline bool on_same_device(const Tensor& a, const Tensor& b) { return !a.is_cuda() && !b.is_cuda(); }
 #endif
 
-inline void check_device(const char* name, const Tensor& like, std::initializer_list<const Tensor*> others) {
-  for (const Tensor* t : others)
-    STD_TORCH_CHECK(on_same_device(like, *t), name, ": all tensors must be on one device");
-}
-
-inline Tensor new_empty(const Tensor& like, const std::vector<int64_t>& size) {
-  return torch::stable::new_empty(like, size);
-}
-inline Tensor new_zeros(const Tensor& like, const std::vector<int64_t>& size) {
-  return torch::stable::new_zeros(like, size);
-}
-
 template <class T>
-const T* data(const Tensor& t) {
-  return static_cast<const T*>(t.data_ptr());
-}
-template <class T>
-const T* data(const std::optional<Tensor>& t) {
-  return t ? data<T>(*t) : nullptr;
-}
-template <class T>
-T* mutable_data(const Tensor& t) {
-  return static_cast<T*>(t.data_ptr());
+cuda::BatchOf<const T> batch_of(const BatchOperand& u) {
+  return {data<T>(u.tensor), u.step};
 }
 
 }  // namespace learnsolve

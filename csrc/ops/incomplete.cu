@@ -1,8 +1,7 @@
-// Incomplete factorisation for CUDA tensors, by levels. bounds to uses are where each level begins, on the
-// host and on the device, and the uses of each entry (kernels/incomplete.cuh): learnsolve/ops/_incomplete.py
-// makes them.
+// Incomplete factorisation for CUDA tensors, by levels.
 #include "kernels/incomplete.cuh"
 #include "ops/device.cuh"
+#include "ops/incomplete.h"
 
 namespace learnsolve {
 namespace {
@@ -60,89 +59,35 @@ units_kernel(const I* units, int64_t count, T value, T* f, int64_t entries, int6
   });
 }
 
-// (size) or (B, size). One that is shared by the batch (expanded) is not copied.
-struct BatchOperand {
-  Tensor tensor;
-  int64_t batch, stride;
-  bool batched;
+// The four tensors more of a plan on a device: `bounds`, where the levels of the steps begin, on the host and
+// there, and the uses of each entry of the factors.
+struct Plan : EliminationPlan {
+  Tensor bounds, levels, uses_ptr, uses;
 
-  BatchOperand(const char* name, const char* arg, const Tensor& t, int64_t size, const Tensor& like)
-      : tensor(t), batched(t.dim() == 2) {
-    STD_TORCH_CHECK((t.dim() == 1 || batched) && t.size(t.dim() - 1) == size, name, ": ", arg, " must be (",
-                    size, ") or (B, ", size, ")");
-    STD_TORCH_CHECK(t.scalar_type() == like.scalar_type(), name, ": operands must have one dtype");
-    batch = batched ? t.size(0) : 1;
-    const bool shared = batched && batch > 1 && t.stride(0) == 0 && t.stride(1) == 1;
-    if (!shared) tensor = dense(t);
-    check_device(name, like, {&tensor});
-    stride = shared ? 0 : size;
-  }
-  template <class T>
-  Operand<T> of() const {
-    return {data<T>(tensor), stride};
-  }
-  std::vector<int64_t> size(int64_t n) const {
-    return batched ? std::vector<int64_t>{batch, n} : std::vector<int64_t>{n};
-  }
-};
-
-void check_batches(const char* name, const BatchOperand& a, const BatchOperand& b) {
-  STD_TORCH_CHECK(a.batched == b.batched && a.batch == b.batch, name, ": batches must be the same, got ",
-                  a.batch, " and ", b.batch);
-}
-
-// A plan, its arrays contiguous. It holds the tensors: pointers stay valid.
-struct Plan {
-  Tensor order, source, pivot, ptr, pairs, units;
-  std::optional<Tensor> on_host, levels, uses_ptr, uses;
-  int64_t nnz;
-  bool cholesky;
-
-  Plan(const char* name, const Tensor& like, const Tensor& order_, const Tensor& source_,
-       const Tensor& pivot_, const Tensor& ptr_, const Tensor& pairs_, const Tensor& units_, int64_t nnz_,
-       bool cholesky_, std::initializer_list<std::optional<Tensor>> by_level)
-      : order(dense(order_)),
-        source(dense(source_)),
-        pivot(dense(pivot_)),
-        ptr(dense(ptr_)),
-        pairs(dense(pairs_)),
-        units(dense(units_)),
-        nnz(nnz_),
-        cholesky(cholesky_) {
-    std::optional<Tensor>* const taken[] = {&on_host, &levels, &uses_ptr, &uses};
-    for (size_t n = 0; n < 4; ++n) {
-      STD_TORCH_CHECK(by_level.begin()[n].has_value(), name, ": on a CUDA device a plan has levels and uses");
-      *taken[n] = dense(*by_level.begin()[n]);
-    }
-    for (const Tensor* t : {&source, &pivot, &ptr, &pairs, &units, &*uses_ptr, &*uses})
-      STD_TORCH_CHECK(t->scalar_type() == order.scalar_type(), name, ": a plan must have one index type");
-    check_device(name, like, {&order, &source, &pivot, &ptr, &pairs, &units, &*levels, &*uses_ptr, &*uses});
-    STD_TORCH_CHECK(source.numel() == steps() && pivot.numel() == steps() && ptr.numel() == steps() + 1 &&
-                        uses_ptr->numel() == entries() + 1 && steps() <= nnz,
-                    name, ": order, source, pivot, ptr and uses do not fit one another");
-    STD_TORCH_CHECK(!on_host->is_cuda() && on_host->scalar_type() == ScalarType::Long &&
-                        levels->scalar_type() == ScalarType::Long && on_host->numel() > 0 &&
-                        levels->numel() == on_host->numel() && bound(0) == 0 && bound(n_levels()) == steps(),
+  Plan(const char* name, const std::vector<Tensor>& list, bool cholesky, int64_t nnz, const Tensor& like)
+      : EliminationPlan(name, list, 10, cholesky, nnz, like),
+        bounds(dense(list[6])),
+        levels(dense(list[7])),
+        uses_ptr(dense(list[8])),
+        uses(dense(list[9])) {
+    check_device(name, like, {&levels, &uses_ptr, &uses});
+    STD_TORCH_CHECK(uses_ptr.numel() == entries() + 1 && uses_ptr.scalar_type() == order.scalar_type() &&
+                        uses.scalar_type() == order.scalar_type(),
+                    name, ": the uses must be those of all entries, of the plan's index type");
+    STD_TORCH_CHECK(!bounds.is_cuda() && bounds.scalar_type() == ScalarType::Long &&
+                        levels.scalar_type() == ScalarType::Long && bounds.numel() > 0 &&
+                        levels.numel() == bounds.numel() && bound(0) == 0 && bound(n_levels()) == steps(),
                     name, ": the levels must be those of all steps, int64, on the host and on the device");
   }
-  int64_t steps() const { return order.numel(); }
-  int64_t entries() const { return steps() + units.numel(); }
-  int64_t n_levels() const { return on_host->numel() - 1; }
-  int64_t bound(int64_t level) const { return data<int64_t>(*on_host)[level]; }
+  int64_t n_levels() const { return bounds.numel() - 1; }
+  int64_t bound(int64_t level) const { return data<int64_t>(bounds)[level]; }
 
   template <class I>
   LevelPlan<I> view(int64_t batch) const {
-    return {
-        {steps(), data<I>(order), data<I>(source), data<I>(pivot), data<I>(ptr), data<I>(pairs), cholesky},
-        data<int64_t>(levels),
-        data<I>(uses_ptr),
-        data<I>(uses),
-        entries(),
-        nnz,
-        batch};
+    return {elimination<I>(), data<int64_t>(levels), data<I>(uses_ptr), data<I>(uses), entries(), nnz, batch};
   }
 
-  template <class T, class I>
+  template <class I, class T>
   void set_units(const OnDevice& device, T* f, T value, int64_t batch) const {
     if (units.numel() == 0 || batch == 0) return;
     const dim3 grid(blocks_for(units.numel(), kThreads), blocks_aside(batch));
@@ -183,31 +128,35 @@ struct Plan {
   }
 };
 
-Tensor new_double(const Tensor& like, const std::vector<int64_t>& size) {
-  return torch::stable::new_empty(like, size, ScalarType::Double);
+using Map = PlannedMap<Plan>;
+
+// run(device, P, u, v, out) with P the plan for the batch, u and v as kernels take them.
+template <class F>
+Tensor with_operands(const Map& map, const Tensor& out, const F& run) {
+  const OnDevice device(map.u.tensor);
+  dispatch(map.plan.name, map.u.tensor, map.plan.order, [&]<class T, class I>() {
+    run(device, map.plan.view<I>(map.u.batch), batch_of<T>(map.u), batch_of<T>(map.v), mutable_data<T>(out));
+  });
+  return out;
 }
 
 }  // namespace
 
-std::tuple<Tensor, Tensor> csr_incomplete_factor_cuda(
-    const Tensor& order, const Tensor& source, const Tensor& pivot, const Tensor& ptr, const Tensor& pairs,
-    const Tensor& units, bool cholesky, const std::optional<Tensor>& bounds,
-    const std::optional<Tensor>& levels, const std::optional<Tensor>& uses_ptr,
-    const std::optional<Tensor>& uses, const Tensor& crow_, const Tensor& values, bool) {
+std::tuple<Tensor, Tensor> csr_incomplete_factor_cuda(const std::vector<Tensor>& list, bool cholesky,
+                                                      const Tensor& crow_, const Tensor& values, bool) {
   const char* name = "csr_incomplete_factor";
-  const int64_t nnz = values.dim() > 0 ? values.size(values.dim() - 1) : 0;
-  const Plan plan(name, values, order, source, pivot, ptr, pairs, units, nnz, cholesky,
-                  {bounds, levels, uses_ptr, uses});
+  const Plan plan(name, list, cholesky, last_size(values), values);
   const Tensor crow = dense(crow_);
   check_device(name, values, {&crow});
   STD_TORCH_CHECK(crow.numel() > 0, name, ": crow must hold rows + 1 entries");
-  const BatchOperand a(name, "values", values, nnz, values);
-  Tensor f = new_empty(values, a.size(plan.entries())), breakdown = new_double(values, a.size(2));
+  const BatchOperand a(name, "values", values, plan.nnz, values);
+  Tensor f = new_empty(values, a.size(plan.entries())),
+         breakdown = new_empty(values, a.size(2), aoti_torch_dtype_float64());
   const OnDevice device(values);
   dispatch(name, values, plan.order, [&]<class T, class I>() {
-    plan.set_units<T, I>(device, mutable_data<T>(f), T(1), a.batch);
     const LevelPlan<I> P = plan.view<I>(a.batch);
-    plan.run_levels(device, FactorStep<T, I>{P, a.of<T>(), mutable_data<T>(f)});
+    plan.set_units<I>(device, mutable_data<T>(f), T(1), a.batch);
+    plan.run_levels(device, FactorStep<T, I>{P, batch_of<T>(a), mutable_data<T>(f)});
     if (a.batch == 0) return;
     // A pattern with rows of another index type than the plan's: its numbers fit either.
     const Tensor rows = crow.scalar_type() == plan.order.scalar_type()
@@ -221,87 +170,45 @@ std::tuple<Tensor, Tensor> csr_incomplete_factor_cuda(
   return {f, breakdown};
 }
 
-Tensor csr_incomplete_tangent_cuda(const Tensor& order, const Tensor& source, const Tensor& pivot,
-                                   const Tensor& ptr, const Tensor& pairs, const Tensor& units, bool cholesky,
-                                   const std::optional<Tensor>& bounds, const std::optional<Tensor>& levels,
-                                   const std::optional<Tensor>& uses_ptr, const std::optional<Tensor>& uses,
-                                   const Tensor& factor, const Tensor& v_) {
-  const char* name = "csr_incomplete_tangent";
-  const int64_t nnz = v_.dim() > 0 ? v_.size(v_.dim() - 1) : 0;
-  const Plan plan(name, factor, order, source, pivot, ptr, pairs, units, nnz, cholesky,
-                  {bounds, levels, uses_ptr, uses});
-  const BatchOperand f(name, "factor", factor, plan.entries(), factor), v(name, "v", v_, nnz, factor);
-  check_batches(name, f, v);
-  Tensor z = new_empty(factor, f.size(plan.entries()));
-  const OnDevice device(factor);
-  dispatch(name, factor, plan.order, [&]<class T, class I>() {
-    plan.set_units<T, I>(device, mutable_data<T>(z), T(0), f.batch);
-    plan.run_levels(device,
-                    TangentStep<T, I>{plan.view<I>(f.batch), f.of<T>(), v.of<T>(), mutable_data<T>(z)});
-  });
-  return z;
+Tensor csr_incomplete_tangent_cuda(const std::vector<Tensor>& plan, bool cholesky, const Tensor& factor,
+                                   const Tensor& v) {
+  const Map map("csr_incomplete_tangent", plan, cholesky, "factor", factor, "v", v);
+  return with_operands(map, map.new_factors(),
+                       [&]<class T, class I>(auto& device, const LevelPlan<I>& P, BatchOf<const T> f,
+                                             BatchOf<const T> v, T* z) {
+                         map.plan.set_units<I>(device, z, T(0), P.batch);
+                         map.plan.run_levels(device, TangentStep<T, I>{P, f, v, z});
+                       });
 }
 
-Tensor csr_incomplete_adjoint_cuda(const Tensor& order, const Tensor& source, const Tensor& pivot,
-                                   const Tensor& ptr, const Tensor& pairs, const Tensor& units, bool cholesky,
-                                   const std::optional<Tensor>& bounds, const std::optional<Tensor>& levels,
-                                   const std::optional<Tensor>& uses_ptr, const std::optional<Tensor>& uses,
-                                   const Tensor& factor, const Tensor& g_, int64_t nnz) {
-  const char* name = "csr_incomplete_adjoint";
-  const Plan plan(name, factor, order, source, pivot, ptr, pairs, units, nnz, cholesky,
-                  {bounds, levels, uses_ptr, uses});
-  const BatchOperand f(name, "factor", factor, plan.entries(), factor),
-      g(name, "g", g_, plan.entries(), factor);
-  check_batches(name, f, g);
-  Tensor w = plan.steps() == nnz ? new_empty(factor, f.size(nnz)) : new_zeros(factor, f.size(nnz));
-  const OnDevice device(factor);
-  dispatch(name, factor, plan.order, [&]<class T, class I>() {
-    plan.run_levels(device,
-                    AdjointStep<T, I>{plan.view<I>(f.batch), f.of<T>(), g.of<T>(), mutable_data<T>(w)});
-  });
-  return w;
+Tensor csr_incomplete_adjoint_cuda(const std::vector<Tensor>& plan, bool cholesky, const Tensor& factor,
+                                   const Tensor& g, int64_t nnz) {
+  const Map map("csr_incomplete_adjoint", plan, cholesky, "factor", factor, "g", g, nnz);
+  return with_operands(
+      map, map.new_values(),
+      [&]<class T, class I>(auto& device, const LevelPlan<I>& P, BatchOf<const T> f, BatchOf<const T> g,
+                            T* w) { map.plan.run_levels(device, AdjointStep<T, I>{P, f, g, w}); });
 }
 
-Tensor csr_incomplete_product_cuda(const Tensor& order, const Tensor& source, const Tensor& pivot,
-                                   const Tensor& ptr, const Tensor& pairs, const Tensor& units, bool cholesky,
-                                   const std::optional<Tensor>& bounds, const std::optional<Tensor>& levels,
-                                   const std::optional<Tensor>& uses_ptr, const std::optional<Tensor>& uses,
-                                   const Tensor& x_, const Tensor& z_, int64_t nnz) {
-  const char* name = "csr_incomplete_product";
-  const Plan plan(name, x_, order, source, pivot, ptr, pairs, units, nnz, cholesky,
-                  {bounds, levels, uses_ptr, uses});
-  const BatchOperand x(name, "x", x_, plan.entries(), x_), z(name, "z", z_, plan.entries(), x_);
-  check_batches(name, x, z);
-  Tensor out = plan.steps() == nnz ? new_empty(x_, x.size(nnz)) : new_zeros(x_, x.size(nnz));
-  const OnDevice device(x_);
-  dispatch(name, x_, plan.order, [&]<class T, class I>() {
-    const ProductStep<T, I> step{plan.view<I>(x.batch), x.of<T>(), z.of<T>(), mutable_data<T>(out)};
-    plan.run(device, step, 0, plan.steps());
-  });
-  return out;
+Tensor csr_incomplete_product_cuda(const std::vector<Tensor>& plan, bool cholesky, const Tensor& x,
+                                   const Tensor& z, int64_t nnz) {
+  const Map map("csr_incomplete_product", plan, cholesky, "x", x, "z", z, nnz);
+  return with_operands(map, map.new_values(),
+                       [&]<class T, class I>(auto& device, const LevelPlan<I>& P, BatchOf<const T> x,
+                                             BatchOf<const T> z, T* out) {
+                         map.plan.run(device, ProductStep<T, I>{P, x, z, out}, 0, map.plan.steps());
+                       });
 }
 
-Tensor csr_incomplete_product_adjoint_cuda(const Tensor& order, const Tensor& source, const Tensor& pivot,
-                                           const Tensor& ptr, const Tensor& pairs, const Tensor& units,
-                                           bool cholesky, const std::optional<Tensor>& bounds,
-                                           const std::optional<Tensor>& levels,
-                                           const std::optional<Tensor>& uses_ptr,
-                                           const std::optional<Tensor>& uses, const Tensor& x_,
-                                           const Tensor& w_) {
-  const char* name = "csr_incomplete_product_adjoint";
-  const int64_t nnz = w_.dim() > 0 ? w_.size(w_.dim() - 1) : 0;
-  const Plan plan(name, x_, order, source, pivot, ptr, pairs, units, nnz, cholesky,
-                  {bounds, levels, uses_ptr, uses});
-  const BatchOperand x(name, "x", x_, plan.entries(), x_), w(name, "w", w_, nnz, x_);
-  check_batches(name, x, w);
-  Tensor out = new_empty(x_, x.size(plan.entries()));
-  const OnDevice device(x_);
-  dispatch(name, x_, plan.order, [&]<class T, class I>() {
-    plan.set_units<T, I>(device, mutable_data<T>(out), T(0), x.batch);
-    const ProductAdjointStep<T, I> step{plan.view<I>(x.batch), x.of<T>(), w.of<T>(), mutable_data<T>(out)};
-    plan.run(device, step, 0, plan.steps());
-  });
-  return out;
+Tensor csr_incomplete_product_adjoint_cuda(const std::vector<Tensor>& plan, bool cholesky, const Tensor& x,
+                                           const Tensor& w) {
+  const Map map("csr_incomplete_product_adjoint", plan, cholesky, "x", x, "w", w);
+  return with_operands(map, map.new_factors(),
+                       [&]<class T, class I>(auto& device, const LevelPlan<I>& P, BatchOf<const T> x,
+                                             BatchOf<const T> w, T* out) {
+                         map.plan.set_units<I>(device, out, T(0), P.batch);
+                         map.plan.run(device, ProductAdjointStep<T, I>{P, x, w, out}, 0, map.plan.steps());
+                       });
 }
 
 }  // namespace learnsolve

@@ -3,12 +3,14 @@
 
 namespace learnsolve {
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> csr_richardson(
-    const Tensor& ptr, const Tensor& idx, const Tensor& blocks, const Tensor& values_, const Tensor& scale_,
-    const std::optional<Tensor>& momentum_, const Tensor& b_, const Tensor& x0_,
-    const std::optional<Tensor>& before_, int64_t iterations, int64_t stride) {
+std::tuple<Tensor, Tensor, Tensor, Tensor> csr_richardson(const std::vector<Tensor>& A, const Tensor& values_,
+                                                          const Tensor& scale_,
+                                                          const std::optional<Tensor>& momentum_,
+                                                          const Tensor& b_, const Tensor& x0_,
+                                                          const std::optional<Tensor>& before_,
+                                                          int64_t iterations, int64_t stride) {
   const char* name = "csr_richardson";
-  const Structure S(name, ptr, idx, std::nullopt, blocks);
+  const Structure S(name, A);
   const Tensor values = dense(values_), scale = dense(scale_), b = dense(b_), x0 = dense(x0_);
   const std::optional<Tensor> momentum = dense(momentum_), before = dense(before_);
   const SweepSizes p(name, S, values, scale, momentum, b, iterations);

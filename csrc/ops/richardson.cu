@@ -34,14 +34,16 @@ template struct SweepsCall<double, int64_t>;
 // Numbers of partial sums that are kept before they are added up.
 constexpr int64_t kPartials = int64_t{1} << 22;
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> csr_richardson_cuda(
-    const Tensor& ptr, const Tensor& idx, const Tensor& blocks, const Tensor& values_, const Tensor& scale_,
-    const std::optional<Tensor>& momentum_, const Tensor& b_, const Tensor& x0_,
-    const std::optional<Tensor>& before_, int64_t iterations, int64_t stride) {
+std::tuple<Tensor, Tensor, Tensor, Tensor> csr_richardson_cuda(const std::vector<Tensor>& A,
+                                                               const Tensor& values_, const Tensor& scale_,
+                                                               const std::optional<Tensor>& momentum_,
+                                                               const Tensor& b_, const Tensor& x0_,
+                                                               const std::optional<Tensor>& before_,
+                                                               int64_t iterations, int64_t stride) {
   const char* name = "csr_richardson";
   const Tensor values = dense(values_), scale = dense(scale_), b = dense(b_), x0 = dense(x0_);
   const std::optional<Tensor> momentum = dense(momentum_), before = dense(before_);
-  const DeviceStructure S(name, values, ptr, idx, std::nullopt, blocks);
+  const DeviceStructure S(name, values, A);
   check_device(name, values, {&scale, &b, &x0, momentum ? &*momentum : &values, before ? &*before : &values});
   const SweepSizes p(name, S, values, scale, momentum, b, iterations);
   const SweepResults out(name, p, b, x0, before, stride);

@@ -173,20 +173,16 @@ class SweepsAdjoint {
 }  // namespace
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> csr_richardson_backward(
-    const Tensor& ptr, const Tensor& idx, const Tensor& blocks, const Tensor& tptr, const Tensor& tidx,
-    const Tensor& tperm, const Tensor& tblocks, const Tensor& values_, const Tensor& scale_,
-    const std::optional<Tensor>& momentum_, const Tensor& b_, const std::optional<Tensor>& before_,
-    const Tensor& iterates_, const Tensor& norms_, const Tensor& gx_, const std::optional<Tensor>& gnorms_,
-    const std::optional<Tensor>& gbefore_, int64_t iterations, int64_t stride, bool need_values,
-    bool need_scale, bool need_momentum, bool need_b, bool need_x0) {
+    const std::vector<Tensor>& A, const std::vector<Tensor>& At, const Tensor& values, const Tensor& scale,
+    const std::optional<Tensor>& momentum, const Tensor& b, const std::optional<Tensor>& before,
+    const std::vector<Tensor>& kept, const std::vector<Tensor>& cotangents, int64_t iterations,
+    int64_t stride, const std::vector<bool>& needs_) {
   const char* name = "csr_richardson_backward";
-  const Structure S(name, ptr, idx, std::nullopt, blocks), St(name, tptr, tidx, tperm, tblocks);
-  const SweepAdjointTensors in{dense(values_), dense(scale_),    dense(momentum_), dense(b_),
-                               dense(before_), dense(iterates_), dense(norms_),    dense(gx_),
-                               dense(gnorms_), dense(gbefore_)};
+  const Structure S(name, A), St(name, At);
+  const SweepAdjointTensors in(name, values, scale, momentum, b, before, kept, cotangents);
+  const SweepNeeds needs(name, needs_);
   const SweepSizes p(name, S, in.values, in.scale, in.momentum, in.b, iterations);
-  const SweepAdjointSizes out(name, S, St, p, in, stride,
-                              {need_values, need_scale, need_momentum, need_b, need_x0});
+  const SweepAdjointSizes out(name, S, St, p, in, stride, needs);
   Tensor ga = new_zeros(in.values, out.values), gs = new_zeros(in.values, out.scale),
          gm = new_zeros(in.values, out.momentum), gb = new_zeros(in.values, out.b),
          gx0 = new_empty(in.values, out.x0), before_out = new_zeros(in.values, out.before);
@@ -210,13 +206,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> csr_richardson_backwa
           at(in.gnorms, at_norms),
           in.momentum ? at(in.gbefore, at_b) : nullptr,
           mutable_data<T>(gx0) + at_b,
-          to(ga, need_values, at_values),
-          to(gs, need_scale, 0),
+          to(ga, needs.values, at_values),
+          to(gs, needs.scale, 0),
           to(gm, out.gives_momentum, 0),
-          to(gb, need_b, at_b),
+          to(gb, needs.b, at_b),
           to(before_out, out.gives_before, at_b),
       };
-      SweepsAdjoint<T, I>(S, St, p, stride, i, data<T>(in.scale), at(in.momentum, 0), need_x0, operands)
+      SweepsAdjoint<T, I>(S, St, p, stride, i, data<T>(in.scale), at(in.momentum, 0), needs.x0, operands)
           .run();
     }
   });

@@ -82,24 +82,19 @@ constexpr int64_t kKept = int64_t{1} << 24, kFewestKept = 4;
 }  // namespace
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> csr_richardson_backward_cuda(
-    const Tensor& ptr, const Tensor& idx, const Tensor& blocks, const Tensor& tptr, const Tensor& tidx,
-    const Tensor& tperm, const Tensor& tblocks, const Tensor& values_, const Tensor& scale_,
-    const std::optional<Tensor>& momentum_, const Tensor& b_, const std::optional<Tensor>& before_,
-    const Tensor& iterates_, const Tensor& norms_, const Tensor& gx_, const std::optional<Tensor>& gnorms_,
-    const std::optional<Tensor>& gbefore_, int64_t iterations, int64_t stride, bool need_values,
-    bool need_scale, bool need_momentum, bool need_b, bool need_x0) {
+    const std::vector<Tensor>& A, const std::vector<Tensor>& At, const Tensor& values, const Tensor& scale,
+    const std::optional<Tensor>& momentum, const Tensor& b, const std::optional<Tensor>& before,
+    const std::vector<Tensor>& kept, const std::vector<Tensor>& cotangents, int64_t iterations,
+    int64_t stride, const std::vector<bool>& needs_) {
   const char* name = "csr_richardson_backward";
-  const SweepAdjointTensors in{dense(values_), dense(scale_),    dense(momentum_), dense(b_),
-                               dense(before_), dense(iterates_), dense(norms_),    dense(gx_),
-                               dense(gnorms_), dense(gbefore_)};
-  const DeviceStructure S(name, in.values, ptr, idx, std::nullopt, blocks),
-      St(name, in.values, tptr, tidx, tperm, tblocks);
+  const SweepAdjointTensors in(name, values, scale, momentum, b, before, kept, cotangents);
+  const SweepNeeds needs(name, needs_);
+  const DeviceStructure S(name, in.values, A), St(name, in.values, At);
   check_device(name, in.values, {&in.scale, &in.b, &in.iterates, &in.norms, &in.gx});
   for (const std::optional<Tensor>* t : {&in.momentum, &in.before, &in.gnorms, &in.gbefore})
     if (*t) check_device(name, in.values, {&**t});
   const SweepSizes p(name, S, in.values, in.scale, in.momentum, in.b, iterations);
-  const SweepAdjointSizes out(name, S, St, p, in, stride,
-                              {need_values, need_scale, need_momentum, need_b, need_x0});
+  const SweepAdjointSizes out(name, S, St, p, in, stride, needs);
   Tensor ga = new_zeros(in.values, out.values), gs = new_zeros(in.values, out.scale),
          gm = new_zeros(in.values, out.momentum), gb = new_zeros(in.values, out.b),
          gx0 = new_empty(in.values, out.x0), before_out = new_zeros(in.values, out.before);
@@ -148,18 +143,18 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> csr_richardson_backwa
     copy_members(device, data<T>(in.gx), nk, P.lambda[0], nk, nk, p.batch);
     if (later) copy_members(device, later, nk, P.lambda[1], nk, nk, p.batch);
     P.has_later = later != nullptr;
-    P.gb = need_b ? mutable_data<T>(gb) : nullptr, P.gs = need_scale ? mutable_data<T>(gs) : nullptr;
-    P.gs_own = p.bs != 1, P.need_x0 = need_x0;
+    P.gb = needs.b ? mutable_data<T>(gb) : nullptr, P.gs = needs.scale ? mutable_data<T>(gs) : nullptr;
+    P.gs_own = p.bs != 1, P.need_x0 = needs.x0;
     const Tensor sums = call.numbers(out.gives_momentum ? iterations * p.batch * rows.count : 0);
     P.sums = out.gives_momentum ? mutable_data<T>(sums) : nullptr;
 
     const int64_t segment = stride == 1 ? iterations : std::min(stride, iterations);
     const int64_t together =
-        need_values
+        needs.values
             ? std::min(std::max<int64_t>(kKept / static_cast<int64_t>(sizeof(T)) / all, kFewestKept), segment)
             : segment;
-    const Tensor g = call.numbers((need_values ? together : 1) * all);
-    P.g = mutable_data<T>(g), P.g_step = need_values ? all : 0;
+    const Tensor g = call.numbers((needs.values ? together : 1) * all);
+    P.g = mutable_data<T>(g), P.g_step = needs.values ? all : 0;
     const Tensor of_segment = call.numbers(stride == 1 ? 0 : (segment + 1) * all);
     P.iterates = stride == 1 ? data<T>(in.iterates) : data<T>(of_segment);
     P.iterates_step = (stride == 1 ? out.slots : segment + 1) * nk;
@@ -167,7 +162,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> csr_richardson_backwa
     const Tensor product = call.numbers(table ? all : 0), product_t = call.numbers(table_t ? all : 0);
     T* const product_at = table ? mutable_data<T>(product) : nullptr;
     const bool packs = call.packs({P.b, P.before, P.iterates, to, aside, P.g});
-    const bool reads_iterates = need_values || need_scale || in.gnorms || out.gives_momentum;
+    const bool reads_iterates = needs.values || needs.scale || in.gnorms || out.gives_momentum;
 
     for (int64_t end = iterations; end > 0;) {
       const int64_t begin = stride == 1 ? 0 : (end - 1) / stride * stride;
@@ -182,7 +177,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> csr_richardson_backwa
         P.g_from = lo;
         run_adjoint(call, S, St, P, lo, hi, product_at, table_t ? mutable_data<T>(product_t) : nullptr,
                     packs);
-        if (need_values && S.nnz() > 0) {
+        if (needs.values && S.nnz() > 0) {
           LS_LAUNCH(dim3(blocks_for(S.nnz(), kThreads), blocks_aside(p.bv == 1 ? 1 : p.batch)), kThreads,
                     device.stream, (P, lo, hi, mutable_data<T>(ga)), entries_kernel<T, I>);
           STD_CUDA_CHECK(cudaGetLastError());

@@ -3,29 +3,22 @@
 
 #include "kernels/row_pass_launch.cuh"
 #include "ops/device.cuh"
+#include "ops/structure.h"
 
 namespace learnsolve {
 
-struct DeviceStructure {
-  const char* name;
-  Tensor ptr, idx, blocks;
-  std::optional<Tensor> perm;
-
-  DeviceStructure(const char* name_, const Tensor& values, const Tensor& ptr_, const Tensor& idx_,
-                  const std::optional<Tensor>& perm_, const Tensor& blocks_)
-      : name(name_), ptr(dense(ptr_)), idx(dense(idx_)), blocks(dense(blocks_)) {
-    if (perm_) perm = dense(*perm_);
-    check_device(name, values, {&ptr, &idx, &blocks});
-    if (perm) check_device(name, values, {&*perm});
-    check_indices(name, ptr, idx, perm, blocks);
+// `arrays` are the tensors of the structure, or a list of them.
+struct DeviceStructure : SparseStructure {
+  template <class... Arrays>
+  DeviceStructure(const char* name, const Tensor& values, const Arrays&... arrays)
+      : SparseStructure(name, arrays...) {
+    check_device(name, values, {&idx});
     const int64_t items = rows() + nnz();
     STD_TORCH_CHECK(
         blocks.dim() == 2 && blocks.size(1) == 2 &&
             (blocks.size(0) == 1 || blocks.size(0) == (items + cuda::kStretch - 1) / cuda::kStretch + 1),
         name, ": blocks must be the schedule of these rows on a CUDA device, (1 or stretches + 1, 2)");
   }
-  int64_t rows() const { return ptr.numel() - 1; }
-  int64_t nnz() const { return idx.numel(); }
 
   // For k columns.
   template <class I>

@@ -1,16 +1,25 @@
-// Every operator of the library: its table of contents. S stands for a structure, four tensors
-//     ptr (rows + 1), idx (nnz), perm (nnz) or none, blocks (number of blocks + 1, 2)
-// as kernels/csr_view.h describes them. The structure of A is (crow, col, none, blocks), that of A^T
-// the transposed pattern with perm, the place of each of its entries in A's values.
-// Plans are for the device that they are made for. On a CUDA device blocks are those of
-// kernels/merge_path.cuh, and perm, positions, blocks and starts of a sparse product those of
-// kernels/spgemm.cuh. Shapes: values (nnz) or (B, nnz); dense operands (n), (n, k) or (B, n, k).
+// Every operator of the library: its table of contents.
+//
+// A structure is one argument, `Tensor[]`: ptr (rows + 1), idx (nnz), perm (nnz) or empty, and blocks (number
+// of blocks + 1, 2), as kernels/csr_view.h describes them. That of A is (crow, col, empty, blocks), that of
+// A^T the transposed pattern with perm, the place of each of its entries in A's values. A plan is one
+// argument too, whose places the comment of its operator names; the numbers and choices of a plan are
+// arguments of their own. An empty tensor in a list stands for none. C++ reads a list through a struct that
+// names its places and checks them for every device (ops/structure.h: `SparseStructure`, `SparseTriangle`);
+// Python keeps it as a tuple (`SparsityPattern._structure`), so that a call assembles nothing.
+//
+// A list costs a call 0.4 us, its tensors one by one nothing that can be measured, so the smallest operators
+// (csr_spmm, csr_sddmm and their backwards, csr_add) take them one by one. No operator has more than twelve
+// arguments.
+//
+// Plans are for the device that they are made for: on a CUDA device blocks are those of
+// kernels/merge_path.cuh. Shapes: values (nnz) or (B, nnz); dense operands (n), (n, k) or (B, n, k).
 #include <torch/csrc/stable/library.h>
 
 STABLE_TORCH_LIBRARY(learnsolve, m) {
   // y = S x. sum_batch adds the results of the batch up.
   m.def(
-      "csr_spmm(Tensor ptr, Tensor idx, Tensor? perm, Tensor blocks, Tensor values, Tensor x, "
+      "csr_spmm(Tensor ptr, Tensor idx, Tensor perm, Tensor blocks, Tensor values, Tensor x, "
       "bool sum_batch=False) -> Tensor");
   // out_p = <u_i, v_j>
   m.def(
@@ -19,7 +28,7 @@ STABLE_TORCH_LIBRARY(learnsolve, m) {
   // For y = A x and S = A^T: (gradient for the values, gradient for x), for the cotangent g of y. crow, col
   // and row_blocks are the structure of A.
   m.def(
-      "csr_spmm_backward(Tensor ptr, Tensor idx, Tensor? perm, Tensor blocks, Tensor crow, Tensor col, "
+      "csr_spmm_backward(Tensor ptr, Tensor idx, Tensor perm, Tensor blocks, Tensor crow, Tensor col, "
       "Tensor row_blocks, Tensor values, Tensor g, Tensor x) -> (Tensor, Tensor)");
   // The same for y = A x with one vector, (values, x), without the transposed structure: for matrices that no
   // cache holds, with few columns. Either can be left out (an empty tensor).
@@ -32,69 +41,47 @@ STABLE_TORCH_LIBRARY(learnsolve, m) {
   // stride = 0; with momentum and stride > 1 each comes with the one before it, which goes first. The last
   // result is empty unless stride = 0 and there is momentum.
   m.def(
-      "csr_richardson(Tensor ptr, Tensor idx, Tensor blocks, Tensor values, Tensor scale, Tensor? momentum, "
-      "Tensor b, Tensor x0, Tensor? before, int iterations, int stride) -> (Tensor, Tensor, Tensor, Tensor)");
-  // Its adjoint: gradients for (values, scale, momentum, b, x0, before), from those of x, the norms and the
-  // iterate before x; where one is not needed, its tensor is empty (that for x0: of no meaning).
+      "csr_richardson(Tensor[] A, Tensor values, Tensor scale, Tensor? momentum, Tensor b, Tensor x0, "
+      "Tensor? before, int iterations, int stride) -> (Tensor, Tensor, Tensor, Tensor)");
+  // Its adjoint: gradients for (values, scale, momentum, b, x0, before). kept: the iterates and norms of the
+  // forward. cotangents: those of x, the norms (or empty) and the iterate before x (or empty). needs: which
+  // of the first five gradients are computed; the others are empty (that for x0: without meaning).
   m.def(
-      "csr_richardson_backward(Tensor ptr, Tensor idx, Tensor blocks, Tensor tptr, Tensor tidx, "
-      "Tensor tperm, Tensor tblocks, Tensor values, Tensor scale, Tensor? momentum, Tensor b, Tensor? "
-      "before, "
-      "Tensor iterates, Tensor norms, Tensor gx, Tensor? gnorms, Tensor? gbefore, int iterations, int "
-      "stride, "
-      "bool need_values, bool need_scale, bool need_momentum, bool need_b, bool need_x0) "
-      "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
-  // Incomplete factors of A's values by a plan (kernels/elimination.h), L and, for LU, U behind it; units are
-  // the places of L's ones. With them a double (row, pivot) for each matrix, row -1 if all went well; `check`
-  // throws instead (on the CPU). Values, factors: (size) or (B, size). bounds to uses: none, but on a CUDA
-  // device where the levels of the steps begin, on the host and there, and the uses of each entry
-  // (kernels/incomplete.cuh).
+      "csr_richardson_backward(Tensor[] A, Tensor[] At, Tensor values, Tensor scale, Tensor? momentum, "
+      "Tensor b, Tensor? before, Tensor[] kept, Tensor[] cotangents, int iterations, int stride, bool[] "
+      "needs) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+  // Incomplete factors of A's values, L and, for LU, U behind it, by a plan (kernels/elimination.h): order,
+  // source, pivot, ptr, pairs, and units, the places of L's ones; on a CUDA device also where the levels of
+  // the steps begin, on the host and there, and the uses of each entry, uses_ptr and uses
+  // (kernels/incomplete.cuh). With the factors a double (row, pivot) for each matrix, row -1 if all went
+  // well; `check` throws instead (on the CPU). Values, factors: (size) or (B, size).
   m.def(
-      "csr_incomplete_factor(Tensor order, Tensor source, Tensor pivot, Tensor ptr, Tensor pairs, "
-      "Tensor units, bool cholesky, Tensor? bounds, Tensor? levels, Tensor? uses_ptr, Tensor? uses, Tensor "
-      "crow, Tensor values, bool check) -> (Tensor, "
-      "Tensor)");
+      "csr_incomplete_factor(Tensor[] plan, bool cholesky, Tensor crow, Tensor values, bool check) -> "
+      "(Tensor, Tensor)");
   // What derivatives of the factors are made of, as kernels/incomplete.h defines them: J(f)^-1 v, J(f)^-T g,
-  // B(x, z) and C(x, w). v, w and the results of the second and third are in the places of A's values.
+  // B(x, z) and C(x, w). v, w and the results of the second and third are in the places of A's nnz values.
+  m.def("csr_incomplete_tangent(Tensor[] plan, bool cholesky, Tensor factor, Tensor v) -> Tensor");
+  m.def("csr_incomplete_adjoint(Tensor[] plan, bool cholesky, Tensor factor, Tensor g, int nnz) -> Tensor");
+  m.def("csr_incomplete_product(Tensor[] plan, bool cholesky, Tensor x, Tensor z, int nnz) -> Tensor");
+  m.def("csr_incomplete_product_adjoint(Tensor[] plan, bool cholesky, Tensor x, Tensor w) -> Tensor");
+  // C = A B on the pattern C, for values a and b, (nnz) or (B, nnz): kernels/spgemm.h. plan: a_ptr, a_idx,
+  // perm, b_ptr, b_idx, c_ptr, c_idx, positions, starts, blocks. `positions` (int32, an entry a product) says
+  // where the products fall; without it they are searched, for which `columns` is the number of C's columns.
+  // blocks: (number of blocks + 1, 3), first row, first product, uniform or not, int64. perm and starts:
+  // empty. `masked`: some products have no place in C. On a CUDA device positions, starts and blocks are
+  // those of kernels/spgemm.cuh.
   m.def(
-      "csr_incomplete_tangent(Tensor order, Tensor source, Tensor pivot, Tensor ptr, Tensor pairs, "
-      "Tensor units, bool cholesky, Tensor? bounds, Tensor? levels, Tensor? uses_ptr, Tensor? uses, Tensor "
-      "factor, Tensor v) -> Tensor");
-  m.def(
-      "csr_incomplete_adjoint(Tensor order, Tensor source, Tensor pivot, Tensor ptr, Tensor pairs, "
-      "Tensor units, bool cholesky, Tensor? bounds, Tensor? levels, Tensor? uses_ptr, Tensor? uses, Tensor "
-      "factor, Tensor g, int nnz) -> Tensor");
-  m.def(
-      "csr_incomplete_product(Tensor order, Tensor source, Tensor pivot, Tensor ptr, Tensor pairs, "
-      "Tensor units, bool cholesky, Tensor? bounds, Tensor? levels, Tensor? uses_ptr, Tensor? uses, Tensor "
-      "x, Tensor z, int nnz) -> Tensor");
-  m.def(
-      "csr_incomplete_product_adjoint(Tensor order, Tensor source, Tensor pivot, Tensor ptr, Tensor pairs, "
-      "Tensor units, bool cholesky, Tensor? bounds, Tensor? levels, Tensor? uses_ptr, Tensor? uses, Tensor "
-      "x, Tensor w) -> Tensor");
-  // C = A B on the pattern C, for values a and b, (nnz) or (B, nnz): kernels/spgemm.h. `positions` is the
-  // plan (int32, an entry a product) or none; then `columns`, the number of C's columns, is what the search
-  // needs. blocks: (number of blocks + 1, 3), first row, first product, uniform or not, int64. `masked`: some
-  // products have no place in C.
-  m.def(
-      "csr_spgemm(Tensor a_ptr, Tensor a_idx, Tensor b_ptr, Tensor b_idx, Tensor c_ptr, Tensor c_idx, "
-      "Tensor? positions, Tensor blocks, bool masked, int columns, Tensor a, Tensor b, "
-      "bool sum_batch=False) -> Tensor");
+      "csr_spgemm(Tensor[] plan, bool masked, int columns, Tensor a, Tensor b, bool sum_batch=False) -> "
+      "Tensor");
   // Its gradient for a, for the cotangent g of C.
   m.def(
-      "csr_spgemm_left(Tensor a_ptr, Tensor a_idx, Tensor b_ptr, Tensor b_idx, Tensor c_ptr, Tensor c_idx, "
-      "Tensor? positions, Tensor blocks, bool masked, int columns, Tensor g, Tensor b, "
-      "bool sum_batch=False) -> Tensor");
-  // That for b, by the structure of A^T; starts goes with positions. blocks: of rows of B.
-  m.def(
-      "csr_spgemm_right(Tensor t_ptr, Tensor t_idx, Tensor perm, Tensor b_ptr, Tensor b_idx, Tensor c_ptr, "
-      "Tensor c_idx, Tensor? positions, Tensor? starts, Tensor blocks, bool masked, Tensor a, Tensor g, "
-      "bool sum_batch=False) -> Tensor");
+      "csr_spgemm_left(Tensor[] plan, bool masked, int columns, Tensor g, Tensor b, bool sum_batch=False) -> "
+      "Tensor");
+  // That for b. The plan has the structure of A^T in the first three places; starts goes with positions;
+  // blocks: of rows of B.
+  m.def("csr_spgemm_right(Tensor[] plan, bool masked, Tensor a, Tensor g, bool sum_batch=False) -> Tensor");
   // Both in one pass, in the shapes of a and b.
-  m.def(
-      "csr_spgemm_backward(Tensor t_ptr, Tensor t_idx, Tensor perm, Tensor b_ptr, Tensor b_idx, "
-      "Tensor c_ptr, Tensor c_idx, Tensor? positions, Tensor? starts, Tensor blocks, bool masked, Tensor a, "
-      "Tensor b, Tensor g) -> (Tensor, Tensor)");
+  m.def("csr_spgemm_backward(Tensor[] plan, bool masked, Tensor a, Tensor b, Tensor g) -> (Tensor, Tensor)");
   // y_i = sum_k c_k(i) x_{i + o_k} on a grid of d = len(periodic) dimensions, without indices; the transpose
   // of that. offsets: K d numbers. coefficients ([B,] K, *grid) or ([B,] K, 1, ..., 1), x ([B,] *grid).
   m.def(
@@ -104,18 +91,17 @@ STABLE_TORCH_LIBRARY(learnsolve, m) {
   m.def(
       "stencil_products(Tensor u, Tensor w, int[] offsets, int[] periodic, bool constant, "
       "bool sum_batch=False) -> Tensor");
-  // x = T^-1 b for the triangular T of kernels/csr_view.h (TriangleView) with the entries (ptr, idx, perm),
-  // blocks (number of blocks + 1, 3); rows by level in `order`, level l from levels[l] on (both empty: row
-  // by row), last level first if `upper`. b (B, n, k) where values are (B, nnz).
+  // x = T^-1 b for the triangular T of kernels/csr_view.h (TriangleView). triangle: the structure of its
+  // entries, with blocks (number of blocks + 1, 3), then order, the rows by level, and levels, where each
+  // level begins in it (both empty: row by row), last level first if `upper`. On a CUDA device blocks, order
+  // and levels are those of ops/triangular.cuh. b (B, n, k) where values are (B, nnz).
+  m.def("csr_sptrsv(Tensor[] triangle, bool upper, bool unit, Tensor values, Tensor b) -> Tensor");
+  // For x = T^-1 b with T's transpose as the system: (gradient for the values, y = T^-T g). rows: the same
+  // entries by rows of the matrix: T's if not `transpose`, else those of T^T; on a CUDA device its blocks are
+  // the row of each entry.
   m.def(
-      "csr_sptrsv(Tensor ptr, Tensor idx, Tensor? perm, Tensor blocks, Tensor order, Tensor levels, "
-      "bool upper, bool unit, Tensor values, Tensor b) -> Tensor");
-  // For x = T^-1 b with T's transpose as the system: (gradient for the values, y = T^-T g). row_ptr to
-  // row_blocks hold the same entries by rows of the matrix: T's if not `transpose`, else those of T^T.
-  m.def(
-      "csr_sptrsv_backward(Tensor ptr, Tensor idx, Tensor? perm, Tensor blocks, Tensor order, Tensor levels, "
-      "bool upper, bool unit, Tensor row_ptr, Tensor row_idx, Tensor? row_perm, Tensor row_blocks, "
-      "bool transpose, Tensor values, Tensor g, Tensor x) -> (Tensor, Tensor)");
+      "csr_sptrsv_backward(Tensor[] triangle, bool upper, bool unit, Tensor[] rows, bool transpose, "
+      "Tensor values, Tensor g, Tensor x) -> (Tensor, Tensor)");
   // c = alpha a + beta b on the union of two patterns, whose nnz entries codes and starts describe
   // (kernels/union_plan.h); a, b (nnz) or (B, nnz), each with the nnz of its own pattern.
   m.def(

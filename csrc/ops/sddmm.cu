@@ -1,31 +1,20 @@
 // csr_sddmm for CUDA tensors.
 #include "ops/row_pass.cuh"
+#include "ops/spmm.h"
 
 namespace learnsolve {
 
-Tensor csr_sddmm_cuda(const Tensor& ptr, const Tensor& idx, const Tensor& blocks, const Tensor& u_,
-                      const Tensor& v_, bool sum_batch) {
-  const char* name = "csr_sddmm";
-  const Tensor u = dense(u_), v = dense(v_);
-  const DeviceStructure S(name, u, ptr, idx, std::nullopt, blocks);
-  check_device(name, u, {&v});
-  check_dense(name, "v", v, u);
-  check_dense(name, "u", u, u);
-  const Dense du(u), dv(v);
-  STD_TORCH_CHECK(du.n == S.rows() && du.k == dv.k, name, ": u must have ", S.rows(),
-                  " rows and as many columns as v");
-  const int64_t batch = broadcast_batch(name, du.batch, dv.batch);
-  const bool batched = !sum_batch && (u.dim() == 3 || v.dim() == 3);
-  const std::vector<int64_t> size =
-      batched ? std::vector<int64_t>{batch, S.nnz()} : std::vector<int64_t>{S.nnz()};
-  if (batch == 0 || du.k == 0) return new_zeros(u, size);
-  Tensor out = new_empty(u, size);
-  dispatch(name, u, S.idx, [&]<class T, class I>() {
-    row_pass<false, true, T, I>(
-        S, u,
-        {nullptr, data<T>(v), data<T>(u), nullptr, mutable_data<T>(out), 0, dv.batch == 1 ? 0 : dv.n * dv.k,
-         du.batch == 1 ? 0 : du.n * du.k, 0, batched ? S.nnz() : 0},
-        du.k, batch);
+Tensor csr_sddmm_cuda(const Tensor& ptr, const Tensor& idx, const Tensor& blocks, const Tensor& u,
+                      const Tensor& v, bool sum_batch) {
+  const DeviceStructure S("csr_sddmm", u, ptr, idx, std::nullopt, blocks);
+  const Sddmm o(S, u, v, sum_batch);
+  if (o.batch == 0 || o.k == 0) return new_zeros(u, o.size);
+  Tensor out = new_empty(u, o.size);
+  dispatch(S.name, u, S.idx, [&]<class T, class I>() {
+    row_pass<false, true, T, I>(S, u,
+                                {nullptr, data<T>(o.v), data<T>(o.u), nullptr, mutable_data<T>(out), 0,
+                                 o.v_step, o.u_step, 0, o.out_step},
+                                o.k, o.batch);
   });
   return out;
 }

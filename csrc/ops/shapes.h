@@ -1,41 +1,33 @@
-// What CPU and CUDA operators share: checks of dtypes and shapes, and the shape of a product.
+// Shapes and dtypes of operands, checked, on every device.
 #pragma once
 
-#include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
-
-#include <cstdint>
-#include <optional>
-#include <vector>
+#include "ops/tensors.h"
 
 namespace learnsolve {
 
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
+// Numbers of a pattern or a plan, (size) or (B, size). Those that the batch shares (expanded) are not copied.
+struct BatchOperand {
+  Tensor tensor;
+  int64_t batch, step;  // step: from one member of the batch to the next
+  bool batched;
 
-inline Tensor dense(const Tensor& t) { return t.is_contiguous() ? t : torch::stable::contiguous(t); }
-inline std::optional<Tensor> dense(const std::optional<Tensor>& t) {
-  return t ? std::optional<Tensor>(dense(*t)) : std::nullopt;
-}
-
-using Size = std::vector<int64_t>;
-inline Size sizes_of(const Tensor& t) { return {t.sizes().begin(), t.sizes().end()}; }
-
-// f.template operator()<T, I>() for the dtype of the values and the type of the indices.
-template <class F>
-void dispatch(const char* name, const Tensor& values, const Tensor& idx, F f) {
-  const ScalarType t = values.scalar_type(), i = idx.scalar_type();
-  STD_TORCH_CHECK(i == ScalarType::Int || i == ScalarType::Long, name, ": indices must be int32 or int64");
-  STD_TORCH_CHECK(t == ScalarType::Float || t == ScalarType::Double, name,
-                  ": values must be float32 or float64");
-  if (t == ScalarType::Double) {
-    i == ScalarType::Int ? f.template operator()<double, int32_t>()
-                         : f.template operator()<double, int64_t>();
-  } else {
-    i == ScalarType::Int ? f.template operator()<float, int32_t>() : f.template operator()<float, int64_t>();
+  BatchOperand(const char* name, const char* arg, const Tensor& t, int64_t size, const Tensor& like)
+      : tensor(t), batched(t.dim() == 2) {
+    STD_TORCH_CHECK((t.dim() == 1 || batched) && t.size(t.dim() - 1) == size, name, ": ", arg, " must be (",
+                    size, ") or (B, ", size, ")");
+    STD_TORCH_CHECK(t.scalar_type() == like.scalar_type(), name, ": operands must have one dtype");
+    check_device(name, like, {&t});
+    batch = batched ? t.size(0) : 1;
+    const bool shared = batch > 1 && t.stride(0) == 0 && t.stride(1) == 1;
+    if (!shared) tensor = dense(t);
+    step = shared || batch == 1 ? 0 : size;
   }
-}
+  template <class T>
+  const T* at(int64_t b) const {
+    return data<T>(tensor) + b * step;
+  }
+  Size size(int64_t n) const { return batched ? Size{batch, n} : Size{n}; }
+};
 
 // Shape of a dense operand: batch x n x k, with what is not there taken as 1.
 struct Dense {
@@ -92,14 +84,6 @@ inline Size rows_like(const Tensor& b, Size rows) {
   if (b.dim() >= 2) rows.push_back(b.size(b.dim() - 1));
   if (b.dim() == 3) rows.insert(rows.begin(), b.size(0));
   return rows;
-}
-
-// Shape of y = S x for m rows (learnsolve/ops/_fake.py says the same for torch.compile).
-inline std::vector<int64_t> product_size(const Tensor& values, const Tensor& x, int64_t batch, int64_t m,
-                                         int64_t k, bool sum_batch) {
-  if (x.dim() == 1 && values.dim() == 1) return {m};
-  if (sum_batch || (x.dim() < 3 && values.dim() == 1)) return {m, k};
-  return {batch, m, k};
 }
 
 }  // namespace learnsolve

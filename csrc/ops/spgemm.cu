@@ -6,6 +6,7 @@
 
 #include "kernels/spgemm.cuh"
 #include "ops/device.cuh"
+#include "ops/spgemm.h"
 
 namespace learnsolve {
 namespace {
@@ -69,247 +70,159 @@ dim3 grid_for(int64_t items, bool adds_up, int64_t batch) {
   return dim3(blocks_for(items, kThreads / Lanes), 1, blocks_aside(adds_up ? 1 : batch));
 }
 
-// Values (nnz) or (B, nnz) of one of the matrices.
-struct Values {
-  Tensor tensor;
-  int64_t nnz, batch;
-  bool batched;
-  Values(const char* name, const char* arg, const Tensor& t, int64_t nnz_, const Tensor& like)
-      : tensor(dense(t)), nnz(nnz_), batched(t.dim() == 2) {
-    STD_TORCH_CHECK((t.dim() == 1 || batched) && t.size(t.dim() - 1) == nnz, name, ": ", arg,
-                    " must be (nnz) or (B, nnz) with nnz = ", nnz);
-    STD_TORCH_CHECK(t.scalar_type() == like.scalar_type(), name, ": all values must have one dtype");
-    check_device(name, like, {&tensor});
-    batch = batched ? t.size(0) : 1;
-  }
-  template <class T>
-  BatchOf<const T> of() const {
-    return {data<T>(tensor), batch == 1 ? 0 : nnz};
-  }
-};
-
-// The index arrays, contiguous and on the device of `values`.
-struct Plan {
-  std::vector<Tensor> held;
-  const char* name;
-  const Tensor& like;
-  const Tensor& take(const Tensor& t, ScalarType type, int64_t size) {
-    STD_TORCH_CHECK(t.scalar_type() == type && (size < 0 || t.numel() == size), name,
-                    ": an array of the plan has another type or size than a plan for a CUDA device has");
-    held.push_back(dense(t));
-    check_device(name, like, {&held.back()});
-    return held.back();
-  }
-  const Tensor& take(const std::optional<Tensor>& t, ScalarType type, int64_t size) {
-    STD_TORCH_CHECK(t.has_value(), name, ": positions and starts go together");
-    return take(*t, type, size);
-  }
-  Plan(const char* name_, const Tensor& like_) : name(name_), like(like_) { held.reserve(16); }
-  Plan(const Plan&) = delete;
-};
-
-std::vector<int64_t> result_size(bool batched, int64_t batch, int64_t nnz) {
-  return batched ? std::vector<int64_t>{batch, nnz} : std::vector<int64_t>{nnz};
-}
+int64_t mean_row(const ProductPlan& P) { return P.b_nnz() / std::max<int64_t>(P.b_rows(), 1); }
 
 }  // namespace
 
-Tensor csr_spgemm_cuda(const Tensor& a_ptr_, const Tensor& a_idx_, const Tensor& b_ptr_, const Tensor& b_idx_,
-                       const Tensor& c_ptr_, const Tensor& c_idx_, const std::optional<Tensor>& positions,
-                       const Tensor& blocks, bool, int64_t, const Tensor& a_, const Tensor& b_,
+Tensor csr_spgemm_cuda(const std::vector<Tensor>& plan, bool, int64_t, const Tensor& a, const Tensor& b,
                        bool sum_batch) {
-  const char* name = "csr_spgemm";
-  const int64_t nnz = c_idx_.numel();
-  Plan plan(name, a_);
-  const Values a(name, "a", a_, a_idx_.numel(), a_), b(name, "b", b_, b_idx_.numel(), a_);
-  const int64_t batch = broadcast_batch(name, a.batch, b.batch);
-  const bool batched = !sum_batch && (a.batched || b.batched);
-  const std::vector<int64_t> size = result_size(batched, batch, nnz);
-  const int64_t step = batched && batch > 1 ? nnz : 0;
-  if (batch == 0 || nnz == 0) return new_zeros(a_, size);
-  Tensor c = new_empty(a_, size);
-  const OnDevice device(a_);
-  if (!positions) {
-    const ScalarType index = a_idx_.scalar_type();
-    const Tensor& c_ptr = plan.take(c_ptr_, index, -1);
-    const Tensor& a_ptr = plan.take(a_ptr_, index, c_ptr.numel());
-    const Tensor &a_idx = plan.take(a_idx_, index, -1), &b_ptr = plan.take(b_ptr_, index, -1),
-                 &b_idx = plan.take(b_idx_, index, -1), &c_idx = plan.take(c_idx_, index, -1);
-    const int64_t rows = c_ptr.numel() - 1;
-    dispatch(name, a_, c_idx, [&]<class T, class I>() {
-      const RowSums<T, I> P{data<I>(a_ptr), data<I>(a_idx), data<I>(b_ptr),
-                            data<I>(b_idx), data<I>(c_ptr), data<I>(c_idx),
-                            a.of<T>(),      b.of<T>(),      {mutable_data<T>(c), step},
-                            rows,           batch};
-      with_searching_lanes(b.nnz / std::max<int64_t>(b_ptr.numel() - 1, 1), [&]<int Lanes>() {
-        LS_LAUNCH(grid_for<Lanes>(rows, !batched, batch), kThreads, device.stream, (P),
+  const ProductPlan of("csr_spgemm", plan, false, a);
+  const int64_t nnz = of.c_nnz();
+  const Operands o(BatchOperand(of.name, "a", a, of.a_nnz(), a), BatchOperand(of.name, "b", b, of.b_nnz(), a),
+                   of.name, sum_batch);
+  if (o.batch == 0 || nnz == 0) return new_zeros(a, o.size(nnz));
+  Tensor c = new_empty(a, o.size(nnz));
+  const OnDevice device(a);
+  dispatch(of.name, a, of.a_idx, [&]<class T, class I>() {
+    const BatchOf<T> out{mutable_data<T>(c), o.step(nnz)};
+    if (!of.positions) {
+      const RowSums<T, I> P{data<I>(of.a_ptr),
+                            data<I>(of.a_idx),
+                            data<I>(of.b_ptr),
+                            data<I>(of.b_idx),
+                            data<I>(of.c_ptr),
+                            data<I>(of.c_idx),
+                            batch_of<T>(o.u),
+                            batch_of<T>(o.v),
+                            out,
+                            of.a_rows(),
+                            o.batch};
+      with_searching_lanes(mean_row(of), [&]<int Lanes>() {
+        LS_LAUNCH(grid_for<Lanes>(P.rows, !o.batched, o.batch), kThreads, device.stream, (P),
                   row_sums_kernel<Lanes, T, I>);
       });
-      STD_CUDA_CHECK(cudaGetLastError());
-    });
-    return c;
-  }
-  const Tensor& pairs = plan.take(positions, ScalarType::Int, -1);
-  const Tensor& starts = plan.take(blocks, ScalarType::Long, nnz + 1);
-  dispatch(name, a_, c_idx_, [&]<class T, class I>() {
-    const PairSums<T> P{data<int32_t>(pairs),
-                        data<int64_t>(starts),
-                        a.of<T>(),
-                        b.of<T>(),
-                        {mutable_data<T>(c), step},
-                        nnz,
-                        batch};
-    with_lanes(pairs.numel() / 2 / nnz, [&]<int Lanes>() {
-      LS_LAUNCH(grid_for<Lanes>(nnz, !batched, batch), kThreads, device.stream, (P),
-                pair_sums_kernel<Lanes, T>);
-    });
+    } else {
+      STD_TORCH_CHECK(of.blocks.numel() == nnz + 1, of.name, ": blocks must have an entry for each of C");
+      const PairSums<T> P{data<int32_t>(of.positions),
+                          data<int64_t>(of.blocks),
+                          batch_of<T>(o.u),
+                          batch_of<T>(o.v),
+                          out,
+                          nnz,
+                          o.batch};
+      with_lanes(of.positions->numel() / 2 / nnz, [&]<int Lanes>() {
+        LS_LAUNCH(grid_for<Lanes>(nnz, !o.batched, o.batch), kThreads, device.stream, (P),
+                  pair_sums_kernel<Lanes, T>);
+      });
+    }
     STD_CUDA_CHECK(cudaGetLastError());
   });
   return c;
 }
 
-Tensor csr_spgemm_left_cuda(const Tensor& a_ptr_, const Tensor& a_idx_, const Tensor& b_ptr_,
-                            const Tensor& b_idx_, const Tensor& c_ptr_, const Tensor& c_idx_,
-                            const std::optional<Tensor>& positions_, const Tensor& blocks, bool, int64_t,
-                            const Tensor& g_, const Tensor& b_, bool sum_batch) {
-  const char* name = "csr_spgemm_left";
-  const int64_t nnz = a_idx_.numel();
-  const ScalarType index = a_idx_.scalar_type();
-  Plan plan(name, g_);
-  const Tensor &a_idx = plan.take(a_idx_, index, nnz), &b_ptr = plan.take(b_ptr_, index, -1);
-  const Values g(name, "g", g_, c_idx_.numel(), g_), b(name, "b", b_, b_idx_.numel(), g_);
-  const int64_t batch = broadcast_batch(name, g.batch, b.batch);
-  const bool batched = !sum_batch && (g.batched || b.batched);
-  const std::vector<int64_t> size = result_size(batched, batch, nnz);
-  if (batch == 0 || nnz == 0) return new_zeros(g_, size);
-  Tensor ga = new_empty(g_, size);
-  const OnDevice device(g_);
-  const auto launch = [&]<int Lanes, class T, class I>(const auto& places) {
-    using Places = std::decay_t<decltype(places)>;
-    const LeftSums<T, I, Places> P{data<I>(a_idx),
-                                   data<I>(b_ptr),
-                                   places,
-                                   g.of<T>(),
-                                   b.of<T>(),
-                                   {mutable_data<T>(ga), batched && batch > 1 ? nnz : 0},
-                                   nnz,
-                                   batch};
-    LS_LAUNCH(grid_for<Lanes>(nnz, !batched, batch), kThreads, device.stream, (P),
-              left_sums_kernel<Lanes, T, I, Places>);
-    STD_CUDA_CHECK(cudaGetLastError());
-  };
-  if (!positions_) {
-    const Tensor& c_ptr = plan.take(c_ptr_, index, -1);
-    const Tensor& a_ptr = plan.take(a_ptr_, index, c_ptr.numel());
-    const Tensor &b_idx = plan.take(b_idx_, index, -1), &c_idx = plan.take(c_idx_, index, -1);
-    dispatch(name, g_, a_idx, [&]<class T, class I>() {
-      const SearchedPlaces<I> places{nullptr,        data<I>(a_ptr), a_ptr.numel() - 1,
-                                     data<I>(b_idx), data<I>(c_ptr), data<I>(c_idx)};
-      with_searching_lanes(b.nnz / std::max<int64_t>(b_ptr.numel() - 1, 1),
-                           [&]<int Lanes>() { launch.template operator()<Lanes, T, I>(places); });
-    });
-    return ga;
-  }
-  const Tensor& positions = plan.take(positions_, ScalarType::Int, -1);
-  const Tensor& first = plan.take(blocks, ScalarType::Long, nnz + 1);
-  dispatch(name, g_, a_idx, [&]<class T, class I>() {
-    const PlannedPlaces<int64_t> places{data<int32_t>(positions), data<int64_t>(first)};
-    with_lanes(positions.numel() / nnz,
-               [&]<int Lanes>() { launch.template operator()<Lanes, T, I>(places); });
+Tensor csr_spgemm_left_cuda(const std::vector<Tensor>& plan, bool, int64_t, const Tensor& g, const Tensor& b,
+                            bool sum_batch) {
+  const ProductPlan of("csr_spgemm_left", plan, false, g);
+  const int64_t nnz = of.a_nnz();
+  const Operands o(BatchOperand(of.name, "g", g, of.c_nnz(), g), BatchOperand(of.name, "b", b, of.b_nnz(), g),
+                   of.name, sum_batch);
+  if (o.batch == 0 || nnz == 0) return new_zeros(g, o.size(nnz));
+  Tensor ga = new_empty(g, o.size(nnz));
+  const OnDevice device(g);
+  dispatch(of.name, g, of.a_idx, [&]<class T, class I>() {
+    const auto launch = [&]<int Lanes>(const auto& places) {
+      using Places = std::decay_t<decltype(places)>;
+      const LeftSums<T, I, Places> P{data<I>(of.a_idx),
+                                     data<I>(of.b_ptr),
+                                     places,
+                                     batch_of<T>(o.u),
+                                     batch_of<T>(o.v),
+                                     {mutable_data<T>(ga), o.step(nnz)},
+                                     nnz,
+                                     o.batch};
+      LS_LAUNCH(grid_for<Lanes>(nnz, !o.batched, o.batch), kThreads, device.stream, (P),
+                left_sums_kernel<Lanes, T, I, Places>);
+      STD_CUDA_CHECK(cudaGetLastError());
+    };
+    if (!of.positions) {
+      const SearchedPlaces<I> places{nullptr,           data<I>(of.a_ptr), of.a_rows(),
+                                     data<I>(of.b_idx), data<I>(of.c_ptr), data<I>(of.c_idx)};
+      return with_searching_lanes(mean_row(of),
+                                  [&]<int Lanes>() { launch.template operator()<Lanes>(places); });
+    }
+    STD_TORCH_CHECK(of.blocks.numel() == nnz + 1, of.name, ": blocks must have an entry for each of A");
+    const PlannedPlaces<int64_t> places{data<int32_t>(of.positions), data<int64_t>(of.blocks)};
+    with_lanes(of.positions->numel() / nnz, [&]<int Lanes>() { launch.template operator()<Lanes>(places); });
   });
   return ga;
 }
 
 namespace {
 
-// The gradient of B into gb and, with Left, that of A into ga. A value that the batch shares gets its sum.
+// The gradient of B into gb and, with Left, that of A into ga; their steps from one member of the batch to
+// the next are 0 where a value that the batch shares gets its sum. b: of no meaning without Left.
 template <bool Left>
-void columns(const char* name, const Tensor& like, const Tensor& t_ptr_, const Tensor& t_idx_,
-             const Tensor& perm_, const Tensor& b_ptr_, const Tensor& b_idx_, const Tensor& c_ptr_,
-             const Tensor& c_idx_, const std::optional<Tensor>& positions_,
-             const std::optional<Tensor>& starts_, const Values& a, const Values* b, const Values& g,
-             int64_t batch, const Tensor& ga, int64_t ga_step, const Tensor& gb, int64_t gb_step) {
-  const ScalarType index = t_ptr_.scalar_type();
-  Plan plan(name, like);
-  const Tensor& b_ptr = plan.take(b_ptr_, index, -1);
-  const Tensor& t_ptr = plan.take(t_ptr_, index, b_ptr.numel());
-  const Tensor& perm = plan.take(perm_, index, a.nnz);
-  const int64_t rows = b_ptr.numel() - 1, nnz = b_idx_.numel();
+void columns(const ProductPlan& of, const Tensor& like, const BatchOperand& a, const BatchOperand& b,
+             const BatchOperand& g, int64_t batch, const Tensor& ga, int64_t ga_step, const Tensor& gb,
+             int64_t gb_step) {
+  const int64_t rows = of.b_rows();
   if (rows <= 0) return;
   const OnDevice device(like);
-  const auto launch = [&]<int Lanes, class T, class I>(const auto& places) {
-    using Places = std::decay_t<decltype(places)>;
-    const ColumnSums<T, I, Places> P{data<I>(t_ptr),
-                                     data<I>(perm),
-                                     data<I>(b_ptr),
-                                     places,
-                                     a.of<T>(),
-                                     b ? b->of<T>() : BatchOf<const T>{nullptr, 0},
-                                     g.of<T>(),
-                                     {Left ? mutable_data<T>(ga) : nullptr, ga_step},
-                                     {mutable_data<T>(gb), gb_step},
-                                     rows,
-                                     batch,
-                                     Left && batch > 1 && ga_step == 0,
-                                     batch > 1 && gb_step == 0};
-    const dim3 grid = grid_for<Lanes>(rows, P.adds_left || P.adds_right, batch);
-    LS_LAUNCH(grid, kThreads, device.stream, (P), column_sums_kernel<Lanes, Left, T, I, Places>);
-    STD_CUDA_CHECK(cudaGetLastError());
-  };
-  if (!positions_) {
-    const Tensor &t_idx = plan.take(t_idx_, index, a.nnz), &b_idx = plan.take(b_idx_, index, -1),
-                 &c_ptr = plan.take(c_ptr_, index, -1), &c_idx = plan.take(c_idx_, index, g.nnz);
-    dispatch(name, like, perm, [&]<class T, class I>() {
-      const SearchedPlaces<I> places{data<I>(t_idx), nullptr,        0,
-                                     data<I>(b_idx), data<I>(c_ptr), data<I>(c_idx)};
-      with_searching_lanes(nnz / rows, [&]<int Lanes>() { launch.template operator()<Lanes, T, I>(places); });
-    });
-    return;
-  }
-  const Tensor& positions = plan.take(positions_, ScalarType::Int, -1);
-  const Tensor& starts = plan.take(starts_, ScalarType::Int, a.nnz);
-  dispatch(name, like, perm, [&]<class T, class I>() {
-    const PlannedPlaces<int32_t> places{data<int32_t>(positions), data<int32_t>(starts)};
-    with_lanes(nnz / rows, [&]<int Lanes>() { launch.template operator()<Lanes, T, I>(places); });
+  dispatch(of.name, like, of.a_idx, [&]<class T, class I>() {
+    const auto launch = [&]<int Lanes>(const auto& places) {
+      using Places = std::decay_t<decltype(places)>;
+      const ColumnSums<T, I, Places> P{data<I>(of.a_ptr),
+                                       data<I>(of.perm),
+                                       data<I>(of.b_ptr),
+                                       places,
+                                       batch_of<T>(a),
+                                       batch_of<T>(b),
+                                       batch_of<T>(g),
+                                       {mutable_data<T>(ga), ga_step},
+                                       {mutable_data<T>(gb), gb_step},
+                                       rows,
+                                       batch,
+                                       Left && batch > 1 && ga_step == 0,
+                                       batch > 1 && gb_step == 0};
+      const dim3 grid = grid_for<Lanes>(rows, P.adds_left || P.adds_right, batch);
+      LS_LAUNCH(grid, kThreads, device.stream, (P), column_sums_kernel<Lanes, Left, T, I, Places>);
+      STD_CUDA_CHECK(cudaGetLastError());
+    };
+    if (!of.positions) {
+      const SearchedPlaces<I> places{data<I>(of.a_idx), nullptr,           0,
+                                     data<I>(of.b_idx), data<I>(of.c_ptr), data<I>(of.c_idx)};
+      return with_searching_lanes(mean_row(of),
+                                  [&]<int Lanes>() { launch.template operator()<Lanes>(places); });
+    }
+    const PlannedPlaces<int32_t> places{data<int32_t>(of.positions), data<int32_t>(of.starts)};
+    with_lanes(mean_row(of), [&]<int Lanes>() { launch.template operator()<Lanes>(places); });
   });
 }
 
 }  // namespace
 
-Tensor csr_spgemm_right_cuda(const Tensor& t_ptr, const Tensor& t_idx, const Tensor& perm,
-                             const Tensor& b_ptr, const Tensor& b_idx, const Tensor& c_ptr,
-                             const Tensor& c_idx, const std::optional<Tensor>& positions,
-                             const std::optional<Tensor>& starts, const Tensor&, bool, const Tensor& a_,
-                             const Tensor& g_, bool sum_batch) {
-  const char* name = "csr_spgemm_right";
-  const Values a(name, "a", a_, t_idx.numel(), a_), g(name, "g", g_, c_idx.numel(), a_);
-  const int64_t batch = broadcast_batch(name, a.batch, g.batch), nnz = b_idx.numel();
-  const bool batched = !sum_batch && (a.batched || g.batched);
-  const std::vector<int64_t> size = result_size(batched, batch, nnz);
-  if (batch == 0) return new_zeros(a_, size);
-  Tensor gb = new_empty(a_, size);
-  columns<false>(name, a_, t_ptr, t_idx, perm, b_ptr, b_idx, c_ptr, c_idx, positions, starts, a, nullptr, g,
-                 batch, gb, 0, gb, batched && batch > 1 ? nnz : 0);
+Tensor csr_spgemm_right_cuda(const std::vector<Tensor>& plan, bool, const Tensor& a, const Tensor& g,
+                             bool sum_batch) {
+  const ProductPlan of("csr_spgemm_right", plan, true, a);
+  const int64_t nnz = of.b_nnz();
+  const Operands o(BatchOperand(of.name, "a", a, of.a_nnz(), a), BatchOperand(of.name, "g", g, of.c_nnz(), a),
+                   of.name, sum_batch);
+  if (o.batch == 0) return new_zeros(a, o.size(nnz));
+  Tensor gb = new_empty(a, o.size(nnz));
+  columns<false>(of, a, o.u, o.u, o.v, o.batch, gb, 0, gb, o.step(nnz));
   return gb;
 }
 
-std::tuple<Tensor, Tensor> csr_spgemm_backward_cuda(const Tensor& t_ptr, const Tensor& t_idx,
-                                                    const Tensor& perm, const Tensor& b_ptr,
-                                                    const Tensor& b_idx, const Tensor& c_ptr,
-                                                    const Tensor& c_idx,
-                                                    const std::optional<Tensor>& positions,
-                                                    const std::optional<Tensor>& starts, const Tensor&, bool,
-                                                    const Tensor& a_, const Tensor& b_, const Tensor& g_) {
-  const char* name = "csr_spgemm_backward";
-  const Values a(name, "a", a_, t_idx.numel(), a_), b(name, "b", b_, b_idx.numel(), a_),
-      g(name, "g", g_, c_idx.numel(), a_);
-  const int64_t batch = broadcast_batch(name, g.batch, broadcast_batch(name, a.batch, b.batch));
-  const std::vector<int64_t> a_size = result_size(a.batched, a.batch, a.nnz),
-                             b_size = result_size(b.batched, b.batch, b.nnz);
+std::tuple<Tensor, Tensor> csr_spgemm_backward_cuda(const std::vector<Tensor>& plan, bool, const Tensor& a_,
+                                                    const Tensor& b_, const Tensor& g_) {
+  const ProductPlan of("csr_spgemm_backward", plan, true, a_);
+  const BatchOperand a(of.name, "a", a_, of.a_nnz(), a_), b(of.name, "b", b_, of.b_nnz(), a_),
+      g(of.name, "g", g_, of.c_nnz(), a_);
+  const int64_t batch = broadcast_batch(of.name, g.batch, broadcast_batch(of.name, a.batch, b.batch));
+  const Size a_size = sizes_of(a_), b_size = sizes_of(b_);
   if (batch == 0) return {new_zeros(a_, a_size), new_zeros(a_, b_size)};
   Tensor ga = new_empty(a_, a_size), gb = new_empty(a_, b_size);
-  columns<true>(name, a_, t_ptr, t_idx, perm, b_ptr, b_idx, c_ptr, c_idx, positions, starts, a, &b, g, batch,
-                ga, a.batch == 1 ? 0 : a.nnz, gb, b.batch == 1 ? 0 : b.nnz);
+  columns<true>(of, a_, a, b, g, batch, ga, a.batch == 1 ? 0 : of.a_nnz(), gb, b.batch == 1 ? 0 : of.b_nnz());
   return {ga, gb};
 }
 

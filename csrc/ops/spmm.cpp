@@ -1,67 +1,48 @@
 // Sparse times dense and its fused backward.
+#include "ops/spmm.h"
+
 #include "ops/check.h"
 
 namespace learnsolve {
 
-Tensor csr_spmm(const Tensor& ptr, const Tensor& idx, const std::optional<Tensor>& perm, const Tensor& blocks,
-                const Tensor& values_, const Tensor& x_, bool sum_batch) {
-  const char* name = "csr_spmm";
-  const Structure S(name, ptr, idx, perm, blocks);
-  const Tensor values = dense(values_), x = dense(x_);
-  check_dense(name, "x", x, values);
-  check_values(name, values, S.nnz());
-  const int64_t bv = values.dim() == 2 ? values.size(0) : 1;
-  const Dense d(x);
-  const int64_t batch = broadcast_batch(name, bv, d.batch);
-  const int64_t m = S.rows();
-  const std::vector<int64_t> size = product_size(values, x, batch, m, d.k, sum_batch);
-  if (batch == 0) return new_zeros(values, size);
-  Tensor y = new_empty(values, size);
-  dispatch(name, values, S.idx, [&]<class T, class I>() {
+Tensor csr_spmm(const Tensor& ptr, const Tensor& idx, const Tensor& perm, const Tensor& blocks,
+                const Tensor& values, const Tensor& x, bool sum_batch) {
+  const Structure S("csr_spmm", ptr, idx, perm, blocks);
+  const Spmm o(S, values, x, sum_batch);
+  if (o.batch == 0) return new_zeros(values, o.size);
+  Tensor y = new_empty(values, o.size);
+  dispatch(S.name, values, S.idx, [&]<class T, class I>() {
     const auto& table = kernels().get<T, I>();
     const RowBlocks<I> row_blocks = S.row_blocks<I>();
-    for (int64_t b = 0; b < batch; ++b) {
-      const CsrView<T, I> A = S.view<T, I>(data<T>(values) + (bv == 1 ? 0 : b * S.nnz()));
-      const T* xb = data<T>(x) + (d.batch == 1 ? 0 : b * d.n * d.k);
-      T* yb = mutable_data<T>(y) + (sum_batch ? 0 : b * m * d.k);
-      parallel_blocks<I>(S, d.k, [&](int64_t b0, int64_t b1) {
-        table.spmm(A, row_blocks, b0, b1, xb, d.k, yb, sum_batch && b > 0);
+    for (int64_t b = 0; b < o.batch; ++b) {
+      const CsrView<T, I> A = S.view<T, I>(data<T>(o.values) + b * o.a_step);
+      const T* xb = data<T>(o.x) + b * o.x_step;
+      T* yb = mutable_data<T>(y) + b * o.y_step;
+      parallel_blocks<I>(S, o.k, [&](int64_t b0, int64_t b1) {
+        table.spmm(A, row_blocks, b0, b1, xb, o.k, yb, sum_batch && b > 0);
       });
     }
   });
   return y;
 }
 
-std::tuple<Tensor, Tensor> csr_spmm_backward(const Tensor& ptr, const Tensor& idx,
-                                             const std::optional<Tensor>& perm, const Tensor& blocks,
-                                             const Tensor& crow, const Tensor& col, const Tensor& row_blocks,
-                                             const Tensor& values_, const Tensor& g_, const Tensor& x_) {
+std::tuple<Tensor, Tensor> csr_spmm_backward(const Tensor& ptr, const Tensor& idx, const Tensor& perm,
+                                             const Tensor& blocks, const Tensor& crow, const Tensor& col,
+                                             const Tensor& row_blocks, const Tensor& values, const Tensor& g,
+                                             const Tensor& x) {
   const char* name = "csr_spmm_backward";
   const Structure S(name, ptr, idx, perm, blocks), A(name, crow, col, std::nullopt, row_blocks);
   STD_TORCH_CHECK(A.nnz() == S.nnz(), name, ": both structures must hold the same entries");
-  const Tensor values = dense(values_), g = dense(g_), x = dense(x_);
-  check_dense(name, "x", x, values);
-  check_dense(name, "g", g, values);
-  check_values(name, values, S.nnz());
-  const int64_t bv = values.dim() == 2 ? values.size(0) : 1;
-  const Dense dx(x), dg(g);
-  STD_TORCH_CHECK(dx.n == S.rows() && dx.k == dg.k && (!S.perm || dg.n == A.rows()), name,
-                  ": x and g do not match the structure");
-  const int64_t batch = broadcast_batch(name, bv, broadcast_batch(name, dx.batch, dg.batch));
-  const Size values_size = sizes_of(values);
-  const Size x_size = sizes_of(x);
-  // Without a batch or a column no kernel would write the outputs.
-  if (batch == 0 || dx.k == 0) return {new_zeros(values, values_size), new_zeros(values, x_size)};
+  const SpmmBackward o(S, A.rows(), values, g, x);
+  const Size values_size = sizes_of(values), x_size = sizes_of(x);
+  if (o.nothing()) return {new_zeros(values, values_size), new_zeros(values, x_size)};
   Tensor ga = new_empty(values, values_size), gx = new_empty(values, x_size);
   dispatch(name, values, S.idx, [&]<class T, class I>() {
-    for (int64_t b = 0; b < batch; ++b) {
-      const int64_t at_values = bv == 1 ? 0 : b * S.nnz();
-      const int64_t at_x = dx.batch == 1 ? 0 : b * dx.n * dx.k;
-      const T* gb = data<T>(g) + (dg.batch == 1 ? 0 : b * dg.n * dg.k);
-      both_gradients<T, I>(A, S, data<T>(values) + at_values, gb, data<T>(x) + at_x, dx.k,
-                           mutable_data<T>(gx) + at_x, mutable_data<T>(ga) + at_values,
-                           b > 0 && dx.batch == 1, b > 0 && bv == 1);
-    }
+    for (int64_t b = 0; b < o.batch; ++b)
+      both_gradients<T, I>(A, S, data<T>(o.values) + b * o.a_step, data<T>(o.g) + b * o.g_step,
+                           data<T>(o.x) + b * o.x_step, o.k, mutable_data<T>(gx) + b * o.x_step,
+                           mutable_data<T>(ga) + b * o.a_step, b > 0 && o.x_step == 0,
+                           b > 0 && o.a_step == 0);
   });
   return {ga, gx};
 }

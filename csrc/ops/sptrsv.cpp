@@ -17,11 +17,10 @@ void refuse(const char* name, const TriangularStructure& S, const T* values, con
 
 }  // namespace
 
-Tensor csr_sptrsv(const Tensor& ptr, const Tensor& idx, const std::optional<Tensor>& perm,
-                  const Tensor& blocks, const Tensor& order, const Tensor& levels, bool upper, bool unit,
-                  const Tensor& values_, const Tensor& b_) {
+Tensor csr_sptrsv(const std::vector<Tensor>& triangle, bool upper, bool unit, const Tensor& values_,
+                  const Tensor& b_) {
   const char* name = "csr_sptrsv";
-  const TriangularStructure S(name, ptr, idx, perm, blocks, order, levels, upper, unit);
+  const TriangularStructure S(name, triangle, upper, unit);
   const Tensor values = dense(values_), b = dense_or_expanded(b_);
   const SolveSizes sizes(name, S, values, b);
   Tensor x = new_empty(values, sizes_of(b));
@@ -34,16 +33,13 @@ Tensor csr_sptrsv(const Tensor& ptr, const Tensor& idx, const std::optional<Tens
   return x;
 }
 
-std::tuple<Tensor, Tensor> csr_sptrsv_backward(const Tensor& ptr, const Tensor& idx,
-                                               const std::optional<Tensor>& perm, const Tensor& blocks,
-                                               const Tensor& order, const Tensor& levels, bool upper,
-                                               bool unit, const Tensor& row_ptr, const Tensor& row_idx,
-                                               const std::optional<Tensor>& row_perm,
-                                               const Tensor& row_blocks, bool transpose,
+std::tuple<Tensor, Tensor> csr_sptrsv_backward(const std::vector<Tensor>& triangle, bool upper, bool unit,
+                                               const std::vector<Tensor>& rows, bool transpose,
                                                const Tensor& values_, const Tensor& g_, const Tensor& x_) {
   const char* name = "csr_sptrsv_backward";
-  const TriangularStructure S(name, ptr, idx, perm, blocks, order, levels, upper, unit);
-  const TriangularStructure A(name, row_ptr, row_idx, row_perm, row_blocks, order, levels, upper == transpose,
+  const TriangularStructure S(name, triangle, upper, unit);
+  const SparseStructure R(name, rows);
+  const TriangularStructure A(name, R.ptr, R.idx, R.perm, R.blocks, S.order, S.levels, upper == transpose,
                               unit);
   STD_TORCH_CHECK(A.rows() == S.rows() && A.entries() == S.entries(), name,
                   ": both structures must hold the same entries");

@@ -1,4 +1,4 @@
-// csr_sptrsv and csr_sptrsv_backward for CUDA tensors. On a device row_blocks holds the row of each entry.
+// csr_sptrsv and csr_sptrsv_backward for CUDA tensors.
 #include "ops/sptrsv_sizes.h"
 #include "ops/triangular.cuh"
 
@@ -45,12 +45,11 @@ void solve(const char* name, const DeviceTriangle& S, const OnDevice& device, co
 
 }  // namespace
 
-Tensor csr_sptrsv_cuda(const Tensor& ptr, const Tensor& idx, const std::optional<Tensor>& perm,
-                       const Tensor& blocks, const Tensor& order, const Tensor& levels, bool upper, bool unit,
-                       const Tensor& values_, const Tensor& b_) {
+Tensor csr_sptrsv_cuda(const std::vector<Tensor>& triangle, bool upper, bool unit, const Tensor& values_,
+                       const Tensor& b_) {
   const char* name = "csr_sptrsv";
   const Tensor values = dense(values_), b = dense_or_expanded(b_);
-  const DeviceTriangle S(name, values, ptr, idx, perm, blocks, order, levels, upper, unit);
+  const DeviceTriangle S(name, values, triangle, upper, unit);
   check_device(name, values, {&b});
   const SolveSizes sizes(name, S, values, b);
   Tensor x = new_empty(values, sizes_of(b));
@@ -61,25 +60,20 @@ Tensor csr_sptrsv_cuda(const Tensor& ptr, const Tensor& idx, const std::optional
   return x;
 }
 
-std::tuple<Tensor, Tensor> csr_sptrsv_backward_cuda(
-    const Tensor& ptr, const Tensor& idx, const std::optional<Tensor>& perm, const Tensor& blocks,
-    const Tensor& order, const Tensor& levels, bool upper, bool unit, const Tensor& row_ptr_,
-    const Tensor& row_idx_, const std::optional<Tensor>& row_perm_, const Tensor& row_blocks_, bool transpose,
-    const Tensor& values_, const Tensor& g_, const Tensor& x_) {
+std::tuple<Tensor, Tensor> csr_sptrsv_backward_cuda(const std::vector<Tensor>& triangle, bool upper,
+                                                    bool unit, const std::vector<Tensor>& rows,
+                                                    bool transpose, const Tensor& values_, const Tensor& g_,
+                                                    const Tensor& x_) {
   const char* name = "csr_sptrsv_backward";
   const Tensor values = dense(values_), g = dense_or_expanded(g_), x = dense(x_);
-  const DeviceTriangle S(name, values, ptr, idx, perm, blocks, order, levels, upper, unit);
-  const Tensor row_idx = dense(row_idx_), rows = dense(row_blocks_);
-  const std::optional<Tensor> row_perm = dense(row_perm_);
-  check_device(name, values, {&row_ptr_, &row_idx, &rows, &g, &x});
-  if (row_perm) check_device(name, values, {&*row_perm});
-  check_indices(name, row_ptr_, row_idx, row_perm, rows);
-  STD_TORCH_CHECK(row_ptr_.numel() == S.ptr.numel() && row_idx.numel() == S.entries() &&
-                      row_idx.scalar_type() == S.idx.scalar_type() &&
-                      (!row_perm || !S.perm || row_perm->numel() == S.perm->numel()),
-                  name, ": both structures must hold the same entries");
-  STD_TORCH_CHECK(rows.numel() == S.entries(), name,
-                  ": on a CUDA device row_blocks must hold the row of each entry");
+  const DeviceTriangle S(name, values, triangle, upper, unit);
+  const SparseStructure A(name, rows);
+  check_device(name, values, {&A.idx, &g, &x});
+  STD_TORCH_CHECK(
+      A.rows() == S.rows() && A.nnz() == S.entries() && A.idx.scalar_type() == S.idx.scalar_type(), name,
+      ": both structures must hold the same entries");
+  STD_TORCH_CHECK(A.blocks.numel() == S.entries(), name,
+                  ": on a CUDA device the blocks of `rows` must hold the row of each entry");
   const SolveSizes sizes(name, S, values, g);
   check_solution(name, x, g, values);
   const Size values_size = sizes_of(values);
@@ -94,7 +88,7 @@ std::tuple<Tensor, Tensor> csr_sptrsv_backward_cuda(
     const auto launch = [&]<int Lanes>() {
       const dim3 grid(blocks_for(S.entries(), kThreads / Lanes), blocks_aside(sizes.matrices()));
       LS_LAUNCH(grid, kThreads, device.stream,
-                (data<I>(rows), data<I>(row_idx), data<I>(row_perm), S.entries(), data<T>(transpose ? x : y),
+                (data<I>(A.blocks), data<I>(A.idx), data<I>(A.perm), S.entries(), data<T>(transpose ? x : y),
                  data<T>(transpose ? y : x), sizes.n * sizes.k, sizes.k, sizes.batch, mutable_data<T>(ga),
                  sizes.values_step),
                 gradient_kernel<Lanes, T, I>);

@@ -1,6 +1,7 @@
 // Operands and results of the adjoint of Richardson sweeps, for CPU and CUDA operators.
 #pragma once
 
+#include "ops/structure.h"
 #include "ops/sweep_sizes.h"
 
 namespace learnsolve {
@@ -13,11 +14,31 @@ struct SweepAdjointTensors {
   std::optional<Tensor> before;
   Tensor iterates, norms, gx;
   std::optional<Tensor> gnorms, gbefore;
+
+  SweepAdjointTensors(const char* name, const Tensor& values_, const Tensor& scale_,
+                      const std::optional<Tensor>& momentum_, const Tensor& b_,
+                      const std::optional<Tensor>& before_, const std::vector<Tensor>& kept,
+                      const std::vector<Tensor>& cotangents)
+      : values(dense(values_)),
+        scale(dense(scale_)),
+        momentum(dense(momentum_)),
+        b(dense(b_)),
+        before(dense(before_)),
+        iterates(dense(listed(name, "kept", kept, 2)[0])),
+        norms(dense(kept[1])),
+        gx(dense(listed(name, "cotangents", cotangents, 3)[0])),
+        gnorms(unless_empty(cotangents[1])),
+        gbefore(unless_empty(cotangents[2])) {}
 };
 
-// Which gradients are asked for.
+// Which gradients are needed.
 struct SweepNeeds {
   bool values, scale, momentum, b, x0;
+
+  SweepNeeds(const char* name, const std::vector<bool>& all) {
+    STD_TORCH_CHECK(all.size() == 5, name, ": needs must hold 5 flags, got ", all.size());
+    values = all[0], scale = all[1], momentum = all[2], b = all[3], x0 = all[4];
+  }
 };
 
 struct SweepAdjointSizes {

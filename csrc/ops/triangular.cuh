@@ -8,30 +8,21 @@
 
 #include "ops/band_solve.cuh"
 #include "ops/level_solve.cuh"
+#include "ops/structure.h"
 
 namespace learnsolve {
 
-// One triangular system, its arrays contiguous. It holds the tensors: pointers stay valid. On a device a plan
+// One triangular system: `arguments` are its tensors, or a list of them, and two bools. On a device a plan
 // is, in the places that csr_sptrsv has for them: `levels`, int64 and on the host, the lanes that solve a row
 // (1, 8 or 32) and where each level begins in `order`; `blocks`, the same bounds on the device; `order`, the
 // rows by level, last level first if `upper`. For a band that is scanned `levels` is a single number, minus
 // how far from the diagonal its entries are at most, and the other two are empty.
-class DeviceTriangle {
+class DeviceTriangle : public SparseTriangle {
  public:
-  DeviceTriangle(const char* name, const Tensor& like, const Tensor& ptr_, const Tensor& idx_,
-                 const std::optional<Tensor>& perm_, const Tensor& blocks_, const Tensor& order_,
-                 const Tensor& levels_, bool upper_, bool unit_)
-      : ptr(dense(ptr_)),
-        idx(dense(idx_)),
-        blocks(dense(blocks_)),
-        order(dense(order_)),
-        levels(dense(levels_)),
-        upper(upper_),
-        unit(unit_) {
-    if (perm_) perm = dense(*perm_);
-    check_device(name, like, {&ptr, &idx, &blocks, &order});
-    if (perm) check_device(name, like, {&*perm});
-    check_indices(name, ptr, idx, perm, blocks);
+  template <class... Arguments>
+  DeviceTriangle(const char* name, const Tensor& like, const Arguments&... arguments)
+      : SparseTriangle(name, arguments...) {
+    check_device(name, like, {&idx});
     STD_TORCH_CHECK(order.scalar_type() == idx.scalar_type(), name,
                     ": order must have the index type of idx");
     STD_TORCH_CHECK(!levels.is_cuda() && levels.scalar_type() == ScalarType::Long && levels.numel() > 0, name,
@@ -49,8 +40,6 @@ class DeviceTriangle {
                       name, ": order, blocks and levels must cover all rows");
     }
   }
-  int64_t rows() const { return ptr.numel() - 1; }
-  int64_t entries() const { return idx.numel(); }
   bool is_band() const { return lanes() < 0; }
 
   // What `solve` needs room for, in numbers of the dtype of `like`: once for any number of calls, which must
@@ -79,11 +68,6 @@ class DeviceTriangle {
         device, {S, v, data<I>(order), bounds, bounds + n_levels() + 1, n_parts(), batch},
         {data<int64_t>(levels) + 1, n_levels(), lanes()}, mutable_data<unsigned long long>(room));
   }
-
-  const Tensor ptr, idx;
-  std::optional<Tensor> perm;
-  const Tensor blocks, order, levels;
-  const bool upper, unit;
 
  private:
   int64_t lanes() const { return data<int64_t>(levels)[0]; }

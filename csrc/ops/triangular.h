@@ -8,24 +8,11 @@
 
 namespace learnsolve {
 
-// A triangular system on the CPU, its arrays contiguous. It holds the tensors: pointers stay valid.
-struct TriangularStructure {
-  Tensor ptr, idx, blocks, order, levels;
-  std::optional<Tensor> perm;
-  bool upper, unit;
-
-  TriangularStructure(const char* name, const Tensor& ptr_, const Tensor& idx_,
-                      const std::optional<Tensor>& perm_, const Tensor& blocks_, const Tensor& order_,
-                      const Tensor& levels_, bool upper_, bool unit_)
-      : ptr(dense(ptr_)),
-        idx(dense(idx_)),
-        blocks(dense(blocks_)),
-        order(dense(order_)),
-        levels(dense(levels_)),
-        upper(upper_),
-        unit(unit_) {
-    if (perm_) perm = dense(*perm_);
-    check_indices(name, ptr, idx, perm, blocks);
+// A triangular system on the CPU: `arguments` are its tensors, or a list of them, and two bools.
+struct TriangularStructure : SparseTriangle {
+  template <class... Arguments>
+  explicit TriangularStructure(const char* name, const Arguments&... arguments)
+      : SparseTriangle(name, arguments...) {
     STD_TORCH_CHECK(order.scalar_type() == idx.scalar_type() && levels.scalar_type() == idx.scalar_type(),
                     name, ": order and levels must have the index type of idx");
     STD_TORCH_CHECK(blocks.dim() == 2 && blocks.size(0) >= 1 && blocks.size(1) == 3, name,
@@ -39,15 +26,13 @@ struct TriangularStructure {
                                         Structure::entry(levels, n_levels()) == rows()),
                     name, ": order and levels must cover all rows");
   }
-  int64_t rows() const { return ptr.numel() - 1; }
-  int64_t entries() const { return idx.numel(); }
   int64_t n_blocks() const { return blocks.numel() / 3 - 1; }
   int64_t n_levels() const { return std::max<int64_t>(levels.numel() - 1, 0); }
   int64_t work(int64_t k) const { return (entries() + rows()) * std::max<int64_t>(k, 1); }
 
   template <class T, class I>
   TriangleView<T, I> view(const T* values) const {
-    return {{data<I>(ptr), data<I>(idx), perm ? data<I>(*perm) : nullptr, values},
+    return {{data<I>(ptr), data<I>(idx), data<I>(perm), values},
             data<I>(blocks),
             n_blocks(),
             rows(),

@@ -72,7 +72,7 @@ void all_cases(Random& random, const char* types) {
 }  // namespace
 }  // namespace learnsolve::test
 
-void test_add() {
+LS_TEST(add) {
   using namespace learnsolve::test;
   Random random(5);
   all_cases<float, int32_t>(random, "float, int32");

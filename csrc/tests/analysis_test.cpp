@@ -147,7 +147,7 @@ void all_patterns(Random& random) {
 }  // namespace
 }  // namespace learnsolve::test
 
-void test_analysis() {
+LS_TEST(analysis) {
   using namespace learnsolve::test;
   Random random(4);
   faults<int32_t>();

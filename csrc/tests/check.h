@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/registry.h"
+
 namespace learnsolve::test {
 
 using Random = std::mt19937_64;

@@ -44,7 +44,7 @@ void all_patterns(Random& random) {
 }  // namespace
 }  // namespace learnsolve::test
 
-void test_colouring() {
+LS_TEST(colouring) {
   using namespace learnsolve::test;
   Random random(7);
   all_patterns<int32_t>(random);

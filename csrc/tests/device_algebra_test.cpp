@@ -1,9 +1,8 @@
-// The bodies of the CUDA kernels for sparse products, sums and stencils, run on the host as a device would,
+// The bodies of the CUDA kernels for sparse products and sums, run on the host as a device would,
 // lanes forwards and backwards.
 #include "analysis/union.h"
 #include "kernels/add.cuh"
 #include "kernels/spgemm.cuh"
-#include "kernels/stencil.cuh"
 #include "tests/cases.h"
 #include "tests/schedules.h"
 
@@ -58,12 +57,6 @@ struct Multiplication {
   }
 };
 
-template <class F>
-void members_of(bool adds_up, int64_t batch, const F& f) {
-  if (adds_up) return f(Members{0, batch});
-  for (int64_t b = 0; b < batch; ++b) f(Members{b, b + 1});
-}
-
 // `shared`: which of a, b, c (or g) the batch of two shares, -1 none.
 template <int Lanes, class T, class I>
 void product_case(Random& random, const Multiplication<I>& M, int shared, const std::string& name) {
@@ -88,7 +81,7 @@ void product_case(Random& random, const Multiplication<I>& M, int shared, const 
              ga = unwritten<T>(ga_sums.size()), gb = unwritten<T>(gb_sums.size()), right = gb;
     const PairSums<T> product{
         M.pairs.data(), M.pair_starts.data(), {a.data(), sa}, {b.data(), sb}, {c.data(), sc}, nc, batch};
-    members_of(sc == 0, batch, [&](Members members) {
+    for_members(sc == 0, batch, [&](Members members) {
       for (int64_t t = 0; t < nc; ++t) pair_sum(team, product, t, members);
     });
     const LeftSums<T, I, PlannedPlaces<int64_t>> by_entry{M.A.idx.data(),
@@ -99,7 +92,7 @@ void product_case(Random& random, const Multiplication<I>& M, int shared, const 
                                                           {left.data(), sa},
                                                           na,
                                                           batch};
-    members_of(sa == 0, batch, [&](Members members) {
+    for_members(sa == 0, batch, [&](Members members) {
       for (int64_t p = 0; p < na; ++p) left_sum(team, by_entry, p, members);
     });
     const auto columns = [&](const auto& places, T* left_out, T* right_out) {
@@ -121,10 +114,10 @@ void product_case(Random& random, const Multiplication<I>& M, int shared, const 
                                  Array<T>& right_alone) {
       const auto both = columns(places, left_out.data(), right_out.data()),
                  one = columns(places, nullptr, right_alone.data());
-      members_of(both.adds_left || both.adds_right, batch, [&](Members members) {
+      for_members(both.adds_left || both.adds_right, batch, [&](Members members) {
         for (int64_t k = 0; k < M.B.rows; ++k) column_sums<true>(team, both, k, members);
       });
-      members_of(one.adds_right, batch, [&](Members members) {
+      for_members(one.adds_right, batch, [&](Members members) {
         for (int64_t k = 0; k < M.B.rows; ++k) column_sums<false>(team, one, k, members);
       });
     };
@@ -135,7 +128,7 @@ void product_case(Random& random, const Multiplication<I>& M, int shared, const 
     const RowSums<T, I> by_row{M.A.ptr.data(),       M.A.idx.data(), M.B.ptr.data(), M.B.idx.data(),
                                M.c_ptr.data(),       M.c_idx.data(), {a.data(), sa}, {b.data(), sb},
                                {c_found.data(), sc}, M.A.rows,       batch};
-    members_of(sc == 0, batch, [&](Members members) {
+    for_members(sc == 0, batch, [&](Members members) {
       for (int64_t i = 0; i < M.A.rows; ++i) row_sums(team, by_row, i, members);
     });
     const SearchedPlaces<I> of_entries{nullptr,        M.A.ptr.data(), M.A.rows,
@@ -143,7 +136,7 @@ void product_case(Random& random, const Multiplication<I>& M, int shared, const 
     const LeftSums<T, I, SearchedPlaces<I>> found_by_entry{
         M.A.idx.data(), M.B.ptr.data(),          of_entries, {g.data(), sc},
         {b.data(), sb}, {left_found.data(), sa}, na,         batch};
-    members_of(sa == 0, batch, [&](Members members) {
+    for_members(sa == 0, batch, [&](Members members) {
       for (int64_t p = 0; p < na; ++p) left_sum(team, found_by_entry, p, members);
     });
     const SearchedPlaces<I> of_columns{M.T.idx.data(), nullptr,        0,
@@ -223,111 +216,10 @@ void union_case(Random& random, const Pattern& a_pattern, const Pattern& b_patte
   }
 }
 
-template <class T>
-void stencil_case(Random& random, std::vector<int64_t> grid, std::vector<bool> periodic, int64_t count) {
-  std::uniform_int_distribution<int64_t> draw(-3, 3);
-  std::vector<int64_t> offsets;
-  for (int64_t k = 0; k < count; ++k)
-    for (int a = 0; a < 3; ++a)
-      offsets.push_back(std::clamp<int64_t>(draw(random), 1 - grid[a], grid[a] - 1));
-  StencilView view{};
-  for (int a = 0; a < 3; ++a) view.grid[a] = grid[a], view.periodic[a] = periodic[a];
-  view.offsets = offsets.data(), view.count = count;
-  const int64_t n = view.points(), batch = 2;
-  const auto neighbour = [&](int64_t i, int64_t k) {
-    const int64_t at[3] = {i / grid[2] / grid[1], i / grid[2] % grid[1], i % grid[2]};
-    int64_t j = 0;
-    for (int a = 0; a < 3; ++a) {
-      int64_t t = at[a] + offsets[3 * k + a];
-      if (periodic[a]) t = (t % grid[a] + grid[a]) % grid[a];
-      if (t < 0 || t >= grid[a]) return int64_t{-1};
-      j = j * grid[a] + t;
-    }
-    return j;
-  };
-  const Array<T> x = uniform<T>(random, batch * n), u = uniform<T>(random, batch * n);
-  for (const bool adds_up : {false, true}) {
-    const int64_t results = adds_up ? 1 : batch;
-    for (const Coefficients kind :
-         {Coefficients::constant, Coefficients::variable, Coefficients::of_neighbour}) {
-      const int64_t each = kind == Coefficients::constant ? 1 : n;
-      const Array<T> c = uniform<T>(random, batch * count * each);
-      std::vector<Sum> expected(results * n);
-      for (int64_t b = 0; b < batch; ++b)
-        for (int64_t i = 0; i < n; ++i)
-          for (int64_t k = 0; k < count; ++k)
-            if (const int64_t j = neighbour(i, k); j >= 0)
-              expected[(adds_up ? 0 : b * n) + i].add(
-                  c[(b * count + k) * each + (kind == Coefficients::constant   ? 0
-                                              : kind == Coefficients::variable ? i
-                                                                               : j)],
-                  x[b * n + j]);
-      Array<T> y = unwritten<T>(results * n);
-      for (int64_t from = 0; from < count; from += kStencilOffsets) {
-        const StencilPass<T> P{StencilOffsets::of(view, from),
-                               kind,
-                               c.data() + from * each,
-                               x.data(),
-                               y.data(),
-                               count * each,
-                               n,
-                               adds_up ? 0 : n,
-                               batch,
-                               from > 0};
-        members_of(P.adds_up(), batch, [&](Members members) {
-          for (int64_t i = 0; i < n; ++i) stencil_point(P, GridPoint::number(P.S, i), members);
-        });
-      }
-      require_close(y, expected, "stencil, " + std::to_string(count) + " offsets");
-    }
-    std::vector<Sum> expected(results * count * n), sums(results * count);
-    for (int64_t b = 0; b < batch; ++b)
-      for (int64_t k = 0; k < count; ++k)
-        for (int64_t i = 0; i < n; ++i)
-          if (const int64_t j = neighbour(i, k); j >= 0) {
-            const int64_t result = (adds_up ? 0 : b) * count + k;
-            expected[result * n + i].add(u[b * n + i], x[b * n + j]);
-            sums[result].add(u[b * n + i], x[b * n + j]);
-          }
-    const int64_t parts = (n + kStencilPart - 1) / kStencilPart;
-    Array<T> q = unwritten<T>(results * count * n), partial = unwritten<T>(batch * parts * count),
-             total = unwritten<T>(results * count);
-    static SumsScratch<T> scratch;
-    for (int64_t from = 0; from < count; from += kStencilOffsets) {
-      const StencilProductsPass<T> P{
-          StencilOffsets::of(view, from), u.data(), x.data(), q.data() + from * n, n, n,
-          adds_up ? 0 : count * n,        batch};
-      members_of(P.adds_up(), batch, [&](Members members) {
-        for (int64_t i = 0; i < n; ++i) stencil_products_point(P, GridPoint::number(P.S, i), members);
-      });
-      for (int64_t b = 0; b < batch; ++b)
-        for (int64_t m = 0; m < parts; ++m)
-          stencil_part_sums(HostTeam<kStencilThreads>{from > 0}, P, m, b,
-                            partial.data() + (b * parts + m) * count + from, scratch);
-    }
-    const int64_t terms = batch / results * parts;
-    for (int64_t r = 0; r < results; ++r)
-      for (int64_t k = 0; k < count; ++k)
-        stencil_total(HostTeam<32>{}, partial.data() + r * terms * count, terms, static_cast<int>(count),
-                      static_cast<int>(k), total.data() + r * count);
-    require_close(q, expected, "stencil products");
-    require_close(total, sums, "sums of stencil products");
-  }
-}
-
-template <class T>
-void stencils(Random& random) {
-  for (const std::vector<int64_t>& grid :
-       {std::vector<int64_t>{1, 1, 200}, {1, 9, 31}, {6, 5, 13}, {4, 4, 4}, {1, 100, 100}})
-    for (const bool around : {false, true})
-      for (const int64_t count : {1, 5, 70})
-        if (count < 70 || grid[1] < 100) stencil_case<T>(random, grid, {false, around, around}, count);
-}
-
 }  // namespace
 }  // namespace learnsolve::test
 
-void test_device_algebra() {
+LS_TEST(device_algebra) {
   using namespace learnsolve::test;
   Random random(12);
   products<float, int32_t>(random);
@@ -336,6 +228,4 @@ void test_device_algebra() {
   union_case<float, int32_t>(random, empty, empty);
   union_case<float, int64_t>(random, banded(23, 30, {0, 2, 5, 6}), banded(23, 30, {0, 3, 5}));
   union_case<double, int32_t>(random, scattered(random, 200, 150, 0.4), scattered(random, 200, 150, 0.5));
-  stencils<float>(random);
-  stencils<double>(random);
 }

@@ -164,7 +164,7 @@ void all_cases(Random& random) {
 }  // namespace
 }  // namespace learnsolve::test
 
-void test_device_band() {
+LS_TEST(device_band) {
   using namespace learnsolve::test;
   Random random(29);
   all_cases<float, int32_t>(random);

@@ -171,7 +171,7 @@ void all_cases(Random& random, const std::string& types) {
 }  // namespace
 }  // namespace learnsolve::test
 
-void test_device_grid() {
+LS_TEST(device_grid) {
   using namespace learnsolve::test;
   Random random(11);
   totals_case(random);

@@ -148,7 +148,7 @@ void incomplete_case(Random& random, const Pattern& pattern, Factors kind) {
 }  // namespace
 }  // namespace learnsolve::test
 
-void test_device_incomplete() {
+LS_TEST(device_incomplete) {
   using namespace learnsolve::test;
   Random random(13);
   for (Pattern& pattern : patterns(random)) {

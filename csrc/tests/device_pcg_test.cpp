@@ -322,7 +322,7 @@ void all() {
 }  // namespace
 }  // namespace learnsolve::test
 
-void test_device_pcg() {
+LS_TEST(device_pcg) {
   learnsolve::test::all<double, int32_t>();
   learnsolve::test::all<float, int64_t>();
 }

@@ -246,7 +246,7 @@ void sums(Random& random) {
 }  // namespace
 }  // namespace learnsolve::test
 
-void test_device_richardson() {
+LS_TEST(device_richardson) {
   using namespace learnsolve::test;
   Random random(7);
   sums(random);

@@ -87,7 +87,7 @@ struct Even {
 }  // namespace
 }  // namespace learnsolve::test
 
-void test_device_sizes() {
+LS_TEST(device_sizes) {
   using namespace learnsolve::test;
   using namespace learnsolve::cuda;
   Random random(13);

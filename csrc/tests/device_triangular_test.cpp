@@ -106,7 +106,7 @@ void all_cases(Random& random) {
 }  // namespace
 }  // namespace learnsolve::test
 
-void test_device_triangular() {
+LS_TEST(device_triangular) {
   using namespace learnsolve::test;
   Random random(17);
   all_cases<float, int32_t>(random);

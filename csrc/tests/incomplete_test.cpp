@@ -173,7 +173,7 @@ void all_cases(Random& random, const char* types) {
 }  // namespace
 }  // namespace learnsolve::test
 
-void test_incomplete() {
+LS_TEST(incomplete) {
   using namespace learnsolve::test;
   Random random(5);
   all_cases<float, int32_t>(random, "float, int32");

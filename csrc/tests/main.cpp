@@ -2,26 +2,14 @@
 #include <cstdio>
 #include <cstring>
 
-void test_add();
-void test_analysis();
-void test_colouring();
-void test_comparison();
-void test_device_algebra();
-void test_device_grid();
-void test_device_incomplete();
-void test_device_sizes();
-void test_device_pcg();
-void test_device_band();
-void test_device_triangular();
-void test_device_richardson();
-void test_incomplete();
-void test_products();
-void test_pcg();
-void test_richardson();
-void test_row_passes();
-void test_spgemm();
-void test_stencils();
-void test_sptrsv();
+#include "tests/registry.h"
+
+namespace learnsolve::test {
+namespace {
+Test* last = nullptr;
+}
+Test::Test(const char* name_, void (*run_)()) : name(name_), run(run_), next(last) { last = this; }
+}  // namespace learnsolve::test
 
 int main(int argc, char** argv) {
   const char* isa = argc > 1 ? argv[1] : "baseline";
@@ -32,29 +20,7 @@ int main(int argc, char** argv) {
     return 77;
   }
 #endif
-  test_comparison();
-  test_analysis();
-  test_colouring();
-  test_products();
-  test_incomplete();
-  test_pcg();
-  test_richardson();
-  test_spgemm();
-  test_stencils();
-  test_sptrsv();
-  test_add();
-#ifdef LEARNSOLVE_TEST_DEVICE_GRID
-  test_device_grid();
-  test_device_pcg();
-#endif
-#ifdef LEARNSOLVE_TEST_DEVICE_BODIES
-  test_row_passes();
-  test_device_algebra();
-  test_device_incomplete();
-  test_device_sizes();
-  test_device_band();
-  test_device_triangular();
-  test_device_richardson();
-#endif
-  std::printf("%s: passed\n", isa);
+  int count = 0;
+  for (auto* test = learnsolve::test::last; test; test = test->next, ++count) test->run();
+  std::printf("%s: %d passed\n", isa, count);
 }

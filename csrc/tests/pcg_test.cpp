@@ -226,7 +226,7 @@ void all_cases(Random& random, const char* types) {
 }  // namespace
 }  // namespace learnsolve::test
 
-void test_pcg() {
+LS_TEST(pcg) {
   using namespace learnsolve::test;
   Random random(7);
   all_cases<float, int32_t>(random, "float, int32");

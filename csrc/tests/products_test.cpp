@@ -165,7 +165,7 @@ void all_cases(Random& random, const char* types) {
 }  // namespace
 }  // namespace learnsolve::test
 
-void test_products() {
+LS_TEST(products) {
   using namespace learnsolve::test;
   Random random(1);
   all_cases<float, int32_t>(random, "float, int32");
@@ -175,7 +175,7 @@ void test_products() {
 }
 
 // A comparison that lets a wrong result through would make every other test worthless.
-void test_comparison() {
+LS_TEST(comparison) {
   using namespace learnsolve::test;
   Random random(2);
   const Structure<int32_t> S = structure<int32_t>(scattered(random, 30, 30, 0.2), 48);

@@ -107,7 +107,7 @@ void all_cases(Random& random, const char* types) {
 }  // namespace
 }  // namespace learnsolve::test
 
-void test_richardson() {
+LS_TEST(richardson) {
   using namespace learnsolve::test;
   Random random(3);
   all_cases<float, int32_t>(random, "float, int32");

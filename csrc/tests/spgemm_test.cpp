@@ -3,6 +3,7 @@
 
 #include <set>
 
+#include "analysis/product_blocks.h"
 #include "analysis/spgemm.h"
 #include "tests/cases.h"
 
@@ -149,7 +150,7 @@ void all_products(Random& random) {
 }  // namespace
 }  // namespace learnsolve::test
 
-void test_spgemm() {
+LS_TEST(spgemm) {
   using namespace learnsolve::test;
   Random random(6);
   all_products<int32_t>(random);

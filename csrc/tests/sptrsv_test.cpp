@@ -153,7 +153,7 @@ void all_cases(Random& random) {
 }  // namespace
 }  // namespace learnsolve::test
 
-void test_sptrsv() {
+LS_TEST(sptrsv) {
   using namespace learnsolve::test;
   Random random(5);
   all_cases<float, int32_t>(random);

@@ -122,7 +122,7 @@ void grids(Random& random) {
 }  // namespace
 }  // namespace learnsolve::test
 
-void test_stencils() {
+LS_TEST(stencils) {
   using namespace learnsolve::test;
   Random random(6);
   grids<float>(random);

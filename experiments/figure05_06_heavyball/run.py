@@ -36,7 +36,7 @@ def main(folder: str) -> None:
 
     small = ["--matrices", 8, "--held_out_matrices", 4, "--steps", 5] if quick else ["--steps", 300]
     run = runs / "network"
-    _, network, _ = trained("heavyball", run, "--variant", "network", "--family", "diffusion", *small)
+    _, network, _ = trained("heavyball_network", run, "--family", "diffusion", *small)
     experiment.keep(run / "loss.png", "network_loss.png")
     experiment.keep(run / "matrices.png", "network_parameters.png")
 

@@ -105,7 +105,7 @@ class Evaluation:
             "rows": rows,
             "histories": {name: [h.tolist() for h in all_] for name, all_ in self.histories.items()},
         }
-        Path(path).write_text(json.dumps(_plain(content), indent=1) + "\n")
+        Path(path).write_text(json.dumps(finite(content), indent=1) + "\n")
 
     def plot(self, path: str | Path | None = None) -> Any:
         """A matplotlib Figure of the histories, one line per preconditioner: the median over systems, in a
@@ -147,9 +147,10 @@ def _flat(row: Row) -> dict[str, Any]:
     return out
 
 
-def _plain(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """The value with None for infinities and NaN, which JSON does not have."""
     if isinstance(value, dict):
-        return {key: _plain(v) for key, v in value.items()}
-    if isinstance(value, list):
-        return [_plain(v) for v in value]
+        return {key: finite(v) for key, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -68,11 +68,7 @@ class SparseDropout(torch.nn.Module):
         TypeError
             if X is not a CSR, or `keep` is not a tensor of bool on its device.
         """
-        if not isinstance(X, CSR):
-            raise TypeError(
-                f"SparseDropout: X must be a CSR, got {type(X).__name__}; use torch.nn.Dropout for dense "
-                "features"
-            )
+        _check.matrix("SparseDropout", "X", X, "; use torch.nn.Dropout for dense features")
         if keep is not None:
             _check_keep(X, keep)
         if not self.training or (self.p == 0 and keep is None):

@@ -53,13 +53,10 @@ def gcn_normalise(A: CSR) -> CSR:
     tensor([[0.5000, 0.5000],
             [0.5000, 0.5000]])
     """
-    if not isinstance(A, CSR):
-        raise TypeError(f"gcn_normalise: A must be a CSR, got {type(A).__name__}; make one with CSR.from_*")
+    _check.matrix("gcn_normalise", "A", A)
     _check.dtype("gcn_normalise", "A.values", A.values)
-    n, columns = A.shape
-    if n != columns:
-        raise ValueError(f"gcn_normalise: A must be square, got shape {A.shape}")
-    identity = eye(n, dtype=A.dtype, device=A.device, index_dtype=A.col_indices.dtype)
+    _check.square("gcn_normalise", "A", A.shape)
+    identity = eye(A.shape[0], dtype=A.dtype, device=A.device, index_dtype=A.col_indices.dtype)
     return symmetric_scaling(add(A, identity), by="row_sums")
 
 
@@ -172,8 +169,7 @@ class GCNConv(torch.nn.Module):
         return Y if self.bias is None else Y + self.bias.unsqueeze(-2)
 
     def _check(self, A: CSR, X: Tensor | CSR) -> None:
-        if not isinstance(A, CSR):
-            raise TypeError(f"GCNConv: A must be a CSR, got {type(A).__name__}; make one with CSR.from_*")
+        _check.matrix("GCNConv", "A", A)
         if not isinstance(X, CSR):
             _check.same_kind("GCNConv", "X", X, self.weight)
         elif X.dtype != self.weight.dtype:

@@ -1,6 +1,16 @@
 """Differentiable operations on `CSR` matrices, one a file."""
 
-from learnsolve.ops import _fake
+import sys
+
+from learnsolve import csr
+from learnsolve.ops import (  # noqa: F401  (methods of CSR)
+    _batched,
+    _fake,
+    _linear_operator,
+    arithmetic,
+    coo,
+    indexing,
+)
 from learnsolve.ops._sparse_product import set_spgemm_plan_limit
 from learnsolve.ops.add import add
 from learnsolve.ops.diagonals import diag, eye
@@ -69,4 +79,5 @@ __all__ = [
     "triu",
     "vstack",
 ]
-del _fake
+csr._ops = sys.modules[__name__]
+del csr, sys, _batched, _fake

@@ -1,8 +1,7 @@
 """What the differentiable operations share.
 
-Each operation is a `torch.autograd.Function` around one raw operator. It comes in two classes: the base,
-without forward mode, for `torch.compile` (which refuses a Function with a `jvp` of its own), and a
-subclass with `jvp` for everything else.
+Each operation is an `Operation` around one raw operator: its derivatives as static methods. Two
+`torch.autograd.Function`s are made of it, because `torch.compile` refuses one that has a `jvp`.
 """
 
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from torch.autograd import forward_ad
 
 
 class Eager:
-    """Mixed into the subclass with `jvp`: a cheaper `apply`.
+    """Mixed into a Function that `torch.compile` does not trace: a cheaper `apply`.
 
     That of `torch.autograd.Function` binds the arguments to the signature of `forward` in every call, for
     defaults that no operation here has: 22 us a call become 11 (raw operator: 4).
@@ -28,8 +27,88 @@ class Eager:
         return super(torch.autograd.Function, cls).apply(*unwrap_dead_wrappers(args))  # type: ignore[misc]
 
 
+class Operation:
+    """A differentiable operation: base of classes with the static methods `forward`, `backward`, `jvp`,
+    `vmap` (or `generate_vmap_rule`) and perhaps `setup_context` of a `torch.autograd.Function`.
+
+    `forward` takes `operands` tensors, then constants. By default, several operands become
+    `ctx.saved_tensors`; the constants become `ctx.constants`. What is saved for `backward`, `jvp` finds too.
+
+    `eager` is the Function with all of them, `traced` the one without `jvp`, for `torch.compile`.
+    """
+
+    operands = 1
+    generate_vmap_rule = False
+    eager: Any
+    traced: Any
+
+    def __init_subclass__(cls) -> None:
+        names = ("forward", "setup_context", "backward", "jvp", "vmap")
+        members: dict[str, Any] = {n: staticmethod(getattr(cls, n)) for n in names if hasattr(cls, n)}
+        members["generate_vmap_rule"] = cls.generate_vmap_rule
+        setup = members.setdefault("setup_context", staticmethod(_keeps(cls.operands)))
+        both = {**members, "setup_context": staticmethod(_keeps_for_both(setup))}
+        cls.eager = type(cls.__name__, (Eager, torch.autograd.Function), both)
+        members.pop("jvp", None)
+        cls.traced = type(cls.__name__, (torch.autograd.Function,), members)
+
+
+def _keeps(operands: int) -> Callable[[Any, tuple, Any], None]:
+    def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
+        if operands > 1:
+            ctx.save_for_backward(*inputs[:operands])
+        ctx.constants = inputs[operands:]
+
+    return setup_context
+
+
+def _keeps_for_both(setup: Callable[[Any, tuple, Any], None]) -> Callable[[Any, tuple, Any], None]:
+    """`setup`, and what it saves is saved for `jvp` too where forward mode may come: 1 us a call."""
+
+    def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
+        setup(ctx, inputs, output)
+        if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
+            ctx.save_for_forward(*(ctx.to_save or ()))
+
+    return setup_context
+
+
+class Multilinear(Operation):
+    """Linear in each of its operands: the derivative along a tangent is the operation itself, with that in
+    place of the operand."""
+
+    @classmethod
+    def jvp(cls, ctx: Any, *tangents: Any) -> Tensor | None:
+        kept: tuple = ctx.saved_tensors or (None,)
+        along = (
+            dispatch(cls, (*kept[:i], t, *kept[i + 1 :]), *ctx.constants)
+            for i, t in enumerate(tangents[: cls.operands])
+            if t is not None
+        )
+        return add(*along)
+
+
+class LinearSolve(Operation):
+    """x = M(p)^-1 b for a matrix M that is linear in p: forward(p, b, *constants). p and x are kept, and a
+    subclass has times(p, x, *constants) = M(p) x, so that dx = M(p)^-1 (db - M(dp) x)."""
+
+    operands = 2
+    times: Callable[..., Tensor]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
+        ctx.save_for_backward(inputs[0], output)
+        ctx.constants = inputs[2:]
+
+    @classmethod
+    def jvp(cls, ctx: Any, tp: Tensor | None, tb: Tensor | None, *_: Any) -> Tensor:
+        p, x = ctx.saved_tensors
+        by_p = None if tp is None else -cls.times(tp, x, *ctx.constants)
+        return dispatch(cls, (p, add(tb, by_p)), *ctx.constants)  # type: ignore[arg-type]
+
+
 def tracked(*tensors: Tensor) -> bool:
-    """Is anybody to differentiate or transform this call? If not, the raw operator will do."""
+    """Does autograd or a functorch transform track this call? If not, the raw operator will do."""
     if torch.is_grad_enabled():
         for t in tensors:
             if t.requires_grad:
@@ -37,14 +116,14 @@ def tracked(*tensors: Tensor) -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
-def dispatch(function: Any, forward_mode: Any, tensors: tuple[Tensor, ...], *constants: Any) -> Any:
-    """One operation by the class that this call needs: the base while `torch.compile` traces, its subclass
-    with `jvp` where somebody differentiates or transforms, and else its `forward` alone."""
+def dispatch(operation: Any, tensors: tuple[Tensor, ...], *constants: Any) -> Any:
+    """One operation by the Function that this call needs: `traced` while `torch.compile` traces, `eager`
+    where autograd or a transform of functorch tracks the call, and else its `forward` alone."""
     if torch.compiler.is_dynamo_compiling():
-        return function.apply(*_distinct(*tensors), *constants)
+        return operation.traced.apply(*_distinct(*tensors), *constants)
     if tracked(*tensors):
-        return forward_mode.apply(*tensors, *constants)
-    return function.forward(*tensors, *constants)
+        return operation.eager.apply(*tensors, *constants)
+    return operation.forward(*tensors, *constants)
 
 
 def _distinct(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -60,7 +139,7 @@ def _distinct(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def keep_for_forward_mode(ctx: Any, *tensors: Tensor) -> None:
-    """`save_for_forward`, if anybody differentiates forward: it costs 1 us in every call."""
+    """`save_for_forward`, if forward mode or a functorch transform is active: it costs 1 us a call."""
     if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
         ctx.save_for_forward(*tensors)
 

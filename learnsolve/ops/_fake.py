@@ -1,4 +1,5 @@
-"""Shapes of the raw operators' results, for `torch.compile` and meta tensors (csrc/ops/schema.cpp)."""
+"""Shapes of the raw operators' results, for `torch.compile` and meta tensors (csrc/ops/schema.cpp), where
+several files use an operator; those of the others stand beside their operation."""
 
 import torch
 from torch import Tensor
@@ -42,7 +43,7 @@ def _(ptr, idx, blocks, values, g, x, need_values, need_x):
 
 
 @torch.library.register_fake("learnsolve::csr_richardson")
-def _(ptr, idx, blocks, values, scale, momentum, b, x0, before, iterations, stride):
+def _(A, values, scale, momentum, b, x0, before, iterations, stride):
     saved = -(-iterations // stride) if stride > 0 else 0
     if momentum is not None and stride > 1:
         saved *= 2
@@ -57,13 +58,11 @@ def _(ptr, idx, blocks, values, scale, momentum, b, x0, before, iterations, stri
 
 
 @torch.library.register_fake("learnsolve::csr_richardson_backward")
-def _(
-    ptr, idx, blocks, tptr, tidx, tperm, tblocks, values, scale, momentum, b, before, iterates, norms, gx,
-    gnorms, gbefore, iterations, stride, need_values, need_scale, need_momentum, need_b, need_x0,
-):  # fmt: skip
+def _(A, At, values, scale, momentum, b, before, kept, cotangents, iterations, stride, needs):
     def like(t, needed):
         return values.new_empty(t.shape if needed and t is not None else (0,))
 
+    need_values, need_scale, need_momentum, need_b, need_x0 = needs
     return (
         like(values, need_values),
         like(scale, need_scale),
@@ -74,21 +73,26 @@ def _(
     )
 
 
+def _factor_entries(plan: list[Tensor]) -> int:
+    order, units = plan[0], plan[5]
+    return order.shape[0] + units.shape[0]
+
+
 @torch.library.register_fake("learnsolve::csr_incomplete_factor")
-def _(order, source, pivot, ptr, pairs, units, cholesky, bounds, levels, uses_ptr, uses, crow, values, check):
-    batch, entries = values.shape[:-1], order.shape[0] + units.shape[0]
-    return values.new_empty(*batch, entries), values.new_empty(*batch, 2, dtype=torch.float64)
+def _(plan, cholesky, crow, values, check):
+    batch = values.shape[:-1]
+    return values.new_empty(*batch, _factor_entries(plan)), values.new_empty(*batch, 2, dtype=torch.float64)
 
 
 @torch.library.register_fake("learnsolve::csr_incomplete_tangent")
 @torch.library.register_fake("learnsolve::csr_incomplete_product_adjoint")
-def _(order, source, pivot, ptr, pairs, units, cholesky, bounds, levels, uses_ptr, uses, x, w):
-    return x.new_empty(*x.shape[:-1], order.shape[0] + units.shape[0])
+def _(plan, cholesky, x, w):
+    return x.new_empty(*x.shape[:-1], _factor_entries(plan))
 
 
 @torch.library.register_fake("learnsolve::csr_incomplete_adjoint")
 @torch.library.register_fake("learnsolve::csr_incomplete_product")
-def _(order, source, pivot, ptr, pairs, units, cholesky, bounds, levels, uses_ptr, uses, x, z, nnz):
+def _(plan, cholesky, x, z, nnz):
     return x.new_empty(*x.shape[:-1], nnz)
 
 
@@ -100,69 +104,33 @@ def _contraction(u: Tensor, v: Tensor, nnz: int, sum_batch: bool) -> Tensor:
 
 
 @torch.library.register_fake("learnsolve::csr_spgemm")
-def _(a_ptr, a_idx, b_ptr, b_idx, c_ptr, c_idx, positions, blocks, masked, columns, a, b, sum_batch=False):
-    return _contraction(a, b, c_idx.shape[0], sum_batch)
+def _(plan, masked, columns, a, b, sum_batch=False):
+    return _contraction(a, b, plan[6].shape[0], sum_batch)
 
 
 @torch.library.register_fake("learnsolve::csr_spgemm_left")
-def _(a_ptr, a_idx, b_ptr, b_idx, c_ptr, c_idx, positions, blocks, masked, columns, g, b, sum_batch=False):
-    return _contraction(g, b, a_idx.shape[0], sum_batch)
+def _(plan, masked, columns, g, b, sum_batch=False):
+    return _contraction(g, b, plan[1].shape[0], sum_batch)
 
 
 @torch.library.register_fake("learnsolve::csr_spgemm_right")
-def _(
-    t_ptr, t_idx, perm, b_ptr, b_idx, c_ptr, c_idx, positions, starts, blocks, masked, a, g, sum_batch=False,
-):  # fmt: skip
-    return _contraction(a, g, b_idx.shape[0], sum_batch)
+def _(plan, masked, a, g, sum_batch=False):
+    return _contraction(a, g, plan[4].shape[0], sum_batch)
 
 
 @torch.library.register_fake("learnsolve::csr_spgemm_backward")
-def _(t_ptr, t_idx, perm, b_ptr, b_idx, c_ptr, c_idx, positions, starts, blocks, masked, a, b, g):
+def _(plan, masked, a, b, g):
     return a.new_empty(a.shape), b.new_empty(b.shape)
 
 
-@torch.library.register_fake("learnsolve::stencil")
-def _(coefficients, x, offsets, periodic, transpose=False, sum_batch=False):
-    d = len(periodic)
-    grid = x.shape[x.dim() - d :]
-    if sum_batch or (coefficients.dim() < d + 2 and x.dim() < d + 1):
-        return x.new_empty(grid)
-    batch = coefficients.shape[0] if coefficients.dim() == d + 2 else 1
-    return x.new_empty(x.shape[0] if x.dim() == d + 1 and batch == 1 else batch, *grid)
-
-
-@torch.library.register_fake("learnsolve::stencil_products")
-def _(u, w, offsets, periodic, constant, sum_batch=False):
-    d = len(periodic)
-    tail = (len(offsets) // d, *((1,) * d if constant else u.shape[u.dim() - d :]))
-    if sum_batch or (u.dim() == d and w.dim() == d):
-        return u.new_empty(tail)
-    batch = u.shape[0] if u.dim() == d + 1 else 1
-    return u.new_empty(w.shape[0] if w.dim() == d + 1 and batch == 1 else batch, *tail)
-
-
 @torch.library.register_fake("learnsolve::csr_sptrsv")
-def _(ptr, idx, perm, blocks, order, levels, upper, unit, values, b):
+def _(triangle, upper, unit, values, b):
     return b.new_empty(b.shape)
 
 
 @torch.library.register_fake("learnsolve::csr_sptrsv_backward")
-def _(
-    ptr, idx, perm, blocks, order, levels, upper, unit, row_ptr, row_idx, row_perm, row_blocks, transpose,
-    values, g, x,
-):  # fmt: skip
+def _(triangle, upper, unit, rows, transpose, values, g, x):
     return values.new_empty(values.shape), g.new_empty(g.shape)
-
-
-@torch.library.register_fake("learnsolve::csr_add")
-def _(codes, starts, nnz, a, b, alpha, beta):
-    return a.new_empty((*a.shape[:-1], nnz))
-
-
-@torch.library.register_fake("learnsolve::csr_add_backward")
-def _(codes, starts, na, nb, g, alpha, beta, need_a, need_b):
-    ga = g.new_empty((*g.shape[:-1], na) if need_a else (0,))
-    return ga, g.new_empty((*g.shape[:-1], nb) if need_b else (0,))
 
 
 @torch.library.register_fake("learnsolve::csr_pcg")

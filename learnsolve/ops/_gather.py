@@ -1,26 +1,43 @@
-"""Values picked out of others and put among zeros: what indexing, triangles and their gradients are made of.
+"""Values taken from others, placed among zeros, permuted and added up: the steps of indexing, triangles and
+their gradients.
 
-Both go by positions that differ from one another, found once by whoever plans an operation. Each is the
-other's adjoint: nothing is added up, so gradients are exact and deterministic, of any order.
+Positions are planned once by the operation. Those of `take` and `place` are distinct, and each of the two is
+the other's adjoint: nothing is added up, so gradients are exact and deterministic, of any order.
 """
 
 import torch
 from torch import Tensor
 
-from learnsolve.ops._autograd import Eager, dispatch
+from learnsolve.ops._autograd import Multilinear, dispatch
+from learnsolve.ops._product import product
+from learnsolve.pattern import SparsityPattern
 
 
 def take(values: Tensor, at: Tensor) -> Tensor:
-    """values[..., at] for int64 positions that differ from one another."""
-    return dispatch(_Take, _TakeForwardMode, (values,), at)
+    """values[..., at] for distinct int64 positions."""
+    return dispatch(_Take, (values,), at)
 
 
 def place(values: Tensor, at: Tensor, size: int) -> Tensor:
-    """Zeros (..., size) with values at int64 positions that differ from one another."""
-    return dispatch(_Place, _PlaceForwardMode, (values,), at, size)
+    """Zeros (..., size) with values at distinct int64 positions."""
+    return dispatch(_Place, (values,), at, size)
 
 
-class _Take(torch.autograd.Function):
+def permuted(values: Tensor, forward: Tensor, backward: Tensor, dim: int = -1) -> Tensor:
+    """values[..., forward], or that along another axis, counted from the end; `backward` is the inverse."""
+    return dispatch(_Permute, (values,), forward, backward, dim)
+
+
+def added_up(values: Tensor, places: SparsityPattern) -> Tensor:
+    """Value i of the result is the sum of the `values` (..., n) at the columns of row i of `places`, a 0/1
+    matrix: the gradient of a value that comes several times is a sum in a fixed order."""
+    ones = torch.ones(places.nnz, dtype=values.dtype, device=values.device)
+    if values.dim() == 1:
+        return product(ones, values, places, False)
+    return product(ones, values.unsqueeze(-1), places, False).squeeze(-1)
+
+
+class _Take(Multilinear):
     generate_vmap_rule = True
 
     @staticmethod
@@ -29,23 +46,16 @@ class _Take(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        values, at = inputs
+        values, ctx.at = inputs
         ctx.size = values.shape[-1]
-        ctx.save_for_backward(at)
-        ctx.save_for_forward(at)
+        ctx.constants = (ctx.at,)
 
     @staticmethod
-    def backward(ctx, g):  # type: ignore[override]
-        return place(g, ctx.saved_tensors[0], ctx.size), None
+    def backward(ctx, g):
+        return place(g, ctx.at, ctx.size), None
 
 
-class _TakeForwardMode(Eager, _Take):
-    @staticmethod
-    def jvp(ctx, t, _):  # type: ignore[override]
-        return take(t, ctx.saved_tensors[0])
-
-
-class _Place(torch.autograd.Function):
+class _Place(Multilinear):
     generate_vmap_rule = True
 
     @staticmethod
@@ -53,17 +63,20 @@ class _Place(torch.autograd.Function):
         return values.new_zeros((*values.shape[:-1], size)).index_copy(-1, at, values)
 
     @staticmethod
-    def setup_context(ctx, inputs, output):
-        _, at, ctx.size = inputs
-        ctx.save_for_backward(at)
-        ctx.save_for_forward(at)
+    def backward(ctx, g):
+        return take(g, ctx.constants[0]), None, None
+
+
+class _Permute(Multilinear):
+    """Its gradient is a gather too, where torch's own would add into zeros."""
+
+    generate_vmap_rule = True
 
     @staticmethod
-    def backward(ctx, g):  # type: ignore[override]
-        return take(g, ctx.saved_tensors[0]), None, None
+    def forward(values, forward, backward, dim):
+        return values.index_select(dim, forward)
 
-
-class _PlaceForwardMode(Eager, _Place):
     @staticmethod
-    def jvp(ctx, t, *_):  # type: ignore[override]
-        return place(t, ctx.saved_tensors[0], ctx.size)
+    def backward(ctx, g):
+        forward, backward, dim = ctx.constants
+        return permuted(g, backward, forward, dim), None, None, None

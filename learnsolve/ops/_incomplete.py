@@ -1,4 +1,4 @@
-"""Incomplete factors and their derivatives, to any order: what `ic0`, `mic0` and `ilu0` are made of.
+"""Incomplete factors and their derivatives, to any order: the core of `ic0`, `mic0` and `ilu0`.
 
 The factors f of the values a solve F(f) = a, one quadratic equation for each entry that is read
 (csrc/kernels/incomplete.h). With B the symmetric bilinear form of F's quadratic part, J(f) z = E z + B(f, z)
@@ -13,7 +13,6 @@ All come from one trilinear form <w, B(x, z)> = <C(x, w), z> = <C(z, w), x>, whi
 is one compiled pass over a plan of the pattern. Operands are (size) or (B, size), all with the same batch.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -25,7 +24,7 @@ from learnsolve import (
     _device_analysis,
     _library,  # noqa: F401  (registers torch.ops.learnsolve)
 )
-from learnsolve.ops._autograd import Eager, add, dispatch, keep_for_forward_mode
+from learnsolve.ops._autograd import LinearSolve, Multilinear, Operation, dispatch
 from learnsolve.ops.triangle import plan_triangle
 from learnsolve.pattern import SparsityPattern, as_numpy
 
@@ -43,22 +42,16 @@ _KINDS = {"ilu0": 0, "ic0": 1, "mic0": 2}  # `Factors` of csrc/analysis/incomple
 class Plan(NamedTuple):
     """The elimination on a pattern, and the patterns of its factors."""
 
-    order: Tensor
-    source: Tensor
-    pivot: Tensor
-    ptr: Tensor
-    pairs: Tensor
-    units: Tensor
+    tensors: tuple[Tensor, ...]  # csrc/ops/schema.cpp
     cholesky: bool
-    by_level: tuple[Tensor, ...]  # empty on the CPU
     lower: SparsityPattern
     upper: tuple[SparsityPattern, ...]  # none for L L^T
     on_diagonal: Tensor  # of A's entries
 
     @property
-    def elimination(self) -> tuple:
+    def elimination(self) -> tuple[tuple[Tensor, ...], bool]:
         """What the operators take."""
-        return (*self[:7], *(self.by_level or (None,) * 4))
+        return self.tensors, self.cholesky
 
 
 def elimination_plan(pattern: SparsityPattern, kind: str) -> Plan:
@@ -99,7 +92,7 @@ def elimination_plan(pattern: SparsityPattern, kind: str) -> Plan:
     on_diagonal = torch.zeros(pattern.nnz, dtype=torch.bool, device=pattern.device)
     on_diagonal[pattern.diagonal_positions.long()] = True
     lower = triangle("lower", lower_crow, lower_col)
-    return Plan(*plan, kind != "ilu0", by_level, lower, upper, on_diagonal)  # type: ignore[call-arg]
+    return Plan((*plan, *by_level), kind != "ilu0", lower, upper, on_diagonal)
 
 
 def _by_level(order, source, pivot, ptr, pairs, units):
@@ -146,7 +139,7 @@ def _factor_or_raise(values: Tensor, pattern: SparsityPattern, kind: str) -> Ten
     f, breakdown = _raw_factor(*plan.elimination, pattern.crow_indices, values, traced)
     if traced and not f.is_cuda:
         return f
-    if f.is_cuda:  # looking would wait for the device: factors that do not exist are NaN
+    if f.is_cuda:  # a check would wait for the device: factors that do not exist are NaN
         return torch.where(breakdown[..., :1] >= 0, torch.nan, f)
     for matrix, (row, pivot) in enumerate(breakdown.reshape(-1, 2).tolist()):
         if row >= 0:
@@ -154,7 +147,7 @@ def _factor_or_raise(values: Tensor, pattern: SparsityPattern, kind: str) -> Ten
             raise ValueError(
                 f'{message}; add a shift: shift=1e-2, say, or on_breakdown="shift" to search one'
             )
-    if f.is_cpu and not f.sum().isfinite():  # a sum that overflows by itself is looked into
+    if f.is_cpu and not f.sum().isfinite():  # the sum may overflow although every entry is finite
         _finite(f, plan, kind)
     return f
 
@@ -177,195 +170,109 @@ def _finite(f: Tensor, plan: Plan, kind: str) -> None:
 
 def factor(values: Tensor, pattern: SparsityPattern, kind: str) -> Tensor:
     """The factors of a matrix (nnz) or a batch (B, nnz): L's values and, for LU, U's behind them."""
-    return dispatch(_Factor, _FactorForwardMode, (values,), pattern, kind)
+    return dispatch(_Factor, (values,), pattern, kind)
 
 
-def _tangent(f: Tensor, v: Tensor, pattern: SparsityPattern, kind: str) -> Tensor:
-    return dispatch(_Tangent, _TangentForwardMode, (f, v), pattern, kind)
+class _Map(Operation):
+    @classmethod
+    def vmap(cls, info, in_dims, *inputs):
+        """One batch axis, of the map's and of any that the operands had."""
+        given = list(zip(inputs[: cls.operands], in_dims, strict=False))
+        operands = [t.unsqueeze(0) if dim is None else t.movedim(dim, 0) for t, dim in given]
+        size, batch = info.batch_size, max((t.shape[1:-1] for t in operands), key=len)
+        flat = []
+        for t in operands:
+            if batch:
+                t = t.expand(size, *batch, t.shape[-1]).reshape(size * batch.numel(), t.shape[-1])
+            flat.append(t.expand(size * batch.numel(), t.shape[-1]))
+        out = dispatch(cls, tuple(flat), *inputs[cls.operands :])
+        return out.reshape(size, *batch, *out.shape[1:]), 0
 
 
-def _adjoint(f: Tensor, g: Tensor, pattern: SparsityPattern, kind: str) -> Tensor:
-    return dispatch(_Adjoint, _AdjointForwardMode, (f, g), pattern, kind)
-
-
-def _product(x: Tensor, z: Tensor, pattern: SparsityPattern, kind: str) -> Tensor:
-    return dispatch(_Product, _ProductForwardMode, (x, z), pattern, kind)
-
-
-def _product_adjoint(x: Tensor, w: Tensor, pattern: SparsityPattern, kind: str) -> Tensor:
-    return dispatch(_ProductAdjoint, _ProductAdjointForwardMode, (x, w), pattern, kind)
-
-
-def mapped(function: Callable, size: int, in_dims: tuple, operands: tuple) -> tuple[Tensor, int]:
-    """A vmap rule: one batch axis of the map's and of any that the operands had."""
-    batch = None
-    for t, dim in zip(operands, in_dims, strict=True):
-        own = t.shape[:-1] if dim is None else t.movedim(dim, 0).shape[1:-1]
-        batch = own if batch is None or len(own) > len(batch) else batch
-    assert batch is not None
-    flat = []
-    for t, dim in zip(operands, in_dims, strict=True):
-        t = t.unsqueeze(0) if dim is None else t.movedim(dim, 0)
-        if batch:
-            t = t.expand(size, *batch, t.shape[-1]).reshape(size * batch.numel(), t.shape[-1])
-        flat.append(t.expand(size * batch.numel(), t.shape[-1]))
-    out = function(*flat)
-    return out.reshape(size, *batch, *out.shape[1:]), 0
-
-
-class _Factor(torch.autograd.Function):
-    @staticmethod
-    def forward(values, pattern, kind):
-        return _factor_or_raise(values, pattern, kind)
+class _Factor(_Map):
+    forward = staticmethod(_factor_or_raise)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        _, ctx.pattern, ctx.kind = inputs
         ctx.save_for_backward(output)
+        ctx.constants = inputs[1:]
 
     @staticmethod
-    def backward(ctx, g):  # type: ignore[override]
+    def backward(ctx, g):
         (f,) = ctx.saved_tensors
-        return _adjoint(f, g, ctx.pattern, ctx.kind), None, None
+        return dispatch(_Adjoint, (f, g), *ctx.constants), None, None
 
     @staticmethod
-    def vmap(info, in_dims, values, pattern, kind):
-        return mapped(lambda v: factor(v, pattern, kind), info.batch_size, in_dims[:1], (values,))
-
-
-class _FactorForwardMode(Eager, _Factor):
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        _Factor.setup_context(ctx, inputs, output)
-        keep_for_forward_mode(ctx, output)
-
-    @staticmethod
-    def jvp(ctx, tv, *_):  # type: ignore[override]
+    def jvp(ctx, tv, *_):
         (f,) = ctx.saved_tensors
-        return _tangent(f, tv, ctx.pattern, ctx.kind)
+        return dispatch(_Tangent, (f, tv), *ctx.constants)
 
 
-class _Bilinear(torch.autograd.Function):
-    """What the four maps of two operands share: they keep both and the result."""
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        *operands, ctx.pattern, ctx.kind = inputs
-        ctx.save_for_backward(*operands, output)
-
-
-class _KeepsForForwardMode(Eager):
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        _Bilinear.setup_context(ctx, inputs, output)
-        keep_for_forward_mode(ctx, *inputs[:2], output)
-
-
-class _Tangent(_Bilinear):
+class _Tangent(_Map, LinearSolve):
     @staticmethod
     def forward(f, v, pattern, kind):
         return _raw_tangent(*plan_of(pattern, kind).elimination, f, v)
 
     @staticmethod
-    def backward(ctx, g):  # type: ignore[override]
-        f, _, z = ctx.saved_tensors
-        w = _adjoint(f, g, ctx.pattern, ctx.kind)
-        gf = -_product_adjoint(z, w, ctx.pattern, ctx.kind) if ctx.needs_input_grad[0] else None
+    def backward(ctx, g):
+        f, z = ctx.saved_tensors
+        w = dispatch(_Adjoint, (f, g), *ctx.constants)
+        gf = -dispatch(_ProductAdjoint, (z, w), *ctx.constants) if ctx.needs_input_grad[0] else None
         return gf, w, None, None
 
     @staticmethod
-    def vmap(info, in_dims, f, v, pattern, kind):
-        return mapped(lambda f, v: _tangent(f, v, pattern, kind), info.batch_size, in_dims[:2], (f, v))
+    def times(f, z, *constants):
+        return dispatch(_Product, (f, z), *constants)
 
 
-class _TangentForwardMode(_KeepsForForwardMode, _Tangent):
-    @staticmethod
-    def jvp(ctx, tf, tv, *_):  # type: ignore[override]
-        f, _, z = ctx.saved_tensors
-        by_f = None if tf is None else -_product(tf, z, ctx.pattern, ctx.kind)
-        return _tangent(f, add(tv, by_f), ctx.pattern, ctx.kind)  # type: ignore[arg-type]
-
-
-class _Adjoint(_Bilinear):
+class _Adjoint(_Map, LinearSolve):
     @staticmethod
     def forward(f, g, pattern, kind):
         return _raw_adjoint(*plan_of(pattern, kind).elimination, f, g, pattern.nnz)
 
     @staticmethod
-    def backward(ctx, h):  # type: ignore[override]
-        f, _, w = ctx.saved_tensors
-        u = _tangent(f, h, ctx.pattern, ctx.kind)
-        gf = -_product_adjoint(u, w, ctx.pattern, ctx.kind) if ctx.needs_input_grad[0] else None
+    def backward(ctx, h):
+        f, w = ctx.saved_tensors
+        u = dispatch(_Tangent, (f, h), *ctx.constants)
+        gf = -dispatch(_ProductAdjoint, (u, w), *ctx.constants) if ctx.needs_input_grad[0] else None
         return gf, u, None, None
 
     @staticmethod
-    def vmap(info, in_dims, f, g, pattern, kind):
-        return mapped(lambda f, g: _adjoint(f, g, pattern, kind), info.batch_size, in_dims[:2], (f, g))
+    def times(f, w, *constants):
+        return dispatch(_ProductAdjoint, (f, w), *constants)
 
 
-class _AdjointForwardMode(_KeepsForForwardMode, _Adjoint):
-    @staticmethod
-    def jvp(ctx, tf, tg, *_):  # type: ignore[override]
-        f, _, w = ctx.saved_tensors
-        by_f = None if tf is None else -_product_adjoint(tf, w, ctx.pattern, ctx.kind)
-        return _adjoint(f, add(tg, by_f), ctx.pattern, ctx.kind)  # type: ignore[arg-type]
-
-
-class _Product(_Bilinear):
+class _Product(_Map, Multilinear):
     """B(x, z)"""
+
+    operands = 2
 
     @staticmethod
     def forward(x, z, pattern, kind):
         return _raw_product(*plan_of(pattern, kind).elimination, x, z, pattern.nnz)
 
     @staticmethod
-    def backward(ctx, h):  # type: ignore[override]
-        x, z, _ = ctx.saved_tensors
+    def backward(ctx, h):
+        x, z = ctx.saved_tensors
         need_x, need_z = ctx.needs_input_grad[:2]
-        gx = _product_adjoint(z, h, ctx.pattern, ctx.kind) if need_x else None
-        gz = _product_adjoint(x, h, ctx.pattern, ctx.kind) if need_z else None
+        gx = dispatch(_ProductAdjoint, (z, h), *ctx.constants) if need_x else None
+        gz = dispatch(_ProductAdjoint, (x, h), *ctx.constants) if need_z else None
         return gx, gz, None, None
 
-    @staticmethod
-    def vmap(info, in_dims, x, z, pattern, kind):
-        return mapped(lambda x, z: _product(x, z, pattern, kind), info.batch_size, in_dims[:2], (x, z))
 
-
-class _ProductForwardMode(_KeepsForForwardMode, _Product):
-    @staticmethod
-    def jvp(ctx, tx, tz, *_):  # type: ignore[override]
-        x, z, _ = ctx.saved_tensors
-        by_x = None if tx is None else _product(tx, z, ctx.pattern, ctx.kind)
-        by_z = None if tz is None else _product(x, tz, ctx.pattern, ctx.kind)
-        return add(by_x, by_z)
-
-
-class _ProductAdjoint(_Bilinear):
+class _ProductAdjoint(_Map, Multilinear):
     """C(x, w)"""
+
+    operands = 2
 
     @staticmethod
     def forward(x, w, pattern, kind):
         return _raw_product_adjoint(*plan_of(pattern, kind).elimination, x, w)
 
     @staticmethod
-    def backward(ctx, h):  # type: ignore[override]
-        x, w, _ = ctx.saved_tensors
+    def backward(ctx, h):
+        x, w = ctx.saved_tensors
         need_x, need_w = ctx.needs_input_grad[:2]
-        gx = _product_adjoint(h, w, ctx.pattern, ctx.kind) if need_x else None
-        gw = _product(x, h, ctx.pattern, ctx.kind) if need_w else None
+        gx = dispatch(_ProductAdjoint, (h, w), *ctx.constants) if need_x else None
+        gw = dispatch(_Product, (x, h), *ctx.constants) if need_w else None
         return gx, gw, None, None
-
-    @staticmethod
-    def vmap(info, in_dims, x, w, pattern, kind):
-        return mapped(
-            lambda x, w: _product_adjoint(x, w, pattern, kind), info.batch_size, in_dims[:2], (x, w)
-        )
-
-
-class _ProductAdjointForwardMode(_KeepsForForwardMode, _ProductAdjoint):
-    @staticmethod
-    def jvp(ctx, tx, tw, *_):  # type: ignore[override]
-        x, w, _ = ctx.saved_tensors
-        by_x = None if tx is None else _product_adjoint(tx, w, ctx.pattern, ctx.kind)
-        by_w = None if tw is None else _product_adjoint(x, tw, ctx.pattern, ctx.kind)
-        return add(by_x, by_w)

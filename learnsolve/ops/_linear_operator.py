@@ -1,28 +1,31 @@
-"""A CSR as SciPy's solvers take it."""
+"""A linear map of tensors as SciPy's solvers take it."""
+
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import scipy.sparse.linalg
 import torch
+from torch import Tensor
 
-from learnsolve.csr import CSR
 from learnsolve.ops._product import product
 
 
-class CSROperator(scipy.sparse.linalg.LinearOperator):
-    """Products by our kernels, on the host, without gradient. Values that change later are seen."""
+class HostOperator(scipy.sparse.linalg.LinearOperator):
+    """`apply(of, X, transpose)` for NumPy arrays, on the host, without gradient. `of` has a shape, a dtype
+    and a device; later changes of its values are seen."""
 
-    def __init__(self, A: CSR):
-        self.A = A
-        super().__init__(dtype=np.dtype(str(A.dtype).removeprefix("torch.")), shape=A.shape)
+    def __init__(self, of: Any, apply: Callable[[Any, Tensor, bool], Tensor]):
+        self.of, self.apply = of, apply
+        super().__init__(dtype=np.dtype(str(of.dtype).removeprefix("torch.")), shape=of.shape)
 
     def _multiply(self, x: np.ndarray, transpose: bool) -> np.ndarray:
-        A = self.A
         if np.iscomplexobj(x):
             return self._multiply(np.real(x), transpose) + 1j * self._multiply(np.imag(x), transpose)
         # A copy: torch does not take read-only arrays, or negative strides.
-        vectors = torch.from_numpy(np.array(x, dtype=self.dtype)).to(A.device)
+        vectors = torch.from_numpy(np.array(x, dtype=self.dtype)).to(self.of.device)
         with torch.no_grad():
-            return product(A.values.detach(), vectors, A.pattern, transpose).cpu().numpy()
+            return self.apply(self.of, vectors, transpose).cpu().numpy()
 
     def _matvec(self, x: np.ndarray) -> np.ndarray:
         return self._multiply(x.reshape(-1), False)
@@ -35,3 +38,8 @@ class CSROperator(scipy.sparse.linalg.LinearOperator):
 
     def _rmatmat(self, X: np.ndarray) -> np.ndarray:
         return self._multiply(X, True)
+
+
+def matrix_product(A: Any, x: Tensor, transpose: bool) -> Tensor:
+    """`apply` for a CSR."""
+    return product(A.values.detach(), x, A.pattern, transpose)

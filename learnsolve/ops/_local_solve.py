@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from learnsolve.csr import CSR
-from learnsolve.ops._autograd import Eager, dispatch, keep_for_forward_mode
+from learnsolve.ops._autograd import LinearSolve, dispatch
 from learnsolve.ops.spgemm import spgemm
 from learnsolve.ops.structure import transpose
 from learnsolve.pattern import SparsityPattern, as_numpy
@@ -78,7 +78,7 @@ def _plan(K: SparsityPattern, S: SparsityPattern) -> tuple[Group, ...]:
 
 
 def _solve(values: Tensor, g: Tensor, K: SparsityPattern, S: SparsityPattern) -> Tensor:
-    return dispatch(_LocalSolve, _LocalSolveForwardMode, (values, g), K, S)
+    return dispatch(_LocalSolve, (values, g), K, S)
 
 
 def _solved(values: Tensor, g: Tensor, K: SparsityPattern, S: SparsityPattern) -> Tensor:
@@ -116,24 +116,21 @@ def _solve_blocks(B: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     return scale * y, good
 
 
-class _LocalSolve(torch.autograd.Function):
-    @staticmethod
-    def forward(values, g, K, S):
-        return _solved(values, g, K, S)
+class _LocalSolve(LinearSolve):
+    forward = staticmethod(_solved)
 
     @staticmethod
-    def setup_context(ctx, inputs, output):
-        values, _, ctx.K, ctx.S = inputs
-        ctx.save_for_backward(values, output)
-        keep_for_forward_mode(ctx, values, output)
+    def times(values, y, K, S):
+        return spgemm(CSR(values, K), CSR(y, S), mask=S).values
 
     @staticmethod
-    def backward(ctx, g):  # type: ignore[override]
+    def backward(ctx, g):
         values, y = ctx.saved_tensors
-        W = _solve(values, g, ctx.K, ctx.S)
+        K, S = ctx.constants
+        W = _solve(values, g, K, S)
         k = None
         if ctx.needs_input_grad[0]:
-            k = -spgemm(CSR(W, ctx.S), transpose(CSR(y, ctx.S)), mask=ctx.K).values
+            k = -spgemm(CSR(W, S), transpose(CSR(y, S)), mask=K).values
         return k, W, None, None
 
     @staticmethod
@@ -143,14 +140,3 @@ class _LocalSolve(torch.autograd.Function):
             for t, d in zip((values, g), in_dims[:2], strict=True)
         )
         return _solve(values, g, K, S), 0
-
-
-class _LocalSolveForwardMode(Eager, _LocalSolve):
-    @staticmethod
-    def jvp(ctx, t_values, t_g, *_):  # type: ignore[override]
-        values, y = ctx.saved_tensors
-        right = t_g
-        if t_values is not None:
-            change = spgemm(CSR(t_values, ctx.K), CSR(y, ctx.S), mask=ctx.S).values
-            right = -change if right is None else right - change
-        return _solve(values, right, ctx.K, ctx.S)

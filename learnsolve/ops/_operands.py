@@ -1,17 +1,71 @@
-"""Checks of operands: matrices, and scalars beside them."""
+"""Checks of operands that must fit one another: two matrices, a scalar beside a matrix."""
 
 from numbers import Real
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 
 from learnsolve import _check
 from learnsolve.csr import CSR
 
 
-def matrix(function: str, name: str, A: Any) -> None:
-    if not isinstance(A, CSR):
-        raise TypeError(f"{function}: {name} must be a CSR, got {type(A).__name__}; make one with CSR.from_*")
+def fit(function: str, A: CSR, B: CSR, first: str = "A", second: str = "B") -> None:
+    """The matrices must have one dtype and device, and batch axes that broadcast."""
+    _check.dtype(function, f"{first}.values", A.values)
+    _check.same_kind(function, f"{second}.values", B.values, A.values)
+    _check.batches(function, A.batch_shape, B.batch_shape, f"{first}.values and {second}.values")
+
+
+def one_shape(function: str, A: CSR, B: CSR) -> None:
+    if A.shape != B.shape:
+        raise ValueError(f"{function}: the matrices must have one shape, got {A.shape} and {B.shape}")
+
+
+def in_open_interval(
+    function: str,
+    name: str,
+    value: Any,
+    values: Tensor,
+    high: float,
+    rule: str,
+    remedies: tuple[str, str] = ("", ""),
+) -> float | Tensor:
+    """`value`: a number between 0 and `high`, or a tensor of them, one for each matrix of the batch that
+    `values` has; `remedies`: of a number, of a tensor."""
+    if not isinstance(value, Tensor):
+        if isinstance(value, bool) or not isinstance(value, Real):
+            raise TypeError(
+                f"{function}: {name} must be a number or a torch.Tensor, got {type(value).__name__}"
+            )
+        if not 0 < float(value) < high:
+            raise ValueError(f"{function}: {name} must {rule}, got {float(value)}{remedies[0]}")
+        return float(value)
+    _check.same_kind(function, name, value, values)
+    batch = values.shape[:-1]
+    if not broadcasts_to(value.shape, batch):
+        raise ValueError(
+            f"{function}: {name} must be one number, or one for each matrix of the batch {tuple(batch)}, got "
+            f"shape {tuple(value.shape)}"
+        )
+    if value.is_cpu and not torch.compiler.is_dynamo_compiling():
+        plain = plain_values(value)
+        if not (good := (plain > 0) & (plain < high)).all():
+            raise ValueError(f"{function}: {name} must {rule}, got {float(plain[~good][0])}{remedies[1]}")
+    return value
+
+
+def broadcasts_to(shape: torch.Size, batch: torch.Size) -> bool:
+    ends = zip(reversed(shape), reversed(batch), strict=False)
+    return len(shape) <= len(batch) and all(s in (1, b) for s, b in ends)
+
+
+def plain_values(t: Tensor) -> Tensor:
+    """The numbers behind a tensor that a transformation of `torch.func` holds, without a graph."""
+    while is_functorch_wrapped_tensor(t):
+        t = get_unwrapped(t)
+    return t.detach()
 
 
 def factor(function: str, name: str, A: CSR, s: Any) -> Any:

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.csr import CSR
-from learnsolve.ops._gather import take
-from learnsolve.ops._product import product
+from learnsolve.ops._gather import added_up, permuted, take
 from learnsolve.pattern import SparsityPattern, as_numpy
 
 
@@ -30,13 +29,9 @@ def selected(A: CSR, plan: Selection) -> CSR:
 
 
 def handed_out(values: Tensor, places: SparsityPattern) -> Tensor:
-    """Row i of `places` has the place of value i of the result, or none for a zero. The gradient of a value
-    that comes several times is a sum in a fixed order."""
+    """Row i of `places` has the place of value i of the result, or none for a zero."""
     _check.dtype("A[...]", "A.values", values)
-    ones = torch.ones(places.nnz, dtype=values.dtype, device=values.device)
-    if values.dim() == 1:
-        return product(ones, values, places, False)
-    return product(ones, values.unsqueeze(-1), places, False).squeeze(-1)
+    return added_up(values, places)
 
 
 def places(P: SparsityPattern, at: np.ndarray) -> SparsityPattern:
@@ -52,6 +47,38 @@ def kept(P: SparsityPattern, keep: np.ndarray) -> Selection:
     at = np.flatnonzero(keep)
     crow = np.searchsorted(at, as_numpy(P.crow_indices))
     return Selection(trusted(P, crow, as_numpy(P.col_indices)[at], P.shape), P._tensor(at))
+
+
+class Sorted(NamedTuple):
+    """A pattern, the order of its entries among those it was made of, and the inverse; None: the same."""
+
+    pattern: SparsityPattern
+    forward: Tensor | None = None
+    backward: Tensor | None = None
+
+
+def sorted_by_row(like: SparsityPattern, rows: np.ndarray, columns: np.ndarray, shape: tuple) -> Sorted:
+    """For entries that within a row are sorted by column, and differ."""
+    crow = np.concatenate(([0], np.cumsum(np.bincount(rows, minlength=shape[0]))))
+    if len(rows) < 2 or (np.diff(rows) >= 0).all():
+        return Sorted(trusted(like, crow, columns, shape))
+    order = np.argsort(rows, kind="stable")
+    inverse = np.empty_like(order)
+    inverse[order] = np.arange(len(order))
+    return Sorted(trusted(like, crow, columns[order], shape), like._tensor(order), like._tensor(inverse))
+
+
+def reordered(values: Tensor, plan: Sorted) -> Tensor:
+    if plan.forward is None or plan.backward is None:
+        return values
+    return permuted(values, plan.forward, plan.backward)
+
+
+def first_of_each(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """Where each new place begins among sorted ones that may repeat."""
+    new = np.ones(len(rows), dtype=bool)
+    new[1:] = (rows[1:] != rows[:-1]) | (columns[1:] != columns[:-1])
+    return np.flatnonzero(new)
 
 
 def trusted(like: SparsityPattern, crow: np.ndarray, col: np.ndarray, shape: tuple) -> SparsityPattern:

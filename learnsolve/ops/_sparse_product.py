@@ -1,4 +1,4 @@
-"""The product of two sparse matrices, differentiable to any order: what `spgemm` is made of.
+"""The product of two sparse matrices, differentiable to any order: the core of `spgemm`.
 
 The product and its gradients are the derivatives of one trilinear form over the products f of C = A B,
 
@@ -12,7 +12,7 @@ Source: Nytko et al., "Optimized Sparse Matrix Operations for Reverse Mode Autom
 arXiv 2212.05159, table 1.
 """
 
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,8 +22,15 @@ from learnsolve import (
     _device_analysis,
     _library,  # noqa: F401  (registers torch.ops.learnsolve)
 )
-from learnsolve.ops._autograd import Eager, add, dispatch, keep_for_forward_mode, vmapped
-from learnsolve.ops._product import _one_batch_axis
+from learnsolve.ops._autograd import dispatch
+from learnsolve.ops._trilinear import (
+    Derivative,
+    Gradients,
+    apart,
+    broadcast,
+    gradients,
+    gradients_of_both,
+)
 from learnsolve.pattern import SparsityPattern, as_numpy
 
 _raw_product = torch.ops.learnsolve.csr_spgemm.default
@@ -31,13 +38,12 @@ _raw_left = torch.ops.learnsolve.csr_spgemm_left.default
 _raw_right = torch.ops.learnsolve.csr_spgemm_right.default
 _raw_backward = torch.ops.learnsolve.csr_spgemm_backward.default
 
-# Which of a, b, g the form is differentiated by. The other two are its operands, in this order.
+# The operands a, b, g of Phi.
 LEFT, RIGHT, PRODUCT = 0, 1, 2
 
 # Products and entries of one block of rows, as of `SparsityPattern.row_blocks`.
 _BLOCK_WEIGHT = 8192
 _MOST = {t: torch.iinfo(t).max for t in (torch.int32, torch.int64)}  # entries that indices can number
-T = TypeVar("T")
 _plan_limit = 2**30
 
 
@@ -46,7 +52,7 @@ def set_spgemm_plan_limit(bytes: int) -> int:
     CUDA device).
 
     A product that would need more is computed without a plan, in O(nnz) memory: the places of its products
-    are found anew in each pass.
+    are recomputed in each pass.
 
     Parameters
     ----------
@@ -167,10 +173,10 @@ def _column_plan(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern |
     t_ptr, _, permutation, _ = A._structure(True)
     positions, first, *_ = A._planned(_plan, B, mask)[1:]
     if _device_analysis.here(A.crow_indices):
-        # Which blocks a product is dealt out in is for the CPU; here a row of B each.
-        starts = None if positions is None else first[_present(permutation).long()].int()
+        # Blocks of products are for the CPU; here every row of B is one.
+        starts = None if positions is None else first[permutation.long()].int()
         return _ColumnPlan(starts, first[:0])
-    b_ptr, perm = as_numpy(B.crow_indices), as_numpy(_present(permutation))
+    b_ptr, perm = as_numpy(B.crow_indices), as_numpy(permutation)
     starts = None
     if positions is not None:
         starts = _analysis.product_starts(as_numpy(A.col_indices), b_ptr, perm)
@@ -179,65 +185,56 @@ def _column_plan(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern |
     return _ColumnPlan(None if starts is None else A._tensor(starts), A._tensor(blocks))
 
 
-def _present(value: T | None) -> T:
-    assert value is not None
-    return value
-
-
 def result_pattern(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) -> SparsityPattern:
     """That of A B, or `mask`."""
-    return A._planned(_plan, B, mask).result or _present(mask)
+    result = A._planned(_plan, B, mask).result or mask
+    assert result is not None
+    return result
 
 
 def _by_rows(
     A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None, wanted: int = PRODUCT
 ) -> tuple:
-    """What the operators that go by the rows of A take before the values."""
-    plan, C = A._planned(_plan, B, mask), result_pattern(A, B, mask)
-    places = (plan.positions, plan.blocks)
-    if wanted == PRODUCT and plan.pairs is not None:
-        places = plan.pairs
-    return (
-        *(A.crow_indices, A.col_indices, B.crow_indices, B.col_indices, C.crow_indices, C.col_indices),
-        *(*places, plan.incomplete, B.shape[1]),
+    """The arguments before the values of operators that traverse the rows of A."""
+    plan, none = A._planned(_plan, B, mask), A._none
+    C = plan.result or mask
+    assert C is not None
+    positions, blocks = plan.pairs if wanted == PRODUCT and plan.pairs is not None else plan[1:3]
+    tensors = (
+        *(A.crow_indices, A.col_indices, none),
+        *(B.crow_indices, B.col_indices, C.crow_indices, C.col_indices),
+        *(none if positions is None else positions, none, blocks),
     )
+    return tensors, plan.incomplete, B.shape[1]
 
 
 def _by_columns(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) -> tuple:
-    """What those take that go by the columns of A."""
-    plan, C = A._planned(_plan, B, mask), result_pattern(A, B, mask)
-    columns = A._planned(_column_plan, B, mask)
-    t_ptr, t_idx, permutation, _ = A._structure(True)
-    return (
-        *(t_ptr, t_idx, permutation, B.crow_indices, B.col_indices, C.crow_indices, C.col_indices),
-        *(plan.positions, columns.starts, columns.blocks, plan.incomplete),
+    """The same for those that traverse the columns of A."""
+    plan, columns = A._planned(_plan, B, mask), A._planned(_column_plan, B, mask)
+    C, none = plan.result or mask, A._none
+    assert C is not None
+    tensors = (
+        *A._structure(True)[:3],
+        *(B.crow_indices, B.col_indices, C.crow_indices, C.col_indices),
+        *(none if t is None else t for t in (plan.positions, columns.starts)),
+        columns.blocks,
     )
+    return tensors, plan.incomplete
 
 
 def contraction(wanted: int, u: Tensor, v: Tensor, *patterns: Any) -> Tensor:
     """The derivative of Phi by `wanted`, unchecked: brings any batch axes to the one of the kernels.
     `patterns`: those of A and B, and the mask or None."""
     if u.dim() == 1 and v.dim() == 1:
-        return _contraction(wanted, u, v, False, *patterns)
-    batch = torch.broadcast_shapes(u.shape[:-1], v.shape[:-1])
-    out = _contraction(wanted, _one_batch_axis(u, batch, 1), _one_batch_axis(v, batch, 1), False, *patterns)
-    return out.reshape(batch + out.shape[-1:])
+        return dispatch(_Contraction, (u, v), wanted, False, *patterns)
+    return broadcast(_Contraction, wanted, u, v, *patterns)
 
 
-def _contraction(wanted: int, u: Tensor, v: Tensor, shared: bool, *patterns: Any) -> Tensor:
-    """For u and v (nnz) or (batch, nnz); summed over the batch if `shared`."""
-    return dispatch(_Contraction, _ContractionForwardMode, (u, v), wanted, shared, *patterns)
+class _Contraction(Derivative):
+    @staticmethod
+    def axes(role, A, B, mask):
+        return 1
 
-
-def _derivative(role: int, h: Tensor, of: int, other: Tensor, like: Tensor, *patterns: Any) -> Tensor:
-    """The derivative by `role` of Phi at h, for `of`, and the third operand; in the shape of `like`."""
-    u, v = (h, other) if of < 3 - role - of else (other, h)
-    shared = (u.dim() == 2 or v.dim() == 2) and like.dim() < 2
-    out = _contraction(role, u, v, shared, *patterns)
-    return out if out.shape == like.shape else out.expand(like.shape)
-
-
-class _Contraction(torch.autograd.Function):
     @staticmethod
     def forward(u, v, wanted, shared, A, B, mask):
         if wanted == PRODUCT:
@@ -248,120 +245,25 @@ class _Contraction(torch.autograd.Function):
         return _raw_right(*_by_columns(A, B, mask), u, v, shared)
 
     @staticmethod
-    def setup_context(ctx, inputs, output):
-        u, v, ctx.wanted, _, *ctx.patterns = inputs
-        ctx.save_for_backward(u, v)
-
-    @staticmethod
-    def backward(ctx, h):  # type: ignore[override]
-        u, v = ctx.saved_tensors
-        need_u, need_v = ctx.needs_input_grad[:2]
-        wanted, patterns = ctx.wanted, ctx.patterns
-        gu = gv = None
-        if need_u and need_v and wanted == PRODUCT:
-            gu, gv = _both_gradients(u, v, h, *patterns)
-        else:
-            first, second = (r for r in (LEFT, RIGHT, PRODUCT) if r != wanted)
-            if need_u:
-                gu = _derivative(first, h, wanted, v, u, *patterns)
-            if need_v:
-                gv = _derivative(second, h, wanted, u, v, *patterns)
-        return gu, gv, None, None, None, None, None
-
-    @staticmethod
-    def vmap(info, in_dims, u, v, wanted, shared, *patterns):
-        def batched(t, dim):  # (map or 1, batch or 1, nnz)
-            t = t.unsqueeze(0) if dim is None else t.movedim(dim, 0)
-            return t if t.dim() == 3 else t.unsqueeze(1)
-
-        inner = u.dim() - (in_dims[0] is not None) == 2 or v.dim() - (in_dims[1] is not None) == 2
-        out = contraction(wanted, batched(u, in_dims[0]), batched(v, in_dims[1]), *patterns)
-        return (out.sum(1) if shared or not inner else out), 0
+    def backward(ctx, h):
+        wanted, _, *patterns = ctx.constants
+        if wanted == PRODUCT and all(ctx.needs_input_grad[:2]):
+            both = dispatch(_Gradients, (*ctx.saved_tensors, h), wanted, *patterns)
+            return *both, None, None, None, None, None
+        return gradients(_Contraction, ctx, h)
 
 
-class _ContractionForwardMode(Eager, _Contraction):
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        _Contraction.setup_context(ctx, inputs, output)
-        ctx.shared = inputs[3]
-        keep_for_forward_mode(ctx, *inputs[:2])
-
-    @staticmethod
-    def jvp(ctx, tu, tv, *_):  # type: ignore[override]
-        u, v = ctx.saved_tensors
-        fixed = (ctx.shared, *ctx.patterns)
-        return add(
-            None if tu is None else _contraction(ctx.wanted, tu, v, *fixed),
-            None if tv is None else _contraction(ctx.wanted, u, tv, *fixed),
-        )
-
-
-def _both_gradients(a: Tensor, b: Tensor, g: Tensor, *patterns: Any):
-    return dispatch(_Gradients, _GradientsForwardMode, (a, b, g), *patterns)
-
-
-def _gradients_apart(a: Tensor, b: Tensor, g: Tensor, *patterns: Any):
-    """What `_Gradients` computes, by two operations that know how to be differentiated."""
-    return (
-        _derivative(LEFT, g, PRODUCT, b, a, *patterns),
-        _derivative(RIGHT, g, PRODUCT, a, b, *patterns),
-    )
-
-
-class _Gradients(torch.autograd.Function):
+class _Gradients(Gradients):
     """dPhi/da and dPhi/db in one pass, in the shapes of a and b."""
 
+    derivative = _Contraction
+
     @staticmethod
-    def forward(a, b, g, A, B, mask):
+    def forward(a, b, g, role, A, B, mask):
         if g.dim() == 1 and (a.dim() == 2 or b.dim() == 2):
-            return _gradients_apart(a, b, g, A, B, mask)  # the product was summed over its batch
+            return apart(_Contraction, a, b, g, role, A, B, mask)  # the product was summed over its batch
         return _raw_backward(*_by_columns(A, B, mask), a, b, g)
 
     @staticmethod
-    def setup_context(ctx, inputs, output):
-        a, b, g, *ctx.patterns = inputs
-        ctx.save_for_backward(a, b, g)
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
-    def backward(ctx, ha, hb):  # type: ignore[override]
-        # The derivatives of Phi(ha, b, g) + Phi(a, hb, g).
-        a, b, g = ctx.saved_tensors
-        need_a, need_b, need_g = ctx.needs_input_grad[:3]
-        patterns = ctx.patterns
-        ra = rb = rg = None
-        if need_a and hb is not None:
-            ra = _derivative(LEFT, hb, RIGHT, g, a, *patterns)
-        if need_b and ha is not None:
-            rb = _derivative(RIGHT, ha, LEFT, g, b, *patterns)
-        if need_g:
-            rg = add(
-                None if ha is None else _derivative(PRODUCT, ha, LEFT, b, g, *patterns),
-                None if hb is None else _derivative(PRODUCT, hb, RIGHT, a, g, *patterns),
-            )
-        return ra, rb, rg, None, None, None
-
-    @staticmethod
-    def vmap(info, in_dims, a, b, g, *patterns):
-        return vmapped(lambda a, b, g: _gradients_apart(a, b, g, *patterns), in_dims[:3], (a, b, g))
-
-
-class _GradientsForwardMode(Eager, _Gradients):
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        _Gradients.setup_context(ctx, inputs, output)
-        keep_for_forward_mode(ctx, *inputs[:3])
-
-    @staticmethod
-    def jvp(ctx, ta, tb, tg, *_):  # type: ignore[override]
-        a, b, g = ctx.saved_tensors
-        patterns = ctx.patterns
-        ga = add(
-            None if tg is None else _derivative(LEFT, tg, PRODUCT, b, a, *patterns),
-            None if tb is None else _derivative(LEFT, tb, RIGHT, g, a, *patterns),
-        )
-        gb = add(
-            None if tg is None else _derivative(RIGHT, tg, PRODUCT, a, b, *patterns),
-            None if ta is None else _derivative(RIGHT, ta, LEFT, g, b, *patterns),
-        )
-        return torch.zeros_like(a) if ga is None else ga, torch.zeros_like(b) if gb is None else gb
+    def backward(ctx, ha, hb):
+        return gradients_of_both(_Contraction, ctx, ha, hb)

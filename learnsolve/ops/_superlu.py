@@ -1,10 +1,10 @@
-"""Sparse LU factors on the host, by SciPy's SuperLU: made once, found again by the numbers they were made of.
+"""Sparse LU factors on the host, by SciPy's SuperLU: made once, and found again by the matrix values.
 
 The CSR arrays of A are the CSC arrays of A^T, so SuperLU factors A^T without any conversion, and a solve with
 A is the transposed solve of what was factored.
 
-A factor is looked up by comparing values, not by the identity of a tensor: transformations of torch hand on
-the same numbers in other tensors, and numbers that were changed behind torch's back do not meet an old
+A factor is looked up by comparing values, not by the identity of a tensor: transformations of torch pass on
+the same numbers in other tensors, and values that were changed without torch's notice do not match an old
 factor. A comparison costs O(nnz), less than any solve.
 """
 
@@ -33,7 +33,7 @@ _RECENT_BYTES = 2**30
 
 
 class LU(NamedTuple):
-    """What SuperLU made of the transpose of a matrix."""
+    """SuperLU's factors of the transpose of a matrix."""
 
     transposed: scipy.sparse.csc_array
     largest: float  # of the values, in size
@@ -41,7 +41,7 @@ class LU(NamedTuple):
 
 
 class Factors:
-    """Factors of the matrices that meet in one solve and its derivatives of any order.
+    """Factors of the matrices that occur in one solve and its derivatives of any order.
 
     `function` is the public function that messages name.
     """
@@ -53,7 +53,7 @@ class Factors:
         self._kept: list[tuple[tuple[Tensor, Tensor, Tensor], list[LU]]] = []
 
     def find(self, crow: Tensor, col: Tensor, values: Tensor) -> list[LU] | None:
-        """Factors of `values`, (nnz,) or (B, nnz) on the host, if they are there: one for each matrix."""
+        """Factors of `values`, (nnz,) or (B, nnz) on the host, if they are kept: one for each matrix."""
         wanted = (values, col, crow)
         for kept, found in self._kept:
             if all(a is b or _same(a, b) for a, b in zip(kept, wanted, strict=True)):
@@ -76,7 +76,7 @@ class Factors:
         return sum(lu.factors.nnz for _, found in self._kept for lu in found)
 
     def share(self) -> None:
-        """Let calls through the operator find these factors, as long as somebody else holds them."""
+        """Let calls through the operator find these factors while a reference to them exists."""
         with _lock:
             _shared.add(self)
 
@@ -151,7 +151,7 @@ def _factor(function: str, crow: Tensor, col: Tensor, values: Tensor) -> list[LU
     rows = np.repeat(np.arange(n, dtype=np.intc), np.diff(indptr))
     on_diagonal = rows == indices
     if on_diagonal.sum() < n:
-        # SuperLU breaks down on some such matrices, in calls of BLAS with sizes that are none.
+        # SuperLU breaks down on some such matrices, in calls of BLAS with invalid sizes.
         structure = scipy.sparse.csr_array((np.ones(len(rows), np.int8), indices, indptr), shape=(n, n))
         if fault := no_matching(structure):
             raise ValueError(
@@ -209,7 +209,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
     return a.dtype == b.dtype and a.device == b.device and a.shape == b.shape and torch.equal(a, b)
 
 
-# --- for torch.compile: the same solve as an operator that it does not look into ---
+# --- for torch.compile: the same solve as an opaque operator ---
 
 _shared: weakref.WeakSet[Factors] = weakref.WeakSet()
 _recent: list[Factors] = []

@@ -1,4 +1,4 @@
-"""The triangular solve, differentiable to any order: what `sptrsv` is made of.
+"""The triangular solve, differentiable to any order: the core of `sptrsv`.
 
 T(v) is the triangle of the matrix with values v, or its transpose; x = T^-1 b and, for the cotangent g of x,
 
@@ -22,14 +22,15 @@ from learnsolve import (
     _device_analysis,
     _library,  # noqa: F401  (registers torch.ops.learnsolve)
 )
-from learnsolve.ops._autograd import Eager, add, dispatch, keep_for_forward_mode, vmapped
+from learnsolve.ops._autograd import LinearSolve, Operation, add, dispatch, vmapped
 from learnsolve.ops._product import _product, _values_gradient
+from learnsolve.ops._trilinear import one_batch_axis
 from learnsolve.pattern import SparsityPattern, as_numpy
 
 _raw = torch.ops.learnsolve.csr_sptrsv.default
 _raw_backward = torch.ops.learnsolve.csr_sptrsv_backward.default
 
-# Entries and rows of a level, on average, from which levels are dealt out to threads: it costs 5 us each.
+# Entries and rows of a level, on average, from which levels are distributed over threads: it costs 5 us each.
 _LEVEL_WORK = 16384
 
 # On a CUDA device: the widest band that is scanned, and from how many levels, of fewer rows on average than
@@ -55,15 +56,9 @@ class Side(NamedTuple):
 
 
 class _Triangle(NamedTuple):
-    """What the raw operators take. On a CUDA device blocks, order and levels are those of
-    csrc/ops/triangular.cuh."""
+    """What the raw operators take (csrc/ops/schema.cpp)."""
 
-    ptr: Tensor
-    idx: Tensor
-    perm: Tensor | None
-    blocks: Tensor
-    order: Tensor
-    levels: Tensor
+    tensors: tuple[Tensor, ...]  # ptr, idx, perm, blocks, order, levels
     upper: bool
     unit: bool
 
@@ -71,10 +66,7 @@ class _Triangle(NamedTuple):
 class _Rows(NamedTuple):
     """The entries by rows of the matrix, as the raw backward takes them."""
 
-    ptr: Tensor
-    idx: Tensor
-    perm: Tensor | None
-    blocks: Tensor  # on a CUDA device: the row of each entry
+    structure: tuple[Tensor, ...]
 
 
 class _Schedule(NamedTuple):
@@ -102,27 +94,27 @@ def _schedule(pattern: SparsityPattern, lower: bool) -> _Schedule:
 def _triangle(pattern: SparsityPattern, lower: bool, unit: bool, transpose: bool) -> _Triangle:
     upper = lower == transpose
     crow, col, perm, _ = pattern._structure(transpose)
-    ptr, idx, at = as_numpy(crow), as_numpy(col), None if perm is None else as_numpy(perm)
+    ptr, idx, at = as_numpy(crow), as_numpy(col), as_numpy(perm) if len(perm) else None
     if _analysis.triangle_size(ptr, idx, upper, unit) != pattern.nnz:
         ptr, idx, at = _analysis.triangle(ptr, idx, at, upper, unit)
         crow, col, perm = (pattern._tensor(a) for a in (ptr, idx, at))
     if _device_analysis.here(crow):
         if width := _scanned_band(pattern, lower, ptr, idx):
             band = torch.tensor([-width], dtype=torch.int64, device="cpu")
-            return _Triangle(crow, col, perm, col[:0], col[:0], band, upper, unit)
+            return _Triangle((crow, col, perm, col[:0], col[:0], band), upper, unit)
         order, bounds = pattern._planned(_schedule, lower)
         levels = as_numpy(bounds).astype(np.int64)
         parts = pattern._tensor(_parts(levels).astype(ptr.dtype))
         on_host = torch.from_numpy(np.concatenate(([_lanes(ptr)], levels)))
-        return _Triangle(crow, col, perm, torch.cat((bounds, parts)), order, on_host, upper, unit)
+        return _Triangle((crow, col, perm, torch.cat((bounds, parts)), order, on_host), upper, unit)
     blocks = pattern._tensor(_analysis.triangle_blocks(ptr, idx, at))
     schedule = pattern._planned(_schedule, lower)
-    return _Triangle(crow, col, perm, blocks, schedule.order, schedule.levels, upper, unit)
+    return _Triangle((crow, col, perm, blocks, *schedule), upper, unit)
 
 
 def _scanned_band(pattern: SparsityPattern, lower: bool, ptr: np.ndarray, idx: np.ndarray) -> int:
-    """How far from the diagonal the entries of this triangle are at most, if a CUDA device shall scan it:
-    the band is narrow, and levels are many and narrow too, so that few threads had work at a time. Else 0.
+    """The largest distance of this triangle's entries from the diagonal, if a CUDA device should scan it: the
+    band is narrow, and there are many narrow levels, so few threads would have work at a time. Else 0.
     Not measured."""
     n = len(ptr) - 1
     away = np.abs(np.repeat(np.arange(n), np.diff(ptr)) - idx)
@@ -153,12 +145,12 @@ def _parts(levels: np.ndarray) -> np.ndarray:
 
 
 def _rows(pattern: SparsityPattern, lower: bool, unit: bool) -> _Rows:
-    system = _system(pattern, Side(lower, unit, False))
-    if not _device_analysis.here(system.ptr):
-        return _Rows(*system[:4])
-    whole = system.ptr is pattern.crow_indices
-    rows = pattern.row_indices if whole else _device_analysis.row_indices(system.ptr, len(system.idx))
-    return _Rows(*system[:3], rows)
+    ptr, idx, perm, blocks, *_ = _system(pattern, Side(lower, unit, False)).tensors
+    if not _device_analysis.here(ptr):
+        return _Rows((ptr, idx, perm, blocks))
+    whole = ptr is pattern.crow_indices
+    rows = pattern.row_indices if whole else _device_analysis.row_indices(ptr, len(idx))
+    return _Rows((ptr, idx, perm, rows))
 
 
 def _mask(pattern: SparsityPattern, lower: bool, unit: bool) -> _Mask:
@@ -176,7 +168,7 @@ def _system(pattern: SparsityPattern, side: Side) -> _Triangle:
 def _adjoint_system(pattern: SparsityPattern, side: Side) -> tuple:
     """What the raw backward takes: T^T, and the entries by rows of the matrix."""
     rows = pattern._planned(_rows, side.lower, side.unit)
-    return (*_system(pattern, side.adjoint), *rows, side.transpose)
+    return (*_system(pattern, side.adjoint), rows.structure, side.transpose)
 
 
 def _only_read(t: Tensor, pattern: SparsityPattern, side: Side) -> Tensor:
@@ -192,22 +184,19 @@ def solve(values: Tensor, b: Tensor, pattern: SparsityPattern, side: Side) -> Te
     if b.dim() == 1:
         return solve(values, b.unsqueeze(-1), pattern, side).squeeze(-1)
     batch = torch.broadcast_shapes(values.shape[:-1], b.shape[:-2])
-    if values.shape[:-1].numel() == 1 and batch.numel() != 1:
-        v = values.reshape(values.shape[-1:])
-    else:
-        v = values.expand(batch + values.shape[-1:]).reshape(batch.numel(), values.shape[-1])
+    v = one_batch_axis(values, batch, 1)
     B = b.expand(batch + b.shape[-2:]).reshape(batch.numel(), *b.shape[-2:])
     return _solve(v, B, pattern, side).reshape(batch + b.shape[-2:])
 
 
 def _solve(v: Tensor, b: Tensor, pattern: SparsityPattern, side: Side) -> Tensor:
     """x for v (nnz) and b (n), (n, k) or (B, n, k), or for v (B, nnz) and b (B, n, k)."""
-    return dispatch(_Solve, _SolveForwardMode, (v, b), pattern, side)
+    return dispatch(_Solve, (v, b), pattern, side)
 
 
 def _times(v: Tensor, x: Tensor, pattern: SparsityPattern, side: Side) -> Tensor:
     """T(v) x without a unit diagonal's ones: the derivative of T x for T's values."""
-    return _product(_only_read(v, pattern, side), x, pattern, side.transpose, False)
+    return _product(_only_read(v, pattern, side), x, pattern, side.transpose)
 
 
 def _outer(y: Tensor, x: Tensor, pattern: SparsityPattern, side: Side, like: Tensor) -> Tensor:
@@ -217,34 +206,32 @@ def _outer(y: Tensor, x: Tensor, pattern: SparsityPattern, side: Side, like: Ten
 
 def _gradients(v: Tensor, g: Tensor, x: Tensor, pattern: SparsityPattern, side: Side):
     """(-y_i x_j on the pattern, y) for y = T^-T g."""
-    return dispatch(_Backward, _BackwardForwardMode, (v, g, x), pattern, side)
+    return dispatch(_Backward, (v, g, x), pattern, side)
 
 
 def _gradients_apart(v: Tensor, g: Tensor, x: Tensor, pattern: SparsityPattern, side: Side):
-    """The same by operations that know how to be differentiated, for any batch axes of all three."""
+    """The same by differentiable operations, for any batch axes of all three."""
     y = solve(v, g, pattern, side.adjoint)
     return -_outer(y, x, pattern, side, v), y
 
 
-class _Solve(torch.autograd.Function):
+class _Solve(LinearSolve):
+    times = staticmethod(_times)
+
     @staticmethod
     def forward(values, b, pattern, side):
         return _raw(*_system(pattern, side), values, b)
 
     @staticmethod
-    def setup_context(ctx, inputs, output):
-        values, _, ctx.pattern, ctx.side = inputs
-        ctx.save_for_backward(values, output)
-
-    @staticmethod
-    def backward(ctx, g):  # type: ignore[override]
+    def backward(ctx, g):
         values, x = ctx.saved_tensors
         need_values, need_b = ctx.needs_input_grad[:2]
         gv = gb = None
+        pattern, side = ctx.constants
         if need_values:
-            gv, gb = _gradients(values, g, x, ctx.pattern, ctx.side)
+            gv, gb = _gradients(values, g, x, pattern, side)
         elif need_b:
-            gb = _solve(values, g, ctx.pattern, ctx.side.adjoint)
+            gb = _solve(values, g, pattern, side.adjoint)
         return gv, gb if need_b else None, None, None
 
     @staticmethod
@@ -265,20 +252,7 @@ class _Solve(torch.autograd.Function):
         return x.squeeze(-1) if vector else x, 0
 
 
-class _SolveForwardMode(Eager, _Solve):
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        _Solve.setup_context(ctx, inputs, output)
-        keep_for_forward_mode(ctx, inputs[0], output)
-
-    @staticmethod
-    def jvp(ctx, tv, tb, *_):  # type: ignore[override]
-        values, x = ctx.saved_tensors
-        by_values = None if tv is None else -_times(tv, x, ctx.pattern, ctx.side)
-        return _solve(values, add(by_values, tb), ctx.pattern, ctx.side)  # type: ignore[arg-type]
-
-
-class _Backward(torch.autograd.Function):
+class _Backward(Operation):
     """Both gradients in one call. Its own derivatives, for cotangents (hv, hy) and H the matrix that T is
     with values hv: y's cotangent is c = hy - H x, and that goes through y = T^-T g like any solve's."""
 
@@ -293,7 +267,7 @@ class _Backward(torch.autograd.Function):
         ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx, hv, hy):  # type: ignore[override]
+    def backward(ctx, hv, hy):
         v, x, y = ctx.saved_tensors
         need_v, need_g, need_x = ctx.needs_input_grad[:3]
         pattern, side = ctx.pattern, ctx.side
@@ -308,19 +282,7 @@ class _Backward(torch.autograd.Function):
         return rv, rg if need_g else None, rx, None, None
 
     @staticmethod
-    def vmap(info, in_dims, v, g, x, pattern, side):
-        return vmapped(lambda v, g, x: _gradients_apart(v, g, x, pattern, side), in_dims[:3], (v, g, x))
-
-
-class _BackwardForwardMode(Eager, _Backward):
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        _Backward.setup_context(ctx, inputs, output)
-        v, _, x, _, _ = inputs
-        keep_for_forward_mode(ctx, v, x, output[1])
-
-    @staticmethod
-    def jvp(ctx, tv, tg, tx, *_):  # type: ignore[override]
+    def jvp(ctx, tv, tg, tx, *_):
         v, x, y = ctx.saved_tensors
         pattern, side = ctx.pattern, ctx.side
         by_values = None if tv is None else -_times(tv, y, pattern, side.adjoint)
@@ -331,3 +293,7 @@ class _BackwardForwardMode(Eager, _Backward):
             None if tx is None else _outer(y, tx, pattern, side, v),
         )
         return torch.zeros_like(v) if outer is None else -outer, ty
+
+    @staticmethod
+    def vmap(info, in_dims, v, g, x, pattern, side):
+        return vmapped(lambda v, g, x: _gradients_apart(v, g, x, pattern, side), in_dims[:3], (v, g, x))

@@ -12,14 +12,25 @@ from learnsolve import (
     _library,  # noqa: F401  (registers torch.ops.learnsolve)
 )
 from learnsolve.csr import CSR
-from learnsolve.ops._autograd import Eager, dispatch, tracked
-from learnsolve.ops._operands import factor, matrix
+from learnsolve.ops._autograd import Multilinear, Operation, dispatch, tracked
+from learnsolve.ops._operands import factor, fit, one_shape
 from learnsolve.pattern import SparsityPattern, as_numpy
 
 _raw = torch.ops.learnsolve.csr_add.default
 _raw_backward = torch.ops.learnsolve.csr_add_backward.default
 
 Scalar = float | Tensor
+
+
+@torch.library.register_fake("learnsolve::csr_add")
+def _(codes, starts, nnz, a, b, alpha, beta):
+    return a.new_empty((*a.shape[:-1], nnz))
+
+
+@torch.library.register_fake("learnsolve::csr_add_backward")
+def _(codes, starts, na, nb, g, alpha, beta, need_a, need_b):
+    ga = g.new_empty((*g.shape[:-1], na) if need_a else (0,))
+    return ga, g.new_empty((*g.shape[:-1], nb) if need_b else (0,))
 
 
 def add(A: CSR, B: CSR, *, alpha: Scalar = 1, beta: Scalar = 1) -> CSR:
@@ -40,7 +51,7 @@ def add(A: CSR, B: CSR, *, alpha: Scalar = 1, beta: Scalar = 1) -> CSR:
     ValueError
         if shapes or batch axes do not fit.
     TypeError
-        if dtypes or devices do not fit, or an operand is no matrix: adding a number would fill the matrix.
+        if dtypes or devices do not fit, or an operand is not a CSR: adding a number would fill the matrix.
 
     Notes
     -----
@@ -67,18 +78,15 @@ def add(A: CSR, B: CSR, *, alpha: Scalar = 1, beta: Scalar = 1) -> CSR:
             [-5.,  3.]])
     """
     for name, M in (("A", A), ("B", B)):
-        matrix("add", name, M)
+        _check.matrix("add", name, M)
     return added("add", A, B, alpha, beta)
 
 
 def added(function: str, A: CSR, B: CSR, alpha: Any, beta: Any) -> CSR:
     """`add` for two matrices, under the name of `function` in errors."""
     P, Q = A.pattern, B.pattern
-    if P.shape != Q.shape:
-        raise ValueError(f"{function}: the matrices must have one shape, got {P.shape} and {Q.shape}")
-    _check.dtype(function, "A.values", A.values)
-    _check.same_kind(function, "B.values", B.values, A.values)
-    _check.batches(function, A.batch_shape, B.batch_shape, "A.values and B.values")
+    one_shape(function, A, B)
+    fit(function, A, B)
     a, alpha = _scaled(function, "alpha", A, alpha)
     b, beta = _scaled(function, "beta", B, beta)
     _check.batches(function, a.shape[:-1], b.shape[:-1], "alpha A and beta B")
@@ -147,7 +155,7 @@ def _merge(a: Tensor, b: Tensor, P: SparsityPattern, Q: SparsityPattern, alpha: 
 
 
 def _merge_one_axis(a, b, P, Q, alpha, beta):
-    return dispatch(_Merge, _MergeForwardMode, (a, b), P, Q, alpha, beta)
+    return dispatch(_Merge, (a, b), P, Q, alpha, beta)
 
 
 def _split(
@@ -158,10 +166,10 @@ def _split(
         parts = _split(g.reshape(g.shape[:-1].numel(), g.shape[-1]), P, Q, alpha, beta)
         ga, gb = (t.reshape(g.shape[:-1] + t.shape[-1:]) for t in parts)
         return ga, gb
-    return dispatch(_Split, _SplitForwardMode, (g,), P, Q, alpha, beta)
+    return dispatch(_Split, (g,), P, Q, alpha, beta)
 
 
-class _Merge(torch.autograd.Function):
+class _Merge(Operation):
     @staticmethod
     def forward(a, b, P, Q, alpha, beta):
         plan = union_plan(P, Q)
@@ -169,12 +177,12 @@ class _Merge(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        _, _, ctx.P, ctx.Q, ctx.alpha, ctx.beta = inputs
+        ctx.constants = inputs[2:]
 
     @staticmethod
-    def backward(ctx, g):  # type: ignore[override]
+    def backward(ctx, g):
         need_a, need_b = ctx.needs_input_grad[:2]
-        P, Q, alpha, beta = ctx.P, ctx.Q, ctx.alpha, ctx.beta
+        P, Q, alpha, beta = ctx.constants
         ga = gb = None
         if need_a and alpha == 1 and g.shape[-1] == P.nnz:
             ga, need_a = g, False
@@ -190,6 +198,15 @@ class _Merge(torch.autograd.Function):
         return ga, gb, None, None, None, None
 
     @staticmethod
+    def jvp(ctx, ta, tb, *_):
+        some = tb if ta is None else ta
+        ta, tb = (
+            some.new_zeros((*some.shape[:-1], pattern.nnz)) if t is None else t
+            for t, pattern in zip((ta, tb), ctx.constants[:2], strict=True)
+        )
+        return _merge(ta, tb, *ctx.constants)
+
+    @staticmethod
     def vmap(info, in_dims, a, b, P, Q, alpha, beta):
         # Both operands have a batch axis already, or neither.
         a, b = (
@@ -199,37 +216,16 @@ class _Merge(torch.autograd.Function):
         return _merge(a, b, P, Q, alpha, beta), 0
 
 
-class _MergeForwardMode(Eager, _Merge):
-    @staticmethod
-    def jvp(ctx, ta, tb, *_):  # type: ignore[override]
-        some = tb if ta is None else ta
-        ta, tb = (
-            some.new_zeros((*some.shape[:-1], pattern.nnz)) if t is None else t
-            for t, pattern in ((ta, ctx.P), (tb, ctx.Q))
-        )
-        return _merge(ta, tb, ctx.P, ctx.Q, ctx.alpha, ctx.beta)
-
-
-class _Split(torch.autograd.Function):
+class _Split(Multilinear):
     @staticmethod
     def forward(g, P, Q, alpha, beta):
         plan = union_plan(P, Q)
         return _raw_backward(plan.codes, plan.starts, P.nnz, Q.nnz, g, alpha, beta, True, True)
 
     @staticmethod
-    def setup_context(ctx, inputs, output):
-        _, ctx.P, ctx.Q, ctx.alpha, ctx.beta = inputs
-
-    @staticmethod
-    def backward(ctx, ha, hb):  # type: ignore[override]
-        return _merge(ha, hb, ctx.P, ctx.Q, ctx.alpha, ctx.beta), None, None, None, None
+    def backward(ctx, ha, hb):
+        return _merge(ha, hb, *ctx.constants), None, None, None, None
 
     @staticmethod
     def vmap(info, in_dims, g, P, Q, alpha, beta):
         return _split(g.movedim(in_dims[0], 0), P, Q, alpha, beta), (0, 0)
-
-
-class _SplitForwardMode(Eager, _Split):
-    @staticmethod
-    def jvp(ctx, tg, *_):  # type: ignore[override]
-        return _split(tg, ctx.P, ctx.Q, ctx.alpha, ctx.beta)

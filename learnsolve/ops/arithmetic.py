@@ -10,28 +10,21 @@ from torch import Tensor
 from learnsolve import _check
 from learnsolve.csr import CSR
 from learnsolve.ops._gather import take
-from learnsolve.ops._operands import factor
+from learnsolve.ops._operands import factor, fit, one_shape
 from learnsolve.ops.add import added, union_plan
 from learnsolve.pattern import SparsityPattern, as_numpy
 
 
 def add_values(function: str, A: CSR, B: Any, negate: bool = False) -> CSR:
     """A + B or A - B."""
-    if not isinstance(B, CSR):
-        raise TypeError(
-            f"{function}: B must be a CSR, got {type(B).__name__}: adding a number to a sparse matrix "
-            "would fill it; add to A.values to shift the stored entries"
-        )
+    _check.matrix(
+        *(function, "B", B),
+        ": adding a number to a sparse matrix would fill it; add to A.values to shift the stored entries",
+    )
     if A.pattern is B.pattern:
-        _same_kind(function, A, B)
+        fit(function, A, B)
         return A.with_values(A.values - B.values if negate else A.values + B.values)
     return added(function, A, B, 1, -1 if negate else 1)
-
-
-def _same_kind(function: str, A: CSR, B: CSR) -> None:
-    _check.dtype(function, "A.values", A.values)
-    _check.same_kind(function, "B.values", B.values, A.values)
-    _check.batches(function, A.batch_shape, B.batch_shape, "A.values and B.values")
 
 
 def multiply(function: str, A: CSR, B: Any) -> CSR:
@@ -39,9 +32,8 @@ def multiply(function: str, A: CSR, B: Any) -> CSR:
     if not isinstance(B, CSR):
         return A.with_values(A.values * factor(function, "s", A, B))
     P, Q = A.pattern, B.pattern
-    if P.shape != Q.shape:
-        raise ValueError(f"{function}: the matrices must have one shape, got {P.shape} and {Q.shape}")
-    _same_kind(function, A, B)
+    one_shape(function, A, B)
+    fit(function, A, B)
     if P is Q:
         return A.with_values(A.values * B.values)
     plan = P._planned(_plan_intersection, Q)

@@ -7,7 +7,8 @@ from torch import Tensor
 from learnsolve import _check
 from learnsolve._plain import makes_plain_tensors
 from learnsolve.csr import CSR
-from learnsolve.ops._product import product
+from learnsolve.ops._gather import added_up
+from learnsolve.ops._selection import first_of_each
 from learnsolve.pattern import SparsityPattern, as_numpy, matrix_shape
 
 
@@ -39,10 +40,7 @@ def from_coo(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, in
         )
     m, n = matrix_shape("from_coo", shape)
     pattern, gather = _sort(rows, columns, m, n, values.device)
-    ones = torch.ones(len(rows), dtype=values.dtype, device=values.device)
-    if values.dim() == 1:
-        return CSR(product(ones, values, gather, False), pattern)
-    return CSR(product(ones, values.unsqueeze(-1), gather, False).squeeze(-1), pattern)
+    return CSR(added_up(values, gather), pattern)
 
 
 @makes_plain_tensors
@@ -60,9 +58,7 @@ def _sort(
             )
     order = np.lexsort((j, i))  # stable: duplicates are added in the order given
     i, j = i[order], j[order]
-    new = np.ones(len(i), dtype=bool)
-    new[1:] = (i[1:] != i[:-1]) | (j[1:] != j[:-1])
-    first = np.flatnonzero(new)
+    first = first_of_each(i, j)
     narrow = rows.dtype == columns.dtype == torch.int32 and max(m, n, len(i)) <= torch.iinfo(torch.int32).max
     dtype = torch.int32 if narrow else torch.int64
 

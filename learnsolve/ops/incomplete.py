@@ -10,7 +10,7 @@ from torch import Tensor
 from learnsolve import _check
 from learnsolve.csr import CSR
 from learnsolve.ops._incomplete import _raw_factor, breakdown_message, factor, plan_of
-from learnsolve.ops.structure import plain_values
+from learnsolve.ops._operands import broadcasts_to, plain_values
 from learnsolve.pattern import SparsityPattern
 
 _FIRST_SHIFT, _TRIES = 1e-3, 30
@@ -187,13 +187,11 @@ def _cholesky(function: str, A: CSR, shift: float | Tensor, on_breakdown: str) -
 
 def _factors(function: str, A: CSR, shift: float | Tensor, on_breakdown: str) -> tuple[Tensor, Tensor]:
     """(factors, shift that was used), both with A's batch axes."""
-    if not isinstance(A, CSR):
-        raise TypeError(f"{function}: A must be a CSR, got {type(A).__name__}; make one with CSR.from_*")
+    _check.matrix(function, "A", A)
     values, pattern = A.values, A.pattern
     _check.dtype(function, "A.values", values)
     _check.one_of(function, "on_breakdown", on_breakdown, ("raise", "shift"))
-    if A.shape[0] != A.shape[1]:
-        raise ValueError(f"{function}: A must be square, got shape {A.shape}")
+    _check.square(function, "A", A.shape)
     row = pattern._missing_diagonal
     if row >= 0:
         raise ValueError(
@@ -231,9 +229,7 @@ def _as_shift(function: str, shift: float | Tensor, values: Tensor) -> Tensor:
     if isinstance(shift, Tensor):
         _check.same_kind(function, "shift", shift, values)
         batch = values.shape[:-1]
-        if shift.dim() > len(batch) or any(
-            s not in (1, b) for s, b in zip(reversed(shift.shape), reversed(batch), strict=False)
-        ):
+        if not broadcasts_to(shift.shape, batch):
             raise ValueError(
                 f"{function}: shift must broadcast to the batch axes {tuple(batch)} of A, got shape "
                 f"{tuple(shift.shape)}"

@@ -12,12 +12,11 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
+from learnsolve import _check
 from learnsolve._plain import makes_plain_tensors
 from learnsolve.csr import CSR
-from learnsolve.ops._gather import place, take
-from learnsolve.ops._operands import matrix
+from learnsolve.ops._gather import permuted, place, take
 from learnsolve.ops._selection import Selection, handed_out, places, selected, trusted
-from learnsolve.ops.structure import _permute
 from learnsolve.pattern import SparsityPattern, as_numpy
 
 
@@ -63,7 +62,7 @@ def permute(A: CSR, p: Any, q: Any = None) -> CSR:
     tensor([[3., 0.],
             [2., 1.]])
     """
-    matrix("permute", "A", A)
+    _check.matrix("permute", "A", A)
     if p is None:
         raise TypeError("permute: p must be an array of integers, got None; range(A.shape[0]) keeps the rows")
     if q is None and A.shape[0] != A.shape[1]:
@@ -72,7 +71,7 @@ def permute(A: CSR, p: Any, q: Any = None) -> CSR:
             "the columns"
         )
     plan, inverse = _plan_permutation(A.pattern, p, p if q is None else q)
-    return CSR(_permute(A.values, plan.at, inverse), plan.pattern)  # type: ignore[arg-type]
+    return CSR(permuted(A.values, plan.at, inverse), plan.pattern)  # type: ignore[arg-type]
 
 
 def _axis(k: Any, n: int) -> int | tuple[int, int, int] | np.ndarray:

@@ -1,16 +1,12 @@
 """The Kronecker product."""
 
-from typing import NamedTuple
-
 import numpy as np
 import torch
-from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.csr import CSR
-from learnsolve.ops._operands import matrix
-from learnsolve.ops._selection import trusted
-from learnsolve.ops.structure import _permute
+from learnsolve.ops._operands import fit
+from learnsolve.ops._selection import Sorted, reordered, sorted_by_row
 from learnsolve.pattern import SparsityPattern, as_numpy
 
 
@@ -38,32 +34,19 @@ def kron(A: CSR, B: CSR) -> CSR:
     >>> (ls.ops.kron(T, I) + ls.ops.kron(I, T)).to_dense()[0]
     tensor([ 4., -1., -1.,  0.], dtype=torch.float64)
     """
-    matrix("kron", "A", A)
-    matrix("kron", "B", B)
-    _check.dtype("kron", "A.values", A.values)
-    _check.same_kind("kron", "B.values", B.values, A.values)
-    _check.batches("kron", A.batch_shape, B.batch_shape, "A.values and B.values")
+    _check.matrix("kron", "A", A)
+    _check.matrix("kron", "B", B)
+    fit("kron", A, B)
     plan = A.pattern._planned(_plan_kron, B.pattern)
     outer = (A.values.unsqueeze(-1) * B.values.unsqueeze(-2)).flatten(-2)
-    return CSR(_permute(outer, plan.forward, plan.backward), plan.pattern)
+    return CSR(reordered(outer, plan), plan.pattern)
 
 
-class _KronPlan(NamedTuple):
-    pattern: SparsityPattern
-    forward: Tensor
-    backward: Tensor
-
-
-def _plan_kron(P: SparsityPattern, Q: SparsityPattern) -> _KronPlan:
+def _plan_kron(P: SparsityPattern, Q: SparsityPattern) -> Sorted:
     i1, j1, i2, j2 = (
         as_numpy(t).astype(np.int64) for t in (P.row_indices, P.col_indices, Q.row_indices, Q.col_indices)
     )
     rows = (i1[:, None] * Q.shape[0] + i2).reshape(-1)
     columns = (j1[:, None] * Q.shape[1] + j2).reshape(-1)
-    order = np.argsort(rows, kind="stable")  # within a row the pairs are sorted by column already
-    inverse = np.empty_like(order)
-    inverse[order] = np.arange(len(order))
     shape = (P.shape[0] * Q.shape[0], P.shape[1] * Q.shape[1])
-    crow = np.concatenate(([0], np.cumsum(np.bincount(rows, minlength=shape[0]))))
-    pattern = trusted(P if P.dtype == torch.int64 else Q, crow, columns[order], shape)
-    return _KronPlan(pattern, P._tensor(order), P._tensor(inverse))
+    return sorted_by_row(P if P.dtype == torch.int64 else Q, rows, columns, shape)

@@ -5,7 +5,6 @@ from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.csr import CSR
-from learnsolve.ops._operands import matrix
 from learnsolve.ops.richardson import residual_norm
 from learnsolve.ops.structure import sum as sum_
 
@@ -45,7 +44,7 @@ def norm(A: CSR, ord: float | str | None = None, dim: int | None = None) -> Tens
     >>> ls.ops.norm(A), ls.ops.norm(A, 1, dim=1)
     (tensor(4., dtype=torch.float64), tensor([3., 4., 3.], dtype=torch.float64))
     """
-    matrix("norm", "A", A)
+    _check.matrix("norm", "A", A)
     _check.dtype("norm", "A.values", A.values)
     _check.one_of("norm", "dim", dim, (None, 0, 1, -1, -2))
     if dim is None:

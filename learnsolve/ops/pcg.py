@@ -225,9 +225,9 @@ def _factor_structures(factor: SparsityPattern | None, kind: int) -> list[Tensor
     assert factor is not None
     ptr, idx, _, blocks = factor._structure(False)
     if kind == 2:
-        return [ptr, idx, blocks, *factor._structure(True)]  # type: ignore[list-item]
-    triangles = (t for side in (_LOWER, _LOWER_T) for t in _system(factor, side)[:6])
-    return [ptr, idx, blocks, *(idx[:0] if t is None else t for t in triangles)]
+        return [ptr, idx, blocks, *factor._structure(True)]
+    triangles = (t for side in (_LOWER, _LOWER_T) for t in _system(factor, side).tensors)
+    return [ptr, idx, blocks, *triangles]
 
 
 class _PCG(torch.autograd.Function):

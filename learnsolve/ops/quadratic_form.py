@@ -5,7 +5,7 @@ from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.csr import CSR
-from learnsolve.ops._autograd import Eager, add, keep_for_forward_mode, tracked, vmapped
+from learnsolve.ops._autograd import Operation, add, tracked, vmapped
 from learnsolve.ops._product import product, sampled
 from learnsolve.pattern import SparsityPattern
 
@@ -43,27 +43,23 @@ def quadratic_form(A: CSR, x: Tensor, *, symmetric: bool = False) -> Tensor:
     tensor(12., dtype=torch.float64)
     """
     name = "quadratic_form"
-    if not isinstance(A, CSR):
-        raise TypeError(f"{name}: A must be a CSR, got {type(A).__name__}; make one with CSR.from_*")
+    _check.matrix(name, "A", A)
     values, pattern = A.values, A.pattern
     _check.dtype(name, "A.values", values)
     _check.same_kind(name, "x", x, values)
-    n = pattern.shape[0]
-    if n != pattern.shape[1]:
-        raise ValueError(f"{name}: A must be square, got shape {pattern.shape}")
-    if x.dim() == 0 or x.shape[0 if x.dim() == 1 else -2] != n:
-        raise ValueError(f"{name}: x must have A.shape[0] = {n} rows, got shape {tuple(x.shape)}")
+    _check.square(name, "A", pattern.shape)
+    _check.rows(name, "x", x, "A", pattern.shape)
     if torch.compiler.is_dynamo_compiling() or values.dim() > 1 or x.dim() > 2:
         _check.batches(name, values.shape[:-1], x.shape[:-2], "A.values and x")
         y = product(values, x, pattern, False)
         return (x * y).sum(-1) if x.dim() == 1 else (x * y).sum((-2, -1))
     if tracked(values, x):
-        return _QuadraticForm.apply(values, x, pattern, symmetric)[0]
+        return _QuadraticForm.eager.apply(values, x, pattern, symmetric)[0]
     return _QuadraticForm.forward(values, x, pattern, symmetric)[0]
 
 
-class _QuadraticForm(Eager, torch.autograd.Function):
-    """(q, A x); the second is there to be kept."""
+class _QuadraticForm(Operation):
+    """(q, A x); the second is returned in order to be saved."""
 
     @staticmethod
     def forward(values: Tensor, x: Tensor, pattern: SparsityPattern, symmetric: bool):
@@ -76,17 +72,16 @@ class _QuadraticForm(Eager, torch.autograd.Function):
         ctx.mark_non_differentiable(output[1])
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(values, x, output[1])
-        keep_for_forward_mode(ctx, values, x)
 
     @staticmethod
-    def backward(ctx, g, _):  # type: ignore[override]
+    def backward(ctx, g, _):
         if g is None:
             return (None,) * 4
         values, x, y = ctx.saved_tensors
         pattern = ctx.pattern
         again = tracked(values, x, g)
         if again:
-            y = product(values, x, pattern, False)  # with its graph: somebody differentiates this gradient
+            y = product(values, x, pattern, False)  # with its graph: this gradient is differentiated
         need_values, need_x = ctx.needs_input_grad[:2]
         gx = gv = None
         if need_x:
@@ -98,7 +93,7 @@ class _QuadraticForm(Eager, torch.autograd.Function):
         return gv, gx, None, None
 
     @staticmethod
-    def jvp(ctx, tv, tx, *_):  # type: ignore[override]
+    def jvp(ctx, tv, tx, *_):
         values, x = ctx.saved_tensors[:2]
         pattern = ctx.pattern
         by_values = None if tv is None else (x * product(tv, x, pattern, False)).sum()

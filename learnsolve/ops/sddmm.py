@@ -56,13 +56,8 @@ def sddmm(U: Tensor, V: Tensor, pattern: SparsityPattern) -> Tensor:
             f"sddmm: U and V must both be vectors or both (..., rows, k), got shapes {tuple(U.shape)} and "
             f"{tuple(V.shape)}"
         )
-    for name, t, side in (("U", U, 0), ("V", V, 1)):
-        rows = t.shape[0] if t.dim() == 1 else t.shape[-2]
-        if rows != pattern.shape[side]:
-            raise ValueError(
-                f"sddmm: {name} must have pattern.shape[{side}] = {pattern.shape[side]} rows, got shape "
-                f"{tuple(t.shape)}"
-            )
+    _check.rows("sddmm", "U", U, "pattern", pattern.shape, 0)
+    _check.rows("sddmm", "V", V, "pattern", pattern.shape, 1)
     if U.dim() > 1 and U.shape[-1] != V.shape[-1]:
         raise ValueError(
             f"sddmm: U and V must have as many columns as each other, got {U.shape[-1]} and {V.shape[-1]}"

@@ -133,11 +133,8 @@ def _multiply(A: CSR, B: CSR, mask: SparsityPattern | None) -> CSR:
 
 def _check_factors(function: str, first: str, A: Any, second: str, B: Any) -> None:
     for name, M in ((first, A), (second, B)):
-        if not isinstance(M, CSR):
-            raise TypeError(
-                f"{function}: {name} must be a CSR, got {type(M).__name__}; make one with CSR.from_*, or "
-                "multiply by a dense tensor with spmm"
-            )
+        remedy = "; make one with CSR.from_*, or multiply by a dense tensor with spmm"
+        _check.matrix(function, name, M, remedy)
         _check.dtype(function, f"{name}.values", M.values)
     _check.same_kind(function, f"{second}.values", B.values, A.values)
     _check.batches(function, A.batch_shape, B.batch_shape, f"{first}.values and {second}.values")

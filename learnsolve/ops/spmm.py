@@ -43,19 +43,13 @@ def spmm(A: CSR, x: Tensor, *, transpose: bool = False) -> Tensor:
     >>> ls.ops.spmm(A, torch.arange(4.0, dtype=torch.float64))
     tensor([-1.,  0.,  0.,  4.], dtype=torch.float64)
     """
-    if not isinstance(A, CSR):
-        raise TypeError(f"spmm: A must be a CSR, got {type(A).__name__}; make one with CSR.from_*")
+    _check.matrix("spmm", "A", A)
     values, pattern = A.values, A.pattern
     _check.dtype("spmm", "A.values", values)
     _check.same_kind("spmm", "x", x, values)
     if x.dim() == 0:
         raise ValueError("spmm: x must have shape (n,) or (..., n, k), got a scalar")
     _check.flag("spmm", "transpose", transpose)
-    side = 0 if transpose else 1
-    rows = x.shape[0] if x.dim() == 1 else x.shape[-2]
-    if rows != pattern.shape[side]:
-        raise ValueError(
-            f"spmm: x must have A.shape[{side}] = {pattern.shape[side]} rows, got shape {tuple(x.shape)}"
-        )
+    _check.rows("spmm", "x", x, "A", pattern.shape, 0 if transpose else 1)
     _check.batches("spmm", values.shape[:-1], x.shape[:-2], "A.values and x")
     return product(values, x, pattern, transpose)

@@ -7,7 +7,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedte
 from learnsolve import _check, _library  # noqa: F401  (registers torch.ops.learnsolve)
 from learnsolve.csr import CSR
 from learnsolve.ops import _superlu
-from learnsolve.ops._autograd import Eager, dispatch, keep_for_forward_mode
+from learnsolve.ops._autograd import LinearSolve, dispatch
 from learnsolve.ops._product import _values_gradient, product
 from learnsolve.ops._superlu import Factors
 from learnsolve.pattern import SparsityPattern
@@ -31,7 +31,7 @@ def spsolve(A: CSR, b: Tensor, *, transpose: bool = False) -> Tensor:
     Raises
     ------
     ValueError
-        if shapes do not fit; if A is singular (the message tells the row, or what else was found), or has
+        if shapes do not fit; if A is singular (the message names the row, or what else was found), or has
         values that are not finite; if the solution overflows.
     TypeError
         if dtypes or devices do not fit.
@@ -119,7 +119,7 @@ class Factorized:
         self._values = A.values
         self._version = _version(A.values)
         self._factors = Factors("factorized")
-        # Inside a transformation the numbers are not to be had yet: the first solve factors.
+        # Inside a transformation the values are not available yet: the first solve factors.
         if _has_numbers(A.values) and not is_functorch_wrapped_tensor(A.values):
             self._factors.of(*A.pattern._structure(False)[:2], _matrices(A.values))
             self._factors.share()
@@ -131,7 +131,7 @@ class Factorized:
         _check_right_hand_side("factorized", A, b)
         _check.flag("factorized", "transpose", transpose)
         if torch.compiler.is_dynamo_compiling():
-            # The operator looks for factors of these very numbers, and makes them anew if there are none.
+            # The operator looks for factors of these values, and recomputes them if none are kept.
             return _solved(A.values, b, A.pattern, transpose, None)
         if A.values is not self._values or _version(A.values) != self._version:
             raise RuntimeError(
@@ -158,22 +158,20 @@ class Factorized:
 
 
 def _version(values: Tensor) -> int:
-    # Neither keeps a version that means anything; their factors are found by their numbers all the same.
+    # Neither keeps a meaningful version; their factors are found by their values.
     return -1 if values.is_inference() or is_functorch_wrapped_tensor(values) else values._version
 
 
 def _has_numbers(t: Tensor) -> bool:
-    """Not of a tensor that stands for a shape or a batch, nor while somebody records operations."""
+    """Does `t` hold values? Not if it represents a shape or a batch, or while operations are recorded."""
     ordinary = type(t) is Tensor or type(t) is torch.nn.Parameter
     return ordinary and not is_legacy_batchedtensor(t) and not torch._C._len_torch_dispatch_stack()
 
 
 def _check_matrix(function: str, A: CSR) -> None:
-    if not isinstance(A, CSR):
-        raise TypeError(f"{function}: A must be a CSR, got {type(A).__name__}; make one with CSR.from_*")
+    _check.matrix(function, "A", A)
     _check.dtype(function, "A.values", A.values)
-    if A.shape[0] != A.shape[1]:
-        raise ValueError(f"{function}: A must be square, got shape {A.shape}")
+    _check.square(function, "A", A.shape)
 
 
 def _check_right_hand_side(function: str, A: CSR, b: Tensor) -> None:
@@ -227,32 +225,32 @@ def _solve(
     values: Tensor, b: Tensor, pattern: SparsityPattern, transpose: bool, factors: Factors | None
 ) -> Tensor:
     """For values (nnz,) with b (n,) or (n, k), or (B, nnz) with (B, n, k)."""
-    return dispatch(_Solve, _SolveForwardMode, (values, b), pattern, transpose, factors)
+    return dispatch(_Solve, (values, b), pattern, transpose, factors)
 
 
-class _Solve(torch.autograd.Function):
+class _Solve(LinearSolve):
     @staticmethod
     def forward(values, b, pattern, transpose, factors):
         crow, col = pattern._structure(False)[:2]
         if factors is None or not (_has_numbers(values) and _has_numbers(b)):
-            # An operator goes through torch's dispatcher, which knows what to do with such tensors.
+            # An operator goes through torch's dispatcher, which handles such tensors.
             if factors is not None:
                 factors.share()
             return _raw(crow, col, values, b, transpose)
         return _superlu.solve(factors, crow, col, values, b, transpose)
 
     @staticmethod
-    def setup_context(ctx, inputs, output):
-        values, _, ctx.pattern, ctx.transpose, ctx.factors = inputs
-        ctx.save_for_backward(values, output)
+    def times(values, x, pattern, transpose, factors):
+        return product(values, x, pattern, transpose)
 
     @staticmethod
-    def backward(ctx, g):  # type: ignore[override]
+    def backward(ctx, g):
         values, x = ctx.saved_tensors
-        y = _solve(values, g, ctx.pattern, not ctx.transpose, ctx.factors)
+        pattern, transpose, factors = ctx.constants
+        y = _solve(values, g, pattern, not transpose, factors)
         gv = None
         if ctx.needs_input_grad[0]:
-            gv = -_values_gradient(y, x, ctx.pattern, ctx.transpose, values)
+            gv = -_values_gradient(y, x, pattern, transpose, values)
         return gv, y if ctx.needs_input_grad[1] else None, None, None, None
 
     @staticmethod
@@ -263,19 +261,3 @@ class _Solve(torch.autograd.Function):
         rhs = b.unsqueeze(0) if b_dim is None else b.movedim(b_dim, 0)
         x = _solved(v, rhs.unsqueeze(-1) if vector else rhs, pattern, transpose, factors)
         return (x.squeeze(-1) if vector else x), 0
-
-
-class _SolveForwardMode(Eager, _Solve):
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        _Solve.setup_context(ctx, inputs, output)
-        keep_for_forward_mode(ctx, inputs[0], output)
-
-    @staticmethod
-    def jvp(ctx, tv, tb, *_):  # type: ignore[override]
-        values, x = ctx.saved_tensors
-        rhs = tb
-        if tv is not None:
-            by_values = product(tv, x, ctx.pattern, ctx.transpose)
-            rhs = -by_values if tb is None else tb - by_values
-        return _solve(values, rhs, ctx.pattern, ctx.transpose, ctx.factors)

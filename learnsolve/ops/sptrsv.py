@@ -7,8 +7,8 @@ from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.csr import CSR
+from learnsolve.ops._operands import plain_values
 from learnsolve.ops._triangular import Side, solve
-from learnsolve.ops.structure import plain_values
 from learnsolve.pattern import SparsityPattern
 
 
@@ -67,20 +67,16 @@ def sptrsv(
     >>> ls.ops.sptrsv(L, torch.tensor([4.0, 8.0]), transpose=True)
     tensor([1., 2.])
     """
-    if not isinstance(L, CSR):
-        raise TypeError(f"sptrsv: L must be a CSR, got {type(L).__name__}; make one with CSR.from_*")
+    _check.matrix("sptrsv", "L", L)
     for name, flag in (("lower", lower), ("unit_diagonal", unit_diagonal), ("transpose", transpose)):
         _check.flag("sptrsv", name, flag)
     values, pattern = L.values, L.pattern
     _check.dtype("sptrsv", "L.values", values)
     _check.same_kind("sptrsv", "b", b, values)
-    n, columns = pattern.shape
-    if n != columns:
-        raise ValueError(f"sptrsv: L must be square, got shape {pattern.shape}")
+    _check.square("sptrsv", "L", pattern.shape)
     if b.dim() == 0:
         raise ValueError("sptrsv: b must have shape (n,) or (..., n, k), got a scalar")
-    if (b.shape[0] if b.dim() == 1 else b.shape[-2]) != n:
-        raise ValueError(f"sptrsv: b must have L.shape[0] = {n} rows, got shape {tuple(b.shape)}")
+    _check.rows("sptrsv", "b", b, "L", pattern.shape)
     _check.batches("sptrsv", values.shape[:-1], b.shape[:-2], "L.values and b")
     if not unit_diagonal and pattern._missing_diagonal >= 0:
         raise ValueError(

@@ -1,17 +1,13 @@
 """Matrices side by side, on top of one another, and along a diagonal."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.csr import CSR
-from learnsolve.ops._operands import matrix
-from learnsolve.ops._selection import trusted
-from learnsolve.ops.structure import _permute
+from learnsolve.ops._selection import Sorted, reordered, sorted_by_row
 from learnsolve.pattern import SparsityPattern, as_numpy
 
 
@@ -65,7 +61,7 @@ def _stack(function: str, matrices: Sequence[CSR], way: str) -> CSR:
     first = matrices[0]
     batch = torch.Size()
     for i, A in enumerate(matrices):
-        matrix(function, f"matrix {i}", A)
+        _check.matrix(function, f"matrix {i}", A)
         _check.same_kind(function, f"matrix {i}", A.values, first.values)
         _check.batches(function, batch, A.batch_shape, f"matrix {i} and those before it")
         batch = torch.broadcast_shapes(batch, A.batch_shape)
@@ -80,18 +76,10 @@ def _stack(function: str, matrices: Sequence[CSR], way: str) -> CSR:
     others = (A.pattern for A in matrices[1:])
     plan = first.pattern._planned(_plan_stack, way, *others)
     values = torch.cat([A.values.expand(batch + A.values.shape[-1:]) for A in matrices], -1)
-    if plan.forward is not None:
-        values = _permute(values, plan.forward, plan.backward)
-    return CSR(values, plan.pattern)
+    return CSR(reordered(values, plan), plan.pattern)
 
 
-class _StackPlan(NamedTuple):
-    pattern: SparsityPattern
-    forward: Tensor | None = None
-    backward: Tensor | None = None
-
-
-def _plan_stack(first: SparsityPattern, way: str, *others: SparsityPattern) -> _StackPlan:
+def _plan_stack(first: SparsityPattern, way: str, *others: SparsityPattern) -> Sorted:
     patterns = (first, *others)
     sizes = np.array([P.shape for P in patterns])
     ends = np.cumsum(sizes, axis=0)
@@ -106,13 +94,5 @@ def _plan_stack(first: SparsityPattern, way: str, *others: SparsityPattern) -> _
     columns = np.concatenate(
         [as_numpy(P.col_indices).astype(np.int64) + s[1] for P, s in zip(patterns, starts, strict=True)]
     )
-    shape = tuple(ends[-1])
-    crow = np.concatenate(([0], np.cumsum(np.bincount(rows, minlength=shape[0]))))
     widest = next((P for P in patterns if P.dtype == torch.int64), first)
-    if way != "horizontal":
-        return _StackPlan(trusted(widest, crow, columns, shape))
-    order = np.argsort(rows, kind="stable")
-    inverse = np.empty_like(order)
-    inverse[order] = np.arange(len(order))
-    pattern = trusted(widest, crow, columns[order], shape)
-    return _StackPlan(pattern, first._tensor(order), first._tensor(inverse))
+    return sorted_by_row(widest, rows, columns, tuple(ends[-1]))

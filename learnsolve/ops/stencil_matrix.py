@@ -12,7 +12,8 @@ from torch import Tensor
 from learnsolve import _check
 from learnsolve._plain import makes_plain_tensors
 from learnsolve.csr import CSR
-from learnsolve.ops._product import product
+from learnsolve.ops._gather import added_up
+from learnsolve.ops._selection import first_of_each
 from learnsolve.ops._stencil import Neighbours
 from learnsolve.ops.stencil import by_offset, grid_sizes, neighbours, window
 from learnsolve.pattern import SparsityPattern
@@ -80,11 +81,7 @@ def matrix_of(c: Tensor, where: Neighbours, grid: torch.Size) -> CSR:
     d = len(grid)
     constant = c.shape[-d:].numel() == 1 and grid.numel() != 1
     pattern, gather = _plan(where, tuple(grid), constant, c.device)
-    c = c.flatten(-d - 1)
-    ones = torch.ones(gather.nnz, dtype=c.dtype, device=c.device)
-    if c.dim() == 1:
-        return CSR(product(ones, c, gather, False), pattern)
-    return CSR(product(ones, c.unsqueeze(-1), gather, False).squeeze(-1), pattern)
+    return CSR(added_up(c.flatten(-d - 1), gather), pattern)
 
 
 @makes_plain_tensors
@@ -124,13 +121,6 @@ def _triples(where: Neighbours, grid: tuple[int, ...]) -> tuple[np.ndarray, np.n
     return i[order], j[order], k[order]
 
 
-def _new(i: np.ndarray, j: np.ndarray) -> np.ndarray:
-    """The first triple of each place."""
-    new = np.ones(len(i), dtype=bool)
-    new[1:] = (i[1:] != i[:-1]) | (j[1:] != j[:-1])
-    return np.flatnonzero(new)
-
-
 def _index(array: np.ndarray, largest: int, device: torch.device) -> Tensor:
     narrow = largest <= torch.iinfo(torch.int32).max
     return torch.from_numpy(array.astype(np.int32 if narrow else np.int64)).to(device)
@@ -138,7 +128,7 @@ def _index(array: np.ndarray, largest: int, device: torch.device) -> Tensor:
 
 def _pattern(where: Neighbours, grid: tuple[int, ...], device: torch.device) -> SparsityPattern:
     i, j, _ = _triples(where, grid)
-    first, n = _new(i, j), math.prod(grid)
+    first, n = first_of_each(i, j), math.prod(grid)
     crow = np.searchsorted(i[first], np.arange(n + 1))
     largest = max(n, len(first))
     return SparsityPattern._trusted(_index(crow, largest, device), _index(j[first], largest, device), (n, n))
@@ -155,7 +145,7 @@ def _gather(
     n = math.prod(grid)
     source = k if constant else k * n + i
     sources = len(offsets) // len(grid) * (1 if constant else n)
-    crow = np.append(_new(i, j), len(i))
+    crow = np.append(first_of_each(i, j), len(i))
     largest = max(len(i), sources)
     return (
         SparsityPattern._trusted(

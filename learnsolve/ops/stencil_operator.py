@@ -22,7 +22,7 @@ class StencilOperator:
 
     Parameters
     ----------
-    coefficients, offsets, boundary : as of `stencil`; coefficients may learn
+    coefficients, offsets, boundary : as of `stencil`; coefficients may be trainable
     grid : its sizes
 
     Attributes
@@ -97,7 +97,7 @@ class StencilOperator:
         return self.coefficients.requires_grad
 
     def requires_grad_(self, requires_grad: bool = True) -> StencilOperator:
-        """Let the coefficients learn, or stop it; their gradient is in ``A.coefficients.grad``."""
+        """Set whether the coefficients require grad; their gradient is in ``A.coefficients.grad``."""
         self.coefficients.requires_grad_(requires_grad)
         return self
 

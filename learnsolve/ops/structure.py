@@ -3,13 +3,13 @@
 import numpy as np
 import torch
 from torch import Tensor
-from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 
 from learnsolve import _check
 from learnsolve._plain import plain_tensors
 from learnsolve.csr import CSR
-from learnsolve.ops._autograd import Eager, dispatch, keep_for_forward_mode, tracked
-from learnsolve.ops._operands import matrix
+from learnsolve.ops._autograd import tracked
+from learnsolve.ops._gather import permuted
+from learnsolve.ops._operands import plain_values
 from learnsolve.ops._product import product, sampled
 from learnsolve.pattern import SparsityPattern, as_numpy
 
@@ -27,42 +27,10 @@ def transpose(A: CSR) -> CSR:
     tensor([[1., 0.],
             [2., 3.]])
     """
-    matrix("transpose", "A", A)
+    _check.matrix("transpose", "A", A)
     P = A.pattern
     forward, backward = P.transpose_permutation, P._inverse_permutation
-    return CSR(_permute(A.values, forward, backward), P.T)
-
-
-def _permute(values: Tensor, forward: Tensor, backward: Tensor, dim: int = -1) -> Tensor:
-    return dispatch(_Permute, _PermuteForwardMode, (values,), forward, backward, dim)
-
-
-class _Permute(torch.autograd.Function):
-    """values[..., forward], or that along another axis, counted from the end; its gradient is a gather too
-    (torch's own would add into zeros)."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(values, forward, backward, dim):
-        return values.index_select(dim, forward)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        _, forward, backward, ctx.dim = inputs
-        ctx.save_for_backward(forward, backward)
-        keep_for_forward_mode(ctx, forward, backward)
-
-    @staticmethod
-    def backward(ctx, g):  # type: ignore[override]
-        forward, backward = ctx.saved_tensors
-        return _permute(g, backward, forward, ctx.dim), None, None, None
-
-
-class _PermuteForwardMode(Eager, _Permute):
-    @staticmethod
-    def jvp(ctx, t, *_):  # type: ignore[override]
-        return _permute(t, *ctx.saved_tensors, dim=ctx.dim)
+    return CSR(permuted(A.values, forward, backward), P.T)
 
 
 def diagonal(A: CSR, k: int = 0) -> Tensor:
@@ -74,7 +42,7 @@ def diagonal(A: CSR, k: int = 0) -> Tensor:
     >>> ls.ops.diagonal(ls.problems.poisson((3,)), 1)
     tensor([-1., -1.], dtype=torch.float64)
     """
-    matrix("diagonal", "A", A)
+    _check.matrix("diagonal", "A", A)
     k = _check.integer("diagonal", "k", k, -(2**62))
     at = A.pattern.diagonal_positions if k == 0 else A.pattern._planned(_plan_diagonal, k)
     if A.nnz == 0:
@@ -101,7 +69,7 @@ def trace(A: CSR) -> Tensor:
     >>> ls.ops.trace(ls.problems.poisson((3,)))
     tensor(6., dtype=torch.float64)
     """
-    matrix("trace", "A", A)
+    _check.matrix("trace", "A", A)
     return diagonal(A).sum(-1)
 
 
@@ -117,7 +85,7 @@ def sum(A: CSR, dim: int | None = None) -> Tensor:
     >>> ls.ops.sum(ls.problems.poisson((4,)), dim=1)
     tensor([1., 0., 0., 1.], dtype=torch.float64)
     """
-    matrix("sum", "A", A)
+    _check.matrix("sum", "A", A)
     if dim is None:
         return A.values.sum(-1)
     _check.one_of("sum", "dim", dim, (None, 0, 1, -1, -2))
@@ -156,7 +124,7 @@ def scale_columns(A: CSR, d: Tensor) -> CSR:
 
 
 def _scale(function: str, A: CSR, d: Tensor, side: int) -> CSR:
-    matrix(function, "A", A)
+    _check.matrix(function, "A", A)
     _check.dtype(function, "A.values", A.values)
     _check.same_kind(function, "d", d, A.values)
     if d.dim() == 0 or d.shape[-1] != A.shape[side]:
@@ -177,7 +145,7 @@ def _scale(function: str, A: CSR, d: Tensor, side: int) -> CSR:
 def inverse_diagonal(A: CSR) -> Tensor:
     """1 / diag(A), shape (..., n), for a square A without zeros on its diagonal.
 
-    A missing entry is always an error; a stored zero is one on the CPU. On a CUDA tensor looking for it would
+    A missing entry is always an error; a stored zero is one on the CPU. On a CUDA tensor a check would
     wait for the device: it becomes an infinity, which `Solution.status` reports.
 
     Examples
@@ -186,17 +154,16 @@ def inverse_diagonal(A: CSR) -> Tensor:
     >>> ls.ops.inverse_diagonal(ls.problems.poisson((2,)))
     tensor([0.5000, 0.5000], dtype=torch.float64)
     """
-    matrix("inverse_diagonal", "A", A)
+    _check.matrix("inverse_diagonal", "A", A)
     return shared_inverse_diagonal(A, "inverse_diagonal").clone()
 
 
 def shared_inverse_diagonal(A: CSR, function: str) -> Tensor:
-    """`inverse_diagonal` for solvers, not to be changed: it is kept with `A` where its values do not learn,
-    as long as they do not change (which torch tells, except for changes through ``values.data``). Of values
-    that learn nothing is kept: fused optimizers change parameters without telling. Nor of those on a device:
-    other streams would have to wait for it, and a graph would hold it for ever."""
-    if A.shape[0] != A.shape[1]:
-        raise ValueError(f"{function}: A must be square, got shape {A.shape}")
+    """`inverse_diagonal` for solvers, not to be changed: it is kept with `A` while its values do not require
+    grad and do not change (torch notices, except for changes through ``values.data``). Nothing is kept for
+    trainable values: fused optimizers change parameters without a new version. Nor for values on a device:
+    other streams would have to wait for it, and a graph would hold it indefinitely."""
+    _check.square(function, "A", A.shape)
     row = A.pattern._missing_diagonal
     if row >= 0:
         raise ValueError(
@@ -223,13 +190,6 @@ def shared_inverse_diagonal(A: CSR, function: str) -> Tensor:
             _nonzero(function, d)
             kept = A._derived["inverse diagonal"] = (A.values, state, d.reciprocal())
     return kept[2]
-
-
-def plain_values(t: Tensor) -> Tensor:
-    """The numbers behind a tensor that a transformation of `torch.func` holds, without a graph."""
-    while is_functorch_wrapped_tensor(t):
-        t = get_unwrapped(t)
-    return t.detach()
 
 
 def _nonzero(function: str, d: Tensor) -> None:

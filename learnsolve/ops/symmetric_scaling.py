@@ -4,9 +4,9 @@ import torch
 
 from learnsolve import _check
 from learnsolve.csr import CSR
-from learnsolve.ops._operands import matrix
+from learnsolve.ops._operands import plain_values
 from learnsolve.ops._product import sampled
-from learnsolve.ops.structure import diagonal, plain_values
+from learnsolve.ops.structure import diagonal
 from learnsolve.ops.structure import sum as sum_
 
 
@@ -27,7 +27,7 @@ def symmetric_scaling(A: CSR, by: str = "diagonal") -> CSR:
     ------
     ValueError
         if D has an entry that is not positive and finite; the message names the row. (Under `torch.compile`
-        and on a CUDA device this is not looked for, and becomes an infinity or a NaN.)
+        and on a CUDA device this is not checked, and becomes an infinity or a NaN.)
 
     Notes
     -----
@@ -44,11 +44,10 @@ def symmetric_scaling(A: CSR, by: str = "diagonal") -> CSR:
     tensor([ 1.0000, -0.5000,  0.0000], dtype=torch.float64)
     """
     name = "symmetric_scaling"
-    matrix(name, "A", A)
+    _check.matrix(name, "A", A)
     _check.dtype(name, "A.values", A.values)
     _check.one_of(name, "by", by, ("diagonal", "row_sums"))
-    if A.shape[0] != A.shape[1]:
-        raise ValueError(f"{name}: A must be square, got shape {A.shape}")
+    _check.square(name, "A", A.shape)
     d = diagonal(A) if by == "diagonal" else sum_(A, 1)
     if not torch.compiler.is_dynamo_compiling():
         plain = plain_values(d)

@@ -2,7 +2,6 @@
 
 from learnsolve import _check
 from learnsolve.csr import CSR
-from learnsolve.ops._operands import matrix
 from learnsolve.ops._selection import Selection, kept, selected
 from learnsolve.pattern import SparsityPattern, as_numpy
 
@@ -37,7 +36,7 @@ def triu(A: CSR, k: int = 0) -> CSR:
 
 
 def _triangle(function: str, A: CSR, k: int, side: str) -> CSR:
-    matrix(function, "A", A)
+    _check.matrix(function, "A", A)
     k = _check.integer(function, "k", k, -(2**62))
     return selected(A, A.pattern._planned(plan_triangle, k, side))
 

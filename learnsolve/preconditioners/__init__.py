@@ -1,4 +1,4 @@
-"""Preconditioners: functions M(r) ~ A^-1 r, one a file; those that learn are torch.nn.Modules."""
+"""Preconditioners: functions M(r) ~ A^-1 r, one a file; trainable ones are torch.nn.Modules."""
 
 from learnsolve.preconditioners._hierarchy import Hierarchy
 from learnsolve.preconditioners.amg import AMG

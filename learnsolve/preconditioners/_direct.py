@@ -8,8 +8,8 @@ from torch import Tensor
 
 from learnsolve._plain import plain_tensors
 from learnsolve.csr import CSR
+from learnsolve.ops._operands import plain_values
 from learnsolve.ops.spsolve import Factorized, factorized
-from learnsolve.ops.structure import plain_values
 from learnsolve.preconditioners._symmetry import numbers
 
 _DENSE = 500  # rows up to which an inverse is kept: 2 MB in float64
@@ -22,7 +22,7 @@ def inverses(D: Tensor, singular: Callable[[int], Exception]) -> Tensor:
     if D.numel() == 0:
         return torch.zeros_like(D)
     if torch.compiler.is_dynamo_compiling():
-        return torch.linalg.inv(D)  # raises where D is exactly singular: numbers cannot be looked at here
+        return torch.linalg.inv(D)  # raises where D is exactly singular: values cannot be read here
     X = torch.linalg.inv_ex(D).inverse
     d, x = numbers(D), numbers(X)
     norms = (t.abs().sum(-1).amax(-1) for t in (d, x))
@@ -38,7 +38,7 @@ def _nearly_singular(A: CSR, factors: Factorized) -> int:
     to rounding could; -1 if there is none."""
     if plain_values(A.values).shape != A.values.shape:  # under torch.func.vmap
         return -1
-    with plain_tensors():  # under a vmap of something else no random numbers are to be had
+    with plain_tensors():  # under a vmap of something else random numbers are not available
         generator = torch.Generator("cpu").manual_seed(0)
         v = torch.rand((A.shape[0], 1), generator=generator, dtype=torch.float64, device="cpu")
         v = v.to(A.device, A.dtype)

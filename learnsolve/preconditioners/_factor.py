@@ -1,4 +1,4 @@
-"""A triangular matrix whose values learn, its diagonal positive by parametrisation where that is wanted."""
+"""A triangular matrix with trainable values; a parametrisation can keep its diagonal positive."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.csr import CSR
-from learnsolve.ops._operands import matrix as check_matrix
-from learnsolve.ops.structure import _permute
+from learnsolve.ops._gather import permuted
 from learnsolve.ops.triangle import tril, triu
 from learnsolve.pattern import SparsityPattern, as_numpy
 from learnsolve.preconditioners._held import (
@@ -65,7 +64,7 @@ class TriangularFactor(HoldsPattern):
         any_sign: bool = False,
     ):
         super().__init__()
-        check_matrix(function, name, L)
+        _check.matrix(function, name, L)
         if positive is not None:
             _check.one_of(function, "positive", positive, POSITIVE)
         self.function, self.name, self.any_sign = function, name, any_sign
@@ -86,8 +85,7 @@ class TriangularFactor(HoldsPattern):
         function, name = self.function, self.name
         finite(function, f"{name}.values", L.values)
         side, triangle = ("lower", tril) if self.lower else ("upper", triu)
-        if L.shape[0] != L.shape[1]:
-            raise ValueError(f"{function}: {name} must be square, got shape {L.shape}")
+        _check.square(function, name, L.shape)
         if triangle(L).nnz != L.nnz:
             raise ValueError(
                 f"{function}: {name} must be {side} triangular, but {L.nnz - triangle(L).nnz} of its "
@@ -128,13 +126,13 @@ class TriangularFactor(HoldsPattern):
         if self.any_sign:
             d = self.sign * d
         plan = self.pattern._planned(_plan_parts)
-        values = _permute(torch.cat((self.off_diagonal, d), -1), plan.join, plan.split)
+        values = permuted(torch.cat((self.off_diagonal, d), -1), plan.join, plan.split)
         return CSR(values, self.pattern)
 
     def assignments(self, L: CSR) -> list[tuple[Tensor, Tensor]]:
         """Checked: what to copy where, so that `matrix()` is L, on the same pattern."""
         function = f"{self.function}.assign_"
-        check_matrix(function, self.name, L)
+        _check.matrix(function, self.name, L)
         learnt = self.values if self.positive is None else self.diagonal
         _check.same_kind(function, f"{self.name}.values", L.values, learnt)
         if L.batch_shape != learnt.shape[:-1]:

@@ -15,8 +15,10 @@ import numpy as np
 from learnsolve import _check
 from learnsolve._plain import plain_tensors
 from learnsolve.csr import CSR
-from learnsolve.ops.structure import plain_values
+from learnsolve.ops._operands import plain_values
 from learnsolve.preconditioners._symmetry import symmetry
+
+METHODS = ("smoothed_aggregation", "ruge_stuben")
 
 
 class Hierarchy:
@@ -59,11 +61,8 @@ class Hierarchy:
                 )
         for level, (P, R) in enumerate(zip(self.prolongations, self.restrictions, strict=True)):
             for name, T in (("prolongations", P), ("restrictions", R)):
-                if not isinstance(T, CSR) and not (T is None and name == "restrictions"):
-                    raise TypeError(
-                        f"Hierarchy: {name}[{level}] must be a CSR, got {type(T).__name__}; make one with "
-                        "CSR.from_*"
-                    )
+                if T is not None or name == "prolongations":
+                    _check.matrix("Hierarchy", f"{name}[{level}]", T)
             if R is not None and R.shape != P.shape[::-1]:
                 raise ValueError(
                     f"Hierarchy: restrictions[{level}] must have shape {P.shape[::-1]}, got {R.shape}"
@@ -73,6 +72,11 @@ class Hierarchy:
                     f"Hierarchy: prolongations[{level}] must have as many rows as the one before it has "
                     f"columns, {self.prolongations[level - 1].shape[1]}, got shape {P.shape}"
                 )
+
+    @property
+    def transfers(self) -> tuple[CSR, ...]:
+        """Prolongations, and restrictions that are not their transposes."""
+        return tuple(T for T in (*self.prolongations, *self.restrictions) if T is not None)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -99,7 +103,7 @@ class Hierarchy:
         return f"Hierarchy({', '.join(map(str, self.sizes))})"
 
 
-def coarsened(A: CSR, method: str, max_levels: int, max_coarse: int) -> Hierarchy:
+def _coarsened(A: CSR, method: str, max_levels: int, max_coarse: int) -> Hierarchy:
     """pyamg's hierarchy of A, of the mean of a batch."""
     if A.shape[0] <= max_coarse or max_levels == 1:
         return Hierarchy([])
@@ -111,17 +115,17 @@ def coarsened(A: CSR, method: str, max_levels: int, max_coarse: int) -> Hierarch
             "hierarchy=",
             name="pyamg",
         ) from error
-    S = mean(A)
+    S = _mean(A)
     sizes: dict[str, Any] = {"max_levels": max_levels, "max_coarse": max_coarse}
     unused: dict[str, Any] = {"presmoother": None, "postsmoother": None, "coarse_solver": "splu"}
     with _fixed_seed():
         if method == "ruge_stuben":
-            return carried(pyamg.ruge_stuben_solver(S, **sizes, **unused), A)
+            return _carried(pyamg.ruge_stuben_solver(S, **sizes, **unused), A)
         kind = "symmetric" if symmetry("AMG", A, None) else "nonsymmetric"
-        return carried(pyamg.smoothed_aggregation_solver(S, symmetry=kind, **sizes, **unused), A)
+        return _carried(pyamg.smoothed_aggregation_solver(S, symmetry=kind, **sizes, **unused), A)
 
 
-def carried(solver: Any, A: CSR) -> Hierarchy:
+def _carried(solver: Any, A: CSR) -> Hierarchy:
     """The transfers of a pyamg MultilevelSolver as CSRs of A's dtype, index type and device."""
     prolongations, restrictions, radii = [], [], []
     for number, level in enumerate(solver.levels[:-1]):
@@ -143,7 +147,7 @@ def _like(S: Any, A: CSR) -> CSR:
         return CSR(T.values, T.pattern.to(dtype=A.pattern.dtype)).to(A.device)
 
 
-def mean(A: CSR) -> Any:
+def _mean(A: CSR) -> Any:
     """The mean of a batch of matrices, or the one matrix, for SciPy."""
     values = plain_values(A.values)
     if values.shape != A.values.shape:
@@ -158,7 +162,7 @@ def mean(A: CSR) -> Any:
 def spectral_radius(A: CSR) -> float:
     """An estimate of rho(D^-1 A), to about a percent, by at most six times 15 Arnoldi steps from a fixed
     start."""
-    S = mean(A).astype(np.float64)
+    S = _mean(A).astype(np.float64)
     d = S.diagonal()
     v = np.random.default_rng(0).uniform(size=S.shape[0])
     radius = 0.0
@@ -196,14 +200,31 @@ def _fixed_seed() -> Iterator[None]:
         np.random.set_state(state)  # noqa: NPY002
 
 
-def check_hierarchy(hierarchy: Hierarchy, A: CSR) -> None:
-    if len(hierarchy) and hierarchy.prolongations[0].shape[0] != A.shape[0]:
+def hierarchy_for(A: CSR, method: str | None, given: Any, max_levels: Any, max_coarse: Any) -> Hierarchy:
+    """Checked: the `given` one, or pyamg's by `method`."""
+    if given is None:
+        method = METHODS[0] if method is None else method
+        _check.one_of("AMG", "method", method, METHODS)
+        levels = _check.integer("AMG", "max_levels", 10 if max_levels is None else max_levels, 1)
+        coarse = _check.integer("AMG", "max_coarse", 100 if max_coarse is None else max_coarse, 1)
+        return _coarsened(A, method, levels, coarse)
+    for name, value in (("method", method), ("max_levels", max_levels), ("max_coarse", max_coarse)):
+        if value is not None:
+            raise ValueError(f"AMG: {name} is for making a hierarchy, one was given; leave one of them out")
+    if not isinstance(given, Hierarchy):
+        if not hasattr(given, "levels"):
+            raise TypeError(
+                "AMG: hierarchy must be a Hierarchy, as M.hierarchy of another AMG is, or a pyamg "
+                f"MultilevelSolver, got {type(given).__name__}"
+            )
+        given = _carried(given, A)
+    if len(given) and given.prolongations[0].shape[0] != A.shape[0]:
         raise ValueError(
             f"AMG: hierarchy must be one of a matrix with {A.shape[0]} rows, its first prolongation has "
-            f"shape {hierarchy.prolongations[0].shape}"
+            f"shape {given.prolongations[0].shape}"
         )
-    for level, P in enumerate(hierarchy.prolongations):
-        _check.same_kind("AMG", f"hierarchy.prolongations[{level}].values", P.values, A.values)
-        R = hierarchy.restrictions[level]
-        if R is not None:
-            _check.same_kind("AMG", f"hierarchy.restrictions[{level}].values", R.values, A.values)
+    for name in ("prolongations", "restrictions"):
+        for level, T in enumerate(getattr(given, name)):
+            if T is not None:
+                _check.same_kind("AMG", f"hierarchy.{name}[{level}].values", T.values, A.values)
+    return given

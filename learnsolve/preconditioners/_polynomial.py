@@ -1,7 +1,7 @@
 """What polynomials in M A share: the inner M, the transposed recursion, bounds of the spectrum."""
 
+import math
 from collections.abc import Callable
-from numbers import Real
 from typing import Any
 
 import torch
@@ -10,11 +10,10 @@ from torch import Tensor
 from learnsolve import _check
 from learnsolve._unchanged import Unchanged
 from learnsolve.csr import CSR
-from learnsolve.ops._operands import matrix
+from learnsolve.ops._operands import in_open_interval
 from learnsolve.ops._product import product
-from learnsolve.ops.structure import plain_values
 from learnsolve.preconditioners._symmetry import symmetry
-from learnsolve.preconditioners.base import Preconditioner, check_finite
+from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.preconditioners.jacobi import Jacobi
 
 Apply = Callable[[Tensor], Tensor]
@@ -26,13 +25,9 @@ class PolynomialPreconditioner(Preconditioner):
     A subclass says `_polynomial(A, M, R)`, for products with A and with M as functions of blocks of columns.
     """
 
-    def _prepare(self, A: CSR, degree: int, M: Any, symmetric: bool | None) -> None:
+    def __init__(self, A: CSR, degree: int, M: Any, symmetric: bool | None) -> None:
         name = type(self).__name__
-        matrix(name, "A", A)
-        _check.dtype(name, "A.values", A.values)
-        if A.shape[0] != A.shape[1]:
-            raise ValueError(f"{name}: A must be square, got shape {A.shape}")
-        check_finite(name, A)
+        super().__init__(A)
         self.degree = _check.integer(name, "degree", degree, 0)
         if isinstance(M, str):
             _check.one_of(name, "M", M, ("jacobi",))
@@ -54,13 +49,9 @@ class PolynomialPreconditioner(Preconditioner):
             _check.batches(name, A.batch_shape, M.batch_shape, "A.values and M")
         self.A, self.M = A, M
         self.symmetric = (M is None or M.symmetric) and symmetry(name, A, symmetric)
-        self.shape = A.shape
-        self.batch_shape = A.batch_shape
-        made_of = [A.values]
         if M is not None:
             self.batch_shape = torch.broadcast_shapes(A.batch_shape, M.batch_shape)
-            made_of += [t for t in M.made_of if t is not A.values]
-        self.made_of = tuple(made_of)
+            self.made_of += tuple(t for t in M.made_of if t is not A.values)
         self._reads = Unchanged((A.values,))
 
     def _polynomial(self, A: Apply, M: Apply, R: Tensor) -> Tensor:
@@ -81,28 +72,10 @@ class PolynomialPreconditioner(Preconditioner):
         return self._polynomial(self._operator(True), self._inner(True), R)
 
     def _parameter(self, key: str, value: Any) -> float | Tensor:
-        """A positive number, or a tensor of them, one for each matrix of the batch; it may learn."""
-        name, batch = type(self).__name__, self.batch_shape
+        """A positive number, or a tensor of them, one for each matrix, as a factor of blocks of columns."""
+        values = self.A.values.expand(*self.batch_shape, -1)
+        value = in_open_interval(type(self).__name__, key, value, values, math.inf, "be positive and finite")
         if not isinstance(value, Tensor):
-            if isinstance(value, bool) or not isinstance(value, Real):
-                raise TypeError(
-                    f"{name}: {key} must be a number or a torch.Tensor, got {type(value).__name__}"
-                )
-            value = float(value)
-            if not 0 < value < float("inf"):
-                raise ValueError(f"{name}: {key} must be positive and finite, got {value}")
             return value
-        _check.same_kind(name, key, value, self.A.values)
-        if value.dim() > len(batch) or any(
-            s not in (1, b) for s, b in zip(reversed(value.shape), reversed(batch), strict=False)
-        ):
-            raise ValueError(
-                f"{name}: {key} must be one number, or one for each matrix of the batch {tuple(batch)}, got "
-                f"shape {tuple(value.shape)}"
-            )
-        if value.is_cpu and not torch.compiler.is_dynamo_compiling():
-            plain = plain_values(value)
-            if not (good := (plain > 0) & (plain < float("inf"))).all():
-                raise ValueError(f"{name}: {key} must be positive and finite, got {float(plain[~good][0])}")
         self.made_of = (*self.made_of, value)
         return value[..., None, None] if value.dim() else value

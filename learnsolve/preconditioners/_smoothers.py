@@ -9,18 +9,18 @@ Systems" (2003), algorithm 12.1 (Chebyshev) and section 12.4 (multicolouring).
 """
 
 import re
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 
+from learnsolve import _check
 from learnsolve.csr import CSR
 from learnsolve.ops._product import product
-from learnsolve.ops.indexing import _plan_permutation
-from learnsolve.ops.sptrsv import sptrsv
-from learnsolve.ops.structure import _permute, shared_inverse_diagonal
-from learnsolve.ordering import greedy_colouring
-from learnsolve.pattern import SparsityPattern
+from learnsolve.ops.structure import shared_inverse_diagonal
+from learnsolve.preconditioners._relaxation import Sweep
 
 
 class Jacobi:
@@ -57,38 +57,59 @@ class Chebyshev:
 
 
 class GaussSeidel:
-    """S = (D + L)^-1, and (D + U)^-1 for the second half, of the matrix whose rows stand colour by colour.
+    """S = (D + L)^-1, and (D + U)^-1 for the second half, of the matrix whose rows are ordered by colour.
 
     Rows of a colour are not coupled, so each triangular solve has as many levels as there are colours.
     """
 
+    halves = Sweep("forward", True), Sweep("backward", True)
+
     def __init__(self, function: str, A: CSR):
         shared_inverse_diagonal(A, function)  # for its errors
-        plan = A.pattern._planned(_plan_colours)
-        self.A = CSR(_permute(A.values, plan.places, plan.places_back), plan.pattern)
-        self.order, self.back = plan.order, plan.back
-        self.function = function
+        self.T, self.pattern, self.function = self.halves[0].system(A, 1.0), A.pattern, function
 
     def __call__(self, r: Tensor, second: bool, transpose: bool) -> Tensor:
-        r = _permute(r.mT, self.order, self.back).mT
         try:
-            z = sptrsv(self.A, r, lower=not second, transpose=transpose)
+            return self.halves[second].apply(self.T, self.pattern, 1.0, r, transpose)
         except ValueError as error:
             raise ValueError(re.sub("^sptrsv", self.function, str(error))) from error
-        return _permute(z.mT, self.back, self.order).mT
 
 
-class _Colours(NamedTuple):
-    pattern: SparsityPattern  # rows and columns colour by colour
-    places: Tensor  # of its entries among those of the original
-    places_back: Tensor
-    order: Tensor
-    back: Tensor
+Weight = float | Tensor
 
 
-def _plan_colours(P: SparsityPattern) -> _Colours:
-    order = greedy_colouring(P).rows.long()
-    plan, back = _plan_permutation(P, order, order)
-    assert plan.pattern is not None
-    assert plan.at is not None
-    return _Colours(plan.pattern, plan.at, back, order, torch.argsort(order))
+def jacobi_weights(weight: Any, sizes: Sequence[int], A: CSR) -> list[Weight] | None:
+    """Checked: one for each of the levels of these sizes, all but the coarsest; None if none is given."""
+    if weight is None:
+        return None
+    count = max(len(sizes) - 1, 0)
+    several = isinstance(weight, (list, tuple))
+    weights = list(weight) if several else [weight] * max(count, 1)  # checked on a single level too
+    if several and len(weights) != count:
+        raise ValueError(
+            f"AMG: weight must be one, or one for each of the {count} levels but the coarsest, got "
+            f"{len(weights)}"
+        )
+    for level, w in enumerate(weights):
+        if not isinstance(w, Tensor):
+            if not 0 < _check.number("AMG", "weight", w) < float("inf"):
+                raise _not_positive(level, w)
+            continue
+        _check.same_kind("AMG", "weight", w, A.values)
+        n = (*sizes, A.shape[0])[level]
+        if w.shape not in ((), (n,)):
+            raise ValueError(
+                f"AMG: weight on level {level} must have shape () or ({n},), got {tuple(w.shape)}"
+            )
+        if isinstance(w, torch.nn.Parameter) or type(w) is not Tensor or is_functorch_wrapped_tensor(w):
+            continue  # training may move a parameter anywhere
+        good = (w.detach() > 0) & w.detach().isfinite()
+        if not torch.compiler.is_dynamo_compiling() and not good.all():
+            raise _not_positive(level, float(w.detach()[~good].reshape(-1)[0]))
+    return weights[:count]
+
+
+def _not_positive(level: int, value: Any) -> ValueError:
+    return ValueError(
+        f"AMG: weight on level {level} must be positive and finite, got {value}; give 2/3, or leave it out"
+    )

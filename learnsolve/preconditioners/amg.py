@@ -9,38 +9,25 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from numbers import Real
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor
 
 from learnsolve import _check
 from learnsolve._unchanged import Unchanged
 from learnsolve.csr import CSR
-from learnsolve.ops._operands import matrix
 from learnsolve.ops._product import product
 from learnsolve.ops.spgemm import galerkin, spgemm
 from learnsolve.ops.structure import shared_inverse_diagonal
 from learnsolve.preconditioners._direct import DirectSolver
-from learnsolve.preconditioners._hierarchy import (
-    Hierarchy,
-    carried,
-    check_hierarchy,
-    coarsened,
-    spectral_radius,
-)
-from learnsolve.preconditioners._smoothers import Chebyshev, GaussSeidel, Jacobi
+from learnsolve.preconditioners._hierarchy import Hierarchy, hierarchy_for, spectral_radius
+from learnsolve.preconditioners._smoothers import Chebyshev, GaussSeidel, Jacobi, Weight, jacobi_weights
 from learnsolve.preconditioners._symmetry import symmetry
-from learnsolve.preconditioners.base import Preconditioner, check_finite, check_numbers
+from learnsolve.preconditioners.base import Preconditioner, check_numbers
 
-METHODS = ("smoothed_aggregation", "ruge_stuben")
 SMOOTHERS = ("jacobi", "chebyshev", "gauss_seidel")
 # What a level does for the next one, in order: W is W twice, F is F and then V.
 _CYCLES = {"V": "V", "W": "WW", "F": "FV"}
-
-Weight = float | Tensor
 
 
 class AMG(Preconditioner):
@@ -144,16 +131,12 @@ class AMG(Preconditioner):
         coarse_solver: str = "lu",
         symmetric: bool | None = None,
     ):
-        matrix("AMG", "A", A)
-        _check.dtype("AMG", "A.values", A.values)
-        if A.shape[0] != A.shape[1]:
-            raise ValueError(f"AMG: A must be square, got shape {A.shape}")
+        super().__init__(A)
         check_numbers("AMG", A)
         if A.batch_shape.numel() == 0:
             raise ValueError(
                 f"AMG: needs a matrix, got an empty batch of shape {tuple(A.batch_shape)}; leave it out"
             )
-        check_finite("AMG", A)
         _check.one_of("AMG", "cycle", cycle, tuple(_CYCLES))
         _check.one_of("AMG", "smoother", smoother, SMOOTHERS)
         _check.one_of("AMG", "coarse_solver", coarse_solver, ("lu", "pinv"))
@@ -180,13 +163,13 @@ class AMG(Preconditioner):
             "coarse_solver": coarse_solver,
             "symmetric": symmetry("AMG", A, symmetric),
         }
-        hierarchy = _hierarchy(A, method, hierarchy, max_levels, max_coarse)
+        hierarchy = hierarchy_for(A, method, hierarchy, max_levels, max_coarse)
         self._set_up(A, hierarchy, smoother, weight, degree or 0, coarse_solver == "pinv")
 
     def _set_up(
         self, A: CSR, hierarchy: Hierarchy, smoother: str, weight: Any, degree: int, pseudo: bool
     ) -> None:
-        weights = _weights(weight, hierarchy, A)
+        weights = jacobi_weights(weight, hierarchy.sizes, A)
         operators, levels, radii, used = [A], [], [], []
         for number, (P, R) in enumerate(zip(hierarchy.prolongations, hierarchy.restrictions, strict=True)):
             function = f"AMG, level {number}" if number else "AMG"
@@ -210,26 +193,24 @@ class AMG(Preconditioner):
         self.operators = tuple(operators)
         self.weights = used if smoother == "jacobi" else None
         self.hierarchy = Hierarchy(hierarchy.prolongations, hierarchy.restrictions, radii)
-        A = operators[0]
-        self.shape, self.batch_shape = A.shape, A.batch_shape
-        learnt = [T.values for T in (*hierarchy.prolongations, *hierarchy.restrictions) if T is not None]
-        learnt += [w for w in _given(weight) if isinstance(w, Tensor)]
-        self.made_of = (A.values, *(t for t in learnt if t.requires_grad))
-        transfers = (*hierarchy.prolongations, *hierarchy.restrictions)
-        self._reads = Unchanged((A.values, *(T.values for T in transfers if T is not None)))
+        transfers = [T.values for T in hierarchy.transfers]
+        given = list(weight) if isinstance(weight, (list, tuple)) else [weight]
+        others = (*transfers, *(w for w in given if isinstance(w, Tensor)))
+        self.made_of += tuple(t for t in others if t.requires_grad)
+        self._reads = Unchanged((operators[0].values, *transfers))
         balanced = self.sweeps[0] == self.sweeps[1] and (self.cycle != "F" or len(levels) <= 2)
         transposed = all(R is None for R in hierarchy.restrictions)
         self.symmetric = (not levels or (balanced and transposed)) and self.options["symmetric"]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AMG:
-        """Made anew from copies: what was computed may have a graph, which torch does not copy."""
+        """Rebuilt from copies: what was computed may have a graph, which torch does not copy."""
         weight = self.weights if self.weights else None
         try:
             A, hierarchy, weight = copy.deepcopy((self.operators[0], self.hierarchy, weight), memo)
         except RuntimeError as error:
             raise RuntimeError(
                 "AMG: what has a graph cannot be copied: A's values, those of prolongations or weights were "
-                "computed from something that learns; copy an AMG of A.detach()"
+                "computed from something that requires grad; copy an AMG of A.detach()"
             ) from error
         return type(self)(A, hierarchy=hierarchy, weight=weight, **self.options)
 
@@ -292,66 +273,3 @@ class _Level(NamedTuple):
     def prolonged(self, e: Tensor, transpose: bool) -> Tensor:
         T, other = (self.R, True) if transpose and self.R is not None else (self.P, False)
         return product(T.values, e, T.pattern, other)
-
-
-def _hierarchy(A: CSR, method: str | None, hierarchy: Any, max_levels: Any, max_coarse: Any) -> Hierarchy:
-    if hierarchy is None:
-        method = METHODS[0] if method is None else method
-        _check.one_of("AMG", "method", method, METHODS)
-        levels = _check.integer("AMG", "max_levels", 10 if max_levels is None else max_levels, 1)
-        coarse = _check.integer("AMG", "max_coarse", 100 if max_coarse is None else max_coarse, 1)
-        return coarsened(A, method, levels, coarse)
-    for name, given in (("method", method), ("max_levels", max_levels), ("max_coarse", max_coarse)):
-        if given is not None:
-            raise ValueError(f"AMG: {name} is for making a hierarchy, one was given; leave one of them out")
-    if not isinstance(hierarchy, Hierarchy):
-        if not hasattr(hierarchy, "levels"):
-            raise TypeError(
-                "AMG: hierarchy must be a Hierarchy, as M.hierarchy of another AMG is, or a pyamg "
-                f"MultilevelSolver, got {type(hierarchy).__name__}"
-            )
-        hierarchy = carried(hierarchy, A)
-    check_hierarchy(hierarchy, A)
-    return hierarchy
-
-
-def _weights(weight: Any, hierarchy: Hierarchy, A: CSR) -> Sequence[Weight] | None:
-    """One a level."""
-    if weight is None:
-        return None
-    count = len(hierarchy)
-    many = isinstance(weight, (list, tuple))
-    given = _given(weight) if many else [weight] * max(count, 1)  # also looked at where there is one level
-    if many and len(given) != count:
-        raise ValueError(
-            f"AMG: weight must be one, or one for each of the {count} levels but the coarsest, got "
-            f"{len(given)}"
-        )
-    for number, w in enumerate(given):
-        if isinstance(w, Tensor):
-            _check.same_kind("AMG", "weight", w, A.values)
-            n = (*hierarchy.sizes, A.shape[0])[number]
-            if w.shape not in ((), (n,)):
-                raise ValueError(
-                    f"AMG: weight on level {number} must have shape () or ({n},), got {tuple(w.shape)}"
-                )
-            if isinstance(w, torch.nn.Parameter) or type(w) is not Tensor or is_functorch_wrapped_tensor(w):
-                continue  # a parameter may go where its training leads it
-            good = (w.detach() > 0) & w.detach().isfinite()
-            if not torch.compiler.is_dynamo_compiling() and not good.all():
-                raise _no_weight(number, float(w.detach()[~good].reshape(-1)[0]))
-        elif isinstance(w, bool) or not isinstance(w, Real):
-            raise TypeError(f"AMG: weight must be a number or a torch.Tensor, got {type(w).__name__}")
-        elif not 0 < float(w) < float("inf"):
-            raise _no_weight(number, w)
-    return given[:count]
-
-
-def _given(weight: Any) -> list[Any]:
-    return list(weight) if isinstance(weight, (list, tuple)) else [weight]
-
-
-def _no_weight(level: int, value: Any) -> ValueError:
-    return ValueError(
-        f"AMG: weight on level {level} must be positive and finite, got {value}; give 2/3, or leave it out"
-    )

@@ -15,7 +15,6 @@ from torch import Tensor
 from learnsolve import _check
 from learnsolve.csr import CSR
 from learnsolve.ops._local_solve import NotPositive, local_solve
-from learnsolve.ops._operands import matrix
 from learnsolve.ops._selection import trusted
 from learnsolve.ops.spmm import spmm
 from learnsolve.pattern import SparsityPattern, as_numpy
@@ -71,9 +70,8 @@ class ApproximateInverse(HoldsPattern, Learned):
     def __init__(self, L: CSR):
         super().__init__()
         name = type(self).__name__
-        matrix(name, "L", L)
-        if L.shape[0] != L.shape[1]:
-            raise ValueError(f"{name}: L must be square, got shape {L.shape}")
+        _check.matrix(name, "L", L)
+        _check.square(name, "L", L.shape)
         finite(name, "L.values", L.values)
         self._hold(L.pattern)
         self.values = parameter(L.values)
@@ -144,10 +142,9 @@ class ApproximateInverse(HoldsPattern, Learned):
         Theory", SIAM J. Matrix Anal. Appl. 14, 1993, doi:10.1137/0614004.
         """
         function = "ApproximateInverse.initialise_from"
-        matrix(function, "A", A)
+        _check.matrix(function, "A", A)
         _check.dtype(function, "A.values", A.values)
-        if A.shape[0] != A.shape[1]:
-            raise ValueError(f"{function}: A must be square, got shape {A.shape}")
+        _check.square(function, "A", A.shape)
         return cls(_fsai(function, A, lower_pattern(A) if pattern is None else pattern))
 
     @property
@@ -181,8 +178,7 @@ def lower_pattern(A: CSR | SparsityPattern, rings: int = 1) -> SparsityPattern:
     P = A.pattern if isinstance(A, CSR) else A
     if not isinstance(P, SparsityPattern):
         raise TypeError(f"lower_pattern: A must be a CSR or a SparsityPattern, got {type(A).__name__}")
-    if P.shape[0] != P.shape[1]:
-        raise ValueError(f"lower_pattern: A must be square, got shape {P.shape}")
+    _check.square("lower_pattern", "A", P.shape)
     rings = _check.integer("lower_pattern", "rings", rings, 1)
     return P._planned(_plan_lower, rings)[0]
 

@@ -1,18 +1,18 @@
-"""What every preconditioner has: checks at the door, a transpose, flags, a form for SciPy.
+"""What every preconditioner has: checks of its argument, a transpose, flags, a form for SciPy.
 
-A subclass says what it does with blocks of columns, (..., n, k):
+A subclass defines what it does with blocks of columns, (..., n, k); docs/extending.md has an example:
 
     _columns(R)       M R
-    _transposed(R)    M^T R; left out where `symmetric` holds, or the preconditioner is not `linear`
+    _transposed(R)    M^T R; not needed if the preconditioner is `symmetric`, or not `linear`
 
-Two kinds: one that is computed from a matrix keeps what it computed (with its graph, so that unrolled solvers
-differentiate through it) and is made anew when the matrix changes: patterns keep the plans, so this is cheap.
-One that learns is a `Learned`, a torch.nn.Module.
+There are two kinds. One that is computed from a matrix keeps what it computed (with its graph, so that
+unrolled solvers differentiate through it) and is rebuilt when the matrix changes; this is cheap, since
+patterns keep the plans. A trainable one is a `Learned`, a torch.nn.Module.
 
-Of the first kind some read A's values in every call, beside what they computed once (`SOR`, `SSOR`,
-`Neumann`, `Chebyshev`, `AMG`). After a change of the values in place they would mix old with new: they
-refuse with a RuntimeError. The others go on with the matrix as it was. torch tells of a change by the
-version of a tensor, which changes through ``.data`` and by fused optimizers do not raise.
+Some of the first kind read A's values in every call, beside what they computed once (`SOR`, `SSOR`,
+`Neumann`, `Chebyshev`, `AMG`). After a change of the values in place they would mix old and new ones, so they
+raise a RuntimeError. The others continue with the matrix as it was. A change shows in the version of a
+tensor, which changes through ``.data`` and by fused optimizers do not raise.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import scipy.sparse.linalg
 import torch
 from torch import Tensor
@@ -28,6 +27,7 @@ from torch import Tensor
 from learnsolve import _check
 from learnsolve._unchanged import Unchanged
 from learnsolve.csr import CSR
+from learnsolve.ops._linear_operator import HostOperator
 
 
 class Preconditioner:
@@ -38,18 +38,29 @@ class Preconditioner:
     shape : (n, n)
     linear : bool, M(r) is a matrix times r
     symmetric : bool, <M x, y> = <x, M y>: fit for `cg` and `minres` (which need M positive definite as well)
-    T : the transpose, a Preconditioner; itself where `symmetric` holds
-    dtype, device : of what it computes with
+    T : the transpose, a Preconditioner; itself if `symmetric`
+    dtype, device : of the tensors that it computes with
     batch_shape : batch axes of the matrices that it is made of
-    made_of : tensors that it depends on and that may learn
+    made_of : the tensors that it depends on and that may require gradients
     """
 
     linear: bool = True
     symmetric: bool = False
     shape: tuple[int, int]
     batch_shape: torch.Size = torch.Size()
-    made_of: tuple[Tensor, ...]
+    made_of: tuple[Tensor, ...] = ()
     _reads: Unchanged | None = None  # tensors that are read in every call
+
+    def __init__(self, A: CSR, *others: Any, finite: bool = True):
+        """For a preconditioner that is made of the square matrix A and of `others`, tensors or numbers."""
+        name = type(self).__name__
+        _check.matrix(name, "A", A)
+        _check.dtype(name, "A.values", A.values)
+        _check.square(name, "A", A.shape)
+        if finite:
+            check_finite(name, A)
+        self.shape, self.batch_shape = A.shape, A.batch_shape
+        self.made_of = (A.values, *(t for t in others if isinstance(t, Tensor)))
 
     def _columns(self, R: Tensor) -> Tensor:
         raise NotImplementedError(f"{type(self).__name__} must define _columns")
@@ -61,6 +72,11 @@ class Preconditioner:
 
     def _like(self) -> Tensor:
         """A tensor of the dtype and on the device of M."""
+        if not self.made_of:
+            raise TypeError(
+                f"{type(self).__name__}: has no dtype and device; set made_of to the tensors that it "
+                "computes with"
+            )
         return self.made_of[0]
 
     @property
@@ -91,7 +107,7 @@ class Preconditioner:
                 "anew, or from a clone"
             )
         _check.tensor(name, "r", r)
-        like = self._like()
+        like = self._like() if self.made_of else r
         if r.dtype != like.dtype or r.device != like.device:
             raise TypeError(
                 f"{name}: r must be {like.dtype} on {like.device}, as the preconditioner is, got {r.dtype} "
@@ -120,7 +136,7 @@ class Preconditioner:
         """M for SciPy's solvers, on the host and without gradient."""
         if not self.linear:
             raise ValueError(f"{type(self).__name__}: is not linear, so it is no LinearOperator")
-        return _PreconditionerOperator(self)
+        return HostOperator(self, _applied)
 
 
 class Transposed(Preconditioner):
@@ -149,7 +165,7 @@ class Transposed(Preconditioner):
 
 
 class Learned(torch.nn.Module, Preconditioner):
-    """A preconditioner with parameters. Solvers give them a gradient with gradient="unrolled" or
+    """A preconditioner with trainable parameters. Solvers give them a gradient with gradient="unrolled" or
     "checkpointed"."""
 
     forward = Preconditioner.forward  # before torch.nn.Module's, which only raises
@@ -160,7 +176,7 @@ class Learned(torch.nn.Module, Preconditioner):
 
 
 def check_finite(function: str, A: CSR) -> None:
-    """No NaN and no infinity in A; not looked for under transformations, `torch.compile` or on a GPU."""
+    """No NaN and no infinity in A; not checked under transformations, under `torch.compile` or on a GPU."""
     v = A.values
     if torch.compiler.is_dynamo_compiling() or type(v) not in (Tensor, torch.nn.Parameter) or not v.is_cpu:
         return
@@ -181,7 +197,7 @@ def check_finite(function: str, A: CSR) -> None:
 
 
 def check_numbers(function: str, A: CSR) -> None:
-    """A has numbers to be looked at."""
+    """A holds values (is not on the meta device)."""
     if A.values.is_meta:
         raise NotImplementedError(
             f"{function}: is made by A's numbers, and a matrix on {A.device} has none; make it of one on the "
@@ -189,27 +205,5 @@ def check_numbers(function: str, A: CSR) -> None:
         )
 
 
-class _PreconditionerOperator(scipy.sparse.linalg.LinearOperator):
-    def __init__(self, M: Preconditioner):
-        self.M = M
-        super().__init__(dtype=np.dtype(str(M.dtype).removeprefix("torch.")), shape=M.shape)
-
-    def _apply(self, M: Preconditioner, X: np.ndarray) -> np.ndarray:
-        if np.iscomplexobj(X):
-            return self._apply(M, np.real(X)) + 1j * self._apply(M, np.imag(X))
-        # A copy: torch does not take read-only arrays, or negative strides.
-        R = torch.from_numpy(np.array(X, dtype=self.dtype)).to(M.device)
-        with torch.no_grad():
-            return M(R).cpu().numpy()
-
-    def _matvec(self, x: np.ndarray) -> np.ndarray:
-        return self._apply(self.M, x.reshape(-1))
-
-    def _rmatvec(self, x: np.ndarray) -> np.ndarray:
-        return self._apply(self.M.T, x.reshape(-1))
-
-    def _matmat(self, X: np.ndarray) -> np.ndarray:
-        return self._apply(self.M, X)
-
-    def _rmatmat(self, X: np.ndarray) -> np.ndarray:
-        return self._apply(self.M.T, X)
+def _applied(M: Preconditioner, X: Tensor, transpose: bool) -> Tensor:
+    return (M.T if transpose else M)(X)

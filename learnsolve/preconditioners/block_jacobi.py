@@ -14,11 +14,9 @@ from torch import Tensor
 from learnsolve import _check
 from learnsolve._plain import makes_plain_tensors, plain_tensors
 from learnsolve.csr import CSR
-from learnsolve.ops._gather import place, take
-from learnsolve.ops._operands import matrix
+from learnsolve.ops._gather import permuted, place, take
 from learnsolve.ops._product import product
 from learnsolve.ops._selection import trusted
-from learnsolve.ops.structure import _permute
 from learnsolve.pattern import SparsityPattern, as_numpy
 from learnsolve.preconditioners._direct import inverses
 from learnsolve.preconditioners._symmetry import alike, numbers
@@ -75,10 +73,7 @@ class BlockJacobi(Preconditioner):
         self, A: CSR, block_size: int | None = None, *, blocks: Any = None, symmetric: bool | None = None
     ):
         name = "BlockJacobi"
-        matrix(name, "A", A)
-        _check.dtype(name, "A.values", A.values)
-        if A.shape[0] != A.shape[1]:
-            raise ValueError(f"{name}: A must be square, got shape {A.shape}")
+        super().__init__(A, finite=False)
         if (block_size is None) == (blocks is None):
             raise ValueError(
                 f"{name}: exactly one of block_size and blocks must be given, got "
@@ -91,7 +86,6 @@ class BlockJacobi(Preconditioner):
             plan = _labelled_blocks(A.pattern, blocks)
         self.symmetric, values = _inverses(name, A, plan, symmetric)
         self.matrix = CSR(values, plan.pattern)
-        self.shape, self.batch_shape, self.made_of = A.shape, A.batch_shape, (A.values,)
 
     def _columns(self, R: Tensor) -> Tensor:
         return product(self.matrix.values, R, self.matrix.pattern, False)
@@ -206,7 +200,7 @@ def _inverses(name: str, A: CSR, plan: _Blocks, symmetric: bool | None) -> tuple
         start, unknown = start + count * size * size, unknown + count * size
     values = torch.cat(found, dim=-1) if found else entries
     if plan.order is not None:
-        values = _permute(values, plan.order, plan.inverse)  # type: ignore[arg-type]
+        values = permuted(values, plan.order, plan.inverse)  # type: ignore[arg-type]
     return all_alike if symmetric is None else symmetric, values
 
 

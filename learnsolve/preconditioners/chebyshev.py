@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from learnsolve.csr import CSR
-from learnsolve.ops.structure import plain_values
+from learnsolve.ops._operands import plain_values
 from learnsolve.pattern import SparsityPattern
 from learnsolve.preconditioners._polynomial import Apply, PolynomialPreconditioner
 from learnsolve.preconditioners._spectrum import largest_eigenvalue
@@ -79,7 +79,7 @@ class Chebyshev(PolynomialPreconditioner):
         M: Any = "jacobi",
         symmetric: bool | None = None,
     ):
-        self._prepare(A, degree, M, symmetric)
+        super().__init__(A, degree, M, symmetric)
         if lmax is None:
             lmax = self._estimate()
             self.lmax, wide = lmax, lmax[..., None, None]
@@ -136,7 +136,7 @@ class Chebyshev(PolynomialPreconditioner):
 
 
 def _start(P: SparsityPattern) -> tuple[Tensor]:
-    """Where the estimate starts. A plan: under vmap no random numbers are to be had."""
+    """Where the estimate starts. A plan: under vmap random numbers are not available."""
     generator = torch.Generator("cpu").manual_seed(0)
     start = torch.randn((P.shape[0], 1), dtype=torch.float64, generator=generator, device="cpu")
     return (start.to(P.device),)

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from torch import Tensor
 
 from learnsolve.csr import CSR
-from learnsolve.ops._operands import matrix
 from learnsolve.ops.incomplete import IncompleteCholesky, ic0, ilu0, mic0
 from learnsolve.ops.sptrsv import sptrsv
 from learnsolve.preconditioners._symmetry import symmetry
@@ -20,10 +19,8 @@ class _Cholesky(Preconditioner):
     _factorise: Callable[..., IncompleteCholesky]
 
     def __init__(self, A: CSR, *, shift: float | Tensor = 0.0, on_breakdown: str = "raise"):
-        matrix(type(self).__name__, "A", A)
+        super().__init__(A, shift, finite=False)
         self.L, self.shift = type(self)._factorise(A, shift=shift, on_breakdown=on_breakdown)
-        self.shape, self.batch_shape = A.shape, A.batch_shape
-        self.made_of = (A.values, shift) if isinstance(shift, Tensor) else (A.values,)
 
     def _columns(self, R: Tensor) -> Tensor:
         return sptrsv(self.L, sptrsv(self.L, R), transpose=True)
@@ -158,11 +155,9 @@ class ILU0(Preconditioner):
         on_breakdown: str = "raise",
         symmetric: bool | None = None,
     ):
-        matrix("ILU0", "A", A)
+        super().__init__(A, shift, finite=False)
         self.L, self.U, self.shift = ilu0(A, shift=shift, on_breakdown=on_breakdown)
         self.symmetric = symmetry("ILU0", A, symmetric)
-        self.shape, self.batch_shape = A.shape, A.batch_shape
-        self.made_of = (A.values, shift) if isinstance(shift, Tensor) else (A.values,)
 
     def _columns(self, R: Tensor) -> Tensor:
         return sptrsv(self.U, sptrsv(self.L, R, unit_diagonal=True), lower=False)

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.csr import CSR
-from learnsolve.ops._operands import matrix as check_matrix
 from learnsolve.ops.incomplete import IncompleteLU, ic0, ilu0, mic0
 from learnsolve.ops.sptrsv import sptrsv
 from learnsolve.ops.structure import diagonal
@@ -125,7 +124,7 @@ class IncompleteFactor(Learned):
             has = "(L L^T)^-1" if self.U is None else "(L U)^-1"
             raise ValueError(f"{name}.assign_: this is {has}; give {'L alone' if self.U is None else 'L, U'}")
         if self.U is not None and U is not None:
-            check_matrix(f"{name}.assign_", "L", L)
+            _check.matrix(f"{name}.assign_", "L", L)
             _ones(f"{name}.assign_", L)
         pairs = self.L.assignments(L)
         if self.U is not None and U is not None:

@@ -6,9 +6,8 @@ Source: Saad, "Iterative Methods for Sparse Linear Systems" (2003), section 10.2
 from torch import Tensor
 
 from learnsolve.csr import CSR
-from learnsolve.ops._operands import matrix
 from learnsolve.ops.structure import shared_inverse_diagonal
-from learnsolve.preconditioners.base import Preconditioner, check_finite
+from learnsolve.preconditioners.base import Preconditioner
 
 
 class Jacobi(Preconditioner):
@@ -35,10 +34,8 @@ class Jacobi(Preconditioner):
     symmetric = True
 
     def __init__(self, A: CSR):
-        matrix("Jacobi", "A", A)
-        check_finite("Jacobi", A)
+        super().__init__(A)
         self.inverse = shared_inverse_diagonal(A, "Jacobi")
-        self.shape, self.batch_shape, self.made_of = A.shape, A.batch_shape, (A.values,)
 
     def _columns(self, R: Tensor) -> Tensor:
         return self.inverse.unsqueeze(-1) * R

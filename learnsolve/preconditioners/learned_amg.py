@@ -1,4 +1,4 @@
-"""Algebraic multigrid whose prolongations and smoothers learn.
+"""Algebraic multigrid with trainable prolongations and smoothers.
 
 Source: Greenfeld, Galun, Basri, Yavneh, Kimmel, "Learning to optimize multigrid PDE solvers", ICML 2019;
 Nytko et al., "Optimized Sparse Matrix Operations for Reverse Mode Automatic Differentiation", arXiv
@@ -40,7 +40,7 @@ class LearnedAMG(Learned):
 
     Notes
     -----
-    A call computes the coarse operators anew: two sparse products a level, a dense inverse. Give a solver
+    A call recomputes the coarse operators: two sparse products a level, a dense inverse. Give a solver
     ``M.current()``, which does it once and keeps the graph: gradient="unrolled" or "checkpointed". A
     restriction that is P^T learns with P; another one stays as it is.
 

@@ -26,8 +26,8 @@ class Neumann(PolynomialPreconditioner):
     ----------
     A : CSR, shape (n, n), values (..., nnz)
     degree : int >= 0, products with A in a call
-    weight : number or Tensor, positive; a tensor, which may learn, has shape () or is one number a matrix of
-        the batch
+    weight : number or Tensor, positive; a tensor, which may require grad, has shape () or is one number a
+        matrix of the batch
     M, symmetric : as for `Chebyshev`
 
     Raises
@@ -64,7 +64,7 @@ class Neumann(PolynomialPreconditioner):
         M: Any = "jacobi",
         symmetric: bool | None = None,
     ):
-        self._prepare(A, degree, M, symmetric)
+        super().__init__(A, degree, M, symmetric)
         self.weight, self._weight = weight, self._parameter("weight", weight)
 
     def _polynomial(self, A: Apply, M: Apply, R: Tensor) -> Tensor:

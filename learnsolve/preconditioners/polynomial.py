@@ -1,4 +1,4 @@
-"""A polynomial in the matrix with coefficients that learn.
+"""A polynomial in the matrix with trainable coefficients.
 
 Source: Saad, "Iterative Methods for Sparse Linear Systems" (2003), section 12.3.
 """
@@ -31,11 +31,11 @@ class Polynomial(HoldsPattern, Learned):
 
     Parameters
     ----------
-    A : CSR, shape (n, n), without zeros on its diagonal, values (..., nnz) that do not learn
+    A : CSR, shape (n, n), without zeros on its diagonal, values (..., nnz) that do not require grad
     coefficients : numbers or Tensor (degree + 1,), where c starts
     interval : None for the basis of powers, :math:`B_k(t) = t^k`; (lo, hi) for Chebyshev's polynomials of
         this interval, far better conditioned for degrees above four or so
-    symmetric : is A symmetric? None: look, to rounding
+    symmetric : is A symmetric? None: its values are compared, to rounding
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""The inverse of the diagonal with weights that learn.
+"""The inverse of the diagonal with trainable weights.
 
 Source: Nytko et al., "Optimized Sparse Matrix Operations for Reverse Mode Automatic Differentiation",
 arXiv 2212.05159, section 4.1, whose entry-wise weights these are.
@@ -11,7 +11,6 @@ from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.csr import CSR
-from learnsolve.ops._operands import matrix
 from learnsolve.ops.structure import inverse_diagonal
 from learnsolve.preconditioners._held import POSITIVE, finite, parameter, positive, raw
 from learnsolve.preconditioners.base import Learned, check_finite
@@ -22,7 +21,7 @@ class ScaledJacobi(Learned):
 
     Parameters
     ----------
-    A : CSR, shape (n, n), without zeros on its diagonal D, values (..., nnz) that do not learn
+    A : CSR, shape (n, n), without zeros on its diagonal D, values (..., nnz) that do not require grad
     weight : number or Tensor (n,), where w starts
     positive : None, or "exp" or "softplus": the parameter is the logarithm of w, or its inverse softplus, so
         that w stays positive
@@ -36,8 +35,8 @@ class ScaledJacobi(Learned):
     Raises
     ------
     ValueError
-        if a diagonal entry is missing or zero, A's values learn or are not finite, or `weight` does not fit
-        or is not positive.
+        if a diagonal entry is missing or zero, A's values require grad or are not finite, or `weight` does
+        not fit or is not positive.
     TypeError
         if types, dtypes or devices do not fit; in a call, if a module that shares the parameter was converted
         to another dtype or device and this one was not.
@@ -122,7 +121,7 @@ def one_kind(M: Learned, parameter: Tensor, kept: Tensor) -> None:
 
 def constant(function: str, A: CSR) -> None:
     """A module keeps no graph from one step to the next, so that of A's values would be lost."""
-    matrix(function, "A", A)
+    _check.matrix(function, "A", A)
     _check.dtype(function, "A.values", A.values)
     if A.requires_grad:
         raise ValueError(

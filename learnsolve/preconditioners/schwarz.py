@@ -15,14 +15,13 @@ from torch import Tensor
 from learnsolve import _check
 from learnsolve._plain import makes_plain_tensors, plain_tensors
 from learnsolve.csr import CSR
-from learnsolve.ops._operands import matrix
 from learnsolve.ops._product import product
 from learnsolve.ops.spgemm import galerkin
 from learnsolve.pattern import as_numpy
 from learnsolve.preconditioners._direct import DirectSolver, inverses
 from learnsolve.preconditioners._subdomains import Subdomains, plan_given, plan_subdomains
 from learnsolve.preconditioners._symmetry import symmetry
-from learnsolve.preconditioners.base import Preconditioner, check_finite, check_numbers
+from learnsolve.preconditioners.base import Preconditioner, check_numbers
 
 _CORE = 64  # rows of a subdomain, before its overlap, if their number is not given
 
@@ -98,16 +97,11 @@ class AdditiveSchwarz(Preconditioner):
         symmetric: bool | None = None,
     ):
         name = "AdditiveSchwarz"
-        matrix(name, "A", A)
-        _check.dtype(name, "A.values", A.values)
-        if A.shape[0] != A.shape[1]:
-            raise ValueError(f"{name}: A must be square, got shape {A.shape}")
+        super().__init__(A)
         check_numbers(name, A)
-        check_finite(name, A)
         overlap = _check.integer(name, "overlap", overlap, 0)
         _check.flag(name, "restricted", restricted)
         _check.flag(name, "coarse", coarse)
-        self.shape, self.batch_shape, self.made_of = A.shape, A.batch_shape, (A.values,)
         self.plan = plan = _plan(A, subdomains, n_subdomains, overlap)
         self.inverses = self._inverses(A)
         self._ones = torch.ones(plan.restriction.nnz, dtype=A.dtype, device=A.device)

@@ -9,7 +9,7 @@ from learnsolve import _check
 from learnsolve._unchanged import Unchanged
 from learnsolve.csr import CSR
 from learnsolve.preconditioners._relaxation import Sweep, check_relaxation
-from learnsolve.preconditioners.base import Preconditioner, check_finite
+from learnsolve.preconditioners.base import Preconditioner
 
 
 class SOR(Preconditioner):
@@ -24,8 +24,8 @@ class SOR(Preconditioner):
     Parameters
     ----------
     A : CSR, shape (n, n), values (..., nnz), without zeros on the diagonal
-    omega : number or Tensor, 0 < omega < 2; a tensor, which may learn, has shape () or is one number a matrix
-        of the batch
+    omega : number or Tensor, 0 < omega < 2; a tensor, which may require grad, has shape () or is one number a
+        matrix of the batch
     direction : "forward" or "backward", first to last unknown or last to first
     multicolour : sweep through the unknowns colour by colour, as `ordering.greedy_colouring` colours them, so
         that those of one colour are relaxed at the same time: as many levels of the triangular solve as
@@ -69,12 +69,10 @@ class SOR(Preconditioner):
         multicolour: bool = False,
     ):
         self.omega = check_relaxation("SOR", A, omega, multicolour)
-        check_finite("SOR", A)
+        super().__init__(A, omega)
         _check.one_of("SOR", "direction", direction, ("forward", "backward"))
         self._sweep, self._pattern = Sweep(direction, multicolour), A.pattern
         self._system = self._sweep.system(A, self.omega)
-        self.shape, self.batch_shape = A.shape, A.batch_shape
-        self.made_of = (A.values, omega) if isinstance(omega, Tensor) else (A.values,)
         if self._system.values is A.values:
             self._reads = Unchanged((A.values,))
 

@@ -10,7 +10,6 @@ from torch import Tensor
 from learnsolve import _check
 from learnsolve.csr import CSR
 from learnsolve.ops._local_solve import NotPositive, local_solve
-from learnsolve.ops._operands import matrix
 from learnsolve.ops.add import add
 from learnsolve.ops.diagonals import eye
 from learnsolve.ops.spgemm import spgemm
@@ -74,11 +73,8 @@ class SPAI(Preconditioner):
     """
 
     def __init__(self, A: CSR, *, pattern: SparsityPattern | None = None, side: str = "right"):
-        matrix("SPAI", "A", A)
-        _check.dtype("SPAI", "A.values", A.values)
+        super().__init__(A, finite=False)
         _check.one_of("SPAI", "side", side, ("right", "left"))
-        if A.shape[0] != A.shape[1]:
-            raise ValueError(f"SPAI: A must be square, got shape {A.shape}")
         pattern = A.pattern if pattern is None else pattern
         if not isinstance(pattern, SparsityPattern):
             raise TypeError(f"SPAI: pattern must be a SparsityPattern, got {type(pattern).__name__}")
@@ -89,7 +85,6 @@ class SPAI(Preconditioner):
         wide = A.to(dtype=torch.float64)
         M = _minimise(wide if right else transpose(wide), pattern if right else pattern.T, right)
         self.matrix = (M if right else transpose(M)).to(dtype=A.dtype)
-        self.shape, self.batch_shape, self.made_of = A.shape, A.batch_shape, (A.values,)
 
     def _columns(self, R: Tensor) -> Tensor:
         return spmm(self.matrix, R)

@@ -9,7 +9,7 @@ from learnsolve._unchanged import Unchanged
 from learnsolve.csr import CSR
 from learnsolve.preconditioners._relaxation import Sweep, check_relaxation
 from learnsolve.preconditioners._symmetry import symmetry
-from learnsolve.preconditioners.base import Preconditioner, check_finite
+from learnsolve.preconditioners.base import Preconditioner
 
 
 class SSOR(Preconditioner):
@@ -57,12 +57,10 @@ class SSOR(Preconditioner):
         symmetric: bool | None = None,
     ):
         self.omega = check_relaxation("SSOR", A, omega, multicolour)
-        check_finite("SSOR", A)
+        super().__init__(A, omega)
         self.symmetric = symmetry("SSOR", A, symmetric)
         self._sweep, self._pattern = Sweep("symmetric", multicolour), A.pattern
         self._system = self._sweep.system(A, self.omega)
-        self.shape, self.batch_shape = A.shape, A.batch_shape
-        self.made_of = (A.values, omega) if isinstance(omega, Tensor) else (A.values,)
         read = [t for t in self.made_of if t is omega or t is self._system.values]
         self._reads = Unchanged(read) if read else None
 

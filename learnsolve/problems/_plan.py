@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from learnsolve.csr import CSR
-from learnsolve.ops.structure import _permute
+from learnsolve.ops._gather import permuted
 from learnsolve.pattern import SparsityPattern
 from learnsolve.problems._grid import index_dtype
 
@@ -26,7 +26,7 @@ class SymmetricPlan(NamedTuple):
     def matrix(self, diagonal: Tensor, above: Tensor) -> CSR:
         """For d of shape (..., n) and c of shape (..., u)."""
         parts = torch.cat((diagonal, above, above), -1)
-        return CSR(_permute(parts, self.forward, self.backward), self.pattern)
+        return CSR(permuted(parts, self.forward, self.backward), self.pattern)
 
 
 def symmetric_plan(n: int, rows: np.ndarray, columns: np.ndarray, device: torch.device) -> SymmetricPlan:

@@ -1,43 +1,34 @@
-"""Training tasks, one a file: settings, how to build, the loss, what to report and plot.
+"""Training tasks, a folder each: settings, model, loss, and what to report and plot.
 
-`learnsolve.train` runs them. `RECIPES` lists them without importing any.
+`learnsolve.train` runs them. `RECIPES` lists them without importing any; `harness` is what they share.
 """
 
 import importlib
 from dataclasses import dataclass
 
-from learnsolve.recipes.base import Recipe
+from learnsolve.recipes.harness.base import Recipe
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Where a recipe's class is, and what it learns in one sentence."""
+    """The recipe's class in `learnsolve.recipes.NAME`, and what it learns in one sentence."""
 
-    module: str
     class_name: str
     summary: str
 
 
 RECIPES: dict[str, Entry] = {
-    "jacobi": Entry(
-        "learnsolve.recipes.jacobi", "JacobiRecipe", "One weight for every row of Jacobi's method."
-    ),
-    "heavyball": Entry(
-        "learnsolve.recipes.heavyball", "HeavyballRecipe", "Step and momentum of the heavy ball."
-    ),
-    "pcg": Entry(
-        "learnsolve.recipes.pcg", "PcgRecipe", "A preconditioner for conjugate gradients, by their residuals."
-    ),
-    "gcn": Entry(
-        "learnsolve.recipes.gcn", "GcnRecipe", "Classes of a citation graph's nodes, by graph convolutions."
-    ),
+    "jacobi": Entry("JacobiRecipe", "One weight for every row of Jacobi's method."),
+    "heavyball": Entry("HeavyballRecipe", "Step and momentum of the heavy ball."),
+    "heavyball_network": Entry("HeavyballNetworkRecipe", "A network that predicts both from the matrix."),
+    "pcg": Entry("PcgRecipe", "A preconditioner for conjugate gradients, by their residuals."),
+    "gcn": Entry("GcnRecipe", "Classes of a citation graph's nodes, by graph convolutions."),
 }
 
 
 def load(name: str) -> type[Recipe]:
     """The class of the recipe `name`."""
-    entry = RECIPES[name]
-    return getattr(importlib.import_module(entry.module), entry.class_name)
+    return getattr(importlib.import_module(f"learnsolve.recipes.{name}"), RECIPES[name].class_name)
 
 
 __all__ = ["RECIPES", "Entry", "Recipe", "load"]

@@ -115,7 +115,7 @@ def refuse_what_has_no_implicit_gradient(
     learns = None
     if x0 is not None and x0.requires_grad:
         learns = "x0"
-    elif isinstance(given_M, Preconditioner):
+    elif isinstance(given_M, Preconditioner) and given_M.made_of:
         # A preconditioner computed from A itself is no second way to a gradient: the solution knows A only.
         own = {id(p) for p in A.parameters}
         learns = "M" if any(t.requires_grad and id(t) not in own for t in given_M.made_of) else None

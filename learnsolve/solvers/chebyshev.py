@@ -12,17 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve.solvers._options import check_b
-from learnsolve.solvers._stationary import (
-    FIXED_GRADIENTS,
-    Stationary,
-    learning,
-    make_options,
-    run_fixed,
-    scalar,
-    until_tolerance,
-)
+from learnsolve.solvers._coefficients import scalar, trainable
+from learnsolve.solvers._fixed import FixedNumber
+from learnsolve.solvers._stationary import run
 from learnsolve.solvers.base import Iteration, Solution
 
 
@@ -94,17 +86,7 @@ def chebyshev(
     A : CSR, LinearOperator or callable, shape (n, n), as for `cg`
     b : Tensor, shape (n,) or (..., n, k)
     lmin, lmax : numbers or Tensors of shape (), positive bounds of the spectrum of M A; differentiable
-    x0 : Tensor of b's shape; zero if not given
-    iterations : int >= 0: run so many, whatever b is. If not given, stop a column when
-        :math:`\|b - A x\| \le \max(\mathtt{rtol} \|b\|, \mathtt{atol})`, with rtol = 1e-5 and atol = 0 if not
-        given
-    M : an approximation of A^-1, linear: a preconditioner, callable r -> M r, CSR or LinearOperator
-    rtol, atol, maxiter : without iterations, as for `cg`
-    callback : called after every iteration with an `Iteration`; returning True stops
-    gradient : with iterations "unrolled" (if not given) or "checkpointed", as for `jacobi`; without
-        "implicit" (if not given), "unrolled" or "checkpointed", as for `cg`
-    throw : raise `SolverError` where a solve or its adjoint did not converge; with iterations, where it
-        diverged
+    x0, iterations, M, rtol, atol, maxiter, callback, gradient, throw : as for `richardson`
     adjoint_rtol, adjoint_maxiter, adjoint_M, transpose, parameters : as for `bicgstab`
 
     Returns
@@ -113,18 +95,13 @@ def chebyshev(
 
     Raises
     ------
-    ValueError
-        if shapes or values do not fit, iterations and a tolerance are both given, or something learns that
-        gradient="implicit" has no gradient for.
-    TypeError
-        if types, dtypes or devices do not fit.
-    SolverError
-        if `throw` and a solve failed.
+    ValueError, TypeError, SolverError
+        as `richardson`.
 
     Notes
     -----
-    Gradient with iterations: exact, of the steps that ran, for everything that learns, lmin and lmax too, to
-    any order. Else the implicit one, as for `bicgstab`.
+    Gradient with iterations: exact, of the steps that ran, for everything that requires grad, including lmin
+    and lmax, to any order. Else the implicit one, as for `bicgstab`.
     With iterations, a CSR and M None or diagonal (`preconditioners.Jacobi`) all steps are one
     compiled operation, and so is their adjoint (formulas: `heavyball`).
     Cost: one product with A and one with M a step.
@@ -139,39 +116,35 @@ def chebyshev(
     'CONVERGED'
     """
     name = "chebyshev"
-    check_b(name, b)
-    if iterations is not None:
-        iterations = _check.integer(name, "iterations", iterations, 0)
-    options = make_options(
-        name,
-        iterations,
-        gradient,
-        rtol=rtol,
-        atol=atol,
-        maxiter=maxiter,
-        M=M,
-        callback=callback,
-        throw=throw,
-        adjoint_rtol=adjoint_rtol,
-        adjoint_maxiter=adjoint_maxiter,
-        adjoint_M=adjoint_M,
-        transpose=transpose,
-        parameters=parameters,
-    )
+
+    def fixed(steps: int) -> tuple[Tensor, Tensor]:
+        scale, momenta = _coefficients(*_bounds(name, lmin, lmax, b), steps, b)
+        return scale.unsqueeze(-1), momenta
+
+    def until():
+        low, high = _bounds(name, lmin, lmax, b)
+        middle, square = (high + low) / 2, ((high - low) / 2) ** 2
+
+        def coefficients(t: Tensor) -> tuple[Any, Any, Tensor]:
+            # t_k = rho_k 2 / (lmax - lmin), by the recurrence of the Chebyshev polynomials; 0: none yet.
+            new = torch.where(t == 0, 1 / middle, 1 / (2 * middle - square * t))
+            return torch.where(t == 0, new, 2 * new), square * t * new, new
+
+        return coefficients
+
+    return run(
+        name, A, b, x0, iterations, fixed, until, {"lmin": lmin, "lmax": lmax},
+        gradient=gradient, rtol=rtol, atol=atol, maxiter=maxiter, M=M, callback=callback, throw=throw,
+        adjoint_rtol=adjoint_rtol, adjoint_maxiter=adjoint_maxiter, adjoint_M=adjoint_M,
+        transpose=transpose, parameters=parameters,
+    )  # fmt: skip
+
+
+def _bounds(name: str, lmin: Any, lmax: Any, b: Tensor) -> tuple[Any, Any]:
     low, high = _bound(name, "lmin", lmin, b), _bound(name, "lmax", lmax, b)
     if not isinstance(low, Tensor) and not isinstance(high, Tensor) and low > high:
         raise ValueError(f"{name}: lmin must not be larger than lmax, got {low} and {high}; swap them")
-    if iterations is not None:
-        steps, momenta = _coefficients(low, high, iterations, b)
-        return run_fixed(name, A, b, x0, options, iterations, steps.unsqueeze(-1), momenta)
-    middle, square = (high + low) / 2, ((high - low) / 2) ** 2
-
-    def coefficients(t: Tensor) -> tuple[Any, Any, Tensor]:
-        # t_k = rho_k 2 / (lmax - lmin), by the recurrence of the Chebyshev polynomials; 0: none yet.
-        new = torch.where(t == 0, 1 / middle, 1 / (2 * middle - square * t))
-        return torch.where(t == 0, new, 2 * new), square * t * new, new
-
-    return until_tolerance(name, A, b, x0, options, Stationary(coefficients), lmin=lmin, lmax=lmax)
+    return low, high
 
 
 def _bound(name: str, key: str, value: Any, b: Tensor) -> Any:
@@ -184,8 +157,8 @@ def _bound(name: str, key: str, value: Any, b: Tensor) -> Any:
     return value
 
 
-class Chebyshev(torch.nn.Module):
-    """`chebyshev` with bounds that learn, by their logarithms, so that they stay positive.
+class Chebyshev(FixedNumber):
+    """`chebyshev` with trainable bounds: their logarithms are the parameters, so that they stay positive.
 
     Parameters
     ----------
@@ -218,16 +191,13 @@ class Chebyshev(torch.nn.Module):
         M: Any = None,
         gradient: str = "unrolled",
     ):
-        super().__init__()
-        _check.one_of("Chebyshev", "gradient", gradient, FIXED_GRADIENTS)
+        super().__init__(iterations, gradient)
         for key, value in (("lmin", lmin), ("lmax", lmax)):
-            bound = learning("Chebyshev", key, value)
+            bound = trainable("Chebyshev", key, value)
             if bound.dim() or not 0 < float(bound.detach()) < math.inf:
                 raise ValueError(f"Chebyshev: {key} must be one positive, finite number, got {value}")
             setattr(self, f"log_{key}", torch.nn.Parameter(bound.detach().log()))
-        self.iterations = _check.integer("Chebyshev", "iterations", iterations, 0)
         self.M = M
-        self.gradient = gradient
 
     log_lmin: torch.nn.Parameter
     log_lmax: torch.nn.Parameter

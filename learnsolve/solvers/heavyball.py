@@ -8,23 +8,11 @@ Differentiation", arXiv 2212.05159, section 4.2.
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve.solvers._options import check_b
-from learnsolve.solvers._stationary import (
-    FIXED_GRADIENTS,
-    Stationary,
-    learning,
-    make_options,
-    momenta_of,
-    rows_of,
-    run_fixed,
-    scalar,
-    steps_of,
-    until_tolerance,
-)
+from learnsolve.solvers._coefficients import momenta_of, rows_of, scalar, steps_of, trainable
+from learnsolve.solvers._fixed import FixedNumber
+from learnsolve.solvers._stationary import run
 from learnsolve.solvers.base import Iteration, Solution
 
 
@@ -85,17 +73,7 @@ def heavyball(
         (iterations, 1) one a step, (iterations, n) one a row and step
     beta : number or Tensor, () a scalar; with iterations also (iterations,). `heavyball_parameters` gives the
         best two scalars.
-    x0 : Tensor of b's shape; zero if not given
-    iterations : int >= 0: run so many, whatever b is. If not given, stop a column when
-        :math:`\|b - A x\| \le \max(\mathtt{rtol} \|b\|, \mathtt{atol})`, with rtol = 1e-5 and atol = 0 if not
-        given
-    M : an approximation of A^-1, linear: a preconditioner, callable r -> M r, CSR or LinearOperator
-    rtol, atol, maxiter : without iterations, as for `cg`
-    callback : called after every iteration with an `Iteration`; returning True stops
-    gradient : with iterations "unrolled" (if not given) or "checkpointed", as for `jacobi`; without
-        "implicit" (if not given), "unrolled" or "checkpointed", as for `cg`
-    throw : raise `SolverError` where a solve or its adjoint did not converge; with iterations, where it
-        diverged
+    x0, iterations, M, rtol, atol, maxiter, callback, gradient, throw : as for `richardson`
     adjoint_rtol, adjoint_maxiter, adjoint_M, transpose, parameters : as for `bicgstab`
 
     Returns
@@ -104,18 +82,13 @@ def heavyball(
 
     Raises
     ------
-    ValueError
-        if shapes or values do not fit, iterations and a tolerance are both given, or something learns that
-        gradient="implicit" has no gradient for.
-    TypeError
-        if types, dtypes or devices do not fit.
-    SolverError
-        if `throw` and a solve failed.
+    ValueError, TypeError, SolverError
+        as `richardson`.
 
     Notes
     -----
-    Gradient with iterations: exact, of the steps that ran, for everything that learns, to any order. Else the
-    implicit one, as for `bicgstab`.
+    Gradient with iterations: exact, of the steps that ran, for everything that requires grad, to any order.
+    Else the implicit one, as for `bicgstab`.
     With iterations, a CSR and M None or diagonal (`preconditioners.Jacobi`) all steps are one
     compiled operation, and so is their adjoint: with :math:`\lambda_N = \bar x`,
 
@@ -127,7 +100,7 @@ def heavyball(
               \bar b = \sum_k \rho_k, \quad \bar A = -\sum_k \rho_k x_k^T.
 
     Cost: one product with A and one with M a step. Backward, a step: one product with the transpose, one with
-    A more if alpha or M learns or a norm is in the loss, a sampled product if A's values learn.
+    A more if alpha or M requires grad or a norm is in the loss, a sampled product if A's values require grad.
 
     Examples
     --------
@@ -141,35 +114,24 @@ def heavyball(
     True
     """
     name = "heavyball"
-    check_b(name, b)
-    if iterations is not None:
-        iterations = _check.integer(name, "iterations", iterations, 0)
-    options = make_options(
-        name,
-        iterations,
-        gradient,
-        rtol=rtol,
-        atol=atol,
-        maxiter=maxiter,
-        M=M,
-        callback=callback,
-        throw=throw,
-        adjoint_rtol=adjoint_rtol,
-        adjoint_maxiter=adjoint_maxiter,
-        adjoint_M=adjoint_M,
-        transpose=transpose,
-        parameters=parameters,
-    )
-    if iterations is not None:
-        steps = steps_of(name, "alpha", alpha, b, iterations)
-        momenta = momenta_of(name, "beta", beta, b, iterations)
-        return run_fixed(name, A, b, x0, options, iterations, steps, momenta)
-    a, c = rows_of(name, "alpha", alpha, b), scalar(name, "beta", beta, b)
-    return until_tolerance(name, A, b, x0, options, Stationary(lambda t: (a, c, t)), alpha=alpha, beta=beta)
+
+    def fixed(steps: int) -> tuple[Tensor, Tensor]:
+        return steps_of(name, "alpha", alpha, b, steps), momenta_of(name, "beta", beta, b, steps)
+
+    def until():
+        a, c = rows_of(name, "alpha", alpha, b), scalar(name, "beta", beta, b)
+        return lambda t: (a, c, t)
+
+    return run(
+        name, A, b, x0, iterations, fixed, until, {"alpha": alpha, "beta": beta},
+        gradient=gradient, rtol=rtol, atol=atol, maxiter=maxiter, M=M, callback=callback, throw=throw,
+        adjoint_rtol=adjoint_rtol, adjoint_maxiter=adjoint_maxiter, adjoint_M=adjoint_M,
+        transpose=transpose, parameters=parameters,
+    )  # fmt: skip
 
 
-class Heavyball(torch.nn.Module):
-    """`heavyball` with parameters that learn.
+class Heavyball(FixedNumber):
+    """`heavyball` with trainable parameters.
 
     Parameters
     ----------
@@ -197,20 +159,13 @@ class Heavyball(torch.nn.Module):
         M: Any = None,
         gradient: str = "unrolled",
     ):
-        super().__init__()
-        _check.one_of("Heavyball", "gradient", gradient, FIXED_GRADIENTS)
-        self.alpha = learning("Heavyball", "alpha", alpha)
-        self.beta = learning("Heavyball", "beta", beta)
-        self.iterations = _check.integer("Heavyball", "iterations", iterations, 0)
+        super().__init__(iterations, gradient)
+        self.alpha = trainable("Heavyball", "alpha", alpha)
+        self.beta = trainable("Heavyball", "beta", beta)
         self.M = M
-        self.gradient = gradient
 
     def forward(self, A: Any, b: Tensor, x0: Tensor | None = None) -> Solution:
         return heavyball(
             A, b, x0,
             alpha=self.alpha, beta=self.beta, iterations=self.iterations, M=self.M, gradient=self.gradient,
         )  # fmt: skip
-
-    def extra_repr(self) -> str:
-        shapes = f"alpha={tuple(self.alpha.shape)}, beta={tuple(self.beta.shape)}"
-        return f"{shapes}, iterations={self.iterations}, gradient={self.gradient!r}"

@@ -1,4 +1,4 @@
-"""Weighted Jacobi, x <- x + w D^-1 (b - A x), with weights that learn.
+"""Weighted Jacobi, x <- x + w D^-1 (b - A x), with trainable weights.
 
 Source: Nytko et al., "Optimized Sparse Matrix Operations for Reverse Mode Automatic Differentiation",
 arXiv 2212.05159, section 4.1; Saad, "Iterative Methods for Sparse Linear Systems" (2003), section 4.1.
@@ -11,11 +11,12 @@ from learnsolve import _check
 from learnsolve.csr import CSR
 from learnsolve.ops._autograd import tracked
 from learnsolve.ops._product import product
-from learnsolve.ops.richardson import residual_norm
+from learnsolve.ops._steps import residual_norm
 from learnsolve.ops.structure import shared_inverse_diagonal
 from learnsolve.pattern import SparsityPattern
+from learnsolve.solvers._coefficients import trainable
+from learnsolve.solvers._fixed import FIXED_GRADIENTS, FixedNumber, compiled, with_last
 from learnsolve.solvers._options import check_x0
-from learnsolve.solvers._stationary import FIXED_GRADIENTS, learning, number, sweeps
 from learnsolve.solvers.base import Solution
 
 
@@ -62,8 +63,8 @@ def jacobi(
               \bar A = -\sum_k \rho_k x_k^T \text{ on the pattern (and through D)}.
 
     Cost: one product with A a sweep. Backward, a sweep: one product with the transpose if only b or x0
-    learns, one with A more if the weight learns or a norm is in the loss, and a sampled product if A's
-    values learn.
+    requires grad, one with A more if the weight requires grad or a norm is in the loss, and a sampled product
+    if A's values require grad.
     There is no gradient="implicit": a converged solution does not depend on the weight.
 
     Examples
@@ -77,8 +78,7 @@ def jacobi(
     True
     """
     name = "jacobi"
-    if not isinstance(A, CSR):
-        raise TypeError(f"{name}: A must be a CSR, got {type(A).__name__}; make one with CSR.from_*")
+    _check.matrix(name, "A", A)
     values, pattern = A.values, A.pattern
     n = pattern.shape[0]
     _check.dtype(name, "A.values", values)
@@ -99,24 +99,15 @@ def jacobi(
         return Solution(x, iterations, lambda: columns.residual_norms.squeeze(-1), -1, (x,))
     scale = _scale(name, weight, shared_inverse_diagonal(A, name), values, iterations, n)
     if iterations == 1 and _only_scale_learns(scale, values, b, x0):
-        x, norms = _one_sweep(values, pattern, scale, b, x0)
-    else:
-        x, norms = sweeps(A, scale, b, x0, iterations, gradient == "checkpointed")
-    axis = 0 if b.dim() == 1 else -2
-
-    def complete() -> Tensor:
-        first = norms() if callable(norms) else norms
-        last = residual_norm(b - product(values, x, pattern, False), axis, keepdim=True)
-        return torch.cat((first, last), dim=axis)
-
-    return Solution(x, iterations, complete, axis, (values, b, x))
+        return _one_sweep(values, pattern, scale, b, x0)
+    return compiled(A, b, x0, scale, iterations, gradient == "checkpointed")
 
 
 def _only_scale_learns(scale: Tensor, *others: Tensor) -> bool:
     return tracked(scale) and not tracked(*others) and not torch.compiler.is_dynamo_compiling()
 
 
-def _one_sweep(values: Tensor, pattern: SparsityPattern, scale: Tensor, b: Tensor, x0: Tensor):
+def _one_sweep(values: Tensor, pattern: SparsityPattern, scale: Tensor, b: Tensor, x0: Tensor) -> Solution:
     """With the residual a constant, three operations of torch cost less than the fused one: a training step
     at n = 16 took 251 us, not 259 to 291 (benchmarks/train_step.py). The norm is left for later."""
     r = b - product(values, x0, pattern, False)
@@ -124,13 +115,17 @@ def _one_sweep(values: Tensor, pattern: SparsityPattern, scale: Tensor, b: Tenso
         scale = scale.squeeze(-2)
     vector = b.dim() == 1
     x = torch.addcmul(x0, scale if vector else scale.unsqueeze(-1), r)
-    return x, lambda: residual_norm(r, 0 if vector else -2, keepdim=True)
+    axis = 0 if vector else -2
+    complete = lambda: with_last(  # noqa: E731
+        residual_norm(r, axis, keepdim=True), b - product(values, x, pattern, False)
+    )
+    return Solution(x, 1, complete, axis, (values, b, x))
 
 
 def _scale(name: str, weight, inverse: Tensor, values: Tensor, iterations: int, n: int) -> Tensor:
     """weight / D, shape (..., n) for one scale, (..., iterations, n) for one a sweep."""
     if not isinstance(weight, Tensor):
-        factor = number(name, "weight", weight)
+        factor = _check.number(name, "weight", weight)
         scale = inverse if factor == 1 else factor * inverse
         return scale if values.dim() == 1 else scale.unsqueeze(-2)
     _check.same_kind(name, "weight", weight, values)
@@ -145,8 +140,8 @@ def _scale(name: str, weight, inverse: Tensor, values: Tensor, iterations: int, 
     return weight * inverse
 
 
-class Jacobi(torch.nn.Module):
-    """`jacobi` with a weight that learns.
+class Jacobi(FixedNumber):
+    """`jacobi` with a trainable weight.
 
     Parameters
     ----------
@@ -164,16 +159,8 @@ class Jacobi(torch.nn.Module):
     """
 
     def __init__(self, weight: float | Tensor = 1.0, iterations: int = 1, gradient: str = "unrolled"):
-        super().__init__()
-        iterations = _check.integer("Jacobi", "iterations", iterations, 0)
-        _check.one_of("Jacobi", "gradient", gradient, FIXED_GRADIENTS)
-        self.weight = learning("Jacobi", "weight", weight)
-        self.iterations = iterations
-        self.gradient = gradient
+        super().__init__(iterations, gradient)
+        self.weight = trainable("Jacobi", "weight", weight)
 
     def forward(self, A: CSR, b: Tensor, x0: Tensor | None = None) -> Solution:
         return jacobi(A, b, x0, weight=self.weight, iterations=self.iterations, gradient=self.gradient)
-
-    def extra_repr(self) -> str:
-        shape = tuple(self.weight.shape)
-        return f"weight={shape}, iterations={self.iterations}, gradient={self.gradient!r}"

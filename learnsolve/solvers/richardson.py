@@ -8,21 +8,11 @@ Sparse Linear Systems" (2003), section 4.2.
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve.solvers._options import check_b
-from learnsolve.solvers._stationary import (
-    FIXED_GRADIENTS,
-    Stationary,
-    learning,
-    make_options,
-    rows_of,
-    run_fixed,
-    steps_of,
-    until_tolerance,
-)
+from learnsolve.solvers._coefficients import rows_of, steps_of, trainable
+from learnsolve.solvers._fixed import FixedNumber
+from learnsolve.solvers._stationary import run
 from learnsolve.solvers.base import Iteration, Solution
 
 
@@ -75,7 +65,7 @@ def richardson(
     x0 : Tensor of b's shape; zero if not given
     weight : number or Tensor, () a scalar, (n,) one a row; with iterations also (iterations,) or
         (iterations, 1) one a step, (iterations, n) one a row and step. `richardson_weight`: the best scalar.
-    iterations : int >= 0: run so many, whatever b is. If not given, stop a column when
+    iterations : int >= 0: run this number of steps, whatever b is. If not given, a column stops when
         :math:`\|b - A x\| \le \max(\mathtt{rtol} \|b\|, \mathtt{atol})`, with rtol = 1e-5 and atol = 0 if not
         given
     M : an approximation of A^-1, linear: a preconditioner, callable r -> M r, CSR or LinearOperator
@@ -94,8 +84,8 @@ def richardson(
     Raises
     ------
     ValueError
-        if shapes or values do not fit, iterations and a tolerance are both given, or something learns that
-        gradient="implicit" has no gradient for.
+        if shapes or values do not fit, iterations and a tolerance are both given, or something requires grad
+        that gradient="implicit" has no gradient for.
     TypeError
         if types, dtypes or devices do not fit.
     SolverError
@@ -103,8 +93,8 @@ def richardson(
 
     Notes
     -----
-    Gradient with iterations: exact, of the steps that ran, for everything that learns, to any order. Else the
-    implicit one, as for `bicgstab`.
+    Gradient with iterations: exact, of the steps that ran, for everything that requires grad, to any order.
+    Else the implicit one, as for `bicgstab`.
     With iterations, a CSR and M None or diagonal (`preconditioners.Jacobi`) all steps are one
     compiled operation, and so is their adjoint (formulas: `jacobi`, `heavyball`).
     Cost: one product with A and one with M a step.
@@ -119,34 +109,22 @@ def richardson(
     True
     """
     name = "richardson"
-    check_b(name, b)
-    if iterations is not None:
-        iterations = _check.integer(name, "iterations", iterations, 0)
-    options = make_options(
-        name,
-        iterations,
-        gradient,
-        rtol=rtol,
-        atol=atol,
-        maxiter=maxiter,
-        M=M,
-        callback=callback,
-        throw=throw,
-        adjoint_rtol=adjoint_rtol,
-        adjoint_maxiter=adjoint_maxiter,
-        adjoint_M=adjoint_M,
-        transpose=transpose,
-        parameters=parameters,
-    )
-    if iterations is not None:
-        steps = steps_of(name, "weight", weight, b, iterations)
-        return run_fixed(name, A, b, x0, options, iterations, steps, None)
-    w = rows_of(name, "weight", weight, b)
-    return until_tolerance(name, A, b, x0, options, Stationary(lambda t: (w, None, t)), weight=weight)
+
+    def until():
+        w = rows_of(name, "weight", weight, b)
+        return lambda t: (w, None, t)
+
+    return run(
+        name, A, b, x0, iterations,
+        lambda steps: (steps_of(name, "weight", weight, b, steps), None), until, {"weight": weight},
+        gradient=gradient, rtol=rtol, atol=atol, maxiter=maxiter, M=M, callback=callback, throw=throw,
+        adjoint_rtol=adjoint_rtol, adjoint_maxiter=adjoint_maxiter, adjoint_M=adjoint_M,
+        transpose=transpose, parameters=parameters,
+    )  # fmt: skip
 
 
-class Richardson(torch.nn.Module):
-    """`richardson` with a weight that learns.
+class Richardson(FixedNumber):
+    """`richardson` with a trainable weight.
 
     Parameters
     ----------
@@ -168,18 +146,11 @@ class Richardson(torch.nn.Module):
     def __init__(
         self, weight: float | Tensor = 1.0, iterations: int = 1, M: Any = None, gradient: str = "unrolled"
     ):
-        super().__init__()
-        _check.one_of("Richardson", "gradient", gradient, FIXED_GRADIENTS)
-        self.weight = learning("Richardson", "weight", weight)
-        self.iterations = _check.integer("Richardson", "iterations", iterations, 0)
+        super().__init__(iterations, gradient)
+        self.weight = trainable("Richardson", "weight", weight)
         self.M = M
-        self.gradient = gradient
 
     def forward(self, A: Any, b: Tensor, x0: Tensor | None = None) -> Solution:
         return richardson(
             A, b, x0, weight=self.weight, iterations=self.iterations, M=self.M, gradient=self.gradient
         )
-
-    def extra_repr(self) -> str:
-        shape = tuple(self.weight.shape)
-        return f"weight={shape}, iterations={self.iterations}, gradient={self.gradient!r}"

@@ -11,19 +11,10 @@ from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.csr import CSR
-from learnsolve.ops.richardson import residual_norm
-from learnsolve.preconditioners._relaxation import DIRECTIONS, Sweep, check_relaxation
-from learnsolve.solvers._correction import Correction, fixed_number
-from learnsolve.solvers._operator import Matrix
-from learnsolve.solvers._options import (
-    Options,
-    check_b,
-    check_operands,
-    check_x0,
-    refuse_parameters_that_learn,
-)
-from learnsolve.solvers._solve import columns, solve, with_zero_gradient
-from learnsolve.solvers._stationary import FIXED_GRADIENTS, learning
+from learnsolve.preconditioners._relaxation import DIRECTIONS
+from learnsolve.solvers._coefficients import trainable
+from learnsolve.solvers._correction import relax
+from learnsolve.solvers._fixed import FixedNumber
 from learnsolve.solvers.base import Iteration, Solution
 
 
@@ -62,8 +53,8 @@ def sor(
     direction : "forward", first to last unknown; "backward"; or "symmetric", one of each: `ssor`
     multicolour : sweep through the unknowns colour by colour, as `ordering.greedy_colouring` colours them, so
         that those of one colour are relaxed at the same time
-    iterations : int >= 0, exactly so many sweeps, whatever the residual does. Excludes rtol, atol, maxiter,
-        callback, throw, adjoint_rtol and adjoint_maxiter
+    iterations : int >= 0, exactly this number of sweeps, whatever the residual does. Excludes rtol, atol,
+        maxiter, callback, throw, adjoint_rtol and adjoint_maxiter
     rtol, atol : without `iterations` a column stops when :math:`\|b - A x\| \le \max(\mathtt{rtol} \|b\|,
         \mathtt{atol})`; 1e-5 and 0 if not given
     maxiter : int, 10 n if not given
@@ -83,7 +74,7 @@ def sor(
     ------
     ValueError
         if shapes or values do not fit, a diagonal entry is missing or zero (the message names the row),
-        something learns that gradient="implicit" has no gradient for, or keywords exclude one another.
+        something requires grad that gradient="implicit" has no gradient for, or keywords exclude one another.
     TypeError
         if types, dtypes or devices do not fit.
     SolverError
@@ -117,7 +108,7 @@ def sor(
     >>> bool(omega.grad < 0)  # more than 1 would have been faster
     True
     """
-    return _relax(
+    return relax(
         "sor", A, b, x0, omega, direction, multicolour, iterations, gradient,
         rtol=rtol, atol=atol, maxiter=maxiter, callback=callback, throw=throw,
         adjoint_rtol=adjoint_rtol, adjoint_maxiter=adjoint_maxiter,
@@ -157,7 +148,7 @@ def ssor(
     >>> torch.allclose(ls.solvers.ssor(A, b, omega=1.5, iterations=1).x, both.x)
     True
     """
-    return _relax(
+    return relax(
         "ssor", A, b, x0, omega, "symmetric", multicolour, iterations, gradient,
         rtol=rtol, atol=atol, maxiter=maxiter, callback=callback, throw=throw,
         adjoint_rtol=adjoint_rtol, adjoint_maxiter=adjoint_maxiter,
@@ -194,87 +185,15 @@ def gauss_seidel(
     >>> ls.solvers.gauss_seidel(A, torch.tensor([2.0, 1.0]), iterations=1).x
     tensor([1., 1.])
     """
-    return _relax(
+    return relax(
         "gauss_seidel", A, b, x0, 1.0, direction, multicolour, iterations, gradient,
         rtol=rtol, atol=atol, maxiter=maxiter, callback=callback, throw=throw,
         adjoint_rtol=adjoint_rtol, adjoint_maxiter=adjoint_maxiter,
     )  # fmt: skip
 
 
-def _relax(
-    name: str,
-    A: CSR,
-    b: Tensor,
-    x0: Tensor | None,
-    omega: float | Tensor,
-    direction: str,
-    multicolour: bool,
-    iterations: int | None,
-    gradient: str | None,
-    **keywords: Any,
-) -> Solution:
-    omega = check_relaxation(name, A, omega, multicolour)
-    _check.one_of(name, "direction", direction, DIRECTIONS)
-    method = Correction(Sweep(direction, multicolour), omega)
-    if iterations is not None:
-        return _fixed(
-            name, method, A, b, x0, iterations, "unrolled" if gradient is None else gradient, keywords
-        )
-    gradient = "implicit" if gradient is None else gradient
-    refuse_parameters_that_learn(name, gradient, omega=omega)
-    given = {key: value for key, value in keywords.items() if value is not None}
-    solution = solve(name, method, A, b, x0, Options(gradient=gradient, **given))
-    if gradient != "implicit" and isinstance(omega, Tensor) and solution.iterations == 0:
-        solution.x = with_zero_gradient(solution.x, omega)
-    return solution
-
-
-def _fixed(
-    name: str,
-    method: Correction,
-    A: CSR,
-    b: Tensor,
-    x0: Tensor | None,
-    iterations: int,
-    gradient: str,
-    keywords: dict[str, Any],
-) -> Solution:
-    iterations = _check.integer(name, "iterations", iterations, 0)
-    _check.flag(name, "throw", keywords["throw"])
-    for key, value in keywords.items():
-        if value is not None and value is not False:
-            raise ValueError(
-                f"{name}: iterations asks for exactly {iterations} sweeps, so {key} has no use, got "
-                f"{value!r}; give one of them"
-            )
-    if gradient == "implicit":
-        raise ValueError(
-            f'{name}: gradient="implicit" belongs to a converged solution, not to a number of iterations; '
-            'use "unrolled" or "checkpointed", or leave iterations out'
-        )
-    _check.one_of(name, "gradient", gradient, FIXED_GRADIENTS)
-    check_b(name, b)
-    rows = b.shape[0 if b.dim() == 1 else -2]
-    if rows != A.shape[0]:
-        raise ValueError(f"{name}: b must have A.shape[0] = {A.shape[0]} rows, got shape {tuple(b.shape)}")
-    batch = check_operands(name, A, b)
-    vector = b.dim() == 1
-    check_x0(name, x0, b)
-    x0 = None if x0 is None else columns(x0, vector, batch)
-    B, operator = columns(b, vector, batch), Matrix(A)
-    x, norms = fixed_number(method, operator, B, x0, iterations, gradient == "checkpointed")
-
-    def complete() -> Tensor:
-        last = residual_norm(B - operator(x), -2, keepdim=True)
-        every = torch.cat((norms, last), dim=-2)
-        return every.squeeze(-1) if vector else every
-
-    shown = x.squeeze(-1) if vector else x
-    return Solution(shown, iterations, complete, -1 if vector else -2, (A.values, b, shown))
-
-
-class SOR(torch.nn.Module):
-    r"""`sor` for a fixed number of sweeps, with an omega that learns: omega = 2 sigmoid(logit), so that every
+class SOR(FixedNumber):
+    r"""`sor` for a fixed number of sweeps, with a trainable omega: omega = 2 sigmoid(logit), so that every
     value of the parameter `logit` is a relaxation that can converge.
 
     Parameters
@@ -308,16 +227,14 @@ class SOR(torch.nn.Module):
         multicolour: bool = False,
         gradient: str = "unrolled",
     ):
-        super().__init__()
-        self.iterations = _check.integer("SOR", "iterations", iterations, 0)
+        super().__init__(iterations, gradient)
         _check.one_of("SOR", "direction", direction, DIRECTIONS)
         _check.flag("SOR", "multicolour", multicolour)
-        _check.one_of("SOR", "gradient", gradient, FIXED_GRADIENTS)
-        omega = learning("SOR", "omega", omega).detach()
+        omega = trainable("SOR", "omega", omega).detach()
         if not ((omega > 0) & (omega < 2)).all():
             raise ValueError(f"SOR: omega must lie in 0 < omega < 2, got {omega.tolist()}; 1 is Gauss-Seidel")
         self.logit = torch.nn.Parameter(torch.log(omega / (2 - omega)))
-        self.direction, self.multicolour, self.gradient = direction, multicolour, gradient
+        self.direction, self.multicolour = direction, multicolour
 
     @property
     def omega(self) -> Tensor:
@@ -326,15 +243,9 @@ class SOR(torch.nn.Module):
 
     def forward(self, A: CSR, b: Tensor, x0: Tensor | None = None) -> Solution:
         return sor(
-            A,
-            b,
-            x0,
-            omega=self.omega,
-            direction=self.direction,
-            multicolour=self.multicolour,
-            iterations=self.iterations,
-            gradient=self.gradient,
-        )
+            A, b, x0, omega=self.omega, direction=self.direction, multicolour=self.multicolour,
+            iterations=self.iterations, gradient=self.gradient,
+        )  # fmt: skip
 
     def extra_repr(self) -> str:
         return (

@@ -1,4 +1,4 @@
-"""A triangular solve with a matrix that learns."""
+"""A triangular solve with a trainable matrix."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from learnsolve.preconditioners._factor import TriangularFactor
 
 
 class TriangularSolve(TriangularFactor):
-    r"""A triangular solve whose matrix learns, :math:`x = L^{-1} b` or :math:`L^{-T} b`.
+    r"""A triangular solve whose matrix is trainable, :math:`x = L^{-1} b` or :math:`L^{-T} b`.
 
     Parameters
     ----------
@@ -36,9 +36,9 @@ class TriangularSolve(TriangularFactor):
 
     Notes
     -----
-    The matrix is the module's own, so it is called with b alone. It returns the Tensor x, not a `Solution`:
-    a direct solve has no iterations, no residual history and no status to tell; if it cannot be done, it
-    raises. Gradient and cost are those of `ops.sptrsv`.
+    The matrix is the module's own, so it is called with b alone. It returns the Tensor x, not a `Solution`: a
+    direct solve has no iterations, no residual history and no status; if it cannot be done, it raises.
+    Gradient and cost are those of `ops.sptrsv`.
 
     Examples
     --------

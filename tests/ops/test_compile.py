@@ -6,6 +6,7 @@ from ops.cases import CASES, is_branch
 from reference import gradients, normal, pattern_of, random, small_pattern
 
 import learnsolve as ls
+from learnsolve._plain import outside_of_graphs
 
 
 @pytest.fixture(autouse=True)
@@ -125,3 +126,25 @@ def test_one_tensor_twice(name):
     g = normal(f(v).shape, seed=4)
     torch.testing.assert_close(compiled(f)(v), f(v))
     torch.testing.assert_close(gradients(compiled(f), [v], g), gradients(f, [v], g))
+
+
+def test_what_runs_outside_of_graphs_is_not_compiled():
+    """Neither the function nor what it calls: the graphs are what stands before and after it."""
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph.code)
+        return graph.forward
+
+    def inner(x):
+        return x.sin()
+
+    @outside_of_graphs
+    def outer(x):
+        return inner(x).cos()
+
+    x = torch.linspace(0, 1, 5)
+    result = torch.compile(lambda x: outer(x + 1) * 2, backend=backend)(x)
+    torch.testing.assert_close(result, (x + 1).sin().cos() * 2)
+    assert len(graphs) == 2
+    assert not any("sin" in code or "cos" in code for code in graphs)

@@ -219,10 +219,10 @@ def test_on_a_device_that_is_not_the_current_one():
 @needs_a_device
 def test_tensors_of_two_devices_are_refused():
     A = ls.problems.poisson((5,)).to(DEVICE)
-    crow, col, _, blocks = A.pattern._structure(False)
+    crow, col, perm, blocks = A.pattern._structure(False)
     with pytest.raises(RuntimeError, match="csr_spmm: all tensors must be on one device"):
         torch.ops.learnsolve.csr_spmm(
-            crow.cpu(), col, None, blocks, A.values, torch.ones(5, device=DEVICE).double()
+            crow.cpu(), col, perm, blocks, A.values, torch.ones(5, device=DEVICE).double()
         )
 
 

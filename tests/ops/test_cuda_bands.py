@@ -70,7 +70,7 @@ def dense_solve(v, b, T, lower, unit, transpose):
 def width_of(T, lower=True, unit=False, transpose=False):
     """Of the band that is scanned, or 0."""
     side = _triangular.Side(lower, unit, transpose)
-    return max(-int(_triangular._system(T, side).levels[0]), 0)
+    return max(-int(_triangular._system(T, side).tensors[-1][0]), 0)
 
 
 @gaps_or_not

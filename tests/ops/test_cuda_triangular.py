@@ -39,9 +39,9 @@ def test_triangular_solves(kind, dtype):
 
 
 def assert_way(kind, T):
-    system = _triangular._system(T, _triangular.Side(True, False, False))
-    lanes, *bounds = system.levels.tolist()
-    parts = len(system.blocks) > len(bounds)
+    *_, blocks, _, levels = _triangular._system(T, _triangular.Side(True, False, False)).tensors
+    lanes, *bounds = levels.tolist()
+    parts = len(blocks) > len(bounds)
     width = 1 if "chain" in kind else int(kind.split()[-1]) if "band" in kind else 0
     assert max(-lanes, 0) == width
     assert width or (lanes > 1) == (kind == "long rows")
@@ -84,11 +84,12 @@ def test_wrong_plans_are_refused(kind, at, change, message, monkeypatch):
     monkeypatch.setattr(_triangular, "_TICKET_WIDTH", 10**9)
     T, _ = triangles(DEVICE)[kind]
     v, b = (t.detach() for t in triangular_operands(T, ()))
-    arguments = [*_triangular._system(T, _triangular.Side(True, False, False)), v, b]
-    torch.ops.learnsolve.csr_sptrsv(*arguments)
+    tensors, *choices = _triangular._system(T, _triangular.Side(True, False, False))
+    arguments = [*tensors, *choices, v, b]
+    torch.ops.learnsolve.csr_sptrsv(arguments[:6], *arguments[6:])
     arguments[at] = change(arguments[at])
     with pytest.raises(RuntimeError, match=f"csr_sptrsv: .*{message}"):
-        torch.ops.learnsolve.csr_sptrsv(*arguments)
+        torch.ops.learnsolve.csr_sptrsv(arguments[:6], *arguments[6:])
 
 
 @needs_a_device

@@ -1,12 +1,17 @@
 """The compiled operators themselves: schema, fake kernels, and what they say to wrong arguments."""
 
+import functools
+
 import pytest
 import scipy.sparse
 import torch
+from ops.cases import CASES
 from ops.incomplete_cases import dominant
 from ops.incomplete_cases import small as incomplete_pattern
 from reference import normal, pattern_of, random, small_pattern
 from scipy.sparse import eye_array
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 import learnsolve as ls
 from learnsolve.ops import _sparse_product, pcg
@@ -77,37 +82,35 @@ def backward_arguments(P, dtype):
 
 def richardson_arguments(P, dtype):
     n = P.shape[0]
-    ptr, idx, _, blocks = structure(P)
-    A = (ptr, idx, blocks)
+    A = structure(P)
     v, s, b, x0 = normal((P.nnz,), dtype), *(normal((1, n), dtype, seed) for seed in (1, 2, 3))
     B, X0 = normal((n, 3), dtype), normal((n, 3), dtype, 1)
     several = (normal((2, P.nnz), dtype), normal((2, 1, n), dtype))
     BB, XX = (t.repeat(2, 1, 1) for t in (B, X0))
     m = normal((4,), dtype, 4)
     return [
-        (*A, v, s, None, b[0], x0[0], None, 4, 0),
-        (*A, v, s, None, b[0], x0[0], None, 4, 1),
-        (*A, v, normal((4, n), dtype), None, B, X0, None, 4, 2),
-        (*A, *several, None, BB, XX, None, 3, 2),
-        (*A, v, s[0], m[:1], b[0], x0[0], x0[0] + 1, 4, 0),
-        (*A, v, s, m, B, X0, X0 + 1, 4, 1),
-        (*A, v, s, m, B, X0, None, 4, 2),
-        (*A, *several, normal((2, 3), dtype), BB, XX, XX + 1, 3, 2),
+        (A, v, s, None, b[0], x0[0], None, 4, 0),
+        (A, v, s, None, b[0], x0[0], None, 4, 1),
+        (A, v, normal((4, n), dtype), None, B, X0, None, 4, 2),
+        (A, *several, None, BB, XX, None, 3, 2),
+        (A, v, s[0], m[:1], b[0], x0[0], x0[0] + 1, 4, 0),
+        (A, v, s, m, B, X0, X0 + 1, 4, 1),
+        (A, v, s, m, B, X0, None, 4, 2),
+        (A, *several, normal((2, 3), dtype), BB, XX, XX + 1, 3, 2),
     ]
 
 
 def richardson_backward_arguments(P, dtype):
-    transposed = structure(P, True)
     out = []
-    for ptr, idx, blocks, v, s, m, b, x0, before, iterations, stride in richardson_arguments(P, dtype):
+    for A, v, s, m, b, x0, before, iterations, stride in richardson_arguments(P, dtype):
         if stride == 0:
             continue
-        x, norms, kept, _ = ops.csr_richardson(ptr, idx, blocks, v, s, m, b, x0, before, iterations, stride)
-        fixed = (ptr, idx, blocks, *transposed, v, s, m, b, before, kept, norms, torch.ones_like(x))
-        sizes = (iterations, stride)
-        out.append((*fixed, torch.ones_like(norms), None, *sizes, *(True,) * 5))
-        out.append((*fixed, None, torch.ones_like(x), *sizes, *(False,) * 4, True))
-        out.append((*fixed, None, None, *sizes, *(False,) * 3, True, False))
+        x, norms, kept, _ = ops.csr_richardson(A, v, s, m, b, x0, before, iterations, stride)
+        fixed = (A, structure(P, True), v, s, m, b, before, [kept, norms])
+        one, none, sizes = torch.ones_like(x), x.new_empty(0), (iterations, stride)
+        out.append((*fixed, [one, torch.ones_like(norms), none], *sizes, (True,) * 5))
+        out.append((*fixed, [one, none, one], *sizes, (False,) * 4 + (True,)))
+        out.append((*fixed, [one, none, none], *sizes, (False,) * 3 + (True, False)))
     return out
 
 
@@ -123,8 +126,7 @@ def incomplete_plan(P, kind):
     Q = incomplete_pattern(P.dtype)
     plan = plan_of(Q, kind)
     entries = plan.lower.nnz + sum(U.nnz for U in plan.upper)
-    arrays = tuple(t.to(P.dtype) for t in plan.elimination[:6])
-    return (*arrays, *plan.elimination[6:]), Q, entries
+    return (tuple(t.to(P.dtype) for t in plan.tensors), plan.cholesky), Q, entries
 
 
 def incomplete_factor_arguments(P, dtype):
@@ -274,34 +276,68 @@ SAMPLES = {
 }
 
 
+OPERATORS = sorted(
+    name.removeprefix("learnsolve::")
+    for name in torch._C._dispatch_get_all_op_names()
+    if name.startswith("learnsolve::") and name != "learnsolve::superlu_solve"
+)
+
+
+class Recorder(TorchDispatchMode):
+    """Keeps the arguments of each call of a raw operator."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = {}
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.namespace == "learnsolve":
+            kept = tree_map_only(torch.Tensor, torch.Tensor.detach, args)
+            self.calls.setdefault(function.name().removeprefix("learnsolve::"), []).append(kept)
+        return function(*args, **(kwargs or {}))
+
+
+@functools.cache
+def recorded(dtype, index):
+    """The calls that the rows of cases.py make, forward and backward."""
+    P = pattern_of(random(6, 6, 0.4), index)
+    with Recorder() as recorder:
+        for case in (c for c in CASES if c.make is None):
+            inputs = case.inputs(P, dtype, requires_grad=True)
+            y = case.sparse(P, *inputs)
+            torch.autograd.grad(y, inputs, torch.ones_like(y), allow_unused=True)
+    return recorder.calls
+
+
+def samples_of(name, dtype, index):
+    """Arguments made for this operator, or the first and the last that an operation has."""
+    if name in SAMPLES:
+        return SAMPLES[name](pattern_of(random(6, 6, 0.4), index), dtype)
+    calls = recorded(dtype, index)[name]
+    return [calls[0], calls[-1]]
+
+
 @pytest.mark.few
-@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize("name", OPERATORS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("index", [torch.int32, torch.int64], ids=["int32", "int64"])
 def test_opcheck(name, dtype, index):
-    P = pattern_of(random(6, 6, 0.4), index)
     utils = ["test_schema", "test_faketensor", "test_autograd_registration"]
-    for sample in SAMPLES[name](P, dtype):
+    for sample in samples_of(name, dtype, index):
         torch.library.opcheck(getattr(ops, name).default, sample, test_utils=utils)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize("name", OPERATORS)
 def test_opcheck_with_symbolic_shapes(name):
-    P = pattern_of(random(6, 6, 0.4), torch.int32)
-    for sample in SAMPLES[name](P, torch.float64):
+    for sample in samples_of(name, torch.float64, torch.int32):
         torch.library.opcheck(getattr(ops, name).default, sample, test_utils=["test_aot_dispatch_dynamic"])
 
 
-def test_every_operator_is_checked():
-    assert set(SAMPLES) == {name for name in dir(ops) if name.startswith("csr_")}
-
-
-@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize("name", OPERATORS)
 def test_a_gradient_is_not_lost_silently(name):
     """The raw operators have no derivative: torch says so when a backward reaches one."""
-    P = pattern_of(random(6, 6, 0.4))
-    sample = SAMPLES[name](P, torch.float64)[-1]
+    sample = samples_of(name, torch.float64, torch.int32)[-1]
     inputs = [
         t.clone().requires_grad_() if isinstance(t, torch.Tensor) and t.is_floating_point() else t
         for t in sample
@@ -355,7 +391,7 @@ def test_wrong_arguments_of_the_others_are_refused():
 
 def wide(sample, first, last):
     """The arguments first ... last - 1 with int64 in place of int32."""
-    made = (t.long() if t is not None else None for t in sample[first:last])
+    made = (t.long() for t in sample[first:last])
     return (*sample[:first], *made, *sample[last:])
 
 
@@ -363,8 +399,12 @@ def wide(sample, first, last):
 def test_a_transpose_with_other_indices_is_refused(name):
     sample = SAMPLES[name](pattern_of(random(6, 6, 0.4), torch.int32), torch.float64)[0]
     getattr(ops, name)(*sample)
+    if name == "csr_richardson_backward":
+        other = (sample[0], wide(sample[1], 0, 4), *sample[2:])
+    else:
+        other = wide(sample, 3, 7)
     with pytest.raises(RuntimeError, match=f"{name}: both structures must hold the same entries"):
-        getattr(ops, name)(*wide(sample, 3, 7))
+        getattr(ops, name)(*other)
 
 
 @pytest.mark.parametrize(
@@ -395,22 +435,28 @@ def test_a_factor_with_other_indices_is_refused(kind, parts, message):
 def test_wrong_arguments_of_the_sparse_product_are_refused():
     P = small_pattern()
     v, w = normal((P.nnz,)), normal((P.nnz,))
-    names = ["a_ptr", "a_idx", "b_ptr", "b_idx", "c_ptr", "c_idx", "positions", "blocks", "masked", "columns"]
-    good = dict(zip(names, _sparse_product._by_rows(P, P.T, None), strict=True)) | {"a": v, "b": w}
-    ops.csr_spgemm(**good)
+    names = ["a_ptr", "a_idx", "perm", "b_ptr", "b_idx", "c_ptr", "c_idx", "positions", "starts", "blocks"]
+    tensors, masked, columns = _sparse_product._by_rows(P, P.T, None)
+    good = dict(zip(names, tensors, strict=True)) | {"a": v, "b": w}
+
+    def call(arguments):
+        *plan, a, b = arguments.values()
+        return ops.csr_spgemm(plan, masked, columns, a, b)
+
+    call(good)
     for change, message in (
-        ({"a": v[:-1]}, "csr_spgemm: a must be .* nnz = 7"),
-        ({"b": w.float()}, "csr_spgemm: all values must have one dtype"),
+        ({"a": v[:-1]}, r"csr_spgemm: a must be \(7\) or \(B, 7\)"),
+        ({"b": w.float()}, "csr_spgemm: operands must have one dtype"),
         ({"a_idx": good["a_idx"].int()}, "csr_spgemm: every pattern needs"),
         ({"positions": good["positions"][:-1]}, "csr_spgemm: positions must have an entry a product"),
         ({"positions": good["positions"].long()}, "csr_spgemm: a plan must be int32"),
         ({"blocks": good["blocks"][:, :2]}, "csr_spgemm: blocks must be"),
         ({"blocks": good["blocks"][:-1]}, "csr_spgemm: blocks must cover all rows"),
-        ({"c_ptr": good["b_ptr"], "c_idx": good["b_idx"]}, "csr_spgemm: starts must have .* rows of A"),
+        ({"c_ptr": good["b_ptr"], "c_idx": good["b_idx"]}, "csr_spgemm: C must have the rows of A"),
         ({"a": v.repeat(2, 1), "b": w.repeat(3, 1)}, "csr_spgemm: batch sizes 2 and 3"),
     ):
         with pytest.raises(RuntimeError, match=message):
-            ops.csr_spgemm(**good | change)
+            call(good | change)
 
 
 @pytest.mark.parametrize(
@@ -429,11 +475,12 @@ def test_wrong_arguments_of_the_sparse_product_are_refused():
 )
 def test_wrong_arguments_of_the_triangular_solve_are_refused(at, change, message):
     S = pattern_of(eye_array(6).tocsr())
-    arguments = [*_system(S, Side(True, at == 7, False)), normal((6,)) + 5, normal((6,))]
-    ops.csr_sptrsv(*arguments)
+    tensors, *choices = _system(S, Side(True, at == 7, False))
+    arguments = [*tensors, *choices, normal((6,)) + 5, normal((6,))]
+    ops.csr_sptrsv(arguments[:6], *arguments[6:])
     arguments[at] = change(arguments[at])
     with pytest.raises(RuntimeError, match=message):
-        ops.csr_sptrsv(*arguments)
+        ops.csr_sptrsv(arguments[:6], *arguments[6:])
 
 
 def test_wrong_plans_of_a_sum_are_refused():
@@ -455,7 +502,7 @@ def test_wrong_plans_of_a_sum_are_refused():
 
 def test_meta_tensors_give_shapes():
     P = small_pattern()
-    A = [None if t is None else t.to("meta") for t in structure(P)]
+    A = [t.to("meta") for t in structure(P)]
     y = ops.csr_spmm(*A, normal((P.nnz,)).to("meta"), normal((5, 2)).to("meta"))
     assert y.is_meta
     assert y.shape == (4, 2)
@@ -488,13 +535,17 @@ def test_incomplete_factors_with_either_index_type(kind):
 
 def test_wrong_arguments_of_the_incomplete_factorisation_are_refused():
     plan, Q, entries = incomplete_plan(small_pattern(), "ic0")
+    tensors, cholesky = plan
+    *_, pairs, units = tensors
     v, f = dominant(Q), normal((entries,))
     with pytest.raises(RuntimeError, match="csr_incomplete_factor: crow must end with the number of values"):
         ops.csr_incomplete_factor(*plan, Q.crow_indices, v[:-1], True)
     with pytest.raises(RuntimeError, match=r"csr_incomplete_factor: order, source, .* do not fit"):
-        ops.csr_incomplete_factor(*plan[:4], plan[4][:-1], *plan[5:], Q.crow_indices, v, True)
+        ops.csr_incomplete_factor((*tensors[:4], pairs[:-1], units), cholesky, Q.crow_indices, v, True)
     with pytest.raises(RuntimeError, match="csr_incomplete_tangent: a plan must have one index type"):
-        ops.csr_incomplete_tangent(plan[0].int(), *plan[1:], f, v)
+        ops.csr_incomplete_tangent((tensors[0].int(), *tensors[1:]), cholesky, f, v)
+    with pytest.raises(RuntimeError, match="csr_incomplete_tangent: a plan must hold 6 tensors, got 5"):
+        ops.csr_incomplete_tangent(tensors[:-1], cholesky, f, v)
     with pytest.raises(RuntimeError, match="csr_incomplete_adjoint: g must be"):
         ops.csr_incomplete_adjoint(*plan, f, f[:-1], Q.nnz)
     with pytest.raises(RuntimeError, match="csr_incomplete_product: operands must have one dtype"):

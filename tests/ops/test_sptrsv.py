@@ -251,15 +251,17 @@ def test_levels_are_used_where_they_are_wide(monkeypatch):
     from learnsolve.ops import _triangular
 
     Q = pattern_of(LARGE["wide levels"])
-    assert len(_triangular._system(Q, _triangular.Side(True, False, False)).levels) == 0
+    *_, levels = _triangular._system(Q, _triangular.Side(True, False, False)).tensors
+    assert len(levels) == 0
     monkeypatch.setattr(_triangular, "_LEVEL_WORK", 100)
     Q = pattern_of(LARGE["wide levels"])
     forward, adjoint = (_triangular._system(Q, _triangular.Side(True, False, t)) for t in (False, True))
-    assert len(forward.levels) > 2
-    assert forward.order is adjoint.order
-    level = np.repeat(np.arange(len(forward.levels) - 1), np.diff(forward.levels))
+    *_, order, levels = forward.tensors
+    assert len(levels) > 2
+    assert order is adjoint.tensors[-2]
+    level = np.repeat(np.arange(len(levels) - 1), np.diff(levels))
     of_row = np.empty_like(level)
-    of_row[forward.order] = level
+    of_row[order] = level
     rows, columns = coordinates(Q)
     below = columns < rows
     assert (of_row[columns[below]] < of_row[rows[below]]).all()

@@ -25,6 +25,31 @@ class Shift(Preconditioner):
         return torch.cat((R[..., :1, :] + R[..., -1:, :], R[..., 1:, :]), dim=-2)
 
 
+class RowSums(Preconditioner):
+    """omega times the inverse of the absolute row sums."""
+
+    symmetric = True
+
+    def __init__(self, A, omega=1.0):
+        super().__init__(A, omega)
+        self.inverse = omega / ls.ops.sum(A.with_values(A.values.abs()), 1)
+
+    def _columns(self, R):
+        return self.inverse.unsqueeze(-1) * R
+
+
+class Times(Preconditioner):
+    """Made of nothing but its size and, perhaps, a number that it does not name."""
+
+    symmetric, shape = True, (N, N)
+
+    def __init__(self, number=1.0):
+        self.number = number
+
+    def _columns(self, R):
+        return self.number * R
+
+
 class Scale(Learned):
     symmetric = True
 
@@ -138,3 +163,40 @@ def test_implicit_gradient_refuses_what_learns_elsewhere(A):
     for M in (Jacobi(other), Scale()):
         with pytest.raises(ValueError, match="unrolled"):
             ls.solvers.cg(A, b, M=M)
+
+
+def test_a_class_of_ones_own_is_made_of_a_matrix(A):
+    omega = torch.tensor(1.5, dtype=torch.float64, requires_grad=True)
+    M, R = RowSums(A, omega), normal((2, N, 3))
+    assert (M.shape, M.batch_shape, M.dtype, M.T) == (A.shape, torch.Size(), torch.float64, M)
+    D = A.to_dense().abs().sum(1)
+    assert torch.allclose(M(R), 1.5 * R / D[:, None])
+    assert np.allclose(M.to_scipy_linear_operator() @ np.ones(N), 1.5 / D)
+    batch = RowSums(A.with_values(torch.stack((A.values, 2 * A.values))))
+    assert torch.allclose(batch(R)[1], 0.5 * R[1] / D[:, None])
+    b = torch.ones(N, dtype=torch.float64)
+    ls.solvers.richardson(A, b, M=M, iterations=3).residual_norms[-1].backward()
+    assert omega.grad is not None
+    with pytest.raises(ValueError, match="cg: M learns"):
+        ls.solvers.cg(A, b, M=M)
+    with pytest.raises(TypeError, match="RowSums: A must be a CSR, got Tensor"):
+        RowSums(A.to_dense())
+    with pytest.raises(ValueError, match="RowSums: A must be square"):
+        RowSums(A[:5])
+    with pytest.raises(ValueError, match="RowSums: A's values must be finite"):
+        RowSums(A * float("nan"))
+
+
+def test_a_class_of_ones_own_needs_no_matrix(A):
+    M, b = Times(), torch.ones(N, dtype=torch.float64, requires_grad=True)
+    for dtype in (torch.float32, torch.float64):
+        assert M(torch.ones(N, 2, dtype=dtype)).dtype == dtype
+    with pytest.raises(ValueError, match=r"Times: r must have shape \(12,\)"):
+        M(torch.ones(N + 1))
+    with pytest.raises(TypeError, match="Times: has no dtype and device; set made_of"):
+        M.to_scipy_linear_operator()
+    ls.solvers.cg(A, b, M=M).x.sum().backward()
+    assert b.grad is not None
+    hidden = Times(torch.tensor(2.0, dtype=torch.float64, requires_grad=True))
+    with pytest.raises(ValueError, match="cg: M learns"):
+        ls.solvers.cg(A, b, M=hidden)

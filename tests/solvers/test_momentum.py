@@ -7,7 +7,7 @@ from scipy.sparse import eye_array
 from solvers.dense_jacobi import MATRICES, small_square
 from solvers.dense_momentum import SYSTEMS, close, dense, equal, inputs_for, results, sparse
 
-from learnsolve.ops import richardson
+from learnsolve.ops import _sweep_calls
 from learnsolve.ops.richardson import _unfused, richardson_sweeps
 
 LEARNING = [[0], [5], [1, 2], [0, 3, 4, 7], [0, 1, 2, 3, 4, 6, 7]]
@@ -70,7 +70,7 @@ def test_parts(name, monkeypatch):
             wanted = results(lambda *t: sparse(P, *t, K), inputs)  # noqa: B023
             for work in (10**9, 3000, 400, 1):
                 with monkeypatch.context() as patch:
-                    patch.setattr(richardson, "_WORK", work)
+                    patch.setattr(_sweep_calls, "_WORK", work)
                     for checkpointed in (False, True):
                         found = results(lambda *t: sparse(P, *t, K, checkpointed), inputs)  # noqa: B023
                         equal(found[:2], wanted[:2])

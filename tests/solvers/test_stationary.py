@@ -11,7 +11,7 @@ from solvers.dense_momentum import close
 from torch.autograd import gradcheck, gradgradcheck
 
 import learnsolve as ls
-from learnsolve.solvers import SolverError, Status, _stationary
+from learnsolve.solvers import SolverError, Status, _fixed
 
 S = ls.solvers
 METHODS = ("richardson", "heavyball", "chebyshev")
@@ -128,8 +128,8 @@ def test_fixed_steps(method, kind, shape, gradient):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_compiled_loop_is_taken(method, monkeypatch):
-    taken, real = [], _stationary.richardson_sweeps
-    monkeypatch.setattr(_stationary, "richardson_sweeps", lambda *a: taken.append(a) or real(*a))
+    taken, real = [], _fixed.richardson_sweeps
+    monkeypatch.setattr(_fixed, "richardson_sweeps", lambda *a: taken.append(a) or real(*a))
     A, b = ls.problems.poisson((4, 4)), normal((16,))
     for M in (None, ls.preconditioners.Jacobi(A)):
         run(method, A, b, iterations=3, M=M)

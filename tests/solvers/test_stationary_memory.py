@@ -13,7 +13,7 @@ from reference import grid, normal, pattern_of, peak
 from solvers.dense_jacobi import values_on
 
 import learnsolve as ls
-from learnsolve.ops import richardson
+from learnsolve.ops import _sweep_calls
 
 P = pattern_of(grid(5, 40), torch.int32)
 N, COLUMNS, WORD = P.shape[0], 8, 8
@@ -48,7 +48,7 @@ def test_peak(gradient, stored, parts, monkeypatch):
     call, inputs = solve(gradient, 36)
     torch.autograd.grad(call().x.sum(), inputs)  # the analysis of the pattern is not counted
     if parts:
-        monkeypatch.setattr(richardson, "_WORK", 4 * (P.nnz + 6 * N) * COLUMNS)
+        monkeypatch.setattr(_sweep_calls, "_WORK", 4 * (P.nnz + 6 * N) * COLUMNS)
     found = peak(call)
     # What is kept, x, x0 = 0; in parts also x and the one before it of the call before and the one in work.
     assert found <= (stored + 2 + 4 * parts) * VECTORS * WORD + SMALL
@@ -118,7 +118,7 @@ def test_no_call_runs_for_long():
     for n, k, iterations in ((100, 1, 10**7), (10**6, 4, 1000), (10**6, 4, 10**4)):
         values, b = torch.empty(5 * n, device="meta"), torch.empty(n, k, device="meta")
         for checkpointed in (False, True):
-            calls = richardson._calls(values, b, iterations, checkpointed)
+            calls = _sweep_calls._calls(values, b, iterations, checkpointed)
             assert sum(map(sum, calls)) == iterations
             assert max(map(max, calls)) * 11 * n * k <= 1.1e8 or max(map(max, calls)) == 1
             most = round(math.sqrt(iterations)) if checkpointed else 1
@@ -132,7 +132,7 @@ def test_no_call_launches_for_long(checkpointed, heavy):
     iterations = 10**6 + 1
     with torch._subclasses.FakeTensorMode():
         values, b = torch.empty(15, device="cuda"), torch.empty(5, device="cuda")
-        calls = richardson._calls(values, b, iterations, checkpointed, heavy)
+        calls = _sweep_calls._calls(values, b, iterations, checkpointed, heavy)
     assert sum(map(sum, calls)) == iterations
     assert max(map(max, calls)) <= 10_000
     assert sum(map(len, calls)) <= 1001  # and no shorter than need be

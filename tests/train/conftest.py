@@ -39,6 +39,27 @@ def run(tmp_path, monkeypatch):
 
 
 @pytest.fixture
+def leaves():
+    """Call with a run's folder: it must hold the usual files, `others`, and nothing else."""
+    usual = {
+        "config.yaml",
+        "metrics.csv",
+        "model.safetensors",
+        "state.safetensors",
+        "state.json",
+        "report.json",
+    }
+
+    def check(folder: Path, *others: str) -> None:
+        assert {path.name for path in folder.iterdir()} == usual | set(others)
+        for content in (path.read_bytes() for path in folder.glob("*.png")):
+            assert content.startswith(b"\x89PNG")
+            assert len(content) > 5000
+
+    return check
+
+
+@pytest.fixture
 def rows():
     """The rows of a run's metrics.csv, without the seconds, which no two runs share."""
 

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from learnsolve import CSR, problems, solvers, train
 from learnsolve.ops import quadratic_form
-from learnsolve.recipes._closed_form import expected_energy, optimal_weights
+from learnsolve.recipes.jacobi.closed_form import expected_energy, optimal_weights
 
 MATRICES = {
     "1D": lambda: problems.poisson(16),

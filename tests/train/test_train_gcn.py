@@ -15,11 +15,10 @@ from real_data import MISSING, data_folder
 from safetensors.torch import load_file
 
 from learnsolve import train
-from learnsolve.recipes import _gcn_model, gcn
+from learnsolve.recipes import gcn
 from learnsolve.recipes.gcn import GcnRecipe, GcnSettings
+from learnsolve.recipes.gcn import model as gcn_model
 
-PICTURES = {"loss.png", "accuracy.png"}
-FILES = {"config.yaml", "metrics.csv", "model.safetensors", "state.safetensors", "state.json", "report.json"}
 CITESEER = (data_folder() or Path()) / "citeseer"
 
 
@@ -45,10 +44,10 @@ def recipe(folder, **options) -> GcnRecipe:
     return GcnRecipe(settings)
 
 
-def test_a_run_leaves_its_files_and_says_what_it_learned(gcn_run, rows, capsys):
+def test_a_run_leaves_its_files_and_says_what_it_learned(gcn_run, rows, capsys, leaves):
     code, out = gcn_run("--epochs", 60, "--seeds", 3, "--lr", 0.05)
     assert code == train.OK
-    assert {path.name for path in out.iterdir()} == FILES | PICTURES | {"seeds.png"}
+    leaves(out, "loss.png", "accuracy.png", "seeds.png")
     weights = load_file(out / "model.safetensors")
     assert weights["conv1.weight"].shape == (3, files.FEATURES, 16)
     assert weights["conv2.weight"].shape == (3, 16, files.CLASSES)
@@ -74,10 +73,6 @@ def test_a_run_leaves_its_files_and_says_what_it_learned(gcn_run, rows, capsys):
     assert report["held_out_loss"] == last["held_out_loss"]
     assert "published_test_accuracy" not in report
 
-    for name in (*PICTURES, "seeds.png"):
-        content = (out / name).read_bytes()
-        assert content.startswith(b"\x89PNG")
-        assert len(content) > 5000
     config = yaml.safe_load((out / "config.yaml").read_text())
     chosen = {name: config[name] for name in ("steps", "lr", "hidden", "dropout", "weight_decay")}
     assert chosen == {"steps": 60, "lr": 0.05, "hidden": 16, "dropout": 0.5, "weight_decay": 5e-4}
@@ -96,10 +91,10 @@ def test_a_run_leaves_its_files_and_says_what_it_learned(gcn_run, rows, capsys):
     assert "mean of 3 initialisations" in lines[-2]
 
 
-def test_one_initialisation_has_no_deviation(gcn_run, rows):
+def test_one_initialisation_has_no_deviation(gcn_run, rows, leaves):
     code, out = gcn_run("--epochs", 3)
     assert code == train.OK
-    assert {path.name for path in out.iterdir()} == FILES | PICTURES
+    leaves(out, "loss.png", "accuracy.png")
     assert {row["loss_std"] for row in rows(out)} == {row["test_accuracy_std"] for row in rows(out)} == {""}
     report = json.loads((out / "report.json").read_text())
     assert report["test_accuracy_std"] is None
@@ -125,8 +120,8 @@ def test_the_losses_are_those_of_dense_algebra(folder, step):
     A = dense_normalised(graph.adjacency.to_dense(), loops=True)
     X = graph.features.to_dense()
     assert torch.allclose(X.sum(1)[graph.train], torch.ones(6, dtype=torch.float64))
-    drop_X = model._keep((training.X.nnz,), _gcn_model.DROP_FEATURES, step)
-    drop_H = model._keep((training.first.shape[0], 5), _gcn_model.DROP_HIDDEN, step)
+    drop_X = model._keep((training.X.nnz,), gcn_model.DROP_FEATURES, step)
+    drop_H = model._keep((training.first.shape[0], 5), gcn_model.DROP_HIDDEN, step)
     wanted, scores = [], []
     for s in range(2):
         W1, W2 = model.conv1.weight[s], model.conv2.weight[s]
@@ -165,7 +160,7 @@ def test_the_demonstration_is_that_of_dense_algebra(folder):
     assert set(graph.features.values.tolist()) == {1.0}
     trains = torch.rand(
         files.NODES,
-        generator=torch.Generator().manual_seed(_gcn_model.stream_seed(0, 0, 0, 0)),
+        generator=torch.Generator().manual_seed(gcn_model.stream_seed(0, 0, 0, 0)),
         dtype=torch.float64,
     )
     results = {}
@@ -185,10 +180,10 @@ def test_the_demonstration_is_that_of_dense_algebra(folder):
     assert model.conv2.bias.detach().abs().max() > 0.1
 
 
-def test_the_demonstration_runs(gcn_run, rows):
+def test_the_demonstration_runs(gcn_run, rows, leaves):
     code, out = gcn_run("--variant", "demo", "--epochs", 5)
     assert code == train.OK
-    assert {path.name for path in out.iterdir()} == FILES | PICTURES
+    leaves(out, "loss.png", "accuracy.png")
     report = json.loads((out / "report.json").read_text())
     assert report["variant"] == "demo"
     assert "validation_accuracies" not in report
@@ -257,46 +252,6 @@ def test_each_option_changes_the_run(gcn_run, rows, no_pictures):
         assert rows(gcn_run("--epochs", 3, *change, out=f"change {number}")[1]) != usual, change
 
 
-BAD = [
-    (["--data", "nowhere"], "--data: planetoid: there is no file nowhere"),
-    (
-        ["--data", "planetoid", "--dataset", "cora"],
-        "--data: planetoid: there is no file planetoid/ind.cora.x",
-    ),
-    (["--dataset", "cora"], "one that can be downloaded (citeseer), got 'cora'"),
-    (["--data", "hostile"], "asks for os.system, which no Planetoid file needs"),
-    (["--data", "unlabelled"], "a test node of citeseer has no label"),
-    (["--seeds", "0"], "--seeds must be at least 1, got 0"),
-    (["--hidden", "0"], "--hidden must be at least 1, got 0"),
-    (["--dropout", "1"], "--dropout must be a probability below 1, got 1.0"),
-    (["--dropout", "nan"], "--dropout"),
-    (["--weight_decay", "-1"], "--weight_decay must not be negative, got -1.0"),
-    (["--epochs", "-1"], "--steps must be at least 0, got -1"),
-    (["--epochs", "many"], "--steps must be a whole number"),
-    (["--epochs"], "--steps needs a value"),
-    (["--epoch", "3"], "unknown option --epoch; did you mean --epochs?"),
-    (["--lr", "0"], "--lr must be a positive number, got 0.0"),
-    (["--variant", "gat"], "--variant must be kipf_welling or demo, got 'gat'"),
-    (["--data", "planetoid", "--seeds", "100000000"], "GiB are free; use fewer"),
-]
-
-
-@pytest.mark.parametrize(("options", "words"), BAD, ids=[" ".join(options) for options, _ in BAD])
-def test_bad_input_is_one_sentence_and_exit_code_2(folder, tmp_path, monkeypatch, capsys, options, words):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("LEARNSOLVE_CACHE", str(tmp_path / "cache"))
-    files.write(tmp_path / "hostile", x=b"cos\nsystem\n(S'touch ran'\ntR.")
-    files.write(tmp_path / "unlabelled", ty=np.zeros((8, 3), np.int32))
-    assert train.main(["gcn", *options]) == train.BAD_SETTING
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err.startswith("learnsolve.train: ")
-    assert printed.err.count("\n") == 1
-    assert words in printed.err
-    assert not (tmp_path / "runs").exists()
-    assert not (tmp_path / "ran").exists()
-
-
 def test_what_would_change_the_run_is_refused(gcn_run, capsys):
     gcn_run("--epochs", 2)
     for option, value in {"--seeds": 2, "--variant": "demo", "--hidden": 3, "--data": "elsewhere"}.items():
@@ -315,7 +270,7 @@ def test_without_data_and_pooch_the_extra_is_named(monkeypatch, tmp_path, capsys
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
 def test_masks_keep_as_many_as_they_should(p):
     generator = torch.Generator().manual_seed(0)
-    mask = _gcn_model.keep_mask(torch.Size((333, 301)), p, generator)
+    mask = gcn_model.keep_mask(torch.Size((333, 301)), p, generator)
     assert mask.dtype == torch.bool
     assert mask.shape == (333, 301)
     assert float(mask.double().mean()) == pytest.approx(1 - p, abs=0.005)
@@ -323,7 +278,7 @@ def test_masks_keep_as_many_as_they_should(p):
     flat = mask.flatten().double()
     pairs = flat[:-1] * flat[1:]
     assert float(pairs.mean()) == pytest.approx((1 - p) ** 2, abs=0.006)
-    assert not torch.equal(mask, _gcn_model.keep_mask(torch.Size((333, 301)), p, generator))
+    assert not torch.equal(mask, gcn_model.keep_mask(torch.Size((333, 301)), p, generator))
 
 
 def test_defaults_are_those_of_the_publications():

@@ -8,14 +8,15 @@ from safetensors.torch import load_file
 
 from learnsolve import solvers
 from learnsolve.ops.quadratic_form import quadratic_form
-from learnsolve.recipes._objective import Objective
-from learnsolve.recipes._parallel import ALONE
-from learnsolve.recipes.heavyball import HeavyballRecipe, HeavyballSettings
+from learnsolve.recipes.harness.objective import Objective
+from learnsolve.recipes.harness.parallel import ALONE
+from learnsolve.recipes.harness.vector_recipe import VectorRecipe, VectorSettings, number_kept
+from learnsolve.recipes.heavyball import HeavyballRecipe
+from learnsolve.recipes.heavyball_network import HeavyballNetworkRecipe
 from learnsolve.recipes.jacobi import JacobiRecipe, JacobiSettings
-from learnsolve.recipes.pcg import PcgRecipe, PcgSettings
-from learnsolve.recipes.vector_recipe import VectorRecipe, VectorSettings, number_kept
+from learnsolve.recipes.pcg import PcgRecipe
 
-NETWORK = {"variant": "network", "grid": [3, 4], "test_vectors": 2, "sweeps": 4}
+NETWORK = {"grid": [3, 4], "test_vectors": 2, "sweeps": 4, "matrices": 11}
 
 
 def made(fraction: float = 1.0, how: str = "two", **options) -> tuple[JacobiRecipe, Objective]:
@@ -29,13 +30,13 @@ def made(fraction: float = 1.0, how: str = "two", **options) -> tuple[JacobiReci
 
 
 OTHERS = {
-    "heavyball": (HeavyballSettings, {"test_vectors": 11, "sweeps": 3}),
-    "heavyball, resampled": (HeavyballSettings, {"test_vectors": 11, "resample": True}),
-    "network": (HeavyballSettings, {**NETWORK, "matrices": 11}),
-    "network, resampled": (HeavyballSettings, {**NETWORK, "matrices": 11, "resample": True}),
-    "pcg": (PcgSettings, {"test_vectors": 11}),
-    "pcg, resampled": (PcgSettings, {"test_vectors": 11, "form": "triangular", "resample": True}),
-    "pcg, curriculum": (PcgSettings, {"test_vectors": 11, "curriculum": 2, "pattern": "tril"}),
+    "heavyball": (HeavyballRecipe, {"test_vectors": 11, "sweeps": 3}),
+    "heavyball, resampled": (HeavyballRecipe, {"test_vectors": 11, "resample": True}),
+    "network": (HeavyballNetworkRecipe, NETWORK),
+    "network, resampled": (HeavyballNetworkRecipe, {**NETWORK, "resample": True}),
+    "pcg": (PcgRecipe, {"test_vectors": 11}),
+    "pcg, resampled": (PcgRecipe, {"test_vectors": 11, "form": "triangular", "resample": True}),
+    "pcg, curriculum": (PcgRecipe, {"test_vectors": 11, "curriculum": 2, "pattern": "tril"}),
 }
 
 
@@ -43,10 +44,10 @@ OTHERS = {
 @pytest.mark.parametrize("how", ["two", "one"])
 def test_other_recipes_learn_from_the_hardest_chosen_by_hand(name, how):
     """Their losses themselves are compared with dense algebra in the tests of each recipe."""
-    Settings, options = OTHERS[name]
-    settings = Settings(hard_fraction=0.3, hard_pass=how, **options)
+    Recipe, options = OTHERS[name]
+    settings = Recipe.Settings(hard_fraction=0.3, hard_pass=how, **options)
     settings.check()
-    recipe = (HeavyballRecipe if Settings is HeavyballSettings else PcgRecipe)(settings)
+    recipe = Recipe(settings)
     objective = Objective(recipe, ALONE)
     step = 3
     loss = objective(step)
@@ -167,7 +168,7 @@ def test_the_number_kept_is_that_of_the_fraction_as_written(fraction, count, kep
     ("recipe", "options"),
     [
         ("heavyball", ["--test_vectors", 9]),
-        ("heavyball", ["--variant", "network", "--grid", "[3,3]", "--matrices", 9, "--held_out_matrices", 2]),
+        ("heavyball_network", ["--grid", "[3,3]", "--matrices", 9, "--held_out_matrices", 2]),
         ("pcg", ["--nx", 4, "--ny", 4, "--test_vectors", 9, "--held_out", 3, "--evaluated", 1]),
     ],
 )

@@ -8,10 +8,10 @@ from typing import ClassVar
 import pytest
 import torch
 
-from learnsolve.recipes import _command_line
-from learnsolve.recipes._loop import Run, train
-from learnsolve.recipes._metrics import read_metrics
-from learnsolve.recipes.base import Recipe, RunSettings
+from learnsolve.recipes.harness import command_line
+from learnsolve.recipes.harness.base import Recipe, RunSettings
+from learnsolve.recipes.harness.loop import Run, train
+from learnsolve.recipes.harness.metrics import read_metrics
 
 
 @dataclass
@@ -81,4 +81,4 @@ def test_further_columns_are_filled_where_the_recipe_is_evaluated(tmp_path):
 
 @pytest.mark.parametrize("argv", [["--epochs", "7"], ["--epochs=7"], ["--steps", "7"]])
 def test_a_second_name_of_an_option(argv):
-    assert _command_line.parse("parabolas", SideBySideSettings, argv).steps == 7
+    assert command_line.parse("parabolas", SideBySideSettings, argv).steps == 7

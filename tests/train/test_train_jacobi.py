@@ -13,21 +13,9 @@ import yaml
 from safetensors.torch import load_file
 
 from learnsolve import problems, train
-from learnsolve.recipes._jacobi_outcome import SWEEPS, convergence_factor
-from learnsolve.recipes._progress import Progress
+from learnsolve.recipes.harness.progress import Progress
 from learnsolve.recipes.jacobi import JacobiRecipe, JacobiSettings
-
-FILES = {
-    "config.yaml",
-    "metrics.csv",
-    "model.safetensors",
-    "state.safetensors",
-    "state.json",
-    "report.json",
-    "loss.png",
-    "weights.png",
-    "convergence.png",
-}
+from learnsolve.recipes.jacobi.results import SWEEPS, convergence_factor
 
 
 def dense_loss(A: torch.Tensor, weight: torch.Tensor, E: torch.Tensor, sweeps: int = 1) -> float:
@@ -38,10 +26,10 @@ def dense_loss(A: torch.Tensor, weight: torch.Tensor, E: torch.Tensor, sweeps: i
     return float((x * (A @ x)).sum())
 
 
-def test_a_run_leaves_its_files_and_says_what_it_learned(run, rows, capsys):
+def test_a_run_leaves_its_files_and_says_what_it_learned(run, rows, capsys, leaves):
     code, folder = run("--steps", 120)
     assert code == train.OK
-    assert {path.name for path in folder.iterdir()} == FILES
+    leaves(folder, "loss.png", "weights.png", "convergence.png")
 
     weight = load_file(folder / "model.safetensors")["weight"]
     assert weight.shape == (16,)
@@ -64,11 +52,6 @@ def test_a_run_leaves_its_files_and_says_what_it_learned(run, rows, capsys):
     assert compared["weight 1"]["convergence_factor"] == pytest.approx(np.cos(np.pi / 17), rel=1e-3)
     assert report["versions"]["torch"] == torch.__version__
     assert 0 < report["seconds_per_step"] < 1
-
-    for name in ("loss", "weights", "convergence"):
-        content = (folder / f"{name}.png").read_bytes()
-        assert content.startswith(b"\x89PNG")
-        assert len(content) > 5000
 
     config = yaml.safe_load((folder / "config.yaml").read_text())
     assert config["steps"] == 120

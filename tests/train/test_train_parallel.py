@@ -17,9 +17,9 @@ from quick import runs_all
 from safetensors.torch import load_file
 
 from learnsolve import train
-from learnsolve.recipes import _checkpoint, _parallel
-from learnsolve.recipes._vectors import normal_vectors
-from learnsolve.recipes.base import SettingError
+from learnsolve.recipes.harness import checkpoint, parallel
+from learnsolve.recipes.harness.base import SettingError
+from learnsolve.recipes.harness.vectors import normal_vectors
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node"]
 USUAL = ["--test_vectors", "7", "--problem.shape", "[4,4]"]
@@ -32,17 +32,7 @@ CURVES = {
     "one_vector": ["--test_vectors", "1"],
 }
 SCALARS = ["heavyball", "--problem.shape", "[4,4]", "--alpha", "0.1", "--sweeps", "4", "--test_vectors", "7"]
-NETWORK = [
-    "heavyball",
-    "--variant",
-    "network",
-    "--grid",
-    "[3,3]",
-    "--held_out_matrices",
-    "2",
-    "--sweeps",
-    "4",
-]
+NETWORK = ["heavyball_network", "--grid", "[3,3]", "--held_out_matrices", "2", "--sweeps", "4"]
 PCG = ["pcg", "--nx", "4", "--ny", "4", "--held_out", "5", "--evaluated", "2", "--test_vectors", "7"]
 OTHERS = {
     "heavyball": [*SCALARS, "--resample"],
@@ -184,7 +174,7 @@ def test_a_run_goes_on_with_another_number_of_processes(two, begin, same_curve):
     same_curve(folder / "runs/begun_here")
 
 
-def test_the_first_process_alone_writes_and_talks(two):
+def test_only_rank_0_writes_and_prints(two):
     results, folder = two
     for name, (first, second) in results.items():
         assert not second["wrote"], name
@@ -207,17 +197,12 @@ def test_the_first_process_alone_writes_and_talks(two):
     ("name", "code", "speaker", "words"),
     [
         quick_or_slow("bad option", train.BAD_SETTING, 0, "--lr must be a positive number"),
-        quick_or_slow("taken", train.BAD_SETTING, 0, "--out runs/begun holds a run already"),
-        quick_or_slow(
-            "gcn",
-            train.BAD_SETTING,
-            0,
-            "gcn has no test vectors to deal out to 2 processes; start it without",
-        ),
+        quick_or_slow("taken", train.BAD_SETTING, 0, "--out runs/begun already holds a run"),
+        quick_or_slow("gcn", train.BAD_SETTING, 0, "gcn has no test vectors to share among 2 processes"),
         quick_or_slow("diverges", train.FAILED, 0, "step 1: the training diverged"),
         quick_or_slow("fails", train.BAD_SETTING, 1, "this process has had enough"),
         quick_or_slow(
-            "stopped", train.INTERRUPTED, 0, "stopped at step 12; go on with: torchrun --nproc-per-node 2 -m"
+            "stopped", train.INTERRUPTED, 0, "stopped at step 12; resume with: torchrun --nproc-per-node 2"
         ),
     ],
 )
@@ -279,27 +264,27 @@ def test_ctrl_c_at_torchrun_leaves_a_checkpoint(tmp_path):
     )
     deadline = time.monotonic() + 120
     while (
-        not (tmp_path / "run/state.json").exists() or _checkpoint.read_state(tmp_path / "run")[0]["step"] < 20
+        not (tmp_path / "run/state.json").exists() or checkpoint.read_state(tmp_path / "run")[0]["step"] < 20
     ):
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     _, message = process.communicate(timeout=60)
-    stopped = _checkpoint.read_state(tmp_path / "run")[0]["step"]
-    assert f"learnsolve.train: stopped at step {stopped}; go on with: torchrun" in message
+    stopped = checkpoint.read_state(tmp_path / "run")[0]["step"]
+    assert f"learnsolve.train: stopped at step {stopped}; resume with: torchrun" in message
     assert message.count("learnsolve.train: ") == 1
 
 
 def test_shares_are_neighbours_and_cover_everything(monkeypatch):
-    monkeypatch.setattr(_parallel.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(parallel.dist, "is_initialized", lambda: True)
     for size in (1, 2, 3, 8):
-        monkeypatch.setattr(_parallel.dist, "get_world_size", lambda size=size: size)
+        monkeypatch.setattr(parallel.dist, "get_world_size", lambda size=size: size)
         for count in (0, 1, 5, 7, 100):
             shares = []
             for rank in range(size):
-                monkeypatch.setattr(_parallel.dist, "get_rank", lambda rank=rank: rank)
-                shares.append(_parallel.share(count))
+                monkeypatch.setattr(parallel.dist, "get_rank", lambda rank=rank: rank)
+                shares.append(parallel.share(count))
             assert [i for share in shares for i in share] == list(range(count))
             assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
@@ -323,19 +308,19 @@ def test_a_process_that_was_killed_is_reported_in_a_sentence():
         def compare_set(self, key, expected, desired):
             return desired.encode()
 
-    group = _parallel.Group(0, 2, Store(), lambda error: 1)
+    group = parallel.Group(0, 2, Store(), lambda error: 1)
     lost = RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:5000")
-    with pytest.raises(_parallel.Lost, match="another process is gone"):
+    with pytest.raises(parallel.Lost, match="another process has ended"):
         group.end(lost)
     group.end(RuntimeError("out of memory"))  # its own: raised as it is
 
 
 def test_one_gpu_is_not_for_several_processes(monkeypatch):
-    monkeypatch.setattr(_parallel.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(parallel.dist, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setenv("LOCAL_RANK", "1")
-    _parallel.take_device("cpu")
+    parallel.take_device("cpu")
     with pytest.raises(SettingError, match="--device cuda:0 is one GPU for several processes; --device cuda"):
-        _parallel.take_device("cuda:0")
+        parallel.take_device("cuda:0")
     with pytest.raises(SettingError, match="process 1 of this machine has no GPU: torch sees 1"):
-        _parallel.take_device("cuda")
+        parallel.take_device("cuda")

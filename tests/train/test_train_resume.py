@@ -12,16 +12,27 @@ import torch
 from safetensors.torch import load_file
 
 from learnsolve import train
-from learnsolve.recipes import _checkpoint
+from learnsolve.recipes.harness import checkpoint
 from learnsolve.recipes.jacobi import JacobiRecipe
 
-SETTINGS = {
-    "fixed": [],
-    "resampled": ["--resample"],
-    "hardest": ["--hard_fraction", "0.25"],
-    "hardest, one pass": ["--resample", "--hard_fraction", "0.25", "--hard_pass", "one"],
-    "float32, 2D": ["--dtype", "float32", "--problem.shape", "[5,4]"],
-}
+BALL = "heavyball --resample --evaluate_every 3 --test_vectors 5"
+NETWORK = "heavyball_network --resample --evaluate_every 3 --grid [4,5] --matrices 6 --held_out_matrices 4"
+PCG = "pcg --nx 5 --ny 4 --test_vectors 6 --held_out 5 --evaluated 2 --evaluate_every 4 --resample"
+PCG += " --patience 100 --clip 0.02 --schedule cosine --schedule_steps 24 --curriculum 5"
+RUNS = [
+    "jacobi --test_vectors 10",
+    "jacobi --test_vectors 10 --resample",
+    "jacobi --test_vectors 10 --hard_fraction 0.25",
+    "jacobi --test_vectors 10 --resample --hard_fraction 0.25 --hard_pass one",
+    "jacobi --test_vectors 10 --dtype float32 --problem.shape [5,4]",
+    BALL,
+    f"{BALL} --hard_fraction 0.5",
+    NETWORK,
+    f"{NETWORK} --hard_fraction 0.5",
+    PCG,
+    f"{PCG} --form triangular",
+    f"{PCG} --hard_fraction 0.5",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -34,15 +45,16 @@ def same_run(rows, a, b) -> None:
     assert (a / "model.safetensors").read_bytes() == (b / "model.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize("options", SETTINGS.values(), ids=SETTINGS)
-def test_more_steps_go_on_bit_for_bit(run, rows, options):
-    _, whole = run("--steps", 40, "--test_vectors", 10, *options, out="whole")
-    run("--steps", 15, "--test_vectors", 10, *options, out="parts")
-    code, parts = run("--resume", "parts", "--steps", 40, out=None)
+@pytest.mark.parametrize("command", RUNS)
+def test_a_run_with_more_steps_continues_bit_for_bit(run, rows, command):
+    recipe, *options = command.split()
+    _, whole = run("--steps", 24, *options, out="whole", recipe=recipe)
+    run("--steps", 9, *options, out="parts", recipe=recipe)
+    code, parts = run("--resume", "parts", "--steps", 24, out=None, recipe=recipe)
     assert code == train.OK
     same_run(rows, whole, parts := parts / "parts")
-    assert json.loads((parts / "state.json").read_text())["step"] == 40
-    assert "steps: 40" in (parts / "config.yaml").read_text()
+    assert json.loads((parts / "state.json").read_text())["step"] == 24
+    assert "steps: 24" in (parts / "config.yaml").read_text()
 
 
 def test_resuming_a_finished_run_changes_nothing(run, rows):
@@ -112,7 +124,7 @@ def test_processes_that_are_interrupted_and_killed(run, rows, tmp_path):
     assert process.returncode == train.INTERRUPTED, message
     assert "--resume run" in message
 
-    facts, _ = _checkpoint.read_state(tmp_path / "run")
+    facts, _ = checkpoint.read_state(tmp_path / "run")
     _, whole = run("--steps", facts["step"], out="whole")
     # The interrupted run has rows for all steps taken; the finished one has that of its last weights too.
     assert rows(tmp_path / "run") == rows(whole)[:-1]
@@ -145,7 +157,7 @@ def test_a_kill_between_any_two_renames_leaves_one_good_state(tmp_path, monkeypa
         return model, optimizer
 
     old, new, loaded = pair(1.0), pair(2.0), pair(0.0)
-    _checkpoint.save_state(tmp_path, *old, {"step": 1})
+    checkpoint.save_state(tmp_path, *old, {"step": 1})
     renames = iter(range(100))
     rename = os.replace
 
@@ -161,8 +173,8 @@ def test_a_kill_between_any_two_renames_leaves_one_good_state(tmp_path, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", dying)
         with pytest.raises(Killed):
-            _checkpoint.save_state(tmp_path, *new, {"step": 2})
-    facts = _checkpoint.load_state(tmp_path, *loaded)
+            checkpoint.save_state(tmp_path, *new, {"step": 2})
+    facts = checkpoint.load_state(tmp_path, *loaded)
     expected = old if when == 0 else new
     assert facts["step"] == (1 if when == 0 else 2)
     torch.testing.assert_close(loaded[0].weight, expected[0].weight, rtol=0, atol=0)
@@ -216,7 +228,7 @@ def test_divergence_stops_and_keeps_the_last_good_state(run, rows, capsys):
     assert message.count("\n") == 1
     assert "step 1: the training diverged" in message
     assert "smaller --lr" in message
-    facts, _ = _checkpoint.read_state(folder)
+    facts, _ = checkpoint.read_state(folder)
     assert facts["step"] == 0
     assert torch.equal(load_file(folder / "model.safetensors")["weight"], torch.ones(16, dtype=torch.float64))
 
@@ -230,7 +242,7 @@ def test_a_loss_that_is_not_finite_stops(run, monkeypatch, capsys, value):
     code, folder = run("--checkpoint_seconds", 0)
     assert code == train.FAILED
     assert "step 9: the training diverged: loss" in capsys.readouterr().err
-    assert _checkpoint.read_state(folder)[0]["step"] == 8
+    assert checkpoint.read_state(folder)[0]["step"] == 8
 
 
 def test_an_energy_below_zero_stops(run, capsys, tmp_path):

@@ -1,0 +1,1 @@
+"""What all recipes share: command line, training loop, checkpoints, metrics, report, plots, test vectors."""

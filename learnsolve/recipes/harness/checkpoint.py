@@ -1,0 +1,136 @@
+"""Checkpoints that a kill at any moment leaves intact.
+
+state.safetensors is the checkpoint: parameters and optimiser state, and in its header the rest as JSON. It
+is replaced in one atomic rename, so that tensors and step always belong together. state.json repeats the
+header for readers, with the file's SHA-256; a kill between the two renames leaves it one checkpoint behind,
+which loading detects and repairs.
+"""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from learnsolve.recipes.harness.base import SettingError
+from learnsolve.recipes.harness.extras import need
+
+FORMAT = 1
+TENSORS, SUMMARY, MODEL = "state.safetensors", "state.json", "model.safetensors"
+
+
+def write_atomic(path: Path, content: bytes | str) -> None:
+    """Write bytes or text; `path` holds the old content or the new one, never a part.
+
+    The temporary file lies in the same folder: a rename is atomic only within one file system.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # the rename itself
+    finally:
+        os.close(folder)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Delete the temporary files of writers that were killed."""
+    for path in folder.glob(".*.tmp"):
+        path.unlink(missing_ok=True)
+
+
+def save_model(folder: Path, model: torch.nn.Module) -> None:
+    """model.safetensors: the tensors of the model's state_dict."""
+    save = need("safetensors.torch").save
+    write_atomic(folder / MODEL, save(_contiguous(model.state_dict())))
+
+
+def save_state(
+    folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, facts: dict[str, Any]
+) -> None:
+    """Write a checkpoint. `facts` (JSON) holds at least "step"."""
+    tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    for index, entries in optimizer.state_dict()["state"].items():
+        for name, tensor in entries.items():
+            if not isinstance(tensor, Tensor):
+                raise TypeError(
+                    f"the optimiser's state {name!r} is not a tensor and could not be restored exactly"
+                )
+            tensors[f"optimizer.{index}.{name}"] = tensor
+    facts = {"format": FORMAT, **facts}
+    # The JSON is one string: safetensors headers hold text only, and the order of several is not kept.
+    content = need("safetensors.torch").save(_contiguous(tensors), {"state": json.dumps(facts)})
+    write_atomic(folder / TENSORS, content)
+    _write_summary(folder, facts, hashlib.sha256(content).hexdigest())
+    save_model(folder, model)
+
+
+def load_state(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Restore model and optimiser from the last checkpoint and return its facts."""
+    facts, content = read_state(folder)
+    tensors = need("safetensors.torch").load(content)
+    model.load_state_dict(
+        {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
+    )
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        if key.startswith("optimizer."):
+            _, index, name = key.split(".", 2)
+            state.setdefault(int(index), {})[name] = tensor
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    if facts != _read_summary(folder)[0]:
+        _write_summary(folder, facts, hashlib.sha256(content).hexdigest())
+    return facts
+
+
+def read_state(folder: Path) -> tuple[dict[str, Any], bytes]:
+    """The facts and the bytes of the last checkpoint, verified."""
+    path = folder / TENSORS
+    if not path.is_file():
+        raise SettingError(
+            f"--resume {folder}: there is no {TENSORS} to resume from; start with --out instead"
+        )
+    content, load = path.read_bytes(), need("safetensors.torch").load
+    try:
+        length = int.from_bytes(content[:8], "little")
+        header = json.loads(content[8 : 8 + length])
+        facts = json.loads(header["__metadata__"]["state"])
+        load(content)
+    except Exception as error:  # any error of the parsers on a damaged file
+        raise SettingError(f"--resume {folder}: {TENSORS} is damaged ({error}); start again") from error
+    if facts.get("format") != FORMAT:
+        raise SettingError(
+            f"--resume {folder}: {TENSORS} has format {facts.get('format')}, this version reads {FORMAT}; "
+            "start again"
+        )
+    summary, digest = _read_summary(folder)
+    if summary == facts and digest != hashlib.sha256(content).hexdigest():
+        raise SettingError(
+            f"--resume {folder}: {TENSORS} does not match the SHA-256 in {SUMMARY}; start again"
+        )
+    return facts, content
+
+
+def _write_summary(folder: Path, facts: dict[str, Any], digest: str) -> None:
+    write_atomic(folder / SUMMARY, json.dumps({**facts, "sha256": digest}, indent=2) + "\n")
+
+
+def _read_summary(folder: Path) -> tuple[dict[str, Any], str | None]:
+    try:
+        summary = json.loads((folder / SUMMARY).read_text())
+        return summary, summary.pop("sha256", None)
+    except (OSError, ValueError, AttributeError):
+        return {}, None
+
+
+def _contiguous(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}

@@ -1,0 +1,184 @@
+"""The command line of a recipe, built from its dataclass of settings, with errors of one sentence."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import re
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from learnsolve.recipes.harness.base import RunSettings, SettingError
+from learnsolve.recipes.harness.extras import need
+
+CONFIG = "config.yaml"
+# Options of the invocation, not of the run: neither stored nor compared.
+TRANSIENT = {"resume", "overwrite", "quiet"}
+# May change when a run is resumed.
+FREE = {"steps", "checkpoint_seconds", "out", *TRANSIENT}
+
+
+def parse(name: str, Settings: type[RunSettings], argv: Sequence[str]) -> RunSettings:
+    """Settings from command line and config files; with --resume, from the run's own config file."""
+    argv = _bare_flags(Settings, _first_names(Settings, argv))
+    settings = _parse(name, Settings, argv)
+    if settings.resume is None:
+        settings.check()
+        return settings
+    folder = Path(settings.resume)
+    if not (folder / CONFIG).is_file():
+        raise SettingError(
+            f"--resume {folder}: there is no run in this folder; start one with --out {folder}"
+        )
+    stored = ["--config", str(folder / CONFIG)]
+    before, now = _parse(name, Settings, stored), _parse(name, Settings, [*stored, *argv])
+    before.check()
+    now.check()
+    for option, value in _flat(now).items():
+        old = _flat(before)[option]
+        if option not in FREE and value != old:
+            raise SettingError(
+                f"--{option} {value} would change the run, which was started with {old}; leave it out, or "
+                "start another run with another --out"
+            )
+    if now.out != before.out and Path(now.out).resolve() != folder.resolve():
+        raise SettingError(
+            f"--out {now.out} differs from --resume {folder}: a run continues in its own folder"
+        )
+    return dataclasses.replace(now, out=str(folder))
+
+
+def dump(settings: RunSettings) -> str:
+    """The settings as YAML, as --config reads them."""
+    stored = {k: v for k, v in dataclasses.asdict(settings).items() if k not in TRANSIENT}
+    return need("yaml").safe_dump(stored, sort_keys=False)
+
+
+def _parser(name: str, Settings: type[RunSettings]) -> Any:
+    jsonargparse = need("jsonargparse")
+    parser = jsonargparse.ArgumentParser(
+        prog=f"python -m learnsolve.train {name}", exit_on_error=False, allow_abbrev=False
+    )
+    parser.add_argument(
+        "--config", action="config", help="YAML file with options, such as a run's config.yaml."
+    )
+    parser.add_class_arguments(Settings)
+    return parser
+
+
+def _parse(name: str, Settings: type[RunSettings], argv: Sequence[str]) -> RunSettings:
+    parser = _parser(name, Settings)
+    try:
+        values = parser.parse_args(_without_former(Settings, argv)).as_dict()
+    except argparse.ArgumentError as error:
+        raise SettingError(_sentence(str(error), name, Settings)) from error
+    return _build(Settings, values)
+
+
+def _build(cls: type, values: dict[str, Any]) -> Any:
+    """The dataclass from nested dictionaries."""
+    types = typing.get_type_hints(cls)
+    arguments = {}
+    for field in dataclasses.fields(cls):
+        if field.name in values:
+            value, kind = values[field.name], types[field.name]
+            arguments[field.name] = _build(kind, value) if isinstance(value, dict) else value
+    return cls(**arguments)
+
+
+def _flat(settings: Any, prefix: str = "") -> dict[str, Any]:
+    found = {}
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            found |= _flat(value, f"{prefix}{field.name}.")
+        else:
+            found[prefix + field.name] = value
+    return found
+
+
+def _first_names(Settings: type[RunSettings], argv: Sequence[str]) -> list[str]:
+    """Options under their first names; see RunSettings.SYNONYMS."""
+    words = []
+    for word in argv:
+        name, equals, value = word.partition("=")
+        first = Settings.SYNONYMS.get(name.removeprefix("--")) if name.startswith("--") else None
+        words.append(f"--{first}{equals}{value}" if first else word)
+    return words
+
+
+def _without_former(Settings: type[RunSettings], argv: Sequence[str]) -> list[str]:
+    """Config files of earlier versions without the options that are now another recipe's."""
+    if Settings.FORMER is None:
+        return list(argv)
+    _, variant, moved = Settings.FORMER
+    yaml = need("yaml")
+
+    def options(path: str) -> str:
+        try:
+            stored = yaml.safe_load(Path(path).read_text())
+            if stored["variant"] != variant:
+                return path
+        except (OSError, KeyError, TypeError, ValueError, yaml.YAMLError):
+            return path  # of this version; or the parser says what is wrong
+        return yaml.safe_dump({k: v for k, v in stored.items() if k not in ("variant", *moved)})
+
+    pairs = zip(["", *argv], argv, strict=False)
+    words = [options(word) if before == "--config" else word for before, word in pairs]
+    return [f"--config={options(w[9:])}" if w.startswith("--config=") else w for w in words]
+
+
+def _bare_flags(Settings: type[RunSettings], argv: Sequence[str]) -> list[str]:
+    """`--quiet` for `--quiet true`, and likewise for each option that is true or false."""
+    flags = {f"--{option}" for option, value in _flat(Settings()).items() if isinstance(value, bool)}
+    completed = []
+    for position, word in enumerate(argv):
+        completed.append(word)
+        following = argv[position + 1 : position + 2]
+        if word in flags and (not following or following[0].startswith("--")):
+            completed.append("true")
+    return completed
+
+
+def _sentence(message: str, name: str, Settings: type[RunSettings]) -> str:
+    """One sentence from a message of the parser, which has several lines and Python's names of types."""
+    flat = " ".join(message.split())
+    unknown = re.match(r"(?:unrecognized arguments: |Option ')([^\s']+)", flat)
+    if unknown:
+        word = unknown[1].split("=")[0]
+        if not unknown[1].startswith("-") and flat.startswith("unrecognized"):
+            return f"{word!r} is not an option; options are written --option value"
+        word = word.lstrip("-")
+        if Settings.FORMER and word.split(".")[0] in ("variant", *Settings.FORMER[2]):
+            return f"--{word} is not an option of {name}; see the recipe {Settings.FORMER[0]}"
+        options = ["config", "print_config", "help", *_flat(Settings()), *Settings.SYNONYMS]
+        near = difflib.get_close_matches(word, options, n=1)
+        hint = f"did you mean --{near[0]}?" if near else f"python -m learnsolve.train {name} --help lists all"
+        return f"unknown option --{word}; {hint}"
+    if missing := re.match(r"argument (\S+): expected one argument", flat):
+        return f"{missing[1]} needs a value after it"
+    key = re.match(r'Parser key "([^"]+)": ?(.*)', flat)
+    if not key:
+        return flat
+    got = re.search(r"(?:Got value|Given value): (.*?)(?: - |$)", key[2])
+    expected = _expected(key[2])
+    if got and expected:
+        return f"--{key[1]} must be {expected}, got {got[1]!r}"
+    return f"--{key[1]}: {key[2]}"
+
+
+def _expected(text: str) -> str:
+    words = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}
+    words |= {"list": "a list such as [64,64]", "NoneType": "null"}
+    found: list[str] = []
+    kind: str
+    choices: str
+    for kind, choices in re.findall(r"Expected a (?:<class '(\w+)'>|typing\.Literal\[([^\]]*)\])", text):
+        if choices:
+            found += [choice.strip("' ") for choice in choices.split(",")]
+        else:
+            found.append(words.get(kind, kind))
+    return found[0] if len(found) == 1 else ", ".join(found[:-1]) + " or " + found[-1] if found else ""

@@ -1,0 +1,219 @@
+"""Several processes that train one model, started by torchrun.
+
+A failure that all processes meet, such as a loss that diverges, ends all of them. A failure of some is
+reported to the others in one of two ways: at the end of a block that all pass (`Group.together`), or, where
+the others wait for this process's numbers, through torchrun's store: their wait ends with an error when this
+process leaves, and the store has the reason.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import count
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
+
+from learnsolve.recipes.harness.base import SettingError
+
+# Only rank 0 evaluates and draws, while the others wait. A process that has ended is noticed at once.
+WAIT = timedelta(hours=2)
+FAILURE = "failure"
+CLOSED = ("Connection closed by peer", "Connection reset by peer")  # gloo's messages when a process has ended
+_joined = count()  # every group has keys of its own in the store
+
+
+class Elsewhere(Exception):
+    """Another process failed with this exit code, and has printed why."""
+
+    def __init__(self, code: int):
+        super().__init__(code)
+        self.code = code
+
+
+class Lost(Exception):
+    """Another process ended without a message, perhaps killed."""
+
+
+class Together(Exception):
+    """Base of the exceptions that all processes raise at the same step: rank 0 prints for all."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """The processes of a training; one by default.
+
+    Attributes
+    ----------
+    rank, size : this process's number, and how many there are
+    store : where a process that fails leaves its exit code
+    exit_code : that of an exception
+    """
+
+    rank: int = 0
+    size: int = 1
+    store: Any = None
+    exit_code: Callable[[BaseException], int] = lambda error: 1
+
+    @property
+    def writes(self) -> bool:
+        """Whether this is the process that evaluates, writes files and prints."""
+        return self.rank == 0
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """A block that raises in every process if it does in one: its own error in the first of those that
+        have one, `Elsewhere` in all others."""
+        if self.size == 1:
+            yield
+            return
+        failure = None
+        try:
+            yield
+        except (Exception, SystemExit) as error:
+            failure = error
+        codes: list[int | None] = [None] * self.size
+        dist.all_gather_object(codes, None if failure is None else self.exit_code(failure))
+        for rank, code in enumerate(codes):
+            if code is not None:
+                if rank == self.rank and failure is not None:
+                    raise failure
+                raise Elsewhere(code) from failure
+
+    def total(self, value: float, *flags: bool) -> tuple[float, ...]:
+        """The sum of all processes' values, and of each flag whether it is set in any of them."""
+        if self.size == 1:
+            return value, *flags
+        numbers = torch.tensor([value, *flags], dtype=torch.float64)
+        dist.all_reduce(numbers)
+        value, *raised = numbers.tolist()
+        return value, *(number > 0 for number in raised)
+
+    def gathered(self, own: Tensor, indices: range, count: int) -> Tensor:
+        """All processes' numbers, (count,), of which this one has those of `indices`; on the CPU."""
+        numbers = torch.zeros(count, dtype=torch.float64)
+        numbers[indices.start : indices.stop] = own.cpu()
+        dist.all_reduce(numbers)  # adds zeros: exact
+        return numbers
+
+    def of_first(self, value: Any) -> Any:
+        """The first process's value."""
+        if self.size == 1:
+            return value
+        values = [value]
+        dist.broadcast_object_list(values)
+        return values[0]
+
+    def end(self, error: BaseException) -> None:
+        """Report an error that ends this process to the others; `Elsewhere` if another process caused it."""
+        if self.size == 1 or isinstance(error, Elsewhere):
+            return
+        code = self.exit_code(error)
+        if isinstance(error, Together):
+            if not self.writes:
+                raise Elsewhere(code) from error
+            return
+        try:
+            first = self.store.compare_set(FAILURE, "", f"{self.rank} {code}").decode().split()
+        except RuntimeError:  # the process with the store has ended
+            return
+        if int(first[0]) != self.rank:
+            raise Elsewhere(int(first[1])) from error
+        if isinstance(error, RuntimeError) and any(words in str(error) for words in CLOSED):
+            raise Lost("another process has ended, perhaps killed") from error
+
+
+ALONE = Group()
+
+
+@contextmanager
+def joined(exit_code: Callable[[BaseException], int], leaves: bool = False) -> Iterator[Group]:
+    """The group that torchrun's variables describe, for the length of a block.
+
+    `leaves`: the process ends right after it, by os._exit, and the group with it. In torch 2.13 a thread of
+    gloo that drops a finished piece of work holds the group's lock and waits for Python's, while the thread
+    that drops the group holds Python's and waits for the group's: an occasional deadlock.
+    """
+    environment = os.environ
+    if "RANK" not in environment or int(environment.get("WORLD_SIZE", "1")) == 1:
+        yield ALONE
+        return
+    for name in ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        if name not in environment:
+            raise SettingError(
+                f"RANK and WORLD_SIZE are set, but {name} is not: start several processes with "
+                "torchrun --nproc-per-node N -m learnsolve.train RECIPE"
+            )
+    nccl = torch.cuda.is_available() and dist.is_nccl_available()
+    store, rank, size = next(rendezvous("env://", timeout=WAIT))
+    store = dist.PrefixStore(  # type: ignore[attr-defined]
+        f"learnsolve.train {next(_joined)}", store
+    )
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if nccl else "gloo", store=store, rank=rank, world_size=size, timeout=WAIT
+    )
+    group = Group(rank, size, store, exit_code)
+    try:
+        yield group
+    except BaseException as error:
+        # The error's frames hold the model and with it the connections, whose end the others wait for.
+        traceback.clear_frames(error.__traceback__)
+        gc.collect()
+        group.end(error)
+        raise
+    finally:
+        if not leaves:
+            time.sleep(0.1)  # without Python's lock: gloo's threads drop what they hold
+            dist.destroy_process_group()
+            gc.collect()  # what a cycle still holds of it, before the interpreter ends
+
+
+def launcher() -> str:
+    """The command that starts as many processes as there are, on one machine."""
+    size = os.environ.get("WORLD_SIZE", "1")
+    several = "RANK" in os.environ and size != "1" and size == os.environ.get("LOCAL_WORLD_SIZE")
+    return f"torchrun --nproc-per-node {size}" if several else "python"
+
+
+def take_device(device: str) -> None:
+    """Give each process on a machine a GPU of its own, under the name cuda."""
+    kind = torch.device(device)
+    if not dist.is_initialized() or kind.type != "cuda":
+        return
+    if kind.index is not None:
+        raise SettingError(
+            f"--device {device} is one GPU for several processes; --device cuda gives each its own"
+        )
+    local = int(os.environ["LOCAL_RANK"])
+    if local >= torch.cuda.device_count():
+        raise SettingError(
+            f"process {local} of this machine has no GPU: torch sees {torch.cuda.device_count()}; start "
+            "at most as many processes, or use --device cpu"
+        )
+    torch.cuda.set_device(local)
+
+
+def summed(own: Tensor) -> Tensor:
+    """The sum of all processes' numbers, without a graph. All must call it at the same place."""
+    total = own.detach().clone()
+    if dist.is_available() and dist.is_initialized():
+        dist.all_reduce(total)
+    return total
+
+
+def share(count: int) -> range:
+    """This process's share of `count` items: contiguous; shares differ by at most one."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return range(count)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    return range(count * rank // size, count * (rank + 1) // size)

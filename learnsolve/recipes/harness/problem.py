@@ -1,0 +1,152 @@
+"""The matrix that a recipe trains on, chosen by `--problem.*`, and what it must satisfy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+import torch
+
+from learnsolve import problems
+from learnsolve.csr import CSR
+from learnsolve.recipes.harness.base import SettingError
+from learnsolve.recipes.harness.vectors import COEFFICIENTS, stream_seed
+
+
+@dataclass
+class ProblemSettings:
+    """The matrix to train on.
+
+    Parameters
+    ----------
+    name : str
+        A family of learnsolve.problems.
+    shape : int
+        Grid points along each axis, as 16 or [64,64] or [32,32,32] (poisson, anisotropic, diffusion).
+    stencil : str
+        Finite differences or, in two dimensions, finite elements (poisson).
+    epsilon : float
+        Strength of the diffusion across its direction, relative to that along it (anisotropic).
+    theta : float
+        Angle of the direction in radians (anisotropic).
+    contrast : float
+        Coefficients are drawn between 1 and this number, evenly in their logarithm (diffusion).
+    shift : float
+        Added to the diagonal; a positive one makes the matrix definite (graph_laplacian).
+    matrix : str
+        Name of an example matrix of pyamg, such as unit_square (gallery).
+    path : str
+        A Matrix Market file: the matrix (matrix_market), or the edges as its entries (graph_laplacian).
+    """
+
+    name: Literal["poisson", "anisotropic", "diffusion", "graph_laplacian", "gallery", "matrix_market"] = (
+        "poisson"
+    )
+    shape: int | list[int] = 16
+    stencil: Literal["fd", "q1"] = "fd"
+    epsilon: float = 0.1
+    theta: float = 0.0
+    contrast: float = 100.0
+    shift: float = 0.0
+    matrix: str | None = None
+    path: str | None = None
+
+
+USED = {
+    "poisson": {"shape", "stencil"},
+    "anisotropic": {"shape", "epsilon", "theta"},
+    "diffusion": {"shape", "contrast"},
+    "graph_laplacian": {"path", "shift"},
+    "gallery": {"matrix"},
+    "matrix_market": {"path"},
+}
+
+
+def grid_of(settings: ProblemSettings) -> tuple[int, ...] | None:
+    """The grid whose points are the unknowns, or None."""
+    if "shape" not in USED[settings.name]:
+        return None
+    shape = settings.shape
+    return (shape,) if isinstance(shape, int) else tuple(shape)
+
+
+def describe(settings: ProblemSettings) -> str:
+    """A few words for titles."""
+    grid = grid_of(settings)
+    if grid is not None:
+        words = "Poisson" if settings.name == "poisson" else f"{settings.name} problem"
+        return f"{len(grid)}D {words}, {' x '.join(map(str, grid))}" + (" points" if len(grid) == 1 else "")
+    if settings.name == "gallery":
+        return f"pyamg's {settings.matrix}"
+    name = (settings.path or "").rsplit("/", 1)[-1]
+    return f"graph of {name}" if settings.name == "graph_laplacian" else name
+
+
+def facts(settings: ProblemSettings, A: CSR) -> dict[str, Any]:
+    """What report.json has of the matrix."""
+    return {"description": describe(settings), "n": A.shape[0], "nnz": A.nnz}
+
+
+def build(run: Any) -> CSR:
+    """The matrix of a run's settings; SettingError if the settings or the data do not allow one."""
+    settings, usual = run.problem, type(run)().problem
+    for f in fields(settings):
+        value = getattr(settings, f.name)
+        if f.name not in ({"name"} | USED[settings.name]) and value != getattr(usual, f.name):
+            raise SettingError(
+                f"--problem.{f.name} means nothing for --problem.name {settings.name}, which takes "
+                f"{', '.join('--problem.' + o for o in sorted(USED[settings.name]))}"
+            )
+        if f.name in USED[settings.name] and value is None:
+            raise SettingError(f"--problem.name {settings.name} needs --problem.{f.name}")
+    try:
+        A = _build(settings, run.seed, run.torch_dtype)
+        return A.to(device=run.device, dtype=run.torch_dtype)
+    except (ImportError, NotImplementedError, OSError, TypeError, ValueError) as error:
+        raise SettingError(f"--problem: {' '.join(str(error).split())}") from error
+
+
+def _build(settings: ProblemSettings, seed: int, dtype: torch.dtype) -> CSR:
+    name, shape = settings.name, grid_of(settings)
+    if name == "poisson":
+        return problems.poisson(shape, stencil=settings.stencil, dtype=dtype)  # type: ignore[arg-type]
+    if name == "anisotropic":
+        return problems.anisotropic(shape, settings.epsilon, settings.theta, dtype=dtype)  # type: ignore[arg-type]
+    if name == "diffusion":
+        if not settings.contrast >= 1:
+            raise ValueError(f"contrast must be at least 1, got {settings.contrast}")
+        generator = torch.Generator().manual_seed(stream_seed(seed, COEFFICIENTS, 0, 0))
+        uniform = torch.rand(shape, generator=generator, dtype=torch.float64)  # type: ignore[arg-type]
+        return problems.diffusion((settings.contrast**uniform).to(dtype))
+    if name == "gallery":
+        return problems.gallery(settings.matrix, dtype=dtype)  # type: ignore[arg-type]
+    A = problems.matrix_market(settings.path, dtype=dtype)  # type: ignore[arg-type]
+    if name == "matrix_market":
+        return A
+    if A.shape[0] != A.shape[1]:
+        raise ValueError(f"the edges of a graph are entries of a square matrix, got shape {A.shape}")
+    edges = torch.stack((A.pattern.row_indices, A.col_indices.to(A.pattern.row_indices.dtype)), dim=1).long()
+    # One triangle: a symmetric file holds every edge twice.
+    return problems.graph_laplacian(edges[edges[:, 0] < edges[:, 1]], n=A.shape[0], shift=settings.shift)
+
+
+def check_energy(A: CSR) -> int:
+    """The number of unknowns; SettingError if cheap tests show that e^T A e is not the square of a norm."""
+    rows, columns = A.shape
+    if rows != columns or rows == 0:
+        raise SettingError(f"--problem: this recipe needs a square matrix with rows, got shape {A.shape}")
+    S = A.to_scipy()
+    worst, largest = (float(abs(M).max()) if M.nnz else 0.0 for M in (S - S.T, S))
+    if worst > 1e-6 * largest:
+        raise SettingError(
+            f"--problem: this recipe needs a symmetric matrix, but A - A^T has an entry {worst:.3g}; "
+            "choose another problem"
+        )
+    bad = torch.nonzero(A.diagonal() <= 0).flatten()
+    if len(bad):
+        row = int(bad[0])
+        raise SettingError(
+            f"--problem: this recipe needs a positive definite matrix, but the diagonal entry of row "
+            f"{row} is {float(A.diagonal()[row]):g}; choose another problem"
+        )
+    return rows

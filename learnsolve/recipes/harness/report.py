@@ -1,0 +1,64 @@
+"""The files of a finished run: report.json and the pictures; and the table on the terminal."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import learnsolve
+from learnsolve.evaluation._result import finite
+from learnsolve.recipes.harness.base import Outcome, Recipe
+from learnsolve.recipes.harness.checkpoint import write_atomic
+from learnsolve.recipes.harness.extras import need
+from learnsolve.recipes.harness.metrics import read_metrics
+from learnsolve.recipes.harness.plots import png
+
+
+def versions() -> dict[str, Any]:
+    """The versions that the numbers were computed with."""
+    return {**learnsolve.config(), **{name: need(name).__version__ for name in ("matplotlib", "safetensors")}}
+
+
+def write_report(
+    folder: Path, name: str, recipe: Recipe, steps: int, seconds: float, training: Mapping[str, Any]
+) -> Outcome:
+    """Evaluate the trained recipe, and write report.json (with `training`) and the pictures."""
+    history = read_metrics(folder)
+    outcome = recipe.outcome()
+    report = {
+        "recipe": name,
+        "steps": steps,
+        "final_loss": history["loss"][-1],
+        "held_out_loss": recipe.evaluate(),
+        **outcome.numbers,
+        "learned": outcome.sentence,
+        "seconds": seconds,
+        "seconds_per_step": seconds / max(steps, 1),
+        **training,
+        "versions": versions(),
+    }
+    for file_name, figure in recipe.figures(history, outcome):
+        write_atomic(folder / file_name, png(figure))
+    for file_name, text in outcome.texts.items():
+        write_atomic(folder / file_name, text)
+    write_atomic(folder / "report.json", json.dumps(finite(report), indent=2) + "\n")
+    return outcome
+
+
+def table(outcome: Outcome) -> str:
+    """The final table as text, the first column left, the others right."""
+    lines = [outcome.columns, *([_cell(value) for value in row] for row in outcome.rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(outcome.columns))]
+
+    def line(cells: list[str]) -> str:
+        rest = (cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True))
+        return "  ".join([cells[0].ljust(widths[0]), *rest])
+
+    rule = "  ".join("-" * width for width in widths)
+    return "\n".join([line(lines[0]), rule, *map(line, lines[1:])])
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "diverges"
+    return value if isinstance(value, str) else f"{value:#.4g}"

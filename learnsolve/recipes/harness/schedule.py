@@ -1,0 +1,61 @@
+"""What depends on the step of a training: learning rate, number of iterations in the loss, when to stop."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+LAST = 0.01  # of the learning rate, where the cosine ends
+
+
+def learning_rate(lr: float, schedule: str, step: int, steps: int) -> float:
+    """The rate at a step: `lr`, or half a cosine from `lr` down to a hundredth of it in `steps`.
+
+    Examples
+    --------
+    >>> [round(learning_rate(1.0, "cosine", step, 100), 3) for step in (0, 50, 100, 200)]
+    [1.0, 0.505, 0.01, 0.01]
+    """
+    if schedule == "none":
+        return lr
+    part = min(step / max(steps, 1), 1.0)
+    return lr * (LAST + (1 - LAST) * 0.5 * (1 + math.cos(math.pi * part)))
+
+
+def iterations_at(step: int, iterations: int, every: int | None) -> int:
+    """Iterations in the loss of a step: one at first and one more every `every` steps, up to `iterations`.
+
+    Examples
+    --------
+    >>> [iterations_at(step, 3, 10) for step in (0, 9, 10, 20, 30)]
+    [1, 1, 2, 3, 3]
+    """
+    return iterations if every is None else min(1 + step // every, iterations)
+
+
+@dataclass
+class Patience:
+    """Counts evaluations that did not reduce the best loss by a factor of at least 1 - 1e-6.
+
+    Attributes
+    ----------
+    evaluations : how many to wait; None: any number
+    best : smallest loss so far
+    waited : evaluations since
+    """
+
+    evaluations: int | None
+    best: float | None = None
+    waited: int = 0
+
+    def see(self, loss: float) -> bool:
+        """Whether to stop, after an evaluation with this loss."""
+        if self.best is None or loss < (1 - 1e-6) * self.best:
+            self.best, self.waited = loss, 0
+        else:
+            self.waited += 1
+        return self.over
+
+    @property
+    def over(self) -> bool:
+        return self.evaluations is not None and self.waited >= self.evaluations

@@ -1,0 +1,107 @@
+"""The two parameters of the heavy ball, learned through its sweeps. (`heavyball_network` predicts them.)
+
+Source: Nytko, Taghibakhshi, Uz Zaman, MacLachlan, Olson, West, "Optimized Sparse Matrix Operations for
+Reverse Mode Automatic Differentiation", arXiv 2212.05159, section 4.2 (figures 5 and 6).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from learnsolve import solvers
+from learnsolve.recipes.harness.base import SettingError, at_least
+from learnsolve.recipes.harness.matrix_recipe import MatrixRecipe, MatrixSettings
+from learnsolve.recipes.harness.problem import grid_of
+from learnsolve.recipes.heavyball.results import figures_of, outcome_of
+
+BUFFERS = 6  # arrays of the vectors' size that a step holds beside one a sweep
+
+
+@dataclass
+class HeavyballSettings(MatrixSettings):
+    """Learn the two parameters of x <- x + alpha (b - A x) + beta (x - x_before), for a number of sweeps.
+
+    The loss is the energy e^T A e of the error that the sweeps leave of a random vector from N(0, I), as the
+    mean over the test vectors.
+
+    Parameters
+    ----------
+    evaluate_every : int
+        Steps between evaluations of the loss on held-out data, and entries of alpha and beta in metrics.csv.
+    sweeps : int
+        Sweeps in the loss; null for three quarters of the number of points along the grid's longest axis, 12
+        without a grid.
+    alpha : float
+        Initial value of alpha.
+    beta : float
+        Initial value of beta.
+    """
+
+    FORMER = (
+        *("heavyball_network", "scalars"),
+        ("family", "grid", "matrices", "held_out_matrices", "layers", "hidden"),
+    )
+
+    steps: int = 300
+    evaluate_every: int = 1
+    out: str = "runs/heavyball"
+    sweeps: int | None = None
+    alpha: float = 0.5
+    beta: float = 0.5
+
+    def check(self) -> None:
+        super().check()
+        if self.sweeps is None:
+            self.sweeps = usual_sweeps(grid_of(self.problem))
+        at_least("sweeps", self.sweeps, 1)
+        for name in ("alpha", "beta"):
+            if not math.isfinite(getattr(self, name)):
+                raise SettingError(f"--{name} must be a number, got {getattr(self, name)}")
+
+
+def usual_sweeps(grid: tuple[int, ...] | None) -> int:
+    return max(1, 3 * max(grid) // 4) if grid else 12
+
+
+class HeavyballRecipe(MatrixRecipe):
+    """alpha and beta for one matrix; see `HeavyballSettings`."""
+
+    Settings = HeavyballSettings
+    columns: ClassVar[tuple[str, ...]] = ("alpha", "beta")
+    advice = "try a smaller --lr or --alpha, or check that the matrix is symmetric positive definite"
+    outcome = outcome_of
+    figures = figures_of
+
+    def __init__(self, settings: HeavyballSettings):
+        sweeps = settings.sweeps or 0
+        super().__init__(settings, arrays=BUFFERS + sweeps)
+        kind = {"dtype": self.A.dtype, "device": self.A.device}
+        alpha, beta = (torch.tensor(value, **kind) for value in (settings.alpha, settings.beta))
+        self.model = solvers.Heavyball(alpha, beta, sweeps)
+
+    def losses(self, vectors: Tensor, step: int) -> Tensor:
+        x = self.model(self.A, torch.zeros_like(vectors), vectors).x
+        return (x * (self.A @ x)).sum(0)
+
+    @torch.no_grad()
+    def evaluate(self) -> float:
+        return self.losses(self.held_out, 0).sum().item()
+
+    @torch.no_grad()
+    def held_out_energy(self, alpha: float, beta: float) -> float:
+        """Energy per held-out vector that the sweeps of the loss leave with other parameters."""
+        E, sweeps = self.held_out, self.settings.sweeps
+        x = solvers.heavyball(self.A, torch.zeros_like(E), E, alpha=alpha, beta=beta, iterations=sweeps).x
+        return (x * (self.A @ x)).sum().item()
+
+    def parameters(self) -> tuple[float, float]:
+        """alpha and beta."""
+        return self.model.alpha.item(), self.model.beta.item()  # type: ignore[operator, union-attr]
+
+    def measure(self) -> list[float | None]:
+        return list(self.parameters())

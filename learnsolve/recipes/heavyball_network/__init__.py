@@ -1,0 +1,167 @@
+"""A network that predicts the two parameters of the heavy ball from the matrix, learned over a family."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from learnsolve import solvers
+from learnsolve.csr import CSR
+from learnsolve.recipes.harness.base import SettingError, at_least
+from learnsolve.recipes.harness.parallel import share
+from learnsolve.recipes.harness.vector_recipe import VectorRecipe, VectorSettings
+from learnsolve.recipes.harness.vectors import HELD_OUT, TRAINING
+from learnsolve.recipes.heavyball import BUFFERS, usual_sweeps
+from learnsolve.recipes.heavyball_network.network import ParameterNetwork, family
+from learnsolve.recipes.heavyball_network.results import figures_of, outcome_of
+
+
+@dataclass
+class HeavyballNetworkSettings(VectorSettings):
+    """Learn a graph network that predicts alpha and beta of the heavy ball from the matrix.
+
+    It learns over a family of matrices. The loss is the energy e^T A e of the error that the sweeps leave,
+    relative to the energy before them, as the mean over the matrices; other matrices are held out.
+
+    Parameters
+    ----------
+    evaluate_every : int
+        Steps between evaluations of the loss on held-out data, and entries of alpha and beta in metrics.csv.
+    sweeps : int
+        Sweeps in the loss; null for three quarters of the number of points along the grid's longest axis.
+    test_vectors : int
+        How many random test vectors for each matrix, or identity for the columns of I, which give the exact
+        expectation.
+    held_out : int
+        Random vectors to evaluate on, for each held-out matrix; null for as many as test vectors, at most
+        100.
+    family : str
+        Anisotropic problems of random strength and angle, or diffusion with random coefficients.
+    grid : list[int]
+        Grid points along each axis.
+    matrices : int
+        Number of matrices to train on.
+    held_out_matrices : int
+        Number of matrices to evaluate on.
+    layers : int
+        Rounds of message passing.
+    hidden : int
+        Width of the hidden layers.
+    """
+
+    FORMER = "heavyball", "network", ("problem", "alpha", "beta")
+
+    steps: int = 300
+    evaluate_every: int = 1
+    out: str = "runs/heavyball_network"
+    sweeps: int | None = None
+    test_vectors: int | Literal["identity"] = 8
+    family: Literal["anisotropic", "diffusion"] = "anisotropic"
+    grid: list[int] = field(default_factory=lambda: [8, 8])
+    matrices: int = 256
+    held_out_matrices: int = 32
+    layers: int = 3
+    hidden: int = 16
+
+    def check(self) -> None:
+        super().check()
+        if not (1 < len(self.grid) < 4 and min(self.grid) > 1):
+            raise SettingError(f"--grid must have two or three axes of 2 points or more, got {self.grid}")
+        if self.family == "anisotropic" and len(self.grid) != 2:
+            raise SettingError("--family anisotropic has two axes; give --grid two, or --family diffusion")
+        if self.sweeps is None:
+            self.sweeps = usual_sweeps(tuple(self.grid))
+        for name in ("sweeps", "matrices", "held_out_matrices", "layers", "hidden"):
+            at_least(name, getattr(self, name), 1)
+
+
+class HeavyballNetworkRecipe(VectorRecipe):
+    """A network for a family of matrices, which are the batch axis of all tensors.
+
+    What a `VectorRecipe` counts as vectors are the matrices, each with all of its test vectors: `vectors` are
+    their numbers among those of this process.
+    """
+
+    Settings = HeavyballNetworkSettings
+    columns: ClassVar[tuple[str, ...]] = ("alpha", "beta")
+    lower_bound = 0.0
+    advice = "try a smaller --lr"
+    vector_dim = 0
+    outcome = outcome_of
+    figures = figures_of
+
+    def __init__(self, settings: HeavyballNetworkSettings):
+        self.settings: Any = settings
+        self.A = family(settings, settings.matrices, TRAINING)
+        most = max(settings.matrices, settings.held_out_matrices)
+        settings.check_vectors(self.A.shape[0], (BUFFERS + (settings.sweeps or 0)) * most)
+        self.others = family(settings, settings.held_out_matrices, HELD_OUT)
+        self.model = ParameterNetwork(
+            settings.layers, settings.hidden, seed=settings.seed, dtype=settings.torch_dtype
+        ).to(settings.device)
+        self.count = settings.matrices
+        self.indices = share(self.count)
+        self._own = self.A.with_values(self.A.values[self.indices.start : self.indices.stop])
+        self._drawn = 0, self._vectors(self._own, self.indices, settings.test_vectors, TRAINING, 0)
+        self.test_vectors = self._drawn[1]
+        others = range(settings.held_out_matrices)
+        self.held_out = self._vectors(self.others, others, settings.held_out or 0, HELD_OUT, 0)
+
+    def _vectors(self, A: CSR, indices: range, count: int | str, stream: int, step: int) -> Tensor:
+        """(matrices, n, vectors) with a total energy of one for each matrix; `indices` are the matrices'."""
+        n, matrices = A.shape[0], len(indices)
+        if isinstance(count, str):
+            E = torch.eye(n, dtype=A.dtype, device=A.device).expand(matrices, n, n)
+        else:
+            many = self.normal(A, range(indices.start * count, indices.stop * count), stream, step)
+            E = many.T.reshape(matrices, count, n).mT
+        return (E / (E * (A @ E)).sum((-2, -1), keepdim=True).sqrt()).contiguous()
+
+    def vectors(self, step: int) -> Tensor:
+        return torch.arange(len(self.indices), device=self.A.device)
+
+    def losses(self, vectors: Tensor, step: int) -> Tensor:
+        return self._parts(vectors, step) / self.count
+
+    def total(self, vectors: Tensor, step: int) -> Tensor:
+        return self._parts(vectors, step).sum() / self.count
+
+    def _parts(self, which: Tensor, step: int) -> Tensor:
+        """The fraction of its energy that is left of the vectors of each of these matrices."""
+        A, E = self._own, self._of_step(step)
+        if len(which) < len(E):
+            A, E = A.with_values(A.values[which]), E[which]
+        return self._relative(A, E)
+
+    def _of_step(self, step: int) -> Tensor:
+        """The test vectors; kept for the second of two passes."""
+        if not self.settings.resample or step == 0:
+            return self.test_vectors
+        if self._drawn[0] != step:
+            count = self.settings.test_vectors
+            self._drawn = step, self._vectors(self._own, self.indices, count, TRAINING, step)
+        return self._drawn[1]
+
+    def _relative(self, A: CSR, vectors: Tensor) -> Tensor:
+        alpha, beta = self.model(A)
+        sweeps = self.settings.sweeps
+
+        def after(values: Tensor, a: Tensor, c: Tensor, E: Tensor) -> Tensor:
+            zero = torch.zeros_like(E)
+            return solvers.heavyball(A.with_values(values), zero, E, alpha=a, beta=c, iterations=sweeps).x
+
+        x = torch.func.vmap(after)(A.values, alpha, beta, vectors)
+        return (x * (A @ x)).sum((-2, -1))
+
+    @torch.no_grad()
+    def evaluate(self) -> float:
+        return self._relative(self.others, self.held_out).mean().item()
+
+    @torch.no_grad()
+    def measure(self) -> list[float | None]:
+        """alpha, times the matrix's norm, and beta: means over the held-out matrices."""
+        scaled, beta = self.model.scaled(self.others)  # type: ignore[operator]
+        return [scaled.mean().item(), beta.mean().item()]

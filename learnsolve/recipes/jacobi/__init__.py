@@ -1,0 +1,79 @@
+"""Entry-wise weights of Jacobi's method, learned from random test vectors.
+
+Source: Nytko, Taghibakhshi, Uz Zaman, MacLachlan, Olson, West, "Optimized Sparse Matrix Operations for
+Reverse Mode Automatic Differentiation", arXiv 2212.05159, section 4.1 (figures 3 and 4).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from learnsolve import solvers
+from learnsolve.ops.quadratic_form import quadratic_form
+from learnsolve.recipes.harness.base import at_least
+from learnsolve.recipes.harness.matrix_recipe import MatrixRecipe, MatrixSettings
+from learnsolve.recipes.jacobi.results import figures_of, outcome_of
+
+
+@dataclass
+class JacobiSettings(MatrixSettings):
+    """Learn one weight w_i for every row of x <- x + w D^-1 (b - A x).
+
+    The loss is the energy e^T A e of the error that one sweep leaves of a random vector from N(0, I), as the
+    mean over the test vectors; it is reported per test vector.
+
+    Parameters
+    ----------
+    sweeps : int
+        Jacobi sweeps in the loss.
+    """
+
+    steps: int = 300
+    out: str = "runs/jacobi"
+    sweeps: int = 1
+
+    def check(self) -> None:
+        super().check()
+        at_least("sweeps", self.sweeps, 1)
+
+
+class JacobiRecipe(MatrixRecipe):
+    """One weight a row; see `JacobiSettings`."""
+
+    Settings = JacobiSettings
+    outcome = outcome_of
+    figures = figures_of
+
+    def __init__(self, settings: JacobiSettings):
+        super().__init__(settings, arrays=6)  # as measured
+        weight = torch.ones(self.A.shape[0], dtype=settings.torch_dtype, device=settings.device)
+        self.model = solvers.Jacobi(weight, iterations=settings.sweeps)
+        self._zeros = torch.zeros_like(self.test_vectors)
+
+    @property
+    def weight(self) -> Tensor:
+        return self.model.weight  # type: ignore[return-value]
+
+    def total(self, vectors: Tensor, step: int) -> Tensor:
+        return quadratic_form(self.A, self._swept(vectors), symmetric=True)
+
+    def losses(self, vectors: Tensor, step: int) -> Tensor:
+        x = self._swept(vectors)
+        return (x * (self.A @ x)).sum(0)
+
+    def _swept(self, E: Tensor) -> Tensor:
+        zeros = self._zeros if E.shape == self._zeros.shape else torch.zeros_like(E)
+        return self.model(self.A, zeros, E).x
+
+    def evaluate(self) -> float:
+        return self.held_out_energy(self.weight)
+
+    @torch.no_grad()
+    def held_out_energy(self, weight: Tensor | float) -> float:
+        """Energy per held-out vector that the sweeps of the loss leave with `weight`."""
+        E = self.held_out
+        x = solvers.jacobi(self.A, torch.zeros_like(E), E, weight=weight, iterations=self.settings.sweeps).x
+        return quadratic_form(self.A, x, symmetric=True).item()

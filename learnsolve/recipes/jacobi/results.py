@@ -1,0 +1,193 @@
+"""The learned Jacobi weights compared with weight 1, the textbook's and the closed-form optimum.
+
+Pictures: loss (figure 3 of the paper), weights (figure 4) and convergence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from learnsolve import solvers
+from learnsolve.recipes.harness.base import History, Outcome
+from learnsolve.recipes.harness.plots import (
+    BLUE,
+    loss_figure,
+    new_figure,
+    new_panels,
+    residuals_figure,
+    style,
+)
+from learnsolve.recipes.harness.problem import describe, facts, grid_of
+from learnsolve.recipes.jacobi.closed_form import optimal_weights
+
+if TYPE_CHECKING:
+    from learnsolve.recipes.jacobi import JacobiRecipe
+
+CLOSED_FORM_LIMIT = 100_000  # unknowns; beyond them, B B^T takes longer than the training
+SWEEPS = 100
+TABLE_SWEEPS = 50
+MARKERS_UP_TO = 200  # points of a curve that are drawn as circles
+
+
+def textbook(recipe: JacobiRecipe) -> tuple[str, float]:
+    """2d / (2d + 1), the best constant smoother on a d-dimensional grid; its value for d = 1 elsewhere."""
+    grid = grid_of(recipe.settings.problem)
+    d = len(grid) if grid else 1
+    return f"textbook {2 * d}/{2 * d + 1}", 2 * d / (2 * d + 1)
+
+
+def candidates(recipe: JacobiRecipe) -> dict[str, Tensor | float]:
+    """Weights to compare, by name, the learned ones first."""
+    found: dict[str, Tensor | float] = {"learned": recipe.weight.detach(), "weight 1": 1.0}
+    name, weight = textbook(recipe)
+    found[name] = weight
+    if recipe.settings.sweeps == 1 and recipe.A.shape[0] <= CLOSED_FORM_LIMIT:
+        best = optimal_weights(recipe.A)
+        if best is not None:
+            found["closed form"] = best.to(recipe.A.device)
+    return found
+
+
+def convergence_factor(curve: list[float], floor: float) -> float | None:
+    """Mean factor by which a sweep reduces the residual, over the second half of the curve above `floor`.
+
+    None for a curve that overflowed, 0 for one that falls below the floor, where rounding rules, at once.
+    """
+    if len(curve) < SWEEPS + 1:
+        return None
+    last = max((k for k, r in enumerate(curve) if r > floor), default=0)
+    half = last // 2
+    return (curve[last] / curve[half]) ** (1 / (last - half)) if last > 0 else 0.0
+
+
+def outcome_of(recipe: JacobiRecipe) -> Outcome:
+    columns = ["weights", "loss per vector", "convergence factor", f"residual after {TABLE_SWEEPS} sweeps"]
+    rows, compared, curves = [], {}, {}
+    everything = candidates(recipe)
+    floor = 1e3 * torch.finfo(recipe.A.dtype).eps
+    for name, weight in everything.items():
+        curve = recipe.residual_curve(partial(solvers.jacobi, weight=weight, iterations=SWEEPS))
+        loss = recipe.held_out_energy(weight)
+        factor = convergence_factor(curve, floor)
+        reduction = curve[TABLE_SWEEPS] if len(curve) > TABLE_SWEEPS else None
+        compared[name] = {
+            "held_out_loss": loss,
+            "convergence_factor": factor,
+            f"residual_after_{TABLE_SWEEPS}_sweeps": reduction,
+        }
+        curves[name] = curve
+        rows.append([name, loss, factor, reduction])
+    weight = recipe.weight.detach()
+    best = everything.get("closed form")
+    sentence = sentence_of(recipe)
+    learned = compared["learned"]["convergence_factor"]
+    if learned is None or learned > 1:
+        sentence += (
+            f" Repeated beyond the {recipe.settings.sweeps} in the loss, sweeps with these weights diverge; "
+            "train with more --sweeps."
+        )
+    numbers = {
+        "problem": facts(recipe.settings.problem, recipe.A),
+        "loss_is": "e^T A e after the sweeps, mean over test vectors e from N(0, I)",
+        "weights": compared,
+        "closed_form_distance": float((weight - best).abs().max()) if isinstance(best, Tensor) else None,
+    }
+    constants = {name: w for name, w in everything.items() if not isinstance(w, Tensor)}
+    data = {"curves": curves, "closed form": best, "constants": constants}
+    return Outcome(numbers, columns, rows, sentence, data)
+
+
+def sentence_of(recipe: JacobiRecipe) -> str:
+    """One sentence, from the numbers."""
+    weight = recipe.weight.detach().cpu()
+    grid = grid_of(recipe.settings.problem)
+    low, high = float(weight.min()), float(weight.max())
+    if high - low < 1e-3 * abs(high):
+        return f"All rows carry about the same weight, {float(weight.mean()):.3f}."
+    if grid and min(grid) >= 3:
+        field = weight.reshape(grid)
+        interior = torch.zeros(grid, dtype=torch.bool)
+        interior[(slice(1, -1),) * len(grid)] = True
+        edge, middle = float(field[~interior].mean()), float(field[interior].mean())
+        where = "The two ends" if len(grid) == 1 else "Points beside the boundary"
+        if abs(edge - middle) > 0.2 * (high - low):
+            size = "larger" if edge > middle else "smaller"
+            return f"{where} carry the {size} weights ({edge:.3f} against {middle:.3f} inside, on average)."
+    return (
+        f"The weights lie between {low:.3f} (row {int(weight.argmin())}) and {high:.3f} "
+        f"(row {int(weight.argmax())}), {float(weight.median()):.3f} in the middle."
+    )
+
+
+def figures_of(recipe: JacobiRecipe, history: History, outcome: Outcome) -> Iterator[tuple[str, Any]]:
+    where, compared = describe(recipe.settings.problem), outcome.numbers["weights"]
+    baselines = [(name, values["held_out_loss"]) for name, values in compared.items() if name != "learned"]
+    yield (
+        "loss.png",
+        loss_figure(
+            f"Training loss, {where}",
+            "energy left by the sweeps, per test vector",
+            history,
+            baselines=[(name, loss) for name, loss in baselines if np.isfinite(loss)],
+        ),
+    )
+    yield "weights.png", weights_figure(recipe, outcome)
+    labels = {}
+    for name, values in compared.items():
+        factor = values["convergence_factor"]
+        labels[name] = name if factor is None else f"{name} (factor {factor:.4f})"
+    title = f"Jacobi with learned and constant weights, {where}"
+    yield "convergence.png", residuals_figure(title, outcome.data["curves"], labels)[0]
+
+
+def weights_figure(recipe: JacobiRecipe, outcome: Outcome) -> Any:
+    weight = recipe.weight.detach().cpu().numpy()
+    grid = grid_of(recipe.settings.problem)
+    if grid and len(grid) > 1 and min(grid) > 1:
+        return _weights_image(recipe, outcome, grid)
+    place = "grid point" if grid else "row of the matrix"
+    title = f"Learned Jacobi weights, {describe(recipe.settings.problem)}"
+    figure, axes = new_figure(title, place, "weight $w_i$")
+    for name, constant in outcome.data["constants"].items():
+        axes.axhline(constant, label=name, **style(name))
+    points = np.arange(1, len(weight) + 1) if grid else np.arange(len(weight))
+    best = outcome.data["closed form"]
+    few = len(weight) <= MARKERS_UP_TO
+    if isinstance(best, Tensor) and few:
+        axes.plot(points, best.cpu().numpy(), label="closed form", **style("closed form"))
+    marks: dict[str, Any] = {"marker": "o", "markersize": 6} if few else {"marker": ".", "markersize": 2}
+    axes.plot(points, weight, linestyle="none", color=BLUE, label="learned", **marks)
+    if len(weight) <= 20:
+        axes.set_xticks(points)
+    axes.legend(frameon=False, loc="best")
+    return figure
+
+
+def _weights_image(recipe: JacobiRecipe, outcome: Outcome, grid: tuple[int, ...]) -> Any:
+    """The grid's weights, in 3D those of the middle slice; the closed-form ones beside them on one scale."""
+    best = outcome.data["closed form"]
+    fields = {"learned": recipe.weight.detach()} | ({"closed form": best} if isinstance(best, Tensor) else {})
+    title = f"Jacobi weights, {describe(recipe.settings.problem)}"
+    ylabel, middle = "first axis", grid[0] // 2
+    if len(grid) == 3:
+        title, ylabel = f"{title}, slice {middle + 1} of the first axis", "second axis"
+    images = [field.reshape(grid).cpu().numpy() for field in fields.values()]
+    images = [image[middle] if len(grid) == 3 else image for image in images]
+    scale = {"vmin": min(i.min() for i in images), "vmax": max(i.max() for i in images), "cmap": "viridis"}
+    rows, columns = images[0].shape
+    figure, panels = new_panels(title, len(images))
+    for axes, name, image in zip(panels, fields, images, strict=True):
+        axes.set_title(name)
+        axes.set_xlabel("last axis")
+        shown = axes.imshow(
+            image, extent=(0.5, columns + 0.5, rows + 0.5, 0.5), interpolation="nearest", **scale
+        )
+    panels[0].set_ylabel(ylabel)
+    figure.colorbar(shown, ax=panels, label="weight $w_i$", shrink=0.8)
+    return figure

@@ -1,0 +1,165 @@
+"""A preconditioner for conjugate gradients, learned through a few of their iterations.
+
+Source: Nytko, Taghibakhshi, Uz Zaman, MacLachlan, Olson, West, "Optimized Sparse Matrix Operations for
+Reverse Mode Automatic Differentiation", arXiv 2212.05159, section 4.3 (figures 7 and 8).
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from learnsolve import solvers
+from learnsolve.recipes.harness.base import SettingError
+from learnsolve.recipes.harness.matrix_recipe import MatrixRecipe
+from learnsolve.recipes.harness.parallel import summed
+from learnsolve.recipes.harness.problem import grid_of
+from learnsolve.recipes.harness.schedule import Patience, iterations_at, learning_rate
+from learnsolve.recipes.pcg.factor import Guard, Model, build, definiteness, factor_of
+from learnsolve.recipes.pcg.results import figures_of, outcome_of
+from learnsolve.recipes.pcg.settings import VARIANTS, PcgSettings
+
+BUFFERS = 8  # arrays of the vectors' size that a step holds beside two an iteration
+
+
+class PcgRecipe(MatrixRecipe):
+    """A factor of a preconditioner; see `PcgSettings`."""
+
+    Settings = PcgSettings
+    columns: ClassVar[tuple[str, ...]] = (
+        "learning_rate",
+        "iterations",
+        "training_residual",
+        "held_out_residual",
+        "definiteness",
+        "shortened_steps",
+    )
+    files = ("evaluation.csv",)
+    model: Model
+    by_root = False
+    outcome = outcome_of
+    figures = figures_of
+    advice = "try a smaller --lr, --clip 1, or check that the matrix is symmetric positive definite"
+
+    def __init__(self, settings: PcgSettings):
+        super().__init__(settings, arrays=BUFFERS + 2 * (settings.iterations or 0))
+        self.model = build(self.A, settings)
+        self.guard = Guard(self.model.parameters(), lambda: factor_of(self.model), settings.guard)
+        if settings.guard and not self.guard.holds():
+            raise SettingError(f"--guard {settings.guard:g} refuses the start; give a smaller one")
+        self.patience = Patience(settings.patience)
+        self.step = 0
+        self._training_residual = torch.zeros(())  # of the last step
+        self._held_out_residual = self._held_out_loss = 0.0  # of the last evaluation
+
+    def named_vectors(self, name: str) -> Tensor:
+        return self.ramp()
+
+    def ramp(self) -> Tensor:
+        """One right-hand side, linear along the last axis of a grid, else along the rows."""
+        n = self.A.shape[0]
+        length = (grid_of(self.settings.problem) or (n,))[-1]
+        line = torch.linspace(-1, 1, length + 2, dtype=torch.float64)[1:-1]
+        if length == 1:
+            line = torch.ones(1, dtype=torch.float64)
+        return line.repeat(n // length).unsqueeze(1).to(self.A.dtype).to(self.A.device)
+
+    def optimizer(self) -> torch.optim.Optimizer:
+        settings = self.settings
+        optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay
+        )
+        optimizer.register_step_pre_hook(self._before_step)
+        optimizer.register_step_post_hook(lambda *_: self.guard.after())
+        return optimizer
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if self.settings.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
+        for group in optimizer.param_groups:
+            group["lr"] = self.learning_rate
+        self.guard.before()
+
+    @property
+    def learning_rate(self) -> float:
+        settings = self.settings
+        return learning_rate(settings.lr, settings.schedule, self.step, settings.schedule_steps or 0)
+
+    @property
+    def iterations(self) -> int:
+        """In the loss of this step."""
+        return iterations_at(self.step, self.settings.iterations or 0, self.settings.curriculum)
+
+    def residuals(self, vectors: Tensor, iterations: int) -> Tensor:
+        """||r_i|| / ||b|| for i = 0 .. iterations, shape (iterations + 1, number of vectors)."""
+        solution = solvers.cg(
+            self.A, vectors, rtol=0.0, maxiter=iterations, M=self.model, gradient="unrolled"
+        )
+        norms = solution.residual_norms
+        if (missing := iterations + 1 - norms.shape[0]) > 0:  # all reached rounding level before
+            norms = torch.cat((norms, norms[-1:].expand(missing, -1)))
+        return norms / torch.linalg.vector_norm(vectors, dim=0)
+
+    def _weighted(self, residuals: Tensor) -> Tensor:
+        demo = VARIANTS[self.settings.variant].demo
+        terms = torch.log10(1 + residuals) if demo else residuals[1:]
+        powers = torch.arange(len(terms) - 1, -1, -1, dtype=terms.dtype, device=terms.device)
+        weights = (self.settings.gamma or 0.0) ** powers
+        return weights / weights.sum() @ terms
+
+    def losses(self, vectors: Tensor, step: int) -> Tensor:
+        self.step = step
+        residuals = self.residuals(vectors, self.iterations)
+        self._see(residuals[-1])
+        return self._weighted(residuals) / self.count
+
+    def loss(self, step: int) -> Tensor:
+        self.step = step
+        residuals = self.residuals(self.vectors(step), self.iterations)
+        self._see(residuals[-1])
+        return self._weighted(residuals).sum() / self.count
+
+    def total(self, vectors: Tensor, step: int) -> Tensor:
+        return self._weighted(self.residuals(vectors, self.iterations)).sum() / self.count
+
+    def _see(self, last: Tensor) -> None:
+        """Record the mean last residual over all training vectors; `last` has those of this process.
+
+        At each step, so that a run ends at the weights that reach --target, in any number of processes.
+        """
+        self._training_residual = summed(last.sum()) / self.count
+        if self.settings.target is not None and self.iterations == self.settings.iterations:
+            self.finished = self.finished or bool(self._training_residual < self.settings.target)
+
+    @torch.no_grad()
+    def evaluate(self) -> float:
+        residuals = self.residuals(self.held_out, self.settings.iterations or 0)
+        self._held_out_residual = residuals[-1].mean().item()
+        self._held_out_loss = self._weighted(residuals).mean().item()
+        return self._held_out_loss
+
+    def measure(self) -> list[float | None]:
+        if self.iterations == self.settings.iterations and self.patience.see(self._held_out_loss):
+            self.finished = True
+        return [
+            self.learning_rate,
+            float(self.iterations),
+            self._training_residual.item(),
+            self._held_out_residual,
+            definiteness(factor_of(self.model)),
+            float(self.guard.shortened),
+        ]
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "shortened_steps": self.guard.shortened,
+            "best_held_out_loss": self.patience.best,
+            "waited": self.patience.waited,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.guard.shortened = state["shortened_steps"]
+        self.patience.best, self.patience.waited = state["best_held_out_loss"], state["waited"]
+        self.finished = self.patience.over

@@ -1,0 +1,163 @@
+"""The options of the recipe pcg."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from learnsolve.recipes.harness.base import SettingError, at_least, not_negative
+from learnsolve.recipes.harness.matrix_recipe import MatrixSettings
+from learnsolve.recipes.harness.problem import ProblemSettings
+from learnsolve.recipes.harness.vector_recipe import HELD_OUT_VECTORS
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Settings that belong together.
+
+    Attributes
+    ----------
+    steps, iterations, gamma, test_vectors, target : defaults of the options of these names
+    demo : the loss of the authors' public demonstration: all residuals, the first one too, and of each
+        log10(1 + ||r|| / ||b||)
+    """
+
+    steps: int
+    iterations: int
+    gamma: float
+    test_vectors: int | Literal["ramp"]
+    target: float | None
+    demo: bool
+
+
+VARIANTS = {
+    "paper": Variant(1000, 4, 0.6, 100, None, demo=False),
+    "demo": Variant(100_000, 3, 0.7, "ramp", 3e-5, demo=True),
+}
+
+
+@dataclass
+class PcgSettings(MatrixSettings):
+    """Learn a factor L of a preconditioner for conjugate gradients, through a few of their iterations.
+
+    The loss is a weighted sum of the relative residuals ||r_i|| / ||b||, i = 1 .. iterations, with weights
+    proportional to gamma^(iterations - i) that sum to one, as the mean over the right-hand sides.
+
+    Parameters
+    ----------
+    steps : int
+        Optimiser steps in all; null for 1000, in the variant demo 100000. When a run is resumed this counts
+        from its first step.
+    lr : float
+        Learning rate of AdamW.
+    variant : str
+        The paper's loss, or that of the public demonstration of its authors.
+    nx : int
+        --nx with --ny is short for --problem.shape [nx, ny].
+    ny : int
+        See --nx.
+    pattern : str
+        Pattern of L: the diagonal and the one below it, that of tril(A), or of tril(A^2).
+    form : str
+        M = L L^T as a product, or M = (L L^T)^-1 by triangular solves.
+    start : str
+        L = 2 I and 0.1 elsewhere on the pattern; or the incomplete Cholesky factor on the pattern (ic0, for
+        the form triangular); or the factorised sparse approximate inverse on it (fsai, for product).
+    iterations : int
+        Iterations of conjugate gradients in the loss; null for 4, in the variant demo 3.
+    gamma : float
+        Weight of a residual relative to that of the next one; null for 0.6, in the variant demo 0.7.
+    test_vectors : int
+        How many right-hand sides from N(0, I) to train on; or ramp for one, which grows evenly from -1 to 1
+        along the grid's last axis; null for 100, in the variant demo ramp.
+    held_out : int
+        Random right-hand sides to evaluate on.
+    curriculum : int
+        Start with one iteration in the loss and add one each time this number of steps has passed; null uses
+        all from the start.
+    clip : float
+        Largest norm of the gradient; a larger one is scaled down; null for no limit.
+    schedule : str
+        Learning rate over the steps: the same, or half a cosine down to a hundredth of it.
+    schedule_steps : int
+        Steps of the cosine; null for --steps.
+    weight_decay : float
+        That of AdamW.
+    patience : int
+        Stop after this number of evaluations without a smaller held-out loss; null for never.
+    target : float
+        Stop when the last residual in the loss, relative to b and as the mean over the training right-hand
+        sides, is below this number; null for never, in the variant demo 3e-5.
+    guard : float
+        A step that would leave the smallest eigenvalue of L L^T below this part of the largest is halved
+        until it does not; 0 disables this.
+    tolerances : list[float]
+        Relative residuals to which the final evaluation solves; null for [1e-3, 1e-6, 1e-9], in float32
+        [1e-2, 1e-3, 1e-4].
+    evaluated : int
+        Held-out right-hand sides that the final evaluation solves.
+    """
+
+    steps: int | None = None  # type: ignore[assignment]  # until `check` takes the variant's
+    lr: float = 1e-3
+    out: str = "runs/pcg"
+    variant: Literal["paper", "demo"] = "paper"
+    problem: ProblemSettings = field(default_factory=lambda: ProblemSettings(shape=[8, 8]))
+    nx: int | None = None
+    ny: int | None = None
+    pattern: Literal["bidiagonal", "tril", "two_ring"] = "bidiagonal"
+    form: Literal["product", "triangular"] = "product"
+    start: Literal["paper", "ic0", "fsai"] = "paper"
+    iterations: int | None = None
+    gamma: float | None = None
+    test_vectors: int | Literal["ramp"] | None = None  # type: ignore[assignment]
+    held_out: int = HELD_OUT_VECTORS
+    curriculum: int | None = None
+    clip: float | None = None
+    schedule: Literal["none", "cosine"] = "none"
+    schedule_steps: int | None = None
+    weight_decay: float = 0.01
+    patience: int | None = None
+    target: float | None = None
+    guard: float = 1e-8
+    tolerances: list[float] | None = None
+    evaluated: int = 20
+
+    def check(self) -> None:
+        self.take_defaults(VARIANTS[self.variant])
+        super().check()
+        self._check_grid()
+        if self.schedule_steps is None:
+            self.schedule_steps = self.steps
+        for name in ("iterations", "curriculum", "patience", "evaluated"):
+            if (value := getattr(self, name)) is not None:
+                at_least(name, value, 1)
+        at_least("schedule_steps", self.schedule_steps or 0, 0)
+        for name in ("gamma", "clip", "target"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise SettingError(f"--{name} must be a positive number, got {value}")
+        not_negative("weight_decay", self.weight_decay)
+        if not 0 <= self.guard <= 1e-2:
+            raise SettingError(f"--guard must be between 0 and 0.01, got {self.guard}; 1e-8 is usual")
+        if self.start not in ("paper", "ic0" if self.form == "triangular" else "fsai"):
+            forms = {"ic0": "triangular", "fsai": "product"}
+            raise SettingError(
+                f"--start {self.start} is a factor for --form {forms[self.start]}, not for {self.form}; take "
+                f"--start paper or {'fsai' if self.start == 'ic0' else 'ic0'}"
+            )
+        if self.tolerances is None:
+            self.tolerances = [1e-3, 1e-6, 1e-9] if self.dtype == "float64" else [1e-2, 1e-3, 1e-4]
+        if not self.tolerances or not all(0 < t < 1 for t in self.tolerances):
+            raise SettingError(f"--tolerances must be numbers between 0 and 1, got {self.tolerances}")
+
+    def _check_grid(self) -> None:
+        if self.nx is None and self.ny is None:
+            return
+        if self.nx is None or self.ny is None:
+            raise SettingError("--nx and --ny are given together; --problem.shape takes any grid")
+        at_least("nx", self.nx, 1)
+        at_least("ny", self.ny, 1)
+        self.problem.shape = [self.nx, self.ny]
+        self.nx = self.ny = None
