@@ -3,11 +3,13 @@
 import contextlib
 import os
 import random
+from collections import Counter
 
 import numpy as np
 import on_device
 import pytest
 import torch
+from quick import enough, runs_all
 
 ON_HOST = os.environ.get("LEARNSOLVE_CUDA_ON_HOST", "0") not in ("", "0")
 if ON_HOST:
@@ -50,16 +52,24 @@ def pytest_collection_modifyitems(config, items):
     for item in items if there != "cpu" else ():
         if "cpu_only" in item.keywords:
             item.add_marker(pytest.mark.skip(reason="about the CPU alone"))
+    if not runs_all(config):
+        many = set(items) - enough(items)
+        skip = pytest.mark.skip(reason="long; run it with --slow")
+        for item in items:
+            if "slow" in item.keywords or item in many:
+                item.add_marker(skip)
     if shard := config.getoption("--shard"):
         part, parts = map(int, shard.split("/"))
         config.hook.pytest_deselected(items=[t for i, t in enumerate(items) if i % parts != part - 1])
         items[:] = items[part - 1 :: parts]
-    if config.getoption("--slow") or os.environ.get("CI", "").lower() not in ("", "0", "false"):
-        return
-    skip = pytest.mark.skip(reason="long; run it with --slow")
-    for item in items:
-        if "slow" in item.keywords:
-            item.add_marker(skip)
+
+
+def pytest_terminal_summary(terminalreporter):
+    """How many tests were skipped, by reason."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(r.longrepr[2] if isinstance(r.longrepr, tuple) else str(r.longrepr) for r in skipped)
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"{count} skipped: {reason.removeprefix('Skipped: ')}")
 
 
 @pytest.fixture(autouse=True)

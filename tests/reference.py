@@ -148,9 +148,9 @@ def normal(shape: tuple[int, ...], dtype: torch.dtype = torch.float64, seed: int
 
 
 def inputs_for(
-    shapes: tuple, dtype: torch.dtype = torch.float64, requires_grad: bool = False
+    shapes: tuple, dtype: torch.dtype = torch.float64, requires_grad: bool = False, seed: int = 0
 ) -> list[Tensor]:
-    made = [normal(shape, dtype, seed) for seed, shape in enumerate(shapes)]
+    made = [normal(shape, dtype, seed + i) for i, shape in enumerate(shapes)]
     return [t.requires_grad_(requires_grad) for t in made]
 
 

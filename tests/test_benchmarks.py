@@ -34,12 +34,14 @@ def test_gpu_benchmarks_on_the_cpu(tmp_path):
     assert all(f"## {name}" in page for name in (*SECTIONS, "Targets"))
 
 
+@pytest.mark.slow
 def test_unknown_section():
     done = run("--device", "cpu", "--only", "spmv,nothing")
     assert done.returncode == 2
     assert "sections are spmv, spmm" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_without_a_device_it_says_so():
     done = run()

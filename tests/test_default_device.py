@@ -5,11 +5,11 @@ that they always do. A tensor that the library makes without saying where would 
 import pytest
 import torch
 from device_cases import A_SPD, FIXED, OTHERS, PROBLEMS, TO_A_TOLERANCE, solve
-from ops.cases import CASES as OPERATIONS
-from ops.cases import _every_second, _flipped
+from ops.cases import CASES
+from ops.structure_cases import _every_second, _flipped
 from preconditioners.cases import CASES as PRECONDITIONERS
 from preconditioners.cases import matrix as matrix_of
-from reference import inputs_for, normal, small_pattern
+from reference import normal, small_pattern
 from torch.utils._pytree import tree_leaves
 
 import learnsolve as ls
@@ -31,10 +31,12 @@ def everywhere(function) -> None:
 
 
 # from_coo: the table makes indices of its own.
-@pytest.mark.parametrize("case", [c for c in OPERATIONS if "from_coo" not in c.name], ids=lambda c: c.name)
+@pytest.mark.parametrize(
+    "case", [c for c in CASES if c.make is None and "from_coo" not in c.name], ids=lambda c: c.name
+)
 def test_operations(case):
     P = small_pattern()
-    inputs = inputs_for(case.shapes_on(P), requires_grad=True)
+    inputs = case.inputs(P, requires_grad=True)
     _ = P.T, _flipped(P), _every_second(P)  # the table's, not the library's
 
     def run():

@@ -40,6 +40,7 @@ FACTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_without_a_device_it_says_so():
     done = subprocess.run(
@@ -185,6 +186,7 @@ def test_the_files_of_the_device_exist(gpu):
     assert all((ROOT / name).is_file() for name in named)
 
 
+@pytest.mark.slow
 def test_every_kind_of_kernel_runs_in_the_small_suite():
     command = [sys.executable, ROOT / "scripts" / "gpu_smoke.py", "--device", "cpu"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -74,12 +74,18 @@ def test_a_library_that_does_not_load_says_what_to_run(tmp_path):
 
 def test_an_unknown_instruction_set_is_refused():
     message = last_line(python("import learnsolve", LEARNSOLVE_ISA="nonsense"))
-    assert message.startswith("ImportError: LEARNSOLVE_ISA must be one of baseline")
+    assert message.startswith("ImportError: LEARNSOLVE_ISA must be one of ")
     assert all(name in message for name in _library.instruction_sets())
     assert "nonsense" in message
 
 
-@pytest.mark.parametrize("name", _library.instruction_sets())
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if i else ())
+        for i, name in enumerate(_library.instruction_sets())
+    ],
+)
 def test_every_instruction_set_can_be_asked_for(name):
     code = """
 import numpy as np, torch, learnsolve as ls

@@ -32,6 +32,7 @@ def test_facts():
     ("values", "pattern", "kind", "message"),
     [
         (torch.ones(P.nnz - 1), P, ValueError, rf"values must have shape \(..., nnz = {P.nnz}\), got"),
+        (torch.ones(P.nnz + 1), P, ValueError, rf"got \({P.nnz + 1},\)"),
         (torch.ones(P.nnz, 1), P, ValueError, r"got \(\d+, 1\)"),
         (torch.ones(()), P, ValueError, r"got \(\)"),
         ([1.0] * P.nnz, P, TypeError, "values must be a torch.Tensor, got list"),

@@ -115,6 +115,7 @@ def test_union_of_many_entries():
     assert equal(found.starts, wanted.starts)
 
 
+@pytest.mark.few(2)
 @both_indices
 @pytest.mark.parametrize("masked", [None, "part", "none"])
 @every_structure
@@ -162,6 +163,7 @@ def test_product(structure, masked, index):
     torch.testing.assert_close(right, gb)
 
 
+@pytest.mark.few(2)
 @both_indices
 @pytest.mark.parametrize("stretch", [1, 7, 100, 2**24])
 @every_structure

@@ -114,6 +114,15 @@ def test_a_pattern_that_lives_long_does_not_collect_those_that_died():
     assert len(Q._users) == 0
 
 
+def test_each_pair_of_patterns_has_a_plan_of_its_own(pair):
+    P, Q = pair
+    R = pattern_of(random(6, 5, 0.3, seed=2))
+    assert P._planned(make, R, 3) is not P._planned(make, Q, 3)
+    A, B, C = (ls.CSR(torch.ones(X.nnz, dtype=torch.float64), X) for X in (P, Q, R))
+    for M in (B, C):
+        torch.testing.assert_close((A + M).to_dense(), A.to_dense() + M.to_dense())
+
+
 def test_plans_are_made_while_tracing():
     torch._dynamo.reset()
     f = torch.compile(use, fullgraph=True, backend="aot_eager")

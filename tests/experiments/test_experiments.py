@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = sorted(p.parent for p in (ROOT / "experiments").glob("*/run.py"))
 NAMES = [folder.name for folder in FOLDERS]
 PNG = b"\x89PNG\r\n\x1a\n"
+SMOKE = "multigrid_prolongation"  # its quick run is the quickest; CI takes them all
 ROUNDING = 1e-5  # of float32, for norms of differences
 
 
@@ -89,7 +90,9 @@ def test_results_are_committed_with_their_machine(folder):
         assert {Path(line).name for line in listing.stdout.split()} == {p.name for p in results}
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=NAMES)
+@pytest.mark.parametrize(
+    "folder", [pytest.param(f, marks=() if f.name == SMOKE else pytest.mark.slow, id=f.name) for f in FOLDERS]
+)
 def test_a_quick_run_writes_what_is_committed(folder, quick_run):
     out, printed = quick_run(folder.name)
     written = {p.name for p in out.iterdir()}
@@ -106,6 +109,7 @@ def test_a_quick_run_writes_what_is_committed(folder, quick_run):
             assert list(csv.DictReader(path.open()))
 
 
+@pytest.mark.slow
 def test_regression_by_all_libraries(quick_run):
     out, _ = quick_run("thread_slow_backward_regression")
     found = read(out, "tenth.json")
@@ -148,6 +152,7 @@ def test_the_matrix_of_the_regression(monkeypatch):
     assert (regression_matrix(120, 40, 8, seed=1)[2] != values).any()
 
 
+@pytest.mark.slow
 def test_convolutions_agree_and_their_calls_are_counted(quick_run):
     out, _ = quick_run("thread_custom_conv_backward")
     cases = read(out, "calls.json")["cases"]
@@ -169,6 +174,7 @@ def test_the_committed_calls_are_those_of_the_question():
     assert calls["Function, convolution_backward"] < 1000
 
 
+@pytest.mark.slow
 def test_a_subset_of_losses_has_the_same_gradient_by_all_ways(quick_run):
     out, _ = quick_run("thread_subset_of_losses")
     found = read(out, "times.json")
@@ -212,7 +218,9 @@ def by(rows, key):
     return {row[key]: row for row in rows}
 
 
-both = pytest.mark.parametrize("quick", [True, False], ids=["quick", "committed"])
+both = pytest.mark.parametrize(
+    "quick", [pytest.param(True, marks=pytest.mark.slow), False], ids=["quick", "committed"]
+)
 
 
 @both
@@ -231,6 +239,7 @@ def test_the_ends_have_the_largest_jacobi_weights(quick, quick_run):
     assert float(steps[-1]["held_out_loss"]) < float(steps[0]["held_out_loss"]) / 3
 
 
+@pytest.mark.slow
 def test_gcn_learns_a_small_graph(quick_run):
     out, printed = quick_run("figure09_10_gcn")
     found = read(out, "summary_10.json")
@@ -273,6 +282,7 @@ def test_gcn_without_data_says_so_and_goes_on(monkeypatch, capsys):
     assert "CITESEER=DIR" in printed
 
 
+@pytest.mark.slow
 def test_gcn_refuses_a_folder_without_the_files(tmp_path):
     command = [sys.executable, "experiments/figure09_10_gcn/run.py", "--data", str(tmp_path / "none")]
     result = subprocess.run(

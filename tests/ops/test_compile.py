@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from ops.cases import CASES
-from reference import gradients, inputs_for, normal, pattern_of, random, small_pattern
+from ops.cases import CASES, is_branch
+from reference import gradients, normal, pattern_of, random, small_pattern
 
 import learnsolve as ls
 from learnsolve._plain import outside_of_graphs
@@ -20,18 +20,21 @@ def compiled(function, backend="aot_eager"):
     return torch.compile(function, fullgraph=True, backend=backend)
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.compiles], ids=lambda c: c.name)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(c, marks=() if is_branch(c) else pytest.mark.slow, id=c.name) for c in CASES if c.compiles],
+)
 def test_every_case(case):
     """With a pattern that nothing has been computed for yet; then with the same one again."""
-    P = small_pattern()
+    P, close = case.pattern(), {"rtol": case.tolerance, "atol": case.tolerance}
     assert P.cache_bytes() == 0
     f = compiled(lambda *a: case.sparse(P, *a))
-    inputs = inputs_for(case.shapes_on(P))
+    inputs = case.inputs(P)
     for seed in (9, 10):
         g = normal(case.dense(P, *inputs).shape, seed=seed)
-        torch.testing.assert_close(f(*inputs), case.dense(P, *inputs), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(f(*inputs), case.dense(P, *inputs), **close)
         wanted = gradients(lambda *a: case.dense(P, *a), inputs, g)
-        torch.testing.assert_close(gradients(f, inputs, g), wanted, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(gradients(f, inputs, g), wanted, **close)
 
 
 def energy(A, x):
@@ -54,6 +57,7 @@ def test_a_matrix_as_an_argument():
         torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(" " in torch.__file__, reason="torch's Inductor does not quote its folder")
 def test_inductor():
     """One trip through the compiler that users have: generated code around the operators."""

@@ -4,40 +4,40 @@ import itertools
 
 import pytest
 import torch
-from ops.cases import CASES, Case, moved
-from reference import (
-    assert_within,
-    gradients,
-    inputs_for,
-    layouts,
-    normal,
-    pattern_of,
-    small_pattern,
-    structures,
-)
+from ops.case import Case, moved
+from ops.cases import CASES, is_branch
+from reference import assert_within, gradients, layouts, normal, pattern_of, structures
 from torch.autograd import gradcheck, gradgradcheck
 
 STRUCTURES = structures()
 ON_DEVICE = [moved(case, "cuda") for case in CASES] if torch.cuda.is_available() else []
-every_case = pytest.mark.parametrize("case", CASES + ON_DEVICE, ids=lambda c: c.name)
+EVERY = CASES + ON_DEVICE
+every_case = pytest.mark.parametrize("case", EVERY, ids=lambda c: c.name)
+# Those with any numbers as inputs.
+every_sum = pytest.mark.parametrize("case", [c for c in EVERY if c.make is None], ids=lambda c: c.name)
+# By `make test` for one case of each Function and branch.
+transformed = pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=() if is_branch(c) else pytest.mark.slow, id=c.name) for c in EVERY]
+)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: the cases run on the CPU alone")
 def test_every_case_runs_on_the_device():
     """On CUDA tensors all tests below are those of the CPU: inputs go there and results come back."""
-    P = small_pattern()
     for case, there in zip(CASES, ON_DEVICE, strict=True):
-        inputs = inputs_for(case.shapes_on(P))
+        inputs = case.inputs(P := case.pattern())
         torch.testing.assert_close(there.sparse(P, *inputs), case.sparse(P, *inputs), rtol=1e-12, atol=1e-12)
 
 
-@every_case
+@every_sum
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_value_and_gradients(case: Case, structure: str):
     S = STRUCTURES[structure]
-    for index, dtype in itertools.product((torch.int32, torch.int64), (torch.float32, torch.float64)):
+    # Both types of indices and of numbers with each structure, all four pairs with two.
+    dtypes = (torch.float32, torch.float64)[:: 1 if list(STRUCTURES).index(structure) % 2 else -1]
+    for index, dtype in zip((torch.int32, torch.int64), dtypes, strict=True):
         P = pattern_of(S, index)
-        inputs = inputs_for(case.shapes_on(P), dtype)
+        inputs = case.inputs(P, dtype)
         exact = [t.double() for t in inputs]
         size = [t.abs() for t in exact]
         ones = [torch.ones_like(t) for t in exact]
@@ -58,33 +58,38 @@ def test_value_and_gradients(case: Case, structure: str):
             assert_within(t, wanted[i], magnitude[i].abs(), terms[i].abs(), f"gradient {i} of {what}")
 
 
-@every_case
+@transformed
 def test_gradcheck(case: Case):
-    P = small_pattern()
-    inputs = inputs_for(case.shapes_on(P), requires_grad=True)
+    P = case.pattern()
+    inputs = case.inputs(P, requires_grad=True)
     assert gradcheck(
         lambda *a: case.sparse(P, *a),
         inputs,
         check_forward_ad=True,
-        check_batched_grad=True,
-        check_batched_forward_grad=True,
+        check_batched_grad=case.batched,
+        check_batched_forward_grad=case.batched,
+        fast_mode=case.fast,
     )
 
 
-@every_case
+@transformed
 def test_gradgradcheck(case: Case):
-    P = small_pattern()
-    inputs = inputs_for(case.shapes_on(P), requires_grad=True)
+    P = case.pattern()
+    inputs = case.inputs(P, requires_grad=True)
     assert gradgradcheck(
-        lambda *a: case.sparse(P, *a), inputs, check_fwd_over_rev=True, check_batched_grad=True
+        lambda *a: case.sparse(P, *a),
+        inputs,
+        check_fwd_over_rev=True,
+        check_batched_grad=case.batched,
+        fast_mode=case.fast,
     )
 
 
 @every_case
 def test_gradient_of_some_inputs_only(case: Case):
     """Each input alone, the others constant: the same gradient as with all of them, and None elsewhere."""
-    P = small_pattern()
-    inputs = inputs_for(case.shapes_on(P))
+    P = case.pattern()
+    inputs = case.inputs(P)
     out = case.sparse(P, *inputs)
     assert not out.requires_grad
     g = normal(out.shape, seed=9)
@@ -96,10 +101,10 @@ def test_gradient_of_some_inputs_only(case: Case):
         assert all(t.grad is None for j, t in enumerate(some) if j != i)
 
 
-@every_case
+@transformed
 def test_torch_func(case: Case):
-    P = small_pattern()
-    inputs = tuple(inputs_for(case.shapes_on(P)))
+    P = case.pattern()
+    inputs = tuple(case.inputs(P))
     every = tuple(range(len(inputs)))
     tangents = tuple(normal(t.shape, seed=20 + i) for i, t in enumerate(inputs))
     func = torch.func
@@ -107,7 +112,7 @@ def test_torch_func(case: Case):
     def both(transform):
         found = transform(lambda *a: case.sparse(P, *a))
         wanted = transform(lambda *a: case.dense(P, *a))
-        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+        close(found, wanted, case)
 
     def loss(f):
         # Not polynomial: every term of every second derivative is there.
@@ -125,24 +130,23 @@ def test_torch_func(case: Case):
     both(lambda f: func.jvp(lambda *a: func.grad(loss(f), argnums=every)(*a), inputs, tangents))
 
 
-def stacked(inputs, batched, dim, size):
+def close(found, wanted, case):
+    torch.testing.assert_close(found, wanted, rtol=case.tolerance, atol=case.tolerance)
+
+
+def stacked(case, P, batched, dim, size):
     """Inputs of a map: a stack along `dim` of those in `batched`; and the same one by one."""
-    stacks, singles = [], [list(inputs) for _ in range(size)]
-    for i, t in enumerate(inputs):
-        if i not in batched:
-            stacks.append(t)
-            continue
-        for b in range(size):
-            singles[b][i] = normal(t.shape, t.dtype, seed=40 + 7 * i + b)
-        stacks.append(torch.stack([s[i] for s in singles], dim))
+    inputs, others = case.inputs(P), [case.inputs(P, seed=40 + 9 * b) for b in range(size)]
+    every = range(len(inputs))
+    singles = [[(other if i in batched else inputs)[i] for i in every] for other in others]
+    stacks = [torch.stack([s[i] for s in singles], dim) if i in batched else inputs[i] for i in every]
     return stacks, singles
 
 
-@every_case
+@transformed
 def test_vmap(case: Case):
-    P = small_pattern()
-    inputs = inputs_for(case.shapes_on(P))
-    every = tuple(range(len(inputs)))
+    P = case.pattern()
+    every = tuple(range(len(case.inputs(P))))
 
     def f(*a):
         return case.sparse(P, *a)
@@ -150,34 +154,37 @@ def test_vmap(case: Case):
     def gradient(*a):
         return torch.func.grad(lambda *b: torch.sin(f(*b)).sum(), argnums=every)(*a)
 
-    subsets = [s for r in (1, 2) for s in itertools.combinations(every, r)]
+    subsets = (
+        [s for r in (1, 2 if len(every) < 4 else len(every)) for s in itertools.combinations(every, r)]
+        if len(every) < 4
+        else [(0,), every]
+    )
     for batched, dim, out_dim in itertools.product(subsets, (0, -1), (0, -1)):
-        stacks, singles = stacked(inputs, batched, dim, 3)
+        stacks, singles = stacked(case, P, batched, dim, 3)
         in_dims = tuple(dim if i in batched else None for i in every)
         found = torch.vmap(f, in_dims=in_dims, out_dims=out_dim)(*stacks)
         wanted = torch.stack([f(*s) for s in singles], out_dim)
-        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+        close(found, wanted, case)
         if out_dim == 0:
             # Gradients per sample.
             found = torch.vmap(gradient, in_dims=in_dims)(*stacks)
             one_by_one = [gradient(*s) for s in singles]
             wanted = tuple(torch.stack(g) for g in zip(*one_by_one, strict=True))
-            torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+            close(found, wanted, case)
             # The gradient of a map.
             g = normal(torch.vmap(f, in_dims=in_dims)(*stacks).shape, seed=8)
             found = gradients(torch.vmap(f, in_dims=in_dims), stacks, g)
             wanted = gradients(lambda *a: torch.vmap(lambda *b: case.dense(P, *b), in_dims)(*a), stacks, g)  # noqa: B023
-            torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+            close(found, wanted, case)
 
 
-@every_case
+@transformed
 def test_nested_vmap(case: Case):
-    P = small_pattern()
-    inputs = inputs_for(case.shapes_on(P))
+    P = case.pattern()
+    inputs = case.inputs(P)
     for outer, inner in itertools.product(range(len(inputs)), repeat=2):
-        stacks = list(inputs)
-        stacks[inner] = normal((3, *stacks[inner].shape), seed=50)
-        stacks[outer] = normal((2, *stacks[outer].shape), seed=51)
+        stacks, _ = stacked(case, P, (inner,), 0, 3)
+        stacks[outer] = torch.stack((stacks[outer], 1.5 * stacks[outer]))
         inner_dims = tuple(0 if i == inner else None for i in range(len(inputs)))
         outer_dims = tuple(0 if i == outer else None for i in range(len(inputs)))
 
@@ -186,36 +193,42 @@ def test_nested_vmap(case: Case):
 
         found = nested(lambda *a: case.sparse(P, *a))(*stacks)
         wanted = nested(lambda *a: case.dense(P, *a))(*stacks)
-        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+        close(found, wanted, case)
 
 
 @every_case
 def test_any_layout(case: Case):
-    P = small_pattern()
-    inputs = inputs_for(case.shapes_on(P), torch.float32)
+    P = case.pattern()
+    dtype = torch.float32 if case.make is None else torch.float64
+    inputs = case.inputs(P, dtype)
 
     def f(*a):
         return case.sparse(P, *a)
 
+    def same(found, wanted, what):
+        for a, b in zip(found, wanted, strict=True):
+            near = torch.allclose(a, b, rtol=case.tolerance, atol=case.tolerance)
+            assert torch.equal(a, b) or (near and not case.bits), what
+
     for i in range(len(inputs)):
         for name, view in layouts(inputs[i]):
+            if case.make is not None and not torch.equal(view, inputs[i]):
+                continue  # other numbers, which are perhaps no operand
             there, copy = list(inputs), list(inputs)
             there[i], copy[i] = view, view.clone(memory_format=torch.contiguous_format)
             found, wanted = f(*there), f(*copy)
-            assert torch.equal(found, wanted), f"input {i}, {name}"
-            g = normal(found.shape, torch.float32, seed=9)
-            pairs = zip(gradients(f, there, g), gradients(f, copy, g), strict=True)
-            assert all(torch.equal(a, b) for a, b in pairs), f"gradients with input {i}, {name}"
-    for name, g in layouts(normal(f(*inputs).shape, torch.float32, seed=9)):
+            same([found], [wanted], f"input {i}, {name}")
+            g = normal(found.shape, dtype, seed=9)
+            same(gradients(f, there, g), gradients(f, copy, g), f"gradients with input {i}, {name}")
+    for name, g in layouts(normal(f(*inputs).shape, dtype, seed=9)):
         copy = g.clone(memory_format=torch.contiguous_format)
-        pairs = zip(gradients(f, inputs, g), gradients(f, inputs, copy), strict=True)
-        assert all(torch.equal(a, b) for a, b in pairs), f"incoming gradient, {name}"
+        same(gradients(f, inputs, g), gradients(f, inputs, copy), f"incoming gradient, {name}")
 
 
 @every_case
 def test_inputs_stay_as_they_are(case: Case):
-    P = small_pattern()
-    inputs = inputs_for(case.shapes_on(P))
+    P = case.pattern()
+    inputs = case.inputs(P)
     before = [t.clone() for t in inputs]
     g = torch.ones_like(case.sparse(P, *inputs))
     gradients(lambda *a: case.sparse(P, *a), inputs, g)

@@ -231,6 +231,7 @@ def test_same_bits_for_any_number_of_threads():
 # --- torch.compile ---
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("transpose", [False, True], ids=["", "transpose"])
 @pytest.mark.parametrize(
     ("batch", "shape"),

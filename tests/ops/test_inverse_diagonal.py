@@ -5,9 +5,8 @@ import copy
 import numpy as np
 import pytest
 import torch
-from reference import densify, gradients, normal, pattern_of
+from reference import densify, normal, pattern_of
 from scipy.sparse import csr_array
-from torch.autograd import gradcheck, gradgradcheck
 
 import learnsolve as ls
 
@@ -31,32 +30,6 @@ def values(*batch, dtype=torch.float64):
 def test_value(batch, dtype):
     v = values(*batch, dtype=dtype)
     assert torch.equal(sparse(v), dense(v))
-
-
-@pytest.mark.parametrize("batch", [(), (2,)], ids=str)
-def test_derivatives(batch):
-    v = values(*batch).requires_grad_()
-    assert gradcheck(sparse, (v,), check_forward_ad=True, check_batched_grad=True)
-    assert gradgradcheck(sparse, (v,), check_fwd_over_rev=True, check_batched_grad=True)
-
-
-def test_transformations():
-    v = values()
-    for transform in (
-        lambda f: torch.func.jacrev(f)(v),
-        lambda f: torch.func.jacfwd(f)(v),
-        lambda f: torch.func.hessian(lambda v: f(v).sum())(v),
-        lambda f: torch.vmap(f)(torch.stack((v, 2 * v))),
-        lambda f: torch.vmap(torch.func.grad(lambda v: f(v).sum()))(torch.stack((v, 2 * v))),
-    ):
-        torch.testing.assert_close(transform(sparse), transform(dense), rtol=1e-13, atol=1e-13)
-
-
-def test_compile():
-    v, g = values(), normal((4,), seed=1)
-    f = torch.compile(sparse, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(f(v), dense(v), rtol=1e-13, atol=1e-13)
-    torch.testing.assert_close(gradients(f, [v], g), gradients(dense, [v], g), rtol=1e-13, atol=1e-13)
 
 
 def test_what_is_kept_follows_the_values():

@@ -1,4 +1,4 @@
-"""tr(X^T A X): not a row of the table, because its matrices must be square."""
+"""tr(X^T A X)."""
 
 import itertools
 
@@ -10,14 +10,11 @@ from reference import (
     gradients,
     grid,
     inputs_for,
-    layouts,
     normal,
     pattern_of,
     power_law,
     random,
 )
-from torch import func
-from torch.autograd import gradcheck, gradgradcheck
 
 import learnsolve as ls
 
@@ -88,54 +85,6 @@ def test_batches(shape):
     torch.testing.assert_close(found, wanted, rtol=1e-13, atol=1e-13)
 
 
-@every_shape
-def test_derivatives(shape):
-    inputs = inputs_of(shape, requires_grad=True)
-    fast = shape not in ("vector", "columns")
-    assert gradcheck(
-        sparse,
-        inputs,
-        check_forward_ad=True,
-        check_batched_grad=True,
-        check_batched_forward_grad=True,
-        fast_mode=fast,
-    )
-    assert gradgradcheck(sparse, inputs, check_fwd_over_rev=True, check_batched_grad=True, fast_mode=fast)
-
-
-@every_shape
-def test_torch_func(shape):
-    inputs = tuple(inputs_of(shape))
-    tangents = tuple(normal(t.shape, seed=20 + i) for i, t in enumerate(inputs))
-
-    def loss(f):
-        return lambda *a: torch.sin(f(*a)).sum()
-
-    for transform in (
-        lambda f: func.grad(loss(f), argnums=(0, 1))(*inputs),
-        lambda f: func.jvp(f, inputs, tangents),
-        lambda f: func.jacfwd(f, argnums=(0, 1))(*inputs),
-        lambda f: func.jacrev(f, argnums=(0, 1))(*inputs),
-        lambda f: func.hessian(loss(f), argnums=(0, 1))(*inputs),
-        lambda f: func.jvp(lambda *a: func.grad(loss(f), argnums=(0, 1))(*a), inputs, tangents),
-    ):
-        torch.testing.assert_close(transform(sparse), transform(dense), rtol=1e-11, atol=1e-11)
-
-
-@every_shape
-@pytest.mark.parametrize("mapped", [(0,), (1,), (0, 1)], ids=str)
-def test_vmap(shape, mapped):
-    inputs = inputs_of(shape)
-    stacks = [torch.stack((t, 2 * t), -1) if i in mapped else t for i, t in enumerate(inputs)]
-    in_dims = tuple(-1 if i in mapped else None for i in (0, 1))
-    for transform in (
-        lambda f: torch.vmap(f, in_dims)(*stacks),
-        lambda f: torch.vmap(func.grad(lambda *a: f(*a).sum(), argnums=(0, 1)), in_dims)(*stacks),
-        lambda f: func.grad(lambda *a: torch.vmap(f, in_dims)(*a).sum(), argnums=(0, 1))(*stacks),
-    ):
-        torch.testing.assert_close(transform(sparse), transform(dense), rtol=1e-12, atol=1e-12)
-
-
 @pytest.mark.parametrize("columns", [(), (3,)], ids=str)
 def test_symmetric(columns):
     A = ls.problems.poisson((4, 3))
@@ -161,30 +110,6 @@ def test_symmetric_is_a_promise(columns):
     torch.testing.assert_close(found, 6 * (densify(P, v) @ x.detach()), rtol=1e-13, atol=1e-13)
     (general,) = torch.autograd.grad(3 * sparse(v, x), x)
     assert not torch.allclose(found, general)
-
-
-@every_shape
-def test_compile(shape):
-    torch._dynamo.reset()
-    inputs = inputs_of(shape)
-    f = torch.compile(lambda *a: sparse(*a), fullgraph=True, backend="aot_eager")
-    g = normal(dense(*inputs).shape, seed=9)
-    torch.testing.assert_close(f(*inputs), dense(*inputs), rtol=1e-12, atol=1e-12)
-    wanted = gradients(dense, inputs, g)
-    torch.testing.assert_close(gradients(f, inputs, g), wanted, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("columns", [(), (2,)], ids=str)
-def test_any_layout(columns):
-    inputs = inputs_for(((P.nnz,), (5, *columns)))
-    for i in (0, 1):
-        for name, view in layouts(inputs[i]):
-            there, copy = list(inputs), list(inputs)
-            there[i], copy[i] = view, view.clone(memory_format=torch.contiguous_format)
-            g = torch.ones((), dtype=F64)
-            found = (sparse(*there), *gradients(sparse, there, g))
-            wanted = (sparse(*copy), *gradients(sparse, copy, g))
-            assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True)), f"input {i}, {name}"
 
 
 A, X = ls.CSR(normal((P.nnz,)), P), normal((5, 2))

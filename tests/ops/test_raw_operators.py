@@ -296,8 +296,8 @@ def recorded(dtype, index):
     """The calls that the rows of cases.py make, forward and backward."""
     P = pattern_of(random(6, 6, 0.4), index)
     with Recorder() as recorder:
-        for case in CASES:
-            inputs = [normal(s, dtype, seed).requires_grad_() for seed, s in enumerate(case.shapes_on(P))]
+        for case in (c for c in CASES if c.make is None):
+            inputs = case.inputs(P, dtype, requires_grad=True)
             y = case.sparse(P, *inputs)
             torch.autograd.grad(y, inputs, torch.ones_like(y), allow_unused=True)
     return recorder.calls
@@ -311,16 +311,21 @@ def samples_of(name, dtype, index):
     return [calls[0], calls[-1]]
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("name", OPERATORS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("index", [torch.int32, torch.int64], ids=["int32", "int64"])
 def test_opcheck(name, dtype, index):
-    # Static shapes throughout; symbolic ones, which are slow to trace, for one combination.
-    utils = ["test_schema", "test_faketensor"]
-    if (dtype, index) == (torch.float64, torch.int32):
-        utils += ["test_autograd_registration", "test_aot_dispatch_dynamic"]
+    utils = ["test_schema", "test_faketensor", "test_autograd_registration"]
     for sample in samples_of(name, dtype, index):
         torch.library.opcheck(getattr(ops, name).default, sample, test_utils=utils)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OPERATORS)
+def test_opcheck_with_symbolic_shapes(name):
+    for sample in samples_of(name, torch.float64, torch.int32):
+        torch.library.opcheck(getattr(ops, name).default, sample, test_utils=["test_aot_dispatch_dynamic"])
 
 
 @pytest.mark.parametrize("name", OPERATORS)

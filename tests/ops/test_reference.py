@@ -3,6 +3,7 @@
 import pytest
 import scipy.sparse
 import torch
+from ops.cases import BRANCHES, CASES
 from reference import assert_within, banded, densify, grid, normal, pattern_of, power_law, random
 
 
@@ -63,3 +64,8 @@ def test_matrices_are_what_they_are_called():
     assert max(lengths) == 50
     assert min(lengths) == 1
     assert scipy.sparse.issparse(power_law(50))
+
+
+def test_the_table_names_its_branches():
+    assert len({case.name for case in CASES}) == len(CASES)
+    assert {case.name for case in CASES} >= BRANCHES

@@ -7,28 +7,18 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
-from ops.test_contract import layouts
 from ops.test_memory import peak
+from ops.triangular import F64, SHAPES, SIDES, P, dense, full, sparse, triangle, values_for, with_diagonal
 from reference import coordinates, densify, gradients, grid, normal, pattern_of, random, set_isa_or_skip
 from scipy.sparse.linalg import spsolve_triangular
 from torch import func
-from torch.autograd import gradcheck, gradgradcheck
 
 import learnsolve as ls
 from learnsolve import _device_analysis, _library
 
-F64 = torch.float64
-SIDES = [
-    {"lower": low, "unit_diagonal": unit, "transpose": t}
-    for low, unit, t in itertools.product((True, False), (False, True), (False, True))
-]
 every_side = pytest.mark.parametrize(
     "side", SIDES, ids=lambda s: " ".join(k for k, v in s.items() if v) or "none"
 )
-
-
-def with_diagonal(S):
-    return sp.csr_array(S + sp.eye_array(S.shape[0]))
 
 
 def band(n, *offsets):
@@ -60,62 +50,12 @@ STRUCTURES = {
     "1 x 1": sp.csr_array(np.ones((1, 1))),
     "0 x 0": sp.csr_array((0, 0)),
 }
-P = pattern_of(with_diagonal(random(5, 5, 0.4)))
-SHAPES = {  # batch axes of the values, shape of b for n = 5
-    "vector": ((), (5,)),
-    "one column": ((), (5, 1)),
-    "columns": ((), (5, 3)),
-    "no column": ((), (5, 0)),
-    "batch of b": ((), (2, 5, 3)),
-    "batch of values": ((2,), (5, 3)),
-    "batch of values, vector": ((2,), (5,)),
-    "batch of both": ((2,), (2, 5, 3)),
-    "broadcast batches": ((2, 1), (3, 5, 2)),
-    "empty batch": ((0,), (5,)),
-}
-EMPTY = ("no column", "empty batch")
-
-
-def values_for(Q, *batch, dtype=F64, seed=0):
-    """Solutions that stay of the size of the right-hand side."""
-    rows, columns = coordinates(Q)
-    off = torch.from_numpy(rows != columns)
-    scale = 0.7 / max(np.bincount(rows, minlength=1).max(initial=1), 2)
-    v = normal((*batch, Q.nnz), seed=seed)
-    return torch.where(off, scale * v, torch.sign(v) * (1 + 0.2 * v.abs())).to(dtype)
 
 
 def inputs_of(shape, requires_grad=False):
     batch, of_b = SHAPES[shape]
     made = [values_for(P, *batch), normal(of_b, seed=1)]
     return [t.requires_grad_(requires_grad) for t in made]
-
-
-def sparse(v, b, P=P, **side):
-    return ls.ops.sptrsv(ls.CSR(v, P), b, **side)
-
-
-def full(Q, v):
-    """The dense matrix. `densify` holds nnz n^2 numbers, but every transformation knows it."""
-    if v.dim() > 1 or Q.shape[0] < 10:
-        return densify(Q, v)
-    return torch.zeros(Q.shape, dtype=v.dtype).index_put(tuple(map(torch.from_numpy, coordinates(Q))), v)
-
-
-def triangle(D, lower=True, unit_diagonal=False, transpose=False):
-    T = torch.tril(D) if lower else torch.triu(D)
-    if unit_diagonal:
-        T = T - torch.diag_embed(torch.diagonal(T, dim1=-2, dim2=-1)) + torch.eye(T.shape[-1], dtype=T.dtype)
-    return T.mT if transpose else T
-
-
-def dense(v, b, P=P, **side):
-    T = triangle(full(P, v), **side)
-    B = b.unsqueeze(-1) if b.dim() == 1 else b
-    batch = torch.broadcast_shapes(T.shape[:-2], B.shape[:-2])
-    T, B = T.expand(*batch, *T.shape[-2:]), B.expand(*batch, *B.shape[-2:])
-    x = torch.linalg.solve(T, B)
-    return x.squeeze(-1) if b.dim() == 1 else x
 
 
 def assert_solves(x, v, b, P, side):
@@ -164,116 +104,6 @@ def test_against_scipy(structure):
         torch.testing.assert_close(found, torch.from_numpy(wanted), rtol=1e-12, atol=1e-12)
 
 
-# Every shape with one side, every side with the shape that has all axes.
-COMBINATIONS = [(shape, SIDES[i % 8]) for i, shape in enumerate(SHAPES) if shape not in EMPTY] + [
-    ("batch of both", side) for side in SIDES
-]
-every_combination = pytest.mark.parametrize(
-    ("shape", "side"), COMBINATIONS, ids=[f"{s}, {' '.join(k for k in t if t[k])}" for s, t in COMBINATIONS]
-)
-
-
-@every_combination
-def test_gradcheck(shape, side):
-    assert gradcheck(
-        lambda *a: sparse(*a, **side),
-        inputs_of(shape, True),
-        check_forward_ad=True,
-        check_batched_grad=True,
-        check_batched_forward_grad=True,
-    )
-
-
-@every_combination
-def test_gradgradcheck(shape, side):
-    assert gradgradcheck(
-        lambda *a: sparse(*a, **side),
-        inputs_of(shape, True),
-        check_fwd_over_rev=True,
-        check_batched_grad=True,
-    )
-
-
-@every_combination
-def test_torch_func(shape, side):
-    inputs = tuple(inputs_of(shape))
-    tangents = tuple(normal(t.shape, seed=20 + i) for i, t in enumerate(inputs))
-
-    def both(transform):
-        found = transform(lambda *a: sparse(*a, **side))
-        wanted = transform(lambda *a: dense(*a, **side))
-        torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-11)
-
-    def loss(f):
-        return lambda *a: torch.sin(f(*a)).sum()
-
-    g = normal(dense(*inputs).shape, seed=30)
-    both(lambda f: func.grad(loss(f), argnums=(0, 1))(*inputs))
-    both(lambda f: func.vjp(f, *inputs)[1](g))
-    both(lambda f: func.jvp(f, inputs, tangents))
-    both(lambda f: func.jacrev(f, argnums=(0, 1))(*inputs))
-    both(lambda f: func.jacfwd(f, argnums=(0, 1))(*inputs))
-    both(lambda f: func.hessian(loss(f), argnums=(0, 1))(*inputs))
-    both(lambda f: func.jacrev(func.jacrev(loss(f), argnums=(0, 1)), argnums=(0, 1))(*inputs))
-    both(lambda f: func.jvp(lambda *a: func.grad(loss(f), argnums=(0, 1))(*a), inputs, tangents))
-
-
-def stack(t, size, dim, seed):
-    if t.shape[-1:] == (P.nnz,):
-        return torch.stack([values_for(P, *t.shape[:-1], seed=seed + i) for i in range(size)], dim)
-    return torch.stack([normal(t.shape, seed=seed + i) for i in range(size)], dim)
-
-
-@every_combination
-def test_vmap(shape, side):
-    inputs = inputs_of(shape)
-
-    def f(*a):
-        return sparse(*a, **side)
-
-    def gradient(*a):
-        return func.grad(lambda *b: torch.sin(f(*b)).sum(), argnums=(0, 1))(*a)
-
-    for mapped, dim in itertools.product(((0,), (1,), (0, 1)), (0, -1)):
-        stacks = [stack(t, 3, dim, 7 * i) if i in mapped else t for i, t in enumerate(inputs)]
-        in_dims = tuple(dim if i in mapped else None for i in range(2))
-        single = [[t.select(dim, j) if i in mapped else t for i, t in enumerate(stacks)] for j in range(3)]
-        found = torch.vmap(f, in_dims, out_dims=dim)(*stacks)
-        torch.testing.assert_close(found, torch.stack([f(*s) for s in single], dim), rtol=1e-12, atol=1e-12)
-        found = torch.vmap(gradient, in_dims)(*stacks)
-        wanted = tuple(torch.stack(t) for t in zip(*(gradient(*s) for s in single), strict=True))
-        torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-11)
-        g = normal(torch.vmap(f, in_dims)(*stacks).shape, seed=8)
-        found = gradients(torch.vmap(f, in_dims), stacks, g)
-        wanted = gradients(torch.vmap(lambda *a: dense(*a, **side), in_dims), stacks, g)
-        torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-11)
-    for outer, inner in itertools.product((0, 1), repeat=2):
-        stacks = list(inputs)
-        stacks[inner] = stack(stacks[inner], 3, 0, 50)
-        stacks[outer] = torch.stack((stacks[outer], 2 * stacks[outer]))
-        dims = [tuple(0 if i == at else None for i in range(2)) for at in (inner, outer)]
-        found = torch.vmap(torch.vmap(f, dims[0]), dims[1])(*stacks)
-        wanted = torch.vmap(torch.vmap(lambda *a: dense(*a, **side), dims[0]), dims[1])(*stacks)
-        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("shape", ["vector", "batch of b", "batch of values, vector"])
-@pytest.mark.parametrize(
-    "side", [SIDES[0], SIDES[3], SIDES[5]], ids=["lower", "unit transpose", "upper transpose"]
-)
-def test_compile(shape, side):
-    torch._dynamo.reset()
-    P = pattern_of(with_diagonal(random(5, 5, 0.4)))  # nothing is analysed yet
-    f = torch.compile(lambda v, b: sparse(v, b, P, **side), fullgraph=True, backend="aot_eager")
-    inputs = inputs_of(shape)
-    for seed in (9, 10):
-        torch.testing.assert_close(f(*inputs), dense(*inputs, **side), rtol=1e-12, atol=1e-12)
-        g = normal(dense(*inputs).shape, seed=seed)
-        wanted = gradients(lambda *a: dense(*a, **side), inputs, g)
-        torch.testing.assert_close(gradients(f, inputs, g), wanted, rtol=1e-12, atol=1e-12)
-    torch._dynamo.reset()
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 def test_batch_is_a_loop(shape):
     v, b = inputs_of(shape)
@@ -286,25 +116,6 @@ def test_batch_is_a_loop(shape):
         assert torch.equal(X[at], sparse(vs[at], bs[at]))
     g = torch.autograd.grad(sparse(v.requires_grad_(), b.requires_grad_()).sum(), (v, b))
     assert [t.shape for t in g] == [v.shape, b.shape]
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_any_layout(shape):
-    inputs = inputs_of(shape)
-    for i, t in enumerate(inputs):
-        for name, view in layouts(t):
-            if i == 0 and name in ("overlapping windows", "negated"):
-                continue
-            there, copy = list(inputs), list(inputs)
-            there[i], copy[i] = view, view.clone(memory_format=torch.contiguous_format)
-            found, wanted = sparse(*there), sparse(*copy)
-            assert torch.equal(found, wanted), f"input {i}, {name}"
-            g = normal(found.shape, seed=9)
-            pairs = zip(gradients(sparse, there, g), gradients(sparse, copy, g), strict=True)
-            assert all(torch.equal(a, b) for a, b in pairs), f"gradients with input {i}, {name}"
-    for name, g in layouts(normal(sparse(*inputs).shape, seed=9)):
-        pairs = zip(gradients(sparse, inputs, g), gradients(sparse, inputs, g.clone()), strict=True)
-        assert all(torch.equal(a, b) for a, b in pairs), f"incoming gradient, {name}"
 
 
 @every_side
@@ -340,16 +151,6 @@ def test_the_adjoint_is_scale_invariant(side):
     for s, t in zip(small, large, strict=True):
         assert t.abs().max() > 0
         torch.testing.assert_close(s, 1e-12 * t, rtol=1e-14, atol=0)
-
-
-def test_a_gradient_for_one_input_only():
-    v, b = inputs_of("columns")
-    g = normal((5, 3), seed=3)
-    gv, gb = gradients(sparse, [v, b], g)
-    learns = v.clone().requires_grad_()
-    assert torch.equal(torch.autograd.grad(sparse(learns, b), learns, g)[0], gv)
-    learns = b.clone().requires_grad_()
-    assert torch.equal(torch.autograd.grad(sparse(v, learns), learns, g)[0], gb)
 
 
 def test_explicit_zeros_stay_entries():
@@ -418,6 +219,7 @@ LARGE = {
 }
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("structure", LARGE)
 @pytest.mark.parametrize("dtype", [torch.float32, F64], ids=["float32", "float64"])
 def test_same_bits_for_any_number_of_threads(structure, dtype, monkeypatch):

@@ -284,6 +284,7 @@ for M in (P.AMG(A), P.AdditiveSchwarz(A, coarse=True), P.BlockJacobi(A, 100)):
 """
 
 
+@pytest.mark.slow
 def test_same_bits_on_every_run_with_the_same_number_of_threads():
     command = [sys.executable, "-c", BITS, "2"]
     first, second = (

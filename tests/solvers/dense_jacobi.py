@@ -54,15 +54,17 @@ def small_square() -> ls.SparsityPattern:
     return pattern_of(ls.CSR.from_dense(D.double()).to_scipy())
 
 
-def inputs_on(P: ls.SparsityPattern, weight: str, shape: str, K: int, requires_grad: bool = False) -> list:
+def inputs_on(
+    P: ls.SparsityPattern, weight: str, shape: str, K: int, requires_grad: bool = False, seed: int = 0
+) -> list:
     """Values, weight, b and x0 of the kinds named."""
     n = P.shape[0]
     batch, of_b = SHAPES[shape]
     made = [
-        values_on(P, *batch, seed=1),
-        normal(WEIGHTS[weight](K, n), seed=2).abs() + 0.2,
-        normal(of_b(n), seed=3),
-        normal(of_b(n), seed=4),
+        values_on(P, *batch, seed=seed + 1),
+        normal(WEIGHTS[weight](K, n), seed=seed + 2).abs() + 0.2,
+        normal(of_b(n), seed=seed + 3),
+        normal(of_b(n), seed=seed + 4),
     ]
     return [t.requires_grad_(requires_grad) for t in made]
 

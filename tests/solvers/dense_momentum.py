@@ -23,17 +23,17 @@ EVERY = (0, 1, 2, 3, 4)
 
 
 def inputs_for(
-    name: str, K: int, P: ls.SparsityPattern | None = None, requires_grad: bool = False
+    name: str, K: int, P: ls.SparsityPattern | None = None, requires_grad: bool = False, seed: int = 0
 ) -> list[Tensor]:
     """values, scale, momentum, b, x0"""
     P = small_square() if P is None else P
     values, scale, momentum, b = SYSTEMS[name](P.shape[0], P.nnz, K)
     made = [
-        values_on(P, *values[:-1], seed=1),
-        0.2 + 0.1 * normal(scale, seed=2),
-        0.5 + 0.2 * normal(momentum, seed=3),
-        normal(b, seed=4),
-        normal(b, seed=5),
+        values_on(P, *values[:-1], seed=seed + 1),
+        0.2 + 0.1 * normal(scale, seed=seed + 2),
+        0.5 + 0.2 * normal(momentum, seed=seed + 3),
+        normal(b, seed=seed + 4),
+        normal(b, seed=seed + 5),
     ]
     return [t.requires_grad_(requires_grad) for t in made]
 

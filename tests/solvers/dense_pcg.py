@@ -63,25 +63,27 @@ def system(
     index: torch.dtype = torch.int32,
     start: bool = True,
     symmetric: bool = True,
+    seed: int = 0,
 ) -> System:
     """A matrix with the pattern S, symmetric positive definite or nearly, L on its lower triangle."""
     P = pattern_of(grid(5, 5) if S is None else S, index)
     n = P.shape[0]
     of_values, of_m, of_b = SHAPES[shape]
     rows, columns = (torch.as_tensor(t) for t in coordinates(P))
-    v = 0.2 * normal((*of_values, P.nnz), seed=1) - 0.5
+    v = 0.2 * normal((*of_values, P.nnz), seed=seed + 1) - 0.5
     if symmetric:
         v = 0.5 * (v + v[..., P.transpose_permutation.long()])
     v = torch.where(rows == columns, v.abs() + 5, v)
     factor = m = None
     if kind == "diagonal":
-        m = 0.2 + 0.1 * normal((*of_m, n), seed=2).abs()
+        m = 0.2 + 0.1 * normal((*of_m, n), seed=seed + 2).abs()
     elif kind != "none":
         factor = lower(P)
         rows, columns = (torch.as_tensor(t) for t in coordinates(factor))
-        m = 0.1 * normal((*of_m, factor.nnz), seed=2)
+        m = 0.1 * normal((*of_m, factor.nnz), seed=seed + 2)
         m = torch.where(rows == columns, m.abs() + (0.6 if kind == "product" else 2), m).to(dtype)
-    b, x0 = normal(of_b(n), dtype, seed=3), normal(of_b(n), dtype, seed=4) if start else None
+    b = normal(of_b(n), dtype, seed=seed + 3)
+    x0 = normal(of_b(n), dtype, seed=seed + 4) if start else None
     return System(v.to(dtype), None if m is None else m.to(dtype), b, x0, P, factor, kind)
 
 

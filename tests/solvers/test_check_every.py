@@ -74,6 +74,7 @@ def agree(found, wanted, rtol=1e-8):
     torch.testing.assert_close(norms, wanted.residual_norms, rtol=1e-5, atol=1e-13)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("gradient", ["implicit", "unrolled", "checkpointed"])
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("every", [7, None], indirect=True)
@@ -88,6 +89,7 @@ def test_results_do_not_tell(name, gradient, every, device):
     torch.testing.assert_close(gradient.cpu(), its_gradient, rtol=1e-6, atol=1e-10)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("name", METHODS)
 def test_number_of_looks(name, every, device):
     """Each reads once, and once more where something seems done."""
@@ -99,6 +101,7 @@ def test_number_of_looks(name, every, device):
     assert sum("_loop.py" in wait for wait in waits) <= 1 + looks + 3
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("maxiter", [0, 1, 5])
 @pytest.mark.parametrize("name", METHODS)
 def test_no_more_than_maxiter(name, maxiter, every, device):
@@ -111,6 +114,7 @@ def test_no_more_than_maxiter(name, maxiter, every, device):
         torch.testing.assert_close(ours.cpu(), its, rtol=1e-8, atol=1e-12)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("name", [*SYMMETRIC, *RECTANGULAR])
 def test_columns_that_fail_between_two_looks(name, every, device):
     D = torch.diag(torch.tensor([1.0, 2.0, -3.0, 4.0, 0.0], dtype=torch.float64))
@@ -122,6 +126,7 @@ def test_columns_that_fail_between_two_looks(name, every, device):
     agree(found, wanted)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("name", SQUARE)
 def test_beyond_what_the_recurrence_knows(name, every, device):
     """In float32 r drifts away from b - A x: converged is what the true residual says, after new starts."""
@@ -190,6 +195,7 @@ def test_what_is_judged_is_the_state_of_that_iteration(every, device):
     assert Watching.judged == {0: needed[0], 1: needed[1]}
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("condition", [1e2, 1e4])
 def test_minres_goes_on_to_rounding_level(condition, dtype, device):
@@ -210,6 +216,7 @@ def test_minres_goes_on_to_rounding_level(condition, dtype, device):
     assert ours <= 2 * error(D, b) <= 100 * condition * torch.finfo(dtype).eps
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("where", ["cpu", "device"])
 @pytest.mark.parametrize("gradient", ["unrolled", "checkpointed"])
 @pytest.mark.parametrize("name", ["fcg", "fgmres"])

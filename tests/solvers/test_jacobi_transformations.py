@@ -1,4 +1,4 @@
-"""torch.func and torch.compile through the sweeps."""
+"""torch.compile through the sweeps, and errors inside transformations."""
 
 import pytest
 import torch
@@ -34,54 +34,6 @@ def same(found, wanted):
     torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("gradient", ["unrolled", "checkpointed"])
-@pytest.mark.parametrize("shape", ["vector", "columns", "batch of both"])
-def test_torch_func(shape, gradient):
-    inputs = tuple(inputs_on(P, "row and sweep", shape, K))
-    tangents = tuple(normal(t.shape, seed=20 + i) for i, t in enumerate(inputs))
-    for transform in (
-        lambda f: func.grad(loss(f), argnums=EVERY)(*inputs),
-        lambda f: func.jvp(f, inputs, tangents),
-        lambda f: func.jacrev(f, argnums=EVERY)(*inputs),
-        lambda f: func.jacfwd(f, argnums=EVERY)(*inputs),
-        lambda f: func.hessian(loss(f), argnums=EVERY)(*inputs),
-        lambda f: func.jvp(lambda *a: func.grad(loss(f), argnums=EVERY)(*a), inputs, tangents),
-    ):
-        same(transform(library(gradient)), transform(dense))
-
-
-@pytest.mark.parametrize("weight", ["scalar", "row", "sweep", "row and sweep"])
-@pytest.mark.parametrize("shape", ["vector", "columns", "batch of b"])
-def test_vmap(shape, weight):
-    """Over each input alone and over all: values, gradients per sample, gradients of the map."""
-    inputs = inputs_on(P, weight, shape, K)
-    for mapped in ((0,), (1,), (2,), (3,), (1, 2), EVERY):
-        stacks = [torch.stack((t, 1.1 * t), -1) if i in mapped else t for i, t in enumerate(inputs)]
-        in_dims = tuple(-1 if i in mapped else None for i in EVERY)
-        for transform in (
-            lambda f: torch.vmap(f, in_dims)(*stacks),  # noqa: B023
-            lambda f: torch.vmap(func.grad(loss(f), argnums=EVERY), in_dims)(*stacks),  # noqa: B023
-            lambda f: func.grad(loss(torch.vmap(f, in_dims)), argnums=EVERY)(*stacks),  # noqa: B023
-        ):
-            same(transform(library()), transform(dense))
-
-
-def test_nested_vmap():
-    inputs = inputs_on(P, "row and sweep", "vector", K)
-    for outer in EVERY:
-        for inner in EVERY:
-            stacks = list(inputs)
-            for i in (inner, outer):
-                stacks[i] = torch.stack((stacks[i], 1.1 * stacks[i]))
-            dims = [tuple(0 if i == at else None for i in EVERY) for at in (inner, outer)]
-
-            def nested(f):
-                return torch.vmap(torch.vmap(f, dims[0]), dims[1])(*stacks)  # noqa: B023
-
-            same(nested(library()), nested(dense))
-            same(*(nested(func.grad(loss(f), argnums=EVERY)) for f in (library(), dense)))
-
-
 @pytest.fixture
 def fresh_compiler():
     torch._dynamo.reset()
@@ -89,6 +41,7 @@ def fresh_compiler():
     torch._dynamo.reset()
 
 
+@pytest.mark.few
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("gradient", ["unrolled", "checkpointed"])
 @pytest.mark.parametrize(("shape", "K"), [("vector", 1), ("vector", 3), ("columns", 3), ("batch of both", 3)])

@@ -236,6 +236,7 @@ def test_names_of_failures():
     assert S.lsmr(hard, b, atol=1e-14, btol=1e-14, conlim=1e2).status is Status.ILL_CONDITIONED
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", ["cg", "gmres", "lsqr"])
 def test_no_cycles(name, mode):

@@ -229,6 +229,7 @@ def test_x0_and_a_constant_preconditioner_under_vmap():
     torch.testing.assert_close(solved, x)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", [*SQUARE, *RECTANGULAR])
 def test_compile_breaks_its_graph_and_goes_on(name, mode):

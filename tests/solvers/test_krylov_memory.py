@@ -44,7 +44,7 @@ def most(gradient, K, name="cg"):
     return peak(both) / (VECTORS * WORD)
 
 
-@pytest.mark.parametrize("name", ["cg", "minres"])
+@pytest.mark.parametrize("name", ["cg", pytest.param("minres", marks=pytest.mark.slow)])
 def test_peak_of_the_modes(name):
     per = (most("unrolled", 30, name) - most("unrolled", 15, name)) / 15  # blocks of an iteration
     assert per >= (2 if name == "cg" else 3)  # the compiled loop of cg keeps r and p

@@ -5,8 +5,7 @@ import torch
 from reference import grid, normal, pattern_of, power_law
 from scipy.sparse import eye_array
 from solvers.dense_jacobi import MATRICES, small_square
-from solvers.dense_momentum import EVERY, SYSTEMS, close, dense, equal, inputs_for, results, sparse
-from torch.autograd import gradcheck, gradgradcheck
+from solvers.dense_momentum import SYSTEMS, close, dense, equal, inputs_for, results, sparse
 
 from learnsolve.ops import _sweep_calls
 from learnsolve.ops.richardson import _unfused, richardson_sweeps
@@ -41,28 +40,6 @@ def test_on_larger_matrices(structure, name):
             close(results(lambda *t: sparse(P, *t, 6, checkpointed), inputs), wanted, 1e-11)  # noqa: B023
         single = [t.float() for t in inputs]
         close([t.double() for t in results(lambda *t: sparse(P, *t, 6), single)], wanted, 2e-3)  # noqa: B023
-
-
-@pytest.mark.parametrize("name", SYSTEMS)
-def test_gradcheck(name):
-    P, inputs = small_square(), inputs_for(name, 3, requires_grad=True)
-    for checkpointed in (False, True):
-        assert gradcheck(
-            lambda *t: sparse(P, *t, 3, checkpointed),  # noqa: B023
-            inputs,
-            check_forward_ad=True,
-            check_batched_grad=True,
-            check_batched_forward_grad=True,
-            fast_mode=inputs[3].dim() > 1,
-        )
-
-
-@pytest.mark.parametrize("name", SYSTEMS)
-def test_gradgradcheck(name):
-    P, inputs = small_square(), inputs_for(name, 3, requires_grad=True)
-    assert gradgradcheck(
-        lambda *t: sparse(P, *t, 3), inputs, check_fwd_over_rev=True, fast_mode=name != "vector"
-    )
 
 
 @pytest.mark.parametrize("name", ["vector", "columns", "batch of all"])
@@ -202,54 +179,3 @@ def test_empty(sizes):
         assert norms.shape == (*shape[:-2], 2, k)
         grads = torch.autograd.grad(x.sum() + norms.sum(), inputs)
         assert [g.shape for g in grads] == [t.shape for t in inputs]
-
-
-@pytest.mark.parametrize("mapped", [*((i,) for i in EVERY), (2, 3), EVERY], ids=str)
-@pytest.mark.parametrize("name", ["vector, all a step", "columns", "batch of b"])
-def test_vmap(name, mapped):
-    P, K, inputs = small_square(), 3, inputs_for(name, 3)
-
-    def loss(f):
-        return lambda *t: torch.sin(f(*t)[0]).sum() + torch.sin(f(*t)[1]).sum()
-
-    stacks = [torch.stack((t, 1.1 * t), -1) if i in mapped else t for i, t in enumerate(inputs)]
-    dims = tuple(-1 if i in mapped else None for i in EVERY)
-    for transform in (
-        lambda f: torch.vmap(f, dims)(*stacks),
-        lambda f: torch.vmap(torch.func.grad(loss(f), argnums=EVERY), dims)(*stacks),
-        lambda f: torch.func.grad(loss(torch.vmap(f, dims)), argnums=EVERY)(*stacks),
-    ):
-        close(transform(lambda *t: sparse(P, *t, K)), transform(lambda *t: dense(P, *t, K)), 1e-11)
-
-
-def test_nested_vmap():
-    P, K, inputs = small_square(), 3, inputs_for("vector, all a step", 3)
-    for outer in EVERY:
-        for inner in EVERY:
-            stacks = list(inputs)
-            for i in (inner, outer):
-                stacks[i] = torch.stack((stacks[i], 1.1 * stacks[i]))
-            dims = [tuple(0 if i == at else None for i in EVERY) for at in (inner, outer)]
-            found, wanted = (
-                torch.vmap(torch.vmap(lambda *t: f(P, *t, K), dims[0]), dims[1])(*stacks)  # noqa: B023
-                for f in (sparse, dense)
-            )
-            close(found, wanted)
-
-
-def test_torch_func():
-    P, K, inputs = small_square(), 3, tuple(inputs_for("columns", 3))
-    tangents = tuple(normal(t.shape, seed=20 + i) for i, t in enumerate(inputs))
-
-    def loss(f):
-        return lambda *t: torch.sin(f(*t)[0]).sum() + torch.sin(f(*t)[1]).sum()
-
-    for transform in (
-        lambda f: torch.func.jvp(f, inputs, tangents),
-        lambda f: torch.func.jacrev(f, argnums=EVERY)(*inputs),
-        lambda f: torch.func.jacfwd(f, argnums=EVERY)(*inputs),
-        lambda f: torch.func.hessian(loss(f), argnums=EVERY)(*inputs),
-        lambda f: torch.func.jvp(torch.func.grad(loss(f), argnums=EVERY), inputs, tangents),
-    ):
-        found, wanted = transform(lambda *t: sparse(P, *t, K)), transform(lambda *t: dense(P, *t, K))
-        torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-11)

@@ -44,6 +44,7 @@ def test_parts_do_not_change_a_bit(kind, shape, monkeypatch):
             assert equal(gradients(s, fused, 40, checkpointed=True), wanted)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", ["vector", "columns"])
 def test_threads_do_not_change_a_bit(kind, shape):
@@ -97,6 +98,7 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="sends SIGINT")
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["forward", "backward"])
 def test_an_interrupt_is_heard(where):
     run = subprocess.Popen([sys.executable, "-c", SCRIPT, where], stdout=subprocess.PIPE, text=True)

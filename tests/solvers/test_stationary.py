@@ -496,6 +496,7 @@ def fresh_compiler():
     torch._dynamo.reset()
 
 
+@pytest.mark.few
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("gradient", ["unrolled", "checkpointed"])
 @pytest.mark.parametrize("scaled", [False, True], ids=["", "M"])

@@ -95,8 +95,15 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="sends SIGINT")
-@pytest.mark.parametrize("where", ["forward", "backward"])
-@pytest.mark.parametrize("solver", ["jacobi", "heavyball"])
+@pytest.mark.parametrize(
+    ("solver", "where"),
+    [
+        pytest.param("jacobi", "forward", marks=pytest.mark.slow),
+        pytest.param("jacobi", "backward", marks=pytest.mark.slow),
+        pytest.param("heavyball", "forward", marks=pytest.mark.slow),
+        ("heavyball", "backward"),
+    ],
+)
 def test_an_interrupt_is_heard(solver, where):
     run = subprocess.Popen([sys.executable, "-c", SCRIPT, solver, where], stdout=subprocess.PIPE, text=True)
     assert run.stdout is not None

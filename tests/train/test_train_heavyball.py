@@ -181,7 +181,7 @@ def test_runs_of_the_version_with_one_recipe_for_both_resume(ball_run, rows, no_
     assert ball_run("--config", "9/config.yaml", "--steps", 1, out="again", recipe=name)[0] == train.OK
 
 
-@pytest.mark.parametrize("family", ["anisotropic", "diffusion"])
+@pytest.mark.parametrize("family", ["anisotropic", pytest.param("diffusion", marks=pytest.mark.slow)])
 def test_a_network_learns_for_matrices_that_it_has_not_seen(ball_run, rows, leaves, family):
     options = ["--family", family, "--grid", "[6,6]", "--evaluate_every", 20]
     code, out = ball_run("--steps", 240, *options, recipe="heavyball_network")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from quick import runs_all
 from safetensors.torch import load_file
 
 from learnsolve import train
@@ -47,6 +48,10 @@ OTHERS = {
     "pcg_target": [*PCG, "--test_vectors", "ramp", "--target", "0.001", "--lr", "0.01"],
     "pcg_target_hardest": [*PCG, "--target", "0.04", "--lr", "0.01", "--hard_fraction", "0.4"],
     "pcg_patience": [*PCG, "--lr", "0.3", "--patience", "2", "--evaluate_every", "2"],
+}
+QUICK = {  # what `make test` runs; CI runs them all
+    *("fixed", "hardest_one_pass", "network_hardest", "pcg", "resumed", "begun_here", "talking", "taken"),
+    *("fails", "stopped", "after all"),
 }
 EARLY = {"pcg_target", "pcg_target_hardest", "pcg_patience"}  # end before their last step
 FEW = {"fixed": CURVES["fixed"], "hardest": CURVES["hardest"], "one_vector": CURVES["one_vector"]}
@@ -109,11 +114,16 @@ def begin():
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory, begin):
+def two(tmp_path_factory, begin, request):
     """All cases in two processes: (results by case, folder)."""
     folder = tmp_path_factory.mktemp("two")
     begin(folder, *argv("begun", "--steps", "15"))
-    return launched(2, folder, CASES), folder
+    cases = {name: case for name, case in CASES.items() if runs_all(request.config) or name in QUICK}
+    return launched(2, folder, cases), folder
+
+
+def quick_or_slow(name, *more):
+    return pytest.param(name, *more, id=name, marks=() if name in QUICK else pytest.mark.slow)
 
 
 @pytest.fixture
@@ -141,7 +151,7 @@ def _numbers_only(no_pictures):
     pass
 
 
-@pytest.mark.parametrize("name", CURVES | OTHERS)
+@pytest.mark.parametrize("name", [quick_or_slow(name) for name in CURVES | OTHERS])
 def test_two_processes_follow_the_curve_of_one(two, same_curve, name):
     results, folder = two
     assert [r["code"] for r in results[name]] == [train.OK] * 2
@@ -175,8 +185,7 @@ def test_only_rank_0_writes_and_prints(two):
     assert first["wrote"]
     assert first["err"].startswith("step 30 of 30, loss ")
     assert first["out"].endswith("Results: runs/talking\n")
-    assert "--hard_fraction" in results["help"][0]["out"]
-    report = json.loads((folder / "runs/hardest/report.json").read_text())
+    report = json.loads((folder / "runs/hardest_one_pass/report.json").read_text())
     assert report["processes"] == 2
     assert report["hardest"]["kept"] == 3
     assert set(report["hardest"]["seconds_per_step"]) == {"all", "two", "one"}
@@ -187,12 +196,14 @@ def test_only_rank_0_writes_and_prints(two):
 @pytest.mark.parametrize(
     ("name", "code", "speaker", "words"),
     [
-        ("bad option", train.BAD_SETTING, 0, "--lr must be a positive number"),
-        ("taken", train.BAD_SETTING, 0, "--out runs/begun already holds a run"),
-        ("gcn", train.BAD_SETTING, 0, "gcn has no test vectors to share among 2 processes; start it without"),
-        ("diverges", train.FAILED, 0, "step 1: the training diverged"),
-        ("fails", train.BAD_SETTING, 1, "this process has had enough"),
-        ("stopped", train.INTERRUPTED, 0, "stopped at step 12; resume with: torchrun --nproc-per-node 2 -m"),
+        quick_or_slow("bad option", train.BAD_SETTING, 0, "--lr must be a positive number"),
+        quick_or_slow("taken", train.BAD_SETTING, 0, "--out runs/begun already holds a run"),
+        quick_or_slow("gcn", train.BAD_SETTING, 0, "gcn has no test vectors to share among 2 processes"),
+        quick_or_slow("diverges", train.FAILED, 0, "step 1: the training diverged"),
+        quick_or_slow("fails", train.BAD_SETTING, 1, "this process has had enough"),
+        quick_or_slow(
+            "stopped", train.INTERRUPTED, 0, "stopped at step 12; resume with: torchrun --nproc-per-node 2"
+        ),
     ],
 )
 def test_what_ends_one_process_ends_all_with_one_message(two, name, code, speaker, words):
@@ -205,6 +216,12 @@ def test_what_ends_one_process_ends_all_with_one_message(two, name, code, speake
     assert results[name][1 - speaker]["err"] == ""
 
 
+@pytest.mark.slow
+def test_help_is_printed_once(two):
+    assert "--hard_fraction" in two[0]["help"][0]["out"]
+
+
+@pytest.mark.slow
 def test_clipping_guard_and_stops_are_at_work_in_the_cases_above(two, rows):
     _, folder = two
     table = {name: rows(folder / "runs" / name) for name in ("pcg", "pcg_guarded", *EARLY)}
@@ -218,6 +235,7 @@ def test_clipping_guard_and_stops_are_at_work_in_the_cases_above(two, rows):
         )
 
 
+@pytest.mark.slow
 def test_one_process_may_end_the_training_early(two, rows):
     results, folder = two
     assert [r["code"] for r in results["finishes"]] == [train.OK] * 2

@@ -1,0 +1,278 @@
+"""Are the tests sharp? Plants faults, one after another, in a copy of the checkout and runs the test of each.
+
+    python scripts/mutate.py                    all faults of scripts/faults.txt
+    python scripts/mutate.py --only spmm        those whose name contains a word
+    python scripts/mutate.py --language python  those of Python alone: nothing is compiled
+    python scripts/mutate.py --all-tests        the whole of `make test` for each fault, instead of its test
+
+For each it prints whether it was noticed, or why it could not be tried, and the seconds that the tests took.
+The exit code is 1 if a fault was missed or does not apply (its text must occur exactly once in its file), or
+if one of the tests fails before a fault is planted.
+
+The checkout itself is never changed. Faults in C++ rebuild what they touch in the copy (CMake, Ninja; ccache
+where it is found).
+"""
+
+import argparse
+import contextlib
+import importlib
+import itertools
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+LIMIT = 900  # seconds for the tests of one fault: one that hangs is noticed as well
+
+# What tests import beside learnsolve: once, here. Those of a fault run in a fork.
+COMMON = ("pytest", "torch._dynamo", "scipy.sparse.csgraph", "scipy.sparse.linalg", "hypothesis", "pyamg")
+
+# An editable installation puts its own finder of modules in front of PYTHONPATH.
+SITE = """import sys
+sys.meta_path[:] = [f for f in sys.meta_path if "_editable" not in type(f).__module__]
+"""
+
+
+class Fault(NamedTuple):
+    name: str
+    file: str
+    changes: list[tuple[str, str]]  # text that occurs once, and what replaces it
+    tests: list[str]  # arguments of pytest
+
+    @property
+    def compiled(self) -> bool:
+        return self.file.startswith("csrc/")
+
+
+class Trouble(Exception):
+    """Why a fault could not be tried."""
+
+
+def read_faults(text: str) -> list[Fault]:
+    """Faults are separated by empty lines: a line `name: file`, lines that begin with - (the text that is
+    replaced) and + (what replaces it), and the arguments of pytest. Lines that begin with # are comments."""
+    faults = []
+    for block in text.split("\n\n"):
+        lines = [line for line in block.splitlines() if line and not line.startswith("#")]
+        if not lines:
+            continue
+        name, file = lines[0].rsplit(": ", 1)
+        changes: list[tuple[str, str]] = []
+        *signed, tests = lines[1:]
+        for sign, group in itertools.groupby(signed, key=lambda line: line[:2]):
+            text = "\n".join(line[2:] for line in group)
+            if sign == "- ":
+                changes.append((text, ""))
+            elif sign == "+ " and changes:
+                changes[-1] = (changes[-1][0], text)
+            else:
+                raise ValueError(f"scripts/faults.txt: {name!r} has a line that begins with {sign!r}")
+        faults.append(Fault(name, file, changes, shlex.split(tests)))
+    return faults
+
+
+def planted(fault: Fault, text: str) -> str:
+    for old, new in fault.changes:
+        if (count := text.count(old)) != 1:
+            raise Trouble(f"DOES NOT APPLY: {old!r} occurs {count} times in {fault.file}")
+        text = text.replace(old, new)
+    return text
+
+
+class Copy:
+    """The checkout's tracked files and compiled libraries, to break."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.build, self.pristine = folder / "copy", folder / "build", folder / "pristine"
+        listing = subprocess.run(
+            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+            cwd=ROOT,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        for name in filter(None, listing.stdout.split("\0")):
+            if (ROOT / name).is_file():
+                (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, self.folder / name)
+        (folder / "site").mkdir()
+        (folder / "site" / "sitecustomize.py").write_text(SITE)
+        self.environment = {
+            **os.environ,
+            "CCACHE_BASEDIR": str(self.folder),
+            "CCACHE_NOHASHDIR": "1",
+            "PYTHONPATH": os.pathsep.join(map(str, (self.folder, folder / "site"))),
+        }
+
+    def take_libraries(self) -> None:
+        code = "from learnsolve import _library; print(_library.folder)"
+        found = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        if found.returncode:
+            raise SystemExit(f"learnsolve is not built, run make setup first:\n{found.stderr}")
+        for library in {*Path(found.stdout.strip()).glob("*.so"), *(ROOT / "learnsolve").glob("*.so")}:
+            shutil.copy2(library, self.folder / "learnsolve")
+
+    def run(self, *command: object) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            [str(c) for c in command],
+            cwd=self.folder,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+
+    def configure(self) -> None:
+        """Compile everything once, for this machine's instruction set, and keep the result."""
+        import pybind11
+
+        self.environment.update(LEARNSOLVE_CUDA="0", LEARNSOLVE_CUDA_ON_HOST="0")
+        options = [f"-DPython_EXECUTABLE={sys.executable}", f"-Dpybind11_DIR={pybind11.get_cmake_dir()}"]
+        if ccache := shutil.which("ccache"):
+            options.append(f"-DCMAKE_CXX_COMPILER_LAUNCHER={ccache}")
+        made = self.run(tool("cmake"), "-S", ".", "-B", self.build, "-G", "Ninja", *options)
+        if made.returncode:
+            raise SystemExit(made.stdout)
+        self.compile()
+        shutil.copytree(self.build, self.pristine)
+
+    def compile(self) -> None:
+        for step in (["--build", self.build], ["--install", self.build, "--prefix", self.folder]):
+            if (made := self.run(tool("cmake"), *step)).returncode:
+                raise Trouble("DOES NOT COMPILE\n" + made.stdout[-2000:])
+
+    def tests(self, arguments: list[str]) -> bool:
+        """Do they pass?"""
+        with tempfile.TemporaryFile() as output:
+            if (child := os.fork()) == 0:
+                os._exit(self._pytest(arguments, output.fileno()))
+            ended = time.monotonic() + LIMIT
+            while not (done := os.waitpid(child, os.WNOHANG))[0]:
+                if time.monotonic() > ended:
+                    os.kill(child, signal.SIGKILL)
+                time.sleep(0.02)
+            output.seek(0)
+            self.output = output.read().decode(errors="replace")
+        code = os.waitstatus_to_exitcode(done[1])
+        # No test, or all of them skipped: that is no answer.
+        if code in (3, 4, 5) or (code == 0 and " passed" not in self.output):
+            raise Trouble(f"NO TEST: {shlex.join(arguments)}\n{self.output[-1000:]}")
+        return code == 0
+
+    def _pytest(self, arguments: list[str], output: int) -> int:
+        """In a process of its own, as `python -m pytest` in the copy."""
+        import pytest
+
+        os.dup2(output, 1), os.dup2(output, 2)
+        os.environ.update(self.environment)
+        os.chdir(self.folder)
+        exec(SITE)
+        sys.path.insert(0, str(self.folder))
+        return int(pytest.main(["-x", "-p", "no:cacheprovider", "-o", "addopts=", *arguments]))
+
+    def try_fault(self, fault: Fault, arguments: list[str]) -> str:
+        path = self.folder / fault.file
+        if not path.is_file():
+            raise Trouble(f"DOES NOT APPLY: there is no {fault.file}")
+        text, stat = path.read_text(), path.stat()
+        path.write_text(planted(fault, text))
+        try:
+            if fault.compiled:
+                self.compile()
+            start = time.perf_counter()
+            noticed = not self.tests(arguments)
+            return f"{'noticed' if noticed else 'MISSED'}, {time.perf_counter() - start:.1f} s"
+        finally:
+            path.write_text(text)
+            os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+            if fault.compiled:  # the objects without the fault again, so that only its own are compiled
+                shutil.rmtree(self.build)
+                shutil.copytree(self.pristine, self.build)
+                self.run(tool("cmake"), "--install", self.build, "--prefix", self.folder)
+
+
+def tool(name: str) -> str:
+    """Beside this Python, or on PATH."""
+    beside = Path(sys.executable).parent / name
+    return str(beside) if beside.exists() else name
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", nargs="+", default=[""], help="parts of the names of faults")
+    parser.add_argument("--language", choices=("python", "c++"), help="only the faults in this language")
+    parser.add_argument("--all-tests", action="store_true", help="run all quick tests for each fault")
+    parser.add_argument("--check", action="store_true", help="only look whether every fault applies")
+    arguments = parser.parse_args()
+
+    faults = read_faults((ROOT / "scripts" / "faults.txt").read_text())
+    chosen = [f for f in faults if any(part in f.name for part in arguments.only)]
+    if arguments.language:
+        chosen = [f for f in chosen if f.compiled == (arguments.language == "c++")]
+    if not chosen:
+        parser.error("no fault is called that")
+    if arguments.check:
+        return max(check(fault) for fault in chosen)
+
+    # Before anything is imported that reads them.
+    os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
+    for name in COMMON:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    start, wrong = time.perf_counter(), 0
+    with tempfile.TemporaryDirectory(prefix="mutate-") as folder:
+        copy = Copy(Path(folder))
+        if any(f.compiled for f in chosen):
+            print("compiling the copy", flush=True)
+            copy.configure()
+        else:
+            copy.take_libraries()
+        if not arguments.all_tests:
+            for tests in together(chosen):
+                if not copy.tests(tests):
+                    raise SystemExit(f"{shlex.join(tests)} fails without a fault\n{copy.output[-3000:]}")
+            print(f"all tests pass without a fault, {time.perf_counter() - start:.0f} s", flush=True)
+        for fault in chosen:
+            tests = ["--numprocesses", str(os.cpu_count())] if arguments.all_tests else fault.tests
+            try:
+                said = copy.try_fault(fault, tests)
+            except Trouble as trouble:
+                said = str(trouble)
+            wrong += not said.startswith("noticed")
+            print(f"{fault.name} ({fault.file}): {said}", flush=True)
+    print(f"{len(chosen) - wrong} of {len(chosen)} faults noticed in {time.perf_counter() - start:.0f} s")
+    return 1 if wrong else 0
+
+
+def together(faults: list[Fault]) -> list[list[str]]:
+    """The tests of all of them in as few runs as there are options of pytest."""
+    runs: dict[tuple[str, ...], dict[str, None]] = {}
+    for fault in faults:
+        nodes = list(itertools.takewhile(lambda word: not word.startswith("-"), fault.tests))
+        runs.setdefault(tuple(fault.tests[len(nodes) :]), {}).update(dict.fromkeys(nodes))
+    return [[*nodes, *options] for options, nodes in runs.items()]
+
+
+def check(fault: Fault) -> int:
+    try:
+        planted(fault, (ROOT / fault.file).read_text())
+    except (Trouble, FileNotFoundError) as error:
+        print(f"{fault.name} ({fault.file}): {error}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,200 @@
+"""Rows of the table with inputs of their own: solves, factors, forms, and whole loops of solvers."""
+
+from collections.abc import Callable
+
+import torch
+from ops import direct, incomplete_cases, triangular
+from ops.case import Case
+from reference import coordinates, densify, inputs_for, normal, on_pattern, pattern_of, random
+from solvers import dense_jacobi, dense_momentum, dense_pcg
+from torch import Tensor
+
+import learnsolve as ls
+from learnsolve.ops._local_solve import local_solve
+
+STEPS = 3
+
+
+def joined(f: Callable) -> Callable[..., Tensor]:
+    """A function with several results as one with their numbers one after the other."""
+    return lambda *a: torch.cat([t.flatten() for t in f(*a)])
+
+
+# --- triangular and direct solves ---
+
+
+def triangle(shape: str, side: dict[str, bool]) -> Case:
+    batch, of_b = triangular.SHAPES[shape]
+    return Case(
+        f"sptrsv, {shape}, {' '.join(k for k, on in side.items() if on) or 'upper'}",
+        lambda P, v, b: triangular.sparse(v, b, P, **side),
+        lambda P, v, b: triangular.dense(v, b, P, **side),
+        pattern=triangular.small,
+        make=lambda P, seed: [triangular.values_for(P, *batch, seed=seed), normal(of_b, seed=seed + 1)],
+        tolerance=1e-11,
+    )
+
+
+def solve(shape: str, transpose: bool) -> Case:
+    batch, of_b = direct.BATCHES[shape]
+    return Case(
+        f"spsolve, {shape}{', transpose' * transpose}",
+        lambda P, v, b: direct.sparse(v, b, transpose, P),
+        lambda P, v, b: direct.dense(v, b, transpose, P),
+        pattern=direct.small,
+        make=lambda P, seed: [
+            direct.VALUES * (1 + 0.1 * normal((*batch, P.nnz), seed=seed + 6)),
+            normal(of_b, seed=seed + 1),
+        ],
+        tolerance=1e-11,
+    )
+
+
+# Every shape with one side, every side with the shape that has all axes.
+CASES = [
+    *(triangle(shape, side) for shape, side in triangular.COMBINATIONS),
+    *(solve(shape, False) for shape in direct.BATCHES),
+    *(solve(shape, True) for shape in ("vector", "batch of both")),
+]
+
+
+# --- incomplete factors, small systems, the quadratic form ---
+
+
+def incomplete(kind: str, batch: tuple[int, ...]) -> Case:
+    return Case(
+        f"{kind}{' batch' if batch else ''}",
+        lambda P, v: incomplete_cases.library(kind, P, v),
+        lambda P, v: incomplete_cases.loops(kind, P, v),
+        pattern=incomplete_cases.small,
+        make=lambda P, seed: [incomplete_cases.dominant(P, batch, seed=seed)],
+        tolerance=1e-11,
+    )
+
+
+FORMS = {  # batch axes of the values, shape of x for n = 5
+    "vector": ((), (5,)),
+    "one column": ((), (5, 1)),
+    "columns": ((), (5, 3)),
+    "batch of x": ((), (2, 5, 3)),
+    "batch of values": ((2,), (5, 3)),
+    "batch of values, vector": ((2,), (5,)),
+    "batch of both": ((2,), (2, 5, 3)),
+    "broadcast batches": ((2, 1), (3, 5, 2)),
+}
+
+
+def quadratic_form(shape: str) -> Case:
+    batch, of_x = FORMS[shape]
+
+    def dense(P, v, x):
+        x = x.unsqueeze(-1) if x.dim() == 1 else x
+        return (x * (densify(P, v) @ x)).sum((-2, -1))
+
+    return Case(
+        f"quadratic_form, {shape}",
+        lambda P, v, x: ls.ops.quadratic_form(ls.CSR(v, P), x),
+        dense,
+        pattern=lambda: pattern_of(random(5, 5, 0.5)),
+        make=lambda P, seed: inputs_for(((*batch, P.nnz), of_x), seed=seed),
+        bits="batch" not in shape,
+    )
+
+
+def inverse_diagonal(batch: tuple[int, ...]) -> Case:
+    return Case(
+        f"inverse_diagonal{' batch' if batch else ''}",
+        lambda P, v: ls.ops.inverse_diagonal(ls.CSR(v, P)),
+        lambda P, v: torch.diagonal(densify(P, v), dim1=-2, dim2=-1).reciprocal(),
+        pattern=dense_jacobi.small_square,
+        make=lambda P, seed: [normal((*batch, P.nnz), seed=seed).abs() + 0.5],
+    )
+
+
+LOCAL = pattern_of(random(6, 6, 0.5, seed=2))  # rows that its columns choose: 0 to 5 of them
+
+
+def sparse_local_solve(P: ls.SparsityPattern, half: Tensor, g: Tensor) -> Tensor:
+    """K is taken to be symmetric: so are its changes."""
+    one = ls.CSR(half, P)
+    return local_solve(one + one.T, ls.CSR(g, LOCAL)).values
+
+
+def dense_local_solve(P: ls.SparsityPattern, half: Tensor, g: Tensor) -> Tensor:
+    """Column j of the result, on its rows J, is K_JJ^-1 g_J."""
+    K, G = densify(P, half), densify(LOCAL, g)
+    K, (rows, columns) = K + K.mT, coordinates(LOCAL)
+    chosen = [torch.eye(6, dtype=K.dtype)[torch.as_tensor(rows[columns == j])] for j in range(6)]
+    found = [E.T @ torch.linalg.inv(E @ K @ E.T) @ E @ G[..., j] for j, E in enumerate(chosen)]
+    return on_pattern(LOCAL, torch.stack(found, -1))
+
+
+CASES += [
+    *(incomplete(kind, batch) for kind in incomplete_cases.KINDS for batch in ((), (2,))),
+    *(quadratic_form(shape) for shape in FORMS),
+    *(inverse_diagonal(batch) for batch in ((), (2,))),
+    Case(
+        "local_solve",
+        sparse_local_solve,
+        dense_local_solve,
+        pattern=lambda: pattern_of(ls.problems.poisson((2, 3)).to_scipy()),
+        make=lambda P, seed: [
+            ls.problems.poisson((2, 3)).values * (0.5 + 0.1 * seed),
+            normal((LOCAL.nnz,), seed=seed),
+        ],
+        compiles=False,
+        batched=False,
+        tolerance=1e-11,
+    ),
+]
+
+
+# --- loops of solvers: x and the norms of the residuals ---
+
+
+def jacobi(weight: str, shape: str, gradient: str = "unrolled") -> Case:
+    return Case(
+        f"jacobi, {weight}, {shape}, {gradient}",
+        joined(lambda P, *t: dense_jacobi.sparse_jacobi(P, *t, STEPS, gradient)),
+        joined(lambda P, *t: dense_jacobi.dense_jacobi(P, *t, STEPS)),
+        pattern=dense_jacobi.small_square,
+        make=lambda P, seed: dense_jacobi.inputs_on(P, weight, shape, STEPS, seed=seed),
+        tolerance=1e-11,
+        fast=True,
+    )
+
+
+def momentum(name: str) -> Case:
+    return Case(
+        f"momentum, {name}",
+        joined(lambda P, *t: dense_momentum.sparse(P, *t, STEPS)),
+        joined(lambda P, *t: dense_momentum.dense(P, *t, STEPS)),
+        pattern=dense_jacobi.small_square,
+        make=lambda P, seed: dense_momentum.inputs_for(name, STEPS, P, seed=seed),
+        tolerance=1e-11,
+        fast=True,
+    )
+
+
+def pcg(kind: str, shape: str) -> Case:
+    s = dense_pcg.system(kind, shape, dense_pcg.grid(5, 2))
+    return Case(
+        f"pcg, {kind}, {shape}",
+        joined(lambda P, *t: dense_pcg.fused(s.with_inputs(*t), STEPS)[:2]),
+        joined(lambda P, *t: dense_pcg.dense(s.with_inputs(*t), STEPS)),
+        pattern=lambda: s.P,
+        make=lambda P, seed: dense_pcg.system(kind, shape, dense_pcg.grid(5, 2), seed=seed).inputs,
+        compiles=False,  # solvers/test_pcg_fused_transformations.py
+        batched=False,
+        tolerance=1e-10,
+        fast=True,
+    )
+
+
+CASES += [
+    *(jacobi("row and sweep", shape) for shape in ("vector", "columns", "batch of both")),
+    *(jacobi(weight, "vector") for weight in ("scalar", "row", "sweep")),
+    jacobi("row and sweep", "columns", "checkpointed"),
+    *(momentum(name) for name in ("vector", "columns", "batch of all")),
+    *(pcg(kind, shape) for kind in dense_pcg.KINDS for shape in ("vector", "batch of b")),
+]

@@ -1,0 +1,82 @@
+"""Triangular solves, and the dense ones to compare with."""
+
+import itertools
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from reference import coordinates, densify, normal, pattern_of, random
+
+import learnsolve as ls
+
+F64 = torch.float64
+SIDES = [
+    {"lower": low, "unit_diagonal": unit, "transpose": t}
+    for low, unit, t in itertools.product((True, False), (False, True), (False, True))
+]
+
+
+def with_diagonal(S):
+    return sp.csr_array(S + sp.eye_array(S.shape[0]))
+
+
+def small() -> ls.SparsityPattern:
+    return pattern_of(with_diagonal(random(5, 5, 0.4)))
+
+
+P = small()
+SHAPES = {  # batch axes of the values, shape of b for n = 5
+    "vector": ((), (5,)),
+    "one column": ((), (5, 1)),
+    "columns": ((), (5, 3)),
+    "no column": ((), (5, 0)),
+    "batch of b": ((), (2, 5, 3)),
+    "batch of values": ((2,), (5, 3)),
+    "batch of values, vector": ((2,), (5,)),
+    "batch of both": ((2,), (2, 5, 3)),
+    "broadcast batches": ((2, 1), (3, 5, 2)),
+    "empty batch": ((0,), (5,)),
+}
+EMPTY = ("no column", "empty batch")
+
+
+def values_for(Q, *batch, dtype=F64, seed=0):
+    """Solutions that stay of the size of the right-hand side."""
+    rows, columns = coordinates(Q)
+    off = torch.from_numpy(rows != columns)
+    scale = 0.7 / max(np.bincount(rows, minlength=1).max(initial=1), 2)
+    v = normal((*batch, Q.nnz), seed=seed)
+    return torch.where(off, scale * v, torch.sign(v) * (1 + 0.2 * v.abs())).to(dtype)
+
+
+def sparse(v, b, P=P, **side):
+    return ls.ops.sptrsv(ls.CSR(v, P), b, **side)
+
+
+def full(Q, v):
+    """The dense matrix. `densify` holds nnz n^2 numbers, but every transformation knows it."""
+    if v.dim() > 1 or Q.shape[0] < 10:
+        return densify(Q, v)
+    return torch.zeros(Q.shape, dtype=v.dtype).index_put(tuple(map(torch.from_numpy, coordinates(Q))), v)
+
+
+def triangle(D, lower=True, unit_diagonal=False, transpose=False):
+    T = torch.tril(D) if lower else torch.triu(D)
+    if unit_diagonal:
+        T = T - torch.diag_embed(torch.diagonal(T, dim1=-2, dim2=-1)) + torch.eye(T.shape[-1], dtype=T.dtype)
+    return T.mT if transpose else T
+
+
+def dense(v, b, P=P, **side):
+    T = triangle(full(P, v), **side)
+    B = b.unsqueeze(-1) if b.dim() == 1 else b
+    batch = torch.broadcast_shapes(T.shape[:-2], B.shape[:-2])
+    T, B = T.expand(*batch, *T.shape[-2:]), B.expand(*batch, *B.shape[-2:])
+    x = torch.linalg.solve(T, B)
+    return x.squeeze(-1) if b.dim() == 1 else x
+
+
+# Every shape with one side, every side with the shape that has all axes.
+COMBINATIONS = [
+    (shape, SIDES[i % 8]) for i, shape in enumerate(SHAPES) if shape not in (*EMPTY, "batch of both")
+] + [("batch of both", side) for side in SIDES]
