@@ -30,7 +30,7 @@ def outside_of_graphs(function: Callable[P, T]) -> Callable[P, T]:
     The same as `torch.compiler.disable`, which would load Dynamo here (a second and a half).
     """
     if set_code_exec_strategy is None:
-        return torch.compiler.disable(function)
+        return torch.compiler.disable(function)  # type: ignore[return-value]
     function._torchdynamo_disable = True  # type: ignore[attr-defined]  # called while Dynamo traces
     # Called by compiled code, after the graph break: neither this frame nor those below it are compiled.
     skip = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
