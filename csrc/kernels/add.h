@@ -2,9 +2,9 @@
 //
 // Four entries at a time: the next values of an operand are spread over the lanes in which it has an entry
 // (one permute by a table of 16), the others cleared. The adjoint packs the lanes together and stores all
-// four; what was too many is overwritten by the next. Measured for a tridiagonal matrix, n = 32768, plus its
-// random permutation (164k entries), float64, one thread: 75 us against 117 for stores through positions
-// and 220 for loads through positions.
+// four; the surplus is overwritten by the next store. Measured for a tridiagonal matrix, n = 32768, plus its
+// random permutation (164k entries), float64, one thread: 75 us against 117 for stores through positions and
+// 220 for loads through positions.
 #pragma once
 
 #include "kernels/csr_view.h"
@@ -132,7 +132,7 @@ void add_backward(const uint8_t* codes, const I* starts, int64_t chunk0, int64_t
 #ifdef LS_QUADS
   constexpr const auto& tables = quad_tables<sizeof(T) / 4>;
   const int64_t quads = end / 4;
-  const int64_t end_a = starts[2 * chunk1], end_b = starts[2 * chunk1 + 1];  // beyond lies another's part
+  const int64_t end_a = starts[2 * chunk1], end_b = starts[2 * chunk1 + 1];  // the end of this part
   const bool whole = end_a - pa == end - 4 * q;
   const auto run = [&]<bool A, bool B, bool WholeA>() {
     using vector = typename Quad<T>::vector;

@@ -7,8 +7,8 @@
 
 namespace learnsolve::cuda {
 
-// N threads that follow `Items` items each. An odd number of them: no bank of shared memory is asked twice
-// at once.
+// N threads that follow `Items` items each. An odd number of them avoids conflicts between banks of shared
+// memory.
 template <class T, int N, int Items>
 struct StretchScratch {
   T products[N * Items];
