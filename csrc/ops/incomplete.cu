@@ -59,8 +59,8 @@ units_kernel(const I* units, int64_t count, T value, T* f, int64_t entries, int6
   });
 }
 
-// The four tensors more of a plan on a device: `bounds`, where the levels of the steps begin, on the host and
-// there, and the uses of each entry of the factors.
+// The four additional tensors of a plan on a device: `bounds`, where the levels of the steps begin, on the
+// host and there, and the uses of each entry of the factors.
 struct Plan : EliminationPlan {
   Tensor bounds, levels, uses_ptr, uses;
 
