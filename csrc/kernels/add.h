@@ -18,7 +18,7 @@ namespace learnsolve::LEARNSOLVE_ISA {
 // Lanes in words of 32 bits, which is what permutes take: W of them make a value.
 template <int W>
 struct QuadTables {
-  alignas(32) int32_t spread[16][4 * W];  // lane l takes the value that is as many on as bits are set below l
+  alignas(32) int32_t spread[16][4 * W];  // lane l takes value number (bits set below l)
   alignas(32) int32_t keep[16][4 * W];
   alignas(32) int32_t pack[16][4 * W];  // lane l takes the value of the l-th bit that is set
 
@@ -72,7 +72,7 @@ LS_INLINE typename Quad<T>::vector clear_quad(typename Quad<T>::vector v, const 
 }
 #endif
 
-// Where four values from p on can be read, the last ones of the array in a copy with room behind them.
+// Where four values from p on can be read; the last ones of the array are read from a padded copy.
 template <class T>
 struct Padded {
   const T* values;

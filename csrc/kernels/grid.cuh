@@ -2,8 +2,9 @@
 // and sums over rows that every block can compute. Compiled for the host a kernel does the work of all
 // blocks, a phase at a time, and the barrier does nothing.
 //
-// A persistent kernel is a row of phases with grid_sync() between. Every block must reach every barrier: a
-// condition around a barrier must have the same value in all of them, and no barrier may lie in for_blocks.
+// A persistent kernel is a sequence of phases with grid_sync() between them. Every block must reach every
+// barrier: a condition around a barrier must have the same value in all of them, and no barrier may lie in
+// for_blocks.
 //
 // Sums: rows are cut into chunks, whose number depends on that of the rows alone. One block adds up each
 // chunk, in a fixed tree, and writes a partial sum a column. After the barrier each block that needs a total

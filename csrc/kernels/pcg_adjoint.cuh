@@ -1,7 +1,7 @@
 // The adjoint of preconditioned conjugate gradients (formulas: kernels/pcg_adjoint.h) as phases: passes and
-// products over chunks of rows, and between them `AdjointJudge`, which computes the scalars. A column acts in
-// an iteration if it has a cotangent and did not stand still; the others are not touched, so their contents
-// do not matter.
+// products over chunks of rows, and between them `AdjointJudge`, which computes the scalars. A column takes
+// part in an iteration if it has a cotangent and did not stand still; the others are not touched, so their
+// contents do not matter.
 #pragma once
 
 #include "kernels/pcg.cuh"

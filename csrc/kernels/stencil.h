@@ -18,7 +18,7 @@
 
 namespace learnsolve::LEARNSOLVE_ISA {
 
-// Offsets that are worked on together, at most: what is known of them for a line stays on the stack.
+// The maximum number of offsets processed together: their data for a line stay on the stack.
 inline constexpr int kOffsets = 64;
 
 // The same if each has a coefficient of its own at every point: with more streams than this the machine no
@@ -283,7 +283,7 @@ struct StencilCorrelation {
   }
 };
 
-// The sums of block b, b0 <= b < b1, come to partial + b count.
+// The sums of block b, b0 <= b < b1, are written to partial + b count.
 template <class T>
 void stencil_correlation(const StencilView& S, int64_t b0, int64_t b1, const T* u, const T* w, T* partial) {
   for (int64_t b = b0; b < b1; ++b) {
