@@ -9,7 +9,7 @@ namespace {
 using namespace cuda;
 
 constexpr int kLevelThreads = 512;
-// Levels with fewer steps go to one block, one after another without a launch between.
+// Levels with fewer steps run in one block, one after another without a launch in between.
 #ifdef __CUDACC__
 constexpr int64_t kNarrow = 4 * kLevelThreads;
 #else

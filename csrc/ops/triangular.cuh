@@ -3,7 +3,7 @@
 // no allocation, no query of the device.
 //
 // The shape of the pattern decides (learnsolve/ops/_triangular.py plans). A narrow band is a scan
-// (ops/band_solve.cuh), all else goes by levels (ops/level_solve.cuh).
+// (ops/band_solve.cuh), all others are solved by levels (ops/level_solve.cuh).
 #pragma once
 
 #include "ops/band_solve.cuh"
