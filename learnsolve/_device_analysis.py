@@ -12,7 +12,7 @@ from torch import Tensor
 
 STRETCH = 896  # items of the merge path to a block of threads: csrc/kernels/row_pass_launch.cuh
 UNION_CHUNK = 8192  # csrc/kernels/union_plan.h
-# Products of one sort where all of them are too many: of 40 bytes each while it lasts. Not measured.
+# Products per sort if there are too many for one: 40 bytes each while it runs. Not measured.
 SORTED = 2**24
 
 # Numbers that torch can sort on a CUDA device. What would need more is analysed on the host.
@@ -185,8 +185,8 @@ def product_pattern(
     a_crow: Tensor, a_col: Tensor, b_crow: Tensor, b_col: Tensor, columns: int, first: Tensor, most: int
 ) -> tuple[Tensor, Tensor] | None:
     """(crow, col) of A B, of any number of products: a sort for each stretch of A's entries with about
-    SORTED products, which goes on with the row that the stretch before has left open. None if there are
-    more than `most` entries. Waits for the device once a stretch."""
+    SORTED products, which continues the row that the stretch before has left open. None if there are more
+    than `most` entries. Waits for the device once a stretch."""
     rows, nnz, device = len(a_crow) - 1, len(a_col), a_crow.device
     cuts = torch.searchsorted(first, torch.arange(0, int(first[-1]), SORTED, device=device))
     cuts = torch.unique_consecutive(torch.cat((cuts, torch.tensor([nnz], device=device))))
