@@ -2,7 +2,7 @@
 // and their adjoint. Without momentum and with s = w / diag(A) this is weighted Jacobi, with constant s the
 // method of Richardson; with constant s and m that of the heavy ball.
 //
-// Adjoint of one sweep, for the cotangent lambda of x', that of the iterate behind it, later (it has momentum
+// Adjoint of one sweep, for the cotangent lambda of x', that of the iterate after it, later (with momentum
 // m'), and the cotangents c of ||b - A x|| (a column each, already divided by the norm):
 //     r   = b - A x
 //     rho = s o lambda + c r                 the cotangent of r
@@ -19,7 +19,7 @@
 namespace learnsolve::LEARNSOLVE_ISA {
 
 // Squares of the residual are summed per block, blocks are summed in order by the caller: the norm
-// does not depend on how blocks are dealt out to threads.
+// does not depend on how blocks are distributed over threads.
 template <class T, bool Momentum>
 struct Relax {
   const T* LS_RESTRICT x;

@@ -36,8 +36,8 @@ LS_INLINE T row_dot(const CsrView<T, I>& A, int64_t p, int64_t end, const T* LS_
 
 // A block whose rows all have L entries and whose columns advance by one: x is read contiguously. Entry l of
 // the first row is at first[l] and meets x at columns[l]; `apart`: a structure with `perm`, whose entry l
-// forms a sequence of its own. This is a function, not inlined and without the index type, because 32- and
-// 64-bit indices share it so. Its copy of the epilogue keeps the sums in registers.
+// forms a sequence of its own. This is a function, not inlined and without the index type, so that 32- and
+// 64-bit indices share it. Its copy of the epilogue keeps the sums in registers.
 template <int L, bool Perm, class T, class Epilogue>
 LS_FUNCTION void uniform_rows(const T* const* first, const T* const* columns, bool apart, int64_t r0,
                               int64_t n, Epilogue& epilogue) {
@@ -193,9 +193,9 @@ LS_FUNCTION void column_rows(CsrView<T, I> A, const RowBlocks<I> blocks, int64_t
   }
 }
 
-// All rows of the blocks b0 <= b < b1. The epilogue is told where a block begins and ends. It is copied:
-// through a reference its sums would stay in memory, where every store of a result could be to them. Perm: A
-// may have one.
+// All rows of the blocks b0 <= b < b1. The epilogue is notified where a block begins and ends. It is copied:
+// through a reference its sums would stay in memory, because every store of a result could alias them. Perm:
+// A may have one.
 template <bool Perm = true, class T, class I, class Epilogue>
 inline void for_each_row(const CsrView<T, I>& A, const RowBlocks<I>& blocks, int64_t b0, int64_t b1,
                          const T* x, int64_t k, const Epilogue& epilogue) {

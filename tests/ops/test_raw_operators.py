@@ -1,4 +1,4 @@
-"""The compiled operators themselves: schema, fake kernels, and what they say to wrong arguments."""
+"""The compiled operators themselves: schema, fake kernels, and their messages for wrong arguments."""
 
 import functools
 

@@ -1,5 +1,5 @@
 """Triangles, stacks, Kronecker products, indexing, norms: SciPy as the reference, patterns, errors; and the
-contract of norms, which are no polynomials."""
+contract of norms, which are not polynomials."""
 
 import itertools
 
