@@ -68,14 +68,13 @@ struct Relax {
   }
 };
 
-// A is given by its rows, without perm.
 template <class T, class I>
 void richardson_sweep(const CsrView<T, I>& A, const RowBlocks<I>& blocks, int64_t b0, int64_t b1, Sweep<T> a,
                       int64_t k) {
   if (a.old)
-    for_each_row<false>(A, blocks, b0, b1, a.x, k, Relax<T, true>(a, k));
+    for_each_row(A, blocks, b0, b1, a.x, k, Relax<T, true>(a, k));
   else
-    for_each_row<false>(A, blocks, b0, b1, a.x, k, Relax<T, false>(a, k));
+    for_each_row(A, blocks, b0, b1, a.x, k, Relax<T, false>(a, k));
 }
 
 template <class T, bool Momentum>
@@ -173,7 +172,7 @@ template <class T, class I, bool Momentum>
 void relax_adjoint(const CsrView<T, I>& A, const RowBlocks<I>& blocks, int64_t b0, int64_t b1,
                    const SweepAdjoint<T>& a, int64_t k) {
   RelaxAdjoint<T, Momentum> out(a, k);
-  if (a.c || a.sbar) return for_each_row<false>(A, blocks, b0, b1, a.x, k, out);
+  if (a.c || a.sbar) return for_each_row(A, blocks, b0, b1, a.x, k, out);
   for (int64_t block = b0; block < b1; ++block) {
     out.begin(block);
     for (int64_t i = blocks.table[2 * block]; i < blocks.table[2 * block + 2]; ++i) out.without_residual(i);

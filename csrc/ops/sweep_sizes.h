@@ -15,7 +15,6 @@ struct SweepSizes {
              const std::optional<Tensor>& m, const Tensor& b, int64_t iterations) {
     check_dense(name, "b", b, values);
     check_values(name, values, S.nnz());
-    STD_TORCH_CHECK(!S.perm, name, ": A must be the structure of its rows, which has no perm");
     STD_TORCH_CHECK(iterations >= 0, name, ": iterations must not be negative, got ", iterations);
     STD_TORCH_CHECK(scale.dim() >= 1 && scale.dim() <= 3 && scale.scalar_type() == values.scalar_type(), name,
                     ": scale must have at most three dimensions and the dtype of values");
