@@ -56,11 +56,7 @@ BAD = {
         "A \\+ B: the batch axes of A.values and B.values must broadcast",
     ),
     "A * a complex tensor": (lambda: A * torch.tensor(2j), TypeError, "s has dtype torch.complex64"),
-    "Factorized of a rectangle": (
-        lambda: ls.ops.Factorized(A),
-        ValueError,
-        "Factorized: A must be square",
-    ),
+    "Factorized of a rectangle": (lambda: ls.ops.Factorized(A), ValueError, "Factorized: A must be square"),
     "x is a CSR": (lambda: spmm(A, A.T), TypeError, "spmm: x must be a torch.Tensor, got CSR"),
     "A is no CSR": (lambda: spmm(ones(M, N), ones(N)), TypeError, "spmm: A must be a CSR, got Tensor"),
     "A is a SciPy matrix": (

@@ -71,13 +71,7 @@ def backward_arguments(P, dtype):
     S = both_structures(P)
     v, g, x = normal((P.nnz,), dtype), normal((m, 3), dtype), normal((n, 3), dtype)
     vb, gb, xb = normal((2, P.nnz), dtype), normal((2, m, 3), dtype), normal((2, n, 3), dtype)
-    return [
-        (*S, v, g[:, 0], x[:, 0]),
-        (*S, v, g, x),
-        (*S, v, gb, xb),
-        (*S, vb, gb, x),
-        (*S, vb, gb, xb),
-    ]
+    return [(*S, v, g[:, 0], x[:, 0]), (*S, v, g, x), (*S, v, gb, xb), (*S, vb, gb, x), (*S, vb, gb, xb)]
 
 
 def richardson_arguments(P, dtype):

@@ -23,10 +23,7 @@ MATRICES = {
     "airfoil": pyamg.gallery.load_example("airfoil")["A"].tocsr(),
     "bar": pyamg.gallery.load_example("bar")["A"].tocsr(),
 }
-METHODS = {
-    "smoothed_aggregation": pyamg.smoothed_aggregation_solver,
-    "ruge_stuben": pyamg.ruge_stuben_solver,
-}
+METHODS = {"smoothed_aggregation": pyamg.smoothed_aggregation_solver, "ruge_stuben": pyamg.ruge_stuben_solver}
 JACOBI = ("jacobi", {"omega": 4 / 3, "withrho": True})
 
 

@@ -203,31 +203,15 @@ BAD = {
         ValueError,
         "sor: A must not have zeros on its diagonal, row 2",
     ),
-    "b too short": (
-        lambda: S.sor(A, B[:3], omega=1, iterations=2),
-        ValueError,
-        "b must have .* = 16 rows",
-    ),
-    "b too short for a tolerance": (
-        lambda: S.sor(A, B[:3], omega=1),
-        ValueError,
-        "b must have .* = 16 rows",
-    ),
+    "b too short": (lambda: S.sor(A, B[:3], omega=1, iterations=2), ValueError, "b must have .* = 16 rows"),
+    "b too short for a tolerance": (lambda: S.sor(A, B[:3], omega=1), ValueError, "b must have .* = 16 rows"),
     "b of another precision": (
         lambda: S.ssor(A, B.float(), iterations=2),
         TypeError,
         "b has dtype torch.float32",
     ),
-    "x0": (
-        lambda: S.ssor(A, B, B[:3], iterations=2),
-        ValueError,
-        r"ssor: x0 must have b's shape \(16,\)",
-    ),
-    "omega 2": (
-        lambda: S.sor(A, B, omega=2.0),
-        ValueError,
-        "sor: omega must lie in 0 < omega < 2, got 2.0",
-    ),
+    "x0": (lambda: S.ssor(A, B, B[:3], iterations=2), ValueError, r"ssor: x0 must have b's shape \(16,\)"),
+    "omega 2": (lambda: S.sor(A, B, omega=2.0), ValueError, "sor: omega must lie in 0 < omega < 2, got 2.0"),
     "omega 0": (
         lambda: S.ssor(A, B, omega=0 * LEARNS),
         ValueError,
@@ -239,11 +223,7 @@ BAD = {
         r"omega must be one number, .* got shape \(16,\)",
     ),
     "omega a word": (
-        lambda: S.ssor(
-            A,
-            B,
-            omega="best",
-        ),
+        lambda: S.ssor(A, B, omega="best"),
         TypeError,
         "omega must be a number or a torch.Tensor",
     ),
@@ -258,11 +238,7 @@ BAD = {
         'sor: omega learns, .*Use gradient="unrolled"',
     ),
     "direction": (
-        lambda: S.gauss_seidel(
-            A,
-            B,
-            direction="up",
-        ),
+        lambda: S.gauss_seidel(A, B, direction="up"),
         ValueError,
         "direction must be one of .*got 'up'",
     ),
@@ -271,58 +247,26 @@ BAD = {
         TypeError,
         "multicolour must be True or False, got 1",
     ),
-    "iterations": (
-        lambda: S.ssor(A, B, iterations=-1),
-        ValueError,
-        "iterations must be at least 0, got -1",
-    ),
+    "iterations": (lambda: S.ssor(A, B, iterations=-1), ValueError, "iterations must be at least 0, got -1"),
     "gradient": (
-        lambda: S.ssor(
-            A,
-            B,
-            gradient="exact",
-        ),
+        lambda: S.ssor(A, B, gradient="exact"),
         ValueError,
         "gradient must be one of .* got 'exact'",
     ),
     "gradient of a fixed number": (
-        lambda: S.ssor(
-            A,
-            B,
-            iterations=2,
-            gradient="exact",
-        ),
+        lambda: S.ssor(A, B, iterations=2, gradient="exact"),
         ValueError,
         r"gradient must be one of \('unrolled', 'checkpointed'\), got 'exact'",
     ),
     "implicit gradient of a fixed number": (
-        lambda: S.ssor(
-            A,
-            B,
-            iterations=2,
-            gradient="implicit",
-        ),
+        lambda: S.ssor(A, B, iterations=2, gradient="implicit"),
         ValueError,
         'ssor: gradient="implicit" belongs to a converged solution',
     ),
-    "module's omega": (
-        lambda: S.SOR(2.5),
-        ValueError,
-        "SOR: omega must lie in 0 < omega < 2, got 2.5",
-    ),
-    "module's direction": (
-        lambda: S.SOR(
-            1.5,
-            direction="up",
-        ),
-        ValueError,
-        "SOR: direction must be one of",
-    ),
+    "module's omega": (lambda: S.SOR(2.5), ValueError, "SOR: omega must lie in 0 < omega < 2, got 2.5"),
+    "module's direction": (lambda: S.SOR(1.5, direction="up"), ValueError, "SOR: direction must be one of"),
     "module's gradient": (
-        lambda: S.SOR(
-            1.5,
-            gradient="implicit",
-        ),
+        lambda: S.SOR(1.5, gradient="implicit"),
         ValueError,
         "SOR: gradient must be one of",
     ),
