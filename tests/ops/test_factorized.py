@@ -31,11 +31,8 @@ def factored(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def fresh_compiler():
-    torch._dynamo.reset()
+def no_factors(fresh_compiler):
     _superlu._recent.clear()
-    yield
-    torch._dynamo.reset()
 
 
 def compiled(function):

@@ -23,13 +23,6 @@ def test_third_derivatives(kind):
     torch.testing.assert_close(third(library), third(loops), **CLOSE)
 
 
-@pytest.fixture
-def fresh_compiler():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
 @every_kind
 @pytest.mark.usefixtures("fresh_compiler")
 def test_compile_with_a_shift(kind):

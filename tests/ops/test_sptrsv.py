@@ -9,12 +9,20 @@ import scipy.sparse as sp
 import torch
 from ops.test_memory import peak
 from ops.triangular import F64, SHAPES, SIDES, P, dense, full, sparse, triangle, values_for, with_diagonal
-from reference import coordinates, densify, gradients, grid, normal, pattern_of, random, set_isa_or_skip
-from scipy.sparse.linalg import spsolve_triangular
+from reference import (
+    assert_same_bits,
+    coordinates,
+    densify,
+    gradients,
+    grid,
+    normal,
+    pattern_of,
+    random,
+)
 from torch import func
 
 import learnsolve as ls
-from learnsolve import _device_analysis, _library
+from learnsolve import _device_analysis
 
 every_side = pytest.mark.parametrize(
     "side", SIDES, ids=lambda s: " ".join(k for k, v in s.items() if v) or "none"
@@ -70,38 +78,31 @@ def assert_solves(x, v, b, P, side):
     assert not bad.any(), f"{side}: {int(bad.sum())} of {bad.numel()} are off"
 
 
+def check(Q, v, columns, side):
+    """The solution and both gradients; returns the right-hand side, the cotangent and the gradients."""
+    b, g = (normal((Q.shape[0], *columns), v.dtype, seed=s) for s in (1, 2))
+    x = sparse(v, b, Q, **side)
+    assert x.dtype == v.dtype
+    assert_solves(x, v, b, Q, side)
+    found = gradients(lambda *a: sparse(*a, Q, **side), [v, b], g)
+    wanted = gradients(lambda *a: dense(*a, Q, **side), [v.double(), b.double()], g.double())
+    tolerance = 1e-5 if v.dtype == torch.float32 else 1e-12
+    for t, w in zip(found, wanted, strict=True):
+        torch.testing.assert_close(t.double(), w, rtol=tolerance, atol=tolerance)
+    return b, g, found
+
+
 @pytest.mark.parametrize("structure", STRUCTURES)
 @pytest.mark.parametrize("dtype", [torch.float32, F64], ids=["float32", "float64"])
 def test_value_and_gradients(structure, dtype):
-    tight = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 1e-12, "atol": 1e-12}
     S = STRUCTURES[structure]
     for index, side in itertools.product((torch.int32, torch.int64), SIDES):
         Q = pattern_of(S, index)
         v = values_for(Q, dtype=dtype)
         for columns in ((), (1,), (3,), (70,)) if index == torch.int32 else ((),):
-            b = normal((S.shape[0], *columns), dtype, seed=1)
-            x = sparse(v, b, Q, **side)
-            assert x.dtype == dtype
-            assert_solves(x, v, b, Q, side)
-            g = normal(b.shape, dtype, seed=2)
-            found = gradients(lambda *a: sparse(*a, Q, **side), [v, b], g)  # noqa: B023
-            wanted = gradients(lambda *a: dense(*a, Q, **side), [v.double(), b.double()], g.double())  # noqa: B023
-            for t, w in zip(found, wanted, strict=True):
-                torch.testing.assert_close(t.double(), w, **tight)
+            b, g, found = check(Q, v, columns, side)
             only = torch.autograd.grad(sparse(v, b.requires_grad_(), Q, **side), b, g)[0]
             assert torch.equal(only, found[1])
-
-
-@pytest.mark.parametrize("structure", [s for s in STRUCTURES if s != "0 x 0"])
-def test_against_scipy(structure):
-    Q = pattern_of(STRUCTURES[structure])
-    v, b = values_for(Q), normal((Q.shape[0], 2), seed=1)
-    S = ls.CSR(v, Q).to_scipy()
-    for lower, unit in itertools.product((True, False), repeat=2):
-        T = sp.csr_array(sp.tril(S) if lower else sp.triu(S))
-        wanted = spsolve_triangular(T, b.numpy(), lower=lower, unit_diagonal=unit)
-        found = sparse(v, b, Q, lower=lower, unit_diagonal=unit)
-        torch.testing.assert_close(found, torch.from_numpy(wanted), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -238,12 +239,7 @@ def test_same_bits_for_any_number_of_threads(structure, dtype, monkeypatch):
                 results += [x.detach(), *torch.autograd.grad(x, (w, b), normal(x.shape, dtype, seed=6))]
         return results
 
-    torch.set_num_threads(1)
-    wanted = everything()
-    for threads in (2, 3):
-        torch.set_num_threads(threads)
-        for i, (found, t) in enumerate(zip(everything(), wanted, strict=True)):
-            assert torch.equal(found, t), f"result {i} with {threads} threads"
+    assert_same_bits(everything, (2, 3))
 
 
 @pytest.mark.skipif(_device_analysis.everywhere, reason="a plan for the CPU operators")
@@ -378,21 +374,9 @@ def test_a_missing_diagonal_entry_is_named():
     torch.testing.assert_close(x, dense(v, b, Q, unit_diagonal=True))
 
 
-@pytest.mark.parametrize("isa", _library.instruction_sets())
-def test_every_instruction_set(isa):
-    before = _library.instruction_set()
-    set_isa_or_skip(isa)
-    try:
-        for structure, dtype in itertools.product(STRUCTURES, (torch.float32, F64)):
-            Q = pattern_of(STRUCTURES[structure])
-            v, n = values_for(Q, dtype=dtype), Q.shape[0]
-            tolerance = 1e-5 if dtype == torch.float32 else 1e-12
-            for side, columns in itertools.product(SIDES[::3], ((), (2,), (37,))):
-                b, g = (normal((n, *columns), dtype, seed=s) for s in (1, 2))
-                assert_solves(sparse(v, b, Q, **side), v, b, Q, side)
-                found = gradients(lambda *a: sparse(*a, Q, **side), [v, b], g)  # noqa: B023
-                wanted = gradients(lambda *a: dense(*a, Q, **side), [v.double(), b.double()], g.double())  # noqa: B023
-                for t, w in zip(found, wanted, strict=True):
-                    torch.testing.assert_close(t.double(), w, rtol=tolerance, atol=tolerance)
-    finally:
-        _library.select_instruction_set(before)
+@pytest.mark.usefixtures("isa")
+def test_every_instruction_set():
+    for structure, dtype in itertools.product(STRUCTURES, (torch.float32, F64)):
+        Q = pattern_of(STRUCTURES[structure])
+        for side, columns in itertools.product(SIDES[::3], ((), (2,), (37,))):
+            check(Q, values_for(Q, dtype=dtype), columns, side)

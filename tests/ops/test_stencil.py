@@ -8,10 +8,10 @@ import pytest
 import torch
 from ops import grids
 from ops.test_memory import peak
-from reference import assert_within, gradients, normal, set_isa_or_skip
+from reference import assert_same_bits, assert_within, gradients, normal
 
 import learnsolve as ls
-from learnsolve import _library, ops
+from learnsolve import ops
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 
@@ -104,14 +104,6 @@ def test_equals_the_matrix_of_27_points(boundary):
 
 
 # --- sizes that take the kernels apart ---
-@pytest.fixture(params=_library.instruction_sets())
-def isa(request):
-    before = _library.instruction_set()
-    set_isa_or_skip(request.param)
-    yield request.param
-    _library.select_instruction_set(before)
-
-
 @DTYPES
 def test_every_length_of_a_line(isa, dtype):
     """Whole vectors, halves, single points, lines shorter than an offset."""
@@ -198,11 +190,7 @@ def results(dtype):
 
 @DTYPES
 def test_same_bits_for_any_number_of_threads(dtype):
-    torch.set_num_threads(1)
-    wanted = results(dtype)
-    for threads in (2, 3, 5):
-        torch.set_num_threads(threads)
-        assert all(torch.equal(a, b) for a, b in zip(results(dtype), wanted, strict=True))
+    assert_same_bits(lambda: results(dtype))
 
 
 @pytest.mark.parametrize("scale", [1e-12, 1e-200])
@@ -310,8 +298,8 @@ def test_on_cuda_tensors_without_values():
         assert y.is_cuda
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 def test_sizes_that_change_under_compile():
-    torch._dynamo.reset()
     f = torch.compile(lambda c, x: ops.stencil(c, x), fullgraph=True, backend="aot_eager", dynamic=True)
     c = normal((3, 3)).requires_grad_()
     for grid in ((5, 6), (7, 4), (2, 5, 9)):
@@ -319,7 +307,6 @@ def test_sizes_that_change_under_compile():
         torch.testing.assert_close(f(c, x), ops.stencil(c, x))
         wanted, found = (torch.autograd.grad(h(c, x).sum(), c)[0] for h in (ops.stencil, f))
         torch.testing.assert_close(found, wanted)
-    torch._dynamo.reset()
 
 
 def test_errors_of_the_matrix():

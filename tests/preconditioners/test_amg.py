@@ -8,7 +8,7 @@ import pyamg
 import pytest
 import scipy.sparse
 import torch
-from preconditioners.cases import general, spd
+from preconditioners.cases import dense, general, spd
 from reference import normal
 
 import learnsolve as ls
@@ -25,10 +25,6 @@ MATRICES = {
 }
 METHODS = {"smoothed_aggregation": pyamg.smoothed_aggregation_solver, "ruge_stuben": pyamg.ruge_stuben_solver}
 JACOBI = ("jacobi", {"omega": 4 / 3, "withrho": True})
-
-
-def dense(M):
-    return M(torch.eye(M.shape[0], dtype=M.dtype)).detach()
 
 
 def theirs(S, method="smoothed_aggregation", **options):

@@ -187,96 +187,43 @@ def test_divergence_and_other_ends_have_their_names():
 A, B = poisson(), normal((16,))
 LEARNS = torch.tensor(1.0, dtype=torch.float64, requires_grad=True)
 ZERO = A.with_values(torch.where(A.pattern.row_indices * 17 == 34, 0, A.values))
-BAD = {
-    "A a callable": (
-        lambda: S.gauss_seidel(lambda x: x, B),
-        TypeError,
-        "gauss_seidel: A must be a CSR, got function",
-    ),
-    "A not square": (
-        lambda: S.ssor(A[:3], B[:3]),
-        ValueError,
-        r"ssor: A must be square, got shape \(3, 16\)",
-    ),
-    "a zero": (
-        lambda: S.sor(ZERO, B, omega=1),
-        ValueError,
-        "sor: A must not have zeros on its diagonal, row 2",
-    ),
-    "b too short": (lambda: S.sor(A, B[:3], omega=1, iterations=2), ValueError, "b must have .* = 16 rows"),
-    "b too short for a tolerance": (lambda: S.sor(A, B[:3], omega=1), ValueError, "b must have .* = 16 rows"),
-    "b of another precision": (
-        lambda: S.ssor(A, B.float(), iterations=2),
-        TypeError,
-        "b has dtype torch.float32",
-    ),
-    "x0": (lambda: S.ssor(A, B, B[:3], iterations=2), ValueError, r"ssor: x0 must have b's shape \(16,\)"),
-    "omega 2": (lambda: S.sor(A, B, omega=2.0), ValueError, "sor: omega must lie in 0 < omega < 2, got 2.0"),
-    "omega 0": (
-        lambda: S.ssor(A, B, omega=0 * LEARNS),
-        ValueError,
-        "ssor: omega must lie in 0 < omega < 2, got 0.0",
-    ),
-    "omega of rows": (
-        lambda: S.ssor(A, B, omega=B),
-        ValueError,
-        r"omega must be one number, .* got shape \(16,\)",
-    ),
-    "omega a word": (
-        lambda: S.ssor(A, B, omega="best"),
-        TypeError,
-        "omega must be a number or a torch.Tensor",
-    ),
-    "omega of another precision": (
-        lambda: S.ssor(A, B, omega=torch.tensor(1.0)),
-        TypeError,
-        "omega has dtype",
-    ),
-    "omega learns": (
-        lambda: S.sor(A, B, omega=LEARNS),
-        ValueError,
-        'sor: omega learns, .*Use gradient="unrolled"',
-    ),
-    "direction": (
-        lambda: S.gauss_seidel(A, B, direction="up"),
-        ValueError,
-        "direction must be one of .*got 'up'",
-    ),
-    "multicolour": (
-        lambda: S.ssor(A, B, multicolour=1),
-        TypeError,
-        "multicolour must be True or False, got 1",
-    ),
-    "iterations": (lambda: S.ssor(A, B, iterations=-1), ValueError, "iterations must be at least 0, got -1"),
-    "gradient": (
-        lambda: S.ssor(A, B, gradient="exact"),
-        ValueError,
-        "gradient must be one of .* got 'exact'",
-    ),
-    "gradient of a fixed number": (
+BAD = [
+    (lambda: S.gauss_seidel(lambda x: x, B), TypeError, "gauss_seidel: A must be a CSR, got function"),
+    (lambda: S.ssor(A[:3], B[:3]), ValueError, r"ssor: A must be square, got shape \(3, 16\)"),
+    (lambda: S.sor(ZERO, B, omega=1), ValueError, "sor: A must not have zeros on its diagonal, row 2"),
+    (lambda: S.sor(A, B[:3], omega=1, iterations=2), ValueError, "b must have .* = 16 rows"),
+    (lambda: S.sor(A, B[:3], omega=1), ValueError, "b must have .* = 16 rows"),
+    (lambda: S.ssor(A, B.float(), iterations=2), TypeError, "b has dtype torch.float32"),
+    (lambda: S.ssor(A, B, B[:3], iterations=2), ValueError, r"ssor: x0 must have b's shape \(16,\)"),
+    (lambda: S.sor(A, B, omega=2.0), ValueError, "sor: omega must lie in 0 < omega < 2, got 2.0"),
+    (lambda: S.ssor(A, B, omega=0 * LEARNS), ValueError, "ssor: omega must lie in 0 < omega < 2, got 0.0"),
+    (lambda: S.ssor(A, B, omega=B), ValueError, r"omega must be one number, .* got shape \(16,\)"),
+    (lambda: S.ssor(A, B, omega="best"), TypeError, "omega must be a number or a torch.Tensor"),
+    (lambda: S.ssor(A, B, omega=torch.tensor(1.0)), TypeError, "omega has dtype"),
+    (lambda: S.sor(A, B, omega=LEARNS), ValueError, 'sor: omega learns, .*Use gradient="unrolled"'),
+    (lambda: S.gauss_seidel(A, B, direction="up"), ValueError, "direction must be one of .*got 'up'"),
+    (lambda: S.ssor(A, B, multicolour=1), TypeError, "multicolour must be True or False, got 1"),
+    (lambda: S.ssor(A, B, iterations=-1), ValueError, "iterations must be at least 0, got -1"),
+    (lambda: S.ssor(A, B, gradient="exact"), ValueError, "gradient must be one of .* got 'exact'"),
+    (
         lambda: S.ssor(A, B, iterations=2, gradient="exact"),
         ValueError,
         r"gradient must be one of \('unrolled', 'checkpointed'\), got 'exact'",
     ),
-    "implicit gradient of a fixed number": (
+    (
         lambda: S.ssor(A, B, iterations=2, gradient="implicit"),
         ValueError,
         'ssor: gradient="implicit" belongs to a converged solution',
     ),
-    "module's omega": (lambda: S.SOR(2.5), ValueError, "SOR: omega must lie in 0 < omega < 2, got 2.5"),
-    "module's direction": (lambda: S.SOR(1.5, direction="up"), ValueError, "SOR: direction must be one of"),
-    "module's gradient": (
-        lambda: S.SOR(1.5, gradient="implicit"),
-        ValueError,
-        "SOR: gradient must be one of",
-    ),
-}
+    (lambda: S.SOR(2.5), ValueError, "SOR: omega must lie in 0 < omega < 2, got 2.5"),
+    (lambda: S.SOR(1.5, direction="up"), ValueError, "SOR: direction must be one of"),
+    (lambda: S.SOR(1.5, gradient="implicit"), ValueError, "SOR: gradient must be one of"),
+]
 
 
-@pytest.mark.parametrize("what", BAD)
-def test_errors(what):
-    call, error, words = BAD[what]
-    with pytest.raises(error, match=words):
+@pytest.mark.parametrize(("call", "kind", "message"), BAD)
+def test_errors(call, kind, message):
+    with pytest.raises(kind, match=message):
         call()
 
 

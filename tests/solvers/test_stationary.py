@@ -489,13 +489,6 @@ def test_learning_reaches_the_optimum_of_theory():
     assert float(e.detach().max()) <= 1.03 * 2 * q**4 / (1 + q**8)
 
 
-@pytest.fixture
-def fresh_compiler():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
 @pytest.mark.few
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("gradient", ["unrolled", "checkpointed"])
