@@ -2,7 +2,7 @@ import pytest
 import torch
 from reference import set_isa_or_skip
 
-from learnsolve import _library
+from learnsolve import _library, ops
 
 
 @pytest.fixture(autouse=True)
@@ -22,3 +22,14 @@ def isa(request):
     set_isa_or_skip(request.param)
     yield request.param
     _library.select_instruction_set(before)
+
+
+@pytest.fixture(params=[True, False], ids=["planned", "no plan"])
+def planned(request):
+    """Sparse products with a plan, and without."""
+    if request.param:
+        yield True
+        return
+    before = ops.set_spgemm_plan_limit(0)
+    yield False
+    ops.set_spgemm_plan_limit(before)
