@@ -1,8 +1,8 @@
 """What kernels need of a pattern, computed on the device that holds it.
 
 The twin of `learnsolve._analysis` for CUDA tensors: sorts, searches and prefix sums of torch, which are CUB's
-on a CUDA device, so that nothing goes over the host but a few sizes. Once for each pattern, O(nnz) or as a
-radix sort of it. All functions work on any device, and are tested on the CPU.
+on a CUDA device, so that only a few sizes pass through the host. Once for each pattern, O(nnz) or as a radix
+sort of it. All functions work on any device, and are tested on the CPU.
 """
 
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from torch import Tensor
 
 STRETCH = 896  # items of the merge path to a block of threads: csrc/kernels/row_pass_launch.cuh
 UNION_CHUNK = 8192  # csrc/kernels/union_plan.h
-# Products of one sort where all of them are too many: of 40 bytes each while it lasts. Not measured.
+# Products per sort if there are too many for one: 40 bytes each while it runs. Not measured.
 SORTED = 2**24
 
 # Numbers that torch can sort on a CUDA device. What would need more is analysed on the host.
@@ -58,7 +58,7 @@ def diagonal_positions(crow: Tensor, col: Tensor, columns: int) -> Tensor:
     n = min(len(crow) - 1, columns)
     rows = row_indices(crow, len(col))
     places = torch.arange(len(col), dtype=col.dtype, device=col.device)
-    # What is not on the diagonal goes to a place of its own, one too many.
+    # Entries off the diagonal go to one additional place.
     at = torch.full((n + 1,), -1, dtype=col.dtype, device=col.device)
     at[torch.where(rows == col, rows, n).long()] = places
     return at[:n].clone()
@@ -175,7 +175,7 @@ def product_plan(
     if incomplete:
         order, keys = order[place >= 0], keys[place >= 0]
     pairs = torch.stack((p[order], q[order]), 1).int()
-    # Every wanted entry begins where its key does; the last line is the number of pairs.
+    # Every requested entry begins where its key does; the last line is the number of pairs.
     ends = torch.searchsorted(keys, wanted)
     pair_starts = torch.cat((ends, torch.tensor([len(order)], device=device)))
     return ProductPlan(crow, col, positions, first, pairs, pair_starts, incomplete)
@@ -185,8 +185,8 @@ def product_pattern(
     a_crow: Tensor, a_col: Tensor, b_crow: Tensor, b_col: Tensor, columns: int, first: Tensor, most: int
 ) -> tuple[Tensor, Tensor] | None:
     """(crow, col) of A B, of any number of products: a sort for each stretch of A's entries with about
-    SORTED products, which goes on with the row that the stretch before has left open. None if there are
-    more than `most` entries. Waits for the device once a stretch."""
+    SORTED products, which continues the row that the stretch before has left open. None if there are more
+    than `most` entries. Waits for the device once a stretch."""
     rows, nnz, device = len(a_crow) - 1, len(a_col), a_crow.device
     cuts = torch.searchsorted(first, torch.arange(0, int(first[-1]), SORTED, device=device))
     cuts = torch.unique_consecutive(torch.cat((cuts, torch.tensor([nnz], device=device))))

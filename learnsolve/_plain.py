@@ -18,8 +18,8 @@ T = TypeVar("T")
 
 @contextmanager
 def plain_tensors() -> Iterator[None]:
-    """Tensors made inside are ordinary ones, wherever the caller is. What a pattern keeps and shares must not
-    belong to a transformation of `torch.func` or to inference mode."""
+    """Tensors made inside are ordinary ones, whatever the context of the caller. What a pattern keeps and
+    shares must not belong to a transformation of `torch.func` or to inference mode."""
     with torch.inference_mode(False), torch._C._DisableFuncTorch():
         yield
 

@@ -51,7 +51,7 @@ class CSR:
             A, factor = args if isinstance(args[0], CSR) else args[::-1]
             return _ops.arithmetic.multiply("A * B", A, factor)
         if isinstance(args[1], CSR) and torch.compiler.is_dynamo_compiling():
-            # Dynamo (torch 2.13) hands us `A @ x` and `x @ A` with the same arguments, in one order.
+            # Dynamo (torch 2.13) passes `A @ x` and `x @ A` with the same arguments, in the same order.
             raise NotImplementedError(
                 "CSR: under torch.compile the operators @ and / cannot tell A @ x from x @ A; write "
                 "learnsolve.ops.spmm(A, x), learnsolve.ops.spmm(A, x, transpose=True) or A * (1 / s)"

@@ -37,7 +37,7 @@ def _fault_message(kind: int, position: int, value: int, nnz: int, columns: int)
 
 class _Plans:
     """What `SparsityPattern._planned` keeps: attributes, because Dynamo sees those that are set after it has
-    read others, where it takes a dictionary for what it was at first sight."""
+    read others, but assumes that a dictionary stays as it was when first read."""
 
 
 class SparsityPattern:
@@ -130,7 +130,7 @@ class SparsityPattern:
         set_(self, "_cache", {})
         set_(self, "_plans", _Plans())
         set_(self, "_serial", f"p{next(_serials)}")  # names this pattern in the plans of others
-        set_(self, "_users", None)  # plans of other patterns that are about this one, and their names
+        set_(self, "_users", None)  # plans of other patterns that involve this one, and their names
         set_(self, "_source", None)  # of a transposed pattern: a weak reference to the original
         set_(self, "_versions", _versions(crow, col))
 
@@ -170,7 +170,7 @@ class SparsityPattern:
         return self.crow_indices.device
 
     def _check_unchanged(self) -> None:
-        """No analysis and no kernel may follow arrays that are not those that were validated."""
+        """No analysis and no kernel may use arrays that differ from the validated ones."""
         if self._versions and self._versions != (self.crow_indices._version, self.col_indices._version):
             raise RuntimeError(
                 "SparsityPattern: its index arrays were changed in place after it was made. Make a new "
@@ -188,8 +188,8 @@ class SparsityPattern:
         return found
 
     def _make(self, make: Callable[..., Any], *others: Any) -> Any:
-        """`make(*others)` among plain tensors. On a CUDA device every stream can use it when this
-        returns: the first call need not be on the stream of later ones."""
+        """`make(*others)` among plain tensors. On a CUDA device every stream can use it when this returns,
+        since later calls may be on other streams than the first."""
         if not self.crow_indices.is_cuda:
             with plain_tensors():
                 return make(*others)
@@ -280,7 +280,8 @@ class SparsityPattern:
         return self._original() or self._transposed()[0]
 
     def _original(self) -> SparsityPattern | None:
-        """The pattern that this one is the transpose of, while that lives: only it holds the other."""
+        """The pattern that this one is the transpose of, while it lives: it holds this one, not the
+        reverse."""
         return None if self._source is None else self._source()
 
     @property
@@ -321,8 +322,8 @@ class SparsityPattern:
     def _prefers_scatter(self) -> bool:
         """Is A^T g better scattered, in the order of A's rows, than gathered through the transpose?
 
-        So it is if the values are more than a cache holds, in no regular order, and many to a column: a
-        gather then waits for memory at each of them.
+        This is so if the values exceed a cache, have no regular order, and are many per column: a gather then
+        waits for memory at each of them.
         """
 
         def judge() -> bool:
@@ -417,7 +418,7 @@ class SparsityPattern:
 
 @constant_in_graphs
 def _analyse_while_tracing(pattern: SparsityPattern) -> bool:
-    """Everything that an operation may need of a pattern, computed for real while torch.compile traces, which
+    """Everything that an operation may need of a pattern, actually computed while torch.compile traces, which
     cannot trace the analysis itself. All at once: Dynamo does not see what changes behind a dictionary that
     it has read."""
     for P in (pattern, pattern.T):
@@ -428,7 +429,7 @@ def _analyse_while_tracing(pattern: SparsityPattern) -> bool:
 
 @constant_in_graphs
 def _plan_while_tracing(pattern: SparsityPattern, make: Callable[..., Any], *others: Any) -> bool:
-    """A plan, made for real while torch.compile traces."""
+    """A plan, actually computed while torch.compile traces."""
     pattern._planned(make, *others)
     return True
 

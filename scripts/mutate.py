@@ -164,7 +164,7 @@ class Copy:
             output.seek(0)
             self.output = output.read().decode(errors="replace")
         code = os.waitstatus_to_exitcode(done[1])
-        # No test, or all of them skipped: that is no answer.
+        # No test ran, or all were skipped: inconclusive.
         if code in (3, 4, 5) or (code == 0 and " passed" not in self.output):
             raise Trouble(f"NO TEST: {shlex.join(arguments)}\n{self.output[-1000:]}")
         return code == 0

@@ -95,10 +95,12 @@ fi
 # Until all is done the stamp holds the choices alone.
 mkdir -p "$(dirname "$stamp")"
 printf '%s\n' "$place" "$choices" >"$stamp"
-# CPU seconds: 100 for each instruction set, 250 for each CUDA architecture of those asked for.
+# CPU seconds: about 100 for an instruction set, 250 for a CUDA architecture of those asked for.
 work=110
 [ "$LEARNSOLVE_ISA_VARIANTS" != all ] || work=300
-[ "$LEARNSOLVE_CUDA" != 1 ] || work=$((work + 1250))
+named=$(echo "$LEARNSOLVE_CUDA_ARCHITECTURES" | tr ';' '\n' | grep -c . || :)
+[ "$LEARNSOLVE_CUDA $named" != "1 0" ] || named=5
+work=$((work + 250 * named))
 about="$(((work / $(env -u OMP_NUM_THREADS nproc 2>/dev/null || echo 2) + 59) / 60)) minutes"
 [ "$about" != "1 minutes" ] || about="a minute"
 packages=$(ask "$python" 'sysconfig.get_path("platlib")')

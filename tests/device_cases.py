@@ -1,6 +1,6 @@
-"""Solvers and functions that are tried with tensors of other devices, and under another default device.
+"""Solvers and functions that are tested with tensors of other devices, and under another default device.
 
-Each takes a symmetric positive definite A of 20 rows, b (20,) or (..., 20, k), and a number w that learns.
+Each takes a symmetric positive definite A of 20 rows, b (20,) or (..., 20, k), and a trainable number w.
 """
 
 import torch

@@ -1,9 +1,9 @@
-"""What `pytest --device` does: the tests' tensors are made on that device.
+"""What `pytest --device` does: the tests create their tensors on that device.
 
 It is torch's default device then, so `torch.ones` and the helpers of reference.py make theirs
 there; and so do the library's constructors from host data, `CSR.from_scipy` and `problems.*`, when a test
-calls them without a device. What the library itself calls is left alone: it has to know where its tensors
-belong.
+calls them without a device. Calls by the library itself are left alone: it must choose the device of its
+tensors.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""A device that is none: it computes on the host, and refuses what a CUDA device would refuse.
+"""A simulated device: it computes on the host, and refuses what a CUDA device would refuse.
 
 Without a GPU torch has no CUDA device to offer, but it has the device "meta". Tensors made there under
 `PretendDevice` hold numbers. An operation that mixes them with tensors of the CPU, `.numpy()` without
@@ -6,7 +6,7 @@ Without a GPU torch has no CUDA device to offer, but it has the device "meta". T
 tensors can run anywhere: `pytest --device pretend`. Kernels are those of the CPU, or with
 LEARNSOLVE_CUDA_ON_HOST=1 (tests/conftest.py) the CUDA operators compiled for the host, whose plans fit.
 
-What would make the host wait for the device is noted in `waits`.
+Operations that would make the host wait for the device are recorded in `waits`.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Matrices for the tests, dense references, and comparison under a bound that can be defended."""
+"""Matrices for the tests, dense references, and comparison under a justified bound."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator

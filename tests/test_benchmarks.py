@@ -1,4 +1,4 @@
-"""The benchmarks of the CUDA operators run, here on tiny problems and without a device."""
+"""The benchmarks of the CUDA operators run: on tiny problems, without a device."""
 
 import json
 import os

@@ -1,6 +1,6 @@
-"""`torch.set_default_device` is the user's: with another default device, tensors of the CPU give the results
-that they always do. A tensor that the library makes without saying where would come to be on that device:
-"meta" here, where there are no numbers."""
+"""`torch.set_default_device` belongs to the user: with another default device, CPU tensors give the same
+results. A tensor that the library creates without a device would be on that device: "meta" here, which holds
+no values."""
 
 import pytest
 import torch

@@ -1,6 +1,6 @@
-"""Everything takes tensors of a CUDA device and gives its results there, tried on a device that is pretended
-(tests/pretend_device.py): what is made on the host by mistake, or goes over the host in each call, is found
-where there is no device."""
+"""Everything accepts tensors on a CUDA device and returns its results there, tested on a simulated device
+(tests/pretend_device.py): it detects tensors created on the host by mistake, or copied through it in each
+call, without a GPU."""
 
 import copy
 import re

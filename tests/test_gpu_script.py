@@ -1,4 +1,4 @@
-"""`make gpu` where there is no device, and how it reads what its tools say."""
+"""`make gpu` without a device, and how it parses the output of its tools."""
 
 import importlib.util
 import re

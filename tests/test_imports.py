@@ -1,4 +1,4 @@
-"""Who may import whom: read from the sources, function-level imports included."""
+"""Which modules may import which: read from the sources, function-level imports included."""
 
 import ast
 import re

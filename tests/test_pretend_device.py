@@ -1,4 +1,4 @@
-"""The pretended device computes as the host does, and refuses what a CUDA device refuses."""
+"""The simulated device computes as the host does, and refuses what a CUDA device refuses."""
 
 import copy
 

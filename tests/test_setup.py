@@ -1,4 +1,4 @@
-"""What `import learnsolve` says when it cannot work, and that every instruction set works."""
+"""The message of `import learnsolve` when it cannot work, and that every instruction set works."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""scripts/spill_budget.py on what ptxas says."""
+"""scripts/spill_budget.py on output of ptxas."""
 
 import subprocess
 import sys

@@ -47,8 +47,8 @@ void lu_products(const I* ptr, int64_t n, const I* idx, const I* diagonal, const
 }
 
 // The same for L L^T: l_ik l_jk, k < j <= i, into (i, j). Where L has no such entry (dropped fill), the
-// modified factorisation takes the product from the diagonal of row i and of row j, as A's symmetric fill
-// would have stood in both.
+// modified factorisation takes the product from the diagonal of row i and of row j, since the symmetric fill
+// would occur in both.
 template <class N, class F>
 void cholesky_products(const std::vector<N>& ptr, const std::vector<N>& idx, bool modified, const F& f) {
   const int64_t n = static_cast<int64_t>(ptr.size()) - 1;
@@ -104,8 +104,8 @@ void products(const I* ptr, int64_t n, const I* idx, const I* diagonal, Factors 
 
 }  // namespace detail
 
-// How many products the elimination has: what its plan costs. A is square with a full diagonal, in places
-// `diagonal`.
+// The number of products of the elimination, which is what its plan costs. A is square with a full diagonal,
+// in places `diagonal`.
 template <class I>
 int64_t elimination_products(const I* ptr, int64_t n, const I* idx, const I* diagonal, Factors kind) {
   EliminationPlan<int64_t> plan;

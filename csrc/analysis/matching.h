@@ -1,8 +1,8 @@
 // A largest matching of rows and columns: the structural rank of a pattern.
 //
-// Augmenting paths by depth-first search; before it descends, a row looks whether one of its columns is free
+// Augmenting paths by depth-first search; before descending, a row checks whether one of its columns is free
 // (I. S. Duff, "On algorithms for obtaining a maximum transversal", ACM Trans. Math. Software 7 (1981)).
-// O(rows nnz) at worst, about O(nnz) on matrices that occur.
+// O(rows nnz) at worst, about O(nnz) in practice.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@ template <class I>
 void match_rows(const I* ptr, int64_t rows, const I* idx, int64_t cols, I* row_of) {
   for (int64_t j = 0; j < cols; ++j) row_of[j] = -1;
   std::vector<I> free(ptr, ptr + rows);  // of each row: entries before this place have no free column
-  std::vector<I> at(rows);               // of each row on the path: the entry by which it goes on
+  std::vector<I> at(rows);               // of each row on the path: the entry to the next row
   std::vector<I> seen(rows, I(-1)), path;
   for (int64_t start = 0; start < rows; ++start) {
     path.assign(1, static_cast<I>(start));
@@ -26,7 +26,7 @@ void match_rows(const I* ptr, int64_t rows, const I* idx, int64_t cols, I* row_o
       const I i = path.back();
       while (free[i] < ptr[i + 1] && row_of[idx[free[i]]] >= 0) ++free[i];
       if (free[i] < ptr[i + 1]) {
-        // Every row of the path leaves its column to the next one, which is on its way there.
+        // Every row of the path gives up its column to the row before it on the path.
         row_of[idx[free[i]]] = i;
         for (std::size_t r = path.size() - 1; r-- > 0;) row_of[idx[at[path[r]]]] = path[r];
         break;
@@ -38,7 +38,7 @@ void match_rows(const I* ptr, int64_t rows, const I* idx, int64_t cols, I* row_o
         at[next] = ptr[next];
         path.push_back(next);
       } else {
-        path.pop_back();  // what it was reached by is seen: the row before goes on to its next entry
+        path.pop_back();  // it has been seen: the row before continues with its next entry
       }
     }
   }

@@ -1,5 +1,5 @@
 // learnsolve._analysis: structure analysis on NumPy index arrays. Once per pattern, on the host,
-// integers only. What is found to be wrong is returned, not thrown: Python writes the message.
+// integers only. Faults are returned, not thrown: Python writes the message.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>

@@ -7,7 +7,7 @@
 
 namespace learnsolve::analysis {
 
-// The order of the kinds is known to learnsolve/pattern.py, which words them.
+// learnsolve/pattern.py has a message for each kind, in this order.
 enum class FaultKind { none, first, decreasing, last, column_range, duplicate, unsorted };
 
 struct Fault {

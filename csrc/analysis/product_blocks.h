@@ -1,5 +1,5 @@
-// The tables of blocks that the kernels of a sparse product (kernels/spgemm.h) take: rows of about equal
-// work, those apart that repeat one another.
+// Tables of blocks for the kernels of a sparse product (kernels/spgemm.h): rows of about equal work, with
+// rows that repeat one another in blocks of their own.
 #pragma once
 
 #include <cstdint>
@@ -74,7 +74,8 @@ class BlockTable {
   std::vector<int64_t> table_;
 };
 
-// Rows of a uniform block at least, and entries of a row of it at most (kUniformLength of the kernels).
+// The minimum number of rows of a uniform block, and the maximum number of entries of one of its rows
+// (kUniformLength of the kernels).
 inline constexpr int64_t kShortestRun = 16, kLongestRow = 128;
 
 // For the passes over the rows of A; without positions (null) no block is uniform. `repeated` as

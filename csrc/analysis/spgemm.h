@@ -26,7 +26,7 @@ class Growing {
   void reserve(int64_t n) {
     if (n > capacity_) resize(std::max(n, capacity_ + capacity_ / 2));
   }
-  // Gives the array away, cut to n entries; free() it.
+  // Releases the array, cut to n entries; the caller must free() it.
   E* release(int64_t n) {
     resize(std::max<int64_t>(n, 1));
     return std::exchange(data_, nullptr);
@@ -43,7 +43,7 @@ class Growing {
   int64_t capacity_ = 0;
 };
 
-// How many products A B has.
+// The number of products of A B.
 template <class I>
 int64_t count_products(const I* a_idx, int64_t a_nnz, const I* b_ptr) {
   int64_t products = 0;
@@ -51,7 +51,7 @@ int64_t count_products(const I* a_idx, int64_t a_nnz, const I* b_ptr) {
   return products;
 }
 
-// Does row i + 1 repeat row i, its columns one further?
+// Does row i + 1 repeat row i, with its columns shifted by one?
 template <class I>
 bool repeats(const I* ptr, const I* idx, int64_t i) {
   const int64_t a = ptr[i], b = ptr[i + 1], length = b - a;
@@ -61,8 +61,8 @@ bool repeats(const I* ptr, const I* idx, int64_t i) {
   return same;
 }
 
-// Sorts distinct columns: few by insertion, many by setting bits, of which a summary says where to look. A
-// comparison sort took three times as long as everything else for 64 columns a row in random order.
+// Sorts distinct columns: few by insertion, many by setting bits, with a summary of the words that are not
+// zero. A comparison sort took three times as long as everything else for 64 columns a row in random order.
 class ColumnSorter {
  public:
   explicit ColumnSorter(int64_t cols) : words_(cols / 64 + 1, 0), summary_(cols / 4096 + 1, 0) {}
@@ -100,10 +100,10 @@ class ColumnSorter {
 // c_ptr (rows + 1) and c_idx, sorted, of C = A B on its full symbolic pattern; positions (a place for each
 // product) if it is not null. False if C may have more than `most` entries.
 //
-// The columns of a row are collected by an array over all columns that says where a column stands: each
-// product is looked at once, or twice where the columns come unsorted. A row of A that repeats the one
-// before, shifted, with rows of B that do so too (grids: nearly all) makes a shifted copy of a row of C:
-// repeated[i] is then 1, else 0.
+// The columns of a row are collected by an array over all columns that holds the position of each: each
+// product is visited once, or twice if the columns come unsorted. A row of A that repeats the one before,
+// shifted, with rows of B that do so too (grids: nearly all) makes a shifted copy of a row of C: repeated[i]
+// is then 1, else 0.
 template <class I>
 bool product_pattern(const I* a_ptr, int64_t rows, const I* a_idx, const I* b_ptr, int64_t inner,
                      const I* b_idx, int64_t cols, I* c_ptr, Growing<I>& c_idx, int64_t most,

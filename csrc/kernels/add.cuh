@@ -1,6 +1,6 @@
 // c = alpha a + beta b on the union of two patterns, and its adjoint, by the plan of kernels/union_plan.h:
-// two bits an entry. A team takes a chunk of the plan: it counts the bits of eight bytes a lane, adds the
-// counts up, and then knows for every entry of C how many entries of A and B come before it.
+// two bits an entry. A team takes a chunk of the plan: it counts the bits of eight bytes a lane, and the sums
+// of the counts give, for every entry of C, the number of entries of A and B before it.
 #pragma once
 
 #include "kernels/launch.cuh"

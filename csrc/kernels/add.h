@@ -2,9 +2,9 @@
 //
 // Four entries at a time: the next values of an operand are spread over the lanes in which it has an entry
 // (one permute by a table of 16), the others cleared. The adjoint packs the lanes together and stores all
-// four; what was too many is overwritten by the next. Measured for a tridiagonal matrix, n = 32768, plus its
-// random permutation (164k entries), float64, one thread: 75 us against 117 for stores through positions
-// and 220 for loads through positions.
+// four; the surplus is overwritten by the next store. Measured for a tridiagonal matrix, n = 32768, plus its
+// random permutation (164k entries), float64, one thread: 75 us against 117 for stores through positions and
+// 220 for loads through positions.
 #pragma once
 
 #include "kernels/csr_view.h"
@@ -18,7 +18,7 @@ namespace learnsolve::LEARNSOLVE_ISA {
 // Lanes in words of 32 bits, which is what permutes take: W of them make a value.
 template <int W>
 struct QuadTables {
-  alignas(32) int32_t spread[16][4 * W];  // lane l takes the value that is as many on as bits are set below l
+  alignas(32) int32_t spread[16][4 * W];  // lane l takes value number (bits set below l)
   alignas(32) int32_t keep[16][4 * W];
   alignas(32) int32_t pack[16][4 * W];  // lane l takes the value of the l-th bit that is set
 
@@ -72,7 +72,7 @@ LS_INLINE typename Quad<T>::vector clear_quad(typename Quad<T>::vector v, const 
 }
 #endif
 
-// Where four values from p on can be read, the last ones of the array in a copy with room behind them.
+// Where four values from p on can be read; the last ones of the array are read from a padded copy.
 template <class T>
 struct Padded {
   const T* values;
@@ -132,7 +132,7 @@ void add_backward(const uint8_t* codes, const I* starts, int64_t chunk0, int64_t
 #ifdef LS_QUADS
   constexpr const auto& tables = quad_tables<sizeof(T) / 4>;
   const int64_t quads = end / 4;
-  const int64_t end_a = starts[2 * chunk1], end_b = starts[2 * chunk1 + 1];  // beyond lies another's part
+  const int64_t end_a = starts[2 * chunk1], end_b = starts[2 * chunk1 + 1];  // the end of this part
   const bool whole = end_a - pa == end - 4 * q;
   const auto run = [&]<bool A, bool B, bool WholeA>() {
     using vector = typename Quad<T>::vector;

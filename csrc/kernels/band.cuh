@@ -1,8 +1,8 @@
 // Rows of a triangular T whose entries all lie within W <= 4 of the diagonal: bidiagonal matrices, factors of
-// pentadiagonal ones, gaps or not. What a stretch of rows makes of the W results before it is an affine map.
+// pentadiagonal ones, with or without gaps. A stretch of rows is an affine map of the W results before it.
 //
-// Rows are those of kernels/triangular.cuh; an entry that is not there takes no part, so that NaN reaches
-// what depends on it and nothing else.
+// Rows are those of kernels/triangular.cuh; a missing entry takes no part, so that NaN reaches only what
+// depends on it.
 #pragma once
 
 #include "kernels/triangular.cuh"
@@ -103,7 +103,7 @@ struct Band {
       if (d < t0) before.x[d] = at(t0 - 1 - d);
     return before;
   }
-  // Is no result finite any more? In a band without gaps each depends on one of the W before it.
+  // Are all results from here on non-finite? In a band without gaps each depends on one of the W before it.
   LS_DEVICE bool lost(const Window<W, T>& before) const { return full > 0 && before.count_finite() == 0; }
 };
 
@@ -112,8 +112,8 @@ template <int R, int W, class T>
 struct LaneRows {
   BandRow<W, T> row[R];
 
-  // Rows t0 to t0 + R, in steps that take what the one before has read as it is: so all of a step is waited
-  // for at once. Beyond the last row there are no entries: results are zeros that nobody reads.
+  // Rows t0 to t0 + R, in steps that only use what earlier steps have read: so the loads of a step share one
+  // wait. Rows beyond the last have no entries; their results are zeros and are not read.
   template <class I>
   LS_DEVICE void read(const Band<W, T, I>& A, int64_t t0) {
     const Triangle<T, I>& S = A.S;

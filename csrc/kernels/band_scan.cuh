@@ -2,20 +2,20 @@
 // fixed size, each with its lanes' maps in shared memory.
 //
 // A lane takes R consecutive rows. Neighbouring lanes read R rows apart, but a warp reads all of a piece of
-// memory, most of it from the first-level cache. Its rows stay in registers: first they are walked with the
-// right-hand side from nothing and, without it, from each unit vector of the W results before, which is the
-// lane's map; then, after the scan, from the results that are known by then.
+// memory, most of it from the first-level cache. Its rows stay in registers. They are solved first with the
+// right-hand side from zeros and, without it, from each unit vector of the W results before, which gives the
+// lane's map; and again after the scan, from the results that are known by then.
 //
-// Where what comes before a lane is not finite, because factors overflow or numbers are so, the lanes of the
-// chunk walk one after another. Where products of factors underflow, what comes from before is taken as
-// nothing, though later rows may amplify it again.
+// If the results before a lane are not finite, because factors overflow or the data are not finite, the lanes
+// of the chunk run one after another. If products of factors underflow, the contribution of the rows before
+// is taken as zero, although later rows may amplify it again.
 #pragma once
 
 #include "kernels/band.cuh"
 
 namespace learnsolve::cuda {
 
-// What lanes tell one another, number by number: neighbouring lanes have neighbouring words.
+// What lanes exchange, number by number: neighbouring lanes have neighbouring words.
 template <int Lanes, int W, class T>
 struct LaneMaps {
   T number[Affine<W, T>::kNumbers][Lanes];
@@ -68,7 +68,7 @@ LS_DEVICE const LaneMaps<Team::size, W, T>& scan(const Team& team, ScanRoom<Team
   return room.maps[from];
 }
 
-// Does any lane say so? Told to all.
+// Is this true in any lane? All lanes receive the answer.
 template <class Team>
 LS_DEVICE bool any(const Team& team, typename Team::template Own<bool>& says) {
 #ifdef __CUDACC__

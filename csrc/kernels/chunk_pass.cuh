@@ -6,7 +6,7 @@
 //     skips()           is there nothing to do?
 //
 // and serves as the end of a product too, where the results of a row go to at(place, result, sums). No bit
-// depends on the alignment of any array: it decides how numbers are loaded, not who adds them up.
+// depends on the alignment of any array: it decides how numbers are loaded, not which thread adds them up.
 #pragma once
 
 #include "kernels/grid.cuh"
@@ -134,7 +134,7 @@ struct RowsOf {
 };
 
 // y_i = sum_p values_p x_{idx_p} for the rows of a chunk, given to pass.at(place, y, sums). Lanes > 0: one
-// column, so many lanes a row, else V columns at once by one thread.
+// column, with this number of lanes a row; else V columns at once by one thread.
 template <int Lanes, int V, class Team, class T, class I, int Room, class Pass>
 LS_DEVICE void product_chunk(const Team& team, const RowsOf<T, I>& A, const T* x, const Pass& pass,
                              int64_t r0, int64_t r1, int64_t k, bool packs, const Partials<T>& partials,

@@ -60,8 +60,8 @@ struct ProductView {
 
 // A triangular system: rows hold the entries that are read and no others, sorted; the diagonal entry is the
 // last (lower) or the first (upper) of each, and absent if `unit`. Row t of the table of blocks is (first
-// row, length, stride): if length > 0, every row up to the next block has so many entries, columns advance by
-// one from row to row and places in the values by stride. The last line is (rows, 0, 0).
+// row, length, stride): if length > 0, every row up to the next block has this number of entries, columns
+// advance by one from row to row and places in the values by stride. The last line is (rows, 0, 0).
 template <class T, class I>
 struct TriangleView {
   CsrView<T, I> A;

@@ -1,14 +1,15 @@
 // Loops that stay on the device: launches of as many blocks as it holds at once, a barrier for all of them,
-// and sums over rows that every block can know. Compiled for the host a kernel does the work of all blocks, a
-// phase at a time, and the barrier is nothing.
+// and sums over rows that every block can compute. Compiled for the host a kernel does the work of all
+// blocks, a phase at a time, and the barrier does nothing.
 //
-// A persistent kernel is a row of phases with grid_sync() between. Every block must come to every barrier:
-// what decides about one must be the same number for all of them, and no barrier lies in for_blocks.
+// A persistent kernel is a sequence of phases with grid_sync() between them. Every block must reach every
+// barrier: a condition around a barrier must have the same value in all of them, and no barrier may lie in
+// for_blocks.
 //
 // Sums: rows are cut into chunks, whose number depends on that of the rows alone. One block adds up each
-// chunk, in a fixed tree, and writes a partial sum a column. After the barrier whoever needs a total adds up
-// all partials in a fixed order (add_chunks): blocks do that side by side, without a further barrier. So
-// sums have the same bits whatever the device, the grid and the form of the loop. As on the host (ops/
+// chunk, in a fixed tree, and writes a partial sum a column. After the barrier each block that needs a total
+// adds up all partials in a fixed order (add_chunks): blocks do that in parallel, without a further barrier.
+// So sums have the same bits whatever the device, the grid and the form of the loop. As on the host (ops/
 // richardson.h), partial sums are in the numbers' own type and the sum of partials in double.
 #pragma once
 
@@ -45,9 +46,9 @@ LS_BOTH int columns_together(int64_t k) {
   return width;
 }
 
-// In shared memory, slots (a power of two) of `width` numbers: parts[w] becomes the sum of the parts[slot
-// width
-// + w], in a fixed tree. All threads come; before: team.sync(); afterwards everyone may read.
+// In shared memory, slots (a power of two) of `width` numbers: parts[w] becomes the sum over the slots of
+// their number w, in a fixed tree. All threads must call it, after team.sync(); afterwards all of them may
+// read the sums.
 template <class Team, class T>
 LS_DEVICE void add_slots(const Team& team, T* parts, int slots, int width) {
   for (int h = slots / 2; h > 0; h /= 2) {
@@ -91,7 +92,7 @@ LS_DEVICE void for_teams(int64_t begin, int64_t end, const F& f) {
   for (int64_t i = begin + slot; i < end; i += teams) f(team, slot, i);
 }
 
-// A property of the current device, asked for once. -1: not asked yet.
+// A property of the current device, queried once. -1: not queried yet.
 template <class F>
 int64_t once_a_device(std::atomic<int64_t>* known, const F& ask) {
   constexpr int kDevices = 64;
@@ -115,7 +116,8 @@ int64_t device_attribute() {
 }
 inline int64_t l2_bytes() { return device_attribute<cudaDevAttrL2CacheSize>(); }
 
-// Blocks of so many threads that the current device runs at once; 0 if it has no barrier for a grid.
+// The number of blocks of Threads threads that the current device runs at once; 0 if it has no barrier for a
+// grid.
 template <auto Kernel, int Threads>
 int64_t resident_blocks() {
   static std::atomic<int64_t> known[64];
@@ -123,7 +125,7 @@ int64_t resident_blocks() {
     if (device_attribute<cudaDevAttrCooperativeLaunch>() == 0) return 0;
     int each = 0;
     if (cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, Kernel, Threads, 0) != cudaSuccess) {
-      cudaGetLastError();  // taken back: the loop of launches does without
+      cudaGetLastError();  // clears the error: the loop of launches needs no barrier
       return 0;
     }
     return each * device_attribute<cudaDevAttrMultiProcessorCount>();
@@ -152,7 +154,7 @@ void for_teams(int64_t begin, int64_t end, const F& f) {
   for (int64_t i = begin; i < end; ++i) f(HostTeam<Lanes>{}, static_cast<int>((i - begin) % teams), i);
 }
 
-inline int64_t l2_bytes() { return int64_t{1} << 12; }  // little: tests have both forms of a loop
+inline int64_t l2_bytes() { return int64_t{1} << 12; }  // small, so that tests run both forms of a loop
 
 template <auto Kernel, int Threads>
 int64_t resident_blocks() {
@@ -167,8 +169,8 @@ cudaError_t launch_resident_as(void (*)(Parameters...), int64_t, cudaStream_t,
 
 #endif
 
-// Kernel, a persistent kernel, on `blocks` blocks or on fewer, as the device holds. If that has no barrier
-// for a grid (resident_blocks = 0): an error.
+// Launches Kernel, a persistent kernel, on `blocks` blocks or on as many as the device holds. An error if the
+// device has no barrier for a grid (resident_blocks = 0).
 template <auto Kernel, int Threads, class... Arguments>
 cudaError_t launch_resident(int64_t blocks, cudaStream_t stream, const Arguments&... arguments) {
   return launch_resident_as<Kernel, Threads>(Kernel, blocks, stream, arguments...);

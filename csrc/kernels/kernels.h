@@ -3,7 +3,7 @@
 // kernels.cpp collects the parts and isa.cpp picks a table.
 //
 // These files must not include any header with inline functions of its own (no standard library): the linker
-// keeps one copy of those, and that could be the one with instructions that the machine does not have.
+// keeps one copy of those, and that could be the one with instructions that the machine lacks.
 #pragma once
 
 #include "kernels/csr_view.h"

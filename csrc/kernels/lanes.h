@@ -38,7 +38,7 @@ struct Lanes<float> {
 template <class T>
 inline constexpr int kLanes = LS_VECTOR_BYTES / sizeof(T);
 
-// Rows that an epilogue gets at once, at most.
+// The maximum number of rows that an epilogue receives at once.
 template <class T>
 inline constexpr int kRows = 32 / sizeof(T);
 

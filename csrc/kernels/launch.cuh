@@ -33,9 +33,9 @@ inline cudaError_t cudaGetLastError() { return 0; }
 
 namespace learnsolve::cuda {
 
-constexpr int kThreads = 256;  // of a block, if nothing else is said
+constexpr int kThreads = 256;  // of a block, by default
 
-// Blocks for so many items, `each` of them to a block.
+// The number of blocks for `items` items, `each` of them to a block.
 inline unsigned blocks_for(int64_t items, int64_t each = 1, int64_t most = 0x7fffffff) {
   return static_cast<unsigned>(std::clamp<int64_t>((items + each - 1) / each, 1, most));
 }
@@ -55,11 +55,11 @@ struct BatchOf {
   LS_DEVICE T* of(int64_t b) const { return values + b * step; }
 };
 
-// Which of any number of items fall to one of many: the first, and from one to the next.
+// The items assigned to this worker: the first, and the step from one to the next.
 struct Turns {
   int64_t first, step;
 };
-// Of this thread's team, in a grid of so many blocks, along one axis.
+// Those of this thread's team, along one axis of the grid.
 template <int Lanes>
 LS_BOTH Turns turns(int64_t block, int64_t blocks, int64_t thread, int64_t threads = kThreads) {
   const int64_t teams = threads / Lanes;
@@ -71,7 +71,7 @@ LS_BOTH Turns turns(int64_t block, int64_t blocks, int64_t thread, int64_t threa
 template <int N>
 using Block = BlockTeam<N>;
 
-// f(team, i) for the items that fall to this thread's team.
+// f(team, i) for the items assigned to this thread's team.
 template <int Lanes, class F>
 LS_DEVICE void for_items(int64_t items, const F& f) {
   const WarpTeam<Lanes> team;
@@ -110,7 +110,7 @@ LS_DEVICE void for_points(int64_t layers, int64_t lines, int64_t width, const F&
 
 #else
 
-// One thread does the work of all blocks, unless a test has it be one of several
+// One thread does the work of all blocks, unless a test makes it one of several
 // (csrc/tests/device_grid_test.cpp).
 struct HostGrid {
   int64_t block = 0, blocks = 1;

@@ -1,9 +1,9 @@
-// Rows dealt out evenly however long they are: the merge path of Merrill and Garland ("Merge-based parallel
-// sparse matrix-vector multiplication", 2016).
+// Rows distributed evenly, whatever their lengths: the merge path of Merrill and Garland ("Merge-based
+// parallel sparse matrix-vector multiplication", 2016).
 //
 // The path of a matrix visits its entries in order and, after those of each row, the row's end: rows + nnz
-// items. Pieces of equal length are equal work, whatever the rows are like. A point of the path is the number
-// of rows that have ended and the number of entries that have been passed.
+// items. Pieces of equal length are equal work, whatever the lengths of the rows. A point of the path is the
+// number of rows that have ended and the number of entries that have been passed.
 #pragma once
 
 #include "kernels/team.cuh"
@@ -19,7 +19,7 @@ struct PathPiece {
   PathPoint first, last;
 };
 
-// The end of row i is item ptr[i + 1] + i. How many ends come before item `at`, if lo to hi do?
+// The end of row i is item ptr[i + 1] + i. The number of ends before item `at`, which lies between lo and hi.
 template <class Ptr>
 LS_BOTH int64_t rows_ended(const Ptr& ptr, int64_t lo, int64_t hi, int64_t at) {
   while (lo < hi) {
@@ -45,9 +45,10 @@ LS_BOTH int64_t row_of_entry(const Ptr& ptr, int64_t lo, int64_t hi, int64_t p) 
   return lo;
 }
 
-// How rows are dealt out. Without a table each is a piece of its own. Else line t of the table is the point
+// How rows are distributed. Without a table each is a piece of its own. Else line t of the table is the point
 // of item t `width`, the last line the end of the path, and each stretch between two lines makes `parts`
-// pieces. The arrays may be anything that is indexed like one: tests have some of sizes that no memory holds.
+// pieces. The arrays may be anything that is indexed like one: tests use some that are too large for any
+// memory.
 template <class I, class Ptr = const I*, class Table = const I*>
 struct Schedule {
   Ptr ptr;

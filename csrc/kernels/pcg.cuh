@@ -44,7 +44,7 @@ struct PcgResidualPass {
   }
 };
 
-// x += alpha p,  next = z + beta p, or d o z + beta p; r becomes zero where it is to be wiped.
+// x += alpha p,  next = z + beta p, or d o z + beta p; r becomes zero where it must be cleared.
 template <class T>
 struct PcgUpdatePass {
   static constexpr int kSums = 0;

@@ -1,7 +1,7 @@
 // The adjoint of preconditioned conjugate gradients (formulas: kernels/pcg_adjoint.h) as phases: passes and
-// products over chunks of rows, and between them `AdjointJudge`, which computes the scalars. A column acts in
-// an iteration if it has a cotangent and did not stand still; nothing that belongs to another one is touched,
-// so what it holds does not matter.
+// products over chunks of rows, and between them `AdjointJudge`, which computes the scalars. A column takes
+// part in an iteration if it has a cotangent and did not stand still; the others are not touched, so their
+// contents do not matter.
 #pragma once
 
 #include "kernels/pcg.cuh"
@@ -28,7 +28,7 @@ struct CountPass {
   }
 };
 
-// out = acts ? a u + b w : 0, where a is none for 1, and w may be none.
+// out = acts ? a u + b w : 0, where `a` and `w` may be missing: a is then 1.
 template <class T>
 struct CombinePass {
   static constexpr int kSums = 0;

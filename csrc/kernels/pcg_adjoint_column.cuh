@@ -33,7 +33,8 @@ struct PcgAdjointColumn {
   LS_BOTH T& now(AdjointWork row) const { return work[row * chosen]; }
   LS_BOTH bool acts() const { return now(kActs) != T(0); }
 
-  // What the iteration needs. A column acts in it if it `learns` and did not stand still.
+  // What the iteration needs. A column takes part in it if it has a cotangent (`learns`) and did not stand
+  // still.
   LS_BOTH void prepare(bool learns) const {
     const T alpha = learns ? scalars[kAlpha * all] : T(0), beta = scalars[kBeta * all];
     now(kAlphaNow) = alpha;

@@ -17,7 +17,7 @@
 
 namespace learnsolve {
 
-// Variables, because a device must not call what makes them.
+// Variables, because device code must not call the functions that return them.
 template <class T>
 constexpr T kSmallest = std::numeric_limits<T>::min();
 template <class T>

@@ -1,6 +1,6 @@
 // All iterations of preconditioned conjugate gradients (pcg.cuh) in one persistent kernel, for systems that
-// the cache of a device holds. Every block keeps what is known of the columns in its own shared memory, and
-// judges them itself: the same sums in the same order, so the same decisions, and a barrier less.
+// the cache of a device holds. Every block keeps the state of the columns in its own shared memory and judges
+// them itself: the same sums in the same order give the same decisions, with one barrier fewer.
 #pragma once
 
 #include "kernels/pcg.cuh"

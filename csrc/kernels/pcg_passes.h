@@ -1,6 +1,7 @@
 // Operands of the passes over vectors that preconditioned conjugate gradients and their adjoint consist of
 // (kernels/pcg.h). All vectors are n x k, row-major; coefficients have one entry a column; sums are blocks x
-// k, one a block and column: added up in order by the caller, they do not depend on how blocks are dealt out.
+// k, one a block and column: added up in order by the caller, they do not depend on how blocks are
+// distributed.
 #pragma once
 
 namespace learnsolve {
@@ -51,7 +52,8 @@ struct PcgDot {
 // rbar += M^T zbar + rhobar z' + c r',  zbar = pbar + rhobar r',  z' = M r',  r' = next,
 // dbar += zbar o r' summed over the columns, for M = diag(d),
 // sum = <xbar, p> - <rbar, q>,  q = A p = (r - r') / alpha.
-// That q is as good as the product: r and r' are orthogonal (in the inner product of M), so nothing cancels.
+// This q is as accurate as the product: r and r' are orthogonal (in the inner product of M), so nothing
+// cancels.
 template <class T>
 struct PcgAdjointResidual {
   const T* rhobar;

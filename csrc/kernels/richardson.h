@@ -2,7 +2,7 @@
 // and their adjoint. Without momentum and with s = w / diag(A) this is weighted Jacobi, with constant s the
 // method of Richardson; with constant s and m that of the heavy ball.
 //
-// Adjoint of one sweep, for the cotangent lambda of x', that of the iterate behind it, later (it has momentum
+// Adjoint of one sweep, for the cotangent lambda of x', that of the iterate after it, later (with momentum
 // m'), and the cotangents c of ||b - A x|| (a column each, already divided by the norm):
 //     r   = b - A x
 //     rho = s o lambda + c r                 the cotangent of r
@@ -19,7 +19,7 @@
 namespace learnsolve::LEARNSOLVE_ISA {
 
 // Squares of the residual are summed per block, blocks are summed in order by the caller: the norm
-// does not depend on how blocks are dealt out to threads.
+// does not depend on how blocks are distributed over threads.
 template <class T, bool Momentum>
 struct Relax {
   const T* LS_RESTRICT x;
@@ -68,14 +68,13 @@ struct Relax {
   }
 };
 
-// A is given by its rows, without perm.
 template <class T, class I>
 void richardson_sweep(const CsrView<T, I>& A, const RowBlocks<I>& blocks, int64_t b0, int64_t b1, Sweep<T> a,
                       int64_t k) {
   if (a.old)
-    for_each_row<false>(A, blocks, b0, b1, a.x, k, Relax<T, true>(a, k));
+    for_each_row(A, blocks, b0, b1, a.x, k, Relax<T, true>(a, k));
   else
-    for_each_row<false>(A, blocks, b0, b1, a.x, k, Relax<T, false>(a, k));
+    for_each_row(A, blocks, b0, b1, a.x, k, Relax<T, false>(a, k));
 }
 
 template <class T, bool Momentum>
@@ -173,7 +172,7 @@ template <class T, class I, bool Momentum>
 void relax_adjoint(const CsrView<T, I>& A, const RowBlocks<I>& blocks, int64_t b0, int64_t b1,
                    const SweepAdjoint<T>& a, int64_t k) {
   RelaxAdjoint<T, Momentum> out(a, k);
-  if (a.c || a.sbar) return for_each_row<false>(A, blocks, b0, b1, a.x, k, out);
+  if (a.c || a.sbar) return for_each_row(A, blocks, b0, b1, a.x, k, out);
   for (int64_t block = b0; block < b1; ++block) {
     out.begin(block);
     for (int64_t i = blocks.table[2 * block]; i < blocks.table[2 * block + 2]; ++i) out.without_residual(i);

@@ -1,6 +1,6 @@
 // The adjoint of Richardson sweeps with momentum (formulas: kernels/richardson.h), for every sweep from the
 // last to the first: a phase over rows of A (rho, sbar, bbar, mbar, later), and one over rows of A^T, which
-// adds A^T g. What it begins with and what is added up after it is in kernels/richardson_gradients.cuh.
+// adds A^T g. What runs before and after it is in kernels/richardson_gradients.cuh.
 #pragma once
 
 #include "kernels/richardson_operands.h"
@@ -9,7 +9,7 @@
 namespace learnsolve::cuda {
 
 // Row i of the adjoint of a sweep, all columns of one member of the batch. A column with learns[j] = 0 has no
-// cotangent: whatever its iterates are, NaN too, it adds nothing. sums: one number of each lane.
+// cotangent: it adds nothing, even if its iterates are NaN. sums: one number of each lane.
 template <class Shape, class Team, class T, class I>
 LS_DEVICE void relax_adjoint_row(const Team& team, const RowPass<T, I>& A, const T* a, const T* given,
                                  const SweepAdjoint<T>& o, const T* learns, int64_t i) {
@@ -89,7 +89,7 @@ struct SweepsAdjoint {
   const T* learns;  // (batch, k)
   const T* c;       // (batch, sweeps, k), or null: cotangents of the norms over the norms;
   const T* norms;   // (batch, sweeps): is one of these not 0?
-  T* lambda[2];     // with momentum in turn the cotangent of an iterate and what is to come of it
+  T* lambda[2];     // with momentum, in turn the cotangent of an iterate and of the one before it
   T* gb;            // or null
   T* gs;            // or null
   T* sums;          // (sweeps, batch, chunks), or null: of mbar

@@ -1,15 +1,15 @@
-// Before the adjoint of Richardson sweeps: which columns learn, and the cotangents of the norms over the
-// norms. After it: the gradients of A's values and of the momentum. The g = -rho of several sweeps are kept,
-// and the gradient of A's values for all of them is one pass over the entries: pattern and gradient are read
-// once, not once a sweep.
+// Before the adjoint of Richardson sweeps: which columns have a cotangent, and the cotangents of the norms
+// over the norms. After it: the gradients of A's values and of the momentum. The g = -rho of several sweeps
+// are kept, and the gradient of A's values for all of them is one pass over the entries: pattern and gradient
+// are read once, not once a sweep.
 #pragma once
 
 #include "kernels/richardson_adjoint.cuh"
 
 namespace learnsolve::cuda {
 
-// learns[b, j] = 1 where a number of column j of v (batch, rows, k) is not 0; whoever finds one writes the
-// same.
+// learns[b, j] = 1 where a number of column j of v (batch, rows, k) is not 0; every thread that finds one
+// writes the same value.
 template <class T>
 LS_KERNEL(kThreads)
 learns_kernel(const T* v, int64_t rows, int64_t k, int64_t batch, T* learns) {
@@ -38,7 +38,7 @@ norm_cotangents_kernel(const T* norms, const T* gnorms, int64_t sums, int64_t k,
 }
 
 // The gradient of entry p of A, for the members b0 <= b < b1, with what the sweeps first <= it < last add to
-// it: one after another, so that it does not depend on how many go together.
+// it: one after another, so that it does not depend on how sweeps are grouped.
 template <class T, class I>
 LS_DEVICE T entry_gradient(const SweepsAdjoint<T, I>& P, int64_t p, int64_t first, int64_t last,
                            Members members, T gradient) {

@@ -17,7 +17,7 @@ struct Sweep {
   T* squares;
 };
 
-// With lambda the cotangent of next, and later that of the iterate behind it:
+// With lambda the cotangent of next, and later that of the iterate after it:
 // rho = s o lambda + c r,  g = -rho,  bbar += rho,  sbar += <r, lambda> of each row,
 // later = (1 + momentum) lambda + factor later,  sums = <lambda, x - old> of each block.
 template <class T>

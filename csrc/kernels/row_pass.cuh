@@ -38,7 +38,7 @@ struct RowPass {
   }
 };
 
-// f(place in the values, column) for the entries of begin <= p < end that fall to `lane`, one of N.
+// f(place in the values, column) for the entries of begin <= p < end assigned to `lane`, one of N.
 template <int N, bool Packs, class T, class I, class F>
 LS_DEVICE void lane_entries(const RowPass<T, I>& P, int64_t begin, int64_t end, int lane, const F& f) {
   if constexpr (Packs) {
@@ -87,7 +87,7 @@ LS_DEVICE void vector_row(const Team& team, const RowPass<T, I>& P, int64_t i, M
   }
 }
 
-// One column, Dot, by entries: those of stretch t of the table that fall to `lane`, one of N.
+// One column, Dot, by entries: those of stretch t of the table assigned to `lane`, one of N.
 template <int N, class T, class I>
 LS_DEVICE void vector_entries(const RowPass<T, I>& P, int64_t t, int lane, Members members) {
   const PathPoint first = P.rows.line(t), last = P.rows.line(t + 1);
@@ -102,8 +102,8 @@ LS_DEVICE void vector_entries(const RowPass<T, I>& P, int64_t t, int lane, Membe
 }
 
 // A part of row i, its entries begin <= p < end, for k columns: those of the team's tiles c0 <= c < c1, of V
-// columns a lane. Indices and values are loaded by all lanes together and then handed round. The result goes
-// to out(b), or is added up over the members and goes to out of the last.
+// columns a lane. Indices and values are loaded by all lanes together and then shared. The result goes to
+// out(b), or is added up over the members and goes to out of the last.
 template <int V, bool Sum, bool Dot, class Team, class T, class I, class Out>
 LS_DEVICE void columns_row(const Team& team, const RowPass<T, I>& P, int64_t i, int64_t begin, int64_t end,
                            int64_t c0, int64_t c1, Members members, const Out& out) {
@@ -183,8 +183,8 @@ LS_DEVICE void columns_piece(const Team& team, const RowPass<T, I>& P, int64_t s
   });
 }
 
-// What the pieces before the one that ends a row have of it, added to what that one wrote: column c by one
-// team, if s is the first of them.
+// Adds to a row the partial sums of the pieces before the one that ends it: column c by one team, if s is the
+// first of them.
 template <class Team, class T, class I>
 LS_DEVICE void add_carries(const Team& team, const RowPass<T, I>& P, int64_t s, int64_t c, int64_t b) {
   if (!P.rows.opens(s)) return;

@@ -1,4 +1,4 @@
-// Kernels of row_pass.cuh and vector_stretch.cuh, and which of them a pass takes.
+// Kernels of row_pass.cuh and vector_stretch.cuh, and which of them a pass uses.
 #pragma once
 
 #include "kernels/vector_stretch.cuh"
@@ -6,7 +6,7 @@
 namespace learnsolve::cuda {
 
 constexpr int kStretchThreads = 128;  // of a block that follows the merge path
-constexpr int kStretchItems = 7;      // of each of those; learnsolve/_device_analysis.py knows the product
+constexpr int kStretchItems = 7;      // of each of those; learnsolve/_device_analysis.py has the product
 constexpr int kStretch = kStretchThreads * kStretchItems;
 constexpr int kParts = 4;  // of a stretch, for several columns
 
@@ -80,7 +80,7 @@ struct RowPassLaunch {
     const dim3 grid(blocks_for(P.rows.rows, kThreads / Lanes), 1, depth());
     LS_LAUNCH(grid, kThreads, stream, (P), vector_rows_kernel<Lanes, Sum, Dot, T, I>);
   }
-  // About half as many lanes as an average row has entries: short rows keep few lanes waiting.
+  // About half as many lanes as an average row has entries: so few lanes idle on short rows.
   void vector() const {
     const int64_t mean = P.rows.nnz / P.rows.rows;
     if (mean < 6)

@@ -4,8 +4,9 @@
 //   spmm_backward  gx_j  = sum_p a_p g_i,  ga_p = <g_i, x_j>   in one pass over the columns j:
 //                  every row g_i is loaded once and serves both.
 //
-// For one column of a matrix of uniform blocks the pass is not the best: product with the transpose and
-// sampled product, apart, run on contiguous vectors (N = 32768 tridiagonal, float64: 38 us against 105).
+// For one column of a matrix of uniform blocks the pass is not the fastest: the product with the transpose
+// and the sampled product, run separately, read contiguous vectors (N = 32768 tridiagonal, float64: 38 us
+// against 105).
 #pragma once
 
 #include "kernels/csr_view.h"

@@ -1,5 +1,5 @@
-// Gradients on a pattern that come from many pairs of blocks of vectors, of several iterations of a loop: in
-// one pass over the entries for some of them.
+// Gradients on a pattern from pairs of blocks of vectors of several iterations of a loop: several pairs are
+// added in one pass over the entries.
 #pragma once
 
 #include "kernels/chunk_pass.cuh"
@@ -8,7 +8,7 @@ namespace learnsolve::cuda {
 
 // Some pairs of blocks of vectors, (u, v): out_p += <u_i, v_j> for the entries p = (i, j) of a pattern, one
 // pair after another, so that no bit depends on how pairs are grouped. All members that share their values
-// are added up. Entries are dealt out, not rows: it does not matter how long those are.
+// are added up. Entries are distributed, not rows, so the lengths of the rows do not matter.
 template <class T, class I>
 struct EntryPairs {
   static constexpr int kMost = 8;

@@ -57,8 +57,8 @@ LS_INLINE bool pairs_uniform_block(const I* ptr, const I* idx, int64_t r0, int64
   }
 }
 
-// Pairs that are added in one pass over a block: more streams than this and the machine no longer reads
-// ahead.
+// Pairs that are added in one pass over a block: with more streams than this the machine no longer
+// prefetches.
 inline constexpr int64_t kPairsAtOnce = 4;
 
 // out_p += sum over the pairs of <u_i, v_j>, one after another: no bit depends on how pairs are grouped. What

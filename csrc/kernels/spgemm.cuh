@@ -161,7 +161,7 @@ struct ColumnSums {
   bool adds_left, adds_right;  // sums over the batch
 };
 
-// Lane n has entry n of a part of row k; all of A's column pass by.
+// Lane n has entry n of a part of row k; the team goes through all of A's column.
 template <bool Left, class Team, class T, class I, class Places>
 LS_DEVICE void column_sums(const Team& team, const ColumnSums<T, I, Places>& P, int64_t k, Members members) {
   constexpr int N = Team::size;

@@ -22,7 +22,7 @@ LS_INLINE void spread(T* LS_RESTRICT p, int64_t stride, typename Lanes<T>::vecto
 }
 
 // A uniform block of rows: each repeats the one before, its entries, those of its rows of B and its places in
-// C further by a constant. As many rows at once as a vector has lanes, all by the indices of the first row;
+// C shifted by a constant. As many rows at once as a vector has lanes, all by the indices of the first row;
 // every sum has the order that it has in product_rows. Rows of C hold at most kUniformLength entries. Returns
 // how many rows are done.
 inline constexpr int kUniformLength = 128;

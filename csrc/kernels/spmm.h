@@ -36,9 +36,9 @@ LS_INLINE T row_dot(const CsrView<T, I>& A, int64_t p, int64_t end, const T* LS_
 
 // A block whose rows all have L entries and whose columns advance by one: x is read contiguously. Entry l of
 // the first row is at first[l] and meets x at columns[l]; `apart`: a structure with `perm`, whose entry l
-// forms a sequence of its own. This is a function, not inlined and without the index type, because 32- and
-// 64-bit indices share it so. Its copy of the epilogue keeps the sums in registers.
-template <int L, bool Perm, class T, class Epilogue>
+// forms a sequence of its own. This is a function, not inlined and without the index type, so that 32- and
+// 64-bit indices share it. Its copy of the epilogue keeps the sums in registers.
+template <int L, class T, class Epilogue>
 LS_FUNCTION void uniform_rows(const T* const* first, const T* const* columns, bool apart, int64_t r0,
                               int64_t n, Epilogue& epilogue) {
   constexpr int V = kRows<T>;
@@ -51,7 +51,7 @@ LS_FUNCTION void uniform_rows(const T* const* first, const T* const* columns, bo
   T s[V];
   if constexpr (kShuffles<L, T>) {
     LanePicker<L, T> lanes;
-    if (Perm && apart) {
+    if (apart) {
       // `t + V < n`: the last vector reads up to the entry of row t + V.
       for (; t + V < n; t += V) {
         typename Lanes<T>::vector sum{};
@@ -101,7 +101,7 @@ LS_FUNCTION void irregular_rows(const CsrView<T, I>& A, int64_t r0, int64_t r1, 
   epilogue = out;
 }
 
-template <bool Perm, class T, class I, class Epilogue>
+template <class T, class I, class Epilogue>
 LS_INLINE void vector_block(const CsrView<T, I>& A, int64_t r0, int64_t r1, int64_t length, const T* x,
                             Epilogue& out) {
   constexpr int kLongest = 9;
@@ -112,17 +112,17 @@ LS_INLINE void vector_block(const CsrView<T, I>& A, int64_t r0, int64_t r1, int6
   }
   const int64_t n = r1 - r0;
   switch (length) {
-    case 1: return uniform_rows<1, Perm>(a, xs, A.perm, r0, n, out);
-    case 2: return uniform_rows<2, Perm>(a, xs, A.perm, r0, n, out);
-    case 3: return uniform_rows<3, Perm>(a, xs, A.perm, r0, n, out);
-    case 4: return uniform_rows<4, Perm>(a, xs, A.perm, r0, n, out);
-    case 5: return uniform_rows<5, Perm>(a, xs, A.perm, r0, n, out);
-    case 6: return uniform_rows<6, Perm>(a, xs, A.perm, r0, n, out);
-    case 7: return uniform_rows<7, Perm>(a, xs, A.perm, r0, n, out);
-    case 9: return uniform_rows<9, Perm>(a, xs, A.perm, r0, n, out);
+    case 1: return uniform_rows<1>(a, xs, A.perm, r0, n, out);
+    case 2: return uniform_rows<2>(a, xs, A.perm, r0, n, out);
+    case 3: return uniform_rows<3>(a, xs, A.perm, r0, n, out);
+    case 4: return uniform_rows<4>(a, xs, A.perm, r0, n, out);
+    case 5: return uniform_rows<5>(a, xs, A.perm, r0, n, out);
+    case 6: return uniform_rows<6>(a, xs, A.perm, r0, n, out);
+    case 7: return uniform_rows<7>(a, xs, A.perm, r0, n, out);
+    case 9: return uniform_rows<9>(a, xs, A.perm, r0, n, out);
     default:
-      if (Perm && A.perm)
-        irregular_rows<Perm>(A, r0, r1, x, out);
+      if (A.perm)
+        irregular_rows<true>(A, r0, r1, x, out);
       else
         irregular_rows<false>(A, r0, r1, x, out);
   }
@@ -193,17 +193,16 @@ LS_FUNCTION void column_rows(CsrView<T, I> A, const RowBlocks<I> blocks, int64_t
   }
 }
 
-// All rows of the blocks b0 <= b < b1. The epilogue is told where a block begins and ends. It is copied:
-// through a reference its sums would stay in memory, where every store of a result could be to them. Perm: A
-// may have one.
-template <bool Perm = true, class T, class I, class Epilogue>
+// All rows of the blocks b0 <= b < b1. The epilogue is notified where a block begins and ends. It is copied:
+// through a reference its sums would stay in memory, because every store of a result could alias them.
+template <class T, class I, class Epilogue>
 inline void for_each_row(const CsrView<T, I>& A, const RowBlocks<I>& blocks, int64_t b0, int64_t b1,
                          const T* x, int64_t k, const Epilogue& epilogue) {
-  if (k > 1) return column_rows(A, blocks, b0, b1, x, k, epilogue);
+  if (k != 1) return column_rows(A, blocks, b0, b1, x, k, epilogue);
   Epilogue out = epilogue;
   for (int64_t b = b0; b < b1; ++b) {
     out.begin(b);
-    vector_block<Perm>(A, blocks.table[2 * b], blocks.table[2 * b + 2], blocks.table[2 * b + 1], x, out);
+    vector_block(A, blocks.table[2 * b], blocks.table[2 * b + 2], blocks.table[2 * b + 1], x, out);
     out.end(b);
   }
 }

@@ -3,10 +3,10 @@
 //     x_i = b_i r_i - sum_j (t_ij r_i) x_j,   r_i = 1 / t_ii (1 for a unit diagonal),
 //
 // the farthest column first. So what passes from one row to the next is a single multiply-add, if the
-// neighbour's result is still in a register: 4 cycles a row, where a division at the end and a trip through
-// memory are 25. Every row is computed by this rule in this order, whatever the path: no schedule, no
-// number of threads changes a bit. The one exception is one column of a bidiagonal run, which is
-// a scan (sptrsv_run.h); it is never split.
+// neighbour's result is still in a register: 4 cycles a row, whereas a division at the end and a round trip
+// through memory take 25. Every row is computed by this rule in this order, whatever the path: no schedule,
+// no number of threads changes a bit. The one exception is one column of a bidiagonal run, which is a scan
+// (sptrsv_run.h); it is never split.
 //
 // Backward: T^T y = g, the same with the transpose; the gradient of t_ij is -y_i x_j, that of b is y. The
 // former is a pass of its own (sptrsv_gradient.h), in the order of the values. In the sweep itself it would

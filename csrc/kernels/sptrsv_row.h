@@ -8,7 +8,7 @@
 namespace learnsolve::LEARNSOLVE_ISA {
 
 // A product that must not be fused with the subtraction that follows: the compiler may fuse either factor
-// of b r - m x, and would not do it alike everywhere.
+// of b r - m x, and would not do so consistently.
 template <class V>
 LS_INLINE V rounded(V v) {
 #if defined(__x86_64__)

@@ -46,8 +46,8 @@ bool solve_run(const Run<M, T>& run) {
 }
 
 // One off-diagonal entry, beside the diagonal: x_i = t_i + m_i x_{i-1} is a composition of affine maps,
-// V rows of which are composed in log2 V steps. Between vectors passes one multiply-add. Where the composed
-// factors overflow, the group is computed row by row.
+// V rows of which are composed in log2 V steps. Each vector waits for the one before by a single
+// multiply-add. Where the composed factors overflow, the group is computed row by row.
 template <bool Up, class T>
 struct Scan {
   static constexpr int V = kLanes<T>;
@@ -70,7 +70,7 @@ struct Scan {
   static LS_INLINE vector all(T value) { return value - vector{}; }
   // The lane that is last in the order of the sweep, in every lane.
   LS_INLINE vector last(vector v) const { return __builtin_shuffle(v, to_last); }
-  // Lanes move on by 2^s rows in the order of the sweep; those that come free are taken from `fill`.
+  // Lanes move on by 2^s rows in the order of the sweep; freed lanes are taken from `fill`.
   LS_INLINE vector shift(vector v, vector fill, int s) const { return __builtin_shuffle(v, fill, moves[s]); }
   // Places of V rows, the lowest first.
   static LS_INLINE vector gather(const T* p, int64_t stride) {

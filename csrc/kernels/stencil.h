@@ -8,7 +8,8 @@
 // operator is a stencil with the offsets -o_k, whose coefficient is that of the neighbour: c_k(i - o_k).
 //
 // x and y are read and written about once: within a piece of a line (stencil_view.h) all neighbours are
-// summed up in registers. The order of a sum depends on the point alone, not on who works on its block.
+// summed up in registers. The order of a sum depends on the point alone, not on the thread that works on its
+// block.
 #pragma once
 
 #include "kernels/csr_view.h"
@@ -17,14 +18,14 @@
 
 namespace learnsolve::LEARNSOLVE_ISA {
 
-// Offsets that are worked on together, at most: what is known of them for a line stays on the stack.
+// The maximum number of offsets processed together: their data for a line stay on the stack.
 inline constexpr int kOffsets = 64;
 
-// The same where each has numbers of its own at every point: of more streams than this the machine loses
-// track (27 points on 100^3, float64: 11 ms in three chunks, 27 at once).
+// The same if each has a coefficient of its own at every point: with more streams than this the machine no
+// longer prefetches (27 points on 100^3, float64: 11 ms in three chunks, 27 at once).
 inline constexpr int kStreams = 12;
 
-// Pieces of a line whose neighbours are remembered for the lines to come (7 points on 100^3: 1.0 ms, 1.8
+// Pieces of a line whose neighbours are kept for the following lines (7 points on 100^3: 1.0 ms, 1.8
 // without).
 inline constexpr int kPieces = 8;
 
@@ -282,7 +283,7 @@ struct StencilCorrelation {
   }
 };
 
-// The sums of block b, b0 <= b < b1, come to partial + b count.
+// The sums of block b, b0 <= b < b1, are written to partial + b count.
 template <class T>
 void stencil_correlation(const StencilView& S, int64_t b0, int64_t b1, const T* u, const T* w, T* partial) {
   for (int64_t b = b0; b < b1; ++b) {

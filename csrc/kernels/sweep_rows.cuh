@@ -7,7 +7,7 @@
 
 namespace learnsolve::cuda {
 
-// Rows by teams of `lanes`. One column: the lanes share a row's entries, and lane 0 has what is left to do.
+// Rows by teams of `lanes`. One column: the lanes share a row's entries, and lane 0 does the rest.
 template <int Lanes>
 struct VectorShape {
   static constexpr int lanes = Lanes, V = 1, columns = 1;

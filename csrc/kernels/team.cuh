@@ -1,10 +1,10 @@
 // Threads that work together, written so that the same code runs on a device and, lane by lane, on the host.
 //
 // A body is a function of a team and its arguments. What each lane has of its own is an Own<T>; `each` runs a
-// phase for every lane; between two phases lies what lanes tell one another: a sum, the value of another
-// lane, or memory that they share, after `sync`. On a device every thread is one lane. On the host one call
-// runs all lanes of a phase in turn, forwards or backwards: a phase whose lanes disturb one another
-// gives other results in one of the two orders, and the tests compare them (csrc/tests).
+// phase for every lane; between two phases lanes exchange data: a sum, the value of another lane, or memory
+// that they share, after `sync`. On a device every thread is one lane. On the host one call runs all lanes of
+// a phase in turn, forwards or backwards: a phase whose lanes interfere gives different results in one of the
+// two orders, and the tests compare them (csrc/tests).
 #pragma once
 
 #include <cstdint>
@@ -62,7 +62,7 @@ struct Lane {
   }
 };
 
-// N neighbouring lanes of one warp, all of which come to every sum: N is 1, 2, ..., 32.
+// N neighbouring lanes of one warp, all of which take part in every sum: N is 1, 2, ..., 32.
 template <int N>
 struct WarpTeam : Lane {
   static constexpr int size = N;

@@ -2,9 +2,9 @@
 //
 //     x_i = b_i r_i - sum_j (t_ij r_i) x_j,   r_i = 1 / t_ii (1 for a unit diagonal),
 //
-// the farthest column first. A row is solved by a team of 1, 8 or 32 lanes, whichever kernel it falls to, and
-// so has the same bits in all of them. A device is not waited for to look for zeros on the diagonal: a row
-// whose reciprocal is infinite is NaN, and so is what depends on it.
+// the farthest column first. A row is solved by a team of 1, 8 or 32 lanes, whichever kernel solves it, so it
+// has the same bits in all of them. Checking the diagonal for zeros would wait for the device: a row whose
+// reciprocal is infinite is NaN, and so is what depends on it.
 #pragma once
 
 #include <cstdlib>
@@ -143,8 +143,8 @@ struct NoFlags {
   LS_DEVICE void publish(int64_t) const {}
 };
 
-// One flag for each result, zero before the sweep. Whoever has seen a flag, and then passed a fence, sees the
-// result that was written before the fence before the flag. On the host rows come in order.
+// One flag for each result, zero before the sweep. A thread that has seen a flag, and then passed a fence,
+// sees the result that was written before the fence before the flag. On the host rows are solved in order.
 struct Flags {
   int32_t* done;
 #ifdef __CUDACC__
@@ -161,7 +161,7 @@ struct Flags {
   }
 #else
   LS_DEVICE void await(int64_t at) const {
-    if (done[at] != 1) std::abort();  // a device would wait for ever
+    if (done[at] != 1) std::abort();  // a device would wait indefinitely
   }
   LS_DEVICE void all_awaited() const {}
   LS_DEVICE void publish(int64_t at) const { done[at] = 1; }

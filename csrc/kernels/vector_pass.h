@@ -8,7 +8,7 @@
 namespace learnsolve::LEARNSOLVE_ISA {
 
 // Vectors as variables, in registers or on the stack: those of lanes.h are for memory of any alignment, which
-// a template argument would forget.
+// a template argument would lose.
 template <class T>
 struct Wide;
 template <>
@@ -109,7 +109,7 @@ LS_INLINE void run_pass(const RowBlocks<I>& blocks, int64_t b0, int64_t b1, int6
   }
 }
 
-// A coefficient of a single column in a variable of its own: no store of the pass can be to it.
+// A coefficient of a single column in a variable of its own: no store of the pass can alias it.
 template <class T>
 struct Pinned {
   T value;

@@ -7,8 +7,8 @@
 
 namespace learnsolve::cuda {
 
-// N threads that follow `Items` items each. An odd number of them: no bank of shared memory is asked twice
-// at once.
+// N threads that follow `Items` items each. An odd number of them avoids conflicts between banks of shared
+// memory.
 template <class T, int N, int Items>
 struct StretchScratch {
   T products[N * Items];
@@ -24,7 +24,7 @@ LS_DEVICE void vector_stretch(const Team& team, const RowPass<T, I>& P, int64_t 
   const PathPoint first = P.rows.line(t), last = P.rows.line(t + 1);
   const int rows = static_cast<int>(last.row - first.row);
   const int items = static_cast<int>(last.entry - first.entry) + rows;
-  // One b at a time, or all of them in every product.
+  // One member at a time, or all of them in every product.
   for (int64_t b = members.b0; b < (P.y_step ? members.b1 : members.b0 + 1); ++b) {
     const int64_t b1 = P.y_step ? b + 1 : members.b1;
     team.each([&](int lane) {

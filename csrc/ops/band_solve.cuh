@@ -7,7 +7,7 @@
 
 namespace learnsolve::triangular {
 
-// The windows that there are code for: a band of three is one of four.
+// Supported windows: 1, 2 and 4; a band of three uses four.
 constexpr int64_t window(int64_t width) { return width > 2 ? 4 : width; }
 
 // Lanes of a chunk, and rows of a lane. Maps of four results fill the shared memory.

@@ -5,12 +5,12 @@
 
 namespace learnsolve {
 
-// Blocks of columns n x all, and those columns of them that learn, n x count.
+// Blocks of columns n x all, and those of their columns with a cotangent that is not zero, n x count.
 class LearningColumns {
  public:
   LearningColumns(int64_t n_, int64_t all_) : n(n_), all(all_), left(all_), learns(all_, 0) {}
 
-  // Columns of v that are not zero learn.
+  // Marks the columns of v that are not zero.
   template <class T>
   void look(const T* v, int64_t rows) {
     if (!v) return;
@@ -19,8 +19,8 @@ class LearningColumns {
         if (v[i * all + j] != T(0) && !learns[j]) learns[j] = 1, --left;
   }
 
-  // All of them if few do not: taking columns apart costs a pass over every vector. Never a single one of
-  // several: sums over a single column are in another order.
+  // All columns if only a few are inactive: copying columns costs a pass over every vector. Never a single
+  // one of several: sums over a single column have another order.
   void choose() {
     int64_t found = all - left;
     if (found == 0) return;
@@ -35,8 +35,8 @@ class LearningColumns {
 
   bool some() const { return count < all; }
 
-  // The cache lines of a row that are read are too far from those of the next for the machine to foresee: it
-  // is told of them.
+  // The cache lines that are read of a row are too far from those of the next for the machine to predict, so
+  // they are prefetched.
   template <class T>
   void take(const T* from, T* to) const {
     constexpr int64_t line = 64 / sizeof(T), ahead = 16;
@@ -69,7 +69,7 @@ class LearningColumns {
   struct Run {
     int64_t from, to, length;
   };
-  int64_t n, all, left;  // left: not seen to learn
+  int64_t n, all, left;  // left: not marked
   std::vector<char> learns;
   std::vector<Run> runs;  // the columns chosen as ranges, and where they go among themselves
 };

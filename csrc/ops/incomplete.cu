@@ -9,7 +9,7 @@ namespace {
 using namespace cuda;
 
 constexpr int kLevelThreads = 512;
-// Levels with fewer steps go to one block, one after another without a launch between.
+// Levels with fewer steps run in one block, one after another without a launch in between.
 #ifdef __CUDACC__
 constexpr int64_t kNarrow = 4 * kLevelThreads;
 #else
@@ -59,8 +59,8 @@ units_kernel(const I* units, int64_t count, T value, T* f, int64_t entries, int6
   });
 }
 
-// The four tensors more of a plan on a device: `bounds`, where the levels of the steps begin, on the host and
-// there, and the uses of each entry of the factors.
+// The four additional tensors of a plan on a device: `bounds`, where the levels of the steps begin, on the
+// host and there, and the uses of each entry of the factors.
 struct Plan : EliminationPlan {
   Tensor bounds, levels, uses_ptr, uses;
 

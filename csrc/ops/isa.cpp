@@ -1,5 +1,5 @@
-// Which instruction set the kernels use: the best of those compiled that the machine has, or the one asked
-// for.
+// Which instruction set the kernels use: the best of those compiled that the machine supports, or the one
+// requested.
 #include <cstring>
 
 #include "kernels/kernels.h"

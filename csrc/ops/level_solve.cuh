@@ -8,7 +8,7 @@
 
 namespace learnsolve::triangular {
 
-// Level number l holds order[at[l]] to order[at[l + 1]], each row solved by so many lanes: 1, 8 or 32.
+// Level number l holds order[at[l]] to order[at[l + 1]], each row solved by `lanes` lanes: 1, 8 or 32.
 struct LevelsOnHost {
   const int64_t* at;
   int64_t count, lanes;

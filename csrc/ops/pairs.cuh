@@ -1,5 +1,5 @@
-// What waits of several iterations of a loop on a CUDA device, until the gradient on a pattern is added up
-// for all of them.
+// Pairs of vectors of several iterations of a loop on a CUDA device, kept until the gradient on a pattern is
+// added up for all of them.
 #pragma once
 
 #include "kernels/sddmm_pairs.cuh"

@@ -1,4 +1,4 @@
-// What waits of several iterations of a loop, until the gradient on a pattern is added up for all of them.
+// Vectors of several iterations of a loop, kept until the gradient on a pattern is added up for all of them.
 #pragma once
 
 #include "ops/check.h"

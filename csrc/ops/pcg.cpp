@@ -123,7 +123,7 @@ struct Iteration {
     for (int64_t c = 0; c < p.k; ++c) {
       const PcgColumn<T> known = column(c, iteration, norms, scalars);
       known.residual(norm(c));
-      // It is read no more, but multiplied by zeros.
+      // It is still multiplied by zeros, so it must be finite.
       if (known.now(kWipeR) != T(0)) clear_column(next_r, p.n, p.k, c);
     }
     const T* zs = any_runs() ? precondition(next_r) : next_r;

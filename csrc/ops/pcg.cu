@@ -109,7 +109,7 @@ class DevicePcg {
     judge(Judged::preconditioned, i, P.of_preconditioned());
   }
 
-  // All iterations by one kernel, if that is for this system and this device.
+  // All iterations by one kernel, if this system and this device allow it.
   bool run_loop() const {
     const bool product = P.kind == Preconditioning::product;
     if (P.kind == Preconditioning::triangular || P.batch * P.k > kLoopColumns) return false;

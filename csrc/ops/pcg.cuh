@@ -19,7 +19,7 @@ void copy_blocks(const OnDevice& device, T* to, int64_t to_step, const T* from, 
                  int64_t size, int64_t count) {
   if (size == 0 || count == 0) return;
 #ifdef __CUDACC__
-  // No copy in two dimensions has more bytes from one row to the next.
+  // The largest distance between rows that a two-dimensional copy allows.
   constexpr int64_t kPitch = 0x7fffffff / static_cast<int64_t>(sizeof(T));
   if (to_step == size && from_step == size) size *= count, count = 1;
   if (count > 1 && std::max(to_step, from_step) <= kPitch) {

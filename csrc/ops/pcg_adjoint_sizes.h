@@ -6,7 +6,7 @@
 namespace learnsolve {
 
 // What csr_pcg_backward reads beside the structures, in the order of its lists: `forward` is what the call
-// gave and, where it went on from others, the p before; `sums` is what the calls for later iterations gave.
+// returned and, if it continued others, the p before; `sums` is what the calls for later iterations returned.
 struct PcgAdjointTensors {
   Tensor values;
   std::optional<Tensor> x0;

@@ -1,4 +1,4 @@
-// Operands of preconditioned conjugate gradients and of their adjoint, and the sizes of what they give, on
+// Operands of preconditioned conjugate gradients and of their adjoint, and the sizes of their results, on
 // every device.
 #pragma once
 
@@ -74,7 +74,7 @@ using PcgResult = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Ten
 
 // Sizes of these, for a start that fits.
 struct PcgResultSizes {
-  bool begins;             // or goes on from x, r = b, p and carry
+  bool begins;             // or continues from x, r = b, p and carry
   int64_t counted, saved;  // norms; iterates that are kept
   Size vector, norms, carry, scalars, trajectory;
 

@@ -90,13 +90,13 @@ struct SweepsCall {
     for (const T* v : all) yes = yes && cuda::takes_packs(v);
     return yes;
   }
-  // Does a sweep find what it reads in the cache? Not measured: half of it is taken to be there for that.
+  // Does a sweep find its data in the cache? Half of the cache is taken to be available. Not measured.
   bool stays_in_cache(int64_t nnz) const {
     const int64_t bytes = (p.bv * nnz + 8 * p.batch * nk) * static_cast<int64_t>(sizeof(T)) +
                           nnz * static_cast<int64_t>(sizeof(I));
     return bytes <= cuda::l2_bytes() / 2;
   }
-  // S x for rows that a few threads each would be held up by.
+  // S x for rows that are too long for a few threads each.
   void multiply(const DeviceStructure& S, const T* x, int64_t x_step, T* y) const {
     spmm_into<T, I>(S, values,
                     {data<T>(values), x, nullptr, y, nullptr, a_step, x_step, 0, p.batch == 1 ? 0 : nk, 0},
@@ -109,7 +109,7 @@ struct SweepsCall {
     return p.batch > 1 ? at(1) - at(0) : 0;
   }
 
-  // Sweeps first <= it < last. `product`: a place for one, if rows are dealt out by the merge path.
+  // Sweeps first <= it < last. `product`: a place for one, if rows are distributed by the merge path.
   void run(const DeviceStructure& S, cuda::Sweeps<T, I> P, int64_t first, int64_t last, T* product,
            bool packs) const;
 };

@@ -8,7 +8,7 @@
 
 namespace learnsolve {
 
-// One sweep and, where wanted, the norms of the residual it began with.
+// One sweep and, if requested, the norms of the residual it began with.
 template <class T, class I>
 struct Sweeper {
   const Structure& S;

@@ -10,7 +10,7 @@ namespace learnsolve {
 
 namespace {
 
-// What is read and written for one matrix. Null: not there, not wanted.
+// What is read and written for one matrix. Null: absent, or not needed.
 template <class T>
 struct SweepsAdjointOperands {
   const T *values, *b, *before, *slots, *norms, *gnorms, *gbefore;
@@ -78,7 +78,7 @@ class SweepsAdjoint {
   int64_t k = 0, nk = 0;  // of these
   const T* b = nullptr;
   T *lambda = nullptr, *later = nullptr, *gb = nullptr;
-  T factor = 0;  // later is to be taken so many times
+  T factor = 0;  // `later` is multiplied by it
   std::vector<T> own_b, own_lambda, own_later, own_gb, g, c, sums, segment, iterates[2];
   std::vector<const T*> of_segment;  // iterates from the one before its first
   int64_t held[2] = {-2, -2};
@@ -140,7 +140,7 @@ class SweepsAdjoint {
   void step(int64_t it) {
     if (stride > 1 && (it == p.sweeps - 1 || (it + 1) % stride == 0)) replay(it);
     const bool norms = norm_cotangents(it), residual = norms || in.gs;
-    const bool moving = momentum && (it > 0 || in.before);  // x_0 has moved nowhere
+    const bool moving = momentum && (it > 0 || in.before);  // x_0 has no step before it
     const T* old = moving && in.gm ? iterate(it - 1) : nullptr;
     const T* x = residual || in.ga || old ? iterate(it) : nullptr;
     const T m = moving ? momentum_of(it) : T(0);

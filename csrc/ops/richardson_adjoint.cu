@@ -24,7 +24,7 @@ void repeat(const SweepsCall<T, I>& call, const DeviceStructure& S, const Sweeps
   Sweeps<T, I> again{P.A, nullptr, P.rows, call.coefficients, {}, P.b, nullptr, 0};
   again.coefficients.scale += call.coefficients.scale_at(0, first);
   if (call.p.momentum) again.coefficients.momentum += first * call.coefficients.momentum_sweep;
-  // As if of endless many all were kept.
+  // Treat as if every iterate had been stored.
   again.x = {to + call.nk,
              before ? to : nullptr,
              nullptr,
@@ -43,7 +43,7 @@ void repeat(const SweepsCall<T, I>& call, const DeviceStructure& S, const Sweeps
 }
 
 // The adjoint of sweeps first <= it < last. product, product_t: places for one with A and with A^T, if rows
-// are dealt out so.
+// are distributed by the merge path.
 template <class T, class I>
 void run_adjoint(const SweepsCall<T, I>& call, const DeviceStructure& S, const DeviceStructure& St,
                  SweepsAdjoint<T, I> P, int64_t first, int64_t last, T* product, T* product_t, bool packs) {
@@ -135,7 +135,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> csr_richardson_backwa
     P.before = out.has_before ? data<T>(*in.before) : nullptr;
     P.b = data<T>(in.b), P.learns = data<T>(learns);
     if (in.gnorms) P.c = data<T>(c), P.norms = data<T>(any);
-    // Lambda begins where it comes to lie in gx0 after the last sweep.
+    // Lambda begins where it ends up in gx0 after the last sweep.
     const Tensor other = call.numbers(p.momentum ? all : 0);
     T *const to = mutable_data<T>(gx0), *const aside = mutable_data<T>(other);
     const bool swapped = p.momentum && iterations % 2 == 1;

@@ -29,7 +29,7 @@ struct BatchOperand {
   Size size(int64_t n) const { return batched ? Size{batch, n} : Size{n}; }
 };
 
-// Shape of a dense operand: batch x n x k, with what is not there taken as 1.
+// Shape of a dense operand: batch x n x k, with missing axes taken as 1.
 struct Dense {
   int64_t batch, n, k;
   explicit Dense(const Tensor& x)
@@ -66,7 +66,7 @@ void check_transpose(const char* name, const Structure& S, const Structure& St) 
                   name, ": both structures must hold the same entries");
 }
 
-// What an adjoint gets of its forward, or adds to; a tensor may be none.
+// What an adjoint gets from its forward, or adds to; a tensor may be none.
 inline void check_of_forward(const char* name, const char* what, const std::optional<Tensor>& t,
                              const Tensor& values, int64_t numel) {
   if (!t) return;

@@ -56,7 +56,7 @@ void with_lanes(int64_t mean, const F& f) {
     f.template operator()<32>();
 }
 
-// The same for passes that search: whatever a lane more costs, a search costs more.
+// The same for passes that search: an additional lane costs less than a search.
 template <class F>
 void with_searching_lanes(int64_t mean, const F& f) {
   if (mean < 12)
@@ -160,7 +160,7 @@ Tensor csr_spgemm_left_cuda(const std::vector<Tensor>& plan, bool, int64_t, cons
 namespace {
 
 // The gradient of B into gb and, with Left, that of A into ga; their steps from one member of the batch to
-// the next are 0 where a value that the batch shares gets its sum. b: of no meaning without Left.
+// the next are 0 where a value that the batch shares gets its sum. b is meaningless without Left.
 template <bool Left>
 void columns(const ProductPlan& of, const Tensor& like, const BatchOperand& a, const BatchOperand& b,
              const BatchOperand& g, int64_t batch, const Tensor& ga, int64_t ga_step, const Tensor& gb,

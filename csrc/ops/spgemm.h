@@ -6,8 +6,8 @@
 namespace learnsolve {
 
 // The plan of a product C = A B, its arrays contiguous: the three patterns, the places of the products and
-// the blocks that they are worked through in. For a pass by columns A's arrays are those of its transpose,
-// with perm and starts. It holds the tensors: pointers stay valid.
+// the blocks in which they are processed. For a pass by columns A's arrays are those of its transpose, with
+// perm and starts. It holds the tensors: pointers stay valid.
 struct ProductPlan {
   const char* name;
   Tensor a_ptr, a_idx, b_ptr, b_idx, c_ptr, c_idx, blocks;

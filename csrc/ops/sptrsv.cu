@@ -20,7 +20,7 @@ gradient_kernel(const I* rows, const I* idx, const I* perm, int64_t entries, con
   });
 }
 
-// A zero on the diagonal: a device would have to be waited for; the host refuses as the CPU operator does.
+// A zero on the diagonal: a check would wait for the device; the host raises as the CPU operator does.
 template <class T, class I>
 void refuse([[maybe_unused]] const char* name, [[maybe_unused]] const DeviceTriangle& S,
             [[maybe_unused]] const T* values, [[maybe_unused]] const SolveSizes& sizes) {

@@ -42,7 +42,7 @@ short_bands_kernel(LS_ARGUMENT Bands<W, T, I> P) {
   });
 }
 
-// Of all chunks but the last: nothing comes after that.
+// Of all chunks but the last, which has none after it.
 template <int W, class T, class I>
 LS_KERNEL(scan_threads(W))
 chunk_maps_kernel(LS_ARGUMENT Bands<W, T, I> P) {

@@ -11,13 +11,13 @@ constexpr int64_t kTile = 32;  // columns that a block takes through narrow leve
 constexpr int kFewThreads = 64, kLevelThreads = 256;
 constexpr int64_t kNarrow = 4 * kLevelThreads;  // results of one tile
 #else
-// Tests have all of them.
+// Small, so that tests run all of them.
 constexpr int kFewThreads = 2, kLevelThreads = 4;
 constexpr int64_t kNarrow = 8;
 #endif
 
 constexpr int kTicketThreads = 128;
-constexpr int64_t kTicketBlocks = 2048;  // any number would do: blocks in flight that wait burden the memory
+constexpr int64_t kTicketBlocks = 2048;  // any number is correct: waiting blocks add memory traffic
 
 // What a block takes at a time: some columns of one member.
 struct Tile {
@@ -102,11 +102,11 @@ zero_kernel(T* p, int64_t count) {
   for_items<1>(count, [&](const auto& team, int64_t i) { team.first([&] { p[i] = 0; }); });
 }
 
-// The number of times that this was asked before, for a block: counted where all blocks do.
+// The number of earlier tickets, for a block: all blocks share the counter.
 LS_DEVICE int64_t next_ticket(unsigned long long* tickets) {
 #ifdef __CUDACC__
   __shared__ unsigned long long ticket;
-  __syncthreads();  // nobody reads the last one any more
+  __syncthreads();  // the last one is no longer read
   if (threadIdx.x == 0) ticket = atomicAdd(tickets, 1ull);
   __syncthreads();
   return static_cast<int64_t>(ticket);
@@ -115,8 +115,9 @@ LS_DEVICE int64_t next_ticket(unsigned long long* tickets) {
 #endif
 }
 
-// A part lies within one level, so what its rows wait for has lower tickets, which blocks that run already
-// have taken: the lowest ticket that is not done waits for nothing, and no block waits for ever.
+// A part lies within one level, so what its rows wait for has lower tickets, which have been taken by blocks
+// that are already running: the lowest ticket that is not done waits for nothing, and no block waits
+// indefinitely.
 template <int Lanes, class T, class I>
 LS_KERNEL(kTicketThreads)
 tickets_kernel(LS_ARGUMENT LevelSystem<T, I> P, unsigned long long* tickets, Flags flags) {
@@ -162,7 +163,7 @@ void solve(const OnDevice& device, const LevelSystem<T, I>& P, const LevelsOnHos
       const unsigned blocks = blocks_for(tiles(P));
       if constexpr (Lanes > 1) {
         LS_LAUNCH(blocks, kLevelThreads, device.stream, (P, from, to), narrow_levels_kernel<Lanes, T, I>);
-      } else if (widest <= kFewThreads) {  // a barrier of few threads, which have nothing else to do
+      } else if (widest <= kFewThreads) {  // few threads are enough, and their barrier is cheap
         LS_LAUNCH(blocks, kFewThreads, device.stream, (P, from, to), sweep_kernel<kFewThreads, T, I>);
       } else {
         LS_LAUNCH(blocks, kLevelThreads, device.stream, (P, from, to), sweep_kernel<kLevelThreads, T, I>);

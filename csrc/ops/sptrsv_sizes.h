@@ -22,7 +22,7 @@ struct SolveSizes {
     check_dense(name, "b", b, values);
     STD_TORCH_CHECK(values.dim() == 1 || values.dim() == 2, name, ": values must be (nnz) or (B, nnz)");
     const int64_t nnz = values.size(values.dim() - 1);
-    // Without entries there is no perm to tell that the values hold others, which are not read.
+    // Without entries, perm is empty and cannot show that the values hold other entries, which are not read.
     STD_TORCH_CHECK(S.perm || S.entries() == 0 ? nnz >= S.entries() : nnz == S.entries(), name,
                     ": values must hold ", S.entries(), " entries, got ", nnz);
     const Dense d(b);

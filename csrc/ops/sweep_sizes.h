@@ -1,11 +1,11 @@
-// Sizes of Richardson sweeps, of what they keep and of what they give, for CPU and CUDA operators.
+// Sizes of Richardson sweeps, of what they keep and of their results, for CPU and CUDA operators.
 #pragma once
 
 #include "ops/shapes.h"
 
 namespace learnsolve {
 
-// Leading batch axes are there or taken as 1, as are rows of scale and momentum for each sweep.
+// Missing leading batch axes count as 1, and so do missing rows of scale and momentum for each sweep.
 struct SweepSizes {
   int64_t bv, bs, bm, batch, n, k, sweeps, scales, momenta;
   bool momentum;
@@ -15,7 +15,6 @@ struct SweepSizes {
              const std::optional<Tensor>& m, const Tensor& b, int64_t iterations) {
     check_dense(name, "b", b, values);
     check_values(name, values, S.nnz());
-    STD_TORCH_CHECK(!S.perm, name, ": A must be the structure of its rows, which has no perm");
     STD_TORCH_CHECK(iterations >= 0, name, ": iterations must not be negative, got ", iterations);
     STD_TORCH_CHECK(scale.dim() >= 1 && scale.dim() <= 3 && scale.scalar_type() == values.scalar_type(), name,
                     ": scale must have at most three dimensions and the dtype of values");
@@ -44,8 +43,8 @@ struct SweepSizes {
   int64_t momentum_at(int64_t b, int64_t sweep) const {
     return (bm == 1 ? 0 : b) * momenta + (momenta > 1 ? sweep : 0);
   }
-  // Where every stride-th iterate is kept: how many, and how many vectors that takes. To go on from one with
-  // momentum takes the iterate before it too, which is the neighbour if all are kept.
+  // Where every stride-th iterate is kept: how many, and how many vectors that takes. Continuing from one
+  // with momentum also needs the iterate before it, which is its neighbour if all are kept.
   int64_t kept(int64_t stride) const { return stride > 0 ? (sweeps + stride - 1) / stride : 0; }
   bool pairs(int64_t stride) const { return momentum && stride > 1; }
   int64_t slots(int64_t stride) const { return kept(stride) * (pairs(stride) ? 2 : 1); }

@@ -62,10 +62,10 @@ void dispatch(const char* name, const Tensor& values, const Tensor& idx, F f) {
   }
 }
 
-// Results of this size come fresh from the system in every call (glibc keeps up to 32 MiB for itself), and
-// writing them for the first time costs a page fault for each 4 KiB: more than the product that writes them.
-// Huge pages are 512 times fewer: both gradients of a 1000 x 1000 grid, float64, take 12 ms instead of 30. A
-// hint: where the system has none, nothing happens.
+// Results of this size are newly allocated by the system in every call (glibc keeps up to 32 MiB for itself),
+// and writing them for the first time costs a page fault for each 4 KiB: more than the product that writes
+// them. Huge pages make 512 times fewer: both gradients of a 1000 x 1000 grid, float64, take 12 ms instead of
+// 30. This is a hint: a system without huge pages ignores it.
 inline void prefer_huge_pages(void* data, size_t bytes, size_t large = size_t{32} << 20) {
 #ifdef MADV_HUGEPAGE
   constexpr size_t page = size_t{2} << 20;

@@ -1,9 +1,9 @@
 // Triangular systems on a CUDA device: what csr_sptrsv and its backward are made of, and what preconditioners
 // that apply a factor in a loop call without any tensor in between. Every call launches and does no more:
-// no allocation, no look at the device.
+// no allocation, no query of the device.
 //
 // The shape of the pattern decides (learnsolve/ops/_triangular.py plans). A narrow band is a scan
-// (ops/band_solve.cuh), all else goes by levels (ops/level_solve.cuh).
+// (ops/band_solve.cuh), all others are solved by levels (ops/level_solve.cuh).
 #pragma once
 
 #include "ops/band_solve.cuh"

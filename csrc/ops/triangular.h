@@ -41,7 +41,7 @@ struct TriangularStructure : SparseTriangle {
   }
 };
 
-// Level by level, the rows of a level dealt out to the threads.
+// Level by level, the rows of a level distributed over the threads.
 template <class T, class I>
 bool solve_by_levels(const TriangularStructure& S, const TriangleView<T, I>& view, const T* b, T* x,
                      int64_t k) {

@@ -85,7 +85,7 @@ int64_t check_blocks(const Structure<I>& S, int64_t block_weight) {
   return uniform_blocks;
 }
 
-// The size of a largest matching, by paths that are searched for in the simplest way.
+// The size of a largest matching, by the simplest search for paths.
 template <class I>
 bool augment(const Structure<I>& S, int64_t i, std::vector<int64_t>& row_of, std::vector<bool>& seen) {
   for (int64_t p = S.ptr[i]; p < S.ptr[i + 1]; ++p) {

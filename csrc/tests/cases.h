@@ -1,6 +1,6 @@
-// Which cases the kernels are tried on, and how ranges of blocks are dealt out: one after another, or
-// every range on a thread of its own. Starting a thread under ThreadSanitizer takes 0.3 ms, so there
-// fewer cases are run.
+// The cases that the kernels are tested on, and how ranges of blocks are distributed: one after another, or
+// every range on a thread of its own. Starting a thread under ThreadSanitizer takes 0.3 ms, so there fewer
+// cases are run.
 #pragma once
 
 #include <cstdint>
@@ -55,7 +55,7 @@ Array<T> unwritten(int64_t n) {
   return a;
 }
 
-// f(A, its transpose, k) for every pattern and number of columns. Only products with one vector care for the
+// f(A, its transpose, k) for every pattern and number of columns. Only products with one vector depend on the
 // length of a block.
 template <class I, class F>
 void for_each_case(Random& random, const F& f) {

@@ -1,4 +1,4 @@
-// Arrays of exact size, and comparison with a bound that can be defended.
+// Arrays of exact size, and comparison under a justified bound.
 #pragma once
 
 #include <cmath>

@@ -37,7 +37,7 @@ struct Case {
 
   int64_t row(int64_t t) const { return S.upper ? S.n - 1 - t : t; }
   int64_t at(int64_t t) const { return row(t) * k + 1; }
-  // In any order of the lanes, and by whatever way places are found.
+  // In either order of the lanes, and however places are found.
   Array<T> scanned(const Array<T>& b) const {
     const Array<T> x = by_scan<W>(S.on_device(), b, k, 1, 0, false);
     require_same_bits(by_scan<W>(S.on_device(), b, k, 1, 0, true), x, name + ", backwards");

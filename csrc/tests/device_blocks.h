@@ -12,7 +12,7 @@ namespace learnsolve::test {
 
 inline std::barrier<>* all_blocks = nullptr;
 
-// kernel() on so many blocks.
+// kernel() on `blocks` blocks.
 template <class F>
 void on_blocks(int64_t blocks, const F& kernel) {
   std::barrier<> barrier(blocks);

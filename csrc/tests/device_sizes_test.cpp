@@ -61,7 +61,7 @@ void large_schedule(Random& random, const Rows& ptr, int64_t rows, const std::st
   }
 }
 
-// Every item falls to one team.
+// Every item belongs to exactly one team.
 template <int Lanes>
 void large_grid(Random& random, int64_t items, int64_t most) {
   const int64_t blocks = blocks_for(items, kThreads / Lanes, most);

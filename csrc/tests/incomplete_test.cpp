@@ -135,7 +135,7 @@ void derivatives(Random& random, const Problem<T, I>& P) {
   }
 }
 
-// The first step whose pivot is no good is reported. That of row 0 is A's own entry.
+// The first step with a bad pivot is reported. That of row 0 is A's own entry.
 template <class T, class I>
 void breakdown(Problem<T, I> P) {
   const int64_t steps = P.order.size();

@@ -1,4 +1,4 @@
-// The patterns that kernels are tried on.
+// The patterns that kernels are tested on.
 #pragma once
 
 #include <algorithm>

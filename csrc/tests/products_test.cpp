@@ -83,7 +83,7 @@ void sddmm_case(Random& random, const Structure<I>& S, int64_t k, const std::str
   }
 }
 
-// The callers never ask for the backward of no columns: there ga is left unwritten.
+// Callers never request the backward of zero columns, which leaves ga unwritten.
 template <class T, class I>
 void backward_case(Random& random, const Structure<I>& S, int64_t k, const std::string& name) {
   const Array<T> values = uniform<T>(random, S.nnz());

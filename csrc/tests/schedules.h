@@ -1,4 +1,4 @@
-// Rows of all kinds of lengths, how the merge path deals them out, and arrays as a device has them.
+// Rows of many lengths, how the merge path distributes them, and arrays as a device has them.
 #pragma once
 
 #include "kernels/merge_path.cuh"
@@ -70,7 +70,7 @@ Aligned<I> schedule_table(const I* ptr, int64_t rows, int64_t width) {
   return table;
 }
 
-// Row lengths that an even deal gets wrong.
+// Row lengths for which equal numbers of rows are unequal work.
 inline std::vector<std::vector<int64_t>> row_lengths(Random& random) {
   std::vector<std::vector<int64_t>> all{{}, {0}, {1}, {500}, std::vector<int64_t>(100, 0)};
   all.push_back(std::vector<int64_t>(60, 3));

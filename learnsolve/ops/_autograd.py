@@ -32,7 +32,8 @@ class Operation:
     `vmap` (or `generate_vmap_rule`) and perhaps `setup_context` of a `torch.autograd.Function`.
 
     `forward` takes `operands` tensors, then constants. By default, several operands become
-    `ctx.saved_tensors`; the constants become `ctx.constants`. What is saved for `backward`, `jvp` finds too.
+    `ctx.saved_tensors`; the constants become `ctx.constants`. What is saved for `backward` is available to
+    `jvp` too.
 
     `eager` is the Function with all of them, `traced` the one without `jvp`, for `torch.compile`.
     """

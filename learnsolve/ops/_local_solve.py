@@ -41,7 +41,7 @@ class Group(NamedTuple):
 
     columns: Tensor  # (c,)
     entries: Tensor  # (c, s) places in S
-    blocks: Tensor  # (c, s, s) places in K's values; nnz of K: there is none, a zero
+    blocks: Tensor  # (c, s, s) places in K's values; nnz of K: no entry, a zero
 
 
 def local_solve(K: CSR, G: CSR) -> CSR:

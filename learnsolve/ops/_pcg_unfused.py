@@ -1,8 +1,8 @@
-"""Conjugate gradients of pcg.py as a composition of public operations: the meaning of the compiled loop, and
-what its second derivatives, forward mode and unusual batches are taken of.
+"""Conjugate gradients of pcg.py as a composition of public operations: the definition of the compiled loop,
+from which its second derivatives, forward mode and unusual batches are taken.
 
-When a column stops is stated in csrc/kernels/pcg_column.cuh, here again in operations that autograd
-differentiates, and by the same names.
+csrc/kernels/pcg_column.cuh states when a column stops; here the same rules are written in operations that
+autograd differentiates, under the same names.
 """
 
 import enum

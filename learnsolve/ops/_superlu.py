@@ -1,11 +1,11 @@
-"""Sparse LU factors on the host, by SciPy's SuperLU: made once, and found again by the matrix values.
+"""Sparse LU factors on the host, by SciPy's SuperLU: made once, and looked up by the matrix values.
 
 The CSR arrays of A are the CSC arrays of A^T, so SuperLU factors A^T without any conversion, and a solve with
 A is the transposed solve of what was factored.
 
 A factor is looked up by comparing values, not by the identity of a tensor: transformations of torch pass on
-the same numbers in other tensors, and values that were changed without torch's notice do not match an old
-factor. A comparison costs O(nnz), less than any solve.
+the same numbers in other tensors, and values that were changed unnoticed by torch do not match an old factor.
+A comparison costs O(nnz), less than any solve.
 """
 
 import threading
@@ -27,7 +27,7 @@ from learnsolve.ops._singular import no_matching, sums_to_zero, why_singular
 # SuperLU counts in C ints.
 _LARGEST = int(np.iinfo(np.intc).max)
 
-# What compiled calls leave for their backward, which may never come: so not without limit.
+# What compiled calls keep for their backward, which may never run: hence the limit.
 _RECENT_CALLS = 8
 _RECENT_BYTES = 2**30
 

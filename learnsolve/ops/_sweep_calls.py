@@ -1,5 +1,5 @@
-"""The compiled sweeps and their adjoint. Python hears an interrupt only between calls, so a long call is cut
-into several: how, and how their results are put together.
+"""The compiled sweeps and their adjoint. Python handles an interrupt only between calls, so a long call is
+split into several: how it is split, and how their results are combined.
 """
 
 from typing import Any

@@ -129,7 +129,7 @@ def _plan_union(P: SparsityPattern, Q: SparsityPattern) -> UnionPlan:
     wide = wide or P.nnz + Q.nnz > torch.iinfo(torch.int32).max
     index = torch.int64 if wide else torch.int32
     arrays = (P.crow_indices, P.col_indices, Q.crow_indices, Q.col_indices)
-    # An entry's place must be a number.
+    # The position of an entry must be an index.
     sorted_there = P.shape[0] * P.shape[1] < 2**62 and P.nnz + Q.nnz <= _device_analysis.MOST_SORTED
     if _device_analysis.here(P.crow_indices) and sorted_there:
         crow, col, codes, starts = _device_analysis.merge_patterns(*arrays, P.shape[1], index)

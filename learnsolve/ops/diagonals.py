@@ -23,7 +23,7 @@ def eye(
 ) -> CSR:
     """The identity, n rows and m (n if None) columns, its ones on diagonal k.
 
-    Equal arguments give one pattern object as long as it is among the 64 last ones asked for.
+    Equal arguments give one pattern object as long as it is among the last 64 that were requested.
 
     Examples
     --------

@@ -75,8 +75,8 @@ def ic0(A: CSR, *, shift: float | Tensor = 0.0, on_breakdown: str = "raise") -> 
     Cost: two flops for each product l_ik l_jk that falls on an entry (i, j), a division for each entry of L,
     in one pass over a plan that is made once per pattern: 8 bytes a product, 16 an entry. The gradient is one
     pass more, of twice as many flops. One matrix runs on one thread, those of a batch in parallel; the same
-    bits for any number of threads. On a CUDA device steps go by levels of those that do not wait for one
-    another; there a breakdown is not looked for, which would wait for the device, but makes the whole factor
+    bits for any number of threads. On a CUDA device the steps run by levels of those that do not wait for one
+    another; there breakdowns are not checked for, which would wait for the device; one makes the whole factor
     NaN. A search for a shift costs a factorisation for each trial, and waits for the device.
 
     References

@@ -2,8 +2,8 @@
 operation, and iterations to a tolerance without a gradient.
 
 Forward and adjoint are compiled calls (formulas: csrc/kernels/pcg.h and pcg_adjoint.h; when a column stops:
-pcg_column.cuh), cut into several where they would run for long, so that Python hears an interrupt in between.
-Second derivatives, forward mode and unusual batches go through _pcg_unfused.py.
+pcg_column.cuh), cut into several where they would run for long, so that Python can handle an interrupt in
+between. Second derivatives, forward mode and unusual batches go through _pcg_unfused.py.
 
 A column that has reached rounding level, or cannot go on, stands still: it keeps x and r, cotangents of both
 pass through, and the iterations from there on add nothing to any gradient. Why and when is in `status`.
@@ -101,8 +101,8 @@ def pcg_solve(
     (n, k) or (B, n, k), and norms by the recurrence, of the iterations that ran; no tensor may require grad.
 
     A column whose residual norm is at or below its `target`, (..., 1, k), stops too, as ROUNDING.
-    `check_every`: iterations of each call, at whose end the host asks whether all have stopped; None: 32, 64,
-    128, ...
+    `check_every`: iterations of each call, after which the host checks whether all have stopped; None: 32,
+    64, 128, ...
     """
     number, pattern, factor = _fitting(kind, pattern, factor)
     none = b.new_empty(0)

@@ -55,7 +55,7 @@ def sptrsv(
     On a CUDA device, with the same bits on every run: a bidiagonal matrix by a parallel scan, all others by
     levels, which are found on the host: a launch for each wide level, one block for those that are narrow;
     or, where levels are many and of some width, one launch whose rows wait for those that they read, with 4
-    bytes of memory for each number of the result. Looking for zeros on the diagonal would wait for the
+    bytes of memory for each number of the result. Checking for zeros on the diagonal would wait for the
     device: there a row whose reciprocal is not finite is NaN, and so is all that depends on it.
 
     Examples

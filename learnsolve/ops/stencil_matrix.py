@@ -97,7 +97,7 @@ def _plan(
 
 
 def _triples(where: Neighbours, grid: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(row, column, offset) of each neighbour that there is, by row, then column, then offset."""
+    """(row, column, offset) of each existing neighbour, by row, then column, then offset."""
     n, d = math.prod(grid), len(grid)
     points = np.indices(grid).reshape(d, n)
     rows, columns, places = [], [], []

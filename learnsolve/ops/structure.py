@@ -17,7 +17,7 @@ from learnsolve.pattern import SparsityPattern, as_numpy
 def transpose(A: CSR) -> CSR:
     """The transposed matrix, on the cached transposed pattern. O(nnz); the gradient is the transpose back.
 
-    To multiply by the transpose, ``spmm(A, x, transpose=True)`` does without forming it.
+    ``spmm(A, x, transpose=True)`` multiplies by the transpose without forming it.
 
     Examples
     --------

@@ -43,7 +43,7 @@ def _nearly_singular(A: CSR, factors: Factorized) -> int:
         v = torch.rand((A.shape[0], 1), generator=generator, dtype=torch.float64, device="cpu")
         v = v.to(A.device, A.dtype)
     with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # the error says it
+        warnings.simplefilter("ignore", RuntimeWarning)  # reported by the error
         x = plain_values(factors.solve(v))
     growth = x.abs().amax((-1, -2)) * plain_values(A.values).abs().amax(-1)
     bad = (~(growth * 16 * torch.finfo(A.dtype).eps < 1)).reshape(-1)
@@ -51,7 +51,7 @@ def _nearly_singular(A: CSR, factors: Factorized) -> int:
 
 
 class DirectSolver:
-    """A^-1, or A^+ if `pseudo`, for a matrix that is small beside those that it serves.
+    """A^-1, or A^+ if `pseudo`, for a matrix that is small compared with those it is used for.
 
     Up to 500 rows as a dense inverse: one matrix product a call, of 2 n^2 flops a column. Beyond by sparse LU
     factors. Differentiable in the values of A.
@@ -74,7 +74,7 @@ class DirectSolver:
                     f"{function}: a pseudo-inverse is dense and for at most {4 * _DENSE} unknowns, the "
                     f"coarsest level has {n}; coarsen further"
                 )
-            tolerance = 4 * max(n, 16) * torch.finfo(A.dtype).eps  # sums of products on each level round
+            tolerance = 4 * max(n, 16) * torch.finfo(A.dtype).eps  # rounding errors on each level
             self.inverse = torch.linalg.pinv(A.to_dense(), rtol=tolerance)
         elif n <= _DENSE:
             self.inverse = inverses(A.to_dense(), singular)

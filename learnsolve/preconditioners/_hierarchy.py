@@ -33,7 +33,7 @@ class Hierarchy:
 
     Notes
     -----
-    Prolongations with a graph, or that learn, give `AMG` a gradient in them.
+    `AMG` is differentiable in prolongations that have a graph or require grad.
 
     Examples
     --------
@@ -85,7 +85,7 @@ class Hierarchy:
         return tuple(P.shape[0] for P in self.prolongations) + last
 
     def with_prolongations(self, prolongations: Sequence[CSR]) -> Hierarchy:
-        """Others on the same levels; a restriction that was the transpose stays it."""
+        """Others on the same levels; a restriction that was the transpose remains it."""
         return Hierarchy(prolongations, self.restrictions, self.radii)
 
     def to(self, *args: Any, **keywords: Any) -> Hierarchy:

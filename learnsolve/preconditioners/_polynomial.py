@@ -22,7 +22,8 @@ Apply = Callable[[Tensor], Tensor]
 class PolynomialPreconditioner(Preconditioner):
     """p(M A) M for an inner M, so that the transpose is p(M^T A^T) M^T: the same recursion with transposes.
 
-    A subclass says `_polynomial(A, M, R)`, for products with A and with M as functions of blocks of columns.
+    A subclass defines `_polynomial(A, M, R)`, for products with A and with M as functions of blocks of
+    columns.
     """
 
     def __init__(self, A: CSR, degree: int, M: Any, symmetric: bool | None) -> None:

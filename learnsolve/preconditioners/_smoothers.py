@@ -1,7 +1,7 @@
 """Smoothers of multigrid: one sweep is x <- x + S (b - A x), with S here.
 
 Each has two halves, S before the coarse correction and its twin after it, which is its transpose where A is
-symmetric: the cycle is symmetric then. `second` says which half, `transpose` asks for that half's transpose.
+symmetric: the cycle is symmetric then. `second` selects the half, `transpose` the transpose of that half.
 
 Source: Adams, Brezina, Hu, Tuminaro, "Parallel multigrid smoothing: polynomial versus Gauss-Seidel", J.
 Comput. Phys. 188 (2003), doi:10.1016/S0021-9991(03)00194-3; Saad, "Iterative Methods for Sparse Linear

@@ -141,7 +141,7 @@ def _planned(P: SparsityPattern, G: Any, cores: Sequence[np.ndarray], overlap: i
 def _entries(
     P: SparsityPattern, B: Any, sizes: np.ndarray, padded: np.ndarray, first_number: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Places in the local matrices, and the entries of A that come there."""
+    """Places in the local matrices, and the entries of A that belong there."""
     n = P.shape[0]
     numbers = np.arange(1, P.nnz + 1)  # from 1 on: SciPy could drop a zero
     S = scipy.sparse.csr_array((numbers, as_numpy(P.col_indices), as_numpy(P.crow_indices)), shape=P.shape)

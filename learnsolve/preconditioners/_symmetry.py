@@ -1,8 +1,8 @@
-"""Is a matrix symmetric? What the preconditioners ask whose symmetry follows from that of their matrix.
+"""Is a matrix symmetric? For the preconditioners whose symmetry follows from that of their matrix.
 
 Entries count as equal that differ by rounding, |a_ij - a_ji| <= 64 eps sqrt(|a_ii a_jj|): assembled in
-another order, or scaled from both sides, a symmetric matrix is symmetric only to rounding. The bound says
-the same of A and of D A D.
+another order, or scaled from both sides, a symmetric matrix is symmetric only to rounding. The bound gives
+the same answer for A and for D A D.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ _ROUNDINGS = 64
 
 
 def symmetry(function: str, A: CSR, given: bool | None) -> bool:
-    """`given`, an argument `symmetric`, or what A's numbers say: once for a matrix, O(nnz), on the host."""
+    """`given`, an argument `symmetric`, or what A's values show: once for a matrix, O(nnz), on the host."""
     if given is not None:
         _check.flag(function, "symmetric", given)
         return given
@@ -32,7 +32,7 @@ def symmetry(function: str, A: CSR, given: bool | None) -> bool:
             "symmetric=True or symmetric=False"
         )
     values = A.values
-    # Not of values that learn either: fused optimizers change parameters without a new version.
+    # Not for values that require grad either: fused optimizers change parameters without a new version.
     keeps = not (is_functorch_wrapped_tensor(values) or values.is_inference() or values.requires_grad)
     state = (values.data_ptr(), values._version) if keeps else None
     kept: Any = A._derived.get("symmetric")

@@ -54,7 +54,7 @@ class AMG(Preconditioner):
         forward before and backward after the coarse correction
     presweeps, postsweeps : int >= 0, not both 0
     weight : of "jacobi", a number or a tensor of shape () or (n_l,), or a sequence of them, one a level but
-        the coarsest, positive (not asked of a torch.nn.Parameter, which training moves);
+        the coarsest, positive (not checked for a torch.nn.Parameter, which training moves);
         :math:`(4/3) / \rho(D^{-1} A_l)` if not given
     degree : of "chebyshev", the number of steps, 3 if not given
     max_levels, max_coarse : int >= 1, most levels, and most unknowns of the coarsest; 10 and 100 if not given
@@ -73,8 +73,8 @@ class AMG(Preconditioner):
     ------
     ValueError
         if A has a zero on its diagonal or is not finite, its batch is empty, a weight is not positive, or the
-        coarsest matrix is singular (with "lu"); if a hierarchy is of
-        another size, or an argument is given that the chosen smoother or hierarchy does not use.
+        coarsest matrix is singular (with "lu"); if a hierarchy has another size, or an argument is given that
+        the chosen smoother or hierarchy does not use.
     TypeError
         if types, dtypes or devices do not fit.
     ImportError
@@ -90,15 +90,14 @@ class AMG(Preconditioner):
 
     Gradient: exact in r and in the values of A through smoothers, coarse operators and the direct solve, with
     the hierarchy held fixed: prolongations, restrictions and the spectral radii of weights are numbers. The
-    gradient is that of ``AMG(A, hierarchy=H)``; also in values of prolongations and weights that learn. Any
-    order.
+    gradient is that of ``AMG(A, hierarchy=H)``; also in values of prolongations and weights that require
+    grad. Any order.
 
     Set-up: pyamg on the host, from the values without their graph, of the mean matrix of a batch; then two
     sparse products a level, whose plans stay with the patterns, so ``AMG(A2, hierarchy=M.hierarchy)`` is
     cheap where A2 has A's pattern. The same bits on every run with the same number of threads (dense inverses
-    are LAPACK's). A V-cycle costs about 2 c nnz (presweeps + postsweeps + 1)
-    flops a column, c the operator complexity. The coarsest level is a dense inverse of up to 500 rows, beyond
-    sparse LU factors.
+    are LAPACK's). A V-cycle costs about 2 c nnz (presweeps + postsweeps + 1) flops a column, where c is the
+    operator complexity. The coarsest level is a dense inverse of up to 500 rows, beyond sparse LU factors.
 
     References
     ----------

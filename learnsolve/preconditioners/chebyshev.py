@@ -33,8 +33,8 @@ class Chebyshev(PolynomialPreconditioner):
     ----------
     A : CSR, shape (n, n), values (..., nnz)
     lmin, lmax : numbers or Tensors, bounds of the eigenvalues of M A, 0 < lmin <= lmax; tensors, which may
-        learn, have shape () or are one number a matrix of the batch. lmax if not given: 1.1 times an estimate
-        by 10 steps of Arnoldi's method from a fixed vector; lmin: lmax / 30
+        require grad, have shape () or are one number a matrix of the batch. lmax if not given: 1.1 times an
+        estimate by 10 steps of Arnoldi's method from a fixed vector; lmin: lmax / 30
     degree : int >= 0, products with A in a call
     M : Preconditioner, the inner one, linear; "jacobi" for the inverse of the diagonal, None for none
     symmetric : bool, whether A is symmetric; if not given its numbers are compared, once for a matrix (not

@@ -28,8 +28,9 @@ class IncompleteFactor(Learned):
     L : CSR, shape (n, n), float32 or float64, lower triangular; the start of the factor. Without `U` it has
         a positive diagonal; with `U` it has ones there, or no entries. Values may have batch axes, (..., nnz)
     U : CSR, upper triangular, without zeros on its diagonal
-    positive : "exp" or "softplus", how the diagonal is kept from zero: the parameter is its logarithm, or the
-        inverse softplus of it. That of U keeps the signs that it starts with; the ones of L are not learned
+    positive : "exp" or "softplus", how the diagonal is kept away from zero: the parameter is its logarithm,
+        or the inverse softplus of it. That of U keeps the signs that it starts with; the ones of L are not
+        learned
 
     Attributes
     ----------
@@ -102,8 +103,8 @@ class IncompleteFactor(Learned):
 
         Notes
         -----
-        A is a constant to it, and so must `shift` be: one that learns is refused. To begin
-        anew on the same pattern: ``M.assign_(*factors)``.
+        A is a constant to it, and so must `shift` be: one that requires grad is refused. To start again on
+        the same pattern: ``M.assign_(*factors)``.
         """
         _check.one_of("IncompleteFactor.initialise_from", "method", method, tuple(_METHODS))
         if isinstance(shift, Tensor) and shift.requires_grad:

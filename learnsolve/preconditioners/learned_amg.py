@@ -23,7 +23,7 @@ class LearnedAMG(Learned):
 
     Parameters
     ----------
-    M : AMG, where learning starts; its matrix, cycle, sweeps and hierarchy stay
+    M : AMG, where training starts; its matrix, cycle, sweeps and hierarchy stay
     learn : of "prolongation", the entries of every P_l on its pattern, and "smoother", a weight for each
         unknown of each level, for ``smoother="jacobi"``
 
@@ -42,7 +42,7 @@ class LearnedAMG(Learned):
     -----
     A call recomputes the coarse operators: two sparse products a level, a dense inverse. Give a solver
     ``M.current()``, which does it once and keeps the graph: gradient="unrolled" or "checkpointed". A
-    restriction that is P^T learns with P; another one stays as it is.
+    restriction that is P^T is trained with P; any other stays as it is.
 
     Examples
     --------

@@ -47,8 +47,8 @@ class Polynomial(HoldsPattern, Learned):
     Raises
     ------
     ValueError
-        if a diagonal entry is missing or zero, A's values learn, there is no coefficient, or the interval is
-        not one.
+        if a diagonal entry is missing or zero, A's values require grad, there is no coefficient, or the
+        interval is invalid.
 
     Notes
     -----

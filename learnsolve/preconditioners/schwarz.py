@@ -68,11 +68,11 @@ class AdditiveSchwarz(Preconditioner):
     Gradient: exact in r and in the values of A, of any order.
 
     The local inverses are dense: the sum of s_i^2 numbers, s_i the sizes rounded up to multiples of 8, and as
-    many again for the graph where A learns; a call takes twice as many flops a column. Subdomains of one
+    many again for the graph if A requires grad; a call takes twice as many flops a column. Subdomains of one
     rounded size are one batch. Set-up: 2 s_i^3 flops each. Which entry goes where is planned once for a
-    pattern, on the host, and kept with it; for subdomains that are given, in every construction.
-    The same bits on every run with the same number of threads: the dense inverses are LAPACK's, which sums in
-    another order on more threads.
+    pattern, on the host, and kept with it; for subdomains that are given, in every construction. The same
+    bits on every run with the same number of threads: the dense inverses are LAPACK's, which sums in another
+    order on more threads.
 
     Examples
     --------

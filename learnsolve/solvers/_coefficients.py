@@ -1,4 +1,4 @@
-"""Weights, steps and momenta of the stationary methods: checks, and the shapes that the loops take."""
+"""Weights, steps and momenta of the stationary methods: checks, and the shapes that the loops expect."""
 
 from typing import Any
 

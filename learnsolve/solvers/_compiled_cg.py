@@ -6,9 +6,9 @@ a column stops; what the recurrence calls converged is measured by its true resi
 general loop if it is not. 2D Poisson, rtol 1e-8, without M: n = 900 1.2 ms, not 15; n = 10,000 8.2, not 59
 (SciPy 18); n = 90,000 172, not 650.
 
-With a fixed number, nothing waits for a CUDA device, so that a solve can be part of a CUDA graph. What would
-have to be read is not: the solution has all iterations that were asked for, in which columns that have
-stopped keep their last norm, and A is taken as it is, whatever the size of its entries.
+With a fixed number, nothing waits for a CUDA device, so that a solve can be part of a CUDA graph. No value is
+read back: the solution has all requested iterations, in which columns that have stopped keep their last norm,
+and A is used as it is, whatever the size of its entries.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def compiled_cg(
         """With one batch axis at most, as the kernel has it."""
         return t if len(lead) < 2 else t.reshape(lead.numel(), *t.shape[-2:])
 
-    # A x = 0 is solved by zero.
+    # The solution of A x = 0 is zero.
     start = None if x0 is None else shaped(torch.where(size(b) == 0, 0, x0))
     of_M = {"kind": kind, "m": m, "factor": factor}
     if fixed:

@@ -10,8 +10,8 @@ A column stops, and this is its `Status`, when
     all iterations ran                                    MAX_ITERATIONS
 
 The compiled loop of `cg` has the rules of csrc/kernels/pcg_column.cuh, whose `Stop` _compiled_cg.py
-translates: what falls to the target, or to the rounding level, stops as ROUNDING and is then judged by its
-true residual.
+translates: a column at or below the target, or the rounding level, stops as ROUNDING and is then judged by
+its true residual.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from learnsolve.solvers.base import CODE, Status
 class Criterion(Protocol):
     """Whether a column is done. All answers are (..., 1, k); `norm` is ||r||."""
 
-    never: bool  # asks for nothing that a column could meet: all iterations are to run
+    never: bool  # no tolerance that a column could meet: all iterations run
     reads: tuple[str, ...]  # what `holds` reads of a state, beside x and r
 
     def begin(self, A: Any, b: Tensor, x: Tensor, r: Tensor, norm: Tensor) -> Tensor:

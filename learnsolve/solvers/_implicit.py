@@ -113,5 +113,5 @@ def _values_first(
         )
     (values,), (axis,) = parameters, axes
     values = values.movedim(axis, 0)
-    missing = b.dim() - 2 - (values.dim() - solver.A.core())  # batch axes of b that A has not
+    missing = b.dim() - 2 - (values.dim() - solver.A.core())  # batch axes of b that A lacks
     return (values.reshape(values.shape[0], *[1] * missing, *values.shape[1:]),)

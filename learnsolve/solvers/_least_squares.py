@@ -1,6 +1,6 @@
 """What `lsqr` and `lsmr` share: checks, damping, when to stop, derivatives.
 
-Damping is least squares for the larger matrix [A; damp I] and [b; 0], so the methods know nothing of it, and
+Damping is least squares for the larger matrix [A; damp I] and [b; 0], so the methods need no code for it, and
 a start x0 does not change the solution.
 
 With r = b - A x, the solution satisfies A^T r - damp^2 x = 0, that is N x = A^T b with N = A^T A + damp^2 I:
@@ -130,7 +130,7 @@ class LeastSquares:
         eps = torch.finfo(b.dtype).eps
         self.atol, self.btol = max(self.atol, eps), max(self.btol, eps)
         self.length = size(b)
-        # ||A^T b|| / ||b|| <= ||A||, which a solve from x = 0 finds out in its first iteration.
+        # ||A^T b|| / ||b|| <= ||A||, which a solve from x = 0 computes in its first iteration.
         lower = size(A.T(b)) / torch.where(self.length == 0, 1, self.length)
         return self._small(x, norm, size(A.T(r)), lower)
 

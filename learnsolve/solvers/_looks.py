@@ -2,7 +2,7 @@
 
 A check waits for the device, which then waits for the host to launch the next iteration. Between two checks
 columns that seem done stand still: a late check costs the iterations after the last one stopped, which are
-no part of a graph.
+not part of a graph.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from learnsolve import _check
 
 _every: int | None = None  # None: as `_unhurried` says
-# A short solve may have a costly M; a long one is not to be held up. Not measured.
+# A short solve may have a costly M; a long one must not be slowed down. Not measured.
 _SHARE, _LONGEST = 8, 32
 
 
@@ -30,9 +30,9 @@ def set_check_every(iterations: int | None) -> int | None:
 
     Returns
     -------
-    int or None, as it was until now. The new one holds for solves that begin after it, in all threads. A CPU,
-    and a solve with a callback, are checked after every iteration; gradient="checkpointed" also at the end
-    of every segment, after 1, 3, 6, 10, ... iterations.
+    int or None, the previous setting. The new one holds for solves that begin later, in all threads. A CPU,
+    and a solve with a callback, are checked after every iteration; gradient="checkpointed" also at the end of
+    every segment, after 1, 3, 6, 10, ... iterations.
 
     Raises
     ------

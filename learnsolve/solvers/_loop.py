@@ -77,14 +77,14 @@ def iterate(
     memory: the graph keeps the state between segments of 1, 2, 3, ... iterations, and repeats what is
     inside.
 
-    On a CUDA device, with a criterion that asks for nothing and no callback, the host never waits for it: a
+    On a CUDA device, with a criterion without a tolerance and no callback, the host never waits for it: a
     column that comes to rounding level stops there, where on the CPU it is started again."""
     loop = _Loop(method, A, M, b, criterion, callback)
     nothing = size(b) == 0
     if x0 is None:
         x, r = torch.zeros_like(b), b
     else:
-        x = torch.where(nothing, 0, x0)  # A x = 0 is solved by zero, wherever one starts
+        x = torch.where(nothing, 0, x0)  # the solution of A x = 0 is zero, whatever x0 is
         r = torch.where(nothing, 0, b - A(x))
     norm = residual_norm(r, -2, keepdim=True)
     codes = torch.zeros(norm.shape, dtype=torch.int64, device=norm.device)
@@ -123,8 +123,8 @@ class _Loop:
         return self.method.start(self.A, self.guarded(running), x, r, running)
 
     def guarded(self, running: Tensor) -> Any:
-        """M for columns that run. Of the others it might be asked for M 0, where an M that is not linear need
-        have no derivative; they get a vector of length one, and no result."""
+        """M for columns that run. For the others M might be applied to 0, where a nonlinear M need not have a
+        derivative; they are replaced by a vector of length one, and their results by zeros."""
         if self.M is None or isinstance(self.M, Matrix) or not torch.is_grad_enabled():
             return self.M
 
@@ -175,7 +175,7 @@ class _Loop:
         codes = torch.where((codes == 0) & ~torch.isfinite(known), CODE[Status.NON_FINITE], codes)
         moved = codes == 0
         if self.on_device or not moved.all():  # without waiting for a device
-            # What else a state holds is of no use to a column that has stopped.
+            # A column that has stopped does not use the rest of the state.
             kept = {name: getattr(new, name) for name in ("x", "r", *self.criterion.reads)}
             new = new._replace(**{k: torch.where(moved, t, getattr(state, k)) for k, t in kept.items()})
             new_norm = torch.where(moved, new_norm, norm)
@@ -192,7 +192,7 @@ class _Loop:
             ran = [(step.codes == 0).any() for step in seen]
             *ran, waiting = torch.stack((*ran, close.any())).tolist()
             running = ran[-1]
-            # Later ones have changed no column, and are not to be part of a graph.
+            # Later ones have changed no column, and must not be part of a graph.
             last, seen = seen[-1], seen[: 1 + sum(ran)]
             if seen[-1].state is None:
                 seen[-1] = last
@@ -201,7 +201,7 @@ class _Loop:
         state, codes, norm = seen[-1]
         if not waiting:
             return seen[-1], seen, running
-        # The recurrence for r may have drifted from b - A x: nothing is called converged on its word.
+        # The recurrence for r may have drifted from b - A x: it does not prove convergence.
         r = self.b - self.A(state.x)
         true = residual_norm(r, -2, keepdim=True)
         done = self.criterion.holds(self.A, state, r.detach(), true.detach())
@@ -251,6 +251,6 @@ class _Segment:
         progress = _Progress(self.make(*state), codes, norm)
         ended, history, self.runs = self.loop.run(self.count, self.done, progress, replay=not self.first)
         if self.first and self.loop.callback is not None:
-            self.count = len(history)  # a callback may have ended it: a repetition asks it nothing
+            self.count = len(history)  # a callback may have ended it; a repetition does not call it
         self.first = False
         return (ended.codes, ended.norm, torch.cat(history, dim=-2), *ended.state)

@@ -39,7 +39,7 @@ class Operator(Protocol):
         ...
 
     def core(self) -> int:
-        """How many axes of a parameter are none of a batch."""
+        """The number of axes of a parameter that are not batch axes."""
         ...
 
 
@@ -138,7 +138,7 @@ class Function:
         return Function(self.function, self.transpose, self.apply, self.parameters)
 
     def with_parameters(self, parameters: tuple[Tensor, ...]) -> Function:
-        # A callable has its parameters inside: only those it has can be meant.
+        # A callable holds its parameters itself, so they cannot be replaced by others.
         if all(new is old for new, old in zip(parameters, self.parameters, strict=True)):
             return self
         raise self._cannot()
@@ -287,10 +287,10 @@ def compiled_form(M: Any) -> tuple[str, Tensor | None, Any] | None:
 def _on_columns(
     function: str, name: str, f: Callable[..., Any], vector: bool, square: bool
 ) -> Callable[[Tensor], Tensor]:
-    """Callables are given what the user gave, a vector if b is one, and must return such a thing."""
+    """Callables receive what the user passed, a vector if b is one, and must return the same."""
 
     def apply(x: Tensor) -> Tensor:
-        as_vector = vector and x.dim() == 2  # under vmap it has got a batch axis
+        as_vector = vector and x.dim() == 2  # under vmap it has a batch axis
         given = x.squeeze(-1) if as_vector else x
         y = f(given)
         _check.tensor(function, f"the result of {name}", y)

@@ -116,7 +116,8 @@ def refuse_what_has_no_implicit_gradient(
     if x0 is not None and x0.requires_grad:
         learns = "x0"
     elif isinstance(given_M, Preconditioner) and given_M.made_of:
-        # A preconditioner computed from A itself is no second way to a gradient: the solution knows A only.
+        # A preconditioner computed from A itself does not offer another gradient mode: the solution depends
+        # on A only.
         own = {id(p) for p in A.parameters}
         learns = "M" if any(t.requires_grad and id(t) not in own for t in given_M.made_of) else None
     elif isinstance(given_M, CSR):
@@ -137,7 +138,7 @@ def no_implicit_gradient(name: str, what: str) -> ValueError:
 
 
 def refuse_parameters_that_learn(name: str, gradient: str, **parameters: Any) -> None:
-    """Numbers of a method, such as a step: an implicit gradient has nothing for them."""
+    """Numbers of a method, such as a step: an implicit gradient does not include them."""
     if gradient != "implicit" or not torch.is_grad_enabled():
         return
     for key, value in parameters.items():

@@ -45,7 +45,7 @@ def solve(
     """Check, run, differentiate as `options.gradient` says.
 
     `symmetric`: A and M are their own transposes. `transposed_M`: the adjoint solve needs a transpose of M,
-    or else goes without one.
+    or else runs without one.
     """
     check_b(name, b)
     check_options(name, options)
@@ -221,7 +221,7 @@ class Solver:
 
 
 def with_zero_gradient(x: Tensor, *others: Tensor) -> Tensor:
-    """x, with zero gradients for those of `others` that require grad: a backward works although no iteration
+    """x, with zero gradients for those of `others` that require grad: a backward works even if no iteration
     ran."""
     for t in others:
         if tracked(t):

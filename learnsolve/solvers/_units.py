@@ -1,7 +1,7 @@
 """Units in which A and b are of size one, so that no inner product of a method leaves the range of the dtype.
 
 A method multiplies vectors of the size of b, and of A b, with each other: for a cotangent of 1e-12 in
-float32, or of 1e200 in float64, it would read zeros and infinities and call them a breakdown. All units are
+float32, or of 1e200 in float64, it would compute zeros and infinities and report a breakdown. All units are
 powers of two, so the iterates are the same to the last bit. Where sizes are ordinary there are no units, and
 nothing is spent on them.
 """

@@ -1,5 +1,4 @@
-"""Arithmetic on blocks of columns (..., n, k), whose derivatives are numbers wherever a column has
-stopped."""
+"""Arithmetic on blocks of columns (..., n, k), whose derivatives are finite wherever a column has stopped."""
 
 import torch
 from torch import Tensor

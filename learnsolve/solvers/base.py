@@ -69,8 +69,8 @@ class Iteration(NamedTuple):
 
 
 class Report:
-    """Where a backward leaves what it has to say. No tensor of the graph in it: a graph that holds a report
-    must not be held by it, or neither is freed."""
+    """Where a backward stores its report. It holds no tensor of the graph: a graph holds its report, and
+    neither would be freed if the report held the graph."""
 
     solution: Solution | None = None
 
@@ -93,14 +93,14 @@ class Solution:
 
     Attributes
     ----------
-    x : Tensor, the last iterate, of b's shape (with A's batch axes, if it has some that b has not)
+    x : Tensor, the last iterate, of b's shape (with A's batch axes, if it has some that b lacks)
     iterations : int, how many ran (of the column that took most). `cg` on a CUDA device with a fixed number
-        does not wait to hear that: the number asked for.
+        does not wait for it, and gives the number requested.
     residual_norms : Tensor, shape (..., iterations + 1), or (..., iterations + 1, k) for k right-hand sides:
         ||b - A x_i|| for every iterate, the initial one first; differentiable unless the gradient is
-        "implicit". Methods that run a fixed number of iterations complete it when it is asked for: the
-        last norm costs a product with A. RuntimeError if A's values, b or x were changed in place since.
-    status : Status, of the worst column; asking for it waits for the device
+        "implicit". Methods that run a fixed number of iterations complete it when it is first read: the last
+        norm costs a product with A. RuntimeError if A's values, b or x were changed in place since.
+    status : Status, of the worst column; reading it waits for the device
     converged : bool, status is CONVERGED
     statuses : list of Status, one a column (batch axes and columns in order)
     normal_residual_norm : Tensor, shape () or (..., k), of least squares: ||A^T (b - A x) - damp^2 x||; else
@@ -144,7 +144,7 @@ class Solution:
                 "Solution.residual_norms: A.values, b or x was changed in place after the solve; ask for the "
                 "norms before, or solve with clones"
             )
-        # As at the time of the solve, whoever asks first: a graph must not depend on who that was.
+        # As at the time of the solve: whether there is a graph must not depend on where this is first read.
         with torch.set_grad_enabled(self._grad_enabled):
             self._norms = self._complete()
         return self._norms
@@ -157,7 +157,7 @@ class Solution:
 
     @property
     def status(self) -> Status:
-        if self._codes is not None:  # the order of Status is that of badness
+        if self._codes is not None:  # Status is ordered from best to worst
             return STATUSES[int(self._codes.max()) - 1] if self._codes.numel() else Status.CONVERGED
         norms = self.residual_norms.detach()
         if not (torch.isfinite(norms).all() and torch.isfinite(self.x.detach()).all()):

@@ -24,7 +24,7 @@ def _coefficients(lmin: Any, lmax: Any, iterations: int, b: Tensor) -> tuple[Ten
         a_0 = 2 / (lmin + lmax),  a_k = rho_k 4 / (lmax - lmin),  c_k = rho_k rho_{k-1},
         rho_k = T_k(s) / T_{k+1}(s) = q (1 + q^2k) / (1 + q^(2k+2)),  s = (lmax + lmin) / (lmax - lmin)
 
-    written so that lmin = lmax is no exception.
+    written so that lmin = lmax needs no special case.
     """
     root = (lmin * lmax) ** 0.5 if isinstance(lmin * lmax, Tensor) else math.sqrt(lmin * lmax)
     middle, radius = (lmax + lmin) / 2, (lmax - lmin) / 2

@@ -3,7 +3,7 @@
 Sources: Saad and Schultz, "GMRES", SIAM J. Sci. Stat. Comput. 7 (1986) 856-869; Saad, "A flexible inner-outer
 preconditioned GMRES algorithm", SIAM J. Sci. Comput. 14 (1993) 461-469. The iterate is brought up to date in
 every iteration, with directions P = Z R^-1 (Saad, "Iterative Methods for Sparse Linear Systems" (2003),
-section 6.5.8), so that it can stop, and be looked at, at any time.
+section 6.5.8), so that the method can stop, and its iterate be read, after any of them.
 """
 
 from collections.abc import Callable

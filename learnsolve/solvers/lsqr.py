@@ -135,7 +135,7 @@ def lsqr(
     throw : raise `SolverError` where a solve or its adjoint did not converge
     adjoint_rtol, adjoint_maxiter : of the adjoint solve; atol and maxiter if not given
     transpose : callable y -> A^T y, if A is a callable
-    parameters : tensors that a callable A computes with and that learn (gradient="implicit")
+    parameters : tensors that a callable A computes with and that require grad (gradient="implicit")
 
     Returns
     -------
@@ -155,7 +155,7 @@ def lsqr(
     .. math:: \bar b = A w, \quad \bar A = r w^T - (A w) x^T \text{ on the pattern},
 
     which needs full column rank, or damp > 0. Any order, forward mode. Cost: one product with A, one with its
-    transpose an iteration. Where A has not full column rank, x is the solution of least norm (from x0 = 0)
+    transpose an iteration. If A does not have full column rank, x is the solution of least norm (from x0 = 0)
     and the adjoint solve has in general no solution, which is reported.
 
     References

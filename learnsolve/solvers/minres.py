@@ -93,7 +93,7 @@ class MinimalResidual:
         return new, trouble
 
     def doubts(self, state: State, running: Tensor) -> Tensor:
-        """Rounding errors may outgrow r, and its recurrence does not tell."""
+        """Rounding errors may outgrow r, which its recurrence does not show."""
         eps = torch.finfo(state.r.dtype).eps
         return running & (100 * eps * state.norm_A * size(state.x) > size(state.r))
 

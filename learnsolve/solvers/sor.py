@@ -48,8 +48,8 @@ def sor(
     A : CSR, shape (n, n), float32 or float64, without zeros on the diagonal; its values may be (..., nnz)
     b : Tensor, shape (n,) or (..., n, k): one or k right-hand sides
     x0 : Tensor of b's shape; zero if not given
-    omega : number or Tensor, 0 < omega < 2, 1 (Gauss-Seidel) if not given; a tensor, which may learn, has
-        shape () or is one number a matrix of the batch
+    omega : number or Tensor, 0 < omega < 2, 1 (Gauss-Seidel) if not given; a tensor, which may require grad,
+        has shape () or is one number a matrix of the batch
     direction : "forward", first to last unknown; "backward"; or "symmetric", one of each: `ssor`
     multicolour : sweep through the unknowns colour by colour, as `ordering.greedy_colouring` colours them, so
         that those of one colour are relaxed at the same time
@@ -172,7 +172,7 @@ def gauss_seidel(
     adjoint_rtol: float | None = None,
     adjoint_maxiter: int | None = None,
 ) -> Solution:
-    r"""Gauss-Seidel: each unknown in turn solves its row, with what the others are by then.
+    r"""Gauss-Seidel: each unknown in turn solves its row, with the current values of the others.
 
     .. math:: x_{k+1} = x_k + (D + L)^{-1} (b - A x_k)
 

@@ -37,8 +37,8 @@ class TriangularSolve(TriangularFactor):
     Notes
     -----
     The matrix is the module's own, so it is called with b alone. It returns the Tensor x, not a `Solution`: a
-    direct solve has no iterations, no residual history and no status; if it cannot be done, it raises.
-    Gradient and cost are those of `ops.sptrsv`.
+    direct solve has no iterations, no residual history and no status; if it fails, it raises. Gradient and
+    cost are those of `ops.sptrsv`.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The analysis that CUDA patterns have on their device, on the CPU beside `learnsolve._analysis`."""
+"""The analysis of CUDA patterns on their device, run on the CPU and compared with `learnsolve._analysis`."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""A row of the table of differentiable operations, which buys every test of test_contract.py.
+"""A row of the table of differentiable operations, for which every test of test_contract.py runs.
 
 Each operation is written twice, on a `SparsityPattern` with the library and on dense matrices with torch
 alone. Most are sums of products of their inputs with coefficients +1 or -1. Hence the dense form, with every

@@ -1,4 +1,4 @@
-"""The table of differentiable operations. A row buys every test of test_contract.py."""
+"""The table of differentiable operations. Every test of test_contract.py runs for each row."""
 
 from ops import product_cases, solve_cases, structure_cases
 from ops.case import Case

@@ -1,4 +1,5 @@
-"""Sums on unions of patterns: SciPy as reference, the pattern that comes out, and what others got wrong."""
+"""Sums on unions of patterns: SciPy as reference, the pattern that comes out, and errors found in other
+libraries."""
 
 import time
 

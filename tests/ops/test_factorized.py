@@ -1,4 +1,4 @@
-"""Factors: made once for all that is asked of a matrix, never used for another one."""
+"""Factors: made once for all uses of a matrix, never used for another one."""
 
 import copy
 import pickle

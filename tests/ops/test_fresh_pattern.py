@@ -1,5 +1,5 @@
 """A pattern's analysis happens at its first use, wherever that is: inside a transformation, in inference
-mode, on several threads at once. What is cached there must serve afterwards."""
+mode, on several threads at once. What is cached there must remain valid afterwards."""
 
 from concurrent.futures import ThreadPoolExecutor
 

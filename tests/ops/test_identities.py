@@ -1,4 +1,4 @@
-"""What products satisfy whatever the numbers are, and SciPy as an independent reference."""
+"""Identities that products satisfy for all values, and SciPy as an independent reference."""
 
 import numpy as np
 import pytest

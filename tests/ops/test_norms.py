@@ -1,4 +1,4 @@
-"""Norms and symmetric scaling, which are no polynomials: values, the contract of operations, their range."""
+"""Norms and symmetric scaling, which are not polynomials: values, the contract of operations, their range."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What the compiled operators say to wrong arguments."""
+"""The messages of the compiled operators for wrong arguments."""
 
 import pytest
 import torch

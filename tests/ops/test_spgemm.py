@@ -1,5 +1,5 @@
 """spgemm and galerkin beyond the table: patterns, masks, batches, errors. The table has their
-derivatives on a plan; here they are tried without one too."""
+derivatives on a plan; here they are tested without one too."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""What the direct solve refuses, and in which words."""
+"""What the direct solve refuses, and its messages."""
 
 import numpy as np
 import pytest

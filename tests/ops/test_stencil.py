@@ -1,5 +1,5 @@
-"""What `test_contract.py` does not ask of stencils: other libraries' results, sizes that take the kernels
-apart, bits, memory."""
+"""What `test_contract.py` does not test of stencils: other libraries' results, sizes that reach every branch
+of the kernels, bits, memory."""
 
 import itertools
 

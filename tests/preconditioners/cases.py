@@ -1,4 +1,4 @@
-"""The table of preconditioners. A row buys the contract of test_preconditioner_contract.py."""
+"""The table of preconditioners. The contract of test_preconditioner_contract.py runs for each row."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Polynomials against dense formulas and against what theory says of Neumann's and Chebyshev's."""
+"""Polynomials against dense formulas and against the theory of Neumann's and Chebyshev's."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What every preconditioner shares: checks, transposes, SciPy's form, what solvers ask of it."""
+"""What every preconditioner shares: checks, transposes, SciPy's form, what solvers require of it."""
 
 import numpy as np
 import pytest

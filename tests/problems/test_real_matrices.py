@@ -1,4 +1,4 @@
-"""Matrices of applications, where LEARNSOLVE_DATA says they are."""
+"""Matrices of applications, from the folder LEARNSOLVE_DATA."""
 
 from typing import NamedTuple
 

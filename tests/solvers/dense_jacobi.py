@@ -1,4 +1,4 @@
-"""Weighted Jacobi on dense matrices, by torch alone, and matrices to try it on."""
+"""Weighted Jacobi on dense matrices, by torch alone, and matrices to test it on."""
 
 import torch
 from reference import coordinates, densify, grid, normal, pattern_of, power_law, random

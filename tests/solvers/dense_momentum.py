@@ -1,4 +1,4 @@
-"""Steps with momentum on dense matrices, by torch alone, and what to try them on."""
+"""Steps with momentum on dense matrices, by torch alone, and systems to test them on."""
 
 import torch
 from reference import densify, normal

@@ -1,4 +1,5 @@
-"""Preconditioned conjugate gradients on dense matrices, by torch alone, and systems to try the others on."""
+"""Preconditioned conjugate gradients on dense matrices, by torch alone, and systems to test the compiled ones
+on."""
 
 from typing import NamedTuple
 

@@ -1,5 +1,5 @@
-"""Solves to a tolerance on a device that is looked at from time to time, beside the same on the CPU, which is
-looked at after every iteration. The device is pretended; A is a function, so that no kernel is needed."""
+"""Solves to a tolerance on a device that is checked from time to time, compared with the CPU, which is
+checked after every iteration. The device is simulated; A is a function, so that no kernel is needed."""
 
 import math
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""cg to a tolerance by the compiled loop, beside the general one."""
+"""cg to a tolerance by the compiled loop, compared with the general one."""
 
 import pytest
 import torch

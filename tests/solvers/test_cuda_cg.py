@@ -1,5 +1,5 @@
 """Conjugate gradients as a CUDA operator: columns and batches of all widths, sums over several chunks, long
-rows, both forms of the loop; on a device streams, graphs, and that nobody waits for it.
+rows, both forms of the loop; on a device streams, graphs, and the absence of waits.
 
 Runs on a CUDA device or, without its last part, with the operators compiled for the host (tests/conftest.py).
 """

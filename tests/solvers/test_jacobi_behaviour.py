@@ -1,4 +1,4 @@
-"""What the iteration does: its rate, where it goes, how a bad end is reported; the module that learns."""
+"""Behaviour of the iteration: its rate, its limit, how failures are reported; the trainable module."""
 
 import itertools
 import math

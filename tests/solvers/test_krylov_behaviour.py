@@ -1,4 +1,5 @@
-"""Ends of a solve: zeros, NaNs, empty sizes, callbacks, tolerances, failures told, memory that is freed."""
+"""Ends of a solve: zeros, NaNs, empty sizes, callbacks, tolerances, reported failures, memory that is
+freed."""
 
 import gc
 import warnings

@@ -1,4 +1,4 @@
-"""2,000 random systems and more: what is called converged is, and what is not has a plausible name."""
+"""2,000 random systems and more: what is reported as converged is, and what is not has a plausible status."""
 
 import numpy as np
 import pytest

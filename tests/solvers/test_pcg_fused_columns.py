@@ -1,4 +1,4 @@
-"""Columns that stop, and columns that nobody differentiates."""
+"""Columns that stop, and columns without a cotangent."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Memory of steps with momentum, stored and checkpointed, and that an interrupt is heard."""
+"""Memory of steps with momentum, stored and checkpointed, and that an interrupt is handled."""
 
 import math
 import os

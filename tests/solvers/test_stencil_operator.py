@@ -1,4 +1,4 @@
-"""A stencil as the A of solvers, beside the matrix with its entries."""
+"""A stencil as the A of solvers, compared with the matrix that has its entries."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The triangular solve whose matrix learns."""
+"""The triangular solve with a trainable matrix."""
 
 import copy
 import itertools

@@ -2,7 +2,7 @@
 
 FILE is JSON, a list of cases: "argv", and "fail", "stop" or "finish", [rank, step] where that process raises
 an error, sends itself signals or ends the training. What each process did goes into FILE.RANK. Only jacobi
-draws: pictures would be nearly all of the others' time.
+draws figures, which would take nearly all of the others' time.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""The best weights of one sweep, by formula: against autograd, and reached by training."""
+"""The best weights of one sweep, by formula: compared with autograd, and reached by training."""
 
 import json
 

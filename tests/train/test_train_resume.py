@@ -1,4 +1,4 @@
-"""Checkpoints: an interrupted run goes on bit for bit, and a kill at any moment leaves a good state."""
+"""Checkpoints: an interrupted run continues bit for bit, and a kill at any moment leaves a good state."""
 
 import json
 import os

@@ -111,7 +111,7 @@ def not_negative(option: str, value: float) -> None:
 
 
 def check_memory(what: str, count: float, settings: RunSettings, remedy: str) -> None:
-    """Refuse `what`, which needs memory for `count` numbers, where less is free."""
+    """Refuse `what`, which needs memory for `count` numbers, if less is free."""
     needed, free = count * settings.torch_dtype.itemsize, free_memory(settings.device)
     if needed > free:
         raise SettingError(
@@ -166,7 +166,7 @@ class Outcome:
 
 
 class Recipe:
-    """A training task. The harness builds it from its settings, trains `model` and asks for the outcome.
+    """A training task. The harness builds it from its settings, trains `model` and calls `outcome`.
 
     Every random number must be a function of (seed, stream, step, index), as in
     `learnsolve.recipes.harness.vectors`: then the step is the whole random state, a resumed run sees the same

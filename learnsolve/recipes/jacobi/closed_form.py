@@ -42,8 +42,8 @@ def optimal_weights(A: CSR) -> Tensor | None:
 
     Notes
     -----
-    The matrix is sparse, on A's own pattern, and with A positive definite by Schur's product theorem: it
-    is solved by conjugate gradients. Cost: the product B B^T and some tens of products.
+    The matrix is sparse, on A's own pattern, and by Schur's product theorem positive definite if A is: the
+    system is solved by conjugate gradients. Cost: the product B B^T and some tens of products.
 
     Examples
     --------

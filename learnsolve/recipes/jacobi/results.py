@@ -57,7 +57,7 @@ def candidates(recipe: JacobiRecipe) -> dict[str, Tensor | float]:
 def convergence_factor(curve: list[float], floor: float) -> float | None:
     """Mean factor by which a sweep reduces the residual, over the second half of the curve above `floor`.
 
-    None for a curve that overflowed, 0 for one that falls below the floor, where rounding rules, at once.
+    None for a curve that overflowed, 0 for one that at once falls below the floor, where rounding dominates.
     """
     if len(curve) < SWEEPS + 1:
         return None
