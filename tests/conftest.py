@@ -72,12 +72,6 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.write_line(f"{count} skipped: {reason.removeprefix('Skipped: ')}")
 
 
-@pytest.fixture(scope="session")
-def quick(pytestconfig) -> bool:
-    """Check derivatives along random directions (`fast_mode`), which --slow and CI check entry by entry?"""
-    return not runs_all(pytestconfig)
-
-
 @pytest.fixture
 def fresh_compiler():
     """torch.compile keeps nothing from the tests before, and nothing of this one."""

@@ -31,12 +31,11 @@ def test_every_case_runs_on_the_device():
 
 @every_sum
 @pytest.mark.parametrize("structure", STRUCTURES)
-def test_value_and_gradients(case: Case, structure: str, quick: bool):
+def test_value_and_gradients(case: Case, structure: str):
     S = STRUCTURES[structure]
-    pairs = list(itertools.product((torch.int32, torch.int64), (torch.float32, torch.float64)))
-    if quick:  # both types of indices and of numbers with each structure, all four pairs with two
-        pairs = pairs[::3] if list(STRUCTURES).index(structure) % 2 else pairs[1:3]
-    for index, dtype in pairs:
+    # Both types of indices and of numbers with each structure, all four pairs with two.
+    dtypes = (torch.float32, torch.float64)[:: 1 if list(STRUCTURES).index(structure) % 2 else -1]
+    for index, dtype in zip((torch.int32, torch.int64), dtypes, strict=True):
         P = pattern_of(S, index)
         inputs = case.inputs(P, dtype)
         exact = [t.double() for t in inputs]
@@ -60,7 +59,7 @@ def test_value_and_gradients(case: Case, structure: str, quick: bool):
 
 
 @transformed
-def test_gradcheck(case: Case, quick: bool):
+def test_gradcheck(case: Case):
     P = case.pattern()
     inputs = case.inputs(P, requires_grad=True)
     assert gradcheck(
@@ -69,12 +68,12 @@ def test_gradcheck(case: Case, quick: bool):
         check_forward_ad=True,
         check_batched_grad=case.batched,
         check_batched_forward_grad=case.batched,
-        fast_mode=case.fast and quick,
+        fast_mode=case.fast,
     )
 
 
 @transformed
-def test_gradgradcheck(case: Case, quick: bool):
+def test_gradgradcheck(case: Case):
     P = case.pattern()
     inputs = case.inputs(P, requires_grad=True)
     assert gradgradcheck(
@@ -82,7 +81,7 @@ def test_gradgradcheck(case: Case, quick: bool):
         inputs,
         check_fwd_over_rev=True,
         check_batched_grad=case.batched,
-        fast_mode=case.fast and quick,
+        fast_mode=case.fast,
     )
 
 
