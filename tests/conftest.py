@@ -74,7 +74,7 @@ def pytest_terminal_summary(terminalreporter):
 
 @pytest.fixture
 def fresh_compiler():
-    """torch.compile keeps nothing from the tests before, and nothing of this one."""
+    """Clear the caches of torch.compile before and after the test."""
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()

@@ -1,4 +1,4 @@
-"""How the rows of a pattern are dealt out to threads."""
+"""The distribution of a pattern's rows over threads."""
 
 import pytest
 from reference import banded, grid, pattern_of, power_law, random, structures

@@ -1,4 +1,4 @@
-"""What Planetoid's files may not ask for, and which do not fit together."""
+"""Planetoid's files that are refused: pickles that ask for more, files that do not fit together."""
 
 import os
 import pickle

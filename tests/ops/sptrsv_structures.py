@@ -1,4 +1,4 @@
-"""Matrices whose triangles are solved in every way."""
+"""Matrices that reach every algorithm of the triangular solve."""
 
 import numpy as np
 import scipy.sparse as sp

@@ -1,4 +1,4 @@
-"""The compiled operators themselves: schema, fake kernels, gradients that they do not have."""
+"""The compiled operators themselves: schema, fake kernels, the warning instead of a gradient."""
 
 import functools
 

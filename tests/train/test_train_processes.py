@@ -1,4 +1,4 @@
-"""The parts of a run by several processes, without starting any."""
+"""Parts of the runs by several processes, tested in one process."""
 
 import pytest
 import torch
