@@ -72,6 +72,12 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.write_line(f"{count} skipped: {reason.removeprefix('Skipped: ')}")
 
 
+@pytest.fixture(scope="session")
+def quick(pytestconfig) -> bool:
+    """Is this `make test`, without --slow and outside CI?"""
+    return not runs_all(pytestconfig)
+
+
 @pytest.fixture
 def fresh_compiler():
     """Clear the caches of torch.compile before and after the test."""
