@@ -1,4 +1,8 @@
-"""`CSR`, a sparse matrix: a structure with values."""
+"""`CSR`, a sparse matrix: a structure with values.
+
+More than 300 lines, because the methods of one class are the interface of a matrix; what they compute is in
+`_conversion` and `learnsolve.ops`.
+"""
 
 from __future__ import annotations
 

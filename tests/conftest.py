@@ -72,6 +72,20 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.write_line(f"{count} skipped: {reason.removeprefix('Skipped: ')}")
 
 
+@pytest.fixture(scope="session")
+def quick(pytestconfig) -> bool:
+    """Is this `make test`, without --slow and outside CI?"""
+    return not runs_all(pytestconfig)
+
+
+@pytest.fixture
+def fresh_compiler():
+    """Clear the caches of torch.compile before and after the test."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
 @pytest.fixture(autouse=True)
 def same_start():
     """Every test begins with the same seeds and leaves the number of threads as it was."""

@@ -1,7 +1,7 @@
 """Matrices for the tests, dense references, and comparison under a justified bound."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import scipy.sparse
@@ -202,3 +202,13 @@ def set_isa_or_skip(name: str) -> None:
         _library.select_instruction_set(name)
     except ValueError as error:
         pytest.skip(str(error))
+
+
+def assert_same_bits(results: Callable[[], Iterable[Tensor]], threads: Iterable[int] = (2, 3, 5)) -> None:
+    """The same tensors, to the last bit, with one thread and with these numbers of them."""
+    torch.set_num_threads(1)
+    wanted = [t.detach() for t in results()]
+    for number in threads:
+        torch.set_num_threads(number)
+        for i, (found, t) in enumerate(zip(results(), wanted, strict=True)):
+            assert torch.equal(found, t), f"result {i} with {number} threads"

@@ -5,6 +5,9 @@
 //
 // A column that has stopped keeps x and r, and p = 0; a member of the batch whose columns have all stopped is
 // left alone.
+//
+// More than 300 lines, because the phases are one list: each pass, what makes it for a member of the batch,
+// and the kernels that run it are read together.
 #pragma once
 
 #include "kernels/pcg_judge.cuh"

@@ -1,6 +1,6 @@
 """Every experiment is complete and runs; the numbers of the threads are what they claim to be.
 
-A new folder with a run.py is found by itself.
+A new folder with a run.py is found by itself. One file, because several tests read the same quick run.
 """
 
 import csv

@@ -33,7 +33,8 @@ class Case:
     tolerance: float = 1e-12
     batched: bool = True  # torch maps its backward over several cotangents
     bits: bool = True  # that stay the same whatever the layout of an operand
-    fast: bool = False  # check derivatives of the second order along directions, not entry by entry
+    fast: bool = False  # check derivatives along directions, not entry by entry
+    full: bool = False  # but entry by entry under --slow
 
     @property
     def majorant(self) -> Callable[..., Tensor]:

@@ -1,5 +1,8 @@
 import pytest
 import torch
+from reference import set_isa_or_skip
+
+from learnsolve import _library, ops
 
 
 @pytest.fixture(autouse=True)
@@ -10,3 +13,23 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(params=_library.instruction_sets())
+def isa(request):
+    """Each compiled instruction set in turn."""
+    before = _library.instruction_set()
+    set_isa_or_skip(request.param)
+    yield request.param
+    _library.select_instruction_set(before)
+
+
+@pytest.fixture(params=[True, False], ids=["planned", "no plan"])
+def planned(request):
+    """Sparse products with a plan, and without."""
+    if request.param:
+        yield True
+        return
+    before = ops.set_spgemm_plan_limit(0)
+    yield False
+    ops.set_spgemm_plan_limit(before)

@@ -1,6 +1,7 @@
 """Incomplete factorisations as plain loops over dictionaries, and the matrices they are tested on."""
 
 import numpy as np
+import pytest
 import scipy.sparse
 import torch
 from reference import coordinates, grid, pattern_of, power_law, random
@@ -9,6 +10,7 @@ from torch import Tensor
 import learnsolve as ls
 
 KINDS = ("ic0", "mic0", "ilu0")
+every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 def library(kind: str, P: ls.SparsityPattern, v: Tensor, **keywords) -> Tensor:

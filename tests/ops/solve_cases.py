@@ -161,6 +161,7 @@ def jacobi(weight: str, shape: str, gradient: str = "unrolled") -> Case:
         make=lambda P, seed: dense_jacobi.inputs_on(P, weight, shape, STEPS, seed=seed),
         tolerance=1e-11,
         fast=True,
+        full=shape == "vector" and weight == "row and sweep",
     )
 
 
@@ -173,6 +174,7 @@ def momentum(name: str) -> Case:
         make=lambda P, seed: dense_momentum.inputs_for(name, STEPS, P, seed=seed),
         tolerance=1e-11,
         fast=True,
+        full=name == "vector",
     )
 
 
@@ -188,6 +190,7 @@ def pcg(kind: str, shape: str) -> Case:
         batched=False,
         tolerance=1e-10,
         fast=True,
+        full=shape == "vector",
     )
 
 

@@ -93,35 +93,21 @@ def _index(n: int) -> np.ndarray:
     return np.concatenate((np.arange(0, n, 2), np.arange(n)[::-1][:3], -np.arange(1, n + 1)[:2]))
 
 
+# Inputs: the values of one matrix, of a batch, of two matrices with one pattern.
+ONE, BATCH, TWO = lambda m, n, z: ((z,),), lambda m, n, z: ((2, z),), lambda m, n, z: ((z,), (z,))
+
 CASES = [
     # structure
-    Case(
-        "transpose",
-        lambda P, v: CSR(v, P).T.values,
-        lambda P, v: v[..., transpose_order(P)],
-        lambda m, n, z: ((z,),),
-    ),
-    Case(
-        "transpose batch",
-        lambda P, v: CSR(v, P).T.values,
-        lambda P, v: v[..., transpose_order(P)],
-        lambda m, n, z: ((2, z),),
-    ),
-    Case("to_dense", lambda P, v: CSR(v, P).to_dense(), densify, lambda m, n, z: ((z,),)),
-    Case("to_dense batch", lambda P, v: CSR(v, P).to_dense(), densify, lambda m, n, z: ((2, z),)),
-    Case("diagonal", lambda P, v: CSR(v, P).diagonal(), _diagonal, lambda m, n, z: ((z,),)),
-    Case("diagonal batch", lambda P, v: CSR(v, P).diagonal(), _diagonal, lambda m, n, z: ((2, z),)),
-    Case(
-        "sum", lambda P, v: CSR(v, P).sum(), lambda P, v: densify(P, v).sum((-2, -1)), lambda m, n, z: ((z,),)
-    ),
-    Case("sum 0", lambda P, v: CSR(v, P).sum(0), lambda P, v: densify(P, v).sum(-2), lambda m, n, z: ((z,),)),
-    Case("sum 1", lambda P, v: CSR(v, P).sum(1), lambda P, v: densify(P, v).sum(-1), lambda m, n, z: ((z,),)),
-    Case(
-        "sum -1 batch",
-        lambda P, v: CSR(v, P).sum(-1),
-        lambda P, v: densify(P, v).sum(-1),
-        lambda m, n, z: ((2, z),),
-    ),
+    Case("transpose", lambda P, v: CSR(v, P).T.values, lambda P, v: v[..., transpose_order(P)], ONE),
+    Case("transpose batch", lambda P, v: CSR(v, P).T.values, lambda P, v: v[..., transpose_order(P)], BATCH),
+    Case("to_dense", lambda P, v: CSR(v, P).to_dense(), densify, ONE),
+    Case("to_dense batch", lambda P, v: CSR(v, P).to_dense(), densify, BATCH),
+    Case("diagonal", lambda P, v: CSR(v, P).diagonal(), _diagonal, ONE),
+    Case("diagonal batch", lambda P, v: CSR(v, P).diagonal(), _diagonal, BATCH),
+    Case("sum", lambda P, v: CSR(v, P).sum(), lambda P, v: densify(P, v).sum((-2, -1)), ONE),
+    Case("sum 0", lambda P, v: CSR(v, P).sum(0), lambda P, v: densify(P, v).sum(-2), ONE),
+    Case("sum 1", lambda P, v: CSR(v, P).sum(1), lambda P, v: densify(P, v).sum(-1), ONE),
+    Case("sum -1 batch", lambda P, v: CSR(v, P).sum(-1), lambda P, v: densify(P, v).sum(-1), BATCH),
     Case(
         "scale_rows",
         lambda P, v, d: CSR(v, P).scale_rows(d).values,
@@ -141,20 +127,15 @@ CASES = [
         lambda m, n, z: ((z,), (2, m)),
     ),
     # arithmetic
-    Case("A + B", _add, lambda P, v, w: v + w, lambda m, n, z: ((z,), (z,))),
+    Case("A + B", _add, lambda P, v, w: v + w, TWO),
     Case(
         "A - B",
         lambda P, v, w: (CSR(v, P) - CSR(w, P)).values,
         lambda P, v, w: v - w,
-        lambda m, n, z: ((z,), (z,)),
+        TWO,
         positive=lambda P, v, w: v + w,
     ),
-    Case(
-        "A * B",
-        lambda P, v, w: (CSR(v, P) * CSR(w, P)).values,
-        lambda P, v, w: v * w,
-        lambda m, n, z: ((z,), (z,)),
-    ),
+    Case("A * B", lambda P, v, w: (CSR(v, P) * CSR(w, P)).values, lambda P, v, w: v * w, TWO),
     Case("s * A", lambda P, v, s: (s * CSR(v, P)).values, lambda P, v, s: s * v, lambda m, n, z: ((z,), ())),
     Case(
         "A * s",
@@ -169,25 +150,14 @@ CASES = [
         lambda m, n, z: ((z,), ()),
         compiles=False,
     ),
-    Case(
-        "-A",
-        lambda P, v: (-CSR(v, P)).values,
-        lambda P, v: -v,
-        lambda m, n, z: ((z,),),
-        positive=lambda P, v: v,
-    ),
+    Case("-A", lambda P, v: (-CSR(v, P)).values, lambda P, v: -v, ONE, positive=lambda P, v: v),
     # parts and arrangements
-    Case(
-        "tril",
-        lambda P, v: ops.tril(CSR(v, P)).to_dense(),
-        lambda P, v: torch.tril(densify(P, v)),
-        lambda m, n, z: ((z,),),
-    ),
+    Case("tril", lambda P, v: ops.tril(CSR(v, P)).to_dense(), lambda P, v: torch.tril(densify(P, v)), ONE),
     Case(
         "triu 1 batch",
         lambda P, v: CSR(v, P).triu(1).to_dense(),
         lambda P, v: torch.triu(densify(P, v), 1),
-        lambda m, n, z: ((2, z),),
+        BATCH,
     ),
     Case(
         "diagonal -1",
@@ -197,14 +167,9 @@ CASES = [
             if min(P.shape[0] - 1, P.shape[1]) > 0
             else v.sum(-1, keepdim=True)[..., :0]
         ),
-        lambda m, n, z: ((z,),),
+        ONE,
     ),
-    Case(
-        "trace",
-        lambda P, v: CSR(v, P).trace(),
-        lambda P, v: _diagonal(P, v).sum(-1),
-        lambda m, n, z: ((2, z),),
-    ),
+    Case("trace", lambda P, v: CSR(v, P).trace(), lambda P, v: _diagonal(P, v).sum(-1), BATCH),
     Case(
         "diag",
         lambda P, d: ops.diag(d, -1).to_dense(),
@@ -212,12 +177,7 @@ CASES = [
         lambda m, n, z: ((2, m),),
         compiles=False,
     ),
-    Case(
-        "kron",
-        lambda P, v, w: ops.kron(CSR(v, P), CSR(w, P)).values,
-        _outer_in_order,
-        lambda m, n, z: ((z,), (z,)),
-    ),
+    Case("kron", lambda P, v, w: ops.kron(CSR(v, P), CSR(w, P)).values, _outer_in_order, TWO),
     Case(
         "kron batch",
         lambda P, v, w: ops.kron(CSR(v, P), CSR(w, P)).values,
@@ -228,7 +188,7 @@ CASES = [
         "hstack",
         lambda P, v, w: ops.hstack([CSR(v, P), CSR(w, P), CSR(v, P)]).to_dense(),
         lambda P, v, w: torch.cat([densify(P, v), densify(P, w), densify(P, v)], -1),
-        lambda m, n, z: ((z,), (z,)),
+        TWO,
     ),
     Case(
         "vstack",
@@ -243,13 +203,13 @@ CASES = [
             torch.nn.functional.pad(densify(P, v), (0, P.shape[0], 0, P.shape[1]))
             + torch.nn.functional.pad(densify(P, w).mT, (P.shape[1], 0, P.shape[0], 0))
         ),
-        lambda m, n, z: ((z,), (z,)),
+        TWO,
     ),
     Case(
         "A[slice, slice]",
         lambda P, v: CSR(v, P)[1:, ::-2].to_dense(),
         lambda P, v: densify(P, v)[..., 1:, torch.arange(P.shape[1]).flip(0)[::2]],
-        lambda m, n, z: ((z,),),
+        ONE,
     ),
     Case(
         "A[rows][:, columns]",
@@ -257,14 +217,14 @@ CASES = [
         lambda P, v: densify(P, v)[..., torch.as_tensor(_index(P.shape[0])), :][
             ..., torch.as_tensor(_index(P.shape[1]))
         ],
-        lambda m, n, z: ((2, z),),
+        BATCH,
         compiles=False,
     ),
     Case(
         "A[rows, columns]",
         lambda P, v: CSR(v, P)[np.tile(coordinates(P)[0], 2), np.tile(coordinates(P)[1], 2)],
         lambda P, v: torch.cat([v, v], -1),
-        lambda m, n, z: ((z,),),
+        ONE,
         compiles=False,
     ),
     Case(
@@ -273,7 +233,7 @@ CASES = [
             CSR(v, P), np.arange(P.shape[0])[::-1], np.roll(np.arange(P.shape[1]), 2)
         ).to_dense(),
         lambda P, v: densify(P, v).flip(-2)[..., torch.as_tensor(np.roll(np.arange(P.shape[1]), 2))],
-        lambda m, n, z: ((z,),),
+        ONE,
         compiles=False,
     ),
     # Two patterns: compiled in test_add.py, where the second one is made outside of the trace.

@@ -191,8 +191,8 @@ def test_batches(batch):
 
 
 @pytest.mark.parametrize("other", ["union", "contained", "intersection"])
+@pytest.mark.usefixtures("fresh_compiler")
 def test_compile(other):
-    torch._dynamo.reset()
     P = pattern_of(random(9, 8, 0.5))
     Q = pattern_of(random(9, 8, 0.3, seed=7) if other != "contained" else next(others(random(9, 8, 0.5))))
 
@@ -207,4 +207,3 @@ def test_compile(other):
     torch.testing.assert_close(found, f(*inputs))
     g = normal(found.shape, seed=3)
     torch.testing.assert_close(gradients(compiled, inputs, g), gradients(f, inputs, g))
-    torch._dynamo.reset()

@@ -8,12 +8,7 @@ from reference import gradients, normal, pattern_of, random, small_pattern
 import learnsolve as ls
 from learnsolve._plain import outside_of_graphs
 
-
-@pytest.fixture(autouse=True)
-def fresh_compiler():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 def compiled(function, backend="aot_eager"):

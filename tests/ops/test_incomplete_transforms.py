@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-from ops.incomplete_cases import KINDS, STRUCTURES, dominant, library, loops, small
+from ops.incomplete_cases import STRUCTURES, dominant, every_kind, library, loops, small
 from reference import normal, pattern_of
 
-every_kind = pytest.mark.parametrize("kind", KINDS)
 CLOSE = {"rtol": 1e-11, "atol": 1e-11}
 
 
@@ -21,13 +20,6 @@ def test_third_derivatives(kind):
         return torch.func.grad(along(along(lambda v: torch.sin(f(kind, P, v)).sum())))(v)
 
     torch.testing.assert_close(third(library), third(loops), **CLOSE)
-
-
-@pytest.fixture
-def fresh_compiler():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 @every_kind

@@ -3,7 +3,7 @@ counts for which they have code of their own."""
 
 import pytest
 import torch
-from reference import assert_within, banded, grid, normal, pattern_of, power_law, random, set_isa_or_skip
+from reference import assert_within, banded, grid, normal, pattern_of, power_law, random
 
 import learnsolve as ls
 from learnsolve import _library
@@ -16,14 +16,6 @@ MATRICES = {f"rows of {length}": banded(45, length) for length in range(1, 13)} 
     "random": random(37, 29, 0.2),
     "power law": power_law(40),
 }
-
-
-@pytest.fixture(params=_library.instruction_sets())
-def isa(request):
-    before = _library.instruction_set()
-    set_isa_or_skip(request.param)
-    yield request.param
-    _library.select_instruction_set(before)
 
 
 def check(P, dtype, k, transpose):

@@ -27,18 +27,7 @@ STRUCTURES = {
     "no entry": random(4, 4, -1.0),
     "0 x 0": random(0, 0, 0.5),
 }
-SHAPES = {  # batch axes of the values, shape of x for n = 5
-    "vector": ((), (5,)),
-    "one column": ((), (5, 1)),
-    "columns": ((), (5, 3)),
-    "batch of x": ((), (2, 5, 3)),
-    "batch of values": ((2,), (5, 3)),
-    "batch of values, vector": ((2,), (5,)),
-    "batch of both": ((2,), (2, 5, 3)),
-    "broadcast batches": ((2, 1), (3, 5, 2)),
-}
 P = pattern_of(random(5, 5, 0.5))
-every_shape = pytest.mark.parametrize("shape", SHAPES)
 
 
 def sparse(v, x, P=P, symmetric=False):
@@ -48,11 +37,6 @@ def sparse(v, x, P=P, symmetric=False):
 def dense(v, x, P=P):
     x = x.unsqueeze(-1) if x.dim() == 1 else x
     return (x * (densify(P, v) @ x)).sum((-2, -1))
-
-
-def inputs_of(shape, requires_grad=False):
-    batch, of_x = SHAPES[shape]
-    return inputs_for(((*batch, P.nnz), of_x), requires_grad=requires_grad)
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
@@ -74,15 +58,6 @@ def test_value_and_gradients(structure, columns):
         for i, t in enumerate(found):
             count = gradients(lambda *a: dense(*a, Q), ones, torch.ones((), dtype=F64))[i] + 3  # noqa: B023
             assert_within(t, wanted[i], magnitude[i], count, f"gradient {i}")
-
-
-@every_shape
-def test_batches(shape):
-    inputs = inputs_of(shape)
-    torch.testing.assert_close(sparse(*inputs), dense(*inputs), rtol=1e-13, atol=1e-13)
-    g = normal(dense(*inputs).shape, seed=9)
-    found, wanted = gradients(sparse, inputs, g), gradients(dense, inputs, g)
-    torch.testing.assert_close(found, wanted, rtol=1e-13, atol=1e-13)
 
 
 @pytest.mark.parametrize("columns", [(), (3,)], ids=str)

@@ -1,16 +1,13 @@
-"""spgemm and galerkin beyond the table: patterns, masks, plans, memory, errors. The table has their
+"""spgemm and galerkin beyond the table: patterns, masks, batches, errors. The table has their
 derivatives on a plan; here they are tested without one too."""
 
-import gc
 import itertools
-import subprocess
-import sys
-import weakref
 
 import numpy as np
 import pytest
 import scipy.sparse
 import torch
+from ops.spgemm_cases import STRUCTURES, pairs, random_mask, same_pattern, symbolic, with_normal_values
 from reference import (
     assert_within,
     banded,
@@ -18,62 +15,14 @@ from reference import (
     grid,
     normal,
     pattern_of,
-    power_law,
     random,
-    set_isa_or_skip,
-    structures,
 )
 from torch.autograd import gradcheck, gradgradcheck
 
-from learnsolve import CSR, _device_analysis, _library, ops
+from learnsolve import CSR, _device_analysis, ops
 from learnsolve.ops import _sparse_product
 
 of_the_cpu = pytest.mark.skipif(_device_analysis.everywhere, reason="of the CPU operators alone")
-STRUCTURES = structures() | {
-    "long band": banded(150, 4),
-    "grid of 7 points": grid(7, 7),
-    "stencil": grid(5, 30),
-}
-
-
-@pytest.fixture(params=[True, False], ids=["planned", "no plan"])
-def planned(request):
-    if request.param:
-        yield True
-        return
-    before = ops.set_spgemm_plan_limit(0)
-    yield False
-    ops.set_spgemm_plan_limit(before)
-
-
-def pairs(S):
-    """Products that S takes part in, of every shape."""
-    m, n = S.shape
-    return [(S, S.T.tocsr()), (S, random(n, 6, 0.4, seed=3)), (random(5, m, 0.3, seed=4), S)]
-
-
-def symbolic(S, T):
-    """The pattern of the product by SciPy: no entry cancels that counts paths."""
-    ones = [
-        scipy.sparse.csr_array((np.ones(M.nnz, dtype=np.int64), M.indices, M.indptr), M.shape) for M in (S, T)
-    ]
-    C = scipy.sparse.csr_array(ones[0] @ ones[1])
-    C.sort_indices()
-    return C
-
-
-def with_normal_values(S, dtype=torch.float64, index=torch.int64, seed=0, grad=False):
-    P = pattern_of(S, index)
-    return CSR(normal((P.nnz,), dtype, seed).requires_grad_(grad), P)
-
-
-def same_pattern(P, S):
-    S = scipy.sparse.csr_array(S)
-    return (
-        P.shape == S.shape
-        and np.array_equal(P.crow_indices.cpu().numpy(), S.indptr)
-        and np.array_equal(P.col_indices.cpu().numpy(), S.indices)
-    )
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
@@ -102,10 +51,6 @@ def test_against_scipy(structure, planned):
             at = tuple(torch.as_tensor(i) for i in coordinates(M.pattern))
             most = torch.full(v.shape, float(max(*S.shape, *T.shape)))
             assert_within(v.grad, dense[at], magnitude[at], most, f"gradient, {structure}")
-
-
-def random_mask(shape, seed=5):
-    return pattern_of(random(*shape, 0.3, seed))
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
@@ -145,10 +90,9 @@ STENCILS = {"1D": banded(60, 3), "2D": grid(5, 24), "2D, 9 points": grid(9, 20)}
 
 @of_the_cpu
 @pytest.mark.parametrize("structure", STENCILS)
-@pytest.mark.parametrize("isa", _library.instruction_sets())
-def test_uniform_blocks_against_one_row_at_a_time(structure, isa):
+@pytest.mark.usefixtures("isa")
+def test_uniform_blocks_against_one_row_at_a_time(structure):
     """Grids are worked on by lanes, without a plan by rows."""
-    set_isa_or_skip(isa)
     S = STENCILS[structure]
     T = S.T.tocsr() if S.shape[0] != S.shape[1] else S
     for dtype, batch in itertools.product((torch.float32, torch.float64), ((), (2,))):
@@ -267,155 +211,11 @@ def test_errors():
         ops.set_spgemm_plan_limit(-1)
 
 
-# --- plans ---
-
-
-def test_a_plan_is_made_once(monkeypatch):
-    made = []
-    analysis, names = _sparse_product._analysis, ("product_pattern", "row_product_blocks")
-    names = (*names, "column_product_blocks", "product_starts")
-    if _device_analysis.everywhere:
-        analysis, names = _device_analysis, ("first_products", "product_plan")
-    for name in names:
-        real = getattr(analysis, name)
-        monkeypatch.setattr(analysis, name, lambda *a, real=real, name=name: made.append(name) or real(*a))
-    A = with_normal_values(random(9, 9, 0.4), grad=True)
-    P = with_normal_values(random(9, 4, 0.4), grad=True)
-    results = []
-    for step in range(3):
-        C = A.with_values(A.values * (1 + step)) @ A
-        coarse = ops.galerkin(P, A)
-        torch.autograd.grad(C.values.sum() + coarse.values.sum(), (A.values, P.values))
-        results.append((C.pattern, coarse.pattern))
-        if step == 0:
-            first = len(made)
-            assert made.count(names[0]) == 3
-    assert len(made) == first
-    assert all(r[0] is results[0][0] and r[1] is results[0][1] for r in results)
-
-
-def test_plans_die_with_either_pattern():
-    A, B = with_normal_values(random(9, 9, 0.4)), with_normal_values(random(9, 7, 0.4))
-    mask = random_mask((9, 7))
-    ops.spgemm(A, B, mask=mask)
-    result = weakref.ref(ops.spgemm(A, B).pattern)
-    positions = weakref.ref(A.pattern._planned(_sparse_product._plan, B.pattern, None).positions)
-    assert A.pattern.cache_bytes() > 0
-    coordinates.cache_clear()
-    others = weakref.ref(B.pattern), weakref.ref(mask)
-    del mask
-    gc.collect()
-    assert others[1]() is None
-    assert result() is not None
-    del B
-    gc.collect()
-    assert others[0]() is None
-    assert result() is None
-    assert positions() is None
-    assert A.pattern.cache_bytes() == 0
-    owner = weakref.ref(A.pattern)
-    A @ A
-    del A
-    gc.collect()
-    assert owner() is None
-
-
-def test_plan_limit():
-    """The bound is on 4 bytes a product, 12 on a device, no byte more."""
-    S = random(9, 9, 0.4)
-    bytes = (12 if _device_analysis.everywhere else 4) * int(symbolic(S, S).data.sum())
-    for limit, kept in ((bytes, True), (bytes - 1, False)):
-        before = ops.set_spgemm_plan_limit(limit)
-        A = with_normal_values(S)
-        ops.spgemm(A, A)
-        assert ops.set_spgemm_plan_limit(before) == limit
-        assert (A.pattern._planned(_sparse_product._plan, A.pattern, None).positions is not None) == kept
-
-
-def test_plans_are_made_inside_transformations(planned):
-    """Under torch.func and in inference mode, then used outside."""
-    S = random(8, 8, 0.4)
-    A = with_normal_values(S)
-
-    def loss(v):
-        return torch.sin((A.with_values(v) @ A).values).sum()
-
-    first = torch.func.grad(loss)(A.values)
-    with torch.inference_mode():
-        B = CSR.from_scipy(S)
-        B @ B
-    v = A.values.clone().requires_grad_()
-    loss(v).backward()
-    torch.testing.assert_close(v.grad, first)
-    (B @ B).values.sum()
-
-
-# --- memory and threads ---
-
-MEMORY = """
-import resource, numpy as np, torch, learnsolve as ls
-n, wide = 30_000, 40
-torch.set_num_threads(1)
-def banded(offsets):
-    i = np.repeat(np.arange(n), len(offsets)); j = (i + np.tile(offsets, n)) % n
-    order = np.lexsort((j, i))
-    crow = torch.arange(0, n * len(offsets) + 1, len(offsets), dtype=torch.int32)
-    return ls.SparsityPattern(crow, torch.as_tensor(j[order]).int(), (n, n))
-P = banded(np.arange(wide))
-A = ls.CSR(torch.ones(P.nnz, requires_grad=True), P)
-P._structure(True)
-def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-def products(limit):
-    ls.ops.set_spgemm_plan_limit(limit)
-    P.drop_caches(); P._structure(True)
-    start = peak()
-    C = A @ A
-    C.values.backward(torch.ones_like(C.values))
-    return peak() - start, C.nnz
-used, nnz = products(0)
-F = P.nnz * wide
-bound = 60 * (P.nnz + nnz)
-assert used < bound, (used, bound)
-assert bound < 8 * F, "the bound does not tell O(nnz) from O(F)"
-used, _ = products(2**34)
-assert used < bound + 4 * F, (used, bound + 4 * F)
-"""
-
-
-def test_memory():
-    """O(nnz) without a plan, O(nnz + F) with one: a process of its own, whose peak is measured."""
-    subprocess.run([sys.executable, "-c", MEMORY], check=True)
-
-
-def test_same_bits_for_any_number_of_threads(planned):
-    for S in (grid(5, 70), random(1500, 1500, 0.006), power_law(1200)):
-        A = with_normal_values(S, torch.float32, grad=True)
-        B = with_normal_values(S, torch.float32, seed=1, grad=True)
-        runs = []
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            results = []
-            for mask in (None, A.pattern):
-                C = ops.spgemm(A, B, mask=mask)
-                g = normal((C.nnz,), torch.float32, 2)
-                results += [
-                    C.values,
-                    *torch.autograd.grad(C.values, (A.values, B.values), g, retain_graph=True),
-                ]
-                results += [
-                    torch.autograd.grad(C.values, t, g, retain_graph=True)[0] for t in (A.values, B.values)
-                ]
-            runs.append(results)
-        for other in runs[1:]:
-            assert all(torch.equal(x, y) for x, y in zip(runs[0], other, strict=True))
-
-
 # --- compile, galerkin ---
 
 
-def test_compile_through_a_product(planned):
-    torch._dynamo.reset()
-
+@pytest.mark.usefixtures("fresh_compiler", "planned")
+def test_compile_through_a_product():
     def f(A, B, x):
         return ops.spmm(ops.spgemm(A, ops.spgemm(B, A), mask=B.pattern), x)
 
@@ -430,7 +230,6 @@ def test_compile_through_a_product(planned):
             torch.autograd.grad(found, (a, b, x), torch.ones(7).double()),
             torch.autograd.grad(wanted, (a, b, x), torch.ones(7).double()),
         )
-    torch._dynamo.reset()
 
 
 def test_galerkin_against_scipy(planned):
@@ -445,14 +244,3 @@ def test_galerkin_against_scipy(planned):
     dense = P.to_dense().mT @ A.to_dense() @ P.to_dense()
     wanted = torch.autograd.grad(dense, (P.values, A.values), C.with_values(g).to_dense())
     torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
-
-
-def test_galerkin_derivatives():
-    A, P = with_normal_values(random(5, 5, 0.4)), with_normal_values(random(5, 3, 0.5, 1), seed=1)
-    inputs = [M.values.clone().requires_grad_() for M in (P, A)]
-
-    def f(p, a):
-        return ops.galerkin(P.with_values(p), A.with_values(a)).values
-
-    assert gradcheck(f, inputs, check_forward_ad=True)
-    assert gradgradcheck(f, inputs, check_fwd_over_rev=True)

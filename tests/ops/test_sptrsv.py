@@ -1,4 +1,4 @@
-"""The triangular solve: values, derivatives of any order, transformations, what it reads and refuses."""
+"""The triangular solve: values, derivatives, what it reads, threads, memory."""
 
 import functools
 import itertools
@@ -7,49 +7,27 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
+from ops.sptrsv_structures import STRUCTURES, band
 from ops.test_memory import peak
 from ops.triangular import F64, SHAPES, SIDES, P, dense, full, sparse, triangle, values_for, with_diagonal
-from reference import coordinates, densify, gradients, grid, normal, pattern_of, random, set_isa_or_skip
-from scipy.sparse.linalg import spsolve_triangular
+from reference import (
+    assert_same_bits,
+    coordinates,
+    densify,
+    gradients,
+    grid,
+    normal,
+    pattern_of,
+    random,
+)
 from torch import func
 
 import learnsolve as ls
-from learnsolve import _device_analysis, _library
+from learnsolve import _device_analysis
 
 every_side = pytest.mark.parametrize(
     "side", SIDES, ids=lambda s: " ".join(k for k, v in s.items() if v) or "none"
 )
-
-
-def band(n, *offsets):
-    return sp.diags_array([1.0] * len(offsets), offsets=offsets, shape=(n, n)).tocsr()
-
-
-def long_rows(n):
-    D = np.eye(n) + np.eye(n, k=-1)
-    D[-3:] = 1
-    D[:, :2] = 1
-    return sp.csr_array(D)
-
-
-STRUCTURES = {
-    "chain": band(45, -1, 0),
-    "chain in a tridiagonal matrix": band(30, -1, 0, 1),
-    "band of 2": band(29, -2, -1, 0),
-    "band of 4": band(29, -4, -3, -2, -1, 0),
-    "band of 6": band(29, *range(-6, 1)),
-    "far couplings": band(31, -7, -2, 0, 3),
-    "diagonal": sp.eye_array(21).tocsr(),
-    "dense": sp.csr_array(np.ones((37, 37))),
-    "random": with_diagonal(random(23, 23, 0.2)),
-    "random triangle": sp.csr_array(sp.tril(with_diagonal(random(40, 40, 0.1, seed=1)))),
-    "ILU(0), 5 points": sp.csr_array(sp.tril(grid(5, 11))),
-    "ILU(0), 7 points": sp.csr_array(sp.tril(grid(7, 5))),
-    "9 points, both triangles": grid(9, 10),
-    "long rows": long_rows(40),
-    "1 x 1": sp.csr_array(np.ones((1, 1))),
-    "0 x 0": sp.csr_array((0, 0)),
-}
 
 
 def inputs_of(shape, requires_grad=False):
@@ -70,38 +48,31 @@ def assert_solves(x, v, b, P, side):
     assert not bad.any(), f"{side}: {int(bad.sum())} of {bad.numel()} are off"
 
 
+def check(Q, v, columns, side):
+    """The solution and both gradients; returns the right-hand side, the cotangent and the gradients."""
+    b, g = (normal((Q.shape[0], *columns), v.dtype, seed=s) for s in (1, 2))
+    x = sparse(v, b, Q, **side)
+    assert x.dtype == v.dtype
+    assert_solves(x, v, b, Q, side)
+    found = gradients(lambda *a: sparse(*a, Q, **side), [v, b], g)
+    wanted = gradients(lambda *a: dense(*a, Q, **side), [v.double(), b.double()], g.double())
+    tolerance = 1e-5 if v.dtype == torch.float32 else 1e-12
+    for t, w in zip(found, wanted, strict=True):
+        torch.testing.assert_close(t.double(), w, rtol=tolerance, atol=tolerance)
+    return b, g, found
+
+
 @pytest.mark.parametrize("structure", STRUCTURES)
 @pytest.mark.parametrize("dtype", [torch.float32, F64], ids=["float32", "float64"])
 def test_value_and_gradients(structure, dtype):
-    tight = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 1e-12, "atol": 1e-12}
     S = STRUCTURES[structure]
     for index, side in itertools.product((torch.int32, torch.int64), SIDES):
         Q = pattern_of(S, index)
         v = values_for(Q, dtype=dtype)
         for columns in ((), (1,), (3,), (70,)) if index == torch.int32 else ((),):
-            b = normal((S.shape[0], *columns), dtype, seed=1)
-            x = sparse(v, b, Q, **side)
-            assert x.dtype == dtype
-            assert_solves(x, v, b, Q, side)
-            g = normal(b.shape, dtype, seed=2)
-            found = gradients(lambda *a: sparse(*a, Q, **side), [v, b], g)  # noqa: B023
-            wanted = gradients(lambda *a: dense(*a, Q, **side), [v.double(), b.double()], g.double())  # noqa: B023
-            for t, w in zip(found, wanted, strict=True):
-                torch.testing.assert_close(t.double(), w, **tight)
+            b, g, found = check(Q, v, columns, side)
             only = torch.autograd.grad(sparse(v, b.requires_grad_(), Q, **side), b, g)[0]
             assert torch.equal(only, found[1])
-
-
-@pytest.mark.parametrize("structure", [s for s in STRUCTURES if s != "0 x 0"])
-def test_against_scipy(structure):
-    Q = pattern_of(STRUCTURES[structure])
-    v, b = values_for(Q), normal((Q.shape[0], 2), seed=1)
-    S = ls.CSR(v, Q).to_scipy()
-    for lower, unit in itertools.product((True, False), repeat=2):
-        T = sp.csr_array(sp.tril(S) if lower else sp.triu(S))
-        wanted = spsolve_triangular(T, b.numpy(), lower=lower, unit_diagonal=unit)
-        found = sparse(v, b, Q, lower=lower, unit_diagonal=unit)
-        torch.testing.assert_close(found, torch.from_numpy(wanted), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -238,12 +209,7 @@ def test_same_bits_for_any_number_of_threads(structure, dtype, monkeypatch):
                 results += [x.detach(), *torch.autograd.grad(x, (w, b), normal(x.shape, dtype, seed=6))]
         return results
 
-    torch.set_num_threads(1)
-    wanted = everything()
-    for threads in (2, 3):
-        torch.set_num_threads(threads)
-        for i, (found, t) in enumerate(zip(everything(), wanted, strict=True)):
-            assert torch.equal(found, t), f"result {i} with {threads} threads"
+    assert_same_bits(everything, (2, 3))
 
 
 @pytest.mark.skipif(_device_analysis.everywhere, reason="a plan for the CPU operators")
@@ -299,100 +265,9 @@ def test_a_matrix_that_is_the_triangle_costs_no_copy_of_its_indices():
     assert Q.cache_bytes() < 8 * Q.nnz
 
 
-def test_errors():
-    eye = ls.CSR.from_dense(torch.eye(3, dtype=F64))
-    b = normal((3,))
-    cases = [
-        (
-            lambda: ls.ops.sptrsv(ls.CSR.from_dense(torch.ones(2, 3)), torch.ones(2)),
-            ValueError,
-            r"L must be square, got shape \(2, 3\)",
-        ),
-        (
-            lambda: ls.ops.sptrsv(eye, normal((4,))),
-            ValueError,
-            r"b must have L.shape\[0\] = 3 rows, got shape \(4,\)",
-        ),
-        (lambda: ls.ops.sptrsv(eye, normal((4, 3))), ValueError, r"b must have .* got shape \(4, 3\)"),
-        (lambda: ls.ops.sptrsv(eye, normal(())), ValueError, r"b must have .* got a scalar"),
-        (
-            lambda: ls.ops.sptrsv(eye, b.float()),
-            TypeError,
-            "b has dtype torch.float32, the matrix torch.float64",
-        ),
-        (lambda: ls.ops.sptrsv(eye, [1.0]), TypeError, "b must be a torch.Tensor, got list"),
-        (lambda: ls.ops.sptrsv(b, b), TypeError, "L must be a CSR, got Tensor"),
-        (lambda: ls.ops.sptrsv(eye, b, lower=1), TypeError, "lower must be True or False, got 1"),
-        (
-            lambda: ls.ops.sptrsv(ls.CSR(torch.ones(2, 3), eye.pattern), torch.ones(3, 3, 1)),
-            ValueError,
-            "the batch axes of L.values and b must broadcast",
-        ),
-    ]
-    for call, kind, message in cases:
-        with pytest.raises(kind, match="sptrsv: " + message):
-            call()
-
-
-@pytest.mark.parametrize("structure", ["chain", "band of 2", "random", "long rows", "diagonal", "dense"])
-@pytest.mark.parametrize("transpose", [False, True])
-def test_a_zero_on_the_diagonal_is_named(structure, transpose):
-    Q = pattern_of(STRUCTURES[structure])
-    place, n = Q.diagonal_positions, Q.shape[0]
-    for zero, columns in itertools.product((0.0, -0.0, 1e-310), ((), (3,))):
-        v, b = values_for(Q), normal((n, *columns))
-        v[place[n // 2]] = zero
-        for learns in (False, True):
-            kind = "overflow" if zero else "zeros on its diagonal"
-            with pytest.raises(ValueError, match=rf"sptrsv: .*{kind}, row {n // 2} has -?[01]"):
-                sparse(v.clone().requires_grad_(learns), b, Q, transpose=transpose)
-        with pytest.raises(ValueError, match=rf"sptrsv: .* row {n // 2} has"):
-            func.grad(lambda v: sparse(v, b, Q, transpose=transpose).sum())(v)  # noqa: B023
-        with pytest.raises(ValueError, match=rf"sptrsv: .* row {n // 2} of matrix 1 of the batch .* has"):
-            sparse(torch.stack((values_for(Q), v)), b, Q, transpose=transpose)
-        sparse(v, b, Q, transpose=transpose, unit_diagonal=True)
-    v = values_for(Q)
-    v[place[n // 2]] = torch.nan  # is no zero: it spreads
-    assert sparse(v, normal((n,)), Q, transpose=transpose).isnan().any()
-
-
-def test_a_zero_on_the_diagonal_in_a_batch_is_named():
-    Q = pattern_of(STRUCTURES["random"])
-    row, v = Q.shape[0] // 2, torch.stack([values_for(Q)] * 6).reshape(2, 3, -1)
-    v[1, 1, Q.diagonal_positions[row]] = 0
-    b = normal((2, 3, Q.shape[0], 1))
-    for call in (sparse, lambda *args: func.grad(lambda v: sparse(v, *args[1:]).sum())(args[0])):
-        with pytest.raises(ValueError, match=rf"sptrsv: .* row {row} of matrix 4 of the batch"):
-            call(v, b, Q)
-    with pytest.raises(ValueError, match=rf"sptrsv: .* row {row} has 0"):  # a map has no numbers
-        func.vmap(lambda v, b: sparse(v, b, Q))(v[1], b[1, ..., 0])
-
-
-def test_a_missing_diagonal_entry_is_named():
-    Q = pattern_of(sp.csr_array(np.array([[1, 0, 0], [1, 0, 1], [0, 1, 1]])))
-    v, b = torch.ones(Q.nnz, dtype=F64), normal((3,))
-    for transpose in (False, True):
-        with pytest.raises(ValueError, match=r"sptrsv: .* row 1 has none"):
-            sparse(v, b, Q, transpose=transpose)
-    x = sparse(v, b, Q, unit_diagonal=True)
-    torch.testing.assert_close(x, dense(v, b, Q, unit_diagonal=True))
-
-
-@pytest.mark.parametrize("isa", _library.instruction_sets())
-def test_every_instruction_set(isa):
-    before = _library.instruction_set()
-    set_isa_or_skip(isa)
-    try:
-        for structure, dtype in itertools.product(STRUCTURES, (torch.float32, F64)):
-            Q = pattern_of(STRUCTURES[structure])
-            v, n = values_for(Q, dtype=dtype), Q.shape[0]
-            tolerance = 1e-5 if dtype == torch.float32 else 1e-12
-            for side, columns in itertools.product(SIDES[::3], ((), (2,), (37,))):
-                b, g = (normal((n, *columns), dtype, seed=s) for s in (1, 2))
-                assert_solves(sparse(v, b, Q, **side), v, b, Q, side)
-                found = gradients(lambda *a: sparse(*a, Q, **side), [v, b], g)  # noqa: B023
-                wanted = gradients(lambda *a: dense(*a, Q, **side), [v.double(), b.double()], g.double())  # noqa: B023
-                for t, w in zip(found, wanted, strict=True):
-                    torch.testing.assert_close(t.double(), w, rtol=tolerance, atol=tolerance)
-    finally:
-        _library.select_instruction_set(before)
+@pytest.mark.usefixtures("isa")
+def test_every_instruction_set():
+    for structure, dtype in itertools.product(STRUCTURES, (torch.float32, F64)):
+        Q = pattern_of(STRUCTURES[structure])
+        for side, columns in itertools.product(SIDES[::3], ((), (2,), (37,))):
+            check(Q, values_for(Q, dtype=dtype), columns, side)

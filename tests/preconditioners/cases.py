@@ -6,6 +6,7 @@ from functools import cache
 
 import numpy as np
 import scipy.sparse
+import torch
 
 import learnsolve as ls
 
@@ -86,6 +87,11 @@ def general(side: int = 4) -> ls.CSR:
     A = spd(side)
     rows, cols = A.pattern.row_indices, A.col_indices
     return A.with_values(A.values + 0.3 * (cols - rows).sign().to(A.dtype))
+
+
+def dense(M: P.Preconditioner) -> torch.Tensor:
+    """The matrix that M applies."""
+    return M(torch.eye(M.shape[0], dtype=M.dtype, device=M.device)).detach()
 
 
 def matrix(case: Case) -> ls.CSR:

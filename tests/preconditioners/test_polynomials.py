@@ -4,17 +4,13 @@ import numpy as np
 import pytest
 import torch
 from numpy.polynomial import chebyshev as T
-from preconditioners.cases import general, spd
+from preconditioners.cases import dense, general, spd
 from reference import normal
 
 import learnsolve as ls
 from learnsolve.preconditioners import _spectrum
 
 P, S = ls.preconditioners, ls.solvers
-
-
-def dense(M):
-    return M(torch.eye(M.shape[0], dtype=M.dtype))
 
 
 def jacobi_spectrum(A):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from preconditioners.cases import CASES, matrix
+from preconditioners.cases import CASES, dense, matrix
 from reference import normal
 
 import learnsolve as ls
@@ -24,10 +24,6 @@ def symmetric(case):
 
 def learns(case):
     return isinstance(case.make(matrix(case)), ls.preconditioners.Learned)
-
-
-def dense(M):
-    return M(torch.eye(M.shape[0], dtype=M.dtype, device=M.device)).detach()
 
 
 @rows()
@@ -95,16 +91,16 @@ def test_a_batch_of_matrices_is_a_loop(case):
 
 
 @rows(lambda c: c.differentiable, lambda c: not learns(c))
-def test_gradients_of_the_matrix_and_of_r(case):
+def test_gradients_of_the_matrix_and_of_r(case, quick):
     A = matrix(case)
     values, r = A.values.clone().requires_grad_(), normal((A.shape[0], 2)).requires_grad_()
     apply = lambda v, r: case.make(A.with_values(v))(r)  # noqa: E731
     assert torch.autograd.gradcheck(apply, (values, r))
-    assert torch.autograd.gradgradcheck(apply, (values, r), fast_mode=True)
+    assert torch.autograd.gradgradcheck(apply, (values, r), fast_mode=quick)
 
 
 @rows(learns)
-def test_gradients_of_the_parameters_and_of_r(case):
+def test_gradients_of_the_parameters_and_of_r(case, quick):
     M = case.make(matrix(case))
     names = [name for name, p in M.named_parameters() if p.requires_grad]
     parameters = [p.detach().clone().requires_grad_() for p in M.parameters() if p.requires_grad]
@@ -112,7 +108,7 @@ def test_gradients_of_the_parameters_and_of_r(case):
     apply = lambda r, *p: torch.func.functional_call(M, dict(zip(names, p, strict=True)), (r,))  # noqa: E731
     assert parameters
     assert torch.autograd.gradcheck(apply, (r, *parameters))
-    assert torch.autograd.gradgradcheck(apply, (r, *parameters), fast_mode=True)
+    assert torch.autograd.gradgradcheck(apply, (r, *parameters), fast_mode=quick)
 
 
 @rows(learns)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from preconditioners.cases import general, spd
+from preconditioners.cases import dense, general, spd
 from reference import normal
 
 import learnsolve as ls
@@ -15,10 +15,6 @@ def parts(A, order=None):
     if order is not None:
         D = D[order][:, order]
     return torch.diag(torch.diag(D)), torch.tril(D, -1), torch.triu(D, 1)
-
-
-def dense(M):
-    return M(torch.eye(M.shape[0], dtype=M.dtype))
 
 
 @pytest.mark.parametrize("multicolour", [False, True])

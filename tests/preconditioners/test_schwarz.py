@@ -3,16 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from preconditioners.cases import general, spd
+from preconditioners.cases import dense, general, spd
 from reference import normal
 
 import learnsolve as ls
 
 P = ls.preconditioners
-
-
-def dense(M):
-    return M(torch.eye(M.shape[0], dtype=M.dtype)).detach()
 
 
 def rings(A, rows, overlap):

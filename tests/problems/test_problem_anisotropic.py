@@ -32,15 +32,6 @@ def test_narrow_grids(shape):
     np.testing.assert_allclose(A.to_scipy().toarray(), S, rtol=0, atol=1e-15)
 
 
-def test_without_anisotropy_it_is_poisson():
-    A = ls.problems.anisotropic((4, 3), 1.0, 0.7)
-    P = ls.problems.poisson((4, 3))
-    torch.testing.assert_close(A.to_dense(), P.to_dense(), rtol=0, atol=1e-15)
-    A = ls.problems.anisotropic((4, 3), 1.0, 0.7, discretisation="fe")
-    Q = ls.problems.poisson((4, 3), stencil="q1")
-    torch.testing.assert_close(3 * A.to_dense(), Q.to_dense(), rtol=0, atol=1e-14)
-
-
 def test_the_direction_is_the_strong_one():
     """For theta = 0 points are coupled along x, the first axis; zeros of the stencil are no entries."""
     A = ls.problems.anisotropic((3, 3), 0.01, 0.0)

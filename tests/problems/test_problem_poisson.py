@@ -45,25 +45,6 @@ def test_bilinear_elements_are_those_of_pyamg(shape):
     assert np.array_equal(A.to_scipy().toarray(), S.toarray())
 
 
-def test_bilinear_elements_are_three_times_the_stiffness_matrix():
-    """Assembled from the element matrix, whose entries are integrals over the unit square."""
-    nx, ny = 4, 3
-    # Corners counter-clockwise: 1/6 for itself 4, for neighbours -1, for the opposite -2.
-    element = np.array([[4, -1, -2, -1], [-1, 4, -1, -2], [-2, -1, 4, -1], [-1, -2, -1, 4]]) / 6
-    number = -np.ones((nx + 2, ny + 2), dtype=int)
-    number[1:-1, 1:-1] = np.arange(nx * ny).reshape(nx, ny)
-    K = np.zeros((nx * ny, nx * ny))
-    for i in range(nx + 1):
-        for j in range(ny + 1):
-            corners = [number[i, j], number[i + 1, j], number[i + 1, j + 1], number[i, j + 1]]
-            for a, p in enumerate(corners):
-                for b, q in enumerate(corners):
-                    if p >= 0 and q >= 0:
-                        K[p, q] += element[a, b]
-    A = ls.problems.poisson((nx, ny), stencil="q1").to_scipy().toarray()
-    np.testing.assert_allclose(A, 3 * K, rtol=0, atol=1e-14)
-
-
 def test_an_int_is_one_dimension():
     A, B = ls.problems.poisson(5), ls.problems.poisson((5,))
     assert torch.equal(A.values, B.values)

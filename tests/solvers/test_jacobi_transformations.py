@@ -34,13 +34,6 @@ def same(found, wanted):
     torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-11)
 
 
-@pytest.fixture
-def fresh_compiler():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
 @pytest.mark.few
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("gradient", ["unrolled", "checkpointed"])

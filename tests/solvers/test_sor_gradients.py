@@ -165,13 +165,6 @@ def test_vmap_to_a_tolerance():
     assert torch.allclose(g, expected, rtol=1e-6)
 
 
-@pytest.fixture
-def fresh_compiler():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize(
     ("gradient", "direction", "multicolour"),

@@ -1,75 +1,14 @@
-"""richardson, heavyball, chebyshev: ways to stop, paths that agree, gradients, statuses, errors, modules."""
-
-import math
+"""richardson, heavyball, chebyshev: ways to stop, paths that agree, modules, torch.compile."""
 
 import pytest
-import scipy.sparse.linalg
 import torch
 from reference import densify, gradients, normal
 from solvers.dense_jacobi import small_square, values_on
 from solvers.dense_momentum import close
-from torch.autograd import gradcheck, gradgradcheck
+from solvers.stationary import METHODS, K, S, dense_run, halved, run, tensors
 
 import learnsolve as ls
 from learnsolve.solvers import SolverError, Status, _fixed
-
-S = ls.solvers
-METHODS = ("richardson", "heavyball", "chebyshev")
-K = 7
-# Names of what learns, for eigenvalues between 0.3 and 4.
-PARAMETERS = {
-    "richardson": {"weight": 0.45},
-    "heavyball": {"alpha": 0.5, "beta": 0.35},
-    "chebyshev": {"lmin": 0.3, "lmax": 4.0},
-}
-
-
-def tensors(method, requires_grad=False):
-    values = PARAMETERS[method].values()
-    return [torch.tensor(v, dtype=torch.float64, requires_grad=requires_grad) for v in values]
-
-
-def run(method, A, b, x0=None, *, given=None, **keywords):
-    """Any of the three; `given`: its parameters in order."""
-    of_method = PARAMETERS[method] if given is None else dict(zip(PARAMETERS[method], given, strict=True))
-    if method == "chebyshev":
-        return S.chebyshev(A, b, *of_method.values(), x0, **keywords)
-    return getattr(S, method)(A, b, x0, **of_method, **keywords)
-
-
-def dense_coefficients(method, given, N):
-    if method == "richardson":
-        return [given[0]] * N, [0.0] * N
-    if method == "heavyball":
-        return [given[0]] * N, [given[1]] * N
-    # Saad, algorithm 12.1
-    theta, delta = (given[1] + given[0]) / 2, (given[1] - given[0]) / 2
-    rho, a, c = delta / theta, [1 / theta], [0.0]
-    for _ in range(N - 1):
-        new = 1 / (2 * theta / delta - rho)
-        a.append(2 * new / delta)
-        c.append(new * rho)
-        rho = new
-    return a, c
-
-
-def dense_run(method, D, M, b, x0, given, N):
-    """x and N + 1 norms."""
-    a, c = dense_coefficients(method, given, N)
-    x = before = x0
-    norms = []
-    for k in range(N + 1):
-        r = b - D @ x
-        norms.append(torch.linalg.vector_norm(r, dim=0 if b.dim() == 1 else -2))
-        if k < N:
-            before, x = x, x + a[k] * (M @ r) + c[k] * (x - before)
-    return x, torch.stack(norms, 0 if b.dim() == 1 else -2)
-
-
-def halved():
-    """2D Poisson's matrix with eigenvalues between 0.38 and 3.62."""
-    A = ls.problems.poisson((4, 4))
-    return ls.CSR(A.values / 2, A.pattern)
 
 
 class Tridiagonal:
@@ -232,117 +171,6 @@ def test_extraordinary_sizes(A_size, b_size):
     close([scaled.x * (A_size / b_size)], [plain.x])
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_implicit_gradient(method):
-    """On a matrix that is not symmetric, against dense solves; callables and LinearOperators too."""
-    P = small_square()
-    v, b = values_on(P).requires_grad_(), normal((4, 2), seed=3).requires_grad_()
-    options = {"rtol": 1e-13, "maxiter": 3000}
-    wanted = gradients(lambda v, b: torch.linalg.solve(densify(P, v), b), [v, b], normal((4, 2), seed=8))
-
-    def solve(v, b, **keywords):
-        return run(method, ls.CSR(v, P), b, **options, **keywords).x
-
-    close(gradients(solve, [v, b], normal((4, 2), seed=8)), wanted, 1e-9)
-    scaled = lambda v, b: solve(v, b, M=ls.preconditioners.Jacobi(ls.CSR(v, P)))  # noqa: E731
-    close(gradients(scaled, [v, b], normal((4, 2), seed=8)), wanted, 1e-9)
-    assert gradcheck(solve, (v, b), check_forward_ad=True, atol=1e-5)
-    assert gradgradcheck(solve, (v, b), atol=1e-5)
-    D = densify(P, v.detach())
-
-    def by_callable(b):
-        return run(method, lambda x: D @ x, b, transpose=lambda x: D.T @ x, **options).x
-
-    close(gradients(by_callable, [b], normal((4, 2), seed=8)), wanted[1:], 1e-9)
-    operator = scipy.sparse.linalg.aslinearoperator(ls.CSR(v.detach(), P).to_scipy())
-    close([run(method, operator, b.detach(), **options).x], [torch.linalg.solve(D, b.detach())], 1e-9)
-    mapped = torch.vmap(lambda b: solve(v.detach(), b))(torch.stack((b.detach(), 2 * b.detach())))
-    close([mapped[1]], [torch.linalg.solve(D, 2 * b.detach())], 1e-9)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_unrolled_until_a_tolerance(method):
-    """The gradient of the iterations that ran, for the parameters too."""
-    A, b = halved(), normal((16, 2))
-    found = []
-    for options in ({"rtol": 1e-4, "gradient": "unrolled"}, {"rtol": 1e-4, "gradient": "checkpointed"}):
-        given = tensors(method, True)
-        solution = run(method, A, b[:, :1], given=given, maxiter=500, **options)
-        assert solution.converged
-        loss = solution.x.sum() + solution.residual_norms.log().sum()
-        found.append(torch.autograd.grad(loss, given))
-    given = tensors(method, True)
-    fixed = run(method, A, b[:, :1], given=given, iterations=solution.iterations)
-    wanted = torch.autograd.grad(fixed.x.sum() + fixed.residual_norms.log().sum(), given)
-    close(found[0], wanted, 1e-10)
-    close(found[1], wanted, 1e-10)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_what_learns_and_has_no_implicit_gradient(method):
-    A, b = ls.problems.poisson((4,)), normal((4,))
-    for i, key in enumerate(PARAMETERS[method]):
-        given = tensors(method)
-        given[i].requires_grad_()
-        with pytest.raises(ValueError, match=rf'{method}: {key} learns.*"unrolled"'):
-            run(method, A, b, given=given)
-        with torch.no_grad():
-            run(method, A, b, given=given)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_derivatives_for_the_parameters(method):
-    P, (v, b) = small_square(), (values_on(small_square()), normal((4, 2)))
-
-    def f(*given):
-        solution = run(method, ls.CSR(v, P), b, given=given, iterations=4)
-        return solution.x, solution.residual_norms
-
-    given = tensors(method, True)
-    assert gradcheck(f, given, check_forward_ad=True, check_batched_grad=True)
-    assert gradgradcheck(f, given, check_fwd_over_rev=True)
-    several = [torch.stack((t.detach(), 1.1 * t.detach())) for t in given]
-    x, _ = torch.vmap(f)(*several)
-    for i in range(2):
-        close([x[i]], [f(*(t[i] for t in several))[0]])
-
-
-def test_equal_bounds():
-    """lmin = lmax: no step has momentum, and all derivatives are numbers."""
-    A, b = ls.problems.poisson((6,)), normal((6,))
-    bounds = [torch.tensor(2.0, dtype=torch.float64, requires_grad=True) for _ in range(2)]
-    x = S.chebyshev(A, b, *bounds, iterations=5).x
-    close([x], [S.richardson(A, b, weight=0.5, iterations=5).x])
-    grads = torch.autograd.grad(x.sum(), bounds, create_graph=True)
-    assert all(g.isfinite() for g in grads)
-    assert all(g.isfinite() for g in torch.autograd.grad(sum(grads), bounds))
-    step = 1e-6
-    more, less = (S.chebyshev(A, b, 2.0, 2.0 + s, iterations=5).x.sum() for s in (step, 0))
-    assert float(grads[1]) == pytest.approx(float(more - less) / step, rel=1e-4)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_divergence_is_named(method):
-    A, b = ls.problems.poisson((8,)), normal((8, 2))
-    given = {"richardson": (3.0,), "heavyball": (3.0, 0.9), "chebyshev": (1e-3, 0.1)}[method]
-    for keywords in ({"iterations": 30}, {"maxiter": 3000}):
-        solution = run(method, A, b, given=given, **keywords)
-        assert solution.status is Status.DIVERGED
-        assert not solution.converged
-        assert solution.x.isfinite().all()
-        with pytest.raises(SolverError, match="DIVERGED"):
-            run(method, A, b, given=given, throw=True, **keywords)
-    far = run(method, A, b, given=given, iterations=3000)
-    assert far.status is Status.NON_FINITE
-    bad = b.clone()
-    bad[0, 0] = float("nan")
-    for keywords in ({"iterations": 3}, {"maxiter": 3000}, {"iterations": 3, "M": lambda r: r}):
-        assert run(method, A, bad, **keywords).status is Status.NON_FINITE
-    mixed = run(method, A, bad, maxiter=3000)
-    assert mixed.statuses == [Status.NON_FINITE, Status.CONVERGED]
-    assert run(method, A, b, iterations=3, throw=True).status is Status.MAX_ITERATIONS
-
-
 @pytest.mark.parametrize("gradient", ["unrolled", "checkpointed"])
 def test_a_callback_ends_fixed_steps(gradient):
     A, b = ls.problems.poisson((8,)), normal((8,)).requires_grad_()
@@ -359,84 +187,6 @@ def test_a_callback_ends_fixed_steps(gradient):
         close([solution.x, solution.residual_norms], [wanted.x, wanted.residual_norms])
         close(torch.autograd.grad(solution.x.sum(), b), torch.autograd.grad(wanted.x.sum(), b))
         assert calls == list(range(1, at + 1))
-
-
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(
-    ("change", "error", "match"),
-    [
-        ({"iterations": 3, "rtol": 1e-3}, ValueError, "rtol must not be given beside iterations"),
-        ({"iterations": 3, "atol": 0.0}, ValueError, "atol must not"),
-        ({"iterations": 3, "maxiter": 3}, ValueError, "maxiter must not"),
-        ({"iterations": 3, "adjoint_rtol": 1e-3}, ValueError, 'adjoint_rtol belongs to gradient="implicit"'),
-        ({"iterations": 3, "gradient": "implicit"}, ValueError, "gradient must be one of"),
-        ({"gradient": "exact"}, ValueError, "gradient must be one of"),
-        ({"iterations": -1}, ValueError, "iterations must be at least 0"),
-        ({"iterations": 2.0}, TypeError, "iterations must be an int"),
-        ({"iterations": 3, "callback": 3}, TypeError, "callback must be callable"),
-        ({"b": torch.ones(5, dtype=torch.float64)}, ValueError, "rows"),
-        ({"iterations": 3, "b": torch.ones(5, dtype=torch.float64)}, ValueError, "rows"),
-        ({"iterations": 3, "b": torch.ones(4)}, TypeError, "dtype"),
-        ({"iterations": 3, "x0": torch.ones(5, dtype=torch.float64)}, ValueError, "x0 must have b's shape"),
-        ({"x0": torch.ones(5, dtype=torch.float64)}, ValueError, "x0 must have b's shape"),
-        ({"iterations": 3, "M": 3}, TypeError, "M must be a callable"),
-        ({"rtol": -1.0}, ValueError, "rtol must not be negative"),
-    ],
-)
-def test_errors(method, change, error, match):
-    b = change.get("b", torch.ones(4, dtype=torch.float64))
-    with pytest.raises(error, match=f"{method}: .*{match}"):
-        run(
-            method,
-            ls.problems.poisson((4,)),
-            b,
-            change.get("x0"),
-            **{k: v for k, v in change.items() if k not in ("x0", "b")},
-        )
-
-
-def test_errors_of_parameters():
-    A, b = ls.problems.poisson((4,)), torch.ones(4, dtype=torch.float64)
-    ones = torch.ones(3, dtype=torch.float64)
-    for call, error, match in [
-        (lambda: S.heavyball(A, b, alpha="1", beta=0.1), TypeError, "heavyball: alpha must be a number"),
-        (
-            lambda: S.heavyball(A, b, alpha=1, beta=True, iterations=2),
-            TypeError,
-            "heavyball: beta must be a number",
-        ),
-        (
-            lambda: S.heavyball(A, b, alpha=ones, beta=0.1, iterations=2),
-            ValueError,
-            "heavyball: alpha must have shape",
-        ),
-        (
-            lambda: S.heavyball(A, b, alpha=ones, beta=0.1),
-            ValueError,
-            r"heavyball: alpha .*needs iterations=",
-        ),
-        (
-            lambda: S.heavyball(A, b, alpha=1, beta=ones, iterations=2),
-            ValueError,
-            "heavyball: beta must have shape",
-        ),
-        (lambda: S.heavyball(A, b, alpha=1, beta=ones), ValueError, r"heavyball: beta must have shape \(\)"),
-        (lambda: S.heavyball(A, b, alpha=1, beta=ones[0].float()), TypeError, "heavyball: beta has dtype"),
-        (
-            lambda: S.richardson(A, b, weight=b, iterations=4),
-            ValueError,
-            r"richardson: weight .*one a row or one a",
-        ),
-        (lambda: S.chebyshev(A, b, 0.0, 1.0), ValueError, "chebyshev: lmin must be positive"),
-        (lambda: S.chebyshev(A, b, 1.0, math.inf), ValueError, "chebyshev: lmax must be positive and finite"),
-        (lambda: S.chebyshev(A, b, 2.0, 1.0), ValueError, "chebyshev: lmin must not be larger than lmax"),
-        (lambda: S.chebyshev(A, b, ones, 1.0), ValueError, "chebyshev: lmin must have shape"),
-        (lambda: S.Chebyshev(-1.0, 1.0), ValueError, "Chebyshev: lmin must be one positive"),
-        (lambda: S.Heavyball(gradient="implicit"), ValueError, "Heavyball: gradient"),
-        (lambda: S.Richardson(torch.tensor(1)), TypeError, "Richardson: weight must be a floating-point"),
-    ]:
-        with pytest.raises(error, match=match):
-            call()
 
 
 def modules(**keywords):
@@ -472,28 +222,6 @@ def test_modules(method, gradient):
     assert not any("M" in name for name, _ in inside.named_parameters())
     module = type(solver)(*([0.3] if method == "richardson" else [0.3, 0.4]), iterations=2, M=learned)
     assert any(name.startswith("M.") for name, _ in module.named_parameters())
-
-
-def test_learning_reaches_the_optimum_of_theory():
-    """Bounds that are learned from the residual after K steps on the worst errors find the spectrum."""
-    A = ls.problems.poisson((8,))
-    values, vectors = torch.linalg.eigh(A.to_dense())
-    solver = S.Chebyshev(float(values[0]) * 2, float(values[-1]) * 0.9, iterations=4).double()
-    optimizer = torch.optim.Adam(solver.parameters(), lr=0.02)
-    for _ in range(400):
-        optimizer.zero_grad()
-        e = solver(A, torch.zeros_like(vectors), vectors).x.norm(dim=0)
-        e.pow(40).sum().pow(1 / 40).backward()
-        optimizer.step()
-    q = (math.sqrt(values[-1] / values[0]) - 1) / (math.sqrt(values[-1] / values[0]) + 1)
-    assert float(e.detach().max()) <= 1.03 * 2 * q**4 / (1 + q**8)
-
-
-@pytest.fixture
-def fresh_compiler():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.mark.few

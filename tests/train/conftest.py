@@ -39,6 +39,16 @@ def run(tmp_path, monkeypatch):
 
 
 @pytest.fixture
+def pcg_run(run):
+    """The same for the recipe pcg."""
+
+    def call(*options, out: str | None = "run"):
+        return run(*options, out=out, recipe="pcg")
+
+    return call
+
+
+@pytest.fixture
 def leaves():
     """Call with a run's folder: it must hold the usual files, `others`, and nothing else."""
     usual = {

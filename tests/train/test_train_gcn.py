@@ -237,19 +237,10 @@ def test_an_interrupted_run_goes_on(gcn_run, rows, no_pictures, monkeypatch, cap
 
 def test_each_option_changes_the_run(gcn_run, rows, no_pictures):
     usual = rows(gcn_run("--epochs", 3, out="usual")[1])
-    changes = [
-        ["--lr", 0.02],
-        ["--seed", 1],
-        ["--seeds", 2],
-        ["--dtype", "float64"],
-        ["--hidden", 8],
-        ["--dropout", 0.4],
-        ["--weight_decay", 0.1],
-        ["--evaluate_every", 2],
-        ["--variant", "demo"],
-    ]
-    for number, change in enumerate(changes):
-        assert rows(gcn_run("--epochs", 3, *change, out=f"change {number}")[1]) != usual, change
+    changes = "--lr 0.02, --seed 1, --seeds 2, --dtype float64, --hidden 8, --dropout 0.4, --weight_decay 0.1"
+    changes += ", --evaluate_every 2, --variant demo"
+    for change in changes.split(", "):
+        assert rows(gcn_run("--epochs", 3, *change.split(), out=f"with {change}")[1]) != usual, change
 
 
 def test_what_would_change_the_run_is_refused(gcn_run, capsys):

@@ -147,20 +147,10 @@ def test_pictures_of_grids(run, shape):
 def test_each_option_changes_the_run(run, rows, no_pictures):
     """No option is ignored."""
     usual = rows(run("--steps", 4, out="usual")[1])
-    changes = [
-        ["--lr", 0.02],
-        ["--seed", 1],
-        ["--dtype", "float32"],
-        ["--test_vectors", 99],
-        ["--test_vectors", "identity"],
-        ["--resample"],
-        ["--sweeps", 2],
-        ["--held_out", 5],
-        ["--evaluate_every", 2],
-        ["--problem.shape", 17],
-    ]
-    for number, change in enumerate(changes):
-        assert rows(run("--steps", 4, *change, out=f"change {number}")[1]) != usual, change
+    changes = "--lr 0.02, --seed 1, --dtype float32, --test_vectors 99, --test_vectors identity, --resample"
+    changes += ", --sweeps 2, --held_out 5, --evaluate_every 2, --problem.shape 17"
+    for change in changes.split(", "):
+        assert rows(run("--steps", 4, *change.split(), out=f"with {change}")[1]) != usual, change
     a = rows(run("--steps", 1, "--problem.name", "diffusion", "--problem.shape", "[4,4]", out="a")[1])
     b = ["--problem.name", "diffusion", "--problem.shape", "[4,4]", "--problem.contrast", 10]
     assert rows(run("--steps", 1, *b, out="b")[1]) != a
