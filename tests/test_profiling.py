@@ -125,7 +125,7 @@ def test_a_graph_of_the_caller_is_left_alone():
         assert "aten::cos" in found.backward.operators
         assert "aten::cat" not in found.backward.operators  # of split, which was there before
         assert found.backward.seconds < 0.02
-        # Behind it is something that learns by itself: the pass goes there by both ways, again and again.
+        # Behind it is something trainable of its own: the pass goes there by both ways, again and again.
         ls.profile(lambda w: (h * w).sin().sum() + b.sum(), w, warmup=warmup, repeats=2)
         ls.profile(lambda h: (h * w).sin().sum(), h, warmup=warmup, repeats=2)
     (h.sum() + a.sum()).backward()  # nothing was freed

@@ -68,8 +68,7 @@ def _keeps_for_both(setup: Callable[[Any, tuple, Any], None]) -> Callable[[Any, 
 
     def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
         setup(ctx, inputs, output)
-        if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
-            ctx.save_for_forward(*(ctx.to_save or ()))
+        keep_for_forward_mode(ctx, *(ctx.to_save or ()))
 
     return setup_context
 

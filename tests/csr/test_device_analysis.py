@@ -168,7 +168,7 @@ def test_product(structure, masked, index):
 @pytest.mark.parametrize("stretch", [1, 7, 100, 2**24])
 @every_structure
 def test_pattern_of_a_product_in_stretches(structure, stretch, index, monkeypatch):
-    """Sorts of so many products, in the midst of rows too, and the pattern of all products at once."""
+    """Sorts of this number of products, also within rows, and the pattern of all products at once."""
     monkeypatch.setattr(device, "SORTED", stretch)
     S = STRUCTURES[structure]
     if S.nnz > 3000:

@@ -88,7 +88,7 @@ def test_what_was_read_is_kept_on_request(folder, cache, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(_pickles, "load", None)  # the pickles are not opened again
         same(planetoid(folder=folder, keep=True), first)
-    # A damaged one is made anew from the files, once.
+    # A damaged one is rebuilt from the files, once.
     good = kept.read_bytes()
     kept.write_bytes(good[:100])
     same(planetoid(folder=folder, keep=True), first)

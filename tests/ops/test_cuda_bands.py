@@ -172,7 +172,7 @@ def test_only_narrow_bands_of_many_narrow_levels_are_scanned(monkeypatch):
     assert [width_of(band(n, (4,))) for n in (60, 61)] == [0, 4]  # 15 levels, and 16
 
     def blocks(n, rows):
-        """A bidiagonal matrix that falls into pieces of so many rows."""
+        """A bidiagonal matrix that falls into pieces of this number of rows."""
         S = scipy.sparse.diags_array(
             [np.arange(1, n) % rows != 0, np.ones(n)], offsets=[-1, 0], shape=(n, n), dtype=np.float64
         ).tocsr()

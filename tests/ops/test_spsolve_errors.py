@@ -77,7 +77,7 @@ def test_singular(name, dtype):
 
 
 def test_structurally_singular_matrices_never_reach_superlu():
-    """On some of them it calls BLAS with sizes that are none. The verdict is that of SciPy's search."""
+    """On some of them it calls BLAS with invalid sizes. The verdict is that of SciPy's search."""
     rng = np.random.default_rng(0)
     found = 0
     for _ in range(300):

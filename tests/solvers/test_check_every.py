@@ -199,7 +199,7 @@ def test_what_is_judged_is_the_state_of_that_iteration(every, device):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("condition", [1e2, 1e4])
 def test_minres_goes_on_to_rounding_level(condition, dtype, device):
-    """A number of iterations, in which nobody looks: a bound on rounding errors says little of them."""
+    """A fixed number of iterations, without checks: a bound on rounding errors says little about them."""
     Q = torch.linalg.qr(normal((40, 40)))[0]
     D = (Q * torch.logspace(0, math.log10(condition), 40, dtype=Q.dtype)) @ Q.mT
     D, b = ((D + D.mT) / 2).to(dtype), normal((40, 1), dtype)

@@ -143,7 +143,7 @@ def test_a_callback_stops(name, mode):
     solution = run(name, A, b, callback=callback, gradient=mode)
     assert solution.status is Status.STOPPED_BY_CALLBACK
     assert solution.iterations == 3
-    solution.x.sum().backward()  # in which nobody is called
+    solution.x.sum().backward()  # which does not call it
     assert seen == [1, 2, 3]
     again = run(name, A, b, maxiter=3, gradient=mode)
     # To rounding: without a callback cg has a compiled loop.

@@ -78,7 +78,7 @@ def test_statuses():
     with pytest.raises(SolverError, match="INDEFINITE"):
         ls.solvers.cg(A, b, throw=True, **options)
     alone = ls.solvers.cg(A, b[:, 1], **options)
-    # On a CUDA device nobody waits to hear how many iterations ran.
+    # On a CUDA device nothing waits for the number of iterations that ran.
     rest = 2 if _device_analysis.everywhere else 0
     assert alone.iterations == rest
     assert alone.residual_norms.tolist() == [1] * (1 + rest)
