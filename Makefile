@@ -18,11 +18,12 @@ jobs = $$(env -u OMP_NUM_THREADS nproc 2>/dev/null || echo 2)
 train: setup ## learn Jacobi weights, draw the pictures (OUT=folder, ARGS="--steps 200 ...")
 	@$(python) -m learnsolve.train jacobi --out "$(OUT)" --overwrite true $(ARGS)
 
-# A process for each core. Threads of OpenMP or OpenBLAS beside them would mostly wait for one another.
+# A process for each core, a file of tests in one of them, so that what its tests share is made once (200 s instead of
+# 270). Threads of OpenMP or OpenBLAS beside them would mostly wait for one another.
 test: export OMP_NUM_THREADS ?= 1
 test: export OPENBLAS_NUM_THREADS ?= 1
 test: setup ## run all tests (ARGS="-k spmm" chooses; ARGS="-n 0 --pdb" runs them in one process)
-	@$(python) -m pytest --numprocesses $(jobs) $(ARGS)
+	@$(python) -m pytest --numprocesses $(jobs) --dist loadfile $(ARGS)
 
 bench: setup ## measure products, sparse algebra and solvers against SciPy and torch (results/)
 	@$(python) benchmarks/spmm.py
