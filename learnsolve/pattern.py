@@ -19,6 +19,7 @@ from learnsolve._plain import constant_in_graphs, plain_tensors
 _BLOCK_WEIGHT = 8192
 
 _serials = itertools.count()
+_by_serial: weakref.WeakValueDictionary[str, SparsityPattern] = weakref.WeakValueDictionary()
 
 
 def _fault_message(kind: int, position: int, value: int, nnz: int, columns: int) -> str:
@@ -130,6 +131,7 @@ class SparsityPattern:
         set_(self, "_cache", {})
         set_(self, "_plans", _Plans())
         set_(self, "_serial", f"p{next(_serials)}")  # names this pattern in the plans of others
+        _by_serial[self._serial] = self
         set_(self, "_users", None)  # plans of other patterns that involve this one, and their names
         set_(self, "_source", None)  # of a transposed pattern: a weak reference to the original
         set_(self, "_versions", _versions(crow, col))
@@ -179,7 +181,7 @@ class SparsityPattern:
 
     def _cached(self, key: Any, make: Callable[[], Any]) -> Any:
         if torch.compiler.is_dynamo_compiling():
-            _analyse_while_tracing(self)
+            _analyse_while_tracing(self._serial)
             return self._cache[key]
         self._check_unchanged()
         found = self._cache.get(key)
@@ -211,7 +213,8 @@ class SparsityPattern:
         for other in others:
             name += f" {other._serial}" if isinstance(other, SparsityPattern) else f" {other}"
         if torch.compiler.is_dynamo_compiling():
-            _plan_while_tracing(self, make, *others)
+            names = [o._serial if isinstance(o, SparsityPattern) else o for o in others]
+            _plan_while_tracing(self._serial, make, *names)
             return getattr(self._plans, name)
         self._check_unchanged()
         for other in others:
@@ -361,6 +364,8 @@ class SparsityPattern:
         if transpose:
             transposed, perm = self._transposed()
             ptr, idx = transposed.crow_indices, transposed.col_indices
+        # Views: the guards of torch.compile in torch 2.10 fail for one tensor in two places.
+        ptr, idx, perm = ptr.detach(), idx.detach(), perm.detach()
         if _device_analysis.here(ptr):
             return ptr, idx, perm, _device_analysis.row_schedule(ptr, self.nnz)
         blocks = _analysis.row_blocks(
@@ -417,10 +422,11 @@ class SparsityPattern:
 
 
 @constant_in_graphs
-def _analyse_while_tracing(pattern: SparsityPattern) -> bool:
+def _analyse_while_tracing(serial: str) -> bool:
     """Everything that an operation may need of a pattern, actually computed while torch.compile traces, which
     cannot trace the analysis itself. All at once: Dynamo does not see what changes behind a dictionary that
-    it has read."""
+    it has read. The argument is a string, because torch before 2.12 takes no other objects here."""
+    pattern = _by_serial[serial]
     for P in (pattern, pattern.T):
         _ = P._structure(False), P._structure(True)
         _ = P.row_indices, P._missing_diagonal, P._inverse_permutation, P._none
@@ -428,9 +434,9 @@ def _analyse_while_tracing(pattern: SparsityPattern) -> bool:
 
 
 @constant_in_graphs
-def _plan_while_tracing(pattern: SparsityPattern, make: Callable[..., Any], *others: Any) -> bool:
+def _plan_while_tracing(serial: str, make: Callable[..., Any], *others: Any) -> bool:
     """A plan, actually computed while torch.compile traces."""
-    pattern._planned(make, *others)
+    _by_serial[serial]._planned(make, *(_by_serial.get(o, o) for o in others))
     return True
 
 
