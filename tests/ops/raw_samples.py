@@ -114,7 +114,8 @@ def incomplete_plan(P, kind):
     Q = incomplete_pattern(P.dtype)
     plan = plan_of(Q, kind)
     entries = plan.lower.nnz + sum(U.nnz for U in plan.upper)
-    return (tuple(t.to(P.dtype) for t in plan.tensors), plan.cholesky), Q, entries
+    tensors, cholesky = plan.elimination
+    return (tuple(t.to(P.dtype) for t in tensors), cholesky), Q, entries
 
 
 def incomplete_factor_arguments(P, dtype):
