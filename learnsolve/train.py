@@ -21,10 +21,10 @@ import torch
 
 from learnsolve import recipes
 from learnsolve.recipes.harness import checkpoint, command_line, parallel, report
+from learnsolve.recipes.harness import folder as run_folder
 from learnsolve.recipes.harness.base import RunSettings, SettingError
 from learnsolve.recipes.harness.extras import MissingExtra, need
 from learnsolve.recipes.harness.loop import Diverged, Interrupted, Run, train
-from learnsolve.recipes.harness.metrics import NAME as METRICS
 from learnsolve.recipes.harness.parallel import Elsewhere, Group, Lost
 from learnsolve.recipes.harness.vector_recipe import VectorRecipe
 
@@ -132,10 +132,10 @@ def _prepare(folder: Path, settings: RunSettings, recipe: recipes.Recipe, group:
     with group.together():
         if group.writes:
             if settings.resume is None:
-                _empty(folder, settings, recipe.files)
+                run_folder.take(folder, settings, type(recipe))
             else:
-                checkpoint.remove_leftovers(folder)
                 _load(run)
+                run_folder.resume(folder, type(recipe))
             checkpoint.write_atomic(folder / command_line.CONFIG, command_line.dump(settings))
     with group.together():
         # After rank 0, which repairs what a kill has left.
@@ -151,29 +151,6 @@ def _load(run: Run) -> None:
     run.recipe.restore(facts.get("recipe", {}))
     if run.settings.steps < run.step:
         raise SettingError(f"--steps {run.settings.steps} is less than the {run.step} steps already taken")
-
-
-def _empty(folder: Path, settings: RunSettings, files: Sequence[str]) -> None:
-    """Make the folder; refuse one with other files in it, and remove an earlier run only with --overwrite."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        held = {path.name for path in folder.iterdir()}
-    except OSError as error:
-        raise SettingError(f"--out {folder} cannot be used as a folder: {error.strerror}") from error
-    if not held:
-        return
-    if command_line.CONFIG not in held:
-        raise SettingError(f"--out {folder} holds other files; choose a new or empty folder")
-    if not settings.overwrite:
-        raise SettingError(
-            f"--out {folder} already holds a run; continue it with --resume {folder}, replace it with "
-            "--overwrite true, or choose another --out"
-        )
-    # The checkpoint is deleted first: an interruption must not leave it beside files of another run.
-    ours = (checkpoint.TENSORS, checkpoint.SUMMARY, checkpoint.MODEL, METRICS, "report.json", *files)
-    for path in [folder / name for name in ours] + sorted(folder.glob("*.png")):
-        path.unlink(missing_ok=True)
-    checkpoint.remove_leftovers(folder)
 
 
 def _launched() -> None:

@@ -121,6 +121,7 @@ class GcnRecipe(Recipe):
     columns = COLUMNS
     model: GCN
     measure = measured
+    files = ("loss.png", "accuracy.png", "seeds.png")
     outcome = outcome_of
     figures = figures_of
     lower_bound = 0.0

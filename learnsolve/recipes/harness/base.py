@@ -154,7 +154,7 @@ class Outcome:
     columns, rows : the final table; numbers are formatted where it is printed
     sentence : what was learned; `learned` in report.json
     data : what the recipe's own figures need beyond that
-    texts : content of the files named in `Recipe.files`
+    texts : content of files by name
     """
 
     numbers: dict[str, Any]
@@ -177,7 +177,7 @@ class Recipe:
     Settings : the dataclass of options, a subclass of RunSettings
     columns : names of further columns of metrics.csv, for the numbers that `measure` returns
     model : torch.nn.Module whose parameters are learned and whose state_dict is saved
-    files : names of further files that `outcome` gives as texts
+    files : names of all texts of `outcome` and all pictures of `figures`; a new run removes those of the last
     finished : True ends the training before --steps; where several processes train, it is enough that one of
         them sets this, because only rank 0 evaluates
     lower_bound : a loss below it (beyond rounding) means that the task is ill-posed; the run then stops

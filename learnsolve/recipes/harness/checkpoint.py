@@ -42,12 +42,6 @@ def write_atomic(path: Path, content: bytes | str) -> None:
         os.close(folder)
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Delete the temporary files of writers that were killed."""
-    for path in folder.glob(".*.tmp"):
-        path.unlink(missing_ok=True)
-
-
 def save_model(folder: Path, model: torch.nn.Module) -> None:
     """model.safetensors: the tensors of the model's state_dict."""
     save = need("safetensors.torch").save
