@@ -162,9 +162,7 @@ def as_operator(
     apply = on_columns(function, "A", A, vector, square)
     if transpose is None:
         return Function(function, apply, apply if symmetric else None, parameters)
-    return Function(
-        function, apply, on_columns(function, "transpose", transpose, vector, square), parameters
-    )
+    return Function(function, apply, on_columns(function, "transpose", transpose, vector, square), parameters)
 
 
 def as_preconditioner(function: str, name: str, M: Any, b: Tensor) -> Callable[[Tensor], Tensor] | None:
