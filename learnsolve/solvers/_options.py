@@ -13,7 +13,8 @@ from learnsolve import _check
 from learnsolve.csr import CSR
 from learnsolve.ops.stencil_operator import StencilOperator
 from learnsolve.preconditioners.base import Preconditioner
-from learnsolve.solvers._operator import Function, Operator
+from learnsolve.solvers._function import Function
+from learnsolve.solvers._operator import Operator
 
 GRADIENTS = ("implicit", "unrolled", "checkpointed")
 
