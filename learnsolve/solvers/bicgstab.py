@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from learnsolve.ops._dots import scaled
 from learnsolve.solvers._options import Options
 from learnsolve.solvers._solve import solve
 from learnsolve.solvers._vectors import divide, dot
@@ -38,16 +39,16 @@ class BiCGSTAB:
         q = state
         rho = dot(q.shadow, q.r)
         beta = divide(rho, q.rho, running) * divide(q.alpha, q.omega, running)
-        p = q.r + beta * (q.p - q.omega * q.v)
+        p = q.r + scaled(beta, q.p - scaled(q.omega, q.v))
         Mp = p if M is None else M(p)
         v = A(Mp)
         rv = dot(q.shadow, v)
         alpha = divide(rho, rv, running)
-        s = q.r - alpha * v
+        s = q.r - scaled(alpha, v)
         Ms = s if M is None else M(s)
         t = A(Ms)
         omega = divide(dot(t, s), dot(t, t), running)
-        x, r = q.x + alpha * Mp + omega * Ms, s - omega * t
+        x, r = q.x + scaled(alpha, Mp) + scaled(omega, Ms), s - scaled(omega, t)
         stuck = _noise(rho, q.shadow, q.r) | _noise(rv, q.shadow, v) | (q.omega == 0)
         return State(x, r, q.shadow, p, v, rho, alpha, omega), torch.where(stuck, CODE[Status.BREAKDOWN], 0)
 
