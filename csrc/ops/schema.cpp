@@ -110,6 +110,10 @@ STABLE_TORCH_LIBRARY(learnsolve, m) {
   m.def(
       "csr_add_backward(Tensor codes, Tensor starts, int na, int nb, Tensor g, float alpha, float beta, "
       "bool need_a, bool need_b) -> (Tensor, Tensor)");
+  // <u, v> of each column, (k) or (B, k), for u and v (n, k) or (B, n, k); sum_batch adds the batch up.
+  m.def("column_dots(Tensor u, Tensor v, bool sum_batch=False) -> Tensor");
+  // sum_b a_b o v_b, (n, k), for a (k) or (B, k), v (n, k) or (B, n, k)
+  m.def("column_combination(Tensor a, Tensor v) -> Tensor");
   // `iterations` of preconditioned conjugate gradients from number `first` on. A: a structure. M by `kind`: 0
   // none, 1 diag(m), 2 L L^T, 3 (L L^T)^-1 for L with values m; it holds m and the structures of L
   // (ops/pcg_factor.h). state: (p, carry), and (x, r) with it continue; with none they begin: r is b, x the

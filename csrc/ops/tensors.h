@@ -62,6 +62,15 @@ void dispatch(const char* name, const Tensor& values, const Tensor& idx, F f) {
   }
 }
 
+// The same where there are no indices.
+template <class F>
+void dispatch_dtype(const char* name, const Tensor& t, F f) {
+  const ScalarType type = t.scalar_type();
+  STD_TORCH_CHECK(type == ScalarType::Float || type == ScalarType::Double, name,
+                  ": tensors must be float32 or float64");
+  type == ScalarType::Double ? f.template operator()<double>() : f.template operator()<float>();
+}
+
 // Results of this size are newly allocated by the system in every call (glibc keeps up to 32 MiB for itself),
 // and writing them for the first time costs a page fault for each 4 KiB: more than the product that writes
 // them. Huge pages make 512 times fewer: both gradients of a 1000 x 1000 grid, float64, take 12 ms instead of

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import _check
+from learnsolve.ops._dots import scaled
 from learnsolve.ops._steps import with_momentum
 from learnsolve.solvers._fixed import FIXED_GRADIENTS, run_fixed
 from learnsolve.solvers._options import Options, check_b, refuse_parameters_that_learn
@@ -40,7 +41,7 @@ class Stationary:
 
     def step(self, A: Any, M: Any, b: Tensor, state: State, running: Tensor) -> tuple[State, Tensor]:
         a, c, t = self.coefficients(state.t)
-        x = with_momentum(state.x + a * M(state.r), c, state.x, state.old)
+        x = with_momentum(state.x + scaled(a, M(state.r)), c, state.x, state.old)
         return State(x, b - A(x), state.x, t), torch.zeros_like(running, dtype=torch.int64)
 
 

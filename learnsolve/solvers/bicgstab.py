@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from learnsolve.ops._dots import scaled
 from learnsolve.solvers._options import Options
 from learnsolve.solvers._solve import solve
 from learnsolve.solvers._vectors import divide, dot, size
@@ -46,17 +47,17 @@ class BiCGSTAB:
         shadow = torch.where(again, q.r, q.shadow)
         rho = torch.where(again, dot(q.r, q.r), rho)
         beta = divide(rho, q.rho, running & ~again) * divide(q.alpha, q.omega, running)
-        p = q.r + beta * (q.p - q.omega * q.v)
+        p = q.r + scaled(beta, q.p - scaled(q.omega, q.v))
         Mp = p if M is None else M(p)
         v = A(Mp)
         rv = dot(shadow, v)
         # Without this part the step is one of GMRES(1) alone, which never increases the residual.
         alpha = divide(rho, rv, running & ~_zero(rv, shadow, v))
-        s = q.r - alpha * v
+        s = q.r - scaled(alpha, v)
         Ms = s if M is None else M(s)
         t = A(Ms)
         omega = divide(dot(t, s), dot(t, t), running & ~_zero(dot(t, s), t, s))
-        x, r = q.x + alpha * Mp + omega * Ms, s - omega * t
+        x, r = q.x + scaled(alpha, Mp) + scaled(omega, Ms), s - scaled(omega, t)
         stuck = again & (alpha == 0) & (omega == 0)
         return State(x, r, shadow, p, v, rho, alpha, omega), torch.where(stuck, CODE[Status.BREAKDOWN], 0)
 

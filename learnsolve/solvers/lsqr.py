@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from learnsolve.ops._dots import scaled
 from learnsolve.solvers._least_squares import solve
 from learnsolve.solvers._options import Options
 from learnsolve.solvers._vectors import divide, dot, root, size
@@ -38,10 +39,10 @@ def first_vectors(A: Any, r: Tensor, running: Tensor) -> tuple[Bidiagonal, Tenso
 
 def next_vectors(A: Any, q: Bidiagonal, running: Tensor) -> tuple[Bidiagonal, Tensor]:
     """beta u = A v - alpha u, alpha v = A^T u - beta v; and beta."""
-    u = q.Av - q.alpha * q.u
+    u = q.Av - scaled(q.alpha, q.u)
     beta = root(dot(u, u))
     u = divide(u, beta, running)
-    v = A.T(u) - beta * q.v
+    v = A.T(u) - scaled(beta, q.v)
     alpha = root(dot(v, v))
     v = divide(v, alpha, running)
     return Bidiagonal(u, v, alpha, A(v), q.square + beta.detach() ** 2 + alpha.detach() ** 2), beta
@@ -81,10 +82,10 @@ class LSQR:
         rho = root(s.rho_bar * s.rho_bar + beta * beta)
         cosine, sine = divide(s.rho_bar, rho, running), divide(beta, rho, running)
         step = divide(cosine * s.phi_bar, rho, running)
-        x, r = s.x + step * s.w, s.r - step * s.Aw
+        x, r = s.x + scaled(step, s.w), s.r - scaled(step, s.Aw)
         phi_bar = sine * s.phi_bar
         turn = divide(sine * q.alpha, rho, running)
-        w, Aw = q.v - turn * s.w, q.Av - turn * s.Aw
+        w, Aw = q.v - scaled(turn, s.w), q.Av - scaled(turn, s.Aw)
         directions = s.directions + divide(size(s.w), rho.detach(), running) ** 2
         A_norm = (q.square - q.alpha.detach() ** 2).clamp(min=0).sqrt()  # of what the QR has seen
         new = State(
