@@ -57,10 +57,10 @@ def check_structure(
     shape: tuple[int, int],
     *,
     names: tuple[str, str, str] = ("crow_indices", "col_indices", "columns"),
-    sorted: bool = True,
+    canonical: bool = True,
 ) -> bool:
     """Are the columns of every row sorted, and without duplicates? Every other fault is an error, and so is
-    this one if `sorted`."""
+    this one if `canonical`."""
     rows, columns = shape
     if len(crow) != rows + 1:
         what = "rows" if names[2] == "columns" else "columns"
@@ -68,7 +68,7 @@ def check_structure(
     if _device_analysis.here(crow) and _device_analysis.is_valid(crow, col, columns):
         return True
     kind, position, value = _analysis.validate(as_numpy(crow), as_numpy(col), columns)
-    if kind and (sorted or kind < _DUPLICATE):
+    if kind and (canonical or kind < _DUPLICATE):
         raise ValueError(f"{function}: {_message(kind, position, value, len(col), columns, names)}")
     if kind and not _device_analysis.here(col):  # its first fault may stand before one that is worse
         check_range(function, names[1], as_numpy(col), columns, names[2])
@@ -93,6 +93,21 @@ def _message(
         5: f"a {row} must not hold a {one} twice, got {col} again; CSR.from_coo adds duplicates up",
         6: f"{many} must be sorted within a {row}, got {col} after a larger one; CSR.from_coo sorts",
     }[kind]
+
+
+def sorted_triples(
+    function: str,
+    rows: np.ndarray,
+    columns: np.ndarray,
+    shape: tuple[int, int],
+    names: tuple[str, str] = ("rows", "columns"),
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Triples in any order as a pattern: (crow, col, order, first). `order` has the triples by row and
+    column, those of one place as they came; each place begins in it at `first`."""
+    i, j = rows.astype(np.int64), columns.astype(np.int64)  # copies, which nobody else changes
+    for name, places, size in zip(names, (i, j), shape, strict=True):
+        check_range(function, name, places, size)
+    return _analysis.sort_triples(i, j, shape[0])
 
 
 def check_range(function: str, name: str, places: np.ndarray, size: int, what: str = "") -> None:

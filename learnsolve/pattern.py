@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import _analysis, _device_analysis
-from learnsolve._pattern_checks import as_numpy, check_structure, check_tensors, matrix_shape
+from learnsolve._pattern_checks import MOST, as_numpy, check_structure, check_tensors, matrix_shape
 from learnsolve._plain import plain_tensors
 from learnsolve._planned import Planned
 
@@ -70,6 +70,7 @@ class SparsityPattern(Planned):
         self._fill(crow, col, shape)
 
     def _fill(self, crow: Tensor, col: Tensor, shape: tuple[int, int]) -> None:
+        assert max(shape) <= MOST  # what makes larger ones says which function it is
         if crow.is_inference() or col.is_inference():  # they have no versions: changes would go unnoticed
             with plain_tensors():
                 crow, col = crow.clone(), col.clone()

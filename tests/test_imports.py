@@ -15,7 +15,7 @@ LAYERS = [
     ["_library", "_analysis", "_device_analysis", "_plain"],
     ["_library", "_analysis", "_plain", "_unchanged", "_plan_limit"],
     ["_planned", "_pattern_checks"],
-    ["config", "pattern"],
+    ["config", "pattern", "_scipy"],
     ["_conversion"],
     ["csr"],
     ["_check"],
