@@ -28,31 +28,30 @@ _A, _U, _V = 0, 1, 2
 SPLIT = 32768  # at::internal::GRAIN_SIZE
 
 
-def dots(u: Tensor, v: Tensor) -> Tensor:
+def dots(u: Tensor, v: Tensor, keepdim: bool = False) -> Tensor:
     """<u, v> of each column, (..., k), for u and v (..., n, k)."""
-    return (u * v).sum(-2) if max(u.numel(), v.numel()) < SPLIT else ordered_dots(u, v)
+    if u.numel() < SPLIT and v.numel() < SPLIT:
+        return (u * v).sum(-2, keepdim)
+    return ordered_dots(u, v).unsqueeze(-2) if keepdim else ordered_dots(u, v)
 
 
 def ordered_dots(u: Tensor, v: Tensor) -> Tensor:
     """`dots` whose bits do not depend on the layout of memory either."""
-    if max(u.dim(), v.dim()) == 2 or (
-        max(u.dim(), v.dim()) == 3 and (u.dim() != v.dim() or len(u) == len(v))
-    ):
-        return dispatch(_Columns, (u, v), _A, False)
-    return broadcast(_Columns, _A, u, v)
+    return _apply(_A, u, v)
 
 
 def scaled(a: Tensor | float, v: Tensor) -> Tensor:
-    """a o v for v (..., n, k) or (n,) and a coefficient of each column, (..., 1, k), or of all, whose gradient
-    is a dot."""
+    """a o v for v (..., n, k) or (n,), and a coefficient of each column, (..., 1, k), or of all, whose
+    gradient is a dot."""
     if v.numel() < SPLIT or not isinstance(a, Tensor) or not tracked(a):
         return a * v
     if v.dim() == 1:
         return scaled(a.reshape(1, 1), v.unsqueeze(-1)).squeeze(-1) if a.numel() == 1 else a * v
     if a.dim() > 1 and a.shape[-2] != 1:
         return a * v  # of each row
-    a = a.expand((*a.shape[:-2], 1, v.shape[-1])).squeeze(-2)
-    return broadcast(_Columns, _U, a, v)
+    if a.dim() < 2 or a.shape[-1] != v.shape[-1]:
+        a = a.expand((*a.shape[:-2], 1, v.shape[-1]))
+    return _apply(_U, a.squeeze(-2), v)
 
 
 def combination(a: Tensor, v: Tensor) -> Tensor:
@@ -75,6 +74,13 @@ def total(t: Tensor) -> Tensor:
     return ordered_dots(column, torch.ones((), dtype=t.dtype, device=t.device).expand(column.shape)).squeeze(
         -1
     )
+
+
+def _apply(role: int, u: Tensor, v: Tensor) -> Tensor:
+    inner = 1 if role == _U else 2
+    if u.dim() <= inner + 1 and v.dim() <= 3 and (u.dim() == inner or v.dim() == 2 or len(u) == len(v)):
+        return dispatch(_Columns, (u, v), role, False)
+    return broadcast(_Columns, role, u, v)
 
 
 class _Columns(Derivative):

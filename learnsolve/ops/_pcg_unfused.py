@@ -81,7 +81,7 @@ def unfused(
     M = _preconditioner(m, factor, kind)
 
     def dot(u, v):
-        return dots(u, v).unsqueeze(-2)
+        return dots(u, v, True)
 
     def norm_of(r):
         return residual_norm(r, -2, keepdim=True)

@@ -17,12 +17,11 @@ from learnsolve.ops._dots import dots, scaled
 def residual_norm(r: Tensor, dim: int, keepdim: bool = False) -> Tensor:
     """||r|| along `dim`, the last axis but one, or the last of vectors. Its derivatives at zero are zero; the
     second one of `vector_norm` is NaN there."""
-    column = r.unsqueeze(-1) if dim == -1 or r.dim() == 1 else r
-    square = dots(column, column)
-    if column is not r:
+    if dim == -1 or r.dim() == 1:
+        square = dots(r.unsqueeze(-1), r.unsqueeze(-1))
         square = square if keepdim else square.squeeze(-1)
-    elif keepdim:
-        square = square.unsqueeze(-2)
+    else:
+        square = dots(r, r, keepdim)
     zero = square == 0
     return torch.where(zero, 0, torch.where(zero, 1, square).sqrt())
 

@@ -8,7 +8,7 @@ from learnsolve.ops._dots import SPLIT, dots, scaled
 
 def dot(u: Tensor, v: Tensor) -> Tensor:
     """<u, v> of each column, (..., 1, k)."""
-    return dots(u, v).unsqueeze(-2)
+    return dots(u, v, True)
 
 
 def divide(a: Tensor, b: Tensor, where: Tensor) -> Tensor:
