@@ -81,7 +81,11 @@ def from_torch(T: Tensor) -> tuple[Tensor | None, Any, Tensor, Shape]:
 def to_torch(values: Tensor, pattern: SparsityPattern, layout: torch.layout) -> Tensor:
     if layout == torch.sparse_csr:
         return torch.sparse_csr_tensor(
-            pattern.crow_indices, pattern.col_indices, values, pattern.shape, check_invariants=False
+            pattern.crow_indices.clone(),
+            pattern.col_indices.clone(),
+            values,
+            pattern.shape,
+            check_invariants=False,
         )
     if layout == torch.sparse_coo:
         indices = torch.stack((pattern.row_indices, pattern.col_indices))

@@ -107,7 +107,7 @@ PROBLEMS = {
     "diffusion": lambda d: ls.problems.diffusion(KAPPA.to(d)),
     "gallery": lambda d: ls.problems.gallery("knot", device=d),
     "graph_laplacian": lambda d: ls.problems.graph_laplacian(
-        torch.tensor([[0, 1], [1, 2], [2, 0]], device=d), torch.arange(1.0, 4, device=d)
+        torch.tensor([[0, 1, 2], [1, 2, 0]], device=d), torch.arange(1.0, 4, device=d)
     ),
     "eye": lambda d: ls.ops.eye(4, device=d),
     "from_scipy": lambda d: ls.CSR.from_scipy(A_SPD.to_scipy()).to(d),

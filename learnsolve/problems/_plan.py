@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from learnsolve import _analysis
 from learnsolve.csr import CSR
 from learnsolve.ops._gather import permuted
 from learnsolve.pattern import SparsityPattern
@@ -35,7 +36,7 @@ def symmetric_plan(n: int, rows: np.ndarray, columns: np.ndarray, device: torch.
     index = np.int32 if index_dtype(n, nnz) == torch.int32 else np.int64
     every = np.arange(n)
     i, j = np.concatenate((every, rows, columns)), np.concatenate((every, columns, rows))
-    forward = np.lexsort((j, i))
+    forward = _analysis.sort_triples(i, j, n)[2]
     backward = np.empty_like(forward)
     backward[forward] = np.arange(nnz)
     crow = np.zeros(n + 1, dtype=index)

@@ -1,5 +1,6 @@
-"""Index arrays that change after they were validated, which could send a kernel out of bounds: every public
-call refuses them, before its first use of the pattern and after it."""
+"""Arrays that change in place: index arrays, after they were validated, could send a kernel out of bounds.
+Every public call refuses them, before its first use of the pattern and after it; and shares no memory with
+its arguments, unless its documentation says so."""
 
 import numpy as np
 import pytest
@@ -128,6 +129,64 @@ def test_no_public_call_is_forgotten():
     assert set(METHODS) == {name for name in dir(ls.CSR) if not name.startswith("_")}
 
 
+def tensors(result):
+    """Those that a caller may change."""
+    if isinstance(result, ls.CSR):
+        yield result.values
+    elif isinstance(result, torch.Tensor) and result.layout == torch.strided:
+        yield result
+    elif isinstance(result, torch.Tensor) and result.layout == torch.sparse_csr:
+        yield from (result.values(), result.crow_indices(), result.col_indices())
+    elif isinstance(result, torch.Tensor):
+        yield from (result._values(), result._indices())
+    elif scipy.sparse.issparse(result):
+        yield from map(torch.from_numpy, (result.data, result.indices, result.indptr))
+    elif isinstance(result, tuple):
+        for part in result:
+            yield from tensors(part)
+
+
+# Whose documentation says that they share memory, and of what.
+SAID = {
+    **dict.fromkeys(("CSR.crow_indices", "CSR.col_indices", "CSR.to", "A[:]", "tril of all", "detach", "to")),
+    **dict.fromkeys(("hstack of one", "CSR.to_torch", "to_torch COO", "from_torch")),
+}
+NEW = {
+    "A[:]": lambda A: A[:, :],
+    "A * 1": lambda A: A * 1,
+    "A / 1": lambda A: A / 1,
+    "A ** 1": lambda A: A**1,
+    "-A": lambda A: -A,
+    "A + A": lambda A: A + A,
+    "abs": lambda A: A.abs(),
+    "clone": lambda A: A.clone(),
+    "detach": lambda A: A.detach(),
+    "diag": lambda A: ls.ops.diag(one),
+    "from_coo": lambda A: ls.CSR.from_coo(A.pattern.row_indices, A.col_indices, A.values, A.shape),
+    "from_torch": lambda A: ls.CSR.from_torch(A.to_torch()),
+    "hstack of one": lambda A: ls.ops.hstack([A]),
+    "to": lambda A: A.to(torch.float64),
+    "tril of all": lambda A: ls.ops.tril(A, n),
+    "cg that has x": lambda A: ls.solvers.cg(A, A @ one, one).x,
+    "jacobi of no sweeps": lambda A: ls.solvers.jacobi(A, two[:, 0], one, iterations=0).x,
+    "heavyball of no steps": lambda A: ls.solvers.heavyball(A, one, one, alpha=1, beta=0, iterations=0).x,
+    "scaling by one": lambda A: ls.ops.symmetric_scaling(ls.ops.eye(n)),
+}
+
+
+@pytest.mark.parametrize("name", [*CALLS, *NEW])
+def test_results_share_no_memory_unless_they_say_so(name):
+    A = fresh()
+    given = {t.untyped_storage().data_ptr() for t in (A.values, one, two, *A.pattern._arrays)}
+    shared = [
+        t.shape
+        for t in tensors((CALLS | NEW)[name](A))
+        if t.numel() and t.untyped_storage().data_ptr() in given
+    ]
+    assert bool(shared) == (name in SAID)
+    assert len(shared) <= 1, "indices and values"
+
+
 def spoil(array):
     array[...] = 2**30
 
@@ -192,6 +251,14 @@ def test_memory_of_the_caller_is_not_shared():
     crow[:], col[:] = 2**40, -(2**40)
     for name, A in made.items():
         assert torch.equal(A.to_dense(), torch.eye(n, dtype=torch.float64)), name
+
+
+def test_indices_are_not_shared_with_torch():
+    """A sparse tensor of torch hands its indices out with versions of their own."""
+    A = fresh()
+    T = A.to_torch()
+    spoil(T.crow_indices()), spoil(T.col_indices())
+    assert torch.equal(A.to_dense(), fresh().to_dense())
 
 
 def test_a_pattern_made_in_inference_mode_is_watched():

@@ -112,7 +112,7 @@ def test_a_damaged_cache_heals(folder, cache):
             damaged = bytearray(good)
             damaged[place] ^= 1 << bit
             kept.write_bytes(damaged)
-            arrays = MODULE._load(kept, MODULE._digest(MODULE._paths("citeseer", folder)))
+            arrays = MODULE._load(kept, MODULE._digest(MODULE.paths_of("citeseer", folder)))
             if arrays is not None:  # a byte that tells nothing, such as a date
                 assert MODULE._content(arrays) == str(np.load(kept)["content"])
     for damaged in (b"", b"hello", good[:-1], good[100:], good + good):

@@ -14,7 +14,7 @@ def kappa(*shape):
     return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).exp()
 
 
-RING = torch.tensor([[0, 1], [1, 2], [2, 3], [3, 4], [4, 0], [5, 6]])
+RING = torch.tensor([[0, 1], [1, 2], [2, 3], [3, 4], [4, 0], [5, 6]]).T
 
 # (arguments, keywords) of small matrices; what FACTS[name] says must hold for each.
 CASES = {

@@ -125,9 +125,9 @@ def _build(settings: ProblemSettings, seed: int, dtype: torch.dtype) -> CSR:
         return A
     if A.shape[0] != A.shape[1]:
         raise ValueError(f"the edges of a graph are entries of a square matrix, got shape {A.shape}")
-    edges = torch.stack((A.pattern.row_indices, A.col_indices.to(A.pattern.row_indices.dtype)), dim=1).long()
+    edges = torch.stack((A.pattern.row_indices, A.col_indices)).long()
     # One triangle: a symmetric file holds every edge twice.
-    return problems.graph_laplacian(edges[edges[:, 0] < edges[:, 1]], n=A.shape[0], shift=settings.shift)
+    return problems.graph_laplacian(edges[:, edges[0] < edges[1]], n=A.shape[0], shift=settings.shift)
 
 
 def check_energy(A: CSR) -> int:
