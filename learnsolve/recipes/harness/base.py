@@ -13,6 +13,7 @@ from torch import Tensor
 
 # Columns of metrics.csv by name; None where a step has no such entry.
 History = dict[str, list]
+MOST_THREADS = 1024
 
 
 class SettingError(ValueError):
@@ -81,6 +82,8 @@ class RunSettings:
             raise SettingError(f"--lr must be a positive number, got {self.lr}; 1e-2 is a good start")
         if self.threads is not None:
             at_least("threads", self.threads, 1)
+            if self.threads > MOST_THREADS:
+                raise SettingError(f"--threads must be at most {MOST_THREADS}, got {self.threads}")
         at_least("seed", self.seed, 0)
         at_least("evaluate_every", self.evaluate_every, 1)
         if not self.checkpoint_seconds >= 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -9,7 +10,7 @@ import torch
 
 from learnsolve import problems
 from learnsolve.csr import CSR
-from learnsolve.recipes.harness.base import SettingError
+from learnsolve.recipes.harness.base import SettingError, check_memory
 from learnsolve.recipes.harness.vectors import COEFFICIENTS, stream_seed
 
 
@@ -99,6 +100,10 @@ def build(run: Any) -> CSR:
             )
         if f.name in USED[settings.name] and value is None:
             raise SettingError(f"--problem.name {settings.name} needs --problem.{f.name}")
+    if (grid := grid_of(settings)) and min(grid) > 0:
+        entries = math.prod(grid) * (2 * len(grid) + 1)
+        # Values, indices, and while they are made the same again.
+        check_memory(f"--problem.shape {settings.shape}", 4 * entries, run, "choose a smaller grid")
     try:
         A = _build(settings, run.seed, run.torch_dtype)
         return A.to(device=run.device, dtype=run.torch_dtype)
