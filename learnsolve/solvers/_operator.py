@@ -37,6 +37,14 @@ class Operator(Protocol):
         """The largest entry, (..., 1, 1), if it is known."""
         ...
 
+    def magnitude(self, x: Tensor) -> Tensor | None:
+        """|A| |x|, entry by entry, if the entries are known."""
+        ...
+
+    def frobenius(self) -> Tensor | None:
+        """The Frobenius norm, (..., 1, 1), if it is known."""
+        ...
+
     def core(self) -> int:
         """The number of axes of a parameter that are not batch axes."""
         ...
@@ -73,6 +81,12 @@ class Matrix:
             return None
         return torch.linalg.vector_norm(values, torch.inf, dim=-1)[..., None, None]
 
+    def magnitude(self, x: Tensor) -> Tensor | None:
+        return product(self.A.values.detach().abs(), x.abs(), self.A.pattern, self.transpose)
+
+    def frobenius(self) -> Tensor | None:
+        return torch.linalg.vector_norm(self.A.values.detach(), dim=-1)[..., None, None]
+
     def core(self) -> int:
         return 1
 
@@ -106,6 +120,12 @@ class Stencil:
         if c.numel() == 0:
             return None
         return torch.linalg.vector_norm(c.flatten(-self.core()), torch.inf, dim=-1)[..., None, None]
+
+    def magnitude(self, x: Tensor) -> Tensor | None:
+        return self.A.with_coefficients(self.A.coefficients.detach().abs())._product(x.abs())
+
+    def frobenius(self) -> Tensor | None:
+        return None  # some coefficients reach beyond the grid
 
     def core(self) -> int:
         return 1 + len(self.A.grid)
@@ -169,6 +189,10 @@ def as_preconditioner(function: str, name: str, M: Any, b: Tensor) -> Callable[[
     """M as a function of blocks of columns."""
     if M is None:
         return None
+    if isinstance(M, type):
+        raise TypeError(
+            f"{function}: {name} is the class {M.__name__}, not a preconditioner; give {M.__name__}(A)"
+        )
     n = b.shape[0 if b.dim() == 1 else -2]
     if isinstance(M, (CSR, scipy.sparse.linalg.LinearOperator)) and M.shape != (n, n):
         raise ValueError(f"{function}: {name} must have shape ({n}, {n}), as A has, got {tuple(M.shape)}")
