@@ -14,6 +14,7 @@ from learnsolve.csr import CSR
 from learnsolve.ops._product import product, sampled
 from learnsolve.ops.stencil_operator import StencilOperator
 from learnsolve.solvers._function import Function, on_columns, on_host
+from learnsolve.solvers._vectors import safe_size
 
 
 class Operator(Protocol):
@@ -85,7 +86,7 @@ class Matrix:
         return product(self.A.values.detach().abs(), x.abs(), self.A.pattern, self.transpose)
 
     def frobenius(self) -> Tensor | None:
-        return torch.linalg.vector_norm(self.A.values.detach(), dim=-1)[..., None, None]
+        return safe_size(self.A.values.detach().unsqueeze(-1))
 
     def core(self) -> int:
         return 1
@@ -218,4 +219,6 @@ def as_preconditioner(function: str, name: str, M: Any, b: Tensor) -> Callable[[
 def compiled_form(M: Any) -> tuple[str, Tensor | None, Any] | None:
     """(kind, m, factor) of M as the compiled loop of `cg` takes them (ops/pcg.py), else None. A
     preconditioner states it by a method `pcg_form()`."""
+    if isinstance(M, type):
+        return None
     return ("none", None, None) if M is None else getattr(M, "pcg_form", lambda: None)()

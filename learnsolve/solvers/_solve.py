@@ -59,6 +59,8 @@ def solve(
     if symmetric and not getattr(method, "flexible", False):
         check_symmetric(name, options.M)
     M = as_preconditioner(name, "M", options.M, B if batch else b)
+    if isinstance(options.adjoint_M, type):  # else it is checked when it is needed
+        as_preconditioner(name, "adjoint_M", options.adjoint_M, b)
     rtol, n = options.rtol, B.shape[-2]
     recorded, form = options.gradient != "implicit", None
     fixed = recorded and rtol == 0 and options.atol == 0 and options.maxiter is not None
