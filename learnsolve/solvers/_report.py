@@ -46,7 +46,7 @@ def without_solution(A: Any, b: Tensor, x: Tensor, codes: Tensor) -> Tensor:
     for y the residual of a solve, or of least squares, or an x that has grown along the null space.
     """
     lost = codes == CODE[Status.STAGNATED]
-    broken = (codes == CODE[Status.BREAKDOWN]) | (codes == CODE[Status.INDEFINITE])
+    broken = sum(codes == CODE[s] for s in (Status.BREAKDOWN, Status.INDEFINITE, Status.DIVERGED)) > 0
     if not (lost | broken).any():
         return codes
     try:
@@ -56,13 +56,19 @@ def without_solution(A: Any, b: Tensor, x: Tensor, codes: Tensor) -> Tensor:
     eps, found = torch.finfo(b.dtype).eps, torch.zeros_like(lost)
     # A method that broke down has met a singular direction; rounding errors have many reasons.
     limit = torch.where(broken, eps**-0.5, eps**-0.75).unsqueeze(-2)
+    whole = _norm(At, b / torch.where(size(b) == 0, 1, size(b)))
     for y in (b - A(x), x, _least_residual(A, At, b)):
         y = divide(y, size(y), torch.isfinite(size(y)))
         part, image = dot(y, b).abs() / size(b).clamp(min=torch.finfo(b.dtype).tiny), size(At(y))
-        entries = At.magnitude(y)
-        whole = size(At(At(y))) / torch.where(image == 0, 1, image) if entries is None else size(entries)
-        found |= ((part > eps**0.5) & (part * whole >= limit * image)).squeeze(-2)
+        tells = (part * _norm(At, y) >= limit * image) | (part * whole >= eps**-0.75 * image)
+        found |= ((part > eps**0.5) & tells).squeeze(-2)
     return torch.where((lost | broken) & found, CODE[Status.INCONSISTENT], codes)
+
+
+def _norm(A: Any, y: Tensor) -> Tensor:
+    """|| |A| |y| ||, or a lower bound of ||A|| for y of length one."""
+    entries = A.magnitude(y)
+    return size(A(y)) if entries is None else size(entries)
 
 
 def _least_residual(A: Any, At: Any, b: Tensor) -> Tensor:
