@@ -64,8 +64,33 @@ class Function:
     def size(self) -> Tensor | None:
         return None
 
+    def magnitude(self, x: Tensor) -> Tensor | None:
+        return None
+
+    def frobenius(self) -> Tensor | None:
+        return None
+
     def core(self) -> int:
         raise self._cannot()
+
+
+class Watched:
+    """A function of blocks of columns that raises `error` if its first result requires grad: it then computes
+    with tensors that learn, of which it has not told."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor], error: Exception):
+        self.function = function
+        self.error: Exception | None = error
+
+    def __call__(self, x: Tensor) -> Tensor:
+        error, self.error = self.error, None
+        if error is None:
+            return self.function(x)
+        with torch.enable_grad():
+            y = self.function(x.detach())
+        if y.requires_grad:
+            raise error
+        return y
 
 
 def _partial(apply: Callable, y: Tensor, x: Tensor, parameters: tuple[Tensor, ...], again: bool) -> tuple:

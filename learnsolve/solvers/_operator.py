@@ -14,6 +14,7 @@ from learnsolve.csr import CSR
 from learnsolve.ops._product import product, sampled
 from learnsolve.ops.stencil_operator import StencilOperator
 from learnsolve.solvers._function import Function, on_columns, on_host
+from learnsolve.solvers._vectors import safe_size
 
 
 class Operator(Protocol):
@@ -35,6 +36,14 @@ class Operator(Protocol):
 
     def size(self) -> Tensor | None:
         """The largest entry, (..., 1, 1), if it is known."""
+        ...
+
+    def magnitude(self, x: Tensor) -> Tensor | None:
+        """|A| |x|, entry by entry, if the entries are known."""
+        ...
+
+    def frobenius(self) -> Tensor | None:
+        """The Frobenius norm, (..., 1, 1), if it is known."""
         ...
 
     def core(self) -> int:
@@ -73,6 +82,12 @@ class Matrix:
             return None
         return torch.linalg.vector_norm(values, torch.inf, dim=-1)[..., None, None]
 
+    def magnitude(self, x: Tensor) -> Tensor | None:
+        return product(self.A.values.detach().abs(), x.abs(), self.A.pattern, self.transpose)
+
+    def frobenius(self) -> Tensor | None:
+        return safe_size(self.A.values.detach().unsqueeze(-1))
+
     def core(self) -> int:
         return 1
 
@@ -106,6 +121,12 @@ class Stencil:
         if c.numel() == 0:
             return None
         return torch.linalg.vector_norm(c.flatten(-self.core()), torch.inf, dim=-1)[..., None, None]
+
+    def magnitude(self, x: Tensor) -> Tensor | None:
+        return self.A.with_coefficients(self.A.coefficients.detach().abs())._product(x.abs())
+
+    def frobenius(self) -> Tensor | None:
+        return None  # some coefficients reach beyond the grid
 
     def core(self) -> int:
         return 1 + len(self.A.grid)
@@ -169,6 +190,10 @@ def as_preconditioner(function: str, name: str, M: Any, b: Tensor) -> Callable[[
     """M as a function of blocks of columns."""
     if M is None:
         return None
+    if isinstance(M, type):
+        raise TypeError(
+            f"{function}: {name} is the class {M.__name__}, not a preconditioner; give {M.__name__}(A)"
+        )
     n = b.shape[0 if b.dim() == 1 else -2]
     if isinstance(M, (CSR, scipy.sparse.linalg.LinearOperator)) and M.shape != (n, n):
         raise ValueError(f"{function}: {name} must have shape ({n}, {n}), as A has, got {tuple(M.shape)}")
@@ -194,4 +219,6 @@ def as_preconditioner(function: str, name: str, M: Any, b: Tensor) -> Callable[[
 def compiled_form(M: Any) -> tuple[str, Tensor | None, Any] | None:
     """(kind, m, factor) of M as the compiled loop of `cg` takes them (ops/pcg.py), else None. A
     preconditioner states it by a method `pcg_form()`."""
+    if isinstance(M, type):
+        return None
     return ("none", None, None) if M is None else getattr(M, "pcg_form", lambda: None)()

@@ -25,6 +25,15 @@ def root(t: Tensor) -> Tensor:
     return torch.where(good, torch.where(good, t, 1).sqrt(), 0)
 
 
+def safe_size(u: Tensor) -> Tensor:
+    """`size` of vectors whose squares may leave the range of the dtype."""
+    if u.shape[-2] == 0:
+        return size(u)
+    unit = torch.linalg.vector_norm(u.detach(), torch.inf, dim=-2, keepdim=True)
+    unit = torch.where((unit > 0) & torch.isfinite(unit), unit, 1)
+    return unit * size(u / unit)
+
+
 def size(u: Tensor) -> Tensor:
     """||u|| of each column, (..., 1, k), a constant."""
     u = u.detach()

@@ -93,10 +93,10 @@ def gmres(
     b: Tensor,
     x0: Tensor | None = None,
     *,
-    rtol: float = 1e-5,
-    atol: float = 0.0,
+    rtol: float | None = 1e-5,
+    atol: float | None = 0.0,
     maxiter: int | None = None,
-    restart: int = 20,
+    restart: int | None = 20,
     M: Any = None,
     callback: Callable[[Iteration], Any] | None = None,
     gradient: str = "implicit",
@@ -153,7 +153,7 @@ def gmres(
     >>> b.grad
     tensor([ 0.0000, -0.5000], dtype=torch.float64)
     """
-    restart = _check.integer("gmres", "restart", restart, 1)
+    restart = 20 if restart is None else _check.integer("gmres", "restart", restart, 1)
     options = Options(
         rtol=rtol,
         atol=atol,

@@ -89,9 +89,9 @@ def lsmr(
     x0: Tensor | None = None,
     *,
     damp: float = 0.0,
-    atol: float = 1e-6,
-    btol: float = 1e-6,
-    conlim: float = 1e8,
+    atol: float | None = 1e-6,
+    btol: float | None = 1e-6,
+    conlim: float | None = 1e8,
     maxiter: int | None = None,
     callback: Callable[[Iteration], Any] | None = None,
     gradient: str = "implicit",
@@ -138,7 +138,6 @@ def lsmr(
     tensor([1.0000, 0.5000], dtype=torch.float64)
     """
     options = Options(
-        atol=atol,
         maxiter=maxiter,
         callback=callback,
         gradient=gradient,
@@ -148,4 +147,4 @@ def lsmr(
         transpose=transpose,
         parameters=parameters,
     )
-    return solve("lsmr", LSMR(), A, b, x0, damp, btol, conlim, options)
+    return solve("lsmr", LSMR(), A, b, x0, damp, atol, btol, conlim, options)

@@ -101,9 +101,9 @@ def lsqr(
     x0: Tensor | None = None,
     *,
     damp: float = 0.0,
-    atol: float = 1e-6,
-    btol: float = 1e-6,
-    conlim: float = 1e8,
+    atol: float | None = 1e-6,
+    btol: float | None = 1e-6,
+    conlim: float | None = 1e8,
     maxiter: int | None = None,
     callback: Callable[[Iteration], Any] | None = None,
     gradient: str = "implicit",
@@ -117,7 +117,8 @@ def lsqr(
 
     Stops a column, by SciPy's rules and with the true residual r, when
     :math:`\|r\| \le \mathtt{btol} \|b\| + \mathtt{atol} \|A\| \|x\|` or
-    :math:`\|A^T r\| \le \mathtt{atol} \|A\| \|r\|`, where :math:`\|A\|` is estimated from below.
+    :math:`\|A^T r\| \le \mathtt{atol} \|A\| \|r\|`, with the Frobenius norm of A, as the method estimates it
+    where A's entries are not known (a callable, a LinearOperator, a StencilOperator).
 
     Parameters
     ----------
@@ -126,7 +127,7 @@ def lsqr(
     b : Tensor, shape (m,) or (..., m, k). Each of the k columns stops on its own.
     x0 : Tensor, shape (n,) or (..., n, k); zero if not given
     damp : number, of the problem, damping of x (not of x - x0 as in SciPy)
-    atol, btol : the tolerances; less than the rounding unit counts as that
+    atol, btol : the tolerances; less than the rounding unit counts as that. None: 1e-6
     conlim : gives up (ILL_CONDITIONED) when the estimate of the condition number of A exceeds it; 0 for never
     maxiter : int, 10 n if not given
     callback : called after every iteration with an `Iteration`; returning True stops
@@ -179,7 +180,6 @@ def lsqr(
     True
     """
     options = Options(
-        atol=atol,
         maxiter=maxiter,
         callback=callback,
         gradient=gradient,
@@ -189,4 +189,4 @@ def lsqr(
         transpose=transpose,
         parameters=parameters,
     )
-    return solve("lsqr", LSQR(), A, b, x0, damp, btol, conlim, options)
+    return solve("lsqr", LSQR(), A, b, x0, damp, atol, btol, conlim, options)

@@ -107,7 +107,7 @@ class MinimalResidual:
         fresh = self.start(A, M, old.x, b - A(old.x), doubt)
         state = State(*(torch.where(lost, f, n) for f, n in zip(fresh, new, strict=True)))
         stuck = lost & (fresh.began > 0.5 * old.began)
-        return state, torch.where(stuck, CODE[Status.BREAKDOWN], 0)
+        return state, torch.where(stuck, CODE[Status.STAGNATED], 0)
 
 
 def minres(
@@ -115,8 +115,8 @@ def minres(
     b: Tensor,
     x0: Tensor | None = None,
     *,
-    rtol: float = 1e-5,
-    atol: float = 0.0,
+    rtol: float | None = 1e-5,
+    atol: float | None = 0.0,
     maxiter: int | None = None,
     M: Any = None,
     callback: Callable[[Iteration], Any] | None = None,
