@@ -170,6 +170,8 @@ def test_wrong_arguments_of_the_incomplete_factorisation_are_refused():
     *_, pairs, units = tensors
     v, f = dominant(Q), normal((entries,))
     with pytest.raises(RuntimeError, match="csr_incomplete_factor: crow must end with the number of values"):
+        ops.csr_incomplete_factor(*plan, Q.crow_indices[:-1], v, True)
+    with pytest.raises(RuntimeError, match="csr_incomplete_factor: source must be from 0 to"):
         ops.csr_incomplete_factor(*plan, Q.crow_indices, v[:-1], True)
     with pytest.raises(RuntimeError, match=r"csr_incomplete_factor: order, source, .* do not fit"):
         ops.csr_incomplete_factor((*tensors[:4], pairs[:-1], units), cholesky, Q.crow_indices, v, True)
