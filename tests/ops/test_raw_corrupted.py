@@ -3,6 +3,7 @@
 Every call runs in a child process, with one argument of a valid call corrupted. What is checked always and
 what on request (LEARNSOLVE_CHECK=1) csrc/ops/schema.cpp says."""
 
+import contextlib
 import mmap
 import os
 import random
@@ -97,11 +98,9 @@ def corrupted(name, arguments, rng, contents):
 
 
 def describe(arguments):
-    leaves, tree = tree_flatten_with_path(list(arguments))
-    shown = (
-        (p, (t.dtype, t.device, tuple(t.shape)) if isinstance(t, torch.Tensor) else t) for p, t in leaves
-    )
-    return "; ".join(f"{''.join(map(str, p))} {t}" for p, t in shown)
+    leaves = tree_flatten_with_path(list(arguments))[0]
+    kind = lambda t: (t.dtype, t.device, tuple(t.shape)) if isinstance(t, torch.Tensor) else t  # noqa: E731
+    return "; ".join(f"{''.join(map(str, place))} {kind(t)}" for place, t in leaves)
 
 
 def run(name, contents, rounds, seed):
@@ -119,11 +118,9 @@ def run(name, contents, rounds, seed):
                 arguments = corrupted(name, rng.choice(samples), rng, contents)
                 text = f"{seed}, {i}: {describe(arguments)}".encode()[: len(told) - 1]
                 told[: len(text) + 1] = text + b"\0"
-                try:
+                with contextlib.suppress(RuntimeError, MemoryError, TypeError, ValueError):
                     operator(*arguments)
-                except (RuntimeError, MemoryError, TypeError, ValueError):
-                    pass
-        except BaseException as error:  # noqa: BLE001
+        except BaseException as error:
             told[:] = repr(error).encode()[: len(told)].ljust(len(told), b"\0")
             status = 1
         os._exit(status)
