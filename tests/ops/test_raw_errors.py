@@ -79,7 +79,7 @@ def test_a_factor_with_other_indices_is_refused(kind, parts, message):
     P = pattern_of(random(6, 6, 0.4) + eye_array(6), torch.int32)
     L, number = ls.CSR(normal((P.nnz,)), P).tril().pattern, pcg.KINDS.index(kind)
     values, b = normal((P.nnz,)), normal((6, 2))
-    M = pcg._preconditioner(normal((L.nnz,)).abs() + 1, L, number)
+    M = pcg.preconditioner(normal((L.nnz,)).abs() + 1, L, number)
 
     def call(M, state=(), target=None, first=0):
         return ops.csr_pcg(structure(P), values, number, M, None, b, state, target, first, 2, False)
