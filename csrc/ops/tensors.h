@@ -41,9 +41,13 @@ T* mutable_data(const Tensor& t) {
   return static_cast<T*>(t.data_ptr());
 }
 
+// All on the CPU, or on one CUDA device.
 inline void check_device(const char* name, const Tensor& like, std::initializer_list<const Tensor*> others) {
+  const bool on_host = like.is_cpu();
+  const auto index = on_host ? 0 : like.get_device_index();
+  STD_TORCH_CHECK(on_host || like.is_cuda(), name, ": tensors must be on a CPU or a CUDA device");
   for (const Tensor* t : others)
-    STD_TORCH_CHECK(t->is_cuda() == like.is_cuda() && t->get_device_index() == like.get_device_index(), name,
+    STD_TORCH_CHECK(on_host ? t->is_cpu() : t->is_cuda() && t->get_device_index() == index, name,
                     ": all tensors must be on one device");
 }
 
