@@ -51,8 +51,11 @@ def from_torch(T: Tensor) -> tuple[Tensor | None, Any, Tensor, Shape]:
                 f"{name}: the indices of a COO tensor must have shape (2, {len(T._values())}), as it has "
                 f"values, got {tuple(T._indices().shape)}"
             )
-        for axis, (size, what) in enumerate(zip(shape, ("rows", "columns"), strict=True)):
-            check_range(name, what, as_numpy(T._indices()[axis]), size)
+        if len(T._values()):
+            (a, b), (c, d) = torch.stack((T._indices().amin(1), T._indices().amax(1))).tolist()
+            for axis, (what, low, high) in enumerate((("rows", a, c), ("columns", b, d))):
+                if low < 0 or high >= shape[axis]:
+                    check_range(name, what, as_numpy(T._indices()[axis]), shape[axis])
         T = T.coalesce()  # sorted, without duplicates
         rows, columns = T.indices()
         if bool((rows.diff() < 0).any()):
