@@ -38,7 +38,7 @@ VALIDATION = 500  # number of validation nodes, which follow the training nodes
 # The content of an .npz file, in addition to `digest`, the digest of the raw files, and `content`, the digest
 # of these arrays.
 ARRAYS = (
-    *("edges", "indptr", "indices", "data", "shape", "labels", "classes"),
+    *("edges", "loops", "indptr", "indices", "data", "shape", "labels", "classes"),
     *("train", "validation", "test"),
 )
 # Words of letters, digits, _ and -, separated by dots: not a path.
@@ -52,7 +52,7 @@ class Graph:
     Attributes
     ----------
     name : name of the data set
-    adjacency : CSR, shape (n, n): ones at the edges, symmetric, without loops or duplicate edges
+    adjacency : CSR, shape (n, n): ones at the edges, symmetric, without duplicate edges; see `self_loops`
     features : CSR, shape (n, number of features)
     labels : Tensor of int64, shape (n,): the class of each node, -1 if unknown
     classes : number of classes
@@ -75,6 +75,7 @@ def planetoid(
     *,
     normalise: bool = False,
     keep: bool = False,
+    self_loops: bool = False,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str | None = None,
 ) -> Graph:
@@ -88,6 +89,7 @@ def planetoid(
     normalise : divide each row of features by its sum; rows of zeros are left unchanged
     keep : cache the content of `folder` as an .npz file, which later calls read instead of the pickles.
         Downloaded files are always cached. Nothing is ever written into `folder`
+    self_loops : keep the edges from a node to itself, as ones on the diagonal (124 nodes of CiteSeer)
     dtype : torch.float32 or torch.float64
     device : device of the graph
 
@@ -139,6 +141,7 @@ def planetoid(
         )
     _check.flag("planetoid", "normalise", normalise)
     _check.flag("planetoid", "keep", keep)
+    _check.flag("planetoid", "self_loops", self_loops)
     if dtype not in _check.SUPPORTED:
         raise TypeError(f"planetoid: dtype must be torch.float32 or torch.float64, got {dtype}")
     if folder is None:
@@ -152,7 +155,7 @@ def planetoid(
             arrays = _read(paths)
             if stored:
                 _store(stored, arrays, digest)
-    return _graph(name, arrays, normalise, dtype, device)
+    return _graph(name, arrays, normalise, self_loops, dtype, device)
 
 
 def _downloaded(name: str) -> dict[str, np.ndarray]:
@@ -260,7 +263,7 @@ def _read(paths: dict[str, Path]) -> dict[str, np.ndarray]:
             f"must name each of the {tx.shape[0]} nodes of tx once, by numbers from {first} on, since those "
             "below belong to allx",
         )
-    edges, last = _edges(loaded["graph"], paths["graph"])
+    edges, loops, last = _edges(loaded["graph"], paths["graph"])
     n = 1 + max(first - 1, int(test.max(initial=-1)), last)
     described = first + len(test) + len(loaded["graph"])
     if n > described:
@@ -278,6 +281,7 @@ def _read(paths: dict[str, Path]) -> dict[str, np.ndarray]:
     labels[at] = np.where(one_hot.any(axis=1), one_hot.argmax(axis=1), -1)
     return {
         "edges": edges,
+        "loops": loops,
         "indptr": np.concatenate([[0], np.cumsum(counts)]),
         "indices": stacked.indices,
         "data": stacked.data,
@@ -298,9 +302,9 @@ def _test_ids(path: Path) -> np.ndarray:
     return np.array([int(word) for word in words], dtype=np.int64)
 
 
-def _edges(graph: dict, path: Path) -> tuple[np.ndarray, int]:
-    """The edges (2, number) with the first node below the second, each once, without loops; and the last
-    node."""
+def _edges(graph: dict, path: Path) -> tuple[np.ndarray, np.ndarray, int]:
+    """The edges (2, number) with the first node below the second, each once; the nodes with an edge to
+    themselves; and the last node."""
     if not all(isinstance(neighbours, list) for neighbours in graph.values()):
         _fail(path, "must map each node to the list of its neighbours")
     nodes = list(graph)
@@ -311,7 +315,7 @@ def _edges(graph: dict, path: Path) -> tuple[np.ndarray, int]:
     pairs = np.stack([starts, np.array(ends, dtype=np.int64)], axis=1)
     loops = pairs[:, 0] == pairs[:, 1]
     edges = np.unique(np.sort(pairs[~loops], axis=1), axis=0)
-    return np.ascontiguousarray(edges.T), max(*nodes, *ends, -1, -1)
+    return np.ascontiguousarray(edges.T), np.unique(pairs[loops, 0]), max(*nodes, *ends, -1, -1)
 
 
 def _fail(path: Path, what: str) -> NoReturn:
@@ -322,14 +326,15 @@ def _graph(
     name: str,
     arrays: dict[str, np.ndarray],
     normalise: bool,
+    self_loops: bool,
     dtype: torch.dtype,
     device: torch.device | str | None,
 ) -> Graph:
     n, columns = map(int, arrays["shape"])
     a, b = arrays["edges"]
-    ones = np.ones(2 * len(a))
-    both = (np.concatenate([a, b]), np.concatenate([b, a]))
-    adjacency = scipy.sparse.csr_array(scipy.sparse.coo_array((ones, both), shape=(n, n)))
+    loops = arrays["loops"][: None if self_loops else 0]
+    both = (np.concatenate([a, b, loops]), np.concatenate([b, a, loops]))
+    adjacency = scipy.sparse.csr_array(scipy.sparse.coo_array((np.ones(len(both[0])), both), shape=(n, n)))
     X = scipy.sparse.csr_array(
         (arrays["data"].astype(np.float64), arrays["indices"], arrays["indptr"]), shape=(n, columns)
     )
