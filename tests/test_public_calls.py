@@ -126,6 +126,37 @@ def test_no_module_drops_a_gradient(make, argument, how):
                 assert re.search(rule, str(error))
 
 
+# --- dtypes ---
+
+OTHER_DTYPES = [torch.float16, torch.bfloat16, torch.int64, torch.bool, torch.complex64]
+COMPUTED = [
+    getattr(P, name)
+    for name in P.__all__
+    if name not in ("Learned", "Hierarchy", "lower_pattern", "Preconditioner")
+]
+TYPED = {
+    f"{make.__qualname__}-{argument}": (make, argument)
+    for make in dict.fromkeys([*COMPUTED, *(make for _, make in constructors())])
+    for argument, parameter in inspect.signature(make).parameters.items()
+    if "CSR" in str(parameter.annotation) or ("Tensor" in str(parameter.annotation) and argument != "M")
+}
+
+
+@pytest.mark.parametrize("dtype", OTHER_DTYPES, ids=str)
+@pytest.mark.parametrize("name", TYPED)
+def test_only_float32_and_float64_are_accepted(name, dtype):
+    make, argument = TYPED[name]
+    for value in starts(inspect.signature(make).parameters[argument].annotation, argument, torch.clone):
+        if isinstance(value, ls.CSR):
+            other = value.with_values(value.values.to(dtype))
+        elif isinstance(value, torch.Tensor):
+            other = value.to(dtype)
+        else:
+            continue
+        with pytest.raises(TypeError):
+            make(**{**required(make), argument: other})
+
+
 # --- random numbers ---
 
 # Draw from torch's generator, as the modules of torch.nn do: only initial weights.

@@ -51,7 +51,7 @@ def read(paths: dict[str, Path]) -> dict[str, np.ndarray]:
             f"must name each of the {tx.shape[0]} nodes of tx once, by numbers from {first} on, since those "
             "below belong to allx",
         )
-    edges, last = _edges(loaded["graph"], paths["graph"])
+    edges, loops, last = _edges(loaded["graph"], paths["graph"])
     n = 1 + max(first - 1, int(test.max(initial=-1)), last)
     described = first + len(test) + len(loaded["graph"])
     if n > described:
@@ -69,6 +69,7 @@ def read(paths: dict[str, Path]) -> dict[str, np.ndarray]:
     labels[at] = np.where(one_hot.any(axis=1), one_hot.argmax(axis=1), -1)
     return {
         "edges": edges,
+        "loops": loops,
         "indptr": np.concatenate([[0], np.cumsum(counts)]),
         "indices": stacked.indices,
         "data": stacked.data,
@@ -89,9 +90,9 @@ def _test_ids(path: Path) -> np.ndarray:
     return np.array([int(word) for word in words], dtype=np.int64)
 
 
-def _edges(graph: dict, path: Path) -> tuple[np.ndarray, int]:
-    """The edges (2, number) with the first node below the second, each once, without loops; and the last
-    node."""
+def _edges(graph: dict, path: Path) -> tuple[np.ndarray, np.ndarray, int]:
+    """The edges (2, number) with the first node below the second, each once; the nodes with an edge to
+    themselves; and the last node."""
     if not all(isinstance(neighbours, list) for neighbours in graph.values()):
         _fail(path, "must map each node to the list of its neighbours")
     nodes = list(graph)
@@ -102,7 +103,7 @@ def _edges(graph: dict, path: Path) -> tuple[np.ndarray, int]:
     pairs = np.stack([starts, np.array(ends, dtype=np.int64)], axis=1)
     loops = pairs[:, 0] == pairs[:, 1]
     edges = np.unique(np.sort(pairs[~loops], axis=1), axis=0)
-    return np.ascontiguousarray(edges.T), max(*nodes, *ends, -1, -1)
+    return np.ascontiguousarray(edges.T), np.unique(pairs[loops, 0]), max(*nodes, *ends, -1, -1)
 
 
 def _fail(path: Path, what: str) -> NoReturn:

@@ -36,7 +36,7 @@ DIGESTS = {
 # The content of an .npz file, in addition to `digest`, the digest of the raw files, and `content`, the digest
 # of these arrays.
 ARRAYS = (
-    *("edges", "indptr", "indices", "data", "shape", "labels", "classes"),
+    *("edges", "loops", "indptr", "indices", "data", "shape", "labels", "classes"),
     *("train", "validation", "test"),
 )
 # Words of letters, digits, _ and -, separated by dots: not a path.
@@ -50,7 +50,7 @@ class Graph:
     Attributes
     ----------
     name : name of the data set
-    adjacency : CSR, shape (n, n): ones at the edges, symmetric, without loops or duplicate edges
+    adjacency : CSR, shape (n, n): ones at the edges, symmetric, without duplicate edges; see `self_loops`
     features : CSR, shape (n, number of features)
     labels : Tensor of int64, shape (n,): the class of each node, -1 if unknown
     classes : number of classes
@@ -73,6 +73,7 @@ def planetoid(
     *,
     normalise: bool = False,
     keep: bool = False,
+    self_loops: bool = False,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str | None = None,
 ) -> Graph:
@@ -86,6 +87,7 @@ def planetoid(
     normalise : divide each row of features by its sum; rows of zeros are left unchanged
     keep : cache the content of `folder` as an .npz file, which later calls read instead of the pickles.
         Downloaded files are always cached. Nothing is ever written into `folder`
+    self_loops : keep the edges from a node to itself, as ones on the diagonal (124 nodes of CiteSeer)
     dtype : torch.float32 or torch.float64
     device : device of the graph
 
@@ -137,6 +139,7 @@ def planetoid(
         )
     _check.flag("planetoid", "normalise", normalise)
     _check.flag("planetoid", "keep", keep)
+    _check.flag("planetoid", "self_loops", self_loops)
     if dtype not in _check.SUPPORTED:
         raise TypeError(f"planetoid: dtype must be torch.float32 or torch.float64, got {dtype}")
     if folder is None:
@@ -150,7 +153,7 @@ def planetoid(
             arrays = read(paths)
             if stored:
                 _store(stored, arrays, digest)
-    return _graph(name, arrays, normalise, dtype, device)
+    return _graph(name, arrays, normalise, self_loops, dtype, device)
 
 
 def _downloaded(name: str) -> dict[str, np.ndarray]:
@@ -223,14 +226,15 @@ def _graph(
     name: str,
     arrays: dict[str, np.ndarray],
     normalise: bool,
+    self_loops: bool,
     dtype: torch.dtype,
     device: torch.device | str | None,
 ) -> Graph:
     n, columns = map(int, arrays["shape"])
     a, b = arrays["edges"]
-    ones = np.ones(2 * len(a))
-    both = (np.concatenate([a, b]), np.concatenate([b, a]))
-    adjacency = scipy.sparse.csr_array(scipy.sparse.coo_array((ones, both), shape=(n, n)))
+    loops = arrays["loops"][: None if self_loops else 0]
+    both = (np.concatenate([a, b, loops]), np.concatenate([b, a, loops]))
+    adjacency = scipy.sparse.csr_array(scipy.sparse.coo_array((np.ones(len(both[0])), both), shape=(n, n)))
     X = scipy.sparse.csr_array(
         (arrays["data"].astype(np.float64), arrays["indices"], arrays["indptr"]), shape=(n, columns)
     )
