@@ -13,6 +13,9 @@ from solvers.krylov import MODES, RECTANGULAR, SQUARE, SYMMETRIC, S, matrix, poi
 
 import learnsolve as ls
 
+# Solves that cannot converge, or are stopped before, are part of what is tested.
+pytestmark = pytest.mark.filterwarnings("ignore::learnsolve.solvers.ConvergenceWarning")
+
 Status = S.Status
 ALL = (*SQUARE, *RECTANGULAR)
 NAN, INF = float("nan"), float("inf")
