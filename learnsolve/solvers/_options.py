@@ -23,8 +23,8 @@ GRADIENTS = ("implicit", "unrolled", "checkpointed")
 class Options:
     """The keywords that solvers share."""
 
-    rtol: float = 1e-5  # None, for this and the next: the default
-    atol: float = 0.0
+    rtol: Any = 1e-5  # a number; None, for this and the next: the default
+    atol: Any = 0.0
     maxiter: int | None = None
     M: Any = None
     callback: Callable | None = None

@@ -46,7 +46,8 @@ def without_solution(A: Any, b: Tensor, x: Tensor, codes: Tensor) -> Tensor:
     for y the residual of a solve, or of least squares, or an x that has grown along the null space.
     """
     lost = codes == CODE[Status.STAGNATED]
-    broken = sum(codes == CODE[s] for s in (Status.BREAKDOWN, Status.INDEFINITE, Status.DIVERGED)) > 0
+    broken = (codes == CODE[Status.BREAKDOWN]) | (codes == CODE[Status.INDEFINITE])
+    broken = broken | (codes == CODE[Status.DIVERGED])
     if not (lost | broken).any():
         return codes
     try:

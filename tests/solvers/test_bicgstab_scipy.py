@@ -9,6 +9,9 @@ from solvers.krylov import S
 
 import learnsolve as ls
 
+# Solves that cannot converge, or are stopped before, are part of what is tested.
+pytestmark = pytest.mark.filterwarnings("ignore::learnsolve.solvers.ConvergenceWarning")
+
 KINDS = ("shifted", "tridiagonal", "convection", "Helmholtz", "dense", "skew and shift", "dominant")
 
 

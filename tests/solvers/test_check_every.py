@@ -18,6 +18,9 @@ from learnsolve.solvers._loop import iterate
 from learnsolve.solvers._stationary import State
 from learnsolve.solvers.base import CODE
 
+# Solves that cannot converge, or are stopped before, are part of what is tested.
+pytestmark = pytest.mark.filterwarnings("ignore::learnsolve.solvers.ConvergenceWarning")
+
 S = ls.solvers
 STATIONARY = {
     "richardson": lambda A, b, **k: S.richardson(A, b, weight=0.25, **{"maxiter": 400, **k}),

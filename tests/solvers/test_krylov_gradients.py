@@ -11,6 +11,9 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import learnsolve as ls
 
+# Solves that cannot converge, or are stopped before, are part of what is tested.
+pytestmark = pytest.mark.filterwarnings("ignore::learnsolve.solvers.ConvergenceWarning")
+
 
 @pytest.fixture(autouse=True)
 def adjoints_converge():

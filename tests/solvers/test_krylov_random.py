@@ -9,6 +9,9 @@ from solvers.random_systems import KINDS, SYMMETRIC, as_csr, relative_residual, 
 
 import learnsolve as ls
 
+# Solves that cannot converge, or are stopped before, are part of what is tested.
+pytestmark = pytest.mark.filterwarnings("ignore::learnsolve.solvers.ConvergenceWarning")
+
 Status = S.Status
 SCALES = [(1, 1), (1e-150, 1e-150), (1e150, 1e150), (1e150, 1e-150), (1, 1e200), (1e-100, 1)]
 
