@@ -53,6 +53,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> csr_pcg_backward(
           out.gives_values ? mutable_data<T>(ga) + b * p.values_step : nullptr,
           out.gives_m ? mutable_data<T>(gm) + b * p.m_step : nullptr,
           out.gives_x0 ? mutable_data<T>(gx0) + b * nk : nullptr,
+          !in.before,
       };
       PcgAdjoint<T, I>(S, St, p, factor, count, operands).run();
     }
