@@ -207,4 +207,4 @@ def test_what_does_not_converge_is_in_the_report_alone():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         report = ls.evaluate(A, torch.ones(64, dtype=torch.float64), {"n": None}, maxiter=2)
-    assert [row.converged for row in report.rows] == [0]
+    assert not any(row.converged for row in report.rows)
