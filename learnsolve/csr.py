@@ -159,8 +159,8 @@ class CSR:
         return cls.from_coo(rows, columns, values, shape)
 
     def to_torch(self, layout: torch.layout = torch.sparse_csr) -> Tensor:
-        """A torch sparse tensor, CSR or COO: with a copy of the indices, and the values themselves, in which
-        it is differentiable."""
+        """A torch sparse tensor, CSR or COO: a copy of the indices and A's own values, in which it is
+        differentiable."""
         self._single("to_torch")
         return _conversion.to_torch(self.values, self.pattern, layout)
 
