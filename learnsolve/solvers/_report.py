@@ -55,13 +55,16 @@ def without_solution(A: Any, b: Tensor, x: Tensor, codes: Tensor) -> Tensor:
     except ValueError:  # a callable without its transpose
         return codes
     eps, found = torch.finfo(b.dtype).eps, torch.zeros_like(lost)
-    # A method that broke down has met a singular direction; rounding errors have many reasons.
-    limit = torch.where(broken, eps**-0.5, eps**-0.75).unsqueeze(-2)
+    # A method that broke down has met a singular direction. Rounding errors have many reasons, such as a large
+    # condition, where a small residual remains; what has no solution keeps a part of b.
+    r = b - A(x)
+    sure = torch.where(size(r) > eps**0.25 * size(b), eps**-0.75, eps**-0.9)
+    limit = torch.where(broken.unsqueeze(-2), eps**-0.5, sure)
     whole = _norm(At, b / torch.where(size(b) == 0, 1, size(b)))
-    for y in (b - A(x), x, _least_residual(A, At, b)):
+    for y in (r, x, _least_residual(A, At, b)):
         y = divide(y, size(y), torch.isfinite(size(y)))
         part, image = dot(y, b).abs() / size(b).clamp(min=torch.finfo(b.dtype).tiny), size(At(y))
-        tells = (part * _norm(At, y) >= limit * image) | (part * whole >= eps**-0.75 * image)
+        tells = (part * _norm(At, y) >= limit * image) | (part * whole >= sure * image)
         found |= ((part > eps**0.5) & tells).squeeze(-2)
     return torch.where((lost | broken) & found, CODE[Status.INCONSISTENT], codes)
 
