@@ -52,14 +52,14 @@ def test_values(n, k, dtype):
     [(f, b) for f in (_dots.dots, scaled) for b in BATCHES] + [(combination, b) for b in ("one", "batch")],
 )
 def test_derivatives(function, batch):
-    inputs = inputs_for([(*axes, 4, 2) for axes in BATCHES[batch]], requires_grad=True)
+    inputs = inputs_for(tuple((*axes, 4, 2) for axes in BATCHES[batch]), requires_grad=True)
     assert gradcheck(function, inputs, check_forward_ad=True, check_batched_grad=True)
     assert gradgradcheck(function, inputs)
 
 
 @pytest.mark.parametrize("function", [_dots.dots, scaled, combination])
 def test_transformations(function):
-    u, v = inputs_for([(3, 4, 2), (3, 4, 2)])
+    u, v = inputs_for(((3, 4, 2), (3, 4, 2)))
     wanted = torch.stack([function(a, b) for a, b in zip(u, v, strict=True)])
     torch.testing.assert_close(torch.vmap(function)(u, v), wanted)
     shared = torch.stack([function(a, v[0]) for a in u])
@@ -70,7 +70,7 @@ def test_transformations(function):
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("function", [_dots.dots, scaled, combination])
 def test_compiled(function):
-    u, v = inputs_for([(4, 2), (4, 2)], requires_grad=True)
+    u, v = inputs_for(((4, 2), (4, 2)), requires_grad=True)
     wanted = function(u, v)
     found = torch.compile(function, fullgraph=True, backend="aot_eager")(u, v)
     torch.testing.assert_close(found, wanted)
