@@ -13,6 +13,7 @@ truncated iterations: Nytko et al., "Optimized Sparse Matrix Operations for Reve
 Differentiation", arXiv 2212.05159, section 4.3.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -91,6 +92,7 @@ def pcg_solve(
     maxiter: int,
     target: Tensor,
     check_every: int | None = None,
+    stalls: Callable[[Tensor], Tensor] | None = None,
     *,
     kind: str = "none",
     m: Tensor | None = None,
@@ -101,7 +103,8 @@ def pcg_solve(
 
     A column whose residual norm is at or below its `target`, (..., 1, k), stops too, as ROUNDING.
     `check_every`: iterations of each call, after which the host checks whether all have stopped; None: 32,
-    64, 128, ...
+    64, 128, ... `stalls(x)` says, after a call, which columns need not go on; the loop ends where it says so
+    of all that run.
     """
     number, pattern, factor = fitting(kind, pattern, factor)
     none = b.new_empty(0)
@@ -114,7 +117,10 @@ def pcg_solve(
         x, r, p, _, carry, history, *_ = _raw(*fixed, x, r, state, target, first, count, False)
         state, first, length = (p, carry), first + count, growth * length
         norms.append(history)
-        if first == maxiter or not bool((carry[:, _STOP] == 0).any()):
+        runs = carry[:, _STOP] == 0
+        if first == maxiter or not bool(runs.any()):
+            break
+        if stalls is not None and not bool((runs & ~stalls(x).reshape(runs.shape)).any()):
             break
     status = _status(carry, b)
     why, when = status.unbind(-2)

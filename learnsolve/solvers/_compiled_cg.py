@@ -3,8 +3,8 @@ solves to a tolerance without a graph, which are those of gradient="implicit", f
 
 To a tolerance the iterates are those of the general loop (_loop.py) to rounding, and so is the rule by which
 a column stops; what the recurrence calls converged is measured by its true residual, and continues in the
-general loop if it is not. 2D Poisson, rtol 1e-8, without M: n = 900 1.2 ms, not 15; n = 10,000 8.2, not 59
-(SciPy 18); n = 90,000 172, not 650.
+general loop if it is not, as does what seems to stagnate. 2D Poisson, rtol 1e-8, without M: n = 900 1.2 ms,
+not 15; n = 10,000 8.2, not 59 (SciPy 18); n = 90,000 172, not 650.
 
 With a fixed number, nothing waits for a CUDA device, so that a solve can be part of a CUDA graph. No value is
 read back: the solution has all requested iterations, in which columns that have stopped keep their last norm,
@@ -38,6 +38,9 @@ _STATUS = {
     Stop.DIVERGED: Status.DIVERGED,
 }
 _CODES = torch.tensor([CODE[_STATUS[stop]] for stop in Stop], device="cpu")
+
+
+_FIRST_LOOK = 4
 
 
 class Form(NamedTuple):
@@ -100,7 +103,9 @@ def compiled_cg(
         target = criterion.target_for(b)
         every = _looks.check_every() if b.is_cuda else None
         x, norms, status = pcg_solve(
-            values, shaped(b), start, matrix.pattern, maxiter, shaped(target), every, **of_M
+            *(values, shaped(b), start, matrix.pattern, maxiter, shaped(target), every),
+            _Stalls(A, b, criterion),
+            **of_M,
         )
     x, norms, status = (t.reshape(*lead, *t.shape[-2:]) for t in (x, norms, status))
     why, when = status.unbind(-2)
@@ -113,6 +118,25 @@ def compiled_cg(
         ran = torch.where(why == Stop.RUNNING, maxiter, when)
         norms = norms[..., : 1 + (int(ran.max()) if ran.numel() else 0), :]
     return Outcome(x, norms, codes)
+
+
+class _Stalls:
+    """Which columns seem to stagnate (_stagnation.py): their recurrence may never meet the target, and the
+    general loop decides. Two products a call, from the fourth call on, after 480 iterations."""
+
+    def __init__(self, A: Matrix, b: Tensor, criterion: Any):
+        self.A, self.b, self.criterion = A, b, criterion
+        self.calls, self.best = 0, torch.inf
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls < _FIRST_LOOK:
+            return torch.zeros_like(self.b[..., 0, :], dtype=torch.bool)
+        x = x.reshape(self.b.shape)
+        reached, level = self.criterion.reached(self.A, self.b, x, self.b - self.A(x))
+        vain = (reached <= level) & (reached > 0.5 * self.best)
+        self.best = reached.clamp(max=self.best)
+        return vain
 
 
 def _measured(
@@ -129,7 +153,10 @@ def _measured(
 ) -> Outcome:
     """The outcome by the true residuals, of columns that the recurrence brought to their target."""
     x, norms, codes = out
+    ran = norms.shape[-2] - 1
     close = (why == Stop.ROUNDING) & (codes != CODE[Status.CONVERGED])
+    if ran < maxiter:
+        close, when = close | (why == Stop.RUNNING), torch.where(why == Stop.RUNNING, ran, when)
     if not close.any():
         return out
     true = residual_norm(b - A(x), -2)

@@ -55,8 +55,8 @@ def without_solution(A: Any, b: Tensor, x: Tensor, codes: Tensor) -> Tensor:
     except ValueError:  # a callable without its transpose
         return codes
     eps, found = torch.finfo(b.dtype).eps, torch.zeros_like(lost)
-    # A method that broke down has met a singular direction. Rounding errors have many reasons, such as a large
-    # condition, where a small residual remains; what has no solution keeps a part of b.
+    # A method that broke down has met a singular direction. Rounding errors have many reasons, such as a
+    # large condition, where a small residual remains; what has no solution keeps a part of b.
     r = b - A(x)
     sure = torch.where(size(r) > eps**0.25 * size(b), eps**-0.75, eps**-0.9)
     limit = torch.where(broken.unsqueeze(-2), eps**-0.5, sure)

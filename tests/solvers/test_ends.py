@@ -44,6 +44,14 @@ def test_stagnation_stops(name, of):
 
 
 @quiet
+def test_stagnation_stops_a_recurrence_that_never_meets_its_tolerance():
+    A = ls.problems.poisson((4000,)).to(torch.float32)
+    solution = S.cg(A, normal((4000,), torch.float32), rtol=1e-7)
+    assert solution.status is Status.STAGNATED
+    assert solution.iterations < 10_000  # maxiter is 40,000, and ended it before
+
+
+@quiet
 @pytest.mark.parametrize("name", STATIONARY)
 def test_stagnation_stops_stationary_methods(name):
     A, b = ls.problems.poisson((12, 12)).to(torch.float32), ones(144, torch.float32)
