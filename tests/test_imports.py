@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # A module may import its own group and what stands in lines above it, never another group of its line.
 LAYERS = [
     ["_library", "_analysis", "_device_analysis", "_plain"],
-    ["_library", "_analysis", "_plain", "_unchanged"],
+    ["_library", "_analysis", "_plain", "_unchanged", "_clock"],
     ["config", "pattern"],
     ["_conversion"],
     ["csr"],
