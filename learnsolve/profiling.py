@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from torch.autograd.graph import GradientEdge
 from torch.profiler import ProfilerActivity
 
 from learnsolve import _check
+from learnsolve._clock import timed, wait
 from learnsolve.csr import CSR
 from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.solvers.base import Solution
@@ -139,8 +139,8 @@ def profile(fn: Callable[..., Any], *args: Any, repeats: int = 10, warmup: int =
             border.backward(outputs)()
         times: tuple[list[float], list[float]] = ([], [])
         for _ in range(repeats):
-            forward, outputs = _timed(lambda: _outputs(fn(*args)), devices)
-            backward, _ = _timed(border.backward(outputs), devices)
+            forward, outputs = timed(lambda: _outputs(fn(*args)), devices)
+            backward, _ = timed(border.backward(outputs), devices)
             times[0].append(forward)
             times[1].append(backward)
             del outputs, _  # free the graph before the next forward
@@ -239,30 +239,17 @@ class _Border:
         return [*leaves.values(), *edges.values()], nodes
 
 
-def _wait(devices: Iterable[torch.device]) -> None:
-    for device in devices:
-        torch.cuda.synchronize(device)
-
-
-def _timed(run: Callable[[], Any], devices: Iterable[torch.device]) -> tuple[float, Any]:
-    _wait(devices)
-    start = time.perf_counter()
-    result = run()
-    _wait(devices)
-    return time.perf_counter() - start, result
-
-
 def _watched(run: Callable[[], Any], devices: set[torch.device]) -> tuple[Any, tuple]:
     """The result, and (calls, operators, peak_bytes)."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if devices else [])]
     before = {}
-    _wait(devices)
+    wait(devices)
     for device in devices:
         torch.cuda.reset_peak_memory_stats(device)
         before[device] = torch.cuda.memory_allocated(device)
     with torch.profiler.profile(activities=activities, profile_memory=True, acc_events=True) as profiler:
         result = run()
-        _wait(devices)
+        wait(devices)
     operators: dict[str, tuple[int, float]] = {}
     for event in profiler.events() or ():
         # Skip kernels and autograd nodes: operators do their work.

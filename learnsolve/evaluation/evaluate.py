@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,21 +17,16 @@ import torch
 from torch import Tensor
 
 from learnsolve import _check, solvers
+from learnsolve._clock import timed
 from learnsolve.csr import CSR
 from learnsolve.evaluation._result import Evaluation, Row, Spread
-from learnsolve.ops.stencil_operator import StencilOperator
+from learnsolve.evaluation._systems import Matrix, System, systems_of
 from learnsolve.pattern import SparsityPattern
 from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.solvers.base import ConvergenceWarning, Solution, Status
 
 SOLVERS = ("cg", "fcg", "minres", "bicgstab", "gmres", "fgmres")
 MADE = (Preconditioner, CSR, scipy.sparse.linalg.LinearOperator, torch.nn.Module)
-Matrix = CSR | StencilOperator
-
-
-class _System(NamedTuple):
-    A: Matrix
-    b: Tensor  # (n,)
 
 
 class _Run(NamedTuple):
@@ -140,7 +134,7 @@ def evaluate(
     for label in preconditioners:
         if not isinstance(label, str):
             raise TypeError(f"{name}: names of preconditioners must be strings, got {label!r}")
-    groups = _systems(name, A, b)
+    groups = systems_of(name, A, b)
     rows, histories = [], {}
     for label, given in preconditioners.items():
         setup = _Setup([], [])
@@ -182,53 +176,6 @@ def _tolerances(name: str, rtol: Any) -> list[float]:
     return sorted((float(t) for t in found), reverse=True)
 
 
-def _systems(name: str, A: Any, b: Any) -> list[tuple[Matrix, list[_System]]]:
-    """Each matrix of a batch separately, with its right-hand sides."""
-    if isinstance(A, Matrix):
-        return _of_one(name, A, b)
-    if not isinstance(A, Sequence) or not isinstance(b, Sequence):
-        raise TypeError(
-            f"{name}: A must be a CSR or a StencilOperator, or A and b sequences of them and of tensors, got "
-            f"{type(A).__name__} and {type(b).__name__}"
-        )
-    if len(A) != len(b) or not A:
-        raise ValueError(
-            f"{name}: needs one b for each A, got {len(A)} matrices and {len(b)} right-hand sides"
-        )
-    for one in A:
-        if not isinstance(one, Matrix):
-            raise TypeError(
-                f"{name}: A must hold CSRs or StencilOperators, got {type(one).__name__}; make a CSR with "
-                "CSR.from_*"
-            )
-    return [group for one, its in zip(A, b, strict=True) for group in _of_one(name, one, its)]
-
-
-def _of_one(name: str, A: Matrix, b: Any) -> list[tuple[Matrix, list[_System]]]:
-    entries = (A.values if isinstance(A, CSR) else A.coefficients).detach()
-    _check.same_kind(name, "b", b, entries)
-    n = A.shape[0]
-    if A.shape[1] != n:
-        raise ValueError(f"{name}: A must be square, got shape {A.shape}")
-    if b.dim() == 0 or b.shape[0 if b.dim() == 1 else -2] != n:
-        raise ValueError(f"{name}: b must have A.shape[0] = {n} rows, got shape {tuple(b.shape)}")
-    b = b.detach()
-    b = b.unsqueeze(-1) if b.dim() == 1 else b
-    _check.batches(name, A.batch_shape, b.shape[:-2], "A and b")
-    if not A.batch_shape:
-        one = _with_entries(A, entries)
-        return [(one, [_System(one, c) for c in b.mT.reshape(-1, n)])]
-    batch = torch.broadcast_shapes(A.batch_shape, b.shape[:-2])
-    B = b.expand(*batch, *b.shape[-2:]).reshape(batch.numel(), *b.shape[-2:])
-    core = entries.shape[len(A.batch_shape) :]
-    matrices = [_with_entries(A, e) for e in entries.expand(*batch, *core).reshape(batch.numel(), *core)]
-    return [(one, [_System(one, c) for c in its.mT]) for one, its in zip(matrices, B, strict=True)]
-
-
-def _with_entries(A: Matrix, entries: Tensor) -> Matrix:
-    return A.with_values(entries) if isinstance(A, CSR) else A.with_coefficients(entries)
-
-
 def _made(given: Any, A: Matrix, setup: _Setup, repeats: int) -> Any:
     """The preconditioner of A. A class is a factory, even if its objects are preconditioners."""
     if given is None or isinstance(given, MADE):
@@ -248,11 +195,11 @@ def _made(given: Any, A: Matrix, setup: _Setup, repeats: int) -> Any:
         unknown = SparsityPattern(P.crow_indices.clone(), P.col_indices.clone(), P.shape)
         # A new CSR each time: a CSR caches quantities computed from its values.
         fresh = lambda: CSR(values, unknown)  # noqa: E731
-    seconds, M = _timed(lambda: factory(fresh()), A.device)
+    seconds, M = timed(lambda: factory(fresh()), [A.device])
     if not setup.first:
         _check_made(factory, M, A)
     setup.first.append(seconds)
-    later = [_timed(lambda: factory(fresh()), A.device)[0] for _ in range(repeats)]
+    later = [timed(lambda: factory(fresh()), [A.device])[0] for _ in range(repeats)]
     setup.later.append(statistics.median(later))
     return M
 
@@ -280,7 +227,7 @@ def _check_made(factory: Callable[[Any], Any], M: Any, A: Matrix) -> None:
 
 def _solve(
     solve: Callable[..., Solution],
-    system: _System,
+    system: System,
     M: Any,
     tolerances: list[float],
     maxiter: int | None,
@@ -297,7 +244,7 @@ def _solve(
         if not isinstance(solution, Solution):
             raise TypeError(f"solver must return a Solution, got {type(solution).__name__}")
         converged = solution.status is Status.CONVERGED
-        took = [_timed(partial(run, rtol=rtol), A.device)[0] for _ in range(repeats if converged else 0)]
+        took = [timed(partial(run, rtol=rtol), [A.device])[0] for _ in range(repeats if converged else 0)]
         iterations.append(solution.iterations if converged else None)
         seconds.append(statistics.median(took) if took else None)
         statuses.append(solution.status)
@@ -314,20 +261,6 @@ def _relative(norms: Tensor, b: Tensor) -> Tensor:
     # 1022, so that the inverse is finite too.
     unit = 2.0 ** max(-1022, math.frexp(largest)[1] - 1) if math.isfinite(largest) else 1.0
     return norms / unit / torch.linalg.vector_norm(b / unit)
-
-
-def _timed(f: Callable[[], Any], device: torch.device) -> tuple[float, Any]:
-    _wait(device)
-    start = time.perf_counter()
-    result = f()
-    _wait(device)
-    return time.perf_counter() - start, result
-
-
-def _wait(device: torch.device) -> None:
-    """Wait for all work queued on a device."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _row(label: str, rtol: float, i: int, systems: int, runs: list[_Run], setup: _Setup, message: str) -> Row:

@@ -96,29 +96,40 @@ def _plan(
     return pattern, pattern._planned(_gather, where.offsets, where.periodic, grid, constant)[0]
 
 
-def _triples(where: Neighbours, grid: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(row, column, offset) of each existing neighbour, by row, then column, then offset."""
-    n, d = math.prod(grid), len(grid)
-    points = np.indices(grid).reshape(d, n)
-    rows, columns, places = [], [], []
-    for k in range(len(where.offsets) // d):
-        inside = np.ones(n, dtype=bool)
-        column = np.zeros(n, dtype=np.int64)
-        for a, size in enumerate(grid):
-            offset = where.offsets[k * d + a]
-            if where.periodic[a]:
-                at = (points[a] + offset % max(size, 1)) % max(size, 1)
+def stencil_entries(
+    offsets: Sequence[Sequence[int]], periodic: Sequence[int | bool], grid: tuple[int, ...]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(row, column, offset) of each neighbour that exists, by row, then column, then offset."""
+    n, count = math.prod(grid), len(offsets)
+    narrow = n <= np.iinfo(np.int32).max // 4  # room for columns beyond the grid, which are left out
+    inside = np.ones((*grid, count), dtype=bool)
+    column = np.empty((*grid, count), dtype=np.int32 if narrow else np.int64)
+    column[:] = np.arange(n).reshape(*grid, 1)
+    for k, offset in enumerate(offsets):
+        for axis, (step, size) in enumerate(zip(offset, grid, strict=True)):
+            stride = math.prod(grid[axis + 1 :])
+            at: list[slice | int] = [*(slice(None),) * len(grid), k]
+            step = step % max(size, 1) if periodic[axis] else step
+            # The points whose neighbour lies beyond the end of the axis.
+            at[axis] = slice(0, min(-step, size)) if step < 0 else slice(max(size - step, 0), size)
+            if periodic[axis]:
+                column[tuple(at)] -= size * stride
             else:
-                at = points[a] + offset  # if it wraps around it is outside as well
-            inside &= (at >= 0) & (at < size)
-            column = column * size + at
-        here = np.flatnonzero(inside)
-        rows.append(here)
-        columns.append(column[here])
-        places.append(np.full(len(here), k))
-    i, j, k = (np.concatenate(parts) for parts in (rows, columns, places))
+                inside[tuple(at)] = False
+            column[..., k] += step * stride if abs(step) < size else 0
+    mask = inside.reshape(n, count)
+    i, k = np.nonzero(mask)
+    j = column.reshape(n, count)[mask]
+    if not any(periodic) and list(map(tuple, offsets)) == sorted(map(tuple, offsets)):
+        return i, j, k  # neighbours in lexicographic order are those of ascending columns
     order = np.lexsort((k, j, i))
     return i[order], j[order], k[order]
+
+
+def _triples(where: Neighbours, grid: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    d = len(grid)
+    offsets = [where.offsets[k : k + d] for k in range(0, len(where.offsets), d)]
+    return stencil_entries(offsets, where.periodic, grid)
 
 
 def _index(array: np.ndarray, largest: int, device: torch.device) -> Tensor:

@@ -52,5 +52,5 @@ def _smoothed(A: Any, T: Any, rng: np.random.RandomState) -> Any:
 
     S = scale_rows(A, get_diagonal(A, inv=True), copy=True)
     start = rng.rand(A.shape[0], 1)
-    radius = approximate_spectral_radius(S.astype(np.float64), initial_guess=start)
+    radius: Any = approximate_spectral_radius(S.astype(np.float64), initial_guess=start)
     return T - (OMEGA / radius * S) @ T

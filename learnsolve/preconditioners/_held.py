@@ -34,7 +34,9 @@ def check_start(function: str, name: str, value: Tensor, instead: str) -> None:
     _check.dtype(function, name, value)
     _check.start(function, name, value, instead)
     if not bool(value.isfinite().all()):
-        raise ValueError(f"{function}: {name} must be finite to learn from; got infinities or NaNs")
+        raise ValueError(
+            f"{function}: {name} must be finite, got infinities or NaNs; find out where they come from"
+        )
 
 
 def parameter(value: Tensor) -> torch.nn.Parameter:

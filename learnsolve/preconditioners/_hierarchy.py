@@ -156,7 +156,7 @@ def _mean(A: CSR) -> Any:
     values = plain_values(A.values)
     if values.shape != A.values.shape:
         raise ValueError(
-            "AMG: inside torch.func.vmap there is no one matrix to analyse; make it outside and give it, "
+            "AMG: inside torch.func.vmap there is not one matrix to analyse; make an AMG outside, and pass "
             "hierarchy=M.hierarchy"
         )
     with plain_tensors():

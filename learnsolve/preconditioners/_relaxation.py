@@ -76,7 +76,7 @@ def check_relaxation(function: str, A: Any, omega: Any, multicolour: Any) -> flo
     _check.flag(function, "multicolour", multicolour)
     with torch.no_grad():  # for its errors: a diagonal without zeros
         shared_inverse_diagonal(A, function)
-    remedies = ("; 1 is Gauss-Seidel", "; learn it as 2 sigmoid(t), say")
+    remedies = ("; 1 is Gauss-Seidel", "; to train it, use 2 sigmoid(t) with a parameter t")
     return in_open_interval(function, "omega", omega, A.values, 2, "lie in 0 < omega < 2", remedies)
 
 

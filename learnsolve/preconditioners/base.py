@@ -90,9 +90,7 @@ class Preconditioner:
     @property
     def T(self) -> Preconditioner:
         if not self.linear:
-            raise ValueError(
-                f"{type(self).__name__}: is not linear, so there is no transpose; use fcg or fgmres"
-            )
+            raise ValueError(f"{type(self).__name__}: is not linear and has no transpose; use fcg or fgmres")
         return self if self.symmetric else Transposed(self)
 
     def pcg_form(self) -> tuple[str, Tensor, Any] | None:
@@ -103,8 +101,8 @@ class Preconditioner:
         name = type(self).__name__
         if self._reads is not None and not self._reads():
             raise RuntimeError(
-                f"{name}: what it was made of was changed in place afterwards, A's values for one; make it "
-                "anew, or from a clone"
+                f"{name}: A's values, or other tensors that it reads, were changed in place since; "
+                "create another one, or create it from a clone"
             )
         _check.tensor(name, "r", r)
         like = self._like() if self.made_of else r
@@ -135,7 +133,7 @@ class Preconditioner:
     def to_scipy_linear_operator(self) -> scipy.sparse.linalg.LinearOperator:
         """M for SciPy's solvers, on the host and without gradient."""
         if not self.linear:
-            raise ValueError(f"{type(self).__name__}: is not linear, so it is no LinearOperator")
+            raise ValueError(f"{type(self).__name__}: is not linear, so it cannot be a LinearOperator")
         return HostOperator(self, _applied)
 
 
@@ -200,8 +198,8 @@ def check_numbers(function: str, A: CSR) -> None:
     """A holds values (is not on the meta device)."""
     if A.values.is_meta:
         raise NotImplementedError(
-            f"{function}: is made by A's numbers, and a matrix on {A.device} has none; make it of one on the "
-            "CPU or on a CUDA device"
+            f"{function}: needs A's values, and a matrix on {A.device} has none; use a matrix on the CPU or "
+            "on a CUDA device"
         )
 
 

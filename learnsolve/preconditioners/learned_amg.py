@@ -30,7 +30,7 @@ class LearnedAMG(Learned):
 
     Attributes
     ----------
-    prolongations, weights : torch.nn.ParameterList, shapes (nnz(P_l),) and (n_l,), empty if not learnt
+    prolongations, weights : torch.nn.ParameterList, shapes (nnz(P_l),) and (n_l,), empty if not trained
 
     Raises
     ------
@@ -66,9 +66,7 @@ class LearnedAMG(Learned):
         for part in learn:
             _check.one_of("LearnedAMG", "learn", part, LEARN)
         if not len(M.hierarchy):
-            raise ValueError(
-                "LearnedAMG: M has one level and nothing to learn; make it with a smaller max_coarse"
-            )
+            raise ValueError("LearnedAMG: M must have more than one level; make it with a smaller max_coarse")
         self.M = M
         self.shape, self.batch_shape, self.symmetric = M.shape, M.batch_shape, M.symmetric
         prolongations, weights = [], []
@@ -78,7 +76,7 @@ class LearnedAMG(Learned):
             prolongations = [P.values.clone() for P in M.hierarchy.prolongations]
         if "smoother" in learn:
             if M.weights is None:
-                raise ValueError('LearnedAMG: a smoother learns if M has smoother="jacobi"; make M with it')
+                raise ValueError('LearnedAMG: only smoother="jacobi" has weights to train; make M with it')
             for n, w in zip(M.hierarchy.sizes, M.weights, strict=False):
                 start = torch.as_tensor(w, dtype=M.dtype, device=M.device)
                 _check.start("LearnedAMG", f"M.weights[{len(weights)}]", start, INSTEAD)

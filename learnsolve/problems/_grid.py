@@ -12,6 +12,7 @@ from torch import Tensor
 from learnsolve import _check
 from learnsolve._plain import makes_plain_tensors
 from learnsolve.csr import CSR
+from learnsolve.ops.stencil_matrix import stencil_entries
 from learnsolve.pattern import SparsityPattern
 
 INT32_MAX = torch.iinfo(torch.int32).max
@@ -41,39 +42,17 @@ def index_dtype(rows: int, nnz: int) -> torch.dtype:
     return torch.int32 if max(rows, nnz) <= INT32_MAX else torch.int64
 
 
-def stencil_entries(offsets: np.ndarray, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The entries of a stencil matrix: (crow, col, position of each entry in `offsets`).
-
-    Points are numbered with the last axis fastest. `offsets`, shape (k, d), must be in lexicographic order:
-    then the neighbours of a point are too, and the columns of a row are sorted, on a grid of any size.
-    """
-    n, k = math.prod(shape), len(offsets)
-    inside = np.ones((*shape, k), dtype=bool)
-    for j, offset in enumerate(offsets):
-        for axis, step in enumerate(offset):
-            size = shape[axis]
-            at = [slice(None)] * len(shape) + [j]
-            at[axis] = slice(0, min(-step, size)) if step < 0 else slice(max(size - step, 0), size)
-            inside[tuple(at)] = False
-    inside = inside.reshape(n, k)
-    nnz = int(np.count_nonzero(inside))
-    index = np.int32 if index_dtype(n, nnz) == torch.int32 else np.int64
-    crow = np.zeros(n + 1, dtype=index)
-    np.cumsum(np.count_nonzero(inside, axis=1), out=crow[1:])
-    strides = np.array([math.prod(shape[axis + 1 :]) for axis in range(len(shape))])
-    points = np.arange(n, dtype=index)[:, None]
-    col = (points + (offsets @ strides).astype(index))[inside]
-    place = np.broadcast_to(np.arange(k, dtype=np.int8), (n, k))[inside]
-    return crow, col, place
-
-
 @makes_plain_tensors
 def stencil_matrix(stencil: np.ndarray, shape: tuple[int, ...], dtype: torch.dtype, device: Any) -> CSR:
     """The matrix with A[i, i + o] = stencil[o + 1], o in {-1, 0, 1}^d; zeros are not stored."""
     offsets = np.argwhere(stencil != 0) - 1
-    crow, col, place = (torch.from_numpy(a) for a in stencil_entries(offsets, shape))
-    values = torch.from_numpy(stencil[stencil != 0]).to(dtype)[place.int()]
-    n = len(crow) - 1
+    n = math.prod(shape)
+    rows, columns, place = stencil_entries(offsets.tolist(), (False,) * len(shape), shape)
+    index = index_dtype(n, len(rows))
+    crow = torch.zeros(n + 1, dtype=index)
+    crow[1:] = torch.from_numpy(np.bincount(rows, minlength=n).cumsum())
+    col = torch.from_numpy(columns).to(index)
+    values = torch.from_numpy(stencil[stencil != 0]).to(dtype)[torch.from_numpy(place)]
     return CSR(values.to(device), SparsityPattern._trusted(crow.to(device), col.to(device), (n, n)))
 
 

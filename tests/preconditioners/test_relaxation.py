@@ -136,7 +136,7 @@ HOLE = ls.CSR.from_dense(torch.tensor([[1.0, 1.0], [1.0, 0.0]]))
         (lambda M: M(A, 2), ValueError, "omega must lie in 0 < omega < 2, got 2.0"),
         (lambda M: M(A, float("nan")), ValueError, "omega must lie in 0 < omega < 2, got nan"),
         (lambda M: M(A, True), TypeError, "omega must be a number or a torch.Tensor, got bool"),
-        (lambda M: M(A, torch.tensor(2.5).double()), ValueError, "got 2.5; learn it as 2 sigmoid"),
+        (lambda M: M(A, torch.tensor(2.5).double()), ValueError, "got 2.5; to train it, use 2 sigmoid"),
         (lambda M: M(A, torch.tensor(1.5)), TypeError, "omega has dtype torch.float32"),
         (lambda M: M(A, torch.ones(20).double()), ValueError, r"one for each matrix of the batch \(\)"),
         (lambda M: M(A, multicolour="yes"), TypeError, "multicolour must be True or False, got 'yes'"),

@@ -60,7 +60,7 @@ jacobi --problem.name navier => --problem.name must be poisson, anisotropic
 jacobi --problem.shape 16,16 => --problem.shape must be a whole number or a list such as [64,64]
 jacobi --problem.shape 0 => --problem: poisson: shape must have
 jacobi --problem.shape [2,2,2,2] => --problem: poisson: shape must have
-jacobi --problem.epsilon 0.5 => --problem.epsilon means nothing for --problem.name poisson
+jacobi --problem.epsilon 0.5 => --problem.epsilon is not used by --problem.name poisson
 jacobi --problem.name matrix_market => needs --problem.path
 jacobi --problem.name gallery --problem.matrix nil => --problem: gallery: name must be one of
 jacobi --problem.name diffusion --problem.shape [3,3] --problem.contrast 0.5 => contrast
@@ -103,7 +103,7 @@ pcg --nx 8 --ny 0 => --ny must be at least 1
 pcg --tolerances [2.0] => --tolerances must be numbers between 0 and 1
 pcg --schedule steps => --schedule must be none or cosine
 pcg --pattern full => --pattern must be bidiagonal, tril or two_ring
-pcg --problem.epsilon 0.5 => --problem.epsilon means nothing for --problem.name poisson
+pcg --problem.epsilon 0.5 => --problem.epsilon is not used by --problem.name poisson
 pcg --test_vectors 100000000 --problem.shape [1000,1000] => GiB are free; use fewer
 
 gcn --data nowhere => --data: planetoid: there is no file nowhere

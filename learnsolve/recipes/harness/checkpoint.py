@@ -141,7 +141,7 @@ def read_state(folder: Path) -> tuple[dict[str, Any], bytes]:
             f"--resume {folder}: {TENSORS} does not match the SHA-256 in {SUMMARY}; start again"
         )
     for name, kind in FACTS.items():
-        value = facts.get(name)
+        value: Any = facts.get(name)
         if not isinstance(value, kind) or isinstance(value, bool) or not 0 <= value < math.inf:
             raise SettingError(f"--resume {folder}: {TENSORS} is damaged ({name} is {value!r}); start again")
     return facts, content

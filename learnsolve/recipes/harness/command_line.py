@@ -95,7 +95,8 @@ def _build(cls: type, values: dict[str, Any]) -> Any:
     for field in dataclasses.fields(cls):
         if field.name in values:
             value, kind = values[field.name], types[field.name]
-            if dataclasses.is_dataclass(kind) and not isinstance(value, dict):
+            nested = isinstance(kind, type) and dataclasses.is_dataclass(kind)
+            if nested and not isinstance(value, dict):
                 raise SettingError(f"--{field.name} must have options below it, got {value!r}; leave it out")
             arguments[field.name] = _build(kind, value) if isinstance(value, dict) else value
     return cls(**arguments)

@@ -95,7 +95,7 @@ def build(run: Any) -> CSR:
         value = getattr(settings, f.name)
         if f.name not in ({"name"} | USED[settings.name]) and value != getattr(usual, f.name):
             raise SettingError(
-                f"--problem.{f.name} means nothing for --problem.name {settings.name}, which takes "
+                f"--problem.{f.name} is not used by --problem.name {settings.name}, which takes "
                 f"{', '.join('--problem.' + o for o in sorted(USED[settings.name]))}"
             )
         if f.name in USED[settings.name] and value is None:

@@ -1,0 +1,69 @@
+"""The systems A x = b of an evaluation, one matrix and one right-hand side each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from learnsolve import _check
+from learnsolve.csr import CSR
+from learnsolve.ops.stencil_operator import StencilOperator
+
+Matrix = CSR | StencilOperator
+
+
+class System(NamedTuple):
+    """One matrix and one right-hand side."""
+
+    A: Matrix
+    b: Tensor  # (n,)
+
+
+def systems_of(name: str, A: Any, b: Any) -> list[tuple[Matrix, list[System]]]:
+    """Each matrix of a batch separately, with its right-hand sides."""
+    if isinstance(A, Matrix):
+        return _of_one(name, A, b)
+    if not isinstance(A, Sequence) or not isinstance(b, Sequence):
+        raise TypeError(
+            f"{name}: A must be a CSR or a StencilOperator, or A and b sequences of them and of tensors, got "
+            f"{type(A).__name__} and {type(b).__name__}"
+        )
+    if len(A) != len(b) or not A:
+        raise ValueError(
+            f"{name}: needs one b for each A, got {len(A)} matrices and {len(b)} right-hand sides"
+        )
+    for one in A:
+        if not isinstance(one, Matrix):
+            raise TypeError(
+                f"{name}: A must hold CSRs or StencilOperators, got {type(one).__name__}; make a CSR with "
+                "CSR.from_*"
+            )
+    return [group for one, its in zip(A, b, strict=True) for group in _of_one(name, one, its)]
+
+
+def _of_one(name: str, A: Matrix, b: Any) -> list[tuple[Matrix, list[System]]]:
+    entries = (A.values if isinstance(A, CSR) else A.coefficients).detach()
+    _check.same_kind(name, "b", b, entries)
+    n = A.shape[0]
+    if A.shape[1] != n:
+        raise ValueError(f"{name}: A must be square, got shape {A.shape}")
+    if b.dim() == 0 or b.shape[0 if b.dim() == 1 else -2] != n:
+        raise ValueError(f"{name}: b must have A.shape[0] = {n} rows, got shape {tuple(b.shape)}")
+    b = b.detach()
+    b = b.unsqueeze(-1) if b.dim() == 1 else b
+    _check.batches(name, A.batch_shape, b.shape[:-2], "A and b")
+    if not A.batch_shape:
+        one = _with_entries(A, entries)
+        return [(one, [System(one, c) for c in b.mT.reshape(-1, n)])]
+    batch = torch.broadcast_shapes(A.batch_shape, b.shape[:-2])
+    B = b.expand(*batch, *b.shape[-2:]).reshape(batch.numel(), *b.shape[-2:])
+    core = entries.shape[len(A.batch_shape) :]
+    matrices = [_with_entries(A, e) for e in entries.expand(*batch, *core).reshape(batch.numel(), *core)]
+    return [(one, [System(one, c) for c in its.mT]) for one, its in zip(matrices, B, strict=True)]
+
+
+def _with_entries(A: Matrix, entries: Tensor) -> Matrix:
+    return A.with_values(entries) if isinstance(A, CSR) else A.with_coefficients(entries)
