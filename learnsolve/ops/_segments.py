@@ -1,0 +1,86 @@
+"""The segments of a pattern, its rows or its columns, and what is common to the operations on them."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from learnsolve import _check
+from learnsolve.ops._autograd import dispatch
+from learnsolve.ops._product import product
+from learnsolve.pattern import SparsityPattern
+
+
+def check(function: str, name: str, t: Tensor, pattern: SparsityPattern, by: str, *, entries: bool) -> None:
+    """`t` holds features of the entries of `pattern`, or of the rows or columns `by`."""
+    _check.tensor(function, name, t)
+    _check.dtype(function, name, t)
+    if not isinstance(pattern, SparsityPattern):
+        raise TypeError(
+            f"{function}: pattern must be a SparsityPattern, got {type(pattern).__name__}; a CSR has one, "
+            "A.pattern"
+        )
+    if t.device != pattern.device:
+        raise TypeError(
+            f"{function}: {name} is on {t.device}, the pattern on {pattern.device}; move one with .to()"
+        )
+    _check.one_of(function, "by", by, ("row", "column"))
+    side = by == "column"
+    size, what = (pattern.nnz, "nnz") if entries else (pattern.shape[side], f"pattern.shape[{int(side)}]")
+    if t.dim() == 0 or t.shape[0 if t.dim() == 1 else -2] != size:
+        raise ValueError(
+            f"{function}: {name} must have shape ({what} = {size},) or (..., {size}, f), got {tuple(t.shape)}"
+        )
+
+
+def summed(e: Tensor, pattern: SparsityPattern, by: str) -> Tensor:
+    """Sums over the segments: the product with the 0/1 matrix (segments x entries)."""
+    return _with_incidence(e, pattern, by, False)
+
+
+def spread(x: Tensor, pattern: SparsityPattern, by: str) -> Tensor:
+    """For each entry the features of its segment: the product with the transpose of that matrix."""
+    return _with_incidence(x, pattern, by, True)
+
+
+def _with_incidence(t: Tensor, pattern: SparsityPattern, by: str, transpose: bool) -> Tensor:
+    S = pattern._planned(_by_rows if by == "row" else _by_columns)
+    return product(torch.ones(S.nnz, dtype=t.dtype, device=t.device), t, S, transpose)
+
+
+def _by_rows(P: SparsityPattern) -> SparsityPattern:
+    entries = torch.arange(P.nnz, dtype=P.dtype, device=P.device)
+    return SparsityPattern._trusted(P.crow_indices, entries, (P.shape[0], P.nnz))
+
+
+def _by_columns(P: SparsityPattern) -> SparsityPattern:
+    transposed, entries = P._transposed()  # entries of a column are in the order of its rows: sorted
+    return SparsityPattern._trusted(transposed.crow_indices, entries, (P.shape[1], P.nnz))
+
+
+def lengths(pattern: SparsityPattern, by: str) -> Tensor:
+    """The number of entries of each segment, at least 1, shape (segments, 1)."""
+    return pattern._planned(_row_lengths if by == "row" else _column_lengths)
+
+
+def _row_lengths(P: SparsityPattern) -> Tensor:
+    return P.crow_indices.diff().clamp(min=1).unsqueeze(-1)
+
+
+def _column_lengths(P: SparsityPattern) -> Tensor:
+    return _row_lengths(P.T)
+
+
+def flat(t: Tensor) -> Tensor:
+    """(n, f) or (batch, n, f): what the operators take."""
+    return t if t.dim() <= 3 else t.reshape(t.shape[:-2].numel(), *t.shape[-2:])
+
+
+def mapped(operation: Any, info: Any, in_dims: tuple, tensors: tuple, *constants: Any) -> tuple:
+    """A vmap rule: the operation on tensors that all have the axis of the map as their first."""
+    first = (
+        t.expand((info.batch_size, *t.shape)) if dim is None else t.movedim(dim, 0)
+        for t, dim in zip(tensors, in_dims, strict=False)
+    )
+    out = dispatch(operation, tuple(first), *constants)
+    return out, (0, 0) if isinstance(out, tuple) else 0
