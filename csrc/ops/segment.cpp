@@ -39,16 +39,13 @@ std::tuple<Tensor, Tensor> csr_segment_max(const std::vector<Tensor>& list, cons
 
 Tensor csr_segment_place(const std::vector<Tensor>& list, const Tensor& at_, const Tensor& g_) {
   const Structure S("csr_segment_place", list);
-  const SegmentFeatures at(S, "at", at_, false), g(S, "g", g_, false);
-  g.check_like(S, at);
-  STD_TORCH_CHECK(at_.scalar_type() == S.idx.scalar_type(), S.name,
-                  ": at must be of the structure's index type");
-  Tensor out = new_empty(g_, g.size(S.nnz()));
-  for_segments(S, g,
+  const SegmentPlaces o(S, at_, g_);
+  Tensor out = new_empty(g_, o.g.size(S.nnz()));
+  for_segments(S, o.g,
                [&]<class T, class I>(const Kernels<T, I>& table, const CsrView<T, I>& A,
                                      const RowBlocks<I>& blocks, int64_t b0, int64_t b1, int64_t b) {
-                 table.segment_place(A, blocks, b0, b1, g.k, at.at<I>(b), g.at<T>(b),
-                                     mutable_data<T>(out) + b * S.nnz() * g.k);
+                 table.segment_place(A, blocks, b0, b1, o.g.k, o.at.at<I>(b), o.g.at<T>(b),
+                                     mutable_data<T>(out) + b * S.nnz() * o.g.k);
                });
   return out;
 }
@@ -68,15 +65,13 @@ Tensor csr_segment_softmax(const std::vector<Tensor>& list, const Tensor& e_) {
 
 Tensor csr_segment_softmax_backward(const std::vector<Tensor>& list, const Tensor& y_, const Tensor& g_) {
   const Structure S("csr_segment_softmax_backward", list);
-  const SegmentFeatures y(S, "y", y_, true), g(S, "g", g_, true);
-  g.check_like(S, y);
-  STD_TORCH_CHECK(g_.scalar_type() == y_.scalar_type(), S.name, ": y and g must have one dtype");
-  Tensor out = new_empty(y_, y.size(S.nnz()));
-  for_segments(S, y,
+  const SegmentWeights o(S, y_, g_);
+  Tensor out = new_empty(y_, o.y.size(S.nnz()));
+  for_segments(S, o.y,
                [&]<class T, class I>(const Kernels<T, I>& table, const CsrView<T, I>& A,
                                      const RowBlocks<I>& blocks, int64_t b0, int64_t b1, int64_t b) {
-                 table.segment_softmax_backward(A, blocks, b0, b1, S.nnz() * y.k, y.k, g.at<T>(b),
-                                                mutable_data<T>(out) + b * S.nnz() * y.k);
+                 table.segment_softmax_backward(A, blocks, b0, b1, S.nnz() * o.y.k, o.y.k, o.g.at<T>(b),
+                                                mutable_data<T>(out) + b * S.nnz() * o.y.k);
                });
   return out;
 }
