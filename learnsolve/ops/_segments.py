@@ -6,9 +6,11 @@ import torch
 from torch import Tensor
 
 from learnsolve import _check
-from learnsolve.ops._autograd import dispatch
+from learnsolve.ops._autograd import Multilinear, dispatch
 from learnsolve.ops._product import product, sampled
 from learnsolve.pattern import SparsityPattern
+
+_raw = torch.ops.learnsolve.csr_spmm.default
 
 
 def check(function: str, name: str, t: Tensor, pattern: SparsityPattern, by: str, *, entries: bool) -> None:
@@ -34,30 +36,59 @@ def check(function: str, name: str, t: Tensor, pattern: SparsityPattern, by: str
 
 
 def summed(e: Tensor, pattern: SparsityPattern, by: str) -> Tensor:
-    """Sums over the segments: the product with the 0/1 matrix (segments x entries). A single feature is
-    summed as values of the pattern, which need no indices where rows repeat (a grid: 14 us instead of 36)."""
+    """Sums over the segments. A single feature is summed as values of the pattern, which need no indices
+    where rows repeat (a grid: 14 us instead of 36)."""
     if e.dim() == 1:
         return product(e, _ones(pattern.shape[by == "row"], e), pattern, by == "column")
-    return _with_incidence(e, pattern, by, False)
+    return dispatch(_Sums, (e,), pattern, by == "column")
 
 
 def spread(x: Tensor, pattern: SparsityPattern, by: str) -> Tensor:
-    """For each entry the features of its segment: the product with the transpose of that matrix."""
+    """For each entry the features of its segment: the adjoint."""
     if x.dim() == 1:
         ones = _ones(pattern.shape[by == "row"], x)
         return sampled(x, ones, pattern) if by == "row" else sampled(ones, x, pattern)
-    return _with_incidence(x, pattern, by, True)
+    return dispatch(_Spread, (x,), pattern, by == "column")
+
+
+class _Sums(Multilinear):
+    """A product with the 0/1 matrix (segments x entries)."""
+
+    @staticmethod
+    def forward(e, pattern, columns):
+        S = pattern._planned(_by_columns if columns else _by_rows)
+        y = _raw(*S._structure(False), _ones(S.nnz, e), flat(e))
+        return y.reshape((*e.shape[:-2], *y.shape[-2:]))
+
+    @staticmethod
+    def backward(ctx, g):
+        return dispatch(_Spread, (g,), *ctx.constants), None, None
+
+    @classmethod
+    def vmap(cls, info, in_dims, e, *constants):
+        return mapped(cls, info, in_dims, (e,), *constants)
+
+
+class _Spread(Multilinear):
+    """A product with its transpose, for which torch's copy of rows takes 0.6 to 0.9 of the time."""
+
+    @staticmethod
+    def forward(x, pattern, columns):
+        return x.index_select(-2, pattern.col_indices if columns else pattern.row_indices)
+
+    @staticmethod
+    def backward(ctx, g):
+        return dispatch(_Sums, (g,), *ctx.constants), None, None
+
+    @classmethod
+    def vmap(cls, info, in_dims, x, *constants):
+        return mapped(cls, info, in_dims, (x,), *constants)
 
 
 def at_ends(ends: Tensor, pattern: SparsityPattern) -> Tensor:
     """ends[..., 2i, :] + ends[..., 2j + 1, :] for each entry (i, j): one pass instead of three."""
     S = pattern._planned(_both_ends)
     return product(_ones(S.nnz, ends), ends, S, False)
-
-
-def _with_incidence(t: Tensor, pattern: SparsityPattern, by: str, transpose: bool) -> Tensor:
-    S = pattern._planned(_by_rows if by == "row" else _by_columns)
-    return product(_ones(S.nnz, t), t, S, transpose)
 
 
 def _ones(n: int, like: Tensor) -> Tensor:
