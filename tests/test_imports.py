@@ -12,8 +12,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # A module may import its own group and what stands in lines above it, never another group of its line.
 LAYERS = [
-    ["_library", "_analysis", "_device_analysis", "_plain"],
     ["_library", "_analysis", "_plain", "_unchanged", "_plan_limit", "_clock"],
+    ["_device_analysis"],
     ["_planned", "_pattern_checks"],
     ["config", "pattern", "_scipy"],
     ["_conversion"],

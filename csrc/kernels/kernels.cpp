@@ -12,6 +12,7 @@ AllKernels all_kernels() {
   fill_incomplete(all);
   fill_sparse_products(all);
   fill_stencils(all);
+  fill_segments(all);
   return all;
 }
 

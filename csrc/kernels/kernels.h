@@ -56,6 +56,10 @@ struct Kernels {
               int64_t na, const T* b, int64_t nb, T alpha, T beta, T* c);
   void (*add_backward)(const uint8_t* codes, const I* starts, int64_t chunk0, int64_t chunk1, int64_t n,
                        const T* g, T alpha, T beta, T* ga, T* gb);
+  void (*segment_max)(A, B, int64_t b0, int64_t b1, int64_t size, int64_t k, T* top, I* at);
+  void (*segment_place)(A, B, int64_t b0, int64_t b1, int64_t k, const I* at, const T* g, T* out);
+  void (*segment_softmax)(A, B, int64_t b0, int64_t b1, int64_t size, int64_t k, T* y);
+  void (*segment_softmax_backward)(A, B, int64_t b0, int64_t b1, int64_t size, int64_t k, const T* g, T* out);
   void (*spmm_dot)(A, B, int64_t b0, int64_t b1, const T* x, const T* u, int64_t k, T* y, T* sum);
   void (*sddmm_pairs)(const I* ptr, const I* idx, B, int64_t b0, int64_t b1, const T* const* u,
                       const T* const* v, int64_t pairs, int64_t k, T* out);
@@ -110,6 +114,7 @@ void fill_triangular(AllKernels&);
 void fill_incomplete(AllKernels&);
 void fill_sparse_products(AllKernels&);
 void fill_stencils(AllKernels&);
+void fill_segments(AllKernels&);
 
 }  // namespace LEARNSOLVE_ISA
 

@@ -121,6 +121,14 @@ STABLE_TORCH_LIBRARY(learnsolve, m) {
   m.def("column_dots(Tensor u, Tensor v, bool sum_batch=False) -> Tensor");
   // sum_b a_b o v_b, (n, k), for a (k) or (B, k), v (n, k) or (B, n, k)
   m.def("column_combination(Tensor a, Tensor v) -> Tensor");
+  // Over the segments of a structure, the entries of a row or (A^T) of a column, for e (nnz, k) or (B, nnz,
+  // k): (the largest entry of each, its place), (rows, k), 0 and -1 where there is none; kernels/segment.h.
+  m.def("csr_segment_max(Tensor[] S, Tensor e) -> (Tensor, Tensor)");
+  // The adjoint of taking the entries at these places: g there, among zeros, (nnz, k).
+  m.def("csr_segment_place(Tensor[] S, Tensor at, Tensor g) -> Tensor");
+  // The softmax of each segment; y (g - sum y g), its adjoint and its derivative.
+  m.def("csr_segment_softmax(Tensor[] S, Tensor e) -> Tensor");
+  m.def("csr_segment_softmax_backward(Tensor[] S, Tensor y, Tensor g) -> Tensor");
   // `iterations` of preconditioned conjugate gradients from number `first` on. A: a structure. M by `kind`: 0
   // none, 1 diag(m), 2 L L^T, 3 (L L^T)^-1 for L with values m; it holds m and the structures of L
   // (ops/pcg_factor.h). state: (p, carry), and (x, r) with it continue; with none they begin: r is b, x the

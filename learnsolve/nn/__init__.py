@@ -1,6 +1,16 @@
 """Layers of graph networks, built from the operations on sparse matrices."""
 
 from learnsolve.nn.dropout import SparseDropout
+from learnsolve.nn.edge_index import pattern_from_edge_index
 from learnsolve.nn.gcn import GCNConv, gcn_normalise
+from learnsolve.nn.graph_net import GraphNetBlock
+from learnsolve.nn.positive_diagonal import positive_diagonal
 
-__all__ = ["GCNConv", "SparseDropout", "gcn_normalise"]
+__all__ = [
+    "GCNConv",
+    "GraphNetBlock",
+    "SparseDropout",
+    "gcn_normalise",
+    "pattern_from_edge_index",
+    "positive_diagonal",
+]

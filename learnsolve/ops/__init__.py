@@ -15,12 +15,16 @@ from learnsolve.ops import (  # noqa: F401  (methods of CSR)
 from learnsolve.ops._sparse_product import set_spgemm_plan_limit
 from learnsolve.ops.add import add
 from learnsolve.ops.diagonals import diag, eye
+from learnsolve.ops.gather import gather
 from learnsolve.ops.incomplete import IncompleteCholesky, IncompleteLU, ic0, ilu0, mic0
 from learnsolve.ops.indexing import permute
 from learnsolve.ops.kron import kron
 from learnsolve.ops.norm import norm
 from learnsolve.ops.quadratic_form import quadratic_form
 from learnsolve.ops.sddmm import sddmm
+from learnsolve.ops.segment_max import segment_max
+from learnsolve.ops.segment_softmax import segment_softmax
+from learnsolve.ops.segment_sum import segment_mean, segment_sum
 from learnsolve.ops.spgemm import galerkin, spgemm
 from learnsolve.ops.spmm import spmm
 from learnsolve.ops.spsolve import Factorized, factorized, spsolve
@@ -53,6 +57,7 @@ __all__ = [
     "eye",
     "factorized",
     "galerkin",
+    "gather",
     "hstack",
     "ic0",
     "ilu0",
@@ -65,6 +70,10 @@ __all__ = [
     "scale_columns",
     "scale_rows",
     "sddmm",
+    "segment_max",
+    "segment_mean",
+    "segment_softmax",
+    "segment_sum",
     "set_plan_limit",
     "set_spgemm_plan_limit",
     "spgemm",

@@ -1,9 +1,9 @@
 """The table of differentiable operations. Every test of test_contract.py runs for each row."""
 
-from ops import product_cases, solve_cases, structure_cases
+from ops import graph_cases, product_cases, solve_cases, structure_cases
 from ops.case import Case
 
-CASES = [*product_cases.CASES, *structure_cases.CASES, *solve_cases.CASES]
+CASES = [*product_cases.CASES, *structure_cases.CASES, *graph_cases.CASES, *solve_cases.CASES]
 
 # The first case of each autograd Function and branch of it: `make test` tries the transformations on them, CI
 # on all.
@@ -22,6 +22,8 @@ BRANCHES = {
     *("stencil line", "stencil variable, periodic, batch of both", "stencil_matrix"),
     *("sptrsv, vector, lower", "sptrsv, batch of b, upper", "sptrsv, batch of both, unit_diagonal transpose"),
     *("spsolve, matrix", "spsolve, batch of both, transpose", "ic0", "mic0 batch", "ilu0"),
+    *("gather row", "segment_sum column, batch", "segment_mean row", "segment_max column, features"),
+    *("segment_max row, vector", "segment_softmax row, batch", "segment_softmax column, features"),
     *("quadratic_form, columns", "quadratic_form, batch of values", "inverse_diagonal", "local_solve"),
     *("jacobi, row and sweep, columns, unrolled", "momentum, batch of all"),
     *("pcg, diagonal, vector", "pcg, triangular, batch of b"),

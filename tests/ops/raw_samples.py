@@ -241,9 +241,25 @@ def column_samples(P, dtype, shape=(6, 3)):
     return [(u, v), (ub, v), (u, vb), (ub, vb)]
 
 
+def segment_arguments(P, dtype, *operands):
+    """`operands`: "e" features of the entries, "g" of the rows, "at" places of entries of the rows."""
+    out = []
+    for transpose, batch in ((False, ()), (True, ()), (False, (2,))):
+        S = structure(P, transpose)
+        sizes = {"e": P.nnz, "g": len(S[0]) - 1}
+        at = ops.csr_segment_max(S, normal((*batch, P.nnz, 3), dtype))[1]
+        made = (at if o == "at" else normal((*batch, sizes[o], 3), dtype, i) for i, o in enumerate(operands))
+        out.append((S, *made))
+    return out
+
+
 SAMPLES = {
     "column_dots": lambda P, dtype: [*column_samples(P, dtype), (*column_samples(P, dtype)[-1], True)],
     "column_combination": lambda P, dtype: column_samples(P, dtype, (3,)),
+    "csr_segment_max": lambda P, dtype: segment_arguments(P, dtype, "e"),
+    "csr_segment_place": lambda P, dtype: segment_arguments(P, dtype, "at", "g"),
+    "csr_segment_softmax": lambda P, dtype: segment_arguments(P, dtype, "e"),
+    "csr_segment_softmax_backward": lambda P, dtype: segment_arguments(P, dtype, "e", "e"),
     "csr_incomplete_factor": incomplete_factor_arguments,
     "csr_incomplete_tangent": incomplete_derivative_arguments("fv", False),
     "csr_incomplete_adjoint": incomplete_derivative_arguments("ff", True),

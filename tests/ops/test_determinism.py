@@ -90,3 +90,19 @@ def test_duplicates_are_summed_in_the_same_order():
     rows, columns = torch.randint(0, 50, (2, 60_000), generator=torch.Generator().manual_seed(0))
     w = normal((60_000,), torch.float32)
     assert_same_bits(lambda: [ls.CSR.from_coo(rows, columns, w, (50, 50)).values])
+
+
+@pytest.mark.parametrize("structure", ["random", "power law"])
+def test_features_of_rows_and_columns(structure):
+    P, ops = pattern_of(LARGE[structure], torch.int32), ls.ops
+    e = normal((P.nnz, 5), torch.float32, seed=1).requires_grad_()
+
+    def results():
+        found = []
+        for by in ("row", "column"):
+            for f in (ops.segment_sum, ops.segment_mean, ops.segment_max, ops.segment_softmax):
+                out = f(e, P, by)
+                found += [out.detach(), *torch.autograd.grad(out.sin().sum(), e)]
+        return found
+
+    assert_same_bits(results)

@@ -52,6 +52,30 @@ def test_wrong_arguments_of_the_others_are_refused():
         ops.csr_spmm_backward(*both_structures(P), normal((P.nnz,)), normal((4, 2)), normal((5, 3)))
 
 
+def test_wrong_features_are_refused():
+    P = small_pattern()
+    S, e = structure(P), normal((P.nnz, 2))
+    top, at = ops.csr_segment_max(S, e)
+    for call, message in (
+        (lambda: ops.csr_segment_max(S, e[1:]), r"csr_segment_max: e must be \(7, k\) or \(B, 7, k\)"),
+        (lambda: ops.csr_segment_softmax(S, e[:, 0]), "csr_segment_softmax: e must be"),
+        (
+            lambda: ops.csr_segment_softmax(S, e.half()),
+            "csr_segment_softmax: values must be float32 or float64",
+        ),
+        (
+            lambda: ops.csr_segment_softmax_backward(S, e, e[:, :1]),
+            "operands must have one batch and one number",
+        ),
+        (lambda: ops.csr_segment_softmax_backward(S, e, e.float()), "y and g must have one dtype"),
+        (lambda: ops.csr_segment_place(S, at, e), r"csr_segment_place: g must be \(4, k\)"),
+        (lambda: ops.csr_segment_place(S, at.int(), top), "at must be of the structure's index type"),
+        (lambda: ops.csr_segment_max(S[:3], e), "csr_segment_max: a structure must hold 4 tensors, got 3"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            call()
+
+
 def wide(sample, first, last):
     """The arguments first ... last - 1 with int64 in place of int32."""
     made = (t.long() for t in sample[first:last])

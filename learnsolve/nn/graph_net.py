@@ -1,0 +1,215 @@
+"""A block of a graph network on the entries of a sparse matrix.
+
+Source: P. W. Battaglia et al., "Relational inductive biases, deep learning, and graph networks", arXiv
+1806.01261, 2018, without the global attribute.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from learnsolve import _check
+from learnsolve.csr import CSR
+from learnsolve.nn.edge_index import pattern_from_edge_index
+from learnsolve.ops import _segments
+from learnsolve.ops._gather import permuted
+from learnsolve.ops.segment_max import segment_max
+from learnsolve.ops.segment_softmax import segment_softmax
+from learnsolve.ops.segment_sum import segment_mean, segment_sum
+from learnsolve.pattern import SparsityPattern
+
+
+def _weighted(E: Tensor, P: SparsityPattern, by: str) -> Tensor:
+    return segment_sum(segment_softmax(E, P, by) * E, P, by)
+
+
+AGGREGATIONS = {"sum": segment_sum, "mean": segment_mean, "max": segment_max, "softmax": _weighted}
+
+
+class GraphNetBlock(torch.nn.Module):
+    r"""New features of edges, from their own and those of their two nodes, then of nodes, from their own and
+    those of their edges:
+
+    .. math::
+
+        e'_{ij} = \phi_e(x_i, x_j, e_{ij}), \qquad
+        x'_i = \phi_v\bigl(x_i, \rho_j(e'_{ij}), \rho_j(e'_{ji})\bigr)
+
+    Edges are the entries (i, j) of a square sparsity pattern. :math:`\phi_e` and :math:`\phi_v` are networks
+    of linear maps with an activation in between; :math:`\rho` takes the sum, mean or maximum over the edges
+    of row i and over those of column i, or their sum weighted by their softmax.
+
+    Parameters
+    ----------
+    node_features, edge_features : numbers of columns of x and e
+    node_out, edge_out : those of x' and e'; default: the same
+    hidden : widths of the hidden layers of both networks; () for a single linear map
+    rows, columns : "sum", "mean", "max", "softmax", several of them or none, (): aggregations over rows and
+        over columns, at least one in all
+    activation : makes the activation between layers
+    dtype, device : of the parameters
+
+    Attributes
+    ----------
+    edge_mlp, node_mlp : :math:`\phi_e` and :math:`\phi_v`, `torch.nn.Sequential`; their first layers take
+        :math:`(x_i, x_j, e_{ij})` and :math:`(x_i, \text{rows}, \text{columns})` in this order
+
+    Notes
+    -----
+    The weights of :math:`x_i` and :math:`x_j` in the first layer are applied to nodes, and the products
+    gathered and added in one pass; so the features of an edge and its nodes are never joined, and a layer of
+    width h costs as many multiplications for an edge as its own features need. The same parameters in
+    PyTorch Geometric's ``MetaLayer`` with ``torch.cat([x[row], x[col], e], -1)`` give the same result.
+
+    Equivariant to permutations of the nodes. Softmax is that of PyTorch Geometric's ``SoftmaxAggregation``
+    with t = 1; `segment_max` describes the gradient of a maximum. Differentiable to any order with respect
+    to x, e and the parameters; the same bits on every run.
+
+    References
+    ----------
+    P. W. Battaglia et al., "Relational inductive biases, deep learning, and graph networks", arXiv
+    1806.01261, 2018; T. Pfaff et al., "Learning Mesh-Based Simulation with Graph Networks", ICLR 2021.
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A = ls.problems.poisson((5, 5))
+    >>> block = ls.nn.GraphNetBlock(2, 1, edge_out=4, rows=("mean", "max"), dtype=A.dtype)
+    >>> x = torch.ones(25, 2, dtype=A.dtype)
+    >>> x, e = block(A, x, A.values.unsqueeze(-1))
+    >>> x.shape, e.shape
+    (torch.Size([25, 2]), torch.Size([105, 4]))
+    """
+
+    def __init__(
+        self,
+        node_features: int,
+        edge_features: int,
+        *,
+        node_out: int | None = None,
+        edge_out: int | None = None,
+        hidden: Sequence[int] = (16,),
+        rows: str | Sequence[str] = "sum",
+        columns: str | Sequence[str] = (),
+        activation: Callable[[], torch.nn.Module] = torch.nn.ReLU,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ):
+        super().__init__()
+        name = "GraphNetBlock"
+        self.node_features = _check.integer(name, "node_features", node_features, 1)
+        self.edge_features = _check.integer(name, "edge_features", edge_features, 1)
+        node_out = node_features if node_out is None else _check.integer(name, "node_out", node_out, 1)
+        edge_out = edge_features if edge_out is None else _check.integer(name, "edge_out", edge_out, 1)
+        if not isinstance(hidden, Sequence):
+            raise TypeError(f"{name}: hidden must be a sequence of widths, as (16,), got {hidden!r}")
+        if isinstance(activation, torch.nn.Module):
+            raise TypeError(f"{name}: activation must make a module, as torch.nn.ReLU, got a module")
+        widths = [_check.integer(name, "hidden", width, 1) for width in hidden]
+        self.rows, self.columns = _aggregations("rows", rows), _aggregations("columns", columns)
+        if not self.rows and not self.columns:
+            raise ValueError(f"{name}: rows and columns must name at least one aggregation, got none")
+
+        def mlp(*sizes: int) -> torch.nn.Sequential:
+            layers: list[torch.nn.Module] = []
+            for width, following in pairwise(sizes):
+                layers += [torch.nn.Linear(width, following, dtype=dtype, device=device), activation()]
+            return torch.nn.Sequential(*layers[:-1])
+
+        self.edge_mlp = mlp(2 * node_features + edge_features, *widths, edge_out)
+        aggregated = edge_out * (len(self.rows) + len(self.columns))
+        self.node_mlp = mlp(node_features + aggregated, *widths, node_out)
+
+    def forward(self, graph: CSR | SparsityPattern | Tensor, x: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
+        """Apply the block.
+
+        Parameters
+        ----------
+        graph : SparsityPattern, shape (n, n), or a CSR, for its pattern, or edges in any order as PyTorch
+            Geometric has them, ``edge_index`` (2, nnz): edge k is entry (edge_index[0, k], edge_index[1, k])
+        x : Tensor, shape (..., n, node_features)
+        e : Tensor, shape (..., nnz, edge_features), in the order of the entries or of edge_index
+
+        Returns
+        -------
+        x', shape (..., n, node_out), and e', (..., nnz, edge_out), in the order of e; batch axes broadcast.
+
+        Raises
+        ------
+        ValueError
+            if shapes do not fit, or edge_index has an edge twice.
+        TypeError
+            if dtypes or devices do not fit.
+
+        Notes
+        -----
+        ``edge_index`` costs sorting its edges at first use, and comparing and permuting in every call. In a
+        loop, and under `torch.compile`, take the result of `pattern_from_edge_index` instead.
+        """
+        for what, t in (("x", x), ("e", e)):
+            _check.same_kind("GraphNetBlock", what, t, next(self.parameters()))
+        if not isinstance(graph, Tensor):
+            return self._on_pattern(_pattern(graph), x, e)
+        n = x.shape[-2] if x.dim() > 1 else 0
+        P, order = pattern_from_edge_index(graph, n)
+        back = torch.empty_like(order)
+        back[order] = torch.arange(len(order), device=order.device)
+        self._check(P, x, e)
+        x, e = self._on_pattern(P, x, permuted(e, order, back, -2))
+        return x, permuted(e, back, order, -2)
+
+    def _on_pattern(self, P: SparsityPattern, x: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
+        self._check(P, x, e)
+        first: Any = self.edge_mlp[0]
+        by_ends, by_edge = first.weight.split((2 * self.node_features, self.edge_features), 1)
+        # Node i: its product with the weights for rows, then with those for columns.
+        both = x @ torch.cat(by_ends.split(self.node_features, 1)).T
+        ends = both.reshape(*x.shape[:-2], 2 * P.shape[0], first.out_features)
+        e = _segments.at_ends(ends, P) + torch.nn.functional.linear(e, by_edge, first.bias)
+        e = self.edge_mlp[1:](e)
+        aggregated = [
+            AGGREGATIONS[how](e, P, by)
+            for by, every in (("row", self.rows), ("column", self.columns))
+            for how in every
+        ]
+        x = x.expand(*aggregated[0].shape[:-1], -1)
+        return self.node_mlp(torch.cat((x, *aggregated), -1)), e
+
+    def _check(self, P: SparsityPattern, x: Tensor, e: Tensor) -> None:
+        name = "GraphNetBlock"
+        if P.shape[0] != P.shape[1]:
+            raise ValueError(f"{name}: the graph must be a square pattern, got shape {P.shape}")
+        if P.device != x.device:
+            raise TypeError(f"{name}: x is on {x.device}, the graph on {P.device}; move one with .to()")
+        sizes = (("x", x, "n", P.shape[0], "node"), ("e", e, "nnz", P.nnz, "edge"))
+        for what, t, rows, n, kind in sizes:
+            f = getattr(self, f"{kind}_features")
+            if t.dim() < 2 or tuple(t.shape[-2:]) != (n, f):
+                raise ValueError(
+                    f"{name}: {what} must have shape (..., {rows} = {n}, {kind}_features = {f}), got "
+                    f"{tuple(t.shape)}"
+                )
+        _check.batches(name, x.shape[:-2], e.shape[:-2], "x and e")
+
+    def extra_repr(self) -> str:
+        return f"rows={self.rows}, columns={self.columns}"
+
+
+def _aggregations(name: str, given: str | Sequence[str]) -> tuple[str, ...]:
+    every = (given,) if isinstance(given, str) else tuple(given)
+    for how in every:
+        _check.one_of("GraphNetBlock", name, how, tuple(AGGREGATIONS))
+    return every
+
+
+def _pattern(graph: Any) -> SparsityPattern:
+    pattern = graph.pattern if isinstance(graph, CSR) else graph
+    if not isinstance(pattern, SparsityPattern):
+        raise TypeError(
+            "GraphNetBlock: graph must be a SparsityPattern, a CSR or edge_index, a tensor (2, nnz), got "
+            f"{type(graph).__name__}"
+        )
+    return pattern

@@ -1,0 +1,159 @@
+"""Features reduced over rows and columns: values and gradients on every structure, ties, NaN, errors."""
+
+import pytest
+import torch
+from ops.graph_cases import BY, dense_max, dense_softmax, dense_sum, segments
+from reference import UNIT_ROUNDOFF, gradients, normal, pattern_of, small_pattern, structures
+
+import learnsolve as ls
+from learnsolve import ops
+
+STRUCTURES = structures()
+FEATURES = (None, 1, 3, 8, 37)  # part of a vector, vectors of each length, several tiles
+KINDS = [(torch.int32, torch.float32), (torch.int64, torch.float64)]
+
+
+def _row(n):
+    return ls.CSR.from_dense(torch.ones(1, n)).pattern
+
+
+def features(P, f, dtype, seed=0, scale=1.0):
+    return scale * normal((P.nnz,) if f is None else (P.nnz, f), dtype, seed)
+
+
+@pytest.mark.parametrize("by", BY)
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_maximum_is_exact(structure, by):
+    for index, dtype in KINDS:
+        P = pattern_of(STRUCTURES[structure], index)
+        for f in FEATURES:
+            e = features(P, f, dtype)
+            out = ops.segment_max(e, P, by)
+            assert torch.equal(out, dense_max(by)(P, e))
+            g = normal(out.shape, dtype, seed=1)
+            (found,) = gradients(lambda e: ops.segment_max(e, P, by), [e], g)  # noqa: B023
+            assert torch.equal(found, gradients(lambda e: dense_max(by)(P, e), [e], g)[0])  # noqa: B023
+
+
+def assert_softmax(P, by, e, g):
+    """Within a first-order bound: exp(d) for d = e - max errs by |d| u for the rounding of d and 2 u of its
+    own, a sum of n terms by n u; the gradient y (g - sum y g) by as much again."""
+    u, exact, cotangent = UNIT_ROUNDOFF[e.dtype], e.double(), g.double()
+    wanted = dense_softmax(by)(P, exact)
+    tiny = torch.finfo(e.dtype).tiny * 2
+    worst = float((exact.max() - exact.min()) if e.numel() else 0) + max(P.shape) + 8
+    y = ops.segment_softmax(e, P, by)
+    assert y.dtype == e.dtype
+    assert ((y - wanted).abs() <= worst * u * wanted + tiny).all()
+    (found,) = gradients(lambda e: ops.segment_softmax(e, P, by), [e], g)
+    (reference,) = gradients(lambda e: dense_softmax(by)(P, e), [exact], cotangent)
+    size = ops.gather(dense_sum(by)(P, wanted * cotangent.abs()), P, by) + cotangent.abs()
+    assert ((found - reference).abs() <= 3 * worst * u * wanted * size + tiny * (1 + size)).all()
+
+
+@pytest.mark.parametrize("by", BY)
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_softmax(structure, by):
+    for index, dtype in KINDS:
+        P = pattern_of(STRUCTURES[structure], index)
+        for f in FEATURES:
+            e = features(P, f, dtype, scale=5.0)
+            assert_softmax(P, by, e, normal(e.shape, dtype, seed=2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+def test_every_instruction_set(isa, dtype):
+    P = pattern_of(STRUCTURES["power law"])
+    for by in BY:
+        for f in FEATURES:
+            e = features(P, f, dtype, scale=5.0)
+            assert torch.equal(ops.segment_max(e, P, by), dense_max(by)(P, e))
+            assert_softmax(P, by, e, normal(e.shape, dtype, seed=2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+def test_softmax_over_the_whole_range(dtype):
+    """Of differences to the maximum from 0 to where the exponential underflows, and far beyond."""
+    lowest = -87 if dtype == torch.float32 else -708
+    e = torch.cat((torch.linspace(1.2 * lowest, 0, 4001, dtype=dtype), torch.full((3,), -1e30, dtype=dtype)))
+    assert_softmax(_row(len(e)), "row", e, normal(e.shape, dtype))
+    # Shifts by a power of two that costs no digits change no bit, however large the entries.
+    coarse = (e[2000:4000] * 16).round() / 16
+    assert torch.equal(
+        ops.segment_softmax(coarse + 1024, _row(2000)), ops.segment_softmax(coarse, _row(2000))
+    )
+
+
+@pytest.mark.parametrize("f", [None, 3, 8])
+def test_softmax_sums_to_one(f):
+    P = pattern_of(STRUCTURES["empty rows and columns"])
+    for by in BY:
+        sums = ops.segment_sum(ops.segment_softmax(features(P, f, torch.float64, scale=300.0), P, by), P, by)
+        there = torch.tensor([len(s) > 0 for s in segments(P, by)])
+        torch.testing.assert_close(sums[there], torch.ones_like(sums[there]))
+        assert not sums[~there].any()
+
+
+def test_the_first_of_equal_entries_gets_the_gradient():
+    P = _row(5)
+    e = torch.tensor([1.0, 3.0, 3.0, -1.0, 3.0])
+    for scale in (1.0, 0.0):  # all equal
+        (g,) = gradients(lambda e: ops.segment_max(e, P), [scale * e], torch.ones(1))
+        assert g.tolist() == [scale == 0, scale == 1, 0, 0, 0]
+
+
+@pytest.mark.parametrize("f", [None, 3, 8])
+@pytest.mark.parametrize("by", BY)
+def test_nan_and_infinity(by, f):
+    """A NaN stays in its own segment and feature, and the first one gets the gradient of a maximum."""
+    P = pattern_of(STRUCTURES["full"])
+    e = features(P, f, torch.float64)
+    bad = [int(s) for s in segments(P, by)[2][[1, 3]]]
+    for at in bad:
+        e.view(P.nnz, -1)[at, 0] = torch.nan
+    top, y = ops.segment_max(e, P, by), ops.segment_softmax(e, P, by)
+    assert torch.equal(top.isnan(), dense_max(by)(P, e).isnan())
+    assert int(top.isnan().sum()) == 1
+    assert torch.equal(y.isnan(), dense_softmax(by)(P, e).isnan())
+    (g,) = gradients(lambda e: ops.segment_max(e, P, by), [e], torch.ones_like(top))
+    assert g.view(P.nnz, -1)[bad[0], 0] == 1
+    assert g.view(P.nnz, -1)[bad[1], 0] == 0
+    assert int(ops.segment_sum(e, P, by).isnan().sum()) == 1
+    for value in (torch.inf, -torch.inf):
+        e = features(P, f, torch.float64)
+        e.view(P.nnz, -1)[bad[0], 0] = value
+        torch.testing.assert_close(ops.segment_max(e, P, by), dense_max(by)(P, e))
+        torch.testing.assert_close(ops.segment_softmax(e, P, by), dense_softmax(by)(P, e), equal_nan=True)
+
+
+def test_gather_and_sum_are_adjoint():
+    P = pattern_of(STRUCTURES["tall"])
+    for by in BY:
+        e, x = features(P, 3, torch.float64), normal((P.shape[by == "column"], 3), seed=1)
+        torch.testing.assert_close((ops.gather(x, P, by) * e).sum(), (x * ops.segment_sum(e, P, by)).sum())
+
+
+ALL = [ops.gather, ops.segment_sum, ops.segment_mean, ops.segment_max, ops.segment_softmax]
+
+
+@pytest.mark.parametrize("function", ALL, ids=lambda f: f.__name__)
+def test_errors(function):
+    P, name = small_pattern(), function.__name__
+    size = 4 if function is ops.gather else P.nnz
+    t = normal((size, 2))
+    function(t, P)
+    with pytest.raises(TypeError, match=rf"{name}: pattern must be a SparsityPattern, got CSR.*A\.pattern"):
+        function(t, ls.CSR(normal((P.nnz,)), P))
+    with pytest.raises(TypeError, match=f"{name}: . must be a torch.Tensor, got list"):
+        function([1.0], P)
+    with pytest.raises(TypeError, match=f"{name}: . must be float32 or float64, got torch.int64"):
+        function(t.long(), P)
+    with pytest.raises(TypeError, match=f"{name}: . is on meta, the pattern on cpu"):
+        function(t.to("meta"), P)
+    with pytest.raises(ValueError, match=f"{name}: by must be one of .'row', 'column'., got 'col'"):
+        function(t, P, "col")
+    for wrong in (t.T, t[:-1], t[0, 0]):
+        with pytest.raises(
+            ValueError, match=rf"{name}: . must have shape .* = {size},\) or \(\.\.\., {size}, f\)"
+        ):
+            function(wrong, P)
