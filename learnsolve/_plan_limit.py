@@ -13,7 +13,7 @@ from typing import Any
 
 _ALWAYS = 16  # the plans used last are kept, whatever their size: a step of training takes turns with a few
 
-_limit = 2**28
+_limit = 2**26
 _total = 0
 # By address, least recently used first: a weak reference to what is known of a plan, and its bytes.
 _plans: OrderedDict[int, tuple[weakref.ref, int]] = OrderedDict()
@@ -30,7 +30,7 @@ def set_plan_limit(bytes: int) -> int:
 
     Parameters
     ----------
-    bytes : int, 256 MiB at the start
+    bytes : int, 64 MiB at the start
 
     Returns
     -------
