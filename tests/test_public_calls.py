@@ -40,7 +40,7 @@ GIVEN = {
     "epsilon": lambda: 0.1,
     "theta": lambda: 0.5,
     "kappa": lambda: torch.ones(4, 4, dtype=F64),
-    "edges": lambda: torch.tensor([[0, 1], [1, 2]]),
+    "edge_index": lambda: torch.tensor([[0, 1], [1, 2]]),
     "name": lambda: "unit_square",
     "E": lambda: ls.analysis.ErrorPropagator(A, P.Jacobi(A)),
     "history": lambda: torch.tensor([1.0, 0.5, 0.2]),
@@ -49,6 +49,8 @@ GIVEN = {
     "fn": lambda: lambda: None,
     "in_features": lambda: 2,
     "out_features": lambda: 3,
+    "node_features": lambda: 2,
+    "edge_features": lambda: 2,
 }
 
 
@@ -160,8 +162,17 @@ def test_only_float32_and_float64_are_accepted(name, dtype):
 # --- random numbers ---
 
 # Draw from torch's generator, as the modules of torch.nn do: only initial weights.
-DRAWS = {"GCNConv"}
-RECORDS = {"Facts", "Iteration", "Solution", "Status", "SolverError", "Estimate", "ExtremeEigenvalues"}
+DRAWS = {"GCNConv", "GraphNetBlock"}
+RECORDS = {
+    "ConvergenceWarning",
+    "Facts",
+    "Iteration",
+    "Solution",
+    "Status",
+    "SolverError",
+    "Estimate",
+    "ExtremeEigenvalues",
+}
 GENERAL = {"Learned", "Preconditioner", "FACTS", "ErrorPropagator"}
 OTHERS = {"set_check_every", "matrix_market"}  # a setting of the process; needs a file
 CALLS = {

@@ -49,8 +49,7 @@ def stencil_matrix(stencil: np.ndarray, shape: tuple[int, ...], dtype: torch.dty
     n = math.prod(shape)
     rows, columns, place = stencil_entries(offsets.tolist(), (False,) * len(shape), shape)
     index = index_dtype(n, len(rows))
-    crow = torch.zeros(n + 1, dtype=index)
-    crow[1:] = torch.from_numpy(np.bincount(rows, minlength=n).cumsum())
+    crow = torch.from_numpy(np.concatenate(([0], np.bincount(rows, minlength=n).cumsum()))).to(index)
     col = torch.from_numpy(columns).to(index)
     values = torch.from_numpy(stencil[stencil != 0]).to(dtype)[torch.from_numpy(place)]
     return CSR(values.to(device), SparsityPattern._trusted(crow.to(device), col.to(device), (n, n)))

@@ -112,7 +112,7 @@ def refuse_what_has_no_implicit_gradient(
         return M
     if isinstance(A, Function) and not any(p.requires_grad for p in A.parameters):
         error = ValueError(
-            f"{name}: A computes with tensors that learn; name them, parameters=(...), for "
+            f"{name}: A computes with tensors that require grad; name them, parameters=(...), for "
             'gradient="implicit", or use gradient="unrolled"'
         )
         A.apply = Watched(A.apply, error)
@@ -137,7 +137,7 @@ def refuse_what_has_no_implicit_gradient(
 
 def no_implicit_gradient(name: str, what: str) -> ValueError:
     return ValueError(
-        f'{name}: {what} learns, but a converged solution does not depend on it: gradient="implicit" '
+        f'{name}: {what} requires grad, but a converged solution does not depend on it: gradient="implicit" '
         'would give it no gradient. Use gradient="unrolled" or "checkpointed"'
     )
 

@@ -37,6 +37,7 @@ OPS = {
     "diagonal": lambda A: ls.ops.diagonal(A, 1),
     "factorized": lambda A: ls.ops.factorized(A),
     "galerkin": lambda A: ls.ops.galerkin(other, A),
+    "gather": lambda A: ls.ops.gather(two, A.pattern),
     "hstack": lambda A: ls.ops.hstack([A, other]),
     "ic0": lambda A: ls.ops.ic0(A),
     "ilu0": lambda A: ls.ops.ilu0(A),
@@ -49,6 +50,10 @@ OPS = {
     "scale_columns": lambda A: ls.ops.scale_columns(A, one),
     "scale_rows": lambda A: ls.ops.scale_rows(A, one),
     "sddmm": lambda A: ls.ops.sddmm(two, two, A.pattern),
+    **{
+        f"segment_{of}": lambda A, of=of: getattr(ls.ops, f"segment_{of}")(torch.ones(A.nnz), A.pattern)
+        for of in ("sum", "mean", "max", "softmax")
+    },
     "spgemm": lambda A: ls.ops.spgemm(other, A),
     "spmm": lambda A: ls.ops.spmm(A, two),
     "spsolve": lambda A: ls.ops.spsolve(A, one),

@@ -51,11 +51,11 @@ BAD = [
     (
         lambda f: f(A, B, LEARNS),
         ValueError,
-        'x0 learns, .* gradient="implicit" would give it no gradient. Use gradient="unrolled"',
+        'x0 requires grad, .* gradient="implicit" would give it no gradient. Use gradient="unrolled"',
     ),
 ]
 SYMMETRIC_TOO = [
-    (lambda f: f(lambda x: LEARNS * x, B), ValueError, "A computes with tensors that learn"),
+    (lambda f: f(lambda x: LEARNS * x, B), ValueError, "A computes with tensors that require grad"),
     (lambda f: f(matrix("lsqr"), normal((8,))), ValueError, r"A must be square, got shape \(8, 5\)"),
     (lambda f: f(lambda x: x[:3], B), ValueError, r"result of A must have shape \(16,\)"),
     (lambda f: f(lambda x: x.float(), B), TypeError, "result of A must be torch.float64"),
@@ -66,8 +66,8 @@ SYMMETRIC_TOO = [
     (lambda f: f(A, B, M=A.to(torch.float32)), TypeError, "M.values has dtype"),
     (lambda f: f(A, B, M=AA), ValueError, "M must not have more batch axes than A or b"),
     (lambda f: f(A, B, M=lambda r: r[None]), ValueError, "the result of M must have shape"),
-    (lambda f: f(A, B, M=lambda r: LEARNS * r), ValueError, 'M learns.*Use gradient="unrolled"'),
-    (lambda f: f(A, B, M=A.with_values(A.values.clone().requires_grad_())), ValueError, "M learns"),
+    (lambda f: f(A, B, M=lambda r: LEARNS * r), ValueError, 'M requires grad.*Use gradient="unrolled"'),
+    (lambda f: f(A, B, M=A.with_values(A.values.clone().requires_grad_())), ValueError, "M requires grad"),
     (
         lambda f: f(scipy.sparse.linalg.aslinearoperator(OTHER.to_scipy()), B),
         ValueError,

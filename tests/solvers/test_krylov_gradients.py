@@ -309,9 +309,9 @@ def test_same_bits_for_any_number_of_threads(name, columns):
             keywords = {"adjoint_maxiter": 2} if mode == "implicit" else {}
             if M is not None:
                 keywords["M"] = M
-            solution = getattr(S, name)(A.with_values(v), b, maxiter=2, gradient=mode, **keywords)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
+                solution = getattr(S, name)(A.with_values(v), b, maxiter=2, gradient=mode, **keywords)
                 gradients = torch.autograd.grad(solution.x.square().mean(), (v, b))
             out += [solution.x, solution.residual_norms, *gradients]
         return out

@@ -24,7 +24,7 @@ BAD = [
     (lambda: S.ssor(A, B, omega=B), ValueError, r"omega must be one number, .* got shape \(16,\)"),
     (lambda: S.ssor(A, B, omega="best"), TypeError, "omega must be a number or a torch.Tensor"),
     (lambda: S.ssor(A, B, omega=torch.tensor(1.0)), TypeError, "omega has dtype"),
-    (lambda: S.sor(A, B, omega=LEARNS), ValueError, 'sor: omega learns, .*Use gradient="unrolled"'),
+    (lambda: S.sor(A, B, omega=LEARNS), ValueError, 'sor: omega requires grad, .*Use gradient="unrolled"'),
     (lambda: S.gauss_seidel(A, B, direction="up"), ValueError, "direction must be one of .*got 'up'"),
     (lambda: S.ssor(A, B, multicolour=1), TypeError, "multicolour must be True or False, got 1"),
     (lambda: S.ssor(A, B, iterations=-1), ValueError, "iterations must be at least 0, got -1"),

@@ -105,7 +105,7 @@ def test_errors_of_parameters():
         (lambda: S.chebyshev(A, b, ones, 1.0), ValueError, "chebyshev: lmin must have shape"),
         (lambda: S.Chebyshev(-1.0, 1.0), ValueError, "Chebyshev: lmin must be one positive"),
         (lambda: S.Heavyball(gradient="implicit"), ValueError, "Heavyball: gradient"),
-        (lambda: S.Richardson(torch.tensor(1)), TypeError, "Richardson: weight must be a floating-point"),
+        (lambda: S.Richardson(torch.tensor(1)), TypeError, "Richardson: weight must be float32 or float64"),
     ]:
         with pytest.raises(error, match=match):
             call()
