@@ -76,7 +76,7 @@ class Function:
 
 class Watched:
     """A function of blocks of columns that raises `error` if its first result requires grad: it then computes
-    with tensors that learn, of which it has not told."""
+    with tensors that require grad, which it has not named."""
 
     def __init__(self, function: Callable[[Tensor], Tensor], error: Exception):
         self.function = function

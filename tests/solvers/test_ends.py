@@ -289,7 +289,7 @@ def test_products_of_a_solve(name):
         assert calls["A"] == n + 1 + (x0 is not None)
         assert calls["M"] <= n + 1
     b, learned = ones(4), torch.ones(4, dtype=torch.float64, requires_grad=True)
-    with pytest.raises(ValueError, match="A computes with tensors that learn"):
+    with pytest.raises(ValueError, match="A computes with tensors that require grad"):
         getattr(S, name)(lambda x: learned * x, b, **keywords)
-    with pytest.raises(ValueError, match="M learns"):
+    with pytest.raises(ValueError, match="M requires grad"):
         getattr(S, name)(A, b, M=lambda r: learned * r, **keywords)
