@@ -7,6 +7,7 @@ from learnsolve.problems.anisotropic import FACTS as _anisotropic
 from learnsolve.problems.anisotropic import anisotropic
 from learnsolve.problems.convection_diffusion import FACTS as _convection_diffusion
 from learnsolve.problems.convection_diffusion import convection_diffusion
+from learnsolve.problems.datasets import ProblemDataset, Sample, dataset
 from learnsolve.problems.delaunay_graph import DelaunayGraph, delaunay_graph
 from learnsolve.problems.diffusion import FACTS as _diffusion
 from learnsolve.problems.diffusion import diffusion
@@ -51,9 +52,12 @@ __all__ = [
     "FACTS",
     "DelaunayGraph",
     "Facts",
+    "ProblemDataset",
+    "Sample",
     "TriangleMesh",
     "anisotropic",
     "convection_diffusion",
+    "dataset",
     "delaunay_graph",
     "diffusion",
     "gallery",

@@ -1,4 +1,4 @@
-"""Assembly of symmetric matrices from elements: the pattern once, values linear in a coefficient per element."""
+"""Assembly from elements: the pattern is built once, values are linear in a coefficient per element."""
 
 from typing import NamedTuple
 

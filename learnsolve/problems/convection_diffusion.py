@@ -21,7 +21,7 @@ def convection_diffusion(
     scheme: Literal["central", "upwind"] = "upwind",
     dimensions: int | None = None,
 ) -> CSR:
-    r"""The operator :math:`-\epsilon \Delta u + w \cdot \nabla u` by finite differences, zero on the boundary.
+    r"""The operator :math:`-\epsilon \Delta u + w \cdot \nabla u` by finite differences, u = 0 on the edge.
 
     With the mesh Peclet numbers :math:`p_a = \text{peclet}\; w_a`, row i of the matrix, which is
     :math:`h^2 / \epsilon` times the operator, is

@@ -117,7 +117,7 @@ def two_fields(
 def _amplitudes(shape: tuple[int, ...], steps: tuple[float, ...], covariance: str) -> np.ndarray:
     """Square roots of the eigenvalues of the covariance on a torus, divided by its number of points. `steps`
     are distances of neighbours in correlation lengths."""
-    torus = [scipy.fft.next_fast_len(max(2 * (n - 1), 1)) for n in shape]
+    torus = [_fast_length(max(2 * (n - 1), 1)) for n in shape]
     while math.prod(torus) <= _LARGEST:
         lags = [np.minimum(np.arange(m), m - np.arange(m)) * h for m, h in zip(torus, steps, strict=True)]
         squares = sum(np.square(lag) for lag in np.meshgrid(*lags, indexing="ij", sparse=True))
@@ -127,9 +127,13 @@ def _amplitudes(shape: tuple[int, ...], steps: tuple[float, ...], covariance: st
             amplitudes = np.sqrt(np.maximum(eigenvalues, 0))
             amplitudes.flags.writeable = False  # shared by all callers
             return amplitudes
-        torus = [scipy.fft.next_fast_len(2 * m) if n > 1 else m for m, n in zip(torus, shape, strict=True)]
+        torus = [_fast_length(2 * m) if n > 1 else m for m, n in zip(torus, shape, strict=True)]
     raise ValueError(
         f"gaussian_field: the correlation length is too large for the grid {shape} (neighbours are "
         f"{max(steps):.3g} lengths apart): no torus of up to {_LARGEST} points has a covariance without "
         "negative eigenvalues; pass a shorter length or fewer points"
     )
+
+
+def _fast_length(n: int) -> int:
+    return scipy.fft.next_fast_len(n)  # type: ignore[return-value]

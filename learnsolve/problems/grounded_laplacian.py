@@ -18,7 +18,7 @@ from learnsolve.problems.facts import Facts
 def grounded_laplacian(edges: Tensor, weights: Tensor, grounded: Tensor) -> CSR:
     r"""The Laplacian of an undirected graph without the rows and columns of its grounded nodes.
 
-    .. math:: x^T A x = \sum_{\text{edges } (i, j)} w_{ij} (x_i - x_j)^2, \quad x = 0 \text{ at grounded nodes}
+    .. math:: x^T A x = \sum_{\text{edges } (i, j)} w_{ij} (x_i - x_j)^2, \; x = 0 \text{ at grounded nodes}
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ def _check_graph(edges: Tensor, grounded: Tensor) -> None:
         raise ValueError(f"grounded_laplacian: edges must have shape (m, 2), got {tuple(edges.shape)}")
     if grounded.dtype != torch.bool:
         raise TypeError(
-            f"grounded_laplacian: grounded must be a bool tensor, True at grounded nodes, got {grounded.dtype}"
+            f"grounded_laplacian: grounded must be bool, True at grounded nodes, got {grounded.dtype}"
         )
     if grounded.dim() != 1:
         raise ValueError(

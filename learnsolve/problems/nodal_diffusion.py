@@ -35,13 +35,13 @@ def nodal_diffusion(
     The unknowns are values at the nodes, the corners of cells; `diffusion` has them at cell centres. An
     entry is a sum over the cells that its two nodes share:
 
-    ====================================  =====================================  =======================
-    stencil                               "fd", 5 points                         "q1", 9 points
-    ====================================  =====================================  =======================
-    along an edge of cells a and b        :math:`-(\kappa_a + \kappa_b) / 2`     :math:`-(\kappa_a + \kappa_b) / 6`
-    across a cell a                       0                                      :math:`-\kappa_a / 3`
-    node of cells a, b, c, d              sum of the four :math:`\kappa`         2/3 of that sum
-    ====================================  =====================================  =======================
+    ===================  ====================================  ====================================
+    stencil              "fd", 5 points                        "q1", 9 points
+    ===================  ====================================  ====================================
+    edge of cells a, b   :math:`-(\kappa_a + \kappa_b) / 2`    :math:`-(\kappa_a + \kappa_b) / 6`
+    across cell a        not stored                            :math:`-\kappa_a / 3`
+    diagonal             sum of :math:`\kappa` of four cells   2/3 of that sum
+    ===================  ====================================  ====================================
 
     Parameters
     ----------
@@ -92,8 +92,8 @@ def nodal_diffusion(
             [-1.,  6.]])
     >>> A.sum().backward()
     >>> kappa.grad
-    tensor([[1.0000, 1.0000, 1.0000],
-            [1.0000, 1.0000, 1.0000]])
+    tensor([[1., 1., 1.],
+            [1., 1., 1.]])
     """
     shift = _checked(kappa, stencil, boundary, shift)
     remedy = "an unconstrained parameter can go through torch.exp or softplus"
