@@ -1,21 +1,15 @@
-"""Families of linear systems: what `dataset` draws from, one class each, with its published parameters.
-
-A family is a frozen dataclass. Its fields are the parameters of the data set, checked when it is made.
-`draw(seed)` returns the arguments of `problem`, the function that makes the matrix.
-"""
+"""The families that `dataset` draws from, one class each, with their published parameters."""
 
 import math
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from learnsolve import _check
-from learnsolve.csr import CSR
+from learnsolve.problems._family import Family, in_order, rejection_fields
 from learnsolve.problems.convection_diffusion import convection_diffusion
 from learnsolve.problems.delaunay_graph import random_graph
 from learnsolve.problems.gaussian_field import two_fields
@@ -25,61 +19,6 @@ from learnsolve.problems.mesh import TriangleMesh, random_mesh
 from learnsolve.problems.nodal_diffusion import nodal_diffusion
 from learnsolve.problems.p1 import p1_stiffness
 from learnsolve.problems.random_spd import random_spd
-
-
-class Family:
-    """Base of all families.
-
-    Attributes
-    ----------
-    problem : the function of `learnsolve.problems` that makes the matrix
-    right_hand_side : "normal", N(0, I); "uniform", U(0, 1); or "solution": b = A x with x ~ N(0, I)
-    one_pattern : do all samples have one pattern?
-    first_seeds : of the three splits
-    """
-
-    problem: ClassVar[Callable[..., CSR]]
-    right_hand_side: ClassVar[Literal["normal", "uniform", "solution"]] = "normal"
-    one_pattern: ClassVar[bool] = True
-    first_seeds: ClassVar[dict[str, int]] = {"train": 0, "validation": 2**40, "test": 2**41}
-
-    def draw(self, seed: int) -> dict[str, Any]:
-        raise NotImplementedError
-
-    def constants(self) -> dict[str, Any]:
-        """Those arguments of `problem` that all samples share."""
-        return {}
-
-    def _integer(self, name: str, minimum: int) -> None:
-        _check.integer("dataset", name, getattr(self, name), minimum)
-
-    def _real(self, name: str, *, positive: bool = False) -> None:
-        value = _check.real("dataset", name, getattr(self, name))
-        if not (value > 0 if positive else value >= 0) or value == math.inf:
-            rule = "positive and finite" if positive else "finite and not negative"
-            raise ValueError(f"dataset: {name} must be {rule}, got {value}")
-
-    def _one_of(self, name: str, *allowed: str) -> None:
-        _check.one_of("dataset", name, getattr(self, name), allowed)
-
-
-def _range(name: str, value: Any) -> tuple[float, float]:
-    """`value` as (smallest, largest)."""
-    try:
-        low, high = (float(v) for v in value)
-    except (TypeError, ValueError):
-        raise ValueError(f"dataset: {name} must be (smallest, largest), got {value!r}") from None
-    if not 0 < low <= high < math.inf:
-        raise ValueError(f"dataset: {name} must be 0 < smallest <= largest < inf, got {value!r}")
-    return low, high
-
-
-def _fields(seed: int, *arguments: Any) -> Iterator[np.ndarray]:
-    """Independent fields of variance 1, for rejection."""
-    rng = np.random.default_rng(seed)
-    for _ in range(5000):
-        yield from two_fields(rng, *arguments)
-
 
 # The contrasts of (n, variance) in the published data.
 _CONTRAST = {
@@ -118,12 +57,12 @@ class LogGaussianDiffusion(Family):
                     f"dataset: no contrast was published for (n, variance) = {(self.n, self.variance)}, only "
                     f"for {known}; pass contrast=(smallest, largest), or contrast=None to accept all"
                 )
-        object.__setattr__(self, "contrast", None if contrast is None else _range("contrast", contrast))
+        object.__setattr__(self, "contrast", None if contrast is None else in_order("contrast", contrast))
 
     def draw(self, seed: int) -> dict[str, Any]:
         low, high = self.contrast or (0.0, math.inf)
         shape = (self.n + 1, self.n + 1)
-        for field in _fields(seed, shape, self.length, self.covariance):
+        for field in rejection_fields(seed, shape, self.length, self.covariance):
             field *= math.sqrt(self.variance)
             if low <= math.exp(field.max() - field.min()) <= high:
                 return {"kappa": torch.from_numpy(np.exp(field) * (self.n + 1) ** 2), "stencil": "fd"}
@@ -267,7 +206,7 @@ class ConvectionDiffusion(Family):
         self._integer("n", 1)
         value = self.epsilon
         pair = (value, value) if isinstance(value, (int, float)) else value
-        object.__setattr__(self, "epsilon", _range("epsilon", pair))
+        object.__setattr__(self, "epsilon", in_order("epsilon", pair))
         self._one_of("scheme", "central", "upwind")
         self._one_of("wind", "constant", "random")
         self._real("length", positive=True)
@@ -314,7 +253,7 @@ class Helmholtz(Family):
     def draw(self, seed: int) -> dict[str, Any]:
         h = 1 / (self.n + 1)
         shape = (self.n + 2,) * self.dimensions  # with the boundary
-        for field in _fields(seed, shape, math.sqrt(2) * self.length, "gaussian", h):
+        for field in rejection_fields(seed, shape, math.sqrt(2) * self.length, "gaussian", h):
             k = self.mean + self.std * field
             if k.min() > self.minimum:
                 inside = k[(slice(1, -1),) * self.dimensions]
@@ -334,13 +273,3 @@ FAMILIES: dict[str, type[Family]] = {
     "q1_diffusion": Q1Diffusion,
     "random_spd": RandomSPD,
 }
-
-
-def right_hand_side(family: Family, seed: int, A: CSR) -> tuple[Tensor, Tensor | None]:
-    """(b, x), x None where it is not known."""
-    # A stream of its own: b is independent of what `draw` makes of the same seed.
-    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(1,)))
-    n = A.shape[0]
-    vector = rng.random(n) if family.right_hand_side == "uniform" else rng.standard_normal(n)
-    vector = torch.from_numpy(vector).to(A.dtype)
-    return (A @ vector, vector) if family.right_hand_side == "solution" else (vector, None)

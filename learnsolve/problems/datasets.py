@@ -12,7 +12,8 @@ from torch import Tensor
 from learnsolve import _check
 from learnsolve.csr import CSR
 from learnsolve.pattern import SparsityPattern
-from learnsolve.problems._families import FAMILIES, Family, right_hand_side
+from learnsolve.problems._families import FAMILIES
+from learnsolve.problems._family import Family, right_hand_side
 from learnsolve.problems._grid import check_dtype
 
 
