@@ -16,7 +16,7 @@ from learnsolve.problems._grid import check_dtype, grid_shape
 
 # The covariance may differ from the stated one by this share of the variance, at most.
 _TOLERANCE = 1e-10
-_LARGEST = 2**25  # points of the torus: 400 MB of complex numbers
+_LARGEST = 2**24  # points of the torus: 256 MB of complex numbers
 
 
 def gaussian_field(
