@@ -160,7 +160,7 @@ def test_greenfeld_stencils(boundary):
     dropped."""
     n = 6
     s = dataset("q1_diffusion", "train", 1, n=n, boundary=boundary, period=None)[0]
-    g = s.inputs["kappa"].numpy()[-n:, -n:]
+    g = np.exp(np.random.default_rng(0).standard_normal((n, n)))
     A = np.zeros((n, n, n, n))
     for i in range(n):
         for j in range(n):
@@ -204,7 +204,9 @@ def test_distributions_of_coefficients():
         ("delaunay_laplacian", "weights", {"n": 1000, "boundary": "dirichlet"}, 1.0),
         ("p1_diffusion", "kappa", {"n": 1000}, 0.5),
     ]:
-        z = dataset(name, "train", 1, **options)[0].inputs[key].log() / scale
+        sample = dataset(name, "train", 1, **options)[0]
+        z = sample.inputs[key].log() / scale
+        assert (sample.x[:20] - z.flatten()[:20]).abs().max() > 0.1  # numbers of their own
         assert abs(float(z.mean())) < 4 / math.sqrt(len(z.flatten()))
         assert abs(float(z.square().mean()) - 1) < 4 * math.sqrt(2 / len(z.flatten()))
     uniform = dataset("delaunay_laplacian", "train", 1, n=1000, boundary="dirichlet", weights="uniform")[0]
@@ -226,6 +228,10 @@ def test_helmholtz_wavenumbers():
     # Drawing again those below 3, 2.5 deviations away, changes both by a few per cent.
     assert abs(float(k.mean()) - 8) < 0.4
     assert abs(float(k.std()) - 2) < 0.25
+    # exp(-r^2 / (2 l^2)), at the nodes of 30 elements.
+    whole = 8 + 2 * ls.problems.gaussian_field(31, seed=4, length=0.3 * math.sqrt(2), spacing=1 / 30)
+    assert whole.min() > 3  # accepted at once
+    torch.testing.assert_close(k[4], whole[1:-1])
     constant = dataset("helmholtz", "train", 1, std=0, mean=5.0)[0].inputs["kh"]
     assert torch.equal(constant, torch.full((29,), 5.0 / 30, dtype=torch.float64))
 
@@ -266,6 +272,14 @@ def test_threads_and_pickles(name, options):
         assert len(pickle.dumps(wanted[3])) < 8 * size + 4000  # no indices
     assert name not in repr(s)
     assert f"Sample(seed=3, A=CSR(shape={s.A.shape}" in repr(s)
+
+
+def test_a_pattern_outlives_the_plans_of_its_problem():
+    data = dataset("q1_diffusion", "train", 2, n=5, period=None)
+    first = data[0].A.pattern
+    for n in range(6, 16):  # more grids than nodal_diffusion keeps
+        ls.problems.nodal_diffusion(torch.ones(n, n))
+    assert data[1].A.pattern is first
 
 
 def test_data_loader():

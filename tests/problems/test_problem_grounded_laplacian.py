@@ -123,12 +123,16 @@ def test_dirichlet_graph():
     assert len(np.unique(edges, axis=0)) == len(edges)
     # Points outside make circles smaller, so this holds among the points inside as well.
     assert circumcircles_are_empty(points, edges)
-    # Triangulated interior: a free node is enclosed by its neighbours.
+    # Triangulated: a free node is enclosed by its neighbours, and each of them is joined to the next.
     free = np.flatnonzero(~graph.grounded.numpy())
+    joined = {tuple(edge) for edge in edges.tolist()}
     for node in free:
         around = np.concatenate((edges[edges[:, 0] == node, 1], edges[edges[:, 1] == node, 0]))
-        angles = np.sort(np.arctan2(*(points[around] - points[node]).T))
+        angles = np.arctan2(*(points[around] - points[node]).T)
+        around, angles = around[np.argsort(angles)], np.sort(angles)
         assert np.diff(np.append(angles, angles[0] + 2 * np.pi)).max() < np.pi
+        pairs = np.sort(np.stack((around, np.roll(around, 1)), -1), 1)
+        assert joined.issuperset(map(tuple, pairs.tolist()))
     # About 4 sqrt(300) nodes next to the boundary.
     assert 40 < 300 - len(free) < 110
 

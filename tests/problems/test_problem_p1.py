@@ -7,6 +7,7 @@ import pickle
 import numpy as np
 import pytest
 import scipy.sparse.linalg
+import scipy.spatial
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
@@ -166,7 +167,12 @@ def test_random_mesh(n, domain):
 
 def test_delaunay_leaves_out_what_is_flat():
     line = torch.linspace(0, 1, 7, dtype=torch.float64)
-    points = torch.cartesian_prod(line, line)  # each square may be cut either way
+    c, s = math.cos(0.3), math.sin(0.3)
+    turn = torch.tensor([[c, s], [-s, c]], dtype=torch.float64)
+    points = torch.cartesian_prod(line, line) @ turn  # sides are straight up to rounding
+    flat = scipy.spatial.Delaunay(points.numpy()).simplices
+    with pytest.raises(ValueError, match="TriangleMesh: a triangle must have an area"):
+        P.TriangleMesh(points, torch.from_numpy(flat))
     mesh = P.TriangleMesh.delaunay(points)
     assert float(mesh.areas.sum()) == pytest.approx(1.0, rel=1e-14)
     assert len(mesh.free) == 25
