@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import _check
+from learnsolve._plain import makes_plain_tensors
 from learnsolve.csr import CSR
 from learnsolve.pattern import SparsityPattern
 from learnsolve.problems._families import FAMILIES
@@ -72,7 +73,7 @@ def dataset(
         boundary="dirichlet", n = 1024 to 131,072, for testing.
     "p1_diffusion" : n=1024, domain="disc_with_hole", scale=0.5, mesh_seed=0
         Luz et al.: ``p1_stiffness`` with coefficients exp(N(0, scale^2)) per triangle, on one `random_mesh`
-        of about n unknowns. Published for testing.
+        of about n unknowns (theirs were made by Triangle). Published for testing.
     "convection_diffusion" : n=16, epsilon=(0.01, 0.1), scheme="central", wind="constant", length=0.25
         NeuralPreconditioners.jl: ``convection_diffusion`` on n x n points with a constant wind of components
         U(-1, 1) and the diffusivity U(epsilon), or a number; b ~ N(0, I), n = 6 to 16. wind="random", which
@@ -150,9 +151,12 @@ class ProblemDataset:
             raise IndexError(f"dataset: index {index} in a data set of {len(self)} samples") from None
         except TypeError:
             raise TypeError(f"dataset: an index must be an int, got {type(index).__name__}") from None
+        return self._sample(seed)
+
+    @makes_plain_tensors  # torch.compile would trace NumPy, random numbers included
+    def _sample(self, seed: int) -> "Sample":
         inputs = {k: self._rounded(v) for k, v in self.family.draw(seed).items()}
-        A = self.problem(**inputs)
-        A = A.to(dtype=self.dtype)
+        A = self.problem(**inputs).to(dtype=self.dtype)
         if self.family.one_pattern:
             A = CSR(A.values, self._structure.pattern)
         b, x = right_hand_side(self.family, seed, A)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import _check
+from learnsolve._plain import makes_plain_tensors
 
 
 class DelaunayGraph(NamedTuple):
@@ -72,6 +73,7 @@ def delaunay_graph(
     return random_graph(np.random.default_rng(seed), n, boundary, blocks)
 
 
+@makes_plain_tensors
 def random_graph(rng: np.random.Generator, n: int, boundary: str, blocks: int) -> DelaunayGraph:
     points = rng.random((n, 2))
     if boundary == "periodic":

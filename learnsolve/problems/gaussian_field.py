@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import _check
+from learnsolve._plain import makes_plain_tensors
 from learnsolve.problems._coefficients import number
 from learnsolve.problems._grid import check_dtype, grid_shape
 
@@ -96,6 +97,7 @@ def gaussian_field(
     return torch.from_numpy(math.sqrt(variance) * field).to(device, dtype)
 
 
+@makes_plain_tensors  # torch.compile would trace NumPy, random numbers included
 def two_fields(
     rng: np.random.Generator, shape: tuple[int, ...], length: Any, covariance: str, spacing: Any = None
 ) -> tuple[np.ndarray, np.ndarray]:

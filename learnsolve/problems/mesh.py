@@ -182,6 +182,11 @@ def random_mesh(n: int, seed: int, *, domain: Literal["square", "disc_with_hole"
     n = _check.integer("random_mesh", "n", n, 16)
     seed = _check.integer("random_mesh", "seed", seed, 0)
     _check.one_of("random_mesh", "domain", domain, ("square", "disc_with_hole"))
+    return _random_mesh(n, seed, domain)
+
+
+@makes_plain_tensors
+def _random_mesh(n: int, seed: int, domain: str) -> TriangleMesh:
     rng = np.random.default_rng(seed)
     square = domain == "square"
     area, perimeter = (1.0, 4.0) if square else (math.pi * 8 / 9, math.pi * 8 / 3)

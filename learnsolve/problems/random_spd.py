@@ -7,6 +7,7 @@ import scipy.sparse
 import torch
 
 from learnsolve import _check
+from learnsolve._plain import makes_plain_tensors
 from learnsolve.csr import CSR
 from learnsolve.problems._coefficients import number
 from learnsolve.problems._grid import check_dtype
@@ -70,13 +71,18 @@ def random_spd(
     if not 0 < alpha < math.inf:
         raise ValueError(f"random_spd: alpha must be positive and finite, got {alpha}")
     check_dtype("random_spd", dtype)
+    return CSR.from_scipy(_draw(n, seed, density, alpha), dtype=dtype, device=device)
+
+
+@makes_plain_tensors
+def _draw(n: int, seed: int, density: float, alpha: float) -> scipy.sparse.csr_array:
     rng = np.random.default_rng(seed)
     places = np.unique(rng.integers(0, n * n, int(density * n * n)))
     crow = np.searchsorted(places, np.arange(n + 1) * n)
     entries = rng.standard_normal(len(places))
     # Columns are sorted in M: entries (i, j) and (j, i) of M M^T add the same products in the same order.
     M = scipy.sparse.csr_array((entries, places % n, crow), shape=(n, n))
-    return CSR.from_scipy(M @ M.T + alpha * scipy.sparse.eye_array(n), dtype=dtype, device=device)
+    return scipy.sparse.csr_array(M @ M.T + alpha * scipy.sparse.eye_array(n))
 
 
 FACTS = Facts(

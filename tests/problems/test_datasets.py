@@ -98,6 +98,20 @@ def test_float32(name, options):
     torch.testing.assert_close(s.A.to_dense().double(), t.A.to_dense(), rtol=0, atol=1e-6 * scale)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(set(FAMILIES) - {"random_spd"}))
+def test_compile(name):
+    data = dataset(name, "train", 1, **SMALL[name][0])
+    (key,) = {"kappa", "kh", "weights", "wind"} & set(data[0].inputs)
+
+    def energy(coefficients):
+        return data.problem(**{**data[0].inputs, key: coefficients}).values.square().sum()
+
+    leaf = data[0].inputs[key].clone().requires_grad_()
+    (found,) = torch.autograd.grad(torch.compile(energy, backend="aot_eager")(leaf), leaf)
+    torch.testing.assert_close(found, torch.autograd.grad(energy(leaf), leaf)[0])
+
+
 def test_splits_are_disjoint():
     for name in SMALL:
         splits = [dataset(name, split, 1000).seeds for split in ("train", "validation", "test")]

@@ -112,6 +112,7 @@ def circumcircles_are_empty(points, edges):
     return True
 
 
+@pytest.mark.cpu_only  # graphs are on the CPU
 def test_dirichlet_graph():
     """An edge joins two points of the square; a grounded node is one with an edge that leaves it."""
     graph = ls.problems.delaunay_graph(300, seed=1)
@@ -137,6 +138,7 @@ def test_dirichlet_graph():
     assert 40 < 300 - len(free) < 110
 
 
+@pytest.mark.cpu_only
 def test_dirichlet_laplacian_is_positive_definite():
     _, edges, grounded = ls.problems.delaunay_graph(200, seed=2)
     w = torch.rand(len(edges), dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 0.1
@@ -145,6 +147,7 @@ def test_dirichlet_laplacian_is_positive_definite():
     assert torch.linalg.eigvalsh(A.to_dense())[0] > 0
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("blocks", [3, 4])
 def test_periodic_graph(blocks):
     n = 40

@@ -13,6 +13,8 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import learnsolve as ls
 
+pytestmark = pytest.mark.cpu_only  # meshes are on the CPU
+
 P = ls.problems
 MESH = P.random_mesh(20, seed=1)
 
