@@ -91,15 +91,12 @@ class TriangleMesh:
 
     @classmethod
     def delaunay(cls, points: Tensor, fixed: Tensor | None = None) -> "TriangleMesh":
-        """The Delaunay triangulation of `points` (SciPy's), without triangles that have no area."""
+        """The Delaunay triangulation of `points`, by SciPy."""
         from scipy.spatial import Delaunay  # takes long to import
 
         _check.tensor("TriangleMesh.delaunay", "points", points)
-        x = points.detach().cpu().double().numpy()
-        t = Delaunay(x).simplices.astype(np.int64)
-        u, v = x[t[:, 1]] - x[t[:, 0]], x[t[:, 2]] - x[t[:, 0]]
-        double = np.abs(u[:, 0] * v[:, 1] - u[:, 1] * v[:, 0])
-        return cls(points, torch.from_numpy(t[double > 1e-12 * (u * u + v * v).sum(1)]), fixed)
+        triangles = Delaunay(points.detach().cpu().double().numpy()).simplices
+        return cls(points, torch.from_numpy(triangles), fixed)
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"TriangleMesh is immutable: {name} cannot be set")
