@@ -14,6 +14,9 @@ def elimination_levels(
 def elimination_plan(
     ptr: np.ndarray, idx: np.ndarray, diagonal: np.ndarray, kind: int, narrow: bool
 ) -> tuple[np.ndarray, ...]: ...
+def sort_triples(
+    rows: np.ndarray, cols: np.ndarray, m: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]: ...
 def count_products(a_idx: np.ndarray, b_ptr: np.ndarray) -> int: ...
 def product_pattern(
     a_ptr: np.ndarray,

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from learnsolve.csr import CSR
 
@@ -69,6 +70,15 @@ def batches(function: str, a: torch.Size, b: torch.Size, names: str) -> None:
         raise ValueError(
             f"{function}: the batch axes of {names} must broadcast, got {tuple(a)} and {tuple(b)}; reshape "
             "one of them"
+        )
+
+
+def start(function: str, name: str, value: Tensor, instead: str) -> None:
+    """`value`, which a module copies into its state, must not be tracked: no derivative passes the copy."""
+    if value.requires_grad or forward_ad.unpack_dual(value).tangent is not None:
+        raise ValueError(
+            f"{function}: {name} requires grad, but would get no gradient, because the module keeps a copy; "
+            f"pass {name.removesuffix('.values')}.detach() to start from its numbers, or {instead}"
         )
 
 

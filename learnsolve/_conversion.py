@@ -8,8 +8,9 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
-from learnsolve import _analysis, _device_analysis
-from learnsolve.pattern import SparsityPattern, as_numpy
+from learnsolve import _scipy
+from learnsolve._pattern_checks import as_numpy, check_range, check_structure, check_tensors, matrix_shape
+from learnsolve.pattern import SparsityPattern
 
 Shape = tuple[int, int]
 
@@ -17,18 +18,11 @@ Shape = tuple[int, int]
 def from_scipy(S: Any, dtype: torch.dtype | None) -> tuple[Tensor, SparsityPattern]:
     if not scipy.sparse.issparse(S):
         raise TypeError(f"CSR.from_scipy: expected a scipy.sparse matrix, got {type(S).__name__}")
-    csr = S.tocsr()
-    if not csr.has_canonical_format:
-        csr = csr.copy() if csr is S else csr
-        csr.sum_duplicates()
-    # Copies: the arrays belong to the caller, who may change them.
-    index = np.promote_types(csr.indptr.dtype, csr.indices.dtype)
-    pattern = SparsityPattern(
-        torch.from_numpy(csr.indptr.astype(index)),
-        torch.from_numpy(csr.indices.astype(index)),
-        csr.shape,
-    )
-    data = csr.data
+    if S.ndim != 2:
+        raise ValueError(f"CSR.from_scipy: expected a matrix of two axes, got shape {S.shape}")
+    shape = matrix_shape("CSR.from_scipy", S.shape)
+    crow, col, data = _scipy.arrays(S, shape)
+    pattern = SparsityPattern._trusted(torch.from_numpy(crow), torch.from_numpy(col), shape)
     return torch.from_numpy(np.array(data, dtype=data.dtype.newbyteorder("="))).to(dtype), pattern
 
 
@@ -43,23 +37,39 @@ def from_torch(T: Tensor) -> tuple[Tensor | None, Any, Tensor, Shape]:
     if not isinstance(T, Tensor) or T.layout not in (torch.sparse_csr, torch.sparse_coo) or T.dim() != 2:
         raise TypeError("CSR.from_torch: expected a 2-D torch sparse CSR or COO tensor; see from_dense")
     shape = (T.shape[0], T.shape[1])
+    name = "CSR.from_torch"
+    matrix_shape(name, shape)
     if T.layout == torch.sparse_coo:
         if T.dense_dim() > 0:
             raise TypeError(
                 "CSR.from_torch: expected a 2-D torch sparse CSR or COO tensor without dense dimensions, "
                 f"got {T.dense_dim()} dense"
             )
+        # torch makes sparse tensors of unchecked arrays, and reads them unchecked in coalesce.
+        if T._indices().shape != (2, len(T._values())):
+            raise ValueError(
+                f"{name}: the indices of a COO tensor must have shape (2, {len(T._values())}), as it has "
+                f"values, got {tuple(T._indices().shape)}"
+            )
+        if len(T._values()):
+            (a, b), (c, d) = torch.stack((T._indices().amin(1), T._indices().amax(1))).tolist()
+            for axis, (what, low, high) in enumerate((("rows", a, c), ("columns", b, d))):
+                if low < 0 or high >= shape[axis]:
+                    check_range(name, what, as_numpy(T._indices()[axis]), shape[axis])
         T = T.coalesce()  # sorted, without duplicates
         rows, columns = T.indices()
-        if len(rows) and (rows[0] < 0 or rows[-1] >= shape[0] or (rows.diff() < 0).any()):
-            raise ValueError("CSR.from_torch: the rows of a coalesced COO tensor must be sorted and in range")
+        if bool((rows.diff() < 0).any()):
+            raise ValueError(f"{name}: the rows of a coalesced COO tensor must be sorted")
         crow = torch.searchsorted(rows, torch.arange(shape[0] + 1, device=T.device))
         return crow, columns.contiguous(), T.values(), shape
     crow, col = T.crow_indices(), T.col_indices()
-    kind = 0
-    if not (_device_analysis.here(crow) and _device_analysis.is_valid(crow, col, shape[1])):
-        kind = _analysis.validate(as_numpy(crow), as_numpy(col), shape[1])[0]
-    if kind in (5, 6):  # duplicate or unsorted columns, which torch allows
+    check_tensors(name, crow, col)
+    if len(T.values()) != len(col):
+        raise ValueError(
+            f"{name}: a CSR tensor must have as many values as column indices, got {len(T.values())} and "
+            f"{len(col)}"
+        )
+    if not check_structure(name, crow, col, shape, canonical=False):  # torch allows it
         if T.requires_grad:
             raise NotImplementedError(
                 "CSR.from_torch: the columns of this CSR tensor are not sorted, and torch hands the "
@@ -74,7 +84,11 @@ def from_torch(T: Tensor) -> tuple[Tensor | None, Any, Tensor, Shape]:
 def to_torch(values: Tensor, pattern: SparsityPattern, layout: torch.layout) -> Tensor:
     if layout == torch.sparse_csr:
         return torch.sparse_csr_tensor(
-            pattern.crow_indices, pattern.col_indices, values, pattern.shape, check_invariants=False
+            pattern.crow_indices.clone(),
+            pattern.col_indices.clone(),
+            values,
+            pattern.shape,
+            check_invariants=False,
         )
     if layout == torch.sparse_coo:
         indices = torch.stack((pattern.row_indices, pattern.col_indices))
@@ -85,8 +99,8 @@ def to_torch(values: Tensor, pattern: SparsityPattern, layout: torch.layout) -> 
 
 
 def from_dense(D: Tensor) -> tuple[Tensor, SparsityPattern]:
-    if not isinstance(D, Tensor) or D.dim() != 2:
-        raise TypeError("CSR.from_dense: expected a 2-D torch.Tensor")
+    if not isinstance(D, Tensor) or D.dim() != 2 or D.layout != torch.strided:
+        raise TypeError("CSR.from_dense: expected a 2-D torch.Tensor, dense; see from_torch")
     rows, columns = D.detach().nonzero(as_tuple=True)
     crow = torch.searchsorted(rows, torch.arange(D.shape[0] + 1, device=D.device))
     return D[rows, columns], SparsityPattern._trusted(crow, columns, (D.shape[0], D.shape[1]))
@@ -94,6 +108,8 @@ def from_dense(D: Tensor) -> tuple[Tensor, SparsityPattern]:
 
 def to_dense(values: Tensor, pattern: SparsityPattern) -> Tensor:
     rows, columns = pattern.shape
+    if rows * columns > 2**62:
+        raise ValueError(f"CSR.to_dense: a dense matrix of shape {pattern.shape} is too large")
     at = pattern.row_indices.long() * columns + pattern.col_indices
     flat = values.new_zeros((*values.shape[:-1], rows * columns))
     return flat.index_copy(-1, at, values).unflatten(-1, (rows, columns))

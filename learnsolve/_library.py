@@ -56,6 +56,9 @@ if _cpu.learnsolve_isa() is None:
         f"({REBUILD}), or there for all instruction sets with LEARNSOLVE_ISA_VARIANTS=all"
     )
 
+if os.environ.get("LEARNSOLVE_CHECK", "0") not in ("", "0"):
+    _cpu.learnsolve_check_contents(1)  # of index arrays that raw operators are given: csrc/ops/contents.h
+
 cuda_built = (folder / "learnsolve_cuda.so").exists()
 cuda_loaded = cuda_built and torch.cuda.is_available()
 if cuda_loaded:

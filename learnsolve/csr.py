@@ -150,7 +150,8 @@ class CSR:
 
     @classmethod
     def from_torch(cls, T: Tensor) -> CSR:
-        """From a torch sparse CSR or COO tensor; differentiable in its values."""
+        """From a torch sparse CSR or COO tensor; differentiable in its values, which are copied only if they
+        have to be sorted."""
         crow, col, values, shape = _conversion.from_torch(T)
         if crow is not None:
             return cls(values, SparsityPattern(crow, col, shape))
@@ -158,7 +159,8 @@ class CSR:
         return cls.from_coo(rows, columns, values, shape)
 
     def to_torch(self, layout: torch.layout = torch.sparse_csr) -> Tensor:
-        """A torch sparse tensor, CSR or COO; differentiable in the values."""
+        """A torch sparse tensor, CSR or COO: a copy of the indices and A's own values, in which it is
+        differentiable."""
         self._single("to_torch")
         return _conversion.to_torch(self.values, self.pattern, layout)
 
@@ -192,13 +194,14 @@ class CSR:
 
     # --- the same structure, other values ---
     def with_values(self, values: Tensor) -> CSR:
-        """A matrix with this pattern and other values."""
+        """A matrix with this pattern and other values, which are not copied."""
         return CSR(values, self.pattern)
 
     def to(
         self, *args: Any, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> CSR:
-        """Move or convert, as `torch.Tensor.to`: a device, a dtype, or both. Indices keep their dtype."""
+        """Move or convert, as `torch.Tensor.to`: a device, a dtype, or both. Indices keep their dtype.
+        What needs no change is not copied."""
         for arg in args:
             if isinstance(arg, torch.dtype) and dtype is None:
                 dtype = arg
@@ -211,6 +214,7 @@ class CSR:
         return CSR(self.values.to(device=device, dtype=dtype), self.pattern.to(device))
 
     def detach(self) -> CSR:
+        """The same values, not copied, without their history."""
         return CSR(self.values.detach(), self.pattern)
 
     def clone(self) -> CSR:
@@ -256,7 +260,7 @@ class CSR:
         Slices and arrays keep an axis, and ``A[1:5]``, ``A[p]``, ``A[p][:, q]``, ``A[numpy.ix_(p, q)]`` are
         matrices; explicit zeros stay entries. An int drops its axis: ``A[i]`` is a dense row, ``A[i, j]`` a
         number. Two index arrays pick entries one by one, a dense vector. Batch axes stay in front. All are
-        differentiable; entries that come twice add their gradients up.
+        differentiable; entries that come twice add their gradients up. ``A[:, :]`` is A itself.
         """
         return _ops.indexing.index(self, key)
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-import operator
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,34 +10,15 @@ import torch
 from torch import Tensor
 
 from learnsolve import _analysis, _device_analysis
-from learnsolve._plain import constant_in_graphs, plain_tensors
+from learnsolve._pattern_checks import MOST, as_numpy, check_structure, check_tensors, matrix_shape
+from learnsolve._plain import plain_tensors
+from learnsolve._planned import Planned
 
 # Entries and rows of one block of rows: small enough to distribute evenly, large enough to hide its set-up.
 _BLOCK_WEIGHT = 8192
 
-_serials = itertools.count()
 
-
-def _fault_message(kind: int, position: int, value: int, nnz: int, columns: int) -> str:
-    """Words for `Fault` of csrc/analysis/pattern.h."""
-    crow = f"crow_indices[{position}] = {value}"
-    col = f"col_indices[{position}] = {value}"
-    return {
-        1: f"crow_indices must begin with 0, got {crow}",
-        2: f"crow_indices must not decrease, but {crow} is smaller than the entry before it",
-        3: f"crow_indices must end with len(col_indices) = {nnz}, got {crow}",
-        4: f"columns must lie in 0 <= column < {columns}, got {col}",
-        5: f"a row must not hold a column twice, got {col} again; CSR.from_coo adds duplicates up",
-        6: f"columns must be sorted within a row, got {col} after a larger one; CSR.from_coo sorts",
-    }[kind]
-
-
-class _Plans:
-    """What `SparsityPattern._planned` keeps: attributes, because Dynamo sees those that are set after it has
-    read others, but assumes that a dictionary stays as it was when first read."""
-
-
-class SparsityPattern:
+class SparsityPattern(Planned):
     """Where a sparse matrix has entries: immutable, checked once, shared by all matrices that have it.
 
     Row i holds the entries p with ``crow_indices[i] <= p < crow_indices[i + 1]``, in the columns
@@ -61,9 +39,10 @@ class SparsityPattern:
 
     Notes
     -----
-    The arrays are not copied and must not be changed afterwards. A change in place is noticed and refused,
-    unless it bypasses torch, through ``.data`` or NumPy. What kernels need beyond them is
-    computed at first use and kept: the transpose, the row of each entry, the place of the diagonal, blocks of
+    The arrays are copied. Those that the pattern hands out are its own and must not be changed: a change in
+    place is noticed and refused, unless it bypasses torch, through ``.data`` or NumPy. What kernels need
+    beyond them is computed at first use and kept: the transpose, the row of each entry, the place of the
+    diagonal, blocks of
     rows of about equal work. Patterns are equal only if they are the same object, so a pattern can be a
     dictionary key. Making one costs O(rows + nnz).
 
@@ -74,65 +53,32 @@ class SparsityPattern:
     SparsityPattern(shape=(2, 2), nnz=3, indices=int64, device=cpu)
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_cache",
-        "_plans",
-        "_serial",
-        "_source",
-        "_users",
-        "_versions",
-        "col_indices",
-        "crow_indices",
-        "nnz",
-        "shape",
-    )
+    __slots__ = ("_source", "nnz", "shape")
 
-    crow_indices: Tensor
-    col_indices: Tensor
     shape: tuple[int, int]
     nnz: int
 
     def __init__(self, crow_indices: Tensor, col_indices: Tensor, shape: tuple[int, int]):
-        crow, col = crow_indices, col_indices
-        for name, t in (("crow_indices", crow), ("col_indices", col)):
-            if not isinstance(t, Tensor):
-                raise TypeError(f"SparsityPattern: {name} must be a torch.Tensor, got {type(t).__name__}")
-            if t.dtype not in (torch.int32, torch.int64):
-                raise TypeError(f"SparsityPattern: {name} must be int32 or int64, got {t.dtype}")
-            if t.dim() != 1:
-                raise ValueError(
-                    f"SparsityPattern: {name} must have one dimension, got shape {tuple(t.shape)}"
-                )
-        if crow.dtype != col.dtype or crow.device != col.device:
-            raise TypeError(
-                "SparsityPattern: crow_indices and col_indices must have one dtype and device, got "
-                f"{crow.dtype} on {crow.device} and {col.dtype} on {col.device}"
+        check_tensors("SparsityPattern", crow_indices, col_indices)
+        shape = matrix_shape("SparsityPattern", shape)
+        with plain_tensors():
+            # Copied first: the caller's arrays may share memory with others, of NumPy or another thread.
+            crow, col = (
+                t.detach().clone(memory_format=torch.contiguous_format) for t in (crow_indices, col_indices)
             )
-        rows, columns = matrix_shape("SparsityPattern", shape)
-        if len(crow) != rows + 1:
-            raise ValueError(
-                f"SparsityPattern: crow_indices must have rows + 1 = {rows + 1} entries, got {len(crow)}"
-            )
-        kind, position, value = 0, 0, 0
-        if not (_device_analysis.here(crow) and _device_analysis.is_valid(crow, col, columns)):
-            kind, position, value = _analysis.validate(as_numpy(crow), as_numpy(col), columns)
-        if kind:
-            raise ValueError(f"SparsityPattern: {_fault_message(kind, position, value, len(col), columns)}")
-        self._fill(crow.contiguous(), col.contiguous(), (rows, columns))
+        check_structure("SparsityPattern", crow, col, shape)
+        self._fill(crow, col, shape)
 
     def _fill(self, crow: Tensor, col: Tensor, shape: tuple[int, int]) -> None:
+        assert max(shape) <= MOST  # what makes larger ones says which function it is
+        if crow.is_inference() or col.is_inference():  # they have no versions: changes would go unnoticed
+            with plain_tensors():
+                crow, col = crow.clone(), col.clone()
+        self._begin(crow, col)
         set_ = object.__setattr__
-        set_(self, "crow_indices", crow)
-        set_(self, "col_indices", col)
         set_(self, "shape", shape)
         set_(self, "nnz", len(col))
-        set_(self, "_cache", {})
-        set_(self, "_plans", _Plans())
-        set_(self, "_serial", f"p{next(_serials)}")  # names this pattern in the plans of others
-        set_(self, "_users", None)  # plans of other patterns that involve this one, and their names
         set_(self, "_source", None)  # of a transposed pattern: a weak reference to the original
-        set_(self, "_versions", _versions(crow, col))
 
     @classmethod
     def _trusted(cls, crow: Tensor, col: Tensor, shape: tuple[int, int]) -> SparsityPattern:
@@ -161,82 +107,27 @@ class SparsityPattern:
         return f"SparsityPattern(shape={self.shape}, nnz={self.nnz}, indices={indices}, device={self.device})"
 
     @property
+    def crow_indices(self) -> Tensor:
+        """Where each row begins, shape (rows + 1,)."""
+        if not torch.compiler.is_dynamo_compiling():
+            self._check_unchanged()
+        return self._arrays[0]
+
+    @property
+    def col_indices(self) -> Tensor:
+        """Column of each entry, shape (nnz,)."""
+        if not torch.compiler.is_dynamo_compiling():
+            self._check_unchanged()
+        return self._arrays[1]
+
+    @property
     def dtype(self) -> torch.dtype:
         """Of the indices: int32 or int64."""
-        return self.crow_indices.dtype
+        return self._arrays[0].dtype
 
     @property
     def device(self) -> torch.device:
-        return self.crow_indices.device
-
-    def _check_unchanged(self) -> None:
-        """No analysis and no kernel may use arrays that differ from the validated ones."""
-        if self._versions and self._versions != (self.crow_indices._version, self.col_indices._version):
-            raise RuntimeError(
-                "SparsityPattern: its index arrays were changed in place after it was made. Make a new "
-                "pattern from a copy of the arrays."
-            )
-
-    def _cached(self, key: Any, make: Callable[[], Any]) -> Any:
-        if torch.compiler.is_dynamo_compiling():
-            _analyse_while_tracing(self)
-            return self._cache[key]
-        self._check_unchanged()
-        found = self._cache.get(key)
-        if found is None:
-            found = self._cache[key] = self._make(make)
-        return found
-
-    def _make(self, make: Callable[..., Any], *others: Any) -> Any:
-        """`make(*others)` among plain tensors. On a CUDA device every stream can use it when this returns,
-        since later calls may be on other streams than the first."""
-        if not self.crow_indices.is_cuda:
-            with plain_tensors():
-                return make(*others)
-        if torch.cuda.is_current_stream_capturing():
-            raise RuntimeError(
-                "SparsityPattern: an operation is captured in a CUDA graph before what it plans for its "
-                "patterns is there. Run it once, forward and backward, before the capture."
-            )
-        with torch.cuda.device(self.device), plain_tensors():
-            made = make(*others)
-            torch.cuda.current_stream().synchronize()
-        return made
-
-    def _planned(self, make: Callable[..., Any], *others: Any) -> Any:
-        """`make(self, *others)`, computed once: what an operation plans for this pattern together with other
-        patterns, or with numbers. The plan is freed with the first of the patterns; so it must not hold any
-        of `others`. Tensors and patterns in tuples, so that `cache_bytes` finds them."""
-        name = f"{make.__module__} {make.__name__}".replace(".", " ")  # Dynamo takes no dots in attributes
-        for other in others:
-            name += f" {other._serial}" if isinstance(other, SparsityPattern) else f" {other}"
-        if torch.compiler.is_dynamo_compiling():
-            _plan_while_tracing(self, make, *others)
-            return getattr(self._plans, name)
-        self._check_unchanged()
-        for other in others:
-            if isinstance(other, SparsityPattern):
-                other._check_unchanged()
-        plan = getattr(self._plans, name, None)
-        if plan is None:
-            plan = self._make(make, self, *others)
-            setattr(self._plans, name, plan)
-            for other in others:
-                if isinstance(other, SparsityPattern) and other is not self:
-                    other._free_plan(self._plans, name)
-        else:
-            for part in plan if isinstance(plan, tuple) else (plan,):
-                if isinstance(part, SparsityPattern):
-                    part._check_unchanged()
-        return plan
-
-    def _free_plan(self, plans: _Plans, name: str) -> None:
-        """Drop the plan `name` among `plans` when this pattern dies."""
-        if self._users is None:
-            users = weakref.WeakKeyDictionary()
-            object.__setattr__(self, "_users", users)
-            weakref.finalize(self, _drop_plans, users).atexit = False
-        self._users.setdefault(plans, set()).add(name)
+        return self._arrays[0].device
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.device)
@@ -361,6 +252,8 @@ class SparsityPattern:
         if transpose:
             transposed, perm = self._transposed()
             ptr, idx = transposed.crow_indices, transposed.col_indices
+        # Views: the guards of torch.compile in torch 2.10 fail for one tensor in two places.
+        ptr, idx, perm = ptr.detach(), idx.detach(), perm.detach()
         if _device_analysis.here(ptr):
             return ptr, idx, perm, _device_analysis.row_schedule(ptr, self.nnz)
         blocks = _analysis.row_blocks(
@@ -368,31 +261,10 @@ class SparsityPattern:
         )
         return ptr, idx, perm, self._tensor(blocks)
 
-    def cache_bytes(self) -> int:
-        """Bytes held beyond crow_indices and col_indices."""
-        found: dict[int, int] = {}
-        seen = {id(self)}
-
-        def walk(entry: Any) -> None:
-            if isinstance(entry, Tensor):
-                found[entry.data_ptr()] = entry.numel() * entry.element_size()
-            elif isinstance(entry, SparsityPattern) and id(entry) not in seen:
-                seen.add(id(entry))
-                walk((entry.crow_indices, entry.col_indices))
-                walk((*entry._cache.values(), *vars(entry._plans).values()))
-            elif isinstance(entry, tuple):
-                for e in entry:
-                    walk(e)
-
-        walk((*self._cache.values(), *vars(self._plans).values()))
-        for own in (self.crow_indices, self.col_indices):
-            found.pop(own.data_ptr(), None)
-        return sum(found.values())
-
-    def drop_caches(self) -> None:
-        """Free what is cached. It is computed again when it is needed."""
-        self._cache.clear()
-        vars(self._plans).clear()
+    def _analyse(self) -> None:
+        for P in (self, self.T):
+            _ = P._structure(False), P._structure(True)
+            _ = P.row_indices, P._missing_diagonal, P._inverse_permutation, P._none
 
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
@@ -414,49 +286,3 @@ class SparsityPattern:
                 self.crow_indices.to(target, dtype), self.col_indices.to(target, dtype), self.shape
             ),
         )
-
-
-@constant_in_graphs
-def _analyse_while_tracing(pattern: SparsityPattern) -> bool:
-    """Everything that an operation may need of a pattern, actually computed while torch.compile traces, which
-    cannot trace the analysis itself. All at once: Dynamo does not see what changes behind a dictionary that
-    it has read."""
-    for P in (pattern, pattern.T):
-        _ = P._structure(False), P._structure(True)
-        _ = P.row_indices, P._missing_diagonal, P._inverse_permutation, P._none
-    return True
-
-
-@constant_in_graphs
-def _plan_while_tracing(pattern: SparsityPattern, make: Callable[..., Any], *others: Any) -> bool:
-    """A plan, actually computed while torch.compile traces."""
-    pattern._planned(make, *others)
-    return True
-
-
-def _drop_plans(users: weakref.WeakKeyDictionary) -> None:
-    for plans, names in users.items():
-        for name in names:
-            vars(plans).pop(name, None)
-
-
-def matrix_shape(function: str, shape: Any) -> tuple[int, int]:
-    """`shape` as two sizes."""
-    try:
-        rows, columns = (operator.index(s) for s in shape)
-    except (TypeError, ValueError):
-        raise ValueError(f"{function}: shape must be (rows, columns), got {shape!r}") from None
-    if rows < 0 or columns < 0:
-        raise ValueError(f"{function}: shape must not be negative, got {(rows, columns)}")
-    return rows, columns
-
-
-def as_numpy(t: Tensor) -> np.ndarray:
-    return t.detach().cpu().contiguous().numpy()
-
-
-def _versions(crow: Tensor, col: Tensor) -> tuple[int, int] | None:
-    # Inference tensors keep no version; they cannot be changed outside inference mode.
-    if crow.is_inference() or col.is_inference():
-        return None
-    return crow._version, col._version

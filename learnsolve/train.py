@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import os
 import shlex
 import sys
@@ -21,14 +22,16 @@ import torch
 
 from learnsolve import recipes
 from learnsolve.recipes.harness import checkpoint, command_line, parallel, report
+from learnsolve.recipes.harness import folder as run_folder
 from learnsolve.recipes.harness.base import RunSettings, SettingError
 from learnsolve.recipes.harness.extras import MissingExtra, need
 from learnsolve.recipes.harness.loop import Diverged, Interrupted, Run, train
-from learnsolve.recipes.harness.metrics import NAME as METRICS
+from learnsolve.recipes.harness.metrics import check_metrics
 from learnsolve.recipes.harness.parallel import Elsewhere, Group, Lost
 from learnsolve.recipes.harness.vector_recipe import VectorRecipe
 
 OK, FAILED, BAD_SETTING, INTERRUPTED = 0, 1, 2, 130
+NO_MEMORY = ("can't allocate memory", "not enough memory", "std::bad_alloc")
 EXTRAS = ("jsonargparse", "matplotlib", "safetensors", "tqdm", "yaml")
 
 
@@ -78,6 +81,13 @@ def main(argv: Sequence[str] | None = None, leaves: bool = False) -> int:
         return _fail(f"{error}; the last good checkpoint is in {folder}", error)
     except Interrupted as stop:
         return _fail(f"stopped at step {stop.step}; {_how_to_resume(name, folder)}", stop)
+    except OSError as error:
+        where = error.filename or folder
+        return _fail(f"{where}: {error.strerror or error}; {_how_to_resume(name, folder)}", error)
+    except (MemoryError, RuntimeError) as error:
+        if not _no_room(error):
+            raise
+        return _fail(f"the memory is too small ({' '.join(str(error).split())})", error)
     except KeyboardInterrupt as stop:  # before or after the training
         return _fail(f"interrupted; {_how_to_resume(name, folder)}", stop)
     return OK
@@ -89,6 +99,13 @@ def _exit_code(error: BaseException) -> int:
     if isinstance(error, SettingError):
         return BAD_SETTING
     return INTERRUPTED if isinstance(error, Interrupted | KeyboardInterrupt) else FAILED
+
+
+def _no_room(error: BaseException) -> bool:
+    """Memory that could not be allocated: torch raises a RuntimeError."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(
+        words in str(error) for words in NO_MEMORY
+    )
 
 
 def _how_to_resume(name: str, folder: Path | None) -> str:
@@ -131,12 +148,15 @@ def _prepare(folder: Path, settings: RunSettings, recipe: recipes.Recipe, group:
     run = Run(folder, settings, recipe, recipe.optimizer(), group=group)
     with group.together():
         if group.writes:
-            if settings.resume is None:
-                _empty(folder, settings, recipe.files)
-            else:
-                checkpoint.remove_leftovers(folder)
-                _load(run)
-            checkpoint.write_atomic(folder / command_line.CONFIG, command_line.dump(settings))
+            try:
+                if settings.resume is None:
+                    run_folder.take(folder, settings, type(recipe))
+                else:
+                    _load(run)
+                    run_folder.resume(folder, type(recipe))
+                checkpoint.write_atomic(folder / command_line.CONFIG, command_line.dump(settings))
+            except OSError as error:
+                raise SettingError(f"--out {folder} cannot be written: {run_folder.reason(error)}") from error
     with group.together():
         # After rank 0, which repairs what a kill has left.
         if not group.writes and settings.resume is not None:
@@ -146,34 +166,20 @@ def _prepare(folder: Path, settings: RunSettings, recipe: recipes.Recipe, group:
 
 def _load(run: Run) -> None:
     facts = checkpoint.load_state(run.folder, run.recipe.model, run.optimizer)
-    run.step, run.first_loss = facts["step"], facts["first_loss"]
+    run.step, run.first_loss = facts["step"], facts.get("first_loss")
     run.seconds, run.metrics_bytes = facts["seconds"], facts["metrics_bytes"]
-    run.recipe.restore(facts.get("recipe", {}))
+    check_metrics(run.folder, run.metrics_bytes, run.step)
+    damaged = f"--resume {run.folder}: {checkpoint.TENSORS} is damaged"
+    if facts.get("random") != {"seed": run.settings.seed, "step": run.step}:
+        raise SettingError(f"{damaged} (its seed or step is not that of the run); start again")
+    if run.step and not (isinstance(run.first_loss, float) and math.isfinite(run.first_loss)):
+        raise SettingError(f"{damaged} (first_loss is {run.first_loss!r}); start again")
+    try:
+        run.recipe.restore(facts.get("recipe", {}))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise SettingError(f"{damaged} (the recipe cannot use its facts: {error!r}); start again") from error
     if run.settings.steps < run.step:
         raise SettingError(f"--steps {run.settings.steps} is less than the {run.step} steps already taken")
-
-
-def _empty(folder: Path, settings: RunSettings, files: Sequence[str]) -> None:
-    """Make the folder; refuse one with other files in it, and remove an earlier run only with --overwrite."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        held = {path.name for path in folder.iterdir()}
-    except OSError as error:
-        raise SettingError(f"--out {folder} cannot be used as a folder: {error.strerror}") from error
-    if not held:
-        return
-    if command_line.CONFIG not in held:
-        raise SettingError(f"--out {folder} holds other files; choose a new or empty folder")
-    if not settings.overwrite:
-        raise SettingError(
-            f"--out {folder} already holds a run; continue it with --resume {folder}, replace it with "
-            "--overwrite true, or choose another --out"
-        )
-    # The checkpoint is deleted first: an interruption must not leave it beside files of another run.
-    ours = (checkpoint.TENSORS, checkpoint.SUMMARY, checkpoint.MODEL, METRICS, "report.json", *files)
-    for path in [folder / name for name in ours] + sorted(folder.glob("*.png")):
-        path.unlink(missing_ok=True)
-    checkpoint.remove_leftovers(folder)
 
 
 def _launched() -> None:

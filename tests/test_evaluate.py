@@ -3,6 +3,7 @@
 import functools
 import math
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -199,3 +200,11 @@ def test_stencil_operators():
     assert evaluate([A, A.to_csr()], [b, b], preconditioners={"none": None}).rows[0].converged == 4
     batch = A.with_coefficients(torch.stack((A.coefficients, 2 * A.coefficients)))
     assert evaluate(batch, b).rows[0].converged == 4
+
+
+def test_what_does_not_converge_is_in_the_report_alone():
+    A = ls.problems.poisson((8, 8))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        report = ls.evaluate(A, torch.ones(64, dtype=torch.float64), {"n": None}, maxiter=2)
+    assert not any(row.converged for row in report.rows)

@@ -13,8 +13,9 @@ ROOT = Path(__file__).resolve().parents[1]
 # A module may import its own group and what stands in lines above it, never another group of its line.
 LAYERS = [
     ["_library", "_analysis", "_device_analysis", "_plain"],
-    ["_library", "_analysis", "_plain", "_unchanged"],
-    ["config", "pattern"],
+    ["_library", "_analysis", "_plain", "_unchanged", "_plan_limit"],
+    ["_planned", "_pattern_checks"],
+    ["config", "pattern", "_scipy"],
     ["_conversion"],
     ["csr"],
     ["_check"],

@@ -7,6 +7,8 @@
 #include <numeric>
 #include <vector>
 
+#include "analysis/interrupt.h"
+
 namespace learnsolve::analysis {
 
 // f(j) for every neighbour j of i, given the pattern and its transpose; once or twice.
@@ -25,18 +27,24 @@ template <class I>
 int64_t greedy_colouring(const I* ptr, int64_t n, const I* idx, const I* tptr, const I* tidx,
                          bool largest_first, I* colours) {
   std::vector<int64_t> order(n), seen(n, -1);
+  Pulse pulse;
+  const auto size = [&](int64_t i) { return ptr[i + 1] - ptr[i] + tptr[i + 1] - tptr[i] + 1; };
   std::iota(order.begin(), order.end(), int64_t{0});
   if (largest_first) {
     std::vector<int64_t> degree(n, 0);
-    for (int64_t i = 0; i < n; ++i)
+    for (int64_t i = 0; i < n; ++i) {
+      pulse(size(i));
       for_each_neighbour(ptr, idx, tptr, tidx, i, [&](int64_t j) {
         if (seen[j] != i) seen[j] = i, ++degree[i];
       });
-    std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return degree[a] > degree[b]; });
+    }
+    std::stable_sort(order.begin(), order.end(),
+                     [&](int64_t a, int64_t b) { return pulse(1), degree[a] > degree[b]; });
   }
   std::fill(colours, colours + n, I(-1));
   std::vector<int64_t> taken;  // taken[c] = i: a neighbour of i has colour c
   for (const int64_t i : order) {
+    pulse(size(i));
     for_each_neighbour(ptr, idx, tptr, tidx, i, [&](int64_t j) {
       if (colours[j] >= 0) taken[colours[j]] = i;
     });

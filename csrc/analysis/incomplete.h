@@ -35,10 +35,13 @@ void lu_products(const I* ptr, int64_t n, const I* idx, const I* diagonal, const
   const auto place_of = [&](int64_t i, int64_t a) {
     return a < diagonal[i] ? lower[i] + a - ptr[i] : upper[i] + a - diagonal[i];
   };
+  Pulse pulse;
   for (int64_t i = 0; i < n; ++i) {
+    pulse(ptr[i + 1] - ptr[i] + 1);
     for (int64_t a = ptr[i]; a < ptr[i + 1]; ++a) place[idx[a]] = place_of(i, a);
     for (int64_t a = ptr[i]; a < diagonal[i]; ++a) {
       const int64_t k = idx[a];
+      pulse(ptr[k + 1] - diagonal[k]);
       for (int64_t b = diagonal[k] + 1; b < ptr[k + 1]; ++b)
         if (place[idx[b]] >= 0) f(place[idx[b]], place_of(i, a), place_of(k, b));
     }
@@ -55,11 +58,14 @@ void cholesky_products(const std::vector<N>& ptr, const std::vector<N>& idx, boo
   std::vector<N> tptr(n + 1), tidx(idx.size()), perm(idx.size());
   std::vector<int64_t> place(n, -1);
   transpose(ptr.data(), n, idx.data(), n, tptr.data(), tidx.data(), perm.data());
+  Pulse pulse;
   for (int64_t i = 0; i < n; ++i) {
     const int64_t end = ptr[i + 1] - 1;  // the diagonal comes last
+    pulse(end - ptr[i] + 1);
     for (int64_t p = ptr[i]; p <= end; ++p) place[idx[p]] = p;
     for (int64_t p = ptr[i]; p < end; ++p) {
       const int64_t k = idx[p];
+      pulse(tptr[k + 1] - tptr[k]);
       for (int64_t c = tptr[k] + 1; c < tptr[k + 1] && tidx[c] <= i; ++c) {
         const int64_t j = tidx[c], q = perm[c];
         if (place[j] >= 0) {
@@ -172,7 +178,9 @@ template <class N>
 void elimination_levels(int64_t steps, const N* order, const N* pivot, const N* ptr, const N* pairs,
                         int64_t entries, int64_t* levels) {
   std::vector<int64_t> next(entries, 0);  // for each entry, the lowest level that may read it
+  Pulse pulse;
   for (int64_t t = 0; t < steps; ++t) {
+    pulse(ptr[t + 1] - ptr[t] + 1);
     int64_t level = pivot[t] >= 0 && pivot[t] != order[t] ? next[pivot[t]] : 0;
     for (int64_t u = 2 * static_cast<int64_t>(ptr[t]); u < 2 * static_cast<int64_t>(ptr[t + 1]); ++u)
       level = std::max(level, next[pairs[u]]);

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "analysis/interrupt.h"
+
 namespace learnsolve::analysis {
 
 // Does a solve with this triangle read entry (i, j)?
@@ -25,7 +27,9 @@ Triangle<I> triangle(const I* ptr, int64_t n, const I* idx, const I* from, bool 
   Triangle<I> t;
   t.ptr.reserve(n + 1);
   t.ptr.push_back(0);
+  Pulse pulse;
   for (int64_t i = 0; i < n; ++i) {
+    pulse(ptr[i + 1] - ptr[i] + 1);
     for (int64_t p = ptr[i]; p < ptr[i + 1]; ++p)
       if (reads(i, idx[p], upper, unit)) {
         t.idx.push_back(idx[p]);
@@ -40,8 +44,11 @@ Triangle<I> triangle(const I* ptr, int64_t n, const I* idx, const I* from, bool 
 template <class I>
 int64_t triangle_size(const I* ptr, int64_t n, const I* idx, bool upper, bool unit) {
   int64_t size = 0;
-  for (int64_t i = 0; i < n; ++i)
+  Pulse pulse;
+  for (int64_t i = 0; i < n; ++i) {
+    pulse(ptr[i + 1] - ptr[i] + 1);
     for (int64_t p = ptr[i]; p < ptr[i + 1]; ++p) size += reads(i, idx[p], upper, unit);
+  }
   return size;
 }
 
@@ -63,14 +70,16 @@ std::vector<I> triangle_blocks(const I* ptr, int64_t n, const I* idx, const I* p
       if (idx[b + l] != idx[a + l] + 1 || place(b + l) != place(a + l) + stride) return false;
     return true;
   };
+  Pulse pulse;
   int64_t open = 0, i = 0;
   while (i < n) {
     const int64_t length = ptr[i + 1] - ptr[i];
     int64_t end = i + 1, stride = 0;
     if (length > 0 && length <= longest && end < n && ptr[i + 2] - ptr[i + 1] == length) {
       stride = place(ptr[i + 1]) - place(ptr[i]);
-      while (end < n && continues(end - 1, length, stride)) ++end;
+      while (end < n && continues(end - 1, length, stride)) pulse(length + 1), ++end;
     }
+    pulse(length + 1);
     if (end - i >= shortest) {
       if (open < i) emit(open, 0, 0);
       emit(i, length, stride);
@@ -95,8 +104,10 @@ template <class I>
 Schedule<I> level_schedule(const I* ptr, int64_t n, const I* idx, bool upper) {
   std::vector<I> level(n, 0);
   int64_t depth = 0;
+  Pulse pulse;
   for (int64_t t = 0; t < n; ++t) {
     const int64_t i = upper ? n - 1 - t : t;
+    pulse(ptr[i + 1] - ptr[i] + 1);
     I own = 0;
     for (int64_t p = ptr[i]; p < ptr[i + 1]; ++p)
       if (reads(i, idx[p], upper, true)) own = std::max(own, static_cast<I>(level[idx[p]] + 1));

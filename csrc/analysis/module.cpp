@@ -10,11 +10,13 @@
 
 #include "analysis/colouring.h"
 #include "analysis/incomplete.h"
+#include "analysis/interrupt.h"
 #include "analysis/levels.h"
 #include "analysis/matching.h"
 #include "analysis/pattern.h"
 #include "analysis/product_blocks.h"
 #include "analysis/spgemm.h"
+#include "analysis/triples.h"
 #include "analysis/union.h"
 
 namespace py = pybind11;
@@ -185,10 +187,7 @@ void bind(py::module_& m) {
   });
   m.def("row_indices", [](const Array<I>& ptr, int64_t nnz) {
     Array<I> rows(nnz);
-    const int64_t m_rows = ptr.size() - 1;
-    I* out = rows.mutable_data();
-    for (int64_t i = 0; i < m_rows; ++i)
-      for (int64_t p = ptr.data()[i]; p < ptr.data()[i + 1]; ++p) out[p] = static_cast<I>(i);
+    row_indices(ptr.data(), static_cast<int64_t>(ptr.size()) - 1, rows.mutable_data());
     return rows;
   });
   m.def("transpose", [](const Array<I>& ptr, const Array<I>& idx, int64_t cols) {
@@ -259,6 +258,17 @@ void bind(py::module_& m) {
 
 PYBIND11_MODULE(_analysis, m) {
   m.doc() = "Structure analysis of CSR patterns on NumPy index arrays (int32 or int64).";
+  on_pulse = [] {
+    py::gil_scoped_acquire gil;
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+  };
+  m.def("sort_triples", [](const Array<int64_t>& rows, const Array<int64_t>& cols, int64_t m_rows) {
+    const Triples t = [&] {
+      py::gil_scoped_release release;
+      return sort_triples(rows.data(), cols.data(), static_cast<int64_t>(rows.size()), m_rows);
+    }();
+    return py::make_tuple(array(t.ptr), array(t.idx), array(t.order), array(t.first));
+  });
   bind<int32_t>(m);
   bind<int64_t>(m);
   bind_triangle<int32_t>(m);

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "analysis/interrupt.h"
+
 namespace learnsolve::analysis {
 
 // learnsolve/pattern.py has a message for each kind, in this order.
@@ -19,12 +21,15 @@ struct Fault {
 // All of crow_indices is checked before a single column is read through it.
 template <class I>
 Fault validate(const I* ptr, int64_t rows, const I* idx, int64_t nnz, int64_t cols) {
+  Pulse pulse;
   if (ptr[0] != 0) return {FaultKind::first, 0, static_cast<int64_t>(ptr[0])};
   for (int64_t i = 0; i < rows; ++i)
-    if (ptr[i + 1] < ptr[i]) return {FaultKind::decreasing, i + 1, static_cast<int64_t>(ptr[i + 1])};
+    if (pulse(1), ptr[i + 1] < ptr[i])
+      return {FaultKind::decreasing, i + 1, static_cast<int64_t>(ptr[i + 1])};
   if (ptr[rows] != nnz) return {FaultKind::last, rows, static_cast<int64_t>(ptr[rows])};
   for (int64_t i = 0; i < rows; ++i) {
     int64_t previous = -1;
+    pulse(ptr[i + 1] - ptr[i] + 1);
     for (int64_t p = ptr[i]; p < ptr[i + 1]; ++p) {
       const int64_t j = idx[p];
       if (j < 0 || j >= cols) return {FaultKind::column_range, p, j};
@@ -40,23 +45,40 @@ Fault validate(const I* ptr, int64_t rows, const I* idx, int64_t nnz, int64_t co
 // place in the original of entry q of the transpose. O(rows + cols + nnz).
 template <class I>
 void transpose(const I* ptr, int64_t rows, const I* idx, int64_t cols, I* tptr, I* tidx, I* perm) {
-  const int64_t nnz = ptr[rows];
+  Pulse pulse;
   std::fill(tptr, tptr + cols + 1, I(0));
-  for (int64_t p = 0; p < nnz; ++p) ++tptr[idx[p] + 1];
-  for (int64_t j = 0; j < cols; ++j) tptr[j + 1] += tptr[j];
+  for (int64_t i = 0; i < rows; ++i) {
+    pulse(ptr[i + 1] - ptr[i] + 1);
+    for (int64_t p = ptr[i]; p < ptr[i + 1]; ++p) ++tptr[idx[p] + 1];
+  }
+  for (int64_t j = 0; j < cols; ++j) pulse(1), tptr[j + 1] += tptr[j];
   std::vector<I> next(tptr, tptr + cols);
-  for (int64_t i = 0; i < rows; ++i)
+  for (int64_t i = 0; i < rows; ++i) {
+    pulse(ptr[i + 1] - ptr[i] + 1);
     for (int64_t p = ptr[i]; p < ptr[i + 1]; ++p) {
       const I q = next[idx[p]]++;
       tidx[q] = static_cast<I>(i);
       perm[q] = static_cast<I>(p);
     }
+  }
+}
+
+// The row of each entry.
+template <class I>
+void row_indices(const I* ptr, int64_t rows, I* out) {
+  Pulse pulse;
+  for (int64_t i = 0; i < rows; ++i) {
+    pulse(ptr[i + 1] - ptr[i] + 1);
+    for (int64_t p = ptr[i]; p < ptr[i + 1]; ++p) out[p] = static_cast<I>(i);
+  }
 }
 
 // Place of the diagonal entry of each of the first n rows, -1 where there is none. Columns are sorted.
 template <class I>
 void diagonal_positions(const I* ptr, int64_t n, const I* idx, I* positions) {
+  Pulse pulse;
   for (int64_t i = 0; i < n; ++i) {
+    pulse(8);  // a binary search
     const I* begin = idx + ptr[i];
     const I* end = idx + ptr[i + 1];
     const I* at = std::lower_bound(begin, end, static_cast<I>(i));
@@ -95,10 +117,12 @@ std::vector<I> row_blocks(const I* ptr, int64_t rows, const I* idx, const I* per
       }
     if (begin < to) table.push_back(static_cast<I>(begin)), table.push_back(static_cast<I>(length));
   };
+  Pulse pulse;
   int64_t i = 0;
   while (i < rows) {
     int64_t end = i + 1;
-    while (end < rows && continues(ptr, idx, perm, end - 1)) ++end;
+    while (end < rows && continues(ptr, idx, perm, end - 1)) pulse(ptr[end + 1] - ptr[end] + 1), ++end;
+    pulse(ptr[end] - ptr[end - 1] + 1);
     const int64_t length = ptr[i + 1] - ptr[i];
     if (end - i >= shortest && length <= 32) {
       emit(open, i, 0);

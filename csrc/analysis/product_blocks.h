@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "analysis/interrupt.h"
+
 namespace learnsolve::analysis {
 
 // Does row i + 1 of A repeat row i for the kernels (uniform_product_rows)? f: the first product of row i.
@@ -88,6 +90,7 @@ std::vector<int64_t> row_product_blocks(const I* a_ptr, int64_t rows, const I* a
   const auto repeats_at = [&](int64_t i, int64_t f) {
     return repeated ? repeated[i + 1] != 0 : rows_repeat(a_ptr, a_idx, b_ptr, c_ptr, positions, i, f);
   };
+  Pulse pulse;
   int64_t f = 0;
   for (int64_t i = 0, last; i < rows; i = last) {
     int64_t products = 0;
@@ -95,7 +98,8 @@ std::vector<int64_t> row_product_blocks(const I* a_ptr, int64_t rows, const I* a
     const int64_t weight = products + a_ptr[i + 1] - a_ptr[i] + 1;
     last = i + 1;
     if (positions && c_ptr[i + 1] - c_ptr[i] <= kLongestRow)
-      while (last < rows && repeats_at(last - 1, f + (last - 1 - i) * products)) ++last;
+      while (last < rows && repeats_at(last - 1, f + (last - 1 - i) * products)) pulse(weight), ++last;
+    pulse(weight);
     table.add(i, last, products, weight, last - i >= kShortestRun);
     f += (last - i) * products;
   }
@@ -107,14 +111,18 @@ template <class I>
 std::vector<int64_t> column_product_blocks(const I* t_ptr, int64_t columns, const I* perm, const I* b_ptr,
                                            const int32_t* positions, const int32_t* starts, int64_t target) {
   BlockTable table(target);
+  Pulse pulse;
   for (int64_t k = 0, last; k < columns; k = last) {
     const int64_t length = t_ptr[k + 1] - t_ptr[k], m = b_ptr[k + 1] - b_ptr[k];
+    const int64_t weight = length * m + length + m + 1;
+    pulse(weight);
     last = k + 1;
     if (positions && m <= kLongestRow) {
-      while (last + 1 < columns && columns_repeat(t_ptr, perm, b_ptr, positions, starts, last - 1)) ++last;
+      while (last + 1 < columns && columns_repeat(t_ptr, perm, b_ptr, positions, starts, last - 1))
+        pulse(weight), ++last;
       if (last > k + 1) ++last;
     }
-    table.add(k, last, length * m, length * m + length + m + 1, last - k >= kShortestRun);
+    table.add(k, last, length * m, weight, last - k >= kShortestRun);
   }
   return table.end(columns);
 }

@@ -47,7 +47,8 @@ class Growing {
 template <class I>
 int64_t count_products(const I* a_idx, int64_t a_nnz, const I* b_ptr) {
   int64_t products = 0;
-  for (int64_t p = 0; p < a_nnz; ++p) products += b_ptr[a_idx[p] + 1] - b_ptr[a_idx[p]];
+  Pulse pulse;
+  for (int64_t p = 0; p < a_nnz; ++p) pulse(1), products += b_ptr[a_idx[p] + 1] - b_ptr[a_idx[p]];
   return products;
 }
 
@@ -111,7 +112,11 @@ bool product_pattern(const I* a_ptr, int64_t rows, const I* a_idx, const I* b_pt
   ColumnSorter sort(cols);
   std::vector<I> place(cols, I(-1));  // of a column; not less than c_ptr[i]: it has been met in row i
   std::vector<uint8_t> next_repeats(inner, 0);
-  for (int64_t k = 0; k + 1 < inner; ++k) next_repeats[k] = repeats(b_ptr, b_idx, k);
+  Pulse pulse;
+  for (int64_t k = 0; k + 1 < inner; ++k) {
+    pulse(b_ptr[k + 1] - b_ptr[k] + 1);
+    next_repeats[k] = repeats(b_ptr, b_idx, k);
+  }
   c_ptr[0] = 0;
   int64_t end = 0;
   for (int64_t i = 0; i < rows; ++i) {
@@ -129,6 +134,7 @@ bool product_pattern(const I* a_ptr, int64_t rows, const I* a_idx, const I* b_pt
     if (shifted) {
       const int64_t length = begin - c_ptr[i - 1];
       for (int64_t l = 0; l < length; ++l) idx[begin + l] = idx[begin - length + l] + 1;
+      pulse(products + 1);
       if (positions) {
         for (int64_t f = 0; f < products; ++f)
           positions[f] = positions[f - products] + static_cast<int32_t>(length);
@@ -143,6 +149,7 @@ bool product_pattern(const I* a_ptr, int64_t rows, const I* a_idx, const I* b_pt
     I last = -1;
     for (int64_t p = p0, f = 0; p < p1; ++p) {
       const int64_t k = a_idx[p];
+      pulse(b_ptr[k + 1] - b_ptr[k] + 1);
       for (int64_t q = b_ptr[k]; q < b_ptr[k + 1]; ++q, ++f) {
         const I j = b_idx[q];
         const bool fresh = place[j] < begin;
@@ -175,10 +182,15 @@ template <class I>
 void masked_positions(const I* a_ptr, int64_t rows, const I* a_idx, const I* b_ptr, const I* b_idx,
                       int64_t cols, const I* c_ptr, const I* c_idx, int32_t* positions) {
   std::vector<int32_t> place(cols, -1);
+  Pulse pulse;
   for (int64_t i = 0; i < rows; ++i) {
+    pulse(c_ptr[i + 1] - c_ptr[i] + 1);
     for (int64_t t = c_ptr[i]; t < c_ptr[i + 1]; ++t) place[c_idx[t]] = static_cast<int32_t>(t);
-    for (int64_t p = a_ptr[i]; p < a_ptr[i + 1]; ++p)
-      for (int64_t q = b_ptr[a_idx[p]]; q < b_ptr[a_idx[p] + 1]; ++q) *positions++ = place[b_idx[q]];
+    for (int64_t p = a_ptr[i]; p < a_ptr[i + 1]; ++p) {
+      const int64_t k = a_idx[p];
+      pulse(b_ptr[k + 1] - b_ptr[k]);
+      for (int64_t q = b_ptr[k]; q < b_ptr[k + 1]; ++q) *positions++ = place[b_idx[q]];
+    }
     for (int64_t t = c_ptr[i]; t < c_ptr[i + 1]; ++t) place[c_idx[t]] = -1;
   }
 }
@@ -188,7 +200,9 @@ template <class I>
 void product_starts(const I* a_idx, int64_t a_nnz, const I* b_ptr, const I* perm, int32_t* starts) {
   std::vector<int32_t> first(a_nnz);
   int32_t f = 0;
+  Pulse pulse;
   for (int64_t p = 0; p < a_nnz; ++p) {
+    pulse(2);
     first[p] = f;
     f += static_cast<int32_t>(b_ptr[a_idx[p] + 1] - b_ptr[a_idx[p]]);
   }

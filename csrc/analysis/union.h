@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "analysis/interrupt.h"
 #include "kernels/union_plan.h"
 
 namespace learnsolve::analysis {
@@ -21,7 +22,9 @@ Union<I> merge_patterns(const I* a_ptr, const I* a_idx, const I* b_ptr, const I*
   u.ptr.reserve(rows + 1);
   u.ptr.push_back(0);
   u.idx.reserve(a_ptr[rows] > b_ptr[rows] ? a_ptr[rows] : b_ptr[rows]);
+  Pulse pulse;
   for (int64_t i = 0; i < rows; ++i) {
+    pulse(a_ptr[i + 1] - a_ptr[i] + b_ptr[i + 1] - b_ptr[i] + 1);
     I p = a_ptr[i], q = b_ptr[i];
     while (p < a_ptr[i + 1] || q < b_ptr[i + 1]) {
       const int64_t at = static_cast<int64_t>(u.idx.size());

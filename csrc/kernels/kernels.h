@@ -41,11 +41,13 @@ struct Kernels {
                       bool accumulate);
   void (*spgemm_columns)(Product, int64_t k0, int64_t k1, bool uniform, const T* a, const T* b, const T* g,
                          T* ga, T* gb, bool add_a, bool add_b);
-  // Stencils have no indices: the same for every I.
+  // These have no indices: the same for every I.
   void (*stencil)(Stencil, Coefficients, int64_t b0, int64_t b1, const T* c, const T* x, T* y,
                   bool accumulate);
   void (*stencil_products)(Stencil, int64_t b0, int64_t b1, const T* u, const T* w, T* q, bool accumulate);
   void (*stencil_correlation)(Stencil, int64_t b0, int64_t b1, const T* u, const T* w, T* partial);
+  void (*column_dots)(const T* u, const T* v, int64_t rows, int64_t k, T* sum);
+  void (*column_combination)(const T* a, const T* v, int64_t rows, int64_t k, T* y, bool accumulate);
   bool (*sptrsv)(Triangle, const T* b, T* x, int64_t k, int64_t c0, int64_t c1);
   bool (*sptrsv_rows)(Triangle, const I* order, int64_t r0, int64_t r1, const T* b, T* x, int64_t k);
   void (*sptrsv_gradient)(Triangle, int64_t r0, int64_t r1, const T* u, const T* w, int64_t k, T* ga,

@@ -8,6 +8,7 @@
 // pcg_adjoint.h.
 #pragma once
 
+#include "kernels/column_dots.h"
 #include "kernels/pcg_passes.h"
 #include "kernels/spmm.h"
 #include "kernels/vector_pass.h"
@@ -92,21 +93,12 @@ void pcg_combine(const RowBlocks<I>& blocks, int64_t b0, int64_t b1, PcgCombine<
   run_pass<T>(blocks, b0, b1, k, CombinePass<T>{a});
 }
 
-template <class T>
-struct DotPass : PcgDot<T> {
-  static constexpr int kSums = 1;
-  static constexpr bool kRowSums = false;
-  LS_INLINE T* sums(int) const { return this->sum; }
-  template <class W, class P>
-  LS_INLINE W at(const P& place, W* sums) const {
-    sums[0] += get<W>(this->u + place.o) * get<W>(this->w + place.o);
-    return W{};
-  }
-};
-
 template <class T, class I>
 void pcg_dot(const RowBlocks<I>& blocks, int64_t b0, int64_t b1, PcgDot<T> a, int64_t k) {
-  run_pass<T>(blocks, b0, b1, k, DotPass<T>{a});
+  for (int64_t b = b0; b < b1; ++b) {
+    const int64_t r0 = blocks.table[2 * b], r1 = blocks.table[2 * b + 2];
+    column_dots(a.u + r0 * k, a.w + r0 * k, r1 - r0, k, a.sum + b * k);
+  }
 }
 
 // y = A x,  sum = <u, y>

@@ -14,6 +14,18 @@ void check_ends(const UnionPlan& plan, int64_t na, int64_t nb) {
   const int64_t last = 2 * union_chunks(plan.nnz);
   STD_TORCH_CHECK(Structure::entry(plan.starts, last) == na && Structure::entry(plan.starts, last + 1) == nb,
                   plan.name, ": starts must end with the numbers of entries of A and B");
+  if (!contents_checked) return;
+  const Entries starts(plan.starts);
+  const uint8_t* codes = data<uint8_t>(plan.codes);
+  int64_t in_a = 0, in_b = 0;
+  for (int64_t i = 0; i <= plan.nnz; ++i) {
+    if (const int64_t c = (i + kUnionChunk - 1) / kUnionChunk; i == plan.nnz || i % kUnionChunk == 0)
+      STD_TORCH_CHECK(starts[2 * c] == in_a && starts[2 * c + 1] == in_b, plan.name, ": starts of chunk ", c,
+                      " must be the entries that codes hold before it, ", in_a, " and ", in_b);
+    if (i == plan.nnz) break;
+    const int code = codes[i / 4] >> (i % 4);
+    in_a += code & 1, in_b += code >> 4 & 1;
+  }
 }
 
 template <class F>

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "kernels/kernels.h"
-#include "ops/structure.h"
+#include "ops/contents.h"
 
 namespace learnsolve {
 
@@ -18,11 +18,19 @@ struct Structure : SparseStructure {
     STD_TORCH_CHECK(entry(ptr, 0) == 0 && entry(ptr, rows()) == nnz() && entry(blocks, 0) == 0 &&
                         entry(blocks, 2 * n_blocks()) == rows(),
                     name, ": ptr must end at nnz and blocks must cover all rows");
+    if (contents_checked) check_contents();
   }
   static int64_t entry(const Tensor& t, int64_t i) {
     return t.scalar_type() == ScalarType::Int ? data<int32_t>(t)[i] : data<int64_t>(t)[i];
   }
   int64_t n_blocks() const { return blocks.numel() / 2 - 1; }
+
+  // Does an operand with this many rows have one for each column?
+  void check_columns(int64_t columns) const {
+    STD_TORCH_CHECK(columns > 0 || nnz() == 0, name,
+                    ": an operand has no rows, and the structure has entries");
+    check_range(name, "columns", idx, 0, columns);
+  }
 
   // Do most rows lie in uniform blocks?
   template <class I>
@@ -41,6 +49,17 @@ struct Structure : SparseStructure {
   template <class I>
   RowBlocks<I> row_blocks() const {
     return {data<I>(blocks)};
+  }
+
+ private:
+  void check_contents() const {
+    check_bounds(name, "ptr", ptr, nnz());
+    check_bounds(name, "blocks", blocks, rows(), 2);
+    check_range(name, "perm", perm, 0, nnz());
+    const Entries table(blocks);
+    for (int64_t b = 0; b < n_blocks(); ++b)
+      if (const int64_t length = table[2 * b + 1]; length > 0)
+        check_uniform(*this, table[2 * b], table[2 * b + 2], length, length);
   }
 };
 

@@ -13,6 +13,13 @@ struct Plan : EliminationPlan {
       : EliminationPlan(name, list, 6, cholesky, nnz, like) {
     STD_TORCH_CHECK(pairs.numel() == 2 * Structure::entry(ptr, steps()), name,
                     ": order, source, pivot, ptr and pairs do not fit one another");
+    // The number of units says how many entries there are, and nothing else does.
+    for (const Tensor* t : {&order, &units}) require_range(name, "order and units", *t, 0, entries());
+    require_range(name, "source", source, 0, nnz);
+    if (!contents_checked) return;
+    check_bounds(name, "ptr", ptr, pairs.numel() / 2);
+    check_range(name, "pairs", pairs, 0, entries());
+    check_range(name, "pivot", pivot, -1, entries());
   }
   template <class T, class I>
   void set_units(T* f, T value) const {
@@ -60,6 +67,8 @@ std::tuple<Tensor, Tensor> csr_incomplete_factor(const std::vector<Tensor>& list
   const char* name = "csr_incomplete_factor";
   const Plan plan(name, list, cholesky, last_size(values), values);
   const Tensor crow = dense(crow_);
+  check_device(name, values, {&crow});
+  check_index(name, crow);
   STD_TORCH_CHECK(crow.numel() > 0 && Structure::entry(crow, crow.numel() - 1) == plan.nnz, name,
                   ": crow must end with the number of values");
   const BatchOperand a(name, "values", values, plan.nnz, values);

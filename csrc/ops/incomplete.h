@@ -26,6 +26,7 @@ struct EliminationPlan {
         units(dense(list[5])),
         cholesky(cholesky_),
         nnz(nnz_) {
+    check_index(name, order);
     for (const Tensor* t : {&source, &pivot, &ptr, &pairs, &units})
       STD_TORCH_CHECK(t->scalar_type() == order.scalar_type(), name, ": a plan must have one index type");
     check_device(name, like, {&order, &source, &pivot, &ptr, &pairs, &units});

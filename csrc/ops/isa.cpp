@@ -8,6 +8,8 @@
 
 namespace learnsolve {
 
+bool contents_checked = false;  // ops/contents.h
+
 #ifdef LEARNSOLVE_WITH_BASELINE
 namespace baseline {
 AllKernels all_kernels();
@@ -61,6 +63,9 @@ AllKernels table = chosen ? chosen->table() : AllKernels{};
 const AllKernels& kernels() { return table; }
 
 }  // namespace learnsolve
+
+// Checks of contents (ops/contents.h), on or off.
+LS_EXPORT void learnsolve_check_contents(int on) { learnsolve::contents_checked = on != 0; }
 
 // Python reads and sets the choice through these three (learnsolve/_library.py). The name in use is null if
 // the machine has none of the compiled instruction sets.

@@ -147,7 +147,8 @@ PcgResult csr_pcg(const std::vector<Tensor>& A, const Tensor& values, int64_t ki
   const Structure S(name, A);
   const PcgTensors in(name, values, x, r, state, target);
   const PcgSizes p(name, S, in.values, kind, M, in.r);
-  const Factor factor(name, p, M, S.idx);
+  check_device(name, in.values, {&S.idx});
+  const Factor factor(name, p, M, S);
   const PcgResultSizes out(name, p, in, first, iterations, store);
   const int64_t counted = out.counted, saved = out.saved;
   Tensor x_out = new_empty(in.r, out.vector), r_out = new_empty(in.r, out.vector),

@@ -37,7 +37,16 @@ std::vector<T> transposed_values(const Structure& St, const T* values) {
   return own;
 }
 
-using Factor = FactorStructures<Structure, TriangularStructure>;
+// With the contents of all structures checked for products with n x n matrices.
+struct Factor : FactorStructures<Structure, TriangularStructure> {
+  Factor(const char* name, const PcgSizes& p, const std::vector<Tensor>& M, const Structure& S)
+      : FactorStructures(name, p, M, S.idx) {
+    S.check_columns(p.n);
+    if (rows) rows->check_columns(width);
+    if (columns) columns->check_columns(p.n);
+    if (lower) lower->check_places(rows->nnz()), upper->check_places(rows->nnz());
+  }
+};
 
 // A factor with values.
 template <class T, class I>

@@ -14,7 +14,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> csr_pcg_backward(
   const Structure S(name, A), St(name, transpose);
   const PcgAdjointTensors in(name, values, x0, forward, gx, gnorms, sums, needs);
   const PcgSizes p(name, S, in.values, kind, M, in.last);
-  const Factor factor(name, p, M, S.idx);
+  check_device(name, in.values, {&S.idx, &St.idx});
+  const Factor factor(name, p, M, S);
+  St.check_columns(p.n);
   const PcgAdjointSizes out(name, S, St, p, in, needs);
   const int64_t count = out.count, counted = out.counted, nk = p.nk();
 
@@ -51,6 +53,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> csr_pcg_backward(
           out.gives_values ? mutable_data<T>(ga) + b * p.values_step : nullptr,
           out.gives_m ? mutable_data<T>(gm) + b * p.m_step : nullptr,
           out.gives_x0 ? mutable_data<T>(gx0) + b * nk : nullptr,
+          !in.before,
       };
       PcgAdjoint<T, I>(S, St, p, factor, count, operands).run();
     }

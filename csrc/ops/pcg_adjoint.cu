@@ -59,6 +59,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> csr_pcg_backward_cuda
         out.gives_values ? mutable_data<T>(ga) : nullptr,
         out.gives_m ? mutable_data<T>(gm) : nullptr,
         out.gives_x0 ? mutable_data<T>(gx0) : nullptr,
+        !in.before,
     };
     DevicePcgAdjoint<T, I>(device, S, St, transposed, factor, p, in.values, count, packs, operands).run();
   });

@@ -13,6 +13,7 @@ template <class T>
 struct DevicePcgAdjointOperands {
   const T *x0, *residuals, *directions, *last, *before, *scalars, *norms, *gx, *gnorms;
   T *rbar, *pbar, *bars, *ga, *gm, *gx0;
+  bool begins;  // no call before this one; `before` is null for an empty vector too
 };
 
 template <class T, class I>
@@ -59,7 +60,7 @@ class DevicePcgAdjoint {
     launch.pass(cuda::MakeCount<T>{xbar, read(rbar), read(pbar)}, chunks, partials());
     judge(cuda::Adjoining::learns, false, false, 0);
     for (int64_t i = count - 1; i >= 0; --i) step(i);
-    if (in.before) {
+    if (!in.begins) {
       if (count > 0) judge(cuda::Adjoining::iteration, true, false, 0);
     } else {
       finish();
@@ -106,7 +107,7 @@ class DevicePcgAdjoint {
   }
 
   void judge(cuda::Adjoining what, bool collects, bool prepares, int64_t i) const {
-    const cuda::AdjointJudge<T> judged{columns, what,  collects,   prepares, in.before != nullptr,
+    const cuda::AdjointJudge<T> judged{columns, what,  collects,   prepares, !in.begins,
                                        i,       count, in.scalars, in.norms, in.gnorms};
     LS_LAUNCH(cuda::blocks_for(p.batch), cuda::kThreads, device.stream,
               (judged, p.batch, chunks.count, partials()), cuda::adjoint_judge_kernel<T>);
@@ -186,7 +187,7 @@ class DevicePcgAdjoint {
     judge(cuda::Adjoining::residual, false, false, i);
     const cuda::Vectors<T> q = qbar[i];
     combine(-1, kAlphaNow, read(rbar), kPibar, direction, q, chunks);
-    if (i > 0 || in.before)
+    if (i > 0 || !in.begins)
       turn<true>(q, r, next, p_of(i - 1));
     else
       turn<false>(q, r, next, {});

@@ -14,6 +14,7 @@ template <class T>
 struct PcgAdjointOperands {
   const T *values, *m, *x0, *residuals, *directions, *last, *before, *scalars, *norms, *gx, *gnorms;
   T *rbar, *pbar, *bars, *ga, *gm, *gx0;
+  bool begins;  // no call before this one; `before` is null for an empty vector too
 };
 
 template <class T, class I>
@@ -54,7 +55,7 @@ class PcgAdjoint {
     if (in.ga) gradient.emplace(Pairs<T, I>{S, k, in.ga, {}, {}});
     if (in.gm && factor.rows) factor_gradient.emplace(Pairs<T, I>{*factor.rows, k, in.gm, {}, {}});
     for (int64_t i = count - 1; i >= 0; --i) step(i);
-    if (!in.before) finish();
+    if (in.begins) finish();
     if (gradient) gradient->flush();
     if (factor_gradient) factor_gradient->flush();
     if (compact) columns.put(own_rbar.data(), in.rbar), columns.put(own_pbar.data(), in.pbar);
@@ -91,7 +92,7 @@ class PcgAdjoint {
   const T* now(AdjointWork row) const { return work.data() + row * k; }
   // Column j of those chosen, in iteration i; i = -1: of the first residual, which has no scalars.
   PcgAdjointColumn<T> column(int64_t i, int64_t j) {
-    const int64_t c = of_all[j], norm = (i + (in.before ? 0 : 1)) * p.k + c;
+    const int64_t c = of_all[j], norm = (i + in.begins) * p.k + c;
     return {in.bars + c,
             work.data() + j,
             in.scalars + std::max<int64_t>(i, 0) * kScalars * p.k + c,
@@ -102,7 +103,7 @@ class PcgAdjoint {
   }
 
   void choose_columns() {
-    columns.look(in.gnorms, count + (in.before ? 0 : 1));
+    columns.look(in.gnorms, count + in.begins);
     columns.look(in.bars, kBars);
     for (const T* v : {static_cast<const T*>(in.rbar), static_cast<const T*>(in.pbar), in.gx})
       columns.look(v, p.n);
@@ -198,7 +199,7 @@ class PcgAdjoint {
     for (int64_t j = 0; j < k; ++j) column(i, j).residual(static_cast<T>(sums.total(S.n_blocks(), k, j)));
     T* q = (*qbar)[i];
     combine(minus_alpha.data(), rbar, now(kPibar), direction, q);
-    const T* before = i > 0 || in.before ? p_of(i - 1) : nullptr;
+    const T* before = i > 0 || !in.begins ? p_of(i - 1) : nullptr;
     T* sum = sums.room(St.n_blocks(), k);
     parallel_blocks<I>(St, k, [&](int64_t b0, int64_t b1) {
       table.pcg_adjoint_direction(

@@ -15,6 +15,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> csr_richardson(const std::vector<Tens
   const std::optional<Tensor> momentum = dense(momentum_), before = dense(before_);
   const SweepSizes p(name, S, values, scale, momentum, b, iterations);
   const SweepResults out(name, p, b, x0, before, stride);
+  check_device(name, values,
+               {&S.idx, &scale, &b, &x0, momentum ? &*momentum : &values, before ? &*before : &values});
+  S.check_columns(p.n);
   const int64_t kept = p.kept(stride), slots = p.slots(stride);
   Tensor x = new_empty(b, out.x), norms = new_empty(b, out.norms), iterates = new_empty(b, out.iterates),
          last = new_empty(b, out.last);

@@ -183,6 +183,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> csr_richardson_backwa
   const SweepNeeds needs(name, needs_);
   const SweepSizes p(name, S, in.values, in.scale, in.momentum, in.b, iterations);
   const SweepAdjointSizes out(name, S, St, p, in, stride, needs);
+  check_device(name, in.values, {&S.idx, &St.idx, &in.scale, &in.b, &in.iterates, &in.norms, &in.gx});
+  for (const auto* t : {&in.momentum, &in.before, &in.gnorms, &in.gbefore})
+    if (*t) check_device(name, in.values, {&**t});
+  S.check_columns(p.n), St.check_columns(p.n);
   Tensor ga = new_zeros(in.values, out.values), gs = new_zeros(in.values, out.scale),
          gm = new_zeros(in.values, out.momentum), gb = new_zeros(in.values, out.b),
          gx0 = new_empty(in.values, out.x0), before_out = new_zeros(in.values, out.before);

@@ -12,6 +12,13 @@
 // (csr_spmm, csr_sddmm and their backwards, csr_add) take them one by one. No operator has more than twelve
 // arguments.
 //
+// Checked in every call: devices, dtypes, sizes, lengths of lists, numbers, and the ends of ptr and blocks;
+// and that order, units and source of an incomplete factorisation, whose sizes say nothing, lie in range.
+// With LEARNSOLVE_CHECK=1 when learnsolve is imported, on the CPU also the contents of index arrays and plans
+// (ops/contents.h): whoever passes arrays that no pattern has made should set it once, because a wrong index
+// makes a kernel read or write foreign memory. That includes an operand with fewer rows than its matrix has
+// columns: a structure does not say how many it has.
+//
 // Plans are for the device that they are made for: on a CUDA device blocks are those of
 // kernels/merge_path.cuh. Shapes: values (nnz) or (B, nnz); dense operands (n), (n, k) or (B, n, k).
 #include <torch/csrc/stable/library.h>
@@ -110,6 +117,10 @@ STABLE_TORCH_LIBRARY(learnsolve, m) {
   m.def(
       "csr_add_backward(Tensor codes, Tensor starts, int na, int nb, Tensor g, float alpha, float beta, "
       "bool need_a, bool need_b) -> (Tensor, Tensor)");
+  // <u, v> of each column, (k) or (B, k), for u and v (n, k) or (B, n, k); sum_batch adds the batch up.
+  m.def("column_dots(Tensor u, Tensor v, bool sum_batch=False) -> Tensor");
+  // sum_b a_b o v_b, (n, k), for a (k) or (B, k), v (n, k) or (B, n, k)
+  m.def("column_combination(Tensor a, Tensor v) -> Tensor");
   // `iterations` of preconditioned conjugate gradients from number `first` on. A: a structure. M by `kind`: 0
   // none, 1 diag(m), 2 L L^T, 3 (L L^T)^-1 for L with values m; it holds m and the structures of L
   // (ops/pcg_factor.h). state: (p, carry), and (x, r) with it continue; with none they begin: r is b, x the

@@ -8,6 +8,7 @@ Tensor csr_sddmm(const Tensor& ptr, const Tensor& idx, const Tensor& blocks, con
                  bool sum_batch) {
   const Structure S("csr_sddmm", ptr, idx, std::nullopt, blocks);
   const Sddmm o(S, u, v, sum_batch);
+  S.check_columns(o.v_rows);
   if (o.batch == 0) return new_zeros(u, o.size);
   Tensor out = new_empty(u, o.size);
   dispatch(S.name, u, S.idx, [&]<class T, class I>() {

@@ -50,8 +50,14 @@ inline void check_values(const char* name, const Tensor& values, int64_t nnz) {
                   ": values must be (nnz) or (B, nnz) with nnz = ", nnz);
 }
 
+inline void check_index(const char* name, const Tensor& t) {
+  STD_TORCH_CHECK(t.scalar_type() == ScalarType::Int || t.scalar_type() == ScalarType::Long, name,
+                  ": indices must be int32 or int64");
+}
+
 inline void check_indices(const char* name, const Tensor& ptr, const Tensor& idx,
                           const std::optional<Tensor>& perm, const Tensor& blocks) {
+  check_index(name, idx);
   STD_TORCH_CHECK(ptr.numel() > 0, name, ": ptr must hold rows + 1 entries, got none");
   STD_TORCH_CHECK(ptr.scalar_type() == idx.scalar_type() && blocks.scalar_type() == idx.scalar_type() &&
                       (!perm || perm->scalar_type() == idx.scalar_type()),

@@ -1,6 +1,7 @@
 // Sparse times sparse and its two gradients, over a plan or without one.
 #include "ops/spgemm.h"
 
+#include "analysis/product_blocks.h"
 #include "ops/check.h"
 
 namespace learnsolve {
@@ -20,8 +21,9 @@ struct Product : ProductPlan {
                     ": blocks must be (number of blocks + 1, 3)");
     STD_TORCH_CHECK(table()[0] == 0 && table()[3 * n_blocks()] == a_rows(), name,
                     ": blocks must cover all rows");
-    STD_TORCH_CHECK(!positions || by_columns || positions->numel() == table()[3 * n_blocks() + 1], name,
+    STD_TORCH_CHECK(!positions || positions->numel() == table()[3 * n_blocks() + 1], name,
                     ": positions must have an entry a product");
+    if (contents_checked) check_contents(by_columns);
   }
   const int64_t* table() const { return data<int64_t>(blocks); }
   int64_t n_blocks() const { return blocks.size(0) - 1; }
@@ -31,6 +33,61 @@ struct Product : ProductPlan {
     return {data<I>(a_ptr),        data<I>(a_idx), data<I>(perm),  data<I>(b_ptr),
             data<I>(b_idx),        data<I>(c_ptr), data<I>(c_idx), data<int32_t>(positions),
             data<int32_t>(starts), masked};
+  }
+
+ private:
+  void check_contents(bool by_columns) const {
+    check_bounds(name, "ptr of A", a_ptr, a_nnz());
+    check_bounds(name, "ptr of B", b_ptr, b_nnz());
+    check_bounds(name, "ptr of C", c_ptr, c_nnz());
+    check_bounds(name, "blocks", blocks, a_rows(), 3);
+    check_range(name, "columns of A", a_idx, 0, by_columns ? c_ptr.numel() - 1 : b_rows());
+    check_range(name, "perm", perm, 0, a_nnz());
+    const Entries ap(a_ptr), ai(a_idx), bp(b_ptr), bi(b_idx), cp(c_ptr), ci(c_idx), at(blocks);
+    int64_t f = 0;
+    for (int64_t r = 0, block = 0; r < a_rows(); ++r) {
+      for (; block < n_blocks() && at[3 * block] <= r; ++block)
+        STD_TORCH_CHECK(by_columns || at[3 * block + 1] == f || at[3 * block + 3] == at[3 * block], name,
+                        ": block ", block, " must begin with product ", f);
+      for (int64_t e = ap[r]; e < ap[r + 1]; ++e) {
+        const int64_t i = by_columns ? ai[e] : r, k = by_columns ? r : ai[e], count = bp[k + 1] - bp[k];
+        if (by_columns && positions) f = Entries(*starts)[e];
+        STD_TORCH_CHECK(!positions || (f >= 0 && f + count <= positions->numel()), name, ": product ", f,
+                        " has no position");
+        for (int64_t q = bp[k]; positions && q < bp[k + 1]; ++q) {
+          const int64_t t = Entries(*positions)[f + q - bp[k]];
+          STD_TORCH_CHECK((masked && t == -1) || (t >= cp[i] && t < cp[i + 1] && ci[t] == bi[q]), name,
+                          ": product ", f + q - bp[k], " does not belong in place ", t);
+        }
+        f += count;
+      }
+    }
+    a_idx.scalar_type() == ScalarType::Int ? check_uniform_blocks<int32_t>(by_columns)
+                                           : check_uniform_blocks<int64_t>(by_columns);
+  }
+  template <class I>
+  void check_uniform_blocks(bool by_columns) const {
+    const ProductView<I> P = view<I>();
+    for (int64_t b = 0; positions && b < n_blocks(); ++b) {
+      const int64_t *line = table() + 3 * b, last = line[3] - 1;
+      if (line[2] == 0 || last < line[0]) continue;
+      int64_t f = line[1], length = by_columns ? row_length(P, last) : P.c_ptr[last + 1] - P.c_ptr[last];
+      bool same = length <= 128;
+      for (int64_t i = line[0]; same && i < last; ++i) {
+        if (by_columns) {
+          same = i + 1 < last && analysis::columns_repeat(P.a_ptr, P.perm, P.b_ptr, P.positions, P.starts, i);
+          if (i + 2 == last) break;
+        } else {
+          same = analysis::rows_repeat(P.a_ptr, P.a_idx, P.b_ptr, P.c_ptr, P.positions, i, f);
+          for (int64_t p = P.a_ptr[i]; p < P.a_ptr[i + 1]; ++p) f += row_length(P, P.a_idx[p]);
+        }
+      }
+      STD_TORCH_CHECK(same, name, ": the rows of block ", b, " are not uniform");
+    }
+  }
+  template <class I>
+  static int64_t row_length(const ProductView<I>& P, int64_t k) {
+    return P.b_ptr[k + 1] - P.b_ptr[k];
   }
 };
 
@@ -52,6 +109,11 @@ Tensor over_rows(const Product& P, const char* u_name, const Tensor& u, const Te
   const int64_t nnz = left ? P.a_nnz() : P.c_nnz();
   const Operands o(BatchOperand(P.name, u_name, u, left ? P.c_nnz() : P.a_nnz(), u),
                    BatchOperand(P.name, "b", b, P.b_nnz(), u), P.name, sum);
+  STD_TORCH_CHECK(columns >= 0, P.name, ": columns must not be negative, got ", columns);
+  if (!P.positions) {
+    check_range(P.name, "columns of B", P.b_idx, 0, columns);
+    check_range(P.name, "columns of C", P.c_idx, 0, columns);
+  }
   if (o.batch == 0) return new_zeros(u, o.size(nnz));
   Tensor out = new_empty(u, o.size(nnz));
   dispatch(P.name, u, P.a_idx, [&]<class T, class I>() {

@@ -26,6 +26,7 @@ struct ProductPlan {
         positions(unless_empty(list[7])) {
     if (by_columns && positions) starts = unless_empty(list[8]);
     const ScalarType type = a_idx.scalar_type();
+    check_index(name, a_idx);
     for (const Tensor* t : {&a_ptr, &b_ptr, &c_ptr})
       STD_TORCH_CHECK(t->numel() > 0 && t->scalar_type() == type, name,
                       ": every pattern needs ptr with rows + 1 entries and idx of the same type");

@@ -9,6 +9,7 @@ Tensor csr_spmm(const Tensor& ptr, const Tensor& idx, const Tensor& perm, const 
                 const Tensor& values, const Tensor& x, bool sum_batch) {
   const Structure S("csr_spmm", ptr, idx, perm, blocks);
   const Spmm o(S, values, x, sum_batch);
+  S.check_columns(o.x_rows);
   if (o.batch == 0) return new_zeros(values, o.size);
   Tensor y = new_empty(values, o.size);
   dispatch(S.name, values, S.idx, [&]<class T, class I>() {
@@ -34,6 +35,7 @@ std::tuple<Tensor, Tensor> csr_spmm_backward(const Tensor& ptr, const Tensor& id
   const Structure S(name, ptr, idx, perm, blocks), A(name, crow, col, std::nullopt, row_blocks);
   STD_TORCH_CHECK(A.nnz() == S.nnz(), name, ": both structures must hold the same entries");
   const SpmmBackward o(S, A.rows(), values, g, x);
+  S.check_columns(o.g_rows), A.check_columns(S.perm ? S.rows() : o.g_rows);
   const Size values_size = sizes_of(values), x_size = sizes_of(x);
   if (o.nothing()) return {new_zeros(values, values_size), new_zeros(values, x_size)};
   Tensor ga = new_empty(values, values_size), gx = new_empty(values, x_size);
@@ -59,6 +61,8 @@ std::tuple<Tensor, Tensor> csr_spmv_scatter_backward(const Tensor& ptr, const Te
   check_dense(name, "x", x, values);
   STD_TORCH_CHECK(values.dim() == 1 && g.dim() == 1 && x.dim() == 1 && g.numel() == A.rows(), name,
                   ": values, g and x must be vectors, g with ", A.rows(), " rows");
+  check_device(name, values, {&A.idx, &g, &x});
+  A.check_columns(x.numel());
   // A number of parts that does not depend on the number of threads, each with a vector of its own, added
   // up in order: the same bits for any number of threads.
   constexpr int64_t parts = 8;

@@ -12,7 +12,7 @@ inline int64_t step_of(int64_t batch, int64_t size) { return batch == 1 ? 0 : si
 // y = S x
 struct Spmm {
   Tensor values, x;
-  int64_t k, batch, a_step, x_step, y_step;
+  int64_t x_rows, k, batch, a_step, x_step, y_step;
   Size size;  // of y (learnsolve/ops/_fake.py says the same for torch.compile)
 
   Spmm(const SparseStructure& S, const Tensor& values_, const Tensor& x_, bool sum_batch)
@@ -22,7 +22,7 @@ struct Spmm {
     check_values(S.name, values, S.nnz());
     const int64_t a_batch = values.dim() == 2 ? values.size(0) : 1;
     const Dense d(x);
-    k = d.k;
+    x_rows = d.n, k = d.k;
     batch = broadcast_batch(S.name, a_batch, d.batch);
     a_step = step_of(a_batch, S.nnz());
     x_step = step_of(d.batch, d.n * k);
@@ -39,7 +39,7 @@ struct Spmm {
 // out_p = <u_i, v_j>
 struct Sddmm {
   Tensor u, v;
-  int64_t k, batch, u_step, v_step, out_step;
+  int64_t v_rows, k, batch, u_step, v_step, out_step;
   Size size;
 
   Sddmm(const SparseStructure& S, const Tensor& u_, const Tensor& v_, bool sum_batch)
@@ -50,7 +50,7 @@ struct Sddmm {
     const Dense du(u), dv(v);
     STD_TORCH_CHECK(du.n == S.rows() && du.k == dv.k, S.name, ": u must have ", S.rows(),
                     " rows and as many columns as v");
-    k = du.k;
+    v_rows = dv.n, k = du.k;
     batch = broadcast_batch(S.name, du.batch, dv.batch);
     u_step = step_of(du.batch, du.n * k);
     v_step = step_of(dv.batch, dv.n * k);
@@ -64,7 +64,7 @@ struct Sddmm {
 // those of the matrix.
 struct SpmmBackward {
   Tensor values, g, x;
-  int64_t k, batch, a_step, g_step, x_step;
+  int64_t g_rows, k, batch, a_step, g_step, x_step;
 
   SpmmBackward(const SparseStructure& S, int64_t rows, const Tensor& values_, const Tensor& g_,
                const Tensor& x_)
@@ -77,7 +77,7 @@ struct SpmmBackward {
     const Dense dx(x), dg(g);
     STD_TORCH_CHECK(dx.n == S.rows() && dx.k == dg.k && (!S.perm || dg.n == rows), S.name,
                     ": x and g do not match the structure");
-    k = dx.k;
+    g_rows = dg.n, k = dx.k;
     batch = broadcast_batch(S.name, a_batch, broadcast_batch(S.name, dx.batch, dg.batch));
     a_step = step_of(a_batch, S.nnz());
     g_step = step_of(dg.batch, dg.n * k);

@@ -23,6 +23,8 @@ Tensor csr_sptrsv(const std::vector<Tensor>& triangle, bool upper, bool unit, co
   const TriangularStructure S(name, triangle, upper, unit);
   const Tensor values = dense(values_), b = dense_or_expanded(b_);
   const SolveSizes sizes(name, S, values, b);
+  check_device(name, values, {&S.idx, &b});
+  S.check_places(values.size(values.dim() - 1));
   Tensor x = new_empty(values, sizes_of(b));
   if (sizes.empty()) return x;
   dispatch(name, values, S.idx, [&]<class T, class I>() {
@@ -45,6 +47,8 @@ std::tuple<Tensor, Tensor> csr_sptrsv_backward(const std::vector<Tensor>& triang
                   ": both structures must hold the same entries");
   const Tensor values = dense(values_), g = dense_or_expanded(g_), x = dense(x_);
   const SolveSizes sizes(name, S, values, g);
+  check_device(name, values, {&S.idx, &A.idx, &g, &x});
+  for (const TriangularStructure* T : {&S, &A}) T->check_places(values.size(values.dim() - 1));
   check_solution(name, x, g, values);
   const Size values_size = sizes_of(values);
   const bool written = S.entries() == values_size.back() && !sizes.empty();

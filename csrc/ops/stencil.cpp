@@ -40,6 +40,7 @@ Tensor stencil(const Tensor& coefficients, const Tensor& x_, const std::vector<i
                const std::vector<int64_t>& periodic, bool transpose, bool sum_batch) {
   const char* name = "stencil";
   const Tensor c = dense(coefficients), x = dense(x_);
+  check_device(name, x, {&c});
   const StencilCall call(name, c, x, offsets, periodic, transpose, sum_batch);
   const StencilView& S = call.shapes.view;
   if (call.nothing()) return new_zeros(x, call.size);
@@ -58,6 +59,7 @@ Tensor stencil_products(const Tensor& u_, const Tensor& w_, const std::vector<in
                         const std::vector<int64_t>& periodic, bool constant, bool sum_batch) {
   const char* name = "stencil_products";
   const Tensor u = dense(u_), w = dense(w_);
+  check_device(name, u, {&w});
   const StencilProductsCall call(name, u, w, offsets, periodic, constant, sum_batch);
   const StencilView& S = call.shapes.view;
   if (call.nothing()) return new_zeros(u, call.size);

@@ -134,12 +134,4 @@ struct StencilProductsCall {
   bool nothing() const { return batch == 0 || shapes.view.points() == 0 || shapes.view.count == 0; }
 };
 
-template <class F>
-void dispatch_dtype(const char* name, const Tensor& t, F f) {
-  const ScalarType type = t.scalar_type();
-  STD_TORCH_CHECK(type == ScalarType::Float || type == ScalarType::Double, name,
-                  ": tensors must be float32 or float64");
-  type == ScalarType::Double ? f.template operator()<double>() : f.template operator()<float>();
-}
-
 }  // namespace learnsolve

@@ -41,9 +41,13 @@ T* mutable_data(const Tensor& t) {
   return static_cast<T*>(t.data_ptr());
 }
 
+// All on the CPU, or on one CUDA device.
 inline void check_device(const char* name, const Tensor& like, std::initializer_list<const Tensor*> others) {
+  const bool on_host = like.is_cpu();
+  const auto index = on_host ? 0 : like.get_device_index();
+  STD_TORCH_CHECK(on_host || like.is_cuda(), name, ": tensors must be on a CPU or a CUDA device");
   for (const Tensor* t : others)
-    STD_TORCH_CHECK(t->is_cuda() == like.is_cuda() && t->get_device_index() == like.get_device_index(), name,
+    STD_TORCH_CHECK(on_host ? t->is_cpu() : t->is_cuda() && t->get_device_index() == index, name,
                     ": all tensors must be on one device");
 }
 
@@ -60,6 +64,15 @@ void dispatch(const char* name, const Tensor& values, const Tensor& idx, F f) {
   } else {
     i == ScalarType::Int ? f.template operator()<float, int32_t>() : f.template operator()<float, int64_t>();
   }
+}
+
+// The same where there are no indices.
+template <class F>
+void dispatch_dtype(const char* name, const Tensor& t, F f) {
+  const ScalarType type = t.scalar_type();
+  STD_TORCH_CHECK(type == ScalarType::Float || type == ScalarType::Double, name,
+                  ": tensors must be float32 or float64");
+  type == ScalarType::Double ? f.template operator()<double>() : f.template operator()<float>();
 }
 
 // Results of this size are newly allocated by the system in every call (glibc keeps up to 32 MiB for itself),

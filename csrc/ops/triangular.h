@@ -13,6 +13,7 @@ struct TriangularStructure : SparseTriangle {
   template <class... Arguments>
   explicit TriangularStructure(const char* name, const Arguments&... arguments)
       : SparseTriangle(name, arguments...) {
+    check_device(name, idx, {&levels});
     STD_TORCH_CHECK(order.scalar_type() == idx.scalar_type() && levels.scalar_type() == idx.scalar_type(),
                     name, ": order and levels must have the index type of idx");
     STD_TORCH_CHECK(blocks.dim() == 2 && blocks.size(0) >= 1 && blocks.size(1) == 3, name,
@@ -25,7 +26,11 @@ struct TriangularStructure : SparseTriangle {
     STD_TORCH_CHECK(n_levels() == 0 || (order.numel() == rows() && Structure::entry(levels, 0) == 0 &&
                                         Structure::entry(levels, n_levels()) == rows()),
                     name, ": order and levels must cover all rows");
+    if (contents_checked) check_contents();
   }
+  // For values of `nnz` entries.
+  void check_places(int64_t nnz) const { check_range(name, "perm", perm, 0, nnz); }
+
   int64_t n_blocks() const { return blocks.numel() / 3 - 1; }
   int64_t n_levels() const { return std::max<int64_t>(levels.numel() - 1, 0); }
   int64_t work(int64_t k) const { return (entries() + rows()) * std::max<int64_t>(k, 1); }
@@ -38,6 +43,31 @@ struct TriangularStructure : SparseTriangle {
             rows(),
             upper,
             unit};
+  }
+
+ private:
+  void check_contents() const {
+    check_bounds(name, "ptr", ptr, entries());
+    check_bounds(name, "blocks", blocks, rows(), 3);
+    check_range(name, "columns", idx, 0, rows());
+    const Entries at(ptr), column(idx), table(blocks);
+    for (int64_t i = 0; i < rows(); ++i) {
+      int64_t p = at[i], end = at[i + 1];
+      if (!unit) {
+        STD_TORCH_CHECK(p < end && column[upper ? p : end - 1] == i, name, ": row ", i,
+                        " must have its diagonal entry ", upper ? "first" : "last");
+        upper ? ++p : --end;
+      }
+      for (; p < end; ++p)
+        STD_TORCH_CHECK(upper ? column[p] > i : column[p] < i, name, ": row ", i, " has column ", column[p],
+                        ", outside of the triangle");
+    }
+    for (int64_t b = 0; b < n_blocks(); ++b)
+      if (const int64_t length = table[3 * b + 1]; length > 0)
+        check_uniform(*this, table[3 * b], table[3 * b + 3], length, table[3 * b + 2]);
+    if (n_levels() == 0) return;
+    check_bounds(name, "levels", levels, rows());
+    check_range(name, "order", order, 0, rows());
   }
 };
 

@@ -1,6 +1,7 @@
 // Structure analysis: faults are found, transposes and blocks are what csr_view.h says.
 #include "analysis/matching.h"
 #include "analysis/pattern.h"
+#include "analysis/triples.h"
 #include "tests/matrices.h"
 
 namespace learnsolve::test {
@@ -123,6 +124,27 @@ void check_matching(const Structure<I>& S) {
   require(matched == largest, "match_rows: not the largest matching, " + S.name);
 }
 
+void check_triples(Random& random) {
+  for (const int64_t entries : {0, 1, 40, 2000}) {
+    const int64_t rows = 9, cols = 50;
+    std::vector<int64_t> i(entries), j(entries);
+    for (int64_t e = 0; e < entries; ++e)
+      i[e] = static_cast<int64_t>(random() % rows), j[e] = static_cast<int64_t>(random() % cols);
+    const analysis::Triples t = analysis::sort_triples(i.data(), j.data(), entries, rows);
+    std::vector<int64_t> order(entries);
+    for (int64_t e = 0; e < entries; ++e) order[e] = e;
+    std::stable_sort(order.begin(), order.end(),
+                     [&](int64_t a, int64_t b) { return std::pair(i[a], j[a]) < std::pair(i[b], j[b]); });
+    require(t.order == order, "sort_triples: not in the order of rows and columns");
+    require(t.first.size() == t.idx.size() && t.ptr.back() == static_cast<int64_t>(t.idx.size()),
+            "sort_triples: as many places as columns");
+    for (int64_t row = 0; row < rows; ++row)
+      for (int64_t p = t.ptr[row]; p < t.ptr[row + 1]; ++p)
+        require(i[order[t.first[p]]] == row && j[order[t.first[p]]] == t.idx[p],
+                "sort_triples: another place");
+  }
+}
+
 template <class I>
 void all_patterns(Random& random) {
   int64_t uniform_blocks[2] = {0, 0};
@@ -154,4 +176,5 @@ LS_TEST(analysis) {
   faults<int64_t>();
   all_patterns<int32_t>(random);
   all_patterns<int64_t>(random);
+  check_triples(random);
 }

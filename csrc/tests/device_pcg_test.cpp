@@ -38,6 +38,16 @@ void with_columns(int64_t k, const F& f) {
     f.template operator()<false, 1>();
 }
 
+template <class T, class F>
+void with_products(int64_t k, const F& f) {
+  if (k == 1)
+    f.template operator()<2, 1>();
+  else if (k % kPack<T> == 0)
+    f.template operator()<0, kPack<T>>();
+  else
+    f.template operator()<0, 1>();
+}
+
 template <class T>
 void passes(Random& random, int64_t n, int64_t k) {
   const Chunks chunks(n);
@@ -100,9 +110,14 @@ struct System {
   const Preconditioning kind;
   const Chunks chunks{n};
   Array<T> values, m, mt, b;
-  Array<T> x, r, p, before, residuals, directions, q, z, w, sums, carry, work, norms, scalars;
-  Array<int> flags;
-  PcgForward<T> P;
+  Array<T> residuals, directions;
+  Array<T> x = rows_of(n), r = x, p = x, before = x, q = x, z = x, w = x, sums = rows_of(3 * chunks.count),
+           carry = rows_of(kCarry), work = rows_of(kWork), norms = rows_of(iterations + 1),
+           scalars = rows_of(iterations * kScalars);
+  Array<int> flags{2 * batch};
+  PcgForward<T> P{};
+
+  Array<T> rows_of(int64_t rows) const { return Array<T>(batch * rows * k); }
 
   System(Random& random, const Structure<I>& A_, int64_t k_, int64_t batch_, int64_t iterations_,
          Preconditioning kind_, bool store)
@@ -117,21 +132,8 @@ struct System {
         m(kind_ == Preconditioning::diagonal ? A_.rows : A_.nnz()),
         mt(A_.nnz()),
         b(uniform<T>(random, batch_ * A_.rows * k_)),
-        x(batch * n * k),
-        r(batch * n * k),
-        p(batch * n * k),
-        before(batch * n * k),
-        residuals(store ? batch * iterations * n * k : 0),
-        directions(store ? batch * iterations * n * k : 0),
-        q(batch * n * k),
-        z(batch * n * k),
-        w(batch * n * k),
-        sums(3 * batch * chunks.count * k),
-        carry(batch * kCarry * k),
-        work(batch * kWork * k),
-        norms(batch * (iterations + 1) * k),
-        scalars(batch * iterations * kScalars * k),
-        flags(2 * batch) {
+        residuals(rows_of(store ? iterations * n : 0)),
+        directions(residuals) {
     for (int64_t i = 0; i < n; ++i)
       for (int64_t e = A.ptr[i]; e < A.ptr[i + 1]; ++e) {
         values[e] = A.idx[e] == i ? T(8) : T(-1);
@@ -141,33 +143,14 @@ struct System {
       for (int64_t i = 0; i < n; ++i) m[i] = T(1) / (1 + i % 3);
     else
       for (int64_t e = 0; e < A.nnz(); ++e) mt[e] = m[At.perm[e]];
-    const int64_t each = batch * chunks.count * k;
-    P = {kind,
-         m.data(),
-         0,
-         n,
-         k,
-         batch,
-         iterations,
-         0,
-         n,
-         true,
-         store,
-         false,
-         x.data(),
-         r.data(),
-         p.data(),
-         before.data(),
-         residuals.data(),
-         directions.data(),
-         q.data(),
-         z.data(),
-         w.data(),
-         {sums.data(), sums.data() + each, sums.data() + 2 * each},
-         {carry.data(), work.data(), flags.data(), k},
-         norms.data(),
-         scalars.data(),
-         nullptr};
+    P.kind = kind, P.m = m.data(), P.n = P.width = n, P.k = k, P.batch = batch;
+    P.iterations = iterations, P.begins = true, P.store = store;
+    P.x = x.data(), P.last_r = r.data(), P.last_p = p.data(), P.spare = before.data();
+    P.slots_r = residuals.data(), P.slots_p = directions.data();
+    P.q = q.data(), P.z = z.data(), P.w = w.data();
+    for (int i = 0; i < 3; ++i) P.sums[i] = sums.data() + i * batch * chunks.count * k;
+    P.columns = {carry.data(), work.data(), flags.data(), k};
+    P.norms = norms.data(), P.scalars = scalars.data();
   }
   RowsOf<T, I> rows(const Array<T>& by) const { return {A.ptr.data(), A.idx.data(), by.data()}; }
   RowsOf<T, I> columns() const { return {At.ptr.data(), At.idx.data(), mt.data()}; }
@@ -185,13 +168,9 @@ struct System {
   void multiply(const RowsOf<T, I>& by, const Vectors<const T>& from, const Vectors<const T>& u, T* to,
                 const int* running, const Partials<T>& partials) {
     const MakeProduct<T, I, Sums> make{by, 0, from, u, {to, n * k}, running};
-    using Make = MakeProduct<T, I, Sums>;
-    if (k == 1)
-      chunk_product_kernel<2, 1, T, Make>(make, chunks, batch, k, false, partials);
-    else if (k % kPack<T> == 0)
-      chunk_product_kernel<0, kPack<T>, T, Make>(make, chunks, batch, k, false, partials);
-    else
-      chunk_product_kernel<0, 1, T, Make>(make, chunks, batch, k, false, partials);
+    with_products<T>(k, [&]<int Lanes, int V>() {
+      chunk_product_kernel<Lanes, V, T, MakeProduct<T, I, Sums>>(make, chunks, batch, k, false, partials);
+    });
   }
   Vectors<const T> at(T* v, int64_t i) const {
     return {v, P.store && i < iterations ? iterations * n * k : n * k};
@@ -226,12 +205,7 @@ struct System {
   void by_one_kernel(int64_t blocks) {
     const PcgLoop<T, I> loop{P, rows(values), rows(m), columns(), 0, chunks, chunks};
     on_blocks(blocks, [&] {
-      if (k == 1)
-        pcg_loop_kernel<2, 1, T, I>(loop);
-      else if (k % kPack<T> == 0)
-        pcg_loop_kernel<0, kPack<T>, T, I>(loop);
-      else
-        pcg_loop_kernel<0, 1, T, I>(loop);
+      with_products<T>(k, [&]<int Lanes, int V>() { pcg_loop_kernel<Lanes, V, T, I>(loop); });
     });
   }
 };
@@ -245,15 +219,10 @@ void forms(const Structure<I>& A, int64_t k, int64_t batch, int64_t iterations, 
   one.residual(-1), two.residual(-1);
   one.by_launches(), two.by_one_kernel(blocks);
   const std::string what = "both forms of the loop";
-  require_equal(one.x, two.x, what);
-  require_equal(one.r, two.r, what);
-  require_equal(one.p, two.p, what);
-  require_equal(one.before, two.before, what);
-  require_equal(one.carry, two.carry, what);
-  require_equal(one.norms, two.norms, what);
-  require_equal(one.scalars, two.scalars, what);
-  require_equal(one.residuals, two.residuals, what);
-  require_equal(one.directions, two.directions, what);
+  using S = System<T, I>;
+  for (const auto of :
+       {&S::x, &S::r, &S::p, &S::before, &S::carry, &S::norms, &S::scalars, &S::residuals, &S::directions})
+    require_equal(one.*of, two.*of, what);
   // Whatever the form: the last norm is that of b - A x.
   for (int64_t s = 0; s < batch; ++s)
     for (int64_t c = 0; c < k; ++c) {

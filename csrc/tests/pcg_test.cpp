@@ -136,6 +136,28 @@ void forward_passes(const Operands<T, I>& o, const std::string& name) {
            });
 }
 
+// Sums and combinations of columns, of arrays that end where their last number does; none of no rows or
+// columns.
+template <class T>
+void column_sums(Random& random) {
+  for (const int64_t k : {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 33})
+    for (const int64_t n : {0, 1, 2, 5, 31, 64, 129}) {
+      const Array<T> u = uniform<T>(random, n * k), v = uniform<T>(random, n * k), a = uniform<T>(random, k);
+      Array<T> dots = unwritten<T>(k), y = unwritten<T>(n * k);
+      std::vector<Sum> wanted(k), combined(n * k);
+      for (int64_t i = 0; i < n * k; ++i) {
+        wanted[i % k].add(u[i], v[i]);
+        combined[i].add(a[i % k], u[i]), combined[i].add(a[i % k], v[i]);
+      }
+      isa::column_dots(u.data(), v.data(), n, k, dots.data());
+      isa::column_combination(a.data(), u.data(), n, k, y.data(), false);
+      isa::column_combination(a.data(), v.data(), n, k, y.data(), true);
+      const std::string size = std::to_string(n) + " x " + std::to_string(k);
+      require_close(dots, wanted, "column_dots, " + size);
+      require_close(y, combined, "column_combination, " + size);
+    }
+}
+
 template <class T, class I>
 void adjoint_passes(const Operands<T, I>& o, bool with_x, int kind, const std::string& name) {
   const int64_t sums = o.S.n_blocks() * o.k, blocks = o.S.n_blocks();
@@ -229,6 +251,7 @@ void all_cases(Random& random, const char* types) {
 LS_TEST(pcg) {
   using namespace learnsolve::test;
   Random random(7);
+  column_sums<float>(random), column_sums<double>(random);
   all_cases<float, int32_t>(random, "float, int32");
   all_cases<float, int64_t>(random, "float, int64");
   all_cases<double, int32_t>(random, "double, int32");

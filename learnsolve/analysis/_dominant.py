@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -50,6 +51,12 @@ def _pick(values: np.ndarray, vectors: np.ndarray, near: complex | None, converg
     return Pair(complex(values[at]), vector / np.linalg.norm(vector), converged)
 
 
+# In an invariant subspace SciPy's ARPACK continues with random numbers, since 1.17 seeded by the system.
+_SEEDED: dict[str, Any] = (
+    {"rng": 0} if "rng" in inspect.signature(scipy.sparse.linalg.eigs).parameters else {}
+)
+
+
 def _dominant(
     name: str, apply: Map, space: Space, rtol: float, maxiter: int | None, near: complex | None
 ) -> Pair | None:
@@ -74,7 +81,7 @@ def _dominant(
     eigs: Any = scipy.sparse.linalg.eigs
     try:
         # Four, since up to four may share one modulus: complex pairs of both signs.
-        found: Any = eigs(operator, k=4, ncv=ncv, v0=start, tol=rtol, maxiter=maxiter, which="LM")
+        found: Any = eigs(operator, k=4, ncv=ncv, v0=start, tol=rtol, maxiter=maxiter, which="LM", **_SEEDED)
     except scipy.sparse.linalg.ArpackError as error:
         found, converged = (getattr(error, "eigenvalues", ()), getattr(error, "eigenvectors", None)), False
     if lost:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -22,7 +23,7 @@ from learnsolve.evaluation._result import Evaluation, Row, Spread
 from learnsolve.ops.stencil_operator import StencilOperator
 from learnsolve.pattern import SparsityPattern
 from learnsolve.preconditioners.base import Preconditioner
-from learnsolve.solvers.base import Solution, Status
+from learnsolve.solvers.base import ConvergenceWarning, Solution, Status
 
 SOLVERS = ("cg", "fcg", "minres", "bicgstab", "gmres", "fgmres")
 MADE = (Preconditioner, CSR, scipy.sparse.linalg.LinearOperator, torch.nn.Module)
@@ -290,7 +291,9 @@ def _solve(
     iterations, seconds, statuses = [], [], []
     solution = None
     for rtol in tolerances:
-        solution = run(rtol=rtol)
+        with warnings.catch_warnings():  # the status is part of the report
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            solution = run(rtol=rtol)
         if not isinstance(solution, Solution):
             raise TypeError(f"solver must return a Solution, got {type(solution).__name__}")
         converged = solution.status is Status.CONVERGED

@@ -8,7 +8,6 @@ import re
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
 
 import numpy as np
 import scipy.sparse
@@ -17,9 +16,9 @@ from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.csr import CSR
-from learnsolve.io import _cache, _pickles
+from learnsolve.io import _cache
+from learnsolve.io._planetoid_files import PARTS, paths_of, read
 
-PARTS = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
 URL = "https://raw.githubusercontent.com/kimiyoung/planetoid/af6abf468a772cc055bec88c52e4d6f51b7c37e3/data/"
 # SHA-256 of the files at that address, in the order of PARTS.
 DIGESTS = {
@@ -34,11 +33,10 @@ DIGESTS = {
         "2af990671580b6b2df5d158d1038f8292e30c9cd821b5453f399659b25b723d4",
     )
 }
-VALIDATION = 500  # number of validation nodes, which follow the training nodes
 # The content of an .npz file, in addition to `digest`, the digest of the raw files, and `content`, the digest
 # of these arrays.
 ARRAYS = (
-    *("edges", "indptr", "indices", "data", "shape", "labels", "classes"),
+    *("edges", "loops", "indptr", "indices", "data", "shape", "labels", "classes"),
     *("train", "validation", "test"),
 )
 # Words of letters, digits, _ and -, separated by dots: not a path.
@@ -52,7 +50,7 @@ class Graph:
     Attributes
     ----------
     name : name of the data set
-    adjacency : CSR, shape (n, n): ones at the edges, symmetric, without loops or duplicate edges
+    adjacency : CSR, shape (n, n): ones at the edges, symmetric, without duplicate edges; see `self_loops`
     features : CSR, shape (n, number of features)
     labels : Tensor of int64, shape (n,): the class of each node, -1 if unknown
     classes : number of classes
@@ -75,6 +73,7 @@ def planetoid(
     *,
     normalise: bool = False,
     keep: bool = False,
+    self_loops: bool = False,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str | None = None,
 ) -> Graph:
@@ -88,6 +87,7 @@ def planetoid(
     normalise : divide each row of features by its sum; rows of zeros are left unchanged
     keep : cache the content of `folder` as an .npz file, which later calls read instead of the pickles.
         Downloaded files are always cached. Nothing is ever written into `folder`
+    self_loops : keep the edges from a node to itself, as ones on the diagonal (124 nodes of CiteSeer)
     dtype : torch.float32 or torch.float64
     device : device of the graph
 
@@ -139,20 +139,21 @@ def planetoid(
         )
     _check.flag("planetoid", "normalise", normalise)
     _check.flag("planetoid", "keep", keep)
+    _check.flag("planetoid", "self_loops", self_loops)
     if dtype not in _check.SUPPORTED:
         raise TypeError(f"planetoid: dtype must be torch.float32 or torch.float64, got {dtype}")
     if folder is None:
         arrays = _downloaded(name)
     else:
-        paths = _paths(name, Path(folder))
+        paths = paths_of(name, Path(folder))
         digest = _digest(paths)
         stored = _npz(name, digest) if keep else None
         arrays = _load(stored, digest) if stored else None
         if arrays is None:
-            arrays = _read(paths)
+            arrays = read(paths)
             if stored:
                 _store(stored, arrays, digest)
-    return _graph(name, arrays, normalise, dtype, device)
+    return _graph(name, arrays, normalise, self_loops, dtype, device)
 
 
 def _downloaded(name: str) -> dict[str, np.ndarray]:
@@ -169,20 +170,9 @@ def _downloaded(name: str) -> dict[str, np.ndarray]:
     if arrays is None:
         raw = stored.parent / "planetoid"
         _cache.download("planetoid", raw, URL, digests)
-        arrays = _read(_paths(name, raw))
+        arrays = read(paths_of(name, raw))
         _store(stored, arrays, digest)
     return arrays
-
-
-def _paths(name: str, folder: Path) -> dict[str, Path]:
-    paths = {part: folder / f"ind.{name}.{part}" for part in PARTS}
-    for path in paths.values():
-        if not path.is_file():
-            raise FileNotFoundError(
-                f"planetoid: there is no file {path}; the folder must contain ind.{name}.x and so on for "
-                f"{', '.join(PARTS)}"
-            )
-    return paths
 
 
 def _combined(digests: tuple[str, ...]) -> str:
@@ -232,104 +222,19 @@ def _store(path: Path, arrays: dict[str, np.ndarray], digest: str) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _read(paths: dict[str, Path]) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file from the raw files."""
-    loaded: dict[str, Any] = {}
-    for part in PARTS[:-1]:
-        try:
-            loaded[part] = _pickles.load(paths[part])
-        except _pickles.Refused as error:
-            _fail(paths[part], str(error))
-        kind = dict if part == "graph" else np.ndarray if "y" in part else scipy.sparse.csr_array
-        if not isinstance(loaded[part], kind):
-            _fail(paths[part], f"holds a {type(loaded[part]).__name__} instead of a {kind.__name__}")
-    test = _test_ids(paths["test.index"])
-    x, tx, allx, y, ty, ally = (loaded[part] for part in PARTS[:6])
-    for part, features, labels in (("y", x, y), ("ty", tx, ty), ("ally", allx, ally)):
-        if labels.ndim != 2 or len(labels) != features.shape[0] or labels.shape[1:] != y.shape[1:]:
-            _fail(paths[part], f"has labels of shape {labels.shape} for {features.shape[0]} nodes")
-    for part, features in (("x", x), ("tx", tx)):
-        if features.shape[1] != allx.shape[1]:
-            _fail(paths[part], f"has {features.shape[1]} features per node, allx has {allx.shape[1]}")
-    first = allx.shape[0]
-    if x.shape[0] > first:
-        _fail(paths["x"], f"has {x.shape[0]} nodes, but allx, which should begin with them, has {first}")
-    if len(test) != tx.shape[0] or len(np.unique(test)) != len(test) or (len(test) and test.min() < first):
-        _fail(
-            paths["test.index"],
-            f"must name each of the {tx.shape[0]} nodes of tx once, by numbers from {first} on, since those "
-            "below belong to allx",
-        )
-    edges, last = _edges(loaded["graph"], paths["graph"])
-    n = 1 + max(first - 1, int(test.max(initial=-1)), last)
-    described = first + len(test) + len(loaded["graph"])
-    if n > described:
-        _fail(paths["graph"], f"and test.index name node {n - 1}, but the files describe {described} at most")
-    # Nodes that no file describes have no features and no label.
-    at = np.concatenate([np.arange(first), test])
-    stacked = scipy.sparse.csr_array(scipy.sparse.vstack([allx, tx]))
-    counts = np.zeros(n, dtype=np.int64)
-    counts[at] = np.diff(stacked.indptr)
-    order = np.argsort(at, kind="stable")
-    stacked = stacked[order]
-    stacked.sort_indices()
-    labels = np.full(n, -1, dtype=np.int64)
-    one_hot = np.concatenate([ally, ty])
-    labels[at] = np.where(one_hot.any(axis=1), one_hot.argmax(axis=1), -1)
-    return {
-        "edges": edges,
-        "indptr": np.concatenate([[0], np.cumsum(counts)]),
-        "indices": stacked.indices,
-        "data": stacked.data,
-        "shape": np.array([n, allx.shape[1]]),
-        "labels": labels,
-        "classes": np.array(y.shape[1]),
-        "train": np.arange(x.shape[0]),
-        "validation": np.arange(x.shape[0], min(x.shape[0] + VALIDATION, first)),
-        "test": np.sort(test),
-    }
-
-
-def _test_ids(path: Path) -> np.ndarray:
-    words = path.read_text(encoding="ascii", errors="replace").split()
-    wrong = next((word for word in words if not (word.isascii() and word.isdigit() and len(word) < 10)), None)
-    if wrong is not None:
-        _fail(path, f"must have a node's number in each line, got {wrong[:40]!r}")
-    return np.array([int(word) for word in words], dtype=np.int64)
-
-
-def _edges(graph: dict, path: Path) -> tuple[np.ndarray, int]:
-    """The edges (2, number) with the first node below the second, each once, without loops; and the last
-    node."""
-    if not all(isinstance(neighbours, list) for neighbours in graph.values()):
-        _fail(path, "must map each node to the list of its neighbours")
-    nodes = list(graph)
-    ends = [other for neighbours in graph.values() for other in neighbours]
-    if not all(type(i) is int and 0 <= i < 2**31 - 1 for i in (*nodes, *ends)):
-        _fail(path, "must name nodes by numbers from 0 on")
-    starts = np.repeat(np.array(nodes, dtype=np.int64), [len(neighbours) for neighbours in graph.values()])
-    pairs = np.stack([starts, np.array(ends, dtype=np.int64)], axis=1)
-    loops = pairs[:, 0] == pairs[:, 1]
-    edges = np.unique(np.sort(pairs[~loops], axis=1), axis=0)
-    return np.ascontiguousarray(edges.T), max(*nodes, *ends, -1, -1)
-
-
-def _fail(path: Path, what: str) -> NoReturn:
-    raise ValueError(f"planetoid: {path} {what}")
-
-
 def _graph(
     name: str,
     arrays: dict[str, np.ndarray],
     normalise: bool,
+    self_loops: bool,
     dtype: torch.dtype,
     device: torch.device | str | None,
 ) -> Graph:
     n, columns = map(int, arrays["shape"])
     a, b = arrays["edges"]
-    ones = np.ones(2 * len(a))
-    both = (np.concatenate([a, b]), np.concatenate([b, a]))
-    adjacency = scipy.sparse.csr_array(scipy.sparse.coo_array((ones, both), shape=(n, n)))
+    loops = arrays["loops"][: None if self_loops else 0]
+    both = (np.concatenate([a, b, loops]), np.concatenate([b, a, loops]))
+    adjacency = scipy.sparse.csr_array(scipy.sparse.coo_array((np.ones(len(both[0])), both), shape=(n, n)))
     X = scipy.sparse.csr_array(
         (arrays["data"].astype(np.float64), arrays["indices"], arrays["indptr"]), shape=(n, columns)
     )

@@ -3,6 +3,7 @@
 import sys
 
 from learnsolve import csr
+from learnsolve._plan_limit import set_plan_limit
 from learnsolve.ops import (  # noqa: F401  (methods of CSR)
     _batched,
     _fake,
@@ -64,6 +65,7 @@ __all__ = [
     "scale_columns",
     "scale_rows",
     "sddmm",
+    "set_plan_limit",
     "set_spgemm_plan_limit",
     "spgemm",
     "spmm",

@@ -42,16 +42,10 @@ _KINDS = {"ilu0": 0, "ic0": 1, "mic0": 2}  # `Factors` of csrc/analysis/incomple
 class Plan(NamedTuple):
     """The elimination on a pattern, and the patterns of its factors."""
 
-    tensors: tuple[Tensor, ...]  # csrc/ops/schema.cpp
-    cholesky: bool
+    elimination: tuple[tuple[Tensor, ...], bool]  # what the operators take (csrc/ops/schema.cpp)
     lower: SparsityPattern
     upper: tuple[SparsityPattern, ...]  # none for L L^T
     on_diagonal: Tensor  # of A's entries
-
-    @property
-    def elimination(self) -> tuple[tuple[Tensor, ...], bool]:
-        """What the operators take."""
-        return self.tensors, self.cholesky
 
 
 def elimination_plan(pattern: SparsityPattern, kind: str) -> Plan:
@@ -92,7 +86,7 @@ def elimination_plan(pattern: SparsityPattern, kind: str) -> Plan:
     on_diagonal = torch.zeros(pattern.nnz, dtype=torch.bool, device=pattern.device)
     on_diagonal[pattern.diagonal_positions.long()] = True
     lower = triangle("lower", lower_crow, lower_col)
-    return Plan((*plan, *by_level), kind != "ilu0", lower, upper, on_diagonal)
+    return Plan(((*plan, *by_level), kind != "ilu0"), lower, upper, on_diagonal)
 
 
 def _by_level(order, source, pivot, ptr, pairs, units):

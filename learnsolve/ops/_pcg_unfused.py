@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from learnsolve.ops._autograd import pullback
+from learnsolve.ops._dots import dots
 from learnsolve.ops._product import product
 from learnsolve.ops._triangular import Side, solve
 from learnsolve.ops.richardson import residual_norm
@@ -80,7 +81,7 @@ def unfused(
     M = _preconditioner(m, factor, kind)
 
     def dot(u, v):
-        return (u * v).sum(-2, keepdim=True)
+        return dots(u, v, True)
 
     def norm_of(r):
         return residual_norm(r, -2, keepdim=True)

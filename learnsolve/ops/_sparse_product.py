@@ -60,8 +60,9 @@ def set_spgemm_plan_limit(bytes: int) -> int:
 
     Returns
     -------
-    int, the limit until now. The new one holds for pairs of patterns whose product is formed for the first
-    time, or again after `SparsityPattern.drop_caches`.
+    int, the limit until now. The new one holds for plans that are made from now on: for pairs of patterns
+    whose product is formed for the first time, or again after their plan was dropped (`set_plan_limit`,
+    `SparsityPattern.drop_caches`).
 
     Examples
     --------
@@ -168,8 +169,11 @@ def _too_many(dtype: torch.dtype) -> ValueError:
     )
 
 
-def _column_plan(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) -> _ColumnPlan:
-    """For the pass over the rows of B: where the products of each entry of A^T begin."""
+def _column_plan(
+    A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None, positioned: bool
+) -> _ColumnPlan:
+    """For the pass over the rows of B: where the products of each entry of A^T begin. `positioned`: of a plan
+    with positions, as it may not be when it is made again, under another limit."""
     t_ptr, _, permutation, _ = A._structure(True)
     positions, first, *_ = A._planned(_plan, B, mask)[1:]
     if _device_analysis.here(A.crow_indices):
@@ -210,7 +214,8 @@ def _by_rows(
 
 def _by_columns(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) -> tuple:
     """The same for those that traverse the columns of A."""
-    plan, columns = A._planned(_plan, B, mask), A._planned(_column_plan, B, mask)
+    plan = A._planned(_plan, B, mask)
+    columns = A._planned(_column_plan, B, mask, plan.positions is not None)
     C, none = plan.result or mask, A._none
     assert C is not None
     tensors = (

@@ -11,17 +11,24 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
+from learnsolve.ops._dots import dots, scaled
+
 
 def residual_norm(r: Tensor, dim: int, keepdim: bool = False) -> Tensor:
-    """||r|| along `dim`. Its derivatives at zero are zero; the second one of `vector_norm` is NaN there."""
-    square = (r * r).sum(dim, keepdim)
+    """||r|| along `dim`, the last axis but one, or the last of vectors. Its derivatives at zero are zero; the
+    second one of `vector_norm` is NaN there."""
+    if dim == -1 or r.dim() == 1:
+        square = dots(r.unsqueeze(-1), r.unsqueeze(-1))
+        square = square if keepdim else square.squeeze(-1)
+    else:
+        square = dots(r, r, keepdim)
     zero = square == 0
     return torch.where(zero, 0, torch.where(zero, 1, square).sqrt())
 
 
 def with_momentum(y: Tensor, momentum: Tensor | float | None, x: Tensor, before: Tensor) -> Tensor:
     """y + momentum (x - before)"""
-    return y if momentum is None else y + momentum * (x - before)
+    return y if momentum is None else y + scaled(momentum, x - before)
 
 
 def stationary_steps(
@@ -56,7 +63,7 @@ def stationary_steps(
         z = r if M is None else M(r)
         if scale is not None:
             s = scale[..., number if scale.shape[-2] > 1 else 0, :]
-            z = (s if b.dim() == 1 else s.unsqueeze(-1)) * z
+            z = scaled(s if b.dim() == 1 else s.unsqueeze(-1), z)
         m = None
         if momentum is not None:
             m = momentum[..., number if momentum.shape[-1] > 1 else 0]

@@ -5,16 +5,17 @@ import torch
 from torch import Tensor
 
 from learnsolve import _check
+from learnsolve._pattern_checks import as_numpy, matrix_shape, sorted_triples
 from learnsolve._plain import makes_plain_tensors
 from learnsolve.csr import CSR
 from learnsolve.ops._gather import added_up
-from learnsolve.ops._selection import first_of_each
-from learnsolve.pattern import SparsityPattern, as_numpy, matrix_shape
+from learnsolve.pattern import SparsityPattern
 
 
 def from_coo(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> CSR:
-    """See `CSR.from_coo`. Sorting costs O(e log e) for e entries, once; values then flow through a product
-    with the 0/1 matrix that sends each entry to its place, whose gradient hands each its own back.
+    """See `CSR.from_coo`. Sorting costs O(e log k) for e entries, k at most in a row, once; values then flow
+    through a product with the 0/1 matrix that sends each entry to its place, whose gradient hands each its
+    own back.
 
     Examples
     --------
@@ -48,24 +49,13 @@ def _sort(
     rows: Tensor, columns: Tensor, m: int, n: int, device: torch.device
 ) -> tuple[SparsityPattern, SparsityPattern]:
     """The pattern of the triples, and that of the 0/1 matrix (entries of the pattern x triples)."""
-    i, j = as_numpy(rows).astype(np.int64), as_numpy(columns).astype(np.int64)
-    for name, places, size in (("rows", i, m), ("columns", j, n)):
-        outside = np.flatnonzero((places < 0) | (places >= size))
-        if len(outside):
-            at = int(outside[0])
-            raise ValueError(
-                f"from_coo: {name} must lie in 0 <= index < {size}, got {name}[{at}] = {int(places[at])}"
-            )
-    order = np.lexsort((j, i))  # stable: duplicates are added in the order given
-    i, j = i[order], j[order]
-    first = first_of_each(i, j)
-    narrow = rows.dtype == columns.dtype == torch.int32 and max(m, n, len(i)) <= torch.iinfo(torch.int32).max
+    narrow = rows.dtype == columns.dtype == torch.int32
+    narrow = narrow and max(m, n, len(rows)) <= torch.iinfo(torch.int32).max
     dtype = torch.int32 if narrow else torch.int64
-
-    def index(array: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(device, dtype)
-
-    crow = np.searchsorted(i[first], np.arange(m + 1))
-    pattern = SparsityPattern._trusted(index(crow), index(j[first]), (m, n))
-    gather = SparsityPattern._trusted(index(np.append(first, len(i))), index(order), (len(first), len(i)))
-    return pattern, gather
+    # Duplicates are added in the order given.
+    crow, col, order, first = sorted_triples("from_coo", as_numpy(rows), as_numpy(columns), (m, n))
+    crow, col, order, ends = (
+        torch.from_numpy(a).to(device, dtype) for a in (crow, col, order, np.append(first, len(order)))
+    )
+    pattern = SparsityPattern._trusted(crow, col, (m, n))
+    return pattern, SparsityPattern._trusted(ends, order, (pattern.nnz, len(order)))

@@ -41,7 +41,7 @@ def eye(
 
 
 def diag(d: Tensor, k: int = 0, *, index_dtype: torch.dtype = torch.int64) -> CSR:
-    """The square matrix with d, of shape (..., n), on diagonal k: n + abs(k) rows. d is its values.
+    """The square matrix with a copy of d, of shape (..., n), on diagonal k: n + abs(k) rows.
 
     `diagonal` reads a diagonal. Patterns are shared as those of `eye`. Not to be called under
     `torch.compile`, which cannot make patterns: make one matrix before, then ``D.with_values(d)``.
@@ -60,7 +60,7 @@ def diag(d: Tensor, k: int = 0, *, index_dtype: torch.dtype = torch.int64) -> CS
     if d.dim() == 0:
         raise ValueError("diag: d must have shape (..., n), got a scalar; use A * s with A = eye(n)")
     n = d.shape[-1] + abs(k)
-    return CSR(d, _pattern(n, n, k, index_dtype, d.device))
+    return CSR(d.clone(), _pattern(n, n, k, index_dtype, d.device))
 
 
 @makes_plain_tensors

@@ -1,6 +1,5 @@
 """Incomplete Cholesky and LU factors without fill, differentiable in the matrix."""
 
-import warnings
 from numbers import Real
 from typing import NamedTuple
 
@@ -9,11 +8,9 @@ from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.csr import CSR
-from learnsolve.ops._incomplete import _raw_factor, breakdown_message, factor, plan_of
+from learnsolve.ops._incomplete import factor, plan_of
 from learnsolve.ops._operands import broadcasts_to, plain_values
-from learnsolve.pattern import SparsityPattern
-
-_FIRST_SHIFT, _TRIES = 1e-3, 30
+from learnsolve.ops._shift import Search
 
 
 class IncompleteCholesky(NamedTuple):
@@ -209,7 +206,7 @@ def _factors(function: str, A: CSR, shift: float | Tensor, on_breakdown: str) ->
             )
         flat = values.detach().reshape(batch.numel(), pattern.nnz)
         start = used.detach().reshape(batch.numel())
-        found = _Search.apply(flat, start, pattern, function).reshape(batch)  # type: ignore[union-attr]
+        found = Search.apply(flat, start, pattern, function).reshape(batch)  # type: ignore[union-attr]
         # Where the first attempt went well this is the shift that was given, with its gradient.
         used = torch.where(found == used, used, found)
         unshifted = False
@@ -246,66 +243,3 @@ def _as_shift(function: str, shift: float | Tensor, values: Tensor) -> Tensor:
     if not 0 <= shift < float("inf"):
         raise ValueError(f"{function}: shift must be finite and not negative, got {shift}")
     return torch.full(values.shape[:-1], float(shift), dtype=values.dtype, device=values.device)
-
-
-class _Search(torch.autograd.Function):
-    """The first of shift, 1e-3 (or twice the shift, if that is more), its double, ... with which the factors
-    exist; values (B, nnz), shift (B). A constant to every derivative."""
-
-    @staticmethod
-    def forward(values, shift, pattern, kind):
-        return _search(values, shift, pattern, kind)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.mark_non_differentiable(output)
-
-    @staticmethod
-    def backward(ctx, *_):  # type: ignore[override]
-        return None, None, None, None
-
-    @staticmethod
-    def jvp(ctx, *_):  # type: ignore[override]
-        return None
-
-    @staticmethod
-    def vmap(info, in_dims, values, shift, pattern, kind):
-        size = info.batch_size
-        v, s = (
-            t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
-            for t, dim in zip((values, shift), in_dims[:2], strict=True)
-        )
-        found = _Search.apply(v.reshape(-1, pattern.nnz), s.reshape(-1), pattern, kind)
-        return found.reshape(size, -1), 0  # type: ignore[union-attr]
-
-
-def _search(values: Tensor, shift: Tensor, pattern: SparsityPattern, kind: str) -> Tensor:
-    plan = plan_of(pattern, kind)
-    shift, open_ = shift.clone(), torch.arange(len(shift), device=shift.device)
-    breakdown = shift.new_empty(0, 2)
-    for attempt in range(_TRIES + 1):
-        if attempt:
-            shift[open_] = (2 * shift[open_]).clamp(min=_FIRST_SHIFT)
-        v = values[open_]
-        v = torch.where(plan.on_diagonal, v * (1 + shift[open_].unsqueeze(-1)), v)
-        breakdown = _raw_factor(*plan.elimination, pattern.crow_indices, v, False)[1]
-        failed = breakdown[:, 0] >= 0
-        open_, breakdown = open_[failed], breakdown[failed]
-        if len(open_) == 0:
-            break
-    else:
-        at, (row, pivot) = int(open_[0]), breakdown[0].tolist()
-        message = breakdown_message(kind, int(row), pivot, at if len(shift) > 1 else None)
-        raise ValueError(
-            f"{message}, even with shift {float(shift[at]):.3g} (the last of {_TRIES} tries); a shift "
-            "relative to the diagonal does not help where that is zero or negative: permute the rows, or add "
-            "a multiple of the identity"
-        )
-    if attempt:
-        warnings.warn(
-            f"{kind}: a pivot broke down, the diagonal was shifted by {float(shift.max()):.3g} times itself "
-            "(result.shift); give shift=... to choose it",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-    return shift

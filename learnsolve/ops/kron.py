@@ -4,6 +4,7 @@ import numpy as np
 import torch
 
 from learnsolve import _check
+from learnsolve._pattern_checks import matrix_shape
 from learnsolve.csr import CSR
 from learnsolve.ops._operands import fit
 from learnsolve.ops._selection import Sorted, reordered, sorted_by_row
@@ -37,6 +38,7 @@ def kron(A: CSR, B: CSR) -> CSR:
     _check.matrix("kron", "A", A)
     _check.matrix("kron", "B", B)
     fit("kron", A, B)
+    matrix_shape("kron", _product_shape(A.shape, B.shape))
     plan = A.pattern._planned(_plan_kron, B.pattern)
     outer = (A.values.unsqueeze(-1) * B.values.unsqueeze(-2)).flatten(-2)
     return CSR(reordered(outer, plan), plan.pattern)
@@ -48,5 +50,9 @@ def _plan_kron(P: SparsityPattern, Q: SparsityPattern) -> Sorted:
     )
     rows = (i1[:, None] * Q.shape[0] + i2).reshape(-1)
     columns = (j1[:, None] * Q.shape[1] + j2).reshape(-1)
-    shape = (P.shape[0] * Q.shape[0], P.shape[1] * Q.shape[1])
-    return sorted_by_row(P if P.dtype == torch.int64 else Q, rows, columns, shape)
+    like = P if P.dtype == torch.int64 else Q
+    return sorted_by_row(like, rows, columns, _product_shape(P.shape, Q.shape))
+
+
+def _product_shape(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
+    return a[0] * b[0], a[1] * b[1]

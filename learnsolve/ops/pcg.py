@@ -21,14 +21,13 @@ from torch import Tensor
 from learnsolve import _library  # noqa: F401  (registers torch.ops.learnsolve)
 from learnsolve.ops._autograd import Operation, pullback, tracked, vmapped
 from learnsolve.ops._calls import WORK, iterations_of_a_call
-from learnsolve.ops._pcg_unfused import LOWER, LOWER_T, Stop, tangents_of, unfused, unfused_adjoint
-from learnsolve.ops._triangular import _only_read, _system
+from learnsolve.ops._pcg_operands import KINDS, fitting, preconditioner
+from learnsolve.ops._pcg_unfused import LOWER, Stop, tangents_of, unfused, unfused_adjoint
+from learnsolve.ops._triangular import _only_read
 from learnsolve.pattern import SparsityPattern
 
 _raw = torch.ops.learnsolve.csr_pcg.default
 _raw_backward = torch.ops.learnsolve.csr_pcg_backward.default
-
-KINDS = ("none", "diagonal", "product", "triangular")
 
 _STOP = 4  # row of the state of a column: its `Stop`, and in the next row when
 _FIRST_CALL = 32  # iterations to a tolerance; later calls take twice as many, as far as interrupts allow
@@ -71,7 +70,7 @@ def pcg_iterations(
     Gradients for values, m, b and x0, also through the norms, exact for the iterations that ran. A column
     whose cotangents are all exactly zero costs the backward no more than reading them.
     """
-    number, pattern, factor = _fitting(kind, pattern, factor)
+    number, pattern, factor = fitting(kind, pattern, factor)
     from_zero = x0 is None
     M = values.new_empty(0) if m is None else m
     X = values.new_empty(0) if x0 is None else x0
@@ -104,9 +103,9 @@ def pcg_solve(
     `check_every`: iterations of each call, after which the host checks whether all have stopped; None: 32,
     64, 128, ...
     """
-    number, pattern, factor = _fitting(kind, pattern, factor)
+    number, pattern, factor = fitting(kind, pattern, factor)
     none = b.new_empty(0)
-    fixed = (pattern._structure(False), values, number, _preconditioner(m, factor, number))
+    fixed = (pattern._structure(False), values, number, preconditioner(m, factor, number))
     longest = _calls(values, none if m is None else m, b, max(maxiter, 1), False)[0]
     length, growth = (_FIRST_CALL, 2) if check_every is None else (check_every, 1)
     x, r, state, norms, first = x0, b, (), [], 0
@@ -128,23 +127,6 @@ def _status(carry: Tensor, b: Tensor) -> Tensor:
     return carry[:, _STOP:].to(torch.int64).reshape(*b.shape[: max(b.dim() - 2, 0)], 2, *b.shape[1:][-1:])
 
 
-def _fitting(
-    kind: str, pattern: SparsityPattern, factor: SparsityPattern | None
-) -> tuple[int, SparsityPattern, SparsityPattern | None]:
-    """The number of the kind, and the patterns with one type of indices."""
-    if factor is not None and factor.dtype != pattern.dtype:
-        pattern, factor = _wide(pattern), _wide(factor)
-    return KINDS.index(kind), pattern, factor
-
-
-def _wide(pattern: SparsityPattern) -> SparsityPattern:
-    return pattern if pattern.dtype == torch.int64 else pattern._planned(_with_int64)[0]
-
-
-def _with_int64(pattern: SparsityPattern) -> tuple[SparsityPattern]:
-    return (SparsityPattern._trusted(pattern.crow_indices.long(), pattern.col_indices.long(), pattern.shape),)
-
-
 def _calls(values: Tensor, m: Tensor, b: Tensor, iterations: int, checkpointed: bool) -> list[int]:
     """Iterations of each call."""
     work = (values.shape[-1] + 2 * m.shape[-1]) * max(b.numel(), 1) // max(b.shape[max(b.dim() - 2, 0)], 1)
@@ -154,25 +136,12 @@ def _calls(values: Tensor, m: Tensor, b: Tensor, iterations: int, checkpointed: 
     return [min(length, iterations - i) for i in range(0, iterations, length)] or [0]
 
 
-def _preconditioner(m: Tensor | None, factor: SparsityPattern | None, kind: int) -> tuple[Tensor, ...]:
-    """M as the raw operators take it (csrc/ops/pcg_factor.h)."""
-    if kind == 0:
-        return ()
-    assert m is not None
-    if kind == 1:
-        return (m,)
-    assert factor is not None
-    if kind == 2:
-        return (m, *factor._structure(False), *factor._structure(True))
-    return (m, *factor._structure(False), *_system(factor, LOWER).tensors, *_system(factor, LOWER_T).tensors)
-
-
 class _PCG(Operation):
     """x, norms and status of `pcg_iterations`, and what its adjoint needs."""
 
     @staticmethod
     def forward(values, m, b, x0, pattern, factor, kind, iterations, from_zero, checkpointed, recorded):
-        fixed = (pattern._structure(False), values, kind, _preconditioner(m, factor, kind))
+        fixed = (pattern._structure(False), values, kind, preconditioner(m, factor, kind))
         store = recorded and not checkpointed
         x, r = None if from_zero else x0, b
         state: Any = ()
@@ -258,7 +227,7 @@ class _PCG(Operation):
 
 def _adjoint(values, m, b, x0, gx, gnorms, norms, constants, saved, needs):
     pattern, factor, kind, iterations, from_zero, checkpointed = constants
-    A, M = pattern._structure(False), _preconditioner(m, factor, kind)
+    A, M = pattern._structure(False), preconditioner(m, factor, kind)
     start = None if from_zero else x0
     needs = [int(needs[0]), int(needs[1]), int(needs[3] and not from_zero)]
     axis = 0 if b.dim() == 1 else -2

@@ -6,6 +6,7 @@ from torch import Tensor
 from learnsolve import _check
 from learnsolve.csr import CSR
 from learnsolve.ops._autograd import Operation, add, tracked, vmapped
+from learnsolve.ops._dots import ordered_dots
 from learnsolve.ops._product import product, sampled
 from learnsolve.pattern import SparsityPattern
 
@@ -52,10 +53,18 @@ def quadratic_form(A: CSR, x: Tensor, *, symmetric: bool = False) -> Tensor:
     if torch.compiler.is_dynamo_compiling() or values.dim() > 1 or x.dim() > 2:
         _check.batches(name, values.shape[:-1], x.shape[:-2], "A.values and x")
         y = product(values, x, pattern, False)
-        return (x * y).sum(-1) if x.dim() == 1 else (x * y).sum((-2, -1))
+        return _inner(x, y)
     if tracked(values, x):
         return _QuadraticForm.eager.apply(values, x, pattern, symmetric)[0]
     return _QuadraticForm.forward(values, x, pattern, symmetric)[0]
+
+
+def _inner(x: Tensor, y: Tensor) -> Tensor:
+    """<x, y>, added up over all columns, of each member of a batch."""
+    axes = min(x.dim(), 2)
+    column = (x.shape[-axes:].numel(), 1)
+    x, y = (t.reshape((*t.shape[: t.dim() - axes], *column)) for t in (x, y))
+    return ordered_dots(x, y).squeeze(-1)
 
 
 class _QuadraticForm(Operation):
@@ -64,7 +73,7 @@ class _QuadraticForm(Operation):
     @staticmethod
     def forward(values: Tensor, x: Tensor, pattern: SparsityPattern, symmetric: bool):
         y = product(values, x, pattern, False)
-        return torch.dot(x.reshape(-1), y.reshape(-1)), y
+        return _inner(x, y), y
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -96,16 +105,16 @@ class _QuadraticForm(Operation):
     def jvp(ctx, tv, tx, *_):
         values, x = ctx.saved_tensors[:2]
         pattern = ctx.pattern
-        by_values = None if tv is None else (x * product(tv, x, pattern, False)).sum()
+        by_values = None if tv is None else _inner(x, product(tv, x, pattern, False))
         by_x = None
         if tx is not None:
-            by_x = (tx * (product(values, x, pattern, False) + product(values, x, pattern, True))).sum()
+            by_x = _inner(tx, product(values, x, pattern, False) + product(values, x, pattern, True))
         return add(by_values, by_x), None
 
     @staticmethod
     def vmap(info, in_dims, values, x, pattern, symmetric):
         def form(values: Tensor, x: Tensor):
             y = product(values, x, pattern, False)
-            return (x * y).sum(), y
+            return _inner(x, y), y
 
         return vmapped(form, in_dims[:2], (values, x))

@@ -24,8 +24,8 @@ def spgemm(A: CSR, B: CSR, *, mask: SparsityPattern | None = None) -> CSR:
     -------
     CSR, shape (m, k); batch axes broadcast. Without `mask` it has every entry that a product a_ij b_jl of
     entries falls on, zeros and sums that cancel included: its pattern depends on those of A and B alone, and
-    is the same object in every call. With `mask` it has that pattern: products outside are left out, an
-    entry without products is zero.
+    is the same object in every call while the plan is kept. With `mask` it has that pattern: products outside
+    are left out, an entry without products is zero.
 
     Raises
     ------
@@ -42,7 +42,8 @@ def spgemm(A: CSR, B: CSR, *, mask: SparsityPattern | None = None) -> CSR:
 
     Cost: 2 F flops for F products, 4 F for both gradients. The first call with two patterns finds the pattern
     of the result and the place in it of each product, which are kept with A's pattern until one of the
-    patterns is freed: 4 F bytes, and 4 nnz(A) more at the first backward. Beyond the limit that
+    patterns is freed, or many other plans were used since (`set_plan_limit`): 4 F bytes, and 4 nnz(A) more at
+    the first backward. Beyond the limit that
     `set_spgemm_plan_limit` sets, the places are not kept but found in each pass, with k numbers of memory for
     each thread. On a CUDA device the plan is made there, by a sort of all products, and takes 12 F bytes;
     beyond the limit the pattern of the result comes from sorts of 2^24 products at a time, and each pass

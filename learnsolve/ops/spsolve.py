@@ -49,6 +49,7 @@ def spsolve(A: CSR, b: Tensor, *, transpose: bool = False) -> Tensor:
     then 2 flops for each entry of the factors and column of b. The factors live as long as the graph.
 
     SuperLU runs on the host, on one thread: tensors on other devices are copied there and the solution back.
+    Ctrl-C is answered when it returns.
     Under `torch.compile` the factors of the last eight calls are kept (of fewer, if they need more than
     1 GiB), for the backward to find.
 

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from learnsolve import _check
+from learnsolve._pattern_checks import matrix_shape
 from learnsolve.csr import CSR
 from learnsolve.ops._selection import Sorted, reordered, sorted_by_row
 from learnsolve.pattern import SparsityPattern, as_numpy
@@ -60,12 +61,12 @@ def _stack(function: str, matrices: Sequence[CSR], way: str) -> CSR:
         raise ValueError(f"{function}: expected at least one matrix, got an empty {type(matrices).__name__}")
     first = matrices[0]
     batch = torch.Size()
+    side = {"horizontal": 0, "vertical": 1}.get(way)
     for i, A in enumerate(matrices):
         _check.matrix(function, f"matrix {i}", A)
         _check.same_kind(function, f"matrix {i}", A.values, first.values)
         _check.batches(function, batch, A.batch_shape, f"matrix {i} and those before it")
         batch = torch.broadcast_shapes(batch, A.batch_shape)
-        side = {"horizontal": 0, "vertical": 1}.get(way)
         if side is not None and A.shape[side] != first.shape[side]:
             raise ValueError(
                 f"{function}: matrices must have {first.shape[side]} {('rows', 'columns')[side]} as the "
@@ -73,6 +74,9 @@ def _stack(function: str, matrices: Sequence[CSR], way: str) -> CSR:
             )
     if len(matrices) == 1:
         return first
+    shapes = [A.shape for A in matrices]
+    rows, columns = (sum(s) for s in zip(*shapes, strict=True))
+    matrix_shape(function, (shapes[0][0] if side == 0 else rows, shapes[0][1] if side == 1 else columns))
     others = (A.pattern for A in matrices[1:])
     plan = first.pattern._planned(_plan_stack, way, *others)
     values = torch.cat([A.values.expand(batch + A.values.shape[-1:]) for A in matrices], -1)
@@ -82,12 +86,11 @@ def _stack(function: str, matrices: Sequence[CSR], way: str) -> CSR:
 def _plan_stack(first: SparsityPattern, way: str, *others: SparsityPattern) -> Sorted:
     patterns = (first, *others)
     sizes = np.array([P.shape for P in patterns])
-    ends = np.cumsum(sizes, axis=0)
-    starts = ends - sizes
+    starts = np.cumsum(sizes, axis=0) - sizes
     if way == "horizontal":
-        starts[:, 0], ends[:, 0] = 0, sizes[0, 0]
+        starts[:, 0] = 0
     if way == "vertical":
-        starts[:, 1], ends[:, 1] = 0, sizes[0, 1]
+        starts[:, 1] = 0
     rows = np.concatenate(
         [as_numpy(P.row_indices).astype(np.int64) + s[0] for P, s in zip(patterns, starts, strict=True)]
     )
@@ -95,4 +98,5 @@ def _plan_stack(first: SparsityPattern, way: str, *others: SparsityPattern) -> S
         [as_numpy(P.col_indices).astype(np.int64) + s[1] for P, s in zip(patterns, starts, strict=True)]
     )
     widest = next((P for P in patterns if P.dtype == torch.int64), first)
-    return sorted_by_row(widest, rows, columns, tuple(ends[-1]))
+    shape = (int(starts[-1, 0]) + others[-1].shape[0], int(starts[-1, 1]) + others[-1].shape[1])
+    return sorted_by_row(widest, rows, columns, shape)

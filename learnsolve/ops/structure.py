@@ -8,6 +8,7 @@ from learnsolve import _check
 from learnsolve._plain import plain_tensors
 from learnsolve.csr import CSR
 from learnsolve.ops._autograd import tracked
+from learnsolve.ops._dots import total
 from learnsolve.ops._gather import permuted
 from learnsolve.ops._operands import plain_values
 from learnsolve.ops._product import product, sampled
@@ -70,7 +71,7 @@ def trace(A: CSR) -> Tensor:
     tensor(6., dtype=torch.float64)
     """
     _check.matrix("trace", "A", A)
-    return diagonal(A).sum(-1)
+    return total(diagonal(A))
 
 
 def sum(A: CSR, dim: int | None = None) -> Tensor:
@@ -87,7 +88,7 @@ def sum(A: CSR, dim: int | None = None) -> Tensor:
     """
     _check.matrix("sum", "A", A)
     if dim is None:
-        return A.values.sum(-1)
+        return total(A.values)
     _check.one_of("sum", "dim", dim, (None, 0, 1, -1, -2))
     columns = dim in (0, -2)
     ones = torch.ones(A.shape[0 if columns else 1], dtype=A.dtype, device=A.device)

@@ -50,20 +50,36 @@ def _nearly_singular(A: CSR, factors: Factorized) -> int:
     return int(bad.nonzero()[0]) if bad.any() else -1
 
 
+class _Singular(ValueError):
+    """A coarsest matrix is singular up to rounding."""
+
+
 class DirectSolver:
-    """A^-1, or A^+ if `pseudo`, for a matrix that is small compared with those it is used for.
+    """A^-1, or A^+ if `pseudo`, for a matrix that is small compared with those it is used for. `pseudo` None:
+    A^+ if a matrix is singular up to rounding.
 
     Up to 500 rows as a dense inverse: one matrix product a call, of 2 n^2 flops a column. Beyond by sparse LU
     factors. Differentiable in the values of A.
     """
 
-    def __init__(self, function: str, A: CSR, pseudo: bool, remedy: str):
+    def __init__(self, function: str, A: CSR, pseudo: bool | None, remedy: str):
+        if pseudo is None:
+            try:
+                self._set_up(function, A, False, remedy)
+            except _Singular:
+                if A.shape[0] > 4 * _DENSE or not bool(numbers(A.values).isfinite().all()):
+                    raise
+                self._set_up(function, A, True, remedy)
+        else:
+            self._set_up(function, A, pseudo, remedy)
+
+    def _set_up(self, function: str, A: CSR, pseudo: bool, remedy: str) -> None:
         n = A.shape[0]
         self.inverse = self.factors = None
 
         def singular(i: int) -> Exception:
             which = f", matrix {i} of the batch" if A.batch_shape else ""
-            return ValueError(
+            return _Singular(
                 f"{function}: the coarsest matrix, {n} x {n}{which}, is singular up to rounding, as that of "
                 f"a pure Neumann problem is; {remedy}, or fix one unknown of A"
             )

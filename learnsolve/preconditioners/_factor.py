@@ -17,7 +17,7 @@ from learnsolve.preconditioners._held import (
     POSITIVE,
     HoldsPattern,
     _difference,
-    finite,
+    check_start,
     parameter,
     positive,
     raw,
@@ -83,7 +83,8 @@ class TriangularFactor(HoldsPattern):
 
     def _part_that_is_read(self, L: CSR) -> CSR:
         function, name = self.function, self.name
-        finite(function, f"{name}.values", L.values)
+        instead = "call ops.sptrsv, which differentiates with respect to it (M may be a function of r)"
+        check_start(function, f"{name}.values", L.values, instead)
         side, triangle = ("lower", tril) if self.lower else ("upper", triu)
         _check.square(function, name, L.shape)
         if triangle(L).nnz != L.nnz:

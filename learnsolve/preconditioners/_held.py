@@ -29,15 +29,17 @@ def raw(value: Tensor, how: str | None) -> Tensor:
     return value.log() if how == "exp" else value + (-torch.expm1(-value)).log()
 
 
+def check_start(function: str, name: str, value: Tensor, instead: str) -> None:
+    """`value` must be fit for `parameter`: finite, and without a graph, which would end there."""
+    _check.dtype(function, name, value)
+    _check.start(function, name, value, instead)
+    if not bool(value.isfinite().all()):
+        raise ValueError(f"{function}: {name} must be finite to learn from; got infinities or NaNs")
+
+
 def parameter(value: Tensor) -> torch.nn.Parameter:
     """A parameter of its own storage that starts at `value`."""
     return torch.nn.Parameter(value.detach().clone(memory_format=torch.contiguous_format))
-
-
-def finite(function: str, name: str, value: Tensor) -> None:
-    _check.dtype(function, name, value)
-    if not bool(value.detach().isfinite().all()):
-        raise ValueError(f"{function}: {name} must be finite to learn from; got infinities or NaNs")
 
 
 class HoldsPattern(torch.nn.Module):

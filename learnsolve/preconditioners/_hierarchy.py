@@ -6,8 +6,7 @@ Brezina, "Algebraic multigrid by smoothed aggregation" (1996).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from learnsolve import _check
 from learnsolve._plain import plain_tensors
 from learnsolve.csr import CSR
 from learnsolve.ops._operands import plain_values
+from learnsolve.preconditioners._aggregation import smoothed_aggregation
 from learnsolve.preconditioners._symmetry import symmetry
 
 METHODS = ("smoothed_aggregation", "ruge_stuben")
@@ -116,29 +116,33 @@ def _coarsened(A: CSR, method: str, max_levels: int, max_coarse: int) -> Hierarc
             name="pyamg",
         ) from error
     S = _mean(A)
-    sizes: dict[str, Any] = {"max_levels": max_levels, "max_coarse": max_coarse}
+    if method == "smoothed_aggregation":
+        transfers = smoothed_aggregation(S, symmetry("AMG", A, None), max_levels, max_coarse)
+        return _carried(transfers, [None] * len(transfers), A)
+    # Its parts draw no random numbers.
     unused: dict[str, Any] = {"presmoother": None, "postsmoother": None, "coarse_solver": "splu"}
-    with _fixed_seed():
-        if method == "ruge_stuben":
-            return _carried(pyamg.ruge_stuben_solver(S, **sizes, **unused), A)
-        kind = "symmetric" if symmetry("AMG", A, None) else "nonsymmetric"
-        return _carried(pyamg.smoothed_aggregation_solver(S, symmetry=kind, **sizes, **unused), A)
+    return _of_solver(pyamg.ruge_stuben_solver(S, max_levels=max_levels, max_coarse=max_coarse, **unused), A)
 
 
-def _carried(solver: Any, A: CSR) -> Hierarchy:
-    """The transfers of a pyamg MultilevelSolver as CSRs of A's dtype, index type and device."""
-    prolongations, restrictions, radii = [], [], []
-    for number, level in enumerate(solver.levels[:-1]):
-        P, R = level.P.tocsr(), level.R.tocsr()
+def _of_solver(solver: Any, A: CSR) -> Hierarchy:
+    """Of a pyamg MultilevelSolver."""
+    levels = solver.levels[:-1]
+    # What pyamg's own Jacobi smoother has found, if it is one: the same weights then.
+    radii = [getattr(level.A, "rho_D_inv", None) for level in levels]
+    return _carried([(level.P, level.R) for level in levels], radii, A)
+
+
+def _carried(transfers: Sequence[tuple[Any, Any]], radii: Sequence[Any], A: CSR) -> Hierarchy:
+    """From SciPy's matrices to CSRs of A's dtype, index type and device."""
+    prolongations, restrictions = [], []
+    for number, (P, R) in enumerate((P.tocsr(), R.tocsr()) for P, R in transfers):
         if np.iscomplexobj(P.data):
             raise NotImplementedError(f"AMG: level {number} of hierarchy is complex, which is not supported")
         transposed = abs(R - P.T).sum() == 0
         prolongations.append(_like(P, A))
         restrictions.append(None if transposed else _like(R, A))
-        # What pyamg's own Jacobi smoother has found, if it is one: the same weights then.
-        radius = getattr(level.A, "rho_D_inv", None)
-        radii.append(None if radius is None else float(radius))
-    return Hierarchy(prolongations, restrictions, radii)
+    numbers = [None if radius is None else float(radius) for radius in radii]
+    return Hierarchy(prolongations, restrictions, numbers)
 
 
 def _like(S: Any, A: CSR) -> CSR:
@@ -188,18 +192,6 @@ def spectral_radius(A: CSR) -> float:
     return radius
 
 
-@contextmanager
-def _fixed_seed() -> Iterator[None]:
-    """pyamg starts its eigenvalue estimates with NumPy's global random numbers: a fixed seed gives one
-    hierarchy for one matrix, and the caller's stream is left as it was."""
-    state = np.random.get_state()  # noqa: NPY002
-    np.random.seed(0)  # noqa: NPY002
-    try:
-        yield
-    finally:
-        np.random.set_state(state)  # noqa: NPY002
-
-
 def hierarchy_for(A: CSR, method: str | None, given: Any, max_levels: Any, max_coarse: Any) -> Hierarchy:
     """Checked: the `given` one, or pyamg's by `method`."""
     if given is None:
@@ -217,7 +209,7 @@ def hierarchy_for(A: CSR, method: str | None, given: Any, max_levels: Any, max_c
                 "AMG: hierarchy must be a Hierarchy, as M.hierarchy of another AMG is, or a pyamg "
                 f"MultilevelSolver, got {type(given).__name__}"
             )
-        given = _carried(given, A)
+        given = _of_solver(given, A)
     if len(given) and given.prolongations[0].shape[0] != A.shape[0]:
         raise ValueError(
             f"AMG: hierarchy must be one of a matrix with {A.shape[0]} rows, its first prolongation has "

@@ -70,7 +70,8 @@ class GaussSeidel:
 
     def __call__(self, r: Tensor, second: bool, transpose: bool) -> Tensor:
         try:
-            return self.halves[second].apply(self.T, self.pattern, 1.0, r, transpose)
+            # int: torch.compile before torch 2.12 refuses a bool as an index
+            return self.halves[int(second)].apply(self.T, self.pattern, 1.0, r, transpose)
         except ValueError as error:
             raise ValueError(re.sub("^sptrsv", self.function, str(error))) from error
 

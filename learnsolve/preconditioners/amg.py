@@ -28,6 +28,7 @@ from learnsolve.preconditioners.base import Preconditioner, check_numbers
 SMOOTHERS = ("jacobi", "chebyshev", "gauss_seidel")
 # What a level does for the next one, in order: W is W twice, F is F and then V.
 _CYCLES = {"V": "V", "W": "WW", "F": "FV"}
+_PSEUDO = {None: None, "lu": False, "pinv": True}
 
 
 class AMG(Preconditioner):
@@ -58,7 +59,8 @@ class AMG(Preconditioner):
         :math:`(4/3) / \rho(D^{-1} A_l)` if not given
     degree : of "chebyshev", the number of steps, 3 if not given
     max_levels, max_coarse : int >= 1, most levels, and most unknowns of the coarsest; 10 and 100 if not given
-    coarse_solver : "lu", or "pinv", the pseudo-inverse, for a singular A
+    coarse_solver : "lu", the inverse; or "pinv", the pseudo-inverse, for a singular A. Not given: "pinv" if
+        the coarsest matrix is singular up to rounding (not found under `torch.compile`), else "lu"
     symmetric : bool, whether A is symmetric; if not given its numbers are compared, once for a matrix (not
         under `torch.compile`)
 
@@ -73,8 +75,8 @@ class AMG(Preconditioner):
     ------
     ValueError
         if A has a zero on its diagonal or is not finite, its batch is empty, a weight is not positive, or the
-        coarsest matrix is singular (with "lu"); if a hierarchy has another size, or an argument is given that
-        the chosen smoother or hierarchy does not use.
+        coarsest matrix is singular (with "lu", or with more than 2000 unknowns); if a hierarchy has another
+        size, or an argument is given that the chosen smoother or hierarchy does not use.
     TypeError
         if types, dtypes or devices do not fit.
     ImportError
@@ -127,7 +129,7 @@ class AMG(Preconditioner):
         degree: int | None = None,
         max_levels: int | None = None,
         max_coarse: int | None = None,
-        coarse_solver: str = "lu",
+        coarse_solver: str | None = None,
         symmetric: bool | None = None,
     ):
         super().__init__(A)
@@ -138,7 +140,7 @@ class AMG(Preconditioner):
             )
         _check.one_of("AMG", "cycle", cycle, tuple(_CYCLES))
         _check.one_of("AMG", "smoother", smoother, SMOOTHERS)
-        _check.one_of("AMG", "coarse_solver", coarse_solver, ("lu", "pinv"))
+        _check.one_of("AMG", "coarse_solver", coarse_solver, tuple(_PSEUDO))
         self.cycle = cycle
         self.sweeps = tuple(
             _check.integer("AMG", name, given, 0)
@@ -163,10 +165,10 @@ class AMG(Preconditioner):
             "symmetric": symmetry("AMG", A, symmetric),
         }
         hierarchy = hierarchy_for(A, method, hierarchy, max_levels, max_coarse)
-        self._set_up(A, hierarchy, smoother, weight, degree or 0, coarse_solver == "pinv")
+        self._set_up(A, hierarchy, smoother, weight, degree or 0, _PSEUDO[coarse_solver])
 
     def _set_up(
-        self, A: CSR, hierarchy: Hierarchy, smoother: str, weight: Any, degree: int, pseudo: bool
+        self, A: CSR, hierarchy: Hierarchy, smoother: str, weight: Any, degree: int, pseudo: bool | None
     ) -> None:
         weights = jacobi_weights(weight, hierarchy.sizes, A)
         operators, levels, radii, used = [A], [], [], []
@@ -188,7 +190,7 @@ class AMG(Preconditioner):
             A = galerkin(P, A) if R is None else spgemm(R, spgemm(A, P))
             operators.append(A)
         self._levels = tuple(levels)
-        self._coarsest = DirectSolver("AMG", A, pseudo, 'pass coarse_solver="pinv"')
+        self._coarsest = DirectSolver("AMG", A, pseudo, 'leave coarse_solver="lu" out, or coarsen further')
         self.operators = tuple(operators)
         self.weights = used if smoother == "jacobi" else None
         self.hierarchy = Hierarchy(hierarchy.prolongations, hierarchy.restrictions, radii)

@@ -18,8 +18,9 @@ from learnsolve.ops._local_solve import NotPositive, local_solve
 from learnsolve.ops._selection import trusted
 from learnsolve.ops.spmm import spmm
 from learnsolve.pattern import SparsityPattern, as_numpy
-from learnsolve.preconditioners._held import HoldsPattern, finite, parameter
+from learnsolve.preconditioners._held import HoldsPattern, check_start, parameter
 from learnsolve.preconditioners.base import Learned
+from learnsolve.preconditioners.scaled_jacobi import constant
 
 
 class ApproximateInverse(HoldsPattern, Learned):
@@ -72,7 +73,7 @@ class ApproximateInverse(HoldsPattern, Learned):
         name = type(self).__name__
         _check.matrix(name, "L", L)
         _check.square(name, "L", L.shape)
-        finite(name, "L.values", L.values)
+        check_start(name, "L.values", L.values, "pass M=lambda r: L @ (L.T @ r) to a solver")
         self._hold(L.pattern)
         self.values = parameter(L.values)
         self.shape, self.batch_shape = L.shape, L.batch_shape
@@ -108,9 +109,11 @@ class ApproximateInverse(HoldsPattern, Learned):
                 "ApproximateInverse.from_pattern: pattern must be a SparsityPattern, got "
                 f"{type(pattern).__name__}; of a CSR take L.pattern, or lower_pattern(A)"
             )
+        function = "ApproximateInverse.from_pattern"
+        diagonal, off = (_check.real(function, k, v) for k, v in (("diagonal", diagonal), ("off", off)))
         on = pattern.row_indices == pattern.col_indices
-        values = torch.full((pattern.nnz,), float(off), dtype=dtype, device=pattern.device)
-        return cls(CSR(values.masked_fill_(on, float(diagonal)), pattern))
+        values = torch.full((pattern.nnz,), off, dtype=dtype, device=pattern.device)
+        return cls(CSR(values.masked_fill_(on, diagonal), pattern))
 
     @classmethod
     def initialise_from(cls, A: CSR, pattern: SparsityPattern | None = None) -> ApproximateInverse:
@@ -132,7 +135,7 @@ class ApproximateInverse(HoldsPattern, Learned):
 
         Notes
         -----
-        A is a constant to it. One Cholesky factorisation of a dense block a column, those of one size
+        A must not require grad. One Cholesky factorisation of a dense block a column, those of one size
         together, about 8 MiB of blocks at a time. The places of the blocks are kept with A's pattern, 4 s^2
         bytes for a column with s entries.
 
@@ -142,8 +145,7 @@ class ApproximateInverse(HoldsPattern, Learned):
         Theory", SIAM J. Matrix Anal. Appl. 14, 1993, doi:10.1137/0614004.
         """
         function = "ApproximateInverse.initialise_from"
-        _check.matrix(function, "A", A)
-        _check.dtype(function, "A.values", A.values)
+        constant(function, A)
         _check.square(function, "A", A.shape)
         return cls(_fsai(function, A, lower_pattern(A) if pattern is None else pattern))
 

@@ -16,6 +16,7 @@ from learnsolve.ops.sptrsv import sptrsv
 from learnsolve.ops.structure import diagonal
 from learnsolve.preconditioners._factor import TriangularFactor, assign
 from learnsolve.preconditioners.base import Learned
+from learnsolve.preconditioners.scaled_jacobi import constant
 
 _METHODS = {"ic0": ic0, "mic0": mic0, "ilu0": ilu0}
 
@@ -103,15 +104,14 @@ class IncompleteFactor(Learned):
 
         Notes
         -----
-        A is a constant to it, and so must `shift` be: one that requires grad is refused. To start again on
-        the same pattern: ``M.assign_(*factors)``.
+        A and `shift` are constants to it: what requires grad is refused. To start again on the same pattern:
+        ``M.assign_(*factors)``.
         """
         _check.one_of("IncompleteFactor.initialise_from", "method", method, tuple(_METHODS))
-        if isinstance(shift, Tensor) and shift.requires_grad:
-            raise ValueError(
-                "IncompleteFactor.initialise_from: shift learns, and would get no gradient through factors "
-                "that learn themselves; give shift.detach()"
-            )
+        function = "IncompleteFactor.initialise_from"
+        constant(function, A)
+        if isinstance(shift, Tensor):
+            _check.start(function, "shift", shift, "use preconditioners.IC0 or ILU0, which keep its graph")
         with torch.no_grad():
             factors = _METHODS[method](A, shift=shift, on_breakdown=on_breakdown)
         U = factors.U if isinstance(factors, IncompleteLU) else None

@@ -16,6 +16,7 @@ from learnsolve.preconditioners.amg import AMG
 from learnsolve.preconditioners.base import Learned
 
 LEARN = ("prolongation", "smoother")
+INSTEAD = "leave it out of `learn`, or use the AMG, which is differentiable with respect to it"
 
 
 class LearnedAMG(Learned):
@@ -72,12 +73,15 @@ class LearnedAMG(Learned):
         self.shape, self.batch_shape, self.symmetric = M.shape, M.batch_shape, M.symmetric
         prolongations, weights = [], []
         if "prolongation" in learn:
-            prolongations = [P.values.detach().clone() for P in M.hierarchy.prolongations]
+            for level, P in enumerate(M.hierarchy.prolongations):
+                _check.start("LearnedAMG", f"M.hierarchy.prolongations[{level}].values", P.values, INSTEAD)
+            prolongations = [P.values.clone() for P in M.hierarchy.prolongations]
         if "smoother" in learn:
             if M.weights is None:
                 raise ValueError('LearnedAMG: a smoother learns if M has smoother="jacobi"; make M with it')
             for n, w in zip(M.hierarchy.sizes, M.weights, strict=False):
-                start = torch.as_tensor(w, dtype=M.dtype, device=M.device).detach()
+                start = torch.as_tensor(w, dtype=M.dtype, device=M.device)
+                _check.start("LearnedAMG", f"M.weights[{len(weights)}]", start, INSTEAD)
                 weights.append(start.expand(n).clone())
         self.prolongations = torch.nn.ParameterList(prolongations)
         self.weights = torch.nn.ParameterList(weights)

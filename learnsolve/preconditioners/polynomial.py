@@ -17,7 +17,7 @@ from learnsolve.csr import CSR
 from learnsolve.ops.arithmetic import absolute
 from learnsolve.ops.spmm import spmm
 from learnsolve.ops.structure import inverse_diagonal, sum
-from learnsolve.preconditioners._held import HoldsPattern, finite, parameter
+from learnsolve.preconditioners._held import HoldsPattern, check_start, parameter
 from learnsolve.preconditioners._symmetry import symmetry
 from learnsolve.preconditioners.base import Learned
 from learnsolve.preconditioners.scaled_jacobi import constant, one_kind
@@ -87,7 +87,8 @@ class Polynomial(HoldsPattern, Learned):
                 [_check.real(name, "coefficients", c) for c in coefficients], dtype=A.dtype, device=A.device
             )
         _check.same_kind(name, "coefficients", coefficients, A.values)
-        finite(name, "coefficients", coefficients)
+        instead = "pass a function of r that computes the polynomial with ops.spmm as M to a solver"
+        check_start(name, "coefficients", coefficients, instead)
         if coefficients.dim() != 1 or len(coefficients) == 0:
             raise ValueError(
                 f"{name}: coefficients must have shape (degree + 1,), got {tuple(coefficients.shape)}"

@@ -12,7 +12,7 @@ from torch import Tensor
 from learnsolve import _check
 from learnsolve.csr import CSR
 from learnsolve.ops.structure import inverse_diagonal
-from learnsolve.preconditioners._held import POSITIVE, finite, parameter, positive, raw
+from learnsolve.preconditioners._held import POSITIVE, check_start, parameter, positive, raw
 from learnsolve.preconditioners.base import Learned, check_finite
 
 
@@ -69,7 +69,8 @@ class ScaledJacobi(Learned):
         if not isinstance(weight, Tensor):
             weight = torch.full((n,), _check.real(name, "weight", weight), dtype=A.dtype, device=A.device)
         _check.same_kind(name, "weight", weight, A.values)
-        finite(name, "weight", weight)
+        instead = "pass M=lambda r: weight * preconditioners.Jacobi(A)(r) to a solver"
+        check_start(name, "weight", weight, instead)
         if weight.shape != (n,):
             raise ValueError(f"{name}: weight must have shape ({n},), got {tuple(weight.shape)}")
         if positive is not None and not bool((weight > 0).all()):
@@ -120,14 +121,11 @@ def one_kind(M: Learned, parameter: Tensor, kept: Tensor) -> None:
 
 
 def constant(function: str, A: CSR) -> None:
-    """A module keeps no graph from one step to the next, so that of A's values would be lost."""
+    """What a module computes from A is a buffer or a parameter, without the graph of A's values."""
     _check.matrix(function, "A", A)
     _check.dtype(function, "A.values", A.values)
-    if A.requires_grad:
-        raise ValueError(
-            f"{function}: A's values learn, and would get no gradient through a preconditioner that learns "
-            "itself; give A.detach()"
-        )
+    instead = "use a preconditioner without parameters, such as preconditioners.Jacobi(A) or IC0(A)"
+    _check.start(function, "A.values", A.values, instead)
     check_finite(function, A)
 
 

@@ -151,10 +151,10 @@ class DelaunayLaplacian(Family):
         rng = np.random.default_rng(seed)
         graph = random_graph(rng, self.n, self.boundary, self.blocks)
         repeats = self.blocks**2 if self.boundary == "periodic" else 1
-        count = len(graph.edges) // repeats
+        count = graph.edge_index.shape[1] // repeats
         w = np.exp(rng.standard_normal(count)) if self.weights == "lognormal" else rng.random(count)
         return {
-            "edges": graph.edges,
+            "edge_index": graph.edge_index,
             "weights": torch.from_numpy(np.tile(w, repeats)),
             "grounded": graph.grounded,
         }

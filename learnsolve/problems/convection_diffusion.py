@@ -10,7 +10,7 @@ from learnsolve import _check
 from learnsolve.csr import CSR
 from learnsolve.ops._gather import permuted
 from learnsolve.problems._coefficients import number
-from learnsolve.problems.diffusion import _plan as neighbours
+from learnsolve.problems._plan import grid_plan
 from learnsolve.problems.facts import Facts
 
 
@@ -100,7 +100,7 @@ def convection_diffusion(
         above.append(forward.narrow(at, 0, n - 1).flatten(-d))
         below.append(backward.narrow(at, 1, n - 1).flatten(-d))
     # The plan of a symmetric matrix: the entries (lower, upper), then (upper, lower), of the same pairs.
-    plan = neighbours(tuple(wind.shape[-d:]), wind.device)
+    plan = grid_plan(tuple(wind.shape[-d:]), wind.device)
     parts = torch.cat((diagonal.flatten(-d), *above, *below), -1)
     return CSR(permuted(parts, plan.forward, plan.backward), plan.pattern)
 

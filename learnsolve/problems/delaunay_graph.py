@@ -16,12 +16,12 @@ class DelaunayGraph(NamedTuple):
     Attributes
     ----------
     points : float64, shape (nodes, 2)
-    edges : int64, shape (m, 2), each once
+    edge_index : int64, shape (2, m): each edge once, in one direction
     grounded : bool, shape (nodes,): the nodes on the boundary
     """
 
     points: Tensor
-    edges: Tensor
+    edge_index: Tensor
     grounded: Tensor
 
 
@@ -62,9 +62,9 @@ def delaunay_graph(
     Examples
     --------
     >>> import torch, learnsolve as ls
-    >>> points, edges, grounded = ls.problems.delaunay_graph(200, seed=0)
-    >>> w = torch.ones(len(edges), dtype=torch.float64)
-    >>> A = ls.problems.grounded_laplacian(edges, w, grounded)
+    >>> points, edge_index, grounded = ls.problems.delaunay_graph(200, seed=0)
+    >>> w = torch.ones(edge_index.shape[1], dtype=torch.float64)
+    >>> A = ls.problems.grounded_laplacian(edge_index, w, grounded)
     """
     n = _check.integer("delaunay_graph", "n", n, 3)
     seed = _check.integer("delaunay_graph", "seed", seed, 0)
@@ -93,7 +93,8 @@ def random_graph(rng: np.random.Generator, n: int, boundary: str, blocks: int) -
 
 
 def _graph(points: np.ndarray, edges: np.ndarray, grounded: np.ndarray) -> DelaunayGraph:
-    return DelaunayGraph(*(torch.from_numpy(a) for a in (points, edges.astype(np.int64), grounded)))
+    edge_index = np.ascontiguousarray(edges.T, dtype=np.int64)
+    return DelaunayGraph(*(torch.from_numpy(a) for a in (points, edge_index, grounded)))
 
 
 def _triangulate(points: np.ndarray) -> np.ndarray:

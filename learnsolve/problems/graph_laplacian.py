@@ -8,18 +8,18 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
-from learnsolve import _check
 from learnsolve._plain import makes_plain_tensors
 from learnsolve.csr import CSR
 from learnsolve.ops._product import product
-from learnsolve.pattern import SparsityPattern, as_numpy
-from learnsolve.problems._coefficients import check_sign, number
+from learnsolve.pattern import SparsityPattern
+from learnsolve.problems._coefficients import number
+from learnsolve.problems._graph import check_edges, check_weights, contents
 from learnsolve.problems._plan import SymmetricPlan, symmetric_plan
 from learnsolve.problems.facts import Facts
 
 
 def graph_laplacian(
-    edges: Tensor, weights: Tensor | None = None, *, n: int | None = None, shift: float = 0.0
+    edge_index: Tensor, weights: Tensor | None = None, *, n: int | None = None, shift: float = 0.0
 ) -> CSR:
     r"""The Laplacian of an undirected graph, :math:`L = D - W`.
 
@@ -27,12 +27,13 @@ def graph_laplacian(
 
     Parameters
     ----------
-    edges : integer Tensor, shape (m, 2)
-        The two nodes of each edge, in any order. The weights of an edge that is given more than once, in
-        either direction, are added up.
-    weights : Tensor, shape (m,) or (..., m), float32 or float64, on the device of edges; not negative
+    edge_index : integer Tensor, shape (2, m), as in PyTorch Geometric
+        The two nodes of each edge, in any order; of a list of pairs, (m, 2), the transpose. The weights of an
+        edge that is given more than once, in either direction, are added up: of a PyG graph that holds each
+        edge in both directions, give one.
+    weights : Tensor, shape (m,) or (..., m), float32 or float64, on the device of edge_index; not negative
         Default: 1.0 each, float64. Leading axes give a batch of matrices on one pattern.
-    n : number of nodes; default: the largest node number in edges, plus one
+    n : number of nodes; default: the largest node number in edge_index, plus one
     shift : added to the diagonal; a positive one makes the matrix positive definite
 
     Returns
@@ -46,7 +47,7 @@ def graph_laplacian(
         a weight that is negative or not finite (weights on a CUDA device, in a `torch.func` transform or
         under `torch.compile` are not checked).
     TypeError
-        if edges are not integers, or weights not as described above.
+        if edge_index does not hold integers, or weights not as described above.
 
     Notes
     -----
@@ -64,21 +65,21 @@ def graph_laplacian(
     Examples
     --------
     >>> import torch, learnsolve as ls
-    >>> triangle = torch.tensor([[0, 1], [1, 2], [2, 0]])
+    >>> triangle = torch.tensor([[0, 1, 2], [1, 2, 0]])
     >>> ls.problems.graph_laplacian(triangle, torch.tensor([1.0, 2.0, 3.0])).to_dense()
     tensor([[ 4., -1., -3.],
             [-1.,  3., -2.],
             [-3., -2.,  5.]])
     """
-    nodes = _check_edges(edges, n)
+    nodes = check_edges("graph_laplacian", edge_index, n)
     if weights is None:
-        weights = torch.ones(len(edges), dtype=torch.float64, device=edges.device)
+        weights = torch.ones(edge_index.shape[1], dtype=torch.float64, device=edge_index.device)
     else:
-        _check_weights(weights, edges)
+        check_weights("graph_laplacian", weights, edge_index)
     shift = number("graph_laplacian", "shift", shift)
     if not 0 <= shift < math.inf:
         raise ValueError(f"graph_laplacian: shift must be finite and not negative, got {shift}")
-    plan, incidence = _plan(_contents(edges), nodes, edges.device)
+    plan, incidence = _plan(contents(edge_index), nodes, edge_index.device)
     ones = torch.ones(incidence.nnz, dtype=weights.dtype, device=weights.device)
     sums = product(ones, weights.unsqueeze(-1), incidence, False).squeeze(-1)
     degrees, above = sums[..., :nodes], -sums[..., nodes:]
@@ -86,70 +87,21 @@ def graph_laplacian(
 
 
 @makes_plain_tensors
-def _contents(edges: Tensor) -> bytes:
-    return as_numpy(edges).astype(np.int64).tobytes()
-
-
-# Keyed by the contents of the edges: comparing them costs little compared with sorting them again.
-@makes_plain_tensors
 @lru_cache(maxsize=8)
 def _plan(edges: bytes, nodes: int, device: torch.device) -> tuple[SymmetricPlan, SparsityPattern]:
     """The pattern of L, and that of the 0/1 matrix that adds weights up: one row per node, with its edges,
     and one row per pair of connected nodes, with the edges between the two."""
-    pairs = np.frombuffer(edges, dtype=np.int64).reshape(-1, 2)
-    low, high = pairs.min(1), pairs.max(1)
+    pairs = np.frombuffer(edges, dtype=np.int64).reshape(2, -1)
+    low, high = pairs.min(0), pairs.max(0)
     joined, pair_of_edge = np.unique(low * nodes + high, return_inverse=True)
-    every = np.arange(len(pairs))
+    every = np.arange(len(low))
     rows = np.concatenate((low, high, nodes + pair_of_edge))
     incidence = scipy.sparse.csr_array(
-        (np.ones(len(rows)), (rows, np.tile(every, 3))), shape=(nodes + len(joined), len(pairs))
+        (np.ones(len(rows)), (rows, np.tile(every, 3))), shape=(nodes + len(joined), len(low))
     )
     plan = symmetric_plan(nodes, joined // max(nodes, 1), joined % max(nodes, 1), device)
     sums = CSR.from_scipy(incidence, device=device).pattern
     return plan, sums
-
-
-def _check_edges(edges: Tensor, n: int | None) -> int:
-    """Check edges and n; return the number of nodes."""
-    _check.tensor("graph_laplacian", "edges", edges)
-    if edges.is_floating_point() or edges.is_complex() or edges.dtype == torch.bool:
-        raise TypeError(f"graph_laplacian: edges must be integers, got {edges.dtype}")
-    if edges.dim() != 2 or edges.shape[1] != 2:
-        raise ValueError(f"graph_laplacian: edges must have shape (m, 2), got {tuple(edges.shape)}")
-    if n is not None:
-        n = _check.integer("graph_laplacian", "n", n, 0)
-    elif len(edges) == 0:
-        raise ValueError("graph_laplacian: without edges, n must give the number of nodes")
-    nodes = int(edges.max()) + 1 if n is None else n
-    outside = ((edges < 0) | (edges >= nodes)).any(1).nonzero()
-    if len(outside):
-        at = int(outside[0])
-        raise ValueError(
-            f"graph_laplacian: nodes must lie in 0 <= node < {nodes}, got edges[{at}] = {edges[at].tolist()}"
-        )
-    loops = (edges[:, 0] == edges[:, 1]).nonzero()
-    if len(loops):
-        at = int(loops[0])
-        raise ValueError(
-            f"graph_laplacian: an edge must join two nodes, got edges[{at}] = {edges[at].tolist()}; drop "
-            "self-loops with edges[edges[:, 0] != edges[:, 1]] (and their weights likewise)"
-        )
-    return nodes
-
-
-def _check_weights(weights: Tensor, edges: Tensor) -> None:
-    _check.tensor("graph_laplacian", "weights", weights)
-    _check.dtype("graph_laplacian", "weights", weights)
-    if weights.device != edges.device:
-        raise TypeError(
-            f"graph_laplacian: weights are on {weights.device}, edges on {edges.device}; move one with .to()"
-        )
-    if weights.dim() == 0 or weights.shape[-1] != len(edges):
-        raise ValueError(
-            f"graph_laplacian: weights must have shape (..., m = {len(edges)}), got {tuple(weights.shape)}"
-        )
-    remedy = "an unconstrained parameter can go through torch.exp or softplus"
-    check_sign("graph_laplacian", "weights", weights, zero=True, remedy=remedy)
 
 
 FACTS = Facts(

@@ -10,24 +10,25 @@ from learnsolve import _check
 from learnsolve._plain import makes_plain_tensors
 from learnsolve.csr import CSR
 from learnsolve.pattern import as_numpy
-from learnsolve.problems._coefficients import check_sign
 from learnsolve.problems._elements import ElementPlan, element_plan
+from learnsolve.problems._graph import check_edges, check_weights, contents
 from learnsolve.problems.facts import Facts
 
 
-def grounded_laplacian(edges: Tensor, weights: Tensor, grounded: Tensor) -> CSR:
+def grounded_laplacian(edge_index: Tensor, weights: Tensor, grounded: Tensor) -> CSR:
     r"""The Laplacian of an undirected graph without the rows and columns of its grounded nodes.
 
     .. math:: x^T A x = \sum_{\text{edges } (i, j)} w_{ij} (x_i - x_j)^2, \; x = 0 \text{ at grounded nodes}
 
     Parameters
     ----------
-    edges : integer Tensor, shape (m, 2)
-        The two nodes of each edge, in any order. The weights of an edge that is given more than once, in
-        either direction, are added up.
-    weights : Tensor, shape (..., m), float32 or float64, on the device of edges; not negative
+    edge_index : integer Tensor, shape (2, m), as in PyTorch Geometric
+        The two nodes of each edge, in any order; of a list of pairs, (m, 2), the transpose. The weights of an
+        edge that is given more than once, in either direction, are added up: of a PyG graph that holds each
+        edge in both directions, give one.
+    weights : Tensor, shape (..., m), float32 or float64, on the device of edge_index; not negative
         Leading axes give a batch of matrices on one pattern.
-    grounded : bool Tensor, shape (nodes,), on the device of edges
+    grounded : bool Tensor, shape (nodes,), on the device of edge_index
 
     Returns
     -------
@@ -41,7 +42,7 @@ def grounded_laplacian(edges: Tensor, weights: Tensor, grounded: Tensor) -> CSR:
         a weight that is negative or not finite (weights on a CUDA device, in a `torch.func` transform or
         under `torch.compile` are not checked).
     TypeError
-        if edges are not integers, grounded is not bool, or weights are not as described above.
+        if edge_index does not hold integers, grounded is not bool, or weights are not as described above.
 
     Notes
     -----
@@ -60,38 +61,27 @@ def grounded_laplacian(edges: Tensor, weights: Tensor, grounded: Tensor) -> CSR:
     Examples
     --------
     >>> import torch, learnsolve as ls
-    >>> path = torch.tensor([[0, 1], [1, 2], [2, 3]])
+    >>> path = torch.tensor([[0, 1, 2], [1, 2, 3]])
     >>> ground = torch.tensor([True, False, False, False])
     >>> ls.problems.grounded_laplacian(path, torch.tensor([1.0, 2.0, 3.0]), ground).to_dense()
     tensor([[ 3., -2.,  0.],
             [-2.,  5., -3.],
             [ 0., -3.,  3.]])
     """
-    _check_graph(edges, grounded)
-    _check.tensor("grounded_laplacian", "weights", weights)
-    _check.dtype("grounded_laplacian", "weights", weights)
-    if not edges.device == weights.device == grounded.device:
+    _check_grounded(grounded)
+    check_edges("grounded_laplacian", edge_index, len(grounded))
+    check_weights("grounded_laplacian", weights, edge_index)
+    if grounded.device != edge_index.device:
         raise TypeError(
-            f"grounded_laplacian: edges are on {edges.device}, weights on {weights.device}, grounded on "
-            f"{grounded.device}; move them to one device with .to()"
+            f"grounded_laplacian: grounded is on {grounded.device}, edge_index on {edge_index.device}; move "
+            "one with .to()"
         )
-    if weights.dim() == 0 or weights.shape[-1] != len(edges):
-        raise ValueError(
-            f"grounded_laplacian: weights must have shape (..., m = {len(edges)}), got {tuple(weights.shape)}"
-        )
-    remedy = "an unconstrained parameter can go through torch.exp or softplus"
-    check_sign("grounded_laplacian", "weights", weights, zero=True, remedy=remedy)
-    plan, local = _plan(*_contents(edges, grounded), edges.device)
+    plan, local = _plan(contents(edge_index), _free(grounded), edge_index.device)
     return plan.matrix(local, weights)
 
 
-def _check_graph(edges: Tensor, grounded: Tensor) -> None:
-    for name, t in (("edges", edges), ("grounded", grounded)):
-        _check.tensor("grounded_laplacian", name, t)
-    if edges.is_floating_point() or edges.is_complex() or edges.dtype == torch.bool:
-        raise TypeError(f"grounded_laplacian: edges must be integers, got {edges.dtype}")
-    if edges.dim() != 2 or edges.shape[1] != 2:
-        raise ValueError(f"grounded_laplacian: edges must have shape (m, 2), got {tuple(edges.shape)}")
+def _check_grounded(grounded: Tensor) -> None:
+    _check.tensor("grounded_laplacian", "grounded", grounded)
     if grounded.dtype != torch.bool:
         raise TypeError(
             f"grounded_laplacian: grounded must be bool, True at grounded nodes, got {grounded.dtype}"
@@ -103,26 +93,19 @@ def _check_graph(edges: Tensor, grounded: Tensor) -> None:
 
 
 @makes_plain_tensors
-def _contents(edges: Tensor, grounded: Tensor) -> tuple[bytes, bytes]:
-    return as_numpy(edges).astype(np.int64).tobytes(), as_numpy(grounded).tobytes()
+def _free(grounded: Tensor) -> bytes:
+    free = ~as_numpy(grounded)
+    if not free.any():
+        raise ValueError("grounded_laplacian: all nodes are grounded; leave one free at least")
+    return free.tobytes()
 
 
-# Keyed by the contents, as graph_laplacian: comparing them costs little compared with sorting them again.
 @makes_plain_tensors
 @lru_cache(maxsize=8)
-def _plan(edges: bytes, grounded: bytes, device: torch.device) -> tuple[ElementPlan, Tensor]:
-    pairs = np.frombuffer(edges, dtype=np.int64).reshape(-1, 2)
-    free = ~np.frombuffer(grounded, dtype=bool)
-    for rule, bad in (
-        (f"nodes must lie in 0 <= node < {len(free)}", ((pairs < 0) | (pairs >= len(free))).any(1)),
-        ("an edge must join two nodes", pairs[:, 0] == pairs[:, 1]),
-    ):
-        if bad.any():
-            at = int(np.flatnonzero(bad)[0])
-            raise ValueError(f"grounded_laplacian: {rule}, got edges[{at}] = {pairs[at].tolist()}")
+def _plan(edges: bytes, free_nodes: bytes, device: torch.device) -> tuple[ElementPlan, Tensor]:
+    pairs = np.frombuffer(edges, dtype=np.int64).reshape(2, -1).T
+    free = np.frombuffer(free_nodes, dtype=bool)
     n = int(np.count_nonzero(free))
-    if n == 0:
-        raise ValueError("grounded_laplacian: all nodes are grounded; leave one free at least")
     row = np.full(len(free), -1)
     row[free] = np.arange(n)
     local = torch.tensor([[1.0, -1.0], [-1.0, 1.0]], dtype=torch.float64, device=device)

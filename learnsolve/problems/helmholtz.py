@@ -9,7 +9,7 @@ from learnsolve import _check
 from learnsolve.csr import CSR
 from learnsolve.problems._coefficients import number
 from learnsolve.problems._grid import kronecker_sum, sine_angles
-from learnsolve.problems.diffusion import _plan as neighbours
+from learnsolve.problems._plan import grid_plan
 from learnsolve.problems.facts import Facts
 
 
@@ -66,7 +66,7 @@ def helmholtz(kh: Tensor, *, shift: float = 1.0, dimensions: int | None = None) 
     """
     d, shift = _checked(kh, shift, dimensions)
     diagonal = (2.0 * d - shift * kh * kh).flatten(-d)
-    plan = neighbours(tuple(kh.shape[-d:]), kh.device)
+    plan = grid_plan(tuple(kh.shape[-d:]), kh.device)
     pairs = (plan.pattern.nnz - plan.pattern.shape[0]) // 2
     above = diagonal.new_full((1,), -1.0).expand(*diagonal.shape[:-1], pairs)
     return plan.matrix(diagonal, above)

@@ -52,7 +52,8 @@ def matrix_market(
     Notes
     -----
     `scipy.io.mmread` reads the numbers after the file has been checked against its header. The check is
-    stricter than the reader, which reads 1.5D3 and 1.5+3, Fortran's 1500, as 1.5.
+    stricter than the reader, which stops at the first character that it does not expect: it reads 1.5D3 and
+    1.5+3, Fortran's 1500, as 1.5, and the line "2 1.5 -1e-3" as 0.5 in column 1.
 
     References
     ----------
@@ -97,6 +98,9 @@ def matrix_market(
     return A.to(device=device)
 
 
+_LONGEST_LINE = 4096  # four times what the format allows; a line is held in memory
+
+
 class _Header(NamedTuple):
     format: str
     field: str
@@ -114,7 +118,7 @@ def _fail(path: Path, what: str) -> NoReturn:
 
 
 def _read_header(path: Path, stream: IO[bytes]) -> _Header:
-    banner = stream.readline(1024).decode("ascii", "replace").lower().split()
+    banner = stream.readline(_LONGEST_LINE + 1).decode("ascii", "replace").lower().split()
     if banner[:1] != ["%%matrixmarket"]:
         _fail(path, "is not a MatrixMarket file: its first line does not begin with %%MatrixMarket")
     if len(banner) != 5:
@@ -138,8 +142,10 @@ def _read_header(path: Path, stream: IO[bytes]) -> _Header:
         _fail(path, f"combines pattern with {format} and {symmetry}, which is invalid")
 
     line = 2
-    while (text := stream.readline()).startswith(b"%") or text.isspace():
+    while (text := stream.readline(_LONGEST_LINE + 1)).startswith(b"%") or text.isspace():
+        _check_length(path, line, len(text))
         line += 1
+    _check_length(path, line, len(text))
     words = text.split()
     names = "rows columns" if format == "array" else "rows columns entries"
     if len(words) != len(names.split()) or not all(word.isdigit() for word in words):
@@ -157,30 +163,46 @@ def _read_header(path: Path, stream: IO[bytes]) -> _Header:
     return _Header(format, field, symmetry, entries, line)
 
 
-# A sign inside a number: Fortran writes 1.5+300 for 1.5e300. Two decimal points: a damaged file.
-_MALFORMED = re.compile(rb"[0-9.][+-]|\.[0-9]*\.")
+# What each line holds, and how it is written. Possessive (++): a line is tried once.
+_INTEGER = rb"-?+[0-9]++"
+_REAL = rb"-?+(?:[0-9]++(?:\.[0-9]*+)?+|\.[0-9]++)(?:[eE][+-]?+[0-9]++)?+"
+_VALUE = {
+    "real": ("a number such as -1.5e-3", rb"[ \t]++" + _REAL),
+    "integer": ("an integer", rb"[ \t]++" + _INTEGER),
+    "pattern": ("no value", rb""),
+}
 
 
 def _check_body(path: Path, stream: IO[bytes], header: _Header) -> None:
-    """Require a body of numbers, as many as the size line states. Reads the file in pieces."""
-    letters = {"real": b".eE+-", "integer": b"+-", "pattern": b""}[header.field]
-    allowed = b"0123456789 \t\r\n" + letters
+    """Require lines of numbers, as many as the size line states. Reads the file in pieces."""
+    what, value = _VALUE[header.field]
+    if header.format == "coordinate":
+        what, entry = f"a row, a column and {what}", rb"[ \t]*+[0-9]++[ \t]++[0-9]++" + value
+    else:
+        what, entry = f"{what} alone", rb"[ \t]*+" + value.removeprefix(rb"[ \t]++")
+    lines = re.compile(rb"(?:(?:" + entry + rb")?+[ \t]*+(?:\r?+\n|\r?+\Z))*+")
     numbers, line = 0, header.line + 1
-    while piece := stream.read(1 << 20) + stream.readline():
-        odd = piece.translate(None, allowed)
-        malformed = _MALFORMED.search(piece)
-        if odd or malformed:
-            at = piece.index(odd[:1]) if odd else malformed.start()  # type: ignore[union-attr]
-            line += piece.count(b"\n", 0, at)
-            text = piece[piece.rfind(b"\n", 0, at) + 1 :].split(b"\n", 1)[0].decode("ascii", "replace")
+    while piece := stream.read(1 << 20) + stream.readline(_LONGEST_LINE + 1):
+        bytes_ = np.frombuffer(piece, dtype=np.uint8)
+        ends = np.flatnonzero(np.concatenate((bytes_ == ord("\n"), [True])))
+        longer = np.diff(ends, prepend=-1) > _LONGEST_LINE
+        match = lines.match(piece)
+        good = match.end() if match else 0
+        if longer.any() and (good == len(piece) or ends[longer][0] <= good):
+            _check_length(path, line + int(np.argmax(longer)), _LONGEST_LINE + 1)
+        if good < len(piece):
+            line += piece.count(b"\n", 0, good)
+            text = piece[good : good + _LONGEST_LINE].split(b"\n", 1)[0].decode("ascii", "replace").strip()
+            shown = text if len(text) <= 80 else text[:80] + "..."
             _fail(
                 path,
-                f"has a line {line} that is not made of {header.field} numbers: {text.strip()[:80]!r}",
+                f"has a line {line} that does not hold {what}: {shown!r}; correct it, or write the file with "
+                "scipy.io.mmwrite",
             )
-        blank = np.frombuffer(piece, dtype=np.uint8) <= ord(" ")
+        blank = bytes_ <= ord(" ")
         # A number begins after a blank, or at the beginning of the piece, which is the beginning of a line.
         numbers += int(np.count_nonzero(~blank[1:] & blank[:-1])) + int(not blank[0])
-        line += piece.count(b"\n")
+        line += len(ends) - 1
     expected = header.entries * _numbers_per_entry(header)
     if numbers != expected:
         what = "is truncated" if numbers < expected else "is too long"
@@ -188,6 +210,15 @@ def _check_body(path: Path, stream: IO[bytes], header: _Header) -> None:
             path,
             f"{what}: {header.entries} entries make {expected} numbers after line {header.line}, the file "
             f"has {numbers}",
+        )
+
+
+def _check_length(path: Path, line: int, length: int) -> None:
+    if length > _LONGEST_LINE:
+        _fail(
+            path,
+            f"has a line {line} of more than {_LONGEST_LINE} characters, the format allows 1024; write "
+            "the file with scipy.io.mmwrite",
         )
 
 

@@ -1,7 +1,7 @@
 """Iterative solvers whose gradients are exact, one method a file."""
 
 from learnsolve.solvers._looks import set_check_every
-from learnsolve.solvers.base import Iteration, Solution, SolverError, Status
+from learnsolve.solvers.base import ConvergenceWarning, Iteration, Solution, SolverError, Status
 from learnsolve.solvers.bicgstab import bicgstab
 from learnsolve.solvers.cg import cg
 from learnsolve.solvers.chebyshev import Chebyshev, chebyshev
@@ -22,6 +22,7 @@ __all__ = [
     "PCG",
     "SOR",
     "Chebyshev",
+    "ConvergenceWarning",
     "Heavyball",
     "Iteration",
     "Jacobi",

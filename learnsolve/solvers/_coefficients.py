@@ -69,9 +69,10 @@ def momenta_of(name: str, key: str, value: Any, b: Tensor, iterations: int) -> T
 
 
 def trainable(name: str, key: str, value: Any) -> torch.nn.Parameter:
-    """A number or tensor as a parameter."""
+    """A number or tensor as a parameter of the module `name`, whose function has it as the option `key`."""
     if not isinstance(value, Tensor):
         value = torch.tensor(_check.number(name, key, value))
-    if not value.is_floating_point():
-        raise TypeError(f"{name}: {key} must be a floating-point tensor to learn, got {value.dtype}")
+    _check.dtype(name, key, value)
+    function = f"solvers.{name.lower()}(..., {key}={key})"
+    _check.start(name, key, value, f"call {function}, which differentiates with respect to it")
     return torch.nn.Parameter(value.detach().clone())

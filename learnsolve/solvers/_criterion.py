@@ -6,6 +6,7 @@ A column stops, and this is its `Status`, when
     the true residual norm is at or below the target     CONVERGED; a recurrence alone is not trusted
     the residual norm exceeds max(||r_0||, ||b||) / eps  DIVERGED
     the residual norm is infinite or NaN                  NON_FINITE; x is the last finite iterate
+    rounding errors keep it from falling                  STAGNATED (_stagnation.py)
     the method reports that it cannot continue            INDEFINITE, BREAKDOWN, ILL_CONDITIONED
     all iterations ran                                    MAX_ITERATIONS
 
@@ -21,6 +22,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from learnsolve.solvers._stagnation import rounding_level
 from learnsolve.solvers._vectors import size
 from learnsolve.solvers.base import CODE, Status
 
@@ -29,6 +31,7 @@ class Criterion(Protocol):
     """Whether a column is done. All answers are (..., 1, k); `norm` is ||r||."""
 
     never: bool  # no tolerance that a column could meet: all iterations run
+    asked: bool  # a tolerance, so that a column that does not meet it has failed
     reads: tuple[str, ...]  # what `holds` reads of a state, beside x and r
 
     def begin(self, A: Any, b: Tensor, x: Tensor, r: Tensor, norm: Tensor) -> Tensor:
@@ -47,6 +50,14 @@ class Criterion(Protocol):
         """The code of a Status for a column that is lost, 0 for others."""
         ...
 
+    def reached(self, A: Any, b: Tensor, x: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+        """What has to become small, by the true residual r, and the level of rounding errors in it."""
+        ...
+
+    def accuracy(self, A: Any, b: Tensor, x: Tensor, codes: Tensor) -> str:
+        """What the worst column reached and what was asked, for a message."""
+        ...
+
 
 class ResidualNorm:
     """||b - A x|| <= max(rtol ||b||, atol), with atol a number or one a column."""
@@ -56,6 +67,7 @@ class ResidualNorm:
     def __init__(self, rtol: float, atol: float | Tensor):
         self.rtol, self.atol = rtol, atol
         self.never = rtol == 0 and not isinstance(atol, Tensor) and atol == 0
+        self.asked = not self.never
 
     def target_for(self, b: Tensor) -> Tensor:
         relative = self.rtol * size(b)
@@ -79,3 +91,17 @@ class ResidualNorm:
 
     def fails(self, state: Any, norm: Tensor) -> Tensor:
         return torch.where(norm > self.limit, CODE[Status.DIVERGED], 0)
+
+    def reached(self, A: Any, b: Tensor, x: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+        return size(r), rounding_level(A, x, b, r)
+
+    def accuracy(self, A: Any, b: Tensor, x: Tensor, codes: Tensor) -> str:
+        length = size(b)
+        length = torch.where(length == 0, 1, length)
+        reached, asked = size(b - A(x)) / length, self.target_for(b) / length
+        lost = (codes.unsqueeze(-2) != CODE[Status.CONVERGED]) & torch.isfinite(reached)
+        if not lost.any():
+            return ""
+        worst = torch.where(lost, reached / asked, -1).argmax()
+        found, wanted = (t.expand_as(lost).flatten()[worst].item() for t in (reached, asked))
+        return f"||b - A x|| / ||b|| is {found:.2g}, asked: {wanted:.2g}. "

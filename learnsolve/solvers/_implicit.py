@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from learnsolve.ops._autograd import keep_for_forward_mode
-from learnsolve.solvers._operator import Function
+from learnsolve.solvers._function import Function
 from learnsolve.solvers.base import Report
 
 if TYPE_CHECKING:

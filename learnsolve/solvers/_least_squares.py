@@ -13,6 +13,7 @@ The adjoint solve with N is one by conjugate gradients.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import scipy.sparse.linalg
@@ -26,7 +27,7 @@ from learnsolve.ops._autograd import tracked
 from learnsolve.ops.stencil_operator import StencilOperator
 from learnsolve.solvers._criterion import ResidualNorm
 from learnsolve.solvers._implicit import Implicit
-from learnsolve.solvers._loop import Method
+from learnsolve.solvers._loop import Method, Outcome
 from learnsolve.solvers._operator import Operator, as_operator
 from learnsolve.solvers._options import (
     Options,
@@ -37,7 +38,8 @@ from learnsolve.solvers._options import (
     refuse_what_has_no_implicit_gradient,
 )
 from learnsolve.solvers._solve import Solver, columns
-from learnsolve.solvers._vectors import size
+from learnsolve.solvers._stagnation import rounding_level
+from learnsolve.solvers._vectors import safe_size, size
 from learnsolve.solvers.base import CODE, Report, Solution, Status
 from learnsolve.solvers.cg import ConjugateGradients
 
@@ -45,8 +47,8 @@ from learnsolve.solvers.cg import ConjugateGradients
 class Damped:
     """[A; damp I], or its transpose."""
 
-    def __init__(self, A: Operator, damp: float, rows: int, transpose: bool = False):
-        self.A, self.damp, self.rows, self.transpose = A, damp, rows, transpose
+    def __init__(self, A: Operator, damp: float, rows: int, columns: int, transpose: bool = False):
+        self.A, self.damp, self.rows, self.columns, self.transpose = A, damp, rows, columns, transpose
         self.parameters = A.parameters
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -56,14 +58,26 @@ class Damped:
 
     @property
     def T(self) -> Damped:
-        return Damped(self.A, self.damp, self.rows, not self.transpose)
+        return Damped(self.A, self.damp, self.rows, self.columns, not self.transpose)
 
     def with_parameters(self, parameters: tuple[Tensor, ...]) -> Damped:
-        return Damped(self.A.with_parameters(parameters), self.damp, self.rows, self.transpose)
+        A = self.A.with_parameters(parameters)
+        return Damped(A, self.damp, self.rows, self.columns, self.transpose)
 
     def size(self) -> Tensor | None:
         largest = self.A.size()
         return None if largest is None else torch.clamp(largest, min=self.damp)
+
+    def magnitude(self, x: Tensor) -> Tensor | None:
+        if not self.transpose:
+            y = self.A.magnitude(x)
+            return None if y is None else torch.cat((y, self.damp * x.abs()), dim=-2)
+        y = self.A.T.magnitude(x[..., : self.rows, :])
+        return None if y is None else y + self.damp * x[..., self.rows :, :].abs()
+
+    def frobenius(self) -> Tensor | None:
+        norm = self.A.frobenius()
+        return None if norm is None else torch.hypot(norm, norm.new_tensor(self.damp * self.columns**0.5))
 
     def core(self) -> int:
         return self.A.core()
@@ -100,6 +114,14 @@ class Normal:
         largest = self.A.size()
         return None if largest is None else torch.clamp(largest, min=self.damp) ** 2
 
+    def magnitude(self, x: Tensor) -> Tensor | None:
+        y = self.A.magnitude(x)
+        y = None if y is None else self.A.T.magnitude(y)
+        return None if y is None else y + self.damp**2 * x.abs()
+
+    def frobenius(self) -> Tensor | None:
+        return None
+
     def pullback(self, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
         # <y, N x> = <A y, A x> + ...
         by_x, by_y = self.A.pullback(self.A(y), x), self.A.pullback(self.A(x), y)
@@ -111,7 +133,7 @@ class Normal:
 
 
 class LeastSquares:
-    """SciPy's rules, with the norm of A estimated by the method:
+    """SciPy's rules, with the Frobenius norm of A; the method's estimate where A's entries are not known:
 
         ||r|| <= btol ||b|| + atol ||A|| ||x||        (the system has a solution)
         ||A^T r|| <= atol ||A|| ||r||                 (it has none)
@@ -125,18 +147,25 @@ class LeastSquares:
 
     def __init__(self, atol: float, btol: float, conlim: float):
         self.atol, self.btol, self.conlim = atol, btol, conlim
+        self.asked = atol > 0 or btol > 0
 
     def begin(self, A: Any, b: Tensor, x: Tensor, r: Tensor, norm: Tensor) -> Tensor:
         eps = torch.finfo(b.dtype).eps
         self.atol, self.btol = max(self.atol, eps), max(self.btol, eps)
         self.length = size(b)
+        self.A_norm, normal = A.frobenius(), size(A.T(r))
+        if self.A_norm is not None:
+            return self._small(x, norm, normal, self.A_norm)
         # ||A^T b|| / ||b|| <= ||A||, which a solve from x = 0 computes in its first iteration.
-        lower = size(A.T(b)) / torch.where(self.length == 0, 1, self.length)
-        return self._small(x, norm, size(A.T(r)), lower)
+        of_b = normal if r is b else size(A.T(b))
+        return self._small(x, norm, normal, of_b / torch.where(self.length == 0, 1, self.length))
 
     def _small(self, x: Tensor, norm: Tensor, normal: Tensor, A_norm: Tensor) -> Tensor:
-        solved = norm <= self.btol * self.length + self.atol * A_norm * size(x)
-        return solved | (normal <= self.atol * A_norm * norm)
+        A_norm = A_norm if self.A_norm is None else self.A_norm
+        # Infinity is an overflow here, and proves nothing.
+        solved = norm <= self.btol * self.length + self.atol * A_norm * safe_size(x)
+        small = (normal <= self.atol * A_norm * norm) & torch.isfinite(A_norm * norm)
+        return (solved & torch.isfinite(A_norm * safe_size(x)) | small) & torch.isfinite(norm)
 
     def looks(self, state: Any, norm: Tensor) -> Tensor:
         return self._small(state.x, norm, state.normal.detach().abs(), state.A_norm.detach())
@@ -148,6 +177,21 @@ class LeastSquares:
         limit = self.conlim if self.conlim > 0 else torch.inf
         return torch.where(state.condition.detach() > limit, CODE[Status.ILL_CONDITIONED], 0)
 
+    def reached(self, A: Any, b: Tensor, x: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+        """A^T r, which inherits the errors of r."""
+        inner = A.magnitude(x)
+        of_r = rounding_level(A, x, b, r) if inner is None else inner + b.abs()
+        return size(A.T(r)), rounding_level(A.T, of_r, torch.zeros_like(x), r)
+
+    def accuracy(self, A: Any, b: Tensor, x: Tensor, codes: Tensor) -> str:
+        r = b - A(x)
+        length = size(r)
+        lost = (codes.unsqueeze(-2) != CODE[Status.CONVERGED]) & torch.isfinite(length) & (length > 0)
+        if not lost.any():
+            return ""
+        found = torch.where(lost, size(A.T(r)) / torch.where(lost, length, 1), 0).max().item()
+        return f"||A^T r|| / ||r|| is {found:.2g}, asked: {self.atol:.2g} ||A||. "
+
 
 @outside_of_graphs
 def solve(
@@ -157,12 +201,17 @@ def solve(
     b: Tensor,
     x0: Tensor | None,
     damp: float,
-    btol: float,
-    conlim: float,
+    atol: float | None,
+    btol: float | None,
+    conlim: float | None,
     options: Options,
 ) -> Solution:
     """Check, run, differentiate as `options.gradient` says."""
     check_b(name, b)
+    atol = 1e-6 if atol is None else atol
+    btol = 1e-6 if btol is None else btol
+    conlim = 1e8 if conlim is None else conlim
+    options = replace(options, atol=atol)
     check_options(name, options)
     for key, value in (("damp", damp), ("btol", btol), ("conlim", conlim)):
         number(name, key, value)
@@ -175,25 +224,25 @@ def solve(
     damped: Operator = operator
     padded = B
     if damp:
-        damped = Damped(operator, float(damp), m)
+        damped = Damped(operator, float(damp), m, n)
         padded = torch.cat((B, B.new_zeros((*B.shape[:-2], n, B.shape[-1]))), dim=-2)
     solver = Solver(
         name,
         method,
         damped,
         None,
-        lambda unit: LeastSquares(options.atol, btol, conlim),
+        lambda unit: LeastSquares(atol, btol, conlim),
         10 * n if options.maxiter is None else options.maxiter,
         vector,
         options.throw,
         options.callback,
     )
     if options.gradient == "implicit":
-        refuse_what_has_no_implicit_gradient(name, operator, None, None, x0, X0)
-        x, norms, codes = solver.found(padded, X0, Report())
-        report = Report()
+        refuse_what_has_no_implicit_gradient(name, operator, None, None, x0)
+        plain, report = Report(), Report()
+        x, norms, codes = solver.found(padded, X0, plain)
         if tracked(B, *operator.parameters):
-            rtol = options.atol if options.adjoint_rtol is None else options.adjoint_rtol
+            rtol = atol if options.adjoint_rtol is None else options.adjoint_rtol
             normal = Solver(
                 name,
                 ConjugateGradients(),
@@ -205,7 +254,8 @@ def solve(
                 options.throw,
             )
             x = Implicit.apply(normal, report, x, operator.T(B), *operator.parameters)
-        solution = solver.solution(x, norms, codes, report)  # type: ignore[arg-type]
+        note = "" if plain.solution is None else plain.solution.note
+        solution = solver.solution(Outcome(x, norms, codes), note, report)  # type: ignore[arg-type]
     else:
         solution = solver.unrolled(padded, X0, options.gradient == "checkpointed")
     solution.normal_residual_norm = _normal_residual_norm(operator, B, solution.x, damp, vector)

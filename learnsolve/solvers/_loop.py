@@ -33,6 +33,7 @@ from learnsolve.ops.richardson import residual_norm
 from learnsolve.solvers import _looks
 from learnsolve.solvers._criterion import Criterion
 from learnsolve.solvers._operator import Matrix
+from learnsolve.solvers._stagnation import is_due
 from learnsolve.solvers._vectors import size
 from learnsolve.solvers.base import CODE, Iteration, Status
 
@@ -60,6 +61,8 @@ class _Progress(NamedTuple):
     state: Any
     codes: Tensor  # (..., 1, k), 0 while a column runs
     norm: Tensor  # (..., 1, k)
+    best: Tensor  # (..., 1, k), the least that the criterion has measured (_stagnation.py)
+    again: Tensor  # (..., 1, k), has it started again for that?
 
 
 def iterate(
@@ -91,7 +94,8 @@ def iterate(
     codes = torch.where(criterion.begin(A, b, x, r, norm.detach()) | nothing, CODE[Status.CONVERGED], codes)
     codes = torch.where(torch.isfinite(norm.detach()), codes, CODE[Status.NON_FINITE])
     norms = [norm]
-    progress = _Progress(loop.start(x, r, codes == 0), codes, norm)
+    best = torch.full_like(norm, torch.inf).detach()
+    progress = _Progress(loop.start(x, r, codes == 0), codes, norm, best, codes < 0)
     if segments:
         progress, norms = _in_segments(loop, progress, norms, maxiter)
     elif loop.runs(progress):
@@ -159,7 +163,7 @@ class _Loop:
 
     def advance(self, progress: _Progress, number: int) -> _Progress:
         """One iteration; `number` is its count."""
-        state, codes, norm = progress
+        state, codes, norm, best, again = progress
         running = codes == 0
         M = self.guarded(running)
         new, trouble = self.method.step(self.A, M, self.b, state, running)
@@ -182,7 +186,29 @@ class _Loop:
         close = moved & self.criterion.looks(new, known)
         codes = torch.where(close, CODE[Status.MAX_ITERATIONS] if self.unattended else _WAITING, codes)
         lost = self.criterion.fails(new, new_norm.detach())
-        return _Progress(new, torch.where(moved & ~close, lost, codes), new_norm)
+        progress = _Progress(new, torch.where(moved & ~close, lost, codes), new_norm, best, again)
+        return self.measured(progress) if not self.criterion.never and is_due(number) else progress
+
+    def measured(self, progress: _Progress) -> _Progress:
+        """Stop the columns that stagnate (_stagnation.py); their norm is then the true one."""
+        state, codes, norm, best, again = progress
+        r = self.b - self.A(state.x)
+        true = residual_norm(r, -2, keepdim=True)
+        with torch.no_grad():
+            reached, level = self.criterion.reached(self.A, self.b, state.x.detach(), r.detach())
+            done = self.criterion.holds(self.A, state, r.detach(), true.detach())
+        # What waits starts again from its true residual each time that it seems done, and is not.
+        vain = (codes == 0) | ((codes == _WAITING) & ~done)
+        vain = vain & (reached <= level) & (reached > 0.5 * best)
+        fresh = vain & (codes == 0) & ~again & (norm.detach() < 0.5 * true.detach())
+        if self.on_device:
+            fresh = torch.zeros_like(fresh)  # to know of any would wait for the device
+        elif fresh.any():
+            state, fresh = _started(state, self.start(state.x, torch.where(fresh, r, state.r), fresh), fresh)
+        stuck = vain & ~fresh
+        codes = torch.where(stuck, CODE[Status.STAGNATED], codes)
+        norm = torch.where(vain, true, norm)
+        return _Progress(state, codes, norm, torch.minimum(best, reached), fresh)
 
     def look(self, seen: list[_Progress]) -> tuple[_Progress, list[_Progress], bool]:
         """Judge the columns that wait for it. What goes on, the iterations that some column took part in, and
@@ -198,7 +224,7 @@ class _Loop:
                 seen[-1] = last
         else:
             waiting, running = close.any(), bool((seen[-1].codes == 0).any())
-        state, codes, norm = seen[-1]
+        state, codes, norm, best, again = seen[-1]
         if not waiting:
             return seen[-1], seen, running
         # The recurrence for r may have drifted from b - A x: it does not prove convergence.
@@ -214,14 +240,21 @@ class _Loop:
         if restart:
             # All columns start again: a state may be of another size than a fresh one.
             state = self.start(state.x, torch.where(again, r, state.r), runs)
-        return _Progress(state, codes, torch.where(close, true, norm)), seen, running
+        return _Progress(state, codes, torch.where(close, true, norm), best, again), seen, running
 
     def tell(self, callback: Callable, iteration: int, progress: _Progress) -> tuple[_Progress, bool]:
-        state, codes, norm = progress
+        state, codes, norm, *_ = progress
         converged = (codes == CODE[Status.CONVERGED]).squeeze(-2)
         if callback(Iteration(iteration, state.x.detach(), norm.detach().squeeze(-2), converged)) is not True:
             return progress, False
         return progress._replace(codes=torch.where(codes == 0, CODE[Status.STOPPED_BY_CALLBACK], codes)), True
+
+
+def _started(state: Any, new: Any, where: Tensor) -> tuple[Any, Tensor]:
+    """`state`, with that of some columns replaced; none, if its size is another."""
+    if any(t.shape != f.shape or t.dim() < 2 for t, f in zip(state, new, strict=True)):
+        return state, torch.zeros_like(where)
+    return type(state)(*(torch.where(where, f, t) for t, f in zip(state, new, strict=True))), where
 
 
 def _in_segments(loop: _Loop, progress: _Progress, norms: list[Tensor], maxiter: int):
@@ -230,10 +263,9 @@ def _in_segments(loop: _Loop, progress: _Progress, norms: list[Tensor], maxiter:
     runs = loop.runs(progress)
     while done < maxiter and runs:
         segment = _Segment(loop, make, min(length, maxiter - done), done)
-        codes, norm, history, *state = checkpoint(
-            segment, progress.codes, progress.norm, *progress.state, use_reentrant=False
-        )
-        progress, runs = _Progress(make(*state), codes, norm), segment.runs
+        state, *known = progress
+        codes, norm, best, again, history, *state = checkpoint(segment, *known, *state, use_reentrant=False)
+        progress, runs = _Progress(make(*state), codes, norm, best, again), segment.runs
         norms = [*norms, history]
         done += history.shape[-2]
         length += 1
@@ -247,10 +279,11 @@ class _Segment:
         self.loop, self.make, self.count, self.done = loop, make, count, done
         self.first, self.runs = True, True
 
-    def __call__(self, codes: Tensor, norm: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
-        progress = _Progress(self.make(*state), codes, norm)
+    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        known, state = tensors[:4], tensors[4:]
+        progress = _Progress(self.make(*state), *known)
         ended, history, self.runs = self.loop.run(self.count, self.done, progress, replay=not self.first)
         if self.first and self.loop.callback is not None:
             self.count = len(history)  # a callback may have ended it; a repetition does not call it
         self.first = False
-        return (ended.codes, ended.norm, torch.cat(history, dim=-2), *ended.state)
+        return (*ended[1:], torch.cat(history, dim=-2), *ended.state)

@@ -13,7 +13,8 @@ from learnsolve import _check
 from learnsolve.csr import CSR
 from learnsolve.ops.stencil_operator import StencilOperator
 from learnsolve.preconditioners.base import Preconditioner
-from learnsolve.solvers._operator import Function, Operator
+from learnsolve.solvers._function import Function, Watched
+from learnsolve.solvers._operator import Operator
 
 GRADIENTS = ("implicit", "unrolled", "checkpointed")
 
@@ -22,8 +23,8 @@ GRADIENTS = ("implicit", "unrolled", "checkpointed")
 class Options:
     """The keywords that solvers share."""
 
-    rtol: float = 1e-5
-    atol: float = 0.0
+    rtol: Any = 1e-5  # a number; None, for this and the next: the default
+    atol: Any = 0.0
     maxiter: int | None = None
     M: Any = None
     callback: Callable | None = None
@@ -34,6 +35,11 @@ class Options:
     adjoint_M: Any = None
     transpose: Callable | None = None
     parameters: tuple[Tensor, ...] = ()
+
+    def __post_init__(self):
+        for key, default in (("rtol", 1e-5), ("atol", 0.0)):
+            if getattr(self, key) is None:
+                object.__setattr__(self, key, default)
 
 
 def check_b(name: str, b: Any) -> None:
@@ -99,19 +105,17 @@ def check_symmetric(name: str, M: Any) -> None:
 
 
 def refuse_what_has_no_implicit_gradient(
-    name: str, A: Operator, given_M: Any, M: Any, x0: Tensor | None, probe: Tensor
-) -> None:
+    name: str, A: Operator, given_M: Any, M: Any, x0: Tensor | None
+) -> Any:
+    """M. Of which tensors a callable is made is seen when it is first applied."""
     if not torch.is_grad_enabled():
-        return
-    if (
-        isinstance(A, Function)
-        and not any(p.requires_grad for p in A.parameters)
-        and A(probe.detach()).requires_grad
-    ):
-        raise ValueError(
+        return M
+    if isinstance(A, Function) and not any(p.requires_grad for p in A.parameters):
+        error = ValueError(
             f"{name}: A computes with tensors that learn; name them, parameters=(...), for "
             'gradient="implicit", or use gradient="unrolled"'
         )
+        A.apply = Watched(A.apply, error)
     learns = None
     if x0 is not None and x0.requires_grad:
         learns = "x0"
@@ -124,10 +128,11 @@ def refuse_what_has_no_implicit_gradient(
         learns = "M" if given_M.requires_grad else None
     elif isinstance(given_M, torch.nn.Module):
         learns = "M" if any(p.requires_grad for p in given_M.parameters()) else None
-    elif M is not None and M(probe.detach()).requires_grad:
-        learns = "M"
+    elif M is not None:
+        return Watched(M, no_implicit_gradient(name, "M"))
     if learns:
         raise no_implicit_gradient(name, learns)
+    return M
 
 
 def no_implicit_gradient(name: str, what: str) -> ValueError:

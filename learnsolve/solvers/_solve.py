@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,6 +27,8 @@ from learnsolve.solvers._options import (
     check_x0,
     refuse_what_has_no_implicit_gradient,
 )
+from learnsolve.solvers._report import report, without_solution
+from learnsolve.solvers._vectors import size
 from learnsolve.solvers.base import CODE, Iteration, Report, Solution, SolverError, Status
 
 
@@ -58,6 +59,8 @@ def solve(
     if symmetric and not getattr(method, "flexible", False):
         check_symmetric(name, options.M)
     M = as_preconditioner(name, "M", options.M, B if batch else b)
+    if isinstance(options.adjoint_M, type):  # else it is checked when it is needed
+        as_preconditioner(name, "adjoint_M", options.adjoint_M, b)
     rtol, n = options.rtol, B.shape[-2]
     recorded, form = options.gradient != "implicit", None
     fixed = recorded and rtol == 0 and options.atol == 0 and options.maxiter is not None
@@ -74,10 +77,11 @@ def solve(
         options.throw,
         options.callback,
         form=form,
+        atol=options.atol,
     )
     if recorded:
         return solver.unrolled(B, X0, options.gradient == "checkpointed")
-    refuse_what_has_no_implicit_gradient(name, operator, options.M, M, x0, B)
+    solver.M = M = refuse_what_has_no_implicit_gradient(name, operator, options.M, M, x0)
     adjoint_M = lambda: _adjoint_preconditioner(name, options, M, b, symmetric, transposed_M)  # noqa: E731
     adjoint_rtol = rtol if options.adjoint_rtol is None else options.adjoint_rtol
     linear = replace(
@@ -85,6 +89,7 @@ def solve(
         callback=None,
         # A right-hand side of any size is solved for relative to itself: no atol.
         criterion=lambda unit: ResidualNorm(adjoint_rtol, 0.0),
+        atol=0.0,
         maxiter=solver.maxiter if options.adjoint_maxiter is None else options.adjoint_maxiter,
         turned_M=adjoint_M,
     )
@@ -106,19 +111,22 @@ class Solver:
     callback: Callable | None = None
     turned_M: Callable[[], Any] | None = None  # makes the preconditioner of A^T
     form: Form | None = None  # where the compiled loop of conjugate gradients takes the system
+    atol: float = 0.0  # below it nothing matters
+    advice: str = ""  # of a warning that it did not converge
 
     def with_parameters(self, parameters: tuple[Tensor, ...]) -> Solver:
         return replace(self, A=self.A.with_parameters(parameters))
 
-    def iterate(self, b: Tensor, x0: Tensor | None, segments: bool = False) -> Outcome:
+    def iterate(self, b: Tensor, x0: Tensor | None, segments: bool = False) -> tuple[Outcome, str]:
         """By the compiled loop of conjugate gradients where it takes the system, else by the general loop; in
-        units where sizes are extraordinary."""
+        units where sizes are extraordinary. And how far a solve came that did not converge."""
         form, criterion = self.form, self.criterion(1)
+        size_A = self.A.size()
         if form is not None and form.fixed and _device_analysis.here(b):
             units = _units.of_right_hand_side(b)
         else:
             unseen = form is None and runs_unattended(b, criterion, self.callback)
-            units = _units.choose(self.A, b, unseen)
+            units = _units.choose(size_A, b, self.atol, unseen)
         A, M, of_x, of_b = self.A, self.M, 1, 1
         if units is not None:
             of_x, of_b = units.of_x, units.of_b
@@ -131,11 +139,29 @@ class Solver:
         if out is None:
             call = None if self.callback is None else self._told(of_x, of_b)
             out = iterate(self.method, A, M, b, x0, criterion, self.maxiter, call, segments)
-        if units is None:
-            return out
-        x = out.x * of_x
+        x, codes, note = out.x * of_x, out.codes, ""
+        if criterion.asked:
+            with torch.no_grad():
+                codes, note = self._judged(A, b.detach(), (x / of_x).detach(), out, of_b)
+        # A NaN that no product has met: in x where a column of A is empty, in A where b is zero.
         lost = ~torch.isfinite(x.detach()).all(dim=-2)
-        return Outcome(x, out.norms * of_b, torch.where(lost, CODE[Status.NON_FINITE], out.codes))
+        if size_A is not None:
+            lost = lost | ((codes == CODE[Status.CONVERGED]) & ~torch.isfinite(size_A).squeeze(-2))
+        return Outcome(x, out.norms * of_b, torch.where(lost, CODE[Status.NON_FINITE], codes)), note
+
+    def _judged(self, A: Any, b: Tensor, x: Tensor, out: Outcome, of_b: Any) -> tuple[Tensor, str]:
+        """Codes of the x that the user gets, and what to say of those that did not converge."""
+        codes = out.codes
+        if (
+            not torch.equal(x, out.x) and torch.isfinite(x).all()
+        ):  # it has lost digits below the dtype's range
+            r = b - A(x)
+            holds = self.criterion(of_b).begin(A, b, x, r, size(r)).squeeze(-2)
+            codes = torch.where((codes == CODE[Status.CONVERGED]) & ~holds, CODE[Status.STAGNATED], codes)
+        if bool((codes <= CODE[Status.CONVERGED]).all()):
+            return codes, ""
+        codes = without_solution(A, b, x, codes)
+        return codes, self.criterion(of_b).accuracy(A, b, x, codes)
 
     def _told(self, of_x: Any, of_b: Any) -> Callable[[Iteration], Any]:
         """The callback, in the user's own units, with a vector if b is one."""
@@ -153,12 +179,12 @@ class Solver:
 
         return call
 
-    def solution(self, x: Tensor, norms: Tensor, codes: Tensor, report: Report | None = None) -> Solution:
+    def solution(self, out: Outcome, note: str = "", report: Report | None = None) -> Solution:
+        (x, norms, codes), axis = out, -2
         iterations = norms.shape[-2] - 1
         if self.vector and x.dim() == 2:
-            x, norms, codes = x.squeeze(-1), norms.squeeze(-1), codes.squeeze(-1)
-            return Solution(x, iterations, norms, -1, codes=codes, adjoint=report)
-        return Solution(x, iterations, norms, -2, codes=codes, adjoint=report)
+            x, norms, codes, axis = x.squeeze(-1), norms.squeeze(-1), codes.squeeze(-1), -1
+        return Solution(x, iterations, norms, axis, codes=codes, adjoint=report, note=note)
 
     def unrolled(self, b: Tensor, x0: Tensor | None, segments: bool) -> Solution:
         if _mapped(b) or any(_mapped(p) for p in self.A.parameters):
@@ -169,16 +195,17 @@ class Solver:
         solution = self.solution(*self.iterate(b, x0, segments))
         if solution.iterations == 0:
             solution.x = with_zero_gradient(solution.x, b, *self.A.parameters)
-        if self.throw and not solution.converged:
-            raise SolverError(self.name, solution)
+        self.report(solution)
         return solution
+
+    def report(self, solution: Solution) -> None:
+        report(self.name, solution, self.throw, self.criterion(1).asked or bool(self.advice), self.advice)
 
     def loop(self, b: Tensor, x0: Tensor | None, report: Report) -> Outcome:
         """`iterate` for tensors without a graph; the report gets the plain solution."""
-        out = self.iterate(b, x0)
-        report.solution = self.solution(*out)
-        if self.throw and not report.solution.converged:
-            raise SolverError(self.name, report.solution)
+        out, note = self.iterate(b, x0)
+        report.solution = self.solution(out, note)
+        self.report(report.solution)
         return out
 
     def found(self, b: Tensor, x0: Tensor | None, report: Report) -> Outcome:
@@ -189,27 +216,22 @@ class Solver:
             return self.loop(b, x0, report)
 
     def implicit(self, b: Tensor, x0: Tensor | None, linear: Solver) -> Solution:
-        x, norms, codes = self.found(b, x0, Report())
-        report = Report()
+        plain, report = Report(), Report()
+        x, norms, codes = self.found(b, x0, plain)
         if tracked(b, *self.A.parameters):
             x = Implicit.apply(linear, report, x, b, *self.A.parameters)
-        return self.solution(x, norms, codes, report)  # type: ignore[arg-type]
+        note = "" if plain.solution is None else plain.solution.note
+        return self.solution(Outcome(x, norms, codes), note, report)  # type: ignore[arg-type]
 
     def linear(self, b: Tensor, what: str, report: Report) -> Tensor:
         """A^-1 b for a derivative, itself differentiable; a failure is reported as that of a solve."""
-        named = replace(self, name=f"{self.name}, {what}")
+        advice = ", so the derivative is not exact (see adjoint_rtol, adjoint_maxiter)"
+        named = replace(self, name=f"{self.name}, {what}", advice=advice)
         try:
             x, _, _ = named.found(b, None, report)
         except SolverError as error:
             report.solution = error.solution
             raise
-        assert report.solution is not None
-        if not report.solution.converged:
-            warnings.warn(
-                f"{named.name}: did not converge, so the derivative is not exact: "
-                f"{report.solution.summary()} See adjoint_rtol, adjoint_maxiter.",
-                stacklevel=2,
-            )
         if tracked(b, *self.A.parameters):
             return Implicit.apply(self, Report(), x, b, *self.A.parameters)  # type: ignore[return-value]
         return x

@@ -8,18 +8,21 @@ loop of all methods (_loop.py) runs until every column has stopped; `Stationary`
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from learnsolve import _check
+from learnsolve.ops._dots import scaled
 from learnsolve.ops._steps import with_momentum
 from learnsolve.solvers._fixed import FIXED_GRADIENTS, run_fixed
 from learnsolve.solvers._options import Options, check_b, refuse_parameters_that_learn
 from learnsolve.solvers._solve import solve
 from learnsolve.solvers.base import Solution
+
+KEYWORDS = tuple(field.name for field in fields(Options))
 
 
 class State(NamedTuple):
@@ -40,7 +43,7 @@ class Stationary:
 
     def step(self, A: Any, M: Any, b: Tensor, state: State, running: Tensor) -> tuple[State, Tensor]:
         a, c, t = self.coefficients(state.t)
-        x = with_momentum(state.x + a * M(state.r), c, state.x, state.old)
+        x = with_momentum(state.x + scaled(a, M(state.r)), c, state.x, state.old)
         return State(x, b - A(x), state.x, t), torch.zeros_like(running, dtype=torch.int64)
 
 
@@ -58,25 +61,23 @@ class _Identity:
 
 def run(
     name: str,
-    A: Any,
-    b: Tensor,
-    x0: Tensor | None,
-    iterations: int | None,
+    given: dict[str, Any],
     fixed: Callable[[int], tuple[Tensor, Tensor | None]],
     until: Callable[[], Callable[[Tensor], tuple[Any, Any, Tensor]]],
-    learned: dict[str, Any],
-    **keywords: Any,
+    *learned: str,
 ) -> Solution:
-    """With `iterations`, that number of steps, with the scales and momenta of fixed(iterations). Else steps
-    to a tolerance, with the coefficients of until(). `learned`: the tensors that both use, by name."""
+    """A method called with the arguments `given`, by name. With `iterations`, that number of steps, with the
+    scales and momenta of fixed(iterations). Else steps to a tolerance, with the coefficients of until().
+    `learned`: the arguments that both use."""
+    A, b, x0, iterations = (given[key] for key in ("A", "b", "x0", "iterations"))
     check_b(name, b)
     if iterations is not None:
         iterations = _check.integer(name, "iterations", iterations, 0)
-    options = make_options(name, iterations, **keywords)
+    options = make_options(name, iterations, **{key: given[key] for key in KEYWORDS})
     if iterations is not None:
         return run_fixed(name, A, b, x0, options, iterations, *fixed(iterations))
     method = Stationary(until())
-    refuse_parameters_that_learn(name, options.gradient, **learned)
+    refuse_parameters_that_learn(name, options.gradient, **{key: given[key] for key in learned})
     options = replace(options, M=_Identity() if options.M is None else options.M)
     return solve(name, method, A, b, x0, options)
 

@@ -47,6 +47,14 @@ class InUnits:
     def T(self) -> InUnits:
         return InUnits(self.A.T, self.unit)
 
+    def magnitude(self, x: Tensor) -> Tensor | None:
+        y = self.A.magnitude(x)
+        return None if y is None else y / self.unit
+
+    def frobenius(self) -> Tensor | None:
+        norm = self.A.frobenius()
+        return None if norm is None else norm / self.unit
+
 
 def matrix(A: Any, units: Units) -> Matrix:
     """A `Matrix`, divided by its unit: entry by entry, which a compiled loop needs."""
@@ -60,13 +68,13 @@ def preconditioner(M: Any, units: Units) -> Any:
     return None if M is None else lambda r: M(r * units.of_b) / units.of_x
 
 
-def choose(A: Operator, b: Tensor, unseen: bool = False) -> Units | None:
-    """None where sizes are ordinary. That is not checked if `unseen`: it would wait for a device."""
+def choose(size_A: Tensor | None, b: Tensor, atol: float = 0.0, unseen: bool = False) -> Units | None:
+    """None where sizes are ordinary. That is not checked if `unseen`: it would wait for a device. No number
+    below `atol` matters."""
     if b.numel() == 0:
         return None
-    of_b = _unit(torch.linalg.vector_norm(b.detach(), torch.inf, dim=-2, keepdim=True))
-    of_A = A.size()
-    of_A = torch.ones_like(of_b[..., :1]) if of_A is None else _unit(of_A)
+    of_b = _unit(torch.linalg.vector_norm(b.detach(), torch.inf, dim=-2, keepdim=True).clamp(min=atol))
+    of_A = torch.ones_like(of_b[..., :1]) if size_A is None else _unit(size_A)
     limit = 2.0 ** ORDINARY[b.dtype]
     if not unseen and all(bool(((u <= limit) & (u >= 1 / limit)).all()) for u in (of_A, of_b)):
         return None

@@ -3,15 +3,19 @@
 import torch
 from torch import Tensor
 
+from learnsolve.ops._dots import SPLIT, dots, scaled
+
 
 def dot(u: Tensor, v: Tensor) -> Tensor:
     """<u, v> of each column, (..., 1, k)."""
-    return (u * v).sum(-2, keepdim=True)
+    return dots(u, v, True)
 
 
 def divide(a: Tensor, b: Tensor, where: Tensor) -> Tensor:
     """a / b where `where` holds and b is not zero, else 0; its derivatives there are 0 too, not NaN."""
     good = where & (b != 0)
+    if a.numel() >= SPLIT and a.numel() > b.numel():  # the gradient for b is then a dot
+        return scaled(torch.where(good, 1, 0) / torch.where(good, b, 1), torch.where(good, a, 0))
     return torch.where(good, a, 0) / torch.where(good, b, 1)
 
 
@@ -21,6 +25,16 @@ def root(t: Tensor) -> Tensor:
     return torch.where(good, torch.where(good, t, 1).sqrt(), 0)
 
 
+def safe_size(u: Tensor) -> Tensor:
+    """`size` of vectors whose squares may leave the range of the dtype."""
+    if u.shape[-2] == 0:
+        return size(u)
+    unit = torch.linalg.vector_norm(u.detach(), torch.inf, dim=-2, keepdim=True)
+    unit = torch.where((unit > 0) & torch.isfinite(unit), unit, 1)
+    return unit * size(u / unit)
+
+
 def size(u: Tensor) -> Tensor:
     """||u|| of each column, (..., 1, k), a constant."""
-    return torch.linalg.vector_norm(u.detach(), dim=-2, keepdim=True)
+    u = u.detach()
+    return torch.linalg.vector_norm(u, dim=-2, keepdim=True) if u.numel() < SPLIT else dot(u, u).sqrt()

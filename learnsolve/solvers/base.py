@@ -21,6 +21,10 @@ class Status(enum.Enum):
         "(maxiter), ask for less (rtol, atol), or use a better preconditioner (M)."
     )
     STOPPED_BY_CALLBACK = "The callback asked to stop before the tolerance was reached."
+    STAGNATED = (
+        "Rounding errors keep the residual from falling further: this is the accuracy of the dtype for this "
+        "system. Solve in float64, ask for less (rtol, atol), or use a better preconditioner (M) or scaling."
+    )
     BREAKDOWN = (
         "The method cannot go on: a quantity that it divides by became zero, or rounding errors as large as "
         "the residual. Does A x = b have a solution? If so start from another x0, or use gmres; else lsqr."
@@ -28,6 +32,11 @@ class Status(enum.Enum):
     INDEFINITE = (
         "A direction of zero or negative curvature was met, <p, A p> <= 0 or <r, M r> <= 0: A or M is not "
         "positive definite. Use minres for a symmetric A, gmres or bicgstab for any other."
+    )
+    INCONSISTENT = (
+        "A x = b has no solution, or none that is not huge: A is singular, or nearly so, and b has a part "
+        "outside of its range. Take that part off b (for Neumann boundaries: its mean), or use lsqr or lsmr "
+        "for the x of least ||b - A x||."
     )
     ILL_CONDITIONED = (
         "The estimate of the condition number of A exceeded conlim. Regularise (damp), scale A's columns to "
@@ -66,6 +75,14 @@ class Iteration(NamedTuple):
     x: Tensor
     residual_norm: Tensor
     converged: Tensor
+
+
+class ConvergenceWarning(UserWarning):
+    """A solve to a tolerance, or the adjoint solve of a backward, did not converge.
+
+    Python shows it once for every line that calls a solver. ``warnings.simplefilter("error",
+    learnsolve.solvers.ConvergenceWarning)`` makes it an exception, ``"ignore"`` silences it.
+    """
 
 
 class Report:
@@ -118,6 +135,7 @@ class Solution:
         needs: tuple[Tensor, ...] = (),
         codes: Tensor | None = None,
         adjoint: Report | None = None,
+        note: str = "",
     ):
         self.x = x
         self.normal_residual_norm: Tensor | None = None
@@ -127,6 +145,7 @@ class Solution:
         self._axis = axis  # of residual_norms, along which the iterates lie
         self._codes = codes
         self._adjoint = adjoint
+        self.note = note  # for the summary: how far a solve came that did not converge
         self._grad_enabled = torch.is_grad_enabled()
         self._needs = Unchanged(needs, contents=True)
 
@@ -178,7 +197,13 @@ class Solution:
         last, first = (float(norms.select(self._axis, i).max()) for i in (-1, 0))
         return (
             f"{self.status.name}{columns} after {self.iterations} iterations, residual norm {last:.3g} "
-            f"(initially {first:.3g}). {self.status}"
+            f"(initially {first:.3g}). {self.note}{self.status}"
+        )
+
+    def __bool__(self) -> bool:
+        raise TypeError(
+            "Solution: has no truth value; ask .converged, which is True where all columns converged (each: "
+            "[s is Status.CONVERGED for s in solution.statuses])"
         )
 
     def __repr__(self) -> str:

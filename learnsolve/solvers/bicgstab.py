@@ -10,16 +10,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from learnsolve.ops._dots import scaled
 from learnsolve.solvers._options import Options
 from learnsolve.solvers._solve import solve
-from learnsolve.solvers._vectors import divide, dot
+from learnsolve.solvers._vectors import divide, dot, size
 from learnsolve.solvers.base import CODE, Iteration, Solution, Status
 
 
 class State(NamedTuple):
     x: Tensor
     r: Tensor
-    shadow: Tensor  # the first residual
+    shadow: Tensor  # the residual at the last start
     p: Tensor
     v: Tensor  # A M p
     rho: Tensor
@@ -28,34 +29,42 @@ class State(NamedTuple):
 
 
 class BiCGSTAB:
-    """A step of BiCG, and one of GMRES(1), which chooses omega."""
+    """A step of BiCG, and one of GMRES(1), which chooses omega.
+
+    BiCG divides by rho = <shadow, r>, <shadow, v> and omega. Where one of them is zero the column starts
+    again, with its residual as the shadow: deterministic, and it keeps x. It is lost only if the first step
+    from there does not move x.
+    """
 
     def start(self, A: Any, M: Any, x: Tensor, r: Tensor, running: Tensor) -> State:
         none, one = torch.zeros_like(r), torch.ones_like(r[..., :1, :])
-        return State(x, r, r, none, none, one, one, one)
+        return State(x, r, r, none, none, one, torch.zeros_like(one), one)  # alpha = 0: start in the step
 
     def step(self, A: Any, M: Any, b: Tensor, state: State, running: Tensor) -> tuple[State, Tensor]:
         q = state
         rho = dot(q.shadow, q.r)
-        beta = divide(rho, q.rho, running) * divide(q.alpha, q.omega, running)
-        p = q.r + beta * (q.p - q.omega * q.v)
+        again = _zero(rho, q.shadow, q.r) | (q.alpha == 0) | (q.omega == 0)
+        shadow = torch.where(again, q.r, q.shadow)
+        rho = torch.where(again, dot(q.r, q.r), rho)
+        beta = divide(rho, q.rho, running & ~again) * divide(q.alpha, q.omega, running)
+        p = q.r + scaled(beta, q.p - scaled(q.omega, q.v))
         Mp = p if M is None else M(p)
         v = A(Mp)
-        rv = dot(q.shadow, v)
-        alpha = divide(rho, rv, running)
-        s = q.r - alpha * v
+        rv = dot(shadow, v)
+        # Without this part the step is one of GMRES(1) alone, which never increases the residual.
+        alpha = divide(rho, rv, running & ~_zero(rv, shadow, v))
+        s = q.r - scaled(alpha, v)
         Ms = s if M is None else M(s)
         t = A(Ms)
-        omega = divide(dot(t, s), dot(t, t), running)
-        x, r = q.x + alpha * Mp + omega * Ms, s - omega * t
-        stuck = _noise(rho, q.shadow, q.r) | _noise(rv, q.shadow, v) | (q.omega == 0)
-        return State(x, r, q.shadow, p, v, rho, alpha, omega), torch.where(stuck, CODE[Status.BREAKDOWN], 0)
+        omega = divide(dot(t, s), dot(t, t), running & ~_zero(dot(t, s), t, s))
+        x, r = q.x + scaled(alpha, Mp) + scaled(omega, Ms), s - scaled(omega, t)
+        stuck = again & (alpha == 0) & (omega == 0)
+        return State(x, r, shadow, p, v, rho, alpha, omega), torch.where(stuck, CODE[Status.BREAKDOWN], 0)
 
 
-def _noise(product: Tensor, u: Tensor, v: Tensor) -> Tensor:
-    """Are u and v orthogonal but for rounding errors of their product?"""
-    slack = torch.finfo(u.dtype).eps * dot(u.detach().abs(), v.detach().abs())
-    return product.detach().abs() <= slack
+def _zero(product: Tensor, u: Tensor, v: Tensor) -> Tensor:
+    """Are u and v orthogonal to rounding?"""
+    return product.detach().abs() <= torch.finfo(u.dtype).eps * size(u) * size(v)
 
 
 def bicgstab(
@@ -63,8 +72,8 @@ def bicgstab(
     b: Tensor,
     x0: Tensor | None = None,
     *,
-    rtol: float = 1e-5,
-    atol: float = 0.0,
+    rtol: float | None = 1e-5,
+    atol: float | None = 0.0,
     maxiter: int | None = None,
     M: Any = None,
     callback: Callable[[Iteration], Any] | None = None,

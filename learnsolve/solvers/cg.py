@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from learnsolve.ops._dots import scaled
 from learnsolve.solvers._options import Options
 from learnsolve.solvers._solve import solve
 from learnsolve.solvers._vectors import divide, dot
@@ -44,11 +45,11 @@ class ConjugateGradients:
         wrong = (curvature <= 0) | (rho <= 0)
         good = running & ~wrong
         alpha = divide(rho, curvature, good)
-        x, r_old, r = x + alpha * p, r, r - alpha * q
+        x, r_old, r = x + scaled(alpha, p), r, r - scaled(alpha, q)
         z = r if M is None else M(r)
         rho_old, rho = rho, dot(r, z)
         beta = divide(rho - dot(r_old, z) if self.flexible else rho, rho_old, good)
-        return State(x, r, z + beta * p, rho), torch.where(wrong, CODE[Status.INDEFINITE], 0)
+        return State(x, r, z + scaled(beta, p), rho), torch.where(wrong, CODE[Status.INDEFINITE], 0)
 
 
 def cg(
@@ -56,8 +57,8 @@ def cg(
     b: Tensor,
     x0: Tensor | None = None,
     *,
-    rtol: float = 1e-5,
-    atol: float = 0.0,
+    rtol: float | None = 1e-5,
+    atol: float | None = 0.0,
     maxiter: int | None = None,
     M: Any = None,
     callback: Callable[[Iteration], Any] | None = None,

@@ -116,6 +116,7 @@ def chebyshev(
     'CONVERGED'
     """
     name = "chebyshev"
+    given = locals()
 
     def fixed(steps: int) -> tuple[Tensor, Tensor]:
         scale, momenta = _coefficients(*_bounds(name, lmin, lmax, b), steps, b)
@@ -132,12 +133,7 @@ def chebyshev(
 
         return coefficients
 
-    return run(
-        name, A, b, x0, iterations, fixed, until, {"lmin": lmin, "lmax": lmax},
-        gradient=gradient, rtol=rtol, atol=atol, maxiter=maxiter, M=M, callback=callback, throw=throw,
-        adjoint_rtol=adjoint_rtol, adjoint_maxiter=adjoint_maxiter, adjoint_M=adjoint_M,
-        transpose=transpose, parameters=parameters,
-    )  # fmt: skip
+    return run(name, given, fixed, until, "lmin", "lmax")
 
 
 def _bounds(name: str, lmin: Any, lmax: Any, b: Tensor) -> tuple[Any, Any]:

@@ -20,10 +20,10 @@ def fgmres(
     b: Tensor,
     x0: Tensor | None = None,
     *,
-    rtol: float = 1e-5,
-    atol: float = 0.0,
+    rtol: float | None = 1e-5,
+    atol: float | None = 0.0,
     maxiter: int | None = None,
-    restart: int = 20,
+    restart: int | None = 20,
     M: Any = None,
     callback: Callable[[Iteration], Any] | None = None,
     gradient: str = "implicit",
@@ -75,7 +75,7 @@ def fgmres(
     >>> ls.solvers.fgmres(A, b, M=inner).status.name
     'CONVERGED'
     """
-    restart = _check.integer("fgmres", "restart", restart, 1)
+    restart = 20 if restart is None else _check.integer("fgmres", "restart", restart, 1)
     options = Options(
         rtol=rtol,
         atol=atol,

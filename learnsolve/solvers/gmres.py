@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import _check
+from learnsolve.ops._dots import combination, scaled
 from learnsolve.solvers._options import Options
 from learnsolve.solvers._solve import solve
 from learnsolve.solvers._vectors import divide, dot, root, size
@@ -51,9 +52,9 @@ class GeneralisedMinimalResidual:
         w = A(z)
         largest = torch.maximum(largest, size(w))
         h = dot(V, w)
-        w = w - (h * V).sum(0)
+        w = w - combination(h, V)
         again = dot(V, w)
-        w = w - (again * V).sum(0)
+        w = w - combination(again, V)
         h = h + again
         below = root(dot(w, w))
         # What is left of A z may be rounding errors only: the basis is then complete.
@@ -67,13 +68,13 @@ class GeneralisedMinimalResidual:
         new_c, new_s = divide(column[-1], diagonal, running), divide(below, diagonal, running)
         direction = z
         if len(P):
-            direction = z - (torch.stack(column[:-1]) * P).sum(0)
+            direction = z - combination(torch.stack(column[:-1]), P)
         p = divide(direction, diagonal, running)
         v = divide(w, below, running)
-        x = x + new_c * eta * p
+        x = x + scaled(new_c * eta, p)
         eta_next = -new_s * eta
         # r_j = s_j^2 r_{j-1} + c_j eta_{j+1} v_{j+1}
-        r = new_s * new_s * r + new_c * eta_next * v
+        r = scaled(new_s * new_s, r) + scaled(new_c * eta_next, v)
         new = State(
             x,
             r,
@@ -92,10 +93,10 @@ def gmres(
     b: Tensor,
     x0: Tensor | None = None,
     *,
-    rtol: float = 1e-5,
-    atol: float = 0.0,
+    rtol: float | None = 1e-5,
+    atol: float | None = 0.0,
     maxiter: int | None = None,
-    restart: int = 20,
+    restart: int | None = 20,
     M: Any = None,
     callback: Callable[[Iteration], Any] | None = None,
     gradient: str = "implicit",
@@ -152,7 +153,7 @@ def gmres(
     >>> b.grad
     tensor([ 0.0000, -0.5000], dtype=torch.float64)
     """
-    restart = _check.integer("gmres", "restart", restart, 1)
+    restart = 20 if restart is None else _check.integer("gmres", "restart", restart, 1)
     options = Options(
         rtol=rtol,
         atol=atol,

@@ -114,6 +114,7 @@ def heavyball(
     True
     """
     name = "heavyball"
+    given = locals()
 
     def fixed(steps: int) -> tuple[Tensor, Tensor]:
         return steps_of(name, "alpha", alpha, b, steps), momenta_of(name, "beta", beta, b, steps)
@@ -122,12 +123,7 @@ def heavyball(
         a, c = rows_of(name, "alpha", alpha, b), scalar(name, "beta", beta, b)
         return lambda t: (a, c, t)
 
-    return run(
-        name, A, b, x0, iterations, fixed, until, {"alpha": alpha, "beta": beta},
-        gradient=gradient, rtol=rtol, atol=atol, maxiter=maxiter, M=M, callback=callback, throw=throw,
-        adjoint_rtol=adjoint_rtol, adjoint_maxiter=adjoint_maxiter, adjoint_M=adjoint_M,
-        transpose=transpose, parameters=parameters,
-    )  # fmt: skip
+    return run(name, given, fixed, until, "alpha", "beta")
 
 
 class Heavyball(FixedNumber):

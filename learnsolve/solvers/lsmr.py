@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from learnsolve.ops._dots import scaled
 from learnsolve.solvers._least_squares import solve
 from learnsolve.solvers._options import Options
 from learnsolve.solvers._vectors import divide, root
@@ -64,7 +65,7 @@ class LSMR:
         c_bar, s_bar = divide(above, rho_bar, running), divide(theta, rho_bar, running)
         zeta, zeta_bar = c_bar * s.zeta_bar, -s_bar * s.zeta_bar
         back = divide(theta_bar * rho, s.rho * s.rho_bar, running)
-        h_bar, Ah_bar = s.h - back * s.h_bar, s.Ah - back * s.Ah_bar
+        h_bar, Ah_bar = s.h - scaled(back, s.h_bar), s.Ah - scaled(back, s.Ah_bar)
         step = divide(zeta, rho * rho_bar, running)
         turn = divide(theta, rho, running)
         # The condition number is estimated by the diagonal of the second factor, without the 1 it begins
@@ -73,7 +74,8 @@ class LSMR:
         largest = torch.maximum(s.largest, known)
         smallest = torch.minimum(s.smallest, known)
         new = State(
-            s.x + step * h_bar, s.r - step * Ah_bar, *q, q.v - turn * s.h, q.Av - turn * s.Ah, h_bar, Ah_bar,
+            s.x + scaled(step, h_bar), s.r - scaled(step, Ah_bar),
+            *q, q.v - scaled(turn, s.h), q.Av - scaled(turn, s.Ah), h_bar, Ah_bar,
             c * q.alpha, rho, rho_bar, c_bar, s_bar, zeta_bar,
             torch.maximum(s.largest, rho_bar.detach()), torch.minimum(s.smallest, rho_bar.detach()),
             zeta_bar.detach(), (q.square - q.alpha.detach() ** 2).clamp(min=0).sqrt(), largest / smallest,
@@ -87,9 +89,9 @@ def lsmr(
     x0: Tensor | None = None,
     *,
     damp: float = 0.0,
-    atol: float = 1e-6,
-    btol: float = 1e-6,
-    conlim: float = 1e8,
+    atol: float | None = 1e-6,
+    btol: float | None = 1e-6,
+    conlim: float | None = 1e8,
     maxiter: int | None = None,
     callback: Callable[[Iteration], Any] | None = None,
     gradient: str = "implicit",
@@ -136,7 +138,6 @@ def lsmr(
     tensor([1.0000, 0.5000], dtype=torch.float64)
     """
     options = Options(
-        atol=atol,
         maxiter=maxiter,
         callback=callback,
         gradient=gradient,
@@ -146,4 +147,4 @@ def lsmr(
         transpose=transpose,
         parameters=parameters,
     )
-    return solve("lsmr", LSMR(), A, b, x0, damp, btol, conlim, options)
+    return solve("lsmr", LSMR(), A, b, x0, damp, atol, btol, conlim, options)

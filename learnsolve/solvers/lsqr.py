@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from learnsolve.ops._dots import scaled
 from learnsolve.solvers._least_squares import solve
 from learnsolve.solvers._options import Options
 from learnsolve.solvers._vectors import divide, dot, root, size
@@ -38,10 +39,10 @@ def first_vectors(A: Any, r: Tensor, running: Tensor) -> tuple[Bidiagonal, Tenso
 
 def next_vectors(A: Any, q: Bidiagonal, running: Tensor) -> tuple[Bidiagonal, Tensor]:
     """beta u = A v - alpha u, alpha v = A^T u - beta v; and beta."""
-    u = q.Av - q.alpha * q.u
+    u = q.Av - scaled(q.alpha, q.u)
     beta = root(dot(u, u))
     u = divide(u, beta, running)
-    v = A.T(u) - beta * q.v
+    v = A.T(u) - scaled(beta, q.v)
     alpha = root(dot(v, v))
     v = divide(v, alpha, running)
     return Bidiagonal(u, v, alpha, A(v), q.square + beta.detach() ** 2 + alpha.detach() ** 2), beta
@@ -81,10 +82,10 @@ class LSQR:
         rho = root(s.rho_bar * s.rho_bar + beta * beta)
         cosine, sine = divide(s.rho_bar, rho, running), divide(beta, rho, running)
         step = divide(cosine * s.phi_bar, rho, running)
-        x, r = s.x + step * s.w, s.r - step * s.Aw
+        x, r = s.x + scaled(step, s.w), s.r - scaled(step, s.Aw)
         phi_bar = sine * s.phi_bar
         turn = divide(sine * q.alpha, rho, running)
-        w, Aw = q.v - turn * s.w, q.Av - turn * s.Aw
+        w, Aw = q.v - scaled(turn, s.w), q.Av - scaled(turn, s.Aw)
         directions = s.directions + divide(size(s.w), rho.detach(), running) ** 2
         A_norm = (q.square - q.alpha.detach() ** 2).clamp(min=0).sqrt()  # of what the QR has seen
         new = State(
@@ -100,9 +101,9 @@ def lsqr(
     x0: Tensor | None = None,
     *,
     damp: float = 0.0,
-    atol: float = 1e-6,
-    btol: float = 1e-6,
-    conlim: float = 1e8,
+    atol: float | None = 1e-6,
+    btol: float | None = 1e-6,
+    conlim: float | None = 1e8,
     maxiter: int | None = None,
     callback: Callable[[Iteration], Any] | None = None,
     gradient: str = "implicit",
@@ -116,7 +117,8 @@ def lsqr(
 
     Stops a column, by SciPy's rules and with the true residual r, when
     :math:`\|r\| \le \mathtt{btol} \|b\| + \mathtt{atol} \|A\| \|x\|` or
-    :math:`\|A^T r\| \le \mathtt{atol} \|A\| \|r\|`, where :math:`\|A\|` is estimated from below.
+    :math:`\|A^T r\| \le \mathtt{atol} \|A\| \|r\|`, with the Frobenius norm of A, as the method estimates it
+    where A's entries are not known (a callable, a LinearOperator, a StencilOperator).
 
     Parameters
     ----------
@@ -125,7 +127,7 @@ def lsqr(
     b : Tensor, shape (m,) or (..., m, k). Each of the k columns stops on its own.
     x0 : Tensor, shape (n,) or (..., n, k); zero if not given
     damp : number, of the problem, damping of x (not of x - x0 as in SciPy)
-    atol, btol : the tolerances; less than the rounding unit counts as that
+    atol, btol : the tolerances; less than the rounding unit counts as that. None: 1e-6
     conlim : gives up (ILL_CONDITIONED) when the estimate of the condition number of A exceeds it; 0 for never
     maxiter : int, 10 n if not given
     callback : called after every iteration with an `Iteration`; returning True stops
@@ -178,7 +180,6 @@ def lsqr(
     True
     """
     options = Options(
-        atol=atol,
         maxiter=maxiter,
         callback=callback,
         gradient=gradient,
@@ -188,4 +189,4 @@ def lsqr(
         transpose=transpose,
         parameters=parameters,
     )
-    return solve("lsqr", LSQR(), A, b, x0, damp, btol, conlim, options)
+    return solve("lsqr", LSQR(), A, b, x0, damp, atol, btol, conlim, options)

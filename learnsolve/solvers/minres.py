@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from learnsolve.ops._dots import scaled
 from learnsolve.solvers._options import Options
 from learnsolve.solvers._solve import solve
 from learnsolve.solvers._vectors import divide, dot, root, size
@@ -59,7 +60,8 @@ class MinimalResidual:
         z = divide(q.z, q.gamma, running & (q.gamma > 0))
         Az = A(z)
         delta = dot(Az, z)
-        v = Az - divide(delta, q.gamma, running) * q.v - divide(q.gamma, q.gamma_old, running) * q.v_old
+        v = Az - scaled(divide(delta, q.gamma, running), q.v)
+        v = v - scaled(divide(q.gamma, q.gamma_old, running), q.v_old)
         z_next = v if M is None else M(v)
         square = dot(v, z_next)
         gamma = root(square)
@@ -72,10 +74,10 @@ class MinimalResidual:
         a2 = q.s * delta + q.c_old * q.c * q.gamma
         a3 = q.s_old * q.gamma
         c, s = divide(a0, a1, running), divide(gamma, a1, running)
-        w = divide(z - a3 * q.w_older - a2 * q.w_old, a1, running)
-        Aw = divide(Az - a3 * q.Aw_older - a2 * q.Aw_old, a1, running)
+        w = divide(z - scaled(a3, q.w_older) - scaled(a2, q.w_old), a1, running)
+        Aw = divide(Az - scaled(a3, q.Aw_older) - scaled(a2, q.Aw_old), a1, running)
         length = c * q.eta
-        x, r = q.x + length * w, q.r - length * Aw
+        x, r = q.x + scaled(length, w), q.r - scaled(length, Aw)
         norm_A = torch.maximum(q.norm_A, divide(size(Az), size(z), running))
         # Rounding alone makes <v, M v> a little negative.
         slack = eps * dot(v.detach().abs(), z_next.detach().abs())
@@ -105,7 +107,7 @@ class MinimalResidual:
         fresh = self.start(A, M, old.x, b - A(old.x), doubt)
         state = State(*(torch.where(lost, f, n) for f, n in zip(fresh, new, strict=True)))
         stuck = lost & (fresh.began > 0.5 * old.began)
-        return state, torch.where(stuck, CODE[Status.BREAKDOWN], 0)
+        return state, torch.where(stuck, CODE[Status.STAGNATED], 0)
 
 
 def minres(
@@ -113,8 +115,8 @@ def minres(
     b: Tensor,
     x0: Tensor | None = None,
     *,
-    rtol: float = 1e-5,
-    atol: float = 0.0,
+    rtol: float | None = 1e-5,
+    atol: float | None = 0.0,
     maxiter: int | None = None,
     M: Any = None,
     callback: Callable[[Iteration], Any] | None = None,

@@ -109,18 +109,16 @@ def richardson(
     True
     """
     name = "richardson"
+    given = locals()
+
+    def fixed(steps: int) -> tuple[Tensor, None]:
+        return steps_of(name, "weight", weight, b, steps), None
 
     def until():
         w = rows_of(name, "weight", weight, b)
         return lambda t: (w, None, t)
 
-    return run(
-        name, A, b, x0, iterations,
-        lambda steps: (steps_of(name, "weight", weight, b, steps), None), until, {"weight": weight},
-        gradient=gradient, rtol=rtol, atol=atol, maxiter=maxiter, M=M, callback=callback, throw=throw,
-        adjoint_rtol=adjoint_rtol, adjoint_maxiter=adjoint_maxiter, adjoint_M=adjoint_M,
-        transpose=transpose, parameters=parameters,
-    )  # fmt: skip
+    return run(name, given, fixed, until, "weight")
 
 
 class Richardson(FixedNumber):

@@ -144,3 +144,81 @@ def test_functions_of_one_name_in_two_modules_have_plans_of_their_own():
     other.__name__, other.__module__ = plan.__name__, "elsewhere"
     P = ls.problems.poisson((4,)).pattern
     assert (P._planned(plan), P._planned(other)) == ((1,), (2,))
+
+
+@pytest.fixture
+def small_limit():
+    before = ls.ops.set_plan_limit(2**16)
+    yield 2**16
+    ls.ops.set_plan_limit(before)
+
+
+COMBINATIONS = {
+    "block_diag": lambda A: ls.ops.block_diag(A),
+    "hstack": lambda A: ls.ops.hstack(A),
+    "sum": lambda A: A[0] + A[1],
+    "product": lambda A: A[0] @ A[1],
+    "kron": lambda A: ls.ops.kron(A[0], A[1]),
+    "slices": lambda A: A[0][A[1].nnz % 12 :, A[2].nnz % 12 :],
+}
+
+
+@pytest.mark.parametrize("name", COMBINATIONS)
+def test_random_batches_take_bounded_memory(name, small_limit):
+    """What a result keeps, here for products with its transpose, counts too."""
+    pool = [ls.CSR.from_scipy(random(12, 12, 0.3 + seed / 100, seed)) for seed in range(24)]
+    for A in pool:
+        A.T.T.diagonal(), A.pattern.row_indices
+    own = sum(A.pattern.cache_bytes() for A in pool)
+    choose = torch.Generator().manual_seed(0)
+    most = 0
+    for _ in range(200):
+        result = COMBINATIONS[name]([pool[i] for i in torch.randperm(24, generator=choose)[:4]])
+        if isinstance(result, ls.CSR) and name != "kron":
+            ls.ops.spmm(result, result.values.new_ones(result.shape[0]), transpose=True)
+        most = max(most, sum(A.pattern.cache_bytes() for A in pool) - own)
+    sixteen = 16 * {"kron": 100_000, "hstack": 8000}.get(name, 0)  # those used last are kept
+    assert 0 < most <= max(small_limit, sixteen)
+    kept = sum(len(A.pattern._plans.kept) for A in pool)
+    assert sum(len(A.pattern._users or ()) for A in pool) <= 3 * kept, "what was dropped is still known"
+
+
+def test_the_plan_not_used_for_longest_is_dropped(pair, small_limit):
+    P, Q = pair
+    first = P._planned(make, Q, 0)
+    for shift in range(1, 1000):
+        P._planned(make, Q, shift)
+        assert P._planned(make, Q, 0) is first
+    assert P._planned(make, Q, 1) is not None
+    assert made.count((P._serial, Q._serial, 1)) == 2, "it was not dropped"
+
+
+def test_the_sixteen_plans_used_last_are_kept(pair):
+    before = ls.ops.set_plan_limit(0)
+    try:
+        for _ in range(3):
+            for shift in range(16):
+                pair[0]._planned(make, pair[1], shift)
+        assert len(made) == 16
+        pair[0]._planned(make, pair[1], 16)
+        assert len(vars(pair[0]._plans)) == 16
+    finally:
+        assert ls.ops.set_plan_limit(before) == 0
+
+
+def test_a_plan_that_compiled_code_reads_is_kept(small_limit):
+    torch._dynamo.reset()
+    f = torch.compile(use, fullgraph=True, backend="aot_eager")
+    P, Q = pattern_of(random(6, 5, 0.5)), pattern_of(random(6, 5, 0.8, seed=1))
+    A, B = (ls.CSR(torch.randn(X.nnz), X) for X in (P, Q))
+    f(A, B)
+    plan = P._planned(make, Q, 3)
+    for shift in range(4, 1000):
+        P._planned(make, Q, shift)
+    assert P._planned(make, Q, 3) is plan
+
+
+@pytest.mark.parametrize("wrong", [-1, 1.5, True, None])
+def test_a_plan_limit_that_is_none(wrong):
+    with pytest.raises((TypeError, ValueError), match=r"^set_plan_limit: bytes must"):
+        ls.ops.set_plan_limit(wrong)

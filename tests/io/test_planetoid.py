@@ -45,6 +45,22 @@ def same(a, b) -> None:
     assert (a.name, a.classes) == (b.name, b.classes)
 
 
+@pytest.mark.parametrize("keep", [False, True])
+def test_edges_from_a_node_to_itself_are_kept_on_request(folder, keep, tmp_path, monkeypatch):
+    monkeypatch.setenv("LEARNSOLVE_CACHE", str(tmp_path))
+    for _ in range(2):  # read, and from the cache
+        without, with_loops = (planetoid(folder=folder, keep=keep, self_loops=s) for s in (False, True))
+        assert without.adjacency.diagonal().nonzero().numel() == 0
+        assert with_loops.adjacency.diagonal().nonzero().flatten().tolist() == [3]
+        assert torch.equal(with_loops.adjacency.to_dense() - without.adjacency.to_dense(), loop_at(3))
+
+
+def loop_at(node: int) -> torch.Tensor:
+    found = torch.zeros(files.NODES, files.NODES)
+    found[node, node] = 1
+    return found
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_graph_is_assembled(folder, dtype):
     before = sorted(path.name for path in folder.iterdir())
@@ -112,7 +128,7 @@ def test_a_damaged_cache_heals(folder, cache):
             damaged = bytearray(good)
             damaged[place] ^= 1 << bit
             kept.write_bytes(damaged)
-            arrays = MODULE._load(kept, MODULE._digest(MODULE._paths("citeseer", folder)))
+            arrays = MODULE._load(kept, MODULE._digest(MODULE.paths_of("citeseer", folder)))
             if arrays is not None:  # a byte that tells nothing, such as a date
                 assert MODULE._content(arrays) == str(np.load(kept)["content"])
     for damaged in (b"", b"hello", good[:-1], good[100:], good + good):

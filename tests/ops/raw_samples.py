@@ -114,7 +114,8 @@ def incomplete_plan(P, kind):
     Q = incomplete_pattern(P.dtype)
     plan = plan_of(Q, kind)
     entries = plan.lower.nnz + sum(U.nnz for U in plan.upper)
-    return (tuple(t.to(P.dtype) for t in plan.tensors), plan.cholesky), Q, entries
+    tensors, cholesky = plan.elimination
+    return (tuple(t.to(P.dtype) for t in tensors), cholesky), Q, entries
 
 
 def incomplete_factor_arguments(P, dtype):
@@ -233,7 +234,16 @@ def pcg_backward_arguments(P, dtype):
     return out
 
 
+def column_samples(P, dtype, shape=(6, 3)):
+    """With and without batches, `shape` that of the first operand of one member."""
+    u, v = normal(shape, dtype), normal((6, 3), dtype, seed=1)
+    ub, vb = normal((2, *shape), dtype), normal((2, 6, 3), dtype, seed=1)
+    return [(u, v), (ub, v), (u, vb), (ub, vb)]
+
+
 SAMPLES = {
+    "column_dots": lambda P, dtype: [*column_samples(P, dtype), (*column_samples(P, dtype)[-1], True)],
+    "column_combination": lambda P, dtype: column_samples(P, dtype, (3,)),
     "csr_incomplete_factor": incomplete_factor_arguments,
     "csr_incomplete_tangent": incomplete_derivative_arguments("fv", False),
     "csr_incomplete_adjoint": incomplete_derivative_arguments("ff", True),

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from reference import assert_same_bits, banded, grid, normal, pattern_of, power_law, random
+from reference import assert_same_bits, banded, grid, layouts, normal, pattern_of, power_law, random
 
 import learnsolve as ls
 
@@ -41,6 +41,35 @@ def test_same_bits_for_any_number_of_threads(structure, dtype, k):
     P = pattern_of(LARGE[structure], torch.int32)
     assert P.nnz + P.shape[0] > 50_000
     assert_same_bits(lambda: everything(P, dtype, k), (2, 3, 5, 2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("k", [None, 1, 2, 3, 9])
+def test_sums_of_all_entries_have_the_same_bits(dtype, k):
+    """From 32768 numbers on torch splits a sum among its threads."""
+    P = pattern_of(banded(40_000, 3))
+    square = pattern_of(grid(5, 200))
+    v = normal((P.nnz,), dtype, seed=1).requires_grad_()
+    w = normal((square.nnz,), dtype, seed=2).requires_grad_()
+    x = normal((40_000, *(() if k is None else (k,))), dtype, seed=3).requires_grad_()
+
+    def results():
+        A, B = ls.CSR(v, P), ls.CSR(w, square)
+        sums = [A.sum(), A.norm(), ls.ops.trace(B), ls.ops.quadratic_form(B, x)]
+        batch = ls.ops.quadratic_form(ls.CSR(torch.stack((w, 2 * w)), square), x)
+        return [*sums, batch, *torch.autograd.grad(sum(sums) + batch.sum(), (v, w, x))]
+
+    assert_same_bits(results, (2, 3))
+
+
+def test_the_layout_of_memory_does_not_change_a_sum():
+    A = ls.CSR(normal((40_000,)), pattern_of(banded(40_000, 1)))
+    x = normal((40_000, 2), seed=1)
+    for sparse in (lambda v, x: A.with_values(v).sum(), lambda v, x: ls.ops.quadratic_form(A, x)):
+        wanted = sparse(A.values, x)
+        for (_, v), (kind, t) in zip(layouts(A.values), layouts(x), strict=False):
+            if "expanded" not in kind:
+                assert torch.equal(sparse(v, t), wanted), kind
 
 
 def test_same_bits_with_a_batch():

@@ -79,7 +79,7 @@ def test_a_factor_with_other_indices_is_refused(kind, parts, message):
     P = pattern_of(random(6, 6, 0.4) + eye_array(6), torch.int32)
     L, number = ls.CSR(normal((P.nnz,)), P).tril().pattern, pcg.KINDS.index(kind)
     values, b = normal((P.nnz,)), normal((6, 2))
-    M = pcg._preconditioner(normal((L.nnz,)).abs() + 1, L, number)
+    M = pcg.preconditioner(normal((L.nnz,)).abs() + 1, L, number)
 
     def call(M, state=(), target=None, first=0):
         return ops.csr_pcg(structure(P), values, number, M, None, b, state, target, first, 2, False)
@@ -170,6 +170,8 @@ def test_wrong_arguments_of_the_incomplete_factorisation_are_refused():
     *_, pairs, units = tensors
     v, f = dominant(Q), normal((entries,))
     with pytest.raises(RuntimeError, match="csr_incomplete_factor: crow must end with the number of values"):
+        ops.csr_incomplete_factor(*plan, Q.crow_indices[:-1], v, True)
+    with pytest.raises(RuntimeError, match="csr_incomplete_factor: source must be from 0 to"):
         ops.csr_incomplete_factor(*plan, Q.crow_indices, v[:-1], True)
     with pytest.raises(RuntimeError, match=r"csr_incomplete_factor: order, source, .* do not fit"):
         ops.csr_incomplete_factor((*tensors[:4], pairs[:-1], units), cholesky, Q.crow_indices, v, True)

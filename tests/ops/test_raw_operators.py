@@ -137,3 +137,17 @@ def test_the_direct_solve(index, dtype):
         torch.library.opcheck(ops.superlu_solve.default, sample, test_utils=utils)
     x = ops.superlu_solve(crow, col, v, torch.ones(5, dtype=dtype), True)
     torch.testing.assert_close(densify(DIRECT, v).mT @ x, torch.ones(5, dtype=dtype))
+
+
+def test_the_adjoint_of_an_empty_system_reads_the_norms_that_it_has():
+    """The p before the call is empty there, but given: norms begin with that of the first iteration."""
+    A, v = (
+        structure(ls.SparsityPattern(torch.zeros(1, dtype=torch.int64), torch.zeros(0).long(), (0, 0))),
+        normal((0,)),
+    )
+    b, history = normal((0, 2)), torch.full((4, 2), torch.nan, dtype=torch.float64)
+    history[:2] = 1
+    scalars = torch.zeros(1, 2, 3, 2, dtype=torch.float64)
+    forward = (normal((1, 2, 0, 2)), normal((1, 2, 0, 2)), b, scalars, history[:2], normal((1, 0, 2)))
+    bars = ops.csr_pcg_backward(A, A, v, 0, (), None, forward, None, history[:2], (), (1, 1, 1))[2]
+    assert torch.equal(bars[0, 2], torch.full((2,), 2.0, dtype=torch.float64))  # held for the call before

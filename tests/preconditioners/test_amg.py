@@ -202,9 +202,10 @@ def neumann(n=30):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_pure_neumann(dtype):
     A = neumann().to(dtype=dtype)
-    with pytest.raises(ValueError, match=r'AMG: the coarsest matrix, .* singular .*coarse_solver="pinv"'):
-        P.AMG(A, max_coarse=5)
-    M = P.AMG(A, max_coarse=5, coarse_solver="pinv")
+    with pytest.raises(ValueError, match=r'AMG: the coarsest matrix, .* singular .*coarse_solver="lu" out'):
+        P.AMG(A, max_coarse=5, coarse_solver="lu")
+    M = P.AMG(A, max_coarse=5)
+    assert torch.equal(dense(M), dense(P.AMG(A, max_coarse=5, coarse_solver="pinv")))
     b = normal((30,), dtype)
     solution = ls.solvers.cg(A, b - b.mean(), M=M, rtol=1e-10 if dtype == torch.float64 else 1e-4)
     assert solution.converged
@@ -222,7 +223,19 @@ def test_a_large_coarsest_level_is_solved_sparsely():
     S = A.to_scipy()
     singular = ls.CSR.from_scipy(S - scipy.sparse.diags_array(S.sum(1)))
     with pytest.raises(ValueError, match="AMG: the coarsest matrix, 1600 x 1600"):
-        P.AMG(singular, max_coarse=2000)
+        P.AMG(singular, max_coarse=2000, coarse_solver="lu")
+
+
+def test_the_pseudo_inverse_is_chosen_only_for_a_singular_coarsest_matrix():
+    A = ls.problems.poisson((20, 20))
+    assert torch.equal(dense(P.AMG(A)), dense(P.AMG(A, coarse_solver="lu")))
+    uncoupled = P.AMG(2.0 * ls.ops.eye(200).to(torch.float64))  # its coarsest matrix is zero
+    assert uncoupled(torch.ones(200, dtype=torch.float64)).isfinite().all()
+    A = neumann()
+    v = torch.stack((A.values, (A + ls.ops.eye(30).to(A.dtype)).values))
+    B, r = A.with_values(v), torch.ones(30, 1, dtype=A.dtype)  # one of two is singular
+    pinv = P.AMG(B, max_coarse=5, coarse_solver="pinv")
+    assert torch.allclose(P.AMG(B, max_coarse=5)(r), pinv(r), rtol=1e-12)
 
 
 def test_a_batch_takes_the_hierarchy_of_the_mean():

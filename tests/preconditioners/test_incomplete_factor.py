@@ -100,14 +100,6 @@ def test_a_shift_is_passed_on():
     assert torch.allclose(F.initialise_from(spd(), shift=0.5).L.matrix().values, L.values, rtol=1e-14)
 
 
-def test_a_constant_of_the_matrix():
-    A = spd().requires_grad_()
-    M = F.initialise_from(A)
-    assert all(p.is_leaf for p in M.parameters())
-    M(normal((20,))).sum().backward()
-    assert A.values.grad is None
-
-
 def dense(rows) -> ls.CSR:
     return ls.CSR.from_dense(torch.tensor(rows, dtype=torch.float64))
 

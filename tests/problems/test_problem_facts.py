@@ -14,7 +14,7 @@ def kappa(*shape):
     return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).exp()
 
 
-RING = torch.tensor([[0, 1], [1, 2], [2, 3], [3, 4], [4, 0], [5, 6]])
+RING = torch.tensor([[0, 1], [1, 2], [2, 3], [3, 4], [4, 0], [5, 6]]).T
 WIND = torch.linspace(-1, 1, 12, dtype=torch.float64).view(3, 4).expand(2, 3, 4)
 MESH = ls.problems.random_mesh(20, seed=0)
 FREE_MESH = ls.problems.TriangleMesh(MESH.points, MESH.triangles, torch.zeros_like(MESH.fixed))

@@ -12,17 +12,17 @@ from torch.autograd import gradcheck, gradgradcheck
 import learnsolve as ls
 
 # Two triangles that share a node, an edge given three times in both directions, a node (6) on its own.
-EDGES = torch.tensor([[0, 1], [1, 2], [2, 0], [2, 3], [4, 3], [2, 4], [1, 0], [0, 1], [5, 4]])
+EDGES = torch.tensor([[0, 1], [1, 2], [2, 0], [2, 3], [4, 3], [2, 4], [1, 0], [0, 1], [5, 4]]).T
 N = 7
 
 
 def weights(*batch, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    return torch.rand(*batch, len(EDGES), dtype=torch.float64, generator=generator) + 0.1
+    return torch.rand(*batch, EDGES.shape[1], dtype=torch.float64, generator=generator) + 0.1
 
 
 def reference(edges, w, n):
-    i, j = edges.numpy().T
+    i, j = edges.numpy()
     W = scipy.sparse.coo_array((w.numpy(), (i, j)), shape=(n, n))
     return scipy.sparse.csgraph.laplacian((W + W.T).toarray())
 
@@ -40,19 +40,29 @@ def test_against_scipy(index):
     assert L.nnz == N + 2 * 7  # every diagonal entry, and two for each distinct edge
 
 
+def test_two_edges_are_read_as_pyg_writes_them():
+    """The one shape that both conventions have: edges 0-1 and 1-2."""
+    L = ls.problems.graph_laplacian(torch.tensor([[0, 1], [1, 2]]), torch.tensor([1.0, 5.0]))
+    assert L.to_dense().tolist() == [[1, -1, 0], [-1, 6, -5], [0, -5, 5]]
+    three = ls.problems.graph_laplacian(torch.tensor([[0, 2], [3, 1]]), torch.tensor([1.0, 5.0]))
+    assert three.to_dense()[0].tolist() == [1, 0, 0, -1]
+
+
 def test_weights_default_to_one():
     L = ls.problems.graph_laplacian(EDGES)
     assert L.shape == (6, 6)
     assert L.dtype == torch.float64
-    assert torch.equal(L.to_dense(), torch.from_numpy(reference(EDGES, torch.ones(len(EDGES)), 6)).double())
+    assert torch.equal(
+        L.to_dense(), torch.from_numpy(reference(EDGES, torch.ones(EDGES.shape[1]), 6)).double()
+    )
 
 
 def test_symmetric_bit_for_bit_with_duplicates():
     """Edges in random order and direction, many of them several times, weights of very different size."""
     generator = torch.Generator().manual_seed(1)
-    edges = torch.randint(0, 5, (200, 2), generator=generator)
-    edges = edges[edges[:, 0] != edges[:, 1]]
-    w = torch.randn(len(edges), dtype=torch.float64, generator=generator).mul(8).exp()
+    edges = torch.randint(0, 5, (2, 200), generator=generator)
+    edges = edges[:, edges[0] != edges[1]]
+    w = torch.randn(edges.shape[1], dtype=torch.float64, generator=generator).mul(8).exp()
     D = ls.problems.graph_laplacian(edges, w).to_dense()
     assert torch.equal(D, D.T)
 
@@ -60,7 +70,7 @@ def test_symmetric_bit_for_bit_with_duplicates():
 def test_quadratic_form():
     w, x = weights(), torch.randn(N, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     L = ls.problems.graph_laplacian(EDGES, w, n=N, shift=0.25)
-    form = (w * (x[EDGES[:, 0]] - x[EDGES[:, 1]]) ** 2).sum() + 0.25 * (x * x).sum()
+    form = (w * (x[EDGES[0]] - x[EDGES[1]]) ** 2).sum() + 0.25 * (x * x).sum()
     torch.testing.assert_close(x @ (L @ x), form)
 
 
@@ -119,7 +129,7 @@ def test_the_first_call_may_be_anywhere():
 
 
 def test_no_edges():
-    L = ls.problems.graph_laplacian(torch.zeros(0, 2, dtype=torch.int64), n=3)
+    L = ls.problems.graph_laplacian(torch.zeros(2, 0, dtype=torch.int64), n=3)
     assert torch.equal(L.to_dense(), torch.zeros(3, 3, dtype=torch.float64))
 
 
@@ -127,32 +137,38 @@ def test_no_edges():
     ("edges", "arguments", "error", "words"),
     [
         (
-            [[0, 1], [2, 2]],
+            [[0, 2], [1, 2]],
             {},
             ValueError,
-            r"must join two nodes, got edges\[1\] = \[2, 2\]; drop self-loops",
+            r"must join two nodes, got edge_index\[:, 1\] = \[2, 2\]; drop self-loops",
         ),
-        ([[0, 1], [1, 3]], {"n": 3}, ValueError, r"0 <= node < 3, got edges\[1\] = \[1, 3\]"),
-        ([[0, -1]], {}, ValueError, r"0 <= node < 1, got edges\[0\] = \[0, -1\]"),
-        ([[0, 1, 2]], {}, ValueError, r"shape \(m, 2\), got \(1, 3\)"),
-        ([[0.0, 1.0]], {}, TypeError, "edges must be integers, got torch.float32"),
-        ([[0, 1]], {"n": 2.0}, TypeError, "n must be an int"),
-        ([[0, 1]], {"n": -1}, ValueError, "n must be at least 0"),
-        ([[0, 1]], {"shift": -1.0}, ValueError, "shift must be finite and not negative, got -1.0"),
-        ([[0, 1]], {"shift": math.nan}, ValueError, "shift must be finite and not negative, got nan"),
-        ([[0, 1]], {"shift": torch.tensor(1.0)}, TypeError, "shift must be a number, got Tensor"),
+        ([[0, 1], [1, 3]], {"n": 3}, ValueError, r"0 <= node < 3, got edge_index\[:, 1\] = \[1, 3\]"),
+        ([[0], [-1]], {}, ValueError, r"0 <= node < 1, got edge_index\[:, 0\] = \[0, -1\]"),
+        ([[0, 1, 2]], {}, ValueError, r"shape \(2, m\), got \(1, 3\)"),
+        ([[0, 1], [1, 2], [2, 0]], {}, ValueError, r"shape \(2, m\), got \(3, 2\); of pairs, .* pairs.T"),
+        ([[0.0], [1.0]], {}, TypeError, "edge_index must hold integers, got torch.float32"),
+        ([[0], [1]], {"n": 2.0}, TypeError, "n must be an int"),
+        ([[0], [1]], {"n": -1}, ValueError, "n must be at least 0"),
+        ([[0], [1]], {"shift": -1.0}, ValueError, "shift must be finite and not negative, got -1.0"),
+        ([[0], [1]], {"shift": math.nan}, ValueError, "shift must be finite and not negative, got nan"),
+        ([[0], [1]], {"shift": torch.tensor(1.0)}, TypeError, "shift must be a number, got Tensor"),
         (
-            [[0, 1]],
+            [[0], [1]],
             {"weights": torch.ones(2)},
             ValueError,
             r"weights must have shape \(..., m = 1\), got \(2,\)",
         ),
-        ([[0, 1]], {"weights": torch.tensor(1.0)}, ValueError, "weights must have shape"),
-        ([[0, 1]], {"weights": torch.ones(1).long()}, TypeError, "weights must be float32 or float64"),
-        ([[0, 1]], {"weights": [1.0]}, TypeError, "weights must be a torch.Tensor, got list"),
-        ([[0, 1]], {"weights": torch.tensor([[1.0], [-2.0]])}, ValueError, r"weights\[1, 0\] = -2.0"),
-        ([[0, 1]], {"weights": torch.tensor([math.nan])}, ValueError, r"weights\[0\] = nan"),
-        ([[0, 1]], {"weights": torch.ones(1, device="meta")}, TypeError, "weights are on meta, edges on cpu"),
+        ([[0], [1]], {"weights": torch.tensor(1.0)}, ValueError, "weights must have shape"),
+        ([[0], [1]], {"weights": torch.ones(1).long()}, TypeError, "weights must be float32 or float64"),
+        ([[0], [1]], {"weights": [1.0]}, TypeError, "weights must be a torch.Tensor, got list"),
+        ([[0], [1]], {"weights": torch.tensor([[1.0], [-2.0]])}, ValueError, r"weights\[1, 0\] = -2.0"),
+        ([[0], [1]], {"weights": torch.tensor([math.nan])}, ValueError, r"weights\[0\] = nan"),
+        (
+            [[0], [1]],
+            {"weights": torch.ones(1, device="meta")},
+            TypeError,
+            "weights are on meta, edge_index on cpu",
+        ),
     ],
 )
 def test_errors(edges, arguments, error, words):
@@ -162,6 +178,6 @@ def test_errors(edges, arguments, error, words):
 
 def test_empty_without_n():
     with pytest.raises(ValueError, match="graph_laplacian: without edges, n must give the number of nodes"):
-        ls.problems.graph_laplacian(torch.zeros(0, 2, dtype=torch.int64))
-    with pytest.raises(TypeError, match=r"graph_laplacian: edges must be a torch.Tensor, got list"):
+        ls.problems.graph_laplacian(torch.zeros(2, 0, dtype=torch.int64))
+    with pytest.raises(TypeError, match=r"graph_laplacian: edge_index must be a torch.Tensor, got list"):
         ls.problems.graph_laplacian([[0, 1]])  # type: ignore[arg-type]

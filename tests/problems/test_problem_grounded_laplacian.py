@@ -11,18 +11,18 @@ from torch.autograd import gradcheck, gradgradcheck
 import learnsolve as ls
 
 # A triangle and a tail; an edge given twice; an edge between grounded nodes; node 6 on its own.
-EDGES = torch.tensor([[0, 1], [1, 2], [2, 0], [3, 2], [3, 4], [1, 0], [4, 5]])
+EDGES = torch.tensor([[0, 1], [1, 2], [2, 0], [3, 2], [3, 4], [1, 0], [4, 5]]).T
 GROUNDED = torch.tensor([True, False, False, False, True, True, False])
 
 
 def weights(*batch, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    return torch.rand(*batch, len(EDGES), dtype=torch.float64, generator=generator) + 0.1
+    return torch.rand(*batch, EDGES.shape[1], dtype=torch.float64, generator=generator) + 0.1
 
 
 def reference(edges, w, grounded):
     L = np.zeros((len(grounded),) * 2)
-    for (i, j), weight in zip(edges.tolist(), w.tolist(), strict=True):
+    for (i, j), weight in zip(edges.T.tolist(), w.tolist(), strict=True):
         L[i, i] += weight
         L[j, j] += weight
         L[i, j] -= weight
@@ -42,6 +42,13 @@ def test_against_dense(index):
     ls.SparsityPattern(A.crow_indices, A.col_indices, A.shape)
     np.testing.assert_allclose(A.to_scipy().toarray(), reference(EDGES, w, GROUNDED), rtol=1e-15, atol=0)
     assert A.nnz == 4 + 2 * 2  # the diagonal, (1, 2) and (2, 3)
+
+
+def test_two_edges_are_read_as_pyg_writes_them():
+    """The one shape that both conventions have: edges 0-3 and 2-1."""
+    ground = torch.tensor([False, True, False, False])
+    A = ls.problems.grounded_laplacian(torch.tensor([[0, 2], [3, 1]]), torch.tensor([1.0, 5.0]), ground)
+    assert A.to_dense().tolist() == [[1, 0, -1], [0, 5, 0], [-1, 0, 1]]
 
 
 def test_without_ground_it_is_the_graph_laplacian():
@@ -71,21 +78,27 @@ def test_derivatives():
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        ({"edges": torch.tensor([[0, 7]]), "weights": torch.ones(1)}, ValueError, "0 <= node < 7, got edges"),
-        ({"edges": torch.tensor([[2, 2]]), "weights": torch.ones(1)}, ValueError, "must join two nodes"),
-        ({"edges": EDGES.double()}, TypeError, "edges must be integers"),
-        ({"edges": EDGES.T}, ValueError, r"edges must have shape \(m, 2\)"),
+        (
+            {"edge_index": torch.tensor([[0, 1], [1, 7]])},
+            ValueError,
+            r"0 <= node < 7, got edge_index\[:, 1\] = \[1, 7\]",
+        ),
+        ({"edge_index": torch.tensor([[-1], [0]])}, ValueError, r"got edge_index\[:, 0\] = \[-1, 0\]"),
+        ({"edge_index": torch.tensor([[2], [2]])}, ValueError, "must join two nodes, .*; drop self-loops"),
+        ({"edge_index": EDGES.double()}, TypeError, "edge_index must hold integers"),
+        ({"edge_index": EDGES.T}, ValueError, r"shape \(2, m\), got \(7, 2\); of pairs, .* pairs.T"),
         ({"weights": torch.ones(3)}, ValueError, r"weights must have shape \(..., m = 7\)"),
         ({"weights": -torch.ones(7)}, ValueError, r"weights\[0\] = -1.0"),
         ({"weights": torch.full((7,), math.nan)}, ValueError, r"weights\[0\] = nan"),
-        ({"weights": torch.ones(7, device="meta")}, TypeError, "weights on meta"),
+        ({"weights": torch.ones(7, device="meta")}, TypeError, "weights are on meta, edge_index on cpu"),
+        ({"grounded": GROUNDED.to("meta")}, TypeError, "grounded is on meta, edge_index on cpu"),
         ({"grounded": GROUNDED.long()}, TypeError, "grounded must be bool"),
         ({"grounded": GROUNDED[None]}, ValueError, r"grounded must have shape \(nodes,\)"),
         ({"grounded": torch.ones(7, dtype=torch.bool)}, ValueError, "all nodes are grounded"),
     ],
 )
 def test_errors(change, error, words):
-    arguments = {"edges": EDGES, "weights": torch.ones(7), "grounded": GROUNDED, **change}
+    arguments = {"edge_index": EDGES, "weights": torch.ones(7), "grounded": GROUNDED, **change}
     with pytest.raises(error, match="grounded_laplacian: .*" + words):
         ls.problems.grounded_laplacian(**arguments)
 
@@ -116,7 +129,7 @@ def circumcircles_are_empty(points, edges):
 def test_dirichlet_graph():
     """An edge joins two points of the square; a grounded node is one with an edge that leaves it."""
     graph = ls.problems.delaunay_graph(300, seed=1)
-    points, edges = graph.points.numpy(), graph.edges.numpy()
+    points, edges = graph.points.numpy(), graph.edge_index.T.numpy()
     assert points.shape == (300, 2)
     assert points.min() >= 0
     assert points.max() <= 1
@@ -140,10 +153,10 @@ def test_dirichlet_graph():
 
 @pytest.mark.cpu_only
 def test_dirichlet_laplacian_is_positive_definite():
-    _, edges, grounded = ls.problems.delaunay_graph(200, seed=2)
-    w = torch.rand(len(edges), dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 0.1
-    A = ls.problems.grounded_laplacian(edges, w, grounded)
-    np.testing.assert_allclose(A.to_scipy().toarray(), reference(edges, w, grounded), rtol=1e-14, atol=0)
+    _, edge_index, grounded = ls.problems.delaunay_graph(200, seed=2)
+    w = torch.rand(edge_index.shape[1], dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 0.1
+    A = ls.problems.grounded_laplacian(edge_index, w, grounded)
+    np.testing.assert_allclose(A.to_scipy().toarray(), reference(edge_index, w, grounded), rtol=1e-14, atol=0)
     assert torch.linalg.eigvalsh(A.to_dense())[0] > 0
 
 
@@ -151,7 +164,8 @@ def test_dirichlet_laplacian_is_positive_definite():
 @pytest.mark.parametrize("blocks", [3, 4])
 def test_periodic_graph(blocks):
     n = 40
-    points, edges, grounded = ls.problems.delaunay_graph(n, seed=3, boundary="periodic", blocks=blocks)
+    points, edge_index, grounded = ls.problems.delaunay_graph(n, seed=3, boundary="periodic", blocks=blocks)
+    edges = edge_index.T
     assert len(points) == blocks**2 * n
     assert not grounded.any()
     # Euler on the torus: n points, 3 n edges, 2 n triangles.
@@ -165,7 +179,7 @@ def test_periodic_graph(blocks):
     degree = torch.bincount(edges.flatten(), minlength=len(points)).view(-1, n)
     assert (degree == degree[0]).all()
     # The torus does not depend on where a block begins.
-    A = ls.problems.grounded_laplacian(edges, torch.ones(len(edges), dtype=torch.float64), grounded)
+    A = ls.problems.grounded_laplacian(edge_index, torch.ones(len(edges), dtype=torch.float64), grounded)
     D = A.to_dense().view(blocks, blocks, n, blocks, blocks, n)
     assert torch.equal(D, D.roll((1, 1), (0, 3)))
     assert torch.equal(D, D.roll((1, 1), (1, 4)))

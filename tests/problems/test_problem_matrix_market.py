@@ -85,7 +85,7 @@ def test_several_pieces(tmp_path):
     lines[n - 10] = f"{n} {n} 1.5D3"
     path = write(tmp_path, COORDINATE + f"{n} {n} {n}\n" + "\n".join(lines))
     with pytest.raises(
-        ValueError, match=rf"has a line {n - 10 + 3} that is not made of real numbers: '{n} {n} 1.5D3'"
+        ValueError, match=rf"has a line {n - 10 + 3} that does not hold a row, a column .*: '{n} {n} 1.5D3'"
     ):
         ls.problems.matrix_market(path)
 
@@ -134,13 +134,28 @@ def test_several_pieces(tmp_path):
             COORDINATE + "2 2 2\n1 1 1.5\n",
             "is truncated: 2 entries make 6 numbers after line 2, the file has 3",
         ),
-        (
-            COORDINATE + "2 2 2\n1 1 1.5\n2",
-            "is truncated: 2 entries make 6 numbers after line 2, the file has 4",
-        ),
+        (COORDINATE + "2 2 2\n1 1 1.5\n2", "line 4 that does not hold .*: '2'"),
         (COORDINATE + "2 2 1\n1 1 1.5\n2 2 1\n", "is too long: 1 entries make 3 numbers after line 2"),
-        (COORDINATE + "2 2 1\n1 1 1.5 9\n", "is too long: .* the file has 4"),
-        (COORDINATE + "2 2 2\n1 1 1.5 2 2 2\n", "is damaged"),
+        (COORDINATE + "2 2 1\n1 1 1.5 9\n", "line 3 that does not hold .*: '1 1 1.5 9'"),
+        (COORDINATE + "2 2 2\n1 1 1.5 2 2 2\n", "line 3 that does not hold"),
+        (COORDINATE + "2 2 1\n2 1.5 -1e-3\n", "line 3 that does not hold .*: '2 1.5 -1e-3'"),
+        (COORDINATE + "2 2 1\n2 3.0 -1e-3\n", "line 3 that does not hold .*: '2 3.0 -1e-3'"),
+        (COORDINATE + "2 2 1\n1 1 1e2e3\n", "line 3 that does not hold .*: '1 1 1e2e3'"),
+        (COORDINATE + "2 2 1\n1 1 5e-\n", "line 3 that does not hold .*: '1 1 5e-'"),
+        (COORDINATE + "2 2 1\n1 1 .\n", "line 3 that does not hold .*: '1 1 .'"),
+        (COORDINATE + "2 2 2\n1 1 1 2\n2 3\n", "line 3 that does not hold .*: '1 1 1 2'"),
+        (
+            COORDINATE + f"2 2 1\n1 1 {'1' * 200}x\n",
+            "line 3 that does not hold .*: '1 1 1{76}...'; correct it",
+        ),
+        (COORDINATE + f"2 2 1\n1 1 {'1' * 5000}\n", "line 3 of more than 4096 characters"),
+        (COORDINATE + f"2 2 1\n1 1 1\n{' ' * 3_000_000}", "line 4 of more than 4096 characters"),
+        (COORDINATE + f"%{'x' * 5000}\n2 2 1\n1 1 1\n", "line 2 of more than 4096 characters"),
+        (COORDINATE + f"{'1' * 5000} 2 1\n1 1 1\n", "line 2 of more than 4096 characters"),
+        (
+            "%%MatrixMarket matrix array real general\n2 1\n1 2\n",
+            "does not hold a number such as .* alone: '1 2'",
+        ),
         (
             "%%MatrixMarket matrix array real general\n2 2\n1\n2\n3\n",
             "is truncated: 4 entries make 4 numbers",
@@ -148,20 +163,29 @@ def test_several_pieces(tmp_path):
         (COORDINATE + "2 2 1\n3 1 1.5\n", r"is damaged \(Line 3: Row index out of bounds\)"),
         (COORDINATE + "2 2 1\n1 3 1.5\n", r"is damaged \(Line 3: Column index out of bounds\)"),
         (COORDINATE + "2 2 1\n0 1 1.5\n", "Row index out of bounds"),
-        (COORDINATE + "2 2 1\n1 -1 1.5\n", "Column index out of bounds"),
-        (COORDINATE + "2 2 1\n1 1 x\n", "has a line 3 that is not made of real numbers: '1 1 x'"),
-        (COORDINATE + "2 2 1\n1 1 nan\n", "has a line 3 that is not made of real numbers: '1 1 nan'"),
-        (COORDINATE + "2 2 1\n1 1 1.5D3\n", "not made of real numbers"),
-        (COORDINATE + "2 2 1\n1 1 1.5+300\n", "not made of real numbers"),
-        (COORDINATE + "2 2 1\n1 1 1.5.5\n", "not made of real numbers"),
-        (COORDINATE + "2 2 1\n1 1 +1.5\n", r"is damaged \(Line 3: Invalid floating-point value\)"),
+        (COORDINATE + "2 2 1\n1 -1 1.5\n", "line 3 that does not hold .*: '1 -1 1.5'"),
+        (
+            COORDINATE + "2 2 1\n1 1 x\n",
+            "line 3 that does not hold a row, a column and a number such as -1.5e-3: '1 1 x'",
+        ),
+        (COORDINATE + "2 2 1\n1 1 nan\n", "has a line 3 that does not hold .*: '1 1 nan'"),
+        (COORDINATE + "2 2 1\n1 1 1.5D3\n", "does not hold a row, a column and a number"),
+        (COORDINATE + "2 2 1\n1 1 1.5+300\n", "does not hold a row, a column and a number"),
+        (COORDINATE + "2 2 1\n1 1 1.5.5\n", "does not hold a row, a column and a number"),
+        (COORDINATE + "2 2 1\n1 1 +1.5\n", "line 3 that does not hold"),
         (COORDINATE + "2 2 1\n1 1 1e400\n", "an entry too large for torch.float64, in row 1, column 1"),
-        ("%%MatrixMarket matrix coordinate integer general\n2 2 1\n1 1 1.5\n", "not made of integer numbers"),
+        (
+            "%%MatrixMarket matrix coordinate integer general\n2 2 1\n1 1 1.5\n",
+            "does not hold a row, a column and an integer",
+        ),
         (
             "%%MatrixMarket matrix coordinate integer general\n2 2 1\n1 1 99999999999999999999\n",
             "out of range",
         ),
-        ("%%MatrixMarket matrix coordinate pattern general\n2 2 1\n1 1.0\n", "not made of pattern numbers"),
+        (
+            "%%MatrixMarket matrix coordinate pattern general\n2 2 1\n1 1.0\n",
+            "does not hold a row, a column and no value",
+        ),
         ("%%MatrixMarket matrix coordinate real skew-symmetric\n2 2 1\n1 1 1\n", "an entry on its diagonal"),
         (
             "%%MatrixMarket matrix coordinate real symmetric\n2 2 2\n1 2 1\n2 1 1\n",
@@ -200,6 +224,82 @@ def test_a_large_promise_costs_nothing(tmp_path, name):
         assert tracemalloc.get_traced_memory()[1] < 4 << 20
     finally:
         tracemalloc.stop()
+
+
+def test_a_line_without_end_takes_no_memory(tmp_path):
+    path = write(tmp_path, COORDINATE + "2 2 1\n1 1 " + "1" * (16 << 20), "m.mtx.gz")
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="line 3 of more than 4096 characters"):
+            ls.problems.matrix_market(path)
+        assert (
+            tracemalloc.get_traced_memory()[1] < 12 << 20
+        )  # a piece of a megabyte, and the places of its ends
+    finally:
+        tracemalloc.stop()
+
+
+SPELLINGS = {
+    "value": ("1", "-1.5", "1.", ".5", "-.5", "1e5", "1E+05", "-2.5e-10", "0", "-0.0", "1e-320", "00012"),
+    "odd value": (
+        "+1",
+        "1e",
+        "1e+",
+        ".",
+        "-",
+        "--1",
+        "1e5.5",
+        "1.2.3",
+        "0x10",
+        "1_0",
+        "1,5",
+        "inf",
+        "nan",
+        "1d3",
+        "1e2e3",
+        "5e-",
+        "1 2",
+        "",
+        "e5",
+        "1-2",
+        "1+2",
+        "1;",
+        "\x00",
+        "\xe9",
+    ),
+    "index": ("1", "2", "02", "3"),
+    "odd index": ("0", "4", "-1", "+1", "1.0", "1e0", "2.5", "99999999999999999999", "", "1 1", "a"),
+    "blank": (" ", "  ", "\t", " \t "),
+    "start": ("", "", " ", "\t"),
+    "odd blank": (",", "\x0b", "\xa0", ""),
+    "end": ("\n", "\n", " \n", "\r\n", "\n\n", "\n \n"),
+}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_written_is_read_or_refused(tmp_path, seed):
+    """Against Python's own numbers: one odd spelling anywhere makes the file a faulty one."""
+    random = np.random.default_rng(seed)
+    choose = lambda name: str(random.choice(SPELLINGS[name]))  # noqa: E731
+    for case in range(150):
+        entries, odd, text = [], case % 3 == 0, ""
+        wrong = random.integers(3), str(random.choice(["value", "index", "blank"]))
+        for number in range(3):
+            names = ["start", "index", "blank", "index", "blank", "value", "end"]
+            if odd and number == wrong[0]:
+                names[names.index(wrong[1])] = f"odd {wrong[1]}"
+            words = [choose(name) for name in names]
+            text += "".join(words)
+            entries.append((words[1], words[3], words[5]))
+        path = write(tmp_path, (COORDINATE + "3 3 3\n" + text).encode("latin1"))
+        if odd:
+            with pytest.raises(ValueError, match=r"^matrix_market: \S*m.mtx (has a line|is )"):
+                ls.problems.matrix_market(path)
+            continue
+        dense = np.zeros((3, 3))
+        for i, j, value in entries:
+            dense[int(i) - 1, int(j) - 1] += float(value)
+        assert np.array_equal(ls.problems.matrix_market(path).to_dense().numpy(), dense), text
 
 
 def test_float32_overflow(tmp_path):

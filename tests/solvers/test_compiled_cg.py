@@ -8,6 +8,9 @@ from reference import normal
 import learnsolve as ls
 from learnsolve.solvers import _solve
 
+# Solves that cannot converge, or are stopped before, are part of what is tested.
+pytestmark = pytest.mark.filterwarnings("ignore::learnsolve.solvers.ConvergenceWarning")
+
 P = ls.preconditioners
 FORMS = {"none": lambda A: None, "Jacobi": P.Jacobi, "IC0": P.IC0, "FSAI": lambda A: _frozen(A)}
 

@@ -54,4 +54,4 @@ def test_real_ones_and_batches():
     integers = sl.aslinearoperator(A.to_scipy().astype(np.int64))
     assert torch.equal(S.cg(integers, b).x, S.cg(R, b).x)
     with pytest.raises(ValueError, match=r"cg: a LinearOperator A cannot be applied to an empty batch"):
-        S.cg(R, B[:0])
+        S.cg(R, B[:0], B[:0])

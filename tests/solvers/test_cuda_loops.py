@@ -16,6 +16,9 @@ import learnsolve as ls
 from learnsolve import _device_analysis
 from learnsolve.ops.richardson import _unfused, richardson_sweeps
 
+# Solves that cannot converge, or are stopped before, are part of what is tested.
+pytestmark = pytest.mark.filterwarnings("ignore::learnsolve.solvers.ConvergenceWarning")
+
 cuda_promises.skip_without_operators()
 
 

@@ -13,6 +13,9 @@ from solvers.krylov import MODES, RECTANGULAR, SQUARE, SYMMETRIC, S, matrix, poi
 
 import learnsolve as ls
 
+# Solves that cannot converge, or are stopped before, are part of what is tested.
+pytestmark = pytest.mark.filterwarnings("ignore::learnsolve.solvers.ConvergenceWarning")
+
 Status = S.Status
 ALL = (*SQUARE, *RECTANGULAR)
 NAN, INF = float("nan"), float("inf")
@@ -195,7 +198,8 @@ def test_a_warning_where_the_adjoint_does_not_converge(name):
     A = matrix(name)
     b = normal((A.shape[0],)).requires_grad_()
     solution = run(name, A, b, adjoint_maxiter=1)
-    with pytest.warns(UserWarning, match=f"{name}, adjoint solve .* did not converge.*adjoint_maxiter"):
+    said = f"{name}, adjoint solve .* did not converge.*adjoint_maxiter"
+    with pytest.warns(S.ConvergenceWarning, match=said):
         solution.x.sum().backward()
     assert solution.adjoint.status is Status.MAX_ITERATIONS
     with warnings.catch_warnings():
@@ -212,7 +216,7 @@ def test_least_squares_without_full_rank_warns_in_the_adjoint():
     solution = S.lsqr(A, b)
     assert solution.converged
     torch.testing.assert_close(solution.x.detach(), torch.full((2,), b.mean().item() / 2).double())
-    with pytest.warns(UserWarning, match="did not converge"):
+    with pytest.warns(S.ConvergenceWarning, match="did not converge"):
         solution.x[0].backward()
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -21,6 +21,9 @@ from solvers.krylov import (
 
 import learnsolve as ls
 
+# Solves that cannot converge, or are stopped before, are part of what is tested.
+pytestmark = pytest.mark.filterwarnings("ignore::learnsolve.solvers.ConvergenceWarning")
+
 MATRICES = {
     "poisson": lambda: poisson(20, 20),
     "convection": lambda: convection(20, 20),

@@ -5,11 +5,14 @@ import warnings
 import pytest
 import scipy.sparse.linalg
 import torch
-from reference import normal
+from reference import assert_same_bits, normal
 from solvers.krylov import ANY, MODES, RECTANGULAR, SQUARE, SYMMETRIC, S, dense_solution, matrix, poisson, run
 from torch.autograd import gradcheck, gradgradcheck
 
 import learnsolve as ls
+
+# Solves that cannot converge, or are stopped before, are part of what is tested.
+pytestmark = pytest.mark.filterwarnings("ignore::learnsolve.solvers.ConvergenceWarning")
 
 
 @pytest.fixture(autouse=True)
@@ -288,3 +291,29 @@ def test_pcg_learns():
         assert losses[-1] < 0.3 * losses[0]
     assert S.PCG(lambda r: r, gradient="implicit")(A, b, torch.zeros_like(b)).converged
     assert "maxiter=3" in repr(solver)
+
+
+@pytest.mark.few
+@pytest.mark.parametrize("name", [*SQUARE, *RECTANGULAR])
+@pytest.mark.parametrize("columns", [None, 2])
+def test_same_bits_for_any_number_of_threads(name, columns):
+    """x, norms and both kinds of gradients, of vectors long enough for torch to split their sums."""
+    A = poisson(190, 190)
+    v = A.values.clone().requires_grad_()
+    b = normal((36100, *(() if columns is None else (columns,)))).requires_grad_()
+    M = None if name in RECTANGULAR else ls.preconditioners.Jacobi(A)
+
+    def results():
+        out = []
+        for mode in ("implicit", "unrolled"):
+            keywords = {"adjoint_maxiter": 2} if mode == "implicit" else {}
+            if M is not None:
+                keywords["M"] = M
+            solution = getattr(S, name)(A.with_values(v), b, maxiter=2, gradient=mode, **keywords)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                gradients = torch.autograd.grad(solution.x.square().mean(), (v, b))
+            out += [solution.x, solution.residual_norms, *gradients]
+        return out
+
+    assert_same_bits(results, (3,))

@@ -8,6 +8,9 @@ import torch.utils.checkpoint
 from reference import normal
 from solvers.krylov import ANY, RECTANGULAR, SQUARE, S, matrix
 
+# Solves that cannot converge, or are stopped before, are part of what is tested.
+pytestmark = pytest.mark.filterwarnings("ignore::learnsolve.solvers.ConvergenceWarning")
+
 KEYWORDS = {
     "rtol": {"rtol": 1e-2},
     "atol": {"atol": 10.0},

@@ -12,6 +12,9 @@ from learnsolve.ops.pcg import KINDS
 from learnsolve.solvers import _compiled_cg, _solve
 from learnsolve.solvers.base import SolverError, Status
 
+# Solves that cannot converge, or are stopped before, are part of what is tested.
+pytestmark = pytest.mark.filterwarnings("ignore::learnsolve.solvers.ConvergenceWarning")
+
 N = 6
 
 

@@ -53,6 +53,7 @@ def leaves():
     """Call with a run's folder: it must hold the usual files, `others`, and nothing else."""
     usual = {
         "config.yaml",
+        "files.json",
         "metrics.csv",
         "model.safetensors",
         "state.safetensors",

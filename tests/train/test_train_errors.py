@@ -1,5 +1,6 @@
 """Bad input to the training program: one sentence that names the option and the remedy, and exit code 2."""
 
+import json
 import shlex
 import subprocess
 import sys
@@ -166,6 +167,78 @@ def test_a_run_is_replaced_only_with_overwrite(run, rows, no_pictures, capsys):
     assert run("--steps", 3, "--overwrite")[0] == train.OK
     assert rows(folder)[:3] == first[:3]
     assert len(rows(folder)) == 4
+
+
+def test_overwrite_leaves_files_that_the_run_did_not_write(run, no_pictures, capsys):
+    _, folder = run("--steps", 2)
+    listed = json.loads((folder / "files.json").read_text())["files"]
+    (folder / "loss.png").write_text("listed")
+    for name in ("thesis.tex", "photograph.png", ".notes.tmp", ".loss.png.old.tmp"):
+        (folder / name).write_text("a stranger's")
+    assert {"loss.png", "files.json", "config.yaml"} <= set(listed)
+    (folder / ".loss.png.123.tmp").write_text("of a writer that was killed")
+    assert run("--steps", 3, "--overwrite")[0] == train.OK
+    for name in ("thesis.tex", "photograph.png", ".notes.tmp", ".loss.png.old.tmp"):
+        assert (folder / name).read_text() == "a stranger's"
+    assert not (folder / "loss.png").exists()
+    assert not (folder / ".loss.png.123.tmp").exists()
+
+
+def test_overwrite_replaces_another_recipes_run(run, no_pictures):
+    _, folder = run("--steps", 2, recipe="heavyball")
+    (folder / "parameters.png").write_text("of heavyball")
+    assert run("--steps", 2, "--overwrite")[0] == train.OK
+    assert not (folder / "parameters.png").exists()
+    assert "parameters.png" not in (folder / "files.json").read_text()
+
+
+@pytest.mark.parametrize(
+    "strangers",
+    [
+        {"config.yaml": "steps: 3\n", "loss.png": "x", "report.json": "{}"},
+        {"config.yaml": "steps: 3\n", "files.json": '{"files": ["data.csv"]}', "data.csv": "1"},
+        {"files.json": '["data.csv"]', "data.csv": "1"},
+    ],
+)
+def test_overwrite_refuses_a_folder_without_a_run(run, capsys, tmp_path, strangers):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name, text in strangers.items():
+        (folder / name).write_text(text)
+    assert run("--steps", 3, "--overwrite")[0] == train.BAD_SETTING
+    assert "--out run holds other files" in capsys.readouterr().err
+    assert {path.name: path.read_text() for path in folder.iterdir()} == strangers
+
+
+def test_overwrite_removes_nothing_outside_the_folder(run, no_pictures, tmp_path):
+    _, folder = run("--steps", 2)
+    content = json.loads((folder / "files.json").read_text())
+    (tmp_path / "thesis.tex").touch()
+    content["files"] += ["../thesis.tex", str(tmp_path / "thesis.tex"), "..", ".", 3]
+    (folder / "files.json").write_text(json.dumps(content))
+    assert run("--steps", 2, "--overwrite")[0] == train.OK
+    assert (tmp_path / "thesis.tex").exists()
+
+
+def test_a_run_writes_over_no_strangers_file(run, no_pictures, capsys):
+    _, folder = run("--steps", 2, recipe="heavyball")
+    (folder / "weights.png").write_text("a stranger's")  # jacobi draws one, heavyball does not
+    before = (folder / "state.json").read_text()
+    assert run("--steps", 2, "--overwrite")[0] == train.BAD_SETTING
+    assert "holds weights.png, which the run in it did not write" in capsys.readouterr().err
+    assert (folder / "weights.png").read_text() == "a stranger's"
+    assert (folder / "state.json").read_text() == before
+
+
+def test_a_run_of_an_earlier_version_is_replaced_and_resumed(run, no_pictures):
+    _, folder = run("--steps", 2)
+    (folder / "files.json").unlink()
+    assert run("--resume", "run", "--steps", 3, out=None)[0] == train.OK
+    assert (folder / "files.json").exists()
+    (folder / "files.json").unlink()
+    (folder / "other.png").touch()
+    assert run("--steps", 3, "--overwrite")[0] == train.OK
+    assert (folder / "other.png").exists()
 
 
 def test_a_missing_package_is_named_with_its_extra(run, monkeypatch, capsys):

@@ -148,16 +148,20 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("when", range(6))
 def test_a_kill_between_any_two_renames_leaves_one_good_state(tmp_path, monkeypatch, when):
-    def pair(value: float):
+    def facts_of(step: int):
+        return {"step": step, "seconds": 0.0, "metrics_bytes": 0}
+
+    def pair(value: float, steps: int):
         model = torch.nn.Linear(2, 1, bias=False)
         torch.nn.init.constant_(model.weight, value)
         optimizer = torch.optim.Adam(model.parameters())
         model(torch.ones(2)).sum().backward()
-        optimizer.step()
+        for _ in range(steps):
+            optimizer.step()
         return model, optimizer
 
-    old, new, loaded = pair(1.0), pair(2.0), pair(0.0)
-    checkpoint.save_state(tmp_path, *old, {"step": 1})
+    old, new, loaded = pair(1.0, 1), pair(2.0, 2), pair(0.0, 0)
+    checkpoint.save_state(tmp_path, *old, facts_of(1))
     renames = iter(range(100))
     rename = os.replace
 
@@ -173,7 +177,7 @@ def test_a_kill_between_any_two_renames_leaves_one_good_state(tmp_path, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", dying)
         with pytest.raises(Killed):
-            checkpoint.save_state(tmp_path, *new, {"step": 2})
+            checkpoint.save_state(tmp_path, *new, facts_of(2))
     facts = checkpoint.load_state(tmp_path, *loaded)
     expected = old if when == 0 else new
     assert facts["step"] == (1 if when == 0 else 2)

@@ -76,6 +76,8 @@ class GcnSettings(RunSettings):
         Folder with the files ind.citeseer.x and so on of the Planetoid project; null downloads them once.
     dataset : str
         The name in the files' names; only citeseer is downloaded.
+    self_loops : bool
+        Keep the edges from a node to itself, as Kipf and Welling's code does (124 nodes of CiteSeer).
     seeds : int
         Initialisations to train side by side. Each has its own random numbers; its result does not depend on
         the number of others.
@@ -99,6 +101,7 @@ class GcnSettings(RunSettings):
     variant: Literal["kipf_welling", "demo"] = "kipf_welling"
     data: str | None = None
     dataset: str = "citeseer"
+    self_loops: bool = False
     seeds: int = 1
     hidden: int | None = None
     dropout: float | None = None
@@ -121,6 +124,7 @@ class GcnRecipe(Recipe):
     columns = COLUMNS
     model: GCN
     measure = measured
+    files = ("loss.png", "accuracy.png", "seeds.png")
     outcome = outcome_of
     figures = figures_of
     lower_bound = 0.0
@@ -134,7 +138,9 @@ class GcnRecipe(Recipe):
         self.variant = VARIANTS[settings.variant]
         demo = self.variant.demo
         kind = {"dtype": settings.torch_dtype, "device": settings.device}
-        graph = data.read(settings.dataset, settings.data, normalise=not demo, **kind)
+        graph = data.read(
+            settings.dataset, settings.data, normalise=not demo, self_loops=settings.self_loops, **kind
+        )
         self.data = data.demo(graph, settings.seed) if demo else data.kipf_welling(graph)
         (n, features), hidden, training = graph.features.shape, settings.hidden or 0, self.data.training
         # Weights, their gradient and Adam's two averages; masks and what the backward keeps; an evaluation.

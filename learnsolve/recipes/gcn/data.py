@@ -65,11 +65,18 @@ class Data:
 
 
 def read(
-    dataset: str, folder: str | None, *, normalise: bool, dtype: torch.dtype, device: str | torch.device
+    dataset: str,
+    folder: str | None,
+    *,
+    normalise: bool,
+    self_loops: bool,
+    dtype: torch.dtype,
+    device: str | torch.device,
 ) -> Graph:
     """The graph; SettingError where the files do not allow one."""
     try:
-        graph = planetoid(dataset, folder, normalise=normalise, dtype=dtype, device=device)
+        options = {"normalise": normalise, "self_loops": self_loops}
+        graph = planetoid(dataset, folder, **options, dtype=dtype, device=device)
     except ImportError as error:
         raise MissingExtra(f"{error} by --data") from error
     except (OSError, ValueError) as error:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 # Columns of metrics.csv by name; None where a step has no such entry.
 History = dict[str, list]
+MOST_THREADS = 1024
 
 
 class SettingError(ValueError):
@@ -81,6 +82,8 @@ class RunSettings:
             raise SettingError(f"--lr must be a positive number, got {self.lr}; 1e-2 is a good start")
         if self.threads is not None:
             at_least("threads", self.threads, 1)
+            if self.threads > MOST_THREADS:
+                raise SettingError(f"--threads must be at most {MOST_THREADS}, got {self.threads}")
         at_least("seed", self.seed, 0)
         at_least("evaluate_every", self.evaluate_every, 1)
         if not self.checkpoint_seconds >= 0:
@@ -154,7 +157,7 @@ class Outcome:
     columns, rows : the final table; numbers are formatted where it is printed
     sentence : what was learned; `learned` in report.json
     data : what the recipe's own figures need beyond that
-    texts : content of the files named in `Recipe.files`
+    texts : content of files by name
     """
 
     numbers: dict[str, Any]
@@ -177,7 +180,7 @@ class Recipe:
     Settings : the dataclass of options, a subclass of RunSettings
     columns : names of further columns of metrics.csv, for the numbers that `measure` returns
     model : torch.nn.Module whose parameters are learned and whose state_dict is saved
-    files : names of further files that `outcome` gives as texts
+    files : names of all texts of `outcome` and all pictures of `figures`; a new run removes those of the last
     finished : True ends the training before --steps; where several processes train, it is enough that one of
         them sets this, because only rank 0 evaluates
     lower_bound : a loss below it (beyond rounding) means that the task is ill-posed; the run then stops

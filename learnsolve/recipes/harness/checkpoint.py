@@ -8,6 +8,7 @@ which loading detects and repairs.
 
 import hashlib
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from learnsolve.recipes.harness.base import SettingError
 from learnsolve.recipes.harness.extras import need
 
 FORMAT = 1
+FACTS: dict[str, Any] = {"step": int, "seconds": (int, float), "metrics_bytes": int}  # none is negative
 TENSORS, SUMMARY, MODEL = "state.safetensors", "state.json", "model.safetensors"
 
 
@@ -40,12 +42,6 @@ def write_atomic(path: Path, content: bytes | str) -> None:
         os.fsync(folder)  # the rename itself
     finally:
         os.close(folder)
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Delete the temporary files of writers that were killed."""
-    for path in folder.glob(".*.tmp"):
-        path.unlink(missing_ok=True)
 
 
 def save_model(folder: Path, model: torch.nn.Module) -> None:
@@ -78,18 +74,43 @@ def load_state(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Opti
     """Restore model and optimiser from the last checkpoint and return its facts."""
     facts, content = read_state(folder)
     tensors = need("safetensors.torch").load(content)
-    model.load_state_dict(
-        {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
-    )
-    state: dict[int, dict[str, Tensor]] = {}
-    for key, tensor in tensors.items():
-        if key.startswith("optimizer."):
-            _, index, name = key.split(".", 2)
-            state.setdefault(int(index), {})[name] = tensor
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    try:
+        model.load_state_dict(
+            {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
+        )
+        state: dict[int, dict[str, Tensor]] = {}
+        for key, tensor in tensors.items():
+            if key.startswith("optimizer."):
+                _, index, name = key.split(".", 2)
+                state.setdefault(int(index), {})[name] = tensor
+        _check_optimizer(optimizer, state, list(model.parameters()), facts["step"])
+        optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    except (RuntimeError, ValueError) as error:
+        what = " ".join(str(error).split())
+        raise SettingError(
+            f"--resume {folder}: {TENSORS} does not fit this run: {what}; start again"
+        ) from error
     if facts != _read_summary(folder)[0]:
         _write_summary(folder, facts, hashlib.sha256(content).hexdigest())
     return facts
+
+
+def _check_optimizer(
+    optimizer: torch.optim.Optimizer, state: dict[int, dict[str, Tensor]], parameters: list[Any], step: int
+) -> None:
+    """ValueError if the optimiser cannot have this state after `step` steps for the parameters."""
+    adam = isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW)
+    lost = any(not entries.keys() >= {"step", "exp_avg", "exp_avg_sq"} for entries in state.values())
+    if not set(state) <= set(range(len(parameters))) or (state and not step):
+        raise ValueError("the optimiser's state is that of other parameters")
+    if adam and (lost or bool(state) != bool(step)):
+        raise ValueError("the optimiser's state is not complete")
+    for index, entries in state.items():
+        for name, tensor in entries.items():
+            if name == "step" and int(tensor) != step:
+                raise ValueError(f"its step is {step}, the optimiser's {int(tensor)}")
+            if tensor.dim() and tensor.shape != parameters[index].shape:
+                raise ValueError(f"the optimiser's {name} has shape {tuple(tensor.shape)}")
 
 
 def read_state(folder: Path) -> tuple[dict[str, Any], bytes]:
@@ -107,6 +128,8 @@ def read_state(folder: Path) -> tuple[dict[str, Any], bytes]:
         load(content)
     except Exception as error:  # any error of the parsers on a damaged file
         raise SettingError(f"--resume {folder}: {TENSORS} is damaged ({error}); start again") from error
+    if not isinstance(facts, dict):
+        raise SettingError(f"--resume {folder}: {TENSORS} is damaged (it has no facts); start again")
     if facts.get("format") != FORMAT:
         raise SettingError(
             f"--resume {folder}: {TENSORS} has format {facts.get('format')}, this version reads {FORMAT}; "
@@ -117,6 +140,10 @@ def read_state(folder: Path) -> tuple[dict[str, Any], bytes]:
         raise SettingError(
             f"--resume {folder}: {TENSORS} does not match the SHA-256 in {SUMMARY}; start again"
         )
+    for name, kind in FACTS.items():
+        value = facts.get(name)
+        if not isinstance(value, kind) or isinstance(value, bool) or not 0 <= value < math.inf:
+            raise SettingError(f"--resume {folder}: {TENSORS} is damaged ({name} is {value!r}); start again")
     return facts, content
 
 
@@ -128,7 +155,7 @@ def _read_summary(folder: Path) -> tuple[dict[str, Any], str | None]:
     try:
         summary = json.loads((folder / SUMMARY).read_text())
         return summary, summary.pop("sha256", None)
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
         return {}, None
 
 

@@ -13,8 +13,10 @@ from typing import Any
 
 from learnsolve.recipes.harness.base import RunSettings, SettingError
 from learnsolve.recipes.harness.extras import need
+from learnsolve.recipes.harness.yaml_limits import check_options
 
 CONFIG = "config.yaml"
+LIMIT = 2**63
 # Options of the invocation, not of the run: neither stored nor compared.
 TRANSIENT = {"resume", "overwrite", "quiet"}
 # May change when a run is resumed.
@@ -70,12 +72,20 @@ def _parser(name: str, Settings: type[RunSettings]) -> Any:
 
 
 def _parse(name: str, Settings: type[RunSettings], argv: Sequence[str]) -> RunSettings:
+    check_options(list(argv))
     parser = _parser(name, Settings)
     try:
         values = parser.parse_args(_without_former(Settings, argv)).as_dict()
     except argparse.ArgumentError as error:
         raise SettingError(_sentence(str(error), name, Settings)) from error
-    return _build(Settings, values)
+    settings = _build(Settings, values)
+    for option, value in _flat(settings).items():
+        for number in value if isinstance(value, list) else [value]:
+            if isinstance(number, int) and not -LIMIT <= number < LIMIT:
+                raise SettingError(
+                    f"--{option} must be a 64-bit number, got one with {len(str(number))} digits"
+                )
+    return settings
 
 
 def _build(cls: type, values: dict[str, Any]) -> Any:
@@ -85,6 +95,8 @@ def _build(cls: type, values: dict[str, Any]) -> Any:
     for field in dataclasses.fields(cls):
         if field.name in values:
             value, kind = values[field.name], types[field.name]
+            if dataclasses.is_dataclass(kind) and not isinstance(value, dict):
+                raise SettingError(f"--{field.name} must have options below it, got {value!r}; leave it out")
             arguments[field.name] = _build(kind, value) if isinstance(value, dict) else value
     return cls(**arguments)
 

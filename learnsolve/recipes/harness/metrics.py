@@ -5,11 +5,13 @@ step is ever written twice.
 """
 
 import csv
+import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TextIO
 
-from learnsolve.recipes.harness.base import History
+from learnsolve.recipes.harness.base import History, SettingError
 
 COLUMNS = ("step", "loss", "held_out_loss", "gradient_norm", "seconds")
 NAME = "metrics.csv"
@@ -58,11 +60,33 @@ def _text(value: float | None) -> str:
     return "" if value is None else repr(value)
 
 
+def check_metrics(folder: Path, size: int, step: int) -> None:
+    """SettingError unless the first `size` bytes of metrics.csv are the rows of `step` steps."""
+    try:
+        with (folder / NAME).open("rb") as file:
+            content = file.read(size)
+        if len(content) < size:
+            raise ValueError(f"it has {len(content)} bytes, the checkpoint counts {size}")
+        history = _columns(io.StringIO(content.decode(), newline=""))
+        if history["step"] != list(range(step)):
+            raise ValueError(f"it does not have one row for each of {step} steps")
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+        raise SettingError(f"--resume {folder}: {NAME} is damaged ({error}); start again") from error
+
+
 def read_metrics(folder: Path) -> History:
     """The columns of metrics.csv by name."""
     with (folder / NAME).open(newline="") as file:
-        reader = csv.DictReader(file)
-        rows = list(reader)
+        return _columns(file)
+
+
+def _columns(file: TextIO) -> History:
+    reader = csv.DictReader(file)
+    rows = list(reader)
+    if tuple(reader.fieldnames or ())[: len(COLUMNS)] != COLUMNS:
+        raise ValueError(f"its columns must begin with {', '.join(COLUMNS)}")
+    if any(None in row or None in row.values() for row in rows):
+        raise ValueError("a row has more or fewer entries than there are columns")
     history: History = {"step": [int(row["step"]) for row in rows]}
     for name in (reader.fieldnames or COLUMNS)[1:]:
         history[name] = [float(row[name]) if row[name] else None for row in rows]

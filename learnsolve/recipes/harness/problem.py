@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -9,7 +10,7 @@ import torch
 
 from learnsolve import problems
 from learnsolve.csr import CSR
-from learnsolve.recipes.harness.base import SettingError
+from learnsolve.recipes.harness.base import SettingError, check_memory
 from learnsolve.recipes.harness.vectors import COEFFICIENTS, stream_seed
 
 
@@ -99,6 +100,10 @@ def build(run: Any) -> CSR:
             )
         if f.name in USED[settings.name] and value is None:
             raise SettingError(f"--problem.name {settings.name} needs --problem.{f.name}")
+    if (grid := grid_of(settings)) and min(grid) > 0:
+        entries = math.prod(grid) * (2 * len(grid) + 1)
+        # Values, indices, and while they are made the same again.
+        check_memory(f"--problem.shape {settings.shape}", 4 * entries, run, "choose a smaller grid")
     try:
         A = _build(settings, run.seed, run.torch_dtype)
         return A.to(device=run.device, dtype=run.torch_dtype)
@@ -125,9 +130,9 @@ def _build(settings: ProblemSettings, seed: int, dtype: torch.dtype) -> CSR:
         return A
     if A.shape[0] != A.shape[1]:
         raise ValueError(f"the edges of a graph are entries of a square matrix, got shape {A.shape}")
-    edges = torch.stack((A.pattern.row_indices, A.col_indices.to(A.pattern.row_indices.dtype)), dim=1).long()
+    edges = torch.stack((A.pattern.row_indices, A.col_indices)).long()
     # One triangle: a symmetric file holds every edge twice.
-    return problems.graph_laplacian(edges[edges[:, 0] < edges[:, 1]], n=A.shape[0], shift=settings.shift)
+    return problems.graph_laplacian(edges[:, edges[0] < edges[1]], n=A.shape[0], shift=settings.shift)
 
 
 def check_energy(A: CSR) -> int:

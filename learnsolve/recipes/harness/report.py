@@ -10,6 +10,7 @@ from learnsolve.evaluation._result import finite
 from learnsolve.recipes.harness.base import Outcome, Recipe
 from learnsolve.recipes.harness.checkpoint import write_atomic
 from learnsolve.recipes.harness.extras import need
+from learnsolve.recipes.harness.folder import REPORT
 from learnsolve.recipes.harness.metrics import read_metrics
 from learnsolve.recipes.harness.plots import png
 
@@ -37,11 +38,14 @@ def write_report(
         **training,
         "versions": versions(),
     }
-    for file_name, figure in recipe.figures(history, outcome):
-        write_atomic(folder / file_name, png(figure))
-    for file_name, text in outcome.texts.items():
-        write_atomic(folder / file_name, text)
-    write_atomic(folder / "report.json", json.dumps(finite(report), indent=2) + "\n")
+    drawn = ((file_name, png(figure)) for file_name, figure in recipe.figures(history, outcome))
+    for file_name, content in (*drawn, *outcome.texts.items()):
+        if file_name not in recipe.files:
+            raise ValueError(
+                f"{type(recipe).__name__}.files must list {file_name!r}, which it writes; add it"
+            )
+        write_atomic(folder / file_name, content)
+    write_atomic(folder / REPORT, json.dumps(finite(report), indent=2) + "\n")
     return outcome
 
 

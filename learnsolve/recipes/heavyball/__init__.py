@@ -74,6 +74,7 @@ class HeavyballRecipe(MatrixRecipe):
     Settings = HeavyballSettings
     columns: ClassVar[tuple[str, ...]] = ("alpha", "beta")
     advice = "try a smaller --lr or --alpha, or check that the matrix is symmetric positive definite"
+    files = ("loss.png", "parameters.png", "convergence.png")
     outcome = outcome_of
     figures = figures_of
 

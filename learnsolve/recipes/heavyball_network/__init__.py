@@ -90,6 +90,7 @@ class HeavyballNetworkRecipe(VectorRecipe):
     lower_bound = 0.0
     advice = "try a smaller --lr"
     vector_dim = 0
+    files = ("loss.png", "parameters.png", "matrices.png")
     outcome = outcome_of
     figures = figures_of
 

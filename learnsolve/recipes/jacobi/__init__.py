@@ -44,6 +44,7 @@ class JacobiRecipe(MatrixRecipe):
     """One weight a row; see `JacobiSettings`."""
 
     Settings = JacobiSettings
+    files = ("loss.png", "weights.png", "convergence.png")
     outcome = outcome_of
     figures = figures_of
 

@@ -36,7 +36,7 @@ class PcgRecipe(MatrixRecipe):
         "definiteness",
         "shortened_steps",
     )
-    files = ("evaluation.csv",)
+    files = ("evaluation.csv", "loss.png", "residuals.png", "residuals_ramp.png", "factor.png")
     model: Model
     by_root = False
     outcome = outcome_of

@@ -1,0 +1,259 @@
+"""`Planned`, an object that keeps what was computed for it: the base of `SparsityPattern`.
+
+Everything kept is watched: a tensor that was changed in place since, which could send a kernel out of bounds,
+is an error. Plans for a pattern together with others, of which a program can make any number, take bounded
+memory (`_plan_limit`); what depends on one pattern alone lives as long as the pattern.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from learnsolve import _plan_limit
+from learnsolve._plain import constant_in_graphs, plain_tensors
+
+_serials = itertools.count()
+_by_serial: weakref.WeakValueDictionary[str, Planned] = weakref.WeakValueDictionary()
+
+
+class _Plans:
+    """What `Planned._planned` keeps: attributes, because Dynamo sees those that are set after it has
+    read others, but assumes that a dictionary stays as it was when first read."""
+
+    __slots__ = ("__dict__", "__weakref__", "kept")
+
+    def __init__(self) -> None:
+        self.kept: dict[str, _Kept] = {}  # about each attribute, by its name
+
+
+class _Kept:
+    """About one thing that is kept: which tensors are in it, and where it stands. It dies with it."""
+
+    __slots__ = ("__weakref__", "name", "plans", "watched")
+
+    def __init__(self, value: Any, plans: _Plans | None = None, name: str = ""):
+        self.watched = tuple((t, t._version) for t in _tensors(value))
+        self.plans = None if plans is None else weakref.ref(plans)
+        self.name = name
+
+    def check(self) -> None:
+        for t, version in self.watched:
+            if t._version != version:
+                raise changed()
+
+    def bytes(self) -> int:
+        plans = None if self.plans is None else self.plans()
+        return 0 if plans is None else sum(_sizes(vars(plans).get(self.name)).values())
+
+    def drop(self) -> None:
+        plans = None if self.plans is None else self.plans()
+        if plans is not None:
+            vars(plans).pop(self.name, None)
+            plans.kept.pop(self.name, None)
+
+
+class Planned:
+    __slots__ = ("__weakref__", "_arrays", "_cache", "_holder", "_kept", "_plans", "_serial", "_users")
+
+    _arrays: tuple[Tensor, ...]
+
+    def _begin(self, *arrays: Tensor) -> None:
+        """Keep the arrays that this object consists of, and nothing yet beyond them."""
+        set_ = object.__setattr__
+        set_(self, "_arrays", arrays)
+        set_(self, "_kept", {None: _Kept(arrays)})  # about the arrays, and about the entries of _cache
+        set_(self, "_cache", {})
+        set_(self, "_plans", _Plans())
+        set_(self, "_serial", f"p{next(_serials)}")  # names this object in the plans of others
+        _by_serial[self._serial] = self
+        set_(self, "_users", None)  # plans of other objects that involve this one
+        set_(self, "_holder", None)  # the plan that this object is a part of, which its caches count to
+
+    def _check_unchanged(self) -> None:
+        """No analysis and no kernel may use arrays that differ from the validated ones."""
+        self._kept[None].check()
+
+    def _cached(self, key: Any, make: Callable[[], Any]) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            _analyse_while_tracing(self._serial)
+            return self._cache[key]
+        self._check_unchanged()
+        kept = self._kept.get(key)
+        if kept is not None:
+            kept.check()
+            return self._cache[key]
+        found = self._cache[key] = self._make(make)
+        self._kept[key] = _Kept(found)
+        self._held(found)
+        return found
+
+    def _analyse(self) -> None:
+        """Compute everything in `_cache` that an operation may need."""
+        raise NotImplementedError
+
+    def _make(self, make: Callable[..., Any], *others: Any) -> Any:
+        """`make(*others)` among plain tensors. On a CUDA device every stream can use it when this returns,
+        since later calls may be on other streams than the first."""
+        device = self._arrays[0].device
+        if device.type != "cuda":
+            with plain_tensors():
+                return make(*others)
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                "SparsityPattern: an operation is captured in a CUDA graph before what it plans for its "
+                "patterns is there. Run it once, forward and backward, before the capture."
+            )
+        with torch.cuda.device(device), plain_tensors():
+            made = make(*others)
+            torch.cuda.current_stream().synchronize()
+        return made
+
+    def _planned(self, make: Callable[..., Any], *others: Any) -> Any:
+        """`make(self, *others)`, computed once: what an operation plans for this object together with
+        others, or with numbers. The plan is freed with the first of the objects, so it must not hold any of
+        `others`; or earlier, if many were used since (`_plan_limit`), and is then computed again. Tensors and
+        patterns in tuples, so that they are watched and counted."""
+        name = _name(make, others)
+        if torch.compiler.is_dynamo_compiling():
+            names = [o._serial if isinstance(o, Planned) else o for o in others]
+            _plan_while_tracing(self._serial, make, *names)
+            return getattr(self._plans, name)
+        self._check_unchanged()
+        for other in others:
+            if isinstance(other, Planned):
+                other._check_unchanged()
+        kept = self._plans.kept.get(name)
+        if kept is not None:
+            kept.check()
+            plan = getattr(self._plans, name)
+            if self._arrays[0].is_cuda and torch.cuda.is_current_stream_capturing():
+                _plan_limit.pin(kept)  # the graph will read it whenever it is replayed
+            else:
+                _plan_limit.touch(kept)
+            return plan
+        plan = self._make(make, self, *others)
+        setattr(self._plans, name, plan)
+        kept = self._plans.kept[name] = _Kept(plan, self._plans, name)
+        for other in others:
+            if isinstance(other, Planned) and other is not self:
+                other._free_with(kept)
+        if all(other is None or isinstance(other, (bool, str)) for other in others):
+            self._held(plan)  # there are a few of this kind
+        else:
+            for part in _patterns(plan):
+                part._hold(weakref.ref(kept))
+            _plan_limit.add(kept)
+        return plan
+
+    def _free_with(self, kept: _Kept) -> None:
+        """Drop a plan of another object when this one dies."""
+        if self._users is None:
+            users: weakref.WeakSet[_Kept] = weakref.WeakSet()
+            object.__setattr__(self, "_users", users)
+            weakref.finalize(self, _drop_all, users).atexit = False
+        self._users.add(kept)
+
+    def _hold(self, holder: weakref.ref) -> None:
+        """This object is a part of a plan: what is kept here counts to it."""
+        if self._holder is None or self._holder() is None:
+            object.__setattr__(self, "_holder", holder)
+
+    def _held(self, value: Any) -> None:
+        """Count `value`, which is kept here now, to the plan that this object is a part of."""
+        holder = None if self._holder is None else self._holder()
+        if holder is not None:
+            for part in _patterns(value):
+                part._hold(self._holder)
+            _plan_limit.grow(holder)
+
+    def cache_bytes(self) -> int:
+        """Bytes held beyond the index arrays."""
+        found = _sizes((*self._cache.values(), *vars(self._plans).values()), {id(self)})
+        for own in self._arrays:
+            found.pop(own.data_ptr(), None)
+        return sum(found.values())
+
+    def drop_caches(self) -> None:
+        """Free what is cached. It is computed again when it is needed."""
+        own = self._kept[None]
+        self._cache.clear()
+        self._kept.clear()
+        self._kept[None] = own
+        vars(self._plans).clear()
+        self._plans.kept.clear()
+
+
+def _name(make: Callable[..., Any], others: tuple) -> str:
+    name = f"{make.__module__} {make.__name__}".replace(".", " ")  # Dynamo takes no dots in attributes
+    for other in others:
+        name += f" {other._serial}" if isinstance(other, Planned) else f" {other}"
+    return name
+
+
+def changed() -> RuntimeError:
+    return RuntimeError(
+        "SparsityPattern: its index arrays were changed in place after it was made, or arrays that were "
+        "computed from them. Make a new pattern from a copy of the arrays."
+    )
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """The tensors and patterns in nested tuples."""
+    if isinstance(value, tuple):
+        for part in value:
+            yield from _parts(part)
+    elif isinstance(value, (Tensor, Planned)):
+        yield value
+
+
+def _patterns(value: Any) -> Iterator[Planned]:
+    return (part for part in _parts(value) if isinstance(part, Planned))
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    for part in _parts(value):
+        yield from part._arrays if isinstance(part, Planned) else (part,)
+
+
+def _sizes(value: Any, seen: set[int] | None = None) -> dict[int, int]:
+    """Bytes of each tensor in `value` and in what its patterns keep, by its address."""
+    found: dict[int, int] = {}
+    seen = set() if seen is None else seen
+    open_ = list(_parts(value))
+    while open_:
+        part = open_.pop()
+        if isinstance(part, Tensor):
+            found[part.data_ptr()] = part.numel() * part.element_size()
+        elif id(part) not in seen:
+            seen.add(id(part))
+            open_ += [*part._arrays, *_parts((*part._cache.values(), *vars(part._plans).values()))]
+    return found
+
+
+def _drop_all(users: Iterable[_Kept]) -> None:
+    for kept in list(users):
+        kept.drop()
+
+
+@constant_in_graphs
+def _analyse_while_tracing(serial: str) -> bool:
+    """Everything that an operation may need of a pattern, actually computed while torch.compile traces, which
+    cannot trace the analysis itself. All at once: Dynamo does not see what changes behind a dictionary that
+    it has read. The argument is a string, because torch before 2.12 takes no other objects here."""
+    _by_serial[serial]._analyse()
+    return True
+
+
+@constant_in_graphs
+def _plan_while_tracing(serial: str, make: Callable[..., Any], *names: Any) -> bool:
+    """A plan, actually computed while torch.compile traces, which may then read it at any time."""
+    planned, others = _by_serial[serial], tuple(_by_serial.get(name, name) for name in names)
+    planned._planned(make, *others)
+    _plan_limit.pin(planned._plans.kept[_name(make, others)])
+    return True

@@ -1,0 +1,204 @@
+"""Callables and SciPy's LinearOperators as the loops see them: functions of blocks of columns, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import scipy.sparse.linalg
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from learnsolve import _check
+
+
+class Function:
+    """A callable x -> A x on blocks of columns, with `parameters` that it computes with."""
+
+    def __init__(
+        self,
+        function: str,
+        apply: Callable[[Tensor], Tensor],
+        transpose: Callable[[Tensor], Tensor] | None,
+        parameters: tuple[Tensor, ...],
+    ):
+        self.function, self.apply, self.transpose = function, apply, transpose
+        self.parameters = parameters
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.apply(x)
+
+    @property
+    def T(self) -> Function:
+        if self.transpose is None:
+            raise ValueError(
+                f"{self.function}: needs the transpose of A, which a callable does not tell; pass "
+                "transpose=, a callable x -> A^T x"
+            )
+        return Function(self.function, self.transpose, self.apply, self.parameters)
+
+    def with_parameters(self, parameters: tuple[Tensor, ...]) -> Function:
+        # A callable holds its parameters itself, so they cannot be replaced by others.
+        if all(new is old for new, old in zip(parameters, self.parameters, strict=True)):
+            return self
+        raise self._cannot()
+
+    def pushforward(self, x: Tensor, tangents: tuple[Tensor | None, ...]) -> Tensor:
+        raise self._cannot()
+
+    def _cannot(self) -> NotImplementedError:
+        return NotImplementedError(
+            f"{self.function}: transformations of torch.func and forward mode cannot reach the parameters "
+            'of a callable A; give A as a CSR, or use gradient="unrolled"'
+        )
+
+    def pullback(self, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
+        learn = tuple(p for p in self.parameters if p.requires_grad)
+        if not learn:
+            return (None,) * len(self.parameters)
+        found = iter(_Pullback.apply(self.apply, y, x, *learn))  # type: ignore[arg-type]
+        return tuple(next(found) if p.requires_grad else None for p in self.parameters)
+
+    def size(self) -> Tensor | None:
+        return None
+
+    def magnitude(self, x: Tensor) -> Tensor | None:
+        return None
+
+    def frobenius(self) -> Tensor | None:
+        return None
+
+    def core(self) -> int:
+        raise self._cannot()
+
+
+class Watched:
+    """A function of blocks of columns that raises `error` if its first result requires grad: it then computes
+    with tensors that learn, of which it has not told."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor], error: Exception):
+        self.function = function
+        self.error: Exception | None = error
+
+    def __call__(self, x: Tensor) -> Tensor:
+        error, self.error = self.error, None
+        if error is None:
+            return self.function(x)
+        with torch.enable_grad():
+            y = self.function(x.detach())
+        if y.requires_grad:
+            raise error
+        return y
+
+
+def _partial(apply: Callable, y: Tensor, x: Tensor, parameters: tuple[Tensor, ...], again: bool) -> tuple:
+    """d<y, A x>/dp for x and y that depend on nothing: they may be made of the parameters themselves."""
+    form = (y * apply(x)).sum()
+    found = torch.autograd.grad(form, parameters, create_graph=again, allow_unused=True)
+    return tuple(torch.zeros_like(p) if g is None else g for g, p in zip(found, parameters, strict=True))
+
+
+class _Pullback(torch.autograd.Function):
+    """d<y, A x>/dp, whose derivatives are found by differentiating once more: no third order."""
+
+    @staticmethod
+    def forward(ctx, apply, y, x, *parameters):
+        ctx.product, ctx.parameters = apply, parameters
+        ctx.save_for_backward(y, x)
+        with torch.enable_grad():
+            return _partial(apply, y.detach(), x.detach(), parameters, False)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *h):
+        y, x = (t.detach().requires_grad_() for t in ctx.saved_tensors)
+        with torch.enable_grad():
+            first = _partial(ctx.product, y, x, ctx.parameters, True)
+            total = torch.stack([(a * b).sum() for a, b in zip(first, h, strict=True)]).sum()
+            inputs = (y, x, *ctx.parameters)
+            if not total.requires_grad:
+                return (None,) * (1 + len(inputs))
+            return None, *torch.autograd.grad(total, inputs, allow_unused=True)
+
+
+def on_columns(
+    function: str, name: str, f: Callable[..., Any], vector: bool, square: bool
+) -> Callable[[Tensor], Tensor]:
+    """Callables receive what the user passed, a vector if b is one, and must return the same."""
+
+    def apply(x: Tensor) -> Tensor:
+        as_vector = vector and x.dim() == 2  # under vmap it has a batch axis
+        given = x.squeeze(-1) if as_vector else x
+        y = f(given)
+        _check.tensor(function, f"the result of {name}", y)
+        same = y.shape == given.shape
+        if not square:
+            same = y.dim() == given.dim() and (as_vector or y.shape[-1] == given.shape[-1])
+        if not same:
+            rule = (
+                f"shape {tuple(given.shape)}"
+                if square
+                else f"as many columns as its argument, {given.shape[-1]}"
+            )
+            raise ValueError(f"{function}: the result of {name} must have {rule}, got shape {tuple(y.shape)}")
+        if y.dtype != given.dtype or y.device != given.device:
+            raise TypeError(
+                f"{function}: the result of {name} must be {given.dtype} on {given.device}, as b is, got "
+                f"{y.dtype} on {y.device}; convert what it computes with"
+            )
+        return y.unsqueeze(-1) if as_vector else y
+
+    return apply
+
+
+def on_host(function: str, name: str, A: scipy.sparse.linalg.LinearOperator) -> Callable[..., Tensor]:
+    """Products with a SciPy operator, or its transpose, as a function of blocks of columns."""
+
+    def real(dtype: Any, what: str) -> None:
+        if dtype is not None and np.dtype(dtype).kind == "c":
+            raise TypeError(
+                f"{function}: {what} must be real, got {np.dtype(dtype)}; solve the real system "
+                "[[Re A, -Im A], [Im A, Re A]] for the real and the imaginary part"
+            )
+
+    real(A.dtype, f"the LinearOperator {name}")
+
+    def product(X: np.ndarray, transpose: bool) -> np.ndarray:
+        Y = np.asarray(A.rmatmat(X) if transpose else A.matmat(X))
+        real(Y.dtype, f"the result of the LinearOperator {name}")  # its dtype need not be what it says
+        return Y
+
+    def apply(x: Tensor, transpose: bool = False) -> Tensor:
+        if x.shape[:-2].numel() == 0:
+            raise ValueError(
+                f"{function}: a LinearOperator {name} cannot be applied to an empty batch, got shape "
+                f"{tuple(x.shape)}; leave the solve out"
+            )
+        return _Host.apply(x, product, transpose)  # type: ignore[return-value]
+
+    return apply
+
+
+class _Host(torch.autograd.Function):
+    """product(X, transpose) of NumPy arrays (n, k) for tensors (..., n, k): linear, without parameters."""
+
+    @staticmethod
+    def forward(x, product, transpose):
+        blocks = x.detach().cpu().reshape(x.shape[:-2].numel(), *x.shape[-2:])
+        out = [torch.from_numpy(np.ascontiguousarray(product(block.numpy(), transpose))) for block in blocks]
+        y = torch.stack(out)
+        return y.reshape(*x.shape[:-2], *y.shape[1:]).to(x)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        _, ctx.product, ctx.transpose = inputs
+
+    @staticmethod
+    def backward(ctx, g):  # type: ignore[override]
+        return _Host.apply(g, ctx.product, not ctx.transpose), None, None
+
+    @staticmethod
+    def jvp(ctx, t, *_):  # type: ignore[override]
+        return _Host.apply(t, ctx.product, ctx.transpose)

@@ -1,0 +1,85 @@
+"""What is said of a solve that did not converge: why, how far it came, as a warning or an exception."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from learnsolve.solvers._vectors import divide, dot, size
+from learnsolve.solvers.base import CODE, ConvergenceWarning, Solution, SolverError, Status
+
+_SILENT = {Status.CONVERGED, Status.STOPPED_BY_CALLBACK}
+_STEPS = 30
+
+
+def report(name: str, solution: Solution, throw: bool, asked: bool, advice: str = "") -> None:
+    """Raise, or warn where a tolerance was `asked` for."""
+    if not (throw or asked) or (status := solution.status) is Status.CONVERGED:
+        return
+    if throw:
+        raise SolverError(name, solution)
+    if status not in _SILENT:
+        # Without numbers, which would make each a warning of its own: Python shows equal ones once a line.
+        text = f"{name}: did not converge{advice}: {status.name}. {status} (Solution.summary() has numbers.)"
+        warnings.warn(text, ConvergenceWarning, stacklevel=_users_frame())
+
+
+def _users_frame() -> int:
+    """The stacklevel, seen from the caller, of the first frame outside of learnsolve and torch."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in _OURS:
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+_OURS = {"learnsolve", "torch"}
+
+
+def without_solution(A: Any, b: Tensor, x: Tensor, codes: Tensor) -> Tensor:
+    """`codes` (..., k), with INCONSISTENT for columns that failed because A x = b has no solution.
+
+    For every solution z and every y, <y, b> = <A^T y, z>, so ||z|| >= |<y, b>| / ||A^T y||. That bound tells
+    for y the residual of a solve, or of least squares, or an x that has grown along the null space.
+    """
+    lost = codes == CODE[Status.STAGNATED]
+    broken = (codes == CODE[Status.BREAKDOWN]) | (codes == CODE[Status.INDEFINITE])
+    broken = broken | (codes == CODE[Status.DIVERGED])
+    if not (lost | broken).any():
+        return codes
+    try:
+        At = A.T
+    except ValueError:  # a callable without its transpose
+        return codes
+    eps, found = torch.finfo(b.dtype).eps, torch.zeros_like(lost)
+    # A method that broke down has met a singular direction; rounding errors have many reasons.
+    limit = torch.where(broken, eps**-0.5, eps**-0.75).unsqueeze(-2)
+    whole = _norm(At, b / torch.where(size(b) == 0, 1, size(b)))
+    for y in (b - A(x), x, _least_residual(A, At, b)):
+        y = divide(y, size(y), torch.isfinite(size(y)))
+        part, image = dot(y, b).abs() / size(b).clamp(min=torch.finfo(b.dtype).tiny), size(At(y))
+        tells = (part * _norm(At, y) >= limit * image) | (part * whole >= eps**-0.75 * image)
+        found |= ((part > eps**0.5) & tells).squeeze(-2)
+    return torch.where((lost | broken) & found, CODE[Status.INCONSISTENT], codes)
+
+
+def _norm(A: Any, y: Tensor) -> Tensor:
+    """|| |A| |y| ||, or a lower bound of ||A|| for y of length one."""
+    entries = A.magnitude(y)
+    return size(A(y)) if entries is None else size(entries)
+
+
+def _least_residual(A: Any, At: Any, b: Tensor) -> Tensor:
+    """b - A x after some steps of conjugate gradients for least squares."""
+    r, s = b, At(b)
+    p, square = s, dot(s, s)
+    for _ in range(min(_STEPS, b.shape[-2])):
+        q = A(p)
+        r = r - divide(square, dot(q, q), square > 0) * q
+        s, before = At(r), square
+        square = dot(s, s)
+        p = s + divide(square, before, before > 0) * p
+    return r

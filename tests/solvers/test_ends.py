@@ -1,0 +1,287 @@
+"""How solves end that cannot go on: stagnation, systems without a solution, numbers out of range; and what is
+said of it."""
+
+import warnings
+
+import pytest
+import torch
+from reference import normal
+from solvers.krylov import RECTANGULAR, SQUARE, SYMMETRIC, S, run
+
+import learnsolve as ls
+
+Status, ConvergenceWarning = S.Status, S.ConvergenceWarning
+ALL = (*SQUARE, *RECTANGULAR)
+STATIONARY = {
+    "richardson": lambda A, b, **k: S.richardson(A, b, weight=0.25, **k),
+    "heavyball": lambda A, b, **k: S.heavyball(A, b, alpha=0.2, beta=0.5, **k),
+    "chebyshev": lambda A, b, **k: S.chebyshev(A, b, 0.1, 8.0, **k),
+    "gauss_seidel": S.gauss_seidel,
+    "ssor": lambda A, b, **k: S.ssor(A, b, omega=1.5, **k),
+}
+quiet = pytest.mark.filterwarnings("ignore::learnsolve.solvers.ConvergenceWarning")
+
+
+def ones(n, dtype=torch.float64):
+    return torch.ones(n, dtype=dtype)
+
+
+@quiet
+@pytest.mark.parametrize("of", ["CSR", "callable"])
+@pytest.mark.parametrize("name", SQUARE)
+def test_stagnation_stops(name, of):
+    A, b = ls.problems.poisson((32, 32)).to(torch.float32), ones(1024, torch.float32)
+    keywords = {} if of == "CSR" or name in SYMMETRIC else {"transpose": lambda x: A @ x}
+    solution = getattr(S, name)(A if of == "CSR" else lambda x: A @ x, b, rtol=1e-6, **keywords)
+    assert solution.status is Status.STAGNATED
+    assert solution.iterations < 400  # maxiter is 10,240
+    true = torch.linalg.vector_norm(b.double() - A.to(torch.float64) @ solution.x.double()) / 32
+    assert true < 5e-5  # the condition number is 440
+    assert solution.residual_norms[-1] / 32 < 1.5 * true + 1e-6
+    assert "asked: 1e-06" in solution.summary()
+    assert "||b - A x|| / ||b|| is" in solution.summary()
+    assert "float64" in solution.summary()
+
+
+@quiet
+@pytest.mark.parametrize("name", STATIONARY)
+def test_stagnation_stops_stationary_methods(name):
+    A, b = ls.problems.poisson((12, 12)).to(torch.float32), ones(144, torch.float32)
+    solution = STATIONARY[name](A, b, rtol=1e-8, maxiter=20000)
+    assert solution.status is Status.STAGNATED
+    assert solution.iterations < 1000
+    assert solution.residual_norms[-1] <= 4 * solution.residual_norms.min()
+
+
+@quiet
+@pytest.mark.parametrize("gradient", ["unrolled", "checkpointed"])
+def test_stagnation_stops_recorded_iterations(gradient):
+    A, b = ls.problems.poisson((8, 8)).to(torch.float32), ones(64, torch.float32).requires_grad_()
+    solution = S.cg(A, b, rtol=1e-9, gradient=gradient)
+    assert solution.status is Status.STAGNATED
+    assert solution.iterations < 100
+    (g,) = torch.autograd.grad(solution.x.sum() + solution.residual_norms[-1], b)
+    assert g.isfinite().all()
+
+
+@quiet
+@pytest.mark.parametrize("name", RECTANGULAR)
+def test_stagnation_stops_least_squares(name):
+    """b is nearly in the range of A, and x large: A^T r has no correct digit."""
+    Q, W = (torch.linalg.qr(normal((40, 20), seed=s))[0] for s in (1, 2))
+    A = ls.CSR.from_dense((Q * torch.logspace(0, -5, 20, dtype=Q.dtype)) @ W[:20].mT @ torch.eye(20).double())
+    b = Q.sum(1) + 1e-7 * normal((40,))
+    solution = getattr(S, name)(A, b, atol=0, btol=0, conlim=0, maxiter=100_000)
+    assert solution.status in (Status.STAGNATED, Status.CONVERGED)
+    assert solution.iterations < 5000
+
+
+def test_no_tolerance_no_stagnation():
+    A, b = ls.problems.poisson((8, 8)).to(torch.float32), ones(64, torch.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        solution = S.minres(A, b, rtol=0.0, maxiter=30)
+        assert S.gmres(A, b, rtol=0.0, maxiter=200).iterations == 200
+        assert S.richardson(A, b, weight=0.1, iterations=3).iterations == 3
+        assert S.cg(A, b, rtol=0.0, maxiter=3, gradient="unrolled").iterations == 3
+    assert not solution.converged
+
+
+def test_slow_convergence_is_no_stagnation():
+    A, b = ls.problems.poisson((12,)), ones(12)
+    assert S.richardson(A, b, weight=0.2, rtol=1e-12, maxiter=9_000).iterations > 1000
+    assert S.richardson(A, b, weight=0.2, rtol=1e-12, maxiter=9_000).converged
+    assert S.richardson(A.to(torch.float32), b.float(), weight=0.2, rtol=1e-5, maxiter=9_000).converged
+
+
+def test_a_plateau_is_no_stagnation():
+    """The residual of a cyclic shift stays where it is until the last iteration; that of minres for
+    eigenvalues +-d in every second one; cg's on a condition of 1e6 for hundreds."""
+    n = 120
+    shift = ls.CSR.from_dense(torch.roll(torch.eye(n), 1, 0).double())
+    solution = S.gmres(shift, torch.eye(n).double()[0], restart=n, rtol=1e-10)
+    assert solution.converged
+    assert solution.iterations == n
+    d = torch.linspace(1, 100, 60, dtype=torch.float64)
+    both = ls.CSR.from_dense(torch.diag(torch.cat((d, -d))))
+    assert S.minres(both, ones(120), rtol=1e-10).converged
+    hard = ls.CSR.from_dense(torch.diag(torch.logspace(0, 6, 100, dtype=torch.float64)))
+    assert S.cg(hard, ones(100), rtol=1e-8, maxiter=5_000).converged
+    assert S.fcg(hard, ones(100), rtol=1e-8, maxiter=5_000).converged
+
+
+@quiet
+@pytest.mark.parametrize("name", SQUARE)
+def test_no_solution(name):
+    line = ls.problems.poisson((20,)).to_dense()
+    line[0, 0] = line[-1, -1] = 1.0  # Neumann: constants are its null space
+    neumann = torch.kron(line, torch.eye(20).double()) + torch.kron(torch.eye(20).double(), line)
+    systems = [
+        (torch.diag(torch.tensor([1.0, 2.0, 0.0])).double(), ones(3)),
+        (torch.zeros(2, 2).double(), ones(2)),
+        (line, normal((20,)) + 1),
+    ]
+    if name not in ("gmres", "fgmres"):
+        systems.append((neumann, normal((400,)) + 1))
+    for D, b in systems:
+        solution = getattr(S, name)(ls.CSR.from_dense(D), b)
+        assert solution.status is Status.INCONSISTENT, solution.summary()
+        assert "lsqr" in solution.summary()
+    projected = normal((400,))
+    assert getattr(S, name)(ls.CSR.from_dense(neumann), projected - projected.mean()).converged
+
+
+@quiet
+def test_indefinite_is_not_without_solution():
+    for d in ([1.0, -1.0], [1e10, -1.0], [1.0, 2.0, -1e-3]):
+        D = torch.diag(torch.tensor(d, dtype=torch.float64))
+        assert S.cg(ls.CSR.from_dense(D), ones(len(d))).status is Status.INDEFINITE
+        assert S.fcg(lambda x, D=D: D @ x, ones(len(d))).status is Status.INDEFINITE
+
+
+@quiet
+@pytest.mark.parametrize("name", ALL)
+def test_a_nan_that_no_product_meets(name):
+    D = 2 * torch.eye(4).double()
+    D[2, 2] = 0  # row and column are empty
+    x0 = torch.tensor([0.0, 0.0, torch.nan, 0.0]).double()
+    b = torch.tensor([1.0, 1.0, 0.0, 1.0]).double()
+    assert run(name, ls.CSR.from_dense(D), b, x0).status is Status.NON_FINITE
+    A = ls.problems.poisson((4,))
+    A = A.with_values(torch.where(torch.arange(A.nnz) == 3, torch.nan, A.values))
+    assert run(name, A, 0 * b).status is Status.NON_FINITE
+
+
+@quiet
+@pytest.mark.parametrize("name", STATIONARY)
+def test_a_nan_in_x0_or_with_no_right_hand_side(name):
+    A = ls.problems.poisson((4,))
+    A = A.with_values(torch.where(torch.arange(A.nnz) == 1, torch.nan, A.values))
+    assert STATIONARY[name](A, torch.zeros(4).double()).status is Status.NON_FINITE
+
+
+@quiet
+@pytest.mark.parametrize("name", ALL)
+def test_digits_lost_below_the_range(name):
+    b = 1e-320 * torch.tensor([1.0, 0.3, 0.7, 0.2], dtype=torch.float64)
+    solution = run(name, ls.problems.poisson((4,)), b, tol=1e-8)
+    assert solution.status is Status.STAGNATED
+    one = ls.CSR.from_dense(torch.tensor([[1e300]], dtype=torch.float64))
+    assert not run(name, one, torch.tensor([1e-15], dtype=torch.float64), tol=1e-12).converged
+    assert run(name, one, torch.tensor([1e-3]).double(), tol=1e-12).converged
+
+
+def test_an_adjoint_that_lost_digits_warns():
+    b = torch.tensor([1e10], dtype=torch.float64, requires_grad=True)
+    solution = S.cg(ls.CSR.from_dense(torch.tensor([[1e300]], dtype=torch.float64)), b, rtol=1e-12)
+    with pytest.warns(ConvergenceWarning, match="adjoint solve .* did not converge.*STAGNATED"):
+        (1e-15 * solution.x.sum()).backward()
+
+
+def test_an_absolute_tolerance_far_above_b():
+    A, b = ls.problems.poisson((4,)), 1e-320 * ones(4)
+    for x0 in (None, ones(4)):
+        solution = S.cg(A, b, x0, atol=1e-8)
+        assert solution.converged
+        assert torch.linalg.vector_norm(b - A @ solution.x) <= 1e-8
+
+
+@pytest.mark.parametrize("name", RECTANGULAR)
+@pytest.mark.parametrize(("dtype", "large"), [(torch.float64, 1e160), (torch.float32, 1e19)], ids=str)
+def test_norms_that_overflow_prove_nothing(name, dtype, large):
+    A = ls.CSR.from_dense(torch.diag(torch.tensor([large, 1.0], dtype=dtype)))
+    b = torch.ones(2, dtype=dtype)
+    assert A.values.isfinite().all()
+    solution = getattr(S, name)(A, b, conlim=0)
+    assert solution.converged
+    torch.testing.assert_close(solution.x[0] * large, b[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        wrong = getattr(S, name)(A, b, torch.tensor([large, 0.0], dtype=dtype), maxiter=0)
+    assert not wrong.converged
+
+
+@pytest.mark.parametrize("name", RECTANGULAR)
+def test_least_squares_stop_by_the_frobenius_norm(name):
+    A = ls.CSR.from_dense(normal((60, 40)) * torch.logspace(0, -4, 40, dtype=torch.float64))
+    b = normal((60,))
+    solution = getattr(S, name)(A, b, atol=1e-9, btol=0.0, conlim=0.0, maxiter=4000)
+    assert solution.converged
+    D = A.to_dense()
+    r = b - D @ solution.x
+    assert (D.T @ r).norm() <= 1.001e-9 * D.norm() * r.norm()
+
+
+def test_one_warning_for_a_line():
+    A = ls.problems.poisson((20,))
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("default")
+        for i in range(5):
+            S.cg(A, normal((20,), seed=i), rtol=1e-10, maxiter=3)
+        S.cg(A, ones(20), rtol=1e-10, maxiter=3)
+    mine = [w for w in seen if issubclass(w.category, ConvergenceWarning)]
+    assert [w.filename for w in mine] == [__file__, __file__]
+    assert mine[0].lineno != mine[1].lineno
+    assert "cg: did not converge: MAX_ITERATIONS" in str(mine[0].message)
+
+
+@pytest.mark.parametrize("gradient", ["implicit", "unrolled", "checkpointed"])
+@pytest.mark.parametrize("name", ALL)
+def test_who_did_not_converge_warns(name, gradient):
+    A, b = ls.problems.poisson((20,)), normal((20,)).requires_grad_()
+    with pytest.warns(ConvergenceWarning, match=f"{name}: did not converge: MAX_ITERATIONS"):
+        run(name, A, b, maxiter=2, gradient=gradient)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(name, A, b, maxiter=2, gradient=gradient, callback=lambda at: True)  # asked to stop
+        run(name, A, b, tol=0.0, maxiter=2, gradient=gradient)  # no tolerance
+        with pytest.raises(S.SolverError):
+            run(name, A, b, maxiter=2, gradient=gradient, throw=True)
+
+
+def test_a_solution_has_no_truth_value():
+    with pytest.raises(TypeError, match=r"\.converged.*solution\.statuses"):
+        bool(S.cg(ls.problems.poisson((4,)), ones(4)))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_none_is_the_default_tolerance(name):
+    A, b = ls.problems.poisson((4, 4)), normal((16,))
+    keys = ("rtol", "atol") if name in SQUARE else ("atol", "btol", "conlim")
+    found = getattr(S, name)(A, b, **dict.fromkeys(keys))
+    assert torch.equal(found.x, getattr(S, name)(A, b).x)
+
+
+@pytest.mark.parametrize("name", SQUARE)
+def test_a_class_is_no_preconditioner(name):
+    A, b = ls.problems.poisson((4,)), ones(4)
+    with pytest.raises(TypeError, match=rf"{name}: M is the class IC0.*give IC0\(A\)"):
+        getattr(S, name)(A, b, M=ls.preconditioners.IC0)
+    with pytest.raises(TypeError, match="richardson: M is the class IC0"):
+        S.richardson(A, b, M=ls.preconditioners.IC0, iterations=2)
+
+
+@pytest.mark.parametrize("name", ["cg", "fcg", "gmres", "fgmres"])
+def test_products_of_a_solve(name):
+    """One an iteration, and one for the true residual; with x0 one more."""
+    D, calls = ls.problems.poisson((4,)).to_dense(), {"A": 0, "M": 0}
+
+    def counted(key, f):
+        def g(x):
+            calls[key] += 1
+            return f(x)
+
+        return g
+
+    A, M = counted("A", lambda x: D @ x), counted("M", lambda r: r / 2)
+    keywords = {} if name in SYMMETRIC else {"transpose": lambda x: D @ x}
+    for x0 in (None, ones(4)):
+        calls.update(A=0, M=0)
+        n = getattr(S, name)(A, ones(4), x0, M=M, **keywords).iterations
+        assert calls["A"] == n + 1 + (x0 is not None)
+        assert calls["M"] <= n + 1
+    b, learned = ones(4), torch.ones(4, dtype=torch.float64, requires_grad=True)
+    with pytest.raises(ValueError, match="A computes with tensors that learn"):
+        getattr(S, name)(lambda x: learned * x, b, **keywords)
+    with pytest.raises(ValueError, match="M learns"):
+        getattr(S, name)(A, b, M=lambda r: learned * r, **keywords)
