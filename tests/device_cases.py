@@ -101,6 +101,11 @@ OTHERS = {
 }
 
 
+def mesh_and_ones(d):
+    mesh = ls.problems.random_mesh(20, 0, domain="disc_with_hole")
+    return mesh, torch.ones(len(mesh.triangles), device=d)
+
+
 PROBLEMS = {
     "poisson": lambda d: ls.problems.poisson((4, 5), device=d),
     "anisotropic": lambda d: ls.problems.anisotropic((4, 5), 0.1, 0.3, device=d),
@@ -109,6 +114,19 @@ PROBLEMS = {
     "graph_laplacian": lambda d: ls.problems.graph_laplacian(
         torch.tensor([[0, 1, 2], [1, 2, 0]], device=d), torch.arange(1.0, 4, device=d)
     ),
+    "nodal_diffusion": lambda d: ls.problems.nodal_diffusion(KAPPA.to(d), stencil="q1"),
+    "grounded_laplacian": lambda d: ls.problems.grounded_laplacian(
+        torch.tensor([[0, 1, 2], [1, 2, 0]], device=d),
+        torch.arange(1.0, 4, device=d),
+        torch.tensor([True, False, False], device=d),
+    ),
+    "convection_diffusion": lambda d: ls.problems.convection_diffusion(
+        torch.stack((KAPPA, -KAPPA)).to(d), dimensions=2
+    ),
+    "helmholtz": lambda d: ls.problems.helmholtz(KAPPA.to(d)),
+    "random_spd": lambda d: ls.problems.random_spd(20, 0, density=0.1, device=d),
+    "p1_stiffness": lambda d: ls.problems.p1_stiffness(*mesh_and_ones(d)),
+    "p1_mass": lambda d: ls.problems.p1_mass(*mesh_and_ones(d)),
     "eye": lambda d: ls.ops.eye(4, device=d),
     "from_scipy": lambda d: ls.CSR.from_scipy(A_SPD.to_scipy()).to(d),
     "bidiagonal": lambda d: ls.preconditioners.ApproximateInverse.bidiagonal(5, device=d).L,

@@ -41,6 +41,14 @@ GIVEN = {
     "theta": lambda: 0.5,
     "kappa": lambda: torch.ones(4, 4, dtype=F64),
     "edge_index": lambda: torch.tensor([[0, 1], [1, 2]]),
+    "weights": lambda: torch.ones(2, dtype=F64),
+    "grounded": lambda: torch.tensor([True, False, False]),
+    "wind": lambda: torch.ones(2, 4, 4, dtype=F64),
+    "kh": lambda: torch.ones(4, 4, dtype=F64),
+    "mesh": lambda: ls.problems.random_mesh(16, seed=0),
+    "points": lambda: torch.tensor([[0, 0], [4, 0], [0, 4], [1, 1]], dtype=F64),
+    "triangles": lambda: torch.tensor([[0, 1, 3], [1, 2, 3], [2, 0, 3]]),
+    "seed": lambda: 0,
     "name": lambda: "unit_square",
     "E": lambda: ls.analysis.ErrorPropagator(A, P.Jacobi(A)),
     "history": lambda: torch.tensor([1.0, 0.5, 0.2]),
@@ -163,16 +171,8 @@ def test_only_float32_and_float64_are_accepted(name, dtype):
 
 # Draw from torch's generator, as the modules of torch.nn do: only initial weights.
 DRAWS = {"GCNConv", "GraphNetBlock"}
-RECORDS = {
-    "ConvergenceWarning",
-    "Facts",
-    "Iteration",
-    "Solution",
-    "Status",
-    "SolverError",
-    "Estimate",
-    "ExtremeEigenvalues",
-}
+RECORDS = {"Facts", "Iteration", "Solution", "Status", "SolverError", "Estimate", "ExtremeEigenvalues"}
+RECORDS |= {"ConvergenceWarning", "DelaunayGraph", "ProblemDataset", "Sample"}
 GENERAL = {"Learned", "Preconditioner", "FACTS", "ErrorPropagator"}
 OTHERS = {"set_check_every", "matrix_market"}  # a setting of the process; needs a file
 CALLS = {
@@ -184,6 +184,7 @@ CALLS = {
         if name not in RECORDS | GENERAL | OTHERS
     },
     "preconditioners.BlockJacobi": lambda: P.BlockJacobi(A, 4),
+    "problems.dataset": lambda: ls.problems.dataset("random_spd", "train", 1, n=16)[0],
     "gcn_normalise": ls.nn.gcn_normalise,
     "evaluate": ls.evaluate,
     "cg, gradient": lambda: ls.solvers.cg(A.detach().requires_grad_(), GIVEN["b"]()).x.sum().backward(),

@@ -1,18 +1,15 @@
 """Diffusion with a coefficient per cell, differentiable in the coefficient."""
 
 import math
-from functools import lru_cache
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from learnsolve import _check
-from learnsolve._plain import makes_plain_tensors
 from learnsolve.csr import CSR
 from learnsolve.problems._coefficients import check_sign
 from learnsolve.problems._grid import kronecker_sum
-from learnsolve.problems._plan import SymmetricPlan, symmetric_plan
+from learnsolve.problems._plan import grid_plan
 from learnsolve.problems.facts import Facts
 
 
@@ -89,7 +86,7 @@ def diffusion(kappa: Tensor, *, dimensions: int | None = None) -> CSR:
         faces = torch.cat((2 * first, between, 2 * last), axis)
         diagonal = diagonal + faces.narrow(axis, 0, n) + faces.narrow(axis, 1, n)
         couplings.append(-between.flatten(-d))
-    plan = _plan(tuple(kappa.shape[-d:]), kappa.device)
+    plan = grid_plan(tuple(kappa.shape[-d:]), kappa.device)
     return plan.matrix(diagonal.flatten(-d), torch.cat(couplings, -1))
 
 
@@ -116,17 +113,6 @@ def _dimensions(kappa: Tensor, dimensions: int | None) -> int:
 def _check_positive(kappa: Tensor) -> None:
     remedy = "an unconstrained parameter can go through torch.exp or softplus"
     check_sign("diffusion", "kappa", kappa, zero=False, remedy=remedy)
-
-
-# Few: a pattern of 10^6 cells and the caches of its operations take about 100 MB.
-@makes_plain_tensors
-@lru_cache(maxsize=8)
-def _plan(shape: tuple[int, ...], device: torch.device) -> SymmetricPlan:
-    """Couplings axis by axis, starting with the first, each in the order of its faces."""
-    number = np.arange(math.prod(shape)).reshape(shape)
-    lower = [number.take(range(n - 1), axis).ravel() for axis, n in enumerate(shape)]
-    upper = [number.take(range(1, n), axis).ravel() for axis, n in enumerate(shape)]
-    return symmetric_plan(number.size, np.concatenate(lower), np.concatenate(upper), device)
 
 
 def _eigenvalues(kappa: Tensor, *, dimensions: int | None = None) -> Tensor:

@@ -8,12 +8,12 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
-from learnsolve import _check
 from learnsolve._plain import makes_plain_tensors
 from learnsolve.csr import CSR
 from learnsolve.ops._product import product
-from learnsolve.pattern import SparsityPattern, as_numpy
-from learnsolve.problems._coefficients import check_sign, number
+from learnsolve.pattern import SparsityPattern
+from learnsolve.problems._coefficients import number
+from learnsolve.problems._graph import check_edges, check_weights, contents
 from learnsolve.problems._plan import SymmetricPlan, symmetric_plan
 from learnsolve.problems.facts import Facts
 
@@ -71,27 +71,21 @@ def graph_laplacian(
             [-1.,  3., -2.],
             [-3., -2.,  5.]])
     """
-    nodes = _check_edges(edge_index, n)
+    nodes = check_edges("graph_laplacian", edge_index, n)
     if weights is None:
         weights = torch.ones(edge_index.shape[1], dtype=torch.float64, device=edge_index.device)
     else:
-        _check_weights(weights, edge_index)
+        check_weights("graph_laplacian", weights, edge_index)
     shift = number("graph_laplacian", "shift", shift)
     if not 0 <= shift < math.inf:
         raise ValueError(f"graph_laplacian: shift must be finite and not negative, got {shift}")
-    plan, incidence = _plan(_contents(edge_index), nodes, edge_index.device)
+    plan, incidence = _plan(contents(edge_index), nodes, edge_index.device)
     ones = torch.ones(incidence.nnz, dtype=weights.dtype, device=weights.device)
     sums = product(ones, weights.unsqueeze(-1), incidence, False).squeeze(-1)
     degrees, above = sums[..., :nodes], -sums[..., nodes:]
     return plan.matrix(degrees + shift, above)
 
 
-@makes_plain_tensors
-def _contents(edge_index: Tensor) -> bytes:
-    return as_numpy(edge_index).astype(np.int64).tobytes()
-
-
-# Keyed by the contents of the edges: comparing them costs little compared with sorting them again.
 @makes_plain_tensors
 @lru_cache(maxsize=8)
 def _plan(edges: bytes, nodes: int, device: torch.device) -> tuple[SymmetricPlan, SparsityPattern]:
@@ -108,56 +102,6 @@ def _plan(edges: bytes, nodes: int, device: torch.device) -> tuple[SymmetricPlan
     plan = symmetric_plan(nodes, joined // max(nodes, 1), joined % max(nodes, 1), device)
     sums = CSR.from_scipy(incidence, device=device).pattern
     return plan, sums
-
-
-def _check_edges(edge_index: Tensor, n: int | None) -> int:
-    """Check edge_index and n; return the number of nodes."""
-    _check.tensor("graph_laplacian", "edge_index", edge_index)
-    if edge_index.is_floating_point() or edge_index.is_complex() or edge_index.dtype == torch.bool:
-        raise TypeError(f"graph_laplacian: edge_index must hold integers, got {edge_index.dtype}")
-    if edge_index.dim() != 2 or edge_index.shape[0] != 2:
-        raise ValueError(
-            f"graph_laplacian: edge_index must have shape (2, m), got {tuple(edge_index.shape)}; of pairs, "
-            "(m, 2), give pairs.T"
-        )
-    if n is not None:
-        n = _check.integer("graph_laplacian", "n", n, 0)
-    elif edge_index.shape[1] == 0:
-        raise ValueError("graph_laplacian: without edges, n must give the number of nodes")
-    nodes = int(edge_index.max()) + 1 if n is None else n
-    outside = ((edge_index < 0) | (edge_index >= nodes)).any(0).nonzero()
-    if len(outside):
-        at = int(outside[0])
-        raise ValueError(
-            f"graph_laplacian: nodes must lie in 0 <= node < {nodes}, got edge_index[:, {at}] = "
-            f"{edge_index[:, at].tolist()}"
-        )
-    loops = (edge_index[0] == edge_index[1]).nonzero()
-    if len(loops):
-        at = int(loops[0])
-        raise ValueError(
-            f"graph_laplacian: an edge must join two nodes, got edge_index[:, {at}] = "
-            f"{edge_index[:, at].tolist()}; drop self-loops with edge_index[:, edge_index[0] != "
-            "edge_index[1]] (and their weights likewise)"
-        )
-    return nodes
-
-
-def _check_weights(weights: Tensor, edge_index: Tensor) -> None:
-    _check.tensor("graph_laplacian", "weights", weights)
-    _check.dtype("graph_laplacian", "weights", weights)
-    if weights.device != edge_index.device:
-        raise TypeError(
-            f"graph_laplacian: weights are on {weights.device}, edge_index on {edge_index.device}; move one "
-            "with .to()"
-        )
-    m = edge_index.shape[1]
-    if weights.dim() == 0 or weights.shape[-1] != m:
-        raise ValueError(
-            f"graph_laplacian: weights must have shape (..., m = {m}), got {tuple(weights.shape)}"
-        )
-    remedy = "an unconstrained parameter can go through torch.exp or softplus"
-    check_sign("graph_laplacian", "weights", weights, zero=True, remedy=remedy)
 
 
 FACTS = Facts(

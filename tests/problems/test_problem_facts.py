@@ -15,6 +15,11 @@ def kappa(*shape):
 
 
 RING = torch.tensor([[0, 1], [1, 2], [2, 3], [3, 4], [4, 0], [5, 6]]).T
+WIND = torch.linspace(-1, 1, 12, dtype=torch.float64).view(3, 4).expand(2, 3, 4)
+MESH = ls.problems.random_mesh(20, seed=0)
+FREE_MESH = ls.problems.TriangleMesh(MESH.points, MESH.triangles, torch.zeros_like(MESH.fixed))
+# A density of zero around one point.
+HOLLOW = (MESH.triangles != MESH.free[0]).all(1).double()
 
 # (arguments, keywords) of small matrices; what FACTS[name] says must hold for each.
 CASES = {
@@ -22,6 +27,12 @@ CASES = {
         (((4, 5), epsilon, theta), {"discretisation": d})
         for d in ("fd", "fe")
         for epsilon, theta in [(0.1, 0.0), (1e-3, 0.4), (1.0, 0.4), (50.0, -1.0), (0.1, math.pi / 2)]
+    ],
+    "convection_diffusion": [
+        ((0 * WIND,), {}),
+        ((WIND,), {}),
+        ((WIND, 50.0), {"scheme": "central"}),
+        ((-WIND, 50.0), {"scheme": "central", "dimensions": 2}),
     ],
     "diffusion": [
         ((kappa(4, 3),), {}),
@@ -36,12 +47,32 @@ CASES = {
         ((RING, torch.arange(6.0, dtype=torch.float64)), {"n": 9}),
         ((RING,), {"shift": 0.25}),
     ],
+    "grounded_laplacian": [
+        ((RING, torch.arange(1.0, 7.0, dtype=torch.float64), torch.arange(7) % 6 == 0), {}),
+        ((RING, torch.ones(6, dtype=torch.float64), torch.arange(7) == 3), {}),
+    ],
+    "helmholtz": [
+        ((kappa(4, 3),), {}),
+        ((torch.full((4, 3), 0.5, dtype=torch.float64),), {}),
+        ((torch.full((9,), 1.5, dtype=torch.float64),), {}),
+        ((torch.full((2, 3, 2), 1.0, dtype=torch.float64),), {"shift": -1.0}),
+        ((torch.full((4, 3), 1.0, dtype=torch.float64),), {"shift": 0.5, "dimensions": 2}),
+    ],
     "matrix_market": [(("general",), {}), (("symmetric",), {})],
+    "nodal_diffusion": [
+        ((k,), {"stencil": s, **options})
+        for k in (kappa(4, 3), torch.full((3, 5), 2.5, dtype=torch.float64))
+        for s in ("fd", "q1")
+        for options in ({}, {"boundary": "periodic"}, {"boundary": "periodic", "shift": 0.1})
+    ],
+    "p1_mass": [((MESH,), {}), ((FREE_MESH,), {}), ((MESH, HOLLOW), {})],
+    "p1_stiffness": [((MESH,), {}), ((FREE_MESH,), {}), ((MESH, 1 + HOLLOW), {})],
     "poisson": [
         *((((n,),), {}) for n in (1, 2, 9)),
         *(((shape,), {"stencil": s}) for shape in ((1, 1), (4, 5)) for s in ("fd", "q1")),
         (((2, 3, 4),), {}),
     ],
+    "random_spd": [((30, seed), {"density": 0.05}) for seed in (0, 1)],
 }
 FILES = {
     "general": "%%MatrixMarket matrix coordinate real general\n2 2 2\n1 1 1\n2 1 -4\n",
@@ -77,7 +108,9 @@ def make(tmp_path):
 
 
 def test_every_problem_states_its_facts():
-    assert set(FACTS) == set(ls.problems.__all__) - {"FACTS", "Facts"}
+    no_matrices = {"dataset", "delaunay_graph", "gaussian_field", "random_mesh"}
+    functions = {n for n in ls.problems.__all__ if inspect.isfunction(getattr(ls.problems, n))}
+    assert set(FACTS) == functions - no_matrices
     assert set(FACTS) == set(CASES)
     for name, facts in FACTS.items():
         assert isinstance(facts, Facts)
@@ -101,7 +134,7 @@ def known(name, args, keywords):
     """Does the problem state the eigenvalues of this case?"""
     if name == "poisson":
         return True
-    if name == "diffusion":
+    if name in ("diffusion", "helmholtz", "nodal_diffusion"):
         return bool((args[0] == args[0].flatten()[0]).all())
     if name == "anisotropic":
         _, epsilon, theta = args

@@ -1,0 +1,113 @@
+"""The Helmholtz equation on a structured grid, differentiable in the wavenumber."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from learnsolve import _check
+from learnsolve.csr import CSR
+from learnsolve.problems._coefficients import number
+from learnsolve.problems._grid import kronecker_sum, sine_angles
+from learnsolve.problems._plan import grid_plan
+from learnsolve.problems.facts import Facts
+
+
+def helmholtz(kh: Tensor, *, shift: float = 1.0, dimensions: int | None = None) -> CSR:
+    r"""The real Helmholtz operator :math:`-\Delta u - k^2 u` by finite differences, zero on the boundary.
+
+    .. math:: (A u)_i = 2 d\, u_i - \sum_{j \text{ neighbour of } i} u_j - \text{shift}\; (k_i h)^2 u_i
+
+    Parameters
+    ----------
+    kh : Tensor, shape (..., *grid), grid of 1, 2 or 3 axes, float32 or float64
+        The wavenumber k at each grid point, times the grid width h: a wavelength is :math:`2 \pi / kh`
+        points. Points are numbered with the last axis fastest.
+    shift : float
+        Factor of k^2. 1: Helmholtz. 0 and -1: the Laplacian of Bayliss, Goldstein and Turkel and the shifted
+        Laplacian of Laird and Giles, positive definite preconditioners for shift = 1.
+    dimensions : 1, 2 or 3, default all axes of kh
+        Axes of the grid. The axes of kh before them make a batch of matrices on one pattern.
+
+    Returns
+    -------
+    CSR, shape (n, n), n the number of grid points; values of shape (..., nnz) in kh's dtype, on its device.
+
+    Raises
+    ------
+    ValueError
+        if kh, shift or dimensions is not as described above.
+    TypeError
+        if kh is not a float32 or float64 tensor.
+
+    Notes
+    -----
+    Symmetric; indefinite once shift k^2 exceeds the smallest eigenvalue of the Laplacian. For constant kh
+    the eigenvalues are those of ``poisson(grid)`` minus shift (kh)^2. The matrix is :math:`h^2` times the
+    operator. An absorbing boundary or a complex shift would need complex numbers.
+
+    Gradient: any order, forward mode, vmap; deterministic. Matrices of one grid share one
+    `SparsityPattern`. Cost: O(n).
+
+    References
+    ----------
+    Y. A. Erlangga, "Advances in iterative methods and preconditioners for the Helmholtz equation", Arch.
+    Comput. Methods Eng. 15, 2008. A. Katrutsa et al., "Deep multigrid", arXiv 1711.03825 (constant k). E.
+    Zhang et al., "Blending neural operators and relaxation methods in PDE numerical solvers", Nature Machine
+    Intelligence 2024 (HINTS: k a random field).
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> ls.problems.helmholtz(torch.tensor([0.5, 1.0, 0.5])).to_dense()
+    tensor([[ 1.7500, -1.0000,  0.0000],
+            [-1.0000,  1.0000, -1.0000],
+            [ 0.0000, -1.0000,  1.7500]])
+    """
+    d, shift = _checked(kh, shift, dimensions)
+    diagonal = (2.0 * d - shift * kh * kh).flatten(-d)
+    plan = grid_plan(tuple(kh.shape[-d:]), kh.device)
+    pairs = (plan.pattern.nnz - plan.pattern.shape[0]) // 2
+    above = diagonal.new_full((1,), -1.0).expand(*diagonal.shape[:-1], pairs)
+    return plan.matrix(diagonal, above)
+
+
+def _checked(kh: Tensor, shift: float, dimensions: int | None) -> tuple[int, float]:
+    _check.tensor("helmholtz", "kh", kh)
+    _check.dtype("helmholtz", "kh", kh)
+    d = kh.dim() if dimensions is None else dimensions
+    if d not in (1, 2, 3):
+        if dimensions is None:
+            raise ValueError(
+                f"helmholtz: kh must have 1, 2 or 3 axes, got shape {tuple(kh.shape)}; for a batch, pass "
+                "dimensions, the number of axes of the grid"
+            )
+        raise ValueError(f"helmholtz: dimensions must be 1, 2 or 3, got {dimensions!r}")
+    if kh.dim() < d or min(kh.shape[-d:]) < 1:
+        raise ValueError(
+            f"helmholtz: kh must have {d} axes with a grid point at least, got shape {tuple(kh.shape)}"
+        )
+    shift = number("helmholtz", "shift", shift)
+    if not math.isfinite(shift):
+        raise ValueError(f"helmholtz: shift must be finite, got {shift}")
+    return d, shift
+
+
+def _eigenvalues(kh: Tensor, *, shift: float = 1.0, dimensions: int | None = None) -> Tensor:
+    d, shift = _checked(kh, shift, dimensions)
+    if kh.dim() != d or not bool((kh == kh.flatten()[0]).all()):
+        raise ValueError("helmholtz: the eigenvalues are known for one grid of constant kh only")
+    lines = [4 * torch.sin(sine_angles(n) / 2) ** 2 for n in kh.shape]
+    one = [torch.ones_like(line) for line in lines]
+    terms = [[line if a == b else one[b] for b in range(d)] for a, line in enumerate(lines)]
+    return kronecker_sum(terms) - shift * float(kh.flatten()[0]) ** 2
+
+
+FACTS = Facts(
+    formula="-div grad u - shift k^2 u, zero on the boundary",
+    symmetric=True,
+    positive_definite=None,
+    positive_semidefinite=None,
+    source="Erlangga, Arch. Comput. Methods Eng. 15, 2008",
+    eigenvalues=_eigenvalues,
+)
