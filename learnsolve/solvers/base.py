@@ -34,9 +34,9 @@ class Status(enum.Enum):
         "positive definite. Use minres for a symmetric A, gmres or bicgstab for any other."
     )
     INCONSISTENT = (
-        "A x = b has no solution, or none that is not huge: A is singular, or nearly so, and b has a part "
-        "outside of its range. Take that part off b (for Neumann boundaries: its mean), or use lsqr or lsmr "
-        "for the x of least ||b - A x||."
+        "A x = b has no solution, or only a huge one: A is singular or nearly so, and b has a component "
+        "outside its range. Remove that component from b (for Neumann boundaries: its mean), or use lsqr or "
+        "lsmr, which minimise ||b - A x||."
     )
     ILL_CONDITIONED = (
         "The estimate of the condition number of A exceeded conlim. Regularise (damp), scale A's columns to "
