@@ -38,7 +38,7 @@ from learnsolve.solvers._options import (
     refuse_what_has_no_implicit_gradient,
 )
 from learnsolve.solvers._solve import Solver, columns
-from learnsolve.solvers._stagnation import rounding_level
+from learnsolve.solvers._stagnation import rounding_level, terms
 from learnsolve.solvers._vectors import safe_size, size
 from learnsolve.solvers.base import CODE, Report, Solution, Status
 from learnsolve.solvers.cg import ConjugateGradients
@@ -179,9 +179,8 @@ class LeastSquares:
 
     def reached(self, A: Any, b: Tensor, x: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
         """A^T r, which inherits the errors of r."""
-        inner = A.magnitude(x)
-        of_r = rounding_level(A, x, b, r) if inner is None else inner + b.abs()
-        return size(A.T(r)), rounding_level(A.T, of_r, torch.zeros_like(x), r)
+        g = A.T(r)
+        return size(g), rounding_level(A.T, terms(A, x, b, g), torch.zeros_like(x), r)
 
     def accuracy(self, A: Any, b: Tensor, x: Tensor, codes: Tensor) -> str:
         r = b - A(x)

@@ -55,10 +55,11 @@ def without_solution(A: Any, b: Tensor, x: Tensor, codes: Tensor) -> Tensor:
     except ValueError:  # a callable without its transpose
         return codes
     eps, found = torch.finfo(b.dtype).eps, torch.zeros_like(lost)
-    # A method that broke down has met a singular direction. Rounding errors have many reasons, such as a
-    # large condition, where a small residual remains; what has no solution keeps a part of b.
+    # A method that broke down has met a singular direction. Rounding errors have many reasons, in float32
+    # conditions of 1e5 among them, where a small residual remains; what has no solution keeps a part of b.
     r = b - A(x)
-    sure = torch.where(size(r) > eps**0.25 * size(b), eps**-0.75, eps**-0.9)
+    kept = size(r) > (eps**0.25 if b.dtype == torch.float32 else -1) * size(b)
+    sure = torch.where(kept, eps**-0.75, eps**-0.9)
     limit = torch.where(broken.unsqueeze(-2), eps**-0.5, sure)
     whole = _norm(At, b / torch.where(size(b) == 0, 1, size(b)))
     for y in (r, x, _least_residual(A, At, b)):

@@ -44,12 +44,16 @@ def is_due(number: int) -> bool:
     return at == number
 
 
-def rounding_level(A: Any, x: Tensor, b: Tensor, r: Tensor) -> Tensor:
+def rounding_level(A: Any, x: Tensor, b: Tensor, y: Tensor) -> Tensor:
     """10 eps || |A| |x| + |b| ||, (..., 1, k)."""
-    eps = torch.finfo(b.dtype).eps
+    return _LEVEL * torch.finfo(b.dtype).eps * size(terms(A, x, b, y))
+
+
+def terms(A: Any, x: Tensor, b: Tensor, y: Tensor) -> Tensor:
+    """|A| |x| + |b|; where the entries of A are not known, its length by what A makes of y, (..., 1, k)."""
     entries = A.magnitude(x)
     if entries is not None:
-        return _LEVEL * eps * size(entries + b.abs())
-    length = size(r)
-    norm_A = size(A(r)) / torch.where(length == 0, 1, length)
-    return _LEVEL * eps * (norm_A * size(x) + size(b))
+        return entries + b.abs()
+    length = size(y)
+    norm_A = size(A(y)) / torch.where(length == 0, 1, length)
+    return norm_A * size(x) + size(b)

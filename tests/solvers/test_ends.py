@@ -293,3 +293,14 @@ def test_products_of_a_solve(name):
         getattr(S, name)(lambda x: learned * x, b, **keywords)
     with pytest.raises(ValueError, match="M requires grad"):
         getattr(S, name)(A, b, M=lambda r: learned * r, **keywords)
+
+
+@pytest.mark.parametrize("name", RECTANGULAR)
+def test_stagnation_of_rectangular_callables_is_measured(name):
+    """More than twenty iterations, after which it is, of a function whose entries nothing knows."""
+    D = normal((60, 30)) + 4 * torch.eye(60, 30, dtype=torch.float64)
+    b = normal((60,), seed=1)
+    solution = getattr(S, name)(lambda x: D @ x, b, transpose=lambda y: D.mT @ y)
+    assert solution.converged
+    assert solution.iterations > 20
+    torch.testing.assert_close(D.mT @ (b - D @ solution.x), torch.zeros(30).double(), rtol=0, atol=1e-4)

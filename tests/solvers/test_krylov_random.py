@@ -25,10 +25,15 @@ PLAUSIBLE = {
         "cg": {Status.INDEFINITE, *LOST},
         "fcg": {Status.INDEFINITE, *LOST},
         "bicgstab": LOST,
+        "minres": {Status.STAGNATED},
     },
     "nonsymmetric": {"bicgstab": LOST},
     "skew": {"bicgstab": {Status.BREAKDOWN}},
-    "singular, inconsistent": {"bicgstab": LOST},
+    "singular, inconsistent": {
+        "bicgstab": LOST,
+        "gmres": {Status.BREAKDOWN},
+        "fgmres": {Status.BREAKDOWN},
+    },
     "zero rows": {"bicgstab": LOST, "gmres": {Status.BREAKDOWN}, "fgmres": {Status.BREAKDOWN}},
 }
 WITHOUT_SOLUTION = {"semidefinite, inconsistent", "singular, inconsistent", "zero rows", "zero"}
