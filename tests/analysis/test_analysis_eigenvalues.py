@@ -1,5 +1,8 @@
 """Lanczos and the condition number against closed forms and dense eigenvalues."""
 
+import os
+import signal
+import time
 import warnings
 
 import numpy as np
@@ -9,7 +12,7 @@ import torch
 from solvers.krylov import convection
 
 import learnsolve as ls
-from learnsolve.analysis import condition_number, extreme_eigenvalues
+from learnsolve.analysis import _lanczos, condition_number, extreme_eigenvalues
 
 F64 = torch.float64
 exact_poisson = ls.problems.FACTS["poisson"].eigenvalues
@@ -25,6 +28,43 @@ def varied(side: int = 6) -> ls.CSR:
 def symmetric(A: ls.CSR, values: torch.Tensor) -> ls.CSR:
     """Its symmetric part, so that numerical differences stay within symmetric matrices."""
     return A.with_values(0.5 * (values + values[A.pattern.transpose_permutation.long()]))
+
+
+@pytest.mark.parametrize("size", [1e-310, 1e-200, 1.0, 1e200])
+@pytest.mark.parametrize("k", [1, 2, 40])
+def test_ritz_values_of_every_size(k, size):
+    alpha, beta = (size * torch.rand(k, dtype=F64, generator=torch.Generator().manual_seed(0)) for _ in "ab")
+    V = torch.eye(k, dtype=F64)
+    ends = _lanczos._ends(V, V, alpha.tolist(), beta.tolist(), float(beta[-1]), 0.0, 1e-6)
+    T = (torch.diag(alpha) + torch.diag(beta[:-1], 1) + torch.diag(beta[:-1], -1)) / size
+    values, vectors = torch.linalg.eigh(T)
+    torch.testing.assert_close(ends.theta / size, values[[0, -1]], rtol=0, atol=1e-13)
+    torch.testing.assert_close(ends.u.abs(), vectors[:, [0, -1]].abs(), rtol=0, atol=1e-11)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a timer that sends signals")
+def test_many_steps_hear_an_interrupt():
+    """All Ritz pairs of 3000 steps would take seconds, in one call."""
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    def steps():
+        while True:
+            _lanczos._ends(V, V, alpha, beta, 1.0, 0.0, 1e-6)
+
+    k = 3000
+    alpha, beta, V = torch.rand(k, dtype=F64).tolist(), torch.rand(k, dtype=F64).tolist(), torch.zeros(k, 1)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    begin = time.perf_counter()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            steps()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert time.perf_counter() - begin < 1
 
 
 class Diagonal(ls.preconditioners.Learned):
