@@ -92,7 +92,7 @@ def pcg_solve(
     maxiter: int,
     target: Tensor,
     check_every: int | None = None,
-    stalls: Callable[[Tensor], Tensor] | None = None,
+    stalls: Callable[[Tensor, int], Tensor | None] | None = None,
     *,
     kind: str = "none",
     m: Tensor | None = None,
@@ -103,8 +103,8 @@ def pcg_solve(
 
     A column whose residual norm is at or below its `target`, (..., 1, k), stops too, as ROUNDING.
     `check_every`: iterations of each call, after which the host checks whether all have stopped; None: 32,
-    64, 128, ... `stalls(x)` says, after a call, which columns need not go on; the loop ends where it says so
-    of all that run.
+    64, 128, ... `stalls(x, iterations)` says, after a call, which columns need not go on, or None; the loop ends
+    where it says so of all that run.
     """
     number, pattern, factor = fitting(kind, pattern, factor)
     none = b.new_empty(0)
@@ -120,7 +120,8 @@ def pcg_solve(
         runs = carry[:, _STOP] == 0
         if first == maxiter or not bool(runs.any()):
             break
-        if stalls is not None and not bool((runs & ~stalls(x).reshape(runs.shape)).any()):
+        vain = None if stalls is None else stalls(x, first)
+        if vain is not None and not bool((runs & ~vain.reshape(runs.shape)).any()):
             break
     status = _status(carry, b)
     why, when = status.unbind(-2)

@@ -40,7 +40,7 @@ _STATUS = {
 _CODES = torch.tensor([CODE[_STATUS[stop]] for stop in Stop], device="cpu")
 
 
-_FIRST_LOOK = 4
+_FIRST_LOOK = 480
 
 
 class Form(NamedTuple):
@@ -122,16 +122,16 @@ def compiled_cg(
 
 class _Stalls:
     """Which columns seem to stagnate (_stagnation.py): their recurrence may never meet the target, and the
-    general loop decides. Two products a call, from the fourth call on, after 480 iterations."""
+    general loop decides. Two products at 480 iterations or more, and whenever their number has doubled."""
 
     def __init__(self, A: Matrix, b: Tensor, criterion: Any):
         self.A, self.b, self.criterion = A, b, criterion
-        self.calls, self.best = 0, torch.inf
+        self.next, self.best = _FIRST_LOOK, torch.inf
 
-    def __call__(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        if self.calls < _FIRST_LOOK:
-            return torch.zeros_like(self.b[..., 0, :], dtype=torch.bool)
+    def __call__(self, x: Tensor, iterations: int) -> Tensor | None:
+        if iterations < self.next:
+            return None
+        self.next = 2 * iterations
         x = x.reshape(self.b.shape)
         reached, level = self.criterion.reached(self.A, self.b, x, self.b - self.A(x))
         vain = (reached <= level) & (reached > 0.5 * self.best)
