@@ -103,8 +103,8 @@ def pcg_solve(
 
     A column whose residual norm is at or below its `target`, (..., 1, k), stops too, as ROUNDING.
     `check_every`: iterations of each call, after which the host checks whether all have stopped; None: 32,
-    64, 128, ... `stalls(x, iterations)` says, after a call, which columns need not go on, or None; the loop ends
-    where it says so of all that run.
+    64, 128, ... `stalls(x, iterations)` says, after a call, which columns need not go on, or None; the loop
+    ends where it says so of all that run.
     """
     number, pattern, factor = fitting(kind, pattern, factor)
     none = b.new_empty(0)
