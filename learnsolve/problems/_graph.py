@@ -1,4 +1,6 @@
-"""The arguments of a problem on a graph, checked; and what a graph's plan is cached by."""
+"""Laplacians of graphs: their arguments, checked, and their assembly from edges."""
+
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -6,8 +8,10 @@ from torch import Tensor
 
 from learnsolve import _check
 from learnsolve._plain import makes_plain_tensors
+from learnsolve.csr import CSR
 from learnsolve.pattern import as_numpy
 from learnsolve.problems._coefficients import check_sign
+from learnsolve.problems._elements import ElementPlan, element_plan
 
 
 def check_edges(function: str, edge_index: Tensor, n: int | None) -> int:
@@ -58,7 +62,25 @@ def check_weights(function: str, weights: Tensor, edge_index: Tensor) -> None:
     check_sign(function, "weights", weights, zero=True, remedy=remedy)
 
 
+def laplacian(edge_index: Tensor, weights: Tensor, free: np.ndarray, shift: float = 0.0) -> CSR:
+    """Of the nodes that are `free`, bool (nodes,); those that are not are held at zero."""
+    plan, local = _plan(_contents(edge_index), free.tobytes(), edge_index.device)
+    return plan.matrix(local, weights, shift)
+
+
 @makes_plain_tensors
-def contents(edge_index: Tensor) -> bytes:
+def _contents(edge_index: Tensor) -> bytes:
     """The key of a graph's plan: comparing it costs little compared with sorting the edges again."""
     return as_numpy(edge_index).astype(np.int64).tobytes()
+
+
+@makes_plain_tensors
+@lru_cache(maxsize=8)
+def _plan(edges: bytes, free_nodes: bytes, device: torch.device) -> tuple[ElementPlan, Tensor]:
+    pairs = np.frombuffer(edges, dtype=np.int64).reshape(2, -1).T
+    free = np.frombuffer(free_nodes, dtype=bool)
+    n = int(np.count_nonzero(free))
+    row = np.full(len(free), -1)
+    row[free] = np.arange(n)
+    local = torch.tensor([[1.0, -1.0], [-1.0, 1.0]], dtype=torch.float64, device=device)
+    return element_plan(row[pairs], n, device), local

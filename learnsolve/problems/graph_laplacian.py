@@ -1,20 +1,14 @@
 """The Laplacian of a weighted graph."""
 
 import math
-from functools import lru_cache
 
 import numpy as np
-import scipy.sparse
 import torch
 from torch import Tensor
 
-from learnsolve._plain import makes_plain_tensors
 from learnsolve.csr import CSR
-from learnsolve.ops._product import product
-from learnsolve.pattern import SparsityPattern
 from learnsolve.problems._coefficients import number
-from learnsolve.problems._graph import check_edges, check_weights, contents
-from learnsolve.problems._plan import SymmetricPlan, symmetric_plan
+from learnsolve.problems._graph import check_edges, check_weights, laplacian
 from learnsolve.problems.facts import Facts
 
 
@@ -79,29 +73,7 @@ def graph_laplacian(
     shift = number("graph_laplacian", "shift", shift)
     if not 0 <= shift < math.inf:
         raise ValueError(f"graph_laplacian: shift must be finite and not negative, got {shift}")
-    plan, incidence = _plan(contents(edge_index), nodes, edge_index.device)
-    ones = torch.ones(incidence.nnz, dtype=weights.dtype, device=weights.device)
-    sums = product(ones, weights.unsqueeze(-1), incidence, False).squeeze(-1)
-    degrees, above = sums[..., :nodes], -sums[..., nodes:]
-    return plan.matrix(degrees + shift, above)
-
-
-@makes_plain_tensors
-@lru_cache(maxsize=8)
-def _plan(edges: bytes, nodes: int, device: torch.device) -> tuple[SymmetricPlan, SparsityPattern]:
-    """The pattern of L, and that of the 0/1 matrix that adds weights up: one row per node, with its edges,
-    and one row per pair of connected nodes, with the edges between the two."""
-    pairs = np.frombuffer(edges, dtype=np.int64).reshape(2, -1)
-    low, high = pairs.min(0), pairs.max(0)
-    joined, pair_of_edge = np.unique(low * nodes + high, return_inverse=True)
-    every = np.arange(len(low))
-    rows = np.concatenate((low, high, nodes + pair_of_edge))
-    incidence = scipy.sparse.csr_array(
-        (np.ones(len(rows)), (rows, np.tile(every, 3))), shape=(nodes + len(joined), len(low))
-    )
-    plan = symmetric_plan(nodes, joined // max(nodes, 1), joined % max(nodes, 1), device)
-    sums = CSR.from_scipy(incidence, device=device).pattern
-    return plan, sums
+    return laplacian(edge_index, weights, np.ones(nodes, dtype=bool), shift)
 
 
 FACTS = Facts(

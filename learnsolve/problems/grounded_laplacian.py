@@ -1,7 +1,5 @@
 """The Laplacian of a graph with some of its nodes held at zero."""
 
-from functools import lru_cache
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -10,8 +8,7 @@ from learnsolve import _check
 from learnsolve._plain import makes_plain_tensors
 from learnsolve.csr import CSR
 from learnsolve.pattern import as_numpy
-from learnsolve.problems._elements import ElementPlan, element_plan
-from learnsolve.problems._graph import check_edges, check_weights, contents
+from learnsolve.problems._graph import check_edges, check_weights, laplacian
 from learnsolve.problems.facts import Facts
 
 
@@ -76,8 +73,7 @@ def grounded_laplacian(edge_index: Tensor, weights: Tensor, grounded: Tensor) ->
             f"grounded_laplacian: grounded is on {grounded.device}, edge_index on {edge_index.device}; move "
             "one with .to()"
         )
-    plan, local = _plan(contents(edge_index), _free(grounded), edge_index.device)
-    return plan.matrix(local, weights)
+    return laplacian(edge_index, weights, _free(grounded))
 
 
 def _check_grounded(grounded: Tensor) -> None:
@@ -93,23 +89,11 @@ def _check_grounded(grounded: Tensor) -> None:
 
 
 @makes_plain_tensors
-def _free(grounded: Tensor) -> bytes:
+def _free(grounded: Tensor) -> np.ndarray:
     free = ~as_numpy(grounded)
     if not free.any():
         raise ValueError("grounded_laplacian: all nodes are grounded; leave one free at least")
-    return free.tobytes()
-
-
-@makes_plain_tensors
-@lru_cache(maxsize=8)
-def _plan(edges: bytes, free_nodes: bytes, device: torch.device) -> tuple[ElementPlan, Tensor]:
-    pairs = np.frombuffer(edges, dtype=np.int64).reshape(2, -1).T
-    free = np.frombuffer(free_nodes, dtype=bool)
-    n = int(np.count_nonzero(free))
-    row = np.full(len(free), -1)
-    row[free] = np.arange(n)
-    local = torch.tensor([[1.0, -1.0], [-1.0, 1.0]], dtype=torch.float64, device=device)
-    return element_plan(row[pairs], n, device), local
+    return free
 
 
 FACTS = Facts(
