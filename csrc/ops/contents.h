@@ -23,7 +23,8 @@ class Entries {
 };
 
 // low <= t < high, everywhere
-inline void require_range(const char* name, const char* what, const Tensor& t, int64_t low, int64_t high) {
+inline void check_range(const char* name, const char* what, const Tensor& t, int64_t low, int64_t high) {
+  if (!contents_checked) return;
   const auto check = [&]<class I>() {
     const I* at = data<I>(t);
     I least = 0, most = 0;
@@ -36,9 +37,6 @@ inline void require_range(const char* name, const char* what, const Tensor& t, i
   };
   t.scalar_type() == ScalarType::Long ? check.template operator()<int64_t>()
                                       : check.template operator()<int32_t>();
-}
-inline void check_range(const char* name, const char* what, const Tensor& t, int64_t low, int64_t high) {
-  if (contents_checked) require_range(name, what, t, low, high);
 }
 inline void check_range(const char* name, const char* what, const std::optional<Tensor>& t, int64_t low,
                         int64_t high) {

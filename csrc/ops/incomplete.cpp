@@ -10,13 +10,12 @@ namespace {
 
 struct Plan : EliminationPlan {
   Plan(const char* name, const std::vector<Tensor>& list, bool cholesky, int64_t nnz, const Tensor& like)
-      : EliminationPlan(name, list, 6, cholesky, nnz, like) {
+      : EliminationPlan(name, list, 7, cholesky, nnz, like) {
     STD_TORCH_CHECK(pairs.numel() == 2 * Structure::entry(ptr, steps()), name,
                     ": order, source, pivot, ptr and pairs do not fit one another");
-    // The number of units says how many entries there are, and nothing else does.
-    for (const Tensor* t : {&order, &units}) require_range(name, "order and units", *t, 0, entries());
-    require_range(name, "source", source, 0, nnz);
-    if (!contents_checked) return;
+    check_range(name, "order", order, 0, entries());
+    check_range(name, "units", units, 0, entries());
+    check_range(name, "source", source, 0, nnz);
     check_bounds(name, "ptr", ptr, pairs.numel() / 2);
     check_range(name, "pairs", pairs, 0, entries());
     check_range(name, "pivot", pivot, -1, entries());

@@ -65,11 +65,11 @@ struct Plan : EliminationPlan {
   Tensor bounds, levels, uses_ptr, uses;
 
   Plan(const char* name, const std::vector<Tensor>& list, bool cholesky, int64_t nnz, const Tensor& like)
-      : EliminationPlan(name, list, 10, cholesky, nnz, like),
-        bounds(dense(list[6])),
-        levels(dense(list[7])),
-        uses_ptr(dense(list[8])),
-        uses(dense(list[9])) {
+      : EliminationPlan(name, list, 11, cholesky, nnz, like),
+        bounds(dense(list[7])),
+        levels(dense(list[8])),
+        uses_ptr(dense(list[9])),
+        uses(dense(list[10])) {
     check_device(name, like, {&levels, &uses_ptr, &uses});
     STD_TORCH_CHECK(uses_ptr.numel() == entries() + 1 && uses_ptr.scalar_type() == order.scalar_type() &&
                         uses.scalar_type() == order.scalar_type(),

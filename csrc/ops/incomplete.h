@@ -8,9 +8,10 @@ namespace learnsolve {
 
 // The plan of kernels/elimination.h for a matrix with `nnz` values, its arrays contiguous. It holds the
 // tensors: pointers stay valid. `entries`: of the factors, of which those at `units` are the ones of L.
+// `sizes`, on the host: (entries, nnz) of the matrix that it was made for.
 struct EliminationPlan {
   const char* name;
-  Tensor order, source, pivot, ptr, pairs, units;
+  Tensor order, source, pivot, ptr, pairs, units, sizes;
   bool cholesky;
   int64_t nnz;
 
@@ -24,6 +25,7 @@ struct EliminationPlan {
         ptr(dense(list[3])),
         pairs(dense(list[4])),
         units(dense(list[5])),
+        sizes(dense(list[6])),
         cholesky(cholesky_),
         nnz(nnz_) {
     check_index(name, order);
@@ -33,6 +35,11 @@ struct EliminationPlan {
     STD_TORCH_CHECK(
         source.numel() == steps() && pivot.numel() == steps() && ptr.numel() == steps() + 1 && steps() <= nnz,
         name, ": order, source, pivot, ptr and pairs do not fit one another");
+    STD_TORCH_CHECK(sizes.is_cpu() && sizes.scalar_type() == ScalarType::Long && sizes.numel() == 2, name,
+                    ": sizes must be two int64 numbers on the host");
+    STD_TORCH_CHECK(data<int64_t>(sizes)[0] == entries() && data<int64_t>(sizes)[1] == nnz, name,
+                    ": the plan is for ", data<int64_t>(sizes)[0], " entries of the factors and ",
+                    data<int64_t>(sizes)[1], " values, got ", entries(), " and ", nnz);
   }
   int64_t steps() const { return order.numel(); }
   int64_t entries() const { return steps() + units.numel(); }

@@ -12,8 +12,7 @@
 // (csr_spmm, csr_sddmm and their backwards, csr_add) take them one by one. No operator has more than twelve
 // arguments.
 //
-// Checked in every call: devices, dtypes, sizes, lengths of lists, numbers, and the ends of ptr and blocks;
-// and that order, units and source of an incomplete factorisation, whose sizes say nothing, lie in range.
+// Checked in every call: devices, dtypes, sizes, lengths of lists, numbers, and the ends of ptr and blocks.
 // With LEARNSOLVE_CHECK=1 when learnsolve is imported, on the CPU also the contents of index arrays and plans
 // (ops/contents.h): whoever passes arrays that no pattern has made should set it once, because a wrong index
 // makes a kernel read or write foreign memory. That includes an operand with fewer rows than its matrix has
@@ -58,10 +57,11 @@ STABLE_TORCH_LIBRARY(learnsolve, m) {
       "Tensor b, Tensor? before, Tensor[] kept, Tensor[] cotangents, int iterations, int stride, bool[] "
       "needs) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   // Incomplete factors of A's values, L and, for LU, U behind it, by a plan (kernels/elimination.h): order,
-  // source, pivot, ptr, pairs, and units, the places of L's ones; on a CUDA device also where the levels of
-  // the steps begin, on the host and there, and the uses of each entry, uses_ptr and uses
-  // (kernels/incomplete.cuh). With the factors a double (row, pivot) for each matrix, row -1 if all went
-  // well; `check` throws instead (on the CPU). Values, factors: (size) or (B, size).
+  // source, pivot, ptr, pairs, units, the places of L's ones, and sizes, the numbers of entries of the factors
+  // and of values, on the host; on a CUDA device also where the levels of the steps begin, on the host and
+  // there, and the uses of each entry, uses_ptr and uses (kernels/incomplete.cuh). With the factors a double
+  // (row, pivot) for each matrix, row -1 if all went well; `check` throws instead (on the CPU). Values,
+  // factors: (size) or (B, size).
   m.def(
       "csr_incomplete_factor(Tensor[] plan, bool cholesky, Tensor crow, Tensor values, bool check) -> "
       "(Tensor, Tensor)");

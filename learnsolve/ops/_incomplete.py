@@ -73,6 +73,7 @@ def elimination_plan(pattern: SparsityPattern, kind: str) -> Plan:
         made, levels, uses = _by_level(*made)
         by_level = (torch.from_numpy(levels), *(pattern._tensor(a) for a in (levels, *uses)))
     plan = [pattern._tensor(a) for a in made]
+    sizes = torch.tensor((len(made[0]) + len(made[5]), pattern.nnz), device="cpu")
 
     def triangle(side: str, *arrays: np.ndarray) -> SparsityPattern:
         # The object that tril and triu give, so that a sum with a triangle of A needs no union.
@@ -86,7 +87,7 @@ def elimination_plan(pattern: SparsityPattern, kind: str) -> Plan:
     on_diagonal = torch.zeros(pattern.nnz, dtype=torch.bool, device=pattern.device)
     on_diagonal[pattern.diagonal_positions.long()] = True
     lower = triangle("lower", lower_crow, lower_col)
-    return Plan(((*plan, *by_level), kind != "ilu0"), lower, upper, on_diagonal)
+    return Plan(((*plan, sizes, *by_level), kind != "ilu0"), lower, upper, on_diagonal)
 
 
 def _by_level(order, source, pivot, ptr, pairs, units):

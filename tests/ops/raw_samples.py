@@ -115,7 +115,7 @@ def incomplete_plan(P, kind):
     plan = plan_of(Q, kind)
     entries = plan.lower.nnz + sum(U.nnz for U in plan.upper)
     tensors, cholesky = plan.elimination
-    return (tuple(t.to(P.dtype) for t in tensors), cholesky), Q, entries
+    return ((*(t.to(P.dtype) for t in tensors[:-1]), tensors[-1]), cholesky), Q, entries
 
 
 def incomplete_factor_arguments(P, dtype):

@@ -191,17 +191,17 @@ def test_wrong_plans_of_a_sum_are_refused():
 def test_wrong_arguments_of_the_incomplete_factorisation_are_refused():
     plan, Q, entries = incomplete_plan(small_pattern(), "ic0")
     tensors, cholesky = plan
-    *_, pairs, units = tensors
+    *_, pairs, units, sizes = tensors
     v, f = dominant(Q), normal((entries,))
     with pytest.raises(RuntimeError, match="csr_incomplete_factor: crow must end with the number of values"):
         ops.csr_incomplete_factor(*plan, Q.crow_indices[:-1], v, True)
-    with pytest.raises(RuntimeError, match="csr_incomplete_factor: source must be from 0 to"):
+    with pytest.raises(RuntimeError, match="csr_incomplete_factor: the plan is for"):
         ops.csr_incomplete_factor(*plan, Q.crow_indices, v[:-1], True)
     with pytest.raises(RuntimeError, match=r"csr_incomplete_factor: order, source, .* do not fit"):
-        ops.csr_incomplete_factor((*tensors[:4], pairs[:-1], units), cholesky, Q.crow_indices, v, True)
+        ops.csr_incomplete_factor((*tensors[:4], pairs[:-1], units, sizes), cholesky, Q.crow_indices, v, True)
     with pytest.raises(RuntimeError, match="csr_incomplete_tangent: a plan must have one index type"):
         ops.csr_incomplete_tangent((tensors[0].int(), *tensors[1:]), cholesky, f, v)
-    with pytest.raises(RuntimeError, match="csr_incomplete_tangent: a plan must hold 6 tensors, got 5"):
+    with pytest.raises(RuntimeError, match="csr_incomplete_tangent: a plan must hold 7 tensors, got 6"):
         ops.csr_incomplete_tangent(tensors[:-1], cholesky, f, v)
     with pytest.raises(RuntimeError, match="csr_incomplete_adjoint: g must be"):
         ops.csr_incomplete_adjoint(*plan, f, f[:-1], Q.nnz)
