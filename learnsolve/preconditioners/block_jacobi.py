@@ -19,7 +19,7 @@ from learnsolve.ops._product import product
 from learnsolve.ops._selection import trusted
 from learnsolve.ops.triangle import tril
 from learnsolve.pattern import SparsityPattern, as_numpy
-from learnsolve.preconditioners._direct import inverses
+from learnsolve.preconditioners._direct import cholesky, inverses
 from learnsolve.preconditioners._symmetry import alike, numbers
 from learnsolve.preconditioners.base import Preconditioner
 
@@ -104,13 +104,11 @@ class BlockJacobi(Preconditioner):
 
     def _cholesky(self) -> CSR | None:
         """The lower triangular L with M = L L^T, block by block; None where M is not positive definite."""
-        plan, factors = self._plan, []
-        for M in plan.split(plan.in_blocks(self.matrix.values)):
-            L, failed = torch.linalg.cholesky_ex((M + M.mT) / 2)
-            if numbers(failed).any():
-                return None
-            factors.append(L)
-        return tril(CSR(plan.in_rows(factors), plan.pattern)) if factors else None
+        plan = self._plan
+        factors = [cholesky(M) for M in plan.split(plan.in_blocks(self.matrix.values))]
+        if not factors or any(L is None for L in factors):
+            return None
+        return tril(CSR(plan.in_rows(factors), plan.pattern))  # type: ignore[arg-type]
 
 
 class _Blocks(NamedTuple):
