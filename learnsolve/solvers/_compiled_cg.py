@@ -27,7 +27,7 @@ from learnsolve.solvers import _looks
 from learnsolve.solvers._loop import Outcome, iterate
 from learnsolve.solvers._operator import Matrix, compiled_form
 from learnsolve.solvers._vectors import size
-from learnsolve.solvers.base import CODE, Status
+from learnsolve.solvers.base import CODE, COMPILED, M_APART, Status
 
 _STATUS = {
     Stop.RUNNING: Status.MAX_ITERATIONS,
@@ -41,16 +41,20 @@ _CODES = torch.tensor([CODE[_STATUS[stop]] for stop in Stop], device="cpu")
 
 
 _FIRST_LOOK = 480
-APART = "apart"
 
 
 class Form(NamedTuple):
     """What the compiled loop takes beside A and b."""
 
-    kind: str  # of M (ops/pcg.py); or APART: it is called between the steps
+    kind: str  # of M (ops/pcg.py); or M_APART: it is called between the steps
     m: Tensor | None
     factor: Any
     fixed: bool  # number of iterations
+
+    @property
+    def loop(self) -> str:
+        """As `Solution.loop`."""
+        return M_APART if self.kind == M_APART else COMPILED
 
 
 def fitting_form(A: Any, M: Any, b: Tensor, fixed: bool) -> Form | None:
@@ -64,7 +68,7 @@ def fitting_form(A: Any, M: Any, b: Tensor, fixed: bool) -> Form | None:
         m = form[1]
         if m is None or (m.dim() == 1 and m.dtype == b.dtype and m.device == b.device):
             return Form(*form, fixed)
-    return Form(APART, None, None, fixed) if b.is_cpu and not fixed else None
+    return Form(M_APART, None, None, fixed) if b.is_cpu and not fixed else None
 
 
 def compiled_cg(
@@ -105,7 +109,7 @@ def compiled_cg(
     else:
         target = criterion.target_for(b)
         every = _looks.check_every() if b.is_cuda else None
-        if kind == APART:
+        if kind == M_APART:
             if torch.is_grad_enabled():
                 return None
             of_M = {"apart": lambda r: M(r.reshape(b.shape)).reshape(r.shape)}
