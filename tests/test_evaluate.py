@@ -121,6 +121,36 @@ def test_factories_are_called_for_each_matrix_and_timed():
     assert f.iterations.mean < one.iterations.mean
 
 
+def test_each_row_says_what_ran_its_solves():
+    A, P = MATRICES["poisson 2D"](), ls.preconditioners
+    b = torch.ones(A.shape[0], dtype=F64)
+    given = {"none": None, "SSOR": lambda A: P.SSOR(A, 1.6), "AMG": P.AMG, "f": lambda A: lambda r: r}
+    evaluate = functools.partial(ls.evaluate, rtol=1e-6, repeats=1)
+    rows = evaluate(A, b, given).rows
+    assert [row.loop for row in rows] == ["compiled"] * 2 + ["compiled, M apart"] * 2
+    assert {row.loop for row in evaluate(A, b, given, solver="gmres").rows} == {"op by op"}
+    called = lambda A, b, **how: ls.solvers.cg(A, b, callback=lambda _: None, **how)  # noqa: E731
+    assert {row.loop for row in evaluate(A, b, given, solver=called).rows} == {"op by op"}
+    huge = A.with_values(A.values * 2.0**200)  # in units, which an M cannot take
+    assert evaluate([A, huge], [b, b], {"J": Jacobi}).rows[0].loop == "compiled or op by op"
+
+
+def test_what_cg_computes_of_a_preconditioner_once_is_set_up():
+    class Counted(ls.preconditioners.SSOR):
+        computed = 0
+
+        def _cholesky(self):
+            Counted.computed += 1
+            return super()._cholesky()
+
+    A = MATRICES["poisson 1D"]()
+    b = torch.ones(60, 5, dtype=F64)
+    ls.evaluate(A, b, {"S": Counted}, repeats=2)
+    assert Counted.computed == 3  # one a set-up
+    ls.evaluate(A, b, {"S": Counted}, solver="minres", repeats=2)
+    assert Counted.computed == 3
+
+
 def test_nothing_learns():
     A = MATRICES["poisson 1D"]().requires_grad_()
     result = ls.evaluate(A, torch.ones(60, dtype=F64, requires_grad=True), {"J": Jacobi}, repeats=1)
