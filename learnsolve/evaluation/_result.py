@@ -42,8 +42,9 @@ class Row:
     setup : seconds to build the preconditioner for a matrix whose pattern was used before; NaN for a
         preconditioner that was passed in
     first_setup : seconds to build it for a new pattern, without plans
-    loop : what ran the iterations (`Solution.loop`): "compiled"; "compiled, M apart"; "op by op", whose seconds
-        are those of Python too. Several, where systems differ
+    loop : what ran the iterations (`Solution.loop`): "compiled"; "compiled, M apart"; "op by op". The seconds
+        of the last are in good part Python's, those of the second where M is cheap. Several where systems
+        differ
     failures : number of the other systems by the name of their Status
     message : error of the solver or the factory, with ``on_error="row"``
     """

@@ -1,5 +1,5 @@
-"""Conjugate gradients by the compiled loop of pcg.py for an M that is a function: compiled steps without M, one
-a call, and between them the directions that belong to M."""
+"""Conjugate gradients by the compiled loop of pcg.py for an M that is a function: compiled steps without M,
+one a call, and between them the directions that belong to M."""
 
 from collections.abc import Callable
 
@@ -13,16 +13,16 @@ RHO, STOP, WHEN = 0, 4, 5  # rows of the state of a column (csrc/kernels/pcg_sta
 
 
 class Directions:
-    """p = M r + beta p with beta = rho / rho_old, rho = <r, M r>, after a step without M has computed x and r:
-    `M` is a function of blocks (n, k) or (B, n, k). When a column stops: csrc/kernels/pcg_column.cuh."""
+    """p = M r + beta p with beta = rho / rho_old and rho = <r, M r>, where a step without M has computed x
+    and r. `M` is a function of blocks (n, k) or (B, n, k). When a column stops: csrc/kernels/pcg_column.cuh."""
 
     def __init__(self, M: Callable[[Tensor], Tensor]):
         self.M = M
         self.rho: Tensor | None = None
 
     def __call__(self, r: Tensor, p: Tensor | None, carry: Tensor, runs: Tensor, iterations: int) -> Tensor:
-        """The direction after `iterations`, before which it was `p`. `runs`, (B, k): the columns that do; rho,
-        and those that stop, are written to `carry`, (B, 6, k)."""
+        """The direction after `iterations`, before which it was `p`. `runs`, (B, k): the columns that do.
+        Rho, and why and when a column stops, are written to `carry`, (B, 6, k)."""
         z, old = self.M(r), self.rho
         self.rho = rho = _raw_dots(r, z, False).reshape(runs.shape)
         carry[:, RHO] = rho

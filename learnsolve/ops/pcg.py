@@ -104,18 +104,18 @@ def pcg_solve(
 
     A column whose residual norm is at or below its `target`, (..., 1, k), stops too, as ROUNDING.
     `check_every`: iterations of each call, after which the host checks whether all have stopped; None: 32,
-    64, 128, ... `apart`: M as a function of blocks of b's shape, with kind "none": it is called between steps,
-    one a call. `stalls(x, iterations)` says, after a call, which columns need not go on, or None; the loop
-    ends where it says so of all that run.
+    64, 128, ... `stalls(x, iterations)` says, after a call, which columns need not go on, or None; the loop
+    ends where it says so of all that run. `apart`, with kind "none": M as a function of blocks of b's shape,
+    which is called between the steps.
     """
     number, pattern, factor = fitting(kind, pattern, factor)
     none = b.new_empty(0)
     fixed = (pattern._structure(False), values, number, preconditioner(m, factor, number))
     longest = _calls(values, none if m is None else m, b, max(maxiter, 1), False)[0]
     length, growth = (_FIRST_CALL, 2) if check_every is None else (check_every, 1)
-    if apart is not None:
-        length, growth = 1, 1
     directions = None if apart is None else Directions(apart)
+    if directions is not None:
+        length, growth = 1, 1
     x, r, p, state, norms, first = x0, b, None, (), [], 0
     while True:
         count = min(length, longest, maxiter - first) if state or directions is None else 0

@@ -125,16 +125,18 @@ class _Blocks(NamedTuple):
     def split(self, entries: Tensor) -> list[Tensor]:
         """Entries of blocks as (..., how many, size, size), one for each size."""
         parts = entries.split([count * size * size for size, count in self.sizes], -1)
-        return [t.unflatten(-1, (count, size, size)) for t, (size, count) in zip(parts, self.sizes, strict=True)]
+        return [
+            t.unflatten(-1, (count, size, size)) for t, (size, count) in zip(parts, self.sizes, strict=True)
+        ]
 
     def in_blocks(self, values: Tensor) -> Tensor:
         """Entries of blocks, from those of a matrix on M's pattern."""
-        return values if self.order is None else permuted(values, self.inverse, self.order)
+        return values if self.order is None else permuted(values, self.inverse, self.order)  # type: ignore[arg-type]
 
     def in_rows(self, blocks: list[Tensor]) -> Tensor:
         """The values of the matrix on M's pattern with these blocks."""
         values = torch.cat([block.flatten(-3) for block in blocks], dim=-1)
-        return values if self.order is None else permuted(values, self.order, self.inverse)
+        return values if self.order is None else permuted(values, self.order, self.inverse)  # type: ignore[arg-type]
 
 
 def _consecutive_blocks(P: SparsityPattern, size: int) -> _Blocks:

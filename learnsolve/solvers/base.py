@@ -123,8 +123,8 @@ class Solution:
     statuses : list of Status, one a column (batch axes and columns in order)
     normal_residual_norm : Tensor, shape () or (..., k), of least squares: ||A^T (b - A x) - damp^2 x||; else
         None
-    loop : str, what ran the iterations: "compiled", all of them in compiled calls; "compiled, M apart", with M
-        called in between; "op by op", one operation of torch after the other
+    loop : str, what ran the iterations: "compiled" calls, each of many; "compiled, M apart", a compiled call
+        for each, and M between them; "op by op", one operation of torch after the other
     adjoint : Solution of the last adjoint solve of gradient="implicit", without a graph; None before a
         backward
     """
