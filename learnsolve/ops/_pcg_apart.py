@@ -14,7 +14,7 @@ RHO, STOP, WHEN = 0, 4, 5  # rows of the state of a column (csrc/kernels/pcg_sta
 
 class Directions:
     """p = M r + beta p with beta = rho / rho_old and rho = <r, M r>, where a step without M has computed x
-    and r. `M` is a function of blocks (n, k) or (B, n, k). When a column stops: csrc/kernels/pcg_column.cuh."""
+    and r. `M` takes blocks (n, k) or (B, n, k). When a column stops: csrc/kernels/pcg_column.cuh."""
 
     def __init__(self, M: Callable[[Tensor], Tensor]):
         self.M = M

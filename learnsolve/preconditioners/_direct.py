@@ -35,9 +35,9 @@ def inverses(D: Tensor, singular: Callable[[int], Exception]) -> Tensor:
 
 def cholesky(M: Tensor) -> Tensor | None:
     """The lower triangular factors L, M = L L^T, of the symmetric part of M (..., n, n); None if one is not
-    positive definite."""
+    positive definite. On a CUDA device they are NaN then: a check would wait for it."""
     L, failed = torch.linalg.cholesky_ex((M + M.mT) / 2)
-    return None if bool(numbers(failed).any()) else L
+    return None if failed.is_cpu and bool(numbers(failed).any()) else L
 
 
 def _nearly_singular(A: CSR, factors: Factorized) -> int:
