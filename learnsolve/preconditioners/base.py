@@ -100,8 +100,8 @@ class Preconditioner:
         return None
 
     def _kept_factor(self, make: Callable[[], CSR | None]) -> CSR | None:
-        """`make()`, kept, since solvers ask for it in every solve: on the CPU, while nothing that M is made of
-        requires a gradient. On a device other streams would have to wait for it."""
+        """`make()`, kept, since solvers ask for it in every solve: on the CPU, while nothing that M is made
+        of requires a gradient. On a device other streams would have to wait for it."""
         self._check_unchanged()
         if any(t.requires_grad or t.is_inference() or not t.is_cpu for t in self.made_of):
             return make()
