@@ -3,6 +3,7 @@
 import functools
 import math
 import sys
+import time
 import warnings
 
 import numpy as np
@@ -149,6 +150,30 @@ def test_what_cg_computes_of_a_preconditioner_once_is_set_up():
     assert Counted.computed == 3  # one a set-up
     ls.evaluate(A, b, {"S": Counted}, solver="minres", repeats=2)
     assert Counted.computed == 3
+
+
+def test_a_network_that_makes_preconditioners_of_a_data_set():
+    """Without gradient; what its first call does once (it is a fifth of a second here) is not in `setup`."""
+    samples = list(ls.problems.dataset("q1_diffusion", "test", 5, boundary="dirichlet"))
+    network, recorded = torch.nn.Linear(1, 1).double(), []
+
+    def make(A):
+        if not recorded:
+            time.sleep(0.2)
+        weight = 1 + network(A.diagonal().unsqueeze(-1)).squeeze(-1).square()
+        recorded.append(weight.requires_grad)
+        return lambda r: r * weight / A.diagonal()
+
+    A, b = [s.A for s in samples], [s.b for s in samples]
+    (row,) = ls.evaluate(A, b, {"network": make}, rtol=1e-3, repeats=2).rows
+    assert recorded == [False] * 15
+    assert (row.systems, row.converged, row.loop) == (5, 5, "compiled, M apart")
+    assert row.first_setup.max >= 0.2
+    assert row.setup.mean < row.first_setup.mean
+    solve = functools.partial(ls.solvers.cg, rtol=1e-3)
+    with torch.no_grad():
+        counts = [solve(a, c, M=make(a)).iterations for a, c in zip(A, b, strict=True)]
+    assert row.iterations == (np.mean(counts), pytest.approx(np.std(counts)), min(counts), max(counts))
 
 
 def test_nothing_learns():
