@@ -3,6 +3,7 @@
 import functools
 import math
 import sys
+import time
 import warnings
 
 import numpy as np
@@ -119,6 +120,60 @@ def test_factories_are_called_for_each_matrix_and_timed():
     assert f.first_setup.mean > 0
     assert math.isnan(one.setup.mean)
     assert f.iterations.mean < one.iterations.mean
+
+
+def test_each_row_says_what_ran_its_solves():
+    A, P = MATRICES["poisson 2D"](), ls.preconditioners
+    b = torch.ones(A.shape[0], dtype=F64)
+    given = {"none": None, "SSOR": lambda A: P.SSOR(A, 1.6), "AMG": P.AMG, "f": lambda A: lambda r: r}
+    evaluate = functools.partial(ls.evaluate, rtol=1e-6, repeats=1)
+    rows = evaluate(A, b, given).rows
+    assert [row.loop for row in rows] == ["compiled"] * 2 + ["compiled, M apart"] * 2
+    assert {row.loop for row in evaluate(A, b, given, solver="gmres").rows} == {"op by op"}
+    called = lambda A, b, **how: ls.solvers.cg(A, b, callback=lambda _: None, **how)  # noqa: E731
+    assert {row.loop for row in evaluate(A, b, given, solver=called).rows} == {"op by op"}
+    huge = A.with_values(A.values * 2.0**200)  # in units, which an M cannot take
+    assert evaluate([A, huge], [b, b], {"J": Jacobi}).rows[0].loop == "compiled or op by op"
+
+
+def test_what_cg_computes_of_a_preconditioner_once_is_set_up():
+    class Counted(ls.preconditioners.SSOR):
+        computed = 0
+
+        def _cholesky(self):
+            Counted.computed += 1
+            return super()._cholesky()
+
+    A = MATRICES["poisson 1D"]()
+    b = torch.ones(60, 5, dtype=F64)
+    ls.evaluate(A, b, {"S": Counted}, repeats=2)
+    assert Counted.computed == 3  # one a set-up
+    ls.evaluate(A, b, {"S": Counted}, solver="minres", repeats=2)
+    assert Counted.computed == 3
+
+
+def test_a_network_that_makes_preconditioners_of_a_data_set():
+    """Without gradient; what its first call does once (it is a fifth of a second here) is not in `setup`."""
+    samples = list(ls.problems.dataset("q1_diffusion", "test", 5, boundary="dirichlet"))
+    network, recorded = torch.nn.Linear(1, 1).double(), []
+
+    def make(A):
+        if not recorded:
+            time.sleep(0.2)
+        weight = 1 + network(A.diagonal().unsqueeze(-1)).squeeze(-1).square()
+        recorded.append(weight.requires_grad)
+        return lambda r: r * weight / A.diagonal()
+
+    A, b = [s.A for s in samples], [s.b for s in samples]
+    (row,) = ls.evaluate(A, b, {"network": make}, rtol=1e-3, repeats=2).rows
+    assert recorded == [False] * 15
+    assert (row.systems, row.converged, row.loop) == (5, 5, "compiled, M apart")
+    assert row.first_setup.max >= 0.2
+    assert row.setup.mean < row.first_setup.mean
+    solve = functools.partial(ls.solvers.cg, rtol=1e-3)
+    with torch.no_grad():
+        counts = [solve(a, c, M=make(a)).iterations for a, c in zip(A, b, strict=True)]
+    assert row.iterations == (np.mean(counts), pytest.approx(np.std(counts)), min(counts), max(counts))
 
 
 def test_nothing_learns():

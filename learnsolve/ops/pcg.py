@@ -22,6 +22,7 @@ from torch import Tensor
 from learnsolve import _library  # noqa: F401  (registers torch.ops.learnsolve)
 from learnsolve.ops._autograd import Operation, pullback, tracked, vmapped
 from learnsolve.ops._calls import WORK, iterations_of_a_call
+from learnsolve.ops._pcg_apart import STOP, Directions
 from learnsolve.ops._pcg_operands import KINDS, fitting, preconditioner
 from learnsolve.ops._pcg_unfused import LOWER, Stop, tangents_of, unfused, unfused_adjoint
 from learnsolve.ops._triangular import _only_read
@@ -30,7 +31,6 @@ from learnsolve.pattern import SparsityPattern
 _raw = torch.ops.learnsolve.csr_pcg.default
 _raw_backward = torch.ops.learnsolve.csr_pcg_backward.default
 
-_STOP = 4  # row of the state of a column: its `Stop`, and in the next row when
 _FIRST_CALL = 32  # iterations to a tolerance; later calls take twice as many, as far as interrupts allow
 _WORK = WORK  # of one call
 
@@ -97,6 +97,7 @@ def pcg_solve(
     kind: str = "none",
     m: Tensor | None = None,
     factor: SparsityPattern | None = None,
+    apart: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Iterate until every column has stopped. Arguments and results are those of `pcg_iterations`, with b
     (n, k) or (B, n, k), and norms by the recurrence, of the iterations that ran; no tensor may require grad.
@@ -104,25 +105,33 @@ def pcg_solve(
     A column whose residual norm is at or below its `target`, (..., 1, k), stops too, as ROUNDING.
     `check_every`: iterations of each call, after which the host checks whether all have stopped; None: 32,
     64, 128, ... `stalls(x, iterations)` says, after a call, which columns need not go on, or None; the loop
-    ends where it says so of all that run.
+    ends where it says so of all that run. `apart`, with kind "none": M as a function of blocks of b's shape,
+    which is called between the steps.
     """
     number, pattern, factor = fitting(kind, pattern, factor)
     none = b.new_empty(0)
     fixed = (pattern._structure(False), values, number, preconditioner(m, factor, number))
     longest = _calls(values, none if m is None else m, b, max(maxiter, 1), False)[0]
     length, growth = (_FIRST_CALL, 2) if check_every is None else (check_every, 1)
-    x, r, state, norms, first = x0, b, (), [], 0
+    directions = None if apart is None else Directions(apart)
+    if directions is not None:
+        length, growth = 1, 1
+    x, r, p, state, norms, first = x0, b, None, (), [], 0
     while True:
-        count = min(length, longest, maxiter - first)
+        count = min(length, longest, maxiter - first) if state or directions is None else 0
+        before = p
         x, r, p, _, carry, history, *_ = _raw(*fixed, x, r, state, target, first, count, False)
-        state, first, length = (p, carry), first + count, growth * length
+        first, length = first + count, growth * length
         norms.append(history)
-        runs = carry[:, _STOP] == 0
+        runs = carry[:, STOP] == 0
         if first == maxiter or not bool(runs.any()):
             break
         vain = None if stalls is None else stalls(x, first)
         if vain is not None and not bool((runs & ~vain.reshape(runs.shape)).any()):
             break
+        if directions is not None:
+            p = directions(r, before, carry, runs, first)
+        state = (p, carry)
     status = _status(carry, b)
     why, when = status.unbind(-2)
     ran = torch.where(why == Stop.RUNNING, first, when)
@@ -131,7 +140,7 @@ def pcg_solve(
 
 
 def _status(carry: Tensor, b: Tensor) -> Tensor:
-    return carry[:, _STOP:].to(torch.int64).reshape(*b.shape[: max(b.dim() - 2, 0)], 2, *b.shape[1:][-1:])
+    return carry[:, STOP:].to(torch.int64).reshape(*b.shape[: max(b.dim() - 2, 0)], 2, *b.shape[1:][-1:])
 
 
 def _calls(values: Tensor, m: Tensor, b: Tensor, iterations: int, checkpointed: bool) -> list[int]:

@@ -33,6 +33,13 @@ def inverses(D: Tensor, singular: Callable[[int], Exception]) -> Tensor:
     return X
 
 
+def cholesky(M: Tensor) -> Tensor | None:
+    """The lower triangular factors L, M = L L^T, of the symmetric part of M (..., n, n); None if one is not
+    positive definite. On a CUDA device they are NaN then: a check would wait for it."""
+    L, failed = torch.linalg.cholesky_ex((M + M.mT) / 2)
+    return None if failed.is_cpu and bool(numbers(failed).any()) else L
+
+
 def _nearly_singular(A: CSR, factors: Factorized) -> int:
     """The first matrix whose factors blow a fixed random vector up beyond what one that is regular up
     to rounding could; -1 if there is none."""

@@ -12,6 +12,7 @@ from learnsolve._unchanged import Unchanged
 from learnsolve.csr import CSR
 from learnsolve.ops._operands import in_open_interval
 from learnsolve.ops._product import product
+from learnsolve.ops.richardson import richardson_sweeps
 from learnsolve.preconditioners._symmetry import symmetry
 from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.preconditioners.jacobi import Jacobi
@@ -71,6 +72,19 @@ class PolynomialPreconditioner(Preconditioner):
 
     def _transposed(self, R: Tensor) -> Tensor:
         return self._polynomial(self._operator(True), self._inner(True), R)
+
+    def _inverse_diagonal(self) -> Tensor | None:
+        """M as a diagonal, where one compiled operation does all steps (ops/richardson.py); else None."""
+        if self.batch_shape or not (self.M is None or isinstance(self.M, Jacobi)):
+            return None
+        return torch.ones_like(self.A.values[:1]).expand(self.shape[0]) if self.M is None else self.M.inverse
+
+    def _swept(
+        self, scale: Tensor, R: Tensor, start: Tensor, steps: int, momentum: Tensor | None = None
+    ) -> Tensor:
+        B, X = (t.reshape(t.shape[:-2].numel(), *t.shape[-2:]) if t.dim() > 3 else t for t in (R, start))
+        x, _ = richardson_sweeps(self.A.values, scale, B, X, self.A.pattern, steps, momentum=momentum)
+        return x.reshape(R.shape)
 
     def _parameter(self, key: str, value: Any) -> float | Tensor:
         """A positive number, or a tensor of them, one for each matrix, as a factor of blocks of columns."""

@@ -52,6 +52,35 @@ class Subdomains(NamedTuple):
         return [b.reshape(s) for b, s in zip(flat.split(sizes, -1), shapes, strict=True)]
 
 
+class LocalFactors(NamedTuple):
+    """A matrix n x slots that holds lower triangular factors of local matrices, each row where it belongs."""
+
+    pattern: SparsityPattern
+    at: Tensor  # place of each entry in the local matrices, one after the other
+
+
+def plan_factors(slots: SparsityPattern, groups: tuple[tuple[int, int], ...]) -> LocalFactors:
+    """For `Subdomains.restriction` and its `groups`."""
+    crow, n = as_numpy(slots.crow_indices), slots.shape[1]
+    row_of = np.full(slots.shape[0], -1, dtype=np.int64)  # of a slot; -1: padding
+    row_of[np.diff(crow) > 0] = as_numpy(slots.col_indices)
+    rows, columns, at, slot, number = [], [], [], 0, 0
+    for count, size in groups:
+        i, j = np.tril_indices(size)
+        which = np.arange(count)[:, None]
+        row = row_of[slot + which * size + i]
+        filled = row >= 0
+        rows.append(row[filled])
+        columns.append((slot + which * size + j)[filled])
+        at.append((number + which * size * size + i * size + j)[filled])
+        slot, number = slot + count * size, number + count * size * size
+    row, column = (np.concatenate(t or [row_of[:0]]) for t in (rows, columns))
+    order = np.lexsort((column, row))
+    starts = np.concatenate(([0], np.cumsum(np.bincount(row, minlength=n))))
+    pattern = trusted(slots, starts, column[order], (n, slots.shape[0]))
+    return LocalFactors(pattern, slots._tensor(np.concatenate(at or [row_of[:0]])[order]))
+
+
 def plan_subdomains(P: SparsityPattern, count: int, overlap: int) -> Subdomains:
     """`count` parts by recursive bisection, extended by `overlap` rings of neighbours."""
     G = _graph(P)

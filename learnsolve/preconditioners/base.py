@@ -18,6 +18,7 @@ tensor, which changes through ``.data`` and by fused optimizers do not raise.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import scipy.sparse.linalg
@@ -50,6 +51,7 @@ class Preconditioner:
     batch_shape: torch.Size = torch.Size()
     made_of: tuple[Tensor, ...] = ()
     _reads: Unchanged | None = None  # tensors that are read in every call
+    _factor: tuple[CSR | None] | None = None  # by `_kept_factor`
 
     def __init__(self, A: CSR, *others: Any, finite: bool = True):
         """For a preconditioner that is made of the square matrix A and of `others`, tensors or numbers."""
@@ -97,13 +99,26 @@ class Preconditioner:
         """(kind, m, factor) for the compiled loop of `cg` (ops/pcg.py), or None."""
         return None
 
-    def forward(self, r: Tensor) -> Tensor:
-        name = type(self).__name__
+    def _kept_factor(self, make: Callable[[], CSR | None]) -> CSR | None:
+        """`make()`, kept, since solvers ask for it in every solve: on the CPU, while nothing that M is made
+        of requires a gradient. On a device other streams would have to wait for it."""
+        self._check_unchanged()
+        if any(t.requires_grad or t.is_inference() or not t.is_cpu for t in self.made_of):
+            return make()
+        if self._factor is None:
+            self._factor = (make(),)
+        return self._factor[0]
+
+    def _check_unchanged(self) -> None:
         if self._reads is not None and not self._reads():
             raise RuntimeError(
-                f"{name}: A's values, or other tensors that it reads, were changed in place since; "
-                "create another one, or create it from a clone"
+                f"{type(self).__name__}: A's values, or other tensors that it reads, were changed in place "
+                "since; create another one, or create it from a clone"
             )
+
+    def forward(self, r: Tensor) -> Tensor:
+        name = type(self).__name__
+        self._check_unchanged()
         _check.tensor(name, "r", r)
         like = self._like() if self.made_of else r
         if r.dtype != like.dtype or r.device != like.device:

@@ -17,8 +17,9 @@ from learnsolve.csr import CSR
 from learnsolve.ops._gather import permuted, place, take
 from learnsolve.ops._product import product
 from learnsolve.ops._selection import trusted
+from learnsolve.ops.triangle import tril
 from learnsolve.pattern import SparsityPattern, as_numpy
-from learnsolve.preconditioners._direct import inverses
+from learnsolve.preconditioners._direct import cholesky, inverses
 from learnsolve.preconditioners._symmetry import alike, numbers
 from learnsolve.preconditioners.base import Preconditioner
 
@@ -57,7 +58,9 @@ class BlockJacobi(Preconditioner):
     Gradient: exact, for A's values and r, to any order. Where A's entries and M's lie is planned once on
     the pattern, for each partition. Cost: the inverses, 2 s^3 flops for a block of s unknowns, once; then a
     product with sum s^2 entries a call, which is also the memory. The same bits on every run with the same
-    number of threads: the inverses are LAPACK's.
+    number of threads: the inverses are LAPACK's. `cg` runs it in its compiled loop where the blocks are
+    symmetric positive definite, as :math:`M = L L^T` with the blocks' Cholesky factors, which have the
+    gradient of the blocks' symmetric parts.
 
     Examples
     --------
@@ -85,13 +88,27 @@ class BlockJacobi(Preconditioner):
         else:
             plan = _labelled_blocks(A.pattern, blocks)
         self.symmetric, values = _inverses(name, A, plan, symmetric)
-        self.matrix = CSR(values, plan.pattern)
+        self.matrix, self._plan = CSR(values, plan.pattern), plan
 
     def _columns(self, R: Tensor) -> Tensor:
         return product(self.matrix.values, R, self.matrix.pattern, False)
 
     def _transposed(self, R: Tensor) -> Tensor:
         return product(self.matrix.values, R, self.matrix.pattern, True)
+
+    def pcg_form(self) -> tuple[str, Tensor, Any] | None:
+        if not self.symmetric:
+            return None
+        L = self._kept_factor(self._cholesky)
+        return None if L is None else ("product", L.values, L.pattern)
+
+    def _cholesky(self) -> CSR | None:
+        """The lower triangular L with M = L L^T, block by block; None where M is not positive definite."""
+        plan = self._plan
+        factors = [cholesky(M) for M in plan.split(plan.in_blocks(self.matrix.values))]
+        if not factors or any(L is None for L in factors):
+            return None
+        return tril(CSR(plan.in_rows(factors), plan.pattern))  # type: ignore[arg-type]
 
 
 class _Blocks(NamedTuple):
@@ -104,6 +121,22 @@ class _Blocks(NamedTuple):
     pattern: SparsityPattern  # of M
     order: Tensor | None  # place among those of the blocks of each entry of M; None: the same order
     inverse: Tensor | None
+
+    def split(self, entries: Tensor) -> list[Tensor]:
+        """Entries of blocks as (..., how many, size, size), one for each size."""
+        parts = entries.split([count * size * size for size, count in self.sizes], -1)
+        return [
+            t.unflatten(-1, (count, size, size)) for t, (size, count) in zip(parts, self.sizes, strict=True)
+        ]
+
+    def in_blocks(self, values: Tensor) -> Tensor:
+        """Entries of blocks, from those of a matrix on M's pattern."""
+        return values if self.order is None else permuted(values, self.inverse, self.order)  # type: ignore[arg-type]
+
+    def in_rows(self, blocks: list[Tensor]) -> Tensor:
+        """The values of the matrix on M's pattern with these blocks."""
+        values = torch.cat([block.flatten(-3) for block in blocks], dim=-1)
+        return values if self.order is None else permuted(values, self.order, self.inverse)  # type: ignore[arg-type]
 
 
 def _consecutive_blocks(P: SparsityPattern, size: int) -> _Blocks:
@@ -188,19 +221,16 @@ def _inverses(name: str, A: CSR, plan: _Blocks, symmetric: bool | None) -> tuple
             "pass symmetric=True or symmetric=False"
         )
     entries = place(take(A.values, plan.at), plan.where, plan.pattern.nnz)
-    found, start, unknown, all_alike = [], 0, 0, True
-    for size, count in plan.sizes:
-        blocks = entries[..., start : start + count * size * size].unflatten(-1, (count, size, size))
+    found, unknown, all_alike = [], 0, True
+    for (size, count), blocks in zip(plan.sizes, plan.split(entries), strict=True):
         if symmetric is None and size > 1:
             B = numbers(blocks)
             d = B.diagonal(dim1=-2, dim2=-1).abs().sqrt()
             all_alike = all_alike and alike(B, B.mT, d.unsqueeze(-1) * d.unsqueeze(-2))
         singular = _singular(name, plan.unknowns[unknown : unknown + count * size], size, A.batch_shape)
-        found.append(inverses(blocks, singular).flatten(-3))
-        start, unknown = start + count * size * size, unknown + count * size
-    values = torch.cat(found, dim=-1) if found else entries
-    if plan.order is not None:
-        values = permuted(values, plan.order, plan.inverse)  # type: ignore[arg-type]
+        found.append(inverses(blocks, singular))
+        unknown += count * size
+    values = plan.in_rows(found) if found else entries
     return all_alike if symmetric is None else symmetric, values
 
 

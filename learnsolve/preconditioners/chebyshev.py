@@ -56,7 +56,8 @@ class Chebyshev(PolynomialPreconditioner):
     -----
     Gradient: exact, for A's values, lmin, lmax, what M is made of, and r, to any order; bounds that were
     estimated are constants. Cost: `degree` products with A, one more with M, and no inner product: nothing in
-    a call waits for a sum.
+    a call waits for a sum. With M="jacobi" or None and one matrix the whole polynomial is one compiled
+    operation, of a product more, and keeps (degree + 1) n numbers.
 
     Examples
     --------
@@ -90,22 +91,27 @@ class Chebyshev(PolynomialPreconditioner):
         else:
             self.lmin, narrow = lmin, self._parameter("lmin", lmin)
         self._check_order(narrow, wide)
-        self._theta, self._delta = (wide + narrow) / 2, (wide - narrow) / 2
+        self._coefficients = _coefficients((wide + narrow) / 2, (wide - narrow) / 2, self.degree)
+        self._sweeps, inverse = None, self._inverse_diagonal()
+        if inverse is not None:
+            scale, momentum = (_stacked(t, A.values) for t in zip(*self._coefficients, strict=True))
+            self._sweeps = scale.unsqueeze(-1) * inverse, momentum
 
     def _polynomial(self, A: Apply, M: Apply, R: Tensor) -> Tensor:
-        theta, delta = self._theta, self._delta
-        # rho_{k+1} = 1 / (2 theta / delta - rho_k), without a division by delta, which is zero for one
-        # eigenvalue.
-        rho = delta / theta
-        r, step = R, M(R) / theta
-        x = step
-        for _ in range(self.degree):
+        (first, _), *rest = self._coefficients
+        r, x = R, first * M(R)
+        step = x
+        for scale, momentum in rest:
             r = r - A(step)
-            s = 1 / (2 * theta - delta * rho)
-            step = (delta * s * rho) * step + (2 * s) * M(r)
-            rho = delta * s
+            step = momentum * step + scale * M(r)
             x = x + step
         return x
+
+    def _columns(self, R: Tensor) -> Tensor:
+        if self._sweeps is None:
+            return super()._columns(R)
+        scale, momentum = self._sweeps
+        return self._swept(scale, R, torch.zeros_like(R), self.degree + 1, momentum)
 
     def _estimate(self) -> Tensor:
         A, n = self.A, self.shape[0]
@@ -133,6 +139,25 @@ class Chebyshev(PolynomialPreconditioner):
         ordered = lmin <= lmax
         if not (bool(ordered.all()) if isinstance(ordered, Tensor) else ordered):
             raise ValueError(f"Chebyshev: lmin must not be above lmax, got {self.lmin} and {self.lmax}")
+
+
+def _coefficients(theta: Any, delta: Any, degree: int) -> list[tuple[Any, Any]]:
+    """a and m of the steps x <- x + a M (r - A x) + m (x - the x before), from 0: with rho_0 = delta / theta,
+
+        rho_k = delta s_k,  s_k = 1 / (2 theta - delta rho_{k-1}),  a_k = 2 s_k,  m_k = rho_k rho_{k-1}
+
+    and a_0 = 1 / theta, m_0 = 0: without a division by delta, which is zero for one eigenvalue."""
+    rho, found = delta / theta, [(1 / theta, 0 * theta)]
+    for _ in range(degree):
+        s = 1 / (2 * theta - delta * rho)
+        found.append((2 * s, delta * s * rho))
+        rho = delta * s
+    return found
+
+
+def _stacked(numbers: tuple[Any, ...], like: Tensor) -> Tensor:
+    """Without a copy from the host, which a CUDA graph could not hold."""
+    return torch.stack([t.reshape(()) if isinstance(t, Tensor) else like.new_full((), t) for t in numbers])
 
 
 def _start(P: SparsityPattern) -> tuple[Tensor]:

@@ -5,13 +5,10 @@ Source: Saad, "Iterative Methods for Sparse Linear Systems" (2003), section 12.3
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from learnsolve.csr import CSR
-from learnsolve.ops.richardson import richardson_sweeps
 from learnsolve.preconditioners._polynomial import Apply, PolynomialPreconditioner
-from learnsolve.preconditioners.jacobi import Jacobi
 
 
 class Neumann(PolynomialPreconditioner):
@@ -74,11 +71,8 @@ class Neumann(PolynomialPreconditioner):
         return x
 
     def _columns(self, R: Tensor) -> Tensor:
-        if self.batch_shape or not isinstance(self.M, Jacobi):
+        inverse = self._inverse_diagonal()
+        if inverse is None:
             return super()._columns(R)
-        B = R.reshape(R.shape[:-2].numel(), *R.shape[-2:]) if R.dim() > 3 else R
-        scale = self._weight * self.M.inverse
-        x, _ = richardson_sweeps(
-            self.A.values, scale, B, torch.zeros_like(B), self.A.pattern, self.degree + 1
-        )
-        return x.reshape(R.shape)
+        scale = self._weight * inverse
+        return self._swept(scale, R, scale.unsqueeze(-1) * R, self.degree)

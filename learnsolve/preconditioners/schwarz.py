@@ -15,11 +15,12 @@ from torch import Tensor
 from learnsolve import _check
 from learnsolve._plain import makes_plain_tensors, plain_tensors
 from learnsolve.csr import CSR
+from learnsolve.ops._gather import take
 from learnsolve.ops._product import product
 from learnsolve.ops.spgemm import galerkin
 from learnsolve.pattern import as_numpy
-from learnsolve.preconditioners._direct import DirectSolver, inverses
-from learnsolve.preconditioners._subdomains import Subdomains, plan_given, plan_subdomains
+from learnsolve.preconditioners._direct import DirectSolver, cholesky, inverses
+from learnsolve.preconditioners._subdomains import Subdomains, plan_factors, plan_given, plan_subdomains
 from learnsolve.preconditioners._symmetry import symmetry
 from learnsolve.preconditioners.base import Preconditioner, check_numbers
 
@@ -70,7 +71,10 @@ class AdditiveSchwarz(Preconditioner):
     The local inverses are dense: the sum of s_i^2 numbers, s_i the sizes rounded up to multiples of 8, and as
     many again for the graph if A requires grad; a call takes twice as many flops a column. Subdomains of one
     rounded size are one batch. Set-up: 2 s_i^3 flops each. Which entry goes where is planned once for a
-    pattern, on the host, and kept with it; for subdomains that are given, in every construction. The same
+    pattern, on the host, and kept with it; for subdomains that are given, in every construction. Without
+    `coarse`, and symmetric positive definite, `cg` runs it in its compiled loop, as a product of sparse
+    factors :math:`G G^T` with the local inverses' Cholesky factors, which have the gradient of their
+    symmetric parts, and hold half as many numbers as the inverses. The same
     bits on every run with the same number of threads: the dense inverses are LAPACK's, which sums in another
     order on more threads.
 
@@ -164,6 +168,23 @@ class AdditiveSchwarz(Preconditioner):
             coarse = self._coarse(product(P.values, R, P.pattern, True), transpose)
             z = z + product(P.values, coarse, P.pattern, False)
         return z
+
+    def pcg_form(self) -> tuple[str, Tensor, Any] | None:
+        # The factor of the coarse correction would be dense below its diagonal.
+        if not self.symmetric or self._coarse is not None or not self.plan.groups:
+            return None
+        G = self._kept_factor(self._cholesky)
+        return None if G is None else ("product", G.values, G.pattern)
+
+    def _cholesky(self) -> CSR | None:
+        """G with M = G G^T: the local R_i^T L_i, A_i^-1 = L_i L_i^T, side by side; None where an A_i is not
+        positive definite."""
+        factors = [cholesky(X) for X in self.inverses]
+        if any(L is None for L in factors):
+            return None
+        plan = self.plan.restriction._planned(plan_factors, self.plan.groups)
+        numbers = torch.cat([L.flatten(-3) for L in factors], -1)  # type: ignore[union-attr]
+        return CSR(take(numbers, plan.at), plan.pattern)
 
     def __repr__(self) -> str:
         sizes = self.sizes

@@ -3,10 +3,15 @@
 Source: Saad, "Iterative Methods for Sparse Linear Systems" (2003), section 10.2.
 """
 
+from typing import Any
+
 from torch import Tensor
 
 from learnsolve._unchanged import Unchanged
 from learnsolve.csr import CSR
+from learnsolve.ops._operands import plain_values
+from learnsolve.ops.structure import diagonal, scale_columns
+from learnsolve.ops.triangle import tril
 from learnsolve.preconditioners._relaxation import Sweep, check_relaxation
 from learnsolve.preconditioners._symmetry import symmetry
 from learnsolve.preconditioners.base import Preconditioner
@@ -34,6 +39,10 @@ class SSOR(Preconditioner):
     -----
     Gradient: exact, for A's values, omega and r. Cost: two triangular solves, 2 nnz flops a column. Which
     omega is used matters little: that of the best `sor` serves well, 1 is a good start.
+
+    `cg` runs it in its compiled loop where A is symmetric with a positive diagonal, and `multicolour` is not
+    asked for, as :math:`M = (K K^T)^{-1}` with :math:`K = (D / \omega + L) ((2 - \omega) D / \omega)^{-1/2}`.
+    Only the lower triangle of A is read then, and has the gradient of both.
 
     References
     ----------
@@ -69,3 +78,17 @@ class SSOR(Preconditioner):
 
     def _transposed(self, R: Tensor) -> Tensor:
         return self._sweep.apply(self._system, self._pattern, self.omega, R, True)
+
+    def pcg_form(self) -> tuple[str, Tensor, Any] | None:
+        if not self.symmetric or self._sweep.multicolour:
+            return None
+        K = self._kept_factor(self._cholesky)
+        return None if K is None else ("triangular", K.values, K.pattern)
+
+    def _cholesky(self) -> CSR | None:
+        """K of the lower triangle; None where M is not positive definite."""
+        d = diagonal(self._system)
+        if d.is_cpu and not (plain_values(d) > 0).all():
+            return None
+        omega = self.omega[..., None] if isinstance(self.omega, Tensor) else self.omega
+        return scale_columns(tril(self._system), ((2 - omega) * d).rsqrt())

@@ -27,7 +27,7 @@ from learnsolve.solvers import _looks
 from learnsolve.solvers._loop import Outcome, iterate
 from learnsolve.solvers._operator import Matrix, compiled_form
 from learnsolve.solvers._vectors import size
-from learnsolve.solvers.base import CODE, Status
+from learnsolve.solvers.base import CODE, COMPILED, M_APART, Status
 
 _STATUS = {
     Stop.RUNNING: Status.MAX_ITERATIONS,
@@ -46,22 +46,29 @@ _FIRST_LOOK = 480
 class Form(NamedTuple):
     """What the compiled loop takes beside A and b."""
 
-    kind: str  # of M (ops/pcg.py)
+    kind: str  # of M (ops/pcg.py); or M_APART: it is called between the steps
     m: Tensor | None
     factor: Any
     fixed: bool  # number of iterations
 
+    @property
+    def loop(self) -> str:
+        """As `Solution.loop`."""
+        return M_APART if self.kind == M_APART else COMPILED
+
 
 def fitting_form(A: Any, M: Any, b: Tensor, fixed: bool) -> Form | None:
     """The form of M if the compiled loop takes A, M and b, else None."""
-    form = compiled_form(M)
-    if form is None or not isinstance(A, Matrix) or A.A.values.device != b.device:
+    if not isinstance(A, Matrix) or A.A.values.device != b.device:
         return None
     if not (b.is_cpu or b.is_cuda) or (b.numel() == 0 and not fixed):
         return None
-    m = form[1]
-    fits = m is None or (m.dim() == 1 and m.dtype == b.dtype and m.device == b.device)
-    return Form(*form, fixed) if fits else None
+    form = compiled_form(M)
+    if form is not None:
+        m = form[1]
+        if m is None or (m.dim() == 1 and m.dtype == b.dtype and m.device == b.device):
+            return Form(*form, fixed)
+    return Form(M_APART, None, None, fixed) if b.is_cpu and not fixed else None
 
 
 def compiled_cg(
@@ -93,7 +100,7 @@ def compiled_cg(
 
     # The solution of A x = 0 is zero.
     start = None if x0 is None else shaped(torch.where(size(b) == 0, 0, x0))
-    of_M = {"kind": kind, "m": m, "factor": factor}
+    of_M: dict[str, Any] = {"kind": kind, "m": m, "factor": factor}
     if fixed:
         target: Any = 0
         x, norms, status = pcg_iterations(
@@ -102,6 +109,10 @@ def compiled_cg(
     else:
         target = criterion.target_for(b)
         every = _looks.check_every() if b.is_cuda else None
+        if kind == M_APART:
+            if torch.is_grad_enabled():
+                return None
+            of_M = {"apart": lambda r: M(r.reshape(b.shape)).reshape(r.shape)}
         x, norms, status = pcg_solve(
             *(values, shaped(b), start, matrix.pattern, maxiter, shaped(target), every),
             _Stalls(A, b, criterion),

@@ -23,7 +23,7 @@ from learnsolve.solvers._implicit import transformed
 from learnsolve.solvers._operator import as_operator, as_preconditioner, compiled_form
 from learnsolve.solvers._options import Options, check_operands, check_x0
 from learnsolve.solvers._solve import columns
-from learnsolve.solvers.base import CODE, Iteration, Solution, SolverError, Status
+from learnsolve.solvers.base import CODE, COMPILED, Iteration, Solution, SolverError, Status
 
 FIXED_GRADIENTS = ("unrolled", "checkpointed")
 
@@ -61,7 +61,8 @@ def compiled(
     values, pattern = A.values, A.pattern
     x, norms = _sweeps(A, scale, b, x0, iterations, checkpointed, momenta)
     complete = lambda: with_last(norms, b - product(values, x, pattern, False))  # noqa: E731
-    return Solution(x, iterations, complete, 0 if b.dim() == 1 else -2, (values, b, x))
+    axis = 0 if b.dim() == 1 else -2
+    return Solution(x, iterations, complete, axis, (values, b, x), loop=COMPILED)
 
 
 def _sweeps(

@@ -29,7 +29,7 @@ from learnsolve.solvers._options import (
 )
 from learnsolve.solvers._report import report, without_solution
 from learnsolve.solvers._vectors import size
-from learnsolve.solvers.base import CODE, Iteration, Report, Solution, SolverError, Status
+from learnsolve.solvers.base import CODE, OP_BY_OP, Iteration, Report, Solution, SolverError, Status
 
 
 @outside_of_graphs
@@ -113,6 +113,7 @@ class Solver:
     form: Form | None = None  # where the compiled loop of conjugate gradients takes the system
     atol: float = 0.0  # below it nothing matters
     advice: str = ""  # of a warning that it did not converge
+    ran: str = OP_BY_OP  # the last iterations: `Solution.loop`
 
     def with_parameters(self, parameters: tuple[Tensor, ...]) -> Solver:
         return replace(self, A=self.A.with_parameters(parameters))
@@ -136,6 +137,7 @@ class Solver:
         if form is not None:
             matrix = self.A if units is None else _units.matrix(self.A, units)
             out = compiled_cg(form, self.method, matrix, M, b, x0, criterion, self.maxiter, segments)
+        self.ran = OP_BY_OP if form is None or out is None else form.loop
         if out is None:
             call = None if self.callback is None else self._told(of_x, of_b)
             out = iterate(self.method, A, M, b, x0, criterion, self.maxiter, call, segments)
@@ -184,7 +186,7 @@ class Solver:
         iterations = norms.shape[-2] - 1
         if self.vector and x.dim() == 2:
             x, norms, codes, axis = x.squeeze(-1), norms.squeeze(-1), codes.squeeze(-1), -1
-        return Solution(x, iterations, norms, axis, codes=codes, adjoint=report, note=note)
+        return Solution(x, iterations, norms, axis, codes=codes, adjoint=report, note=note, loop=self.ran)
 
     def unrolled(self, b: Tensor, x0: Tensor | None, segments: bool) -> Solution:
         if _mapped(b) or any(_mapped(p) for p in self.A.parameters):
@@ -220,8 +222,10 @@ class Solver:
         x, norms, codes = self.found(b, x0, plain)
         if tracked(b, *self.A.parameters):
             x = Implicit.apply(linear, report, x, b, *self.A.parameters)
-        note = "" if plain.solution is None else plain.solution.note
-        return self.solution(Outcome(x, norms, codes), note, report)  # type: ignore[arg-type]
+        found = self.solution(Outcome(x, norms, codes), report=report)  # type: ignore[arg-type]
+        if plain.solution is not None:
+            found.note, found.loop = plain.solution.note, plain.solution.loop
+        return found
 
     def linear(self, b: Tensor, what: str, report: Report) -> Tensor:
         """A^-1 b for a derivative, itself differentiable; a failure is reported as that of a solve."""

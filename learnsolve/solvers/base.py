@@ -56,6 +56,7 @@ class Status(enum.Enum):
         return self.value
 
 
+COMPILED, M_APART, OP_BY_OP = "compiled", "compiled, M apart", "op by op"  # values of `Solution.loop`
 STATUSES = tuple(Status)
 CODE = {status: 1 + i for i, status in enumerate(STATUSES)}  # in the loops; 0 while a column runs
 
@@ -122,6 +123,8 @@ class Solution:
     statuses : list of Status, one a column (batch axes and columns in order)
     normal_residual_norm : Tensor, shape () or (..., k), of least squares: ||A^T (b - A x) - damp^2 x||; else
         None
+    loop : str, what ran the iterations: "compiled" calls, each of many; "compiled, M apart", a compiled call
+        for each, and M between them; "op by op", one operation of torch after the other
     adjoint : Solution of the last adjoint solve of gradient="implicit", without a graph; None before a
         backward
     """
@@ -136,8 +139,10 @@ class Solution:
         codes: Tensor | None = None,
         adjoint: Report | None = None,
         note: str = "",
+        loop: str = OP_BY_OP,
     ):
         self.x = x
+        self.loop = loop
         self.normal_residual_norm: Tensor | None = None
         self.iterations = iterations
         self._norms = None if callable(residual_norms) else residual_norms

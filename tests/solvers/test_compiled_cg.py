@@ -12,7 +12,24 @@ from learnsolve.solvers import _solve
 pytestmark = pytest.mark.filterwarnings("ignore::learnsolve.solvers.ConvergenceWarning")
 
 P = ls.preconditioners
-FORMS = {"none": lambda A: None, "Jacobi": P.Jacobi, "IC0": P.IC0, "FSAI": lambda A: _frozen(A)}
+FORMS = {
+    "none": lambda A: None,
+    "Jacobi": P.Jacobi,
+    "IC0": P.IC0,
+    "FSAI": lambda A: _frozen(A),
+    "SSOR": lambda A: P.SSOR(A, 1.4),
+    "BlockJacobi": lambda A: P.BlockJacobi(A, 3),
+    "Schwarz": lambda A: P.AdditiveSchwarz(A, n_subdomains=3),
+}
+# What has no form is called between the steps.
+APART = {
+    "function": lambda A: lambda r: 0.25 * r,
+    "AMG": P.AMG,
+    "Chebyshev": P.Chebyshev,
+    "multicolour SSOR": lambda A: P.SSOR(A, multicolour=True),
+    "CSR": lambda A: ls.ops.diag(1 / A.diagonal()),
+    "columns in memory": lambda A: lambda r: (0.25 * r.mT.contiguous().mT) if r.dim() > 1 else 0.25 * r,
+}
 
 
 def _frozen(A):
@@ -46,17 +63,21 @@ def agree(ours, theirs, rtol=1e-9):
     torch.testing.assert_close(ours.residual_norms, theirs.residual_norms, rtol=1e-6, atol=1e-11)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.few(2)
+@pytest.mark.parametrize("form", [*FORMS, *APART])
 @pytest.mark.parametrize("shape", [(20,), (20, 3), (2, 20, 3), (2, 2, 20, 1)], ids=str)
 @pytest.mark.parametrize("start", [False, True], ids=["zero", "x0"])
 def test_the_same_as_the_general_loop(form, shape, start, used, monkeypatch):
     A = spd()
-    M, b = FORMS[form](A), normal(shape)
+    M, b = (FORMS | APART)[form](A), normal(shape)
     x0 = normal(shape, seed=5) if start else None
     solve = lambda: ls.solvers.cg(A, b, x0, M=M, rtol=1e-6)  # noqa: E731
     ours = solve()
     assert used == [True]
-    agree(ours, general(monkeypatch, solve), 1e-7)
+    assert ours.loop == ("compiled" if form in FORMS else "compiled, M apart")
+    theirs = general(monkeypatch, solve)
+    assert theirs.loop == "op by op"
+    agree(ours, theirs, 1e-7)
 
 
 @pytest.mark.parametrize("lead", [(3,), (2, 3)], ids=str)
@@ -70,7 +91,8 @@ def test_a_batch_of_matrices(lead, used, monkeypatch):
     agree(ours, general(monkeypatch, solve))
 
 
-def test_columns_have_their_own_ends(used, monkeypatch):
+@pytest.mark.parametrize("M", [None, lambda r: 0.25 * r], ids=["none", "apart"])
+def test_columns_have_their_own_ends(M, used, monkeypatch):
     """Zero, solved at the start, ordinary (or short of iterations), not finite."""
     A = spd()
     easy = torch.zeros(20, dtype=torch.float64)
@@ -78,7 +100,7 @@ def test_columns_have_their_own_ends(used, monkeypatch):
     b = torch.stack((easy, A @ x, normal((20,)), torch.full((20,), torch.nan, dtype=torch.float64)), dim=1)
     x0 = torch.stack((x, x, 0 * x, 0 * x), dim=1)
     for maxiter in (3, None):
-        solve = lambda m=maxiter: ls.solvers.cg(A, b, x0, rtol=1e-9, maxiter=m)  # noqa: E731
+        solve = lambda m=maxiter: ls.solvers.cg(A, b, x0, rtol=1e-9, maxiter=m, M=M)  # noqa: E731
         ours, theirs = solve(), general(monkeypatch, solve)
         assert ours.statuses == theirs.statuses
         assert [s.name for s in ours.statuses][:2] == ["CONVERGED", "CONVERGED"]
@@ -133,11 +155,57 @@ def test_who_goes_another_way(used):
     A, b = spd(), normal((20,))
     with torch.no_grad():
         ls.solvers.cg(A, b, callback=lambda at: False)  # a callback
-        ls.solvers.cg(A, b, M=lambda r: r)  # an unknown M
         ls.solvers.cg(1e200 * A, 1e200 * b, M=P.Jacobi(1e200 * A))  # in units, with an M
         ls.solvers.fcg(A, b)
         ls.solvers.cg(lambda x: A @ x, b)
     assert used == []
+
+
+@pytest.mark.parametrize(
+    ("M", "status"),
+    [
+        (lambda r: -r, "INDEFINITE"),
+        (lambda r: 0 * r, "INDEFINITE"),
+        (lambda r: torch.full_like(r, torch.nan), "NON_FINITE"),
+        (lambda r: torch.full_like(r, torch.inf), "NON_FINITE"),
+        (lambda r: r * torch.linspace(1, -2, 20, dtype=r.dtype)[:, None], "INDEFINITE"),
+    ],
+    ids=["negative", "zero", "NaN", "infinite", "indefinite"],
+)
+def test_an_M_that_is_not_positive_definite_is_named(M, status, used):
+    b = normal((20, 2))
+    b[:, 1] = 0
+    solution = ls.solvers.cg(spd(), b, M=M, rtol=1e-10)
+    assert used == [True]
+    assert [s.name for s in solution.statuses] == [status, "CONVERGED"]
+    assert solution.x.isfinite().all()
+
+
+def test_M_is_called_once_an_iteration_and_its_errors_are_seen():
+    A, b, calls = spd(), normal((20,)), []
+    solution = ls.solvers.cg(A, b, M=lambda r: calls.append(r.shape) or r)
+    assert calls == [(20,)] * solution.iterations
+    with pytest.raises(ValueError, match=r"cg: the result of M must have shape \(20,\)"):
+        ls.solvers.cg(A, b, M=lambda r: r[:-1])
+    with pytest.raises(ZeroDivisionError):
+        ls.solvers.cg(A, b, M=lambda r: 1 // 0)
+
+
+def test_gradients_with_M_apart(used):
+    A = spd()
+    values, b = A.values.clone().requires_grad_(), normal((20, 2)).requires_grad_()
+    solve = lambda v, c: ls.solvers.cg(A.with_values(v), c, M=lambda r: 0.25 * r, rtol=1e-13)  # noqa: E731
+    solution = solve(values, b)
+    solution.x.square().sum().backward()
+    assert used == [True, True]
+    assert solution.loop == solution.adjoint.loop == "compiled, M apart"
+    D, c = A.to_dense().requires_grad_(), b.detach().clone().requires_grad_()
+    torch.linalg.solve(D, c).square().sum().backward()
+    torch.testing.assert_close(b.grad, c.grad, rtol=1e-9, atol=1e-11)
+    mapped = torch.func.vmap(lambda c: solve(A.values, c).x)(b.detach().mT)
+    torch.testing.assert_close(mapped, torch.linalg.solve(D, c).detach().mT, rtol=1e-9, atol=1e-11)
+    unrolled = ls.solvers.cg(A, b, M=lambda r: 0.25 * r, rtol=0, maxiter=3, gradient="unrolled")
+    assert unrolled.loop == "op by op"
 
 
 @pytest.mark.parametrize("of_A", [1.0, 1e160, 1e-160])

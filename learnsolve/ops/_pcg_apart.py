@@ -1,0 +1,41 @@
+"""Conjugate gradients by the compiled loop of pcg.py for an M that is a function: compiled steps without M,
+one a call, and between them the directions that belong to M."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from learnsolve.ops._dots import _raw_dots
+from learnsolve.ops._pcg_unfused import Stop
+
+RHO, STOP, WHEN = 0, 4, 5  # rows of the state of a column (csrc/kernels/pcg_state.h)
+
+
+class Directions:
+    """p = M r + beta p with beta = rho / rho_old and rho = <r, M r>, where a step without M has computed x
+    and r. `M` takes blocks (n, k) or (B, n, k). When a column stops: csrc/kernels/pcg_column.cuh."""
+
+    def __init__(self, M: Callable[[Tensor], Tensor]):
+        self.M = M
+        self.rho: Tensor | None = None
+
+    def __call__(self, r: Tensor, p: Tensor | None, carry: Tensor, runs: Tensor, iterations: int) -> Tensor:
+        """The direction after `iterations`, before which it was `p`. `runs`, (B, k): the columns that do.
+        Rho, and why and when a column stops, are written to `carry`, (B, 6, k)."""
+        z, old = self.M(r), self.rho
+        self.rho = rho = _raw_dots(r, z, False).reshape(runs.shape)
+        carry[:, RHO] = rho
+        wide = (*r.shape[:-2], 1, r.shape[-1])
+        if p is not None and old is not None:
+            z = torch.addcmul(z, (rho / old).reshape(wide), p)
+        info = torch.finfo(rho.dtype)
+        goes_on = runs & (rho.clamp(info.tiny, info.max) == rho)
+        if goes_on.all():
+            return z
+        why = torch.where(rho > 0, Stop.ROUNDING, Stop.PRECONDITIONER)
+        why = torch.where(rho.isfinite(), why, Stop.NON_FINITE)
+        stops = runs & ~goes_on
+        carry[:, STOP] = torch.where(stops, why, carry[:, STOP])
+        carry[:, WHEN] = torch.where(stops, iterations, carry[:, WHEN])
+        return torch.where(goes_on.reshape(wide), z, 0)
