@@ -3,10 +3,12 @@
 Source: Saad, "Iterative Methods for Sparse Linear Systems" (2003), section 10.4.
 """
 
+import torch
 from torch import Tensor
 
 from learnsolve.csr import CSR
 from learnsolve.ops.threshold import ict, ilut
+from learnsolve.preconditioners._symmetry import symmetry
 from learnsolve.preconditioners.incomplete import LU, Cholesky
 
 
@@ -63,12 +65,13 @@ class ICT(Cholesky):
 
 
 class ILUT(LU):
-    r"""Incomplete LU by a threshold, :math:`M = (L U)^{-1}`: linear, not symmetric, even if A is.
+    r"""Incomplete LU by a threshold, :math:`M = (L U)^{-1}`: linear, symmetric if A and the pattern are.
 
     Parameters
     ----------
     A : CSR, shape (n, n), values (nnz,)
     fill, droptol, shift, on_breakdown : as for `ops.ilut`
+    symmetric : bool, as for `ILU0`; for a symmetric A rather take `ICT`
 
     Attributes
     ----------
@@ -92,7 +95,7 @@ class ILUT(LU):
     Examples
     --------
     >>> import torch, learnsolve as ls
-    >>> A = ls.problems.convection_diffusion((30, 30), epsilon=0.01)
+    >>> A = ls.problems.convection_diffusion(torch.ones(2, 30, 30, dtype=torch.float64))
     >>> b = torch.ones(900, dtype=torch.float64)
     >>> P, gmres = ls.preconditioners, ls.solvers.gmres
     >>> gmres(A, b, M=P.ILUT(A)).iterations < gmres(A, b, M=P.ILU0(A)).iterations
@@ -107,7 +110,13 @@ class ILUT(LU):
         droptol: float = 1e-3,
         shift: float | Tensor = 0.0,
         on_breakdown: str = "raise",
+        symmetric: bool | None = None,
     ):
         super().__init__(A, shift, finite=False)
         factors = ilut(A, fill=fill, droptol=droptol, shift=shift, on_breakdown=on_breakdown)
         self.L, self.U, self.shift = factors
+        T, U = self.L.pattern.T, self.U.pattern
+        pairs = ((T.crow_indices, U.crow_indices), (T.col_indices, U.col_indices))
+        if symmetric is None and not all(torch.equal(*pair) for pair in pairs):
+            symmetric = False
+        self.symmetric = symmetry("ILUT", A, symmetric)
