@@ -1,5 +1,5 @@
-// A sparse row in the making: entries are added in any order, those left of the diagonal come out from left to
-// right, also those that the elimination fills in on the way.
+// A sparse row in the making: entries are added in any order, those left of the diagonal come out from left
+// to right, also those that the elimination fills in on the way.
 #pragma once
 
 #include <algorithm>

@@ -44,8 +44,8 @@ void keep_largest(std::vector<int64_t>& columns, const Value& value, double leas
 
 // L of A ~ L L^T, column by column. Of column j, the numbers w_i = a_ij - sum_k l_ik l_jk, i > j, k < j, over
 // what was kept: those with |w_i| >= tolerance |a_j|_2 are kept, at most `fill` more than A has there, the
-// largest first; then l_ij = w_i / sqrt(w_j). a_j is the column on and below the diagonal. Row j of (ptr, idx,
-// values) is column j of A; what lies above the diagonal is not read.
+// largest first; then l_ij = w_i / sqrt(w_j). a_j is the column on and below the diagonal. Row j of (ptr,
+// idx, values) is column j of A; what lies above the diagonal is not read.
 inline Choice threshold_cholesky(const int64_t* ptr, int64_t n, const int64_t* idx, const double* values,
                                  int64_t fill, double tolerance) {
   Choice choice;
@@ -112,8 +112,8 @@ inline Choice threshold_cholesky(const int64_t* ptr, int64_t n, const int64_t* i
 }
 
 // L and U of A ~ L U, row by row. An entry w_k = l_ik u_kk of L, or w_j = u_ij of U, is dropped when it is
-// computed if it is below tolerance |a_i|_2. After the elimination of a row the largest of each part are kept,
-// `fill` more than A has there; before, the others take part in it.
+// computed if it is below tolerance |a_i|_2. After the elimination of a row the largest of each part are
+// kept, `fill` more than A has there; before, the others take part in it.
 inline Choice threshold_lu(const int64_t* ptr, int64_t n, const int64_t* idx, const double* values,
                            int64_t fill, double tolerance) {
   Choice choice;

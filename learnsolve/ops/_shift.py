@@ -75,8 +75,9 @@ def attempts(shift: float) -> Iterator[float]:
 
 def in_vain(message: str, last: float) -> ValueError:
     return ValueError(
-        f"{message}, even with shift {last:.3g} (the last of {_TRIES} tries); a shift relative to the diagonal "
-        "does not help where that is zero or negative: permute the rows, or add a multiple of the identity"
+        f"{message}, even with shift {last:.3g} (the last of {_TRIES} tries); a shift relative to the "
+        "diagonal does not help where that is zero or negative: permute the rows, or add a multiple of the "
+        "identity"
     )
 
 

@@ -48,9 +48,9 @@ def ic0(
     Parameters
     ----------
     A : CSR, shape (n, n), float32 or float64, with every entry of its diagonal; values may have batch axes
-    pattern : SparsityPattern, shape (n, n), with its diagonal; what it has above the diagonal is ignored
-        that of A if not given. `preconditioners.fill_pattern` makes that of IC(k), `ict` another. Entries
-        that A does not have are zeros of A; entries of A outside of it are dropped.
+    pattern : SparsityPattern, shape (n, n), with its diagonal
+        L gets its lower triangle; A's if not given. `preconditioners.fill_pattern` makes that of IC(k), `ict`
+        another. What A does not have of it counts as zeros of A; entries of A outside of it are dropped.
     shift : float or Tensor of A's dtype, shape () or one that broadcasts to A's batch axes
         sigma, relative to the diagonal, finite and not negative. Differentiable if it is a tensor.
     on_breakdown : "raise" or "shift"
@@ -67,8 +67,9 @@ def ic0(
     ------
     ValueError
         if A is not square, if an entry of the diagonal is missing (of the pattern's, if one is given), if the
-        pattern has another shape, at a pivot that is not positive (row and value are named), if another entry of the factor overflows, if a shift is negative, or if the plan
-        would take more than 8 GiB (a pattern that is nearly full).
+        pattern has another shape, at a pivot that is not positive (row and value are named), if another entry
+        of the factor overflows, if a shift is negative, or if the plan would take more than 8 GiB (a pattern
+        that is nearly full).
     TypeError
         if dtypes or devices do not fit.
 
@@ -122,8 +123,8 @@ def mic0(
 
     Where a product l_ik l_jk falls on no entry (i, j) it is taken from the diagonal of row i and from that of
     row j. So L L^T agrees with the (shifted) matrix on all entries off the diagonal, and in its row sums.
-    Where no fill is dropped it equals `ic0`. On a pattern without some entries of A these are dropped before:
-    the sums are those of the rest. For elliptic problems the preconditioned condition number is
+    Where no fill is dropped it equals `ic0`. Entries of A outside of a pattern are dropped before: the sums are
+    those of the rest. For elliptic problems the preconditioned condition number is
     O(1/h) instead of O(1/h^2) if A is a little more than diagonally dominant [1]_: give a small `shift`.
 
     Arguments, result, errors, gradient and cost are those of `ic0`; dropped products count too.
@@ -161,8 +162,8 @@ def ilu0(
     ----------
     A : CSR, shape (n, n), float32 or float64, with every entry of its diagonal; values may have batch axes
     pattern : SparsityPattern, shape (n, n), with its diagonal
-        that of A if not given. `preconditioners.fill_pattern` makes that of ILU(k), `ilut` another. Entries
-        that A does not have are zeros of A; entries of A outside of it are dropped.
+        A's if not given. `preconditioners.fill_pattern` makes that of ILU(k), `ilut` another. What A does not
+        have of it counts as zeros of A; entries of A outside of it are dropped.
     shift, on_breakdown :
         as for `ic0`; a pivot breaks down if it is zero. There is no pivoting: rows are not exchanged.
 
@@ -261,8 +262,8 @@ def _factors(
         name = "A" if given is None else "the pattern"
         zero = " (an explicit zero will do)" if given is None else ""
         raise ValueError(
-            f"{function}: {name} must have an entry on its diagonal in every row, row {row} has none; permute "
-            f"the rows, or add the entry{zero}"
+            f"{function}: {name} must have an entry on its diagonal in every row, row {row} has none; "
+            f"permute the rows, or add the entry{zero}"
         )
     values, batch = onto(A, pattern).values, A.batch_shape
     used = as_shift(function, shift, values)

@@ -29,8 +29,8 @@ def ict(
 
     Column by column, the numbers :math:`w_i = a_{ij} - \sum_{k<j} l_{ik} l_{jk}`, i > j, are computed from
     what was kept so far. Those with :math:`|w_i| < \mathrm{droptol}\, \|a_j\|_2` are dropped, with a_j the
-    column of (shifted) A on and below the diagonal; of the others the largest are kept, of equal ones those of
-    the first rows. The diagonal always stays. A is taken to be symmetric: only its lower triangle is read.
+    column of (shifted) A on and below the diagonal; of the others the largest are kept, of equal ones those
+    of the first rows. The diagonal always stays. A is taken to be symmetric: only its lower triangle is read.
 
     Parameters
     ----------
@@ -54,18 +54,18 @@ def ict(
     TypeError
         as `ic0`.
     NotImplementedError
-        for a batch of matrices (also under `vmap`), each of which would choose a pattern of its own, and under
-        `torch.compile`: choose the pattern from one of them, then ``ic0(A, pattern=L.pattern)``.
+        for a batch of matrices (also under `vmap`), each of which would choose a pattern of its own, and
+        under `torch.compile`: choose the pattern from one of them, then ``ic0(A, pattern=L.pattern)``.
 
     Notes
     -----
     Gradient: that of `ic0` on the pattern, which is a constant to it. An entry that is dropped takes no part
-    in the rest, so L equals ``ic0(A, pattern=L.pattern).L``, and a small change of A that does not change the
-    pattern is followed exactly. In a training loop call that with a pattern that is chosen once: every call of
-    `ict` chooses a pattern and plans for it, some twenty times the work of a factorisation.
+    in the rest: L is what the choice computed. In a training loop call ``ic0(A, pattern=L.pattern)`` with a
+    pattern that is chosen once: every call of `ict` chooses a pattern and plans for it, some twenty times the
+    work of a factorisation.
 
-    Cost: two flops for each product l_ik l_jk of kept entries, in float64 on one thread; then the plan and the
-    pass of `ic0`. A on a CUDA device: the choice is made on the host, and waits for the device. The same
+    Cost: two flops for each product l_ik l_jk of kept entries, in float64 on one thread; then the plan and
+    the pass of `ic0`. For a CUDA device the choice is made on the host, and waits for the device. The same
     pattern in every run.
 
     References
@@ -102,9 +102,9 @@ def ilut(
     .. math:: (L U)_{ij} = (A + \sigma\, \mathrm{diag}(A))_{ij} \quad \text{for all entries } (i, j)
         \text{ of that pattern}, \qquad L_{ii} = 1.
 
-    The pattern is that of Saad's dual threshold: row by row, an entry :math:`l_{ik} u_{kk}` or u_ij is dropped
-    when it is computed if it is smaller than :math:`\mathrm{droptol}\, \|a_i\|_2`, with a_i the row of
-    (shifted) A; of a complete row the largest are kept, in the parts of L and U separately, of equal ones
+    The pattern is that of Saad's dual threshold: row by row, an entry :math:`l_{ik} u_{kk}` or u_ij is
+    dropped when it is computed if it is smaller than :math:`\mathrm{droptol}\, \|a_i\|_2`, with a_i the row
+    of (shifted) A; of a complete row the largest are kept, in the parts of L and U separately, of equal ones
     those of the first columns. The diagonal always stays. (Saad compares l_ik itself, whose size depends on
     the scaling of rows i and k; this pattern does not change when rows are scaled.)
 
@@ -136,8 +136,8 @@ def ilut(
 
     Notes
     -----
-    Values: those of `ilu0` on the kept pattern. They differ from the numbers by which the entries were chosen,
-    to which entries of the same row contribute that `fill` removes in the end.
+    Values: those of `ilu0` on the kept pattern. They differ from the numbers by which the entries were
+    chosen, to which entries of the same row contribute that `fill` removes in the end.
 
     Gradient: that of `ilu0` on the pattern, which is a constant to it. Cost as for `ict`.
 
@@ -172,8 +172,8 @@ def _choose(
     twin = "ic0(A, pattern=L.pattern)" if function == "ict" else "ilu0(A, pattern=(L + U).pattern)"
     if torch.compiler.is_dynamo_compiling():
         raise NotImplementedError(
-            f"{function}: torch.compile cannot trace the choice of a pattern, which depends on values; choose "
-            f"it before, then {twin}"
+            f"{function}: torch.compile cannot trace the choice of a pattern, which depends on values; "
+            f"choose it before, then {twin}"
         )
     used = as_shift(function, shift, A.values)
     values, start = plain_values(A.values), plain_values(used)

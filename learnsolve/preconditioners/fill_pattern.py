@@ -15,8 +15,8 @@ def fill_pattern(A: CSR | SparsityPattern, level: int = 1) -> SparsityPattern:
     The level of an entry of A, and of the diagonal, is 0; that of fill is
     :math:`\mathrm{lev}_{ij} = \min_{k < \min(i, j)} (\mathrm{lev}_{ik} + \mathrm{lev}_{kj} + 1)`. So level 0
     is A's pattern, and level n that of L and U without dropping. For `IC0`, `MIC0`, `ILU0` and the operations
-    behind them, as ``pattern=``; IC(k) takes its lower triangle. For a matrix that only has one triangle, take
-    the pattern of ``A + A.T``: one triangle has no fill.
+    behind them, as ``pattern=``; IC(k) takes its lower triangle. For a matrix that only has one triangle,
+    take the pattern of ``A + A.T``: one triangle has no fill.
 
     Parameters
     ----------

@@ -28,7 +28,7 @@ class ICT(Cholesky):
     Raises
     ------
     ValueError, TypeError, NotImplementedError
-        as `ops.ict`; for a batch of matrices: ``IC0(A, pattern=M.L.pattern)`` with the pattern of one of them.
+        as `ops.ict`; for a batch of matrices: ``IC0(A, pattern=M.L.pattern)``, M of one of them.
 
     Notes
     -----
@@ -39,8 +39,8 @@ class ICT(Cholesky):
 
     References
     ----------
-    C.-J. Lin and J. J. Moré, "Incomplete Cholesky factorizations with limited memory", SIAM J. Sci. Comput. 21
-    (1999) 24-45, doi:10.1137/S1064827597327334
+    C.-J. Lin and J. J. Moré, "Incomplete Cholesky factorizations with limited memory", SIAM J. Sci. Comput.
+    21 (1999) 24-45, doi:10.1137/S1064827597327334
 
     Examples
     --------

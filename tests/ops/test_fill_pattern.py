@@ -63,7 +63,11 @@ def test_a_pattern_that_has_all_its_fill_is_itself():
 def test_errors():
     A = ls.problems.poisson((3, 3))
     for error, message, call in (
-        (TypeError, "A must be a CSR or a SparsityPattern, got Tensor", lambda: fill_pattern(A.to_dense(), 1)),
+        (
+            TypeError,
+            "A must be a CSR or a SparsityPattern, got Tensor",
+            lambda: fill_pattern(A.to_dense(), 1),
+        ),
         (ValueError, r"A must be square, got shape \(3, 9\)", lambda: fill_pattern(A[:3], 1)),
         (ValueError, "level must be at least 0, got -1", lambda: fill_pattern(A, -1)),
         (TypeError, "level must be an int, got float", lambda: fill_pattern(A, float("inf"))),

@@ -175,7 +175,9 @@ def test_breakdown_and_search(kind):
         v = torch.ones(4, dtype=torch.float64)
     A = ls.CSR(v, P)
     rule = "positive" if kind == "ict" else "nonzero"
-    with pytest.raises(ValueError, match=rf"{kind}: every pivot must be {rule} .* row \d+ is .*; add a shift"):
+    with pytest.raises(
+        ValueError, match=rf"{kind}: every pivot must be {rule} .* row \d+ is .*; add a shift"
+    ):
         values_by(kind, A)
     with pytest.warns(RuntimeWarning, match=rf"{kind}: a pivot broke down, .* shifted by"):
         result = getattr(ls.ops, kind)(A, on_breakdown="shift")
