@@ -1,15 +1,13 @@
 """Incomplete Cholesky and LU factors on a pattern, A's or a given one, differentiable in the matrix."""
 
-from numbers import Real
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from learnsolve import _check
 from learnsolve.csr import CSR
+from learnsolve.ops._factor_arguments import as_shift, check, check_pattern, missing_diagonal
 from learnsolve.ops._incomplete import factor, plan_of
-from learnsolve.ops._operands import broadcasts_to, plain_values
 from learnsolve.ops._selection import onto
 from learnsolve.ops._shift import Search
 from learnsolve.ops.triangle import plan_triangle
@@ -123,9 +121,9 @@ def mic0(
 
     Where a product l_ik l_jk falls on no entry (i, j) it is taken from the diagonal of row i and from that of
     row j. So L L^T agrees with the (shifted) matrix on all entries off the diagonal, and in its row sums.
-    Where no fill is dropped it equals `ic0`. Entries of A outside of a pattern are dropped before: the sums are
-    those of the rest. For elliptic problems the preconditioned condition number is
-    O(1/h) instead of O(1/h^2) if A is a little more than diagonally dominant [1]_: give a small `shift`.
+    Where no fill is dropped it equals `ic0`. Entries of A outside of a pattern are dropped before: the sums
+    are those of the rest. For elliptic problems the preconditioned condition number is O(1/h) instead of
+    O(1/h^2) if A is a little more than diagonally dominant [1]_: give a small `shift`.
 
     Arguments, result, errors, gradient and cost are those of `ic0`; dropped products count too.
 
@@ -210,7 +208,7 @@ def cholesky(
 ) -> IncompleteCholesky:
     check(function, A, on_breakdown)
     if pattern is not None:
-        _check_pattern(function, A, pattern)
+        check_pattern(function, A, pattern)
         pattern = pattern._planned(plan_triangle, 0, "lower").pattern or pattern
     f, P, shift = _factors(function, A, pattern, shift, on_breakdown)
     lower = P if pattern is not None else plan_of(P, function).lower
@@ -222,33 +220,12 @@ def lu(
 ) -> IncompleteLU:
     check(function, A, on_breakdown)
     if pattern is not None:
-        _check_pattern(function, A, pattern)
+        check_pattern(function, A, pattern)
     f, P, shift = _factors(function, A, pattern, shift, on_breakdown)
     plan = plan_of(P, function)
     (upper,) = plan.upper
     lower_values, upper_values = f.split([plan.lower.nnz, upper.nnz], dim=-1)
     return IncompleteLU(CSR(lower_values, plan.lower), CSR(upper_values, upper), shift)
-
-
-def check(function: str, A: CSR, on_breakdown: str) -> None:
-    _check.matrix(function, "A", A)
-    _check.dtype(function, "A.values", A.values)
-    _check.one_of(function, "on_breakdown", on_breakdown, ("raise", "shift"))
-    _check.square(function, "A", A.shape)
-
-
-def _check_pattern(function: str, A: CSR, pattern: SparsityPattern) -> None:
-    if not isinstance(pattern, SparsityPattern):
-        raise TypeError(
-            f"{function}: pattern must be a SparsityPattern, got {type(pattern).__name__}; of a CSR take its "
-            ".pattern"
-        )
-    if pattern.shape != A.shape:
-        raise ValueError(f"{function}: the pattern must have A's shape {A.shape}, got {pattern.shape}")
-    if pattern.device != A.device:
-        raise TypeError(
-            f"{function}: the pattern is on {pattern.device}, A on {A.device}; move one with .to()"
-        )
 
 
 def _factors(
@@ -257,14 +234,7 @@ def _factors(
     """(factors, the pattern they were computed on, shift that was used); factors and shift with A's batch
     axes."""
     pattern = A.pattern if given is None else given
-    row = pattern._missing_diagonal
-    if row >= 0:
-        name = "A" if given is None else "the pattern"
-        zero = " (an explicit zero will do)" if given is None else ""
-        raise ValueError(
-            f"{function}: {name} must have an entry on its diagonal in every row, row {row} has none; "
-            f"permute the rows, or add the entry{zero}"
-        )
+    missing_diagonal(function, pattern, "A" if given is None else "the pattern")
     values, batch = onto(A, pattern).values, A.batch_shape
     used = as_shift(function, shift, values)
     unshifted = not isinstance(shift, Tensor) and shift == 0
@@ -289,27 +259,3 @@ def _factors(
     else:
         f = factor(values, pattern, function)
     return f, pattern, used
-
-
-def as_shift(function: str, shift: float | Tensor, values: Tensor) -> Tensor:
-    """`shift` for each matrix of the batch."""
-    if isinstance(shift, Tensor):
-        _check.same_kind(function, "shift", shift, values)
-        batch = values.shape[:-1]
-        if not broadcasts_to(shift.shape, batch):
-            raise ValueError(
-                f"{function}: shift must broadcast to the batch axes {tuple(batch)} of A, got shape "
-                f"{tuple(shift.shape)}"
-            )
-        if not torch.compiler.is_dynamo_compiling() and shift.is_cpu:
-            given = plain_values(shift)
-            if not (good := (given >= 0) & (given < float("inf"))).all():
-                raise ValueError(
-                    f"{function}: shift must be finite and not negative, got {float(given[~good][0])}"
-                )
-        return shift.expand(batch)
-    if isinstance(shift, bool) or not isinstance(shift, Real):  # NumPy's scalars too
-        raise TypeError(f"{function}: shift must be a number or a torch.Tensor, got {type(shift).__name__}")
-    if not 0 <= shift < float("inf"):
-        raise ValueError(f"{function}: shift must be finite and not negative, got {shift}")
-    return torch.full(values.shape[:-1], float(shift), dtype=values.dtype, device=values.device)

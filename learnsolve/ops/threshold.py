@@ -6,11 +6,12 @@ from torch import Tensor
 from learnsolve import _analysis, _check
 from learnsolve._plain import makes_plain_tensors
 from learnsolve.csr import CSR
+from learnsolve.ops._factor_arguments import as_shift, check, missing_diagonal
 from learnsolve.ops._incomplete import REMEDY, breakdown_message
 from learnsolve.ops._operands import plain_values
 from learnsolve.ops._selection import trusted
 from learnsolve.ops._shift import attempts, in_vain, warn
-from learnsolve.ops.incomplete import IncompleteCholesky, IncompleteLU, as_shift, check, cholesky, lu
+from learnsolve.ops.incomplete import IncompleteCholesky, IncompleteLU, cholesky, lu
 from learnsolve.pattern import SparsityPattern, as_numpy
 
 
@@ -183,12 +184,7 @@ def _choose(
             f"{tuple(values.shape)} and shifts of shape {tuple(start.shape)}; choose the pattern from one "
             f"matrix, then {twin}"
         )
-    row = A.pattern._missing_diagonal
-    if row >= 0:
-        raise ValueError(
-            f"{function}: A must have an entry on its diagonal in every row, row {row} has none; permute the "
-            "rows, or add the entry (an explicit zero will do)"
-        )
+    missing_diagonal(function, A.pattern, "A")
     return _search(function, A.pattern, values, fill, float(droptol), shift, float(start), on_breakdown)
 
 
@@ -207,15 +203,15 @@ def _search(
     on = as_numpy(P.diagonal_positions)
     if cholesky := function == "ict":  # by columns
         by = as_numpy(P.transpose_permutation)
-        arrays = as_numpy(P.T.crow_indices), as_numpy(P.T.col_indices)
+        Q = P.T
     else:
-        by, arrays = slice(None), (as_numpy(P.crow_indices), as_numpy(P.col_indices))
-    arrays = tuple(a.astype("int64", copy=False) for a in arrays)
+        by, Q = slice(None), P
+    ptr, idx = (as_numpy(a).astype("int64", copy=False) for a in (Q.crow_indices, Q.col_indices))
     message, shift = "", start
     for shift in attempts(start):
         shifted = numbers.copy()
         shifted[on] *= 1 + shift
-        crow, col, row, pivot = _analysis.threshold_pattern(*arrays, shifted[by], cholesky, fill, droptol)
+        crow, col, row, pivot = _analysis.threshold_pattern(ptr, idx, shifted[by], cholesky, fill, droptol)
         if row < 0:
             if shift != start:
                 warn(function, shift)
