@@ -142,7 +142,7 @@ OTHER_DTYPES = [torch.float16, torch.bfloat16, torch.int64, torch.bool, torch.co
 COMPUTED = [
     getattr(P, name)
     for name in P.__all__
-    if name not in ("Learned", "Hierarchy", "lower_pattern", "Preconditioner")
+    if name not in ("Learned", "Hierarchy", "fill_pattern", "lower_pattern", "Preconditioner")
 ]
 TYPED = {
     f"{make.__qualname__}-{argument}": (make, argument)

@@ -1,5 +1,5 @@
-// learnsolve._analysis: structure analysis on NumPy index arrays. Once per pattern, on the host,
-// integers only. Faults are returned, not thrown: Python writes the message.
+// learnsolve._analysis: structure analysis on NumPy index arrays. Once per pattern, on the host, integers
+// only but for choices by threshold. Faults are returned, not thrown: Python writes the message.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -11,11 +11,13 @@
 #include "analysis/colouring.h"
 #include "analysis/incomplete.h"
 #include "analysis/interrupt.h"
+#include "analysis/level_fill.h"
 #include "analysis/levels.h"
 #include "analysis/matching.h"
 #include "analysis/pattern.h"
 #include "analysis/product_blocks.h"
 #include "analysis/spgemm.h"
+#include "analysis/threshold.h"
 #include "analysis/triples.h"
 #include "analysis/union.h"
 
@@ -177,6 +179,13 @@ void bind(py::module_& m) {
                        pairs.data(), entries, out);
     return levels;
   });
+  m.def("level_fill", [](const Array<I>& ptr, const Array<I>& idx, int64_t most) {
+    const auto found = [&] {
+      py::gil_scoped_release release;
+      return level_fill(ptr.data(), static_cast<int64_t>(ptr.size()) - 1, idx.data(), most);
+    }();
+    return py::make_tuple(array(found.ptr), array(found.idx));
+  });
   m.def("validate", [](const Array<I>& ptr, const Array<I>& idx, int64_t cols) {
     const auto fault = [&] {
       py::gil_scoped_release release;
@@ -268,6 +277,17 @@ PYBIND11_MODULE(_analysis, m) {
       return sort_triples(rows.data(), cols.data(), static_cast<int64_t>(rows.size()), m_rows);
     }();
     return py::make_tuple(array(t.ptr), array(t.idx), array(t.order), array(t.first));
+  });
+  // (ptr, idx, row and pivot of a breakdown: -1 if there is none)
+  m.def("threshold_pattern", [](const Array<int64_t>& ptr, const Array<int64_t>& idx,
+                                const Array<double>& values, bool cholesky, int64_t fill, double tolerance) {
+    const Choice c = [&] {
+      py::gil_scoped_release release;
+      const auto choose = cholesky ? threshold_cholesky : threshold_lu;
+      return choose(ptr.data(), static_cast<int64_t>(ptr.size()) - 1, idx.data(), values.data(), fill,
+                    tolerance);
+    }();
+    return py::make_tuple(array(c.ptr), array(c.idx), c.row, c.pivot);
   });
   bind<int32_t>(m);
   bind<int64_t>(m);

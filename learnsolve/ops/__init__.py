@@ -43,6 +43,7 @@ from learnsolve.ops.structure import (
     transpose,
 )
 from learnsolve.ops.symmetric_scaling import symmetric_scaling
+from learnsolve.ops.threshold import ict, ilut
 from learnsolve.ops.triangle import tril, triu
 
 __all__ = [
@@ -60,7 +61,9 @@ __all__ = [
     "gather",
     "hstack",
     "ic0",
+    "ict",
     "ilu0",
+    "ilut",
     "inverse_diagonal",
     "kron",
     "mic0",

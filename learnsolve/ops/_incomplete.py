@@ -1,4 +1,5 @@
-"""Incomplete factors and their derivatives, to any order: the core of `ic0`, `mic0` and `ilu0`.
+"""Incomplete factors and their derivatives, to any order: the core of `ic0`, `mic0` and `ilu0`, and, on
+patterns that they choose, of `ict` and `ilut`.
 
 The factors f of the values a solve F(f) = a, one quadratic equation for each entry that is read
 (csrc/kernels/incomplete.h). With B the symmetric bilinear form of F's quadratic part, J(f) z = E z + B(f, z)
@@ -37,6 +38,8 @@ _raw_product_adjoint = torch.ops.learnsolve.csr_incomplete_product_adjoint.defau
 PLAN_LIMIT = 2**33  # bytes that the products of one plan may take
 
 _KINDS = {"ilu0": 0, "ic0": 1, "mic0": 2}  # `Factors` of csrc/analysis/incomplete.h
+_SAME = {"ict": "ic0", "ilut": "ilu0"}  # once their pattern is chosen
+REMEDY = '; add a shift: shift=1e-2, say, or on_breakdown="shift" to search one'
 
 
 class Plan(NamedTuple):
@@ -119,11 +122,11 @@ def _by_level(order, source, pivot, ptr, pairs, units):
 
 
 def plan_of(pattern: SparsityPattern, kind: str) -> Plan:
-    return pattern._planned(elimination_plan, kind)
+    return pattern._planned(elimination_plan, _SAME.get(kind, kind))
 
 
 def breakdown_message(kind: str, row: int, pivot: float, matrix: int | None) -> str:
-    what = "nonzero" if kind == "ilu0" else "positive"
+    what = "nonzero" if _SAME.get(kind, kind) == "ilu0" else "positive"
     batch = "" if matrix is None else f" of matrix {matrix} of the batch (counted through all its axes)"
     return f"{kind}: every pivot must be {what} and finite, that of row {row}{batch} is {pivot:.6g}"
 
@@ -139,9 +142,7 @@ def _factor_or_raise(values: Tensor, pattern: SparsityPattern, kind: str) -> Ten
     for matrix, (row, pivot) in enumerate(breakdown.reshape(-1, 2).tolist()):
         if row >= 0:
             message = breakdown_message(kind, int(row), pivot, matrix if values.dim() > 1 else None)
-            raise ValueError(
-                f'{message}; add a shift: shift=1e-2, say, or on_breakdown="shift" to search one'
-            )
+            raise ValueError(message + REMEDY)
     if f.is_cpu and not f.sum().isfinite():  # the sum may overflow although every entry is finite
         _finite(f, plan, kind)
     return f

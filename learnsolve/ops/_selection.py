@@ -8,7 +8,7 @@ from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.csr import CSR
-from learnsolve.ops._gather import added_up, permuted, take
+from learnsolve.ops._gather import added_up, permuted, place, take
 from learnsolve.pattern import SparsityPattern, as_numpy
 
 
@@ -47,6 +47,34 @@ def kept(P: SparsityPattern, keep: np.ndarray) -> Selection:
     at = np.flatnonzero(keep)
     crow = np.searchsorted(at, as_numpy(P.crow_indices))
     return Selection(trusted(P, crow, as_numpy(P.col_indices)[at], P.shape), P._tensor(at))
+
+
+def find(P: SparsityPattern, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """Places of the entries, -1 where there is none: all binary searches side by side."""
+    crow, col = as_numpy(P.crow_indices), as_numpy(P.col_indices)
+    low, high = crow[rows].astype(np.int64), crow[rows + 1].astype(np.int64)
+    end = high.copy()
+    while (open_ := low < high).any():
+        middle = (low + high) // 2
+        left = open_ & (col[np.where(open_, middle, 0)] < columns)
+        low, high = np.where(left, middle + 1, low), np.where(open_ & ~left, middle, high)
+    there = low < end
+    there[there] = col[low[there]] == columns[there]
+    return np.where(there, low, -1)
+
+
+def onto(A: CSR, Q: SparsityPattern) -> CSR:
+    """A's entries on the pattern Q, zeros where A has none; entries of A outside of Q are dropped."""
+    if A.pattern is Q:
+        return A
+    at, where = A.pattern._planned(_plan_onto, Q)
+    return CSR(place(take(A.values, at), where, Q.nnz), Q)
+
+
+def _plan_onto(P: SparsityPattern, Q: SparsityPattern) -> tuple[Tensor, Tensor]:
+    at = find(P, as_numpy(Q.row_indices), as_numpy(Q.col_indices))
+    where = np.flatnonzero(at >= 0)
+    return P._tensor(at[where]), P._tensor(where)
 
 
 class Sorted(NamedTuple):

@@ -1,6 +1,7 @@
 """The search for a shift with which the incomplete factors of incomplete.py exist."""
 
 import warnings
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -59,16 +60,31 @@ def _search(values: Tensor, shift: Tensor, pattern: SparsityPattern, kind: str) 
     else:
         at, (row, pivot) = int(open_[0]), breakdown[0].tolist()
         message = breakdown_message(kind, int(row), pivot, at if len(shift) > 1 else None)
-        raise ValueError(
-            f"{message}, even with shift {float(shift[at]):.3g} (the last of {_TRIES} tries); a shift "
-            "relative to the diagonal does not help where that is zero or negative: permute the rows, or add "
-            "a multiple of the identity"
-        )
+        raise in_vain(message, float(shift[at]))
     if attempt:
-        warnings.warn(
-            f"{kind}: a pivot broke down, the diagonal was shifted by {float(shift.max()):.3g} times itself "
-            "(result.shift); give shift=... to choose it",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        warn(kind, float(shift.max()))
     return shift
+
+
+def attempts(shift: float) -> Iterator[float]:
+    """The shifts that are tried, one after another."""
+    for _ in range(_TRIES + 1):
+        yield shift
+        shift = max(2 * shift, _FIRST_SHIFT)
+
+
+def in_vain(message: str, last: float) -> ValueError:
+    return ValueError(
+        f"{message}, even with shift {last:.3g} (the last of {_TRIES} tries); a shift relative to the "
+        "diagonal does not help where that is zero or negative: permute the rows, or add a multiple of the "
+        "identity"
+    )
+
+
+def warn(kind: str, largest: float) -> None:
+    warnings.warn(
+        f"{kind}: a pivot broke down, the diagonal was shifted by {largest:.3g} times itself (result.shift); "
+        "give shift=... to choose it",
+        RuntimeWarning,
+        stacklevel=3,
+    )

@@ -1,35 +1,43 @@
-"""Incomplete Cholesky and LU factors without fill, differentiable in the matrix."""
+"""Incomplete Cholesky and LU factors on a pattern, A's or a given one, differentiable in the matrix."""
 
-from numbers import Real
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from learnsolve import _check
 from learnsolve.csr import CSR
+from learnsolve.ops._factor_arguments import as_shift, check, check_pattern, missing_diagonal
 from learnsolve.ops._incomplete import factor, plan_of
-from learnsolve.ops._operands import broadcasts_to, plain_values
+from learnsolve.ops._selection import onto
 from learnsolve.ops._shift import Search
+from learnsolve.ops.triangle import plan_triangle
+from learnsolve.pattern import SparsityPattern
 
 
 class IncompleteCholesky(NamedTuple):
-    """A ~ L L^T, by `ic0` or `mic0`."""
+    """A ~ L L^T, by `ic0`, `mic0` or `ict`."""
 
     L: CSR
     shift: Tensor  # that was used, shape (...) of the batch
 
 
 class IncompleteLU(NamedTuple):
-    """A ~ L U, by `ilu0`. L's ones are stored."""
+    """A ~ L U, by `ilu0` or `ilut`. L's ones are stored."""
 
     L: CSR
     U: CSR
     shift: Tensor  # that was used, shape (...) of the batch
 
 
-def ic0(A: CSR, *, shift: float | Tensor = 0.0, on_breakdown: str = "raise") -> IncompleteCholesky:
-    r"""Incomplete Cholesky factor without fill: L on the pattern of A's lower triangle with
+def ic0(
+    A: CSR,
+    *,
+    pattern: SparsityPattern | None = None,
+    shift: float | Tensor = 0.0,
+    on_breakdown: str = "raise",
+) -> IncompleteCholesky:
+    r"""Incomplete Cholesky factor without fill: L on the pattern of A's lower triangle, or on that of
+    `pattern`, with
 
     .. math:: (L L^T)_{ij} = (A + \sigma\, \mathrm{diag}(A))_{ij} \quad \text{for all entries } i \ge j.
 
@@ -38,6 +46,9 @@ def ic0(A: CSR, *, shift: float | Tensor = 0.0, on_breakdown: str = "raise") -> 
     Parameters
     ----------
     A : CSR, shape (n, n), float32 or float64, with every entry of its diagonal; values may have batch axes
+    pattern : SparsityPattern, shape (n, n), with its diagonal
+        L gets its lower triangle; A's if not given. `preconditioners.fill_pattern` makes that of IC(k), `ict`
+        another. What A does not have of it counts as zeros of A; entries of A outside of it are dropped.
     shift : float or Tensor of A's dtype, shape () or one that broadcasts to A's batch axes
         sigma, relative to the diagonal, finite and not negative. Differentiable if it is a tensor.
     on_breakdown : "raise" or "shift"
@@ -53,11 +64,12 @@ def ic0(A: CSR, *, shift: float | Tensor = 0.0, on_breakdown: str = "raise") -> 
     Raises
     ------
     ValueError
-        if A is not square, if an entry of the diagonal is missing, at a pivot that is not positive (row and
-        value are named), if another entry of the factor overflows, if a shift is negative, or if the plan
-        would take more than 8 GiB (a pattern that is nearly full).
+        if A is not square, if an entry of the diagonal is missing (of the pattern's, if one is given), if the
+        pattern has another shape, at a pivot that is not positive (row and value are named), if another entry
+        of the factor overflows, if a shift is negative, or if the plan would take more than 8 GiB (a pattern
+        that is nearly full).
     TypeError
-        if dtypes do not fit.
+        if dtypes or devices do not fit.
 
     Warns
     -----
@@ -93,18 +105,25 @@ def ic0(A: CSR, *, shift: float | Tensor = 0.0, on_breakdown: str = "raise") -> 
             [-1.,  2., -1.],
             [ 0., -1.,  2.]], dtype=torch.float64)
     """
-    return _cholesky("ic0", A, shift, on_breakdown)
+    return cholesky("ic0", A, pattern, shift, on_breakdown)
 
 
-def mic0(A: CSR, *, shift: float | Tensor = 0.0, on_breakdown: str = "raise") -> IncompleteCholesky:
+def mic0(
+    A: CSR,
+    *,
+    pattern: SparsityPattern | None = None,
+    shift: float | Tensor = 0.0,
+    on_breakdown: str = "raise",
+) -> IncompleteCholesky:
     r"""Modified incomplete Cholesky factor without fill: `ic0` that keeps the row sums,
 
     .. math:: L L^T \mathbf{1} = (A + \sigma\, \mathrm{diag}(A))\, \mathbf{1}.
 
     Where a product l_ik l_jk falls on no entry (i, j) it is taken from the diagonal of row i and from that of
     row j. So L L^T agrees with the (shifted) matrix on all entries off the diagonal, and in its row sums.
-    Where no fill is dropped it equals `ic0`. For elliptic problems the preconditioned condition number is
-    O(1/h) instead of O(1/h^2) if A is a little more than diagonally dominant [1]_: give a small `shift`.
+    Where no fill is dropped it equals `ic0`. Entries of A outside of a pattern are dropped before: the sums
+    are those of the rest. For elliptic problems the preconditioned condition number is O(1/h) instead of
+    O(1/h^2) if A is a little more than diagonally dominant [1]_: give a small `shift`.
 
     Arguments, result, errors, gradient and cost are those of `ic0`; dropped products count too.
 
@@ -121,11 +140,18 @@ def mic0(A: CSR, *, shift: float | Tensor = 0.0, on_breakdown: str = "raise") ->
     >>> ((L @ L.mT).sum(1) - A.sum(1)).abs().max() < 1e-12
     tensor(True)
     """
-    return _cholesky("mic0", A, shift, on_breakdown)
+    return cholesky("mic0", A, pattern, shift, on_breakdown)
 
 
-def ilu0(A: CSR, *, shift: float | Tensor = 0.0, on_breakdown: str = "raise") -> IncompleteLU:
-    r"""Incomplete LU factors without fill: L and U on the pattern of A's triangles with
+def ilu0(
+    A: CSR,
+    *,
+    pattern: SparsityPattern | None = None,
+    shift: float | Tensor = 0.0,
+    on_breakdown: str = "raise",
+) -> IncompleteLU:
+    r"""Incomplete LU factors without fill: L and U on the pattern of A's triangles, or those of `pattern`,
+    with
 
     .. math:: (L U)_{ij} = (A + \sigma\, \mathrm{diag}(A))_{ij} \quad \text{for all entries } (i, j),
         \qquad L_{ii} = 1.
@@ -133,6 +159,9 @@ def ilu0(A: CSR, *, shift: float | Tensor = 0.0, on_breakdown: str = "raise") ->
     Parameters
     ----------
     A : CSR, shape (n, n), float32 or float64, with every entry of its diagonal; values may have batch axes
+    pattern : SparsityPattern, shape (n, n), with its diagonal
+        A's if not given. `preconditioners.fill_pattern` makes that of ILU(k), `ilut` another. What A does not
+        have of it counts as zeros of A; entries of A outside of it are dropped.
     shift, on_breakdown :
         as for `ic0`; a pivot breaks down if it is zero. There is no pivoting: rows are not exchanged.
 
@@ -146,10 +175,11 @@ def ilu0(A: CSR, *, shift: float | Tensor = 0.0, on_breakdown: str = "raise") ->
     Raises
     ------
     ValueError
-        if A is not square, if an entry of the diagonal is missing, at a pivot that is zero or not finite
-        (row and value are named), if another entry of a factor overflows, or if a shift is negative.
+        if A is not square, if an entry of the diagonal is missing (of the pattern's, if one is given), if the
+        pattern has another shape, at a pivot that is zero or not finite (row and value are named), if another
+        entry of a factor overflows, or if a shift is negative.
     TypeError
-        if dtypes do not fit.
+        if dtypes or devices do not fit.
 
     Notes
     -----
@@ -170,33 +200,43 @@ def ilu0(A: CSR, *, shift: float | Tensor = 0.0, on_breakdown: str = "raise") ->
             [2., 1.]]), tensor([[2., 1.],
             [0., 3.]]))
     """
-    f, shift = _factors("ilu0", A, shift, on_breakdown)
-    plan = plan_of(A.pattern, "ilu0")
+    return lu("ilu0", A, pattern, shift, on_breakdown)
+
+
+def cholesky(
+    function: str, A: CSR, pattern: SparsityPattern | None, shift: float | Tensor, on_breakdown: str
+) -> IncompleteCholesky:
+    check(function, A, on_breakdown)
+    if pattern is not None:
+        check_pattern(function, A, pattern)
+        pattern = pattern._planned(plan_triangle, 0, "lower").pattern or pattern
+    f, P, shift = _factors(function, A, pattern, shift, on_breakdown)
+    lower = P if pattern is not None else plan_of(P, function).lower
+    return IncompleteCholesky(CSR(f, lower), shift)
+
+
+def lu(
+    function: str, A: CSR, pattern: SparsityPattern | None, shift: float | Tensor, on_breakdown: str
+) -> IncompleteLU:
+    check(function, A, on_breakdown)
+    if pattern is not None:
+        check_pattern(function, A, pattern)
+    f, P, shift = _factors(function, A, pattern, shift, on_breakdown)
+    plan = plan_of(P, function)
     (upper,) = plan.upper
     lower_values, upper_values = f.split([plan.lower.nnz, upper.nnz], dim=-1)
     return IncompleteLU(CSR(lower_values, plan.lower), CSR(upper_values, upper), shift)
 
 
-def _cholesky(function: str, A: CSR, shift: float | Tensor, on_breakdown: str) -> IncompleteCholesky:
-    f, shift = _factors(function, A, shift, on_breakdown)
-    return IncompleteCholesky(CSR(f, plan_of(A.pattern, function).lower), shift)
-
-
-def _factors(function: str, A: CSR, shift: float | Tensor, on_breakdown: str) -> tuple[Tensor, Tensor]:
-    """(factors, shift that was used), both with A's batch axes."""
-    _check.matrix(function, "A", A)
-    values, pattern = A.values, A.pattern
-    _check.dtype(function, "A.values", values)
-    _check.one_of(function, "on_breakdown", on_breakdown, ("raise", "shift"))
-    _check.square(function, "A", A.shape)
-    row = pattern._missing_diagonal
-    if row >= 0:
-        raise ValueError(
-            f"{function}: A must have an entry on its diagonal in every row, row {row} has none; permute the "
-            "rows, or add the entry (an explicit zero will do)"
-        )
-    batch = A.batch_shape
-    used = _as_shift(function, shift, values)
+def _factors(
+    function: str, A: CSR, given: SparsityPattern | None, shift: float | Tensor, on_breakdown: str
+) -> tuple[Tensor, SparsityPattern, Tensor]:
+    """(factors, the pattern they were computed on, shift that was used); factors and shift with A's batch
+    axes."""
+    pattern = A.pattern if given is None else given
+    missing_diagonal(function, pattern, "A" if given is None else "the pattern")
+    values, batch = onto(A, pattern).values, A.batch_shape
+    used = as_shift(function, shift, values)
     unshifted = not isinstance(shift, Tensor) and shift == 0
     if on_breakdown == "shift":
         if torch.compiler.is_dynamo_compiling():
@@ -218,28 +258,4 @@ def _factors(function: str, A: CSR, shift: float | Tensor, on_breakdown: str) ->
         f = f.reshape(*batch, f.shape[-1])
     else:
         f = factor(values, pattern, function)
-    return f, used
-
-
-def _as_shift(function: str, shift: float | Tensor, values: Tensor) -> Tensor:
-    """`shift` for each matrix of the batch."""
-    if isinstance(shift, Tensor):
-        _check.same_kind(function, "shift", shift, values)
-        batch = values.shape[:-1]
-        if not broadcasts_to(shift.shape, batch):
-            raise ValueError(
-                f"{function}: shift must broadcast to the batch axes {tuple(batch)} of A, got shape "
-                f"{tuple(shift.shape)}"
-            )
-        if not torch.compiler.is_dynamo_compiling() and shift.is_cpu:
-            given = plain_values(shift)
-            if not (good := (given >= 0) & (given < float("inf"))).all():
-                raise ValueError(
-                    f"{function}: shift must be finite and not negative, got {float(given[~good][0])}"
-                )
-        return shift.expand(batch)
-    if isinstance(shift, bool) or not isinstance(shift, Real):  # NumPy's scalars too
-        raise TypeError(f"{function}: shift must be a number or a torch.Tensor, got {type(shift).__name__}")
-    if not 0 <= shift < float("inf"):
-        raise ValueError(f"{function}: shift must be finite and not negative, got {shift}")
-    return torch.full(values.shape[:-1], float(shift), dtype=values.dtype, device=values.device)
+    return f, pattern, used

@@ -16,7 +16,7 @@ from learnsolve import _check
 from learnsolve._plain import makes_plain_tensors
 from learnsolve.csr import CSR
 from learnsolve.ops._gather import permuted, place, take
-from learnsolve.ops._selection import Selection, handed_out, places, selected, trusted
+from learnsolve.ops._selection import Selection, find, handed_out, places, selected, trusted
 from learnsolve.pattern import SparsityPattern, as_numpy
 
 
@@ -181,23 +181,9 @@ def _plan_entries(P: SparsityPattern, rows: Any, columns: Any) -> tuple:
             f"A[...]: index arrays must broadcast, got shapes {rows.shape} and {columns.shape}; "
             "A[rows][:, columns] is the submatrix"
         ) from None
-    at = _find(P, rows.reshape(-1), columns.reshape(-1))
+    at = find(P, rows.reshape(-1), columns.reshape(-1))
     there = at >= 0
     found = at[there]
     repeats = places(P, at) if len(found) and np.bincount(found).max() > 1 else None
     where = None if there.all() else P._tensor(np.flatnonzero(there))
     return rows.shape, len(at), P._tensor(found), where, repeats
-
-
-def _find(P: SparsityPattern, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Places of the entries, -1 where there is none: all binary searches side by side."""
-    crow, col = as_numpy(P.crow_indices), as_numpy(P.col_indices)
-    low, high = crow[rows].astype(np.int64), crow[rows + 1].astype(np.int64)
-    end = high.copy()
-    while (open_ := low < high).any():
-        middle = (low + high) // 2
-        left = open_ & (col[np.where(open_, middle, 0)] < columns)
-        low, high = np.where(left, middle + 1, low), np.where(open_ & ~left, middle, high)
-    there = low < end
-    there[there] = col[low[there]] == columns[there]
-    return np.where(there, low, -1)

@@ -6,6 +6,7 @@ from learnsolve.preconditioners.approximate_inverse import ApproximateInverse, l
 from learnsolve.preconditioners.base import Learned, Preconditioner
 from learnsolve.preconditioners.block_jacobi import BlockJacobi
 from learnsolve.preconditioners.chebyshev import Chebyshev
+from learnsolve.preconditioners.fill_pattern import fill_pattern
 from learnsolve.preconditioners.incomplete import IC0, ILU0, MIC0
 from learnsolve.preconditioners.incomplete_factor import IncompleteFactor
 from learnsolve.preconditioners.jacobi import Jacobi
@@ -17,11 +18,14 @@ from learnsolve.preconditioners.schwarz import AdditiveSchwarz
 from learnsolve.preconditioners.sor import SOR
 from learnsolve.preconditioners.spai import SPAI
 from learnsolve.preconditioners.ssor import SSOR
+from learnsolve.preconditioners.threshold import ICT, ILUT
 
 __all__ = [
     "AMG",
     "IC0",
+    "ICT",
     "ILU0",
+    "ILUT",
     "MIC0",
     "SOR",
     "SPAI",
@@ -39,5 +43,6 @@ __all__ = [
     "Polynomial",
     "Preconditioner",
     "ScaledJacobi",
+    "fill_pattern",
     "lower_pattern",
 ]

@@ -24,7 +24,7 @@ def symmetry(function: str, A: CSR, given: bool | None) -> bool:
     if given is not None:
         _check.flag(function, "symmetric", given)
         return given
-    if not A.pattern._planned(_symmetric_pattern)[0]:
+    if not symmetric_pattern(A.pattern):
         return False
     if torch.compiler.is_dynamo_compiling():
         raise NotImplementedError(
@@ -43,6 +43,10 @@ def symmetry(function: str, A: CSR, given: bool | None) -> bool:
     if keeps:
         A._derived["symmetric"] = (values, state, answer)
     return answer
+
+
+def symmetric_pattern(P: SparsityPattern) -> bool:
+    return P._planned(_symmetric_pattern)[0]
 
 
 def alike(a: Tensor, b: Tensor, scale: Tensor) -> bool:

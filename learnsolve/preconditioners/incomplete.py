@@ -1,4 +1,4 @@
-"""Incomplete factors without fill: two triangular solves.
+"""Incomplete factors on a pattern, A's or a given one: two triangular solves.
 
 Source: Saad, "Iterative Methods for Sparse Linear Systems" (2003), section 10.3.
 """
@@ -10,17 +10,16 @@ from torch import Tensor
 from learnsolve.csr import CSR
 from learnsolve.ops.incomplete import IncompleteCholesky, ic0, ilu0, mic0
 from learnsolve.ops.sptrsv import sptrsv
-from learnsolve.preconditioners._symmetry import symmetry
+from learnsolve.pattern import SparsityPattern
+from learnsolve.preconditioners._symmetry import symmetric_pattern, symmetry
 from learnsolve.preconditioners.base import Preconditioner
 
 
-class _Cholesky(Preconditioner):
-    symmetric = True
-    _factorise: Callable[..., IncompleteCholesky]
+class Cholesky(Preconditioner):
+    """(L L^T)^-1 for a factor L that a subclass computes."""
 
-    def __init__(self, A: CSR, *, shift: float | Tensor = 0.0, on_breakdown: str = "raise"):
-        super().__init__(A, shift, finite=False)
-        self.L, self.shift = type(self)._factorise(A, shift=shift, on_breakdown=on_breakdown)
+    symmetric = True
+    L: CSR
 
     def _columns(self, R: Tensor) -> Tensor:
         return sptrsv(self.L, sptrsv(self.L, R), transpose=True)
@@ -29,12 +28,44 @@ class _Cholesky(Preconditioner):
         return "triangular", self.L.values, self.L.pattern
 
 
-class IC0(_Cholesky):
+class _WithoutFill(Cholesky):
+    _factorise: Callable[..., IncompleteCholesky]
+
+    def __init__(
+        self,
+        A: CSR,
+        *,
+        pattern: SparsityPattern | None = None,
+        shift: float | Tensor = 0.0,
+        on_breakdown: str = "raise",
+    ):
+        super().__init__(A, shift, finite=False)
+        factorise = type(self)._factorise
+        self.L, self.shift = factorise(A, pattern=pattern, shift=shift, on_breakdown=on_breakdown)
+
+
+class LU(Preconditioner):
+    """(L U)^-1 for factors that a subclass computes."""
+
+    L: CSR
+    U: CSR
+
+    def _columns(self, R: Tensor) -> Tensor:
+        return sptrsv(self.U, sptrsv(self.L, R, unit_diagonal=True), lower=False)
+
+    def _transposed(self, R: Tensor) -> Tensor:
+        return sptrsv(
+            self.L, sptrsv(self.U, R, lower=False, transpose=True), unit_diagonal=True, transpose=True
+        )
+
+
+class IC0(_WithoutFill):
     r"""Incomplete Cholesky without fill, :math:`M = (L L^T)^{-1}`: linear, symmetric, positive definite.
 
     Parameters
     ----------
     A : CSR, shape (n, n), values (..., nnz), taken to be symmetric: only its lower triangle is read
+    pattern : SparsityPattern whose lower triangle L has, instead of A's: ``fill_pattern(A, k)`` for IC(k)
     shift, on_breakdown : as for `ops.ic0`
 
     Attributes
@@ -70,7 +101,7 @@ class IC0(_Cholesky):
     _factorise = staticmethod(ic0)
 
 
-class MIC0(_Cholesky):
+class MIC0(_WithoutFill):
     r"""Modified incomplete Cholesky without fill: `IC0` that keeps A's row sums.
 
     For elliptic problems on fine grids: the condition number of M A is O(1/h), not O(1/h^2). A small `shift`
@@ -78,7 +109,7 @@ class MIC0(_Cholesky):
 
     Parameters
     ----------
-    A, shift, on_breakdown : as for `ops.mic0`
+    A, pattern, shift, on_breakdown : as for `ops.mic0`
 
     Attributes
     ----------
@@ -110,15 +141,16 @@ class MIC0(_Cholesky):
     _factorise = staticmethod(mic0)
 
 
-class ILU0(Preconditioner):
-    r"""Incomplete LU without fill, :math:`M = (L U)^{-1}`: linear, symmetric if A is.
+class ILU0(LU):
+    r"""Incomplete LU without fill, :math:`M = (L U)^{-1}`: linear, symmetric if A (and the pattern) is.
 
     Parameters
     ----------
     A : CSR, shape (n, n), values (..., nnz)
+    pattern : SparsityPattern of L + U, instead of A's: ``fill_pattern(A, k)`` for ILU(k)
     shift, on_breakdown : as for `ops.ilu0`
-    symmetric : bool, whether A is symmetric; if not given its numbers are compared, once for a matrix (not
-        under `torch.compile`)
+    symmetric : bool, whether A and the pattern are symmetric; if not given its numbers are compared, once for
+        a matrix (not under `torch.compile`)
 
     Attributes
     ----------
@@ -151,18 +183,13 @@ class ILU0(Preconditioner):
         self,
         A: CSR,
         *,
+        pattern: SparsityPattern | None = None,
         shift: float | Tensor = 0.0,
         on_breakdown: str = "raise",
         symmetric: bool | None = None,
     ):
         super().__init__(A, shift, finite=False)
-        self.L, self.U, self.shift = ilu0(A, shift=shift, on_breakdown=on_breakdown)
+        self.L, self.U, self.shift = ilu0(A, pattern=pattern, shift=shift, on_breakdown=on_breakdown)
+        if symmetric is None and pattern is not None and not symmetric_pattern(pattern):
+            symmetric = False
         self.symmetric = symmetry("ILU0", A, symmetric)
-
-    def _columns(self, R: Tensor) -> Tensor:
-        return sptrsv(self.U, sptrsv(self.L, R, unit_diagonal=True), lower=False)
-
-    def _transposed(self, R: Tensor) -> Tensor:
-        return sptrsv(
-            self.L, sptrsv(self.U, R, lower=False, transpose=True), unit_diagonal=True, transpose=True
-        )

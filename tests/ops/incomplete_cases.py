@@ -110,3 +110,13 @@ def small(index: torch.dtype = torch.int64) -> ls.SparsityPattern:
     for i, j in ((2, 0), (3, 0), (3, 1), (4, 1), (4, 2), (4, 3), (0, 2), (0, 3), (1, 4), (2, 3), (2, 4)):
         D[i, j] = 1
     return pattern_of(scipy.sparse.csr_array(D), index)
+
+
+def other(index: torch.dtype = torch.int64) -> ls.SparsityPattern:
+    """For `small`: with fill, (4, 0) and (3, 4) and more, and without its entries (3, 1) and (2, 4)."""
+    D = np.eye(5)
+    for i, j in ((2, 0), (3, 0), (4, 1), (4, 2), (4, 3), (0, 2), (0, 3), (1, 4), (2, 3)):
+        D[i, j] = 1
+    for i, j in ((4, 0), (3, 2), (1, 0), (3, 4), (0, 4), (2, 1)):
+        D[i, j] = 1
+    return pattern_of(scipy.sparse.csr_array(D), index)

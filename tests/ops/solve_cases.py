@@ -76,6 +76,21 @@ def incomplete(kind: str, batch: tuple[int, ...]) -> Case:
     )
 
 
+OTHER = incomplete_cases.other()
+
+
+def on_a_pattern(kind: str) -> Case:
+    """With fill, and without some entries of A."""
+    return Case(
+        f"{kind} on a pattern",
+        lambda P, v: incomplete_cases.library(kind, P, v, pattern=OTHER.to(P.device)),
+        lambda P, v: incomplete_cases.loops(kind, OTHER, on_pattern(OTHER, densify(P, v))),
+        pattern=incomplete_cases.small,
+        make=lambda P, seed: [incomplete_cases.dominant(P, seed=seed)],
+        tolerance=1e-11,
+    )
+
+
 FORMS = {  # batch axes of the values, shape of x for n = 5
     "vector": ((), (5,)),
     "one column": ((), (5, 1)),
@@ -135,6 +150,7 @@ def dense_local_solve(P: ls.SparsityPattern, half: Tensor, g: Tensor) -> Tensor:
 
 CASES += [
     *(incomplete(kind, batch) for kind in incomplete_cases.KINDS for batch in ((), (2,))),
+    *(on_a_pattern(kind) for kind in incomplete_cases.KINDS),
     *(quadratic_form(shape) for shape in FORMS),
     *(inverse_diagonal(batch) for batch in ((), (2,))),
     Case(

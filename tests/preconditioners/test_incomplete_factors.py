@@ -115,5 +115,7 @@ def test_symmetry_can_be_told():
     assert P.ILU0(A, symmetric=True).symmetric
     assert P.ILU0(spd()).symmetric
     assert not P.ILU0(spd(), symmetric=False).symmetric
+    assert P.ILU0(spd(), pattern=P.fill_pattern(spd(), 1)).symmetric
+    assert not P.ILU0(spd(), pattern=spd().triu().pattern).symmetric
     with pytest.raises(TypeError, match="ILU0: symmetric must be True or False, got 1"):
         P.ILU0(A, symmetric=1)

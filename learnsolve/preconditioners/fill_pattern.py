@@ -1,0 +1,63 @@
+"""The pattern of incomplete factors by levels of fill.
+
+Source: Saad, "Iterative Methods for Sparse Linear Systems" (2003), section 10.3.3.
+"""
+
+from learnsolve import _analysis, _check
+from learnsolve.csr import CSR
+from learnsolve.ops._selection import trusted
+from learnsolve.pattern import SparsityPattern, as_numpy
+
+
+def fill_pattern(A: CSR | SparsityPattern, level: int = 1) -> SparsityPattern:
+    r"""The pattern of ILU(k) and IC(k), k = `level`: the entries (i, j) with :math:`\mathrm{lev}_{ij} \le k`.
+
+    The level of an entry of A, and of the diagonal, is 0; that of fill is
+    :math:`\mathrm{lev}_{ij} = \min_{k < \min(i, j)} (\mathrm{lev}_{ik} + \mathrm{lev}_{kj} + 1)`. So level 0
+    is A's pattern, and level n that of L and U without dropping. For `IC0`, `MIC0`, `ILU0` and the operations
+    behind them, as ``pattern=``; IC(k) takes its lower triangle. For a matrix that only has one triangle,
+    take the pattern of ``A + A.T``: one triangle has no fill.
+
+    Parameters
+    ----------
+    A : CSR or SparsityPattern, shape (n, n)
+    level : int, not negative
+
+    Returns
+    -------
+    SparsityPattern
+        with its diagonal, the same object in every call. A's own where nothing is added.
+
+    Raises
+    ------
+    ValueError
+        if A is not square, or `level` is negative.
+
+    Notes
+    -----
+    Cost: once for a pattern and a level, as many steps as the elimination on the result has products, on one
+    thread; 8 bytes for each of its entries, 16 meanwhile.
+
+    References
+    ----------
+    Y. Saad, "Iterative Methods for Sparse Linear Systems", 2nd edition, SIAM, 2003, section 10.3.3
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A, b = ls.problems.poisson((50, 50)), torch.ones(2500, dtype=torch.float64)
+    >>> P, cg = ls.preconditioners, ls.solvers.cg
+    >>> [cg(A, b, M=P.IC0(A, pattern=P.fill_pattern(A, k))).iterations for k in (0, 1, 2)]
+    [28, 20, 17]
+    """
+    P = A.pattern if isinstance(A, CSR) else A
+    if not isinstance(P, SparsityPattern):
+        raise TypeError(f"fill_pattern: A must be a CSR or a SparsityPattern, got {type(A).__name__}")
+    _check.square("fill_pattern", "A", P.shape)
+    level = min(_check.integer("fill_pattern", "level", level, 0), P.shape[0])
+    return P._planned(_plan_fill, level)[0] or P
+
+
+def _plan_fill(P: SparsityPattern, level: int) -> tuple[SparsityPattern | None]:
+    crow, col = _analysis.level_fill(as_numpy(P.crow_indices), as_numpy(P.col_indices), level)
+    return (None if len(col) == P.nnz else trusted(P, crow, col, P.shape),)
