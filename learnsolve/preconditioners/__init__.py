@@ -6,10 +6,13 @@ from learnsolve.preconditioners.approximate_inverse import ApproximateInverse, l
 from learnsolve.preconditioners.base import Learned, Preconditioner
 from learnsolve.preconditioners.block_jacobi import BlockJacobi
 from learnsolve.preconditioners.chebyshev import Chebyshev
+from learnsolve.preconditioners.diagonal import Diagonal
+from learnsolve.preconditioners.factored import Factored
 from learnsolve.preconditioners.incomplete import IC0, ILU0, MIC0
 from learnsolve.preconditioners.incomplete_factor import IncompleteFactor
 from learnsolve.preconditioners.jacobi import Jacobi
 from learnsolve.preconditioners.learned_amg import LearnedAMG
+from learnsolve.preconditioners.matrix_polynomial import MatrixPolynomial
 from learnsolve.preconditioners.neumann import Neumann
 from learnsolve.preconditioners.polynomial import Polynomial
 from learnsolve.preconditioners.scaled_jacobi import ScaledJacobi
@@ -30,11 +33,14 @@ __all__ = [
     "ApproximateInverse",
     "BlockJacobi",
     "Chebyshev",
+    "Diagonal",
+    "Factored",
     "Hierarchy",
     "IncompleteFactor",
     "Jacobi",
     "Learned",
     "LearnedAMG",
+    "MatrixPolynomial",
     "Neumann",
     "Polynomial",
     "Preconditioner",

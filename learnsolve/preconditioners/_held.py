@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from learnsolve import _check
+from learnsolve.csr import CSR
 from learnsolve.pattern import SparsityPattern
+from learnsolve.preconditioners.base import Learned, check_finite
 
 POSITIVE = ("exp", "softplus")
 
@@ -36,6 +38,24 @@ def check_start(function: str, name: str, value: Tensor, instead: str) -> None:
     if not bool(value.isfinite().all()):
         raise ValueError(
             f"{function}: {name} must be finite, got infinities or NaNs; find out where they come from"
+        )
+
+
+def check_constant(function: str, A: CSR, instead: str) -> None:
+    """What a module computes from A is a buffer or a parameter, without the graph of A's values."""
+    _check.matrix(function, "A", A)
+    _check.dtype(function, "A.values", A.values)
+    _check.start(function, "A.values", A.values, instead)
+    check_finite(function, A)
+
+
+def one_kind(M: Learned, parameter: Tensor, kept: Tensor) -> None:
+    """``M.on(B)`` shares the parameter, so converting one module converts half of the other."""
+    if parameter.dtype != kept.dtype or parameter.device != kept.device:
+        raise TypeError(
+            f"{type(M).__name__}: its parameter is {parameter.dtype} on {parameter.device}, what it keeps of "
+            f"the matrix {kept.dtype} on {kept.device}: a module that shares the parameter was converted; "
+            "convert this one as well"
         )
 
 

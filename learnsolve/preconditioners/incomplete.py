@@ -9,24 +9,17 @@ from torch import Tensor
 
 from learnsolve.csr import CSR
 from learnsolve.ops.incomplete import IncompleteCholesky, ic0, ilu0, mic0
-from learnsolve.ops.sptrsv import sptrsv
 from learnsolve.preconditioners._symmetry import symmetry
 from learnsolve.preconditioners.base import Preconditioner
+from learnsolve.preconditioners.factored import Factored
 
 
-class _Cholesky(Preconditioner):
-    symmetric = True
+class _Cholesky(Factored):
     _factorise: Callable[..., IncompleteCholesky]
 
     def __init__(self, A: CSR, *, shift: float | Tensor = 0.0, on_breakdown: str = "raise"):
-        super().__init__(A, shift, finite=False)
+        Preconditioner.__init__(self, A, shift, finite=False)
         self.L, self.shift = type(self)._factorise(A, shift=shift, on_breakdown=on_breakdown)
-
-    def _columns(self, R: Tensor) -> Tensor:
-        return sptrsv(self.L, sptrsv(self.L, R), transpose=True)
-
-    def pcg_form(self) -> tuple[str, Tensor, object]:
-        return "triangular", self.L.values, self.L.pattern
 
 
 class IC0(_Cholesky):
@@ -110,7 +103,7 @@ class MIC0(_Cholesky):
     _factorise = staticmethod(mic0)
 
 
-class ILU0(Preconditioner):
+class ILU0(Factored):
     r"""Incomplete LU without fill, :math:`M = (L U)^{-1}`: linear, symmetric if A is.
 
     Parameters
@@ -155,14 +148,6 @@ class ILU0(Preconditioner):
         on_breakdown: str = "raise",
         symmetric: bool | None = None,
     ):
-        super().__init__(A, shift, finite=False)
+        Preconditioner.__init__(self, A, shift, finite=False)
         self.L, self.U, self.shift = ilu0(A, shift=shift, on_breakdown=on_breakdown)
         self.symmetric = symmetry("ILU0", A, symmetric)
-
-    def _columns(self, R: Tensor) -> Tensor:
-        return sptrsv(self.U, sptrsv(self.L, R, unit_diagonal=True), lower=False)
-
-    def _transposed(self, R: Tensor) -> Tensor:
-        return sptrsv(
-            self.L, sptrsv(self.U, R, lower=False, transpose=True), unit_diagonal=True, transpose=True
-        )

@@ -11,7 +11,7 @@ from torch import Tensor
 from learnsolve.csr import CSR
 from learnsolve.ops.richardson import richardson_sweeps
 from learnsolve.preconditioners._polynomial import Apply, PolynomialPreconditioner
-from learnsolve.preconditioners.jacobi import Jacobi
+from learnsolve.preconditioners.diagonal import Diagonal
 
 
 class Neumann(PolynomialPreconditioner):
@@ -74,10 +74,10 @@ class Neumann(PolynomialPreconditioner):
         return x
 
     def _columns(self, R: Tensor) -> Tensor:
-        if self.batch_shape or not isinstance(self.M, Jacobi):
+        if self.batch_shape or not isinstance(self.M, Diagonal):
             return super()._columns(R)
         B = R.reshape(R.shape[:-2].numel(), *R.shape[-2:]) if R.dim() > 3 else R
-        scale = self._weight * self.M.inverse
+        scale = self._weight * self.M.d
         x, _ = richardson_sweeps(
             self.A.values, scale, B, torch.zeros_like(B), self.A.pattern, self.degree + 1
         )
