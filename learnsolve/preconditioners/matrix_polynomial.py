@@ -16,9 +16,9 @@ from learnsolve.preconditioners.base import readable
 
 
 class MatrixPolynomial(PolynomialPreconditioner):
-    r"""The polynomial of given coefficients, :math:`M_p = \sum_k c_k\, B_k(M A)\, M`, which may carry a graph.
+    r"""The polynomial of given coefficients, :math:`M_p = \sum_k c_k\, B_k(M A)\, M`.
 
-    What a network predicts. Linear; symmetric if A and M are.
+    The coefficients may carry a graph: what a network predicts. Linear; symmetric if A and M are.
 
     Parameters
     ----------
