@@ -108,10 +108,11 @@ def test_forward_mode_and_vmap():
 
 @pytest.mark.usefixtures("fresh_compiler")
 def test_torch_compile():
-    values = [v.clone().requires_grad_() for _, v in CALLS.values()]
+    calls = [CALLS[name] for name in ("solve", "product", "polynomial")]
+    values = [v.clone().requires_grad_() for _, v in calls]
 
     def loss(*values):
-        return sum(f(v).square().sum() for (f, _), v in zip(CALLS.values(), values, strict=True))
+        return sum(f(v).square().sum() for (f, _), v in zip(calls, values, strict=True))
 
     compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
     found, wanted = (torch.autograd.grad(f(*values), values) for f in (compiled, loss))
