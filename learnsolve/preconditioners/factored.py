@@ -115,13 +115,13 @@ class Factored(Preconditioner):
             _check_divisors(name, key, T)
 
     def _add(self, name: str, shift: float | Tensor) -> None:
+        values = self.L.values.expand(*self.batch_shape, -1)
+        self.shift = in_open_interval(name, "shift", shift, values, math.inf, "be positive and finite")
         if self.form != "product":
             raise ValueError(
                 f'{name}: shift is for form="product", M = L L^T + shift I; for form="solve" leave it out '
                 "and shift the matrix that is factorised (ops.ic0 has shift=)"
             )
-        values = self.L.values.expand(*self.batch_shape, -1)
-        self.shift = in_open_interval(name, "shift", shift, values, math.inf, "be positive and finite")
         if isinstance(shift, Tensor):
             self.made_of += (shift,)
 

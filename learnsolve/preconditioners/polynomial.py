@@ -98,7 +98,7 @@ class Polynomial(HoldsPattern, Holder):
         self._hold(A.pattern, persistent=False)
         self.register_buffer("values", A.values.detach().clone(), persistent=False)
         self.register_buffer("inverse", inverse, persistent=False)
-        self.register_buffer("interval", None if interval is None else as_interval(name, interval, A.values))
+        self.register_buffer("interval", None if interval is None else _interval(name, interval, A.values))
         self.shape, self.batch_shape = A.shape, A.batch_shape
 
     @classmethod
@@ -132,7 +132,7 @@ class Polynomial(HoldsPattern, Holder):
                 rows = sum(absolute(A), 1) * inverse_diagonal(A).abs()
             top = float(rows.max()) if rows.numel() else 1.0
             interval = (top / 30, top)
-        lo, hi = as_interval(name, interval, A.values).tolist()
+        lo, hi = _interval(name, interval, A.values).tolist()
         if lo <= 0:
             raise ValueError(f"{name}: interval must be positive, got {interval}")
         return cls(A, _chebyshev_coefficients(degree, lo, hi), interval=(lo, hi), symmetric=symmetric)
@@ -158,6 +158,12 @@ class Polynomial(HoldsPattern, Holder):
     def extra_repr(self) -> str:
         basis = "powers" if self.interval is None else f"Chebyshev on {self.interval.tolist()}"
         return f"shape={self.shape}, degree={len(self.coefficients) - 1}, basis={basis}"
+
+
+def _interval(function: str, given: Sequence[float] | Tensor, like: Tensor) -> Tensor:
+    ends = as_interval(function, given, like)
+    check_start(function, "interval", ends, _INSTEAD)
+    return ends
 
 
 def _chebyshev_coefficients(degree: int, lo: float, hi: float) -> list[float]:
