@@ -53,7 +53,7 @@ class Diagonal(Preconditioner):
                 f"{name}: d must be finite, got {d[tuple(at)].item()} in row {at[-1]}; find out where it "
                 "comes from"
             )
-        self.d, self.shape, self.batch_shape = d, (d.shape[-1],) * 2, d.shape[:-1]
+        self.d, self.shape, self.batch_shape = d, (d.shape[-1], d.shape[-1]), d.shape[:-1]
         self.made_of = (d,)
 
     def _columns(self, R: Tensor) -> Tensor:

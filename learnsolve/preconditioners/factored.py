@@ -88,7 +88,7 @@ class Factored(Preconditioner):
         _check.dtype(name, "L.values", L.values)
         check_finite(name, L, "L")
         self.L, self.U, self.form, self.symmetric = L, U, form, U is None
-        self.shape, self.batch_shape, self.made_of = (L.shape[0],) * 2, L.batch_shape, (L.values,)
+        self.shape, self.batch_shape, self.made_of = (L.shape[0], L.shape[0]), L.batch_shape, (L.values,)
         if U is not None:
             _check.matrix(name, "U", U)
             fit(name, L, U, "L", "U")
@@ -104,15 +104,16 @@ class Factored(Preconditioner):
 
     def _check_solvable(self, name: str) -> None:
         L, U = self.L, self.U
-        for key, T, lower in (("L", L, True), *((("U", U, False),) if U is not None else ())):
-            _check.square(name, key, T.shape)
-            check_triangular(name, key, T, lower)
-            if lower and U is not None:
-                if readable(T.values):
-                    check_ones(name, T)
-                continue
-            check_has_diagonal(name, key, T)
-            _check_divisors(name, key, T)
+        _check.square(name, "L", L.shape)
+        check_triangular(name, "L", L, lower=True)
+        divisor = ("L", L)
+        if U is not None:
+            check_triangular(name, "U", U, lower=False)
+            if readable(L.values):
+                check_ones(name, L)
+            divisor = ("U", U)
+        check_has_diagonal(name, *divisor)
+        _check_divisors(name, *divisor)
 
     def _add(self, name: str, shift: float | Tensor) -> None:
         values = self.L.values.expand(*self.batch_shape, -1)
@@ -189,11 +190,11 @@ def _check_divisors(function: str, name: str, T: CSR) -> None:
     d = T.values.detach().index_select(-1, T.pattern.diagonal_positions)
     bad = d.reciprocal().isinf().nonzero()
     if len(bad):
-        at = tuple(bad[0].tolist())
-        which = f" of matrix {at[0] if len(at) == 2 else at[:-1]} of the batch" if len(at) > 1 else ""
+        at: list[int] = bad[0].tolist()
+        which = f" of matrix {at[0] if len(at) == 2 else tuple(at[:-1])} of the batch" if len(at) > 1 else ""
         raise ValueError(
             f"{function}: {name} is divided by, so its diagonal must not have zeros, or numbers whose "
-            f"reciprocal overflows, row {at[-1]}{which} has {d[at].item():.6g}; shift it"
+            f"reciprocal overflows, row {at[-1]}{which} has {d[tuple(at)].item():.6g}; shift it"
         )
 
 
