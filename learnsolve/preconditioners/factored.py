@@ -17,8 +17,10 @@ from learnsolve import _check
 from learnsolve.csr import CSR
 from learnsolve.ops._operands import fit, in_open_interval
 from learnsolve.ops._triangular import _mask
+from learnsolve.ops.diagonals import diag
 from learnsolve.ops.spmm import spmm
 from learnsolve.ops.sptrsv import sptrsv
+from learnsolve.ops.stack import hstack
 from learnsolve.ops.structure import diagonal
 from learnsolve.preconditioners.base import Preconditioner, check_finite, readable
 
@@ -60,8 +62,8 @@ class Factored(Preconditioner):
     Gradient: exact, for the values of L and U, a shift that is a Tensor, and r, to any order. Nothing is
     copied; for factors that are parameters themselves there are `IncompleteFactor` and `ApproximateInverse`.
 
-    Cost: two triangular solves or two products, 2 nnz flops each for a column of r. `cg` runs (L L^T)^-1 and
-    a square L L^T without shift in its compiled loop.
+    Cost: two triangular solves or two products, 2 nnz flops each for a column of r. Without U, `cg` runs it
+    in its compiled loop, L L^T + s I as the product of [L, sqrt(s) I] with its transpose.
 
     Examples
     --------
@@ -156,9 +158,15 @@ class Factored(Preconditioner):
             return None
         if self.form == "solve":
             return "triangular", self.L.values, self.L.pattern
-        if isinstance(self.shift, Tensor) or self.shift or self.L.shape[0] != self.L.shape[1]:
-            return None
-        return "product", self.L.values, self.L.pattern
+        G = self._square_root() if isinstance(self.shift, Tensor) or self.shift else self.L
+        return "product", G.values, G.pattern
+
+    def _square_root(self) -> CSR:
+        """G = [L, sqrt(s) I], for which G G^T = L L^T + s I."""
+        L = self.L
+        s = torch.as_tensor(self.shift, dtype=L.dtype, device=L.device).sqrt()
+        ones = torch.ones(L.shape[0], dtype=L.dtype, device=L.device)
+        return hstack((L, diag(s.unsqueeze(-1) * ones)))
 
     def __repr__(self) -> str:
         U = "" if self.U is None else f", U={self.U!r}"

@@ -154,6 +154,8 @@ def test_compiled_forms():
     kinds = [
         (P.Factored(L), "triangular"),
         (P.Factored(L, form="product"), "product"),
+        (P.Factored(L, form="product", shift=0.3), "product"),
+        (P.Factored(L[:, :5], form="product", shift=torch.tensor(0.3).double()), "product"),
         (P.Diagonal(A.diagonal()), "diagonal"),
     ]
     assert [M.pcg_form()[0] for M, _ in kinds] == [kind for _, kind in kinds]
