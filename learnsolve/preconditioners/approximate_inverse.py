@@ -16,8 +16,7 @@ from learnsolve.csr import CSR
 from learnsolve.ops._local_solve import NotPositive, local_solve
 from learnsolve.ops._selection import trusted
 from learnsolve.pattern import SparsityPattern, as_numpy
-from learnsolve.preconditioners._held import HoldsPattern, check_constant, check_start, parameter
-from learnsolve.preconditioners.base import Holder
+from learnsolve.preconditioners._held import Holder, HoldsPattern, check_constant, check_start, parameter
 from learnsolve.preconditioners.factored import Factored
 
 _INSTEAD = 'use preconditioners.Factored(L, form="product"), which keeps the graph of L.values'

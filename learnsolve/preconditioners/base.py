@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import scipy.sparse.linalg
 import torch
@@ -29,8 +29,6 @@ from learnsolve import _check
 from learnsolve._unchanged import Unchanged
 from learnsolve.csr import CSR
 from learnsolve.ops._linear_operator import HostOperator
-
-M_ = TypeVar("M_", bound="Preconditioner")
 
 
 class Preconditioner:
@@ -204,29 +202,6 @@ class Learned(torch.nn.Module, Preconditioner):
     @made_of.setter
     def made_of(self, tensors: Iterable[Tensor]) -> None:
         self._others = tuple(tensors)
-
-
-class Holder(Learned):
-    """Holds the parameters of a preconditioner that may carry a graph, `current()`, and applies that."""
-
-    def current(self) -> Preconditioner:
-        """The preconditioner of the parameters as they are, with their graph."""
-        raise NotImplementedError(f"{type(self).__name__} must define current")
-
-    def _with(self, kind: type[M_], **attributes: Any) -> M_:
-        """Of this kind, of attributes that this module has checked."""
-        return kind._trusted(
-            shape=self.shape, batch_shape=self.batch_shape, made_of=self.made_of, **attributes
-        )
-
-    def _columns(self, R: Tensor) -> Tensor:
-        return self.current()._columns(R)
-
-    def _transposed(self, R: Tensor) -> Tensor:
-        return self.current()._transposed(R)
-
-    def pcg_form(self) -> tuple[str, Tensor, Any] | None:
-        return self.current().pcg_form()
 
 
 def readable(v: Tensor) -> bool:

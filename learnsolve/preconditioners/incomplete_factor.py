@@ -13,8 +13,7 @@ from learnsolve import _check
 from learnsolve.csr import CSR
 from learnsolve.ops.incomplete import IncompleteLU, ic0, ilu0, mic0
 from learnsolve.preconditioners._factor import TriangularFactor, assign
-from learnsolve.preconditioners._held import check_constant
-from learnsolve.preconditioners.base import Holder
+from learnsolve.preconditioners._held import Holder, check_constant
 from learnsolve.preconditioners.factored import Factored, check_ones
 
 _METHODS = {"ic0": ic0, "mic0": mic0, "ilu0": ilu0}

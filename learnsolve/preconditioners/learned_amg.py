@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from learnsolve import _check
+from learnsolve.preconditioners._held import Holder
 from learnsolve.preconditioners.amg import AMG
-from learnsolve.preconditioners.base import Holder, Preconditioner
+from learnsolve.preconditioners.base import Preconditioner
 
 LEARN = ("prolongation", "smoother")
 INSTEAD = "leave it out of `learn`, or use the AMG, which is differentiable with respect to it"

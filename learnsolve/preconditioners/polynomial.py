@@ -16,9 +16,15 @@ from learnsolve import _check
 from learnsolve.csr import CSR
 from learnsolve.ops.arithmetic import absolute
 from learnsolve.ops.structure import inverse_diagonal, sum
-from learnsolve.preconditioners._held import HoldsPattern, check_constant, check_start, one_kind, parameter
+from learnsolve.preconditioners._held import (
+    Holder,
+    HoldsPattern,
+    check_constant,
+    check_start,
+    one_kind,
+    parameter,
+)
 from learnsolve.preconditioners._symmetry import symmetry
-from learnsolve.preconditioners.base import Holder
 from learnsolve.preconditioners.diagonal import Diagonal
 from learnsolve.preconditioners.matrix_polynomial import MatrixPolynomial, as_coefficients, as_interval
 

@@ -14,6 +14,7 @@ from learnsolve.csr import CSR
 from learnsolve.ops.structure import inverse_diagonal
 from learnsolve.preconditioners._held import (
     POSITIVE,
+    Holder,
     check_constant,
     check_start,
     one_kind,
@@ -21,7 +22,6 @@ from learnsolve.preconditioners._held import (
     positive,
     raw,
 )
-from learnsolve.preconditioners.base import Holder
 from learnsolve.preconditioners.diagonal import Diagonal
 
 _INSTEAD = "use preconditioners.Diagonal(weight / ops.diagonal(A)), which keeps the graph"
