@@ -124,6 +124,7 @@ def test_values_against_dense_algebra():
     D, LD, UD = L.to_dense(), LOWER.to_dense(), U.to_dense()
     one = torch.eye(20, dtype=torch.float64)
     shift = torch.tensor(0.7, dtype=torch.float64)
+    T = (A.to_dense() - 5 * one) / 4  # of [1, 9] onto [-1, 1]
     pairs = [
         (P.Factored(L), torch.linalg.inv(D @ D.T)),
         (P.Factored(LOWER, U), torch.linalg.inv(LD @ UD)),
@@ -131,6 +132,10 @@ def test_values_against_dense_algebra():
         (P.Factored(L[:, :5], form="product", shift=shift), D[:, :5] @ D[:, :5].T + 0.7 * one),
         (P.Factored(LOWER, U, form="product"), LD @ UD),
         (P.MatrixPolynomial(A, [2.0, -0.5], M=None), 2 * one - 0.5 * A.to_dense()),
+        (
+            P.MatrixPolynomial(A, [2.0, -0.5, 0.3], M=None, interval=(1.0, 9.0)),
+            1.7 * one - 0.5 * T + 0.6 * T @ T,
+        ),
     ]
     for M, wanted in pairs:
         assert torch.allclose(dense(M), wanted, rtol=1e-12, atol=1e-12), M
@@ -148,6 +153,21 @@ def test_modules_hold_the_parameters_of_one_that_carries_a_graph(case):
     assert torch.equal(now.T(r), M.T(r))
     grads = torch.autograd.grad(now(r).square().sum(), list(M.parameters()))
     assert all(g.abs().sum() > 0 for g in grads)
+
+
+def test_made_of_all_that_may_require_grad():
+    learns = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
+    for M in (
+        P.Factored(with_values(L, learns.expand(2))),
+        P.Factored(LOWER, with_values(U, learns.expand(2))),
+        P.Factored(L, form="product", shift=learns),
+        P.Diagonal(learns.expand(20)),
+        P.MatrixPolynomial(A, learns.expand(2)),
+        P.MatrixPolynomial(A, [1.0], interval=(learns, 2.0)),
+        P.MatrixPolynomial(A, [1.0], M=P.Diagonal(learns.expand(20))),
+        P.MatrixPolynomial(with_values(A, learns.expand(2)), [1.0], M=None),
+    ):
+        assert any(t.requires_grad for t in M.made_of), M
 
 
 def test_compiled_forms():
