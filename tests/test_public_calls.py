@@ -34,6 +34,7 @@ GIVEN = {
     "n": lambda: 16,
     "degree": lambda: 2,
     "b": lambda: torch.ones(16, dtype=F64),
+    "d": lambda: torch.ones(16, dtype=F64),
     "alpha": lambda: 0.2,
     "beta": lambda: 0.3,
     "shape": lambda: (4, 4),

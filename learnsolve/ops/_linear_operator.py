@@ -12,18 +12,18 @@ from learnsolve.ops._product import product
 
 
 class HostOperator(scipy.sparse.linalg.LinearOperator):
-    """`apply(of, X, transpose)` for NumPy arrays, on the host, without gradient. `of` has a shape, a dtype
-    and a device; later changes of its values are seen."""
+    """`apply(of, X, transpose)` for NumPy arrays, on the host, without gradient. `of` has a shape; it, or
+    `like`, a dtype and a device; later changes of its values are seen."""
 
-    def __init__(self, of: Any, apply: Callable[[Any, Tensor, bool], Tensor]):
-        self.of, self.apply = of, apply
-        super().__init__(dtype=np.dtype(str(of.dtype).removeprefix("torch.")), shape=of.shape)
+    def __init__(self, of: Any, apply: Callable[[Any, Tensor, bool], Tensor], like: Tensor | None = None):
+        self.of, self.apply, self.like = of, apply, of if like is None else like
+        super().__init__(dtype=np.dtype(str(self.like.dtype).removeprefix("torch.")), shape=of.shape)
 
     def _multiply(self, x: np.ndarray, transpose: bool) -> np.ndarray:
         if np.iscomplexobj(x):
             return self._multiply(np.real(x), transpose) + 1j * self._multiply(np.imag(x), transpose)
         # A copy: torch does not take read-only arrays, or negative strides.
-        vectors = torch.from_numpy(np.array(x, dtype=self.dtype)).to(self.of.device)
+        vectors = torch.from_numpy(np.array(x, dtype=self.dtype)).to(self.like.device)
         with torch.no_grad():
             return self.apply(self.of, vectors, transpose).cpu().numpy()
 

@@ -6,11 +6,14 @@ from learnsolve.preconditioners.approximate_inverse import ApproximateInverse, l
 from learnsolve.preconditioners.base import Learned, Preconditioner
 from learnsolve.preconditioners.block_jacobi import BlockJacobi
 from learnsolve.preconditioners.chebyshev import Chebyshev
+from learnsolve.preconditioners.diagonal import Diagonal
+from learnsolve.preconditioners.factored import Factored
 from learnsolve.preconditioners.fill_pattern import fill_pattern
 from learnsolve.preconditioners.incomplete import IC0, ILU0, MIC0
 from learnsolve.preconditioners.incomplete_factor import IncompleteFactor
 from learnsolve.preconditioners.jacobi import Jacobi
 from learnsolve.preconditioners.learned_amg import LearnedAMG
+from learnsolve.preconditioners.matrix_polynomial import MatrixPolynomial
 from learnsolve.preconditioners.neumann import Neumann
 from learnsolve.preconditioners.polynomial import Polynomial
 from learnsolve.preconditioners.scaled_jacobi import ScaledJacobi
@@ -34,11 +37,14 @@ __all__ = [
     "ApproximateInverse",
     "BlockJacobi",
     "Chebyshev",
+    "Diagonal",
+    "Factored",
     "Hierarchy",
     "IncompleteFactor",
     "Jacobi",
     "Learned",
     "LearnedAMG",
+    "MatrixPolynomial",
     "Neumann",
     "Polynomial",
     "Preconditioner",

@@ -22,6 +22,7 @@ from learnsolve.preconditioners._held import (
     positive,
     raw,
 )
+from learnsolve.preconditioners.factored import check_has_diagonal, check_triangular
 
 
 class Parts(NamedTuple):
@@ -51,6 +52,7 @@ class TriangularFactor(HoldsPattern):
     """
 
     sign: Tensor
+    instead = "use preconditioners.Factored, which keeps the graph of its factors"
 
     def __init__(
         self,
@@ -83,23 +85,12 @@ class TriangularFactor(HoldsPattern):
 
     def _part_that_is_read(self, L: CSR) -> CSR:
         function, name = self.function, self.name
-        instead = "call ops.sptrsv, which differentiates with respect to it (M may be a function of r)"
-        check_start(function, f"{name}.values", L.values, instead)
-        side, triangle = ("lower", tril) if self.lower else ("upper", triu)
+        check_start(function, f"{name}.values", L.values, self.instead)
         _check.square(function, name, L.shape)
-        if triangle(L).nnz != L.nnz:
-            raise ValueError(
-                f"{function}: {name} must be {side} triangular, but {L.nnz - triangle(L).nnz} of its "
-                f"{L.nnz} entries lie in the other triangle; take ops.{triangle.__name__}({name})"
-            )
+        check_triangular(function, name, L, self.lower)
         if self.unit_diagonal:
-            return triangle(L, -1 if self.lower else 1)
-        row = L.pattern._missing_diagonal
-        if row >= 0:
-            raise ValueError(
-                f"{function}: {name} must have an entry on its diagonal in every row, row {row} has none; "
-                "add it"
-            )
+            return tril(L, -1) if self.lower else triu(L, 1)
+        check_has_diagonal(function, name, L)
         return L
 
     def _split(self, L: CSR) -> tuple[Tensor, Tensor, Tensor]:

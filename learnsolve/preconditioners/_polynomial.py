@@ -15,6 +15,7 @@ from learnsolve.ops._product import product
 from learnsolve.ops.richardson import richardson_sweeps
 from learnsolve.preconditioners._symmetry import symmetry
 from learnsolve.preconditioners.base import Preconditioner
+from learnsolve.preconditioners.diagonal import Diagonal
 from learnsolve.preconditioners.jacobi import Jacobi
 
 Apply = Callable[[Tensor], Tensor]
@@ -75,9 +76,9 @@ class PolynomialPreconditioner(Preconditioner):
 
     def _inverse_diagonal(self) -> Tensor | None:
         """M as a diagonal, where one compiled operation does all steps (ops/richardson.py); else None."""
-        if self.batch_shape or not (self.M is None or isinstance(self.M, Jacobi)):
+        if self.batch_shape or not (self.M is None or isinstance(self.M, Diagonal)):
             return None
-        return torch.ones_like(self.A.values[:1]).expand(self.shape[0]) if self.M is None else self.M.inverse
+        return torch.ones_like(self.A.values[:1]).expand(self.shape[0]) if self.M is None else self.M.d
 
     def _swept(
         self, scale: Tensor, R: Tensor, start: Tensor, steps: int, momentum: Tensor | None = None

@@ -10,20 +10,19 @@ from __future__ import annotations
 import numpy as np
 import scipy.sparse
 import torch
-from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.csr import CSR
 from learnsolve.ops._local_solve import NotPositive, local_solve
 from learnsolve.ops._selection import trusted
-from learnsolve.ops.spmm import spmm
 from learnsolve.pattern import SparsityPattern, as_numpy
-from learnsolve.preconditioners._held import HoldsPattern, check_start, parameter
-from learnsolve.preconditioners.base import Learned
-from learnsolve.preconditioners.scaled_jacobi import constant
+from learnsolve.preconditioners._held import Holder, HoldsPattern, check_constant, check_start, parameter
+from learnsolve.preconditioners.factored import Factored
+
+_INSTEAD = 'use preconditioners.Factored(L, form="product"), which keeps the graph of L.values'
 
 
-class ApproximateInverse(HoldsPattern, Learned):
+class ApproximateInverse(HoldsPattern, Holder):
     r"""A learned factor of an approximate inverse, :math:`M = L L^T`, applied as two products.
 
     Parameters
@@ -73,7 +72,7 @@ class ApproximateInverse(HoldsPattern, Learned):
         name = type(self).__name__
         _check.matrix(name, "L", L)
         _check.square(name, "L", L.shape)
-        check_start(name, "L.values", L.values, "pass M=lambda r: L @ (L.T @ r) to a solver")
+        check_start(name, "L.values", L.values, _INSTEAD)
         self._hold(L.pattern)
         self.values = parameter(L.values)
         self.shape, self.batch_shape = L.shape, L.batch_shape
@@ -145,7 +144,7 @@ class ApproximateInverse(HoldsPattern, Learned):
         Theory", SIAM J. Matrix Anal. Appl. 14, 1993, doi:10.1137/0614004.
         """
         function = "ApproximateInverse.initialise_from"
-        constant(function, A)
+        check_constant(function, A, _INSTEAD)
         _check.square(function, "A", A.shape)
         return cls(_fsai(function, A, lower_pattern(A) if pattern is None else pattern))
 
@@ -153,12 +152,8 @@ class ApproximateInverse(HoldsPattern, Learned):
     def L(self) -> CSR:
         return CSR(self.values, self.pattern)
 
-    def _columns(self, R: Tensor) -> Tensor:
-        L = self.L
-        return spmm(L, spmm(L, R, transpose=True))
-
-    def pcg_form(self):
-        return "product", self.values, self.pattern
+    def current(self) -> Factored:
+        return self._with(Factored, L=self.L, form="product")
 
     def extra_repr(self) -> str:
         return f"shape={self.shape}, nnz={self.pattern.nnz}"

@@ -18,8 +18,8 @@ tensor, which changes through ``.data`` and by fused optimizers do not raise.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Self
 
 import scipy.sparse.linalg
 import torch
@@ -72,22 +72,37 @@ class Preconditioner:
             return self._columns(R)
         raise NotImplementedError(f"{type(self).__name__} must define _transposed")
 
-    def _like(self) -> Tensor:
-        """A tensor of the dtype and on the device of M."""
-        if not self.made_of:
+    @classmethod
+    def _trusted(cls, **attributes: Any) -> Self:
+        """One with these attributes, unchecked."""
+        M = cls.__new__(cls)
+        for name, value in attributes.items():
+            setattr(M, name, value)
+        return M
+
+    def _like(self) -> Tensor | None:
+        """A tensor of the dtype and on the device of M, if it has any: of those that it is made of, or else
+        of its attributes."""
+        held = (a.values if isinstance(a, CSR) else a for a in vars(self).values())
+        numbers = (t for t in held if isinstance(t, Tensor) and t.is_floating_point())
+        return next(iter((*self.made_of, *numbers)), None)
+
+    def _of_one_kind(self) -> Tensor:
+        like = self._like()
+        if like is None:
             raise TypeError(
                 f"{type(self).__name__}: has no dtype and device; set made_of to the tensors that it "
                 "computes with"
             )
-        return self.made_of[0]
+        return like
 
     @property
     def dtype(self) -> torch.dtype:
-        return self._like().dtype
+        return self._of_one_kind().dtype
 
     @property
     def device(self) -> torch.device:
-        return self._like().device
+        return self._of_one_kind().device
 
     @property
     def T(self) -> Preconditioner:
@@ -120,7 +135,7 @@ class Preconditioner:
         name = type(self).__name__
         self._check_unchanged()
         _check.tensor(name, "r", r)
-        like = self._like() if self.made_of else r
+        like = self.made_of[0] if self.made_of else r
         if r.dtype != like.dtype or r.device != like.device:
             raise TypeError(
                 f"{name}: r must be {like.dtype} on {like.device}, as the preconditioner is, got {r.dtype} "
@@ -146,10 +161,13 @@ class Preconditioner:
         return self.forward(r)
 
     def to_scipy_linear_operator(self) -> scipy.sparse.linalg.LinearOperator:
-        """M for SciPy's solvers, on the host and without gradient."""
+        """M for SciPy's solvers, on the host and without gradient; in float64 if M has no dtype."""
         if not self.linear:
             raise ValueError(f"{type(self).__name__}: is not linear, so it cannot be a LinearOperator")
-        return HostOperator(self, _applied)
+        like = self._like()
+        if like is None:
+            like = torch.empty(0, dtype=torch.float64, device="cpu")
+        return HostOperator(self, _applied, like)
 
 
 class Transposed(Preconditioner):
@@ -166,7 +184,7 @@ class Transposed(Preconditioner):
     def _transposed(self, R: Tensor) -> Tensor:
         return self.M._columns(R)
 
-    def _like(self) -> Tensor:
+    def _like(self) -> Tensor | None:
         return self.M._like()
 
     @property
@@ -183,19 +201,35 @@ class Learned(torch.nn.Module, Preconditioner):
 
     forward = Preconditioner.forward  # before torch.nn.Module's, which only raises
 
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        M = super().__new__(cls)
+        torch.nn.Module.__init__(M)  # a class of one's own works without super().__init__()
+        return M
+
+    def __init__(self) -> None:  # not Module's, which would forget what the module has
+        pass
+
     @property
     def made_of(self) -> tuple[Tensor, ...]:  # type: ignore[override]
-        return tuple(self.parameters())
+        return (*self.parameters(), *vars(self).get("_others", ()))
+
+    @made_of.setter
+    def made_of(self, tensors: Iterable[Tensor]) -> None:
+        self._others = tuple(tensors)
 
 
-def check_finite(function: str, A: CSR) -> None:
-    """No NaN and no infinity in A; not checked under transformations, under `torch.compile` or on a GPU."""
-    v = A.values
+def readable(v: Tensor) -> bool:
+    """Can checks read these values? Not under transformations, under `torch.compile` or on a GPU."""
     if torch.compiler.is_dynamo_compiling() or type(v) not in (Tensor, torch.nn.Parameter) or not v.is_cpu:
+        return False
+    return not (torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack())
+
+
+def check_finite(function: str, A: CSR, name: str = "A") -> None:
+    """No NaN and no infinity in A, where its values are `readable`."""
+    if not readable(A.values):
         return
-    if torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack():
-        return
-    v = v.detach()
+    v = A.values.detach()
     if math.isfinite(v.sum().item()):  # one pass; a sum of finite numbers may overflow all the same
         return
     if not (bad := ~v.isfinite()).any():
@@ -204,8 +238,8 @@ def check_finite(function: str, A: CSR) -> None:
     which = f", matrix {at[0] if len(at) == 2 else tuple(at[:-1])} of the batch" if len(at) > 1 else ""
     row = int(A.pattern.row_indices[at[-1]])
     raise ValueError(
-        f"{function}: A's values must be finite, got {v[tuple(at)].item()} in row {row}{which}; find out "
-        "where it comes from"
+        f"{function}: {name}'s values must be finite, got {v[tuple(at)].item()} in row {row}{which}; find "
+        "out where it comes from"
     )
 
 

@@ -9,26 +9,13 @@ from torch import Tensor
 
 from learnsolve.csr import CSR
 from learnsolve.ops.incomplete import IncompleteCholesky, ic0, ilu0, mic0
-from learnsolve.ops.sptrsv import sptrsv
 from learnsolve.pattern import SparsityPattern
 from learnsolve.preconditioners._symmetry import symmetric_pattern, symmetry
 from learnsolve.preconditioners.base import Preconditioner
+from learnsolve.preconditioners.factored import Factored
 
 
-class Cholesky(Preconditioner):
-    """(L L^T)^-1 for a factor L that a subclass computes."""
-
-    symmetric = True
-    L: CSR
-
-    def _columns(self, R: Tensor) -> Tensor:
-        return sptrsv(self.L, sptrsv(self.L, R), transpose=True)
-
-    def pcg_form(self) -> tuple[str, Tensor, object]:
-        return "triangular", self.L.values, self.L.pattern
-
-
-class _WithoutFill(Cholesky):
+class _Cholesky(Factored):
     _factorise: Callable[..., IncompleteCholesky]
 
     def __init__(
@@ -39,27 +26,12 @@ class _WithoutFill(Cholesky):
         shift: float | Tensor = 0.0,
         on_breakdown: str = "raise",
     ):
-        super().__init__(A, shift, finite=False)
+        Preconditioner.__init__(self, A, shift, finite=False)
         factorise = type(self)._factorise
         self.L, self.shift = factorise(A, pattern=pattern, shift=shift, on_breakdown=on_breakdown)
 
 
-class LU(Preconditioner):
-    """(L U)^-1 for factors that a subclass computes."""
-
-    L: CSR
-    U: CSR
-
-    def _columns(self, R: Tensor) -> Tensor:
-        return sptrsv(self.U, sptrsv(self.L, R, unit_diagonal=True), lower=False)
-
-    def _transposed(self, R: Tensor) -> Tensor:
-        return sptrsv(
-            self.L, sptrsv(self.U, R, lower=False, transpose=True), unit_diagonal=True, transpose=True
-        )
-
-
-class IC0(_WithoutFill):
+class IC0(_Cholesky):
     r"""Incomplete Cholesky without fill, :math:`M = (L L^T)^{-1}`: linear, symmetric, positive definite.
 
     Parameters
@@ -101,7 +73,7 @@ class IC0(_WithoutFill):
     _factorise = staticmethod(ic0)
 
 
-class MIC0(_WithoutFill):
+class MIC0(_Cholesky):
     r"""Modified incomplete Cholesky without fill: `IC0` that keeps A's row sums.
 
     For elliptic problems on fine grids: the condition number of M A is O(1/h), not O(1/h^2). A small `shift`
@@ -141,7 +113,7 @@ class MIC0(_WithoutFill):
     _factorise = staticmethod(mic0)
 
 
-class ILU0(LU):
+class ILU0(Factored):
     r"""Incomplete LU without fill, :math:`M = (L U)^{-1}`: linear, symmetric if A (and the pattern) is.
 
     Parameters
@@ -188,7 +160,7 @@ class ILU0(LU):
         on_breakdown: str = "raise",
         symmetric: bool | None = None,
     ):
-        super().__init__(A, shift, finite=False)
+        Preconditioner.__init__(self, A, shift, finite=False)
         self.L, self.U, self.shift = ilu0(A, pattern=pattern, shift=shift, on_breakdown=on_breakdown)
         if symmetric is None and pattern is not None and not symmetric_pattern(pattern):
             symmetric = False

@@ -12,16 +12,14 @@ from torch import Tensor
 from learnsolve import _check
 from learnsolve.csr import CSR
 from learnsolve.ops.incomplete import IncompleteLU, ic0, ilu0, mic0
-from learnsolve.ops.sptrsv import sptrsv
-from learnsolve.ops.structure import diagonal
 from learnsolve.preconditioners._factor import TriangularFactor, assign
-from learnsolve.preconditioners.base import Learned
-from learnsolve.preconditioners.scaled_jacobi import constant
+from learnsolve.preconditioners._held import Holder, check_constant
+from learnsolve.preconditioners.factored import Factored, check_ones
 
 _METHODS = {"ic0": ic0, "mic0": mic0, "ilu0": ilu0}
 
 
-class IncompleteFactor(Learned):
+class IncompleteFactor(Holder):
     r"""Learned triangular factors, :math:`M = (L L^T)^{-1}` or :math:`M = (L U)^{-1}`.
 
     Parameters
@@ -80,7 +78,7 @@ class IncompleteFactor(Learned):
             raise ValueError(f"{name}: L and U must have one shape, got {L.shape} and {U.shape}")
         _check.same_kind(name, "U.values", U.values, L.values)
         _check.batches(name, L.batch_shape, U.batch_shape, "L and U")
-        _ones(name, L)
+        check_ones(name, L)
         self.batch_shape = torch.broadcast_shapes(L.batch_shape, U.batch_shape)
 
     @classmethod
@@ -109,9 +107,10 @@ class IncompleteFactor(Learned):
         """
         _check.one_of("IncompleteFactor.initialise_from", "method", method, tuple(_METHODS))
         function = "IncompleteFactor.initialise_from"
-        constant(function, A)
+        instead = "use preconditioners.IC0, MIC0 or ILU0, or Factored(L, U), which keep the graph"
+        check_constant(function, A, instead)
         if isinstance(shift, Tensor):
-            _check.start(function, "shift", shift, "use preconditioners.IC0 or ILU0, which keep its graph")
+            _check.start(function, "shift", shift, instead)
         with torch.no_grad():
             factors = _METHODS[method](A, shift=shift, on_breakdown=on_breakdown)
         U = factors.U if isinstance(factors, IncompleteLU) else None
@@ -126,39 +125,13 @@ class IncompleteFactor(Learned):
             raise ValueError(f"{name}.assign_: this is {has}; give {'L alone' if self.U is None else 'L, U'}")
         if self.U is not None and U is not None:
             _check.matrix(f"{name}.assign_", "L", L)
-            _ones(f"{name}.assign_", L)
+            check_ones(f"{name}.assign_", L)
         pairs = self.L.assignments(L)
         if self.U is not None and U is not None:
             pairs += self.U.assignments(U)
         assign(pairs)
         return self
 
-    def _columns(self, R: Tensor) -> Tensor:
-        L = self.L.matrix()
-        if self.U is None:
-            return sptrsv(L, sptrsv(L, R), transpose=True)
-        return sptrsv(self.U.matrix(), sptrsv(L, R, unit_diagonal=True), lower=False)
-
-    def _transposed(self, R: Tensor) -> Tensor:
-        if self.U is None:
-            return self._columns(R)
-        Y = sptrsv(self.U.matrix(), R, lower=False, transpose=True)
-        return sptrsv(self.L.matrix(), Y, unit_diagonal=True, transpose=True)
-
-    def pcg_form(self):
-        if self.U is not None:
-            return None
-        L = self.L.matrix()
-        return "triangular", L.values, L.pattern
-
-
-def _ones(function: str, L: CSR) -> None:
-    d = diagonal(L).detach()
-    there = L.pattern.diagonal_positions >= 0
-    wrong = ((d != 1) & there).nonzero()
-    if len(wrong):
-        at = tuple(wrong[0].tolist())
-        raise ValueError(
-            f"{function}: beside a U, L must have ones on its diagonal, or no entries, row {at[-1]} has "
-            f"{d[at].item():.6g}; move the diagonal to U"
-        )
+    def current(self) -> Factored:
+        U = None if self.U is None else self.U.matrix()
+        return self._with(Factored, L=self.L.matrix(), U=U, symmetric=self.symmetric)

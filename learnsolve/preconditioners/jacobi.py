@@ -3,14 +3,13 @@
 Source: Saad, "Iterative Methods for Sparse Linear Systems" (2003), section 10.2.
 """
 
-from torch import Tensor
-
 from learnsolve.csr import CSR
 from learnsolve.ops.structure import shared_inverse_diagonal
 from learnsolve.preconditioners.base import Preconditioner
+from learnsolve.preconditioners.diagonal import Diagonal
 
 
-class Jacobi(Preconditioner):
+class Jacobi(Diagonal):
     r"""The inverse of the diagonal, :math:`M = D^{-1}`: linear, symmetric, one product of numbers a row.
 
     Parameters
@@ -31,14 +30,6 @@ class Jacobi(Preconditioner):
     True
     """
 
-    symmetric = True
-
     def __init__(self, A: CSR):
-        super().__init__(A)
-        self.inverse = shared_inverse_diagonal(A, "Jacobi")
-
-    def _columns(self, R: Tensor) -> Tensor:
-        return self.inverse.unsqueeze(-1) * R
-
-    def pcg_form(self) -> tuple[str, Tensor, None]:
-        return "diagonal", self.inverse, None
+        Preconditioner.__init__(self, A)
+        self.d = shared_inverse_diagonal(A, "Jacobi")

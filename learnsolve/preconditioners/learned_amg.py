@@ -12,14 +12,15 @@ import torch
 from torch import Tensor
 
 from learnsolve import _check
+from learnsolve.preconditioners._held import Holder
 from learnsolve.preconditioners.amg import AMG
-from learnsolve.preconditioners.base import Learned
+from learnsolve.preconditioners.base import Preconditioner
 
 LEARN = ("prolongation", "smoother")
 INSTEAD = "leave it out of `learn`, or use the AMG, which is differentiable with respect to it"
 
 
-class LearnedAMG(Learned):
+class LearnedAMG(Holder):
     r"""An `AMG` whose prolongations, or weights of Jacobi, are parameters: linear; symmetric as that is.
 
     Parameters
@@ -106,7 +107,6 @@ class LearnedAMG(Learned):
         return (*self.parameters(), *read)
 
     def current(self) -> AMG:
-        """The AMG of the parameters as they are, with their graph."""
         M, hierarchy = self.M, self.M.hierarchy
         if len(self.prolongations):
             pairs = zip(hierarchy.prolongations, self.prolongations, strict=True)
@@ -114,8 +114,4 @@ class LearnedAMG(Learned):
         weights = list(self.weights) if len(self.weights) else M.weights
         return AMG(M.operators[0], hierarchy=hierarchy, weight=weights, **M.options)
 
-    def _columns(self, R: Tensor) -> Tensor:
-        return self.current()._columns(R)
-
-    def _transposed(self, R: Tensor) -> Tensor:
-        return self.current()._transposed(R)
+    pcg_form = Preconditioner.pcg_form  # None; `current` would set up the cycle

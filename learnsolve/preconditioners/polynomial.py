@@ -5,7 +5,7 @@ Source: Saad, "Iterative Methods for Sparse Linear Systems" (2003), section 12.3
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import comb
 
 import numpy as np
@@ -15,15 +15,23 @@ from torch import Tensor
 from learnsolve import _check
 from learnsolve.csr import CSR
 from learnsolve.ops.arithmetic import absolute
-from learnsolve.ops.spmm import spmm
 from learnsolve.ops.structure import inverse_diagonal, sum
-from learnsolve.preconditioners._held import HoldsPattern, check_start, parameter
+from learnsolve.preconditioners._held import (
+    Holder,
+    HoldsPattern,
+    check_constant,
+    check_start,
+    one_kind,
+    parameter,
+)
 from learnsolve.preconditioners._symmetry import symmetry
-from learnsolve.preconditioners.base import Learned
-from learnsolve.preconditioners.scaled_jacobi import constant, one_kind
+from learnsolve.preconditioners.diagonal import Diagonal
+from learnsolve.preconditioners.matrix_polynomial import MatrixPolynomial, as_coefficients, as_interval
+
+_INSTEAD = "use preconditioners.MatrixPolynomial, which keeps the graph of A's values and of coefficients"
 
 
-class Polynomial(HoldsPattern, Learned):
+class Polynomial(HoldsPattern, Holder):
     r"""Learned coefficients of a polynomial, :math:`M = \sum_k c_k\, B_k(D^{-1} A)\, D^{-1}`.
 
     D is the diagonal of A. :math:`D^{-1/2} M' D^{-1/2}` with a polynomial M' in
@@ -81,15 +89,10 @@ class Polynomial(HoldsPattern, Learned):
     ):
         super().__init__()
         name = type(self).__name__
-        constant(name, A)
-        if not isinstance(coefficients, Tensor):
-            coefficients = torch.tensor(
-                [_check.real(name, "coefficients", c) for c in coefficients], dtype=A.dtype, device=A.device
-            )
-        _check.same_kind(name, "coefficients", coefficients, A.values)
-        instead = "pass a function of r that computes the polynomial with ops.spmm as M to a solver"
-        check_start(name, "coefficients", coefficients, instead)
-        if coefficients.dim() != 1 or len(coefficients) == 0:
+        check_constant(name, A, _INSTEAD)
+        coefficients = as_coefficients(name, coefficients, A.values)
+        check_start(name, "coefficients", coefficients, _INSTEAD)
+        if coefficients.dim() != 1:
             raise ValueError(
                 f"{name}: coefficients must have shape (degree + 1,), got {tuple(coefficients.shape)}"
             )
@@ -129,7 +132,7 @@ class Polynomial(HoldsPattern, Learned):
         """
         name = "Polynomial.chebyshev"
         degree = _check.integer(name, "degree", degree, 0)
-        constant(name, A)
+        check_constant(name, A, _INSTEAD)
         if interval is None:
             with torch.no_grad():
                 rows = sum(absolute(A), 1) * inverse_diagonal(A).abs()
@@ -147,42 +150,25 @@ class Polynomial(HoldsPattern, Learned):
         other.coefficients = self.coefficients
         return other
 
-    def _columns(self, R: Tensor) -> Tensor:
+    def current(self) -> MatrixPolynomial:
         one_kind(self, self.coefficients, self.values)
-        A, inverse = CSR(self.values, self.pattern), self.inverse.unsqueeze(-1)
-        return self._evaluate(lambda V: inverse * spmm(A, V), inverse * R)
-
-    def _transposed(self, R: Tensor) -> Tensor:
-        one_kind(self, self.coefficients, self.values)
-        A, inverse = CSR(self.values, self.pattern), self.inverse.unsqueeze(-1)
-        return inverse * self._evaluate(lambda V: spmm(A, inverse * V, transpose=True), R)
-
-    def _evaluate(self, product: Callable[[Tensor], Tensor], V: Tensor) -> Tensor:
-        """sum_k c_k B_k(product) V, by Horner's and Clenshaw's schemes."""
-        c = self.coefficients.unbind()
-        out = c[-1] * V
-        if self.interval is None:
-            for k in reversed(range(len(c) - 1)):
-                out = c[k] * V + product(out)
-            return out
-        lo, hi = self.interval.unbind()
-        before = torch.zeros_like(out)
-        for k in reversed(range(len(c) - 1)):
-            mapped = (2 * product(out) - (hi + lo) * out) / (hi - lo)
-            out, before = c[k] * V + (mapped if k == 0 else 2 * mapped) - before, out
-        return out
+        return self._with(
+            MatrixPolynomial,
+            A=CSR(self.values, self.pattern),
+            M=self._with(Diagonal, d=self.inverse),
+            coefficients=self.coefficients,
+            interval=self.interval,
+            symmetric=self.symmetric,
+        )
 
     def extra_repr(self) -> str:
         basis = "powers" if self.interval is None else f"Chebyshev on {self.interval.tolist()}"
         return f"shape={self.shape}, degree={len(self.coefficients) - 1}, basis={basis}"
 
 
-def _interval(function: str, interval: tuple[float, float], like: Tensor) -> Tensor:
-    ends = torch.tensor(
-        [_check.real(function, "interval", t) for t in interval], dtype=like.dtype, device=like.device
-    )
-    if ends.shape != (2,) or not bool(ends[0] < ends[1]) or not bool(ends.isfinite().all()):
-        raise ValueError(f"{function}: interval must be (lo, hi) with lo < hi, got {interval}")
+def _interval(function: str, given: Sequence[float] | Tensor, like: Tensor) -> Tensor:
+    ends = as_interval(function, given, like)
+    check_start(function, "interval", ends, _INSTEAD)
     return ends
 
 

@@ -12,11 +12,22 @@ from torch import Tensor
 from learnsolve import _check
 from learnsolve.csr import CSR
 from learnsolve.ops.structure import inverse_diagonal
-from learnsolve.preconditioners._held import POSITIVE, check_start, parameter, positive, raw
-from learnsolve.preconditioners.base import Learned, check_finite
+from learnsolve.preconditioners._held import (
+    POSITIVE,
+    Holder,
+    check_constant,
+    check_start,
+    one_kind,
+    parameter,
+    positive,
+    raw,
+)
+from learnsolve.preconditioners.diagonal import Diagonal
+
+_INSTEAD = "use preconditioners.Diagonal(weight / ops.diagonal(A)), which keeps the graph"
 
 
-class ScaledJacobi(Learned):
+class ScaledJacobi(Holder):
     r"""Learned weights on the inverse of the diagonal, :math:`M = \mathrm{diag}(w) D^{-1}`.
 
     Parameters
@@ -69,8 +80,7 @@ class ScaledJacobi(Learned):
         if not isinstance(weight, Tensor):
             weight = torch.full((n,), _check.real(name, "weight", weight), dtype=A.dtype, device=A.device)
         _check.same_kind(name, "weight", weight, A.values)
-        instead = "pass M=lambda r: weight * preconditioners.Jacobi(A)(r) to a solver"
-        check_start(name, "weight", weight, instead)
+        check_start(name, "weight", weight, _INSTEAD)
         if weight.shape != (n,):
             raise ValueError(f"{name}: weight must have shape ({n},), got {tuple(weight.shape)}")
         if positive is not None and not bool((weight > 0).all()):
@@ -86,7 +96,7 @@ class ScaledJacobi(Learned):
     def on(self, A: CSR) -> ScaledJacobi:
         """The same weights, with their parameter, for another matrix of this size."""
         name = f"{type(self).__name__}.on"
-        constant(name, A)
+        check_constant(name, A, _INSTEAD)
         if A.shape != self.shape:
             raise ValueError(f"{name}: A must have shape {self.shape}, as the weights do, got {A.shape}")
         _check.same_kind(name, "A.values", A.values, self.raw_weight)
@@ -98,38 +108,15 @@ class ScaledJacobi(Learned):
     def weight(self) -> Tensor:
         return positive(self.raw_weight, self.positive)
 
-    def _columns(self, R: Tensor) -> Tensor:
+    def current(self) -> Diagonal:
         one_kind(self, self.raw_weight, self.inverse)
-        return (self.weight * self.inverse).unsqueeze(-1) * R
-
-    def pcg_form(self):
-        one_kind(self, self.raw_weight, self.inverse)
-        return "diagonal", self.weight * self.inverse, None
+        return self._with(Diagonal, d=self.weight * self.inverse)
 
     def extra_repr(self) -> str:
         return f"shape={self.shape}, positive={self.positive!r}"
 
 
-def one_kind(M: Learned, parameter: Tensor, kept: Tensor) -> None:
-    """``M.on(B)`` shares the parameter, so converting one module converts half of the other."""
-    if parameter.dtype != kept.dtype or parameter.device != kept.device:
-        raise TypeError(
-            f"{type(M).__name__}: its parameter is {parameter.dtype} on {parameter.device}, what it keeps of "
-            f"the matrix {kept.dtype} on {kept.device}: a module that shares the parameter was converted; "
-            "convert this one as well"
-        )
-
-
-def constant(function: str, A: CSR) -> None:
-    """What a module computes from A is a buffer or a parameter, without the graph of A's values."""
-    _check.matrix(function, "A", A)
-    _check.dtype(function, "A.values", A.values)
-    instead = "use a preconditioner without parameters, such as preconditioners.Jacobi(A) or IC0(A)"
-    _check.start(function, "A.values", A.values, instead)
-    check_finite(function, A)
-
-
 def _inverse(function: str, A: CSR) -> Tensor:
-    constant(function, A)
+    check_constant(function, A, _INSTEAD)
     with torch.no_grad():
         return inverse_diagonal(A)

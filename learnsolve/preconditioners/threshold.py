@@ -9,10 +9,11 @@ from torch import Tensor
 from learnsolve.csr import CSR
 from learnsolve.ops.threshold import ict, ilut
 from learnsolve.preconditioners._symmetry import symmetry
-from learnsolve.preconditioners.incomplete import LU, Cholesky
+from learnsolve.preconditioners.base import Preconditioner
+from learnsolve.preconditioners.factored import Factored
 
 
-class ICT(Cholesky):
+class ICT(Factored):
     r"""Incomplete Cholesky by a threshold, :math:`M = (L L^T)^{-1}`: linear, symmetric, positive definite.
 
     Parameters
@@ -60,11 +61,11 @@ class ICT(Cholesky):
         shift: float | Tensor = 0.0,
         on_breakdown: str = "raise",
     ):
-        super().__init__(A, shift, finite=False)
+        Preconditioner.__init__(self, A, shift, finite=False)
         self.L, self.shift = ict(A, fill=fill, droptol=droptol, shift=shift, on_breakdown=on_breakdown)
 
 
-class ILUT(LU):
+class ILUT(Factored):
     r"""Incomplete LU by a threshold, :math:`M = (L U)^{-1}`: linear, symmetric if A and the pattern are.
 
     Parameters
@@ -112,7 +113,7 @@ class ILUT(LU):
         on_breakdown: str = "raise",
         symmetric: bool | None = None,
     ):
-        super().__init__(A, shift, finite=False)
+        Preconditioner.__init__(self, A, shift, finite=False)
         factors = ilut(A, fill=fill, droptol=droptol, shift=shift, on_breakdown=on_breakdown)
         self.L, self.U, self.shift = factors
         T, U = self.L.pattern.T, self.U.pattern

@@ -16,6 +16,10 @@ from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.solvers._function import Function, Watched
 from learnsolve.solvers._operator import Operator
 
+_HOW_TO_DETACH = {
+    "M": " (a module: M.requires_grad_(False); a preconditioner: make it of detached tensors)",
+    "x0": " (x0.detach())",
+}
 GRADIENTS = ("implicit", "unrolled", "checkpointed")
 
 
@@ -97,11 +101,21 @@ def check_options(name: str, options: Options) -> None:
 
 
 def check_symmetric(name: str, M: Any) -> None:
-    if isinstance(M, Preconditioner) and not (M.linear and M.symmetric):
-        raise ValueError(
-            f"{name}: needs a linear, symmetric M, and {type(M).__name__} is not "
-            f"{'symmetric' if M.linear else 'linear'}; use fcg, gmres or fgmres"
+    """M says by `linear` and `symmetric` what it is. A function that says nothing is trusted, a network not:
+    one that is neither would make the iteration slow, or stall, without a word."""
+    trusted = not isinstance(M, torch.nn.Module)
+    linear, symmetric = getattr(M, "linear", True), getattr(M, "symmetric", trusted)
+    if isinstance(M, type) or (linear and symmetric):
+        return
+    kind = type(M).__name__
+    if not linear or hasattr(M, "symmetric"):
+        what = f"{kind} is not {'symmetric' if linear else 'linear'}; use fcg, gmres or fgmres"
+    else:
+        what = (
+            f"a torch.nn.Module, as {kind} is, is taken to be neither unless it says so; use fcg or fgmres, "
+            "or, if it is linear and symmetric, set M.symmetric = True"
         )
+    raise ValueError(f"{name}: needs a linear, symmetric M, and {what}")
 
 
 def refuse_what_has_no_implicit_gradient(
@@ -119,17 +133,18 @@ def refuse_what_has_no_implicit_gradient(
     learns = None
     if x0 is not None and x0.requires_grad:
         learns = "x0"
-    elif isinstance(given_M, Preconditioner) and given_M.made_of:
-        # A preconditioner computed from A itself does not offer another gradient mode: the solution depends
-        # on A only.
-        own = {id(p) for p in A.parameters}
-        learns = "M" if any(t.requires_grad and id(t) not in own for t in given_M.made_of) else None
     elif isinstance(given_M, CSR):
         learns = "M" if given_M.requires_grad else None
-    elif isinstance(given_M, torch.nn.Module):
-        learns = "M" if any(p.requires_grad for p in given_M.parameters()) else None
     elif M is not None:
-        return Watched(M, no_implicit_gradient(name, "M"))
+        preconditioner, module = isinstance(given_M, Preconditioner), isinstance(given_M, torch.nn.Module)
+        named = given_M.made_of if preconditioner else given_M.parameters() if module else ()
+        tracked = [t for t in named if t.requires_grad]
+        # A preconditioner computed from A itself does not offer another gradient mode: the solution depends
+        # on A only.
+        own = {id(p) for p in A.parameters} if preconditioner else set()
+        if all(id(t) in own for t in tracked):
+            return M if tracked else Watched(M, no_implicit_gradient(name, "M"))
+        learns = "M"
     if learns:
         raise no_implicit_gradient(name, learns)
     return M
@@ -138,7 +153,8 @@ def refuse_what_has_no_implicit_gradient(
 def no_implicit_gradient(name: str, what: str) -> ValueError:
     return ValueError(
         f'{name}: {what} requires grad, but a converged solution does not depend on it: gradient="implicit" '
-        'would give it no gradient. Use gradient="unrolled" or "checkpointed"'
+        'would give it no gradient. Use gradient="unrolled" or "checkpointed"; if it needs none, call the '
+        f"solver under torch.no_grad(), or detach {what}{_HOW_TO_DETACH.get(what, '')}"
     )
 
 

@@ -28,6 +28,8 @@ class PCG(torch.nn.Module):
     --------
     >>> import torch, learnsolve as ls
     >>> class Scale(torch.nn.Module):
+    ...     symmetric = True  # else `cg` refuses a module
+    ...
     ...     def __init__(self):
     ...         super().__init__()
     ...         self.weight = torch.nn.Parameter(torch.linspace(0.5, 1, 64, dtype=torch.float64))

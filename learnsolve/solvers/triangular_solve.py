@@ -51,6 +51,8 @@ class TriangularSolve(TriangularFactor):
     torch.Size([4])
     """
 
+    instead = "call ops.sptrsv, which differentiates with respect to it"
+
     def __init__(
         self,
         L: CSR,

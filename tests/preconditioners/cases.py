@@ -46,6 +46,18 @@ CASES = [
     Case("Polynomial, Neumann, general", lambda A: P.Polynomial.neumann(A, 3), matrix="general"),
     Case("Polynomial, Chebyshev", lambda A: P.Polynomial.chebyshev(A, 3), batched=False),  # one interval
     Case("Polynomial, Chebyshev, general", lambda A: chebyshev(A), matrix="general"),
+    # of values with a graph
+    Case("Diagonal", lambda A: P.Diagonal(1.3 / ls.ops.diagonal(A))),
+    Case("Factored", lambda A: P.Factored(ls.ops.ic0(A).L)),
+    Case("Factored, LU", lambda A: P.Factored(*ls.ops.ilu0(A)[:2]), matrix="general"),
+    Case("Factored, LU without ones", lambda A: P.Factored(*without_ones(A)), matrix="general"),
+    Case("Factored, product", lambda A: P.Factored(0.1 * A.tril(), form="product")),
+    Case("Factored, shifted product", lambda A: P.Factored(0.1 * A, form="product", shift=0.3)),
+    Case("Factored, rectangular", lambda A: P.Factored(0.1 * A[:, :7], form="product", shift=shift_of(A))),
+    Case("Factored, product of two", lambda A: two_factors(A), matrix="general"),
+    Case("MatrixPolynomial", lambda A: P.MatrixPolynomial(A, coefficients_of(A), interval=(0.0, 2.0))),
+    Case("MatrixPolynomial of IC0", lambda A: P.MatrixPolynomial(A, [3.0, -3.0, 1.0], M=P.IC0(A))),
+    Case("MatrixPolynomial, M=None", lambda A: P.MatrixPolynomial(A, [0.2, -0.01], M=None), matrix="general"),
     Case("SPAI", P.SPAI),
     Case("SPAI, left", lambda A: P.SPAI(A, side="left"), matrix="general"),
     Case("IC0", P.IC0),
@@ -114,6 +126,25 @@ def bidiagonal(A: ls.CSR) -> P.ApproximateInverse:
 
 def chebyshev(A: ls.CSR) -> P.Polynomial:
     return P.Polynomial.chebyshev(A, 2, interval=(0.1, 2.5))
+
+
+def without_ones(A: ls.CSR) -> tuple[ls.CSR, ls.CSR]:
+    factors = ls.ops.ilu0(A)
+    return factors.L.tril(-1), factors.U
+
+
+def shift_of(A: ls.CSR) -> torch.Tensor:
+    """One number a matrix of the batch."""
+    return 0.02 * A.diagonal().sum(-1)
+
+
+def two_factors(A: ls.CSR) -> P.Factored:
+    return P.Factored(0.1 * A.tril()[:, :17], 0.2 * A.triu()[:17], form="product", shift=0.3)
+
+
+def coefficients_of(A: ls.CSR) -> torch.Tensor:
+    """Coefficients, of each matrix of the batch its own, with a graph."""
+    return torch.stack([1 / A.diagonal().mean(-1), -0.01 * A.sum().squeeze(-1).tanh()], -1)
 
 
 def _labels(A: ls.CSR) -> list[int]:

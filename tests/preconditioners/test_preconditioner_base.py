@@ -69,6 +69,51 @@ class Bent(Scale):
         return torch.tanh(R)
 
 
+class Rows:
+    """A number for each row, in an attribute: no constructor of the library is called, made_of is not set."""
+
+    symmetric = True
+
+    def __init__(self, weight=None):
+        self.shape = (N, N)
+        self.weight = torch.linspace(0.5, 1, N).double() if weight is None else weight
+
+    def _columns(self, R):
+        return self.weight.unsqueeze(-1) * R
+
+
+class Computed(Rows, Preconditioner):
+    pass
+
+
+class Module(Rows, Learned):
+    pass
+
+
+class Named(Rows, Learned):
+    def __init__(self, weight=None):
+        super().__init__(weight)
+        self.made_of = [self.weight]
+
+
+class General(Computed):
+    symmetric = False
+
+    def _transposed(self, R):
+        return self._columns(R)
+
+
+class Network(torch.nn.Module):
+    """A nonlinear M, which says nothing of itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.tensor(0.1, dtype=torch.float64))
+
+    def forward(self, r):
+        return r + self.scale * torch.tanh(r)
+
+
 @pytest.fixture
 def A():
     return ls.problems.poisson((N,))
@@ -194,9 +239,93 @@ def test_a_class_of_ones_own_needs_no_matrix(A):
     with pytest.raises(ValueError, match=r"Times: r must have shape \(12,\)"):
         M(torch.ones(N + 1))
     with pytest.raises(TypeError, match="Times: has no dtype and device; set made_of"):
-        M.to_scipy_linear_operator()
+        _ = M.dtype
+    assert np.array_equal(M.to_scipy_linear_operator() @ np.ones(N), np.ones(N))
     ls.solvers.cg(A, b, M=M).x.sum().backward()
     assert b.grad is not None
     hidden = Times(torch.tensor(2.0, dtype=torch.float64, requires_grad=True))
     with pytest.raises(ValueError, match="cg: M requires grad"):
         ls.solvers.cg(A, b, M=hidden)
+
+
+@pytest.mark.parametrize("kind", [Computed, Module, Named, General])
+def test_a_class_of_ones_own_works_everywhere(A, kind):
+    """Found: AttributeError: 'Module' object has no attribute 'made_of'."""
+    M, b = kind(), torch.ones(N, dtype=torch.float64)
+    x = torch.linalg.solve(A.to_dense(), b)
+    methods = ("cg", "fcg", "minres", "bicgstab", "gmres", "fgmres") if M.symmetric else ("bicgstab", "gmres")
+    for name in methods:
+        learns = b.clone().requires_grad_()
+        for gradient in ("implicit", "unrolled"):
+            solution = getattr(ls.solvers, name)(A, learns, M=M, rtol=1e-12, gradient=gradient)
+            (g,) = torch.autograd.grad(solution.x.sum(), learns)
+            assert torch.allclose(solution.x, x), name
+            assert gradient == "unrolled" or torch.allclose(g, x), name
+    assert torch.allclose(ls.solvers.bicgstab(A, b, M=M.T, rtol=1e-12).x, x)
+    evaluated = ls.evaluate(A, b, {"M": M}, solver="gmres", rtol=1e-6, repeats=1)
+    assert evaluated.rows[0].converged == 1
+    assert np.array_equal(M.to_scipy_linear_operator() @ b.numpy(), M(b).numpy())
+    assert (M.dtype, M.device) == (b.dtype, b.device)
+    assert torch.equal(ls.preconditioners.Neumann(A, degree=0, M=M)(b), M(b))
+
+
+@pytest.mark.parametrize("kind", [Computed, Module, Named])
+def test_a_tensor_that_requires_grad_is_found_in_a_class_of_ones_own(A, kind):
+    weight, b = torch.ones(N, dtype=torch.float64, requires_grad=True), torch.ones(N, dtype=torch.float64)
+    with pytest.raises(ValueError, match="cg: M requires grad"):
+        ls.solvers.cg(A, b, M=kind(weight))
+    ls.solvers.cg(A, b, M=kind(weight), rtol=0, maxiter=3, gradient="unrolled").x.sum().backward()
+    assert weight.grad is not None
+
+
+def test_a_network_is_for_flexible_methods(A):
+    """One rule: what needs a symmetric M refuses a module that does not say that it is; the others take it,
+    where no gradient of it is asked for that the implicit gradient does not have."""
+    network, b = Network(), torch.ones(N, dtype=torch.float64)
+    words = (
+        r"needs a linear, symmetric M, and a torch.nn.Module, as Network is, .* use fcg .*M.symmetric = True"
+    )
+    for method in ("cg", "minres"):
+        for gradient in ("implicit", "unrolled"):
+            with pytest.raises(ValueError, match=f"{method}: {words}"):
+                getattr(ls.solvers, method)(A, b, M=network, gradient=gradient)
+    with pytest.raises(ValueError, match=f"cg: {words}"):
+        ls.solvers.PCG(network)(A, b)
+    with pytest.raises(ValueError, match=f"extreme_eigenvalues: {words}"):
+        ls.analysis.extreme_eigenvalues(A, network)
+    for method in ("fcg", "fgmres"):
+        solve = getattr(ls.solvers, method)
+        with pytest.raises(
+            ValueError, match=r"M requires grad, .*torch.no_grad\(\).*M.requires_grad_\(False\)"
+        ):
+            solve(A, b, M=network)
+        with torch.no_grad():
+            assert solve(A, b, M=network).converged
+        solve(A, b, M=network, gradient="unrolled").residual_norms[-1].backward()
+        assert network.scale.grad is not None
+    with pytest.raises(ValueError, match=r"x0 requires grad, .*torch.no_grad\(\), or detach x0 \(x0.detach"):
+        ls.solvers.cg(A, b, b.clone().requires_grad_())
+    network.requires_grad_(False)
+    learns = b.clone().requires_grad_()
+    solution = ls.solvers.fcg(A, learns, M=network, rtol=1e-12)
+    solution.x.sum().backward()
+    assert torch.allclose(learns.grad, torch.linalg.solve(A.to_dense(), b))
+
+
+def test_what_says_that_it_is_symmetric_is_trusted(A):
+    b = torch.ones(N, dtype=torch.float64)
+    network = Network().requires_grad_(False)
+    network.symmetric = True
+    assert ls.solvers.cg(A, b, M=network).iterations > 0
+    network.linear = False
+    with pytest.raises(ValueError, match=r"cg: .*Network is not linear; use fcg"):
+        ls.solvers.cg(A, b, M=network)
+
+    class Callable:
+        symmetric = False
+
+        def __call__(self, r):
+            return r
+
+    with pytest.raises(ValueError, match=r"minres: .*Callable is not symmetric; use fcg"):
+        ls.solvers.minres(A, b, M=Callable())

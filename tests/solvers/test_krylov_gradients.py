@@ -268,6 +268,8 @@ def test_preconditioner_of_the_adjoint():
 
 def test_pcg_learns():
     class Diagonal(torch.nn.Module):
+        symmetric = True
+
         def __init__(self):
             super().__init__()
             self.weight = torch.nn.Parameter(torch.ones(16, dtype=torch.float64))
