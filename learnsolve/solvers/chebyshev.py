@@ -42,7 +42,7 @@ def _coefficients(lmin: Any, lmax: Any, iterations: int, b: Tensor) -> tuple[Ten
 def _at_each_step(p: Tensor, ahead: int) -> Tensor:
     """p_{k + ahead} of each step k that has one, by its own bounds; p (..., 1 or steps, steps + 1)."""
     steps = p.shape[-1] - 1
-    if p.shape[-2] > 1:
+    if p.shape[-2] != 1:
         return p.diagonal(ahead, -2, -1)
     return p[..., 0, max(ahead, 0) : max(steps + ahead, 0)]
 

@@ -123,7 +123,7 @@ def test_more_batch_axes_than_the_right_hand_side():
     M = P.IC0(A.with_values(A.values.expand(2, -1)))
     for b in (normal((9, 2)), normal((3, 9, 2))):
         for options in ({}, {"rtol": 0.0, "maxiter": 2, "gradient": "unrolled"}):
-            with pytest.raises(ValueError, match=r"the result of M must have shape|batch axes of .* broadcast"):
+            with pytest.raises(ValueError, match=r"the result of M must have|batch axes of .* broadcast"):
                 ls.solvers.cg(A, b, M=M, **options)
 
 
