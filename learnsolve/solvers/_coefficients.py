@@ -25,16 +25,23 @@ class Parameters:
     """Reads the parameters of a call of the method `name`; steps=None: it runs to a tolerance."""
 
     def __init__(self, name: str, A: Any, b: Tensor, steps: int | None):
-        self.name, self.b, self.steps = name, b, steps
-        of_A, of_b = check_operands(name, A, b), b.shape[:-2]
-        self.batch = torch.broadcast_shapes(of_A, of_b) if of_A and of_b else of_A or of_b
+        self.name, self.A, self.b, self.steps = name, A, b, steps
         self.n = b.shape[0 if b.dim() == 1 else -2]
+
+    @property
+    def batch(self) -> torch.Size:
+        of_A, of_b = getattr(self.A, "batch_shape", torch.Size()), self.b.shape[:-2]
+        if not of_A or not of_b:
+            return of_A or of_b
+        return torch.broadcast_shapes(check_operands(self.name, self.A, self.b), of_b)
 
     def read(self, key: str, value: Any, rows: bool = True) -> Any:
         """A number; or a tensor, as (..., 1 or N, 1 or n)."""
         if not isinstance(value, Tensor):
             return _check.number(self.name, key, value)
         _check.same_kind(self.name, key, value, self.b)
+        if value.dim() == 0:
+            return value.reshape(1, 1)
         shape, full = tuple(value.shape), self._full(rows)
         if len(shape) == len(full):
             if _fits(shape, full):
@@ -66,7 +73,7 @@ class Parameters:
         return (*self.batch, 1 if self.steps is None else self.steps, self.n if rows else 1)
 
     def _readings(self, value: Tensor, full: tuple[int, ...], rows: bool) -> dict[str, Tensor]:
-        shape, batch, found = tuple(value.shape), tuple(self.batch), {}
+        shape, batch, found = tuple(value.shape), full[:-2], {}
         if rows and shape == (self.n,):
             found["one a row"] = value.unsqueeze(0)
         if shape == (self.steps,):
@@ -82,16 +89,16 @@ class Parameters:
     def _rule(self, rows: bool) -> str:
         """The forms, and what their letters are."""
         members = ["B"] if len(self.batch) == 1 else [f"B{i + 1}" for i in range(len(self.batch))]
-        n, N = ["n"] if rows else [], [] if self.steps is None else ["N"]
-        forms: list[list[str]] = [[], *([x] for x in (*n, *N)), members, N + members if N else []]
-        forms = [f for i, f in enumerate(forms) if f not in forms[:i]] + ([N + n] if N and n else [])
-        full = (*members, *(N or "1"), *(n or "1"))
-        sizes = [f"n = {self.n}"] * rows + [f"N = {self.steps} iterations"] * bool(N)
-        sizes += [f"B = {size}" for size in [", ".join(map(str, self.batch))] if size]
-        more = "" if N else "; one a step needs iterations="
+        n, N = ["n"] * rows, ["N"] * (self.steps is not None)
+        forms = [[], n, N, members, N + members, N + n if members else []]
+        forms = [f for i, f in enumerate(forms) if f not in forms[:i]]
         text = ", ".join(f"({', '.join(f)}{',' * (len(f) == 1)})" for f in forms)
-        with_sizes = f" with {', '.join(sizes)}" if sizes else ""
-        return f"{text} or in full ({', '.join(full)}), ones allowed,{with_sizes}{more}"
+        full = ", ".join((*members, *(N or "1"), *(n or "1")))
+        sizes = [f"n = {self.n}"] * rows + [f"N = {self.steps} iterations"] * len(N)
+        sizes += [f"{B} = {size}" for B, size in zip(members, self.batch, strict=True)]
+        given = f", with {', '.join(sizes)}" if sizes else ""
+        remedy = "" if N else "; one a step needs iterations="
+        return f"{text} or in full ({full}) with ones allowed{given}{remedy}"
 
 
 def _fits(shape: tuple[int, ...], full: tuple[int, ...]) -> bool:
