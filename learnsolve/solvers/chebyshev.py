@@ -132,8 +132,9 @@ def chebyshev(
     given = locals()
 
     def fixed(read: Parameters) -> tuple[Tensor, Tensor]:
-        bounds = (t.squeeze(-2) if isinstance(t, Tensor) else t for t in _bounds(read, lmin, lmax))
-        scale, momenta = _coefficients(*bounds, iterations, b)
+        low, high = (t.squeeze(-2) if isinstance(t, Tensor) else t for t in _bounds(read, lmin, lmax))
+        assert read.steps is not None
+        scale, momenta = _coefficients(low, high, read.steps, b)
         return scale.unsqueeze(-1), momenta
 
     def until(read: Parameters):
