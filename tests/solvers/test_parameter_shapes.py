@@ -57,6 +57,7 @@ def parameters(method, shape, of_rows=None):
     return out
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("gradient", ["unrolled", "checkpointed"])
 @pytest.mark.parametrize(("method", "form"), [
     (method, form) for method in METHODS for form in SHAPES

@@ -61,6 +61,7 @@ def in_batches(monkeypatch):
     monkeypatch.setattr("solvers.test_pcg_fused_in_cg.Preconditioner", Batched)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("gradient", ["unrolled", "checkpointed"])
 @pytest.mark.parametrize("axes", AXES)
 @pytest.mark.parametrize("kind", KINDS)
