@@ -161,7 +161,7 @@ PcgResult csr_pcg(const std::vector<Tensor>& A, const Tensor& values, int64_t ki
     prefer_huge_pages(t->data_ptr(), static_cast<size_t>(t->numel()) * t->element_size(), size_t{4} << 20);
   dispatch(name, in.values, S.idx, [&]<class T, class I>() {
     const int64_t nk = p.nk();
-    for (int64_t b = 0; b < p.batch; ++b) {
+    parallel_members(p.batch, p.work(S), iterations + 1, [&](int64_t b) {
       T* xb = mutable_data<T>(x_out) + b * nk;
       T* last_r = mutable_data<T>(r_out) + b * nk;
       T* last_p = mutable_data<T>(p_out) + b * nk;
@@ -204,7 +204,7 @@ PcgResult csr_pcg(const std::vector<Tensor>& A, const Tensor& values, int64_t ki
         std::fill_n(slots_p + (i + 1) * nk, (iterations - i - 1) * nk, T(0));
       }
       for (; i < iterations; ++i) copy(known + kNorm * p.k, p.k, norms_b + i * p.k);
-    }
+    });
   });
   return {x_out, r_out, p_out, before, carry_out, norms, scalars, residuals, directions};
 }

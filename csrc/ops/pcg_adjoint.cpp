@@ -5,6 +5,30 @@
 
 namespace learnsolve {
 
+namespace {
+
+// Where the members of a batch add to a gradient of `size` numbers, or, `step` = 0, to one for all of them.
+template <class T>
+class MemberSums {
+ public:
+  MemberSums(T* out_, int64_t size_, int64_t step_, int64_t batch_)
+      : out(out_), size(size_), step(step_), batch(batch_) {
+    if (out && step == 0 && batch > 1) own.assign(batch * size, T(0));
+  }
+  T* of(int64_t b) { return own.empty() ? (out ? out + b * step : nullptr) : own.data() + b * size; }
+  void add_up() {
+    for (auto from = own.begin(); from != own.end(); from += size)
+      for (int64_t e = 0; e < size; ++e) out[e] += from[e];
+  }
+
+ private:
+  T* out;
+  int64_t size, step, batch;
+  std::vector<T> own;
+};
+
+}  // namespace
+
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> csr_pcg_backward(
     const std::vector<Tensor>& A, const std::vector<Tensor>& transpose, const Tensor& values, int64_t kind,
     const std::vector<Tensor>& M, const std::optional<Tensor>& x0, const std::vector<Tensor>& forward,
@@ -31,10 +55,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> csr_pcg_backward(
          bars = continued(in.bars, out.bars), ga = continued(in.ga, out.values), gm = continued(in.gm, out.m),
          gx0 = new_zeros(in.values, out.x0);
   dispatch(name, in.values, S.idx, [&]<class T, class I>() {
+    // Members that share a matrix have sums of their own, added up in order: the same bits for any number of
+    // threads.
+    MemberSums<T> of_values(out.gives_values ? mutable_data<T>(ga) : nullptr, S.nnz(), p.values_step,
+                            p.batch),
+        of_m(out.gives_m ? mutable_data<T>(gm) : nullptr, gm.numel(), p.m_step, p.batch);
     const auto at = [](const std::optional<Tensor>& t, int64_t offset) {
       return t ? data<T>(*t) + offset : nullptr;
     };
-    for (int64_t b = 0; b < p.batch; ++b) {
+    parallel_members(p.batch, p.work(S), 2 * count + 1, [&](int64_t b) {
       const PcgAdjointOperands<T> operands{
           data<T>(in.values) + b * p.values_step,
           at(p.m, b * p.m_step),
@@ -50,13 +79,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> csr_pcg_backward(
           mutable_data<T>(rbar) + b * nk,
           mutable_data<T>(pbar) + b * nk,
           mutable_data<T>(bars) + b * kBars * p.k,
-          out.gives_values ? mutable_data<T>(ga) + b * p.values_step : nullptr,
-          out.gives_m ? mutable_data<T>(gm) + b * p.m_step : nullptr,
+          of_values.of(b),
+          of_m.of(b),
           out.gives_x0 ? mutable_data<T>(gx0) + b * nk : nullptr,
           !in.before,
       };
       PcgAdjoint<T, I>(S, St, p, factor, count, operands).run();
-    }
+    });
+    of_values.add_up(), of_m.add_up();
   });
   return {rbar, pbar, bars, ga, gm, gx0};
 }

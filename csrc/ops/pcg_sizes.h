@@ -47,6 +47,11 @@ struct PcgSizes {
                     ": a diagonal must have ", n, " entries");
   }
   int64_t nk() const { return n * k; }
+  // Multiply-adds of a product.
+  template <class Structure>
+  int64_t work(const Structure& S) const {
+    return (S.nnz() + n) * k;
+  }
 };
 
 // What csr_pcg reads beside the structures; `state`: p and carry, or nothing to begin.

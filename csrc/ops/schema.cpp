@@ -130,7 +130,7 @@ STABLE_TORCH_LIBRARY(learnsolve, m) {
   m.def("csr_segment_softmax(Tensor[] S, Tensor e) -> Tensor");
   m.def("csr_segment_softmax_backward(Tensor[] S, Tensor y, Tensor g) -> Tensor");
   // `iterations` of preconditioned conjugate gradients from number `first` on. A: a structure. M by `kind`: 0
-  // none, 1 diag(m), 2 L L^T, 3 (L L^T)^-1 for L with values m; it holds m and the structures of L
+  // none, 1 diag(m), 2 L L^T, 3 (L L^T)^-1 for L with values m, (n, any) for 2; it holds m and its structures
   // (ops/pcg_factor.h). state: (p, carry), and (x, r) with it continue; with none they begin: r is b, x the
   // first iterate, zero if there is none. target: the norm of the residual that each column stops at,
   // (columns) of all members; none: the rounding level (kernels/pcg_column.cuh). Returns x, r, p, the p

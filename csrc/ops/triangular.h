@@ -2,8 +2,6 @@
 // that apply a factor in a loop call without any tensor in between.
 #pragma once
 
-#include <atomic>
-
 #include "ops/check.h"
 
 namespace learnsolve {
@@ -98,7 +96,7 @@ template <class T, class I>
 bool triangular_solve(const TriangularStructure& S, const T* values, int64_t values_step, const T* b,
                       int64_t b_step, T* x, int64_t batch, int64_t k) {
   const auto& table = kernels().get<T, I>();
-  const int64_t nk = S.rows() * k, threads = torch::stable::get_num_threads();
+  const int64_t nk = S.rows() * k, threads = threads_here();
   const bool parallel = threads > 1 && S.work(batch * k) >= 2 * kGrain;
   // Columns in parts of full cache lines: every part reads the whole matrix once more.
   constexpr int64_t line = 32;

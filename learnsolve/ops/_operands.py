@@ -35,13 +35,9 @@ def in_open_interval(
     """`value`: a number between 0 and `high`, or a tensor of them, one for each matrix of the batch that
     `values` has; `remedies`: of a number, of a tensor."""
     if not isinstance(value, Tensor):
-        if isinstance(value, bool) or not isinstance(value, Real):
-            raise TypeError(
-                f"{function}: {name} must be a number or a torch.Tensor, got {type(value).__name__}"
-            )
-        if not 0 < float(value) < high:
-            raise ValueError(f"{function}: {name} must {rule}, got {float(value)}{remedies[0]}")
-        return float(value)
+        value = _check.number(function, name, value)
+        inside(function, name, value, high, rule, remedies)
+        return value
     _check.same_kind(function, name, value, values)
     batch = values.shape[:-1]
     if not broadcasts_to(value.shape, batch):
@@ -49,11 +45,26 @@ def in_open_interval(
             f"{function}: {name} must be one number, or one for each matrix of the batch {tuple(batch)}, got "
             f"shape {tuple(value.shape)}"
         )
-    if value.is_cpu and not torch.compiler.is_dynamo_compiling():
+    inside(function, name, value, high, rule, remedies)
+    return value
+
+
+def inside(
+    function: str,
+    name: str,
+    value: float | Tensor,
+    high: float,
+    rule: str,
+    remedies: tuple[str, str] = ("", ""),
+) -> None:
+    """0 < value < high, for a number or all of a tensor (on the CPU: no call waits for a device)."""
+    if not isinstance(value, Tensor):
+        if not 0 < value < high:
+            raise ValueError(f"{function}: {name} must {rule}, got {value}{remedies[0]}")
+    elif value.is_cpu and not torch.compiler.is_dynamo_compiling():
         plain = plain_values(value)
         if not (good := (plain > 0) & (plain < high)).all():
             raise ValueError(f"{function}: {name} must {rule}, got {float(plain[~good][0])}{remedies[1]}")
-    return value
 
 
 def broadcasts_to(shape: torch.Size, batch: torch.Size) -> bool:

@@ -6,7 +6,7 @@ forward mode and second derivatives, and run for any other A and M (solvers/_fix
 tolerance (solvers/_stationary.py) add their momentum by the same function.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ def with_momentum(y: Tensor, momentum: Tensor | float | None, x: Tensor, before:
 
 def stationary_steps(
     A: Callable[[Tensor], Tensor],
-    M: Callable[[Tensor], Tensor] | None,
+    M: Callable[[Tensor], Tensor] | Sequence[Callable[[Tensor], Tensor]] | None,
     scale: Tensor | None,
     momentum: Tensor | None,
     b: Tensor,
@@ -47,6 +47,7 @@ def stationary_steps(
 
     Parameters
     ----------
+    M : r -> M r, or a sequence with one for each step; None: the identity
     scale : s, shape (..., 1 or steps, 1 or n); None: 1
     momentum : m, shape (..., 1 or steps); None: 0
     b, x, before : (n,) or (..., n, k)
@@ -60,7 +61,7 @@ def stationary_steps(
         if stops is not None and stops(number, x, norm):
             break
         norms.append(norm)
-        z = r if M is None else M(r)
+        z = r if M is None else M(r) if callable(M) else M[number](r)
         if scale is not None:
             s = scale[..., number if scale.shape[-2] > 1 else 0, :]
             z = scaled(s if b.dim() == 1 else s.unsqueeze(-1), z)

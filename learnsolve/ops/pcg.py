@@ -55,7 +55,8 @@ def pcg_iterations(
     b : (n,), (n, k) or (B, n, k); B if values or m have it
     x0 : of b's shape; None: zero
     kind : what M is: "none" the identity; "diagonal" diag(m); "product" L L^T and "triangular" (L L^T)^-1,
-        for the L with values m on the pattern `factor`, lower triangular for the latter
+        for the L with values m on the pattern `factor`: of n rows and any number of columns for a product,
+        lower triangular for solves
     m : (n,) or (B, n); values of L, (nnz of factor,) or (B, nnz of factor)
     checkpointed : keep O(sqrt(iterations)) vectors for the backward, and repeat the iterations between them:
         the same bits

@@ -21,7 +21,7 @@ from torch import Tensor
 from learnsolve import _check
 from learnsolve.csr import CSR
 from learnsolve.ops._gather import permuted
-from learnsolve.ops._operands import in_open_interval
+from learnsolve.ops._operands import in_open_interval, inside
 from learnsolve.ops.indexing import _plan_permutation
 from learnsolve.ops.sptrsv import sptrsv
 from learnsolve.ops.structure import diagonal, shared_inverse_diagonal
@@ -69,15 +69,29 @@ class Sweep(NamedTuple):
         return sptrsv(T, z, lower=transpose, transpose=transpose)
 
 
+_RANGE: tuple[float, str, tuple[str, str]] = (
+    2,
+    "lie in 0 < omega < 2",
+    ("; 1 is Gauss-Seidel", "; to train it, use 2 sigmoid(t) with a parameter t"),
+)
+
+
 def check_relaxation(function: str, A: Any, omega: Any, multicolour: Any) -> float | Tensor:
     """Checks of what every sweep takes; omega as a number or a tensor."""
+    check_sweep(function, A, multicolour)
+    return in_open_interval(function, "omega", omega, A.values, *_RANGE)
+
+
+def check_omega(function: str, omega: float | Tensor) -> None:
+    inside(function, "omega", omega, *_RANGE)
+
+
+def check_sweep(function: str, A: Any, multicolour: Any) -> None:
     _check.matrix(function, "A", A)
     _check.dtype(function, "A.values", A.values)
     _check.flag(function, "multicolour", multicolour)
     with torch.no_grad():  # for its errors: a diagonal without zeros
         shared_inverse_diagonal(A, function)
-    remedies = ("; 1 is Gauss-Seidel", "; to train it, use 2 sigmoid(t) with a parameter t")
-    return in_open_interval(function, "omega", omega, A.values, 2, "lie in 0 < omega < 2", remedies)
 
 
 def _with_diagonal_divided(A: CSR, omega: float | Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from learnsolve import _device_analysis
 from learnsolve.ops._autograd import tracked
+from learnsolve.ops._operands import broadcasts_to
 from learnsolve.ops.pcg import Stop, pcg_iterations, pcg_solve
 from learnsolve.ops.richardson import residual_norm
 from learnsolve.ops.structure import transpose
@@ -66,7 +67,9 @@ def fitting_form(A: Any, M: Any, b: Tensor, fixed: bool) -> Form | None:
     form = compiled_form(M)
     if form is not None:
         m = form[1]
-        if m is None or (m.dim() == 1 and m.dtype == b.dtype and m.device == b.device):
+        if m is None or (
+            m.dtype == b.dtype and m.device == b.device and broadcasts_to(m.shape[:-1], b.shape[:-2])
+        ):
             return Form(*form, fixed)
     return Form(M_APART, None, None, fixed) if b.is_cpu and not fixed else None
 
@@ -91,12 +94,18 @@ def compiled_cg(
         if tracked(values, b) or (m is not None and m.requires_grad and torch.is_grad_enabled()):
             return None
         values, m = values.detach(), None if m is None else m.detach()
-    if values.dim() > 1:
-        values = values.expand((*lead, values.shape[-1])).reshape(lead.numel(), values.shape[-1])
+
+    def of_members(t: Tensor) -> Tensor:
+        """Numbers of a matrix, (..., size), as those of all members, (size,), or of each, (B, size)."""
+        if t.dim() == 1 or t.shape[:-1].numel() == 1:
+            return t.reshape(t.shape[-1])
+        return t.expand((*lead, t.shape[-1])).reshape(lead.numel(), t.shape[-1])
 
     def shaped(t: Tensor) -> Tensor:
         """With one batch axis at most, as the kernel has it."""
         return t if len(lead) < 2 else t.reshape(lead.numel(), *t.shape[-2:])
+
+    values, m = of_members(values), None if m is None else of_members(m)
 
     # The solution of A x = 0 is zero.
     start = None if x0 is None else shaped(torch.where(size(b) == 0, 0, x0))

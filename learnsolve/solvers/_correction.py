@@ -12,8 +12,9 @@ from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.csr import CSR
-from learnsolve.preconditioners._relaxation import DIRECTIONS, Sweep, check_relaxation
+from learnsolve.preconditioners._relaxation import DIRECTIONS, Sweep, check_omega, check_sweep
 from learnsolve.solvers import _units
+from learnsolve.solvers._coefficients import Parameters
 from learnsolve.solvers._fixed import FIXED_GRADIENTS, Steps, with_last
 from learnsolve.solvers._operator import Matrix
 from learnsolve.solvers._options import (
@@ -76,12 +77,19 @@ def relax(
     **keywords: Any,
 ) -> Solution:
     """`sor` and its variants."""
-    omega = check_relaxation(name, A, omega, multicolour)
+    check_sweep(name, A, multicolour)
     _check.one_of(name, "direction", direction, DIRECTIONS)
-    method = Correction(Sweep(direction, multicolour), omega)
+    check_b(name, b)
+    if iterations is not None:
+        iterations = _check.integer(name, "iterations", iterations, 0)
+    of_steps = Parameters(name, A, b, iterations).read("omega", omega, rows=False)
+    check_omega(name, of_steps)
+    sweep = Sweep(direction, multicolour)
     if iterations is not None:
         gradient = "unrolled" if gradient is None else gradient
-        return _fixed(name, method, A, b, x0, iterations, gradient, keywords)
+        methods = [Correction(sweep, of_step) for of_step in _of_steps(of_steps)]
+        return _fixed(name, methods, omega, A, b, x0, iterations, gradient, keywords)
+    method = Correction(sweep, *_of_steps(of_steps))
     gradient = "implicit" if gradient is None else gradient
     refuse_parameters_that_learn(name, gradient, omega=omega)
     given = {key: value for key, value in keywords.items() if value is not None}
@@ -91,9 +99,15 @@ def relax(
     return solution
 
 
+def _of_steps(omega: float | Tensor) -> list[Any]:
+    """The one omega of all steps, or that of each, numbers or of the shape of the batch."""
+    return list(omega.squeeze(-1).unbind(-1)) if isinstance(omega, Tensor) else [omega]
+
+
 def _fixed(
     name: str,
-    method: Correction,
+    methods: list[Correction],
+    omega: float | Tensor,
     A: CSR,
     b: Tensor,
     x0: Tensor | None,
@@ -101,7 +115,6 @@ def _fixed(
     gradient: str,
     keywords: dict[str, Any],
 ) -> Solution:
-    iterations = _check.integer(name, "iterations", iterations, 0)
     _check.flag(name, "throw", keywords["throw"])
     for key, value in keywords.items():
         if value is not None and value is not False:
@@ -115,7 +128,6 @@ def _fixed(
             'use "unrolled" or "checkpointed", or leave iterations out'
         )
     _check.one_of(name, "gradient", gradient, FIXED_GRADIENTS)
-    check_b(name, b)
     rows = b.shape[0 if b.dim() == 1 else -2]
     if rows != A.shape[0]:
         raise ValueError(f"{name}: b must have A.shape[0] = {A.shape[0]} rows, got shape {tuple(b.shape)}")
@@ -124,10 +136,8 @@ def _fixed(
     B, operator = columns(b, vector, batch), Matrix(A)
     X = torch.zeros_like(B) if x0 is None else columns(x0, vector, batch)
     if iterations == 0:
-        omega = (method.omega,) if isinstance(method.omega, Tensor) else ()
-        X = with_zero_gradient(X.clone(), B, A.values, *omega)
-    values = method.start(operator, None, X, B, None).values
-    steps = Steps(operator, method.sweep_of(operator, values))
+        X = with_zero_gradient(X.clone(), B, A.values, *((omega,) if isinstance(omega, Tensor) else ()))
+    steps = Steps(operator, _sweeps(methods, operator))
     known = B if x0 is None else None
     x, norms, _, _ = steps.run(B, X, iterations, gradient == "checkpointed", known)
     shown = x.squeeze(-1) if vector else x
@@ -137,3 +147,15 @@ def _fixed(
         return norms_of_all.squeeze(-1) if vector else norms_of_all
 
     return Solution(shown, iterations, complete, -1 if vector else -2, (A.values, b, shown))
+
+
+def _sweeps(methods: list[Correction], operator: Matrix) -> Any:
+    """S of all steps, or of each: these are made when they are needed, and again by a backward that repeats
+    them, so that checkpoints hold no more than they must."""
+
+    def made(method: Correction) -> Any:
+        return method.sweep_of(operator, method.sweep.system(operator.A, method.omega).values)
+
+    if len(methods) == 1:
+        return made(methods[0])
+    return [lambda r, method=method: made(method)(r) for method in methods]

@@ -6,7 +6,7 @@ All steps run, whatever b is, so that a loss on them is the same function of the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeGuard
 
@@ -74,9 +74,10 @@ def _sweeps(
     checkpointed: bool,
     momenta: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """`richardson_sweeps` for any batch axes, on A's values, on scale (..., rows, n) and on b, as the one
-    axis of the kernel."""
-    if A.values.dim() == 1 and b.dim() <= 2 and scale.dim() <= 2:
+    """`richardson_sweeps` for any batch axes, on A's values, on scale (..., rows, n), on momenta (..., rows)
+    and on b, as the one axis of the kernel."""
+    several = momenta is not None and momenta.dim() > 1
+    if A.values.dim() == 1 and b.dim() <= 2 and scale.dim() <= 2 and not several:
         return richardson_sweeps(A.values, scale, b, x0, A.pattern, iterations, checkpointed, momenta)
     batch = torch.broadcast_shapes(A.batch_shape, b.shape[:-2], scale.shape[:-2])
 
@@ -87,6 +88,7 @@ def _sweeps(
     b, x0, values = flat(b, 2), flat(x0, 2), A.values
     values = flat(values, 1) if values.dim() > 1 else values
     scale = flat(scale, 2) if scale.dim() > 2 else scale
+    momenta = flat(momenta, 1) if momenta is not None and several else momenta
     x, norms = richardson_sweeps(values, scale, b, x0, A.pattern, iterations, checkpointed, momenta)
     return x.reshape(batch + x.shape[1:]), norms.reshape(batch + norms.shape[1:])
 
@@ -101,7 +103,8 @@ def run_fixed(
     scale: Tensor,
     momenta: Tensor | None,
 ) -> Solution:
-    """`iterations` steps: `scale` (1 or iterations, 1 or n), `momenta` (1 or iterations,) or None."""
+    """`iterations` steps: `scale` (..., 1 or iterations, 1 or n), `momenta` (..., 1 or iterations) or None,
+    with batch axes that broadcast to those of A and b."""
     if not (options.callback is None or callable(options.callback)):
         raise TypeError(f"{name}: callback must be callable, got {type(options.callback).__name__}")
     operator = as_operator(name, A, b, options.transpose, tuple(options.parameters))
@@ -113,7 +116,7 @@ def run_fixed(
     diagonal = form is not None and form[0] in ("none", "diagonal")
     if form is not None and diagonal and _has_kernel(A) and options.callback is None:
         m = form[1]
-        rows = scale.expand(scale.shape[0], A.shape[0]) if m is None else scale * m.unsqueeze(-2)
+        rows = scale.expand(*scale.shape[:-1], A.shape[0]) if m is None else scale * m.unsqueeze(-2)
         solution = compiled(A, b, x0, rows, iterations, checkpointed, momenta)
     else:
         M, vector = as_preconditioner(name, "M", options.M, b), b.dim() == 1
@@ -135,7 +138,7 @@ class Steps:
     def __init__(
         self,
         A: Callable[[Tensor], Tensor],
-        M: Callable[[Tensor], Tensor] | None,
+        M: Callable[[Tensor], Tensor] | Sequence[Callable[[Tensor], Tensor]] | None,
         scale: Tensor | None = None,
         momenta: Tensor | None = None,
         callback: Callable[[Iteration], Any] | None = None,

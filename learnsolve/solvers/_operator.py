@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import scipy.sparse.linalg
-import torch
 from torch import Tensor
 
 from learnsolve import _check
@@ -14,7 +13,7 @@ from learnsolve.csr import CSR
 from learnsolve.ops._product import product, sampled
 from learnsolve.ops.stencil_operator import StencilOperator
 from learnsolve.solvers._function import Function, on_columns, on_host
-from learnsolve.solvers._vectors import safe_size
+from learnsolve.solvers._vectors import largest, safe_size
 
 
 class Operator(Protocol):
@@ -77,10 +76,8 @@ class Matrix:
         return product(tangents[0], x, self.A.pattern, self.transpose)
 
     def size(self) -> Tensor | None:
-        values = self.A.values.detach()
-        if values.shape[-1] == 0:
-            return None
-        return torch.linalg.vector_norm(values, torch.inf, dim=-1)[..., None, None]
+        values = self.A.values
+        return None if values.shape[-1] == 0 else largest(values, -1).unsqueeze(-1)
 
     def magnitude(self, x: Tensor) -> Tensor | None:
         return product(self.A.values.detach().abs(), x.abs(), self.A.pattern, self.transpose)
@@ -117,10 +114,8 @@ class Stencil:
         return self.A.with_coefficients(tangents[0])._product(x)
 
     def size(self) -> Tensor | None:
-        c = self.A.coefficients.detach()
-        if c.numel() == 0:
-            return None
-        return torch.linalg.vector_norm(c.flatten(-self.core()), torch.inf, dim=-1)[..., None, None]
+        c = self.A.coefficients
+        return None if c.numel() == 0 else largest(c.flatten(-self.core()), -1).unsqueeze(-1)
 
     def magnitude(self, x: Tensor) -> Tensor | None:
         return self.A.with_coefficients(self.A.coefficients.detach().abs())._product(x.abs())

@@ -17,6 +17,7 @@ from torch import Tensor
 from learnsolve import _check
 from learnsolve.ops._dots import scaled
 from learnsolve.ops._steps import with_momentum
+from learnsolve.solvers._coefficients import Parameters
 from learnsolve.solvers._fixed import FIXED_GRADIENTS, run_fixed
 from learnsolve.solvers._options import Options, check_b, refuse_parameters_that_learn
 from learnsolve.solvers._solve import solve
@@ -62,21 +63,22 @@ class _Identity:
 def run(
     name: str,
     given: dict[str, Any],
-    fixed: Callable[[int], tuple[Tensor, Tensor | None]],
-    until: Callable[[], Callable[[Tensor], tuple[Any, Any, Tensor]]],
+    fixed: Callable[[Parameters], tuple[Tensor, Tensor | None]],
+    until: Callable[[Parameters], Callable[[Tensor], tuple[Any, Any, Tensor]]],
     *learned: str,
 ) -> Solution:
     """A method called with the arguments `given`, by name. With `iterations`, that number of steps, with the
-    scales and momenta of fixed(iterations). Else steps to a tolerance, with the coefficients of until().
-    `learned`: the arguments that both use."""
+    scales and momenta of fixed(read). Else steps to a tolerance, with the coefficients of until(read). `read`
+    reads the method's parameters; `learned`: the arguments that both use."""
     A, b, x0, iterations = (given[key] for key in ("A", "b", "x0", "iterations"))
     check_b(name, b)
     if iterations is not None:
         iterations = _check.integer(name, "iterations", iterations, 0)
     options = make_options(name, iterations, **{key: given[key] for key in KEYWORDS})
+    read = Parameters(name, A, b, iterations)
     if iterations is not None:
-        return run_fixed(name, A, b, x0, options, iterations, *fixed(iterations))
-    method = Stationary(until())
+        return run_fixed(name, A, b, x0, options, iterations, *fixed(read))
+    method = Stationary(until(read))
     refuse_parameters_that_learn(name, options.gradient, **{key: given[key] for key in learned})
     options = replace(options, M=_Identity() if options.M is None else options.M)
     return solve(name, method, A, b, x0, options)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from learnsolve.solvers._operator import Matrix, Operator
+from learnsolve.solvers._vectors import largest
 
 # Exponents of two that are ordinary. The largest product is <A b, A b>, the smallest rtol^2 <b, A b>.
 ORDINARY = {torch.float32: 20, torch.float64: 150}
@@ -73,7 +74,7 @@ def choose(size_A: Tensor | None, b: Tensor, atol: float = 0.0, unseen: bool = F
     below `atol` matters."""
     if b.numel() == 0:
         return None
-    of_b = _unit(torch.linalg.vector_norm(b.detach(), torch.inf, dim=-2, keepdim=True).clamp(min=atol))
+    of_b = _unit(largest(b, -2).clamp(min=atol))
     of_A = torch.ones_like(of_b[..., :1]) if size_A is None else _unit(size_A)
     limit = 2.0 ** ORDINARY[b.dtype]
     if not unseen and all(bool(((u <= limit) & (u >= 1 / limit)).all()) for u in (of_A, of_b)):
@@ -85,7 +86,7 @@ def of_right_hand_side(b: Tensor) -> Units | None:
     """The unit of b alone, 1 where its size is ordinary: without waiting for the device."""
     if b.numel() == 0:
         return None
-    unit = _unit(torch.linalg.vector_norm(b.detach(), torch.inf, dim=-2, keepdim=True))
+    unit = _unit(largest(b, -2))
     limit = 2.0 ** ORDINARY[b.dtype]
     return Units(None, torch.where((unit <= limit) & (unit >= 1 / limit), 1, unit))
 

@@ -12,43 +12,54 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learnsolve.solvers._coefficients import scalar, trainable
+from learnsolve.solvers._coefficients import Parameters, trainable
 from learnsolve.solvers._fixed import FixedNumber
 from learnsolve.solvers._stationary import run
 from learnsolve.solvers.base import Iteration, Solution
 
 
 def _coefficients(lmin: Any, lmax: Any, iterations: int, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Those of all steps, (iterations,): with q = (sqrt kappa - 1) / (sqrt kappa + 1),
+    """Those of all steps, (..., iterations), for bounds (..., 1 or iterations): with
+    q = (sqrt kappa - 1) / (sqrt kappa + 1),
 
         a_0 = 2 / (lmin + lmax),  a_k = rho_k 4 / (lmax - lmin),  c_k = rho_k rho_{k-1},
         rho_k = T_k(s) / T_{k+1}(s) = q (1 + q^2k) / (1 + q^(2k+2)),  s = (lmax + lmin) / (lmax - lmin)
 
-    written so that lmin = lmax needs no special case.
+    written so that lmin = lmax needs no special case. A step with bounds of its own has the coefficients that
+    they give its number.
     """
     root = (lmin * lmax) ** 0.5 if isinstance(lmin * lmax, Tensor) else math.sqrt(lmin * lmax)
     middle, radius = (lmax + lmin) / 2, (lmax - lmin) / 2
     q2 = (radius / (middle + root)) ** 2
     p = 1 + _powers(q2, iterations, b)
     first = torch.arange(iterations, device=b.device) == 0
-    a = torch.where(first, 1, 2) * p[:-1] / (p[1:] * (middle + root))
-    before = torch.cat((p[:1], p[:-2])) if iterations else p[:0]
-    return a, torch.where(first, 0, q2 * before / p[1:])
+    now, after = _at_each_step(p, 0), _at_each_step(p, 1)
+    a = torch.where(first, 1, 2) * now / (after * (middle + root))
+    before = torch.cat((now[..., :1], _at_each_step(p, -1)), -1)
+    return a, torch.where(first, 0, q2 * before / after)
+
+
+def _at_each_step(p: Tensor, ahead: int) -> Tensor:
+    """p_{k + ahead} of each step k that has one, by its own bounds; p (..., 1 or steps, steps + 1)."""
+    steps = p.shape[-1] - 1
+    if p.shape[-2] != 1:
+        return p.diagonal(ahead, -2, -1)
+    return p[..., 0, max(ahead, 0) : max(steps + ahead, 0)]
 
 
 def _powers(q: Any, last: int, b: Tensor) -> Tensor:
-    """q^0, ..., q^last"""
+    """q^0, ..., q^last along a new last axis; (1, last + 1) for a number"""
     if not isinstance(q, Tensor) and not b.is_cpu:
         # Nothing is copied from the host: a graph could not hold it.
         powers = torch.full((last + 1,), q, dtype=torch.float64, device=b.device)
         powers[:1].fill_(1)
-        return powers.cumprod(0).to(b.dtype)
+        return powers.cumprod(0).to(b.dtype).unsqueeze(0)
     powers = [0 * q + 1]  # not q ** k, whose second derivatives at 0 are NaN
     for _ in range(last):
         powers.append(powers[-1] * q)
     if isinstance(q, Tensor):
-        return torch.stack(powers)
-    return torch.tensor(powers, dtype=b.dtype, device=b.device)
+        return torch.stack(powers, -1)
+    return torch.tensor(powers, dtype=b.dtype, device=b.device).unsqueeze(0)
 
 
 def chebyshev(
@@ -85,7 +96,9 @@ def chebyshev(
     ----------
     A : CSR, LinearOperator or callable, shape (n, n), as for `cg`
     b : Tensor, shape (n,) or (..., n, k)
-    lmin, lmax : numbers or Tensors of shape (), positive bounds of the spectrum of M A; differentiable
+    lmin, lmax : numbers or Tensors, positive bounds of the spectrum of M A; differentiable. For
+        N = iterations and a batch B: (), (N,), (B,), (N, B) or in full (B, N, 1) with ones allowed ("Shapes
+        of parameters" in docs/solvers.md); a step with bounds of its own has their a_k and c_k
     x0, iterations, M, rtol, atol, maxiter, callback, gradient, throw : as for `richardson`
     adjoint_rtol, adjoint_maxiter, adjoint_M, transpose, parameters : as for `bicgstab`
 
@@ -118,12 +131,14 @@ def chebyshev(
     name = "chebyshev"
     given = locals()
 
-    def fixed(steps: int) -> tuple[Tensor, Tensor]:
-        scale, momenta = _coefficients(*_bounds(name, lmin, lmax, b), steps, b)
+    def fixed(read: Parameters) -> tuple[Tensor, Tensor]:
+        low, high = (t.squeeze(-2) if isinstance(t, Tensor) else t for t in _bounds(read, lmin, lmax))
+        assert read.steps is not None
+        scale, momenta = _coefficients(low, high, read.steps, b)
         return scale.unsqueeze(-1), momenta
 
-    def until():
-        low, high = _bounds(name, lmin, lmax, b)
+    def until(read: Parameters):
+        low, high = _bounds(read, lmin, lmax)
         middle, square = (high + low) / 2, ((high - low) / 2) ** 2
 
         def coefficients(t: Tensor) -> tuple[Any, Any, Tensor]:
@@ -136,19 +151,19 @@ def chebyshev(
     return run(name, given, fixed, until, "lmin", "lmax")
 
 
-def _bounds(name: str, lmin: Any, lmax: Any, b: Tensor) -> tuple[Any, Any]:
-    low, high = _bound(name, "lmin", lmin, b), _bound(name, "lmax", lmax, b)
+def _bounds(read: Parameters, lmin: Any, lmax: Any) -> tuple[Any, Any]:
+    low, high = _bound(read, "lmin", lmin), _bound(read, "lmax", lmax)
     if not isinstance(low, Tensor) and not isinstance(high, Tensor) and low > high:
-        raise ValueError(f"{name}: lmin must not be larger than lmax, got {low} and {high}; swap them")
+        raise ValueError(f"{read.name}: lmin must not be larger than lmax, got {low} and {high}; swap them")
     return low, high
 
 
-def _bound(name: str, key: str, value: Any, b: Tensor) -> Any:
-    value = scalar(name, key, value, b)
+def _bound(read: Parameters, key: str, value: Any) -> Any:
+    value = read.of_columns(key, value, rows=False)
     if not isinstance(value, Tensor) and not 0 < value < math.inf:
         raise ValueError(
-            f"{name}: {key} must be positive and finite, got {value}; it bounds the spectrum of M A, which "
-            "must be positive"
+            f"{read.name}: {key} must be positive and finite, got {value}; it bounds the spectrum of M A, "
+            "which must be positive"
         )
     return value
 
@@ -158,8 +173,8 @@ class Chebyshev(FixedNumber):
 
     Parameters
     ----------
-    lmin, lmax : positive numbers or floating-point Tensors of shape (), the initial bounds. Numbers become
-        parameters of torch's default dtype; ``.double()`` for float64 matrices.
+    lmin, lmax : positive numbers or floating-point Tensors, the initial bounds, of any shape that `chebyshev`
+        takes. Numbers become parameters of torch's default dtype; ``.double()`` for float64 matrices.
     iterations : int
     M : as for `chebyshev`; a Module's parameters are then those of this module
     gradient : "unrolled" or "checkpointed"
@@ -190,9 +205,10 @@ class Chebyshev(FixedNumber):
         super().__init__(iterations, gradient)
         for key, value in (("lmin", lmin), ("lmax", lmax)):
             bound = trainable("Chebyshev", key, value)
-            if bound.dim() or not 0 < float(bound.detach()) < math.inf:
-                raise ValueError(f"Chebyshev: {key} must be one positive, finite number, got {value}")
-            setattr(self, f"log_{key}", torch.nn.Parameter(bound.detach().log()))
+            start = bound.detach()
+            if not ((start > 0) & start.isfinite()).all():
+                raise ValueError(f"Chebyshev: {key} must be positive and finite, got {value}")
+            setattr(self, f"log_{key}", torch.nn.Parameter(start.log()))
         self.M = M
 
     log_lmin: torch.nn.Parameter
@@ -212,5 +228,9 @@ class Chebyshev(FixedNumber):
         )
 
     def extra_repr(self) -> str:
-        lmin, lmax = float(self.lmin.detach()), float(self.lmax.detach())
-        return f"lmin={lmin:.3g}, lmax={lmax:.3g}, iterations={self.iterations}, gradient={self.gradient!r}"
+        lmin, lmax = (_shown(t.detach()) for t in (self.lmin, self.lmax))
+        return f"lmin={lmin}, lmax={lmax}, iterations={self.iterations}, gradient={self.gradient!r}"
+
+
+def _shown(bound: Tensor) -> str:
+    return f"{float(bound):.3g}" if bound.numel() == 1 else f"{tuple(bound.shape)}"

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from learnsolve.solvers._coefficients import momenta_of, rows_of, scalar, steps_of, trainable
+from learnsolve.solvers._coefficients import Parameters, trainable
 from learnsolve.solvers._fixed import FixedNumber
 from learnsolve.solvers._stationary import run
 from learnsolve.solvers.base import Iteration, Solution
@@ -69,10 +69,10 @@ def heavyball(
     ----------
     A : CSR, LinearOperator or callable, shape (n, n), as for `cg`; M A with positive eigenvalues
     b : Tensor, shape (n,) or (..., n, k)
-    alpha : number or Tensor, () a scalar, (n,) one a row; with iterations also (iterations,) or
-        (iterations, 1) one a step, (iterations, n) one a row and step
-    beta : number or Tensor, () a scalar; with iterations also (iterations,). `heavyball_parameters` gives the
-        best two scalars.
+    alpha : number or Tensor, for N = iterations and a batch B: (), (n,), (N,), (N, n), (B,), (N, B) or in
+        full (B, N, n) with ones allowed ("Shapes of parameters" in docs/solvers.md)
+    beta : the same without n: number or Tensor, (), (N,), (B,), (N, B) or (B, N, 1). `heavyball_parameters`
+        gives the best two scalars.
     x0, iterations, M, rtol, atol, maxiter, callback, gradient, throw : as for `richardson`
     adjoint_rtol, adjoint_maxiter, adjoint_M, transpose, parameters : as for `bicgstab`
 
@@ -116,11 +116,11 @@ def heavyball(
     name = "heavyball"
     given = locals()
 
-    def fixed(steps: int) -> tuple[Tensor, Tensor]:
-        return steps_of(name, "alpha", alpha, b, steps), momenta_of(name, "beta", beta, b, steps)
+    def fixed(read: Parameters) -> tuple[Tensor, Tensor]:
+        return read.tensor("alpha", alpha), read.tensor("beta", beta, rows=False).squeeze(-1)
 
-    def until():
-        a, c = rows_of(name, "alpha", alpha, b), scalar(name, "beta", beta, b)
+    def until(read: Parameters):
+        a, c = read.of_columns("alpha", alpha), read.of_columns("beta", beta, rows=False)
         return lambda t: (a, c, t)
 
     return run(name, given, fixed, until, "alpha", "beta")

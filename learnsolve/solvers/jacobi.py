@@ -14,7 +14,7 @@ from learnsolve.ops._product import product
 from learnsolve.ops._steps import residual_norm
 from learnsolve.ops.structure import shared_inverse_diagonal
 from learnsolve.pattern import SparsityPattern
-from learnsolve.solvers._coefficients import trainable
+from learnsolve.solvers._coefficients import Parameters, trainable
 from learnsolve.solvers._fixed import FIXED_GRADIENTS, FixedNumber, compiled, with_last
 from learnsolve.solvers._options import check_x0
 from learnsolve.solvers.base import Solution
@@ -36,8 +36,8 @@ def jacobi(
     A : CSR, shape (n, n), float32 or float64, without zeros on the diagonal D; its values may be (..., nnz)
     b : Tensor, shape (n,) or (..., n, k): one or k right-hand sides
     x0 : Tensor of b's shape; zero if not given
-    weight : number or Tensor that broadcasts against (iterations, n): () a scalar, (n,) one a row,
-        (iterations, 1) one a sweep, (iterations, n) one a row and sweep
+    weight : number or Tensor, for N = iterations and a batch B: (), (n,), (N,), (N, n), (B,), (N, B) or in
+        full (B, N, n) with ones allowed ("Shapes of parameters" in docs/solvers.md)
     iterations : int >= 0
     gradient : "unrolled" stores every iterate for the backward; "checkpointed" gives the same numbers, stores
         O(sqrt(iterations)) iterates and repeats the sweeps between them
@@ -97,7 +97,7 @@ def jacobi(
         )
         x = columns.x.squeeze(-1)
         return Solution(x, iterations, lambda: columns.residual_norms.squeeze(-1), -1, (x,))
-    scale = _scale(name, weight, shared_inverse_diagonal(A, name), values, iterations, n)
+    scale = _scale(weight, shared_inverse_diagonal(A, name), values, Parameters(name, A, b, iterations))
     if iterations == 1 and _only_scale_learns(scale, values, b, x0):
         return _one_sweep(values, pattern, scale, b, x0)
     return compiled(A, b, x0, scale, iterations, gradient == "checkpointed")
@@ -122,22 +122,15 @@ def _one_sweep(values: Tensor, pattern: SparsityPattern, scale: Tensor, b: Tenso
     return Solution(x, 1, complete, axis, (values, b, x))
 
 
-def _scale(name: str, weight, inverse: Tensor, values: Tensor, iterations: int, n: int) -> Tensor:
-    """weight / D, shape (..., n) for one scale, (..., iterations, n) for one a sweep."""
+def _scale(weight: float | Tensor, inverse: Tensor, values: Tensor, read: Parameters) -> Tensor:
+    """weight / D, shape (n,) or (..., 1 or iterations, n)."""
+    factor = read.read("weight", weight)
     if not isinstance(weight, Tensor):
-        factor = _check.number(name, "weight", weight)
         scale = inverse if factor == 1 else factor * inverse
         return scale if values.dim() == 1 else scale.unsqueeze(-2)
-    _check.same_kind(name, "weight", weight, values)
-    shape = tuple(weight.shape)
-    if shape != (n,) and shape not in {(), (1, n), (iterations, 1), (iterations, n), (1, 1)}:
-        raise ValueError(
-            f"{name}: weight must have shape (), (n,), (iterations, 1) or (iterations, n) with n = {n} and "
-            f"iterations = {iterations}, got {shape}"
-        )
-    if values.dim() > 1:
-        inverse = inverse.unsqueeze(-2)
-    return weight * inverse
+    if values.dim() == 1 and weight.dim() <= 1 and factor.shape[:-1] == (1,):
+        return weight * inverse  # without views, which cost a small training step more than the product
+    return factor * (inverse if values.dim() == 1 else inverse.unsqueeze(-2))
 
 
 class Jacobi(FixedNumber):

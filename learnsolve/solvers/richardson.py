@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from learnsolve.solvers._coefficients import rows_of, steps_of, trainable
+from learnsolve.solvers._coefficients import Parameters, trainable
 from learnsolve.solvers._fixed import FixedNumber
 from learnsolve.solvers._stationary import run
 from learnsolve.solvers.base import Iteration, Solution
@@ -63,8 +63,9 @@ def richardson(
     A : CSR, LinearOperator or callable, shape (n, n), as for `cg`; M A with eigenvalues of positive real part
     b : Tensor, shape (n,) or (..., n, k)
     x0 : Tensor of b's shape; zero if not given
-    weight : number or Tensor, () a scalar, (n,) one a row; with iterations also (iterations,) or
-        (iterations, 1) one a step, (iterations, n) one a row and step. `richardson_weight`: the best scalar.
+    weight : number or Tensor, for N = iterations and a batch B: (), (n,), (N,), (N, n), (B,), (N, B) or in
+        full (B, N, n) with ones allowed ("Shapes of parameters" in docs/solvers.md).
+        `richardson_weight`: the best scalar.
     iterations : int >= 0: run this number of steps, whatever b is. If not given, a column stops when
         :math:`\|b - A x\| \le \max(\mathtt{rtol} \|b\|, \mathtt{atol})`, with rtol = 1e-5 and atol = 0 if not
         given
@@ -111,11 +112,11 @@ def richardson(
     name = "richardson"
     given = locals()
 
-    def fixed(steps: int) -> tuple[Tensor, None]:
-        return steps_of(name, "weight", weight, b, steps), None
+    def fixed(read: Parameters) -> tuple[Tensor, None]:
+        return read.tensor("weight", weight), None
 
-    def until():
-        w = rows_of(name, "weight", weight, b)
+    def until(read: Parameters):
+        w = read.of_columns("weight", weight)
         return lambda t: (w, None, t)
 
     return run(name, given, fixed, until, "weight")

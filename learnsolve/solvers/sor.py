@@ -48,8 +48,9 @@ def sor(
     A : CSR, shape (n, n), float32 or float64, without zeros on the diagonal; its values may be (..., nnz)
     b : Tensor, shape (n,) or (..., n, k): one or k right-hand sides
     x0 : Tensor of b's shape; zero if not given
-    omega : number or Tensor, 0 < omega < 2, 1 (Gauss-Seidel) if not given; a tensor, which may require grad,
-        has shape () or is one number a matrix of the batch
+    omega : number or Tensor, which may require grad, 0 < omega < 2; 1 (Gauss-Seidel) if not given. For
+        N = iterations and a batch B: (), (N,), (B,), (N, B) or in full (B, N, 1) with ones allowed ("Shapes
+        of parameters" in docs/solvers.md)
     direction : "forward", first to last unknown; "backward"; or "symmetric", one of each: `ssor`
     multicolour : sweep through the unknowns colour by colour, as `ordering.greedy_colouring` colours them, so
         that those of one colour are relaxed at the same time
@@ -198,8 +199,8 @@ class SOR(FixedNumber):
 
     Parameters
     ----------
-    omega : number or floating-point Tensor, 0 < omega < 2, the initial one. A number becomes a parameter of
-        torch's default dtype; ``.double()`` for float64 matrices.
+    omega : number or floating-point Tensor, 0 < omega < 2, the initial one, of any shape that `sor` takes. A
+        number becomes a parameter of torch's default dtype; ``.double()`` for float64 matrices.
     iterations : int >= 0
     direction, multicolour : as for `sor`
     gradient : "unrolled" or "checkpointed"

@@ -98,15 +98,19 @@ def test_a_number_is_a_scalar_weight(number, shape):
 
 
 def test_as_many_sweeps_as_rows():
-    """With K = n, (n,) means one weight a row, and (n, 1) one a sweep."""
+    """With K = n, (1, n) means one weight a row, and (n, 1) one a sweep; (n,) is refused."""
     P = small_square()
     v, w, b, x0 = inputs_on(P, "row", "vector", 4)
-    for weight in (w, w[:, None]):
+    for weight in (w[None], w[:, None]):
         found, wanted = sparse_jacobi(P, v, weight, b, x0, 4), dense_jacobi(P, v, weight, b, x0, 4)
         torch.testing.assert_close(found, wanted, rtol=1e-13, atol=1e-13)
     assert not torch.allclose(
-        sparse_jacobi(P, v, w, b, x0, 4)[0], sparse_jacobi(P, v, w[:, None], b, x0, 4)[0]
+        sparse_jacobi(P, v, w[None], b, x0, 4)[0], sparse_jacobi(P, v, w[:, None], b, x0, 4)[0]
     )
+    with pytest.raises(
+        ValueError, match=r"one a row or one a step; give it in full, as \(1, 4\) or \(4, 1\)"
+    ):
+        sparse_jacobi(P, v, w, b, x0, 4)
 
 
 @pytest.mark.parametrize("K", [1, 3])
@@ -128,7 +132,7 @@ def test_inputs_stay_as_they_are_and_x_is_new():
     P = small_square()
     inputs = inputs_on(P, "row", "columns", 0)
     before = [t.clone() for t in inputs]
-    for K in (0, 1, 4):
+    for K in (0, 1, 5):
         x, _ = sparse_jacobi(P, *inputs, K)
         x.fill_(7)
         assert all(torch.equal(a, b) for a, b in zip(inputs, before, strict=True)), K

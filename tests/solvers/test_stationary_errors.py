@@ -103,7 +103,7 @@ def test_errors_of_parameters():
         (lambda: S.chebyshev(A, b, 1.0, math.inf), ValueError, "chebyshev: lmax must be positive and finite"),
         (lambda: S.chebyshev(A, b, 2.0, 1.0), ValueError, "chebyshev: lmin must not be larger than lmax"),
         (lambda: S.chebyshev(A, b, ones, 1.0), ValueError, "chebyshev: lmin must have shape"),
-        (lambda: S.Chebyshev(-1.0, 1.0), ValueError, "Chebyshev: lmin must be one positive"),
+        (lambda: S.Chebyshev(-1.0, 1.0), ValueError, "Chebyshev: lmin must be positive and finite"),
         (lambda: S.Heavyball(gradient="implicit"), ValueError, "Heavyball: gradient"),
         (lambda: S.Richardson(torch.tensor(1)), TypeError, "Richardson: weight must be float32 or float64"),
     ]:

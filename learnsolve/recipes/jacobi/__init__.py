@@ -67,7 +67,7 @@ class JacobiRecipe(MatrixRecipe):
 
     def _swept(self, E: Tensor) -> Tensor:
         zeros = self._zeros if E.shape == self._zeros.shape else torch.zeros_like(E)
-        return self.model(self.A, zeros, E).x
+        return self._after(zeros, E, self.weight)
 
     def evaluate(self) -> float:
         return self.held_out_energy(self.weight)
@@ -76,5 +76,10 @@ class JacobiRecipe(MatrixRecipe):
     def held_out_energy(self, weight: Tensor | float) -> float:
         """Energy per held-out vector that the sweeps of the loss leave with `weight`."""
         E = self.held_out
-        x = solvers.jacobi(self.A, torch.zeros_like(E), E, weight=weight, iterations=self.settings.sweeps).x
-        return quadratic_form(self.A, x, symmetric=True).item()
+        return quadratic_form(self.A, self._after(torch.zeros_like(E), E, weight), symmetric=True).item()
+
+    def _after(self, zeros: Tensor, E: Tensor, weight: Tensor | float) -> Tensor:
+        sweeps = self.settings.sweeps
+        if isinstance(weight, Tensor) and sweeps > 1:
+            weight = weight.unsqueeze(0)  # in full: for as many sweeps as rows it could be one a sweep
+        return solvers.jacobi(self.A, zeros, E, weight=weight, iterations=sweeps).x
