@@ -11,6 +11,7 @@ from learnsolve.csr import CSR
 from learnsolve.ops._incomplete import factor, plan_of
 from learnsolve.ops._operands import broadcasts_to, plain_values
 from learnsolve.ops._shift import Search
+from learnsolve.ops.triangle import triangle_of
 
 
 class IncompleteCholesky(NamedTuple):
@@ -171,15 +172,14 @@ def ilu0(A: CSR, *, shift: float | Tensor = 0.0, on_breakdown: str = "raise") ->
             [0., 3.]]))
     """
     f, shift = _factors("ilu0", A, shift, on_breakdown)
-    plan = plan_of(A.pattern, "ilu0")
-    (upper,) = plan.upper
-    lower_values, upper_values = f.split([plan.lower.nnz, upper.nnz], dim=-1)
-    return IncompleteLU(CSR(lower_values, plan.lower), CSR(upper_values, upper), shift)
+    lower, upper = triangle_of(A.pattern, "lower"), triangle_of(A.pattern, "upper")
+    lower_values, upper_values = f.split([lower.nnz, upper.nnz], dim=-1)
+    return IncompleteLU(CSR(lower_values, lower), CSR(upper_values, upper), shift)
 
 
 def _cholesky(function: str, A: CSR, shift: float | Tensor, on_breakdown: str) -> IncompleteCholesky:
     f, shift = _factors(function, A, shift, on_breakdown)
-    return IncompleteCholesky(CSR(f, plan_of(A.pattern, function).lower), shift)
+    return IncompleteCholesky(CSR(f, triangle_of(A.pattern, "lower")), shift)
 
 
 def _factors(function: str, A: CSR, shift: float | Tensor, on_breakdown: str) -> tuple[Tensor, Tensor]:
