@@ -328,4 +328,5 @@ pytree.register_pytree_node(
     serialized_type_name="learnsolve.CSR",
     flatten_with_keys_fn=lambda A: ([(pytree.GetAttrKey("values"), A.values)], A.pattern),  # type: ignore
 )
+torch.serialization.add_safe_globals([CSR])  # read by torch.load with weights_only=True, its default
 assert _library.folder  # the operators are loaded: a CSR without them could do nothing

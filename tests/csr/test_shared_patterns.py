@@ -1,6 +1,14 @@
 """Equal patterns as one object: those that the library makes of one matrix, and those that arrive in pickles."""
 
+import gc
+import io
+import pickle
+import subprocess
+import sys
+import weakref
+
 import pytest
+import torch
 
 import learnsolve as ls
 
@@ -40,3 +48,81 @@ def test_triangles_stay_one_object_beyond_the_limit_of_plans():
         assert A.tril().pattern is wanted
     finally:
         ls.ops.set_plan_limit(before)
+
+
+def copy_of(P: ls.SparsityPattern) -> ls.SparsityPattern:
+    return ls.SparsityPattern(P.crow_indices, P.col_indices, P.shape)
+
+
+def test_a_pickle_comes_home():
+    A = ls.problems.random_spd(8, 0)
+    B = pickle.loads(pickle.dumps(A))
+    assert B.pattern is A.pattern and B.values is not A.values
+    assert copy_of(A.pattern) is not A.pattern, "what a program makes itself stays apart"
+
+
+def test_pickles_of_one_pattern_share_it():
+    A = ls.problems.poisson((5, 3))
+    first, second = pickle.dumps(A), pickle.dumps(ls.CSR(A.values, copy_of(A.pattern)))
+    other = pickle.dumps(ls.problems.poisson((3, 5)))
+    del A
+    gc.collect()
+    B, C, D = (pickle.loads(data) for data in (first, second, other))
+    assert B.pattern is C.pattern
+    assert D.pattern is not B.pattern and D.shape == B.shape
+
+
+def test_no_pickle_keeps_a_pattern_alive():
+    A = ls.problems.random_spd(6, 0)
+    seen = weakref.ref(pickle.loads(pickle.dumps(A)).pattern)
+    del A
+    gc.collect()
+    assert seen() is None
+
+
+@pytest.mark.parametrize("change", ["in place", "through NumPy", "of the transpose"])
+def test_a_changed_pattern_is_not_found(change):
+    A = ls.problems.random_spd(7, 0)
+    data = pickle.dumps(A)
+    entered = pickle.loads(data)
+    assert entered.pattern is A.pattern
+    indices = A.T.col_indices if change == "of the transpose" else A.col_indices
+    (indices.numpy() if change == "through NumPy" else indices)[:2] = 0
+    fresh, again = pickle.loads(data), pickle.loads(data)
+    assert fresh.pattern is not A.pattern and again.pattern is fresh.pattern
+    if change != "through NumPy":
+        with pytest.raises(RuntimeError, match="changed in place"):
+            A.T @ torch.ones(7, dtype=A.dtype)
+    assert torch.isfinite(fresh.T @ torch.ones(7, dtype=A.dtype)).all()
+
+
+def test_a_damaged_pickle_is_refused():
+    A = ls.problems.poisson((4, 3))
+    restore, (crow, col, shape) = A.pattern.__reduce__()
+    with pytest.raises(ValueError, match="columns must be sorted within a row"):
+        restore(crow, col.flip(0).contiguous(), shape)
+
+
+def test_torch_save_and_load():
+    A = ls.problems.random_spd(9, 0)  # nobody else has its pattern
+    matrices = [A * 1.0, A * 2.0]
+    file = io.BytesIO()
+    torch.save(matrices, file)
+    file.seek(0)
+    loaded = torch.load(file)  # weights_only, which reads nothing that could run code
+    assert {id(A.pattern) for A in (*matrices, *loaded)} == {id(matrices[0].pattern)}
+    assert torch.equal(loaded[1].values, matrices[1].values)
+
+
+def test_a_child_process_sends_its_matrices_home():
+    """As the worker of a DataLoader, here a process that has only what it was sent."""
+    A = ls.problems.random_spd(10, 0)
+    program = (
+        "import pickle, sys; A = pickle.load(sys.stdin.buffer); B = pickle.loads(pickle.dumps(A)); "
+        "assert A.pattern is B.pattern; sys.stdout.buffer.write(pickle.dumps([A, B * 2.0, A.tril()]))"
+    )
+    data = pickle.dumps(A)
+    done = subprocess.run([sys.executable, "-c", program], input=data, capture_output=True, check=True)
+    first, second, lower = pickle.loads(done.stdout)
+    assert first.pattern is A.pattern and second.pattern is A.pattern
+    assert torch.equal(second.values, 2 * A.values) and torch.equal(lower.to_dense(), A.to_dense().tril())
