@@ -4,6 +4,7 @@ from learnsolve import _library  # noqa: F401  (first: it says what is missing w
 
 # isort: split
 from learnsolve import analysis, io, nn, ops, ordering, preconditioners, problems, solvers
+from learnsolve.collate import collate
 from learnsolve.config import config, show_config
 from learnsolve.csr import CSR
 from learnsolve.evaluation import Evaluation, evaluate
@@ -18,6 +19,7 @@ __all__ = [
     "Evaluation",
     "SparsityPattern",
     "analysis",
+    "collate",
     "config",
     "evaluate",
     "io",

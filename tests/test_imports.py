@@ -23,7 +23,7 @@ LAYERS = [
     ["ops", "ordering"],
     ["preconditioners", "problems", "io"],
     ["solvers", "nn"],
-    ["analysis", "evaluation", "profiling"],
+    ["analysis", "collate", "evaluation", "profiling"],
     ["learnsolve"],  # the package itself: exports of the above
     ["recipes"],
     ["train"],

@@ -43,7 +43,9 @@ class Layout(NamedTuple):
 def _layout(sizes: tuple[int, ...], device: torch.device) -> Layout:
     counts, largest = np.array(sizes), max(sizes)
     batch = np.repeat(np.arange(len(sizes)), counts)
-    at = np.arange(len(batch)) + np.repeat(largest * np.arange(len(sizes)) - np.cumsum(counts) + counts, counts)
+    at = np.arange(len(batch)) + np.repeat(
+        largest * np.arange(len(sizes)) - np.cumsum(counts) + counts, counts
+    )
     with plain_tensors():
         equal = min(sizes) == largest
         places = None if equal else torch.from_numpy(at).to(device)

@@ -146,11 +146,18 @@ def as_operator(
     parameters: tuple[Tensor, ...],
     symmetric: bool = False,
     square: bool = True,
+    blocks: bool = False,
 ) -> Operator:
-    """A CSR, a BlockBatch, a SciPy LinearOperator or a callable as what the loops work with."""
+    """A CSR, a SciPy LinearOperator or a callable as what the loops work with; with `blocks` a BlockBatch, on
+    padded columns."""
     for i, p in enumerate(parameters):
         _check.tensor(function, f"parameters[{i}]", p)
     rows = b.shape[0 if b.dim() == 1 else -2]
+    if isinstance(A, BlockBatch) and not blocks:
+        raise TypeError(
+            f"{function}: takes no BlockBatch; A.matrix is the block-diagonal CSR, one system, and "
+            "A.split(A.matrix) are the blocks"
+        )
     if isinstance(A, (CSR, BlockBatch, StencilOperator, scipy.sparse.linalg.LinearOperator)):
         if transpose is not None:
             raise ValueError(f"{function}: transpose belongs to a callable A; {type(A).__name__} has its own")

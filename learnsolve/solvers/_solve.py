@@ -53,13 +53,13 @@ def solve(
     check_b(name, b)
     check_options(name, options)
     vector = b.dim() == 1
-    operator = as_operator(name, A, b, options.transpose, tuple(options.parameters), symmetric)
+    operator = as_operator(name, A, b, options.transpose, tuple(options.parameters), symmetric, blocks=True)
     layout = operator.layout if isinstance(operator, Blocks) else None
     batch = check_operands(name, A, b)
     check_x0(name, x0, b)
     B = columns(b, vector, batch)
     X0 = None if x0 is None else columns(x0, vector, batch)
-    systems = _systems(name, options, B if batch else b, layout)
+    systems = systems_of(name, options, B if batch else b, layout)
     for its, _ in systems:
         if symmetric and not getattr(method, "flexible", False):
             check_symmetric(name, its.M)
@@ -284,9 +284,7 @@ def columns(t: Tensor, vector: bool, batch: torch.Size) -> Tensor:
     return t.expand(torch.broadcast_shapes(batch, t.shape[:-2]) + t.shape[-2:])
 
 
-def _systems(
-    name: str, options: Options, b: Tensor, layout: Layout | None
-) -> list[tuple[Options, Tensor]]:
+def systems_of(name: str, options: Options, b: Tensor, layout: Layout | None) -> list[tuple[Options, Tensor]]:
     """The options and the right-hand side that each M belongs to: one, or with a list of M one a block."""
     if layout is None or not isinstance(options.M, (list, tuple)):
         return [(options, b)]
