@@ -117,6 +117,8 @@ def compiled_cg(
     """`iterate` by the compiled loop; None, to a tolerance, if autograd or a transform tracks the call. A is
     a `Matrix` or `Blocks`, the criterion a `ResidualNorm`."""
     fixed = form.fixed
+    if isinstance(A, Blocks) and b.dim() != 3:  # a batch axis of vmap
+        return None
     if not fixed and (tracked(A.parameters[0], b) or (form.learns() and torch.is_grad_enabled())):
         return None
     # The solution of A x = 0 is zero.
