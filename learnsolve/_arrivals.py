@@ -1,7 +1,7 @@
-"""Equal patterns that arrive in a process, in pickles, are one object: that of the first, or one that lives here.
+"""Equal patterns that arrive in a process, in pickles, are one object: the first, or one that lives here.
 
-Patterns that a program makes itself stay apart, as its objects do. They are entered by their contents when the
-first pickle arrives, so that making one costs nothing more.
+Patterns that a program makes itself stay apart, as its objects do. They are entered by their contents when
+the first pickle arrives, so that making one costs nothing more.
 """
 
 from __future__ import annotations

@@ -37,7 +37,8 @@ def collate(samples: Sequence[Any], *, stack: bool = False) -> Any:
     Examples
     --------
     >>> import torch, learnsolve as ls
-    >>> data = [(A, torch.ones(A.shape[0], dtype=A.dtype)) for A in map(ls.problems.poisson, [(5,), (2, 3), (4,)])]
+    >>> matrices = [ls.problems.poisson(shape) for shape in ((5,), (2, 3), (4,))]
+    >>> data = [(A, torch.ones(A.shape[0], dtype=A.dtype)) for A in matrices]
     >>> loader = torch.utils.data.DataLoader(data, batch_size=3, collate_fn=ls.collate)
     >>> for A, b in loader:
     ...     print(A, b.shape, ls.solvers.cg(A, b).status.name)

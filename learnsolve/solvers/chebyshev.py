@@ -83,7 +83,7 @@ def chebyshev(
 
     Parameters
     ----------
-    A : CSR, LinearOperator or callable, shape (n, n), as for `cg`
+    A : CSR, BlockBatch, LinearOperator or callable, shape (n, n), as for `cg`
     b : Tensor, shape (n,) or (..., n, k)
     lmin, lmax : numbers or Tensors of shape (), positive bounds of the spectrum of M A; differentiable
     x0, iterations, M, rtol, atol, maxiter, callback, gradient, throw : as for `richardson`

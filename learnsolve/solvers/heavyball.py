@@ -67,7 +67,7 @@ def heavyball(
 
     Parameters
     ----------
-    A : CSR, LinearOperator or callable, shape (n, n), as for `cg`; M A with positive eigenvalues
+    A : CSR, BlockBatch, LinearOperator or callable, shape (n, n), as for `cg`; M A with positive eigenvalues
     b : Tensor, shape (n,) or (..., n, k)
     alpha : number or Tensor, () a scalar, (n,) one a row; with iterations also (iterations,) or
         (iterations, 1) one a step, (iterations, n) one a row and step

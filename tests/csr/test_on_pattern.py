@@ -20,7 +20,8 @@ def csr(D: torch.Tensor) -> scipy.sparse.csr_array:
 @pytest.mark.parametrize("format", ["csr", "csc", "coo", "dia"])
 def test_from_scipy_is_on_the_pattern(format, pattern):
     A = ls.CSR.from_scipy(csr(D).asformat(format), pattern=pattern)
-    assert A.pattern is pattern and A.dtype == torch.float64
+    assert A.pattern is pattern
+    assert A.dtype == torch.float64
     assert torch.equal(A.to_dense(), D)
     assert ls.CSR.from_scipy(csr(D), torch.float32, pattern=pattern).dtype == torch.float32
 
@@ -28,7 +29,10 @@ def test_from_scipy_is_on_the_pattern(format, pattern):
 def test_duplicates_are_added_up():
     S = scipy.sparse.coo_array((np.array([1.0, 2.0, 5.0]), ([0, 0, 2], [2, 2, 1])), shape=(3, 3))
     A = ls.CSR.from_scipy(S, pattern=P)
-    assert A[0, 2] == 3 and A[2, 1] == 5 and A.sum() == 8 and A.pattern is P
+    assert A[0, 2] == 3
+    assert A[2, 1] == 5
+    assert A.sum() == 8
+    assert A.pattern is P
 
 
 def test_data_on_one_pattern_share_plans():
@@ -93,7 +97,8 @@ def test_stack_is_a_batch():
     A = ls.CSR(normal((P.nnz,)).requires_grad_(), P)
     B = ls.CSR(normal((P.nnz,), seed=1), ls.SparsityPattern(P.crow_indices, P.col_indices, P.shape))
     C = ls.CSR.stack([A, B])
-    assert C.pattern is P and torch.equal(C.values, torch.stack((A.values, B.values)))
+    assert C.pattern is P
+    assert torch.equal(C.values, torch.stack((A.values, B.values)))
     C.to_dense()[0].sum().backward()
     assert torch.equal(A.values.grad, torch.ones(P.nnz))
     assert ls.CSR.stack([C, C]).batch_shape == (2, 2)

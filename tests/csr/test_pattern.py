@@ -155,7 +155,8 @@ def test_pickle(index):
     assert Q is P
     del P, Q
     Q = pickle.loads(data)
-    assert torch.equal(crow, Q.crow_indices) and torch.equal(col, Q.col_indices)
+    assert torch.equal(crow, Q.crow_indices)
+    assert torch.equal(col, Q.col_indices)
     assert (Q.shape, Q.dtype, Q.nnz, Q.cache_bytes()) == ((13, 4), index, len(col), 0)
     P = Q
     A, B = pickle.loads(pickle.dumps((ls.CSR(normal((P.nnz,)), P), ls.CSR(normal((P.nnz,)), P))))

@@ -57,7 +57,8 @@ def copy_of(P: ls.SparsityPattern) -> ls.SparsityPattern:
 def test_a_pickle_comes_home():
     A = ls.problems.random_spd(8, 0)
     B = pickle.loads(pickle.dumps(A))
-    assert B.pattern is A.pattern and B.values is not A.values
+    assert B.pattern is A.pattern
+    assert B.values is not A.values
     assert copy_of(A.pattern) is not A.pattern, "what a program makes itself stays apart"
 
 
@@ -69,7 +70,8 @@ def test_pickles_of_one_pattern_share_it():
     gc.collect()
     B, C, D = (pickle.loads(data) for data in (first, second, other))
     assert B.pattern is C.pattern
-    assert D.pattern is not B.pattern and D.shape == B.shape
+    assert D.pattern is not B.pattern
+    assert D.shape == B.shape
 
 
 def test_no_pickle_keeps_a_pattern_alive():
@@ -89,7 +91,8 @@ def test_a_changed_pattern_is_not_found(change):
     indices = A.T.col_indices if change == "of the transpose" else A.col_indices
     (indices.numpy() if change == "through NumPy" else indices)[:2] = 0
     fresh, again = pickle.loads(data), pickle.loads(data)
-    assert fresh.pattern is not A.pattern and again.pattern is fresh.pattern
+    assert fresh.pattern is not A.pattern
+    assert again.pattern is fresh.pattern
     if change != "through NumPy":
         with pytest.raises(RuntimeError, match="changed in place"):
             A.T @ torch.ones(7, dtype=A.dtype)
@@ -124,5 +127,7 @@ def test_a_child_process_sends_its_matrices_home():
     data = pickle.dumps(A)
     done = subprocess.run([sys.executable, "-c", program], input=data, capture_output=True, check=True)
     first, second, lower = pickle.loads(done.stdout)
-    assert first.pattern is A.pattern and second.pattern is A.pattern
-    assert torch.equal(second.values, 2 * A.values) and torch.equal(lower.to_dense(), A.to_dense().tril())
+    assert first.pattern is A.pattern
+    assert second.pattern is A.pattern
+    assert torch.equal(second.values, 2 * A.values)
+    assert torch.equal(lower.to_dense(), A.to_dense().tril())

@@ -82,7 +82,11 @@ def test_preconditioners(kind, fixed):
     of_batch, of_one = PRECONDITIONERS[kind]
     keywords = {"rtol": 0.0, "maxiter": 4, "gradient": "unrolled"} if fixed else {}
     solution = solve("cg", batch, b, M=of_batch(batch), **keywords)
-    Ms = [lambda r: 1.0 * r, *(P.SSOR(A) for A in members[1:])] if of_one is None else [of_one(A) for A in members]
+    Ms = (
+        [lambda r: 1.0 * r, *(P.SSOR(A) for A in members[1:])]
+        if of_one is None
+        else [of_one(A) for A in members]
+    )
     loop = [solve("cg", A, c, M=M, **keywords) for A, c, M in zip(members, batch.split(b), Ms, strict=True)]
     check(batch, solution, loop)
 
@@ -136,7 +140,8 @@ def test_special_right_hand_sides():
     b = normal((batch.shape[0],))
     batch.split(b)[0].zero_()
     solution = S.minres(batch, b)
-    assert solution.converged and not batch.split(solution.x)[0].any()
+    assert solution.converged
+    assert not batch.split(solution.x)[0].any()
     batch.split(b)[0][0] = torch.nan
     with pytest.warns(S.ConvergenceWarning):
         names = [status.name for status in S.cg(batch, b).statuses]
@@ -190,7 +195,13 @@ def test_gradients_are_those_of_the_loop(name, gradient, M):
 
     def together(values, b):
         A = batch.with_values(values)
-        of = {"M": make(A.matrix)} if M == "IC0" else {"M": [make(B.detach()) for B in A.split(A.matrix)]} if M else {}
+        of = (
+            {"M": make(A.matrix)}
+            if M == "IC0"
+            else {"M": [make(B.detach()) for B in A.split(A.matrix)]}
+            if M
+            else {}
+        )
         return (solve(name, A, b, gradient=gradient, **of).x * weight).sum()
 
     def alone(values, b):
@@ -231,7 +242,8 @@ def test_values_of_the_members_get_gradients():
     batch = ls.BlockBatch(members)
     S.cg(batch, normal((batch.shape[0],)), M=[P.IC0(A) for A in members]).x.sum().backward()
     for A in members:
-        assert A.values.grad.shape == A.values.shape and A.values.grad.abs().sum() > 0
+        assert A.values.grad.shape == A.values.shape
+        assert A.values.grad.abs().sum() > 0
 
 
 def test_histories_are_differentiable():
@@ -241,11 +253,14 @@ def test_histories_are_differentiable():
     norms = S.cg(batch, b, M=lambda r: d * r, rtol=0.0, maxiter=3, gradient="unrolled").residual_norms
     norms[1, -1].backward()
     part = torch.ones(20, dtype=torch.float64, requires_grad=True)
-    alone = S.cg(matrices()[1], batch.split(b)[1], M=lambda r: part * r, rtol=0.0, maxiter=3, gradient="unrolled")
+    alone = S.cg(
+        matrices()[1], batch.split(b)[1], M=lambda r: part * r, rtol=0.0, maxiter=3, gradient="unrolled"
+    )
     alone.residual_norms[-1].backward()
     first, second, third = batch.split(d.grad)
     torch.testing.assert_close(second, part.grad)
-    assert not first.any() and not third.any()
+    assert not first.any()
+    assert not third.any()
 
 
 def test_vmap():
@@ -270,7 +285,9 @@ def test_stationary_methods_have_weights_of_rows(iterations, rows, gradient):
     members = matrices()
     batch = ls.BlockBatch(members)
     b, x0 = normal((batch.shape[0], 2)), normal((batch.shape[0], 2), seed=1)
-    weight = torch.linspace(0.1, 0.2, batch.shape[0], dtype=torch.float64) if rows else torch.tensor(0.2).double()
+    weight = (
+        torch.linspace(0.1, 0.2, batch.shape[0], dtype=torch.float64) if rows else torch.tensor(0.2).double()
+    )
     weight.requires_grad_()
     keywords = {"iterations": iterations, "gradient": gradient, "M": P.Jacobi(batch.matrix)}
     if iterations is None:
@@ -292,7 +309,9 @@ def test_modules_take_a_batch():
     module = S.Heavyball(0.2, 0.1, iterations=4).double()
     module(batch, b).residual_norms[:, -1].sum().backward()
     assert module.alpha.grad != 0
-    scale = P.ScaledJacobi.initialise_from(batch.matrix) if hasattr(P.ScaledJacobi, "initialise_from") else None
+    scale = (
+        P.ScaledJacobi.initialise_from(batch.matrix) if hasattr(P.ScaledJacobi, "initialise_from") else None
+    )
     if scale is not None:
         S.PCG(scale, maxiter=3, rtol=0.0)(batch, b).residual_norms[:, -1].sum().backward()
 
@@ -329,7 +348,9 @@ def test_wrong_arguments():
         S.cg(batch, b.float())
     with pytest.raises(ValueError, match="cg: M must be a list of one for each of 3 blocks, as M is, got 2"):
         S.cg(batch, b, M=[None, None])
-    with pytest.raises(ValueError, match="gmres: adjoint_M must be a list of one for each of 3 blocks, as M is, got"):
+    with pytest.raises(
+        ValueError, match="gmres: adjoint_M must be a list of one for each of 3 blocks, as M is, got"
+    ):
         S.gmres(batch, b, M=[None] * 3, adjoint_M=lambda r: r)
     with pytest.raises(ValueError, match="cg: needs a linear, symmetric M, and SOR is not symmetric"):
         S.cg(batch, b, M=[None, None, P.SOR(matrices()[2])])
