@@ -38,7 +38,7 @@ def arrived(pattern: P) -> P:
 
 def _enter(pattern: Any) -> Any:
     crow, col = pattern._arrays
-    sums = (zlib.crc32(as_numpy(t)) for t in (crow, col))
+    sums = (zlib.crc32(as_numpy(t).data) for t in (crow, col))
     key = (pattern.shape, crow.dtype, crow.device, len(col), *sums)
     known = _by_contents.get(key)
     if known is None or not known._is_unchanged() or not same(known, pattern):
@@ -48,6 +48,8 @@ def _enter(pattern: Any) -> Any:
 
 def same(P: Any, Q: Any) -> bool:
     """Have two patterns on one device the same entries?"""
+    P._check_unchanged()
+    Q._check_unchanged()
     if P is Q:
         return True
     if P.shape != Q.shape or P.nnz != Q.nnz or P.device != Q.device:

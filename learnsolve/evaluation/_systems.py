@@ -41,8 +41,8 @@ def systems_of(name: str, A: Any, b: Any) -> list[tuple[Matrix, list[System]]]:
     for one in A:
         if not isinstance(one, Matrices):
             raise TypeError(
-                f"{name}: A must hold CSRs, BlockBatches or StencilOperators, got {type(one).__name__}; make a CSR with "
-                "CSR.from_*"
+                f"{name}: A must hold CSRs, BlockBatches or StencilOperators, got {type(one).__name__}; make "
+                "a CSR with CSR.from_*"
             )
     return [group for one, its in zip(A, b, strict=True) for group in _of_one(name, one, its)]
 

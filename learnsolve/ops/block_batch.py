@@ -53,8 +53,8 @@ def _layout(sizes: tuple[int, ...], device: torch.device) -> Layout:
 
 
 class BlockBatch:
-    r"""Square matrices of different patterns and sizes as one block-diagonal matrix, whose blocks are systems of
-    their own: solvers give each its own recurrence, stop, status and history of residuals.
+    """Square matrices of different patterns and sizes as one block-diagonal matrix, whose blocks are systems
+    of their own: solvers give each its own recurrence, stop, status and history of residuals.
 
     Parameters
     ----------
@@ -62,8 +62,8 @@ class BlockBatch:
 
     Attributes
     ----------
-    matrix : the block-diagonal CSR. Networks work on its graph, ``matrix.pattern``; preconditioners are made of
-        it: ``IC0(batch.matrix)``
+    matrix : the block-diagonal CSR. Networks work on its graph, ``matrix.pattern``; preconditioners are made
+        of it: ``IC0(batch.matrix)``
     sizes : tuple of int, of the blocks
     batch : int64 Tensor, shape (n,), n the sum of the sizes: the number of the block of each row
     shape : (n, n)
@@ -92,7 +92,8 @@ class BlockBatch:
     >>> batch = ls.BlockBatch([ls.problems.poisson((3, 4)), ls.problems.poisson((9,))])
     >>> batch
     BlockBatch(blocks=2, shape=(21, 21), nnz=71, dtype=float64, device=cpu)
-    >>> solution = ls.solvers.cg(batch, torch.ones(21, dtype=batch.dtype), M=ls.preconditioners.IC0(batch.matrix))
+    >>> M = ls.preconditioners.IC0(batch.matrix)
+    >>> solution = ls.solvers.cg(batch, torch.ones(21, dtype=batch.dtype), M=M)
     >>> [status.name for status in solution.statuses], solution.residual_norms.shape[0]
     (['CONVERGED', 'CONVERGED'], 2)
     >>> [x.shape for x in batch.split(solution.x)]
@@ -109,8 +110,8 @@ class BlockBatch:
             _check.square(name, f"matrix {i}", A.shape)
             if A.batch_shape:
                 raise ValueError(
-                    f"{name}: matrices must have no batch axes, matrix {i} has {tuple(A.batch_shape)}; a batch "
-                    "on one pattern is a CSR already, or list its matrices"
+                    f"{name}: matrices must have no batch axes, matrix {i} has {tuple(A.batch_shape)}; list "
+                    "the matrices one by one, or solve with the CSR, which is a batch already"
                 )
         self._fill(block_diag(matrices), _layout(tuple(A.shape[0] for A in matrices), matrices[0].device))
         self._patterns = tuple(A.pattern for A in matrices)
@@ -205,9 +206,9 @@ class BlockBatch:
 
         Parameters
         ----------
-        value : a Tensor of the rows, shape (n,) or (..., n, k); with `entries` of the entries of `matrix`, shape
-            (nnz,) or (..., nnz, k); or a CSR of shape (n, n) without entries outside of the blocks, on any
-            pattern: a factor, say
+        value : a Tensor of the rows, shape (n,) or (..., n, k); with `entries` of the entries of `matrix`,
+            shape (nnz,) or (..., nnz, k); or a CSR of shape (n, n) without entries outside of the blocks, on
+            any pattern: a factor, say
 
         Returns
         -------
@@ -217,32 +218,31 @@ class BlockBatch:
         if isinstance(value, CSR):
             return self._split_matrix(name, value)
         _check.tensor(name, "value", value)
-        counts = list(self._counts() if entries else self.sizes)
+        counts = [P.nnz for P in self._own_patterns()] if entries else list(self.sizes)
         total, axis = sum(counts), 0 if value.dim() == 1 else -2
         if value.dim() == 0 or value.shape[axis] != total:
-            of = ("of the rows", "(n,) or (..., n, k) with n") if not entries else (
-                "of the entries", "(nnz,) or (..., nnz, k) with nnz")  # fmt: skip
+            rule = "entries must have shape (nnz,) or (..., nnz, k) with nnz" if entries else (
+                "rows must have shape (n,) or (..., n, k) with n"
+            )  # fmt: skip
             raise ValueError(
-                f"{name}: a tensor {of[0]} must have shape {of[1]} = {total}, got {tuple(value.shape)}"
-                + ("; entries=True for one of the entries" if not entries else "")
+                f"{name}: a tensor of the {rule} = {total}, got {tuple(value.shape)}"
+                + ("" if entries else "; entries=True for one of the entries")
             )
         return list(value.split(counts, axis))
 
-    def _counts(self) -> tuple[int, ...]:
-        """Entries of the blocks."""
+    def _own_patterns(self) -> tuple[SparsityPattern, ...]:
         if self._patterns is None:
-            self._patterns = self.matrix.pattern._planned(_plan_blocks, *self.sizes)
-        return tuple(P.nnz for P in self._patterns)
+            self._patterns = self._patterns_of(self.matrix.pattern)
+        return self._patterns
+
+    def _patterns_of(self, P: SparsityPattern) -> tuple[SparsityPattern, ...]:
+        return P._planned(_plan_blocks, *self.sizes)
 
     def _split_matrix(self, name: str, A: CSR) -> list[CSR]:
         if A.shape != self.shape:
             raise ValueError(f"{name}: the matrix must have the shape {self.shape}, got {A.shape}")
-        if A.pattern is self.matrix.pattern:
-            self._counts()
-            patterns = self._patterns
-        else:
-            patterns = A.pattern._planned(_plan_blocks, *self.sizes)
-        assert patterns is not None
+        own = A.pattern is self.matrix.pattern
+        patterns = self._own_patterns() if own else self._patterns_of(A.pattern)
         parts = A.values.split([P.nnz for P in patterns], -1)
         return [CSR(v, P) for v, P in zip(parts, patterns, strict=True)]
 

@@ -1,12 +1,13 @@
 """A `BlockBatch` as the loops see it: one system for each block, vectors padded with zeros to the largest.
 
-With E the 0/1 matrix that pads, the operator is E A E^T and M is E M E^T: padding stays zero in every method, and
-each number that a method computes for a column it computes for each block, (..., B, 1, k).
+With E the 0/1 matrix that pads, the operator is E A E^T and M is E M E^T: padding stays zero in every method,
+and each number that a method computes for a column it computes for each block, (..., B, 1, k).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,6 +19,7 @@ from learnsolve.ops.structure import transpose
 
 if TYPE_CHECKING:
     from learnsolve.solvers._operator import Matrix
+    from learnsolve.solvers._options import Options
 
 Map = Callable[[Tensor], Tensor]
 
@@ -78,6 +80,26 @@ class Blocks:
 
     def core(self) -> int:
         return 0  # values (..., nnz) of all blocks belong to x of (..., B, largest, k)
+
+
+def systems_of(name: str, options: Options, b: Tensor, layout: Layout | None) -> list[tuple[Options, Tensor]]:
+    """The options and the right-hand side that each M belongs to: one, or with a list of M one a block."""
+    if layout is None or not isinstance(options.M, (list, tuple)):
+        return [(options, b)]
+    for key, given in (("M", options.M), ("adjoint_M", options.adjoint_M)):
+        listed = isinstance(given, (list, tuple))
+        if given is not None and (not listed or len(given) != len(layout.sizes)):
+            count = len(given) if listed else type(given).__name__
+            raise ValueError(
+                f"{name}: {key} must be a list of one for each of {len(layout.sizes)} blocks, as M is, got "
+                f"{count}"
+            )
+    adjoints = [None] * len(layout.sizes) if options.adjoint_M is None else options.adjoint_M
+    parts = b.split(layout.sizes, 0 if b.dim() == 1 else -2)
+    return [
+        (replace(options, M=M, adjoint_M=T), part)
+        for M, T, part in zip(options.M, adjoints, parts, strict=True)
+    ]
 
 
 def joined(layout: Layout | None, maps: Sequence[Map | None]) -> Map | None:

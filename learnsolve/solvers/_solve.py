@@ -14,7 +14,7 @@ from learnsolve._plain import outside_of_graphs
 from learnsolve.ops._autograd import tracked
 from learnsolve.ops.block_batch import Layout
 from learnsolve.solvers import _units
-from learnsolve.solvers._blocks import Blocks, joined
+from learnsolve.solvers._blocks import Blocks, joined, systems_of
 from learnsolve.solvers._compiled_cg import Form, compiled_cg, fitting_form
 from learnsolve.solvers._criterion import Criterion, ResidualNorm
 from learnsolve.solvers._implicit import Found, Implicit, transformed
@@ -282,25 +282,6 @@ def columns(t: Tensor, vector: bool, batch: torch.Size) -> Tensor:
     """(..., n, k), with the batch axes of A."""
     t = t.unsqueeze(-1) if vector else t
     return t.expand(torch.broadcast_shapes(batch, t.shape[:-2]) + t.shape[-2:])
-
-
-def systems_of(name: str, options: Options, b: Tensor, layout: Layout | None) -> list[tuple[Options, Tensor]]:
-    """The options and the right-hand side that each M belongs to: one, or with a list of M one a block."""
-    if layout is None or not isinstance(options.M, (list, tuple)):
-        return [(options, b)]
-    for key, given in (("M", options.M), ("adjoint_M", options.adjoint_M)):
-        listed = isinstance(given, (list, tuple))
-        if given is not None and (not listed or len(given) != len(layout.sizes)):
-            count = len(given) if listed else type(given).__name__
-            raise ValueError(
-                f"{name}: {key} must be a list of one for each of {len(layout.sizes)} blocks, as M is, got {count}"
-            )
-    adjoints = [None] * len(layout.sizes) if options.adjoint_M is None else options.adjoint_M
-    parts = b.split(layout.sizes, 0 if b.dim() == 1 else -2)
-    return [
-        (replace(options, M=M, adjoint_M=T), part)
-        for M, T, part in zip(options.M, adjoints, parts, strict=True)
-    ]
 
 
 def _adjoint_preconditioner(

@@ -55,12 +55,14 @@ def test_an_entry_outside_is_refused(value):
 
 def test_what_is_no_pattern_of_the_matrix_is_refused():
     with pytest.raises(
-        TypeError, match="CSR.from_scipy: pattern must be a SparsityPattern, got CSR; that of"
+        TypeError, match=r"CSR.from_scipy: pattern must be a SparsityPattern, got CSR; that of"
     ):
         ls.CSR.from_scipy(csr(D), pattern=ls.CSR.from_dense(D))
     with pytest.raises(ValueError, match=r"CSR.from_torch: the pattern must have the shape \(2, 3\), got"):
         ls.CSR.from_torch(D[:2].to_sparse(), pattern=P)
-    with pytest.raises(TypeError, match="from_scipy: the values must be float32 or float64, got torch.int64"):
+    with pytest.raises(
+        TypeError, match=r"from_scipy: the values must be float32 or float64, got torch.int64"
+    ):
         ls.CSR.from_scipy(csr(D).astype(int), pattern=P)
 
 
@@ -108,12 +110,12 @@ def test_stack_refuses_what_is_no_batch():
     A = ls.CSR(normal((P.nnz,)), P)
     for other in (ls.CSR.from_dense(D), ls.ops.eye(4, dtype=torch.float64)):
         with pytest.raises(
-            ValueError, match="CSR.stack: the matrices must have one pattern, but .* matrix 1"
+            ValueError, match=r"CSR.stack: the matrices must have one pattern, but .* matrix 1"
         ):
             ls.CSR.stack([A, other])
     with pytest.raises(ValueError, match=r"one batch shape, got \(1,\) in matrix 1, \(\) in the first"):
         ls.CSR.stack([A, A.with_values(A.values.unsqueeze(0))])
-    with pytest.raises(TypeError, match="matrix 1 has dtype torch.float32"):
+    with pytest.raises(TypeError, match=r"matrix 1 has dtype torch.float32"):
         ls.CSR.stack([A, A.to(torch.float32)])
-    with pytest.raises(ValueError, match="CSR.stack: expected at least one matrix"):
+    with pytest.raises(ValueError, match=r"CSR.stack: expected at least one matrix"):
         ls.CSR.stack([])

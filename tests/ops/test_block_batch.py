@@ -65,7 +65,7 @@ def test_split_refuses_what_is_not_of_the_blocks():
         batch.split(ls.CSR.from_dense(torch.ones(28, 28)))
     with pytest.raises(ValueError, match=r"must have the shape \(28, 28\), got \(20, 20\)"):
         batch.split(matrices()[1])
-    with pytest.raises(TypeError, match="BlockBatch.split: value must be a torch.Tensor, got list"):
+    with pytest.raises(TypeError, match=r"BlockBatch.split: value must be a torch.Tensor, got list"):
         batch.split([1.0])
 
 
@@ -80,8 +80,12 @@ def test_values_and_gradients():
     assert other.matrix.pattern is batch.matrix.pattern
     assert other.split(other.matrix)[2].pattern is members[2].pattern
     v = normal((102,)).requires_grad_()
-    f = lambda v: torch.cat([A.to_dense().flatten() for A in batch.with_values(v).split(batch.matrix.with_values(v))])  # noqa: E731  # fmt: skip
-    assert torch.autograd.gradcheck(f, (v,))
+
+    def blocks(v):
+        one = batch.with_values(v)
+        return torch.cat([A.to_dense().flatten() for A in one.split(one.matrix)])
+
+    assert torch.autograd.gradcheck(blocks, (v,))
 
 
 def test_moves_and_copies():
@@ -144,14 +148,15 @@ def test_what_is_no_batch_is_refused():
 
 
 def test_patterns_of_combinations_are_bounded():
-    before = ls.ops.set_plan_limit(2**14)
+    before = ls.ops.set_plan_limit(0)
     try:
         pool = [ls.problems.random_spd(20 + i, i) for i in range(12)]
         generator = torch.Generator().manual_seed(0)
         for _ in range(60):
             chosen = torch.randint(12, (4,), generator=generator).tolist()
             ls.BlockBatch([pool[i] for i in chosen])
-        assert sum(len(A.pattern._plans.kept) for A in pool) <= 16
+        plans = [name for A in pool for name in A.pattern._plans.kept]
+        assert len([name for name in plans if "_plan_stack" in name]) <= 16
     finally:
         ls.ops.set_plan_limit(before)
 
@@ -174,7 +179,7 @@ def test_collate():
     assert isinstance(ls.collate(matrices()), ls.BlockBatch)
     assert len(ls.collate([(A,) for A in matrices()])) == 1
     assert ls.collate([(A, None) for A in matrices()])[1] is None
-    data = ls.problems.dataset("delaunay_laplacian", "train", 2, n=16, blocks=1)
+    data = ls.problems.dataset("delaunay_laplacian", "train", 2)
     A, b, x = ls.collate(list(data))
     torch.testing.assert_close(A @ x, b)
 
@@ -184,7 +189,7 @@ def test_collate_to_a_stack():
     B, c = ls.collate([(A, b), (2.0 * A, b)], stack=True)
     assert (B.batch_shape, tuple(c.shape)) == ((2,), (2, 3, 1))
     torch.testing.assert_close(ls.solvers.cg(B, c).x[1], ls.solvers.cg(2.0 * A, b.unsqueeze(1)).x)
-    with pytest.raises(ValueError, match="CSR.stack: the matrices must have one pattern"):
+    with pytest.raises(ValueError, match=r"CSR.stack: the matrices must have one pattern"):
         ls.collate(matrices(), stack=True)
 
 
@@ -211,17 +216,17 @@ def test_collate_refuses_other_samples():
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_data_loader_with_workers():
-    data = samples() + samples()
-    patterns = {id(A.pattern) for A, _, _ in data}
+    data = samples() * 2
     loader = torch.utils.data.DataLoader(data, batch_size=3, collate_fn=ls.collate, num_workers=2)
     first, second = list(loader)
     assert first[0].matrix.pattern is second[0].matrix.pattern, "of one combination, from two processes"
     for A, b, x in (first, second):
         torch.testing.assert_close(ls.solvers.cg(A, b, rtol=1e-12).x, x)
-    one = [(A, b) for A, b, _ in data[1::3]]
+    A = ls.CSR.from_dense((normal((13, 13)) > 0.3).double())  # no other test has its pattern
+    one = [(s * A, normal((13,))) for s in (1.0, 2.0)]
     collate = functools.partial(ls.collate, stack=True)
-    for A, _ in torch.utils.data.DataLoader(one, batch_size=1, collate_fn=collate, num_workers=2):
-        assert id(A.pattern) in patterns, "the object of the data set"
+    for B, _ in torch.utils.data.DataLoader(one, batch_size=1, collate_fn=collate, num_workers=2):
+        assert B.pattern is A.pattern, "the object of the data set"
 
 
 def test_evaluate_takes_each_block_as_a_system():
@@ -237,5 +242,5 @@ def test_evaluate_takes_each_block_as_a_system():
     assert found.rows[0].systems == 6
     with pytest.raises(ValueError, match="a tensor of the rows must have shape"):
         ls.evaluate(batch, b[:5], given)
-    with pytest.raises(TypeError, match="b must be a torch.Tensor, got list"):
+    with pytest.raises(TypeError, match=r"b must be a torch.Tensor, got list"):
         ls.evaluate(batch, batch.split(b), given)

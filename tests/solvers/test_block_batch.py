@@ -344,7 +344,7 @@ def test_wrong_arguments():
     n, b = batch.shape[0], normal((batch.shape[0],))
     with pytest.raises(ValueError, match=rf"cg: b must have A.shape\[0\] = {n} rows, got shape \(5,\)"):
         S.cg(batch, b[:5])
-    with pytest.raises(TypeError, match="cg: b has dtype torch.float32, the matrix torch.float64"):
+    with pytest.raises(TypeError, match=r"cg: b has dtype torch.float32, the matrix torch.float64"):
         S.cg(batch, b.float())
     with pytest.raises(ValueError, match="cg: M must be a list of one for each of 3 blocks, as M is, got 2"):
         S.cg(batch, b, M=[None, None])
@@ -359,7 +359,7 @@ def test_wrong_arguments():
     with pytest.raises(ValueError, match="cg: M requires grad"):
         S.cg(batch, b, M=[None, None, P.IC0(matrices()[2].requires_grad_())])
     for M in (P.IC0(matrices()[1]), P.Jacobi(matrices()[1])):
-        with pytest.raises(ValueError, match="rows|shape"):
+        with pytest.raises(ValueError, match=r"rows|shape"):
             S.cg(batch, b, M=M)
     with pytest.raises(TypeError, match=r"M must be a callable r -> M r, .*, got list"):
         S.cg(batch.matrix, b, M=[None])
