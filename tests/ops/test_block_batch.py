@@ -1,4 +1,4 @@
-"""`BlockBatch`: its parts, and `collate`. Its solves: tests/solvers/test_block_batch.py."""
+"""`BlockBatch`: its parts, and `collate`. Its solves: tests/solvers/test_blocks.py."""
 
 import copy
 import functools
