@@ -123,6 +123,7 @@ def test_torch_save_and_load():
     assert torch.equal(loaded[1].values, matrices[1].values)
 
 
+@pytest.mark.slow
 def test_a_child_process_sends_its_matrices_home():
     """As the worker of a DataLoader, here a process that has only what it was sent."""
     A = unknown(10)

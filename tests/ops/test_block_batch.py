@@ -104,6 +104,7 @@ def test_moves_and_copies():
     assert torch.load(file).batch.equal(batch.batch)
 
 
+@pytest.mark.slow
 def test_a_child_process_solves_it():
     batch = ls.BlockBatch(matrices())
     b = torch.ones(28, dtype=torch.float64)

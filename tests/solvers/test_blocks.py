@@ -43,6 +43,7 @@ def check(batch: ls.BlockBatch, solution: S.Solution, loop: list[S.Solution], ex
 
 
 @pytest.mark.filterwarnings("ignore::learnsolve.solvers.ConvergenceWarning")
+@pytest.mark.few
 @pytest.mark.parametrize("columns", [(), (2,)])
 @pytest.mark.parametrize("gradient", ["implicit", "unrolled", "checkpointed"])
 @pytest.mark.parametrize("name", METHODS)
@@ -222,6 +223,7 @@ def symmetric(values: torch.Tensor, batch: ls.BlockBatch) -> ls.BlockBatch:
     return batch.with_values((values + A.T.values) / 2)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("gradient", ["implicit", "unrolled"])
 @pytest.mark.parametrize("name", ["cg", "minres", "gmres"])
 def test_derivatives(name, gradient):
@@ -278,6 +280,7 @@ def test_vmap():
 # --- a number of steps ---
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("gradient", ["unrolled", "checkpointed"])
 @pytest.mark.parametrize("rows", [False, True])
 @pytest.mark.parametrize("iterations", [None, 3])
