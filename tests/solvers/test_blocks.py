@@ -108,6 +108,20 @@ def test_a_preconditioner_that_couples_blocks_runs():
     torch.testing.assert_close(batch @ x, b, rtol=0, atol=1e-7)
 
 
+def test_a_block_that_seems_to_stagnate_is_judged_while_others_run(monkeypatch):
+    """Its recurrence is left, here after 32 iterations; another block then runs all that are allowed."""
+
+    def seems(self, x, iterations):
+        return torch.full((1, 1), x.shape[0] == 400)
+
+    monkeypatch.setattr("learnsolve.solvers._compiled_cg._Stalls.__call__", seems)
+    members = [ls.problems.poisson((20, 20)), ls.problems.poisson((200,))]
+    batch = ls.BlockBatch(members)
+    with pytest.warns(S.ConvergenceWarning):
+        solution = S.cg(batch, normal((600,)), rtol=1e-6, maxiter=100)
+    assert [status.name for status in solution.statuses] == ["CONVERGED", "MAX_ITERATIONS"]
+
+
 @pytest.mark.parametrize("M", [None, lambda r: 1.0 * r])
 def test_one_block_fails_and_the_others_converge(M):
     members = matrices()
