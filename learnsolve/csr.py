@@ -148,7 +148,9 @@ class CSR:
         """
         A = cls(*_conversion.from_scipy(S, dtype))
         if pattern is not None:
-            A = _ops._on_pattern.on_pattern("CSR.from_scipy", A.to(device=getattr(pattern, "device", None)), pattern)
+            A = _ops._on_pattern.on_pattern(
+                "CSR.from_scipy", A.to(device=getattr(pattern, "device", None)), pattern
+            )
         return A.to(device=device)
 
     def to_scipy(self) -> scipy.sparse.csr_array:

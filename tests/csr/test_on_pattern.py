@@ -58,7 +58,7 @@ def test_what_is_no_pattern_of_the_matrix_is_refused():
         TypeError, match=r"CSR.from_scipy: pattern must be a SparsityPattern, got CSR; that of"
     ):
         ls.CSR.from_scipy(csr(D), pattern=ls.CSR.from_dense(D))
-    with pytest.raises(TypeError, match="CSR.from_scipy: pattern must be a SparsityPattern, got str"):
+    with pytest.raises(TypeError, match=r"CSR.from_scipy: pattern must be a SparsityPattern, got str"):
         ls.CSR.from_scipy(csr(D), pattern="csr")
     with pytest.raises(ValueError, match=r"CSR.from_torch: the pattern must have the shape \(2, 3\), got"):
         ls.CSR.from_torch(D[:2].to_sparse(), pattern=P)
