@@ -4,18 +4,22 @@ from learnsolve import _library  # noqa: F401  (first: it says what is missing w
 
 # isort: split
 from learnsolve import analysis, io, nn, ops, ordering, preconditioners, problems, solvers
+from learnsolve.collate import collate
 from learnsolve.config import config, show_config
 from learnsolve.csr import CSR
 from learnsolve.evaluation import Evaluation, evaluate
+from learnsolve.ops.block_batch import BlockBatch
 from learnsolve.pattern import SparsityPattern
 from learnsolve.profiling import profile
 
 __version__ = "0.1.0"
 __all__ = [
     "CSR",
+    "BlockBatch",
     "Evaluation",
     "SparsityPattern",
     "analysis",
+    "collate",
     "config",
     "evaluate",
     "io",

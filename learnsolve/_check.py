@@ -26,6 +26,8 @@ def tensor(function: str, name: str, value: Any) -> None:
 
 def matrix(function: str, name: str, A: Any, remedy: str = "; make one with CSR.from_*") -> None:
     if not isinstance(A, CSR):
+        if isinstance(getattr(A, "matrix", None), CSR):  # a BlockBatch
+            remedy = f"; pass {name}.matrix, its block-diagonal CSR"
         raise TypeError(f"{function}: {name} must be a CSR, got {type(A).__name__}{remedy}")
 
 

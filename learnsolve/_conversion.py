@@ -98,9 +98,13 @@ def to_torch(values: Tensor, pattern: SparsityPattern, layout: torch.layout) -> 
     raise ValueError(f"CSR.to_torch: layout must be torch.sparse_csr or torch.sparse_coo, got {layout}")
 
 
-def from_dense(D: Tensor) -> tuple[Tensor, SparsityPattern]:
+def check_dense(D: Any) -> None:
     if not isinstance(D, Tensor) or D.dim() != 2 or D.layout != torch.strided:
         raise TypeError("CSR.from_dense: expected a 2-D torch.Tensor, dense; see from_torch")
+
+
+def from_dense(D: Tensor) -> tuple[Tensor, SparsityPattern]:
+    check_dense(D)
     rows, columns = D.detach().nonzero(as_tuple=True)
     crow = torch.searchsorted(rows, torch.arange(D.shape[0] + 1, device=D.device))
     return D[rows, columns], SparsityPattern._trusted(crow, columns, (D.shape[0], D.shape[1]))

@@ -79,6 +79,11 @@ class Planned:
         """No analysis and no kernel may use arrays that differ from the validated ones."""
         self._kept[None].check()
 
+    def _is_unchanged(self) -> bool:
+        """Neither the arrays nor what was computed from them was changed in place."""
+        known = (*self._kept.values(), *self._plans.kept.values())
+        return all(t._version == version for kept in known for t, version in kept.watched)
+
     def _cached(self, key: Any, make: Callable[[], Any]) -> Any:
         if torch.compiler.is_dynamo_compiling():
             _analyse_while_tracing(self._serial)

@@ -6,6 +6,7 @@ More than 300 lines, because the methods of one class are the interface of a mat
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, overload
 
 import scipy.sparse.linalg
@@ -132,11 +133,25 @@ class CSR:
     # --- from and to other forms ---
     @classmethod
     def from_scipy(
-        cls, S: Any, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+        cls,
+        S: Any,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        pattern: SparsityPattern | None = None,
     ) -> CSR:
         """From any scipy.sparse array or matrix. The dtype is kept unless one is given; explicit zeros stay
-        entries; duplicates are added up."""
-        return cls(*_conversion.from_scipy(S, dtype)).to(device=device)
+        entries; duplicates are added up.
+
+        With `pattern` the matrix has that pattern, the very object, and zeros where S has no entry: matrices
+        of a data set share it, and what is planned for it. An entry of S that is not on it, also a zero, is a
+        ValueError. It costs O(nnz).
+        """
+        A = cls(*_conversion.from_scipy(S, dtype))
+        if pattern is not None:
+            A = _ops._on_pattern.on_pattern(
+                "CSR.from_scipy", A.to(device=getattr(pattern, "device", None)), pattern
+            )
+        return A.to(device=device)
 
     def to_scipy(self) -> scipy.sparse.csr_array:
         """A scipy.sparse.csr_array with copies of the values and indices (no gradient)."""
@@ -149,14 +164,16 @@ class CSR:
         return _ops._linear_operator.HostOperator(self, _ops._linear_operator.matrix_product)
 
     @classmethod
-    def from_torch(cls, T: Tensor) -> CSR:
+    def from_torch(cls, T: Tensor, pattern: SparsityPattern | None = None) -> CSR:
         """From a torch sparse CSR or COO tensor; differentiable in its values, which are copied only if they
-        have to be sorted."""
+        have to be sorted. `pattern` as for `from_scipy`."""
         crow, col, values, shape = _conversion.from_torch(T)
         if crow is not None:
-            return cls(values, SparsityPattern(crow, col, shape))
-        rows, columns = col
-        return cls.from_coo(rows, columns, values, shape)
+            A = cls(values, SparsityPattern(crow, col, shape))
+        else:
+            rows, columns = col
+            A = cls.from_coo(rows, columns, values, shape)
+        return A if pattern is None else _ops._on_pattern.on_pattern("CSR.from_torch", A, pattern)
 
     def to_torch(self, layout: torch.layout = torch.sparse_csr) -> Tensor:
         """A torch sparse tensor, CSR or COO: a copy of the indices and A's own values, in which it is
@@ -165,16 +182,27 @@ class CSR:
         return _conversion.to_torch(self.values, self.pattern, layout)
 
     @classmethod
-    def from_dense(cls, D: Tensor) -> CSR:
-        """The nonzeros of a 2-D tensor; differentiable in them."""
-        return cls(*_conversion.from_dense(D))
+    def from_dense(cls, D: Tensor, pattern: SparsityPattern | None = None) -> CSR:
+        """The nonzeros of a 2-D tensor; differentiable in them. With `pattern`, as for `from_scipy`, the
+        numbers at its entries, zeros too."""
+        if pattern is None:
+            return cls(*_conversion.from_dense(D))
+        _conversion.check_dense(D)
+        return _ops._on_pattern.dense_on_pattern(D, pattern)
 
     def to_dense(self) -> Tensor:
         """The dense matrix, shape (..., rows, columns); differentiable in the values."""
         return _conversion.to_dense(self.values, self.pattern)
 
     @classmethod
-    def from_coo(cls, rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> CSR:
+    def from_coo(
+        cls,
+        rows: Tensor,
+        columns: Tensor,
+        values: Tensor,
+        shape: tuple[int, int],
+        pattern: SparsityPattern | None = None,
+    ) -> CSR:
         """From triples in any order; those of one place are added up. Differentiable in `values`.
 
         Parameters
@@ -182,8 +210,19 @@ class CSR:
         rows, columns : integer tensors, shape (entries,)
         values : shape (..., entries)
         shape : (rows, columns)
+        pattern : as for `from_scipy`
         """
-        return _ops.coo.from_coo(rows, columns, values, shape)
+        A = _ops.coo.from_coo(rows, columns, values, shape)
+        return A if pattern is None else _ops._on_pattern.on_pattern("CSR.from_coo", A, pattern)
+
+    @classmethod
+    def stack(cls, matrices: Sequence[CSR]) -> CSR:
+        """A batch, values (B, ..., nnz), of matrices with equal patterns. Differentiable in all of them.
+
+        The pattern is that of the first; another object is accepted if its entries are the same. A ValueError
+        where they are not: `BlockBatch` takes matrices of different patterns and sizes.
+        """
+        return _ops.stack.stack(matrices)
 
     def _single(self, function: str) -> None:
         if self.values.dim() != 1:
@@ -328,4 +367,5 @@ pytree.register_pytree_node(
     serialized_type_name="learnsolve.CSR",
     flatten_with_keys_fn=lambda A: ([(pytree.GetAttrKey("values"), A.values)], A.pattern),  # type: ignore
 )
+torch.serialization.add_safe_globals([CSR])  # read by torch.load with weights_only=True, its default
 assert _library.folder  # the operators are loaded: a CSR without them could do nothing

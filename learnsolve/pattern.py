@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve import _analysis, _device_analysis
+from learnsolve import _analysis, _arrivals, _device_analysis
 from learnsolve._pattern_checks import MOST, as_numpy, check_structure, check_tensors, matrix_shape
 from learnsolve._plain import plain_tensors
 from learnsolve._planned import Planned
@@ -46,6 +46,10 @@ class SparsityPattern(Planned):
     rows of about equal work. Patterns are equal only if they are the same object, so a pattern can be a
     dictionary key. Making one costs O(rows + nnz).
 
+    Pickles that arrive in a process, from the workers of a `DataLoader` or a file of `torch.save`, share one
+    object where their patterns have the same arrays: that of the process, if it has the pattern already, so
+    that what is planned for it is planned once. `copy.deepcopy` does not copy a pattern.
+
     Examples
     --------
     >>> import torch, learnsolve as ls
@@ -79,6 +83,7 @@ class SparsityPattern(Planned):
         set_(self, "shape", shape)
         set_(self, "nnz", len(col))
         set_(self, "_source", None)  # of a transposed pattern: a weak reference to the original
+        _arrivals.made(self)
 
     @classmethod
     def _trusted(cls, crow: Tensor, col: Tensor, shape: tuple[int, int]) -> SparsityPattern:
@@ -94,7 +99,7 @@ class SparsityPattern(Planned):
         raise AttributeError(f"SparsityPattern is immutable: {name} cannot be deleted")
 
     def __reduce__(self):
-        return SparsityPattern, (self.crow_indices, self.col_indices, self.shape)
+        return _arrived, (self.crow_indices, self.col_indices, self.shape)
 
     def __copy__(self) -> SparsityPattern:
         return self
@@ -286,3 +291,12 @@ class SparsityPattern(Planned):
                 self.crow_indices.to(target, dtype), self.col_indices.to(target, dtype), self.shape
             ),
         )
+
+
+def _arrived(crow_indices: Tensor, col_indices: Tensor, shape: tuple[int, int]) -> SparsityPattern:
+    """What a pickle holds: checked, and one object for all that are equal."""
+    return _arrivals.arrived(SparsityPattern(crow_indices, col_indices, shape))
+
+
+# torch.load reads them with weights_only=True, its default: both check what they are given.
+torch.serialization.add_safe_globals([SparsityPattern, _arrived])

@@ -15,6 +15,7 @@ from torch.profiler import ProfilerActivity
 from learnsolve import _check
 from learnsolve._clock import timed, wait
 from learnsolve.csr import CSR
+from learnsolve.ops.block_batch import BlockBatch
 from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.solvers.base import Solution
 
@@ -162,8 +163,8 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(item)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         yield from _tensors([getattr(value, field.name) for field in dataclasses.fields(value)])
-    elif isinstance(value, CSR):
-        yield value.values
+    elif isinstance(value, (CSR, BlockBatch)):
+        yield (value if isinstance(value, CSR) else value.matrix).values
     elif isinstance(value, Solution):
         yield value.x
     elif isinstance(value, Preconditioner):  # tensors computed in its set-up, or trainable

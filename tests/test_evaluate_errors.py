@@ -72,7 +72,7 @@ def test_a_refused_preconditioner_is_named():
         ({"b": torch.ones(60)}, TypeError, "b has dtype"),
         ({"A": []}, TypeError, "sequences of them"),
         ({"A": [], "b": []}, ValueError, "one b for each A"),
-        ({"A": [3], "b": [3]}, TypeError, "A must hold CSRs or StencilOperators"),
+        ({"A": [3], "b": [3]}, TypeError, "A must hold CSRs, BlockBatches or StencilOperators"),
     ],
 )
 def test_errors(change, error, match):

@@ -15,6 +15,7 @@ LAYERS = [
     ["_library", "_analysis", "_plain", "_unchanged", "_plan_limit", "_clock"],
     ["_device_analysis"],
     ["_planned", "_pattern_checks"],
+    ["_arrivals"],
     ["config", "pattern", "_scipy"],
     ["_conversion"],
     ["csr"],
@@ -22,7 +23,7 @@ LAYERS = [
     ["ops", "ordering"],
     ["preconditioners", "problems", "io"],
     ["solvers", "nn"],
-    ["analysis", "evaluation", "profiling"],
+    ["analysis", "collate", "evaluation", "profiling"],
     ["learnsolve"],  # the package itself: exports of the above
     ["recipes"],
     ["train"],

@@ -10,9 +10,11 @@ from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.csr import CSR
+from learnsolve.ops.block_batch import BlockBatch
 from learnsolve.ops.stencil_operator import StencilOperator
 
 Matrix = CSR | StencilOperator
+Matrices = Matrix | BlockBatch
 
 
 class System(NamedTuple):
@@ -24,11 +26,12 @@ class System(NamedTuple):
 
 def systems_of(name: str, A: Any, b: Any) -> list[tuple[Matrix, list[System]]]:
     """Each matrix of a batch separately, with its right-hand sides."""
-    if isinstance(A, Matrix):
+    if isinstance(A, Matrices):
         return _of_one(name, A, b)
     if not isinstance(A, Sequence) or not isinstance(b, Sequence):
         raise TypeError(
-            f"{name}: A must be a CSR or a StencilOperator, or A and b sequences of them and of tensors, got "
+            f"{name}: A must be a CSR, BlockBatch or StencilOperator, or A and b sequences of them and of "
+            "tensors, got "
             f"{type(A).__name__} and {type(b).__name__}"
         )
     if len(A) != len(b) or not A:
@@ -36,15 +39,19 @@ def systems_of(name: str, A: Any, b: Any) -> list[tuple[Matrix, list[System]]]:
             f"{name}: needs one b for each A, got {len(A)} matrices and {len(b)} right-hand sides"
         )
     for one in A:
-        if not isinstance(one, Matrix):
+        if not isinstance(one, Matrices):
             raise TypeError(
-                f"{name}: A must hold CSRs or StencilOperators, got {type(one).__name__}; make a CSR with "
-                "CSR.from_*"
+                f"{name}: A must hold CSRs, BlockBatches or StencilOperators, got {type(one).__name__}; make "
+                "a CSR with CSR.from_*"
             )
     return [group for one, its in zip(A, b, strict=True) for group in _of_one(name, one, its)]
 
 
-def _of_one(name: str, A: Matrix, b: Any) -> list[tuple[Matrix, list[System]]]:
+def _of_one(name: str, A: Matrices, b: Any) -> list[tuple[Matrix, list[System]]]:
+    if isinstance(A, BlockBatch):
+        _check.same_kind(name, "b", b, A.matrix.values)
+        pairs = zip(A.split(A.matrix), A.split(b), strict=True)
+        return [group for one, its in pairs for group in _of_one(name, one, its)]
     entries = (A.values if isinstance(A, CSR) else A.coefficients).detach()
     _check.same_kind(name, "b", b, entries)
     n = A.shape[0]

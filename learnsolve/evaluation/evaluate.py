@@ -20,7 +20,7 @@ from learnsolve import _check, solvers
 from learnsolve._clock import timed
 from learnsolve.csr import CSR
 from learnsolve.evaluation._result import Evaluation, Row, Spread
-from learnsolve.evaluation._systems import Matrix, System, systems_of
+from learnsolve.evaluation._systems import Matrices, Matrix, System, systems_of
 from learnsolve.pattern import SparsityPattern
 from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.solvers._operator import compiled_form
@@ -46,7 +46,7 @@ class _Setup(NamedTuple):
 
 
 def evaluate(
-    A: Matrix | Sequence[Matrix],
+    A: Matrices | Sequence[Matrices],
     b: Tensor | Sequence[Tensor],
     preconditioners: Mapping[str, Any],
     *,
@@ -61,7 +61,7 @@ def evaluate(
     Parameters
     ----------
     A : CSR, shape (n, n), values (..., nnz) for a batch of matrices; or a StencilOperator, which may also
-        have batch axes; or a sequence of such matrices
+        have batch axes; or a `BlockBatch`, each block a matrix; or a sequence of these
     b : Tensor, (n,) or (..., n, k): each batch entry and each of the k columns is a separate system; or a
         sequence of such tensors, one for each matrix of a sequence
     preconditioners : a dict from names to one of

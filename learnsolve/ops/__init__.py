@@ -8,6 +8,7 @@ from learnsolve.ops import (  # noqa: F401  (methods of CSR)
     _batched,
     _fake,
     _linear_operator,
+    _on_pattern,
     arithmetic,
     coo,
     indexing,

@@ -13,14 +13,14 @@ from learnsolve.ops._product import product
 from learnsolve.pattern import SparsityPattern
 
 
-def take(values: Tensor, at: Tensor) -> Tensor:
-    """values[..., at] for distinct int64 positions."""
-    return dispatch(_Take, (values,), at)
+def take(values: Tensor, at: Tensor, dim: int = -1) -> Tensor:
+    """values[..., at] for distinct int64 positions, or that along another axis, counted from the end."""
+    return dispatch(_Take, (values,), at, dim)
 
 
-def place(values: Tensor, at: Tensor, size: int) -> Tensor:
-    """Zeros (..., size) with values at distinct int64 positions."""
-    return dispatch(_Place, (values,), at, size)
+def place(values: Tensor, at: Tensor, size: int, dim: int = -1) -> Tensor:
+    """Zeros (..., size) with values at distinct int64 positions, or that along another axis."""
+    return dispatch(_Place, (values,), at, size, dim)
 
 
 def permuted(values: Tensor, forward: Tensor, backward: Tensor, dim: int = -1) -> Tensor:
@@ -41,30 +41,33 @@ class _Take(Multilinear):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(values, at):
-        return values.index_select(-1, at)
+    def forward(values, at, dim):
+        return values.index_select(dim, at)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        values, ctx.at = inputs
-        ctx.size = values.shape[-1]
-        ctx.constants = (ctx.at,)
+        values, *ctx.constants = inputs
+        ctx.size = values.shape[inputs[2]]
 
     @staticmethod
     def backward(ctx, g):
-        return place(g, ctx.at, ctx.size), None
+        at, dim = ctx.constants
+        return place(g, at, ctx.size, dim), None, None
 
 
 class _Place(Multilinear):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(values, at, size):
-        return values.new_zeros((*values.shape[:-1], size)).index_copy(-1, at, values)
+    def forward(values, at, size, dim):
+        shape = list(values.shape)
+        shape[dim] = size
+        return values.new_zeros(shape).index_copy(dim, at, values)
 
     @staticmethod
     def backward(ctx, g):
-        return take(g, ctx.constants[0]), None, None
+        at, _, dim = ctx.constants
+        return take(g, at, dim), None, None, None
 
 
 class _Permute(Multilinear):

@@ -26,7 +26,7 @@ from learnsolve import (
     _library,  # noqa: F401  (registers torch.ops.learnsolve)
 )
 from learnsolve.ops._autograd import LinearSolve, Multilinear, Operation, dispatch
-from learnsolve.ops.triangle import plan_triangle
+from learnsolve.ops.triangle import triangle_of
 from learnsolve.pattern import SparsityPattern, as_numpy
 
 _raw_factor = torch.ops.learnsolve.csr_incomplete_factor.default
@@ -43,11 +43,9 @@ REMEDY = '; add a shift: shift=1e-2, say, or on_breakdown="shift" to search one'
 
 
 class Plan(NamedTuple):
-    """The elimination on a pattern, and the patterns of its factors."""
+    """The elimination on a pattern. Its factors are on the triangles of the pattern (`triangle_of`)."""
 
     elimination: tuple[tuple[Tensor, ...], bool]  # what the operators take (csrc/ops/schema.cpp)
-    lower: SparsityPattern
-    upper: tuple[SparsityPattern, ...]  # none for L L^T
     on_diagonal: Tensor  # of A's entries
 
 
@@ -68,29 +66,16 @@ def elimination_plan(pattern: SparsityPattern, kind: str) -> Plan:
             f"{needed / 2**30:.3g} GiB, more than learnsolve.ops._incomplete.PLAN_LIMIT = "
             f"{PLAN_LIMIT / 2**30:.3g} GiB; drop small entries of A first, or raise the limit"
         )
-    *made, lower_crow, lower_col, upper_crow, upper_col = _analysis.elimination_plan(
-        *arrays, _KINDS[kind], narrow
-    )
+    *made, _, _, _, _ = _analysis.elimination_plan(*arrays, _KINDS[kind], narrow)
     by_level: tuple[Tensor, ...] = ()
     if _device_analysis.here(pattern.crow_indices):
         made, levels, uses = _by_level(*made)
         by_level = (torch.from_numpy(levels), *(pattern._tensor(a) for a in (levels, *uses)))
     plan = [pattern._tensor(a) for a in made]
     sizes = torch.tensor((len(made[0]) + len(made[5]), pattern.nnz), device="cpu")
-
-    def triangle(side: str, *arrays: np.ndarray) -> SparsityPattern:
-        # The object that tril and triu give, so that a sum with a triangle of A needs no union.
-        shared = pattern._planned(plan_triangle, 0, side).pattern
-        if shared is not None:
-            return shared
-        crow, col = (pattern._tensor(a).to(pattern.dtype) for a in arrays)
-        return SparsityPattern._trusted(crow, col, pattern.shape)
-
-    upper = (triangle("upper", upper_crow, upper_col),) if kind == "ilu0" else ()
     on_diagonal = torch.zeros(pattern.nnz, dtype=torch.bool, device=pattern.device)
     on_diagonal[pattern.diagonal_positions.long()] = True
-    lower = triangle("lower", lower_crow, lower_col)
-    return Plan(((*plan, sizes, *by_level), kind != "ilu0"), lower, upper, on_diagonal)
+    return Plan(((*plan, sizes, *by_level), kind != "ilu0"), on_diagonal)
 
 
 def _by_level(order, source, pivot, ptr, pairs, units):
@@ -144,19 +129,19 @@ def _factor_or_raise(values: Tensor, pattern: SparsityPattern, kind: str) -> Ten
             message = breakdown_message(kind, int(row), pivot, matrix if values.dim() > 1 else None)
             raise ValueError(message + REMEDY)
     if f.is_cpu and not f.sum().isfinite():  # the sum may overflow although every entry is finite
-        _finite(f, plan, kind)
+        _finite(f, pattern, kind)
     return f
 
 
-def _finite(f: Tensor, plan: Plan, kind: str) -> None:
+def _finite(f: Tensor, pattern: SparsityPattern, kind: str) -> None:
     """Each entry of the factors: one can overflow, or be NaN from the start, and reach no pivot."""
     bad = (~f.isfinite()).nonzero()
     if len(bad) == 0:
         return
-    at, pattern, name = int(bad[0, -1]), plan.lower, "L"
-    if at >= pattern.nnz:
-        at, pattern, name = at - pattern.nnz, plan.upper[0], "U"
-    row, column = int(pattern.row_indices[at]), int(pattern.col_indices[at])
+    at, factor, name = int(bad[0, -1]), triangle_of(pattern, "lower"), "L"
+    if at >= factor.nnz:
+        at, factor, name = at - factor.nnz, triangle_of(pattern, "upper"), "U"
+    row, column = int(factor.row_indices[at]), int(factor.col_indices[at])
     batch = f" of matrix {int(bad[0, 0])} of the batch (counted through all its axes)" if f.dim() > 1 else ""
     raise ValueError(
         f"{kind}: every entry of the factors must be finite, that of {name} in row {row}, column {column}"

@@ -10,7 +10,7 @@ from learnsolve.ops._factor_arguments import as_shift, check, check_pattern, mis
 from learnsolve.ops._incomplete import factor, plan_of
 from learnsolve.ops._selection import onto
 from learnsolve.ops._shift import Search
-from learnsolve.ops.triangle import plan_triangle
+from learnsolve.ops.triangle import triangle_of
 from learnsolve.pattern import SparsityPattern
 
 
@@ -209,10 +209,9 @@ def cholesky(
     check(function, A, on_breakdown)
     if pattern is not None:
         check_pattern(function, A, pattern)
-        pattern = pattern._planned(plan_triangle, 0, "lower").pattern or pattern
+        pattern = triangle_of(pattern, "lower")
     f, P, shift = _factors(function, A, pattern, shift, on_breakdown)
-    lower = P if pattern is not None else plan_of(P, function).lower
-    return IncompleteCholesky(CSR(f, lower), shift)
+    return IncompleteCholesky(CSR(f, triangle_of(P, "lower")), shift)
 
 
 def lu(
@@ -222,10 +221,9 @@ def lu(
     if pattern is not None:
         check_pattern(function, A, pattern)
     f, P, shift = _factors(function, A, pattern, shift, on_breakdown)
-    plan = plan_of(P, function)
-    (upper,) = plan.upper
-    lower_values, upper_values = f.split([plan.lower.nnz, upper.nnz], dim=-1)
-    return IncompleteLU(CSR(lower_values, plan.lower), CSR(upper_values, upper), shift)
+    lower, upper = triangle_of(P, "lower"), triangle_of(P, "upper")
+    lower_values, upper_values = f.split([lower.nnz, upper.nnz], dim=-1)
+    return IncompleteLU(CSR(lower_values, lower), CSR(upper_values, upper), shift)
 
 
 def _factors(

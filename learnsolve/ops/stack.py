@@ -1,4 +1,4 @@
-"""Matrices side by side, on top of one another, and along a diagonal."""
+"""Matrices side by side, on top of one another, along a diagonal, and as a batch."""
 
 from collections.abc import Sequence
 
@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from learnsolve import _check
+from learnsolve._arrivals import same
 from learnsolve._pattern_checks import matrix_shape
 from learnsolve.csr import CSR
 from learnsolve.ops._selection import Sorted, reordered, sorted_by_row
@@ -54,17 +55,50 @@ def block_diag(matrices: Sequence[CSR]) -> CSR:
     return _stack("block_diag", matrices, "diagonal")
 
 
-def _stack(function: str, matrices: Sequence[CSR], way: str) -> CSR:
+def stack(matrices: Sequence[CSR]) -> CSR:
+    """See `CSR.stack`.
+
+    Examples
+    --------
+    >>> import learnsolve as ls
+    >>> A = ls.problems.poisson((3,))
+    >>> ls.CSR.stack([A, 2.0 * A])
+    CSR(shape=(3, 3), nnz=7, batch=(2,), dtype=float64, device=cpu, density=77.8%)
+    """
+    function = "CSR.stack"
+    first = check_matrices(function, matrices)
+    for i, A in enumerate(matrices):
+        if not same(A.pattern, first.pattern):
+            raise ValueError(
+                f"{function}: the matrices must have one pattern, but that of matrix {i}, "
+                f"{A.pattern}, differs from the first's, {first.pattern}; BlockBatch takes any, or give all "
+                "the same with CSR.from_*(..., pattern=)"
+            )
+        if A.batch_shape != first.batch_shape:
+            raise ValueError(
+                f"{function}: the matrices must have one batch shape, got {tuple(A.batch_shape)} in matrix "
+                f"{i}, {tuple(first.batch_shape)} in the first"
+            )
+    return first.with_values(torch.stack([A.values for A in matrices]))
+
+
+def check_matrices(function: str, matrices: Sequence[CSR]) -> CSR:
+    """The first of some matrices of one dtype and device."""
     if isinstance(matrices, CSR) or not isinstance(matrices, Sequence):
         raise TypeError(f"{function}: expected a list of CSR matrices, got {type(matrices).__name__}")
     if not matrices:
         raise ValueError(f"{function}: expected at least one matrix, got an empty {type(matrices).__name__}")
-    first = matrices[0]
+    for i, A in enumerate(matrices):
+        _check.matrix(function, f"matrix {i}", A)
+        _check.same_kind(function, f"matrix {i}", A.values, matrices[0].values)
+    return matrices[0]
+
+
+def _stack(function: str, matrices: Sequence[CSR], way: str) -> CSR:
+    first = check_matrices(function, matrices)
     batch = torch.Size()
     side = {"horizontal": 0, "vertical": 1}.get(way)
     for i, A in enumerate(matrices):
-        _check.matrix(function, f"matrix {i}", A)
-        _check.same_kind(function, f"matrix {i}", A.values, first.values)
         _check.batches(function, batch, A.batch_shape, f"matrix {i} and those before it")
         batch = torch.broadcast_shapes(batch, A.batch_shape)
         if side is not None and A.shape[side] != first.shape[side]:

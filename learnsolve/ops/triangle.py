@@ -38,9 +38,20 @@ def triu(A: CSR, k: int = 0) -> CSR:
 def _triangle(function: str, A: CSR, k: int, side: str) -> CSR:
     _check.matrix(function, "A", A)
     k = _check.integer(function, "k", k, -(2**62))
-    return selected(A, A.pattern._planned(plan_triangle, k, side))
+    return selected(A, _selection(A.pattern, side, k))
 
 
-def plan_triangle(P: SparsityPattern, k: int, side: str) -> Selection:
+def triangle_of(P: SparsityPattern, side: str) -> SparsityPattern:
+    """The pattern of `tril` or `triu`, side "lower" or "upper": one object, whoever asks, so that what is
+    planned for it is planned once. P itself, if all its entries lie there."""
+    return _selection(P, side, 0).pattern or P
+
+
+def _selection(P: SparsityPattern, side: str, k: int) -> Selection:
+    # Without a number the plan is kept as long as P: the limit of `set_plan_limit` does not drop it.
+    return P._planned(_plan_triangle, side, k) if k else P._planned(_plan_triangle, side)
+
+
+def _plan_triangle(P: SparsityPattern, side: str, k: int = 0) -> Selection:
     offset = as_numpy(P.col_indices).astype("int64") - as_numpy(P.row_indices)
     return kept(P, offset <= k if side == "lower" else offset >= k)

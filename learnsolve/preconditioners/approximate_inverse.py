@@ -15,6 +15,7 @@ from learnsolve import _check
 from learnsolve.csr import CSR
 from learnsolve.ops._local_solve import NotPositive, local_solve
 from learnsolve.ops._selection import trusted
+from learnsolve.ops.triangle import triangle_of
 from learnsolve.pattern import SparsityPattern, as_numpy
 from learnsolve.preconditioners._held import Holder, HoldsPattern, check_constant, check_start, parameter
 from learnsolve.preconditioners.factored import Factored
@@ -163,7 +164,7 @@ def lower_pattern(A: CSR | SparsityPattern, rings: int = 1) -> SparsityPattern:
     """Entries on and below the diagonal of A's pattern, or of the power `rings` of it.
 
     ``rings=1`` is tril(A), ``rings=2`` has the neighbours of neighbours, and so on. The same object in every
-    call.
+    call, for ``rings=1`` that of `ops.tril` and of the factors of `ops.ic0`.
 
     Examples
     --------
@@ -177,7 +178,7 @@ def lower_pattern(A: CSR | SparsityPattern, rings: int = 1) -> SparsityPattern:
         raise TypeError(f"lower_pattern: A must be a CSR or a SparsityPattern, got {type(A).__name__}")
     _check.square("lower_pattern", "A", P.shape)
     rings = _check.integer("lower_pattern", "rings", rings, 1)
-    return P._planned(_plan_lower, rings)[0]
+    return triangle_of(P, "lower") if rings == 1 else P._planned(_plan_lower, rings)[0]
 
 
 def _plan_lower(P: SparsityPattern, rings: int) -> tuple[SparsityPattern]:

@@ -19,12 +19,14 @@ import torch
 from torch import Tensor
 
 from learnsolve import _device_analysis
+from learnsolve.csr import CSR
 from learnsolve.ops._autograd import tracked
 from learnsolve.ops._operands import broadcasts_to
 from learnsolve.ops.pcg import Stop, pcg_iterations, pcg_solve
 from learnsolve.ops.richardson import residual_norm
 from learnsolve.ops.structure import transpose
 from learnsolve.solvers import _looks
+from learnsolve.solvers._blocks import Blocks
 from learnsolve.solvers._loop import Outcome, iterate
 from learnsolve.solvers._operator import Matrix, compiled_form
 from learnsolve.solvers._vectors import size
@@ -51,6 +53,11 @@ class Form(NamedTuple):
     m: Tensor | None
     factor: Any
     fixed: bool  # number of iterations
+    blocks: tuple[Form, ...] = ()  # of a BlockBatch, one each; kind is then "none", or else any other
+
+    def learns(self) -> bool:
+        given = self.m is not None and self.m.requires_grad
+        return given or any(form.learns() for form in self.blocks)
 
     @property
     def loop(self) -> str:
@@ -60,10 +67,12 @@ class Form(NamedTuple):
 
 def fitting_form(A: Any, M: Any, b: Tensor, fixed: bool) -> Form | None:
     """The form of M if the compiled loop takes A, M and b, else None."""
-    if not isinstance(A, Matrix) or A.A.values.device != b.device:
+    if not isinstance(A, (Matrix, Blocks)) or A.parameters[0].device != b.device:
         return None
     if not (b.is_cpu or b.is_cuda) or (b.numel() == 0 and not fixed):
         return None
+    if isinstance(A, Blocks):
+        return _form_of_blocks(A, M, b, fixed)
     form = compiled_form(M)
     if form is not None:
         m = form[1]
@@ -72,6 +81,36 @@ def fitting_form(A: Any, M: Any, b: Tensor, fixed: bool) -> Form | None:
         ):
             return Form(*form, fixed)
     return Form(M_APART, None, None, fixed) if b.is_cpu and not fixed else None
+
+
+def _form_of_blocks(A: Blocks, M: Any, b: Tensor, fixed: bool) -> Form | None:
+    """Where each block has a form: of an M of its own, or of its part of one for the whole matrix."""
+    if b.dim() != 3 or b.is_cuda:  # on a device the blocks run side by side in the general loop
+        return None
+    inner, sizes = A.inner, A.layout.sizes
+    if isinstance(M, (list, tuple)):
+        forms = [fitting_form(inner, one, b[i], fixed) for i, one in enumerate(M)]
+    else:
+        whole = fitting_form(inner, M, b[0], fixed)
+        if whole is None or whole.kind == M_APART:
+            return None
+        if whole.m is not None and whole.factor is None and len(whole.m) != sum(sizes):
+            return None  # the general loop says what is wrong
+        if whole.m is None:
+            forms = [whole] * len(sizes)
+        elif whole.factor is None:
+            forms = [whole._replace(m=m) for m in whole.m.split(sizes)]
+        else:
+            try:
+                factors = A.batch.split(CSR(whole.m, whole.factor))
+            except ValueError:  # it couples blocks
+                return None
+            forms = [whole._replace(m=L.values, factor=L.pattern) for L in factors]
+    found = tuple(form for form in forms if form is not None and form.kind != M_APART)
+    if len(found) < len(forms):
+        return None
+    kinds = {form.kind for form in found}
+    return Form("none" if kinds == {"none"} else "blocks", None, None, fixed, found)
 
 
 def compiled_cg(
@@ -86,13 +125,46 @@ def compiled_cg(
     checkpointed: bool,
 ) -> Outcome | None:
     """`iterate` by the compiled loop; None, to a tolerance, if autograd or a transform tracks the call. A is
-    a `Matrix`, the criterion a `ResidualNorm`."""
-    kind, m, factor, fixed = form
-    matrix = transpose(A.A) if A.transpose else A.A
-    values, lead = matrix.values, b.shape[:-2]
+    a `Matrix` or `Blocks`, the criterion a `ResidualNorm`."""
+    fixed = form.fixed
+    if isinstance(A, Blocks) and b.dim() != 3:  # a batch axis of vmap
+        return None
+    if not fixed and (tracked(A.parameters[0], b) or (form.learns() and torch.is_grad_enabled())):
+        return None
+    # The solution of A x = 0 is zero.
+    start = None if x0 is None else torch.where(size(b) == 0, 0, x0)
+    target: Any = 0 if fixed else criterion.target_for(b)
+    given = (b, start, target, criterion, maxiter, checkpointed)
+    if form.kind == M_APART and torch.is_grad_enabled():
+        return None
+    x, norms, status = _run_blocks(form, A, *given) if isinstance(A, Blocks) else _run(form, A, M, *given)
+    why, when = status.unbind(-2)
+    first = norms[..., :1, :].detach()
+    converged = ((first <= target) & first.isfinite()).squeeze(-2)
+    codes = torch.where(converged, CODE[Status.CONVERGED], _codes_of(why))
     if not fixed:
-        if tracked(values, b) or (m is not None and m.requires_grad and torch.is_grad_enabled()):
-            return None
+        return _measured(Outcome(x, norms, codes), why, when, method, A, M, b, criterion, target, maxiter)
+    if not _device_analysis.here(b):
+        ran = torch.where(why == Stop.RUNNING, maxiter, when)
+        norms = norms[..., : 1 + (int(ran.max()) if ran.numel() else 0), :]
+    return Outcome(x, norms, codes)
+
+
+def _run(
+    form: Form,
+    A: Matrix,
+    M: Any,
+    b: Tensor,
+    start: Tensor | None,
+    target: Any,
+    criterion: Any,
+    maxiter: int,
+    checkpointed: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x, norms and status of ops/pcg.py."""
+    matrix = transpose(A.A) if A.transpose else A.A
+    values, m, lead = matrix.values, form.m, b.shape[:-2]
+    if not form.fixed:
         values, m = values.detach(), None if m is None else m.detach()
 
     def of_members(t: Tensor) -> Tensor:
@@ -106,38 +178,57 @@ def compiled_cg(
         return t if len(lead) < 2 else t.reshape(lead.numel(), *t.shape[-2:])
 
     values, m = of_members(values), None if m is None else of_members(m)
-
-    # The solution of A x = 0 is zero.
-    start = None if x0 is None else shaped(torch.where(size(b) == 0, 0, x0))
-    of_M: dict[str, Any] = {"kind": kind, "m": m, "factor": factor}
-    if fixed:
-        target: Any = 0
+    start = None if start is None else shaped(start)
+    of_M: dict[str, Any] = {"kind": form.kind, "m": m, "factor": form.factor}
+    if form.kind == M_APART:
+        of_M = {"apart": lambda r: M(r.reshape(b.shape)).reshape(r.shape)}
+    if form.fixed:
         x, norms, status = pcg_iterations(
             values, shaped(b), start, matrix.pattern, maxiter, checkpointed=checkpointed, **of_M
         )
     else:
-        target = criterion.target_for(b)
         every = _looks.check_every() if b.is_cuda else None
-        if kind == M_APART:
-            if torch.is_grad_enabled():
-                return None
-            of_M = {"apart": lambda r: M(r.reshape(b.shape)).reshape(r.shape)}
         x, norms, status = pcg_solve(
             *(values, shaped(b), start, matrix.pattern, maxiter, shaped(target), every),
             _Stalls(A, b, criterion),
             **of_M,
         )
     x, norms, status = (t.reshape(*lead, *t.shape[-2:]) for t in (x, norms, status))
-    why, when = status.unbind(-2)
-    first = norms[..., :1, :].detach()
-    converged = ((first <= target) & first.isfinite()).squeeze(-2)
-    codes = torch.where(converged, CODE[Status.CONVERGED], _codes_of(why))
-    if not fixed:
-        return _measured(Outcome(x, norms, codes), why, when, method, A, M, b, criterion, target, maxiter)
-    if not _device_analysis.here(b):
-        ran = torch.where(why == Stop.RUNNING, maxiter, when)
-        norms = norms[..., : 1 + (int(ran.max()) if ran.numel() else 0), :]
-    return Outcome(x, norms, codes)
+    return x, norms, status
+
+
+def _run_blocks(
+    form: Form,
+    A: Blocks,
+    b: Tensor,
+    start: Tensor | None,
+    target: Any,
+    criterion: Any,
+    maxiter: int,
+    checkpointed: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One block after another, in less time than the general loop takes for all side by side: 2D Poisson,
+    rtol 1e-8, one thread: 32 blocks of 115 rows 4.4 ms, not 9.9; 32 of 945 rows 17, not 70; 128 of 115 rows
+    17, not 18."""
+    solutions = []
+    for i, (matrix, its) in enumerate(zip(A.parts(), form.blocks, strict=True)):
+        n = matrix.shape[0]
+        x0, aim = None if start is None else start[i, :n], target if form.fixed else target[i]
+        x, norms, status = _run(
+            its, Matrix(matrix), None, b[i, :n], x0, aim, criterion, maxiter, checkpointed
+        )
+        if not form.fixed and norms.shape[-2] <= maxiter:
+            # What seems to stagnate is judged by its true residual, as is what came to the rounding level.
+            why, when = status.unbind(-2)
+            ended = torch.where(why == Stop.RUNNING, norms.shape[-2] - 1, when)
+            status = torch.stack((torch.where(why == Stop.RUNNING, int(Stop.ROUNDING), why), ended), -2)
+        solutions.append((x, norms, status))
+    xs, histories, states = zip(*solutions, strict=True)
+    longest = max(norms.shape[-2] for norms in histories)
+    histories = [  # a column that has stopped keeps its last norm
+        torch.cat((norms, norms[-1:].expand(longest - len(norms), -1))) for norms in histories
+    ]
+    return A.layout.padded(torch.cat(xs, -2)), torch.stack(histories), torch.stack(states)
 
 
 class _Stalls:
@@ -164,7 +255,7 @@ def _measured(
     why: Tensor,
     when: Tensor,
     method: Any,
-    A: Matrix,
+    A: Matrix | Blocks,
     M: Any,
     b: Tensor,
     criterion: Any,

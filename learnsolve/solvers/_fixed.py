@@ -18,7 +18,9 @@ from learnsolve import _check
 from learnsolve.csr import CSR
 from learnsolve.ops._product import product
 from learnsolve.ops._steps import residual_norm, stationary_steps
+from learnsolve.ops.block_batch import Layout
 from learnsolve.ops.richardson import richardson_sweeps
+from learnsolve.solvers._blocks import Blocks, joined, systems_of
 from learnsolve.solvers._implicit import transformed
 from learnsolve.solvers._operator import as_operator, as_preconditioner, compiled_form
 from learnsolve.solvers._options import Options, check_operands, check_x0
@@ -107,7 +109,8 @@ def run_fixed(
     with batch axes that broadcast to those of A and b."""
     if not (options.callback is None or callable(options.callback)):
         raise TypeError(f"{name}: callback must be callable, got {type(options.callback).__name__}")
-    operator = as_operator(name, A, b, options.transpose, tuple(options.parameters))
+    operator = as_operator(name, A, b, options.transpose, tuple(options.parameters), blocks=True)
+    layout = operator.layout if isinstance(operator, Blocks) else None
     batch = check_operands(name, A, b)
     check_x0(name, x0, b)
     x0 = torch.zeros_like(b) if x0 is None else x0
@@ -119,9 +122,13 @@ def run_fixed(
         rows = scale.expand(*scale.shape[:-1], A.shape[0]) if m is None else scale * m.unsqueeze(-2)
         solution = compiled(A, b, x0, rows, iterations, checkpointed, momenta)
     else:
-        M, vector = as_preconditioner(name, "M", options.M, b), b.dim() == 1
-        steps = Steps(operator, M, scale, momenta, options.callback, vector)
+        vector, systems = b.dim() == 1, systems_of(name, options, b, layout)
+        M = joined(layout, [as_preconditioner(name, "M", its.M, part) for its, part in systems])
         b, x0 = (columns(t, vector, batch) for t in (b, x0))
+        if layout is not None:
+            b, x0 = layout.padded(b), layout.padded(x0)
+            scale = scale if scale.shape[-1] == 1 else layout.padded(scale.mT).mT
+        steps = Steps(operator, M, scale, momenta, options.callback, vector, layout)
         solution = steps.solution(b, x0, iterations, checkpointed)
     if options.throw and solution.status in (Status.NON_FINITE, Status.DIVERGED):
         raise SolverError(name, solution)
@@ -143,7 +150,9 @@ class Steps:
         momenta: Tensor | None = None,
         callback: Callable[[Iteration], Any] | None = None,
         vector: bool = False,
+        layout: Layout | None = None,
     ):
+        self.layout = layout  # of the blocks of a BlockBatch
         self.A, self.M, self.scale, self.momenta = A, M, scale, momenta
         self.callback, self.vector = callback, vector
         self.ran: dict[int, int] = {}  # steps of each segment; a callback may have ended it
@@ -183,6 +192,7 @@ class Steps:
         if stopped:
             lost = ~torch.isfinite(norms.detach()[..., -1, :])
             codes = torch.where(lost, CODE[Status.NON_FINITE], CODE[Status.STOPPED_BY_CALLBACK])
+        x = x if self.layout is None else self.layout.joined(x)
         if self.vector and x.dim() == 2:
             x, norms = x.squeeze(-1), norms.squeeze(-1)
             return Solution(x, done, norms, -1, codes=None if codes is None else codes.squeeze(-1))
@@ -192,6 +202,7 @@ class Steps:
         if self.callback is None or number == 0:
             return False
         x, norm = x.detach(), norm.detach().squeeze(-2)
+        x = x if self.layout is None else self.layout.joined(x)
         if self.vector and x.dim() == 2:
             x, norm = x.squeeze(-1), norm.squeeze(-1)
         return self.callback(Iteration(number, x, norm, torch.zeros_like(norm, dtype=torch.bool))) is True

@@ -238,8 +238,10 @@ class _Loop:
         again, runs = close & (codes == 0), codes == 0
         restart, running = torch.stack((again.any(), runs.any())).tolist()
         if restart:
-            # All columns start again: a state may be of another size than a fresh one.
-            state = self.start(state.x, torch.where(again, r, state.r), runs)
+            new = self.start(state.x, torch.where(again, r, state.r), runs)
+            # All columns start again where a state is of another size than a fresh one.
+            state, started = _started(state, new, again)
+            state = state if bool(started.any()) else new
         return _Progress(state, codes, torch.where(close, true, norm), best, again), seen, running
 
     def tell(self, callback: Callable, iteration: int, progress: _Progress) -> tuple[_Progress, bool]:

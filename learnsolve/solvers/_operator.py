@@ -11,7 +11,9 @@ from torch import Tensor
 from learnsolve import _check
 from learnsolve.csr import CSR
 from learnsolve.ops._product import product, sampled
+from learnsolve.ops.block_batch import BlockBatch
 from learnsolve.ops.stencil_operator import StencilOperator
+from learnsolve.solvers._blocks import Blocks
 from learnsolve.solvers._function import Function, on_columns, on_host
 from learnsolve.solvers._vectors import largest, safe_size
 
@@ -85,6 +87,10 @@ class Matrix:
     def frobenius(self) -> Tensor | None:
         return safe_size(self.A.values.detach().unsqueeze(-1))
 
+    def divided(self, unit: Tensor) -> Matrix:
+        """Entry by entry, by one number for each matrix, (..., 1, 1)."""
+        return Matrix(self.A.with_values(self.A.values / unit.squeeze(-1)), self.transpose)
+
     def core(self) -> int:
         return 1
 
@@ -135,12 +141,19 @@ def as_operator(
     parameters: tuple[Tensor, ...],
     symmetric: bool = False,
     square: bool = True,
+    blocks: bool = False,
 ) -> Operator:
-    """A CSR, a SciPy LinearOperator or a callable as what the loops work with."""
+    """A CSR, a SciPy LinearOperator or a callable as what the loops work with; with `blocks` a BlockBatch, on
+    padded columns."""
     for i, p in enumerate(parameters):
         _check.tensor(function, f"parameters[{i}]", p)
     rows = b.shape[0 if b.dim() == 1 else -2]
-    if isinstance(A, (CSR, StencilOperator, scipy.sparse.linalg.LinearOperator)):
+    if isinstance(A, BlockBatch) and not blocks:
+        raise TypeError(
+            f"{function}: takes no BlockBatch; A.matrix is the block-diagonal CSR, one system, and "
+            "A.split(A.matrix) are the blocks"
+        )
+    if isinstance(A, (CSR, BlockBatch, StencilOperator, scipy.sparse.linalg.LinearOperator)):
         if transpose is not None:
             raise ValueError(f"{function}: transpose belongs to a callable A; {type(A).__name__} has its own")
         if square and A.shape[0] != A.shape[1]:
@@ -149,11 +162,14 @@ def as_operator(
             raise ValueError(
                 f"{function}: b must have A.shape[0] = {A.shape[0]} rows, got shape {tuple(b.shape)}"
             )
-    if isinstance(A, CSR):
+    if isinstance(A, (CSR, BlockBatch)):
         if parameters:
-            raise ValueError(f"{function}: parameters belong to a callable A; a CSR's are its values")
-        _check.dtype(function, "A.values", A.values)
-        return Matrix(A)
+            raise ValueError(
+                f"{function}: parameters belong to a callable A; a {type(A).__name__}'s are its values"
+            )
+        matrix = A if isinstance(A, CSR) else A.matrix
+        _check.dtype(function, "A.values", matrix.values)
+        return Matrix(A) if isinstance(A, CSR) else Blocks(A, Matrix(matrix))
     if isinstance(A, StencilOperator):
         if parameters:
             raise ValueError(
@@ -167,7 +183,7 @@ def as_operator(
         return Function(function, forward, lambda x: forward(x, True), ())
     if not callable(A):
         raise TypeError(
-            f"{function}: A must be a CSR, a StencilOperator, a scipy.sparse.linalg.LinearOperator or a "
+            f"{function}: A must be a CSR, a BlockBatch, a StencilOperator, a LinearOperator of SciPy or a "
             f"callable, got {type(A).__name__}; make a CSR with CSR.from_*"
         )
     if not (transpose is None or callable(transpose)):

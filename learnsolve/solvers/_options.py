@@ -11,8 +11,10 @@ from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.csr import CSR
+from learnsolve.ops.block_batch import BlockBatch
 from learnsolve.ops.stencil_operator import StencilOperator
 from learnsolve.preconditioners.base import Preconditioner
+from learnsolve.solvers._blocks import Blocks
 from learnsolve.solvers._function import Function, Watched
 from learnsolve.solvers._operator import Operator
 
@@ -55,6 +57,8 @@ def check_b(name: str, b: Any) -> None:
 
 def check_operands(name: str, A: Any, b: Tensor) -> torch.Size:
     """The batch axes of A."""
+    if isinstance(A, BlockBatch):
+        A = A.matrix
     if not isinstance(A, (CSR, StencilOperator)):
         return torch.Size()
     made_of, its = (A.values, "A.values") if isinstance(A, CSR) else (A.coefficients, "A.coefficients")
@@ -141,7 +145,8 @@ def refuse_what_has_no_implicit_gradient(
         tracked = [t for t in named if t.requires_grad]
         # A preconditioner computed from A itself does not offer another gradient mode: the solution depends
         # on A only.
-        own = {id(p) for p in A.parameters} if preconditioner else set()
+        sources = (*A.parameters, *(A.batch._sources if isinstance(A, Blocks) else ()))
+        own = {id(p) for p in sources} if preconditioner else set()
         if all(id(t) in own for t in tracked):
             return M if tracked else Watched(M, no_implicit_gradient(name, "M"))
         learns = "M"

@@ -12,7 +12,9 @@ from torch import Tensor
 from learnsolve import _device_analysis
 from learnsolve._plain import outside_of_graphs
 from learnsolve.ops._autograd import tracked
+from learnsolve.ops.block_batch import Layout
 from learnsolve.solvers import _units
+from learnsolve.solvers._blocks import Blocks, joined, systems_of
 from learnsolve.solvers._compiled_cg import Form, compiled_cg, fitting_form
 from learnsolve.solvers._criterion import Criterion, ResidualNorm
 from learnsolve.solvers._implicit import Found, Implicit, transformed
@@ -51,16 +53,22 @@ def solve(
     check_b(name, b)
     check_options(name, options)
     vector = b.dim() == 1
-    operator = as_operator(name, A, b, options.transpose, tuple(options.parameters), symmetric)
+    operator = as_operator(name, A, b, options.transpose, tuple(options.parameters), symmetric, blocks=True)
+    layout = operator.layout if isinstance(operator, Blocks) else None
     batch = check_operands(name, A, b)
     check_x0(name, x0, b)
     B = columns(b, vector, batch)
     X0 = None if x0 is None else columns(x0, vector, batch)
-    if symmetric and not getattr(method, "flexible", False):
-        check_symmetric(name, options.M)
-    M = as_preconditioner(name, "M", options.M, B if batch else b)
-    if isinstance(options.adjoint_M, type):  # else it is checked when it is needed
-        as_preconditioner(name, "adjoint_M", options.adjoint_M, b)
+    systems = systems_of(name, options, B if batch else b, layout)
+    for its, _ in systems:
+        if symmetric and not getattr(method, "flexible", False):
+            check_symmetric(name, its.M)
+    Ms = [as_preconditioner(name, "M", its.M, part) for its, part in systems]
+    for its, part in systems:
+        if isinstance(its.adjoint_M, type):  # else it is checked when it is needed
+            as_preconditioner(name, "adjoint_M", its.adjoint_M, part)
+    if layout is not None:
+        B, X0 = layout.padded(B), None if X0 is None else layout.padded(X0)
     rtol, n = options.rtol, B.shape[-2]
     recorded, form = options.gradient != "implicit", None
     fixed = recorded and rtol == 0 and options.atol == 0 and options.maxiter is not None
@@ -70,7 +78,7 @@ def solve(
         name,
         method,
         operator,
-        M,
+        joined(layout, Ms),
         lambda unit: ResidualNorm(rtol, options.atol / unit if _asked(options.atol) else 0.0),
         10 * n if options.maxiter is None else options.maxiter,
         vector,
@@ -78,11 +86,21 @@ def solve(
         options.callback,
         form=form,
         atol=options.atol,
+        layout=layout,
     )
     if recorded:
         return solver.unrolled(B, X0, options.gradient == "checkpointed")
-    solver.M = M = refuse_what_has_no_implicit_gradient(name, operator, options.M, M, x0)
-    adjoint_M = lambda: _adjoint_preconditioner(name, options, M, b, symmetric, transposed_M)  # noqa: E731
+    for i, (its, _) in enumerate(systems):
+        Ms[i] = refuse_what_has_no_implicit_gradient(name, operator, its.M, Ms[i], x0)
+    solver.M = joined(layout, Ms)
+
+    def adjoint_M() -> Any:
+        turned = [
+            _adjoint_preconditioner(name, its, M, part, symmetric, transposed_M)
+            for (its, part), M in zip(systems, Ms, strict=True)
+        ]
+        return joined(layout, turned)
+
     adjoint_rtol = rtol if options.adjoint_rtol is None else options.adjoint_rtol
     linear = replace(
         solver,
@@ -114,6 +132,7 @@ class Solver:
     atol: float = 0.0  # below it nothing matters
     advice: str = ""  # of a warning that it did not converge
     ran: str = OP_BY_OP  # the last iterations: `Solution.loop`
+    layout: Layout | None = None  # of the blocks of a BlockBatch, which the columns are then padded to
 
     def with_parameters(self, parameters: tuple[Tensor, ...]) -> Solver:
         return replace(self, A=self.A.with_parameters(parameters))
@@ -175,6 +194,8 @@ class Solver:
                 (at.residual_norm.unsqueeze(-2) * of_b).squeeze(-2),
                 at.converged,
             )
+            if self.layout is not None:
+                x = self.layout.joined(x)
             if self.vector:
                 x, norm, converged = x.squeeze(-1), norm.squeeze(-1), converged.squeeze(-1)
             return self.callback(Iteration(at.iteration, x, norm, converged))
@@ -184,6 +205,8 @@ class Solver:
     def solution(self, out: Outcome, note: str = "", report: Report | None = None) -> Solution:
         (x, norms, codes), axis = out, -2
         iterations = norms.shape[-2] - 1
+        if self.layout is not None:
+            x = self.layout.joined(x)
         if self.vector and x.dim() == 2:
             x, norms, codes, axis = x.squeeze(-1), norms.squeeze(-1), codes.squeeze(-1), -1
         return Solution(x, iterations, norms, axis, codes=codes, adjoint=report, note=note, loop=self.ran)

@@ -17,6 +17,7 @@ from torch import Tensor
 from learnsolve import _check
 from learnsolve.ops._dots import scaled
 from learnsolve.ops._steps import with_momentum
+from learnsolve.ops.block_batch import BlockBatch
 from learnsolve.solvers._coefficients import Parameters
 from learnsolve.solvers._fixed import FIXED_GRADIENTS, run_fixed
 from learnsolve.solvers._options import Options, check_b, refuse_parameters_that_learn
@@ -78,10 +79,23 @@ def run(
     read = Parameters(name, A, b, iterations)
     if iterations is not None:
         return run_fixed(name, A, b, x0, options, iterations, *fixed(read))
-    method = Stationary(until(read))
+    coefficients = until(read)
+    if isinstance(A, BlockBatch):
+        coefficients = _of_padded_rows(coefficients, A)
+    method = Stationary(coefficients)
     refuse_parameters_that_learn(name, options.gradient, **{key: given[key] for key in learned})
     options = replace(options, M=_Identity() if options.M is None else options.M)
     return solve(name, method, A, b, x0, options)
+
+
+def _of_padded_rows(coefficients: Callable[[Tensor], tuple[Any, Any, Tensor]], A: BlockBatch) -> Any:
+    """Coefficients of which the first may be one a row, (n, 1)."""
+
+    def padded(t: Tensor) -> tuple[Any, Any, Tensor]:
+        a, c, t = coefficients(t)
+        return A._layout.padded(a) if isinstance(a, Tensor) and a.dim() and a.shape[-2] > 1 else a, c, t
+
+    return padded
 
 
 def make_options(name: str, iterations: int | None, gradient: str | None, **keywords: Any) -> Options:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from learnsolve.solvers._operator import Matrix, Operator
+from learnsolve.solvers._operator import Operator
 from learnsolve.solvers._vectors import largest
 
 # Exponents of two that are ordinary. The largest product is <A b, A b>, the smallest rtol^2 <b, A b>.
@@ -57,11 +57,9 @@ class InUnits:
         return None if norm is None else norm / self.unit
 
 
-def matrix(A: Any, units: Units) -> Matrix:
-    """A `Matrix`, divided by its unit: entry by entry, which a compiled loop needs."""
-    if units.of_A is None:
-        return A
-    return Matrix(A.A.with_values(A.A.values / units.of_A.squeeze(-1)), A.transpose)
+def matrix(A: Any, units: Units) -> Any:
+    """A `Matrix` or `Blocks`, divided by its unit: entry by entry, which a compiled loop needs."""
+    return A if units.of_A is None else A.divided(units.of_A)
 
 
 def preconditioner(M: Any, units: Units) -> Any:

@@ -116,11 +116,13 @@ class Solution:
         does not wait for it, and gives the number requested.
     residual_norms : Tensor, shape (..., iterations + 1), or (..., iterations + 1, k) for k right-hand sides:
         ||b - A x_i|| for every iterate, the initial one first; differentiable unless the gradient is
-        "implicit". Methods that run a fixed number of iterations complete it when it is first read: the last
-        norm costs a product with A. RuntimeError if A's values, b or x were changed in place since.
+        "implicit". Of a `BlockBatch` of B blocks (..., B, iterations + 1), or (..., B, iterations + 1, k); a
+        column that has stopped keeps its last norm. Methods that run a fixed number of iterations complete it
+        when it is first read: the last norm costs a product with A. RuntimeError if A's values, b or x were
+        changed in place since.
     status : Status, of the worst column; reading it waits for the device
     converged : bool, status is CONVERGED
-    statuses : list of Status, one a column (batch axes and columns in order)
+    statuses : list of Status, one a column (batch axes, blocks of a `BlockBatch` and columns in order)
     normal_residual_norm : Tensor, shape () or (..., k), of least squares: ||A^T (b - A x) - damp^2 x||; else
         None
     loop : str, what ran the iterations: "compiled" calls, each of many; "compiled, M apart", a compiled call

@@ -91,7 +91,7 @@ def bicgstab(
 
     Parameters
     ----------
-    A : CSR, LinearOperator or callable, shape (n, n), as for `cg`; any nonsingular matrix
+    A : CSR, BlockBatch, LinearOperator or callable, shape (n, n), as for `cg`; any nonsingular matrix
     b : Tensor, shape (n,) or (..., n, k)
     maxiter : int, 10 n if not given
     M : an approximation of A^-1, linear: callable r -> M r, CSR or LinearOperator

@@ -75,14 +75,15 @@ def cg(
 
     Parameters
     ----------
-    A : CSR, shape (n, n), values (..., nnz); or a scipy.sparse.linalg.LinearOperator; or a callable x -> A x
-        on tensors of b's shape
+    A : CSR, shape (n, n), values (..., nnz); or a `BlockBatch`, of which each block is a system; or a
+        scipy.sparse.linalg.LinearOperator; or a callable x -> A x on tensors of b's shape
     b : Tensor, shape (n,) or (..., n, k). Each of the k columns stops on its own.
     x0 : Tensor of b's shape; zero if not given
     rtol, atol : the tolerance
     maxiter : int, 10 n if not given
-    M : an approximation of A^-1, symmetric positive definite: callable r -> M r, CSR or LinearOperator. A
-        torch.nn.Module must say that it is, by an attribute symmetric = True; else use `fcg`
+    M : an approximation of A^-1, symmetric positive definite: callable r -> M r, CSR or LinearOperator; for a
+        `BlockBatch` also a list of one a block. A torch.nn.Module must say that it is, by an attribute
+        symmetric = True; else use `fcg`
     callback : called after every iteration with an `Iteration`; returning True stops
     gradient : "implicit", one adjoint solve at the solution, for A and b; "unrolled", the exact gradient of
         the iterations that ran, for all that requires grad, M and x0 too, and of `residual_norms`;

@@ -94,7 +94,7 @@ def chebyshev(
 
     Parameters
     ----------
-    A : CSR, LinearOperator or callable, shape (n, n), as for `cg`
+    A : CSR, BlockBatch, LinearOperator or callable, shape (n, n), as for `cg`
     b : Tensor, shape (n,) or (..., n, k)
     lmin, lmax : numbers or Tensors, positive bounds of the spectrum of M A; differentiable. For
         N = iterations and a batch B: (), (N,), (B,), (N, B) or in full (B, N, 1) with ones allowed ("Shapes

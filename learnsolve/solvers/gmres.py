@@ -113,7 +113,7 @@ def gmres(
 
     Parameters
     ----------
-    A : CSR, LinearOperator or callable, shape (n, n), as for `cg`; any nonsingular matrix
+    A : CSR, BlockBatch, LinearOperator or callable, shape (n, n), as for `cg`; any nonsingular matrix
     b : Tensor, shape (n,) or (..., n, k)
     maxiter : int, 10 n if not given: iterations, each with one product, where SciPy counts restarts
     restart : int, iterations between restarts

@@ -67,7 +67,7 @@ def heavyball(
 
     Parameters
     ----------
-    A : CSR, LinearOperator or callable, shape (n, n), as for `cg`; M A with positive eigenvalues
+    A : CSR, BlockBatch, LinearOperator or callable, shape (n, n), as for `cg`; M A with positive eigenvalues
     b : Tensor, shape (n,) or (..., n, k)
     alpha : number or Tensor, for N = iterations and a batch B: (), (n,), (N,), (N, n), (B,), (N, B) or in
         full (B, N, n) with ones allowed ("Shapes of parameters" in docs/solvers.md)

@@ -60,7 +60,8 @@ def richardson(
 
     Parameters
     ----------
-    A : CSR, LinearOperator or callable, shape (n, n), as for `cg`; M A with eigenvalues of positive real part
+    A : CSR, BlockBatch, LinearOperator or callable, shape (n, n), as for `cg`; M A with eigenvalues of
+        positive real part
     b : Tensor, shape (n,) or (..., n, k)
     x0 : Tensor of b's shape; zero if not given
     weight : number or Tensor, for N = iterations and a batch B: (), (n,), (N,), (N, n), (B,), (N, B) or in

@@ -1,0 +1,140 @@
+"""Equal patterns as one object: what the library makes of one matrix, and what arrives in pickles."""
+
+import gc
+import io
+import pickle
+import subprocess
+import sys
+import weakref
+
+import pytest
+import torch
+
+import learnsolve as ls
+
+LOWER = {
+    "tril": lambda A: ls.ops.tril(A).pattern,
+    "A.tril": lambda A: A.tril().pattern,
+    "ic0": lambda A: ls.ops.ic0(A).L.pattern,
+    "mic0": lambda A: ls.ops.mic0(A).L.pattern,
+    "ilu0": lambda A: ls.ops.ilu0(A).L.pattern,
+    "lower_pattern": ls.preconditioners.lower_pattern,
+    "lower_pattern of the pattern": lambda A: ls.preconditioners.lower_pattern(A.pattern),
+}
+
+
+@pytest.mark.parametrize("first", LOWER)
+def test_triangles_of_a_matrix_are_one_object(first):
+    A = ls.problems.poisson((4, 3))
+    wanted = LOWER[first](A)
+    for name, make in LOWER.items():
+        assert make(A) is wanted, name
+    assert ls.ops.ilu0(A).U.pattern is A.triu().pattern
+
+
+def test_triangles_of_a_triangular_matrix_are_its_pattern():
+    L = ls.problems.poisson((4, 3)).tril()
+    for name, make in LOWER.items():
+        assert make(L) is L.pattern, name
+
+
+def test_triangles_stay_one_object_beyond_the_limit_of_plans():
+    A = ls.problems.poisson((4, 3))
+    before = ls.ops.set_plan_limit(0)
+    try:
+        wanted = ls.ops.ic0(A).L.pattern
+        for k in range(1, 20):
+            A.tril(k - 10)
+        assert A.tril().pattern is wanted
+    finally:
+        ls.ops.set_plan_limit(before)
+
+
+def unknown(n: int) -> ls.CSR:
+    """A matrix whose pattern no other test has."""
+    entries = torch.rand(n, n, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
+    return ls.CSR.from_dense(torch.where(entries < 0.3, entries, 0) + torch.eye(n))
+
+
+def copy_of(P: ls.SparsityPattern) -> ls.SparsityPattern:
+    return ls.SparsityPattern(P.crow_indices, P.col_indices, P.shape)
+
+
+def test_a_pickle_comes_home():
+    A = unknown(8)
+    B = pickle.loads(pickle.dumps(A))
+    assert B.pattern is A.pattern
+    assert B.values is not A.values
+    assert copy_of(A.pattern) is not A.pattern, "what a program makes itself stays apart"
+
+
+def test_pickles_of_one_pattern_share_it():
+    A = unknown(11)
+    first, second = pickle.dumps(A), pickle.dumps(ls.CSR(A.values, copy_of(A.pattern)))
+    other = pickle.dumps(unknown(11).T)
+    del A
+    gc.collect()
+    B, C, D = (pickle.loads(data) for data in (first, second, other))
+    assert B.pattern is C.pattern
+    assert D.pattern is not B.pattern
+    assert D.shape == B.shape
+
+
+def test_no_pickle_keeps_a_pattern_alive():
+    A = unknown(6)
+    seen = weakref.ref(pickle.loads(pickle.dumps(A)).pattern)
+    del A
+    gc.collect()
+    assert seen() is None
+
+
+@pytest.mark.parametrize("change", ["in place", "through NumPy", "of the transpose"])
+def test_a_changed_pattern_is_not_found(change):
+    A = unknown(7)
+    data = pickle.dumps(A)
+    entered = pickle.loads(data)
+    assert entered.pattern is A.pattern
+    indices = A.T.col_indices if change == "of the transpose" else A.col_indices
+    (indices.numpy() if change == "through NumPy" else indices)[:2] = 0
+    fresh, again = pickle.loads(data), pickle.loads(data)
+    assert fresh.pattern is not A.pattern
+    assert again.pattern is fresh.pattern
+    if change != "through NumPy":
+        with pytest.raises(RuntimeError, match="changed in place"):
+            A.T @ torch.ones(7, dtype=A.dtype)
+    assert torch.isfinite(fresh.T @ torch.ones(7, dtype=A.dtype)).all()
+
+
+def test_a_damaged_pickle_is_refused():
+    A = ls.problems.poisson((4, 3))
+    restore, (crow, col, shape) = A.pattern.__reduce__()
+    with pytest.raises(ValueError, match="columns must be sorted within a row"):
+        restore(crow, col.flip(0).contiguous(), shape)
+
+
+def test_torch_save_and_load():
+    A = unknown(9)
+    matrices = [A * 1.0, A * 2.0]
+    file = io.BytesIO()
+    torch.save(matrices, file)
+    file.seek(0)
+    loaded = torch.load(file)  # weights_only, which reads nothing that could run code
+    assert {id(A.pattern) for A in (*matrices, *loaded)} == {id(matrices[0].pattern)}
+    assert torch.equal(loaded[1].values, matrices[1].values)
+
+
+@pytest.mark.slow
+def test_a_child_process_sends_its_matrices_home():
+    """As the worker of a DataLoader, here a process that has only what it was sent."""
+    A = unknown(10)
+    program = (
+        "import pickle, sys; A = pickle.load(sys.stdin.buffer); B = pickle.loads(pickle.dumps(A)); "
+        "assert A.pattern is B.pattern; sys.stdout.buffer.write(pickle.dumps([A, B * 2.0, A.tril()]))"
+    )
+    data = pickle.dumps(A)
+    done = subprocess.run([sys.executable, "-c", program], input=data, capture_output=True, check=True)
+    first, second, lower = pickle.loads(done.stdout)
+    assert first.pattern is A.pattern
+    assert second.pattern is A.pattern
+    assert torch.equal(second.values, 2 * A.values)
+    assert torch.equal(lower.to_dense(), A.to_dense().tril())
