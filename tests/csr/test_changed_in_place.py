@@ -40,6 +40,8 @@ OPS = {
     "gather": lambda A: ls.ops.gather(two, A.pattern),
     "hstack": lambda A: ls.ops.hstack([A, other]),
     "ic0": lambda A: ls.ops.ic0(A),
+    "ict": lambda A: ls.ops.ict(A),
+    "ilut": lambda A: ls.ops.ilut(A),
     "ilu0": lambda A: ls.ops.ilu0(A),
     "inverse_diagonal": lambda A: ls.ops.inverse_diagonal(A),
     "kron": lambda A: ls.ops.kron(other, A),

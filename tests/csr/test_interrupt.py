@@ -65,6 +65,10 @@ ANALYSES = {
     "level_schedule": lambda d: _analysis.level_schedule(d.ptr, d.lower, False),
     "elimination_products": lambda d: _analysis.elimination_products(d.ptr, d.square, d.ptr[:-1], 0),
     "elimination_plan": lambda d: _analysis.elimination_plan(d.ptr, d.square, d.ptr[:-1], 0, True),
+    "level_fill": lambda d: _analysis.level_fill(d.ptr, d.square, 1),
+    "threshold_pattern": lambda d: _analysis.threshold_pattern(
+        d.ptr, d.square, np.where(np.arange(7 * n) % 7, 0.1, 1.0), False, 2, 1e-3
+    ),
     "elimination_levels": lambda d: _analysis.elimination_levels(
         d.level[0], d.level[1], d.ptr, d.level[2], n
     ),

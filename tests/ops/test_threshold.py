@@ -1,6 +1,5 @@
 """ict and ilut: the choice against plain loops on dense matrices, values, derivatives, shifts, refusals."""
 
-import signal
 import warnings
 
 import numpy as np
@@ -9,10 +8,9 @@ import scipy.sparse
 import torch
 from ops.incomplete_cases import STRUCTURES, dominant, library, loops, small
 from ops.test_fill_pattern import mask
-from reference import assert_same_bits, densify, grid, normal, on_pattern, pattern_of, random
+from reference import assert_same_bits, densify, grid, normal, on_pattern, pattern_of
 
 import learnsolve as ls
-from learnsolve import _analysis
 
 TWINS = {"ict": "ic0", "ilut": "ilu0"}
 both = pytest.mark.parametrize("kind", TWINS)
@@ -272,38 +270,3 @@ def test_same_bits_for_any_number_of_threads(kind):
     P = pattern_of(grid(5, 30), torch.int32)
     A = ls.CSR(dominant(P), P)
     assert_same_bits(lambda: [pattern_by(kind, A).col_indices, values_by(kind, A)])
-
-
-# --- Ctrl-C ---
-
-
-class Alarm(Exception):
-    pass
-
-
-@pytest.mark.parametrize("analysis", ["level_fill", "ict", "ilut"])
-def test_a_signal_is_heard(analysis):
-    """Elimination without dropping takes seconds here; the signal comes after 50 ms of it."""
-    n = 3000
-    S = scipy.sparse.csr_array(random(n, n, 0.005) + 100 * scipy.sparse.eye_array(n))
-    S = scipy.sparse.csr_array(S + S.T)
-    S.sort_indices()
-    crow, col = S.indptr.astype(np.int64), S.indices.astype(np.int64)
-
-    def run():
-        if analysis == "level_fill":
-            _analysis.level_fill(crow, col, n)
-        else:
-            _analysis.threshold_pattern(crow, col, S.data, analysis == "ict", n, 0.0)
-
-    def ring(*_):
-        raise Alarm
-
-    before = signal.signal(signal.SIGVTALRM, ring)
-    try:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0.05)
-        with pytest.raises(Alarm):
-            run()
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, before)

@@ -83,11 +83,7 @@ def test_preconditioners(kind, fixed):
     of_batch, of_one = PRECONDITIONERS[kind]
     keywords = {"rtol": 0.0, "maxiter": 4, "gradient": "unrolled"} if fixed else {}
     solution = solve("cg", batch, b, M=of_batch(batch), **keywords)
-    Ms = (
-        [lambda r: 1.0 * r, *(P.SSOR(A) for A in members[1:])]
-        if of_one is None
-        else [of_one(A) for A in members]
-    )
+    Ms = [None, *(P.SSOR(A) for A in members[1:])] if of_one is None else [of_one(A) for A in members]
     loop = [solve("cg", A, c, M=M, **keywords) for A, c, M in zip(members, batch.split(b), Ms, strict=True)]
     check(batch, solution, loop)
 
