@@ -104,7 +104,7 @@ def sorted_triples(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Triples in any order as a pattern: (crow, col, order, first). `order` has the triples by row and
     column, those of one place as they came; each place begins in it at `first`."""
-    i, j = rows.astype(np.int64), columns.astype(np.int64)  # copies, which nobody else changes
+    i, j = rows.astype(np.int64), columns.astype(np.int64)  # copies, that no other code can modify
     for name, places, size in zip(names, (i, j), shape, strict=True):
         check_range(function, name, places, size)
     return _analysis.sort_triples(i, j, shape[0])
