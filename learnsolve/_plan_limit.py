@@ -80,8 +80,8 @@ def add(kept: Any) -> None:
         _warned = _warned or again
     if again:
         warnings.warn(
-            f"set_plan_limit: the plans in use take more than the limit of {_limit} bytes, so they are dropped "
-            "and made again and again, which takes time; raise it: learnsolve.ops.set_plan_limit(bytes)",
+            f"set_plan_limit: the plans in use take more than the limit of {_limit} bytes, so they are "
+            "dropped and made again and again, which takes time; raise it with ops.set_plan_limit(bytes)",
             stacklevel=2,
         )
 

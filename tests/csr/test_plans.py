@@ -217,7 +217,9 @@ def test_a_plan_made_again_and_again_warns_once(pair):
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
             for step in range(4):
-                for shift in range(17):  # one more than are always kept: the next is always the one just dropped
+                for shift in range(
+                    17
+                ):  # one more than are always kept: the next is always the one just dropped
                     P._planned(make, Q, shift)
                 assert len(seen) == (step >= 2)
         assert "set_plan_limit: the plans in use take more than the limit of 0 bytes" in str(seen[0].message)

@@ -225,7 +225,9 @@ def test_a_large_coarsest_level_is_solved_sparsely():
     with pytest.raises(ValueError, match="AMG: the coarsest matrix, 1600 x 1600"):
         P.AMG(singular, max_coarse=2000, coarse_solver="lu")
     large = ls.CSR.from_scipy(scipy.sparse.kron(scipy.sparse.eye_array(70), neumann().to_scipy()))
-    with pytest.raises(ValueError, match=r"2100 x 2100.*\(for at most 2000 unknowns\), coarsen further, or fix"):
+    with pytest.raises(
+        ValueError, match=r"2100 x 2100.*\(for at most 2000 unknowns\), coarsen further, or fix"
+    ):
         P.AMG(large, max_coarse=3000)
 
 
