@@ -19,6 +19,7 @@ LAYERS = [
     ["_conversion"],
     ["csr"],
     ["_check"],
+    ["_edges"],
     ["ops", "ordering"],
     ["preconditioners", "problems", "io"],
     ["solvers", "nn"],
