@@ -122,6 +122,7 @@ class Solution:
     statuses : list of Status, one a column (batch axes and columns in order)
     normal_residual_norm : Tensor, shape () or (..., k), of least squares: ||A^T (b - A x) - damp^2 x||; else
         None
+    note : str, of a solve that did not converge: what was reached and what was asked; `summary` has it
     adjoint : Solution of the last adjoint solve of gradient="implicit", without a graph; None before a
         backward
     """
@@ -145,7 +146,7 @@ class Solution:
         self._axis = axis  # of residual_norms, along which the iterates lie
         self._codes = codes
         self._adjoint = adjoint
-        self.note = note  # for the summary: how far a solve came that did not converge
+        self.note = note
         self._grad_enabled = torch.is_grad_enabled()
         self._needs = Unchanged(needs, contents=True)
 
