@@ -1,6 +1,7 @@
 """Argument checks. Each raises an error that names the function, the rule, the value and the remedy."""
 
 import math
+from collections.abc import Callable
 from numbers import Real
 from typing import Any
 
@@ -94,18 +95,27 @@ def flag(function: str, name: str, value: Any) -> None:
         raise TypeError(f"{function}: {name} must be True or False, got {value!r}")
 
 
+_RULES: dict[str, Callable[[float], bool]] = {
+    "finite": math.isfinite,
+    "finite and not negative": lambda value: 0 <= value < math.inf,
+    "positive and finite": lambda value: 0 < value < math.inf,
+}
+
+
+def real(function: str, name: str, value: Any, rule: str = "", what: str = "a number") -> float:
+    """`value`, a real number of Python or NumPy that follows `rule`, one of _RULES, as Python's. A tensor is
+    refused, because it would lose its gradient."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{function}: {name} must be {what}, got {type(value).__name__}")
+    value = float(value)
+    if rule and not _RULES[rule](value):
+        raise ValueError(f"{function}: {name} must be {rule}, got {value}")
+    return value
+
+
 def number(function: str, name: str, value: Any) -> float:
     """`value`, a number where a tensor may stand too, as Python's."""
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{function}: {name} must be a number or a torch.Tensor, got {type(value).__name__}")
-    return float(value)
-
-
-def real(function: str, name: str, value: Any) -> float:
-    """`value`, a real number of Python or NumPy, as Python's."""
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{function}: {name} must be a number, got {type(value).__name__}")
-    return float(value)
+    return real(function, name, value, what="a number or a torch.Tensor")
 
 
 def integer(function: str, name: str, value: Any, minimum: int) -> int:
@@ -118,6 +128,4 @@ def integer(function: str, name: str, value: Any, minimum: int) -> int:
 
 
 def tolerance(function: str, name: str, value: Any) -> None:
-    """`value` must be a finite number that is not negative."""
-    if not 0 <= real(function, name, value) < math.inf:
-        raise ValueError(f"{function}: {name} must not be negative, and be finite, got {value}")
+    real(function, name, value, "finite and not negative")

@@ -60,7 +60,7 @@ def check_structure(
     canonical: bool = True,
 ) -> bool:
     """Are the columns of every row sorted, and without duplicates? Every other fault is an error, and so is
-    this one if `canonical`."""
+    this one if `canonical`; if not, columns behind the first such fault are not checked."""
     rows, columns = shape
     if len(crow) != rows + 1:
         what = "rows" if names[2] == "columns" else "columns"
@@ -70,8 +70,6 @@ def check_structure(
     kind, position, value = _analysis.validate(as_numpy(crow), as_numpy(col), columns)
     if kind and (canonical or kind < _DUPLICATE):
         raise ValueError(f"{function}: {_message(kind, position, value, len(col), columns, names)}")
-    if kind and not _device_analysis.here(col):  # its first fault may stand before one that is worse
-        check_range(function, names[1], as_numpy(col), columns, names[2])
     return not kind
 
 
@@ -104,7 +102,7 @@ def sorted_triples(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Triples in any order as a pattern: (crow, col, order, first). `order` has the triples by row and
     column, those of one place as they came; each place begins in it at `first`."""
-    i, j = rows.astype(np.int64), columns.astype(np.int64)  # copies, which nobody else changes
+    i, j = rows.astype(np.int64), columns.astype(np.int64)  # copies, that no other code can modify
     for name, places, size in zip(names, (i, j), shape, strict=True):
         check_range(function, name, places, size)
     return _analysis.sort_triples(i, j, shape[0])

@@ -1,22 +1,29 @@
 """How much memory the plans for several patterns may take together.
 
 A program that combines matrices at random, batches of graphs say, makes a plan for each combination: those
-that were not used for longest are dropped.
+that were not used for longest are dropped. A step of training that takes turns with more plans than fit would
+then make all of them again in every step, for each is dropped just before its turn: that is warned of.
 """
 
 from __future__ import annotations
 
 import threading
+import warnings
 import weakref
 from collections import OrderedDict
 from typing import Any
 
 _ALWAYS = 16  # the plans used last are kept, whatever their size: a step of training takes turns with a few
 
+_KNOWN = 2**12  # names of dropped plans that are known: about 1 MB
+
 _limit = 2**26
 _total = 0
 # By address, least recently used first: a weak reference to what is known of a plan, and its bytes.
 _plans: OrderedDict[int, tuple[weakref.ref, int]] = OrderedDict()
+# How often plans were dropped, by the serial of the pattern that keeps one and its name, last dropped last.
+_dropped: OrderedDict[tuple[str, str], int] = OrderedDict()
+_warned = False
 _lock = threading.RLock()  # the backward of a CUDA tensor runs in a thread of its own
 
 
@@ -26,7 +33,8 @@ def set_plan_limit(bytes: int) -> int:
     An operation on several patterns (`add`, `spgemm`, `hstack`, `kron`, ...), or on one with numbers
     (``A[2:5]``, `tril` and `diagonal` with k), plans once for each combination and keeps the plan while the
     patterns live. Beyond this limit the plans not used for longest are freed, and computed again when needed;
-    the 16 used last are always kept, and so are those used by `torch.compile` or in a CUDA graph.
+    the 16 used last are always kept, and so are those used by `torch.compile` or in a CUDA graph. When a
+    plan is made for the third time, a warning says so, once after each setting.
 
     Parameters
     ----------
@@ -49,23 +57,33 @@ def set_plan_limit(bytes: int) -> int:
     >>> ls.ops.set_plan_limit(before) == 2**30
     True
     """
-    global _limit
+    global _limit, _warned
     if isinstance(bytes, bool) or not isinstance(bytes, int):
         raise TypeError(f"set_plan_limit: bytes must be an int, got {type(bytes).__name__}")
     if bytes < 0:
         raise ValueError(f"set_plan_limit: bytes must not be negative, got {bytes}")
     with _lock:
-        before, _limit = _limit, bytes
+        before, _limit, _warned = _limit, bytes, False
+        _dropped.clear()
         _drop_beyond_limit()
     return before
 
 
 def add(kept: Any) -> None:
     """A new plan, used now."""
+    global _warned
     key = id(kept)
     with _lock:
         _plans[key] = weakref.ref(kept, lambda _: _forget(key)), 0
         grow(kept)
+        again = not _warned and _dropped.get(kept.key, 0) >= 2
+        _warned = _warned or again
+    if again:
+        warnings.warn(
+            f"set_plan_limit: the plans in use take more than the limit of {_limit} bytes, so they are "
+            "dropped and made again and again, which takes time; raise it with ops.set_plan_limit(bytes)",
+            stacklevel=2,
+        )
 
 
 def touch(kept: Any) -> None:
@@ -87,6 +105,11 @@ def grow(kept: Any) -> None:
             _drop_beyond_limit()
 
 
+def counts(kept: Any) -> bool:
+    """Does the plan count on its own?"""
+    return id(kept) in _plans
+
+
 def pin(kept: Any) -> None:
     """The plan must stay while its patterns live."""
     _forget(id(kept))
@@ -105,4 +128,7 @@ def _drop_beyond_limit() -> None:
         kept = reference()
         _forget(key)
         if kept is not None:
+            _dropped[kept.key] = _dropped.pop(kept.key, 0) + 1
+            if len(_dropped) > _KNOWN:
+                _dropped.popitem(last=False)
             kept.drop()

@@ -18,6 +18,7 @@ from torch import Tensor
 from learnsolve import _plan_limit
 from learnsolve._plain import constant_in_graphs, plain_tensors
 
+_GONE = object()
 _serials = itertools.count()
 _by_serial: weakref.WeakValueDictionary[str, Planned] = weakref.WeakValueDictionary()
 
@@ -26,21 +27,23 @@ class _Plans:
     """What `Planned._planned` keeps: attributes, because Dynamo sees those that are set after it has
     read others, but assumes that a dictionary stays as it was when first read."""
 
-    __slots__ = ("__dict__", "__weakref__", "kept")
+    __slots__ = ("__dict__", "__weakref__", "kept", "serial")
 
-    def __init__(self) -> None:
+    def __init__(self, serial: str) -> None:
+        self.serial = serial  # of whom they belong to
         self.kept: dict[str, _Kept] = {}  # about each attribute, by its name
 
 
 class _Kept:
     """About one thing that is kept: which tensors are in it, and where it stands. It dies with it."""
 
-    __slots__ = ("__weakref__", "name", "plans", "watched")
+    __slots__ = ("__weakref__", "key", "name", "plans", "watched")
 
     def __init__(self, value: Any, plans: _Plans | None = None, name: str = ""):
         self.watched = tuple((t, t._version) for t in _tensors(value))
         self.plans = None if plans is None else weakref.ref(plans)
         self.name = name
+        self.key = ("" if plans is None else plans.serial, name)
 
     def check(self) -> None:
         for t, version in self.watched:
@@ -49,7 +52,7 @@ class _Kept:
 
     def bytes(self) -> int:
         plans = None if self.plans is None else self.plans()
-        return 0 if plans is None else sum(_sizes(vars(plans).get(self.name)).values())
+        return 0 if plans is None else sum(_sizes(vars(plans).get(self.name), alone=True).values())
 
     def drop(self) -> None:
         plans = None if self.plans is None else self.plans()
@@ -69,8 +72,8 @@ class Planned:
         set_(self, "_arrays", arrays)
         set_(self, "_kept", {None: _Kept(arrays)})  # about the arrays, and about the entries of _cache
         set_(self, "_cache", {})
-        set_(self, "_plans", _Plans())
         set_(self, "_serial", f"p{next(_serials)}")  # names this object in the plans of others
+        set_(self, "_plans", _Plans(self._serial))
         _by_serial[self._serial] = self
         set_(self, "_users", None)  # plans of other objects that involve this one
         set_(self, "_holder", None)  # the plan that this object is a part of, which its caches count to
@@ -133,10 +136,10 @@ class Planned:
         for other in others:
             if isinstance(other, Planned):
                 other._check_unchanged()
-        kept = self._plans.kept.get(name)
-        if kept is not None:
+        # First the plan: another thread may drop it meanwhile, which then does it no harm.
+        plan, kept = vars(self._plans).get(name, _GONE), self._plans.kept.get(name)
+        if plan is not _GONE and kept is not None:
             kept.check()
-            plan = getattr(self._plans, name)
             if self._arrays[0].is_cuda and torch.cuda.is_current_stream_capturing():
                 _plan_limit.pin(kept)  # the graph will read it whenever it is replayed
             else:
@@ -179,7 +182,7 @@ class Planned:
 
     def cache_bytes(self) -> int:
         """Bytes held beyond the index arrays."""
-        found = _sizes((*self._cache.values(), *vars(self._plans).values()), {id(self)})
+        found = _sizes((*self._cache.values(), *vars(self._plans).values()), seen={id(self)})
         for own in self._arrays:
             found.pop(own.data_ptr(), None)
         return sum(found.values())
@@ -226,8 +229,9 @@ def _tensors(value: Any) -> Iterator[Tensor]:
         yield from part._arrays if isinstance(part, Planned) else (part,)
 
 
-def _sizes(value: Any, seen: set[int] | None = None) -> dict[int, int]:
-    """Bytes of each tensor in `value` and in what its patterns keep, by its address."""
+def _sizes(value: Any, seen: set[int] | None = None, alone: bool = False) -> dict[int, int]:
+    """Bytes of each tensor in `value` and in what its patterns keep, by its address. `alone`: without the
+    plans there that count on their own (`_plan_limit`)."""
     found: dict[int, int] = {}
     seen = set() if seen is None else seen
     open_ = list(_parts(value))
@@ -237,7 +241,13 @@ def _sizes(value: Any, seen: set[int] | None = None) -> dict[int, int]:
             found[part.data_ptr()] = part.numel() * part.element_size()
         elif id(part) not in seen:
             seen.add(id(part))
-            open_ += [*part._arrays, *_parts((*part._cache.values(), *vars(part._plans).values()))]
+            kept = part._plans.kept
+            plans = (
+                plan
+                for name, plan in list(vars(part._plans).items())
+                if not (alone and _plan_limit.counts(kept.get(name)))
+            )
+            open_ += [*part._arrays, *_parts((*part._cache.values(), *plans))]
     return found
 
 

@@ -70,6 +70,7 @@ def _without_blocks(S: Any, shape: Shape) -> Any:
         )
     blocks = shape[0] // data.shape[1], shape[1] // data.shape[2]
     indptr, indices, data, _ = _checked(S, blocks, False)
+    check_range(_NAME, "indices", indices, blocks[1], "columns")  # before SciPy reads them
     return scipy.sparse.bsr_array((data, indices, indptr), shape=shape).tocsr()
 
 

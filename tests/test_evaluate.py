@@ -257,6 +257,17 @@ def test_stencil_operators():
     assert evaluate(batch, b).rows[0].converged == 4
 
 
+def test_evaluate_leaves_the_filters_of_warnings_alone():
+    """They are those of all threads, and Python shows again what it has shown once after a change."""
+    A, b = ls.problems.poisson((8, 8)), torch.ones(64, dtype=torch.float64)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("default")
+        for _ in range(2):
+            ls.solvers.cg(A, b, maxiter=1)
+            ls.evaluate(A, b, {"n": None}, maxiter=1)
+    assert len(seen) == 1
+
+
 def test_what_does_not_converge_is_in_the_report_alone():
     A = ls.problems.poisson((8, 8))
     with warnings.catch_warnings():

@@ -20,6 +20,7 @@ LAYERS = [
     ["_conversion"],
     ["csr"],
     ["_check"],
+    ["_edges"],
     ["ops", "ordering"],
     ["preconditioners", "problems", "io"],
     ["solvers", "nn"],

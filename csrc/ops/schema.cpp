@@ -14,8 +14,8 @@
 //
 // Checked in every call: devices, dtypes, sizes, lengths of lists, numbers, and the ends of ptr and blocks.
 // With LEARNSOLVE_CHECK=1 when learnsolve is imported, on the CPU also the contents of index arrays and plans
-// (ops/contents.h): whoever passes arrays that no pattern has made should set it once, because a wrong index
-// makes a kernel read or write foreign memory. That includes an operand with fewer rows than its matrix has
+// (ops/contents.h): set it when you pass arrays that do not come from a pattern, because a wrong index makes
+// a kernel read or write foreign memory. That includes an operand with fewer rows than its matrix has
 // columns: a structure does not say how many it has.
 //
 // Plans are for the device that they are made for: on a CUDA device blocks are those of

@@ -28,7 +28,7 @@ std::tuple<Tensor, Tensor> csr_segment_max(const std::vector<Tensor>& list, cons
   STD_TORCH_CHECK(e_.element_size() == 8 || S.nnz() <= 0x7fffffff, S.name,
                   ": e must be float64 for 2^31 entries or more");
   const int64_t part = S.rows() * e.k;
-  Tensor top = new_empty(e_, e.size(S.rows())), at = new_empty(e_, e.size(S.rows()), dtype_of(S.idx));
+  Tensor top = new_empty(e_, e.size(S.rows())), at = new_empty(S.idx, e.size(S.rows()));
   for_segments(S, e,
                [&]<class T, class I>(const Kernels<T, I>& table, const CsrView<T, I>& A,
                                      const RowBlocks<I>& blocks, int64_t b0, int64_t b1, int64_t b) {
@@ -41,7 +41,7 @@ std::tuple<Tensor, Tensor> csr_segment_max(const std::vector<Tensor>& list, cons
 Tensor csr_segment_place(const std::vector<Tensor>& list, const Tensor& at_, const Tensor& g_) {
   const Structure S("csr_segment_place", list);
   const SegmentPlaces o(S, at_, g_);
-  check_range(S.name, "at", at_, -1, S.nnz());
+  check_range(S.name, "at", o.at.tensor, -1, S.nnz());
   Tensor out = new_empty(g_, o.g.size(S.nnz()));
   for_segments(S, o.g,
                [&]<class T, class I>(const Kernels<T, I>& table, const CsrView<T, I>& A,

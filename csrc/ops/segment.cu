@@ -38,7 +38,7 @@ Segments<I> segments(const SparseStructure& S, const SegmentFeatures& e) {
 std::tuple<Tensor, Tensor> csr_segment_max_cuda(const std::vector<Tensor>& list, const Tensor& e_) {
   const DeviceStructure S("csr_segment_max", e_, list);
   const SegmentFeatures e(S, "e", e_, true);
-  Tensor top = new_empty(e_, e.size(S.rows())), at = new_empty(e_, e.size(S.rows()), dtype_of(S.idx));
+  Tensor top = new_empty(e_, e.size(S.rows())), at = new_empty(S.idx, e.size(S.rows()));
   dispatch(S.name, e.tensor, S.idx, [&]<class T, class I>() {
     launch(SegmentMax<T, I>{segments<I>(S, e), e.at<T>(0), mutable_data<T>(top), mutable_data<I>(at)}, e_);
   });

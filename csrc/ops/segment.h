@@ -54,10 +54,4 @@ struct SegmentWeights {
   }
 };
 
-inline int32_t dtype_of(const Tensor& t) {
-  int32_t dtype = 0;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(t.get(), &dtype));
-  return dtype;
-}
-
 }  // namespace learnsolve

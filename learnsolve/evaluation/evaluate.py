@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -24,7 +23,8 @@ from learnsolve.evaluation._systems import Matrices, Matrix, System, systems_of
 from learnsolve.pattern import SparsityPattern
 from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.solvers._operator import compiled_form
-from learnsolve.solvers.base import ConvergenceWarning, Solution, Status
+from learnsolve.solvers._report import quiet
+from learnsolve.solvers.base import Solution, Status
 
 SOLVERS = ("cg", "fcg", "minres", "bicgstab", "gmres", "fgmres")
 MADE = (Preconditioner, CSR, scipy.sparse.linalg.LinearOperator, torch.nn.Module)
@@ -251,8 +251,7 @@ def _solve(
     iterations, seconds, statuses, loops = [], [], [], []
     solution = None
     for rtol in tolerances:
-        with warnings.catch_warnings():  # the status is part of the report
-            warnings.simplefilter("ignore", ConvergenceWarning)
+        with quiet():  # the status is part of the report
             solution = run(rtol=rtol)
         if not isinstance(solution, Solution):
             raise TypeError(f"solver must return a Solution, got {type(solution).__name__}")

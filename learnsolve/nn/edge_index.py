@@ -6,9 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve import _check
+from learnsolve import _analysis, _check, _edges
 from learnsolve._plain import makes_plain_tensors
-from learnsolve.pattern import SparsityPattern, as_numpy
+from learnsolve.pattern import SparsityPattern
+
+_NAME = "pattern_from_edge_index"
 
 
 def pattern_from_edge_index(edge_index: Tensor, n: int) -> tuple[SparsityPattern, Tensor]:
@@ -19,18 +21,19 @@ def pattern_from_edge_index(edge_index: Tensor, n: int) -> tuple[SparsityPattern
 
     Parameters
     ----------
-    edge_index : Tensor of int64 or int32, shape (2, E), no edge twice
+    edge_index : integer Tensor, shape (2, E), no edge twice
     n : number of nodes
 
     Returns
     -------
-    SparsityPattern, shape (n, n), and order, int64, shape (E,): entry p is edge ``order[p]``, so features of
-    edges, (..., E, f), become those of entries by ``e[..., order, :]``.
+    SparsityPattern, shape (n, n), of int32 if edge_index is, else int64; and order, int64, shape (E,): entry
+    p is edge ``order[p]``, so features of edges, (..., E, f), become those of entries by
+    ``e[..., order, :]``.
 
     Raises
     ------
     ValueError
-        for an edge that is given twice, a node outside 0 <= node < n, or a wrong shape.
+        for an edge that is given twice, a node outside 0 <= node < n, n < 0, or a wrong shape.
     TypeError
         if edge_index is not a tensor of integers.
 
@@ -46,41 +49,23 @@ def pattern_from_edge_index(edge_index: Tensor, n: int) -> tuple[SparsityPattern
     >>> P.col_indices, order
     (tensor([1, 2, 0]), tensor([2, 1, 0]))
     """
-    name = "pattern_from_edge_index"
-    _check.tensor(name, "edge_index", edge_index)
-    if edge_index.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"{name}: edge_index must be int32 or int64, got {edge_index.dtype}")
-    if edge_index.dim() != 2 or edge_index.shape[0] != 2:
-        raise ValueError(f"{name}: edge_index must have shape (2, E), got {tuple(edge_index.shape)}")
-    n = _check.integer(name, "n", n, 0)
-    return _sorted(_contents(edge_index), n, edge_index.dtype, edge_index.device)
-
-
-@makes_plain_tensors
-def _contents(edge_index: Tensor) -> bytes:
-    return as_numpy(edge_index).astype(np.int64).tobytes()
+    edges, n = _edges.read(_NAME, edge_index, _check.integer(_NAME, "n", n, 0))
+    dtype = torch.int32 if edge_index.dtype == torch.int32 else torch.int64
+    pattern, order = _sorted(edges.tobytes(), n, dtype, edge_index.device)
+    return pattern, order.clone()  # the caller may change it
 
 
 @makes_plain_tensors
 @lru_cache(maxsize=8)
-def _sorted(edges: bytes, n: int, dtype: torch.dtype, device: torch.device) -> tuple[SparsityPattern, Tensor]:
-    name = "pattern_from_edge_index"
-    rows, columns = np.frombuffer(edges, dtype=np.int64).reshape(2, -1)
-    outside = np.flatnonzero((np.minimum(rows, columns) < 0) | (np.maximum(rows, columns) >= n))
-    if len(outside):
-        k = int(outside[0])
-        raise ValueError(
-            f"{name}: nodes must lie in 0 <= node < {n}, got edge_index[:, {k}] = [{rows[k]}, {columns[k]}]"
-        )
-    order = np.lexsort((columns, rows))
-    i, j = rows[order], columns[order]
-    twice = np.flatnonzero((i[1:] == i[:-1]) & (j[1:] == j[:-1]))
+def _sorted(key: bytes, n: int, dtype: torch.dtype, device: torch.device) -> tuple[SparsityPattern, Tensor]:
+    edges = _edges.edges_of(key)
+    crow, col, order, first = _analysis.sort_triples(edges[0], edges[1], n)
+    twice = np.flatnonzero(np.diff(first, append=len(order)) > 1)
     if len(twice):
-        p = int(twice[0])
+        a, b = order[first[twice[0]] :][:2]
         raise ValueError(
-            f"{name}: an edge must not be given twice, got ({i[p]}, {j[p]}) at {order[p]} and at "
-            f"{order[p + 1]}; add their features up with CSR.from_coo"
+            f"{_NAME}: an edge must not be given twice, got {tuple(edges[:, a].tolist())} at {a} and at {b}; "
+            "add their features up with CSR.from_coo"
         )
-    crow = np.searchsorted(i, np.arange(n + 1))
-    crow, col = (torch.from_numpy(np.ascontiguousarray(a)).to(device, dtype) for a in (crow, j))
+    crow, col = (torch.from_numpy(x).to(device, dtype) for x in (crow, col))
     return SparsityPattern._trusted(crow, col, (n, n)), torch.from_numpy(order).to(device)

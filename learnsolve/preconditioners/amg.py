@@ -190,7 +190,8 @@ class AMG(Preconditioner):
             A = galerkin(P, A) if R is None else spgemm(R, spgemm(A, P))
             operators.append(A)
         self._levels = tuple(levels)
-        self._coarsest = DirectSolver("AMG", A, pseudo, 'leave coarse_solver="lu" out, or coarsen further')
+        remedy = 'use coarse_solver="pinv" (for at most 2000 unknowns), coarsen further'
+        self._coarsest = DirectSolver("AMG", A, pseudo, remedy)
         self.operators = tuple(operators)
         self.weights = used if smoother == "jacobi" else None
         self.hierarchy = Hierarchy(hierarchy.prolongations, hierarchy.restrictions, radii)

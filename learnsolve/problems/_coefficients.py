@@ -1,20 +1,45 @@
 """Checks of the coefficients of problems."""
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
-
-def number(function: str, name: str, value: Any) -> float:
-    """`value` as a float. A tensor raises an error, because it would lose its gradient."""
-    if isinstance(value, Tensor) or not hasattr(value, "__float__"):
-        raise TypeError(f"{function}: {name} must be a number, got {type(value).__name__}")
-    return float(value)
+from learnsolve import _check
 
 
-def check_sign(function: str, name: str, value: Tensor, *, zero: bool, remedy: str) -> None:
+def grid_axes(
+    function: str,
+    name: str,
+    value: Tensor,
+    dimensions: int | None,
+    allowed: tuple[int, ...],
+    vector: bool = False,
+) -> int:
+    """How many axes the grid of a coefficient has: `dimensions`, or else all. `vector`: an axis before them
+    has a component for each."""
+    _check.tensor(function, name, value)
+    _check.dtype(function, name, value)
+    d = value.dim() - vector if dimensions is None else dimensions
+    numbers = f"{', '.join(map(str, allowed[:-1]))} or {allowed[-1]}"
+    if d not in allowed:
+        if dimensions is not None:
+            raise ValueError(f"{function}: dimensions must be {numbers}, got {dimensions!r}")
+        first = "an axis of components and " if vector else ""
+        raise ValueError(
+            f"{function}: {name} must have {first}{numbers} axes, got shape {tuple(value.shape)}; "
+            "for a batch, pass dimensions, the number of axes of the grid"
+        )
+    if value.dim() < d + vector or min(value.shape[-d:]) < 1 or (vector and value.shape[-d - 1] != d):
+        shape = ", ".join(["...", *([str(d)] if vector else []), *("nx", "ny", "nz")[:d]])
+        raise ValueError(
+            f"{function}: {name} must have shape ({shape}), with a grid point at least, got "
+            f"{tuple(value.shape)}"
+        )
+    return d
+
+
+def check_sign(function: str, name: str, value: Tensor, *, zero: bool) -> None:
     """Require that every entry is finite and positive, or zero if `zero`.
 
     Only plain CPU tensors are checked: checking a CUDA tensor would wait for the device, and the tensors of
@@ -33,5 +58,5 @@ def check_sign(function: str, name: str, value: Tensor, *, zero: bool, remedy: s
         rule = "finite and not negative" if zero else "positive and finite"
         raise ValueError(
             f"{function}: {name} must be {rule}, got {name}[{', '.join(map(str, at))}] = {value[at].item()}; "
-            f"{remedy}"
+            "an unconstrained parameter can go through torch.exp or softplus"
         )

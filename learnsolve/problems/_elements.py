@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from learnsolve import _analysis
 from learnsolve.csr import CSR
 from learnsolve.ops._product import product
 from learnsolve.pattern import SparsityPattern
@@ -24,11 +25,14 @@ class ElementPlan(NamedTuple):
     places: SparsityPattern  # (diagonal entries, then those above it) x elements
     order: Tensor
 
-    def matrix(self, local: Tensor, coefficients: Tensor, shift: float = 0.0) -> CSR:
-        """For element matrices K (elements, k, k), or one (k, k) of all, and coefficients (..., elements);
-        `shift` is added to the diagonal."""
+    def weights(self, local: Tensor) -> Tensor:
+        """What `matrix` needs of the element matrices K, (elements, k, k), or one (k, k) of all."""
         local = local.expand(self.places.shape[1], *local.shape[-2:]).reshape(-1)
-        weights = local.index_select(0, self.order).to(coefficients.dtype)
+        return local.index_select(0, self.order)
+
+    def matrix(self, weights: Tensor, coefficients: Tensor, shift: float = 0.0) -> CSR:
+        """For coefficients (..., elements); `shift` is added to the diagonal."""
+        weights = weights.to(coefficients.dtype)
         sums = product(weights, coefficients.unsqueeze(-1), self.places, False).squeeze(-1)
         n = self.plan.pattern.shape[0]
         return self.plan.matrix(sums[..., :n] + shift, sums[..., n:])
@@ -51,14 +55,9 @@ def element_plan(
     rows[above] = n + rank
     sources = inside // len(a)
     local = sources * (k * k) + (a * k + b)[inside % len(a)]
-    order = np.argsort(rows, kind="stable")  # elements remain in ascending order within a row
     index = index_dtype(max(n + len(pairs), count), len(rows))
-    crow = np.zeros(n + len(pairs) + 1, dtype=np.int64)
-    np.cumsum(np.bincount(rows, minlength=n + len(pairs)), out=crow[1:])
-    places = SparsityPattern._trusted(
-        torch.from_numpy(crow).to(device, index),
-        torch.from_numpy(sources[order]).to(device, index),
-        (n + len(pairs), count),
-    )
+    crow, col, order, _ = _analysis.sort_triples(rows, sources, n + len(pairs))
+    crow, col = (torch.from_numpy(a).to(device, index) for a in (crow, col))
+    places = SparsityPattern._trusted(crow, col, (n + len(pairs), count))
     plan = symmetric_plan(n, pairs // n, pairs % n, device)
     return ElementPlan(plan, places, torch.from_numpy(local[order]).to(device))

@@ -45,7 +45,7 @@ class LogGaussianDiffusion(Family):
     def __post_init__(self) -> None:
         self._integer("n", 1)
         self._real("variance")
-        self._real("length", positive=True)
+        self._real("length", "positive and finite")
         self._one_of("covariance", "gaussian", "exponential")
         contrast = self.contrast
         if isinstance(contrast, str):
@@ -86,8 +86,8 @@ class RandomSPD(Family):
 
     def __post_init__(self) -> None:
         self._integer("n", 1)
-        self._real("density", positive=True)
-        self._real("alpha", positive=True)
+        self._real("density", "positive and finite")
+        self._real("alpha", "positive and finite")
 
     def draw(self, seed: int) -> dict[str, Any]:
         return {"n": self.n, "seed": seed, "density": self.density, "alpha": self.alpha}
@@ -209,7 +209,7 @@ class ConvectionDiffusion(Family):
         object.__setattr__(self, "epsilon", in_order("epsilon", pair))
         self._one_of("scheme", "central", "upwind")
         self._one_of("wind", "constant", "random")
-        self._real("length", positive=True)
+        self._real("length", "positive and finite")
 
     def draw(self, seed: int) -> dict[str, Any]:
         rng = np.random.default_rng(seed)
@@ -243,10 +243,9 @@ class Helmholtz(Family):
         _check.one_of("dataset", "dimensions", self.dimensions, (1, 2, 3))
         self._real("mean")
         self._real("std")
-        self._real("length", positive=True)
+        self._real("length", "positive and finite")
         self._real("minimum")
-        if not math.isfinite(_check.real("dataset", "shift", self.shift)):
-            raise ValueError(f"dataset: shift must be finite, got {self.shift}")
+        self._real("shift", "finite")
         if self.mean <= self.minimum:
             raise ValueError(f"dataset: mean must be larger than minimum = {self.minimum}, got {self.mean}")
 

@@ -40,11 +40,8 @@ class Family:
     def _integer(self, name: str, minimum: int) -> None:
         _check.integer("dataset", name, getattr(self, name), minimum)
 
-    def _real(self, name: str, *, positive: bool = False) -> None:
-        value = _check.real("dataset", name, getattr(self, name))
-        if not (value > 0 if positive else value >= 0) or value == math.inf:
-            rule = "positive and finite" if positive else "finite and not negative"
-            raise ValueError(f"dataset: {name} must be {rule}, got {value}")
+    def _real(self, name: str, rule: str = "finite and not negative") -> None:
+        _check.real("dataset", name, getattr(self, name), rule)
 
     def _one_of(self, name: str, *allowed: str) -> None:
         _check.one_of("dataset", name, getattr(self, name), allowed)

@@ -67,6 +67,14 @@ def kronecker_sum(terms: Sequence[Sequence[Tensor]]) -> Tensor:
     return total.flatten().sort().values
 
 
+def sum_over_axes(lines: Sequence[Tensor]) -> Tensor:
+    """Eigenvalues sum_a lines[a][k_a], ascending, of sums of one matrix along each axis."""
+    total = torch.zeros(())
+    for line in lines:
+        total = total.unsqueeze(-1) + line
+    return total.flatten().sort().values
+
+
 def sine_angles(n: int) -> Tensor:
     """theta_k = k pi / (n + 1): a symmetric stencil (b, a, b) with Dirichlet ends has the eigenvectors
     sin(j theta_k) and the eigenvalues a + 2 b cos theta_k."""

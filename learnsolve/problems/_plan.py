@@ -36,17 +36,14 @@ class SymmetricPlan(NamedTuple):
 def symmetric_plan(n: int, rows: np.ndarray, columns: np.ndarray, device: torch.device) -> SymmetricPlan:
     """For the positions (rows[e], columns[e]) above the diagonal, each given once, and the whole diagonal."""
     nnz = n + 2 * len(rows)
-    index = np.int32 if index_dtype(n, nnz) == torch.int32 else np.int64
+    index = index_dtype(n, nnz)
     every = np.arange(n)
     i, j = np.concatenate((every, rows, columns)), np.concatenate((every, columns, rows))
-    forward = _analysis.sort_triples(i, j, n)[2]
+    crow, col, forward, _ = _analysis.sort_triples(i, j, n)
     backward = np.empty_like(forward)
     backward[forward] = np.arange(nnz)
-    crow = np.zeros(n + 1, dtype=index)
-    np.cumsum(np.bincount(i, minlength=n), out=crow[1:])
-    crow, col, forward, backward = (
-        torch.from_numpy(a).to(device) for a in (crow, j[forward].astype(index), forward, backward)
-    )
+    crow, col = (torch.from_numpy(a).to(device, index) for a in (crow, col))
+    forward, backward = (torch.from_numpy(a).to(device) for a in (forward, backward))
     return SymmetricPlan(SparsityPattern._trusted(crow, col, (n, n)), forward, backward)
 
 

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.csr import CSR
-from learnsolve.problems._coefficients import number
 from learnsolve.problems._grid import check_dtype, grid_shape, kronecker_sum, sine_angles, stencil_matrix
 from learnsolve.problems.facts import Facts
 
@@ -93,11 +92,8 @@ def _checked(
 ) -> tuple[tuple[int, ...], float, float, float]:
     _check.one_of("anisotropic", "discretisation", discretisation, ("fd", "fe"))
     sizes = grid_shape("anisotropic", shape, (2,))
-    epsilon, theta = number("anisotropic", "epsilon", epsilon), number("anisotropic", "theta", theta)
-    if not 0 < epsilon < math.inf:
-        raise ValueError(f"anisotropic: epsilon must be positive and finite, got {epsilon}")
-    if not math.isfinite(theta):
-        raise ValueError(f"anisotropic: theta must be a finite angle in radians, got {theta}")
+    epsilon = _check.real("anisotropic", "epsilon", epsilon, "positive and finite")
+    theta = _check.real("anisotropic", "theta", theta, "finite")
     c, s = math.cos(theta), math.sin(theta)
     return sizes, c * c + epsilon * s * s, 2 * (1 - epsilon) * c * s, epsilon * c * c + s * s
 

@@ -1,6 +1,5 @@
 """Convection and diffusion on a structured grid, differentiable in the wind."""
 
-import math
 from typing import Literal
 
 import torch
@@ -9,7 +8,7 @@ from torch import Tensor
 from learnsolve import _check
 from learnsolve.csr import CSR
 from learnsolve.ops._gather import permuted
-from learnsolve.problems._coefficients import number
+from learnsolve.problems._coefficients import grid_axes
 from learnsolve.problems._plan import grid_plan
 from learnsolve.problems.facts import Facts
 
@@ -82,10 +81,8 @@ def convection_diffusion(
             [-1.5000,  2.5000, -1.0000],
             [ 0.0000, -1.5000,  2.5000]])
     """
-    d = _dimensions(wind, dimensions)
-    peclet = number("convection_diffusion", "peclet", peclet)
-    if not 0 <= peclet < math.inf:
-        raise ValueError(f"convection_diffusion: peclet must be finite and not negative, got {peclet}")
+    d = grid_axes("convection_diffusion", "wind", wind, dimensions, (1, 2, 3), vector=True)
+    peclet = _check.real("convection_diffusion", "peclet", peclet, "finite and not negative")
     _check.one_of("convection_diffusion", "scheme", scheme, ("central", "upwind"))
     p = (peclet * wind).movedim(-d - 1, 0)  # (d, ..., *grid)
     diagonal = torch.full_like(p[0], 2.0 * d)
@@ -103,25 +100,6 @@ def convection_diffusion(
     plan = grid_plan(tuple(wind.shape[-d:]), wind.device)
     parts = torch.cat((diagonal.flatten(-d), *above, *below), -1)
     return CSR(permuted(parts, plan.forward, plan.backward), plan.pattern)
-
-
-def _dimensions(wind: Tensor, dimensions: int | None) -> int:
-    _check.tensor("convection_diffusion", "wind", wind)
-    _check.dtype("convection_diffusion", "wind", wind)
-    d = wind.dim() - 1 if dimensions is None else dimensions
-    if d not in (1, 2, 3):
-        if dimensions is None:
-            raise ValueError(
-                "convection_diffusion: wind must have shape (1, nx), (2, nx, ny) or (3, nx, ny, nz), got "
-                f"{tuple(wind.shape)}; for a batch, pass dimensions, the number of axes of the grid"
-            )
-        raise ValueError(f"convection_diffusion: dimensions must be 1, 2 or 3, got {dimensions!r}")
-    if wind.dim() <= d or wind.shape[-d - 1] != d or min(wind.shape[-d:]) < 1:
-        raise ValueError(
-            f"convection_diffusion: wind must have shape (..., {d}, {', '.join(('nx', 'ny', 'nz')[:d])}), "
-            f"one component per axis of the grid, got {tuple(wind.shape)}"
-        )
-    return d
 
 
 FACTS = Facts(

@@ -49,6 +49,9 @@ def dataset(
     ValueError
         for a name, split, parameter or value that does not exist (the message lists those that do), and if
         seeds of the split do not suffice for count.
+    TypeError
+        if count or a parameter has another type, or dtype is not one of the two; if a sample is asked for by
+        anything but an int.
 
     Notes
     -----

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from learnsolve import _check
 from learnsolve._plain import makes_plain_tensors
+from learnsolve.problems._triangles import triangle_edges, triangulate
 
 
 class DelaunayGraph(NamedTuple):
@@ -80,7 +81,7 @@ def random_graph(rng: np.random.Generator, n: int, boundary: str, blocks: int) -
         return _periodic(points, blocks)
     others = rng.uniform(-1, 2, (9 * n, 2))
     outside = ((others < 0) | (others > 1)).any(1)
-    edges = triangle_edges(_triangulate(np.concatenate((points, others[outside]))))
+    edges, _ = triangle_edges(triangulate(np.concatenate((points, others[outside]))))
     inside = edges < n
     grounded = np.zeros(n, dtype=bool)
     grounded[edges[inside.any(1) & ~inside.all(1)].min(1)] = True
@@ -97,27 +98,10 @@ def _graph(points: np.ndarray, edges: np.ndarray, grounded: np.ndarray) -> Delau
     return DelaunayGraph(*(torch.from_numpy(a) for a in (points, edge_index, grounded)))
 
 
-def _triangulate(points: np.ndarray) -> np.ndarray:
-    from scipy.spatial import Delaunay  # takes long to import
-
-    return Delaunay(points).simplices
-
-
-def triangle_edges(triangles: np.ndarray) -> np.ndarray:
-    """The edges (i, j), i < j, of triangles, each once."""
-    pairs = np.concatenate((triangles[:, [0, 1]], triangles[:, [1, 2]], triangles[:, [2, 0]])).astype(
-        np.int64
-    )
-    low, high = pairs.min(1), pairs.max(1)
-    size = int(high.max()) + 1
-    keys = np.unique(low * size + high)
-    return np.stack((keys // size, keys % size), -1)
-
-
 def _periodic(points: np.ndarray, blocks: int) -> DelaunayGraph:
     n = len(points)
     shifts = np.stack(np.meshgrid([-1, 0, 1], [-1, 0, 1], indexing="ij"), -1).reshape(9, 1, 2)
-    edges = triangle_edges(_triangulate((points + shifts).reshape(-1, 2)))
+    edges, _ = triangle_edges(triangulate((points + shifts).reshape(-1, 2)))
     edges = edges[(edges // n == 4).any(1)]  # an end in the middle block
     # An edge as (i, j, step from i's block to j's): the same for all its copies if i < j, or the step leads
     # forward where a point is joined to its own copy.

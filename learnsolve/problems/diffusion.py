@@ -5,10 +5,9 @@ import math
 import torch
 from torch import Tensor
 
-from learnsolve import _check
 from learnsolve.csr import CSR
-from learnsolve.problems._coefficients import check_sign
-from learnsolve.problems._grid import kronecker_sum
+from learnsolve.problems._coefficients import check_sign, grid_axes
+from learnsolve.problems._grid import sum_over_axes
 from learnsolve.problems._plan import grid_plan
 from learnsolve.problems.facts import Facts
 
@@ -73,8 +72,7 @@ def diffusion(kappa: Tensor, *, dimensions: int | None = None) -> CSR:
     tensor([[4., 4.],
             [4., 4.]], dtype=torch.float64)
     """
-    d = _dimensions(kappa, dimensions)
-    _check_positive(kappa)
+    d = _checked(kappa, dimensions)
     diagonal = torch.zeros_like(kappa)
     couplings = []
     for axis in range(-d, 0):
@@ -90,34 +88,14 @@ def diffusion(kappa: Tensor, *, dimensions: int | None = None) -> CSR:
     return plan.matrix(diagonal.flatten(-d), torch.cat(couplings, -1))
 
 
-def _dimensions(kappa: Tensor, dimensions: int | None) -> int:
-    _check.tensor("diffusion", "kappa", kappa)
-    _check.dtype("diffusion", "kappa", kappa)
-    d = kappa.dim() if dimensions is None else dimensions
-    if d not in (2, 3):
-        if dimensions is None:
-            raise ValueError(
-                f"diffusion: kappa must have shape (nx, ny) or (nx, ny, nz), got {tuple(kappa.shape)}; "
-                "for a batch, pass dimensions=2 or 3, the number of axes of the grid"
-            )
-        raise ValueError(f"diffusion: dimensions must be 2 or 3, got {dimensions!r}")
-    if kappa.dim() < d:
-        raise ValueError(
-            f"diffusion: kappa must have at least dimensions = {d} axes, got shape {tuple(kappa.shape)}"
-        )
-    if min(kappa.shape[-d:]) < 1:
-        raise ValueError(f"diffusion: the grid must have cells, got kappa of shape {tuple(kappa.shape)}")
+def _checked(kappa: Tensor, dimensions: int | None) -> int:
+    d = grid_axes("diffusion", "kappa", kappa, dimensions, (2, 3))
+    check_sign("diffusion", "kappa", kappa, zero=False)
     return d
 
 
-def _check_positive(kappa: Tensor) -> None:
-    remedy = "an unconstrained parameter can go through torch.exp or softplus"
-    check_sign("diffusion", "kappa", kappa, zero=False, remedy=remedy)
-
-
 def _eigenvalues(kappa: Tensor, *, dimensions: int | None = None) -> Tensor:
-    d = _dimensions(kappa, dimensions)
-    _check_positive(kappa)
+    d = _checked(kappa, dimensions)
     if kappa.dim() != d or not bool((kappa == kappa.flatten()[0]).all()):
         raise ValueError("diffusion: the eigenvalues are known for one grid of constant kappa only")
     # The boundary is half a cell outside both ends: eigenvectors sin((j + 1/2) k pi / n).
@@ -125,9 +103,7 @@ def _eigenvalues(kappa: Tensor, *, dimensions: int | None = None) -> Tensor:
         4 * torch.sin(torch.arange(1, n + 1, dtype=torch.float64) * (math.pi / (2 * n))) ** 2
         for n in kappa.shape
     ]
-    one = [torch.ones_like(line) for line in lines]
-    terms = [[line if a == b else one[b] for b in range(d)] for a, line in enumerate(lines)]
-    return float(kappa.flatten()[0]) * kronecker_sum(terms)
+    return float(kappa.flatten()[0]) * sum_over_axes(lines)
 
 
 FACTS = Facts(

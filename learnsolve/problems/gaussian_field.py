@@ -12,7 +12,6 @@ from torch import Tensor
 
 from learnsolve import _check
 from learnsolve._plain import makes_plain_tensors
-from learnsolve.problems._coefficients import number
 from learnsolve.problems._grid import check_dtype, grid_shape
 
 # The covariance may differ from the stated one by this share of the variance, at most.
@@ -89,9 +88,7 @@ def gaussian_field(
     """
     sizes = grid_shape("gaussian_field", shape, (1, 2, 3))
     seed = _check.integer("gaussian_field", "seed", seed, 0)
-    variance = number("gaussian_field", "variance", variance)
-    if not 0 <= variance < math.inf:
-        raise ValueError(f"gaussian_field: variance must be finite and not negative, got {variance}")
+    variance = _check.real("gaussian_field", "variance", variance, "finite and not negative")
     check_dtype("gaussian_field", dtype)
     field, _ = two_fields(np.random.default_rng(seed), sizes, length, covariance, spacing)
     return torch.from_numpy(math.sqrt(variance) * field).to(device, dtype)
@@ -103,11 +100,11 @@ def two_fields(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Two independent fields of variance 1: the real and imaginary part of one transform."""
     _check.one_of("gaussian_field", "covariance", covariance, ("gaussian", "exponential"))
-    steps = [1 / n if spacing is None else number("gaussian_field", "spacing", spacing) for n in shape]
-    length = number("gaussian_field", "length", length)
-    for name, value in (("length", length), ("spacing", min(steps))):
-        if not 0 < value < math.inf:
-            raise ValueError(f"gaussian_field: {name} must be positive and finite, got {value}")
+    rule = "positive and finite"
+    length = _check.real("gaussian_field", "length", length, rule)
+    if spacing is not None:
+        spacing = _check.real("gaussian_field", "spacing", spacing, rule)
+    steps = [spacing or 1 / n for n in shape]
     amplitudes = _amplitudes(shape, tuple(step / length for step in steps), covariance)
     noise = rng.standard_normal((2, *amplitudes.shape))
     field = np.fft.fftn(amplitudes * (noise[0] + 1j * noise[1]))

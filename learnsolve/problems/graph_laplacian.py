@@ -1,14 +1,12 @@
 """The Laplacian of a weighted graph."""
 
-import math
-
 import numpy as np
 import torch
 from torch import Tensor
 
+from learnsolve import _check
 from learnsolve.csr import CSR
-from learnsolve.problems._coefficients import number
-from learnsolve.problems._graph import check_edges, check_weights, laplacian
+from learnsolve.problems._graph import check_weights, laplacian, read_edges
 from learnsolve.problems.facts import Facts
 
 
@@ -65,15 +63,13 @@ def graph_laplacian(
             [-1.,  3., -2.],
             [-3., -2.,  5.]])
     """
-    nodes = check_edges("graph_laplacian", edge_index, n)
+    edges, nodes = read_edges("graph_laplacian", edge_index, n)
     if weights is None:
         weights = torch.ones(edge_index.shape[1], dtype=torch.float64, device=edge_index.device)
     else:
         check_weights("graph_laplacian", weights, edge_index)
-    shift = number("graph_laplacian", "shift", shift)
-    if not 0 <= shift < math.inf:
-        raise ValueError(f"graph_laplacian: shift must be finite and not negative, got {shift}")
-    return laplacian(edge_index, weights, np.ones(nodes, dtype=bool), shift)
+    shift = _check.real("graph_laplacian", "shift", shift, "finite and not negative")
+    return laplacian(edges, weights, np.ones(nodes, dtype=bool), shift)
 
 
 FACTS = Facts(

@@ -8,7 +8,7 @@ from learnsolve import _check
 from learnsolve._plain import makes_plain_tensors
 from learnsolve.csr import CSR
 from learnsolve.pattern import as_numpy
-from learnsolve.problems._graph import check_edges, check_weights, laplacian
+from learnsolve.problems._graph import check_weights, laplacian, read_edges
 from learnsolve.problems.facts import Facts
 
 
@@ -66,14 +66,14 @@ def grounded_laplacian(edge_index: Tensor, weights: Tensor, grounded: Tensor) ->
             [ 0., -3.,  3.]])
     """
     _check_grounded(grounded)
-    check_edges("grounded_laplacian", edge_index, len(grounded))
+    edges, _ = read_edges("grounded_laplacian", edge_index, len(grounded))
     check_weights("grounded_laplacian", weights, edge_index)
     if grounded.device != edge_index.device:
         raise TypeError(
             f"grounded_laplacian: grounded is on {grounded.device}, edge_index on {edge_index.device}; move "
             "one with .to()"
         )
-    return laplacian(edge_index, weights, _free(grounded))
+    return laplacian(edges, weights, _free(grounded))
 
 
 def _check_grounded(grounded: Tensor) -> None:

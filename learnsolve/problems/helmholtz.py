@@ -1,14 +1,12 @@
 """The Helmholtz equation on a structured grid, differentiable in the wavenumber."""
 
-import math
-
 import torch
 from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.csr import CSR
-from learnsolve.problems._coefficients import number
-from learnsolve.problems._grid import kronecker_sum, sine_angles
+from learnsolve.problems._coefficients import grid_axes
+from learnsolve.problems._grid import sine_angles, sum_over_axes
 from learnsolve.problems._plan import grid_plan
 from learnsolve.problems.facts import Facts
 
@@ -73,24 +71,8 @@ def helmholtz(kh: Tensor, *, shift: float = 1.0, dimensions: int | None = None) 
 
 
 def _checked(kh: Tensor, shift: float, dimensions: int | None) -> tuple[int, float]:
-    _check.tensor("helmholtz", "kh", kh)
-    _check.dtype("helmholtz", "kh", kh)
-    d = kh.dim() if dimensions is None else dimensions
-    if d not in (1, 2, 3):
-        if dimensions is None:
-            raise ValueError(
-                f"helmholtz: kh must have 1, 2 or 3 axes, got shape {tuple(kh.shape)}; for a batch, pass "
-                "dimensions, the number of axes of the grid"
-            )
-        raise ValueError(f"helmholtz: dimensions must be 1, 2 or 3, got {dimensions!r}")
-    if kh.dim() < d or min(kh.shape[-d:]) < 1:
-        raise ValueError(
-            f"helmholtz: kh must have {d} axes with a grid point at least, got shape {tuple(kh.shape)}"
-        )
-    shift = number("helmholtz", "shift", shift)
-    if not math.isfinite(shift):
-        raise ValueError(f"helmholtz: shift must be finite, got {shift}")
-    return d, shift
+    d = grid_axes("helmholtz", "kh", kh, dimensions, (1, 2, 3))
+    return d, _check.real("helmholtz", "shift", shift, "finite")
 
 
 def _eigenvalues(kh: Tensor, *, shift: float = 1.0, dimensions: int | None = None) -> Tensor:
@@ -98,9 +80,7 @@ def _eigenvalues(kh: Tensor, *, shift: float = 1.0, dimensions: int | None = Non
     if kh.dim() != d or not bool((kh == kh.flatten()[0]).all()):
         raise ValueError("helmholtz: the eigenvalues are known for one grid of constant kh only")
     lines = [4 * torch.sin(sine_angles(n) / 2) ** 2 for n in kh.shape]
-    one = [torch.ones_like(line) for line in lines]
-    terms = [[line if a == b else one[b] for b in range(d)] for a, line in enumerate(lines)]
-    return kronecker_sum(terms) - shift * float(kh.flatten()[0]) ** 2
+    return sum_over_axes(lines) - shift * float(kh.flatten()[0]) ** 2
 
 
 FACTS = Facts(

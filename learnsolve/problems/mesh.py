@@ -10,6 +10,7 @@ from torch import Tensor
 from learnsolve import _check
 from learnsolve._plain import makes_plain_tensors
 from learnsolve.problems._elements import ElementPlan, element_plan
+from learnsolve.problems._triangles import triangle_edges, triangulate
 
 
 class TriangleMesh:
@@ -86,16 +87,14 @@ class TriangleMesh:
         names = ("points", "triangles", "free", "areas", "_stiffness")
         for name, array in zip(names, (x, t, free, areas, stiffness), strict=True):
             object.__setattr__(self, name, torch.from_numpy(array))
-        object.__setattr__(self, "fixed", fixed.cpu())
+        object.__setattr__(self, "fixed", fixed.cpu().clone())
         object.__setattr__(self, "_plans", {})
 
     @classmethod
     def delaunay(cls, points: Tensor, fixed: Tensor | None = None) -> "TriangleMesh":
         """The Delaunay triangulation of `points`, by SciPy."""
-        from scipy.spatial import Delaunay  # takes long to import
-
         _check.tensor("TriangleMesh.delaunay", "points", points)
-        triangles = Delaunay(points.detach().cpu().double().numpy()).simplices
+        triangles = triangulate(points.detach().cpu().double().numpy())
         return cls(points, torch.from_numpy(triangles), fixed)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -128,7 +127,8 @@ def _checked(points: Tensor, triangles: Tensor) -> tuple[np.ndarray, np.ndarray]
     for name, t, k in (("points", points, 2), ("triangles", triangles, 3)):
         if t.dim() != 2 or t.shape[1] != k or len(t) == 0:
             raise ValueError(f"TriangleMesh: {name} must have shape (any, {k}), got {tuple(t.shape)}")
-    x, t = points.detach().cpu().double().numpy(), triangles.cpu().numpy().astype(np.int64)
+    # Copies, that the caller cannot change.
+    x, t = points.detach().cpu().numpy().astype(np.float64), triangles.cpu().numpy().astype(np.int64)
     if not np.isfinite(x).all():
         raise ValueError(
             f"TriangleMesh: points must be finite, got points[{np.argwhere(~np.isfinite(x))[0][0]}]"
@@ -143,11 +143,9 @@ def _checked(points: Tensor, triangles: Tensor) -> tuple[np.ndarray, np.ndarray]
 
 
 def _boundary(triangles: np.ndarray, n: int) -> np.ndarray:
-    pairs = np.sort(np.concatenate((triangles[:, [0, 1]], triangles[:, [1, 2]], triangles[:, [2, 0]])), 1)
-    keys, times = np.unique(pairs[:, 0] * n + pairs[:, 1], return_counts=True)
+    edges, times = triangle_edges(triangles)
     fixed = np.zeros(n, dtype=bool)
-    for ends in np.divmod(keys[times == 1], n):
-        fixed[ends] = True
+    fixed[edges[times == 1]] = True
     return fixed
 
 
@@ -159,6 +157,17 @@ def random_mesh(n: int, seed: int, *, domain: Literal["square", "disc_with_hole"
     n : free points, approximately; at least 16
     seed : the same seed gives the same mesh; at least 0
     domain : "square", the unit square; or "disc_with_hole", 1/3 < r < 1
+
+    Returns
+    -------
+    TriangleMesh
+
+    Raises
+    ------
+    ValueError
+        if n, seed or domain is not as described above.
+    TypeError
+        if n or seed is not an int.
 
     Notes
     -----

@@ -11,7 +11,7 @@ from torch import Tensor
 from learnsolve import _check
 from learnsolve._plain import makes_plain_tensors
 from learnsolve.csr import CSR
-from learnsolve.problems._coefficients import check_sign, number
+from learnsolve.problems._coefficients import check_sign
 from learnsolve.problems._elements import ElementPlan, element_plan
 from learnsolve.problems._grid import kronecker_sum, sine_angles
 from learnsolve.problems.facts import Facts
@@ -96,10 +96,9 @@ def nodal_diffusion(
             [1., 1., 1.]])
     """
     shift = _checked(kappa, stencil, boundary, shift)
-    remedy = "an unconstrained parameter can go through torch.exp or softplus"
-    check_sign("nodal_diffusion", "kappa", kappa, zero=False, remedy=remedy)
-    plan, local = _plan(kappa.shape[-2], kappa.shape[-1], stencil, boundary, kappa.device)
-    return plan.matrix(local, kappa.flatten(-2), shift)
+    check_sign("nodal_diffusion", "kappa", kappa, zero=False)
+    plan, weights = _plan(kappa.shape[-2], kappa.shape[-1], stencil, boundary, kappa.device)
+    return plan.matrix(weights, kappa.flatten(-2), shift)
 
 
 def _checked(kappa: Tensor, stencil: str, boundary: str, shift: float) -> float:
@@ -113,10 +112,7 @@ def _checked(kappa: Tensor, stencil: str, boundary: str, shift: float) -> float:
             f"nodal_diffusion: kappa must have shape (..., cx, cy) with at least {least} x {least} cells for "
             f"boundary={boundary!r}, got {tuple(kappa.shape)}"
         )
-    shift = number("nodal_diffusion", "shift", shift)
-    if not 0 <= shift < math.inf:
-        raise ValueError(f"nodal_diffusion: shift must be finite and not negative, got {shift}")
-    return shift
+    return _check.real("nodal_diffusion", "shift", shift, "finite and not negative")
 
 
 # Few: a plan of 10^6 cells takes about 200 MB.
@@ -131,7 +127,8 @@ def _plan(cx: int, cy: int, stencil: str, boundary: str, device: torch.device) -
     cells = np.stack((nodes[:-1, :-1], nodes[:-1, 1:], nodes[1:, :-1], nodes[1:, 1:]), -1).reshape(-1, 4)
     n = int(cells.max()) + 1
     local = _LOCAL[stencil]
-    return element_plan(cells, n, device, local != 0), torch.from_numpy(local).to(device)
+    plan = element_plan(cells, n, device, local != 0)
+    return plan, plan.weights(torch.from_numpy(local).to(device))
 
 
 def _eigenvalues(

@@ -58,7 +58,8 @@ def p1_stiffness(mesh: TriangleMesh, kappa: Tensor | None = None) -> CSR:
     True
     """
     kappa = _coefficients("p1_stiffness", "kappa", mesh, kappa, zero=False)
-    return mesh._plan(kappa.device).matrix(mesh._stiffness.to(kappa.device), kappa)
+    plan = mesh._plan(kappa.device)
+    return plan.matrix(plan.weights(mesh._stiffness.to(kappa.device)), kappa)
 
 
 def p1_mass(mesh: TriangleMesh, rho: Tensor | None = None) -> CSR:
@@ -97,7 +98,8 @@ def p1_mass(mesh: TriangleMesh, rho: Tensor | None = None) -> CSR:
     """
     rho = _coefficients("p1_mass", "rho", mesh, rho, zero=True)
     local = (torch.eye(3, dtype=torch.float64, device="cpu") + 1) / 12 * mesh.areas.view(-1, 1, 1)
-    return mesh._plan(rho.device).matrix(local.to(rho.device), rho)
+    plan = mesh._plan(rho.device)
+    return plan.matrix(plan.weights(local.to(rho.device)), rho)
 
 
 def _coefficients(function: str, name: str, mesh: Any, value: Tensor | None, *, zero: bool) -> Tensor:
@@ -112,8 +114,7 @@ def _coefficients(function: str, name: str, mesh: Any, value: Tensor | None, *, 
         raise ValueError(
             f"{function}: {name} must have shape (..., triangles = {count}), got {tuple(value.shape)}"
         )
-    remedy = "an unconstrained parameter can go through torch.exp or softplus"
-    check_sign(function, name, value, zero=zero, remedy=remedy)
+    check_sign(function, name, value, zero=zero)
     return value
 
 

@@ -9,7 +9,14 @@ from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.csr import CSR
-from learnsolve.problems._grid import check_dtype, grid_shape, kronecker_sum, sine_angles, stencil_matrix
+from learnsolve.problems._grid import (
+    check_dtype,
+    grid_shape,
+    kronecker_sum,
+    sine_angles,
+    stencil_matrix,
+    sum_over_axes,
+)
 from learnsolve.problems.facts import Facts
 
 
@@ -105,10 +112,7 @@ def _eigenvalues(shape: int | Sequence[int], *, stencil: str = "fd") -> Tensor:
         # A = 3 (K x M + M x K) with K = (-1, 2, -1) and M = (1, 4, 1) / 6
         (k1, k2), (m1, m2) = stiffness, [2 + torch.cos(sine_angles(n)) for n in sizes]
         return kronecker_sum([(k1, m2), (m1, k2)])
-    one = [torch.ones_like(k) for k in stiffness]
-    return kronecker_sum(
-        [[k if a == b else one[b] for b in range(len(sizes))] for a, k in enumerate(stiffness)]
-    )
+    return sum_over_axes(stiffness)
 
 
 FACTS = Facts(

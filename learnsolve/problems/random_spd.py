@@ -1,7 +1,5 @@
 """Random sparse symmetric positive definite matrices."""
 
-import math
-
 import numpy as np
 import scipy.sparse
 import torch
@@ -9,7 +7,6 @@ import torch
 from learnsolve import _check
 from learnsolve._plain import makes_plain_tensors
 from learnsolve.csr import CSR
-from learnsolve.problems._coefficients import number
 from learnsolve.problems._grid import check_dtype
 from learnsolve.problems.facts import Facts
 
@@ -65,11 +62,10 @@ def random_spd(
     """
     n = _check.integer("random_spd", "n", n, 1)
     seed = _check.integer("random_spd", "seed", seed, 0)
-    density, alpha = number("random_spd", "density", density), number("random_spd", "alpha", alpha)
+    density = _check.real("random_spd", "density", density)
     if not 0 < density <= 1:
         raise ValueError(f"random_spd: density must lie in 0 < density <= 1, got {density}")
-    if not 0 < alpha < math.inf:
-        raise ValueError(f"random_spd: alpha must be positive and finite, got {alpha}")
+    alpha = _check.real("random_spd", "alpha", alpha, "positive and finite")
     check_dtype("random_spd", dtype)
     return CSR.from_scipy(_draw(n, seed, density, alpha), dtype=dtype, device=device)
 

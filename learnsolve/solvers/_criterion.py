@@ -32,6 +32,7 @@ class Criterion(Protocol):
 
     never: bool  # no tolerance that a column could meet: all iterations run
     asked: bool  # a tolerance, so that a column that does not meet it has failed
+    square: bool  # asks for A x = b, of which it may turn out that there is no solution
     reads: tuple[str, ...]  # what `holds` reads of a state, beside x and r
 
     def begin(self, A: Any, b: Tensor, x: Tensor, r: Tensor, norm: Tensor) -> Tensor:
@@ -62,6 +63,7 @@ class Criterion(Protocol):
 class ResidualNorm:
     """||b - A x|| <= max(rtol ||b||, atol), with atol a number or one a column."""
 
+    square = True
     reads: tuple[str, ...] = ()
 
     def __init__(self, rtol: float, atol: float | Tensor):

@@ -34,8 +34,8 @@ class Function:
     def T(self) -> Function:
         if self.transpose is None:
             raise ValueError(
-                f"{self.function}: needs the transpose of A, which a callable does not tell; pass "
-                "transpose=, a callable x -> A^T x"
+                f"{self.function}: needs the transpose of A, which cannot be derived from a callable; "
+                "pass transpose=, a callable x -> A^T x"
             )
         return Function(self.function, self.transpose, self.apply, self.parameters)
 

@@ -143,6 +143,7 @@ class LeastSquares:
     """
 
     never = False
+    square = False
     reads: tuple[str, ...] = ("A_norm", "condition")
 
     def __init__(self, atol: float, btol: float, conlim: float):

@@ -178,7 +178,7 @@ def as_operator(
         return Stencil(A)
     if isinstance(A, scipy.sparse.linalg.LinearOperator):
         if parameters:
-            raise ValueError(f"{function}: parameters belong to a callable A; a LinearOperator cannot learn")
+            raise ValueError(f"{function}: parameters belong to a callable A; a LinearOperator has none")
         forward = on_host(function, "A", A)
         return Function(function, forward, lambda x: forward(x, True), ())
     if not callable(A):

@@ -125,7 +125,7 @@ def check_symmetric(name: str, M: Any) -> None:
 def refuse_what_has_no_implicit_gradient(
     name: str, A: Operator, given_M: Any, M: Any, x0: Tensor | None
 ) -> Any:
-    """M. Of which tensors a callable is made is seen when it is first applied."""
+    """M. The tensors that a callable uses are checked at its first application."""
     if not torch.is_grad_enabled():
         return M
     if isinstance(A, Function) and not any(p.requires_grad for p in A.parameters):

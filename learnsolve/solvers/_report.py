@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -16,13 +19,27 @@ _SILENT = {Status.CONVERGED, Status.STOPPED_BY_CALLBACK}
 _STEPS = 30
 
 
+_quiet: ContextVar[bool] = ContextVar("_quiet", default=False)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Solves inside do not warn, because the caller reports their statuses. No filter of `warnings`, which
+    are those of all threads, and whose changes make Python show again what it has shown once."""
+    before = _quiet.set(True)
+    try:
+        yield
+    finally:
+        _quiet.reset(before)
+
+
 def report(name: str, solution: Solution, throw: bool, asked: bool, advice: str = "") -> None:
     """Raise, or warn where a tolerance was `asked` for."""
     if not (throw or asked) or (status := solution.status) is Status.CONVERGED:
         return
     if throw:
         raise SolverError(name, solution)
-    if status not in _SILENT:
+    if status not in _SILENT and not _quiet.get():
         # Without numbers, which would make each a warning of its own: Python shows equal ones once a line.
         text = f"{name}: did not converge{advice}: {status.name}. {status} (Solution.summary() has numbers.)"
         warnings.warn(text, ConvergenceWarning, stacklevel=_users_frame())
@@ -42,8 +59,9 @@ _OURS = {"learnsolve", "torch"}
 def without_solution(A: Any, b: Tensor, x: Tensor, codes: Tensor) -> Tensor:
     """`codes` (..., k), with INCONSISTENT for columns that failed because A x = b has no solution.
 
-    For every solution z and every y, <y, b> = <A^T y, z>, so ||z|| >= |<y, b>| / ||A^T y||. That bound tells
-    for y the residual of a solve, or of least squares, or an x that has grown along the null space.
+    For every solution z and every y, <y, b> = <A^T y, z>, so ||z|| >= |<y, b>| / ||A^T y||. The bound is
+    evaluated for three y: the residual of the solve, x, which may have grown along the null space, and an
+    approximate least-squares residual.
     """
     lost = codes == CODE[Status.STAGNATED]
     broken = (codes == CODE[Status.BREAKDOWN]) | (codes == CODE[Status.INDEFINITE])

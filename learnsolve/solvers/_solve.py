@@ -163,26 +163,29 @@ class Solver:
         x, codes, note = out.x * of_x, out.codes, ""
         if criterion.asked:
             with torch.no_grad():
-                codes, note = self._judged(A, b.detach(), (x / of_x).detach(), out, of_b)
+                codes, note = self._judged(A, b.detach(), x.detach(), out, criterion, units)
         # A NaN that no product has met: in x where a column of A is empty, in A where b is zero.
         lost = ~torch.isfinite(x.detach()).all(dim=-2)
         if size_A is not None:
             lost = lost | ((codes == CODE[Status.CONVERGED]) & ~torch.isfinite(size_A).squeeze(-2))
         return Outcome(x, out.norms * of_b, torch.where(lost, CODE[Status.NON_FINITE], codes)), note
 
-    def _judged(self, A: Any, b: Tensor, x: Tensor, out: Outcome, of_b: Any) -> tuple[Tensor, str]:
+    def _judged(
+        self, A: Any, b: Tensor, x: Tensor, out: Outcome, criterion: Criterion, units: _units.Units | None
+    ) -> tuple[Tensor, str]:
         """Codes of the x that the user gets, and what to say of those that did not converge."""
         codes = out.codes
-        if (
-            not torch.equal(x, out.x) and torch.isfinite(x).all()
-        ):  # it has lost digits below the dtype's range
-            r = b - A(x)
-            holds = self.criterion(of_b).begin(A, b, x, r, size(r)).squeeze(-2)
-            codes = torch.where((codes == CODE[Status.CONVERGED]) & ~holds, CODE[Status.STAGNATED], codes)
+        if units is not None:
+            x = x / units.of_x
+            if not torch.equal(x, out.x) and torch.isfinite(x).all():  # digits lost below the dtype's range
+                r = b - A(x)
+                holds = criterion.begin(A, b, x, r, size(r)).squeeze(-2)
+                codes = torch.where((codes == CODE[Status.CONVERGED]) & ~holds, CODE[Status.STAGNATED], codes)
         if bool((codes <= CODE[Status.CONVERGED]).all()):
             return codes, ""
-        codes = without_solution(A, b, x, codes)
-        return codes, self.criterion(of_b).accuracy(A, b, x, codes)
+        if criterion.square:
+            codes = without_solution(A, b, x, codes)
+        return codes, criterion.accuracy(A, b, x, codes)
 
     def _told(self, of_x: Any, of_b: Any) -> Callable[[Iteration], Any]:
         """The callback, in the user's own units, with a vector if b is one."""

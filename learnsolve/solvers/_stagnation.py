@@ -33,7 +33,7 @@ _LEVEL = 10
 
 
 def next_look(number: int) -> int:
-    """The iteration of the look after that of iteration `number`, or after the start, 0."""
+    """The next iteration to measure after iteration `number`, or after the start, 0."""
     return number + max(_FIRST, number // _SHARE)
 
 

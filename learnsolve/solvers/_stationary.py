@@ -101,9 +101,6 @@ def _of_padded_rows(coefficients: Callable[[Tensor], tuple[Any, Any, Tensor]], A
 def make_options(name: str, iterations: int | None, gradient: str | None, **keywords: Any) -> Options:
     """The keywords of a solve. With `iterations` those that belong to a tolerance are refused."""
     if iterations is None:
-        for key in ("rtol", "atol"):
-            if keywords[key] is None:
-                del keywords[key]
         return Options(gradient="implicit" if gradient is None else gradient, **keywords)
     for key in ("rtol", "atol", "maxiter"):
         if keywords.pop(key) is not None:

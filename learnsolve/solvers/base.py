@@ -125,6 +125,7 @@ class Solution:
     statuses : list of Status, one a column (batch axes, blocks of a `BlockBatch` and columns in order)
     normal_residual_norm : Tensor, shape () or (..., k), of least squares: ||A^T (b - A x) - damp^2 x||; else
         None
+    note : str, of a solve that did not converge: what was reached and what was asked; `summary` has it
     loop : str, what ran the iterations: "compiled" calls, each of many; "compiled, M apart", a compiled call
         for each, and M between them; "op by op", one operation of torch after the other
     adjoint : Solution of the last adjoint solve of gradient="implicit", without a graph; None before a
@@ -152,7 +153,7 @@ class Solution:
         self._axis = axis  # of residual_norms, along which the iterates lie
         self._codes = codes
         self._adjoint = adjoint
-        self.note = note  # for the summary: how far a solve came that did not converge
+        self.note = note
         self._grad_enabled = torch.is_grad_enabled()
         self._needs = Unchanged(needs, contents=True)
 

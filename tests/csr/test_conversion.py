@@ -280,3 +280,13 @@ def test_from_torch_does_not_trust_a_coalesced_flag():
     T = torch.sparse_coo_tensor(indices, torch.ones(2), (2, 2), check_invariants=False, is_coalesced=True)
     with pytest.raises(ValueError, match=r"columns must lie in 0 <= index < 2, got columns\[0\] = 9"):
         ls.CSR.from_torch(T)
+
+
+@pytest.mark.parametrize("kind", ["csr", "csc", "bsr"])
+def test_an_index_out_of_range_behind_columns_that_are_not_sorted(kind):
+    S = scipy.sparse.csr_array(np.ones((4, 4)))
+    S = S.tobsr((2, 2)) if kind == "bsr" else S.asformat(kind)
+    S.indices[:2] = S.indices[:2][::-1].copy()
+    S.indices[-1] = 10**6
+    with pytest.raises(ValueError, match=r"CSR.from_scipy: .* must lie in .*= 1000000"):
+        ls.CSR.from_scipy(S)

@@ -1,6 +1,7 @@
 """Plans that a pattern keeps for itself together with other patterns."""
 
 import gc
+import warnings
 import weakref
 from typing import NamedTuple
 
@@ -10,6 +11,8 @@ from reference import coordinates, pattern_of, random
 from torch import Tensor
 
 import learnsolve as ls
+from learnsolve import _plan_limit
+from learnsolve._planned import _Kept
 
 reference_cache_clear = coordinates.cache_clear  # the tests' own cache holds patterns
 
@@ -163,6 +166,7 @@ COMBINATIONS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:set_plan_limit")
 @pytest.mark.parametrize("name", COMBINATIONS)
 def test_random_batches_take_bounded_memory(name, small_limit):
     """What a result keeps, here for products with its transpose, counts too."""
@@ -204,6 +208,49 @@ def test_the_sixteen_plans_used_last_are_kept(pair):
         assert len(vars(pair[0]._plans)) == 16
     finally:
         assert ls.ops.set_plan_limit(before) == 0
+
+
+def test_a_plan_made_again_and_again_warns_once(pair):
+    P, Q = pair
+    before = ls.ops.set_plan_limit(0)
+    try:
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            for step in range(4):
+                for shift in range(
+                    17
+                ):  # one more than are always kept: the next is always the one just dropped
+                    P._planned(make, Q, shift)
+                assert len(seen) == (step >= 2)
+        assert "set_plan_limit: the plans in use take more than the limit of 0 bytes" in str(seen[0].message)
+        assert len(made) == 4 * 17
+        ls.ops.set_plan_limit(2**20)
+        for _ in range(4):
+            for shift in range(17):
+                P._planned(make, Q, shift)
+        assert len(made) == 4 * 17 + 1
+    finally:
+        ls.ops.set_plan_limit(before)
+
+
+def test_a_plan_counts_once(pair):
+    """The result of a plan has a plan of its own."""
+    P, Q = pair
+    reference_cache_clear(), gc.collect()
+    before = _plan_limit._total
+    result = P._planned(make, Q, 0).result
+    result._planned(make, Q, 1)
+    result._cached("more", lambda: torch.zeros(3))  # the first plan is counted again
+    assert _plan_limit._total - before == P.cache_bytes()
+
+
+def test_a_plan_that_another_thread_drops_meanwhile_does_no_harm(pair, monkeypatch):
+    P, Q = pair
+    first = P._planned(make, Q, 0)
+    check = _Kept.check
+    monkeypatch.setattr(_Kept, "check", lambda kept: kept.drop() if kept.name else check(kept))
+    torch.testing.assert_close(P._planned(make, Q, 0).positions, first.positions)
+    assert P.cache_bytes() == 0
 
 
 def test_a_plan_that_compiled_code_reads_is_kept(small_limit):

@@ -173,12 +173,19 @@ def test_what_a_block_refuses():
         layer(pattern_of(random(N, N + 1, 0.3)), x, e)
 
 
+def test_an_order_of_edges_that_is_changed_changes_no_other():
+    edge_index = torch.tensor([[2, 0, 1], [1, 2, 0]])
+    _, order = pattern_from_edge_index(edge_index, 3)
+    order += 1
+    assert pattern_from_edge_index(edge_index, 3)[1].tolist() == [1, 2, 0]
+
+
 def test_what_an_edge_index_must_be():
     for edges, error, message in (
-        (torch.tensor([[0, 2], [1, 3]]), ValueError, r"0 <= node < 3, got edge_index\[:, 1\] = \[2, 3\]"),
+        (torch.tensor([[0, 2], [1, 3]]), ValueError, r"0 <= index < 3, got edge_index\[1\]\[1\] = 3"),
         (torch.tensor([[1, 0, 1], [1, 0, 1]]), ValueError, r"given twice, got \(1, 1\) at 0 and at 2"),
         (torch.tensor([[0, 2]]), ValueError, r"shape \(2, E\), got \(1, 2\)"),
-        (torch.ones(2, 2), TypeError, "int32 or int64, got torch.float32"),
+        (torch.ones(2, 2), TypeError, "must hold integers, got torch.float32"),
     ):
         with pytest.raises(error, match=f"pattern_from_edge_index: .*{message}"):
             pattern_from_edge_index(edges, 3)
@@ -218,7 +225,7 @@ def test_what_positive_diagonal_refuses():
     for arguments, options, error, message in (
         ((v[1:], P), {}, ValueError, r"values must have shape \(\.\.\., nnz = 5\)"),
         ((v, P, "abs"), {}, ValueError, r"how must be one of \('softplus'"),
-        ((v, P), {"shift": -1.0}, ValueError, "shift must not be negative"),
+        ((v, P), {"shift": -1.0}, ValueError, "shift must be finite and not negative"),
         ((v, ls.CSR(v, P)), {}, TypeError, "pattern must be a SparsityPattern, got CSR"),
         ((v.long(), P), {}, TypeError, "values must be float32 or float64"),
         (

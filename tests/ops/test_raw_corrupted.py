@@ -13,6 +13,7 @@ import torch
 from ops.test_raw_operators import OPERATORS, ops, samples_of
 from torch.utils._pytree import tree_flatten_with_path, tree_unflatten
 
+import learnsolve as ls
 from learnsolve import _library
 
 pytestmark = [pytest.mark.cpu_only, pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")]
@@ -133,6 +134,20 @@ def run(name, contents, rounds, seed):
 def test_no_call_ends_the_process(name, contents):
     status, last = run(name, contents, 250, 0)
     assert status == 0, f"status {status} in {last}"
+
+
+def test_contents_of_an_expanded_operand_are_its_own():
+    """What lies behind it in memory is not."""
+    S = ls.ops.eye(4).pattern._structure(False)
+    memory = torch.full((100,), 10**6, dtype=S[1].dtype)
+    memory[:4] = torch.arange(4)
+    g = torch.ones(3, 4, 1)
+    _library._cpu.learnsolve_check_contents(1)
+    try:
+        out = ops.csr_segment_place(S, memory[:4, None].expand(3, 4, 1), g)
+    finally:
+        _library._cpu.learnsolve_check_contents(os.environ.get("LEARNSOLVE_CHECK", "") not in ("", "0"))
+    assert torch.equal(out, g)
 
 
 @pytest.mark.slow

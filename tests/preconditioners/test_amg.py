@@ -202,7 +202,7 @@ def neumann(n=30):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_pure_neumann(dtype):
     A = neumann().to(dtype=dtype)
-    with pytest.raises(ValueError, match=r'AMG: the coarsest matrix, .* singular .*coarse_solver="lu" out'):
+    with pytest.raises(ValueError, match=r'AMG: the coarsest matrix, .* singular .*use coarse_solver="pinv"'):
         P.AMG(A, max_coarse=5, coarse_solver="lu")
     M = P.AMG(A, max_coarse=5)
     assert torch.equal(dense(M), dense(P.AMG(A, max_coarse=5, coarse_solver="pinv")))
@@ -224,6 +224,11 @@ def test_a_large_coarsest_level_is_solved_sparsely():
     singular = ls.CSR.from_scipy(S - scipy.sparse.diags_array(S.sum(1)))
     with pytest.raises(ValueError, match="AMG: the coarsest matrix, 1600 x 1600"):
         P.AMG(singular, max_coarse=2000, coarse_solver="lu")
+    large = ls.CSR.from_scipy(scipy.sparse.kron(scipy.sparse.eye_array(70), neumann().to_scipy()))
+    with pytest.raises(
+        ValueError, match=r"2100 x 2100.*\(for at most 2000 unknowns\), coarsen further, or fix"
+    ):
+        P.AMG(large, max_coarse=3000)
 
 
 def test_the_pseudo_inverse_is_chosen_only_for_a_singular_coarsest_matrix():

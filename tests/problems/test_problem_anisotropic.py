@@ -57,7 +57,7 @@ def test_dtype():
         (((3, 3), 0.0, 0.0), ValueError, "epsilon must be positive and finite, got 0.0"),
         (((3, 3), math.inf, 0.0), ValueError, "epsilon must be positive and finite, got inf"),
         (((3, 3), math.nan, 0.0), ValueError, "epsilon must be positive and finite, got nan"),
-        (((3, 3), 0.1, math.nan), ValueError, "theta must be a finite angle in radians, got nan"),
+        (((3, 3), 0.1, math.nan), ValueError, "theta must be finite, got nan"),
         (((3, 3), torch.tensor(0.1), 0.0), TypeError, "epsilon must be a number, got Tensor"),
         (((3, 3), 0.1, "x"), TypeError, "theta must be a number, got str"),
     ],

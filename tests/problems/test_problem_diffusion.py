@@ -199,11 +199,11 @@ def test_coefficient_that_is_not_positive(value):
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
-        ((torch.ones(3), None), ValueError, r"kappa must have shape \(nx, ny\) or .* got \(3,\)"),
-        ((torch.ones(2, 2, 2, 2), None), ValueError, "pass dimensions=2 or 3, the number of axes"),
-        ((torch.ones(2, 2), 3), ValueError, "at least dimensions = 3 axes"),
+        ((torch.ones(3), None), ValueError, r"kappa must have 2 or 3 axes, got shape \(3,\)"),
+        ((torch.ones(2, 2, 2, 2), None), ValueError, "pass dimensions, the number of axes"),
+        ((torch.ones(2, 2), 3), ValueError, r"shape \(..., nx, ny, nz\), .*, got \(2, 2\)"),
         ((torch.ones(2, 2), 1), ValueError, "dimensions must be 2 or 3, got 1"),
-        ((torch.ones(2, 0), None), ValueError, "the grid must have cells"),
+        ((torch.ones(2, 0), None), ValueError, "with a grid point at least"),
         ((torch.ones(2, 2).long(), None), TypeError, "kappa must be float32 or float64"),
         ((np.ones((2, 2)), None), TypeError, "kappa must be a torch.Tensor, got ndarray"),
     ],

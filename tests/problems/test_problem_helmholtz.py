@@ -65,7 +65,7 @@ def test_derivatives():
     [
         (torch.ones(()), {}, ValueError, "kh must have 1, 2 or 3 axes"),
         (torch.ones(2, 2, 2, 2), {}, ValueError, "for a batch, pass dimensions"),
-        (torch.ones(4), {"dimensions": 2}, ValueError, "kh must have 2 axes"),
+        (torch.ones(4), {"dimensions": 2}, ValueError, r"kh must have shape \(..., nx, ny\)"),
         (torch.ones(4, 0), {}, ValueError, "with a grid point at least"),
         (torch.ones(4), {"dimensions": 0}, ValueError, "dimensions must be 1, 2 or 3, got 0"),
         (torch.ones(4), {"shift": math.inf}, ValueError, "shift must be finite"),

@@ -186,6 +186,16 @@ def test_pickles_and_copies():
         MESH.points = None
 
 
+def test_a_mesh_shares_no_memory_with_its_arguments():
+    points, triangles, fixed = MESH.points.clone(), MESH.triangles.clone(), MESH.fixed.clone()
+    mesh = ls.problems.TriangleMesh(points, triangles, fixed)
+    points += 1
+    triangles += 1
+    fixed.logical_not_()
+    for name in ("points", "triangles", "fixed"):
+        assert torch.equal(getattr(mesh, name), getattr(MESH, name)), name
+
+
 SQUARE = torch.tensor([[0.0, 0.0], [1.0, 0.0], [1.0, 1.0], [0.0, 1.0]])
 TWO = torch.tensor([[0, 1, 2], [0, 2, 3]])
 NONE = torch.zeros(4, dtype=torch.bool)

@@ -140,6 +140,22 @@ def test_no_solution(name):
 
 
 @quiet
+@pytest.mark.parametrize("name", RECTANGULAR)
+@pytest.mark.parametrize(("dtype", "decades"), [(torch.float64, 3), (torch.float32, 2.5)], ids=str)
+def test_least_squares_are_never_without_solution(name, dtype, decades):
+    """b is far from the range of A, and the tolerance at the rounding errors or below."""
+    ends = []
+    for seed in range(6, 12):
+        Q, W = (torch.linalg.qr(normal((n, 8), seed=n + seed))[0] for n in (40, 8))
+        A = ls.CSR.from_dense(((Q * torch.logspace(0, -decades, 8).double()) @ W).to(dtype))
+        solution = getattr(S, name)(A, normal((40,), dtype, seed), atol=1e-15, btol=1e-15)
+        ends.append(solution.status)
+        assert solution.converged or f"asked: {max(1e-15, torch.finfo(dtype).eps):.2g} ||A||" in solution.note
+    assert set(ends) <= {Status.CONVERGED, Status.STAGNATED}
+    assert Status.STAGNATED in ends
+
+
+@quiet
 def test_indefinite_is_not_without_solution():
     for d in ([1.0, -1.0], [1e10, -1.0], [1.0, 2.0, -1e-3]):
         D = torch.diag(torch.tensor(d, dtype=torch.float64))

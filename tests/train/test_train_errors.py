@@ -220,6 +220,18 @@ def test_overwrite_removes_nothing_outside_the_folder(run, no_pictures, tmp_path
     assert (tmp_path / "thesis.tex").exists()
 
 
+@pytest.mark.parametrize("name", ["", "\0", "**", "\ud800", "x" * 300, "chapters"])
+def test_overwrite_of_a_run_whose_list_is_damaged(run, no_pictures, name):
+    _, folder = run("--steps", 2)
+    content = json.loads((folder / "files.json").read_text())
+    (folder / "chapters").mkdir()
+    (folder / "chapters" / ".x.1.tmp").touch()
+    content["files"].append(name)
+    (folder / "files.json").write_text(json.dumps(content))
+    assert run("--steps", 3, "--overwrite")[0] == train.OK
+    assert (folder / "chapters" / ".x.1.tmp").exists()
+
+
 def test_a_run_writes_over_no_strangers_file(run, no_pictures, capsys):
     _, folder = run("--steps", 2, recipe="heavyball")
     (folder / "weights.png").write_text("a stranger's")  # jacobi draws one, heavyball does not

@@ -1,6 +1,7 @@
 """The folder of a run. files.json lists the run's own files: no others are replaced or removed."""
 
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,7 @@ def _listed(folder: Path, ours: set[str]) -> set[str] | None:
     try:
         content: Any = json.loads((folder / LIST).read_bytes())
         if content["written_by"] == WRITTEN_BY:
-            return {name for name in content["files"] if _plain(name)}
+            return {name for name in content["files"] if _plain(name) and not (folder / name).is_dir()}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         pass
     try:
@@ -87,7 +88,8 @@ def _listed(folder: Path, ours: set[str]) -> set[str] | None:
 
 
 def _plain(name: Any) -> bool:
-    return isinstance(name, str) and Path(name).name == name != ".."
+    """Can a recipe have written it? A damaged list must not lead elsewhere, nor be read as a pattern."""
+    return isinstance(name, str) and re.fullmatch(r"\w[\w.-]{,99}", name, re.ASCII) is not None
 
 
 def reason(error: Exception) -> str:

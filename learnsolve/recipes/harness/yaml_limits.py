@@ -18,7 +18,7 @@ def check_options(words: list[str]) -> None:
             continue
         if option == "--config" and (text := _read(value)) is not None:
             check_text(f"--config {value}", text)
-            if any(line.startswith("config:") for line in text.splitlines()):
+            if "config" in _keys(text):
                 raise SettingError(
                     f"--config {value}: a config file cannot name another; give both as options"
                 )
@@ -44,6 +44,15 @@ def check_text(where: str, text: str) -> None:
                 raise SettingError(f"{where}: lists may be nested {DEEPEST} deep, got more")
     except yaml.YAMLError:
         pass  # text that is not YAML; the parser of the options says what is wrong
+
+
+def _keys(text: str) -> set:
+    """Of the mapping that the text is; none if it is another thing."""
+    try:
+        content = need("yaml").safe_load(text)
+    except Exception:  # a parser raises more than YAMLError; that of the options says what is wrong
+        return set()
+    return set(content) if isinstance(content, dict) else set()
 
 
 def _read(path: str) -> str | None:
