@@ -40,9 +40,15 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help="of interleaved measurements; default 5")
     parser.add_argument("--threads", help='numbers of threads, such as "1,2"; default 1 and all')
     parser.add_argument("--device", default="cpu", help="cpu or cuda (table2, figure11)")
-    parser.add_argument("--large", action="store_true", help="figure11 to 1e8 nonzeros (12 GB), SpDMM as the paper")
-    parser.add_argument("--matrices", type=Path, help="section matrices: a folder of Matrix Market files, too")
-    parser.add_argument("--callgrind", action="store_true", help="section calls: count instructions (minutes)")
+    parser.add_argument(
+        "--large", action="store_true", help="figure11 to 1e8 nonzeros (12 GB), SpDMM as the paper"
+    )
+    parser.add_argument(
+        "--matrices", type=Path, help="section matrices: a folder of Matrix Market files, too"
+    )
+    parser.add_argument(
+        "--callgrind", action="store_true", help="section calls: count instructions (minutes)"
+    )
     parser.add_argument("--name", help="of the results; default the processor's")
     parser.add_argument("--out", type=Path, help="folder of the results")
     args = parser.parse_args(argv)
@@ -100,7 +106,10 @@ def main(argv: list[str]) -> int:
     for name in args.sections:
         run.section, start = name, time.monotonic()
         print(f"{name} ", end="", flush=True)
-        with run.attempt("the rest"), contextlib.redirect_stderr(io.StringIO()) if args.quick else no_context():
+        with (
+            run.attempt("the rest"),
+            contextlib.redirect_stderr(io.StringIO()) if args.quick else no_context(),
+        ):
             lines = import_module(f"benchmarks.{name}").measure(run, args)
             record["lines"][name] = lines or []
         torch.set_num_threads(every[-1])

@@ -75,11 +75,18 @@ def draw(rows: list[dict], fits: dict[tuple[str, str, str], float], args: argpar
     from learnsolve.recipes.harness.plots import BLUE, GREY, ORANGE, PURPLE, new_figure, png
 
     figure, axes = new_figure("Time against nonzeros, float32, one thread", "nonzeros", "seconds")
-    colours = dict(zip(dict.fromkeys(name for _, _, name in fits), (BLUE, ORANGE, PURPLE, GREY), strict=False))
-    styles = {(task, way): style for task, styles in zip(NAMES, ("o-", "s-"), strict=True)
-              for way, style in ((FORWARD, styles), (BACKWARD, styles[0] + "--"))}
+    colours = dict(
+        zip(dict.fromkeys(name for _, _, name in fits), (BLUE, ORANGE, PURPLE, GREY), strict=False)
+    )
+    styles = {
+        (task, way): style
+        for task, styles in zip(NAMES, ("o-", "s-"), strict=True)
+        for way, style in ((FORWARD, styles), (BACKWARD, styles[0] + "--"))
+    }
     for (task, way, name), p in fits.items():
         label = f"{task}, {way}, {name} ({p:.2f})"
-        axes.loglog(*series(rows, task, way, name), styles[task, way], color=colours[name], label=label, ms=3, lw=1)
+        axes.loglog(
+            *series(rows, task, way, name), styles[task, way], color=colours[name], label=label, ms=3, lw=1
+        )
     axes.legend(frameon=False, fontsize=6, title="fitted exponent in brackets", title_fontsize=6)
     args.pictures["figure11"] = png(figure)

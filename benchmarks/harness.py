@@ -70,7 +70,9 @@ def medians(functions: dict[str, Task], seconds: float = 1.0) -> dict[str, float
 def first_calls(prepare: Task, call: Callable[[Any], Any], repeat: int = 7) -> list[float]:
     """Seconds of call(prepare()), without those of `prepare`: for calls on patterns without plans."""
     names = {"prepare": prepare, "call": call}
-    return timeit.repeat("call(ready)", "ready = prepare()", timer=clock, repeat=repeat, number=1, globals=names)
+    return timeit.repeat(
+        "call(ready)", "ready = prepare()", timer=clock, repeat=repeat, number=1, globals=names
+    )
 
 
 def triad_bandwidth(threads: int, megabytes: int = 256) -> float:
@@ -152,8 +154,8 @@ def ways(ops: dict[str, Callable[[], Op]], way: str) -> dict[str, Callable[[], T
 
             return backward
         y = op.call()
+        g = cotangent(y)
         y = y.values if isinstance(y, ls.CSR) else y
-        g = like_cotangent(y)
 
         def alone() -> list[Tensor | None]:
             found = iter(torch.autograd.grad(y, leaves, g, retain_graph=True))
@@ -164,15 +166,28 @@ def ways(ops: dict[str, Callable[[], Op]], way: str) -> dict[str, Callable[[], T
     return {name: (lambda prepare=prepare: make(prepare)) for name, prepare in ops.items()}
 
 
-def like_cotangent(y: Tensor) -> Tensor:
-    """Ones for a sparse result, whose entries libraries order differently; else numbers that differ."""
+def cotangent(y: Any) -> Tensor:
+    """For a result of any library the same numbers, each a function of its row and column. (Ones would be a poor
+    check: rows of a discretised derivative sum to zero.)"""
+
+    def at(rows: Tensor, columns: Tensor | int, like: Tensor) -> Tensor:
+        return (1 + (7 * rows + 3 * columns) % 11 / 11).to(like)
+
+    if isinstance(y, ls.CSR):
+        return at(y.pattern.row_indices.long(), y.pattern.col_indices.long(), y.values)
+    y = y.detach()
     if y.layout == torch.sparse_csr:
-        ones = torch.ones_like(y.values())
-        return torch.sparse_csr_tensor(y.crow_indices(), y.col_indices(), ones, y.shape)
+        crow, columns, values = y.crow_indices(), y.col_indices(), y.values()
+        rows = torch.repeat_interleave(crow.diff())
+        return torch.sparse_csr_tensor(crow, columns, at(rows, columns.long(), values), y.shape)
     if y.layout == torch.sparse_coo:
-        y = y.detach().coalesce()
-        return torch.sparse_coo_tensor(y.indices(), torch.ones_like(y.values()), y.shape, is_coalesced=True)
-    return torch.ones_like(y)
+        y = y.coalesce()
+        g = at(*y.indices(), y.values())
+        return torch.sparse_coo_tensor(y.indices(), g, y.shape, is_coalesced=True)
+    rows = torch.arange(len(y), device=y.device)
+    if y.ndim == 1:
+        return at(rows, 0, y)
+    return at(rows.unsqueeze(1), torch.arange(y.shape[1], device=y.device), y)
 
 
 class NoGradient(Exception):
@@ -271,7 +286,11 @@ class Run:
                 cells[name] |= figure(rounds, per(name) if callable(per) else per)
         torch.set_num_threads(before)
         row = {"section": self.section, "case": case, "way": way, "dtype": str(dtype).removeprefix("torch.")}
-        row |= {"threads": threads, **facts, "cells": {name: cells[name] for name in columns if name in cells}}
+        row |= {
+            "threads": threads,
+            **facts,
+            "cells": {name: cells[name] for name in columns if name in cells},
+        }
         row |= self._ratios(row["cells"], least, threads)
         self.rows.append(row)
         print(".", end="", flush=True)
@@ -330,6 +349,8 @@ def limit_memory(share: float = 0.9) -> None:
     info = Path("/proc/meminfo")
     if torch.cuda.is_available() or not info.exists():  # CUDA reserves addresses far beyond its memory
         return
-    free = next(int(row.split()[1]) for row in info.read_text().splitlines() if row.startswith("MemAvailable"))
+    free = next(
+        int(row.split()[1]) for row in info.read_text().splitlines() if row.startswith("MemAvailable")
+    )
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + int(share * 1024 * free), resource.RLIM_INFINITY))

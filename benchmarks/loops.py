@@ -64,7 +64,9 @@ def conjugate_gradients(run: Run, dtype: torch.dtype) -> None:
     for kind, (options, parameters, M) in forms.items():
         inputs = [A.values, b, *parameters]
 
-        def fused(checkpointed: bool = False, kind: str = kind, options: dict = options) -> tuple[Tensor, Tensor]:
+        def fused(
+            checkpointed: bool = False, kind: str = kind, options: dict = options
+        ) -> tuple[Tensor, Tensor]:
             rest = {"kind": kind, "checkpointed": checkpointed, **options}
             return pcg_iterations(A.values, b, None, A.pattern, iterations, **rest)[:2]
 
@@ -84,7 +86,9 @@ def conjugate_gradients(run: Run, dtype: torch.dtype) -> None:
         makes = {
             "no record": {name: unrecorded(f) for name, f in loops.items() if name != "checkpointed"},
             "forward": {name: f for name, f in loops.items() if name != "op by op, torch CSR"},
-            "forward + backward": {name: both(f) for name, f in loops.items() if name != "op by op, torch CSR"},
+            "forward + backward": {
+                name: both(f) for name, f in loops.items() if name != "op by op, torch CSR"
+            },
         }
         for way, functions in makes.items():
             columns = {name: (lambda f=f: f) for name, f in functions.items()}

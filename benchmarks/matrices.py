@@ -46,7 +46,9 @@ def banded(n: int, width: int, seed: int = 0) -> sp.csr_array:
     return sp.csr_array(sp.diags_array([rng.standard_normal(n - abs(k)) for k in offsets], offsets=offsets))
 
 
-def regression_matrix(m: int, n: int, length: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def regression_matrix(
+    m: int, n: int, length: int, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(crow, cols, values) of random rows of `length` entries, float32, int32, without copies."""
     rng = np.random.default_rng(seed)
     # One column from each of `length` equal slices: sorted and distinct without sorting 178.5 M numbers.
@@ -65,7 +67,9 @@ def regression_matrix(m: int, n: int, length: int, seed: int = 0) -> tuple[np.nd
 
 def families(run: Run, args: argparse.Namespace) -> Iterator[tuple[str, sp.csr_array]]:
     quick = run.quick
-    for shape in ((8, 8), (4, 4, 4)) if quick else ((64, 64), (150, 150), (500, 500), (16, 16, 16), (50, 50, 50)):
+    for shape in (
+        ((8, 8), (4, 4, 4)) if quick else ((64, 64), (150, 150), (500, 500), (16, 16, 16), (50, 50, 50))
+    ):
         yield f"Poisson {'x'.join(map(str, shape))}", ls.problems.poisson(shape).to_scipy()
     for n in (50,) if quick else (2_000, 20_000, 200_000):
         yield f"random uniform, {n}", _rows(np.full(n, 12), np.random.default_rng(n))

@@ -30,7 +30,9 @@ def vector(*shape: int, dtype: torch.dtype = F64) -> Tensor:
     return torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(1))
 
 
-def both(run: Run, case: str, ops: dict[str, Make], dtype: torch.dtype = F64, least: float = 0, **more) -> None:
+def both(
+    run: Run, case: str, ops: dict[str, Make], dtype: torch.dtype = F64, least: float = 0, **more
+) -> None:
     for way in (FORWARD, BACKWARD):
         run.row(case, ways(ops, way), way=way, dtype=dtype, least=least if way == FORWARD else 0, **more)
 
@@ -45,7 +47,12 @@ def products(run: Run, args: argparse.Namespace) -> None:
     """A x and A X by forward and backward; the traffic of the least possible forward."""
     n, side = (200, 12) if run.quick else (32_768, 1_000)
     grid, scattered, line = poisson(side, side), matrices.irregular(n), poisson(n // 2)
-    cases = [("2D Poisson", grid, 1), ("irregular", scattered, 1), ("1D Poisson", line, 32), ("irregular", scattered, 32)]
+    cases = [
+        ("2D Poisson", grid, 1),
+        ("irregular", scattered, 1),
+        ("1D Poisson", line, 32),
+        ("irregular", scattered, 32),
+    ]
     for name, S, k in cases:
         for dtype in (F64, F32):
             A = peers.Matrix(peers.csr(S, dtype), run.device)
@@ -62,7 +69,10 @@ def triangular(run: Run, args: argparse.Namespace) -> None:
     """The factors of ILU(0)."""
     for shape in ((10, 10),) if run.quick else ((1_000, 1_000), (100, 100, 100)):
         factor = ls.ops.ilu0(ls.problems.poisson(shape))
-        for which, M, options in (("L", factor.L, {"unit_diagonal": True}), ("U", factor.U, {"lower": False})):
+        for which, M, options in (
+            ("L", factor.L, {"unit_diagonal": True}),
+            ("U", factor.U, {"lower": False}),
+        ):
             M, b = M.detach().requires_grad_(), vector(M.shape[0]).requires_grad_()
             solve = {OURS: lambda M=M, b=b, o=options: Op(lambda: ls.ops.sptrsv(M, b, **o), [M.values, b])}
             least = M.nnz * 12 + 4 * (M.shape[0] + 1) + 16 * M.shape[0]

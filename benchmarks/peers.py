@@ -77,7 +77,9 @@ class Matrix:
         return torch.from_numpy(self.S.toarray()).to(self.device).requires_grad_()
 
     def sla(self) -> tuple[Any, Tensor]:
-        rows, columns = (torch.from_numpy(np.ascontiguousarray(i)).long().to(self.device) for i in self.places)
+        rows, columns = (
+            torch.from_numpy(np.ascontiguousarray(i)).long().to(self.device) for i in self.places
+        )
         values = torch.from_numpy(self.S.data).to(self.device).clone().requires_grad_()
         return peer("torch_sla").SparseTensor(values, rows, columns, self.shape), values
 
@@ -89,7 +91,9 @@ class Matrix:
     def warp(self) -> Any:
         wp, sparse = peer("warp"), peer("warp.sparse")
         kind = wp.float64 if self.S.dtype == np.float64 else wp.float32
-        rows, columns = (wp.array(i.astype(np.int32), dtype=int, device=str(self.device)) for i in self.places)
+        rows, columns = (
+            wp.array(i.astype(np.int32), dtype=int, device=str(self.device)) for i in self.places
+        )
         values = wp.array(self.S.data, dtype=kind, device=str(self.device))
         return sparse.bsr_from_triplets(*self.shape, rows, columns, values, prune_numerical_zeros=False)
 
@@ -203,7 +207,11 @@ def _pair(A: Matrix, B: Matrix, ours: Any, coo: Any, warp: Any, plain: Any, dens
         return Op(lambda: _warp_dense(warp(peer("warp.sparse"), M, N)))
 
     columns: Columns = {OURS: mine, "SciPy": lambda: Op(lambda: plain(A.S, B.S))}
-    columns |= {"torch CSR": tensors(plain, "torch_csr"), "torch COO": tensors(coo, "torch_coo"), "torch-sla": sla}
+    columns |= {
+        "torch CSR": tensors(plain, "torch_csr"),
+        "torch COO": tensors(coo, "torch_coo"),
+        "torch-sla": sla,
+    }
     columns |= {"CuPy": cupy, "Warp": in_warp}
     return _there(columns | ({"torch dense": tensors(plain, "dense")} if dense else {}), A.device)
 
@@ -288,6 +296,10 @@ def direct_solve(A: Matrix, b: np.ndarray, dense: bool = False) -> Columns:
         return Op(lambda: torch.linalg.solve(D, r), [D, r])
 
     C = sp.csc_array(A.S)
-    columns: Columns = {OURS: ours, "SciPy": lambda: Op(lambda: spla.splu(C).solve(b)), "torch CSR": torch_csr}
+    columns: Columns = {
+        OURS: ours,
+        "SciPy": lambda: Op(lambda: spla.splu(C).solve(b)),
+        "torch CSR": torch_csr,
+    }
     columns |= {"torch-sla": sla, "CuPy": cupy}
     return _there(columns | ({"torch dense": full} if dense else {}), device)

@@ -43,7 +43,9 @@ def measure(run: Run, args: argparse.Namespace) -> None:
     matrix = peers.Matrix(peers.csr(tridiagonal(n), torch.float32), run.device)
     x = np.random.default_rng(1).random(n, dtype=np.float32)
     columns = peers.product(matrix, x, values=True)
-    run.row(f"SpMV, n = {n}, with torch's gradient for A", ways(columns, BACKWARD), **about(matrix, torch.float32))
+    run.row(
+        f"SpMV, n = {n}, with torch's gradient for A", ways(columns, BACKWARD), **about(matrix, torch.float32)
+    )
     if args.large:
         wide = peers.Matrix(peers.csr(tridiagonal(m), torch.float32), run.device)
         X = np.random.default_rng(1).random((m, m), dtype=np.float32)
@@ -68,7 +70,11 @@ def operations(run: Run, n: int, m: int, side: int, dtype: torch.dtype, threads:
         return draw.random(shape).astype(np.float32 if dtype == torch.float32 else np.float64)
 
     A, B, C = matrix(tridiagonal(n)), matrix(tridiagonal(m)), matrix(tridiagonal(m, seed=2))
-    E, L, P = matrix(tridiagonal(n, seed=2)), matrix(bidiagonal(n)), matrix(ls.problems.poisson((side,) * 2).to_scipy())
+    E, L, P = (
+        matrix(tridiagonal(n, seed=2)),
+        matrix(bidiagonal(n)),
+        matrix(ls.problems.poisson((side,) * 2).to_scipy()),
+    )
     cases = {
         f"SpMV, n = {n}": (A, None, peers.product(A, vector(n), dense=dense)),
         f"SpSpMM, n = {m}": (B, C, peers.sparse_product(B, C, dense)),
@@ -81,4 +87,11 @@ def operations(run: Run, n: int, m: int, side: int, dtype: torch.dtype, threads:
         with run.attempt(case):
             for way in WAYS:
                 limit = LOOSE[dtype] if "direct" in case else None
-                run.row(case, ways(columns, way), way=way, threads=threads, tolerance=limit, **about(S, dtype, other))
+                run.row(
+                    case,
+                    ways(columns, way),
+                    way=way,
+                    threads=threads,
+                    tolerance=limit,
+                    **about(S, dtype, other),
+                )

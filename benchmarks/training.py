@@ -44,7 +44,9 @@ def of_recipe(recipe: Recipe) -> Callable[[], Task]:
     return stepper(lambda: recipe.loss(0), list(recipe.model.parameters()), recipe.optimizer())
 
 
-def like(recipe: Any, loss: Callable[..., Tensor], kind: type = torch.optim.Adam, **more: Any) -> Callable[[], Task]:
+def like(
+    recipe: Any, loss: Callable[..., Tensor], kind: type = torch.optim.Adam, **more: Any
+) -> Callable[[], Task]:
     """The same step for other mathematics on copies of the recipe's parameters."""
     copies = [p.detach().clone().requires_grad_() for p in recipe.model.parameters()]
     return stepper(lambda: loss(*copies), copies, kind(copies, lr=recipe.settings.lr, **more))
@@ -209,7 +211,10 @@ def gcn(run: Run) -> None:
     graph = sp.csr_array(((graph + graph.T + sp.eye_array(nodes)) > 0).astype(np.float32))
     d = sp.diags_array(1 / np.sqrt(graph.sum(1)))
     bag = sp.coo_array(
-        (np.full(nodes * words, 1 / words), (np.repeat(np.arange(nodes), words), draw.integers(0, features, nodes * words))),
+        (
+            np.full(nodes * words, 1 / words),
+            (np.repeat(np.arange(nodes), words), draw.integers(0, features, nodes * words)),
+        ),
         shape=(nodes, features),
     )
     A, X = (ls.CSR.from_scipy(sp.csr_array(S), dtype=torch.float32) for S in (d @ graph @ d, bag))
