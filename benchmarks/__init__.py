@@ -1,4 +1,4 @@
-"""Measurements against SciPy, torch and other libraries: `python -m benchmarks --help` (docs/performance.md)."""
+"""Measurements against SciPy, torch and others: `python -m benchmarks --help` (docs/performance.md)."""
 
 import sys
 import warnings
@@ -7,8 +7,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# `python -m` puts the clone first on the path, and with it learnsolve's sources. The installed learnsolve, with its
-# compiled kernels, is the one to measure; where there is none, the sources say what is missing.
+# `python -m` puts the clone first on the path, and with it learnsolve's sources. The installed learnsolve,
+# with its compiled kernels, is the one to measure; where there is none, the sources say what is missing.
 if "learnsolve" not in sys.modules and sys.path and Path(sys.path[0] or ".").resolve() == ROOT:
     clone = sys.path.pop(0)
     if find_spec("learnsolve") is None:

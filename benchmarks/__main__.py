@@ -1,7 +1,9 @@
-"""python -m benchmarks [SECTION ...] [options]         measure (all sections: about 15 minutes on an idle machine)
-python -m benchmarks compare A.json B.json           what moved between two runs beyond noise
+"""Compare learnsolve with SciPy, torch and other libraries; docs/performance.md describes the sections.
 
-Writes benchmarks/results/NAME.json and NAME.md after every section. docs/performance.md describes the sections.
+    python -m benchmarks [SECTION ...]          all: 15 minutes on an idle machine
+    python -m benchmarks compare A.json B.json  what moved between two runs beyond noise
+
+Writes benchmarks/results/NAME.json and NAME.md, after every section.
 """
 
 from __future__ import annotations
@@ -105,7 +107,7 @@ def main(argv: list[str]) -> int:
     folder = args.out or (ROOT / "runs/benchmarks" if args.quick else ROOT / "benchmarks/results")
     for name in args.sections:
         run.section, start = name, time.monotonic()
-        print(f"{name} ", end="", flush=True)
+        print(f"{name} ", end="" if args.quick else "\n", flush=True)
         with (
             run.attempt("the rest"),
             contextlib.redirect_stderr(io.StringIO()) if args.quick else no_context(),
@@ -113,7 +115,7 @@ def main(argv: list[str]) -> int:
             lines = import_module(f"benchmarks.{name}").measure(run, args)
             record["lines"][name] = lines or []
         torch.set_num_threads(every[-1])
-        print(f" {time.monotonic() - start:.0f} s", flush=True)
+        print(f" {name}: {time.monotonic() - start:.0f} s", flush=True)
         record["minutes"] = (time.monotonic() - begin) / 60
         path = report.save(record, folder)  # after every section: what is there survives an interruption
         for picture, content in args.pictures.items():

@@ -1,7 +1,7 @@
-"""Small calls, whose time is overhead: seconds, and with --callgrind counts of instructions, which repeat exactly.
+"""Small calls, whose time is overhead; with --callgrind counts of instructions, which repeat exactly.
 
-Counts run in one process under valgrind (three minutes; ten times as much on a busy machine). valgrind knows no
-AVX-512: the kernels need a build with LEARNSOLVE_ISA_VARIANTS=all, as CI has it. On a noisy machine, compare these.
+Counts run in one process under valgrind, in about three minutes. valgrind knows no AVX-512: the kernels need
+a build with LEARNSOLVE_ISA_VARIANTS=all, as CI has it. On a noisy machine compare these.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def cases() -> dict[str, Task]:
 
 
 def turns(number: int = NUMBER) -> Iterator[Task]:
-    """The calls one after another, `number` of each after those of nothing: torch counts the instructions of many
-    repetitions of one statement in one process, and this statement is another call in each."""
+    """The calls one after another, `number` of each after those of nothing: torch counts the instructions of
+    several repetitions of one statement in one process, and this statement is another call in each."""
     every = cases().values()
     for f in every:
         for _ in range(WARM):

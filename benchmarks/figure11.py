@@ -1,9 +1,9 @@
-"""The paper's figure 11: time and memory against nonzeros, forward and backward, with fitted exponents; a picture.
+"""The paper's figure 11: time and memory against nonzeros, forward and backward, with fitted exponents.
 
-Tridiagonal matrices, float32 as in the paper: from a few thousand to 3e7 nonzeros (1e6 in products of two sparse
-matrices take what 1e7 do in a product with a vector), with --large to 1e8. The exponent p of time = c nnz^p is fitted
-by least squares of the logarithms over the sizes beyond 1e5 nonzeros: below them calls cost more than work. 1.0 is
-expected. "bytes a nonzero": how far the peak of the process's memory (of torch's allocations on a device) rises.
+Tridiagonal matrices, float32 as in the paper, up to 3e7 nonzeros, with --large to 1e8 (products of two sparse
+matrices: a tenth). The exponent p of time = c nnz^p is fitted by least squares of the logarithms over sizes
+beyond 1e5 nonzeros: below them calls cost more than work. 1.0 is expected. "bytes a nonzero": how far the
+peak of the process's memory (on a device: of torch's allocations) rises. Writes NAME-figure11.png.
 """
 
 from __future__ import annotations

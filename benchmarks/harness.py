@@ -1,9 +1,9 @@
 """The measurement behind every section: torch.utils.benchmark, all columns of a row in turn, checked before.
 
-A row compares libraries on one task, a column each. The first call of every column is checked against that of the
-others. Then the columns take turns for `rounds` rounds, in each of which `Timer.blocked_autorange` times one column
-after another: a disturbance of the machine affects all of them, and ratios are taken within a round. Timer waits for
-a CUDA device before it reads the clock.
+A row compares libraries on one task, a column each. The first call of every column is checked against that of
+the others. Then the columns take turns for `rounds` rounds, in each of which `Timer.blocked_autorange` times
+one column after another: a disturbance of the machine affects all, and ratios are taken within a round. Timer
+waits for a CUDA device before it reads the clock.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ Task = Callable[[], Any]
 
 
 class Op(NamedTuple):
-    """An operation of one library on given inputs, and those of its inputs that it can differentiate by, in an
-    order that all libraries share; None for one that it cannot."""
+    """An operation of one library on given inputs, and the inputs to differentiate by, in an order that all
+    libraries share; None for one that it cannot differentiate by."""
 
     call: Task
     leaves: Sequence[Tensor | None] = ()
@@ -93,7 +93,8 @@ def canonical(value: Any) -> list[Any]:
         value = value.detach().cpu()
         if value.layout == torch.sparse_coo:
             value = value.coalesce()
-            value = sp.coo_array((value.values().numpy(), tuple(value.indices().numpy())), tuple(value.shape))
+            indices = tuple(value.indices().numpy())
+            value = sp.coo_array((value.values().numpy(), indices), tuple(value.shape))
         elif value.layout == torch.sparse_csr:
             parts = (t.numpy() for t in (value.values(), value.col_indices(), value.crow_indices()))
             value = sp.csr_array(tuple(parts), tuple(value.shape))
@@ -109,19 +110,19 @@ def canonical(value: Any) -> list[Any]:
 
 
 def deviation(found: list[Any], wanted: list[Any], places: Sequence[Any] | None = None) -> float:
-    """The largest difference, relative to the largest wanted number; None is not compared. A gradient that is
-    a matrix is compared at its `places`, (rows, columns) of the entries, with one that is a vector of values."""
+    """The largest difference, relative to the largest wanted number; None is not compared. A gradient that
+    is a matrix is compared at its `places`, (rows, columns) of the entries, with one that is a vector."""
     if len(found) != len(wanted):
         raise ValueError(f"{len(found)} results instead of {len(wanted)}")
     off = 0.0
-    for a, b, where in zip(found, wanted, places or [None] * len(wanted), strict=True):
+    for a, b, at in zip(found, wanted, places or [None] * len(wanted), strict=True):
         if a is None or b is None:
             continue
         if sp.issparse(a) and sp.issparse(b):
             difference, scale = abs(a - b).max(), abs(b).max()
         else:
-            if where is not None and b.ndim == 1 and a.ndim == 2 and (sp.issparse(a) or a.size > b.size):
-                a = np.asarray(a[where])  # a gradient with more entries than the matrix
+            if at is not None and b.ndim == 1 and a.ndim == 2 and (sp.issparse(a) or a.size > b.size):
+                a = np.asarray(a[at])  # a gradient with more entries than the matrix
             a, b = (x.toarray() if sp.issparse(x) else x for x in (a, b))
             difference, scale = np.abs(a.reshape(b.shape) - b).max(initial=0), np.abs(b).max(initial=0)
         ratio = float(difference) / (float(scale) or 1.0)
@@ -149,6 +150,8 @@ def ways(ops: dict[str, Callable[[], Op]], way: str) -> dict[str, Callable[[], T
         if way == PAPER:
 
             def backward() -> list[Tensor | None]:
+                for leaf in leaves:  # the paper's script adds up, which lets torch's sparse gradients grow
+                    leaf.grad = None
                 total(op.call()).backward()
                 return [None if leaf is None else leaf.grad for leaf in op.leaves]
 
@@ -167,8 +170,8 @@ def ways(ops: dict[str, Callable[[], Op]], way: str) -> dict[str, Callable[[], T
 
 
 def cotangent(y: Any) -> Tensor:
-    """For a result of any library the same numbers, each a function of its row and column. (Ones would be a poor
-    check: rows of a discretised derivative sum to zero.)"""
+    """For a result of any library the same numbers, each a function of its row and column. (Ones would be a
+    poor check: rows of a discretised derivative sum to zero.)"""
 
     def at(rows: Tensor, columns: Tensor | int, like: Tensor) -> Tensor:
         return (1 + (7 * rows + 3 * columns) % 11 / 11).to(like)
@@ -251,7 +254,7 @@ class Run:
         """Check and time all columns; the results of each must agree with those of the first that succeeded,
         SciPy's if it is there, or pass `check`, which returns a deviation. `per` divides the seconds, `least`
         is the number of bytes that the task must move."""
-        limit = TOLERANCE[dtype] if tolerance is None else tolerance
+        start, limit = clock(), TOLERANCE[dtype] if tolerance is None else tolerance
         cells: dict[str, dict[str, Any]] = {}
         ready: dict[str, Task] = {}
         before = torch.get_num_threads()
@@ -293,8 +296,17 @@ class Run:
         }
         row |= self._ratios(row["cells"], least, threads)
         self.rows.append(row)
-        print(".", end="", flush=True)
+        self._print(row, clock() - start)
         return row
+
+    def _print(self, row: dict[str, Any], seconds: float) -> None:
+        if self.quick:
+            print(".", end="", flush=True)
+            return
+        what = ", ".join(str(row[key]) for key in ("case", "way", "dtype", "threads") if row[key] != "")
+        ours = row["cells"].get(OURS, {}).get("median", float("nan"))
+        versus = f", {row['ratio']:.2f} of {row['best peer']}" if "ratio" in row else ""
+        print(f"  {seconds:5.1f} s  {what}: {1e6 * ours:.4g} us{versus}", flush=True)
 
     def first(self, case: str, columns: dict[str, tuple[Task, Callable[[Any], Any]]], **facts: Any) -> None:
         """A row of calls on fresh inputs, as for patterns without plans: (prepare, call) by column."""
@@ -321,7 +333,7 @@ class Run:
 
 
 def peak_bytes(f: Task) -> int | None:
-    """How far the process's memory rises during f(), in bytes; None where Linux's counters are missing. On a CUDA
+    """How far the process's memory rises during f(), in bytes; None without Linux's counters. On a CUDA
     device, the memory that torch allocates there."""
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
@@ -344,8 +356,8 @@ def peak_bytes(f: Task) -> int | None:
 
 
 def limit_memory(share: float = 0.9) -> None:
-    """Let an allocation beyond the free memory fail, rather than the system end the process: a peer that needs too
-    much is then a line in the table."""
+    """Let an allocation beyond the free memory fail, rather than the system end the process: a peer that
+    needs too much is then a cell of the table."""
     info = Path("/proc/meminfo")
     if torch.cuda.is_available() or not info.exists():  # CUDA reserves addresses far beyond its memory
         return

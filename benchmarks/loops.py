@@ -1,7 +1,7 @@
-"""Loops of a solver as one operation against the same iterations op by op, with the adjoint; microseconds each.
+"""A solver's loop as one operation against the same iterations op by op, with the adjoint.
 
-Conjugate gradients with every form of M, per iteration: "no record" without a gradient, "forward" recording, and
-"forward + backward" by A's values, b and M's parameters. Then the adjoint of a loss over some of 64 columns only.
+Conjugate gradients with every form of M, per iteration: "no record" without a gradient, "forward" recording,
+"forward + backward" by A's values, b and M's parameters. Then the adjoint of a loss over some of 64 columns.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Products and solves over families of matrices, as performance profiles, forward and backward.
 
-Poisson in two and three dimensions, random rows, power-law rows, bands, pyamg's examples, and the files of --matrices.
-Dolan and More's profile: the share of matrices on which a library takes at most a factor of the best time.
+Poisson in two and three dimensions, random rows, power-law rows, bands, pyamg's examples, and the files of
+--matrices. Dolan and More's profile: the share of matrices on which a library takes at most a factor of the
+best time.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def one(run: Run, name: str, S: sp.csr_array) -> None:
     n = S.shape[0]
     rng = np.random.default_rng(1)
     x, X = rng.standard_normal(n), rng.standard_normal((n, 16))
-    # Rows scaled to a diagonal that dominates, so that random matrices have solves as well-conditioned as grids.
+    # With a diagonal that dominates, so that solves with random matrices are well-conditioned.
     diagonal = sp.diags_array(np.asarray(abs(S).sum(1)).reshape(-1) + 1.0)
     D = peers.csr(S + diagonal)
     A, L, M = (peers.Matrix(T, run.device) for T in (S, peers.csr(sp.tril(D)), D))

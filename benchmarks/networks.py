@@ -1,7 +1,8 @@
-"""Message passing on the entries of a matrix against torch's gathers and scatters, which PyTorch Geometric uses.
+"""Message passing on the entries of a matrix against torch's gathers and scatters.
 
-Each operation on the 5-point pattern, by rows and by columns, forward and backward, and one training step of a
-`GraphNetBlock` with each aggregation. "torch" is index_select, index_add and scatter_reduce.
+Each operation on the 5-point pattern, by rows and by columns, forward and backward, and one training step of
+a `GraphNetBlock` with each aggregation. "torch" is index_select, index_add and scatter_reduce, which PyTorch
+Geometric uses.
 """
 
 from __future__ import annotations

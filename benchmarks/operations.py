@@ -1,7 +1,7 @@
-"""Operations beyond the paper's: grids beyond cache, irregular rows, factors, stencils; first calls; of triad.
+"""Beyond the paper's operations: grids beyond cache, irregular rows, factors, stencils, first calls.
 
-"of triad" is the share of the triad's bandwidth that the smallest possible traffic of the forward amounts to. "First
-call" is a call on patterns without plans.
+"of triad" is the share of the triad's bandwidth that the smallest possible traffic of the forward amounts to.
+"First call" is a call on patterns without plans.
 """
 
 from __future__ import annotations

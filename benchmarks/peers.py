@@ -1,9 +1,9 @@
 """The operations of the tables in every library: for each a dictionary of columns, name -> () -> Op.
 
-All start from one SciPy matrix, and every converted matrix is compared with it before it is used. A library appears
-where it has the operation and is installed; pyamg's products are SciPy's. Gradients are in the order of the sparse
-operands, then the dense one. torch's gradient for a sparse matrix times a dense one is a dense matrix (n^2 numbers),
-so those columns differentiate by x only; `values=True` includes it.
+All start from one SciPy matrix, and every converted matrix is compared with it before it is used. A library
+appears where it has the operation and is installed; pyamg's products are SciPy's. Gradients are in the order
+of the sparse operands, then the dense one. torch's gradient for a sparse matrix times a dense one needs n^2
+numbers, so those columns differentiate by x only; `values=True` includes it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a run leaves behind: JSON, a page of tables, profiles over matrices; and what moved between two runs."""
+"""What a run leaves behind: JSON, a page of tables, profiles; and what moved between two runs."""
 
 from __future__ import annotations
 
@@ -59,9 +59,7 @@ def markdown(rows: list[dict]) -> str:
 
 
 def duration(seconds: float) -> str:
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= size:
-            break
+    unit, size = next((u for u in (("s", 1.0), ("ms", 1e-3)) if seconds >= u[1]), ("us", 1e-6))
     return f"{seconds / size:.3g} {unit}"
 
 
@@ -114,9 +112,10 @@ def page(record: dict[str, Any]) -> str:
     parts = [
         f"# {record['name']}",
         f"{about['cpu']}, {about['cores']} cores, {about['device']}; torch {about['torch']}, SciPy "
-        f"{about['scipy']}, {about['instruction_set']}. Triad bandwidth: {triad}. {record['minutes']:.1f} minutes.",
-        "Median of one call, ± half the interquartile range. The last columns compare with the fastest peer that "
-        "gives the right result, within each round of measurements.",
+        f"{about['scipy']}, {about['instruction_set']}. Triad bandwidth: {triad}. "
+        f"{record['minutes']:.1f} minutes.",
+        "Median of one call, ± half the interquartile range. The ratio is to the fastest peer that gives the "
+        "right result, within each round of measurements.",
     ]
     for section in dict.fromkeys(row["section"] for row in record["rows"]):
         rows = [row for row in record["rows"] if row["section"] == section]
@@ -124,7 +123,7 @@ def page(record: dict[str, Any]) -> str:
         if profiles := profile(rows):
             parts += ["Share of matrices within a factor of the best time:", markdown(profiles)]
         parts += [markdown([shown(row) for row in rows])]
-        parts += [line for line in record.get("lines", {}).get(section, [])]
+        parts += record["lines"].get(section, [])
     if record["notes"]:
         parts += ["## Left out", "\n".join(f"- {note}" for note in record["notes"])]
     return "\n\n".join(parts) + "\n"
@@ -140,8 +139,8 @@ def save(record: dict[str, Any], folder: Path) -> Path:
 
 
 def compare(a: dict[str, Any], b: dict[str, Any], least: float = 0.05) -> str:
-    """What moved from a to b beyond noise: by more than `least`, and so that the medians of no round of one lie
-    within the range of those of the other (for two times five rounds of equal speed, a chance of 1 in 126)."""
+    """What moved from a to b beyond noise: by more than `least`, and so that all rounds of one lie on one
+    side of all rounds of the other (for two times five rounds of equal speed, a chance of 1 in 126)."""
 
     def figures(record: dict[str, Any]) -> dict[tuple, dict[str, Any]]:
         return {

@@ -1,8 +1,8 @@
-"""Iterative solves with preconditioners against SciPy, pyamg, torch-sla and torchsparsegradutils; and gradients.
+"""Iterative solves with preconditioners against SciPy, pyamg, torch-sla and torchsparsegradutils.
 
-One right-hand side, one thread, rtol 1e-6 for ||b - A x|| / ||b||; "wrong by" is ten times that and more. M is ours in
-every library ("SciPy + pyamg's AMG": its own cycle). "solve + gradient": by A and b. "set-up": of M on a pattern that is
-planned. Methods beyond cg: time per iteration, 2D Poisson with a convection term where the method is for that.
+One right-hand side, one thread, rtol 1e-6 of ||b||; "wrong by" is a residual of ten times that and more. M is
+ours in every library ("SciPy + pyamg's AMG": its own cycle). "solve + gradient": by A and b. Methods beyond
+cg: time of an iteration, 2D Poisson, with a convection term where the method is for that.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The paper's table 2: sparse operations and their dense counterparts, forward and backward, in every library.
+"""The paper's table 2: sparse operations and their dense counterparts, forward and backward.
 
-Source: Nytko et al., arXiv 2212.05159, table 2 and the script behind it: tridiagonal matrices, n = 32,768 (products
-of matrices: 16,384), float32, one thread; "backward" there is (A x).sum().backward(). Here also the backward alone,
-float64 and all threads. Differences: the second matrix of a product or sum has values of its own (with B = -A SciPy's
-sum is empty), and SpDMM has 64 columns; --large adds its 16,384. The direct solve is 2D Poisson, 150 x 150. Beside
-dense matrices, which do not fit at these sizes, n = 2,048.
+Source: Nytko et al., arXiv 2212.05159, table 2, and the script behind it: tridiagonal matrices, n = 32,768
+(products of matrices: 16,384), float32, one thread; "backward" there is (A x).sum().backward(). Here also the
+backward alone, float64 and all threads. Differences: the second matrix of a product or sum has values of its
+own (with B = -A SciPy's sum is empty), and SpDMM has 64 columns; --large adds 16,384, as there. The direct
+solve is 2D Poisson, 150 x 150. Dense matrices, which do not fit at these sizes, are compared at n = 2,048.
 """
 
 from __future__ import annotations

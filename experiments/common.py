@@ -36,7 +36,6 @@ sys.path.append(str(ROOT))
 
 from benchmarks.harness import medians  # noqa: E402
 from benchmarks.report import machine, table  # noqa: E402
-
 from learnsolve import train  # noqa: E402
 from learnsolve.recipes.harness.metrics import read_metrics  # noqa: E402
 from learnsolve.recipes.harness.plots import BLACK, BLUE, GREY, ORANGE, PURPLE, new_figure, new_panels, png  # noqa: E402

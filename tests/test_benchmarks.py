@@ -26,7 +26,12 @@ PNG = b"\x89PNG\r\n\x1a\n"
 def command(*arguments: str) -> subprocess.CompletedProcess:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        [sys.executable, "-m", *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-m", *arguments],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
@@ -55,7 +60,11 @@ def test_every_section_runs(quick):
 
 
 def test_backward_is_measured_where_there_is_one(quick):
-    rows = [row for row in quick[0]["rows"] if row["section"] == "table2" and row["case"].startswith("SpMV, n = 200")]
+    rows = [
+        row
+        for row in quick[0]["rows"]
+        if row["section"] == "table2" and row["case"].startswith("SpMV, n = 200")
+    ]
     by_way = {row["way"]: row["cells"] for row in rows[:3]}
     assert list(by_way) == list(harness.WAYS)
     assert "SciPy" in by_way[harness.FORWARD]
@@ -83,7 +92,7 @@ def test_wrong_and_failing_columns_are_shown_as_such():
     row = run.row("2 x", columns)
     cells = row["cells"]
     assert list(cells) == list(columns)
-    assert cells["off"] == {"failed": "wrong by 1.0e-03"}
+    assert cells["off"] == {"failed": "wrong by 5.0e-04"}
     assert cells["NaN"] == {"failed": "wrong by inf"}
     assert "2 results instead of 1" in cells["short"]["failed"]
     assert cells["large"] == {"failed": "out of memory"}
@@ -106,7 +115,9 @@ def test_results_of_all_libraries_are_compared_entry_by_entry():
     moved = CSR.from_dense(A.to_dense().T.contiguous())
     assert harness.deviation(harness.canonical(moved), [S]) > 0.5
     places = S.tocoo().coords
-    full = harness.canonical(A.to_dense() + torch.eye(3) * torch.tensor([0.0, 7.0, 7.0]))  # more entries: allowed
+    full = harness.canonical(
+        A.to_dense() + torch.eye(3) * torch.tensor([0.0, 7.0, 7.0])
+    )  # more entries: allowed
     assert harness.deviation(full, [S.data], [places]) == 0
     assert harness.deviation(harness.canonical([A.to_dense() * 2]), [S.data], [places]) == 1
     assert harness.deviation([None], [S.data]) == 0
@@ -162,7 +173,10 @@ def test_compare_reports_what_moved_beyond_noise(quick, tmp_path, capsys):
 
 
 def test_a_profile_counts_failures_as_infinitely_slow():
-    cells = [{"a": {"median": 1.0}, "b": {"median": 1.4}}, {"a": {"failed": "out of memory"}, "b": {"median": 1.0}}]
+    cells = [
+        {"a": {"median": 1.0}, "b": {"median": 1.4}},
+        {"a": {"failed": "out of memory"}, "b": {"median": 1.0}},
+    ]
     lines = report.profile({"profile": "A x", "way": "forward", "cells": c} for c in cells)
     by_name = {line["library"]: line for line in lines}
     assert (by_name["a"]["1"], by_name["a"]["10"]) == ("50%", "50%")
