@@ -2,8 +2,8 @@
 
 All start from one SciPy matrix, and every converted matrix is compared with it before it is used. A library
 appears where it has the operation and is installed; pyamg's products are SciPy's. Gradients are in the order
-of the sparse operands, then the dense one. torch's gradient for a sparse matrix times a dense one needs n^2
-numbers, so those columns differentiate by x only; `values=True` includes it.
+of the sparse operands, then the dense one. torch's gradient for the matrix of a product with a dense one, or of
+a triangular solve, needs n^2 numbers: those columns differentiate by x only, unless `values` asks for all.
 """
 
 from __future__ import annotations
@@ -246,8 +246,8 @@ def triangular_solve(L: Matrix, b: np.ndarray, dense: bool = False) -> Columns:
         return Op(lambda: ls.ops.sptrsv(M, r), [M.values, r])
 
     def torch_csr() -> Op:
-        T, r = L.torch_csr(), _leaf(b, device, columns=True)
-        return Op(lambda: torch.triangular_solve(r, T, upper=False).solution, [T, r])
+        T, r = L.torch_csr(grad=False), _leaf(b, device, columns=True)
+        return Op(lambda: torch.triangular_solve(r, T, upper=False).solution, [None, r])
 
     def gradutils() -> Op:
         T, r, solve = L.torch_csr(), _leaf(b, device, columns=True), peer("torchsparsegradutils")
