@@ -134,6 +134,8 @@ def total(result: Any) -> Tensor:
     """The sum of all entries, as the paper's timings take it before the backward."""
     if isinstance(result, ls.CSR):
         return result.values.sum()
+    if result.layout == torch.sparse_csr:
+        result = result.to_sparse_coo()  # the backward of sum() on CSR is a dense matrix
     return torch.sparse.sum(result) if result.layout == torch.sparse_coo else result.sum()
 
 

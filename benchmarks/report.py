@@ -160,7 +160,7 @@ def compare(a: dict[str, Any], b: dict[str, Any], least: float = 0.05) -> str:
         change = new["median"] / old["median"]
         changes[key[-1] == OURS].append(change)
         apart = min(new["rounds"]) > max(old["rounds"]) or max(new["rounds"]) < min(old["rounds"])
-        if apart and abs(change - 1) > least:
+        if apart and abs(change - 1) > (0.01 if "count" in new else least):
             text = [c.get("count") or duration(c["median"]) for c in (old, new)]
             moved.append((change, key, *text))
     lines = []
