@@ -2,8 +2,8 @@
 
 All start from one SciPy matrix, and every converted matrix is compared with it before it is used. A library
 appears where it has the operation and is installed; pyamg's products are SciPy's. Gradients are in the order
-of the sparse operands, then the dense one. torch's gradient for the matrix of a product with a dense one, or of
-a triangular solve, needs n^2 numbers: those columns differentiate by x only, unless `values` asks for all.
+of the sparse operands, then the dense one. torch's gradient for the matrix of a product with a dense one, or
+of a triangular solve, needs n^2 numbers: those columns differentiate by x only, unless `values` asks for all.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from learnsolve import CSR
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT))
 
-from benchmarks import harness, peers, report  # noqa: E402
+from benchmarks import calls, harness, peers, report  # noqa: E402
 from benchmarks.__main__ import SECTIONS, main  # noqa: E402
 
 GPU_SECTIONS = ("spmv", "spmm", "spgemm", "add", "sptrsv", "pcg", "stationary")
@@ -121,6 +122,7 @@ def test_results_of_all_libraries_are_compared_entry_by_entry():
     assert harness.deviation(full, [S.data], [places]) == 0
     assert harness.deviation(harness.canonical([A.to_dense() * 2]), [S.data], [places]) == 1
     assert harness.deviation([None], [S.data]) == 0
+    assert harness.cotangent(A.to_dense()).unique().numel() == 8  # (7 i + 3 j) mod 11 for i, j < 3
     for y in (A, A.to_torch(), A.to_torch(torch.sparse_coo)):
         g = harness.canonical(harness.cotangent(y))[0]
         wanted = harness.cotangent(A.to_dense()).numpy()[places]
@@ -134,17 +136,40 @@ def test_a_converted_matrix_that_differs_is_refused():
 
 
 def test_medians_and_first_calls():
-    calls = []
-    found = harness.medians({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, 1e-3)
+    made = []
+    found = harness.medians({"a": lambda: made.append("a"), "b": lambda: made.append("b")}, 1e-3)
     assert set(found) == {"a", "b"}
     assert all(0 < t < 1 for t in found.values())
-    turns = "".join(calls[2:]).replace("aa", "a")
+    turns = "".join(made[2:]).replace("aa", "a")
     assert turns.count("ab") >= 1
     assert turns.count("ba") >= 1
     prepared = []
     times = harness.first_calls(lambda: prepared.append(0) or len(prepared), lambda i: i, repeat=3)
     assert len(times) == 3
     assert len(prepared) == 3
+
+
+def test_memory_is_measured_and_limited():
+    megabytes = 64
+    found = harness.peak_bytes(lambda: torch.ones(megabytes * 2**20, dtype=torch.uint8))
+    assert found is None or 0.9 < found / (megabytes * 2**20) < 1.5  # the system counts in batches
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    try:
+        harness.limit_memory(share=0.5)
+        if resource.getrlimit(resource.RLIMIT_AS) != before:  # Linux, without CUDA
+            free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+            with pytest.raises(RuntimeError, match="allocate memory") as caught:
+                torch.empty(2 * free + 2**33, dtype=torch.uint8)
+            assert harness.reason(caught.value) == "out of memory"
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def test_calls_take_turns_for_the_counts():
+    every = [f.__code__ for f in calls.cases().values()]
+    order = [f.__code__ for f in calls.turns(number=2)]
+    nothing = order[0]
+    assert order == [nothing] * 4 + [code for code in every for _ in range(2)]
 
 
 def test_compare_reports_what_moved_beyond_noise(quick, tmp_path, capsys):
