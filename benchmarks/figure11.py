@@ -2,7 +2,8 @@
 
 Tridiagonal matrices, float32 as in the paper, up to 3e7 nonzeros, with --large to 1e8 (products of two sparse
 matrices: a tenth). The exponent p of time = c nnz^p is fitted by least squares of the logarithms over sizes
-beyond 1e5 nonzeros: below them calls cost more than work. 1.0 is expected. "bytes a nonzero": how far the
+beyond 1e5 nonzeros: below them calls cost more than work. 1.0 is expected within one
+level of memory, more across the end of the cache. "bytes a nonzero": how far the
 peak of the process's memory (on a device: of torch's allocations) rises. Writes NAME-figure11.png.
 """
 
