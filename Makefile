@@ -25,12 +25,8 @@ test: export OPENBLAS_NUM_THREADS ?= 1
 test: setup ## run all tests (ARGS="-k spmm" chooses; ARGS="-n 0 --pdb" runs them in one process)
 	@$(python) -m pytest --numprocesses $(jobs) --dist loadfile $(ARGS)
 
-bench: setup ## measure products, sparse algebra and solvers against SciPy and torch (results/)
-	@$(python) benchmarks/spmm.py
-	@$(python) benchmarks/algebra.py $(ARGS)
-	@$(python) benchmarks/solvers.py
-	@$(python) benchmarks/heavyball.py
-	@$(python) benchmarks/pcg.py
+bench: setup ## measure against SciPy, torch and others: benchmarks/results, 15 min (ARGS=--quick: 1 min)
+	@$(python) -m benchmarks $(ARGS)
 
 gpu: ## on a machine with a CUDA device: build, test, sanitise, measure there (PYTHON=its python3 with torch)
 	@"$(PYTHON)" scripts/gpu.py $(ARGS)

@@ -1,6 +1,6 @@
 """The CUDA operators compared with cuSPARSE, torch's sparse tensors and a device copy (docs/cuda.md).
 
-    python benchmarks/gpu.py [--device cuda] [--only spmv,spmm,...] [--seconds 0.2] [--quick] [--out FILE]
+    python -m benchmarks.gpu [--device cuda] [--only spmv,spmm,...] [--seconds 0.2] [--quick] [--out FILE]
 
 Writes FILE (JSON) and the same tables as Markdown (.md). Times are medians in microseconds, per iteration for
 solvers. "fwd": the public call on tensors that require grad, with its graph; "bwd": the backward alone, all
@@ -17,21 +17,21 @@ from __future__ import annotations
 
 import argparse
 import functools
-import time
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import cusparse
 import torch
-from algebra import fresh
-from device_timing import Functions
-from gpu_run import Run, both_ways, grid, irregular, lower_band, normal, poisson
-from pcg import loop
-from timing import markdown, table, write
 from torch import Tensor
 
 import learnsolve as ls
+from benchmarks import cusparse
+from benchmarks.gpu_run import Functions, Run, both_ways, grid, irregular, lower_band, normal, poisson
+from benchmarks.harness import figure, first_calls
+from benchmarks.loops import textbook_cg
+from benchmarks.peers import fresh
+from benchmarks.report import machine, markdown, table
 
 F32, F64 = torch.float32, torch.float64
 Steps = Iterator[tuple[str, Callable[[], object]]]
@@ -140,18 +140,10 @@ def spmm(run: Run) -> Steps:
     yield "irregular", lambda: measure(f"1 to 60 a row, n = {n}, 32 columns", scattered, 32)
 
 
-def first_call(run: Run, call: Callable[[], object], times: int = 3) -> float:
-    """Seconds without existing plans; wall-clock time, because planning waits for the device."""
-    found = []
-    for _ in range(times):
-        if run.on_cuda:
-            torch.cuda.synchronize()
-        start = time.perf_counter()
-        call()
-        if run.on_cuda:
-            torch.cuda.synchronize()
-        found.append(time.perf_counter() - start)
-    return sorted(found)[times // 2]
+def first(operation: Callable, A: ls.CSR, B: ls.CSR) -> float:
+    """Microseconds on patterns without plans."""
+    times = first_calls(lambda: (fresh(A), fresh(B)), lambda pair: operation(*pair), repeat=3)
+    return 1e6 * figure([times])["median"]
 
 
 def spgemm(run: Run) -> Steps:
@@ -173,7 +165,7 @@ def spgemm(run: Run) -> Steps:
         least = products * (size + 4) + A.nnz * (size + 4) + C.nnz * size
         small = A.nnz < 1e6
         row = run.row("spgemm", case, dtype, ours, peers, least, ("fwd", "fwd + bwd") if small else ())
-        row["first"] = 1e6 * first_call(run, lambda: ls.ops.spgemm(fresh(A), fresh(B)))
+        row["first"] = first(ls.ops.spgemm, A, B)
         run.target(row, "speed-up", 2.0)
         run.same_bits(row, ours["fwd + bwd"])
 
@@ -207,7 +199,7 @@ def add(run: Run) -> Steps:
         indices = 0 if alike else 4
         least = (A.nnz + B.nnz) * (size + indices) + C.nnz * size
         row = run.row("add", case, dtype, ours, peers, least)
-        row["first"] = 1e6 * first_call(run, lambda: ls.ops.add(fresh(A), fresh(B)))
+        row["first"] = first(ls.ops.add, A, B)
 
     for dtype in (F32, F64):
         for alike in (True, False):
@@ -305,7 +297,7 @@ def pcg(run: Run) -> Steps:
 
         def op_by_op() -> Tensor:
             with torch.no_grad():
-                return loop(lambda p: S @ p, M, bd, iterations)[0]
+                return textbook_cg(lambda p: S @ p, M, bd, iterations)[0]
 
         wanted = fwd()
         peers = run.peers(
@@ -313,7 +305,7 @@ def pcg(run: Run) -> Steps:
             wanted,
             {
                 "op by op": lambda: op_by_op,
-                "torch, op by op": lambda: lambda: loop(lambda p: T @ p, M, bd, iterations)[0],
+                "torch, op by op": lambda: lambda: textbook_cg(lambda p: T @ p, M, bd, iterations)[0],
                 "cupy": lambda: cupy_cg(S, bd, d if jacobi else None, iterations),
             },
         )
@@ -450,15 +442,16 @@ def main() -> int:
     print(f"{device_name(device)}: copy {run.copy / 1e9:.1f} GB/s")
 
     def save() -> None:  # after every section: a time limit keeps what there is
-        write(
-            out,
-            "gpu",
-            run.rows,
-            gpu=device_name(device),
-            copy_gb_s=run.copy / 1e9,
-            targets=run.targets,
-            left_out=run.left_out,
-        )
+        about = {"gpu": device_name(device), "copy_gb_s": run.copy / 1e9, "targets": run.targets}
+        content = {
+            "benchmark": "gpu",
+            "machine": machine(),
+            **about,
+            "left_out": run.left_out,
+            "rows": run.rows,
+        }
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(content, indent=1) + "\n")
         out.with_suffix(".md").write_text(report(run, wanted))
 
     for name in wanted:

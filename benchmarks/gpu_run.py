@@ -7,12 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from device_timing import Clock, Functions, waits
 from torch import Tensor
 
 import learnsolve as ls
+from benchmarks.harness import medians
 
 F64 = torch.float64
+IN_A_GRAPH = 10  # calls in a graph, which share its launch
+Functions = dict[str, Callable[[], Any]]
 
 
 class Run:
@@ -21,8 +23,11 @@ class Run:
     def __init__(self, device: torch.device, quick: bool, seconds: float):
         self.device, self.quick = device, quick
         self.on_cuda = device.type == "cuda"
-        self.clock = Clock(device, seconds)
-        self.copy = self.clock.copy_bandwidth(8 if quick else 2048)
+        self.seconds = seconds
+        x = torch.ones((8 if quick else 2048) * 2**18, dtype=torch.float32, device=device)
+        y = torch.empty_like(x)
+        # bytes per second, read and written
+        self.copy = 8 * x.numel() / medians({"copy": lambda: y.copy_(x)}, seconds)["copy"]
         self.rows: list[dict] = []
         self.targets: list[dict] = []
         self.left_out: list[str] = []
@@ -83,13 +88,13 @@ class Run:
         per: int = 1,
     ) -> dict[str, Any]:
         """Time everything; each call does `per` units of work, such as iterations."""
-        t = {k: s / per for k, s in self.clock.medians(ours | peers).items()}
+        t = {k: s / per for k, s in medians(ours | peers, self.seconds).items()}
         replayed: dict[str, float] = {}
         for name in graph:
             f = ours[name]
             found = self.attempt(
                 f"graph of {name}, {case}",
-                lambda name=name, f=f: self.clock.replays({f"graph {name}": f}),
+                lambda name=name, f=f: self._replayed(f"graph {name}", f),
             )
             replayed |= {k: s / per for k, s in (found or {}).items()}
         row: dict[str, Any] = {"section": section, "case": case, "dtype": str(dtype).removeprefix("torch.")}
@@ -103,6 +108,12 @@ class Run:
             row["speed-up"] = min(rival) / t["fwd"]  # over the faster of cuSPARSE and torch
         self.rows.append(row)
         return row
+
+    def _replayed(self, name: str, f: Callable[[], Any]) -> dict[str, float]:
+        """Seconds of one call within a replayed CUDA graph: the device without the host. Empty on a CPU."""
+        if not self.on_cuda:
+            return {}
+        return {name: medians({name: captured(f).replay}, self.seconds)[name] / IN_A_GRAPH}
 
     def target(self, row: dict, what: str, limit: float, most: bool = False) -> None:
         """`row[what]` must be at least, or at most, `limit`."""
@@ -139,6 +150,36 @@ class Run:
         self.targets.append(
             about | {"target": target, "measured": measured, "met": "yes" if met else "MISSED"}
         )
+
+
+def captured(f: Callable[[], Any]) -> torch.cuda.CUDAGraph:
+    """IN_A_GRAPH calls as a CUDA graph. Plans are created before the capture (docs/cuda.md)."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            f()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(IN_A_GRAPH):
+            f()
+    return graph
+
+
+def waits(f: Callable[[], Any]) -> bool:
+    """Does a repeated call of f wait for the device?"""
+    f()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        f()
+    except RuntimeError as error:
+        if "synchroniz" not in str(error):
+            raise
+        return True
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return False
 
 
 @functools.cache

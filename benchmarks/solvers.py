@@ -1,135 +1,87 @@
-"""Iterations and time of the solvers, compared with SciPy's, pyamg's and other libraries' (docs/solvers.md).
+"""Iterative solves with preconditioners against SciPy, pyamg, torch-sla and torchsparsegradutils.
 
-    python benchmarks/solvers.py [--quick] [--only methods,preconditioners,counts,peers] [--peers]
-
-float64, one right-hand side, one thread.
-methods: the Krylov methods without a preconditioner and SciPy's, on 2D Poisson (with a convection term for
-bicgstab and gmres), rtol 1e-8; medians in microseconds per iteration.
-preconditioners: cg with each preconditioner, iterations and milliseconds (set-up separately; "first": on a
-pattern without plans) to rtol 1e-3, 1e-6 and 1e-9, by `learnsolve.evaluate`.
-counts: iterations of our cg, SciPy's and pyamg's with the same preconditioner, rtol 1e-6; "off" is the
-largest difference. All stop by ||r|| <= rtol ||b||, so it should be at most 1; if cg needs more iterations
-than there are unknowns, the difference is due to rounding.
-peers: milliseconds of our cg, SciPy's and pyamg's, rtol 1e-6, and with --peers torch-sla's and
-torchsparsegradutils', if installed (`pip install --no-deps torchsparsegradutils torch-sla`).
---quick: small problems only.
+One right-hand side, one thread, rtol 1e-6 of ||b||; "wrong by" is a residual of ten times that and more. M is
+ours in every library ("SciPy + pyamg's AMG": its own cycle). "solve + gradient": by A and b. Methods beyond
+cg: time of an iteration, 2D Poisson, with a convection term where the method is for that.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import warnings
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 import scipy.sparse.linalg as spla
 import torch
-from algebra import peer
-from timing import medians, table, write
 
 import learnsolve as ls
+from benchmarks import peers
+from benchmarks.harness import OURS, Run, Task
 
-RTOL = 1e-8
-ITERATIONS = 5000  # limit for preconditioners that do not help
-
-# Keyed by the name of the class in learnsolve.preconditioners.
-OPTIONS: dict[str, dict[str, Any]] = {
-    "Jacobi": {},
+RTOL, LIMIT = 1e-6, 1e-5
+ITERATIONS = 5_000
+COMPARED = ("none", "Jacobi", "IC0", "AMG")
+ALONE = {  # preconditioners that other libraries do not have, on the grids: name -> options
     "BlockJacobi": {"block_size": 4},
     "SSOR": {"omega": 1.0},
-    "IC0": {},
     "MIC0": {},
     "Chebyshev": {"degree": 3},
     "Neumann": {"degree": 2},
-    "SPAI": {},
-    "AMG": {},
     "AdditiveSchwarz": {},
 }
+GALLERY = ("airfoil", "bar", "knot", "local_disc_galerkin_diffusion", "unit_cube", "unit_square")
 
 
-@functools.cache
-def preconditioners() -> dict[str, Callable | None]:
-    """The factories of the existing preconditioners."""
-    found: dict[str, Callable | None] = {"none": None}
-    for name, options in OPTIONS.items():
-        make = getattr(ls.preconditioners, name, None)
-        if make is None:
-            print(f"{name}: left out, learnsolve.preconditioners has none")
-        else:
-            found[name] = functools.partial(make, **options)
-    return found
-
-
-@functools.cache
-def matrices(quick: bool) -> dict[str, ls.CSR]:
-    """Symmetric positive definite matrices: grids, and pyamg's examples."""
+def matrices(run: Run) -> Iterator[tuple[str, ls.CSR]]:
+    """Symmetric positive definite: grids, and those of pyamg's examples that are."""
     poisson, anisotropic = ls.problems.poisson, ls.problems.anisotropic
-    if quick:
-        found = {
-            "2D Poisson 30^2": poisson((30, 30)),
-            "anisotropic 30^2": anisotropic((30, 30), 0.01, np.pi / 6),
-        }
-        names = ("unit_cube",)
+    if run.quick:
+        yield "2D Poisson 10^2", poisson((10, 10))
     else:
-        found = {
-            "2D Poisson 100^2": poisson((100, 100)),
-            "2D Poisson 300^2": poisson((300, 300)),
-            "3D Poisson 30^3": poisson((30, 30, 30)),
-            "anisotropic 100^2": anisotropic((100, 100), 0.01, np.pi / 6),
-        }
-        names = ("airfoil", "bar", "knot", "local_disc_galerkin_diffusion", "unit_cube", "unit_square")
-    for name in names:
+        yield "2D Poisson 100^2", poisson((100, 100))
+        yield "2D Poisson 300^2", poisson((300, 300))
+        yield "3D Poisson 30^3", poisson((30, 30, 30))
+        yield "anisotropic 100^2", anisotropic((100, 100), 0.01, np.pi / 6)
+    for name in ("unit_cube",) if run.quick else GALLERY:
         try:
             A = ls.problems.gallery(name)
         except (ImportError, ValueError) as error:
-            print(f"{name}: left out, {error}")
+            run.note(f"{name}: left out, {error}")
             continue
-        why = what_is_wrong(A)
-        if why:
-            print(f"{name}: left out, {why}")
+        S = A.to_scipy()
+        symmetric = ls.CSR.from_scipy(sp.csr_array(0.5 * (S + S.T)))
+        if why := what_is_wrong(S, symmetric):
+            run.note(f"{name}: left out of the solvers, {why}")
         else:
-            found[f"pyamg {name}"] = symmetric_part(A)
-    return found
+            yield f"pyamg {name}", symmetric
 
 
-def symmetric_part(A: ls.CSR) -> ls.CSR:
-    S = A.to_scipy()
-    return ls.CSR.from_scipy(sp.csr_array(0.5 * (S + S.T)))
-
-
-def what_is_wrong(A: ls.CSR) -> str:
+def what_is_wrong(S: Any, symmetric: ls.CSR) -> str:
     """Why A is not suitable for cg; empty if it is."""
-    S = A.to_scipy()
     if abs(S - S.T).max() > 1e-10 * abs(S).max():
         return "not symmetric"
     if S.diagonal().min() <= 0:
         return "a diagonal entry is not positive"
-    A = symmetric_part(A)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # an upper bound is enough
-        found = ls.analysis.extreme_eigenvalues(A, ls.preconditioners.Jacobi(A), rtol=1e-2)
+        found = ls.analysis.extreme_eigenvalues(symmetric, ls.preconditioners.Jacobi(symmetric), rtol=1e-2)
     low, high = float(found.smallest), float(found.largest)
     return "" if low > 1e-10 * high else f"eigenvalues of D^-1 A from {low:.2g} to {high:.2g}"
 
 
-def milliseconds(seconds: float) -> float | str:
-    return "-" if np.isnan(seconds) else 1e3 * seconds
-
-
-def right_hand_side(n: int) -> np.ndarray:
-    return np.random.default_rng(0).standard_normal(n)
-
-
-def problem(side: int, symmetric: bool) -> sp.csr_array:
-    S = ls.problems.poisson((side, side)).to_scipy()
-    if symmetric:
-        return S
-    n = side * side
-    return sp.csr_array(S + 0.5 * sp.diags_array([-np.ones(n - 1), np.ones(n - 1)], offsets=[-1, 1]))
+def measure(run: Run, args: argparse.Namespace) -> None:
+    with run.attempt("methods"):
+        methods(run)
+    for name, A in matrices(run):
+        grid = not name.startswith("pyamg")
+        for label in COMPARED + (tuple(ALONE) if grid else ()):
+            with run.attempt(f"{name}, {label}"):
+                one(run, name, A, label)
+        with run.attempt(f"{name}, gradients"):
+            gradients(run, name, A)
 
 
 def counted(solve: Callable, *args: Any, **options: Any) -> int:
@@ -143,170 +95,120 @@ def counted(solve: Callable, *args: Any, **options: Any) -> int:
     return count
 
 
-def compare(method: str, side: int) -> dict:
-    S = problem(side, method in ("cg", "minres"))
-    A = ls.CSR.from_scipy(S)
-    b = right_hand_side(S.shape[0])
+def residual(S: Any, b: np.ndarray) -> Callable[[list[Any]], float]:
+    """Of the last result: x, or the gradient for b, which solves a system of its own."""
+    return lambda found: float(np.linalg.norm(b - S @ found[-1].reshape(-1)) / np.linalg.norm(b))
+
+
+def one(run: Run, name: str, A: ls.CSR, label: str) -> None:
+    make = getattr(ls.preconditioners, label, None)
+    options = ALONE.get(label, {})
+    M = None if make is None else make(A, **options)
+    S, b = peers.csr(A.to_scipy()), np.random.default_rng(0).standard_normal(A.shape[0])
     t = torch.from_numpy(b)
-    ours, theirs = getattr(ls.solvers, method), getattr(spla, method)
-    options = {"callback_type": "pr_norm"} if method == "gmres" else {}
-    iterations = counted(theirs, S, b, rtol=RTOL, **options)
-    solution = ours(A, t, rtol=RTOL)
-    assert solution.converged
-    seconds = medians({"scipy": lambda: theirs(S, b, rtol=RTOL), "ours": lambda: ours(A, t, rtol=RTOL)}, 0.5)
-    per = {
-        "scipy": 1e6 * seconds["scipy"] / iterations,
-        "learnsolve": 1e6 * seconds["ours"] / solution.iterations,
+    ours = ls.solvers.cg(A, t, rtol=RTOL, maxiter=ITERATIONS, M=M)
+    facts: dict[str, Any] = {"n": A.shape[0], "iterations": ours.iterations}
+    if not ours.converged:
+        facts["status"] = ours.status.name
+    columns: dict[str, Callable[[], Task]] = {
+        OURS: lambda: lambda: ls.solvers.cg(A, t, rtol=RTOL, maxiter=ITERATIONS, M=M).x
     }
-    return {
-        "method": method,
-        "n": S.shape[0],
-        "iterations scipy": iterations,
-        "iterations": solution.iterations,
-        **per,
-        "ratio": per["learnsolve"] / per["scipy"],
-    }
-
-
-def methods(quick: bool, peers: bool) -> list[dict]:
-    sides = (8, 30) if quick else (8, 30, 100)
-    return [compare(method, side) for method in ("cg", "minres", "bicgstab", "gmres") for side in sides]
-
-
-def preconditioned(quick: bool, peers: bool) -> list[dict]:
-    rows = []
-    for name, A in matrices(quick).items():
-        b = torch.from_numpy(right_hand_side(A.shape[0]))
-        found = ls.evaluate(
-            A, b, preconditioners(), maxiter=ITERATIONS, repeats=1 if quick else 5, on_error="row"
+    if label in COMPARED:
+        operator = None if M is None else M.to_scipy_linear_operator()
+        rest = {"M": operator, "maxiter": ITERATIONS}
+        columns["SciPy"] = lambda: lambda: spla.cg(S, b, rtol=RTOL, **rest)[0]
+        facts["SciPy's iterations"] = counted(spla.cg, S, b, rtol=RTOL, **rest)
+        if (krylov := peers.peer("pyamg.krylov")) is not None:
+            # "rr": ||r|| <= tol ||b||, as ours
+            columns["pyamg"] = lambda: lambda: krylov.cg(S, b, tol=RTOL, criteria="rr", **rest)[0]
+    if label == "none":
+        columns |= torch_peers(A, b, gradient=False)
+    if label == "AMG" and (pyamg := peers.peer("pyamg")) is not None:
+        set_up = lambda: pyamg.smoothed_aggregation_solver(sp.csr_matrix(S))  # noqa: E731
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            cycle = set_up().aspreconditioner()
+        columns["SciPy + pyamg's AMG"] = lambda: (
+            lambda: spla.cg(S, b, rtol=RTOL, maxiter=ITERATIONS, M=cycle)[0]
         )
-        at: dict[str, dict] = {}
-        for row in found.rows:
-            line = at.setdefault(
-                row.preconditioner,
-                {
-                    "matrix": name,
-                    "n": A.shape[0],
-                    "M": row.preconditioner,
-                    "set-up ms": milliseconds(row.setup.mean),
-                    "first ms": milliseconds(row.first_setup.mean),
-                },
-            )
-            line[f"it {row.rtol:.0e}"] = int(row.iterations.mean) if row.converged else "-"
-            line[f"ms {row.rtol:.0e}"] = milliseconds(row.seconds.mean)
-            line["failure"] = row.message or " ".join(row.failures)
-        rows += at.values()
-    return rows
+        facts["iterations with pyamg's AMG"] = counted(spla.cg, S, b, rtol=RTOL, maxiter=ITERATIONS, M=cycle)
+    case = f"cg, M = {label}, {name}"
+    run.row(case, columns, way="solve", check=residual(S, b), tolerance=LIMIT, **facts)
+    if make is not None:
+        setups: dict[str, Callable[[], Task]] = {OURS: lambda: lambda: make(A, **options)(t)}
+        if label == "AMG" and peers.peer("pyamg") is not None:
+            setups["pyamg"] = lambda: lambda: set_up().aspreconditioner() @ b
+        run.row(case, setups, way="set-up and one application", check=lambda _: 0.0, n=A.shape[0])
 
 
-def operators(A: ls.CSR) -> dict[str, Any]:
-    """Preconditioners for other libraries."""
-    found: dict[str, Any] = {"none": None}
-    for name in ("Jacobi", "IC0", "AMG"):
-        make = preconditioners().get(name)
-        if make is not None:
-            try:
-                found[name] = make(A)
-            except ValueError as error:
-                print(f"{name}: left out, {error}")
-    return found
+def torch_peers(A: ls.CSR, b: np.ndarray, gradient: bool) -> dict[str, Callable[[], Task]]:
+    """The cg of torch-sla and torchsparsegradutils, each with its own stopping test."""
+    rows, columns = A.pattern.row_indices.long(), A.pattern.col_indices.long()
+    options = {"backend": "pytorch", "method": "cg", "tol": RTOL, "atol": 0.0, "maxiter": ITERATIONS}
+
+    def leaf(t: torch.Tensor) -> torch.Tensor:
+        return t.detach().clone().requires_grad_(gradient)
+
+    def finish(solve: Callable, *inputs: torch.Tensor) -> Task:
+        if not gradient:
+            return solve
+        return lambda: list(torch.autograd.grad(solve().sum(), inputs))
+
+    def sla() -> Task:
+        v, r = leaf(A.values), leaf(torch.from_numpy(b))
+        return finish(lambda: peers.peer("torch_sla").spsolve(v, rows, columns, A.shape, r, **options), v, r)
+
+    def gradutils() -> Task:
+        library, utils = peers.peer("torchsparsegradutils"), peers.peer("torchsparsegradutils.utils")
+        T, r = leaf(A.to_torch()), leaf(torch.from_numpy(b).unsqueeze(1))
+
+        def cg(T: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
+            return utils.linear_cg(T.matmul, r, tolerance=RTOL, max_iter=ITERATIONS)
+
+        solve = (lambda: library.sparse_generic_solve(T, r, solve=cg)) if gradient else (lambda: cg(T, r))
+        return finish(solve, T, r)
+
+    found = {"torch-sla": sla, "torchsparsegradutils": gradutils}
+    return {k: f for k, f in found.items() if peers.peer(k.replace("-", "_")) is not None}
 
 
-def counts(quick: bool, peers: bool) -> list[dict]:
-    krylov = peer("pyamg.krylov", True)
-    rows = []
-    for name, A in matrices(quick).items():
-        S, b = A.to_scipy(), right_hand_side(A.shape[0])
-        for label, M in operators(A).items():
-            ours = ls.solvers.cg(A, torch.from_numpy(b), rtol=1e-6, maxiter=ITERATIONS, M=M)
-            operator = None if M is None else M.to_scipy_linear_operator()
-            options = {"M": operator, "maxiter": ITERATIONS}
-            row = {
-                "matrix": name,
-                "M": label,
-                "status": ours.status.name,
-                "learnsolve": ours.iterations,
-                "scipy": counted(spla.cg, S, b, rtol=1e-6, **options),
+def gradients(run: Run, name: str, A: ls.CSR) -> None:
+    """By A's values and b, of sum(x); the gradient for b solves A g = 1."""
+    S, n = peers.csr(A.to_scipy()), A.shape[0]
+    b = np.random.default_rng(0).standard_normal(n)
+    M = A.with_values(A.values.detach().clone()).requires_grad_()
+    t = torch.from_numpy(b).requires_grad_()
+
+    def ours() -> list[torch.Tensor]:
+        x = ls.solvers.cg(M, t, rtol=RTOL, maxiter=ITERATIONS).x
+        return list(torch.autograd.grad(x.sum(), (M.values, t)))
+
+    columns = {OURS: lambda: ours} | torch_peers(A, b, gradient=True)
+    check = residual(S, np.ones(n))
+    run.row(f"cg, M = none, {name}", columns, way="solve + gradient", check=check, tolerance=LIMIT, n=n)
+
+
+def methods(run: Run) -> None:
+    for side in (8,) if run.quick else (8, 30, 100):
+        n = side * side
+        grid = ls.problems.poisson((side, side)).to_scipy()
+        convection = 0.5 * sp.diags_array([-np.ones(n - 1), np.ones(n - 1)], offsets=[-1, 1])
+        for method in ("cg", "minres", "bicgstab", "gmres"):
+            S = peers.csr(grid if method in ("cg", "minres") else grid + convection)
+            A, b = ls.CSR.from_scipy(S), np.random.default_rng(0).standard_normal(n)
+            t, theirs, ours = torch.from_numpy(b), getattr(spla, method), getattr(ls.solvers, method)
+            more = {"callback_type": "pr_norm"} if method == "gmres" else {}
+            counts = {
+                OURS: ours(A, t, rtol=RTOL).iterations,
+                "SciPy": counted(theirs, S, b, rtol=RTOL, **more),
             }
-            if krylov is not None:
-                # "rr": ||r|| <= tol ||b||, as ours; pyamg does not count iterations but stores the residuals.
-                residuals: list[float] = []
-                krylov.cg(S, b, tol=1e-6, criteria="rr", residuals=residuals, **options)
-                row["pyamg"] = len(residuals) - 1
-            row["off"] = max(abs(row[key] - ours.iterations) for key in ("scipy", "pyamg") if key in row)
-            rows.append(row)
-    return rows
-
-
-def against(quick: bool, peers: bool) -> list[dict]:
-    krylov = peer("pyamg.krylov", True)
-    sla, gradutils = peer("torch_sla", peers), peer("torchsparsegradutils", peers)
-    rows = []
-    for name, A in matrices(quick).items():
-        S, b = A.to_scipy(), right_hand_side(A.shape[0])
-        t = torch.from_numpy(b)
-        for label, M in operators(A).items():
-            operator = None if M is None else M.to_scipy_linear_operator()
-            functions: dict[str, Callable] = {
-                "learnsolve": lambda A=A, t=t, M=M: ls.solvers.cg(A, t, rtol=1e-6, maxiter=ITERATIONS, M=M),
-                "scipy": lambda S=S, b=b, M=operator: spla.cg(S, b, rtol=1e-6, maxiter=ITERATIONS, M=M),
+            columns = {
+                OURS: lambda ours=ours, A=A, t=t: lambda: ours(A, t, rtol=RTOL).x,
+                "SciPy": lambda theirs=theirs, S=S, b=b: lambda: theirs(S, b, rtol=RTOL)[0],
             }
-            if krylov is not None:
-                functions["pyamg"] = lambda S=S, b=b, M=operator: krylov.cg(
-                    S, b, tol=1e-6, criteria="rr", maxiter=ITERATIONS, M=M
-                )
-            if label == "none":
-                functions |= of_peers(sla, gradutils, A, t)
-            seconds = medians(functions, 0.2 if quick else 1.0, most=20)
-            row = {"matrix": name, "M": label, **{key: 1e3 * s for key, s in seconds.items()}}
-            rows.append(row | {"ratio to scipy": seconds["learnsolve"] / seconds["scipy"]})
-    return rows
-
-
-def of_peers(sla: Any, gradutils: Any, A: ls.CSR, b: torch.Tensor) -> dict[str, Callable]:
-    """The cg of the peers that run, each with its own stopping test."""
-    found: dict[str, Callable] = {}
-    if sla is not None:
-        rows, columns = A.pattern.row_indices.long(), A.col_indices.long()
-        found["torch-sla"] = lambda: sla.spsolve(
-            A.values, rows, columns, A.shape, b, backend="pytorch", method="cg", rtol=1e-6, maxiter=ITERATIONS
-        )
-    if gradutils is not None:
-        T = A.to_torch()
-        found["torchsparsegradutils"] = lambda: gradutils.utils.linear_cg(
-            T.matmul, b.unsqueeze(1), tolerance=1e-6, max_iter=ITERATIONS
-        )
-    for name in list(found):
-        try:
-            found[name]()
-        except Exception as error:
-            print(f"{name}: left out, {type(error).__name__}: {error}")
-            del found[name]
-    return found
-
-
-SECTIONS = {"methods": methods, "preconditioners": preconditioned, "counts": counts, "peers": against}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--only", default=",".join(SECTIONS), help="sections, separated by commas")
-    parser.add_argument("--peers", action="store_true")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/solvers.json"))
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    results = []
-    for name in args.only.split(","):
-        if name not in SECTIONS:
-            parser.error(f"--only: sections are {', '.join(SECTIONS)}, got {name!r}")
-        rows = SECTIONS[name](args.quick, args.peers)
-        print(f"\n{name}\n{table(rows)}")
-        results += [{"section": name, **r} for r in rows]
-    write(args.out, "solvers", results, quick=args.quick)
-
-
-if __name__ == "__main__":
-    main()
+            # SciPy's minres stops by a test of its own.
+            limit = 1e-2 if method == "minres" else LIMIT
+            facts = {"n": n, "iterations": counts[OURS], "SciPy's iterations": counts["SciPy"]}
+            case = f"{method}, an iteration, n = {n}"
+            check = residual(S, b)
+            run.row(case, columns, way="solve", check=check, tolerance=limit, per=counts.__getitem__, **facts)

@@ -32,10 +32,10 @@ import torch
 from safetensors.torch import load_file
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "benchmarks"))
+sys.path.append(str(ROOT))
 
-from timing import machine, medians, table  # noqa: E402
-
+from benchmarks.harness import medians  # noqa: E402
+from benchmarks.report import machine, table  # noqa: E402
 from learnsolve import train  # noqa: E402
 from learnsolve.recipes.harness.metrics import read_metrics  # noqa: E402
 from learnsolve.recipes.harness.plots import BLACK, BLUE, GREY, ORANGE, PURPLE, new_figure, new_panels, png  # noqa: E402

@@ -297,7 +297,7 @@ def bench(facts: dict, limit: float) -> Step:
     for old in (out, out.with_suffix(".md")):
         old.unlink(missing_ok=True)
     code, output = run(
-        [sys.executable, "benchmarks/gpu.py", "--out", str(out)],
+        [sys.executable, "-m", "benchmarks.gpu", "--out", str(out)],
         limit,
         BUILD / "bench.log",
         PYTHONPATH=str(SITE),

@@ -19,10 +19,10 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 from common import BLUE, GREY, ORANGE, Experiment, difference, medians, new_figure, peak_gigabytes, table
-from spmm import regression_matrix
 from torch import Tensor
 
 import learnsolve as ls
+from benchmarks.matrices import regression_matrix
 
 FULL = (850_000, 210_000, 210)  # 178.5 M entries, as in the question
 TENTH = (267_000, 66_000, 66)  # 17.6 M

@@ -109,7 +109,7 @@ def _only_scale_learns(scale: Tensor, *others: Tensor) -> bool:
 
 def _one_sweep(values: Tensor, pattern: SparsityPattern, scale: Tensor, b: Tensor, x0: Tensor) -> Solution:
     """With the residual a constant, three operations of torch cost less than the fused one: a training step
-    at n = 16 took 251 us, not 259 to 291 (benchmarks/train_step.py). The norm is computed later."""
+    at n = 16 took 251 us, not 259 to 291 (python -m benchmarks training). The norm is computed later."""
     r = b - product(values, x0, pattern, False)
     if scale.dim() > 1:
         scale = scale.squeeze(-2)

@@ -137,8 +137,8 @@ def test_the_full_regression_is_committed():
 
 
 def test_the_matrix_of_the_regression(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    from spmm import regression_matrix
+    monkeypatch.syspath_prepend(str(ROOT))
+    from benchmarks.matrices import regression_matrix
 
     crow, cols, values = regression_matrix(120, 40, 8)
     assert (str(crow.dtype), str(cols.dtype), str(values.dtype)) == ("int32", "int32", "float32")

@@ -1,0 +1,137 @@
+"""Compare learnsolve with SciPy, torch and other libraries; docs/performance.md describes the sections.
+
+    python -m benchmarks [SECTION ...]          all: 15 minutes on an idle machine
+    python -m benchmarks compare A.json B.json  what moved between two runs beyond noise
+
+Writes benchmarks/results/NAME.json and NAME.md, after every section.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import platform
+import sys
+import time
+from importlib import import_module
+from pathlib import Path
+
+import torch
+
+from benchmarks import ROOT, harness, report
+
+SECTIONS = (
+    *("table2", "operations", "figure11", "matrices", "solvers", "loops", "training", "networks", "calls"),
+)
+
+
+def arguments(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="sections:\n" + "\n".join(f"  {name:<12}{summary(name)}" for name in SECTIONS),
+    )
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help="which ones; default all")
+    parser.add_argument("--only", help="the same, separated by commas")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, whose times mean nothing; a minute")
+    parser.add_argument("--seconds", type=float, help="for each figure, in all; default 0.2")
+    parser.add_argument("--rounds", type=int, help="of interleaved measurements; default 5")
+    parser.add_argument("--threads", help='numbers of threads, such as "1,2"; default 1 and all')
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (table2, figure11)")
+    parser.add_argument(
+        "--large", action="store_true", help="figure11 to 1e8 nonzeros, SpDMM with 16,384 columns"
+    )
+    parser.add_argument(
+        "--matrices", type=Path, help="section matrices: a folder of Matrix Market files, too"
+    )
+    parser.add_argument(
+        "--callgrind", action="store_true", help="section calls: count instructions (minutes)"
+    )
+    parser.add_argument("--name", help="of the results; default the processor's")
+    parser.add_argument("--out", type=Path, help="folder of the results")
+    args = parser.parse_args(argv)
+    args.sections += [name for name in (args.only or "").split(",") if name]
+    if unknown := [name for name in args.sections if name not in SECTIONS]:
+        parser.error(f"sections are {', '.join(SECTIONS)}, got {', '.join(unknown)}")
+    if args.device != "cpu" and not torch.cuda.is_available():
+        parser.error(f"--device {args.device}: torch sees no CUDA device")
+    if args.matrices and not any(args.matrices.glob("**/*.mtx*")):
+        parser.error(f"--matrices {args.matrices}: no .mtx files there")
+    args.sections = args.sections or list(SECTIONS)
+    return args
+
+
+def summary(section: str) -> str:
+    """The first line of the section's file."""
+    text = (Path(__file__).parent / f"{section}.py").read_text()
+    return text.removeprefix('"""').splitlines()[0].removesuffix('"""')
+
+
+def main(argv: list[str]) -> int:
+    if argv[:1] == ["compare"]:
+        if len(argv) != 3:
+            print("usage: python -m benchmarks compare A.json B.json", file=sys.stderr)
+            return 2
+        a, b = (json.loads(Path(name).read_text()) for name in argv[1:])
+        print(report.compare(a, b))
+        return 0
+    args = arguments(argv)
+    args.pictures = {}  # name -> content of a PNG file
+    begin = time.monotonic()
+    every = [1] if args.quick else sorted({1, torch.get_num_threads()})
+    args.threads = [int(t) for t in args.threads.split(",")] if args.threads else every
+    run = harness.Run(
+        seconds=args.seconds or (1e-4 if args.quick else 0.2),
+        rounds=args.rounds or (1 if args.quick else 5),
+        quick=args.quick,
+    )
+    run.device = torch.device(args.device)
+    harness.limit_memory()
+    torch.manual_seed(0)
+    for threads in args.threads:
+        run.triad[threads] = harness.triad_bandwidth(threads, 8 if args.quick else 256)
+    record = {
+        "name": args.name or f"bench-{'-'.join(name_of_machine(args.device).lower().split())}",
+        "command": "python -m benchmarks " + " ".join(argv),
+        "machine": report.machine() | {"system": platform.platform(), "load": os.getloadavg()[0]},
+        "triad_gb_s": {str(t): bandwidth / 1e9 for t, bandwidth in run.triad.items()},
+        "quick": args.quick,
+        "rows": run.rows,
+        "notes": run.notes,
+        "lines": {},
+    }
+    folder = args.out or (ROOT / "runs/benchmarks" if args.quick else ROOT / "benchmarks/results")
+    for name in args.sections:
+        run.section, start = name, time.monotonic()
+        print(f"{name} ", end="" if args.quick else "\n", flush=True)
+        with (
+            run.attempt("the rest"),
+            contextlib.redirect_stderr(io.StringIO()) if args.quick else no_context(),
+        ):
+            lines = import_module(f"benchmarks.{name}").measure(run, args)
+            record["lines"][name] = lines or []
+        torch.set_num_threads(every[-1])
+        print(f" {name}: {time.monotonic() - start:.0f} s", flush=True)
+        record["minutes"] = (time.monotonic() - begin) / 60
+        path = report.save(record, folder)  # after every section: what is there survives an interruption
+        for picture, content in args.pictures.items():
+            (folder / f"{record['name']}-{picture}.png").write_bytes(content)
+    print(f"wrote {path} and {path.with_suffix('.md').name}")
+    return 0
+
+
+def no_context() -> contextlib.AbstractContextManager:
+    return contextlib.nullcontext()
+
+
+def name_of_machine(device: str) -> str:
+    name = torch.cuda.get_device_name() if device != "cpu" else report.machine()["cpu"]
+    return "".join(c if c.isalnum() else " " for c in name)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

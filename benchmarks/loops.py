@@ -1,0 +1,119 @@
+"""A solver's loop as one operation against the same iterations op by op, with the adjoint.
+
+Conjugate gradients with every form of M, per iteration: "no record" without a gradient, "forward" recording,
+"forward + backward" by A's values, b and M's parameters. Then the adjoint of a loss over some of 64 columns.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from scipy.sparse import diags_array
+from torch import Tensor
+
+import learnsolve as ls
+from benchmarks.harness import OURS, Run
+from learnsolve.ops.pcg import pcg_iterations
+
+STEPS = 12
+
+
+def textbook_cg(product: Callable, M: Callable, b: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
+    """x and the norms of the residuals, for each column of b."""
+    x, r = torch.zeros_like(b), b
+    p = z = M(r)
+    rho = (r * z).sum(0)
+    norms = [torch.linalg.vector_norm(r, dim=0)]
+    for _ in range(iterations):
+        q = product(p)
+        alpha = rho / (p * q).sum(0)
+        x, r = x + alpha * p, r - alpha * q
+        norms.append(torch.linalg.vector_norm(r, dim=0))
+        z = M(r)
+        old, rho = rho, (r * z).sum(0)
+        p = z + rho / old * p
+    return x, torch.stack(norms)
+
+
+def measure(run: Run, args: argparse.Namespace) -> None:
+    for dtype in (torch.float64,) if run.quick else (torch.float64, torch.float32):
+        conjugate_gradients(run, dtype)
+    for solver in ("heavyball", "jacobi"):
+        some_columns(run, solver)
+
+
+def conjugate_gradients(run: Run, dtype: torch.dtype) -> None:
+    n, iterations = (100, 3) if run.quick else (32_768, 50)
+    A = ls.problems.poisson((n,), dtype=dtype).requires_grad_()
+    T = A.detach().to_torch()
+    L = ls.CSR.from_scipy(diags_array([0.7, 0.1], offsets=(0, -1), shape=(n, n)).tocsr(), dtype=dtype)
+    L = L.requires_grad_()
+    d = torch.full((n,), 0.5, dtype=dtype, requires_grad=True)
+    b = torch.randn(n, dtype=dtype, requires_grad=True)
+    factor: dict[str, Any] = {"m": L.values, "factor": L.pattern}
+    solve, spmm = ls.ops.sptrsv, ls.ops.spmm
+    forms = {
+        "none": ({}, [], lambda r: r),
+        "diagonal": ({"m": d}, [d], lambda r: d * r),
+        "product": (factor, [L.values], lambda r: L @ spmm(L, r, transpose=True)),
+        "triangular": (factor, [L.values], lambda r: solve(L, solve(L, r), transpose=True)),
+    }
+    for kind, (options, parameters, M) in forms.items():
+        inputs = [A.values, b, *parameters]
+
+        def fused(
+            checkpointed: bool = False, kind: str = kind, options: dict = options
+        ) -> tuple[Tensor, Tensor]:
+            rest = {"kind": kind, "checkpointed": checkpointed, **options}
+            return pcg_iterations(A.values, b, None, A.pattern, iterations, **rest)[:2]
+
+        loops: dict[str, Callable] = {
+            OURS: fused,
+            "checkpointed": lambda fused=fused: fused(True),
+            "op by op, our product": lambda M=M: textbook_cg(lambda p: A @ p, M, b, iterations),
+            "op by op, torch CSR": lambda M=M: textbook_cg(lambda p: T @ p, M, b, iterations),
+        }
+
+        def unrecorded(f: Callable) -> Callable:
+            return lambda: torch.no_grad()(f)()
+
+        def both(f: Callable, inputs: list = inputs) -> Callable:
+            return lambda: torch.autograd.grad(sum(part.sum() for part in f()), inputs)
+
+        makes = {
+            "no record": {name: unrecorded(f) for name, f in loops.items() if name != "checkpointed"},
+            "forward": {name: f for name, f in loops.items() if name != "op by op, torch CSR"},
+            "forward + backward": {
+                name: both(f) for name, f in loops.items() if name != "op by op, torch CSR"
+            },
+        }
+        for way, functions in makes.items():
+            columns = {name: (lambda f=f: f) for name, f in functions.items()}
+            case = f"cg, an iteration of {iterations}, n = {n}, M {kind}"
+            limit = 1e-2 if dtype == torch.float32 else 1e-6
+            run.row(case, columns, way=way, dtype=dtype, tolerance=limit, per=iterations)
+
+
+def some_columns(run: Run, solver: str) -> None:
+    side, k = (6, 8) if run.quick else (64, 64)
+    A = ls.problems.poisson((side, side)).requires_grad_()
+    e = torch.randn(side * side, k, dtype=torch.float64, requires_grad=True)
+    w = torch.full((), 0.2, dtype=torch.float64, requires_grad=True)
+    if solver == "jacobi":
+        x = ls.solvers.jacobi(A, e, weight=w, iterations=STEPS).x
+    else:
+        x = ls.solvers.heavyball(A, e, alpha=w, beta=0.5, iterations=STEPS).x
+    # Columns of the table: with "all" in the place of a peer, a ratio of 0.25 would be proportional.
+    for name, columns in {"the first quarter": slice(0, k // 4), "every fourth": slice(0, None, 4)}.items():
+        g = torch.zeros_like(x)
+        g[:, columns] = 1
+        cotangents = {OURS: g, "all columns": torch.ones_like(x)}
+        tasks = {
+            who: (lambda g=g: lambda: torch.autograd.grad(x, (A.values, e, w), g, retain_graph=True))
+            for who, g in cotangents.items()
+        }
+        case = f"{solver}, {name} of {k} columns, n = {side * side}"
+        run.row(case, tasks, way="backward", check=lambda _: 0.0)

@@ -1,0 +1,105 @@
+"""Message passing on the entries of a matrix against torch's gathers and scatters.
+
+Each operation on the 5-point pattern, by rows and by columns, forward and backward, and one training step of
+a `GraphNetBlock` with each aggregation. "torch" is index_select, index_add and scatter_reduce, which PyTorch
+Geometric uses.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+import learnsolve as ls
+from benchmarks.harness import BACKWARD, FORWARD, OURS, Op, Run, Task, ways
+
+
+class Scatters:
+    """The operations by torch alone, for indices of the segments."""
+
+    def __init__(self, index: Tensor, n: int):
+        self.index, self.n = index.long(), n
+
+    def zeros(self, e: Tensor) -> Tensor:
+        return e.new_zeros(self.n, e.shape[-1])
+
+    def gather(self, x: Tensor) -> Tensor:
+        return x.index_select(0, self.index)
+
+    def sum(self, e: Tensor) -> Tensor:
+        return self.zeros(e).index_add(0, self.index, e)
+
+    def max(self, e: Tensor) -> Tensor:
+        places = self.index.unsqueeze(-1).expand(e.shape)
+        return self.zeros(e).scatter_reduce(0, places, e, "amax", include_self=False)
+
+    def softmax(self, e: Tensor) -> Tensor:
+        y = (e - self.gather(self.max(e.detach()))).exp()
+        return y / self.gather(self.sum(y))
+
+
+def measure(run: Run, args: argparse.Namespace) -> None:
+    side, features = (6, (2,)) if run.quick else (100, (1, 16, 32))
+    P = ls.problems.poisson((side, side)).pattern
+    for dtype in (torch.float32,) if run.quick else (torch.float32, torch.float64):
+        for f in features:
+            for by in ("row", "column"):
+                operations(run, P, by, f, dtype)
+            for how in ("sum", "max", "softmax"):
+                step(run, P, how, f, dtype)
+
+
+def operations(run: Run, P: ls.SparsityPattern, by: str, f: int, dtype: torch.dtype) -> None:
+    scatters, ops = Scatters(P.row_indices if by == "row" else P.col_indices, P.shape[0]), ls.ops
+    mine = {
+        "gather": ops.gather,
+        "sum": ops.segment_sum,
+        "max": ops.segment_max,
+        "softmax": ops.segment_softmax,
+    }
+    for name, operation in mine.items():
+        t = torch.randn(P.shape[0] if name == "gather" else P.nnz, f, dtype=dtype).requires_grad_()
+        theirs = getattr(scatters, name)
+        both = {
+            OURS: lambda operation=operation, t=t: Op(lambda: operation(t, P, by), [t]),
+            "torch": lambda theirs=theirs, t=t: Op(lambda: theirs(t), [t]),
+        }
+        for way in (FORWARD, BACKWARD):
+            run.row(f"{name} by {by}, {f} features", ways(both, way), way=way, dtype=dtype, nnz=P.nnz)
+
+
+def plain_block(block: ls.nn.GraphNetBlock, by_rows: Scatters, by_columns: Scatters, x: Tensor, e: Tensor):
+    """The same block with joined features, as PyTorch Geometric's MetaLayer has it."""
+
+    def aggregate(e: Tensor, how: str, s: Scatters) -> Tensor:
+        return s.sum(s.softmax(e) * e) if how == "softmax" else getattr(s, how)(e)
+
+    e = block.edge_mlp(torch.cat((by_rows.gather(x), by_columns.gather(x), e), -1))
+    parts = [aggregate(e, how, by_rows) for how in block.rows]
+    parts += [aggregate(e, how, by_columns) for how in block.columns]
+    return block.node_mlp(torch.cat((x, *parts), -1)), e
+
+
+def step(run: Run, P: ls.SparsityPattern, how: str, f: int, dtype: torch.dtype) -> None:
+    by_rows, by_columns = (Scatters(i, P.shape[0]) for i in (P.row_indices, P.col_indices))
+    x, e = torch.randn(P.shape[0], f, dtype=dtype), torch.randn(P.nnz, f, dtype=dtype)
+    torch.manual_seed(0)
+    block = ls.nn.GraphNetBlock(f, f, hidden=(f,), rows=how, columns=how, dtype=dtype)
+
+    def of(forward: Callable) -> Callable[[], Task]:
+        def run_once() -> list[Tensor | None]:
+            block.zero_grad()
+            a, b = forward()
+            (a.square().mean() + b.square().mean()).backward()
+            return [p.grad for p in block.parameters()]
+
+        return lambda: run_once
+
+    columns = {
+        OURS: of(lambda: block(P, x, e)),
+        "torch": of(lambda: plain_block(block, by_rows, by_columns, x, e)),
+    }
+    run.row(f"training step with {how}, {f} features", columns, way="step", dtype=dtype, nnz=P.nnz)
