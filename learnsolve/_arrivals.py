@@ -31,9 +31,14 @@ def arrived(pattern: P) -> P:
     _new.discard(pattern)
     for one in sorted(_new, key=lambda one: int(one._serial[1:])):
         _new.discard(one)
-        if one._is_unchanged():
+        if _has_contents(one) and one._is_unchanged():
             _enter(one)
     return _enter(pattern)
+
+
+def _has_contents(pattern: Any) -> bool:
+    """Not while torch traces, nor on the meta device."""
+    return all(type(t) is torch.Tensor and not t.is_meta for t in pattern._arrays)
 
 
 def _enter(pattern: Any) -> Any:

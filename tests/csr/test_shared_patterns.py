@@ -9,6 +9,7 @@ import weakref
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 import learnsolve as ls
 
@@ -138,3 +139,13 @@ def test_a_child_process_sends_its_matrices_home():
     assert second.pattern is A.pattern
     assert torch.equal(second.values, 2 * A.values)
     assert torch.equal(lower.to_dense(), A.to_dense().tril())
+
+
+def test_patterns_without_contents_do_not_disturb_an_arrival():
+    P = ls.problems.poisson((4, 4)).pattern
+    with FakeTensorMode():  # as while torch.compile traces
+        ptr, idx = (torch.empty(n, dtype=torch.int32) for n in (5, 4))
+        fake = ls.SparsityPattern._trusted(ptr, idx, (4, 4))
+    meta = P.to("meta")
+    assert pickle.loads(pickle.dumps(P)) is P
+    del fake, meta

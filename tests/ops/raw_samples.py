@@ -113,8 +113,8 @@ def incomplete_plan(P, kind):
     """The plan of a small matrix, in the index type of P; its values, two factors and crow."""
     Q = incomplete_pattern(P.dtype)
     plan = plan_of(Q, kind)
-    entries = plan.lower.nnz + sum(U.nnz for U in plan.upper)
     tensors, cholesky = plan.elimination
+    entries = int(tensors[-1][0])
     return ((*(t.to(P.dtype) for t in tensors[:-1]), tensors[-1]), cholesky), Q, entries
 
 
