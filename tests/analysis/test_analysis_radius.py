@@ -236,7 +236,7 @@ class Nonlinear(ls.preconditioners.Learned):
         (lambda A: spectral_radius(lambda X: X**2, 10), ValueError, r"linear, got E\(x - 2 y\) that differs"),
         (lambda A: spectral_radius(lambda X: X.relu(), 10), ValueError, r"linear, got E\(x - 2 y\)"),
         (lambda A: spectral_radius(A, rtol="a"), TypeError, "rtol must be a number, got str"),
-        (lambda A: spectral_radius(A, rtol=torch.inf), ValueError, "be finite, got inf"),
+        (lambda A: spectral_radius(A, rtol=torch.inf), ValueError, "finite and not negative, got inf"),
         (lambda A: ErrorPropagator(A, weight="0.5"), TypeError, "weight must be a number"),
         (lambda A: ErrorPropagator(A, weight=True), TypeError, "a number or a Tensor, got bool"),
         (lambda A: ErrorPropagator(A)(torch.ones(9, dtype=F64)), ValueError, "X must have shape"),
