@@ -233,7 +233,7 @@ def test_errors(kind):
         (ValueError, "shift must be finite and not negative, got -1", lambda: op(A, shift=-1)),
         (ValueError, "fill must be at least 0, got -1", lambda: op(A, fill=-1)),
         (TypeError, "fill must be an int, got float", lambda: op(A, fill=1.5)),
-        (ValueError, "droptol must not be negative, and be finite, got nan", lambda: op(A, droptol=np.nan)),
+        (ValueError, "droptol must be finite and not negative, got nan", lambda: op(A, droptol=np.nan)),
         (TypeError, "droptol must be a number, got str", lambda: op(A, droptol="1")),
         (NotImplementedError, r"each matrix of a batch .* \(2, 16\)", lambda: op(ls.CSR(batch, P))),
         (
