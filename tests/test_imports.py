@@ -20,8 +20,9 @@ LAYERS = [
     ["csr"],
     ["_check"],
     ["ops", "ordering"],
+    ["nn"],
     ["preconditioners", "problems", "io"],
-    ["solvers", "nn"],
+    ["solvers"],
     ["analysis", "evaluation", "profiling"],
     ["learnsolve"],  # the package itself: exports of the above
     ["recipes"],

@@ -45,7 +45,8 @@ class GraphNetBlock(torch.nn.Module):
     Parameters
     ----------
     node_features, edge_features : numbers of columns of x and e
-    node_out, edge_out : those of x' and e'; default: the same
+    node_out, edge_out : those of x' and e'; default: the same. ``node_out=0`` makes no :math:`\phi_v`: the
+        last block of a network whose result is e'
     hidden : widths of the hidden layers of both networks; () for a single linear map
     rows, columns : "sum", "mean", "max", "softmax", several of them or none, (): aggregations over rows and
         over columns, at least one in all
@@ -55,7 +56,8 @@ class GraphNetBlock(torch.nn.Module):
     Attributes
     ----------
     edge_mlp, node_mlp : :math:`\phi_e` and :math:`\phi_v`, `torch.nn.Sequential`; their first layers take
-        :math:`(x_i, x_j, e_{ij})` and :math:`(x_i, \text{rows}, \text{columns})` in this order
+        :math:`(x_i, x_j, e_{ij})` and :math:`(x_i, \text{rows}, \text{columns})` in this order. node_mlp is
+        None for ``node_out=0``
 
     Notes
     -----
@@ -102,7 +104,7 @@ class GraphNetBlock(torch.nn.Module):
         name = "GraphNetBlock"
         self.node_features = _check.integer(name, "node_features", node_features, 1)
         self.edge_features = _check.integer(name, "edge_features", edge_features, 1)
-        node_out = node_features if node_out is None else _check.integer(name, "node_out", node_out, 1)
+        node_out = node_features if node_out is None else _check.integer(name, "node_out", node_out, 0)
         edge_out = edge_features if edge_out is None else _check.integer(name, "edge_out", edge_out, 1)
         if not isinstance(hidden, Sequence):
             raise TypeError(f"{name}: hidden must be a sequence of widths, as (16,), got {hidden!r}")
@@ -121,7 +123,7 @@ class GraphNetBlock(torch.nn.Module):
 
         self.edge_mlp = mlp(2 * node_features + edge_features, *widths, edge_out)
         aggregated = edge_out * (len(self.rows) + len(self.columns))
-        self.node_mlp = mlp(node_features + aggregated, *widths, node_out)
+        self.node_mlp = mlp(node_features + aggregated, *widths, node_out) if node_out else None
 
     def forward(self, graph: CSR | SparsityPattern | Tensor, x: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
         """Apply the block.
@@ -170,6 +172,8 @@ class GraphNetBlock(torch.nn.Module):
         ends = both.reshape(*x.shape[:-2], 2 * P.shape[0], first.out_features)
         e = _segments.at_ends(ends, P) + torch.nn.functional.linear(e, by_edge, first.bias)
         e = self.edge_mlp[1:](e)
+        if self.node_mlp is None:
+            return x[..., :0], e
         aggregated = [
             AGGREGATIONS[how](e, P, by)
             for by, every in (("row", self.rows), ("column", self.columns))

@@ -1,17 +1,21 @@
 """Preconditioners: functions M(r) ~ A^-1 r, one a file; trainable ones are torch.nn.Modules."""
 
 from learnsolve.preconditioners._hierarchy import Hierarchy
+from learnsolve.preconditioners._network_file import load
 from learnsolve.preconditioners.amg import AMG
 from learnsolve.preconditioners.approximate_inverse import ApproximateInverse, lower_pattern
 from learnsolve.preconditioners.base import Learned, Preconditioner
 from learnsolve.preconditioners.block_jacobi import BlockJacobi
 from learnsolve.preconditioners.chebyshev import Chebyshev
+from learnsolve.preconditioners.factor_network import FactorNetwork
 from learnsolve.preconditioners.incomplete import IC0, ILU0, MIC0
 from learnsolve.preconditioners.incomplete_factor import IncompleteFactor
 from learnsolve.preconditioners.jacobi import Jacobi
 from learnsolve.preconditioners.learned_amg import LearnedAMG
 from learnsolve.preconditioners.neumann import Neumann
+from learnsolve.preconditioners.neural_if import NeuralIF
 from learnsolve.preconditioners.polynomial import Polynomial
+from learnsolve.preconditioners.precorrector import PreCorrector
 from learnsolve.preconditioners.scaled_jacobi import ScaledJacobi
 from learnsolve.preconditioners.schwarz import AdditiveSchwarz
 from learnsolve.preconditioners.sor import SOR
@@ -30,14 +34,18 @@ __all__ = [
     "ApproximateInverse",
     "BlockJacobi",
     "Chebyshev",
+    "FactorNetwork",
     "Hierarchy",
     "IncompleteFactor",
     "Jacobi",
     "Learned",
     "LearnedAMG",
+    "NeuralIF",
     "Neumann",
     "Polynomial",
+    "PreCorrector",
     "Preconditioner",
     "ScaledJacobi",
+    "load",
     "lower_pattern",
 ]
