@@ -1,4 +1,4 @@
-"""Files of `FactorNetwork`s: safetensors, with class and settings in the header. No code is run to read one."""
+"""Files of `FactorNetwork`s: safetensors, class and settings in the header. Reading runs no code."""
 
 from __future__ import annotations
 

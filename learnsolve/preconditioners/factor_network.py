@@ -49,8 +49,8 @@ class Start(NamedTuple):
 class FactorNetwork(torch.nn.Module):
     """A -> M = (L L^T)^-1, base of `PreCorrector` and `NeuralIF`.
 
-    A subclass defines `start(A)`, the features and scales of a matrix, and `entries(start, g)`, the entries of
-    L from one number an entry that `rounds` of message passing give.
+    A subclass defines `start(A)`, the features and scales of a matrix, and `entries(start, g)`, the entries
+    of L from one number an entry that `rounds` of message passing give.
     """
 
     node_features: ClassVar[int]
@@ -127,8 +127,8 @@ class FactorNetwork(torch.nn.Module):
         values = self.entries(inside, self.messages(inside)).to(start.scale.dtype)
         return CSR(values * start.scale[..., start.pattern.row_indices.long()], start.pattern)
 
-    def forward(self, A: CSR) -> Factored:
-        """M = (L L^T)^-1, for `cg`; see the class."""
+    def forward(self, A: CSR | Start) -> Factored:
+        """M = (L L^T)^-1, for `cg`, of A or of what `start(A)` has given."""
         return Factored(self.factor(A))
 
     def header(self) -> dict[str, str]:

@@ -20,7 +20,7 @@ from learnsolve.preconditioners.factor_network import FactorNetwork, Start, unit
 
 
 class NeuralIF(FactorNetwork):
-    r"""A graph network that gives a factor on the pattern of tril(A): a function A -> M of symmetric matrices.
+    r"""A graph network that gives a factor on the pattern of tril(A): a function A -> M.
 
     .. math::
 
@@ -28,7 +28,7 @@ class NeuralIF(FactorNetwork):
         c_{ij} = g_{ij} \ (i > j), \qquad c_{ii} = e^{g_{ii} / 2}
 
     where g is the network on the graph of tril(:math:`D^{-1/2} A D^{-1/2}`), D = diag(A). Its last layer
-    begins with zeros: an untrained network is Jacobi's method. It factorises nothing, so there is no breakdown.
+    begins with zeros: an untrained network is Jacobi's method. Nothing is factorised, nothing breaks down.
 
     Parameters
     ----------
@@ -47,10 +47,9 @@ class NeuralIF(FactorNetwork):
 
     Notes
     -----
-    Features: of an edge its scaled entry, of a node the sum of absolute values, of squares, and the largest of
-    the scaled entries beside the diagonal in its row of the triangle, and the sums in its column. M does not
-    change with a diagonal scaling of A from both sides but as M must: M is symmetric positive definite for all
-    weights.
+    Features: of an edge its scaled entry; of a node the sums of absolute values and of squares of the scaled
+    entries beside the diagonal in its row and in its column of the triangle, and the largest of its row. So M
+    for S A S, S diagonal, is S^-1 M S^-1. M is symmetric positive definite for all weights.
 
     Gradient: exact, for the weights and A's values, to any order. A batch of matrices on one pattern is one
     call. Cost of a call: for each entry of L about rounds (2 width + 1) width multiplications.
