@@ -31,6 +31,7 @@ class Scatters:
 
     def __init__(self, index: Tensor, n: int):
         self.index, self.n = index, n
+        self.counts = torch.bincount(index, minlength=n).clamp(min=1).unsqueeze(-1)
 
     def zeros(self, e: Tensor) -> Tensor:
         return e.new_zeros(self.n, e.shape[-1])
@@ -99,9 +100,13 @@ def plain_block(block: ls.nn.GraphNetBlock, by_rows: Scatters, by_columns: Scatt
     """The same block with joined features, as PyTorch Geometric's MetaLayer has it."""
 
     def aggregate(e: Tensor, how: str, s: Scatters) -> Tensor:
+        if how == "mean":
+            return s.sum(e) / s.counts
         return s.sum(s.softmax(e) * e) if how == "softmax" else getattr(s, how)(e)
 
     e = block.edge_mlp(torch.cat((by_rows.gather(x), by_columns.gather(x), e), -1))
+    if block.node_mlp is None:
+        return None, e
     parts = [aggregate(e, how, by_rows) for how in block.rows]
     parts += [aggregate(e, how, by_columns) for how in block.columns]
     return block.node_mlp(torch.cat((x, *parts), -1)), e

@@ -169,9 +169,8 @@ class GraphNetBlock(torch.nn.Module):
         by_ends, by_edge = first.weight.split((2 * self.node_features, self.edge_features), 1)
         # Node i: its product with the weights for rows, then with those for columns.
         both = x @ torch.cat(by_ends.split(self.node_features, 1)).T
-        ends = both.reshape(*x.shape[:-2], 2 * P.shape[0], first.out_features)
-        e = _segments.at_ends(ends, P) + torch.nn.functional.linear(e, by_edge, first.bias)
-        e = self.edge_mlp[1:](e)
+        ends = _segments.at_ends(both.reshape(*x.shape[:-2], 2 * P.shape[0], first.out_features), P)
+        e = self.edge_mlp[1:](ends + torch.nn.functional.linear(e, by_edge, first.bias))
         if self.node_mlp is None:
             return x[..., :0], e
         aggregated = [

@@ -125,7 +125,7 @@ class FactorNetwork(torch.nn.Module):
         start = A if isinstance(A, Start) else self.start(A)
         inside = start.to(self.dtype)
         values = self.entries(inside, self.messages(inside)).to(start.scale.dtype)
-        return CSR(values * start.scale[..., start.pattern.row_indices.long()], start.pattern)
+        return CSR(values * start.scale.index_select(-1, start.pattern.row_indices), start.pattern)
 
     def forward(self, A: CSR | Start) -> Factored:
         """M = (L L^T)^-1, for `cg`, of A or of what `start(A)` has given."""

@@ -98,5 +98,5 @@ class PreCorrector(FactorNetwork):
 
     def entries(self, start: Start, g: Tensor) -> Tensor:
         on, g = start.pattern.diagonal_positions.long(), self.alpha * g
-        diagonal = start.e[..., on] * g[..., on].exp()
+        diagonal = start.e.index_select(-1, on) * g.index_select(-1, on).exp()
         return (start.e + g).index_copy(-1, on, diagonal)
