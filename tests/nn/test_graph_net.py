@@ -231,3 +231,12 @@ def test_what_positive_diagonal_refuses():
     ):
         with pytest.raises(error, match=f"positive_diagonal: {message}"):
             positive_diagonal(*arguments, **options)
+
+
+def test_a_block_of_edges_alone():
+    layer, (x, e) = block(node_out=0), inputs()
+    assert layer.node_mlp is None
+    torch.manual_seed(0)
+    x_new, e_new = layer(GRAPH, x, e)
+    assert x_new.shape == (N, 0)
+    torch.testing.assert_close(e_new, block()(GRAPH, x, e)[1])
