@@ -51,7 +51,8 @@ class NeuralifSettings(FactorSettings):
     validated: int = 4
     aggregate: list[str] = field(default_factory=lambda: ["sum"])
     repeats: int = 1
-    rows: int = 1000
+    evaluated_larger: int = 5
+    rows: int = 500
     density: float | None = None
     alpha: float = 1e-3
 
