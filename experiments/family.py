@@ -50,8 +50,8 @@ def compared(found: dict, rtol: Any) -> list[dict]:
 
 
 def times(report: dict, rtol: float) -> list[dict]:
-    """Set-up and solve in milliseconds, and how many right-hand sides of a matrix make the network faster than
-    IC(0); "never" if its solve is not faster."""
+    """Set-up and solve in milliseconds, and how many right-hand sides of a matrix make the network faster
+    than IC(0); "never" if its solve is not faster."""
     found = []
     for n in dict.fromkeys(row["n"] for row in report["evaluation"]):
         rows = rows_of(report, rtol, n)

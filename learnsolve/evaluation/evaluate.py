@@ -23,7 +23,7 @@ from learnsolve.evaluation._result import Evaluation, Row, Spread
 from learnsolve.evaluation._systems import Matrix, System, systems_of
 from learnsolve.pattern import SparsityPattern
 from learnsolve.preconditioners.base import Preconditioner
-from learnsolve.preconditioners.factor_network import FactorNetwork
+from learnsolve.preconditioners._factor_network import FactorNetwork
 from learnsolve.solvers.base import ConvergenceWarning, Solution, Status
 
 SOLVERS = ("cg", "fcg", "minres", "bicgstab", "gmres", "fgmres")
@@ -67,8 +67,8 @@ def evaluate(
 
         - None, for no preconditioner;
         - a Preconditioner, CSR, LinearOperator or torch.nn.Module, used for all matrices;
-        - a class, function or `FactorNetwork` A -> M that builds one from a matrix: it is called and timed
-          for each matrix.
+        - a class, a function or a network (`PreCorrector`) A -> M that builds one from a matrix: it is
+          called and timed for each matrix.
           Pass a plain function f: r -> M r as ``lambda A: f``.
     rtol : a finite tolerance or several; a system has reached a tolerance if the solver, called with it,
         reports convergence: ||b - A x|| <= rtol ||b||

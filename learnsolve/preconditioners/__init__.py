@@ -7,7 +7,6 @@ from learnsolve.preconditioners.approximate_inverse import ApproximateInverse, l
 from learnsolve.preconditioners.base import Learned, Preconditioner
 from learnsolve.preconditioners.block_jacobi import BlockJacobi
 from learnsolve.preconditioners.chebyshev import Chebyshev
-from learnsolve.preconditioners.factor_network import FactorNetwork
 from learnsolve.preconditioners.incomplete import IC0, ILU0, MIC0
 from learnsolve.preconditioners.incomplete_factor import IncompleteFactor
 from learnsolve.preconditioners.jacobi import Jacobi
@@ -34,7 +33,6 @@ __all__ = [
     "ApproximateInverse",
     "BlockJacobi",
     "Chebyshev",
-    "FactorNetwork",
     "Hierarchy",
     "IncompleteFactor",
     "Jacobi",

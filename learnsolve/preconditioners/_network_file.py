@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learnsolve.preconditioners.factor_network import FactorNetwork
+from learnsolve.preconditioners._factor_network import FactorNetwork
 from learnsolve.preconditioners.neural_if import NeuralIF
 from learnsolve.preconditioners.precorrector import PreCorrector
 

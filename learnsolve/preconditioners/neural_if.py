@@ -16,7 +16,7 @@ from learnsolve.nn import positive_diagonal
 from learnsolve.ops.segment_max import segment_max
 from learnsolve.ops.segment_sum import segment_sum
 from learnsolve.ops.triangle import tril
-from learnsolve.preconditioners.factor_network import FactorNetwork, Start, unit_rows
+from learnsolve.preconditioners._factor_network import FactorNetwork, Start, unit_rows
 
 
 class NeuralIF(FactorNetwork):

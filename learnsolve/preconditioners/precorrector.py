@@ -14,7 +14,7 @@ from torch import Tensor
 from learnsolve.csr import CSR
 from learnsolve.ops.incomplete import ic0
 from learnsolve.ops.spmm import spmm
-from learnsolve.preconditioners.factor_network import FactorNetwork, Start, unit_rows
+from learnsolve.preconditioners._factor_network import FactorNetwork, Start, unit_rows
 
 
 class PreCorrector(FactorNetwork):

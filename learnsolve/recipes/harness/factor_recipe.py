@@ -20,7 +20,7 @@ from torch import Tensor
 from learnsolve import solvers
 from learnsolve.csr import CSR
 from learnsolve.ops.spmm import spmm
-from learnsolve.preconditioners.factor_network import FactorNetwork, Start
+from learnsolve.preconditioners._factor_network import FactorNetwork, Start
 from learnsolve.problems.datasets import ProblemDataset
 from learnsolve.recipes.harness.base import SettingError, at_least
 from learnsolve.recipes.harness.factor_results import figures_of, iterations_of, outcome_of
