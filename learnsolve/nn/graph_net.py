@@ -13,6 +13,7 @@ from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.csr import CSR
+from learnsolve.nn import _features_first
 from learnsolve.nn.edge_index import pattern_from_edge_index
 from learnsolve.ops import _segments
 from learnsolve.ops._gather import permuted
@@ -115,6 +116,10 @@ class GraphNetBlock(torch.nn.Module):
         if not self.rows and not self.columns:
             raise ValueError(f"{name}: rows and columns must name at least one aggregation, got none")
 
+        self._aggregations = [(how, "row") for how in self.rows] + [(how, "column") for how in self.columns]
+        sizes = (*widths, node_features, edge_features, edge_out)
+        self._narrow = max(sizes) <= _features_first.MOST
+
         def mlp(*sizes: int) -> torch.nn.Sequential:
             layers: list[torch.nn.Module] = []
             for width, following in pairwise(sizes):
@@ -165,6 +170,8 @@ class GraphNetBlock(torch.nn.Module):
 
     def _on_pattern(self, P: SparsityPattern, x: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
         self._check(P, x, e)
+        if self._narrow and x.is_cpu:
+            return self._features_first(P, x, e)
         first: Any = self.edge_mlp[0]
         by_ends, by_edge = first.weight.split((2 * self.node_features, self.edge_features), 1)
         # Node i: its product with the weights for rows, then with those for columns.
@@ -173,13 +180,19 @@ class GraphNetBlock(torch.nn.Module):
         e = self.edge_mlp[1:](ends + torch.nn.functional.linear(e, by_edge, first.bias))
         if self.node_mlp is None:
             return x[..., :0], e
-        aggregated = [
-            AGGREGATIONS[how](e, P, by)
-            for by, every in (("row", self.rows), ("column", self.columns))
-            for how in every
-        ]
+        aggregated = [AGGREGATIONS[how](e, P, by) for how, by in self._aggregations]
         x = x.expand(*aggregated[0].shape[:-1], -1)
         return self.node_mlp(torch.cat((x, *aggregated), -1)), e
+
+    def _features_first(self, P: SparsityPattern, x: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
+        """The same in another order in memory, in which x' and e' stay."""
+        batch = torch.broadcast_shapes(x.shape[:-2], e.shape[:-2])
+        X, E = (_features_first.first(t, batch) for t in (x, e))
+        E = _features_first.edges(self.edge_mlp, P, X, E)
+        if self.node_mlp is None:
+            return x[..., :0], _features_first.last(E)
+        X = _features_first.nodes(self.node_mlp, P, X, E, self._aggregations, AGGREGATIONS)
+        return _features_first.last(X), _features_first.last(E)
 
     def _check(self, P: SparsityPattern, x: Tensor, e: Tensor) -> None:
         name = "GraphNetBlock"

@@ -118,7 +118,10 @@ class FactorNetwork(torch.nn.Module):
         for block in list(self.blocks)[1:]:
             dx, dh = block(P, x, h)
             x, h = x + dx if dx.shape[-1] else x, h + dh
-        return self.last(torch.cat((h, e.expand(*h.shape[:-1], 1)), -1)).squeeze(-1)
+        # Not joined: in the order in which narrow blocks leave h, features first, a product is not a copy.
+        weight = self.last.weight
+        by_features = weight[:, :-1] @ h.movedim(-1, 0).reshape(self.width, -1)
+        return by_features.reshape(h.shape[:-1]) + weight[0, -1] * start.e + self.last.bias
 
     def factor(self, A: CSR | Start) -> CSR:
         """L, lower triangular, values (..., nnz) of A's dtype, with a graph to the weights and to A."""
