@@ -9,7 +9,7 @@ from common import BLUE, GREY, ORANGE, PURPLE, new_figure, trained
 
 LOSSES = ("product", "frobenius", "iterations")
 COLOURS = dict(zip(LOSSES, (BLUE, ORANGE, PURPLE), strict=True))
-PROBE = 12  # steps by which the time of one is known
+PROBE = 30  # steps by which the time of one is known
 
 
 def in_seconds(recipe: str, folder: Path, seconds: float, options: list[Any], **of_loss: list[Any]) -> dict:

@@ -1,8 +1,8 @@
 """A graph network that gives an incomplete factor, for random matrices: NeuralIF.
 
 First the published data, 10,000 rows and 1 % of the entries, the published seeds and stop: a relative
-residual of 1e-3 (their 1e-6 is on the square). Then three losses in the same seconds on matrices with 1000 rows:
-||L L^T x - b||, ||L L^T - A||, and the iterations of conjugate gradients themselves.
+residual of 1e-3 (their 1e-6 is on the square). Then three losses in the same seconds on matrices with 1000
+rows: ||L L^T x - b||, ||L L^T - A||, and the iterations of conjugate gradients themselves.
 """
 
 import sys
@@ -20,7 +20,7 @@ def published(folder: Path, quick: bool) -> tuple[dict, dict]:
     """Metrics and report of a training on the published data."""
     options = ["--rows", 60, "--density", 0.05, "--steps", 60, "--matrices", 4, "--evaluated", 3]
     if not quick:
-        options = ["--rows", 10_000, "--density", 1e-3, "--steps", 300, "--matrices", 12, "--evaluated", 10]
+        options = ["--rows", 10_000, "--density", 1e-3, "--steps", 250, "--matrices", 10, "--evaluated", 4]
     options += ["--validated", 2, "--held_out_matrices", 2, "--scales", "[]", "--tolerances", f"[{STOP}]"]
     history, report, _ = trained("neuralif", folder, *options, "--evaluate_every", 30)
     return history, report
@@ -57,7 +57,7 @@ def main() -> None:
             options = ["--rows", 40, "--density", 0.1, "--evaluated", 3, "--matrices", 6]
         options += ["--scales", "[]", "--tolerances", f"[{STOP}]"]
         solved = ["--resample", "false"]
-        found = in_seconds("neuralif", folder, 1 if quick else 60, options, product=solved)
+        found = in_seconds("neuralif", folder, 1 if quick else 45, options, product=solved)
     losses = compared(found, STOP)
     print(table(losses))
     baseline = rows_of(found["product"]["report"], STOP)["IC(0)"]["iterations"]

@@ -22,8 +22,8 @@ from learnsolve.csr import CSR
 from learnsolve.evaluation._result import Evaluation, Row, Spread
 from learnsolve.evaluation._systems import Matrix, System, systems_of
 from learnsolve.pattern import SparsityPattern
-from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.preconditioners._factor_network import FactorNetwork
+from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.solvers.base import ConvergenceWarning, Solution, Status
 
 SOLVERS = ("cg", "fcg", "minres", "bicgstab", "gmres", "fgmres")

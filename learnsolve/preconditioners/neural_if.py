@@ -67,8 +67,7 @@ class NeuralIF(FactorNetwork):
     >>> import torch, learnsolve as ls
     >>> A, b = ls.problems.random_spd(200, seed=0, density=0.02), torch.ones(200, dtype=torch.float64)
     >>> network = ls.preconditioners.NeuralIF(rounds=2)
-    >>> M = network(A).requires_grad_(False)
-    >>> torch.allclose(M(b), b / A.diagonal())
+    >>> torch.allclose(network(A)(b), b / A.diagonal())
     True
     """
 

@@ -175,7 +175,7 @@ def test_files_that_are_refused(tmp_path):
     save_file(tensors, path)
     refused("has no settings of a network")
     save_file(tensors, path, {"learnsolve": "{"})
-    with pytest.raises(ValueError, match="the settings in .* are damaged"):
+    with pytest.raises(ValueError, match=r"the settings in .* are damaged"):
         load(path)
     written(format=2)
     refused("has format 2, this version reads 1")
@@ -183,7 +183,7 @@ def test_files_that_are_refused(tmp_path):
     refused("is of 'Pickle', known are NeuralIF, PreCorrector")
     for settings in ({"width": 10**9}, {"width": "8"}, {"dtype": "int8"}, {"other": 1}):
         written(settings=about["settings"] | settings)
-        with pytest.raises(ValueError, match="the settings in .* are damaged"):
+        with pytest.raises(ValueError, match=r"the settings in .* are damaged"):
             load(path)
     written(settings=about["settings"] | {"width": 5})
     refused("does not fit its settings, .* has shape")
