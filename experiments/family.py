@@ -14,15 +14,21 @@ PROBE = 30  # steps by which the time of one is known
 
 def in_seconds(recipe: str, folder: Path, seconds: float, options: list[Any], **of_loss: list[Any]) -> dict:
     """Reports and curves of the recipe with each of the losses, each trained for about `seconds`: as many
-    steps as a short run says. `of_loss`: further options of a loss."""
+    steps as a short run says; without those that diverge. `of_loss`: further options of a loss."""
     few = ["--evaluated", 1, "--scales", "[]", "--steps", PROBE, "--validated", 0]
     found = {}
     for loss in LOSSES:
         mine = [*options, *of_loss.get(loss, ()), "--loss", loss]
-        _, probe, _ = trained(recipe, folder / f"probe_{loss}", *mine, *few, "--evaluate_every", PROBE)
+        try:
+            _, probe, _ = trained(recipe, folder / f"probe_{loss}", *mine, *few, "--evaluate_every", PROBE)
+        except SystemExit:
+            continue
         steps = max(PROBE, round(seconds / probe["seconds_per_step"]))
         every = ["--steps", steps, "--evaluate_every", max(1, steps // 25)]
-        history, report, _ = trained(recipe, folder / loss, *mine, *every)
+        try:
+            history, report, _ = trained(recipe, folder / loss, *mine, *every)
+        except SystemExit:  # the training has diverged, and said so
+            continue
         found[loss] = {"history": history, "report": report}
     return found
 

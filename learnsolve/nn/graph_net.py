@@ -170,7 +170,7 @@ class GraphNetBlock(torch.nn.Module):
 
     def _on_pattern(self, P: SparsityPattern, x: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
         self._check(P, x, e)
-        if self._narrow and x.is_cpu:
+        if self._narrow and x.is_cpu and x.dtype == torch.float32:
             return self._features_first(P, x, e)
         first: Any = self.edge_mlp[0]
         by_ends, by_edge = first.weight.split((2 * self.node_features, self.edge_features), 1)
