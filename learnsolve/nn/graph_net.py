@@ -118,7 +118,8 @@ class GraphNetBlock(torch.nn.Module):
 
         self._aggregations = [(how, "row") for how in self.rows] + [(how, "column") for how in self.columns]
         sizes = (*widths, node_features, edge_features, edge_out)
-        self._narrow = max(sizes) <= _features_first.MOST
+        single = (dtype or torch.get_default_dtype()) == torch.float32
+        self._narrow = single and max(sizes) <= _features_first.MOST
 
         def mlp(*sizes: int) -> torch.nn.Sequential:
             layers: list[torch.nn.Module] = []
@@ -170,7 +171,7 @@ class GraphNetBlock(torch.nn.Module):
 
     def _on_pattern(self, P: SparsityPattern, x: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
         self._check(P, x, e)
-        if self._narrow and x.is_cpu and x.dtype == torch.float32:
+        if self._narrow and x.is_cpu:
             return self._features_first(P, x, e)
         first: Any = self.edge_mlp[0]
         by_ends, by_edge = first.weight.split((2 * self.node_features, self.edge_features), 1)

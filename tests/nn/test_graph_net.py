@@ -113,7 +113,6 @@ def test_edge_index_in_any_order():
 @pytest.mark.parametrize("narrow", [True, False])
 def test_gradients(narrow):
     layer = block(hidden=(), rows=("softmax", "max"), columns="mean", node_out=1, edge_out=1)
-    assert layer._narrow
     layer._narrow = narrow
     names, P = [name for name, _ in layer.named_parameters()], pattern_of(random(4, 4, 0.5))
 
@@ -243,12 +242,12 @@ def test_features_first_is_another_order_in_memory():
         {"node_out": 0},
     ):
         layer, (x, e) = block(**options), inputs(batch=(3,))
-        found = layer(GRAPH, x[0], e)
-        layer._narrow = False
-        close(found, layer(GRAPH, x[0], e))
-        again = layer(GRAPH, *inputs(batch=(3,)))
+        wanted = layer(GRAPH, x[0], e), layer(GRAPH, x, e)
         layer._narrow = True
-        close(again, layer(GRAPH, x, e))
+        for found, other in zip((layer(GRAPH, x[0], e), layer(GRAPH, x, e)), wanted, strict=True):
+            close(found, other)
+    assert block(torch.float32)._narrow
+    assert not block(torch.float32, hidden=(9,))._narrow
 
 
 def test_a_block_of_edges_alone():
