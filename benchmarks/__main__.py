@@ -24,7 +24,18 @@ import torch
 from benchmarks import ROOT, harness, report
 
 SECTIONS = (
-    *("table2", "operations", "figure11", "matrices", "solvers", "loops", "training", "networks", "calls"),
+    *(
+        "table2",
+        "operations",
+        "figure11",
+        "matrices",
+        "solvers",
+        "loops",
+        "batches",
+        "training",
+        "networks",
+        "calls",
+    ),
 )
 
 

@@ -1,8 +1,8 @@
 """Message passing on the entries of a matrix against torch's gathers and scatters.
 
 Each operation on the 5-point pattern, by rows and by columns, forward and backward, and one training step of
-a `GraphNetBlock` with each aggregation. "torch" is index_select, index_add and scatter_reduce, which PyTorch
-Geometric uses.
+a `GraphNetBlock` with each aggregation, and one of the recipe precorrector, loss included. "torch" is
+index_select, index_add and scatter_reduce, which PyTorch Geometric uses.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor
 
 import learnsolve as ls
 from benchmarks.harness import BACKWARD, FORWARD, OURS, Op, Run, Task, ways
+from learnsolve.recipes.precorrector import PrecorrectorRecipe, PrecorrectorSettings
 
 
 class Scatters:
@@ -22,6 +23,7 @@ class Scatters:
 
     def __init__(self, index: Tensor, n: int):
         self.index, self.n = index.long(), n
+        self.counts = torch.bincount(self.index, minlength=n).clamp(min=1).unsqueeze(-1)
 
     def zeros(self, e: Tensor) -> Tensor:
         return e.new_zeros(self.n, e.shape[-1])
@@ -31,6 +33,9 @@ class Scatters:
 
     def sum(self, e: Tensor) -> Tensor:
         return self.zeros(e).index_add(0, self.index, e)
+
+    def mean(self, e: Tensor) -> Tensor:
+        return self.sum(e) / self.counts
 
     def max(self, e: Tensor) -> Tensor:
         places = self.index.unsqueeze(-1).expand(e.shape)
@@ -50,6 +55,8 @@ def measure(run: Run, args: argparse.Namespace) -> None:
                 operations(run, P, by, f, dtype)
             for how in ("sum", "max", "softmax"):
                 step(run, P, how, f, dtype)
+    for how in ("mean", "max", "softmax"):
+        precorrector(run, how)
 
 
 def operations(run: Run, P: ls.SparsityPattern, by: str, f: int, dtype: torch.dtype) -> None:
@@ -78,6 +85,8 @@ def plain_block(block: ls.nn.GraphNetBlock, by_rows: Scatters, by_columns: Scatt
         return s.sum(s.softmax(e) * e) if how == "softmax" else getattr(s, how)(e)
 
     e = block.edge_mlp(torch.cat((by_rows.gather(x), by_columns.gather(x), e), -1))
+    if block.node_mlp is None:
+        return None, e
     parts = [aggregate(e, how, by_rows) for how in block.rows]
     parts += [aggregate(e, how, by_columns) for how in block.columns]
     return block.node_mlp(torch.cat((x, *parts), -1)), e
@@ -103,3 +112,55 @@ def step(run: Run, P: ls.SparsityPattern, how: str, f: int, dtype: torch.dtype) 
         "torch": of(lambda: plain_block(block, by_rows, by_columns, x, e)),
     }
     run.row(f"training step with {how}, {f} features", columns, way="step", dtype=dtype, nnz=P.nnz)
+
+
+class Plain:
+    """The network of the recipe and its loss, for matrices on one pattern as one block-diagonal graph."""
+
+    def __init__(self, network: ls.preconditioners.PreCorrector, pattern: ls.SparsityPattern, batch: int):
+        n = pattern.shape[0]
+        blocks = torch.arange(batch).unsqueeze(-1) * n
+        self.network = network
+        self.row, self.column = ((blocks + i).reshape(-1) for i in (pattern.row_indices, pattern.col_indices))
+        self.by_rows, self.by_columns = Scatters(self.row, batch * n), Scatters(self.column, batch * n)
+
+    def loss(self, start, X: Tensor, B: Tensor) -> Tensor:
+        network = self.network
+        x, e = start.x.flatten(0, 1), start.e.reshape(-1, 1)
+        h = e
+        for k, block in enumerate(network.blocks):
+            dx, dh = plain_block(block, self.by_rows, self.by_columns, x, h)
+            x, h = (dx, dh) if k == 0 else (x if dx is None else x + dx, h + dh)
+        g = network.alpha * network.last(torch.cat((h, e), -1)).squeeze(-1)
+        v = torch.where(self.row == self.column, e.squeeze(-1) * g.exp(), e.squeeze(-1) + g)
+        v = (v * start.scale.reshape(-1).index_select(0, self.row)).unsqueeze(-1)
+        X, B = X.flatten(0, 1), B.flatten(0, 1)
+        Y = self.by_columns.sum(v * self.by_rows.gather(X))
+        return (self.by_rows.sum(v * self.by_columns.gather(Y)) - B).square().sum()
+
+
+def precorrector(run: Run, how: str) -> None:
+    grid, batch = (4, 2) if run.quick else (32, 8)
+    settings = PrecorrectorSettings(grid=grid, matrices=batch, batch=batch, aggregate=[how])
+    settings.check()
+    recipe = PrecorrectorRecipe(settings)
+    network = recipe.model
+    torch.nn.init.constant_(network.alpha, 0.1)  # zero would give no gradient to the rest
+    (part,) = recipe.training.parts(list(range(batch)), *recipe._fixed)
+    plain = Plain(network, part.start.pattern, batch)
+
+    def of(loss: Callable[[], Tensor]) -> Callable[[], Task]:
+        def run_once() -> list[Tensor | None]:
+            network.zero_grad()
+            loss().backward()
+            return [p.grad for p in network.parameters()]
+
+        return lambda: run_once
+
+    columns = {
+        OURS: of(lambda: recipe._loss_of(part).sum()),
+        "torch": of(lambda: plain.loss(part.start, part.X, part.B)),
+    }
+    edges = batch * part.start.pattern.nnz
+    dtype = next(network.parameters()).dtype
+    run.row(f"precorrector with {how}, {batch} matrices", columns, way="step", dtype=dtype, nnz=edges)

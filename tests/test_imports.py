@@ -22,8 +22,9 @@ LAYERS = [
     ["_check"],
     ["_edges"],
     ["ops", "ordering"],
+    ["nn"],
     ["preconditioners", "problems", "io"],
-    ["solvers", "nn"],
+    ["solvers"],
     ["analysis", "collate", "evaluation", "profiling"],
     ["learnsolve"],  # the package itself: exports of the above
     ["recipes"],

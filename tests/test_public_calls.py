@@ -4,7 +4,9 @@
 import inspect
 import random
 import re
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -60,7 +62,14 @@ GIVEN = {
     "out_features": lambda: 3,
     "node_features": lambda: 2,
     "edge_features": lambda: 2,
+    "path": lambda: _saved(),
 }
+
+
+def _saved():
+    path = Path(tempfile.mkdtemp()) / "network.safetensors"
+    P.NeuralIF(rounds=1, width=2).save(path)
+    return path
 
 
 def constructors():

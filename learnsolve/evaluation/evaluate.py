@@ -21,6 +21,7 @@ from learnsolve.csr import CSR
 from learnsolve.evaluation._result import Evaluation, Row, Spread
 from learnsolve.evaluation._systems import Matrices, Matrix, System, systems_of
 from learnsolve.pattern import SparsityPattern
+from learnsolve.preconditioners._factor_network import FactorNetwork
 from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.solvers._operator import compiled_form
 from learnsolve.solvers._report import quiet
@@ -68,7 +69,8 @@ def evaluate(
 
         - None, for no preconditioner;
         - a Preconditioner, CSR, LinearOperator or torch.nn.Module, used for all matrices;
-        - a class or function A -> M that builds one from a matrix: it is called and timed for each matrix.
+        - a class, a function or a network (`PreCorrector`) A -> M that builds one from a matrix: it is
+          called and timed for each matrix.
           Pass a plain function f: r -> M r as ``lambda A: f``.
     rtol : a finite tolerance or several; a system has reached a tolerance if the solver, called with it,
         reports convergence: ||b - A x|| <= rtol ||b||
@@ -184,7 +186,7 @@ def _tolerances(name: str, rtol: Any) -> list[float]:
 def _made(given: Any, A: Matrix, setup: _Setup, repeats: int, compiled: bool) -> Any:
     """The preconditioner of A. A class is a factory, even if its objects are preconditioners. `compiled`:
     what `cg` computes of it once, for its compiled loop, is part of the set-up."""
-    if given is None or isinstance(given, MADE):
+    if given is None or (isinstance(given, MADE) and not isinstance(given, FactorNetwork)):
         batch: Any = getattr(given, "batch_shape", ())
         if batch:
             raise ValueError(

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.csr import CSR
+from learnsolve.nn import _features_first
 from learnsolve.nn.edge_index import pattern_from_edge_index
 from learnsolve.ops import _segments
 from learnsolve.ops._gather import permuted
@@ -45,7 +46,8 @@ class GraphNetBlock(torch.nn.Module):
     Parameters
     ----------
     node_features, edge_features : numbers of columns of x and e
-    node_out, edge_out : those of x' and e'; default: the same
+    node_out, edge_out : those of x' and e'; default: the same. ``node_out=0`` makes no :math:`\phi_v`: the
+        last block of a network whose result is e'
     hidden : widths of the hidden layers of both networks; () for a single linear map
     rows, columns : "sum", "mean", "max", "softmax", several of them or none, (): aggregations over rows and
         over columns, at least one in all
@@ -55,7 +57,8 @@ class GraphNetBlock(torch.nn.Module):
     Attributes
     ----------
     edge_mlp, node_mlp : :math:`\phi_e` and :math:`\phi_v`, `torch.nn.Sequential`; their first layers take
-        :math:`(x_i, x_j, e_{ij})` and :math:`(x_i, \text{rows}, \text{columns})` in this order
+        :math:`(x_i, x_j, e_{ij})` and :math:`(x_i, \text{rows}, \text{columns})` in this order. node_mlp is
+        None for ``node_out=0``
 
     Notes
     -----
@@ -102,7 +105,7 @@ class GraphNetBlock(torch.nn.Module):
         name = "GraphNetBlock"
         self.node_features = _check.integer(name, "node_features", node_features, 1)
         self.edge_features = _check.integer(name, "edge_features", edge_features, 1)
-        node_out = node_features if node_out is None else _check.integer(name, "node_out", node_out, 1)
+        node_out = node_features if node_out is None else _check.integer(name, "node_out", node_out, 0)
         edge_out = edge_features if edge_out is None else _check.integer(name, "edge_out", edge_out, 1)
         if not isinstance(hidden, Sequence):
             raise TypeError(f"{name}: hidden must be a sequence of widths, as (16,), got {hidden!r}")
@@ -113,6 +116,11 @@ class GraphNetBlock(torch.nn.Module):
         if not self.rows and not self.columns:
             raise ValueError(f"{name}: rows and columns must name at least one aggregation, got none")
 
+        self._aggregations = [(how, "row") for how in self.rows] + [(how, "column") for how in self.columns]
+        sizes = (*widths, node_features, edge_features, edge_out)
+        single = (dtype or torch.get_default_dtype()) == torch.float32
+        self._narrow = single and max(sizes) <= _features_first.MOST
+
         def mlp(*sizes: int) -> torch.nn.Sequential:
             layers: list[torch.nn.Module] = []
             for width, following in pairwise(sizes):
@@ -121,7 +129,7 @@ class GraphNetBlock(torch.nn.Module):
 
         self.edge_mlp = mlp(2 * node_features + edge_features, *widths, edge_out)
         aggregated = edge_out * (len(self.rows) + len(self.columns))
-        self.node_mlp = mlp(node_features + aggregated, *widths, node_out)
+        self.node_mlp = mlp(node_features + aggregated, *widths, node_out) if node_out else None
 
     def forward(self, graph: CSR | SparsityPattern | Tensor, x: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
         """Apply the block.
@@ -163,20 +171,29 @@ class GraphNetBlock(torch.nn.Module):
 
     def _on_pattern(self, P: SparsityPattern, x: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
         self._check(P, x, e)
+        if self._narrow and x.is_cpu:
+            return self._features_first(P, x, e)
         first: Any = self.edge_mlp[0]
         by_ends, by_edge = first.weight.split((2 * self.node_features, self.edge_features), 1)
         # Node i: its product with the weights for rows, then with those for columns.
         both = x @ torch.cat(by_ends.split(self.node_features, 1)).T
-        ends = both.reshape(*x.shape[:-2], 2 * P.shape[0], first.out_features)
-        e = _segments.at_ends(ends, P) + torch.nn.functional.linear(e, by_edge, first.bias)
-        e = self.edge_mlp[1:](e)
-        aggregated = [
-            AGGREGATIONS[how](e, P, by)
-            for by, every in (("row", self.rows), ("column", self.columns))
-            for how in every
-        ]
+        ends = _segments.at_ends(both.reshape(*x.shape[:-2], 2 * P.shape[0], first.out_features), P)
+        e = self.edge_mlp[1:](ends + torch.nn.functional.linear(e, by_edge, first.bias))
+        if self.node_mlp is None:
+            return x[..., :0], e
+        aggregated = [AGGREGATIONS[how](e, P, by) for how, by in self._aggregations]
         x = x.expand(*aggregated[0].shape[:-1], -1)
         return self.node_mlp(torch.cat((x, *aggregated), -1)), e
+
+    def _features_first(self, P: SparsityPattern, x: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
+        """The same in another order in memory, in which x' and e' stay."""
+        batch = torch.broadcast_shapes(x.shape[:-2], e.shape[:-2])
+        X, E = (_features_first.first(t, batch) for t in (x, e))
+        E = _features_first.edges(self.edge_mlp, P, X, E)
+        if self.node_mlp is None:
+            return x[..., :0], _features_first.last(E)
+        X = _features_first.nodes(self.node_mlp, P, X, E, self._aggregations, AGGREGATIONS)
+        return _features_first.last(X), _features_first.last(E)
 
     def _check(self, P: SparsityPattern, x: Tensor, e: Tensor) -> None:
         name = "GraphNetBlock"

@@ -85,6 +85,48 @@ class _Spread(Multilinear):
         return mapped(cls, info, in_dims, (x,), *constants)
 
 
+def sum_values(e: Tensor, pattern: SparsityPattern, by: str) -> Tensor:
+    """Sums of (..., nnz) over the segments: each feature is values of the pattern."""
+    return dispatch(_SumsOfValues, (e,), pattern, by == "column")
+
+
+def spread_values(x: Tensor, pattern: SparsityPattern, by: str) -> Tensor:
+    """For each entry the number of its segment, (..., nnz): the adjoint."""
+    return dispatch(_SpreadOfValues, (x,), pattern, by == "column")
+
+
+class _SumsOfValues(Multilinear):
+    @staticmethod
+    def forward(e, pattern, columns):
+        ones = _ones(pattern.shape[not columns], e).unsqueeze(-1)
+        values = e.reshape(-1, pattern.nnz)
+        return _raw(*pattern._structure(columns), values, ones).reshape(*e.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx, g):
+        return dispatch(_SpreadOfValues, (g,), *ctx.constants), None, None
+
+    @classmethod
+    def vmap(cls, info, in_dims, e, *constants):
+        return mapped(cls, info, in_dims, (e,), *constants)
+
+
+class _SpreadOfValues(Multilinear):
+    @staticmethod
+    def forward(x, pattern, columns):
+        flat = x.reshape(-1, x.shape[-1])  # torch selects along the last of two axes in a tenth of the time
+        chosen = flat.index_select(1, pattern.col_indices if columns else pattern.row_indices)
+        return chosen.reshape(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx, g):
+        return dispatch(_SumsOfValues, (g,), *ctx.constants), None, None
+
+    @classmethod
+    def vmap(cls, info, in_dims, x, *constants):
+        return mapped(cls, info, in_dims, (x,), *constants)
+
+
 def at_ends(ends: Tensor, pattern: SparsityPattern) -> Tensor:
     """ends[..., 2i, :] + ends[..., 2j + 1, :] for each entry (i, j): one pass instead of three."""
     S = pattern._planned(_both_ends)

@@ -1,6 +1,7 @@
 """Preconditioners: functions M(r) ~ A^-1 r, one a file; trainable ones are torch.nn.Modules."""
 
 from learnsolve.preconditioners._hierarchy import Hierarchy
+from learnsolve.preconditioners._network_file import load
 from learnsolve.preconditioners.amg import AMG
 from learnsolve.preconditioners.approximate_inverse import ApproximateInverse, lower_pattern
 from learnsolve.preconditioners.base import Learned, Preconditioner
@@ -15,7 +16,9 @@ from learnsolve.preconditioners.jacobi import Jacobi
 from learnsolve.preconditioners.learned_amg import LearnedAMG
 from learnsolve.preconditioners.matrix_polynomial import MatrixPolynomial
 from learnsolve.preconditioners.neumann import Neumann
+from learnsolve.preconditioners.neural_if import NeuralIF
 from learnsolve.preconditioners.polynomial import Polynomial
+from learnsolve.preconditioners.precorrector import PreCorrector
 from learnsolve.preconditioners.scaled_jacobi import ScaledJacobi
 from learnsolve.preconditioners.schwarz import AdditiveSchwarz
 from learnsolve.preconditioners.sor import SOR
@@ -46,9 +49,12 @@ __all__ = [
     "LearnedAMG",
     "MatrixPolynomial",
     "Neumann",
+    "NeuralIF",
     "Polynomial",
+    "PreCorrector",
     "Preconditioner",
     "ScaledJacobi",
     "fill_pattern",
+    "load",
     "lower_pattern",
 ]

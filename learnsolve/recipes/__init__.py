@@ -22,6 +22,8 @@ RECIPES: dict[str, Entry] = {
     "heavyball": Entry("HeavyballRecipe", "Step and momentum of the heavy ball."),
     "heavyball_network": Entry("HeavyballNetworkRecipe", "A network that predicts both from the matrix."),
     "pcg": Entry("PcgRecipe", "A preconditioner for conjugate gradients, by their residuals."),
+    "precorrector": Entry("PrecorrectorRecipe", "A network that corrects incomplete Cholesky factors."),
+    "neuralif": Entry("NeuralifRecipe", "A network that gives incomplete factors of random matrices."),
     "gcn": Entry("GcnRecipe", "Classes of a citation graph's nodes, by graph convolutions."),
 }
 

@@ -59,6 +59,8 @@ def test_there_are_experiments():
         "spai",
         "multigrid_prolongation",
         "learned_smoother",
+        "precorrector",
+        "neuralif",
     } <= set(NAMES)
 
 
@@ -359,3 +361,36 @@ def test_learned_smoothers_leave_less_than_classical_ones(quick, quick_run):
             assert pattern["energy left"] < two["energy left"] / 2
             assert pattern["measured factor"] < usual["measured factor"] * 0.75
             assert pattern["cg"] < usual["cg"]
+
+
+@both
+def test_a_corrected_factor_takes_the_published_iterations(quick, quick_run):
+    found = read(results("precorrector", quick, quick_run), "summary.json")
+    stop, losses = found["absolute_stop"], by(found["losses"], "loss")
+    assert all(row["converged"] == row["systems"] for row in stop.values())
+    assert stop["learned"]["iterations"] <= stop["IC(0)"]["iterations"]
+    assert losses["product"]["iterations"] < losses["frobenius"]["iterations"]
+    if quick:
+        return
+    published = found["published"]["grid 32, variance 0.1"]
+    assert stop["learned"]["systems"] >= 100
+    assert stop["IC(0)"]["iterations"] == pytest.approx(published["IC(0)"], abs=0.5)
+    assert stop["learned"]["iterations"] <= published["learned"]
+    published = found["published"]["grid 64, variance 0.5"]
+    assert losses["product"]["iterations"] <= published["product"]
+    assert losses["frobenius"]["iterations"] == pytest.approx(published["frobenius"], rel=0.1)
+    large = [row for row in found["seconds_to_1e6"]["one round, 64 x 64"] if row["n"] == 65536]
+    both_ms = {row["preconditioner"]: row["both ms"] for row in large}
+    assert both_ms["learned"] < both_ms["IC(0)"]
+
+
+@both
+def test_a_given_factor_takes_fewer_iterations_than_jacobi(quick, quick_run):
+    found = read(results("neuralif", quick, quick_run), "summary.json")
+    rows = by(found["evaluation"], "preconditioner")
+    assert rows["learned"]["converged"] == rows["learned"]["systems"]
+    assert rows["learned"]["iterations"] < rows["Jacobi"]["iterations"]
+    assert {row["loss"] for row in found["losses"]} | set(found["diverged"]) >= {"product", "frobenius"}
+    if not quick:
+        assert found["data"]["rows"] == 10_000
+        assert 0.9e6 < found["data"]["entries"] < 1.1e6

@@ -52,7 +52,7 @@ def close(found, wanted, **tolerances):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
-@pytest.mark.parametrize("hidden", [(), (6,), (6, 7)], ids=len)
+@pytest.mark.parametrize("hidden", [(), (6,), (6, 9)], ids=len)  # the last: too wide for features first
 @pytest.mark.parametrize("how", EVERY)
 def test_equal_to_the_plain_composition(how, hidden, dtype):
     for options in ({"rows": how}, {"rows": (), "columns": how}, {"rows": EVERY, "columns": ("mean", how)}):
@@ -110,8 +110,10 @@ def test_edge_index_in_any_order():
     assert pattern_from_edge_index(edge_index.clone(), N)[0] is P
 
 
-def test_gradients():
+@pytest.mark.parametrize("narrow", [True, False])
+def test_gradients(narrow):
     layer = block(hidden=(), rows=("softmax", "max"), columns="mean", node_out=1, edge_out=1)
+    layer._narrow = narrow
     names, P = [name for name, _ in layer.named_parameters()], pattern_of(random(4, 4, 0.5))
 
     def f(x, e, *parameters):
@@ -238,3 +240,27 @@ def test_what_positive_diagonal_refuses():
     ):
         with pytest.raises(error, match=f"positive_diagonal: {message}"):
             positive_diagonal(*arguments, **options)
+
+
+def test_features_first_is_another_order_in_memory():
+    for options in (
+        {"rows": EVERY, "columns": EVERY},
+        {"activation": lambda: torch.nn.Softmax(-1)},
+        {"node_out": 0},
+    ):
+        layer, (x, e) = block(**options), inputs(batch=(3,))
+        wanted = layer(GRAPH, x[0], e), layer(GRAPH, x, e)
+        layer._narrow = True
+        for found, other in zip((layer(GRAPH, x[0], e), layer(GRAPH, x, e)), wanted, strict=True):
+            close(found, other)
+    assert block(torch.float32)._narrow
+    assert not block(torch.float32, hidden=(9,))._narrow
+
+
+def test_a_block_of_edges_alone():
+    layer, (x, e) = block(node_out=0), inputs()
+    assert layer.node_mlp is None
+    torch.manual_seed(0)
+    x_new, e_new = layer(GRAPH, x, e)
+    assert x_new.shape == (N, 0)
+    torch.testing.assert_close(e_new, block()(GRAPH, x, e)[1])

@@ -19,6 +19,9 @@ BALL = "heavyball --resample --evaluate_every 3 --test_vectors 5"
 NETWORK = "heavyball_network --resample --evaluate_every 3 --grid [4,5] --matrices 6 --held_out_matrices 4"
 PCG = "pcg --nx 5 --ny 4 --test_vectors 6 --held_out 5 --evaluated 2 --evaluate_every 4 --resample"
 PCG += " --patience 100 --clip 0.02 --schedule cosine --schedule_steps 24 --curriculum 5"
+FEW = "--matrices 5 --batch 2 --held_out_matrices 2 --test_vectors 3 --width 3 --rounds 1 --validated 1"
+FEW += " --evaluated 1 --scales [] --evaluate_every 3 --schedule_steps 24 --repeats 1"
+PRECORRECTOR = f"precorrector --grid 4 {FEW}"
 RUNS = [
     "jacobi --test_vectors 10",
     "jacobi --test_vectors 10 --resample",
@@ -32,6 +35,9 @@ RUNS = [
     PCG,
     f"{PCG} --form triangular",
     f"{PCG} --hard_fraction 0.5",
+    PRECORRECTOR,
+    f"{PRECORRECTOR} --resample --hard_fraction 0.5",
+    f"neuralif --rows 12 --density 0.2 {FEW}",
 ]
 
 

@@ -45,9 +45,9 @@ def write_atomic(path: Path, content: bytes | str) -> None:
 
 
 def save_model(folder: Path, model: torch.nn.Module) -> None:
-    """model.safetensors: the tensors of the model's state_dict."""
-    save = need("safetensors.torch").save
-    write_atomic(folder / MODEL, save(_contiguous(model.state_dict())))
+    """model.safetensors: the tensors of the model's state_dict, and what a `FactorNetwork` says of itself."""
+    save, header = need("safetensors.torch").save, getattr(model, "header", dict)
+    write_atomic(folder / MODEL, save(_contiguous(model.state_dict()), header() or None))
 
 
 def save_state(

@@ -5,9 +5,7 @@ Pictures: loss (figure 7 of the paper), residuals (figure 8) and the learned fac
 
 from __future__ import annotations
 
-import csv
 import importlib.util
-import io
 import math
 import warnings
 from collections.abc import Callable, Iterator
@@ -25,6 +23,7 @@ from learnsolve.recipes.harness import plots
 from learnsolve.recipes.harness.base import History, Outcome
 from learnsolve.recipes.harness.plots import BLACK, BLUE, GREY, ORANGE, PURPLE
 from learnsolve.recipes.harness.problem import describe, facts
+from learnsolve.recipes.harness.tables import as_csv
 from learnsolve.recipes.pcg.factor import definiteness, factor_of
 
 if TYPE_CHECKING:
@@ -95,16 +94,6 @@ def numbers_of(evaluation: Evaluation) -> list[dict[str, Any]]:
         }
         for row in evaluation.rows
     ]
-
-
-def as_csv(rows: list[dict[str, Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        empty = {k: "" for k, v in row.items() if isinstance(v, float) and math.isnan(v)}
-        writer.writerow(row | empty)
-    return text.getvalue()
 
 
 def outcome_of(recipe: PcgRecipe) -> Outcome:

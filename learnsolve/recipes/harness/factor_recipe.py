@@ -1,0 +1,347 @@
+"""Recipes that train a network A -> L on a family of matrices, so that (L L^T)^-1 preconditions all of them.
+
+Two of the losses are one formula, ||L L^T x - b||^2 / ||b||^2 with b = A x, by products alone: "product"
+draws b and solves for x, "frobenius" draws x. The third runs iterations of `cg`.
+
+Sources: V. Trifonov et al., arXiv 2405.15557 ("product"); P. Häusner, O. Öktem, J. Sjölund, TMLR 2024
+("frobenius"); N. Nytko et al., arXiv 2212.05159, section 4.3 ("iterations").
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from learnsolve import solvers
+from learnsolve.csr import CSR
+from learnsolve.ops.spmm import spmm
+from learnsolve.preconditioners._factor_network import FactorNetwork, Start
+from learnsolve.problems.datasets import ProblemDataset
+from learnsolve.recipes.harness.base import SettingError, at_least
+from learnsolve.recipes.harness.factor_results import figures_of, iterations_of, outcome_of
+from learnsolve.recipes.harness.parallel import share
+from learnsolve.recipes.harness.schedule import learning_rate
+from learnsolve.recipes.harness.vector_recipe import VectorRecipe, VectorSettings
+from learnsolve.recipes.harness.vectors import HELD_OUT, TRAINING, stream_seed
+
+ORDER = 3  # stream of the order in which matrices are taken
+ARRAYS = 4  # of the vectors' size: x, b, the residual, its cotangent
+
+
+@dataclass
+class FactorSettings(VectorSettings):
+    """Options of recipes that train a network for a family of matrices.
+
+    Parameters
+    ----------
+    dtype : str
+        Floating-point type of the weights and the loss; solutions and the final evaluation are in float64.
+    loss : str
+        product: ||L L^T x - b||^2 / ||b||^2 with b from N(0, I) and A x = b, which weights the error of
+        L L^T by the inverse of A. frobenius: the same with x from N(0, I) and b = A x. iterations: weighted
+        relative residuals of the first iterations of conjugate gradients.
+    iterations : int
+        Iterations of conjugate gradients in --loss iterations.
+    gamma : float
+        Weight of a residual relative to that of the next one in --loss iterations.
+    matrices : int
+        Number of matrices to train on.
+    batch : int
+        Number of matrices in a step.
+    held_out_matrices : int
+        Number of matrices on which the loss is evaluated during the training.
+    validated : int
+        How many of these are solved then, for the column iterations; 0 for none.
+    test_vectors : int
+        How many random vectors for each matrix, or identity for the columns of I.
+    held_out : int
+        Random vectors for each held-out matrix; null for as many as test vectors, at most 100.
+    rounds : int
+        Blocks of message passing.
+    width : int
+        Features of nodes and edges.
+    aggregate : list[str]
+        Aggregations over rows and columns: sum, mean, max, softmax.
+    clip : float
+        Largest norm of the gradient; a larger one is scaled down; null for no limit.
+    schedule : str
+        Learning rate over the steps: the same, or half a cosine down to a hundredth of it.
+    schedule_steps : int
+        Steps of the cosine; null for --steps.
+    tolerances : list[float]
+        Relative residuals to which the final evaluation solves.
+    evaluated : int
+        Matrices of the final evaluation.
+    scales : list[int]
+        The final evaluation is repeated on grids (or numbers of rows) as many times as large.
+    evaluated_larger : int
+        Matrices of each of these.
+    repeats : int
+        How often each solve of the final evaluation is timed; the median counts.
+    """
+
+    dtype: Literal["float32", "float64"] = "float32"
+    loss: Literal["product", "frobenius", "iterations"] = "product"
+    iterations: int = 10
+    gamma: float = 0.8
+    matrices: int = 256
+    batch: int = 8
+    held_out_matrices: int = 16
+    validated: int = 8
+    test_vectors: int | Literal["identity"] = 8
+    rounds: int = 3
+    width: int = 8
+    aggregate: list[str] = field(default_factory=lambda: ["mean"])
+    clip: float | None = 1.0
+    schedule: Literal["none", "cosine"] = "cosine"
+    schedule_steps: int | None = None
+    tolerances: list[float] = field(default_factory=lambda: [1e-3, 1e-6, 1e-9])
+    evaluated: int = 100
+    scales: list[int] = field(default_factory=lambda: [2, 4])
+    evaluated_larger: int = 10
+    repeats: int = 3
+
+    def check(self) -> None:
+        super().check()
+        if self.schedule_steps is None:
+            self.schedule_steps = self.steps
+        counts = ("matrices", "batch", "held_out_matrices", "rounds", "width", "iterations", "evaluated")
+        for name in (*counts, "evaluated_larger", "repeats"):
+            at_least(name, getattr(self, name), 1)
+        at_least("validated", self.validated, 0)
+        at_least("schedule_steps", self.schedule_steps, 0)
+        for name in ("gamma", "clip"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise SettingError(f"--{name} must be a positive number, got {value}")
+        if not self.tolerances or not all(0 < t < 1 for t in self.tolerances):
+            raise SettingError(f"--tolerances must be numbers between 0 and 1, got {self.tolerances}")
+        for scale in self.scales:
+            at_least("scales", scale, 2)
+
+    def data(
+        self, split: Literal["train", "validation", "test"], count: int, scale: int = 1
+    ) -> ProblemDataset:
+        """Matrices of the family, `scale` times as large."""
+        raise NotImplementedError
+
+    def network(self, **options: Any) -> FactorNetwork:
+        raise NotImplementedError
+
+    def describe(self, scale: int = 1) -> str:
+        """The family and the size, for tables and pictures."""
+        raise NotImplementedError
+
+
+class Part(NamedTuple):
+    """Matrices that one call of the network takes: some of a batch on one pattern, or a single one."""
+
+    A: CSR
+    start: Start
+    X: Tensor  # (..., n, k)
+    B: Tensor
+
+
+class Systems:
+    """Matrices with vectors, for the loss.
+
+    Parameters
+    ----------
+    network : for what it takes of a matrix
+    matrices : their CSRs; of one pattern object, or each with its own
+    dtype : of the loss
+    """
+
+    def __init__(self, network: FactorNetwork, matrices: list[CSR], dtype: torch.dtype):
+        self.matrices, self.dtype = matrices, dtype
+        first = matrices[0]
+        self.shared = all(A.pattern is first.pattern for A in matrices)
+        with torch.no_grad():
+            if self.shared:
+                self.batch = first.with_values(torch.stack([A.values for A in matrices]))
+                self._start: Any = network.start(self.batch).to(dtype)
+                self._values: Any = self.batch.values.to(dtype)
+            else:
+                self._start = [network.start(A).to(dtype) for A in matrices]
+                self._values = [A.values.to(dtype) for A in matrices]
+
+    def parts(self, which: list[int], X: Tensor, B: Tensor) -> Iterator[Part]:
+        """The matrices `which`, with their rows of X and B."""
+        if self.shared:
+            on = torch.tensor(which, device=X.device)
+            yield Part(self.batch.with_values(self._values[on]), self._start[on], X, B)
+            return
+        for i, x, b in zip(which, X, B, strict=True):
+            yield Part(self.matrices[i].with_values(self._values[i]), self._start[i], x, b)
+
+
+class FactorRecipe(VectorRecipe):
+    """A network for a family of matrices.
+
+    What a `VectorRecipe` counts as vectors are the matrices of a step, each with its own test vectors:
+    `vectors` are their places in the step.
+    """
+
+    columns: ClassVar[tuple[str, ...]] = ("learning_rate", "iterations")
+    files = ("evaluation.csv", "loss.png", "iterations.png", "sizes.png")
+    lower_bound = 0.0
+    vector_dim = 0
+    advice = "try a smaller --lr or --clip"
+    model: FactorNetwork
+    outcome = outcome_of
+    figures = figures_of
+
+    def __init__(self, settings: Any):
+        self.settings = settings
+        try:
+            training = settings.data("train", settings.matrices)
+            others = settings.data("validation", settings.held_out_matrices)
+            self.model = settings.network(
+                rounds=settings.rounds,
+                width=settings.width,
+                aggregate=settings.aggregate,
+                seed=settings.seed,
+                dtype=settings.torch_dtype,
+            ).to(settings.device)
+            self.A: CSR = training[0].A
+            settings.check_vectors(
+                self.A.shape[0], ARRAYS * max(settings.matrices, settings.held_out_matrices)
+            )
+            self.training, self.others = (self._systems(data) for data in (training, others))
+        except (ValueError, TypeError) as error:
+            if isinstance(error, SettingError):
+                raise
+            raise SettingError(" ".join(str(error).split())) from error
+        self.count = settings.batch
+        self.indices = share(self.count)
+        self.step = 0
+        every = range(settings.matrices), range(settings.held_out_matrices)
+        self._fixed = (
+            None if settings.resample else self._pairs(self.training, every[0], every[0], TRAINING, 0)
+        )
+        self._held_out = self._pairs(self.others, every[1], every[1], HELD_OUT, 0)
+
+    def _systems(self, data: ProblemDataset) -> Systems:
+        return Systems(
+            self.model, [sample.A.to(self.settings.device) for sample in data], self.settings.torch_dtype
+        )
+
+    def solve(self, A: CSR, B: Tensor) -> Tensor:
+        """Solutions of A X = B in float64, for --loss product."""
+        raise NotImplementedError
+
+    def _pairs(self, systems: Systems, which, numbers, stream: int, step: int) -> tuple[Tensor, Tensor]:
+        """x and b = A x for the matrices `which`, (matrices, n, k) each, scaled so that ||b|| = 1 over the
+        vectors of a matrix. `numbers`: by which the vectors are drawn."""
+        settings, which = self.settings, list(which)
+        drawn = torch.stack(
+            [self._drawn(systems, i, j, stream, step) for i, j in zip(which, numbers, strict=True)]
+        )
+        if systems.shared:
+            groups = [(systems.batch.with_values(systems.batch.values[which]), drawn)]
+        else:
+            groups = [(systems.matrices[i], vectors) for i, vectors in zip(which, drawn, strict=True)]
+        pairs = [self._pair(A, vectors) for A, vectors in groups]
+        X, B = pairs[0] if systems.shared else (torch.stack(t) for t in zip(*pairs, strict=True))
+        size = torch.linalg.vector_norm(B, dim=(-2, -1), keepdim=True)
+        return (X / size).to(settings.torch_dtype), (B / size).to(settings.torch_dtype)
+
+    def _drawn(self, systems: Systems, i: int, number: int, stream: int, step: int) -> Tensor:
+        A, settings = systems.matrices[i], self.settings
+        count = settings.test_vectors if stream == TRAINING else settings.held_out
+        if isinstance(count, str):
+            return torch.eye(A.shape[0], dtype=A.dtype, device=A.device)
+        return self.normal(A, range(number * count, (number + 1) * count), stream, step)
+
+    def _pair(self, A: CSR, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        loss = self.settings.loss
+        if loss == "frobenius":
+            return vectors, A @ vectors
+        return (self.solve(A, vectors) if loss == "product" else torch.zeros_like(vectors)), vectors
+
+    def vectors(self, step: int) -> Tensor:
+        return torch.arange(self.indices.start, self.indices.stop)
+
+    def _of_step(self, places: Tensor, step: int) -> tuple[list[int], list[int]]:
+        """The matrices at these places of a step: each once in an epoch, in another order in each; and the
+        numbers by which their vectors are drawn."""
+        matrices, chosen = self.settings.matrices, []
+        for place in places.tolist():
+            epoch, at = divmod(step * self.count + place, matrices)
+            chosen.append(self._order(epoch)[at])
+        return chosen, places.tolist()
+
+    def _order(self, epoch: int) -> list[int]:
+        if getattr(self, "_epoch", (None,))[0] != epoch:
+            generator = torch.Generator().manual_seed(stream_seed(self.settings.seed, ORDER, epoch, 0))
+            self._epoch = epoch, torch.randperm(self.settings.matrices, generator=generator).tolist()
+        return self._epoch[1]
+
+    def losses(self, vectors: Tensor, step: int) -> Tensor:
+        self.step = step
+        if len(vectors) == 0:
+            return sum(p.sum() * 0 for p in self.model.parameters()).expand(0)  # type: ignore[union-attr]
+        which, numbers = self._of_step(vectors, step)
+        if self._fixed is None:
+            X, B = self._pairs(self.training, which, numbers, TRAINING, step)
+        else:
+            X, B = (t[which] for t in self._fixed)
+        return self._losses(self.training.parts(which, X, B)) / self.count
+
+    def _losses(self, parts: Iterator[Part]) -> Tensor:
+        """One loss for each matrix, not divided."""
+        return torch.cat([self._loss_of(part).reshape(-1) for part in parts])
+
+    def _loss_of(self, part: Part) -> Tensor:
+        A, start, X, B = part
+        if self.settings.loss != "iterations":
+            L = self.model.factor(start)
+            return (spmm(L, spmm(L, X, transpose=True)) - B).square().sum((-2, -1))
+        M, iterations = self.model(start), self.settings.iterations
+        norms = solvers.cg(A, B, rtol=0.0, maxiter=iterations, M=M, gradient="unrolled").residual_norms
+        if (missing := iterations + 1 - norms.shape[-2]) > 0:  # all reached rounding level before
+            norms = torch.cat((norms, norms[..., -1:, :].expand(*norms.shape[:-2], missing, -1)), -2)
+        relative = norms[..., 1:, :] / torch.linalg.vector_norm(B, dim=-2, keepdim=True)
+        powers = torch.arange(iterations - 1, -1, -1, dtype=norms.dtype, device=norms.device)
+        weights = self.settings.gamma**powers
+        return (weights / weights.sum() @ relative).mean(-1)
+
+    def optimizer(self) -> torch.optim.Optimizer:
+        optimizer = super().optimizer()
+        optimizer.register_step_pre_hook(self._before_step)
+        return optimizer
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if self.settings.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
+        for group in optimizer.param_groups:
+            group["lr"] = self.learning_rate
+
+    @property
+    def learning_rate(self) -> float:
+        settings = self.settings
+        return learning_rate(settings.lr, settings.schedule, self.step, settings.schedule_steps or 0)
+
+    @torch.no_grad()
+    def evaluate(self) -> float:
+        every = list(range(self.settings.held_out_matrices))
+        return self._losses(self.others.parts(every, *self._held_out)).mean().item()
+
+    @torch.no_grad()
+    def measure(self) -> list[float | None]:
+        """The learning rate, and the mean iterations to the middle tolerance on held-out matrices."""
+        count = min(self.settings.validated, len(self.others.matrices))
+        found = [
+            iterations_of(self.model, A, middle(self.settings.tolerances))
+            for A in self.others.matrices[:count]
+        ]
+        return [self.learning_rate, None if not found or None in found else sum(found) / len(found)]  # type: ignore
+
+
+def middle(tolerances: list[float]) -> float:
+    return sorted(tolerances)[len(tolerances) // 2]
