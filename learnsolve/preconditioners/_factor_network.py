@@ -55,6 +55,8 @@ class FactorNetwork(torch.nn.Module):
 
     node_features: ClassVar[int]
 
+    symmetric = True  # as the M that it makes is: a solver that is given the network itself says so
+
     def __init__(
         self,
         rounds: int,
