@@ -57,11 +57,11 @@ STABLE_TORCH_LIBRARY(learnsolve, m) {
       "Tensor b, Tensor? before, Tensor[] kept, Tensor[] cotangents, int iterations, int stride, bool[] "
       "needs) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   // Incomplete factors of A's values, L and, for LU, U behind it, by a plan (kernels/elimination.h): order,
-  // source, pivot, ptr, pairs, units, the places of L's ones, and sizes, the numbers of entries of the factors
-  // and of values, on the host; on a CUDA device also where the levels of the steps begin, on the host and
-  // there, and the uses of each entry, uses_ptr and uses (kernels/incomplete.cuh). With the factors a double
-  // (row, pivot) for each matrix, row -1 if all went well; `check` throws instead (on the CPU). Values,
-  // factors: (size) or (B, size).
+  // source, pivot, ptr, pairs, units, the places of L's ones, and sizes, the numbers of entries of the
+  // factors and of values, on the host; on a CUDA device also where the levels of the steps begin, on the
+  // host and there, and the uses of each entry, uses_ptr and uses (kernels/incomplete.cuh). With the factors
+  // a double (row, pivot) for each matrix, row -1 if all went well; `check` throws instead (on the CPU).
+  // Values, factors: (size) or (B, size).
   m.def(
       "csr_incomplete_factor(Tensor[] plan, bool cholesky, Tensor crow, Tensor values, bool check) -> "
       "(Tensor, Tensor)");
