@@ -64,7 +64,7 @@ def main() -> None:
     print("diverged:", ", ".join(diverged) or "none")
     print(table(losses))
     baseline = rows_of(found["product"]["report"], STOP)["IC(0)"]["iterations"]
-    title = "Three losses in the same seconds, random matrices, n = 1000, rtol 1e-3"
+    title = "Three losses by seconds of training, random matrices, n = 1000, rtol 1e-3"
     experiment.figure("losses.png", iterations_figure(title, found, baseline))
     experiment.csv("losses.csv", losses)
     experiment.json(

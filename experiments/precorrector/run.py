@@ -50,7 +50,7 @@ def main() -> None:
     losses = compared(found, STOP)
     print(table(losses))
     baseline = rows_of(found["product"]["report"], 1e-6)["IC(0)"]["iterations"]
-    title = "Three losses in the same seconds, 64 x 64, variance 0.5, rtol 1e-6"
+    title = "Three losses by seconds of training, 64 x 64, variance 0.5, rtol 1e-6"
     experiment.figure("losses.png", iterations_figure(title, found, baseline))
     experiment.csv("losses.csv", losses)
     experiment.json(

@@ -248,5 +248,5 @@ def sizes_figure(everything: list[dict[str, Any]], rtol: float, where: str) -> A
         ]
         if rows:
             axes.loglog([row["n"] for row in rows], [row["iterations"] for row in rows], label=name, **look)
-    plots.finish(axes)
+    plots.finish(axes, loc="upper left", bbox_to_anchor=(1, 1))  # lines are everywhere
     return figure
