@@ -3,6 +3,7 @@
 Source: Saad, "Iterative Methods for Sparse Linear Systems" (2003), section 12.3.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -120,19 +121,21 @@ def as_coefficients(function: str, given: Sequence[float] | Tensor, like: Tensor
     return given
 
 
-def as_interval(function: str, given: Sequence[float] | Tensor, like: Tensor) -> Tensor:
-    """A tensor (lo, hi) of the dtype and on the device of `like`."""
+def as_interval(function: str, given: Sequence[float] | Tensor, like: Tensor, always: bool = False) -> Tensor:
+    """A tensor (lo, hi) of the dtype and on the device of `like`. Numbers are checked, tensors where they can
+    be read without waiting for a device, or `always`."""
+    valid = True
     if isinstance(given, Tensor):
         ends = given
     elif any(isinstance(t, Tensor) for t in given):
         ends = torch.stack([torch.as_tensor(t, dtype=like.dtype, device=like.device) for t in given])
     else:
-        ends = torch.tensor(
-            [_check.real(function, "interval", t) for t in given], dtype=like.dtype, device=like.device
-        )
+        numbers = [_check.real(function, "interval", t) for t in given]
+        valid = len(numbers) == 2 and -math.inf < numbers[0] < numbers[1] < math.inf
+        ends = torch.tensor(numbers, dtype=like.dtype, device=like.device)
     _check.same_kind(function, "interval", ends, like)
-    valid = ends.shape == (2,)
-    if valid and readable(ends):
+    valid = valid and ends.shape == (2,)
+    if valid and (always or readable(ends)):
         lo, hi = ends.detach()
         valid = bool(lo < hi) and bool(ends.detach().isfinite().all())
     if not valid:

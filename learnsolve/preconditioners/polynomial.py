@@ -167,7 +167,7 @@ class Polynomial(HoldsPattern, Holder):
 
 
 def _interval(function: str, given: Sequence[float] | Tensor, like: Tensor) -> Tensor:
-    ends = as_interval(function, given, like)
+    ends = as_interval(function, given, like, always=True)
     check_start(function, "interval", ends, _INSTEAD)
     return ends
 
