@@ -46,6 +46,21 @@ def test_gradients(shape, weight):
                 torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("weight", WEIGHTS)
+def test_gradients_for_b_and_x0_alone(weight):
+    """The adjoint needs no residual then."""
+    P, K = small_square(), 5
+    values, weights, b, x0 = inputs_on(P, weight, next(iter(SHAPES)), K)
+    wanted = gradients_of(lambda b, x0: dense_jacobi(P, values, weights, b, x0, K), (b, x0), 0)
+    for mode in GRADIENTS:
+        found = gradients_of(
+            lambda b, x0: sparse_jacobi(P, values, weights, b, x0, K, mode),  # noqa: B023
+            (b, x0),
+            0,
+        )
+        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("structure", MATRICES)
 @pytest.mark.parametrize("columns", [(), (1,), (3,), (21,)], ids=str)
 def test_gradients_on_larger_matrices(structure, columns):
