@@ -41,7 +41,8 @@ def assert_softmax(P, by, e, g):
     u, exact, cotangent = UNIT_ROUNDOFF[e.dtype], e.double(), g.double()
     wanted = dense_softmax(by)(P, exact)
     tiny = torch.finfo(e.dtype).tiny * 2
-    worst = float((exact.max() - exact.min()) if e.numel() else 0) + max(P.shape) + 8
+    # Below -750 the exponential is 0, whatever d.
+    worst = min(float((exact.max() - exact.min()) if e.numel() else 0), 750.0) + max(P.shape) + 8
     y = ops.segment_softmax(e, P, by)
     assert y.dtype == e.dtype
     assert ((y - wanted).abs() <= worst * u * wanted + tiny).all()
