@@ -2,6 +2,7 @@
 
     python -m benchmarks [SECTION ...]          all: 15 minutes on an idle machine
     python -m benchmarks compare A.json B.json  what moved between two runs beyond noise
+    python -m benchmarks summary A.json         the tables of the README
 
 Writes benchmarks/results/NAME.json and NAME.md, after every section.
 """
@@ -16,12 +17,17 @@ import os
 import platform
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from importlib import import_module
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from benchmarks import ROOT, harness, report
+from benchmarks.summary import summary
 
 SECTIONS = (
     *(
@@ -44,10 +50,9 @@ def arguments(argv: list[str]) -> argparse.Namespace:
         prog="python -m benchmarks",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="sections:\n" + "\n".join(f"  {name:<12}{summary(name)}" for name in SECTIONS),
+        epilog="sections:\n" + "\n".join(f"  {name:<12}{first_line(name)}" for name in SECTIONS),
     )
     parser.add_argument("sections", nargs="*", metavar="SECTION", help="which ones; default all")
-    parser.add_argument("--only", help="the same, separated by commas")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, whose times mean nothing; a minute")
     parser.add_argument("--seconds", type=float, help="for each figure, in all; default 0.2")
     parser.add_argument("--rounds", type=int, help="of interleaved measurements; default 5")
@@ -65,7 +70,6 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--name", help="of the results; default the processor's")
     parser.add_argument("--out", type=Path, help="folder of the results")
     args = parser.parse_args(argv)
-    args.sections += [name for name in (args.only or "").split(",") if name]
     if unknown := [name for name in args.sections if name not in SECTIONS]:
         parser.error(f"sections are {', '.join(SECTIONS)}, got {', '.join(unknown)}")
     if args.device != "cpu" and not torch.cuda.is_available():
@@ -76,7 +80,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     return args
 
 
-def summary(section: str) -> str:
+def first_line(section: str) -> str:
     """The first line of the section's file."""
     text = (Path(__file__).parent / f"{section}.py").read_text()
     return text.removeprefix('"""').splitlines()[0].removesuffix('"""')
@@ -90,9 +94,43 @@ def main(argv: list[str]) -> int:
         a, b = (json.loads(Path(name).read_text()) for name in argv[1:])
         print(report.compare(a, b))
         return 0
+    if argv[:1] == ["summary"] and len(argv) == 2:
+        print(summary(json.loads(Path(argv[1]).read_text())))
+        return 0
     args = arguments(argv)
-    args.pictures = {}  # name -> content of a PNG file
-    begin = time.monotonic()
+    begin, record = time.monotonic(), {}
+    folder = args.out or (ROOT / "runs/benchmarks" if args.quick else ROOT / "benchmarks/results")
+    for section in args.sections:
+        start = time.monotonic()
+        print(f"{section} ", end="" if args.quick else "\n", flush=True)
+        part, pictures = measured(section, args) if args.quick else apart(section, args)
+        if not record:
+            record = part | {"command": "python -m benchmarks " + " ".join(argv)}
+        else:
+            record["rows"] += part["rows"]
+            record["notes"] += [note for note in part["notes"] if note not in record["notes"]]
+            record["lines"] |= part["lines"]
+        print(f" {section}: {time.monotonic() - start:.0f} s", flush=True)
+        record["minutes"] = (time.monotonic() - begin) / 60
+        path = report.save(record, folder)  # after every section: what is there survives an interruption
+        for picture, content in pictures.items():
+            (folder / f"{record['name']}-{picture}.png").write_bytes(content)
+    print(f"wrote {path} and {path.with_suffix('.md').name}")
+    return 0
+
+
+def apart(section: str, args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """`measured` in a process of its own: memory that a peer keeps, or a crash, stays there."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        try:
+            return pool.submit(measured, section, args).result()
+        except BrokenProcessPool:
+            raise SystemExit(f"the process of section {section} has died; see above") from None
+
+
+def measured(section: str, args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """The record of one section, and PNG files by name."""
+    args = argparse.Namespace(**vars(args), pictures={})
     every = [1] if args.quick else sorted({1, torch.get_num_threads()})
     args.threads = [int(t) for t in args.threads.split(",")] if args.threads else every
     run = harness.Run(
@@ -100,39 +138,25 @@ def main(argv: list[str]) -> int:
         rounds=args.rounds or (1 if args.quick else 5),
         quick=args.quick,
     )
-    run.device = torch.device(args.device)
+    run.device, run.section = torch.device(args.device), section
     harness.limit_memory()
     torch.manual_seed(0)
     for threads in args.threads:
         run.triad[threads] = harness.triad_bandwidth(threads, 8 if args.quick else 256)
+    lines: list[str] = []
+    with run.attempt("the rest"), contextlib.redirect_stderr(io.StringIO()) if args.quick else no_context():
+        lines = import_module(f"benchmarks.{section}").measure(run, args) or []
+    torch.set_num_threads(every[-1])
     record = {
         "name": args.name or f"bench-{'-'.join(name_of_machine(args.device).lower().split())}",
-        "command": "python -m benchmarks " + " ".join(argv),
         "machine": report.machine() | {"system": platform.platform(), "load": os.getloadavg()[0]},
         "triad_gb_s": {str(t): bandwidth / 1e9 for t, bandwidth in run.triad.items()},
         "quick": args.quick,
         "rows": run.rows,
         "notes": run.notes,
-        "lines": {},
+        "lines": {section: lines},
     }
-    folder = args.out or (ROOT / "runs/benchmarks" if args.quick else ROOT / "benchmarks/results")
-    for name in args.sections:
-        run.section, start = name, time.monotonic()
-        print(f"{name} ", end="" if args.quick else "\n", flush=True)
-        with (
-            run.attempt("the rest"),
-            contextlib.redirect_stderr(io.StringIO()) if args.quick else no_context(),
-        ):
-            lines = import_module(f"benchmarks.{name}").measure(run, args)
-            record["lines"][name] = lines or []
-        torch.set_num_threads(every[-1])
-        print(f" {name}: {time.monotonic() - start:.0f} s", flush=True)
-        record["minutes"] = (time.monotonic() - begin) / 60
-        path = report.save(record, folder)  # after every section: what is there survives an interruption
-        for picture, content in args.pictures.items():
-            (folder / f"{record['name']}-{picture}.png").write_bytes(content)
-    print(f"wrote {path} and {path.with_suffix('.md').name}")
-    return 0
+    return record, args.pictures
 
 
 def no_context() -> contextlib.AbstractContextManager:

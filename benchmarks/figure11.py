@@ -73,21 +73,17 @@ def exponents(rows: list[dict], least: float) -> dict[tuple[str, str, str], floa
 
 
 def draw(rows: list[dict], fits: dict[tuple[str, str, str], float], args: argparse.Namespace) -> None:
-    from learnsolve.recipes.harness.plots import BLUE, GREY, ORANGE, PURPLE, new_figure, png
+    from learnsolve.recipes.harness.plots import BLUE, GREY, ORANGE, PURPLE, new_panels, png
 
-    figure, axes = new_figure("Time against nonzeros, float32, one thread", "nonzeros", "seconds")
-    colours = dict(
-        zip(dict.fromkeys(name for _, _, name in fits), (BLUE, ORANGE, PURPLE, GREY), strict=False)
-    )
-    styles = {
-        (task, way): style
-        for task, styles in zip(NAMES, ("o-", "s-"), strict=True)
-        for way, style in ((FORWARD, styles), (BACKWARD, styles[0] + "--"))
-    }
-    for (task, way, name), p in fits.items():
-        label = f"{task}, {way}, {name} ({p:.2f})"
-        axes.loglog(
-            *series(rows, task, way, name), styles[task, way], color=colours[name], label=label, ms=3, lw=1
-        )
-    axes.legend(frameon=False, fontsize=6, title="fitted exponent in brackets", title_fontsize=6)
+    figure, panels = new_panels("Time against nonzeros, float32, one thread", len(NAMES))
+    names = dict.fromkeys(name for _, _, name in fits)
+    colours = dict(zip(names, (BLUE, ORANGE, PURPLE, GREY), strict=False))
+    for task, axes in zip(NAMES, panels, strict=True):
+        axes.set(title=task, xlabel="nonzeros", ylabel="seconds")
+        for (found, way, name), p in fits.items():
+            if found == task:
+                style = "o-" if way == FORWARD else "o--"
+                line = {"color": colours[name], "ms": 3, "lw": 1, "label": f"{way}, {name} ({p:.2f})"}
+                axes.loglog(*series(rows, task, way, name), style, **line)
+        axes.legend(frameon=False, fontsize=7, title="fitted exponent in brackets", title_fontsize=7)
     args.pictures["figure11"] = png(figure)

@@ -41,7 +41,9 @@ def rows_of(report: dict, rtol: Any, n: int | None = None) -> dict[str, dict]:
 
 
 def compared(found: dict, rtol: Any) -> list[dict]:
-    """A row for each loss."""
+    """A row for each loss: at the end of its training, and on held-out matrices in the seconds of the
+    shortest."""
+    common = min(run["report"]["seconds"] for run in found.values())
     return [
         {
             "loss": loss,
@@ -50,9 +52,17 @@ def compared(found: dict, rtol: Any) -> list[dict]:
             "iterations": rows_of(run["report"], rtol)["learned"]["iterations"],
             "deviation": rows_of(run["report"], rtol)["learned"]["iterations_std"],
             "IC(0)": rows_of(run["report"], rtol)["IC(0)"]["iterations"],
+            "same seconds": common,
+            "held-out": _held_out(run["history"], common),
         }
         for loss, run in found.items()
     ]
+
+
+def _held_out(history: dict, seconds: float) -> float | None:
+    """Iterations of the last evaluation within these seconds; None if a solve did not converge there."""
+    known = zip(history["seconds"], history["iterations"], strict=True)
+    return next((count for at, count in reversed(list(known)) if at <= seconds), None)
 
 
 def times(report: dict, rtol: float) -> list[dict]:

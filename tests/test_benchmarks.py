@@ -19,6 +19,7 @@ sys.path.append(str(ROOT))
 
 from benchmarks import calls, harness, peers, report  # noqa: E402
 from benchmarks.__main__ import SECTIONS, main  # noqa: E402
+from benchmarks.summary import summary  # noqa: E402
 
 GPU_SECTIONS = ("spmv", "spmm", "spgemm", "add", "sptrsv", "pcg", "stationary")
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -58,6 +59,20 @@ def test_every_section_runs(quick):
     assert (folder / "quick-figure11.png").read_bytes().startswith(PNG)
     assert set(record["triad_gb_s"]) == {"1"}
     assert {"cpu", "torch", "scipy", "instruction_set", "load"} <= set(record["machine"])
+
+
+def test_summary_names_the_rows_where_a_peer_is_faster():
+    cells = {harness.OURS: {"median": 2e-6}, "SciPy": {"median": 1e-6}, "torch CSR": {"median": 8e-6}}
+    row = {"section": "table2", "case": "SpMV", "way": "forward", "dtype": "float32", "threads": 1}
+    rows = [
+        row | {"cells": cells, "ratio": 2.0, "best peer": "SciPy"},
+        row | {"way": "forward + sum + backward", "cells": cells, "ratio": 0.25, "best peer": "torch CSR"},
+        row | {"section": "operations", "threads": 2, "cells": cells, "ratio": 3.0, "best peer": "SciPy"},
+        row | {"section": "loops", "case": "equal", "cells": cells, "ratio": 1.01, "best peer": "SciPy"},
+    ]
+    operations, slower = summary({"rows": rows}).split("\n\n")
+    assert "| SpMV | 2 us | 1 us, SciPy; **2 times as slow** | 2 us | 8 us, torch CSR; 4 times" in operations
+    assert slower.splitlines()[2:] == ["| SpMV, forward | float32, 2 threads | 2 us | 1 us, SciPy | 3.00 |"]
 
 
 def test_backward_is_measured_where_there_is_one(quick):
@@ -212,7 +227,7 @@ def test_a_profile_counts_failures_as_infinitely_slow():
     ("arguments", "said"),
     [
         (["nothing"], "sections are table2"),
-        (["--only", "calls,nothing"], "got nothing"),
+        (["calls", "nothing"], "got nothing"),
         (["--matrices", "/nowhere"], "no .mtx files there"),
         pytest.param(
             ["--device", "cuda"],

@@ -20,7 +20,7 @@ def published(folder: Path, quick: bool) -> tuple[dict, dict]:
     """Metrics and report of a training on the published data."""
     options = ["--rows", 60, "--density", 0.05, "--steps", 60, "--matrices", 4, "--evaluated", 3]
     if not quick:
-        options = ["--rows", 10_000, "--density", 1e-3, "--steps", 200, "--matrices", 8, "--evaluated", 3]
+        options = ["--rows", 10_000, "--density", 1e-3, "--steps", 200, "--matrices", 8, "--evaluated", 10]
     options += ["--validated", 2, "--held_out_matrices", 2, "--scales", "[]", "--tolerances", f"[{STOP}]"]
     history, report, _ = trained("neuralif", folder, *options, "--evaluate_every", 30)
     return history, report
