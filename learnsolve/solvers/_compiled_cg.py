@@ -129,14 +129,15 @@ def compiled_cg(
     fixed = form.fixed
     if isinstance(A, Blocks) and b.dim() != 3:  # a batch axis of vmap
         return None
-    if not fixed and (tracked(A.parameters[0], b) or (form.learns() and torch.is_grad_enabled())):
+    recorded = torch.is_grad_enabled()
+    if form.kind == M_APART and recorded:
+        return None
+    if not fixed and (tracked(A.parameters[0], b) or (form.learns() and recorded)):
         return None
     # The solution of A x = 0 is zero.
     start = None if x0 is None else torch.where(size(b) == 0, 0, x0)
     target: Any = 0 if fixed else criterion.target_for(b)
     given = (b, start, target, criterion, maxiter, checkpointed)
-    if form.kind == M_APART and torch.is_grad_enabled():
-        return None
     x, norms, status = _run_blocks(form, A, *given) if isinstance(A, Blocks) else _run(form, A, M, *given)
     why, when = status.unbind(-2)
     first = norms[..., :1, :].detach()

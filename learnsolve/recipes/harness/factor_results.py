@@ -22,7 +22,7 @@ from learnsolve.problems.datasets import ProblemDataset
 from learnsolve.recipes.harness import plots
 from learnsolve.recipes.harness.base import History, Outcome
 from learnsolve.recipes.harness.plots import BLACK, BLUE, GREY, ORANGE, PURPLE
-from learnsolve.recipes.harness.tables import as_csv
+from learnsolve.recipes.harness.tables import as_csv, flat
 
 if TYPE_CHECKING:
     from learnsolve.recipes.harness.factor_recipe import FactorRecipe
@@ -36,9 +36,8 @@ BASELINES: dict[str, Callable[[CSR], Any] | None] = {
     "SSOR": preconditioners.SSOR,
     "IC(0)": partial(preconditioners.IC0, on_breakdown="shift"),
     "MIC(0)": partial(preconditioners.MIC0, on_breakdown="shift"),
+    "ICT": partial(preconditioners.ICT, on_breakdown="shift"),
 }
-if hasattr(preconditioners, "ICT"):
-    BASELINES["ICT"] = partial(preconditioners.ICT, on_breakdown="shift")  # type: ignore[attr-defined]
 STYLES = {
     LEARNED: {"color": BLUE, "linewidth": 2.2, "marker": "o"},
     "none": {"color": BLACK, "linestyle": "--"},
@@ -91,28 +90,6 @@ def compare(
         return evaluate(A, b, given, rtol=tolerances, repeats=repeats, on_error="row", **options)
 
 
-def numbers_of(where: str, n: int, evaluation: Evaluation) -> list[dict[str, Any]]:
-    """The rows, flat."""
-    return [
-        {
-            "matrices": where,
-            "n": n,
-            "preconditioner": row.preconditioner,
-            "rtol": row.rtol,
-            "systems": row.systems,
-            "converged": row.converged,
-            "iterations": row.iterations.mean,
-            "iterations_std": row.iterations.std,
-            "seconds": row.seconds.mean,
-            "seconds_std": row.seconds.std,
-            "setup_seconds": row.setup.mean,
-            "setup_seconds_std": row.setup.std,
-            "message": row.message,
-        }
-        for row in evaluation.rows
-    ]
-
-
 def outcome_of(recipe: FactorRecipe) -> Outcome:
     settings = recipe.settings
     tolerances = sorted(settings.tolerances, reverse=True)
@@ -122,17 +99,19 @@ def outcome_of(recipe: FactorRecipe) -> Outcome:
         count = settings.evaluated if scale == 1 else settings.evaluated_larger
         data, where = settings.data("test", count, scale), settings.describe(scale)
         evaluation = compare(recipe, data, tolerances, settings.repeats)
-        rows = numbers_of(where, data[0].A.shape[0], evaluation)
+        which = {"matrices": where, "n": data[0].A.shape[0]}
+        rows = [which | row for row in flat(evaluation)]
         if settings.absolute_stop is not None:
             stop = compare(recipe, data, [settings.absolute_stop], 1, solver=absolute)
             rows += [
-                row
+                which
+                | row
                 | {
                     "rtol": f"absolute {settings.absolute_stop:g}",
                     "seconds": math.nan,
                     "seconds_std": math.nan,
                 }
-                for row in numbers_of(where, data[0].A.shape[0], stop)
+                for row in flat(stop)
             ]
         everything += rows
         for name in evaluation.histories:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
+
+import torch
 
 LAST = 0.01  # of the learning rate, where the cosine ends
 
@@ -20,6 +23,35 @@ def learning_rate(lr: float, schedule: str, step: int, steps: int) -> float:
         return lr
     part = min(step / max(steps, 1), 1.0)
     return lr * (LAST + (1 - LAST) * 0.5 * (1 + math.cos(math.pi * part)))
+
+
+class Scheduled:
+    """A recipe whose settings have `lr`, `schedule`, `schedule_steps` and `clip`.
+
+    Attributes
+    ----------
+    step : of the last loss
+    """
+
+    settings: Any
+    model: Any
+    step: int
+
+    @property
+    def learning_rate(self) -> float:
+        settings = self.settings
+        return learning_rate(settings.lr, settings.schedule, self.step, settings.schedule_steps or 0)
+
+    def scheduled(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """The optimiser; before each of its steps the gradient is clipped and the rate set."""
+        optimizer.register_step_pre_hook(self._before_step)
+        return optimizer
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if self.settings.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
+        for group in optimizer.param_groups:
+            group["lr"] = self.learning_rate
 
 
 def iterations_at(step: int, iterations: int, every: int | None) -> int:

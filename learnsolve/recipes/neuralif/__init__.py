@@ -17,7 +17,8 @@ from learnsolve.preconditioners import Jacobi, NeuralIF
 from learnsolve.problems import dataset
 from learnsolve.problems.datasets import ProblemDataset
 from learnsolve.recipes.harness.base import SettingError, at_least
-from learnsolve.recipes.harness.factor_recipe import FactorRecipe, FactorSettings
+from learnsolve.recipes.harness.factor_recipe import FactorRecipe
+from learnsolve.recipes.harness.factor_settings import FactorSettings
 
 SOLVED = 1e-8  # relative residual of the solutions for --loss product
 

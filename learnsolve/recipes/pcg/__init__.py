@@ -16,7 +16,7 @@ from learnsolve.recipes.harness.base import SettingError
 from learnsolve.recipes.harness.matrix_recipe import MatrixRecipe
 from learnsolve.recipes.harness.parallel import summed
 from learnsolve.recipes.harness.problem import grid_of
-from learnsolve.recipes.harness.schedule import Patience, iterations_at, learning_rate
+from learnsolve.recipes.harness.schedule import Patience, Scheduled, iterations_at
 from learnsolve.recipes.pcg.factor import Guard, Model, build, definiteness, factor_of
 from learnsolve.recipes.pcg.results import figures_of, outcome_of
 from learnsolve.recipes.pcg.settings import VARIANTS, PcgSettings
@@ -24,7 +24,7 @@ from learnsolve.recipes.pcg.settings import VARIANTS, PcgSettings
 BUFFERS = 8  # arrays of the vectors' size that a step holds beside two an iteration
 
 
-class PcgRecipe(MatrixRecipe):
+class PcgRecipe(Scheduled, MatrixRecipe):
     """A factor of a preconditioner; see `PcgSettings`."""
 
     Settings = PcgSettings
@@ -71,21 +71,9 @@ class PcgRecipe(MatrixRecipe):
         optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay
         )
-        optimizer.register_step_pre_hook(self._before_step)
+        optimizer.register_step_pre_hook(lambda *_: self.guard.before())
         optimizer.register_step_post_hook(lambda *_: self.guard.after())
-        return optimizer
-
-    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if self.settings.clip is not None:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
-        for group in optimizer.param_groups:
-            group["lr"] = self.learning_rate
-        self.guard.before()
-
-    @property
-    def learning_rate(self) -> float:
-        settings = self.settings
-        return learning_rate(settings.lr, settings.schedule, self.step, settings.schedule_steps or 0)
+        return self.scheduled(optimizer)
 
     @property
     def iterations(self) -> int:

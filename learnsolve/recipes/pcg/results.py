@@ -23,7 +23,7 @@ from learnsolve.recipes.harness import plots
 from learnsolve.recipes.harness.base import History, Outcome
 from learnsolve.recipes.harness.plots import BLACK, BLUE, GREY, ORANGE, PURPLE
 from learnsolve.recipes.harness.problem import describe, facts
-from learnsolve.recipes.harness.tables import as_csv
+from learnsolve.recipes.harness.tables import as_csv, flat
 from learnsolve.recipes.pcg.factor import definiteness, factor_of
 
 if TYPE_CHECKING:
@@ -77,25 +77,6 @@ def condition(A: CSR, given: Any) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def numbers_of(evaluation: Evaluation) -> list[dict[str, Any]]:
-    """The rows, flat."""
-    return [
-        {
-            "preconditioner": row.preconditioner,
-            "rtol": row.rtol,
-            "systems": row.systems,
-            "converged": row.converged,
-            "iterations": row.iterations.mean,
-            "iterations_min": row.iterations.min,
-            "iterations_max": row.iterations.max,
-            "seconds": row.seconds.mean,
-            "setup_seconds": row.setup.mean,
-            "message": row.message,
-        }
-        for row in evaluation.rows
-    ]
-
-
 def outcome_of(recipe: PcgRecipe) -> Outcome:
     settings, A = recipe.settings, recipe.A
     count = min(settings.evaluated, recipe.held_out.shape[1])
@@ -120,7 +101,7 @@ def outcome_of(recipe: PcgRecipe) -> Outcome:
     everything = [
         {"right_hand_sides": sides, **row}
         for sides, evaluation in evaluations.items()
-        for row in numbers_of(evaluation)
+        for row in flat(evaluation)
     ]
     sentence = sentence_of(evaluations, _tolerances(recipe), recipe.guard.shortened)
     numbers = {
