@@ -11,6 +11,7 @@ from learnsolve.evaluation import Evaluation, evaluate
 from learnsolve.ops.block_batch import BlockBatch
 from learnsolve.pattern import SparsityPattern
 from learnsolve.profiling import profile
+from learnsolve.solvers import solve
 
 __version__ = "0.1.0"
 __all__ = [
@@ -30,5 +31,6 @@ __all__ = [
     "problems",
     "profile",
     "show_config",
+    "solve",
     "solvers",
 ]

@@ -15,6 +15,7 @@ from learnsolve.solvers.lsqr import lsqr
 from learnsolve.solvers.minres import minres
 from learnsolve.solvers.pcg import PCG
 from learnsolve.solvers.richardson import Richardson, richardson, richardson_weight
+from learnsolve.solvers.solve import solve
 from learnsolve.solvers.sor import SOR, gauss_seidel, sor, ssor
 from learnsolve.solvers.triangular_solve import TriangularSolve
 
@@ -47,6 +48,7 @@ __all__ = [
     "richardson",
     "richardson_weight",
     "set_check_every",
+    "solve",
     "sor",
     "ssor",
 ]

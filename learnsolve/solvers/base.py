@@ -127,7 +127,9 @@ class Solution:
         None
     note : str, of a solve that did not converge: what was reached and what was asked; `summary` has it
     loop : str, what ran the iterations: "compiled" calls, each of many; "compiled, M apart", a compiled call
-        for each, and M between them; "op by op", one operation of torch after the other
+        for each, and M between them; "op by op", one operation of torch after the other; "direct", a
+        factorisation
+    choice : str, of `learnsolve.solve`: the methods that ran and why; else empty
     adjoint : Solution of the last adjoint solve of gradient="implicit", without a graph; None before a
         backward
     """
@@ -146,6 +148,7 @@ class Solution:
     ):
         self.x = x
         self.loop = loop
+        self.choice = ""
         self.normal_residual_norm: Tensor | None = None
         self.iterations = iterations
         self._norms = None if callable(residual_norms) else residual_norms
