@@ -58,6 +58,7 @@ def leaves():
         "model.safetensors",
         "state.safetensors",
         "state.json",
+        "report.html",
         "report.json",
     }
 

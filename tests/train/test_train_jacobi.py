@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from html import unescape
 
 import numpy as np
 import pytest
@@ -24,6 +25,13 @@ def dense_loss(A: torch.Tensor, weight: torch.Tensor, E: torch.Tensor, sweeps: i
     for _ in range(sweeps):
         x = x - (weight / A.diagonal()).unsqueeze(1) * (A @ x)
     return float((x * (A @ x)).sum())
+
+
+def test_device_auto_is_stored_as_what_it_was(run):
+    code, folder = run("--steps", 1, "--device", "auto")
+    assert code == train.OK
+    device = yaml.safe_load((folder / "config.yaml").read_text())["device"]
+    assert device == ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def test_a_run_leaves_its_files_and_says_what_it_learned(run, rows, capsys, leaves):
@@ -52,6 +60,12 @@ def test_a_run_leaves_its_files_and_says_what_it_learned(run, rows, capsys, leav
     assert compared["weight 1"]["convergence_factor"] == pytest.approx(np.cos(np.pi / 17), rel=1e-3)
     assert report["versions"]["torch"] == torch.__version__
     assert 0 < report["seconds_per_step"] < 1
+
+    html = (folder / "report.html").read_text()
+    assert html.count('src="data:image/png;base64,iVBOR') == 3
+    assert "<th>weights</th>" in html
+    assert report["learned"] in unescape(html)
+    assert "http" not in html
 
     config = yaml.safe_load((folder / "config.yaml").read_text())
     assert config["steps"] == 120

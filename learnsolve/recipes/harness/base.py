@@ -39,7 +39,7 @@ class RunSettings:
     dtype : str
         Floating-point type of the matrix, the vectors and what is learned.
     device : str
-        Where to compute: cpu, cuda or cuda:N.
+        Where to compute: cpu, cuda, cuda:N, or auto for cuda where torch sees a GPU.
     threads : int
         Threads that torch may use; null leaves torch's own number.
     seed : int
@@ -90,6 +90,8 @@ class RunSettings:
             raise SettingError(f"--checkpoint_seconds must not be negative, got {self.checkpoint_seconds}")
         if not self.out:
             raise SettingError("--out must name a folder, got an empty string")
+        if self.device == "auto":
+            self.device = "cuda" if torch.cuda.is_available() else "cpu"
         check_device(self.device)
 
     def take_defaults(self, variant: Any) -> None:
@@ -138,7 +140,7 @@ def check_device(device: str) -> None:
     except RuntimeError:
         kind = None
     if kind is None or kind.type not in ("cpu", "cuda"):
-        raise SettingError(f"--device must be cpu, cuda or cuda:N, got {device!r}")
+        raise SettingError(f"--device must be auto, cpu, cuda or cuda:N, got {device!r}")
     if kind.type == "cuda":
         if not torch.cuda.is_available():
             raise SettingError(f"--device {device} needs a GPU, but torch sees none; use --device cpu")

@@ -11,10 +11,10 @@ from learnsolve.recipes.harness.base import Recipe, RunSettings, SettingError
 from learnsolve.recipes.harness.command_line import CONFIG
 from learnsolve.recipes.harness.metrics import NAME as METRICS
 
-LIST, REPORT = "files.json", "report.json"
+LIST, REPORT, HTML = "files.json", "report.json", "report.html"
 WRITTEN_BY = "learnsolve.train"
 # The checkpoint is deleted first: an interruption must not leave it beside files of another run.
-EVERY_RUN = (checkpoint.TENSORS, checkpoint.SUMMARY, checkpoint.MODEL, METRICS, REPORT, CONFIG, LIST)
+EVERY_RUN = (checkpoint.TENSORS, checkpoint.SUMMARY, checkpoint.MODEL, METRICS, REPORT, HTML, CONFIG, LIST)
 
 
 def take(folder: Path, settings: RunSettings, recipe: type[Recipe]) -> None:

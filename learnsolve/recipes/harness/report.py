@@ -1,4 +1,4 @@
-"""The files of a finished run: report.json and the pictures; and the table on the terminal."""
+"""The files of a finished run: report.json, report.html and the pictures; and the table on the terminal."""
 
 import json
 from collections.abc import Mapping
@@ -9,8 +9,10 @@ import learnsolve
 from learnsolve.evaluation._result import finite
 from learnsolve.recipes.harness.base import Outcome, Recipe
 from learnsolve.recipes.harness.checkpoint import write_atomic
+from learnsolve.recipes.harness.command_line import CONFIG
 from learnsolve.recipes.harness.extras import need
-from learnsolve.recipes.harness.folder import REPORT
+from learnsolve.recipes.harness.folder import HTML, REPORT
+from learnsolve.recipes.harness.html import page
 from learnsolve.recipes.harness.metrics import read_metrics
 from learnsolve.recipes.harness.plots import png
 
@@ -23,7 +25,7 @@ def versions() -> dict[str, Any]:
 def write_report(
     folder: Path, name: str, recipe: Recipe, steps: int, seconds: float, training: Mapping[str, Any]
 ) -> Outcome:
-    """Evaluate the trained recipe, and write report.json (with `training`) and the pictures."""
+    """Evaluate the trained recipe, and write report.json (with `training`), the pictures and report.html."""
     history = read_metrics(folder)
     outcome = recipe.outcome()
     report = {
@@ -38,20 +40,24 @@ def write_report(
         **training,
         "versions": versions(),
     }
-    drawn = ((file_name, png(figure)) for file_name, figure in recipe.figures(history, outcome))
-    for file_name, content in (*drawn, *outcome.texts.items()):
+    pictures = {file_name: png(figure) for file_name, figure in recipe.figures(history, outcome)}
+    for file_name, content in (*pictures.items(), *outcome.texts.items()):
         if file_name not in recipe.files:
             raise ValueError(
                 f"{type(recipe).__name__}.files must list {file_name!r}, which it writes; add it"
             )
         write_atomic(folder / file_name, content)
+    settings = (folder / CONFIG).read_text()
+    title = f"learnsolve.train {name}, {steps} steps"
+    html = page(title, outcome.sentence, _cells(outcome), pictures, settings, report["versions"])
+    write_atomic(folder / HTML, html)
     write_atomic(folder / REPORT, json.dumps(finite(report), indent=2) + "\n")
     return outcome
 
 
 def table(outcome: Outcome) -> str:
     """The final table as text, the first column left, the others right."""
-    lines = [outcome.columns, *([_cell(value) for value in row] for row in outcome.rows)]
+    lines = _cells(outcome)
     widths = [max(len(line[column]) for line in lines) for column in range(len(outcome.columns))]
 
     def line(cells: list[str]) -> str:
@@ -60,6 +66,10 @@ def table(outcome: Outcome) -> str:
 
     rule = "  ".join("-" * width for width in widths)
     return "\n".join([line(lines[0]), rule, *map(line, lines[1:])])
+
+
+def _cells(outcome: Outcome) -> list[list[str]]:
+    return [list(outcome.columns), *([_cell(value) for value in row] for row in outcome.rows)]
 
 
 def _cell(value: Any) -> str:
