@@ -13,7 +13,7 @@ python = "$(if $(VENV),$(VENV)/bin/python,$(PYTHON))"
 bin = $(if $(VENV),$(VENV)/bin/)
 jobs = $$(env -u OMP_NUM_THREADS nproc 2>/dev/null || echo 2)
 
-.PHONY: train test bench gpu experiments lint sanitize setup clean help
+.PHONY: train test bench docs gpu experiments lint sanitize setup clean help
 
 train: setup ## learn Jacobi weights, draw the pictures (OUT=folder, ARGS="--steps 200 ...")
 	@$(python) -m learnsolve.train jacobi --out "$(OUT)" --overwrite true $(ARGS)
@@ -27,6 +27,11 @@ test: setup ## run all tests (ARGS="-k spmm" chooses; ARGS="-n 0 --pdb" runs the
 
 bench: setup ## measure against SciPy, torch and others: benchmarks/results, 15 min (ARGS=--quick: 1 min)
 	@$(python) -m benchmarks $(ARGS)
+
+docs: setup ## build the documentation site: build/site/index.html (its packages come first)
+	@$(python) -m pip install -q $$($(python) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')
+	@$(python) -m sphinx -W --keep-going -q -b html docs build/site
+	@echo "build/site/index.html"
 
 gpu: ## on a machine with a CUDA device: build, test, sanitise, measure there (PYTHON=its python3 with torch)
 	@"$(PYTHON)" scripts/gpu.py $(ARGS)

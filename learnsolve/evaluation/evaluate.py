@@ -75,7 +75,7 @@ def evaluate(
     rtol : a finite tolerance or several; a system has reached a tolerance if the solver, called with it,
         reports convergence: ||b - A x|| <= rtol ||b||
     solver : "cg", "fcg", "minres", "bicgstab", "gmres", "fgmres"; or a callable
-        (A, b, *, rtol, maxiter, M) -> Solution, such as ``functools.partial(gmres, restart=50)``
+        ``(A, b, *, rtol, maxiter, M) -> Solution``, such as ``functools.partial(gmres, restart=50)``
     maxiter : int, the solver's default if not given
     repeats : how often each solve, and each set-up, is timed, at least 1; the median is reported
     on_error : "raise"; or "row": an error of a factory or of the solver (except a TypeError) becomes the

@@ -72,8 +72,8 @@ class GCNConv(torch.nn.Module):
 
     Attributes
     ----------
-    weight : :math:`\Theta`, shape (*batch_shape, in_features, out_features)
-    bias : b, shape (*batch_shape, out_features), or None
+    weight : :math:`\Theta`, shape ``(*batch_shape, in_features, out_features)``
+    bias : b, shape ``(*batch_shape, out_features)``, or None
 
     Notes
     -----

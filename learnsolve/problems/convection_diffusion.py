@@ -35,7 +35,7 @@ def convection_diffusion(
 
     Parameters
     ----------
-    wind : Tensor, shape (..., d, *grid), grid of d = 1, 2 or 3 axes, float32 or float64
+    wind : Tensor, shape ``(..., d, *grid)``, grid of d = 1, 2 or 3 axes, float32 or float64
         The components of w at the grid points; points are numbered with the last axis fastest.
     peclet : float
         The mesh Peclet number :math:`h / \epsilon` of a wind of speed 1; not negative.

@@ -18,7 +18,7 @@ def helmholtz(kh: Tensor, *, shift: float = 1.0, dimensions: int | None = None) 
 
     Parameters
     ----------
-    kh : Tensor, shape (..., *grid), grid of 1, 2 or 3 axes, float32 or float64
+    kh : Tensor, shape ``(..., *grid)``, grid of 1, 2 or 3 axes, float32 or float64
         The wavenumber k at each grid point, times the grid width h: a wavelength is :math:`2 \pi / kh`
         points. Points are numbered with the last axis fastest.
     shift : float

@@ -56,8 +56,8 @@ def sor(
         that those of one colour are relaxed at the same time
     iterations : int >= 0, exactly this number of sweeps, whatever the residual does. Excludes rtol, atol,
         maxiter, callback, throw, adjoint_rtol and adjoint_maxiter
-    rtol, atol : without `iterations` a column stops when :math:`\|b - A x\| \le \max(\mathtt{rtol} \|b\|,
-        \mathtt{atol})`; 1e-5 and 0 if not given
+    rtol, atol : the tolerance without `iterations`; 1e-5 and 0 if not given. A column stops when
+        :math:`\|b - A x\| \le \max(\mathtt{rtol} \|b\|, \mathtt{atol})`
     maxiter : int, 10 n if not given
     callback : called after every sweep with an `Iteration`; returning True stops
     gradient : "unrolled", the exact gradient of the sweeps that ran, for A's values, b, x0, omega and

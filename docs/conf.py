@@ -1,0 +1,107 @@
+"""Sphinx: `make docs` builds docs/ into build/site. API pages are written here, one for each public name."""
+
+import importlib
+import inspect
+import sys
+import tomllib
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+METADATA = tomllib.loads((HERE.parent / "pyproject.toml").read_text())["project"]
+SOURCE = METADATA.get("urls", {}).get("Source", "https://github.com/learnsolve/learnsolve")
+
+project, author, release = "learnsolve", "the learnsolve developers", METADATA["version"]
+extensions = [
+    "myst_parser",
+    "numpydoc",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.mathjax",
+    "sphinx_copybutton",
+    "sphinx_gallery.gen_gallery",
+]
+exclude_patterns = ["gallery", "sg_execution_times.rst"]
+html_theme, html_title = "furo", f"learnsolve {release}"
+html_static_path = ["static"]
+html_show_sourcelink = False
+templates_path: list[str] = []
+nitpicky = False
+
+myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 3
+# MathJax from the built site itself would be 7 MB; pages without formulas need no network.
+numpydoc_show_class_members = False
+numpydoc_class_members_toctree = False
+autodoc_typehints = "none"  # the docstrings say shapes and dtypes
+autodoc_member_order = "bysource"
+copybutton_prompt_text = r">>> |\.\.\. "
+copybutton_prompt_is_regexp = True
+sphinx_gallery_conf = {
+    "examples_dirs": "gallery",
+    "gallery_dirs": "auto_gallery",
+    "filename_pattern": r"/\d\d_",
+    "within_subsection_order": "FileNameSortKey",
+    "show_signature": False,
+    "download_all_examples": False,
+    "min_reported_time": 10**6,
+    "remove_config_comments": True,
+    "abort_on_example_error": True,
+}
+
+MODULES = {
+    "learnsolve": "Matrices, patterns, and the front door",
+    "learnsolve.ops": "Operations",
+    "learnsolve.solvers": "Solvers",
+    "learnsolve.preconditioners": "Preconditioners",
+    "learnsolve.problems": "Problems",
+    "learnsolve.ordering": "Orderings",
+    "learnsolve.nn": "Layers of networks",
+    "learnsolve.io": "Reading and writing",
+    "learnsolve.analysis": "Analysis",
+}
+
+
+def public(module: str) -> list[str]:
+    """The public names of a module that have a page: classes and functions."""
+    found = importlib.import_module(module)
+    own = [
+        n for n, v in vars(found).items() if inspect.isfunction(v) and v.__module__ == module and n[0] != "_"
+    ]
+    return [name for name in getattr(found, "__all__", own) if callable(getattr(found, name))]
+
+
+def write_api(app: object) -> None:
+    folder = HERE / "api"
+    folder.mkdir(exist_ok=True)
+    index = ["API", "===", ""]
+    for module, title in MODULES.items():
+        index += [title, "-" * len(title), "", ".. toctree::", "   :maxdepth: 1", ""]
+        for name in public(module):
+            whole = f"{module}.{name}"
+            thing = getattr(importlib.import_module(module), name)
+            short = whole.removeprefix("learnsolve.")
+            lines = [short, "=" * len(short), ""]
+            if inspect.isclass(thing):
+                lines += [f".. autoclass:: {whole}", "   :members:"]
+            else:
+                lines += [f".. autofunction:: {whole}"]
+            page(folder / f"{whole}.rst", lines)
+            index.append(f"   {short} <{whole}>")
+        index.append("")
+    page(folder / "index.rst", index)
+
+
+def page(path: Path, lines: list[str]) -> None:
+    text = "\n".join(lines) + "\n"
+    if not path.exists() or path.read_text() != text:  # an unchanged page is not built again
+        path.write_text(text)
+
+
+def links(app: object, name: str, source: list[str]) -> None:
+    """Links that leave docs/ lead to the repository."""
+    source[0] = source[0].replace("](../", f"]({SOURCE}/blob/main/")
+
+
+def setup(app: object) -> None:
+    app.connect("builder-inited", write_api)  # type: ignore[attr-defined]
+    app.connect("source-read", links)  # type: ignore[attr-defined]

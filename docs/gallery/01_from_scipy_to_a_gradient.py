@@ -1,0 +1,41 @@
+"""
+From SciPy to a gradient
+========================
+
+A matrix that SciPy assembled, inside a loss: which entries matter most for the solution at one place?
+"""
+
+import matplotlib.pyplot as plt
+import numpy as np
+import scipy.sparse as sp
+import torch
+
+import learnsolve as ls
+
+n = 60
+S = sp.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(n, n), format="csr")
+A = ls.CSR.from_scipy(S).requires_grad_()
+b = torch.ones(n, dtype=torch.float64)
+
+# %%
+# The solution in the middle, and its derivative for every entry: one more solve, never an n x n matrix.
+solution = ls.solvers.cg(A, b, rtol=1e-10)
+solution.x[n // 2].backward()
+sensitivity = A.with_values(A.values.grad).to_scipy()
+print(solution, sensitivity.nnz)
+
+# %%
+# Against a finite difference for one entry of the diagonal:
+h, i = 1e-6, 20
+moved = S.copy().tolil()
+moved[i, i] += h
+difference = (np.linalg.solve(moved.toarray(), b.numpy())[n // 2] - solution.x[n // 2].item()) / h
+print(f"{sensitivity[i, i]:.4f} by the adjoint, {difference:.4f} by a difference")
+
+# %%
+figure, axes = plt.subplots(figsize=(7, 3.5), layout="constrained")
+for k, name in ((0, "diagonal"), (1, "beside it")):
+    axes.plot(sensitivity.diagonal(k), label=name)
+axes.set(xlabel="row", ylabel="derivative of the solution in the middle")
+axes.legend(frameon=False)
+plt.show()

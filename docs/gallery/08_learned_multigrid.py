@@ -1,0 +1,45 @@
+"""
+A multigrid cycle that learns
+=============================
+
+Prolongation and smoothing of an algebraic multigrid cycle, trained for an anisotropic problem.
+"""
+
+import matplotlib.pyplot as plt
+import torch
+
+import learnsolve as ls
+
+torch.manual_seed(0)
+A = ls.problems.anisotropic((24, 24), 0.1, 0.5)
+n = A.shape[0]
+classical = ls.preconditioners.AMG(A, max_coarse=40)
+learned = ls.preconditioners.LearnedAMG(classical)
+
+
+def history(M, b, iterations):
+    norms = ls.solvers.cg(A, b, M=M, rtol=0.0, maxiter=iterations, gradient="unrolled").residual_norms
+    return norms / norms[0]
+
+
+# %%
+# `current()` is the preconditioner of the present parameters, with their graph.
+optimizer = torch.optim.Adam(learned.parameters(), lr=5e-3)
+losses = []
+for _ in range(60):
+    loss = history(learned.current(), torch.randn(n, 8, dtype=A.dtype), 4)[-1].log().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item())
+
+# %%
+b = torch.randn(n, 50, dtype=A.dtype)
+figure, axes = plt.subplots(figsize=(7, 3.5), layout="constrained")
+for name, M in (("classical", classical), ("learned", learned.current())):
+    with torch.no_grad():
+        axes.semilogy(history(M, b, 20).mean(-1), label=name)
+        print(f"{name:10} {ls.solvers.cg(A, b, M=M, rtol=1e-8).iterations} iterations to 1e-8")
+axes.set(xlabel="iteration", ylabel="relative residual")
+axes.legend(frameon=False)
+plt.show()

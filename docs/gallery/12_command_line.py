@@ -1,0 +1,39 @@
+"""
+The command line: train, stop, resume
+=====================================
+
+Every recipe of ``python -m learnsolve.train`` leaves a folder that explains itself, and can be continued.
+"""
+
+import csv
+import tempfile
+from pathlib import Path
+
+import matplotlib.image
+import matplotlib.pyplot as plt
+
+from learnsolve import train
+
+folder = Path(tempfile.mkdtemp()) / "run"
+# In a shell: python -m learnsolve.train jacobi --steps 100 --out run
+train.main(["jacobi", "--steps", "100", "--out", str(folder), "--quiet"])
+
+# %%
+# What is there:
+print(*sorted(path.name for path in folder.iterdir()), sep="\n")
+
+# %%
+# 200 steps more, with the same numbers as if it had never stopped:
+# ``python -m learnsolve.train jacobi --resume run --steps 300``. Ctrl-C leaves a checkpoint to resume from, and
+# ``torchrun --nproc-per-node 4 -m learnsolve.train jacobi`` shares the vectors among processes.
+train.main(["jacobi", "--resume", str(folder), "--steps", "300", "--quiet"])
+with (folder / "metrics.csv").open() as file:
+    rows = list(csv.DictReader(file))
+print(len(rows), rows[-1]["loss"])
+
+# %%
+# ``report.html`` has the table, the pictures and the settings on one page. One of the pictures:
+figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
+axes.imshow(matplotlib.image.imread(folder / "weights.png"))
+axes.axis("off")
+plt.show()
