@@ -16,7 +16,7 @@ A = ls.problems.poisson((n,))
 ends = torch.linalg.eigvalsh(A.to_dense())[[0, -1]]
 asymptotic = ls.solvers.heavyball_parameters(*ends.tolist())
 solver = ls.solvers.Heavyball(*asymptotic, iterations=steps).double()
-print("best in the limit: alpha %.3f, beta %.3f" % asymptotic)
+print("best in the limit: alpha {:.3f}, beta {:.3f}".format(*asymptotic))
 
 
 def residual(alpha, beta, b):
@@ -35,7 +35,7 @@ for _ in range(200):
 # In twelve steps less momentum is better.
 b = torch.randn(n, 500, dtype=A.dtype)
 learned = solver.alpha.item(), solver.beta.item()
-print("learned: alpha %.3f, beta %.3f" % learned)
+print("learned: alpha {:.3f}, beta {:.3f}".format(*learned))
 figure, axes = plt.subplots(figsize=(7, 3.5), layout="constrained")
 for name, pair in (("best in the limit", asymptotic), ("learned", learned)):
     axes.semilogy(residual(*pair, b).mean(-1), "o-", label=name)

@@ -25,8 +25,8 @@ def error(gradient, **stop):
 
 
 # %%
-# The unrolled gradient differentiates what N iterations reach, also far from convergence. The implicit one is that of
-# the solution: as accurate as the solve.
+# The unrolled gradient differentiates what N iterations reach, also far from convergence. The implicit one is
+# that of the solution: as accurate as the solve.
 counts = list(range(5, 61, 5))
 unrolled = [error("unrolled", rtol=0.0, maxiter=k) for k in counts]
 tolerances = [10.0**-k for k in range(1, 10)]

@@ -2,7 +2,8 @@ r"""
 A sparse approximate inverse
 ============================
 
-:math:`M = G G^T + \epsilon I` on a pattern of one's choice, by :math:`\|A M - I\|_F^2`: sparse products alone.
+:math:`M = G G^T + \epsilon I` on a pattern of one's choice, by :math:`\|A M - I\|_F^2`: sparse
+products alone.
 """
 
 import matplotlib.pyplot as plt

@@ -24,8 +24,8 @@ print(*sorted(path.name for path in folder.iterdir()), sep="\n")
 
 # %%
 # 200 steps more, with the same numbers as if it had never stopped:
-# ``python -m learnsolve.train jacobi --resume run --steps 300``. Ctrl-C leaves a checkpoint to resume from, and
-# ``torchrun --nproc-per-node 4 -m learnsolve.train jacobi`` shares the vectors among processes.
+# ``python -m learnsolve.train jacobi --resume run --steps 300``. Ctrl-C leaves a checkpoint to resume from,
+# and ``torchrun --nproc-per-node 4 -m learnsolve.train jacobi`` shares the vectors among processes.
 train.main(["jacobi", "--resume", str(folder), "--steps", "300", "--quiet"])
 with (folder / "metrics.csv").open() as file:
     rows = list(csv.DictReader(file))
