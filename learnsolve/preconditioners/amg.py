@@ -22,7 +22,7 @@ from learnsolve.ops.structure import shared_inverse_diagonal
 from learnsolve.preconditioners._direct import DirectSolver
 from learnsolve.preconditioners._hierarchy import Hierarchy, hierarchy_for, spectral_radius
 from learnsolve.preconditioners._smoothers import Chebyshev, GaussSeidel, Jacobi, Weight, jacobi_weights
-from learnsolve.preconditioners._symmetry import symmetry
+from learnsolve.ops._symmetry import symmetry
 from learnsolve.preconditioners.base import Preconditioner, check_numbers
 
 SMOOTHERS = ("jacobi", "chebyshev", "gauss_seidel")

@@ -24,7 +24,7 @@ from learnsolve.preconditioners._held import (
     one_kind,
     parameter,
 )
-from learnsolve.preconditioners._symmetry import symmetry
+from learnsolve.ops._symmetry import symmetry
 from learnsolve.preconditioners.diagonal import Diagonal
 from learnsolve.preconditioners.matrix_polynomial import MatrixPolynomial, as_coefficients, as_interval
 

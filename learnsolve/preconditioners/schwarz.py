@@ -21,7 +21,7 @@ from learnsolve.ops.spgemm import galerkin
 from learnsolve.pattern import as_numpy
 from learnsolve.preconditioners._direct import DirectSolver, cholesky, inverses
 from learnsolve.preconditioners._subdomains import Subdomains, plan_factors, plan_given, plan_subdomains
-from learnsolve.preconditioners._symmetry import symmetry
+from learnsolve.ops._symmetry import symmetry
 from learnsolve.preconditioners.base import Preconditioner, check_numbers
 
 _CORE = 64  # rows of a subdomain, before its overlap, if their number is not given
