@@ -27,9 +27,7 @@ def load(path: str | os.PathLike[str]) -> tuple[Tensor, SparsityPattern]:
     tensors, header = _safetensors.read("CSR.load", path)
     shape = _shape(path, header)
     if tensors.keys() != _NAMES:
-        raise ValueError(
-            f"CSR.load: {path} is damaged, it must hold {sorted(_NAMES)}, got {sorted(tensors)}; write it again"
-        )
+        raise ValueError(f"CSR.load: {path} is damaged, it must hold {sorted(_NAMES)}, got {sorted(tensors)}")
     try:
         pattern = SparsityPattern(tensors["crow_indices"], tensors["col_indices"], shape)
         if tensors["values"].dim() == 0 or tensors["values"].shape[-1] != pattern.nnz:

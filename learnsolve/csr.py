@@ -264,15 +264,15 @@ class CSR(Views):
         self.values.requires_grad_(requires_grad)
         return self
 
-    # --- operations (learnsolve.ops has their documentation; k and dim have torch's and NumPy's names too) ---
+    # --- operations (documented in learnsolve.ops; k and dim have torch's and NumPy's names too) ---
     @property
     def T(self) -> CSR:
         return _ops.transpose(self)
 
     def is_symmetric(self) -> bool:
-        """Does A equal its transpose up to rounding, |a_ij - a_ji| <= 64 eps sqrt(|a_ii a_jj|), on a pattern that
-        equals its own? Of a batch: all of them. O(nnz), on the host, once for a matrix; not under
-        `torch.compile`."""
+        """Does A equal its transpose, pattern included, up to |a_ij - a_ji| <= 64 eps sqrt(|a_ii a_jj|)?
+
+        Of a batch: all of them. O(nnz), on the host, once for a matrix; not under `torch.compile`."""
         return _ops._symmetry.symmetry("CSR.is_symmetric", self, None)
 
     def diagonal(self, k: int | None = None, *, offset: int | None = None) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.csr import CSR
+from learnsolve.ops._symmetry import symmetry
 from learnsolve.ops.arithmetic import absolute
 from learnsolve.ops.structure import inverse_diagonal, sum
 from learnsolve.preconditioners._held import (
@@ -24,7 +25,6 @@ from learnsolve.preconditioners._held import (
     one_kind,
     parameter,
 )
-from learnsolve.ops._symmetry import symmetry
 from learnsolve.preconditioners.diagonal import Diagonal
 from learnsolve.preconditioners.matrix_polynomial import MatrixPolynomial, as_coefficients, as_interval
 

@@ -156,20 +156,22 @@ def _labels(A: ls.CSR) -> list[int]:
 
 def amg(A: ls.CSR, method: str = "smoothed_aggregation", **options) -> Callable[[ls.CSR], P.Preconditioner]:
     """With the hierarchy of A for all: a batch is a loop then, and differences are those of the gradient."""
-    hierarchy = cache(lambda: P.AMG(A, method=method, max_coarse=1).hierarchy)
+    hierarchy = cache(
+        lambda: P.AMG(A, method=method, max_coarse=1, smoother="jacobi").hierarchy
+    )  # with radii
     return lambda A: P.AMG(A, hierarchy=hierarchy().to(A.device, A.dtype), **options)
 
 
-_AMG = amg(spd())
+_JACOBI = amg(spd(), smoother="jacobi")
 CASES += [
-    Case("AMG", _AMG),
+    Case("AMG", amg(spd())),
     Case("AMG, classical", amg(spd(), "ruge_stuben", presweeps=2, postsweeps=2, weight=0.6)),
     Case("AMG, F", amg(spd(), "ruge_stuben", cycle="F")),
     Case("AMG, Chebyshev", amg(spd(), smoother="chebyshev")),
-    Case("AMG, Gauss-Seidel", amg(spd(), smoother="gauss_seidel")),
+    Case("AMG, Jacobi", _JACOBI),
     Case("AMG, general, W", amg(general(), cycle="W", presweeps=2), matrix="general"),
-    Case("AMG, general, Gauss-Seidel", amg(general(), smoother="gauss_seidel"), matrix="general"),
-    Case("AMG, learned", lambda A: P.LearnedAMG(_AMG(A))),
+    Case("AMG, general, Jacobi", amg(general(), smoother="jacobi"), matrix="general"),
+    Case("AMG, learned", lambda A: P.LearnedAMG(_JACOBI(A))),
     Case("Schwarz", lambda A: P.AdditiveSchwarz(A, n_subdomains=3)),
     Case("Schwarz, two levels", lambda A: P.AdditiveSchwarz(A, n_subdomains=3, overlap=2, coarse=True)),
     Case("Schwarz, restricted", lambda A: P.AdditiveSchwarz(A, n_subdomains=4, restricted=True)),
