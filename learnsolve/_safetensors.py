@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
+from learnsolve._files import replace_file
+
 
 def _safetensors(function: str) -> Any:
     try:
@@ -24,15 +26,8 @@ def write(
     function: str, path: str | os.PathLike[str], tensors: dict[str, Tensor], header: dict[str, str]
 ) -> None:
     """A file that is there is replaced at once, not in parts."""
-    path = Path(path)
     tensors = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
-    content = _safetensors(function).save(tensors, header)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    replace_file(path, _safetensors(function).save(tensors, header))
 
 
 def read(function: str, path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
