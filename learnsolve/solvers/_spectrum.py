@@ -15,11 +15,12 @@ from learnsolve.solvers._coefficients import Parameters
 from learnsolve.solvers._operator import as_operator, as_preconditioner
 
 
-def bounds(read: Parameters, given: dict[str, Any]) -> tuple[Any, Any]:
-    """`lmin` and `lmax` of the arguments `given`, as `read.read` has them: lmax, if it is None, 1.1 times an
-    estimate by 10 steps of Arnoldi's method, constant to every derivative; lmin lmax / 30."""
-    low, high = (_bound(read, key, given[key]) for key in ("lmin", "lmax"))
-    high = _estimate(read, given) if high is None else high
+def bounds(read: Parameters, lmin: Any, lmax: Any, *operator: Any) -> tuple[Any, Any]:
+    """`lmin` and `lmax` as `read.read` has them: lmax, if it is None, 1.1 times an estimate by 10 steps of
+    Arnoldi's method, constant to every derivative; lmin lmax / 30. `operator`: M, `transpose` and
+    `parameters` of the call."""
+    low, high = _bound(read, "lmin", lmin), _bound(read, "lmax", lmax)
+    high = _estimate(read, *operator) if high is None else high
     low = high / RATIO if low is None else low
     if not isinstance(low, Tensor) and not isinstance(high, Tensor) and low > high:
         raise ValueError(f"{read.name}: lmin must not be larger than lmax, got {low} and {high}; swap them")
@@ -38,10 +39,10 @@ def _bound(read: Parameters, key: str, value: Any) -> Any:
     return value
 
 
-def _estimate(read: Parameters, given: dict[str, Any]) -> Tensor:
+def _estimate(read: Parameters, M: Any, transpose: Any, parameters: Any) -> Tensor:
     """In the form in full of Parameters, with one number a member of the batch; 1 where there is none that is
     positive, so that the solve says what is wrong."""
-    name, A, b, M = read.name, read.A, read.b, given["M"]
+    name, A, b = read.name, read.A, read.b
     if torch.compiler.is_dynamo_compiling():
         raise NotImplementedError(
             f"{name}: the largest eigenvalue of M A is not estimated under torch.compile; pass lmax= or, for "
@@ -53,7 +54,7 @@ def _estimate(read: Parameters, given: dict[str, Any]) -> Tensor:
             "richardson, weight="
         )
     A = A.matrix if isinstance(A, BlockBatch) else A
-    apply = as_operator(name, A, b, given["transpose"], tuple(given["parameters"]))
+    apply = as_operator(name, A, b, transpose, tuple(parameters))
     inner = as_preconditioner(name, "M", M, b)
     whole = not hasattr(A, "batch_shape") or A.batch_shape or getattr(M, "batch_shape", ())
     batch = read.batch if whole else torch.Size()

@@ -138,13 +138,16 @@ def chebyshev(
     given = locals()
 
     def fixed(read: Parameters) -> tuple[Tensor, Tensor]:
-        low, high = (t.squeeze(-1) if isinstance(t, Tensor) else t for t in bounds(read, given))
+        low, high = (
+            t.squeeze(-1) if isinstance(t, Tensor) else t
+            for t in bounds(read, lmin, lmax, M, transpose, parameters)
+        )
         assert read.steps is not None
         scale, momenta = _coefficients(low, high, read.steps, b)
         return scale.unsqueeze(-1), momenta
 
     def until(read: Parameters):
-        low, high = bounds(read, given)
+        low, high = bounds(read, lmin, lmax, M, transpose, parameters)
         middle, square = (high + low) / 2, ((high - low) / 2) ** 2
 
         def coefficients(t: Tensor) -> tuple[Any, Any, Tensor]:

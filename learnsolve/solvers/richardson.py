@@ -122,24 +122,26 @@ def richardson(
     given = locals()
 
     def fixed(read: Parameters) -> tuple[Tensor, None]:
-        return read.tensor("weight", _weight(read, given)), None
+        w = _weight(read, weight, lmin, lmax, M, transpose, parameters)
+        return read.tensor("weight", w), None
 
     def until(read: Parameters):
-        w = read.of_columns("weight", _weight(read, given))
+        w = _weight(read, weight, lmin, lmax, M, transpose, parameters)
+        w = read.of_columns("weight", w)
         return lambda t: (w, None, t)
 
     return run(name, given, fixed, until, "weight", "lmin", "lmax")
 
 
-def _weight(read: Parameters, given: dict[str, Any]) -> Any:
-    weight, free = given["weight"], given["lmin"] is None and given["lmax"] is None
+def _weight(read: Parameters, weight: Any, lmin: Any, lmax: Any, M: Any, *operator: Any) -> Any:
+    free = lmin is None and lmax is None
     if weight is not None:
         if not free:
             raise ValueError("richardson: weight must not be given beside lmin or lmax, which choose one")
         return weight
-    if free and given["M"] is not None:
+    if free and M is not None:
         return 1.0
-    return richardson_weight(*bounds(read, given))
+    return richardson_weight(*bounds(read, lmin, lmax, M, *operator))
 
 
 class Richardson(FixedNumber):
