@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from learnsolve import _check
 from learnsolve.csr import CSR
@@ -87,3 +88,11 @@ def _joined(name: str, what: str, column: tuple, matrices: tuple[CSR, ...], stac
     if not stack:
         return torch.cat(column)
     return torch.stack([part if part.dim() == 2 else part.unsqueeze(1) for part in column])
+
+
+def _default(samples: Sequence[CSR], *, collate_fn_map: Any = None) -> CSR:
+    """What `torch.utils.data.default_collate` makes of matrices: `CSR.stack`."""
+    return CSR.stack(samples)
+
+
+default_collate_fn_map[CSR] = _default

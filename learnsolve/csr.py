@@ -15,12 +15,13 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from learnsolve import _conversion, _library
+from learnsolve._csr_views import Views
 from learnsolve.pattern import SparsityPattern
 
 _ops: Any = None  # learnsolve.ops, which needs CSR and sets this: methods of a CSR are operations
 
 
-class CSR:
+class CSR(Views):
     """A sparse matrix: a `SparsityPattern` and a dense tensor of values, which is what autograd sees.
 
     Parameters
@@ -263,25 +264,33 @@ class CSR:
         self.values.requires_grad_(requires_grad)
         return self
 
-    # --- operations (learnsolve.ops has their documentation) ---
+    # --- operations (documented in learnsolve.ops; k and dim have torch's and NumPy's names too) ---
     @property
     def T(self) -> CSR:
         return _ops.transpose(self)
 
-    def diagonal(self, k: int = 0) -> Tensor:
-        return _ops.diagonal(self, k)
+    def is_symmetric(self) -> bool:
+        """Does A equal its transpose, pattern included, up to |a_ij - a_ji| <= 64 eps sqrt(|a_ii a_jj|)?
+
+        Of a batch: all of them. O(nnz), on the host, once for a matrix; not under `torch.compile`."""
+        return _ops._symmetry.symmetry("CSR.is_symmetric", self, None)
+
+    def diagonal(self, k: int | None = None, *, offset: int | None = None) -> Tensor:
+        return _ops.diagonal(self, _one("diagonal", 0, k=k, offset=offset))
 
     def trace(self) -> Tensor:
         return _ops.trace(self)
 
-    def tril(self, k: int = 0) -> CSR:
-        return _ops.tril(self, k)
+    def tril(self, k: int | None = None, *, diagonal: int | None = None) -> CSR:
+        return _ops.tril(self, _one("tril", 0, k=k, diagonal=diagonal))
 
-    def triu(self, k: int = 0) -> CSR:
-        return _ops.triu(self, k)
+    def triu(self, k: int | None = None, *, diagonal: int | None = None) -> CSR:
+        return _ops.triu(self, _one("triu", 0, k=k, diagonal=diagonal))
 
-    def norm(self, ord: float | str | None = None, dim: int | None = None) -> Tensor:
-        return _ops.norm(self, ord, dim)
+    def norm(
+        self, ord: float | str | None = None, dim: int | None = None, *, axis: int | None = None
+    ) -> Tensor:
+        return _ops.norm(self, ord, _one("norm", None, dim=dim, axis=axis))
 
     def abs(self) -> CSR:
         """The magnitudes of the entries."""
@@ -305,8 +314,8 @@ class CSR:
 
     __iter__ = None  # or Python would try A[0], A[1], ...
 
-    def sum(self, dim: int | None = None) -> Tensor:
-        return _ops.sum(self, dim)
+    def sum(self, dim: int | None = None, *, axis: int | None = None) -> Tensor:
+        return _ops.sum(self, _one("sum", None, dim=dim, axis=axis))
 
     def scale_rows(self, d: Tensor) -> CSR:
         return _ops.scale_rows(self, d)
@@ -345,6 +354,14 @@ class CSR:
 
     def __truediv__(self, other: Any) -> CSR:
         return _ops.arithmetic.divide(self, other)
+
+
+def _one(method: str, default: Any, **given: Any) -> Any:
+    """The argument that has several names."""
+    found = {name: value for name, value in given.items() if value is not None}
+    if len(found) > 1:
+        raise TypeError(f"CSR.{method}: {' and '.join(found)} are names of one argument; leave one out")
+    return next(iter(found.values()), default)
 
 
 _MATMUL = {torch.matmul, Tensor.matmul}

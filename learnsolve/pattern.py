@@ -134,6 +134,24 @@ class SparsityPattern(Planned):
     def device(self) -> torch.device:
         return self._arrays[0].device
 
+    def equals(self, other: SparsityPattern) -> bool:
+        """Have both the same entries, on one device? ``==`` asks whether they are one object. O(nnz) where
+        they are not; index types may differ.
+
+        Examples
+        --------
+        >>> import learnsolve as ls
+        >>> P, Q = (ls.problems.poisson((3,)).pattern for _ in range(2))
+        >>> P.equals(Q), P == Q
+        (True, False)
+        """
+        if not isinstance(other, SparsityPattern):
+            raise TypeError(
+                f"SparsityPattern.equals: other must be a SparsityPattern, got {type(other).__name__}; of a "
+                "CSR take A.pattern"
+            )
+        return _arrivals.same(self, other)
+
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.device)
 

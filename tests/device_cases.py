@@ -18,7 +18,7 @@ FIXED = {
         A, b, weight=w, iterations=5, M=ls.preconditioners.Jacobi(A)
     ),
     "heavyball": lambda A, b, w: S.heavyball(A, b, alpha=w / 8, beta=w / 3, iterations=5),
-    "chebyshev": lambda A, b, w: S.chebyshev(A, b, w / 8, 8 * w, iterations=5),
+    "chebyshev": lambda A, b, w: S.chebyshev(A, b, lmin=w / 8, lmax=8 * w, iterations=5),
     "sor": lambda A, b, w: S.sor(A, b, omega=1.3, iterations=3).x * w,
     "ssor": lambda A, b, w: S.ssor(A, b, omega=1.3, iterations=3).x * w,
     "gauss_seidel": lambda A, b, w: S.gauss_seidel(A, b, iterations=3).x * w,
@@ -39,7 +39,7 @@ FIXED = {
 TO_A_TOLERANCE = {
     "richardson": lambda A, b, w: S.richardson(A, w * b, weight=0.08, rtol=1e-2, maxiter=100),
     "heavyball": lambda A, b, w: S.heavyball(A, b, alpha=0.08, beta=0.2, rtol=1e-3, maxiter=200),
-    "chebyshev": lambda A, b, w: S.chebyshev(A, b, 1.0, 24.0, rtol=1e-6, maxiter=200),
+    "chebyshev": lambda A, b, w: S.chebyshev(A, b, lmin=1.0, lmax=24.0, rtol=1e-6, maxiter=200),
     **{
         f"{name}, {gradient}": lambda A, b, w, name=name, gradient=gradient: getattr(S, name)(
             A, w * b, rtol=1e-10, gradient=gradient

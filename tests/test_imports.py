@@ -12,12 +12,13 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # A module may import its own group and what stands in lines above it, never another group of its line.
 LAYERS = [
-    ["_library", "_analysis", "_plain", "_unchanged", "_plan_limit", "_clock"],
-    ["_device_analysis"],
+    ["_library", "_analysis", "_plain", "_unchanged", "_plan_limit", "_clock", "_files"],
+    ["_device_analysis", "_safetensors"],
     ["_planned", "_pattern_checks"],
     ["_arrivals"],
     ["config", "pattern", "_scipy"],
-    ["_conversion"],
+    ["_conversion", "_csr_files", "_csr_pictures"],
+    ["_csr_views"],
     ["csr"],
     ["_check"],
     ["_edges"],

@@ -12,6 +12,14 @@ import learnsolve as ls
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "operations.md"
 
 
+def test_names_in_two_modules_name_each_other():
+    modules = {name: getattr(ls, name) for name in ("ops", "solvers", "preconditioners", "problems", "nn")}
+    for first, here in modules.items():
+        for second, there in modules.items():
+            for name in set(here.__all__) & set(there.__all__) if here is not there else ():
+                assert f"`{second}.{name}`" in getattr(here, name).__doc__, f"{first}.{name}"
+
+
 def rows() -> dict[str, list[str]]:
     """Cells of the tables of the page by the operation's name."""
     found = {}

@@ -198,7 +198,7 @@ def smoothers(A: ls.CSR, P: ls.CSR, usual: float, steps: int, step: float) -> di
 
 def relaxation(matrix: str, A: ls.CSR, steps: int, step: float):
     """Rows of a table, residuals by cycle, and the smoothers."""
-    usual = ls.preconditioners.AMG(A, max_levels=2, max_coarse=10, symmetric=True)
+    usual = ls.preconditioners.AMG(A, max_levels=2, max_coarse=10, smoother="jacobi", symmetric=True)
     (P,), weight = usual.hierarchy.prolongations, float(usual.weights[0])
     found = smoothers(A, P, weight, steps, step)
     rows, curves = [], {}

@@ -1,5 +1,6 @@
-"""Data sets read from files."""
+"""Data sets read from files; matrices written to files."""
 
+from learnsolve.io.matrix_market import write_matrix_market
 from learnsolve.io.planetoid import Graph, planetoid
 
-__all__ = ["Graph", "planetoid"]
+__all__ = ["Graph", "planetoid", "write_matrix_market"]

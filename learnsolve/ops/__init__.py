@@ -9,6 +9,7 @@ from learnsolve.ops import (  # noqa: F401  (methods of CSR)
     _fake,
     _linear_operator,
     _on_pattern,
+    _symmetry,
     arithmetic,
     coo,
     indexing,

@@ -3,18 +3,19 @@
 from torch import Tensor
 
 from learnsolve import _check
+from learnsolve.csr import CSR
 from learnsolve.ops._product import sampled
 from learnsolve.pattern import SparsityPattern
 
 
-def sddmm(U: Tensor, V: Tensor, pattern: SparsityPattern) -> Tensor:
+def sddmm(U: Tensor, V: Tensor, pattern: SparsityPattern | CSR) -> Tensor:
     r"""Entries of :math:`U V^T` on a pattern, :math:`c_{ij} = \langle u_i, v_j \rangle`.
 
     Parameters
     ----------
     U : Tensor, shape (m,) or (..., m, k), float32 or float64
     V : Tensor, shape (n,) or (..., n, k), of U's dtype and device
-    pattern : SparsityPattern, shape (m, n)
+    pattern : SparsityPattern, shape (m, n), or a CSR, of which the values are not read
 
     Returns
     -------
@@ -43,8 +44,10 @@ def sddmm(U: Tensor, V: Tensor, pattern: SparsityPattern) -> Tensor:
     """
     _check.tensor("sddmm", "U", U)
     _check.tensor("sddmm", "V", V)
+    if isinstance(pattern, CSR):
+        pattern = pattern.pattern
     if not isinstance(pattern, SparsityPattern):
-        raise TypeError(f"sddmm: pattern must be a SparsityPattern, got {type(pattern).__name__}")
+        raise TypeError(f"sddmm: pattern must be a SparsityPattern or a CSR, got {type(pattern).__name__}")
     _check.dtype("sddmm", "U", U)
     if V.dtype != U.dtype or U.device != pattern.device or V.device != pattern.device:
         raise TypeError(

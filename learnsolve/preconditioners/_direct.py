@@ -9,8 +9,8 @@ from torch import Tensor
 from learnsolve._plain import plain_tensors
 from learnsolve.csr import CSR
 from learnsolve.ops._operands import plain_values
+from learnsolve.ops._symmetry import numbers
 from learnsolve.ops.spsolve import Factorized, factorized
-from learnsolve.preconditioners._symmetry import numbers
 
 _DENSE = 500  # rows up to which an inverse is kept: 2 MB in float64
 

@@ -15,8 +15,8 @@ from learnsolve import _check
 from learnsolve._plain import plain_tensors
 from learnsolve.csr import CSR
 from learnsolve.ops._operands import plain_values
+from learnsolve.ops._symmetry import symmetry
 from learnsolve.preconditioners._aggregation import smoothed_aggregation
-from learnsolve.preconditioners._symmetry import symmetry
 
 METHODS = ("smoothed_aggregation", "ruge_stuben")
 

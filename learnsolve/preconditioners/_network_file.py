@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from learnsolve import _safetensors
 from learnsolve.preconditioners._factor_network import FactorNetwork
 from learnsolve.preconditioners.neural_if import NeuralIF
 from learnsolve.preconditioners.precorrector import PreCorrector
@@ -18,27 +17,9 @@ NETWORKS: dict[str, type[FactorNetwork]] = {"NeuralIF": NeuralIF, "PreCorrector"
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
-def _safetensors(function: str) -> Any:
-    try:
-        import safetensors.torch
-    except ImportError as error:
-        raise ImportError(
-            f"{function} needs safetensors: pip install 'learnsolve[train]'", name="safetensors"
-        ) from error
-    return safetensors.torch
-
-
 def save(network: FactorNetwork, path: str | Path) -> None:
     """See `FactorNetwork.save`. A file that is there is replaced at once, not in parts."""
-    path = Path(path)
-    tensors = {name: t.detach().cpu().contiguous() for name, t in network.state_dict().items()}
-    content = _safetensors("save").save(tensors, network.header())
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    _safetensors.write("save", path, network.state_dict(), network.header())
 
 
 def load(path: str | Path, *, device: torch.device | str = "cpu") -> FactorNetwork:
@@ -78,14 +59,9 @@ def load(path: str | Path, *, device: torch.device | str = "cpu") -> FactorNetwo
     >>> ls.solvers.cg(A, b, M=again(A)).converged
     True
     """
-    content, load_tensors = Path(path).read_bytes(), _safetensors("load").load
     other = "it is not the file of a network; take model.safetensors of a run of precorrector or neuralif"
-    try:
-        length = int.from_bytes(content[:8], "little")
-        tensors = load_tensors(content)
-        about = json.loads(content[8 : 8 + length]).get("__metadata__", {}).get("learnsolve")
-    except Exception as error:  # the parsers raise errors of many classes for a damaged file
-        raise ValueError(f"load: {path} is damaged, or no safetensors file ({error})") from error
+    tensors, header = _safetensors.read("load", path)
+    about = header.get("learnsolve")
     if about is None:
         raise ValueError(f"load: {path} has no settings of a network, {other}")
     network = _made(path, about, other)

@@ -12,8 +12,8 @@ from learnsolve._unchanged import Unchanged
 from learnsolve.csr import CSR
 from learnsolve.ops._operands import in_open_interval
 from learnsolve.ops._product import product
+from learnsolve.ops._symmetry import symmetry
 from learnsolve.ops.richardson import richardson_sweeps
-from learnsolve.preconditioners._symmetry import symmetry
 from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.preconditioners.diagonal import Diagonal
 from learnsolve.preconditioners.jacobi import Jacobi

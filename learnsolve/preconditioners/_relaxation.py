@@ -1,5 +1,5 @@
 """Sweeps through the unknowns, as triangular solves: SOR and SSOR are made of them, as preconditioners and as
-solvers, and so is the Gauss-Seidel smoother of multigrid.
+solvers.
 
 For A = L + D + U and T = A with its diagonal divided by omega, a sweep adds M r to x, with
 
@@ -41,22 +41,20 @@ class Sweep(NamedTuple):
         """T, in the order of the sweep."""
         values = _with_diagonal_divided(A, omega)
         if self.multicolour:
-            order = A.pattern._planned(_colour_order)
-            values = permuted(values, order.at, order.inverse)
-        return CSR(values, self.pattern(A.pattern))
+            return A.pattern._planned(colour_order).matrix(CSR(values, A.pattern))
+        return CSR(values, A.pattern)
 
     def pattern(self, original: SparsityPattern) -> SparsityPattern:
         """That of T."""
-        return original._planned(_colour_order).pattern if self.multicolour else original
+        return original._planned(colour_order).pattern if self.multicolour else original
 
     def apply(
         self, T: CSR, original: SparsityPattern, omega: float | Tensor, R: Tensor, transpose: bool
     ) -> Tensor:
         """M R or M^T R for the blocks of columns R (..., n, k) of the matrix on the pattern `original`."""
         if self.multicolour:
-            order = original._planned(_colour_order)
-            R = _reordered(R, order.rows, order.places)
-            return _reordered(self._in_order(T, omega, R, transpose), order.places, order.rows)
+            order = original._planned(colour_order)
+            return order.back(self._in_order(T, omega, order.there(R), transpose))
         return self._in_order(T, omega, R, transpose)
 
     def _in_order(self, T: CSR, omega: float | Tensor, R: Tensor, transpose: bool) -> Tensor:
@@ -116,14 +114,26 @@ def _on_diagonal(P: SparsityPattern) -> tuple[Tensor]:
 
 
 class _Order(NamedTuple):
+    """The unknowns colour by colour."""
+
     pattern: SparsityPattern  # of the matrix, unknowns colour by colour
     at: Tensor  # place in the original pattern of each entry
     inverse: Tensor
     rows: Tensor  # unknowns colour by colour
     places: Tensor  # place of each unknown there
 
+    def matrix(self, A: CSR) -> CSR:
+        return CSR(permuted(A.values, self.at, self.inverse), self.pattern)
 
-def _colour_order(P: SparsityPattern) -> _Order:
+    def there(self, R: Tensor) -> Tensor:
+        """Blocks of columns, from the order of the unknowns."""
+        return _reordered(R, self.rows, self.places)
+
+    def back(self, R: Tensor) -> Tensor:
+        return _reordered(R, self.places, self.rows)
+
+
+def colour_order(P: SparsityPattern) -> _Order:
     rows = greedy_colouring(P).rows.long()
     plan, inverse = _plan_permutation(P, rows, rows)
     places = torch.empty_like(rows)

@@ -1,14 +1,16 @@
 """Smoothers of multigrid: one sweep is x <- x + S (b - A x), with S here.
 
-Each has two halves, S before the coarse correction and its twin after it, which is its transpose where A is
-symmetric: the cycle is symmetric then. `second` selects the half, `transpose` the transpose of that half.
+S is symmetric where A is, and the same before and after the coarse correction: so is the cycle then.
+`transpose` asks for the sweep of A^T, which has S^T. Each has
+
+    first(b, transpose)      x = S b, the sweep from zero, and b - A x
+    again(x, b, transpose)   x + S (b - A x)
 
 Source: Adams, Brezina, Hu, Tuminaro, "Parallel multigrid smoothing: polynomial versus Gauss-Seidel", J.
 Comput. Phys. 188 (2003), doi:10.1016/S0021-9991(03)00194-3; Saad, "Iterative Methods for Sparse Linear
-Systems" (2003), algorithm 12.1 (Chebyshev) and section 12.4 (multicolouring).
+Systems" (2003), algorithm 12.1 (Chebyshev) and sections 4.1 and 12.4 (Gauss-Seidel, multicolouring).
 """
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,24 +18,43 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-from learnsolve import _check
+from learnsolve import _check, _device_analysis
 from learnsolve.csr import CSR
 from learnsolve.ops._product import product
-from learnsolve.ops.structure import shared_inverse_diagonal
-from learnsolve.preconditioners._relaxation import Sweep
+from learnsolve.ops._triangular import Side, solve
+from learnsolve.ops.structure import diagonal, scale_rows, shared_inverse_diagonal
+from learnsolve.ops.triangle import tril, triu
+from learnsolve.preconditioners._relaxation import colour_order
+from learnsolve.preconditioners.base import readable
 
 
-class Jacobi:
+class _Explicit:
+    """A smoother that is a function r -> S r of the residual."""
+
+    A: CSR
+
+    def step(self, r: Tensor, transpose: bool) -> Tensor:
+        raise NotImplementedError
+
+    def first(self, b: Tensor, transpose: bool) -> tuple[Tensor, Tensor]:
+        x = self.step(b, transpose)
+        return x, b - product(self.A.values, x, self.A.pattern, transpose)
+
+    def again(self, x: Tensor, b: Tensor, transpose: bool) -> Tensor:
+        return x + self.step(b - product(self.A.values, x, self.A.pattern, transpose), transpose)
+
+
+class Jacobi(_Explicit):
     """S = w D^-1, w a number or one a row."""
 
     def __init__(self, function: str, A: CSR, weight: float | Tensor):
-        self.scale = (weight * shared_inverse_diagonal(A, function)).unsqueeze(-1)
+        self.A, self.scale = A, (weight * shared_inverse_diagonal(A, function)).unsqueeze(-1)
 
-    def __call__(self, r: Tensor, second: bool, transpose: bool) -> Tensor:
+    def step(self, r: Tensor, transpose: bool) -> Tensor:
         return self.scale * r
 
 
-class Chebyshev:
+class Chebyshev(_Explicit):
     """S = p(D^-1 A) D^-1: `degree` steps of the Chebyshev iteration from zero, for eigenvalues of D^-1 A
     between rho / 30 and 1.1 rho."""
 
@@ -43,7 +64,7 @@ class Chebyshev:
         low, high = radius / 30, 1.1 * radius
         self.centre, self.half_width = (high + low) / 2, (high - low) / 2
 
-    def __call__(self, r: Tensor, second: bool, transpose: bool) -> Tensor:
+    def step(self, r: Tensor, transpose: bool) -> Tensor:
         # With the transpose p(D^-1 A^T) D^-1 = (p(D^-1 A) D^-1)^T: D^-1 A^T D^-1 is that of D^-1 A D^-1.
         sigma = self.centre / self.half_width
         x = d = self.inverse * r / self.centre
@@ -57,23 +78,69 @@ class Chebyshev:
 
 
 class GaussSeidel:
-    """S = (D + L)^-1, and (D + U)^-1 for the second half, of the matrix whose rows are ordered by colour.
+    """S = (D + U)^-1 D (D + L)^-1, a sweep forward and one backward; on a device colour by colour, so that
+    each triangular solve has as many levels as there are colours.
 
-    Rows of a colour are not coupled, so each triangular solve has as many levels as there are colours.
+    With F = (D + L)^-1, V = D^-1 U and B = (I + V)^-1, S is B F, and no sweep needs a product with all of A:
+
+        first   z = F b, x = B z, b - A x = L (z - x)            since (D + U) x = D z and (D + L) z = b
+        again   y = F (b - D V x), x' = B (y + V x)              since L y = b - D V x - D y
+
+    and with A^T
+
+        first   z = B^T b, x = F^T z, b - A^T x = V^T (z - D x)
+        again   y = B^T (b - L^T x), x' = F^T (y + L^T x)
+
+    Both at 3/2 times the products and solves of a cycle with one step of Jacobi on each side.
     """
 
-    halves = Sweep("forward", True), Sweep("backward", True)
-
     def __init__(self, function: str, A: CSR):
-        shared_inverse_diagonal(A, function)  # for its errors
-        self.T, self.pattern, self.function = self.halves[0].system(A, 1.0), A.pattern, function
+        inverse = shared_inverse_diagonal(A, function)
+        if readable(inverse) and inverse.isinf().any():
+            row = int(inverse.detach().isinf().nonzero()[0, -1])
+            raise ValueError(
+                f"{function}: A must have a diagonal whose reciprocal does not overflow, row {row} has "
+                f"{float(diagonal(A)[..., row].detach().abs().min())}; scale A"
+            )
+        self.order = A.pattern._planned(colour_order) if _device_analysis.here(A.values) else None
+        if self.order is not None:
+            A, inverse = self.order.matrix(A), self.order.there(inverse.unsqueeze(-1)).squeeze(-1)
+        self.A, self.d = A, diagonal(A).unsqueeze(-1)
+        self.L, self.V = tril(A, -1), scale_rows(triu(A, 1), inverse)
 
-    def __call__(self, r: Tensor, second: bool, transpose: bool) -> Tensor:
-        try:
-            # int: torch.compile before torch 2.12 refuses a bool as an index
-            return self.halves[int(second)].apply(self.T, self.pattern, 1.0, r, transpose)
-        except ValueError as error:
-            raise ValueError(re.sub("^sptrsv", self.function, str(error))) from error
+    def first(self, b: Tensor, transpose: bool) -> tuple[Tensor, Tensor]:
+        b = self._there(b)
+        if transpose:
+            z = self._B(b, True)
+            x = self._F(z, True)
+            r = product(self.V.values, z - self.d * x, self.V.pattern, True)
+        else:
+            z = self._F(b, False)
+            x = self._B(z, False)
+            r = product(self.L.values, z - x, self.L.pattern, False)
+        return self._back(x), self._back(r)
+
+    def again(self, x: Tensor, b: Tensor, transpose: bool) -> Tensor:
+        x, b = self._there(x), self._there(b)
+        if transpose:
+            t = product(self.L.values, x, self.L.pattern, True)
+            x = self._F(t + self._B(b - t, True), True)
+        else:
+            t = product(self.V.values, x, self.V.pattern, False)
+            x = self._B(t + self._F(torch.addcmul(b, self.d, t, value=-1), False), False)
+        return self._back(x)
+
+    def _F(self, b: Tensor, transpose: bool) -> Tensor:
+        return solve(self.A.values, b, self.A.pattern, Side(True, False, transpose))
+
+    def _B(self, b: Tensor, transpose: bool) -> Tensor:
+        return solve(self.V.values, b, self.V.pattern, Side(False, True, transpose))
+
+    def _there(self, b: Tensor) -> Tensor:
+        return b if self.order is None else self.order.there(b)
+
+    def _back(self, x: Tensor) -> Tensor:
+        return x if self.order is None else self.order.back(x)
 
 
 Weight = float | Tensor

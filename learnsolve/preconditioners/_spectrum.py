@@ -9,6 +9,10 @@ from torch import Tensor
 # few per cent for the spectra of elliptic problems.
 _STEPS, _SAFETY = 10, 1.1
 
+# lmax / lmin, where lmin is not given. A few eigenvalues below it cost cg little; the polynomial is spent on
+# the others. As pyamg's smoother.
+RATIO = 30.0
+
 
 def largest_eigenvalue(apply: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
     """1.1 times the largest modulus of a Ritz value of `apply` after 10 steps from `start` (..., n, 1): shape

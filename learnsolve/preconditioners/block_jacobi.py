@@ -17,10 +17,10 @@ from learnsolve.csr import CSR
 from learnsolve.ops._gather import permuted, place, take
 from learnsolve.ops._product import product
 from learnsolve.ops._selection import trusted
+from learnsolve.ops._symmetry import alike, numbers
 from learnsolve.ops.triangle import tril
 from learnsolve.pattern import SparsityPattern, as_numpy
 from learnsolve.preconditioners._direct import cholesky, inverses
-from learnsolve.preconditioners._symmetry import alike, numbers
 from learnsolve.preconditioners.base import Preconditioner
 
 _LIMIT = 2**27  # numbers in all inverses of one matrix: 1 GiB in float64

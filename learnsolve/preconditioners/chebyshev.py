@@ -12,14 +12,13 @@ from learnsolve.csr import CSR
 from learnsolve.ops._operands import plain_values
 from learnsolve.pattern import SparsityPattern
 from learnsolve.preconditioners._polynomial import Apply, PolynomialPreconditioner
-from learnsolve.preconditioners._spectrum import largest_eigenvalue
-
-# A few eigenvalues below lmin cost cg little; the polynomial is spent on the others. As pyamg's smoother.
-_RATIO = 30.0
+from learnsolve.preconditioners._spectrum import RATIO, largest_eigenvalue
 
 
 class Chebyshev(PolynomialPreconditioner):
     r"""The polynomial that is best for eigenvalues in [lmin, lmax]: `degree` + 1 Chebyshev steps from zero.
+
+    A preconditioner; `solvers.Chebyshev` is the iteration with trainable bounds.
 
     .. math:: M_p = p(M A)\, M, \qquad
               1 - t\, p(t) = T_{d+1}\!\Bigl(\frac{\theta - t}{\delta}\Bigr) \Big/
@@ -73,9 +72,9 @@ class Chebyshev(PolynomialPreconditioner):
     def __init__(
         self,
         A: CSR,
+        *,
         lmin: float | Tensor | None = None,
         lmax: float | Tensor | None = None,
-        *,
         degree: int = 3,
         M: Any = "jacobi",
         symmetric: bool | None = None,
@@ -87,7 +86,7 @@ class Chebyshev(PolynomialPreconditioner):
         else:
             self.lmax, wide = lmax, self._parameter("lmax", lmax)
         if lmin is None:
-            self.lmin, narrow = lmax / _RATIO, wide / _RATIO
+            self.lmin, narrow = lmax / RATIO, wide / RATIO
         else:
             self.lmin, narrow = lmin, self._parameter("lmin", lmin)
         self._check_order(narrow, wide)

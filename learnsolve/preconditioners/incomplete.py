@@ -8,9 +8,9 @@ from collections.abc import Callable
 from torch import Tensor
 
 from learnsolve.csr import CSR
+from learnsolve.ops._symmetry import symmetric_pattern, symmetry
 from learnsolve.ops.incomplete import IncompleteCholesky, ic0, ilu0, mic0
 from learnsolve.pattern import SparsityPattern
-from learnsolve.preconditioners._symmetry import symmetric_pattern, symmetry
 from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.preconditioners.factored import Factored
 

@@ -12,6 +12,8 @@ from learnsolve.preconditioners.diagonal import Diagonal
 class Jacobi(Diagonal):
     r"""The inverse of the diagonal, :math:`M = D^{-1}`: linear, symmetric, one product of numbers a row.
 
+    A preconditioner, M of a solver; `solvers.Jacobi` is weighted Jacobi sweeps with a trainable weight.
+
     Parameters
     ----------
     A : CSR, shape (n, n), values (..., nnz), without zeros on the diagonal

@@ -27,7 +27,7 @@ class LearnedAMG(Holder):
     ----------
     M : AMG, where training starts; its matrix, cycle, sweeps and hierarchy stay
     learn : of "prolongation", the entries of every P_l on its pattern, and "smoother", a weight for each
-        unknown of each level, for ``smoother="jacobi"``
+        unknown of each level, for ``smoother="jacobi"``; if not given, what M has of them
 
     Attributes
     ----------
@@ -50,7 +50,7 @@ class LearnedAMG(Holder):
     --------
     >>> import torch, learnsolve as ls
     >>> A = ls.problems.poisson((16, 16))
-    >>> M = ls.preconditioners.LearnedAMG(ls.preconditioners.AMG(A, max_coarse=20))
+    >>> M = ls.preconditioners.LearnedAMG(ls.preconditioners.AMG(A, max_coarse=20, smoother="jacobi"))
     >>> b = torch.ones(256, dtype=torch.float64)
     >>> solution = ls.solvers.cg(A, b, M=M.current(), rtol=0, maxiter=3, gradient="unrolled")
     >>> solution.residual_norms[-1].backward()
@@ -58,10 +58,12 @@ class LearnedAMG(Holder):
     [True, True, True, True]
     """
 
-    def __init__(self, M: AMG, *, learn: Sequence[str] = LEARN):
+    def __init__(self, M: AMG, *, learn: Sequence[str] | None = None):
         super().__init__()
         if not isinstance(M, AMG):
             raise TypeError(f"LearnedAMG: M must be an AMG, got {type(M).__name__}; make one with AMG(A)")
+        if learn is None:
+            learn = LEARN if M.weights is not None else LEARN[:1]
         if isinstance(learn, str) or not learn:
             raise ValueError(f"LearnedAMG: learn must be one or more of {LEARN} in a tuple, got {learn!r}")
         for part in learn:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.csr import CSR
+from learnsolve.ops._symmetry import symmetry
 from learnsolve.ops.arithmetic import absolute
 from learnsolve.ops.structure import inverse_diagonal, sum
 from learnsolve.preconditioners._held import (
@@ -24,7 +25,7 @@ from learnsolve.preconditioners._held import (
     one_kind,
     parameter,
 )
-from learnsolve.preconditioners._symmetry import symmetry
+from learnsolve.preconditioners._spectrum import RATIO
 from learnsolve.preconditioners.diagonal import Diagonal
 from learnsolve.preconditioners.matrix_polynomial import MatrixPolynomial, as_coefficients, as_interval
 
@@ -121,26 +122,27 @@ class Polynomial(HoldsPattern, Holder):
         A: CSR,
         degree: int,
         *,
-        interval: tuple[float, float] | None = None,
+        lmin: float | None = None,
+        lmax: float | None = None,
         symmetric: bool | None = None,
     ) -> Polynomial:
         r"""Start with the smallest error :math:`\max |1 - t\, p(t)|` for eigenvalues t of
-        :math:`D^{-1} A` in `interval`.
+        :math:`D^{-1} A` in [lmin, lmax].
 
-        By default up to Gershgorin's bound, from a thirtieth of it: a smoother, and safe, since p is positive
-        below the interval too.
+        lmax if not given: Gershgorin's bound; lmin: lmax / 30. A smoother then, and safe, since p is positive
+        below lmin too.
         """
         name = "Polynomial.chebyshev"
         degree = _check.integer(name, "degree", degree, 0)
         check_constant(name, A, _INSTEAD)
-        if interval is None:
+        if lmax is None:
             with torch.no_grad():
                 rows = sum(absolute(A), 1) * inverse_diagonal(A).abs()
-            top = float(rows.max()) if rows.numel() else 1.0
-            interval = (top / 30, top)
-        lo, hi = _interval(name, interval, A.values).tolist()
-        if lo <= 0:
-            raise ValueError(f"{name}: interval must be positive, got {interval}")
+            lmax = float(rows.max()) if rows.numel() else 1.0
+        hi = _check.real(name, "lmax", lmax, "positive and finite")
+        lo = hi / RATIO if lmin is None else _check.real(name, "lmin", lmin, "positive and finite")
+        if lo >= hi:
+            raise ValueError(f"{name}: lmin must be below lmax, got {lo} and {hi}; swap them")
         return cls(A, _chebyshev_coefficients(degree, lo, hi), interval=(lo, hi), symmetric=symmetric)
 
     def on(self, A: CSR) -> Polynomial:

@@ -17,11 +17,11 @@ from learnsolve._plain import makes_plain_tensors, plain_tensors
 from learnsolve.csr import CSR
 from learnsolve.ops._gather import take
 from learnsolve.ops._product import product
+from learnsolve.ops._symmetry import symmetry
 from learnsolve.ops.spgemm import galerkin
 from learnsolve.pattern import as_numpy
 from learnsolve.preconditioners._direct import DirectSolver, cholesky, inverses
 from learnsolve.preconditioners._subdomains import Subdomains, plan_factors, plan_given, plan_subdomains
-from learnsolve.preconditioners._symmetry import symmetry
 from learnsolve.preconditioners.base import Preconditioner, check_numbers
 
 _CORE = 64  # rows of a subdomain, before its overlap, if their number is not given

@@ -19,7 +19,7 @@ class SOR(Preconditioner):
               M = \omega (D + \omega U)^{-1} \quad \text{(backward)}
 
     with A = L + D + U. Gauss-Seidel where omega is 1. For `gmres`, `fgmres` and `bicgstab`; `cg` needs
-    `SSOR`.
+    `SSOR`. A preconditioner; `solvers.SOR` is sweeps with a trainable omega.
 
     Parameters
     ----------

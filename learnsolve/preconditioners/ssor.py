@@ -10,10 +10,10 @@ from torch import Tensor
 from learnsolve._unchanged import Unchanged
 from learnsolve.csr import CSR
 from learnsolve.ops._operands import plain_values
+from learnsolve.ops._symmetry import symmetry
 from learnsolve.ops.structure import diagonal, scale_columns
 from learnsolve.ops.triangle import tril
 from learnsolve.preconditioners._relaxation import Sweep, check_relaxation
-from learnsolve.preconditioners._symmetry import symmetry
 from learnsolve.preconditioners.base import Preconditioner
 
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from learnsolve.csr import CSR
+from learnsolve.ops._symmetry import symmetry
 from learnsolve.ops.threshold import ict, ilut
-from learnsolve.preconditioners._symmetry import symmetry
 from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.preconditioners.factored import Factored
 

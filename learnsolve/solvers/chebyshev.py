@@ -14,6 +14,7 @@ from torch import Tensor
 
 from learnsolve.solvers._coefficients import Parameters, trainable
 from learnsolve.solvers._fixed import FixedNumber
+from learnsolve.solvers._spectrum import bounds
 from learnsolve.solvers._stationary import run
 from learnsolve.solvers.base import Iteration, Solution
 
@@ -65,10 +66,10 @@ def _powers(q: Any, last: int, b: Tensor) -> Tensor:
 def chebyshev(
     A: Any,
     b: Tensor,
-    lmin: float | Tensor,
-    lmax: float | Tensor,
     x0: Tensor | None = None,
     *,
+    lmin: float | Tensor | None = None,
+    lmax: float | Tensor | None = None,
     iterations: int | None = None,
     M: Any = None,
     rtol: float | None = None,
@@ -96,10 +97,13 @@ def chebyshev(
     ----------
     A : CSR, BlockBatch, LinearOperator or callable, shape (n, n), as for `cg`
     b : Tensor, shape (n,) or (..., n, k)
+    x0 : Tensor of b's shape; zero if not given
     lmin, lmax : numbers or Tensors, positive bounds of the spectrum of M A; differentiable. For
         N = iterations and a batch B: (), (N,), (B,), (N, B) or in full (B, N, 1) with ones allowed ("Shapes
-        of parameters" in docs/solvers.md); a step with bounds of its own has their a_k and c_k
-    x0, iterations, M, rtol, atol, maxiter, callback, gradient, throw : as for `richardson`
+        of parameters" in docs/solvers.md); a step with bounds of its own has their a_k and c_k. lmax if not
+        given: 1.1 times an estimate by 10 steps of Arnoldi's method from a fixed vector, a constant; lmin:
+        lmax / 30. Eigenvalues below lmin only converge more slowly, those above lmax may diverge
+    iterations, M, rtol, atol, maxiter, callback, gradient, throw : as for `richardson`
     adjoint_rtol, adjoint_maxiter, adjoint_M, transpose, parameters : as for `bicgstab`
 
     Returns
@@ -124,21 +128,26 @@ def chebyshev(
     >>> import torch, learnsolve as ls
     >>> A, b = ls.problems.poisson((8,)), torch.ones(8, dtype=torch.float64)
     >>> s = torch.sin(torch.tensor(torch.pi / 18)) ** 2  # of 1D Poisson
-    >>> solution = ls.solvers.chebyshev(A, b, 4 * float(s), 4 - 4 * float(s), rtol=1e-8)
+    >>> solution = ls.solvers.chebyshev(A, b, lmin=4 * float(s), lmax=4 - 4 * float(s), rtol=1e-8)
     >>> solution.status.name
     'CONVERGED'
+    >>> solution.iterations < ls.solvers.chebyshev(A, b, rtol=1e-8).iterations  # with estimates
+    True
     """
     name = "chebyshev"
     given = locals()
 
     def fixed(read: Parameters) -> tuple[Tensor, Tensor]:
-        low, high = (t.squeeze(-2) if isinstance(t, Tensor) else t for t in _bounds(read, lmin, lmax))
+        low, high = (
+            t.squeeze(-1) if isinstance(t, Tensor) else t
+            for t in bounds(read, lmin, lmax, M, transpose, parameters)
+        )
         assert read.steps is not None
         scale, momenta = _coefficients(low, high, read.steps, b)
         return scale.unsqueeze(-1), momenta
 
     def until(read: Parameters):
-        low, high = _bounds(read, lmin, lmax)
+        low, high = bounds(read, lmin, lmax, M, transpose, parameters)
         middle, square = (high + low) / 2, ((high - low) / 2) ** 2
 
         def coefficients(t: Tensor) -> tuple[Any, Any, Tensor]:
@@ -151,25 +160,10 @@ def chebyshev(
     return run(name, given, fixed, until, "lmin", "lmax")
 
 
-def _bounds(read: Parameters, lmin: Any, lmax: Any) -> tuple[Any, Any]:
-    low, high = _bound(read, "lmin", lmin), _bound(read, "lmax", lmax)
-    if not isinstance(low, Tensor) and not isinstance(high, Tensor) and low > high:
-        raise ValueError(f"{read.name}: lmin must not be larger than lmax, got {low} and {high}; swap them")
-    return low, high
-
-
-def _bound(read: Parameters, key: str, value: Any) -> Any:
-    value = read.of_columns(key, value, rows=False)
-    if not isinstance(value, Tensor) and not 0 < value < math.inf:
-        raise ValueError(
-            f"{read.name}: {key} must be positive and finite, got {value}; it bounds the spectrum of M A, "
-            "which must be positive"
-        )
-    return value
-
-
 class Chebyshev(FixedNumber):
     """`chebyshev` with trainable bounds: their logarithms are the parameters, so that they stay positive.
+
+    An iteration; `preconditioners.Chebyshev` is a fixed number of its steps from zero, as an M.
 
     Parameters
     ----------
@@ -224,7 +218,14 @@ class Chebyshev(FixedNumber):
 
     def forward(self, A: Any, b: Tensor, x0: Tensor | None = None) -> Solution:
         return chebyshev(
-            A, b, self.lmin, self.lmax, x0, iterations=self.iterations, M=self.M, gradient=self.gradient
+            A,
+            b,
+            x0,
+            lmin=self.lmin,
+            lmax=self.lmax,
+            iterations=self.iterations,
+            M=self.M,
+            gradient=self.gradient,
         )
 
     def extra_repr(self) -> str:

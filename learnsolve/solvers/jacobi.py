@@ -136,6 +136,8 @@ def _scale(weight: float | Tensor, inverse: Tensor, values: Tensor, read: Parame
 class Jacobi(FixedNumber):
     """`jacobi` with a trainable weight.
 
+    Sweeps towards a solution; `preconditioners.Jacobi` is the inverse of the diagonal, as an M.
+
     Parameters
     ----------
     weight : number or floating-point Tensor, the initial weight, of any shape that `jacobi` takes. A number

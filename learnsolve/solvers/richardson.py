@@ -12,6 +12,7 @@ from torch import Tensor
 
 from learnsolve.solvers._coefficients import Parameters, trainable
 from learnsolve.solvers._fixed import FixedNumber
+from learnsolve.solvers._spectrum import bounds
 from learnsolve.solvers._stationary import run
 from learnsolve.solvers.base import Iteration, Solution
 
@@ -41,7 +42,9 @@ def richardson(
     b: Tensor,
     x0: Tensor | None = None,
     *,
-    weight: float | Tensor = 1.0,
+    weight: float | Tensor | None = None,
+    lmin: float | Tensor | None = None,
+    lmax: float | Tensor | None = None,
     iterations: int | None = None,
     M: Any = None,
     rtol: float | None = None,
@@ -66,7 +69,10 @@ def richardson(
     x0 : Tensor of b's shape; zero if not given
     weight : number or Tensor, for N = iterations and a batch B: (), (n,), (N,), (N, n), (B,), (N, B) or in
         full (B, N, n) with ones allowed ("Shapes of parameters" in docs/solvers.md).
-        `richardson_weight`: the best scalar.
+        If not given, 1 with an M and without bounds, else `richardson_weight` of lmin and lmax
+    lmin, lmax : instead of `weight`: bounds of the spectrum of M A, with shapes and estimates as for
+        `chebyshev`. The weight of the estimates converges for a symmetric positive definite A, if the largest
+        eigenvalue was not underestimated by more than an eighth
     iterations : int >= 0: run this number of steps, whatever b is. If not given, a column stops when
         :math:`\|b - A x\| \le \max(\mathtt{rtol} \|b\|, \mathtt{atol})`, with rtol = 1e-5 and atol = 0 if not
         given
@@ -109,18 +115,33 @@ def richardson(
     >>> ls.solvers.richardson(A, b, weight=w, iterations=50).residual_norms[-1].backward()
     >>> bool(w.grad < 0)  # a larger weight would have converged faster
     True
+    >>> ls.solvers.richardson(A, b, maxiter=500).converged  # with an estimated weight
+    True
     """
     name = "richardson"
     given = locals()
 
     def fixed(read: Parameters) -> tuple[Tensor, None]:
-        return read.tensor("weight", weight), None
+        w = _weight(read, weight, lmin, lmax, M, transpose, parameters)
+        return read.tensor("weight", w), None
 
     def until(read: Parameters):
-        w = read.of_columns("weight", weight)
+        w = _weight(read, weight, lmin, lmax, M, transpose, parameters)
+        w = read.of_columns("weight", w)
         return lambda t: (w, None, t)
 
-    return run(name, given, fixed, until, "weight")
+    return run(name, given, fixed, until, "weight", "lmin", "lmax")
+
+
+def _weight(read: Parameters, weight: Any, lmin: Any, lmax: Any, M: Any, *operator: Any) -> Any:
+    free = lmin is None and lmax is None
+    if weight is not None:
+        if not free:
+            raise ValueError("richardson: weight must not be given beside lmin or lmax, which choose one")
+        return weight
+    if free and M is not None:
+        return 1.0
+    return richardson_weight(*bounds(read, lmin, lmax, M, *operator))
 
 
 class Richardson(FixedNumber):

@@ -197,6 +197,8 @@ class SOR(FixedNumber):
     r"""`sor` for a fixed number of sweeps, with a trainable omega: omega = 2 sigmoid(logit), so that every
     value of the parameter `logit` is a relaxation that can converge.
 
+    Sweeps towards a solution; `preconditioners.SOR` is one of them from zero, as an M.
+
     Parameters
     ----------
     omega : number or floating-point Tensor, 0 < omega < 2, the initial one, of any shape that `sor` takes. A

@@ -2,6 +2,9 @@
 Every public call refuses them, before its first use of the pattern and after it; and shares no memory with
 its arguments, unless its documentation says so."""
 
+import tempfile
+from pathlib import Path
+
 import numpy as np
 import pytest
 import scipy.sparse
@@ -68,18 +71,36 @@ OPS = {
     "triu": lambda A: ls.ops.triu(A, 1),
     "vstack": lambda A: ls.ops.vstack([other, A]),
 }
+FILE = Path(tempfile.mkdtemp()) / "A.safetensors"
+
+
+class Axes:
+    """Those of matplotlib, as far as `CSR.spy` uses them."""
+
+    def imshow(self, cells, **options):
+        assert cells.any()
+
+    def set_title(self, text):
+        pass
+
+
 # What reads no index gives a right result, and is not asked.
 METHODS = {
     **dict.fromkeys(("abs", "clone", "detach", "from_coo", "from_dense", "from_scipy", "from_torch", "pow")),
     **dict.fromkeys(("requires_grad_", "with_values", "values", "pattern", "batch_shape", "requires_grad")),
-    **dict.fromkeys(("shape", "nnz", "dtype", "device")),
+    **dict.fromkeys(("shape", "nnz", "dtype", "device", "ndim", "cpu", "cuda", "float", "double", "load")),
+    "H": lambda A: A.H,
     "T": lambda A: A.T,
     "col_indices": lambda A: A.col_indices,
     "crow_indices": lambda A: A.crow_indices,
     "diagonal": lambda A: A.diagonal(),
+    "is_symmetric": lambda A: A.is_symmetric(),
+    "mT": lambda A: A.mT,
     "norm": lambda A: A.norm(2, 1),
+    "save": lambda A: A.save(FILE),
     "scale_columns": lambda A: A.scale_columns(one),
     "scale_rows": lambda A: A.scale_rows(one),
+    "spy": lambda A: A.spy(Axes()),
     "stack": lambda A: ls.CSR.stack([A, A]),
     "sum": lambda A: A.sum(1),
     "to": lambda A: A.to("cpu").crow_indices,

@@ -81,7 +81,7 @@ BAD = [
     (lambda: sddmm(ones(6), ones(5, dtype=torch.float32), P), TypeError, "sddmm: U .*float64.*float32"),
     (lambda: sddmm(ones(6).long(), ones(5).long(), P), TypeError, "sddmm: U must be float32"),
     (lambda: sddmm(ones(6), META, P), TypeError, "sddmm: .*meta"),
-    (lambda: sddmm(ones(6), ones(5), A), TypeError, "pattern must be a SparsityPattern, got CSR"),
+    (lambda: sddmm(ones(6), ones(5), [A]), TypeError, "pattern must be a SparsityPattern or a CSR, got list"),
     (lambda: sddmm(1, ones(5), P), TypeError, "sddmm: U must be a torch.Tensor, got int"),
     (lambda: sddmm(ones(6), None, P), TypeError, "sddmm: V must be a torch.Tensor, got NoneType"),
     (lambda: sddmm(ones(2, 6, 1), ones(3, 5, 1), P), ValueError, "sddmm: .*2.*3"),

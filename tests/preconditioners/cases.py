@@ -82,11 +82,15 @@ CASES = [
     Case("SSOR, omega", lambda A: P.SSOR(A, 1.4)),
     Case("SSOR, multicolour", lambda A: P.SSOR(A, 0.7, multicolour=True)),
     Case("SSOR, general", lambda A: P.SSOR(A, 1.2), matrix="general"),
-    Case("Chebyshev", lambda A: P.Chebyshev(A, 0.2, 2.1, degree=3)),
+    Case("Chebyshev", lambda A: P.Chebyshev(A, lmin=0.2, lmax=2.1, degree=3)),
     Case("Chebyshev, estimated", P.Chebyshev, differentiable=False),  # the estimate is a constant
-    Case("Chebyshev, unscaled", lambda A: P.Chebyshev(A, 0.5, 30.0, degree=2, M=None), matrix="general"),
-    Case("Chebyshev of SSOR", lambda A: P.Chebyshev(A, 0.2, 1.1, degree=1, M=P.SSOR(A))),
-    Case("Chebyshev of SOR", lambda A: P.Chebyshev(A, 0.2, 1.1, degree=1, M=P.SOR(A))),
+    Case(
+        "Chebyshev, unscaled",
+        lambda A: P.Chebyshev(A, lmin=0.5, lmax=30.0, degree=2, M=None),
+        matrix="general",
+    ),
+    Case("Chebyshev of SSOR", lambda A: P.Chebyshev(A, lmin=0.2, lmax=1.1, degree=1, M=P.SSOR(A))),
+    Case("Chebyshev of SOR", lambda A: P.Chebyshev(A, lmin=0.2, lmax=1.1, degree=1, M=P.SOR(A))),
     Case("Neumann", lambda A: P.Neumann(A, degree=2)),
     Case("Neumann, weighted", lambda A: P.Neumann(A, degree=1, weight=0.7), matrix="general"),
     Case("Neumann of IC0", lambda A: P.Neumann(A, degree=1, weight=0.9, M=P.IC0(A))),
@@ -125,7 +129,7 @@ def bidiagonal(A: ls.CSR) -> P.ApproximateInverse:
 
 
 def chebyshev(A: ls.CSR) -> P.Polynomial:
-    return P.Polynomial.chebyshev(A, 2, interval=(0.1, 2.5))
+    return P.Polynomial.chebyshev(A, 2, lmin=0.1, lmax=2.5)
 
 
 def without_ones(A: ls.CSR) -> tuple[ls.CSR, ls.CSR]:
@@ -156,20 +160,22 @@ def _labels(A: ls.CSR) -> list[int]:
 
 def amg(A: ls.CSR, method: str = "smoothed_aggregation", **options) -> Callable[[ls.CSR], P.Preconditioner]:
     """With the hierarchy of A for all: a batch is a loop then, and differences are those of the gradient."""
-    hierarchy = cache(lambda: P.AMG(A, method=method, max_coarse=1).hierarchy)
+    hierarchy = cache(
+        lambda: P.AMG(A, method=method, max_coarse=1, smoother="jacobi").hierarchy
+    )  # with radii
     return lambda A: P.AMG(A, hierarchy=hierarchy().to(A.device, A.dtype), **options)
 
 
-_AMG = amg(spd())
+_JACOBI = amg(spd(), smoother="jacobi")
 CASES += [
-    Case("AMG", _AMG),
+    Case("AMG", amg(spd())),
     Case("AMG, classical", amg(spd(), "ruge_stuben", presweeps=2, postsweeps=2, weight=0.6)),
     Case("AMG, F", amg(spd(), "ruge_stuben", cycle="F")),
     Case("AMG, Chebyshev", amg(spd(), smoother="chebyshev")),
-    Case("AMG, Gauss-Seidel", amg(spd(), smoother="gauss_seidel")),
+    Case("AMG, Jacobi", _JACOBI),
     Case("AMG, general, W", amg(general(), cycle="W", presweeps=2), matrix="general"),
-    Case("AMG, general, Gauss-Seidel", amg(general(), smoother="gauss_seidel"), matrix="general"),
-    Case("AMG, learned", lambda A: P.LearnedAMG(_AMG(A))),
+    Case("AMG, general, Jacobi", amg(general(), smoother="jacobi"), matrix="general"),
+    Case("AMG, learned", lambda A: P.LearnedAMG(_JACOBI(A))),
     Case("Schwarz", lambda A: P.AdditiveSchwarz(A, n_subdomains=3)),
     Case("Schwarz, two levels", lambda A: P.AdditiveSchwarz(A, n_subdomains=3, overlap=2, coarse=True)),
     Case("Schwarz, restricted", lambda A: P.AdditiveSchwarz(A, n_subdomains=4, restricted=True)),

@@ -53,6 +53,9 @@ def test_bad_matrices_and_hierarchies():
     values[A.pattern.diagonal_positions[4]] = 0
     with pytest.raises(ValueError, match="AMG: A must not have zeros on its diagonal, row 4"):
         P.AMG(A.with_values(values), hierarchy=H)
+    values[A.pattern.diagonal_positions[4]] = 1e-310
+    with pytest.raises(ValueError, match=r"AMG: A .* reciprocal does not overflow, row 4 has 1e-310"):
+        P.AMG(A.with_values(values), hierarchy=H)
     Q = H.prolongations
     with pytest.raises(ValueError, match=r"prolongations\[1\] must have as many rows"):
         P.Hierarchy([Q[0], Q[0]])
@@ -68,7 +71,8 @@ def test_bad_matrices_and_hierarchies():
 def test_bad_learning():
     M = P.AMG(spd(), max_coarse=3, smoother="chebyshev")
     with pytest.raises(ValueError, match='smoother="jacobi"'):
-        P.LearnedAMG(M)
+        P.LearnedAMG(M, learn=("smoother",))
+    assert len(P.LearnedAMG(M).weights) == 0
     for learn in ((), "smoother", ("restriction",)):
         with pytest.raises(ValueError, match="LearnedAMG: learn must be one"):
             P.LearnedAMG(M, learn=learn)

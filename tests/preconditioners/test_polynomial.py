@@ -53,7 +53,7 @@ def test_neumann(degree):
 def test_chebyshev_has_the_smallest_error_on_the_interval(degree):
     A = ls.problems.poisson((12,))
     lo, hi = (float(f(2 * np.sin(np.arange(1, 13) * np.pi / 26) ** 2)) for f in (np.min, np.max))
-    M = P.chebyshev(A, degree, interval=(lo, hi))
+    M = P.chebyshev(A, degree, lmin=lo, lmax=hi)
     # Constant diagonal: D^-1 A and its polynomials have the same eigenvectors.
     eigenvalues, V = torch.linalg.eigh(A.to_dense() / 2)
     error = 1 - eigenvalues * torch.einsum("ij,ij->j", V, M(2.0 * V).detach())
@@ -99,7 +99,7 @@ def test_coefficients_for_another_matrix():
         )
         assert torch.equal(N(normal((6,))), wanted(normal((6,))))
     # The interval comes with the coefficients.
-    first, second = P.chebyshev(B, 3, interval=(0.5, 2.0)), P.chebyshev(B, 3)
+    first, second = P.chebyshev(B, 3, lmin=0.5, lmax=2.0), P.chebyshev(B, 3)
     second.load_state_dict(first.state_dict())
     assert torch.equal(second(normal((6,))), first(normal((6,))))
 
@@ -116,7 +116,13 @@ def test_coefficients_for_another_matrix():
         (lambda A: P(A, [1.0], interval=(1.0, float("inf"))), ValueError, "lo < hi"),
         (lambda A: P(A, [1.0], symmetric=1), TypeError, "symmetric must be True or False"),
         (lambda A: P.neumann(A, -1), ValueError, "degree must be at least 0"),
-        (lambda A: P.chebyshev(A, 2, interval=(-1.0, 2.0)), ValueError, "interval must be positive"),
+        (
+            lambda A: P.chebyshev(A, 2, lmin=-1.0),
+            ValueError,
+            "chebyshev: lmin must be positive and finite, got -1",
+        ),
+        (lambda A: P.chebyshev(A, 2, lmax=math.inf), ValueError, "lmax must be positive and finite"),
+        (lambda A: P.chebyshev(A, 2, lmin=2.0, lmax=2.0), ValueError, "lmin must be below lmax, got 2.0"),
     ],
 )
 def test_errors(make, error, words):

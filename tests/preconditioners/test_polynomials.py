@@ -24,7 +24,7 @@ def test_chebyshev_is_the_best_polynomial(degree):
     """1 - t p(t) is the scaled Chebyshev polynomial, on the eigenvalues of a diagonal matrix."""
     t = np.linspace(0.3, 2.0, 30)
     A = ls.ops.diag(torch.from_numpy(t))
-    M = P.Chebyshev(A, 0.4, 1.8, degree=degree, M=None)
+    M = P.Chebyshev(A, lmin=0.4, lmax=1.8, degree=degree, M=None)
     residual = 1 - t * M(torch.ones(30, dtype=torch.float64)).numpy()
     coefficients = [0] * (degree + 1) + [1]
     theta, delta = 1.1, 0.7
@@ -38,7 +38,7 @@ def test_one_eigenvalue():
     A = ls.ops.diag(torch.full((3,), 4.0, dtype=torch.float64))
     r = normal((3,))
     for degree in (0, 3):
-        assert torch.allclose(P.Chebyshev(A, 4.0, 4.0, degree=degree, M=None)(r), r / 4)
+        assert torch.allclose(P.Chebyshev(A, lmin=4.0, lmax=4.0, degree=degree, M=None)(r), r / 4)
 
 
 @pytest.mark.parametrize("degree", [0, 1, 2, 3])
@@ -74,7 +74,7 @@ def test_chebyshev_is_positive_definite_if_lmax_is_above_the_spectrum():
     A = spd()
     lmin, lmax = (float(t) for t in jacobi_spectrum(A)[[0, -1]])
     for degree in (0, 1, 2, 5):
-        D = dense(P.Chebyshev(A, 5 * lmin, lmax * 1.01, degree=degree))
+        D = dense(P.Chebyshev(A, lmin=5 * lmin, lmax=lmax * 1.01, degree=degree))
         assert torch.linalg.eigvalsh((D + D.mT) / 2).min() > 0
 
 
@@ -126,7 +126,9 @@ def test_degrees_and_inner_preconditioners_count():
     assert count(P.Chebyshev(A, degree=1, M=P.IC0(A))) < count(P.IC0(A))
     assert count(P.Neumann(A, degree=2, weight=0.9)) != count(P.Neumann(A, degree=2, weight=0.3))
     lmax = float(P.Chebyshev(A).lmax)
-    assert count(P.Chebyshev(A, lmax / 200, lmax)) != count(P.Chebyshev(A, lmax / 3, lmax))
+    assert count(P.Chebyshev(A, lmin=lmax / 200, lmax=lmax)) != count(
+        P.Chebyshev(A, lmin=lmax / 3, lmax=lmax)
+    )
 
 
 def test_parameters_learn():
@@ -134,7 +136,7 @@ def test_parameters_learn():
     v = A.values.clone().requires_grad_()
     lmin, lmax, weight = (torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (0.2, 2.2, 0.8))
     for apply, args in (
-        (lambda v, a, z, r: P.Chebyshev(A.with_values(v), a, z, degree=2)(r), (v, lmin, lmax, r)),
+        (lambda v, a, z, r: P.Chebyshev(A.with_values(v), lmin=a, lmax=z, degree=2)(r), (v, lmin, lmax, r)),
         (lambda v, w, r: P.Neumann(A.with_values(v), degree=2, weight=w)(r), (v, weight, r)),
         (
             lambda v, w, r: P.Neumann(A.with_values(v), degree=1, weight=w, M=P.SOR(A.with_values(v)))(r),
@@ -143,7 +145,7 @@ def test_parameters_learn():
     ):
         assert torch.autograd.gradcheck(apply, args, check_forward_ad=True, fast_mode=True)
         assert torch.autograd.gradgradcheck(apply, args, fast_mode=True)
-    assert {id(t) for t in P.Chebyshev(A, lmin, lmax).made_of} >= {id(lmin), id(lmax), id(A.values)}
+    assert {id(t) for t in P.Chebyshev(A, lmin=lmin, lmax=lmax).made_of} >= {id(lmin), id(lmax), id(A.values)}
     omega = torch.tensor(1.2, dtype=torch.float64, requires_grad=True)
     inner = P.Neumann(A, degree=1, M=P.SOR(A, omega))
     assert any(t is omega for t in inner.made_of)
@@ -151,14 +153,14 @@ def test_parameters_learn():
     many = torch.tensor([0.5, 0.9], dtype=torch.float64)
     together = P.Neumann(A.with_values(values), degree=2, weight=many)(r)
     assert torch.allclose(together[1], P.Neumann(A * 2.0, degree=2, weight=0.9)(r))
-    together = P.Chebyshev(A.with_values(values), many / 5, 2 + many, M=None)(r)
-    assert torch.allclose(together[0], P.Chebyshev(A, 0.1, 2.5, M=None)(r))
+    together = P.Chebyshev(A.with_values(values), lmin=many / 5, lmax=2 + many, M=None)(r)
+    assert torch.allclose(together[0], P.Chebyshev(A, lmin=0.1, lmax=2.5, M=None)(r))
 
 
 def test_compile():
     A, r = spd(), normal((20,))
     for make in (
-        lambda v: P.Chebyshev(A.with_values(v), 0.1, 2.0, degree=2, symmetric=True),
+        lambda v: P.Chebyshev(A.with_values(v), lmin=0.1, lmax=2.0, degree=2, symmetric=True),
         lambda v: P.Neumann(A.with_values(v), degree=2, symmetric=True),
     ):
         compiled = torch.compile(lambda v: make(v)(r), fullgraph=True, backend="aot_eager")  # noqa: B023
@@ -190,10 +192,26 @@ A = spd()
         (lambda: P.Chebyshev(A.to_dense()), TypeError, "Chebyshev: A must be a CSR"),
         (lambda: P.Chebyshev(A[:3]), ValueError, r"Chebyshev: A must be square, got shape \(3, 20\)"),
         (lambda: P.Chebyshev(A, degree=-1), ValueError, "degree must be at least 0, got -1"),
-        (lambda: P.Chebyshev(A, 2.0, 1.0), ValueError, "lmin must not be above lmax, got 2.0 and 1.0"),
-        (lambda: P.Chebyshev(A, -1.0, 1.0), ValueError, "lmin must be positive and finite, got -1.0"),
-        (lambda: P.Chebyshev(A, 1.0, float("inf")), ValueError, "lmax must be positive and finite, got inf"),
-        (lambda: P.Chebyshev(A, "0", 1.0), TypeError, "lmin must be a number or a torch.Tensor, got str"),
+        (
+            lambda: P.Chebyshev(A, lmin=2.0, lmax=1.0),
+            ValueError,
+            "lmin must not be above lmax, got 2.0 and 1.0",
+        ),
+        (
+            lambda: P.Chebyshev(A, lmin=-1.0, lmax=1.0),
+            ValueError,
+            "lmin must be positive and finite, got -1.0",
+        ),
+        (
+            lambda: P.Chebyshev(A, lmin=1.0, lmax=float("inf")),
+            ValueError,
+            "lmax must be positive and finite, got inf",
+        ),
+        (
+            lambda: P.Chebyshev(A, lmin="0", lmax=1.0),
+            TypeError,
+            "lmin must be a number or a torch.Tensor, got str",
+        ),
         (lambda: P.Chebyshev(A, lmax=torch.tensor(2.0)), TypeError, "lmax has dtype torch.float32"),
         (lambda: P.Chebyshev(A, lmax=normal((3,)).abs()), ValueError, r"batch \(\), got shape \(3,\)"),
         (

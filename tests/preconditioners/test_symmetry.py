@@ -6,8 +6,8 @@ from preconditioners.cases import general, spd
 from reference import normal
 
 import learnsolve as ls
-from learnsolve.preconditioners import _symmetry
-from learnsolve.preconditioners._symmetry import symmetry
+from learnsolve.ops import _symmetry
+from learnsolve.ops._symmetry import symmetry
 
 
 def test_rounding_is_no_asymmetry_and_anything_else_is():

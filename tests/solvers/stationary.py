@@ -24,8 +24,6 @@ def tensors(method, requires_grad=False):
 def run(method, A, b, x0=None, *, given=None, **keywords):
     """Any of the three; `given`: its parameters in order."""
     of_method = PARAMETERS[method] if given is None else dict(zip(PARAMETERS[method], given, strict=True))
-    if method == "chebyshev":
-        return S.chebyshev(A, b, *of_method.values(), x0, **keywords)
     return getattr(S, method)(A, b, x0, **of_method, **keywords)
 
 

@@ -25,7 +25,7 @@ S = ls.solvers
 STATIONARY = {
     "richardson": lambda A, b, **k: S.richardson(A, b, weight=0.25, **{"maxiter": 400, **k}),
     "heavyball": lambda A, b, **k: S.heavyball(A, b, alpha=0.2, beta=0.3, **k),
-    "chebyshev": lambda A, b, **k: S.chebyshev(A, b, 0.7, 7.3, **k),
+    "chebyshev": lambda A, b, **k: S.chebyshev(A, b, lmin=0.7, lmax=7.3, **k),
 }
 METHODS = (*SQUARE, *RECTANGULAR, *STATIONARY)
 

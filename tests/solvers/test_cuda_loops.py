@@ -165,9 +165,9 @@ def solves():
         "heavyball": both(
             lambda: S.heavyball(A, c, alpha=alpha, beta=beta, iterations=9), (v, c, alpha, beta)
         ),
-        "chebyshev": both(lambda: S.chebyshev(A, b, 0.1, 8.0, iterations=9), (v, b)),
+        "chebyshev": both(lambda: S.chebyshev(A, b, lmin=0.1, lmax=8.0, iterations=9), (v, b)),
         "chebyshev learned": both(
-            lambda: S.chebyshev(A, b, alpha, 8.0 + beta, iterations=9), (v, b, alpha, beta)
+            lambda: S.chebyshev(A, b, lmin=alpha, lmax=8.0 + beta, iterations=9), (v, b, alpha, beta)
         ),
         "long rows": both(lambda: fused(skewed, 6, long_rows), long_rows),
         "long rows checkpointed": both(lambda: fused(skewed, 6, long_rows, True), long_rows),

@@ -15,7 +15,7 @@ ALL = (*SQUARE, *RECTANGULAR)
 STATIONARY = {
     "richardson": lambda A, b, **k: S.richardson(A, b, weight=0.25, **k),
     "heavyball": lambda A, b, **k: S.heavyball(A, b, alpha=0.2, beta=0.5, **k),
-    "chebyshev": lambda A, b, **k: S.chebyshev(A, b, 0.1, 8.0, **k),
+    "chebyshev": lambda A, b, **k: S.chebyshev(A, b, lmin=0.1, lmax=8.0, **k),
     "gauss_seidel": S.gauss_seidel,
     "ssor": lambda A, b, **k: S.ssor(A, b, omega=1.5, **k),
 }

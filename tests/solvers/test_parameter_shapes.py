@@ -43,8 +43,6 @@ def in_full(form, value):
 
 
 def run(method, A, b, given, **keywords):
-    if method == "chebyshev":
-        return S.chebyshev(A, b, *given, **keywords)
     return getattr(S, method)(A, b, **dict(zip(METHODS[method], given, strict=True)), **keywords)
 
 
@@ -231,7 +229,7 @@ def test_what_cannot_depend_on_the_row():
         rows = torch.ones(shape, dtype=b.dtype)
         for call in (
             lambda w: S.heavyball(A, b, alpha=0.1, beta=w, iterations=N),
-            lambda w: S.chebyshev(A, b, w, 2 * w, iterations=N),
+            lambda w: S.chebyshev(A, b, lmin=w, lmax=2 * w, iterations=N),
             lambda w: S.sor(A, b, omega=w, iterations=N),
         ):
             with pytest.raises(ValueError, match=r"must have shape \(\), \(N,\) or in full \(N, 1\)"):
@@ -247,7 +245,7 @@ def test_one_number_of_any_shape_and_no_steps():
     for w in (torch.ones(5).double(), torch.ones(0, 5).double(), torch.ones(0).double()):
         assert (S.heavyball(A, b, alpha=w, beta=w, iterations=0).x == 0).all()
         assert (S.sor(A, b, omega=w, iterations=0).x == 0).all()
-        assert (S.chebyshev(A, b, w, 2 * w, iterations=0).x == 0).all()
+        assert (S.chebyshev(A, b, lmin=w, lmax=2 * w, iterations=0).x == 0).all()
 
 
 @pytest.mark.few

@@ -93,13 +93,13 @@ def test_equal_bounds():
     """lmin = lmax: no step has momentum, and all derivatives are numbers."""
     A, b = ls.problems.poisson((6,)), normal((6,))
     bounds = [torch.tensor(2.0, dtype=torch.float64, requires_grad=True) for _ in range(2)]
-    x = S.chebyshev(A, b, *bounds, iterations=5).x
+    x = S.chebyshev(A, b, lmin=bounds[0], lmax=bounds[1], iterations=5).x
     close([x], [S.richardson(A, b, weight=0.5, iterations=5).x])
     grads = torch.autograd.grad(x.sum(), bounds, create_graph=True)
     assert all(g.isfinite() for g in grads)
     assert all(g.isfinite() for g in torch.autograd.grad(sum(grads), bounds))
     step = 1e-6
-    more, less = (S.chebyshev(A, b, 2.0, 2.0 + s, iterations=5).x.sum() for s in (step, 0))
+    more, less = (S.chebyshev(A, b, lmin=2.0, lmax=2.0 + s, iterations=5).x.sum() for s in (step, 0))
     assert float(grads[1]) == pytest.approx(float(more - less) / step, rel=1e-4)
 
 

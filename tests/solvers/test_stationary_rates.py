@@ -72,12 +72,16 @@ def test_chebyshev(shape):
     for k in (1, 2, 5, 10, 25):
         of_theory = bound(high / low, k)
         for e, sign in ((first, 1), (last, (-1) ** k)):
-            x = S.chebyshev(A, b, low, high, e, iterations=k).x
+            x = S.chebyshev(A, b, e, lmin=low, lmax=high, iterations=k).x
             torch.testing.assert_close(x, sign * of_theory * e, rtol=1e-9, atol=1e-11)
-        assert S.chebyshev(A, b, low, high, random, iterations=k).x.norm() <= of_theory * random.norm()
+        assert (
+            S.chebyshev(A, b, random, lmin=low, lmax=high, iterations=k).x.norm() <= of_theory * random.norm()
+        )
         # The worst part of the error: bounds that are too wide cost what they cost, and gain nothing.
         vectors = torch.linalg.eigh(A.to_dense())[1]
-        wide = S.chebyshev(A, torch.zeros_like(vectors), 0.9 * low, 1.1 * high, vectors, iterations=k).x
+        wide = S.chebyshev(
+            A, torch.zeros_like(vectors), vectors, lmin=0.9 * low, lmax=1.1 * high, iterations=k
+        ).x
         worst = float(wide.norm(dim=0).max())
         assert of_theory * (1 - 1e-9) <= worst <= bound(1.1 / 0.9 * high / low, k) * (1 + 1e-9)
 
@@ -110,7 +114,7 @@ def test_heavyball_is_the_faster_one_and_chebyshev_the_fastest_of_fixed_length()
     alpha, beta = S.heavyball_parameters(low, high)
     richardson = S.richardson(A, b, x0, weight=S.richardson_weight(low, high), iterations=160)
     heavyball = S.heavyball(A, b, x0, alpha=alpha, beta=beta, iterations=160)
-    chebyshev = S.chebyshev(A, b, low, high, x0, iterations=160)
+    chebyshev = S.chebyshev(A, b, x0, lmin=low, lmax=high, iterations=160)
     sizes = [float(s.x.norm()) for s in (chebyshev, heavyball, richardson)]
     assert sizes[0] < sizes[1] < 1e-3 * sizes[2]
 
@@ -132,8 +136,8 @@ def test_preconditioned_chebyshev():
     A = ls.problems.poisson((12, 12))
     c = math.cos(math.pi / 13)
     M, b = ls.preconditioners.Jacobi(A), normal((144,))
-    plain = S.chebyshev(A, b, 4 - 4 * c, 4 + 4 * c, rtol=1e-8)
-    scaled = S.chebyshev(A, b, 1 - c, 1 + c, M=M, rtol=1e-8)
+    plain = S.chebyshev(A, b, lmin=4 - 4 * c, lmax=4 + 4 * c, rtol=1e-8)
+    scaled = S.chebyshev(A, b, lmin=1 - c, lmax=1 + c, M=M, rtol=1e-8)
     assert plain.converged
     assert scaled.iterations == plain.iterations
     torch.testing.assert_close(scaled.x, plain.x, rtol=1e-12, atol=1e-12)

@@ -1,4 +1,4 @@
-"""Is a matrix symmetric? For the preconditioners whose symmetry follows from that of their matrix.
+"""Is a matrix symmetric? For `CSR.is_symmetric` and preconditioners that are symmetric where their matrix is.
 
 Entries count as equal that differ by rounding, |a_ij - a_ji| <= 64 eps sqrt(|a_ii a_jj|): assembled in
 another order, or scaled from both sides, a symmetric matrix is symmetric only to rounding. The bound gives

@@ -1,0 +1,67 @@
+"""Bounds `lmin`, `lmax` of the spectrum of M A, estimated where they are not given."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from learnsolve.ops.block_batch import BlockBatch
+from learnsolve.preconditioners._spectrum import RATIO, largest_eigenvalue
+from learnsolve.solvers._coefficients import Parameters
+from learnsolve.solvers._operator import as_operator, as_preconditioner
+
+
+def bounds(read: Parameters, lmin: Any, lmax: Any, *operator: Any) -> tuple[Any, Any]:
+    """`lmin` and `lmax` as `read.read` has them: lmax, if it is None, 1.1 times an estimate by 10 steps of
+    Arnoldi's method, constant to every derivative; lmin lmax / 30. `operator`: M, `transpose` and
+    `parameters` of the call."""
+    low, high = _bound(read, "lmin", lmin), _bound(read, "lmax", lmax)
+    high = _estimate(read, *operator) if high is None else high
+    low = high / RATIO if low is None else low
+    if not isinstance(low, Tensor) and not isinstance(high, Tensor) and low > high:
+        raise ValueError(f"{read.name}: lmin must not be larger than lmax, got {low} and {high}; swap them")
+    return low, high
+
+
+def _bound(read: Parameters, key: str, value: Any) -> Any:
+    if value is None:
+        return None
+    value = read.read(key, value, rows=False)
+    if not isinstance(value, Tensor) and not 0 < value < math.inf:
+        raise ValueError(
+            f"{read.name}: {key} must be positive and finite, got {value}; it bounds the spectrum of M A, "
+            "which must be positive"
+        )
+    return value
+
+
+def _estimate(read: Parameters, M: Any, transpose: Any, parameters: Any) -> Tensor:
+    """In the form in full of Parameters, with one number a member of the batch; 1 where there is none that is
+    positive, so that the solve says what is wrong."""
+    name, A, b = read.name, read.A, read.b
+    if torch.compiler.is_dynamo_compiling():
+        raise NotImplementedError(
+            f"{name}: the largest eigenvalue of M A is not estimated under torch.compile; pass lmax= or, for "
+            "richardson, weight="
+        )
+    if isinstance(M, (list, tuple)):
+        raise ValueError(
+            f"{name}: the largest eigenvalue of M A is not estimated for one M a block; pass lmax= or, for "
+            "richardson, weight="
+        )
+    A = A.matrix if isinstance(A, BlockBatch) else A
+    apply = as_operator(name, A, b, transpose, tuple(parameters))
+    inner = as_preconditioner(name, "M", M, b)
+    whole = not hasattr(A, "batch_shape") or A.batch_shape or getattr(M, "batch_shape", ())
+    batch = read.batch if whole else torch.Size()
+    if read.n == 0:
+        return b.new_ones((*batch, 1, 1))
+    start = torch.from_numpy(np.random.default_rng(0).standard_normal((read.n, 1)))
+    start = start.to(dtype=b.dtype, device=b.device).expand(*batch, read.n, 1)
+    found = largest_eigenvalue(lambda X: apply(X) if inner is None else inner(apply(X)), start)
+    good = found.isfinite() & (found > 0)
+    return torch.where(good, found, 1)[..., None, None]

@@ -1,0 +1,70 @@
+"""Bounds of the spectrum that are not given: `richardson` and `chebyshev` estimate them, by one rule."""
+
+import pytest
+import torch
+from reference import normal
+
+import learnsolve as ls
+
+S, P = ls.solvers, ls.preconditioners
+
+
+@pytest.mark.parametrize("method", ["richardson", "chebyshev"])
+@pytest.mark.parametrize("grid", [(40,), (12, 12), (6, 6, 6)])
+def test_defaults_converge_on_poisson(method, grid):
+    A = ls.problems.poisson(grid)
+    solution = getattr(S, method)(A, normal((A.shape[0],)), rtol=1e-6, maxiter=4000)
+    assert solution.converged
+
+
+@pytest.mark.parametrize("method", ["richardson", "chebyshev"])
+def test_the_estimate_is_within_its_factor_of_the_largest_eigenvalue(method):
+    A, b = ls.problems.poisson((9, 9)), normal((81, 2))
+    top = float(torch.linalg.eigvalsh(A.to_dense())[-1])
+    # The first step is b times 2 / (lmin + lmax).
+    lmax = 2 / (getattr(S, method)(A, b, iterations=1).x / b * (1 + 1 / 30))
+    assert ((lmax >= top) & (lmax <= 1.1 * top)).all()
+    lmax = torch.tensor(top, dtype=A.dtype)
+    given = getattr(S, method)(A, b, lmin=top / 30, lmax=lmax, iterations=3).x
+    assert torch.allclose(getattr(S, method)(A, b, lmax=lmax, iterations=3).x, given, rtol=1e-12)
+
+
+def test_the_weight_of_richardson():
+    A, b = ls.problems.poisson((5, 5)), normal((25,))
+    M = P.Jacobi(A)
+    x = S.richardson(A, b, weight=0.25, iterations=4).x
+    assert torch.allclose(S.richardson(A, b, lmin=1.0, lmax=7.0, iterations=4).x, x)
+    assert torch.equal(
+        S.richardson(A, b, M=M, iterations=4).x, S.richardson(A, b, M=M, weight=1.0, iterations=4).x
+    )
+    assert S.richardson(A, b, M=M, lmax=2.0, lmin=0.05).converged
+    lmax = torch.tensor(8.0, dtype=A.dtype, requires_grad=True)
+    assert torch.autograd.grad(S.richardson(A, b, lmax=lmax, iterations=4).x.sum(), lmax)[0] != 0
+    with pytest.raises(ValueError, match="lmax requires grad"):
+        S.richardson(A, b, lmax=lmax)
+    with pytest.raises(ValueError, match="richardson: weight must not be given beside lmin or lmax"):
+        S.richardson(A, b, weight=1.0, lmax=8.0)
+    with pytest.raises(ValueError, match="richardson: lmin must be positive and finite, got -1"):
+        S.richardson(A, b, lmin=-1.0)
+
+
+@pytest.mark.parametrize("method", ["richardson", "chebyshev"])
+def test_batches_have_an_estimate_each(method):
+    A, b = ls.problems.poisson((5, 5)), normal((3, 25, 2))
+    scales = torch.tensor([1.0, 5.0, 25.0], dtype=A.dtype)
+    together = getattr(S, method)(A.with_values(scales[:, None] * A.values), b, iterations=6)
+    for i, s in enumerate(scales):
+        assert torch.allclose(together.x[i], getattr(S, method)(s * A, b[i], iterations=6).x)
+    shared = getattr(S, method)(A, b, iterations=6).x
+    assert torch.allclose(shared[1], getattr(S, method)(A, b[1], iterations=6).x)
+
+
+def test_other_operators():
+    A, b = ls.problems.poisson((5, 5)), normal((25,))
+    x = S.chebyshev(A, b, rtol=1e-10).x
+    for B in (lambda X: A @ X, A.to_scipy_linear_operator(), ls.BlockBatch([A])):
+        assert torch.allclose(S.chebyshev(B, b, rtol=1e-10, gradient="unrolled").x, x)
+    with pytest.warns(S.ConvergenceWarning):
+        assert not S.chebyshev(0.0 * A, b, maxiter=5).converged
+    with pytest.raises(ValueError, match="not estimated for one M a block; pass lmax="):
+        S.chebyshev(ls.BlockBatch([A]), b, M=[P.Jacobi(A)])
