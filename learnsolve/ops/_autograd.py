@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._functorch.utils import unwrap_dead_wrappers
+from torch._C._functorch import unwrap_if_dead
 from torch.autograd import forward_ad
 
 
@@ -24,7 +24,8 @@ class Eager:
     def apply(cls, *args: Any) -> Any:
         if torch._C._are_functorch_transforms_active():
             return super().apply(*args)  # type: ignore[misc]
-        return super(torch.autograd.Function, cls).apply(*unwrap_dead_wrappers(args))  # type: ignore[misc]
+        plain = [unwrap_if_dead(arg) if isinstance(arg, Tensor) else arg for arg in args]
+        return super(torch.autograd.Function, cls).apply(*plain)  # type: ignore[misc]
 
 
 class Operation:
@@ -68,7 +69,8 @@ def _keeps_for_both(setup: Callable[[Any, tuple, Any], None]) -> Callable[[Any, 
 
     def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
         setup(ctx, inputs, output)
-        keep_for_forward_mode(ctx, *(ctx.to_save or ()))
+        if _forward_mode_may_come():
+            ctx.save_for_forward(*(ctx.to_save or ()))
 
     return setup_context
 
@@ -113,7 +115,7 @@ def tracked(*tensors: Tensor) -> bool:
         for t in tensors:
             if t.requires_grad:
                 return True
-    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    return _forward_mode_may_come()
 
 
 def dispatch(operation: Any, tensors: tuple[Tensor, ...], *constants: Any) -> Any:
@@ -138,9 +140,13 @@ def _distinct(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(out)
 
 
+def _forward_mode_may_come() -> bool:
+    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+
+
 def keep_for_forward_mode(ctx: Any, *tensors: Tensor) -> None:
     """`save_for_forward`, if forward mode or a functorch transform is active: it costs 1 us a call."""
-    if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
+    if _forward_mode_may_come():
         ctx.save_for_forward(*tensors)
 
 

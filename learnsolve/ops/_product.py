@@ -40,7 +40,7 @@ _VALUES, _X, _G = 0, 1, 2
 def product(values: Tensor, x: Tensor, pattern: SparsityPattern, transpose: bool) -> Tensor:
     """`spmm` on values and pattern, unchecked: brings any batch axes to the one axis of the kernels."""
     if values.dim() == 1 and x.dim() <= 3:
-        return _product(values, x, pattern, transpose)
+        return dispatch(_Product, (values, x), _X if transpose else _G, False, pattern)
     if x.dim() == 1:
         return product(values, x.unsqueeze(-1), pattern, transpose).squeeze(-1)
     return broadcast(_Product, _X if transpose else _G, values, x, pattern)

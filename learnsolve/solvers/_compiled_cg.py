@@ -140,7 +140,7 @@ def compiled_cg(
     x, norms, status = _run_blocks(form, A, *given) if isinstance(A, Blocks) else _run(form, A, M, *given)
     why, when = status.unbind(-2)
     if fixed and not _device_analysis.here(b) and why.numel() and not why.any():
-        return Outcome(x, norms, _codes_of(why))  # all columns ran to the end
+        return Outcome(x, norms, torch.full_like(why, CODE[Status.MAX_ITERATIONS]))  # all ran to the end
     first = norms[..., :1, :].detach()
     converged = ((first <= target) & first.isfinite()).squeeze(-2)
     codes = torch.where(converged, CODE[Status.CONVERGED], _codes_of(why))

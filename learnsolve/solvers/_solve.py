@@ -288,7 +288,7 @@ def with_zero_gradient(x: Tensor, *others: Tensor) -> Tensor:
 
 def _finite(t: Tensor) -> bool:
     """Surely finite, all of it, at the cost of a pass: a sum of finite numbers may overflow."""
-    return math.isfinite(t.detach().sum().item())
+    return math.isfinite((t if t.numel() == 1 else t.detach().sum()).item())
 
 
 def _asked(atol: float | Tensor) -> bool:

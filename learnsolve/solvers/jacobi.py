@@ -124,12 +124,12 @@ def _one_sweep(values: Tensor, pattern: SparsityPattern, scale: Tensor, b: Tenso
 
 def _scale(weight: float | Tensor, inverse: Tensor, values: Tensor, read: Parameters) -> Tensor:
     """weight / D, shape (n,) or (..., 1 or iterations, n)."""
+    if isinstance(weight, Tensor) and values.dim() == 1 and read.of_rows("weight", weight):
+        return weight * inverse  # without views, which cost a small training step more than the product
     factor = read.read("weight", weight)
     if not isinstance(weight, Tensor):
         scale = inverse if factor == 1 else factor * inverse
         return scale if values.dim() == 1 else scale.unsqueeze(-2)
-    if values.dim() == 1 and weight.dim() <= 1 and factor.shape[:-1] == (1,):
-        return weight * inverse  # without views, which cost a small training step more than the product
     return factor * (inverse if values.dim() == 1 else inverse.unsqueeze(-2))
 
 
