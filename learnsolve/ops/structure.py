@@ -182,9 +182,9 @@ def shared_inverse_diagonal(A: CSR, function: str) -> Tensor:
 
 def kept_with_values(A: CSR, name: str, make: Callable[[], Tensor]) -> Tensor:
     """`make()`, a function of A's values, not to be changed. It is kept with `A` while its values do not
-    require grad and do not change (torch notices, except for changes through ``values.data``). Nothing is kept
-    for trainable values: fused optimizers change parameters without a new version. Nor for values on a device:
-    other streams would have to wait for it, and a graph would hold it indefinitely."""
+    require grad and do not change (torch notices, except for changes through ``values.data``). Nothing is
+    kept for trainable values: fused optimizers change parameters without a new version. Nor for values on a
+    device: other streams would have to wait for it, and a graph would hold it indefinitely."""
     values = A.values
     if (
         torch.compiler.is_dynamo_compiling()
