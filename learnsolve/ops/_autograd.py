@@ -20,12 +20,18 @@ class Eager:
     defaults that no operation here has: 22 us a call become 11 (raw operator: 4).
     """
 
+    _apply: Callable[..., Any]  # that of torch's own base, looked up once
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls._apply = super(torch.autograd.Function, cls).apply  # type: ignore[misc]
+
     @classmethod
     def apply(cls, *args: Any) -> Any:
         if torch._C._are_functorch_transforms_active():
             return super().apply(*args)  # type: ignore[misc]
         plain = [unwrap_if_dead(arg) if isinstance(arg, Tensor) else arg for arg in args]
-        return super(torch.autograd.Function, cls).apply(*plain)  # type: ignore[misc]
+        return cls._apply(*plain)
 
 
 class Operation:
@@ -48,17 +54,23 @@ class Operation:
         names = ("forward", "setup_context", "backward", "jvp", "vmap")
         members: dict[str, Any] = {n: staticmethod(getattr(cls, n)) for n in names if hasattr(cls, n)}
         members["generate_vmap_rule"] = cls.generate_vmap_rule
-        setup = members.setdefault("setup_context", staticmethod(_keeps(cls.operands)))
-        both = {**members, "setup_context": staticmethod(_keeps_for_both(setup))}
+        own = members.get("setup_context")
+        for_both = _keeps(cls.operands, True) if own is None else _keeps_for_both(own)
+        both = {**members, "setup_context": staticmethod(for_both)}
+        members.setdefault("setup_context", staticmethod(_keeps(cls.operands, False)))
         cls.eager = type(cls.__name__, (Eager, torch.autograd.Function), both)
         members.pop("jvp", None)
         cls.traced = type(cls.__name__, (torch.autograd.Function,), members)
 
 
-def _keeps(operands: int) -> Callable[[Any, tuple, Any], None]:
+def _keeps(operands: int, both: bool) -> Callable[[Any, tuple, Any], None]:
+    """The default, `both`: as `_keeps_for_both` makes it, in one call."""
+
     def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
         if operands > 1:
             ctx.save_for_backward(*inputs[:operands])
+            if both and _forward_mode_may_come():
+                ctx.save_for_forward(*inputs[:operands])
         ctx.constants = inputs[operands:]
 
     return setup_context

@@ -89,7 +89,8 @@ def jacobi(
         raise ValueError(f"{name}: b must have A.shape[0] = {n} rows, got shape {tuple(b.shape)}")
     check_x0(name, x0, b)
     x0 = torch.zeros_like(b) if x0 is None else x0
-    _check.batches(name, values.shape[:-1], b.shape[:-2], "A.values and b")
+    if values.dim() > 1 and b.dim() > 2:
+        _check.batches(name, values.shape[:-1], b.shape[:-2], "A.values and b")
     if b.dim() == 1 and values.dim() > 1:
         # One vector for a batch of matrices: a column, whose axis is taken away again.
         columns = jacobi(
