@@ -87,16 +87,22 @@ class Planned:
         known = (*self._kept.values(), *self._plans.kept.values())
         return all(t._version == version for kept in known for t, version in kept.watched)
 
-    def _cached(self, key: Any, make: Callable[[], Any]) -> Any:
+    def _cached(self, key: Any, make: Callable[..., Any], *arguments: Any) -> Any:
+        """`make(*arguments)`, computed once for each key."""
         if torch.compiler.is_dynamo_compiling():
             _analyse_while_tracing(self._serial)
             return self._cache[key]
-        self._check_unchanged()
+        # `check` twice, written out: every operation comes here, most of them several times.
+        for t, version in self._kept[None].watched:
+            if t._version != version:
+                raise changed()
         kept = self._kept.get(key)
         if kept is not None:
-            kept.check()
+            for t, version in kept.watched:
+                if t._version != version:
+                    raise changed()
             return self._cache[key]
-        found = self._cache[key] = self._make(make)
+        found = self._cache[key] = self._make(make, *arguments)
         self._kept[key] = _Kept(found)
         self._held(found)
         return found

@@ -239,10 +239,10 @@ class SparsityPattern(Planned):
         This is so if the values exceed a cache, have no regular order, and are many per column: a gather then
         waits for memory at each of them.
         """
+        if self.nnz < 2**20 or self.nnz < 32 * self.shape[1]:
+            return False
 
         def judge() -> bool:
-            if self.nnz < 2**20 or self.nnz < 32 * self.shape[1]:
-                return False
             blocks = self.row_blocks.long()
             uniform = (blocks[1:, 0] - blocks[:-1, 0])[blocks[:-1, 1] > 0].sum()
             return bool(2 * uniform < self.shape[0])
@@ -267,7 +267,7 @@ class SparsityPattern(Planned):
         """What an operator takes for A or A^T on A's values: (ptr, idx, perm, blocks), perm empty for A
         (csrc/ops/schema.cpp)."""
         key = "adjoint structure" if transpose else "structure"
-        return self._cached(key, lambda: self._make_structure(transpose))
+        return self._cached(key, self._make_structure, transpose)
 
     def _make_structure(self, transpose: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         ptr, idx = self.crow_indices, self.col_indices

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._functorch.utils import unwrap_dead_wrappers
+from torch._C._functorch import unwrap_if_dead
 from torch.autograd import forward_ad
 
 
@@ -20,11 +20,18 @@ class Eager:
     defaults that no operation here has: 22 us a call become 11 (raw operator: 4).
     """
 
+    _apply: Callable[..., Any]  # that of torch's own base, looked up once
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls._apply = super(torch.autograd.Function, cls).apply  # type: ignore[misc]
+
     @classmethod
     def apply(cls, *args: Any) -> Any:
         if torch._C._are_functorch_transforms_active():
             return super().apply(*args)  # type: ignore[misc]
-        return super(torch.autograd.Function, cls).apply(*unwrap_dead_wrappers(args))  # type: ignore[misc]
+        plain = [unwrap_if_dead(arg) if isinstance(arg, Tensor) else arg for arg in args]
+        return cls._apply(*plain)
 
 
 class Operation:
@@ -47,17 +54,23 @@ class Operation:
         names = ("forward", "setup_context", "backward", "jvp", "vmap")
         members: dict[str, Any] = {n: staticmethod(getattr(cls, n)) for n in names if hasattr(cls, n)}
         members["generate_vmap_rule"] = cls.generate_vmap_rule
-        setup = members.setdefault("setup_context", staticmethod(_keeps(cls.operands)))
-        both = {**members, "setup_context": staticmethod(_keeps_for_both(setup))}
+        own = members.get("setup_context")
+        for_both = _keeps(cls.operands, True) if own is None else _keeps_for_both(own)
+        both = {**members, "setup_context": staticmethod(for_both)}
+        members.setdefault("setup_context", staticmethod(_keeps(cls.operands, False)))
         cls.eager = type(cls.__name__, (Eager, torch.autograd.Function), both)
         members.pop("jvp", None)
         cls.traced = type(cls.__name__, (torch.autograd.Function,), members)
 
 
-def _keeps(operands: int) -> Callable[[Any, tuple, Any], None]:
+def _keeps(operands: int, both: bool) -> Callable[[Any, tuple, Any], None]:
+    """The default, `both`: as `_keeps_for_both` makes it, in one call."""
+
     def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
         if operands > 1:
             ctx.save_for_backward(*inputs[:operands])
+            if both and _forward_mode_may_come():
+                ctx.save_for_forward(*inputs[:operands])
         ctx.constants = inputs[operands:]
 
     return setup_context
@@ -68,7 +81,8 @@ def _keeps_for_both(setup: Callable[[Any, tuple, Any], None]) -> Callable[[Any, 
 
     def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
         setup(ctx, inputs, output)
-        keep_for_forward_mode(ctx, *(ctx.to_save or ()))
+        if _forward_mode_may_come():
+            ctx.save_for_forward(*(ctx.to_save or ()))
 
     return setup_context
 
@@ -113,7 +127,7 @@ def tracked(*tensors: Tensor) -> bool:
         for t in tensors:
             if t.requires_grad:
                 return True
-    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    return _forward_mode_may_come()
 
 
 def dispatch(operation: Any, tensors: tuple[Tensor, ...], *constants: Any) -> Any:
@@ -138,9 +152,13 @@ def _distinct(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(out)
 
 
+def _forward_mode_may_come() -> bool:
+    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+
+
 def keep_for_forward_mode(ctx: Any, *tensors: Tensor) -> None:
     """`save_for_forward`, if forward mode or a functorch transform is active: it costs 1 us a call."""
-    if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
+    if _forward_mode_may_come():
         ctx.save_for_forward(*tensors)
 
 

@@ -40,7 +40,7 @@ _VALUES, _X, _G = 0, 1, 2
 def product(values: Tensor, x: Tensor, pattern: SparsityPattern, transpose: bool) -> Tensor:
     """`spmm` on values and pattern, unchecked: brings any batch axes to the one axis of the kernels."""
     if values.dim() == 1 and x.dim() <= 3:
-        return _product(values, x, pattern, transpose)
+        return dispatch(_Product, (values, x), _X if transpose else _G, False, pattern)
     if x.dim() == 1:
         return product(values, x.unsqueeze(-1), pattern, transpose).squeeze(-1)
     return broadcast(_Product, _X if transpose else _G, values, x, pattern)
@@ -111,6 +111,9 @@ class _Product(Derivative):
                 return gv if need_values else None, gx, None, None, None
             if need_values:
                 return *dispatch(_Gradients, (values, x, g), role, pattern), None, None, None
+            if values.dim() == 1 and g.dim() == x.dim():  # nothing is summed: `gradients`, in fewer calls
+                other = _X if role == _G else _G
+                return None, dispatch(_Product, (values, g), other, False, pattern), None, None, None
         return gradients(_Product, ctx, g, (values, x))
 
     @classmethod

@@ -261,8 +261,8 @@ def _adjoint(values, m, b, x0, gx, gnorms, norms, constants, saved, needs):
             if j:
                 before = (saved[4 * j - 3][:, -1],)
         at, rows = (first + 1, count) if j else (0, count + 1)
-        forward = (*forward, norms.narrow(axis, at, rows), *before)
-        bars = None if gnorms is None else gnorms.narrow(axis, at, rows)
+        forward = (*forward, _narrow(norms, axis, at, rows), *before)
+        bars = None if gnorms is None else _narrow(gnorms, axis, at, rows)
         *sums, gx0 = _raw_backward(
             A, pattern._structure(True), values, kind, M, start, forward, gx, bars, sums, needs
         )
@@ -271,6 +271,11 @@ def _adjoint(values, m, b, x0, gx, gnorms, norms, constants, saved, needs):
     if kind == 3 and needs[1]:
         gm = _only_read(gm.neg(), factor, LOWER)
     return gv, gm, rbar, gx0
+
+
+def _narrow(t: Tensor, axis: int, first: int, count: int) -> Tensor:
+    """`t.narrow`, or `t` itself if that is all of it."""
+    return t if count == t.shape[axis] else t.narrow(axis, first, count)
 
 
 class _PCGAdjoint(Operation):

@@ -51,5 +51,6 @@ def spmm(A: CSR, x: Tensor, *, transpose: bool = False) -> Tensor:
         raise ValueError("spmm: x must have shape (n,) or (..., n, k), got a scalar")
     _check.flag("spmm", "transpose", transpose)
     _check.rows("spmm", "x", x, "A", pattern.shape, 0 if transpose else 1)
-    _check.batches("spmm", values.shape[:-1], x.shape[:-2], "A.values and x")
+    if values.dim() > 1 and x.dim() > 2:
+        _check.batches("spmm", values.shape[:-1], x.shape[:-2], "A.values and x")
     return product(values, x, pattern, transpose)

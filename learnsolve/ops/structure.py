@@ -1,5 +1,7 @@
 """Parts and reshapes of a matrix: transpose, diagonal, sums, scalings. All differentiable in the values."""
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -160,10 +162,7 @@ def inverse_diagonal(A: CSR) -> Tensor:
 
 
 def shared_inverse_diagonal(A: CSR, function: str) -> Tensor:
-    """`inverse_diagonal` for solvers, not to be changed: it is kept with `A` while its values do not require
-    grad and do not change (torch notices, except for changes through ``values.data``). Nothing is kept for
-    trainable values: fused optimizers change parameters without a new version. Nor for values on a device:
-    other streams would have to wait for it, and a graph would hold it indefinitely."""
+    """`inverse_diagonal` for solvers, not to be changed: it is `kept_with_values`."""
     _check.square(function, "A", A.shape)
     row = A.pattern._missing_diagonal
     if row >= 0:
@@ -171,6 +170,21 @@ def shared_inverse_diagonal(A: CSR, function: str) -> Tensor:
             f"{function}: A must have an entry on its diagonal in every row, row {row} has none; permute the "
             "rows, or add the entry"
         )
+
+    def make() -> Tensor:
+        d = diagonal(A)
+        if not torch.compiler.is_dynamo_compiling():
+            _nonzero(function, d)
+        return d.reciprocal()
+
+    return kept_with_values(A, "inverse diagonal", make)
+
+
+def kept_with_values(A: CSR, name: str, make: Callable[[], Tensor]) -> Tensor:
+    """`make()`, a function of A's values, not to be changed. It is kept with `A` while its values do not
+    require grad and do not change (torch notices, except for changes through ``values.data``). Nothing is
+    kept for trainable values: fused optimizers change parameters without a new version. Nor for values on a
+    device: other streams would have to wait for it, and a graph would hold it indefinitely."""
     values = A.values
     if (
         torch.compiler.is_dynamo_compiling()
@@ -179,17 +193,12 @@ def shared_inverse_diagonal(A: CSR, function: str) -> Tensor:
         or values.is_inference()
         or not values.is_cpu
     ):
-        d = diagonal(A)
-        if not torch.compiler.is_dynamo_compiling():
-            _nonzero(function, d)
-        return d.reciprocal()
-    kept = A._derived.get("inverse diagonal")
-    state = (A.values.data_ptr(), A.values._version)
-    if kept is None or kept[0] is not A.values or kept[1] != state:
+        return make()
+    kept = A._derived.get(name)
+    state = (values.data_ptr(), values._version)
+    if kept is None or kept[0] is not values or kept[1] != state:
         with plain_tensors():
-            d = diagonal(A)
-            _nonzero(function, d)
-            kept = A._derived["inverse diagonal"] = (A.values, state, d.reciprocal())
+            kept = A._derived[name] = (values, state, make())
     return kept[2]
 
 

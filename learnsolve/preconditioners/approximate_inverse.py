@@ -156,6 +156,9 @@ class ApproximateInverse(HoldsPattern, Holder):
     def current(self) -> Factored:
         return self._with(Factored, L=self.L, form="product")
 
+    def pcg_form(self) -> tuple[str, torch.Tensor, SparsityPattern]:
+        return "product", self.values, self.pattern  # that of `current()`, which a solve need not make
+
     def extra_repr(self) -> str:
         return f"shape={self.shape}, nnz={self.pattern.nnz}"
 

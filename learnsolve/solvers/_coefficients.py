@@ -64,6 +64,20 @@ class Parameters:
         value = self.read(key, value, rows)
         return value if isinstance(value, Tensor) else self.b.new_full((1, 1), value)
 
+    def of_rows(self, key: str, value: Tensor) -> bool:
+        """Is it () or (n,), one for all steps and the whole batch, and can be nothing else?"""
+        _check.same_kind(self.name, key, value, self.b)
+        if value.dim() != 1:
+            return value.dim() == 0
+        return value.shape[0] == self.n != self.steps and not self.batch
+
+    def of_steps(self, key: str, value: Any) -> Tensor:
+        """`tensor` of what cannot depend on the row, without its last axis: (..., 1 or N)."""
+        if isinstance(value, Tensor) and value.dim() == 0:
+            _check.same_kind(self.name, key, value, self.b)
+            return value.reshape(1)
+        return self.tensor(key, value, rows=False).squeeze(-1)
+
     def of_columns(self, key: str, value: Any, rows: bool = True) -> Any:
         """`read`, for a product with blocks of columns (..., n, k): a number, or (..., 1 or n, 1)."""
         value = self.read(key, value, rows)

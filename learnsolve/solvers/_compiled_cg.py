@@ -140,6 +140,8 @@ def compiled_cg(
     given = (b, start, target, criterion, maxiter, checkpointed)
     x, norms, status = _run_blocks(form, A, *given) if isinstance(A, Blocks) else _run(form, A, M, *given)
     why, when = status.unbind(-2)
+    if fixed and not _device_analysis.here(b) and why.numel() and not why.any():
+        return Outcome(x, norms, torch.full_like(why, CODE[Status.MAX_ITERATIONS]))  # all ran to the end
     first = norms[..., :1, :].detach()
     converged = ((first <= target) & first.isfinite()).squeeze(-2)
     codes = torch.where(converged, CODE[Status.CONVERGED], _codes_of(why))
@@ -170,7 +172,9 @@ def _run(
 
     def of_members(t: Tensor) -> Tensor:
         """Numbers of a matrix, (..., size), as those of all members, (size,), or of each, (B, size)."""
-        if t.dim() == 1 or t.shape[:-1].numel() == 1:
+        if t.dim() == 1:
+            return t
+        if t.shape[:-1].numel() == 1:
             return t.reshape(t.shape[-1])
         return t.expand((*lead, t.shape[-1])).reshape(lead.numel(), t.shape[-1])
 
@@ -194,7 +198,8 @@ def _run(
             _Stalls(A, b, criterion),
             **of_M,
         )
-    x, norms, status = (t.reshape(*lead, *t.shape[-2:]) for t in (x, norms, status))
+    if len(lead) > 1:
+        x, norms, status = (t.reshape(*lead, *t.shape[-2:]) for t in (x, norms, status))
     return x, norms, status
 
 

@@ -13,6 +13,7 @@ from learnsolve.csr import CSR
 from learnsolve.ops._product import product, sampled
 from learnsolve.ops.block_batch import BlockBatch
 from learnsolve.ops.stencil_operator import StencilOperator
+from learnsolve.ops.structure import kept_with_values
 from learnsolve.solvers._blocks import Blocks
 from learnsolve.solvers._function import Function, on_columns, on_host
 from learnsolve.solvers._vectors import largest, safe_size
@@ -79,7 +80,9 @@ class Matrix:
 
     def size(self) -> Tensor | None:
         values = self.A.values
-        return None if values.shape[-1] == 0 else largest(values, -1).unsqueeze(-1)
+        if values.shape[-1] == 0:
+            return None
+        return kept_with_values(self.A, "size", lambda: largest(values, -1).unsqueeze(-1))
 
     def magnitude(self, x: Tensor) -> Tensor | None:
         return product(self.A.values.detach().abs(), x.abs(), self.A.pattern, self.transpose)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -160,15 +161,19 @@ class Solver:
         if out is None:
             call = None if self.callback is None else self._told(of_x, of_b)
             out = iterate(self.method, A, M, b, x0, criterion, self.maxiter, call, segments)
-        x, codes, note = out.x * of_x, out.codes, ""
+        x, norms, codes, note = out.x, out.norms, out.codes, ""
+        if units is not None:
+            x, norms = x * of_x, norms * of_b
         if criterion.asked:
             with torch.no_grad():
                 codes, note = self._judged(A, b.detach(), x.detach(), out, criterion, units)
+        if b.is_cpu and _finite(x) and (size_A is None or _finite(size_A)):
+            return Outcome(x, norms, codes), note
         # A NaN that no product has met: in x where a column of A is empty, in A where b is zero.
         lost = ~torch.isfinite(x.detach()).all(dim=-2)
         if size_A is not None:
             lost = lost | ((codes == CODE[Status.CONVERGED]) & ~torch.isfinite(size_A).squeeze(-2))
-        return Outcome(x, out.norms * of_b, torch.where(lost, CODE[Status.NON_FINITE], codes)), note
+        return Outcome(x, norms, torch.where(lost, CODE[Status.NON_FINITE], codes)), note
 
     def _judged(
         self, A: Any, b: Tensor, x: Tensor, out: Outcome, criterion: Criterion, units: _units.Units | None
@@ -281,6 +286,11 @@ def with_zero_gradient(x: Tensor, *others: Tensor) -> Tensor:
     return x
 
 
+def _finite(t: Tensor) -> bool:
+    """Surely finite, all of it, at the cost of a pass: a sum of finite numbers may overflow."""
+    return math.isfinite((t if t.numel() == 1 else t.detach().sum()).item())
+
+
 def _asked(atol: float | Tensor) -> bool:
     return isinstance(atol, Tensor) or atol > 0
 
@@ -288,6 +298,8 @@ def _asked(atol: float | Tensor) -> bool:
 def columns(t: Tensor, vector: bool, batch: torch.Size) -> Tensor:
     """(..., n, k), with the batch axes of A."""
     t = t.unsqueeze(-1) if vector else t
+    if not batch:
+        return t
     return t.expand(torch.broadcast_shapes(batch, t.shape[:-2]) + t.shape[-2:])
 
 

@@ -72,12 +72,25 @@ def choose(size_A: Tensor | None, b: Tensor, atol: float = 0.0, unseen: bool = F
     below `atol` matters."""
     if b.numel() == 0:
         return None
-    of_b = _unit(largest(b, -2).clamp(min=atol))
+    limit, size_b = 2.0 ** ORDINARY[b.dtype], largest(b, -2)
+    if isinstance(atol, Tensor) or atol > 0:
+        size_b = size_b.clamp(min=atol)
+    if b.is_cpu and within(size_b, 1 / limit, limit) and (size_A is None or within(size_A, 1 / limit, limit)):
+        return None
+    of_b = _unit(size_b)
     of_A = torch.ones_like(of_b[..., :1]) if size_A is None else _unit(size_A)
-    limit = 2.0 ** ORDINARY[b.dtype]
     if not unseen and all(bool(((u <= limit) & (u >= 1 / limit)).all()) for u in (of_A, of_b)):
         return None
     return Units(of_A, of_b)
+
+
+def within(size: Tensor, low: float, high: float) -> bool:
+    """Are all of these numbers in [low, high]? NaN is not. Few calls, for what is so as a rule: small solves
+    on the CPU take the time of their calls."""
+    if size.numel() == 1:
+        return low <= size.item() <= high
+    least, most = torch.aminmax(size)
+    return low <= least.item() and most.item() <= high
 
 
 def of_right_hand_side(b: Tensor) -> Units | None:

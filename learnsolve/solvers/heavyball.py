@@ -117,7 +117,7 @@ def heavyball(
     given = locals()
 
     def fixed(read: Parameters) -> tuple[Tensor, Tensor]:
-        return read.tensor("alpha", alpha), read.tensor("beta", beta, rows=False).squeeze(-1)
+        return read.tensor("alpha", alpha), read.of_steps("beta", beta)
 
     def until(read: Parameters):
         a, c = read.of_columns("alpha", alpha), read.of_columns("beta", beta, rows=False)

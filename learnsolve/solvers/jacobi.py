@@ -89,7 +89,8 @@ def jacobi(
         raise ValueError(f"{name}: b must have A.shape[0] = {n} rows, got shape {tuple(b.shape)}")
     check_x0(name, x0, b)
     x0 = torch.zeros_like(b) if x0 is None else x0
-    _check.batches(name, values.shape[:-1], b.shape[:-2], "A.values and b")
+    if values.dim() > 1 and b.dim() > 2:
+        _check.batches(name, values.shape[:-1], b.shape[:-2], "A.values and b")
     if b.dim() == 1 and values.dim() > 1:
         # One vector for a batch of matrices: a column, whose axis is taken away again.
         columns = jacobi(
@@ -124,12 +125,12 @@ def _one_sweep(values: Tensor, pattern: SparsityPattern, scale: Tensor, b: Tenso
 
 def _scale(weight: float | Tensor, inverse: Tensor, values: Tensor, read: Parameters) -> Tensor:
     """weight / D, shape (n,) or (..., 1 or iterations, n)."""
+    if isinstance(weight, Tensor) and values.dim() == 1 and read.of_rows("weight", weight):
+        return weight * inverse  # without views, which cost a small training step more than the product
     factor = read.read("weight", weight)
     if not isinstance(weight, Tensor):
         scale = inverse if factor == 1 else factor * inverse
         return scale if values.dim() == 1 else scale.unsqueeze(-2)
-    if values.dim() == 1 and weight.dim() <= 1 and factor.shape[:-1] == (1,):
-        return weight * inverse  # without views, which cost a small training step more than the product
     return factor * (inverse if values.dim() == 1 else inverse.unsqueeze(-2))
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import solvers
+from learnsolve.ops.quadratic_form import quadratic_form
 from learnsolve.recipes.harness.base import SettingError, at_least
 from learnsolve.recipes.harness.matrix_recipe import MatrixRecipe, MatrixSettings
 from learnsolve.recipes.harness.problem import grid_of
@@ -85,9 +86,15 @@ class HeavyballRecipe(MatrixRecipe):
         alpha, beta = (torch.tensor(value, **kind) for value in (settings.alpha, settings.beta))
         self.model = solvers.Heavyball(alpha, beta, sweeps)
 
+    def total(self, vectors: Tensor, step: int) -> Tensor:
+        return quadratic_form(self.A, self._swept(vectors), symmetric=True)
+
     def losses(self, vectors: Tensor, step: int) -> Tensor:
-        x = self.model(self.A, torch.zeros_like(vectors), vectors).x
+        x = self._swept(vectors)
         return (x * (self.A @ x)).sum(0)
+
+    def _swept(self, E: Tensor) -> Tensor:
+        return self.model(self.A, torch.zeros_like(E), E).x
 
     @torch.no_grad()
     def evaluate(self) -> float:

@@ -51,6 +51,7 @@ class PcgRecipe(Scheduled, MatrixRecipe):
             raise SettingError(f"--guard {settings.guard:g} refuses the start; give a smaller one")
         self.patience = Patience(settings.patience)
         self.step = 0
+        self._weights = torch.empty(0)  # of the residuals in the loss, kept between steps
         self._training_residual = torch.zeros(())  # of the last step
         self._held_out_residual = self._held_out_loss = 0.0  # of the last evaluation
 
@@ -91,26 +92,32 @@ class PcgRecipe(Scheduled, MatrixRecipe):
         return norms / torch.linalg.vector_norm(vectors, dim=0)
 
     def _weighted(self, residuals: Tensor) -> Tensor:
+        return self._terms(residuals).sum(0)
+
+    def _terms(self, residuals: Tensor) -> Tensor:
+        """Of `_weighted`, which adds them up for each vector."""
         demo = VARIANTS[self.settings.variant].demo
         terms = torch.log10(1 + residuals) if demo else residuals[1:]
-        powers = torch.arange(len(terms) - 1, -1, -1, dtype=terms.dtype, device=terms.device)
-        weights = (self.settings.gamma or 0.0) ** powers
-        return weights / weights.sum() @ terms
+        if len(self._weights) != len(terms):
+            powers = torch.arange(len(terms) - 1, -1, -1, dtype=terms.dtype, device=terms.device)
+            weights = (self.settings.gamma or 0.0) ** powers
+            self._weights = (weights / weights.sum()).unsqueeze(-1)
+        return self._weights * terms
 
     def losses(self, vectors: Tensor, step: int) -> Tensor:
         self.step = step
         residuals = self.residuals(vectors, self.iterations)
-        self._see(residuals[-1])
+        self._see(residuals.detach()[-1])
         return self._weighted(residuals) / self.count
 
     def loss(self, step: int) -> Tensor:
         self.step = step
         residuals = self.residuals(self.vectors(step), self.iterations)
-        self._see(residuals[-1])
-        return self._weighted(residuals).sum() / self.count
+        self._see(residuals.detach()[-1])
+        return self._terms(residuals).sum() / self.count
 
     def total(self, vectors: Tensor, step: int) -> Tensor:
-        return self._weighted(self.residuals(vectors, self.iterations)).sum() / self.count
+        return self._terms(self.residuals(vectors, self.iterations)).sum() / self.count
 
     def _see(self, last: Tensor) -> None:
         """Record the mean last residual over all training vectors; `last` has those of this process.
