@@ -10,6 +10,7 @@
 #pragma once
 
 #include "kernels/csr_view.h"
+#include "kernels/irregular_rows.h"
 #include "kernels/lanes.h"
 
 namespace learnsolve::LEARNSOLVE_ISA {
@@ -20,19 +21,6 @@ inline constexpr int kTileVectors = 8;
 #else
 inline constexpr int kTileVectors = 4;
 #endif
-
-// One plain loop: what limits it is the loads of x, not the chain of additions. Four sums in flight took 1.3
-// to 1.6 times as long (rows of 8 and of 210 entries), and vector gathers are slower than scalar loads on
-// AMD.
-template <bool Perm, class T, class I>
-LS_INLINE T row_dot(const CsrView<T, I>& A, int64_t p, int64_t end, const T* LS_RESTRICT x) {
-  const T* LS_RESTRICT a = A.values;
-  const I* LS_RESTRICT idx = A.idx;
-  const I* LS_RESTRICT perm = A.perm;
-  T s = 0;
-  for (; p < end; ++p) s += a[Perm ? static_cast<int64_t>(perm[p]) : p] * x[idx[p]];
-  return s;
-}
 
 // A block whose rows all have L entries and whose columns advance by one: x is read contiguously. Entry l of
 // the first row is at first[l] and meets x at columns[l]; `apart`: a structure with `perm`, whose entry l
@@ -86,17 +74,6 @@ LS_FUNCTION void uniform_rows(const T* const* first, const T* const* columns, bo
 #pragma GCC unroll 16
     for (int l = 1; l < L; ++l) s[0] += a[l][t * L] * xs[l][t];
     out.rows(r0 + t, 1, s);
-  }
-  epilogue = out;
-}
-
-template <bool Perm, class T, class I, class Epilogue>
-LS_FUNCTION void irregular_rows(const CsrView<T, I>& A, int64_t r0, int64_t r1, const T* x,
-                                Epilogue& epilogue) {
-  Epilogue out = epilogue;
-  for (int64_t i = r0; i < r1; ++i) {
-    const T s = row_dot<Perm>(A, A.ptr[i], A.ptr[i + 1], x);
-    out.rows(i, 1, &s);
   }
   epilogue = out;
 }
