@@ -79,8 +79,8 @@ LS_FUNCTION void uniform_rows(const T* const* first, const T* const* columns, bo
 }
 
 template <class T, class I, class Epilogue>
-LS_INLINE void vector_block(const CsrView<T, I>& A, int64_t r0, int64_t r1, int64_t length, const T* x,
-                            Epilogue& out) {
+LS_INLINE void vector_block(const CsrView<T, I>& A, int64_t r0, int64_t r1, int64_t length, bool many,
+                            const T* x, Epilogue& out) {
   constexpr int kLongest = 9;
   const T *a[kLongest], *xs[kLongest];
   for (int64_t l = 0, p = A.ptr[r0]; l < length && l < kLongest; ++l, ++p) {
@@ -99,9 +99,9 @@ LS_INLINE void vector_block(const CsrView<T, I>& A, int64_t r0, int64_t r1, int6
     case 9: return uniform_rows<9>(a, xs, A.perm, r0, n, out);
     default:
       if (A.perm)
-        irregular_rows<true>(A, r0, r1, x, out);
+        irregular_rows<true>(A, r0, r1, many, x, out);
       else
-        irregular_rows<false>(A, r0, r1, x, out);
+        irregular_rows<false>(A, r0, r1, many, x, out);
   }
 }
 
@@ -177,9 +177,10 @@ inline void for_each_row(const CsrView<T, I>& A, const RowBlocks<I>& blocks, int
                          const T* x, int64_t k, const Epilogue& epilogue) {
   if (k != 1) return column_rows(A, blocks, b0, b1, x, k, epilogue);
   Epilogue out = epilogue;
+  const bool many = A.ptr[blocks.table[2 * b1]] - A.ptr[blocks.table[2 * b0]] >= kLongRange;
   for (int64_t b = b0; b < b1; ++b) {
     out.begin(b);
-    vector_block(A, blocks.table[2 * b], blocks.table[2 * b + 2], blocks.table[2 * b + 1], x, out);
+    vector_block(A, blocks.table[2 * b], blocks.table[2 * b + 2], blocks.table[2 * b + 1], many, x, out);
     out.end(b);
   }
 }
