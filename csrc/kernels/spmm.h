@@ -10,6 +10,7 @@
 #pragma once
 
 #include "kernels/csr_view.h"
+#include "kernels/irregular_rows.h"
 #include "kernels/lanes.h"
 
 namespace learnsolve::LEARNSOLVE_ISA {
@@ -20,19 +21,6 @@ inline constexpr int kTileVectors = 8;
 #else
 inline constexpr int kTileVectors = 4;
 #endif
-
-// One plain loop: what limits it is the loads of x, not the chain of additions. Four sums in flight took 1.3
-// to 1.6 times as long (rows of 8 and of 210 entries), and vector gathers are slower than scalar loads on
-// AMD.
-template <bool Perm, class T, class I>
-LS_INLINE T row_dot(const CsrView<T, I>& A, int64_t p, int64_t end, const T* LS_RESTRICT x) {
-  const T* LS_RESTRICT a = A.values;
-  const I* LS_RESTRICT idx = A.idx;
-  const I* LS_RESTRICT perm = A.perm;
-  T s = 0;
-  for (; p < end; ++p) s += a[Perm ? static_cast<int64_t>(perm[p]) : p] * x[idx[p]];
-  return s;
-}
 
 // A block whose rows all have L entries and whose columns advance by one: x is read contiguously. Entry l of
 // the first row is at first[l] and meets x at columns[l]; `apart`: a structure with `perm`, whose entry l
@@ -90,20 +78,9 @@ LS_FUNCTION void uniform_rows(const T* const* first, const T* const* columns, bo
   epilogue = out;
 }
 
-template <bool Perm, class T, class I, class Epilogue>
-LS_FUNCTION void irregular_rows(const CsrView<T, I>& A, int64_t r0, int64_t r1, const T* x,
-                                Epilogue& epilogue) {
-  Epilogue out = epilogue;
-  for (int64_t i = r0; i < r1; ++i) {
-    const T s = row_dot<Perm>(A, A.ptr[i], A.ptr[i + 1], x);
-    out.rows(i, 1, &s);
-  }
-  epilogue = out;
-}
-
 template <class T, class I, class Epilogue>
-LS_INLINE void vector_block(const CsrView<T, I>& A, int64_t r0, int64_t r1, int64_t length, const T* x,
-                            Epilogue& out) {
+LS_INLINE void vector_block(const CsrView<T, I>& A, int64_t r0, int64_t r1, int64_t length, bool many,
+                            const T* x, Epilogue& out) {
   constexpr int kLongest = 9;
   const T *a[kLongest], *xs[kLongest];
   for (int64_t l = 0, p = A.ptr[r0]; l < length && l < kLongest; ++l, ++p) {
@@ -122,9 +99,9 @@ LS_INLINE void vector_block(const CsrView<T, I>& A, int64_t r0, int64_t r1, int6
     case 9: return uniform_rows<9>(a, xs, A.perm, r0, n, out);
     default:
       if (A.perm)
-        irregular_rows<true>(A, r0, r1, x, out);
+        irregular_rows<true>(A, r0, r1, many, x, out);
       else
-        irregular_rows<false>(A, r0, r1, x, out);
+        irregular_rows<false>(A, r0, r1, many, x, out);
   }
 }
 
@@ -200,9 +177,10 @@ inline void for_each_row(const CsrView<T, I>& A, const RowBlocks<I>& blocks, int
                          const T* x, int64_t k, const Epilogue& epilogue) {
   if (k != 1) return column_rows(A, blocks, b0, b1, x, k, epilogue);
   Epilogue out = epilogue;
+  const bool many = A.ptr[blocks.table[2 * b1]] - A.ptr[blocks.table[2 * b0]] >= kLongRange;
   for (int64_t b = b0; b < b1; ++b) {
     out.begin(b);
-    vector_block(A, blocks.table[2 * b], blocks.table[2 * b + 2], blocks.table[2 * b + 1], x, out);
+    vector_block(A, blocks.table[2 * b], blocks.table[2 * b + 2], blocks.table[2 * b + 1], many, x, out);
     out.end(b);
   }
 }

@@ -162,8 +162,45 @@ void all_cases(Random& random, const char* types) {
   });
 }
 
+// Rows of random lengths, then rows whose lengths take turns, then one empty row among random ones.
+template <class T, class I>
+void streams_case(Random& random, const std::string& types) {
+  std::geometric_distribution<int64_t> lengths(0.15);
+  constexpr int64_t piece = isa::kStreamedRows, rows = 3 * piece + 200, cols = 300;
+  Pattern pattern{"random lengths", rows, cols, {}};
+  for (int64_t i = 0; i < rows; ++i) {
+    const int64_t turns = i % 3 == 0 ? 2 : 7, drawn = 1 + std::min<int64_t>(lengths(random), 40);
+    const int64_t length = i == 2 * piece + 500 ? 0 : i / piece == 1 ? turns : drawn;
+    pattern.columns.emplace_back();
+    for (int64_t l = 0; l < length; ++l) pattern.columns.back().push_back((i % 7) + l * 7);
+  }
+  const Structure<I> S = structure<I>(pattern, 1 << 20);
+  const Array<T> values = uniform<T>(random, S.nnz()), x = uniform<T>(random, cols);
+  const CsrView<T, I> A = view(S, values);
+  for (const int64_t first : {int64_t{0}, piece, 2 * piece, 3 * piece}) {
+    const bool expected = first == 0 || first == 3 * piece;
+    require(isa::prefers_streams(A, first, std::min(piece, rows - first)) == expected,
+            "streams are chosen wrongly, " + types + ", row " + std::to_string(first));
+  }
+  Array<T> one = unwritten<T>(rows), several = unwritten<T>(rows);
+  isa::Store<T, false> out_one{one.data(), 1}, out_several{several.data(), 1};
+  isa::irregular_rows<false>(A, 0, rows, false, x.data(), out_one);
+  isa::irregular_rows<false>(A, 0, rows, true, x.data(), out_several);
+  require_same_bits(several, one, "streams, " + types);
+  require_close(one, plain_product(S, values, x, 1, one, false), "rows one by one, " + types);
+}
+
 }  // namespace
 }  // namespace learnsolve::test
+
+LS_TEST(streams) {
+  using namespace learnsolve::test;
+  Random random(3);
+  streams_case<float, int32_t>(random, "float, int32");
+  streams_case<float, int64_t>(random, "float, int64");
+  streams_case<double, int32_t>(random, "double, int32");
+  streams_case<double, int64_t>(random, "double, int64");
+}
 
 LS_TEST(products) {
   using namespace learnsolve::test;

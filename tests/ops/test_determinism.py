@@ -1,5 +1,6 @@
 """The same bits on every run and for any number of threads."""
 
+import numpy as np
 import pytest
 import torch
 from reference import assert_same_bits, banded, grid, layouts, normal, pattern_of, power_law, random
@@ -41,6 +42,22 @@ def test_same_bits_for_any_number_of_threads(structure, dtype, k):
     P = pattern_of(LARGE[structure], torch.int32)
     assert P.nnz + P.shape[0] > 50_000
     assert_same_bits(lambda: everything(P, dtype, k), (2, 3, 5, 2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+def test_a_row_has_the_same_bits_in_a_long_range_and_alone(dtype):
+    """Rows of random lengths go through streams of entries if there are many of them."""
+    n = 12_000
+    lengths = torch.from_numpy(np.random.default_rng(0).geometric(0.12, size=n).clip(max=60))
+    crow = torch.cat((torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)))
+    row = torch.arange(n).repeat_interleave(lengths)
+    columns = row % 199 + n // 60 * (torch.arange(len(row)) - crow[row])  # the place in its row, spread
+    P = ls.SparsityPattern(crow, columns, (n, n))
+    assert P.nnz > 80_000
+    A, x = ls.CSR(normal((P.nnz,), dtype, seed=1), P), normal((n,), dtype, seed=2)
+    parts = [A[i : i + 2000] @ x for i in range(0, n, 2000)]
+    assert torch.equal(A @ x, torch.cat(parts))
+    assert torch.equal(A @ x, (A @ torch.stack([x] * 8, 1))[:, 5])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
