@@ -12,6 +12,8 @@ from learnsolve.pattern import SparsityPattern
 
 _raw = torch.ops.learnsolve.csr_spmm.default
 
+LARGE = 32 << 20  # bytes
+
 
 def check(function: str, name: str, t: Tensor, pattern: SparsityPattern, by: str, *, entries: bool) -> None:
     """`t` holds features of the entries of `pattern`, or of the rows or columns `by`."""
@@ -70,10 +72,15 @@ class _Sums(Multilinear):
 
 
 class _Spread(Multilinear):
-    """A product with its transpose, for which torch's copy of rows takes 0.6 to 0.9 of the time."""
+    """A product with its transpose, for which torch's copy of rows takes 0.6 to 0.9 of the time, but for
+    results of the size for which operators ask for huge pages (csrc/ops/tensors.h), and torch does not."""
 
     @staticmethod
     def forward(x, pattern, columns):
+        if x.is_cpu and pattern.nnz * x.shape[:-2].numel() * x.shape[-1] * x.itemsize >= LARGE:
+            S = pattern._planned(_by_columns if columns else _by_rows)
+            y = _raw(*S._structure(True), _ones(S.nnz, x), flat(x))
+            return y.reshape((*x.shape[:-2], *y.shape[-2:]))
         return x.index_select(-2, pattern.col_indices if columns else pattern.row_indices)
 
     @staticmethod
