@@ -2,7 +2,8 @@
 
 Each operation on the 5-point pattern, by rows and by columns, forward and backward, and one training step of
 a `GraphNetBlock` with each aggregation, and one of the recipe precorrector, loss included. "torch" is
-index_select, index_add and scatter_reduce, which PyTorch Geometric uses.
+index_select, index_add and scatter_reduce, which PyTorch Geometric uses. The larger grid is beyond all caches:
+there the share of the triad's bandwidth says how near an operation is to the bytes that it must move.
 """
 
 from __future__ import annotations
@@ -53,10 +54,21 @@ def measure(run: Run, args: argparse.Namespace) -> None:
         for f in features:
             for by in ("row", "column"):
                 operations(run, P, by, f, dtype)
+                if f == 16:
+                    operations(run, ls.problems.poisson((500, 500)).pattern, by, f, dtype)
             for how in ("sum", "max", "softmax"):
                 step(run, P, how, f, dtype)
     for how in ("mean", "max", "softmax"):
         precorrector(run, how)
+
+
+def least_bytes(name: str, way: str, P: ls.SparsityPattern, by: str, f: int, size: int) -> int:
+    """What an operation must read and write, each number once, and the indices of its segments."""
+    n, indices = P.shape[0], 4 * (P.nnz if by == "column" else P.shape[0] + 1)
+    entries, nodes = size * f * P.nnz, size * f * n
+    if name == "softmax":
+        return indices + (2 if way == FORWARD else 3) * entries
+    return indices + entries + nodes + (4 * f * n if name == "max" else 0)  # the places of maxima
 
 
 def operations(run: Run, P: ls.SparsityPattern, by: str, f: int, dtype: torch.dtype) -> None:
@@ -64,6 +76,7 @@ def operations(run: Run, P: ls.SparsityPattern, by: str, f: int, dtype: torch.dt
     mine = {
         "gather": ops.gather,
         "sum": ops.segment_sum,
+        "mean": ops.segment_mean,
         "max": ops.segment_max,
         "softmax": ops.segment_softmax,
     }
@@ -75,7 +88,14 @@ def operations(run: Run, P: ls.SparsityPattern, by: str, f: int, dtype: torch.dt
             "torch": lambda theirs=theirs, t=t: Op(lambda: theirs(t), [t]),
         }
         for way in (FORWARD, BACKWARD):
-            run.row(f"{name} by {by}, {f} features", ways(both, way), way=way, dtype=dtype, nnz=P.nnz)
+            run.row(
+                f"{name} by {by}, {f} features, {P.nnz} entries",
+                ways(both, way),
+                way=way,
+                dtype=dtype,
+                least=least_bytes(name, way, P, by, f, dtype.itemsize),
+                nnz=P.nnz,
+            )
 
 
 def plain_block(block: ls.nn.GraphNetBlock, by_rows: Scatters, by_columns: Scatters, x: Tensor, e: Tensor):

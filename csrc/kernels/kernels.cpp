@@ -13,6 +13,7 @@ AllKernels all_kernels() {
   fill_sparse_products(all);
   fill_stencils(all);
   fill_segments(all);
+  fill_perceptrons(all);
   return all;
 }
 

@@ -9,6 +9,7 @@
 #include "kernels/csr_view.h"
 #include "kernels/elimination.h"
 #include "kernels/pcg_passes.h"
+#include "kernels/perceptron_view.h"
 #include "kernels/richardson_operands.h"
 #include "kernels/stencil_view.h"
 
@@ -60,6 +61,10 @@ struct Kernels {
   void (*segment_place)(A, B, int64_t b0, int64_t b1, int64_t k, const I* at, const T* g, T* out);
   void (*segment_softmax)(A, B, int64_t b0, int64_t b1, int64_t size, int64_t k, T* y);
   void (*segment_softmax_backward)(A, B, int64_t b0, int64_t b1, int64_t size, int64_t k, const T* g, T* out);
+  void (*perceptron)(const PerceptronView<T>&, const PerceptronRows<T, I>&, int64_t r0, int64_t r1, T* work,
+                     T* y);
+  void (*perceptron_backward)(const PerceptronView<T>&, const PerceptronRows<T, I>&, int64_t r0, int64_t r1,
+                              const T* g, T* work, T* gz, T* gh, T* sums);
   void (*spmm_dot)(A, B, int64_t b0, int64_t b1, const T* x, const T* u, int64_t k, T* y, T* sum);
   void (*sddmm_pairs)(const I* ptr, const I* idx, B, int64_t b0, int64_t b1, const T* const* u,
                       const T* const* v, int64_t pairs, int64_t k, T* out);
@@ -115,6 +120,7 @@ void fill_incomplete(AllKernels&);
 void fill_sparse_products(AllKernels&);
 void fill_stencils(AllKernels&);
 void fill_segments(AllKernels&);
+void fill_perceptrons(AllKernels&);
 
 }  // namespace LEARNSOLVE_ISA
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.csr import CSR
-from learnsolve.nn import _features_first
+from learnsolve.nn._layers import linear, through, through_edges
 from learnsolve.nn.edge_index import pattern_from_edge_index
 from learnsolve.ops import _segments
 from learnsolve.ops._gather import permuted
@@ -117,9 +117,6 @@ class GraphNetBlock(torch.nn.Module):
             raise ValueError(f"{name}: rows and columns must name at least one aggregation, got none")
 
         self._aggregations = [(how, "row") for how in self.rows] + [(how, "column") for how in self.columns]
-        sizes = (*widths, node_features, edge_features, edge_out)
-        single = (dtype or torch.get_default_dtype()) == torch.float32
-        self._narrow = single and max(sizes) <= _features_first.MOST
 
         def mlp(*sizes: int) -> torch.nn.Sequential:
             layers: list[torch.nn.Module] = []
@@ -171,29 +168,22 @@ class GraphNetBlock(torch.nn.Module):
 
     def _on_pattern(self, P: SparsityPattern, x: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
         self._check(P, x, e)
-        if self._narrow and x.is_cpu:
-            return self._features_first(P, x, e)
+        batch = torch.broadcast_shapes(x.shape[:-2], e.shape[:-2])
+        x, e = (t.expand(*batch, *t.shape[-2:]) for t in (x, e))
         first: Any = self.edge_mlp[0]
         by_ends, by_edge = first.weight.split((2 * self.node_features, self.edge_features), 1)
         # Node i: its product with the weights for rows, then with those for columns.
-        both = x @ torch.cat(by_ends.split(self.node_features, 1)).T
-        ends = _segments.at_ends(both.reshape(*x.shape[:-2], 2 * P.shape[0], first.out_features), P)
-        e = self.edge_mlp[1:](ends + torch.nn.functional.linear(e, by_edge, first.bias))
+        both = linear(x, torch.cat(by_ends.split(self.node_features, 1)))
+        ends = both.reshape(*batch, 2 * P.shape[0], first.out_features)
+        e = through_edges(self.edge_mlp, e, by_edge, ends, P)
         if self.node_mlp is None:
             return x[..., :0], e
-        aggregated = [AGGREGATIONS[how](e, P, by) for how, by in self._aggregations]
-        x = x.expand(*aggregated[0].shape[:-1], -1)
-        return self.node_mlp(torch.cat((x, *aggregated), -1)), e
+        return through(self.node_mlp, torch.cat((x, *self._aggregated(e, P)), -1)), e
 
-    def _features_first(self, P: SparsityPattern, x: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
-        """The same in another order in memory, in which x' and e' stay."""
-        batch = torch.broadcast_shapes(x.shape[:-2], e.shape[:-2])
-        X, E = (_features_first.first(t, batch) for t in (x, e))
-        E = _features_first.edges(self.edge_mlp, P, X, E)
-        if self.node_mlp is None:
-            return x[..., :0], _features_first.last(E)
-        X = _features_first.nodes(self.node_mlp, P, X, E, self._aggregations, AGGREGATIONS)
-        return _features_first.last(X), _features_first.last(E)
+    def _aggregated(self, e: Tensor, P: SparsityPattern) -> list[Tensor]:
+        if self.rows == self.columns in (("sum",), ("mean",)):
+            return [_segments.of_rows_and_columns(e, P, self.rows == ("mean",))]
+        return [AGGREGATIONS[how](e, P, by) for how, by in self._aggregations]
 
     def _check(self, P: SparsityPattern, x: Tensor, e: Tensor) -> None:
         name = "GraphNetBlock"

@@ -174,6 +174,15 @@ def pullback(function: Callable, *primals: Any) -> tuple[Any, Callable]:
     return out, pull
 
 
+def pushforward(function: Callable, primals: tuple, tangents: tuple) -> tuple:
+    """The tangents of function(*primals), a tuple; a tangent may be None. It is the transpose of the
+    transpose, since torch does not nest forward modes."""
+    tangents = tuple(torch.zeros_like(p) if t is None else t for p, t in zip(primals, tangents, strict=True))
+    out, pull = pullback(function, *primals)
+    _, push = pullback(pull, tuple(torch.zeros_like(o) for o in out))
+    return push(tangents)[0]
+
+
 def add(*terms: Tensor | None) -> Tensor | None:
     """The sum of the terms that are there."""
     total = None

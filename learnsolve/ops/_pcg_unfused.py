@@ -135,11 +135,3 @@ def unfused_adjoint(*fixed) -> Callable:
         return pull((gx, gnorms))
 
     return adjoint
-
-
-def tangents_of(function: Callable, primals: tuple, tangents: tuple) -> tuple:
-    """Forward mode, which torch does not nest: the transpose of the transpose is the tangent map itself."""
-    tangents = tuple(torch.zeros_like(p) if t is None else t for p, t in zip(primals, tangents, strict=True))
-    out, pull = pullback(function, *primals)
-    _, push = pullback(pull, tuple(torch.zeros_like(o) for o in out))
-    return push(tangents)[0]

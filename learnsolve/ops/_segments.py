@@ -12,6 +12,8 @@ from learnsolve.pattern import SparsityPattern
 
 _raw = torch.ops.learnsolve.csr_spmm.default
 
+LARGE = 32 << 20  # bytes
+
 
 def check(function: str, name: str, t: Tensor, pattern: SparsityPattern, by: str, *, entries: bool) -> None:
     """`t` holds features of the entries of `pattern`, or of the rows or columns `by`."""
@@ -70,10 +72,15 @@ class _Sums(Multilinear):
 
 
 class _Spread(Multilinear):
-    """A product with its transpose, for which torch's copy of rows takes 0.6 to 0.9 of the time."""
+    """A product with its transpose, for which torch's copy of rows takes 0.6 to 0.9 of the time, but for
+    results of the size for which operators ask for huge pages (csrc/ops/tensors.h), and torch does not."""
 
     @staticmethod
     def forward(x, pattern, columns):
+        if x.is_cpu and pattern.nnz * x.shape[:-2].numel() * x.shape[-1] * x.itemsize >= LARGE:
+            S = pattern._planned(_by_columns if columns else _by_rows)
+            y = _raw(*S._structure(True), _ones(S.nnz, x), flat(x))
+            return y.reshape((*x.shape[:-2], *y.shape[-2:]))
         return x.index_select(-2, pattern.col_indices if columns else pattern.row_indices)
 
     @staticmethod
@@ -133,6 +140,19 @@ def at_ends(ends: Tensor, pattern: SparsityPattern) -> Tensor:
     return product(_ones(S.nnz, ends), ends, S, False)
 
 
+def sums_at_ends(e: Tensor, pattern: SparsityPattern) -> Tensor:
+    """Its adjoint: in row 2i the sum of row i of the pattern, in row 2j + 1 that of column j, (..., 2n, f)."""
+    S = pattern._planned(_both_ends)
+    return product(_ones(S.nnz, e), e, S, True)
+
+
+def of_rows_and_columns(e: Tensor, pattern: SparsityPattern, mean: bool) -> Tensor:
+    """Sums or means of row i and of column i side by side, (..., n, 2f), for a square pattern."""
+    S = pattern._planned(_both_ends)
+    values = pattern._planned(_shares_of_both).to(e.dtype) if mean else _ones(S.nnz, e)
+    return product(values, e, S, True).reshape(*e.shape[:-2], pattern.shape[0], 2 * e.shape[-1])
+
+
 def _ones(n: int, like: Tensor) -> Tensor:
     return torch.ones(n, dtype=like.dtype, device=like.device)
 
@@ -158,6 +178,12 @@ def _both_ends(P: SparsityPattern) -> SparsityPattern:
 def lengths(pattern: SparsityPattern, by: str) -> Tensor:
     """The number of entries of each segment, at least 1, shape (segments, 1)."""
     return pattern._planned(_row_lengths if by == "row" else _column_lengths)
+
+
+def _shares_of_both(P: SparsityPattern) -> Tensor:
+    """For each entry of `_both_ends` one over the length of its segment."""
+    both = torch.cat((lengths(P, "row"), lengths(P, "column")), 1).reshape(-1)
+    return both.double().reciprocal()[P._planned(_both_ends).col_indices.long()]
 
 
 def _row_lengths(P: SparsityPattern) -> Tensor:

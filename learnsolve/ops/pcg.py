@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 from learnsolve import _library  # noqa: F401  (registers torch.ops.learnsolve)
-from learnsolve.ops._autograd import Operation, pullback, tracked, vmapped
+from learnsolve.ops._autograd import Operation, pullback, pushforward, tracked, vmapped
 from learnsolve.ops._calls import WORK, iterations_of_a_call
 from learnsolve.ops._pcg_apart import STOP, Directions
 from learnsolve.ops._pcg_operands import KINDS, fitting, preconditioner
-from learnsolve.ops._pcg_unfused import LOWER, Stop, tangents_of, unfused, unfused_adjoint
+from learnsolve.ops._pcg_unfused import LOWER, Stop, unfused, unfused_adjoint
 from learnsolve.ops._triangular import _only_read
 from learnsolve.pattern import SparsityPattern
 
@@ -206,7 +206,7 @@ class _PCG(Operation):
     @staticmethod
     def jvp(ctx, *tangents):
         constants = ctx.constants[:5]
-        out = tangents_of(lambda *t: unfused(*t, *constants)[:2], ctx.saved_tensors[:4], tangents[:4])
+        out = pushforward(lambda *t: unfused(*t, *constants)[:2], ctx.saved_tensors[:4], tangents[:4])
         return (*out, *(None,) * (ctx.outputs - 2))
 
     @staticmethod
@@ -298,7 +298,7 @@ class _PCGAdjoint(Operation):
 
     @staticmethod
     def jvp(ctx, *tangents):
-        return tangents_of(unfused_adjoint(*ctx.constants), ctx.saved_tensors, tangents[:6])
+        return pushforward(unfused_adjoint(*ctx.constants), ctx.saved_tensors, tangents[:6])
 
     @staticmethod
     def vmap(info, in_dims, *args):

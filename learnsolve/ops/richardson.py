@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from learnsolve.ops import _sweep_calls
-from learnsolve.ops._autograd import Operation, pullback, tracked, vmapped
+from learnsolve.ops._autograd import Operation, pullback, pushforward, tracked, vmapped
 from learnsolve.ops._product import product
 from learnsolve.ops._steps import residual_norm, stationary_steps
 from learnsolve.pattern import SparsityPattern
@@ -93,15 +93,6 @@ def _unfused_adjoint(pattern: SparsityPattern, iterations: int) -> Callable:
     return adjoint
 
 
-def _pushforward(function: Callable, primals: tuple[Tensor, ...], tangents: tuple[Tensor | None, ...]):
-    """The tangent of function(*primals): the transpose of its transpose, since torch does not nest forward
-    modes."""
-    filled = tuple(torch.zeros_like(p) if t is None else t for p, t in zip(primals, tangents, strict=True))
-    out, pull = pullback(function, *primals)
-    _, push = pullback(pull, tuple(torch.zeros_like(o) for o in out))
-    return push(filled)[0]
-
-
 class _Richardson(Operation):
     forward = staticmethod(_sweep_calls.forward)
 
@@ -134,7 +125,7 @@ class _Richardson(Operation):
     @staticmethod
     def jvp(ctx, *tangents):
         sweeps = lambda v, s, m, b, x: _unfused(v, s, m, b, x, ctx.pattern, ctx.iterations)  # noqa: E731
-        out = _pushforward(sweeps, ctx.saved_tensors[:5], tangents[:5])
+        out = pushforward(sweeps, ctx.saved_tensors[:5], tangents[:5])
         return (*out, *(None,) * (ctx.outputs - 2))
 
     @staticmethod
@@ -190,4 +181,4 @@ class _RichardsonAdjoint(Operation):
 
     @staticmethod
     def jvp(ctx, *tangents):
-        return _pushforward(_unfused_adjoint(*ctx.fixed), ctx.saved_tensors, tangents[:7])
+        return pushforward(_unfused_adjoint(*ctx.fixed), ctx.saved_tensors, tangents[:7])

@@ -16,6 +16,7 @@ from torch import Tensor
 from learnsolve import _check
 from learnsolve.csr import CSR
 from learnsolve.nn import GraphNetBlock
+from learnsolve.nn._layers import linear
 from learnsolve.pattern import SparsityPattern
 from learnsolve.preconditioners.factored import Factored
 
@@ -120,10 +121,9 @@ class FactorNetwork(torch.nn.Module):
         for block in list(self.blocks)[1:]:
             dx, dh = block(P, x, h)
             x, h = x + dx if dx.shape[-1] else x, h + dh
-        # Not joined: in the order in which narrow blocks leave h, features first, a product is not a copy.
-        weight = self.last.weight
-        by_features = weight[:, :-1] @ h.movedim(-1, 0).reshape(self.width, -1)
-        return by_features.reshape(h.shape[:-1]) + weight[0, -1] * start.e + self.last.bias
+        weight = self.last.weight  # for h and e, which are not joined
+        by_features = linear(h, weight[:, :-1], self.last.bias).squeeze(-1)
+        return by_features + weight[0, -1] * start.e
 
     def factor(self, A: CSR | Start) -> CSR:
         """L, lower triangular, values (..., nnz) of A's dtype, with a graph to the weights and to A."""

@@ -6,7 +6,7 @@ from reference import normal, pattern_of, random
 from torch.autograd import gradcheck, gradgradcheck
 
 import learnsolve as ls
-from learnsolve.nn import GraphNetBlock, pattern_from_edge_index, positive_diagonal
+from learnsolve.nn import GraphNetBlock, _layers, pattern_from_edge_index, positive_diagonal
 
 N, F, E = 9, 3, 2
 GRAPH = pattern_of(random(N, N, 0.3))
@@ -52,7 +52,7 @@ def close(found, wanted, **tolerances):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
-@pytest.mark.parametrize("hidden", [(), (6,), (6, 9)], ids=len)  # the last: too wide for features first
+@pytest.mark.parametrize("hidden", [(), (6,), (6, 33)], ids=len)  # the last: too wide for the operators
 @pytest.mark.parametrize("how", EVERY)
 def test_equal_to_the_plain_composition(how, hidden, dtype):
     for options in ({"rows": how}, {"rows": (), "columns": how}, {"rows": EVERY, "columns": ("mean", how)}):
@@ -110,10 +110,21 @@ def test_edge_index_in_any_order():
     assert pattern_from_edge_index(edge_index.clone(), N)[0] is P
 
 
-@pytest.mark.parametrize("narrow", [True, False])
-def test_gradients(narrow):
-    layer = block(hidden=(), rows=("softmax", "max"), columns="mean", node_out=1, edge_out=1)
-    layer._narrow = narrow
+WIDE = pytest.mark.parametrize("most", [32, 0], ids=["narrow", "wide"])  # by operators, by matrix products
+
+
+@WIDE
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"hidden": (), "rows": ("softmax", "max"), "columns": "mean"},
+        {"hidden": (2,), "rows": "mean", "columns": "mean", "activation": torch.nn.ReLU},
+    ],
+    ids=["one layer", "two layers"],
+)
+def test_gradients(options, most, monkeypatch):
+    monkeypatch.setattr(_layers, "MOST", most)
+    layer = block(**options, node_out=1, edge_out=1)
     names, P = [name for name, _ in layer.named_parameters()], pattern_of(random(4, 4, 0.5))
 
     def f(x, e, *parameters):
@@ -127,7 +138,7 @@ def test_gradients(narrow):
 
 @pytest.mark.usefixtures("fresh_compiler")
 def test_compiled():
-    layer = block(rows="max", columns="softmax")
+    layer = block(rows="max", columns="softmax", activation=torch.nn.ReLU)
     P = pattern_of(random(N, N, 0.3))  # nothing has been planned for it
     f = torch.compile(layer, fullgraph=True, backend="aot_eager")
     given = [t.requires_grad_() for t in inputs()]
@@ -242,19 +253,28 @@ def test_what_positive_diagonal_refuses():
             positive_diagonal(*arguments, **options)
 
 
-def test_features_first_is_another_order_in_memory():
+def test_narrow_layers_are_those_of_torch(monkeypatch):
     for options in (
-        {"rows": EVERY, "columns": EVERY},
+        {"rows": EVERY, "columns": EVERY, "activation": torch.nn.ReLU},
+        {"rows": "sum", "columns": "sum", "hidden": (6, 3), "activation": torch.nn.ReLU},
         {"activation": lambda: torch.nn.Softmax(-1)},
         {"node_out": 0},
     ):
         layer, (x, e) = block(**options), inputs(batch=(3,))
-        wanted = layer(GRAPH, x[0], e), layer(GRAPH, x, e)
-        layer._narrow = True
-        for found, other in zip((layer(GRAPH, x[0], e), layer(GRAPH, x, e)), wanted, strict=True):
-            close(found, other)
-    assert block(torch.float32)._narrow
-    assert not block(torch.float32, hidden=(9,))._narrow
+        found = layer(GRAPH, x[0], e), layer(GRAPH, x, e)
+        with monkeypatch.context() as m:
+            m.setattr(_layers, "MOST", 0)
+            for one, other in zip(found, (layer(GRAPH, x[0], e), layer(GRAPH, x, e)), strict=True):
+                close(one, other)
+
+
+def test_hooks_of_layers_are_called():
+    layer, (x, e), calls = block(activation=torch.nn.ReLU), inputs(), []
+    for k in (0, 2):
+        layer.node_mlp[k].register_forward_hook(lambda *_, k=k: calls.append(k))
+    wanted = block(activation=torch.nn.ReLU)(GRAPH, x, e)
+    close(layer(GRAPH, x, e), wanted)
+    assert calls == [0, 2]
 
 
 def test_a_block_of_edges_alone():

@@ -253,7 +253,23 @@ def segment_arguments(P, dtype, *operands):
     return out
 
 
+def perceptron_arguments(P, dtype, backward=False):
+    """Rows that are edges or not, two layers or one."""
+    out, places, none = [], (P.row_indices, P.col_indices), normal((0,), dtype)
+    for batch, k, f, o in ((1, 3, 8, 2), (2, 8, 5, 0)):
+        z, ends = normal((batch, P.nnz, k), dtype), normal((batch, 2 * max(P.shape), f), dtype, 1)
+        first = (normal((f, k), dtype, 2), normal((f,), dtype, 3))
+        second = (normal((o, f), dtype, 4), normal((o,), dtype, 5)) if o else (none, none)
+        g = normal((batch, P.nnz, o or f), dtype, 6)
+        for at in ((places, z, ends), ((), z, none)):
+            needs = (o == 0, o > 0 and len(at[0]) > 0)
+            out.append((*at, *first, *second, *((g, *needs) if backward else ())))
+    return out
+
+
 SAMPLES = {
+    "perceptron": perceptron_arguments,
+    "perceptron_backward": lambda P, dtype: perceptron_arguments(P, dtype, True),
     "column_dots": lambda P, dtype: [*column_samples(P, dtype), (*column_samples(P, dtype)[-1], True)],
     "column_combination": lambda P, dtype: column_samples(P, dtype, (3,)),
     "csr_segment_max": lambda P, dtype: segment_arguments(P, dtype, "e"),

@@ -6,6 +6,7 @@ import torch
 from reference import assert_same_bits, banded, grid, layouts, normal, pattern_of, power_law, random
 
 import learnsolve as ls
+from learnsolve.ops._perceptron import perceptron
 
 # All with more than 50 000 multiply-adds in every operation below: enough for several threads.
 LARGE = {
@@ -107,6 +108,16 @@ def test_duplicates_are_summed_in_the_same_order():
     rows, columns = torch.randint(0, 50, (2, 60_000), generator=torch.Generator().manual_seed(0))
     w = normal((60_000,), torch.float32)
     assert_same_bits(lambda: [ls.CSR.from_coo(rows, columns, w, (50, 50)).values])
+
+
+def test_perceptrons():
+    z, *layers = (normal(s, torch.float32).requires_grad_() for s in ((3, 9000, 8), (8, 8), (8,), (8, 8), (8,)))
+
+    def results():
+        y = perceptron(z, tuple(layers[:2]), tuple(layers[2:]))
+        return [y.detach(), *torch.autograd.grad(y.square().sum(), [z, *layers])]
+
+    assert_same_bits(results)
 
 
 @pytest.mark.parametrize("structure", ["random", "power law"])

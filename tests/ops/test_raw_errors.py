@@ -52,6 +52,34 @@ def test_wrong_arguments_of_the_others_are_refused():
         ops.csr_spmm_backward(*both_structures(P), normal((P.nnz,)), normal((4, 2)), normal((5, 3)))
 
 
+@pytest.mark.parametrize(
+    ("place", "wrong", "message"),
+    [
+        (0, lambda t: t[:1], "places must hold row and col, or none, got 1"),
+        (0, lambda t: (t[0], t[1][1:]), "places must be two index arrays of 7 entries"),
+        (0, lambda t: (t[0], t[1].int()), "places must be two index arrays of 7 entries"),
+        (0, lambda t: [i.double() for i in t], "indices must be int32 or int64"),
+        (1, lambda t: t[0], r"z must be \(B, n, k\), got 2"),
+        (1, lambda t: t.half(), "operands must have one dtype"),
+        (2, lambda t: t[:, 1:], r"ends must be \(1, 2m, 8\)"),
+        (2, lambda t: t[:, :0], "ends must have rows"),
+        (3, lambda t: t[:, 1:], r"w1 must be \(f, 3\)"),
+        (4, lambda t: t[1:], r"b1 must be \(8\)"),
+        (5, lambda t: t[:, 1:], r"w2 must be \(o, 8\) or empty"),
+        (6, lambda t: t[1:], r"b2 must be \(2\)"),
+        (7, lambda t: t[:, 1:], r"g must be \(1, 7, 2\)"),
+    ],
+)
+def test_wrong_perceptrons_are_refused(place, wrong, message):
+    given = list(SAMPLES["perceptron_backward"](small_pattern(torch.int64), torch.float64)[0])
+    given[place] = wrong(given[place])
+    with pytest.raises(RuntimeError, match=f"perceptron_backward: {message}"):
+        ops.perceptron_backward(*given)
+    if place < 7:
+        with pytest.raises(RuntimeError, match=f"perceptron: {message}"):
+            ops.perceptron(*given[:7])
+
+
 def test_wrong_features_are_refused():
     P = small_pattern()
     S, e = structure(P), normal((P.nnz, 2))

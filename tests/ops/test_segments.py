@@ -3,10 +3,11 @@
 import pytest
 import torch
 from ops.graph_cases import BY, dense_max, dense_softmax, dense_sum, segments
-from reference import UNIT_ROUNDOFF, gradients, normal, pattern_of, small_pattern, structures
+from reference import UNIT_ROUNDOFF, gradients, normal, pattern_of, random, small_pattern, structures
 
 import learnsolve as ls
 from learnsolve import ops
+from learnsolve.ops import _segments
 
 STRUCTURES = structures()
 FEATURES = (None, 1, 3, 8, 37)  # part of a vector, vectors of each length, several tiles
@@ -132,6 +133,20 @@ def test_gather_and_sum_are_adjoint():
     for by in BY:
         e, x = features(P, 3, torch.float64), normal((P.shape[by == "column"], 3), seed=1)
         torch.testing.assert_close((ops.gather(x, P, by) * e).sum(), (x * ops.segment_sum(e, P, by)).sum())
+
+
+@pytest.mark.parametrize("by", ["row", "column"])
+def test_a_large_gather(by, monkeypatch):
+    """It goes another way to the same bits."""
+    P = pattern_of(random(7, 9, 0.4))
+    x = normal((2, 7 if by == "row" else 9, 3)).requires_grad_()
+    wanted = ops.gather(x, P, by)
+    monkeypatch.setattr(_segments, "LARGE", 0)
+    found = ops.gather(x, P, by)
+    assert torch.equal(found, wanted)
+    assert torch.equal(*(torch.autograd.grad(y.sin().sum(), x)[0] for y in (found, wanted)))
+    nothing = ls.SparsityPattern(torch.zeros(1, dtype=torch.int32), torch.empty(0, dtype=torch.int32), (0, 0))
+    assert ops.gather(x[:, :0], nothing, by).shape == (2, 0, 3)
 
 
 ALL = [ops.gather, ops.segment_sum, ops.segment_mean, ops.segment_max, ops.segment_softmax]

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch.autograd import gradcheck
+from torch.autograd import gradcheck, gradgradcheck
 
 import learnsolve as ls
 from learnsolve.preconditioners import IC0, Jacobi, NeuralIF, PreCorrector, load
@@ -101,7 +101,9 @@ def test_gradients(Network):
         weights = dict(zip(names, parameters, strict=True))
         return torch.func.functional_call(network, weights, (A.with_values(v),)).L.values
 
-    assert gradcheck(f, [t.clone().requires_grad_() for t in given], fast_mode=True)
+    inputs = [t.clone().requires_grad_() for t in given]
+    assert gradcheck(f, inputs, fast_mode=True, check_forward_ad=True)
+    assert gradgradcheck(f, inputs, fast_mode=True)
     network.zero_grad()
     network.factor(A).values.square().sum().backward()
     unused = [name for name, p in network.named_parameters() if p.grad is None]
