@@ -47,6 +47,18 @@ class CSR:
 
     __array_ufunc__ = None  # NumPy leaves `array * A` to __rmul__
 
+    @property
+    def _is_param(self) -> bool:  # the mark that torch.nn.Parameter sets on what it is given
+        return False
+
+    @_is_param.setter
+    def _is_param(self, _: Any) -> None:
+        raise TypeError(
+            "Parameter: takes a tensor, got a CSR; a matrix with trainable values is "
+            "learnsolve.nn.SparseMatrix(A, trainable=True), and A.with_values(torch.nn.Parameter(A.values)) "
+            "one whose values are a parameter held elsewhere"
+        )
+
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         """`tensor @ A`, `tensor * A` and their torch names."""
