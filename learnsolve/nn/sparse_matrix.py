@@ -18,7 +18,7 @@ class SparseMatrix(HoldsPattern):
 
     Parameters
     ----------
-    A : CSR; its values, which may have batch axes and must not require grad, are copied
+    A : CSR, float32 or float64; its values, which may have batch axes and must not require grad, are copied
     trainable : the values are a parameter, else a buffer
 
     Attributes
@@ -30,7 +30,7 @@ class SparseMatrix(HoldsPattern):
     Raises
     ------
     TypeError
-        if A is not a CSR.
+        if A is not a CSR of float32 or float64.
     ValueError
         if A's values require grad: the module would cut their graph.
 
@@ -40,8 +40,8 @@ class SparseMatrix(HoldsPattern):
     can be neither a buffer nor a parameter, and as an attribute it would not follow the module.
 
     `.to`, `.double`, `state_dict`, `load_state_dict`, `copy.deepcopy`, pickles and DistributedDataParallel
-    work as for any module. `load_state_dict` refuses the values of another pattern, by name. Copies and pickles
-    share the pattern. Moves cost O(nnz); a call costs nothing more than making a CSR.
+    work as for any module. `load_state_dict` refuses the values of another pattern, by name. Copies and
+    pickles share the pattern. Moves cost O(nnz); a call costs nothing more than making a CSR.
 
     Examples
     --------
@@ -64,6 +64,7 @@ class SparseMatrix(HoldsPattern):
     def __init__(self, A: CSR, trainable: bool = False):
         super().__init__()
         _check.matrix("SparseMatrix", "A", A)
+        _check.dtype("SparseMatrix", "A.values", A.values)
         _check.flag("SparseMatrix", "trainable", trainable)
         _check.start("SparseMatrix", "A.values", A.values, "use A itself, which keeps the graph")
         self._hold(A.pattern)
