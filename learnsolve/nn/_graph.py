@@ -1,7 +1,7 @@
 """The matrix of a graph that PyTorch Geometric's edge_index describes, with a loop at every node."""
 
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from learnsolve.ops._gather import added_up
 from learnsolve.pattern import SparsityPattern
 
 
-def is_edges(t: Any) -> bool:
+def is_edges(t: Any) -> TypeGuard[Tensor]:
     """Integers, that is: features are real numbers."""
     return isinstance(t, Tensor) and not (t.is_floating_point() or t.is_complex() or t.dtype == torch.bool)
 

@@ -64,6 +64,7 @@ def gcn_normalise(A: CSR | Tensor, edge_weight: Tensor | None = None, *, n: int 
     if edge_weight is not None or n is not None:
         raise ValueError("gcn_normalise: edge_weight and n belong to edge_index; a CSR has its own")
     _check.matrix("gcn_normalise", "A", A)
+    assert isinstance(A, CSR)
     _check.dtype("gcn_normalise", "A.values", A.values)
     _check.square("gcn_normalise", "A", A.shape)
     identity = eye(A.shape[0], dtype=A.dtype, device=A.device, index_dtype=A.col_indices.dtype)
