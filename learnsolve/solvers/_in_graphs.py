@@ -44,7 +44,8 @@ def traced_cg(A: Any, b: Tensor, x0: Tensor | None, options: Options) -> Solutio
     as_preconditioner("cg", "M", options.M, b)
     kind, m, factor = form
     B, X0 = (t.unsqueeze(-1) if t is not None and b.dim() == 1 else t for t in (b, x0))
-    assert B is not None and options.maxiter is not None
+    assert B is not None
+    assert options.maxiter is not None
     start = None if X0 is None else torch.where((B == 0).all(0, keepdim=True), 0, X0)
     x, norms, status = pcg_iterations(
         A.values,

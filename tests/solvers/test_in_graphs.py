@@ -1,5 +1,6 @@
 """`cg` for a fixed number of iterations inside the graphs of torch.compile and torch.export."""
 
+import pytest
 import torch
 
 import learnsolve as ls
@@ -15,6 +16,7 @@ def solved(values, b, weight):
     ).residual_norms
 
 
+@pytest.mark.slow
 def test_a_fixed_number_is_one_graph():
     b = torch.stack((B, B.flip(0)), 1)
     inputs = [t.clone().requires_grad_() for t in (A.values, b, 1 / A.diagonal())]
