@@ -13,6 +13,7 @@ from torch.autograd import forward_ad
 from learnsolve.csr import CSR
 
 SUPPORTED = (torch.float32, torch.float64)
+_IN_A_MODULE = "in a module hold it as nn.SparseMatrix(A), which follows the module"
 
 
 def tensor(function: str, name: str, value: Any) -> None:
@@ -59,11 +60,13 @@ def same_kind(function: str, name: str, value: Any, values: Tensor) -> None:
     tensor(function, name, value)
     if value.dtype != values.dtype:
         raise TypeError(
-            f"{function}: {name} has dtype {value.dtype}, the matrix {values.dtype}; convert one with .to()"
+            f"{function}: {name} has dtype {value.dtype}, the matrix {values.dtype}; convert one with .to(), "
+            f"or make the matrix with dtype={value.dtype} ({_IN_A_MODULE})"
         )
     if value.device != values.device:
         raise TypeError(
-            f"{function}: {name} is on {value.device}, the matrix on {values.device}; move one with .to()"
+            f"{function}: {name} is on {value.device}, the matrix on {values.device}; move one with .to() "
+            f"({_IN_A_MODULE})"
         )
 
 

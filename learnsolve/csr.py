@@ -7,8 +7,9 @@ More than 300 lines, because the methods of one class are the interface of a mat
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, overload
+from typing import Any, cast, overload
 
+import numpy as np
 import scipy.sparse.linalg
 import torch
 from torch import Tensor
@@ -48,11 +49,30 @@ class CSR(Views):
 
     __array_ufunc__ = None  # NumPy leaves `array * A` to __rmul__
 
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        # Else NumPy would make an array of one object.
+        raise TypeError(
+            "CSR: a sparse matrix is not a NumPy array; use A.to_dense().numpy(), or A.to_scipy() for a "
+            "sparse one"
+        )
+
+    @property
+    def _is_param(self) -> bool:  # the mark that torch.nn.Parameter sets on what it is given
+        return False
+
+    @_is_param.setter
+    def _is_param(self, _: Any) -> None:
+        raise TypeError(
+            "Parameter: takes a tensor, got a CSR; a matrix with trainable values is "
+            "learnsolve.nn.SparseMatrix(A, trainable=True), and A.with_values(torch.nn.Parameter(A.values)) "
+            "one whose values are a parameter held elsewhere"
+        )
+
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         """`tensor @ A`, `tensor * A` and their torch names."""
         if len(args) != 2 or kwargs:
-            return NotImplemented
+            return _not_ours(func, types)
         if func in _MULTIPLY:
             A, factor = args if isinstance(args[0], CSR) else args[::-1]
             return _ops.arithmetic.multiply("A * B", A, factor)
@@ -65,7 +85,7 @@ class CSR(Views):
         if func in _MATMUL:
             left = isinstance(args[0], CSR)
             return args[0].__matmul__(args[1]) if left else args[1].__rmatmul__(args[0])
-        return NotImplemented
+        return _not_ours(func, types)
 
     def __init__(self, values: Tensor, pattern: SparsityPattern):
         if not isinstance(values, Tensor):
@@ -154,10 +174,11 @@ class CSR(Views):
             )
         return A.to(device=device)
 
-    def to_scipy(self) -> scipy.sparse.csr_array:
-        """A scipy.sparse.csr_array with copies of the values and indices (no gradient)."""
+    def to_scipy(self, format: str = "csr") -> Any:
+        """A scipy.sparse array, csr_array or that of another `format` ("csc", "coo", "bsr", "dia", ...), with
+        copies of the values and indices (no gradient). Explicit zeros stay entries in "csr", "csc", "coo"."""
         self._single("to_scipy")
-        return _conversion.to_scipy(self.values, self.pattern)
+        return _conversion.to_scipy(self.values, self.pattern, format)
 
     def to_scipy_linear_operator(self) -> scipy.sparse.linalg.LinearOperator:
         """A scipy.sparse.linalg.LinearOperator with our products and no copy (no gradient)."""
@@ -166,14 +187,18 @@ class CSR(Views):
 
     @classmethod
     def from_torch(cls, T: Tensor, pattern: SparsityPattern | None = None) -> CSR:
-        """From a torch sparse CSR or COO tensor; differentiable in its values, which are copied only if they
-        have to be sorted. `pattern` as for `from_scipy`."""
+        """From a torch sparse CSR, COO, CSC, BSR or BSC tensor; differentiable in its values, which are
+        copied only if they have to be sorted. A gradient arrives at a CSR or COO tensor, or at the values
+        that a tensor of any layout was made from. Of blocks all entries are kept. `pattern` as for
+        `from_scipy`."""
         crow, col, values, shape = _conversion.from_torch(T)
         if crow is not None:
             A = cls(values, SparsityPattern(crow, col, shape))
         else:
             rows, columns = col
             A = cls.from_coo(rows, columns, values, shape)
+        if T.layout == torch.sparse_csc:
+            A = A.T
         return A if pattern is None else _ops._on_pattern.on_pattern("CSR.from_torch", A, pattern)
 
     def to_torch(self, layout: torch.layout = torch.sparse_csr) -> Tensor:
@@ -183,9 +208,10 @@ class CSR(Views):
         return _conversion.to_torch(self.values, self.pattern, layout)
 
     @classmethod
-    def from_dense(cls, D: Tensor, pattern: SparsityPattern | None = None) -> CSR:
-        """The nonzeros of a 2-D tensor; differentiable in them. With `pattern`, as for `from_scipy`, the
-        numbers at its entries, zeros too."""
+    def from_dense(cls, D: Tensor | np.ndarray, pattern: SparsityPattern | None = None) -> CSR:
+        """The nonzeros of a 2-D tensor, in which it is differentiable, or of a NumPy array.
+        With `pattern`, as for `from_scipy`, the numbers at its entries, zeros too."""
+        D = cast(Tensor, _conversion.tensor_of(D))
         if pattern is None:
             return cls(*_conversion.from_dense(D))
         _conversion.check_dense(D)
@@ -198,9 +224,9 @@ class CSR(Views):
     @classmethod
     def from_coo(
         cls,
-        rows: Tensor,
-        columns: Tensor,
-        values: Tensor,
+        rows: Tensor | np.ndarray,
+        columns: Tensor | np.ndarray,
+        values: Tensor | np.ndarray,
         shape: tuple[int, int],
         pattern: SparsityPattern | None = None,
     ) -> CSR:
@@ -208,11 +234,12 @@ class CSR(Views):
 
         Parameters
         ----------
-        rows, columns : integer tensors, shape (entries,)
-        values : shape (..., entries)
+        rows, columns : integer tensors, or NumPy arrays, shape (entries,)
+        values : Tensor or NumPy array, shape (..., entries)
         shape : (rows, columns)
         pattern : as for `from_scipy`
         """
+        rows, columns, values = (_conversion.tensor_of(t) for t in (rows, columns, values))
         A = _ops.coo.from_coo(rows, columns, values, shape)
         return A if pattern is None else _ops._on_pattern.on_pattern("CSR.from_coo", A, pattern)
 
@@ -324,16 +351,19 @@ class CSR(Views):
         return _ops.scale_columns(self, d)
 
     @overload
-    def __matmul__(self, x: Tensor) -> Tensor: ...
+    def __matmul__(self, x: Tensor | np.ndarray) -> Tensor: ...
     @overload
     def __matmul__(self, x: CSR) -> CSR: ...
-    def __matmul__(self, x: Tensor | CSR) -> Tensor | CSR:
-        return _ops.spgemm(self, x) if isinstance(x, CSR) else _ops.spmm(self, x)
+    def __matmul__(self, x: Tensor | CSR | np.ndarray) -> Tensor | CSR:
+        if isinstance(x, CSR):
+            return _ops.spgemm(self, x)
+        return _ops.spmm(self, _conversion.tensor_of(x, self.values))
 
-    def __rmatmul__(self, x: Tensor) -> Tensor:
+    def __rmatmul__(self, x: Tensor | np.ndarray) -> Tensor:
         # x A = (A^T x^T)^T
+        x = _conversion.tensor_of(x, self.values)
         if not isinstance(x, Tensor):
-            raise TypeError(f"x @ A: x must be a torch.Tensor, got {type(x).__name__}; use torch.from_numpy")
+            raise TypeError(f"x @ A: x must be a torch.Tensor or a NumPy array, got {type(x).__name__}")
         if x.dim() < 2:
             return _ops.spmm(self, x, transpose=True)
         return _ops.spmm(self, x.mT, transpose=True).mT
@@ -362,6 +392,17 @@ def _one(method: str, default: Any, **given: Any) -> Any:
     if len(found) > 1:
         raise TypeError(f"CSR.{method}: {' and '.join(found)} are names of one argument; leave one out")
     return next(iter(found.values()), default)
+
+
+def _not_ours(func: Any, types: Any) -> Any:
+    """A function of torch that takes no CSR."""
+    if torch.compiler.is_dynamo_compiling() or any(not issubclass(t, (CSR, Tensor)) for t in types):
+        return NotImplemented
+    name = getattr(func, "__name__", str(func))
+    raise TypeError(
+        f"torch.{name}: takes no CSR; write A @ x, an operation of learnsolve.ops, or give it A.values, "
+        "A.to_dense() or A.to_torch()"
+    )
 
 
 _MATMUL = {torch.matmul, Tensor.matmul}

@@ -24,6 +24,7 @@ LAYERS = [
     ["_edges"],
     ["ops", "ordering"],
     ["nn"],
+    ["_inputs"],
     ["preconditioners", "problems", "io"],
     ["solvers"],
     ["analysis", "collate", "evaluation", "profiling"],

@@ -10,13 +10,14 @@ from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.csr import CSR
+from learnsolve.nn import _graph
 from learnsolve.ops.add import add
 from learnsolve.ops.diagonals import eye
 from learnsolve.ops.spmm import spmm
 from learnsolve.ops.symmetric_scaling import symmetric_scaling
 
 
-def gcn_normalise(A: CSR) -> CSR:
+def gcn_normalise(A: CSR | Tensor, edge_weight: Tensor | None = None, *, n: int | None = None) -> CSR:
     r"""The matrix of a graph convolution, :math:`\hat A = \tilde D^{-1/2} (A + I) \tilde D^{-1/2}`.
 
     :math:`\tilde D` is the diagonal matrix of the row sums of A + I.
@@ -24,7 +25,12 @@ def gcn_normalise(A: CSR) -> CSR:
     Parameters
     ----------
     A : CSR, square, float32 or float64: the edges of a graph, with nonnegative weights; its values may have
-        batch axes
+        batch axes. Or ``edge_index`` as PyTorch Geometric has it, integers, shape (2, E): edge k sends from
+        node ``edge_index[0, k]`` to node ``edge_index[1, k]``, its row; edges that come twice are added up,
+        and a node with an edge to itself keeps that weight instead of the 1 of I, as there
+    edge_weight : Tensor, shape (..., E), the weights of edge_index; if not given, ones of torch's default
+        dtype
+    n : the number of nodes of edge_index; that of the largest, plus one, if not given
 
     Returns
     -------
@@ -33,7 +39,7 @@ def gcn_normalise(A: CSR) -> CSR:
     Raises
     ------
     ValueError
-        if A is not square, or a row sum of A + I is not positive and finite.
+        if A is not square, a node is outside 0 <= node < n, or a row sum of A + I is not positive and finite.
 
     Notes
     -----
@@ -53,7 +59,12 @@ def gcn_normalise(A: CSR) -> CSR:
     tensor([[0.5000, 0.5000],
             [0.5000, 0.5000]])
     """
+    if _graph.is_edges(A):
+        return symmetric_scaling(_graph.with_loops("gcn_normalise", A, edge_weight, n), by="row_sums")
+    if edge_weight is not None or n is not None:
+        raise ValueError("gcn_normalise: edge_weight and n belong to edge_index; a CSR has its own")
     _check.matrix("gcn_normalise", "A", A)
+    assert isinstance(A, CSR)
     _check.dtype("gcn_normalise", "A.values", A.values)
     _check.square("gcn_normalise", "A", A.shape)
     identity = eye(A.shape[0], dtype=A.dtype, device=A.device, index_dtype=A.col_indices.dtype)
@@ -138,13 +149,15 @@ class GCNConv(torch.nn.Module):
         if self.bias is not None:
             torch.nn.init.zeros_(self.bias)
 
-    def forward(self, A: CSR, X: Tensor | CSR) -> Tensor:
-        r"""Apply the layer.
+    def forward(self, A: CSR | Tensor, X: Tensor | CSR, edge_weight: Tensor | None = None) -> Tensor:
+        r"""Apply the layer, ``conv(A, X)``, or in PyTorch Geometric's order ``conv(X, A)`` and
+        ``conv(x, edge_index, edge_weight)``.
 
         Parameters
         ----------
         A : CSR, shape (m, n): :math:`\hat A` as returned by `gcn_normalise`, or only the required rows of it;
-            its values may have batch axes
+            its values may have batch axes. Or ``edge_index``, shape (2, E), with weights if not all are ones:
+            the matrix is then ``gcn_normalise(edge_index, edge_weight, n=n)``, normalised in every call
         X : Tensor, shape (..., n, in_features), or CSR, shape (n, in_features), whose values may have batch
             axes
 
@@ -159,6 +172,7 @@ class GCNConv(torch.nn.Module):
         TypeError
             if dtypes or devices do not fit.
         """
+        A, X = self._graph_first(A, X, edge_weight)
         self._check(A, X)
         if isinstance(X, CSR):
             Y = spmm(A, spmm(X, self.weight))
@@ -167,6 +181,21 @@ class GCNConv(torch.nn.Module):
         else:
             Y = spmm(A, X) @ self.weight
         return Y if self.bias is None else Y + self.bias.unsqueeze(-2)
+
+    def _graph_first(
+        self, A: CSR | Tensor, X: CSR | Tensor, edge_weight: Tensor | None
+    ) -> tuple[CSR, CSR | Tensor]:
+        # Two CSRs are A and sparse features.
+        if not isinstance(A, CSR) and (isinstance(X, CSR) or _graph.is_edges(X)):
+            A, X = X, A
+        if isinstance(A, Tensor) and _graph.is_edges(A):
+            n = X.shape[-2] if len(X.shape) > 1 else 0
+            if edge_weight is None:
+                edge_weight = self.weight.new_ones(A.shape[-1])
+            A = gcn_normalise(A, edge_weight, n=n)
+        elif edge_weight is not None:
+            raise ValueError("GCNConv: edge_weight belongs to edge_index; those of a CSR are its values")
+        return A, X  # type: ignore[return-value]  # checked next
 
     def _check(self, A: CSR, X: Tensor | CSR) -> None:
         _check.matrix("GCNConv", "A", A)

@@ -7,7 +7,6 @@ instead of keeping it; what comes after it is composed.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor

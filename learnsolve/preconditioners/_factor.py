@@ -10,18 +10,11 @@ from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.csr import CSR
+from learnsolve.nn._holds_pattern import HoldsPattern, _difference, parameter
 from learnsolve.ops._gather import permuted
 from learnsolve.ops.triangle import tril, triu
 from learnsolve.pattern import SparsityPattern, as_numpy
-from learnsolve.preconditioners._held import (
-    POSITIVE,
-    HoldsPattern,
-    _difference,
-    check_start,
-    parameter,
-    positive,
-    raw,
-)
+from learnsolve.preconditioners._held import POSITIVE, check_start, positive, raw
 from learnsolve.preconditioners.factored import check_has_diagonal, check_triangular
 
 

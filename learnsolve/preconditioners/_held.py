@@ -1,4 +1,4 @@
-"""Modules that hold parameters, perhaps on a sparsity pattern; parameters that stand for positive numbers."""
+"""Modules that hold parameters; parameters that stand for positive numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.csr import CSR
-from learnsolve.pattern import SparsityPattern
 from learnsolve.preconditioners.base import Learned, Preconditioner, check_finite
 
 POSITIVE = ("exp", "softplus")
@@ -60,11 +59,6 @@ def one_kind(M: Learned, parameter: Tensor, kept: Tensor) -> None:
         )
 
 
-def parameter(value: Tensor) -> torch.nn.Parameter:
-    """A parameter of its own storage that starts at `value`."""
-    return torch.nn.Parameter(value.detach().clone(memory_format=torch.contiguous_format))
-
-
 class Holder(Learned):
     """Holds the parameters of a preconditioner that may carry a graph, `current()`, and applies that."""
 
@@ -86,54 +80,3 @@ class Holder(Learned):
 
     def pcg_form(self) -> tuple[str, Tensor, Any] | None:
         return self.current().pcg_form()
-
-
-class HoldsPattern(torch.nn.Module):
-    """A module on a `pattern`, which moves with it and whose index arrays stand in its state.
-
-    The state has copies of the arrays: safetensors refuses tensors that share memory, and patterns are
-    shared. Weights of another pattern are refused, by name, instead of being loaded where they mean nothing.
-    """
-
-    pattern: SparsityPattern
-    crow_indices: Tensor
-    col_indices: Tensor
-
-    def _hold(self, pattern: SparsityPattern, persistent: bool = True) -> None:
-        self.pattern = pattern
-        for name in ("crow_indices", "col_indices"):
-            array = getattr(pattern, name)
-            self.register_buffer(name, array.clone() if persistent else array, persistent=persistent)
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        super()._apply(fn, recurse)
-        if self.pattern.device != self.crow_indices.device:
-            self.pattern = self.pattern.to(self.crow_indices.device)
-        return self
-
-    def _load_from_state_dict(
-        self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-    ):
-        for name in ("crow_indices", "col_indices"):
-            theirs, ours = state_dict.get(prefix + name), getattr(self, name)
-            if theirs is None or name in self._non_persistent_buffers_set:
-                continue
-            if (fault := _difference(theirs, ours)) is not None:
-                error_msgs.append(
-                    f"{type(self).__name__}: the weights belong to another pattern, {prefix}{name} {fault}; "
-                    "make the module on SparsityPattern(crow_indices, col_indices, shape) of the weights"
-                )
-                return
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
-
-
-def _difference(theirs: Tensor, ours: Tensor) -> str | None:
-    if theirs.shape != ours.shape:
-        return f"has shape {tuple(theirs.shape)} there and {tuple(ours.shape)} here"
-    theirs = theirs.to(ours.device, ours.dtype)
-    if torch.equal(theirs, ours):
-        return None
-    at = int((theirs != ours).nonzero()[0])
-    return f"at {at} is {int(theirs[at])} there and {int(ours[at])} here"

@@ -13,11 +13,12 @@ import torch
 
 from learnsolve import _check
 from learnsolve.csr import CSR
+from learnsolve.nn._holds_pattern import HoldsPattern, parameter
 from learnsolve.ops._local_solve import NotPositive, local_solve
 from learnsolve.ops._selection import trusted
 from learnsolve.ops.triangle import triangle_of
 from learnsolve.pattern import SparsityPattern, as_numpy
-from learnsolve.preconditioners._held import Holder, HoldsPattern, check_constant, check_start, parameter
+from learnsolve.preconditioners._held import Holder, check_constant, check_start
 from learnsolve.preconditioners.factored import Factored
 
 _INSTEAD = 'use preconditioners.Factored(L, form="product"), which keeps the graph of L.values'

@@ -17,6 +17,8 @@ tensor, which changes through ``.data`` and by fused optimizers do not raise.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 from collections.abc import Callable, Iterable
 from typing import Any, Self
@@ -26,6 +28,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import _check
+from learnsolve._inputs import matrix
 from learnsolve._unchanged import Unchanged
 from learnsolve.csr import CSR
 from learnsolve.ops._linear_operator import HostOperator
@@ -52,6 +55,11 @@ class Preconditioner:
     made_of: tuple[Tensor, ...] = ()
     _reads: Unchanged | None = None  # tensors that are read in every call
     _factor: tuple[CSR | None] | None = None  # by `_kept_factor`
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        if "__init__" in vars(cls):
+            cls.__init__ = _takes_matrices(cls.__init__)  # type: ignore[method-assign]
 
     def __init__(self, A: CSR, *others: Any, finite: bool = True):
         """For a preconditioner that is made of the square matrix A and of `others`, tensors or numbers."""
@@ -168,6 +176,22 @@ class Preconditioner:
         if like is None:
             like = torch.empty(0, dtype=torch.float64, device="cpu")
         return HostOperator(self, _applied, like)
+
+
+def _takes_matrices(make: Callable[..., None]) -> Callable[..., None]:
+    """The constructor `make`, whose A may be a matrix of another library (_inputs.py)."""
+    if list(inspect.signature(make).parameters)[1:2] != ["A"]:
+        return make
+
+    @functools.wraps(make)
+    def init(self: Any, *args: Any, **keywords: Any) -> None:
+        if args:
+            args = matrix(args[0]), *args[1:]
+        elif "A" in keywords:
+            keywords["A"] = matrix(keywords["A"])
+        make(self, *args, **keywords)
+
+    return init
 
 
 class Transposed(Preconditioner):

@@ -14,17 +14,11 @@ from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.csr import CSR
+from learnsolve.nn._holds_pattern import HoldsPattern, parameter
 from learnsolve.ops._symmetry import symmetry
 from learnsolve.ops.arithmetic import absolute
 from learnsolve.ops.structure import inverse_diagonal, sum
-from learnsolve.preconditioners._held import (
-    Holder,
-    HoldsPattern,
-    check_constant,
-    check_start,
-    one_kind,
-    parameter,
-)
+from learnsolve.preconditioners._held import Holder, check_constant, check_start, one_kind
 from learnsolve.preconditioners._spectrum import RATIO
 from learnsolve.preconditioners.diagonal import Diagonal
 from learnsolve.preconditioners.matrix_polynomial import MatrixPolynomial, as_coefficients, as_interval

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.csr import CSR
+from learnsolve.nn._holds_pattern import parameter
 from learnsolve.ops.structure import inverse_diagonal
 from learnsolve.preconditioners._held import (
     POSITIVE,
@@ -18,7 +19,6 @@ from learnsolve.preconditioners._held import (
     check_constant,
     check_start,
     one_kind,
-    parameter,
     positive,
     raw,
 )

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import _check
+from learnsolve._inputs import operands
 from learnsolve.csr import CSR
 from learnsolve.preconditioners._relaxation import DIRECTIONS, Sweep, check_omega, check_sweep
 from learnsolve.solvers import _units
@@ -77,6 +78,7 @@ def relax(
     **keywords: Any,
 ) -> Solution:
     """`sor` and its variants."""
+    A, b, x0 = operands(name, A, b, x0)
     check_sweep(name, A, multicolour)
     _check.one_of(name, "direction", direction, DIRECTIONS)
     check_b(name, b)

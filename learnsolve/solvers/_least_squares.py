@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import _check
+from learnsolve._inputs import operands
 from learnsolve._plain import outside_of_graphs
 from learnsolve.csr import CSR
 from learnsolve.ops._autograd import tracked
@@ -207,6 +208,7 @@ def solve(
     options: Options,
 ) -> Solution:
     """Check, run, differentiate as `options.gradient` says."""
+    A, b, x0 = operands(name, A, b, x0)
     check_b(name, b)
     atol = 1e-6 if atol is None else atol
     btol = 1e-6 if btol is None else btol

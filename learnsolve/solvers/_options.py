@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import _check
+from learnsolve._inputs import matrix
 from learnsolve.csr import CSR
 from learnsolve.ops.block_batch import BlockBatch
 from learnsolve.ops.stencil_operator import StencilOperator
@@ -46,6 +47,8 @@ class Options:
         for key, default in (("rtol", 1e-5), ("atol", 0.0)):
             if getattr(self, key) is None:
                 object.__setattr__(self, key, default)
+        for key in ("M", "adjoint_M"):
+            object.__setattr__(self, key, matrix(getattr(self, key)))
 
 
 def check_b(name: str, b: Any) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import _device_analysis
+from learnsolve._inputs import operands
 from learnsolve._plain import outside_of_graphs
 from learnsolve.ops._autograd import tracked
 from learnsolve.ops.block_batch import Layout
@@ -51,6 +52,7 @@ def solve(
     `symmetric`: A and M are their own transposes. `transposed_M`: the adjoint solve needs a transpose of M,
     or else runs without one.
     """
+    A, b, x0 = operands(name, A, b, x0)
     check_b(name, b)
     check_options(name, options)
     vector = b.dim() == 1

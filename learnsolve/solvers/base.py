@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -57,6 +57,7 @@ class Status(enum.Enum):
 
 
 COMPILED, M_APART, OP_BY_OP = "compiled", "compiled, M apart", "op by op"  # values of `Solution.loop`
+_ENDED = (Status.MAX_ITERATIONS, Status.STOPPED_BY_CALLBACK, Status.STAGNATED)
 STATUSES = tuple(Status)
 CODE = {status: 1 + i for i, status in enumerate(STATUSES)}  # in the loops; 0 while a column runs
 
@@ -125,6 +126,8 @@ class Solution:
     statuses : list of Status, one a column (batch axes, blocks of a `BlockBatch` and columns in order)
     normal_residual_norm : Tensor, shape () or (..., k), of least squares: ||A^T (b - A x) - damp^2 x||; else
         None
+    info : int, SciPy's code: 0 converged, > 0 iterations without converging, < 0 breakdown;
+        ``x, info = solution`` unpacks
     note : str, of a solve that did not converge: what was reached and what was asked; `summary` has it
     loop : str, what ran the iterations: "compiled" calls, each of many; "compiled, M apart", a compiled call
         for each, and M between them; "op by op", one operation of torch after the other; "direct", a
@@ -210,6 +213,19 @@ class Solution:
             f"{self.status.name}{columns} after {self.iterations} iterations, residual norm {last:.3g} "
             f"(initially {first:.3g}). {self.note}{self.status}"
         )
+
+    @property
+    def info(self) -> int:
+        """SciPy's code: 0 where all columns converged; the iterations, at least 1, where they ended without
+        it (the limit, a callback, stagnation); negative where the method could not go on."""
+        status = self.status
+        if status is Status.CONVERGED:
+            return 0
+        return max(self.iterations, 1) if status in _ENDED else -CODE[status]
+
+    def __iter__(self) -> Iterator[Any]:
+        """``x, info = cg(A, b)``, as in SciPy."""
+        return iter((self.x, self.info))
 
     def __bool__(self) -> bool:
         raise TypeError(

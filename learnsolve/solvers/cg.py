@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from learnsolve.ops._dots import scaled
+from learnsolve.solvers._in_graphs import traced_cg
 from learnsolve.solvers._options import Options
 from learnsolve.solvers._solve import solve
 from learnsolve.solvers._vectors import divide, dot
@@ -136,4 +137,6 @@ def cg(
         adjoint_maxiter=adjoint_maxiter,
         parameters=parameters,
     )
+    if torch.compiler.is_dynamo_compiling() and (traced := traced_cg(A, b, x0, options)) is not None:
+        return traced
     return solve("cg", ConjugateGradients(), A, b, x0, options, symmetric=True)

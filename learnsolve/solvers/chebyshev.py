@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from learnsolve._inputs import operands
 from learnsolve.solvers._coefficients import Parameters, trainable
 from learnsolve.solvers._fixed import FixedNumber
 from learnsolve.solvers._spectrum import bounds
@@ -135,6 +136,7 @@ def chebyshev(
     True
     """
     name = "chebyshev"
+    A, b, x0 = operands(name, A, b, x0)
     given = locals()
 
     def fixed(read: Parameters) -> tuple[Tensor, Tensor]:

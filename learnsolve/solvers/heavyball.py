@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from learnsolve._inputs import operands
 from learnsolve.solvers._coefficients import Parameters, trainable
 from learnsolve.solvers._fixed import FixedNumber
 from learnsolve.solvers._stationary import run
@@ -114,6 +115,7 @@ def heavyball(
     True
     """
     name = "heavyball"
+    A, b, x0 = operands(name, A, b, x0)
     given = locals()
 
     def fixed(read: Parameters) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import _check
+from learnsolve._inputs import operands
 from learnsolve.csr import CSR
 from learnsolve.ops._autograd import tracked
 from learnsolve.ops._product import product
@@ -78,6 +79,7 @@ def jacobi(
     True
     """
     name = "jacobi"
+    A, b, x0 = operands(name, A, b, x0)
     _check.matrix(name, "A", A)
     values, pattern = A.values, A.pattern
     n = pattern.shape[0]

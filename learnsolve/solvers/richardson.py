@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from learnsolve._inputs import operands
 from learnsolve.solvers._coefficients import Parameters, trainable
 from learnsolve.solvers._fixed import FixedNumber
 from learnsolve.solvers._spectrum import bounds
@@ -119,6 +120,7 @@ def richardson(
     True
     """
     name = "richardson"
+    A, b, x0 = operands(name, A, b, x0)
     given = locals()
 
     def fixed(read: Parameters) -> tuple[Tensor, None]:

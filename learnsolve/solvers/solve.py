@@ -11,9 +11,9 @@ from torch import Tensor
 from learnsolve import _check
 from learnsolve._plain import outside_of_graphs
 from learnsolve.csr import CSR
+from learnsolve.ops._symmetry import numbers, symmetry
 from learnsolve.ops.spsolve import spsolve
 from learnsolve.preconditioners import IC0, ILU0, MIC0, Jacobi
-from learnsolve.ops._symmetry import numbers, symmetry
 from learnsolve.solvers._report import quiet, report
 from learnsolve.solvers._solve import _mapped
 from learnsolve.solvers.base import CODE, Solution, SolverError, Status

@@ -292,3 +292,45 @@ def test_a_network_learns_classes_of_a_small_graph():
         torch.nn.functional.cross_entropy(logits[[2, 4, 10, 12]], labels[[2, 4, 10, 12]]).backward()
         optimizer.step()
     assert (logits.argmax(1) == labels).double().mean() > 0.8
+
+
+# --- graphs of PyTorch Geometric ---
+EDGES = torch.tensor([[0, 1, 1, 3, 2, 0], [1, 0, 2, 2, 2, 1]])  # one edge twice, one loop, node 4 alone
+
+
+def dense_of_edges(weights):
+    """As PyTorch Geometric's gcn_norm: messages go to edge_index[1], a loop of the graph stays."""
+    A = torch.zeros(5, 5, dtype=weights.dtype)
+    for (i, j), w in zip(EDGES.T.tolist(), weights, strict=True):
+        A[j, i] = A[j, i] + w
+    loops = A.diagonal()
+    A = A + torch.diag(torch.where(loops == 0, 1.0, 0.0).to(A))
+    d = A.sum(1) ** -0.5
+    return d[:, None] * A * d
+
+
+def test_edge_index_is_a_graph():
+    weights = random(6, seed=8)
+    torch.testing.assert_close(gcn_normalise(EDGES, weights, n=5).to_dense(), dense_of_edges(weights))
+    assert gcn_normalise(EDGES).shape == (4, 4)
+    assert gcn_normalise(EDGES).dtype == torch.get_default_dtype()
+    assert gcn_normalise(EDGES, n=5).pattern is gcn_normalise(EDGES.clone(), weights, n=5).pattern
+    assert gradcheck(lambda w: gcn_normalise(EDGES, w, n=5).to_dense(), (weights.requires_grad_(),))
+
+
+def test_layer_takes_arguments_in_either_order():
+    conv, x, weights = GCNConv(IN, OUT, dtype=torch.float64), random(5, IN), random(6, seed=8)
+    A = gcn_normalise(EDGES, weights, n=5)
+    expected = conv(A, x)
+    assert torch.equal(conv(x, A), expected)
+    assert torch.equal(conv(x, EDGES, weights), expected)
+    assert torch.equal(conv(EDGES, x, weights), expected)
+    assert torch.equal(conv(x, EDGES), conv(gcn_normalise(EDGES, torch.ones_like(weights), n=5), x))
+    with pytest.raises(ValueError, match="GCNConv: edge_weight belongs to edge_index"):
+        conv(x, A, weights)
+    with pytest.raises(ValueError, match="belong to edge_index; a CSR has its own"):
+        gcn_normalise(A, n=5)
+    with pytest.raises(ValueError, match=r"edge_weight must have shape \(\.\.\., E = 6\)"):
+        conv(x, EDGES, weights[:3])
+    with pytest.raises(TypeError, match="GCNConv: A must be a CSR, got Tensor"):
+        conv(x, x)

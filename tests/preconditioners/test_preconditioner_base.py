@@ -224,8 +224,9 @@ def test_a_class_of_ones_own_is_made_of_a_matrix(A):
     assert omega.grad is not None
     with pytest.raises(ValueError, match="cg: M requires grad"):
         ls.solvers.cg(A, b, M=M)
-    with pytest.raises(TypeError, match="RowSums: A must be a CSR, got Tensor"):
-        RowSums(A.to_dense())
+    with pytest.raises(TypeError, match="RowSums: A must be a CSR, got list"):
+        RowSums(A.to_dense().tolist())
+    assert torch.equal(RowSums(A.to_dense())(R), RowSums(A)(R))
     with pytest.raises(ValueError, match="RowSums: A must be square"):
         RowSums(A[:5])
     with pytest.raises(ValueError, match="RowSums: A's values must be finite"):

@@ -24,7 +24,7 @@ def with_zero(row):
 
 
 BAD = [
-    (lambda: jacobi(A.to_dense(), B), TypeError, "A must be a CSR, got Tensor; make one with CSR"),
+    (lambda: jacobi(A.to_dense().tolist(), B), TypeError, "A must be a CSR, got list; make one with CSR"),
     (lambda: jacobi(A.to(torch.int64), B.long()), TypeError, "A.values must be float32 or"),
     (
         lambda: jacobi(ls.CSR.from_dense(torch.ones(2, 3, dtype=B.dtype)), B[:2]),

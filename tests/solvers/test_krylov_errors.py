@@ -17,9 +17,9 @@ OTHER = poisson(3, 3)
 LEARNS = torch.ones(16, dtype=B.dtype, requires_grad=True)
 
 BAD = [
-    (lambda f: f(A.to_dense(), B), TypeError, "A must be a CSR, .* or a callable, got Tensor; make"),
+    (lambda f: f(A.to_dense().tolist(), B), TypeError, "A must be a CSR, .* or a callable, got list; make"),
     (lambda f: f(A.to(torch.int64), B), TypeError, "A.values must be float32 or float64"),
-    (lambda f: f(A, B.numpy()), TypeError, "b must be a torch.Tensor, got ndarray"),
+    (lambda f: f(A, B.tolist()), TypeError, "b must be a torch.Tensor, got list"),
     (lambda f: f(A, B[0]), ValueError, r"b must have shape \(n,\) or \(..., n, k\), got a scalar"),
     (lambda f: f(A, B.long()), TypeError, "b must be float32 or float64, got torch.int64"),
     (lambda f: f(A, B[:9]), ValueError, r"b must have A.shape\[0\] = 16 rows, got shape \(9,\)"),
@@ -61,7 +61,7 @@ SYMMETRIC_TOO = [
     (lambda f: f(lambda x: x.float(), B), TypeError, "result of A must be torch.float64"),
     (lambda f: f(lambda x: x.numpy(), B), TypeError, "the result of A must be a torch.Tensor"),
     (lambda f: f(A, B, rtol=-1e-3), ValueError, "rtol must not be negative, got -0.001"),
-    (lambda f: f(A, B, M=A.to_dense()), TypeError, "M must be a callable r -> M r, a CSR .*got Tensor"),
+    (lambda f: f(A, B, M="IC0"), TypeError, "M must be a callable r -> M r, a CSR .*got str"),
     (lambda f: f(A, B, M=OTHER), ValueError, r"M must have shape \(16, 16\).*\(9, 9\)"),
     (lambda f: f(A, B, M=A.to(torch.float32)), TypeError, "M.values has dtype"),
     (lambda f: f(A, B, M=AA), ValueError, "M must not have more batch axes than A or b"),

@@ -1,0 +1,99 @@
+"""A sparse matrix inside a module."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.modules.module import register_module_buffer_registration_hook
+
+from learnsolve import _check
+from learnsolve.csr import CSR
+from learnsolve.nn._holds_pattern import HoldsPattern, parameter
+
+
+class SparseMatrix(HoldsPattern):
+    """A sparse matrix as a module: it moves, converts, saves and loads with the module that holds it.
+
+    Parameters
+    ----------
+    A : CSR, float32 or float64; its values, which may have batch axes and must not require grad, are copied
+    trainable : the values are a parameter, else a buffer
+
+    Attributes
+    ----------
+    values : Tensor, shape (..., nnz), a buffer or a Parameter
+    pattern : SparsityPattern, one object until the module moves to another device, so that its plans are kept
+    crow_indices, col_indices : buffers, copies of the pattern's, for the state dict
+
+    Raises
+    ------
+    TypeError
+        if A is not a CSR of float32 or float64.
+    ValueError
+        if A's values require grad: the module would cut their graph.
+
+    Notes
+    -----
+    ``module()`` is the CSR of the values as they are now; with a parameter it carries gradients. A CSR itself
+    can be neither a buffer nor a parameter, and as an attribute it would not follow the module.
+
+    `.to`, `.double`, `state_dict`, `load_state_dict`, `copy.deepcopy`, pickles and DistributedDataParallel
+    work as for any module. `load_state_dict` refuses the values of another pattern, by name. Copies and
+    pickles share the pattern. Moves cost O(nnz); a call costs nothing more than making a CSR.
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> class Residual(torch.nn.Module):
+    ...     def __init__(self, A):
+    ...         super().__init__()
+    ...         self.A = ls.nn.SparseMatrix(A)
+    ...     def forward(self, x, b):
+    ...         return b - self.A() @ x
+    >>> model = Residual(ls.problems.poisson((3,))).float()
+    >>> model(torch.ones(3), torch.ones(3))
+    tensor([0., 1., 0.])
+    >>> sorted(model.state_dict())
+    ['A.col_indices', 'A.crow_indices', 'A.values']
+    """
+
+    values: Tensor
+
+    def __init__(self, A: CSR, trainable: bool = False):
+        super().__init__()
+        _check.matrix("SparseMatrix", "A", A)
+        _check.dtype("SparseMatrix", "A.values", A.values)
+        _check.flag("SparseMatrix", "trainable", trainable)
+        _check.start("SparseMatrix", "A.values", A.values, "use A itself, which keeps the graph")
+        self._hold(A.pattern)
+        values = parameter(A.values)
+        if trainable:
+            self.values = values
+        else:
+            self.register_buffer("values", values.detach())
+
+    @property
+    def matrix(self) -> CSR:
+        """The CSR of the values as they are now; also ``module()``."""
+        return CSR(self.values, self.pattern)
+
+    def forward(self) -> CSR:
+        return self.matrix
+
+    def extra_repr(self) -> str:
+        trainable = isinstance(self.values, torch.nn.Parameter)
+        return f"{self.pattern.shape}, nnz={self.pattern.nnz}, trainable={trainable}"
+
+
+def _refuse(module: Any, name: str, buffer: Any) -> None:
+    # torch accepts whatever has __torch_function__, and fails later, in `.to` or `state_dict`.
+    if isinstance(buffer, CSR):
+        raise TypeError(
+            f"{type(module).__name__}.register_buffer: {name!r} must be a tensor, got a CSR; write "
+            f"self.{name} = learnsolve.nn.SparseMatrix(A), and self.{name}() for the matrix"
+        )
+
+
+register_module_buffer_registration_hook(_refuse)
