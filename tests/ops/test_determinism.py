@@ -94,7 +94,9 @@ def test_duplicates_are_summed_in_the_same_order():
 
 
 def test_perceptrons():
-    z, *layers = (normal(s, torch.float32).requires_grad_() for s in ((3, 9000, 8), (8, 8), (8,), (8, 8), (8,)))
+    z, *layers = (
+        normal(s, torch.float32).requires_grad_() for s in ((3, 9000, 8), (8, 8), (8,), (8, 8), (8,))
+    )
 
     def results():
         y = perceptron(z, tuple(layers[:2]), tuple(layers[2:]))

@@ -27,7 +27,9 @@ def ours(P):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("batch", [(), (3,), (2, 2)], ids=len)
-@pytest.mark.parametrize("n", [None, 1, 40, 1100], ids=["edges", "1", "40", "1100"])  # a tile has 32, a chunk 512
+@pytest.mark.parametrize(
+    "n", [None, 1, 40, 1100], ids=["edges", "1", "40", "1100"]
+)  # a tile has 32, a chunk 512
 def test_equal_to_the_composition(n, batch, dtype):
     P = GRAPH if n is None else None
     for k, f, o in ((1, 8, 8), (8, 8, 1), (24, 8, 8), (3, 5, 2), (9, 17, 0), (8, 16, 0), (2, 1, 3)):
