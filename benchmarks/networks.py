@@ -2,8 +2,8 @@
 
 Each operation on the 5-point pattern, by rows and by columns, forward and backward, and one training step of
 a `GraphNetBlock` with each aggregation, and one of the recipe precorrector, loss included. "torch" is
-index_select, index_add and scatter_reduce, which PyTorch Geometric uses. The larger grid is beyond all caches:
-there the share of the triad's bandwidth says how near an operation is to the bytes that it must move.
+index_select, index_add and scatter_reduce, which PyTorch Geometric uses. The larger grid is beyond all
+caches: there the share of the triad's bandwidth says how near an operation is to the bytes that it must move.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 //   h_p = W1 z_p + b1 (+ u_row(p) + v_col(p)),   y_p = W2 max(h_p, 0) + b2;   y_p = h_p with a single layer
 //
 //   perceptron            y
-//   perceptron_backward   for the cotangent g of y those of z, of h, and of W1, b1, W2 and b2, the last summed
+//   perceptron_backward   for the cotangent g of y those of z, of h, and of W1, b1, W2 and b2, the last
+//   summed
 //                         over the rows of a call; h is computed again instead of kept
 //
 // Libraries for matrices multiply many rows by few columns slowly: (24,000, 8) by (8, 8), float32, takes MKL

@@ -18,11 +18,11 @@ constexpr int64_t filled_up(int64_t n) {
 template <class T>
 struct PerceptronView {
   int64_t k, f, o, kp, fp, op;
-  const T* from_input;         // W1^T (k, fp)
-  const T* bias;               // b1 (fp)
-  const T* from_hidden;        // W2^T (f, op)
-  const T* out_bias;           // b2 (op)
-  const T* from_output;        // W2 (o, fp)
+  const T* from_input;          // W1^T (k, fp)
+  const T* bias;                // b1 (fp)
+  const T* from_hidden;         // W2^T (f, op)
+  const T* out_bias;            // b2 (op)
+  const T* from_output;         // W2 (o, fp)
   const T* from_preactivation;  // W1 (f, kp)
   bool layers_are_two;
 };

@@ -22,7 +22,12 @@ struct PerceptronOperands {
   PerceptronOperands(const char* name_, const std::vector<Tensor>& places_, const Tensor& z_,
                      const Tensor& ends_, const Tensor& w1_, const Tensor& b1_, const Tensor& w2_,
                      const Tensor& b2_)
-      : name(name_), z(dense(z_)), ends(dense(ends_)), w1(dense(w1_)), b1(dense(b1_)), w2(dense(w2_)),
+      : name(name_),
+        z(dense(z_)),
+        ends(dense(ends_)),
+        w1(dense(w1_)),
+        b1(dense(b1_)),
+        w2(dense(w2_)),
         b2(dense(b2_)) {
     STD_TORCH_CHECK(z.is_cpu(), name, ": tensors must be on the CPU");
     check_device(name, z, {&ends, &w1, &b1, &w2, &b2});
@@ -96,8 +101,7 @@ struct PerceptronWeights {
   std::array<std::vector<T>, 6> arrays;
   PerceptronView<T> view;
 
-  explicit PerceptronWeights(const PerceptronOperands& P)
-      : view() {
+  explicit PerceptronWeights(const PerceptronOperands& P) : view() {
     view.k = P.k, view.f = P.f, view.o = P.o;
     view.kp = filled_up<T>(P.k), view.fp = filled_up<T>(P.f), view.op = filled_up<T>(P.o);
     const T *w1 = data<T>(P.w1), *w2 = data<T>(P.w2);
@@ -109,9 +113,12 @@ struct PerceptronWeights {
       return to;
     };
     const int64_t o = P.two ? P.o : 0;
-    arrays = {put(w1, P.k, P.f, view.fp, true),  put(data<T>(P.b1), 1, P.f, view.fp, false),
-              put(w2, P.two ? P.f : 0, o, view.op, true), put(data<T>(P.b2), 1, o, view.op, false),
-              put(w2, o, P.f, view.fp, false), put(w1, P.f, P.k, view.kp, false)};
+    arrays = {put(w1, P.k, P.f, view.fp, true),
+              put(data<T>(P.b1), 1, P.f, view.fp, false),
+              put(w2, P.two ? P.f : 0, o, view.op, true),
+              put(data<T>(P.b2), 1, o, view.op, false),
+              put(w2, o, P.f, view.fp, false),
+              put(w1, P.f, P.k, view.kp, false)};
     view.from_input = arrays[0].data(), view.bias = arrays[1].data(), view.from_hidden = arrays[2].data();
     view.out_bias = arrays[3].data(), view.from_output = arrays[4].data();
     view.from_preactivation = arrays[5].data(), view.layers_are_two = P.two;

@@ -132,10 +132,13 @@ STABLE_TORCH_LIBRARY(learnsolve, m) {
   // y = W2 max(h, 0) + b2 with h = W1 z + b1 for the rows of z (B, n, k); y = h where w2 is empty. places:
   // (row, col), the two ends of each of the n rows, each below m, to whose h ends[2 row] + ends[2 col + 1] is
   // added, for ends (B, 2m, f); or an empty list. On the CPU alone: elsewhere matrix products are quick.
-  m.def("perceptron(Tensor[] places, Tensor z, Tensor ends, Tensor w1, Tensor b1, Tensor w2, Tensor b2) -> Tensor");
+  m.def(
+      "perceptron(Tensor[] places, Tensor z, Tensor ends, Tensor w1, Tensor b1, Tensor w2, Tensor b2) -> "
+      "Tensor");
   // For the cotangent g of y those of z, of h (both empty if not needed), w1, b1, w2 and b2.
   m.def(
-      "perceptron_backward(Tensor[] places, Tensor z, Tensor ends, Tensor w1, Tensor b1, Tensor w2, Tensor b2, "
+      "perceptron_backward(Tensor[] places, Tensor z, Tensor ends, Tensor w1, Tensor b1, Tensor w2, Tensor "
+      "b2, "
       "Tensor g, bool need_z, bool need_h) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   // `iterations` of preconditioned conjugate gradients from number `first` on. A: a structure. M by `kind`: 0
   // none, 1 diag(m), 2 L L^T, 3 (L L^T)^-1 for L with values m, (n, any) for 2; it holds m and its structures

@@ -46,7 +46,7 @@ def _from_first(
 ) -> Tensor:
     if not _narrow(t, first[0]):
         t = torch.nn.functional.linear(t, *first)
-        if pattern is not None:
+        if ends is not None and pattern is not None:
             t = t + _segments.at_ends(ends, pattern)
         return _rest(every[1:], t)
     two = len(every) > 2 and _is_plain(every[1], torch.nn.ReLU) and _is_plain(every[2], torch.nn.Linear)

@@ -64,7 +64,8 @@ class GraphNetBlock(torch.nn.Module):
     -----
     The weights of :math:`x_i` and :math:`x_j` in the first layer are applied to nodes, and the products
     gathered and added in one pass; so the features of an edge and its nodes are never joined, and a layer of
-    width h costs as many multiplications for an edge as its own features need. The same parameters in
+    width h costs as many multiplications for an edge as its own features need. On the CPU, layers of at most
+    32 numbers with one ReLU in between are a single pass, and so is their gradient. The same parameters in
     PyTorch Geometric's ``MetaLayer`` with ``torch.cat([x[row], x[col], e], -1)`` give the same result.
 
     Equivariant to permutations of the nodes. Softmax is that of PyTorch Geometric's ``SoftmaxAggregation``

@@ -1,6 +1,6 @@
 """Narrow perceptrons on the rows of a block, which may be the edges of a graph, differentiable to any order.
 
-    h_p = W1 z_p + b1 (+ u_i + v_j for p = entry (i, j)),    y_p = W2 max(h_p, 0) + b2    (y_p = h_p without W2)
+    h_p = W1 z_p + b1 (+ u_i + v_j for p = entry (i, j)),    y_p = W2 max(h_p, 0) + b2 (without W2: h_p)
 
 The derivatives are those of the composition `composed`. The first is an operator too, which computes h again
 instead of keeping it; what comes after it is composed.

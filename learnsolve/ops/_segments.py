@@ -141,7 +141,7 @@ def at_ends(ends: Tensor, pattern: SparsityPattern) -> Tensor:
 
 
 def sums_at_ends(e: Tensor, pattern: SparsityPattern) -> Tensor:
-    """Its adjoint: in row 2i the sum of row i of the pattern, in row 2j + 1 that of column j, (..., 2n, f)."""
+    """Its adjoint: in row 2i the sum of row i of the pattern, in row 2j + 1 that of column j."""
     S = pattern._planned(_both_ends)
     return product(_ones(S.nnz, e), e, S, True)
 
