@@ -1,6 +1,6 @@
 """Print what CMake needs to know about torch: folder; major; minor; compute capabilities of visible devices.
 
-The torch of the environment that the library is installed into, also from an isolated build, whose packages hide it.
+The torch of the environment that the library is installed into, also from an isolated build, which hides it.
 Several places are asked, in this order, each by running its Python:
 
 - the one named by LEARNSOLVE_TORCH_PYTHON (of any version: headers do not depend on it);
@@ -96,8 +96,8 @@ def main() -> int:
             print(facts)
             return 0
     print(
-        f"No torch found for {sys.executable}: install it first (pip install 'torch>=2.10'); if it is installed, "
-        "this isolated build cannot see it: build with --no-build-isolation.",
+        f"No torch found for {sys.executable}: install it first (pip install 'torch>=2.10'); if it is "
+        "installed, this isolated build cannot see it: build with --no-build-isolation.",
         file=sys.stderr,
     )
     return 1

@@ -1,4 +1,4 @@
-"""The README for package indices: links into the repository are absolute there (scikit-build-core calls this)."""
+"""The README for package indices: links into the repository are absolute (a plugin of scikit-build-core)."""
 
 import re
 import tomllib
@@ -17,7 +17,9 @@ def absolute(text: str, repository: str) -> str:
 
 def dynamic_metadata(field: str, settings: dict[str, str]) -> dict[str, str]:
     if field != "readme" or settings:
-        raise ValueError(f"long_description.py makes the readme, without settings; got {field} and {settings}")
+        raise ValueError(
+            f"long_description.py makes the readme, without settings; got {field} and {settings}"
+        )
     urls = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]
     text = absolute(Path("README.md").read_text(encoding="utf-8"), urls["Repository"])
     return {"content-type": "text/markdown", "text": text}

@@ -4,9 +4,9 @@
     python scripts/wheels.py compat           oldest and newest torch, docs/compatibility.md (`make compat`)
 
 Run it with a Python that has torch: its headers serve all Pythons. Wheels hold all instruction sets, and with
-LEARNSOLVE_CUDA=1 the CUDA operators. auditwheel checks which systems they run on; torch's libraries stay outside.
+LEARNSOLVE_CUDA=1 the CUDA operators. auditwheel checks which systems they run on; torch's libraries stay out.
 Tests run in a fresh environment, outside the source tree, with CPU builds of torch alone: a CUDA build brings
-gigabytes. Where pip finds no CPU build the test is left out, and the report says so; pip finds all of them with
+gigabytes. Where pip finds no CPU build the test is left out, and the report says so; pip finds them all with
 PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu. Exit code: 1 if anything failed.
 """
 
@@ -27,7 +27,13 @@ REPORT = ROOT / "docs" / "compatibility.md"
 PYTHONS = ("3.11", "3.12", "3.13")
 OLDEST = (2, 10)  # learnsolve._library.MINIMUM_TORCH
 # What tests of an installed wheel need; the rest of the tests reads the source tree.
-TESTS = ("csr", "ops/test_contract.py", "ops/test_identities.py", "solvers/test_compiled_cg.py", "solvers/test_jacobi.py")
+TESTS = (
+    "csr",
+    "ops/test_contract.py",
+    "ops/test_identities.py",
+    "solvers/test_compiled_cg.py",
+    "solvers/test_jacobi.py",
+)
 HELPERS = ("*.py", "ops", "csr", "solvers")
 NO_TORCH = "not tested: pip finds no CPU build of torch for it"
 
@@ -93,7 +99,7 @@ def build(version: str, base: str) -> tuple[Path | None, str]:
 
 
 def cpu_torches(base: Path | str) -> list[str]:
-    """CPU builds of torch that pip finds for a Python, the newest first; asked of the index, without downloads."""
+    """CPU builds of torch that pip finds for a Python, the newest first; downloads nothing."""
     done = run(base, "-m", "pip", "index", "versions", "torch")
     listed = re.search(r"Available versions: (.*)", done.stdout)
     versions = [v for v in (listed[1].split(", ") if listed else []) if v.endswith("+cpu")]
@@ -143,7 +149,7 @@ def build_all(wanted: list[str], tested: bool) -> bool:
 
 def compat() -> bool:
     """The wheel of this Python with the oldest supported and the newest torch."""
-    version = "%d.%d" % sys.version_info[:2]
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
     wheels = sorted(DIST.glob(f"*-cp{version.replace('.', '')}-*.whl"), key=lambda path: path.stat().st_mtime)
     if not wheels:
         print(f"no wheel for Python {version} in {DIST}: run make wheels first", file=sys.stderr)

@@ -72,7 +72,8 @@ def test_a_build_without_torch_says_in_one_line_what_to_do(monkeypatch, capsys):
     monkeypatch.setattr(find_torch, "ask", lambda *place, version: None)
     assert find_torch.main() == 1
     printed = capsys.readouterr()
-    assert printed.out == "" and len(printed.err.splitlines()) == 1
+    assert printed.out == ""
+    assert len(printed.err.splitlines()) == 1
     assert "--no-build-isolation" in printed.err
 
 

@@ -1,4 +1,4 @@
-"""A user's program, checked by `mypy --strict` and strict pyright (test_packaging.py); it is not run as a test."""
+"""A user's program, checked by `mypy --strict` and strict pyright (test_packaging.py), not run."""
 
 from typing import assert_type
 
