@@ -34,7 +34,6 @@ TESTS = (
     "solvers/test_compiled_cg.py",
     "solvers/test_jacobi.py",
 )
-HELPERS = ("*.py", "ops", "csr", "solvers")
 NO_TORCH = "not tested: pip finds no CPU build of torch for it"
 
 
@@ -111,11 +110,7 @@ def test(wheel: Path, base: str, name: str, torch: str) -> tuple[bool, str]:
     there = environment(name, base)
     folder = WORK / f"tests-{name}"
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    for pattern in HELPERS:
-        for path in (ROOT / "tests").glob(pattern):
-            copy = shutil.copytree if path.is_dir() else shutil.copy
-            copy(path, folder / path.name)
+    shutil.copytree(ROOT / "tests", folder)
     shutil.copy(ROOT / "pyproject.toml", folder)
     needs = (wheel, f"torch=={torch}", "pytest>=8", "hypothesis>=6.100", "pyamg>=5.2")
     if run(there, "-m", "pip", "install", "-q", *needs).returncode:
