@@ -1,0 +1,170 @@
+"""What pip needs of the library: a torch that an isolated build finds, metadata, types, an sdist, wheels."""
+
+import inspect
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import learnsolve as ls
+from learnsolve import _library
+
+ROOT = Path(__file__).resolve().parents[1]
+FIND_TORCH = ROOT / "scripts" / "find_torch.py"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+MODULES = (ls, ls.ops, ls.solvers, ls.preconditioners, ls.problems, ls.ordering, ls.nn, ls.io, ls.analysis)
+
+
+def run(*command: str | Path, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess:
+    """A command without what tests or an editable install put into the environment."""
+    kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX")}
+    return subprocess.run(
+        [*map(str, command)], capture_output=True, text=True, check=False, cwd=cwd, env=kept | environment
+    )
+
+
+def torch_folder() -> str:
+    import torch
+
+    return str(Path(torch.__file__).parent)
+
+
+def test_a_build_finds_the_torch_of_its_own_python():
+    done = run(sys.executable, FIND_TORCH)
+    assert done.stdout.split(";")[0] == torch_folder(), done.stderr
+
+
+def test_a_build_that_pip_isolates_finds_the_torch_behind(tmp_path):
+    # As pip does it: a sitecustomize.py on PYTHONPATH takes the folders of installed packages away.
+    tmp_path.joinpath("sitecustomize.py").write_text(
+        "import sys; sys.path[:] = [p for p in sys.path if not p.endswith('-packages')]\n"
+    )
+    assert run(sys.executable, "-c", "import torch", PYTHONPATH=str(tmp_path)).returncode == 1
+    done = run(sys.executable, FIND_TORCH, PYTHONPATH=str(tmp_path))
+    assert done.stdout.split(";")[0] == torch_folder(), done.stderr
+
+
+def test_a_build_in_an_environment_of_its_own_finds_the_torch_of_its_parent(tmp_path):
+    run(sys.executable, "-m", "venv", "--without-pip", tmp_path)
+    done = run(tmp_path / "bin" / "python", FIND_TORCH)  # this test's Python is its parent process
+    assert done.stdout.split(";")[0] == torch_folder(), done.stderr
+
+
+def test_a_build_uses_the_torch_that_is_named(tmp_path):
+    done = run(sys.executable, FIND_TORCH, LEARNSOLVE_TORCH_PYTHON=sys.executable)
+    assert done.stdout.split(";")[0] == torch_folder(), done.stderr
+    done = run(sys.executable, FIND_TORCH, LEARNSOLVE_TORCH_PYTHON=str(tmp_path))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"LEARNSOLVE_TORCH_PYTHON={tmp_path}" in done.stderr
+
+
+def test_a_build_without_torch_says_in_one_line_what_to_do(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(FIND_TORCH.parent))
+    monkeypatch.delenv("LEARNSOLVE_TORCH_PYTHON", raising=False)
+    import find_torch
+
+    monkeypatch.setattr(find_torch, "ask", lambda *place, version: None)
+    assert find_torch.main() == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert len(printed.err.splitlines()) == 1
+    assert "--no-build-isolation" in printed.err
+
+
+def test_pip_never_downloads_torch_to_build():
+    system = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["build-system"]
+    assert not [r for r in system["requires"] if r.startswith("torch")]
+    assert sorted(r for r in PROJECT["optional-dependencies"]["build"] if "=" in r)[2:] == sorted(
+        system["requires"]
+    )
+
+
+def test_links_of_the_long_description_are_absolute(monkeypatch):
+    monkeypatch.syspath_prepend(str(FIND_TORCH.parent))
+    monkeypatch.chdir(ROOT)
+    from long_description import dynamic_metadata
+
+    repository = PROJECT["urls"]["Repository"]
+    assert all(url.startswith(repository) for url in PROJECT["urls"].values())
+    links = re.findall(r"\]\(([^)]*)\)", dynamic_metadata("readme", {})["text"])
+    assert all(link.startswith("https://") for link in links)
+    for link in links:
+        if link.startswith(repository):
+            _, _, path = link.removeprefix(repository).partition("/main/")
+            assert (ROOT / path).exists(), link
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
+def test_public_functions_have_types(module):
+    public = getattr(module, "__all__", None) or [
+        name for name, f in vars(module).items() if inspect.isfunction(f) and not name.startswith("_")
+    ]
+    functions = {}
+    for name in public:
+        thing = getattr(module, name)
+        if inspect.isclass(thing):
+            for key, f in vars(thing).items():
+                if not key.startswith("_") or key in ("__init__", "__call__", "__getitem__", "__matmul__"):
+                    functions[f"{name}.{key}"] = getattr(f, "__func__", getattr(f, "fget", f))
+        else:
+            functions[name] = thing
+    untyped = []
+    for name, f in functions.items():
+        if not inspect.isfunction(f) or not f.__module__.startswith("learnsolve"):
+            continue
+        signature = inspect.signature(f)
+        untyped += [
+            f"{name}: {p.name}"
+            for p in signature.parameters.values()
+            if p.annotation is p.empty and p.name != "self" and p.name != "cls"
+        ]
+        if signature.return_annotation is signature.empty and not name.endswith("__init__"):
+            untyped.append(f"{name}: result")
+    assert not untyped
+
+
+@pytest.mark.cpu_only
+def test_the_operator_library_uses_torchs_stable_interface_alone():
+    if shutil.which("nm") is None:
+        pytest.skip("no nm")
+    symbols = run("nm", "-D", "--undefined-only", _library.folder / "learnsolve_cpu.so").stdout.split()
+    assert any(s.startswith("aoti_torch_") for s in symbols)
+    # Mangled names of at::, c10::, torch:: would bind the library to one release of torch.
+    assert not [s for s in symbols if re.match(r"_ZNK?(2at|3c10|5torch)", s)]
+
+
+@pytest.mark.slow
+def test_a_users_program_passes_strict_type_checkers(tmp_path):
+    # Beside a link to the package, as if it were installed.
+    tmp_path.joinpath("learnsolve").symlink_to(ROOT / "learnsolve")
+    shutil.copy(ROOT / "tests" / "typed_usage.py", tmp_path)
+    tmp_path.joinpath("pyrightconfig.json").write_text('{"typeCheckingMode": "strict"}')
+    pytest.importorskip("mypy")
+    done = run(
+        sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "typed_usage.py", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stdout
+    done = run(
+        sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "typed_usage.py", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.slow
+def test_the_sdist_holds_what_a_build_needs(tmp_path):
+    code = f"from scikit_build_core.build import build_sdist; print(build_sdist({str(tmp_path)!r}))"
+    done = run(sys.executable, "-c", code)
+    assert done.returncode == 0, done.stderr
+    (path,) = tmp_path.glob("*.tar.gz")
+    assert path.stat().st_size < 2e6
+    with tarfile.open(path) as file:
+        names = {name.partition("/")[2] for name in file.getnames()}
+    assert {"CMakeLists.txt", "csrc/ops/schema.cpp", "learnsolve/py.typed", "scripts/find_torch.py"} <= names
+    assert {name.split("/")[0] for name in names if "/" in name} == {"csrc", "learnsolve", "scripts"}
+    assert not [name for name in names if name.endswith((".so", ".json", ".png"))]
