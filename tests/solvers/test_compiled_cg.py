@@ -238,7 +238,17 @@ def test_same_bits_for_any_number_of_threads():
     found = []
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
-        found.append(ls.solvers.cg(A, b, M=P.Jacobi(A)).x)
+        found.append(ls.solvers.ls.solvers.cg(A, b, M=P.Jacobi(A)).x)
     torch.set_num_threads(before)
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
+
+
+def test_the_size_kept_of_a_matrix_follows_changes_in_place():
+    A, b = ls.problems.poisson((8,)), torch.ones(8, dtype=torch.float64)
+    x = ls.solvers.cg(A, b, rtol=1e-10).x
+    with torch.no_grad():
+        A.values.mul_(2.0**600)  # beyond the sizes whose squares the dtype holds
+    solution = ls.solvers.cg(A, b, rtol=1e-10)
+    assert solution.converged
+    torch.testing.assert_close(solution.x * 2.0**600, x)
