@@ -7,6 +7,7 @@ from reference import normal
 
 import learnsolve as ls
 from learnsolve.solvers import _solve
+from learnsolve.solvers._operator import Matrix
 
 # Solves that cannot converge, or are stopped before, are part of what is tested.
 pytestmark = pytest.mark.filterwarnings("ignore::learnsolve.solvers.ConvergenceWarning")
@@ -238,7 +239,14 @@ def test_same_bits_for_any_number_of_threads():
     found = []
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
-        found.append(ls.solvers.cg(A, b, M=P.Jacobi(A)).x)
+        found.append(ls.solvers.ls.solvers.cg(A, b, M=P.Jacobi(A)).x)
     torch.set_num_threads(before)
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
+
+
+def test_the_size_kept_of_a_matrix_follows_changes_in_place():
+    A = ls.problems.poisson((8,))
+    assert Matrix(A).size().item() == 2.0
+    A.values.mul_(3.0)
+    assert Matrix(A).size().item() == 6.0
