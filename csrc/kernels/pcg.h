@@ -111,10 +111,11 @@ struct ProductAndDot {
   void begin(int64_t block) { sums.begin(block); }
   void end(int64_t) { sums.end(); }
   LS_INLINE void rows(int64_t i, int n, const T* s) {
-    for (int e = 0; e < n; ++e) {
-      y[i + e] = s[e];
-      sums.lanes[e] += u[i + e] * s[e];
-    }
+    each_row<T>(n, [&]<class W>(int e) LS_LAMBDA {
+      const W value = get<W>(s + e);
+      set<W>(y + i + e, value);
+      sums.add(e, get<W>(u + i + e) * value);
+    });
   }
   LS_INLINE void columns(int64_t i, int64_t j, int n, const T* s) {
     const int64_t o = i * sums.k + j;
