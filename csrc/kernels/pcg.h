@@ -23,6 +23,7 @@ struct ResidualPass : PcgResidual<T> {
   template <class W, class P>
   LS_INLINE W at(const P& place, W* sums) const {
     const W a = place.template coefficient<W>(this->alpha);
+    prefetch<true>(this->out + place.o);
     const W r = get<W>(this->r + place.o) - a * get<W>(this->q + place.o);
     set<W>(this->out + place.o, r);
     const W square = r * r;
@@ -53,6 +54,7 @@ struct UpdatePass : PcgUpdate<T> {
     if constexpr (Diagonal) z *= place.template of_row<W>(this->d);
     if constexpr (X)
       set<W>(this->x + place.o, get<W>(this->x + place.o) + place.template coefficient<W>(this->alpha) * p);
+    prefetch<true>(this->next + place.o);
     const W next = z + place.template coefficient<W>(this->beta) * p;
     set<W>(this->next + place.o, keep != W{} ? next : W{});
     return W{};

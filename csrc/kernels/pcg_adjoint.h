@@ -42,6 +42,7 @@ struct AdjointResidualPass : PcgAdjointResidual<T> {
     }
     set<W>(this->rbar + o, rbar);
     if constexpr (Sum) {
+      prefetch(this->r + o);
       const W q = (get<W>(this->r + o) - next) * place.template coefficient<W>(this->inverse_alpha);
       sums[0] -= rbar * q;
       if constexpr (X) sums[0] += get<W>(this->xbar + o) * get<W>(this->p + o);
@@ -102,6 +103,7 @@ struct AdjointDirection {
     if (before) sums.end();
   }
   LS_INLINE void rows(int64_t i, int n, const T* s) {
+    if (before) prefetch(before + i);
     each_row<T>(n, [&]<class W>(int e) LS_LAMBDA {
       const int64_t o = i + e;
       W value = beta[0] * get<W>(pbar + o) + curvature[0] * (get<W>(r + o) - get<W>(next + o)) + get<W>(s + e);
