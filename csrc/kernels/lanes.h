@@ -51,8 +51,9 @@ LS_INLINE void store(T* p, typename Lanes<T>::vector v) {
   *reinterpret_cast<typename Lanes<T>::vector*>(p) = v;
 }
 
-// Of vectors that come from memory, such as the history of a loop: the machine's own prefetch ends with a page,
-// and has few streams. The adjoint of conjugate gradients, n = 33,124: 102 us an iteration instead of 130.
+// Of vectors that come from memory, such as the history of a loop: the machine's own prefetch ends with a
+// page, and has few streams. The adjoint of conjugate gradients, n = 33,124: 102 us an iteration instead of
+// 130.
 template <bool Write = false, class T>
 LS_INLINE void prefetch(const T* p, int64_t dir = 1) {
   const auto ahead = static_cast<uintptr_t>(8192 * dir);

@@ -106,7 +106,8 @@ struct AdjointDirection {
     if (before) prefetch(before + i);
     each_row<T>(n, [&]<class W>(int e) LS_LAMBDA {
       const int64_t o = i + e;
-      W value = beta[0] * get<W>(pbar + o) + curvature[0] * (get<W>(r + o) - get<W>(next + o)) + get<W>(s + e);
+      W value =
+          beta[0] * get<W>(pbar + o) + curvature[0] * (get<W>(r + o) - get<W>(next + o)) + get<W>(s + e);
       if (xbar) value += alpha[0] * get<W>(xbar + o);
       set<W>(pbar + o, value);
       if (before) sums.add(e, value * get<W>(before + o));

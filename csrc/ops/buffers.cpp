@@ -4,7 +4,9 @@
 #define LS_EXPORT extern "C" __attribute__((visibility("default")))
 
 // Returns the limit until now, in bytes.
-LS_EXPORT size_t learnsolve_set_buffer_limit(size_t limit) { return learnsolve::Buffers::get().set_limit(limit); }
+LS_EXPORT size_t learnsolve_set_buffer_limit(size_t limit) {
+  return learnsolve::Buffers::get().set_limit(limit);
+}
 LS_EXPORT void learnsolve_drop_buffers() { learnsolve::Buffers::get().drop(); }
 // Bytes that are kept now.
 LS_EXPORT size_t learnsolve_buffer_bytes() { return learnsolve::Buffers::get().total(); }

@@ -19,11 +19,11 @@
 #include <vector>
 
 // In torch 2.11 and later; null where it is missing, and then no memory is kept.
-extern "C" __attribute__((weak)) AOTITorchError torch_from_blob(
-    void* data, int64_t ndim, const int64_t* sizes, const int64_t* strides, int64_t storage_offset,
-    int32_t dtype, int32_t device_type, int32_t device_index, AtenTensorHandle* result, int32_t layout,
-    const uint8_t* opaque_metadata, int64_t opaque_metadata_size, void (*deleter)(void* data, void* context),
-    void* context);
+extern "C" __attribute__((weak)) AOTITorchError
+torch_from_blob(void* data, int64_t ndim, const int64_t* sizes, const int64_t* strides,
+                int64_t storage_offset, int32_t dtype, int32_t device_type, int32_t device_index,
+                AtenTensorHandle* result, int32_t layout, const uint8_t* opaque_metadata,
+                int64_t opaque_metadata_size, void (*deleter)(void* data, void* context), void* context);
 
 namespace learnsolve {
 

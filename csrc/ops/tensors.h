@@ -96,8 +96,8 @@ inline Tensor new_empty(const Tensor& like, const Size& size, int32_t dtype = -1
       const auto give_back = [](void* memory, void* b) {
         Buffers::get().give_back(memory, reinterpret_cast<size_t>(b));
       };
-      TORCH_ERROR_CODE_CHECK(torch_from_blob(data, rank, size.data(), strides.data(), 0, dtype, type, -1, &handle,
-                                             aoti_torch_layout_strided(), nullptr, 0, give_back,
+      TORCH_ERROR_CODE_CHECK(torch_from_blob(data, rank, size.data(), strides.data(), 0, dtype, type, -1,
+                                             &handle, aoti_torch_layout_strided(), nullptr, 0, give_back,
                                              reinterpret_cast<void*>(taken)));
       return Tensor(handle);
     }
