@@ -147,7 +147,8 @@ struct BlockSums {
 };
 
 // f.template operator()<W>(e) for the n rows that an epilogue receives at once, a vector of them at a time if
-// they are complete. (Rows e of an array, GCC would take one by one: MEASURED.)
+// they are complete. GCC takes the elements of an array of sums one by one: an iteration of conjugate
+// gradients, n = 33,124, took 57 us, not 50.
 template <class T, class F>
 LS_INLINE void each_row(int n, const F& f) {
   if (n == kRows<T>) {
