@@ -189,8 +189,8 @@ class Planned:
         return sum(found.values())
 
     def drop_caches(self) -> None:
-        """Free what is cached, which is computed again when it is needed, and all memory that is kept of freed
-        results (`ops.set_buffer_limit`)."""
+        """Free what is cached, which is computed again when it is needed, and all memory that is kept of
+        freed results (`ops.set_buffer_limit`)."""
         drop_buffers()
         own = self._kept[None]
         self._cache.clear()

@@ -180,9 +180,7 @@ def layouts(t: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 def peak(function: Callable) -> int:
     """Most bytes held at once beyond what there was before."""
-    profiler = torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
-    )
+    profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
     with nothing_kept(), profiler as profile:
         result = function()
     events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]

@@ -43,18 +43,28 @@ def test_memory_of_a_freed_result_is_used_again():
     del y
     assert buffer_bytes() >= 8 * N
     again = product(2.0)
-    assert again.data_ptr() == place and buffer_bytes() == 0
+    assert again.data_ptr() == place
+    assert buffer_bytes() == 0
     assert holds(again, 2.0)
 
 
-@pytest.mark.parametrize("rest", ["view", "numpy", "detached", "storage"])
+HOLDERS = {
+    "view": lambda y: y[5:],
+    "numpy": lambda y: y.numpy(),
+    "detached": lambda y: y.detach(),
+    "storage": lambda y: y.untyped_storage(),
+}
+
+
+@pytest.mark.parametrize("rest", HOLDERS)
 def test_memory_that_anything_holds_is_not_used_again(rest):
     y = product(1.0)
-    kept = {"view": lambda: y[5:], "numpy": y.numpy, "detached": y.detach, "storage": y.untyped_storage}[rest]()
+    kept = HOLDERS[rest](y)
     place = y.data_ptr()
     del y
     later = [product(float(i)) for i in range(4)]
-    assert place not in [t.data_ptr() for t in later] and buffer_bytes() == 0
+    assert place not in [t.data_ptr() for t in later]
+    assert buffer_bytes() == 0
     del kept
     assert buffer_bytes() > 0
 
@@ -64,7 +74,8 @@ def test_a_result_survives_what_is_kept(limit):
     del z
     assert buffer_bytes() > 0
     ls.ops.set_buffer_limit(0)
-    assert buffer_bytes() == 0 and holds(y, 3.0)
+    assert buffer_bytes() == 0
+    assert holds(y, 3.0)
     del y
     assert buffer_bytes() == 0
 
@@ -132,16 +143,20 @@ def test_threads():
 
 def test_compiled_code():
     torch._dynamo.reset()
-    f = torch.compile(lambda v, x: ls.ops.spmm(ls.CSR(v, A.pattern), x) + 1, fullgraph=True, backend="aot_eager")
+    f = torch.compile(
+        lambda v, x: ls.ops.spmm(ls.CSR(v, A.pattern), x) + 1, fullgraph=True, backend="aot_eager"
+    )
     first, second = f(A.values, constant(1.0)), f(A.values, constant(2.0))
-    assert holds(first - 1, 1.0) and holds(second - 1, 2.0)
+    assert holds(first - 1, 1.0)
+    assert holds(second - 1, 2.0)
 
 
 def test_a_result_goes_into_shared_memory():
     y = product(5.0)
     y.share_memory_()
     assert buffer_bytes() > 0, "its own memory is free now"
-    assert holds(product(6.0), 6.0) and holds(y, 5.0)
+    assert holds(product(6.0), 6.0)
+    assert holds(y, 5.0)
 
 
 FORK = """
