@@ -59,6 +59,10 @@ if _cpu.learnsolve_isa() is None:
 if os.environ.get("LEARNSOLVE_CHECK", "0") not in ("", "0"):
     _cpu.learnsolve_check_contents(1)  # of index arrays that raw operators are given: csrc/ops/contents.h
 
+_cpu.learnsolve_set_buffer_limit.restype = ctypes.c_size_t
+_cpu.learnsolve_set_buffer_limit.argtypes = (ctypes.c_size_t,)
+_cpu.learnsolve_buffer_bytes.restype = ctypes.c_size_t
+
 cuda_built = (folder / "learnsolve_cuda.so").exists()
 cuda_loaded = cuda_built and torch.cuda.is_available()
 if cuda_loaded:
@@ -76,6 +80,21 @@ def instruction_sets() -> list[str]:
 def instruction_set() -> str:
     """The variant in use."""
     return _cpu.learnsolve_isa().decode()
+
+
+def swap_buffer_limit(bytes: int) -> int:
+    """Set the limit of csrc/ops/buffers.h, and return the one until now."""
+    return _cpu.learnsolve_set_buffer_limit(bytes)
+
+
+def drop_buffers() -> None:
+    """Return what is kept to the system."""
+    _cpu.learnsolve_drop_buffers()
+
+
+def buffer_bytes() -> int:
+    """Bytes that are kept now."""
+    return _cpu.learnsolve_buffer_bytes()
 
 
 def select_instruction_set(name: str) -> None:

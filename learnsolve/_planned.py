@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import _plan_limit
+from learnsolve._buffer_limit import drop_buffers
 from learnsolve._plain import constant_in_graphs, plain_tensors
 
 _GONE = object()
@@ -194,7 +195,9 @@ class Planned:
         return sum(found.values())
 
     def drop_caches(self) -> None:
-        """Free what is cached. It is computed again when it is needed."""
+        """Free what is cached, which is computed again when it is needed, and all memory that is kept of
+        freed results (`ops.set_buffer_limit`)."""
+        drop_buffers()
         own = self._kept[None]
         self._cache.clear()
         self._kept.clear()

@@ -13,6 +13,7 @@ from torch.autograd.graph import GradientEdge
 from torch.profiler import ProfilerActivity
 
 from learnsolve import _check
+from learnsolve._buffer_limit import nothing_kept
 from learnsolve._clock import timed, wait
 from learnsolve.csr import CSR
 from learnsolve.ops.block_batch import BlockBatch
@@ -248,7 +249,8 @@ def _watched(run: Callable[[], Any], devices: set[torch.device]) -> tuple[Any, t
     for device in devices:
         torch.cuda.reset_peak_memory_stats(device)
         before[device] = torch.cuda.memory_allocated(device)
-    with torch.profiler.profile(activities=activities, profile_memory=True, acc_events=True) as profiler:
+    profile = torch.profiler.profile(activities=activities, profile_memory=True, acc_events=True)
+    with nothing_kept(), profile as profiler:
         result = run()
         wait(devices)
     operators: dict[str, tuple[int, float]] = {}

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import learnsolve as ls
+from learnsolve._buffer_limit import nothing_kept
 
 UNIT_ROUNDOFF = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
 
@@ -179,9 +180,8 @@ def layouts(t: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 def peak(function: Callable) -> int:
     """Most bytes held at once beyond what there was before."""
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
-    ) as profile:
+    profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
+    with nothing_kept(), profiler as profile:
         result = function()
     events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
     held = most = 0

@@ -6,10 +6,12 @@
 #if defined(__GNUC__)
 #define LS_RESTRICT __restrict__
 #define LS_INLINE inline __attribute__((always_inline))
+#define LS_LAMBDA __attribute__((always_inline))
 #define LS_FUNCTION __attribute__((noinline))
 #else
 #define LS_RESTRICT
 #define LS_INLINE inline
+#define LS_LAMBDA
 #define LS_FUNCTION
 #endif
 

@@ -51,6 +51,17 @@ LS_INLINE void store(T* p, typename Lanes<T>::vector v) {
   *reinterpret_cast<typename Lanes<T>::vector*>(p) = v;
 }
 
+// Of streams that come from memory: the machine's own prefetch ends with a page, and has few streams. The
+// adjoint of conjugate gradients, n = 33,124, takes 102 us an iteration instead of 130; a product with a 1000
+// x 1000 grid 1.6 ms instead of 2.7, with one in cache 31 us instead of 29; the solve with L of ILU(0) on
+// 100^3 1.7 instead of 3.0 ms. Of a transposed structure, whose entries are streams of their own, only the
+// one that is ahead: products and solves that prefetch all of them take longer.
+template <bool Write = false, class T>
+LS_INLINE void prefetch(const T* p, int64_t dir = 1) {
+  const auto ahead = static_cast<uintptr_t>(8192 * dir);
+  __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(p) + ahead), Write);
+}
+
 // Sum of the lanes in a fixed order, halves first.
 LS_INLINE double sum_lanes(vector_f64 v) {
 #if LS_VECTOR_BYTES == 32

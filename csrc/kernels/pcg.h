@@ -23,6 +23,7 @@ struct ResidualPass : PcgResidual<T> {
   template <class W, class P>
   LS_INLINE W at(const P& place, W* sums) const {
     const W a = place.template coefficient<W>(this->alpha);
+    prefetch<true>(this->out + place.o);
     const W r = get<W>(this->r + place.o) - a * get<W>(this->q + place.o);
     set<W>(this->out + place.o, r);
     const W square = r * r;
@@ -53,6 +54,7 @@ struct UpdatePass : PcgUpdate<T> {
     if constexpr (Diagonal) z *= place.template of_row<W>(this->d);
     if constexpr (X)
       set<W>(this->x + place.o, get<W>(this->x + place.o) + place.template coefficient<W>(this->alpha) * p);
+    prefetch<true>(this->next + place.o);
     const W next = z + place.template coefficient<W>(this->beta) * p;
     set<W>(this->next + place.o, keep != W{} ? next : W{});
     return W{};
@@ -111,10 +113,11 @@ struct ProductAndDot {
   void begin(int64_t block) { sums.begin(block); }
   void end(int64_t) { sums.end(); }
   LS_INLINE void rows(int64_t i, int n, const T* s) {
-    for (int e = 0; e < n; ++e) {
-      y[i + e] = s[e];
-      sums.lanes[e] += u[i + e] * s[e];
-    }
+    each_row<T>(n, [&]<class W>(int e) LS_LAMBDA {
+      const W value = get<W>(s + e);
+      set<W>(y + i + e, value);
+      sums.add(e, get<W>(u + i + e) * value);
+    });
   }
   LS_INLINE void columns(int64_t i, int64_t j, int n, const T* s) {
     const int64_t o = i * sums.k + j;

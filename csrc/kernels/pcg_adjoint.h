@@ -42,6 +42,7 @@ struct AdjointResidualPass : PcgAdjointResidual<T> {
     }
     set<W>(this->rbar + o, rbar);
     if constexpr (Sum) {
+      prefetch(this->r + o);
       const W q = (get<W>(this->r + o) - next) * place.template coefficient<W>(this->inverse_alpha);
       sums[0] -= rbar * q;
       if constexpr (X) sums[0] += get<W>(this->xbar + o) * get<W>(this->p + o);
@@ -102,16 +103,15 @@ struct AdjointDirection {
     if (before) sums.end();
   }
   LS_INLINE void rows(int64_t i, int n, const T* s) {
-    const T b = beta[0], a = alpha[0], c = curvature[0];
-    T value[kRows<T>];
-    for (int e = 0; e < n; ++e) {
-      value[e] = b * pbar[i + e] + c * (r[i + e] - next[i + e]) + s[e];
-    }
-    if (xbar)
-      for (int e = 0; e < n; ++e) value[e] += a * xbar[i + e];
-    for (int e = 0; e < n; ++e) pbar[i + e] = value[e];
-    if (before)
-      for (int e = 0; e < n; ++e) sums.lanes[e] += value[e] * before[i + e];
+    if (before) prefetch(before + i);
+    each_row<T>(n, [&]<class W>(int e) LS_LAMBDA {
+      const int64_t o = i + e;
+      W value =
+          beta[0] * get<W>(pbar + o) + curvature[0] * (get<W>(r + o) - get<W>(next + o)) + get<W>(s + e);
+      if (xbar) value += alpha[0] * get<W>(xbar + o);
+      set<W>(pbar + o, value);
+      if (before) sums.add(e, value * get<W>(before + o));
+    });
   }
   LS_INLINE void columns(int64_t i, int64_t j, int n, const T* s) {
     const int64_t o = i * sums.k + j;

@@ -66,6 +66,7 @@ LS_INLINE void sddmm_uniform_rows(const I* ptr, const I* idx, int64_t r0, int64_
 #pragma GCC unroll 16
       for (int s = 0; s < L; ++s) {
         T* at = o + t * L + s * V;
+        prefetch<true>(at);
         store(at, Accumulate ? load(at) + w.weave(s) : w.weave(s));
       }
     }

@@ -27,6 +27,7 @@ LS_INLINE bool pairs_uniform_rows(const I* ptr, const I* idx, int64_t r0, int64_
       for (int64_t j = 0; j < pairs; ++j) {
         const auto uj = load(u[j] + r0 + t);
         const T* vj = v[j] + t;
+        prefetch(vj + column[L / 2]);
 #pragma GCC unroll 16
         for (int l = 0; l < L; ++l) weaver.lanes[l] += uj * load(vj + column[l]);
       }

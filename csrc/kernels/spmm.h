@@ -45,6 +45,7 @@ LS_FUNCTION void uniform_rows(const T* const* first, const T* const* columns, bo
         typename Lanes<T>::vector sum{};
 #pragma GCC unroll 16
         for (int l = 0; l < L; ++l) {
+          if (l % 2 == 0) prefetch(a[L - 1] + t * L + l * V);
           lanes.read(a[l] + t * L);
           sum += lanes.pick(0) * load(xs[l] + t);
         }
@@ -55,6 +56,8 @@ LS_FUNCTION void uniform_rows(const T* const* first, const T* const* columns, bo
       for (; t + V <= n; t += V) {
         typename Lanes<T>::vector sum{};
         lanes.read(a[0] + t * L);
+#pragma GCC unroll 16
+        for (int l = 0; l < L; l += 2) prefetch(a[0] + t * L + l * V);
 #pragma GCC unroll 16
         for (int l = 0; l < L; ++l) sum += lanes.pick(l) * load(xs[l] + t);
         store(s, sum);

@@ -36,6 +36,7 @@ LS_INLINE void gradient_run(const CsrView<T, I>& A, int64_t i, int64_t n, int64_
 #pragma GCC unroll 8
       for (int s = 0; s < L; ++s) {
         T* to = at[0] + t * L + s * V;
+        prefetch<true>(to);
         store(to, accumulate ? load(to) + lanes.weave(s) : lanes.weave(s));
       }
     }

@@ -26,6 +26,8 @@ bool solve_run(const Run<M, T>& run) {
   const int64_t dir = run.dir, step = run.dir * run.stride;
   for (int64_t t = 0; t < run.n; ++t) {
     const int64_t v = t * dir, q = t * step;
+    if constexpr (M > 0) prefetch(run.a[M - 1] + q, dir);
+    prefetch<true>(run.x + v, dir);
     T r = 1;
     if (run.d) {
       r = T(1) / run.d[q];

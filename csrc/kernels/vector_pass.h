@@ -123,23 +123,39 @@ struct Pinned {
 // Sums over the rows of a block of what an epilogue of `for_each_row` adds up.
 template <class T>
 struct BlockSums {
+  using W = typename Wide<T>::type;
   T* sum;  // blocks x k
   int64_t k;
   int64_t at = 0;
-  T lanes[kRows<T>] = {};
+  W lanes[kRows<T> / kLanes<T>] = {};
 
   void begin(int64_t block) {
     at = block * k;
-    for (int e = 0; e < kRows<T>; ++e) lanes[e] = 0;
+    for (W& lane : lanes) lane = W{};
     if (k != 1)
       for (int64_t c = 0; c < k; ++c) sum[at + c] = 0;
   }
   void end() {
     if (k != 1) return;
     T total = 0;
-    for (int e = 0; e < kRows<T>; ++e) total += lanes[e];
+    for (int e = 0; e < kRows<T>; ++e) total += lanes[e / kLanes<T>][e % kLanes<T>];
     sum[at] = total;
   }
+  // Row e of those that an epilogue receives at once, or as many from it on as a vector has lanes.
+  LS_INLINE void add(int e, T product) { lanes[e / kLanes<T>][e % kLanes<T>] += product; }
+  LS_INLINE void add(int e, W product) { lanes[e / kLanes<T>] += product; }
 };
+
+// f.template operator()<W>(e) for the n rows that an epilogue receives at once, a vector of them at a time if
+// they are complete. GCC takes the elements of an array of sums one by one: an iteration of conjugate
+// gradients, n = 33,124, took 57 us, not 50.
+template <class T, class F>
+LS_INLINE void each_row(int n, const F& f) {
+  if (n == kRows<T>) {
+    for (int e = 0; e < kRows<T>; e += kLanes<T>) f.template operator()<typename Wide<T>::type>(e);
+  } else {
+    for (int e = 0; e < n; ++e) f.template operator()<T>(e);
+  }
+}
 
 }  // namespace learnsolve::LEARNSOLVE_ISA

@@ -156,9 +156,9 @@ PcgResult csr_pcg(const std::vector<Tensor>& A, const Tensor& values, int64_t ki
          norms = new_empty(in.r, out.norms), carry_out = new_empty(in.r, out.carry),
          scalars = new_zeros(in.r, out.scalars), residuals = new_empty(in.r, out.trajectory),
          directions = new_empty(in.r, out.trajectory);
-  // Trajectories are freed after every backward, all at once, and glibc then returns them to the system.
+  // Where no memory is kept, glibc returns trajectories to the system after every backward, all at once.
   for (const Tensor* t : {&residuals, &directions})
-    prefer_huge_pages(t->data_ptr(), static_cast<size_t>(t->numel()) * t->element_size(), size_t{4} << 20);
+    if (bytes_of(*t) >= Buffers::kHuge) prefer_huge_pages(t->data_ptr(), bytes_of(*t));
   dispatch(name, in.values, S.idx, [&]<class T, class I>() {
     const int64_t nk = p.nk();
     parallel_members(p.batch, p.work(S), iterations + 1, [&](int64_t b) {

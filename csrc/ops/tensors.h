@@ -1,10 +1,6 @@
 // Tensors in operators, on every device: their memory, their dtypes, and new ones.
 #pragma once
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
-#include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -15,6 +11,8 @@
 #include <initializer_list>
 #include <optional>
 #include <vector>
+
+#include "ops/buffers.h"
 
 namespace learnsolve {
 
@@ -75,22 +73,6 @@ void dispatch_dtype(const char* name, const Tensor& t, F f) {
   type == ScalarType::Double ? f.template operator()<double>() : f.template operator()<float>();
 }
 
-// Results of this size are newly allocated by the system in every call (glibc keeps up to 32 MiB for itself),
-// and writing them for the first time costs a page fault for each 4 KiB: more than the product that writes
-// them. Huge pages make 512 times fewer: both gradients of a 1000 x 1000 grid, float64, take 12 ms instead of
-// 30. This is a hint: a system without huge pages ignores it.
-inline void prefer_huge_pages(void* data, size_t bytes, size_t large = size_t{32} << 20) {
-#ifdef MADV_HUGEPAGE
-  constexpr size_t page = size_t{2} << 20;
-  if (bytes < large) return;
-  const uintptr_t begin = (reinterpret_cast<uintptr_t>(data) + page - 1) / page * page;
-  const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + bytes) / page * page;
-  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
-#else
-  (void)data, (void)bytes, (void)large;
-#endif
-}
-
 inline size_t bytes_of(const Tensor& t) { return static_cast<size_t>(t.numel()) * t.element_size(); }
 
 // Contiguous, on the device of `like`, and of its dtype unless another one is given (the shim's number). The
@@ -98,17 +80,32 @@ inline size_t bytes_of(const Tensor& t) { return static_cast<size_t>(t.numel()) 
 // adjoint of a solver returns four tensors.
 inline Tensor new_empty(const Tensor& like, const Size& size, int32_t dtype = -1) {
   Size strides(size.size());
-  int64_t stride = 1;
-  for (size_t i = size.size(); i-- > 0; stride *= std::max<int64_t>(size[i], 1)) strides[i] = stride;
+  int64_t stride = 1, numel = 1;
+  for (size_t i = size.size(); i-- > 0; stride *= std::max<int64_t>(size[i], 1))
+    strides[i] = stride, numel *= size[i];
   if (dtype < 0) TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(like.get(), &dtype));
   const bool on_host = !like.is_cuda();
   const int32_t type = on_host ? aoti_torch_device_type_cpu() : aoti_torch_device_type_cuda();
   AtenTensorHandle handle = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(size.size()), size.data(),
-                                                  strides.data(), dtype, type,
+  const auto rank = static_cast<int64_t>(size.size());
+  const size_t bytes = static_cast<size_t>(numel) * aoti_torch_dtype_element_size(dtype);
+  Buffers& buffers = Buffers::get();
+  if (on_host && buffers.keeps(bytes)) {
+    const size_t taken = Buffers::rounded(bytes);
+    if (void* data = buffers.take(taken)) {
+      const auto give_back = [](void* memory, void* b) {
+        Buffers::get().give_back(memory, reinterpret_cast<size_t>(b));
+      };
+      TORCH_ERROR_CODE_CHECK(torch_from_blob(data, rank, size.data(), strides.data(), 0, dtype, type, -1,
+                                             &handle, aoti_torch_layout_strided(), nullptr, 0, give_back,
+                                             reinterpret_cast<void*>(taken)));
+      return Tensor(handle);
+    }
+  }
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(rank, size.data(), strides.data(), dtype, type,
                                                   on_host ? 0 : like.get_device_index(), &handle));
   Tensor t(handle);
-  if (on_host) prefer_huge_pages(t.data_ptr(), bytes_of(t));
+  if (on_host && bytes >= Buffers::kHugeUnkept) prefer_huge_pages(t.data_ptr(), bytes);
   return t;
 }
 inline Tensor new_zeros(const Tensor& like, const Size& size) {

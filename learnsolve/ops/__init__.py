@@ -3,6 +3,7 @@
 import sys
 
 from learnsolve import csr
+from learnsolve._buffer_limit import set_buffer_limit
 from learnsolve._plan_limit import set_plan_limit
 from learnsolve.ops import (  # noqa: F401  (methods of CSR)
     _batched,
@@ -79,6 +80,7 @@ __all__ = [
     "segment_mean",
     "segment_softmax",
     "segment_sum",
+    "set_buffer_limit",
     "set_plan_limit",
     "set_spgemm_plan_limit",
     "spgemm",

@@ -31,6 +31,7 @@ OPS = {
     "StencilOperator": None,
     "eye": None,  # no matrix goes in
     "diag": None,
+    "set_buffer_limit": None,
     "set_plan_limit": None,
     "set_spgemm_plan_limit": None,
     "stencil": None,
