@@ -25,6 +25,23 @@ def eye(
 
     Equal arguments give one pattern object as long as it is among the last 64 that were requested.
 
+    Parameters
+    ----------
+    n, m : int, rows and columns
+    k : int, above the main diagonal if positive
+    dtype : torch's default dtype if not given
+    device : the host if not given
+    index_dtype : torch.int32 or torch.int64
+
+    Returns
+    -------
+    CSR, shape (n, m)
+
+    Raises
+    ------
+    ValueError, TypeError
+        if a number is negative, or a type is not one of those.
+
     Examples
     --------
     >>> import learnsolve as ls

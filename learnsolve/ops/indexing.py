@@ -51,8 +51,22 @@ def index(A: CSR, key: Any) -> CSR | Tensor:
 def permute(A: CSR, p: Any, q: Any = None) -> CSR:
     """A[p][:, q], rows and columns in another order; q = p if it is None: P A P^T for a square A.
 
-    p, q : permutations, arrays or tensors of integers. The gradient is the permutation back. The plan is made
-    in every call, O(nnz), outside of what `torch.compile` traces.
+    The gradient is the permutation back. The plan is made in every call, O(nnz), outside of what
+    `torch.compile` traces.
+
+    Parameters
+    ----------
+    A : CSR, shape (m, n), values (..., nnz)
+    p, q : permutations of the rows and of the columns, arrays or tensors of integers
+
+    Returns
+    -------
+    CSR, shape (m, n)
+
+    Raises
+    ------
+    ValueError, TypeError
+        if p or q is no permutation of so many numbers.
 
     Examples
     --------

@@ -19,6 +19,19 @@ def hstack(matrices: Sequence[CSR]) -> CSR:
     Planned once for the patterns in this order; then values are joined and permuted, and the gradient is
     permuted back and cut. Batch axes broadcast. One matrix alone is returned as it is.
 
+    Parameters
+    ----------
+    matrices : sequence of CSR with as many rows, of one dtype and device; at least one
+
+    Returns
+    -------
+    CSR, shape (m, n1 + n2 + ...)
+
+    Raises
+    ------
+    ValueError, TypeError
+        if there is none, or shapes, dtypes, devices or batch axes do not fit.
+
     Examples
     --------
     >>> import learnsolve as ls
@@ -32,6 +45,19 @@ def hstack(matrices: Sequence[CSR]) -> CSR:
 def vstack(matrices: Sequence[CSR]) -> CSR:
     """[A; B; ...]: matrices of as many columns as each other, on top of one another; see `hstack`.
 
+    Parameters
+    ----------
+    matrices : sequence of CSR with as many columns, of one dtype and device; at least one
+
+    Returns
+    -------
+    CSR, shape (m1 + m2 + ..., n)
+
+    Raises
+    ------
+    ValueError, TypeError
+        if there is none, or shapes, dtypes, devices or batch axes do not fit.
+
     Examples
     --------
     >>> import learnsolve as ls
@@ -44,6 +70,19 @@ def vstack(matrices: Sequence[CSR]) -> CSR:
 
 def block_diag(matrices: Sequence[CSR]) -> CSR:
     """Matrices of any shapes along the diagonal, no entries elsewhere; see `hstack`.
+
+    Parameters
+    ----------
+    matrices : sequence of CSR, of one dtype and device; at least one
+
+    Returns
+    -------
+    CSR of the summed shapes; batch axes broadcast
+
+    Raises
+    ------
+    ValueError, TypeError
+        if there is none, or dtypes, devices or batch axes do not fit.
 
     Examples
     --------

@@ -22,6 +22,14 @@ def transpose(A: CSR) -> CSR:
 
     ``spmm(A, x, transpose=True)`` multiplies by the transpose without forming it.
 
+    Parameters
+    ----------
+    A : CSR, shape (m, n), values (..., nnz)
+
+    Returns
+    -------
+    CSR, shape (n, m)
+
     Examples
     --------
     >>> import torch, learnsolve as ls
@@ -38,6 +46,15 @@ def transpose(A: CSR) -> CSR:
 
 def diagonal(A: CSR, k: int = 0) -> Tensor:
     """Diagonal k, the entries (i, i + k), shape (..., its length); zero where the pattern has no entry.
+
+    Parameters
+    ----------
+    A : CSR, shape (m, n), values (..., nnz)
+    k : int, above the main diagonal if positive
+
+    Returns
+    -------
+    Tensor
 
     Examples
     --------
@@ -66,6 +83,14 @@ def _plan_diagonal(P: SparsityPattern, k: int) -> Tensor:
 def trace(A: CSR) -> Tensor:
     """The sum of the main diagonal, shape (...).
 
+    Parameters
+    ----------
+    A : CSR, shape (m, n), values (..., nnz)
+
+    Returns
+    -------
+    Tensor, shape (...)
+
     Examples
     --------
     >>> import learnsolve as ls
@@ -81,6 +106,20 @@ def sum(A: CSR, dim: int | None = None) -> Tensor:
 
     The sums along rows and columns are products with a vector of ones: deterministic, and their gradient
     spreads the incoming one over the pattern.
+
+    Parameters
+    ----------
+    A : CSR, shape (m, n), values (..., nnz)
+    dim : None, 0, 1, -1 or -2
+
+    Returns
+    -------
+    Tensor, shape (...), (..., n) or (..., m)
+
+    Raises
+    ------
+    ValueError
+        if `dim` is anything else.
 
     Examples
     --------
@@ -101,6 +140,20 @@ def sum(A: CSR, dim: int | None = None) -> Tensor:
 def scale_rows(A: CSR, d: Tensor) -> CSR:
     """diag(d) A for d of shape (..., m), differentiable in both.
 
+    Parameters
+    ----------
+    A : CSR, shape (m, n), values (..., nnz)
+    d : Tensor, shape (..., m), of A's dtype and device
+
+    Returns
+    -------
+    CSR on A's pattern; batch axes broadcast
+
+    Raises
+    ------
+    ValueError, TypeError
+        if shapes, dtypes or devices do not fit.
+
     Examples
     --------
     >>> import torch, learnsolve as ls
@@ -114,6 +167,20 @@ def scale_rows(A: CSR, d: Tensor) -> CSR:
 
 def scale_columns(A: CSR, d: Tensor) -> CSR:
     """A diag(d) for d of shape (..., n), differentiable in both.
+
+    Parameters
+    ----------
+    A : CSR, shape (m, n), values (..., nnz)
+    d : Tensor, shape (..., n), of A's dtype and device
+
+    Returns
+    -------
+    CSR on A's pattern; batch axes broadcast
+
+    Raises
+    ------
+    ValueError, TypeError
+        if shapes, dtypes or devices do not fit.
 
     Examples
     --------
@@ -150,6 +217,19 @@ def inverse_diagonal(A: CSR) -> Tensor:
 
     A missing entry is always an error; a stored zero is one on the CPU. On a CUDA tensor a check would
     wait for the device: it becomes an infinity, which `Solution.status` reports.
+
+    Parameters
+    ----------
+    A : CSR, shape (n, n), values (..., nnz)
+
+    Returns
+    -------
+    Tensor, shape (..., n)
+
+    Raises
+    ------
+    ValueError
+        if A is not square, or has no entry or, on the CPU, a zero on its diagonal.
 
     Examples
     --------

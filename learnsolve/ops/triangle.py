@@ -12,6 +12,15 @@ def tril(A: CSR, k: int = 0) -> CSR:
     Planned once, then a gather of values; the gradient puts the incoming one back, zeros elsewhere. Explicit
     zeros stay. A itself, if all its entries lie there.
 
+    Parameters
+    ----------
+    A : CSR, shape (m, n), values (..., nnz)
+    k : int, diagonals above the main one that belong to it; below it if negative
+
+    Returns
+    -------
+    CSR
+
     Examples
     --------
     >>> import torch, learnsolve as ls
@@ -24,6 +33,15 @@ def tril(A: CSR, k: int = 0) -> CSR:
 
 def triu(A: CSR, k: int = 0) -> CSR:
     """The entries (i, j) of A with j >= i + k, on a pattern that is the same in every call; see `tril`.
+
+    Parameters
+    ----------
+    A : CSR, shape (m, n), values (..., nnz)
+    k : int, the first diagonal that belongs to it
+
+    Returns
+    -------
+    CSR
 
     Examples
     --------

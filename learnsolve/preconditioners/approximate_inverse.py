@@ -170,6 +170,20 @@ def lower_pattern(A: CSR | SparsityPattern, rings: int = 1) -> SparsityPattern:
     ``rings=1`` is tril(A), ``rings=2`` has the neighbours of neighbours, and so on. The same object in every
     call, for ``rings=1`` that of `ops.tril` and of the factors of `ops.ic0`.
 
+    Parameters
+    ----------
+    A : CSR or SparsityPattern, square
+    rings : int, at least 1: the power of the pattern
+
+    Returns
+    -------
+    SparsityPattern
+
+    Raises
+    ------
+    ValueError, TypeError
+        if A is not square, or `rings` is not a positive int.
+
     Examples
     --------
     >>> import learnsolve as ls

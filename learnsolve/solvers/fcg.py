@@ -34,8 +34,8 @@ def fcg(
     """Flexible conjugate gradients: `cg` for an M that is nonlinear, not quite symmetric, or learned.
 
     Where M differs from step to step, plain conjugate gradients stall; this form keeps each direction
-    conjugate to the last at the cost of one more inner product. Parameters, results and errors are those of
-    `cg`.
+    conjugate to the last at the cost of one more inner product. Parameters, results and errors are
+    those of `cg`.
 
     Examples
     --------

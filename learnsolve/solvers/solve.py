@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from learnsolve import _check
+from learnsolve import _check, _inputs
 from learnsolve._plain import outside_of_graphs
 from learnsolve.csr import CSR
 from learnsolve.ops._symmetry import numbers, symmetry
@@ -42,8 +42,8 @@ class Choice(NamedTuple):
 
 @outside_of_graphs
 def solve(
-    A: CSR,
-    b: Tensor,
+    A: Any,
+    b: Any,
     *,
     rtol: float = 1e-5,
     atol: float = 0.0,
@@ -57,8 +57,8 @@ def solve(
 
     Parameters
     ----------
-    A : CSR, shape (m, n), values (..., nnz)
-    b : Tensor, shape (m,) or (..., m, k), of A's dtype and device
+    A : CSR, shape (m, n), values (..., nnz); or a matrix of SciPy, torch or NumPy
+    b : Tensor or NumPy array, shape (m,) or (..., m, k), of A's dtype and device
     rtol, atol : the tolerance, :math:`\|b - A x\| \le \max(\mathtt{rtol} \|b\|, \mathtt{atol})`
     maxiter : int; the method's own limit if not given
     method : "auto", "direct" (`ops.spsolve`), "cg", "minres", "gmres", "bicgstab" or "lsqr"
@@ -97,6 +97,7 @@ def solve(
     >>> solution.choice
     'cg with MIC0: A is symmetric and diagonally dominant, without positive entries beside the diagonal'
     """
+    A, b = _inputs.operands("solve", A, b)
     _check.matrix("solve", "A", A, "; make one with CSR.from_*; the methods, such as cg, take operators")
     _check.one_of("solve", "method", method, ("auto", "direct", *METHODS))
     if _mapped(A.values):

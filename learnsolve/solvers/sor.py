@@ -177,7 +177,7 @@ def gauss_seidel(
 
     .. math:: x_{k+1} = x_k + (D + L)^{-1} (b - A x_k)
 
-    It is `sor` with omega = 1, and so are its arguments, result, errors and gradients.
+    `sor` with omega = 1: arguments, result, errors and gradients are those of `sor`.
 
     Examples
     --------
