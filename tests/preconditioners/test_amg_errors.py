@@ -48,7 +48,7 @@ def test_bad_matrices_and_hierarchies():
     with pytest.raises(ValueError, match="must be square"):
         P.AMG(ls.CSR.from_dense(torch.ones(3, 4)))
     with pytest.raises(TypeError, match="AMG: A must be a CSR"):
-        P.AMG(A.to_dense())
+        P.AMG(A.to_dense().tolist())
     values = A.values.clone()
     values[A.pattern.diagonal_positions[4]] = 0
     with pytest.raises(ValueError, match="AMG: A must not have zeros on its diagonal, row 4"):

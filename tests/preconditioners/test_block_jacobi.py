@@ -126,7 +126,7 @@ REGULAR = torch.tensor([1.0, 1.0, 2.0, 1.0, 1.0, 2.0, 1.0], dtype=torch.float64)
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
-        (lambda: BlockJacobi(A.to_dense(), 2), TypeError, "A must be a CSR"),
+        (lambda: BlockJacobi(A.to_dense().tolist(), 2), TypeError, "A must be a CSR"),
         (lambda: BlockJacobi(A[:3], 2), ValueError, r"A must be square, got shape \(3, 20\)"),
         (lambda: BlockJacobi(A), ValueError, "exactly one of block_size and blocks must be given, got none"),
         (lambda: BlockJacobi(A, 2, blocks=LABELS), ValueError, "must be given, got both"),

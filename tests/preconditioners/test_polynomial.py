@@ -107,7 +107,7 @@ def test_coefficients_for_another_matrix():
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
-        (lambda A: P(A.to_dense(), [1.0]), TypeError, "A must be a CSR"),
+        (lambda A: P(A.to_dense().tolist(), [1.0]), TypeError, "A must be a CSR"),
         (lambda A: P(A.requires_grad_(), [1.0]), ValueError, r"A.values requires grad.*A.detach\(\)"),
         (lambda A: P(A.tril(-1), [1.0]), ValueError, "row 0 has none"),
         (lambda A: P(A, []), ValueError, r"shape \(degree \+ 1,\), got \(0,\)"),

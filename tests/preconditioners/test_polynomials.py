@@ -189,7 +189,7 @@ A = spd()
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
-        (lambda: P.Chebyshev(A.to_dense()), TypeError, "Chebyshev: A must be a CSR"),
+        (lambda: P.Chebyshev(A.to_dense().tolist()), TypeError, "Chebyshev: A must be a CSR"),
         (lambda: P.Chebyshev(A[:3]), ValueError, r"Chebyshev: A must be square, got shape \(3, 20\)"),
         (lambda: P.Chebyshev(A, degree=-1), ValueError, "degree must be at least 0, got -1"),
         (

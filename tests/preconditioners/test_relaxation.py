@@ -128,7 +128,7 @@ HOLE = ls.CSR.from_dense(torch.tensor([[1.0, 1.0], [1.0, 0.0]]))
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
-        (lambda M: M(A.to_dense()), TypeError, "A must be a CSR, got Tensor"),
+        (lambda M: M(A.to_dense().tolist()), TypeError, "A must be a CSR, got list"),
         (lambda M: M(ZERO), ValueError, "A must not have zeros on its diagonal, row 2 has one"),
         (lambda M: M(HOLE), ValueError, "A must have an entry on its diagonal in every row, row 1 has none"),
         (lambda M: M(A[:3]), ValueError, r"A must be square, got shape \(3, 20\)"),

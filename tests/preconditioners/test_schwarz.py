@@ -161,7 +161,7 @@ def test_bad_matrices():
     with pytest.raises(ValueError, match="must be square"):
         P.AdditiveSchwarz(ls.CSR.from_dense(torch.ones(3, 4)))
     with pytest.raises(TypeError, match="A must be a CSR"):
-        P.AdditiveSchwarz(A.to_dense())
+        P.AdditiveSchwarz(A.to_dense().tolist())
     D = A.to_dense()
     D[12] = D[13]
     D[:, 12] = D[:, 13]

@@ -151,7 +151,7 @@ def zero_column(A: ls.CSR) -> ls.CSR:
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
-        (lambda A: P.SPAI(A.to_dense()), TypeError, "A must be a CSR"),
+        (lambda A: P.SPAI(A.to_dense().tolist()), TypeError, "A must be a CSR"),
         (lambda A: P.SPAI(A[:3]), ValueError, "A must be square"),
         (lambda A: P.SPAI(A, pattern=A), TypeError, "pattern must be a SparsityPattern"),
         (lambda A: P.SPAI(A, pattern=A[:3].pattern), ValueError, r"shape \(20, 20\), got \(3, 20\)"),

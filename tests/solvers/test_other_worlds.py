@@ -43,7 +43,7 @@ SOLVERS = {
     "jacobi": lambda A, b, x0: ls.solvers.jacobi(A, b, x0, iterations=3),
     "sor": lambda A, b, x0: ls.solvers.sor(A, b, x0, iterations=3),
     "richardson": lambda A, b, x0: ls.solvers.richardson(A, b, x0, weight=0.2, iterations=3),
-    "chebyshev": lambda A, b, x0: ls.solvers.chebyshev(A, b, 0.2, 8.0, x0, iterations=3),
+    "chebyshev": lambda A, b, x0: ls.solvers.chebyshev(A, b, x0, lmin=0.2, lmax=8.0, iterations=3),
     "heavyball": lambda A, b, x0: ls.solvers.heavyball(A, b, x0, alpha=0.2, beta=0.1, iterations=3),
 }
 

@@ -9,7 +9,7 @@ import learnsolve
 from learnsolve.evaluation._result import finite
 from learnsolve.recipes.harness.base import Outcome, Recipe
 from learnsolve.recipes.harness.checkpoint import write_atomic
-from learnsolve.recipes.harness.command_line import CONFIG
+from learnsolve.recipes.harness.command_line import dump
 from learnsolve.recipes.harness.extras import need
 from learnsolve.recipes.harness.folder import HTML, REPORT
 from learnsolve.recipes.harness.html import page
@@ -47,9 +47,8 @@ def write_report(
                 f"{type(recipe).__name__}.files must list {file_name!r}, which it writes; add it"
             )
         write_atomic(folder / file_name, content)
-    settings = (folder / CONFIG).read_text()
     title = f"learnsolve.train {name}, {steps} steps"
-    html = page(title, outcome.sentence, _cells(outcome), pictures, settings, report["versions"])
+    html = page(title, outcome.sentence, _cells(outcome), pictures, dump(recipe.settings), report["versions"])
     write_atomic(folder / HTML, html)
     write_atomic(folder / REPORT, json.dumps(finite(report), indent=2) + "\n")
     return outcome
