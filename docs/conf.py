@@ -97,6 +97,20 @@ def page(path: Path, lines: list[str]) -> None:
         path.write_text(text)
 
 
+def entries(app: object, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:
+    """"x : text" of a docstring's parameters as numpydoc takes it, the text on lines of its own."""
+    section, found = "", []
+    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+        if following and not following.strip("-"):
+            section = line
+        head, colon, text = line.partition(" : ")
+        if section in ("Parameters", "Attributes") and colon and not line[0].isspace():
+            found += [head, f"    {text}"]
+        else:
+            found.append(line)
+    lines[:] = found
+
+
 def links(app: object, name: str, source: list[str]) -> None:
     """Links that leave docs/ lead to the repository."""
     source[0] = source[0].replace("](../", f"]({SOURCE}/blob/main/")
@@ -104,4 +118,5 @@ def links(app: object, name: str, source: list[str]) -> None:
 
 def setup(app: object) -> None:
     app.connect("builder-inited", write_api)  # type: ignore[attr-defined]
+    app.connect("autodoc-process-docstring", entries, priority=400)  # type: ignore[attr-defined]
     app.connect("source-read", links)  # type: ignore[attr-defined]
