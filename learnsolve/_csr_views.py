@@ -7,6 +7,7 @@ import os
 from typing import Any, Self
 
 import torch
+from torch import Tensor
 
 from learnsolve import _csr_files, _csr_pictures
 from learnsolve.pattern import SparsityPattern
@@ -17,7 +18,7 @@ class Views:
 
     __slots__ = ()
 
-    values: Any
+    values: Tensor
     pattern: SparsityPattern
     shape: Any
     to: Any
