@@ -98,7 +98,7 @@ def page(path: Path, lines: list[str]) -> None:
 
 
 def entries(app: object, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:
-    """"x : text" of a docstring's parameters as numpydoc takes it, the text on lines of its own."""
+    """ "x : text" of a docstring's parameters as numpydoc takes it, the text on lines of its own."""
     section, found = "", []
     for line, following in zip(lines, [*lines[1:], ""], strict=True):
         if following and not following.strip("-"):

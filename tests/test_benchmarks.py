@@ -61,6 +61,14 @@ def test_every_section_runs(quick):
     assert {"cpu", "torch", "scipy", "instruction_set", "load"} <= set(record["machine"])
 
 
+def test_a_section_runs_in_a_process_of_its_own(tmp_path):
+    done = command(
+        "benchmarks", "calls", "--seconds", "1e-4", "--rounds", "1", "--name", "calls", "--out", str(tmp_path)
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {row["section"] for row in json.loads((tmp_path / "calls.json").read_text())["rows"]} == {"calls"}
+
+
 def test_summary_names_the_rows_where_a_peer_is_faster():
     cells = {harness.OURS: {"median": 2e-6}, "SciPy": {"median": 1e-6}, "torch CSR": {"median": 8e-6}}
     row = {"section": "table2", "case": "SpMV", "way": "forward", "dtype": "float32", "threads": 1}
