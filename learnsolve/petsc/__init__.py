@@ -1,0 +1,14 @@
+"""One matrix over many processes: PETSc moves the numbers and solves; gradients and trained weights are ours.
+
+Needs petsc4py and is imported only when asked for, ``from learnsolve import petsc`` (docs/petsc.md). Each
+process holds a block of consecutive rows of matrices and vectors; all run the same program, started by
+mpirun.
+"""
+
+from learnsolve.petsc._rows import share
+from learnsolve.petsc.learned_pc import LearnedPC
+from learnsolve.petsc.matrix import Matrix
+from learnsolve.petsc.operations import dot, norm, spmm
+from learnsolve.petsc.solve import solve
+
+__all__ = ["LearnedPC", "Matrix", "dot", "norm", "share", "solve", "spmm"]

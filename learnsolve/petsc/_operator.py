@@ -1,0 +1,56 @@
+"""A distributed matrix as the loops of solvers see it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from learnsolve.ops._product import sampled
+from learnsolve.petsc.matrix import Matrix
+from learnsolve.petsc.operations import multiply
+
+
+class Operator:
+    """A `petsc.Matrix` or its transpose, for blocks of columns (n, k) of the rows here; see `Operator` of
+    solvers/_operator.py."""
+
+    def __init__(self, A: Matrix, transpose: bool = False):
+        self.A, self.transpose, self.across = A, transpose, A.across
+        self.parameters = (A.values,)
+
+    def _apply(self, values: Tensor, x: Tensor) -> Tensor:
+        return multiply(values, self.A._structure, x, self.transpose)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._apply(self.A.values, x)
+
+    @property
+    def T(self) -> Operator:
+        return Operator(self.A, not self.transpose)
+
+    def with_parameters(self, parameters: tuple[Tensor, ...]) -> Operator:
+        return Operator(self.A.with_values(parameters[0]), self.transpose)
+
+    def pullback(self, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
+        u, w = (x, y) if self.transpose else (y, x)
+        structure = self.A._structure
+        return (sampled(u, structure.extended(w), structure.local),)
+
+    def pushforward(self, x: Tensor, tangents: tuple[Tensor | None, ...]) -> Tensor:
+        assert tangents[0] is not None
+        return self._apply(tangents[0], x)
+
+    def size(self) -> Tensor | None:
+        values = self.A.values.detach().abs()
+        largest = values.amax() if len(values) else values.sum()
+        return self.across.largest(largest.reshape(1, 1))
+
+    def magnitude(self, x: Tensor) -> Tensor | None:
+        return self._apply(self.A.values.detach().abs(), x.abs())
+
+    def frobenius(self) -> Any:
+        return None
+
+    def core(self) -> int:
+        return 1

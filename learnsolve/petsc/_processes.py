@@ -1,0 +1,139 @@
+"""Sums over processes, differentiable to any order.
+
+A number that all processes have in common is of one of two kinds. *In common*: each has it, with its
+cotangent in full. *A copy*: each has one, and the cotangents of all copies add up to that of the number, as
+those of an operand that is used in several places. Sum : copies -> in common and Copies : in common ->
+copies are each other's adjoints,
+
+    (Sum c) = sum_p c_p,    (Copies s)_p = s,    <g, Sum c> = sum_p <(Copies g)_p, c_p>,
+
+so that each is the other's derivative, and the set is closed. Loops work with copies (ops/_across.py): their
+sums are Copies(Sum(.)). Callers get what is in common, and so do `dot` and `norm`.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from learnsolve.petsc._engine import engine
+
+
+class Processes:
+    """Those of PETSC_COMM_WORLD. The same bits in all of them: every one adds up all parts in their order."""
+
+    def __init__(self) -> None:
+        comm = engine().COMM_WORLD
+        self.rank, self.size = comm.rank, comm.size
+        self._gathers: dict[int, tuple[Any, Any, Any]] = {}
+
+    def gathered(self, t: Tensor) -> Tensor:
+        """Every process's t, (processes, *t.shape), float64; by one scatter of PETSc (an MPI_Allgather)."""
+        t, count = t.detach(), t.numel()
+        if self.size == 1 or count == 0:
+            return t.expand(self.size, *t.shape).clone()
+        if count not in self._gathers:
+            own = engine().Vec().createMPI((count, count * self.size))
+            scatter, whole = engine().Scatter.toAll(own)
+            if count > 4096:  # what is kept is kept for the sums of loops
+                return self._gather(own, scatter, whole, t, destroy=True)
+            self._gathers[count] = own, scatter, whole
+        own, scatter, whole = self._gathers[count]
+        return self._gather(own, scatter, whole, t)
+
+    def _gather(self, own: Any, scatter: Any, whole: Any, t: Tensor, destroy: bool = False) -> Tensor:
+        own.array_w[:] = t.reshape(-1).numpy()
+        scatter.scatter(own, whole)
+        found = torch.from_numpy(np.array(whole.array_r)).reshape(self.size, *t.shape)
+        if destroy:
+            for each in (scatter, whole, own):
+                each.destroy()
+        return found
+
+    def concatenated(self, t: Tensor) -> Tensor:
+        """The vectors of all processes, of any lengths, one after the other."""
+        if self.size == 1:
+            return t.detach().clone()
+        own = engine().Vec().createMPI((t.numel(), engine().DECIDE))
+        scatter, whole = engine().Scatter.toAll(own)
+        own.array_w[:] = t.detach().numpy()
+        scatter.scatter(own, whole)
+        found = torch.from_numpy(np.array(whole.array_r))
+        for each in (scatter, whole, own):
+            each.destroy()
+        return found
+
+    def sum(self, t: Tensor) -> Tensor:
+        """Of what is local: in common."""
+        return _Sum.apply(t, self)  # type: ignore[return-value]
+
+    def copies(self, t: Tensor) -> Tensor:
+        return _Copies.apply(t, self)  # type: ignore[return-value]
+
+    def shown(self, t: Tensor) -> Tensor:
+        return _Shown.apply(t, self)  # type: ignore[return-value]
+
+    def total(self, t: Tensor) -> Tensor:
+        return self.copies(self.sum(t))
+
+    def largest(self, t: Tensor) -> Tensor:
+        return self.gathered(t).amax(0)
+
+
+@cache
+def processes() -> Processes:
+    return Processes()
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        _, ctx.processes = inputs
+
+
+class _Sum(_Linear):
+    @staticmethod
+    def forward(t, processes):
+        return processes.gathered(t).sum(0)
+
+    @staticmethod
+    def backward(ctx, g):  # type: ignore[override]
+        return ctx.processes.copies(g), None
+
+    @staticmethod
+    def jvp(ctx, t, _):  # type: ignore[override]
+        return ctx.processes.sum(t)
+
+
+class _Copies(_Linear):
+    @staticmethod
+    def forward(t, processes):
+        return t.clone()
+
+    @staticmethod
+    def backward(ctx, g):  # type: ignore[override]
+        return ctx.processes.sum(g), None
+
+    @staticmethod
+    def jvp(ctx, t, _):  # type: ignore[override]
+        return ctx.processes.copies(t)
+
+
+class _Shown(_Linear):
+    """One of equal copies, their mean: the identity, with the derivative Copies(.) / P."""
+
+    @staticmethod
+    def forward(t, processes):
+        return t.clone()
+
+    @staticmethod
+    def backward(ctx, g):  # type: ignore[override]
+        return ctx.processes.copies(g) / ctx.processes.size, None
+
+    @staticmethod
+    def jvp(ctx, t, _):  # type: ignore[override]
+        return ctx.processes.shown(t)

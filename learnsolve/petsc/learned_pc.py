@@ -1,0 +1,245 @@
+"""Trained weights as a preconditioner of PETSc: in any application, by its options alone."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from learnsolve.csr import CSR
+from learnsolve.pattern import SparsityPattern
+from learnsolve.petsc._checkpoint import Checkpoint
+from learnsolve.petsc._engine import engine
+from learnsolve.petsc._forms import BlockForm, Form, PolynomialForm, ProductForm, Sweeps, distributed
+from learnsolve.preconditioners import AMG, Factored, LearnedAMG, Polynomial
+from learnsolve.preconditioners._held import POSITIVE, positive
+from learnsolve.preconditioners.base import Preconditioner
+
+OPTIONS = ("checkpoint", "positive", "amg")
+
+
+class LearnedPC:
+    """A PC of PETSc, of type python, with trained weights.
+
+    An application that was not written for it uses them by options alone:
+
+        -pc_type python -pc_python_type learnsolve.petsc.LearnedPC -learnsolve_checkpoint model.safetensors
+
+    Further options: ``-learnsolve_positive none|exp|softplus``, what the parameters of a `ScaledJacobi` or of
+    the diagonal of an `IncompleteFactor` stand for (files do not say; for the latter exp if not given);
+    ``-learnsolve_amg '{"max_coarse": 50}'``, the arguments of the `AMG` that a `LearnedAMG` was made of. They
+    follow the PC's prefix, if it has one, or stand without it.
+
+    Parameters
+    ----------
+    source : for ``petsc.solve(..., M=LearnedPC(source))``: a file, a trained `preconditioners.Polynomial`, or
+        a function from the diagonal block of this process, a `CSR`, to a `Preconditioner` (block Jacobi)
+
+    Raises
+    ------
+    ValueError
+        if there is no checkpoint, or it does not fit the matrix.
+
+    Notes
+    -----
+    What the file holds tells what is applied, to the matrix of the PC (Pmat); of weights of rows a process
+    reads its own:
+
+    - `solvers.Jacobi`: its sweeps from zero; one weight, one a row, one a sweep, or both
+    - `ScaledJacobi`: the weighted inverse of the diagonal
+    - `Polynomial`: the polynomial of this matrix; the coefficients fit matrices of any size
+    - `ApproximateInverse`: L L^T over all processes
+    - `IncompleteFactor`: the factors' blocks of the processes, block Jacobi
+    - `LearnedAMG`: a cycle on the block of each process; a path with {rank} names a file for each
+
+    Vectors are not copied: PETSc's own operations work on them, or tensors on their memory. applyTranspose is
+    there for KSPSolveTranspose. A Python program that keeps its KSP until it exits crashes in PETSc 3.18:
+    destroy it before.
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> from learnsolve import petsc
+    >>> lo, hi = petsc.share(64)
+    >>> A = petsc.Matrix.from_rows(ls.problems.poisson((8, 8), rows=(lo, hi)), (lo, hi))
+    >>> b = torch.ones(hi - lo, dtype=torch.float64)
+    >>> trained = ls.preconditioners.Polynomial.chebyshev(ls.problems.poisson((4, 4)), degree=3)
+    >>> petsc.solve(A, b, M=petsc.LearnedPC(trained)).converged  # or LearnedPC("model.safetensors")
+    True
+    """
+
+    def __init__(self, source: Any = None):
+        self.source = source
+        self.options: dict[str, str] = {}
+        self._form: Any = None
+        self.what = ""
+
+    # What PETSc calls
+
+    def setFromOptions(self, pc: Any) -> None:
+        for name in OPTIONS:
+            for prefix in (pc.getOptionsPrefix() or "", ""):
+                database = engine().Options(prefix)
+                if name not in self.options and database.hasName(f"learnsolve_{name}"):
+                    self.options[name] = database.getString(f"learnsolve_{name}")
+
+    def setUp(self, pc: Any) -> None:
+        self.destroy(pc)
+        mat = pc.getOperators()[1]
+        (rows, columns), source = mat.getSize(), self.source
+        if rows != columns:
+            raise ValueError(f"petsc.LearnedPC: the matrix must be square, got shape ({rows}, {columns})")
+        if source is None:
+            source = self.options.get("checkpoint")
+            if source is None:
+                raise ValueError(
+                    "petsc.LearnedPC: has no weights; give -learnsolve_checkpoint model.safetensors"
+                )
+        if isinstance(source, Polynomial):
+            coefficients = source.coefficients.detach()
+            self._form, self.what = _polynomial(mat, coefficients, source.interval), "Polynomial"
+        elif isinstance(source, (str, os.PathLike)):
+            path = str(source).replace("{rank}", str(engine().COMM_WORLD.rank))
+            self._form, self.what = self._read(mat, Checkpoint(path))
+        elif callable(source) and not isinstance(source, torch.nn.Module):
+            make: Any = source
+            self._form, self.what = BlockForm(mat, make), "block Jacobi"
+        else:
+            raise TypeError(
+                "petsc.LearnedPC: source must be a file, a preconditioners.Polynomial or a function from a "
+                f"block to a Preconditioner, got {type(source).__name__}"
+            )
+
+    def apply(self, pc: Any, x: Any, y: Any) -> None:
+        self._form.apply(x, y, False)
+
+    def applyTranspose(self, pc: Any, x: Any, y: Any) -> None:
+        self._form.apply(x, y, True)
+
+    def view(self, pc: Any, viewer: Any) -> None:
+        source = self.options.get("checkpoint") if self.source is None else self.source
+        viewer.printfASCII(f"    learnsolve: {self.what or 'not set up'}, weights: {source}\n")
+
+    def destroy(self, pc: Any) -> None:
+        form, self._form = self._form, None
+        if form is not None:
+            form.destroy()
+
+    # What a file holds
+
+    def _read(self, mat: Any, file: Checkpoint) -> tuple[Form, str]:
+        lo, hi = mat.getOwnershipRange()
+        n = mat.getSize()[0]
+        names = set(file.shapes)
+        if names == {"weight"}:
+            return Sweeps(mat, _weights(file, lo, hi, n)), "sweeps of Jacobi"
+        if names == {"raw_weight"}:
+            _check_rows(file, "raw_weight", n)
+            if "positive" not in self.options:
+                raise ValueError(
+                    "petsc.LearnedPC: weights of a ScaledJacobi need -learnsolve_positive none, exp or "
+                    "softplus"
+                )
+            raw = file.part("raw_weight", lo, hi)
+            return Sweeps(mat, self._positive(raw).unsqueeze(0)), "ScaledJacobi"
+        if names in ({"coefficients"}, {"coefficients", "interval"}):
+            interval = file.whole("interval") if "interval" in file else None
+            return _polynomial(mat, file.whole("coefficients"), interval), "Polynomial"
+        if names == {"values", "crow_indices", "col_indices"}:
+            _check_rows(file, "crow_indices", n + 1)
+            crow, col, first = file.rows("", lo, hi)
+            values = file.part("values", first, first + len(col)).double()
+            L = CSR(values, SparsityPattern(crow, col, (hi - lo, n)))
+            return ProductForm(distributed(L, n)), "ApproximateInverse"
+        if "L.crow_indices" in names:
+            _check_rows(file, "L.crow_indices", n + 1)
+            return BlockForm(mat, lambda _: self._factors(file, lo, hi)), "IncompleteFactor, block Jacobi"
+        if any(name.startswith(("prolongations.", "weights.")) for name in names):
+            return BlockForm(mat, lambda A: self._amg(A, file)), "LearnedAMG, block Jacobi"
+        raise ValueError(
+            f"petsc.LearnedPC: {file.path} holds {', '.join(sorted(names)) or 'nothing'}, which is none of "
+            "the preconditioners that it knows (see its documentation)"
+        )
+
+    def _positive(self, raw: Tensor) -> Tensor:
+        how = self.options.get("positive", "exp")
+        if how not in (*POSITIVE, "none"):
+            raise ValueError(
+                f"petsc.LearnedPC: -learnsolve_positive must be none, exp or softplus, got {how}"
+            )
+        return positive(raw.double(), None if how == "none" else how)
+
+    def _factors(self, file: Checkpoint, lo: int, hi: int) -> Preconditioner:
+        L = self._factor(file, "L.", lo, hi)
+        return Factored(L, self._factor(file, "U.", lo, hi) if "U.crow_indices" in file else None)
+
+    def _factor(self, file: Checkpoint, prefix: str, lo: int, hi: int) -> CSR:
+        """Rows lo to hi - 1 and the columns among them, of a `TriangularFactor`."""
+        crow, col, first = file.rows(prefix, lo, hi)
+        rows = torch.repeat_interleave(torch.arange(lo, hi), crow.diff())
+        if f"{prefix}values" in file:
+            values = file.part(f"{prefix}values", first, first + len(col)).double()
+        else:  # each row has one diagonal entry, kept apart
+            values = torch.empty(len(col), dtype=torch.float64)
+            on = rows == col
+            values[on] = self._positive(file.part(f"{prefix}diagonal", lo, hi))
+            if f"{prefix}sign" in file:
+                values[on] *= file.part(f"{prefix}sign", lo, hi)
+            values[~on] = file.part(
+                f"{prefix}off_diagonal", first - lo, first - lo + int((~on).sum())
+            ).double()
+        kept = (col >= lo) & (col < hi)
+        lengths = torch.zeros(hi - lo, dtype=torch.int64).index_add_(
+            0, rows[kept] - lo, torch.ones_like(rows[kept])
+        )
+        crow = torch.cat((lengths.new_zeros(1), lengths.cumsum(0)))
+        return CSR(values[kept], SparsityPattern(crow, col[kept] - lo, (hi - lo, hi - lo)))
+
+    def _amg(self, A: CSR, file: Checkpoint) -> Preconditioner:
+        learn = tuple(
+            part
+            for part, name in (("prolongation", "prolongations.0"), ("smoother", "weights.0"))
+            if name in file
+        )
+        try:
+            settings = json.loads(self.options.get("amg", "{}"))
+            M = LearnedAMG(
+                AMG(A, **{**({"smoother": "jacobi"} if "smoother" in learn else {}), **settings}), learn=learn
+            )
+            M.load_state_dict(file.tensors())
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise ValueError(
+                f"petsc.LearnedPC: {file.path} does not fit the block of {A.shape[0]} rows of this process, "
+                f"with -learnsolve_amg {self.options.get('amg', '{}')}: {' '.join(str(error).split())}"
+            ) from error
+        return M.requires_grad_(False).current()
+
+
+def _weights(file: Checkpoint, lo: int, hi: int, n: int) -> Tensor:
+    """(N, 1 or rows here)"""
+    shape = file.shapes["weight"]
+    if shape in ((), (1,)):
+        return file.whole("weight").double().reshape(1, 1)
+    if shape == (n,):
+        return file.part("weight", lo, hi).double().unsqueeze(0)
+    if len(shape) == 2 and shape[1] == n:
+        return file.part("weight", lo, hi, axis=1).double()
+    if len(shape) == 1 or shape[1] == 1:  # one a sweep
+        return file.whole("weight").double().reshape(-1, 1)
+    raise ValueError(f"petsc.LearnedPC: {file.path} has weights of shape {shape} for a matrix of {n} rows")
+
+
+def _check_rows(file: Checkpoint, name: str, count: int) -> None:
+    if file.shapes[name][:1] != (count,):
+        raise ValueError(
+            f"petsc.LearnedPC: {file.path} is of another matrix: {name} has shape {file.shapes[name]}, this "
+            f"matrix needs ({count},)"
+        )
+
+
+def _polynomial(mat: Any, coefficients: Tensor, interval: Tensor | None) -> Form:
+    ends = None if interval is None else (float(interval[0]), float(interval[1]))
+    return PolynomialForm(mat, coefficients.double().tolist(), ends)

@@ -1,0 +1,302 @@
+"""A sparse matrix whose rows lie in several processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+import torch
+from torch import Tensor
+
+from learnsolve import _check
+from learnsolve.csr import CSR
+from learnsolve.pattern import SparsityPattern, as_numpy
+from learnsolve.petsc._engine import check_dtype, engine
+from learnsolve.petsc._halo import Halo
+from learnsolve.petsc._processes import processes
+from learnsolve.petsc._rows import Rows
+
+LIMIT = 100_000_000  # entries that `to_scipy` gathers in every process
+
+
+class Matrix:
+    """A sparse matrix of which each process holds consecutive rows.
+
+    Vectors are tensors of the rows here, (hi - lo,) or (hi - lo, k). All processes make it, and use it, at
+    the same places of one program.
+
+    Parameters
+    ----------
+    values : Tensor (nnz,), float64 on the CPU: the entries here; may require grad, or be a parameter
+    pattern : SparsityPattern, shape (hi - lo, columns of the whole matrix), of the rows here
+    row_range : (lo, hi); those of the processes follow one another, and may be empty. `share(n)` divides n
+        rows
+    n : int, rows of the whole matrix
+    column_range : the entries here of vectors that the matrix is applied to; the row_range, if the matrix is
+        square
+
+    Attributes
+    ----------
+    values, pattern, row_range, shape, dtype : as for `CSR`; the shape is that of the whole matrix
+    nnz : entries here
+
+    Raises
+    ------
+    ValueError
+        if rows and ranges do not fit together.
+    TypeError
+        if the values are not float64 on the CPU.
+
+    Notes
+    -----
+    The solvers of the library that take a callable take it: `solvers.jacobi`, `richardson`, `heavyball`,
+    `chebyshev`, `cg`, `fcg`, `minres`, `bicgstab`, with `residual_norms` and gradients as for a `CSR`. A
+    loss is a number that all processes have, of `dot`, `norm` and `residual_norms`; each calls its backward.
+
+    Gradient: that of ``values`` is of the entries here; parameters for all rows get the same one in every
+    process.
+
+    Cost: making it sorts the columns of other processes once. A product exchanges the entries of x that
+    others hold, then multiplies as `ops.spmm` does.
+
+    Examples
+    --------
+    With one process, or as many as mpirun starts:
+
+    >>> import torch, learnsolve as ls
+    >>> from learnsolve import petsc
+    >>> lo, hi = petsc.share(64)
+    >>> A = petsc.Matrix.from_rows(ls.problems.poisson((8, 8), rows=(lo, hi)), (lo, hi))
+    >>> petsc.norm(A @ torch.ones(hi - lo, dtype=torch.float64))
+    tensor(6.3246, dtype=torch.float64)
+    """
+
+    def __init__(
+        self,
+        values: Tensor,
+        pattern: SparsityPattern,
+        row_range: tuple[int, int],
+        n: int,
+        *,
+        column_range: tuple[int, int] | None = None,
+    ):
+        name = "petsc.Matrix"
+        _check.tensor(name, "values", values)
+        check_dtype(name, "values", values)
+        if not isinstance(pattern, SparsityPattern):
+            raise TypeError(f"{name}: pattern must be a SparsityPattern, got {type(pattern).__name__}")
+        n = _check.integer(name, "n", n, 0)
+        rows = Rows(name, "row_range", row_range, n)
+        if pattern.shape[0] != rows.count:
+            raise ValueError(
+                f"{name}: the pattern must have the {rows.count} rows of row_range {row_range}, got shape "
+                f"{pattern.shape}"
+            )
+        if values.shape != (pattern.nnz,):
+            raise ValueError(
+                f"{name}: values must have shape ({pattern.nnz},), as the pattern has entries, got "
+                f"{tuple(values.shape)}"
+            )
+        if column_range is None:
+            if pattern.shape[1] != n:
+                raise ValueError(
+                    f"{name}: a matrix of shape ({n}, {pattern.shape[1]}) needs column_range, the entries "
+                    f"here of "
+                    "the vectors that it is applied to"
+                )
+            columns = rows
+        else:
+            columns = Rows(name, "column_range", column_range, pattern.shape[1])
+        self.values = values
+        self._structure = Structure(pattern, rows, columns)
+
+    @classmethod
+    def from_rows(cls, rows: CSR, row_range: tuple[int, int]) -> Matrix:
+        """A square one, of the rows here as a `CSR` of shape (hi - lo, n), as problems give with
+        ``rows=``."""
+        _check.matrix("petsc.Matrix.from_rows", "rows", rows)
+        return cls(rows.values, rows.pattern, row_range, rows.shape[1])
+
+    @classmethod
+    def from_scipy(cls, S: Any) -> Matrix:
+        """The `share` of a square SciPy array that every process has: for tests and small matrices."""
+        from learnsolve.petsc._rows import share
+
+        S = scipy.sparse.csr_array(S)
+        lo, hi = share(S.shape[0])
+        return cls.from_rows(CSR.from_scipy(S[lo:hi]), (lo, hi))
+
+    @classmethod
+    def from_file(cls, path: Any) -> Matrix:
+        """A square one from a file, of which each process holds its share of rows and never reads it all.
+
+        Parameters
+        ----------
+        path : a file in PETSc's binary format, or one of Matrix Market, ``.mtx`` (coordinate; general,
+            symmetric or skew-symmetric; not compressed)
+        """
+        from learnsolve.petsc._files import read
+
+        rows, row_range = read(path)
+        return cls.from_rows(rows, row_range)
+
+    def with_values(self, values: Tensor) -> Matrix:
+        """The same structure with other values, without communication."""
+        check_dtype("petsc.Matrix.with_values", "values", values)
+        if values.shape != (self.nnz,):
+            raise ValueError(
+                f"petsc.Matrix.with_values: values must have shape ({self.nnz},), got {tuple(values.shape)}"
+            )
+        A = object.__new__(type(self))
+        A.values, A._structure = values, self._structure
+        return A
+
+    @property
+    def pattern(self) -> SparsityPattern:
+        return self._structure.pattern
+
+    @property
+    def row_range(self) -> tuple[int, int]:
+        return self._structure.rows.lo, self._structure.rows.hi
+
+    @property
+    def column_range(self) -> tuple[int, int]:
+        return self._structure.columns.lo, self._structure.columns.hi
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self._structure.rows.rows, self._structure.columns.rows
+
+    @property
+    def nnz(self) -> int:
+        return self.pattern.nnz
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.values.dtype
+
+    @property
+    def across(self) -> Rows:
+        """The processes, as loops ask them (ops/_across.py)."""
+        return self._structure.rows
+
+    def as_operator(self, function: str, b: Tensor) -> Any:
+        from learnsolve.petsc._operator import Operator
+
+        check_dtype(function, "b", b)
+        if self.shape[0] != self.shape[1] or self._structure.rows is not self._structure.columns:
+            raise ValueError(
+                f"{function}: A must be square, with one range for rows and columns, got {self!r}"
+            )
+        if b.dim() > 2 or b.shape[0] != self._structure.rows.count:
+            raise ValueError(
+                f"{function}: b must have the {self._structure.rows.count} rows of A in this process, "
+                f"(n,) or "
+                f"(n, k), got shape {tuple(b.shape)}"
+            )
+        return Operator(self)
+
+    def diagonal(self) -> Tensor:
+        """The diagonal entries of the rows here, differentiable; 0 where there is none."""
+        at = self._structure.diagonal()
+        here = at >= 0
+        return torch.where(here, self.values[at.clamp(min=0)] if self.nnz else here.double(), 0.0)
+
+    def inverse_diagonal(self, function: str) -> Tensor:
+        d = self.diagonal()
+        zero = (d.detach() == 0).nonzero()
+        first = self.row_range[0] + int(zero[0]) if len(zero) else -1
+        worst = int(processes().largest(torch.tensor([float(first)])))
+        if worst >= 0:
+            raise ValueError(
+                f"{function}: divides by the diagonal of A, which is zero or missing in row {worst}"
+            )
+        return 1 / d
+
+    def to_scipy(self) -> scipy.sparse.csr_array:
+        """The whole matrix, in every process; without a graph. For small ones."""
+        parts, total = processes(), int(processes().gathered(torch.tensor([float(self.nnz)])).sum())
+        if total > LIMIT:
+            raise ValueError(
+                f"petsc.Matrix.to_scipy: gathers at most {LIMIT} entries in every process, got {total}"
+            )
+        lengths = parts.concatenated(self.pattern.crow_indices.diff().double())
+        columns = parts.concatenated(self.pattern.col_indices.double()).numpy().astype(np.int64)
+        crow = np.concatenate(([0], lengths.numpy().astype(np.int64).cumsum()))
+        return scipy.sparse.csr_array(
+            (parts.concatenated(self.values).numpy(), columns, crow), shape=self.shape
+        )
+
+    def to_petsc(self) -> Any:
+        """A petsc4py Mat of type aij with a copy of the values; the caller destroys it."""
+        S, PETSc = self._structure, engine()
+        crow, col = (
+            as_numpy(t).astype(PETSc.IntType) for t in (self.pattern.crow_indices, self.pattern.col_indices)
+        )
+        size = (S.rows.count, S.rows.rows), (S.columns.count, S.columns.rows)
+        mat = PETSc.Mat().createAIJ(
+            size, csr=(crow, col, self.values.detach().numpy()), comm=PETSc.COMM_WORLD
+        )
+        mat.assemble()
+        return mat
+
+    def __matmul__(self, x: Tensor) -> Tensor:
+        from learnsolve.petsc.operations import spmm
+
+        return spmm(self, x)
+
+    def __repr__(self) -> str:
+        rows = ", ".join(map(str, self.row_range))
+        return f"petsc.Matrix(shape={self.shape}, rows=({rows}), nnz={self.nnz} here)"
+
+
+class Structure:
+    """What is analysed once: the entries of x that rows here need, x extended by them, columns counted in it.
+
+    An extended x is (entries of processes before, own entries, entries of processes behind), so that columns
+    keep their order.
+    """
+
+    def __init__(self, pattern: SparsityPattern, rows: Rows, columns: Rows):
+        self.pattern, self.rows, self.columns = pattern, rows, columns
+        col = as_numpy(pattern.col_indices)
+        lo, hi = columns.lo, columns.hi
+        halo = np.unique(col[(col < lo) | (col >= hi)])
+        self.halo = Halo(columns, halo)
+        self.before = int(np.searchsorted(halo, lo))
+        width = columns.count + len(halo)
+        # Where a column lies in an extended x.
+        local = np.where(
+            col < lo,
+            np.searchsorted(halo, col),
+            np.where(col < hi, col - (lo - self.before), columns.count + np.searchsorted(halo, col)),
+        )
+        self.local = SparsityPattern._trusted(
+            pattern.crow_indices, torch.from_numpy(local).to(pattern.dtype), (rows.count, width)
+        )
+
+    def extended(self, x: Tensor) -> Tensor:
+        if processes().size == 1:
+            return x
+        halo = self.halo.fetch(x if x.dim() == 2 else x.unsqueeze(-1))
+        halo = halo if x.dim() == 2 else halo.squeeze(-1)
+        return torch.cat((halo[: self.before], x, halo[self.before :]))
+
+    def contracted(self, y: Tensor) -> Tensor:
+        """The adjoint of `extended`."""
+        if processes().size == 1:
+            return y
+        before, own, behind = y.split((self.before, self.columns.count, len(self.halo.columns) - self.before))
+        halo = torch.cat((before, behind))
+        back = self.halo.deliver(halo if y.dim() == 2 else halo.unsqueeze(-1))
+        return own + (back if y.dim() == 2 else back.squeeze(-1))
+
+    def diagonal(self) -> Tensor:
+        """Positions of the diagonal entries of the rows here; -1 where there is none."""
+        S = self.pattern
+        rows = S.row_indices.long()
+        on = (S.col_indices.long() == rows + self.rows.lo).nonzero().flatten()
+        at = torch.full((self.rows.count,), -1)
+        at[rows[on]] = on
+        return at
