@@ -1,0 +1,329 @@
+"""`audit`: the derivatives of a function against differences and identities that need no second formula."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from learnsolve import _check
+from learnsolve.csr import CSR
+from learnsolve.solvers.base import Solution
+from learnsolve.testing._differences import Difference, difference
+from learnsolve.testing.report import AuditEntry, AuditReport
+
+_SAFETY = 10  # an estimate of an error is one of its size, not a bound
+
+
+def audit(
+    fn: Callable[..., Any],
+    *args: Any,
+    entries: int = 20,
+    directions: int = 3,
+    step: float | None = None,
+    rtol: float | None = None,
+    seed: int = 0,
+) -> AuditReport:
+    r"""Are the derivatives of fn(\*args) right? For a function of your own, with a backward of your own.
+
+    With J the Jacobian of fn at args, for random v and w:
+
+    .. math::
+        \langle w, J e_j \rangle \approx \frac{\phi(h) - \phi(-h)}{2 h}, \;
+        \phi(h) = \langle w, f(x + h e_j) \rangle, \qquad
+        \langle J v, w \rangle = \langle v, J^T w \rangle, \qquad
+        \langle f(v), w \rangle = \langle v, J^T w \rangle
+
+    These are the tests "difference" (of single entries, and of v in place of :math:`e_j`), "dot product" (of
+    forward mode against the backward) and "transpose" (where f is linear in the input). "repeated": a second
+    call returns the same.
+
+    Parameters
+    ----------
+    fn : callable, returns a tensor, a CSR, a `Solution`, or lists or tuples of them. It is called about
+        4 (entries + directions) times for each input
+    args : arguments of fn. Those that require grad are varied, or all if none does: tensors of float32 or
+        float64, and CSR matrices, by their values on the pattern
+    entries : int >= 0, how many entries of each input are moved alone, at random; each where it has fewer
+    directions : int >= 1, how many random directions of each input
+    step : number > 0, h relative to the entry or, if it is larger, to the root mean square of its input; the
+        cube root of the rounding unit if not given
+    rtol : number > 0, the error that passes, relative to the derivative in a direction of the same length;
+        if not given, the root of the rounding unit: 1.5e-8 in float64, 3.5e-4 in float32. Of an
+        iterative solve no more can be asked than its tolerance, and its adjoint's, allows
+    seed : int, of the random numbers
+
+    Returns
+    -------
+    AuditReport, with `ok`, `failures` and `undecided`; print it for a table
+
+    Raises
+    ------
+    ValueError
+        if there is nothing to vary, fn returns no floating-point numbers, or a number is out of range.
+    TypeError
+        if fn is not callable, or the numbers are of another type.
+
+    Notes
+    -----
+    Each difference is taken for h and 2 h. From both follow the extrapolated value and an estimate of its
+    error: of truncation and of rounding, eps :math:`\sum_i |w_i f_i| / h`. Where ten times this error is more
+    than a hundredth of the derivative, the entry is "undecided", not "ok": so are points where the one-sided
+    derivatives differ (`relu` at 0), and noise, such as iterations that stop early. In float32 differences
+    have three or four digits, which a note says: audit in float64, then compare float32 with it. A wrong
+    entry among many is found only if it is among those moved, or large enough in a random direction.
+    Cost: about 4 (entries + directions) calls for each input, and 2 backwards for each direction.
+    Gradient: none; the arguments are not changed.
+    Source: Griewank and Walther, *Evaluating Derivatives* (2008), section 3; the choice of the step: Nocedal
+    and Wright, *Numerical Optimization* (2006), section 8.1.
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A = ls.problems.poisson((4, 4))
+    >>> x = torch.linspace(0, 1, 16, dtype=torch.float64)
+    >>> ls.testing.audit(lambda A, x: (A @ x).sin(), A, x).ok
+    True
+    >>> class Square(torch.autograd.Function):
+    ...     @staticmethod
+    ...     def forward(ctx, x):
+    ...         ctx.save_for_backward(x)
+    ...         return x * x
+    ...     @staticmethod
+    ...     def backward(ctx, g):
+    ...         return g * ctx.saved_tensors[0]  # a factor of 2 is missing
+    >>> report = ls.testing.audit(Square.apply, x, entries=2, directions=1)
+    >>> report.ok, len(report.failures)
+    (False, 3)
+    >>> print(str(report).splitlines()[0])
+    1 ok, 3 FAILED, 1 undecided
+    """
+    if not callable(fn):
+        raise TypeError(f"audit: fn must be callable, got {type(fn).__name__}; pass its arguments after it")
+    entries = _check.integer("audit", "entries", entries, 0)
+    directions = _check.integer("audit", "directions", directions, 1)
+    for name, value in (("step", step), ("rtol", rtol)):
+        if value is not None and not _check.real("audit", name, value) > 0:
+            raise ValueError(f"audit: {name} must be positive, got {value}; leave it out for the default")
+    call = _Call(fn, args)
+    eps = max(torch.finfo(t.dtype).eps for t in (*call.inputs, *call.values))
+    generator = torch.Generator().manual_seed(seed)
+    h, least = eps ** (1 / 3) if step is None else step, eps**0.5 if rtol is None else rtol
+    return _Audit(call, entries, directions, h, least, eps, generator).report()
+
+
+class _Call:
+    """fn as a function of the tensors that are varied, to a list of tensors."""
+
+    def __init__(self, fn: Callable[..., Any], args: Sequence[Any]):
+        self.fn, self.args = fn, args
+        able = [i for i, a in enumerate(args) if _is_number(a.values if isinstance(a, CSR) else a)]
+        self.places = [i for i in able if args[i].requires_grad] or able
+        if not self.places:
+            raise ValueError(
+                "audit: an argument must be a CSR or a tensor of float32 or float64, got "
+                f"({', '.join(type(a).__name__ for a in args)}); other arguments are bound in fn"
+            )
+        self.names = [f"args[{i}]" + ".values" * isinstance(args[i], CSR) for i in self.places]
+        given = [args[i] for i in self.places]
+        self.inputs = [(a.values if isinstance(a, CSR) else a).detach().clone() for a in given]
+        self.values = self(self.inputs)
+        if not self.values:
+            raise ValueError(
+                "audit: fn must return floating-point tensors, CSR matrices or Solutions, or lists of them; "
+                "got none; convert what it returns"
+            )
+
+    def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        args = list(self.args)
+        for i, t in zip(self.places, inputs, strict=True):
+            args[i] = args[i].with_values(t) if isinstance(args[i], CSR) else t
+        return list(_tensors(self.fn(*args)))
+
+
+class _Audit:
+    def __init__(
+        self, call: _Call, entries: int, directions: int, step: float, rtol: float, eps: float, generator
+    ):
+        self.call, self.entries, self.directions = call, entries, directions
+        self.step, self.rtol, self.eps, self.generator = step, rtol, eps, generator
+        self.found: list[AuditEntry] = []
+
+    def report(self) -> AuditReport:
+        again = self.call(self.call.inputs)
+        same = all(torch.equal(a, b) for a, b in zip(again, self.call.values, strict=True))
+        note = "" if same else "a second call returns other numbers; fix the seeds in fn"
+        self.found.append(AuditEntry("repeated", "fn", verdict="ok" if same else "FAILED", note=note))
+        for number in range(self.directions):
+            self.direction(number)
+        notes = []
+        if self.eps > 1e-10:
+            digits = f"differences have an error of about {self.eps ** (2 / 3):.0e}"
+            notes.append(f"float32: {digits}; audit in float64")
+        return AuditReport(self.found, notes)
+
+    def random(self, like: Sequence[Tensor]) -> list[Tensor]:
+        return [torch.randn(t.shape, generator=self.generator, dtype=torch.float64).to(t) for t in like]
+
+    def direction(self, number: int) -> None:
+        """All tests with one cotangent w; single entries with the first."""
+        w = self.random(self.call.values)
+        try:
+            gradients = self.backward(w)
+        except Exception as error:  # fn's own, whatever it is
+            self.found.append(_failed("difference", f"backward {number}", error))
+            return
+        for i, (name, x, gradient) in enumerate(
+            zip(self.call.names, self.call.inputs, gradients, strict=True)
+        ):
+            if not bool(torch.isfinite(gradient).all()):
+                bad = AuditEntry("difference", name, verdict="FAILED", note="the gradient is not finite")
+                self.found.append(bad)
+                continue
+            length = float(gradient.norm())
+            typical = length / math.sqrt(max(x.numel(), 1))
+            if number == 0 and x.numel():
+                chosen = torch.randperm(x.numel(), generator=self.generator)[: self.entries].tolist()
+                for j in sorted(chosen):
+                    e = torch.zeros_like(x).flatten()
+                    e[j] = 1
+                    at = tuple(int(k) for k in torch.unravel_index(torch.tensor(j), x.shape))
+                    where = f"{name}[{', '.join(map(str, at))}]"
+                    own = float(gradient.flatten()[j])
+                    size = max(float(x.flatten()[j].abs()), _mean_square(x))
+                    self.compare(where, i, e.view_as(x), w, own, max(abs(own), typical), size)
+            (v,) = self.random([x])
+            where = f"{name}, direction {number}"
+            self.compare(where, i, v, w, _dot([v], [gradient]), length, _mean_square(x))
+            self.transpose(where, i, v, w)
+        self.dot_product(number, w, gradients)
+
+    def backward(self, w: list[Tensor], inputs: list[Tensor] | None = None) -> list[Tensor]:
+        inputs = [t.detach().clone().requires_grad_() for t in (inputs or self.call.inputs)]
+        with torch.enable_grad():
+            values = self.call(inputs)
+            pairs = [(y, g) for y, g in zip(values, w, strict=True) if y.requires_grad]
+            if not pairs:  # fn detaches: its derivative is zero, which differences check
+                return [torch.zeros_like(t) for t in inputs]
+            outputs, cotangents = zip(*pairs, strict=True)
+            grads = torch.autograd.grad(outputs, inputs, cotangents, allow_unused=True)
+        return [torch.zeros_like(t) if g is None else g.detach() for t, g in zip(inputs, grads, strict=True)]
+
+    def compare(
+        self, where: str, i: int, v: Tensor, w: list[Tensor], own: float, scale: float, size: float
+    ) -> None:
+        h = self.step * (size or 1.0)
+
+        def sums(values: list[Tensor]) -> tuple[float, float]:
+            return _dot(w, values), _dot([a.abs() for a in w], [a.abs() for a in values])
+
+        def at(t: float) -> tuple[float, float]:
+            inputs = list(self.call.inputs)
+            inputs[i] = inputs[i] + t * v
+            with torch.no_grad():
+                return sums(self.call(inputs))
+
+        found = difference(at, sums(self.call.values), h, self.eps)
+        self.found.append(self.judged(where, own, scale, found))
+
+    def judged(self, where: str, own: float, scale: float, by: Difference) -> AuditEntry:
+        error, doubt = abs(own - by.value), _SAFETY * by.error
+        allowed = self.rtol * max(scale, abs(by.value)) + doubt
+        verdict, note = "ok" if error <= allowed else "FAILED", ""
+        if by.kink is not None:
+            note = "the one-sided derivatives are {:.3g} and {:.3g}: not differentiable here".format(*by.kink)
+            verdict = "undecided"
+        elif not math.isfinite(by.value + by.error):
+            verdict, note = "undecided", "fn is not finite beside this point"
+        elif doubt > 0.01 * max(abs(own), abs(by.value)) and doubt > self.rtol * scale:
+            note = f"the difference itself has an error of about {by.error:.1e}"
+            verdict = "undecided" if verdict == "ok" else verdict
+        return AuditEntry("difference", where, own, by.value, error, allowed, verdict, note)
+
+    def dot_product(self, number: int, w: list[Tensor], gradients: list[Tensor]) -> None:
+        v, where = self.random(self.call.inputs), f"direction {number}"
+        try:
+            inputs = tuple(self.call.inputs)
+            tangents = torch.func.jvp(lambda *t: tuple(self.call(t)), inputs, tuple(v))[1]
+        except Exception as error:
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:100]
+            note = f"no forward mode: {reason}"
+            self.found.append(AuditEntry("dot product", where, verdict="undecided", note=note))
+            return
+        self.identity("dot product", where, w, list(tangents), v, gradients)
+
+    def transpose(self, where: str, i: int, v: Tensor, w: list[Tensor]) -> None:
+        """Only where fn is linear in the input, by its values at some points."""
+        x = self.call.inputs[i]
+
+        def of(t: Tensor) -> list[Tensor]:
+            with torch.no_grad():
+                return self.call([t if j == i else s for j, s in enumerate(self.call.inputs)])
+
+        def sums(parts: Sequence[tuple[float, list[Tensor]]]) -> bool:
+            """Are the sums of these multiples zero?"""
+            for column in zip(*(values for _, values in parts), strict=True):
+                terms = [factor * t for (factor, _), t in zip(parts, column, strict=True)]
+                if len({t.shape for t in terms}) > 1:
+                    return False
+                off, size = torch.stack(terms).sum(0).norm(), sum(float(t.norm()) for t in terms)
+                if not float(off) <= 100 * self.eps * math.sqrt(off.numel() + x.numel()) * size:
+                    return False
+            return True
+
+        try:
+            # Along x first: what is not linear, such as a solve in its matrix, may not exist elsewhere.
+            fx = self.call.values
+            if not (sums([(2, fx), (-1, of(2 * x))]) and sums([(1, fx), (1, of(-x))])):
+                return
+            fv = of(v)
+            if not sums([(1, fx), (-0.5, fv), (-1, of(x - 0.5 * v))]):
+                return
+        except Exception:  # such numbers are no input of fn
+            return
+        inputs = [v if j == i else s for j, s in enumerate(self.call.inputs)]
+        self.identity("transpose", where, w, fv, [v], [self.backward(w, inputs)[i]])
+
+    def identity(
+        self, test: str, where: str, w: list[Tensor], Jv: list[Tensor], v: list[Tensor], Jw: list[Tensor]
+    ) -> None:
+        found, expected = _dot(v, Jw), _dot(w, Jv)
+        size = max(_norm(v) * _norm(Jw), _norm(w) * _norm(Jv))
+        error, allowed = abs(found - expected), self.rtol * size
+        verdict = "ok" if error <= allowed else "FAILED"
+        self.found.append(AuditEntry(test, where, found, expected, error, allowed, verdict))
+
+
+def _failed(test: str, where: str, error: Exception) -> AuditEntry:
+    return AuditEntry(test, where, verdict="FAILED", note=f"{type(error).__name__}: {str(error)[:200]}")
+
+
+def _is_number(t: Any) -> bool:
+    return isinstance(t, Tensor) and t.layout == torch.strided and t.dtype in (torch.float32, torch.float64)
+
+
+def _tensors(result: Any) -> Iterator[Tensor]:
+    if isinstance(result, (list, tuple)):
+        for part in result:
+            yield from _tensors(part)
+    elif isinstance(result, Solution):
+        yield result.x
+    elif isinstance(result, CSR):
+        yield result.values
+    elif isinstance(result, Tensor) and result.is_floating_point():
+        yield result
+
+
+def _dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
+    return float(sum(float((s.double() * t.double()).sum()) for s, t in zip(a, b, strict=True)))
+
+
+def _norm(a: Sequence[Tensor]) -> float:
+    return math.sqrt(_dot(a, a))
+
+
+def _mean_square(x: Tensor) -> float:
+    return float(x.double().norm()) / math.sqrt(max(x.numel(), 1))

@@ -1,0 +1,175 @@
+"""`audit` passes what is right, names what is wrong, and says where it cannot tell."""
+
+import pytest
+import torch
+from reference import normal
+
+import learnsolve as ls
+
+F64 = torch.float64
+audit = ls.testing.audit
+
+
+class Scaled(torch.autograd.Function):
+    """x^2 elementwise, with a gradient that is off by a factor, or in one entry."""
+
+    @staticmethod
+    def forward(x, factor, entry):
+        return x * x
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        x, ctx.factor, ctx.entry = inputs
+        ctx.save_for_backward(x)
+        ctx.save_for_forward(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        scale = torch.full_like(x, 1.0 if ctx.entry is not None else ctx.factor)
+        if ctx.entry is not None:
+            scale[ctx.entry] = ctx.factor
+        return 2 * x * g * scale, None, None
+
+    @staticmethod
+    def jvp(ctx, t, *_):
+        (x,) = ctx.saved_tensors
+        return 2 * x * t
+
+
+class TransposeForgotten(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, D, x):
+        ctx.save_for_backward(D)
+        return D @ x
+
+    @staticmethod
+    def backward(ctx, g):
+        return None, ctx.saved_tensors[0] @ g
+
+
+def names(entries):
+    return {entry.test for entry in entries}
+
+
+@pytest.mark.filterwarnings("error::learnsolve.solvers.ConvergenceWarning")
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda A, x: A @ x,
+        lambda A, x: (A @ (A @ x).sin(), A.T),
+        lambda A, x: ls.ops.quadratic_form(A, x),
+        lambda A, x: ls.solvers.cg(A, x, rtol=1e-13),
+        pytest.param(lambda A, x: ls.solvers.jacobi(A, x, iterations=3), marks=pytest.mark.slow),
+    ],
+)
+def test_what_is_right_passes(fn):
+    report = audit(fn, ls.problems.poisson((4, 4)), normal((16,)), entries=5)
+    assert report.ok, str(report)
+    assert not report.undecided, str(report)
+    assert names(report.entries) >= {"repeated", "difference", "dot product"}
+
+
+@pytest.mark.parametrize("error", [1e-6, -1.0, 1.0])
+def test_a_factor_is_found(error):
+    report = audit(lambda x: Scaled.apply(x, 1 + error, None), normal((6,)) + 3)
+    assert names(report.failures) == {"difference", "dot product"}
+    assert "FAILED" in str(report).splitlines()[2]
+    worst = max(report.failures, key=lambda e: e.error / abs(e.expected))
+    assert worst.error == pytest.approx(abs(error * worst.expected), rel=1e-3)
+
+
+def test_one_wrong_entry_is_named():
+    report = audit(lambda x: Scaled.apply(x, 1.001, 4), normal((9,)) + 3)
+    alone = [e.where for e in report.failures if "direction" not in e.where]
+    assert alone == ["args[0][4]"]
+
+
+def test_a_forgotten_transpose_is_found_without_forward_mode():
+    report = audit(lambda x: TransposeForgotten.apply(normal((5, 5)), x), normal((5,), seed=1))
+    assert names(report.failures) == {"difference", "transpose"}
+    assert any("no forward mode" in e.note for e in report.undecided)
+
+
+def test_a_missing_gradient_is_found():
+    report = audit(lambda A, x: A @ x.detach(), ls.problems.poisson((4,)), normal((4,)))
+    assert {e.where.split("[")[1][0] for e in report.failures if e.test == "difference"} == {"1"}
+
+
+def test_a_backward_that_raises_fails():
+    class Raises(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, g):
+            raise RuntimeError("not today")
+
+    report = audit(Raises.apply, normal((3,)))
+    assert any("not today" in e.note for e in report.failures)
+
+
+def test_a_gradient_that_is_not_finite_fails():
+    report = audit(lambda x: (x * 0).sqrt() * x, normal((3,)).abs() + 1)
+    assert any("not finite" in e.note for e in report.failures)
+
+
+def test_what_changes_from_call_to_call_fails():
+    report = audit(lambda x: x * torch.rand(3, dtype=F64), normal((3,)))
+    assert "repeated" in names(report.failures)
+
+
+@pytest.mark.parametrize("fn", [torch.relu, torch.abs])
+def test_kinks_are_undecided_not_passed_and_not_failed(fn):
+    report = audit(fn, torch.tensor([0.0, 1.0, -1.0], dtype=F64))
+    assert report.ok
+    (at,) = [e for e in report.undecided if "direction" not in e.where]
+    assert at.where == "args[0][0]"
+    assert "not differentiable" in at.note
+    assert "transpose" not in names(report.entries)
+
+
+def test_noise_is_undecided():
+    """Differences of a solve to 1e-3 say nothing about its gradient."""
+    A = ls.problems.poisson((8, 8))
+    report = audit(lambda x: ls.solvers.cg(A, x, rtol=1e-3), normal((64,)), entries=6, rtol=1e-2)
+    assert all("error of about" in e.note for e in report.undecided)
+
+
+def test_float32_says_how_much_it_sees():
+    right, wrong = (
+        audit(lambda x, f=f: Scaled.apply(x, f, None), normal((6,)).float() + 3) for f in (1, 1.05)
+    )
+    assert right.ok
+    assert not wrong.ok
+    assert "float32" in str(right).splitlines()[-1]
+
+
+def test_only_what_requires_grad_is_varied():
+    A, x = ls.problems.poisson((4,)), normal((4,)).requires_grad_()
+    report = audit(lambda A, x: A @ x, A, x)
+    assert {e.where.split("]")[0] for e in report.entries if e.test == "difference"} == {"args[1"}
+    assert x.grad is None
+
+
+def test_empty_and_zero_inputs():
+    assert audit(torch.sin, torch.zeros(0, dtype=F64)).ok
+    assert audit(torch.sin, torch.zeros(3, dtype=F64)).ok
+    assert audit(torch.sin, 1e-200 * normal((3,))).ok
+
+
+def test_errors():
+    x = normal((3,))
+    with pytest.raises(TypeError, match="fn must be callable, got Tensor"):
+        audit(x, x)
+    with pytest.raises(ValueError, match=r"an argument must be a CSR or a tensor .* got \(int\)"):
+        audit(lambda n: x, 3)
+    with pytest.raises(ValueError, match="fn must return floating-point tensors"):
+        audit(lambda x: None, x)
+    with pytest.raises(ValueError, match="step must be positive, got 0"):
+        audit(torch.sin, x, step=0)
+    with pytest.raises(ValueError, match="rtol must be positive, got -1"):
+        audit(torch.sin, x, rtol=-1)
+    with pytest.raises(ValueError, match="directions"):
+        audit(torch.sin, x, directions=0)

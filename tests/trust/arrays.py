@@ -1,0 +1,57 @@
+"""Wrong arrays are refused with an error that names the array, right ones are accepted, and no array ends the
+process.
+
+A million mutated arrays go through the constructors, converters, operations with their backwards and raw
+operators, in child processes; a tenth as many valid matrices are compared with SciPy.
+"""
+
+import random
+
+import torch
+
+from . import _malformed, _operations, _patterns, _valid
+from ._children import run_cases
+from ._report import Report
+
+SHORT = 1200
+SECONDS = 20  # of one case
+MEMORY = 4 * 2**30  # of a child
+
+# Of a hundred mutated cases, how many are of each kind.
+SHARES = {
+    "patterns": 53,
+    "from_scipy": 10,
+    "from_coo": 8,
+    "from_torch": 14,
+    "from_dense": 2,
+    "combined": 1,
+    "lists": 2,
+    "operations": 7,
+    "raw operators": 3,
+}
+KINDS = [kind for kind, share in SHARES.items() for _ in range(share)]
+assert len(KINDS) == 100
+
+
+def run(count: int, seed: int) -> Report:
+    _operations.prepared()
+    return run_cases("arrays", count + count // 10, seed, one, seconds=SECONDS, memory=MEMORY, prepare=_alone)
+
+
+def one(seed: int, number: int) -> tuple[str, str | None]:
+    """The kind of the case and its fault, or None."""
+    rng = random.Random(seed * 2**32 + number)
+    if number % 11 == 10:
+        return "valid", _valid.one(rng)
+    kind = KINDS[rng.randrange(100)]
+    if kind == "patterns":
+        return kind, _patterns.one(rng)
+    if kind == "operations":
+        return kind, _operations.operation(rng)
+    if kind == "raw operators":
+        return kind, _operations.raw_operator(rng)
+    return kind, _malformed.one(kind, [seed, number])
+
+
+def _alone() -> None:
+    torch.set_num_threads(1)  # of OpenMP, whose threads a fork does not have

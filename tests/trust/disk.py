@@ -1,0 +1,198 @@
+"""A fault of the disk while a file is written is an OSError that names the file; the former file is intact.
+
+Every writer of the library replaces a file while the disk is full, or fails, at one of its steps: opening, a
+write, a sync, the rename. No temporary file may be left, and the same call must work afterwards.
+"""
+
+import builtins
+import errno
+import importlib
+import io
+import os
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import learnsolve as ls
+from learnsolve.recipes.harness import checkpoint, folder
+from learnsolve.recipes.harness.metrics import Metrics
+
+from ._calls import quiet
+from ._report import Report
+
+SHORT = 10
+NUMBERS = (errno.ENOSPC, errno.EIO, errno.EDQUOT)
+
+
+def run(count: int, seed: int) -> Report:
+    """`count` faults that a writer met."""
+    start, report, counts, rng = time.perf_counter(), Report("disk"), Counter(), np.random.default_rng(seed)
+    writers = list(_writers().items())
+    for i in range(count):
+        name, write = writers[i % len(writers)]
+        report.faults += _one(name, write, rng, counts, f"{name}, seed {seed}, case {i}")
+    report.counts, report.seconds = dict(counts), time.perf_counter() - start
+    return report
+
+
+def _writers() -> dict[str, Callable[[Path, int], None]]:
+    """Writers of a file, or several in its folder, of contents that a number chooses."""
+    A, planetoid = ls.problems.poisson((3, 3)), importlib.import_module("learnsolve.io.planetoid")
+    b = torch.ones(9, dtype=A.dtype)
+    with quiet():
+        tables = [ls.evaluate(A, b, {"none": None}, rtol=10.0**-k) for k in (2, 8)]
+
+    def model(k: int) -> torch.nn.Module:
+        module = torch.nn.Linear(2, 1)
+        for p in module.parameters():
+            torch.nn.init.constant_(p, k)
+        return module
+
+    def state(path: Path, k: int) -> None:
+        module = model(k)
+        optimizer = torch.optim.Adam(module.parameters())
+        facts = {"step": 0, "seconds": float(k), "metrics_bytes": 0}
+        checkpoint.save_state(path.parent, module, optimizer, facts)
+
+    def rows(path: Path, k: int) -> None:
+        metrics = Metrics(path.parent, 0)
+        metrics.add(k, 1.0, None, 1.0, 0.0)
+        metrics.close()
+
+    return {
+        "CSR.save": lambda path, k: (k * A).save(path),
+        "network": lambda path, k: ls.preconditioners.NeuralIF(rounds=k, width=2).save(path),
+        "write_matrix_market": lambda path, k: ls.io.write_matrix_market(path, k * A),
+        "checkpoint": state,
+        "model": lambda path, k: checkpoint.save_model(path.parent, model(k)),
+        "report": lambda path, k: checkpoint.write_atomic(path, "x" * k),
+        "list of files": lambda path, k: folder.write_list(path.parent, [f"a{k}"]),
+        "to_csv": lambda path, k: tables[k - 1].to_csv(path),
+        "to_json": lambda path, k: tables[k - 1].to_json(path),
+        "plot": lambda path, k: tables[k - 1].plot(path.with_suffix(".png")),
+        "planetoid": lambda path, k: planetoid._store(
+            path, {key: np.full(3, k) for key in planetoid.ARRAYS}, "d"
+        ),
+    }
+
+
+def _one(
+    name: str, write: Callable[[Path, int], None], rng: np.random.Generator, counts: Counter, where: str
+) -> list[str]:
+    faults = []
+    with tempfile.TemporaryDirectory() as made:
+        path = Path(made) / "out.mtx"
+        write(path, 2)
+        after = _contents(path.parent)
+        write(path, 1)
+        with _disk(0) as disk:
+            write(path, 1)
+        before = _contents(path.parent)
+        at, number = int(rng.integers(1, disk.seen + 1)), int(rng.choice(NUMBERS))
+        error = None
+        try:
+            with _disk(at, number) as disk:
+                write(path, 2)
+        except OSError as raised:
+            error = raised
+        where = f"{where}: {errno.errorcode[number]} at {disk.what}"
+        counts["faults of the disk"] += 1
+        if error is None:
+            faults.append(f"{where} was not heard of")
+        elif error.errno != number or path.parent.name not in str(error):
+            faults.append(f"{where}: the error does not name the file: {error}")
+        found = _contents(path.parent)
+        if left := found.keys() - before.keys() - after.keys():
+            faults.append(f"{where} leaves {sorted(left)}")
+        for key, content in before.items():
+            if key in found and found[key] not in (content, after.get(key)):
+                faults.append(f"{where} leaves a part of {key}")
+            if key not in found:
+                faults.append(f"{where}: {key} is gone")
+        write(path, 2)
+        if _contents(path.parent) != after:
+            faults.append(f"{where}: the next call writes something else")
+    return faults
+
+
+def _contents(place: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in place.iterdir()}
+
+
+class _Disk:
+    """Counts steps, and fails at one of them."""
+
+    def __init__(self, at: int, number: int):
+        self.at, self.number, self.seen, self.what = at, number, 0, "no step"
+
+    def step(self, what: str, *names: Any) -> None:
+        self.seen += 1
+        if self.seen == self.at:
+            self.what = what
+            raise OSError(self.number, os.strerror(self.number), *names)
+
+
+class _File:
+    """A file whose writes are steps. One that fails has written a part."""
+
+    def __init__(self, file: Any, disk: _Disk):
+        self._file, self._disk = file, disk
+
+    def write(self, content: Any) -> Any:
+        try:
+            self._disk.step("a write")
+        except OSError:
+            self._file.write(content[: len(content) // 2])
+            raise
+        return self._file.write(content)
+
+    def writelines(self, lines: Any) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._file)
+
+    def __enter__(self) -> "_File":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+@contextmanager
+def _disk(at: int, number: int = 0) -> Iterator[_Disk]:
+    """Python's ways to write, through a disk that fails at step `at`."""
+    disk, real = _Disk(at, number), io.open
+
+    def opened(file: Any, mode: str = "r", *arguments: Any, **options: Any) -> Any:
+        if not set(mode) & set("wax+"):
+            return real(file, mode, *arguments, **options)
+        disk.step("opening", os.fspath(file))
+        return _File(real(file, mode, *arguments, **options), disk)
+
+    def before(what: str, function: Callable[..., Any], name: bool) -> Callable[..., Any]:
+        def step(*arguments: Any, **options: Any) -> Any:
+            disk.step(what, *([os.fspath(arguments[0])] if name else []))
+            return function(*arguments, **options)
+
+        return step
+
+    was = os.replace, os.fsync
+    builtins.open = io.open = opened
+    os.replace, os.fsync = before("the rename", os.replace, True), before("a sync", os.fsync, False)
+    try:
+        yield disk
+    finally:
+        builtins.open = io.open = real
+        os.replace, os.fsync = was

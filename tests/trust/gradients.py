@@ -1,0 +1,175 @@
+"""Gradients of all differentiable operations and solvers are those of autograd on dense matrices, to 1e-8 in
+float64, with cotangents from 1e-30 to 1e30; in shares also forward mode and second derivatives.
+
+The operations are the rows of the table in tests/ops/cases.py, with other numbers in each case and, where a
+row allows it, other patterns. Implicit gradients of the solvers, to a tolerance of 1e-13, are compared with
+those of torch.linalg.solve, and unrolled ones with the same iterations of a dense matrix, recorded
+operation by operation.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from ops.cases import CASES
+from reference import densify, normal, pattern_of, structures
+from torch import Tensor
+
+import learnsolve as ls
+
+from ._report import Report
+
+S = ls.solvers
+TOLERANCE = 1e-8
+STRIDE = 1_000_000  # cases of one seed at most
+SHORT = 80  # of `make test`
+SOLVERS = {
+    **{name: {"symmetric": True} for name in ("cg", "fcg", "minres")},
+    **{name: {} for name in ("bicgstab", "gmres", "fgmres", "lsqr", "lsmr")},
+    "richardson": {"symmetric": True, "weight": 0.12},
+    "heavyball": {"symmetric": True, "alpha": 0.15, "beta": 0.2},
+    "chebyshev": {"symmetric": True, "lmin": 1.0, "lmax": 16.0},
+    **{name: {"symmetric": True} for name in ("gauss_seidel", "sor", "ssor")},
+}
+LEAST_SQUARES, SWEEPS = ("lsqr", "lsmr"), ("gauss_seidel", "sor", "ssor")
+
+
+@functools.cache
+def patterns() -> list[ls.SparsityPattern]:
+    return [pattern_of(S) for S in structures().values()]
+
+
+@functools.cache
+def pattern(number: int) -> ls.SparsityPattern:
+    return CASES[number].pattern()
+
+
+@functools.cache
+def square(n: int, seed: int) -> ls.SparsityPattern:
+    full = np.random.default_rng(seed).random((n, n)) < 0.5
+    return ls.CSR.from_dense(torch.as_tensor((full | full.T | np.eye(n, dtype=bool)).astype(float))).pattern
+
+
+def operation(rng: np.random.Generator) -> tuple[str, Callable, Callable, list[Tensor]]:
+    number = int(rng.integers(len(CASES)))
+    case = CASES[number]
+    P = pattern(number)
+    if case.make is None and rng.random() < 0.5:
+        P = patterns()[rng.integers(len(patterns()))]
+    inputs = case.inputs(P, seed=int(rng.integers(1000)))
+    return case.name, lambda *a: case.sparse(P, *a), lambda *a: case.dense(P, *a), inputs
+
+
+def solver(rng: np.random.Generator) -> tuple[str, Callable, Callable, list[Tensor]]:
+    name = str(rng.choice(list(SOLVERS)))
+    keywords = dict(SOLVERS[name])
+    P, seed = square(int(rng.choice([1, 2, 4, 7])), int(rng.integers(3))), int(rng.integers(10**6))
+    n = P.shape[0]
+    batch = () if rng.random() < 0.6 else (2,)
+    shape = (n,) if not batch and rng.random() < 0.5 else (*batch, n, int(rng.integers(1, 4)))
+    V, b = normal((*batch, P.nnz), seed=seed), normal(shape, seed=seed + 1)
+    symmetric, eye = keywords.pop("symmetric", False), torch.eye(n, dtype=V.dtype)
+
+    def values(v: Tensor) -> Tensor:
+        """Eigenvalues between 1 and 15."""
+        D = densify(P, v)
+        D = (D + D.mT) / 2 if symmetric else D
+        with torch.no_grad():
+            D = D / D.abs().sum(-1).amax(-1)[..., None, None].clamp(min=1e-3)
+        D = 7 * D + 8 * eye
+        rows, columns = _place(P)
+        return D[..., rows, columns]
+
+    V = values(V)
+    unrolled = name not in (*LEAST_SQUARES, *SWEEPS) and not batch and bool(rng.random() < 0.4)
+    if unrolled:
+        keywords |= {"rtol": 0.0, "atol": 0.0, "maxiter": min(n, 3)} if n > 1 else {"rtol": 0.0, "maxiter": 1}
+        keywords["gradient"] = str(rng.choice(["unrolled", "checkpointed"]))
+
+        def dense(v: Tensor, b: Tensor) -> Tensor:
+            D = densify(P, v)
+            return getattr(S, name)(lambda x: D @ x, b, **keywords).x
+
+    else:
+        keywords |= {"atol": 1e-14, "btol": 1e-14} if name in LEAST_SQUARES else {"rtol": 1e-13}
+        keywords["maxiter"] = 1000
+
+        def dense(v: Tensor, b: Tensor) -> Tensor:
+            D = densify(P, v)
+            return torch.linalg.solve(D, b)
+
+    def sparse(v: Tensor, b: Tensor) -> Tensor:
+        return getattr(S, name)(ls.CSR(v, P), b, **keywords).x
+
+    return f"{name}, {keywords.get('gradient', 'implicit')}", sparse, dense, [V, b]
+
+
+def _place(P: ls.SparsityPattern) -> tuple[Tensor, Tensor]:
+    crow = P.crow_indices
+    return torch.repeat_interleave(torch.arange(P.shape[0]), crow.diff()), P.col_indices
+
+
+def first(f: Callable, inputs: list[Tensor], g: Tensor, w: list[Tensor]) -> tuple[Tensor, ...]:
+    inputs = [t.clone().requires_grad_() for t in inputs]
+    return filled(inputs, torch.autograd.grad(f(*inputs), inputs, g, allow_unused=True))
+
+
+def second(f: Callable, inputs: list[Tensor], g: Tensor, w: list[Tensor]) -> tuple[Tensor, ...]:
+    """The gradient of <gradient, w> for the inputs and for g."""
+    inputs, g = [t.clone().requires_grad_() for t in inputs], g.clone().requires_grad_()
+    found = torch.autograd.grad(f(*inputs), inputs, g, create_graph=True)
+    inner = torch.stack([(a * b).sum() for a, b in zip(found, w, strict=True)]).sum()
+    grads = torch.autograd.grad(inner, (*inputs, g), allow_unused=True)
+    return filled((*inputs, g), grads)
+
+
+def filled(inputs: Sequence[Tensor], grads: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+    return tuple(torch.zeros_like(t) if d is None else d for t, d in zip(inputs, grads, strict=True))
+
+
+def forward(f: Callable, inputs: list[Tensor], g: Tensor, w: list[Tensor]) -> tuple[Tensor, ...]:
+    return torch.func.jvp(f, tuple(inputs), tuple(w))
+
+
+def fault(number: int, counts: Counter | None = None) -> str | None:
+    counts = Counter() if counts is None else counts
+    rng = np.random.default_rng(number)
+    kind = str(rng.choice(["operations", "solves"], p=[0.7, 0.3]))
+    name, sparse, dense, inputs = (operation if kind == "operations" else solver)(rng)
+    order = (first, forward, second)[rng.choice(3, p=[0.6, 0.2, 0.2])]
+    order = first if name.endswith(("unrolled", "checkpointed")) and kind == "solves" else order
+    scale = float(10 ** rng.uniform(-30, 30))
+    with torch.no_grad():
+        shape = dense(*inputs).shape
+    g = scale * normal(shape, seed=number % 9973)
+    w = [normal(t.shape, seed=i + 7) for i, t in enumerate(inputs)]
+    counts[kind] += 1
+    counts[{first: "first derivatives", second: "second", forward: "in forward mode"}[order]] += 1
+    what = f"gradients, case {number}: {name}, {order.__name__}, cotangent of {scale:.0e}"
+    try:
+        found, wanted = order(sparse, inputs, g, w), order(dense, inputs, g, w)
+    except Exception as error:  # whatever it is
+        return f"{what}: raised {type(error).__name__}: {error}"
+    # Second derivatives sum terms that cancel: their size is that of all of them.
+    whole = max((float(t.norm()) for t in wanted), default=0.0) if order is second else 0.0
+    for i, (f, d) in enumerate(zip(found, wanted, strict=True)):
+        off, size = float((f - d).norm()), max(float(d.norm()), whole)
+        if f.shape != d.shape or not off <= TOLERANCE * size:
+            return f"{what}: result {i} is off by {off:.3g} of {size:.3g}"
+    return None
+
+
+def run(count: int, seed: int) -> Report:
+    start, counts, faults = time.perf_counter(), Counter(), []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", S.ConvergenceWarning)
+        for number in range(seed * STRIDE, seed * STRIDE + count):
+            said = fault(number, counts)
+            faults += [said] if said else []
+    return Report("gradients", dict(counts), faults, time.perf_counter() - start)

@@ -1,0 +1,53 @@
+"""Every harness of `make trust` with few cases."""
+
+import os
+import signal
+
+import pytest
+
+from . import HARNESSES, module_of, short_count
+from .__main__ import BEGIN, END, _replaced
+from ._children import run_cases
+from ._report import Report
+
+
+@pytest.mark.cpu_only
+@pytest.mark.parametrize("name", dict(HARNESSES))
+def test_harness_finds_no_fault(name):
+    count = short_count(name)
+    report = module_of(name).run(count, 0)
+    assert not report.faults, "\n".join(report.faults)
+    assert report.name == name
+    assert sum(report.counts.values()) >= count
+    assert all(number > 0 for number in report.counts.values())
+
+
+def test_reports_of_two_processes_are_added_up():
+    report = Report("a", {"x": 1, "y": 2}, ["f"], 1.0).merged(Report("a", {"x": 3}, ["g"], 2.0))
+    assert report == Report("a", {"x": 4, "y": 2}, ["f", "g"], 3.0)
+    assert report.tried() == "4 x, 2 y"
+
+
+def test_table_keeps_the_rows_of_harnesses_that_did_not_run():
+    text = f"head\n{BEGIN}\n| `a` | old | 1 |\n| `b` | old | 2 |\n{END}\nfoot\n"
+    lines = _replaced(text, {"b": "| `b` | new | 3 |"}, ["b", "a"]).splitlines()
+    assert lines[0] == "head"
+    assert lines[4:6] == ["| `b` | new | 3 |", "| `a` | old | 1 |"]
+    assert lines[-1] == "foot"
+
+
+def test_what_a_case_does_to_its_process_is_a_fault():
+    def one(seed, number):
+        if number == 1:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        while number == 3:
+            pass
+        if number == 5:
+            bytearray(2**40)
+        return "odd" if number % 2 else "even", "wrong" if number == 6 else None
+
+    report = run_cases("it", 8, 0, one, seconds=0.3, memory=2**28)
+    assert report.counts == {"even": 4, "odd": 1, "raised": 1, "ended early": 2}
+    for fault, words in zip(report.faults, ("SIGSEGV", "did not end", "MemoryError", "wrong"), strict=True):
+        assert words in fault
+    assert [fault.split(", ")[2][:6] for fault in report.faults] == ["case 1", "case 3", "case 5", "case 6"]
