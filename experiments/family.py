@@ -61,8 +61,9 @@ def compared(found: dict, rtol: Any) -> list[dict]:
 
 def _held_out(history: dict, seconds: float) -> float | None:
     """Iterations of the last evaluation within these seconds; None if a solve did not converge there."""
-    known = zip(history["seconds"], history["iterations"], strict=True)
-    return next((count for at, count in reversed(list(known)) if at <= seconds), None)
+    columns = (history[name] for name in ("seconds", "held_out_loss", "iterations"))
+    known = [(at, count) for at, loss, count in zip(*columns, strict=True) if loss is not None]
+    return next((count for at, count in reversed(known) if at <= seconds), None)
 
 
 def times(report: dict, rtol: float) -> list[dict]:

@@ -82,7 +82,7 @@ def main() -> None:
     test = {
         names.get(name, name): found["held_out_loss"]
         for name, found in report["weights"].items()
-        if name != "learned"
+        if name not in ("learned", "best constant")
     }
     experiment.figure("loss.png", loss_figure(history, test))
     experiment.figure("weights.png", weights_figure(weights))

@@ -1,0 +1,162 @@
+"""A network gives the prolongations of multigrid, for families of matrices; trained on small ones.
+
+    grid   diffusion, bilinear elements, log-normal coefficients (Greenfeld et al., ICML 2019): from Black Box
+    graph  Laplacians of Delaunay graphs, log-normal weights (Luz et al., ICML 2020): from Ruge-Stueben
+
+Two grids in training; tested on larger matrices: the asymptotic convergence factor of V-cycles, up to 4000
+unknowns also of W-cycles, up to 1200 of two grids. A cycle has a symmetric sweep of Gauss-Seidel before the
+correction and one after it.
+"""
+
+import importlib
+import json
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import torch
+from common import BLACK, BLUE, GREY, Experiment, new_panels, table
+from network import Network, train
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import learnsolve as ls
+from learnsolve.ops.spgemm import galerkin
+from learnsolve.preconditioners import AMG, Hierarchy
+
+FAMILIES = ("grid", "graph")
+RESULTS = Path(__file__).resolve().parent / "results"
+STEPS = {"grid": 1500, "graph": 600}
+ITERATIONS = 40
+
+
+def hierarchy(family, A: ls.CSR, network: Network | None, levels: int) -> Hierarchy:
+    found: list[ls.CSR] = []
+    while len(found) + 1 < levels and (level := family.level(A)) is not None:
+        found.append(level.P if network is None else network(level))
+        A = galerkin(found[-1], A)
+    return Hierarchy(found)
+
+
+def factors(A: ls.CSR, M, block: Tensor | None) -> Tensor:
+    """By how much the last of 40 cycles reduces a random error, in the energy norm: for each of a batch, or,
+    with the block of each unknown, for each block of a block diagonal matrix."""
+    E = ls.analysis.ErrorPropagator(A, M)
+    x = torch.randn(A.shape[0], 1, dtype=A.dtype, generator=torch.Generator().manual_seed(0))
+    x = x.expand(*A.batch_shape, A.shape[0], 1)
+    for _ in range(ITERATIONS):
+        x = E(x)
+        energy = x * (A @ x)
+        if block is None:
+            size = energy.sum(-2, keepdim=True).sqrt()
+            x = x / size
+        else:
+            size = energy.new_zeros(int(block.max()) + 1, 1).index_add(0, block, energy).sqrt()
+            x = x / size[block]
+    return size
+
+
+@torch.no_grad()
+def tested(family, network: Network, quick: bool) -> dict[tuple[str, str], list[list[float]]]:
+    """(size, cycle): factors with the classical prolongation and with the learned one."""
+    found: dict[tuple[str, str], list[list[float]]] = {}
+    for name, A, block in family.tests(quick):
+        grids = {used: hierarchy(family, A, used, 20) for used in (None, network)}
+        for cycle, most in family.CYCLES.items():
+            if (A.shape[0] if block is None else int(block.bincount().max())) > most:
+                continue
+            both = found.setdefault((name, cycle), [[], []])
+            for used, into in zip((None, network), both, strict=True):
+                if cycle == "two grids":
+                    M = AMG(A, hierarchy=Hierarchy(grids[used].prolongations[:1]), symmetric=True)
+                else:
+                    M = AMG(A, hierarchy=grids[used], cycle=cycle, symmetric=True)
+                into += factors(A, M, block).reshape(-1).tolist()
+    return found
+
+
+def rows_of(found: dict, classical: str) -> list[dict]:
+    rows = []
+    for (size, cycle), both in found.items():
+        old, new = (torch.tensor(values, dtype=torch.float64) for values in both)
+        rows.append(
+            {
+                "matrices": size,
+                "count": len(old),
+                "cycle": cycle,
+                classical: float(old.mean()),
+                "deviation": float(old.std()),
+                "learned": float(new.mean()),
+                "its deviation": float(new.std()),
+                "improved %": 100 * float((new < old).double().mean()),
+                "mean of ratios": float((new / old).mean()),
+            }
+        )
+    return rows
+
+
+def figure(found: dict, classical: str, trained: str):
+    cycles, sizes = (list(dict.fromkeys(key[part] for key in found)) for part in (1, 0))
+    figure, panels = new_panels(f"Convergence factors on larger matrices, trained on {trained}", len(cycles))
+    for axes, cycle in zip(panels, cycles, strict=True):
+        for shift, colour, side, name in ((-0.17, GREY, 0, classical), (0.17, BLUE, 1, "learned")):
+            for place, size in enumerate(sizes):
+                if (size, cycle) not in found:
+                    continue
+                values = found[size, cycle][side]
+                centre = place + shift
+                across = torch.linspace(centre - 0.1, centre + 0.1, len(values)).tolist()
+                label = name if place == 0 else None
+                axes.plot(across, values, ".", markersize=3, color=colour, label=label)
+                axes.hlines(sum(values) / len(values), centre - 0.13, centre + 0.13, color=BLACK)
+        axes.set_xticks(range(len(sizes)), sizes)
+        axes.set_title(cycle if cycle == "two grids" else f"{cycle}-cycle")
+        axes.set_xlabel("matrix")
+    panels[0].set_ylim(0, 1.05 * max(max(values) for both in found.values() for values in both))
+    panels[0].set_ylabel("convergence factor; lines: means")
+    panels[0].legend(frameon=False, loc="lower right", markerscale=4)
+    return figure
+
+
+def run(experiment: Experiment, name: str) -> None:
+    family = importlib.import_module(name)
+    network = Network(family.NODE_FEATURES, family.EDGE_FEATURES)
+    if experiment.args.trained:
+        network.load_state_dict(load_file(RESULTS / f"{name}.safetensors"))
+        training = json.loads((RESULTS / f"{name}.json").read_text())["training"]
+    else:
+        samples = family.samples(experiment.quick)
+        started, used = time.perf_counter(), time.process_time()
+        history = train(network, samples, 12 if experiment.quick else STEPS[name])
+        training = {
+            "steps": history[-1]["step"],
+            "seconds": time.perf_counter() - started,
+            "processor seconds": time.process_time() - used,
+            "history": history,
+        }
+    found = tested(family, network, experiment.quick)
+    rows = rows_of(found, family.CLASSICAL)
+    print(table(rows), flush=True)
+    experiment.figure(f"{name}.png", figure(found, family.CLASSICAL, family.TRAINED))
+    experiment.csv(f"{name}.csv", rows)
+    weights = experiment.out / f"{name}.safetensors"
+    save_file(network.state_dict(), weights)
+    print(f"wrote {weights}")
+    count = sum(p.numel() for p in network.parameters())
+    experiment.json(f"{name}.json", family=name, weights=count, factors=rows, training=training)
+
+
+def main() -> None:
+    experiment = Experiment(
+        __file__,
+        __doc__,
+        ("--family", {"choices": FAMILIES, "help": "one of them; default: all"}),
+        ("--trained", {"action": "store_true", "help": "no training: test the weights in results/"}),
+    )
+    for name in FAMILIES if experiment.args.family is None else (experiment.args.family,):
+        run(experiment, name)
+
+
+if __name__ == "__main__":
+    main()
