@@ -13,15 +13,13 @@ import argparse
 import json
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from benchmarks import ROOT, report
+from benchmarks.harness import apart
 from benchmarks.section import measured
 from benchmarks.summary import summary
 
@@ -99,7 +97,10 @@ def main(argv: list[str]) -> int:
     for section in args.sections:
         start = time.monotonic()
         print(f"{section} ", end="" if args.quick else "\n", flush=True)
-        part, pictures = measured(section, args) if args.quick else apart(section, args)
+        try:
+            part, pictures = measured(section, args) if args.quick else apart(measured, section, args)
+        except BrokenProcessPool:
+            raise SystemExit(f"the process of section {section} has died; see above") from None
         if not record:
             record = part | {"command": "python -m benchmarks " + " ".join(argv)}
         else:
@@ -113,15 +114,6 @@ def main(argv: list[str]) -> int:
             (folder / f"{record['name']}-{picture}.png").write_bytes(content)
     print(f"wrote {path} and {path.with_suffix('.md').name}")
     return 0
-
-
-def apart(section: str, args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """`measured` in a process of its own: memory that a peer keeps, or a crash, stays there."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        try:
-            return pool.submit(measured, section, args).result()
-        except BrokenProcessPool:
-            raise SystemExit(f"the process of section {section} has died; see above") from None
 
 
 if __name__ == "__main__":

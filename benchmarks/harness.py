@@ -9,10 +9,13 @@ waits for a CUDA device before it reads the clock.
 from __future__ import annotations
 
 import contextlib
+import gc
 import resource
 import statistics
 import timeit
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -334,6 +337,12 @@ class Run:
         return found
 
 
+def apart(f: Callable[..., Any], *args: Any) -> Any:
+    """f(*args) in a process of its own: memory that a peer keeps, or a crash, stays there."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(f, *args).result()
+
+
 def peak_bytes(f: Task) -> int | None:
     """How far the process's memory rises during f(), in bytes; None without Linux's counters. On a CUDA
     device, the memory that torch allocates there."""
@@ -342,6 +351,7 @@ def peak_bytes(f: Task) -> int | None:
         before = torch.cuda.memory_allocated()
         f()
         return torch.cuda.max_memory_allocated() - before
+    gc.collect()  # what it would free during f() would hide what f() takes
     reset, status = Path("/proc/self/clear_refs"), Path("/proc/self/status")
     try:
         reset.write_text("5")  # the peak is now the present size

@@ -16,7 +16,7 @@ import scipy.sparse as sp
 
 import learnsolve as ls
 from benchmarks import peers
-from benchmarks.harness import BACKWARD, FORWARD, Run, ways
+from benchmarks.harness import BACKWARD, FORWARD, Run, apart, limit_memory, ways
 
 GALLERY = ("airfoil", "bar", "knot", "local_disc_galerkin_diffusion", "unit_cube", "unit_square")
 DIRECT = 30_000  # rows, above which a factorisation takes seconds
@@ -94,10 +94,11 @@ def measure(run: Run, args: argparse.Namespace) -> None:
             run.note(f"{name}: left out, not square")
             continue
         with run.attempt(name):
-            one(run, name, S)
+            run.rows, run.notes = one(run, name, S) if run.quick else apart(one, run, name, S)
 
 
-def one(run: Run, name: str, S: sp.csr_array) -> None:
+def one(run: Run, name: str, S: sp.csr_array) -> tuple[list[dict], list[str]]:
+    limit_memory()
     n = S.shape[0]
     rng = np.random.default_rng(1)
     x, X = rng.standard_normal(n), rng.standard_normal((n, 16))
@@ -122,3 +123,4 @@ def one(run: Run, name: str, S: sp.csr_array) -> None:
             facts = {"nnz": matrix.S.nnz, "profile": task, "places": [matrix.places, other and other.places]}
             limit = 1e-6 if "=" in task else None
             run.row(f"{task}, {name}", ways(columns, way), way=way, tolerance=limit, **facts)
+    return run.rows, run.notes

@@ -130,10 +130,12 @@ def page(record: dict[str, Any]) -> str:
 
 
 def save(record: dict[str, Any], folder: Path) -> Path:
-    """NAME.json and NAME.md."""
+    """NAME.json, a row of the benchmarks on a line, and NAME.md."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{record['name']}.json"
-    path.write_text(json.dumps(record, indent=1) + "\n")
+    rows = ",\n".join(json.dumps(row) for row in record["rows"])
+    text = json.dumps(record | {"rows": []}, indent=1)
+    path.write_text(text.replace('"rows": []', f'"rows": [\n{rows}\n]', 1) + "\n")
     path.with_suffix(".md").write_text(page(record))
     return path
 

@@ -36,7 +36,8 @@ GALLERY = ("airfoil", "bar", "knot", "local_disc_galerkin_diffusion", "unit_cube
 
 
 def matrices(run: Run) -> Iterator[tuple[str, ls.CSR]]:
-    """Symmetric positive definite: grids, and those of pyamg's examples that are."""
+    """Symmetric positive definite: grids, and those of pyamg's examples that are; or semidefinite with
+    constants as null vectors."""
     poisson, anisotropic = ls.problems.poisson, ls.problems.anisotropic
     if run.quick:
         yield "2D Poisson 10^2", poisson((10, 10))
@@ -69,7 +70,21 @@ def what_is_wrong(S: Any, symmetric: ls.CSR) -> str:
         warnings.simplefilter("ignore", RuntimeWarning)  # an upper bound is enough
         found = ls.analysis.extreme_eigenvalues(symmetric, ls.preconditioners.Jacobi(symmetric), rtol=1e-2)
     low, high = float(found.smallest), float(found.largest)
+    if null_space_of(symmetric) and low > -1e-10 * high:
+        return ""
     return "" if low > 1e-10 * high else f"eigenvalues of D^-1 A from {low:.2g} to {high:.2g}"
+
+
+def null_space_of(A: ls.CSR) -> str | None:
+    """Neumann problems: their rows sum to zero."""
+    S = A.to_scipy()
+    return "constants" if (abs(S.sum(1)) <= 1e-12 * abs(S).sum(1)).all() else None
+
+
+def right_hand_side(A: ls.CSR) -> np.ndarray:
+    """With a solution, for those that take no null space."""
+    b = np.random.default_rng(0).standard_normal(A.shape[0])
+    return b - b.mean() if null_space_of(A) else b
 
 
 def measure(run: Run, args: argparse.Namespace) -> None:
@@ -104,14 +119,14 @@ def one(run: Run, name: str, A: ls.CSR, label: str) -> None:
     make = getattr(ls.preconditioners, label, None)
     options = ALONE.get(label, {})
     M = None if make is None else make(A, **options)
-    S, b = peers.csr(A.to_scipy()), np.random.default_rng(0).standard_normal(A.shape[0])
+    S, b, null_space = peers.csr(A.to_scipy()), right_hand_side(A), null_space_of(A)
     t = torch.from_numpy(b)
-    ours = ls.solvers.cg(A, t, rtol=RTOL, maxiter=ITERATIONS, M=M)
+    ours = ls.solvers.cg(A, t, rtol=RTOL, maxiter=ITERATIONS, M=M, null_space=null_space)
     facts: dict[str, Any] = {"n": A.shape[0], "iterations": ours.iterations}
     if not ours.converged:
         facts["status"] = ours.status.name
     columns: dict[str, Callable[[], Task]] = {
-        OURS: lambda: lambda: ls.solvers.cg(A, t, rtol=RTOL, maxiter=ITERATIONS, M=M).x
+        OURS: lambda: lambda: ls.solvers.cg(A, t, rtol=RTOL, maxiter=ITERATIONS, M=M, null_space=null_space).x
     }
     if label in COMPARED:
         operator = None if M is None else M.to_scipy_linear_operator()
@@ -122,7 +137,7 @@ def one(run: Run, name: str, A: ls.CSR, label: str) -> None:
             # "rr": ||r|| <= tol ||b||, as ours
             columns["pyamg"] = lambda: lambda: krylov.cg(S, b, tol=RTOL, criteria="rr", **rest)[0]
     if label == "none":
-        columns |= torch_peers(A, b, gradient=False)
+        columns |= torch_peers(A, b)
     if label == "AMG" and (pyamg := peers.peer("pyamg")) is not None:
         set_up = lambda: pyamg.smoothed_aggregation_solver(sp.csr_matrix(S))  # noqa: E731
         with warnings.catch_warnings():
@@ -141,18 +156,21 @@ def one(run: Run, name: str, A: ls.CSR, label: str) -> None:
         run.row(case, setups, way="set-up and one application", check=lambda _: 0.0, n=A.shape[0])
 
 
-def torch_peers(A: ls.CSR, b: np.ndarray, gradient: bool) -> dict[str, Callable[[], Task]]:
-    """The cg of torch-sla and torchsparsegradutils, each with its own stopping test."""
+def torch_peers(
+    A: ls.CSR, b: np.ndarray, cotangent: torch.Tensor | None = None
+) -> dict[str, Callable[[], Task]]:
+    """The cg of torch-sla and torchsparsegradutils, each with its own stopping test; with a `cotangent` the
+    gradient too."""
     rows, columns = A.pattern.row_indices.long(), A.pattern.col_indices.long()
     options = {"backend": "pytorch", "method": "cg", "tol": RTOL, "atol": 0.0, "maxiter": ITERATIONS}
 
     def leaf(t: torch.Tensor) -> torch.Tensor:
-        return t.detach().clone().requires_grad_(gradient)
+        return t.detach().clone().requires_grad_(cotangent is not None)
 
     def finish(solve: Callable, *inputs: torch.Tensor) -> Task:
-        if not gradient:
+        if cotangent is None:
             return solve
-        return lambda: list(torch.autograd.grad(solve().sum(), inputs))
+        return lambda: list(torch.autograd.grad(solve().flatten() @ cotangent, inputs))
 
     def sla() -> Task:
         v, r = leaf(A.values), leaf(torch.from_numpy(b))
@@ -165,7 +183,11 @@ def torch_peers(A: ls.CSR, b: np.ndarray, gradient: bool) -> dict[str, Callable[
         def cg(T: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
             return utils.linear_cg(T.matmul, r, tolerance=RTOL, max_iter=ITERATIONS)
 
-        solve = (lambda: library.sparse_generic_solve(T, r, solve=cg)) if gradient else (lambda: cg(T, r))
+        solve = (
+            (lambda: library.sparse_generic_solve(T, r, solve=cg))
+            if cotangent is not None
+            else (lambda: cg(T, r))
+        )
         return finish(solve, T, r)
 
     found = {"torch-sla": sla, "torchsparsegradutils": gradutils}
@@ -173,18 +195,20 @@ def torch_peers(A: ls.CSR, b: np.ndarray, gradient: bool) -> dict[str, Callable[
 
 
 def gradients(run: Run, name: str, A: ls.CSR) -> None:
-    """By A's values and b, of sum(x); the gradient for b solves A g = 1."""
-    S, n = peers.csr(A.to_scipy()), A.shape[0]
-    b = np.random.default_rng(0).standard_normal(n)
+    """By A's values and b, of sum(x), or <b, x> where constants are null vectors; the gradient for b solves
+    A g = 1, or A g = b."""
+    S, n, b, null_space = peers.csr(A.to_scipy()), A.shape[0], right_hand_side(A), null_space_of(A)
+    c = b if null_space else np.ones(n)
+    cotangent = torch.from_numpy(c)
     M = A.with_values(A.values.detach().clone()).requires_grad_()
     t = torch.from_numpy(b).requires_grad_()
 
     def ours() -> list[torch.Tensor]:
-        x = ls.solvers.cg(M, t, rtol=RTOL, maxiter=ITERATIONS).x
-        return list(torch.autograd.grad(x.sum(), (M.values, t)))
+        x = ls.solvers.cg(M, t, rtol=RTOL, maxiter=ITERATIONS, null_space=null_space).x
+        return list(torch.autograd.grad(x @ cotangent, (M.values, t)))
 
-    columns = {OURS: lambda: ours} | torch_peers(A, b, gradient=True)
-    check = residual(S, np.ones(n))
+    columns = {OURS: lambda: ours} | torch_peers(A, b, cotangent)
+    check = residual(S, c)
     run.row(f"cg, M = none, {name}", columns, way="solve + gradient", check=check, tolerance=LIMIT, n=n)
 
 

@@ -61,6 +61,9 @@ def measure(run: Run, args: argparse.Namespace) -> None:
     for shape in ([8, 8],) if run.quick else ([8, 8], [64, 64]):
         with run.attempt(f"pcg, {shape}"):
             pcg(run, shape)
+    for points in (15,) if run.quick else (15, 31, 63, 127):
+        with run.attempt(f"V-cycles, {points}"):
+            cycles(run, points)
     with run.attempt("heavyball_network"):
         network(run)
     with run.attempt("gcn"):
@@ -145,6 +148,54 @@ def pcg(run: Run, shape: list[int]) -> None:
         if n <= DENSE or "dense" not in name
     }
     run.row(f"pcg, n = {n}, {vectors} vectors", columns, way="step")
+
+
+def cycles(run: Run, points: int) -> None:
+    """V-cycles on all grids down to 3 x 3 of which all entries of P and all weights are trained."""
+    count, vectors = 4, 10
+    A, H = ls.problems.poisson((points, points)), ls.preconditioners.Hierarchy.linear((points, points))
+    M = ls.preconditioners.AMG(A, hierarchy=H, weight=2 / 3)
+    learned = ls.preconditioners.LearnedAMG(M)
+    errors = torch.randn(points**2, vectors, dtype=A.dtype, generator=torch.Generator().manual_seed(0))
+
+    def ours() -> Callable[[], Task]:
+        def loss() -> Tensor:
+            E, U = ls.analysis.ErrorPropagator(A, learned.current()), errors
+            for _ in range(count):
+                U = E(U)
+            return U.square().sum().log()
+
+        parameters = list(learned.parameters())
+        return stepper(loss, parameters, torch.optim.Adam(parameters, lr=1e-4))
+
+    def dense() -> Callable[[], Task]:
+        places = [(P.pattern.row_indices.long(), P.pattern.col_indices.long()) for P in H.prolongations]
+        copies = [p.detach().clone().requires_grad_() for p in learned.parameters()]
+        entries, weights, D = copies[: len(H)], copies[len(H) :], A.to_dense()
+
+        def cycle(level: int, b: Tensor, levels: list[tuple[Tensor, Tensor, Tensor]], last: Tensor) -> Tensor:
+            if level == len(levels):
+                return last @ b
+            T, P, scale = levels[level]
+            x = scale * b
+            x = x + P @ cycle(level + 1, P.T @ (b - T @ x), levels, last)
+            return x + scale * (b - T @ x)
+
+        def loss() -> Tensor:
+            levels, T = [], D
+            for P, at, values, w in zip(H.prolongations, places, entries, weights, strict=True):
+                Q = torch.zeros(P.shape, dtype=T.dtype).index_put(at, values)
+                levels.append((T, Q, (w / T.diagonal()).unsqueeze(1)))
+                T = Q.T @ T @ Q
+            last, U = torch.linalg.inv(T), errors
+            for _ in range(count):
+                U = U - cycle(0, D @ U, levels, last)
+            return U.square().sum().log()
+
+        return stepper(loss, copies, torch.optim.Adam(copies, lr=1e-4))
+
+    columns = {OURS: ours()} | ({"torch dense": dense()} if points**2 <= DENSE else {})
+    run.row(f"V-cycles, n = {points**2}, {len(H) + 1} levels, {vectors} vectors", columns, way="step")
 
 
 def network(run: Run) -> None:

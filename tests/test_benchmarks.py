@@ -1,6 +1,7 @@
 """The benchmarks run on tiny problems, check what they time, and see what moved between two runs."""
 
 import copy
+import gc
 import json
 import os
 import resource
@@ -61,6 +62,7 @@ def test_every_section_runs(quick):
     assert {"cpu", "torch", "scipy", "instruction_set", "load"} <= set(record["machine"])
 
 
+@pytest.mark.slow
 def test_a_section_runs_in_a_process_of_its_own(tmp_path):
     done = command(
         "benchmarks", "calls", "--seconds", "1e-4", "--rounds", "1", "--name", "calls", "--out", str(tmp_path)
@@ -78,9 +80,15 @@ def test_summary_names_the_rows_where_a_peer_is_faster():
         row | {"section": "operations", "threads": 2, "cells": cells, "ratio": 3.0, "best peer": "SciPy"},
         row | {"section": "loops", "case": "equal", "cells": cells, "ratio": 1.01, "best peer": "SciPy"},
     ]
-    operations, slower = summary({"rows": rows}).split("\n\n")
+    operations, title, slower, _ = summary({"rows": rows}).split("\n\n")
+    assert "A peer is faster in 1 of 3 rows" in title
     assert "| SpMV | 2 us | 1 us, SciPy; **2 times as slow** | 2 us | 8 us, torch CSR; 4 times" in operations
     assert slower.splitlines()[2:] == ["| SpMV, forward | float32, 2 threads | 2 us | 1 us, SciPy | 3.00 |"]
+
+
+def test_readme_has_the_tables_of_the_committed_run():
+    record = json.loads((ROOT / "benchmarks/results/bench-amd-epyc.json").read_text())
+    assert summary(record) in (ROOT / "README.md").read_text()
 
 
 def test_backward_is_measured_where_there_is_one(quick):
@@ -188,6 +196,20 @@ def test_memory_is_measured_and_limited():
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
+def test_garbage_freed_meanwhile_does_not_hide_memory():
+    megabytes = 64
+    garbage = [torch.ones(2 * megabytes * 2**20, dtype=torch.uint8)]
+    garbage.append(garbage)  # only the collector frees it
+    del garbage
+
+    def task():
+        gc.collect()
+        torch.ones(megabytes * 2**20, dtype=torch.uint8)
+
+    found = harness.peak_bytes(task)
+    assert found is None or 0.9 < found / (megabytes * 2**20) < 1.5
+
+
 def test_counts_of_instructions_may_grow_by_a_tenth():
     committed = {"still": 100.0, "within": 100.0, "beyond": 100.0}
     found = {"still": 100.0, "within": 109.0, "beyond": 111.0, "new": 1.0}
@@ -255,6 +277,7 @@ def test_bad_arguments(arguments, said, capsys):
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_gpu_benchmarks_on_the_cpu(tmp_path):
     out = tmp_path / "gpu.json"
     done = command("benchmarks.gpu", "--device", "cpu", "--quick", "--seconds", "0.001", "--out", str(out))
