@@ -4,6 +4,7 @@ import sys
 
 from learnsolve import csr
 from learnsolve._buffer_limit import set_buffer_limit
+from learnsolve._inputs import takes_sparse_matrices
 from learnsolve._plan_limit import set_plan_limit
 from learnsolve.ops import (  # noqa: F401  (methods of CSR)
     _batched,
@@ -98,4 +99,10 @@ __all__ = [
     "vstack",
 ]
 csr._ops = sys.modules[__name__]
-del csr, sys, _batched, _fake
+# What users call takes the sparse matrices of other libraries too; the library itself calls what is inside.
+for _name in __all__:
+    _inner = globals()[_name]
+    if not isinstance(_inner, type) and (_outer := takes_sparse_matrices(_inner)) is not _inner:
+        _outer.__module__ = __name__  # where pickle finds it
+        globals()[_name] = _outer
+del csr, sys, takes_sparse_matrices, _batched, _fake

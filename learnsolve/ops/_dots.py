@@ -11,10 +11,13 @@ torch splits a sum among its threads from `SPLIT` numbers on. Fewer are left to 
 dot takes 3 us instead of 5, and autograd's own derivatives 30 us less than those of a Function.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from learnsolve import _library  # noqa: F401  (registers torch.ops.learnsolve)
+from learnsolve.ops import _across
 from learnsolve.ops._autograd import dispatch, tracked
 from learnsolve.ops._trilinear import Derivative, broadcast, gradients
 
@@ -29,10 +32,10 @@ SPLIT = 32768  # at::internal::GRAIN_SIZE
 
 
 def dots(u: Tensor, v: Tensor, keepdim: bool = False) -> Tensor:
-    """<u, v> of each column, (..., k), for u and v (..., n, k)."""
+    """<u, v> of each column, (..., k), for u and v (..., n, k); of all rows, where processes share them."""
     if u.numel() < SPLIT and v.numel() < SPLIT:
-        return (u * v).sum(-2, keepdim)
-    return ordered_dots(u, v).unsqueeze(-2) if keepdim else ordered_dots(u, v)
+        return _across.total((u * v).sum(-2, keepdim))
+    return _across.total(ordered_dots(u, v).unsqueeze(-2) if keepdim else ordered_dots(u, v))
 
 
 def ordered_dots(u: Tensor, v: Tensor) -> Tensor:
@@ -52,6 +55,32 @@ def scaled(a: Tensor | float, v: Tensor) -> Tensor:
     if a.dim() < 2 or a.shape[-1] != v.shape[-1]:
         a = a.expand((*a.shape[:-2], 1, v.shape[-1]))
     return _apply(_U, a.squeeze(-2), v)
+
+
+def times(v: Tensor, s: Any) -> Tensor:
+    """v s for v (..., n) and a number s, or a tensor; the gradient of one number or (..., 1) is a sum."""
+    if not _sums(v, s):
+        return v * s
+    s = s.to(v.dtype)
+    return scaled(s.unsqueeze(-1) if s.dim() else s, v.unsqueeze(-1)).squeeze(-1)
+
+
+def over(v: Tensor, s: Any) -> Tensor:
+    """v / s, likewise: by s times ones, which leaves the bits of the quotient alone."""
+    return v / (times(v.new_ones(()).expand(v.shape), s) if _sums(v, s) else s)
+
+
+def spread(s: Tensor, n: int) -> Tensor:
+    """s (..., 1) as (..., n), likewise; one of (..., n) as it is."""
+    rows = s.expand(*s.shape[:-1], n)
+    ones = s.new_ones(()).expand(rows.shape)
+    return times(ones, s) if _sums(ones, s) else rows
+
+
+def _sums(v: Tensor, s: Any) -> bool:
+    if not isinstance(s, Tensor) or v.numel() < SPLIT or s.device != v.device:
+        return False
+    return (s.dim() == 0 or s.shape[-1] == 1 < v.shape[-1]) and tracked(s)
 
 
 def combination(a: Tensor, v: Tensor) -> Tensor:

@@ -14,21 +14,27 @@ RHO, STOP, WHEN = 0, 4, 5  # rows of the state of a column (csrc/kernels/pcg_sta
 
 class Directions:
     """p = M r + beta p with beta = rho / rho_old and rho = <r, M r>, where a step without M has computed x
-    and r. `M` takes blocks (n, k) or (B, n, k). When a column stops: csrc/kernels/pcg_column.cuh."""
+    and r. `M` takes blocks (n, k) or (B, n, k). When a column stops: csrc/kernels/pcg_column.cuh.
 
-    def __init__(self, M: Callable[[Tensor], Tensor]):
-        self.M = M
+    `flexible`: beta = (rho - <r_old, M r>) / rho_old, for an M that is not linear and symmetric."""
+
+    def __init__(self, M: Callable[[Tensor], Tensor], flexible: bool = False):
+        self.M, self.flexible = M, flexible
         self.rho: Tensor | None = None
+        self.r: Tensor | None = None
 
     def __call__(self, r: Tensor, p: Tensor | None, carry: Tensor, runs: Tensor, iterations: int) -> Tensor:
         """The direction after `iterations`, before which it was `p`. `runs`, (B, k): the columns that do.
         Rho, and why and when a column stops, are written to `carry`, (B, 6, k)."""
-        z, old = self.M(r), self.rho
+        z, old, r_old = self.M(r), self.rho, self.r
         self.rho = rho = _raw_dots(r, z, False).reshape(runs.shape)
+        if self.flexible:
+            self.r = r
         carry[:, RHO] = rho
         wide = (*r.shape[:-2], 1, r.shape[-1])
         if p is not None and old is not None:
-            z = torch.addcmul(z, (rho / old).reshape(wide), p)
+            part = rho if r_old is None else rho - _raw_dots(r_old, z, False).reshape(runs.shape)
+            z = torch.addcmul(z, (part / old).reshape(wide), p)
         info = torch.finfo(rho.dtype)
         goes_on = runs & (rho.clamp(info.tiny, info.max) == rho)
         if goes_on.all():

@@ -64,6 +64,13 @@ def set_spgemm_plan_limit(bytes: int) -> int:
     whose product is formed for the first time, or again after their plan was dropped (`set_plan_limit`,
     `SparsityPattern.drop_caches`).
 
+    Raises
+    ------
+    TypeError
+        if bytes is not an int.
+    ValueError
+        if it is negative.
+
     Examples
     --------
     >>> import learnsolve as ls

@@ -58,7 +58,8 @@ def apply(c: Tensor, x: Tensor, where: Neighbours, transpose: bool = False) -> T
     """S(c) x or S(c)^T x, unchecked: brings any batch axes to the one axis of the kernels."""
     d, role = len(where.periodic), _X if transpose else _G
     constant = c.shape[-d:].numel() == 1
-    if c.dim() <= d + 2 and x.dim() <= d + 1:
+    both = c.dim() == d + 2 and x.dim() == d + 1
+    if c.dim() <= d + 2 and x.dim() <= d + 1 and not (both and len(c) != len(x)):
         return dispatch(_Stencil, (c, x), role, False, where, constant)
     return broadcast(_Stencil, role, c, x, where, constant)
 

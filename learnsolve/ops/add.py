@@ -13,6 +13,7 @@ from learnsolve import (
 )
 from learnsolve.csr import CSR
 from learnsolve.ops._autograd import Multilinear, Operation, dispatch, tracked
+from learnsolve.ops._dots import times
 from learnsolve.ops._operands import factor, fit, one_shape
 from learnsolve.pattern import SparsityPattern, as_numpy
 
@@ -103,7 +104,7 @@ def _scaled(function: str, name: str, A: CSR, s: Any) -> tuple[Tensor, float]:
     s = factor(function, name, A, s)
     if not isinstance(s, Tensor):
         return A.values, s
-    values = A.values * s
+    values = times(A.values, s)
     if values.dtype != A.dtype or s.device.type not in (values.device.type, "cpu"):
         raise TypeError(
             f"{function}: {name} ({s.dtype}, {s.device}) must have the dtype and device of the matrix, "

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.csr import CSR
+from learnsolve.ops._dots import over, times
 from learnsolve.ops._gather import take
 from learnsolve.ops._operands import factor, fit, one_shape
 from learnsolve.ops.add import added, union_plan
@@ -30,7 +31,7 @@ def add_values(function: str, A: CSR, B: Any, negate: bool = False) -> CSR:
 def multiply(function: str, A: CSR, B: Any) -> CSR:
     """A * B: entry by entry for two matrices, on the intersection of their patterns; else by a scalar."""
     if not isinstance(B, CSR):
-        return A.with_values(A.values * factor(function, "s", A, B))
+        return A.with_values(times(A.values, factor(function, "s", A, B)))
     P, Q = A.pattern, B.pattern
     one_shape(function, A, B)
     fit(function, A, B)
@@ -76,7 +77,7 @@ def divide(A: CSR, s: Any) -> CSR:
     """A / s."""
     if isinstance(s, CSR):
         raise TypeError("A / s: s must be a scalar, got a CSR; divide A.values where entries are not zero")
-    return A.with_values(A.values / factor("A / s", "s", A, s))
+    return A.with_values(over(A.values, factor("A / s", "s", A, s)))
 
 
 def absolute(A: CSR) -> CSR:

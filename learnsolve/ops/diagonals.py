@@ -58,10 +58,27 @@ def eye(
 
 
 def diag(d: Tensor, k: int = 0, *, index_dtype: torch.dtype = torch.int64) -> CSR:
-    """The square matrix with a copy of d, of shape (..., n), on diagonal k: n + abs(k) rows.
+    """The square matrix with a copy of d on diagonal k.
 
     `diagonal` reads a diagonal. Patterns are shared as those of `eye`. Not to be called under
     `torch.compile`, which cannot make patterns: make one matrix before, then ``D.with_values(d)``.
+
+    Parameters
+    ----------
+    d : Tensor, shape (..., n)
+    k : int, above the main diagonal if positive
+    index_dtype : torch.int32 or torch.int64
+
+    Returns
+    -------
+    CSR, shape (n + abs(k), n + abs(k)), of d's dtype and device, with d's batch axes
+
+    Raises
+    ------
+    ValueError
+        if d is a scalar, or index_dtype not one of those.
+    TypeError
+        if d is not a tensor, or k not an int.
 
     Examples
     --------

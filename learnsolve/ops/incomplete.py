@@ -15,18 +15,48 @@ from learnsolve.pattern import SparsityPattern
 
 
 class IncompleteCholesky(NamedTuple):
-    """A ~ L L^T, by `ic0`, `mic0` or `ict`."""
+    """A ~ L L^T, by `ic0`, `mic0` or `ict`.
+
+    Attributes
+    ----------
+    L : CSR, lower triangular, with its diagonal
+    shift : Tensor, the one that was used, shape (...) of the batch
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A = ls.CSR.from_dense(torch.tensor([[4.0, 2.0], [2.0, 5.0]]))
+    >>> L, shift = ls.ops.ic0(A)
+    >>> L.to_dense(), shift
+    (tensor([[2., 0.],
+            [1., 2.]]), tensor(0.))
+    """
 
     L: CSR
-    shift: Tensor  # that was used, shape (...) of the batch
+    shift: Tensor
 
 
 class IncompleteLU(NamedTuple):
-    """A ~ L U, by `ilu0` or `ilut`. L's ones are stored."""
+    """A ~ L U, by `ilu0` or `ilut`.
+
+    Attributes
+    ----------
+    L : CSR, lower triangular, its diagonal of ones stored
+    U : CSR, upper triangular, with its diagonal
+    shift : Tensor, the one that was used, shape (...) of the batch
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A = ls.CSR.from_dense(torch.tensor([[2.0, 1.0], [4.0, 5.0]]))
+    >>> factors = ls.ops.ilu0(A)
+    >>> (factors.L @ (factors.U @ torch.ones(2))), A @ torch.ones(2)
+    (tensor([3., 9.]), tensor([3., 9.]))
+    """
 
     L: CSR
     U: CSR
-    shift: Tensor  # that was used, shape (...) of the batch
+    shift: Tensor
 
 
 def ic0(
@@ -125,7 +155,27 @@ def mic0(
     are those of the rest. For elliptic problems the preconditioned condition number is O(1/h) instead of
     O(1/h^2) if A is a little more than diagonally dominant [1]_: give a small `shift`.
 
-    Arguments, result, errors, gradient and cost are those of `ic0`; dropped products count too.
+    Parameters
+    ----------
+    A, pattern, shift, on_breakdown : as for `ic0`
+
+    Returns
+    -------
+    IncompleteCholesky, as of `ic0`
+
+    Raises
+    ------
+    ValueError, TypeError
+        as `ic0`.
+
+    Warns
+    -----
+    RuntimeWarning
+        as `ic0`.
+
+    Notes
+    -----
+    Gradient and cost are those of `ic0`; dropped products count too.
 
     References
     ----------

@@ -22,6 +22,13 @@ def kron(A: CSR, B: CSR) -> CSR:
     -------
     CSR, shape (A.shape[0] B.shape[0], A.shape[1] B.shape[1]), with an entry for each pair of entries.
 
+    Raises
+    ------
+    ValueError
+        if batch axes do not broadcast, or the product has more than 2^60 rows or columns.
+    TypeError
+        if A or B is not a sparse matrix, or dtypes or devices do not fit.
+
     Notes
     -----
     Gradient: :math:`\bar a_{ij} = \langle V_{ij}, B \rangle`, :math:`\bar B = \sum_{ij} a_{ij} V_{ij}` for

@@ -99,6 +99,7 @@ def pcg_solve(
     m: Tensor | None = None,
     factor: SparsityPattern | None = None,
     apart: Callable[[Tensor], Tensor] | None = None,
+    flexible: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Iterate until every column has stopped. Arguments and results are those of `pcg_iterations`, with b
     (n, k) or (B, n, k), and norms by the recurrence, of the iterations that ran; no tensor may require grad.
@@ -107,14 +108,14 @@ def pcg_solve(
     `check_every`: iterations of each call, after which the host checks whether all have stopped; None: 32,
     64, 128, ... `stalls(x, iterations)` says, after a call, which columns need not go on, or None; the loop
     ends where it says so of all that run. `apart`, with kind "none": M as a function of blocks of b's shape,
-    which is called between the steps.
+    which is called between the steps, and need not be linear if `flexible`.
     """
     number, pattern, factor = fitting(kind, pattern, factor)
     none = b.new_empty(0)
     fixed = (pattern._structure(False), values, number, preconditioner(m, factor, number))
     longest = _calls(values, none if m is None else m, b, max(maxiter, 1), False)[0]
     length, growth = (_FIRST_CALL, 2) if check_every is None else (check_every, 1)
-    directions = None if apart is None else Directions(apart)
+    directions = None if apart is None else Directions(apart, flexible)
     if directions is not None:
         length, growth = 1, 1
     x, r, p, state, norms, first = x0, b, None, (), [], 0

@@ -48,7 +48,22 @@ def segment_sum(E: Tensor, pattern: SparsityPattern, by: str = "row") -> Tensor:
 def segment_mean(E: Tensor, pattern: SparsityPattern, by: str = "row") -> Tensor:
     """Mean of the features of all entries in a row or column: `segment_sum` over the number of its entries.
 
-    Parameters, result, errors, gradient and cost are those of `segment_sum`; 0 where there is no entry.
+    Parameters
+    ----------
+    E, pattern, by : as for `segment_sum`
+
+    Returns
+    -------
+    Tensor, as of `segment_sum`; 0 where there is no entry.
+
+    Raises
+    ------
+    ValueError, TypeError
+        as `segment_sum`.
+
+    Notes
+    -----
+    Gradient and cost are those of `segment_sum`.
 
     Examples
     --------

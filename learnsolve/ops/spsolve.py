@@ -112,7 +112,20 @@ def factorized(A: CSR) -> "Factorized":
 
 
 class Factorized:
-    """A matrix with its LU factors, made by `factorized`. Calling it is `solve`."""
+    """A matrix with its LU factors, made by `factorized`. Calling it is `solve`.
+
+    Attributes
+    ----------
+    A : CSR, the matrix
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A = ls.CSR.from_dense(torch.tensor([[2.0, 1.0], [0.0, 4.0]]))
+    >>> F, b = ls.ops.factorized(A), torch.tensor([4.0, 8.0])
+    >>> F.solve(b), F.solve(b, transpose=True)
+    (tensor([1., 2.]), tensor([2.0000, 1.5000]))
+    """
 
     def __init__(self, A: CSR):
         _check_matrix("Factorized", A)

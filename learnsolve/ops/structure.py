@@ -30,6 +30,11 @@ def transpose(A: CSR) -> CSR:
     -------
     CSR, shape (n, m)
 
+    Raises
+    ------
+    TypeError
+        if A is neither a CSR nor a sparse matrix of another library.
+
     Examples
     --------
     >>> import torch, learnsolve as ls
@@ -55,6 +60,11 @@ def diagonal(A: CSR, k: int = 0) -> Tensor:
     Returns
     -------
     Tensor
+
+    Raises
+    ------
+    TypeError
+        if A is neither a CSR nor a sparse matrix of another library, or k not an int.
 
     Examples
     --------
@@ -90,6 +100,11 @@ def trace(A: CSR) -> Tensor:
     Returns
     -------
     Tensor, shape (...)
+
+    Raises
+    ------
+    TypeError
+        if A is neither a CSR nor a sparse matrix of another library.
 
     Examples
     --------

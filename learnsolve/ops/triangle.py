@@ -21,6 +21,11 @@ def tril(A: CSR, k: int = 0) -> CSR:
     -------
     CSR
 
+    Raises
+    ------
+    TypeError
+        if A is neither a CSR nor a sparse matrix of another library, or k not an int.
+
     Examples
     --------
     >>> import torch, learnsolve as ls
@@ -42,6 +47,11 @@ def triu(A: CSR, k: int = 0) -> CSR:
     Returns
     -------
     CSR
+
+    Raises
+    ------
+    TypeError
+        if A is neither a CSR nor a sparse matrix of another library, or k not an int.
 
     Examples
     --------

@@ -218,6 +218,19 @@ def pcg_arguments(P, dtype):
     return [*out, (A, vb, 2, (v, *product), x, r, (p, carry), None, 2, 2, True)]
 
 
+def krylov_arguments(P, dtype):
+    """Of each method two iterations from random states; gmres from x, and from one Arnoldi vector."""
+    n = P.shape[0]
+    A, v, d, b = structure(P), normal((P.nnz,), dtype), normal((n,), dtype).abs(), normal((n,), dtype)
+    vector, one = lambda *lead: normal((*lead, n, 1), dtype), torch.ones(1, 1, dtype=dtype)
+    return [
+        (A, v, 0, d, b, [vector()] * 9, [one] * 10, 0.0, 1e6, 2, 1),
+        (structure(P, True), v, 1, None, b, [vector()] * 5, [one] * 3, 0.0, 1e6, 2, 1),
+        (A, v, 2, d, b, [vector()] * 2, [one] * 2, 0.0, 1e6, 2, 3),
+        (A, v, 2, None, b, [vector(), vector(), vector(2), vector(1)], [one] * 4, 0.0, 1e6, 2, 3),
+    ]
+
+
 def pcg_backward_arguments(P, dtype):
     out = []
     for first, then, needs in ((1, None, (1, 1, 1)), (2, 3, (1, 0, 0))):
@@ -296,5 +309,6 @@ SAMPLES = {
     "csr_richardson": richardson_arguments,
     "csr_richardson_backward": richardson_backward_arguments,
     "csr_pcg": pcg_arguments,
+    "csr_krylov": krylov_arguments,
     "csr_pcg_backward": pcg_backward_arguments,
 }

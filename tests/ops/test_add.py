@@ -190,7 +190,9 @@ def test_batches(batch):
     assert torch.equal(grad, torch.ones_like(values))
 
 
-@pytest.mark.parametrize("other", ["union", "contained", "intersection"])
+@pytest.mark.parametrize(
+    "other", ["union", *(pytest.param(o, marks=pytest.mark.slow) for o in ("contained", "intersection"))]
+)
 @pytest.mark.usefixtures("fresh_compiler")
 def test_compile(other):
     P = pattern_of(random(9, 8, 0.5))

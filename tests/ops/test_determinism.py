@@ -80,6 +80,19 @@ def test_sums_of_all_entries_have_the_same_bits(dtype, k):
     assert_same_bits(results, (2, 3))
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)], ids=str)
+def test_gradients_of_a_number_have_the_same_bits(shape):
+    P = pattern_of(banded(40_000, 3))
+    v, s = normal((P.nnz,), seed=1).requires_grad_(), normal(shape, seed=2).requires_grad_()
+
+    def results():
+        A = ls.CSR(v, P)
+        found = [A * s, A / s, ls.ops.add(A, A, alpha=s, beta=2 * s)]
+        return [t for B in found for t in torch.autograd.grad(B.values, (v, s), normal(B.values.shape))]
+
+    assert_same_bits(results, (2, 3))
+
+
 def test_the_layout_of_memory_does_not_change_a_sum():
     A = ls.CSR(normal((40_000,)), pattern_of(banded(40_000, 1)))
     x = normal((40_000, 2), seed=1)
@@ -136,3 +149,31 @@ def test_features_of_rows_and_columns(structure):
         return found
 
     assert_same_bits(results)
+
+
+A_LINE = ls.problems.poisson((40_000,))
+OF_A_NUMBER = {
+    "jacobi": lambda b, s: ls.solvers.jacobi(A_LINE, b, weight=s, iterations=2).x,
+    "richardson": lambda b, s: ls.solvers.richardson(A_LINE, b, weight=s, iterations=2).x,
+    "heavyball": lambda b, s: ls.solvers.heavyball(A_LINE, b, alpha=s, beta=s, iterations=2).x,
+    "sor": lambda b, s: ls.solvers.sor(A_LINE, b, omega=s, iterations=2).x,
+    "ssor": lambda b, s: ls.solvers.ssor(A_LINE, b, omega=s, iterations=2).x,
+    "Neumann": lambda b, s: ls.preconditioners.Neumann(A_LINE, weight=s)(b),
+    "Neumann of SSOR": lambda b, s: ls.preconditioners.Neumann(
+        A_LINE, weight=s, M=ls.preconditioners.SSOR(A_LINE)
+    )(b),
+    "MatrixPolynomial": lambda b, s: ls.preconditioners.MatrixPolynomial(
+        A_LINE, torch.stack([s, s]), interval=torch.stack([s, 4 * s])
+    )(b),
+    "Chebyshev of SSOR": lambda b, s: ls.preconditioners.Chebyshev(
+        A_LINE, lmin=s, lmax=4 * s, M=ls.preconditioners.SSOR(A_LINE)
+    )(b),
+}
+
+
+@pytest.mark.few
+@pytest.mark.parametrize("name", OF_A_NUMBER)
+def test_gradients_of_parameters_have_the_same_bits(name):
+    b, s = normal((40_000,), seed=1), torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+    g = normal((40_000,), seed=2)
+    assert_same_bits(lambda: torch.autograd.grad(OF_A_NUMBER[name](b, s), s, g), (2, 3))

@@ -53,13 +53,15 @@ def test_gradients_of_any_order():
 
 
 def test_gradients_that_are_asked_for():
-    """Without the others: of no operand alone is anything lost."""
-    given = operands(3, 5, 2)
-    wanted = torch.autograd.grad(ours(GRAPH)(*(t.requires_grad_() for t in given)).sin().sum(), given)
+    """Without the others: of no operand alone is anything lost, in the second derivative neither."""
+    given = [t.requires_grad_() for t in operands(3, 5, 2)]
+    wanted = torch.autograd.grad(ours(GRAPH)(*given).sin().sum(), given, create_graph=True)
     for i in range(6):
         alone = [t.detach().requires_grad_(i == j) for j, t in enumerate(given)]
-        (found,) = torch.autograd.grad(ours(GRAPH)(*alone).sin().sum(), alone[i])
+        (found,) = torch.autograd.grad(ours(GRAPH)(*alone).sin().sum(), alone[i], create_graph=True)
         assert torch.equal(found, wanted[i])
+        (again,) = torch.autograd.grad(wanted[i].square().sum(), given[i], retain_graph=True)
+        torch.testing.assert_close(torch.autograd.grad(found.square().sum(), alone[i])[0], again)
 
 
 def test_vmap_over_all_operands():

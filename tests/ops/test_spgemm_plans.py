@@ -5,6 +5,7 @@ import subprocess
 import sys
 import weakref
 
+import pytest
 import torch
 from ops.spgemm_cases import random_mask, symbolic, with_normal_values
 from reference import (
@@ -134,6 +135,7 @@ assert used < bound + 4 * F, (used, bound + 4 * F)
 """
 
 
+@pytest.mark.slow
 def test_memory():
     """O(nnz) without a plan, O(nnz + F) with one: a process of its own, whose peak is measured."""
     subprocess.run([sys.executable, "-c", MEMORY], check=True)

@@ -1,6 +1,7 @@
 """What `test_contract.py` does not test of stencils: other libraries' results, sizes that reach every branch
 of the kernels, bits, memory."""
 
+import functools
 import itertools
 
 import numpy as np
@@ -164,6 +165,15 @@ def test_offsets_far_beyond_the_grid(o):
     assert torch.equal(A @ x.flatten(), found.flatten())
     assert ops.stencil_matrix(c, (6, 7), offsets=[(o, 0)]).nnz == 0
     assert ops.stencil_matrix(c, (6, 7), offsets=[(0, o)]).nnz == 0
+
+
+@pytest.mark.parametrize(("batch_of_c", "batch_of_x"), [(1, 2), (2, 1)])
+def test_gradients_of_a_batch_of_one_beside_a_batch(batch_of_c, batch_of_x):
+    c = torch.randn(batch_of_c, 3, 5, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(batch_of_x, 5, dtype=torch.float64, requires_grad=True)
+    f = functools.partial(ops.stencil, offsets=[(-1,), (0,), (1,)], boundary="periodic")
+    assert torch.autograd.gradcheck(f, (c, x))
+    assert torch.autograd.gradgradcheck(f, (c, x))
 
 
 def test_a_batch_has_the_bits_of_its_parts():

@@ -227,7 +227,7 @@ def test_bad_argument(call, kind, message):
 
 @pytest.mark.parametrize("name", ["diagonal", "trace", "sum", "transpose", "inverse_diagonal"])
 def test_what_is_no_matrix_is_refused(name):
-    for other in (torch.ones(2, 2), scipy.sparse.eye_array(2), None, A.pattern):
+    for other in (torch.ones(2, 2), "A", None, A.pattern):
         kind = type(other).__name__
         with pytest.raises(TypeError, match=f"^{name}: A must be a CSR, got {kind}; make one with"):
             getattr(ops, name)(other)
@@ -247,6 +247,6 @@ def test_integers_of_numpy():
 
 @pytest.mark.parametrize("name", ["scale_rows", "scale_columns"])
 def test_what_is_no_matrix_is_not_scaled(name):
-    for other in (torch.ones(2, 2), scipy.sparse.eye_array(2), None, A.pattern):
+    for other in (torch.ones(2, 2), "A", None, A.pattern):
         with pytest.raises(TypeError, match=f"^{name}: A must be a CSR, got {type(other).__name__};"):
             getattr(ops, name)(other, torch.ones(2))

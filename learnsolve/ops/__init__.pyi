@@ -1,0 +1,146 @@
+# ruff: noqa: I001
+"""Written by tests/ops_stub.py: the operations with the matrices that their callers may pass."""
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from torch import Tensor
+
+from learnsolve._buffer_limit import set_buffer_limit as set_buffer_limit
+from learnsolve._inputs import SciPyMatrix
+from learnsolve._plan_limit import set_plan_limit as set_plan_limit
+from learnsolve.csr import CSR
+from learnsolve.nn.sparse_matrix import SparseMatrix
+from learnsolve.ops.add import Scalar
+from learnsolve.pattern import SparsityPattern
+from learnsolve.ops.spsolve import Factorized as Factorized
+from learnsolve.ops.incomplete import IncompleteCholesky as IncompleteCholesky
+from learnsolve.ops.incomplete import IncompleteLU as IncompleteLU
+from learnsolve.ops.stencil_operator import StencilOperator as StencilOperator
+from learnsolve.ops.diagonals import diag as diag
+from learnsolve.ops.diagonals import eye as eye
+from learnsolve.ops.gather import gather as gather
+from learnsolve.ops.segment_max import segment_max as segment_max
+from learnsolve.ops.segment_sum import segment_mean as segment_mean
+from learnsolve.ops.segment_softmax import segment_softmax as segment_softmax
+from learnsolve.ops.segment_sum import segment_sum as segment_sum
+from learnsolve.ops._sparse_product import set_spgemm_plan_limit as set_spgemm_plan_limit
+from learnsolve.ops.stencil import stencil as stencil
+from learnsolve.ops.stencil_matrix import stencil_matrix as stencil_matrix
+
+# Of tensors the sparse ones; no type says which are.
+MatrixLike: TypeAlias = CSR | Tensor | SparseMatrix | SciPyMatrix
+
+__all__ = [
+    "Factorized",
+    "IncompleteCholesky",
+    "IncompleteLU",
+    "StencilOperator",
+    "add",
+    "block_diag",
+    "diag",
+    "diagonal",
+    "eye",
+    "factorized",
+    "galerkin",
+    "gather",
+    "hstack",
+    "ic0",
+    "ict",
+    "ilu0",
+    "ilut",
+    "inverse_diagonal",
+    "kron",
+    "mic0",
+    "norm",
+    "permute",
+    "quadratic_form",
+    "scale_columns",
+    "scale_rows",
+    "sddmm",
+    "segment_max",
+    "segment_mean",
+    "segment_softmax",
+    "segment_sum",
+    "set_buffer_limit",
+    "set_plan_limit",
+    "set_spgemm_plan_limit",
+    "spgemm",
+    "spmm",
+    "spsolve",
+    "sptrsv",
+    "stencil",
+    "stencil_matrix",
+    "sum",
+    "symmetric_scaling",
+    "trace",
+    "transpose",
+    "tril",
+    "triu",
+    "vstack",
+]
+
+def add(A: MatrixLike, B: MatrixLike, *, alpha: Scalar = 1, beta: Scalar = 1) -> CSR: ...
+def block_diag(matrices: Sequence[MatrixLike]) -> CSR: ...
+def diagonal(A: MatrixLike, k: int = 0) -> Tensor: ...
+def factorized(A: MatrixLike) -> Factorized: ...
+def galerkin(P: MatrixLike, A: MatrixLike) -> CSR: ...
+def hstack(matrices: Sequence[MatrixLike]) -> CSR: ...
+def ic0(
+    A: MatrixLike,
+    *,
+    pattern: SparsityPattern | None = None,
+    shift: float | Tensor = 0.0,
+    on_breakdown: str = "raise",
+) -> IncompleteCholesky: ...
+def ict(
+    A: MatrixLike,
+    *,
+    fill: int = 5,
+    droptol: float = 0.001,
+    shift: float | Tensor = 0.0,
+    on_breakdown: str = "raise",
+) -> IncompleteCholesky: ...
+def ilu0(
+    A: MatrixLike,
+    *,
+    pattern: SparsityPattern | None = None,
+    shift: float | Tensor = 0.0,
+    on_breakdown: str = "raise",
+) -> IncompleteLU: ...
+def ilut(
+    A: MatrixLike,
+    *,
+    fill: int = 5,
+    droptol: float = 0.001,
+    shift: float | Tensor = 0.0,
+    on_breakdown: str = "raise",
+) -> IncompleteLU: ...
+def inverse_diagonal(A: MatrixLike) -> Tensor: ...
+def kron(A: MatrixLike, B: MatrixLike) -> CSR: ...
+def mic0(
+    A: MatrixLike,
+    *,
+    pattern: SparsityPattern | None = None,
+    shift: float | Tensor = 0.0,
+    on_breakdown: str = "raise",
+) -> IncompleteCholesky: ...
+def norm(A: MatrixLike, ord: float | str | None = None, dim: int | None = None) -> Tensor: ...
+def permute(A: MatrixLike, p: Any, q: Any = None) -> CSR: ...
+def quadratic_form(A: MatrixLike, x: Tensor, *, symmetric: bool = False) -> Tensor: ...
+def scale_columns(A: MatrixLike, d: Tensor) -> CSR: ...
+def scale_rows(A: MatrixLike, d: Tensor) -> CSR: ...
+def sddmm(U: Tensor, V: Tensor, pattern: SparsityPattern | MatrixLike) -> Tensor: ...
+def spgemm(A: MatrixLike, B: MatrixLike, *, mask: SparsityPattern | None = None) -> CSR: ...
+def spmm(A: MatrixLike, x: Tensor, *, transpose: bool = False) -> Tensor: ...
+def spsolve(A: MatrixLike, b: Tensor, *, transpose: bool = False) -> Tensor: ...
+def sptrsv(
+    L: MatrixLike, b: Tensor, *, lower: bool = True, unit_diagonal: bool = False, transpose: bool = False
+) -> Tensor: ...
+def sum(A: MatrixLike, dim: int | None = None) -> Tensor: ...
+def symmetric_scaling(A: MatrixLike, by: str = "diagonal") -> CSR: ...
+def trace(A: MatrixLike) -> Tensor: ...
+def transpose(A: MatrixLike) -> CSR: ...
+def tril(A: MatrixLike, k: int = 0) -> CSR: ...
+def triu(A: MatrixLike, k: int = 0) -> CSR: ...
+def vstack(matrices: Sequence[MatrixLike]) -> CSR: ...

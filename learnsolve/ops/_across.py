@@ -1,0 +1,93 @@
+"""Vectors whose rows lie in several processes: the one thing that loops on them have to ask the others.
+
+Every process runs the same loop on its rows. What the loop has one of a column (an inner product, a norm, a
+coefficient) each process has, with the same bits; the cotangents of these copies are parts that add up to
+that of the number. A sum over the rows is then a sum here and one over the processes, in the forward and in
+the backward, and all between two sums is the arithmetic of one process.
+
+A solver enters `over(A)` where it works with such a matrix; `dots`, `largest` and `size` ask `across()`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+class Across(Protocol):
+    """The processes that share the rows of a matrix. All of them must call each method, at the same place."""
+
+    rows: int  # of the whole matrix
+
+    def total(self, t: Tensor) -> Tensor:
+        """The sum over the processes, of which each has its copy; differentiable."""
+        ...
+
+    def largest(self, t: Tensor) -> Tensor:
+        """The largest over the processes, a constant; NaN if there is one."""
+        ...
+
+    def shown(self, t: Tensor) -> Tensor:
+        """A number of the loops for the caller, whose cotangent each process has in full."""
+        ...
+
+    def parameter(self, name: str, key: str, value: Tensor, rows: bool) -> Tensor:
+        """A parameter (..., 1 or n) or, not `rows`, (...), for the loops: of what all processes hold, its
+        gradient is that of all."""
+        ...
+
+
+_loops = 0  # that run on such vectors, in any thread: torch.compile reads this number and no ContextVar
+_across: ContextVar[Across | None] = ContextVar("_across", default=None)
+
+
+def across() -> Across | None:
+    return _across.get() if _loops else None
+
+
+def of(A: Any) -> Across | None:
+    """The processes that share the rows of A, a matrix or an operator of the loops."""
+    return getattr(A, "across", None)
+
+
+@contextmanager
+def over(shared: Across | None) -> Iterator[None]:
+    """Sums over rows inside are over these processes too."""
+    if shared is None:
+        yield
+        return
+    global _loops
+    _loops += 1
+    token = _across.set(shared)
+    try:
+        yield
+    finally:
+        _across.reset(token)
+        _loops -= 1
+
+
+def total(t: Tensor) -> Tensor:
+    processes = across()
+    return t if processes is None else processes.total(t)
+
+
+def anywhere(flags: Tensor) -> Tensor:
+    """Which of these hold in any process."""
+    processes = across()
+    return flags if processes is None else processes.largest(flags.to(torch.float64)) > 0
+
+
+def everywhere(flag: bool) -> bool:
+    """Does it hold in all processes?"""
+    return flag if across() is None else not bool(anywhere(torch.tensor([not flag])))
+
+
+def rows(t: Tensor) -> int:
+    """Of blocks of columns (..., n, k), in all processes."""
+    processes = across()
+    return t.shape[-2] if processes is None else processes.rows

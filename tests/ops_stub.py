@@ -1,0 +1,70 @@
+"""The types of `learnsolve.ops` as users see them: this program writes their stub.
+
+Inside, operations are functions of a CSR. Callers may pass the sparse matrices of other libraries, by a
+decorator that no type checker understands; the stub has the same signatures with `MatrixLike` for `CSR`.
+"""
+
+import ast
+import inspect
+import textwrap
+from pathlib import Path
+
+from learnsolve import ops
+
+STUB = Path(ops.__file__).with_suffix(".pyi")
+HEAD = '''# ruff: noqa: I001
+"""Written by tests/ops_stub.py: the operations with the matrices that their callers may pass."""
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from torch import Tensor
+
+from learnsolve._buffer_limit import set_buffer_limit as set_buffer_limit
+from learnsolve._inputs import SciPyMatrix
+from learnsolve._plan_limit import set_plan_limit as set_plan_limit
+from learnsolve.csr import CSR
+from learnsolve.nn.sparse_matrix import SparseMatrix
+from learnsolve.ops.add import Scalar
+from learnsolve.pattern import SparsityPattern
+
+# Of tensors the sparse ones; no type says which are.
+MatrixLike: TypeAlias = CSR | Tensor | SparseMatrix | SciPyMatrix
+'''
+
+
+class Widened(ast.NodeTransformer):
+    def visit_Name(self, node: ast.Name) -> ast.Name:
+        return ast.Name("MatrixLike") if node.id == "CSR" else node
+
+    def visit_Constant(self, node: ast.Constant) -> ast.expr:  # an annotation in quotes
+        return self.visit(ast.parse(node.value, mode="eval").body) if isinstance(node.value, str) else node
+
+
+def signature(function) -> str:
+    """As its file has it, with MatrixLike for CSR in the annotations of parameters."""
+    inner = inspect.unwrap(function)
+    tree = ast.parse(textwrap.dedent(inspect.getsource(inner))).body[0]
+    assert isinstance(tree, ast.FunctionDef)
+    for arg in (*tree.args.posonlyargs, *tree.args.args, *tree.args.kwonlyargs):
+        if arg.annotation is not None and "Literal" not in ast.unparse(arg.annotation):
+            arg.annotation = Widened().visit(arg.annotation)
+    returns = ast.unparse(tree.returns).strip("'\"") if tree.returns else "None"
+    return f"def {inner.__name__}({ast.unparse(tree.args)}) -> {returns}: ...\n"
+
+
+def text() -> str:
+    functions, others = [], []
+    for name in ops.__all__:
+        thing = getattr(ops, name)
+        if inspect.unwrap(thing) is not thing:
+            functions.append(signature(thing))
+        elif f"{name} as {name}" not in HEAD:
+            others.append(f"from {thing.__module__} import {name} as {name}\n")
+    listed = "".join(f'    "{name}",\n' for name in ops.__all__)
+    head, alias = HEAD.split("\n# Of", 1)
+    return f"{head}{''.join(others)}\n# Of{alias}\n__all__ = [\n{listed}]\n\n{''.join(functions)}"
+
+
+if __name__ == "__main__":
+    STUB.write_text(text())
