@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import _check
+from learnsolve.ops import _across
 from learnsolve.solvers._options import check_operands
 
 
@@ -37,6 +38,12 @@ class Parameters:
 
     def read(self, key: str, value: Any, rows: bool = True) -> Any:
         """A number; or a tensor, as (..., 1 or N, 1 or n)."""
+        value, shared = self._read(key, value, rows), _across.of(self.A)
+        if shared is None or not isinstance(value, Tensor):
+            return value
+        return shared.parameter(self.name, key, value, rows)
+
+    def _read(self, key: str, value: Any, rows: bool) -> Any:
         if not isinstance(value, Tensor):
             return _check.number(self.name, key, value)
         _check.same_kind(self.name, key, value, self.b)
@@ -73,7 +80,7 @@ class Parameters:
 
     def of_steps(self, key: str, value: Any) -> Tensor:
         """`tensor` of what cannot depend on the row, without its last axis: (..., 1 or N)."""
-        if isinstance(value, Tensor) and value.dim() == 0:
+        if isinstance(value, Tensor) and value.dim() == 0 and _across.of(self.A) is None:
             _check.same_kind(self.name, key, value, self.b)
             return value.reshape(1)
         return self.tensor(key, value, rows=False).squeeze(-1)

@@ -65,15 +65,18 @@ class Form(NamedTuple):
         return M_APART if self.kind == M_APART else COMPILED
 
 
-def fitting_form(A: Any, M: Any, b: Tensor, fixed: bool) -> Form | None:
-    """The form of M if the compiled loop takes A, M and b, else None."""
+def fitting_form(A: Any, M: Any, b: Tensor, fixed: bool, flexible: bool = False) -> Form | None:
+    """The form of M if the compiled loop takes A, M and b, else None. `flexible`: M is called between the
+    steps, since the steps with a form are those of a linear, symmetric one."""
     if not isinstance(A, (Matrix, Blocks)) or A.parameters[0].device != b.device:
         return None
     if not (b.is_cpu or b.is_cuda) or (b.numel() == 0 and not fixed):
         return None
+    if flexible and (M is None or isinstance(A, Blocks)):
+        return None
     if isinstance(A, Blocks):
         return _form_of_blocks(A, M, b, fixed)
-    form = compiled_form(M)
+    form = None if flexible else compiled_form(M)
     if form is not None:
         m = form[1]
         if m is None or (
@@ -138,7 +141,10 @@ def compiled_cg(
     start = None if x0 is None else torch.where(size(b) == 0, 0, x0)
     target: Any = 0 if fixed else criterion.target_for(b)
     given = (b, start, target, criterion, maxiter, checkpointed)
-    x, norms, status = _run_blocks(form, A, *given) if isinstance(A, Blocks) else _run(form, A, M, *given)
+    if isinstance(A, Blocks):
+        x, norms, status = _run_blocks(form, A, *given)
+    else:
+        x, norms, status = _run(form, A, M, *given, method.flexible)
     why, when = status.unbind(-2)
     if fixed and not _device_analysis.here(b) and why.numel() and not why.any():
         return Outcome(x, norms, torch.full_like(why, CODE[Status.MAX_ITERATIONS]))  # all ran to the end
@@ -163,6 +169,7 @@ def _run(
     criterion: Any,
     maxiter: int,
     checkpointed: bool,
+    flexible: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """x, norms and status of ops/pcg.py."""
     matrix = transpose(A.A) if A.transpose else A.A
@@ -186,7 +193,7 @@ def _run(
     start = None if start is None else shaped(start)
     of_M: dict[str, Any] = {"kind": form.kind, "m": m, "factor": form.factor}
     if form.kind == M_APART:
-        of_M = {"apart": lambda r: M(r.reshape(b.shape)).reshape(r.shape)}
+        of_M = {"apart": lambda r: M(r.reshape(b.shape)).reshape(r.shape), "flexible": flexible}
     if form.fixed:
         x, norms, status = pcg_iterations(
             values, shaped(b), start, matrix.pattern, maxiter, checkpointed=checkpointed, **of_M

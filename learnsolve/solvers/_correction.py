@@ -34,6 +34,8 @@ class State(NamedTuple):
     r: Tensor
     values: Tensor  # of the triangles that S solves with
 
+    in_columns = False  # for the loop: the values are no column's
+
 
 class Correction:
     """The method for the loop. For the operator A^T it takes S^T, which converges as fast:

@@ -16,6 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 from learnsolve import _check
 from learnsolve.csr import CSR
+from learnsolve.ops import _across
+from learnsolve.ops._dots import spread, times
 from learnsolve.ops._product import product
 from learnsolve.ops._steps import residual_norm, stationary_steps
 from learnsolve.ops.block_batch import Layout
@@ -119,7 +121,7 @@ def run_fixed(
     diagonal = form is not None and form[0] in ("none", "diagonal")
     if form is not None and diagonal and _has_kernel(A) and options.callback is None:
         m = form[1]
-        rows = scale.expand(*scale.shape[:-1], A.shape[0]) if m is None else scale * m.unsqueeze(-2)
+        rows = spread(scale, A.shape[0]) if m is None else times(m.unsqueeze(-2), scale)
         solution = compiled(A, b, x0, rows, iterations, checkpointed, momenta)
     else:
         vector, systems = b.dim() == 1, systems_of(name, options, b, layout)
@@ -182,11 +184,15 @@ class Steps:
         end = first + self.ran.get(first, count)
         stops = (lambda number, *_: number == end) if first in self.ran else self._stops
         numbers = range(first, first + count)
-        return stationary_steps(self.A, self.M, self.scale, self.momenta, b, x, before, numbers, r, stops)
+        with _across.over(_across.of(self.A)):
+            return stationary_steps(self.A, self.M, self.scale, self.momenta, b, x, before, numbers, r, stops)
 
     def solution(self, b: Tensor, x: Tensor, iterations: int, checkpointed: bool) -> Solution:
         x, norms, done, stopped = self.run(b, x, iterations, checkpointed)
-        norms, codes = with_last(norms, b - self.A(x)), None
+        shared, codes = _across.of(self.A), None
+        with _across.over(shared):
+            norms = with_last(norms, b - self.A(x))
+        norms = norms if shared is None else shared.shown(norms)
         if not stopped and done:
             stopped = self._stops(done, x, norms[..., -1:, :])
         if stopped:

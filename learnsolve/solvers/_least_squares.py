@@ -155,11 +155,11 @@ class LeastSquares:
         eps = torch.finfo(b.dtype).eps
         self.atol, self.btol = max(self.atol, eps), max(self.btol, eps)
         self.length = size(b)
-        self.A_norm, normal = A.frobenius(), size(A.T(r))
+        self.A_norm, normal = A.frobenius(), safe_size(A.T(r))
         if self.A_norm is not None:
             return self._small(x, norm, normal, self.A_norm)
         # ||A^T b|| / ||b|| <= ||A||, which a solve from x = 0 computes in its first iteration.
-        of_b = normal if r is b else size(A.T(b))
+        of_b = normal if r is b else safe_size(A.T(b))
         return self._small(x, norm, normal, of_b / torch.where(self.length == 0, 1, self.length))
 
     def _small(self, x: Tensor, norm: Tensor, normal: Tensor, A_norm: Tensor) -> Tensor:
@@ -173,7 +173,7 @@ class LeastSquares:
         return self._small(state.x, norm, state.normal.detach().abs(), state.A_norm.detach())
 
     def holds(self, A: Any, state: Any, r: Tensor, norm: Tensor) -> Tensor:
-        return self._small(state.x, norm, size(A.T(r)), state.A_norm.detach())
+        return self._small(state.x, norm, safe_size(A.T(r)), state.A_norm.detach())
 
     def fails(self, state: Any, norm: Tensor) -> Tensor:
         limit = self.conlim if self.conlim > 0 else torch.inf

@@ -29,11 +29,13 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from learnsolve.ops import _across
 from learnsolve.ops.richardson import residual_norm
 from learnsolve.solvers import _looks
 from learnsolve.solvers._criterion import Criterion
 from learnsolve.solvers._operator import Matrix
-from learnsolve.solvers._stagnation import is_due
+from learnsolve.solvers._stagnation import is_due, next_due
+from learnsolve.solvers._steps import Steps
 from learnsolve.solvers._vectors import size
 from learnsolve.solvers.base import CODE, Iteration, Status
 
@@ -75,14 +77,15 @@ def iterate(
     maxiter: int,
     callback: Callable[[Iteration], Any] | None = None,
     segments: bool = False,
+    steps: Steps | None = None,
 ) -> Outcome:
     """Run `method` until every column has stopped. With `segments` for a backward in O(sqrt(iterations))
     memory: the graph keeps the state between segments of 1, 2, 3, ... iterations, and repeats what is
-    inside.
+    inside. `steps`: many iterations a call, where they fit (_steps.py).
 
     On a CUDA device, with a criterion without a tolerance and no callback, the host never waits for it: a
     column that comes to rounding level stops there, where on the CPU it is started again."""
-    loop = _Loop(method, A, M, b, criterion, callback)
+    loop = _Loop(method, A, M, b, criterion, callback, steps)
     nothing = size(b) == 0
     if x0 is None:
         x, r = torch.zeros_like(b), b
@@ -112,9 +115,9 @@ def runs_unattended(b: Tensor, criterion: Criterion, callback: Any) -> bool:
 class _Loop:
     """The iteration loop and its convergence checks."""
 
-    def __init__(self, method, A, M, b, criterion, callback):
+    def __init__(self, method, A, M, b, criterion, callback, steps):
         self.method, self.A, self.M, self.b = method, A, M, b
-        self.criterion, self.callback = criterion, callback
+        self.criterion, self.callback, self.steps = criterion, callback, steps
         self.unattended = runs_unattended(b, criterion, callback)
         self.on_device = b.is_cuda
         # A callback is called after every iteration. A backward that repeats a segment repeats its checks.
@@ -147,9 +150,14 @@ class _Loop:
         runs = True
         while len(history) < count and runs:
             left = count - len(history)
+            number = done + len(history)
             seen: list[_Progress] = []
-            for i in range(left if self.unattended else min(self.gap(done + len(history)), left)):
-                progress = self.advance(progress, done + len(history) + i + 1)
+            if self.steps is not None:
+                progress, norms = self.stepped(self.steps, progress, number, left)
+                history += norms[:-1]
+                seen = [progress] if norms else []
+            for i in range(0 if seen else left if self.unattended else min(self.gap(number), left)):
+                progress = self.advance(progress, number + i + 1)
                 if seen and (self.unattended or not progress.norm.requires_grad):
                     seen[-1] = seen[-1]._replace(state=None)  # not needed again
                 seen.append(progress)
@@ -175,18 +183,34 @@ class _Loop:
                 trouble = torch.where(trouble == 0, more, trouble)
         codes = torch.where(running, trouble, codes)
         new_norm = residual_norm(new.r, -2, keepdim=True)
-        known = new_norm.detach()
-        codes = torch.where((codes == 0) & ~torch.isfinite(known), CODE[Status.NON_FINITE], codes)
+        codes = torch.where((codes == 0) & ~torch.isfinite(new_norm.detach()), CODE[Status.NON_FINITE], codes)
         moved = codes == 0
         if self.on_device or not moved.all():  # without waiting for a device
             # A column that has stopped does not use the rest of the state.
             kept = {name: getattr(new, name) for name in ("x", "r", *self.criterion.reads)}
             new = new._replace(**{k: torch.where(moved, t, getattr(state, k)) for k, t in kept.items()})
             new_norm = torch.where(moved, new_norm, norm)
-        close = moved & self.criterion.looks(new, known)
+        return self.classified(_Progress(new, codes, new_norm, best, again), number)
+
+    def stepped(
+        self, steps: Steps, progress: _Progress, done: int, count: int
+    ) -> tuple[_Progress, tuple[Tensor, ...]]:
+        """Iterations in one call, to the next that `measured` follows on; perhaps none."""
+        if not self.criterion.never:
+            count = min(count, next_due(done) - done)
+        state, norms = steps(progress.state, count)
+        if not norms:
+            return progress, norms
+        return self.classified(progress._replace(state=state, norm=norms[-1]), done + len(norms)), norms
+
+    def classified(self, progress: _Progress, number: int) -> _Progress:
+        """Which columns seem done, and which are lost, after iteration `number`."""
+        state, codes, norm, *_ = progress
+        moved, known = codes == 0, norm.detach()
+        close = moved & self.criterion.looks(state, known)
         codes = torch.where(close, CODE[Status.MAX_ITERATIONS] if self.unattended else _WAITING, codes)
-        lost = self.criterion.fails(new, new_norm.detach())
-        progress = _Progress(new, torch.where(moved & ~close, lost, codes), new_norm, best, again)
+        lost = self.criterion.fails(state, known)
+        progress = progress._replace(codes=torch.where(moved & ~close, lost, codes))
         return self.measured(progress) if not self.criterion.never and is_due(number) else progress
 
     def measured(self, progress: _Progress) -> _Progress:
@@ -253,8 +277,10 @@ class _Loop:
 
 
 def _started(state: Any, new: Any, where: Tensor) -> tuple[Any, Tensor]:
-    """`state`, with that of some columns replaced; none, if its size is another."""
-    if any(t.shape != f.shape or t.dim() < 2 for t, f in zip(state, new, strict=True)):
+    """`state`, with that of some columns replaced; none, if its size is another, or if it holds more than
+    columns (a State of which `in_columns` is False)."""
+    fits = all(t.shape == f.shape and t.dim() >= 2 for t, f in zip(state, new, strict=True))
+    if not fits or not getattr(state, "in_columns", True):
         return state, torch.zeros_like(where)
     return type(state)(*(torch.where(where, f, t) for t, f in zip(state, new, strict=True))), where
 
@@ -280,11 +306,13 @@ class _Segment:
     def __init__(self, loop: _Loop, make: type, count: int, done: int):
         self.loop, self.make, self.count, self.done = loop, make, count, done
         self.first, self.runs = True, True
+        self.across = _across.across()  # a backward repeats this outside of the solve
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         known, state = tensors[:4], tensors[4:]
         progress = _Progress(self.make(*state), *known)
-        ended, history, self.runs = self.loop.run(self.count, self.done, progress, replay=not self.first)
+        with _across.over(self.across):
+            ended, history, self.runs = self.loop.run(self.count, self.done, progress, replay=not self.first)
         if self.first and self.loop.callback is not None:
             self.count = len(history)  # a callback may have ended it; a repetition does not call it
         self.first = False

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.csr import CSR
+from learnsolve.ops import _across
 from learnsolve.ops._product import product, sampled
 from learnsolve.ops.block_batch import BlockBatch
 from learnsolve.ops.stencil_operator import StencilOperator
@@ -147,9 +148,15 @@ def as_operator(
     blocks: bool = False,
 ) -> Operator:
     """A CSR, a SciPy LinearOperator or a callable as what the loops work with; with `blocks` a BlockBatch, on
-    padded columns."""
+    padded columns. A matrix whose rows lie in several processes has its own: `as_operator`."""
     for i, p in enumerate(parameters):
         _check.tensor(function, f"parameters[{i}]", p)
+    if _across.of(A) is not None:
+        if transpose is not None or parameters:
+            raise ValueError(
+                f"{function}: transpose and parameters belong to a callable A; {type(A).__name__} has its own"
+            )
+        return A.as_operator(function, b)
     rows = b.shape[0 if b.dim() == 1 else -2]
     if isinstance(A, BlockBatch) and not blocks:
         raise TypeError(
@@ -227,7 +234,9 @@ def as_preconditioner(function: str, name: str, M: Any, b: Tensor) -> Callable[[
             f"{function}: {name} must be a callable r -> M r, a CSR or a LinearOperator, got "
             f"{type(M).__name__}"
         )
-    return on_columns(function, name, M, b.dim() == 1, True)
+    columns: Any = on_columns(function, name, M, b.dim() == 1, True)
+    columns.given = M  # for its compiled form
+    return columns
 
 
 def compiled_form(M: Any) -> tuple[str, Tensor | None, Any] | None:

@@ -42,6 +42,7 @@ class Options:
     adjoint_M: Any = None
     transpose: Callable | None = None
     parameters: tuple[Tensor, ...] = ()
+    null_space: Any = None
 
     def __post_init__(self):
         for key, default in (("rtol", 1e-5), ("atol", 0.0)):

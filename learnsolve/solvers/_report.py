@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from learnsolve.ops._across import rows
 from learnsolve.solvers._vectors import divide, dot, size
 from learnsolve.solvers.base import CODE, ConvergenceWarning, Solution, SolverError, Status
 
@@ -56,22 +57,23 @@ def _users_frame() -> int:
 _OURS = {"learnsolve", "torch"}
 
 
-def without_solution(A: Any, b: Tensor, x: Tensor, codes: Tensor) -> Tensor:
-    """`codes` (..., k), with INCONSISTENT for columns that failed because A x = b has no solution.
+def without_solution(A: Any, b: Tensor, x: Tensor, codes: Tensor) -> tuple[Tensor, str]:
+    """`codes` (..., k), with INCONSISTENT for columns that failed because A x = b has no solution; and how
+    large the component of b is that no A x has.
 
     For every solution z and every y, <y, b> = <A^T y, z>, so ||z|| >= |<y, b>| / ||A^T y||. The bound is
-    evaluated for three y: the residual of the solve, x, which may have grown along the null space, and an
-    approximate least-squares residual.
+    evaluated for four y: the constants, the residual of the solve, x, which may have grown along the null
+    space, and an approximate least-squares residual.
     """
     lost = codes == CODE[Status.STAGNATED]
     broken = (codes == CODE[Status.BREAKDOWN]) | (codes == CODE[Status.INDEFINITE])
     broken = broken | (codes == CODE[Status.DIVERGED])
     if not (lost | broken).any():
-        return codes
+        return codes, ""
     try:
         At = A.T
     except ValueError:  # a callable without its transpose
-        return codes
+        return codes, ""
     eps, found = torch.finfo(b.dtype).eps, torch.zeros_like(lost)
     # A method that broke down has met a singular direction. Rounding errors have many reasons, in float32
     # conditions of 1e5 among them, where a small residual remains; what has no solution keeps a part of b.
@@ -80,12 +82,21 @@ def without_solution(A: Any, b: Tensor, x: Tensor, codes: Tensor) -> Tensor:
     sure = torch.where(kept, eps**-0.75, eps**-0.9)
     limit = torch.where(broken.unsqueeze(-2), eps**-0.5, sure)
     whole = _norm(At, b / torch.where(size(b) == 0, 1, size(b)))
-    for y in (r, x, _least_residual(A, At, b)):
+    share, constant = 0.0, False
+    for number, y in enumerate((torch.ones_like(b), r, x, _least_residual(A, At, b))):
         y = divide(y, size(y), torch.isfinite(size(y)))
         part, image = dot(y, b).abs() / size(b).clamp(min=torch.finfo(b.dtype).tiny), size(At(y))
         tells = (part * _norm(At, y) >= limit * image) | (part * whole >= sure * image)
-        found |= ((part > eps**0.5) & tells).squeeze(-2)
-    return torch.where((lost | broken) & found, CODE[Status.INCONSISTENT], codes)
+        tells = (part > eps**0.5) & tells & (lost | broken).unsqueeze(-2)
+        if bool(tells.any()):
+            constant = constant or number == 0
+            share = max(share, float(torch.where(tells, part, 0).max()))
+        found |= tells.squeeze(-2)
+    codes = torch.where((lost | broken) & found, CODE[Status.INCONSISTENT], codes)
+    if not share:
+        return codes, ""
+    along = 'the constants; null_space="constants"' if constant else "a null vector of A^T; null_space="
+    return codes, f"b has a component of {share:.2g} ||b|| along {along} leaves it out. "
 
 
 def _norm(A: Any, y: Tensor) -> Tensor:
@@ -98,7 +109,7 @@ def _least_residual(A: Any, At: Any, b: Tensor) -> Tensor:
     """b - A x after some steps of conjugate gradients for least squares."""
     r, s = b, At(b)
     p, square = s, dot(s, s)
-    for _ in range(min(_STEPS, b.shape[-2])):
+    for _ in range(min(_STEPS, rows(b))):
         q = A(p)
         r = r - divide(square, dot(q, q), square > 0) * q
         s, before = At(r), square

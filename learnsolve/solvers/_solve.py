@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor
 from learnsolve import _device_analysis
 from learnsolve._inputs import operands
 from learnsolve._plain import outside_of_graphs
+from learnsolve.ops import _across
 from learnsolve.ops._autograd import tracked
 from learnsolve.ops.block_batch import Layout
 from learnsolve.solvers import _units
@@ -20,7 +22,9 @@ from learnsolve.solvers._blocks import Blocks, joined, systems_of
 from learnsolve.solvers._compiled_cg import Form, compiled_cg, fitting_form
 from learnsolve.solvers._criterion import Criterion, ResidualNorm
 from learnsolve.solvers._implicit import Found, Implicit, transformed
+from learnsolve.solvers._in_graphs import traced_solve
 from learnsolve.solvers._loop import Method, Outcome, iterate, runs_unattended
+from learnsolve.solvers._null_space import NullSpace, null_space
 from learnsolve.solvers._operator import Matrix, Operator, as_operator, as_preconditioner
 from learnsolve.solvers._options import (
     Options,
@@ -32,11 +36,11 @@ from learnsolve.solvers._options import (
     refuse_what_has_no_implicit_gradient,
 )
 from learnsolve.solvers._report import report, without_solution
+from learnsolve.solvers._steps import fitting_steps
 from learnsolve.solvers._vectors import size
 from learnsolve.solvers.base import CODE, OP_BY_OP, Iteration, Report, Solution, SolverError, Status
 
 
-@outside_of_graphs
 def solve(
     name: str,
     method: Method,
@@ -52,6 +56,41 @@ def solve(
     `symmetric`: A and M are their own transposes. `transposed_M`: the adjoint solve needs a transpose of M,
     or else runs without one.
     """
+    if torch.compiler.is_dynamo_compiling():
+        traced = traced_solve(name, A, b, x0, options, symmetric, getattr(method, "restart", 0))
+        if traced is not None:
+            return traced
+    return _solve(name, method, A, b, x0, options, symmetric, transposed_M)
+
+
+def _solve(
+    name: str,
+    method: Method,
+    A: Any,
+    b: Tensor,
+    x0: Tensor | None,
+    options: Options,
+    symmetric: bool,
+    transposed_M: bool,
+) -> Solution:
+    """`solve`, in Python, and its time."""
+    start = time.perf_counter()
+    solution = _checked_and_run(name, method, A, b, x0, options, symmetric, transposed_M)
+    if solution.x.is_cpu:  # a device would have to be waited for
+        solution.seconds = time.perf_counter() - start
+    return solution
+
+
+def _checked_and_run(
+    name: str,
+    method: Method,
+    A: Any,
+    b: Tensor,
+    x0: Tensor | None,
+    options: Options,
+    symmetric: bool,
+    transposed_M: bool,
+) -> Solution:
     A, b, x0 = operands(name, A, b, x0)
     check_b(name, b)
     check_options(name, options)
@@ -72,17 +111,19 @@ def solve(
             as_preconditioner(name, "adjoint_M", its.adjoint_M, part)
     if layout is not None:
         B, X0 = layout.padded(B), None if X0 is None else layout.padded(X0)
-    rtol, n = options.rtol, B.shape[-2]
+    rtol, shared = options.rtol, _across.of(operator)
+    n = B.shape[-2] if shared is None else shared.rows
     recorded, form = options.gradient != "implicit", None
     fixed = recorded and rtol == 0 and options.atol == 0 and options.maxiter is not None
     if getattr(method, "compiled", False) and options.callback is None and recorded == fixed:
-        form = fitting_form(operator, options.M, B, fixed)
+        form = fitting_form(operator, options.M, B, fixed, method.flexible)  # type: ignore[attr-defined]
+    reads = B.is_cpu or rtol != 0 or options.atol != 0  # else nothing waits for the device
     solver = Solver(
         name,
         method,
         operator,
         joined(layout, Ms),
-        lambda unit: ResidualNorm(rtol, options.atol / unit if _asked(options.atol) else 0.0),
+        lambda unit: ResidualNorm(rtol, _units.number(options.atol, unit) if _asked(options.atol) else 0.0),
         10 * n if options.maxiter is None else options.maxiter,
         vector,
         options.throw,
@@ -90,6 +131,7 @@ def solve(
         form=form,
         atol=options.atol,
         layout=layout,
+        null=null_space(name, options.null_space, operator, B, layout, symmetric, reads),
     )
     if recorded:
         return solver.unrolled(B, X0, options.gradient == "checkpointed")
@@ -117,6 +159,14 @@ def solve(
     return solver.implicit(B, X0, linear)
 
 
+_solve = outside_of_graphs(
+    _solve,
+    "a solve is part of a graph (fullgraph=True, torch.export) only with a CSR as A, M none or one that "
+    "solvers.cg has a compiled form of, no callback, gradient='implicit', or, for a fixed "
+    "number of iterations (rtol=0, maxiter=), 'unrolled': docs/solvers.md, 'torch.compile and torch.export'",
+)
+
+
 @dataclass
 class Solver:
     """A method with all that it needs but right-hand sides."""
@@ -136,13 +186,26 @@ class Solver:
     advice: str = ""  # of a warning that it did not converge
     ran: str = OP_BY_OP  # the last iterations: `Solution.loop`
     layout: Layout | None = None  # of the blocks of a BlockBatch, which the columns are then padded to
+    null: NullSpace | None = None  # of a singular A
 
     def with_parameters(self, parameters: tuple[Tensor, ...]) -> Solver:
         return replace(self, A=self.A.with_parameters(parameters))
 
     def iterate(self, b: Tensor, x0: Tensor | None, segments: bool = False) -> tuple[Outcome, str]:
+        """`regular`, of a singular A on its range."""
+        if self.null is None:
+            return self.regular(b, x0, segments)
+        right = self.null.consistent(b)
+        out, note = self.regular(right, x0, segments)
+        return out._replace(x=self.null.shortest(out.x)), self.null.note(b, right) + note
+
+    def regular(self, b: Tensor, x0: Tensor | None, segments: bool) -> tuple[Outcome, str]:
         """By the compiled loop of conjugate gradients where it takes the system, else by the general loop; in
         units where sizes are extraordinary. And how far a solve came that did not converge."""
+        with _across.over(_across.of(self.A)):
+            return self._iterate(b, x0, segments)
+
+    def _iterate(self, b: Tensor, x0: Tensor | None, segments: bool) -> tuple[Outcome, str]:
         form, criterion = self.form, self.criterion(1)
         size_A = self.A.size()
         if form is not None and form.fixed and _device_analysis.here(b):
@@ -153,8 +216,8 @@ class Solver:
         A, M, of_x, of_b = self.A, self.M, 1, 1
         if units is not None:
             of_x, of_b = units.of_x, units.of_b
-            b, x0, criterion = b / of_b, None if x0 is None else x0 / of_x, self.criterion(of_b)
-            A, M, form = _units.InUnits(A, units.of_A), _units.preconditioner(M, units), units.form(form)
+            b, x0, criterion = b / of_b, None if x0 is None else units.into(x0), self.criterion(of_b)
+            A, M, form = _units.operator(A, units), _units.preconditioner(M, units), units.form(form)
         out = None
         if form is not None:
             matrix = self.A if units is None else _units.matrix(self.A, units)
@@ -162,19 +225,22 @@ class Solver:
         self.ran = OP_BY_OP if form is None or out is None else form.loop
         if out is None:
             call = None if self.callback is None else self._told(of_x, of_b)
-            out = iterate(self.method, A, M, b, x0, criterion, self.maxiter, call, segments)
+            steps = None if call is not None else fitting_steps(self.method, A, M, b, x0, criterion)
+            self.ran = OP_BY_OP if steps is None else steps.loop
+            out = iterate(self.method, A, M, b, x0, criterion, self.maxiter, call, segments, steps)
         x, norms, codes, note = out.x, out.norms, out.codes, ""
         if units is not None:
-            x, norms = x * of_x, norms * of_b
+            x, norms = units.out_of(x), norms * of_b
         if criterion.asked:
             with torch.no_grad():
                 codes, note = self._judged(A, b.detach(), x.detach(), out, criterion, units)
-        if b.is_cpu and _finite(x) and (size_A is None or _finite(size_A)):
+        if b.is_cpu and _across.everywhere(_finite(x)) and (size_A is None or _finite(size_A)):
             return Outcome(x, norms, codes), note
-        # A NaN that no product has met: in x where a column of A is empty, in A where b is zero.
-        lost = ~torch.isfinite(x.detach()).all(dim=-2)
+        # A NaN that no product has met: in x where a column of A is empty, in A where b is zero. And what a
+        # method took for something else, such as an infinite curvature.
+        lost = _across.anywhere(~torch.isfinite(x.detach()).all(dim=-2))
         if size_A is not None:
-            lost = lost | ((codes == CODE[Status.CONVERGED]) & ~torch.isfinite(size_A).squeeze(-2))
+            lost = lost | ~torch.isfinite(size_A).squeeze(-2)
         return Outcome(x, norms, torch.where(lost, CODE[Status.NON_FINITE], codes)), note
 
     def _judged(
@@ -183,16 +249,24 @@ class Solver:
         """Codes of the x that the user gets, and what to say of those that did not converge."""
         codes = out.codes
         if units is not None:
-            x = x / units.of_x
-            if not torch.equal(x, out.x) and torch.isfinite(x).all():  # digits lost below the dtype's range
+            x = units.into(x)
+            lost = (codes == CODE[Status.CONVERGED]) & _across.anywhere((x != out.x).any(dim=-2))
+            if bool(lost.any()):  # digits, below the dtype's range
                 r = b - A(x)
                 holds = criterion.begin(A, b, x, r, size(r)).squeeze(-2)
-                codes = torch.where((codes == CODE[Status.CONVERGED]) & ~holds, CODE[Status.STAGNATED], codes)
-        if bool((codes <= CODE[Status.CONVERGED]).all()):
+                codes = torch.where(lost & ~holds, CODE[Status.STAGNATED], codes)
+        failed = codes > CODE[Status.CONVERGED]
+        if not bool(failed.any()):
             return codes, ""
+        # Whatever the method took it for, as an infinite curvature for a breakdown.
+        broken = failed & _across.anywhere(~torch.isfinite(b - A(x)).all(dim=-2))
+        codes = torch.where(broken, CODE[Status.NON_FINITE], codes)
+        if bool((broken == failed).all()):
+            return codes, ""
+        why = ""
         if criterion.square:
-            codes = without_solution(A, b, x, codes)
-        return codes, criterion.accuracy(A, b, x, codes)
+            codes, why = without_solution(A, b, x, codes)
+        return codes, why + criterion.accuracy(A, b, x, codes)
 
     def _told(self, of_x: Any, of_b: Any) -> Callable[[Iteration], Any]:
         """The callback, in the user's own units, with a vector if b is one."""
@@ -204,6 +278,8 @@ class Solver:
                 (at.residual_norm.unsqueeze(-2) * of_b).squeeze(-2),
                 at.converged,
             )
+            if self.null is not None:
+                x = self.null.shortest(x)
             if self.layout is not None:
                 x = self.layout.joined(x)
             if self.vector:
@@ -219,7 +295,9 @@ class Solver:
             x = self.layout.joined(x)
         if self.vector and x.dim() == 2:
             x, norms, codes, axis = x.squeeze(-1), norms.squeeze(-1), codes.squeeze(-1), -1
-        return Solution(x, iterations, norms, axis, codes=codes, adjoint=report, note=note, loop=self.ran)
+        found = Solution(x, iterations, norms, axis, codes=codes, adjoint=report, note=note, loop=self.ran)
+        found.products = getattr(self.method, "products", int)(iterations)
+        return found
 
     def unrolled(self, b: Tensor, x0: Tensor | None, segments: bool) -> Solution:
         if _mapped(b) or any(_mapped(p) for p in self.A.parameters):
@@ -227,7 +305,10 @@ class Solver:
                 f'{self.name}: vmap needs gradient="implicit", since the number of iterations depends on the '
                 "data; or give the mapped axis to b, or A.values, as a batch axis"
             )
-        solution = self.solution(*self.iterate(b, x0, segments))
+        out, note = self.iterate(b, x0, segments)
+        if (shared := _across.of(self.A)) is not None:
+            out = out._replace(norms=shared.shown(out.norms))
+        solution = self.solution(out, note)
         if solution.iterations == 0:
             solution.x = with_zero_gradient(solution.x, b, *self.A.parameters)
         self.report(solution)
@@ -276,7 +357,8 @@ class Solver:
     def adjoint(self) -> Solver:
         """The solver of the transposed system, whose own adjoint is this one."""
         M = None if self.turned_M is None else self.turned_M()
-        return replace(self, A=self.A.T, M=M, turned_M=lambda: self.M)
+        null = None if self.null is None else self.null.T
+        return replace(self, A=self.A.T, M=M, turned_M=lambda: self.M, null=null)
 
 
 def with_zero_gradient(x: Tensor, *others: Tensor) -> Tensor:

@@ -9,8 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from learnsolve import _check
+from learnsolve.ops import _across
 from learnsolve.ops.block_batch import BlockBatch
 from learnsolve.preconditioners._spectrum import RATIO, largest_eigenvalue
+from learnsolve.preconditioners.base import readable
 from learnsolve.solvers._coefficients import Parameters
 from learnsolve.solvers._operator import as_operator, as_preconditioner
 
@@ -22,21 +25,46 @@ def bounds(read: Parameters, lmin: Any, lmax: Any, *operator: Any) -> tuple[Any,
     low, high = _bound(read, "lmin", lmin), _bound(read, "lmax", lmax)
     high = _estimate(read, *operator) if high is None else high
     low = high / RATIO if low is None else low
-    if not isinstance(low, Tensor) and not isinstance(high, Tensor) and low > high:
-        raise ValueError(f"{read.name}: lmin must not be larger than lmax, got {low} and {high}; swap them")
+    _check_order(read.name, low, high)
     return low, high
+
+
+def given_bounds(name: str, lmin: Any, lmax: Any) -> tuple[Any, Any]:
+    """Checked: 0 < lmin <= lmax < inf for numbers, 0 < t < inf for tensors that are `readable`."""
+    low, high = (
+        _positive(name, key, value if isinstance(value, Tensor) else _check.number(name, key, value))
+        for key, value in (("lmin", lmin), ("lmax", lmax))
+    )
+    _check_order(name, low, high)
+    return low, high
+
+
+def _positive(name: str, key: str, value: Any) -> Any:
+    if isinstance(value, Tensor):
+        _check.dtype(name, key, value)
+        if not readable(value) or (good := (value > 0) & (value < math.inf)).all():
+            return value
+        got = float(value.detach()[~good][0])
+    elif 0 < value < math.inf:
+        return value
+    else:
+        got = value
+    raise ValueError(
+        f"{name}: {key} must be positive and finite, got {got}; it bounds the spectrum of M A, which must be "
+        "positive"
+    )
+
+
+def _check_order(name: str, low: Any, high: Any) -> None:
+    """Of numbers: bounds that are learned may cross on the way, and mean the same then."""
+    if not isinstance(low, Tensor) and not isinstance(high, Tensor) and low > high:
+        raise ValueError(f"{name}: lmin must not be larger than lmax, got {low} and {high}; swap them")
 
 
 def _bound(read: Parameters, key: str, value: Any) -> Any:
     if value is None:
         return None
-    value = read.read(key, value, rows=False)
-    if not isinstance(value, Tensor) and not 0 < value < math.inf:
-        raise ValueError(
-            f"{read.name}: {key} must be positive and finite, got {value}; it bounds the spectrum of M A, "
-            "which must be positive"
-        )
-    return value
+    return _positive(read.name, key, read.read(key, value, rows=False))
 
 
 def _estimate(read: Parameters, M: Any, transpose: Any, parameters: Any) -> Tensor:
@@ -47,6 +75,11 @@ def _estimate(read: Parameters, M: Any, transpose: Any, parameters: Any) -> Tens
         raise NotImplementedError(
             f"{name}: the largest eigenvalue of M A is not estimated under torch.compile; pass lmax= or, for "
             "richardson, weight="
+        )
+    if _across.of(A) is not None:
+        raise NotImplementedError(
+            f"{name}: the largest eigenvalue of M A is not estimated for rows in several processes; pass "
+            "lmax= or, for richardson, weight="
         )
     if isinstance(M, (list, tuple)):
         raise ValueError(

@@ -37,11 +37,16 @@ def next_look(number: int) -> int:
     return number + max(_FIRST, number // _SHARE)
 
 
-def is_due(number: int) -> bool:
+def next_due(done: int) -> int:
+    """The first iteration after number `done` to measure after."""
     at = 0
-    while at < number:
+    while at <= done:
         at = next_look(at)
-    return at == number
+    return at
+
+
+def is_due(number: int) -> bool:
+    return next_due(number - 1) == number
 
 
 def rounding_level(A: Any, x: Tensor, b: Tensor, y: Tensor) -> Tensor:

@@ -24,7 +24,8 @@ from learnsolve.solvers._options import Options, check_b, refuse_parameters_that
 from learnsolve.solvers._solve import solve
 from learnsolve.solvers.base import Solution
 
-KEYWORDS = tuple(field.name for field in fields(Options))
+# Of Krylov methods alone: a singular A.
+KEYWORDS = tuple(field.name for field in fields(Options) if field.name != "null_space")
 
 
 class State(NamedTuple):

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from learnsolve.ops._across import across
 from learnsolve.solvers._operator import Operator
 from learnsolve.solvers._vectors import largest
 
@@ -27,6 +28,18 @@ class Units(NamedTuple):
     @property
     def of_x(self) -> Tensor:
         return self.of_b if self.of_A is None else self.of_b / self.of_A
+
+    def into(self, x: Tensor) -> Tensor:
+        """x in these units. Zeros stay zeros where the unit itself is beyond the range of the dtype."""
+        return x / self.of_x if self._holds else torch.where(x == 0, 0, x / self.of_x)
+
+    def out_of(self, x: Tensor) -> Tensor:
+        return x * self.of_x if self._holds else torch.where(x == 0, 0, x * self.of_x)
+
+    @property
+    def _holds(self) -> bool:
+        info = torch.finfo(self.of_b.dtype)
+        return self.of_x.is_cpu and within(self.of_x, info.smallest_normal, info.max)
 
     def form(self, form: Any) -> Any:
         """What the compiled loop of conjugate gradients takes in these units (_compiled_cg.py), or None: M
@@ -62,6 +75,14 @@ def matrix(A: Any, units: Units) -> Any:
     return A if units.of_A is None else A.divided(units.of_A)
 
 
+def operator(A: Any, units: Units) -> Any:
+    """A in these units: its results divided, or its entries where they are subnormal, whose products with
+    numbers of size one have few digits."""
+    info, unit = torch.finfo(units.of_b.dtype), units.of_A
+    few = unit is not None and unit.is_cpu and bool((unit < info.smallest_normal / info.eps).any())
+    return matrix(A, units) if few and hasattr(A, "divided") else InUnits(A, unit)
+
+
 def preconditioner(M: Any, units: Units) -> Any:
     """M, an approximation of A^-1, which may be nonlinear and is given residuals as they are."""
     return None if M is None else lambda r: M(r * units.of_b) / units.of_x
@@ -70,7 +91,7 @@ def preconditioner(M: Any, units: Units) -> Any:
 def choose(size_A: Tensor | None, b: Tensor, atol: float = 0.0, unseen: bool = False) -> Units | None:
     """None where sizes are ordinary. That is not checked if `unseen`: it would wait for a device. No number
     below `atol` matters."""
-    if b.numel() == 0:
+    if b.numel() == 0 and across() is None:
         return None
     limit, size_b = 2.0 ** ORDINARY[b.dtype], largest(b, -2)
     if isinstance(atol, Tensor) or atol > 0:
@@ -82,6 +103,14 @@ def choose(size_A: Tensor | None, b: Tensor, atol: float = 0.0, unseen: bool = F
     if not unseen and all(bool(((u <= limit) & (u >= 1 / limit)).all()) for u in (of_A, of_b)):
         return None
     return Units(of_A, of_b)
+
+
+def number(atol: float | Tensor, unit: Any) -> Any:
+    """`atol` in a unit of b. A number divided by a tensor would be multiplied with its reciprocal, infinity
+    for the smallest units."""
+    if isinstance(unit, Tensor) and not isinstance(atol, Tensor):
+        return unit.new_tensor(atol) / unit
+    return atol / unit
 
 
 def within(size: Tensor, low: float, high: float) -> bool:

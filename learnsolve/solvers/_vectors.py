@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from learnsolve.ops._across import across
 from learnsolve.ops._dots import SPLIT, dots, scaled
 
 
@@ -21,13 +22,15 @@ def divide(a: Tensor, b: Tensor, where: Tensor) -> Tensor:
 
 def root(t: Tensor) -> Tensor:
     """The square root of what is positive, else 0, where its derivatives are 0 too. NaN stays NaN."""
+    if not torch.is_grad_enabled():
+        return t.clamp(min=0).sqrt()
     good = ~(t <= 0)
     return torch.where(good, torch.where(good, t, 1).sqrt(), 0)
 
 
 def safe_size(u: Tensor) -> Tensor:
     """`size` of vectors whose squares may leave the range of the dtype."""
-    if u.shape[-2] == 0:
+    if u.shape[-2] == 0 and across() is None:
         return size(u)
     unit = largest(u, -2)
     unit = torch.where((unit > 0) & torch.isfinite(unit), unit, 1)
@@ -36,10 +39,25 @@ def safe_size(u: Tensor) -> Tensor:
 
 def largest(u: Tensor, dim: int) -> Tensor:
     """The largest modulus along an axis that stays, a constant; a tenth of the time of an infinity norm."""
-    return u.detach().abs().amax(dim, keepdim=True)
+    processes = across()
+    if processes is None:
+        return u.detach().abs().amax(dim, keepdim=True)
+    return processes.largest(u.detach().abs().amax(dim, True) if u.shape[dim] else u.detach().sum(dim, True))
 
 
 def size(u: Tensor) -> Tensor:
     """||u|| of each column, (..., 1, k), a constant."""
     u = u.detach()
-    return torch.linalg.vector_norm(u, dim=-2, keepdim=True) if u.numel() < SPLIT else dot(u, u).sqrt()
+    if u.numel() < SPLIT and across() is None:
+        return torch.linalg.vector_norm(u, dim=-2, keepdim=True)
+    return dot(u, u).sqrt()
+
+
+def extended(kept: Tensor, j: int, v: Tensor, most: int) -> Tensor:
+    """The vectors with v as number j. Copies of all are made where autograd records, else when room ends."""
+    if torch.is_grad_enabled():
+        return torch.cat((kept, v.unsqueeze(0)))
+    if len(kept) == j:
+        kept = torch.cat((kept, kept.new_empty((max(min(most - j, j, 32), 1), *v.shape))))
+    kept[j] = v
+    return kept

@@ -13,7 +13,22 @@ from learnsolve._unchanged import Unchanged
 
 
 class Status(enum.Enum):
-    """How a solve ended, from best to worst. The value is a sentence: what happened and what to try."""
+    """How a solve ended, from best to worst. The value is a sentence: what happened and what to try.
+
+    Attributes
+    ----------
+    name : str, ``"CONVERGED"``, ``"MAX_ITERATIONS"``, ...
+    value : str, the sentence; `str()` of a Status is it too
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A, b = ls.problems.poisson((8, 8)), torch.ones(64, dtype=torch.float64)
+    >>> ls.solvers.cg(A, b).status is ls.solvers.Status.CONVERGED
+    True
+    >>> print(ls.solvers.Status.CONVERGED)
+    The residual norm reached the tolerance.
+    """
 
     CONVERGED = "The residual norm reached the tolerance."
     MAX_ITERATIONS = (
@@ -35,8 +50,8 @@ class Status(enum.Enum):
     )
     INCONSISTENT = (
         "A x = b has no solution, or only a huge one: A is singular or nearly so, and b has a component "
-        "outside its range. Remove that component from b (for Neumann boundaries: its mean), or use lsqr or "
-        "lsmr, which minimise ||b - A x||."
+        'outside its range. The Krylov methods leave it out with null_space= ("constants" for Neumann and '
+        "periodic boundaries and graph Laplacians); or use lsqr or lsmr, which minimise ||b - A x||."
     )
     ILL_CONDITIONED = (
         "The estimate of the condition number of A exceeded conlim. Regularise (damp), scale A's columns to "
@@ -71,6 +86,14 @@ class Iteration(NamedTuple):
     x : Tensor, the iterate
     residual_norm : Tensor, shape () or (..., k), ||b - A x|| of each column, by the method
     converged : bool Tensor of that shape
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A, b = ls.problems.poisson((8, 8)), torch.ones(64, dtype=torch.float64)
+    >>> solution = ls.solvers.cg(A, b, callback=lambda found: found.iteration == 3)
+    >>> solution.status.name, solution.iterations
+    ('STOPPED_BY_CALLBACK', 3)
     """
 
     iteration: int
@@ -84,6 +107,18 @@ class ConvergenceWarning(UserWarning):
 
     Python shows it once for every line that calls a solver. ``warnings.simplefilter("error",
     learnsolve.solvers.ConvergenceWarning)`` makes it an exception, ``"ignore"`` silences it.
+
+    Examples
+    --------
+    >>> import torch, warnings, learnsolve as ls
+    >>> A, b = ls.problems.poisson((8, 8)), torch.ones(64, dtype=torch.float64)
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("error", ls.solvers.ConvergenceWarning)
+    ...     try:
+    ...         ls.solvers.cg(A, b, maxiter=2)
+    ...     except ls.solvers.ConvergenceWarning as warning:
+    ...         print(str(warning).partition(".")[0])
+    cg: did not converge: MAX_ITERATIONS
     """
 
 
@@ -100,6 +135,16 @@ class SolverError(RuntimeError):
     Attributes
     ----------
     solution : Solution, as far as it came
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A, b = ls.problems.poisson((8, 8)), torch.ones(64, dtype=torch.float64)
+    >>> try:
+    ...     ls.solvers.cg(A, b, maxiter=2, throw=True)
+    ... except ls.solvers.SolverError as error:
+    ...     print(error.solution)
+    Solution(x=(64,), iterations=2, status=MAX_ITERATIONS)
     """
 
     def __init__(self, function: str, solution: Solution):
@@ -128,13 +173,33 @@ class Solution:
         None
     info : int, SciPy's code: 0 converged, > 0 iterations without converging, < 0 breakdown;
         ``x, info = solution`` unpacks
-    note : str, of a solve that did not converge: what was reached and what was asked; `summary` has it
+    note : str, of a solve that did not converge: what was reached and what was asked; `summary` has it. With
+        `null_space`: the component of b that was left out, if it is more than rounding
     loop : str, what ran the iterations: "compiled" calls, each of many; "compiled, M apart", a compiled call
         for each, and M between them; "op by op", one operation of torch after the other; "direct", a
         factorisation
+    seconds : float, the time of a solve on the CPU, from the call to the result, without what its backward
+        takes; of `jacobi`, and of the others with `iterations`, None, as in the graphs of torch.compile and
+        on a CUDA device, whose work goes on after the call
+    products : int, with A and A^T, of whole blocks of columns, that the iterations took: one each, two of
+        `bicgstab`, `lsqr` and `lsmr`, one more for a restart of `gmres`. The first residual and checks of the
+        last come on top. None where `seconds` is
     choice : str, of `learnsolve.solve`: the methods that ran and why; else empty
     adjoint : Solution of the last adjoint solve of gradient="implicit", without a graph; None before a
         backward
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A, b = ls.problems.poisson((8, 8)), torch.ones(64, dtype=torch.float64)
+    >>> solution = ls.solvers.cg(A, b)
+    >>> solution
+    Solution(x=(64,), iterations=10, status=CONVERGED)
+    >>> bool(solution.residual_norms[-1] <= 1e-5 * b.norm())
+    True
+    >>> x, info = solution
+    >>> info
+    0
     """
 
     def __init__(
@@ -152,6 +217,8 @@ class Solution:
         self.x = x
         self.loop = loop
         self.choice = ""
+        self.seconds: float | None = None
+        self.products: int | None = None
         self.normal_residual_norm: Tensor | None = None
         self.iterations = iterations
         self._norms = None if callable(residual_norms) else residual_norms

@@ -36,6 +36,12 @@ class BiCGSTAB:
     from there does not move x.
     """
 
+    @staticmethod
+    def products(iterations: int) -> int:
+        return 2 * iterations
+
+    steps = (1, 5)  # see _steps.py
+
     def start(self, A: Any, M: Any, x: Tensor, r: Tensor, running: Tensor) -> State:
         none, one = torch.zeros_like(r), torch.ones_like(r[..., :1, :])
         return State(x, r, r, none, none, one, torch.zeros_like(one), one)  # alpha = 0: start in the step
@@ -84,6 +90,7 @@ def bicgstab(
     adjoint_M: Any = None,
     transpose: Callable[[Tensor], Tensor] | None = None,
     parameters: tuple[Tensor, ...] = (),
+    null_space: Any = None,
 ) -> Solution:
     r"""BiCGSTAB for any square A, in short recurrences, preconditioned by M from the right.
 
@@ -98,6 +105,8 @@ def bicgstab(
     x0, rtol, atol, callback, gradient, throw, adjoint_rtol, adjoint_maxiter, parameters : as for `cg`
     adjoint_M : of the adjoint solve with A^T, gradient="implicit"; the transpose of M (M.T) if not given
     transpose : callable x -> A^T x, if A is a callable and gradient="implicit" is to be differentiated
+    null_space : as for `cg`, of A and A^T both; or a pair (N, N_left) of different ones, as (v, "constants")
+        for I - P^T of a Markov chain with the stationary distribution v
 
     Returns
     -------
@@ -143,5 +152,6 @@ def bicgstab(
         adjoint_M=adjoint_M,
         transpose=transpose,
         parameters=parameters,
+        null_space=null_space,
     )
     return solve("bicgstab", BiCGSTAB(), A, b, x0, options)

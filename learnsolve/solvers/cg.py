@@ -31,9 +31,10 @@ class ConjugateGradients:
     conjugate to the last direction when it is not (fcg.py).
     """
 
+    compiled = True  # by _compiled_cg.py too
+
     def __init__(self, flexible: bool = False):
         self.flexible = flexible
-        self.compiled = not flexible  # by _compiled_cg.py too
 
     def start(self, A: Any, M: Any, x: Tensor, r: Tensor, running: Tensor) -> State:
         z = r if M is None else M(r)
@@ -68,6 +69,7 @@ def cg(
     adjoint_rtol: float | None = None,
     adjoint_maxiter: int | None = None,
     parameters: tuple[Tensor, ...] = (),
+    null_space: Any = None,
 ) -> Solution:
     r"""Conjugate gradients for a symmetric positive definite A, preconditioned by M.
 
@@ -92,6 +94,10 @@ def cg(
     throw : raise `SolverError` where a solve or its adjoint did not converge
     adjoint_rtol, adjoint_maxiter : of the adjoint solve; rtol and maxiter if not given
     parameters : tensors that a callable A computes with and that require grad (gradient="implicit")
+    null_space : of a singular A: "constants", on each connected component of A's graph (graph Laplacians,
+        Neumann and periodic boundaries); or a Tensor (n, k), of A's batch axes if it has some, of k linearly
+        independent vectors; of a `BlockBatch` its rows are null vectors of each block. x is then
+        :math:`A^+ b`, of minimum norm, and the component of b along them is left out
 
     Returns
     -------
@@ -100,7 +106,8 @@ def cg(
     Raises
     ------
     ValueError
-        if shapes do not fit, or something requires grad that gradient="implicit" has no gradient for.
+        if shapes do not fit, or something requires grad that gradient="implicit" has no gradient for; if
+        A maps a vector of null_space to more than rounding (not checked on a device without a tolerance).
     TypeError
         if types, dtypes or devices do not fit.
     SolverError
@@ -113,6 +120,11 @@ def cg(
     symmetric changes of A: along others the iterations solve nothing, nor do those few that sufficed for an A
     of multiple eigenvalues suffice for its neighbours. Cost: one product with A and one with M an iteration.
 
+    With `null_space` tolerance and residuals are those of :math:`A x = b - N N^T b`, and
+    :math:`\bar b = \lambda = A^+ \bar x`: the gradient of :math:`A^+ b` for all changes of A that keep its
+    null space. M need not know of it. Cost: two projections of b and of x, O(n k) each, and one product with
+    A for every vector, none an iteration.
+
     Examples
     --------
     >>> import torch, learnsolve as ls
@@ -124,6 +136,9 @@ def cg(
     >>> solution.x.sum().backward()  # solves A y = 1 once more
     >>> torch.allclose(b.grad, solution.x)
     True
+    >>> ring = ls.problems.poisson((6,), boundary="periodic")  # singular
+    >>> ls.solvers.cg(ring, torch.arange(6.0).double(), null_space="constants").x.sum().abs() < 1e-12
+    tensor(True)
     """
     options = Options(
         rtol=rtol,
@@ -136,6 +151,7 @@ def cg(
         adjoint_rtol=adjoint_rtol,
         adjoint_maxiter=adjoint_maxiter,
         parameters=parameters,
+        null_space=null_space,
     )
     if torch.compiler.is_dynamo_compiling() and (traced := traced_cg(A, b, x0, options)) is not None:
         return traced

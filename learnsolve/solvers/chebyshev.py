@@ -180,6 +180,14 @@ class Chebyshev(FixedNumber):
     log_lmin, log_lmax : the parameters
     lmin, lmax : the bounds
 
+    Raises
+    ------
+    ValueError
+        if a bound is not positive and finite, or requires grad; if iterations is negative, or gradient not
+        one of the two.
+    TypeError
+        if a bound is not a number or a float32 or float64 tensor, or iterations not an int.
+
     Examples
     --------
     >>> import torch, learnsolve as ls
@@ -219,6 +227,7 @@ class Chebyshev(FixedNumber):
         return self.log_lmax.exp()
 
     def forward(self, A: Any, b: Tensor, x0: Tensor | None = None) -> Solution:
+        """`chebyshev` with the bounds as they are now; arguments and result as there."""
         return chebyshev(
             A,
             b,

@@ -30,12 +30,27 @@ def fcg(
     adjoint_rtol: float | None = None,
     adjoint_maxiter: int | None = None,
     parameters: tuple[Tensor, ...] = (),
+    null_space: Any = None,
 ) -> Solution:
     """Flexible conjugate gradients: `cg` for an M that is nonlinear, not quite symmetric, or learned.
 
     Where M differs from step to step, plain conjugate gradients stall; this form keeps each direction
-    conjugate to the last at the cost of one more inner product. Parameters, results and errors are
-    those of `cg`.
+    conjugate to the last at the cost of one more inner product.
+
+    Parameters
+    ----------
+    A, b, x0, rtol, atol, maxiter : as for `cg`
+    M : as for `cg`, but neither linear nor symmetric of necessity
+    callback, gradient, throw, adjoint_rtol, adjoint_maxiter, parameters, null_space : as for `cg`
+
+    Returns
+    -------
+    Solution
+
+    Raises
+    ------
+    ValueError, TypeError, SolverError
+        as `cg`.
 
     Examples
     --------
@@ -56,5 +71,6 @@ def fcg(
         adjoint_rtol=adjoint_rtol,
         adjoint_maxiter=adjoint_maxiter,
         parameters=parameters,
+        null_space=null_space,
     )
     return solve("fcg", ConjugateGradients(flexible=True), A, b, x0, options, symmetric=True)

@@ -33,6 +33,7 @@ def fgmres(
     adjoint_M: Any = None,
     transpose: Callable[[Tensor], Tensor] | None = None,
     parameters: tuple[Tensor, ...] = (),
+    null_space: Any = None,
 ) -> Solution:
     r"""Flexible GMRES: for an M that is nonlinear, learned, or another iteration.
 
@@ -46,7 +47,7 @@ def fgmres(
     adjoint_M : of the adjoint solve with A^T, gradient="implicit". If not given it is M.T where M has one,
         else the adjoint solve goes without.
     A, b, x0, rtol, atol, maxiter, restart, callback, gradient, throw, adjoint_rtol, adjoint_maxiter,
-        transpose, parameters : as for `gmres`
+        transpose, parameters, null_space : as for `gmres`
 
     Returns
     -------
@@ -89,6 +90,7 @@ def fgmres(
         adjoint_M=adjoint_M,
         transpose=transpose,
         parameters=parameters,
+        null_space=null_space,
     )
     method = GeneralisedMinimalResidual(restart)
     return solve("fgmres", method, A, b, x0, options, transposed_M=False)

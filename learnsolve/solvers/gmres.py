@@ -16,17 +16,18 @@ from learnsolve import _check
 from learnsolve.ops._dots import combination, scaled
 from learnsolve.solvers._options import Options
 from learnsolve.solvers._solve import solve
-from learnsolve.solvers._vectors import divide, dot, root, size
+from learnsolve.solvers._vectors import divide, dot, extended, root, size
 from learnsolve.solvers.base import CODE, Iteration, Solution, Status
 
 
 class State(NamedTuple):
     x: Tensor
     r: Tensor
-    V: Tensor  # (j + 1, ..., n, k), the orthonormal basis
-    P: Tensor  # (j, ..., n, k), directions of x
-    c: Tensor  # (j, ..., 1, k), rotations
-    s: Tensor
+    V: Tensor  # the orthonormal basis, (j + 1, ..., n, k), and room for more if autograd does not record
+    P: Tensor  # (j, ..., n, k), directions of x, likewise
+    Q: Tensor | None  # (j + 1, j + 1, ..., 1, k), the product of the rotations; None: to be made of them
+    c: Tensor  # (j, ..., 1, k), cosines of the rotations
+    s: Tensor  # and sines
     eta: Tensor  # the last entry of the rotated right-hand side
     largest: Tensor  # ||A z|| so far, a constant
 
@@ -34,21 +35,32 @@ class State(NamedTuple):
 class GeneralisedMinimalResidual:
     """Arnoldi, orthogonalised twice, preconditioned from the right."""
 
+    steps = (2, 0)  # see _steps.py
+
     def __init__(self, restart: int):
         self.restart = restart
+
+    def products(self, iterations: int) -> int:
+        return iterations + max(iterations - 1, 0) // self.restart
 
     def start(self, A: Any, M: Any, x: Tensor, r: Tensor, running: Tensor) -> State:
         length = root(dot(r, r))
         v = divide(r, length, running)
-        empty = v.new_empty((0, *v.shape))
-        scalars = length.new_empty((0, *length.shape))
-        return State(x, r, v.unsqueeze(0), empty, scalars, scalars, length, torch.zeros_like(length).detach())
+        none = length.new_empty((0, *length.shape))
+        basis, directions = v.unsqueeze(0), v.new_empty((0, *v.shape))
+        return State(x, r, basis, directions, None, none, none, length, torch.zeros_like(length).detach())
 
     def step(self, A: Any, M: Any, b: Tensor, state: State, running: Tensor) -> tuple[State, Tensor]:
-        x, r, V, P, c, s, eta, largest = state
-        if len(P) == self.restart:
-            x, r, V, P, c, s, eta, largest = self.start(A, M, x, b - A(x), running)
-        z = V[-1] if M is None else M(V[-1])
+        if len(state.c) == self.restart:
+            state = self.start(A, M, state.x, b - A(state.x), running)
+        x, r, V, P, Q, cosines, sines, eta, largest = state
+        j, every = len(cosines), (V, P)
+        if Q is None:
+            Q = torch.ones_like(largest)[None, None]
+            for c, s in zip(cosines, sines, strict=True):
+                Q = _rotated(Q, c, s)
+        V, P = V[: j + 1], P[:j]
+        z = V[j] if M is None else M(V[j])
         w = A(z)
         largest = torch.maximum(largest, size(w))
         h = dot(V, w)
@@ -60,32 +72,39 @@ class GeneralisedMinimalResidual:
         # What is left of A z may be rounding errors only: the basis is then complete.
         noise = 10 * torch.finfo(w.dtype).eps * largest
         below = torch.where(below.detach() <= noise, 0, below)
-        column = list(h.unbind(0))
-        for i in range(len(c)):
-            up, down = column[i], column[i + 1]
-            column[i], column[i + 1] = c[i] * up + s[i] * down, c[i] * down - s[i] * up
+        column = (Q * h).sum(1)
         diagonal = root(column[-1] * column[-1] + below * below)
-        new_c, new_s = divide(column[-1], diagonal, running), divide(below, diagonal, running)
+        c, s = divide(column[-1], diagonal, running), divide(below, diagonal, running)
         direction = z
-        if len(P):
-            direction = z - combination(torch.stack(column[:-1]), P)
+        if j:
+            direction = z - combination(column[:-1], P)
         p = divide(direction, diagonal, running)
         v = divide(w, below, running)
-        x = x + scaled(new_c * eta, p)
-        eta_next = -new_s * eta
+        x = x + scaled(c * eta, p)
+        eta_next = -s * eta
         # r_j = s_j^2 r_{j-1} + c_j eta_{j+1} v_{j+1}
-        r = scaled(new_s * new_s, r) + scaled(new_c * eta_next, v)
+        r = scaled(s * s, r) + scaled(c * eta_next, v)
         new = State(
             x,
             r,
-            torch.cat((V, v.unsqueeze(0))),
-            torch.cat((P, p.unsqueeze(0))),
-            torch.cat((c, new_c.unsqueeze(0))),
-            torch.cat((s, new_s.unsqueeze(0))),
+            extended(every[0], j + 1, v, self.restart + 1),
+            extended(every[1], j, p, self.restart),
+            _rotated(Q, c, s),
+            torch.cat((cosines, c.unsqueeze(0))),
+            torch.cat((sines, s.unsqueeze(0))),
             eta_next,
             largest,
         )
         return new, torch.where(diagonal <= noise, CODE[Status.BREAKDOWN], 0)
+
+
+def _rotated(Q: Tensor, c: Tensor, s: Tensor) -> Tensor:
+    """The product with one more rotation, of the last row and a new one."""
+    last = Q[-1:]
+    rows = torch.cat((Q[:-1], c * last, -s * last))
+    one = torch.zeros_like(rows[:, :1])
+    one[-2:, 0] = torch.stack((s, c))
+    return torch.cat((rows, one), 1)
 
 
 def gmres(
@@ -106,6 +125,7 @@ def gmres(
     adjoint_M: Any = None,
     transpose: Callable[[Tensor], Tensor] | None = None,
     parameters: tuple[Tensor, ...] = (),
+    null_space: Any = None,
 ) -> Solution:
     r"""GMRES for any square A, restarted, preconditioned by M from the right.
 
@@ -121,6 +141,8 @@ def gmres(
     x0, rtol, atol, callback, gradient, throw, adjoint_rtol, adjoint_maxiter, parameters : as for `cg`
     adjoint_M : of the adjoint solve with A^T, gradient="implicit"; the transpose of M (M.T) if not given
     transpose : callable x -> A^T x, if A is a callable and gradient="implicit" is to be differentiated
+    null_space : as for `cg`, of A and A^T both; or a pair (N, N_left) of different ones, as (v, "constants")
+        for I - P^T of a Markov chain with the stationary distribution v
 
     Returns
     -------
@@ -167,5 +189,6 @@ def gmres(
         adjoint_M=adjoint_M,
         transpose=transpose,
         parameters=parameters,
+        null_space=null_space,
     )
     return solve("gmres", GeneralisedMinimalResidual(restart), A, b, x0, options)

@@ -13,6 +13,7 @@ from torch import Tensor
 from learnsolve._inputs import operands
 from learnsolve.solvers._coefficients import Parameters, trainable
 from learnsolve.solvers._fixed import FixedNumber
+from learnsolve.solvers._spectrum import bounds, given_bounds
 from learnsolve.solvers._stationary import run
 from learnsolve.solvers.base import Iteration, Solution
 
@@ -32,12 +33,24 @@ def heavyball_parameters(lmin: Any, lmax: Any) -> tuple[Any, Any]:
     -------
     two numbers or Tensors. The error shrinks by sqrt(beta) a step in the end, not from the beginning.
 
+    Raises
+    ------
+    ValueError
+        if a bound is not positive and finite (of tensors: not checked under `torch.compile`, under
+        transformations of `torch.func` and on a GPU), or the number lmin is larger than the number lmax.
+    TypeError
+        if a bound is not a number or a float32 or float64 tensor.
+
     Examples
     --------
     >>> import learnsolve as ls
     >>> ls.solvers.heavyball_parameters(1.0, 9.0)
     (0.25, 0.25)
     """
+    return _best(*given_bounds("heavyball_parameters", lmin, lmax))
+
+
+def _best(lmin: Any, lmax: Any) -> tuple[Any, Any]:
     low, high = lmin**0.5, lmax**0.5
     return 4 / (high + low) ** 2, ((high - low) / (high + low)) ** 2
 
@@ -47,8 +60,10 @@ def heavyball(
     b: Tensor,
     x0: Tensor | None = None,
     *,
-    alpha: float | Tensor,
-    beta: float | Tensor,
+    alpha: float | Tensor | None = None,
+    beta: float | Tensor | None = None,
+    lmin: float | Tensor | None = None,
+    lmax: float | Tensor | None = None,
     iterations: int | None = None,
     M: Any = None,
     rtol: float | None = None,
@@ -72,8 +87,10 @@ def heavyball(
     b : Tensor, shape (n,) or (..., n, k)
     alpha : number or Tensor, for N = iterations and a batch B: (), (n,), (N,), (N, n), (B,), (N, B) or in
         full (B, N, n) with ones allowed ("Shapes of parameters" in docs/solvers.md)
-    beta : the same without n: number or Tensor, (), (N,), (B,), (N, B) or (B, N, 1). `heavyball_parameters`
-        gives the best two scalars.
+    beta : the same without n: number or Tensor, (), (N,), (B,), (N, B) or (B, N, 1). If neither is given,
+        alpha and beta are the `heavyball_parameters` of lmin and lmax
+    lmin, lmax : instead of `alpha` and `beta`: bounds of the spectrum of M A, with shapes and estimates as
+        for `chebyshev`; differentiable
     x0, iterations, M, rtol, atol, maxiter, callback, gradient, throw : as for `richardson`
     adjoint_rtol, adjoint_maxiter, adjoint_M, transpose, parameters : as for `bicgstab`
 
@@ -113,19 +130,40 @@ def heavyball(
     >>> solution.residual_norms[-1].backward()
     >>> bool(alpha.grad < 0 and beta.grad < 0)  # larger ones would have converged faster
     True
+    >>> ls.solvers.heavyball(A, b, lmin=0.12, lmax=3.88).converged  # the best of these bounds
+    True
     """
     name = "heavyball"
     A, b, x0 = operands(name, A, b, x0)
     given = locals()
 
     def fixed(read: Parameters) -> tuple[Tensor, Tensor]:
-        return read.tensor("alpha", alpha), read.of_steps("beta", beta)
+        a, c = _coefficients(read, alpha, beta, lmin, lmax, M, transpose, parameters)
+        return read.tensor("alpha", a), read.of_steps("beta", c)
 
     def until(read: Parameters):
-        a, c = read.of_columns("alpha", alpha), read.of_columns("beta", beta, rows=False)
+        a, c = _coefficients(read, alpha, beta, lmin, lmax, M, transpose, parameters)
+        a, c = read.of_columns("alpha", a), read.of_columns("beta", c, rows=False)
         return lambda t: (a, c, t)
 
-    return run(name, given, fixed, until, "alpha", "beta")
+    return run(name, given, fixed, until, "alpha", "beta", "lmin", "lmax")
+
+
+def _coefficients(
+    read: Parameters, alpha: Any, beta: Any, lmin: Any, lmax: Any, M: Any, *operator: Any
+) -> tuple[Any, Any]:
+    if alpha is None and beta is None:
+        return _best(*bounds(read, lmin, lmax, M, *operator))
+    key, missing = ("alpha", "beta") if beta is None else ("beta", "alpha")
+    if not (lmin is None and lmax is None):
+        given = key if alpha is None or beta is None else "alpha and beta"
+        raise ValueError(f"heavyball: {given} must not be given beside lmin or lmax, which choose both")
+    if alpha is None or beta is None:
+        raise ValueError(
+            f"heavyball: {key} must be given with {missing}, got {missing}=None; or give neither, and lmin "
+            "and lmax"
+        )
+    return alpha, beta
 
 
 class Heavyball(FixedNumber):
@@ -138,6 +176,13 @@ class Heavyball(FixedNumber):
     iterations : int
     M : as for `heavyball`; a Module's parameters are then those of this module
     gradient : "unrolled" or "checkpointed"
+
+    Raises
+    ------
+    ValueError
+        if alpha or beta requires grad, iterations is negative, or gradient not one of the two.
+    TypeError
+        if alpha or beta is not a number or a float32 or float64 tensor, or iterations not an int.
 
     Examples
     --------
@@ -163,6 +208,7 @@ class Heavyball(FixedNumber):
         self.M = M
 
     def forward(self, A: Any, b: Tensor, x0: Tensor | None = None) -> Solution:
+        """`heavyball` with the parameters as they are now; arguments and result as there."""
         return heavyball(
             A, b, x0,
             alpha=self.alpha, beta=self.beta, iterations=self.iterations, M=self.M, gradient=self.gradient,

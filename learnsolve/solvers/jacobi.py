@@ -4,20 +4,24 @@ Source: Nytko et al., "Optimized Sparse Matrix Operations for Reverse Mode Autom
 arXiv 2212.05159, section 4.1; Saad, "Iterative Methods for Sparse Linear Systems" (2003), section 4.1.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from learnsolve import _check
 from learnsolve._inputs import operands
 from learnsolve.csr import CSR
+from learnsolve.ops import _across
 from learnsolve.ops._autograd import tracked
+from learnsolve.ops._dots import times
 from learnsolve.ops._product import product
 from learnsolve.ops._steps import residual_norm
 from learnsolve.ops.structure import shared_inverse_diagonal
 from learnsolve.pattern import SparsityPattern
 from learnsolve.solvers._coefficients import Parameters, trainable
-from learnsolve.solvers._fixed import FIXED_GRADIENTS, FixedNumber, compiled, with_last
-from learnsolve.solvers._options import check_x0
+from learnsolve.solvers._fixed import FIXED_GRADIENTS, FixedNumber, compiled, run_fixed, with_last
+from learnsolve.solvers._options import Options, check_b, check_x0
 from learnsolve.solvers.base import Solution
 
 
@@ -80,6 +84,8 @@ def jacobi(
     """
     name = "jacobi"
     A, b, x0 = operands(name, A, b, x0)
+    if _across.of(A) is not None:
+        return _over_processes(A, b, x0, weight, iterations, gradient)
     _check.matrix(name, "A", A)
     values, pattern = A.values, A.pattern
     n = pattern.shape[0]
@@ -106,6 +112,20 @@ def jacobi(
     return compiled(A, b, x0, scale, iterations, gradient == "checkpointed")
 
 
+def _over_processes(
+    A: Any, b: Tensor, x0: Tensor | None, weight: float | Tensor, iterations: int, gradient: str
+) -> Solution:
+    """The same for a matrix whose rows lie in several processes, sweep by sweep; one weight a row has those
+    of the rows here."""
+    name = "jacobi"
+    check_b(name, b)
+    iterations = _check.integer(name, "iterations", iterations, 0)
+    _check.one_of(name, "gradient", gradient, FIXED_GRADIENTS)
+    factor = Parameters(name, A, b, iterations).read("weight", weight)
+    scale = factor * A.inverse_diagonal(name).unsqueeze(0)
+    return run_fixed(name, A, b, x0, Options(gradient=gradient), iterations, scale, None)
+
+
 def _only_scale_learns(scale: Tensor, *others: Tensor) -> bool:
     return tracked(scale) and not tracked(*others) and not torch.compiler.is_dynamo_compiling()
 
@@ -128,12 +148,12 @@ def _one_sweep(values: Tensor, pattern: SparsityPattern, scale: Tensor, b: Tenso
 def _scale(weight: float | Tensor, inverse: Tensor, values: Tensor, read: Parameters) -> Tensor:
     """weight / D, shape (n,) or (..., 1 or iterations, n)."""
     if isinstance(weight, Tensor) and values.dim() == 1 and read.of_rows("weight", weight):
-        return weight * inverse  # without views, which cost a small training step more than the product
+        return times(inverse, weight)  # without views, which cost a small training step more than the product
     factor = read.read("weight", weight)
     if not isinstance(weight, Tensor):
         scale = inverse if factor == 1 else factor * inverse
         return scale if values.dim() == 1 else scale.unsqueeze(-2)
-    return factor * (inverse if values.dim() == 1 else inverse.unsqueeze(-2))
+    return times(inverse if values.dim() == 1 else inverse.unsqueeze(-2), factor)
 
 
 class Jacobi(FixedNumber):
@@ -146,6 +166,13 @@ class Jacobi(FixedNumber):
     weight : number or floating-point Tensor, the initial weight, of any shape that `jacobi` takes. A number
         becomes a parameter of torch's default dtype; ``.double()`` for float64 matrices.
     iterations, gradient : as for `jacobi`
+
+    Raises
+    ------
+    ValueError
+        if weight requires grad, iterations is negative, or gradient not one of the two.
+    TypeError
+        if weight is not a number or a float32 or float64 tensor, or iterations not an int.
 
     Examples
     --------
@@ -161,4 +188,5 @@ class Jacobi(FixedNumber):
         self.weight = trainable("Jacobi", "weight", weight)
 
     def forward(self, A: CSR, b: Tensor, x0: Tensor | None = None) -> Solution:
+        """`jacobi` with the weight as it is now; arguments and result as there."""
         return jacobi(A, b, x0, weight=self.weight, iterations=self.iterations, gradient=self.gradient)

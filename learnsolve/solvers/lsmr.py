@@ -46,6 +46,10 @@ class State(NamedTuple):
 class LSMR:
     """MINRES for A^T A x = A^T b: two QR factorisations of bidiagonal matrices by rotations."""
 
+    @staticmethod
+    def products(iterations: int) -> int:
+        return 2 * iterations
+
     def start(self, A: Any, M: Any, x: Tensor, r: Tensor, running: Tensor) -> State:
         q, beta = first_vectors(A, r, running)
         one, zero, none = torch.ones_like(beta), torch.zeros_like(beta), torch.zeros_like(x)

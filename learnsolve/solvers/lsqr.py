@@ -69,6 +69,10 @@ class State(NamedTuple):
 class LSQR:
     """QR factorisation of the bidiagonal matrix by rotations."""
 
+    @staticmethod
+    def products(iterations: int) -> int:
+        return 2 * iterations
+
     def start(self, A: Any, M: Any, x: Tensor, r: Tensor, running: Tensor) -> State:
         q, beta = first_vectors(A, r, running)
         zero = torch.zeros_like(beta)

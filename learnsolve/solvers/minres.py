@@ -24,12 +24,12 @@ class State(NamedTuple):
     v_old: Tensor  # Lanczos vectors, not normalised
     v: Tensor
     z: Tensor  # M v
-    gamma_old: Tensor  # their lengths in the norm of M
-    gamma: Tensor
     w_older: Tensor  # directions of x
     w_old: Tensor
     Aw_older: Tensor  # and of r
     Aw_old: Tensor
+    gamma_old: Tensor  # lengths of v_old and v in the norm of M
+    gamma: Tensor
     c_old: Tensor  # Givens rotations
     c: Tensor
     s_old: Tensor
@@ -43,6 +43,8 @@ class State(NamedTuple):
 class MinimalResidual:
     """Lanczos with M, and the QR factorisation of its tridiagonal matrix by rotations."""
 
+    steps = (0, 9)  # see _steps.py
+
     def start(self, A: Any, M: Any, x: Tensor, r: Tensor, running: Tensor) -> State:
         z = r if M is None else M(r)
         gamma = root(dot(r, z))
@@ -51,7 +53,7 @@ class MinimalResidual:
         gamma = torch.where(dot(r, z) < 0, -one, gamma)
         nil = zero.detach()
         return State(
-            x, r, none, r, z, one, gamma, none, none, none, none, one, one, zero, zero, gamma,
+            x, r, none, r, z, none, none, none, none, one, gamma, one, one, zero, zero, gamma,
             nil, nil, size(r),
         )  # fmt: skip
 
@@ -87,7 +89,7 @@ class MinimalResidual:
         left = root(a0 * a0 + (q.c * gamma) ** 2).detach()
         stuck = left <= eps * largest
         new = State(
-            x, r, q.v, v, z_next, q.gamma, gamma, q.w_old, w, q.Aw_old, Aw, q.c, c, q.s, s, -s * q.eta,
+            x, r, q.v, v, z_next, q.w_old, w, q.Aw_old, Aw, q.gamma, gamma, q.c, c, q.s, s, -s * q.eta,
             largest, norm_A, q.began,
         )  # fmt: skip
         trouble = torch.where(stuck, CODE[Status.BREAKDOWN], 0)
@@ -125,18 +127,19 @@ def minres(
     adjoint_rtol: float | None = None,
     adjoint_maxiter: int | None = None,
     parameters: tuple[Tensor, ...] = (),
+    null_space: Any = None,
 ) -> Solution:
     r"""MINRES for a symmetric A that may be indefinite, preconditioned by M.
 
     Each iterate minimises :math:`\|b - A x\|` (without M; with it the norm of M) over the Krylov space.
-    Singular systems that have a solution are solved.
+    Singular systems that have a solution are solved; `null_space` gives the one of minimum norm.
 
     Parameters
     ----------
     A : symmetric; else as for `cg`
     M : symmetric positive definite, even where A is not; else as for `cg`
-    b, x0, rtol, atol, maxiter, callback, gradient, throw, adjoint_rtol, adjoint_maxiter, parameters : as for
-        `cg`
+    b, x0, rtol, atol, maxiter, callback, gradient, throw, adjoint_rtol, adjoint_maxiter, parameters,
+        null_space : as for `cg`
 
     Returns
     -------
@@ -175,5 +178,6 @@ def minres(
         adjoint_rtol=adjoint_rtol,
         adjoint_maxiter=adjoint_maxiter,
         parameters=parameters,
+        null_space=null_space,
     )
     return solve("minres", MinimalResidual(), A, b, x0, options, symmetric=True)

@@ -22,7 +22,14 @@ class PCG(torch.nn.Module):
     flexible : use `fcg`, for an M that is nonlinear or not symmetric
     rtol, atol, maxiter : as for `cg`; rtol=0 for exactly `maxiter` iterations
     gradient : "unrolled" or "checkpointed" for the gradient of M; "implicit" for an M that is not trained
-    throw : as for `cg`
+    throw, null_space : as for `cg`
+
+    Raises
+    ------
+    ValueError
+        if gradient is not one of the three.
+    TypeError
+        if M is not callable; the rest is checked in a call, as by `cg`.
 
     Examples
     --------
@@ -52,6 +59,7 @@ class PCG(torch.nn.Module):
         maxiter: int | None = None,
         gradient: str = "unrolled",
         throw: bool = False,
+        null_space: Any = None,
     ):
         super().__init__()
         if not callable(M):
@@ -60,9 +68,10 @@ class PCG(torch.nn.Module):
         self.M = M
         self.flexible = flexible
         self.rtol, self.atol, self.maxiter = rtol, atol, maxiter
-        self.gradient, self.throw = gradient, throw
+        self.gradient, self.throw, self.null_space = gradient, throw, null_space
 
     def forward(self, A: Any, b: Tensor, x0: Tensor | None = None) -> Solution:
+        """`cg` for A x = b with the parameters as they are now; arguments and result as there."""
         return (fcg if self.flexible else cg)(
             A,
             b,
@@ -73,6 +82,7 @@ class PCG(torch.nn.Module):
             M=self.M,
             gradient=self.gradient,
             throw=self.throw,
+            null_space=self.null_space,
         )
 
     def extra_repr(self) -> str:

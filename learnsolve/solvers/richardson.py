@@ -13,7 +13,7 @@ from torch import Tensor
 from learnsolve._inputs import operands
 from learnsolve.solvers._coefficients import Parameters, trainable
 from learnsolve.solvers._fixed import FixedNumber
-from learnsolve.solvers._spectrum import bounds
+from learnsolve.solvers._spectrum import bounds, given_bounds
 from learnsolve.solvers._stationary import run
 from learnsolve.solvers.base import Iteration, Solution
 
@@ -29,13 +29,22 @@ def richardson_weight(lmin: Any, lmax: Any) -> Any:
     -------
     number or Tensor. The error shrinks by (kappa - 1) / (kappa + 1) a step, kappa = lmax / lmin.
 
+    Raises
+    ------
+    ValueError
+        if a bound is not positive and finite (of tensors: not checked under `torch.compile`, under
+        transformations of `torch.func` and on a GPU), or the number lmin is larger than the number lmax.
+    TypeError
+        if a bound is not a number or a float32 or float64 tensor.
+
     Examples
     --------
     >>> import learnsolve as ls
     >>> ls.solvers.richardson_weight(1.0, 3.0)
     0.5
     """
-    return 2 / (lmin + lmax)
+    low, high = given_bounds("richardson_weight", lmin, lmax)
+    return 2 / (low + high)
 
 
 def richardson(
@@ -143,7 +152,8 @@ def _weight(read: Parameters, weight: Any, lmin: Any, lmax: Any, M: Any, *operat
         return weight
     if free and M is not None:
         return 1.0
-    return richardson_weight(*bounds(read, lmin, lmax, M, *operator))
+    low, high = bounds(read, lmin, lmax, M, *operator)
+    return 2 / (low + high)
 
 
 class Richardson(FixedNumber):
@@ -156,6 +166,13 @@ class Richardson(FixedNumber):
     iterations : int
     M : as for `richardson`; a Module's parameters are then those of this module
     gradient : "unrolled" or "checkpointed"
+
+    Raises
+    ------
+    ValueError
+        if weight requires grad, iterations is negative, or gradient not one of the two.
+    TypeError
+        if weight is not a number or a float32 or float64 tensor, or iterations not an int.
 
     Examples
     --------
@@ -174,6 +191,7 @@ class Richardson(FixedNumber):
         self.M = M
 
     def forward(self, A: Any, b: Tensor, x0: Tensor | None = None) -> Solution:
+        """`richardson` with the weight as it is now; arguments and result as there."""
         return richardson(
             A, b, x0, weight=self.weight, iterations=self.iterations, M=self.M, gradient=self.gradient
         )

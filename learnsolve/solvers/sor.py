@@ -137,8 +137,22 @@ def ssor(
 
     .. math:: x_{k+1} = x_k + \omega (2 - \omega) (D + \omega U)^{-1} D (D + \omega L)^{-1} (b - A x_k)
 
-    Arguments, result, errors and gradients are those of `sor`; an iteration, of one product with A and two
-    triangular solves, counts as one.
+    An iteration, of one product with A and two triangular solves, counts as one. Gradients are those of
+    `sor`.
+
+    Parameters
+    ----------
+    A, b, x0, omega, multicolour, iterations, gradient : as for `sor`
+    rtol, atol, maxiter, callback, throw, adjoint_rtol, adjoint_maxiter : as for `sor`
+
+    Returns
+    -------
+    Solution
+
+    Raises
+    ------
+    ValueError, TypeError, SolverError
+        as `sor`.
 
     Examples
     --------
@@ -177,7 +191,21 @@ def gauss_seidel(
 
     .. math:: x_{k+1} = x_k + (D + L)^{-1} (b - A x_k)
 
-    `sor` with omega = 1: arguments, result, errors and gradients are those of `sor`.
+    `sor` with omega = 1, and with its gradients.
+
+    Parameters
+    ----------
+    A, b, x0, direction, multicolour, iterations, gradient : as for `sor`
+    rtol, atol, maxiter, callback, throw, adjoint_rtol, adjoint_maxiter : as for `sor`
+
+    Returns
+    -------
+    Solution
+
+    Raises
+    ------
+    ValueError, TypeError, SolverError
+        as `sor`.
 
     Examples
     --------
@@ -210,6 +238,15 @@ class SOR(FixedNumber):
     Attributes
     ----------
     omega : Tensor, the present one, with its graph
+
+    Raises
+    ------
+    ValueError
+        if omega is not within 0 < omega < 2, or requires grad; if iterations is negative, or direction or
+        gradient not one of those.
+    TypeError
+        if omega is not a number or a float32 or float64 tensor, iterations not an int, or multicolour not a
+        bool.
 
     Examples
     --------
@@ -245,6 +282,7 @@ class SOR(FixedNumber):
         return (2 * torch.sigmoid(self.logit)).clamp(info.tiny, 2 - info.eps)
 
     def forward(self, A: CSR, b: Tensor, x0: Tensor | None = None) -> Solution:
+        """`sor` with the parameters as they are now; arguments and result as there."""
         return sor(
             A, b, x0, omega=self.omega, direction=self.direction, multicolour=self.multicolour,
             iterations=self.iterations, gradient=self.gradient,

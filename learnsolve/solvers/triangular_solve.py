@@ -75,6 +75,7 @@ class TriangularSolve(TriangularFactor):
         self.transpose = transpose
 
     def forward(self, b: Tensor) -> Tensor:
+        """x with T x = b, or with `transpose` T^T x = b, of b's shape, (n,) or (..., n, k)."""
         return sptrsv(
             self.matrix(), b, lower=self.lower, unit_diagonal=self.unit_diagonal, transpose=self.transpose
         )

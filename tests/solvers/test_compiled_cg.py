@@ -250,3 +250,33 @@ def test_the_size_kept_of_a_matrix_follows_changes_in_place():
     assert Matrix(A).size().item() == 2.0
     A.values.mul_(3.0)
     assert Matrix(A).size().item() == 6.0
+
+
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_fcg_calls_a_nonlinear_m_between_compiled_steps(batch):
+    A = ls.problems.poisson((9, 8))
+    if batch:
+        A = ls.CSR.stack([A, ls.ops.symmetric_scaling(A)])
+    b = torch.randn(*batch, 72, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def M(r):
+        return r + 0.5 * torch.tanh(3 * r)
+
+    options = {"M": M, "rtol": 1e-9}
+    compiled = ls.solvers.fcg(A, b, **options)
+    general = ls.solvers.fcg(A, b, **options, callback=lambda at: None)  # a callback needs the general loop
+    assert (compiled.loop, general.loop) == ("compiled, M apart", "op by op")
+    assert compiled.iterations == general.iterations
+    torch.testing.assert_close(compiled.residual_norms, general.residual_norms, rtol=1e-6, atol=1e-12)
+    torch.testing.assert_close(compiled.x, general.x)
+    fourth = [solve(A, b, M=M, rtol=1e-14, maxiter=4).x for solve in (ls.solvers.cg, ls.solvers.fcg)]
+    assert not torch.allclose(*fourth, rtol=1e-6)  # cg does not subtract <r_old, M r>
+
+
+def test_fcg_without_m_and_with_a_recorded_graph_runs_op_by_op():
+    A, b = ls.problems.poisson((5, 5)), torch.ones(25, dtype=torch.float64)
+    assert ls.solvers.fcg(A, b).loop == "op by op"
+    assert ls.solvers.fcg(A, b, M=lambda r: r, gradient="unrolled").loop == "op by op"
+    jacobi = ls.solvers.fcg(A, b, M=ls.preconditioners.Jacobi(A))
+    assert jacobi.loop == "compiled, M apart"
+    torch.testing.assert_close(jacobi.x, ls.ops.spsolve(A, b), rtol=1e-4, atol=1e-5)

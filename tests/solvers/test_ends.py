@@ -1,6 +1,7 @@
 """How solves end that cannot go on: stagnation, systems without a solution, numbers out of range; and what is
 said of it."""
 
+import time
 import warnings
 
 import pytest
@@ -177,6 +178,49 @@ def test_a_nan_that_no_product_meets(name):
 
 
 @quiet
+@pytest.mark.parametrize("of", ["CSR", "callable"])
+@pytest.mark.parametrize("name", SQUARE)
+def test_an_infinity_is_named_whatever_the_method_takes_it_for(name, of):
+    """An infinite curvature looks like a breakdown, and b then like one without a solution."""
+    D = ls.problems.poisson((20,)).to_dense()
+    D[-1, -1] = torch.inf
+    A, keywords = ls.CSR.from_dense(D), {}
+    if of == "callable":
+        A, keywords = (lambda x: D @ x), {} if name in SYMMETRIC else {"transpose": lambda x: D.T @ x}
+    b = torch.zeros(20).double()
+    b[0] = 1
+    for maxiter in (0, 3, 200):
+        assert run(name, A, b, maxiter=maxiter, **keywords).status is Status.NON_FINITE
+        M = ls.CSR.from_dense(-torch.eye(20).double())  # INDEFINITE before A is met
+        assert run(name, A, b, maxiter=maxiter, M=M, **keywords).status is Status.NON_FINITE
+
+
+@quiet
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", SQUARE)
+def test_products_with_subnormal_matrices_keep_their_digits(name, dtype):
+    """x has the size of one in the solver's units: its products with A would be subnormal, of few digits."""
+    unit, tol = {torch.float32: (2.0**-135, 1e-6), torch.float64: (2.0**-1060, 1e-12)}[dtype]
+    D = torch.tensor([[4.0, 1.0, 0.0], [1.0, 5.0, 2.0], [0.0, 2.0, 6.0]], dtype=dtype)
+    b = torch.tensor([[0.3, 0.7, 0.11], [1.3, 0.1, 0.9]], dtype=dtype).T.contiguous()
+    for small in (b, b[:, 0]):
+        solution = run(name, ls.CSR.from_dense(D * unit), small * (unit * 2.0**60), tol=tol)
+        wanted = run(name, ls.CSR.from_dense(D), small, tol=tol)
+        assert solution.converged
+        assert solution.iterations == wanted.iterations
+        torch.testing.assert_close(solution.x * 2.0**-60, wanted.x, rtol=8 * torch.finfo(dtype).eps, atol=0)
+
+
+@quiet
+@pytest.mark.parametrize("name", RECTANGULAR)
+def test_least_squares_of_a_callable_that_underflows_are_not_solved_by_zero(name):
+    """The squares of A^T b are zero, not A^T b."""
+    D = 1e-26 * torch.tensor([[2.0, 1.0], [1.0, 3.0], [0.5, 0.0]])
+    solution = run(name, lambda x: D @ x, torch.ones(3), tol=1e-5, transpose=lambda y: D.T @ y)
+    assert solution.x.any() or not solution.converged
+
+
+@quiet
 @pytest.mark.parametrize("name", STATIONARY)
 def test_a_nan_in_x0_or_with_no_right_hand_side(name):
     A = ls.problems.poisson((4,))
@@ -193,6 +237,37 @@ def test_digits_lost_below_the_range(name):
     one = ls.CSR.from_dense(torch.tensor([[1e300]], dtype=torch.float64))
     assert not run(name, one, torch.tensor([1e-15], dtype=torch.float64), tol=1e-12).converged
     assert run(name, one, torch.tensor([1e-3]).double(), tol=1e-12).converged
+
+
+@quiet
+@pytest.mark.parametrize("name", SQUARE)
+def test_digits_lost_below_the_range_beside_a_column_that_is_not_finite(name):
+    """The check of one column does not depend on its neighbours."""
+    A = ls.CSR.from_dense(torch.tensor([[1e300]], dtype=torch.float64))
+    b, x0 = torch.tensor([[[1e-15, 1.0]], [[0.0, torch.nan]]], dtype=torch.float64)
+    assert Status.CONVERGED not in run(name, A, b, x0, tol=1e-12).statuses
+
+
+@quiet
+@pytest.mark.parametrize("name", SQUARE)
+def test_an_absolute_tolerance_in_the_smallest_units(name):
+    """The reciprocal of the unit of b is infinite; the tolerance is not."""
+    A = ls.CSR.from_dense(torch.tensor([[2.0]], dtype=torch.float64))
+    b = torch.tensor([4e-309], dtype=torch.float64)
+    solution = getattr(S, name)(A, b, rtol=1e-4, atol=1e-313)
+    assert solution.converged
+    assert solution.x.item() == 2e-309
+
+
+@quiet
+@pytest.mark.parametrize("name", SQUARE)
+@pytest.mark.parametrize(("entry", "atol"), [(1e-300, 1e10), (1e150, 1e-200)])
+def test_zeros_are_solved_by_zeros_in_any_units(name, entry, atol):
+    """The unit of x is infinite or zero."""
+    A = ls.CSR.from_dense(torch.tensor([[entry]], dtype=torch.float64))
+    solution = getattr(S, name)(A, torch.zeros(1, dtype=torch.float64), atol=atol)
+    assert solution.converged
+    assert solution.x.item() == 0
 
 
 def test_an_adjoint_that_lost_digits_warns():
@@ -320,3 +395,32 @@ def test_stagnation_of_rectangular_callables_is_measured(name):
     assert solution.converged
     assert solution.iterations > 20
     torch.testing.assert_close(D.mT @ (b - D @ solution.x), torch.zeros(30).double(), rtol=0, atol=1e-4)
+
+
+def test_a_solve_says_how_long_it_took():
+    A, b = ls.problems.poisson((20, 20)), torch.ones(400, dtype=torch.float64)
+    start = time.perf_counter()
+    solution = ls.solvers.cg(A, b, rtol=1e-10)
+    assert 0 < solution.seconds < time.perf_counter() - start
+    assert ls.solvers.jacobi(A, b, iterations=2).seconds is None
+    assert ls.solvers.gmres(A, b, maxiter=4, rtol=0.0).seconds > 0
+
+
+@pytest.mark.parametrize("name", ["cg", "fcg", "minres", "bicgstab", "gmres", "fgmres", "lsqr", "lsmr"])
+def test_a_solve_says_how_many_products_it_took(name):
+    A, b, calls = ls.problems.poisson((9, 8)), torch.ones(72, dtype=torch.float64), []
+
+    def counted(x):
+        calls[-1] += 1
+        return A @ x
+
+    if name in RECTANGULAR:
+        options = {"transpose": counted, "atol": 0.0, "btol": 0.0}
+    else:
+        options = {"rtol": 0.0, "gradient": "unrolled"} | ({"restart": 3} if "gmres" in name else {})
+    products = []
+    for maxiter in (2, 9):
+        calls.append(0)
+        products.append(getattr(S, name)(counted, b, maxiter=maxiter, **options).products)
+    assert calls[1] - calls[0] == products[1] - products[0] >= 7  # the first residual, checks: in both
+    assert products[0] <= calls[0]

@@ -1,4 +1,6 @@
-"""Bounds of the spectrum that are not given: `richardson` and `chebyshev` estimate them, by one rule."""
+"""Bounds of the spectrum: `richardson`, `heavyball` and `chebyshev` estimate those not given, by one rule."""
+
+import math
 
 import pytest
 import torch
@@ -48,6 +50,40 @@ def test_the_weight_of_richardson():
         S.richardson(A, b, lmin=-1.0)
 
 
+def test_the_parameters_of_the_heavy_ball():
+    A, b = ls.problems.poisson((5, 5)), normal((25, 2))
+    eigenvalues = torch.linalg.eigvalsh(A.to_dense())
+    low, high = (eigenvalues[i].clone().requires_grad_() for i in (0, -1))
+    alpha, beta = S.heavyball_parameters(low, high)
+    solutions = [
+        S.heavyball(A, b, lmin=low, lmax=high, iterations=6),
+        S.heavyball(A, b, alpha=alpha, beta=beta, iterations=6),
+    ]
+    torch.testing.assert_close(*[s.residual_norms for s in solutions])
+    torch.testing.assert_close(*[torch.autograd.grad(s.x.sum(), (low, high)) for s in solutions])
+    numbers = {"lmin": float(low.detach()), "lmax": float(high.detach())}
+    fast = S.heavyball(A, b, rtol=1e-10, **numbers)
+    # sqrt(beta) a step in the end, by a polynomial of the step's number in the beginning
+    assert fast.converged
+    assert fast.iterations < 2 * math.log(1e-10) / math.log(float(beta.detach()) ** 0.5)
+    assert S.heavyball(A, b, rtol=1e-6, maxiter=4000).converged  # with estimates
+    lows = torch.stack((low, 2 * low)).detach()
+    batch = S.heavyball(A, b.expand(2, -1, -1), lmin=lows, lmax=numbers["lmax"], iterations=3).x
+    for x, lmin in zip(batch, lows, strict=True):
+        alone = S.heavyball(A, b, lmin=float(lmin), lmax=numbers["lmax"], iterations=3)
+        torch.testing.assert_close(x, alone.x)
+    for keywords, match in (
+        ({"alpha": 1.0, "beta": 0.1, "lmax": 8.0}, "alpha and beta must not be given beside lmin or lmax"),
+        ({"alpha": 1.0, "lmax": 8.0}, "alpha must not be given beside lmin or lmax"),
+        ({"beta": 0.1}, "beta must be given with alpha"),
+        ({"alpha": 0.1}, "alpha must be given with beta"),
+        ({"lmin": -1.0}, "lmin must be positive and finite, got -1"),
+        ({"lmin": low, "lmax": high}, "lmin requires grad"),
+    ):
+        with pytest.raises(ValueError, match=f"heavyball: {match}"):
+            S.heavyball(A, b, **keywords)
+
+
 @pytest.mark.parametrize("method", ["richardson", "chebyshev"])
 def test_batches_have_an_estimate_each(method):
     A, b = ls.problems.poisson((5, 5)), normal((3, 25, 2))
@@ -68,3 +104,56 @@ def test_other_operators():
         assert not S.chebyshev(0.0 * A, b, maxiter=5).converged
     with pytest.raises(ValueError, match="not estimated for one M a block; pass lmax="):
         S.chebyshev(ls.BlockBatch([A]), b, M=[P.Jacobi(A)])
+
+
+PARAMETERS = ("heavyball_parameters", "richardson_weight")
+FROM_BOUNDS = (*PARAMETERS, "richardson", "heavyball", "chebyshev")
+
+
+def from_bounds(name, lmin, lmax):
+    if name in PARAMETERS:
+        return getattr(S, name)(lmin, lmax)
+    b = torch.ones(4, dtype=torch.float64)
+    return getattr(S, name)(ls.problems.poisson((4,)), b, lmin=lmin, lmax=lmax, iterations=2)
+
+
+@pytest.mark.parametrize("name", FROM_BOUNDS)
+@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
+def test_bounds_that_are_not_positive_and_finite_are_refused(name, bad):
+    for value in (bad, torch.tensor(bad, dtype=torch.float64, requires_grad=True)):
+        with pytest.raises(
+            ValueError, match=f"^{name}: lmin must be positive and finite, got {bad}; it bounds"
+        ):
+            from_bounds(name, value, 4.0)
+        with pytest.raises(
+            ValueError, match=f"^{name}: lmax must be positive and finite, got {bad}; it bounds"
+        ):
+            from_bounds(name, 1.0, value)
+    one_of_two = torch.tensor([1.0, bad], dtype=torch.float64)
+    with pytest.raises(ValueError, match=f"{name}: lmin must be positive and finite, got {bad}"):
+        from_bounds(name, one_of_two, 4.0)
+
+
+@pytest.mark.parametrize("name", FROM_BOUNDS)
+def test_bounds_in_the_wrong_order_and_of_another_type_are_refused(name):
+    with pytest.raises(
+        ValueError, match=rf"^{name}: lmin must not be larger than lmax, got 9.0 and 1.0; swap"
+    ):
+        from_bounds(name, 9.0, 1.0)
+    with pytest.raises(TypeError, match=f"^{name}: lmin must be a number or a torch.Tensor, got str"):
+        from_bounds(name, "1", 9.0)
+    with pytest.raises(TypeError, match=f"^{name}: lmax "):
+        from_bounds(name, 1.0, torch.tensor(9))
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_parameters_from_bounds_in_transformations_and_compiled(name, fresh_compiler):
+    """There no values are looked at: the same numbers, and no break of the graph."""
+    f = getattr(S, name)
+    low, high = torch.tensor([0.5, 2.0], dtype=torch.float64), torch.tensor([3.0, 4.0], dtype=torch.float64)
+    expected = f(low, high)
+    torch.testing.assert_close(torch.func.vmap(f)(low, high), expected)
+    torch.testing.assert_close(torch.compile(f, fullgraph=True, backend="eager")(low, high), expected)
+    assert torch.autograd.gradcheck(f, (low.requires_grad_(), high.requires_grad_()))
+    whole = lambda t: torch.as_tensor(f(t, high.detach())[0]).sum()  # noqa: E731
+    assert torch.func.grad(whole)(low.detach()).isfinite().all()

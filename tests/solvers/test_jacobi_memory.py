@@ -72,6 +72,7 @@ print(most("unrolled", 2), most("checkpointed", 400), most("unrolled", 400))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc/self/status")
 def test_resident_memory_of_forward_and_backward():
     """Scratch memory of the compiled sweeps counts too, which torch's profiler does not see."""

@@ -64,7 +64,9 @@ def test_no_tolerance_ends_at_rounding_level(name):
     A = matrix(name)
     b = normal((A.shape[0],))
     solution = run(name, A, b, tol=0.0, maxiter=60)
-    assert solution.status in (Status.MAX_ITERATIONS, Status.CONVERGED, Status.BREAKDOWN)
+    # minres sees by chance that it gains nothing more, compiled or op by op: for half of all b, or a third.
+    ends = (Status.MAX_ITERATIONS, Status.CONVERGED, Status.BREAKDOWN)
+    assert solution.status in ((*ends, Status.STAGNATED) if name == "minres" else ends)
     r = b - A @ solution.x
     assert (A.T @ r).norm() < 1e-8 * b.norm()
 

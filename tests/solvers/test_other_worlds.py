@@ -91,6 +91,13 @@ def test_gradient_arrives_at_a_tensor():
     assert sparse.grad is not None
     torch.testing.assert_close(dense.grad, target.grad)  # zeros of D have gradients
     torch.testing.assert_close(sparse.grad.to_dense(), target.grad * (D != 0))
+    tall, same = (D[:, :5].clone().requires_grad_() for _ in range(2))
+    ls.solvers.lsqr(tall, B, atol=1e-13, btol=1e-13).x.sum().backward()
+    (torch.linalg.pinv(same) @ torch.from_numpy(B)).sum().backward()
+    torch.testing.assert_close(tall.grad, same.grad)
+    module = ls.nn.SparseMatrix(A, trainable=True)
+    ls.solvers.cg(module, B, rtol=1e-13).x.sum().backward()
+    torch.testing.assert_close(module.values.grad, sparse.grad.values())
     with pytest.raises(NotImplementedError, match="cannot accumulate a gradient in a CSC tensor"):
         ls.solvers.cg(D.to_sparse_csc().requires_grad_(), B)
 

@@ -107,6 +107,18 @@ def test_batches_are_loops():
         assert S.gauss_seidel(A.with_values(v), empty, iterations=2).x.shape == empty.shape
 
 
+@pytest.mark.filterwarnings("ignore::learnsolve.solvers.ConvergenceWarning")
+@pytest.mark.parametrize("name", ["gauss_seidel", "sor", "ssor"])
+def test_batches_that_come_to_rounding_level_are_loops(name):
+    """A member starts again there; the triangles are those of all members."""
+    A, method = poisson(3, 2), getattr(ls.solvers, name)
+    values, b = A.values * torch.tensor([[1.0], [1.5]]).double(), normal((2, A.shape[0], 1))
+    ours = method(A.with_values(values), b, rtol=1e-17, maxiter=80)
+    assert ours.x.shape == b.shape
+    for i in range(2):
+        assert torch.equal(ours.x[i], method(A.with_values(values[i]), b[i], rtol=1e-17, maxiter=80).x)
+
+
 @pytest.mark.parametrize("index", [torch.int32, torch.int64])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_precisions_and_index_types(dtype, index):

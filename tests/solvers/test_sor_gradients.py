@@ -168,7 +168,10 @@ def test_vmap_to_a_tolerance():
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize(
     ("gradient", "direction", "multicolour"),
-    [("unrolled", "symmetric", False), ("checkpointed", "forward", True)],
+    [
+        pytest.param("unrolled", "symmetric", False, marks=pytest.mark.slow),
+        ("checkpointed", "forward", True),
+    ],
 )
 def test_compile(direction, multicolour, gradient):
     args = inputs()

@@ -1,0 +1,251 @@
+"""Singular systems: `null_space=` of the Krylov methods, and null vectors found in a matrix.
+
+N has orthonormal columns that span the null space of A, N' those of the null space of A^T (N' = N for a
+symmetric A). With them a method computes the solution of minimum norm of the least-squares problem,
+
+    x = A^+ b:    solve A y = b - N' N'^T b, from any y0;    x = y - N N^T y.
+
+b is projected once and y once, whatever the number of iterations. In between the iteration is that of a
+regular system: its residuals lie in the range of A, where A has an inverse, and a component of y along N
+changes no residual. Derivatives: docs/gradients.md, "Singular systems".
+
+Source: Saad, "Iterative Methods for Sparse Linear Systems" (2003), section 6.5; Golub, Pereyra, "The
+differentiation of pseudo-inverses", SIAM J. Numer. Anal. 10 (1973) 413-432, equation 4.12.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+import torch
+from scipy.sparse import csgraph
+from torch import Tensor
+
+from learnsolve import _check
+from learnsolve._plain import makes_plain_tensors
+from learnsolve.csr import CSR
+from learnsolve.ops._product import product
+from learnsolve.ops._selection import trusted
+from learnsolve.ops._symmetry import numbers
+from learnsolve.ops.block_batch import Layout
+from learnsolve.pattern import SparsityPattern, as_numpy
+from learnsolve.solvers._blocks import Blocks
+from learnsolve.solvers._function import Function
+from learnsolve.solvers._operator import Matrix, Operator
+from learnsolve.solvers._vectors import divide, dot, size
+
+CONSTANTS = "constants"
+_USES = f'null_space must be None, "{CONSTANTS}", a tensor (n, k) of null vectors, or a pair of them'
+
+
+class NullSpace:
+    """Bases of the null spaces of A and A^T, sparse matrices n x k with orthonormal columns."""
+
+    def __init__(self, right: CSR, left: CSR, layout: Layout | None):
+        self.right, self.left, self.layout = right, left, layout
+
+    @property
+    def T(self) -> NullSpace:
+        return NullSpace(self.left, self.right, self.layout)
+
+    def consistent(self, b: Tensor) -> Tensor:
+        """b without its component along the null space of A^T; zero where nothing but rounding is left."""
+        rest = self._without(self.left, b)
+        noise = size(rest) <= 16 * torch.finfo(b.dtype).eps * size(b)
+        return torch.where(noise, 0, rest)
+
+    def shortest(self, x: Tensor) -> Tensor:
+        return self._without(self.right, x)
+
+    def _without(self, N: CSR, x: Tensor) -> Tensor:
+        if self.layout is not None:
+            x = self.layout.joined(x)
+        for _ in range(2):  # the second removes what rounding left where x is nearly in the null space
+            x = x - product(N.values, product(N.values, x, N.pattern, True), N.pattern, False)
+        return x if self.layout is None else self.layout.padded(x)
+
+    @torch.no_grad()
+    def note(self, b: Tensor, rest: Tensor) -> str:
+        """What was left out of b, in words; nothing of rounding errors, nor on a device, which would have to
+        be waited for."""
+        if not b.is_cpu or b.numel() == 0:
+            return ""
+        share = float((size(b - rest) / size(b).clamp(min=torch.finfo(b.dtype).tiny)).max())
+        if not share > torch.finfo(b.dtype).eps ** 0.5:
+            return ""
+        return f"b has a component of {share:.2g} ||b|| along null_space, which was left out. "
+
+
+def null_space(
+    name: str, given: Any, A: Operator, b: Tensor, layout: Layout | None, symmetric: bool, reads: bool
+) -> NullSpace | None:
+    """`null_space=` of a solve, checked against the numbers of A if it `reads` them, which waits for a
+    device."""
+    if given is None:
+        return None
+    pair = isinstance(given, (tuple, list))
+    if pair and (symmetric or len(given) != 2):
+        remedy = "A is symmetric here: give one" if symmetric else f"got {len(given)} of them"
+        raise ValueError(f"{name}: a pair in null_space has the null vectors of A, then of A^T; {remedy}")
+    with torch.no_grad():
+        bases = [_basis(name, its, A, b, layout, reads) for its in (given if pair else (given,))]
+        right, left = bases[0], bases[-1]
+        if right.shape[1] != left.shape[1]:
+            raise ValueError(
+                f"{name}: null_space must have as many null vectors of A as of A^T, got {right.shape[1]} and "
+                f"{left.shape[1]}"
+            )
+        if reads:
+            # A callable holds its parameters itself.
+            plain = A if isinstance(A, Function) else A.with_parameters(tuple(map(numbers, A.parameters)))
+            plain_b = numbers(b)
+            _check_null(name, "A", plain, right, plain_b, layout, "")
+            transposed = _transposed(plain)
+            if not symmetric and transposed is not None:
+                hint = "" if pair else "; null_space=(N, N_left) gives those of A and of A^T"
+                _check_null(name, "A^T", transposed, left, plain_b, layout, hint)
+            if pair:
+                _check_complementary(name, right, left)
+    return NullSpace(right, left, layout)
+
+
+def _transposed(A: Operator) -> Operator | None:
+    try:
+        return A.T
+    except ValueError:  # a callable without its transpose
+        return None
+
+
+def _basis(name: str, given: Any, A: Operator, b: Tensor, layout: Layout | None, reads: bool) -> CSR:
+    """Orthonormal columns: of each block, if there are blocks."""
+    n = b.shape[-2] if layout is None else sum(layout.sizes)
+    if isinstance(given, str):
+        if given != CONSTANTS:
+            raise ValueError(f"{name}: {_USES}, got {given!r}")
+        inner = A.inner if isinstance(A, Blocks) else A
+        if not isinstance(inner, Matrix):  # whose graph is not known: one component
+            ones = torch.full((n,), max(n, 1) ** -0.5, dtype=b.dtype, device=b.device)
+            return CSR(ones, _full(n, 1, b.device))
+        parts, weights = inner.A.pattern._planned(components)
+        return CSR(weights.to(b.dtype), parts)
+    if isinstance(given, np.ndarray):
+        given = torch.from_numpy(given)
+    if not isinstance(given, Tensor):
+        raise TypeError(f"{name}: {_USES}, got {type(given).__name__}")
+    if given.requires_grad:
+        raise ValueError(
+            f"{name}: null_space requires grad, but it is determined by A and gets no gradient; detach it"
+        )
+    given = numbers(given)
+    _check.same_kind(name, "null_space", given, numbers(b))
+    if given.dim() < 2 or given.shape[-2] != n or given.shape[-1] > n:
+        raise ValueError(
+            f"{name}: null_space must have shape ({n}, k), a null vector in each column, got "
+            f"{tuple(given.shape)}"
+        )
+    if layout is None:
+        _check.batches(name, given.shape[:-2], b.shape[:-2], "null_space and b")
+        return CSR(_orthonormal(name, given, reads).flatten(-2), _full(n, given.shape[-1], b.device))
+    if given.dim() > 2:
+        raise ValueError(f"{name}: null_space of a BlockBatch must have two axes, got {tuple(given.shape)}")
+    values = layout.joined(_orthonormal(name, layout.padded(given), reads)).flatten()
+    return CSR(values, _by_block(layout, given.shape[-1]))
+
+
+def _orthonormal(name: str, V: Tensor, reads: bool) -> Tensor:
+    """The columns of V (..., n, k), one after another, orthogonalised twice and normalised."""
+    done: list[Tensor] = []
+    for j, v in enumerate(V.unbind(-1)):
+        v = v.unsqueeze(-1)
+        v = divide(v, size(v), torch.isfinite(size(v)))
+        rest = v
+        for _ in range(2):
+            for u in done:
+                rest = rest - dot(u, rest) * u
+        if reads and not bool((size(rest) > 100 * torch.finfo(V.dtype).eps).all()):
+            raise ValueError(
+                f"{name}: the columns of null_space must be finite and linearly independent, column {j} is "
+                "zero, not finite or a combination of those before it; leave it out"
+            )
+        done.append(rest / size(rest))
+    return torch.cat(done, -1) if done else V
+
+
+@makes_plain_tensors
+@lru_cache(maxsize=8)
+def _full(n: int, k: int, device: torch.device) -> SparsityPattern:
+    crow = torch.arange(n + 1, device=device, dtype=torch.int64) * k
+    return SparsityPattern._trusted(crow, torch.arange(k, device=device).repeat(n), (n, k))
+
+
+@makes_plain_tensors
+def _by_block(layout: Layout, k: int) -> SparsityPattern:
+    """Row i has k entries, in the columns of its block."""
+    n, device = sum(layout.sizes), layout.batch.device
+    columns = layout.batch.unsqueeze(-1) * k + torch.arange(k, device=device)
+    crow = torch.arange(n + 1, device=device) * k
+    return SparsityPattern._trusted(crow, columns.flatten(), (n, k * len(layout.sizes)))
+
+
+def components(P: SparsityPattern) -> tuple[SparsityPattern, Tensor]:
+    """The connected components of the graph of P as a pattern n x count with one entry a row, and for each
+    row 1 / sqrt(rows of its component)."""
+    n = P.shape[0]
+    ones = np.ones(P.nnz, dtype=np.int8)
+    S = scipy.sparse.csr_array((ones, as_numpy(P.col_indices), as_numpy(P.crow_indices)), shape=P.shape)
+    count, label = csgraph.connected_components(S, directed=True, connection="weak")
+    sizes = np.bincount(label, minlength=count)
+    parts = trusted(P, np.arange(n + 1), label, (n, count))
+    return parts, torch.from_numpy(sizes[label] ** -0.5).to(P.device)
+
+
+def _check_null(
+    name: str, its: str, A: Operator, N: CSR, b: Tensor, layout: Layout | None, hint: str
+) -> None:
+    """||A v|| <= eps^(3/4) ||A|| ||v|| for each null vector v: about 10^4 roundings."""
+    P, values = N.pattern, N.values
+    # Of components the sum: they share no row, and no entry of A joins two.
+    summed = bool(P.nnz == P.shape[0]) and P.shape[1] != 1
+    for j in range(1 if summed else P.shape[1]):
+        e = torch.zeros(P.shape[1], 1, dtype=b.dtype, device=b.device)
+        e[slice(None) if summed else j] = 1
+        v = product(values, e, P, False)
+        if layout is not None:
+            v = layout.padded(v)
+        if isinstance(A, Function):  # which is given what the user's b is
+            v = v.expand(b.shape)
+        largest = A.size()
+        norm_A = size(A(b)) / size(b).clamp(min=torch.finfo(b.dtype).tiny) if largest is None else largest
+        ratio = size(A(v)) / (norm_A * size(v)).clamp(min=torch.finfo(b.dtype).tiny)
+        found, limit = float(ratio.max()) if ratio.numel() else 0.0, torch.finfo(b.dtype).eps ** 0.75
+        if not found <= limit:
+            what = (
+                "null_space" if summed or P.shape[1] == 1 else f"column {j} of null_space, orthonormalised,"
+            )
+            raise ValueError(
+                f"{name}: {what} is not in the null space of {its}: ||{its} v|| is {found:.2g} ||A|| ||v||, "
+                f"at most {limit:.1g} is rounding{hint}; a regular A needs no null_space"
+            )
+
+
+def _check_complementary(name: str, right: CSR, left: CSR) -> None:
+    """Krylov methods stay in the range of A, which must hold no null vector: N'^T N is regular."""
+    gram = torch.linalg.svdvals((left.to_dense().mT @ right.to_dense()).double())
+    if gram.numel() and not float(gram.min()) > 1e-6:
+        raise ValueError(
+            f"{name}: a null vector of A is in the range of A (the null spaces of A and of A^T are "
+            "orthogonal in a direction): Krylov methods break down; use lsqr or lsmr, which need no "
+            "null_space"
+        )
+
+
+def sums_to_zero(A: CSR) -> bool:
+    """Are all row and column sums of A zero, up to rounding? The constants are then null vectors of both."""
+    values = numbers(A.values)
+    plain = A.with_values(values)
+    limit = 64 * torch.finfo(values.dtype).eps
+    scale = plain.with_values(values.abs())
+    return all(bool((plain.sum(d).abs() <= limit * scale.sum(d)).all()) for d in (1, 0))
