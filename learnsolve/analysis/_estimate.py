@@ -19,6 +19,13 @@ class Estimate(NamedTuple):
         returned it
     converged : bool, whether the error is within the requested tolerance; if not, a RuntimeWarning is issued
         as well
+
+    Examples
+    --------
+    >>> import learnsolve as ls
+    >>> kappa = ls.analysis.condition_number(ls.problems.poisson((15,)))
+    >>> kappa.converged, bool(kappa.error < 1e-3 * kappa.value)
+    (True, True)
     """
 
     value: Tensor

@@ -13,6 +13,7 @@ and M A u ~ theta u for u = Y_k s, A u ~ theta z for z = V_k s.
 from __future__ import annotations
 
 import math
+from collections.abc import Generator
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor
 
 from learnsolve._plain import plain_tensors
-from learnsolve.analysis._operands import Map
+from learnsolve.analysis._operands import Map, Space
 
 
 class Ends(NamedTuple):
@@ -35,18 +36,43 @@ class Ends(NamedTuple):
     converged: bool
 
 
-def lanczos(name: str, A: Map, M: Map | None, start: Tensor, most: int, rtol: float) -> Ends | None:
-    """Up to `most` steps, until both extreme eigenvalues are known to a relative accuracy of `rtol`. None if
-    a product with A or M is not finite."""
+def lanczos(name: str, A: Map, M: Map | None, space: Space, most: int, rtol: float) -> list[Ends | None]:
+    """Up to `most` steps for each matrix of a batch, the products of all in one call; see `_steps`."""
+    start = space.start()
+    runs = [_steps(name, M is not None, start, most, rtol) for _ in range(space.batch.numel())]
+    found: list[Ends | None] = [None] * len(runs)
+    asked = {i: next(run) for i, run in enumerate(runs)}
+    shape = (*space.batch, *start.shape)
+    by_M = M is not None  # the runs ask for products with M and with A in turn
+    while asked:
+        with plain_tensors():
+            columns = [asked.get(i, start) for i in range(len(runs))]
+            X = torch.stack(columns).reshape(shape) if space.batch else columns[0]
+        Y = (M if by_M else A)(X).reshape(len(runs), *start.shape)  # type: ignore[misc]
+        by_M = M is not None and not by_M
+        for i in list(asked):
+            try:
+                asked[i] = runs[i].send(Y[i])
+            except StopIteration as stop:
+                found[i] = stop.value
+                del asked[i]
+    return found
+
+
+def _steps(
+    name: str, with_M: bool, start: Tensor, most: int, rtol: float
+) -> Generator[Tensor, Tensor, Ends | None]:
+    """Up to `most` steps, until both extreme eigenvalues are known to a relative accuracy of `rtol`. Yields
+    what is to be multiplied by M, if there is one, and by A in turn. None if a product is not finite."""
     n, eps = start.shape[0], torch.finfo(start.dtype).eps
     with plain_tensors():  # tensors of inference mode could not be filled here
         V = start.new_empty(most + 1, n)
-        Y = V if M is None else torch.empty_like(V)
+        Y = torch.empty_like(V) if with_M else V
     alpha, beta = [], []  # of the tridiagonal matrix
     size = length = 0.0  # size: of its largest entry
     w = start
     for k in range(most + 1):
-        y = w if M is None else M(w)
+        y = (yield w) if with_M else w
         with plain_tensors():  # A and M may run in a transformation of torch.func, this does not
             length = _length(name, w, y)
             if not length < torch.inf:
@@ -61,10 +87,10 @@ def lanczos(name: str, A: Map, M: Map | None, start: Tensor, most: int, rtol: fl
                 if exhausted or ends.converged or k == most:
                     return ends._replace(converged=ends.converged or exhausted)
             V[k] = w[:, 0] / length
-            if M is not None:
+            if with_M:
                 Y[k] = y[:, 0] / length
             y = Y[k].unsqueeze(-1)
-        w = A(y)
+        w = yield y
         with plain_tensors():
             # Orthogonalise against all, twice: the vectors stay orthogonal to rounding, so no eigenvalue
             # appears twice.

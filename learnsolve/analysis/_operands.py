@@ -17,11 +17,12 @@ Map = Callable[[Tensor], Tensor]
 
 
 class Space(NamedTuple):
-    """The length, dtype and device of vectors."""
+    """The length, dtype and device of vectors, and the batch axes of the map."""
 
     n: int
     dtype: torch.dtype
     device: torch.device
+    batch: torch.Size = torch.Size()
 
     def start(self) -> Tensor:
         """A column, the same in each call: random, so that no eigenvector is orthogonal to it."""
@@ -32,6 +33,14 @@ class Space(NamedTuple):
 
     def numbers(self, *values: float) -> Tensor:
         return torch.tensor(values, dtype=self.dtype, device=self.device)
+
+    def for_all(self, X: Tensor) -> Tensor:
+        """Columns (n, k), the same for each matrix of the batch."""
+        return X.expand(*self.batch, *X.shape)
+
+    def which(self, i: int) -> str:
+        """Of matrix number i, for messages."""
+        return f"matrix {i} of the batch: " if self.batch else ""
 
 
 def space_of(function: str, name: str, A: Any, n: int | None, dtype: torch.dtype | None) -> Space:
@@ -54,12 +63,30 @@ def space_of(function: str, name: str, A: Any, n: int | None, dtype: torch.dtype
                 f"{function}: {key} is for a callable {name}; that of this {type(A).__name__} is "
                 f"{known}, got {given}"
             )
-    if getattr(A, "batch_shape", ()):
-        raise ValueError(
-            f"{function}: needs one matrix, got a batch of shape {tuple(A.batch_shape)}; select one with "
-            "A.with_values(A.values[i])"
-        )
-    return Space(int(shape[0]), _dtype(A), getattr(A, "device", torch.device("cpu")))
+    batch = torch.Size(getattr(A, "batch_shape", ()))
+    if batch.numel() == 0:
+        raise ValueError(f"{function}: {name} is an empty batch of shape {tuple(batch)}; leave it out")
+    return Space(int(shape[0]), _dtype(A), getattr(A, "device", torch.device("cpu")), batch)
+
+
+def with_batch_of(function: str, space: Space, M: Any) -> Space:
+    """The space of products with A and M, whose batch axes are broadcast."""
+    _check.batches(function, space.batch, batch := torch.Size(getattr(M, "batch_shape", ())), "A and M")
+    return space._replace(batch=torch.broadcast_shapes(space.batch, batch))
+
+
+def member(apply: Map, space: Space, i: int) -> Map:
+    """Of a batch, the map of matrix number i, by products with all: the others are given zeros."""
+    if not space.batch:
+        return apply
+    count = space.batch.numel()
+    one = torch.zeros(count, 1, 1, dtype=space.dtype, device=space.device)
+    one[i] = 1
+
+    def of_one(X: Tensor) -> Tensor:
+        return apply((one * X).reshape(*space.batch, *X.shape)).reshape(count, *X.shape)[i]
+
+    return of_one
 
 
 def _dtype(A: Any) -> torch.dtype:

@@ -31,7 +31,7 @@ def condition_number(
 
     Returns
     -------
-    Estimate, whose `error` follows from those of the eigenvalues:
+    Estimate, of shape () or that of the batch, whose `error` follows from those of the eigenvalues:
         :math:`(\lambda_{\max} + e_2) / (\lambda_{\min} - e_1) - \kappa`. For a matrix that is singular up to
         rounding the value is infinite and has no gradient.
 
@@ -64,19 +64,32 @@ def condition_number(
     name = "condition_number"
     found = _extreme(name, A, M, steps, rtol, n, dtype)
     low, high = found.smallest.detach(), found.largest.detach()
-    if low < -found.errors[0]:
+    off_low, off_high = found.errors.unbind(-1)
+    if (low < -off_low).any():
+        i = int((low < -off_low).reshape(-1).nonzero()[0])
         raise ValueError(
-            f"{name}: A must be positive definite, got an eigenvalue {float(low):.4g} "
-            f"+- {float(found.errors[0]):.2g}; see extreme_eigenvalues"
+            f"{name}: A must be positive definite, got an eigenvalue {float(low.reshape(-1)[i]):.4g} "
+            f"+- {float(off_low.reshape(-1)[i]):.2g}{_which(low, i)}; see extreme_eigenvalues"
         )
-    value = found.largest / found.smallest
-    if low <= found.errors[0]:
-        warn(
-            name,
-            f"the smallest eigenvalue, {float(low):.3g} +- {float(found.errors[0]):.2g}, may be zero: A is "
-            "singular, or more steps are needed; an infinite value has no gradient",
-        )
-        infinite = torch.full_like(low, torch.inf)
-        return Estimate(value if low > 0 and not found.converged else infinite, infinite, False)
-    error = (high + found.errors[1]) / (low - found.errors[0]) - high / low
-    return Estimate(value, error, found.converged)
+    error = (high + off_high) / (low - off_low) - high / low
+    singular = low <= off_low
+    if not singular.any():
+        return Estimate(found.largest / found.smallest, error, found.converged)
+    i = int(singular.reshape(-1).nonzero()[0])
+    warn(
+        name,
+        f"the smallest eigenvalue, {float(low.reshape(-1)[i]):.3g} +- {float(off_low.reshape(-1)[i]):.2g}"
+        f"{_which(low, i)}, may be zero: A is singular, or more steps are needed; an infinite value has no "
+        "gradient",
+    )
+    infinite = torch.full_like(low, torch.inf)
+    lost = singular if found.converged else singular & (low <= 0)
+    if lost.all():
+        return Estimate(infinite, infinite, False)
+    # Divided by one where the value is replaced: no infinity reaches the gradient.
+    value = torch.where(lost, infinite, found.largest / torch.where(lost, 1, found.smallest))
+    return Estimate(value, torch.where(singular, infinite, error), False)
+
+
+def _which(low: torch.Tensor, i: int) -> str:
+    return f" of matrix {i} of the batch" if low.dim() else ""

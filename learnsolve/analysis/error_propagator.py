@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import _check
-from learnsolve.analysis._operands import linear, space_of
+from learnsolve.analysis._operands import linear, space_of, with_batch_of
 from learnsolve.solvers._operator import as_operator, as_preconditioner
 
 
@@ -23,8 +23,8 @@ class ErrorPropagator:
 
     Parameters
     ----------
-    A : CSR or StencilOperator, shape (n, n); or a scipy.sparse.linalg.LinearOperator; or a callable on blocks
-        of columns (n, k)
+    A : CSR, values (..., nnz), or StencilOperator, shape (n, n); or a scipy.sparse.linalg.LinearOperator; or
+        a callable on blocks of columns (n, k)
     M : a preconditioner, as for solvers; Jacobi(A) for Jacobi's method; the identity if not given
     weight : number or Tensor of shape (), (n,), or for N sweeps (N, 1) or (N, n)
     n, dtype : size and dtype (float64 if not given) of a callable A
@@ -38,6 +38,8 @@ class ErrorPropagator:
 
     Notes
     -----
+    For a batch of matrices, or of preconditioners, it is a batch of propagators, and X has shape (..., n, k).
+
     Applying it to a vector (n,) or a block of columns (..., n, k) costs N products with A and with M, and is
     differentiable with respect to A, M and weight.
 
@@ -62,9 +64,10 @@ class ErrorPropagator:
         dtype: torch.dtype | None = None,
     ):
         name = "ErrorPropagator"
-        space = space_of(name, "A", A, n, dtype)
+        space = with_batch_of(name, space_of(name, "A", A, n, dtype), M)
         self.shape, self.dtype, self.device = (space.n, space.n), space.dtype, space.device
-        start = space.start()
+        self.batch_shape = space.batch
+        start = space.for_all(space.start())
         linear(name, "the error propagator", M)
         self.A = as_operator(name, A, start, None, ())
         self.M = as_preconditioner(name, "M", M, start)
@@ -81,6 +84,7 @@ class ErrorPropagator:
         self.weight = weight
 
     def __call__(self, X: Tensor) -> Tensor:
+        """E X, of X's shape, (n,) or (..., n, k)."""
         name = "ErrorPropagator"
         _check.tensor(name, "X", X)
         n = self.shape[0]
@@ -91,7 +95,15 @@ class ErrorPropagator:
                 f"{name}: X must be {self.dtype} on {self.device}, as A is, got {X.dtype} on {X.device}; "
                 "convert one with .to()"
             )
-        return self._columns(X.unsqueeze(-1)).squeeze(-1) if X.dim() == 1 else self._columns(X)
+        if X.dim() > 1:
+            _check.batches(name, self.batch_shape, X.shape[:-2], "the propagator and X")
+            return self._columns(X)
+        if self.batch_shape:
+            raise ValueError(
+                f"{name}: for a batch of shape {tuple(self.batch_shape)} X must have shape (..., {n}, k), "
+                f"got {tuple(X.shape)}; X.unsqueeze(-1) is one column for all"
+            )
+        return self._columns(X.unsqueeze(-1)).squeeze(-1)
 
     def _columns(self, X: Tensor) -> Tensor:
         weight = self.weight

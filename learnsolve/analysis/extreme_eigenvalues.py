@@ -12,8 +12,8 @@ from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.analysis._estimate import warn, with_derivative
-from learnsolve.analysis._lanczos import lanczos
-from learnsolve.analysis._operands import constant, linear, space_of
+from learnsolve.analysis._lanczos import Ends, lanczos
+from learnsolve.analysis._operands import constant, linear, space_of, with_batch_of
 from learnsolve.ops._autograd import tracked
 from learnsolve.solvers._operator import as_operator, as_preconditioner
 from learnsolve.solvers._options import check_symmetric
@@ -24,10 +24,18 @@ class ExtremeEigenvalues(NamedTuple):
 
     Attributes
     ----------
-    smallest, largest : Tensor, shape (), differentiable
-    errors : Tensor, shape (2,), constants: an eigenvalue lies within this distance of smallest and of largest
-    steps : int, number of Lanczos steps
-    converged : bool, whether both errors are within rtol of the eigenvalue (or at rounding level)
+    smallest, largest : Tensor, shape (), or that of the batch, differentiable
+    errors : Tensor, shape (..., 2), constants: an eigenvalue lies within this distance of smallest and of
+        largest
+    steps : int, number of Lanczos steps, the largest of a batch
+    converged : bool, whether all errors are within rtol of the eigenvalue (or at rounding level)
+
+    Examples
+    --------
+    >>> import learnsolve as ls
+    >>> smallest, largest, errors, steps, converged = ls.analysis.extreme_eigenvalues(ls.ops.eye(9) * 3.0)
+    >>> smallest, largest, converged
+    (tensor(3.), tensor(3.), True)
     """
 
     smallest: Tensor
@@ -50,8 +58,8 @@ def extreme_eigenvalues(
 
     Parameters
     ----------
-    A : CSR or StencilOperator, shape (n, n); or a scipy.sparse.linalg.LinearOperator; or a callable on blocks
-        of columns (n, k)
+    A : CSR, values (..., nnz), or StencilOperator, shape (n, n); or a scipy.sparse.linalg.LinearOperator; or
+        a callable on blocks of columns (n, k)
     M : a preconditioner: Preconditioner, CSR, LinearOperator, or callable on blocks of columns
     steps : int, maximum number of Lanczos steps
     rtol : stop when both errors are at most rtol times the eigenvalue; 1e-6 if not given, 1e-3 in float32
@@ -93,6 +101,8 @@ def extreme_eigenvalues(
     Deterministic on one machine with the same number of threads: dense products and LAPACK may add in another
     order with a different number of threads.
 
+    A batch, of A or M or both, runs side by side: a product is one call for all that have not ended.
+
     Cost: k steps take k products with A and with M, :math:`4 k^2 n` flops of orthogonalisation and k (with M
     2 k) vectors of memory; k is about :math:`\sqrt{\kappa}` times a logarithm. Backward: that of one product
     with A and one with M, two columns.
@@ -126,38 +136,54 @@ def _extreme(
     if rtol is None:
         rtol = 1e-6 if space.dtype == torch.float64 else 1e-3
     _check.tolerance(name, "rtol", rtol)
-    start = space.start()
+    space = with_batch_of(name, space, M)
+    start = space.for_all(space.start())
     operator = as_operator(name, A, start, None, (), symmetric=True)
     linear(name, "M A", M)
     check_symmetric(name, M)
     precondition = as_preconditioner(name, "M", M, start)
-    ends = lanczos(
+    found = lanczos(
         name,
         constant(name, operator),
         None if precondition is None else constant(name, precondition),
-        start,
+        space,
         min(steps, space.n),
         rtol,
     )
+    for i, ends in enumerate(found):
+        _report(name, space.which(i), ends, rtol)
+    nan, inf = space.numbers(torch.nan, torch.nan), space.numbers(torch.inf, torch.inf)
+    values = torch.stack([nan if e is None else e.theta for e in found]).reshape(*space.batch, 2)
+    errors = torch.stack([inf if e is None else e.error for e in found]).reshape(*space.batch, 2)
+    known = [e for e in found if e is not None]
+    taken = max((e.steps for e in known), default=0)
+    converged = len(known) == len(found) and all(e.converged for e in known)
+    if known:
+        zero = torch.zeros_like(known[0].u)  # for matrices without a result
+        shape = (*space.batch, *zero.shape)
+        u, z = (
+            torch.stack([zero if e is None else getattr(e, name) for e in found]).reshape(shape)
+            for name in ("u", "z")
+        )
+        form = (u * operator(u)).sum(-2)
+        if precondition is not None:
+            form = form + values * (z * precondition(z)).sum(-2)
+        if tracked(form):
+            values = with_derivative(name, values, form)
+    return ExtremeEigenvalues(values[..., 0], values[..., 1], errors, taken, converged)
+
+
+def _report(name: str, which: str, ends: Ends | None, rtol: float) -> None:
     if ends is None:
         warn(
             name,
-            "products with A or M have infinities or NaNs, so the eigenvalues are NaN without a gradient; "
-            "check the entries of A and M",
+            f"{which}products with A or M have infinities or NaNs, so the eigenvalues are NaN without a "
+            "gradient; check the entries of A and M",
         )
-        nan = space.numbers(torch.nan, torch.nan)
-        return ExtremeEigenvalues(nan[0], nan[1], space.numbers(torch.inf, torch.inf), 0, False)
-    if not ends.converged:
+    elif not ends.converged:
         low, high = ends.theta.tolist()
         warn(
             name,
-            f"after {ends.steps} steps, {low:.4g} and {high:.4g} may be off by {ends.error[0]:.2g} and "
-            f"{ends.error[1]:.2g}, more than rtol = {rtol:.2g} allows; allow more steps or a larger rtol",
+            f"{which}after {ends.steps} steps, {low:.4g} and {high:.4g} may be off by {ends.error[0]:.2g} "
+            f"and {ends.error[1]:.2g}, more than rtol = {rtol:.2g} allows; allow more steps or a larger rtol",
         )
-    values = ends.theta
-    form = (ends.u * operator(ends.u)).sum(0)
-    if precondition is not None:
-        form = form + ends.theta * (ends.z * precondition(ends.z)).sum(0)
-    if tracked(form):
-        values = with_derivative(name, values, form)
-    return ExtremeEigenvalues(values[0], values[1], ends.error, ends.steps, ends.converged)

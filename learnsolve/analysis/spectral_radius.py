@@ -14,9 +14,9 @@ from torch import Tensor
 
 from learnsolve import _check
 from learnsolve._plain import plain_tensors
-from learnsolve.analysis._dominant import Search, arnoldi, dense
+from learnsolve.analysis._dominant import Pair, Search, arnoldi, dense
 from learnsolve.analysis._estimate import Estimate, warn, with_derivative
-from learnsolve.analysis._operands import Map, Space, as_array, constant, space_of
+from learnsolve.analysis._operands import Map, Space, as_array, constant, member, space_of
 from learnsolve.ops._autograd import tracked
 from learnsolve.solvers._operator import as_operator
 
@@ -41,8 +41,8 @@ def spectral_radius(
 
     Parameters
     ----------
-    E : an `ErrorPropagator`; or a CSR, StencilOperator or scipy.sparse.linalg.LinearOperator; or a linear,
-        differentiable callable on blocks of columns (n, k)
+    E : an `ErrorPropagator`; or a CSR, values (..., nnz), StencilOperator or
+        scipy.sparse.linalg.LinearOperator; or a linear, differentiable callable on blocks of columns (n, k)
     n : int, the size of a callable E
     method : "dense", all eigenvalues of E as a dense matrix; "arnoldi", implicitly restarted Arnoldi (ARPACK)
         on products with E; "auto", "dense" up to n = 256
@@ -52,7 +52,8 @@ def spectral_radius(
 
     Returns
     -------
-    Estimate. The error is the norm of the residual, :math:`\|E v - \lambda v\|` with :math:`\|v\| = 1`:
+    Estimate, of shape () or that of the batch axes of E. The error is the norm of the residual,
+        :math:`\|E v - \lambda v\|` with :math:`\|v\| = 1`:
         lambda is an eigenvalue of a matrix whose distance from E is this norm (a backward error), and
         `converged` refers to it. For a symmetric E it bounds the distance to an eigenvalue. For others lambda
         itself may be far off: a defective eigenvalue of multiplicity m moves by the m-th root of such a
@@ -89,6 +90,10 @@ def spectral_radius(
     and which of several eigenvalues of one modulus is found, hence the gradient at a kink). Arnoldi runs on
     the host.
 
+    A batch of maps is as many single ones, the products with all of them in one call. "dense" finds the
+    matrices so in one; "arnoldi" runs for one matrix after another, each with products of the whole batch:
+    for many large matrices a loop over `A.with_values(A.values[i])` is cheaper. `converged` says it of all.
+
     Examples
     --------
     >>> import torch, learnsolve as ls
@@ -108,81 +113,112 @@ def spectral_radius(
     _check.tolerance(name, "rtol", rtol)
     if maxiter is not None:
         maxiter = _check.integer(name, "maxiter", maxiter, 1)
-    apply = as_operator(name, E, space.start(), None, ())
+    start = space.for_all(space.start())
+    apply = as_operator(name, E, start, None, ())
     _check_linear(name, constant(name, apply), space)
+    count = space.batch.numel()
     # Arnoldi for four eigenvalues needs n > 5.
     if method == "dense" or space.n < 8 or (method == "auto" and space.n <= DENSE):
         eye = torch.eye(space.n, dtype=space.dtype, device=space.device)
-        search = dense(as_array(name, constant(name, apply)(eye)))
+        D = as_array(name, constant(name, apply)(space.for_all(eye))).reshape(count, space.n, space.n)
+        searches = [dense(matrix) for matrix in D]
     else:
-        search = arnoldi(name, apply, space, rtol, maxiter)
-    return _estimate(name, apply, space, search, rtol)
+        searches = [arnoldi(name, member(apply, space, i), space, rtol, maxiter) for i in range(count)]
+    return _estimate(name, apply, space, searches, rtol)
 
 
 def _check_linear(name: str, apply: Map, space: Space) -> None:
     with plain_tensors():
         x, y = space.start(), space.start().flip(0)
         probes = torch.cat((torch.zeros_like(x), x, y, x - 2 * y), 1)
-    image = apply(probes)
+    image = apply(space.for_all(probes))
     with plain_tensors():
-        if not torch.isfinite(image).all():
-            return
-        zero, at_x, at_y, both = image.unbind(1)
-        if (zero != 0).any():
-            raise ValueError(
-                f"{name}: E must be linear, got E(0) of norm {float(zero.norm()):.3g}; pass the map of "
-                "errors, the iteration with b = 0"
-            )
-        off = (both - at_x + 2 * at_y).norm()
-        # Far above rounding, including that of an E near zero, and above inexact inner solves.
-        if off > NONLINEAR * sum(v.norm() for v in (at_x, 2 * at_y, x, 2 * y)):
-            raise ValueError(
-                f"{name}: E must be linear, got E(x - 2 y) that differs from E(x) - 2 E(y) by "
-                f"{float(off / (at_x.norm() + 2 * at_y.norm())):.2g} of their size; pass a linear map"
-            )
+        for zero, at_x, at_y, both in image.reshape(-1, space.n, 4).mT:
+            if not all(bool(v.isfinite().all()) for v in (zero, at_x, at_y, both)):
+                continue
+            if (zero != 0).any():
+                raise ValueError(
+                    f"{name}: E must be linear, got E(0) of norm {float(zero.norm()):.3g}; pass the map of "
+                    "errors, the iteration with b = 0"
+                )
+            off = (both - at_x + 2 * at_y).norm()
+            # Far above rounding, including that of an E near zero, and above inexact inner solves.
+            if off > NONLINEAR * sum(v.norm() for v in (at_x, 2 * at_y, x, 2 * y)):
+                raise ValueError(
+                    f"{name}: E must be linear, got E(x - 2 y) that differs from E(x) - 2 E(y) by "
+                    f"{float(off / (at_x.norm() + 2 * at_y.norm())):.2g} of their size; pass a linear map"
+                )
 
 
-def _estimate(name: str, apply: Map, space: Space, search: Search, rtol: float) -> Estimate:
-    right = search(False, None)
-    if right is None:
-        warn(
-            name,
-            "products with E have infinities or NaNs, so the radius is NaN without a gradient; check E",
-        )
-        nan, inf = space.numbers(torch.nan, torch.inf)
-        return Estimate(nan, inf, False)
-    radius, vector = abs(right.value), right.vector
-    EV = apply(_real(vector, space))
-    known = as_array(name, EV).astype(np.float64)
-    residual = float(np.linalg.norm(known[:, 0] + 1j * known[:, 1] - right.value * vector))
-    value, error = space.numbers(radius, residual)
+def _estimate(name: str, apply: Map, space: Space, searches: list[Search], rtol: float) -> Estimate:
+    found = [search(False, None) for search in searches]
+    for i, pair in enumerate(found):
+        if pair is None:
+            warn(
+                name,
+                f"{space.which(i)}products with E have infinities or NaNs, so the radius is NaN without a "
+                "gradient; check E",
+            )
+    nothing = np.zeros(space.n, dtype=np.complex128)
+    vectors = [nothing if pair is None else pair.vector for pair in found]
+    shape = (*space.batch, space.n, 2)
+    EV = apply(torch.stack([_real(v, space) for v in vectors]).reshape(shape))
+    known = as_array(name, EV).astype(np.float64).reshape(-1, space.n, 2)
+    ends = [_accuracy(name, space, i, pair, known[i], rtol) for i, pair in enumerate(found)]
+    value, error = (
+        space.numbers(*numbers).reshape(space.batch) for numbers in list(zip(*ends, strict=True))[:2]
+    )
+    converged = all(end[2] for end in ends)
+    if not tracked(EV) or all(pair is None for pair in found):
+        return Estimate(value, error, converged)
+    C = [
+        nothing if pair is None or pair.value == 0 else _cotangent(name, space, i, pair, searches[i])
+        for i, pair in enumerate(found)
+    ]
+    form = (torch.stack([_real(c, space) for c in C]).reshape(shape) * EV).sum((-2, -1))
+    return Estimate(with_derivative(name, value, form), error, converged)
+
+
+def _accuracy(
+    name: str, space: Space, i: int, pair: Pair | None, image: np.ndarray, rtol: float
+) -> tuple[float, float, bool]:
+    """Radius, residual, and whether the latter is small enough."""
+    if pair is None:
+        return np.nan, np.inf, False
+    radius = abs(pair.value)
+    residual = float(np.linalg.norm(image[:, 0] + 1j * image[:, 1] - pair.value * pair.vector))
     # Rounding is not a failure to converge.
-    allowed = max(10 * rtol * radius, 1e3 * torch.finfo(space.dtype).eps * float(np.linalg.norm(known)))
-    converged = right.converged and residual <= allowed
+    allowed = max(10 * rtol * radius, 1e3 * torch.finfo(space.dtype).eps * float(np.linalg.norm(image)))
+    converged = pair.converged and residual <= allowed
     if not converged:
         warn(
             name,
-            f"Arnoldi did not converge: {radius:.6g} with a residual of {residual:.2g}; allow more restarts "
-            '(maxiter) or a larger rtol, or use method="dense"',
+            f"{space.which(i)}Arnoldi did not converge: {radius:.6g} with a residual of {residual:.2g}; "
+            'allow more restarts (maxiter) or a larger rtol, or use method="dense"',
         )
-    if not tracked(EV):
-        return Estimate(value, error, converged)
-    if radius == 0:
-        return Estimate(with_derivative(name, value, 0 * EV.sum()), error, converged)
+    return radius, residual, converged
+
+
+def _cotangent(name: str, space: Space, i: int, right: Pair, search: Search) -> np.ndarray:
+    """c, whose real and imaginary part give d rho = Re <c, dE v>."""
+    radius = abs(right.value)
     left = search(True, right.value)
     if left is None or not left.converged or abs(left.value - right.value) > 1e-3 * radius:
-        warn(name, "the left eigenvector was not found: the derivative is wrong; see maxiter and method")
+        warn(
+            name,
+            f"{space.which(i)}the left eigenvector was not found: the derivative is wrong; see maxiter and "
+            "method",
+        )
     if left is None:
-        return Estimate(with_derivative(name, value, torch.nan * EV.sum()), error, converged)
-    scale = left.vector @ vector  # u^T v, without conjugation
+        return np.full(space.n, np.nan, dtype=np.complex128)
+    scale = left.vector @ right.vector  # u^T v, without conjugation
     if abs(scale) < torch.finfo(space.dtype).eps ** 0.5:
         warn(
             name,
-            f"the left and the right eigenvector are nearly orthogonal ({abs(scale):.1g}): a multiple or "
-            "defective eigenvalue, whose derivative is meaningless",
+            f"{space.which(i)}the left and the right eigenvector are nearly orthogonal ({abs(scale):.1g}): a "
+            "multiple or defective eigenvalue, whose derivative is meaningless",
         )
-    C = _real(np.conj(np.conj(right.value) / radius * left.vector / (scale or 1)), space)
-    return Estimate(with_derivative(name, value, (C * EV).sum()), error, converged)
+    return np.conj(np.conj(right.value) / radius * left.vector / (scale or 1))
 
 
 def _real(vector: np.ndarray, space: Space) -> Tensor:

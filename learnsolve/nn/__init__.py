@@ -5,11 +5,13 @@ from learnsolve.nn.edge_index import pattern_from_edge_index
 from learnsolve.nn.gcn import GCNConv, gcn_normalise
 from learnsolve.nn.graph_net import GraphNetBlock
 from learnsolve.nn.positive_diagonal import positive_diagonal
+from learnsolve.nn.res_gcn import ResGCN
 from learnsolve.nn.sparse_matrix import SparseMatrix
 
 __all__ = [
     "GCNConv",
     "GraphNetBlock",
+    "ResGCN",
     "SparseDropout",
     "SparseMatrix",
     "gcn_normalise",

@@ -20,6 +20,13 @@ class SparseDropout(torch.nn.Module):
     ----------
     p : float, 0 <= p < 1
 
+    Raises
+    ------
+    ValueError
+        if p is not within 0 <= p < 1.
+    TypeError
+        if p is not a number.
+
     Notes
     -----
     The result is on X's pattern: dropped entries are stored as zeros, so that the plans of the pattern are

@@ -86,6 +86,13 @@ class GCNConv(torch.nn.Module):
     weight : :math:`\Theta`, shape ``(*batch_shape, in_features, out_features)``
     bias : b, shape ``(*batch_shape, out_features)``, or None
 
+    Raises
+    ------
+    ValueError
+        if a number of columns is less than 1, or a batch axis negative.
+    TypeError
+        if one of them is not an int, or bias not a bool.
+
     Notes
     -----
     Weights are initialised from Glorot and Bengio's uniform distribution on (-a, a),

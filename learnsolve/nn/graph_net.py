@@ -60,6 +60,13 @@ class GraphNetBlock(torch.nn.Module):
         :math:`(x_i, x_j, e_{ij})` and :math:`(x_i, \text{rows}, \text{columns})` in this order. node_mlp is
         None for ``node_out=0``
 
+    Raises
+    ------
+    ValueError
+        if a number of columns or a width is too small, an aggregation is not one of those, or none is named.
+    TypeError
+        if a number is not an int, hidden not a sequence, or activation a module instead of what makes one.
+
     Notes
     -----
     The weights of :math:`x_i` and :math:`x_j` in the first layer are applied to nodes, and the products

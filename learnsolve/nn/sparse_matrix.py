@@ -60,6 +60,7 @@ class SparseMatrix(HoldsPattern):
     """
 
     values: Tensor
+    is_sparse_matrix = True  # for what takes matrices (_inputs.py)
 
     def __init__(self, A: CSR, trainable: bool = False):
         super().__init__()
@@ -80,6 +81,7 @@ class SparseMatrix(HoldsPattern):
         return CSR(self.values, self.pattern)
 
     def forward(self) -> CSR:
+        """The CSR of the values as they are now; with a parameter it carries gradients."""
         return self.matrix
 
     def extra_repr(self) -> str:

@@ -1,7 +1,7 @@
 """Preconditioners: functions M(r) ~ A^-1 r, one a file; trainable ones are torch.nn.Modules."""
 
 from learnsolve.preconditioners._hierarchy import Hierarchy
-from learnsolve.preconditioners._network_file import load
+from learnsolve.preconditioners._interfaces import interface_pattern
 from learnsolve.preconditioners.amg import AMG
 from learnsolve.preconditioners.approximate_inverse import ApproximateInverse, lower_pattern
 from learnsolve.preconditioners.base import Learned, Preconditioner
@@ -10,12 +10,15 @@ from learnsolve.preconditioners.chebyshev import Chebyshev
 from learnsolve.preconditioners.diagonal import Diagonal
 from learnsolve.preconditioners.factored import Factored
 from learnsolve.preconditioners.fill_pattern import fill_pattern
+from learnsolve.preconditioners.gnp import GNP
 from learnsolve.preconditioners.incomplete import IC0, ILU0, MIC0
 from learnsolve.preconditioners.incomplete_factor import IncompleteFactor
 from learnsolve.preconditioners.jacobi import Jacobi
 from learnsolve.preconditioners.learned_amg import LearnedAMG
+from learnsolve.preconditioners.load import load
 from learnsolve.preconditioners.matrix_polynomial import MatrixPolynomial
 from learnsolve.preconditioners.neumann import Neumann
+from learnsolve.preconditioners.neural_amg import NeuralAMG
 from learnsolve.preconditioners.neural_if import NeuralIF
 from learnsolve.preconditioners.polynomial import Polynomial
 from learnsolve.preconditioners.precorrector import PreCorrector
@@ -28,6 +31,7 @@ from learnsolve.preconditioners.threshold import ICT, ILUT
 
 __all__ = [
     "AMG",
+    "GNP",
     "IC0",
     "ICT",
     "ILU0",
@@ -49,12 +53,14 @@ __all__ = [
     "LearnedAMG",
     "MatrixPolynomial",
     "Neumann",
+    "NeuralAMG",
     "NeuralIF",
     "Polynomial",
     "PreCorrector",
     "Preconditioner",
     "ScaledJacobi",
     "fill_pattern",
+    "interface_pattern",
     "load",
     "lower_pattern",
 ]

@@ -1,13 +1,11 @@
-"""Networks that read a matrix and give a triangular factor: what they share, and their files.
+"""Networks that read a matrix and give a triangular factor, or an AMG: what they share.
 
 Sources: those of `PreCorrector` and `NeuralIF`; P. W. Battaglia et al., arXiv 1806.01261, 2018 (the blocks).
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -18,6 +16,8 @@ from learnsolve.csr import CSR
 from learnsolve.nn import GraphNetBlock
 from learnsolve.nn._layers import linear
 from learnsolve.pattern import SparsityPattern
+from learnsolve.preconditioners._saved import Saved
+from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.preconditioners.factored import Factored
 
 MOST = 4096  # rounds and width: a damaged file must not ask for more
@@ -47,14 +47,15 @@ class Start(NamedTuple):
         return Start(self.pattern, self.scale.to(dtype), self.x.to(dtype), self.e.to(dtype))
 
 
-class FactorNetwork(torch.nn.Module):
-    """A -> M = (L L^T)^-1, base of `PreCorrector` and `NeuralIF`.
+class MatrixNetwork(Saved):
+    """A -> M by message passing on the graph of a matrix.
 
-    A subclass defines `start(A)`, the features and scales of a matrix, and `entries(start, g)`, the entries
-    of L from one number an entry that `rounds` of message passing give.
+    A subclass defines `start(A)`, the features and scales of a matrix, and what it makes of `messages`, one
+    number an entry that `rounds` of message passing give.
     """
 
     node_features: ClassVar[int]
+    batches: ClassVar[bool] = True  # one start for a batch of matrices on one pattern
 
     symmetric = True  # as the M that it makes is: a solver that is given the network itself says so
 
@@ -110,9 +111,6 @@ class FactorNetwork(torch.nn.Module):
     def start(self, A: CSR) -> Start:
         raise NotImplementedError(f"{type(self).__name__} must define start")
 
-    def entries(self, start: Start, g: Tensor) -> Tensor:
-        raise NotImplementedError(f"{type(self).__name__} must define entries")
-
     def messages(self, start: Start) -> Tensor:
         """One number an entry, (..., nnz): rounds of message passing, each added to the features before it,
         and a linear map of the last features and the entry itself."""
@@ -125,6 +123,18 @@ class FactorNetwork(torch.nn.Module):
         by_features = linear(h, weight[:, :-1], self.last.bias).squeeze(-1)
         return by_features + weight[0, -1] * start.e
 
+    def forward(self, A: Any) -> Preconditioner:
+        """M, of A or of what `start(A)` has given."""
+        raise NotImplementedError(f"{type(self).__name__} must define forward")
+
+
+class FactorNetwork(MatrixNetwork):
+    """A -> M = (L L^T)^-1, base of `PreCorrector` and `NeuralIF`. A subclass defines `entries(start, g)` too,
+    the entries of L from the messages."""
+
+    def entries(self, start: Start, g: Tensor) -> Tensor:
+        raise NotImplementedError(f"{type(self).__name__} must define entries")
+
     def factor(self, A: CSR | Start) -> CSR:
         """L, lower triangular, values (..., nnz) of A's dtype, with a graph to the weights and to A."""
         start = A if isinstance(A, Start) else self.start(A)
@@ -135,17 +145,6 @@ class FactorNetwork(torch.nn.Module):
     def forward(self, A: CSR | Start) -> Factored:
         """M = (L L^T)^-1, for `cg`, of A or of what `start(A)` has given."""
         return Factored(self.factor(A))
-
-    def header(self) -> dict[str, str]:
-        """The metadata of the file: class and settings. `preconditioners.load` reads it."""
-        about = {"format": 1, "network": type(self).__name__, "settings": self.settings()}
-        return {"learnsolve": json.dumps(about)}
-
-    def save(self, path: str | Path) -> None:
-        """Write weights and settings as a safetensors file, for `preconditioners.load`."""
-        from learnsolve.preconditioners._network_file import save
-
-        save(self, path)
 
 
 def unit_rows(function: str, A: CSR) -> Tensor:

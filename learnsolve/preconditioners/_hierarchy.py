@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from learnsolve import _check
 from learnsolve._plain import plain_tensors
@@ -17,6 +18,7 @@ from learnsolve.csr import CSR
 from learnsolve.ops._operands import plain_values
 from learnsolve.ops._symmetry import symmetry
 from learnsolve.preconditioners._aggregation import smoothed_aggregation
+from learnsolve.preconditioners._grids import linear_prolongations
 
 METHODS = ("smoothed_aggregation", "ruge_stuben")
 
@@ -31,9 +33,17 @@ class Hierarchy:
         All None if not given
     radii : estimates of the spectral radius of D^-1 A on each level, None where it is to be found
 
+    Raises
+    ------
+    ValueError
+        if restrictions or radii are not as many as the prolongations, or shapes do not follow one another.
+    TypeError
+        if one of them is not a CSR.
+
     Notes
     -----
-    `AMG` is differentiable in prolongations that have a graph or require grad.
+    `AMG` is differentiable in prolongations and restrictions that have a graph or require grad. Their values
+    may have batch axes, (..., nnz), which broadcast with those of the matrix: a cycle for each.
 
     Examples
     --------
@@ -84,9 +94,54 @@ class Hierarchy:
         last = tuple(P.shape[1] for P in self.prolongations[-1:])
         return tuple(P.shape[0] for P in self.prolongations) + last
 
-    def with_prolongations(self, prolongations: Sequence[CSR]) -> Hierarchy:
-        """Others on the same levels; a restriction that was the transpose remains it."""
-        return Hierarchy(prolongations, self.restrictions, self.radii)
+    @property
+    def batch_shape(self) -> torch.Size:
+        """That of the transfers, broadcast."""
+        return torch.broadcast_shapes(*(T.batch_shape for T in self.transfers))
+
+    @classmethod
+    def linear(
+        cls,
+        shape: int | Sequence[int],
+        *,
+        levels: int | None = None,
+        periodic: bool = False,
+        dtype: torch.dtype = torch.float64,
+        device: torch.device | str | None = None,
+    ) -> Hierarchy:
+        r"""Linear interpolation on grids of which every other point is on the next: [1/2, 1, 1/2] on each
+        axis, bilinear in two dimensions.
+
+        Parameters
+        ----------
+        shape : points on each axis, numbered as `problems.poisson` does: :math:`2^k - 1`, of which those with
+            odd numbers (from zero) are coarse, so that all neighbours are inside or on a Dirichlet boundary;
+            with `periodic` even, and the even ones are coarse
+        levels : grids at most, at least 2; until an axis has 3 points (periodic: 4) or fewer if not given
+
+        Raises
+        ------
+        ValueError
+            if the grid has no coarser one.
+
+        Examples
+        --------
+        >>> import learnsolve as ls
+        >>> H = ls.preconditioners.Hierarchy.linear((15, 15))
+        >>> H
+        Hierarchy(225, 49, 9)
+        >>> M = ls.preconditioners.AMG(ls.problems.poisson((15, 15)), hierarchy=H, weight=0.8)
+        """
+        return cls(linear_prolongations(shape, levels, periodic, dtype, device))
+
+    def with_prolongations(
+        self, prolongations: Sequence[CSR], restrictions: Sequence[CSR | None] | None = None
+    ) -> Hierarchy:
+        """Others on the same levels, with a graph or not; a restriction that was the transpose remains it,
+        if `restrictions` are not given."""
+        return Hierarchy(
+            prolongations, self.restrictions if restrictions is None else restrictions, self.radii
+        )
 
     def to(self, *args: Any, **keywords: Any) -> Hierarchy:
         """In another dtype or on another device, as `CSR.to`."""
@@ -107,6 +162,17 @@ def _coarsened(A: CSR, method: str, max_levels: int, max_coarse: int) -> Hierarc
     """pyamg's hierarchy of A, of the mean of a batch."""
     if A.shape[0] <= max_coarse or max_levels == 1:
         return Hierarchy([])
+    pyamg = pyamg_module()
+    S = mean(A)
+    if method == "smoothed_aggregation":
+        transfers = smoothed_aggregation(S, symmetry("AMG", A, None), max_levels, max_coarse)
+        return carried(transfers, [None] * len(transfers), A)
+    # Its parts draw no random numbers.
+    unused: dict[str, Any] = {"presmoother": None, "postsmoother": None, "coarse_solver": "splu"}
+    return _of_solver(pyamg.ruge_stuben_solver(S, max_levels=max_levels, max_coarse=max_coarse, **unused), A)
+
+
+def pyamg_module() -> Any:
     try:
         import pyamg
     except ImportError as error:
@@ -115,13 +181,7 @@ def _coarsened(A: CSR, method: str, max_levels: int, max_coarse: int) -> Hierarc
             "hierarchy=",
             name="pyamg",
         ) from error
-    S = _mean(A)
-    if method == "smoothed_aggregation":
-        transfers = smoothed_aggregation(S, symmetry("AMG", A, None), max_levels, max_coarse)
-        return _carried(transfers, [None] * len(transfers), A)
-    # Its parts draw no random numbers.
-    unused: dict[str, Any] = {"presmoother": None, "postsmoother": None, "coarse_solver": "splu"}
-    return _of_solver(pyamg.ruge_stuben_solver(S, max_levels=max_levels, max_coarse=max_coarse, **unused), A)
+    return pyamg
 
 
 def _of_solver(solver: Any, A: CSR) -> Hierarchy:
@@ -129,10 +189,10 @@ def _of_solver(solver: Any, A: CSR) -> Hierarchy:
     levels = solver.levels[:-1]
     # What pyamg's own Jacobi smoother has found, if it is one: the same weights then.
     radii = [getattr(level.A, "rho_D_inv", None) for level in levels]
-    return _carried([(level.P, level.R) for level in levels], radii, A)
+    return carried([(level.P, level.R) for level in levels], radii, A)
 
 
-def _carried(transfers: Sequence[tuple[Any, Any]], radii: Sequence[Any], A: CSR) -> Hierarchy:
+def carried(transfers: Sequence[tuple[Any, Any]], radii: Sequence[Any], A: CSR) -> Hierarchy:
     """From SciPy's matrices to CSRs of A's dtype, index type and device."""
     prolongations, restrictions = [], []
     for number, (P, R) in enumerate((P.tocsr(), R.tocsr()) for P, R in transfers):
@@ -151,7 +211,7 @@ def _like(S: Any, A: CSR) -> CSR:
         return CSR(T.values, T.pattern.to(dtype=A.pattern.dtype)).to(A.device)
 
 
-def _mean(A: CSR) -> Any:
+def mean(A: CSR) -> Any:
     """The mean of a batch of matrices, or the one matrix, for SciPy."""
     values = plain_values(A.values)
     if values.shape != A.values.shape:
@@ -166,7 +226,7 @@ def _mean(A: CSR) -> Any:
 def spectral_radius(A: CSR) -> float:
     """An estimate of rho(D^-1 A), to about a percent, by at most six times 15 Arnoldi steps from a fixed
     start."""
-    S = _mean(A).astype(np.float64)
+    S = mean(A).astype(np.float64)
     d = S.diagonal()
     v = np.random.default_rng(0).uniform(size=S.shape[0])
     radius = 0.0

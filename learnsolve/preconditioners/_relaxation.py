@@ -20,6 +20,7 @@ from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.csr import CSR
+from learnsolve.ops._dots import over, scaled
 from learnsolve.ops._gather import permuted
 from learnsolve.ops._operands import in_open_interval, inside
 from learnsolve.ops.indexing import _plan_permutation
@@ -63,7 +64,7 @@ class Sweep(NamedTuple):
         # M^T = (2 - omega) (D / omega + L)^-T (D / omega) (D / omega + U)^-T: the upper triangle first.
         z = sptrsv(T, R, lower=not transpose, transpose=transpose)
         factor = 2 - (omega[..., None, None] if isinstance(omega, Tensor) else omega)
-        z = (factor * diagonal(T).unsqueeze(-1)) * z
+        z = scaled(factor, diagonal(T).unsqueeze(-1)) * z
         return sptrsv(T, z, lower=transpose, transpose=transpose)
 
 
@@ -99,7 +100,7 @@ def _with_diagonal_divided(A: CSR, omega: float | Tensor) -> Tensor:
     elif omega.dim():
         omega = omega.unsqueeze(-1)
     (on_diagonal,) = A.pattern._planned(_on_diagonal)
-    return torch.where(on_diagonal, A.values / omega, A.values)
+    return torch.where(on_diagonal, over(A.values, omega), A.values)
 
 
 def _reordered(R: Tensor, order: Tensor, back: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 
 from learnsolve import _check, _device_analysis
 from learnsolve.csr import CSR
+from learnsolve.ops._dots import times
 from learnsolve.ops._product import product
 from learnsolve.ops._triangular import Side, solve
 from learnsolve.ops.structure import diagonal, scale_rows, shared_inverse_diagonal
@@ -48,7 +49,7 @@ class Jacobi(_Explicit):
     """S = w D^-1, w a number or one a row."""
 
     def __init__(self, function: str, A: CSR, weight: float | Tensor):
-        self.A, self.scale = A, (weight * shared_inverse_diagonal(A, function)).unsqueeze(-1)
+        self.A, self.scale = A, times(shared_inverse_diagonal(A, function), weight).unsqueeze(-1)
 
     def step(self, r: Tensor, transpose: bool) -> Tensor:
         return self.scale * r
@@ -165,9 +166,9 @@ def jacobi_weights(weight: Any, sizes: Sequence[int], A: CSR) -> list[Weight] | 
             continue
         _check.same_kind("AMG", "weight", w, A.values)
         n = (*sizes, A.shape[0])[level]
-        if w.shape not in ((), (n,)):
+        if w.dim() and w.shape[-1] != n:
             raise ValueError(
-                f"AMG: weight on level {level} must have shape () or ({n},), got {tuple(w.shape)}"
+                f"AMG: weight on level {level} must have shape () or (..., {n}), got {tuple(w.shape)}"
             )
         if isinstance(w, torch.nn.Parameter) or type(w) is not Tensor or is_functorch_wrapped_tensor(w):
             continue  # training may move a parameter anywhere

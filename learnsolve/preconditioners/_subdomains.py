@@ -5,6 +5,7 @@ Sci. Comput. 20 (1998), section 2 (recursive bisection); Smith, Bjorstad, Gropp,
 (1996), chapter 1.
 """
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -14,12 +15,15 @@ import torch
 from scipy.sparse import csgraph
 from torch import Tensor
 
+from learnsolve import _check
+from learnsolve._plain import plain_tensors
 from learnsolve.csr import CSR
 from learnsolve.ops._gather import place
 from learnsolve.ops._selection import handed_out, places, trusted
 from learnsolve.pattern import SparsityPattern, as_numpy
 
 _STEP = 8  # sizes are padded to multiples of it: few groups, little padding
+_CORE = 64  # rows of a subdomain, before its overlap, if their number is not given
 _LIMIT = 2**27  # numbers in all local inverses of one matrix: 1 GiB in float64
 
 
@@ -43,12 +47,14 @@ class Subdomains(NamedTuple):
         """Numbers in all local matrices."""
         return sum(count * size * size for count, size in self.groups)
 
-    def local_matrices(self, A: CSR) -> list[Tensor]:
-        """The blocks of A, one (..., count, size, size) a group, with ones on the padded diagonal."""
+    def local_matrices(self, A: CSR, added: Tensor | None = None) -> list[Tensor]:
+        """The blocks of A, one (..., count, size, size) a group, with ones on the padded diagonal; `added` is
+        added to them, flat, (..., size)."""
         flat = place(handed_out(A.values, self.entries), self.at, self.size)
         flat = flat + torch.zeros(self.size, dtype=A.dtype, device=A.device).index_fill(0, self.padding, 1)
         sizes = [count * size * size for count, size in self.groups]
-        shapes = [(*A.batch_shape, count, size, size) for count, size in self.groups]
+        flat = flat if added is None else flat + added
+        shapes = [(*flat.shape[:-1], count, size, size) for count, size in self.groups]
         return [b.reshape(s) for b, s in zip(flat.split(sizes, -1), shapes, strict=True)]
 
 
@@ -83,15 +89,15 @@ def plan_factors(slots: SparsityPattern, groups: tuple[tuple[int, int], ...]) ->
 
 def plan_subdomains(P: SparsityPattern, count: int, overlap: int) -> Subdomains:
     """`count` parts by recursive bisection, extended by `overlap` rings of neighbours."""
-    G = _graph(P)
+    G = graph(P)
     return _planned(P, G, _bisected(G, count), overlap)
 
 
 def plan_given(P: SparsityPattern, cores: Sequence[np.ndarray], overlap: int) -> Subdomains:
-    return _planned(P, _graph(P), cores, overlap)
+    return _planned(P, graph(P), cores, overlap)
 
 
-def _graph(P: SparsityPattern) -> Any:
+def graph(P: SparsityPattern) -> Any:
     """Ones where rows are coupled, either way, and on the diagonal."""
     n = P.shape[0]
     ones = np.ones(P.nnz, dtype=np.int32)
@@ -187,3 +193,67 @@ def _entries(
     found, subdomain, row = found[there], subdomain[there], row[there]
     column = found - np.concatenate(([0], np.cumsum(sizes)))[subdomain]
     return first_number[subdomain] + row * padded[subdomain] + column, T.data[there] - 1
+
+
+def sizes_of(plan: Subdomains) -> np.ndarray:
+    """Rows of each subdomain, in the order of the user's."""
+    filled = as_numpy(plan.restriction.crow_indices)
+    padded = np.repeat([size for _, size in plan.groups], [count for count, _ in plan.groups])
+    sizes = np.diff(filled[np.concatenate(([0], np.cumsum(padded))).astype(np.int64)])
+    found = np.empty_like(sizes, dtype=np.int64)
+    found[as_numpy(plan.numbers)] = sizes
+    return found
+
+
+def plan_of(A: CSR, subdomains: Any, n_subdomains: int | None, overlap: int) -> Subdomains:
+    """For the arguments of `AdditiveSchwarz`, kept with A's pattern."""
+    overlap = _check.integer("AdditiveSchwarz", "overlap", overlap, 0)
+    n = A.shape[0]
+    if subdomains is None:
+        count = -(-n // _CORE) if n_subdomains is None else n_subdomains
+        count = _check.integer("AdditiveSchwarz", "n_subdomains", count, min(n, 1))
+        if count > n:
+            raise ValueError(
+                f"AdditiveSchwarz: n_subdomains must be at most A.shape[0] = {n}, got {n_subdomains}"
+            )
+        return A.pattern._planned(plan_subdomains, count, overlap)
+    if n_subdomains is not None:
+        raise ValueError("AdditiveSchwarz: subdomains and n_subdomains were both given; leave one out")
+    cores = [_rows(rows, number, n) for number, rows in enumerate(subdomains)]
+    left_out = np.ones(n, dtype=bool)
+    for rows in cores:
+        left_out[rows] = False
+    if left_out.any():
+        raise ValueError(
+            f"AdditiveSchwarz: subdomains must hold every row, row {left_out.argmax()} is in none; M would "
+            "be singular"
+        )
+    if torch.compiler.is_dynamo_compiling():
+        with plain_tensors():
+            return plan_given(A.pattern, cores, overlap)
+    return A.pattern._planned(plan_given, _Cores(cores), overlap)
+
+
+class _Cores(list):
+    """Rows of subdomains, known by their numbers."""
+
+    def __str__(self) -> str:
+        known = hashlib.sha256()
+        for rows in self:
+            known.update(len(rows).to_bytes(8, "little") + rows.tobytes())
+        return known.hexdigest()
+
+
+def _rows(rows: Any, number: int, n: int) -> np.ndarray:
+    a = as_numpy(rows) if isinstance(rows, Tensor) else np.asarray(rows)
+    if a.ndim != 1 or a.size == 0 or a.dtype.kind not in "iu":
+        raise ValueError(
+            f"AdditiveSchwarz: subdomains[{number}] must be a list of one or more integers, got {a.dtype} of "
+            f"shape {a.shape}"
+        )
+    if a.min() < 0 or a.max() >= n:
+        raise ValueError(
+            f"AdditiveSchwarz: subdomains[{number}] must hold rows from 0 to {n - 1}, got {a.min()} "
+            f"to {a.max()}"
+        )
+    return np.unique(a.astype(np.int64))

@@ -46,6 +46,24 @@ class Preconditioner:
     dtype, device : of the tensors that it computes with
     batch_shape : batch axes of the matrices that it is made of
     made_of : the tensors that it depends on and that may require gradients
+
+    Examples
+    --------
+    One of your own defines what it does with blocks of columns (docs/extending.md):
+
+    >>> import torch, learnsolve as ls
+    >>> class Diagonal(ls.preconditioners.Preconditioner):
+    ...     symmetric = True
+    ...
+    ...     def __init__(self, A):
+    ...         super().__init__(A)
+    ...         self.inverse = 1 / A.diagonal().unsqueeze(-1)
+    ...
+    ...     def _columns(self, R):
+    ...         return self.inverse * R
+    >>> A, b = ls.problems.poisson((8, 8)), torch.ones(64, dtype=torch.float64)
+    >>> ls.solvers.cg(A, b, M=Diagonal(A)).converged
+    True
     """
 
     linear: bool = True
@@ -140,6 +158,7 @@ class Preconditioner:
             )
 
     def forward(self, r: Tensor) -> Tensor:
+        """M r, of r's shape, (n,) or (..., n, k)."""
         name = type(self).__name__
         self._check_unchanged()
         _check.tensor(name, "r", r)
@@ -166,6 +185,7 @@ class Preconditioner:
         return self._columns(r.unsqueeze(-1)).squeeze(-1)
 
     def __call__(self, r: Tensor) -> Tensor:
+        """M r, as `forward`."""
         return self.forward(r)
 
     def to_scipy_linear_operator(self) -> scipy.sparse.linalg.LinearOperator:
@@ -221,7 +241,31 @@ class Transposed(Preconditioner):
 
 class Learned(torch.nn.Module, Preconditioner):
     """A preconditioner with trainable parameters. Solvers give them a gradient with gradient="unrolled" or
-    "checkpointed"."""
+    "checkpointed".
+
+    Attributes
+    ----------
+    made_of : tuple of Tensors, the parameters, and others that it is set to
+    shape, linear, symmetric, T, dtype, device, batch_shape : as of a `Preconditioner`
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> class Scale(ls.preconditioners.Learned):
+    ...     symmetric = True
+    ...
+    ...     def __init__(self, n):
+    ...         self.shape = (n, n)
+    ...         self.weight = torch.nn.Parameter(torch.linspace(0.5, 1, n, dtype=torch.float64))
+    ...
+    ...     def _columns(self, R):
+    ...         return self.weight.unsqueeze(-1) * R
+    >>> A, b = ls.problems.poisson((8, 8)), torch.ones(64, dtype=torch.float64)
+    >>> M = Scale(64)
+    >>> ls.solvers.cg(A, b, M=M, rtol=0.0, maxiter=4, gradient="unrolled").residual_norms[-1].backward()
+    >>> M.weight.grad.shape
+    torch.Size([64])
+    """
 
     forward = Preconditioner.forward  # before torch.nn.Module's, which only raises
 

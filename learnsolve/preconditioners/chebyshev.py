@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from learnsolve.csr import CSR
+from learnsolve.ops._dots import scaled
 from learnsolve.ops._operands import plain_values
 from learnsolve.pattern import SparsityPattern
 from learnsolve.preconditioners._polynomial import Apply, PolynomialPreconditioner
@@ -98,11 +99,11 @@ class Chebyshev(PolynomialPreconditioner):
 
     def _polynomial(self, A: Apply, M: Apply, R: Tensor) -> Tensor:
         (first, _), *rest = self._coefficients
-        r, x = R, first * M(R)
+        r, x = R, scaled(first, M(R))
         step = x
         for scale, momentum in rest:
             r = r - A(step)
-            step = momentum * step + scale * M(r)
+            step = scaled(momentum, step) + scaled(scale, M(r))
             x = x + step
         return x
 

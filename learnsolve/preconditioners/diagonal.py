@@ -39,6 +39,7 @@ class Diagonal(Preconditioner):
     """
 
     symmetric = True
+    is_diagonal = True  # `pcg_form` computes nothing
     d: Tensor
 
     def __init__(self, d: Tensor):

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.csr import CSR
+from learnsolve.ops._dots import over, scaled
 from learnsolve.preconditioners._polynomial import Apply, PolynomialPreconditioner
 from learnsolve.preconditioners.base import readable
 
@@ -90,16 +91,16 @@ class MatrixPolynomial(PolynomialPreconditioner):
         """By Horner's and Clenshaw's schemes."""
         c = [t[..., None, None] if t.dim() else t for t in self.coefficients.unbind(-1)]
         V = M(R)
-        out = c[-1] * V
+        out = scaled(c[-1], V)
         if self.interval is None:
             for k in reversed(range(len(c) - 1)):
-                out = c[k] * V + M(A(out))
+                out = scaled(c[k], V) + M(A(out))
             return out
         lo, hi = self.interval.unbind()
         before = torch.zeros_like(out)
         for k in reversed(range(len(c) - 1)):
-            mapped = (2 * M(A(out)) - (hi + lo) * out) / (hi - lo)
-            out, before = c[k] * V + (mapped if k == 0 else 2 * mapped) - before, out
+            mapped = over(2 * M(A(out)) - scaled(hi + lo, out), hi - lo)
+            out, before = scaled(c[k], V) + (mapped if k == 0 else 2 * mapped) - before, out
         return out
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from learnsolve.csr import CSR
+from learnsolve.ops._dots import scaled, times
 from learnsolve.preconditioners._polynomial import Apply, PolynomialPreconditioner
 
 
@@ -65,14 +66,14 @@ class Neumann(PolynomialPreconditioner):
         self.weight, self._weight = weight, self._parameter("weight", weight)
 
     def _polynomial(self, A: Apply, M: Apply, R: Tensor) -> Tensor:
-        x = self._weight * M(R)
+        x = scaled(self._weight, M(R))
         for _ in range(self.degree):
-            x = x + self._weight * M(R - A(x))
+            x = x + scaled(self._weight, M(R - A(x)))
         return x
 
     def _columns(self, R: Tensor) -> Tensor:
         inverse = self._inverse_diagonal()
         if inverse is None:
             return super()._columns(R)
-        scale = self._weight * inverse
+        scale = times(inverse, self._weight)
         return self._swept(scale, R, scale.unsqueeze(-1) * R, self.degree)

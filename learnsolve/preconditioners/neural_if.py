@@ -17,8 +17,10 @@ from learnsolve.ops.segment_max import segment_max
 from learnsolve.ops.segment_sum import segment_sum
 from learnsolve.ops.triangle import tril
 from learnsolve.preconditioners._factor_network import FactorNetwork, Start, unit_rows
+from learnsolve.preconditioners._saved import loadable
 
 
+@loadable
 class NeuralIF(FactorNetwork):
     r"""A graph network that gives a factor on the pattern of tril(A): a function A -> M.
 
@@ -36,7 +38,7 @@ class NeuralIF(FactorNetwork):
     width : features of nodes and edges, and of the hidden layers
     aggregate : "sum", "mean", "max", "softmax" or several, over the rows and over the columns
     seed : of the first weights
-    dtype : of the weights: torch.float32 or torch.float64. M has the dtype of A
+    dtype, device : of the weights: torch.float32 or torch.float64. M has the dtype of A
 
     Raises
     ------

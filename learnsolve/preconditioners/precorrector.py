@@ -15,8 +15,10 @@ from learnsolve.csr import CSR
 from learnsolve.ops.incomplete import ic0
 from learnsolve.ops.spmm import spmm
 from learnsolve.preconditioners._factor_network import FactorNetwork, Start, unit_rows
+from learnsolve.preconditioners._saved import loadable
 
 
+@loadable
 class PreCorrector(FactorNetwork):
     r"""A graph network that corrects IC(0), on its pattern: a function A -> M of symmetric matrices.
 
@@ -34,7 +36,7 @@ class PreCorrector(FactorNetwork):
     width : features of nodes and edges, and of the hidden layers
     aggregate : "sum", "mean", "max", "softmax" or several, over the rows and over the columns
     seed : of the first weights
-    dtype : of the weights: torch.float32 or torch.float64. M has the dtype of A
+    dtype, device : of the weights: torch.float32 or torch.float64. M has the dtype of A
 
     Raises
     ------

@@ -12,6 +12,7 @@ from torch import Tensor
 from learnsolve import _check
 from learnsolve.csr import CSR
 from learnsolve.nn._holds_pattern import parameter
+from learnsolve.ops._dots import times
 from learnsolve.ops.structure import inverse_diagonal
 from learnsolve.preconditioners._held import (
     POSITIVE,
@@ -110,7 +111,7 @@ class ScaledJacobi(Holder):
 
     def current(self) -> Diagonal:
         one_kind(self, self.raw_weight, self.inverse)
-        return self._with(Diagonal, d=self.weight * self.inverse)
+        return self._with(Diagonal, d=times(self.inverse, self.weight))
 
     def extra_repr(self) -> str:
         return f"shape={self.shape}, positive={self.positive!r}"

@@ -2,38 +2,43 @@
 
 Source: Smith, Bjorstad, Gropp, "Domain Decomposition" (1996), chapters 1 and 2; Cai, Sarkis, "A restricted
 additive Schwarz preconditioner for general sparse linear systems", SIAM J. Sci. Comput. 21 (1999),
-doi:10.1137/S106482759732678X.
+doi:10.1137/S106482759732678X; St-Cyr, Gander, Thomas, "Optimized multiplicative, additive, and restricted
+additive Schwarz preconditioning", SIAM J. Sci. Comput. 29 (2007), doi:10.1137/060652610 (Robin values);
+Taghibakhshi et al., "Learning interface conditions in domain decomposition solvers", NeurIPS 2022, arXiv
+2205.09833 (learned ones).
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from learnsolve import _check
+from learnsolve._inputs import matrix
 from learnsolve._plain import makes_plain_tensors, plain_tensors
 from learnsolve.csr import CSR
 from learnsolve.ops._gather import take
 from learnsolve.ops._product import product
 from learnsolve.ops._symmetry import symmetry
 from learnsolve.ops.spgemm import galerkin
-from learnsolve.pattern import as_numpy
+from learnsolve.ops.stack import block_diag
 from learnsolve.preconditioners._direct import DirectSolver, cholesky, inverses
-from learnsolve.preconditioners._subdomains import Subdomains, plan_factors, plan_given, plan_subdomains
+from learnsolve.preconditioners._interfaces import added, rows_of
+from learnsolve.preconditioners._subdomains import plan_factors, plan_of, sizes_of
 from learnsolve.preconditioners.base import Preconditioner, check_numbers
-
-_CORE = 64  # rows of a subdomain, before its overlap, if their number is not given
 
 
 class AdditiveSchwarz(Preconditioner):
     r"""Local solves on overlapping subdomains, added up: linear.
 
-    .. math:: M = \sum_i \tilde R_i^T A_i^{-1} R_i + P_0 (P_0^T A P_0)^{-1} P_0^T, \quad A_i = R_i A R_i^T
+    .. math::
+        M = \sum_i \tilde R_i^T (A_i + L_i)^{-1} R_i + P_0 (P_0^T A P_0)^{-1} P_0^T, \quad A_i = R_i A R_i^T
 
     R_i takes the rows of subdomain i; :math:`\tilde R_i = R_i`, or, `restricted`, R_i with zeros for rows
-    that another subdomain owns. The second term if `coarse`: P_0 is one on the rows that a subdomain owns.
+    that another subdomain owns. L_i is `local`, zero if it is not given: interface values that make Robin
+    conditions of the Dirichlet conditions between subdomains. The second term if `coarse`: P_0 is one on the
+    rows that a subdomain owns.
 
     Parameters
     ----------
@@ -42,7 +47,11 @@ class AdditiveSchwarz(Preconditioner):
         the first that names it. If not given, parts of the graph by recursive bisection
     n_subdomains : int, 1 to n, the number of parts; n / 64, rounded up, if neither is given
     overlap : int >= 0, rings of neighbours, in the graph of A + A^T, by which subdomains are extended
-    restricted : bool, restricted additive Schwarz: fewer iterations and no row counted twice, not symmetric
+    restricted : bool, restricted additive Schwarz (RAS; with `local` ORAS): fewer iterations and no row
+        counted twice, not symmetric; or "symmetric", :math:`\tilde R_i` on both sides (SORAS), for `cg`
+    local : what is added to the local matrices, trainable: a CSR, shape (N, N), N the sum of `sizes`, block
+        diagonal, whose rows are `rows`, such as one on `interface_pattern(A, ...)`; its values may have batch
+        axes. Or a sequence of one (s_i, s_i) for each subdomain, CSRs or dense tensors
     coarse : bool, add the coarse correction
     symmetric : bool, whether A is symmetric; if not given its numbers are compared, once for a matrix (not
         under `torch.compile`)
@@ -50,12 +59,14 @@ class AdditiveSchwarz(Preconditioner):
     Attributes
     ----------
     sizes : tuple of int, rows of each subdomain with its overlap
+    rows : int64 Tensor, shape (N,), the rows of subdomain 0 in ascending order, then those of 1, ...
 
     Raises
     ------
     ValueError
         if A is not finite; if a local matrix is singular (the message names the subdomain), or the coarse
-        one; if subdomains leave a row out, or their inverses would hold more than 2^27 numbers for a matrix.
+        one; if subdomains leave a row out, or their inverses would hold more than 2^27 numbers for a matrix;
+        if local is not block diagonal.
     TypeError
         if types, dtypes or devices do not fit.
     NotImplementedError
@@ -63,20 +74,21 @@ class AdditiveSchwarz(Preconditioner):
 
     Notes
     -----
-    Symmetric if A is and it is not `restricted` (or nothing overlaps); the transpose of a restricted one
-    restricts before the local solves. Positive definite if A is as well.
+    Symmetric if A and `local` are and it is not `restricted` to one side (or nothing overlaps); the transpose
+    of a restricted one restricts before the local solves. Positive definite if A + L is as well.
 
-    Gradient: exact in r and in the values of A, of any order.
+    Gradient: exact in r and in the values of A and of `local`, of any order: with :math:`B_i = A_i + L_i`,
+    :math:`z_i = B_i^{-1} R_i r` and :math:`\lambda_i = B_i^{-T} \tilde R_i \bar z`, :math:`\bar L_i` is
+    :math:`-\lambda_i z_i^T` on its pattern.
 
     The local inverses are dense: the sum of s_i^2 numbers, s_i the sizes rounded up to multiples of 8, and as
     many again for the graph if A requires grad; a call takes twice as many flops a column. Subdomains of one
     rounded size are one batch. Set-up: 2 s_i^3 flops each. Which entry goes where is planned once for a
-    pattern, on the host, and kept with it; for subdomains that are given, in every construction. Without
-    `coarse`, and symmetric positive definite, `cg` runs it in its compiled loop, as a product of sparse
-    factors :math:`G G^T` with the local inverses' Cholesky factors, which have the gradient of their
-    symmetric parts, and hold half as many numbers as the inverses. The same
-    bits on every run with the same number of threads: the dense inverses are LAPACK's, which sums in another
-    order on more threads.
+    pattern, on the host, and kept with it. Without `coarse` and `restricted`, and symmetric positive
+    definite, `cg` runs it in its compiled loop, as a product of sparse factors :math:`G G^T` with the local
+    inverses' Cholesky factors, which have the gradient of their symmetric parts, and hold half as many
+    numbers as the inverses. The same bits on every run with the same number of threads: the dense inverses
+    are LAPACK's, which sums in another order on more threads.
 
     Examples
     --------
@@ -87,6 +99,19 @@ class AdditiveSchwarz(Preconditioner):
     True
     >>> ls.solvers.cg(A, torch.ones(1024, dtype=torch.float64), M=M, rtol=1e-8).converged
     True
+
+    Robin values on the interfaces, one number on their diagonals, trained by three steps of `fgmres`:
+
+    >>> P = ls.preconditioners.interface_pattern(A, n_subdomains=16)
+    >>> on_diagonal = (P.row_indices == P.col_indices).double()
+    >>> robin = torch.tensor(-0.5, dtype=torch.float64, requires_grad=True)
+    >>> L = ls.CSR(robin * on_diagonal, P)
+    >>> M = ls.preconditioners.AdditiveSchwarz(A, n_subdomains=16, restricted=True, local=L)
+    >>> b = torch.ones(1024, dtype=torch.float64)
+    >>> x = ls.solvers.fgmres(A, b, M=M, rtol=0.0, maxiter=3, gradient="unrolled").x
+    >>> (b - A @ x).norm().backward()
+    >>> robin.grad.shape
+    torch.Size([])
     """
 
     def __init__(
@@ -96,29 +121,65 @@ class AdditiveSchwarz(Preconditioner):
         *,
         n_subdomains: int | None = None,
         overlap: int = 1,
-        restricted: bool = False,
+        restricted: bool | str = False,
         coarse: bool = False,
+        local: CSR | Sequence[Any] | None = None,
         symmetric: bool | None = None,
     ):
         name = "AdditiveSchwarz"
         super().__init__(A)
         check_numbers(name, A)
-        overlap = _check.integer(name, "overlap", overlap, 0)
-        _check.flag(name, "restricted", restricted)
+        if restricted != "symmetric":
+            _check.flag(name, "restricted", restricted)
         _check.flag(name, "coarse", coarse)
-        self.plan = plan = _plan(A, subdomains, n_subdomains, overlap)
-        self.inverses = self._inverses(A)
-        self._ones = torch.ones(plan.restriction.nnz, dtype=A.dtype, device=A.device)
-        self._kept = plan.owned.to(A.dtype) if restricted else self._ones
+        self.plan = plan = plan_of(A, subdomains, n_subdomains, overlap)
+        L = None if local is None else self._local(A, local)
+        self.inverses = self._inverses(A, L)
+        ones = torch.ones(plan.restriction.nnz, dtype=A.dtype, device=A.device)
+        owned = plan.owned.to(A.dtype) if restricted else ones
+        self._into, self._out = owned if restricted == "symmetric" else ones, owned
         self._parts = CSR(torch.ones(A.shape[0], dtype=A.dtype, device=A.device), plan.parts)
         self._coarse = None
         if coarse:
             self._coarse = DirectSolver(name, galerkin(self._parts, A), False, "leave coarse=True out")
         overlapping = plan.restriction.nnz > A.shape[0]
-        symmetric = symmetry(name, A, symmetric)
-        self.symmetric = symmetric and not (restricted and overlapping)
+        symmetric = symmetry(name, A, symmetric) and (L is None or symmetry(name, L, symmetric))
+        self.symmetric = symmetric and not (restricted is True and overlapping)
+        self._restricted = restricted is not False and overlapping
 
-    def _inverses(self, A: CSR) -> tuple[Tensor, ...]:
+    def _local(self, A: CSR, local: CSR | Sequence[Any]) -> CSR:
+        """One block-diagonal CSR, as a part of what M is made of."""
+        name, sizes = "AdditiveSchwarz", self.sizes
+        L: Any = matrix(local)
+        if isinstance(L, (list, tuple)):
+            if len(L) != len(sizes):
+                raise ValueError(
+                    f"{name}: local must have one matrix for each of {len(sizes)} subdomains, got {len(L)}"
+                )
+            blocks = [matrix(block) for block in L]
+            for i, (block, size) in enumerate(zip(blocks, sizes, strict=True)):
+                _check.matrix(name, f"local[{i}]", block)
+                if block.shape != (size, size):
+                    raise ValueError(
+                        f"{name}: local[{i}] must have shape ({size}, {size}), the rows of the subdomain "
+                        f"with its overlap, got {tuple(block.shape)}"
+                    )
+            L = block_diag(blocks)
+        _check.matrix(name, "local", L)
+        total = sum(sizes)
+        if L.shape != (total, total):
+            raise ValueError(
+                f"{name}: local must have shape ({total}, {total}), the rows of all subdomains with their "
+                f"overlap, got {tuple(L.shape)}"
+            )
+        _check.same_kind(name, "local.values", L.values, A.values)
+        check_numbers(name, L)
+        _check.batches(name, L.batch_shape, A.batch_shape, "local.values and A.values")
+        self.batch_shape = torch.broadcast_shapes(L.batch_shape, A.batch_shape)
+        self.made_of = (*self.made_of, L.values)
+        return L
+
+    def _inverses(self, A: CSR, L: CSR | None) -> tuple[Tensor, ...]:
         numbers = self.plan.numbers.split([count for count, _ in self.plan.groups])
 
         def singular(group: int) -> Callable[[int], Exception]:
@@ -126,7 +187,7 @@ class AdditiveSchwarz(Preconditioner):
                 count = self.plan.groups[group][0]
                 with plain_tensors():
                     number = int(numbers[group][i % count])
-                which = f" (matrix {i // count} of the batch)" if A.batch_shape else ""
+                which = f" (matrix {i // count} of the batch)" if self.batch_shape else ""
                 return ValueError(
                     f"AdditiveSchwarz: the matrix of subdomain {number}, of {self.sizes[number]} rows, is "
                     f"singular up to rounding{which}; choose other subdomains or another overlap, or shift "
@@ -135,24 +196,24 @@ class AdditiveSchwarz(Preconditioner):
 
             return error
 
-        blocks = self.plan.local_matrices(A)
+        blocks = self.plan.local_matrices(A, None if L is None else added(L, self.plan))
         return tuple(inverses(D, singular(group)) for group, D in enumerate(blocks))
 
     @property
     @makes_plain_tensors
     def sizes(self) -> tuple[int, ...]:
-        filled = as_numpy(self.plan.restriction.crow_indices)
-        padded = np.repeat([size for _, size in self.plan.groups], [count for count, _ in self.plan.groups])
-        sizes = np.diff(filled[np.concatenate(([0], np.cumsum(padded))).astype(np.int64)])
-        found = np.empty_like(sizes)
-        found[as_numpy(self.plan.numbers)] = sizes
-        return tuple(found.tolist())
+        return tuple(sizes_of(self.plan).tolist())
+
+    @property
+    @makes_plain_tensors
+    def rows(self) -> Tensor:
+        return torch.from_numpy(rows_of(self.plan)).to(self.plan.numbers.device)
 
     def _columns(self, R: Tensor) -> Tensor:
-        return self._sum(R, self._ones, self._kept, False)
+        return self._sum(R, self._into, self._out, False)
 
     def _transposed(self, R: Tensor) -> Tensor:
-        return self._sum(R, self._kept, self._ones, True)
+        return self._sum(R, self._out, self._into, True)
 
     def _sum(self, R: Tensor, into: Tensor, out: Tensor, transpose: bool) -> Tensor:
         slots = self.plan.restriction
@@ -171,7 +232,8 @@ class AdditiveSchwarz(Preconditioner):
 
     def pcg_form(self) -> tuple[str, Tensor, Any] | None:
         # The factor of the coarse correction would be dense below its diagonal.
-        if not self.symmetric or self._coarse is not None or not self.plan.groups:
+        # Nor is that of a restricted one lower triangular in slots.
+        if not self.symmetric or self._restricted or self._coarse is not None or not self.plan.groups:
             return None
         G = self._kept_factor(self._cholesky)
         return None if G is None else ("product", G.values, G.pattern)
@@ -191,43 +253,3 @@ class AdditiveSchwarz(Preconditioner):
         return (
             f"AdditiveSchwarz({len(sizes)} subdomains of {min(sizes, default=0)} to {max(sizes, default=0)})"
         )
-
-
-def _plan(A: CSR, subdomains: Any, n_subdomains: int | None, overlap: int) -> Subdomains:
-    n = A.shape[0]
-    if subdomains is None:
-        count = -(-n // _CORE) if n_subdomains is None else n_subdomains
-        count = _check.integer("AdditiveSchwarz", "n_subdomains", count, min(n, 1))
-        if count > n:
-            raise ValueError(
-                f"AdditiveSchwarz: n_subdomains must be at most A.shape[0] = {n}, got {n_subdomains}"
-            )
-        return A.pattern._planned(plan_subdomains, count, overlap)
-    if n_subdomains is not None:
-        raise ValueError("AdditiveSchwarz: subdomains and n_subdomains were both given; leave one out")
-    cores = [_rows(rows, number, n) for number, rows in enumerate(subdomains)]
-    left_out = np.ones(n, dtype=bool)
-    for rows in cores:
-        left_out[rows] = False
-    if left_out.any():
-        raise ValueError(
-            f"AdditiveSchwarz: subdomains must hold every row, row {left_out.argmax()} is in none; M would "
-            "be singular"
-        )
-    with plain_tensors():
-        return plan_given(A.pattern, cores, overlap)
-
-
-def _rows(rows: Any, number: int, n: int) -> np.ndarray:
-    a = as_numpy(rows) if isinstance(rows, Tensor) else np.asarray(rows)
-    if a.ndim != 1 or a.size == 0 or a.dtype.kind not in "iu":
-        raise ValueError(
-            f"AdditiveSchwarz: subdomains[{number}] must be a list of one or more integers, got {a.dtype} of "
-            f"shape {a.shape}"
-        )
-    if a.min() < 0 or a.max() >= n:
-        raise ValueError(
-            f"AdditiveSchwarz: subdomains[{number}] must hold rows from 0 to {n - 1}, got {a.min()} "
-            f"to {a.max()}"
-        )
-    return np.unique(a.astype(np.int64))

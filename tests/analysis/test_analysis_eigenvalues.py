@@ -297,7 +297,7 @@ NOT_SYMMETRIC = convection(6, 7)
         (lambda A: condition_number(A, rtol=torch.nan), ValueError, "finite and not negative, got nan"),
         (lambda A: extreme_eigenvalues(A[:3]), ValueError, "must be square"),
         (lambda A: extreme_eigenvalues(3.0, n=3), TypeError, "A must be a CSR"),
-        (lambda A: extreme_eigenvalues(A.with_values(A.values.expand(2, -1))), ValueError, "one matrix"),
+        (lambda A: extreme_eigenvalues(A.with_values(A.values.expand(0, -1))), ValueError, "empty batch"),
         (lambda A: extreme_eigenvalues(A[:0, :0]), ValueError, "no rows"),
     ],
 )  # fmt: skip

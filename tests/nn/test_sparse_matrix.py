@@ -80,3 +80,42 @@ def test_what_is_no_module_says_so():
         SparseMatrix(A.with_values(A.values.requires_grad_()))
     with pytest.raises(TypeError, match="SparseMatrix: A must be a CSR"):
         SparseMatrix(torch.eye(3))  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_gradients_of_two_processes_are_averaged(tmp_path):
+    """DistributedDataParallel over gloo: each process has a right-hand side of its own."""
+    args = (str(tmp_path / "store"), str(tmp_path / "grads"))
+    torch.multiprocessing.spawn(_in_a_process, args, nprocs=2)
+    found = [torch.load(f"{args[1]}.{rank}") for rank in range(2)]
+    models = [Residual(True) for _ in range(2)]
+    for rank, model in enumerate(models):
+        _loss(model, rank).backward()
+    mean = sum(model.A.values.grad for model in models) / 2
+    for values, grad, state in found:
+        torch.testing.assert_close(grad, mean)
+        torch.testing.assert_close(values, found[0][0])  # the processes take the same step
+        assert state == ["module.A.values", "module.A.crow_indices", "module.A.col_indices"]
+    assert not torch.equal(models[0].A.values.grad, models[1].A.values.grad)
+
+
+def _loss(model, rank):
+    b = torch.linspace(1, 2 + rank, 16, dtype=torch.float64)
+    return model(b).square().sum()
+
+
+def _in_a_process(rank, store, file):
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)
+    model = Residual(True)
+    if rank:
+        torch.nn.init.zeros_(model.A.values)  # the first process's values are those of all
+    model = torch.nn.parallel.DistributedDataParallel(model)
+    _loss(model, rank).backward()
+    grad = model.module.A.values.grad.clone()
+    torch.optim.SGD(model.parameters(), 0.01).step()
+    torch.save((model.module.A.values.detach(), grad, list(model.state_dict())), f"{file}.{rank}")
+    dist.barrier()
+    dist.destroy_process_group()

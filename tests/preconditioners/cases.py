@@ -166,6 +166,13 @@ def amg(A: ls.CSR, method: str = "smoothed_aggregation", **options) -> Callable[
     return lambda A: P.AMG(A, hierarchy=hierarchy().to(A.device, A.dtype), **options)
 
 
+def robin(A: ls.CSR, n_subdomains: int) -> ls.CSR:
+    """Interface values made of A's: a part of the diagonal, less with distance from it."""
+    pattern = P.interface_pattern(A, n_subdomains=n_subdomains)
+    weight = 0.1 - 0.05 * (pattern.row_indices != pattern.col_indices).to(A.dtype)
+    return ls.CSR(A.diagonal().mean(-1, keepdim=True) * weight, pattern)
+
+
 _JACOBI = amg(spd(), smoother="jacobi")
 CASES += [
     Case("AMG", amg(spd())),
@@ -178,6 +185,11 @@ CASES += [
     Case("AMG, learned", lambda A: P.LearnedAMG(_JACOBI(A))),
     Case("Schwarz", lambda A: P.AdditiveSchwarz(A, n_subdomains=3)),
     Case("Schwarz, two levels", lambda A: P.AdditiveSchwarz(A, n_subdomains=3, overlap=2, coarse=True)),
+    Case("Schwarz, Robin values", lambda A: P.AdditiveSchwarz(A, n_subdomains=3, local=robin(A, 3))),
+    Case(
+        "Schwarz, restricted on both sides",
+        lambda A: P.AdditiveSchwarz(A, n_subdomains=3, restricted="symmetric", local=robin(A, 3)),
+    ),
     Case("Schwarz, restricted", lambda A: P.AdditiveSchwarz(A, n_subdomains=4, restricted=True)),
     Case(
         "Schwarz, general",

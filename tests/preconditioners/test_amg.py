@@ -313,11 +313,14 @@ def test_learning_lowers_the_residual(gradient):
     assert torch.allclose(M(b), M.current()(b))
 
 
-@pytest.mark.parametrize(("learn", "count"), [(("prolongation",), 2), (("smoother",), 2)])
+@pytest.mark.parametrize(
+    ("learn", "count"), [(("prolongation",), 2), (("smoother",), 2), (("restriction",), 2), (None, 4)]
+)
 def test_what_learns(learn, count):
     M = P.LearnedAMG(P.AMG(spd(), max_coarse=1, smoother="jacobi"), learn=learn)
     assert len(list(M.parameters())) == count
-    assert all(name.startswith("prol" if learn[0] == "prolongation" else "weig") for name in M.state_dict())
+    names = {"prolongation": "prol", "smoother": "weig", "restriction": "rest"}
+    assert all(name[:4] in [names[part] for part in learn or names] for name in M.state_dict())
     assert torch.allclose(M(torch.ones(20, dtype=M.dtype)), M.M(torch.ones(20, dtype=M.dtype)))
 
 

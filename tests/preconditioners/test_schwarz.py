@@ -20,17 +20,19 @@ def rings(A, rows, overlap):
     return sorted(rows)
 
 
-def by_a_loop(A, subdomains, overlap, restricted, coarse):
+def by_a_loop(A, subdomains, overlap, restricted, coarse, local=None):
     D = A.to_dense().numpy()
     n = len(D)
     M, seen, columns = np.zeros((n, n)), set(), []
-    for rows in subdomains:
+    for number, rows in enumerate(subdomains):
         own = [i for i in rows if i not in seen]
         seen |= set(own)
         extended = rings(A, rows, overlap)
         R = np.eye(n)[extended]
         kept = np.diag([float(i in own) for i in extended]) if restricted else np.eye(len(extended))
-        M += R.T @ kept @ np.linalg.inv(R @ D @ R.T) @ R
+        into = kept if restricted == "symmetric" else np.eye(len(extended))
+        L = 0 if local is None else local[number]
+        M += R.T @ kept @ np.linalg.inv(R @ D @ R.T + L) @ into @ R
         columns.append(np.eye(n)[own].sum(0))
     if coarse:
         Q = np.stack(columns, 1)
@@ -62,6 +64,86 @@ def test_equals_a_loop_over_subdomains(name, overlap, restricted, coarse, make):
     if M.symmetric:
         assert np.allclose(D, D.T, rtol=1e-10, atol=1e-12)
     assert M.symmetric == (make is spd and not (restricted and sum(expected) > 20))
+
+
+OVERLAPPING = [[3], range(0, 12), torch.arange(19, 10, -1)]
+
+
+@pytest.mark.parametrize("restricted", [False, True, "symmetric"])
+@pytest.mark.parametrize("make", [spd, general])
+def test_local_values_are_added_in_the_order_of_the_rows(restricted, make):
+    """Subdomains of different sizes, which the plan sorts; matrices of each and one of all."""
+    A = make()
+    plain = P.AdditiveSchwarz(A, OVERLAPPING, overlap=1)
+    rows = plain.rows.split(plain.sizes)
+    for own, r in zip(OVERLAPPING, rows, strict=True):
+        assert r.tolist() == rings(A, [int(i) for i in own], 1)
+    local = [normal((s, s), seed=i) for i, s in enumerate(plain.sizes)]
+    M = P.AdditiveSchwarz(A, OVERLAPPING, restricted=restricted, local=local)
+    lists = [[int(i) for i in rows] for rows in OVERLAPPING]
+    D = by_a_loop(A, lists, 1, restricted, False, [L.numpy() for L in local])
+    assert np.allclose(dense(M), D, rtol=1e-10, atol=1e-12)
+    assert np.allclose(dense(M.T), D.T, rtol=1e-10, atol=1e-12)
+    assert not M.symmetric
+    whole = ls.ops.block_diag([ls.CSR.from_dense(L) for L in local])
+    again = P.AdditiveSchwarz(A, OVERLAPPING, restricted=restricted, local=whole)
+    assert torch.equal(dense(again), dense(M))
+    assert again.plan is M.plan  # of given subdomains too
+    twice = ls.CSR.stack([whole, 2.0 * whole])
+    batch = P.AdditiveSchwarz(A, OVERLAPPING, restricted=restricted, local=twice)
+    r = normal((2, 20, 3))
+    torch.testing.assert_close(batch(r)[0], M(r[0]))
+    double = P.AdditiveSchwarz(A, OVERLAPPING, restricted=restricted, local=2.0 * whole)
+    torch.testing.assert_close(batch(r)[1], double(r[1]))
+
+
+def test_the_interface_is_what_touches_the_outside():
+    A = general()
+    D = A.to_dense().numpy()
+    coupled = (D != 0) | (D.T != 0)
+    pattern = P.interface_pattern(A, OVERLAPPING, overlap=1)
+    wanted, start = set(), 0
+    for own in OVERLAPPING:
+        rows = rings(A, [int(i) for i in own], 1)
+        outside = [i for i in range(20) if i not in rows]
+        on = [k for k, i in enumerate(rows) if coupled[i, outside].any()]
+        pairs = {(start + k, start + m) for k in on for m in on if coupled[rows[k], rows[m]] or k == m}
+        wanted, start = wanted | pairs, start + len(rows)
+    assert set(zip(pattern.row_indices.tolist(), pattern.col_indices.tolist(), strict=True)) == wanted
+    assert pattern.shape == (start, start)
+
+
+def test_gradients_of_interface_values():
+    A = spd()
+    pattern = P.interface_pattern(A, OVERLAPPING, overlap=1)
+    values, r = (0.1 * normal((pattern.nnz,))).requires_grad_(), normal((20, 1)).requires_grad_()
+
+    def applied(v, r):
+        return P.AdditiveSchwarz(A, OVERLAPPING, restricted=True, local=ls.CSR(v, pattern))(r)
+
+    assert torch.autograd.gradcheck(applied, (values, r), check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(applied, (values, r), fast_mode=True)
+    M = P.AdditiveSchwarz(A, OVERLAPPING, restricted=True, local=ls.CSR(values, pattern))
+    with pytest.raises(ValueError, match="fgmres: M requires grad"):
+        ls.solvers.fgmres(A, r[:, 0].detach(), M=M)
+    ls.solvers.fgmres(A, r[:, 0].detach(), M=M, rtol=0.0, maxiter=3, gradient="unrolled").x.sum().backward()
+    assert (values.grad != 0).any()
+
+
+def test_two_half_lines_with_the_exact_robin_value_are_a_direct_solver():
+    """The Schur complement of what lies outside, on the interface: two ORAS steps then solve, restricted."""
+    n, m = 12, 7  # rows 0..6 and 5..11
+    A = ls.problems.poisson((n,))
+    D = A.to_dense()
+    left, right = torch.zeros(m, m).double(), torch.zeros(m, m).double()
+    left[-1, -1] = -torch.linalg.inv(D[m:, m:])[0, 0]
+    right[0, 0] = -torch.linalg.inv(D[:5, :5])[-1, -1]
+    halves = [range(6), range(6, 12)]
+    M = P.AdditiveSchwarz(A, halves, overlap=1, restricted=True, local=[left, right])
+    E = torch.eye(n).double() - dense(M) @ D
+    assert (E @ E).abs().max() < 1e-12
+    plain = torch.eye(n).double() - dense(P.AdditiveSchwarz(A, halves, overlap=1, restricted=True)) @ D
+    assert (plain @ plain).abs().max() > 0.1
 
 
 def cores(M):
@@ -136,6 +218,9 @@ def test_compiled_and_mapped():
     assert torch.allclose(mapped[0], 2 * mapped[1])
 
 
+ONE, FULL = torch.ones(1, 1).double(), torch.ones(20, 20).double()
+
+
 @pytest.mark.parametrize(
     ("keywords", "error", "words"),
     [
@@ -149,6 +234,16 @@ def test_compiled_and_mapped():
         ({"subdomains": [range(20), []]}, ValueError, r"subdomains\[1\] must be a list of one or more"),
         ({"subdomains": [range(20), [0.5]]}, ValueError, r"subdomains\[1\] must be a list"),
         ({"subdomains": [range(21)]}, ValueError, r"subdomains\[0\] must hold rows from 0 to 19"),
+        ({"subdomains": [range(20)], "local": []}, ValueError, "one matrix for each of 1 subdomains, got 0"),
+        ({"subdomains": [range(20)], "local": [ONE]}, ValueError, r"local\[0\] must have shape \(20, 20\)"),
+        ({"subdomains": [range(20)], "local": ONE}, ValueError, r"local must have shape \(20, 20\)"),
+        ({"subdomains": [range(20)], "local": [3]}, TypeError, r"local\[0\] must be a CSR, got int"),
+        (
+            {"subdomains": [range(20)], "local": FULL.float()},
+            TypeError,
+            "local.values has dtype torch.float32",
+        ),
+        ({"subdomains": [range(9), range(9, 20)], "overlap": 0, "local": FULL}, ValueError, "block diagonal"),
     ],
 )
 def test_bad_options(keywords, error, words):

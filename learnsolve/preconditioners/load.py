@@ -1,4 +1,4 @@
-"""Files of `FactorNetwork`s: safetensors, class and settings in the header. Reading runs no code."""
+"""Trained modules from their files."""
 
 from __future__ import annotations
 
@@ -9,21 +9,12 @@ import torch
 from torch import Tensor
 
 from learnsolve import _safetensors
-from learnsolve.preconditioners._factor_network import FactorNetwork
-from learnsolve.preconditioners.neural_if import NeuralIF
-from learnsolve.preconditioners.precorrector import PreCorrector
-
-NETWORKS: dict[str, type[FactorNetwork]] = {"NeuralIF": NeuralIF, "PreCorrector": PreCorrector}
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
+from learnsolve.preconditioners._saved import CLASSES, DTYPES, Saved
 
 
-def save(network: FactorNetwork, path: str | Path) -> None:
-    """See `FactorNetwork.save`. A file that is there is replaced at once, not in parts."""
-    _safetensors.write("save", path, network.state_dict(), network.header())
-
-
-def load(path: str | Path, *, device: torch.device | str = "cpu") -> FactorNetwork:
-    """A network A -> M, trained by `python -m learnsolve.train precorrector` or ``neuralif``, from its file.
+def load(path: str | Path, *, device: torch.device | str = "cpu") -> Saved:
+    """A network A -> M, trained by `python -m learnsolve.train`, or another module with a `save`, from its
+    file.
 
     Parameters
     ----------
@@ -32,8 +23,8 @@ def load(path: str | Path, *, device: torch.device | str = "cpu") -> FactorNetwo
 
     Returns
     -------
-    `PreCorrector` or `NeuralIF`; its weights do not require grad, so that ``M=network(A)`` may be used in
-    any solver. ``network.requires_grad_(True)`` to train it further.
+    What was saved, such as a `PreCorrector` or `NeuralIF`; its weights do not require grad, so that
+    ``M=network(A)`` may be used in any solver. ``network.requires_grad_(True)`` to train it further.
 
     Raises
     ------
@@ -59,18 +50,18 @@ def load(path: str | Path, *, device: torch.device | str = "cpu") -> FactorNetwo
     >>> ls.solvers.cg(A, b, M=again(A)).converged
     True
     """
-    other = "it is not the file of a network; take model.safetensors of a run of precorrector or neuralif"
+    other = "it is not the file of a network; take model.safetensors of a run"
     tensors, header = _safetensors.read("load", path)
     about = header.get("learnsolve")
     if about is None:
         raise ValueError(f"load: {path} has no settings of a network, {other}")
-    network = _made(path, about, other)
+    network = _made(path, about, tensors, other)
     _fill(path, network, tensors)
     return network.to(device).requires_grad_(False)
 
 
-def _made(path: str | Path, about: str, other: str) -> FactorNetwork:
-    """The network of these settings, without memory for its weights."""
+def _made(path: str | Path, about: str, tensors: dict[str, Tensor], other: str) -> Saved:
+    """The module of these settings."""
     try:
         facts = json.loads(about)
         made_by, kind, settings = facts["format"], facts["network"], dict(facts["settings"])
@@ -78,17 +69,17 @@ def _made(path: str | Path, about: str, other: str) -> FactorNetwork:
         raise ValueError(f"load: the settings in {path} are damaged ({error!r})") from error
     if made_by != 1:
         raise ValueError(f"load: {path} has format {made_by!r}, this version reads 1; update learnsolve")
-    if kind not in NETWORKS:
-        raise ValueError(f"load: {path} is of {kind!r}, known are {', '.join(NETWORKS)}; {other}")
+    if not isinstance(kind, str) or kind not in CLASSES:
+        raise ValueError(f"load: {path} is of {kind!r}, known are {', '.join(sorted(CLASSES))}; {other}")
     try:
-        settings["dtype"] = DTYPES[settings["dtype"]]
-        with torch.device("meta"):
-            return NETWORKS[kind](**settings)
+        if "dtype" in settings:
+            settings["dtype"] = DTYPES[settings["dtype"]]
+        return CLASSES[kind]._made(settings, tensors)
     except (ValueError, TypeError, KeyError, RuntimeError) as error:
         raise ValueError(f"load: the settings in {path} are damaged ({error})") from error
 
 
-def _fill(path: str | Path, network: FactorNetwork, tensors: dict[str, Tensor]) -> None:
+def _fill(path: str | Path, network: Saved, tensors: dict[str, Tensor]) -> None:
     wanted = network.state_dict()
     for name in sorted(wanted.keys() | tensors.keys()):
         found, expected = tensors.get(name), wanted.get(name)

@@ -1,0 +1,159 @@
+"""Vectors to train M(A x) = x on: Gaussian ones, and ones whose images A x are white in a Krylov space.
+
+Source: J. Chen, "Graph Neural Preconditioners for Iterative Solutions of Sparse Linear Systems", ICLR 2025.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from learnsolve import _check
+from learnsolve._inputs import matrix
+from learnsolve._plain import plain_tensors
+from learnsolve.csr import CSR
+from learnsolve.ops.spmm import spmm
+from learnsolve.solvers._vectors import divide, dot, root, size
+
+
+def krylov_basis(A: CSR, m: int = 40, generator: torch.Generator | None = None) -> Tensor:
+    r""":math:`Q = V_m Z S^{-1}`, for which :math:`A Q` has orthonormal columns, from m steps of Arnoldi.
+
+    :math:`A V_m = V_{m+1} H` with a random first vector, and :math:`H = W S Z^T` is the singular value
+    decomposition. So :math:`A Q = V_{m+1} W`.
+
+    Parameters
+    ----------
+    A : CSR, shape (n, n), values (..., nnz)
+    m : steps, at least 1
+    generator : of the first vector, on the CPU; torch's own if not given
+
+    Returns
+    -------
+    Tensor, shape (..., n, m), without a graph. Where the space has fewer dimensions, or A maps a direction of
+        it to zero, up to rounding, columns are zero.
+
+    Raises
+    ------
+    ValueError, TypeError
+        if A is not a square CSR of float32 or float64, is not finite, or m is not a positive integer.
+
+    Notes
+    -----
+    Constant: no derivatives. Cost: m products, and 4 m^2 inner products and updates.
+
+    References
+    ----------
+    J. Chen, "Graph Neural Preconditioners for Iterative Solutions of Sparse Linear Systems", ICLR 2025, arXiv
+    2406.00809
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A = ls.problems.poisson((8, 8))
+    >>> AQ = A @ ls.analysis.krylov_basis(A, 10, torch.Generator().manual_seed(0))
+    >>> torch.allclose(AQ.T @ AQ, torch.eye(10, dtype=A.dtype))
+    True
+    """
+    name = "krylov_basis"
+    A = matrix(A)
+    _check.matrix(name, "A", A)
+    _check.dtype(name, "A.values", A.values)
+    _check.square(name, "A", A.shape)
+    m = _check.integer(name, "m", m, 1)
+    with torch.no_grad():
+        A = A.detach()
+        v = _normal(A, (*A.batch_shape, A.shape[0], 1), generator)
+        every = torch.ones((), dtype=torch.bool, device=v.device)
+        V = [divide(v, root(dot(v, v)), every)]
+        H = v.new_zeros(*A.batch_shape, m + 1, m)
+        noise = torch.zeros_like(v[..., :1, :])
+        for j in range(m):
+            w = spmm(A, V[j])
+            if not bool(torch.isfinite(w).all()):
+                raise ValueError(f"{name}: a product with A is not finite; scale A, or find its bad entries")
+            noise = torch.maximum(noise, 10 * torch.finfo(w.dtype).eps * size(w))
+            basis = torch.cat(V, -1)
+            for _ in range(2):  # once leaves rounding errors of the other directions
+                h = basis.mT @ w
+                w = w - basis @ h
+                H[..., : j + 1, j : j + 1] += h
+            below = root(dot(w, w))
+            below = torch.where(below <= noise, 0, below)  # rounding errors only: the space is complete
+            H[..., j + 1 : j + 2, j : j + 1] = below
+            V.append(divide(w, below, every))
+        _, S, Zt = torch.linalg.svd(H, full_matrices=False)
+        small = m * torch.finfo(S.dtype).eps * S[..., :1]
+        inverse = torch.where(small < S, 1 / torch.where(small < S, S, 1), 0)
+        return torch.cat(V[:-1], -1) @ (Zt.mT * inverse.unsqueeze(-2))
+
+
+def krylov_samples(
+    A: CSR, m: int | Tensor = 40, count: int = 16, generator: torch.Generator | None = None
+) -> Tensor:
+    r"""Random x for training M(A x) = x, as for GNP: half of them Gaussian, half from a Krylov space of A.
+
+    The first ``count - count // 2`` columns are from N(0, I). The others are Q e with e from N(0, I) and the
+    Q of `krylov_basis`: their images A x are white noise in the space :math:`A \mathcal{K}_m`, so that
+    directions that A nearly annihilates, hardly visible in A x for x from N(0, I), are seen too.
+
+    Parameters
+    ----------
+    A : CSR, shape (n, n), values (..., nnz)
+    m : steps of Arnoldi; or a Q of `krylov_basis`, which spares them in a loop
+    count : number of columns, at least 1
+    generator : on the CPU; torch's own if not given
+
+    Returns
+    -------
+    Tensor, shape (..., n, count), without a graph; b = A x are the inputs of the network. The halves differ
+        in size: normalise b if the loss does not.
+
+    Raises
+    ------
+    ValueError, TypeError
+        as in `krylov_basis`, or if Q does not fit A.
+
+    Notes
+    -----
+    Cost: that of `krylov_basis`, and a product with Q.
+
+    References
+    ----------
+    J. Chen, "Graph Neural Preconditioners for Iterative Solutions of Sparse Linear Systems", ICLR 2025, arXiv
+    2406.00809
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A = ls.problems.convection_diffusion(torch.ones(2, 8, 8), 4.0, scheme="central")
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> Q = ls.analysis.krylov_basis(A, 20, generator)
+    >>> x = ls.analysis.krylov_samples(A, Q, 16, generator)
+    >>> b = A @ x
+    >>> x.shape, b.shape
+    (torch.Size([64, 16]), torch.Size([64, 16]))
+    """
+    name = "krylov_samples"
+    A = matrix(A)
+    count = _check.integer(name, "count", count, 1)
+    Q = m if isinstance(m, Tensor) else krylov_basis(A, m, generator)
+    _check.matrix(name, "A", A)
+    _check.same_kind(name, "m", Q, A.values)
+    wanted = (*A.batch_shape, A.shape[0])
+    if tuple(Q.shape[:-1]) != wanted:
+        raise ValueError(
+            f"{name}: m must be a number of steps or have the shape {(*wanted, 'm')} of krylov_basis(A, m), "
+            f"got {tuple(Q.shape)}"
+        )
+    with torch.no_grad():
+        few = count // 2
+        X = _normal(A, (*wanted, count - few), generator)
+        E = _normal(A, (*Q.shape[:-2], Q.shape[-1], few), generator)
+        return torch.cat((X, Q.detach() @ E), -1)
+
+
+def _normal(A: CSR, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+    """Drawn on the CPU in float64: dtype and device change the rounding, not the vectors."""
+    with plain_tensors():
+        return torch.randn(shape, dtype=torch.float64, device="cpu", generator=generator).to(A.values)

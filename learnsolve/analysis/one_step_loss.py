@@ -1,0 +1,104 @@
+"""What the best step along a direction leaves of a residual: a loss of networks that predict directions.
+
+Sources: A. Kaneda et al., "A Deep Conjugate Direction Method for Iteratively Solving Linear Systems", ICML
+2023; K. W. Lan et al., "A Neural-Preconditioned Poisson Solver for Mixed Dirichlet and Neumann Boundary
+Conditions", ICML 2024.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from learnsolve import _check
+from learnsolve._inputs import operands
+from learnsolve.ops._dots import scaled
+from learnsolve.solvers._blocks import Blocks
+from learnsolve.solvers._operator import as_operator
+from learnsolve.solvers._options import check_b, check_operands
+from learnsolve.solvers._solve import columns
+from learnsolve.solvers._vectors import divide, dot, largest
+
+
+def one_step_loss(A: Any, b: Tensor, d: Tensor) -> Tensor:
+    r"""What is left of the residual b after the best step along d, relative to it:
+
+    .. math::
+
+        \ell = \frac{\|b - \alpha A d\|^2}{\|b\|^2}, \qquad
+        \alpha = \frac{\langle b, d \rangle}{\langle d, A d \rangle}
+
+    The step minimises the energy of the error, as in conjugate gradients. The loss trains networks b -> d
+    without solutions; neither the length nor the sign of d matters.
+
+    Parameters
+    ----------
+    A : CSR, shape (n, n), values (..., nnz), symmetric positive definite; or a `BlockBatch`, a
+        StencilOperator, a LinearOperator, or a callable x -> A x
+    b : Tensor, shape (n,) or (..., n, k): residuals, or right-hand sides
+    d : Tensor of b's shape: directions, such as M(b)
+
+    Returns
+    -------
+    Tensor, one loss for each column: shape () for vectors, else (..., k); (blocks, k) for a `BlockBatch`.
+
+    Raises
+    ------
+    ValueError
+        if shapes do not fit.
+    TypeError
+        if types, dtypes or devices do not fit.
+
+    Notes
+    -----
+    A direction without curvature, such as d = 0, permits no step: its loss is 1, with gradient zero. A
+    residual of zero has loss zero. The loss can exceed 1, since the step does not minimise the residual.
+
+    Gradient: with respect to A, b and d, to any order. Cost: one product, six passes over vectors.
+
+    References
+    ----------
+    A. Kaneda et al., "A Deep Conjugate Direction Method for Iteratively Solving Linear Systems", ICML 2023,
+    arXiv 2205.10763; K. W. Lan et al., "A Neural-Preconditioned Poisson Solver for Mixed Dirichlet and
+    Neumann Boundary Conditions", ICML 2024, arXiv 2310.00177
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A = ls.problems.poisson((10,))
+    >>> b = torch.ones(10, dtype=torch.float64)
+    >>> d = torch.randn(10, dtype=torch.float64, requires_grad=True)
+    >>> ls.analysis.one_step_loss(A, b, d).backward()
+    >>> x = ls.ops.spsolve(A, b)
+    >>> round(float(ls.analysis.one_step_loss(A, b, -3 * x)), 12)  # the solution needs one step
+    0.0
+    """
+    name = "one_step_loss"
+    A, b, d = operands(name, A, b, d)
+    check_b(name, b)
+    vector = b.dim() == 1
+    operator = as_operator(name, A, b, None, (), symmetric=True, blocks=True)
+    batch = check_operands(name, A, b)
+    _check.same_kind(name, "d", d, b)
+    if d.shape != b.shape:
+        raise ValueError(f"{name}: d must have b's shape {tuple(b.shape)}, got {tuple(d.shape)}")
+    R, D = columns(b, vector, batch), columns(d, vector, batch)
+    if isinstance(operator, Blocks):
+        R, D = operator.layout.padded(R), operator.layout.padded(D)
+    R, D = _unit(R), _unit(D)  # the loss depends on neither scale, and squares stay within the range
+    Q = operator(D)
+    every = torch.ones((), dtype=torch.bool, device=R.device)
+    alpha = divide(dot(R, D), dot(D, Q), every)
+    left = R - scaled(alpha, Q)
+    loss = divide(dot(left, left), dot(R, R), every).squeeze(-2)
+    return loss.squeeze(-1) if vector else loss
+
+
+def _unit(v: Tensor) -> Tensor:
+    """v with a largest entry of one; the scale is a constant."""
+    if v.shape[-2] == 0:
+        return v
+    size = largest(v, -2)
+    return v / torch.where((size > 0) & torch.isfinite(size), size, 1)

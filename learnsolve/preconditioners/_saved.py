@@ -1,0 +1,50 @@
+"""Modules with files: safetensors, class and settings in the header. `load` reads them and runs no code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import torch
+from torch import Tensor
+
+from learnsolve import _safetensors
+
+CLASSES: dict[str, type[Saved]] = {}  # by the name in the header; `loadable` fills it
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+Kind = TypeVar("Kind", bound="type[Saved]")
+
+
+def loadable(kind: Kind) -> Kind:
+    """A decorator: files of this class are read by `preconditioners.load`."""
+    CLASSES[kind.__name__] = kind
+    return kind
+
+
+class Saved(torch.nn.Module):
+    """Base of modules that `preconditioners.load` reads. A subclass has the decorator `loadable`, and
+
+    settings()              arguments of its constructor, for JSON, that make one with the same state dict;
+                            a dtype by its name, "float64"
+    _made(settings, tensors)    only if that is not ``cls(**settings)``: one whose size is in the file
+    """
+
+    def settings(self) -> dict[str, Any]:
+        raise NotImplementedError(f"{type(self).__name__} must define settings")
+
+    @classmethod
+    def _made(cls, settings: dict[str, Any], tensors: dict[str, Tensor]) -> Self:
+        """One of these settings; its tensors are replaced afterwards, so they need no memory."""
+        with torch.device("meta"):
+            return cls(**settings)
+
+    def header(self) -> dict[str, str]:
+        """The metadata of the file: class and settings."""
+        about = {"format": 1, "network": type(self).__name__, "settings": self.settings()}
+        return {"learnsolve": json.dumps(about)}
+
+    def save(self, path: str | Path) -> None:
+        """Write weights and settings as a safetensors file, for `preconditioners.load`. A file that is there
+        is replaced at once, not in parts."""
+        _safetensors.write("save", path, self.state_dict(), self.header())
