@@ -9,8 +9,8 @@ Exit codes: 0 done; 1 the training diverged, or an extra package is missing; 2 a
 from __future__ import annotations
 
 import contextlib
+import difflib
 import io
-import math
 import os
 import shlex
 import sys
@@ -21,17 +21,19 @@ from pathlib import Path
 import torch
 
 from learnsolve import recipes
-from learnsolve.recipes.harness import checkpoint, command_line, parallel, report
-from learnsolve.recipes.harness import folder as run_folder
+from learnsolve.recipes.harness import checkpoint, command_line, parallel, spread, tensorboard
 from learnsolve.recipes.harness.base import RunSettings, SettingError
 from learnsolve.recipes.harness.extras import MissingExtra, need
-from learnsolve.recipes.harness.loop import Diverged, Interrupted, Run, train
-from learnsolve.recipes.harness.metrics import check_metrics
+from learnsolve.recipes.harness.loop import Diverged, Interrupted
 from learnsolve.recipes.harness.parallel import Elsewhere, Group, Lost
+from learnsolve.recipes.harness.report import table
+from learnsolve.recipes.harness.run import train_one
+from learnsolve.recipes.harness.seeds import train_seeds
 from learnsolve.recipes.harness.vector_recipe import VectorRecipe
 
 OK, FAILED, BAD_SETTING, INTERRUPTED = 0, 1, 2, 130
 NO_MEMORY = ("can't allocate memory", "not enough memory", "std::bad_alloc")
+CHECKPOINTS = checkpoint.TENSORS, f"seed-*/{checkpoint.TENSORS}"  # of a run, or of those of --seeds
 EXTRAS = ("jsonargparse", "matplotlib", "safetensors", "tqdm", "yaml")
 
 
@@ -61,14 +63,21 @@ def main(argv: Sequence[str] | None = None, leaves: bool = False) -> int:
     try:
         with parallel.joined(_exit_code, leaves) as group:
             with group.together():
-                settings, recipe = _build(name, options, group)
+                settings, Recipe = _settings(name, options, group)
+            if getattr(settings, "engine", "torch") == "petsc":
+                if settings.seeds > 1:
+                    raise SettingError(
+                        f"--seeds {settings.seeds} trains in one process, --engine petsc in those of mpirun; "
+                        "start mpirun once for each --seed"
+                    )
+                group = spread.group_of(_exit_code)
             folder = Path(settings.out)
-            run = _prepare(folder, settings, recipe, group)
-            train(run)
-            with group.together():
-                if group.writes:
-                    outcome = report.write_report(folder, name, recipe, run.step, run.seconds, run.report)
-                    print(report.table(outcome), "", outcome.sentence, f"Results: {folder}", sep="\n")
+            if settings.seeds > 1 and not settings.SIDE_BY_SIDE:
+                outcome = train_seeds(name, Recipe, settings)
+            else:
+                outcome = train_one(name, Recipe, settings, group)
+            if outcome is not None:
+                print(table(outcome), "", outcome.sentence, f"Results: {folder}", sep="\n")
     except Elsewhere as error:
         return error.code
     except SystemExit as stop:  # --help and --print_config
@@ -78,9 +87,9 @@ def main(argv: Sequence[str] | None = None, leaves: bool = False) -> int:
     except Lost as error:
         return _fail(f"{error}; {_how_to_resume(name, folder)}", error)
     except Diverged as error:
-        return _fail(f"{error}; the last good checkpoint is in {folder}", error)
+        return _fail(f"{error}; the last good checkpoint is in {error.folder}", error)
     except Interrupted as stop:
-        return _fail(f"stopped at step {stop.step}; {_how_to_resume(name, folder)}", stop)
+        return _fail(f"stopped at {stop.where}step {stop.step}; {_how_to_resume(name, folder)}", stop)
     except OSError as error:
         where = error.filename or folder
         return _fail(f"{where}: {error.strerror or error}; {_how_to_resume(name, folder)}", error)
@@ -109,7 +118,7 @@ def _no_room(error: BaseException) -> bool:
 
 
 def _how_to_resume(name: str, folder: Path | None) -> str:
-    if folder is None or not (folder / checkpoint.TENSORS).exists():
+    if folder is None or not any(any(folder.glob(place)) for place in CHECKPOINTS):
         return "nothing was trained yet"
     return (
         f"resume with: {parallel.launcher()} -m learnsolve.train {name} --resume {shlex.quote(str(folder))}"
@@ -121,65 +130,34 @@ def _fail(sentence: str, error: BaseException) -> int:
     return _exit_code(error)
 
 
-def _build(name: str, options: Sequence[str], group: Group) -> tuple[RunSettings, recipes.Recipe]:
+def _settings(name: str, options: Sequence[str], group: Group) -> tuple[RunSettings, type[recipes.Recipe]]:
     if name not in recipes.RECIPES:
-        known = ", ".join(recipes.RECIPES)
-        raise SettingError(f"unknown recipe {name!r}; the recipes are: {known}")
+        near = difflib.get_close_matches(name, recipes.RECIPES, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise SettingError(f"unknown recipe {name!r}; {hint}the recipes are: {', '.join(recipes.RECIPES)}")
     Recipe = recipes.load(name)
     # --help and --print_config are answered by one process.
     with contextlib.nullcontext() if group.writes else contextlib.redirect_stdout(io.StringIO()):
         settings = command_line.parse(name, Recipe.Settings, options)
     for package in EXTRAS:  # now, not after an hour of training
         need(package)
+    if settings.logger == "tensorboard":
+        tensorboard.available()
     if group.size > 1:
         if not issubclass(Recipe, VectorRecipe):
             raise SettingError(
                 f"{name} has no test vectors to share among {group.size} processes; {Recipe.alone}"
             )
+        if settings.seeds > 1:
+            raise SettingError(
+                f"--seeds {settings.seeds} trains one run after another in one process; start it without "
+                "torchrun, or a run with each --seed"
+            )
         parallel.take_device(settings.device)
     if settings.threads is None:
         settings.threads = torch.get_num_threads()
     torch.set_num_threads(settings.threads)
-    return settings, Recipe(settings)
-
-
-def _prepare(folder: Path, settings: RunSettings, recipe: recipes.Recipe, group: Group) -> Run:
-    """The run in its folder: a new one, or the one that is resumed."""
-    run = Run(folder, settings, recipe, recipe.optimizer(), group=group)
-    with group.together():
-        if group.writes:
-            try:
-                if settings.resume is None:
-                    run_folder.take(folder, settings, type(recipe))
-                else:
-                    _load(run)
-                    run_folder.resume(folder, type(recipe))
-                checkpoint.write_atomic(folder / command_line.CONFIG, command_line.dump(settings))
-            except OSError as error:
-                raise SettingError(f"--out {folder} cannot be written: {run_folder.reason(error)}") from error
-    with group.together():
-        # After rank 0, which repairs what a kill has left.
-        if not group.writes and settings.resume is not None:
-            _load(run)
-    return run
-
-
-def _load(run: Run) -> None:
-    facts = checkpoint.load_state(run.folder, run.recipe.model, run.optimizer)
-    run.step, run.first_loss = facts["step"], facts.get("first_loss")
-    run.seconds, run.metrics_bytes = facts["seconds"], facts["metrics_bytes"]
-    check_metrics(run.folder, run.metrics_bytes, run.step)
-    damaged = f"--resume {run.folder}: {checkpoint.TENSORS} is damaged"
-    if facts.get("random") != {"seed": run.settings.seed, "step": run.step}:
-        raise SettingError(f"{damaged} (its seed or step is not that of the run); start again")
-    if run.step and not (isinstance(run.first_loss, float) and math.isfinite(run.first_loss)):
-        raise SettingError(f"{damaged} (first_loss is {run.first_loss!r}); start again")
-    try:
-        run.recipe.restore(facts.get("recipe", {}))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise SettingError(f"{damaged} (the recipe cannot use its facts: {error!r}); start again") from error
-    if run.settings.steps < run.step:
-        raise SettingError(f"--steps {run.settings.steps} is less than the {run.step} steps already taken")
+    return settings, Recipe
 
 
 def _launched() -> None:
@@ -197,4 +175,6 @@ def _launched() -> None:
 if __name__ == "__main__":
     if "TORCHELASTIC_RUN_ID" in os.environ:
         _launched()
-    sys.exit(main())
+    code = main()
+    spread.leave(code)
+    sys.exit(code)

@@ -24,6 +24,8 @@ RECIPES: dict[str, Entry] = {
     "pcg": Entry("PcgRecipe", "A preconditioner for conjugate gradients, by their residuals."),
     "precorrector": Entry("PrecorrectorRecipe", "A network that corrects incomplete Cholesky factors."),
     "neuralif": Entry("NeuralifRecipe", "A network that gives incomplete factors of random matrices."),
+    "gnp": Entry("GnpRecipe", "A nonlinear network for one matrix that ILU(0) fails on."),
+    "multigrid": Entry("MultigridRecipe", "A network that corrects the prolongations of multigrid."),
     "gcn": Entry("GcnRecipe", "Classes of a citation graph's nodes, by graph convolutions."),
 }
 

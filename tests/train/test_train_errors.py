@@ -1,16 +1,22 @@
 """Bad input to the training program: one sentence that names the option and the remedy, and exit code 2."""
 
+import importlib
 import json
+import os
+import pty
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import planetoid_files as files
 import pytest
 import torch
 
+import learnsolve
 from learnsolve import recipes, train
+from learnsolve._first_line import first_line
 
 ASYMMETRIC = "%%MatrixMarket matrix coordinate real general\n2 2 3\n1 1 1\n2 1 3\n2 2 1\n"
 NEGATIVE = "%%MatrixMarket matrix coordinate real general\n2 2 2\n1 1 1\n2 2 -1\n"
@@ -20,6 +26,11 @@ RECTANGULAR = "%%MatrixMarket matrix coordinate real general\n2 3 2\n1 1 1\n2 2 
 # Arguments of the program, and words of its answer.
 BAD = """
 jacobi --stepz 3 => unknown option --stepz; did you mean --steps?
+jacobi -steps 3 => unknown option -steps; did you mean --steps?
+jacobi --seeds 0 => --seeds must be at least 1, got 0
+jacobi --seeds many => --seeds must be a whole number, got 'many'
+jacobi --seed 9223372036854775807 --seeds 2 => leaves no room for --seeds 2; give a smaller one
+jacobi --logger wandb => --logger must be none or tensorboard, got 'wandb'
 jacobi --nothing_like_it 3 => unknown option --nothing_like_it
 jacobi --problem.shap 3 => did you mean --problem.shape?
 jacobi stray => 'stray' is not an option
@@ -58,11 +69,11 @@ jacobi --hard_pass one => --hard_pass one needs a --hard_fraction below 1
 jacobi --held_out 0 => --held_out must be at least 1
 jacobi --problem.name navier => --problem.name must be poisson, anisotropic
 jacobi --problem.shape 16,16 => --problem.shape must be a whole number or a list such as [64,64]
-jacobi --problem.shape 0 => --problem: poisson: shape must have
-jacobi --problem.shape [2,2,2,2] => --problem: poisson: shape must have
+jacobi --problem.shape 0 => --problem.shape: poisson: shape must have
+jacobi --problem.shape [2,2,2,2] => --problem.shape: poisson: shape must have
 jacobi --problem.epsilon 0.5 => --problem.epsilon is not used by --problem.name poisson
 jacobi --problem.name matrix_market => needs --problem.path
-jacobi --problem.name gallery --problem.matrix nil => --problem: gallery: name must be one of
+jacobi --problem.name gallery --problem.matrix nil => --problem.matrix: gallery: name must be one of
 jacobi --problem.name diffusion --problem.shape [3,3] --problem.contrast 0.5 => contrast
 jacobi --problem.name matrix_market --problem.path none.mtx => none.mtx
 jacobi --problem.name matrix_market --problem.path asymmetric.mtx => needs a symmetric matrix, but
@@ -100,11 +111,18 @@ pcg --start ic0 => --start ic0 is a factor for --form triangular, not for produc
 pcg --start fsai --form triangular => take --start paper or ic0
 pcg --nx 8 => --nx and --ny are given together
 pcg --nx 8 --ny 0 => --ny must be at least 1
+pcg --tolerances x => --tolerances must be a list of numbers such as [1e-3,1e-6] or null, got 'x'
+pcg --tolerances [1e-3,x] => --tolerances must be a list of numbers such as [1e-3,1e-6] or null, got 'x'
+precorrector --aggregate [x] => --aggregate must be a list of sum, mean, max, softmax, in brackets, got 'x'
+precorrector --aggregate [] => --aggregate must name an aggregation such as [mean], got []
+jacobi --config [x] => --config must be the path of a YAML file, got '[x]'
+precorrector --tolerances x => --tolerances must be a list of numbers such as [1e-3,1e-6], got 'x'
+neuralif --scales 2 => --scales must be a list of whole numbers such as [64,64], got '2'
 pcg --tolerances [2.0] => --tolerances must be numbers between 0 and 1
 pcg --schedule steps => --schedule must be none or cosine
 pcg --pattern full => --pattern must be bidiagonal, tril or two_ring
 pcg --problem.epsilon 0.5 => --problem.epsilon is not used by --problem.name poisson
-pcg --test_vectors 100000000 --problem.shape [1000,1000] => GiB are free; use fewer
+pcg --test_vectors 100000000 --problem.shape [100,100] => GiB are free; use fewer
 
 gcn --data nowhere => --data: planetoid: there is no file nowhere
 gcn --data planetoid --dataset cora => --data: planetoid: there is no file planetoid/ind.cora.x
@@ -155,7 +173,46 @@ def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path, monkeypatch, capsys
 def test_an_unknown_recipe(capsys):
     assert train.main(["jacoby"]) == train.BAD_SETTING
     known = ", ".join(recipes.RECIPES)
-    assert capsys.readouterr().err == f"learnsolve.train: unknown recipe 'jacoby'; the recipes are: {known}\n"
+    wanted = f"learnsolve.train: unknown recipe 'jacoby'; did you mean jacobi? the recipes are: {known}\n"
+    assert capsys.readouterr().err == wanted
+    assert train.main(["nothing"]) == train.BAD_SETTING
+    assert f"unknown recipe 'nothing'; the recipes are: {known}\n" in capsys.readouterr().err
+
+
+def test_gcn_without_a_network(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("pooch")
+    monkeypatch.setenv("LEARNSOLVE_CACHE", str(tmp_path))
+    monkeypatch.setattr(importlib.import_module("learnsolve.io.planetoid"), "URL", "http://127.0.0.1:9/")
+    assert train.main(["gcn", "--out", str(tmp_path / "run")]) == train.BAD_SETTING
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert message.startswith("learnsolve.train: --data: planetoid: cannot download http://127.0.0.1:9/ind.")
+    assert "refused" in message
+    assert "Caused by" not in message
+    assert message.endswith("get the files elsewhere and give the folder with them")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_terminal_shows_a_line_before_torch_is_imported(tmp_path):
+    """torch is a file that fails here."""
+    (tmp_path / "torch.py").write_text("raise SystemExit(3)")
+    path = os.pathsep.join([str(tmp_path), str(Path(learnsolve.__file__).parents[1])])
+    own, terminal = pty.openpty()
+    words = [sys.executable, "-m", "learnsolve.train", "jacobi"]
+    done = subprocess.run(words, env={**os.environ, "PYTHONPATH": path}, stderr=terminal, check=False)
+    assert done.returncode == 3
+    os.close(terminal)
+    assert os.read(own, 1000) == b"learnsolve.train jacobi: loading torch ...\r\n"
+    os.close(own)
+
+
+def test_the_first_line_is_that_of_a_training():
+    program = ["python", "-m", "learnsolve.train"]
+    assert first_line([*program, "heavyball", "--steps", "7"]) == (
+        "learnsolve.train heavyball: loading torch ..."
+    )
+    for words in ([], ["--help"], ["jacobi", "--help"], ["jacobi", "--quiet"], ["jacobi", "--print_config"]):
+        assert first_line([*program, *words]) is None
+    assert first_line(["python", "-m", "pytest"]) is None
 
 
 def test_a_run_is_replaced_only_with_overwrite(run, rows, no_pictures, capsys):
@@ -260,12 +317,3 @@ def test_a_missing_package_is_named_with_its_extra(run, monkeypatch, capsys):
     assert "learnsolve.train needs tqdm" in (message := capsys.readouterr().err)
     assert "pip install 'learnsolve[train]'" in message
     assert not folder.exists()
-
-
-def test_extras_are_imported_only_by_a_run():
-    code = (
-        "import sys, learnsolve.train; from learnsolve.recipes import jacobi;"
-        "print({'jsonargparse', 'matplotlib', 'pyamg', 'safetensors', 'yaml'} & set(sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n"

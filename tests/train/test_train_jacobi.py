@@ -14,9 +14,10 @@ import yaml
 from safetensors.torch import load_file
 
 from learnsolve import problems, train
+from learnsolve.recipes.harness import matrix_recipe
 from learnsolve.recipes.harness.progress import Progress
 from learnsolve.recipes.jacobi import JacobiRecipe, JacobiSettings
-from learnsolve.recipes.jacobi.results import SWEEPS, convergence_factor
+from learnsolve.recipes.jacobi.results import SWEEPS, best_constant, convergence_factor, relative_errors
 
 
 def dense_loss(A: torch.Tensor, weight: torch.Tensor, E: torch.Tensor, sweeps: int = 1) -> float:
@@ -37,7 +38,7 @@ def test_device_auto_is_stored_as_what_it_was(run):
 def test_a_run_leaves_its_files_and_says_what_it_learned(run, rows, capsys, leaves):
     code, folder = run("--steps", 120)
     assert code == train.OK
-    leaves(folder, "loss.png", "weights.png", "convergence.png")
+    leaves(folder, "energy.png", "loss.png", "weights.png", "convergence.png")
 
     weight = load_file(folder / "model.safetensors")["weight"]
     assert weight.shape == (16,)
@@ -62,7 +63,7 @@ def test_a_run_leaves_its_files_and_says_what_it_learned(run, rows, capsys, leav
     assert 0 < report["seconds_per_step"] < 1
 
     html = (folder / "report.html").read_text()
-    assert html.count('src="data:image/png;base64,iVBOR') == 3
+    assert html.count('src="data:image/png;base64,iVBOR') == 4
     assert "<th>weights</th>" in html
     assert report["learned"] in unescape(html)
     assert "http" not in html
@@ -78,12 +79,42 @@ def test_a_run_leaves_its_files_and_says_what_it_learned(run, rows, capsys, leav
     assert lines[-1] == "Results: run"
     assert lines[-2].startswith("The two ends carry the larger weights (0.7")
     assert lines[-2] == report["learned"]
-    assert [line.split("  ")[0] for line in lines[2:6]] == [
+    assert [line.split("  ")[0] for line in lines[2:7]] == [
         "learned",
         "weight 1",
         "textbook 2/3",
+        "best constant",
         "closed form",
     ]
+
+
+@pytest.mark.parametrize("sweeps", [1, 3])
+def test_the_best_constant_weight_and_the_errors_it_leaves(sweeps):
+    settings = JacobiSettings(test_vectors=7, sweeps=sweeps)
+    settings.problem.shape = [5, 4]
+    settings.check()
+    recipe = JacobiRecipe(settings)
+    A, E = recipe.A.to_dense(), recipe.test_vectors
+    best, ones = best_constant(recipe), torch.ones(20, dtype=torch.float64)
+    around = [dense_loss(A, weight * ones, E, sweeps) for weight in (best - 1e-3, best, best + 1e-3)]
+    assert around[1] < min(around[0], around[2])
+    together, each = relative_errors(recipe, best)
+    E = recipe.held_out
+    before = [dense_loss(A, ones, e.unsqueeze(1), 0) for e in E.T]
+    after = [dense_loss(A, best * ones, e.unsqueeze(1), sweeps) for e in E.T]
+    assert each == pytest.approx(np.sqrt(np.divide(after, before)))
+    assert together == pytest.approx((sum(after) / sum(before)) ** 0.5)
+
+
+@pytest.mark.parametrize("vectors", [6, "identity"])
+def test_the_best_constant_weight_is_that_of_all_processes(monkeypatch, vectors):
+    settings = JacobiSettings(test_vectors=vectors)
+    settings.check()
+    alone = best_constant(JacobiRecipe(settings))
+    monkeypatch.setattr(matrix_recipe, "share", lambda count: range(count // 2))
+    first = JacobiRecipe(settings)
+    assert first.test_vectors.shape[1] == first.count // 2
+    assert best_constant(first) == alone
 
 
 @pytest.mark.parametrize("sweeps", [1, 3])

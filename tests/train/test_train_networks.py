@@ -84,7 +84,10 @@ def test_held_out_matrices_are_others():
     assert not set(seeds[0]) & set(seeds[1]) | set(seeds[1]) & set(seeds[2])
 
 
-@pytest.mark.parametrize(("name", "options"), [("precorrector", GRID), ("neuralif", ROWS)])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [pytest.param("precorrector", GRID, marks=pytest.mark.slow), ("neuralif", ROWS)],
+)
 def test_a_run_learns_and_leaves_a_network(run, rows, leaves, name, options):
     code, out = run("--steps", 60, "--lr", 0.02, "--evaluate_every", 20, *options, recipe=name)
     assert code == train.OK
@@ -120,7 +123,11 @@ def test_what_the_recipes_refuse(run, capsys):
         ("precorrector", ["--batch", 0], "--batch must be at least 1"),
         ("precorrector", ["--scales", "[1]"], "--scales must be at least 2"),
         ("precorrector", ["--contrast", "[1.0]"], "--contrast must be the smallest and the largest"),
-        ("precorrector", ["--aggregate", "[median]"], "rows must be one of"),
+        (
+            "precorrector",
+            ["--aggregate", "[median]"],
+            "--aggregate must be a list of sum, mean, max, softmax",
+        ),
         ("precorrector", ["--tolerances", "[2.0]"], "--tolerances must be numbers between 0 and 1"),
         ("neuralif", ["--loss", "product"], "give --resample false"),
         ("neuralif", ["--density", 2.0], "--density must be above 0 and at most 1"),

@@ -92,6 +92,7 @@ class GcnSettings(RunSettings):
     """
 
     SYNONYMS: ClassVar[Mapping[str, str]] = {"epochs": "steps"}
+    SIDE_BY_SIDE = True
 
     steps: int | None = None  # type: ignore[assignment]  # until `check` takes the variant's
     lr: float | None = None  # type: ignore[assignment]
@@ -110,7 +111,6 @@ class GcnSettings(RunSettings):
     def check(self) -> None:
         self.take_defaults(VARIANTS[self.variant])
         super().check()
-        at_least("seeds", self.seeds, 1)
         at_least("hidden", self.hidden or 0, 1)
         if not 0 <= self.dropout < 1:  # type: ignore[operator]
             raise SettingError(f"--dropout must be a probability below 1, got {self.dropout}")

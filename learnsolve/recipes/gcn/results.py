@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from learnsolve.recipes.harness.base import History, Outcome
-from learnsolve.recipes.harness.plots import BLACK, BLUE, ORANGE, PURPLE, finish, new_figure
+from learnsolve.recipes.harness.plots import BLACK, BLUE, ORANGE, PURPLE, band, finish, new_figure
 
 if TYPE_CHECKING:
     from learnsolve.recipes.gcn import GcnRecipe
@@ -111,11 +111,12 @@ def _curve(axes: Any, history: History, name: str, part: str, label: str) -> Non
     """The mean of column `name` and, where it has one, its band."""
     known = [k for k, value in enumerate(history[name]) if value is not None]
     steps, means = (np.array([history[key][k] for k in known]) for key in ("step", name))
-    axes.plot(steps, means, color=COLOURS[part], linestyle=LINES[part], linewidth=1.8, label=label)
     deviations = [history[f"{name}_std"][k] for k in known]
-    if deviations and None not in deviations:
-        band = 2 * np.array(deviations)
-        axes.fill_between(steps, means - band, means + band, color=COLOURS[part], alpha=0.2, linewidth=0)
+    width = 2 * np.array(deviations) if deviations and None not in deviations else 0.0
+    lower, upper = means - width, means + width
+    if name.endswith("accuracy"):
+        lower, upper = np.maximum(lower, 0), np.minimum(upper, 1)
+    band(axes, steps, means, lower, upper, color=COLOURS[part], linestyle=LINES[part], label=label)
 
 
 def loss_figure(recipe: GcnRecipe, history: History) -> Any:

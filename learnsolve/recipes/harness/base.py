@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
+
+from learnsolve.recipes.harness.curves import Curves
 
 # Columns of metrics.csv by name; None where a step has no such entry.
 History = dict[str, list]
@@ -27,6 +30,7 @@ class RunSettings:
     Attributes
     ----------
     SYNONYMS : second names of options on the command line
+    SIDE_BY_SIDE : whether one run of the recipe trains all --seeds by itself
     FORMER : (recipe, variant, options) if an earlier version had this recipe and another one under one name:
         the other one, the `variant` in this one's config.yaml there, and the options that are now the other's
 
@@ -44,6 +48,9 @@ class RunSettings:
         Threads that torch may use; null leaves torch's own number.
     seed : int
         All random numbers follow from it.
+    seeds : int
+        Train this number of times, with --seed, --seed + 1 and so on, each in a folder of its own below
+        --out; the report has means and standard deviations.
     evaluate_every : int
         Steps between evaluations of the loss on held-out data.
     checkpoint_seconds : float
@@ -57,9 +64,13 @@ class RunSettings:
         Replace the run that is already in --out.
     quiet : bool
         No progress on the terminal, only the final table.
+    logger : str
+        Where to send losses, learning rate and pictures beside the files of the run: tensorboard writes
+        event files into the folder tensorboard below --out.
     """
 
     SYNONYMS: ClassVar[Mapping[str, str]] = {}
+    SIDE_BY_SIDE: ClassVar[bool] = False
     FORMER: ClassVar[tuple[str, str, tuple[str, ...]] | None] = None
 
     steps: int = 100
@@ -68,12 +79,14 @@ class RunSettings:
     device: str = "cpu"
     threads: int | None = None
     seed: int = 0
+    seeds: int = 1
     evaluate_every: int = 10
     checkpoint_seconds: float = 30.0
     out: str = "runs"
     resume: str | None = None
     overwrite: bool = False
     quiet: bool = False
+    logger: Literal["none", "tensorboard"] = "none"
 
     def check(self) -> None:
         """Raise SettingError for the first value that cannot be used."""
@@ -85,6 +98,11 @@ class RunSettings:
             if self.threads > MOST_THREADS:
                 raise SettingError(f"--threads must be at most {MOST_THREADS}, got {self.threads}")
         at_least("seed", self.seed, 0)
+        at_least("seeds", self.seeds, 1)
+        if self.seed + self.seeds > 2**63:
+            raise SettingError(
+                f"--seed {self.seed} leaves no room for --seeds {self.seeds}; give a smaller one"
+            )
         at_least("evaluate_every", self.evaluate_every, 1)
         if not self.checkpoint_seconds >= 0:
             raise SettingError(f"--checkpoint_seconds must not be negative, got {self.checkpoint_seconds}")
@@ -113,6 +131,15 @@ def at_least(option: str, value: int, minimum: int) -> None:
 def not_negative(option: str, value: float) -> None:
     if not 0 <= value < math.inf:
         raise SettingError(f"--{option} must not be negative, got {value}")
+
+
+def about_option(error: Exception, options: Mapping[str, str], otherwise: str = "") -> SettingError:
+    """The library's `error`, "function: argument must ...", of the option that `options` has for the
+    argument; of `otherwise` if it has none."""
+    message = " ".join(str(error).split())
+    named = re.match(r"[\w.]+: (\w+)", message)
+    option = options.get(named[1], otherwise) if named else otherwise
+    return SettingError(f"--{option}: {message}" if option else message)
 
 
 def check_memory(what: str, count: float, settings: RunSettings, remedy: str) -> None:
@@ -182,6 +209,7 @@ class Recipe:
     Settings : the dataclass of options, a subclass of RunSettings
     columns : names of further columns of metrics.csv, for the numbers that `measure` returns
     model : torch.nn.Module whose parameters are learned and whose state_dict is saved
+    curves : pictures of columns of metrics.csv, drawn with mean and band over --seeds
     files : names of all texts of `outcome` and all pictures of `figures`; a new run removes those of the last
     finished : True ends the training before --steps; where several processes train, it is enough that one of
         them sets this, because only rank 0 evaluates
@@ -193,6 +221,7 @@ class Recipe:
     Settings: ClassVar[type[RunSettings]] = RunSettings
     settings: Any
     columns: ClassVar[tuple[str, ...]] = ()
+    curves: ClassVar[Mapping[str, Curves]] = {"loss.png": Curves()}
     files: ClassVar[tuple[str, ...]] = ()
     finished: bool = False
     model: torch.nn.Module

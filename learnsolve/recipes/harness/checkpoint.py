@@ -9,13 +9,13 @@ which loading detects and repairs.
 import hashlib
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from learnsolve._files import replace_file
 from learnsolve.recipes.harness.base import SettingError
 from learnsolve.recipes.harness.extras import need
 
@@ -25,23 +25,8 @@ TENSORS, SUMMARY, MODEL = "state.safetensors", "state.json", "model.safetensors"
 
 
 def write_atomic(path: Path, content: bytes | str) -> None:
-    """Write bytes or text; `path` holds the old content or the new one, never a part.
-
-    The temporary file lies in the same folder: a rename is atomic only within one file system.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the rename itself
-    finally:
-        os.close(folder)
+    """Write bytes or text; `path` holds the old content or the new one, never a part."""
+    replace_file(path, content.encode() if isinstance(content, str) else content, durable=True)
 
 
 def save_model(folder: Path, model: torch.nn.Module) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import functools
 import re
+import types
 import typing
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +22,7 @@ LIMIT = 2**63
 # Options of the invocation, not of the run: neither stored nor compared.
 TRANSIENT = {"resume", "overwrite", "quiet"}
 # May change when a run is resumed.
-FREE = {"steps", "checkpoint_seconds", "out", *TRANSIENT}
+FREE = {"steps", "checkpoint_seconds", "out", "logger", *TRANSIENT}
 
 
 def parse(name: str, Settings: type[RunSettings], argv: Sequence[str]) -> RunSettings:
@@ -39,9 +41,12 @@ def parse(name: str, Settings: type[RunSettings], argv: Sequence[str]) -> RunSet
     before, now = _parse(name, Settings, stored), _parse(name, Settings, [*stored, *argv])
     before.check()
     now.check()
+    free = FREE if Settings.SIDE_BY_SIDE or 1 in (before.seeds, now.seeds) else {*FREE, "seeds"}
+    if "seeds" in free and now.seeds < before.seeds:
+        raise SettingError(f"--seeds {now.seeds} is less than the {before.seeds} that the run has")
     for option, value in _flat(now).items():
         old = _flat(before)[option]
-        if option not in FREE and value != old:
+        if option not in free and value != old:
             raise SettingError(
                 f"--{option} {value} would change the run, which was started with {old}; leave it out, or "
                 "start another run with another --out"
@@ -59,6 +64,7 @@ def dump(settings: RunSettings) -> str:
     return need("yaml").safe_dump(stored, sort_keys=False)
 
 
+@functools.cache
 def _parser(name: str, Settings: type[RunSettings]) -> Any:
     jsonargparse = need("jsonargparse")
     parser = jsonargparse.ArgumentParser(
@@ -88,17 +94,20 @@ def _parse(name: str, Settings: type[RunSettings], argv: Sequence[str]) -> RunSe
     return settings
 
 
-def _build(cls: type, values: dict[str, Any]) -> Any:
+def _build(cls: type, values: dict[str, Any], prefix: str = "") -> Any:
     """The dataclass from nested dictionaries."""
-    types = typing.get_type_hints(cls)
+    hints = typing.get_type_hints(cls)
     arguments = {}
     for field in dataclasses.fields(cls):
         if field.name in values:
-            value, kind = values[field.name], types[field.name]
+            value, kind = values[field.name], hints[field.name]
             nested = isinstance(kind, type) and dataclasses.is_dataclass(kind)
             if nested and not isinstance(value, dict):
                 raise SettingError(f"--{field.name} must have options below it, got {value!r}; leave it out")
-            arguments[field.name] = _build(kind, value) if isinstance(value, dict) else value
+            if value is None and type(None) not in typing.get_args(kind):  # jsonargparse lets it pass
+                raise SettingError(f"--{prefix}{field.name} must have a value, got none; leave it out")
+            below = f"{prefix}{field.name}."
+            arguments[field.name] = _build(kind, value, below) if isinstance(value, dict) else value
     return cls(**arguments)
 
 
@@ -164,23 +173,47 @@ def _sentence(message: str, name: str, Settings: type[RunSettings]) -> str:
         word = unknown[1].split("=")[0]
         if not unknown[1].startswith("-") and flat.startswith("unrecognized"):
             return f"{word!r} is not an option; options are written --option value"
-        word = word.lstrip("-")
+        one_dash, word = re.match("-[^-]", word), word.lstrip("-")
         if Settings.FORMER and word.split(".")[0] in ("variant", *Settings.FORMER[2]):
             return f"--{word} is not an option of {name}; see the recipe {Settings.FORMER[0]}"
         options = ["config", "print_config", "help", *_flat(Settings()), *Settings.SYNONYMS]
         near = difflib.get_close_matches(word, options, n=1)
         hint = f"did you mean --{near[0]}?" if near else f"python -m learnsolve.train {name} --help lists all"
-        return f"unknown option --{word}; {hint}"
+        return f"unknown option {'-' if one_dash else '--'}{word}; {hint}"
     if missing := re.match(r"argument (\S+): expected one argument", flat):
         return f"{missing[1]} needs a value after it"
+    if flat.startswith("Unexpected config:"):
+        return f"--config must be the path of a YAML file, got {flat[18:].strip()!r}"
     key = re.match(r'Parser key "([^"]+)": ?(.*)', flat)
     if not key:
         return flat
     got = re.search(r"(?:Got value|Given value): (.*?)(?: - |$)", key[2])
-    expected = _expected(key[2])
+    expected = _list_of(Settings, key[1]) or _expected(key[2])
     if got and expected:
         return f"--{key[1]} must be {expected}, got {got[1]!r}"
     return f"--{key[1]}: {key[2]}"
+
+
+LISTS = {
+    float: "a list of numbers such as [1e-3,1e-6]",
+    int: "a list of whole numbers such as [64,64]",
+    str: "a list of words such as [mean,max]",
+}
+
+
+def _list_of(Settings: type[RunSettings], option: str) -> str:
+    """Words for an option that is a list or null; empty for others."""
+    kind = typing.get_type_hints(Settings).get(option)
+    kinds = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    lists = [_list_words(typing.get_args(k)[0]) for k in kinds if typing.get_origin(k) is list]
+    others = ["null" for k in kinds if k is type(None)]
+    return " or ".join(lists + others) if lists and len(lists + others) == len(kinds) else ""
+
+
+def _list_words(kind: Any) -> str:
+    if typing.get_origin(kind) is typing.Literal:
+        return f"a list of {', '.join(typing.get_args(kind))}, in brackets"
+    return LISTS[kind]
 
 
 def _expected(text: str) -> str:

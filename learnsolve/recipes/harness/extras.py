@@ -8,13 +8,13 @@ class MissingExtra(ImportError):
     """One sentence that names the package and the command that installs it."""
 
 
-def need(module: str) -> ModuleType:
-    """The module; MissingExtra if it cannot be imported."""
+def need(module: str, extra: str = "train") -> ModuleType:
+    """The module; MissingExtra, which names the `extra` that installs it, if it cannot be imported."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
         package = module.split(".")[0]
         raise MissingExtra(
             f"learnsolve.train needs {package}, which does not import ({error}): "
-            "pip install 'learnsolve[train]'"
+            f"pip install 'learnsolve[{extra}]'"
         ) from error

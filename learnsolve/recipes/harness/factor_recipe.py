@@ -1,7 +1,7 @@
-"""Recipes that train a network A -> L on a family of matrices, so that (L L^T)^-1 preconditions all of them.
+"""Recipes that train a network A -> M on a family of matrices: of factors, M = (L L^T)^-1, or of multigrid.
 
-Two of the losses are one formula, ||L L^T x - b||^2 / ||b||^2 with b = A x, by products alone: "product"
-draws b and solves for x, "frobenius" draws x. The third runs iterations of `cg`.
+For factors two of the losses are one formula, ||L L^T x - b||^2 / ||b||^2 with b = A x, by products alone:
+"product" draws b and solves for x, "frobenius" draws x. The third runs iterations of `cg`.
 
 Sources: V. Trifonov et al., arXiv 2405.15557 ("product"); P. Häusner, O. Öktem, J. Sjölund, TMLR 2024
 ("frobenius"); N. Nytko et al., arXiv 2212.05159, section 4.3 ("iterations").
@@ -9,7 +9,8 @@ Sources: V. Trifonov et al., arXiv 2405.15557 ("product"); P. Häusner, O. Ökte
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -18,9 +19,10 @@ from torch import Tensor
 from learnsolve import solvers
 from learnsolve.csr import CSR
 from learnsolve.ops.spmm import spmm
-from learnsolve.preconditioners._factor_network import FactorNetwork, Start
-from learnsolve.problems.datasets import ProblemDataset
-from learnsolve.recipes.harness.base import SettingError
+from learnsolve.preconditioners._factor_network import MatrixNetwork, Start
+from learnsolve.problems.datasets import Sample
+from learnsolve.recipes.harness.base import SettingError, about_option
+from learnsolve.recipes.harness.curves import Curves
 from learnsolve.recipes.harness.factor_results import figures_of, iterations_of, outcome_of
 from learnsolve.recipes.harness.parallel import share
 from learnsolve.recipes.harness.schedule import Scheduled
@@ -50,10 +52,10 @@ class Systems:
     dtype : of the loss
     """
 
-    def __init__(self, network: FactorNetwork, matrices: list[CSR], dtype: torch.dtype):
+    def __init__(self, network: MatrixNetwork, matrices: list[CSR], dtype: torch.dtype):
         self.matrices, self.dtype = matrices, dtype
         first = matrices[0]
-        self.shared = all(A.pattern is first.pattern for A in matrices)
+        self.shared = network.batches and all(A.pattern is first.pattern for A in matrices)
         with torch.no_grad():
             if self.shared:
                 self.batch = CSR.stack(matrices)
@@ -85,7 +87,11 @@ class FactorRecipe(Scheduled, VectorRecipe):
     lower_bound = 0.0
     vector_dim = 0
     advice = "try a smaller --lr or --clip"
-    model: FactorNetwork
+    model: MatrixNetwork
+    curves: ClassVar[Mapping[str, Curves]] = {
+        "loss.png": Curves(log=True),
+        "iterations.png": Curves("Iterations", "on held-out matrices", {"iterations": "mean over matrices"}),
+    }
     outcome = outcome_of
     figures = figures_of
 
@@ -93,7 +99,7 @@ class FactorRecipe(Scheduled, VectorRecipe):
         self.settings = settings
         try:
             training = settings.data("train", settings.matrices)
-            others = settings.data("validation", settings.held_out_matrices)
+            others = list(settings.data("validation", settings.held_out_matrices))
             self.model = settings.network(
                 rounds=settings.rounds,
                 width=settings.width,
@@ -106,10 +112,12 @@ class FactorRecipe(Scheduled, VectorRecipe):
                 self.A.shape[0], ARRAYS * max(settings.matrices, settings.held_out_matrices)
             )
             self.training, self.others = (self._systems(data) for data in (training, others))
+            self._validated = [sample.b.to(settings.device) for sample in others[: settings.validated]]
         except (ValueError, TypeError) as error:
             if isinstance(error, SettingError):
                 raise
-            raise SettingError(" ".join(str(error).split())) from error
+            options = {f.name: f.name for f in fields(settings)} | {"n": settings.SIZE}
+            raise about_option(error, options) from error
         self.count = settings.batch
         self.indices = share(self.count)
         self.step = 0
@@ -119,7 +127,7 @@ class FactorRecipe(Scheduled, VectorRecipe):
         )
         self._held_out = self._pairs(self.others, every[1], every[1], HELD_OUT, 0)
 
-    def _systems(self, data: ProblemDataset) -> Systems:
+    def _systems(self, data: Iterable[Sample]) -> Systems:
         return Systems(
             self.model, [sample.A.to(self.settings.device) for sample in data], self.settings.torch_dtype
         )
@@ -193,7 +201,7 @@ class FactorRecipe(Scheduled, VectorRecipe):
     def _loss_of(self, part: Part) -> Tensor:
         A, start, X, B = part
         if self.settings.loss != "iterations":
-            L = self.model.factor(start)
+            L = self.model.factor(start)  # type: ignore  # a FactorNetwork
             return (spmm(L, spmm(L, X, transpose=True)) - B).square().sum((-2, -1))
         M, iterations = self.model(start), self.settings.iterations
         norms = solvers.cg(A, B, rtol=0.0, maxiter=iterations, M=M, gradient="unrolled").residual_norms
@@ -215,11 +223,9 @@ class FactorRecipe(Scheduled, VectorRecipe):
     @torch.no_grad()
     def measure(self) -> list[float | None]:
         """The learning rate, and the mean iterations to the middle tolerance on held-out matrices."""
-        count = min(self.settings.validated, len(self.others.matrices))
-        found = [
-            iterations_of(self.model, A, middle(self.settings.tolerances))
-            for A in self.others.matrices[:count]
-        ]
+        rtol = middle(self.settings.tolerances)
+        systems = zip(self.others.matrices, self._validated, strict=False)
+        found = [iterations_of(self.model, A, b, rtol) for A, b in systems]
         return [self.learning_rate, None if not found or None in found else sum(found) / len(found)]  # type: ignore
 
 

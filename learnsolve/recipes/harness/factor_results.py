@@ -17,7 +17,7 @@ import torch
 from learnsolve import preconditioners, solvers
 from learnsolve.csr import CSR
 from learnsolve.evaluation import Evaluation, evaluate
-from learnsolve.preconditioners._factor_network import FactorNetwork
+from learnsolve.preconditioners._factor_network import MatrixNetwork
 from learnsolve.problems.datasets import ProblemDataset
 from learnsolve.recipes.harness import plots
 from learnsolve.recipes.harness.base import History, Outcome
@@ -47,12 +47,15 @@ STYLES = {
     "MIC(0)": {"color": ORANGE, "linestyle": "--"},
     "ICT": {"color": ORANGE, "linestyle": ":"},
     "AMG": {"color": PURPLE},
+    "RS-AMG": {"color": PURPLE, "linestyle": "--"},
 }
 
 
-def candidates(network: FactorNetwork, n: int) -> tuple[dict[str, Any], dict[str, str]]:
+def candidates(network: MatrixNetwork, n: int) -> tuple[dict[str, Any], dict[str, str]]:
     """Preconditioners by name, and the reasons why others are left out."""
     found: dict[str, Any] = {LEARNED: network, **BASELINES}
+    if isinstance(network, preconditioners.NeuralAMG):
+        found["RS-AMG"] = network.classical
     if importlib.util.find_spec("pyamg") is None:
         return found, {"AMG": "pyamg is not installed: pip install 'learnsolve[problems]'"}
     # Several levels also where the matrix is small: on one, AMG is a direct solve.
@@ -60,9 +63,8 @@ def candidates(network: FactorNetwork, n: int) -> tuple[dict[str, Any], dict[str
     return found | {"AMG": partial(preconditioners.AMG, max_coarse=coarse)}, {}
 
 
-def iterations_of(network: FactorNetwork, A: CSR, rtol: float) -> int | None:
-    """Iterations of `cg` with a right-hand side of ones; None if it does not converge."""
-    b = torch.ones(A.shape[0], dtype=A.dtype, device=A.device)
+def iterations_of(network: MatrixNetwork, A: CSR, b: torch.Tensor, rtol: float) -> int | None:
+    """Iterations of `cg`; None if it does not converge."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", solvers.ConvergenceWarning)
         try:
@@ -145,6 +147,7 @@ def outcome_of(recipe: FactorRecipe) -> Outcome:
 
 
 LOSSES = {
+    "cycles": "factor by which a two-grid cycle reduces random errors, over several, mean over matrices",
     "product": "||L L^T x - b||^2 / ||b||^2, b random, A x = b, mean over matrices",
     "frobenius": "||L L^T x - b||^2 / ||b||^2, x random, b = A x, mean over matrices",
     "iterations": "weighted relative residuals of the first iterations, mean over matrices and vectors",

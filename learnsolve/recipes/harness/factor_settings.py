@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from learnsolve.preconditioners._factor_network import FactorNetwork
+from learnsolve.preconditioners._factor_network import MatrixNetwork
 from learnsolve.problems.datasets import ProblemDataset
 from learnsolve.recipes.harness.base import SettingError, at_least
 from learnsolve.recipes.harness.vector_recipe import VectorSettings
@@ -15,6 +15,10 @@ from learnsolve.recipes.harness.vector_recipe import VectorSettings
 @dataclass
 class FactorSettings(VectorSettings):
     """Options of recipes that train a network for a family of matrices.
+
+    Attributes
+    ----------
+    SIZE : the option with the size of the matrices, the argument n of `problems.dataset`
 
     Parameters
     ----------
@@ -44,7 +48,7 @@ class FactorSettings(VectorSettings):
         Blocks of message passing.
     width : int
         Features of nodes and edges.
-    aggregate : list[str]
+    aggregate : list
         Aggregations over rows and columns: sum, mean, max, softmax.
     clip : float
         Largest norm of the gradient; a larger one is scaled down; null for no limit.
@@ -64,6 +68,8 @@ class FactorSettings(VectorSettings):
         How often each solve of the final evaluation is timed; the median counts.
     """
 
+    SIZE: ClassVar[str] = "grid"
+
     dtype: Literal["float32", "float64"] = "float32"
     loss: Literal["product", "frobenius", "iterations"] = "product"
     iterations: int = 10
@@ -75,7 +81,7 @@ class FactorSettings(VectorSettings):
     test_vectors: int | Literal["identity"] = 8
     rounds: int = 3
     width: int = 8
-    aggregate: list[str] = field(default_factory=lambda: ["mean"])
+    aggregate: list[Literal["sum", "mean", "max", "softmax"]] = field(default_factory=lambda: ["mean"])
     clip: float | None = 1.0
     schedule: Literal["none", "cosine"] = "cosine"
     schedule_steps: int | None = None
@@ -100,6 +106,8 @@ class FactorSettings(VectorSettings):
                 raise SettingError(f"--{name} must be a positive number, got {value}")
         if not self.tolerances or not all(0 < t < 1 for t in self.tolerances):
             raise SettingError(f"--tolerances must be numbers between 0 and 1, got {self.tolerances}")
+        if not self.aggregate:
+            raise SettingError("--aggregate must name an aggregation such as [mean], got []")
         for scale in self.scales:
             at_least("scales", scale, 2)
 
@@ -109,7 +117,7 @@ class FactorSettings(VectorSettings):
         """Matrices of the family, `scale` times as large."""
         raise NotImplementedError
 
-    def network(self, **options: Any) -> FactorNetwork:
+    def network(self, **options: Any) -> MatrixNetwork:
         raise NotImplementedError
 
     def describe(self, scale: int = 1) -> str:

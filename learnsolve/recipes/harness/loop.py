@@ -17,6 +17,7 @@ from learnsolve.recipes.harness.metrics import Metrics
 from learnsolve.recipes.harness.objective import Objective
 from learnsolve.recipes.harness.parallel import ALONE, Group, Together
 from learnsolve.recipes.harness.progress import Progress
+from learnsolve.recipes.harness.tensorboard import TensorBoard
 
 # A loss this many times the first one counts as diverged.
 DIVERGED = 1e4
@@ -24,15 +25,19 @@ FLUSH_SECONDS = 5.0
 
 
 class Diverged(Together, RuntimeError):
-    """The loss diverged. The message says where and what to try."""
+    """The loss diverged. The message says where and what to try; `folder` has the last good checkpoint."""
+
+    def __init__(self, message: str, folder: Path):
+        super().__init__(message)
+        self.folder = folder
 
 
 class Interrupted(Together):
-    """Ctrl-C or SIGTERM; a checkpoint has been written at `step`."""
+    """Ctrl-C or SIGTERM; a checkpoint has been written at `step`, of the run that `where` names."""
 
-    def __init__(self, step: int):
+    def __init__(self, step: int, where: str = ""):
         super().__init__(step)
-        self.step = step
+        self.step, self.where = step, where
 
 
 @dataclass
@@ -91,9 +96,12 @@ def train(run: Run) -> None:
         after a checkpoint, on SIGINT or SIGTERM.
     """
     objective = Objective(run.recipe, run.group)
-    metrics = None
+    metrics = logger = None
     if run.group.writes:
-        metrics = Metrics(run.folder, run.metrics_bytes, (*run.recipe.columns, *objective.columns))
+        if run.settings.logger == "tensorboard":
+            logger = TensorBoard(run.folder, run.step, run.optimizer)
+        columns = *run.recipe.columns, *objective.columns
+        metrics = Metrics(run.folder, run.metrics_bytes, columns, logger.add if logger else None)
     progress = Progress(run.step, run.settings.steps, run.settings.quiet or not run.group.writes)
     loss = None
     try:
@@ -106,6 +114,8 @@ def train(run: Run) -> None:
         progress.close(run.step, loss)
         if metrics is not None:
             metrics.close()
+        if logger is not None:
+            logger.close()
 
 
 def _steps(
@@ -165,7 +175,7 @@ def _watch(run: Run, loss: float, gradient_norm: float) -> None:
         what = f"the loss {loss:.6g} is below its lower bound {run.recipe.lower_bound:g}"
     else:
         what = f"the training diverged: loss {loss:.6g} after {run.first_loss:.6g} at the start"
-    raise Diverged(f"step {run.step}: {what}; {run.recipe.advice}")
+    raise Diverged(f"step {run.step}: {what}; {run.recipe.advice}", run.folder)
 
 
 class _Stop:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from functools import cached_property
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from learnsolve.csr import CSR
+from learnsolve.recipes.harness import spread
 from learnsolve.recipes.harness.parallel import share
 from learnsolve.recipes.harness.problem import ProblemSettings, build, check_energy
 from learnsolve.recipes.harness.vector_recipe import VectorRecipe, VectorSettings
@@ -26,13 +28,24 @@ class MatrixSettings(VectorSettings):
     ----------
     problem : ProblemSettings
         The matrix to train on.
+    engine : str
+        torch; or petsc, with the rows of the matrix over the processes of mpirun.
     """
 
     problem: ProblemSettings = field(default_factory=ProblemSettings)
+    engine: Literal["torch", "petsc"] = "torch"
+
+    def check(self) -> None:
+        super().check()
+        if self.engine == "petsc":
+            spread.check(self)
 
 
 class MatrixRecipe(VectorRecipe):
-    """Holds the matrix `A`, and the vectors `test_vectors` and `held_out` of shape (n, vectors).
+    """Has the matrix `A`, and the vectors `test_vectors` and `held_out` of shape (n, vectors).
+
+    With --engine petsc `test_vectors` are the rows of this process; `A` and `held_out` are made, whole, by a
+    process that asks for them.
 
     Parameters
     ----------
@@ -40,6 +53,7 @@ class MatrixRecipe(VectorRecipe):
 
     Attributes
     ----------
+    spread : with --engine petsc, the matrix over the processes
     by_root : whether the vectors are divided by the root of their number. The sum of their energies is then
         the mean, without an operation for it in each step. (The columns of I need no division: E e e^T = I.)
     """
@@ -50,29 +64,53 @@ class MatrixRecipe(VectorRecipe):
 
     def __init__(self, settings: Any, arrays: int):
         self.settings = settings
-        self.A: CSR = build(settings)
-        settings.check_vectors(check_energy(self.A), arrays)
+        self.spread = spread.Spread(settings) if settings.engine == "petsc" else None
+        self.n = check_energy(self.A) if self.spread is None else self.spread.A.shape[0]
+        settings.check_vectors(self.n, arrays)
         given = settings.test_vectors
         named = None if isinstance(given, int) else self.named_vectors(given)
         self.count = given if named is None else named.shape[1]
         self.indices = share(self.count)
         if named is None:
-            self.test_vectors = self._drawn(self.indices, self.count, TRAINING)
+            self.test_vectors = self._drawn(self.indices, self.count, TRAINING, rows=self.rows)
         else:
-            self.test_vectors = named[:, self.indices.start : self.indices.stop].contiguous()
-        self.held_out = self._drawn(range(settings.held_out), settings.held_out, HELD_OUT)
+            self.test_vectors = named[self.rows, self.indices.start : self.indices.stop].contiguous()
+
+    @cached_property
+    def A(self) -> CSR:
+        return build(self.settings)
+
+    @cached_property
+    def held_out(self) -> Tensor:
+        return self._drawn(range(self.settings.held_out), self.settings.held_out, HELD_OUT)
+
+    @property
+    def rows(self) -> slice:
+        """Of the test vectors here."""
+        return slice(None) if self.spread is None else slice(self.spread.lo, self.spread.hi)
+
+    def every_vector(self) -> Tensor:
+        """The test vectors of the first step, also those of other processes."""
+        given = self.settings.test_vectors
+        if len(self.indices) == self.count and self.spread is None:
+            return self.test_vectors
+        if isinstance(given, int):
+            return self._drawn(range(given), given, TRAINING)
+        return self.named_vectors(given)
 
     def named_vectors(self, name: str) -> Tensor:
         """The vectors of a `--test_vectors` that is not a number: the columns of I."""
-        return torch.eye(self.A.shape[0], dtype=self.A.dtype, device=self.A.device)
+        return torch.eye(self.n, dtype=self.settings.torch_dtype, device=self.settings.device)
 
-    def _drawn(self, indices: range, count: int, stream: int, step: int = 0) -> Tensor:
-        vectors = self.normal(self.A, indices, stream, step)
+    def _drawn(
+        self, indices: range, count: int, stream: int, step: int = 0, rows: slice = slice(None)
+    ) -> Tensor:
+        vectors = self.normal(self.A if self.spread is None else self.spread.A, indices, stream, step, rows)
         return vectors / count**0.5 if self.by_root else vectors
 
     def vectors(self, step: int) -> Tensor:
         if self.settings.resample and step > 0:
-            return self._drawn(self.indices, self.count, TRAINING, step)
+            return self._drawn(self.indices, self.count, TRAINING, step, self.rows)
         return self.test_vectors
 
     @torch.no_grad()

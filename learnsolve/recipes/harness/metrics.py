@@ -7,9 +7,9 @@ step is ever written twice.
 import csv
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from learnsolve.recipes.harness.base import History, SettingError
 
@@ -20,11 +20,17 @@ NAME = "metrics.csv"
 class Metrics:
     """Appends to metrics.csv in `folder`, from its first `size` bytes on.
 
-    `columns` are those of the recipe, behind COLUMNS.
+    `columns` are those of the recipe, behind COLUMNS. `also` is called with every row as a dictionary.
     """
 
-    def __init__(self, folder: Path, size: int, columns: Sequence[str] = ()):
-        self._columns = len(columns)
+    def __init__(
+        self,
+        folder: Path,
+        size: int,
+        columns: Sequence[str] = (),
+        also: Callable[[dict[str, Any]], None] | None = None,
+    ):
+        self._names, self._columns, self._also = (*COLUMNS, *columns), len(columns), also
         self._rows: list[tuple] = []
         path = folder / NAME
         if size == 0:
@@ -35,7 +41,10 @@ class Metrics:
 
     def add(self, *row, measured: Sequence[float | None] | None = None) -> None:
         """The values of COLUMNS in order, None for a missing one, and those of the recipe if measured."""
-        self._rows.append((*row, (None,) * self._columns if measured is None else tuple(measured)))
+        more = (None,) * self._columns if measured is None else tuple(measured)
+        self._rows.append((*row, more))
+        if self._also is not None:
+            self._also(dict(zip(self._names, (*row, *more), strict=True)))
 
     def flush(self) -> None:
         self._file.writelines(

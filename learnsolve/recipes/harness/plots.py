@@ -9,9 +9,12 @@ from learnsolve.recipes.harness.extras import need
 
 # Okabe and Ito, "Color Universal Design" (2008).
 BLACK, BLUE, ORANGE, PURPLE, GREY = "#000000", "#0072B2", "#D55E00", "#CC79A7", "#777777"
+GREEN = "#009E73"
+COLOURS = BLUE, PURPLE, ORANGE, GREEN, BLACK  # of curves that are drawn together
 
 
 STYLES = {  # by the beginning of a curve's name
+    ("best constant",): {"color": GREEN, "linestyle": (0, (5, 1))},
     ("learned", "network"): {"color": BLUE, "linewidth": 2.0},
     ("weight 1", "start", "one pair"): {"color": GREY, "linestyle": "--"},
     ("textbook", "asymptotic"): {"color": ORANGE, "linestyle": "-."},
@@ -53,6 +56,12 @@ def known(history: History, name: str) -> tuple[list[int], list[float]]:
     """The steps that have an entry in this column, and the entries."""
     pairs = [(s, v) for s, v in zip(history["step"], history[name], strict=True) if v is not None]
     return [s for s, _ in pairs], [v for _, v in pairs]
+
+
+def band(axes: Any, steps: Any, mean: Any, lower: Any, upper: Any, **line: Any) -> None:
+    """A mean over trainings, in a band from `lower` to `upper`."""
+    axes.plot(steps, mean, **{"linewidth": 1.8, **line})
+    axes.fill_between(steps, lower, upper, color=line["color"], alpha=0.2, linewidth=0)
 
 
 def loss_figure(

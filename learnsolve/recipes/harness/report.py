@@ -15,6 +15,7 @@ from learnsolve.recipes.harness.folder import HTML, REPORT
 from learnsolve.recipes.harness.html import page
 from learnsolve.recipes.harness.metrics import read_metrics
 from learnsolve.recipes.harness.plots import png
+from learnsolve.recipes.harness.tensorboard import TensorBoard
 
 
 def versions() -> dict[str, Any]:
@@ -38,6 +39,7 @@ def write_report(
         "seconds": seconds,
         "seconds_per_step": seconds / max(steps, 1),
         **training,
+        "table": {"columns": outcome.columns, "rows": outcome.rows},
         "versions": versions(),
     }
     pictures = {file_name: png(figure) for file_name, figure in recipe.figures(history, outcome)}
@@ -47,27 +49,30 @@ def write_report(
                 f"{type(recipe).__name__}.files must list {file_name!r}, which it writes; add it"
             )
         write_atomic(folder / file_name, content)
-    title = f"learnsolve.train {name}, {steps} steps"
-    html = page(title, outcome.sentence, _cells(outcome), pictures, dump(recipe.settings), report["versions"])
+    title, settings = f"learnsolve.train {name}, {steps} steps", dump(recipe.settings)
+    html = page(title, outcome.sentence, cells(outcome), pictures, settings, report["versions"])
     write_atomic(folder / HTML, html)
+    if recipe.settings.logger == "tensorboard":
+        TensorBoard(folder, 0).end(steps, pictures, outcome.sentence, settings)
     write_atomic(folder / REPORT, json.dumps(finite(report), indent=2) + "\n")
     return outcome
 
 
 def table(outcome: Outcome) -> str:
     """The final table as text, the first column left, the others right."""
-    lines = _cells(outcome)
+    lines = cells(outcome)
     widths = [max(len(line[column]) for line in lines) for column in range(len(outcome.columns))]
 
-    def line(cells: list[str]) -> str:
-        rest = (cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True))
-        return "  ".join([cells[0].ljust(widths[0]), *rest])
+    def line(texts: list[str]) -> str:
+        rest = (text.rjust(width) for text, width in zip(texts[1:], widths[1:], strict=True))
+        return "  ".join([texts[0].ljust(widths[0]), *rest])
 
     rule = "  ".join("-" * width for width in widths)
     return "\n".join([line(lines[0]), rule, *map(line, lines[1:])])
 
 
-def _cells(outcome: Outcome) -> list[list[str]]:
+def cells(outcome: Outcome) -> list[list[str]]:
+    """The names of the columns and the rows, as they are printed."""
     return [list(outcome.columns), *([_cell(value) for value in row] for row in outcome.rows)]
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from learnsolve.csr import CSR
 from learnsolve.recipes.harness.base import Recipe, RunSettings, SettingError, at_least, check_memory
 from learnsolve.recipes.harness.vectors import normal_vectors
 
@@ -105,11 +104,18 @@ class VectorRecipe(Recipe):
     def loss(self, step: int) -> Tensor:
         return self.total(self.vectors(step), step)
 
-    def normal(self, A: CSR, indices: range, stream: int, step: int = 0) -> Tensor:
+    def normal(self, A: Any, indices: range, stream: int, step: int = 0, rows: slice = slice(None)) -> Tensor:
         """Vectors from N(0, I) for the rows of A, each a function of the seed and these arguments."""
-        kind = {"dtype": A.dtype, "device": A.device}
-        seed = self.settings.seed
-        return normal_vectors(A.shape[0], indices, seed=seed, stream=stream, step=step, **kind)
+        return normal_vectors(
+            A.shape[0],
+            indices,
+            seed=self.settings.seed,
+            stream=stream,
+            step=step,
+            dtype=A.dtype,
+            device=self.settings.device,
+            rows=rows,
+        )
 
 
 def number_kept(fraction: float, count: int) -> int:

@@ -29,8 +29,9 @@ def normal_vectors(
     step: int,
     dtype: torch.dtype,
     device: torch.device | str,
+    rows: slice = slice(None),
 ) -> Tensor:
-    """The columns `indices` of step `step`, shape (n, len(indices)), from N(0, I).
+    """The columns `indices` of step `step`, shape (n, len(indices)), from N(0, I); `rows` of them.
 
     Drawn on the CPU in float64, whatever the dtype and device: those change the rounding, not the vectors.
     """
@@ -38,7 +39,7 @@ def normal_vectors(
     columns = []
     for index in indices:
         generator.manual_seed(stream_seed(seed, stream, step, index))
-        columns.append(torch.randn(n, generator=generator, dtype=torch.float64).to(dtype))
+        columns.append(torch.randn(n, generator=generator, dtype=torch.float64)[rows].to(dtype, copy=True))
     if not columns:
-        return torch.empty((n, 0), dtype=dtype, device=device)
+        return torch.empty((len(range(n)[rows]), 0), dtype=dtype, device=device)
     return torch.stack(columns, dim=1).to(device)

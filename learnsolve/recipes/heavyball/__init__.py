@@ -7,6 +7,7 @@ Reverse Mode Automatic Differentiation", arXiv 2212.05159, section 4.2 (figures 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from learnsolve import solvers
 from learnsolve.ops.quadratic_form import quadratic_form
 from learnsolve.recipes.harness.base import SettingError, at_least
+from learnsolve.recipes.harness.curves import Curves
 from learnsolve.recipes.harness.matrix_recipe import MatrixRecipe, MatrixSettings
 from learnsolve.recipes.harness.problem import grid_of
 from learnsolve.recipes.heavyball.results import figures_of, outcome_of
@@ -76,17 +78,24 @@ class HeavyballRecipe(MatrixRecipe):
     columns: ClassVar[tuple[str, ...]] = ("alpha", "beta")
     advice = "try a smaller --lr or --alpha, or check that the matrix is symmetric positive definite"
     files = ("loss.png", "parameters.png", "convergence.png")
+    curves: ClassVar[Mapping[str, Curves]] = {
+        "loss.png": Curves(ylabel="energy left by the sweeps, per vector", log=True),
+        "parameters.png": Curves("Parameters", "value", {"alpha": r"$\alpha$", "beta": r"$\beta$"}),
+    }
     outcome = outcome_of
     figures = figures_of
 
     def __init__(self, settings: HeavyballSettings):
         sweeps = settings.sweeps or 0
         super().__init__(settings, arrays=BUFFERS + sweeps)
-        kind = {"dtype": self.A.dtype, "device": self.A.device}
+        kind = {"dtype": settings.torch_dtype, "device": settings.device}
         alpha, beta = (torch.tensor(value, **kind) for value in (settings.alpha, settings.beta))
         self.model = solvers.Heavyball(alpha, beta, sweeps)
 
     def total(self, vectors: Tensor, step: int) -> Tensor:
+        if self.spread is not None:
+            x = self.model(self.spread.A, torch.zeros_like(vectors), vectors).x
+            return self.spread.energy(x)
         return quadratic_form(self.A, self._swept(vectors), symmetric=True)
 
     def losses(self, vectors: Tensor, step: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -11,12 +12,13 @@ from torch import Tensor
 from learnsolve import solvers
 from learnsolve.csr import CSR
 from learnsolve.recipes.harness.base import SettingError, at_least
+from learnsolve.recipes.harness.curves import Curves
 from learnsolve.recipes.harness.parallel import share
 from learnsolve.recipes.harness.vector_recipe import VectorRecipe, VectorSettings
 from learnsolve.recipes.harness.vectors import HELD_OUT, TRAINING
 from learnsolve.recipes.heavyball import BUFFERS, usual_sweeps
 from learnsolve.recipes.heavyball_network.network import ParameterNetwork, family
-from learnsolve.recipes.heavyball_network.results import figures_of, outcome_of
+from learnsolve.recipes.heavyball_network.results import ALPHA, BETA, figures_of, outcome_of
 
 
 @dataclass
@@ -91,6 +93,12 @@ class HeavyballNetworkRecipe(VectorRecipe):
     advice = "try a smaller --lr"
     vector_dim = 0
     files = ("loss.png", "parameters.png", "matrices.png")
+    curves: ClassVar[Mapping[str, Curves]] = {
+        "loss.png": Curves(ylabel="part of the energy that is left", log=True),
+        "parameters.png": Curves(
+            "Parameters", "means over the held-out matrices", {"alpha": ALPHA, "beta": BETA}
+        ),
+    }
     outcome = outcome_of
     figures = figures_of
 

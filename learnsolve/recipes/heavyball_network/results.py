@@ -37,8 +37,9 @@ def outcome_of(recipe: HeavyballNetworkRecipe) -> Outcome:
             one = best_parameters(spectra["training"], sweeps, 1 / bound(recipe.A).cpu().double())
             each = torch.tensor([best_parameters(s, sweeps) for s in spectrum], dtype=torch.float64)
         pairs["one pair for all"] = (one[0] / sizes, torch.full_like(sizes, one[1]))
-        usual = solvers.heavyball_parameters(spectrum[:, 0], spectrum[:, -1])
-        pairs["asymptotic optimum of each"] = usual
+        if (spectrum[:, 0] > 0).all():
+            usual = solvers.heavyball_parameters(spectrum[:, 0], spectrum[:, -1])
+            pairs["asymptotic optimum of each"] = usual
         pairs["best of each"] = (each[:, 0], each[:, 1])
     rows: list[list[Any]] = []
     compared: dict[str, dict[str, float]] = {}

@@ -6,7 +6,9 @@ Reverse Mode Automatic Differentiation", arXiv 2212.05159, section 4.1 (figures 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -14,6 +16,7 @@ from torch import Tensor
 from learnsolve import solvers
 from learnsolve.ops.quadratic_form import quadratic_form
 from learnsolve.recipes.harness.base import at_least
+from learnsolve.recipes.harness.curves import Curves
 from learnsolve.recipes.harness.matrix_recipe import MatrixRecipe, MatrixSettings
 from learnsolve.recipes.jacobi.results import figures_of, outcome_of
 
@@ -44,13 +47,16 @@ class JacobiRecipe(MatrixRecipe):
     """One weight a row; see `JacobiSettings`."""
 
     Settings = JacobiSettings
-    files = ("loss.png", "weights.png", "convergence.png")
+    files = ("energy.png", "loss.png", "weights.png", "convergence.png")
+    curves: ClassVar[Mapping[str, Curves]] = {
+        "loss.png": Curves(ylabel="energy left by the sweeps, per vector")
+    }
     outcome = outcome_of
     figures = figures_of
 
     def __init__(self, settings: JacobiSettings):
         super().__init__(settings, arrays=6)  # as measured
-        weight = torch.ones(self.A.shape[0], dtype=settings.torch_dtype, device=settings.device)
+        weight = torch.ones(self.n, dtype=settings.torch_dtype, device=settings.device)
         self.model = solvers.Jacobi(weight, iterations=settings.sweeps)
         self._zeros = torch.zeros_like(self.test_vectors)
 
@@ -59,6 +65,17 @@ class JacobiRecipe(MatrixRecipe):
         return self.model.weight  # type: ignore[return-value]
 
     def total(self, vectors: Tensor, step: int) -> Tensor:
+        if self.spread is not None:
+            E, weight = vectors, self.spread.rows(self.weight).unsqueeze(0)
+            sweeps = self.settings.sweeps
+            x = solvers.jacobi(
+                self.spread.A,
+                torch.zeros_like(E),
+                E,
+                weight=weight,
+                iterations=sweeps,  # type: ignore[arg-type]
+            ).x
+            return self.spread.energy(x)
         return quadratic_form(self.A, self._swept(vectors), symmetric=True)
 
     def losses(self, vectors: Tensor, step: int) -> Tensor:
@@ -67,7 +84,7 @@ class JacobiRecipe(MatrixRecipe):
 
     def _swept(self, E: Tensor) -> Tensor:
         zeros = self._zeros if E.shape == self._zeros.shape else torch.zeros_like(E)
-        return self._after(zeros, E, self.weight)
+        return self.after(zeros, E, self.weight)
 
     def evaluate(self) -> float:
         return self.held_out_energy(self.weight)
@@ -76,9 +93,10 @@ class JacobiRecipe(MatrixRecipe):
     def held_out_energy(self, weight: Tensor | float) -> float:
         """Energy per held-out vector that the sweeps of the loss leave with `weight`."""
         E = self.held_out
-        return quadratic_form(self.A, self._after(torch.zeros_like(E), E, weight), symmetric=True).item()
+        return quadratic_form(self.A, self.after(torch.zeros_like(E), E, weight), symmetric=True).item()
 
-    def _after(self, zeros: Tensor, E: Tensor, weight: Tensor | float) -> Tensor:
+    def after(self, zeros: Tensor, E: Tensor, weight: Tensor | float) -> Tensor:
+        """The errors E after the sweeps of the loss; `zeros`: the right-hand sides."""
         sweeps = self.settings.sweeps
         if isinstance(weight, Tensor) and sweeps > 1:
             weight = weight.unsqueeze(0)  # in full: for as many sweeps as rows it could be one a sweep

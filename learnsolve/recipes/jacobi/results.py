@@ -1,6 +1,7 @@
 """The learned Jacobi weights compared with weight 1, the textbook's and the closed-form optimum.
 
-Pictures: loss (figure 3 of the paper), weights (figure 4) and convergence.
+Pictures: the error that the sweeps of the loss leave, which is what is learned to be small; loss (figure 3
+of the paper), weights (figure 4) and convergence.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import scipy.optimize
 import torch
 from torch import Tensor
 
 from learnsolve import solvers
+from learnsolve.ops.quadratic_form import quadratic_form
 from learnsolve.recipes.harness.base import History, Outcome
 from learnsolve.recipes.harness.plots import (
     BLUE,
@@ -42,11 +45,38 @@ def textbook(recipe: JacobiRecipe) -> tuple[str, float]:
     return f"textbook {2 * d}/{2 * d + 1}", 2 * d / (2 * d + 1)
 
 
+@torch.no_grad()
+def best_constant(recipe: JacobiRecipe) -> float:
+    """The constant weight with the smallest training loss: what is left to learn beyond one number.
+
+    The loss is convex in a constant weight: a sum of positive multiples of (1 - w mu)^2s, mu an eigenvalue of
+    D^-1 A.
+    """
+    E = recipe.every_vector()
+    zeros = torch.zeros_like(E)
+
+    def energy(weight: float) -> float:
+        return quadratic_form(recipe.A, recipe.after(zeros, E, weight), symmetric=True).item()
+
+    found: Any = scipy.optimize.minimize_scalar(energy, bounds=(0.0, 2.0), method="bounded")
+    return float(found.x)
+
+
+@torch.no_grad()
+def relative_errors(recipe: JacobiRecipe, weight: Tensor | float) -> tuple[float, list[float]]:
+    """||e||_A after the sweeps of the loss relative to before, of all held-out vectors and of each."""
+    A, E = recipe.A, recipe.held_out
+    after = recipe.after(torch.zeros_like(E), E, weight)
+    left, before = ((e * (A @ e)).sum(0).double() for e in (after, E))
+    return float((left.sum() / before.sum()).sqrt()), (left / before).sqrt().tolist()
+
+
 def candidates(recipe: JacobiRecipe) -> dict[str, Tensor | float]:
     """Weights to compare, by name, the learned ones first."""
     found: dict[str, Tensor | float] = {"learned": recipe.weight.detach(), "weight 1": 1.0}
     name, weight = textbook(recipe)
     found[name] = weight
+    found["best constant"] = best_constant(recipe)
     if recipe.settings.sweeps == 1 and recipe.A.shape[0] <= CLOSED_FORM_LIMIT:
         best = optimal_weights(recipe.A)
         if best is not None:
@@ -68,16 +98,18 @@ def convergence_factor(curve: list[float], floor: float) -> float | None:
 
 def outcome_of(recipe: JacobiRecipe) -> Outcome:
     columns = ["weights", "loss per vector", "convergence factor", f"residual after {TABLE_SWEEPS} sweeps"]
-    rows, compared, curves = [], {}, {}
+    rows, compared, curves, errors, each = [], {}, {}, {}, {}
     everything = candidates(recipe)
     floor = 1e3 * torch.finfo(recipe.A.dtype).eps
     for name, weight in everything.items():
         curve = recipe.residual_curve(partial(solvers.jacobi, weight=weight, iterations=SWEEPS))
         loss = recipe.held_out_energy(weight)
         factor = convergence_factor(curve, floor)
+        errors[name], each[name] = relative_errors(recipe, weight)
         reduction = curve[TABLE_SWEEPS] if len(curve) > TABLE_SWEEPS else None
         compared[name] = {
             "held_out_loss": loss,
+            "relative_energy_error": errors[name],
             "convergence_factor": factor,
             f"residual_after_{TABLE_SWEEPS}_sweeps": reduction,
         }
@@ -99,7 +131,7 @@ def outcome_of(recipe: JacobiRecipe) -> Outcome:
         "closed_form_distance": float((weight - best).abs().max()) if isinstance(best, Tensor) else None,
     }
     constants = {name: w for name, w in everything.items() if not isinstance(w, Tensor)}
-    data = {"curves": curves, "closed form": best, "constants": constants}
+    data = {"curves": curves, "closed form": best, "constants": constants, "errors": errors, "each": each}
     return Outcome(numbers, columns, rows, sentence, data)
 
 
@@ -127,7 +159,12 @@ def sentence_of(recipe: JacobiRecipe) -> str:
 
 def figures_of(recipe: JacobiRecipe, history: History, outcome: Outcome) -> Iterator[tuple[str, Any]]:
     where, compared = describe(recipe.settings.problem), outcome.numbers["weights"]
-    baselines = [(name, values["held_out_loss"]) for name, values in compared.items() if name != "learned"]
+    baselines = [
+        (name, values["held_out_loss"])
+        for name, values in compared.items()
+        if name not in ("learned", "best constant")  # which is close to the textbook's
+    ]
+    yield "energy.png", energy_figure(recipe, outcome)
     yield (
         "loss.png",
         loss_figure(
@@ -144,6 +181,42 @@ def figures_of(recipe: JacobiRecipe, history: History, outcome: Outcome) -> Iter
         labels[name] = name if factor is None else f"{name} (factor {factor:.4f})"
     title = f"Jacobi with learned and constant weights, {where}"
     yield "convergence.png", residuals_figure(title, outcome.data["curves"], labels)[0]
+
+
+def energy_figure(recipe: JacobiRecipe, outcome: Outcome) -> Any:
+    """A bar for each choice of weights, and a dot for each held-out vector."""
+    sweeps, constants = recipe.settings.sweeps, outcome.data["constants"]
+    after = "one sweep" if sweeps == 1 else f"{sweeps} sweeps"
+    figure, axes = new_figure(
+        f"Error that {after} leave{'s' * (sweeps == 1)}, {describe(recipe.settings.problem)}",
+        r"$\|e\|_A$ relative to before, held-out vectors",
+        "",
+    )
+    errors = outcome.data["errors"]
+    shown = {name: error for name, error in errors.items() if error <= max(30 * errors["learned"], 1.0)}
+    names = sorted(shown, key=lambda name: -shown[name])
+    for place, name in enumerate(names):
+        colour = style(name)["color"]
+        axes.barh(place, shown[name], height=0.62, color=colour, alpha=0.3 if name != "learned" else 0.55)
+        each = outcome.data["each"][name]
+        # Beside one another, evenly: their order within the bar has no meaning.
+        offsets = (np.arange(len(each)) * 0.618 % 1 - 0.5) * 0.5
+        axes.plot(each, place + offsets, linestyle="none", marker=".", markersize=2.5, color=colour)
+        axes.plot([shown[name]] * 2, [place - 0.31, place + 0.31], color=colour, linewidth=2.5)
+    widest = max(max(outcome.data["each"][name]) for name in names) or 1.0
+    for place, name in enumerate(names):
+        axes.text(
+            1.03 * widest,
+            place,
+            f"{shown[name]:#.3g}",
+            va="center",
+            weight="bold" * (name == "learned") or None,
+        )
+    labels = [f"{name}, {constants[name]:.3f}" if name == "best constant" else name for name in names]
+    axes.set_yticks(range(len(names)), labels)
+    axes.set_xlim(0, 1.15 * widest)
+    axes.grid(False, axis="y")
+    return figure
 
 
 def weights_figure(recipe: JacobiRecipe, outcome: Outcome) -> Any:

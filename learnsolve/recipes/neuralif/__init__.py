@@ -50,13 +50,14 @@ class NeuralifSettings(FactorSettings):
     batch: int = 1
     held_out_matrices: int = 8
     validated: int = 4
-    aggregate: list[str] = field(default_factory=lambda: ["sum"])
+    aggregate: list[Literal["sum", "mean", "max", "softmax"]] = field(default_factory=lambda: ["sum"])
     repeats: int = 1
     evaluated_larger: int = 5
     rows: int = 500
     density: float | None = None
     alpha: float = 1e-3
 
+    SIZE = "rows"
     absolute_stop = None
 
     def check(self) -> None:

@@ -6,6 +6,7 @@ Reverse Mode Automatic Differentiation", arXiv 2212.05159, section 4.3 (figures 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -13,10 +14,12 @@ from torch import Tensor
 
 from learnsolve import solvers
 from learnsolve.recipes.harness.base import SettingError
+from learnsolve.recipes.harness.curves import Curves
 from learnsolve.recipes.harness.matrix_recipe import MatrixRecipe
 from learnsolve.recipes.harness.parallel import summed
 from learnsolve.recipes.harness.problem import grid_of
 from learnsolve.recipes.harness.schedule import Patience, Scheduled, iterations_at
+from learnsolve.recipes.harness.spread import Spread
 from learnsolve.recipes.pcg.factor import Guard, Model, build, definiteness, factor_of
 from learnsolve.recipes.pcg.results import figures_of, outcome_of
 from learnsolve.recipes.pcg.settings import VARIANTS, PcgSettings
@@ -39,6 +42,15 @@ class PcgRecipe(Scheduled, MatrixRecipe):
     files = ("evaluation.csv", "loss.png", "residuals.png", "residuals_ramp.png", "factor.png")
     model: Model
     by_root = False
+    curves: ClassVar[Mapping[str, Curves]] = {
+        "loss.png": Curves(ylabel="weighted residuals", log=True),
+        "residual.png": Curves(
+            "Residual after the iterations in the loss",
+            r"$\|r\| / \|b\|$",
+            {"training_residual": "training", "held_out_residual": "held-out"},
+            log=True,
+        ),
+    }
     outcome = outcome_of
     figures = figures_of
     advice = "try a smaller --lr, --clip 1, or check that the matrix is symmetric positive definite"
@@ -46,6 +58,9 @@ class PcgRecipe(Scheduled, MatrixRecipe):
     def __init__(self, settings: PcgSettings):
         super().__init__(settings, arrays=BUFFERS + 2 * (settings.iterations or 0))
         self.model = build(self.A, settings)
+        if self.spread is not None:
+            # Needed for the start alone. The factor, whose entries are learned, stays in all processes.
+            del self.A
         self.guard = Guard(self.model.parameters(), lambda: factor_of(self.model), settings.guard)
         if settings.guard and not self.guard.holds():
             raise SettingError(f"--guard {settings.guard:g} refuses the start; give a smaller one")
@@ -60,12 +75,12 @@ class PcgRecipe(Scheduled, MatrixRecipe):
 
     def ramp(self) -> Tensor:
         """One right-hand side, linear along the last axis of a grid, else along the rows."""
-        n = self.A.shape[0]
-        length = (grid_of(self.settings.problem) or (n,))[-1]
+        length = (grid_of(self.settings.problem) or (self.n,))[-1]
         line = torch.linspace(-1, 1, length + 2, dtype=torch.float64)[1:-1]
         if length == 1:
             line = torch.ones(1, dtype=torch.float64)
-        return line.repeat(n // length).unsqueeze(1).to(self.A.dtype).to(self.A.device)
+        settings = self.settings
+        return line.repeat(self.n // length).unsqueeze(1).to(settings.torch_dtype).to(settings.device)
 
     def optimizer(self) -> torch.optim.Optimizer:
         settings = self.settings
@@ -81,15 +96,19 @@ class PcgRecipe(Scheduled, MatrixRecipe):
         """In the loss of this step."""
         return iterations_at(self.step, self.settings.iterations or 0, self.settings.curriculum)
 
-    def residuals(self, vectors: Tensor, iterations: int) -> Tensor:
-        """||r_i|| / ||b|| for i = 0 .. iterations, shape (iterations + 1, number of vectors)."""
-        solution = solvers.cg(
-            self.A, vectors, rtol=0.0, maxiter=iterations, M=self.model, gradient="unrolled"
-        )
+    def residuals(self, vectors: Tensor, iterations: int, over: Spread | None = None) -> Tensor:
+        """||r_i|| / ||b|| for i = 0 .. iterations, shape (iterations + 1, number of vectors). `over`: with
+        the rows of matrix and vectors over the processes of mpirun."""
+        if over is None:
+            A: Any = self.A
+            M: Any = self.model
+        else:
+            A, M = over.A, over.product(factor_of(self.model))
+        solution = solvers.cg(A, vectors, rtol=0.0, maxiter=iterations, M=M, gradient="unrolled")
         norms = solution.residual_norms
         if (missing := iterations + 1 - norms.shape[0]) > 0:  # all reached rounding level before
             norms = torch.cat((norms, norms[-1:].expand(missing, -1)))
-        return norms / torch.linalg.vector_norm(vectors, dim=0)
+        return norms / (torch.linalg.vector_norm(vectors, dim=0) if over is None else over.norm(vectors))
 
     def _weighted(self, residuals: Tensor) -> Tensor:
         return self._terms(residuals).sum(0)
@@ -112,7 +131,7 @@ class PcgRecipe(Scheduled, MatrixRecipe):
 
     def loss(self, step: int) -> Tensor:
         self.step = step
-        residuals = self.residuals(self.vectors(step), self.iterations)
+        residuals = self.residuals(self.vectors(step), self.iterations, self.spread)
         self._see(residuals.detach()[-1])
         return self._terms(residuals).sum() / self.count
 

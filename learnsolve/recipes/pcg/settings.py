@@ -128,6 +128,8 @@ class PcgSettings(MatrixSettings):
         self.take_defaults(VARIANTS[self.variant])
         super().check()
         self._check_grid()
+        if self.engine == "petsc" and self.form != "product":
+            raise SettingError("--engine petsc has no triangular solves over processes; take --form product")
         if self.schedule_steps is None:
             self.schedule_steps = self.steps
         for name in ("iterations", "curriculum", "patience", "evaluated"):

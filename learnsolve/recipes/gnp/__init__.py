@@ -1,0 +1,205 @@
+"""A nonlinear graph network for one matrix, where incomplete factors fail.
+
+Source: J. Chen, "Graph Neural Preconditioners for Iterative Solutions of Sparse Linear Systems", ICLR 2025.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from learnsolve import solvers
+from learnsolve.analysis import krylov_basis
+from learnsolve.csr import CSR
+from learnsolve.preconditioners import GNP
+from learnsolve.recipes.gnp.results import figures_of, outcome_of
+from learnsolve.recipes.harness.base import SettingError, at_least
+from learnsolve.recipes.harness.curves import Curves
+from learnsolve.recipes.harness.parallel import share
+from learnsolve.recipes.harness.problem import ProblemSettings, build
+from learnsolve.recipes.harness.schedule import Scheduled
+from learnsolve.recipes.harness.vector_recipe import VectorRecipe, VectorSettings
+from learnsolve.recipes.harness.vectors import HELD_OUT, TRAINING, normal_vectors, stream_seed
+from learnsolve.solvers._report import quiet
+
+BASIS, TEST = 3, 4  # streams: the first vector of Arnoldi, the systems of the final table
+
+
+def _problem() -> ProblemSettings:
+    return ProblemSettings(name="convection_diffusion", shape=[16, 16], reaction=-4.0)
+
+
+@dataclass
+class GnpSettings(VectorSettings):
+    """Learn a nonlinear graph network r -> M(r) for one matrix, to use in flexible GMRES.
+
+    The loss is the mean of |A M(b) - b| over the entries of b = A x, scaled to a mean square of one; half of
+    the x are from N(0, I), half from a Krylov space of A. By default the matrix has a zero diagonal, so that
+    neither Jacobi nor ILU(0) exists.
+
+    Parameters
+    ----------
+    dtype : str
+        Floating-point type of the network; the matrix and the solves are in float64.
+    test_vectors : int
+        Vectors of a step.
+    resample : bool
+        Draw other vectors at every step.
+    problem : ProblemSettings
+        The matrix.
+    krylov : int
+        Steps of Arnoldi for half of the vectors.
+    width : int
+        Features of nodes.
+    layers : int
+        Layers of the network.
+    transpose : bool
+        Layers multiply with the transpose of A too; the published ones do not.
+    clip : float
+        Largest norm of the gradient; a larger one is scaled down; null for no limit.
+    schedule : str
+        Learning rate over the steps: the same, or half a cosine down to a hundredth of it.
+    schedule_steps : int
+        Steps of the cosine; null for --steps.
+    restart : int
+        Iterations of flexible GMRES between restarts, and of the inner GMRES that it is compared with.
+    iterations : int
+        Iterations of the final evaluation, at most.
+    tolerances : list[float]
+        Relative residuals to which it solves.
+    evaluated : int
+        Right-hand sides of the final evaluation.
+    repeats : int
+        How often each of its solves is timed; the median counts.
+    """
+
+    steps: int = 2000
+    lr: float = 1e-3
+    dtype: Literal["float32", "float64"] = "float32"
+    evaluate_every: int = 100
+    out: str = "runs/gnp"
+    test_vectors: int | Literal["identity"] = 16
+    resample: bool = True
+    problem: ProblemSettings = field(default_factory=_problem)
+    krylov: int = 40
+    width: int = 16
+    layers: int = 8
+    transpose: bool = True
+    clip: float | None = 1.0
+    schedule: Literal["none", "cosine"] = "cosine"
+    schedule_steps: int | None = None
+    restart: int = 10
+    iterations: int = 100
+    tolerances: list[float] = field(default_factory=lambda: [1e-3, 1e-6, 1e-9])
+    evaluated: int = 5
+    repeats: int = 3
+
+    def check(self) -> None:
+        if isinstance(self.test_vectors, str):
+            raise SettingError("--test_vectors must be a number here, such as 16")
+        super().check()
+        if self.schedule_steps is None:
+            self.schedule_steps = self.steps
+        for name in ("krylov", "width", "restart", "iterations", "evaluated", "repeats"):
+            at_least(name, getattr(self, name), 1)
+        for name in ("layers", "schedule_steps"):
+            at_least(name, getattr(self, name), 0)
+        if self.clip is not None and not self.clip > 0:
+            raise SettingError(f"--clip must be a positive number, got {self.clip}")
+        if not self.tolerances or not all(0 < t < 1 for t in self.tolerances):
+            raise SettingError(f"--tolerances must be numbers between 0 and 1, got {self.tolerances}")
+
+
+class GnpRecipe(Scheduled, VectorRecipe):
+    """A network for one matrix; see `GnpSettings`. `vectors` are right-hand sides b."""
+
+    Settings = GnpSettings
+    columns: ClassVar[tuple[str, ...]] = ("learning_rate", "residual")
+    files = ("evaluation.csv", "loss.png", "convergence.png")
+    curves: ClassVar[Mapping[str, Curves]] = {"loss.png": Curves(ylabel="mean |A M(b) - b|", log=True)}
+    lower_bound = 0.0
+    advice = "try a smaller --lr or --clip"
+    model: GNP
+    outcome = outcome_of
+    figures = figures_of
+
+    def __init__(self, settings: GnpSettings):
+        self.settings: Any = settings
+        self.A: CSR = build(replace(settings, dtype="float64"))
+        if self.A.shape[0] != self.A.shape[1] or self.A.shape[0] == 0:
+            raise SettingError(f"--problem: needs a square matrix with rows, got shape {self.A.shape}")
+        settings.check_vectors(self.A.shape[0], 4 * settings.width * (settings.layers + 1))
+        try:
+            self.model = GNP(
+                self.A,
+                width=settings.width,
+                layers=settings.layers,
+                transpose=settings.transpose,
+                seed=settings.seed,
+                dtype=settings.torch_dtype,
+            )
+            generator = torch.Generator().manual_seed(stream_seed(settings.seed, BASIS, 0, 0))
+            self._basis = krylov_basis(self.A, min(settings.krylov, self.A.shape[0]), generator)
+        except ValueError as error:
+            raise SettingError(" ".join(str(error).split())) from error
+        assert isinstance(settings.test_vectors, int)
+        self.count = settings.test_vectors
+        self.indices = share(self.count)
+        self.step = 0
+        self._fixed = self._sides(self.indices, self.count, TRAINING, 0)
+        held_out = settings.held_out or 1
+        self.held_out = self._sides(range(held_out), held_out, HELD_OUT, 0)
+
+    def _sides(self, indices: range, count: int, stream: int, step: int) -> Tensor:
+        """b = A x, (n, indices), of mean square one; x by the rule of `analysis.krylov_samples`."""
+        first = count - count // 2
+        normal = range(indices.start, min(indices.stop, first))
+        others = range(max(indices.start, first), indices.stop)
+        kind = {"dtype": self.A.dtype, "device": self.A.device, "seed": self.settings.seed}
+        E = normal_vectors(self._basis.shape[-1], others, stream=stream, step=step, **kind)
+        X = torch.cat((self.normal(self.A, normal, stream, step), self._basis @ E), -1)
+        return self._scaled(self.A @ X)
+
+    def _scaled(self, B: Tensor) -> Tensor:
+        size = torch.linalg.vector_norm(B, dim=0)
+        return B * (B.shape[0] ** 0.5 / torch.where(size > 0, size, 1))
+
+    def test_sides(self) -> Tensor:
+        """b = A x with x from N(0, I), (n, evaluated): the systems of the final table."""
+        return self._scaled(self.A @ self.normal(self.A, range(self.settings.evaluated), TEST))
+
+    def vectors(self, step: int) -> Tensor:
+        if self.settings.resample and step > 0:
+            return self._sides(self.indices, self.count, TRAINING, step)
+        return self._fixed
+
+    def losses(self, vectors: Tensor, step: int) -> Tensor:
+        self.step = step
+        return self._errors(vectors) / self.count
+
+    def _errors(self, B: Tensor) -> Tensor:
+        return (self.A @ self.model(B) - B).abs().mean(0)
+
+    def optimizer(self) -> torch.optim.Optimizer:
+        return self.scheduled(super().optimizer())
+
+    @torch.no_grad()
+    def evaluate(self) -> float:
+        return self._errors(self.held_out).mean().item()
+
+    @torch.no_grad()
+    def measure(self) -> list[float | None]:
+        """The learning rate, and the relative residual of a held-out system after `iterations`."""
+        return [self.learning_rate, self.residual_of(self.held_out[:, 0])]
+
+    def residual_of(self, b: Tensor) -> float:
+        s = self.settings
+        with quiet():
+            solution = solvers.fgmres(
+                self.A, b, rtol=min(s.tolerances), maxiter=s.iterations, restart=s.restart, M=self.model
+            )
+        return float(solution.residual_norms[-1] / torch.linalg.vector_norm(b))

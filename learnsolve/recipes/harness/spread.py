@@ -1,0 +1,165 @@
+"""`--engine petsc`: the matrix of a training over the processes of mpirun, each with a block of its rows.
+
+The loss of a step is computed in all processes, on their rows: each makes only those of the matrix and of the
+test vectors. What is learned all of them hold and step alike, with the gradient of all rows; the first one
+evaluates on the whole matrix, which it alone makes, writes and prints.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from learnsolve.csr import CSR
+from learnsolve.pattern import SparsityPattern
+from learnsolve.recipes.harness.base import SettingError
+from learnsolve.recipes.harness.extras import MissingExtra
+from learnsolve.recipes.harness.parallel import Elsewhere, Group
+from learnsolve.recipes.harness.problem import build, check_square, not_positive
+
+
+class Spread:
+    """A square matrix over the processes, and the rows of what all of them hold.
+
+    Attributes
+    ----------
+    A : petsc.Matrix
+    """
+
+    def __init__(self, settings: Any):
+        from learnsolve import petsc
+        from learnsolve.petsc._processes import processes
+
+        self.processes, self.dot, self.norm = processes(), petsc.dot, petsc.norm
+        here = build(settings, petsc.share)
+        n = here.shape[1]
+        self.lo, self.hi = petsc.share(n)
+        self._kept: dict[SparsityPattern, Any] = {}
+        rows = self.processes.sum(torch.tensor(here.shape[0], dtype=torch.float64))
+        check_square((int(rows), n))
+        self.A: Any = petsc.Matrix.from_rows(here, (self.lo, self.hi))
+        self._check_energy(petsc.spmm)
+
+    def _check_energy(self, spmm: Any) -> None:
+        """`problem.check_energy`, which sees the whole matrix, over the rows."""
+        generator = torch.Generator().manual_seed(self.lo)
+        x = torch.randn(self.hi - self.lo, generator=generator, dtype=torch.float64)
+        y = self.A @ x
+        difference, size = (self.norm(v).item() for v in (y - spmm(self.A, x, transpose=True), y))
+        if difference > 1e-6 * size:
+            raise SettingError(
+                "--problem: this recipe needs a symmetric matrix, but for a random x the norm of (A - A^T) x "
+                f"is {difference:.3g}, that of A x {size:.3g}; choose another problem"
+            )
+        diagonal = self.A.diagonal()
+        bad = torch.nonzero(diagonal <= 0).flatten()
+        last = (self.lo + float(bad[-1]), float(diagonal[bad[-1]])) if len(bad) else (-1.0, 0.0)
+        everywhere = self.processes.gathered(torch.tensor(last, dtype=torch.float64))
+        row, entry = everywhere[everywhere[:, 0].argmax()].tolist()
+        if row >= 0:
+            raise not_positive(int(row), entry)
+
+    def rows(self, t: Tensor) -> Tensor:
+        """The rows here; the gradient of t is that of all processes."""
+        return self.processes.copies(t)[self.lo : self.hi]
+
+    def matrix(self, A: CSR) -> Any:
+        """Over the processes, with the gradient of all for A.values. What is analysed is kept."""
+        from learnsolve import petsc
+
+        crow = A.crow_indices
+        first, last = int(crow[self.lo]), int(crow[self.hi])
+        values = self.processes.copies(A.values)[first:last]
+        if A.pattern not in self._kept:
+            n = A.shape[0]
+            here = crow[self.lo : self.hi + 1] - first
+            part = SparsityPattern(here, A.col_indices[first:last], (self.hi - self.lo, n))
+            self._kept[A.pattern] = petsc.Matrix(values.detach(), part, (self.lo, self.hi), n)
+        return self._kept[A.pattern].with_values(values)
+
+    def product(self, L: CSR) -> Any:
+        """r -> L L^T r"""
+        from learnsolve.petsc import spmm
+
+        here = self.matrix(L)
+        return lambda r: spmm(here, spmm(here, r, transpose=True))
+
+    def energy(self, x: Tensor) -> Tensor:
+        """tr(X^T A X)"""
+        return self.dot(x, self.A @ x).sum()
+
+
+def check(settings: Any) -> None:
+    """SettingError for what does not run over the rows."""
+    for option, wrong, remedy in (
+        ("dtype", settings.dtype != "float64", "float64"),
+        ("device", settings.device != "cpu", "cpu"),
+        ("hard_fraction", settings.hard_fraction != 1, "1"),
+    ):
+        if wrong:
+            given = getattr(settings, option)
+            raise SettingError(
+                f"--engine petsc needs --{option} {remedy}, got {given}; or take --engine torch"
+            )
+    if "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise SettingError("--engine petsc is started by mpirun; torchrun is for --engine torch")
+    try:
+        from learnsolve.petsc._engine import engine
+
+        engine()
+    except ImportError as error:
+        raise MissingExtra(str(error)) from error
+
+
+@dataclass(frozen=True)
+class RowGroup(Group):
+    """The processes of mpirun. `size` stays 1: no process has vectors of its own."""
+
+    def total(self, value: float, *flags: bool) -> tuple[float, ...]:
+        from learnsolve.petsc._processes import processes
+
+        if not flags:
+            return (value,)
+        return value, *(processes().largest(torch.tensor([float(f) for f in flags])) > 0).tolist()
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """A block that ends in all processes where it ends in one."""
+        from learnsolve.petsc._processes import processes
+
+        failure = None
+        try:
+            yield
+        except (Exception, SystemExit) as error:
+            failure = error
+        code = -1 if failure is None else self.exit_code(failure)
+        codes = processes().gathered(torch.tensor(float(code))).int().tolist()
+        for rank, each in enumerate(codes):
+            if each >= 0:
+                if rank == self.rank and failure is not None:
+                    raise failure
+                raise Elsewhere(each) from failure
+
+    def end(self, error: BaseException) -> None:
+        """Nothing is left to tell: what comes in one process alone ends all (learnsolve.petsc)."""
+
+
+def group_of(exit_code: Any) -> Group:
+    from learnsolve.petsc._processes import processes
+
+    return RowGroup(processes().rank, 1, None, exit_code)
+
+
+def leave(code: int) -> None:
+    """The end of one of several processes that failed: PETSc's would wait for the others."""
+    if code and "petsc4py.PETSc" in sys.modules and sys.modules["petsc4py.PETSc"].COMM_WORLD.size > 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
