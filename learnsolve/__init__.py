@@ -1,9 +1,12 @@
 """learnsolve: differentiable sparse iterative solvers for scientific machine learning, in PyTorch."""
 
+from learnsolve import _first_line  # noqa: F401  (before torch)
+
+# isort: split
 from learnsolve import _library  # noqa: F401  (first: it says what is missing where nothing else can work)
 
 # isort: split
-from learnsolve import analysis, io, nn, ops, ordering, preconditioners, problems, solvers
+from learnsolve import analysis, io, nn, ops, ordering, preconditioners, problems, solvers, testing
 from learnsolve.collate import collate
 from learnsolve.config import config, show_config
 from learnsolve.csr import CSR
@@ -33,4 +36,5 @@ __all__ = [
     "show_config",
     "solve",
     "solvers",
+    "testing",
 ]

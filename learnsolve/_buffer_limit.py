@@ -28,6 +28,13 @@ def set_buffer_limit(bytes: int) -> int:
     -------
     int, the limit until now.
 
+    Raises
+    ------
+    TypeError
+        if bytes is not an int.
+    ValueError
+        if it is negative, or 2^63 or more.
+
     Notes
     -----
     Tensors that are alive do not count: the limit is for memory beyond them. torch's profiler does not see

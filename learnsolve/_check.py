@@ -13,6 +13,7 @@ from torch.autograd import forward_ad
 from learnsolve.csr import CSR
 
 SUPPORTED = (torch.float32, torch.float64)
+MAKE = "; make one with CSR.from_dense, CSR.from_scipy, CSR.from_torch or CSR.from_coo"
 _IN_A_MODULE = "in a module hold it as nn.SparseMatrix(A), which follows the module"
 
 
@@ -26,7 +27,7 @@ def tensor(function: str, name: str, value: Any) -> None:
         )
 
 
-def matrix(function: str, name: str, A: Any, remedy: str = "; make one with CSR.from_*") -> None:
+def matrix(function: str, name: str, A: Any, remedy: str = MAKE) -> None:
     if not isinstance(A, CSR):
         if isinstance(getattr(A, "matrix", None), CSR):  # a BlockBatch
             remedy = f"; pass {name}.matrix, its block-diagonal CSR"

@@ -103,11 +103,10 @@ def _from_compressed(T: Tensor, shape: Shape) -> tuple[Tensor | None, Any, Tenso
     else:
         crow, col = T.crow_indices(), T.col_indices()
         names = ("crow_indices", "col_indices", "columns")
-    check_tensors(name, crow, col)
+    check_tensors(name, crow, col, names[:2])
     if len(T.values()) != len(col):
         raise ValueError(
-            f"{name}: a CSR tensor must have as many values as column indices, got {len(T.values())} and "
-            f"{len(col)}"
+            f"{name}: the tensor must have as many values as {names[1]}, got {len(T.values())} and {len(col)}"
         )
     if check_structure(name, crow, col, shape, names=names, canonical=False):  # torch allows it
         return crow, col, T.values(), shape

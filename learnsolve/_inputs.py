@@ -1,4 +1,4 @@
-"""The matrices and vectors of other libraries, as the arguments of solvers and preconditioners.
+"""The matrices and vectors of other libraries, as the arguments of operations, solvers and preconditioners.
 
 A SciPy sparse array, a sparse tensor of torch, a dense tensor, a NumPy array or an `nn.SparseMatrix` becomes
 a CSR, and a NumPy array of right-hand sides a tensor. A CSR made here has a pattern of its own, analysed in
@@ -7,7 +7,10 @@ each call: in a loop convert once, with `CSR.from_*`.
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 import scipy.sparse
@@ -16,8 +19,16 @@ from torch import Tensor
 
 from learnsolve import _conversion
 from learnsolve.csr import CSR
-from learnsolve.nn.sparse_matrix import SparseMatrix
 from learnsolve.pattern import SparsityPattern
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class SciPyMatrix(Protocol):
+    """A sparse array or matrix of SciPy for type checkers, which find no types in SciPy itself."""
+
+    def tocsr(self, copy: bool = False) -> Any: ...
 
 
 def matrix(A: Any) -> Any:
@@ -26,17 +37,45 @@ def matrix(A: Any) -> Any:
     A dense tensor that requires grad keeps its zeros as entries, since they have gradients too; of any other
     the entries are the nonzeros.
     """
+    if isinstance(A, Tensor) and A.layout == torch.strided:
+        return CSR(A.flatten(), _full(A)) if A.dim() == 2 and A.requires_grad else CSR.from_dense(A)
+    return CSR.from_dense(A) if isinstance(A, np.ndarray) else sparse_matrix(A)
+
+
+def sparse_matrix(A: Any) -> Any:
+    """A as a CSR if it is a sparse matrix of another library, or an `nn.SparseMatrix`; else A itself."""
     if isinstance(A, CSR):
         return A
-    if isinstance(A, SparseMatrix):
-        return A.matrix
     if isinstance(A, Tensor):
-        if A.layout != torch.strided:
-            return CSR.from_torch(A)
-        return CSR(A.flatten(), _full(A)) if A.dim() == 2 and A.requires_grad else CSR.from_dense(A)
-    if isinstance(A, np.ndarray):
-        return CSR.from_dense(A)
+        return A if A.layout == torch.strided else CSR.from_torch(A)
+    if getattr(type(A), "is_sparse_matrix", False):
+        return A.matrix
     return CSR.from_scipy(A) if scipy.sparse.issparse(A) else A
+
+
+def takes_sparse_matrices(function: Callable[P, T]) -> Callable[P, T]:
+    """`function`, whose parameters that are annotated as CSR, or as a sequence of them, may be what
+    `sparse_matrix` converts. Not dense tensors, which may be arguments in the wrong order."""
+    parameters = inspect.signature(function).parameters.values()
+    places = [(i, p.name) for i, p in enumerate(parameters) if "CSR" in str(p.annotation)]
+    if not places:
+        return function
+
+    @functools.wraps(function)
+    def call(*args: Any, **keywords: Any) -> Any:
+        for i, name in places:
+            if i < len(args):
+                if not isinstance(args[i], CSR):
+                    args = (*args[:i], _each(args[i]), *args[i + 1 :])
+            elif name in keywords and not isinstance(keywords[name], CSR):
+                keywords[name] = _each(keywords[name])
+        return function(*args, **keywords)
+
+    return call
+
+
+def _each(A: Any) -> Any:
+    return [sparse_matrix(one) for one in A] if isinstance(A, (list, tuple)) else sparse_matrix(A)
 
 
 def operands(function: str, A: Any, *vectors: Any) -> tuple[Any, ...]:

@@ -33,9 +33,11 @@ def matrix_shape(function: str, shape: Any) -> tuple[int, int]:
     return rows, columns
 
 
-def check_tensors(function: str, crow: Any, col: Any) -> None:
+def check_tensors(
+    function: str, crow: Any, col: Any, names: tuple[str, str] = ("crow_indices", "col_indices")
+) -> None:
     """`crow` and `col` must be 1-D tensors of int32 or int64, of one dtype and device."""
-    for name, t in (("crow_indices", crow), ("col_indices", col)):
+    for name, t in zip(names, (crow, col), strict=True):
         if not isinstance(t, Tensor) or t.layout != torch.strided:
             what = type(t).__name__ if not isinstance(t, Tensor) else f"layout {t.layout}"
             raise TypeError(f"{function}: {name} must be a torch.Tensor, got {what}")
@@ -45,7 +47,7 @@ def check_tensors(function: str, crow: Any, col: Any) -> None:
             raise ValueError(f"{function}: {name} must have one dimension, got shape {tuple(t.shape)}")
     if crow.dtype != col.dtype or crow.device != col.device:
         raise TypeError(
-            f"{function}: crow_indices and col_indices must have one dtype and device, got "
+            f"{function}: {names[0]} and {names[1]} must have one dtype and device, got "
             f"{crow.dtype} on {crow.device} and {col.dtype} on {col.device}"
         )
 

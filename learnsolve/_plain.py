@@ -24,13 +24,15 @@ def plain_tensors() -> Iterator[None]:
         yield
 
 
-def outside_of_graphs(function: Callable[P, T]) -> Callable[P, T]:
-    """`torch.compile` does not look inside `function`: it breaks its graph there.
+def outside_of_graphs(function: Callable[P, T], why: str | None = None) -> Callable[P, T]:
+    """`torch.compile` does not look inside `function`: it breaks its graph there, and says `why` where it may
+    not (`fullgraph=True`).
 
     The same as `torch.compiler.disable`, which would load Dynamo here (a second and a half).
     """
     if set_code_exec_strategy is None:
-        return torch.compiler.disable(function)  # type: ignore[return-value]
+        return torch.compiler.disable(function, reason=why)  # type: ignore[return-value]
+    function._torchdynamo_disable_msg = why  # type: ignore[attr-defined]
     function._torchdynamo_disable = True  # type: ignore[attr-defined]  # called while Dynamo traces
     # Called by compiled code, after the graph break: neither this frame nor those below it are compiled.
     skip = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)

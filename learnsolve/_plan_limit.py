@@ -24,6 +24,7 @@ _plans: OrderedDict[int, tuple[weakref.ref, int]] = OrderedDict()
 # How often plans were dropped, by the serial of the pattern that keeps one and its name, last dropped last.
 _dropped: OrderedDict[tuple[str, str], int] = OrderedDict()
 _warned = False
+_gone: Any = lambda: None  # noqa: E731  a reference to a plan that is freed
 _lock = threading.RLock()  # the backward of a CUDA tensor runs in a thread of its own
 
 
@@ -43,6 +44,13 @@ def set_plan_limit(bytes: int) -> int:
     Returns
     -------
     int, the limit until now.
+
+    Raises
+    ------
+    TypeError
+        if bytes is not an int.
+    ValueError
+        if it is negative.
 
     Notes
     -----
@@ -74,6 +82,7 @@ def add(kept: Any) -> None:
     global _warned
     key = id(kept)
     with _lock:
+        _forget(key)  # of a plan that was freed while an interrupt kept `_forget` from running
         _plans[key] = weakref.ref(kept, lambda _: _forget(key)), 0
         grow(kept)
         again = not _warned and _dropped.get(kept.key, 0) >= 2
@@ -96,12 +105,13 @@ def touch(kept: Any) -> None:
 def grow(kept: Any) -> None:
     """More is kept with the plan than before."""
     global _total
+    key = id(kept)
     with _lock:
-        if id(kept) in _plans:
-            reference, size = _plans[id(kept)]
+        if key in _plans:
             now = kept.bytes()
-            _total += now - size
-            _plans[id(kept)] = reference, now
+            reference, size = _plans[key]
+            # In one line, without a call between: an interrupt (Ctrl-C) may come with every call.
+            _total, _plans[key] = _total + now - size, (reference, now)
             _drop_beyond_limit()
 
 
@@ -118,8 +128,9 @@ def pin(kept: Any) -> None:
 def _forget(key: int) -> None:
     global _total
     with _lock:
-        _, size = _plans.pop(key, (None, 0))
-        _total -= size
+        if key in _plans:
+            _total, _plans[key] = _total - _plans[key][1], (_gone, 0)  # see `grow`
+            del _plans[key]
 
 
 def _drop_beyond_limit() -> None:

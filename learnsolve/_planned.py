@@ -154,7 +154,7 @@ class Planned:
             return plan
         plan = self._make(make, self, *others)
         setattr(self._plans, name, plan)
-        kept = self._plans.kept[name] = _Kept(plan, self._plans, name)
+        kept = _Kept(plan, self._plans, name)
         for other in others:
             if isinstance(other, Planned) and other is not self:
                 other._free_with(kept)
@@ -164,14 +164,17 @@ class Planned:
             for part in _patterns(plan):
                 part._hold(weakref.ref(kept))
             _plan_limit.add(kept)
+        # Last: an interrupt before leaves a plan that is never found, and the next call makes another.
+        self._plans.kept[name] = kept
         return plan
 
     def _free_with(self, kept: _Kept) -> None:
         """Drop a plan of another object when this one dies."""
         if self._users is None:
             users: weakref.WeakSet[_Kept] = weakref.WeakSet()
-            object.__setattr__(self, "_users", users)
+            # The attribute comes last, so that an interrupt in between leaves no users that are never dropped.
             weakref.finalize(self, _drop_all, users).atexit = False
+            object.__setattr__(self, "_users", users)
         self._users.add(kept)
 
     def _hold(self, holder: weakref.ref) -> None:

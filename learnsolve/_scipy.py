@@ -136,11 +136,21 @@ def _lists(S: Any, shape: Shape) -> Arrays:
     lengths = [len(row) for row in lists]
     if lengths != [len(row) for row in values]:
         raise ValueError(f"{_NAME}: rows and data must hold lists of one length in every row")
-    flat = [j for row in lists for j in row]
-    columns = _in_range("rows", np.array(flat) if flat else np.empty(0, dtype=np.int64), shape[1])
+    flat = _joined("rows", lists, None)
+    columns = _in_range("rows", flat if len(flat) else np.empty(0, dtype=np.int64), shape[1])
     narrow = np.int32 if max(*shape, len(flat)) <= _INT32 else np.int64
     rows = np.repeat(np.arange(shape[0], dtype=narrow), lengths)
-    return rows, columns.astype(narrow), np.array([v for row in values for v in row], dtype=S.dtype)
+    return rows, columns.astype(narrow), _joined("data", values, S.dtype)
+
+
+def _joined(name: str, lists: Any, dtype: Any) -> np.ndarray:
+    """The numbers of all lists, one after another."""
+    try:
+        return np.array([v for row in lists for v in row], dtype=dtype)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise TypeError(
+            f"{_NAME}: {name} must hold lists of numbers ({error}); one was changed after the matrix was made"
+        ) from error
 
 
 def _from_triples(rows: np.ndarray, columns: np.ndarray, data: np.ndarray, shape: Shape) -> Arrays:

@@ -30,6 +30,13 @@ class CSR(Views):
     values : Tensor, shape (nnz,), or (..., nnz) for a batch of matrices on one pattern
     pattern : SparsityPattern on the same device
 
+    Raises
+    ------
+    ValueError
+        if the last axis of values is not as long as the pattern has entries.
+    TypeError
+        if values is not a tensor, pattern not a SparsityPattern, or they are on different devices.
+
     Notes
     -----
     ``A @ x``, ``A + B``, ``2.0 * A``, ``A.T``, ``A.diagonal()`` and all of `learnsolve.ops` are
@@ -297,7 +304,8 @@ class CSR(Views):
         return _ops.transpose(self)
 
     def is_symmetric(self) -> bool:
-        """Does A equal its transpose, pattern included, up to |a_ij - a_ji| <= 64 eps sqrt(|a_ii a_jj|)?
+        """Does A equal its transpose, pattern included, up to
+        ``|a_ij - a_ji| <= 64 eps sqrt(|a_ii a_jj|)``?
 
         Of a batch: all of them. O(nnz), on the host, once for a matrix; not under `torch.compile`."""
         return _ops._symmetry.symmetry("CSR.is_symmetric", self, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 from dataclasses import asdict, dataclass, field
@@ -11,6 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from learnsolve._files import replace_file
 
 
 class Spread(NamedTuple):
@@ -75,6 +78,16 @@ class Evaluation:
     histories : for each preconditioner, one Tensor (iterations + 1,) per system: ||b - A x_i|| / ||b|| of the
         run to the tightest tolerance
     solver : name of the solver
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A, b = ls.problems.poisson((4, 4)), torch.ones(16, dtype=torch.float64)
+    >>> found = ls.evaluate(A, b, {"none": None}, rtol=(1e-6,), repeats=1)
+    >>> found.solver, found.rows[0].converged, found.rows[0].iterations.mean
+    ('cg', 1, 3.0)
+    >>> [len(history) for history in found.histories["none"]]
+    [4]
     """
 
     rows: list[Row]
@@ -97,10 +110,11 @@ class Evaluation:
     def to_csv(self, path: str | Path) -> None:
         """One line per row; a Spread becomes four columns, empty if there are no values."""
         flat = [_flat(row) for row in self.rows]
-        with Path(path).open("w", newline="") as file:
-            writer = csv.DictWriter(file, fieldnames=list(flat[0]) if flat else ["preconditioner"])
-            writer.writeheader()
-            writer.writerows(flat)
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, fieldnames=list(flat[0]) if flat else ["preconditioner"])
+        writer.writeheader()
+        writer.writerows(flat)
+        replace_file(path, text.getvalue().encode())
 
     def to_json(self, path: str | Path) -> None:
         """The rows and the histories; numbers that are not finite become null."""
@@ -110,7 +124,7 @@ class Evaluation:
             "rows": rows,
             "histories": {name: [h.tolist() for h in all_] for name, all_ in self.histories.items()},
         }
-        Path(path).write_text(json.dumps(finite(content), indent=1) + "\n")
+        replace_file(path, (json.dumps(finite(content), indent=1) + "\n").encode())
 
     def plot(self, path: str | Path | None = None) -> Any:
         """A matplotlib Figure of the histories, one line per preconditioner: the median over systems, in a
@@ -119,7 +133,10 @@ class Evaluation:
 
         made = figure(self)
         if path is not None:
-            made.savefig(path)
+            content, path = io.BytesIO(), Path(path)
+            path = path if path.suffix else path.with_suffix(".png")  # as matplotlib does
+            made.savefig(content, format=path.suffix[1:])
+            replace_file(path, content.getvalue())
         return made
 
 

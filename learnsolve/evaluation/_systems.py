@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import _check
+from learnsolve._inputs import matrix, operands
 from learnsolve.csr import CSR
 from learnsolve.ops.block_batch import BlockBatch
 from learnsolve.ops.stencil_operator import StencilOperator
@@ -26,6 +27,7 @@ class System(NamedTuple):
 
 def systems_of(name: str, A: Any, b: Any) -> list[tuple[Matrix, list[System]]]:
     """Each matrix of a batch separately, with its right-hand sides."""
+    A = [matrix(one) for one in A] if isinstance(A, (list, tuple)) else matrix(A)
     if isinstance(A, Matrices):
         return _of_one(name, A, b)
     if not isinstance(A, Sequence) or not isinstance(b, Sequence):
@@ -42,12 +44,13 @@ def systems_of(name: str, A: Any, b: Any) -> list[tuple[Matrix, list[System]]]:
         if not isinstance(one, Matrices):
             raise TypeError(
                 f"{name}: A must hold CSRs, BlockBatches or StencilOperators, got {type(one).__name__}; make "
-                "a CSR with CSR.from_*"
+                "a CSR with CSR.from_scipy, CSR.from_torch or CSR.from_dense"
             )
     return [group for one, its in zip(A, b, strict=True) for group in _of_one(name, one, its)]
 
 
 def _of_one(name: str, A: Matrices, b: Any) -> list[tuple[Matrix, list[System]]]:
+    A, b = operands(name, A, b)
     if isinstance(A, BlockBatch):
         _check.same_kind(name, "b", b, A.matrix.values)
         pairs = zip(A.split(A.matrix), A.split(b), strict=True)

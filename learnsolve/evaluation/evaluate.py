@@ -21,7 +21,7 @@ from learnsolve.csr import CSR
 from learnsolve.evaluation._result import Evaluation, Row, Spread
 from learnsolve.evaluation._systems import Matrices, Matrix, System, systems_of
 from learnsolve.pattern import SparsityPattern
-from learnsolve.preconditioners._factor_network import FactorNetwork
+from learnsolve.preconditioners._factor_network import MatrixNetwork
 from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.solvers._operator import compiled_form
 from learnsolve.solvers._report import quiet
@@ -62,7 +62,8 @@ def evaluate(
     Parameters
     ----------
     A : CSR, shape (n, n), values (..., nnz) for a batch of matrices; or a StencilOperator, which may also
-        have batch axes; or a `BlockBatch`, each block a matrix; or a sequence of these
+        have batch axes; or a `BlockBatch`, each block a matrix; or a matrix of SciPy or torch, as solvers
+        take them; or a sequence of these
     b : Tensor, (n,) or (..., n, k): each batch entry and each of the k columns is a separate system; or a
         sequence of such tensors, one for each matrix of a sequence
     preconditioners : a dict from names to one of
@@ -186,7 +187,7 @@ def _tolerances(name: str, rtol: Any) -> list[float]:
 def _made(given: Any, A: Matrix, setup: _Setup, repeats: int, compiled: bool) -> Any:
     """The preconditioner of A. A class is a factory, even if its objects are preconditioners. `compiled`:
     what `cg` computes of it once, for its compiled loop, is part of the set-up."""
-    if given is None or (isinstance(given, MADE) and not isinstance(given, FactorNetwork)):
+    if given is None or (isinstance(given, MADE) and not isinstance(given, MatrixNetwork)):
         batch: Any = getattr(given, "batch_shape", ())
         if batch:
             raise ValueError(

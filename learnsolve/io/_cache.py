@@ -49,11 +49,17 @@ def download(function: str, folder: Path, url: str, digests: Mapping[str, str]) 
                 "the files elsewhere and give the folder with them"
             ) from error
         except OSError as error:
-            reason = " ".join(str(error).split())
             raise OSError(
-                f"{function}: cannot download {url}{name} into {folder} ({reason}); get the files elsewhere "
-                "and give the folder with them"
+                f"{function}: cannot download {url}{name} into {folder} ({_reason(error)}); get the files "
+                "elsewhere and give the folder with them"
             ) from error
+
+
+def _reason(error: BaseException) -> str:
+    """The innermost of nested errors, as one line."""
+    while isinstance(inner := getattr(error, "reason", None) or next(iter(error.args), None), Exception):
+        error = inner
+    return " ".join(str(error).split())
 
 
 def sha256(path: Path) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import re
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import _check
+from learnsolve._files import replace_file
 from learnsolve.csr import CSR
 from learnsolve.io import _cache
 from learnsolve.io._planetoid_files import PARTS, paths_of, read
@@ -55,6 +56,17 @@ class Graph:
     labels : Tensor of int64, shape (n,): the class of each node, -1 if unknown
     classes : number of classes
     train, validation, test : Tensors of int64, the nodes of each part in ascending order
+
+    Examples
+    --------
+    Two nodes and an edge; `planetoid` reads those that are published.
+
+    >>> import torch, learnsolve as ls
+    >>> edge = ls.CSR.from_dense(torch.tensor([[0.0, 1.0], [1.0, 0.0]]))
+    >>> nodes = torch.arange(2)
+    >>> graph = ls.io.Graph("pair", edge, ls.ops.eye(2), nodes, 2, nodes[:1], nodes[:0], nodes[1:])
+    >>> ls.nn.gcn_normalise(graph.adjacency).shape, graph.labels[graph.test]
+    ((2, 2), tensor([1]))
     """
 
     name: str
@@ -212,14 +224,10 @@ def _content(arrays: dict[str, np.ndarray]) -> str:
 def _store(path: Path, arrays: dict[str, np.ndarray], digest: str) -> None:
     """Write the .npz file, replacing a damaged one; other processes may do the same at the same time."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            held = arrays | {"digest": np.array(digest), "content": np.array(_content(arrays))}
-            np.savez_compressed(file, **held)  # type: ignore[arg-type]
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    content = io.BytesIO()
+    held = arrays | {"digest": np.array(digest), "content": np.array(_content(arrays))}
+    np.savez_compressed(content, **held)  # type: ignore[arg-type]
+    replace_file(path, content.getvalue())
 
 
 def _graph(

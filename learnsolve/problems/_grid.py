@@ -1,4 +1,4 @@
-"""Matrices of one stencil on a structured grid, with zeros beyond its boundary."""
+"""Matrices of one stencil on a structured grid, with zeros beyond its boundary or periodic."""
 
 import math
 import operator
@@ -42,12 +42,64 @@ def index_dtype(rows: int, nnz: int) -> torch.dtype:
     return torch.int32 if max(rows, nnz) <= INT32_MAX else torch.int64
 
 
+def check_rows(function: str, rows: Any, n: int) -> tuple[int, int]:
+    """`rows`, (lo, hi) of a matrix of n rows."""
+    try:
+        lo, hi = (operator.index(i) for i in rows)
+    except (TypeError, ValueError):
+        raise TypeError(f"{function}: rows must be two ints (lo, hi), got {rows!r}") from None
+    if not 0 <= lo <= hi <= n:
+        raise ValueError(f"{function}: rows must be (lo, hi) with 0 <= lo <= hi <= {n}, got {rows!r}")
+    return lo, hi
+
+
+def neighbours(
+    offsets: np.ndarray, shape: tuple[int, ...], lo: int, hi: int, periodic: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers of the points at these offsets (K, d) from the points lo to hi - 1, and which of them exist:
+    both (hi - lo, K)."""
+    points = np.unravel_index(np.arange(lo, hi), shape)
+    inside = np.ones((hi - lo, len(offsets)), dtype=bool)
+    numbers = np.repeat(np.arange(lo, hi)[:, None], len(offsets), 1)
+    for axis, (at, size) in enumerate(zip(points, shape, strict=True)):
+        moved = at[:, None] + offsets[:, axis]
+        if periodic:
+            moved %= size
+        inside &= (moved >= 0) & (moved < size)
+        numbers += (moved - at[:, None]) * math.prod(shape[axis + 1 :])
+    return numbers, inside
+
+
+def pattern_of_rows(numbers: np.ndarray, inside: np.ndarray, n: int, device: Any) -> SparsityPattern:
+    """Of some rows of n columns, by their `neighbours` at ascending offsets."""
+    index = index_dtype(n, int(inside.sum()))
+    crow = torch.from_numpy(np.concatenate(([0], inside.sum(1).cumsum()))).to(device, index)
+    col = torch.from_numpy(numbers[inside]).to(device, index)
+    return SparsityPattern._trusted(crow, col, (len(numbers), n))
+
+
 @makes_plain_tensors
-def stencil_matrix(stencil: np.ndarray, shape: tuple[int, ...], dtype: torch.dtype, device: Any) -> CSR:
-    """The matrix with A[i, i + o] = stencil[o + 1], o in {-1, 0, 1}^d; zeros are not stored."""
+def stencil_matrix(
+    stencil: np.ndarray,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: Any,
+    periodic: bool = False,
+    rows_of: tuple[int, int] | None = None,
+) -> CSR:
+    """The matrix with A[i, i + o] = stencil[o + 1], o in {-1, 0, 1}^d; zeros are not stored. Periodic
+    axes have 3 points at least. `rows_of`: the rows lo to hi - 1 alone."""
     offsets = np.argwhere(stencil != 0) - 1
     n = math.prod(shape)
-    rows, columns, place = stencil_entries(offsets.tolist(), (False,) * len(shape), shape)
+    if rows_of is not None:
+        numbers, inside = neighbours(offsets, shape, *rows_of, periodic)
+        each = np.broadcast_to(stencil[stencil != 0], inside.shape)
+        if periodic:  # around the end of an axis columns do not ascend with the offsets
+            order = numbers.argsort(1)
+            numbers, each = (np.take_along_axis(a, order, 1) for a in (numbers, each))
+        values = torch.from_numpy(each[inside]).to(device, dtype)
+        return CSR(values, pattern_of_rows(numbers, inside, n, device))
+    rows, columns, place = stencil_entries(offsets.tolist(), (periodic,) * len(shape), shape)
     index = index_dtype(n, len(rows))
     crow = torch.from_numpy(np.concatenate(([0], np.bincount(rows, minlength=n).cumsum()))).to(index)
     col = torch.from_numpy(columns).to(index)
@@ -79,3 +131,8 @@ def sine_angles(n: int) -> Tensor:
     """theta_k = k pi / (n + 1): a symmetric stencil (b, a, b) with Dirichlet ends has the eigenvectors
     sin(j theta_k) and the eigenvalues a + 2 b cos theta_k."""
     return torch.arange(1, n + 1, dtype=torch.float64) * (math.pi / (n + 1))
+
+
+def periodic_angles(n: int) -> Tensor:
+    """theta_k = 2 k pi / n: a periodic stencil (b, a, b) has the eigenvalues a + 2 b cos theta_k."""
+    return torch.arange(n, dtype=torch.float64) * (2 * math.pi / n)

@@ -10,7 +10,14 @@ from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.csr import CSR
-from learnsolve.problems._grid import check_dtype, grid_shape, kronecker_sum, sine_angles, stencil_matrix
+from learnsolve.problems._grid import (
+    check_dtype,
+    check_rows,
+    grid_shape,
+    kronecker_sum,
+    sine_angles,
+    stencil_matrix,
+)
 from learnsolve.problems.facts import Facts
 
 
@@ -20,6 +27,7 @@ def anisotropic(
     theta: float,
     *,
     discretisation: Literal["fd", "fe"] = "fd",
+    rows: tuple[int, int] | None = None,
     dtype: torch.dtype = torch.float64,
     device: torch.device | str | None = None,
 ) -> CSR:
@@ -41,6 +49,8 @@ def anisotropic(
         Angle of the direction from the x-axis, in radians.
     discretisation : "fd" or "fe"
         "fd": second-order finite differences. "fe": bilinear finite elements on squares.
+    rows : (lo, hi), to make the rows lo to hi - 1 alone, as a CSR of shape (hi - lo, n): those of a process
+        (`petsc.Matrix`)
     dtype : torch.float32 or torch.float64
     device : device of the matrix
 
@@ -84,7 +94,8 @@ def anisotropic(
     M = np.array([1.0, 4.0, 1.0]) if discretisation == "fe" else np.array([0.0, 6.0, 0.0])
     D = np.array([-1.0, 0.0, 1.0]) / 2
     stencil = (E * np.outer(K, M) + G * np.outer(M, K)) / 6 - F * np.outer(D, D)
-    return stencil_matrix(stencil, sizes, dtype, device)
+    part = None if rows is None else check_rows("anisotropic", rows, math.prod(sizes))
+    return stencil_matrix(stencil, sizes, dtype, device, rows_of=part)
 
 
 def _checked(

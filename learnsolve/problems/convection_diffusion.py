@@ -1,4 +1,4 @@
-"""Convection and diffusion on a structured grid, differentiable in the wind."""
+"""Convection, diffusion and reaction on a structured grid, differentiable in the wind and the reaction."""
 
 from typing import Literal
 
@@ -18,9 +18,11 @@ def convection_diffusion(
     peclet: float = 1.0,
     *,
     scheme: Literal["central", "upwind"] = "upwind",
+    reaction: float | Tensor = 0.0,
     dimensions: int | None = None,
 ) -> CSR:
-    r"""The operator :math:`-\epsilon \Delta u + w \cdot \nabla u` by finite differences, u = 0 on the edge.
+    r"""The operator :math:`-\epsilon \Delta u + w \cdot \nabla u + c u` by finite differences, u = 0 on the
+    edge.
 
     With the mesh Peclet numbers :math:`p_a = \text{peclet}\; w_a`, row i of the matrix, which is
     :math:`h^2 / \epsilon` times the operator, is
@@ -33,6 +35,8 @@ def convection_diffusion(
     neighbour i - 1 on axis a   :math:`-1 - p_a / 2`   :math:`-1 - \max(p_a, 0)`
     ==========================  =====================  ==============================
 
+    and `reaction`, :math:`c\, h^2 / \epsilon`, is added to the diagonal.
+
     Parameters
     ----------
     wind : Tensor, shape ``(..., d, *grid)``, grid of d = 1, 2 or 3 axes, float32 or float64
@@ -41,6 +45,9 @@ def convection_diffusion(
         The mesh Peclet number :math:`h / \epsilon` of a wind of speed 1; not negative.
     scheme : "central" or "upwind"
         Central differences of second order, or one-sided ones, of first order, against the wind.
+    reaction : number, or Tensor of shape ``(..., *grid)`` or one that broadcasts to it
+        Where it is negative the matrix may be indefinite: -2 d with "central" makes the diagonal zero, and
+        then there is neither a Jacobi method nor an ILU(0).
     dimensions : 1, 2 or 3, default all axes of wind but the first
         Axes of the grid. Leading axes of wind make a batch of matrices on one pattern.
 
@@ -51,9 +58,9 @@ def convection_diffusion(
     Raises
     ------
     ValueError
-        if wind, peclet, scheme or dimensions is not as described above.
+        if wind, peclet, scheme, reaction or dimensions is not as described above.
     TypeError
-        if wind is not a float32 or float64 tensor.
+        if wind, or a tensor `reaction`, is not float32 or float64, or they differ in dtype or device.
 
     Notes
     -----
@@ -63,9 +70,9 @@ def convection_diffusion(
     :math:`|p_a| > 2`) or :math:`2 + |p_a| + 2 \sqrt{1 + |p_a|} \cos \theta` ("upwind"),
     :math:`\theta = k_a \pi / (n_a + 1)`.
 
-    Gradient with respect to wind: any order, forward mode, vmap; for "upwind" almost everywhere, with the
-    subgradient 0 of :math:`|p|` and :math:`\max(p, 0)` at 0. Matrices of one grid share one
-    `SparsityPattern`. Cost: O(n).
+    Gradient with respect to wind and reaction: any order, forward mode, vmap; for "upwind" almost
+    everywhere, with the subgradient 0 of :math:`|p|` and :math:`\max(p, 0)` at 0. Matrices of one grid share
+    one `SparsityPattern`. Cost: O(n).
 
     References
     ----------
@@ -85,7 +92,7 @@ def convection_diffusion(
     peclet = _check.real("convection_diffusion", "peclet", peclet, "finite and not negative")
     _check.one_of("convection_diffusion", "scheme", scheme, ("central", "upwind"))
     p = (peclet * wind).movedim(-d - 1, 0)  # (d, ..., *grid)
-    diagonal = torch.full_like(p[0], 2.0 * d)
+    diagonal = 2.0 * d + _reaction(reaction, p[0])
     above, below = [], []
     for axis in range(d):
         at, n = axis - d, p.shape[axis - d]
@@ -102,8 +109,24 @@ def convection_diffusion(
     return CSR(permuted(parts, plan.forward, plan.backward), plan.pattern)
 
 
+def _reaction(reaction: float | Tensor, like: Tensor) -> Tensor:
+    """As a tensor of the shape of one component of the wind."""
+    name = "convection_diffusion"
+    if not isinstance(reaction, Tensor):
+        number = _check.real(name, "reaction", reaction, "finite", "a number or a torch.Tensor")
+        return torch.full_like(like, number)
+    _check.same_kind(name, "reaction", reaction, like)
+    try:
+        return reaction.expand(like.shape)
+    except RuntimeError:
+        raise ValueError(
+            f"{name}: reaction must have the shape of a component of wind, {tuple(like.shape)}, or broadcast "
+            f"to it, got {tuple(reaction.shape)}"
+        ) from None
+
+
 FACTS = Facts(
-    formula="-epsilon div grad u + w . grad u, zero on the boundary",
+    formula="-epsilon div grad u + w . grad u + c u, zero on the boundary",
     symmetric=None,
     positive_definite=None,
     positive_semidefinite=None,

@@ -126,6 +126,15 @@ class ProblemDataset:
     split : "train", "validation" or "test"
     seeds : the range of the samples' seeds
     problem : the function that makes the matrix: ``problem(**sample.inputs)``
+
+    Examples
+    --------
+    >>> import learnsolve as ls
+    >>> data = ls.problems.dataset("q1_diffusion", "test", 3, n=8)
+    >>> len(data), data.name, data.split
+    (3, 'q1_diffusion', 'test')
+    >>> [sample.seed == seed for sample, seed in zip(data, data.seeds)]
+    [True, True, True]
     """
 
     def __init__(self, name: str, family: Family, split: str, count: int, dtype: torch.dtype):
@@ -191,6 +200,13 @@ class Sample:
     x : the solution, shape (n,); None where b was drawn and not x
     seed : of this sample
     inputs : arguments of the family's problem, such as the coefficients
+
+    Examples
+    --------
+    >>> import learnsolve as ls
+    >>> sample = ls.problems.dataset("q1_diffusion", "test", 3, n=8)[0]
+    >>> sample.b.shape, bool((sample.A @ sample.x - sample.b).norm() < 1e-12)
+    (torch.Size([64]), True)
     """
 
     A: CSR

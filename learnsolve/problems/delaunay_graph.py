@@ -19,6 +19,13 @@ class DelaunayGraph(NamedTuple):
     points : float64, shape (nodes, 2)
     edge_index : int64, shape (2, m): each edge once, in one direction
     grounded : bool, shape (nodes,): the nodes on the boundary
+
+    Examples
+    --------
+    >>> import learnsolve as ls
+    >>> graph = ls.problems.delaunay_graph(50, seed=0)
+    >>> graph.points.shape, graph.edge_index.shape[0], graph.grounded.dtype
+    (torch.Size([50, 2]), 2, torch.bool)
     """
 
     points: Tensor

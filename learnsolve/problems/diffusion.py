@@ -2,17 +2,18 @@
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from learnsolve.csr import CSR
 from learnsolve.problems._coefficients import check_sign, grid_axes
-from learnsolve.problems._grid import sum_over_axes
+from learnsolve.problems._grid import check_rows, neighbours, pattern_of_rows, sum_over_axes
 from learnsolve.problems._plan import grid_plan
 from learnsolve.problems.facts import Facts
 
 
-def diffusion(kappa: Tensor, *, dimensions: int | None = None) -> CSR:
+def diffusion(kappa: Tensor, *, dimensions: int | None = None, rows: tuple[int, int] | None = None) -> CSR:
     r"""The operator :math:`-\nabla \cdot (\kappa \nabla u)` with one coefficient per cell of a uniform grid.
 
     Cell-centred finite volumes, u = 0 on the boundary:
@@ -26,6 +27,8 @@ def diffusion(kappa: Tensor, *, dimensions: int | None = None) -> CSR:
         Positive coefficients. Cells are numbered with the last axis fastest.
     dimensions : 2 or 3, default all axes of kappa
         Axes of the grid. The axes of kappa before them make a batch of matrices on one pattern.
+    rows : (lo, hi), to make the rows lo to hi - 1 alone, as a CSR of shape (hi - lo, n): those of a process
+        (`petsc.Matrix`). kappa is that of the whole grid, without a batch; its gradient that of these rows
 
     Returns
     -------
@@ -73,6 +76,8 @@ def diffusion(kappa: Tensor, *, dimensions: int | None = None) -> CSR:
             [4., 4.]], dtype=torch.float64)
     """
     d = _checked(kappa, dimensions)
+    if rows is not None:
+        return _rows(kappa, d, rows)
     diagonal = torch.zeros_like(kappa)
     couplings = []
     for axis in range(-d, 0):
@@ -86,6 +91,32 @@ def diffusion(kappa: Tensor, *, dimensions: int | None = None) -> CSR:
         couplings.append(-between.flatten(-d))
     plan = grid_plan(tuple(kappa.shape[-d:]), kappa.device)
     return plan.matrix(diagonal.flatten(-d), torch.cat(couplings, -1))
+
+
+def _rows(kappa: Tensor, d: int, rows: tuple[int, int]) -> CSR:
+    """The same arithmetic, entry by entry the same bits, cell by cell."""
+    if kappa.dim() != d:
+        raise ValueError(
+            f"diffusion: rows are of one grid, but kappa has a batch, got shape {tuple(kappa.shape)}"
+        )
+    lo, hi = check_rows("diffusion", rows, kappa.numel())
+    unit = np.eye(d, dtype=np.int64)
+    offsets = np.concatenate((-unit, np.zeros((1, d), np.int64), unit[::-1]))  # ascending columns
+    numbers, inside = neighbours(offsets, tuple(kappa.shape), lo, hi)
+    there = torch.from_numpy(inside).to(kappa.device)
+    beside = torch.from_numpy(np.where(inside, numbers, np.arange(lo, hi)[:, None])).to(kappa.device)
+    cells = kappa.reshape(-1)[beside]  # (hi - lo, 2 d + 1)
+    own, diagonal = cells[:, d], torch.zeros_like(cells[:, d])
+    entries: list[Tensor] = [own] * (2 * d + 1)
+    for axis in range(d):
+        for k in (axis, 2 * d - axis):
+            left, right = (cells[:, k], own) if k < d else (own, cells[:, k])
+            between = left * (2 * (right / (left + right)))
+            entries[k] = -between
+            diagonal = diagonal + torch.where(there[:, k], between, 2 * own)
+    entries[d] = diagonal
+    pattern = pattern_of_rows(numbers, inside, kappa.numel(), kappa.device)
+    return CSR(torch.stack(entries, 1)[there], pattern)
 
 
 def _checked(kappa: Tensor, dimensions: int | None) -> int:

@@ -27,7 +27,7 @@ class Facts:
     --------
     >>> import learnsolve as ls
     >>> facts = ls.problems.FACTS["poisson"]
-    >>> facts.positive_definite
+    >>> facts.positive_semidefinite
     True
     >>> facts.eigenvalues((3,))
     tensor([0.5858, 2.0000, 3.4142], dtype=torch.float64)

@@ -44,7 +44,8 @@ def graph_laplacian(
     Notes
     -----
     Symmetric positive semidefinite; every vector that is constant on each connected component is in the
-    null space (for shift = 0), and no other vector if the weights are positive.
+    null space (for shift = 0), and no other vector if the weights are positive: solve with
+    null_space="constants", as `ls.solve` does on its own.
 
     Gradient with respect to the weights: any order, forward mode, vmap; deterministic. Cost: O(m log m), on
     the host, to sort the edges of a graph that was not used recently; then O(m + n). Matrices of one graph
@@ -62,6 +63,9 @@ def graph_laplacian(
     tensor([[ 4., -1., -3.],
             [-1.,  3., -2.],
             [-3., -2.,  5.]])
+    >>> L = ls.problems.graph_laplacian(triangle)
+    >>> ls.solvers.cg(L, torch.tensor([3.0, 0.0, 0.0]).double(), null_space="constants").x
+    tensor([ 0.6667, -0.3333, -0.3333], dtype=torch.float64)
     """
     edges, nodes = read_edges("graph_laplacian", edge_index, n)
     if weights is None:

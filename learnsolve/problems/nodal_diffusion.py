@@ -1,6 +1,5 @@
 """Diffusion with a coefficient per cell and unknowns at the nodes, differentiable in the coefficient."""
 
-import math
 from functools import lru_cache
 from typing import Literal
 
@@ -13,7 +12,7 @@ from learnsolve._plain import makes_plain_tensors
 from learnsolve.csr import CSR
 from learnsolve.problems._coefficients import check_sign
 from learnsolve.problems._elements import ElementPlan, element_plan
-from learnsolve.problems._grid import kronecker_sum, sine_angles
+from learnsolve.problems._grid import kronecker_sum, periodic_angles, sine_angles
 from learnsolve.problems.facts import Facts
 
 # Element matrices of the unit square; its nodes are (0, 0), (0, 1), (1, 0), (1, 1).
@@ -138,7 +137,7 @@ def _eigenvalues(
     if kappa.dim() != 2 or not bool((kappa == kappa.flatten()[0]).all()):
         raise ValueError("nodal_diffusion: the eigenvalues are known for one grid of constant kappa only")
     if boundary == "periodic":
-        angles = [torch.arange(c, dtype=torch.float64) * (2 * math.pi / c) for c in kappa.shape]
+        angles = [periodic_angles(c) for c in kappa.shape]
     else:
         angles = [sine_angles(c - 1) for c in kappa.shape]
     k1, k2 = (4 * torch.sin(t / 2) ** 2 for t in angles)

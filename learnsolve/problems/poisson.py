@@ -1,5 +1,6 @@
 """The Poisson equation on a structured grid."""
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -11,8 +12,10 @@ from learnsolve import _check
 from learnsolve.csr import CSR
 from learnsolve.problems._grid import (
     check_dtype,
+    check_rows,
     grid_shape,
     kronecker_sum,
+    periodic_angles,
     sine_angles,
     stencil_matrix,
     sum_over_axes,
@@ -24,21 +27,29 @@ def poisson(
     shape: int | Sequence[int],
     *,
     stencil: Literal["fd", "q1"] = "fd",
+    boundary: Literal["dirichlet", "periodic"] = "dirichlet",
+    rows: tuple[int, int] | None = None,
     dtype: torch.dtype = torch.float64,
     device: torch.device | str | None = None,
 ) -> CSR:
-    r"""The negative Laplacian on a structured grid with zero Dirichlet values around it.
+    r"""The negative Laplacian on a structured grid with zero Dirichlet values around it, or periodic.
 
     .. math:: (A u)_i = 2 d\, u_i - \sum_{j \text{ neighbour of } i} u_j \approx -h^2 \Delta u
 
     Parameters
     ----------
     shape : int, or tuple of 1, 2 or 3 ints
-        Interior grid points along each axis; points are numbered with the last axis fastest.
+        Interior grid points along each axis, at least 3 if they are periodic; points are numbered with the
+        last axis fastest.
     stencil : "fd" or "q1"
         "fd": second-order finite differences, 3, 5 or 7 points. "q1": bilinear finite elements on squares,
         9 points, only in two dimensions: 8 in the centre and -1 around it, three times the usual
         stiffness matrix, so that the entries are whole numbers.
+    boundary : "dirichlet" or "periodic"
+        "dirichlet": zero around the grid. "periodic": the last point of an axis and the first are neighbours;
+        A is then singular, and a solve takes null_space="constants".
+    rows : (lo, hi), to make the rows lo to hi - 1 alone, as a CSR of shape (hi - lo, n): those of a process
+        (`petsc.Matrix`)
     dtype : torch.float32 or torch.float64
     device : device of the matrix
 
@@ -49,17 +60,19 @@ def poisson(
     Raises
     ------
     ValueError
-        if shape or stencil is not as described above.
+        if shape, stencil or boundary is not as described above.
     NotImplementedError
         for stencil="q1" in one or three dimensions.
 
     Notes
     -----
-    Symmetric positive definite. With :math:`c_a = \cos(k_a \pi / (n_a + 1))`, :math:`k_a = 1, \dots, n_a`,
-    the eigenvalues are :math:`\sum_a (2 - 2 c_a) = \sum_a 4 \sin^2(k_a \pi / (2 (n_a + 1)))` for "fd" and
-    :math:`8 - 2 c_1 - 2 c_2 - 4 c_1 c_2` for "q1". The grid width does not enter: divide "fd" by
-    :math:`h^2` for :math:`-\Delta`. Equal to ``pyamg.gallery.poisson`` (types "FD" and, in two
-    dimensions, "FE").
+    Symmetric positive definite; "periodic": semidefinite, the constants are its null space. With
+    :math:`c_a = \cos(k_a \pi / (n_a + 1))`, :math:`k_a = 1, \dots, n_a`, the eigenvalues are
+    :math:`\sum_a (2 - 2 c_a) = \sum_a 4 \sin^2(k_a \pi / (2 (n_a + 1)))` for "fd" and
+    :math:`8 - 2 c_1 - 2 c_2 - 4 c_1 c_2` for "q1"; the periodic ones are the same with
+    :math:`c_a = \cos(2 k_a \pi / n_a)`, :math:`k_a = 0, \dots, n_a - 1`. The grid width does not enter:
+    divide "fd" by :math:`h^2` for :math:`-\Delta`. Zero on the boundary, equal to ``pyamg.gallery.poisson``
+    (types "FD" and, in two dimensions, "FE").
 
     Cost: O(n). Each call analyses the structure; keep the matrix to avoid that.
 
@@ -78,7 +91,7 @@ def poisson(
     >>> ls.problems.poisson((8, 8, 8))
     CSR(shape=(512, 512), nnz=3200, dtype=float64, device=cpu, density=1.2%)
     """
-    sizes = _checked(shape, stencil)
+    sizes = _checked(shape, stencil, boundary)
     check_dtype("poisson", dtype)
     d = len(sizes)
     if stencil == "q1":
@@ -91,35 +104,41 @@ def poisson(
             for at[axis] in (0, 2):
                 coefficients[tuple(at)] = -1.0
         coefficients[(1,) * d] = 2.0 * d
-    return stencil_matrix(coefficients, sizes, dtype, device)
+    part = None if rows is None else check_rows("poisson", rows, math.prod(sizes))
+    return stencil_matrix(coefficients, sizes, dtype, device, boundary == "periodic", part)
 
 
-def _checked(shape: int | Sequence[int], stencil: str) -> tuple[int, ...]:
+def _checked(shape: int | Sequence[int], stencil: str, boundary: str) -> tuple[int, ...]:
     _check.one_of("poisson", "stencil", stencil, ("fd", "q1"))
+    _check.one_of("poisson", "boundary", boundary, ("dirichlet", "periodic"))
     sizes = grid_shape("poisson", shape, (1, 2, 3))
     if stencil == "q1" and len(sizes) != 2:
         raise NotImplementedError(
             f"poisson: stencil='q1' is for two dimensions, got shape {sizes}; use stencil='fd'"
         )
+    if boundary == "periodic" and min(sizes) < 3:  # two would be neighbours twice
+        raise ValueError(f'poisson: boundary="periodic" needs at least 3 points along each axis, got {sizes}')
     return sizes
 
 
-def _eigenvalues(shape: int | Sequence[int], *, stencil: str = "fd") -> Tensor:
-    sizes = _checked(shape, stencil)
+def _eigenvalues(shape: int | Sequence[int], *, stencil: str = "fd", boundary: str = "dirichlet") -> Tensor:
+    sizes = _checked(shape, stencil, boundary)
+    angles = [periodic_angles(n) if boundary == "periodic" else sine_angles(n) for n in sizes]
     # 2 - 2 cos t = 4 sin^2(t / 2), without the cancellation for small t.
-    stiffness = [4 * torch.sin(sine_angles(n) / 2) ** 2 for n in sizes]
+    stiffness = [4 * torch.sin(t / 2) ** 2 for t in angles]
     if stencil == "q1":
         # A = 3 (K x M + M x K) with K = (-1, 2, -1) and M = (1, 4, 1) / 6
-        (k1, k2), (m1, m2) = stiffness, [2 + torch.cos(sine_angles(n)) for n in sizes]
+        (k1, k2), (m1, m2) = stiffness, [2 + torch.cos(t) for t in angles]
         return kronecker_sum([(k1, m2), (m1, k2)])
     return sum_over_axes(stiffness)
 
 
 FACTS = Facts(
-    formula="-div grad u, zero on the boundary",
+    formula="-div grad u, zero on the boundary or periodic",
     symmetric=True,
-    positive_definite=True,
+    positive_definite=None,
     positive_semidefinite=True,
+    null_space='for boundary="periodic": constants',
     source="LeVeque, Finite Difference Methods, SIAM 2007; pyamg.gallery.poisson",
     eigenvalues=_eigenvalues,
 )

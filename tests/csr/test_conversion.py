@@ -289,3 +289,28 @@ def test_an_index_out_of_range_behind_columns_that_are_not_sorted(kind):
     S.indices[-1] = 10**6
     with pytest.raises(ValueError, match=r"CSR.from_scipy: .* must lie in .*= 1000000"):
         ls.CSR.from_scipy(S)
+
+
+@pytest.mark.parametrize("name", ["rows", "data"])
+def test_lists_in_lists_are_refused(name):
+    S = scipy.sparse.lil_array(np.eye(3))
+    getattr(S, name)[0] = [[0]]
+    S.rows[1], S.data[1] = [1], [1.0]
+    with pytest.raises(TypeError, match=f"CSR.from_scipy: {name} must "):
+        ls.CSR.from_scipy(S)
+
+
+@pytest.mark.parametrize(
+    ("ccol", "row", "words"),
+    [
+        ([[0, 1, 2]], [0, 1], "ccol_indices must have one dimension"),
+        ([0.0, 1.0, 2.0], [0, 1], "ccol_indices must be int32 or int64"),
+        ([0, 1, 2], [0.0, 1.0], "row_indices must be int32 or int64"),
+        ([0, 1, 1], [0], "as many values as row_indices, got 2 and 1"),
+    ],
+)
+def test_errors_of_a_csc_tensor_name_its_arrays(ccol, row, words):
+    ccol, row = torch.tensor(ccol), torch.tensor(row)
+    T = torch.sparse_csc_tensor(ccol, row, torch.ones(2), (2, 2), check_invariants=False)
+    with pytest.raises((ValueError, TypeError), match=f"CSR.from_torch: .*{words}"):
+        ls.CSR.from_torch(T)

@@ -122,6 +122,17 @@ def test_batch_and_derivatives(scheme):
     torch.testing.assert_close(torch.func.vmap(values)(many), torch.stack([values(w) for w in many]))
 
 
+def test_reaction_is_on_the_diagonal():
+    w, c = wind(2, 3, 4), wind(3, 4, seed=1).requires_grad_()
+    plain = ls.problems.convection_diffusion(w, 2.0, scheme="central")
+    A = ls.problems.convection_diffusion(w, 2.0, scheme="central", reaction=c)
+    torch.testing.assert_close(A.to_dense() - plain.to_dense(), c.flatten().diag())
+    A.values.sum().backward()
+    assert bool((c.grad == 1).all())
+    zero = ls.problems.convection_diffusion(w, 2.0, scheme="central", reaction=-4.0)
+    assert bool((zero.diagonal() == 0).all())
+
+
 @pytest.mark.parametrize(
     ("w", "options", "error", "words"),
     [
@@ -132,6 +143,9 @@ def test_batch_and_derivatives(scheme):
         (torch.ones(2, 4, 4), {"scheme": "downwind"}, ValueError, "scheme must be one of"),
         (torch.ones(2, 4, 4), {"peclet": -1.0}, ValueError, "peclet must be finite and not negative"),
         (torch.ones(2, 4, 4), {"peclet": torch.ones(())}, TypeError, "peclet must be a number"),
+        (torch.ones(2, 4, 4), {"reaction": math.nan}, ValueError, "reaction must be finite"),
+        (torch.ones(2, 4, 4), {"reaction": torch.ones(3)}, ValueError, r"reaction must have.*\(3,\)"),
+        (torch.ones(2, 4, 4), {"reaction": torch.ones(4).double()}, TypeError, "reaction has dtype"),
         (torch.ones(2, 4, 4).long(), {}, TypeError, "wind must be float32 or float64"),
     ],
 )

@@ -71,6 +71,8 @@ CASES = {
         *((((n,),), {}) for n in (1, 2, 9)),
         *(((shape,), {"stencil": s}) for shape in ((1, 1), (4, 5)) for s in ("fd", "q1")),
         (((2, 3, 4),), {}),
+        *(((shape,), {"boundary": "periodic"}) for shape in (3, (4, 5), (3, 6, 4))),
+        (((4, 7),), {"stencil": "q1", "boundary": "periodic"}),
     ],
     "random_spd": [((30, seed), {"density": 0.05}) for seed in (0, 1)],
 }
@@ -160,12 +162,12 @@ def test_eigenvalues(name, args, keywords, make):
 
 
 def test_eigenvalue_functions_take_the_arguments_of_their_problem():
-    """All of them but where the matrix is to live, and in which precision."""
+    """All of them but where the matrix is to live, which rows of it, and in which precision."""
     for name, facts in FACTS.items():
         if facts.eigenvalues is not None:
             of_problem = inspect.signature(getattr(ls.problems, name)).parameters
             of_formula = inspect.signature(facts.eigenvalues).parameters
-            assert list(of_formula) == [p for p in of_problem if p not in ("dtype", "device")], name
+            assert list(of_formula) == [p for p in of_problem if p not in ("dtype", "device", "rows")], name
             assert all(of_formula[p].kind == of_problem[p].kind for p in of_formula), name
 
 

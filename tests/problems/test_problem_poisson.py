@@ -45,6 +45,26 @@ def test_bilinear_elements_are_those_of_pyamg(shape):
     assert np.array_equal(A.to_scipy().toarray(), S.toarray())
 
 
+@pytest.mark.parametrize("shape", [(3,), (8,), (3, 5), (4, 3, 5)], ids=str)
+def test_periodic_grids(shape):
+    """Each axis a ring; the constants are null vectors."""
+    A = checked(ls.problems.poisson(shape, boundary="periodic"))
+    wanted = np.zeros(A.shape)
+    for axis, n in enumerate(shape):
+        ring = 2 * np.eye(n) - np.roll(np.eye(n), 1, 0) - np.roll(np.eye(n), -1, 0)
+        before, after = (np.eye(int(np.prod(s))) for s in (shape[:axis], shape[axis + 1 :]))
+        wanted += np.kron(np.kron(before, ring), after)
+    assert np.array_equal(A.to_scipy().toarray(), wanted)
+    assert A.nnz == np.count_nonzero(wanted)
+    assert not (A @ torch.ones(A.shape[0], dtype=A.dtype)).any()
+
+
+def test_periodic_bilinear_elements():
+    one = torch.ones(4, 6, dtype=torch.float64)
+    A, B = ls.problems.poisson((4, 6), stencil="q1", boundary="periodic"), ls.problems.nodal_diffusion
+    assert torch.allclose(A.to_dense(), 3 * B(one, stencil="q1", boundary="periodic").to_dense())
+
+
 def test_an_int_is_one_dimension():
     A, B = ls.problems.poisson(5), ls.problems.poisson((5,))
     assert torch.equal(A.values, B.values)
@@ -132,6 +152,12 @@ def test_second_order_convergence(stencil, scale):
         ({"shape": (2, 2.5)}, TypeError, "shape must be an int or a tuple of ints"),
         ({"shape": "16"}, TypeError, "shape must be an int or a tuple of ints"),
         ({"shape": 3, "stencil": "fe"}, ValueError, r"stencil must be one of \('fd', 'q1'\), got 'fe'"),
+        ({"shape": 3, "boundary": "neumann"}, ValueError, "boundary must be one of .*'periodic'.*'neumann'"),
+        (
+            {"shape": (4, 2), "boundary": "periodic"},
+            ValueError,
+            r"at least 3 points along each axis.*\(4, 2\)",
+        ),
         ({"shape": 3, "stencil": "q1"}, NotImplementedError, "stencil='q1' is for two dimensions"),
         ({"shape": (3, 3, 3), "stencil": "q1"}, NotImplementedError, "use stencil='fd'"),
         ({"shape": 3, "dtype": torch.int64}, TypeError, "dtype must be torch.float32 or torch.float64"),
