@@ -13,7 +13,7 @@ python = "$(if $(VENV),$(VENV)/bin/python,$(PYTHON))"
 bin = $(if $(VENV),$(VENV)/bin/)
 jobs = $$(env -u OMP_NUM_THREADS nproc 2>/dev/null || echo 2)
 
-.PHONY: train test bench docs gpu experiments lint sanitize wheels compat setup clean help
+.PHONY: train test test-petsc trust bench docs gpu experiments lint sanitize wheels compat setup clean help
 
 train: setup ## learn Jacobi weights, draw the pictures (OUT=folder, ARGS="--steps 200 ...")
 	@$(python) -m learnsolve.train jacobi --out "$(OUT)" --overwrite true $(ARGS)
@@ -24,6 +24,12 @@ test: export OMP_NUM_THREADS ?= 1
 test: export OPENBLAS_NUM_THREADS ?= 1
 test: setup ## run all tests (ARGS="-k spmm" chooses; ARGS="-n 0 --pdb" runs them in one process)
 	@$(python) -m pytest --numprocesses $(jobs) --dist loadfile $(ARGS)
+
+test-petsc: setup ## run the tests of learnsolve.petsc in 1, 2, 3, 4 processes (Debian: installs petsc4py, 42 MB)
+	@VENV="$(VENV)" scripts/petsc.sh test $(ARGS)
+
+trust: setup ## harnesses that look for faults, 40 min: docs/reliability.md (ARGS="arrays --share 0.1": a tenth of one)
+	@$(python) -m tests.trust $(ARGS)
 
 bench: setup ## measure against SciPy, torch and others: benchmarks/results, 15 min (ARGS=--quick: 1 min)
 	@$(python) -m benchmarks $(ARGS)
@@ -68,4 +74,4 @@ clean: ## remove what was built and installed; results stay
 	rm -rf .venv build .pytest_cache .hypothesis .ruff_cache
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):[^#]*## /  make \1\t/p' Makefile
+	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' Makefile

@@ -2,8 +2,11 @@
 
 import importlib
 import inspect
+import json
+import re
 import sys
 import tomllib
+import typing
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -22,7 +25,6 @@ extensions = [
 ]
 exclude_patterns = ["gallery", "sg_execution_times.rst"]
 html_theme, html_title = "furo", f"learnsolve {release}"
-html_static_path = ["static"]
 html_show_sourcelink = False
 templates_path: list[str] = []
 nitpicky = False
@@ -58,6 +60,7 @@ MODULES = {
     "learnsolve.nn": "Layers of networks",
     "learnsolve.io": "Reading and writing",
     "learnsolve.analysis": "Analysis",
+    "learnsolve.testing": "Testing",
 }
 
 
@@ -88,7 +91,57 @@ def write_api(app: object) -> None:
             page(folder / f"{whole}.rst", lines)
             index.append(f"   {short} <{whole}>")
         index.append("")
+    from learnsolve.recipes import RECIPES
+
+    index += ["Command line", "------------", "", ".. toctree::", "   :maxdepth: 1", ""]
+    for recipe in RECIPES:
+        page(folder / f"learnsolve.train.{recipe}.rst", options(recipe))
+        index.append(f"   train {recipe} <learnsolve.train.{recipe}>")
+    index.append("")
     page(folder / "index.rst", index)
+
+
+WORDS = {int: "whole number", float: "number", bool: "true or false", str: "text", type(None): "null"}
+
+
+def kind(of: object) -> str:
+    """The values of an option, in words."""
+    origin, arguments = typing.get_origin(of), typing.get_args(of)
+    if origin is typing.Literal:
+        return " or ".join(map(str, arguments))
+    if origin is list:
+        return f"list of {kind(arguments[0])}s" if arguments[0] in WORDS else f"list of {kind(arguments[0])}"
+    return " or ".join(map(kind, arguments)) if arguments else WORDS[of]  # type: ignore[index]
+
+
+def options(recipe: str) -> list[str]:
+    """The page of a recipe's options, from the parser of its command line."""
+    from learnsolve import recipes
+    from learnsolve.recipes.harness import command_line
+
+    Settings = recipes.load(recipe).Settings
+    title = f"train {recipe}"
+    about = inspect.cleandoc(Settings.__doc__ or "").split("\nParameters\n")[0].split("\nAttributes\n")[0]
+    usage = f"    python -m learnsolve.train {recipe} [--option value ...]"
+    lines = [title, "=" * len(title), "", "::", "", usage, "", plain(about), ""]
+    second = {first: name for name, first in Settings.SYNONYMS.items()}
+    for action in command_line._parser(recipe, Settings)._actions:
+        values = getattr(action, "_typehint", None)
+        names = [f"``--{name}``" for name in (action.dest, second.get(action.dest)) if name]
+        facts = []
+        if values is not None:
+            facts = [f" ({kind(values)}; default ``{json.dumps(action.default)}``)"]
+        lines += [
+            ", ".join(names) + "".join(facts),
+            f"    {plain(' '.join((action.help or '').split()))}",
+            "",
+        ]
+    return lines
+
+
+def plain(text: str) -> str:
+    """Text whose characters mean nothing to reStructuredText, its options as code."""
+    return re.sub(r"(?<![\w-])(--[a-z][\w.]*\w)", r"``\1``", re.sub(r"([\\*|`]|_\b)", r"\\\1", text))
 
 
 def page(path: Path, lines: list[str]) -> None:

@@ -4,6 +4,7 @@
     python scripts/mutate.py --only spmm        those whose name contains a word
     python scripts/mutate.py --language python  those of Python alone: nothing is compiled
     python scripts/mutate.py --all-tests        the whole of `make test` for each fault, instead of its test
+    scripts/petsc.sh python scripts/mutate.py --only petsc     those over processes, left out without it
 
 For each it prints whether it was noticed, or why it could not be tried, and the seconds that the tests took.
 The exit code is 1 if a fault was missed or does not apply (its text must occur exactly once in its file), or
@@ -16,6 +17,7 @@ where it is found).
 import argparse
 import contextlib
 import importlib
+import importlib.util
 import itertools
 import os
 import shlex
@@ -44,7 +46,7 @@ class Fault(NamedTuple):
     name: str
     file: str
     changes: list[tuple[str, str]]  # text that occurs once, and what replaces it
-    tests: list[str]  # arguments of pytest
+    tests: list[str]  # arguments of pytest, or "mpirun -n 3" and those of tests/petsc/run.py
 
     @property
     def compiled(self) -> bool:
@@ -108,7 +110,9 @@ class Copy:
             **os.environ,
             "CCACHE_BASEDIR": str(self.folder),
             "CCACHE_NOHASHDIR": "1",
-            "PYTHONPATH": os.pathsep.join(map(str, (self.folder, folder / "site"))),
+            "PYTHONPATH": os.pathsep.join(
+                [str(self.folder), str(folder / "site"), *filter(None, [os.environ.get("PYTHONPATH")])]
+            ),
         }
 
     def take_libraries(self) -> None:
@@ -176,6 +180,9 @@ class Copy:
         os.dup2(output, 1), os.dup2(output, 2)
         os.environ.update(self.environment)
         os.chdir(self.folder)
+        if arguments[0] == "mpirun":
+            program = [sys.executable, "tests/petsc/run.py", "-x"]
+            os.execvp("mpirun", [*arguments[:3], *program, *arguments[3:]])
         exec(SITE)
         sys.path.insert(0, str(self.folder))
         return int(pytest.main(["-x", "-p", "no:cacheprovider", "-o", "addopts=", *arguments]))
@@ -225,6 +232,13 @@ def main() -> int:
         parser.error("no fault is called that")
     if arguments.check:
         return max(check(fault) for fault in chosen)
+    if importlib.util.find_spec("petsc4py") is None:
+        over_processes = [f for f in chosen if f.name.startswith("petsc:")]
+        if over_processes:
+            print(f"{len(over_processes)} faults need petsc4py: run this by scripts/petsc.sh", flush=True)
+        chosen = [f for f in chosen if f not in over_processes]
+        if not chosen:
+            return 1
 
     # Before anything is imported that reads them.
     os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")

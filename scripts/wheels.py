@@ -7,7 +7,8 @@ Run it with a Python that has torch: its headers serve all Pythons. Wheels hold 
 LEARNSOLVE_CUDA=1 the CUDA operators. auditwheel checks which systems they run on; torch's libraries stay out.
 Tests run in a fresh environment, outside the source tree, with CPU builds of torch alone: a CUDA build brings
 gigabytes. Where pip finds no CPU build the test is left out, and the report says so; pip finds them all with
-PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu. Exit code: 1 if anything failed.
+PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu, and --gigabytes takes CUDA builds, too. Exit code: 1
+if anything failed.
 """
 
 import argparse
@@ -97,11 +98,11 @@ def build(version: str, base: str) -> tuple[Path | None, str]:
     return Path(shutil.copy(wheel, DIST)), f"{wheel.stat().st_size / 1e6:.1f} MB"
 
 
-def cpu_torches(base: Path | str) -> list[str]:
-    """CPU builds of torch that pip finds for a Python, the newest first; downloads nothing."""
+def torches(base: Path | str, gigabytes: bool = False) -> list[str]:
+    """CPU builds of torch that pip finds for a Python, or all, the newest first; downloads nothing."""
     done = run(base, "-m", "pip", "index", "versions", "torch")
     listed = re.search(r"Available versions: (.*)", done.stdout)
-    versions = [v for v in (listed[1].split(", ") if listed else []) if v.endswith("+cpu")]
+    versions = [v for v in (listed[1].split(", ") if listed else []) if gigabytes or v.endswith("+cpu")]
     return [v for v in versions if tuple(map(int, v.split(".")[:2])) >= OLDEST]
 
 
@@ -112,7 +113,7 @@ def test(wheel: Path, base: str, name: str, torch: str) -> tuple[bool, str]:
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(ROOT / "tests", folder)
     shutil.copy(ROOT / "pyproject.toml", folder)
-    needs = (wheel, f"torch=={torch}", "pytest>=8", "hypothesis>=6.100", "pyamg>=5.2")
+    needs = (wheel, f"torch=={torch}", "pytest>=8", "hypothesis>=6.100", "pyamg>=5.2", "safetensors>=0.4")
     if run(there, "-m", "pip", "install", "-q", *needs).returncode:
         return False, "could not be installed"
     code = "import learnsolve, sys; sys.exit('site-packages' not in learnsolve.__file__)"
@@ -135,21 +136,21 @@ def build_all(wanted: list[str], tested: bool) -> bool:
         print(f"Python {version}: {wheel.name if wheel else 'FAILED'}, {note}", flush=True)
         if wheel is None or not tested:
             continue
-        found = cpu_torches(base)
+        found = torches(base)
         passed, note = test(wheel, base, version, found[0]) if found else (True, NO_TORCH)
         good &= passed
         print(f"Python {version}: {note}{f' (torch {found[0]})' if found else ''}", flush=True)
     return good
 
 
-def compat() -> bool:
+def compat(gigabytes: bool) -> bool:
     """The wheel of this Python with the oldest supported and the newest torch."""
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     wheels = sorted(DIST.glob(f"*-cp{version.replace('.', '')}-*.whl"), key=lambda path: path.stat().st_mtime)
     if not wheels:
         print(f"no wheel for Python {version} in {DIST}: run make wheels first", file=sys.stderr)
         return False
-    found = cpu_torches(sys.executable)
+    found = torches(sys.executable, gigabytes)
     oldest = [v for v in found if tuple(map(int, v.split(".")[:2])) == OLDEST]
     rows, good = [], True
     for torch in dict.fromkeys([*oldest[-1:], *found[:1]]):
@@ -183,10 +184,11 @@ def main() -> int:
     parser.add_argument("what", choices=["build", "compat"])
     parser.add_argument("--pythons", nargs="+", default=PYTHONS, help="versions to build for")
     parser.add_argument("--no-tests", action="store_true", help="build and repair alone")
+    parser.add_argument("--gigabytes", action="store_true", help="compat: CUDA builds of torch, too")
     arguments = parser.parse_args()
     WORK.mkdir(parents=True, exist_ok=True)
     if arguments.what == "compat":
-        return not compat()
+        return not compat(arguments.gigabytes)
     return not build_all(list(arguments.pythons), not arguments.no_tests)
 
 

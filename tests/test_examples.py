@@ -24,6 +24,8 @@ def with_text(*texts: str):
 
 @pytest.mark.parametrize("name", MODULES)
 def test_docstrings(name):
+    if name.startswith("learnsolve.petsc"):
+        pytest.importorskip("petsc4py", reason="make test-petsc runs them", exc_type=ImportError)
     result = doctest.testmod(importlib.import_module(name))  # prints what differs
     assert result.failed == 0
     assert result.attempted > 0

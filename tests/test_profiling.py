@@ -110,7 +110,7 @@ def test_outputs_may_be_nested(wrap):
 def test_a_solution_is_an_output():
     A = ls.problems.poisson((8,))
     b = torch.ones(8, dtype=torch.float64, requires_grad=True)
-    found = ls.profile(lambda A, b: ls.solvers.minres(A, b), A.requires_grad_(), b, repeats=1)
+    found = ls.profile(lambda A, b: ls.solvers.minres(A, b, M=lambda r: r), A.requires_grad_(), b, repeats=1)
     assert found.forward.operators["learnsolve::csr_spmm"][0] > 4
     assert found.backward.operators["learnsolve::csr_spmm"][0] > 4
 

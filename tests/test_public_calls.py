@@ -17,6 +17,8 @@ import learnsolve as ls
 F64 = torch.float64
 A = ls.problems.poisson((4, 4))
 P = ls.preconditioners
+PERIODIC = ls.problems.poisson((4, 4), boundary="periodic")
+(LINEAR,) = P.Hierarchy.linear((4, 4), periodic=True, levels=2).prolongations
 GROUPS = (ls.ops, ls.solvers, ls.preconditioners, ls.nn)
 MODULES = {
     cls: group
@@ -152,7 +154,7 @@ OTHER_DTYPES = [torch.float16, torch.bfloat16, torch.int64, torch.bool, torch.co
 COMPUTED = [
     getattr(P, name)
     for name in P.__all__
-    if name not in ("Learned", "Hierarchy", "fill_pattern", "lower_pattern", "Preconditioner")
+    if name not in ("Learned", "Hierarchy", "Preconditioner") and not name.endswith("_pattern")
 ]
 TYPED = {
     f"{make.__qualname__}-{argument}": (make, argument)
@@ -179,8 +181,9 @@ def test_only_float32_and_float64_are_accepted(name, dtype):
 
 # --- random numbers ---
 
-# Draw from torch's generator, as the modules of torch.nn do: only initial weights.
-DRAWS = {"GCNConv", "GraphNetBlock"}
+# Draw from torch's generator: initial weights, as the modules of torch.nn do; samples, as torch.randn does,
+# unless a generator is given.
+DRAWS = {"GCNConv", "GraphNetBlock", "ResGCN", "analysis.krylov_basis", "analysis.krylov_samples"}
 RECORDS = {"Facts", "Iteration", "Solution", "Status", "SolverError", "Estimate", "ExtremeEigenvalues"}
 RECORDS |= {"ConvergenceWarning", "DelaunayGraph", "ProblemDataset", "Sample"}
 GENERAL = {"Learned", "Preconditioner", "FACTS", "ErrorPropagator"}
@@ -194,6 +197,12 @@ CALLS = {
         if name not in RECORDS | GENERAL | OTHERS
     },
     "preconditioners.BlockJacobi": lambda: P.BlockJacobi(A, 4),
+    **{
+        f"analysis.{f.__name__}": lambda f=f: f(
+            PERIODIC, LINEAR, grid=(4, 4), period=(4, 4), without_constants=True
+        )
+        for f in (ls.analysis.two_grid_blocks, ls.analysis.two_grid_factor)
+    },
     "problems.dataset": lambda: ls.problems.dataset("random_spd", "train", 1, n=16)[0],
     "gcn_normalise": ls.nn.gcn_normalise,
     "evaluate": ls.evaluate,
@@ -225,7 +234,7 @@ def states():
 def test_random_numbers_of_the_process_are_left_alone(name, monkeypatch):
     """No global generator is used, and none with a seed of the system, which would not be deterministic."""
     if name in DRAWS:
-        pytest.skip("draws its initial weights from torch's generator, as documented")
+        pytest.skip("draws from torch's generator, as documented")
     seeded = np.random.default_rng
 
     def default_rng(seed=None):

@@ -4,6 +4,7 @@ import ast
 import importlib
 import importlib.util
 import inspect
+import json
 import re
 import runpy
 import shutil
@@ -16,6 +17,8 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 import learnsolve
+from learnsolve.recipes import RECIPES, load
+from learnsolve.recipes.harness.command_line import _flat
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -25,6 +28,24 @@ GALLERY = sorted((DOCS / "gallery").glob("*.py"))
 CONF = runpy.run_path(str(DOCS / "conf.py"))  # imports nothing of Sphinx
 MODULES = CONF["MODULES"]
 PUBLIC = [(module, name) for module in MODULES for name in CONF["public"](module)]
+
+SECTIONS = ("Parameters", "Attributes", "Returns", "Raises")
+EXCEPTIONS = {  # of the rule that a docstring has all sections
+    "learnsolve.config": {"Raises"},  # takes nothing
+    "learnsolve.show_config": {"Raises"},  # takes nothing
+    "learnsolve.solvers.ConvergenceWarning": {"Parameters or Attributes"},  # has a message only
+    "learnsolve.petsc.share": {"Raises"},  # arithmetic
+}
+
+
+def of_petsc() -> list[ast.FunctionDef | ast.ClassDef]:
+    folder = ROOT / "learnsolve" / "petsc"
+    trees = [tree for path in sorted(folder.glob("*.py")) for tree in ast.parse(path.read_text()).body]
+    public = re.findall(r'"(\w+)"', (folder / "__init__.py").read_text().split("__all__")[1])
+    return [t for t in trees if isinstance(t, ast.FunctionDef | ast.ClassDef) and t.name in public]
+
+
+PETSC = of_petsc()
 
 
 def test_every_module_of_the_package_has_api_pages():
@@ -40,9 +61,64 @@ def test_a_docstring_says_what_a_page_needs(module, name):
     assert text, f"{whole}: no docstring"
     first = text.splitlines()[0]
     assert len(first) > 10, f"{whole}: {first!r} says too little"
-    if inspect.isfunction(thing) and inspect.signature(thing).parameters:
-        explained = "Parameters\n" in text or "those of `" in " ".join(text.split())
-        assert explained, f"{whole}: no parameters"
+    if inspect.isclass(thing) or inspect.isfunction(thing):
+        missing, excepted = missing_sections(thing, text), EXCEPTIONS.get(whole, set())
+        assert missing == excepted, f"{whole}: its docstring lacks {missing or 'nothing, it is no exception'}"
+
+
+def missing_sections(thing, text: str) -> set[str]:
+    """What the docstring of a function, of a class that users make or of one that they are given lacks."""
+    has = {name for name in SECTIONS if re.search(rf"^{name}\n-+$", text, re.MULTILINE)}
+    if ">>> " in text:
+        has.add("example")
+    needed = {"example"}
+    if inspect.isfunction(thing):
+        signature = inspect.signature(thing)
+        needed |= {"Raises"} | ({"Parameters"} if signature.parameters else set())
+        needed |= set() if signature.return_annotation in (None, "None") else {"Returns"}
+    elif "Parameters" in has:
+        needed.add("Raises")
+    elif "Attributes" not in has:
+        needed.add("Parameters or Attributes")
+    if "Parameters" in has:
+        section = re.split(r"\n\n\w+\n-+\n", text.split("Parameters\n", 1)[1])[0]
+        named = set(re.findall(r"\w+", section))
+        needed |= {f"parameter {name}" for name in inspect.signature(thing).parameters if name not in named}
+    return needed - has
+
+
+@pytest.mark.parametrize("tree", PETSC, ids=[tree.name for tree in PETSC])
+def test_a_docstring_of_petsc_says_what_a_page_needs(tree):
+    text = ast.get_docstring(tree) or ""  # it cannot be imported everywhere
+    needed = {"Parameters", "Raises"} | ({"Returns"} if isinstance(tree, ast.FunctionDef) else set())
+    missing = {name for name in needed if not re.search(rf"^{name}\n-+$", text, re.MULTILINE)}
+    assert missing == EXCEPTIONS.get(f"learnsolve.petsc.{tree.name}", set())
+    assert ">>> " in text, f"petsc.{tree.name}: no example"
+
+
+@pytest.mark.parametrize(("module", "name"), PUBLIC)
+def test_what_a_class_computes_is_explained(module, name):
+    """`forward` and `__call__` of a public class: by a line of their own."""
+    thing = getattr(importlib.import_module(module), name)
+    for call in ("forward", "__call__"):
+        if inspect.isclass(thing) and call in vars(thing):
+            text = inspect.getdoc(vars(thing)[call]) or ""
+            assert len(text) > 10, f"{module}.{name}.{call}: no docstring"
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_page_of_a_recipe_has_all_its_options(recipe):
+    pytest.importorskip("jsonargparse")
+    text = "\n".join(CONF["options"](recipe))
+    Settings = load(recipe).Settings
+    for option, default in _flat(Settings()).items():
+        shown = re.search(
+            rf"^``--{re.escape(option)}``.*; default ``(.*)``\)\n    \S.{{9}}", text, re.MULTILINE
+        )
+        assert shown, f"{recipe}: no --{option}"
+        assert json.loads(shown[1]) == default
+    assert all(f", ``--{name}`` (" in text for name in Settings.SYNONYMS)
+    assert not re.search(r"(?<!`)--[a-z]{2}", re.sub(r"``.*?``|\[--option.*", "", text))
 
 
 def test_every_page_is_in_the_contents():
@@ -114,7 +190,7 @@ def test_the_site_has_no_broken_link(site):
             if not target.exists():
                 broken.append(f"{page.name}: {link}")
     assert broken == []
-    assert len(list((site / "api").glob("*.html"))) == len(PUBLIC) + 1
+    assert len(list((site / "api").glob("*.html"))) == len(PUBLIC) + len(RECIPES) + 1
 
 
 @pytest.mark.slow

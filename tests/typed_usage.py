@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 import learnsolve as ls
+from learnsolve._inputs import SciPyMatrix
 
 A = ls.problems.poisson((8, 8))
 assert_type(A, ls.CSR)
@@ -26,6 +27,16 @@ assert_type(ls.ops.add(A, A), ls.CSR)
 assert_type(ls.ops.sptrsv(A.tril(), b), Tensor)
 assert_type(ls.ops.spsolve(A, b), Tensor)
 assert_type(ls.ops.ic0(A).L, ls.CSR)
+
+
+def with_the_matrices_of_others(scipys: SciPyMatrix, module: ls.nn.SparseMatrix) -> None:
+    assert_type(ls.ops.spmm(scipys, b), Tensor)
+    assert_type(ls.ops.spgemm(A.to_torch(), module), ls.CSR)
+    assert_type(ls.ops.hstack([A, A.to_torch(), scipys]), ls.CSR)
+    assert_type(ls.ops.ilu0(module).U, ls.CSR)
+    assert_type(ls.ops.spsolve(A=scipys, b=b, transpose=True), Tensor)
+    ls.ops.spmm([[1.0]], b)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
 
 assert_type(ls.solvers.cg(A, b), ls.solvers.Solution)
 assert_type(ls.solvers.gmres(A, b).x, Tensor)

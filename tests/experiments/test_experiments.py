@@ -58,7 +58,10 @@ def test_there_are_experiments():
         "figure09_10_gcn",
         "spai",
         "multigrid_prolongation",
+        "learned_prolongation",
         "learned_smoother",
+        "learned_schwarz",
+        "helmholtz_two_grid",
         "precorrector",
         "neuralif",
     } <= set(NAMES)
@@ -337,6 +340,17 @@ def test_a_learned_prolongation_respects_the_bound_and_reaches_it(quick, quick_r
 
 
 @both
+def test_learned_v_cycles_are_as_fast_as_published(quick, quick_run):
+    rows = read(results("learned_vcycle", quick, quick_run), "summary.json")["factors"]
+    for row in rows:
+        if row["P, R, damping"] == "linear":
+            linear = row["radius"]
+            assert linear == pytest.approx(row["published"], abs=5.1e-4)
+        elif row["P, R, damping"] == "learned":
+            assert row["radius"] <= (linear if quick else row["published"])
+
+
+@both
 def test_learned_smoothers_leave_less_than_classical_ones(quick, quick_run):
     found = read(results("learned_smoother", quick, quick_run), "summary.json")
     task = found["demonstration"]
@@ -370,6 +384,7 @@ def test_a_corrected_factor_takes_the_published_iterations(quick, quick_run):
     assert all(row["converged"] == row["systems"] for row in stop.values())
     assert stop["learned"]["iterations"] <= stop["IC(0)"]["iterations"]
     assert losses["product"]["iterations"] < losses["frobenius"]["iterations"]
+    assert losses["product"]["held-out"] < losses["frobenius"]["held-out"]  # in the same seconds
     if quick:
         return
     published = found["published"]["grid 32, variance 0.1"]
@@ -394,3 +409,42 @@ def test_a_given_factor_takes_fewer_iterations_than_jacobi(quick, quick_run):
     if not quick:
         assert found["data"]["rows"] == 10_000
         assert 0.9e6 < found["data"]["entries"] < 1.1e6
+
+
+@both
+def test_learned_interfaces_leave_less_than_the_best_constant(quick, quick_run):
+    rows = read(results("learned_schwarz", quick, quick_run), "summary.json")["interfaces"]
+    for problem in {row["problem"] for row in rows}:
+        its = {row["interface values"]: row for row in rows if row["problem"] == problem}
+        constants = [row for name, row in its.items() if "entries" not in name and "numbers" not in name]
+        learned = its["entries, K = 12"]
+        assert learned["K = 12"] < (1.0 if quick else 0.05) * min(row["K = 12"] for row in constants)
+        assert learned["radius"] < (1.0 if quick else 0.75) * min(row["radius"] for row in constants)
+        if not quick:
+            assert its["entries, K = 4"]["K = 4"] < min(row["K = 4"] for row in constants)
+
+
+@both
+def test_learned_two_grid_cycles_for_helmholtz(quick, quick_run):
+    rows = read(results("helmholtz_two_grid", quick, quick_run), "summary.json")["factors"]
+    for row in rows:
+        assert row["linear, best"] <= row["linear, 2/3"]
+        assert row["linear, 2/3"] == pytest.approx(1 / 9, abs=0.2)
+        if not quick:
+            assert row["both"] < 0.3 * row["linear, best"]
+            assert row["prolongation"] < 0.12
+    indefinite = {row["k"]: row["negative eigenvalues"] for row in rows}
+    assert indefinite[2.0] == 0
+    assert indefinite[10.0] == 3
+
+
+@both
+def test_a_network_gives_better_prolongations_on_larger_matrices(quick, quick_run):
+    for family, classical in (("grid", "Black Box"), ("graph", "Ruge-Stueben")):
+        found = read(results("learned_prolongation", quick, quick_run), f"{family}.json")
+        assert {row["cycle"] for row in found["factors"]} >= {"two grids", "V"}
+        for row in found["factors"]:
+            assert 0 < row[classical] < 0.5
+            assert row["learned"] < (1.05 if quick else 1.0) * row[classical]
+        if not quick:
+            assert max(row["count"] for row in found["factors"]) >= 100
