@@ -172,7 +172,7 @@ class Planned:
         """Drop a plan of another object when this one dies."""
         if self._users is None:
             users: weakref.WeakSet[_Kept] = weakref.WeakSet()
-            # The attribute comes last, so that an interrupt in between leaves no users that are never dropped.
+            # The attribute comes last: an interrupt in between leaves no users that are never dropped.
             weakref.finalize(self, _drop_all, users).atexit = False
             object.__setattr__(self, "_users", users)
         self._users.add(kept)

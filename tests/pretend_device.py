@@ -165,7 +165,7 @@ class _Dispatch(TorchDispatchMode):
 
 
 def _of_data(function: Any) -> Any:
-    """`torch.tensor` and its kin, which read their data before any mode sees them."""
+    """`torch.tensor` and its variants, which read their data before any mode sees them."""
 
     def make(
         data: Any, *args: Any, device: Any = None, requires_grad: bool = False, **keywords: Any

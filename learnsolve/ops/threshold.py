@@ -41,7 +41,7 @@ def ict(
     droptol : float
         relative to the norm of a column; 0: only `fill` bounds the pattern.
     shift, on_breakdown :
-        as for `ic0`; a search for a shift chooses the pattern anew in each trial.
+        as for `ic0`; a search for a shift chooses the pattern again in each trial.
 
     Returns
     -------
@@ -118,7 +118,7 @@ def ilut(
     droptol : float
         relative to the norm of a row; 0: only `fill` bounds the pattern.
     shift, on_breakdown :
-        as for `ilu0`; a search for a shift chooses the pattern anew in each trial.
+        as for `ilu0`; a search for a shift chooses the pattern again in each trial.
 
     Returns
     -------

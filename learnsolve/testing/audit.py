@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from learnsolve import _check
-from learnsolve.csr import CSR
-from learnsolve.solvers.base import Solution
 from learnsolve.testing._differences import Difference, difference
+from learnsolve.testing._varied import Varied
 from learnsolve.testing.report import AuditEntry, AuditReport
 
 _SAFETY = 10  # an estimate of an error is one of its size, not a bound
@@ -108,45 +107,16 @@ def audit(
     for name, value in (("step", step), ("rtol", rtol)):
         if value is not None and not _check.real("audit", name, value) > 0:
             raise ValueError(f"audit: {name} must be positive, got {value}; leave it out for the default")
-    call = _Call(fn, args)
+    call = Varied(fn, args)
     eps = max(torch.finfo(t.dtype).eps for t in (*call.inputs, *call.values))
     generator = torch.Generator().manual_seed(seed)
     h, least = eps ** (1 / 3) if step is None else step, eps**0.5 if rtol is None else rtol
     return _Audit(call, entries, directions, h, least, eps, generator).report()
 
 
-class _Call:
-    """fn as a function of the tensors that are varied, to a list of tensors."""
-
-    def __init__(self, fn: Callable[..., Any], args: Sequence[Any]):
-        self.fn, self.args = fn, args
-        able = [i for i, a in enumerate(args) if _is_number(a.values if isinstance(a, CSR) else a)]
-        self.places = [i for i in able if args[i].requires_grad] or able
-        if not self.places:
-            raise ValueError(
-                "audit: an argument must be a CSR or a tensor of float32 or float64, got "
-                f"({', '.join(type(a).__name__ for a in args)}); other arguments are bound in fn"
-            )
-        self.names = [f"args[{i}]" + ".values" * isinstance(args[i], CSR) for i in self.places]
-        given = [args[i] for i in self.places]
-        self.inputs = [(a.values if isinstance(a, CSR) else a).detach().clone() for a in given]
-        self.values = self(self.inputs)
-        if not self.values:
-            raise ValueError(
-                "audit: fn must return floating-point tensors, CSR matrices or Solutions, or lists of them; "
-                "got none; convert what it returns"
-            )
-
-    def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        args = list(self.args)
-        for i, t in zip(self.places, inputs, strict=True):
-            args[i] = args[i].with_values(t) if isinstance(args[i], CSR) else t
-        return list(_tensors(self.fn(*args)))
-
-
 class _Audit:
     def __init__(
-        self, call: _Call, entries: int, directions: int, step: float, rtol: float, eps: float, generator
+        self, call: Varied, entries: int, directions: int, step: float, rtol: float, eps: float, generator
     ):
         self.call, self.entries, self.directions = call, entries, directions
         self.step, self.rtol, self.eps, self.generator = step, rtol, eps, generator
@@ -299,22 +269,6 @@ class _Audit:
 
 def _failed(test: str, where: str, error: Exception) -> AuditEntry:
     return AuditEntry(test, where, verdict="FAILED", note=f"{type(error).__name__}: {str(error)[:200]}")
-
-
-def _is_number(t: Any) -> bool:
-    return isinstance(t, Tensor) and t.layout == torch.strided and t.dtype in (torch.float32, torch.float64)
-
-
-def _tensors(result: Any) -> Iterator[Tensor]:
-    if isinstance(result, (list, tuple)):
-        for part in result:
-            yield from _tensors(part)
-    elif isinstance(result, Solution):
-        yield result.x
-    elif isinstance(result, CSR):
-        yield result.values
-    elif isinstance(result, Tensor) and result.is_floating_point():
-        yield result
 
 
 def _dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:

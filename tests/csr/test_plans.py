@@ -1,7 +1,7 @@
 """Plans that a pattern keeps for itself together with other patterns."""
 
+import contextlib
 import gc
-import sys
 import warnings
 import weakref
 from typing import NamedTuple
@@ -11,6 +11,7 @@ import pytest
 import torch
 from reference import coordinates, grid, pattern_of, random
 from torch import Tensor
+from trust.interrupts import Lines, let_go
 
 import learnsolve as ls
 from learnsolve import _plan_limit, _planned
@@ -275,33 +276,14 @@ def test_a_plan_limit_that_is_none(wrong):
 
 def test_an_interrupt_at_any_line_of_planning():
     """Ctrl-C comes between two lines. The next call gets the plan, which is counted and freed as ever."""
-    planning = {_planned.__file__, _plan_limit.__file__}
-    seen, at = 0, None
-
-    def trace(frame, event, _):
-        nonlocal seen
-        if frame.f_code.co_filename not in planning:
-            return None
-        if event == "line":
-            seen += 1
-            if seen == at:
-                sys.settrace(None)
-                raise KeyboardInterrupt
-        return trace
-
     S, T = grid(5, 3), random(9, 9, 0.3)
 
-    def once():
+    def once(at=0):
         A, B = ls.CSR.from_scipy(S), ls.CSR.from_scipy(T)
-        try:
-            sys.settrace(trace)
+        lines = Lines(at, (_planned.__file__, _plan_limit.__file__))
+        with contextlib.suppress(KeyboardInterrupt), lines:
             A + B
-        except KeyboardInterrupt:
-            pass
-        finally:
-            sys.settrace(None)
-        while _plan_limit._lock._is_owned():  # the trace raised where a `with` leaves: no signal comes there
-            _plan_limit._lock.release()
+        let_go()
         assert np.array_equal((A + B).to_dense(), (S + T).toarray())
         plans = A.pattern._plans
         (name,) = (n for n in vars(plans) if "union" in n)
@@ -309,10 +291,9 @@ def test_an_interrupt_at_any_line_of_planning():
         assert _plan_limit._total == sum(size for _, size in _plan_limit._plans.values())
         del B
         assert name not in vars(plans)
+        return lines.seen
 
-    once()
-    lines = seen
+    lines = once()
     assert lines > 50
-    for number in range(1, lines + 1):
-        seen, at = 0, number
-        once()
+    for at in range(1, lines + 1):
+        once(at)

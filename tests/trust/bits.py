@@ -70,7 +70,7 @@ def turn(s: Sample, i: int) -> list[tuple[str, Call]]:
 
 
 def compare(s: Sample, name: str, call: Call, seed: int, i: int, counts: Counter) -> list[str]:
-    """Faults of one call on one matrix in one precision. Every other matrix has its plans made anew."""
+    """Faults of one call on one matrix in one precision. Every other matrix has its plans rebuilt."""
     wanted, faults, leaves = None, [], call.make(s)
     for number in THREADS:
         torch.set_num_threads(number)

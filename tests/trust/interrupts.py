@@ -69,18 +69,17 @@ def _one(
         s.fresh()
         heard = _interrupted(results, lambda: signal.setitimer(signal.ITIMER_REAL, max(span, 1e-5)))
     else:
-        lines = _Lines(0)
+        lines = Lines()
         with lines:
             results()
         s.fresh()
         at = int(rng.integers(1, lines.seen + 1))
-        heard = _interrupted(results, _Lines(at).__enter__)
+        heard = _interrupted(results, Lines(at).__enter__)
+        let_go()
     if not heard:
         return []
     counts["by a signal" if how else "at a line"] += 1
-    if (
-        not torch.is_grad_enabled()
-    ):  # torch.no_grad is Python and was interrupted in its own __enter__ or __exit__
+    if not torch.is_grad_enabled():  # torch.no_grad is Python: its own __enter__ or __exit__ was interrupted
         counts["torch.no_grad left on"] += 1
         torch.set_grad_enabled(True)
     faults = []
@@ -118,7 +117,7 @@ def _interrupted(results: Callable[[], Any], arm: Callable[[], Any]) -> bool:
     return False
 
 
-def _let_go() -> None:
+def let_go() -> None:
     """Release the library's locks. A trace function may raise where no signal does: at the line of a `with`
     that is about to leave its block (CPython looks for signals after calls, which are inside of it)."""
     while _plan_limit._lock._is_owned():
@@ -127,11 +126,11 @@ def _let_go() -> None:
         _superlu._lock.release()
 
 
-class _Lines:
-    """Counts the lines of the library that are run, and raises KeyboardInterrupt at one of them."""
+class Lines:
+    """Counts the lines run in files, by default the library's; KeyboardInterrupt at one of them."""
 
-    def __init__(self, at: int):
-        self.at, self.seen = at, 0
+    def __init__(self, at: int = 0, files: tuple[str, ...] = (LIBRARY,)):
+        self.at, self.files, self.seen = at, files, 0
 
     def __enter__(self) -> None:
         sys.settrace(self._call)
@@ -140,7 +139,7 @@ class _Lines:
         sys.settrace(None)
 
     def _call(self, frame: FrameType, event: str, _: Any) -> Any:
-        return self._line if frame.f_code.co_filename.startswith(LIBRARY) else None
+        return self._line if frame.f_code.co_filename.startswith(self.files) else None
 
     def _line(self, frame: FrameType, event: str, _: Any) -> Any:
         if event == "line":

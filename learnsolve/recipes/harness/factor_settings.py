@@ -11,6 +11,8 @@ from learnsolve.problems.datasets import ProblemDataset
 from learnsolve.recipes.harness.base import SettingError, at_least
 from learnsolve.recipes.harness.vector_recipe import VectorSettings
 
+Aggregation = Literal["sum", "mean", "max", "softmax"]
+
 
 @dataclass
 class FactorSettings(VectorSettings):
@@ -81,7 +83,7 @@ class FactorSettings(VectorSettings):
     test_vectors: int | Literal["identity"] = 8
     rounds: int = 3
     width: int = 8
-    aggregate: list[Literal["sum", "mean", "max", "softmax"]] = field(default_factory=lambda: ["mean"])
+    aggregate: list[Aggregation] = field(default_factory=lambda: ["mean"])
     clip: float | None = 1.0
     schedule: Literal["none", "cosine"] = "cosine"
     schedule_steps: int | None = None

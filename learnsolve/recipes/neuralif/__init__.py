@@ -18,7 +18,7 @@ from learnsolve.problems import dataset
 from learnsolve.problems.datasets import ProblemDataset
 from learnsolve.recipes.harness.base import SettingError, at_least
 from learnsolve.recipes.harness.factor_recipe import FactorRecipe
-from learnsolve.recipes.harness.factor_settings import FactorSettings
+from learnsolve.recipes.harness.factor_settings import Aggregation, FactorSettings
 
 SOLVED = 1e-8  # relative residual of the solutions for --loss product
 
@@ -50,7 +50,7 @@ class NeuralifSettings(FactorSettings):
     batch: int = 1
     held_out_matrices: int = 8
     validated: int = 4
-    aggregate: list[Literal["sum", "mean", "max", "softmax"]] = field(default_factory=lambda: ["sum"])
+    aggregate: list[Aggregation] = field(default_factory=lambda: ["sum"])
     repeats: int = 1
     evaluated_larger: int = 5
     rows: int = 500
