@@ -66,7 +66,7 @@ def permute(A: CSR, p: Any, q: Any = None) -> CSR:
     Raises
     ------
     ValueError, TypeError
-        if p or q is no permutation of so many numbers.
+        if p is not a permutation of 0, ..., m - 1, or q of 0, ..., n - 1.
 
     Examples
     --------

@@ -125,6 +125,8 @@ def second(f: Callable, inputs: list[Tensor], g: Tensor, w: list[Tensor]) -> tup
     inputs, g = [t.clone().requires_grad_() for t in inputs], g.clone().requires_grad_()
     found = torch.autograd.grad(f(*inputs), inputs, g, create_graph=True)
     inner = torch.stack([(a * b).sum() for a, b in zip(found, w, strict=True)]).sum()
+    if not inner.requires_grad:  # torch's gradient of a concatenation of nothing; ours must be zeros too
+        return tuple(torch.zeros_like(t) for t in (*inputs, g))
     grads = torch.autograd.grad(inner, (*inputs, g), allow_unused=True)
     return filled((*inputs, g), grads)
 
