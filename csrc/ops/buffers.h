@@ -11,20 +11,13 @@
 #include <sys/mman.h>
 #endif
 #include <pthread.h>
-#include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
+#include <list>
 #include <mutex>
-#include <vector>
-
-// In torch 2.11 and later; null where it is missing, and then no memory is kept.
-extern "C" __attribute__((weak)) AOTITorchError
-torch_from_blob(void* data, int64_t ndim, const int64_t* sizes, const int64_t* strides,
-                int64_t storage_offset, int32_t dtype, int32_t device_type, int32_t device_index,
-                AtenTensorHandle* result, int32_t layout, const uint8_t* opaque_metadata,
-                int64_t opaque_metadata_size, void (*deleter)(void* data, void* context), void* context);
+#include <new>
 
 namespace learnsolve {
 
@@ -62,17 +55,17 @@ class Buffers {
     return (bytes + step - 1) / step * step;
   }
 
-  bool keeps(size_t bytes) const { return torch_from_blob && bytes >= kLeast && bytes <= limit_; }
+  bool keeps(size_t bytes) const { return bytes >= kLeast && bytes <= limit_; }
 
   // Memory of a rounded size: the block of this size that was freed last, since a cache may hold it. Null:
   // there is none left.
   void* take(size_t bytes) {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      for (size_t i = free_.size(); i-- > 0;)
-        if (free_[i].bytes == bytes) {
-          void* data = free_[i].data;
-          free_.erase(free_.begin() + static_cast<ptrdiff_t>(i));
+      for (auto block = free_.end(); block != free_.begin();)
+        if ((--block)->bytes == bytes) {
+          void* data = block->data;
+          free_.erase(block);
           total_ -= bytes;
           return data;
         }
@@ -83,11 +76,18 @@ class Buffers {
     return data;
   }
 
-  void give_back(void* data, size_t bytes) {
-    std::vector<Block> dropped;
+  // Called where a tensor dies, which must not throw.
+  void give_back(void* data, size_t bytes) noexcept {
+    std::list<Block> given, dropped;
+    try {
+      given.push_back({data, bytes});
+    } catch (const std::bad_alloc&) {
+      std::free(data);
+      return;
+    }
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      free_.push_back({data, bytes});
+      free_.splice(free_.end(), given);
       total_ += bytes;
       dropped = beyond(limit_);
     }
@@ -117,7 +117,7 @@ class Buffers {
     size_t bytes;
   };
   std::mutex mutex_;
-  std::vector<Block> free_;
+  std::list<Block> free_;  // what is dropped is spliced: nothing is allocated under the lock
   size_t total_ = 0;
   std::atomic<size_t> limit_{0};
 
@@ -133,12 +133,11 @@ class Buffers {
   }
 
   // The blocks that were freed first, until no more than `limit` bytes are left.
-  std::vector<Block> beyond(size_t limit) {
-    size_t count = 0;
-    while (total_ > limit) total_ -= free_[count++].bytes;
-    const auto end = free_.begin() + static_cast<ptrdiff_t>(count);
-    std::vector<Block> dropped(free_.begin(), end);
-    free_.erase(free_.begin(), end);
+  std::list<Block> beyond(size_t limit) {
+    auto end = free_.begin();
+    for (; total_ > limit; ++end) total_ -= end->bytes;
+    std::list<Block> dropped;
+    dropped.splice(dropped.end(), free_, free_.begin(), end);
     return dropped;
   }
 };

@@ -1,6 +1,7 @@
 // Tensors in operators, on every device: their memory, their dtypes, and new ones.
 #pragma once
 
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -13,6 +14,13 @@
 #include <vector>
 
 #include "ops/buffers.h"
+
+// In torch 2.11 and later; null where it is missing, and then no memory is kept.
+extern "C" __attribute__((weak)) AOTITorchError
+torch_from_blob(void* data, int64_t ndim, const int64_t* sizes, const int64_t* strides,
+                int64_t storage_offset, int32_t dtype, int32_t device_type, int32_t device_index,
+                AtenTensorHandle* result, int32_t layout, const uint8_t* opaque_metadata,
+                int64_t opaque_metadata_size, void (*deleter)(void* data, void* context), void* context);
 
 namespace learnsolve {
 
@@ -90,15 +98,17 @@ inline Tensor new_empty(const Tensor& like, const Size& size, int32_t dtype = -1
   const auto rank = static_cast<int64_t>(size.size());
   const size_t bytes = static_cast<size_t>(numel) * aoti_torch_dtype_element_size(dtype);
   Buffers& buffers = Buffers::get();
-  if (on_host && buffers.keeps(bytes)) {
+  if (on_host && torch_from_blob && buffers.keeps(bytes)) {
     const size_t taken = Buffers::rounded(bytes);
     if (void* data = buffers.take(taken)) {
       const auto give_back = [](void* memory, void* b) {
         Buffers::get().give_back(memory, reinterpret_cast<size_t>(b));
       };
-      TORCH_ERROR_CODE_CHECK(torch_from_blob(data, rank, size.data(), strides.data(), 0, dtype, type, -1,
-                                             &handle, aoti_torch_layout_strided(), nullptr, 0, give_back,
-                                             reinterpret_cast<void*>(taken)));
+      const AOTITorchError error =
+          torch_from_blob(data, rank, size.data(), strides.data(), 0, dtype, type, -1, &handle,
+                          aoti_torch_layout_strided(), nullptr, 0, give_back, reinterpret_cast<void*>(taken));
+      if (error != AOTI_TORCH_SUCCESS) buffers.give_back(data, taken);
+      TORCH_ERROR_CODE_CHECK(error);
       return Tensor(handle);
     }
   }

@@ -1,5 +1,7 @@
-// The list of cases. It includes nothing: main.cpp does without the instructions that cases are compiled for.
+// The list of cases. main.cpp does without the instructions that cases are compiled for.
 #pragma once
+
+#include <cstdint>
 
 namespace learnsolve::test {
 
@@ -10,6 +12,9 @@ class Test {
   void (*const run)();
   Test* const next;
 };
+
+// The allocations of this thread until one fails; negative: none does.
+extern thread_local int64_t allocations_left;
 
 }  // namespace learnsolve::test
 

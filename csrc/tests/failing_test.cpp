@@ -1,0 +1,152 @@
+// Every function that allocates, with each of its allocations failing once.
+#include "tests/failing.h"
+
+#include <array>
+#include <tuple>
+
+#include "analysis/colouring.h"
+#include "analysis/incomplete.h"
+#include "analysis/level_fill.h"
+#include "analysis/levels.h"
+#include "analysis/matching.h"
+#include "analysis/product_blocks.h"
+#include "analysis/spgemm.h"
+#include "analysis/threshold.h"
+#include "analysis/triples.h"
+#include "analysis/union.h"
+#include "ops/buffers.h"
+#include "tests/matrices.h"
+
+namespace learnsolve::test {
+namespace {
+
+using I = int32_t;
+using Numbers = std::vector<I>;
+
+struct Arrays {
+  Numbers ptr, idx, tptr, tidx, perm, diagonal;
+  int64_t n;
+
+  explicit Arrays(const Pattern& pattern) : n(pattern.rows) {
+    const Structure<I> S = structure<I>(pattern, 48), T = transposed(S, 48);
+    const auto copy = [](const Array<I>& a) { return Numbers(a.data(), a.data() + a.size()); };
+    ptr = copy(S.ptr), idx = copy(S.idx), tptr = copy(T.ptr), tidx = copy(T.idx), perm = copy(T.perm);
+    diagonal.resize(n);
+    analysis::diagonal_positions(ptr.data(), n, idx.data(), diagonal.data());
+  }
+};
+
+void one_matrix(const Arrays& A) {
+  const I *ptr = A.ptr.data(), *idx = A.idx.data();
+  require_survival("row_blocks", [&] { return analysis::row_blocks<I>(ptr, A.n, idx, nullptr, 48); });
+  require_survival("match_rows", [&] {
+    Numbers row_of(A.n);
+    analysis::match_rows(ptr, A.n, idx, A.n, row_of.data());
+    return row_of;
+  });
+  require_survival("sort_triples", [&] {
+    std::vector<int64_t> rows, columns;
+    for (int64_t i = 0; i < A.n; ++i)
+      for (I p = ptr[i]; p < ptr[i + 1]; ++p) rows.push_back(i), columns.push_back(idx[p]);
+    const auto t = analysis::sort_triples(columns.data(), rows.data(), ptr[A.n], A.n);
+    return std::tuple(t.ptr, t.idx, t.order, t.first);
+  });
+  for (const bool upper : {false, true}) {
+    require_survival("triangle", [&] {
+      const auto t = analysis::triangle<I>(ptr, A.n, idx, nullptr, upper, false);
+      return std::tuple(t.ptr, t.idx, t.perm,
+                        analysis::triangle_blocks<I>(t.ptr.data(), A.n, t.idx.data(), nullptr));
+    });
+    require_survival("level_schedule", [&] {
+      const auto s = analysis::level_schedule<I>(ptr, A.n, idx, upper);
+      return std::tuple(s.order, s.levels);
+    });
+  }
+  require_survival("greedy_colouring", [&] {
+    Numbers colours(A.n), rows(A.n);
+    const int64_t count =
+        analysis::greedy_colouring(ptr, A.n, idx, A.tptr.data(), A.tidx.data(), true, colours.data());
+    Numbers first(count + 1);
+    analysis::group_by_colour(colours.data(), A.n, count, first.data(), rows.data());
+    return std::tuple(colours, first, rows);
+  });
+  require_survival("level_fill", [&] {
+    const auto found = analysis::level_fill(ptr, A.n, idx, 1);
+    return std::tuple(found.ptr, found.idx);
+  });
+  for (const auto kind : {analysis::Factors::lu, analysis::Factors::cholesky})
+    require_survival("elimination_plan", [&] {
+      const auto p = analysis::elimination_plan<I>(ptr, A.n, idx, A.diagonal.data(), kind);
+      std::vector<int64_t> levels(p.order.size());
+      analysis::elimination_levels(static_cast<int64_t>(p.order.size()), p.order.data(), p.pivot.data(),
+                                   p.ptr.data(), p.pairs.data(),
+                                   static_cast<int64_t>(p.order.size() + p.units.size()), levels.data());
+      return std::tuple(p.order, p.source, p.pivot, p.ptr, p.pairs, levels);
+    });
+  const std::vector<int64_t> long_ptr(A.ptr.begin(), A.ptr.end()), long_idx(A.idx.begin(), A.idx.end());
+  std::vector<double> values(A.idx.size(), -1);
+  for (const I p : A.diagonal) values[p] = 100;
+  for (const auto choose : {analysis::threshold_lu, analysis::threshold_cholesky})
+    require_survival("threshold", [&] {
+      const auto c = choose(long_ptr.data(), A.n, long_idx.data(), values.data(), 2, 1e-3);
+      return std::tuple(c.ptr, c.idx, c.row);
+    });
+}
+
+void two_matrices(const Arrays& A, const Arrays& B) {
+  const int64_t n = A.n;
+  require_survival("merge_patterns", [&] {
+    const auto u = analysis::merge_patterns(A.ptr.data(), A.idx.data(), B.ptr.data(), B.idx.data(), n);
+    return std::tuple(u.ptr, u.idx, u.codes, u.starts);
+  });
+  const int64_t products = analysis::count_products(A.idx.data(), A.ptr[n], B.ptr.data());
+  require_survival("spgemm", [&] {
+    Numbers c_ptr(n + 1);
+    std::vector<int32_t> positions(products), starts(A.perm.size());
+    std::vector<uint8_t> repeated(n);
+    analysis::Growing<I> c_idx;
+    require(
+        analysis::product_pattern(A.ptr.data(), n, A.idx.data(), B.ptr.data(), n, B.idx.data(), n,
+                                  c_ptr.data(), c_idx, int64_t{1} << 30, positions.data(), repeated.data()),
+        "spgemm: too large");
+    const Numbers columns(c_idx.data(), c_idx.data() + c_ptr[n]);
+    std::vector<int32_t> masked(products);
+    analysis::masked_positions(A.ptr.data(), n, A.idx.data(), B.ptr.data(), B.idx.data(), n, c_ptr.data(),
+                               columns.data(), masked.data());
+    analysis::product_starts(A.idx.data(), A.ptr[n], B.ptr.data(), A.perm.data(), starts.data());
+    return std::tuple(c_ptr, columns, positions, masked,
+                      analysis::row_product_blocks(A.ptr.data(), n, A.idx.data(), B.ptr.data(), c_ptr.data(),
+                                                   positions.data(), repeated.data(), 64),
+                      analysis::column_product_blocks(A.tptr.data(), n, A.perm.data(), B.ptr.data(),
+                                                      positions.data(), starts.data(), 64));
+  });
+}
+
+// A block that cannot be entered into the list goes back to the system: its tensor dies without an exception.
+void kept_memory() {
+  constexpr size_t bytes = Buffers::kLeast;
+  Buffers& buffers = Buffers::get();
+  buffers.set_limit(4 * bytes);
+  allocations_left = 0;
+  const void* none = buffers.take(bytes);
+  require(none == nullptr, "buffers: no memory is a null pointer");
+  std::array<void*, 2> blocks{buffers.take(bytes), buffers.take(bytes)};
+  allocations_left = 0;
+  buffers.give_back(blocks[0], bytes);
+  require(allocations_left < 0 && buffers.total() == 0, "buffers: a block that is not kept");
+  buffers.give_back(blocks[1], bytes);
+  require(buffers.total() == bytes, "buffers: the next one is");
+  buffers.set_limit(0);
+}
+
+}  // namespace
+}  // namespace learnsolve::test
+
+LS_TEST(failing_allocations) {
+  using namespace learnsolve::test;
+  const Arrays five(grid(6, 5, 1, 1)), nine(grid(6, 5, 1, 2)), band(banded(30, 30, {-7, -2, 0, 2, 7}));
+  for (const Arrays* A : {&five, &nine, &band}) one_matrix(*A);
+  two_matrices(five, nine);
+  two_matrices(band, five);
+  kept_memory();
+}
