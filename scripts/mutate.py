@@ -136,19 +136,22 @@ class Copy:
             check=False,
         )
 
-    def configure(self) -> None:
-        """Compile everything once, for this machine's instruction set, and keep the result."""
+    def configure(self, *more: str) -> None:
+        """Compile everything once, for this machine's instruction set, with `more` options of CMake."""
         import pybind11
 
         self.environment.update(LEARNSOLVE_CUDA="0", LEARNSOLVE_CUDA_ON_HOST="0")
-        options = [f"-DPython_EXECUTABLE={sys.executable}", f"-Dpybind11_DIR={pybind11.get_cmake_dir()}"]
+        options = [
+            f"-DPython_EXECUTABLE={sys.executable}",
+            f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
+            *more,
+        ]
         if ccache := shutil.which("ccache"):
             options.append(f"-DCMAKE_CXX_COMPILER_LAUNCHER={ccache}")
         made = self.run(tool("cmake"), "-S", ".", "-B", self.build, "-G", "Ninja", *options)
         if made.returncode:
             raise SystemExit(made.stdout)
         self.compile()
-        shutil.copytree(self.build, self.pristine)
 
     def compile(self) -> None:
         for step in (["--build", self.build], ["--install", self.build, "--prefix", self.folder]):
@@ -251,6 +254,7 @@ def main() -> int:
         if any(f.compiled for f in chosen):
             print("compiling the copy", flush=True)
             copy.configure()
+            shutil.copytree(copy.build, copy.pristine)
         else:
             copy.take_libraries()
         if not arguments.all_tests:

@@ -112,8 +112,11 @@ inline Tensor new_empty(const Tensor& like, const Size& size, int32_t dtype = -1
       return Tensor(handle);
     }
   }
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(rank, size.data(), strides.data(), dtype, type,
-                                                  on_host ? 0 : like.get_device_index(), &handle));
+  const AOTITorchError failed = aoti_torch_empty_strided(rank, size.data(), strides.data(), dtype, type,
+                                                         on_host ? 0 : like.get_device_index(), &handle);
+  STD_TORCH_CHECK(failed == AOTI_TORCH_SUCCESS, "learnsolve: not enough memory for a tensor of ", bytes,
+                  " bytes on the ", on_host ? "CPU" : "device",
+                  "; free some, or use smaller matrices, fewer columns or fewer recorded iterations");
   Tensor t(handle);
   if (on_host && bytes >= Buffers::kHugeUnkept) prefer_huge_pages(t.data_ptr(), bytes);
   return t;

@@ -20,6 +20,7 @@ HARNESSES: list[tuple[str, int]] = [
     ("gradients", 20_000),
     ("bits", 200),
     ("interrupts", 300),
+    ("exhaustion", 1_000),
     ("disk", 100),
     ("kills", 300),
     ("threads", 600),

@@ -82,18 +82,23 @@ def _one(
     if not torch.is_grad_enabled():  # torch.no_grad is Python: its own __enter__ or __exit__ was interrupted
         counts["torch.no_grad left on"] += 1
         torch.set_grad_enabled(True)
-    faults = []
+    return [f"{where}: after an interrupt {what}" for what in harm(results, wanted)]
+
+
+def harm(results: Callable[[], list[bytes]], wanted: list[bytes]) -> list[str]:
+    """What is wrong after a call that failed: with the same call again, or with the memory of plans."""
+    found = []
     try:
         if results() != wanted:
-            faults.append(f"{where}: after an interrupt the results are others")
+            found.append("the results are others")
     except Exception as error:  # of any kind: it is what the harness looks for
-        faults.append(f"{where}: after an interrupt {type(error).__name__}: {error}")
+        found.append(f"{type(error).__name__}: {error}")
     with _plan_limit._lock:
         total, known = _plan_limit._total, sum(size for _, size in _plan_limit._plans.values())
     if total != known:
-        faults.append(f"{where}: plans of {known} bytes count as {total}")
+        found.append(f"plans of {known} bytes count as {total}")
         _plan_limit._total = known
-    return faults
+    return found
 
 
 def _interrupted(results: Callable[[], Any], arm: Callable[[], Any]) -> bool:

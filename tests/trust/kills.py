@@ -1,9 +1,12 @@
 """A process that is killed (SIGKILL) while it writes leaves the former file or the new one, never a part.
 
 A fork writes versions of a file in a loop and is killed at a random moment. What it leaves must be one
-whole version: the last that was reported, or the next.
+whole version: the last that was reported, or the next. Every tenth case is a training that writes a
+checkpoint at each step: killed and resumed, it must end with the weights of one that was left alone.
 """
 
+import contextlib
+import io
 import os
 import signal
 import tempfile
@@ -16,11 +19,14 @@ import numpy as np
 import torch
 
 import learnsolve as ls
+from learnsolve import train
 from learnsolve.recipes.harness import checkpoint, folder
+from learnsolve.recipes.jacobi import JacobiRecipe
 
 from ._report import Report
 
 SHORT = 16
+TRAINING = ["jacobi", "--test_vectors", "10", "--checkpoint_seconds", "0", "--threads", "1", "--quiet"]
 SIZE = 20_000  # numbers of a version: tens of microseconds to some milliseconds of writing
 
 
@@ -29,6 +35,12 @@ def run(count: int, seed: int) -> Report:
     start, report, counts, rng = time.perf_counter(), Report("kills"), Counter(), np.random.default_rng(seed)
     writers = list(WRITERS.items())
     for i in range(count):
+        if i % 10 == 9:
+            with tempfile.TemporaryDirectory() as made:
+                fault = _training(Path(made), rng.random())
+            counts["killed trainings"] += 1
+            report.faults += [f"training, seed {seed}, case {i}: {fault}"] if fault else []
+            continue
         name, (write, read) = writers[i % len(writers)]
         with tempfile.TemporaryDirectory() as made:
             path = Path(made) / "out.mtx"
@@ -72,6 +84,41 @@ def _killed(write: Callable[[Path, int], None], path: Path, seconds: float) -> i
         rest = (rest + chunk)[-4:] if (len(rest) + len(chunk)) % 4 == 0 else rest + chunk
     os.close(ours)
     return int.from_bytes(rest[-4:], "little")
+
+
+def _training(made: Path, share: float) -> str | None:
+    """What is wrong with one that is killed after this share of its time, and resumed."""
+    options = [*TRAINING, "--steps", "40"]
+    code, seconds = _trained([*options, "--out", str(made / "whole")])
+    if code:
+        return f"undisturbed, it ends with exit code {code}"
+    killed = made / "killed"
+    _trained([*options, "--out", str(killed)], share * seconds)
+    begun = (killed / "state.json").exists()
+    again = ["jacobi", "--resume", str(killed)] if begun else [*options, "--overwrite", "--out", str(killed)]
+    if code := _trained(again)[0]:
+        return f"{'resumed' if begun else 'begun again'}, it ends with exit code {code}"
+    same = [(made / name / "model.safetensors").read_bytes() for name in ("whole", "killed")]
+    return None if same[0] == same[1] else f"{'resumed' if begun else 'begun again'}, it has other weights"
+
+
+def _trained(options: list[str], seconds: float | None = None) -> tuple[int, float]:
+    """The exit code and the time of a training in a process of its own, killed after `seconds`."""
+    start, threads = time.perf_counter(), torch.get_num_threads()
+    torch.set_num_threads(1)  # a fork has none of the others
+    if (child := os.fork()) == 0:
+        code = 1
+        try:
+            JacobiRecipe.figures = lambda *_: iter(())  # nearly all of its time
+            with contextlib.redirect_stdout(io.StringIO()):
+                code = train.main(options)
+        finally:
+            os._exit(code)
+    torch.set_num_threads(threads)
+    if seconds is not None:
+        time.sleep(seconds)
+        os.kill(child, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), time.perf_counter() - start
 
 
 def _module(version: int) -> torch.nn.Linear:
