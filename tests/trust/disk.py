@@ -95,6 +95,8 @@ def _one(
         with _disk(0) as disk:
             write(path, 1)
         before = _contents(path.parent)
+        if before == after:
+            faults.append(f"{where}: two contents are written alike")
         at, number = int(rng.integers(1, disk.seen + 1)), int(rng.choice(NUMBERS))
         error = None
         try:
