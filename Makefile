@@ -13,7 +13,7 @@ python = "$(if $(VENV),$(VENV)/bin/python,$(PYTHON))"
 bin = $(if $(VENV),$(VENV)/bin/)
 jobs = $$(env -u OMP_NUM_THREADS nproc 2>/dev/null || echo 2)
 
-.PHONY: train test test-petsc trust bench docs gpu experiments lint sanitize wheels compat setup clean help
+.PHONY: train test test-petsc trust bench docs gpu experiments lint sanitize sanitize-python wheels compat setup clean help
 
 train: setup ## learn Jacobi weights, draw the pictures (OUT=folder, ARGS="--steps 200 ...")
 	@$(python) -m learnsolve.train jacobi --out "$(OUT)" --overwrite true $(ARGS)
@@ -60,6 +60,9 @@ sanitize: setup ## native kernel tests under AddressSanitizer, UBSan and ThreadS
 	@"$(bin)cmake" -S . -B build/native -DLEARNSOLVE_NATIVE_TESTS=ON
 	@"$(bin)cmake" --build build/native --parallel $(jobs)
 	@"$(bin)ctest" --test-dir build/native --output-on-failure --parallel $(jobs)
+
+sanitize-python: setup ## the Python tests on libraries under AddressSanitizer and UBSan (ARGS=thread: ThreadSanitizer)
+	@$(python) scripts/sanitize.py $(ARGS)
 
 wheels: setup ## dist/*.whl for each Python that is here, tested in clean environments (LEARNSOLVE_CUDA=1: with CUDA)
 	@$(python) scripts/wheels.py build $(ARGS)

@@ -23,7 +23,12 @@ OPTIONS = {
     "UBSAN_OPTIONS": "print_stacktrace=1:abort_on_error=1",
     "TSAN_OPTIONS": "halt_on_error=1:exitcode=66:ignore_noninstrumented_modules=1",
 }
-THREADS = ["tests/trust/test_trust.py::test_harness_finds_no_fault[threads]", "tests/csr/test_threads.py"]
+THREADS = [
+    "tests/trust/test_trust.py::test_harness_finds_no_fault[threads]",
+    "tests/ops/test_fresh_pattern.py",
+    "tests/ops/test_buffer_limit.py",
+    "tests/ops/test_factorized.py",
+]
 
 
 def main() -> int:
@@ -34,7 +39,11 @@ def main() -> int:
         copy = Copy(Path(folder))
         flags = f"-fsanitize={FLAGS[kind]} -fno-omit-frame-pointer -g1"
         print("compiling the copy", flush=True)
-        copy.configure(f"-DCMAKE_CXX_FLAGS={flags}", f"-DCMAKE_MODULE_LINKER_FLAGS=-fsanitize={FLAGS[kind]}")
+        linker = f"-DCMAKE_MODULE_LINKER_FLAGS=-fsanitize={FLAGS[kind]}"
+        # Debug, without optimisation, but for the kernels.
+        copy.configure(
+            f"-DCMAKE_CXX_FLAGS={flags}", linker, "-DCMAKE_BUILD_TYPE=Debug", "-DLEARNSOLVE_OPTIMISATION=-O1"
+        )
         preload = " ".join(file_of(name) for name in RUNTIMES[kind])
         # One thread: libgomp, which is not instrumented, hides its barriers from ThreadSanitizer.
         copy.environment |= {
