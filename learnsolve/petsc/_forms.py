@@ -162,11 +162,11 @@ class BlockForm(Form):
         tensor_on(y.array_w).copy_(M(tensor_on(x.array_r)))
 
 
-def distributed(rows: CSR, n: int) -> Any:
-    """A Mat of the rows here."""
+def distributed(rows: CSR, like: Any) -> Any:
+    """A Mat of the rows here, of the size and the processes of another, which may be this one alone."""
     PETSc = engine()
     crow, col = (t.numpy().astype(PETSc.IntType) for t in (rows.crow_indices, rows.col_indices))
-    size = (rows.shape[0], n), (rows.shape[0], n)
-    mat = PETSc.Mat().createAIJ(size, csr=(crow, col, rows.values.detach().numpy()), comm=PETSc.COMM_WORLD)
+    csr = crow, col, rows.values.detach().numpy()
+    mat = PETSc.Mat().createAIJ(like.getSizes(), csr=csr, comm=like.getComm())
     mat.assemble()
     return mat
