@@ -6,6 +6,7 @@ The learned method is the polynomial of weights.safetensors, trained on 1,000 un
 import argparse
 import json
 import resource
+import sys
 import time
 from pathlib import Path
 
@@ -53,6 +54,7 @@ def main() -> None:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         if p.rank == 0:
             line = {
+                "command": f"mpirun -n {p.size} python measure.py {' '.join(sys.argv[1:])}",
                 "method": name,
                 "processes": p.size,
                 "shape": args.shape,

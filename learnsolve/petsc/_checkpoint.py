@@ -24,6 +24,8 @@ class Checkpoint:
                 "petsc.LearnedPC needs safetensors: pip install 'learnsolve[train]'", name="safetensors"
             ) from error
         self.path = str(path)
+        if not os.path.isfile(self.path):
+            raise FileNotFoundError(f"petsc.LearnedPC: there is no file {self.path}")
         try:
             self._file: Any = safe_open(self.path, "pt")
         except SafetensorError as error:

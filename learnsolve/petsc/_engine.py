@@ -6,6 +6,7 @@ import ctypes
 import os
 import sys
 import traceback
+import warnings
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -14,6 +15,8 @@ import numpy as np
 import torch
 
 OLDEST = (3, 18)
+# What launchers say of the number of processes: Open MPI, MPICH and Intel MPI, srun.
+_LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
 @cache
@@ -25,11 +28,18 @@ def engine() -> Any:
     """
     try:
         PETSc: Any = import_module("petsc4py.PETSc")
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise ImportError(
             "learnsolve.petsc needs petsc4py (pip install 'learnsolve[petsc]', or Debian's "
-            "python3-petsc4py and "
-            f"scripts/petsc.sh): {error}"
+            f"python3-petsc4py and scripts/petsc.sh): {error}",
+            name="petsc4py",
+        ) from error
+    except Exception as error:  # ValueError if it was compiled for another NumPy
+        raise ImportError(
+            f"learnsolve.petsc: petsc4py is installed, but cannot be imported with NumPy {np.__version__} "
+            f"({error}); Debian's needs a NumPy before 2 and runs by scripts/petsc.sh, another one is "
+            "reinstalled for this NumPy and PETSC_DIR",
+            name="petsc4py",
         ) from error
     version = PETSc.Sys.getVersion()[:2]
     if version < OLDEST:
@@ -37,12 +47,27 @@ def engine() -> Any:
     if np.dtype(PETSc.ScalarType) != np.float64:
         raise ImportError(
             f"learnsolve.petsc needs a PETSc of float64, got {np.dtype(PETSc.ScalarType)}; choose another "
-            f"build "
-            "by PETSC_DIR and PETSC_ARCH"
+            "build by PETSC_DIR and PETSC_ARCH"
         )
     if PETSc.COMM_WORLD.size > 1:
         sys.excepthook = _end_all
+    else:
+        _warn_if_alone()
     return PETSc
+
+
+def _warn_if_alone() -> None:
+    """A launcher of another MPI starts processes that do not know of one another: each has the whole problem,
+    and nothing fails."""
+    said = next(((name, os.environ[name]) for name in _LAUNCHED if name in os.environ), None)
+    if said and said[1] not in ("0", "1"):
+        warnings.warn(
+            f"learnsolve.petsc: {said[0]} says that {said[1]} processes were started, but PETSc sees one: "
+            "each of them solves the whole problem; start the program with the mpirun of the MPI that "
+            "petsc4py was compiled with",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def _end_all(kind: Any, error: BaseException, trace: Any) -> None:
@@ -71,6 +96,5 @@ def check_dtype(function: str, name: str, t: torch.Tensor) -> None:
     if t.dtype != torch.float64 or not t.is_cpu:
         raise TypeError(
             f"{function}: {name} must be float64 on the CPU, as PETSc's numbers are, got {t.dtype} on "
-            f"{t.device}; "
-            "convert it with .to()"
+            f"{t.device}; convert it with .to('cpu', torch.float64)"
         )

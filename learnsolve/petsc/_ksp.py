@@ -49,6 +49,10 @@ _STATUS = {
 }
 
 
+# PETSc's errors for what a caller has chosen: not supported, of wrong size, state, value or type, no package.
+_REFUSED = {56, 60, 62, 63, 75, 86, 92}
+
+
 class Ended(NamedTuple):
     """A column: norms, that of b - A x0 first and the true one last, and the code of its Status."""
 
@@ -113,6 +117,17 @@ class System:
                         f"{function}: PETSc has not used options[{key!r}] for method {method!r} and this M; "
                         "correct its name, or leave it out"
                     )
+        except PETSc.Error as error:
+            if error.ierr not in _REFUSED:
+                raise
+            what = f"M {M!r}" if isinstance(M, str) else "this M"
+            blocks = ""
+            if PETSc.COMM_WORLD.size > 1 and M in ("icc", "ilu"):
+                blocks = f"; in several processes take M='bjacobi', options={{'sub_pc_type': {M!r}}}"
+            raise ValueError(
+                f"{function}: PETSc refuses method {method!r} with {what} and options {options}: "
+                f"{_said(error)}{blocks}"
+            ) from error
         finally:
             for key in options:
                 database.delValue(prefix + key.removeprefix("-"))
@@ -205,9 +220,16 @@ def _typed(function: str, name: str, set_type: Any, value: str) -> None:
     try:
         set_type(value)
     except engine().Error as error:
+        file = "; a file of trained weights is petsc.LearnedPC(file)" if "." in value else ""
         raise ValueError(
-            f"{function}: {name} {value!r} is none of this PETSc's ({str(error).splitlines()[0]})"
+            f"{function}: {name} {value!r} is none of this PETSc's ({str(error).splitlines()[0]}){file}"
         ) from None
+
+
+def _said(error: Any) -> str:
+    """The message, without the code, the calls and the links before it."""
+    lines = [line.split("] ", 1)[-1] for line in str(error).splitlines()[1:]]
+    return " ".join(line for line in lines if "() at " not in line and "https:" not in line).rstrip(".")
 
 
 def stacked(ended: list[Ended]) -> tuple[Tensor, Tensor]:

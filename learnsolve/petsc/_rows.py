@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from learnsolve import _check
 from learnsolve.petsc._processes import processes
 
 
@@ -30,6 +31,7 @@ def share(n: int) -> tuple[int, int]:
     >>> petsc.share(10)
     (0, 10)
     """
+    n = _check.integer("petsc.share", "n", n, 0)
     rank, size = processes().rank, processes().size
     return n * rank // size, n * (rank + 1) // size
 
@@ -55,11 +57,20 @@ class Rows:
             listed = ", ".join(f"({a}, {b})" for a, b in zip(starts, ends, strict=True))
             raise ValueError(
                 f"{function}: the {name}s of the processes must follow one another from 0 to n = {n}, got "
-                f"{listed}; "
-                "petsc.share(n) divides n rows"
+                f"{listed}; petsc.share(n) divides n rows"
             )
         self.starts = torch.tensor([*starts, n])
         self.most = int((ranges[:, 1] - ranges[:, 0]).max())
+
+    def check(self, function: str, name: str, t: Tensor) -> None:
+        """t must be the rows here of a vector, or of several."""
+        if t.dim() not in (1, 2) or t.shape[0] != self.count:
+            whole = t.dim() in (1, 2) and t.shape[0] == self.rows
+            raise ValueError(
+                f"{function}: {name} must be the rows of this process, ({self.count},) or ({self.count}, k), "
+                f"got shape {tuple(t.shape)}"
+                + (f", those of all processes; pass {name}[{self.lo}:{self.hi}]" if whole else "")
+            )
 
     def same(self, other: Rows) -> bool:
         return self is other or torch.equal(self.starts, other.starts)
@@ -81,8 +92,7 @@ class Rows:
                 if value.shape[-1] != self.count:
                     raise ValueError(
                         f"{name}: {key} must have one number for each of the {self.count} rows of this "
-                        f"process, "
-                        f"or one for all rows in every process, got shape {tuple(value.shape)}"
+                        f"process, or one for all rows in every process, got shape {tuple(value.shape)}"
                     )
                 return value
         return processes().copies(value)

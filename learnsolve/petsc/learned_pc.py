@@ -153,7 +153,7 @@ class LearnedPC:
             crow, col, first = file.rows("", lo, hi)
             values = file.part("values", first, first + len(col)).double()
             L = CSR(values, SparsityPattern(crow, col, (hi - lo, n)))
-            return ProductForm(distributed(L, n)), "ApproximateInverse"
+            return ProductForm(distributed(L, mat)), "ApproximateInverse"
         if "L.crow_indices" in names:
             _check_rows(file, "L.crow_indices", n + 1)
             return BlockForm(mat, lambda _: self._factors(file, lo, hi)), "IncompleteFactor, block Jacobi"

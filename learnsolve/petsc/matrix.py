@@ -15,7 +15,7 @@ from learnsolve.pattern import SparsityPattern, as_numpy
 from learnsolve.petsc._engine import check_dtype, engine
 from learnsolve.petsc._halo import Halo
 from learnsolve.petsc._processes import processes
-from learnsolve.petsc._rows import Rows
+from learnsolve.petsc._rows import Rows, share
 
 LIMIT = 100_000_000  # entries that `to_scipy` gathers in every process
 
@@ -89,9 +89,10 @@ class Matrix:
         n = _check.integer(name, "n", n, 0)
         rows = Rows(name, "row_range", row_range, n)
         if pattern.shape[0] != rows.count:
+            whole = f"; of the whole matrix C take C[{rows.lo}:{rows.hi}]" if pattern.shape[0] == n else ""
             raise ValueError(
                 f"{name}: the pattern must have the {rows.count} rows of row_range {row_range}, got shape "
-                f"{pattern.shape}"
+                f"{pattern.shape}{whole}"
             )
         if values.shape != (pattern.nnz,):
             raise ValueError(
@@ -102,8 +103,7 @@ class Matrix:
             if pattern.shape[1] != n:
                 raise ValueError(
                     f"{name}: a matrix of shape ({n}, {pattern.shape[1]}) needs column_range, the entries "
-                    f"here of "
-                    "the vectors that it is applied to"
+                    "here of the vectors that it is applied to"
                 )
             columns = rows
         else:
@@ -121,9 +121,14 @@ class Matrix:
     @classmethod
     def from_scipy(cls, S: Any) -> Matrix:
         """The `share` of a square SciPy array that every process has: for tests and small matrices."""
-        from learnsolve.petsc._rows import share
-
+        name = "petsc.Matrix.from_scipy"
+        if not (scipy.sparse.issparse(S) or isinstance(S, np.ndarray)):
+            raise TypeError(
+                f"{name}: S must be a SciPy sparse array, got {type(S).__name__}; rows of a CSR, or of "
+                "mat.getValuesCSR() of a Mat, are given to petsc.Matrix.from_rows"
+            )
         S = scipy.sparse.csr_array(S)
+        _check.square(name, "S", S.shape)
         lo, hi = share(S.shape[0])
         return cls.from_rows(CSR.from_scipy(S[lo:hi]), (lo, hi))
 
@@ -143,6 +148,7 @@ class Matrix:
 
     def with_values(self, values: Tensor) -> Matrix:
         """The same structure with other values, without communication."""
+        _check.tensor("petsc.Matrix.with_values", "values", values)
         check_dtype("petsc.Matrix.with_values", "values", values)
         if values.shape != (self.nnz,):
             raise ValueError(
@@ -189,12 +195,7 @@ class Matrix:
             raise ValueError(
                 f"{function}: A must be square, with one range for rows and columns, got {self!r}"
             )
-        if b.dim() > 2 or b.shape[0] != self._structure.rows.count:
-            raise ValueError(
-                f"{function}: b must have the {self._structure.rows.count} rows of A in this process, "
-                f"(n,) or "
-                f"(n, k), got shape {tuple(b.shape)}"
-            )
+        self._structure.rows.check(function, "b", b)
         return Operator(self)
 
     def diagonal(self) -> Tensor:

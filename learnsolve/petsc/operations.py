@@ -56,16 +56,14 @@ def spmm(A: Matrix, x: Tensor, *, transpose: bool = False) -> Tensor:
     """
     name = "petsc.spmm"
     if not isinstance(A, Matrix):
-        raise TypeError(f"{name}: A must be a petsc.Matrix, got {type(A).__name__}; for a CSR use ops.spmm")
+        raise TypeError(
+            f"{name}: A must be a petsc.Matrix, got {type(A).__name__}; make one with "
+            "petsc.Matrix.from_rows, or for a CSR use ops.spmm"
+        )
     _check.tensor(name, "x", x)
     check_dtype(name, "x", x)
     _check.flag(name, "transpose", transpose)
-    count = (A.across if transpose else A._structure.columns).count
-    if x.dim() not in (1, 2) or x.shape[0] != count:
-        raise ValueError(
-            f"{name}: x must be the rows of this process, ({count},) or ({count}, k), got shape "
-            f"{tuple(x.shape)}"
-        )
+    (A._structure.rows if transpose else A._structure.columns).check(name, "x", x)
     return multiply(A.values, A._structure, x, transpose)
 
 

@@ -92,7 +92,8 @@ def solve(
     name = "petsc.solve"
     if not isinstance(A, Matrix):
         raise TypeError(
-            f"{name}: A must be a petsc.Matrix, got {type(A).__name__}; for a CSR use learnsolve.solve"
+            f"{name}: A must be a petsc.Matrix, got {type(A).__name__}; make one with "
+            "petsc.Matrix.from_rows, or for a CSR use learnsolve.solve"
         )
     for key, value in (("rtol", rtol), ("atol", atol)):
         _check.tolerance(name, key, value)
@@ -111,6 +112,13 @@ def solve(
             )
     if torch._C._are_functorch_transforms_active():
         raise NotImplementedError(f"{name}: does not run under transformations of torch.func; use backward")
+    if not isinstance(method, str):
+        raise TypeError(f'{name}: method must be the name of a KSP type, "cg", got {type(method).__name__}')
+    if not isinstance(options or {}, Mapping) or not all(isinstance(key, str) for key in options or ()):
+        raise TypeError(
+            f'{name}: options must map names of PETSc\'s options to values, {{"sub_pc_type": "icc"}}, got '
+            f"{options!r}"
+        )
     M = _preconditioner(name, M)
     if rtol == 0 and tracked(b, *operator.parameters):
         raise ValueError(f"{name}: a gradient is solved for relative to itself, and rtol is 0; give one")
@@ -124,10 +132,13 @@ def solve(
 def _preconditioner(name: str, M: Any) -> Any:
     if M is None or isinstance(M, str):
         return M
-    if isinstance(M, type) or not hasattr(M, "apply"):
+    # The apply of a module is that of torch.
+    if isinstance(M, (type, torch.nn.Module)) or not hasattr(M, "apply"):
+        given = M.__name__ if isinstance(M, type) else type(M).__name__
         raise TypeError(
-            f"{name}: M must be the name of a PC type, None or a petsc.LearnedPC, got "
-            f"{M.__name__ if isinstance(M, type) else type(M).__name__}"
+            f"{name}: M must be the name of a PC type, None or a petsc.LearnedPC, got {given}; "
+            "petsc.LearnedPC(source) makes one of a file, a Polynomial or a function from a block to a "
+            "Preconditioner"
         )
     return M
 

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from distributed import close, numbers, own_rows
+from distributed import close, distributed, numbers, own_rows, random_matrix
 from petsc4py import PETSc
 
 import learnsolve as ls
 from learnsolve import petsc
+from learnsolve.petsc._forms import PolynomialForm, tensor_on
 from learnsolve.petsc._processes import processes
 
 N = 49
@@ -125,9 +126,28 @@ def test_an_application_uses_a_file_by_options(name, module, dense, option):
         options.delValue(key)
 
 
-def test_vectors_are_not_copied():
-    from learnsolve.petsc._forms import tensor_on
+@pytest.mark.parametrize("interval", [None, (0.3, 1.9)])
+@pytest.mark.parametrize("degree", range(6))
+def test_polynomials_of_each_degree_and_their_transposes(degree, interval):
+    """Three vectors take turns, and that of the result is one of them: whatever it holds before."""
+    S = random_matrix(N, False)
+    D = ls.CSR.from_scipy(S)
+    c = (0.5 + numbers(degree + 1, seed=degree).abs()).tolist()
+    M = PRECONDITIONERS.MatrixPolynomial(D, c, interval=interval)(torch.eye(N, dtype=torch.float64))
+    mat = distributed(S).to_petsc()
+    form, (x, y) = PolynomialForm(mat, c, interval), mat.createVecs()
+    (lo, hi), r = mat.getOwnershipRange(), numbers(N, seed=7)
+    x.array_w[:] = r[lo:hi].numpy()
+    for transpose, dense in ((False, M), (True, M.T), (False, M)):
+        y.set(float("nan"))
+        form.apply(x, y, transpose)
+        close(torch.from_numpy(y.array_r.copy()), (dense @ r)[lo:hi], 1e-13)
+    assert np.array_equal(x.array_r, r[lo:hi].numpy())
+    for each in (form, mat, x, y):
+        each.destroy()
 
+
+def test_vectors_are_not_copied():
     v = PETSc.Vec().createMPI((5, None))
     v.set(1.0)
     assert tensor_on(v.array_r).data_ptr() == v.array_r.ctypes.data

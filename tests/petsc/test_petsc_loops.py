@@ -168,7 +168,7 @@ def test_what_loops_cannot_do_is_refused():
     b = own_rows(A, numbers(8))
     with pytest.raises(NotImplementedError, match="pass lmax="):
         ls.solvers.chebyshev(A, b, iterations=3)
-    with pytest.raises(ValueError, match="rows of A in this process"):
+    with pytest.raises(ValueError, match="b must be the rows of this process"):
         ls.solvers.cg(A, numbers(9))
     with pytest.raises(TypeError, match="float64 on the CPU"):
         ls.solvers.cg(A, b.float())
