@@ -10,6 +10,7 @@ from torch import Tensor
 
 import learnsolve as ls
 from learnsolve._buffer_limit import nothing_kept
+from learnsolve._plain import plain_tensors
 
 UNIT_ROUNDOFF = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
 
@@ -42,14 +43,15 @@ def pattern_of(S: scipy.sparse.sparray, index: torch.dtype = torch.int64) -> ls.
     S.sort_indices()
     crow, col = (torch.tensor(a.astype(np.int64), dtype=index) for a in (S.indptr, S.indices))
     P = ls.SparsityPattern(crow, col, S.shape)
-    coordinates(P)  # here, because .numpy() is not to be had inside a transformation of torch.func
+    coordinates(P)  # here, because .numpy() is not available inside a transformation of torch.func
     return P
 
 
 @functools.lru_cache(maxsize=256)
 def coordinates(P: ls.SparsityPattern) -> tuple[np.ndarray, np.ndarray]:
     """Row and column of each entry, by NumPy alone."""
-    crow, col = P.crow_indices.cpu().numpy(), P.col_indices.cpu().numpy()
+    with plain_tensors():  # what the cache has dropped may be asked for inside a transformation
+        crow, col = P.crow_indices.cpu().numpy(), P.col_indices.cpu().numpy()
     return np.repeat(np.arange(P.shape[0]), np.diff(crow)), col.astype(np.int64)
 
 

@@ -106,13 +106,16 @@ def _norm(A: Any, y: Tensor) -> Tensor:
 
 
 def _least_residual(A: Any, At: Any, b: Tensor) -> Tensor:
-    """b - A x after some steps of conjugate gradients for least squares."""
+    """b - A x after some steps of conjugate gradients for least squares. Directions and their images have a
+    length of about one, whatever A's: no square leaves the dtype's range."""
     r, s = b, At(b)
-    p, square = s, dot(s, s)
+    length = size(s)
+    p = divide(s, length, length > 0)
     for _ in range(min(_STEPS, rows(b))):
         q = A(p)
-        r = r - divide(square, dot(q, q), square > 0) * q
-        s, before = At(r), square
-        square = dot(s, s)
-        p = s + divide(square, before, before > 0) * p
+        q = divide(q, size(q), size(q) > 0)
+        r = r - dot(q, r) * q
+        s, before = At(r), length
+        length = size(s)
+        p = divide(s, length, length > 0) + divide(length, before, before > 0) * p
     return r

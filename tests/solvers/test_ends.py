@@ -285,6 +285,23 @@ def test_an_absolute_tolerance_far_above_b():
         assert torch.linalg.vector_norm(b - A @ solution.x) <= 1e-8
 
 
+@quiet
+def test_the_search_for_a_cause_stays_within_the_range():
+    """Squares of A A^T b overflow in float32; each product with A is finite all the same."""
+    A = ls.CSR.from_dense(1e18 * torch.tensor([[3.6, 0.0, -1.5], [0.0, -7.1, 1.7], [-1.5, 1.7, 5.2]]))
+    found = []
+
+    def product(x):
+        found.append(A @ x)
+        return found[-1]
+
+    b = torch.tensor([2.1, 1.8, 0.1])
+    M = ls.CSR.from_dense(1e-18 * torch.eye(3))
+    solution = S.fcg(product, b, M=M, transpose=lambda y: A.T @ y)
+    assert solution.status is Status.INDEFINITE
+    assert all(bool(y.isfinite().all()) for y in found)
+
+
 @pytest.mark.parametrize("name", RECTANGULAR)
 @pytest.mark.parametrize(("dtype", "large"), [(torch.float64, 1e160), (torch.float32, 1e19)], ids=str)
 def test_norms_that_overflow_prove_nothing(name, dtype, large):
