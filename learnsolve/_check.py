@@ -32,7 +32,7 @@ def matrix(function: str, name: str, A: Any, remedy: str = MAKE) -> None:
         if isinstance(getattr(A, "matrix", None), CSR):  # a BlockBatch
             remedy = f"; pass {name}.matrix, its block-diagonal CSR"
         if hasattr(A, "row_range"):  # a petsc.Matrix
-            remedy = "; for a petsc.Matrix there are petsc.spmm, petsc.solve and the solvers cg, minres, ..."
+            remedy = "; a petsc.Matrix goes to petsc.spmm, petsc.solve and the solvers (cg, minres, ...)"
         raise TypeError(f"{function}: {name} must be a CSR, got {type(A).__name__}{remedy}")
 
 

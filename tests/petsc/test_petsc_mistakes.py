@@ -99,7 +99,7 @@ def test_matrices_of_other_types_are_refused(A):
         petsc.Matrix.from_scipy(sp.csr_array((12, 5)))
     with refused(TypeError, "with_values: values must be a torch.Tensor, got list"):
         A.with_values([1.0])
-    with refused(TypeError, "spmm: A must be a CSR, got Matrix; for a petsc.Matrix there are petsc.spmm"):
+    with refused(TypeError, "spmm: A must be a CSR, got Matrix; a petsc.Matrix goes to petsc.spmm"):
         ls.ops.spmm(A, b)
     with refused(TypeError, "solve: A must be a CSR, got Matrix; for a petsc.Matrix there are"):
         ls.solve(A, b)
