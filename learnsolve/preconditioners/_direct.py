@@ -12,6 +12,7 @@ from learnsolve.ops._operands import plain_values
 from learnsolve.ops._symmetry import numbers
 from learnsolve.ops.spsolve import Factorized, factorized
 
+_BATCHED = 64  # rows up to which blocks are inverted in a batch: LAPACK takes one thread for each
 _DENSE = 500  # rows up to which an inverse is kept: 2 MB in float64
 
 
@@ -23,7 +24,7 @@ def inverses(D: Tensor, singular: Callable[[int], Exception]) -> Tensor:
         return torch.zeros_like(D)
     if torch.compiler.is_dynamo_compiling():
         return torch.linalg.inv(D)  # raises where D is exactly singular: values cannot be read here
-    X = torch.linalg.inv_ex(D).inverse
+    X = _inverse(D)
     d, x = numbers(D), numbers(X)
     norms = (t.abs().sum(-1).amax(-1) for t in (d, x))
     condition = torch.stack(torch.broadcast_tensors(*norms)).prod(0).reshape(-1)
@@ -31,6 +32,14 @@ def inverses(D: Tensor, singular: Callable[[int], Exception]) -> Tensor:
     if bad.any():
         raise singular(int(bad.nonzero()[0]))
     return X
+
+
+def _inverse(D: Tensor) -> Tensor:
+    """Larger blocks one after another on the CPU. For a batch, torch calls LAPACK from several threads, and
+    oneMKL's parallel LU (in torch 2.13, with two or more threads) then hangs or returns wrong pivots."""
+    if D.is_cpu and D.dim() > 2 and D.shape[-1] > _BATCHED:
+        return torch.stack([torch.linalg.inv_ex(B).inverse for B in D.flatten(0, -3)]).reshape(D.shape)
+    return torch.linalg.inv_ex(D).inverse
 
 
 def cholesky(M: Tensor) -> Tensor | None:

@@ -271,3 +271,19 @@ def test_bad_matrices():
         P.AdditiveSchwarz(batch, [range(10), range(10, 20)], overlap=0)
     with pytest.raises(ValueError, match=r"hold .* numbers, at most .* more subdomains"):
         P.AdditiveSchwarz(ls.problems.poisson((200, 200)), n_subdomains=2)
+
+
+def test_large_subdomains_on_any_number_of_threads():
+    """torch's own batch of inverses hangs, or has wrong pivots, for blocks of this size in two threads."""
+    A, r, before = ls.problems.poisson((42, 42)), normal((42 * 42,)), torch.get_num_threads()
+    found = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            M = P.AdditiveSchwarz(A, n_subdomains=2)
+            assert M.inverses[0].shape == (2, 928, 928)
+            found.append(M(r))
+    finally:
+        torch.set_num_threads(before)
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=1e-12, atol=1e-12)

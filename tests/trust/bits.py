@@ -27,7 +27,8 @@ MODULES = {
     "TriangularSolve",
 }  # of functions in CALLS
 RESULTS = {"Factorized", "IncompleteCholesky", "IncompleteLU"}
-BLAS = {"extreme_eigenvalues"}  # whose products of dense matrices are split among its threads
+# Whose products of dense matrices, or inverses of large blocks, are split among the threads of BLAS.
+BLAS = {"extreme_eigenvalues", "preconditioner AdditiveSchwarz"}
 RULES = {"heavyball_parameters", "richardson_weight"}  # of numbers
 
 
