@@ -288,16 +288,18 @@ def test_an_absolute_tolerance_far_above_b():
 @quiet
 def test_the_search_for_a_cause_stays_within_the_range():
     """Squares of A A^T b overflow in float32; each product with A is finite all the same."""
-    A = ls.CSR.from_dense(1e18 * torch.tensor([[3.6, 0.0, -1.5], [0.0, -7.1, 1.7], [-1.5, 1.7, 5.2]]))
+    rows = [[3.63325, 0, 0, 0, -1.53869], [0, -7.09431, 1.74328, 0.812086, 0], [0, 1.74328, 5.15444, 0, 0]]
+    rows += [[0, 0.812086, 0, -4.03631, -1.12966], [-1.53869, 0, 0, -1.12966, 4.76291]]
+    A = ls.CSR.from_dense(1e18 * torch.tensor(rows))
     found = []
 
     def product(x):
         found.append(A @ x)
         return found[-1]
 
-    b = torch.tensor([2.1, 1.8, 0.1])
-    M = ls.CSR.from_dense(1e-18 * torch.eye(3))
-    solution = S.fcg(product, b, M=M, transpose=lambda y: A.T @ y)
+    b = torch.tensor([2.10572, 1.75259, 0.0827515, -0.448662, 0.425299])
+    M = ls.CSR.from_dense(1e-18 * torch.eye(5))
+    solution = S.fcg(product, b, M=M)
     assert solution.status is Status.INDEFINITE
     assert all(bool(y.isfinite().all()) for y in found)
 
