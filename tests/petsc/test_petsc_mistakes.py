@@ -101,7 +101,7 @@ def test_matrices_of_other_types_are_refused(A):
         A.with_values([1.0])
     with refused(TypeError, "spmm: A must be a CSR, got Matrix; a petsc.Matrix goes to petsc.spmm"):
         ls.ops.spmm(A, b)
-    with refused(TypeError, "solve: A must be a CSR, got Matrix; for a petsc.Matrix there are"):
+    with refused(TypeError, "solve: A must be a CSR, got Matrix; a petsc.Matrix goes to petsc.spmm"):
         ls.solve(A, b)
     mat.destroy()
 
