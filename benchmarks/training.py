@@ -160,10 +160,8 @@ def cycles(run: Run, points: int) -> None:
 
     def ours() -> Callable[[], Task]:
         def loss() -> Tensor:
-            E, U = ls.analysis.ErrorPropagator(A, learned.current()), errors
-            for _ in range(count):
-                U = E(U)
-            return U.square().sum().log()
+            E = ls.analysis.ErrorPropagator(A, learned.current(), sweeps=count)
+            return E(errors).square().sum().log()
 
         parameters = list(learned.parameters())
         return stepper(loss, parameters, torch.optim.Adam(parameters, lr=1e-4))

@@ -56,6 +56,16 @@ STABLE_TORCH_LIBRARY(learnsolve, m) {
       "csr_richardson_backward(Tensor[] A, Tensor[] At, Tensor values, Tensor scale, Tensor? momentum, "
       "Tensor b, Tensor? before, Tensor[] kept, Tensor[] cotangents, int iterations, int stride, bool[] "
       "needs) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+  // A linear function of b, (n, k), in steps of five numbers: kind, operand, transpose, registers x and y, as
+  // ops/linear_steps.cpp has them. Register 0 is b, register i the result of step i. operands: the values of
+  // the matrices, each with the structures of A and A^T in `structures`, then vectors and dense matrices. All
+  // registers but b if `keep`, or the last one.
+  m.def("linear_steps(Tensor[] structures, Tensor[] operands, Tensor b, int[] steps, bool keep) -> Tensor[]");
+  // Its gradients for b and the operands; those that `needs` does not ask for are empty. registers: b and
+  // those of the forward.
+  m.def(
+      "linear_steps_backward(Tensor[] structures, Tensor[] operands, Tensor[] registers, Tensor g, int[] "
+      "steps, bool[] needs) -> Tensor[]");
   // Incomplete factors of A's values, L and, for LU, U behind it, by a plan (kernels/elimination.h): order,
   // source, pivot, ptr, pairs, units, the places of L's ones, and sizes, the numbers of entries of the
   // factors and of values, on the host; on a CUDA device also where the levels of the steps begin, on the

@@ -80,15 +80,12 @@ def train(stencils: Stencils, n: int, steps: int) -> list[dict]:
     generator = torch.Generator().manual_seed(0)
     history = []
     for step in range(steps):
-        E = ls.analysis.ErrorPropagator(A, stencils.cycle(A, H))
+        E = ls.analysis.ErrorPropagator(A, stencils.cycle(A, H), sweeps=CYCLES)
         if n == SIZES[0]:
             U = torch.eye(n * n, dtype=A.dtype)  # as cheap as a few columns
         else:
             U = 2.0 * torch.randint(0, 2, (n * n, COLUMNS), generator=generator).to(A.dtype) - 1
-        columns = U.shape[1]
-        for _ in range(CYCLES):
-            U = E(U)
-        loss = (U.square().sum() / columns).log()
+        loss = (E(U).square().sum() / U.shape[1]).log()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -13,6 +13,9 @@ from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.analysis._operands import linear, space_of, with_batch_of
+from learnsolve.csr import CSR
+from learnsolve.ops._linear_steps import LinearSteps, product
+from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.solvers._operator import as_operator, as_preconditioner
 
 
@@ -27,6 +30,7 @@ class ErrorPropagator:
         a callable on blocks of columns (n, k)
     M : a preconditioner, as for solvers; Jacobi(A) for Jacobi's method; the identity if not given
     weight : number or Tensor of shape (), (n,), or for N sweeps (N, 1) or (N, n)
+    sweeps : int >= 1, N, for one weight
     n, dtype : size and dtype (float64 if not given) of a callable A
 
     Raises
@@ -41,7 +45,8 @@ class ErrorPropagator:
     For a batch of matrices, or of preconditioners, it is a batch of propagators, and X has shape (..., n, k).
 
     Applying it to a vector (n,) or a block of columns (..., n, k) costs N products with A and with M, and is
-    differentiable with respect to A, M and weight.
+    differentiable with respect to A, M and weight. With an `AMG` of smoother="jacobi" and the weight 1 all
+    sweeps are one compiled operation.
 
     Examples
     --------
@@ -60,6 +65,7 @@ class ErrorPropagator:
         M: Any = None,
         weight: float | Tensor = 1.0,
         *,
+        sweeps: int | None = None,
         n: int | None = None,
         dtype: torch.dtype | None = None,
     ):
@@ -67,10 +73,11 @@ class ErrorPropagator:
         space = with_batch_of(name, space_of(name, "A", A, n, dtype), M)
         self.shape, self.dtype, self.device = (space.n, space.n), space.dtype, space.device
         self.batch_shape = space.batch
-        start = space.for_all(space.start())
+        start = space.for_all(torch.empty(space.n, 1, dtype=space.dtype, device=space.device))
         linear(name, "the error propagator", M)
         self.A = as_operator(name, A, start, None, ())
         self.M = as_preconditioner(name, "M", M, start)
+        weighted = isinstance(weight, Tensor) or weight != 1
         if not isinstance(weight, Tensor):
             if isinstance(weight, bool) or not isinstance(weight, Real):
                 raise TypeError(f"{name}: weight must be a number or a Tensor, got {type(weight).__name__}")
@@ -81,7 +88,23 @@ class ErrorPropagator:
                 f"{name}: weight must have shape (), ({space.n},), (N, 1) or (N, {space.n}), got "
                 f"{tuple(weight.shape)}"
             )
-        self.weight = weight
+        if sweeps is not None:
+            sweeps = _check.integer(name, "sweeps", sweeps, 1)
+            if weight.dim() == 2:
+                raise ValueError(
+                    f"{name}: sweeps is for one weight, got weights for {len(weight)} sweeps; leave it out"
+                )
+        self.weight, self.sweeps = weight, len(weight) if weight.dim() == 2 else sweeps or 1
+        recorded = M._recorded(False) if isinstance(M, Preconditioner) else None
+        self._steps: LinearSteps | None = None
+        if recorded and isinstance(A, CSR) and not A.batch_shape and not weighted:
+            cycle, matrices, others = recorded
+
+            def sweep(X: Any) -> Any:
+                return X - cycle(product(A.values, X, A.pattern, False))
+
+            self._preconditioner = M
+            self._steps = LinearSteps(sweep, [A, *matrices], others, self.sweeps)
 
     def __call__(self, X: Tensor) -> Tensor:
         """E X, of X's shape, (n,) or (..., n, k)."""
@@ -106,12 +129,16 @@ class ErrorPropagator:
         return self._columns(X.unsqueeze(-1)).squeeze(-1)
 
     def _columns(self, X: Tensor) -> Tensor:
+        if self._steps is not None:
+            self._preconditioner._check_unchanged()
+            return self._steps(X)
         weight = self.weight
-        for w in weight if weight.dim() == 2 else (weight,):
+        for w in weight if weight.dim() == 2 else [weight] * self.sweeps:
             Z = self.A(X)
             Z = Z if self.M is None else self.M(Z)
             X = X - (w if w.dim() == 0 else w.unsqueeze(-1)) * Z
         return X
 
     def __repr__(self) -> str:
-        return f"ErrorPropagator(shape={self.shape}, weight={tuple(self.weight.shape)})"
+        weight = tuple(self.weight.shape)
+        return f"ErrorPropagator(shape={self.shape}, weight={weight}, sweeps={self.sweeps})"

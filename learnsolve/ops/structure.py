@@ -77,6 +77,8 @@ def diagonal(A: CSR, k: int = 0) -> Tensor:
     at = A.pattern.diagonal_positions if k == 0 else A.pattern._planned(_plan_diagonal, k)
     if A.nnz == 0:
         return A.values.sum(-1, keepdim=True).expand(A.batch_shape + at.shape)  # zeros, with a graph
+    if k == 0 and not torch.compiler.is_dynamo_compiling() and A.pattern._missing_diagonal < 0:
+        return A.values.index_select(-1, at)
     return torch.where(at >= 0, A.values.index_select(-1, at.clamp(min=0)), 0)
 
 

@@ -2,12 +2,14 @@
 
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from learnsolve._plain import plain_tensors
 from learnsolve.csr import CSR
+from learnsolve.ops._linear_steps import dense_product
 from learnsolve.ops._operands import plain_values
 from learnsolve.ops._symmetry import numbers
 from learnsolve.ops.spsolve import Factorized, factorized
@@ -26,8 +28,7 @@ def inverses(D: Tensor, singular: Callable[[int], Exception]) -> Tensor:
         return torch.linalg.inv(D)  # raises where D is exactly singular: values cannot be read here
     X = _inverse(D)
     d, x = numbers(D), numbers(X)
-    norms = (t.abs().sum(-1).amax(-1) for t in (d, x))
-    condition = torch.stack(torch.broadcast_tensors(*norms)).prod(0).reshape(-1)
+    condition = (d.abs().sum(-1).amax(-1) * x.abs().sum(-1).amax(-1)).reshape(-1)
     bad = ~(condition * 16 * torch.finfo(d.dtype).eps < 1)  # of a NaN too
     if bad.any():
         raise singular(int(bad.nonzero()[0]))
@@ -119,8 +120,8 @@ class DirectSolver:
             if bad >= 0:
                 raise singular(bad)
 
-    def __call__(self, b: Tensor, transpose: bool) -> Tensor:
+    def __call__(self, b: Any, transpose: bool) -> Any:
         if self.inverse is None:
             assert self.factors is not None
             return self.factors.solve(b, transpose=transpose)
-        return (self.inverse.mT if transpose else self.inverse) @ b
+        return dense_product(self.inverse, b, transpose)

@@ -21,7 +21,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from learnsolve import _check, _device_analysis
 from learnsolve.csr import CSR
 from learnsolve.ops._dots import times
-from learnsolve.ops._product import product
+from learnsolve.ops._linear_steps import product, scaled_rows
 from learnsolve.ops._triangular import Side, solve
 from learnsolve.ops.structure import diagonal, scale_rows, shared_inverse_diagonal
 from learnsolve.ops.triangle import tril, triu
@@ -52,7 +52,7 @@ class Jacobi(_Explicit):
         self.A, self.scale = A, times(shared_inverse_diagonal(A, function), weight).unsqueeze(-1)
 
     def step(self, r: Tensor, transpose: bool) -> Tensor:
-        return self.scale * r
+        return scaled_rows(self.scale, r)
 
 
 class Chebyshev(_Explicit):

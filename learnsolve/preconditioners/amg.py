@@ -8,7 +8,7 @@ Source: Briggs, Henson, McCormick, "A Multigrid Tutorial" (2000), chapters 3 and
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from learnsolve import _check, _device_analysis
 from learnsolve._unchanged import Unchanged
 from learnsolve.csr import CSR
-from learnsolve.ops._product import product
+from learnsolve.ops._linear_steps import LinearSteps, product
 from learnsolve.ops._symmetry import symmetry
 from learnsolve.ops.spgemm import galerkin, spgemm
 from learnsolve.ops.structure import shared_inverse_diagonal
@@ -185,9 +185,10 @@ class AMG(Preconditioner):
         operators, levels, radii, used = [A], [], [], []
         for number, (P, R) in enumerate(zip(hierarchy.prolongations, hierarchy.restrictions, strict=True)):
             function = f"AMG, level {number}" if number else "AMG"
-            shared_inverse_diagonal(A, function)
             given = hierarchy.radii[number]
             asked = smoother == "chebyshev" or (smoother == "jacobi" and weights is None)
+            if asked or smoother == "gauss_seidel":
+                shared_inverse_diagonal(A, function)  # or a ValueError
             radius = spectral_radius(A) if given is None and asked else given or 0.0
             radii.append(radius or None)
             if smoother == "jacobi":
@@ -201,6 +202,7 @@ class AMG(Preconditioner):
             A = galerkin(P, A) if R is None else spgemm(R, spgemm(A, P))
             operators.append(A)
         self._levels = tuple(levels)
+        self._steps: dict[bool, LinearSteps | None] = {}  # the cycle and its transpose, once used
         remedy = 'use coarse_solver="pinv" (for at most 2000 unknowns), coarsen further'
         self._coarsest = DirectSolver("AMG", A, pseudo, remedy)
         self.operators = tuple(operators)
@@ -242,10 +244,25 @@ class AMG(Preconditioner):
         return sum(A.nnz for A in self.operators) / max(self.operators[0].nnz, 1)
 
     def _columns(self, R: Tensor) -> Tensor:
-        return self._correction(0, R, self.cycle, False)
+        return self._run(R, False)
 
     def _transposed(self, R: Tensor) -> Tensor:
-        return self._correction(0, R, self.cycle, True)
+        return self._run(R, True)
+
+    def _run(self, R: Tensor, transpose: bool) -> Tensor:
+        if transpose not in self._steps:
+            recorded = self._recorded(transpose)
+            self._steps[transpose] = recorded and LinearSteps(*recorded)
+        steps = self._steps[transpose]
+        return self._correction(0, R, self.cycle, transpose) if steps is None else steps(R)
+
+    def _recorded(self, transpose: bool) -> tuple[Callable, Sequence[CSR], Sequence[Tensor]] | None:
+        """Cycles of Jacobi sweeps and a dense inverse."""
+        if self.weights is None or not self._levels or self._coarsest.inverse is None or self.batch_shape:
+            return None
+        matrices = [T for level in self._levels for T in (level.A, level.P, level.R) if T is not None]
+        others = [*(level.S.scale for level in self._levels), self._coarsest.inverse]  # type: ignore[union-attr]
+        return (lambda b: self._correction(0, b, self.cycle, transpose)), matrices, others
 
     def _correction(self, number: int, b: Tensor, cycles: str, transpose: bool) -> Tensor:
         """The cycles from zero one after the other; transposed, in the other order."""

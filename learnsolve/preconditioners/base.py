@@ -20,7 +20,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
 import scipy.sparse.linalg
@@ -138,6 +138,10 @@ class Preconditioner:
 
     def pcg_form(self) -> tuple[str, Tensor, Any] | None:
         """(kind, m, factor) for the compiled loop of `cg` (ops/pcg.py), or None."""
+        return None
+
+    def _recorded(self, transpose: bool) -> tuple[Callable, Sequence[CSR], Sequence[Tensor]] | None:
+        """M or M^T as a function that can be written down as `LinearSteps`, with what it reads; or None."""
         return None
 
     def _kept_factor(self, make: Callable[[], CSR | None]) -> CSR | None:

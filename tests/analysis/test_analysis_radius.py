@@ -121,6 +121,37 @@ def test_several_sweeps():
     torch.testing.assert_close(x - after, (D @ x))
 
 
+@pytest.mark.parametrize("cycle", ["V", "W", "F"])
+@pytest.mark.parametrize("smoother", ["jacobi", "gauss_seidel"])
+def test_sweeps_of_multigrid(smoother, cycle):
+    """As one operation, and one after another."""
+    A, H = ls.problems.poisson((15, 15)), ls.preconditioners.Hierarchy.linear((15, 15))
+    values = [t.values.clone().requires_grad_() for t in (A, *H.prolongations)]
+    A = A.with_values(values[0])
+    H = H.with_prolongations([P.with_values(v) for P, v in zip(H.prolongations, values[1:], strict=True)])
+    M = ls.preconditioners.AMG(A, hierarchy=H, cycle=cycle, smoother=smoother, presweeps=2, symmetric=True)
+    x = torch.linspace(-1, 1, 450, dtype=F64).reshape(225, 2)
+    results, y = [ErrorPropagator(A, M, sweeps=3)(x)], x
+    for _ in range(3):
+        y = y - M(A @ y)
+    results += [y, ErrorPropagator(A, M, torch.ones(3, 1, dtype=F64))(x)]
+    results += [ErrorPropagator(A, M, torch.ones((), dtype=F64), sweeps=3)(x)]
+    gradients = [torch.autograd.grad(r.square().sum(), values, retain_graph=True) for r in results]
+    for r, g in zip(results[1:], gradients[1:], strict=True):
+        torch.testing.assert_close(r, results[0])
+        torch.testing.assert_close(g, gradients[0])
+
+
+def test_a_cycle_of_changed_numbers_is_refused():
+    A = ls.problems.poisson((15, 15))
+    M = ls.preconditioners.AMG(A, hierarchy=ls.preconditioners.Hierarchy.linear((15, 15)), weight=2 / 3)
+    E = ErrorPropagator(A, M)
+    E(torch.ones(225, dtype=F64))
+    A.values.mul_(2)
+    with pytest.raises(RuntimeError, match=r"AMG: A's values, .* were changed in place"):
+        E(torch.ones(225, dtype=F64))
+
+
 @pytest.mark.parametrize("shape", [(), (12,), (2, 1), (3, 12)], ids=str)
 def test_the_error_of_a_vector_is_a_vector(shape):
     A = ls.problems.poisson((3, 4))
@@ -247,6 +278,12 @@ class Nonlinear(ls.preconditioners.Learned):
         (lambda A: ErrorPropagator(A, Nonlinear()), ValueError, "Nonlinear is not linear"),
         (lambda A: ErrorPropagator(A, weight=torch.ones(3, dtype=F64)), ValueError, "weight must have shape"),
         (lambda A: ErrorPropagator(A, weight=torch.ones(10)), TypeError, "weight has dtype"),
+        (lambda A: ErrorPropagator(A, sweeps=0), ValueError, "sweeps must be at least 1, got 0"),
+        (
+            lambda A: ErrorPropagator(A, weight=torch.ones(2, 1, dtype=F64), sweeps=2),
+            ValueError,
+            "sweeps is for one weight, got weights for 2 sweeps; leave it out",
+        ),
         (
             lambda A: torch.vmap(lambda v: spectral_radius(A.with_values(v)).value)(A.values.expand(2, -1)),
             NotImplementedError,

@@ -280,7 +280,30 @@ def perceptron_arguments(P, dtype, backward=False):
     return out
 
 
+def linear_steps_arguments(P, dtype, backward=False):
+    """Every kind of step, with and without a transpose; and one that takes a register twice."""
+    (m, n), v = P.shape, normal((P.nnz,), dtype)
+    S = [*structure(P), *structure(P, True)]
+    operands = [v, normal((m, 1), dtype, 1), normal((2, m), dtype, 2)]
+    every = [
+        *(0, 0, 0, 0, 0, 4, 1, 0, 1, 0, 0, 0, 1, 2, 0, 1, 0, 0, 3, 0, 5, 1, 0, 1, 2),
+        *(2, 0, 0, 5, 1, 6, 2, 0, 6, 0, 6, 2, 1, 7, 0, 3, 0, 0, 8, 6),
+    ]
+    out = []
+    for steps, k in ((every, 3), ([2, 0, 0, 0, 0, 1, 0, 0, 1, 1], 1)):
+        b = normal((n, k), dtype, 3)
+        if not backward:
+            out += [(S, operands, b, steps, keep) for keep in (True, False)]
+            continue
+        *registers, x = ops.linear_steps(S, operands, b, steps, True)
+        for needs in ([True] * 4, [False, True, False, False], [True, False, False, True]):
+            out.append((S, operands, [b, *registers], torch.ones_like(x), steps, needs))
+    return out
+
+
 SAMPLES = {
+    "linear_steps": linear_steps_arguments,
+    "linear_steps_backward": lambda P, dtype: linear_steps_arguments(P, dtype, True),
     "perceptron": perceptron_arguments,
     "perceptron_backward": lambda P, dtype: perceptron_arguments(P, dtype, True),
     "column_dots": lambda P, dtype: [*column_samples(P, dtype), (*column_samples(P, dtype)[-1], True)],

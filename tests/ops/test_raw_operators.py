@@ -83,7 +83,7 @@ def test_a_gradient_is_not_lost_silently(name):
         for t in sample
     ]
     out = getattr(ops, name)(*inputs)
-    first = next(t for t in (out if isinstance(out, tuple) else (out,)) if t.numel())
+    first = next(t for t in (out if isinstance(out, (tuple, list)) else (out,)) if t.numel())
     assert first.requires_grad
     with pytest.warns(UserWarning, match="autograd kernel was not registered"):
         first.sum().backward()
