@@ -106,6 +106,7 @@ void pcg_dot(const RowBlocks<I>& blocks, int64_t b0, int64_t b1, PcgDot<T> a, in
 // y = A x,  sum = <u, y>
 template <class T>
 struct ProductAndDot {
+  static constexpr bool kAddsByLanes = true;
   const T* LS_RESTRICT u;
   T* LS_RESTRICT y;
   BlockSums<T> sums;

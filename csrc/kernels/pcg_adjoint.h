@@ -85,6 +85,7 @@ struct AdjointDirection {
   const T* LS_RESTRICT before;
   T* LS_RESTRICT pbar;
   BlockSums<T> sums;
+  static constexpr bool kAddsByLanes = true;
 
   explicit AdjointDirection(const PcgAdjointDirection<T>& a, int64_t k)
       : beta(a.beta),

@@ -32,6 +32,7 @@ struct Relax {
   int64_t k;
   int64_t at = 0;
   T lanes[kRows<T>] = {};
+  static constexpr bool kAddsByLanes = true;
 
   Relax(const Sweep<T>& a, int64_t k_)
       : x(a.x), b(a.b), s(a.s), old(a.old), momentum(a.momentum), next(a.next), squares(a.squares), k(k_) {}
@@ -93,6 +94,7 @@ struct RelaxAdjoint {
   T* LS_RESTRICT sums;
   int64_t k;
   T lanes[kRows<T>] = {};
+  static constexpr bool kAddsByLanes = true;
 
   RelaxAdjoint(const SweepAdjoint<T>& a, int64_t k_)
       : x(a.x),

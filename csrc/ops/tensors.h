@@ -28,10 +28,6 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using Size = std::vector<int64_t>;
 
-inline Tensor dense(const Tensor& t) { return t.is_contiguous() ? t : torch::stable::contiguous(t); }
-inline std::optional<Tensor> dense(const std::optional<Tensor>& t) {
-  return t ? std::optional<Tensor>(dense(*t)) : std::nullopt;
-}
 inline Size sizes_of(const Tensor& t) { return {t.sizes().begin(), t.sizes().end()}; }
 
 template <class T>
@@ -121,6 +117,16 @@ inline Tensor new_empty(const Tensor& like, const Size& size, int32_t dtype = -1
   if (on_host && bytes >= Buffers::kHugeUnkept) prefer_huge_pages(t.data_ptr(), bytes);
   return t;
 }
+// torch::stable::contiguous would not say that memory is missing.
+inline Tensor dense(const Tensor& t) {
+  if (t.is_contiguous()) return t;
+  Tensor copy = new_empty(t, sizes_of(t));
+  return torch::stable::copy_(copy, t);
+}
+inline std::optional<Tensor> dense(const std::optional<Tensor>& t) {
+  return t ? std::optional<Tensor>(dense(*t)) : std::nullopt;
+}
+
 inline Tensor new_zeros(const Tensor& like, const Size& size) {
   if (like.is_cuda()) return torch::stable::new_zeros(like, size);
   Tensor t = new_empty(like, size);

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 import torch
 from reference import assert_same_bits, banded, grid, layouts, normal, pattern_of, power_law, random
 
@@ -59,6 +60,36 @@ def test_a_row_has_the_same_bits_in_a_long_range_and_alone(dtype):
     parts = [A[i : i + 2000] @ x for i in range(0, n, 2000)]
     assert torch.equal(A @ x, torch.cat(parts))
     assert torch.equal(A @ x, (A @ torch.stack([x] * 8, 1))[:, 5])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+def test_sums_over_rows_of_random_lengths_have_the_same_bits(dtype):
+    """With one thread a range of rows is long enough for streams, with eight it is not."""
+    n = 12_000
+    lengths = torch.from_numpy(np.random.default_rng(0).geometric(0.28, size=n).clip(max=20))
+    row = torch.arange(n).repeat_interleave(lengths)
+    place = torch.arange(len(row)) - (lengths.cumsum(0) - lengths)[row]
+    A = ls.CSR.from_coo(
+        row, (row + 7 * place * (row % 29 + 1)) % n, normal((len(row),), dtype, seed=1), (n, n)
+    )
+    A = A + A.T + ls.CSR.from_scipy(sp.eye_array(n, format="csr"), dtype=dtype) * 200.0
+    P, b = A.pattern, normal((n,), dtype, seed=2).requires_grad_()
+    v = A.values.clone().requires_grad_()
+    assert 65_536 < P.nnz < 8 * 65_536
+
+    def run():
+        A, found = ls.CSR(v, P), []
+        for solve in (
+            lambda: ls.solvers.cg(A, b, rtol=0, maxiter=3, gradient="unrolled"),
+            lambda: ls.solvers.jacobi(A, b, iterations=3),
+            lambda: ls.solvers.heavyball(A, b, alpha=0.004, beta=0.3, iterations=3),
+        ):
+            s = solve()
+            found += [s.x, s.residual_norms]
+            found += torch.autograd.grad(s.x.sum() + s.residual_norms.sum(), (v, b))
+        return [t.detach() for t in found]
+
+    assert_same_bits(run, (8,))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
