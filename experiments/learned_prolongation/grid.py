@@ -8,19 +8,22 @@ from functools import cache
 from typing import Any
 
 import torch
-from network import Level, Sample
+from network import Level, Network, Sample
 from torch import Tensor
 
 import learnsolve as ls
 from learnsolve.ops.spgemm import galerkin
 from learnsolve.preconditioners import Hierarchy
 
-NODE_FEATURES, EDGE_FEATURES = 3, 5
 COARSEST = 9  # points
 CLASSICAL = "Black Box"
 # Up to how many unknowns each is tested; of two grids the coarse one is solved directly.
 CYCLES = {"two grids": 1200, "V": 20_000, "W": 4000}
 TRAINED = "15 x 15"
+
+
+def make() -> Network:
+    return Network(node_features=3, edge_features=5)
 
 
 def matrices(n: int, count: int, split: Any, first: int = 0) -> ls.CSR:
@@ -102,6 +105,11 @@ def samples(quick: bool) -> list[Sample]:
                 A = galerkin(black_box(A), A)
             found.append(Sample(level(A)))  # type: ignore[arg-type]
     return found
+
+
+def validation(quick: bool) -> list[Sample]:
+    """None: the last weights count."""
+    return []
 
 
 def tests(quick: bool) -> list[tuple[str, ls.CSR, Tensor | None]]:

@@ -1,6 +1,8 @@
-"""A network that corrects prolongations, and how it is trained: the same for grids and for graphs."""
+"""A network that corrects prolongations of grids, and how it and that of graphs are trained."""
 
-from typing import NamedTuple
+import copy
+import math
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,7 +56,7 @@ class Network(torch.nn.Module):
         torch.nn.init.zeros_(self.last.weight)
         torch.nn.init.zeros_(self.last.bias)
 
-    def forward(self, level: Level) -> ls.CSR:
+    def prolongation(self, level: Level) -> ls.CSR:
         pattern, P = level.A.pattern, level.P
         x, e = self.blocks[0](pattern, level.x.float(), level.e.float())
         for block in list(self.blocks)[1:]:
@@ -74,7 +76,7 @@ def row_sums(P: ls.CSR) -> Tensor:
 class Sample:
     """A level, and random errors of which all modes have the same energy: N(0, A^-1)."""
 
-    def __init__(self, level: Level):
+    def __init__(self, level: Any):
         self.level, self.L = level, torch.linalg.cholesky(level.A.to_dense())
 
     def errors(self, generator: torch.Generator) -> Tensor:
@@ -82,21 +84,23 @@ class Sample:
         noise = torch.randn(shape, dtype=self.L.dtype, generator=generator)
         return torch.linalg.solve_triangular(self.L.mT, noise, upper=True)
 
-    def loss(self, network: Network, generator: torch.Generator) -> Tensor:
+    def loss(self, network: Any, generator: torch.Generator) -> Tensor:
         """(tr(E^2K) / n)^(1/2K) by random vectors, E the error propagator of two grids, K cycles."""
         A, error = self.level.A, self.errors(generator)
-        M = AMG(A, hierarchy=Hierarchy([network(self.level)]), symmetric=True)
-        E = ls.analysis.ErrorPropagator(A, M)
+        M = AMG(A, hierarchy=Hierarchy([network.prolongation(self.level)]), symmetric=True)
         count = error.shape[-1] * error.shape[-2]
-        for _ in range(CYCLES):
-            error = E(error)
+        error = ls.analysis.ErrorPropagator(A, M, sweeps=CYCLES)(error)
         return (ls.ops.quadratic_form(A, error, symmetric=True) / count).pow(1 / (2 * CYCLES)).mean()
 
 
-def train(network: Network, samples: list[Sample], steps: int) -> list[dict]:
+def train(
+    network: torch.nn.Module, samples: list[Sample], validation: list[Sample], steps: int
+) -> list[dict]:
+    """Ends with the weights whose loss on the validation samples is smallest, if there are any."""
     optimizer = torch.optim.Adam(network.parameters(), lr=RATE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps, RATE / 100)
     generator, order, history, total = torch.Generator().manual_seed(1), [], [], 0.0
+    best, kept = math.inf, None
     for step in range(1, steps + 1):
         if not order:
             order = torch.randperm(len(samples), generator=generator).tolist()
@@ -108,6 +112,16 @@ def train(network: Network, samples: list[Sample], steps: int) -> list[dict]:
         schedule.step()
         total += float(loss.detach())
         if step % len(samples) == 0 or step == steps:
-            history.append({"step": step, "loss": total / (step % len(samples) or len(samples))})
+            row = {"step": step, "loss": total / (step % len(samples) or len(samples))}
+            if validation:
+                with torch.no_grad():
+                    same = torch.Generator().manual_seed(2)
+                    losses = [float(sample.loss(network, same)) for sample in validation]
+                row["validation"] = sum(losses) / len(losses)
+                if row["validation"] < best:
+                    best, kept = row["validation"], copy.deepcopy(network.state_dict())
+            history.append(row)
             total = 0.0
+    if kept is not None:
+        network.load_state_dict(kept)
     return history

@@ -31,7 +31,7 @@ class Start(NamedTuple):
     pattern : SparsityPattern of L
     scale : (..., n), L is diag(scale) times what the network gives
     x : (..., n, features), features of the nodes
-    e : (..., nnz), the entries of the factor that it begins with, in units of the scale
+    e : (..., nnz), the entries of the factor that it begins with, in units of the scale; or (nnz, features)
     """
 
     pattern: SparsityPattern
@@ -55,6 +55,7 @@ class MatrixNetwork(Saved):
     """
 
     node_features: ClassVar[int]
+    edge_features: ClassVar[int] = 1
     batches: ClassVar[bool] = True  # one start for a batch of matrices on one pattern
 
     symmetric = True  # as the M that it makes is: a solver that is given the network itself says so
@@ -83,14 +84,14 @@ class MatrixNetwork(Saved):
         self.aggregate = (aggregate,) if isinstance(aggregate, str) else tuple(aggregate)
         options: Any = {"rows": self.aggregate, "columns": self.aggregate, "hidden": (width,)}
         options |= {"edge_out": width, "dtype": dtype, "device": device}
-        sizes = [(self.node_features, 1), *[(width, width)] * (self.rounds - 1)]
+        sizes = [(self.node_features, self.edge_features), *[(width, width)] * (self.rounds - 1)]
         with torch.random.fork_rng(devices=[]):  # weights depend on the seed alone
             torch.manual_seed(self.seed)
             blocks = [
                 GraphNetBlock(nodes, edges, node_out=width if k < self.rounds else 0, **options)
                 for k, (nodes, edges) in enumerate(sizes, 1)
             ]
-            self.last = torch.nn.Linear(width + 1, 1, dtype=dtype, device=device)
+            self.last = torch.nn.Linear(width + self.edge_features, 1, dtype=dtype, device=device)
         self.blocks = torch.nn.ModuleList(blocks)
 
     @property
@@ -113,15 +114,18 @@ class MatrixNetwork(Saved):
 
     def messages(self, start: Start) -> Tensor:
         """One number an entry, (..., nnz): rounds of message passing, each added to the features before it,
-        and a linear map of the last features and the entry itself."""
-        P, x, e = start.pattern, start.x, start.e.unsqueeze(-1)
+        and a linear map of the last features and those of the entry itself."""
+        P, x, e = start.pattern, start.x, start.e
+        if self.edge_features == 1:
+            e = e.unsqueeze(-1)
         x, h = self.blocks[0](P, x, e)
         for block in list(self.blocks)[1:]:
             dx, dh = block(P, x, h)
             x, h = x + dx if dx.shape[-1] else x, h + dh
         weight = self.last.weight  # for h and e, which are not joined
-        by_features = linear(h, weight[:, :-1], self.last.bias).squeeze(-1)
-        return by_features + weight[0, -1] * start.e
+        by_features = linear(h, weight[:, : self.width], self.last.bias).squeeze(-1)
+        own = weight[0, self.width :]
+        return by_features + (own * start.e if self.edge_features == 1 else e @ own)
 
     def forward(self, A: Any) -> Preconditioner:
         """M, of A or of what `start(A)` has given."""

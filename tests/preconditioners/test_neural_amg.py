@@ -36,6 +36,26 @@ def test_untrained_it_is_ruge_stueben():
         assert M.cycle == "W"
 
 
+def graph(n=200):  # some rows of the classical P with one pass are empty
+    return ls.problems.dataset("delaunay_laplacian", "train", 5, n=n, boundary="dirichlet")[4].A
+
+
+def test_no_row_of_a_prolongation_on_a_graph_is_empty():
+    """As pyamg leaves some with the first pass of the coarsening alone: no values can mend those."""
+    A = graph()
+    P = NeuralAMG().start(A).P
+    assert (P.pattern.crow_indices.diff() > 0).all()
+    assert (AMG(A, method="ruge_stuben", max_coarse=5).hierarchy.prolongations[0].sum(1) == 0).any()
+
+
+def test_the_sums_of_rows_are_kept():
+    A, network = graph(), trained()
+    start = network.start(A)
+    P = network.prolongation(start)
+    assert (P.values - start.P.values).abs().max() > 0.01
+    torch.testing.assert_close(P.sum(1), start.P.sum(1))
+
+
 def test_prolongation_by_its_formula():
     A, network = matrix(), trained()
     start = network.start(A)

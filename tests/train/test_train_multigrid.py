@@ -23,7 +23,8 @@ def recipe(**options) -> MultigridRecipe:
 def test_loss_by_dense_algebra():
     task = recipe(cycles=3)
     with torch.no_grad():
-        task.model.alpha.fill_(0.3)
+        w = task.model.last.weight
+        w.copy_(torch.linspace(-0.5, 0.5, w.numel()).reshape(w.shape))
     every = list(range(2))
     X, B = task._held_out
     found = task._losses(task.others.parts(every, X, B))
@@ -33,21 +34,49 @@ def test_loss_by_dense_algebra():
             A, hierarchy=ls.preconditioners.Hierarchy([task.model.prolongation(start)])
         )
         E = torch.eye(36, dtype=A.dtype) - M(A.to_dense())
-        error = torch.linalg.matrix_power(E, 3) @ B[i]
-        torch.testing.assert_close(found[i], torch.linalg.matrix_norm(error) ** (1 / 3))
+        error, D = torch.linalg.matrix_power(E, 3) @ B[i], A.to_dense()
+        energy = (error * (D @ error)).sum() / (B[i] * (D @ B[i])).sum()
+        torch.testing.assert_close(found[i], energy.sqrt() ** (1 / 3))
         torch.testing.assert_close(torch.linalg.matrix_norm(B[i]), torch.ones((), dtype=A.dtype))
     found.sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in task.model.parameters())
 
 
+def test_all_modes_of_the_errors_have_the_same_energy():
+    task = recipe(test_vectors=4000)
+    A = task.training.matrices[0]
+    E, _ = task._pair(A, task._drawn(task.training, 0, 0, 0, 0))
+    w, V = torch.linalg.eigh(A.to_dense())
+    energies = w * (V.mT @ E).square().mean(1)
+    torch.testing.assert_close(energies, torch.ones_like(w), rtol=0, atol=0.15)
+
+
+def test_training_reduces_the_loss():
+    task = recipe(grid=8, batch=3, width=6, cycles=3, lr=1e-2)
+    optimizer = task.optimizer()
+    every = list(range(2))
+
+    def held_out():
+        with torch.no_grad():
+            return float(task._losses(task.others.parts(every, *task._held_out)).mean())
+
+    first = held_out()
+    for step in range(40):
+        optimizer.zero_grad()
+        task.loss(step).backward()
+        optimizer.step()
+    assert held_out() < 0.97 * first
+
+
 def test_residuals_and_graphs():
     assert recipe(loss="iterations", iterations=2).loss(0).isfinite()
-    assert recipe(family="graph", batch=1).loss(0).isfinite()
+    assert recipe(family="graph", batch=2).loss(0).isfinite()
     found, _ = candidates(recipe().model, 36)
     assert "RS-AMG" in found
     for options, message in (
         ({"max_coarse": 36}, "--max_coarse must be at least 1 and below 36"),
         ({"cycles": 0}, "cycles"),
+        ({"grid": 49}, "--grid must be at most 48 with --loss cycles, .* got 49; train on a smaller grid"),
     ):
         with pytest.raises(SettingError, match=message):
             MultigridSettings(**SMALL | options).check()

@@ -65,7 +65,7 @@ class Systems:
                 self._start = [network.start(A).to(dtype) for A in matrices]
                 self._values = [A.values.to(dtype) for A in matrices]
 
-    def parts(self, which: list[int], X: Tensor, B: Tensor) -> Iterator[Part]:
+    def parts(self, which: list[int], X: Any, B: Any) -> Iterator[Part]:
         """The matrices `which`, with their rows of X and B."""
         if self.shared:
             on = torch.tensor(which, device=X.device)
@@ -136,21 +136,21 @@ class FactorRecipe(Scheduled, VectorRecipe):
         """Solutions of A X = B in float64, for --loss product."""
         raise NotImplementedError
 
-    def _pairs(self, systems: Systems, which, numbers, stream: int, step: int) -> tuple[Tensor, Tensor]:
-        """x and b = A x for the matrices `which`, (matrices, n, k) each, scaled so that ||b|| = 1 over the
-        vectors of a matrix. `numbers`: by which the vectors are drawn."""
-        settings, which = self.settings, list(which)
-        drawn = torch.stack(
-            [self._drawn(systems, i, j, stream, step) for i, j in zip(which, numbers, strict=True)]
-        )
+    def _pairs(self, systems: Systems, which, numbers, stream: int, step: int) -> tuple[Any, Any]:
+        """x and b = A x for the matrices `which`, (n, k) each, scaled so that ||b|| = 1 over the vectors of a
+        matrix. `numbers`: by which the vectors are drawn."""
+        which = list(which)
+        drawn = [self._drawn(systems, i, j, stream, step) for i, j in zip(which, numbers, strict=True)]
         if systems.shared:
-            groups = [(systems.batch.with_values(systems.batch.values[which]), drawn)]
-        else:
-            groups = [(systems.matrices[i], vectors) for i, vectors in zip(which, drawn, strict=True)]
-        pairs = [self._pair(A, vectors) for A, vectors in groups]
-        X, B = pairs[0] if systems.shared else (torch.stack(t) for t in zip(*pairs, strict=True))
-        size = torch.linalg.vector_norm(B, dim=(-2, -1), keepdim=True)
-        return (X / size).to(settings.torch_dtype), (B / size).to(settings.torch_dtype)
+            return self._scaled(systems.batch.with_values(systems.batch.values[which]), torch.stack(drawn))
+        pairs = [self._scaled(systems.matrices[i], d) for i, d in zip(which, drawn, strict=True)]
+        X, B = zip(*pairs, strict=True)  # their sizes may differ
+        return X, B
+
+    def _scaled(self, A: CSR, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        x, b = self._pair(A, vectors)
+        size, dtype = torch.linalg.vector_norm(b, dim=(-2, -1), keepdim=True), self.settings.torch_dtype
+        return (x / size).to(dtype), (b / size).to(dtype)
 
     def _drawn(self, systems: Systems, i: int, number: int, stream: int, step: int) -> Tensor:
         A, settings = systems.matrices[i], self.settings
@@ -191,7 +191,7 @@ class FactorRecipe(Scheduled, VectorRecipe):
         if self._fixed is None:
             X, B = self._pairs(self.training, which, numbers, TRAINING, step)
         else:
-            X, B = (t[which] for t in self._fixed)
+            X, B = (t[which] if isinstance(t, Tensor) else [t[i] for i in which] for t in self._fixed)
         return self._losses(self.training.parts(which, X, B)) / self.count
 
     def _losses(self, parts: Iterator[Part]) -> Tensor:

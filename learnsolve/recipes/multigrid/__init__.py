@@ -12,12 +12,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from learnsolve.analysis import ErrorPropagator
+from learnsolve.csr import CSR
+from learnsolve.ops.quadratic_form import quadratic_form
 from learnsolve.preconditioners import NeuralAMG
 from learnsolve.problems import dataset
 from learnsolve.problems.datasets import ProblemDataset
 from learnsolve.recipes.harness.base import SettingError, at_least
 from learnsolve.recipes.harness.factor_recipe import FactorRecipe, Part
 from learnsolve.recipes.harness.factor_settings import FactorSettings
+
+MOST = 48  # of --grid: a dense Cholesky factor of 42 MB for each matrix of a step
 
 
 @dataclass
@@ -31,8 +36,9 @@ class MultigridSettings(FactorSettings):
     Parameters
     ----------
     loss : str
-        cycles: the factor by which a cycle on two grids reduces random errors, the root of the total over
-        --cycles. iterations: weighted relative residuals of the first iterations of conjugate gradients.
+        cycles: the factor by which a cycle on two grids reduces random errors from N(0, A^-1) in the energy
+        norm, the root of the total over --cycles; all modes have the same energy in them. iterations:
+        weighted relative residuals of the first iterations of conjugate gradients.
     cycles : int
         Cycles of --loss cycles: few weight all modes of the error, many the slowest.
     family : str
@@ -69,6 +75,11 @@ class MultigridSettings(FactorSettings):
         super().check()
         at_least("grid", self.grid, 4)
         at_least("cycles", self.cycles, 1)
+        if self.loss == "cycles" and self.grid > MOST:
+            raise SettingError(
+                f"--grid must be at most {MOST} with --loss cycles, whose errors need a dense Cholesky "
+                f"factor, got {self.grid}; train on a smaller grid, or with --loss iterations"
+            )
         if not 1 <= self.max_coarse < self.grid**2:
             raise SettingError(
                 f"--max_coarse must be at least 1 and below {self.grid**2}, the unknowns, got "
@@ -94,10 +105,17 @@ class MultigridRecipe(FactorRecipe):
 
     Settings = MultigridSettings
 
+    def _pair(self, A: CSR, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        if self.settings.loss == "iterations":
+            return super()._pair(A, vectors)
+        L = torch.linalg.cholesky(A.to_dense())
+        errors = torch.linalg.solve_triangular(L.mT, vectors.to(A.dtype), upper=True)
+        return errors, errors
+
     def _loss_of(self, part: Part) -> Tensor:
         if self.settings.loss == "iterations":
             return super()._loss_of(part)
-        M, error = self.model(part.start), part.B  # of norm 1 over its columns
-        for _ in range(self.settings.cycles):
-            error = error - M(part.A @ error)
-        return torch.linalg.vector_norm(error) ** (1 / self.settings.cycles)
+        A, cycles = part.A, self.settings.cycles
+        E = ErrorPropagator(A, self.model(part.start), sweeps=cycles)
+        before, after = (quadratic_form(A, e, symmetric=True).sum() for e in (part.B, E(part.B)))
+        return (after / before) ** (0.5 / cycles)
