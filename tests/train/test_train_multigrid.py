@@ -11,7 +11,8 @@ from learnsolve.recipes.harness.factor_results import candidates
 from learnsolve.recipes.multigrid import MultigridRecipe, MultigridSettings
 from learnsolve.train import main
 
-SMALL = {"grid": 6, "matrices": 3, "batch": 2, "held_out_matrices": 2, "max_coarse": 4, "test_vectors": 3}
+SMALL = {"family": "grid", "grid": 6, "matrices": 3, "batch": 2, "held_out_matrices": 2}
+SMALL |= {"max_coarse": 4, "test_vectors": 3}
 
 
 def recipe(**options) -> MultigridRecipe:

@@ -29,9 +29,9 @@ MOST = 48  # of --grid: a dense Cholesky factor of 42 MB for each matrix of a st
 class MultigridSettings(FactorSettings):
     """Learn a graph network that corrects the prolongations of Ruge-Stueben multigrid.
 
-    The matrices are those of bilinear elements for -div(k grad u) on square grids with log-normal k in each
-    cell, as Greenfeld et al. have them, or Laplacians of Delaunay graphs with log-normal weights, those of
-    Luz et al. The network learns two grids, the table has all levels.
+    The matrices are Laplacians of Delaunay graphs with log-normal weights, as Luz et al. have them, or those
+    of bilinear elements for -div(k grad u) on square grids with log-normal k in each cell, those of
+    Greenfeld et al. The network learns two grids, the table has all levels.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class MultigridSettings(FactorSettings):
     cycles : int
         Cycles of --loss cycles: few weight all modes of the error, many the slowest.
     family : str
-        grid or graph.
+        graph or grid.
     grid : int
         Unknowns along each side; of a graph the root of their number.
     cycle : str
@@ -54,17 +54,19 @@ class MultigridSettings(FactorSettings):
     """
 
     dtype: Literal["float32", "float64"] = "float64"
-    steps: int = 300
-    lr: float = 5e-3
-    evaluate_every: int = 25
+    steps: int = 600
+    lr: float = 3e-3
+    evaluate_every: int = 50
     out: str = "runs/multigrid"
     loss: Literal["cycles", "iterations"] = "cycles"  # type: ignore[assignment]
     iterations: int = 4
     matrices: int = 128
+    batch: int = 2
+    width: int = 16
     resample: bool = True
-    cycles: int = 6
-    family: Literal["grid", "graph"] = "grid"
-    grid: int = 16
+    cycles: int = 3
+    family: Literal["graph", "grid"] = "graph"
+    grid: int = 28
     cycle: Literal["V", "W"] = "V"
     smoother: Literal["gauss_seidel", "jacobi"] = "gauss_seidel"
     max_coarse: int = 20
