@@ -105,7 +105,8 @@ struct Steps {
     for (const Tensor& t : operands_) {
       check_device(name, b, {&t});
       STD_TORCH_CHECK(t.scalar_type() == b.scalar_type(), name, ": operands and b must have one dtype");
-      operands.push_back(dense(t));
+      // Inverses come with their columns in a row each: a product takes them as they are.
+      operands.push_back(t.dim() == 2 && t.size(1) > 1 ? t : dense(t));
     }
     k = b.size(1);
     rows.push_back(b.size(0));

@@ -1,4 +1,4 @@
-"""Luz's family: Laplacians of Delaunay graphs with log-normal weights; `NeuralAMG` corrects classical P.
+"""Luz's family: Laplacians of Delaunay graphs with log-normal weights; P of classical multigrid.
 
 Source: I. Luz et al., "Learning algebraic multigrid using graph neural networks", ICML 2020; J. W. Ruge,
 K. Stueben, "Algebraic multigrid", in S. F. McCormick (ed.), "Multigrid Methods" (1987).
@@ -7,24 +7,21 @@ K. Stueben, "Algebraic multigrid", in S. F. McCormick (ed.), "Multigrid Methods"
 from typing import Any
 
 import torch
-from network import ROUNDS, WIDTH, Sample
 from torch import Tensor
+from training import Sample
 
 import learnsolve as ls
 from learnsolve.ops.spgemm import galerkin
 from learnsolve.preconditioners import NeuralAMG
 
-COARSEST = 20  # unknowns
 CLASSICAL = "Ruge-Stueben"
 CYCLES = {"two grids": 1200, "V": 5000, "W": 5000}  # see grid.py
 TRAINED = "900 points"
+LEVELS = 3  # of a training matrix: itself, and coarse operators
 
 
-def make() -> NeuralAMG:
-    return NeuralAMG(rounds=ROUNDS, width=WIDTH, max_coarse=COARSEST)
-
-
-READER = make()
+def network() -> NeuralAMG:
+    return NeuralAMG(width=16, max_levels=20, max_coarse=20)
 
 
 def matrices(n: int, count: int, split: Any) -> list[ls.CSR]:
@@ -32,27 +29,15 @@ def matrices(n: int, count: int, split: Any) -> list[ls.CSR]:
     return [sample.A for sample in data]
 
 
-def level(A: ls.CSR) -> Any:
-    if A.shape[0] <= COARSEST:
-        return None
-    grids = READER.start(A)
-    return None if grids.P is None else grids
-
-
-def samples(quick: bool) -> list[Sample]:
-    """Matrices of 900 points, some on the boundary, and their first coarse operators."""
-    return drawn(200 if quick else 900, 2 if quick else 30, "train")
-
-
-def validation(quick: bool) -> list[Sample]:
-    return drawn(200 if quick else 900, 1 if quick else 6, "validation")
-
-
-def drawn(n: int, count: int, split: Any) -> list[Sample]:
-    found = []
-    for A in matrices(n, count, split):
-        first = level(A)
-        found += [Sample(first), Sample(level(galerkin(first.P, A)))]
+def samples(network: NeuralAMG, quick: bool, split: str) -> list[Sample]:
+    """Matrices of 900 points, some on the boundary, and in the training their coarse operators."""
+    found, train = [], split == "train"
+    for A in matrices(200 if quick else 900, 2 if quick else 30 if train else 10, split):
+        for _ in range(LEVELS if train else 1):
+            grids = network.start(A)
+            assert grids.P is not None
+            found.append(Sample(grids))
+            A = galerkin(grids.P, A)
     return found
 
 

@@ -8,22 +8,18 @@ from functools import cache
 from typing import Any
 
 import torch
-from network import Level, Network, Sample
 from torch import Tensor
+from training import Sample
 
 import learnsolve as ls
 from learnsolve.ops.spgemm import galerkin
-from learnsolve.preconditioners import Hierarchy
+from learnsolve.preconditioners import Hierarchy, NeuralAMG
+from learnsolve.preconditioners.neural_amg import Grids
 
-COARSEST = 9  # points
 CLASSICAL = "Black Box"
 # Up to how many unknowns each is tested; of two grids the coarse one is solved directly.
 CYCLES = {"two grids": 1200, "V": 20_000, "W": 4000}
 TRAINED = "15 x 15"
-
-
-def make() -> Network:
-    return Network(node_features=3, edge_features=5)
 
 
 def matrices(n: int, count: int, split: Any, first: int = 0) -> ls.CSR:
@@ -72,44 +68,47 @@ def shifted(x: Tensor, dy: int, dx: int) -> Tensor:
     return torch.nn.functional.pad(x, (1, 1, 1, 1))[..., 1 + dy : 1 + dy + n, 1 + dx : 1 + dx + n]
 
 
-def level(A: ls.CSR) -> Level | None:
-    size = A.shape[0]
-    if size <= COARSEST:
-        return None
-    n, P = round(size**0.5), black_box(A)
-    m = (n - 1) // 2
-    row, column = A.pattern.row_indices.long(), A.pattern.col_indices.long()
-    point, coarse = P.pattern.row_indices.long(), P.pattern.col_indices.long()
-    here = (2 * (coarse // m) + 1) * n + 2 * (coarse % m) + 1
-    places = torch.searchsorted(row * size + column, point * size + here)
-    fine = (point != here).to(A.dtype)
-    d = A.diagonal()
-    number = torch.arange(size)
-    kind = torch.stack((number // n % 2, number % n % 2), -1).expand(*d.shape, 2)
-    x = torch.cat((kind, (A.sum(1) / d).unsqueeze(-1)), -1)
-    scaled = A.values / (d[..., row] * d[..., column]).sqrt()
-    given = torch.zeros_like(scaled).index_copy(-1, places, P.values * fine)
-    steps = torch.stack((column // n - row // n, column % n - row % n), -1).expand(*scaled.shape, 2)
-    e = torch.cat((torch.stack((scaled, A.values / d[..., row], given), -1), steps), -1)
-    return Level(A, P, places, fine, x, e)
+class BlackBox(NeuralAMG):
+    """On grids; takes batches."""
+
+    node_features, edge_features, batches = 3, 5, True
+
+    def interpolation(self, A: ls.CSR) -> tuple[ls.CSR, Tensor]:
+        n, P = round(A.shape[0] ** 0.5), black_box(A)
+        place = torch.arange(P.shape[1])
+        m = (n - 1) // 2
+        return P, (2 * (place // m) + 1) * n + 2 * (place % m) + 1
+
+    def start(self, A: ls.CSR) -> Grids:
+        """Kinds of points instead of whether they are coarse; of edges the step, and no smoothed P."""
+        grids = super().start(A)
+        n, graph = round(A.shape[0] ** 0.5), grids.graph
+        row, column = A.pattern.row_indices.long(), A.pattern.col_indices.long()
+        number, d = torch.arange(A.shape[0]), A.diagonal()
+        assert graph.more is not None
+        kind = torch.stack((number // n % 2, number % n % 2), -1).expand(*d.shape, 2)
+        x = torch.cat((kind, (A.sum(1) / d).unsqueeze(-1)), -1)
+        step = torch.stack((column // n - row // n, column % n - row % n), -1).expand(*graph.e.shape, 2)
+        more = torch.cat((graph.more[..., [0, 3]], step), -1)
+        return grids._replace(graph=graph._replace(x=x, more=more))
 
 
-def samples(quick: bool) -> list[Sample]:
+def network() -> NeuralAMG:
+    return BlackBox(width=16, max_levels=20, max_coarse=9)
+
+
+def samples(network: NeuralAMG, quick: bool, split: str) -> list[Sample]:
     """Batches on 15 x 15 points: of matrices, and of coarse operators of two and four times as many points a
     side, as the levels below have them."""
     found, batch = [], 8
-    for doublings, batches in enumerate((1, 1, 1) if quick else (16, 12, 8)):
+    some = quick or split != "train"
+    for doublings, batches in enumerate((1, 1, 1) if some else (16, 12, 8)):
         for number in range(batches):
-            A = matrices(2 ** (4 + doublings) - 1, batch, "train", batch * number)
+            A = matrices(2 ** (4 + doublings) - 1, batch, split, batch * number)
             for _ in range(doublings):
                 A = galerkin(black_box(A), A)
-            found.append(Sample(level(A)))  # type: ignore[arg-type]
+            found.append(Sample(network.start(A)))
     return found
-
-
-def validation(quick: bool) -> list[Sample]:
-    """None: the last weights count."""
-    return []
 
 
 def tests(quick: bool) -> list[tuple[str, ls.CSR, Tensor | None]]:

@@ -3,7 +3,7 @@
     grid   diffusion, bilinear elements, log-normal coefficients (Greenfeld et al., ICML 2019): from Black Box
     graph  Laplacians of Delaunay graphs, log-normal weights (Luz et al., ICML 2020): from Ruge-Stueben
 
-Two grids in training; tested on larger matrices: the asymptotic convergence factor of V-cycles, up to 4100
+Two grids in training; tested on larger matrices: the asymptotic convergence factor of V-cycles, up to 4000
 unknowns also of W-cycles, up to 1200 of two grids. A cycle has a symmetric sweep of Gauss-Seidel before the
 correction and one after it.
 """
@@ -13,31 +13,21 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 from common import BLACK, BLUE, GREY, Experiment, new_panels, table
-from network import train
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from training import train
 
 import learnsolve as ls
-from learnsolve.ops.spgemm import galerkin
-from learnsolve.preconditioners import AMG, Hierarchy
+from learnsolve.preconditioners import AMG, Hierarchy, NeuralAMG
 
 FAMILIES = ("grid", "graph")
 RESULTS = Path(__file__).resolve().parent / "results"
 STEPS = {"grid": 1500, "graph": 600}
 ITERATIONS = 40
-
-
-def hierarchy(family, A: ls.CSR, network: Any, levels: int) -> Hierarchy:
-    found: list[ls.CSR] = []
-    while len(found) + 1 < levels and (level := family.level(A)) is not None:
-        found.append(level.P if network is None else network.prolongation(level))
-        A = galerkin(found[-1], A)
-    return Hierarchy(found)
 
 
 def factors(A: ls.CSR, M, block: Tensor | None) -> Tensor:
@@ -59,20 +49,20 @@ def factors(A: ls.CSR, M, block: Tensor | None) -> Tensor:
 
 
 @torch.no_grad()
-def tested(family, network: Any, quick: bool) -> dict[tuple[str, str], list[list[float]]]:
+def tested(family, network: NeuralAMG, quick: bool) -> dict[tuple[str, str], list[list[float]]]:
     """(size, cycle): factors with the classical prolongation and with the learned one."""
     found: dict[tuple[str, str], list[list[float]]] = {}
     for name, A, block in family.tests(quick):
-        grids = {used: hierarchy(family, A, used, 20) for used in (None, network)}
+        grids = [M(A).hierarchy for M in (network.classical, network)]
         for cycle, most in family.CYCLES.items():
             if (A.shape[0] if block is None else int(block.bincount().max())) > most:
                 continue
             both = found.setdefault((name, cycle), [[], []])
-            for used, into in zip((None, network), both, strict=True):
+            for used, into in zip(grids, both, strict=True):
                 if cycle == "two grids":
-                    M = AMG(A, hierarchy=Hierarchy(grids[used].prolongations[:1]), symmetric=True)
+                    M = AMG(A, hierarchy=Hierarchy(used.prolongations[:1]), symmetric=True)
                 else:
-                    M = AMG(A, hierarchy=grids[used], cycle=cycle, symmetric=True)
+                    M = AMG(A, hierarchy=used, cycle=cycle, symmetric=True)
                 into += factors(A, M, block).reshape(-1).tolist()
     return found
 
@@ -122,15 +112,14 @@ def figure(found: dict, classical: str, trained: str):
 
 def run(experiment: Experiment, name: str) -> None:
     family = importlib.import_module(name)
-    network = family.make()
+    network = family.network()
     if experiment.args.trained:
         network.load_state_dict(load_file(RESULTS / f"{name}.safetensors"))
         training = json.loads((RESULTS / f"{name}.json").read_text())["training"]
     else:
-        samples = family.samples(experiment.quick)
+        samples, held_out = (family.samples(network, experiment.quick, s) for s in ("train", "validation"))
         started, used = time.perf_counter(), time.process_time()
-        validation = family.validation(experiment.quick)
-        history = train(network, samples, validation, 12 if experiment.quick else STEPS[name])
+        history = train(network, samples, held_out, 12 if experiment.quick else STEPS[name])
         training = {
             "steps": history[-1]["step"],
             "seconds": time.perf_counter() - started,

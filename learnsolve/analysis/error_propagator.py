@@ -95,7 +95,8 @@ class ErrorPropagator:
                     f"{name}: sweeps is for one weight, got weights for {len(weight)} sweeps; leave it out"
                 )
         self.weight, self.sweeps = weight, len(weight) if weight.dim() == 2 else sweeps or 1
-        recorded = M._recorded(False) if isinstance(M, Preconditioner) else None
+        traced = torch.compiler.is_dynamo_compiling()
+        recorded = M._recorded(False) if isinstance(M, Preconditioner) and not traced else None
         self._steps: LinearSteps | None = None
         if recorded and isinstance(A, CSR) and not A.batch_shape and not weighted:
             cycle, matrices, others = recorded

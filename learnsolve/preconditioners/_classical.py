@@ -14,21 +14,20 @@ from learnsolve.preconditioners._hierarchy import carried, mean, pyamg_module
 
 
 def interpolation(A: CSR) -> tuple[CSR | None, Tensor]:
-    """The first prolongation of pyamg's "ruge_stuben" and the coarse points in increasing order; None if all
-    points, or none, are coarse. From the numbers of A, without their graph.
+    """The first prolongation of pyamg's "ruge_stuben" with both passes of the coarsening, and the coarse
+    points in increasing order; None if all points, or none, are coarse. From the numbers of A, without their
+    graph.
 
-    Both passes of the coarsening, of which pyamg makes the first alone if not told otherwise: without the
-    second some rows of P are empty on graphs, since fine points that are strongly connected have no coarse
-    one in common, and no values on the pattern can mend that."""
-    unused = {"presmoother": None, "postsmoother": None, "coarse_solver": "splu"}
-    solver = pyamg_module().ruge_stuben_solver(
-        mean(A),
-        CF=("RS", {"second_pass": True}),
-        interpolation="classical",
-        max_levels=2,
-        max_coarse=1,
-        **unused,
-    )
+    The second pass sees to it that two fine points with a strong connection have a strong coarse neighbour in
+    common. After the first one alone, pyamg's default, some have no coarse neighbour, and an empty row of P.
+    """
+    options = {
+        "CF": ("RS", {"second_pass": True}),
+        "presmoother": None,
+        "postsmoother": None,
+        "coarse_solver": "splu",
+    }
+    solver = pyamg_module().ruge_stuben_solver(mean(A), max_levels=2, max_coarse=1, **options)
     with plain_tensors():
         if len(solver.levels) < 2:
             return None, torch.zeros(0, dtype=torch.long, device=A.device)

@@ -5,7 +5,7 @@ Sources: those of `PreCorrector` and `NeuralIF`; P. W. Battaglia et al., arXiv 1
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -31,20 +31,26 @@ class Start(NamedTuple):
     pattern : SparsityPattern of L
     scale : (..., n), L is diag(scale) times what the network gives
     x : (..., n, features), features of the nodes
-    e : (..., nnz), the entries of the factor that it begins with, in units of the scale; or (nnz, features)
+    e : (..., nnz), the entries of the factor that it begins with, in units of the scale
+    more : (..., nnz, features), further features of the entries; None for none
     """
 
     pattern: SparsityPattern
     scale: Tensor
     x: Tensor
     e: Tensor
+    more: Tensor | None = None
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Start:
+        more = None if self.more is None else change(self.more)
+        return Start(self.pattern, change(self.scale), change(self.x), change(self.e), more)
 
     def __getitem__(self, indices: Any) -> Start:  # type: ignore[override]
         """Some of the matrices of a batch."""
-        return Start(self.pattern, self.scale[indices], self.x[indices], self.e[indices])
+        return self._each(lambda t: t[indices])
 
     def to(self, dtype: torch.dtype) -> Start:
-        return Start(self.pattern, self.scale.to(dtype), self.x.to(dtype), self.e.to(dtype))
+        return self._each(lambda t: t.to(dtype))
 
 
 class MatrixNetwork(Saved):
@@ -55,7 +61,7 @@ class MatrixNetwork(Saved):
     """
 
     node_features: ClassVar[int]
-    edge_features: ClassVar[int] = 1
+    edge_features: ClassVar[int] = 1  # the entry, and those that `Start.more` has
     batches: ClassVar[bool] = True  # one start for a batch of matrices on one pattern
 
     symmetric = True  # as the M that it makes is: a solver that is given the network itself says so
@@ -91,7 +97,7 @@ class MatrixNetwork(Saved):
                 GraphNetBlock(nodes, edges, node_out=width if k < self.rounds else 0, **options)
                 for k, (nodes, edges) in enumerate(sizes, 1)
             ]
-            self.last = torch.nn.Linear(width + self.edge_features, 1, dtype=dtype, device=device)
+            self.last = torch.nn.Linear(width + 1, 1, dtype=dtype, device=device)
         self.blocks = torch.nn.ModuleList(blocks)
 
     @property
@@ -114,18 +120,17 @@ class MatrixNetwork(Saved):
 
     def messages(self, start: Start) -> Tensor:
         """One number an entry, (..., nnz): rounds of message passing, each added to the features before it,
-        and a linear map of the last features and those of the entry itself."""
-        P, x, e = start.pattern, start.x, start.e
-        if self.edge_features == 1:
-            e = e.unsqueeze(-1)
+        and a linear map of the last features and the entry itself."""
+        P, x, e = start.pattern, start.x, start.e.unsqueeze(-1)
+        if start.more is not None:
+            e = torch.cat((e, start.more), -1)
         x, h = self.blocks[0](P, x, e)
         for block in list(self.blocks)[1:]:
             dx, dh = block(P, x, h)
             x, h = x + dx if dx.shape[-1] else x, h + dh
         weight = self.last.weight  # for h and e, which are not joined
-        by_features = linear(h, weight[:, : self.width], self.last.bias).squeeze(-1)
-        own = weight[0, self.width :]
-        return by_features + (own * start.e if self.edge_features == 1 else e @ own)
+        by_features = linear(h, weight[:, :-1], self.last.bias).squeeze(-1)
+        return by_features + weight[0, -1] * start.e
 
     def forward(self, A: Any) -> Preconditioner:
         """M, of A or of what `start(A)` has given."""

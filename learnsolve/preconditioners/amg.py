@@ -250,6 +250,8 @@ class AMG(Preconditioner):
         return self._run(R, True)
 
     def _run(self, R: Tensor, transpose: bool) -> Tensor:
+        if torch.compiler.is_dynamo_compiling():
+            return self._correction(0, R, self.cycle, transpose)
         if transpose not in self._steps:
             recorded = self._recorded(transpose)
             self._steps[transpose] = recorded and LinearSteps(*recorded)

@@ -15,7 +15,6 @@ from torch import Tensor
 from learnsolve import _check
 from learnsolve.csr import CSR
 from learnsolve.ops.spgemm import galerkin, spgemm
-from learnsolve.ops.structure import sum as row_sums
 from learnsolve.preconditioners._classical import interpolation
 from learnsolve.preconditioners._factor_network import MatrixNetwork, Start, unit_rows
 from learnsolve.preconditioners._hierarchy import Hierarchy
@@ -32,7 +31,6 @@ class Grids(NamedTuple):
     P : CSR, the classical prolongation; None if there is no coarser grid
     places : positions of its entries among those of A; for a coarse point that of the diagonal
     fine : 1 where the row of an entry is a fine point, 0 where it is a coarse one
-    sums : those of the rows of P that are kept, 0 for the others
     graph : Start, features on the graph of A
     """
 
@@ -40,13 +38,11 @@ class Grids(NamedTuple):
     P: CSR | None
     places: Tensor
     fine: Tensor
-    sums: Tensor
     graph: Start
 
     def to(self, dtype: torch.dtype) -> Grids:
         P = None if self.P is None else self.P.to(dtype)
-        fine, sums = self.fine.to(dtype), self.sums.to(dtype)
-        return Grids(self.A.to(dtype), P, self.places, fine, sums, self.graph.to(dtype))
+        return Grids(self.A.to(dtype), P, self.places, self.fine.to(dtype), self.graph.to(dtype))
 
 
 @loadable
@@ -57,10 +53,10 @@ class NeuralAMG(MatrixNetwork):
 
         p_{ij} = s_i\, \hat p_{ij}\, e^{g_{ij}}
 
-    in rows of fine points, where :math:`\hat P` is classical interpolation (pyamg's "ruge_stuben" with both
-    passes of its coarsening), g is the network on the graph of A, and :math:`s_i` keeps the sum of the row,
-    so that constants are still interpolated exactly where they were. An untrained network has g = 0. Each
-    level is made of the coarse operator of the learned one above it, by the same weights.
+    in rows of fine points, where :math:`\hat P` is classical interpolation, g is the network on the graph of
+    A, and :math:`s_i` keeps the sums of the row, that of its positive entries and that of its negative ones.
+    The last layer begins with zeros: an untrained network is `classical`. Each level is made of the coarse
+    operator of the learned one above it, by the same weights.
 
     Parameters
     ----------
@@ -83,22 +79,23 @@ class NeuralAMG(MatrixNetwork):
 
     Notes
     -----
-    Features: of an edge :math:`a_{ij} / \sqrt{a_{ii} a_{jj}}`, :math:`a_{ij} / a_{ii}`, the entry of
-    :math:`\hat P`, what one, two and four steps of Jacobi's method on its pattern make of it, and the order
-    of Gauss-Seidel; of a node whether it is coarse and ten times its scaled row sum. So M for c A is M for A,
-    divided by c; the weights do not depend on the size of A.
+    :math:`\hat P` is that of pyamg's "ruge_stuben" with both passes of the coarsening.
+    ``AMG(A, method="ruge_stuben")`` makes the first one alone, pyamg's default: fewer coarse points, but on
+    irregular graphs some rows of P are then empty, and no values can mend these.
+
+    Features: of an edge :math:`a_{ij} / \sqrt{a_{ii} a_{jj}}`, :math:`a_{ij} / a_{ii}`, whether P has an
+    entry there, this entry, how much 1, 2 and 4 steps of Jacobi's method change it, and whether j comes
+    before i, as Gauss-Seidel goes; of a node whether it is coarse and ten times its scaled row sum. So M for
+    c A is M for A, divided by c; the weights do not depend on the size of A.
 
     Gradient: exact, for the weights and for A's values where they enter features, smoothers and coarse
     operators; :math:`\hat P` and the splitting are numbers. `prolongation(start(A))` is the P of two grids
     alone, for losses; ``network(start(A))`` a cycle on two grids, with the graph of its weights.
 
-    Published: the network gives P itself, and rows are scaled to sums of one. Here a row of
-    :math:`\hat P` with a negative entry is not scaled.
-
     References
     ----------
     I. Luz, M. Galun, H. Maron, R. Basri, I. Yavneh, "Learning algebraic multigrid using graph neural
-    networks", ICML 2020.
+    networks", ICML 2020. There the network gives P itself, and rows are scaled to sums of one.
 
     Examples
     --------
@@ -107,11 +104,12 @@ class NeuralAMG(MatrixNetwork):
     >>> network = ls.preconditioners.NeuralAMG(rounds=2, max_coarse=50)
     >>> with torch.no_grad():
     ...     M = network(A)
-    >>> torch.equal(M(b), network.classical(A)(b))
+    >>> torch.allclose(M(b), network.classical(A)(b))
     True
     """
 
-    node_features, edge_features = 2, 8
+    node_features = 2
+    edge_features = 8
     batches = False
 
     def __init__(
@@ -139,49 +137,37 @@ class NeuralAMG(MatrixNetwork):
             "presweeps": presweeps,
             "postsweeps": postsweeps,
         }
-        torch.nn.init.zeros_(self.last.weight)
-        torch.nn.init.zeros_(self.last.bias)
+        for p in self.last.parameters():
+            torch.nn.init.zeros_(p)
 
     def settings(self) -> dict[str, Any]:
         levels = {"max_levels": self.max_levels, "max_coarse": self.max_coarse}
         return super().settings() | levels | self.options
 
-    def start(self, A: CSR) -> Grids:  # type: ignore[override]
-        """Two grids of A, classical, and the features."""
-        scale = unit_rows("NeuralAMG", A)
+    def interpolation(self, A: CSR) -> tuple[CSR | None, Tensor]:
+        """The classical P, None if there is no coarser grid, and the coarse points in its columns' order."""
         if A.batch_shape:
             raise ValueError(
                 f"NeuralAMG: needs one matrix, got a batch of shape {tuple(A.batch_shape)}; the grids depend "
                 "on the numbers: call it for one after another"
             )
-        P, coarse = interpolation(A)
-        pattern, is_coarse = A.pattern, torch.zeros_like(scale)
-        row, column = pattern.row_indices.long(), pattern.col_indices.long()
-        sums = row_sums(A, 1) / scale.square()
-        entries = [
-            A.values / (scale[row] * scale[column]),
-            A.values / scale[row].square(),
-            (column < row).to(A.dtype),
-        ]
-        if P is None:
-            nothing = torch.zeros(0, dtype=torch.long, device=A.device)
-            x, none = torch.stack((is_coarse, 10 * sums), -1), torch.zeros_like(entries[0])
-            graph = Start(pattern, scale, x, torch.stack((*entries, *[none] * 5), -1))
-            return Grids(A, None, nothing, nothing.to(A.dtype), nothing.to(A.dtype), graph)
-        is_coarse[coarse] = 1
-        places = _places(A, P, coarse)
-        fine = 1 - is_coarse[P.pattern.row_indices.long()]
-        on_edges = [P.values, torch.ones_like(fine)]
-        Q = P
-        for steps in (1, 1, 2):
-            for _ in range(steps):
-                Q = _smoothed(A, Q, fine)
-            on_edges.append((Q.values / P.values.clamp(min=1e-3) - 1).clamp(-2, 2))
-        entries += [torch.zeros_like(A.values).index_copy(0, places, v * fine) for v in on_edges]
-        x = torch.stack((is_coarse, 10 * sums), -1)
-        graph = Start(pattern, scale, x, torch.stack(entries, -1))
-        negative = row_sums(P.with_values((P.values < 0).to(P.dtype)), 1) > 0
-        return Grids(A, P, places, fine, row_sums(P, 1).masked_fill(negative, 0), graph)
+        return interpolation(A)
+
+    def start(self, A: CSR) -> Grids:  # type: ignore[override]
+        """Two grids of A, classical, and the features."""
+        scale = unit_rows("NeuralAMG", A)
+        P, coarse = self.interpolation(A)
+        row, column = A.pattern.row_indices.long(), A.pattern.col_indices.long()
+        is_coarse = torch.zeros_like(scale).index_fill(-1, coarse, 1)
+        places = fine = row[:0]
+        if P is not None:
+            places = _places(A, P, coarse)
+            fine = 1 - is_coarse.index_select(-1, P.pattern.row_indices)
+        entries = A.values / (scale[..., row] * scale[..., column])
+        x = torch.stack((is_coarse, 10 * A.sum(1) / scale.square()), -1)
+        e = [A.values / scale.square()[..., row], (column < row).to(A.dtype).expand_as(entries)]
+        e += [torch.zeros_like(entries).index_copy(-1, places, f) for f in _of_entries(A, P, fine)]
+        return Grids(A, P, places, fine, Start(A.pattern, scale, x, entries, torch.stack(e, -1)))
 
     def prolongation(self, start: Grids) -> CSR:
         """P of two grids, values of A's dtype, with a graph to the weights."""
@@ -189,39 +175,53 @@ class NeuralAMG(MatrixNetwork):
         if P is None:
             raise ValueError("NeuralAMG: the matrix has no coarser grid, all its unknowns are coarse or fine")
         g = self.messages(start.graph.to(self.dtype)).index_select(-1, start.places)
-        corrected = P.with_values(P.values * g.to(P.dtype).mul(start.fine).exp())
-        kept = start.sums != 0
-        return corrected.scale_rows(
-            torch.where(kept, start.sums, 1) / torch.where(kept, row_sums(corrected, 1), 1)
-        )
+        values = P.values * g.to(P.dtype).mul(start.fine).exp()
+        for side in (P.values > 0, P.values < 0):
+            old, new = (P.with_values(v * side).sum(1) for v in (P.values, values))
+            factors = old / torch.where(new == 0, 1, new)
+            values = torch.where(side, values * factors.index_select(-1, P.pattern.row_indices), values)
+        return P.with_values(values)
 
     def forward(self, A: CSR | Grids) -> AMG:
         """M of A; or of what `start(A)` has given, the cycle on two grids."""
         if isinstance(A, Grids):
             found = [] if A.P is None else [self.prolongation(A)]
             return AMG(A.A, hierarchy=Hierarchy(found), **self.options)
-        return self._cycle(A, self.prolongation)
+
+        def learned(level: CSR) -> CSR | None:
+            start = self.start(level)
+            return None if start.P is None else self.prolongation(start)
+
+        return self._levels(A, learned)
 
     def classical(self, A: CSR) -> AMG:
         """The untrained one, for comparison."""
-        return self._cycle(A, lambda start: start.P)
+        return self._levels(A, lambda level: self.interpolation(level)[0])
 
-    def _cycle(self, A: CSR, prolongation: Callable[[Grids], Any]) -> AMG:
+    def _levels(self, A: CSR, prolongation: Callable[[CSR], CSR | None]) -> AMG:
         level, found = A, []
         unit_rows("NeuralAMG", A)
         while len(found) + 1 < self.max_levels and level.shape[0] > self.max_coarse:
-            start = self.start(level)
-            if start.P is None:
+            if (P := prolongation(level)) is None:
                 break
-            found.append(prolongation(start))
-            level = galerkin(found[-1], level)
+            found.append(P)
+            level = galerkin(P, level)
         return AMG(A, hierarchy=Hierarchy(found), **self.options)
 
 
-def _smoothed(A: CSR, P: CSR, fine: Tensor) -> CSR:
-    """P - (2/3) D^-1 A P on P's pattern, in rows of fine points: a step to the ideal one, A P = 0 there."""
-    change = spgemm(A, P, mask=P.pattern).scale_rows(2 / 3 / A.diagonal())
-    return P.with_values(P.values - fine * change.values)
+def _of_entries(A: CSR, P: CSR | None, fine: Tensor) -> list[Tensor]:
+    """Features of the entries of P in rows of fine points: one, the entry, and its relative change by 1, 2
+    and 4 steps of Jacobi's method for A P = 0 in these rows, on P's pattern."""
+    if P is None:
+        return [fine.to(A.dtype)] * 5
+    found, Q = [fine, P.values * fine], P
+    scale = 2 / 3 / A.diagonal()
+    for steps in (1, 1, 2):
+        for _ in range(steps):
+            change = spgemm(A, Q, mask=P.pattern).scale_rows(scale)
+            Q = P.with_values(Q.values - fine * change.values)
+        found.append((fine * (Q.values - P.values) / P.values.abs().clamp(min=1e-3)).clamp(-2, 2))
+    return found
 
 
 def _places(A: CSR, P: CSR, coarse: Tensor) -> Tensor:

@@ -42,6 +42,9 @@ class Part(NamedTuple):
     B: Tensor
 
 
+Vectors = Tensor | list[Tensor]  # (matrices, n, k), or one for each matrix, whose sizes may differ
+
+
 class Systems:
     """Matrices with vectors, for the loss.
 
@@ -65,11 +68,11 @@ class Systems:
                 self._start = [network.start(A).to(dtype) for A in matrices]
                 self._values = [A.values.to(dtype) for A in matrices]
 
-    def parts(self, which: list[int], X: Any, B: Any) -> Iterator[Part]:
+    def parts(self, which: list[int], X: Vectors, B: Vectors) -> Iterator[Part]:
         """The matrices `which`, with their rows of X and B."""
         if self.shared:
-            on = torch.tensor(which, device=X.device)
-            yield Part(self.batch.with_values(self._values[on]), self._start[on], X, B)
+            on = torch.tensor(which, device=self.batch.device)
+            yield Part(self.batch.with_values(self._values[on]), self._start[on], X, B)  # type: ignore
             return
         for i, x, b in zip(which, X, B, strict=True):
             yield Part(self.matrices[i].with_values(self._values[i]), self._start[i], x, b)
@@ -136,21 +139,22 @@ class FactorRecipe(Scheduled, VectorRecipe):
         """Solutions of A X = B in float64, for --loss product."""
         raise NotImplementedError
 
-    def _pairs(self, systems: Systems, which, numbers, stream: int, step: int) -> tuple[Any, Any]:
+    def _pairs(self, systems: Systems, which, numbers, stream: int, step: int) -> tuple[Vectors, Vectors]:
         """x and b = A x for the matrices `which`, (n, k) each, scaled so that ||b|| = 1 over the vectors of a
-        matrix. `numbers`: by which the vectors are drawn."""
-        which = list(which)
+        matrix; stacked if the matrices are a batch. `numbers`: by which the vectors are drawn."""
+        dtype, which = self.settings.torch_dtype, list(which)
         drawn = [self._drawn(systems, i, j, stream, step) for i, j in zip(which, numbers, strict=True)]
         if systems.shared:
-            return self._scaled(systems.batch.with_values(systems.batch.values[which]), torch.stack(drawn))
-        pairs = [self._scaled(systems.matrices[i], d) for i, d in zip(which, drawn, strict=True)]
-        X, B = zip(*pairs, strict=True)  # their sizes may differ
-        return X, B
-
-    def _scaled(self, A: CSR, vectors: Tensor) -> tuple[Tensor, Tensor]:
-        x, b = self._pair(A, vectors)
-        size, dtype = torch.linalg.vector_norm(b, dim=(-2, -1), keepdim=True), self.settings.torch_dtype
-        return (x / size).to(dtype), (b / size).to(dtype)
+            groups = [(systems.batch.with_values(systems.batch.values[which]), torch.stack(drawn))]
+        else:
+            groups = [(systems.matrices[i], vectors) for i, vectors in zip(which, drawn, strict=True)]
+        X, B = [], []
+        for A, vectors in groups:
+            x, b = self._pair(A, vectors)
+            size = torch.linalg.vector_norm(b, dim=(-2, -1), keepdim=True)
+            X.append((x / size).to(dtype))
+            B.append((b / size).to(dtype))
+        return (X[0], B[0]) if systems.shared else (X, B)
 
     def _drawn(self, systems: Systems, i: int, number: int, stream: int, step: int) -> Tensor:
         A, settings = systems.matrices[i], self.settings
@@ -191,7 +195,7 @@ class FactorRecipe(Scheduled, VectorRecipe):
         if self._fixed is None:
             X, B = self._pairs(self.training, which, numbers, TRAINING, step)
         else:
-            X, B = (t[which] if isinstance(t, Tensor) else [t[i] for i in which] for t in self._fixed)
+            X, B = (v[which] if isinstance(v, Tensor) else [v[i] for i in which] for v in self._fixed)
         return self._losses(self.training.parts(which, X, B)) / self.count
 
     def _losses(self, parts: Iterator[Part]) -> Tensor:

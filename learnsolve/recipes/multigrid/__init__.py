@@ -6,6 +6,7 @@ algebraic multigrid using graph neural networks", ICML 2020.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,35 +15,35 @@ from torch import Tensor
 
 from learnsolve.analysis import ErrorPropagator
 from learnsolve.csr import CSR
-from learnsolve.ops.quadratic_form import quadratic_form
+from learnsolve.ops import quadratic_form
 from learnsolve.preconditioners import NeuralAMG
 from learnsolve.problems import dataset
 from learnsolve.problems.datasets import ProblemDataset
 from learnsolve.recipes.harness.base import SettingError, at_least
-from learnsolve.recipes.harness.factor_recipe import FactorRecipe, Part
+from learnsolve.recipes.harness.factor_recipe import FactorRecipe, Part, Systems
 from learnsolve.recipes.harness.factor_settings import FactorSettings
 
-MOST = 48  # of --grid: a dense Cholesky factor of 42 MB for each matrix of a step
+DENSE = 1024  # unknowns of a matrix that is factored densely: 8 MiB each
 
 
 @dataclass
 class MultigridSettings(FactorSettings):
     """Learn a graph network that corrects the prolongations of Ruge-Stueben multigrid.
 
-    The matrices are Laplacians of Delaunay graphs with log-normal weights, as Luz et al. have them, or those
-    of bilinear elements for -div(k grad u) on square grids with log-normal k in each cell, those of
-    Greenfeld et al. The network learns two grids, the table has all levels.
+    The matrices are those of bilinear elements for -div(k grad u) on square grids with log-normal k in each
+    cell, as Greenfeld et al. have them, or Laplacians of Delaunay graphs with log-normal weights, those of
+    Luz et al. The network learns two grids, the table has all levels.
 
     Parameters
     ----------
     loss : str
-        cycles: the factor by which a cycle on two grids reduces random errors from N(0, A^-1) in the energy
-        norm, the root of the total over --cycles; all modes have the same energy in them. iterations:
-        weighted relative residuals of the first iterations of conjugate gradients.
+        cycles: the factor by which a cycle reduces random errors from N(0, A^-1) in the energy norm, in which
+        all modes have the same energy; the root of the total over --cycles. iterations: weighted relative
+        residuals of the first iterations of conjugate gradients.
     cycles : int
         Cycles of --loss cycles: few weight all modes of the error, many the slowest.
     family : str
-        graph or grid.
+        grid or graph.
     grid : int
         Unknowns along each side; of a graph the root of their number.
     cycle : str
@@ -60,13 +61,13 @@ class MultigridSettings(FactorSettings):
     out: str = "runs/multigrid"
     loss: Literal["cycles", "iterations"] = "cycles"  # type: ignore[assignment]
     iterations: int = 4
-    matrices: int = 128
-    batch: int = 2
+    matrices: int = 64
+    batch: int = 4
     width: int = 16
     resample: bool = True
     cycles: int = 3
-    family: Literal["graph", "grid"] = "graph"
-    grid: int = 28
+    family: Literal["grid", "graph"] = "graph"
+    grid: int = 16
     cycle: Literal["V", "W"] = "V"
     smoother: Literal["gauss_seidel", "jacobi"] = "gauss_seidel"
     max_coarse: int = 20
@@ -77,10 +78,10 @@ class MultigridSettings(FactorSettings):
         super().check()
         at_least("grid", self.grid, 4)
         at_least("cycles", self.cycles, 1)
-        if self.loss == "cycles" and self.grid > MOST:
+        if self.loss == "cycles" and self.grid**2 > DENSE:
             raise SettingError(
-                f"--grid must be at most {MOST} with --loss cycles, whose errors need a dense Cholesky "
-                f"factor, got {self.grid}; train on a smaller grid, or with --loss iterations"
+                f"--grid must be at most {math.isqrt(DENSE)} with --loss cycles, which factors dense "
+                f"matrices to draw errors from N(0, A^-1), got {self.grid}; or use --loss iterations"
             )
         if not 1 <= self.max_coarse < self.grid**2:
             raise SettingError(
@@ -107,17 +108,27 @@ class MultigridRecipe(FactorRecipe):
 
     Settings = MultigridSettings
 
-    def _pair(self, A: CSR, vectors: Tensor) -> tuple[Tensor, Tensor]:
-        if self.settings.loss == "iterations":
-            return super()._pair(A, vectors)
-        L = torch.linalg.cholesky(A.to_dense())
-        errors = torch.linalg.solve_triangular(L.mT, vectors.to(A.dtype), upper=True)
-        return errors, errors
+    def _drawn(self, systems: Systems, i: int, number: int, stream: int, step: int) -> Tensor:
+        noise = super()._drawn(systems, i, number, stream, step)
+        if self.settings.loss != "cycles":
+            return noise
+        return torch.linalg.solve_triangular(self._factor(systems, i).mT, noise, upper=True)
+
+    def _factor(self, systems: Systems, i: int) -> Tensor:
+        """Cholesky's, L L^T = A, dense."""
+        known = self.__dict__.setdefault("_factors", {})
+        if (which := (systems is self.training, i)) not in known:
+            known[which] = torch.linalg.cholesky(systems.matrices[i].to_dense())
+        return known[which]
 
     def _loss_of(self, part: Part) -> Tensor:
         if self.settings.loss == "iterations":
             return super()._loss_of(part)
         A, cycles = part.A, self.settings.cycles
         E = ErrorPropagator(A, self.model(part.start), sweeps=cycles)
-        before, after = (quadratic_form(A, e, symmetric=True).sum() for e in (part.B, E(part.B)))
-        return (after / before) ** (0.5 / cycles)
+        return (energy(A, E(part.B)) / energy(A, part.B)) ** (0.5 / cycles)
+
+
+def energy(A: CSR, error: Tensor) -> Tensor:
+    """Of all columns."""
+    return quadratic_form(A, error, symmetric=True).sum()
