@@ -11,7 +11,7 @@ namespace {
 struct Plan : EliminationPlan {
   Plan(const char* name, const std::vector<Tensor>& list, bool cholesky, int64_t nnz, const Tensor& like)
       : EliminationPlan(name, list, 7, cholesky, nnz, like) {
-    STD_TORCH_CHECK(pairs.numel() == 2 * Structure::entry(ptr, steps()), name,
+    STD_TORCH_CHECK(pairs.numel() % 2 == 0 && pairs.numel() / 2 == Structure::entry(ptr, steps()), name,
                     ": order, source, pivot, ptr and pairs do not fit one another");
     check_range(name, "order", order, 0, entries());
     check_range(name, "units", units, 0, entries());

@@ -101,6 +101,7 @@ struct Steps {
                       ": both structures must hold the same entries");
       STD_TORCH_CHECK(operands_[m].dim() == 1 && operands_[m].numel() == A.nnz(), name, ": operand ", m,
                       " must be (nnz) with nnz = ", A.nnz());
+      A.check_columns(At.rows()), At.check_columns(A.rows());
     }
     for (const Tensor& t : operands_) {
       check_device(name, b, {&t});
@@ -166,7 +167,6 @@ struct Steps {
       if (s.has_matrix()) {
         if (rows[s.x] != structure(s, !transposes(s)).rows())
           return bad("multiplies a register of another size");
-        structure(s, transposes(s)).check_columns(rows[s.x]);
         out = structure(s, transposes(s)).rows();
       } else if (s.kind == kDense) {
         if (operand.dim() != 2 || operand.size(transposes(s) ? 0 : 1) != rows[s.x])

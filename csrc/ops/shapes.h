@@ -72,6 +72,14 @@ void check_transpose(const char* name, const Structure& S, const Structure& St) 
                   name, ": both structures must hold the same entries");
 }
 
+// How many numbers an array of this size has; -1 if more than can be counted.
+inline int64_t numbers(std::initializer_list<int64_t> size) {
+  int64_t all = 1;
+  for (const int64_t n : size)
+    if (__builtin_mul_overflow(all, n, &all)) return -1;
+  return all;
+}
+
 // What an adjoint gets from its forward, or adds to; a tensor may be none.
 inline void check_of_forward(const char* name, const char* what, const std::optional<Tensor>& t,
                              const Tensor& values, int64_t numel) {

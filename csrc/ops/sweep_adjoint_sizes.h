@@ -67,8 +67,8 @@ struct SweepAdjointSizes {
       check_of_forward(name, what, t, in.values, numel);
     };
     check("gx", in.gx, in.b.numel());
-    check("iterates", in.iterates, p.batch * slots * p.nk());
-    check("norms", in.norms, p.batch * p.sweeps * p.k);
+    check("iterates", in.iterates, numbers({p.batch, slots, p.nk()}));
+    check("norms", in.norms, numbers({p.batch, p.sweeps, p.k}));
     check("gnorms", in.gnorms, in.norms.numel());
     check("before", in.before, in.b.numel());
     check("gbefore", in.gbefore, in.b.numel());

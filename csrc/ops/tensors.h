@@ -85,8 +85,13 @@ inline size_t bytes_of(const Tensor& t) { return static_cast<size_t>(t.numel()) 
 inline Tensor new_empty(const Tensor& like, const Size& size, int32_t dtype = -1) {
   Size strides(size.size());
   int64_t stride = 1, numel = 1;
-  for (size_t i = size.size(); i-- > 0; stride *= std::max<int64_t>(size[i], 1))
-    strides[i] = stride, numel *= size[i];
+  bool fits = true;
+  for (size_t i = size.size(); i-- > 0;) {
+    strides[i] = stride, numel = size[i] == 0 ? 0 : numel;
+    fits = !__builtin_mul_overflow(stride, std::max<int64_t>(size[i], 1), &stride) && fits;
+  }
+  STD_TORCH_CHECK(fits && stride < int64_t(1) << 59, "learnsolve: a tensor must have less than 2^59 numbers");
+  numel *= stride;
   if (dtype < 0) TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(like.get(), &dtype));
   const bool on_host = !like.is_cuda();
   const int32_t type = on_host ? aoti_torch_device_type_cpu() : aoti_torch_device_type_cuda();
