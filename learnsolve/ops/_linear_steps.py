@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learnsolve import _library  # noqa: F401  (registers torch.ops.learnsolve)
+from learnsolve import _device_analysis, _library  # noqa: F401  (_library registers torch.ops.learnsolve)
 from learnsolve.csr import CSR
 from learnsolve.ops import _product
 from learnsolve.ops._autograd import Eager, _forward_mode_may_come, tracked
@@ -126,7 +126,8 @@ class LinearSteps:
 
     def __call__(self, b: Tensor) -> Tensor:
         """For b (..., n, k)."""
-        if b.dim() != 2 or not b.is_cpu or torch.compiler.is_dynamo_compiling() or _forward_mode_may_come():
+        apart = b.dim() != 2 or _device_analysis.here(b) or torch.compiler.is_dynamo_compiling()
+        if apart or _forward_mode_may_come():
             return self.apart(b, self.operands)
         if tracked(b, *self.operands):
             return _Run.apply(self, b, *self.operands)
