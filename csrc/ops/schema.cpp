@@ -57,7 +57,7 @@ STABLE_TORCH_LIBRARY(learnsolve, m) {
       "Tensor b, Tensor? before, Tensor[] kept, Tensor[] cotangents, int iterations, int stride, bool[] "
       "needs) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   // A linear function of b, (n, k), in steps of five numbers: kind, operand, transpose, registers x and y, as
-  // ops/linear_steps.cpp has them. Register 0 is b, register i the result of step i. operands: the values of
+  // ops/linear_steps.h has them. Register 0 is b, register i the result of step i. operands: the values of
   // the matrices, each with the structures of A and A^T in `structures`, then vectors and dense matrices. All
   // registers but b if `keep`, or the last one.
   m.def("linear_steps(Tensor[] structures, Tensor[] operands, Tensor b, int[] steps, bool keep) -> Tensor[]");

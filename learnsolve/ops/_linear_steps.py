@@ -27,7 +27,7 @@ from learnsolve.pattern import SparsityPattern
 _raw = torch.ops.learnsolve.linear_steps.default
 _raw_backward = torch.ops.learnsolve.linear_steps_backward.default
 
-# Kinds of steps, as in csrc/ops/linear_steps.cpp.
+# Kinds of steps, as in csrc/ops/linear_steps.h.
 _MULTIPLY, _RESIDUAL, _ADD, _SUBTRACT, _SCALE, _SCALE_ADD, _DENSE = range(7)
 
 

@@ -129,7 +129,7 @@ P = pattern_of(random(6, 6, 0.5))
     [
         ({"steps": []}, "steps must hold 5 numbers for each step, at least one, got 0"),
         ({"steps": [0, 0, 0, 0]}, "steps must hold 5 numbers for each step, at least one, got 4"),
-        ({"steps": [7, 0, 0, 0, 0]}, "step 0 is of no kind"),
+        ({"steps": [7, 0, 0, 0, 0]}, "step 0 has an unknown kind"),
         ({"steps": [0, 0, 0, 1, 0]}, "step 0 reads a register that no earlier step has written"),
         ({"steps": [2, 0, 0, 0, -1]}, "step 0 reads a register that no earlier step has written"),
         ({"steps": [0, 1, 0, 0, 0]}, "step 0 has no operand of its kind"),
