@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,6 +55,15 @@ def normal(*shape: int) -> Tensor:
     return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
+def ones(P: ls.SparsityPattern) -> ls.CSR:
+    return ls.CSR(torch.ones(P.nnz, dtype=torch.float64, device=P.device), P)
+
+
+def slope(function: Callable[[Tensor], Tensor], v: Tensor) -> Tensor:
+    """A gradient to be differentiated once more."""
+    return torch.autograd.grad(function(v).sin().sum(), v, create_graph=True)[0]
+
+
 def cases() -> dict[str, tuple[Callable[..., Tensor], Inputs, tuple[ls.SparsityPattern, ...]]]:
     """function(*patterns, *tensors), tensors, patterns: all on the CPU."""
     S, G = skewed(), ls.problems.poisson((12, 11))
@@ -66,13 +76,17 @@ def cases() -> dict[str, tuple[Callable[..., Tensor], Inputs, tuple[ls.SparsityP
     spd, lower, upper = G.values, G.tril().values, G.triu().values
     CSR, ops, solvers = ls.CSR, ls.ops, ls.solvers
 
+    fixed: Any = {"rtol": 0.0, "atol": 0.0, "maxiter": 4, "gradient": "unrolled"}
+
+    def ic0(P: ls.SparsityPattern, v: Tensor) -> Tensor:
+        return ops.ic0(CSR(v, P)).L.values
+
     def cg(kind: str) -> Callable[..., Tensor]:
         def solve(P: ls.SparsityPattern, v: Tensor, b: Tensor) -> Tensor:
             A = CSR(v, P)
             M = {"none": lambda: None, "diagonal": lambda: ls.preconditioners.Jacobi(A)}
             M["triangular"] = lambda: ls.preconditioners.IC0(A)
-            options = {"rtol": 0.0, "atol": 0.0, "maxiter": 4, "gradient": "unrolled"}
-            return solvers.cg(A, b, M=M[kind](), **options).x
+            return solvers.cg(A, b, M=M[kind](), **fixed).x
 
         return solve
 
@@ -89,7 +103,7 @@ def cases() -> dict[str, tuple[Callable[..., Tensor], Inputs, tuple[ls.SparsityP
         "add": (lambda P, Q, v, w: ops.add(CSR(v, P), CSR(w, Q)).values, (lower, upper), (L, U)),
         "spgemm": (lambda P, Q, v, w: ops.spgemm(CSR(v, P), CSR(w, Q)).values, (lower, upper), (L, U)),
         "stencil": (lambda c, x: ops.stencil(c, x), (normal(3, 3), normal(2, 9, 10)), ()),
-        "ic0": (lambda P, v: ops.ic0(CSR(v, P)).L.values, (spd,), (Q,)),
+        "ic0": (ic0, (spd,), (Q,)),
         "ilu0": (lambda P, v: ops.ilu0(CSR(v, P)).U.values, (spd,), (Q,)),
         "sptrsv, chain": (
             lambda P, v, b: ops.sptrsv(CSR(v, P), b),
@@ -139,6 +153,19 @@ def cases() -> dict[str, tuple[Callable[..., Tensor], Inputs, tuple[ls.SparsityP
         **{f"cg, {kind}": (cg(kind), (spd, normal(n)), (Q,)) for kind in ("none", "diagonal", "triangular")},
         # More columns than the persistent kernel supports.
         "cg, launches": (cg("diagonal"), (spd, normal(n, 40)), (Q,)),
+        # Enough numbers for sums of our own (learnsolve/ops/_dots.py).
+        "gmres": (lambda P, v, b: solvers.gmres(CSR(v, P), b, **fixed, restart=3).x, (spd, normal(n, 250)), (Q,)),
+        "sum": (lambda P, v: CSR(v, P).sum(), (S.values,), (P,)),
+        "spgemm, one side": (
+            lambda P, Q, v, w: (
+                ops.spgemm(CSR(v, P), ones(Q)).values + ops.spgemm(ones(P), CSR(w, Q)).values
+            ),
+            (lower, upper),
+            (L, U),
+        ),
+        "ic0, its slopes": (lambda P, v: slope(lambda v: slope(lambda v: ic0(P, v), v), v), (spd,), (Q,)),
+        "segment_max": (lambda P, e: ops.segment_max(e, P, "column"), (normal(P.nnz, k),), (P,)),
+        "segment_softmax": (lambda P, e: ops.segment_softmax(e, P), (normal(P.nnz, k),), (P,)),
     }
 
 
