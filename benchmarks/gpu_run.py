@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -12,9 +12,10 @@ from torch import Tensor
 import learnsolve as ls
 from benchmarks.harness import medians
 
-F64 = torch.float64
+F32, F64 = torch.float32, torch.float64
 IN_A_GRAPH = 10  # calls in a graph, which share its launch
 Functions = dict[str, Callable[[], Any]]
+Steps = Iterator[tuple[str, Callable[[], object]]]
 
 
 class Run:
@@ -106,6 +107,13 @@ class Run:
         rival = [t[name] for name in peers if name.startswith(("cusparse", "torch"))]
         if rival:
             row["speed-up"] = min(rival) / t["fwd"]  # over the faster of cuSPARSE and torch
+        self.rows.append(row)
+        return row
+
+    def compare(self, section: str, case: str, dtype: torch.dtype, functions: Functions) -> dict[str, Any]:
+        """A row with the time of each function."""
+        row: dict[str, Any] = {"section": section, "case": case, "dtype": str(dtype).removeprefix("torch.")}
+        row |= {name: 1e6 * s for name, s in medians(functions, self.seconds).items()}
         self.rows.append(row)
         return row
 

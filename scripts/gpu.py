@@ -1,6 +1,6 @@
 """Build, test, check and measure on the CUDA device of this machine: `make gpu` (docs/cuda.md).
 
-    python scripts/gpu.py [--only build,tests,sanitizer,bench] [--minutes 10] [--results FOLDER]
+    python scripts/gpu.py [--only build,smoke,tests,sanitizer,bench] [--minutes 10] [--results FOLDER]
 
 Uses the Python that runs it, with its torch, and installs nothing into it: learnsolve is built for the
 visible device, into build/gpu. Needs no network. Each step has a time limit; a failed step does not stop the
@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "gpu"
 SITE = BUILD / "site"
 PACKAGES = ("numpy", "scipy", "pytest", "hypothesis", "pybind11", "scikit_build_core", "pip")
+STEPS = ("build", "smoke", "tests", "sanitizer", "bench")
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
 # Tests of device features: streams, graphs, waits, bits. And tests shared with the CPU, with their tensors on
@@ -193,6 +194,24 @@ def build(facts: dict, limit: float) -> Step:
     ok = code == 0 and any(SITE.glob("learnsolve/learnsolve_cuda.so"))
     what = f"sm_{facts['capability']}" if ok else "failed" if code != 124 else "took too long"
     return Step("build", ok, time.monotonic() - start, what, [] if ok else end_of(output))
+
+
+def smoke(limit: float) -> Step:
+    """Every type of kernel once, one launch after another, so that a crash or a kernel that never ends has a
+    name: it is that of the first case that is not in the log."""
+    start = time.monotonic()
+    code, output = run(
+        [sys.executable, "scripts/gpu_smoke.py"],
+        limit,
+        BUILD / "smoke.log",
+        PYTHONPATH=str(SITE),
+        CUDA_LAUNCH_BLOCKING="1",
+    )
+    good = len(re.findall(r": ok$", output, re.MULTILINE))
+    failed = re.findall(r"^.*: FAILED, .*", output, re.MULTILINE)
+    what = f"{good} cases ok, {len(failed)} failed" + (", took too long" if code == 124 else "")
+    notes = [] if code == 0 else failed or end_of(output)
+    return Step("smoke", code == 0, time.monotonic() - start, what, notes)
 
 
 def group(name: str, files: tuple[str, ...], options: list[str], limit: float) -> Step:
@@ -370,13 +389,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", default="build,tests,sanitizer,bench", help="steps, separated by commas")
+    parser.add_argument("--only", default=",".join(STEPS), help="steps, separated by commas")
     parser.add_argument("--minutes", type=float, default=10.0, help="time limit for all steps")
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
     args = parser.parse_args()
     wanted = set(args.only.split(","))
-    if unknown := wanted - {"build", "tests", "sanitizer", "bench"}:
-        parser.error(f"--only: steps are build, tests, sanitizer and bench, got {', '.join(sorted(unknown))}")
+    if unknown := wanted - set(STEPS):
+        parser.error(f"--only: steps are {', '.join(STEPS)}, got {', '.join(sorted(unknown))}")
     end = time.monotonic() + 60 * args.minutes - 10
     left = lambda: end - time.monotonic()  # noqa: E731
 
@@ -401,6 +420,8 @@ def main() -> int:
     if not any(SITE.glob("learnsolve/learnsolve_cuda.so")):
         print("Nothing to test: the build failed, see build/gpu/build.log.")
         wanted = set()
+    if "smoke" in wanted:
+        done([smoke(min(120, left()))])
     checks = {"tests": tests, "sanitizer": lambda limit: sanitizers(facts, limit)}
     with ThreadPoolExecutor(max_workers=2) as pool:
         limit = min(240, left() - 120)

@@ -154,12 +154,14 @@ def cases() -> dict[str, tuple[Callable[..., Tensor], Inputs, tuple[ls.SparsityP
         # More columns than the persistent kernel supports.
         "cg, launches": (cg("diagonal"), (spd, normal(n, 40)), (Q,)),
         # Enough numbers for sums of our own (learnsolve/ops/_dots.py).
-        "gmres": (lambda P, v, b: solvers.gmres(CSR(v, P), b, **fixed, restart=3).x, (spd, normal(n, 250)), (Q,)),
+        "gmres": (
+            lambda P, v, b: solvers.gmres(CSR(v, P), b, **fixed, restart=3).x,
+            (spd, normal(n, 250)),
+            (Q,),
+        ),
         "sum": (lambda P, v: CSR(v, P).sum(), (S.values,), (P,)),
         "spgemm, one side": (
-            lambda P, Q, v, w: (
-                ops.spgemm(CSR(v, P), ones(Q)).values + ops.spgemm(ones(P), CSR(w, Q)).values
-            ),
+            lambda P, Q, v, w: ops.spgemm(CSR(v, P), ones(Q)).values + ops.spgemm(ones(P), CSR(w, Q)).values,
             (lower, upper),
             (L, U),
         ),

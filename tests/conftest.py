@@ -17,7 +17,7 @@ if ON_HOST:
     # sums, stencils and triangular solves (.ci/run). Other operations do not understand their plans.
     from learnsolve import _device_analysis, _library
 
-    torch.ops.load_library(str(_library.folder / "learnsolve_cuda_on_host.so"))
+    _library.load_cuda("learnsolve_cuda_on_host")
     _device_analysis.everywhere = True
     if os.environ["LEARNSOLVE_CUDA_ON_HOST"] == "merge":  # all rows by the merge path, long or not
         from learnsolve.ops import _triangular

@@ -167,6 +167,16 @@ def test_findings_of_the_sanitizer(gpu):
     assert gpu.findings("========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors\n") == ([], 0)
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_every_failed_case_of_the_smoke_step_is_named(gpu):
+    step = gpu.smoke(100)
+    assert not step.ok
+    assert len(step.notes) > 20
+    assert step.what == f"0 cases ok, {len(step.notes)} failed"
+    assert any(note.startswith("sptrsv, by ticket: FAILED, ") for note in step.notes)
+
+
 def test_where_there_is_no_sanitizer(gpu):
     (step,) = gpu.sanitizers(FACTS, 10)
     assert step.ok

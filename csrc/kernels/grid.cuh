@@ -13,17 +13,19 @@
 // richardson.h), partial sums are in the numbers' own type and the sum of partials in double.
 #pragma once
 
+#include <atomic>
 #include <type_traits>
 
 #include "kernels/launch.cuh"
 
 #ifdef __CUDACC__
 #include <cooperative_groups.h>
-
-#include <atomic>
 #endif
 
 namespace learnsolve::cuda {
+
+// Below 0: what the device has. Else as much, so that both forms of a loop can be measured and compared.
+inline std::atomic<int64_t> assumed_cache_bytes{-1};
 
 // Rows begin(c) <= i < end(c), 0 <= c < count. At least one chunk, so that a total is written for no rows.
 struct Chunks {
@@ -114,7 +116,10 @@ int64_t device_attribute() {
     return cudaDeviceGetAttribute(&value, Attribute, device) == cudaSuccess ? value : 0;
   });
 }
-inline int64_t l2_bytes() { return device_attribute<cudaDevAttrL2CacheSize>(); }
+inline int64_t l2_bytes() {
+  const int64_t assumed = assumed_cache_bytes;
+  return assumed < 0 ? device_attribute<cudaDevAttrL2CacheSize>() : assumed;
+}
 
 // The number of blocks of Threads threads that the current device runs at once; 0 if it has no barrier for a
 // grid.
@@ -154,7 +159,10 @@ void for_teams(int64_t begin, int64_t end, const F& f) {
   for (int64_t i = begin; i < end; ++i) f(HostTeam<Lanes>{}, static_cast<int>((i - begin) % teams), i);
 }
 
-inline int64_t l2_bytes() { return int64_t{1} << 12; }  // small, so that tests run both forms of a loop
+inline int64_t l2_bytes() {
+  const int64_t assumed = assumed_cache_bytes;
+  return assumed < 0 ? int64_t{1} << 12 : assumed;  // small, so that tests run both forms of a loop
+}
 
 template <auto Kernel, int Threads>
 int64_t resident_blocks() {

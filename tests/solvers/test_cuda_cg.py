@@ -68,7 +68,7 @@ def arrow(n):
 @every_kind
 @pytest.mark.parametrize("shape", ["vector", "columns", "many columns", "batch of all"])
 def test_sums_over_several_chunks(kind, shape):
-    """600 rows are five chunks. Vectors take the persistent kernel on a device, and the launches here."""
+    """600 rows are five chunks. Vectors take the persistent kernel on a device, the launches on the host."""
     s = on_device(host_system(kind, shape, ls.problems.poisson((24, 25)).to_scipy()))
     agree(s, 5, 1e-10)
 
@@ -195,7 +195,7 @@ SOLVES = ("vector", "columns", "checkpointed", "jacobi", "ic0", "long rows, none
 
 
 @pytest.mark.parametrize("name", SOLVES)
-class TestPromises(cuda_promises.Promises):
+class TestPromises(cuda_promises.LoopPromises):
     runs = staticmethod(solves)
 
 

@@ -1,5 +1,5 @@
 """Sweeps of Jacobi, Richardson, heavy ball and Chebyshev as CUDA operators: rows of all lengths, sums that go
-in several parts, columns without a cotangent; on a device streams, graphs, determinism.
+in several parts, columns without a cotangent, both forms of a loop; on a device streams, graphs, determinism.
 
 Runs on a CUDA device or, without its last part, with the operators compiled for the host (tests/conftest.py).
 """
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
-from cuda_promises import DEVICE, needs_a_device
+from cuda_promises import DEVICE
 from reference import normal, pattern_of
 
 import learnsolve as ls
@@ -187,19 +187,5 @@ SOLVES = (
 
 
 @pytest.mark.parametrize("name", SOLVES)
-class TestPromises(cuda_promises.Promises):
+class TestPromises(cuda_promises.LoopPromises):
     runs = staticmethod(solves)
-
-
-@needs_a_device
-@pytest.mark.parametrize("n", [40, 300])
-def test_persistent_and_launched_sweeps_have_the_same_bits(n):
-    """One call of ten sweeps, which may be one persistent kernel, and ten calls, which are not."""
-    A = ls.problems.poisson((n, n)).to(DEVICE)
-    b, x = normal((n * n,)).to(DEVICE), torch.zeros(n * n, dtype=torch.float64, device=DEVICE)
-    s = torch.full((n * n,), 0.2, dtype=torch.float64, device=DEVICE)
-    together, norms = richardson_sweeps(A.values, s, b, x, A.pattern, 10)
-    for sweep in range(10):
-        x, norm = richardson_sweeps(A.values, s, b, x, A.pattern, 1)
-        assert torch.equal(norm[0], norms[sweep])
-    assert torch.equal(x, together)
