@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from . import HARNESSES, module_of, short_count
-from .__main__ import BEGIN, END, _replaced
+from .__main__ import BEGIN, END, _apart, _replaced
 from ._children import run_cases
 from ._report import Report
 
@@ -15,7 +15,9 @@ from ._report import Report
 @pytest.mark.parametrize("name", dict(HARNESSES))
 def test_harness_finds_no_fault(name):
     count = short_count(name)
-    report = module_of(name).run(count, 0)
+    # torch.func, interrupted while it has a dispatch key removed, is broken for the rest of its process.
+    apart = name == "interrupts"
+    report = Report(**_apart(name, count, 0)) if apart else module_of(name).run(count, 0)
     assert not report.faults, "\n".join(report.faults)
     assert report.name == name
     assert sum(report.counts.values()) >= count
