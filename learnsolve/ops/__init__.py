@@ -18,6 +18,7 @@ from learnsolve.ops import (  # noqa: F401  (methods of CSR)
 )
 from learnsolve.ops._sparse_product import set_spgemm_plan_limit
 from learnsolve.ops.add import add
+from learnsolve.ops.diagonal import diagonal, inverse_diagonal, trace
 from learnsolve.ops.diagonals import diag, eye
 from learnsolve.ops.gather import gather
 from learnsolve.ops.incomplete import IncompleteCholesky, IncompleteLU, ic0, ilu0, mic0
@@ -37,15 +38,7 @@ from learnsolve.ops.stack import block_diag, hstack, vstack
 from learnsolve.ops.stencil import stencil
 from learnsolve.ops.stencil_matrix import stencil_matrix
 from learnsolve.ops.stencil_operator import StencilOperator
-from learnsolve.ops.structure import (
-    diagonal,
-    inverse_diagonal,
-    scale_columns,
-    scale_rows,
-    sum,
-    trace,
-    transpose,
-)
+from learnsolve.ops.structure import scale_columns, scale_rows, sum, transpose
 from learnsolve.ops.symmetric_scaling import symmetric_scaling
 from learnsolve.ops.threshold import ict, ilut
 from learnsolve.ops.triangle import tril, triu

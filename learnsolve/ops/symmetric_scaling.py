@@ -6,7 +6,7 @@ from learnsolve import _check
 from learnsolve.csr import CSR
 from learnsolve.ops._operands import plain_values
 from learnsolve.ops._product import sampled
-from learnsolve.ops.structure import diagonal
+from learnsolve.ops.diagonal import diagonal
 from learnsolve.ops.structure import sum as sum_
 
 

@@ -23,9 +23,9 @@ from learnsolve.csr import CSR
 from learnsolve.ops._dots import over, scaled
 from learnsolve.ops._gather import permuted
 from learnsolve.ops._operands import in_open_interval, inside
+from learnsolve.ops.diagonal import diagonal, shared_inverse_diagonal
 from learnsolve.ops.indexing import _plan_permutation
 from learnsolve.ops.sptrsv import sptrsv
-from learnsolve.ops.structure import diagonal, shared_inverse_diagonal
 from learnsolve.ordering import greedy_colouring
 from learnsolve.pattern import SparsityPattern
 

@@ -23,7 +23,8 @@ from learnsolve.csr import CSR
 from learnsolve.ops._dots import times
 from learnsolve.ops._linear_steps import product, scaled_rows
 from learnsolve.ops._triangular import Side, solve
-from learnsolve.ops.structure import diagonal, scale_rows, shared_inverse_diagonal
+from learnsolve.ops.diagonal import diagonal, shared_inverse_diagonal
+from learnsolve.ops.structure import scale_rows
 from learnsolve.ops.triangle import tril, triu
 from learnsolve.preconditioners._relaxation import colour_order
 from learnsolve.preconditioners.base import readable

@@ -19,8 +19,8 @@ from learnsolve._unchanged import Unchanged
 from learnsolve.csr import CSR
 from learnsolve.ops._linear_steps import LinearSteps, product
 from learnsolve.ops._symmetry import symmetry
+from learnsolve.ops.diagonal import shared_inverse_diagonal
 from learnsolve.ops.spgemm import galerkin, spgemm
-from learnsolve.ops.structure import shared_inverse_diagonal
 from learnsolve.preconditioners._direct import DirectSolver
 from learnsolve.preconditioners._hierarchy import Hierarchy, hierarchy_for, spectral_radius
 from learnsolve.preconditioners._smoothers import Chebyshev, GaussSeidel, Jacobi, Weight, jacobi_weights

@@ -17,11 +17,11 @@ from learnsolve import _check
 from learnsolve.csr import CSR
 from learnsolve.ops._operands import fit, in_open_interval
 from learnsolve.ops._triangular import _mask
+from learnsolve.ops.diagonal import diagonal
 from learnsolve.ops.diagonals import diag
 from learnsolve.ops.spmm import spmm
 from learnsolve.ops.sptrsv import sptrsv
 from learnsolve.ops.stack import hstack
-from learnsolve.ops.structure import diagonal
 from learnsolve.preconditioners.base import Preconditioner, check_finite, readable
 
 FORMS = ("solve", "product")

@@ -4,7 +4,7 @@ Source: Saad, "Iterative Methods for Sparse Linear Systems" (2003), section 10.2
 """
 
 from learnsolve.csr import CSR
-from learnsolve.ops.structure import shared_inverse_diagonal
+from learnsolve.ops.diagonal import shared_inverse_diagonal
 from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.preconditioners.diagonal import Diagonal
 

@@ -17,7 +17,8 @@ from learnsolve.csr import CSR
 from learnsolve.nn._holds_pattern import HoldsPattern, parameter
 from learnsolve.ops._symmetry import symmetry
 from learnsolve.ops.arithmetic import absolute
-from learnsolve.ops.structure import inverse_diagonal, sum
+from learnsolve.ops.diagonal import inverse_diagonal
+from learnsolve.ops.structure import sum
 from learnsolve.preconditioners._held import Holder, check_constant, check_start, one_kind
 from learnsolve.preconditioners._spectrum import RATIO
 from learnsolve.preconditioners.diagonal import Diagonal

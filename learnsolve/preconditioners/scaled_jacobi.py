@@ -13,7 +13,7 @@ from learnsolve import _check
 from learnsolve.csr import CSR
 from learnsolve.nn._holds_pattern import parameter
 from learnsolve.ops._dots import times
-from learnsolve.ops.structure import inverse_diagonal
+from learnsolve.ops.diagonal import inverse_diagonal
 from learnsolve.preconditioners._held import (
     POSITIVE,
     Holder,

@@ -11,7 +11,8 @@ from learnsolve._unchanged import Unchanged
 from learnsolve.csr import CSR
 from learnsolve.ops._operands import plain_values
 from learnsolve.ops._symmetry import symmetry
-from learnsolve.ops.structure import diagonal, scale_columns
+from learnsolve.ops.diagonal import diagonal
+from learnsolve.ops.structure import scale_columns
 from learnsolve.ops.triangle import tril
 from learnsolve.preconditioners._relaxation import Sweep, check_relaxation
 from learnsolve.preconditioners.base import Preconditioner

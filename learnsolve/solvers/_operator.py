@@ -11,10 +11,10 @@ from torch import Tensor
 from learnsolve import _check
 from learnsolve.csr import CSR
 from learnsolve.ops import _across
+from learnsolve.ops._derived import kept_with_values
 from learnsolve.ops._product import product, sampled
 from learnsolve.ops.block_batch import BlockBatch
 from learnsolve.ops.stencil_operator import StencilOperator
-from learnsolve.ops.structure import kept_with_values
 from learnsolve.solvers._blocks import Blocks
 from learnsolve.solvers._function import Function, on_columns, on_host
 from learnsolve.solvers._vectors import largest, safe_size

@@ -17,7 +17,7 @@ from learnsolve.ops._autograd import tracked
 from learnsolve.ops._dots import times
 from learnsolve.ops._product import product
 from learnsolve.ops._steps import residual_norm
-from learnsolve.ops.structure import shared_inverse_diagonal
+from learnsolve.ops.diagonal import shared_inverse_diagonal
 from learnsolve.pattern import SparsityPattern
 from learnsolve.solvers._coefficients import Parameters, trainable
 from learnsolve.solvers._fixed import FIXED_GRADIENTS, FixedNumber, compiled, run_fixed, with_last
