@@ -51,7 +51,7 @@ def test_as_step_by_step(dtype, index, k):
 @pytest.mark.parametrize("n", [1, 30_000])
 def test_of_any_size(n):
     """Elementwise steps are shared among threads from about 50,000 numbers on."""
-    P = pattern_of(random(n, n, 2 / n), torch.int32)
+    P = ls.problems.poisson((n,)).pattern.to(dtype=torch.int32)
     function, steps, operands = made_of(P)
     b, g = normal((n, 2), F64, 3).requires_grad_(), normal((n, 2), F64, 4)
     found = derivatives(steps(b), (b, *operands), g)
