@@ -43,13 +43,14 @@ def command(*arguments: str) -> subprocess.CompletedProcess:
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory):
-    """The record of a quick run of everything, its page, and the folder."""
+    """The record of a quick run of everything, its page, and the folder: 17 s, so its tests are slow ones."""
     folder = tmp_path_factory.mktemp("benchmarks")
     done = command("benchmarks", "--quick", "--name", "quick", "--out", str(folder))
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads((folder / "quick.json").read_text()), (folder / "quick.md").read_text(), folder
 
 
+@pytest.mark.slow
 def test_every_section_runs(quick):
     record, page, folder = quick
     assert {row["section"] for row in record["rows"]} == set(SECTIONS)
@@ -94,6 +95,7 @@ def test_readme_has_the_tables_of_the_committed_run():
     assert summary(record) in (ROOT / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_backward_is_measured_where_there_is_one(quick):
     rows = [
         row
@@ -226,6 +228,7 @@ def test_every_small_call_has_a_count():
     assert list(json.loads(instructions.FILE.read_text())["counts"]) == list(calls.cases())
 
 
+@pytest.mark.slow
 def test_compare_reports_what_moved_beyond_noise(quick, tmp_path, capsys):
     a = {"rows": [], "name": "a"}
     cell = {"median": 1.0, "iqr": 0.1, "samples": 9, "rounds": [0.9, 1.0, 1.1]}

@@ -137,15 +137,15 @@ def test_processes_that_are_interrupted_and_killed(run, rows, tmp_path):
         while step_of(tmp_path / "run") < after:
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < deadline
-            time.sleep(0.01)
+            time.sleep(0.1)
         return process
 
-    process = start(first, 20)
+    process = start(first, 5)
     process.kill()
     process.communicate()
     killed_at = step_of(tmp_path / "run")
 
-    process = start([*python, "--resume", "run"], killed_at + 20)
+    process = start([*python, "--resume", "run"], killed_at + 5)
     process.send_signal(signal.SIGINT)
     _, message = process.communicate(timeout=60)
     assert process.returncode == train.INTERRUPTED, message
