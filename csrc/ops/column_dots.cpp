@@ -28,7 +28,7 @@ bool is_constant(const Tensor& t) {
 
 Tensor column_dots(const Tensor& u, const Tensor& v, bool sum_batch) {
   const char* name = "column_dots";
-  const bool constant = u.sizes() == v.sizes() && u.scalar_type() == v.scalar_type() && is_constant(v);
+  const bool constant = sizes_of(u) == sizes_of(v) && u.scalar_type() == v.scalar_type() && is_constant(v);
   const Columns o(name, u, constant ? u : v, false);
   const int64_t k = o.k;
   if (k == 0 || o.n == 0 || o.batch == 0) return new_zeros(o.u, o.sums(sum_batch));
