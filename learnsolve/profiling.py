@@ -18,7 +18,7 @@ from learnsolve._clock import timed, wait
 from learnsolve.csr import CSR
 from learnsolve.ops.block_batch import BlockBatch
 from learnsolve.preconditioners.base import Preconditioner
-from learnsolve.solvers.base import Solution
+from learnsolve.solvers.solution import Solution
 
 
 @dataclasses.dataclass(frozen=True)

@@ -172,7 +172,7 @@ STABLE_TORCH_LIBRARY(learnsolve, m) {
       "Tensor[] forward, Tensor? gx, Tensor? gnorms, Tensor[] sums, int[] needs) -> "
       "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   // Up to `iterations` of a method for one column, on the CPU: 0 minres, 1 bicgstab, 2 gmres, from its state,
-  // vectors and scalars in the order of learnsolve/solvers/_steps.py. M: diag(diagonal), or none; of gmres
+  // vectors and scalars in the order of learnsolve/solvers/core/advance.py. M: diag(diagonal), or none; of gmres
   // one iteration may have M times its last vector as one more vector. They end after a norm of the residual
   // at or below `level` or above `limit`, and before an iteration that breaks down or leaves the finite
   // numbers. Returns the vectors (for that one iteration x, r and those that are new), the scalars, the

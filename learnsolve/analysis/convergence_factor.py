@@ -7,7 +7,7 @@ from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.analysis._estimate import Estimate, warn
-from learnsolve.solvers.base import Solution, Status
+from learnsolve.solvers.solution import Solution, Status
 
 
 def convergence_factor(history: Tensor | Solution, *, last: float = 0.5, rtol: float = 0.05) -> Estimate:

@@ -16,7 +16,7 @@ from learnsolve.analysis._operands import linear, space_of, with_batch_of
 from learnsolve.csr import CSR
 from learnsolve.ops._linear_steps import LinearSteps, product
 from learnsolve.preconditioners.base import Preconditioner
-from learnsolve.solvers._operator import as_operator, as_preconditioner
+from learnsolve.solvers.core.operators import as_operator, as_preconditioner
 
 
 class ErrorPropagator:

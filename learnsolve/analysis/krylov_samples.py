@@ -13,7 +13,7 @@ from learnsolve._inputs import matrix
 from learnsolve._plain import plain_tensors
 from learnsolve.csr import CSR
 from learnsolve.ops.spmm import spmm
-from learnsolve.solvers._vectors import divide, dot, root, size
+from learnsolve.solvers.core.vectors import divide, dot, root, size
 
 
 def krylov_basis(A: CSR, m: int = 40, generator: torch.Generator | None = None) -> Tensor:

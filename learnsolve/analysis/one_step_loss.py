@@ -15,11 +15,11 @@ from torch import Tensor
 from learnsolve import _check
 from learnsolve._inputs import operands
 from learnsolve.ops._dots import scaled
-from learnsolve.solvers._blocks import Blocks
-from learnsolve.solvers._operator import as_operator
-from learnsolve.solvers._options import check_b, check_operands
-from learnsolve.solvers._solve import columns
-from learnsolve.solvers._vectors import divide, dot, largest
+from learnsolve.solvers.core.blocks import Blocks
+from learnsolve.solvers.core.door import columns
+from learnsolve.solvers.core.operators import as_operator
+from learnsolve.solvers.core.vectors import divide, dot, largest
+from learnsolve.solvers.options import check_b, check_operands
 
 
 def one_step_loss(A: Any, b: Tensor, d: Tensor) -> Tensor:

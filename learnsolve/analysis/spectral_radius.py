@@ -18,7 +18,7 @@ from learnsolve.analysis._dominant import Pair, Search, arnoldi, dense
 from learnsolve.analysis._estimate import Estimate, warn, with_derivative
 from learnsolve.analysis._operands import Map, Space, as_array, constant, member, space_of
 from learnsolve.ops._autograd import tracked
-from learnsolve.solvers._operator import as_operator
+from learnsolve.solvers.core.operators import as_operator
 
 METHODS = ("auto", "dense", "arnoldi")
 DENSE = 256  # up to this n all eigenvalues of the dense matrix take a tenth of a second

@@ -23,9 +23,9 @@ from learnsolve.evaluation._systems import Matrices, Matrix, System, systems_of
 from learnsolve.pattern import SparsityPattern
 from learnsolve.preconditioners._factor_network import MatrixNetwork
 from learnsolve.preconditioners.base import Preconditioner
-from learnsolve.solvers._operator import compiled_form
-from learnsolve.solvers._report import quiet
-from learnsolve.solvers.base import Solution, Status
+from learnsolve.solvers.core.operators import compiled_form
+from learnsolve.solvers.core.report import quiet
+from learnsolve.solvers.solution import Solution, Status
 
 SOLVERS = ("cg", "fcg", "minres", "bicgstab", "gmres", "fgmres")
 MADE = (Preconditioner, CSR, scipy.sparse.linalg.LinearOperator, torch.nn.Module)

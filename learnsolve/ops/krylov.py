@@ -1,4 +1,4 @@
-"""Steps of minres, bicgstab and gmres in one call, for solvers/_steps.py: no gradients."""
+"""Steps of minres, bicgstab and gmres in one call, for solvers/core/advance.py: no gradients."""
 
 import torch
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from learnsolve.petsc._engine import engine, option_used
-from learnsolve.solvers.base import CODE, Status
+from learnsolve.solvers.solution import CODE, Status
 
 _alive: weakref.WeakSet[System] = weakref.WeakSet()
 _numbers = count()  # of KSPs, for prefixes of options; the same in all processes, which run one program

@@ -13,7 +13,7 @@ from learnsolve.petsc.operations import multiply
 
 class Operator:
     """A `petsc.Matrix` or its transpose, for blocks of columns (n, k) of the rows here; see `Operator` of
-    solvers/_operator.py."""
+    solvers/core/operators.py."""
 
     def __init__(self, A: Matrix, transpose: bool = False):
         self.A, self.transpose, self.across = A, transpose, A.across

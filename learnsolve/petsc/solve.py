@@ -15,9 +15,9 @@ from learnsolve.petsc._engine import check_dtype
 from learnsolve.petsc._ksp import System, stacked
 from learnsolve.petsc._operator import Operator
 from learnsolve.petsc.matrix import Matrix
-from learnsolve.solvers._implicit import Implicit
-from learnsolve.solvers._report import report as report_failure
-from learnsolve.solvers.base import Report, Solution, SolverError
+from learnsolve.solvers.core.implicit import Implicit
+from learnsolve.solvers.core.report import report as report_failure
+from learnsolve.solvers.solution import Report, Solution, SolverError
 
 
 def solve(
@@ -145,7 +145,7 @@ def _preconditioner(name: str, M: Any) -> Any:
 
 @dataclass
 class KSP:
-    """The solver of A x = b, or of the transposed system, as `Implicit` uses one (solvers/_implicit.py)."""
+    """The solver of A x = b, or of the transposed system, as `Implicit` uses one."""
 
     name: str
     A: Operator

@@ -1,10 +1,9 @@
 """Iterative solvers whose gradients are exact, one method a file."""
 
-from learnsolve.solvers._looks import set_check_every
-from learnsolve.solvers.base import ConvergenceWarning, Iteration, Solution, SolverError, Status
 from learnsolve.solvers.bicgstab import bicgstab
 from learnsolve.solvers.cg import cg
 from learnsolve.solvers.chebyshev import Chebyshev, chebyshev
+from learnsolve.solvers.core.checks import set_check_every
 from learnsolve.solvers.fcg import fcg
 from learnsolve.solvers.fgmres import fgmres
 from learnsolve.solvers.gmres import gmres
@@ -15,6 +14,7 @@ from learnsolve.solvers.lsqr import lsqr
 from learnsolve.solvers.minres import minres
 from learnsolve.solvers.pcg import PCG
 from learnsolve.solvers.richardson import Richardson, richardson, richardson_weight
+from learnsolve.solvers.solution import ConvergenceWarning, Iteration, Solution, SolverError, Status
 from learnsolve.solvers.solve import solve
 from learnsolve.solvers.sor import SOR, gauss_seidel, sor, ssor
 from learnsolve.solvers.triangular_solve import TriangularSolve

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from learnsolve.ops._dots import scaled
-from learnsolve.solvers._options import Options
-from learnsolve.solvers._solve import solve
-from learnsolve.solvers._vectors import divide, dot, size
-from learnsolve.solvers.base import CODE, Iteration, Solution, Status
+from learnsolve.solvers.core.door import solve
+from learnsolve.solvers.core.vectors import divide, dot, size
+from learnsolve.solvers.options import Options
+from learnsolve.solvers.solution import CODE, Iteration, Solution, Status
 
 
 class State(NamedTuple):
@@ -40,7 +40,7 @@ class BiCGSTAB:
     def products(iterations: int) -> int:
         return 2 * iterations
 
-    steps = (1, 5)  # see _steps.py
+    steps = (1, 5)  # see core/advance.py
 
     def start(self, A: Any, M: Any, x: Tensor, r: Tensor, running: Tensor) -> State:
         none, one = torch.zeros_like(r), torch.ones_like(r[..., :1, :])

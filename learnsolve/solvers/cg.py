@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from learnsolve.ops._dots import scaled
-from learnsolve.solvers._in_graphs import traced_cg
-from learnsolve.solvers._options import Options
-from learnsolve.solvers._solve import solve
-from learnsolve.solvers._vectors import divide, dot
-from learnsolve.solvers.base import CODE, Iteration, Solution, Status
+from learnsolve.solvers.core.door import solve
+from learnsolve.solvers.core.graph import traced_cg
+from learnsolve.solvers.core.vectors import divide, dot
+from learnsolve.solvers.options import Options
+from learnsolve.solvers.solution import CODE, Iteration, Solution, Status
 
 
 class State(NamedTuple):
@@ -31,7 +31,7 @@ class ConjugateGradients:
     conjugate to the last direction when it is not (fcg.py).
     """
 
-    compiled = True  # by _compiled_cg.py too
+    compiled = True  # by core/advance_cg.py too
 
     def __init__(self, flexible: bool = False):
         self.flexible = flexible

@@ -9,10 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from learnsolve import _check
-from learnsolve.solvers._options import Options
-from learnsolve.solvers._solve import solve
-from learnsolve.solvers.base import Iteration, Solution
+from learnsolve.solvers.core.door import solve
 from learnsolve.solvers.gmres import GeneralisedMinimalResidual
+from learnsolve.solvers.options import Options
+from learnsolve.solvers.solution import Iteration, Solution
 
 
 def fgmres(

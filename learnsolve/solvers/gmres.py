@@ -14,10 +14,10 @@ from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.ops._dots import combination, scaled
-from learnsolve.solvers._options import Options
-from learnsolve.solvers._solve import solve
-from learnsolve.solvers._vectors import divide, dot, extended, root, size
-from learnsolve.solvers.base import CODE, Iteration, Solution, Status
+from learnsolve.solvers.core.door import solve
+from learnsolve.solvers.core.vectors import divide, dot, extended, root, size
+from learnsolve.solvers.options import Options
+from learnsolve.solvers.solution import CODE, Iteration, Solution, Status
 
 
 class State(NamedTuple):
@@ -35,7 +35,7 @@ class State(NamedTuple):
 class GeneralisedMinimalResidual:
     """Arnoldi, orthogonalised twice, preconditioned from the right."""
 
-    steps = (2, 0)  # see _steps.py
+    steps = (2, 0)  # see core/advance.py
 
     def __init__(self, restart: int):
         self.restart = restart

@@ -19,10 +19,10 @@ from learnsolve.ops._product import product
 from learnsolve.ops._steps import residual_norm
 from learnsolve.ops.diagonal import shared_inverse_diagonal
 from learnsolve.pattern import SparsityPattern
-from learnsolve.solvers._coefficients import Parameters, trainable
-from learnsolve.solvers._fixed import FIXED_GRADIENTS, FixedNumber, compiled, run_fixed, with_last
-from learnsolve.solvers._options import Options, check_b, check_x0
-from learnsolve.solvers.base import Solution
+from learnsolve.solvers.core.fixed import FIXED_GRADIENTS, FixedNumber, compiled, run_fixed, with_last
+from learnsolve.solvers.core.parameters import Parameters, trainable
+from learnsolve.solvers.options import Options, check_b, check_x0
+from learnsolve.solvers.solution import Solution
 
 
 def jacobi(

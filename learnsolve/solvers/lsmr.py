@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from learnsolve.ops._dots import scaled
-from learnsolve.solvers._least_squares import solve
-from learnsolve.solvers._options import Options
-from learnsolve.solvers._vectors import divide, root
-from learnsolve.solvers.base import CODE, Iteration, Solution, Status
+from learnsolve.solvers.core.least_squares import solve
+from learnsolve.solvers.core.vectors import divide, root
 from learnsolve.solvers.lsqr import Bidiagonal, first_vectors, next_vectors
+from learnsolve.solvers.options import Options
+from learnsolve.solvers.solution import CODE, Iteration, Solution, Status
 
 
 class State(NamedTuple):

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from learnsolve.ops._dots import scaled
-from learnsolve.solvers._least_squares import solve
-from learnsolve.solvers._options import Options
-from learnsolve.solvers._vectors import divide, dot, root, size
-from learnsolve.solvers.base import CODE, Iteration, Solution, Status
+from learnsolve.solvers.core.least_squares import solve
+from learnsolve.solvers.core.vectors import divide, dot, root, size
+from learnsolve.solvers.options import Options
+from learnsolve.solvers.solution import CODE, Iteration, Solution, Status
 
 
 class Bidiagonal(NamedTuple):

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from learnsolve.ops._dots import scaled
-from learnsolve.solvers._options import Options
-from learnsolve.solvers._solve import solve
-from learnsolve.solvers._vectors import divide, dot, root, size
-from learnsolve.solvers.base import CODE, Iteration, Solution, Status
+from learnsolve.solvers.core.door import solve
+from learnsolve.solvers.core.vectors import divide, dot, root, size
+from learnsolve.solvers.options import Options
+from learnsolve.solvers.solution import CODE, Iteration, Solution, Status
 
 
 class State(NamedTuple):
@@ -43,7 +43,7 @@ class State(NamedTuple):
 class MinimalResidual:
     """Lanczos with M, and the QR factorisation of its tridiagonal matrix by rotations."""
 
-    steps = (0, 9)  # see _steps.py
+    steps = (0, 9)  # see core/advance.py
 
     def start(self, A: Any, M: Any, x: Tensor, r: Tensor, running: Tensor) -> State:
         z = r if M is None else M(r)

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from learnsolve import _check
-from learnsolve.solvers._options import GRADIENTS
-from learnsolve.solvers.base import Solution
 from learnsolve.solvers.cg import cg
 from learnsolve.solvers.fcg import fcg
+from learnsolve.solvers.options import GRADIENTS
+from learnsolve.solvers.solution import Solution
 
 
 class PCG(torch.nn.Module):

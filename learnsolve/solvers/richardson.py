@@ -11,11 +11,11 @@ from typing import Any
 from torch import Tensor
 
 from learnsolve._inputs import operands
-from learnsolve.solvers._coefficients import Parameters, trainable
-from learnsolve.solvers._fixed import FixedNumber
-from learnsolve.solvers._spectrum import bounds, given_bounds
-from learnsolve.solvers._stationary import run
-from learnsolve.solvers.base import Iteration, Solution
+from learnsolve.solvers.core.fixed import FixedNumber
+from learnsolve.solvers.core.parameters import Parameters, trainable
+from learnsolve.solvers.core.spectrum import bounds, given_bounds
+from learnsolve.solvers.core.stationary import run
+from learnsolve.solvers.solution import Iteration, Solution
 
 
 def richardson_weight(lmin: Any, lmax: Any) -> Any:

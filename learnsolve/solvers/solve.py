@@ -14,15 +14,15 @@ from learnsolve.csr import CSR
 from learnsolve.ops._symmetry import numbers, symmetry
 from learnsolve.ops.spsolve import spsolve
 from learnsolve.preconditioners import IC0, ILU0, MIC0, Jacobi
-from learnsolve.solvers._null_space import CONSTANTS, sums_to_zero
-from learnsolve.solvers._report import quiet, report
-from learnsolve.solvers._solve import _mapped
-from learnsolve.solvers.base import CODE, Solution, SolverError, Status
 from learnsolve.solvers.bicgstab import bicgstab
 from learnsolve.solvers.cg import cg
+from learnsolve.solvers.core.door import _mapped
+from learnsolve.solvers.core.projected import CONSTANTS, sums_to_zero
+from learnsolve.solvers.core.report import quiet, report
 from learnsolve.solvers.gmres import gmres
 from learnsolve.solvers.lsqr import lsqr
 from learnsolve.solvers.minres import minres
+from learnsolve.solvers.solution import CODE, Solution, SolverError, Status
 
 DIRECT = 2_000  # rows: up to here a factorisation takes a few milliseconds, and it has no tolerance to miss
 LAST_RESORT = 100_000  # rows, up to which a factorisation is tried where iterations fail

@@ -12,10 +12,10 @@ from torch import Tensor
 from learnsolve import _check
 from learnsolve.csr import CSR
 from learnsolve.preconditioners._relaxation import DIRECTIONS
-from learnsolve.solvers._coefficients import trainable
-from learnsolve.solvers._correction import relax
-from learnsolve.solvers._fixed import FixedNumber
-from learnsolve.solvers.base import Iteration, Solution
+from learnsolve.solvers.core.correction import relax
+from learnsolve.solvers.core.fixed import FixedNumber
+from learnsolve.solvers.core.parameters import trainable
+from learnsolve.solvers.solution import Iteration, Solution
 
 
 def sor(

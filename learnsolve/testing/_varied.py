@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from learnsolve.csr import CSR
-from learnsolve.solvers.base import Solution
+from learnsolve.solvers.solution import Solution
 
 
 class Varied:

@@ -110,7 +110,7 @@ def test_a_block_that_seems_to_stagnate_is_judged_while_others_run(monkeypatch):
     def seems(self, x, iterations):
         return torch.full((1, 1), x.shape[0] == 400)
 
-    monkeypatch.setattr("learnsolve.solvers._compiled_cg._Stalls.__call__", seems)
+    monkeypatch.setattr("learnsolve.solvers.core.advance_cg._Stalls.__call__", seems)
     members = [ls.problems.poisson((20, 20)), ls.problems.poisson((200,))]
     batch = ls.BlockBatch(members)
     with pytest.warns(S.ConvergenceWarning):

@@ -12,11 +12,11 @@ from solvers.krylov import RECTANGULAR, SQUARE, SYMMETRIC, dense_solution, matri
 
 import learnsolve as ls
 from learnsolve.ops.pcg import pcg_solve
-from learnsolve.solvers._criterion import ResidualNorm
-from learnsolve.solvers._function import Function
-from learnsolve.solvers._loop import iterate
-from learnsolve.solvers._stationary import State
-from learnsolve.solvers.base import CODE
+from learnsolve.solvers.core.criterion import ResidualNorm
+from learnsolve.solvers.core.functions import Function
+from learnsolve.solvers.core.loop import iterate
+from learnsolve.solvers.core.stationary import State
+from learnsolve.solvers.solution import CODE
 
 # Solves that cannot converge, or are stopped before, are part of what is tested.
 pytestmark = pytest.mark.filterwarnings("ignore::learnsolve.solvers.ConvergenceWarning")
@@ -102,7 +102,7 @@ def test_number_of_looks(name, every, device):
     with torch.no_grad():
         n = run_on(name, D, b, 1e-9, {}).iterations
     looks = {1: n, 7: -(-n // 7), None: n if n <= 16 else 16 + 8 * (n // 16).bit_length()}[every]
-    assert sum("_loop.py" in wait for wait in waits) <= 1 + looks + 3
+    assert sum("core/loop.py" in wait for wait in waits) <= 1 + looks + 3
 
 
 @pytest.mark.few
@@ -221,7 +221,7 @@ def test_minres_goes_on_to_rounding_level(condition, dtype, device):
 
     waits.clear()
     ours = error(D, b.to(DEVICE))
-    assert sum("_loop.py" in wait for wait in waits) == 0
+    assert sum("core/loop.py" in wait for wait in waits) == 0
     assert ours <= 2 * error(D, b) <= 100 * condition * torch.finfo(dtype).eps
 
 

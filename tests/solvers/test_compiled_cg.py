@@ -6,8 +6,8 @@ from preconditioners.cases import spd
 from reference import normal
 
 import learnsolve as ls
-from learnsolve.solvers import _solve
-from learnsolve.solvers._operator import Matrix
+from learnsolve.solvers.core import door
+from learnsolve.solvers.core.operators import Matrix
 
 # Solves that cannot converge, or are stopped before, are part of what is tested.
 pytestmark = pytest.mark.filterwarnings("ignore::learnsolve.solvers.ConvergenceWarning")
@@ -40,20 +40,20 @@ def _frozen(A):
 @pytest.fixture
 def used(monkeypatch):
     """The calls of the compiled loop that found something."""
-    calls, real = [], _solve.compiled_cg
+    calls, real = [], door.compiled_cg
 
     def spy(*args):
         found = real(*args)
         calls.append(found is not None)
         return found
 
-    monkeypatch.setattr(_solve, "compiled_cg", spy)
+    monkeypatch.setattr(door, "compiled_cg", spy)
     return calls
 
 
 def general(monkeypatch, solve):
     with monkeypatch.context() as patch:
-        patch.setattr(_solve, "fitting_form", lambda *_: None)
+        patch.setattr(door, "fitting_form", lambda *_: None)
         return solve()
 
 

@@ -6,7 +6,7 @@ from reference import assert_same_bits, normal
 from solvers.krylov import convection, poisson
 
 import learnsolve as ls
-from learnsolve.solvers import _solve, _steps
+from learnsolve.solvers.core import advance, door
 
 # Solves that cannot converge, or are stopped before, are part of what is tested.
 pytestmark = pytest.mark.filterwarnings("ignore::learnsolve.solvers.ConvergenceWarning")
@@ -28,7 +28,7 @@ def matrix(method: str) -> ls.CSR:
 
 def op_by_op(monkeypatch, solve):
     with monkeypatch.context() as patch:
-        patch.setattr(_solve, "fitting_steps", lambda *_: None)
+        patch.setattr(door, "fitting_steps", lambda *_: None)
         return solve()
 
 
@@ -198,10 +198,10 @@ def test_calls_may_be_short(method, monkeypatch):
     A, b = matrix(method), normal((30,))
     solve = lambda: METHODS[method](A, b, rtol=1e-8)  # noqa: E731
     whole = solve()
-    calls, raw = [], _steps.krylov_steps
-    monkeypatch.setattr(_steps, "krylov_steps", lambda *args: (calls.append(args[-2]), raw(*args))[1])
+    calls, raw = [], advance.krylov_steps
+    monkeypatch.setattr(advance, "krylov_steps", lambda *args: (calls.append(args[-2]), raw(*args))[1])
     for most in (1, 2):
-        monkeypatch.setattr(_steps, "_MOST", most * (A.nnz + 23 * 30 if "gmres" not in method else 10**6))
+        monkeypatch.setattr(advance, "_MOST", most * (A.nnz + 23 * 30 if "gmres" not in method else 10**6))
         agree(solve(), whole, A, b)
     assert len(calls) > 3
     assert method == "fgmres" or "gmres" in method or set(calls) <= {1, 2}
@@ -210,8 +210,8 @@ def test_calls_may_be_short(method, monkeypatch):
 @pytest.mark.parametrize("method", METHODS)
 def test_each_call_returns_the_residual_of_its_x(method, monkeypatch):
     """The loop goes on from both, and gmres updates them once a call."""
-    A, b, calls, raw = matrix(method), normal((30,)), [], _steps.krylov_steps
-    monkeypatch.setattr(_steps, "krylov_steps", lambda *args: (calls.append(raw(*args)), calls[-1])[1])
+    A, b, calls, raw = matrix(method), normal((30,)), [], advance.krylov_steps
+    monkeypatch.setattr(advance, "krylov_steps", lambda *args: (calls.append(raw(*args)), calls[-1])[1])
     METHODS[method](A, b, rtol=1e-6, maxiter=90)
     assert calls
     for vectors, *_, counts in calls:
@@ -291,9 +291,9 @@ def test_raw_operator_checks_its_state():
     A, b = poisson(), torch.ones(16, dtype=torch.float64)
     fixed = (A.pattern._structure(False), A.values, 1, None, b)
     with pytest.raises(RuntimeError, match="the state is not that of the method"):
-        _steps.krylov_steps(*fixed, [b] * 4, [b[:1]] * 3, 0.0, 1.0, 1, 1)
+        advance.krylov_steps(*fixed, [b] * 4, [b[:1]] * 3, 0.0, 1.0, 1, 1)
     with pytest.raises(RuntimeError, match="one dtype"):
-        _steps.krylov_steps(*fixed, [b] * 4 + [b.float()], [b[:1]] * 3, 0.0, 1.0, 1, 1)
+        advance.krylov_steps(*fixed, [b] * 4 + [b.float()], [b[:1]] * 3, 0.0, 1.0, 1, 1)
     state = [b, b, b, b[:0], b], [b[0], b[0], b[:0], b[:0]]
     with pytest.raises(RuntimeError, match="for one iteration that is not a restart"):
-        _steps.krylov_steps(*fixed[:2], 2, *fixed[3:], *state, 0.0, 1.0, 2, 3)
+        advance.krylov_steps(*fixed[:2], 2, *fixed[3:], *state, 0.0, 1.0, 2, 3)

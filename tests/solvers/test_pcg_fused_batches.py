@@ -10,7 +10,7 @@ from solvers.test_pcg_fused_in_cg import Preconditioner, run
 
 import learnsolve as ls
 from learnsolve import _device_analysis
-from learnsolve.solvers import _solve
+from learnsolve.solvers.core import door
 
 N, P = 5, ls.preconditioners
 KINDS = ("diagonal", "product", "triangular")
@@ -69,10 +69,10 @@ def test_a_batch_of_factors_runs_a_fixed_number_in_the_compiled_loop(kind, axes,
     for start in (True, False):
         s = batch(kind, axes, start=start)
         with monkeypatch.context() as patch:
-            patch.setattr(_solve, "iterate", None)  # the general loop is not called
+            patch.setattr(door, "iterate", None)  # the general loop is not called
             _, found = run(s, gradient, N)
         with monkeypatch.context() as patch:
-            patch.setattr(_solve, "fitting_form", lambda *_: None)
+            patch.setattr(door, "fitting_form", lambda *_: None)
             close(found, run(s, gradient, N)[1], 1e-10)
         if len(s.b.shape) == 3:
             alone = [fused(one, N)[:2] for one in members(s)]
@@ -96,7 +96,7 @@ def test_a_batch_of_factors_goes_to_a_tolerance_in_the_compiled_loop(form, axes,
 
     theirs, wanted = general(monkeypatch, solve)
     with monkeypatch.context() as patch:
-        patch.setattr(_solve, "iterate", None)
+        patch.setattr(door, "iterate", None)
         ours, found = solve()
     assert ours.statuses == theirs.statuses
     assert ours.iterations == theirs.iterations
@@ -232,7 +232,7 @@ def test_a_shifted_product_in_cg(options, monkeypatch):
 
     wanted = general(monkeypatch, solve)
     with monkeypatch.context() as patch:
-        patch.setattr(_solve, "iterate", None)
+        patch.setattr(door, "iterate", None)
         close(solve(), wanted, 1e-7 if len(wanted) == 1 else 1e-10)
 
 

@@ -9,8 +9,8 @@ from solvers.test_pcg_fused import close
 import learnsolve as ls
 from learnsolve import _device_analysis
 from learnsolve.ops.pcg import KINDS
-from learnsolve.solvers import _compiled_cg, _solve
-from learnsolve.solvers.base import SolverError, Status
+from learnsolve.solvers.core import advance_cg, door
+from learnsolve.solvers.solution import SolverError, Status
 
 # Solves that cannot converge, or are stopped before, are part of what is tested.
 pytestmark = pytest.mark.filterwarnings("ignore::learnsolve.solvers.ConvergenceWarning")
@@ -53,10 +53,10 @@ def test_as_the_general_loop(kind, shape, gradient, monkeypatch):
     for start in (True, False):
         s = system(kind, shape, start=start)
         with monkeypatch.context() as patch:
-            patch.setattr(_solve, "fitting_form", lambda *_: None)
+            patch.setattr(door, "fitting_form", lambda *_: None)
             wanted, numbers = run(s, gradient)
         with monkeypatch.context() as patch:
-            patch.setattr(_solve, "iterate", None)  # the general loop is not called
+            patch.setattr(door, "iterate", None)  # the general loop is not called
             found, others = run(s, gradient)
         assert found.statuses == wanted.statuses
         assert found.iterations == wanted.iterations == N
@@ -94,8 +94,8 @@ def test_statuses():
 )
 def test_other_options_do_not_run_a_fixed_number(change, monkeypatch):
     s = system("none")
-    fixed, real = [], _compiled_cg.pcg_iterations
-    monkeypatch.setattr(_compiled_cg, "pcg_iterations", lambda *a, **k: fixed.append(a) or real(*a, **k))
+    fixed, real = [], advance_cg.pcg_iterations
+    monkeypatch.setattr(advance_cg, "pcg_iterations", lambda *a, **k: fixed.append(a) or real(*a, **k))
     options = {"rtol": 0.0, "maxiter": 2, "gradient": "unrolled"}
     ls.solvers.cg(ls.CSR(s.values, s.P), s.b, **options)
     assert len(fixed) == 1

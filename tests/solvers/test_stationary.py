@@ -8,7 +8,8 @@ from solvers.dense_momentum import close
 from solvers.stationary import METHODS, K, S, dense_run, halved, run, tensors
 
 import learnsolve as ls
-from learnsolve.solvers import SolverError, Status, _fixed
+from learnsolve.solvers import SolverError, Status
+from learnsolve.solvers.core import fixed
 
 
 class Tridiagonal:
@@ -27,7 +28,7 @@ class Tridiagonal:
 @pytest.mark.parametrize("shape", [(4,), (4, 3), (2, 4, 3)], ids=str)
 @pytest.mark.parametrize("kind", ["none", "diagonal", "other"])
 @pytest.mark.parametrize("method", METHODS)
-def test_fixed_steps(method, kind, shape, gradient):
+def testfixed_steps(method, kind, shape, gradient):
     """Against dense autograd: x, norms, and all gradients, by the compiled loop and the other one."""
     P = small_square()
     v, b, x0 = values_on(P), normal(shape, seed=3), normal(shape, seed=4)
@@ -67,8 +68,8 @@ def test_fixed_steps(method, kind, shape, gradient):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_compiled_loop_is_taken(method, monkeypatch):
-    taken, real = [], _fixed.richardson_sweeps
-    monkeypatch.setattr(_fixed, "richardson_sweeps", lambda *a: taken.append(a) or real(*a))
+    taken, real = [], fixed.richardson_sweeps
+    monkeypatch.setattr(fixed, "richardson_sweeps", lambda *a: taken.append(a) or real(*a))
     A, b = ls.problems.poisson((4, 4)), normal((16,))
     for M in (None, ls.preconditioners.Jacobi(A)):
         run(method, A, b, iterations=3, M=M)
@@ -172,7 +173,7 @@ def test_extraordinary_sizes(A_size, b_size):
 
 
 @pytest.mark.parametrize("gradient", ["unrolled", "checkpointed"])
-def test_a_callback_ends_fixed_steps(gradient):
+def test_a_callback_endsfixed_steps(gradient):
     A, b = ls.problems.poisson((8,)), normal((8,)).requires_grad_()
     for at in (1, 3, 6, 9):
         calls = []

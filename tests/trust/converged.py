@@ -34,7 +34,7 @@ import torch
 
 import learnsolve as ls
 from learnsolve.solvers import ConvergenceWarning, Status
-from learnsolve.solvers._units import ORDINARY
+from learnsolve.solvers.core.scaled import ORDINARY
 
 from ._report import Report
 from ._systems import DEFINITE, REGULAR, SYMMETRIC, Systems, draw

@@ -24,7 +24,7 @@ from learnsolve.recipes.harness.problem import ProblemSettings, build
 from learnsolve.recipes.harness.schedule import Scheduled
 from learnsolve.recipes.harness.vector_recipe import VectorRecipe, VectorSettings
 from learnsolve.recipes.harness.vectors import HELD_OUT, TRAINING, normal_vectors, stream_seed
-from learnsolve.solvers._report import quiet
+from learnsolve.solvers.core.report import quiet
 
 BASIS, TEST = 3, 4  # streams: the first vector of Arnoldi, the systems of the final table
 

@@ -1,7 +1,7 @@
 """`cg` by the compiled loop of ops/pcg.py: a fixed number of iterations, which autograd may record, and
 solves to a tolerance without a graph, which are those of gradient="implicit", forward and adjoint.
 
-To a tolerance the iterates are those of the general loop (_loop.py) to rounding, and so is the rule by which
+To a tolerance the iterates are those of the general loop (loop.py) to rounding, and so is the rule by which
 a column stops; what the recurrence calls converged is measured by its true residual, and continues in the
 general loop if it is not, as does what seems to stagnate. 2D Poisson, rtol 1e-8, without M: n = 900 1.2 ms,
 not 15; n = 10,000 8.2, not 59 (SciPy 18); n = 90,000 172, not 650.
@@ -25,12 +25,12 @@ from learnsolve.ops._operands import broadcasts_to
 from learnsolve.ops.pcg import Stop, pcg_iterations, pcg_solve
 from learnsolve.ops.richardson import residual_norm
 from learnsolve.ops.structure import transpose
-from learnsolve.solvers import _looks
-from learnsolve.solvers._blocks import Blocks
-from learnsolve.solvers._loop import Outcome, iterate
-from learnsolve.solvers._operator import Matrix, compiled_form
-from learnsolve.solvers._vectors import size
-from learnsolve.solvers.base import CODE, COMPILED, M_APART, Status
+from learnsolve.solvers.core import checks
+from learnsolve.solvers.core.blocks import Blocks
+from learnsolve.solvers.core.loop import Outcome, iterate
+from learnsolve.solvers.core.operators import Matrix, compiled_form
+from learnsolve.solvers.core.vectors import size
+from learnsolve.solvers.solution import CODE, COMPILED, M_APART, Status
 
 _STATUS = {
     Stop.RUNNING: Status.MAX_ITERATIONS,
@@ -199,7 +199,7 @@ def _run(
             values, shaped(b), start, matrix.pattern, maxiter, checkpointed=checkpointed, **of_M
         )
     else:
-        every = _looks.check_every() if b.is_cuda else None
+        every = checks.check_every() if b.is_cuda else None
         x, norms, status = pcg_solve(
             *(values, shaped(b), start, matrix.pattern, maxiter, shaped(target), every),
             _Stalls(A, b, criterion),
@@ -245,7 +245,7 @@ def _run_blocks(
 
 
 class _Stalls:
-    """Which columns seem to stagnate (_stagnation.py): their recurrence may never meet the target, and the
+    """Which columns seem to stagnate (stagnation.py): their recurrence may never meet the target, and the
     general loop decides. Two products at 480 iterations or more, and whenever their number has doubled."""
 
     def __init__(self, A: Matrix, b: Tensor, criterion: Any):

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learnsolve.solvers._vectors import size
+from learnsolve.solvers.core.vectors import size
 
 _FIRST, _SHARE = 20, 4
 _LEVEL = 10

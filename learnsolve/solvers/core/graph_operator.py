@@ -20,8 +20,8 @@ from learnsolve.ops.spmm import spmm
 from learnsolve.ops.sptrsv import sptrsv
 from learnsolve.ops.structure import transpose
 from learnsolve.pattern import SparsityPattern
-from learnsolve.solvers._null_space import CONSTANTS
-from learnsolve.solvers._report import quiet, report
+from learnsolve.solvers.core.projected import CONSTANTS
+from learnsolve.solvers.core.report import quiet, report
 
 _RECENT = 8  # patterns that calls have met, which are not analysed again
 _recent: list[SparsityPattern] = []

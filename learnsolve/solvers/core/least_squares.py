@@ -4,7 +4,7 @@ Damping is least squares for the larger matrix [A; damp I] and [b; 0], so the me
 a start x0 does not change the solution.
 
 With r = b - A x, the solution satisfies A^T r - damp^2 x = 0, that is N x = A^T b with N = A^T A + damp^2 I:
-a system whose derivatives are those of any other (_implicit.py), w = N^-1 xbar giving
+a system whose derivatives are those of any other (implicit.py), w = N^-1 xbar giving
 
     bbar = A w,    Abar = r w^T - (A w) x^T on the pattern.
 
@@ -26,11 +26,15 @@ from learnsolve._plain import outside_of_graphs
 from learnsolve.csr import CSR
 from learnsolve.ops._autograd import tracked
 from learnsolve.ops.stencil_operator import StencilOperator
-from learnsolve.solvers._criterion import ResidualNorm
-from learnsolve.solvers._implicit import Implicit
-from learnsolve.solvers._loop import Method, Outcome
-from learnsolve.solvers._operator import Operator, as_operator
-from learnsolve.solvers._options import (
+from learnsolve.solvers.cg import ConjugateGradients
+from learnsolve.solvers.core.criterion import ResidualNorm
+from learnsolve.solvers.core.door import Solver, columns
+from learnsolve.solvers.core.implicit import Implicit
+from learnsolve.solvers.core.loop import Method, Outcome
+from learnsolve.solvers.core.operators import Operator, as_operator
+from learnsolve.solvers.core.stagnation import rounding_level, terms
+from learnsolve.solvers.core.vectors import safe_size, size
+from learnsolve.solvers.options import (
     Options,
     check_b,
     check_operands,
@@ -38,11 +42,7 @@ from learnsolve.solvers._options import (
     number,
     refuse_what_has_no_implicit_gradient,
 )
-from learnsolve.solvers._solve import Solver, columns
-from learnsolve.solvers._stagnation import rounding_level, terms
-from learnsolve.solvers._vectors import safe_size, size
-from learnsolve.solvers.base import CODE, Report, Solution, Status
-from learnsolve.solvers.cg import ConjugateGradients
+from learnsolve.solvers.solution import CODE, Report, Solution, Status
 
 
 class Damped:

@@ -1,4 +1,4 @@
-"""Compiled steps of `minres`, `bicgstab`, `gmres` and `fgmres` for the loop of all methods (_loop.py): many
+"""Compiled steps of `minres`, `bicgstab`, `gmres` and `fgmres` for the loop of all methods (loop.py): many
 iterations a call, for one right-hand side, where autograd records nothing, on the CPU, without M or with a
 diagonal.
 
@@ -26,11 +26,11 @@ from torch import Tensor
 from learnsolve import _device_analysis
 from learnsolve.ops._autograd import tracked
 from learnsolve.ops.krylov import GMRES, krylov_steps
-from learnsolve.solvers._criterion import ResidualNorm
-from learnsolve.solvers._function import Watched
-from learnsolve.solvers._operator import Matrix, compiled_form
-from learnsolve.solvers._vectors import extended
-from learnsolve.solvers.base import COMPILED, M_APART
+from learnsolve.solvers.core.criterion import ResidualNorm
+from learnsolve.solvers.core.functions import Watched
+from learnsolve.solvers.core.operators import Matrix, compiled_form
+from learnsolve.solvers.core.vectors import extended
+from learnsolve.solvers.solution import COMPILED, M_APART
 
 # Numbers that a call may read, so that Python handles an interrupt in time: half a second.
 _MOST = 5 * 10**8

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from learnsolve.ops._across import across
-from learnsolve.solvers._operator import Operator
-from learnsolve.solvers._vectors import largest
+from learnsolve.solvers.core.operators import Operator
+from learnsolve.solvers.core.vectors import largest
 
 # Exponents of two that are ordinary. The largest product is <A b, A b>, the smallest rtol^2 <b, A b>.
 ORDINARY = {torch.float32: 20, torch.float64: 150}
@@ -42,7 +42,7 @@ class Units(NamedTuple):
         return self.of_x.is_cpu and within(self.of_x, info.smallest_normal, info.max)
 
     def form(self, form: Any) -> Any:
-        """What the compiled loop of conjugate gradients takes in these units (_compiled_cg.py), or None: M
+        """What the compiled loop of conjugate gradients takes in these units (advance_cg.py), or None: M
         would have to be scaled in its own form."""
         taken = form is not None and (self.of_A is None or not (form.fixed or form.kind != "none"))
         return form if taken else None

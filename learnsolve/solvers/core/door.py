@@ -17,16 +17,19 @@ from learnsolve._plain import outside_of_graphs
 from learnsolve.ops import _across
 from learnsolve.ops._autograd import tracked
 from learnsolve.ops.block_batch import Layout
-from learnsolve.solvers import _units
-from learnsolve.solvers._blocks import Blocks, joined, systems_of
-from learnsolve.solvers._compiled_cg import Form, compiled_cg, fitting_form
-from learnsolve.solvers._criterion import Criterion, ResidualNorm
-from learnsolve.solvers._implicit import Found, Implicit, transformed
-from learnsolve.solvers._in_graphs import traced_solve
-from learnsolve.solvers._loop import Method, Outcome, iterate, runs_unattended
-from learnsolve.solvers._null_space import NullSpace, null_space
-from learnsolve.solvers._operator import Matrix, Operator, as_operator, as_preconditioner
-from learnsolve.solvers._options import (
+from learnsolve.solvers.core import scaled
+from learnsolve.solvers.core.advance import fitting_steps
+from learnsolve.solvers.core.advance_cg import Form, compiled_cg, fitting_form
+from learnsolve.solvers.core.blocks import Blocks, joined, systems_of
+from learnsolve.solvers.core.criterion import Criterion, ResidualNorm
+from learnsolve.solvers.core.graph import traced_solve
+from learnsolve.solvers.core.implicit import Found, Implicit, transformed
+from learnsolve.solvers.core.loop import Method, Outcome, iterate, runs_unattended
+from learnsolve.solvers.core.operators import Matrix, Operator, as_operator, as_preconditioner
+from learnsolve.solvers.core.projected import NullSpace, null_space
+from learnsolve.solvers.core.report import report, without_solution
+from learnsolve.solvers.core.vectors import size
+from learnsolve.solvers.options import (
     Options,
     check_b,
     check_operands,
@@ -35,10 +38,7 @@ from learnsolve.solvers._options import (
     check_x0,
     refuse_what_has_no_implicit_gradient,
 )
-from learnsolve.solvers._report import report, without_solution
-from learnsolve.solvers._steps import fitting_steps
-from learnsolve.solvers._vectors import size
-from learnsolve.solvers.base import CODE, OP_BY_OP, Iteration, Report, Solution, SolverError, Status
+from learnsolve.solvers.solution import CODE, OP_BY_OP, Iteration, Report, Solution, SolverError, Status
 
 
 def solve(
@@ -123,7 +123,7 @@ def _checked_and_run(
         method,
         operator,
         joined(layout, Ms),
-        lambda unit: ResidualNorm(rtol, _units.number(options.atol, unit) if _asked(options.atol) else 0.0),
+        lambda unit: ResidualNorm(rtol, scaled.number(options.atol, unit) if _asked(options.atol) else 0.0),
         10 * n if options.maxiter is None else options.maxiter,
         vector,
         options.throw,
@@ -209,18 +209,18 @@ class Solver:
         form, criterion = self.form, self.criterion(1)
         size_A = self.A.size()
         if form is not None and form.fixed and _device_analysis.here(b):
-            units = _units.of_right_hand_side(b)
+            units = scaled.of_right_hand_side(b)
         else:
             unseen = form is None and runs_unattended(b, criterion, self.callback)
-            units = _units.choose(size_A, b, self.atol, unseen)
+            units = scaled.choose(size_A, b, self.atol, unseen)
         A, M, of_x, of_b = self.A, self.M, 1, 1
         if units is not None:
             of_x, of_b = units.of_x, units.of_b
             b, x0, criterion = b / of_b, None if x0 is None else units.into(x0), self.criterion(of_b)
-            A, M, form = _units.operator(A, units), _units.preconditioner(M, units), units.form(form)
+            A, M, form = scaled.operator(A, units), scaled.preconditioner(M, units), units.form(form)
         out = None
         if form is not None:
-            matrix = self.A if units is None else _units.matrix(self.A, units)
+            matrix = self.A if units is None else scaled.matrix(self.A, units)
             out = compiled_cg(form, self.method, matrix, M, b, x0, criterion, self.maxiter, segments)
         self.ran = OP_BY_OP if form is None or out is None else form.loop
         if out is None:
@@ -244,7 +244,7 @@ class Solver:
         return Outcome(x, norms, torch.where(lost, CODE[Status.NON_FINITE], codes)), note
 
     def _judged(
-        self, A: Any, b: Tensor, x: Tensor, out: Outcome, criterion: Criterion, units: _units.Units | None
+        self, A: Any, b: Tensor, x: Tensor, out: Outcome, criterion: Criterion, units: scaled.Units | None
     ) -> tuple[Tensor, str]:
         """Codes of the x that the user gets, and what to say of those that did not converge."""
         codes = out.codes

@@ -15,9 +15,9 @@ from learnsolve.ops._derived import kept_with_values
 from learnsolve.ops._product import product, sampled
 from learnsolve.ops.block_batch import BlockBatch
 from learnsolve.ops.stencil_operator import StencilOperator
-from learnsolve.solvers._blocks import Blocks
-from learnsolve.solvers._function import Function, on_columns, on_host
-from learnsolve.solvers._vectors import largest, safe_size
+from learnsolve.solvers.core.blocks import Blocks
+from learnsolve.solvers.core.functions import Function, on_columns, on_host
+from learnsolve.solvers.core.vectors import largest, safe_size
 
 
 class Operator(Protocol):

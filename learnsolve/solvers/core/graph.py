@@ -1,6 +1,6 @@
 """Solves as part of the graph that `torch.compile` or `torch.export` traces: a fixed number of iterations of
 `cg`, whose compiled calls are traced, and the others with an M of a compiled form, as one operation each
-(_opaque.py). What is neither breaks the graph (`outside_of_graphs` in _solve.py).
+(graph_operator.py). What is neither breaks the graph (`outside_of_graphs` in door.py).
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from torch import Tensor
 from learnsolve.csr import CSR
 from learnsolve.ops.pcg import Stop, pcg_iterations
 from learnsolve.preconditioners.base import Preconditioner
-from learnsolve.solvers._null_space import CONSTANTS
-from learnsolve.solvers._opaque import opaque
-from learnsolve.solvers._operator import as_operator, as_preconditioner, compiled_form
-from learnsolve.solvers._options import (
+from learnsolve.solvers.core.graph_operator import opaque
+from learnsolve.solvers.core.operators import as_operator, as_preconditioner, compiled_form
+from learnsolve.solvers.core.projected import CONSTANTS
+from learnsolve.solvers.options import (
     Options,
     check_b,
     check_operands,
@@ -25,9 +25,16 @@ from learnsolve.solvers._options import (
     check_x0,
     no_implicit_gradient,
 )
-from learnsolve.solvers.base import CODE, COMPILED, OP_BY_OP, Solution, Status
+from learnsolve.solvers.solution import CODE, COMPILED, OP_BY_OP, Solution, Status
 
-METHODS = ("cg", "fcg", "minres", "bicgstab", "gmres", "fgmres")  # the solvers that _opaque.py may call
+METHODS = (
+    "cg",
+    "fcg",
+    "minres",
+    "bicgstab",
+    "gmres",
+    "fgmres",
+)
 
 
 def traced_cg(A: Any, b: Tensor, x0: Tensor | None, options: Options) -> Solution | None:

@@ -18,11 +18,11 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from learnsolve.ops._autograd import keep_for_forward_mode
-from learnsolve.solvers._function import Function
-from learnsolve.solvers.base import Report
+from learnsolve.solvers.core.functions import Function
+from learnsolve.solvers.solution import Report
 
 if TYPE_CHECKING:
-    from learnsolve.solvers._solve import Solver
+    from learnsolve.solvers.core.door import Solver
 
 
 def transformed() -> bool:

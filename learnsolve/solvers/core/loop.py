@@ -15,8 +15,8 @@ A method whose recurrences say too little has two more:
     doubts(state, running) -> doubt                          may rounding errors have outgrown r? (..., 1, k)
     mended(A, M, b, old, new, doubt) -> state, trouble       what to do about it
 
-A `Criterion` decides when to stop (_criterion.py). The host checks the columns after every iteration on a
-CPU, and from time to time on a device (_looks.py): between two checks a column that seems done stands still,
+A `Criterion` decides when to stop (criterion.py). The host checks the columns after every iteration on a
+CPU, and from time to time on a device (checks.py): between two checks a column that seems done stands still,
 and is judged at the next.
 """
 
@@ -31,13 +31,13 @@ from torch.utils.checkpoint import checkpoint
 
 from learnsolve.ops import _across
 from learnsolve.ops.richardson import residual_norm
-from learnsolve.solvers import _looks
-from learnsolve.solvers._criterion import Criterion
-from learnsolve.solvers._operator import Matrix
-from learnsolve.solvers._stagnation import is_due, next_due
-from learnsolve.solvers._steps import Steps
-from learnsolve.solvers._vectors import size
-from learnsolve.solvers.base import CODE, Iteration, Status
+from learnsolve.solvers.core import checks
+from learnsolve.solvers.core.advance import Steps
+from learnsolve.solvers.core.criterion import Criterion
+from learnsolve.solvers.core.operators import Matrix
+from learnsolve.solvers.core.stagnation import is_due, next_due
+from learnsolve.solvers.core.vectors import size
+from learnsolve.solvers.solution import CODE, Iteration, Status
 
 _WAITING = -1  # the code of a column that seems done
 # Iterations from one `mended` to the next on a device, which it costs as much as two steps.
@@ -63,7 +63,7 @@ class _Progress(NamedTuple):
     state: Any
     codes: Tensor  # (..., 1, k), 0 while a column runs
     norm: Tensor  # (..., 1, k)
-    best: Tensor  # (..., 1, k), the least that the criterion has measured (_stagnation.py)
+    best: Tensor  # (..., 1, k), the least that the criterion has measured (stagnation.py)
     again: Tensor  # (..., 1, k), has it started again for that?
 
 
@@ -81,7 +81,7 @@ def iterate(
 ) -> Outcome:
     """Run `method` until every column has stopped. With `segments` for a backward in O(sqrt(iterations))
     memory: the graph keeps the state between segments of 1, 2, 3, ... iterations, and repeats what is
-    inside. `steps`: many iterations a call, where they fit (_steps.py).
+    inside. `steps`: many iterations a call, where they fit (advance.py).
 
     On a CUDA device, with a criterion without a tolerance and no callback, the host never waits for it: a
     column that comes to rounding level stops there, where on the CPU it is started again."""
@@ -121,7 +121,7 @@ class _Loop:
         self.unattended = runs_unattended(b, criterion, callback)
         self.on_device = b.is_cuda
         # A callback is called after every iteration. A backward that repeats a segment repeats its checks.
-        self.gap = _looks.gaps() if self.on_device and callback is None else lambda done: 1
+        self.gap = checks.gaps() if self.on_device and callback is None else lambda done: 1
 
     def runs(self, progress: _Progress) -> bool:
         return self.unattended or bool((progress.codes == 0).any())
@@ -214,7 +214,7 @@ class _Loop:
         return self.measured(progress) if not self.criterion.never and is_due(number) else progress
 
     def measured(self, progress: _Progress) -> _Progress:
-        """Stop the columns that stagnate (_stagnation.py); their norm is then the true one."""
+        """Stop the columns that stagnate (stagnation.py); their norm is then the true one."""
         state, codes, norm, best, again = progress
         r = self.b - self.A(state.x)
         true = residual_norm(r, -2, keepdim=True)

@@ -18,8 +18,8 @@ from learnsolve.ops.block_batch import BlockBatch, Layout
 from learnsolve.ops.structure import transpose
 
 if TYPE_CHECKING:
-    from learnsolve.solvers._operator import Matrix
-    from learnsolve.solvers._options import Options
+    from learnsolve.solvers.core.operators import Matrix
+    from learnsolve.solvers.options import Options
 
 Map = Callable[[Tensor], Tensor]
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from learnsolve.ops._across import rows
-from learnsolve.solvers._vectors import divide, dot, size
-from learnsolve.solvers.base import CODE, ConvergenceWarning, Solution, SolverError, Status
+from learnsolve.solvers.core.vectors import divide, dot, size
+from learnsolve.solvers.solution import CODE, ConvergenceWarning, Solution, SolverError, Status
 
 _SILENT = {Status.CONVERGED, Status.STOPPED_BY_CALLBACK}
 _STEPS = 30

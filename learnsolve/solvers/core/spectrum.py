@@ -14,8 +14,8 @@ from learnsolve.ops import _across
 from learnsolve.ops.block_batch import BlockBatch
 from learnsolve.preconditioners._spectrum import RATIO, largest_eigenvalue
 from learnsolve.preconditioners.base import readable
-from learnsolve.solvers._coefficients import Parameters
-from learnsolve.solvers._operator import as_operator, as_preconditioner
+from learnsolve.solvers.core.operators import as_operator, as_preconditioner
+from learnsolve.solvers.core.parameters import Parameters
 
 
 def bounds(read: Parameters, lmin: Any, lmax: Any, *operator: Any) -> tuple[Any, Any]:

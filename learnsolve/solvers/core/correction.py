@@ -1,6 +1,6 @@
 """x' = x + S (b - A x) for a sweep S that is made of A: a step is one product with A and the triangular
-solves of S. Steps run until a tolerance (the loop of all methods, _loop.py), or their number is fixed
-(_fixed.py).
+solves of S. Steps run until a tolerance (the loop of all methods, loop.py), or their number is fixed
+(fixed.py).
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from learnsolve import _check
 from learnsolve._inputs import operands
 from learnsolve.csr import CSR
 from learnsolve.preconditioners._relaxation import DIRECTIONS, Sweep, check_omega, check_sweep
-from learnsolve.solvers import _units
-from learnsolve.solvers._coefficients import Parameters
-from learnsolve.solvers._fixed import FIXED_GRADIENTS, Steps, with_last
-from learnsolve.solvers._operator import Matrix
-from learnsolve.solvers._options import (
+from learnsolve.solvers.core import scaled
+from learnsolve.solvers.core.door import columns, solve, with_zero_gradient
+from learnsolve.solvers.core.fixed import FIXED_GRADIENTS, Steps, with_last
+from learnsolve.solvers.core.operators import Matrix
+from learnsolve.solvers.core.parameters import Parameters
+from learnsolve.solvers.options import (
     Options,
     check_b,
     check_operands,
     check_x0,
     refuse_parameters_that_learn,
 )
-from learnsolve.solvers._solve import columns, solve, with_zero_gradient
-from learnsolve.solvers.base import Solution
+from learnsolve.solvers.solution import Solution
 
 
 class State(NamedTuple):
@@ -53,7 +53,7 @@ class Correction:
 
     def sweep_of(self, A: Any, values: Tensor) -> Any:
         """S as a function of r, for the values of its triangles."""
-        operator: Any = A.A if isinstance(A, _units.InUnits) else A
+        operator: Any = A.A if isinstance(A, scaled.InUnits) else A
         P = operator.A.pattern
         T = CSR(values, self.sweep.pattern(P))
         return lambda r: self.sweep.apply(T, P, self.omega, r, operator.transpose)
@@ -61,7 +61,7 @@ class Correction:
 
 def _matrix(A: Any) -> CSR:
     """The matrix of an operator of the loops, or of its transpose, in the operator's units."""
-    if isinstance(A, _units.InUnits):
+    if isinstance(A, scaled.InUnits):
         inner = _matrix(A.A)
         return inner.with_values(inner.values / A.unit.squeeze(-1))
     return A.A

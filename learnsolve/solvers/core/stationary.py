@@ -1,8 +1,8 @@
 """Stationary methods and semi-iterations, x' = x + a_k M (b - A x) + c_k (x - x before): `richardson`,
 `heavyball`, `chebyshev`.
 
-They stop in one of two ways. With `iterations`, that number of steps runs (_fixed.py). With a tolerance, the
-loop of all methods (_loop.py) runs until every column has stopped; `Stationary` is the method.
+They stop in one of two ways. With `iterations`, that number of steps runs (fixed.py). With a tolerance, the
+loop of all methods (loop.py) runs until every column has stopped; `Stationary` is the method.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from learnsolve import _check
 from learnsolve.ops._dots import scaled
 from learnsolve.ops._steps import with_momentum
 from learnsolve.ops.block_batch import BlockBatch
-from learnsolve.solvers._coefficients import Parameters
-from learnsolve.solvers._fixed import FIXED_GRADIENTS, run_fixed
-from learnsolve.solvers._options import Options, check_b, refuse_parameters_that_learn
-from learnsolve.solvers._solve import solve
-from learnsolve.solvers.base import Solution
+from learnsolve.solvers.core.door import solve
+from learnsolve.solvers.core.fixed import FIXED_GRADIENTS, run_fixed
+from learnsolve.solvers.core.parameters import Parameters
+from learnsolve.solvers.options import Options, check_b, refuse_parameters_that_learn
+from learnsolve.solvers.solution import Solution
 
 # Of Krylov methods alone: a singular A.
 KEYWORDS = tuple(field.name for field in fields(Options) if field.name != "null_space")
@@ -51,7 +51,7 @@ class Stationary:
 
 
 class _Identity:
-    """M = 1, where none is given. In units (_units.py) it is scaled like any other M, since no method here is
+    """M = 1, where none is given. In units (scaled.py) it is scaled like any other M, since no method here is
     invariant under scaling of M."""
 
     @property

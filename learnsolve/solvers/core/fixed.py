@@ -22,12 +22,12 @@ from learnsolve.ops._product import product
 from learnsolve.ops._steps import residual_norm, stationary_steps
 from learnsolve.ops.block_batch import Layout
 from learnsolve.ops.richardson import richardson_sweeps
-from learnsolve.solvers._blocks import Blocks, joined, systems_of
-from learnsolve.solvers._implicit import transformed
-from learnsolve.solvers._operator import as_operator, as_preconditioner, compiled_form
-from learnsolve.solvers._options import Options, check_operands, check_x0
-from learnsolve.solvers._solve import columns
-from learnsolve.solvers.base import CODE, COMPILED, Iteration, Solution, SolverError, Status
+from learnsolve.solvers.core.blocks import Blocks, joined, systems_of
+from learnsolve.solvers.core.door import columns
+from learnsolve.solvers.core.implicit import transformed
+from learnsolve.solvers.core.operators import as_operator, as_preconditioner, compiled_form
+from learnsolve.solvers.options import Options, check_operands, check_x0
+from learnsolve.solvers.solution import CODE, COMPILED, Iteration, Solution, SolverError, Status
 
 FIXED_GRADIENTS = ("unrolled", "checkpointed")
 

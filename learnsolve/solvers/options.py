@@ -15,9 +15,9 @@ from learnsolve.csr import CSR
 from learnsolve.ops.block_batch import BlockBatch
 from learnsolve.ops.stencil_operator import StencilOperator
 from learnsolve.preconditioners.base import Preconditioner
-from learnsolve.solvers._blocks import Blocks
-from learnsolve.solvers._function import Function, Watched
-from learnsolve.solvers._operator import Operator
+from learnsolve.solvers.core.blocks import Blocks
+from learnsolve.solvers.core.functions import Function, Watched
+from learnsolve.solvers.core.operators import Operator
 
 _HOW_TO_DETACH = {
     "M": " (a module: M.requires_grad_(False); a preconditioner: make it of detached tensors)",

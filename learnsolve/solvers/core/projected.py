@@ -32,10 +32,10 @@ from learnsolve.ops._selection import trusted
 from learnsolve.ops._symmetry import numbers
 from learnsolve.ops.block_batch import Layout
 from learnsolve.pattern import SparsityPattern, as_numpy
-from learnsolve.solvers._blocks import Blocks
-from learnsolve.solvers._function import Function
-from learnsolve.solvers._operator import Matrix, Operator
-from learnsolve.solvers._vectors import divide, dot, size
+from learnsolve.solvers.core.blocks import Blocks
+from learnsolve.solvers.core.functions import Function
+from learnsolve.solvers.core.operators import Matrix, Operator
+from learnsolve.solvers.core.vectors import divide, dot, size
 
 CONSTANTS = "constants"
 _USES = f'null_space must be None, "{CONSTANTS}", a tensor (n, k) of null vectors, or a pair of them'

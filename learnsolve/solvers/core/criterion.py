@@ -1,16 +1,16 @@
-"""When a column is done, for the loop of all methods (_loop.py): `ResidualNorm` for systems; that of least
-squares is in _least_squares.py.
+"""When a column is done, for the loop of all methods (loop.py): `ResidualNorm` for systems; that of least
+squares is in least_squares.py.
 
 A column stops, and this is its `Status`, when
 
     the true residual norm is at or below the target     CONVERGED; a recurrence alone is not trusted
     the residual norm exceeds max(||r_0||, ||b||) / eps  DIVERGED
     the residual norm is infinite or NaN                  NON_FINITE; x is the last finite iterate
-    rounding errors keep it from falling                  STAGNATED (_stagnation.py)
+    rounding errors keep it from falling                  STAGNATED (stagnation.py)
     the method reports that it cannot continue            INDEFINITE, BREAKDOWN, ILL_CONDITIONED
     all iterations ran                                    MAX_ITERATIONS
 
-The compiled loop of `cg` has the rules of csrc/kernels/pcg_column.cuh, whose `Stop` _compiled_cg.py
+The compiled loop of `cg` has the rules of csrc/kernels/pcg_column.cuh, whose `Stop` advance_cg.py
 translates: a column at or below the target, or the rounding level, stops as ROUNDING and is then judged by
 its true residual.
 """
@@ -22,9 +22,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from learnsolve.solvers._stagnation import rounding_level
-from learnsolve.solvers._vectors import size
-from learnsolve.solvers.base import CODE, Status
+from learnsolve.solvers.core.stagnation import rounding_level
+from learnsolve.solvers.core.vectors import size
+from learnsolve.solvers.solution import CODE, Status
 
 
 class Criterion(Protocol):
