@@ -15,8 +15,7 @@ from torch import Tensor
 from learnsolve import _check
 from learnsolve._inputs import operands
 from learnsolve.ops._dots import scaled
-from learnsolve.solvers.core.blocks import Blocks
-from learnsolve.solvers.core.door import columns
+from learnsolve.solvers.core.blocks import Blocks, Columns
 from learnsolve.solvers.core.operators import as_operator
 from learnsolve.solvers.core.vectors import divide, dot, largest
 from learnsolve.solvers.options import check_b, check_operands
@@ -78,22 +77,22 @@ def one_step_loss(A: Any, b: Tensor, d: Tensor) -> Tensor:
     name = "one_step_loss"
     A, b, d = operands(name, A, b, d)
     check_b(name, b)
-    vector = b.dim() == 1
     operator = as_operator(name, A, b, None, (), symmetric=True, blocks=True)
     batch = check_operands(name, A, b)
     _check.same_kind(name, "d", d, b)
     if d.shape != b.shape:
         raise ValueError(f"{name}: d must have b's shape {tuple(b.shape)}, got {tuple(d.shape)}")
-    R, D = columns(b, vector, batch), columns(d, vector, batch)
-    if isinstance(operator, Blocks):
-        R, D = operator.layout.padded(R), operator.layout.padded(D)
-    R, D = _unit(R), _unit(D)  # the loss depends on neither scale, and squares stay within the range
+    columns = Columns(b.dim() == 1, batch, operator.layout if isinstance(operator, Blocks) else None)
+    R, D = (
+        _unit(columns.into(b)),
+        _unit(columns.into(d)),
+    )  # the loss depends on neither scale, and squares stay within the range
     Q = operator(D)
     every = torch.ones((), dtype=torch.bool, device=R.device)
     alpha = divide(dot(R, D), dot(D, Q), every)
     left = R - scaled(alpha, Q)
     loss = divide(dot(left, left), dot(R, R), every).squeeze(-2)
-    return loss.squeeze(-1) if vector else loss
+    return loss.squeeze(-1) if columns.vector else loss
 
 
 def _unit(v: Tensor) -> Tensor:

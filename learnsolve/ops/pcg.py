@@ -14,7 +14,7 @@ Differentiation", arXiv 2212.05159, section 4.3.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from learnsolve.ops._autograd import Operation, pullback, pushforward, tracked, 
 from learnsolve.ops._calls import WORK, iterations_of_a_call
 from learnsolve.ops._pcg_apart import STOP, Directions
 from learnsolve.ops._pcg_operands import KINDS, fitting, preconditioner
-from learnsolve.ops._pcg_unfused import LOWER, Stop, unfused, unfused_adjoint
+from learnsolve.ops._pcg_unfused import LOWER, unfused, unfused_adjoint
 from learnsolve.ops._triangular import _only_read
 from learnsolve.pattern import SparsityPattern
 
@@ -85,70 +85,96 @@ def pcg_iterations(
     return _PCG.forward(*tensors, *constants, False)[:3]  # type: ignore[return-value]
 
 
-def pcg_solve(
-    values: Tensor,
-    b: Tensor,
-    x0: Tensor | None,
-    pattern: SparsityPattern,
-    maxiter: int,
-    target: Tensor,
-    check_every: int | None = None,
-    stalls: Callable[[Tensor, int], Tensor | None] | None = None,
-    *,
-    kind: str = "none",
-    m: Tensor | None = None,
-    factor: SparsityPattern | None = None,
-    apart: Callable[[Tensor], Tensor] | None = None,
-    flexible: bool = False,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Iterate until every column has stopped. Arguments and results are those of `pcg_iterations`, with b
-    (n, k) or (B, n, k), and norms by the recurrence, of the iterations that ran; no tensor may require grad.
+class Carried(NamedTuple):
+    """What goes on from one call of `Iterations` to the next."""
 
-    A column whose residual norm is at or below its `target`, (..., 1, k), stops too, as ROUNDING.
-    `check_every`: iterations of each call, after which the host checks whether all have stopped; None: 32,
-    64, 128, ... `stalls(x, iterations)` says, after a call, which columns need not go on, or None; the loop
-    ends where it says so of all that run. `apart`, with kind "none": M as a function of blocks of b's shape,
-    which is called between the steps, and need not be linear if `flexible`.
+    x: Tensor
+    r: Tensor
+    p: Tensor  # the next direction; with `between` the last one
+    carry: Tensor  # (B, 6, k): csrc/kernels/pcg_state.h
+
+
+class Iterations:
+    """Iterations to a tolerance, in several calls, without a gradient. Arguments are those of
+    `pcg_iterations`, with b (n, k) or (B, n, k); no tensor may require grad.
+
+    `every`: iterations of each call; None: 32, 64, 128, ..., as far as interrupts allow. `between`, with kind
+    "none": M as a function of blocks of b's shape, which is called between calls of one iteration each, and
+    need not be linear if `flexible`.
     """
-    number, pattern, factor = fitting(kind, pattern, factor)
-    none = b.new_empty(0)
-    fixed = (pattern._structure(False), values, number, preconditioner(m, factor, number))
-    longest = _calls(values, none if m is None else m, b, max(maxiter, 1), False)[0]
-    length, growth = (_FIRST_CALL, 2) if check_every is None else (check_every, 1)
-    directions = None if apart is None else Directions(apart, flexible)
-    if directions is not None:
-        length, growth = 1, 1
-    x, r, p, state, norms, first = x0, b, None, (), [], 0
-    while True:
-        count = min(length, longest, maxiter - first) if state or directions is None else 0
-        before = p
-        x, r, p, _, carry, history, *_ = _raw(*fixed, x, r, state, target, first, count, False)
-        first, length = first + count, growth * length
-        norms.append(history)
-        runs = carry[:, STOP] == 0
-        if first == maxiter or not bool(runs.any()):
-            break
-        vain = None if stalls is None else stalls(x, first)
-        if vain is not None and not bool((runs & ~vain.reshape(runs.shape)).any()):
-            break
-        if directions is not None:
-            p = directions(r, before, carry, runs, first)
-        state = (p, carry)
-    status = _status(carry, b)
-    why, when = status.unbind(-2)
-    ran = torch.where(why == Stop.RUNNING, first, when)
-    most = int(ran.max()) if ran.numel() else 0
-    return x, torch.cat(norms, dim=-2).narrow(-2, 0, most + 1), status
+
+    def __init__(
+        self,
+        values: Tensor,
+        b: Tensor,
+        x0: Tensor | None,
+        pattern: SparsityPattern,
+        every: int | None = None,
+        *,
+        kind: str = "none",
+        m: Tensor | None = None,
+        factor: SparsityPattern | None = None,
+        between: Callable[[Tensor], Tensor] | None = None,
+        flexible: bool = False,
+    ):
+        number, pattern, factor = fitting(kind, pattern, factor)
+        self.fixed = (pattern._structure(False), values, number, preconditioner(m, factor, number))
+        self.x0, self.b = x0, b
+        self.longest = _longest(values, b.new_empty(0) if m is None else m, b)
+        self.directions = None if between is None else Directions(between, flexible)
+        self.length, self.growth = (_FIRST_CALL, 2) if every is None else (every, 1)
+
+    def most(self, count: int) -> int:
+        """Of the next call."""
+        return 1 if self.directions is not None else min(count, self.length, self.longest)
+
+    def __call__(
+        self, state: Carried | None, count: int, done: int, runs: Tensor, target: Tensor
+    ) -> tuple[Carried, Tensor]:
+        """`count` iterations after `done`, at most as many as `most` allows, and the norm, by the recurrence,
+        after each. A column whose norm is at or below its `target`, (..., 1, k), stops too, as ROUNDING.
+        `runs`, (..., 1, k): the columns that have not been stopped."""
+        self.length *= self.growth
+        if state is None:
+            x, r, p, carry, history = self._call(
+                self.x0, self.b, (), target, 0, 0 if self.directions else count
+            )
+            history = history[..., 1:, :]
+            if self.directions is None:
+                return Carried(x, r, p, carry), history
+            p = None
+        else:
+            x, r, p, carry = state
+            carry[:, STOP] = torch.where(runs.reshape(carry[:, STOP].shape), carry[:, STOP], 1)
+        if self.directions is not None:
+            p = self.directions(r, p, carry, carry[:, STOP] == 0, done)
+        x, r, after, carry, history = self._call(x, r, (p, carry), target, done, count)
+        return Carried(x, r, after if self.directions is None else p, carry), history
+
+    def direction(self, state: Carried) -> Tensor:
+        """The next one."""
+        if self.directions is None:
+            return state.p
+        return self.directions(state.r, state.p, state.carry, torch.ones_like(state.carry[:, STOP]) > 0, 0)
+
+    def _call(self, x: Any, r: Tensor, state: tuple, target: Tensor, first: int, count: int):
+        x, r, p, _, carry, history, *_ = _raw(*self.fixed, x, r, state, target, first, count, False)
+        return x, r, p, carry, history
 
 
 def _status(carry: Tensor, b: Tensor) -> Tensor:
     return carry[:, STOP:].to(torch.int64).reshape(*b.shape[: max(b.dim() - 2, 0)], 2, *b.shape[1:][-1:])
 
 
+def _longest(values: Tensor, m: Tensor, b: Tensor) -> int:
+    """Iterations of one call, so that Python can handle an interrupt in between."""
+    work = (values.shape[-1] + 2 * m.shape[-1]) * max(b.numel(), 1) // max(b.shape[max(b.dim() - 2, 0)], 1)
+    return iterations_of_a_call(values, work + 12 * b.numel() + 1, _WORK)
+
+
 def _calls(values: Tensor, m: Tensor, b: Tensor, iterations: int, checkpointed: bool) -> list[int]:
     """Iterations of each call."""
-    work = (values.shape[-1] + 2 * m.shape[-1]) * max(b.numel(), 1) // max(b.shape[max(b.dim() - 2, 0)], 1)
-    length = iterations_of_a_call(values, work + 12 * b.numel() + 1, _WORK)
+    length = _longest(values, m, b)
     if checkpointed:
         length = min(length, max(1, round(iterations**0.5)))
     return [min(length, iterations - i) for i in range(0, iterations, length)] or [0]

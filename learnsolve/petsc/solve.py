@@ -15,7 +15,7 @@ from learnsolve.petsc._engine import check_dtype
 from learnsolve.petsc._ksp import System, stacked
 from learnsolve.petsc._operator import Operator
 from learnsolve.petsc.matrix import Matrix
-from learnsolve.solvers.core.implicit import Implicit
+from learnsolve.solvers.core.gradient import Implicit
 from learnsolve.solvers.core.report import report as report_failure
 from learnsolve.solvers.solution import Report, Solution, SolverError
 

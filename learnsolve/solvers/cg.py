@@ -31,7 +31,7 @@ class ConjugateGradients:
     conjugate to the last direction when it is not (fcg.py).
     """
 
-    compiled = True  # by core/advance_cg.py too
+    compiled, state = True, State  # core/advance_cg.py
 
     def __init__(self, flexible: bool = False):
         self.flexible = flexible

@@ -71,7 +71,7 @@ class Status(enum.Enum):
         return self.value
 
 
-COMPILED, M_APART, OP_BY_OP = "compiled", "compiled, M apart", "op by op"  # values of `Solution.loop`
+COMPILED, M_APART, EAGER = "compiled", "compiled, M apart", "op by op"  # values of `Solution.loop`
 _ENDED = (Status.MAX_ITERATIONS, Status.STOPPED_BY_CALLBACK, Status.STAGNATED)
 STATUSES = tuple(Status)
 CODE = {status: 1 + i for i, status in enumerate(STATUSES)}  # in the loops; 0 while a column runs
@@ -212,7 +212,7 @@ class Solution:
         codes: Tensor | None = None,
         adjoint: Report | None = None,
         note: str = "",
-        loop: str = OP_BY_OP,
+        loop: str = EAGER,
     ):
         self.x = x
         self.loop = loop

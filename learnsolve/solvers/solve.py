@@ -16,7 +16,7 @@ from learnsolve.ops.spsolve import spsolve
 from learnsolve.preconditioners import IC0, ILU0, MIC0, Jacobi
 from learnsolve.solvers.bicgstab import bicgstab
 from learnsolve.solvers.cg import cg
-from learnsolve.solvers.core.door import _mapped
+from learnsolve.solvers.core.gradient import mapped
 from learnsolve.solvers.core.projected import CONSTANTS, sums_to_zero
 from learnsolve.solvers.core.report import quiet, report
 from learnsolve.solvers.gmres import gmres
@@ -108,7 +108,7 @@ def solve(
     A, b = _inputs.operands("solve", A, b)
     _check.matrix("solve", "A", A, "; make one with CSR.from_*; the methods, such as cg, take operators")
     _check.one_of("solve", "method", method, ("auto", "direct", *METHODS))
-    if _mapped(A.values):
+    if mapped(A.values):
         raise NotImplementedError(
             "solve: under vmap the values of A cannot be read to choose by; call a method, such as cg, or "
             "give A.values a batch axis"

@@ -11,11 +11,13 @@ from reference import normal
 from solvers.krylov import RECTANGULAR, SQUARE, SYMMETRIC, dense_solution, matrix, run
 
 import learnsolve as ls
-from learnsolve.ops.pcg import pcg_solve
+from learnsolve.ops._pcg_apart import STOP
+from learnsolve.ops.pcg import Iterations
 from learnsolve.solvers.core.criterion import ResidualNorm
 from learnsolve.solvers.core.functions import Function
 from learnsolve.solvers.core.loop import iterate
 from learnsolve.solvers.core.stationary import State
+from learnsolve.solvers.core.system import System
 from learnsolve.solvers.solution import CODE
 
 # Solves that cannot converge, or are stopped before, are part of what is tested.
@@ -168,7 +170,7 @@ def diagonal_system(device):
 def test_nothing_is_called_converged_on_the_word_of_a_recurrence(every, device):
     A, b = diagonal_system(DEVICE)
     b, method = b[:, :1], Drifting()
-    found = iterate(method, A, None, b, None, ResidualNorm(1e-8, 0.0), 200)
+    found = iterate(method, System(A, None, b, None, ResidualNorm(1e-8, 0.0)), 200)
     assert method.starts == 3
     assert found.codes.item() == CODE[S.Status.CONVERGED]
     true = torch.linalg.vector_norm(b - A(found.x))
@@ -193,7 +195,7 @@ def test_what_is_judged_is_the_state_of_that_iteration(every, device):
     method = Drifting()
     method.starts = 2
     A, b = diagonal_system(DEVICE)
-    found = iterate(method, A, None, b, None, Watching(1e-8, 0.0), 200)
+    found = iterate(method, System(A, None, b, None, Watching(1e-8, 0.0)), 200)
     needed = (found.norms > 1e-8).sum(0)
     assert needed[0] > 2 * needed[1]
     assert Watching.judged == {0: needed[0], 1: needed[1]}
@@ -270,10 +272,15 @@ def test_the_compiled_loop(kind):
     m = 1 / A.diagonal() if kind == "diagonal" else None
 
     target = 1e-9 * torch.linalg.vector_norm(b, dim=-2, keepdim=True)
-    results = [
-        pcg_solve(A.values, b, None, A.pattern, 100, target, every, kind=kind, m=m)
-        for every in (None, 1, 5, 100)
-    ]
+    results = []
+    for every in (None, 1, 5, 100):
+        run, state, norms = Iterations(A.values, b, None, A.pattern, every, kind=kind, m=m), None, []
+        running = torch.ones(1, 2, dtype=torch.bool)
+        while running.any():
+            state, history = run(state, run.most(100), len(norms), running, target)
+            norms += history
+            running = state.carry[:, STOP] == 0
+        results.append((state.x, torch.stack(norms)[: int(state.carry[:, -1].max())]))
     for found in results[1:]:
         for ours, theirs in zip(found, results[0], strict=True):
             assert torch.equal(ours, theirs)

@@ -4,9 +4,10 @@ import pytest
 import torch
 from reference import assert_same_bits, normal
 from solvers.krylov import convection, poisson
+from solvers.paths import eager
 
 import learnsolve as ls
-from learnsolve.solvers.core import advance, door
+from learnsolve.solvers.core import advance
 
 # Solves that cannot converge, or are stopped before, are part of what is tested.
 pytestmark = pytest.mark.filterwarnings("ignore::learnsolve.solvers.ConvergenceWarning")
@@ -27,8 +28,7 @@ def matrix(method: str) -> ls.CSR:
 
 
 def op_by_op(monkeypatch, solve):
-    with monkeypatch.context() as patch:
-        patch.setattr(door, "fitting_steps", lambda *_: None)
+    with eager():
         return solve()
 
 

@@ -15,7 +15,8 @@ from solvers.dense_pcg import lower, unfused
 from solvers.dense_pcg import system as host_system
 
 import learnsolve as ls
-from learnsolve.ops.pcg import KINDS, Stop, pcg_iterations
+from learnsolve.ops._pcg_unfused import Stop
+from learnsolve.ops.pcg import KINDS, pcg_iterations
 
 cuda_promises.skip_without_operators()
 every_kind = pytest.mark.parametrize("kind", KINDS)

@@ -9,7 +9,8 @@ from solvers.dense_pcg import SHAPES, System, dense, fused, gradients, system, u
 
 import learnsolve as ls
 from learnsolve import _device_analysis
-from learnsolve.ops.pcg import KINDS, Stop, pcg_iterations
+from learnsolve.ops._pcg_unfused import Stop
+from learnsolve.ops.pcg import KINDS, pcg_iterations
 
 N = 6
 

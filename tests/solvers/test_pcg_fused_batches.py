@@ -4,13 +4,13 @@ import pytest
 import torch
 from reference import normal, random
 from solvers.dense_pcg import dense, fused, gradients, system, unfused
+from solvers.paths import compiled, eager
 from solvers.test_compiled_cg import general
 from solvers.test_pcg_fused import close
 from solvers.test_pcg_fused_in_cg import Preconditioner, run
 
 import learnsolve as ls
 from learnsolve import _device_analysis
-from learnsolve.solvers.core import door
 
 N, P = 5, ls.preconditioners
 KINDS = ("diagonal", "product", "triangular")
@@ -68,11 +68,9 @@ def in_batches(monkeypatch):
 def test_a_batch_of_factors_runs_a_fixed_number_in_the_compiled_loop(kind, axes, gradient, monkeypatch):
     for start in (True, False):
         s = batch(kind, axes, start=start)
-        with monkeypatch.context() as patch:
-            patch.setattr(door, "iterate", None)  # the general loop is not called
+        with compiled():
             _, found = run(s, gradient, N)
-        with monkeypatch.context() as patch:
-            patch.setattr(door, "fitting_form", lambda *_: None)
+        with eager():
             close(found, run(s, gradient, N)[1], 1e-10)
         if len(s.b.shape) == 3:
             alone = [fused(one, N)[:2] for one in members(s)]
@@ -95,8 +93,7 @@ def test_a_batch_of_factors_goes_to_a_tolerance_in_the_compiled_loop(form, axes,
         return solution, torch.autograd.grad(solution.x.square().sum(), (values, b))
 
     theirs, wanted = general(monkeypatch, solve)
-    with monkeypatch.context() as patch:
-        patch.setattr(door, "iterate", None)
+    with compiled():
         ours, found = solve()
     assert ours.statuses == theirs.statuses
     assert ours.iterations == theirs.iterations
@@ -231,8 +228,7 @@ def test_a_shifted_product_in_cg(options, monkeypatch):
         return [solution.x, *torch.autograd.grad(solution.x.sum(), (values, shift))]
 
     wanted = general(monkeypatch, solve)
-    with monkeypatch.context() as patch:
-        patch.setattr(door, "iterate", None)
+    with compiled():
         close(solve(), wanted, 1e-7 if len(wanted) == 1 else 1e-10)
 
 

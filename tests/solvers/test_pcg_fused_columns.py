@@ -8,7 +8,8 @@ from solvers.dense_pcg import dense, fused, gradients, system, unfused
 from solvers.test_pcg_fused import close
 
 import learnsolve as ls
-from learnsolve.ops.pcg import KINDS, Stop, pcg_iterations
+from learnsolve.ops._pcg_unfused import Stop
+from learnsolve.ops.pcg import KINDS, pcg_iterations
 
 
 def agree(s, iterations, tolerance=1e-10):

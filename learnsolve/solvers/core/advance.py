@@ -1,24 +1,25 @@
-"""Compiled steps of `minres`, `bicgstab`, `gmres` and `fgmres` for the loop of all methods (loop.py): many
-iterations a call, for one right-hand side, where autograd records nothing, on the CPU, without M or with a
-diagonal.
+"""Compiled code that advances the state of a method, many iterations a call, for the loop (loop.py), which
+decides: `fitting` finds what takes a system.
 
-They run until the column seems done, and end before an iteration in which it breaks down, leaves the finite
-numbers or is in doubt: the loop takes that one op by op, so that everything that decides is there alone. 2D
-Poisson, one thread, microseconds an iteration, op by op and compiled:
+    start        None where the state is that of the method; else how its own begins
+    __call__     the state after up to `count` iterations, their norms (..., iterations, k), and for each
+                 column a code where it stands still (STANDS: to be judged by its true residual), and since
+                 when; or None, if it ends where its only column seems done, and before an iteration that
+                 breaks down, leaves the finite numbers or is in doubt, which the loop takes by operations of
+                 torch
+    released     the method's state, for the loop to go on with
+    due          when the loop measures stagnation
+    execution    as `Solution.execution`
 
-    n          900        2,500      10,000     90,000
-    minres     285, 15    290, 19    354, 48    1371, 463
-    bicgstab   200, 17    208, 22    281, 56     951, 443
-    gmres      322, 20    379, 26    669, 78    5010, 832
-
-`gmres` and `fgmres` call any other M between steps of one iteration each: with a nonlinear M of four
-operations an iteration takes 0.42 to 0.46 of its time op by op for n = 900 and 2,500, 0.61 for 10,000.
+Here: `minres`, `bicgstab`, `gmres` and `fgmres` for one right-hand side, where autograd records nothing, on
+the CPU, without M or with a diagonal; `gmres` and `fgmres` call any other M between steps of one iteration
+each. Conjugate gradients: advance_cg.py. What it gains: `python -m benchmarks loops`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -26,14 +27,41 @@ from torch import Tensor
 from learnsolve import _device_analysis
 from learnsolve.ops._autograd import tracked
 from learnsolve.ops.krylov import GMRES, krylov_steps
+from learnsolve.solvers.core import stagnation
+from learnsolve.solvers.core.advance_cg import STANDS, fitting_cg
 from learnsolve.solvers.core.criterion import ResidualNorm
 from learnsolve.solvers.core.functions import Watched
-from learnsolve.solvers.core.operators import Matrix, compiled_form
+from learnsolve.solvers.core.operators import Matrix, compiled_form, source
+from learnsolve.solvers.core.system import System
 from learnsolve.solvers.core.vectors import extended
 from learnsolve.solvers.solution import COMPILED, M_APART
 
+__all__ = ["STANDS", "Advance", "fitting"]
+
 # Numbers that a call may read, so that Python handles an interrupt in time: half a second.
 _MOST = 5 * 10**8
+
+
+class Advance(Protocol):
+    """See above."""
+
+    execution: str
+    due: stagnation.Schedule
+    start: Callable[[Tensor, Tensor, Tensor], Any] | None
+
+    def __call__(
+        self, state: Any, count: int, done: int, running: Tensor
+    ) -> tuple[Any, Tensor, tuple[Tensor, Tensor] | None]: ...
+    def released(self, state: Any) -> Any: ...
+
+
+def fitting(method: Any, system: System, gradient: str) -> Advance | None:
+    """What advances this method on this system; None where the loop goes by operations of torch."""
+    if system.callback is not None or gradient == "checkpointed":
+        return None
+    if getattr(method, "compiled", False):
+        return fitting_cg(method, system) if gradient == "implicit" else None
+    return _fitting_steps(method, system) if hasattr(method, "steps") else None
 
 
 class Steps:
@@ -54,11 +82,12 @@ class Steps:
         self.fixed = (pattern._structure(A.transpose), values, self.number, diagonal, b.detach().squeeze(-1))
         self.most = max(_MOST // (pattern.nnz + (20 + 3 * min(self.restart, 100)) * len(b)), 1)
         self.M = M  # called before each iteration, if it is not a diagonal
-        self.loop = COMPILED if M is None else M_APART
+        self.execution = COMPILED if M is None else M_APART
+        self.due, self.start = stagnation.EAGER, None
         self.criterion, self.bounds = criterion, None
+        self.none = b.new_empty(0, 1)
 
-    def __call__(self, state: Any, count: int) -> tuple[Any, tuple[Tensor, ...]]:
-        """The state after up to `count` iterations, and their norms, (1, 1) each; perhaps none."""
+    def __call__(self, state: Any, count: int, done: int, running: Tensor) -> tuple[Any, Tensor, None]:
         if self.bounds is None:
             target, floor, limit = self.criterion.target, self.criterion.floor, self.criterion.limit
             self.bounds = (float(torch.maximum(target, floor)), float(limit))
@@ -69,7 +98,7 @@ class Steps:
             vectors, scalars = (x, r, V[: len(c) + 1], P[: len(c)]), (eta, largest, c, s)
             if len(c) == self.restart:  # it starts from x
                 if self.M is not None:
-                    return state, ()  # M of a vector that is not there yet
+                    return state, self.none, None  # M of a vector that is not there yet
                 vectors, scalars = (x, r), (eta, largest)
             elif self.M is not None:
                 vectors, count = (*vectors, self.M(V[len(c)])), 1
@@ -78,7 +107,7 @@ class Steps:
         )
         ran, j = counts.tolist()
         if ran == 0:
-            return state, ()
+            return state, self.none, None
         vectors, scalars = vectors.unsqueeze(-1), scalars.reshape(-1, 1, 1)
         if self.number == GMRES:
             room = len(scalars) // 2 - 1
@@ -94,14 +123,17 @@ class Steps:
             state = type(state)(vectors[0], vectors[1], V, P, None, c, s, scalars[0], scalars[1])
         else:
             state = type(state)(*vectors.unbind(0), *scalars.unbind(0))
-        return state, norms[:ran].reshape(-1, 1, 1).unbind(0)
+        return state, norms[:ran].unsqueeze(-1), None
+
+    def released(self, state: Any) -> Any:
+        return state
 
 
-def fitting_steps(method: Any, A: Any, M: Any, b: Tensor, x0: Tensor | None, criterion: Any) -> Steps | None:
-    """None where the loop goes op by op."""
-    if not hasattr(method, "steps") or not isinstance(A, Matrix) or not isinstance(criterion, ResidualNorm):
+def _fitting_steps(method: Any, system: System) -> Steps | None:
+    A, b, x0 = system.A, system.b, system.x0
+    if not isinstance(A, Matrix) or not isinstance(system.criterion, ResidualNorm):
         return None
-    values, given = A.A.values, M.function if isinstance(M, Watched) else M
+    values, M = A.A.values, source(system.M)
     if not (
         b.is_cpu
         and values.is_cpu
@@ -112,17 +144,16 @@ def fitting_steps(method: Any, A: Any, M: Any, b: Tensor, x0: Tensor | None, cri
         and len(b)
     ):
         return None
-    given = getattr(given, "given", given)
     # Another form would be computed here, and not used.
-    form = compiled_form(given) if given is None or getattr(given, "is_diagonal", False) else None
+    form = compiled_form(M) if M is None or getattr(M, "is_diagonal", False) else None
     if form is None and (method.steps[0] != GMRES or torch.is_grad_enabled()):
         return None
-    diagonal, apart = (None, M) if form is None else (form[1], None)
+    diagonal, between = (None, system.M) if form is None else (form[1], None)
     if diagonal is not None:
         if diagonal.shape != b.shape[:1] or diagonal.dtype != b.dtype or not diagonal.is_cpu:
             return None
-        if tracked(diagonal) or (diagonal.requires_grad and isinstance(M, Watched)):
+        if tracked(diagonal) or (diagonal.requires_grad and isinstance(system.M, Watched)):
             return None
     if tracked(b, values) or (x0 is not None and tracked(x0)):
         return None
-    return Steps(method, A, diagonal, apart, b, criterion)
+    return Steps(method, A, diagonal, between, b, system.criterion)

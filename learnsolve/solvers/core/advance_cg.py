@@ -1,12 +1,12 @@
-"""`cg` by the compiled loop of ops/pcg.py: a fixed number of iterations, which autograd may record, and
-solves to a tolerance without a graph, which are those of gradient="implicit", forward and adjoint.
+"""Compiled conjugate gradients for the loop (loop.py): `at_once`, a fixed number of iterations as one
+operation, which autograd may record, and `fitting_cg`, many iterations a call, to a tolerance, where it does
+not.
 
-To a tolerance the iterates are those of the general loop (loop.py) to rounding, and so is the rule by which
-a column stops; what the recurrence calls converged is measured by its true residual, and continues in the
-general loop if it is not, as does what seems to stagnate. 2D Poisson, rtol 1e-8, without M: n = 900 1.2 ms,
-not 15; n = 10,000 8.2, not 59 (SciPy 18); n = 90,000 172, not 650.
+Columns stop on their own in compiled code, by the rules of csrc/kernels/pcg_column.cuh, which are those of
+`ResidualNorm`: one at or below its target, or the rounding level, stands still until the loop judges it by
+its true residual, and goes on in the loop if that is larger.
 
-With a fixed number, nothing waits for a CUDA device, so that a solve can be part of a CUDA graph. No value is
+With a fixed number nothing waits for a CUDA device, so that a solve can be part of a CUDA graph. No value is
 read back: the solution has all requested iterations, in which columns that have stopped keep their last norm,
 and A is used as it is, whatever the size of its entries.
 """
@@ -22,289 +22,257 @@ from learnsolve import _device_analysis
 from learnsolve.csr import CSR
 from learnsolve.ops._autograd import tracked
 from learnsolve.ops._operands import broadcasts_to
-from learnsolve.ops.pcg import Stop, pcg_iterations, pcg_solve
-from learnsolve.ops.richardson import residual_norm
-from learnsolve.ops.structure import transpose
-from learnsolve.solvers.core import checks
-from learnsolve.solvers.core.blocks import Blocks
-from learnsolve.solvers.core.loop import Outcome, iterate
-from learnsolve.solvers.core.operators import Matrix, compiled_form
+from learnsolve.ops._pcg_apart import RHO, STOP, WHEN
+from learnsolve.ops._pcg_unfused import Stop
+from learnsolve.ops.pcg import Iterations, pcg_iterations
+from learnsolve.solvers.core import checks, stagnation
+from learnsolve.solvers.core.blocks import Blocks, Padded
+from learnsolve.solvers.core.operators import Matrix, compiled_form, source
+from learnsolve.solvers.core.system import Outcome, System
 from learnsolve.solvers.core.vectors import size
 from learnsolve.solvers.solution import CODE, COMPILED, M_APART, Status
 
-_STATUS = {
-    Stop.RUNNING: Status.MAX_ITERATIONS,
-    Stop.ROUNDING: Status.MAX_ITERATIONS,  # there was no tolerance that it met
-    Stop.CURVATURE: Status.INDEFINITE,
-    Stop.PRECONDITIONER: Status.INDEFINITE,
-    Stop.NON_FINITE: Status.NON_FINITE,
-    Stop.DIVERGED: Status.DIVERGED,
+STANDS = -1  # the code of a column that stands still until it is judged by its true residual
+_CODE = {
+    Stop.RUNNING: 0,
+    Stop.ROUNDING: STANDS,
+    Stop.CURVATURE: CODE[Status.INDEFINITE],
+    Stop.PRECONDITIONER: CODE[Status.INDEFINITE],
+    Stop.NON_FINITE: CODE[Status.NON_FINITE],
+    Stop.DIVERGED: CODE[Status.DIVERGED],
 }
-_CODES = torch.tensor([CODE[_STATUS[stop]] for stop in Stop], device="cpu")
+_CODES = torch.tensor([_CODE[stop] for stop in Stop], device="cpu")
 
 
-_FIRST_LOOK = 480
+class _Form(NamedTuple):
+    """An M as compiled code takes it (ops/pcg.py); of kind M_APART it is called between the steps."""
 
-
-class Form(NamedTuple):
-    """What the compiled loop takes beside A and b."""
-
-    kind: str  # of M (ops/pcg.py); or M_APART: it is called between the steps
-    m: Tensor | None
-    factor: Any
-    fixed: bool  # number of iterations
-    blocks: tuple[Form, ...] = ()  # of a BlockBatch, one each; kind is then "none", or else any other
+    kind: str
+    m: Tensor | None = None
+    factor: Any = None
 
     def learns(self) -> bool:
-        given = self.m is not None and self.m.requires_grad
-        return given or any(form.learns() for form in self.blocks)
-
-    @property
-    def loop(self) -> str:
-        """As `Solution.loop`."""
-        return M_APART if self.kind == M_APART else COMPILED
+        return self.m is not None and self.m.requires_grad
 
 
-def fitting_form(A: Any, M: Any, b: Tensor, fixed: bool, flexible: bool = False) -> Form | None:
-    """The form of M if the compiled loop takes A, M and b, else None. `flexible`: M is called between the
-    steps, since the steps with a form are those of a linear, symmetric one."""
+class _Part(NamedTuple):
+    """One matrix with its M: the system itself, or a block of it."""
+
+    A: CSR
+    form: _Form
+    block: int | None = None
+
+    def of(self, t: Tensor | None) -> Any:
+        """Its rows of a block of columns."""
+        return t if t is None or self.block is None else t[self.block, : self.A.shape[0]]
+
+    def operands(self, b: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The values of A and M with the batch axes of b as one, or none, as the kernels have them."""
+        lead = b.shape[:-2]
+
+        def of_members(t: Tensor) -> Tensor:
+            if t.dim() == 1:
+                return t
+            if t.shape[:-1].numel() == 1:
+                return t.reshape(t.shape[-1])
+            return t.expand((*lead, t.shape[-1])).reshape(lead.numel(), t.shape[-1])
+
+        return of_members(self.A.values), None if self.form.m is None else of_members(self.form.m)
+
+
+def _shaped(t: Any) -> Any:
+    """With one batch axis at most."""
+    return t if t is None or t.dim() < 4 else t.reshape(-1, *t.shape[-2:])
+
+
+def _joined(A: Any, parts: list[_Part], blocks: list[Tensor], b: Tensor) -> Tensor:
+    """Of the whole system, from the rows of its parts."""
+    if parts[0].block is not None:
+        return A.layout.padded(torch.cat(blocks, -2))
+    return blocks[0] if blocks[0].dim() == b.dim() else blocks[0].reshape(b.shape)
+
+
+def at_once(method: Any, system: System, maxiter: int, gradient: str) -> Outcome | None:
+    """All of a fixed number of iterations as one differentiable operation, with the exact gradient of those
+    that ran; None where it does not take the system."""
+    if gradient == "implicit" or not takes_at_once(method, system):
+        return None
+    A, b, x0 = system.A, system.b, system.x0
+    parts, outs = _parts(A, system.M, b), []
+    assert parts is not None
+    start = None if x0 is None else torch.where(size(b) == 0, 0, x0)  # the solution of A x = 0 is zero
+    for part in parts:
+        columns = part.of(b)
+        values, m = part.operands(columns)
+        outs.append(
+            pcg_iterations(
+                values, _shaped(columns), _shaped(part.of(start)), part.A.pattern, maxiter,
+                kind=part.form.kind, m=m, factor=part.form.factor, checkpointed=gradient == "checkpointed",
+            )
+        )  # fmt: skip
+    xs, histories, states = (list(ts) for ts in zip(*outs, strict=True))
+    x = _joined(A, parts, xs, b)
+    if parts[0].block is not None:
+        norms, status = torch.stack(histories), torch.stack(states)
+    else:
+        norms, status = (t.reshape(*b.shape[:-2], *t.shape[-2:]) for t in (histories[0], states[0]))
+    why, when = status.unbind(-2)
+    codes = _codes_of(why)
+    codes = torch.where(codes <= 0, CODE[Status.MAX_ITERATIONS], codes)  # there was no tolerance to meet
+    codes = torch.where(norms[..., 0, :].detach() == 0, CODE[Status.CONVERGED], codes)
+    if not _device_analysis.here(b) and why.numel() and why.any():
+        ran = torch.where(why == Stop.RUNNING, maxiter, when)
+        norms = norms[..., : 1 + int(ran.max()), :]
+    return Outcome(x, norms, codes, "", COMPILED)
+
+
+def takes_at_once(method: Any, system: System) -> bool:
+    fits = getattr(method, "compiled", False) and not method.flexible
+    if not fits or not system.criterion.never or system.callback is not None:
+        return False
+    parts = _parts(system.A, system.M, system.b)
+    return parts is not None and all(part.form.kind != M_APART for part in parts)
+
+
+def fitting_cg(method: Any, system: System) -> CompiledCG | None:
+    """Solves to a tolerance; None, too, if autograd or a transformation tracks the call."""
+    A, M, b = system.A, system.M, system.b
+    if b.numel() == 0 or (method.flexible and (M is None or isinstance(A, Blocks))):
+        return None
+    parts = _parts(A, M, b, method.flexible)
+    if parts is None or tracked(A.parameters[0], b):
+        return None
+    recorded = torch.is_grad_enabled()
+    if recorded and any(part.form.learns() or part.form.kind == M_APART for part in parts):
+        return None
+    return CompiledCG(system, parts, method.flexible, method.state)
+
+
+class State(NamedTuple):
+    x: Tensor
+    r: Tensor
+    parts: tuple  # of each part (ops/pcg.py); empty at the start
+
+
+class CompiledCG:
+    """`Advance` (advance.py) of conjugate gradients."""
+
+    due = stagnation.COMPILED_CG
+
+    def __init__(self, system: System, parts: list[_Part], flexible: bool, made: Any):
+        self.system, self.parts, self.flexible, self.made = system, parts, flexible, made
+        self.A, self.b = system.A, system.b
+        self.execution = M_APART if parts[0].form.kind == M_APART else COMPILED
+
+    def start(self, x: Tensor, r: Tensor, running: Tensor) -> State:
+        x0 = None if self.system.x0 is None else x
+        every = checks.check_every() if self.b.is_cuda else None
+        self.runs = []
+        for part in self.parts:
+            b = part.of(self.b)
+            values, m = part.operands(b)
+            given: dict[str, Any] = {"kind": part.form.kind, "m": m, "factor": part.form.factor}
+            if part.form.kind == M_APART:
+                given = {"between": self.between, "flexible": self.flexible}
+            own = _shaped(b), _shaped(part.of(x0))
+            self.runs.append(Iterations(values.detach(), *own, part.A.pattern, every, **given))
+        return State(x, r, ())
+
+    def between(self, r: Tensor) -> Tensor:
+        M: Any = self.system.M
+        return M(r.reshape(self.b.shape)).reshape(r.shape)
+
+    def __call__(
+        self, state: State, count: int, done: int, running: Tensor
+    ) -> tuple[State, Tensor, tuple[Tensor, Tensor]]:
+        targets = self.system.criterion.target
+        count = min(run.most(count) for run in self.runs)
+        parts, histories = [], []
+        for i, (part, run) in enumerate(zip(self.parts, self.runs, strict=True)):
+            its_running, target = (running, targets) if part.block is None else (running[i], targets[i])
+            before = state.parts[i] if state.parts else None
+            if before is not None and part.block is not None and not its_running.any():
+                parts.append(before)
+                histories.append(target.expand(count, -1))  # of columns that have stopped: not used
+                continue
+            after, history = run(before, count, done, its_running, _shaped(target))
+            parts.append(after)
+            histories.append(history)
+        x, r = (_joined(self.A, self.parts, [p[j] for p in parts], self.b) for j in (0, 1))
+        lead = running.shape[:-2]
+        norms = torch.stack(histories) if self.parts[0].block is not None else histories[0]
+        norms = norms.reshape(*lead, count, norms.shape[-1])
+        carry = parts[0].carry if len(parts) == 1 else torch.cat([p.carry for p in parts])
+        why, when = (carry[:, row].reshape(running.shape).long() for row in (STOP, WHEN))
+        return State(x, r, tuple(parts)), norms, (_codes_of(why), when)
+
+    def released(self, state: State) -> Any:
+        directions, rhos = [], []
+        for run, part in zip(self.runs, state.parts, strict=True):
+            directions.append(run.direction(part))
+            rhos.append(part.carry[:, RHO])
+        p = _joined(self.A, self.parts, directions, self.b)
+        rho = torch.cat(rhos).reshape(*self.b.shape[:-2], 1, self.b.shape[-1])
+        return self.made(state.x, state.r, p, rho)
+
+
+def _parts(A: Any, M: Any, b: Tensor, flexible: bool = False) -> list[_Part] | None:
+    """A matrix, or each block of a `BlockBatch`, with its M; None where compiled code does not take them."""
     if not isinstance(A, (Matrix, Blocks)) or A.parameters[0].device != b.device:
         return None
-    if not (b.is_cpu or b.is_cuda) or (b.numel() == 0 and not fixed):
+    if not (b.is_cpu or b.is_cuda):
         return None
-    if flexible and (M is None or isinstance(A, Blocks)):
+    if isinstance(A, Matrix):
+        form = _form(M, b, flexible)
+        return None if form is None else [_Part(A.csr, form)]
+    if b.dim() != 3 or b.is_cuda:  # on a device the blocks run side by side in the loop
         return None
-    if isinstance(A, Blocks):
-        return _form_of_blocks(A, M, b, fixed)
-    form = None if flexible else compiled_form(M)
+    forms = _forms_of_blocks(A, M, b)
+    if forms is None:
+        return None
+    return [_Part(B, form, i) for i, (B, form) in enumerate(zip(A.parts(), forms, strict=True))]
+
+
+def _form(M: Any, b: Tensor, flexible: bool = False) -> _Form | None:
+    """`flexible`: M is called between the steps, since those with a form are of a linear, symmetric one."""
+    form = None if flexible else compiled_form(source(M))
     if form is not None:
         m = form[1]
         if m is None or (
             m.dtype == b.dtype and m.device == b.device and broadcasts_to(m.shape[:-1], b.shape[:-2])
         ):
-            return Form(*form, fixed)
-    return Form(M_APART, None, None, fixed) if b.is_cpu and not fixed else None
+            return _Form(*form)
+    return _Form(M_APART) if b.is_cpu else None
 
 
-def _form_of_blocks(A: Blocks, M: Any, b: Tensor, fixed: bool) -> Form | None:
+def _forms_of_blocks(A: Blocks, M: Any, b: Tensor) -> list[_Form] | None:
     """Where each block has a form: of an M of its own, or of its part of one for the whole matrix."""
-    if b.dim() != 3 or b.is_cuda:  # on a device the blocks run side by side in the general loop
+    sizes, maps = A.layout.sizes, M.maps if isinstance(M, Padded) else [M]
+    if len(maps) > 1:
+        forms = [_form(its, b[i]) for i, its in enumerate(maps)]
+        return forms if all(form is not None and form.kind != M_APART for form in forms) else None  # type: ignore[return-value]
+    whole = _form(maps[0], b[0])
+    if whole is None or whole.kind == M_APART:
         return None
-    inner, sizes = A.inner, A.layout.sizes
-    if isinstance(M, (list, tuple)):
-        forms = [fitting_form(inner, one, b[i], fixed) for i, one in enumerate(M)]
-    else:
-        whole = fitting_form(inner, M, b[0], fixed)
-        if whole is None or whole.kind == M_APART:
-            return None
-        if whole.m is not None and whole.factor is None and len(whole.m) != sum(sizes):
-            return None  # the general loop says what is wrong
-        if whole.m is None:
-            forms = [whole] * len(sizes)
-        elif whole.factor is None:
-            forms = [whole._replace(m=m) for m in whole.m.split(sizes)]
-        else:
-            try:
-                factors = A.batch.split(CSR(whole.m, whole.factor))
-            except ValueError:  # it couples blocks
-                return None
-            forms = [whole._replace(m=L.values, factor=L.pattern) for L in factors]
-    found = tuple(form for form in forms if form is not None and form.kind != M_APART)
-    if len(found) < len(forms):
+    if whole.m is None:
+        return [whole] * len(sizes)
+    if whole.factor is None:
+        if len(whole.m) != sum(sizes):
+            return None  # the loop says what is wrong
+        return [whole._replace(m=m) for m in whole.m.split(sizes)]
+    try:
+        factors = A.batch.split(CSR(whole.m, whole.factor))
+    except ValueError:  # it couples blocks
         return None
-    kinds = {form.kind for form in found}
-    return Form("none" if kinds == {"none"} else "blocks", None, None, fixed, found)
-
-
-def compiled_cg(
-    form: Form,
-    method: Any,
-    A: Any,
-    M: Any,
-    b: Tensor,
-    x0: Tensor | None,
-    criterion: Any,
-    maxiter: int,
-    checkpointed: bool,
-) -> Outcome | None:
-    """`iterate` by the compiled loop; None, to a tolerance, if autograd or a transform tracks the call. A is
-    a `Matrix` or `Blocks`, the criterion a `ResidualNorm`."""
-    fixed = form.fixed
-    if isinstance(A, Blocks) and b.dim() != 3:  # a batch axis of vmap
-        return None
-    recorded = torch.is_grad_enabled()
-    if form.kind == M_APART and recorded:
-        return None
-    if not fixed and (tracked(A.parameters[0], b) or (form.learns() and recorded)):
-        return None
-    # The solution of A x = 0 is zero.
-    start = None if x0 is None else torch.where(size(b) == 0, 0, x0)
-    target: Any = 0 if fixed else criterion.target_for(b)
-    given = (b, start, target, criterion, maxiter, checkpointed)
-    if isinstance(A, Blocks):
-        x, norms, status = _run_blocks(form, A, *given)
-    else:
-        x, norms, status = _run(form, A, M, *given, method.flexible)
-    why, when = status.unbind(-2)
-    if fixed and not _device_analysis.here(b) and why.numel() and not why.any():
-        return Outcome(x, norms, torch.full_like(why, CODE[Status.MAX_ITERATIONS]))  # all ran to the end
-    first = norms[..., :1, :].detach()
-    converged = ((first <= target) & first.isfinite()).squeeze(-2)
-    codes = torch.where(converged, CODE[Status.CONVERGED], _codes_of(why))
-    if not fixed:
-        return _measured(Outcome(x, norms, codes), why, when, method, A, M, b, criterion, target, maxiter)
-    if not _device_analysis.here(b):
-        ran = torch.where(why == Stop.RUNNING, maxiter, when)
-        norms = norms[..., : 1 + (int(ran.max()) if ran.numel() else 0), :]
-    return Outcome(x, norms, codes)
-
-
-def _run(
-    form: Form,
-    A: Matrix,
-    M: Any,
-    b: Tensor,
-    start: Tensor | None,
-    target: Any,
-    criterion: Any,
-    maxiter: int,
-    checkpointed: bool,
-    flexible: bool = False,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """x, norms and status of ops/pcg.py."""
-    matrix = transpose(A.A) if A.transpose else A.A
-    values, m, lead = matrix.values, form.m, b.shape[:-2]
-    if not form.fixed:
-        values, m = values.detach(), None if m is None else m.detach()
-
-    def of_members(t: Tensor) -> Tensor:
-        """Numbers of a matrix, (..., size), as those of all members, (size,), or of each, (B, size)."""
-        if t.dim() == 1:
-            return t
-        if t.shape[:-1].numel() == 1:
-            return t.reshape(t.shape[-1])
-        return t.expand((*lead, t.shape[-1])).reshape(lead.numel(), t.shape[-1])
-
-    def shaped(t: Tensor) -> Tensor:
-        """With one batch axis at most, as the kernel has it."""
-        return t if len(lead) < 2 else t.reshape(lead.numel(), *t.shape[-2:])
-
-    values, m = of_members(values), None if m is None else of_members(m)
-    start = None if start is None else shaped(start)
-    of_M: dict[str, Any] = {"kind": form.kind, "m": m, "factor": form.factor}
-    if form.kind == M_APART:
-        of_M = {"apart": lambda r: M(r.reshape(b.shape)).reshape(r.shape), "flexible": flexible}
-    if form.fixed:
-        x, norms, status = pcg_iterations(
-            values, shaped(b), start, matrix.pattern, maxiter, checkpointed=checkpointed, **of_M
-        )
-    else:
-        every = checks.check_every() if b.is_cuda else None
-        x, norms, status = pcg_solve(
-            *(values, shaped(b), start, matrix.pattern, maxiter, shaped(target), every),
-            _Stalls(A, b, criterion),
-            **of_M,
-        )
-    if len(lead) > 1:
-        x, norms, status = (t.reshape(*lead, *t.shape[-2:]) for t in (x, norms, status))
-    return x, norms, status
-
-
-def _run_blocks(
-    form: Form,
-    A: Blocks,
-    b: Tensor,
-    start: Tensor | None,
-    target: Any,
-    criterion: Any,
-    maxiter: int,
-    checkpointed: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """One block after another, in less time than the general loop takes for all side by side: 2D Poisson,
-    rtol 1e-8, one thread: 32 blocks of 115 rows 4.4 ms, not 9.9; 32 of 945 rows 17, not 70; 128 of 115 rows
-    17, not 18."""
-    solutions = []
-    for i, (matrix, its) in enumerate(zip(A.parts(), form.blocks, strict=True)):
-        n = matrix.shape[0]
-        x0, aim = None if start is None else start[i, :n], target if form.fixed else target[i]
-        x, norms, status = _run(
-            its, Matrix(matrix), None, b[i, :n], x0, aim, criterion, maxiter, checkpointed
-        )
-        if not form.fixed and norms.shape[-2] <= maxiter:
-            # What seems to stagnate is judged by its true residual, as is what came to the rounding level.
-            why, when = status.unbind(-2)
-            ended = torch.where(why == Stop.RUNNING, norms.shape[-2] - 1, when)
-            status = torch.stack((torch.where(why == Stop.RUNNING, int(Stop.ROUNDING), why), ended), -2)
-        solutions.append((x, norms, status))
-    xs, histories, states = zip(*solutions, strict=True)
-    longest = max(norms.shape[-2] for norms in histories)
-    histories = [  # a column that has stopped keeps its last norm
-        torch.cat((norms, norms[-1:].expand(longest - len(norms), -1))) for norms in histories
-    ]
-    return A.layout.padded(torch.cat(xs, -2)), torch.stack(histories), torch.stack(states)
-
-
-class _Stalls:
-    """Which columns seem to stagnate (stagnation.py): their recurrence may never meet the target, and the
-    general loop decides. Two products at 480 iterations or more, and whenever their number has doubled."""
-
-    def __init__(self, A: Matrix, b: Tensor, criterion: Any):
-        self.A, self.b, self.criterion = A, b, criterion
-        self.next, self.best = _FIRST_LOOK, torch.inf
-
-    def __call__(self, x: Tensor, iterations: int) -> Tensor | None:
-        if iterations < self.next:
-            return None
-        self.next = 2 * iterations
-        x = x.reshape(self.b.shape)
-        reached, level = self.criterion.reached(self.A, self.b, x, self.b - self.A(x))
-        vain = (reached <= level) & (reached > 0.5 * self.best)
-        self.best = reached.clamp(max=self.best)
-        return vain
-
-
-def _measured(
-    out: Outcome,
-    why: Tensor,
-    when: Tensor,
-    method: Any,
-    A: Matrix | Blocks,
-    M: Any,
-    b: Tensor,
-    criterion: Any,
-    target: Tensor,
-    maxiter: int,
-) -> Outcome:
-    """The outcome by the true residuals, of columns that the recurrence brought to their target."""
-    x, norms, codes = out
-    ran = norms.shape[-2] - 1
-    close = (why == Stop.ROUNDING) & (codes != CODE[Status.CONVERGED])
-    if ran < maxiter:
-        close, when = close | (why == Stop.RUNNING), torch.where(why == Stop.RUNNING, ran, when)
-    if not close.any():
-        return out
-    true = residual_norm(b - A(x), -2)
-    codes = torch.where(close & (true <= target.squeeze(-2)), CODE[Status.CONVERGED], codes)
-    codes = torch.where(close & ~true.isfinite(), CODE[Status.NON_FINITE], codes)
-    rows = torch.arange(norms.shape[-2], device=b.device).unsqueeze(-1)
-    norms = torch.where(close.unsqueeze(-2) & (rows >= when.unsqueeze(-2)), true.unsqueeze(-2), norms)
-    again = (close & (codes == CODE[Status.MAX_ITERATIONS])).unsqueeze(-2)
-    left = maxiter - int(when[again.squeeze(-2)].min()) if again.any() else 0
-    if left <= 0:
-        return Outcome(x, norms, codes)
-    rest = iterate(method, A, M, torch.where(again, b, 0), torch.where(again, x, 0), criterion, left)
-    tail = norms[..., -1:, :].expand(*norms.shape[:-2], rest.norms.shape[-2] - 1, -1)
-    norms = torch.cat((norms, torch.where(again, rest.norms[..., 1:, :], tail)), dim=-2)
-    codes = torch.where(again.squeeze(-2), rest.codes, codes)
-    return Outcome(torch.where(again, rest.x, x), norms, codes)
+    return [whole._replace(m=L.values, factor=L.pattern) for L in factors]
 
 
 def _codes_of(why: Tensor) -> Tensor:
-    """Codes of the general loop for the `Stop` of each column."""
+    """Codes of the loop for the `Stop` of each column."""
     if why.is_cpu:
         return _CODES[why]
     # The table would have to be moved to the device, which waits for it.
-    codes = torch.full_like(why, CODE[_STATUS[Stop.RUNNING]])
-    for stop in Stop:
-        codes = torch.where(why == stop, CODE[_STATUS[stop]], codes)
+    codes = torch.zeros_like(why)
+    for stop, code in _CODE.items():
+        codes = torch.where(why == stop, code, codes)
     return codes

@@ -1,4 +1,5 @@
-"""A `BlockBatch` as the loops see it: one system for each block, vectors padded with zeros to the largest.
+"""The caller's vectors as blocks of columns, and a `BlockBatch` as the loops see it: one system for each
+block, vectors padded with zeros to the largest.
 
 With E the 0/1 matrix that pads, the operator is E A E^T and M is E M E^T: padding stays zero in every method,
 and each number that a method computes for a column it computes for each block, (..., B, 1, k).
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,12 +17,40 @@ from torch import Tensor
 from learnsolve.csr import CSR
 from learnsolve.ops.block_batch import BlockBatch, Layout
 from learnsolve.ops.structure import transpose
+from learnsolve.solvers.solution import Iteration
 
 if TYPE_CHECKING:
     from learnsolve.solvers.core.operators import Matrix
     from learnsolve.solvers.options import Options
 
 Map = Callable[[Tensor], Tensor]
+
+
+class Columns(NamedTuple):
+    """The caller's b and x as blocks of columns (..., n, k), and back."""
+
+    vector: bool = False  # b has no axis of columns
+    batch: torch.Size = torch.Size()  # of A
+    layout: Layout | None = None  # of the blocks of a BlockBatch
+
+    def into(self, t: Tensor) -> Tensor:
+        t = t.unsqueeze(-1) if self.vector else t
+        if self.batch:
+            t = t.expand(torch.broadcast_shapes(self.batch, t.shape[:-2]) + t.shape[-2:])
+        return t if self.layout is None else self.layout.padded(t)
+
+    def out_of(self, x: Tensor, *of_columns: Tensor) -> tuple[Any, ...]:
+        """x, what each column has one of (..., k), and the axis of the rows in (..., rows, k)."""
+        x = x if self.layout is None else self.layout.joined(x)
+        if self.vector and x.dim() == 2:  # under vmap it has a batch axis
+            return x.squeeze(-1), *(t.squeeze(-1) for t in of_columns), -1
+        return x, *of_columns, -2
+
+    def told(self, callback: Callable[[Iteration], Any] | None) -> Callable[[Iteration], Any] | None:
+        """The callback for blocks of columns."""
+        if callback is None or (self.layout is None and not self.vector):
+            return callback
+        return lambda at: callback(Iteration(at.iteration, *self.out_of(*at[1:])[:-1]))
 
 
 class Blocks:
@@ -106,10 +135,10 @@ def joined(layout: Layout | None, maps: Sequence[Map | None]) -> Map | None:
     """The M of a solve: the only one; with blocks, on padded columns."""
     if all(M is None for M in maps):
         return None
-    return maps[0] if layout is None else _Padded(layout, maps)
+    return maps[0] if layout is None else Padded(layout, maps)
 
 
-class _Padded:
+class Padded:
     """M of the whole block-diagonal matrix, or one for each block, on padded blocks of columns."""
 
     def __init__(self, layout: Layout, maps: Sequence[Map | None]):

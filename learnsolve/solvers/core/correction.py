@@ -14,9 +14,10 @@ from learnsolve import _check
 from learnsolve._inputs import operands
 from learnsolve.csr import CSR
 from learnsolve.preconditioners._relaxation import DIRECTIONS, Sweep, check_omega, check_sweep
-from learnsolve.solvers.core import scaled
-from learnsolve.solvers.core.door import columns, solve, with_zero_gradient
+from learnsolve.solvers.core.blocks import Columns
+from learnsolve.solvers.core.door import solve
 from learnsolve.solvers.core.fixed import FIXED_GRADIENTS, Steps, with_last
+from learnsolve.solvers.core.gradient import with_zero_gradient
 from learnsolve.solvers.core.operators import Matrix
 from learnsolve.solvers.core.parameters import Parameters
 from learnsolve.solvers.options import (
@@ -45,7 +46,7 @@ class Correction:
         self.sweep, self.omega = sweep, omega
 
     def start(self, A: Any, M: Any, x: Tensor, r: Tensor, running: Tensor | None) -> State:
-        return State(x, r, self.sweep.system(_matrix(A), self.omega).values)
+        return State(x, r, self.sweep.system(A.A, self.omega).values)
 
     def step(self, A: Any, M: Any, b: Tensor, state: State, running: Tensor | None) -> tuple[State, Tensor]:
         x = state.x + self.sweep_of(A, state.values)(state.r)
@@ -53,18 +54,9 @@ class Correction:
 
     def sweep_of(self, A: Any, values: Tensor) -> Any:
         """S as a function of r, for the values of its triangles."""
-        operator: Any = A.A if isinstance(A, scaled.InUnits) else A
-        P = operator.A.pattern
+        P = A.A.pattern
         T = CSR(values, self.sweep.pattern(P))
-        return lambda r: self.sweep.apply(T, P, self.omega, r, operator.transpose)
-
-
-def _matrix(A: Any) -> CSR:
-    """The matrix of an operator of the loops, or of its transpose, in the operator's units."""
-    if isinstance(A, scaled.InUnits):
-        inner = _matrix(A.A)
-        return inner.with_values(inner.values / A.unit.squeeze(-1))
-    return A.A
+        return lambda r: self.sweep.apply(T, P, self.omega, r, A.transpose)
 
 
 def relax(
@@ -135,22 +127,22 @@ def _fixed(
     rows = b.shape[0 if b.dim() == 1 else -2]
     if rows != A.shape[0]:
         raise ValueError(f"{name}: b must have A.shape[0] = {A.shape[0]} rows, got shape {tuple(b.shape)}")
-    batch, vector = check_operands(name, A, b), b.dim() == 1
+    columns = Columns(b.dim() == 1, check_operands(name, A, b))
     check_x0(name, x0, b)
-    B, operator = columns(b, vector, batch), Matrix(A)
-    X = torch.zeros_like(B) if x0 is None else columns(x0, vector, batch)
+    B, operator = columns.into(b), Matrix(A)
+    X = torch.zeros_like(B) if x0 is None else columns.into(x0)
     if iterations == 0:
         X = with_zero_gradient(X.clone(), B, A.values, *((omega,) if isinstance(omega, Tensor) else ()))
     steps = Steps(operator, _sweeps(methods, operator))
     known = B if x0 is None else None
     x, norms, _, _ = steps.run(B, X, iterations, gradient == "checkpointed", known)
-    shown = x.squeeze(-1) if vector else x
+    shown, axis = columns.out_of(x)
 
     def complete() -> Tensor:
         norms_of_all = with_last(norms, B - operator(x))
-        return norms_of_all.squeeze(-1) if vector else norms_of_all
+        return norms_of_all.squeeze(-1) if columns.vector else norms_of_all
 
-    return Solution(shown, iterations, complete, -1 if vector else -2, (A.values, b, shown))
+    return Solution(shown, iterations, complete, axis, (A.values, b, shown))
 
 
 def _sweeps(methods: list[Correction], operator: Matrix) -> Any:

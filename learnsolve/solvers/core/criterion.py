@@ -10,9 +10,8 @@ A column stops, and this is its `Status`, when
     the method reports that it cannot continue            INDEFINITE, BREAKDOWN, ILL_CONDITIONED
     all iterations ran                                    MAX_ITERATIONS
 
-The compiled loop of `cg` has the rules of csrc/kernels/pcg_column.cuh, whose `Stop` advance_cg.py
-translates: a column at or below the target, or the rounding level, stops as ROUNDING and is then judged by
-its true residual.
+Compiled code of `cg` has the same rules (csrc/kernels/pcg_column.cuh): a column at or below the target, or
+the rounding level, stands still there until it is judged by its true residual.
 """
 
 from __future__ import annotations
@@ -34,6 +33,11 @@ class Criterion(Protocol):
     asked: bool  # a tolerance, so that a column that does not meet it has failed
     square: bool  # asks for A x = b, of which it may turn out that there is no solution
     reads: tuple[str, ...]  # what `holds` reads of a state, beside x and r
+    negligible: Any  # the size of b below which nothing matters
+
+    def in_units(self, of_b: Tensor) -> Criterion:
+        """The same for a system in units, whose right-hand side is b / of_b."""
+        ...
 
     def begin(self, A: Any, b: Tensor, x: Tensor, r: Tensor, norm: Tensor) -> Tensor:
         """Is x a solution before the first iteration? Called once, before the others."""
@@ -70,6 +74,15 @@ class ResidualNorm:
         self.rtol, self.atol = rtol, atol
         self.never = rtol == 0 and not isinstance(atol, Tensor) and atol == 0
         self.asked = not self.never
+        self.negligible = atol
+
+    def in_units(self, of_b: Tensor) -> ResidualNorm:
+        """For b / of_b. A number divided by a tensor would be multiplied with its reciprocal, infinity for
+        the smallest units."""
+        if not isinstance(self.atol, Tensor) and self.atol == 0:
+            return ResidualNorm(self.rtol, 0.0)
+        atol = self.atol if isinstance(self.atol, Tensor) else of_b.new_tensor(self.atol)
+        return ResidualNorm(self.rtol, atol / of_b)
 
     def target_for(self, b: Tensor) -> Tensor:
         relative = self.rtol * size(b)

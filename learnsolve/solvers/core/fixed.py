@@ -20,11 +20,9 @@ from learnsolve.ops import _across
 from learnsolve.ops._dots import spread, times
 from learnsolve.ops._product import product
 from learnsolve.ops._steps import residual_norm, stationary_steps
-from learnsolve.ops.block_batch import Layout
 from learnsolve.ops.richardson import richardson_sweeps
-from learnsolve.solvers.core.blocks import Blocks, joined, systems_of
-from learnsolve.solvers.core.door import columns
-from learnsolve.solvers.core.implicit import transformed
+from learnsolve.solvers.core.blocks import Blocks, Columns, joined, systems_of
+from learnsolve.solvers.core.gradient import transformed
 from learnsolve.solvers.core.operators import as_operator, as_preconditioner, compiled_form
 from learnsolve.solvers.options import Options, check_operands, check_x0
 from learnsolve.solvers.solution import CODE, COMPILED, Iteration, Solution, SolverError, Status
@@ -124,14 +122,12 @@ def run_fixed(
         rows = spread(scale, A.shape[0]) if m is None else times(m.unsqueeze(-2), scale)
         solution = compiled(A, b, x0, rows, iterations, checkpointed, momenta)
     else:
-        vector, systems = b.dim() == 1, systems_of(name, options, b, layout)
-        M = joined(layout, [as_preconditioner(name, "M", its.M, part) for its, part in systems])
-        b, x0 = (columns(t, vector, batch) for t in (b, x0))
-        if layout is not None:
-            b, x0 = layout.padded(b), layout.padded(x0)
-            scale = scale if scale.shape[-1] == 1 else layout.padded(scale.mT).mT
-        steps = Steps(operator, M, scale, momenta, options.callback, vector, layout)
-        solution = steps.solution(b, x0, iterations, checkpointed)
+        columns, systems = Columns(b.dim() == 1, batch, layout), systems_of(name, options, b, layout)
+        M = joined(layout, [as_preconditioner(name, "M", own.M, part) for own, part in systems])
+        if layout is not None and scale.shape[-1] != 1:
+            scale = layout.padded(scale.mT).mT
+        steps = Steps(operator, M, scale, momenta, columns.told(options.callback))
+        solution = steps.solution(columns, b, x0, iterations, checkpointed)
     if options.throw and solution.status in (Status.NON_FINITE, Status.DIVERGED):
         raise SolverError(name, solution)
     return solution
@@ -151,12 +147,9 @@ class Steps:
         scale: Tensor | None = None,
         momenta: Tensor | None = None,
         callback: Callable[[Iteration], Any] | None = None,
-        vector: bool = False,
-        layout: Layout | None = None,
     ):
-        self.layout = layout  # of the blocks of a BlockBatch
         self.A, self.M, self.scale, self.momenta = A, M, scale, momenta
-        self.callback, self.vector = callback, vector
+        self.callback = callback
         self.ran: dict[int, int] = {}  # steps of each segment; a callback may have ended it
 
     def run(
@@ -187,7 +180,10 @@ class Steps:
         with _across.over(_across.of(self.A)):
             return stationary_steps(self.A, self.M, self.scale, self.momenta, b, x, before, numbers, r, stops)
 
-    def solution(self, b: Tensor, x: Tensor, iterations: int, checkpointed: bool) -> Solution:
+    def solution(
+        self, columns: Columns, b: Tensor, x: Tensor, iterations: int, checkpointed: bool
+    ) -> Solution:
+        b, x = columns.into(b), columns.into(x)
         x, norms, done, stopped = self.run(b, x, iterations, checkpointed)
         shared, codes = _across.of(self.A), None
         with _across.over(shared):
@@ -198,17 +194,11 @@ class Steps:
         if stopped:
             lost = ~torch.isfinite(norms.detach()[..., -1, :])
             codes = torch.where(lost, CODE[Status.NON_FINITE], CODE[Status.STOPPED_BY_CALLBACK])
-        x = x if self.layout is None else self.layout.joined(x)
-        if self.vector and x.dim() == 2:
-            x, norms = x.squeeze(-1), norms.squeeze(-1)
-            return Solution(x, done, norms, -1, codes=None if codes is None else codes.squeeze(-1))
-        return Solution(x, done, norms, -2, codes=codes)
+        x, norms, *codes, axis = columns.out_of(x, norms, *([] if codes is None else [codes]))
+        return Solution(x, done, norms, axis, codes=codes[0] if codes else None)
 
     def _stops(self, number: int, x: Tensor, norm: Tensor) -> bool:
         if self.callback is None or number == 0:
             return False
         x, norm = x.detach(), norm.detach().squeeze(-2)
-        x = x if self.layout is None else self.layout.joined(x)
-        if self.vector and x.dim() == 2:
-            x, norm = x.squeeze(-1), norm.squeeze(-1)
         return self.callback(Iteration(number, x, norm, torch.zeros_like(norm, dtype=torch.bool))) is True

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from learnsolve.csr import CSR
-from learnsolve.ops.pcg import Stop, pcg_iterations
+from learnsolve.ops._pcg_unfused import Stop
+from learnsolve.ops.pcg import pcg_iterations
 from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.solvers.core.graph_operator import opaque
 from learnsolve.solvers.core.operators import as_operator, as_preconditioner, compiled_form
@@ -25,7 +26,7 @@ from learnsolve.solvers.options import (
     check_x0,
     no_implicit_gradient,
 )
-from learnsolve.solvers.solution import CODE, COMPILED, OP_BY_OP, Solution, Status
+from learnsolve.solvers.solution import CODE, COMPILED, EAGER, Solution, Status
 
 METHODS = (
     "cg",
@@ -117,7 +118,7 @@ def traced_solve(
         ),
     )
     steps = name != "fcg" and kind in ("none", "diagonal") and b.dim() == 1 and A.values.dim() == 1
-    loop = COMPILED if name == "cg" or (steps and b.is_cpu) else OP_BY_OP
+    loop = COMPILED if name == "cg" or (steps and b.is_cpu) else EAGER
     axis = -1 if b.dim() == 1 else -2
     return Solution(x, iterations, norms, axis, codes=codes, loop=loop)  # type: ignore[arg-type]
 

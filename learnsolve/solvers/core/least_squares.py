@@ -24,14 +24,14 @@ from learnsolve import _check
 from learnsolve._inputs import operands
 from learnsolve._plain import outside_of_graphs
 from learnsolve.csr import CSR
-from learnsolve.ops._autograd import tracked
 from learnsolve.ops.stencil_operator import StencilOperator
 from learnsolve.solvers.cg import ConjugateGradients
+from learnsolve.solvers.core.blocks import Columns
 from learnsolve.solvers.core.criterion import ResidualNorm
-from learnsolve.solvers.core.door import Solver, columns
-from learnsolve.solvers.core.implicit import Implicit
-from learnsolve.solvers.core.loop import Method, Outcome
+from learnsolve.solvers.core.gradient import implicit, unrolled
+from learnsolve.solvers.core.loop import Method
 from learnsolve.solvers.core.operators import Operator, as_operator
+from learnsolve.solvers.core.problem import Problem
 from learnsolve.solvers.core.stagnation import rounding_level, terms
 from learnsolve.solvers.core.vectors import safe_size, size
 from learnsolve.solvers.options import (
@@ -42,7 +42,7 @@ from learnsolve.solvers.options import (
     number,
     refuse_what_has_no_implicit_gradient,
 )
-from learnsolve.solvers.solution import CODE, Report, Solution, Status
+from learnsolve.solvers.solution import CODE, Solution, Status
 
 
 class Damped:
@@ -145,11 +145,15 @@ class LeastSquares:
 
     never = False
     square = False
+    negligible = 0.0
     reads: tuple[str, ...] = ("A_norm", "condition")
 
     def __init__(self, atol: float, btol: float, conlim: float):
         self.atol, self.btol, self.conlim = atol, btol, conlim
         self.asked = atol > 0 or btol > 0
+
+    def in_units(self, of_b: Tensor) -> LeastSquares:
+        return LeastSquares(self.atol, self.btol, self.conlim)
 
     def begin(self, A: Any, b: Tensor, x: Tensor, r: Tensor, norm: Tensor) -> Tensor:
         eps = torch.finfo(b.dtype).eps
@@ -217,55 +221,48 @@ def solve(
     check_options(name, options)
     for key, value in (("damp", damp), ("btol", btol), ("conlim", conlim)):
         number(name, key, value)
-    vector = b.dim() == 1
     operator = as_operator(name, A, b, options.transpose, tuple(options.parameters), square=False)
-    batch = check_operands(name, A, b)
-    B = columns(b, vector, batch)
-    X0 = _start(name, A, operator, b, x0, B, batch)
+    columns = Columns(b.dim() == 1, check_operands(name, A, b))
+    B = columns.into(b)
+    X0 = _start(name, A, operator, b, x0, B, columns)
     m, n = B.shape[-2], X0.shape[-2]
     damped: Operator = operator
     padded = B
     if damp:
         damped = Damped(operator, float(damp), m, n)
         padded = torch.cat((B, B.new_zeros((*B.shape[:-2], n, B.shape[-1]))), dim=-2)
-    solver = Solver(
+    maxiter = 10 * n if options.maxiter is None else options.maxiter
+    problem = Problem(
         name,
         method,
         damped,
         None,
-        lambda unit: LeastSquares(atol, btol, conlim),
-        10 * n if options.maxiter is None else options.maxiter,
-        vector,
+        LeastSquares(atol, btol, conlim),
+        maxiter,
+        columns,
         options.throw,
+        options.gradient,
         options.callback,
     )
     if options.gradient == "implicit":
         refuse_what_has_no_implicit_gradient(name, operator, None, None, x0)
-        plain, report = Report(), Report()
-        x, norms, codes = solver.found(padded, X0, plain)
-        if tracked(B, *operator.parameters):
-            rtol = atol if options.adjoint_rtol is None else options.adjoint_rtol
-            normal = Solver(
-                name,
-                ConjugateGradients(),
-                Normal(operator, float(damp)),
-                None,
-                lambda unit: ResidualNorm(rtol, 0.0),
-                solver.maxiter if options.adjoint_maxiter is None else options.adjoint_maxiter,
-                vector,
-                options.throw,
-            )
-            x = Implicit.apply(normal, report, x, operator.T(B), *operator.parameters)
-        note = "" if plain.solution is None else plain.solution.note
-        solution = solver.solution(Outcome(x, norms, codes), note, report)  # type: ignore[arg-type]
+        adjoint = replace(
+            problem,
+            method=ConjugateGradients(),
+            A=Normal(operator, float(damp)),
+            criterion=ResidualNorm(atol if options.adjoint_rtol is None else options.adjoint_rtol, 0.0),
+            maxiter=maxiter if options.adjoint_maxiter is None else options.adjoint_maxiter,
+            callback=None,
+        )
+        solution = implicit(problem, padded, X0, adjoint, lambda: operator.T(B))
     else:
-        solution = solver.unrolled(padded, X0, options.gradient == "checkpointed")
-    solution.normal_residual_norm = _normal_residual_norm(operator, B, solution.x, damp, vector)
+        solution = unrolled(problem, padded, X0)
+    solution.normal_residual_norm = _normal_residual_norm(operator, B, solution.x, damp, columns.vector)
     return solution
 
 
 def _start(
-    name: str, A: Any, operator: Operator, b: Tensor, x0: Tensor | None, B: Tensor, batch: torch.Size
+    name: str, A: Any, operator: Operator, b: Tensor, x0: Tensor | None, B: Tensor, columns: Columns
 ) -> Tensor:
     known = isinstance(A, (CSR, StencilOperator, scipy.sparse.linalg.LinearOperator))
     n = A.shape[1] if known else operator.T(B.detach()).shape[-2]
@@ -275,7 +272,7 @@ def _start(
     shape = (n,) if b.dim() == 1 else (*b.shape[:-2], n, b.shape[-1])
     if x0.shape != shape:
         raise ValueError(f"{name}: x0 must have shape {shape}, got {tuple(x0.shape)}")
-    return columns(x0, b.dim() == 1, batch)
+    return columns.into(x0)
 
 
 def _normal_residual_norm(A: Operator, b: Tensor, x: Tensor, damp: float, vector: bool) -> Tensor:

@@ -1,4 +1,5 @@
-"""The loop of every iterative method: stopping, the history of residuals, columns that stop on their own.
+"""The loop of every iterative method. It alone decides: when a column stops, is judged by its true residual,
+starts again, stagnates, fails. Status codes, norms and histories are made here.
 
 A method is two functions on blocks of columns (..., n, k):
 
@@ -15,9 +16,11 @@ A method whose recurrences say too little has two more:
     doubts(state, running) -> doubt                          may rounding errors have outgrown r? (..., 1, k)
     mended(A, M, b, old, new, doubt) -> state, trouble       what to do about it
 
-A `Criterion` decides when to stop (criterion.py). The host checks the columns after every iteration on a
-CPU, and from time to time on a device (checks.py): between two checks a column that seems done stands still,
-and is judged at the next.
+Compiled code only advances the state, by many iterations a call (advance.py), where it takes the system.
+
+A `Criterion` decides when to stop (criterion.py). The host checks the columns after every iteration on a CPU,
+and from time to time on a device (checks.py): between two checks a column that seems done stands still, and
+is judged at the next.
 """
 
 from __future__ import annotations
@@ -31,15 +34,15 @@ from torch.utils.checkpoint import checkpoint
 
 from learnsolve.ops import _across
 from learnsolve.ops.richardson import residual_norm
-from learnsolve.solvers.core import checks
-from learnsolve.solvers.core.advance import Steps
-from learnsolve.solvers.core.criterion import Criterion
+from learnsolve.solvers.core import checks, stagnation
+from learnsolve.solvers.core.advance import STANDS, fitting
+from learnsolve.solvers.core.advance_cg import at_once
 from learnsolve.solvers.core.operators import Matrix
-from learnsolve.solvers.core.stagnation import is_due, next_due
+from learnsolve.solvers.core.report import without_solution
+from learnsolve.solvers.core.system import Outcome, System
 from learnsolve.solvers.core.vectors import size
-from learnsolve.solvers.solution import CODE, Iteration, Status
+from learnsolve.solvers.solution import CODE, EAGER, Iteration, Status
 
-_WAITING = -1  # the code of a column that seems done
 # Iterations from one `mended` to the next on a device, which it costs as much as two steps.
 _MENDED_EVERY = 8
 
@@ -51,77 +54,120 @@ class Method(Protocol):
     def step(self, A: Any, M: Any, b: Tensor, state: Any, running: Tensor) -> tuple[Any, Tensor]: ...
 
 
-class Outcome(NamedTuple):
-    x: Tensor
-    norms: Tensor  # (..., iterations + 1, k)
-    codes: Tensor  # (..., k), of the Status that each column ended with
-
-
 class _Progress(NamedTuple):
     """All that changes from one iteration to the next."""
 
     state: Any
-    codes: Tensor  # (..., 1, k), 0 while a column runs
+    codes: Tensor  # (..., 1, k), 0 while a column runs, STANDS while it waits to be judged
     norm: Tensor  # (..., 1, k)
     best: Tensor  # (..., 1, k), the least that the criterion has measured (stagnation.py)
     again: Tensor  # (..., 1, k), has it started again for that?
 
 
-def iterate(
-    method: Method,
-    A: Any,
-    M: Any,
-    b: Tensor,
-    x0: Tensor | None,
-    criterion: Criterion,
-    maxiter: int,
-    callback: Callable[[Iteration], Any] | None = None,
-    segments: bool = False,
-    steps: Steps | None = None,
-) -> Outcome:
-    """Run `method` until every column has stopped. With `segments` for a backward in O(sqrt(iterations))
-    memory: the graph keeps the state between segments of 1, 2, 3, ... iterations, and repeats what is
-    inside. `steps`: many iterations a call, where they fit (advance.py).
+class _Stretch(NamedTuple):
+    """What one iteration, or one compiled call, has made."""
+
+    progress: _Progress
+    norms: Tensor  # (..., iterations, k)
+    first: int  # iterations before it
+    when: Tensor | None = None  # (..., 1, k), since which a column stands still; None: the last
+
+    @property
+    def iterations(self) -> int:
+        return self.norms.shape[-2]
+
+    def with_true(self, true: Tensor) -> _Stretch:
+        """With the true residual norm of columns that stand still, from there on."""
+        close = self.progress.codes == STANDS
+        if self.when is not None:
+            rows = torch.arange(
+                self.first + 1, self.first + 1 + self.iterations, device=true.device
+            ).unsqueeze(-1)
+            norms = torch.where(close & (rows >= self.when), true, self.norms)
+        else:
+            last = torch.where(close, true, self.norms[..., -1:, :])
+            norms = last if self.iterations == 1 else torch.cat((self.norms[..., :-1, :], last), -2)
+        return self._replace(norms=norms)
+
+    def ended(self) -> _Stretch:
+        """Without the iterations in which no column took part, once all have stopped."""
+        if self.when is None:
+            return self
+        rows = max(int(self.when.max()) - self.first, 0) if self.when.numel() else 0
+        return self._replace(norms=self.norms[..., :rows, :])
+
+
+def iterate(method: Method, system: System, maxiter: int, gradient: str = "implicit") -> Outcome:
+    """Run `method` until every column has stopped. With gradient="checkpointed" for a backward in
+    O(sqrt(iterations)) memory: the graph keeps the state between segments of 1, 2, 3, ... iterations, and
+    repeats what is inside.
 
     On a CUDA device, with a criterion without a tolerance and no callback, the host never waits for it: a
     column that comes to rounding level stops there, where on the CPU it is started again."""
-    loop = _Loop(method, A, M, b, criterion, callback, steps)
-    nothing = size(b) == 0
-    if x0 is None:
-        x, r = torch.zeros_like(b), b
-    else:
-        x = torch.where(nothing, 0, x0)  # the solution of A x = 0 is zero, whatever x0 is
-        r = torch.where(nothing, 0, b - A(x))
-    norm = residual_norm(r, -2, keepdim=True)
-    codes = torch.zeros(norm.shape, dtype=torch.int64, device=norm.device)
-    codes = torch.where(criterion.begin(A, b, x, r, norm.detach()) | nothing, CODE[Status.CONVERGED], codes)
-    codes = torch.where(torch.isfinite(norm.detach()), codes, CODE[Status.NON_FINITE])
-    norms = [norm]
-    best = torch.full_like(norm, torch.inf).detach()
-    progress = _Progress(loop.start(x, r, codes == 0), codes, norm, best, codes < 0)
-    if segments:
-        progress, norms = _in_segments(loop, progress, norms, maxiter)
-    elif loop.runs(progress):
-        progress, history, _ = loop.run(maxiter, 0, progress)
-        norms += history
-    codes = torch.where(progress.codes == 0, CODE[Status.MAX_ITERATIONS], progress.codes)
-    return Outcome(progress.state.x, torch.cat(norms, dim=-2), codes.squeeze(-2))
+    out = at_once(method, system, maxiter, gradient)
+    if out is None:
+        out = _Loop(method, system, gradient).outcome(maxiter, gradient == "checkpointed")
+    if not system.criterion.asked:
+        return out
+    with torch.no_grad():
+        return judged(system, out)
 
 
-def runs_unattended(b: Tensor, criterion: Criterion, callback: Any) -> bool:
-    return b.is_cuda and criterion.never and callback is None
+def judged(system: System, out: Outcome) -> Outcome:
+    """With the codes of columns that failed for a reason that no single iteration shows, and what to say of
+    them."""
+    failed = out.codes > CODE[Status.CONVERGED]
+    if not bool(failed.any()):
+        return out
+    A, b, x, codes = system.A, system.b.detach(), out.x.detach(), out.codes
+    # Whatever the method took it for, as an infinite curvature for a breakdown.
+    broken = failed & _across.anywhere(~torch.isfinite(b - A(x)).all(dim=-2))
+    codes = torch.where(broken, CODE[Status.NON_FINITE], codes)
+    if bool((broken == failed).all()):
+        return out._replace(codes=codes)
+    why = ""
+    if system.criterion.square:
+        codes, why = without_solution(A, b, x, codes)
+    return out._replace(codes=codes, note=why + system.criterion.accuracy(A, b, x, codes))
 
 
 class _Loop:
     """The iteration loop and its convergence checks."""
 
-    def __init__(self, method, A, M, b, criterion, callback, steps):
-        self.method, self.A, self.M, self.b = method, A, M, b
-        self.criterion, self.callback, self.steps = criterion, callback, steps
-        self.unattended = runs_unattended(b, criterion, callback)
-        self.on_device = b.is_cuda
+    def __init__(self, method: Method, system: System, gradient: str):
+        self.method, self.system = method, system
+        self.A, self.M, self.b, self.criterion = system.A, system.M, system.b, system.criterion
+        self.callback, self.unattended = system.callback, system.unattended
+        self.on_device = self.b.is_cuda
         # A callback is called after every iteration. A backward that repeats a segment repeats its checks.
-        self.gap = checks.gaps() if self.on_device and callback is None else lambda done: 1
+        self.gap = checks.gaps() if self.on_device and self.callback is None else lambda done: 1
+        self.compiled = fitting(method, system, gradient)
+        self.execution = EAGER if self.compiled is None else self.compiled.execution
+        self.due = stagnation.EAGER if self.compiled is None else self.compiled.due
+
+    def outcome(self, maxiter: int, segments: bool) -> Outcome:
+        A, b, x0 = self.A, self.b, self.system.x0
+        nothing = size(b) == 0
+        if x0 is None:
+            x, r = torch.zeros_like(b), b
+        else:
+            x = torch.where(nothing, 0, x0)  # the solution of A x = 0 is zero, whatever x0 is
+            r = torch.where(nothing, 0, b - A(x))
+        norm = residual_norm(r, -2, keepdim=True)
+        done = self.criterion.begin(A, b, x, r, norm.detach()) | nothing
+        codes = torch.where(done, CODE[Status.CONVERGED], 0)
+        codes = torch.where(torch.isfinite(norm.detach()), codes, CODE[Status.NON_FINITE])
+        best = torch.full_like(norm, torch.inf).detach()
+        start = self.start if self.compiled is None else self.compiled.start or self.start
+        progress = _Progress(start(x, r, codes == 0), codes, norm, best, codes < 0)
+        norms = [norm]
+        if segments:
+            progress, norms = self.in_segments(progress, norms, maxiter)
+        elif self.runs(progress):
+            progress, history, _ = self.run(maxiter, 0, progress)
+            norms += history
+        codes = torch.where(progress.codes == 0, CODE[Status.MAX_ITERATIONS], progress.codes)
+        return Outcome(progress.state.x, torch.cat(norms, -2), codes.squeeze(-2), "", self.execution)
 
     def runs(self, progress: _Progress) -> bool:
         return self.unattended or bool((progress.codes == 0).any())
@@ -147,29 +193,27 @@ class _Loop:
         """Up to `count` iterations from number `done` on, with a check after the last; their norms; whether
         columns run on, as some do before."""
         history: list[Tensor] = []
-        runs = True
-        while len(history) < count and runs:
-            left = count - len(history)
-            number = done + len(history)
-            seen: list[_Progress] = []
-            if self.steps is not None:
-                progress, norms = self.stepped(self.steps, progress, number, left)
-                history += norms[:-1]
-                seen = [progress] if norms else []
-            for i in range(0 if seen else left if self.unattended else min(self.gap(number), left)):
-                progress = self.advance(progress, number + i + 1)
+        runs, end = True, done + count
+        while done < end and runs:
+            seen = self.advanced(progress, done, end - done)
+            for i in range(0 if seen else end - done if self.unattended else min(self.gap(done), end - done)):
+                progress = self.stepped(progress, done + i + 1)
                 if seen and (self.unattended or not progress.norm.requires_grad):
-                    seen[-1] = seen[-1]._replace(state=None)  # not needed again
-                seen.append(progress)
+                    seen[-1] = seen[-1]._replace(
+                        progress=seen[-1].progress._replace(state=None)
+                    )  # not needed
+                seen.append(_Stretch(progress, progress.norm, done + i))
+            progress = seen[-1].progress
             if not self.unattended:
-                progress, seen, runs = self.look(seen)
-            history += [step.norm for step in seen]
+                progress, seen, runs = self.checked(seen)
+            history += [stretch.norms for stretch in seen]
+            done += sum(stretch.iterations for stretch in seen)
             if self.callback is not None and not replay:
-                progress, stops = self.tell(self.callback, done + len(history), progress)
+                progress, stops = self.told(self.callback, done, progress)
                 runs = runs and not stops
         return progress, history, runs
 
-    def advance(self, progress: _Progress, number: int) -> _Progress:
+    def stepped(self, progress: _Progress, number: int) -> _Progress:
         """One iteration; `number` is its count."""
         state, codes, norm, best, again = progress
         running = codes == 0
@@ -192,26 +236,36 @@ class _Loop:
             new_norm = torch.where(moved, new_norm, norm)
         return self.classified(_Progress(new, codes, new_norm, best, again), number)
 
-    def stepped(
-        self, steps: Steps, progress: _Progress, done: int, count: int
-    ) -> tuple[_Progress, tuple[Tensor, ...]]:
-        """Iterations in one call, to the next that `measured` follows on; perhaps none."""
+    def advanced(self, progress: _Progress, done: int, count: int) -> list[_Stretch]:
+        """Iterations in one compiled call, to the next that `measured` follows on; perhaps none."""
+        if self.compiled is None:
+            return []
         if not self.criterion.never:
-            count = min(count, next_due(done) - done)
-        state, norms = steps(progress.state, count)
-        if not norms:
-            return progress, norms
-        return self.classified(progress._replace(state=state, norm=norms[-1]), done + len(norms)), norms
+            count = min(count, self.due.after(done) - done)
+        running = progress.codes == 0
+        state, norms, stops = self.compiled(progress.state, count, done, running)
+        if stops is None:  # it ends where a column seems done
+            if norms.numel() == 0:
+                return []
+            progress = progress._replace(state=state, norm=norms[..., -1:, :])
+            return [_Stretch(self.classified(progress, done + len(norms)), norms, done)]
+        codes, when = stops
+        norms = torch.where(running, norms, progress.norm)
+        codes = torch.where(running, codes, progress.codes)
+        progress = progress._replace(state=state, codes=codes, norm=norms[..., -1:, :])
+        if not self.criterion.never and done + count in self.due:
+            progress = self.measured(progress)
+        return [_Stretch(progress, norms, done, when)]
 
     def classified(self, progress: _Progress, number: int) -> _Progress:
         """Which columns seem done, and which are lost, after iteration `number`."""
         state, codes, norm, *_ = progress
         moved, known = codes == 0, norm.detach()
         close = moved & self.criterion.looks(state, known)
-        codes = torch.where(close, CODE[Status.MAX_ITERATIONS] if self.unattended else _WAITING, codes)
+        codes = torch.where(close, CODE[Status.MAX_ITERATIONS] if self.unattended else STANDS, codes)
         lost = self.criterion.fails(state, known)
         progress = progress._replace(codes=torch.where(moved & ~close, lost, codes))
-        return self.measured(progress) if not self.criterion.never and is_due(number) else progress
+        return self.measured(progress) if not self.criterion.never and number in self.due else progress
 
     def measured(self, progress: _Progress) -> _Progress:
         """Stop the columns that stagnate (stagnation.py); their norm is then the true one."""
@@ -222,58 +276,83 @@ class _Loop:
             reached, level = self.criterion.reached(self.A, self.b, state.x.detach(), r.detach())
             done = self.criterion.holds(self.A, state, r.detach(), true.detach())
         # What waits starts again from its true residual each time that it seems done, and is not.
-        vain = (codes == 0) | ((codes == _WAITING) & ~done)
+        vain = (codes == 0) | ((codes == STANDS) & ~done)
         vain = vain & (reached <= level) & (reached > 0.5 * best)
         fresh = vain & (codes == 0) & ~again & (norm.detach() < 0.5 * true.detach())
         if self.on_device:
             fresh = torch.zeros_like(fresh)  # to know of any would wait for the device
         elif fresh.any():
+            state = self.released(state)
             state, fresh = _started(state, self.start(state.x, torch.where(fresh, r, state.r), fresh), fresh)
         stuck = vain & ~fresh
         codes = torch.where(stuck, CODE[Status.STAGNATED], codes)
         norm = torch.where(vain, true, norm)
         return _Progress(state, codes, norm, torch.minimum(best, reached), fresh)
 
-    def look(self, seen: list[_Progress]) -> tuple[_Progress, list[_Progress], bool]:
-        """Judge the columns that wait for it. What goes on, the iterations that some column took part in, and
+    def checked(self, seen: list[_Stretch]) -> tuple[_Progress, list[_Stretch], bool]:
+        """Judge the columns that stand still. What goes on, the iterations that some column took part in, and
         whether columns run on."""
-        close = seen[-1].codes == _WAITING
+        close = seen[-1].progress.codes == STANDS
         if self.on_device:  # one read for all
-            ran = [(step.codes == 0).any() for step in seen]
+            ran = [(stretch.progress.codes == 0).any() for stretch in seen]
             *ran, waiting = torch.stack((*ran, close.any())).tolist()
             running = ran[-1]
             # Later ones have changed no column, and must not be part of a graph.
             last, seen = seen[-1], seen[: 1 + sum(ran)]
-            if seen[-1].state is None:
+            if seen[-1].progress.state is None:
                 seen[-1] = last
         else:
-            waiting, running = close.any(), bool((seen[-1].codes == 0).any())
-        state, codes, norm, best, again = seen[-1]
+            waiting, running = close.any(), bool((seen[-1].progress.codes == 0).any())
+        if not running:
+            seen[-1] = seen[-1].ended()
+        state, codes, norm, best, again = seen[-1].progress
         if not waiting:
-            return seen[-1], seen, running
+            return seen[-1].progress, seen, running
         # The recurrence for r may have drifted from b - A x: it does not prove convergence.
         r = self.b - self.A(state.x)
         true = residual_norm(r, -2, keepdim=True)
         done = self.criterion.holds(self.A, state, r.detach(), true.detach())
         lost = torch.where(done, CODE[Status.CONVERGED], self.criterion.fails(state, true.detach()))
         lost = torch.where(torch.isfinite(true.detach()), lost, CODE[Status.NON_FINITE])
-        seen = [step._replace(norm=torch.where(step.codes == _WAITING, true, step.norm)) for step in seen]
+        seen = [stretch.with_true(true) for stretch in seen]
         codes = torch.where(close, lost, codes)
         again, runs = close & (codes == 0), codes == 0
         restart, running = torch.stack((again.any(), runs.any())).tolist()
         if restart:
+            state = self.released(state)
             new = self.start(state.x, torch.where(again, r, state.r), runs)
             # All columns start again where a state is of another size than a fresh one.
             state, started = _started(state, new, again)
             state = state if bool(started.any()) else new
         return _Progress(state, codes, torch.where(close, true, norm), best, again), seen, running
 
-    def tell(self, callback: Callable, iteration: int, progress: _Progress) -> tuple[_Progress, bool]:
+    def released(self, state: Any) -> Any:
+        """The state of the method, where compiled code that keeps one of its own does not go on with it."""
+        if self.compiled is None or self.compiled.start is None:
+            return state
+        compiled, self.compiled, self.due = self.compiled, None, stagnation.EAGER
+        return compiled.released(state)
+
+    def told(self, callback: Callable, iteration: int, progress: _Progress) -> tuple[_Progress, bool]:
         state, codes, norm, *_ = progress
         converged = (codes == CODE[Status.CONVERGED]).squeeze(-2)
         if callback(Iteration(iteration, state.x.detach(), norm.detach().squeeze(-2), converged)) is not True:
             return progress, False
         return progress._replace(codes=torch.where(codes == 0, CODE[Status.STOPPED_BY_CALLBACK], codes)), True
+
+    def in_segments(self, progress: _Progress, norms: list[Tensor], maxiter: int):
+        done, length = 0, 1
+        make = type(progress.state)
+        runs = self.runs(progress)
+        while done < maxiter and runs:
+            segment = _Segment(self, make, min(length, maxiter - done), done)
+            state, *known = progress
+            *known, history, state = checkpoint(segment, *known, *state, use_reentrant=False)
+            progress, runs = _Progress(make(*state), *known), segment.runs
+            norms = [*norms, history]
+            done += history.shape[-2]
+            length += 1
+        return progress, norms
 
 
 def _started(state: Any, new: Any, where: Tensor) -> tuple[Any, Tensor]:
@@ -283,21 +362,6 @@ def _started(state: Any, new: Any, where: Tensor) -> tuple[Any, Tensor]:
     if not fits or not getattr(state, "in_columns", True):
         return state, torch.zeros_like(where)
     return type(state)(*(torch.where(where, f, t) for t, f in zip(state, new, strict=True))), where
-
-
-def _in_segments(loop: _Loop, progress: _Progress, norms: list[Tensor], maxiter: int):
-    done, length = 0, 1
-    make = type(progress.state)
-    runs = loop.runs(progress)
-    while done < maxiter and runs:
-        segment = _Segment(loop, make, min(length, maxiter - done), done)
-        state, *known = progress
-        codes, norm, best, again, history, *state = checkpoint(segment, *known, *state, use_reentrant=False)
-        progress, runs = _Progress(make(*state), codes, norm, best, again), segment.runs
-        norms = [*norms, history]
-        done += history.shape[-2]
-        length += 1
-    return progress, norms
 
 
 class _Segment:
@@ -316,4 +380,4 @@ class _Segment:
         if self.first and self.loop.callback is not None:
             self.count = len(history)  # a callback may have ended it; a repetition does not call it
         self.first = False
-        return (*ended[1:], torch.cat(history, dim=-2), *ended.state)
+        return (*ended[1:], torch.cat(history, dim=-2), ended.state)

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.csr import CSR
-from learnsolve.ops import _across
+from learnsolve.ops import _across, structure
 from learnsolve.ops._derived import kept_with_values
 from learnsolve.ops._product import product, sampled
 from learnsolve.ops.block_batch import BlockBatch
 from learnsolve.ops.stencil_operator import StencilOperator
 from learnsolve.solvers.core.blocks import Blocks
-from learnsolve.solvers.core.functions import Function, on_columns, on_host
+from learnsolve.solvers.core.functions import Function, Watched, on_columns, on_host
 from learnsolve.solvers.core.vectors import largest, safe_size
 
 
@@ -67,6 +67,10 @@ class Matrix:
     @property
     def T(self) -> Matrix:
         return Matrix(self.A, not self.transpose)
+
+    @property
+    def csr(self) -> CSR:
+        return structure.transpose(self.A) if self.transpose else self.A
 
     def with_parameters(self, parameters: tuple[Tensor, ...]) -> Matrix:
         return Matrix(self.A.with_values(parameters[0]), self.transpose)
@@ -237,6 +241,12 @@ def as_preconditioner(function: str, name: str, M: Any, b: Tensor) -> Callable[[
     columns: Any = on_columns(function, name, M, b.dim() == 1, True)
     columns.given = M  # for its compiled form
     return columns
+
+
+def source(M: Any) -> Any:
+    """What the caller gave, of an M of the loops."""
+    M = M.function if isinstance(M, Watched) else M
+    return getattr(M, "given", M)
 
 
 def compiled_form(M: Any) -> tuple[str, Tensor | None, Any] | None:

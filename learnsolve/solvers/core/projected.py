@@ -15,6 +15,7 @@ differentiation of pseudo-inverses", SIAM J. Numer. Anal. 10 (1973) 413-432, equ
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -35,6 +36,7 @@ from learnsolve.pattern import SparsityPattern, as_numpy
 from learnsolve.solvers.core.blocks import Blocks
 from learnsolve.solvers.core.functions import Function
 from learnsolve.solvers.core.operators import Matrix, Operator
+from learnsolve.solvers.core.system import Outcome, System
 from learnsolve.solvers.core.vectors import divide, dot, size
 
 CONSTANTS = "constants"
@@ -77,6 +79,21 @@ class NullSpace:
         if not share > torch.finfo(b.dtype).eps ** 0.5:
             return ""
         return f"b has a component of {share:.2g} ||b|| along null_space, which was left out. "
+
+
+def projected(system: System, null: NullSpace | None) -> tuple[System, Any]:
+    """The system on the range of a singular A, and the way back of its outcome."""
+    if null is None:
+        return system, lambda out: out
+    b = null.consistent(system.b)
+    inner = replace(system, b=b)
+    if (callback := system.callback) is not None:
+        inner.callback = lambda at: callback(at._replace(x=null.shortest(at.x)))
+
+    def back(out: Outcome) -> Outcome:
+        return out._replace(x=null.shortest(out.x), note=null.note(system.b, b) + out.note)
+
+    return inner, back
 
 
 def null_space(

@@ -8,20 +8,78 @@ nothing is spent on them.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from learnsolve.ops import _across
 from learnsolve.ops._across import across
-from learnsolve.solvers.core.operators import Operator
-from learnsolve.solvers.core.vectors import largest
+from learnsolve.solvers.core.advance_cg import takes_at_once
+from learnsolve.solvers.core.loop import judged
+from learnsolve.solvers.core.operators import Operator, compiled_form, source
+from learnsolve.solvers.core.system import Outcome, System
+from learnsolve.solvers.core.vectors import largest, size
+from learnsolve.solvers.solution import CODE, Iteration, Status
 
 # Exponents of two that are ordinary. The largest product is <A b, A b>, the smallest rtol^2 <b, A b>.
 ORDINARY = {torch.float32: 20, torch.float64: 150}
 
 
+def scaled(system: System, method: Any) -> tuple[System, Any]:
+    """The system in units, and the way back of its outcome; the system itself where sizes are ordinary. A
+    device that is not waited for gets units whatever they are, and for the compiled loop of cg those of b
+    alone, since M would have to be scaled in its own form."""
+    b, criterion = system.b, system.criterion
+    if system.unattended and takes_at_once(method, system):
+        units = _of_right_hand_side(b)
+    else:
+        units = _choose(system.A.size(), b, criterion.negligible, system.unattended)
+    if units is None:
+        return system, lambda out: out
+    of_x, of_b = units.of_x, units.of_b
+    inner = replace(
+        system,
+        A=_operator(system.A, units),
+        M=_preconditioner(system.M, units),
+        b=b / of_b,
+        x0=None if system.x0 is None else units.into(system.x0),
+        criterion=criterion.in_units(of_b),
+    )
+    if (callback := system.callback) is not None:
+
+        def told(at: Iteration) -> Any:
+            norm = (at.residual_norm.unsqueeze(-2) * of_b).squeeze(-2)
+            return callback(at._replace(x=at.x * of_x, residual_norm=norm))
+
+        inner.callback = told
+
+    def back(out: Outcome) -> Outcome:
+        x = units.out_of(out.x)
+        if criterion.asked:
+            with torch.no_grad():
+                out = _with_digits_lost(inner, out, units.into(x.detach()))
+        return out._replace(x=x, norms=out.norms * of_b)
+
+    return inner, back
+
+
+def _with_digits_lost(system: System, out: Outcome, x: Tensor) -> Outcome:
+    """The outcome judged by x as the caller gets it, some of whose digits may lie below the range."""
+    lost = (out.codes == CODE[Status.CONVERGED]) & _across.anywhere((x != out.x).any(dim=-2))
+    if not bool(lost.any()):
+        return out
+    b = system.b.detach()
+    r = b - system.A(x)
+    holds = system.criterion.begin(system.A, b, x, r, size(r)).squeeze(-2)
+    codes = torch.where(lost & ~holds, CODE[Status.STAGNATED], out.codes)
+    return judged(system, out._replace(x=x, codes=codes))
+
+
 class Units(NamedTuple):
+    """Powers of two."""
+
     of_A: Tensor | None  # (..., 1, 1); None: A is taken as it is
     of_b: Tensor  # (..., 1, k)
 
@@ -40,12 +98,6 @@ class Units(NamedTuple):
     def _holds(self) -> bool:
         info = torch.finfo(self.of_b.dtype)
         return self.of_x.is_cpu and within(self.of_x, info.smallest_normal, info.max)
-
-    def form(self, form: Any) -> Any:
-        """What the compiled loop of conjugate gradients takes in these units (advance_cg.py), or None: M
-        would have to be scaled in its own form."""
-        taken = form is not None and (self.of_A is None or not (form.fixed or form.kind != "none"))
-        return form if taken else None
 
 
 class InUnits:
@@ -70,32 +122,29 @@ class InUnits:
         return None if norm is None else norm / self.unit
 
 
-def matrix(A: Any, units: Units) -> Any:
-    """A `Matrix` or `Blocks`, divided by its unit: entry by entry, which a compiled loop needs."""
-    return A if units.of_A is None else A.divided(units.of_A)
+def _operator(A: Any, units: Units) -> Any:
+    """A in these units: entry by entry where they are known, as compiled code and subnormal entries need it,
+    else its results."""
+    if units.of_A is None:
+        return A
+    return A.divided(units.of_A) if hasattr(A, "divided") else InUnits(A, units.of_A)
 
 
-def operator(A: Any, units: Units) -> Any:
-    """A in these units: its results divided, or its entries where they are subnormal, whose products with
-    numbers of size one have few digits."""
-    info, unit = torch.finfo(units.of_b.dtype), units.of_A
-    few = unit is not None and unit.is_cpu and bool((unit < info.smallest_normal / info.eps).any())
-    return matrix(A, units) if few and hasattr(A, "divided") else InUnits(A, unit)
-
-
-def preconditioner(M: Any, units: Units) -> Any:
+def _preconditioner(M: Any, units: Units) -> Any:
     """M, an approximation of A^-1, which may be nonlinear and is given residuals as they are."""
-    return None if M is None else lambda r: M(r * units.of_b) / units.of_x
+    if M is None or (units.of_A is None and compiled_form(source(M)) is not None):  # it is linear
+        return M
+    return lambda r: M(r * units.of_b) / units.of_x
 
 
-def choose(size_A: Tensor | None, b: Tensor, atol: float = 0.0, unseen: bool = False) -> Units | None:
+def _choose(size_A: Tensor | None, b: Tensor, negligible: float | Tensor, unseen: bool) -> Units | None:
     """None where sizes are ordinary. That is not checked if `unseen`: it would wait for a device. No number
-    below `atol` matters."""
+    below `negligible` matters."""
     if b.numel() == 0 and across() is None:
         return None
     limit, size_b = 2.0 ** ORDINARY[b.dtype], largest(b, -2)
-    if isinstance(atol, Tensor) or atol > 0:
-        size_b = size_b.clamp(min=atol)
+    if isinstance(negligible, Tensor) or negligible > 0:
+        size_b = size_b.clamp(min=negligible)
     if b.is_cpu and within(size_b, 1 / limit, limit) and (size_A is None or within(size_A, 1 / limit, limit)):
         return None
     of_b = _unit(size_b)
@@ -103,14 +152,6 @@ def choose(size_A: Tensor | None, b: Tensor, atol: float = 0.0, unseen: bool = F
     if not unseen and all(bool(((u <= limit) & (u >= 1 / limit)).all()) for u in (of_A, of_b)):
         return None
     return Units(of_A, of_b)
-
-
-def number(atol: float | Tensor, unit: Any) -> Any:
-    """`atol` in a unit of b. A number divided by a tensor would be multiplied with its reciprocal, infinity
-    for the smallest units."""
-    if isinstance(unit, Tensor) and not isinstance(atol, Tensor):
-        return unit.new_tensor(atol) / unit
-    return atol / unit
 
 
 def within(size: Tensor, low: float, high: float) -> bool:
@@ -122,7 +163,7 @@ def within(size: Tensor, low: float, high: float) -> bool:
     return low <= least.item() and most.item() <= high
 
 
-def of_right_hand_side(b: Tensor) -> Units | None:
+def _of_right_hand_side(b: Tensor) -> Units | None:
     """The unit of b alone, 1 where its size is ordinary: without waiting for the device."""
     if b.numel() == 0:
         return None

@@ -21,32 +21,37 @@ a lower bound of ||A||: close to it, since rounding errors have components in al
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from learnsolve.solvers.core.vectors import size
 
-_FIRST, _SHARE = 20, 4
 _LEVEL = 10
 
 
-def next_look(number: int) -> int:
-    """The next iteration to measure after iteration `number`, or after the start, 0."""
-    return number + max(_FIRST, number // _SHARE)
+class Schedule(NamedTuple):
+    """The iterations after which a solve measures: each 1 / `share` of those before later than the last, and
+    `least` at least."""
+
+    least: int
+    share: int
+
+    def after(self, done: int) -> int:
+        """The first one after number `done`."""
+        at = 0
+        while at <= done:
+            at += max(self.least, at // self.share)
+        return at
+
+    def __contains__(self, number: object) -> bool:
+        return isinstance(number, int) and self.after(number - 1) == number
 
 
-def next_due(done: int) -> int:
-    """The first iteration after number `done` to measure after."""
-    at = 0
-    while at <= done:
-        at = next_look(at)
-    return at
-
-
-def is_due(number: int) -> bool:
-    return next_due(number - 1) == number
+EAGER = Schedule(20, 4)
+# Of the compiled loop of cg, to which a measurement costs two of its iterations: 480, 960, 1920, ...
+COMPILED_CG = Schedule(480, 1)
 
 
 def rounding_level(A: Any, x: Tensor, b: Tensor, y: Tensor) -> Tensor:

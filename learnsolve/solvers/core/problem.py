@@ -1,0 +1,99 @@
+"""A problem A x = b for any b: what gradients (gradient.py) solve for one right-hand side after another."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from learnsolve.ops import _across
+from learnsolve.solvers.core import gradient
+from learnsolve.solvers.core.blocks import Columns
+from learnsolve.solvers.core.criterion import Criterion
+from learnsolve.solvers.core.loop import Method, iterate
+from learnsolve.solvers.core.operators import Operator
+from learnsolve.solvers.core.projected import NullSpace, projected
+from learnsolve.solvers.core.report import report
+from learnsolve.solvers.core.scaled import scaled
+from learnsolve.solvers.core.system import Outcome, System
+from learnsolve.solvers.solution import CODE, Iteration, Report, Solution, Status
+
+
+@dataclass(frozen=True)
+class Problem:
+    name: str  # of the solver, for messages
+    method: Method
+    A: Operator
+    M: Callable[[Tensor], Tensor] | None
+    criterion: Criterion
+    maxiter: int
+    columns: Columns
+    throw: bool
+    gradient: str = "implicit"
+    callback: Callable[[Iteration], Any] | None = None
+    null: NullSpace | None = None  # of a singular A
+    transposed_M: Callable[[], Any] | None = None  # makes the preconditioner of A^T
+    advice: str = ""  # of a warning that it did not converge
+
+    def with_parameters(self, parameters: tuple[Tensor, ...]) -> Problem:
+        return replace(self, A=self.A.with_parameters(parameters))
+
+    def adjoint(self) -> Problem:
+        """The transposed problem, whose own adjoint is this one."""
+        M = None if self.transposed_M is None else self.transposed_M()
+        null = None if self.null is None else self.null.T
+        return replace(self, A=self.A.T, M=M, transposed_M=lambda: self.M, null=null)
+
+    def run(self, b: Tensor, x0: Tensor | None) -> Outcome:
+        """The way of b to the loop and back: through each view, and through them in reverse."""
+        system = System(self.A, self.M, b, x0, copy.copy(self.criterion), self.columns.told(self.callback))
+        system, from_range = projected(system, self.null)
+        with _across.over(_across.of(self.A)):
+            system, from_units = scaled(system, self.method)
+            out = from_units(iterate(self.method, system, self.maxiter, self.gradient))
+            return from_range(_finite(self.A.size(), out))
+
+    def solved(self, b: Tensor, x0: Tensor | None, ended: Report) -> tuple[Tensor, Tensor, Tensor]:
+        """x, norms and codes of `run`, for tensors without a graph; `ended` gets the plain solution, whose
+        failure is reported."""
+        out = self.run(b, x0)
+        ended.solution = self.solution(out)
+        self.report(ended.solution)
+        return out[:3]
+
+    def linear(self, b: Tensor, what: str, ended: Report) -> Tensor:
+        return gradient.linear(self, b, what, ended)
+
+    def solution(self, out: Outcome, adjoint: Report | None = None) -> Solution:
+        iterations = out.norms.shape[-2] - 1
+        x, norms, codes, axis = self.columns.out_of(out.x, out.norms, out.codes)
+        solution = Solution(
+            x, iterations, norms, axis, codes=codes, adjoint=adjoint, note=out.note, loop=out.execution
+        )
+        solution.products = getattr(self.method, "products", int)(iterations)
+        return solution
+
+    def report(self, solution: Solution) -> None:
+        report(self.name, solution, self.throw, self.criterion.asked or bool(self.advice), self.advice)
+
+
+def _finite(size_A: Tensor | None, out: Outcome) -> Outcome:
+    """A NaN that no product has met: in x where a column of A is empty, in A where b is zero. And what a
+    method took for something else, such as an infinite curvature."""
+    x = out.x.detach()
+    if x.is_cpu and _across.everywhere(_is_finite(x)) and (size_A is None or _is_finite(size_A)):
+        return out
+    lost = _across.anywhere(~torch.isfinite(x).all(dim=-2))
+    if size_A is not None:
+        lost = lost | ~torch.isfinite(size_A).squeeze(-2)
+    return out._replace(codes=torch.where(lost, CODE[Status.NON_FINITE], out.codes))
+
+
+def _is_finite(t: Tensor) -> bool:
+    """Surely finite, all of it, at the cost of a pass: a sum of finite numbers may overflow."""
+    return math.isfinite((t if t.numel() == 1 else t.detach().sum()).item())
