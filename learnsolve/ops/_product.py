@@ -40,6 +40,8 @@ _VALUES, _X, _G = 0, 1, 2
 def product(values: Tensor, x: Tensor, pattern: SparsityPattern, transpose: bool) -> Tensor:
     """`spmm` on values and pattern, unchecked: brings any batch axes to the one axis of the kernels."""
     if values.dim() == 1 and x.dim() <= 3:
+        if not transpose and not torch.compiler.is_dynamo_compiling() and not tracked(values, x):
+            return _raw(*pattern._structure(False), values, x, False)  # of the loops of solvers
         return dispatch(_Product, (values, x), _X if transpose else _G, False, pattern)
     if x.dim() == 1:
         return product(values, x.unsqueeze(-1), pattern, transpose).squeeze(-1)

@@ -136,9 +136,8 @@ class Iterations:
         `runs`, (..., 1, k): the columns that have not been stopped."""
         self.length *= self.growth
         if state is None:
-            x, r, p, carry, history = self._call(
-                self.x0, self.b, (), target, 0, 0 if self.directions else count
-            )
+            first = count if self.directions is None else 0
+            x, r, p, _, carry, history, *_ = _raw(*self.fixed, self.x0, self.b, (), target, 0, first, False)
             history = history[..., 1:, :]
             if self.directions is None:
                 return Carried(x, r, p, carry), history
@@ -148,7 +147,7 @@ class Iterations:
             carry[:, STOP] = torch.where(runs.reshape(carry[:, STOP].shape), carry[:, STOP], 1)
         if self.directions is not None:
             p = self.directions(r, p, carry, carry[:, STOP] == 0, done)
-        x, r, after, carry, history = self._call(x, r, (p, carry), target, done, count)
+        x, r, after, _, carry, history, *_ = _raw(*self.fixed, x, r, (p, carry), target, done, count, False)
         return Carried(x, r, after if self.directions is None else p, carry), history
 
     def direction(self, state: Carried) -> Tensor:
@@ -156,10 +155,6 @@ class Iterations:
         if self.directions is None:
             return state.p
         return self.directions(state.r, state.p, state.carry, torch.ones_like(state.carry[:, STOP]) > 0, 0)
-
-    def _call(self, x: Any, r: Tensor, state: tuple, target: Tensor, first: int, count: int):
-        x, r, p, _, carry, history, *_ = _raw(*self.fixed, x, r, state, target, first, count, False)
-        return x, r, p, carry, history
 
 
 def _status(carry: Tensor, b: Tensor) -> Tensor:

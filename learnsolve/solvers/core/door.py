@@ -51,21 +51,11 @@ def solve(
     """
     if torch.compiler.is_dynamo_compiling():
         traced = traced_solve(name, A, b, x0, options, symmetric, getattr(method, "restart", 0))
-        if traced is not None:
-            return traced
-    return _solve(name, method, A, b, x0, options, symmetric, transposed_M)
-
-
-def _solve(
-    name: str,
-    method: Method,
-    A: Any,
-    b: Tensor,
-    x0: Tensor | None,
-    options: Options,
-    symmetric: bool,
-    transposed_M: bool,
-) -> Solution:
+        return (
+            traced
+            if traced is not None
+            else _outside(name, method, A, b, x0, options, symmetric, transposed_M)
+        )
     start = time.perf_counter()
     A, b, x0 = operands(name, A, b, x0)
     check_b(name, b)
@@ -127,8 +117,8 @@ def _solve(
     return solution
 
 
-_solve = outside_of_graphs(
-    _solve,
+_outside = outside_of_graphs(
+    lambda *arguments: solve(*arguments),
     "a solve is part of a graph (fullgraph=True, torch.export) only with a CSR as A, M none or one that "
     "solvers.cg has a compiled form of, no callback, gradient='implicit', or, for a fixed "
     "number of iterations (rtol=0, maxiter=), 'unrolled': docs/solvers.md, 'torch.compile and torch.export'",

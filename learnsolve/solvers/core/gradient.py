@@ -42,42 +42,44 @@ def unrolled(problem: Problem, b: Tensor, x0: Tensor | None) -> Solution:
         out = out._replace(norms=shared.shown(out.norms))
     if out.norms.shape[-2] == 1:
         out = out._replace(x=with_zero_gradient(out.x, b, *problem.A.parameters))
-    solution = problem.solution(out)
-    problem.report(solution)
-    return solution
+    return problem.reported(out)
 
 
 def implicit(problem: Problem, b: Tensor, x0: Tensor | None, adjoint: Problem, right: Any = None) -> Solution:
-    """`adjoint`: the problem as the derivative solves it, with the right-hand side `right`(), if not b."""
-    ended, report = Report(), Report()
-    x, norms, codes = _found(problem, b, x0, ended)
-    if tracked(b, *problem.A.parameters):
-        x = Implicit.apply(adjoint, report, x, b if right is None else right(), *problem.A.parameters)
-    plain = ended.solution
-    execution = {} if plain is None else {"note": plain.note, "execution": plain.loop}
-    return problem.solution(Outcome(x, norms, codes, **execution), report)  # type: ignore[arg-type]
+    """`adjoint`: the problem as derivatives solve it, with the right-hand side `right`(), if it is not b."""
+    report, parameters = Report(), problem.A.parameters
+    if transformed():
+        ended = Report()
+        out = Outcome(*Found.apply(problem, ended, b, x0, *parameters))  # type: ignore[misc]
+        if (plain := ended.solution) is not None:
+            out = out._replace(note=plain.note, execution=plain.loop)
+    else:
+        with torch.no_grad():
+            out = problem.run(b, x0)
+        problem.reported(out)
+    if tracked(b, *parameters):
+        x = Implicit.apply(adjoint, report, out.x, b if right is None else right(), *parameters)
+        out = out._replace(x=x)
+    return problem.solution(out, report)
 
 
-def linear(problem: Problem, b: Tensor, what: str, report: Report) -> Tensor:
+def linear(problem: Problem, b: Tensor, what: str, ended: Report) -> Tensor:
     """A^-1 b for a derivative, itself differentiable; a failure is reported as that of a solve."""
     advice = ", so the derivative is not exact (see adjoint_rtol, adjoint_maxiter)"
     named = replace(problem, name=f"{problem.name}, {what}", advice=advice)
     try:
-        x, _, _ = _found(named, b, None, report)
+        if transformed():
+            x, _, _ = Found.apply(named, ended, b, None, *problem.A.parameters)  # type: ignore[misc]
+        else:
+            with torch.no_grad():
+                out = named.run(b, None)
+            x, ended.solution = out.x, named.reported(out)
     except SolverError as error:
-        report.solution = error.solution
+        ended.solution = error.solution
         raise
     if tracked(b, *problem.A.parameters):
         return Implicit.apply(problem, Report(), x, b, *problem.A.parameters)  # type: ignore[return-value]
     return x
-
-
-def _found(problem: Problem, b: Tensor, x0: Tensor | None, ended: Report) -> Any:
-    """`Problem.solved`, a constant for autograd and for any transformation."""
-    if transformed():
-        return Found.apply(problem, ended, b, x0, *problem.A.parameters)
-    with torch.no_grad():
-        return problem.solved(b, x0, ended)
 
 
 def with_zero_gradient(x: Tensor, *others: Tensor) -> Tensor:
@@ -108,7 +110,9 @@ class Found(torch.autograd.Function):
 
     @staticmethod
     def forward(problem: Problem, ended: Report, b: Tensor, x0: Tensor | None, *parameters: Tensor):
-        return problem.with_parameters(parameters).solved(b, x0, ended)
+        out = problem.with_parameters(parameters).run(b, x0)
+        ended.solution = problem.reported(out)
+        return out[:3]
 
     @staticmethod
     def setup_context(ctx, inputs, output):

@@ -76,6 +76,9 @@ class _Stretch(NamedTuple):
     def iterations(self) -> int:
         return self.norms.shape[-2]
 
+    def without_state(self) -> _Stretch:
+        return self._replace(progress=self.progress._replace(state=None))
+
     def with_true(self, true: Tensor) -> _Stretch:
         """With the true residual norm of columns that stand still, from there on."""
         close = self.progress.codes == STANDS
@@ -106,7 +109,14 @@ def iterate(method: Method, system: System, maxiter: int, gradient: str = "impli
     column that comes to rounding level stops there, where on the CPU it is started again."""
     out = at_once(method, system, maxiter, gradient)
     if out is None:
-        out = _Loop(method, system, gradient).outcome(maxiter, gradient == "checkpointed")
+        loop = _Loop(method, system, gradient)
+        progress = loop.begin()
+        if gradient == "checkpointed":
+            progress, norms = loop.in_segments(progress, maxiter)
+        else:
+            progress, norms, _ = loop.run(maxiter, 0, progress)
+        codes = torch.where(progress.codes == 0, CODE[Status.MAX_ITERATIONS], progress.codes).squeeze(-2)
+        out = Outcome(progress.state.x, torch.cat((loop.first, *norms), -2), codes, "", loop.execution)
     if not system.criterion.asked:
         return out
     with torch.no_grad():
@@ -145,7 +155,7 @@ class _Loop:
         self.execution = EAGER if self.compiled is None else self.compiled.execution
         self.due = stagnation.EAGER if self.compiled is None else self.compiled.due
 
-    def outcome(self, maxiter: int, segments: bool) -> Outcome:
+    def begin(self) -> _Progress:
         A, b, x0 = self.A, self.b, self.system.x0
         nothing = size(b) == 0
         if x0 is None:
@@ -158,16 +168,9 @@ class _Loop:
         codes = torch.where(done, CODE[Status.CONVERGED], 0)
         codes = torch.where(torch.isfinite(norm.detach()), codes, CODE[Status.NON_FINITE])
         best = torch.full_like(norm, torch.inf).detach()
+        self.first = norm
         start = self.start if self.compiled is None else self.compiled.start or self.start
-        progress = _Progress(start(x, r, codes == 0), codes, norm, best, codes < 0)
-        norms = [norm]
-        if segments:
-            progress, norms = self.in_segments(progress, norms, maxiter)
-        elif self.runs(progress):
-            progress, history, _ = self.run(maxiter, 0, progress)
-            norms += history
-        codes = torch.where(progress.codes == 0, CODE[Status.MAX_ITERATIONS], progress.codes)
-        return Outcome(progress.state.x, torch.cat(norms, -2), codes.squeeze(-2), "", self.execution)
+        return _Progress(start(x, r, codes == 0), codes, norm, best, codes < 0)
 
     def runs(self, progress: _Progress) -> bool:
         return self.unattended or bool((progress.codes == 0).any())
@@ -191,21 +194,29 @@ class _Loop:
         self, count: int, done: int, progress: _Progress, replay: bool = False
     ) -> tuple[_Progress, list[Tensor], bool]:
         """Up to `count` iterations from number `done` on, with a check after the last; their norms; whether
-        columns run on, as some do before."""
+        columns run on."""
         history: list[Tensor] = []
-        runs, end = True, done + count
+        runs, end = self.runs(progress), done + count
         while done < end and runs:
-            seen = self.advanced(progress, done, end - done)
+            seen: list[_Stretch] = []
+            if self.compiled is not None:
+                most = end - done if self.criterion.never else min(end, self.due.after(done)) - done
+                advanced = self.compiled(progress.state, most, done, progress.codes == 0)
+                if advanced[1].shape[-2]:
+                    seen = [self.advanced(progress, done, *advanced)]
             for i in range(0 if seen else end - done if self.unattended else min(self.gap(done), end - done)):
                 progress = self.stepped(progress, done + i + 1)
                 if seen and (self.unattended or not progress.norm.requires_grad):
-                    seen[-1] = seen[-1]._replace(
-                        progress=seen[-1].progress._replace(state=None)
-                    )  # not needed
+                    seen[-1] = seen[-1].without_state()  # not needed again
                 seen.append(_Stretch(progress, progress.norm, done + i))
-            progress = seen[-1].progress
             if not self.unattended:
-                progress, seen, runs = self.checked(seen)
+                seen, waiting, runs = self.seen(seen)
+                if (
+                    waiting
+                ):  # the recurrence for r may have drifted from b - A x: it does not prove convergence
+                    r = self.b - self.A(seen[-1].progress.state.x)
+                    seen, runs = self.judged(seen, r)
+            progress = seen[-1].progress
             history += [stretch.norms for stretch in seen]
             done += sum(stretch.iterations for stretch in seen)
             if self.callback is not None and not replay:
@@ -236,26 +247,20 @@ class _Loop:
             new_norm = torch.where(moved, new_norm, norm)
         return self.classified(_Progress(new, codes, new_norm, best, again), number)
 
-    def advanced(self, progress: _Progress, done: int, count: int) -> list[_Stretch]:
-        """Iterations in one compiled call, to the next that `measured` follows on; perhaps none."""
-        if self.compiled is None:
-            return []
-        if not self.criterion.never:
-            count = min(count, self.due.after(done) - done)
-        running = progress.codes == 0
-        state, norms, stops = self.compiled(progress.state, count, done, running)
-        if stops is None:  # it ends where a column seems done
-            if norms.numel() == 0:
-                return []
+    def advanced(
+        self, progress: _Progress, done: int, state: Any, norms: Tensor, stops: tuple[Tensor, Tensor] | None
+    ) -> _Stretch:
+        """The iterations of a compiled call."""
+        number = done + norms.shape[-2]
+        if stops is None:
             progress = progress._replace(state=state, norm=norms[..., -1:, :])
-            return [_Stretch(self.classified(progress, done + len(norms)), norms, done)]
-        codes, when = stops
-        norms = torch.where(running, norms, progress.norm)
-        codes = torch.where(running, codes, progress.codes)
+            return _Stretch(self.classified(progress, number), norms, done)
+        (codes, when), running = stops, progress.codes == 0
+        norms, codes = torch.where(running, norms, progress.norm), torch.where(running, codes, progress.codes)
         progress = progress._replace(state=state, codes=codes, norm=norms[..., -1:, :])
-        if not self.criterion.never and done + count in self.due:
+        if not self.criterion.never and number in self.due:
             progress = self.measured(progress)
-        return [_Stretch(progress, norms, done, when)]
+        return _Stretch(progress, norms, done, when)
 
     def classified(self, progress: _Progress, number: int) -> _Progress:
         """Which columns seem done, and which are lost, after iteration `number`."""
@@ -289,42 +294,42 @@ class _Loop:
         norm = torch.where(vain, true, norm)
         return _Progress(state, codes, norm, torch.minimum(best, reached), fresh)
 
-    def checked(self, seen: list[_Stretch]) -> tuple[_Progress, list[_Stretch], bool]:
-        """Judge the columns that stand still. What goes on, the iterations that some column took part in, and
-        whether columns run on."""
+    def seen(self, seen: list[_Stretch]) -> tuple[list[_Stretch], bool, bool]:
+        """The iterations that some column took part in, whether columns stand still, and whether some run."""
         close = seen[-1].progress.codes == STANDS
         if self.on_device:  # one read for all
             ran = [(stretch.progress.codes == 0).any() for stretch in seen]
             *ran, waiting = torch.stack((*ran, close.any())).tolist()
-            running = ran[-1]
+            runs = ran[-1]
             # Later ones have changed no column, and must not be part of a graph.
             last, seen = seen[-1], seen[: 1 + sum(ran)]
             if seen[-1].progress.state is None:
                 seen[-1] = last
         else:
-            waiting, running = close.any(), bool((seen[-1].progress.codes == 0).any())
-        if not running:
+            waiting, runs = bool(close.any()), bool((seen[-1].progress.codes == 0).any())
+        if not runs:
             seen[-1] = seen[-1].ended()
+        return seen, waiting, runs
+
+    def judged(self, seen: list[_Stretch], r: Tensor) -> tuple[list[_Stretch], bool]:
+        """By the true residual r, columns that stand still; those that are not done start again from it."""
         state, codes, norm, best, again = seen[-1].progress
-        if not waiting:
-            return seen[-1].progress, seen, running
-        # The recurrence for r may have drifted from b - A x: it does not prove convergence.
-        r = self.b - self.A(state.x)
-        true = residual_norm(r, -2, keepdim=True)
+        close, true = codes == STANDS, residual_norm(r, -2, keepdim=True)
         done = self.criterion.holds(self.A, state, r.detach(), true.detach())
         lost = torch.where(done, CODE[Status.CONVERGED], self.criterion.fails(state, true.detach()))
         lost = torch.where(torch.isfinite(true.detach()), lost, CODE[Status.NON_FINITE])
         seen = [stretch.with_true(true) for stretch in seen]
         codes = torch.where(close, lost, codes)
-        again, runs = close & (codes == 0), codes == 0
-        restart, running = torch.stack((again.any(), runs.any())).tolist()
+        again, running = close & (codes == 0), codes == 0
+        restart, runs = torch.stack((again.any(), running.any())).tolist()
         if restart:
             state = self.released(state)
-            new = self.start(state.x, torch.where(again, r, state.r), runs)
+            new = self.start(state.x, torch.where(again, r, state.r), running)
             # All columns start again where a state is of another size than a fresh one.
             state, started = _started(state, new, again)
             state = state if bool(started.any()) else new
-        return _Progress(state, codes, torch.where(close, true, norm), best, again), seen, running
+        progress = _Progress(state, codes, torch.where(close, true, norm), best, again)
+        return [*seen[:-1], seen[-1]._replace(progress=progress)], runs
 
     def released(self, state: Any) -> Any:
         """The state of the method, where compiled code that keeps one of its own does not go on with it."""
@@ -340,8 +345,8 @@ class _Loop:
             return progress, False
         return progress._replace(codes=torch.where(codes == 0, CODE[Status.STOPPED_BY_CALLBACK], codes)), True
 
-    def in_segments(self, progress: _Progress, norms: list[Tensor], maxiter: int):
-        done, length = 0, 1
+    def in_segments(self, progress: _Progress, maxiter: int) -> tuple[_Progress, list[Tensor]]:
+        done, length, norms = 0, 1, []
         make = type(progress.state)
         runs = self.runs(progress)
         while done < maxiter and runs:
@@ -349,7 +354,7 @@ class _Loop:
             state, *known = progress
             *known, history, state = checkpoint(segment, *known, *state, use_reentrant=False)
             progress, runs = _Progress(make(*state), *known), segment.runs
-            norms = [*norms, history]
+            norms.append(history)
             done += history.shape[-2]
             length += 1
         return progress, norms

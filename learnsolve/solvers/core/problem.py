@@ -58,14 +58,6 @@ class Problem:
             out = from_units(iterate(self.method, system, self.maxiter, self.gradient))
             return from_range(_finite(self.A.size(), out))
 
-    def solved(self, b: Tensor, x0: Tensor | None, ended: Report) -> tuple[Tensor, Tensor, Tensor]:
-        """x, norms and codes of `run`, for tensors without a graph; `ended` gets the plain solution, whose
-        failure is reported."""
-        out = self.run(b, x0)
-        ended.solution = self.solution(out)
-        self.report(ended.solution)
-        return out[:3]
-
     def linear(self, b: Tensor, what: str, ended: Report) -> Tensor:
         return gradient.linear(self, b, what, ended)
 
@@ -78,8 +70,11 @@ class Problem:
         solution.products = getattr(self.method, "products", int)(iterations)
         return solution
 
-    def report(self, solution: Solution) -> None:
+    def reported(self, out: Outcome) -> Solution:
+        """The solution; a failure warns or raises."""
+        solution = self.solution(out)
         report(self.name, solution, self.throw, self.criterion.asked or bool(self.advice), self.advice)
+        return solution
 
 
 def _finite(size_A: Tensor | None, out: Outcome) -> Outcome:
