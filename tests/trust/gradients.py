@@ -32,7 +32,7 @@ S = ls.solvers
 TOLERANCE = 1e-8
 DIFFERENCES, STEPS = 1e-6, (1e-3, 1e-4, 1e-5)  # shorter ones where a longer one may cross a kink
 STRIDE = 1_000_000  # cases of one seed at most
-SHORT = 70  # of `make test`
+SHORT = 60  # of `make test`
 SOLVERS = {
     **{name: {"symmetric": True} for name in ("cg", "fcg", "minres")},
     **{name: {} for name in ("bicgstab", "gmres", "fgmres", "lsqr", "lsmr")},
