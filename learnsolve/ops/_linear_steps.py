@@ -167,8 +167,10 @@ class _Run(Eager, torch.autograd.Function):
         (g,), steps, saved = gradients, ctx.steps, ctx.saved_tensors
         count, needs = 1 + len(steps.operands), ctx.needs_input_grad[1:]
         if torch.is_grad_enabled():
-            wanted = [t for t, need in zip(saved, needs, strict=False) if need]
-            x = steps.apart(saved[0], saved[1:count])
+            # Operands may be made of one another. Views have derivatives that do not follow those ways.
+            inputs = [t.view_as(t) for t in saved[:count]]
+            wanted = [t for t, need in zip(inputs, needs, strict=True) if need]
+            x = steps.apart(inputs[0], inputs[1:])
             found = iter(torch.autograd.grad(x, wanted, g, create_graph=True, allow_unused=True))
             return None, *(next(found) if need else None for need in needs)
         registers = (saved[0], *saved[count:])

@@ -93,7 +93,8 @@ def cg(
         "checkpointed", the same numbers in O(sqrt(iterations)) memory
     throw : raise `SolverError` where a solve or its adjoint did not converge
     adjoint_rtol, adjoint_maxiter : of the adjoint solve; rtol and maxiter if not given
-    parameters : tensors that a callable A computes with and that require grad (gradient="implicit")
+    parameters : all tensors that a callable A computes with and that require grad (gradient="implicit"),
+        except those that are made of named ones only
     null_space : of a singular A: "constants", on each connected component of A's graph (graph Laplacians,
         Neumann and periodic boundaries); or a Tensor (n, k), of A's batch axes if it has some, of k linearly
         independent vectors; of a `BlockBatch` its rows are null vectors of each block. x is then

@@ -141,7 +141,8 @@ def lsqr(
     throw : raise `SolverError` where a solve or its adjoint did not converge
     adjoint_rtol, adjoint_maxiter : of the adjoint solve; atol and maxiter if not given
     transpose : callable y -> A^T y, if A is a callable
-    parameters : tensors that a callable A computes with and that require grad (gradient="implicit")
+    parameters : all tensors that a callable A computes with and that require grad (gradient="implicit"),
+        except those that are made of named ones only
 
     Returns
     -------

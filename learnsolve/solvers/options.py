@@ -132,12 +132,13 @@ def refuse_what_has_no_implicit_gradient(
     """M. The tensors that a callable uses are checked at its first application."""
     if not torch.is_grad_enabled():
         return M
-    if isinstance(A, Function) and not any(p.requires_grad for p in A.parameters):
+    if isinstance(A, Function):
+        other = "other " if A.parameters else ""
         error = ValueError(
-            f"{name}: A computes with tensors that require grad; name them, parameters=(...), for "
+            f"{name}: A computes with {other}tensors that require grad; name them, parameters=(...), for "
             'gradient="implicit", or use gradient="unrolled"'
         )
-        A.apply = Watched(A.apply, error)
+        A.apply = Watched(A.apply, error, A.parameters)
     learns = None
     if x0 is not None and x0.requires_grad:
         learns = "x0"

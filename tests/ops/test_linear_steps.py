@@ -78,6 +78,44 @@ def test_derivatives():
     assert torch.autograd.gradgradcheck(lambda b, *_: steps(b), (b, *operands))
 
 
+def test_derivatives_of_operands_that_are_made_of_one_another():
+    """Up to the third: the ways from one operand to the next must not count twice."""
+    P = pattern_of(random(4, 4, 0.6))
+    b, v = normal((4, 2)).requires_grad_(), normal((P.nnz,), seed=1).requires_grad_()
+
+    def operands(v):
+        A = ls.CSR(v, P)
+        return (A @ A).values, A.to_dense(), A.sum(1).unsqueeze(-1)
+
+    def f(b, v, at_once=True):
+        squared, D, s = operands(v)
+        A, B = ls.CSR(v, P), ls.CSR(squared, (ls.CSR(v, P) @ ls.CSR(v, P)).pattern)
+
+        def function(x):
+            y = product(B.values, product(A.values, x, P, False), B.pattern, True)
+            return x - dense_product(D, x + scaled_rows(s, y), False)
+
+        return (LinearSteps(function, [A, B], [s, D]) if at_once else function)(b)
+
+    def grad(f):
+        def g(b, v):
+            return torch.autograd.grad(f(b, v).square().sum(), (b, v), create_graph=True)
+
+        return g
+
+    def total(f):
+        return lambda b, v: torch.cat([g.flatten() for g in f(b, v)])
+
+    first = grad(f)
+    second = grad(total(first))
+    expected = grad(lambda b, v: f(b, v, False))
+    torch.testing.assert_close(first(b, v), torch.autograd.grad(f(b, v).square().sum(), (b, v)))
+    torch.testing.assert_close(first(b, v), expected(b, v))
+    torch.testing.assert_close(second(b, v), grad(total(expected))(b, v))
+    assert torch.autograd.gradgradcheck(f, (b, v))
+    assert torch.autograd.gradgradcheck(total(first), (b, v), fast_mode=True)
+
+
 def test_under_transformations():
     function, steps, _ = made_of(pattern_of(random(5, 5, 0.5)))
     b, t = normal((5, 2)), normal((5, 2), seed=1)

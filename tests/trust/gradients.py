@@ -1,10 +1,12 @@
 """Gradients of all differentiable operations and solvers are those of autograd on dense matrices, to 1e-8 in
-float64, with cotangents from 1e-30 to 1e30; in shares also forward mode and second derivatives.
+float64, with cotangents from 1e-30 to 1e30; in shares also forward mode and second derivatives. Where A,
+b, weights and M are all made of one tensor, they are those of central differences, to 1e-6
 
 The operations are the rows of the table in tests/ops/cases.py, with other numbers in each case and, where a
 row allows it, other patterns. Implicit gradients of the solvers, to a tolerance of 1e-13, are compared with
 those of torch.linalg.solve, and unrolled ones with the same iterations of a dense matrix, recorded
-operation by operation.
+operation by operation. What is made of one tensor (_composed.py) has the gradient of a plain backward with
+create_graph=True too.
 """
 
 from __future__ import annotations
@@ -23,12 +25,14 @@ from torch import Tensor
 
 import learnsolve as ls
 
+from . import _composed
 from ._report import Report
 
 S = ls.solvers
 TOLERANCE = 1e-8
+DIFFERENCES, STEPS = 1e-6, (1e-3, 1e-4, 1e-5)  # shorter ones where a longer one may cross a kink
 STRIDE = 1_000_000  # cases of one seed at most
-SHORT = 80  # of `make test`
+SHORT = 60  # of `make test`
 SOLVERS = {
     **{name: {"symmetric": True} for name in ("cg", "fcg", "minres")},
     **{name: {} for name in ("bicgstab", "gmres", "fgmres", "lsqr", "lsmr")},
@@ -120,6 +124,13 @@ def first(f: Callable, inputs: list[Tensor], g: Tensor, w: list[Tensor]) -> tupl
     return filled(inputs, torch.autograd.grad(f(*inputs), inputs, g, allow_unused=True))
 
 
+def recorded(f: Callable, inputs: list[Tensor], g: Tensor, w: list[Tensor]) -> tuple[Tensor, ...]:
+    """`first` with the graph of the gradient."""
+    inputs = [t.clone().requires_grad_() for t in inputs]
+    grads = torch.autograd.grad(f(*inputs), inputs, g, create_graph=True, allow_unused=True)
+    return tuple(t.detach() for t in filled(inputs, grads))
+
+
 def second(f: Callable, inputs: list[Tensor], g: Tensor, w: list[Tensor]) -> tuple[Tensor, ...]:
     """The gradient of <gradient, w> for the inputs and for g."""
     inputs, g = [t.clone().requires_grad_() for t in inputs], g.clone().requires_grad_()
@@ -139,20 +150,60 @@ def forward(f: Callable, inputs: list[Tensor], g: Tensor, w: list[Tensor]) -> tu
     return torch.func.jvp(f, tuple(inputs), tuple(w))
 
 
+def along(f: Callable[[Tensor], Tensor], t: Tensor, w: Tensor, h: float) -> Tensor:
+    """The derivative of f at t along w, by central differences of order 4."""
+    near, far = (f(t + k * h * w) - f(t - k * h * w) for k in (1, 2))
+    return (8 * near - far) / (12 * h)
+
+
+def composed(f: Callable[[Tensor], Tensor], seed: int) -> str | None:
+    """What is wrong with the derivatives of f."""
+    t, w = (normal((_composed.SIZE,), seed=seed + i) for i in (0, 1))
+    g = normal(f(t).shape, seed=seed + 2)
+    (plain,), (again,) = first(f, [t], g, []), recorded(f, [t], g, [])
+    if not (again - plain).norm() <= TOLERANCE * plain.norm():
+        return f"with its graph a gradient is {again.tolist()}, without {plain.tolist()}"
+    of_gradient, of_f = second(f, [t], g, [w])
+    for derivative, function, found in (
+        ("first", f, of_f),
+        ("first", lambda t: (f(t) * g).sum(), plain @ w),
+        ("second", lambda t: first(f, [t], g, [])[0], of_gradient),
+    ):
+        for h in STEPS:
+            difference = along(function, t, w, h)
+            if (found - difference).norm() <= DIFFERENCES * difference.norm():
+                break
+        else:
+            return f"the {derivative} derivative is {found.tolist()}, a difference {difference.tolist()}"
+    return None
+
+
 def fault(number: int, counts: Counter | None = None) -> str | None:
     counts = Counter() if counts is None else counts
     rng = np.random.default_rng(number)
-    kind = str(rng.choice(["operations", "solves"], p=[0.7, 0.3]))
+    kind = str(rng.choice(["operations", "solves", "made of one tensor"], p=[0.6, 0.25, 0.15]))
+    counts[kind] += 1
+    if kind == "made of one tensor":
+        name, f = (_composed.preconditioner if rng.random() < 0.5 else _composed.solver)(rng)
+        what = f"gradients, case {number}: {name}"
+        try:
+            said = composed(f, number % 9973)
+        except Exception as error:  # whatever it is
+            return f"{what}: raised {type(error).__name__}: {error}"
+        return said and f"{what}: {said}"
     name, sparse, dense, inputs = (operation if kind == "operations" else solver)(rng)
-    order = (first, forward, second)[rng.choice(3, p=[0.6, 0.2, 0.2])]
+    order = (first, recorded, forward, second)[rng.choice(4, p=[0.5, 0.1, 0.2, 0.2])]
     order = first if name.endswith(("unrolled", "checkpointed")) and kind == "solves" else order
     scale = float(10 ** rng.uniform(-30, 30))
     with torch.no_grad():
         shape = dense(*inputs).shape
     g = scale * normal(shape, seed=number % 9973)
     w = [normal(t.shape, seed=i + 7) for i, t in enumerate(inputs)]
-    counts[kind] += 1
-    counts[{first: "first derivatives", second: "second", forward: "in forward mode"}[order]] += 1
+    counts[
+        {first: "first derivatives", recorded: "with a graph", second: "second", forward: "in forward mode"}[
+            order
+        ]
+    ] += 1
     what = f"gradients, case {number}: {name}, {order.__name__}, cotangent of {scale:.0e}"
     try:
         found, wanted = order(sparse, inputs, g, w), order(dense, inputs, g, w)

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from learnsolve import _check
+from learnsolve.solvers._dependence import depends_on_others, partial_derivatives
 
 
 class Function:
@@ -75,29 +76,30 @@ class Function:
 
 
 class Watched:
-    """A function of blocks of columns that raises `error` if its first result requires grad: it then computes
-    with tensors that require grad, which it has not named."""
+    """A function of blocks of columns that raises `error` if its first result depends on tensors that require
+    grad, other than by way of the `named` ones."""
 
-    def __init__(self, function: Callable[[Tensor], Tensor], error: Exception):
-        self.function = function
+    def __init__(
+        self, function: Callable[[Tensor], Tensor], error: Exception, named: tuple[Tensor, ...] = ()
+    ):
+        self.function, self.named = function, named
         self.error: Exception | None = error
 
     def __call__(self, x: Tensor) -> Tensor:
         error, self.error = self.error, None
-        if error is None:
-            return self.function(x)
-        with torch.enable_grad():
-            y = self.function(x.detach())
-        if y.requires_grad:
-            raise error
-        return y
+        if error is not None:
+            with torch.enable_grad():
+                y = self.function(x.detach())
+            if depends_on_others(y, self.named):
+                raise error
+            if not torch.is_grad_enabled():
+                return y.detach()
+        return self.function(x)
 
 
 def _partial(apply: Callable, y: Tensor, x: Tensor, parameters: tuple[Tensor, ...], again: bool) -> tuple:
     """d<y, A x>/dp for x and y that depend on nothing: they may be made of the parameters themselves."""
-    form = (y * apply(x)).sum()
-    found = torch.autograd.grad(form, parameters, create_graph=again, allow_unused=True)
-    return tuple(torch.zeros_like(p) if g is None else g for g, p in zip(found, parameters, strict=True))
+    return partial_derivatives((y * apply(x)).sum(), parameters, again)
 
 
 class _Pullback(torch.autograd.Function):
@@ -117,10 +119,7 @@ class _Pullback(torch.autograd.Function):
         with torch.enable_grad():
             first = _partial(ctx.product, y, x, ctx.parameters, True)
             total = torch.stack([(a * b).sum() for a, b in zip(first, h, strict=True)]).sum()
-            inputs = (y, x, *ctx.parameters)
-            if not total.requires_grad:
-                return (None,) * (1 + len(inputs))
-            return None, *torch.autograd.grad(total, inputs, allow_unused=True)
+            return None, *partial_derivatives(total, (y, x, *ctx.parameters), False)
 
 
 def on_columns(
