@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from learnsolve import _check
-from learnsolve.solvers._dependence import depends_on_others, partial_derivatives
+from learnsolve.solvers.core.dependence import depends_on_others, partial_derivatives
 
 
 class Function:
