@@ -134,8 +134,8 @@ def test_each_row_says_what_ran_its_solves():
         assert [row.loop for row in rows] == ["compiled"] + [loop] * 3
     called = lambda A, b, **how: ls.solvers.cg(A, b, callback=lambda _: None, **how)  # noqa: E731
     assert {row.loop for row in evaluate(A, b, given, solver=called).rows} == {"op by op"}
-    huge = A.with_values(A.values * 2.0**200)  # in units, which an M cannot take
-    assert evaluate([A, huge], [b, b], {"J": Jacobi}).rows[0].loop == "compiled or op by op"
+    huge = A.with_values(A.values * 2.0**200)  # in units, in which M is called between the steps
+    assert evaluate([A, huge], [b, b], {"J": Jacobi}).rows[0].loop == "compiled or compiled, M apart"
 
 
 def test_what_cg_computes_of_a_preconditioner_once_is_set_up():

@@ -140,6 +140,15 @@ class StencilOperator:
             )
         return self._product(x.unsqueeze(-1)).squeeze(-1)
 
+    def as_operator(self, function: str, b: Tensor) -> _Linear:
+        """For the solvers, checked."""
+        rows = b.shape[0 if b.dim() == 1 else -2]
+        if rows != self.shape[0]:
+            raise ValueError(
+                f"{function}: b must have A.shape[0] = {self.shape[0]} rows, got shape {tuple(b.shape)}"
+            )
+        return _Linear(self)
+
     def _product(self, X: Tensor) -> Tensor:
         """A X for blocks of columns, (..., n, k)."""
         c, d = self.coefficients, len(self.grid)
@@ -164,3 +173,41 @@ class StencilOperator:
     def __repr__(self) -> str:
         points = len(self._where.offsets) // len(self.grid)
         return f"StencilOperator(grid={tuple(self.grid)}, neighbours={points}, dtype={self.dtype})"
+
+
+class _Linear:
+    """As the loops of solvers see it: `Operator` of solvers/core/operators.py."""
+
+    def __init__(self, A: StencilOperator):
+        self.A = A
+        self.parameters = (A.coefficients,)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.A._product(x)
+
+    @property
+    def T(self) -> _Linear:
+        return _Linear(self.A.T)
+
+    def with_parameters(self, parameters: tuple[Tensor, ...]) -> _Linear:
+        return _Linear(self.A.with_coefficients(parameters[0]))
+
+    def pullback(self, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
+        return (self.A._outer(y, x),)
+
+    def pushforward(self, x: Tensor, tangents: tuple[Tensor | None, ...]) -> Tensor:
+        assert tangents[0] is not None
+        return self.A.with_coefficients(tangents[0])._product(x)
+
+    def size(self) -> Tensor | None:
+        c = self.A.coefficients
+        return None if c.numel() == 0 else c.detach().abs().flatten(-self.core()).amax(-1)[..., None, None]
+
+    def magnitude(self, x: Tensor) -> Tensor | None:
+        return self.A.with_coefficients(self.A.coefficients.detach().abs())._product(x.abs())
+
+    def frobenius(self) -> Tensor | None:
+        return None  # some coefficients reach beyond the grid
+
+    def core(self) -> int:
+        return 1 + len(self.A.grid)

@@ -13,7 +13,7 @@ from torch import Tensor
 from learnsolve.ops._dots import scaled
 from learnsolve.solvers.core.door import solve
 from learnsolve.solvers.core.vectors import divide, dot, size
-from learnsolve.solvers.options import Options
+from learnsolve.solvers.options import Options, solver
 from learnsolve.solvers.solution import CODE, Iteration, Solution, Status
 
 
@@ -73,6 +73,7 @@ def _zero(product: Tensor, u: Tensor, v: Tensor) -> Tensor:
     return product.detach().abs() <= torch.finfo(u.dtype).eps * size(u) * size(v)
 
 
+@solver
 def bicgstab(
     A: Any,
     b: Tensor,

@@ -13,7 +13,7 @@ from learnsolve.ops._dots import scaled
 from learnsolve.solvers.core.door import solve
 from learnsolve.solvers.core.graph import traced_cg
 from learnsolve.solvers.core.vectors import divide, dot
-from learnsolve.solvers.options import Options
+from learnsolve.solvers.options import Options, solver
 from learnsolve.solvers.solution import CODE, Iteration, Solution, Status
 
 
@@ -54,6 +54,7 @@ class ConjugateGradients:
         return State(x, r, z + scaled(beta, p), rho), torch.where(wrong, CODE[Status.INDEFINITE], 0)
 
 
+@solver
 def cg(
     A: Any,
     b: Tensor,

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from learnsolve.solvers.cg import ConjugateGradients
 from learnsolve.solvers.core.door import solve
-from learnsolve.solvers.options import Options
+from learnsolve.solvers.options import Options, solver
 from learnsolve.solvers.solution import Iteration, Solution
 
 
+@solver
 def fcg(
     A: Any,
     b: Tensor,

@@ -11,10 +11,11 @@ from torch import Tensor
 from learnsolve import _check
 from learnsolve.solvers.core.door import solve
 from learnsolve.solvers.gmres import GeneralisedMinimalResidual
-from learnsolve.solvers.options import Options
+from learnsolve.solvers.options import Options, solver
 from learnsolve.solvers.solution import Iteration, Solution
 
 
+@solver
 def fgmres(
     A: Any,
     b: Tensor,

@@ -16,7 +16,7 @@ from learnsolve import _check
 from learnsolve.ops._dots import combination, scaled
 from learnsolve.solvers.core.door import solve
 from learnsolve.solvers.core.vectors import divide, dot, extended, root, size
-from learnsolve.solvers.options import Options
+from learnsolve.solvers.options import Options, solver
 from learnsolve.solvers.solution import CODE, Iteration, Solution, Status
 
 
@@ -107,6 +107,7 @@ def _rotated(Q: Tensor, c: Tensor, s: Tensor) -> Tensor:
     return torch.cat((rows, one), 1)
 
 
+@solver
 def gmres(
     A: Any,
     b: Tensor,

@@ -14,7 +14,7 @@ from torch import Tensor
 from learnsolve.ops._dots import scaled
 from learnsolve.solvers.core.door import solve
 from learnsolve.solvers.core.vectors import divide, dot, root, size
-from learnsolve.solvers.options import Options
+from learnsolve.solvers.options import Options, solver
 from learnsolve.solvers.solution import CODE, Iteration, Solution, Status
 
 
@@ -112,6 +112,7 @@ class MinimalResidual:
         return state, torch.where(stuck, CODE[Status.STAGNATED], 0)
 
 
+@solver
 def minres(
     A: Any,
     b: Tensor,

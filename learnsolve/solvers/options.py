@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,17 +13,23 @@ from learnsolve import _check
 from learnsolve._inputs import matrix
 from learnsolve.csr import CSR
 from learnsolve.ops.block_batch import BlockBatch
-from learnsolve.ops.stencil_operator import StencilOperator
-from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.solvers.core.blocks import Blocks
 from learnsolve.solvers.core.functions import Function, Watched
 from learnsolve.solvers.core.operators import Operator
 
+P = ParamSpec("P")
+T = TypeVar("T")
 _HOW_TO_DETACH = {
     "M": " (a module: M.requires_grad_(False); a preconditioner: make it of detached tensors)",
     "x0": " (x0.detach())",
 }
 GRADIENTS = ("implicit", "unrolled", "checkpointed")
+SOLVERS: dict[str, Callable[..., Any]] = {}  # the public functions, for graphs that name them
+
+
+def solver(function: Callable[P, T]) -> Callable[P, T]:
+    SOLVERS[function.__name__] = function
+    return function
 
 
 @dataclass(frozen=True)
@@ -63,9 +69,10 @@ def check_operands(name: str, A: Any, b: Tensor) -> torch.Size:
     """The batch axes of A."""
     if isinstance(A, BlockBatch):
         A = A.matrix
-    if not isinstance(A, (CSR, StencilOperator)):
+    key = "values" if isinstance(A, CSR) else "coefficients"  # of a StencilOperator
+    made_of, its = getattr(A, key, None), f"A.{key}"
+    if not isinstance(made_of, Tensor):
         return torch.Size()
-    made_of, its = (A.values, "A.values") if isinstance(A, CSR) else (A.coefficients, "A.coefficients")
     _check.same_kind(name, "b", b, made_of)
     _check.batches(name, A.batch_shape, b.shape[:-2], f"{its} and b")
     if b.dim() == 1 and A.batch_shape:
@@ -145,7 +152,7 @@ def refuse_what_has_no_implicit_gradient(
     elif isinstance(given_M, CSR):
         learns = "M" if given_M.requires_grad else None
     elif M is not None:
-        preconditioner, module = isinstance(given_M, Preconditioner), isinstance(given_M, torch.nn.Module)
+        preconditioner, module = hasattr(given_M, "made_of"), isinstance(given_M, torch.nn.Module)
         named = given_M.made_of if preconditioner else given_M.parameters() if module else ()
         tracked = [t for t in named if t.requires_grad]
         # A preconditioner computed from A itself does not offer another gradient mode: the solution depends

@@ -13,7 +13,6 @@ from torch import Tensor
 from learnsolve.csr import CSR
 from learnsolve.ops._pcg_unfused import Stop
 from learnsolve.ops.pcg import pcg_iterations
-from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.solvers.core.graph_operator import opaque
 from learnsolve.solvers.core.operators import as_operator, as_preconditioner, compiled_form
 from learnsolve.solvers.core.projected import CONSTANTS
@@ -150,9 +149,9 @@ def _refuse_what_learns(name: str, A: CSR, x0: Tensor | None, M: Any) -> None:
         raise no_implicit_gradient(name, "x0")
     if M is None:
         return
-    named = M.made_of if isinstance(M, Preconditioner) else tuple(M.parameters())
+    named = getattr(M, "made_of", None) or tuple(M.parameters())
     for t in named:
-        if t.requires_grad and not (isinstance(M, Preconditioner) and t is A.values):
+        if t.requires_grad and not (hasattr(M, "made_of") and t is A.values):
             raise no_implicit_gradient(name, "M")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learnsolve import _arrivals, solvers
+from learnsolve import _arrivals
 from learnsolve.csr import CSR
 from learnsolve.ops._autograd import Operation
 from learnsolve.ops._product import sampled
@@ -22,6 +22,7 @@ from learnsolve.ops.structure import transpose
 from learnsolve.pattern import SparsityPattern
 from learnsolve.solvers.core.projected import CONSTANTS
 from learnsolve.solvers.core.report import quiet, report
+from learnsolve.solvers.options import SOLVERS
 
 _RECENT = 8  # patterns that calls have met, which are not analysed again
 _recent: list[SparsityPattern] = []
@@ -127,7 +128,7 @@ def _solve(
     with torch.no_grad(), quiet():
         # A fixed number runs as it does with a gradient, so that its repetition has the same numbers.
         gradient = "unrolled" if fixed else "implicit"
-        solution = getattr(solvers, name)(A, b.detach(), start, M=M, gradient=gradient, **keywords)
+        solution = SOLVERS[name](A, b.detach(), start, M=M, gradient=gradient, **keywords)
     report(name, solution, throw, rtol > 0 or atol > 0)
     norms = solution.residual_norms
     axis = -1 if b.dim() == 1 else -2
@@ -200,7 +201,7 @@ def _adjoint(
     own = _own(restart, null, N, N_left, adjoint=True)
     keywords = {"rtol": adjoint_rtol, "maxiter": adjoint_maxiter, **own}
     with torch.no_grad(), quiet():
-        solution = getattr(solvers, name)(transpose(A), g.detach(), M=M, **keywords)
+        solution = SOLVERS[name](transpose(A), g.detach(), M=M, **keywords)
     advice = ", so the derivative is not exact (see adjoint_rtol, adjoint_maxiter)"
     report(f"{name}, adjoint solve of the backward", solution, throw, True, advice)
     return solution.x.clone(memory_format=torch.contiguous_format)
@@ -245,7 +246,7 @@ def _again(
         A, M = _matrices(leaves[0], leaves[3], arrays, factor_columns, kind)
         own = _own(restart, null, N, N_left)
         start = None if from_zero else leaves[2]
-        solution = getattr(solvers, name)(
+        solution = SOLVERS[name](
             A, leaves[1], start, M=M, rtol=0.0, maxiter=maxiter, gradient="unrolled", **own
         )
         norms = _completed(solution.residual_norms, -1 if b.dim() == 1 else -2, maxiter)

@@ -16,15 +16,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import scipy.sparse.linalg
 import torch
 from torch import Tensor
 
 from learnsolve import _check
 from learnsolve._inputs import operands
 from learnsolve._plain import outside_of_graphs
-from learnsolve.csr import CSR
-from learnsolve.ops.stencil_operator import StencilOperator
 from learnsolve.solvers.cg import ConjugateGradients
 from learnsolve.solvers.core.blocks import Columns
 from learnsolve.solvers.core.criterion import ResidualNorm
@@ -264,7 +261,7 @@ def solve(
 def _start(
     name: str, A: Any, operator: Operator, b: Tensor, x0: Tensor | None, B: Tensor, columns: Columns
 ) -> Tensor:
-    known = isinstance(A, (CSR, StencilOperator, scipy.sparse.linalg.LinearOperator))
+    known = hasattr(A, "shape")
     n = A.shape[1] if known else operator.T(B.detach()).shape[-2]
     if x0 is None:
         return B.new_zeros((*B.shape[:-2], n, B.shape[-1]))

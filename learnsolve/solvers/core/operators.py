@@ -10,11 +10,10 @@ from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.csr import CSR
-from learnsolve.ops import _across, structure
+from learnsolve.ops import structure
 from learnsolve.ops._derived import kept_with_values
 from learnsolve.ops._product import product, sampled
 from learnsolve.ops.block_batch import BlockBatch
-from learnsolve.ops.stencil_operator import StencilOperator
 from learnsolve.solvers.core.blocks import Blocks
 from learnsolve.solvers.core.functions import Function, Watched, on_columns, on_host
 from learnsolve.solvers.core.vectors import largest, safe_size
@@ -103,44 +102,6 @@ class Matrix:
         return 1
 
 
-class Stencil:
-    """A `StencilOperator`."""
-
-    def __init__(self, A: StencilOperator):
-        self.A = A
-        self.parameters = (A.coefficients,)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.A._product(x)
-
-    @property
-    def T(self) -> Stencil:
-        return Stencil(self.A.T)
-
-    def with_parameters(self, parameters: tuple[Tensor, ...]) -> Stencil:
-        return Stencil(self.A.with_coefficients(parameters[0]))
-
-    def pullback(self, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
-        return (self.A._outer(y, x),)
-
-    def pushforward(self, x: Tensor, tangents: tuple[Tensor | None, ...]) -> Tensor:
-        assert tangents[0] is not None
-        return self.A.with_coefficients(tangents[0])._product(x)
-
-    def size(self) -> Tensor | None:
-        c = self.A.coefficients
-        return None if c.numel() == 0 else largest(c.flatten(-self.core()), -1).unsqueeze(-1)
-
-    def magnitude(self, x: Tensor) -> Tensor | None:
-        return self.A.with_coefficients(self.A.coefficients.detach().abs())._product(x.abs())
-
-    def frobenius(self) -> Tensor | None:
-        return None  # some coefficients reach beyond the grid
-
-    def core(self) -> int:
-        return 1 + len(self.A.grid)
-
-
 def as_operator(
     function: str,
     A: Any,
@@ -152,10 +113,10 @@ def as_operator(
     blocks: bool = False,
 ) -> Operator:
     """A CSR, a SciPy LinearOperator or a callable as what the loops work with; with `blocks` a BlockBatch, on
-    padded columns. A matrix whose rows lie in several processes has its own: `as_operator`."""
+    padded columns."""
     for i, p in enumerate(parameters):
         _check.tensor(function, f"parameters[{i}]", p)
-    if _across.of(A) is not None:
+    if hasattr(A, "as_operator"):  # a StencilOperator; a matrix whose rows lie in several processes
         if transpose is not None or parameters:
             raise ValueError(
                 f"{function}: transpose and parameters belong to a callable A; {type(A).__name__} has its own"
@@ -167,7 +128,7 @@ def as_operator(
             f"{function}: takes no BlockBatch; A.matrix is the block-diagonal CSR, one system, and "
             "A.split(A.matrix) are the blocks"
         )
-    if isinstance(A, (CSR, BlockBatch, StencilOperator, scipy.sparse.linalg.LinearOperator)):
+    if isinstance(A, (CSR, BlockBatch, scipy.sparse.linalg.LinearOperator)):
         if transpose is not None:
             raise ValueError(f"{function}: transpose belongs to a callable A; {type(A).__name__} has its own")
         if square and A.shape[0] != A.shape[1]:
@@ -184,12 +145,6 @@ def as_operator(
         matrix = A if isinstance(A, CSR) else A.matrix
         _check.dtype(function, "A.values", matrix.values)
         return Matrix(A) if isinstance(A, CSR) else Blocks(A, Matrix(matrix))
-    if isinstance(A, StencilOperator):
-        if parameters:
-            raise ValueError(
-                f"{function}: parameters belong to a callable A; a StencilOperator's are its coefficients"
-            )
-        return Stencil(A)
     if isinstance(A, scipy.sparse.linalg.LinearOperator):
         if parameters:
             raise ValueError(f"{function}: parameters belong to a callable A; a LinearOperator has none")
