@@ -162,7 +162,7 @@ def audited(network):
     A, r = matrix(), torch.linspace(-1, 1, 64, dtype=F64)
     network.requires_grad_(False).last.weight.mul_(0.3)
     assert len(network(A).hierarchy) == 3
-    names = [next(name for name, _ in network.named_parameters()), "last.weight"]
+    names = ["blocks.0.edge_mlp.0.weight", "last.weight"]
     weights = [network.get_parameter(name).clone() for name in names]
 
     def cycle(A, *weights):
@@ -175,7 +175,7 @@ def test_gradients_on_four_grids_are_those_of_differences():
     """The interpolation of a coarse level depends on the weights too."""
     report = audited(trained(max_coarse=2))
     assert report.ok, str(report)
-    assert len(report.undecided) <= 2, str(report)
+    assert not any("direction" in entry.where for entry in report.undecided), str(report)  # of all entries
 
 
 def test_an_audit_finds_that_spectral_radii_are_held():
