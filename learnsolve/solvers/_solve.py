@@ -136,7 +136,7 @@ def _checked_and_run(
     if recorded:
         return solver.unrolled(B, X0, options.gradient == "checkpointed")
     for i, (its, _) in enumerate(systems):
-        Ms[i] = refuse_what_has_no_implicit_gradient(name, operator, its.M, Ms[i], x0)
+        Ms[i] = refuse_what_has_no_implicit_gradient(name, operator, its.M, Ms[i], x0, its.adjoint_M)
     solver.M = joined(layout, Ms)
 
     def adjoint_M() -> Any:
