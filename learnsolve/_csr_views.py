@@ -79,7 +79,7 @@ class Views:
         Returns
         -------
         The Axes. A cell is dark where it has an entry, also a zero; of a matrix with more than 512 rows or
-        columns a cell is several. O(nnz).
+        columns a cell is several. O(nnz). No gradient.
         """
         return _csr_pictures.spy(self.pattern, ax, options)
 
@@ -90,7 +90,7 @@ class Views:
     # --- files ---
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write values and pattern to a safetensors file, which `CSR.load` reads (``pip install
-        'learnsolve[train]'``). A file that is there is replaced at once, not in parts."""
+        'learnsolve[train]'``). A file that is there is replaced at once, not in parts. No gradient."""
         _csr_files.save(path, self.values, self.pattern)
 
     @classmethod

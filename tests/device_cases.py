@@ -115,13 +115,14 @@ PROBLEMS = {
     "diffusion": lambda d: ls.problems.diffusion(KAPPA.to(d)),
     "gallery": lambda d: ls.problems.gallery("knot", device=d),
     "graph_laplacian": lambda d: ls.problems.graph_laplacian(
-        torch.tensor([[0, 1, 2], [1, 2, 0]], device=d), torch.arange(1.0, 4, device=d)
+        torch.tensor([[0, 1, 2], [1, 2, 0]], device=d), torch.arange(1.0, 4, device=d), both_directions=False
     ),
     "nodal_diffusion": lambda d: ls.problems.nodal_diffusion(KAPPA.to(d), stencil="q1"),
     "grounded_laplacian": lambda d: ls.problems.grounded_laplacian(
         torch.tensor([[0, 1, 2], [1, 2, 0]], device=d),
         torch.arange(1.0, 4, device=d),
         torch.tensor([True, False, False], device=d),
+        both_directions=False,
     ),
     "convection_diffusion": lambda d: ls.problems.convection_diffusion(
         torch.stack((KAPPA, -KAPPA)).to(d), dimensions=2

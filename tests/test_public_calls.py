@@ -45,7 +45,7 @@ GIVEN = {
     "epsilon": lambda: 0.1,
     "theta": lambda: 0.5,
     "kappa": lambda: torch.ones(4, 4, dtype=F64),
-    "edge_index": lambda: torch.tensor([[0, 1], [1, 2]]),
+    "edge_index": lambda: torch.tensor([[0, 1], [1, 0]]),
     "weights": lambda: torch.ones(2, dtype=F64),
     "grounded": lambda: torch.tensor([True, False, False]),
     "wind": lambda: torch.ones(2, 4, 4, dtype=F64),

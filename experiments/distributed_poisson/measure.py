@@ -73,7 +73,7 @@ def main() -> None:
             print(json.dumps(line), flush=True)
 
 
-def first(A: petsc.Matrix, b: torch.Tensor, M: object, options: dict) -> ls.solvers.base.Solution:
+def first(A: petsc.Matrix, b: torch.Tensor, M: object, options: dict) -> ls.solvers.Solution:
     from learnsolve.solvers.core.report import quiet
 
     with quiet():

@@ -89,7 +89,7 @@ def power(A: CSR, exponent: Any) -> CSR:
     """A ** e, entry by entry, for a number e > 0: what is not stored is zero, and so is its power."""
     if not isinstance(exponent, Real) or isinstance(exponent, bool) or not float(exponent) > 0:
         raise ValueError(
-            f"A ** e: e must be a positive number, got {exponent!r}, or what is not stored would not stay "
-            "zero; use A.with_values(A.values ** e) for the stored ones"
+            f"A ** exponent: exponent must be a positive number, got {exponent!r}, or what is not stored "
+            "would not stay zero; use A.with_values(A.values ** exponent) for the stored ones"
         )
     return A.with_values(A.values ** float(exponent))

@@ -15,7 +15,7 @@ from torch import Tensor
 from learnsolve import _check
 from learnsolve.csr import CSR
 from learnsolve.ops.spgemm import galerkin, spgemm
-from learnsolve.preconditioners._classical import interpolation
+from learnsolve.preconditioners._classical import interpolation, positions
 from learnsolve.preconditioners._factor_network import MatrixNetwork, Start, unit_rows
 from learnsolve.preconditioners._hierarchy import Hierarchy
 from learnsolve.preconditioners._saved import loadable
@@ -88,9 +88,12 @@ class NeuralAMG(MatrixNetwork):
     before i, as Gauss-Seidel goes; of a node whether it is coarse and ten times its scaled row sum. So M for
     c A is M for A, divided by c; the weights do not depend on the size of A.
 
-    Gradient: exact, for the weights and for A's values where they enter features, smoothers and coarse
-    operators; :math:`\hat P` and the splitting are numbers. `prolongation(start(A))` is the P of two grids
-    alone, for losses; ``network(start(A))`` a cycle on two grids, with the graph of its weights.
+    Gradient: exact, for the weights and for A's values, on all levels: of :math:`\hat P`, the features, the
+    smoothers and the coarse operators. It is that of the splitting and the strong connections at A, which
+    values decide but which are constant nearby. With smoother "jacobi" or "chebyshev" one thing is held that
+    does change, the spectral radius of each level, as in `AMG`: the gradient is not exact then.
+    `prolongation(start(A))` is the P of two grids alone, for losses; ``network(start(A))`` a cycle on two
+    grids, with the graph of its weights.
 
     References
     ----------
@@ -161,7 +164,7 @@ class NeuralAMG(MatrixNetwork):
         is_coarse = torch.zeros_like(scale).index_fill(-1, coarse, 1)
         places = fine = row[:0]
         if P is not None:
-            places = _places(A, P, coarse)
+            places = positions(A, P, coarse)
             fine = 1 - is_coarse.index_select(-1, P.pattern.row_indices)
         entries = A.values / (scale[..., row] * scale[..., column])
         x = torch.stack((is_coarse, 10 * A.sum(1) / scale.square()), -1)
@@ -222,14 +225,3 @@ def _of_entries(A: CSR, P: CSR | None, fine: Tensor) -> list[Tensor]:
             Q = P.with_values(Q.values - fine * change.values)
         found.append((fine * (Q.values - P.values) / P.values.abs().clamp(min=1e-3)).clamp(-2, 2))
     return found
-
-
-def _places(A: CSR, P: CSR, coarse: Tensor) -> Tensor:
-    """Where (i, f(c)) is among the entries of A, for the entries (i, c) of P, f(c) the coarse point c."""
-    n, row = A.shape[1], A.pattern.row_indices.long()
-    keys = row * n + A.pattern.col_indices.long()  # increasing
-    wanted = P.pattern.row_indices.long() * n + coarse[P.pattern.col_indices.long()]
-    at = torch.searchsorted(keys, wanted).clamp(max=len(keys) - 1)
-    if not torch.equal(keys[at], wanted):
-        raise ValueError("NeuralAMG: A must have an entry for each pair that its interpolation couples")
-    return at

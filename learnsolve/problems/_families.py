@@ -157,6 +157,7 @@ class DelaunayLaplacian(Family):
             "edge_index": graph.edge_index,
             "weights": torch.from_numpy(np.tile(w, repeats)),
             "grounded": graph.grounded,
+            "both_directions": False,
         }
 
 

@@ -13,19 +13,6 @@ from learnsolve.problems._coefficients import check_sign
 from learnsolve.problems._elements import ElementPlan, element_plan
 
 
-def read_edges(function: str, edge_index: Tensor, n: int | None) -> tuple[np.ndarray, int]:
-    """(edges, number of nodes), without loops."""
-    edges, n = _edges.read(function, edge_index, n)
-    loops = np.flatnonzero(edges[0] == edges[1])
-    if len(loops):
-        at = int(loops[0])
-        raise ValueError(
-            f"{function}: an edge must join two nodes, got edge_index[:, {at}] = {edges[:, at].tolist()}; "
-            "drop self-loops with edge_index[:, edge_index[0] != edge_index[1]] (and their weights likewise)"
-        )
-    return edges, n
-
-
 def check_weights(function: str, weights: Tensor, edge_index: Tensor) -> None:
     _check.tensor(function, "weights", weights)
     _check.dtype(function, "weights", weights)
@@ -40,18 +27,42 @@ def check_weights(function: str, weights: Tensor, edge_index: Tensor) -> None:
     check_sign(function, "weights", weights, zero=True)
 
 
-def laplacian(edges: np.ndarray, weights: Tensor, free: np.ndarray, shift: float = 0.0) -> CSR:
-    """Of the nodes that are `free`, bool (nodes,); those that are not are held at zero."""
-    plan, signs = _plan(edges.tobytes(), free.tobytes(), weights.device)
+def laplacian(
+    function: str, edges: np.ndarray, both: bool, weights: Tensor, free: np.ndarray, shift: float = 0.0
+) -> CSR:
+    """Of the nodes that are `free`, bool (nodes,); those that are not are held at zero. `both`: edges have
+    both directions, and each is half of one."""
+    _check.flag(function, "both_directions", both)
+    plan, signs = _plan(function, edges.tobytes(), both, free.tobytes(), weights.device)
     return plan.matrix(signs, weights, shift)
 
 
 @makes_plain_tensors
 @lru_cache(maxsize=8)
-def _plan(key: bytes, free_nodes: bytes, device: torch.device) -> tuple[ElementPlan, Tensor]:
-    free = np.frombuffer(free_nodes, dtype=bool)
+def _plan(
+    function: str, key: bytes, both: bool, free_nodes: bytes, device: torch.device
+) -> tuple[ElementPlan, Tensor]:
+    edges, free = _edges.edges_of(key), np.frombuffer(free_nodes, dtype=bool)
+    if both:
+        _check_reverses(function, edges, len(free))
     n = int(np.count_nonzero(free))
     row = np.full(len(free), -1)
     row[free] = np.arange(n)
-    plan = element_plan(row[_edges.edges_of(key).T], n, device)
-    return plan, plan.weights(torch.tensor([[1.0, -1.0], [-1.0, 1.0]], dtype=torch.float64, device=device))
+    ends = np.where(edges[0] == edges[1], -1, row[edges])  # a loop joins nothing
+    plan = element_plan(ends.T, n, device)
+    signs = torch.tensor([[1.0, -1.0], [-1.0, 1.0]], dtype=torch.float64, device=device)
+    return plan, plan.weights(signs / 2 if both else signs)
+
+
+def _check_reverses(function: str, edges: np.ndarray, n: int) -> None:
+    there, back = (np.sort(i * n + j) for i, j in (edges, edges[::-1]))
+    differ = np.flatnonzero(there != back)
+    if len(differ):
+        i, j = divmod(int(min(there[differ[0]], back[differ[0]])), n)
+        ahead, behind = (
+            int(np.count_nonzero((edges[0] == a) & (edges[1] == b))) for a, b in ((i, j), (j, i))
+        )
+        raise ValueError(
+            f"{function}: edge_index must have each edge in both directions, got {[i, j]} {ahead} times "
+            f"and {[j, i]} {behind} times; for edges in one direction each, pass both_directions=False"
+        )

@@ -17,7 +17,7 @@ class DelaunayGraph(NamedTuple):
     Attributes
     ----------
     points : float64, shape (nodes, 2)
-    edge_index : int64, shape (2, m): each edge once, in one direction
+    edge_index : int64, shape (2, m): each edge in one direction, for ``both_directions=False``
     grounded : bool, shape (nodes,): the nodes on the boundary
 
     Examples
@@ -72,7 +72,7 @@ def delaunay_graph(
     >>> import torch, learnsolve as ls
     >>> points, edge_index, grounded = ls.problems.delaunay_graph(200, seed=0)
     >>> w = torch.ones(edge_index.shape[1], dtype=torch.float64)
-    >>> A = ls.problems.grounded_laplacian(edge_index, w, grounded)
+    >>> A = ls.problems.grounded_laplacian(edge_index, w, grounded, both_directions=False)
     """
     n = _check.integer("delaunay_graph", "n", n, 3)
     seed = _check.integer("delaunay_graph", "seed", seed, 0)

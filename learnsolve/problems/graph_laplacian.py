@@ -4,14 +4,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve import _check
+from learnsolve import _check, _edges
 from learnsolve.csr import CSR
-from learnsolve.problems._graph import check_weights, laplacian, read_edges
+from learnsolve.problems._graph import check_weights, laplacian
 from learnsolve.problems.facts import Facts
 
 
 def graph_laplacian(
-    edge_index: Tensor, weights: Tensor | None = None, *, n: int | None = None, shift: float = 0.0
+    edge_index: Tensor,
+    weights: Tensor | None = None,
+    *,
+    n: int | None = None,
+    shift: float = 0.0,
+    both_directions: bool = True,
 ) -> CSR:
     r"""The Laplacian of an undirected graph, :math:`L = D - W`.
 
@@ -20,13 +25,15 @@ def graph_laplacian(
     Parameters
     ----------
     edge_index : integer Tensor, shape (2, m), as in PyTorch Geometric
-        The two nodes of each edge, in any order; of a list of pairs, (m, 2), the transpose. The weights of an
-        edge that is given more than once, in either direction, are added up: of a PyG graph that holds each
-        edge in both directions, give one.
+        The edges, each in both directions; of a list of pairs, (m, 2), the transpose. The weights of an edge
+        that is given more than once are added up, and edges from a node to itself count for nothing, as in
+        PyTorch Geometric's `get_laplacian`. The two directions of an edge count with the mean of their
+        weights.
     weights : Tensor, shape (m,) or (..., m), float32 or float64, on the device of edge_index; not negative
         Default: 1.0 each, float64. Leading axes give a batch of matrices on one pattern.
     n : number of nodes; default: the largest node number in edge_index, plus one
     shift : added to the diagonal; a positive one makes the matrix positive definite
+    both_directions : bool; False: edge_index has each edge in one direction, whichever
 
     Returns
     -------
@@ -35,9 +42,9 @@ def graph_laplacian(
     Raises
     ------
     ValueError
-        for an edge from a node to itself, a node outside 0 <= node < n, a wrong shape, a negative shift, or
-        a weight that is negative or not finite (weights on a CUDA device, in a `torch.func` transform or
-        under `torch.compile` are not checked).
+        for an edge that is not given as often as its reverse (with both_directions), a node outside
+        0 <= node < n, a wrong shape, a negative shift, or a weight that is negative or not finite (weights
+        on a CUDA device, in a `torch.func` transform or under `torch.compile` are not checked).
     TypeError
         if edge_index does not hold integers, or weights not as described above.
 
@@ -59,21 +66,22 @@ def graph_laplacian(
     --------
     >>> import torch, learnsolve as ls
     >>> triangle = torch.tensor([[0, 1, 2], [1, 2, 0]])
-    >>> ls.problems.graph_laplacian(triangle, torch.tensor([1.0, 2.0, 3.0])).to_dense()
+    >>> weights = torch.tensor([1.0, 2.0, 3.0])
+    >>> ls.problems.graph_laplacian(triangle, weights, both_directions=False).to_dense()
     tensor([[ 4., -1., -3.],
             [-1.,  3., -2.],
             [-3., -2.,  5.]])
-    >>> L = ls.problems.graph_laplacian(triangle)
+    >>> L = ls.problems.graph_laplacian(torch.cat((triangle, triangle.flip(0)), 1))
     >>> ls.solvers.cg(L, torch.tensor([3.0, 0.0, 0.0]).double(), null_space="constants").x
     tensor([ 0.6667, -0.3333, -0.3333], dtype=torch.float64)
     """
-    edges, nodes = read_edges("graph_laplacian", edge_index, n)
+    edges, nodes = _edges.read("graph_laplacian", edge_index, n)
     if weights is None:
         weights = torch.ones(edge_index.shape[1], dtype=torch.float64, device=edge_index.device)
     else:
         check_weights("graph_laplacian", weights, edge_index)
     shift = _check.real("graph_laplacian", "shift", shift, "finite and not negative")
-    return laplacian(edges, weights, np.ones(nodes, dtype=bool), shift)
+    return laplacian("graph_laplacian", edges, both_directions, weights, np.ones(nodes, dtype=bool), shift)
 
 
 FACTS = Facts(

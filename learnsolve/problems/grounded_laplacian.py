@@ -4,15 +4,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve import _check
+from learnsolve import _check, _edges
 from learnsolve._plain import makes_plain_tensors
 from learnsolve.csr import CSR
 from learnsolve.pattern import as_numpy
-from learnsolve.problems._graph import check_weights, laplacian, read_edges
+from learnsolve.problems._graph import check_weights, laplacian
 from learnsolve.problems.facts import Facts
 
 
-def grounded_laplacian(edge_index: Tensor, weights: Tensor, grounded: Tensor) -> CSR:
+def grounded_laplacian(
+    edge_index: Tensor, weights: Tensor, grounded: Tensor, *, both_directions: bool = True
+) -> CSR:
     r"""The Laplacian of an undirected graph without the rows and columns of its grounded nodes.
 
     .. math:: x^T A x = \sum_{\text{edges } (i, j)} w_{ij} (x_i - x_j)^2, \; x = 0 \text{ at grounded nodes}
@@ -20,12 +22,14 @@ def grounded_laplacian(edge_index: Tensor, weights: Tensor, grounded: Tensor) ->
     Parameters
     ----------
     edge_index : integer Tensor, shape (2, m), as in PyTorch Geometric
-        The two nodes of each edge, in any order; of a list of pairs, (m, 2), the transpose. The weights of an
-        edge that is given more than once, in either direction, are added up: of a PyG graph that holds each
-        edge in both directions, give one.
+        The edges, each in both directions; of a list of pairs, (m, 2), the transpose. The weights of an edge
+        that is given more than once are added up, and edges from a node to itself count for nothing, as in
+        PyTorch Geometric's `get_laplacian`. The two directions of an edge count with the mean of their
+        weights.
     weights : Tensor, shape (..., m), float32 or float64, on the device of edge_index; not negative
         Leading axes give a batch of matrices on one pattern.
     grounded : bool Tensor, shape (nodes,), on the device of edge_index
+    both_directions : bool; False: edge_index has each edge in one direction, whichever
 
     Returns
     -------
@@ -35,9 +39,9 @@ def grounded_laplacian(edge_index: Tensor, weights: Tensor, grounded: Tensor) ->
     Raises
     ------
     ValueError
-        for an edge from a node to itself, a node outside 0 <= node < nodes, a wrong shape, no free node, or
-        a weight that is negative or not finite (weights on a CUDA device, in a `torch.func` transform or
-        under `torch.compile` are not checked).
+        for an edge that is not given as often as its reverse (with both_directions), a node outside
+        0 <= node < nodes, a wrong shape, no free node, or a weight that is negative or not finite (weights
+        on a CUDA device, in a `torch.func` transform or under `torch.compile` are not checked).
     TypeError
         if edge_index does not hold integers, grounded is not bool, or weights are not as described above.
 
@@ -60,20 +64,21 @@ def grounded_laplacian(edge_index: Tensor, weights: Tensor, grounded: Tensor) ->
     >>> import torch, learnsolve as ls
     >>> path = torch.tensor([[0, 1, 2], [1, 2, 3]])
     >>> ground = torch.tensor([True, False, False, False])
-    >>> ls.problems.grounded_laplacian(path, torch.tensor([1.0, 2.0, 3.0]), ground).to_dense()
+    >>> weights = torch.tensor([1.0, 2.0, 3.0])
+    >>> ls.problems.grounded_laplacian(path, weights, ground, both_directions=False).to_dense()
     tensor([[ 3., -2.,  0.],
             [-2.,  5., -3.],
             [ 0., -3.,  3.]])
     """
     _check_grounded(grounded)
-    edges, _ = read_edges("grounded_laplacian", edge_index, len(grounded))
+    edges, _ = _edges.read("grounded_laplacian", edge_index, len(grounded))
     check_weights("grounded_laplacian", weights, edge_index)
     if grounded.device != edge_index.device:
         raise TypeError(
             f"grounded_laplacian: grounded is on {grounded.device}, edge_index on {edge_index.device}; move "
             "one with .to()"
         )
-    return laplacian(edges, weights, _free(grounded))
+    return laplacian("grounded_laplacian", edges, both_directions, weights, _free(grounded))
 
 
 def _check_grounded(grounded: Tensor) -> None:

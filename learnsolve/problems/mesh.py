@@ -1,6 +1,7 @@
 """Triangular meshes, their linear finite elements, and random ones."""
 
 import math
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -8,7 +9,9 @@ import torch
 from torch import Tensor
 
 from learnsolve import _check
+from learnsolve._pattern_checks import as_numpy
 from learnsolve._plain import makes_plain_tensors
+from learnsolve.ops._operands import plain_values
 from learnsolve.problems._elements import ElementPlan, element_plan
 from learnsolve.problems._triangles import triangle_edges, triangulate
 
@@ -18,7 +21,7 @@ class TriangleMesh:
 
     Parameters
     ----------
-    points : Tensor, shape (points, 2), float32 or float64
+    points : Tensor, shape (points, 2), float32 or float64; it may require grad
     triangles : integer Tensor, shape (triangles, 3), in any orientation
     fixed : bool Tensor, shape (points,); default: the boundary, the ends of edges of a single triangle
         For natural boundary conditions, pass zeros.
@@ -26,7 +29,8 @@ class TriangleMesh:
     Raises
     ------
     ValueError
-        if shapes do not fit, a triangle has no area or a point that does not exist, or no point is free.
+        if shapes do not fit, a triangle has no area or a point that does not exist, or no point is free; in a
+        batch of points by `torch.func.vmap`.
     TypeError
         for other dtypes.
 
@@ -35,9 +39,14 @@ class TriangleMesh:
     Immutable; matrices have one row for each free point, in ascending order, and share one
     `SparsityPattern`. `p1_stiffness` and `p1_mass` assemble them.
 
+    Gradient: `areas` and the matrices are differentiable with respect to the coordinates of the points, to
+    any order and in forward mode; the triangles are held fixed, those of `delaunay` too. A mesh belongs to
+    the graph of its points: make another one after a step of an optimizer. Its matrices have the same
+    pattern.
+
     Attributes
     ----------
-    points, triangles, fixed : as above: float64, int64, bool, on the CPU
+    points, triangles, fixed : as above: float64, int64, bool, on the CPU; points with their graph
     free : numbers of the free points, int64, shape (n,)
     areas : of the triangles, float64
 
@@ -59,42 +68,26 @@ class TriangleMesh:
     _plans: dict[torch.device, ElementPlan]
 
     def __init__(self, points: Tensor, triangles: Tensor, fixed: Tensor | None = None):
-        x, t = _checked(points, triangles)
-        if fixed is None:
-            fixed = torch.from_numpy(_boundary(t, len(x)))
-        _check.tensor("TriangleMesh", "fixed", fixed)
-        if fixed.dtype != torch.bool or fixed.shape != (len(x),):
+        _check_kinds(points, triangles, fixed)
+        numbers = plain_values(points)
+        if numbers.shape != points.shape:
             raise ValueError(
-                f"TriangleMesh: fixed must be a bool tensor of shape (points = {len(x)},), got {fixed.dtype} "
-                f"of shape {tuple(fixed.shape)}"
+                "TriangleMesh: inside torch.func.vmap there is not one set of points; make a mesh of each, "
+                "and stack the values of its matrices"
             )
-        free = np.flatnonzero(~fixed.cpu().numpy())
-        if len(free) == 0:
-            raise ValueError(
-                "TriangleMesh: all points are fixed (by default those on the boundary are); add points "
-                "inside, or pass fixed"
-            )
-        opposite = x[t[:, [2, 0, 1]]] - x[t[:, [1, 2, 0]]]  # the edge opposite to each corner
-        u, v = opposite[:, 0], opposite[:, 1]
-        areas = np.abs(u[:, 0] * v[:, 1] - u[:, 1] * v[:, 0]) / 2
-        flat = np.flatnonzero(areas <= 1e-14 * np.square(opposite).sum(2).max(1, initial=0))
-        if len(flat):
-            at = int(flat[0])
-            raise ValueError(
-                f"TriangleMesh: a triangle must have an area, got triangles[{at}] = {t[at].tolist()}"
-            )
-        stiffness = opposite @ opposite.transpose(0, 2, 1) / (4 * areas)[:, None, None]
-        names = ("points", "triangles", "free", "areas", "_stiffness")
-        for name, array in zip(names, (x, t, free, areas, stiffness), strict=True):
-            object.__setattr__(self, name, torch.from_numpy(array))
-        object.__setattr__(self, "fixed", fixed.cpu().clone())
-        object.__setattr__(self, "_plans", {})
+        t, fixed, free = _topology(numbers, triangles, fixed)
+        x = points.to("cpu", torch.float64, copy=True)  # the caller cannot change it
+        edges, areas = _geometry(x, t)
+        stiffness = edges @ edges.mT / (4 * areas)[:, None, None]
+        names = ("points", "triangles", "fixed", "free", "areas", "_stiffness", "_plans")
+        for name, value in zip(names, (x, t, fixed, free, areas, stiffness, {}), strict=True):
+            object.__setattr__(self, name, value)
 
     @classmethod
     def delaunay(cls, points: Tensor, fixed: Tensor | None = None) -> "TriangleMesh":
         """The Delaunay triangulation of `points`, by SciPy."""
         _check.tensor("TriangleMesh.delaunay", "points", points)
-        triangles = triangulate(points.detach().cpu().double().numpy())
+        triangles = triangulate(plain_values(points).cpu().double().numpy())
         return cls(points, torch.from_numpy(triangles), fixed)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -110,36 +103,73 @@ class TriangleMesh:
 
     @makes_plain_tensors
     def _plan(self, device: torch.device) -> ElementPlan:
-        plan = self._plans.get(device)
-        if plan is None:
-            row = np.full(len(self.points), -1)
-            row[self.free.numpy()] = np.arange(len(self.free))
-            plan = self._plans[device] = element_plan(row[self.triangles.numpy()], len(self.free), device)
-        return plan
+        if device not in self._plans:
+            key = as_numpy(self.triangles).tobytes(), as_numpy(self.fixed).tobytes()
+            self._plans[device] = _shared_plan(*key, device)
+        return self._plans[device]
 
 
-def _checked(points: Tensor, triangles: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    for name, t in (("points", points), ("triangles", triangles)):
-        _check.tensor("TriangleMesh", name, t)
+@lru_cache(maxsize=8)
+def _shared_plan(triangles: bytes, fixed: bytes, device: torch.device) -> ElementPlan:
+    """One for meshes that differ in their points alone."""
+    free = ~np.frombuffer(fixed, dtype=bool)
+    row = np.where(free, np.cumsum(free) - 1, -1)
+    elements = row[np.frombuffer(triangles, dtype=np.int64).reshape(-1, 3)]
+    return element_plan(elements, int(free.sum()), device)
+
+
+def _check_kinds(points: Tensor, triangles: Tensor, fixed: Tensor | None) -> None:
+    for name, t in (("points", points), ("triangles", triangles), ("fixed", fixed)):
+        if t is not None or name != "fixed":
+            _check.tensor("TriangleMesh", name, t)
     _check.dtype("TriangleMesh", "points", points)
     if triangles.is_floating_point() or triangles.is_complex() or triangles.dtype == torch.bool:
         raise TypeError(f"TriangleMesh: triangles must be integers, got {triangles.dtype}")
     for name, t, k in (("points", points, 2), ("triangles", triangles, 3)):
         if t.dim() != 2 or t.shape[1] != k or len(t) == 0:
             raise ValueError(f"TriangleMesh: {name} must have shape (any, {k}), got {tuple(t.shape)}")
-    # Copies, that the caller cannot change.
-    x, t = points.detach().cpu().numpy().astype(np.float64), triangles.cpu().numpy().astype(np.int64)
-    if not np.isfinite(x).all():
+    if fixed is not None and (fixed.dtype != torch.bool or fixed.shape != points.shape[:1]):
         raise ValueError(
-            f"TriangleMesh: points must be finite, got points[{np.argwhere(~np.isfinite(x))[0][0]}]"
+            f"TriangleMesh: fixed must be a bool tensor of shape (points = {len(points)},), got "
+            f"{fixed.dtype} of shape {tuple(fixed.shape)}"
         )
-    bad = np.flatnonzero(((t < 0) | (t >= len(x))).any(1))
+
+
+@makes_plain_tensors
+def _topology(points: Tensor, triangles: Tensor, fixed: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Triangles, fixed points and the numbers of those that are free: copies, checked."""
+    x, t = points.cpu().double(), triangles.to("cpu", torch.int64, copy=True)
+    if not bool(x.isfinite().all()):
+        at = int((~x.isfinite()).nonzero()[0, 0])
+        raise ValueError(f"TriangleMesh: points must be finite, got points[{at}]")
+    bad = ((t < 0) | (t >= len(x))).any(1).nonzero()
     if len(bad):
         at = int(bad[0])
         raise ValueError(
             f"TriangleMesh: points must lie in 0 <= point < {len(x)}, got triangles[{at}] = {t[at].tolist()}"
         )
-    return x, t
+    fixed = torch.from_numpy(_boundary(t.numpy(), len(x))) if fixed is None else fixed.cpu().clone()
+    free = (~fixed).nonzero().squeeze(1)
+    if len(free) == 0:
+        raise ValueError(
+            "TriangleMesh: all points are fixed (by default those on the boundary are); add points "
+            "inside, or pass fixed"
+        )
+    edges, areas = _geometry(x, t)
+    flat = (areas <= 1e-14 * edges.square().sum(2).amax(1)).nonzero()
+    if len(flat):
+        at = int(flat[0])
+        raise ValueError(
+            f"TriangleMesh: a triangle must have an area, got triangles[{at}] = {t[at].tolist()}"
+        )
+    return t, fixed, free
+
+
+def _geometry(points: Tensor, triangles: Tensor) -> tuple[Tensor, Tensor]:
+    """The edge opposite to each corner, (triangles, 3, 2), and the areas."""
+    edges = points[triangles[:, [2, 0, 1]]] - points[triangles[:, [1, 2, 0]]]
+    u, v = edges[:, 0], edges[:, 1]
+    return edges, (u[:, 0] * v[:, 1] - u[:, 1] * v[:, 0]).abs() / 2
 
 
 def _boundary(triangles: np.ndarray, n: int) -> np.ndarray:

@@ -39,7 +39,8 @@ def p1_stiffness(mesh: TriangleMesh, kappa: Tensor | None = None) -> CSR:
     Notes
     -----
     Symmetric positive definite if each part of the mesh has a fixed point, otherwise semidefinite. Values are
-    linear in kappa: the gradient is exact, of any order, in forward mode and under vmap. Cost: O(n) after
+    linear in kappa: the gradient is exact, of any order, in forward mode and under vmap; so is the gradient
+    with respect to the points of a `TriangleMesh` whose points require grad (without vmap). Cost: O(n) after
     the first matrix of a mesh, which sorts its edges. In two dimensions the matrix does not depend on the
     scale of the mesh.
 

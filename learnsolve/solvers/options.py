@@ -134,7 +134,7 @@ def check_symmetric(name: str, M: Any) -> None:
 
 
 def refuse_what_has_no_implicit_gradient(
-    name: str, A: Operator, given_M: Any, M: Any, x0: Tensor | None
+    name: str, A: Operator, given_M: Any, M: Any, x0: Tensor | None, adjoint_M: Any = None
 ) -> Any:
     """M. The tensors that a callable uses are checked at its first application."""
     if not torch.is_grad_enabled():
@@ -146,25 +146,34 @@ def refuse_what_has_no_implicit_gradient(
             'gradient="implicit", or use gradient="unrolled"'
         )
         A.apply = Watched(A.apply, error, A.parameters)
-    learns = None
     if x0 is not None and x0.requires_grad:
-        learns = "x0"
-    elif isinstance(given_M, CSR):
-        learns = "M" if given_M.requires_grad else None
-    elif M is not None:
-        preconditioner, module = hasattr(given_M, "made_of"), isinstance(given_M, torch.nn.Module)
-        named = given_M.made_of if preconditioner else given_M.parameters() if module else ()
-        tracked = [t for t in named if t.requires_grad]
-        # A preconditioner computed from A itself does not offer another gradient mode: the solution depends
-        # on A only.
-        sources = (*A.parameters, *(A.batch._sources if isinstance(A, Blocks) else ()))
-        own = {id(p) for p in sources} if preconditioner else set()
-        if all(id(t) in own for t in tracked):
-            return M if tracked else Watched(M, no_implicit_gradient(name, "M"))
-        learns = "M"
-    if learns:
-        raise no_implicit_gradient(name, learns)
-    return M
+        raise no_implicit_gradient(name, "x0")
+    sources = (*A.parameters, *(A.batch._sources if isinstance(A, Blocks) else ()))
+    own = {id(p) for p in sources}
+    if _learns(given_M, own):
+        raise no_implicit_gradient(name, "M")
+    if _learns(adjoint_M, own):
+        raise ValueError(
+            f"{name}: adjoint_M requires grad, but neither a converged solution nor its gradient depends on "
+            f"it; detach it{_HOW_TO_DETACH['M'].replace('M.', 'adjoint_M.')}"
+        )
+    if M is None or isinstance(given_M, CSR) or _tracked(given_M):
+        return M
+    return Watched(M, no_implicit_gradient(name, "M"))
+
+
+def _tracked(M: Any) -> list[Tensor]:
+    if isinstance(M, CSR):
+        named = (M.values,)
+    else:
+        named = getattr(M, "made_of", None) or (M.parameters() if isinstance(M, torch.nn.Module) else ())
+    return [t for t in named if t.requires_grad]
+
+
+def _learns(M: Any, own: set[int]) -> bool:
+    """A preconditioner computed from A itself does not: the solution depends on A only."""
+    kept = own if hasattr(M, "made_of") else ()
+    return any(id(t) not in kept for t in _tracked(M))
 
 
 def no_implicit_gradient(name: str, what: str) -> ValueError:

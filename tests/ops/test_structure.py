@@ -202,7 +202,7 @@ BAD = [
     (lambda: A[[0, [1]]], IndexError, r"an index must be an array, got \[0, \[1\]\]"),
     (lambda: A[np.array([2**64 - 1], np.uint64)], IndexError, "index 18446744073709551615"),
     (lambda: list(A), TypeError, "not iterable"),
-    (lambda: A**-1, ValueError, "e must be a positive number, got -1"),
+    (lambda: A**-1, ValueError, "exponent must be a positive number, got -1"),
     (lambda: A.norm(2), ValueError, "norm: ord must be one of"),
     (lambda: A.norm(dim=2), ValueError, "norm: dim must be one of"),
     (lambda: ops.symmetric_scaling(A), ValueError, r"symmetric_scaling: A must be square"),

@@ -1,5 +1,6 @@
 """`NeuralAMG`: classical before training, its prolongations by their formula, scaling, gradients, files."""
 
+import pyamg
 import pytest
 import torch
 from torch.autograd import gradcheck
@@ -146,6 +147,40 @@ def test_gradients():
     values = A.values.clone().requires_grad_()
     network(A.with_values(values))(r).sum().backward()
     assert values.grad.any()
+
+
+@pytest.mark.parametrize("problem", [matrix, lambda: graph(100)], ids=["grid", "graph"])
+def test_classical_interpolation_is_that_of_pyamg(problem):
+    A = problem()
+    (P, _), options = NeuralAMG().interpolation(A), {"max_levels": 2, "max_coarse": 1}
+    expected = pyamg.ruge_stuben_solver(A.to_scipy(), CF=("RS", {"second_pass": True}), **options).levels[0].P
+    torch.testing.assert_close(P.to_dense(), torch.from_numpy(expected.toarray()))
+
+
+def audited(network):
+    """The derivatives of a cycle on four grids: for A's values and for a layer at each end of the network."""
+    A, r = matrix(), torch.linspace(-1, 1, 64, dtype=F64)
+    network.requires_grad_(False).last.weight.mul_(0.3)
+    assert len(network(A).hierarchy) == 3
+    names = ["blocks.0.edge_mlp.0.weight", "last.weight"]
+    weights = [network.get_parameter(name).clone() for name in names]
+
+    def cycle(A, *weights):
+        return functional_call(network, dict(zip(names, weights, strict=True)), (A,))(r)
+
+    return ls.testing.audit(cycle, A, *weights, entries=2, directions=2)
+
+
+def test_gradients_on_four_grids_are_those_of_differences():
+    """The interpolation of a coarse level depends on the weights too."""
+    report = audited(trained(max_coarse=2))
+    assert report.ok, str(report)
+    assert not any("direction" in entry.where for entry in report.undecided), str(report)  # of all entries
+
+
+def test_an_audit_finds_that_spectral_radii_are_held():
+    report = audited(trained(max_coarse=2, smoother="jacobi"))
+    assert any(entry.test == "difference" for entry in report.failures)
 
 
 def test_the_prolongation_by_its_weights():

@@ -15,6 +15,7 @@ def kappa(*shape):
 
 
 RING = torch.tensor([[0, 1], [1, 2], [2, 3], [3, 4], [4, 0], [5, 6]]).T
+BOTH = torch.cat((RING, RING.flip(0)), 1)
 WIND = torch.linspace(-1, 1, 12, dtype=torch.float64).view(3, 4).expand(2, 3, 4)
 MESH = ls.problems.random_mesh(20, seed=0)
 FREE_MESH = ls.problems.TriangleMesh(MESH.points, MESH.triangles, torch.zeros_like(MESH.fixed))
@@ -43,13 +44,13 @@ CASES = {
     ],
     "gallery": [((name,), {}) for name in ("unit_square", "recirc_flow", "knot", "airfoil", "unit_cube")],
     "graph_laplacian": [
-        ((RING,), {}),
-        ((RING, torch.arange(6.0, dtype=torch.float64)), {"n": 9}),
-        ((RING,), {"shift": 0.25}),
+        ((BOTH,), {}),
+        ((RING, torch.arange(6.0, dtype=torch.float64)), {"n": 9, "both_directions": False}),
+        ((BOTH,), {"shift": 0.25}),
     ],
     "grounded_laplacian": [
-        ((RING, torch.arange(1.0, 7.0, dtype=torch.float64), torch.arange(7) % 6 == 0), {}),
-        ((RING, torch.ones(6, dtype=torch.float64), torch.arange(7) == 3), {}),
+        ((BOTH, torch.arange(1.0, 13.0, dtype=torch.float64), torch.arange(7) % 6 == 0), {}),
+        ((RING, torch.ones(6, dtype=torch.float64), torch.arange(7) == 3), {"both_directions": False}),
     ],
     "helmholtz": [
         ((kappa(4, 3),), {}),
@@ -181,7 +182,7 @@ def test_small_eigenvalues_are_accurate():
 
 def test_null_space_of_the_graph_laplacian():
     assert "each connected component" in FACTS["graph_laplacian"].null_space
-    L = ls.problems.graph_laplacian(RING, n=9)
+    L = ls.problems.graph_laplacian(BOTH, n=9)
     components = torch.zeros(9, 4, dtype=torch.float64)
     for column, nodes in enumerate(([0, 1, 2, 3, 4], [5, 6], [7], [8])):
         components[nodes, column] = 1

@@ -106,6 +106,40 @@ def test_derivatives(kind):
     torch.testing.assert_close(torch.func.vmap(values)(many), torch.stack([values(one) for one in many]))
 
 
+SMALL = P.random_mesh(16, seed=0)
+
+
+@pytest.mark.parametrize("what", ["stiffness", "mass", "areas"])
+def test_derivatives_in_the_points(what):
+    kappa = coefficients(SMALL)
+
+    def values(points):
+        mesh = P.TriangleMesh(points, SMALL.triangles, SMALL.fixed)
+        return mesh.areas if what == "areas" else getattr(P, f"p1_{what}")(mesh, kappa).values
+
+    x = SMALL.points.clone().requires_grad_()
+    patterns = {P.p1_mass(P.TriangleMesh(s * x, SMALL.triangles, SMALL.fixed)).pattern for s in (1, 2)}
+    assert len(patterns) == 1
+    assert gradcheck(values, x, check_forward_ad=True)
+    assert gradgradcheck(values, x, fast_mode=True)
+    total = lambda points: values(points).square().sum()  # noqa: E731
+    (gradient,) = torch.autograd.grad(total(x), x)
+    torch.testing.assert_close(torch.func.grad(total)(x.detach()), gradient)
+    (single,) = torch.autograd.grad(total(xf := x.detach().float().requires_grad_()), xf)
+    torch.testing.assert_close(single.double(), gradient, rtol=1e-4, atol=1e-4)
+
+
+def test_a_shape_derivative_follows_the_scale_of_the_mesh():
+    """In two dimensions K(s x) = K(x) and M(s x) = s^2 M(x): the compliance f^T K^-1 f, f = M 1, goes as s^4,
+    so its derivative along x is four times itself."""
+    points = SMALL.points.clone().requires_grad_()
+    mesh = P.TriangleMesh.delaunay(points, SMALL.fixed)
+    load = P.p1_mass(mesh).sum(1)
+    compliance = load @ ls.ops.spsolve(P.p1_stiffness(mesh), load)
+    compliance.backward()
+    torch.testing.assert_close((points.grad * points.detach()).sum(), 4 * compliance.detach())
+
+
 def test_gradient_of_the_energy():
     """d/d kappa_T of u . A(kappa) u is the energy of u in T, whatever the other coefficients are."""
     mesh = P.random_mesh(60, seed=5)
@@ -218,6 +252,11 @@ NONE = torch.zeros(4, dtype=torch.bool)
 def test_mesh_errors(arguments, error, words):
     with pytest.raises(error, match="TriangleMesh: .*" + words):
         P.TriangleMesh(*arguments)
+
+
+def test_a_batch_of_meshes_is_refused():
+    with pytest.raises(ValueError, match=r"TriangleMesh: inside torch.func.vmap"):
+        torch.func.vmap(lambda x: P.TriangleMesh(x, TWO, NONE).areas)(SQUARE.expand(2, 4, 2))
 
 
 def test_errors():

@@ -266,6 +266,16 @@ def test_preconditioner_of_the_adjoint():
     assert solution.adjoint.iterations > 5
 
 
+def test_an_adjoint_preconditioner_that_learns_is_refused():
+    A, b = matrix("gmres").requires_grad_(), normal((16,))
+    weight = torch.ones(16, dtype=torch.float64, requires_grad=True)
+    with pytest.raises(ValueError, match=r"gmres: adjoint_M requires grad, but neither a converged solution"):
+        S.gmres(A, b, adjoint_M=ls.preconditioners.Diagonal(weight))
+    of_A = ls.preconditioners.Jacobi(A)  # the solution depends on A
+    S.gmres(A, b, M=of_A, adjoint_M=of_A).x.sum().backward()
+    assert A.values.grad.any()
+
+
 def test_pcg_learns():
     class Diagonal(torch.nn.Module):
         symmetric = True

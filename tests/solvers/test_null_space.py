@@ -19,7 +19,7 @@ WEIGHTS = torch.tensor([1.0, 2.0, 0.7, 1.3, 0.4], dtype=torch.float64)
 
 
 def laplacian(weights, edges=TRIANGLE_AND_TAIL):
-    return ls.problems.graph_laplacian(edges, weights)
+    return ls.problems.graph_laplacian(edges, weights, both_directions=False)
 
 
 def nonsymmetric(weights):

@@ -152,7 +152,7 @@ def test_extreme_sizes_are_no_breakdown():
                 ls.ops.StencilOperator(torch.ones(3), (3,)), torch.ones(3), parameters=(torch.ones(3),)
             ),
             ValueError,
-            "coefficients",
+            "parameters belong to a callable A; StencilOperator has its own",
         ),
     ],
 )

@@ -18,6 +18,7 @@ HARNESSES: list[tuple[str, int]] = [
     ("files", 20_000),
     ("converged", 100_000),
     ("gradients", 20_000),
+    ("graphs", 5_000),
     ("bits", 200),
     ("interrupts", 300),
     ("exhaustion", 1_000),

@@ -166,8 +166,9 @@ def _build(
     if A.shape[0] != A.shape[1]:
         raise ValueError(f"the edges of a graph are entries of a square matrix, got shape {A.shape}")
     edges = torch.stack((A.pattern.row_indices, A.col_indices)).long()
-    # One triangle: a symmetric file holds every edge twice.
-    return problems.graph_laplacian(edges[:, edges[0] < edges[1]], n=A.shape[0], shift=settings.shift)
+    # One triangle: a file may hold every edge twice, or once.
+    once = edges[:, edges[0] < edges[1]]
+    return problems.graph_laplacian(once, n=A.shape[0], shift=settings.shift, both_directions=False)
 
 
 def recirculating_wind(grid: tuple[int, ...]) -> torch.Tensor:

@@ -94,7 +94,7 @@ def solve(
         solution = unrolled(problem, B, X0)
     else:
         for i, (own, _) in enumerate(systems):
-            Ms[i] = refuse_what_has_no_implicit_gradient(name, operator, own.M, Ms[i], x0)
+            Ms[i] = refuse_what_has_no_implicit_gradient(name, operator, own.M, Ms[i], x0, own.adjoint_M)
         problem = replace(problem, M=joined(layout, Ms))
 
         def adjoint_M() -> Any:
