@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from learnsolve.ops._product import sampled
-from learnsolve.petsc.matrix import Matrix
-from learnsolve.petsc.operations import multiply
+
+if TYPE_CHECKING:
+    from learnsolve.petsc.matrix import Matrix
 
 
 class Operator:
@@ -20,7 +21,7 @@ class Operator:
         self.parameters = (A.values,)
 
     def _apply(self, values: Tensor, x: Tensor) -> Tensor:
-        return multiply(values, self.A._structure, x, self.transpose)
+        return self.A._structure.product(values, x, self.transpose)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._apply(self.A.values, x)

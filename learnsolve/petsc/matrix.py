@@ -11,6 +11,7 @@ from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.csr import CSR
+from learnsolve.ops._product import product
 from learnsolve.pattern import SparsityPattern, as_numpy
 from learnsolve.petsc._engine import check_dtype, engine
 from learnsolve.petsc._halo import Halo
@@ -243,9 +244,15 @@ class Matrix:
         return mat
 
     def __matmul__(self, x: Tensor) -> Tensor:
-        from learnsolve.petsc.operations import spmm
+        return self.product("A @ x", x, False)
 
-        return spmm(self, x)
+    def product(self, function: str, x: Tensor, transpose: bool) -> Tensor:
+        """A x or A^T x, checked."""
+        _check.tensor(function, "x", x)
+        check_dtype(function, "x", x)
+        _check.flag(function, "transpose", transpose)
+        (self._structure.rows if transpose else self._structure.columns).check(function, "x", x)
+        return self._structure.product(self.values, x, transpose)
 
     def __repr__(self) -> str:
         rows = ", ".join(map(str, self.row_range))
@@ -276,6 +283,11 @@ class Structure:
         self.local = SparsityPattern._trusted(
             pattern.crow_indices, torch.from_numpy(local).to(pattern.dtype), (rows.count, width)
         )
+
+    def product(self, values: Tensor, x: Tensor, transpose: bool) -> Tensor:
+        if transpose:
+            return self.contracted(product(values, x, self.local, True))
+        return product(values, self.extended(x), self.local, False)
 
     def extended(self, x: Tensor) -> Tensor:
         if processes().size == 1:

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.ops._dots import dots
-from learnsolve.ops._product import product
 from learnsolve.petsc._engine import check_dtype
 from learnsolve.petsc._processes import processes
 from learnsolve.petsc.matrix import Matrix
@@ -60,17 +59,7 @@ def spmm(A: Matrix, x: Tensor, *, transpose: bool = False) -> Tensor:
             f"{name}: A must be a petsc.Matrix, got {type(A).__name__}; make one with "
             "petsc.Matrix.from_rows, or for a CSR use ops.spmm"
         )
-    _check.tensor(name, "x", x)
-    check_dtype(name, "x", x)
-    _check.flag(name, "transpose", transpose)
-    (A._structure.rows if transpose else A._structure.columns).check(name, "x", x)
-    return multiply(A.values, A._structure, x, transpose)
-
-
-def multiply(values: Tensor, structure, x: Tensor, transpose: bool) -> Tensor:
-    if transpose:
-        return structure.contracted(product(values, x, structure.local, True))
-    return product(values, structure.extended(x), structure.local, False)
+    return A.product(name, x, transpose)
 
 
 def dot(u: Tensor, v: Tensor) -> Tensor:
