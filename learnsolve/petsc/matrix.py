@@ -244,7 +244,7 @@ class Matrix:
         return mat
 
     def __matmul__(self, x: Tensor) -> Tensor:
-        return self.product("A @ x", x, False)
+        return self.product("petsc.spmm", x, False)
 
     def product(self, function: str, x: Tensor, transpose: bool) -> Tensor:
         """A x or A^T x, checked."""
