@@ -22,6 +22,8 @@ def residual_norm(r: Tensor, dim: int, keepdim: bool = False) -> Tensor:
         square = square if keepdim else square.squeeze(-1)
     else:
         square = dots(r, r, keepdim)
+    if not torch.is_grad_enabled():
+        return square.sqrt()
     zero = square == 0
     return torch.where(zero, 0, torch.where(zero, 1, square).sqrt())
 

@@ -61,7 +61,7 @@ def _powers(q: Any, last: int, b: Tensor) -> Tensor:
         powers.append(powers[-1] * q)
     if isinstance(q, Tensor):
         return torch.stack(powers, -1)
-    return torch.tensor(powers, dtype=b.dtype, device=b.device).unsqueeze(0)
+    return b.new_tensor(powers).unsqueeze(0)
 
 
 def chebyshev(

@@ -22,7 +22,7 @@ from learnsolve import _device_analysis
 from learnsolve.csr import CSR
 from learnsolve.ops._autograd import tracked
 from learnsolve.ops._operands import broadcasts_to
-from learnsolve.ops._pcg_apart import RHO, STOP, WHEN
+from learnsolve.ops._pcg_apart import RHO, STOP
 from learnsolve.ops._pcg_unfused import Stop
 from learnsolve.ops.pcg import Iterations, pcg_iterations
 from learnsolve.solvers.core import checks, stagnation
@@ -199,11 +199,14 @@ class CompiledCG:
             parts.append(after)
             histories.append(history)
         x, r = (_joined(self.A, self.parts, [p[j] for p in parts], self.b) for j in (0, 1))
-        lead = running.shape[:-2]
-        norms = torch.stack(histories) if self.parts[0].block is not None else histories[0]
-        norms = norms.reshape(*lead, count, norms.shape[-1])
-        carry = parts[0].carry if len(parts) == 1 else torch.cat([p.carry for p in parts])
-        why, when = (carry[:, row].reshape(running.shape).long() for row in (STOP, WHEN))
+        one, lead = self.parts[0].block is None, running.shape[:-2]
+        norms = histories[0] if one else torch.stack(histories)
+        why, when = (
+            (parts[0].carry if one else torch.cat([p.carry for p in parts]))[:, STOP:].long().unbind(1)
+        )
+        if lead:
+            norms = norms.reshape(*lead, *norms.shape[-2:])
+            why, when = why.reshape(running.shape), when.reshape(running.shape)
         return State(x, r, tuple(parts)), norms, (_codes_of(why), when)
 
     def released(self, state: State) -> Any:

@@ -35,11 +35,15 @@ class Criterion(Protocol):
     reads: tuple[str, ...]  # what `holds` reads of a state, beside x and r
     negligible: Any  # the size of b below which nothing matters
 
+    def fresh(self) -> Criterion:
+        """The same for another run."""
+        ...
+
     def in_units(self, of_b: Tensor) -> Criterion:
         """The same for a system in units, whose right-hand side is b / of_b."""
         ...
 
-    def begin(self, A: Any, b: Tensor, x: Tensor, r: Tensor, norm: Tensor) -> Tensor:
+    def begin(self, A: Any, b: Tensor, x: Tensor, r: Tensor, norm: Tensor, length: Tensor) -> Tensor:
         """Is x a solution before the first iteration? Called once, before the others."""
         ...
 
@@ -76,6 +80,9 @@ class ResidualNorm:
         self.asked = not self.never
         self.negligible = atol
 
+    def fresh(self) -> ResidualNorm:
+        return ResidualNorm(self.rtol, self.atol)
+
     def in_units(self, of_b: Tensor) -> ResidualNorm:
         """For b / of_b. A number divided by a tensor would be multiplied with its reciprocal, infinity for
         the smallest units."""
@@ -84,18 +91,18 @@ class ResidualNorm:
         atol = self.atol if isinstance(self.atol, Tensor) else of_b.new_tensor(self.atol)
         return ResidualNorm(self.rtol, atol / of_b)
 
-    def target_for(self, b: Tensor) -> Tensor:
-        relative = self.rtol * size(b)
+    def target_for(self, b: Tensor, length: Tensor) -> Tensor:
+        relative = self.rtol * length
         if isinstance(self.atol, Tensor):
             return torch.maximum(relative, self.atol.to(b))
         return relative.clamp(min=self.atol)
 
-    def begin(self, A: Any, b: Tensor, x: Tensor, r: Tensor, norm: Tensor) -> Tensor:
+    def begin(self, A: Any, b: Tensor, x: Tensor, r: Tensor, norm: Tensor, length: Tensor) -> Tensor:
         eps = torch.finfo(b.dtype).eps
-        self.target = self.target_for(b)
+        self.target = self.target_for(b, length)
         # A recurrence for r says nothing below the rounding level of what it began with.
         self.floor = eps * norm
-        self.limit = torch.maximum(norm, size(b)) / eps
+        self.limit = torch.maximum(norm, length) / eps
         return norm <= self.target
 
     def looks(self, state: Any, norm: Tensor) -> Tensor:
@@ -105,7 +112,7 @@ class ResidualNorm:
         return norm <= self.target
 
     def fails(self, state: Any, norm: Tensor) -> Tensor:
-        return torch.where(norm > self.limit, CODE[Status.DIVERGED], 0)
+        return (norm > self.limit) * CODE[Status.DIVERGED]
 
     def reached(self, A: Any, b: Tensor, x: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
         return size(r), rounding_level(A, x, b, r)
@@ -113,7 +120,7 @@ class ResidualNorm:
     def accuracy(self, A: Any, b: Tensor, x: Tensor, codes: Tensor) -> str:
         length = size(b)
         length = torch.where(length == 0, 1, length)
-        reached, asked = size(b - A(x)) / length, self.target_for(b) / length
+        reached, asked = size(b - A(x)) / length, self.target_for(b, size(b)) / length
         lost = (codes.unsqueeze(-2) != CODE[Status.CONVERGED]) & torch.isfinite(reached)
         if not lost.any():
             return ""

@@ -77,6 +77,10 @@ def solve(
     shared, criterion = _across.of(operator), ResidualNorm(options.rtol, options.atol)
     rows = B.shape[-2] if shared is None else shared.rows
     reads = B.is_cpu or criterion.asked  # else nothing waits for the device
+    recorded = options.gradient != "implicit"
+    if not recorded:
+        for i, (own, _) in enumerate(systems):
+            Ms[i] = refuse_what_has_no_implicit_gradient(name, operator, own.M, Ms[i], x0, own.adjoint_M)
     problem = Problem(
         name,
         method,
@@ -90,28 +94,23 @@ def solve(
         options.callback,
         null_space(name, options.null_space, operator, B, layout, symmetric, reads),
     )
-    if options.gradient != "implicit":
-        solution = unrolled(problem, B, X0)
-    else:
-        for i, (own, _) in enumerate(systems):
-            Ms[i] = refuse_what_has_no_implicit_gradient(name, operator, own.M, Ms[i], x0, own.adjoint_M)
-        problem = replace(problem, M=joined(layout, Ms))
 
-        def adjoint_M() -> Any:
-            turned = [
-                _adjoint_preconditioner(name, own, M, part, symmetric, transposed_M)
-                for (own, part), M in zip(systems, Ms, strict=True)
-            ]
-            return joined(layout, turned)
+    def adjoint_M() -> Any:
+        turned = [
+            _adjoint_preconditioner(name, own, M, part, symmetric, transposed_M)
+            for (own, part), M in zip(systems, Ms, strict=True)
+        ]
+        return joined(layout, turned)
 
-        adjoint_rtol = options.rtol if options.adjoint_rtol is None else options.adjoint_rtol
+    def derived() -> tuple[Problem, Tensor]:
+        rtol = options.rtol if options.adjoint_rtol is None else options.adjoint_rtol
         maxiter = problem.maxiter if options.adjoint_maxiter is None else options.adjoint_maxiter
         # A right-hand side of any size is solved for relative to itself: no atol.
-        criterion = ResidualNorm(adjoint_rtol, 0.0)
-        adjoint = replace(
-            problem, callback=None, criterion=criterion, maxiter=maxiter, transposed_M=adjoint_M
-        )
-        solution = implicit(problem, B, X0, adjoint)
+        criterion = ResidualNorm(rtol, 0.0)
+        again = replace(problem, callback=None, criterion=criterion, maxiter=maxiter, transposed_M=adjoint_M)
+        return again, B
+
+    solution = unrolled(problem, B, X0) if recorded else implicit(problem, B, X0, derived)
     if solution.x.is_cpu:  # a device would have to be waited for
         solution.seconds = time.perf_counter() - start
     return solution

@@ -14,6 +14,7 @@ where a transformation of torch.func is on; `Implicit` gives its x the derivativ
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -45,8 +46,10 @@ def unrolled(problem: Problem, b: Tensor, x0: Tensor | None) -> Solution:
     return problem.reported(out)
 
 
-def implicit(problem: Problem, b: Tensor, x0: Tensor | None, adjoint: Problem, right: Any = None) -> Solution:
-    """`adjoint`: the problem as derivatives solve it, with the right-hand side `right`(), if it is not b."""
+def implicit(
+    problem: Problem, b: Tensor, x0: Tensor | None, derived: Callable[[], tuple[Problem, Tensor]]
+) -> Solution:
+    """`derived`() is the problem as derivatives solve it, and its right-hand side."""
     report, parameters = Report(), problem.A.parameters
     if transformed():
         ended = Report()
@@ -56,9 +59,12 @@ def implicit(problem: Problem, b: Tensor, x0: Tensor | None, adjoint: Problem, r
     else:
         with torch.no_grad():
             out = problem.run(b, x0)
-        problem.reported(out)
+        plain = problem.reported(out)
+        if not tracked(b, *parameters):
+            return plain
     if tracked(b, *parameters):
-        x = Implicit.apply(adjoint, report, out.x, b if right is None else right(), *parameters)
+        again, right = derived()
+        x = Implicit.apply(again, report, out.x, right, *parameters)
         out = out._replace(x=x)
     return problem.solution(out, report)
 

@@ -149,13 +149,16 @@ class LeastSquares:
         self.atol, self.btol, self.conlim = atol, btol, conlim
         self.asked = atol > 0 or btol > 0
 
-    def in_units(self, of_b: Tensor) -> LeastSquares:
+    def fresh(self) -> LeastSquares:
         return LeastSquares(self.atol, self.btol, self.conlim)
 
-    def begin(self, A: Any, b: Tensor, x: Tensor, r: Tensor, norm: Tensor) -> Tensor:
+    def in_units(self, of_b: Tensor) -> LeastSquares:
+        return self.fresh()
+
+    def begin(self, A: Any, b: Tensor, x: Tensor, r: Tensor, norm: Tensor, length: Tensor) -> Tensor:
         eps = torch.finfo(b.dtype).eps
         self.atol, self.btol = max(self.atol, eps), max(self.btol, eps)
-        self.length = size(b)
+        self.length = length
         self.A_norm, normal = A.frobenius(), safe_size(A.T(r))
         if self.A_norm is not None:
             return self._small(x, norm, normal, self.A_norm)
@@ -243,7 +246,7 @@ def solve(
     )
     if options.gradient == "implicit":
         refuse_what_has_no_implicit_gradient(name, operator, None, None, x0)
-        adjoint = replace(
+        normal = replace(
             problem,
             method=ConjugateGradients(),
             A=Normal(operator, float(damp)),
@@ -251,7 +254,7 @@ def solve(
             maxiter=maxiter if options.adjoint_maxiter is None else options.adjoint_maxiter,
             callback=None,
         )
-        solution = implicit(problem, padded, X0, adjoint, lambda: operator.T(B))
+        solution = implicit(problem, padded, X0, lambda: (normal, operator.T(B)))
     else:
         solution = unrolled(problem, padded, X0)
     solution.normal_residual_norm = _normal_residual_norm(operator, B, solution.x, damp, columns.vector)

@@ -112,10 +112,13 @@ def iterate(method: Method, system: System, maxiter: int, gradient: str = "impli
         loop = _Loop(method, system, gradient)
         progress = loop.begin()
         if gradient == "checkpointed":
-            progress, norms = loop.in_segments(progress, maxiter)
+            (progress, norms), runs = loop.in_segments(progress, maxiter), True
         else:
-            progress, norms, _ = loop.run(maxiter, 0, progress)
-        codes = torch.where(progress.codes == 0, CODE[Status.MAX_ITERATIONS], progress.codes).squeeze(-2)
+            progress, norms, runs = loop.run(maxiter, 0, progress)
+        codes = progress.codes
+        if runs:
+            codes = codes.masked_fill(codes == 0, CODE[Status.MAX_ITERATIONS])
+        codes = codes.squeeze(-2)
         out = Outcome(progress.state.x, torch.cat((loop.first, *norms), -2), codes, "", loop.execution)
     if not system.criterion.asked:
         return out
@@ -126,9 +129,9 @@ def iterate(method: Method, system: System, maxiter: int, gradient: str = "impli
 def judged(system: System, out: Outcome) -> Outcome:
     """With the codes of columns that failed for a reason that no single iteration shows, and what to say of
     them."""
-    failed = out.codes > CODE[Status.CONVERGED]
-    if not bool(failed.any()):
+    if out.codes.numel() == 0 or int(out.codes.max()) <= CODE[Status.CONVERGED]:
         return out
+    failed = out.codes > CODE[Status.CONVERGED]
     A, b, x, codes = system.A, system.b.detach(), out.x.detach(), out.codes
     # Whatever the method took it for, as an infinite curvature for a breakdown.
     broken = failed & _across.anywhere(~torch.isfinite(b - A(x)).all(dim=-2))
@@ -139,6 +142,11 @@ def judged(system: System, out: Outcome) -> Outcome:
     if system.criterion.square:
         codes, why = without_solution(A, b, x, codes)
     return out._replace(codes=codes, note=why + system.criterion.accuracy(A, b, x, codes))
+
+
+def _values(codes: Tensor) -> Any:
+    """The codes that occur; of few columns, which cost no operation but the read."""
+    return codes.flatten().tolist() if codes.numel() <= 64 else torch.unique(codes).tolist()
 
 
 class _Loop:
@@ -157,23 +165,26 @@ class _Loop:
 
     def begin(self) -> _Progress:
         A, b, x0 = self.A, self.b, self.system.x0
-        nothing = size(b) == 0
+        length = size(b)
+        nothing = length == 0
         if x0 is None:
             x, r = torch.zeros_like(b), b
         else:
             x = torch.where(nothing, 0, x0)  # the solution of A x = 0 is zero, whatever x0 is
             r = torch.where(nothing, 0, b - A(x))
-        norm = residual_norm(r, -2, keepdim=True)
-        done = self.criterion.begin(A, b, x, r, norm.detach()) | nothing
-        codes = torch.where(done, CODE[Status.CONVERGED], 0)
-        codes = torch.where(torch.isfinite(norm.detach()), codes, CODE[Status.NON_FINITE])
-        best = torch.full_like(norm, torch.inf).detach()
-        self.first = norm
+        given = r is b and not torch.is_grad_enabled()
+        self.first = norm = length if given else residual_norm(r, -2, keepdim=True)
+        known = norm.detach()
+        codes = (self.criterion.begin(A, b, x, r, known, length) | nothing).long()  # 1: CONVERGED
+        codes = codes.masked_fill(~(known < torch.inf), CODE[Status.NON_FINITE])
+        best = torch.full_like(length, torch.inf)
         start = self.start if self.compiled is None else self.compiled.start or self.start
         return _Progress(start(x, r, codes == 0), codes, norm, best, codes < 0)
 
-    def runs(self, progress: _Progress) -> bool:
-        return self.unattended or bool((progress.codes == 0).any())
+    def runs(self, progress: _Progress) -> tuple[bool, bool]:
+        """Some column, and surely every one."""
+        values = [0] if self.unattended else _values(progress.codes)
+        return 0 in values, not self.on_device and not any(values)
 
     def start(self, x: Tensor, r: Tensor, running: Tensor) -> Any:
         return self.method.start(self.A, self.guarded(running), x, r, running)
@@ -196,24 +207,22 @@ class _Loop:
         """Up to `count` iterations from number `done` on, with a check after the last; their norms; whether
         columns run on."""
         history: list[Tensor] = []
-        runs, end = self.runs(progress), done + count
+        runs, every, end = *self.runs(progress), done + count
         while done < end and runs:
             seen: list[_Stretch] = []
             if self.compiled is not None:
                 most = end - done if self.criterion.never else min(end, self.due.after(done)) - done
                 advanced = self.compiled(progress.state, most, done, progress.codes == 0)
                 if advanced[1].shape[-2]:
-                    seen = [self.advanced(progress, done, *advanced)]
+                    seen = [self.advanced(progress, every, done, *advanced)]
             for i in range(0 if seen else end - done if self.unattended else min(self.gap(done), end - done)):
                 progress = self.stepped(progress, done + i + 1)
                 if seen and (self.unattended or not progress.norm.requires_grad):
                     seen[-1] = seen[-1].without_state()  # not needed again
                 seen.append(_Stretch(progress, progress.norm, done + i))
             if not self.unattended:
-                seen, waiting, runs = self.seen(seen)
-                if (
-                    waiting
-                ):  # the recurrence for r may have drifted from b - A x: it does not prove convergence
+                seen, waiting, runs, every = self.seen(seen)
+                if waiting:  # the recurrence for r may have drifted from b - A x, and proves nothing
                     r = self.b - self.A(seen[-1].progress.state.x)
                     seen, runs = self.judged(seen, r)
             progress = seen[-1].progress
@@ -238,7 +247,7 @@ class _Loop:
                 trouble = torch.where(trouble == 0, more, trouble)
         codes = torch.where(running, trouble, codes)
         new_norm = residual_norm(new.r, -2, keepdim=True)
-        codes = torch.where((codes == 0) & ~torch.isfinite(new_norm.detach()), CODE[Status.NON_FINITE], codes)
+        codes = codes.masked_fill((codes == 0) & ~(new_norm.detach() < torch.inf), CODE[Status.NON_FINITE])
         moved = codes == 0
         if self.on_device or not moved.all():  # without waiting for a device
             # A column that has stopped does not use the rest of the state.
@@ -248,15 +257,24 @@ class _Loop:
         return self.classified(_Progress(new, codes, new_norm, best, again), number)
 
     def advanced(
-        self, progress: _Progress, done: int, state: Any, norms: Tensor, stops: tuple[Tensor, Tensor] | None
+        self,
+        progress: _Progress,
+        every: bool,
+        done: int,
+        state: Any,
+        norms: Tensor,
+        stops: tuple[Tensor, Tensor] | None,
     ) -> _Stretch:
-        """The iterations of a compiled call."""
+        """The iterations of a compiled call, before which, perhaps, every column ran."""
         number = done + norms.shape[-2]
         if stops is None:
             progress = progress._replace(state=state, norm=norms[..., -1:, :])
             return _Stretch(self.classified(progress, number), norms, done)
-        (codes, when), running = stops, progress.codes == 0
-        norms, codes = torch.where(running, norms, progress.norm), torch.where(running, codes, progress.codes)
+        codes, when = stops
+        if not every:
+            running = progress.codes == 0
+            norms = torch.where(running, norms, progress.norm)
+            codes = torch.where(running, codes, progress.codes)
         progress = progress._replace(state=state, codes=codes, norm=norms[..., -1:, :])
         if not self.criterion.never and number in self.due:
             progress = self.measured(progress)
@@ -294,10 +312,12 @@ class _Loop:
         norm = torch.where(vain, true, norm)
         return _Progress(state, codes, norm, torch.minimum(best, reached), fresh)
 
-    def seen(self, seen: list[_Stretch]) -> tuple[list[_Stretch], bool, bool]:
-        """The iterations that some column took part in, whether columns stand still, and whether some run."""
-        close = seen[-1].progress.codes == STANDS
+    def seen(self, seen: list[_Stretch]) -> tuple[list[_Stretch], bool, bool, bool]:
+        """The iterations that some column took part in, whether columns stand still, whether some run, and
+        whether every one surely does."""
+        every = False
         if self.on_device:  # one read for all
+            close = seen[-1].progress.codes == STANDS
             ran = [(stretch.progress.codes == 0).any() for stretch in seen]
             *ran, waiting = torch.stack((*ran, close.any())).tolist()
             runs = ran[-1]
@@ -306,23 +326,28 @@ class _Loop:
             if seen[-1].progress.state is None:
                 seen[-1] = last
         else:
-            waiting, runs = bool(close.any()), bool((seen[-1].progress.codes == 0).any())
+            values = _values(seen[-1].progress.codes)
+            waiting, runs, every = STANDS in values, 0 in values, not any(values)
         if not runs:
             seen[-1] = seen[-1].ended()
-        return seen, waiting, runs
+        return seen, waiting, runs, every
 
     def judged(self, seen: list[_Stretch], r: Tensor) -> tuple[list[_Stretch], bool]:
         """By the true residual r, columns that stand still; those that are not done start again from it."""
         state, codes, norm, best, again = seen[-1].progress
         close, true = codes == STANDS, residual_norm(r, -2, keepdim=True)
-        done = self.criterion.holds(self.A, state, r.detach(), true.detach())
-        lost = torch.where(done, CODE[Status.CONVERGED], self.criterion.fails(state, true.detach()))
-        lost = torch.where(torch.isfinite(true.detach()), lost, CODE[Status.NON_FINITE])
+        known = true.detach()
+        lost = self.criterion.fails(state, known)
+        lost = lost.masked_fill(
+            self.criterion.holds(self.A, state, r.detach(), known), CODE[Status.CONVERGED]
+        )
+        lost = lost.masked_fill(~(known < torch.inf), CODE[Status.NON_FINITE])
         seen = [stretch.with_true(true) for stretch in seen]
         codes = torch.where(close, lost, codes)
-        again, running = close & (codes == 0), codes == 0
-        restart, runs = torch.stack((again.any(), running.any())).tolist()
-        if restart:
+        running = codes == 0
+        again = close & running
+        runs = 0 in _values(codes)
+        if runs and bool(again.any()):
             state = self.released(state)
             new = self.start(state.x, torch.where(again, r, state.r), running)
             # All columns start again where a state is of another size than a fresh one.
@@ -348,7 +373,7 @@ class _Loop:
     def in_segments(self, progress: _Progress, maxiter: int) -> tuple[_Progress, list[Tensor]]:
         done, length, norms = 0, 1, []
         make = type(progress.state)
-        runs = self.runs(progress)
+        runs, _ = self.runs(progress)
         while done < maxiter and runs:
             segment = _Segment(self, make, min(length, maxiter - done), done)
             state, *known = progress
