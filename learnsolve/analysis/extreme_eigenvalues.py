@@ -15,8 +15,8 @@ from learnsolve.analysis._estimate import warn, with_derivative
 from learnsolve.analysis._lanczos import Ends, lanczos
 from learnsolve.analysis._operands import constant, linear, space_of, with_batch_of
 from learnsolve.ops._autograd import tracked
+from learnsolve.solvers.core.arguments import check_symmetric
 from learnsolve.solvers.core.operators import as_operator, as_preconditioner
-from learnsolve.solvers.options import check_symmetric
 
 
 class ExtremeEigenvalues(NamedTuple):

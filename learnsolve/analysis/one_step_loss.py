@@ -15,10 +15,10 @@ from torch import Tensor
 from learnsolve import _check
 from learnsolve._inputs import operands
 from learnsolve.ops._dots import scaled
+from learnsolve.solvers.core.arguments import check_b, check_operands
 from learnsolve.solvers.core.blocks import Blocks, Columns
 from learnsolve.solvers.core.operators import as_operator
 from learnsolve.solvers.core.vectors import divide, dot, largest
-from learnsolve.solvers.options import check_b, check_operands
 
 
 def one_step_loss(A: Any, b: Tensor, d: Tensor) -> Tensor:

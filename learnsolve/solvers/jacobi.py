@@ -19,9 +19,10 @@ from learnsolve.ops._product import product
 from learnsolve.ops._steps import residual_norm
 from learnsolve.ops.diagonal import shared_inverse_diagonal
 from learnsolve.pattern import SparsityPattern
+from learnsolve.solvers.core.arguments import check_b, check_x0
 from learnsolve.solvers.core.fixed import FIXED_GRADIENTS, FixedNumber, compiled, run_fixed, with_last
 from learnsolve.solvers.core.parameters import Parameters, trainable
-from learnsolve.solvers.options import Options, check_b, check_x0
+from learnsolve.solvers.options import Options
 from learnsolve.solvers.solution import Solution
 
 

@@ -1,40 +1,148 @@
-"""The keywords that solvers share, and the checks at the door."""
+"""The keywords that solvers share: named, typed and described once."""
 
 from __future__ import annotations
 
+import inspect
+import re
+import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, ParamSpec, TypeVar
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from typing import Any, ParamSpec, TypedDict, TypeVar
 
-import torch
 from torch import Tensor
 
-from learnsolve import _check
 from learnsolve._inputs import matrix
-from learnsolve.csr import CSR
-from learnsolve.ops.block_batch import BlockBatch
-from learnsolve.solvers.core.blocks import Blocks
-from learnsolve.solvers.core.functions import Function, Watched
-from learnsolve.solvers.core.operators import Operator
+from learnsolve.solvers.solution import Iteration
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_HOW_TO_DETACH = {
-    "M": " (a module: M.requires_grad_(False); a preconditioner: make it of detached tensors)",
-    "x0": " (x0.detach())",
+SOLVERS: dict[str, Callable[..., Any]] = {}  # by name, for graphs
+
+
+class SweepOptions(TypedDict, total=False):
+    """Of `sor` and its variants."""
+
+    rtol: float | None
+    atol: float | None
+    maxiter: int | None
+    callback: Callable[[Iteration], Any] | None
+    gradient: str | None
+    throw: bool
+    adjoint_rtol: float | None
+    adjoint_maxiter: int | None
+
+
+class LeastSquaresOptions(TypedDict, total=False):
+    """Of `lsqr` and `lsmr`."""
+
+    maxiter: int | None
+    callback: Callable[[Iteration], Any] | None
+    gradient: str
+    throw: bool
+    adjoint_rtol: float | None
+    adjoint_maxiter: int | None
+    transpose: Callable[[Tensor], Tensor] | None
+    parameters: tuple[Tensor, ...]
+
+
+class SymmetricOptions(TypedDict, total=False):
+    """Of `cg`, `fcg` and `minres`."""
+
+    rtol: float | None
+    atol: float | None
+    maxiter: int | None
+    M: Any
+    callback: Callable[[Iteration], Any] | None
+    gradient: str
+    throw: bool
+    adjoint_rtol: float | None
+    adjoint_maxiter: int | None
+    parameters: tuple[Tensor, ...]
+    null_space: Any
+
+
+class SolverOptions(SymmetricOptions, total=False):
+    """Of `bicgstab`, `gmres` and `fgmres`."""
+
+    adjoint_M: Any
+    transpose: Callable[[Tensor], Tensor] | None
+
+
+class StationaryOptions(SweepOptions, total=False):
+    """Of `richardson`, `heavyball` and `chebyshev`."""
+
+    M: Any
+    adjoint_M: Any
+    transpose: Callable[[Tensor], Tensor] | None
+    parameters: tuple[Tensor, ...]
+
+
+MEANING = {
+    "rtol, atol": r"""the tolerance: a column stops when
+        :math:`\|b - A x\| \le \max(\mathtt{rtol} \|b\|, \mathtt{atol})`; None: 1e-5 and 0""",
+    "maxiter": "int, 10 n if not given",
+    "M": "an approximation of A^-1, linear: callable r -> M r, CSR or LinearOperator",
+    "callback": "called after every iteration with an `Iteration`; returning True stops",
+    "gradient": """"implicit", one adjoint solve at the solution, for A and b; "unrolled", the exact gradient of
+        the iterations that ran, for all that requires grad, M and x0 too, and of `residual_norms`;
+        "checkpointed", the same numbers in O(sqrt(iterations)) memory""",
+    "throw": "raise `SolverError` where a solve or its adjoint did not converge",
+    "adjoint_rtol, adjoint_maxiter": "of the adjoint solve; rtol and maxiter if not given",
+    "adjoint_M": """of the adjoint solve with A^T, gradient="implicit"; the transpose of M (M.T) if not given""",
+    "transpose": """callable x -> A^T x, if A is a callable and gradient="implicit" is to be differentiated""",
+    "parameters": """tensors that a callable A computes with and that require grad (gradient="implicit")""",
+    "null_space": """of a singular A: "constants", on each connected component of A's graph (graph Laplacians,
+        Neumann and periodic boundaries); or a Tensor (n, k), of A's batch axes if it has some, of k linearly
+        independent vectors; of a `BlockBatch` its rows are null vectors of each block. x is then
+        :math:`A^+ b`, of minimum norm, and the component of b along them is left out. Where A and A^T have
+        different ones, a pair of them""",
 }
-GRADIENTS = ("implicit", "unrolled", "checkpointed")
-SOLVERS: dict[str, Callable[..., Any]] = {}  # the public functions, for graphs that name them
 
 
-def solver(function: Callable[P, T]) -> Callable[P, T]:
-    SOLVERS[function.__name__] = function
-    return function
+def solver(kind: Any, **defaults: Any) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """A solver whose `**options` are of this kind: its signature lists them, with `defaults` where they differ
+    from `Options`, and its docstring says what they mean where it does not do so itself."""
+
+    def decorated(function: Callable[P, T]) -> Callable[P, T]:
+        SOLVERS[function.__name__] = function
+        signature, keyword = inspect.signature(function), inspect.Parameter.KEYWORD_ONLY
+        own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        default = {field.name: field.default for field in fields(Options)} | defaults
+        shared = [
+            inspect.Parameter(key, keyword, default=default[key], annotation=kind.__annotations__[key])
+            for key in kind.__annotations__
+        ]
+        function.__signature__ = signature.replace(parameters=[*own, *shared])  # type: ignore[attr-defined]
+        function.__doc__ = _described(function.__doc__ or "", set(kind.__annotations__))
+        return function
+
+    return decorated
+
+
+def _described(text: str, keys: set[str]) -> str:
+    """The docstring with the line of its `options` replaced."""
+    own = set(re.findall(r"\w+", " ".join(re.findall(r"^    ([\w, ]+?) :", text, re.MULTILINE))))
+    lines = ""
+    for names, meaning in MEANING.items():
+        left = [name for name in names.split(", ") if name in keys - own]
+        if left:
+            lines += (
+                textwrap.fill(
+                    f"{', '.join(left)} : {' '.join(meaning.split())}",
+                    110,
+                    initial_indent="    ",
+                    subsequent_indent="        ",
+                    break_long_words=False,
+                )
+                + "\n"
+            )
+    return re.sub(r"^    options : .*\n", lambda _: lines, text, flags=re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Options:
-    """The keywords that solvers share."""
+    """The keywords of a call, by any solver."""
 
     rtol: Any = 1e-5  # a number; None, for this and the next: the default
     atol: Any = 0.0
@@ -58,136 +166,11 @@ class Options:
             object.__setattr__(self, key, matrix(getattr(self, key)))
 
 
-def check_b(name: str, b: Any) -> None:
-    _check.tensor(name, "b", b)
-    if b.dim() == 0:
-        raise ValueError(f"{name}: b must have shape (n,) or (..., n, k), got a scalar; use b.reshape(1)")
-    _check.dtype(name, "b", b)
-
-
-def check_operands(name: str, A: Any, b: Tensor) -> torch.Size:
-    """The batch axes of A."""
-    if isinstance(A, BlockBatch):
-        A = A.matrix
-    key = "values" if isinstance(A, CSR) else "coefficients"  # of a StencilOperator
-    made_of, its = getattr(A, key, None), f"A.{key}"
-    if not isinstance(made_of, Tensor):
-        return torch.Size()
-    _check.same_kind(name, "b", b, made_of)
-    _check.batches(name, A.batch_shape, b.shape[:-2], f"{its} and b")
-    if b.dim() == 1 and A.batch_shape:
-        raise ValueError(
-            f"{name}: for a batch of matrices b must have shape (..., n, k), got {tuple(b.shape)}; "
-            "b.unsqueeze(-1) is one column for all"
-        )
-    return A.batch_shape
-
-
-def number(name: str, key: str, value: Any) -> None:
-    if not _check.real(name, key, value) >= 0:
-        raise ValueError(f"{name}: {key} must not be negative, got {value}; 0 asks for as much as possible")
-
-
-def check_x0(name: str, x0: Any, b: Tensor) -> None:
-    if x0 is None:
-        return
-    _check.same_kind(name, "x0", x0, b)
-    if x0.shape != b.shape:
-        raise ValueError(f"{name}: x0 must have b's shape {tuple(b.shape)}, got {tuple(x0.shape)}")
-
-
-def check_options(name: str, options: Options) -> None:
-    _check.one_of(name, "gradient", options.gradient, GRADIENTS)
-    for key in ("rtol", "atol", "adjoint_rtol"):
-        value = getattr(options, key)
-        if value is not None:
-            number(name, key, value)
-    for key in ("maxiter", "adjoint_maxiter"):
-        value = getattr(options, key)
-        if value is not None:
-            _check.integer(name, key, value, 0)
-    _check.flag(name, "throw", options.throw)
-    if not (options.callback is None or callable(options.callback)):
-        raise TypeError(f"{name}: callback must be callable, got {type(options.callback).__name__}")
-    if options.gradient != "implicit":
-        for key in ("adjoint_rtol", "adjoint_maxiter", "adjoint_M"):
-            if getattr(options, key) is not None:
-                raise ValueError(f'{name}: {key} belongs to gradient="implicit", got {options.gradient!r}')
-
-
-def check_symmetric(name: str, M: Any) -> None:
-    """M says by `linear` and `symmetric` what it is. A function that says nothing is trusted, a network not:
-    one that is neither would make the iteration slow, or stall, without a word."""
-    trusted = not isinstance(M, torch.nn.Module)
-    linear, symmetric = getattr(M, "linear", True), getattr(M, "symmetric", trusted)
-    if isinstance(M, type) or (linear and symmetric):
-        return
-    kind = type(M).__name__
-    if not linear or hasattr(M, "symmetric"):
-        what = f"{kind} is not {'symmetric' if linear else 'linear'}; use fcg, gmres or fgmres"
-    else:
-        what = (
-            f"a torch.nn.Module, as {kind} is, is taken to be neither unless it says so; use fcg or fgmres, "
-            "or, if it is linear and symmetric, set M.symmetric = True"
-        )
-    raise ValueError(f"{name}: needs a linear, symmetric M, and {what}")
-
-
-def refuse_what_has_no_implicit_gradient(
-    name: str, A: Operator, given_M: Any, M: Any, x0: Tensor | None, adjoint_M: Any = None
-) -> Any:
-    """M. The tensors that a callable uses are checked at its first application."""
-    if not torch.is_grad_enabled():
-        return M
-    if isinstance(A, Function):
-        other = "other " if A.parameters else ""
-        error = ValueError(
-            f"{name}: A computes with {other}tensors that require grad; name them, parameters=(...), for "
-            'gradient="implicit", or use gradient="unrolled"'
-        )
-        A.apply = Watched(A.apply, error, A.parameters)
-    if x0 is not None and x0.requires_grad:
-        raise no_implicit_gradient(name, "x0")
-    sources = (*A.parameters, *(A.batch._sources if isinstance(A, Blocks) else ()))
-    own = {id(p) for p in sources}
-    if _learns(given_M, own):
-        raise no_implicit_gradient(name, "M")
-    if _learns(adjoint_M, own):
-        raise ValueError(
-            f"{name}: adjoint_M requires grad, but neither a converged solution nor its gradient depends on "
-            f"it; detach it{_HOW_TO_DETACH['M'].replace('M.', 'adjoint_M.')}"
-        )
-    if M is None or isinstance(given_M, CSR) or _tracked(given_M):
-        return M
-    return Watched(M, no_implicit_gradient(name, "M"))
-
-
-def _tracked(M: Any) -> list[Tensor]:
-    if isinstance(M, CSR):
-        named = (M.values,)
-    else:
-        named = getattr(M, "made_of", None) or (M.parameters() if isinstance(M, torch.nn.Module) else ())
-    return [t for t in named if t.requires_grad]
-
-
-def _learns(M: Any, own: set[int]) -> bool:
-    """A preconditioner computed from A itself does not: the solution depends on A only."""
-    kept = own if hasattr(M, "made_of") else ()
-    return any(id(t) not in kept for t in _tracked(M))
-
-
-def no_implicit_gradient(name: str, what: str) -> ValueError:
-    return ValueError(
-        f'{name}: {what} requires grad, but a converged solution does not depend on it: gradient="implicit" '
-        'would give it no gradient. Use gradient="unrolled" or "checkpointed"; if it needs none, call the '
-        f"solver under torch.no_grad(), or detach {what}{_HOW_TO_DETACH.get(what, '')}"
-    )
-
-
-def refuse_parameters_that_learn(name: str, gradient: str, **parameters: Any) -> None:
-    """Numbers of a method, such as a step: an implicit gradient does not include them."""
-    if gradient != "implicit" or not torch.is_grad_enabled():
-        return
-    for key, value in parameters.items():
-        if isinstance(value, Tensor) and value.requires_grad:
-            raise no_implicit_gradient(name, key)
+def options_of(name: str, kind: Any, given: Any) -> Options:
+    """`**options` of the solver `name`, checked for keywords that it does not have."""
+    for key in given:
+        if key not in kind.__annotations__:
+            similar = get_close_matches(key, kind.__annotations__, 1)
+            hint = f"; did you mean {similar[0]}?" if similar else f", only {', '.join(kind.__annotations__)}"
+            raise TypeError(f"{name}() got an unexpected keyword argument {key!r}{hint}")
+    return Options(**given)

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.solvers.cg import cg
+from learnsolve.solvers.core.arguments import GRADIENTS
 from learnsolve.solvers.fcg import fcg
-from learnsolve.solvers.options import GRADIENTS
 from learnsolve.solvers.solution import Solution
 
 

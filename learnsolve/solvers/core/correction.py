@@ -14,19 +14,14 @@ from learnsolve import _check
 from learnsolve._inputs import operands
 from learnsolve.csr import CSR
 from learnsolve.preconditioners._relaxation import DIRECTIONS, Sweep, check_omega, check_sweep
+from learnsolve.solvers.core.arguments import check_b, check_operands, check_x0, refuse_parameters_that_learn
 from learnsolve.solvers.core.blocks import Columns
 from learnsolve.solvers.core.door import solve
 from learnsolve.solvers.core.fixed import FIXED_GRADIENTS, Steps, with_last
 from learnsolve.solvers.core.gradient import with_zero_gradient
 from learnsolve.solvers.core.operators import Matrix
 from learnsolve.solvers.core.parameters import Parameters
-from learnsolve.solvers.options import (
-    Options,
-    check_b,
-    check_operands,
-    check_x0,
-    refuse_parameters_that_learn,
-)
+from learnsolve.solvers.options import Options
 from learnsolve.solvers.solution import Solution
 
 

@@ -14,6 +14,14 @@ from torch import Tensor
 from learnsolve._inputs import operands
 from learnsolve._plain import outside_of_graphs
 from learnsolve.ops import _across
+from learnsolve.solvers.core.arguments import (
+    check_b,
+    check_operands,
+    check_options,
+    check_symmetric,
+    check_x0,
+    refuse_what_has_no_implicit_gradient,
+)
 from learnsolve.solvers.core.blocks import Blocks, Columns, joined, systems_of
 from learnsolve.solvers.core.criterion import ResidualNorm
 from learnsolve.solvers.core.gradient import implicit, unrolled
@@ -22,15 +30,7 @@ from learnsolve.solvers.core.loop import Method
 from learnsolve.solvers.core.operators import Matrix, as_operator, as_preconditioner
 from learnsolve.solvers.core.problem import Problem
 from learnsolve.solvers.core.projected import null_space
-from learnsolve.solvers.options import (
-    Options,
-    check_b,
-    check_operands,
-    check_options,
-    check_symmetric,
-    check_x0,
-    refuse_what_has_no_implicit_gradient,
-)
+from learnsolve.solvers.options import Options
 from learnsolve.solvers.solution import Solution
 
 

@@ -21,10 +21,11 @@ from learnsolve.ops._dots import spread, times
 from learnsolve.ops._product import product
 from learnsolve.ops._steps import residual_norm, stationary_steps
 from learnsolve.ops.richardson import richardson_sweeps
+from learnsolve.solvers.core.arguments import check_operands, check_x0
 from learnsolve.solvers.core.blocks import Blocks, Columns, joined, systems_of
 from learnsolve.solvers.core.gradient import transformed
 from learnsolve.solvers.core.operators import as_operator, as_preconditioner, compiled_form
-from learnsolve.solvers.options import Options, check_operands, check_x0
+from learnsolve.solvers.options import Options
 from learnsolve.solvers.solution import CODE, COMPILED, Iteration, Solution, SolverError, Status
 
 FIXED_GRADIENTS = ("unrolled", "checkpointed")

@@ -13,11 +13,7 @@ from torch import Tensor
 from learnsolve.csr import CSR
 from learnsolve.ops._pcg_unfused import Stop
 from learnsolve.ops.pcg import pcg_iterations
-from learnsolve.solvers.core.graph_operator import opaque
-from learnsolve.solvers.core.operators import as_operator, as_preconditioner, compiled_form
-from learnsolve.solvers.core.projected import CONSTANTS
-from learnsolve.solvers.options import (
-    Options,
+from learnsolve.solvers.core.arguments import (
     check_b,
     check_operands,
     check_options,
@@ -25,6 +21,10 @@ from learnsolve.solvers.options import (
     check_x0,
     no_implicit_gradient,
 )
+from learnsolve.solvers.core.graph_operator import opaque
+from learnsolve.solvers.core.operators import as_operator, as_preconditioner, compiled_form
+from learnsolve.solvers.core.projected import CONSTANTS
+from learnsolve.solvers.options import Options
 from learnsolve.solvers.solution import CODE, COMPILED, EAGER, Solution, Status
 
 METHODS = (

@@ -23,6 +23,13 @@ from learnsolve import _check
 from learnsolve._inputs import operands
 from learnsolve._plain import outside_of_graphs
 from learnsolve.solvers.cg import ConjugateGradients
+from learnsolve.solvers.core.arguments import (
+    check_b,
+    check_operands,
+    check_options,
+    number,
+    refuse_what_has_no_implicit_gradient,
+)
 from learnsolve.solvers.core.blocks import Columns
 from learnsolve.solvers.core.criterion import ResidualNorm
 from learnsolve.solvers.core.gradient import implicit, unrolled
@@ -31,14 +38,7 @@ from learnsolve.solvers.core.operators import Operator, as_operator
 from learnsolve.solvers.core.problem import Problem
 from learnsolve.solvers.core.stagnation import rounding_level, terms
 from learnsolve.solvers.core.vectors import safe_size, size
-from learnsolve.solvers.options import (
-    Options,
-    check_b,
-    check_operands,
-    check_options,
-    number,
-    refuse_what_has_no_implicit_gradient,
-)
+from learnsolve.solvers.options import Options
 from learnsolve.solvers.solution import CODE, Solution, Status
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.ops import _across
-from learnsolve.solvers.options import check_operands
+from learnsolve.solvers.core.arguments import check_operands
 
 
 class Parameters:

@@ -18,10 +18,11 @@ from learnsolve import _check
 from learnsolve.ops._dots import scaled
 from learnsolve.ops._steps import with_momentum
 from learnsolve.ops.block_batch import BlockBatch
+from learnsolve.solvers.core.arguments import check_b, refuse_parameters_that_learn
 from learnsolve.solvers.core.door import solve
 from learnsolve.solvers.core.fixed import FIXED_GRADIENTS, run_fixed
 from learnsolve.solvers.core.parameters import Parameters
-from learnsolve.solvers.options import Options, check_b, refuse_parameters_that_learn
+from learnsolve.solvers.options import Options
 from learnsolve.solvers.solution import Solution
 
 # Of Krylov methods alone: a singular A.

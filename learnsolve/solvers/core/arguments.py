@@ -1,0 +1,157 @@
+"""Checks of the arguments of solvers, at the door: a message names the solver, the rule, the value and the remedy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from learnsolve import _check
+from learnsolve.csr import CSR
+from learnsolve.ops.block_batch import BlockBatch
+from learnsolve.solvers.core.blocks import Blocks
+from learnsolve.solvers.core.functions import Function, Watched
+from learnsolve.solvers.core.operators import Operator
+from learnsolve.solvers.options import Options
+
+GRADIENTS = ("implicit", "unrolled", "checkpointed")
+_HOW_TO_DETACH = {
+    "M": " (a module: M.requires_grad_(False); a preconditioner: make it of detached tensors)",
+    "x0": " (x0.detach())",
+}
+
+
+def check_b(name: str, b: Any) -> None:
+    _check.tensor(name, "b", b)
+    if b.dim() == 0:
+        raise ValueError(f"{name}: b must have shape (n,) or (..., n, k), got a scalar; use b.reshape(1)")
+    _check.dtype(name, "b", b)
+
+
+def check_operands(name: str, A: Any, b: Tensor) -> torch.Size:
+    """The batch axes of A."""
+    if isinstance(A, BlockBatch):
+        A = A.matrix
+    key = "values" if isinstance(A, CSR) else "coefficients"  # of a StencilOperator
+    made_of, its = getattr(A, key, None), f"A.{key}"
+    if not isinstance(made_of, Tensor):
+        return torch.Size()
+    _check.same_kind(name, "b", b, made_of)
+    _check.batches(name, A.batch_shape, b.shape[:-2], f"{its} and b")
+    if b.dim() == 1 and A.batch_shape:
+        raise ValueError(
+            f"{name}: for a batch of matrices b must have shape (..., n, k), got {tuple(b.shape)}; "
+            "b.unsqueeze(-1) is one column for all"
+        )
+    return A.batch_shape
+
+
+def number(name: str, key: str, value: Any) -> None:
+    if not _check.real(name, key, value) >= 0:
+        raise ValueError(f"{name}: {key} must not be negative, got {value}; 0 asks for as much as possible")
+
+
+def check_x0(name: str, x0: Any, b: Tensor) -> None:
+    if x0 is None:
+        return
+    _check.same_kind(name, "x0", x0, b)
+    if x0.shape != b.shape:
+        raise ValueError(f"{name}: x0 must have b's shape {tuple(b.shape)}, got {tuple(x0.shape)}")
+
+
+def check_options(name: str, options: Options) -> None:
+    _check.one_of(name, "gradient", options.gradient, GRADIENTS)
+    for key in ("rtol", "atol", "adjoint_rtol"):
+        value = getattr(options, key)
+        if value is not None:
+            number(name, key, value)
+    for key in ("maxiter", "adjoint_maxiter"):
+        value = getattr(options, key)
+        if value is not None:
+            _check.integer(name, key, value, 0)
+    _check.flag(name, "throw", options.throw)
+    if not (options.callback is None or callable(options.callback)):
+        raise TypeError(f"{name}: callback must be callable, got {type(options.callback).__name__}")
+    if options.gradient != "implicit":
+        for key in ("adjoint_rtol", "adjoint_maxiter", "adjoint_M"):
+            if getattr(options, key) is not None:
+                raise ValueError(f'{name}: {key} belongs to gradient="implicit", got {options.gradient!r}')
+
+
+def check_symmetric(name: str, M: Any) -> None:
+    """M says by `linear` and `symmetric` what it is. A function that says nothing is trusted, a network not:
+    one that is neither would make the iteration slow, or stall, without a word."""
+    trusted = not isinstance(M, torch.nn.Module)
+    linear, symmetric = getattr(M, "linear", True), getattr(M, "symmetric", trusted)
+    if isinstance(M, type) or (linear and symmetric):
+        return
+    kind = type(M).__name__
+    if not linear or hasattr(M, "symmetric"):
+        what = f"{kind} is not {'symmetric' if linear else 'linear'}; use fcg, gmres or fgmres"
+    else:
+        what = (
+            f"a torch.nn.Module, as {kind} is, is taken to be neither unless it says so; use fcg or fgmres, "
+            "or, if it is linear and symmetric, set M.symmetric = True"
+        )
+    raise ValueError(f"{name}: needs a linear, symmetric M, and {what}")
+
+
+def refuse_what_has_no_implicit_gradient(
+    name: str, A: Operator, given_M: Any, M: Any, x0: Tensor | None, adjoint_M: Any = None
+) -> Any:
+    """M. The tensors that a callable uses are checked at its first application."""
+    if not torch.is_grad_enabled():
+        return M
+    if isinstance(A, Function):
+        other = "other " if A.parameters else ""
+        error = ValueError(
+            f"{name}: A computes with {other}tensors that require grad; name them, parameters=(...), for "
+            'gradient="implicit", or use gradient="unrolled"'
+        )
+        A.apply = Watched(A.apply, error, A.parameters)
+    if x0 is not None and x0.requires_grad:
+        raise no_implicit_gradient(name, "x0")
+    sources = (*A.parameters, *(A.batch._sources if isinstance(A, Blocks) else ()))
+    own = {id(p) for p in sources}
+    if _learns(given_M, own):
+        raise no_implicit_gradient(name, "M")
+    if _learns(adjoint_M, own):
+        raise ValueError(
+            f"{name}: adjoint_M requires grad, but neither a converged solution nor its gradient depends on "
+            f"it; detach it{_HOW_TO_DETACH['M'].replace('M.', 'adjoint_M.')}"
+        )
+    if M is None or isinstance(given_M, CSR) or _tracked(given_M):
+        return M
+    return Watched(M, no_implicit_gradient(name, "M"))
+
+
+def _tracked(M: Any) -> list[Tensor]:
+    if isinstance(M, CSR):
+        named = (M.values,)
+    else:
+        named = getattr(M, "made_of", None) or (M.parameters() if isinstance(M, torch.nn.Module) else ())
+    return [t for t in named if t.requires_grad]
+
+
+def _learns(M: Any, own: set[int]) -> bool:
+    """A preconditioner computed from A itself does not: the solution depends on A only."""
+    kept = own if hasattr(M, "made_of") else ()
+    return any(id(t) not in kept for t in _tracked(M))
+
+
+def no_implicit_gradient(name: str, what: str) -> ValueError:
+    return ValueError(
+        f'{name}: {what} requires grad, but a converged solution does not depend on it: gradient="implicit" '
+        'would give it no gradient. Use gradient="unrolled" or "checkpointed"; if it needs none, call the '
+        f"solver under torch.no_grad(), or detach {what}{_HOW_TO_DETACH.get(what, '')}"
+    )
+
+
+def refuse_parameters_that_learn(name: str, gradient: str, **parameters: Any) -> None:
+    """Numbers of a method, such as a step: an implicit gradient does not include them."""
+    if gradient != "implicit" or not torch.is_grad_enabled():
+        return
+    for key, value in parameters.items():
+        if isinstance(value, Tensor) and value.requires_grad:
+            raise no_implicit_gradient(name, key)
