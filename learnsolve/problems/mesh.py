@@ -1,19 +1,20 @@
 """Triangular meshes, their linear finite elements, and random ones."""
 
 import math
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from learnsolve import _check
+from learnsolve._immutable import Immutable
 from learnsolve._plain import makes_plain_tensors
 from learnsolve.problems._elements import ElementPlan, element_plan
 from learnsolve.problems._triangles import triangle_edges, triangulate
 
 
-class TriangleMesh:
+class TriangleMesh(Immutable):
     """Points in the plane, triangles between them, and the points whose values are fixed at zero.
 
     Parameters
@@ -49,6 +50,8 @@ class TriangleMesh:
     >>> mesh, mesh.free
     (TriangleMesh(points=5, triangles=4, free=1), tensor([4]))
     """
+
+    _instead = "make another one with TriangleMesh(points, triangles, fixed)"
 
     points: Tensor
     triangles: Tensor
@@ -96,9 +99,6 @@ class TriangleMesh:
         _check.tensor("TriangleMesh.delaunay", "points", points)
         triangles = triangulate(points.detach().cpu().double().numpy())
         return cls(points, torch.from_numpy(triangles), fixed)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        raise AttributeError(f"TriangleMesh is immutable: {name} cannot be set")
 
     def __reduce__(self):
         return TriangleMesh, (self.points, self.triangles, self.fixed)
