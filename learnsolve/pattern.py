@@ -11,7 +11,7 @@ from torch import Tensor
 from learnsolve import _analysis, _arrivals, _device_analysis
 from learnsolve._immutable import Immutable
 from learnsolve._pattern_checks import MOST, as_numpy, check_structure, check_tensors, matrix_shape
-from learnsolve._plain import plain_tensors
+from learnsolve._plain import plain_tensors, unmapped
 from learnsolve._planned import Planned
 
 # Entries and rows of one block of rows: small enough to distribute evenly, large enough to hide its set-up.
@@ -70,10 +70,10 @@ class SparsityPattern(Planned, Immutable):
         with plain_tensors():
             # Copied first: the caller's arrays may share memory with others, of NumPy or another thread.
             crow, col = (
-                t.detach().clone(memory_format=torch.contiguous_format)
+                unmapped(t).detach().clone(memory_format=torch.contiguous_format)
                 for t in (crow_indices, col_indices)
             )
-        check_structure("SparsityPattern", crow, col, shape)
+            check_structure("SparsityPattern", crow, col, shape)
         self._fill(crow, col, shape)
 
     def _fill(self, crow: Tensor, col: Tensor, shape: tuple[int, int]) -> None:
