@@ -107,6 +107,8 @@ class CSR(Views, Immutable):
             raise TypeError(
                 f"CSR: values are on {values.device}, the pattern on {pattern.device}; use pattern.to(...)"
             )
+        if values.dtype in _COMPLEX:
+            _conversion.check_real("CSR", "values", values.dtype)
         if torch.compiler.is_dynamo_compiling():  # which knows this way alone
             object.__setattr__(self, "values", values)
             object.__setattr__(self, "pattern", pattern)
@@ -430,6 +432,7 @@ _MULTIPLY = {torch.mul, Tensor.mul}
 
 # Past the __setattr__ of the class, in a third of the time of object.__setattr__.
 _set_values, _set_pattern = CSR.values.__set__, CSR.pattern.__set__  # type: ignore[attr-defined]
+_COMPLEX = (torch.complex64, torch.complex128, torch.complex32)
 
 
 def _unflatten(children: Any, pattern: SparsityPattern) -> CSR:
