@@ -13,6 +13,7 @@ import numpy as np
 import scipy.sparse.linalg
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 from torch.utils import _pytree as pytree
 
 from learnsolve import _conversion, _library
@@ -41,7 +42,7 @@ class CSR(Views, Immutable):
     Notes
     -----
     ``A @ x``, ``A + B``, ``2.0 * A``, ``A.T``, ``A.diagonal()`` and all of `learnsolve.ops` are
-    differentiable in the values, to any order. A `CSR` is a pytree with one leaf, its values.
+    differentiable in the values, to any order. A `CSR` is immutable, and a pytree with one leaf, its values.
 
     Examples
     --------
@@ -83,7 +84,7 @@ class CSR(Views, Immutable):
         if func in _MULTIPLY:
             A, factor = args if isinstance(args[0], CSR) else args[::-1]
             return _ops.arithmetic.multiply("A * B", A, factor)
-        if isinstance(args[1], CSR) and torch.compiler.is_dynamo_compiling():
+        if isinstance(args[1], CSR) and is_dynamo_compiling():
             # Dynamo (torch 2.13) passes `A @ x` and `x @ A` with the same arguments, in the same order.
             raise NotImplementedError(
                 "CSR: under torch.compile the operators @ and / cannot tell A @ x from x @ A; write "
@@ -107,9 +108,9 @@ class CSR(Views, Immutable):
             raise TypeError(
                 f"CSR: values are on {values.device}, the pattern on {pattern.device}; use pattern.to(...)"
             )
-        if values.dtype in _COMPLEX:
+        if values.dtype.is_complex:
             _conversion.check_real("CSR", "values", values.dtype)
-        if torch.compiler.is_dynamo_compiling():  # which knows this way alone
+        if is_dynamo_compiling():  # Dynamo knows this way alone
             object.__setattr__(self, "values", values)
             object.__setattr__(self, "pattern", pattern)
         else:
@@ -417,7 +418,7 @@ def _one(method: str, default: Any, **given: Any) -> Any:
 
 def _not_ours(func: Any, types: Any) -> Any:
     """A function of torch that takes no CSR."""
-    if torch.compiler.is_dynamo_compiling() or any(not issubclass(t, (CSR, Tensor)) for t in types):
+    if is_dynamo_compiling() or any(not issubclass(t, (CSR, Tensor)) for t in types):
         return NotImplemented
     name = getattr(func, "__name__", str(func))
     raise TypeError(
@@ -432,7 +433,6 @@ _MULTIPLY = {torch.mul, Tensor.mul}
 
 # Past the __setattr__ of the class, in a third of the time of object.__setattr__.
 _set_values, _set_pattern = CSR.values.__set__, CSR.pattern.__set__  # type: ignore[attr-defined]
-_COMPLEX = (torch.complex64, torch.complex128, torch.complex32)
 
 
 def _unflatten(children: Any, pattern: SparsityPattern) -> CSR:
