@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from learnsolve._conversion import check_real
 from learnsolve.csr import CSR
 
 SUPPORTED = (torch.float32, torch.float64)
@@ -52,6 +53,7 @@ def rows(function: str, name: str, x: Tensor, matrix: str, shape: tuple[int, int
 
 def dtype(function: str, name: str, value: Tensor) -> None:
     if value.dtype not in SUPPORTED:
+        check_real(function, name, value.dtype)
         raise TypeError(
             f"{function}: {name} must be float32 or float64, got {value.dtype}; convert it with "
             ".to(dtype=...)"
@@ -62,6 +64,7 @@ def same_kind(function: str, name: str, value: Any, values: Tensor) -> None:
     """`value` must be a tensor with the dtype and device of the matrix's values."""
     tensor(function, name, value)
     if value.dtype != values.dtype:
+        check_real(function, name, value.dtype)
         raise TypeError(
             f"{function}: {name} has dtype {value.dtype}, the matrix {values.dtype}; convert one with .to(), "
             f"or make the matrix with dtype={value.dtype} ({_IN_A_MODULE})"

@@ -10,12 +10,31 @@ from torch import Tensor
 
 from learnsolve import _scipy
 from learnsolve._pattern_checks import as_numpy, check_range, check_structure, check_tensors, matrix_shape
+from learnsolve._plain import unmapped
 from learnsolve.pattern import SparsityPattern
 
 Shape = tuple[int, int]
 
+REAL_FORM = (
+    "solve the real system [[Re A, -Im A], [Im A, Re A]] for [Re x; Im x], whose matrix "
+    "learnsolve.ops.real_form makes"
+)
+
+
+def check_real(function: str, name: str, dtype: Any) -> None:
+    """No complex numbers, of torch or NumPy: a conversion would drop their imaginary parts."""
+    if "complex" in str(dtype):
+        raise TypeError(f"{function}: {name} must be real, got {dtype}; {REAL_FORM}")
+
 
 def from_scipy(S: Any, dtype: torch.dtype | None) -> tuple[Tensor, SparsityPattern]:
+    values, pattern = scipy_parts(S)
+    if values.is_complex():
+        check_real("CSR.from_scipy", "the matrix", values.dtype)
+    return values.to(dtype), pattern
+
+
+def scipy_parts(S: Any) -> tuple[Tensor, SparsityPattern]:
     if not scipy.sparse.issparse(S):
         raise TypeError(f"CSR.from_scipy: expected a scipy.sparse matrix, got {type(S).__name__}")
     if S.ndim != 2:
@@ -23,7 +42,7 @@ def from_scipy(S: Any, dtype: torch.dtype | None) -> tuple[Tensor, SparsityPatte
     shape = matrix_shape("CSR.from_scipy", S.shape)
     crow, col, data = _scipy.arrays(S, shape)
     pattern = SparsityPattern._trusted(torch.from_numpy(crow), torch.from_numpy(col), shape)
-    return torch.from_numpy(np.array(data, dtype=data.dtype.newbyteorder("="))).to(dtype), pattern
+    return torch.from_numpy(np.array(data, dtype=data.dtype.newbyteorder("="))), pattern
 
 
 def to_scipy(values: Tensor, pattern: SparsityPattern, format: str) -> Any:
@@ -41,7 +60,8 @@ def tensor_of(value: Any, like: Tensor | None = None) -> Any:
     if not isinstance(value, np.ndarray):
         return value
     if value.dtype.kind not in "fiub":
-        raise TypeError(f"a NumPy array must hold real numbers, got {value.dtype}; convert it with .astype")
+        remedy = REAL_FORM if value.dtype.kind == "c" else "convert it with .astype"
+        raise TypeError(f"a NumPy array must hold real numbers, got {value.dtype}; {remedy}")
     tensor = torch.from_numpy(np.array(value, dtype=value.dtype.newbyteorder("="), order="C"))
     return tensor if like is None else tensor.to(like.device)
 
@@ -169,7 +189,7 @@ def check_dense(D: Any) -> None:
 
 def from_dense(D: Tensor) -> tuple[Tensor, SparsityPattern]:
     check_dense(D)
-    rows, columns = D.detach().nonzero(as_tuple=True)
+    rows, columns = unmapped(D).detach().nonzero(as_tuple=True)
     crow = torch.searchsorted(rows, torch.arange(D.shape[0] + 1, device=D.device))
     return D[rows, columns], SparsityPattern._trusted(crow, columns, (D.shape[0], D.shape[1]))
 

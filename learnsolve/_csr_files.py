@@ -32,6 +32,8 @@ def load(path: str | os.PathLike[str]) -> tuple[Tensor, SparsityPattern]:
         pattern = SparsityPattern(tensors["crow_indices"], tensors["col_indices"], shape)
         if tensors["values"].dim() == 0 or tensors["values"].shape[-1] != pattern.nnz:
             raise ValueError(f"values have shape {tuple(tensors['values'].shape)}, entries are {pattern.nnz}")
+        if tensors["values"].is_complex():
+            raise TypeError(f"values must be real, got {tensors['values'].dtype}")
     except (ValueError, TypeError) as error:
         raise ValueError(f"CSR.load: {path} is damaged ({error})") from error
     return tensors["values"], _arrivals.arrived(pattern)

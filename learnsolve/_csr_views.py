@@ -32,9 +32,8 @@ class Views:
 
     @property
     def H(self) -> Self:
-        """The conjugate transpose; ``A.T`` for real values."""
-        turned = self.T
-        return turned.with_values(turned.values.conj()) if turned.dtype.is_complex else turned
+        """The conjugate transpose, ``A.T``: values are real."""
+        return self.T
 
     @property
     def ndim(self) -> int:

@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from learnsolve import _analysis, _device_analysis
+from learnsolve._plain import unmapped
 
 # Sizes beyond this would overflow in sums of a few of them.
 MOST = 2**60
 
 
 def as_numpy(t: Tensor) -> np.ndarray:
-    return t.detach().cpu().contiguous().numpy()
+    return unmapped(t).detach().cpu().contiguous().numpy()
 
 
 def matrix_shape(function: str, shape: Any) -> tuple[int, int]:

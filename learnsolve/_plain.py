@@ -6,6 +6,8 @@ from functools import wraps
 from typing import ParamSpec, TypeVar
 
 import torch
+from torch import Tensor
+from torch._C._functorch import get_unwrapped, is_batchedtensor, is_functorch_wrapped_tensor
 
 try:
     from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
@@ -22,6 +24,19 @@ def plain_tensors() -> Iterator[None]:
     shares must not belong to a transformation of `torch.func` or to inference mode."""
     with torch.inference_mode(False), torch._C._DisableFuncTorch():
         yield
+
+
+def unmapped(t: Tensor) -> Tensor:
+    """The tensor behind one that `torch.func` differentiates, for numbers without a derivative."""
+    while is_functorch_wrapped_tensor(t):
+        if is_batchedtensor(t):
+            raise NotImplementedError(
+                "patterns and index arrays cannot be made of a tensor that torch.func.vmap maps over: make "
+                "them outside of the transformed function, and map over values, "
+                "learnsolve.CSR(values, pattern)"
+            )
+        t = get_unwrapped(t)
+    return t
 
 
 def outside_of_graphs(function: Callable[P, T], why: str | None = None) -> Callable[P, T]:

@@ -13,16 +13,18 @@ import numpy as np
 import scipy.sparse.linalg
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 from torch.utils import _pytree as pytree
 
 from learnsolve import _conversion, _library
 from learnsolve._csr_views import Views
+from learnsolve._immutable import Immutable
 from learnsolve.pattern import SparsityPattern
 
 _ops: Any = None  # learnsolve.ops, which needs CSR and sets this: methods of a CSR are operations
 
 
-class CSR(Views):
+class CSR(Views, Immutable):
     """A sparse matrix: a `SparsityPattern` and a dense tensor of values, which is what autograd sees.
 
     Parameters
@@ -40,7 +42,7 @@ class CSR(Views):
     Notes
     -----
     ``A @ x``, ``A + B``, ``2.0 * A``, ``A.T``, ``A.diagonal()`` and all of `learnsolve.ops` are
-    differentiable in the values, to any order. A `CSR` is a pytree with one leaf, its values.
+    differentiable in the values, to any order. A `CSR` is immutable, and a pytree with one leaf, its values.
 
     Examples
     --------
@@ -52,7 +54,7 @@ class CSR(Views):
     tensor([1., 1., 1.], dtype=torch.float64)
     """
 
-    __slots__ = ("__weakref__", "_derived", "pattern", "values")
+    __slots__ = ("__weakref__", "_kept", "pattern", "values")
 
     __array_ufunc__ = None  # NumPy leaves `array * A` to __rmul__
 
@@ -63,17 +65,16 @@ class CSR(Views):
             "sparse one"
         )
 
-    @property
-    def _is_param(self) -> bool:  # the mark that torch.nn.Parameter sets on what it is given
-        return False
+    _instead = "make another one with A.with_values(values) or learnsolve.CSR(values, pattern)"
 
-    @_is_param.setter
-    def _is_param(self, _: Any) -> None:
-        raise TypeError(
-            "Parameter: takes a tensor, got a CSR; a matrix with trainable values is "
-            "learnsolve.nn.SparseMatrix(A, trainable=True), and A.with_values(torch.nn.Parameter(A.values)) "
-            "one whose values are a parameter held elsewhere"
-        )
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "_is_param":  # the mark that torch.nn.Parameter sets on what it is given
+            raise TypeError(
+                "Parameter: takes a tensor, got a CSR; a matrix with trainable values is "
+                "learnsolve.nn.SparseMatrix(A, trainable=True), and "
+                "A.with_values(torch.nn.Parameter(A.values)) one whose values are a parameter held elsewhere"
+            )
+        super().__setattr__(name, value)
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -83,7 +84,7 @@ class CSR(Views):
         if func in _MULTIPLY:
             A, factor = args if isinstance(args[0], CSR) else args[::-1]
             return _ops.arithmetic.multiply("A * B", A, factor)
-        if isinstance(args[1], CSR) and torch.compiler.is_dynamo_compiling():
+        if isinstance(args[1], CSR) and is_dynamo_compiling():
             # Dynamo (torch 2.13) passes `A @ x` and `x @ A` with the same arguments, in the same order.
             raise NotImplementedError(
                 "CSR: under torch.compile the operators @ and / cannot tell A @ x from x @ A; write "
@@ -99,20 +100,33 @@ class CSR(Views):
             raise TypeError(f"CSR: values must be a torch.Tensor, got {type(values).__name__}")
         if not isinstance(pattern, SparsityPattern):
             raise TypeError(f"CSR: pattern must be a SparsityPattern, got {type(pattern).__name__}")
-        if values.dim() == 0 or values.shape[-1] != pattern.nnz:
-            raise ValueError(
-                f"CSR: values must have shape (..., nnz = {pattern.nnz}), got {tuple(values.shape)}"
-            )
-        if values.device != pattern.device:
+        shape = values.shape
+        if not shape or shape[-1] != pattern.nnz:
+            raise ValueError(f"CSR: values must have shape (..., nnz = {pattern.nnz}), got {tuple(shape)}")
+        # Devices are compared only where one is not the host: it takes longer than all other checks.
+        if not (values.is_cpu and pattern._arrays[0].is_cpu) and values.device != pattern.device:
             raise TypeError(
                 f"CSR: values are on {values.device}, the pattern on {pattern.device}; use pattern.to(...)"
             )
-        self.values = values
-        self.pattern = pattern
-        self._derived: dict[str, Any] = {}  # what operations keep with constant values
+        if values.dtype.is_complex:
+            _conversion.check_real("CSR", "values", values.dtype)
+        if is_dynamo_compiling():  # Dynamo knows this way alone
+            object.__setattr__(self, "values", values)
+            object.__setattr__(self, "pattern", pattern)
+        else:
+            _set_values(self, values)
+            _set_pattern(self, pattern)
 
     def __reduce__(self):
         return CSR, (self.values, self.pattern)
+
+    @property
+    def _derived(self) -> dict[str, Any]:
+        """What operations keep with constant values. Made when the first of them asks: most matrices live
+        for one operation."""
+        if not hasattr(self, "_kept"):
+            object.__setattr__(self, "_kept", {})
+        return self._kept
 
     # --- facts ---
     @property
@@ -404,7 +418,7 @@ def _one(method: str, default: Any, **given: Any) -> Any:
 
 def _not_ours(func: Any, types: Any) -> Any:
     """A function of torch that takes no CSR."""
-    if torch.compiler.is_dynamo_compiling() or any(not issubclass(t, (CSR, Tensor)) for t in types):
+    if is_dynamo_compiling() or any(not issubclass(t, (CSR, Tensor)) for t in types):
         return NotImplemented
     name = getattr(func, "__name__", str(func))
     raise TypeError(
@@ -417,12 +431,15 @@ _MATMUL = {torch.matmul, Tensor.matmul}
 _MULTIPLY = {torch.mul, Tensor.mul}
 
 
+# Past the __setattr__ of the class, in a third of the time of object.__setattr__.
+_set_values, _set_pattern = CSR.values.__set__, CSR.pattern.__set__  # type: ignore[attr-defined]
+
+
 def _unflatten(children: Any, pattern: SparsityPattern) -> CSR:
     # Transformations put placeholders in the leaves: no checks here.
     A = object.__new__(CSR)
-    (A.values,) = children
-    A.pattern = pattern
-    A._derived = {}
+    object.__setattr__(A, "values", *children)
+    object.__setattr__(A, "pattern", pattern)
     return A
 
 

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from learnsolve import _analysis, _arrivals, _device_analysis
+from learnsolve._immutable import Immutable
 from learnsolve._pattern_checks import MOST, as_numpy, check_structure, check_tensors, matrix_shape
-from learnsolve._plain import plain_tensors
+from learnsolve._plain import plain_tensors, unmapped
 from learnsolve._planned import Planned
 
 # Entries and rows of one block of rows: small enough to distribute evenly, large enough to hide its set-up.
 _BLOCK_WEIGHT = 8192
 
 
-class SparsityPattern(Planned):
+class SparsityPattern(Planned, Immutable):
     """Where a sparse matrix has entries: immutable, checked once, shared by all matrices that have it.
 
     Row i holds the entries p with ``crow_indices[i] <= p < crow_indices[i + 1]``, in the columns
@@ -59,6 +59,8 @@ class SparsityPattern(Planned):
 
     __slots__ = ("_source", "nnz", "shape")
 
+    _instead = "make another one with learnsolve.SparsityPattern(crow_indices, col_indices, shape)"
+
     shape: tuple[int, int]
     nnz: int
 
@@ -68,9 +70,10 @@ class SparsityPattern(Planned):
         with plain_tensors():
             # Copied first: the caller's arrays may share memory with others, of NumPy or another thread.
             crow, col = (
-                t.detach().clone(memory_format=torch.contiguous_format) for t in (crow_indices, col_indices)
+                unmapped(t).detach().clone(memory_format=torch.contiguous_format)
+                for t in (crow_indices, col_indices)
             )
-        check_structure("SparsityPattern", crow, col, shape)
+            check_structure("SparsityPattern", crow, col, shape)
         self._fill(crow, col, shape)
 
     def _fill(self, crow: Tensor, col: Tensor, shape: tuple[int, int]) -> None:
@@ -91,12 +94,6 @@ class SparsityPattern(Planned):
         pattern = object.__new__(cls)
         pattern._fill(crow, col, shape)
         return pattern
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        raise AttributeError(f"SparsityPattern is immutable: {name} cannot be set")
-
-    def __delattr__(self, name: str) -> None:
-        raise AttributeError(f"SparsityPattern is immutable: {name} cannot be deleted")
 
     def __reduce__(self):
         return _arrived, (self.crow_indices, self.col_indices, self.shape)

@@ -12,7 +12,17 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # A module may import its own group and what stands in lines above it, never another group of its line.
 LAYERS = [
-    ["_first_line", "_library", "_analysis", "_plain", "_unchanged", "_plan_limit", "_clock", "_files"],
+    [
+        "_first_line",
+        "_library",
+        "_analysis",
+        "_plain",
+        "_unchanged",
+        "_plan_limit",
+        "_clock",
+        "_files",
+        "_immutable",
+    ],
     ["_device_analysis", "_safetensors", "_buffer_limit"],
     ["_planned", "_pattern_checks"],
     ["_arrivals"],

@@ -58,3 +58,23 @@ def test_the_pages_name_all_solvers_and_preconditioners(group):
     text = (PAGE.parent / f"{group}.md").read_text()
     words = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]*)`", text))))
     assert [name for name in getattr(ls, group).__all__ if name not in words] == []
+
+
+def calls_of_preconditioners() -> list[tuple[str, str]]:
+    """(name, arguments) of the calls in the tables of docs/preconditioners.md that say what M is."""
+    tables = (PAGE.parent / "preconditioners.md").read_text().split("| | M |")[1:]
+    cells = [line.split(" | ")[0] for t in tables for line in t.split("\n\n")[0].splitlines()[2:]]
+    return [call for cell in cells for call in re.findall(r"`(\w+)\((.*?)\)`", cell)]
+
+
+@pytest.mark.parametrize(("name", "arguments"), calls_of_preconditioners())
+def test_calls_of_preconditioners_can_be_made_as_they_are_written(name, arguments):
+    """What stands before a star, with its default, can be given by position; what stands behind it cannot."""
+    real = inspect.signature(getattr(ls.preconditioners, name)).parameters
+    before, _, behind = (f"{arguments}, ").partition("*, ")
+    by_position = [p.name for p in real.values() if p.kind == p.POSITIONAL_OR_KEYWORD]
+    for at, (given, value) in enumerate(re.findall(r"(\w+)(?:=(.*?))?, ", before)):
+        is_default = str(real[given].default) == value.strip('"')
+        assert by_position[at : at + 1] == [given] if is_default or not value else given in real
+    for given in re.findall(r"(\w+)=", behind):
+        assert real[given].kind == real[given].KEYWORD_ONLY

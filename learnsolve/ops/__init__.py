@@ -26,6 +26,7 @@ from learnsolve.ops.indexing import permute
 from learnsolve.ops.kron import kron
 from learnsolve.ops.norm import norm
 from learnsolve.ops.quadratic_form import quadratic_form
+from learnsolve.ops.real_form import real_form
 from learnsolve.ops.sddmm import sddmm
 from learnsolve.ops.segment_max import segment_max
 from learnsolve.ops.segment_softmax import segment_softmax
@@ -67,6 +68,7 @@ __all__ = [
     "norm",
     "permute",
     "quadratic_form",
+    "real_form",
     "scale_columns",
     "scale_rows",
     "sddmm",

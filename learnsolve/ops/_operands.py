@@ -86,7 +86,8 @@ def factor(function: str, name: str, A: CSR, s: Any) -> Any:
     )
     if isinstance(s, Tensor):
         # One number takes the matrix's precision, as with torch's tensors; an array would change it.
-        if s.is_complex() or (s.dim() > 1 and s.dtype != A.dtype):
+        _check.check_real(function, name, s.dtype)
+        if s.dim() > 1 and s.dtype != A.dtype:
             raise TypeError(
                 f"{function}: {name} has dtype {s.dtype}, the matrix {A.dtype}; convert one with .to()"
             )

@@ -8,6 +8,7 @@ from torch import Tensor
 from learnsolve import _check
 from learnsolve.ops._autograd import Multilinear, dispatch
 from learnsolve.ops._product import product, sampled
+from learnsolve.ops._selection import used_columns
 from learnsolve.pattern import SparsityPattern
 
 _raw = torch.ops.learnsolve.csr_spmm.default
@@ -41,6 +42,7 @@ def summed(e: Tensor, pattern: SparsityPattern, by: str) -> Tensor:
     """Sums over the segments. A single feature is summed as values of the pattern, which need no indices
     where rows repeat (a grid: 14 us instead of 36)."""
     if e.dim() == 1:
+        pattern = used_columns(pattern) if by == "row" else pattern
         return product(e, _ones(pattern.shape[by == "row"], e), pattern, by == "column")
     return dispatch(_Sums, (e,), pattern, by == "column")
 
@@ -48,6 +50,7 @@ def summed(e: Tensor, pattern: SparsityPattern, by: str) -> Tensor:
 def spread(x: Tensor, pattern: SparsityPattern, by: str) -> Tensor:
     """For each entry the features of its segment: the adjoint."""
     if x.dim() == 1:
+        pattern = used_columns(pattern) if by == "row" else pattern
         ones = _ones(pattern.shape[by == "row"], x)
         return sampled(x, ones, pattern) if by == "row" else sampled(ones, x, pattern)
     return dispatch(_Spread, (x,), pattern, by == "column")
@@ -105,6 +108,7 @@ def spread_values(x: Tensor, pattern: SparsityPattern, by: str) -> Tensor:
 class _SumsOfValues(Multilinear):
     @staticmethod
     def forward(e, pattern, columns):
+        pattern = pattern if columns else used_columns(pattern)
         ones = _ones(pattern.shape[not columns], e).unsqueeze(-1)
         values = e.reshape(-1, pattern.nnz)
         return _raw(*pattern._structure(columns), values, ones).reshape(*e.shape[:-1], -1)

@@ -130,24 +130,41 @@ def _crossed(rows: np.ndarray, columns: np.ndarray) -> bool:
 
 
 def _plan_slices(P: SparsityPattern, *bounds: int) -> Selection:
-    return _submatrix(P, np.arange(*bounds[:3]), np.arange(*bounds[3:]))
+    return _submatrix(P, np.arange(*bounds[:3]), range(*bounds[3:]))
 
 
 @makes_plain_tensors
 def _plan_submatrix(P: SparsityPattern, *axes: Any) -> Selection:
-    rows, columns = (np.arange(*k) if isinstance(k, tuple) else k for k in axes)
-    return _submatrix(P, rows, columns)
+    rows, columns = axes
+    rows = np.arange(*rows) if isinstance(rows, tuple) else rows
+    return _submatrix(P, rows, range(*columns) if isinstance(columns, tuple) else columns)
 
 
-def _submatrix(P: SparsityPattern, rows: np.ndarray, columns: np.ndarray) -> Selection:
+def _submatrix(P: SparsityPattern, rows: np.ndarray, columns: range | np.ndarray) -> Selection:
     # SciPy drops no entry of numbers from 1 on: each is its own place in P, plus one.
     numbers = np.arange(1, P.nnz + 1)
     S = scipy.sparse.csr_array((numbers, as_numpy(P.col_indices), as_numpy(P.crow_indices)), shape=P.shape)
-    S = S[rows][:, columns]
+    S = _columns_of(S[rows], columns)
     S.sort_indices()
     at = S.data - 1
     repeats = places(P, at) if len(at) and np.bincount(at).max() > 1 else None
-    return Selection(trusted(P, S.indptr, S.indices, S.shape), P._tensor(at), repeats)
+    return Selection(trusted(P, S.indptr, S.indices, (len(rows), len(columns))), P._tensor(at), repeats)
+
+
+def _columns_of(S: Any, columns: range | np.ndarray) -> Any:
+    """S[:, columns], without SciPy's array of all columns of S where most of them are empty."""
+    if isinstance(columns, range):
+        steps, off = np.divmod(S.indices.astype(np.int64) - columns.start, columns.step)
+        keep = (off == 0) & (steps >= 0) & (steps < len(columns))
+        indptr = np.concatenate(([0], np.cumsum(keep)))[S.indptr]
+        return scipy.sparse.csr_array((S.data[keep], steps[keep], indptr), (S.shape[0], len(columns)))
+    if S.shape[1] > S.nnz + len(columns):
+        used, col = np.unique(S.indices, return_inverse=True)
+        at = np.searchsorted(used, columns)
+        there = np.append(used, -1)[at] == columns  # else a column without entries, behind the others
+        S = scipy.sparse.csr_array((S.data, col, S.indptr), (S.shape[0], len(used) + 1))
+        columns = np.where(there, at, len(used))
+    return S[:, columns]
 
 
 @makes_plain_tensors

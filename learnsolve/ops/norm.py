@@ -5,6 +5,7 @@ from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.csr import CSR
+from learnsolve.ops._selection import used_columns
 from learnsolve.ops.richardson import residual_norm
 from learnsolve.ops.structure import sum as sum_
 
@@ -51,7 +52,8 @@ def norm(A: CSR, ord: float | str | None = None, dim: int | None = None) -> Tens
         _check.one_of("norm", "ord", ord, (None, "fro", 1, float("inf")))
         if ord in (None, "fro"):
             return residual_norm(A.values, -1)
-        sums = sum_(A.abs(), 0 if ord == 1 else 1)
+        A = CSR(A.values.abs(), used_columns(A.pattern))  # an empty column is never the largest
+        sums = sum_(A, 0 if ord == 1 else 1)
         return sums.amax(-1) if sums.shape[-1] else sums.sum(-1)
     _check.one_of("norm", "ord", ord, (None, 2, 1))
     if ord == 1:

@@ -8,6 +8,7 @@ from learnsolve.csr import CSR
 from learnsolve.ops._dots import total
 from learnsolve.ops._gather import permuted
 from learnsolve.ops._product import product, sampled
+from learnsolve.ops._selection import used_columns
 
 
 def transpose(A: CSR) -> CSR:
@@ -73,9 +74,10 @@ def sum(A: CSR, dim: int | None = None) -> Tensor:
         return total(A.values)
     _check.one_of("sum", "dim", dim, (None, 0, 1, -1, -2))
     columns = dim in (0, -2)
-    ones = torch.ones(A.shape[0 if columns else 1], dtype=A.dtype, device=A.device)
+    P = A.pattern if columns else used_columns(A.pattern)
+    ones = torch.ones(P.shape[0 if columns else 1], dtype=A.dtype, device=A.device)
     _check.dtype("sum", "A.values", A.values)
-    return product(A.values, ones, A.pattern, columns)
+    return product(A.values, ones, P, columns)
 
 
 def scale_rows(A: CSR, d: Tensor) -> CSR:
@@ -146,8 +148,9 @@ def _scale(function: str, A: CSR, d: Tensor, side: int) -> CSR:
     _check.batches(function, A.batch_shape, d.shape[:-1], "A.values and d")
     # d on the pattern is a sampled product with ones: its gradient is a deterministic sum of rows, where
     # indexing by the row of each entry would scatter.
-    ones = torch.ones(A.shape[1 - side], dtype=d.dtype, device=d.device)
+    P = used_columns(A.pattern) if side == 0 else A.pattern
+    ones = torch.ones(P.shape[1 - side], dtype=d.dtype, device=d.device)
     if d.dim() > 1:
         d, ones = d.unsqueeze(-1), ones.unsqueeze(-1)
-    spread = sampled(d, ones, A.pattern) if side == 0 else sampled(ones, d, A.pattern)
+    spread = sampled(d, ones, P) if side == 0 else sampled(ones, d, P)
     return A.with_values(A.values * spread)

@@ -219,6 +219,13 @@ def plan_of(A: CSR, subdomains: Any, n_subdomains: int | None, overlap: int) -> 
         return A.pattern._planned(plan_subdomains, count, overlap)
     if n_subdomains is not None:
         raise ValueError("AdditiveSchwarz: subdomains and n_subdomains were both given; leave one out")
+    try:
+        subdomains = list(subdomains)
+    except TypeError:
+        raise TypeError(
+            "AdditiveSchwarz: subdomains must be a sequence with the rows of each, got "
+            f"{type(subdomains).__name__}; their number is n_subdomains={subdomains}"
+        ) from None
     cores = [_rows(rows, number, n) for number, rows in enumerate(subdomains)]
     left_out = np.ones(n, dtype=bool)
     for rows in cores:

@@ -168,6 +168,7 @@ class Preconditioner:
         _check.tensor(name, "r", r)
         like = self.made_of[0] if self.made_of else r
         if r.dtype != like.dtype or r.device != like.device:
+            _check.check_real(name, "r", r.dtype)
             raise TypeError(
                 f"{name}: r must be {like.dtype} on {like.device}, as the preconditioner is, got {r.dtype} "
                 f"on {r.device}; convert one with .to()"

@@ -3,6 +3,7 @@
 import numpy as np
 import torch
 
+from learnsolve._conversion import REAL_FORM
 from learnsolve.csr import CSR
 from learnsolve.problems._grid import check_dtype
 from learnsolve.problems.facts import Facts
@@ -59,7 +60,7 @@ def gallery(
     A = example.load_example(name)["A"]
     if np.iscomplexobj(A.data):
         raise NotImplementedError(
-            f"gallery: {name!r} is a complex matrix; complex values are not supported, choose another"
+            f"gallery: {name!r} is a complex matrix, which is not supported; {REAL_FORM}"
         )
     return CSR.from_scipy(A, dtype=dtype, device=device)
 

@@ -12,6 +12,7 @@ import scipy.io
 import scipy.sparse
 import torch
 
+from learnsolve._conversion import REAL_FORM
 from learnsolve.csr import CSR
 from learnsolve.problems._grid import INT32_MAX, check_dtype
 from learnsolve.problems.facts import Facts
@@ -128,7 +129,7 @@ def _read_header(path: Path, stream: IO[bytes]) -> _Header:
     if unsupported:
         raise NotImplementedError(
             f"matrix_market: {path} holds a {unsupported[0]} object, which is not supported; real, integer "
-            "and pattern matrices are"
+            f"and pattern matrices are; read others with scipy.io.mmread and, if complex, {REAL_FORM}"
         )
     for name, word, allowed in (
         ("object", kind, ("matrix",)),

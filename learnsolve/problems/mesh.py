@@ -2,13 +2,14 @@
 
 import math
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from learnsolve import _check
+from learnsolve._immutable import Immutable
 from learnsolve._pattern_checks import as_numpy
 from learnsolve._plain import makes_plain_tensors
 from learnsolve.ops._operands import plain_values
@@ -16,7 +17,7 @@ from learnsolve.problems._elements import ElementPlan, element_plan
 from learnsolve.problems._triangles import triangle_edges, triangulate
 
 
-class TriangleMesh:
+class TriangleMesh(Immutable):
     """Points in the plane, triangles between them, and the points whose values are fixed at zero.
 
     Parameters
@@ -59,6 +60,8 @@ class TriangleMesh:
     (TriangleMesh(points=5, triangles=4, free=1), tensor([4]))
     """
 
+    _instead = "make another one with TriangleMesh(points, triangles, fixed)"
+
     points: Tensor
     triangles: Tensor
     fixed: Tensor
@@ -89,9 +92,6 @@ class TriangleMesh:
         _check.tensor("TriangleMesh.delaunay", "points", points)
         triangles = triangulate(plain_values(points).cpu().double().numpy())
         return cls(points, torch.from_numpy(triangles), fixed)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        raise AttributeError(f"TriangleMesh is immutable: {name} cannot be set")
 
     def __reduce__(self):
         return TriangleMesh, (self.points, self.triangles, self.fixed)

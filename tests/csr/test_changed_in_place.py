@@ -53,6 +53,7 @@ OPS = {
     "norm": lambda A: ls.ops.norm(A, 1),
     "permute": lambda A: ls.ops.permute(A, order),
     "quadratic_form": lambda A: ls.ops.quadratic_form(A, one),
+    "real_form": lambda A: ls.ops.real_form(A, other),
     "scale_columns": lambda A: ls.ops.scale_columns(A, one),
     "scale_rows": lambda A: ls.ops.scale_rows(A, one),
     "sddmm": lambda A: ls.ops.sddmm(two, two, A.pattern),

@@ -102,9 +102,17 @@ def test_copies():
     assert not A.requires_grad_(False).requires_grad
 
 
-def test_only_values_and_pattern():
-    with pytest.raises(AttributeError):
-        matrix().value = 1
+def test_immutable():
+    A, v = ls.CSR(normal((P.nnz,)), P), normal((P.nnz,))
+    for name in [name for name in dir(A) if not name.startswith("__")] + ["new"]:
+        remedy = r"A\.with_values\(values\) or learnsolve\.CSR\(values, pattern\)"
+        with pytest.raises(TypeError if name == "_is_param" else AttributeError):
+            setattr(A, name, v)
+        with pytest.raises(AttributeError, match=f"CSR is immutable: {name} cannot be deleted; .*{remedy}"):
+            delattr(A, name)
+    with pytest.raises(AttributeError, match=f"CSR is immutable: pattern cannot be set; .*{remedy}"):
+        A.pattern = ls.ops.eye(*P.shape).pattern
+    assert A.pattern is P
 
 
 @pytest.mark.parametrize("name", ["to_scipy", "to_torch"])

@@ -24,11 +24,6 @@ def test_transposes_and_sizes(B):
         bool(B)
 
 
-def test_h_is_the_conjugate_transpose():
-    B = A.with_values(torch.complex(A.values, 2 * A.values))
-    assert torch.equal(B.H.to_dense(), B.to_dense().mH)
-
-
 def test_moves_and_conversions():
     assert A.float().dtype == torch.float32
     assert A.float().double().dtype == torch.float64

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from reference import coordinates, normal, pattern_of, random, structures
+from torch.utils import _pytree as pytree
 
 import learnsolve as ls
 
@@ -266,3 +267,48 @@ def test_a_shape_that_is_none(shape):
     crow, col = torch.tensor([0, 1, 2]), torch.tensor([0, 1])
     with pytest.raises(ValueError, match="shape must be"):
         ls.SparsityPattern(crow, col, shape)
+
+
+def _transformed():
+    """Transformations of a function of values, each applied to some."""
+    v = normal((3,))
+    return {
+        "grad": lambda f: torch.func.grad(f)(v),
+        "jvp": lambda f: torch.func.jvp(f, (v,), (v,)),
+        "vmap": lambda f: torch.vmap(f)(torch.stack((v, v))),
+        "vmap of grad": lambda f: torch.vmap(torch.func.grad(f))(torch.stack((v, v))),
+        "hessian": lambda f: torch.func.hessian(f)(v),
+    }
+
+
+@pytest.mark.parametrize("transform", _transformed().values(), ids=list(_transformed()))
+def test_index_arrays_that_are_constants_of_a_transformation(transform):
+    """Given from outside, and made inside of the function, where torch.func tracks every tensor."""
+    crow, col, x = ints(0, 1, 3), ints(0, 0, 1), normal((2,))
+
+    def known(v):
+        return (ls.CSR(v, ls.SparsityPattern(crow, col, (2, 2))) @ x).square().sum()
+
+    def computed(v):
+        A = ls.CSR(v, ls.SparsityPattern(crow + 0, torch.tensor([0, 0, 1]), (2, 2)))
+        B = ls.CSR.from_coo(torch.tensor([0, 1, 1]) + 0, col + 0, v, (2, 2))
+        order = torch.arange(2) + 0
+        return (ls.ops.permute(A, order)[order] @ x * (B @ x)).sum()
+
+    P = ls.SparsityPattern(crow, col, (2, 2))
+    expected = transform(lambda v: (ls.CSR(v, P) @ x).square().sum())
+    for f in (known, computed):
+        assert all(map(torch.equal, *(pytree.tree_leaves(t) for t in (transform(f), expected))))
+
+
+def test_index_arrays_that_vmap_maps_over():
+    v, cols = normal((3,)), torch.tensor([[0, 0, 1], [1, 0, 1]])
+    for make in (
+        lambda col: ls.CSR(v, ls.SparsityPattern(ints(0, 1, 3), col, (2, 2))),
+        lambda col: ls.CSR.from_coo(col, col, v, (2, 2)),
+        lambda col: ls.problems.poisson((3,))[col],
+        lambda D: ls.CSR.from_dense(torch.diag(D).double()),
+    ):
+        message = r"torch\.func\.vmap maps over: make them outside .* learnsolve\.CSR\(values, pattern\)"
+        with pytest.raises(NotImplementedError, match=message):
+            torch.vmap(lambda col, make=make: make(col).values)(cols)

@@ -10,7 +10,7 @@ CASES = [*product_cases.CASES, *structure_cases.CASES, *graph_cases.CASES, *solv
 BRANCHES = {
     *("spmm vector", "spmm transpose matrix", "spmm batch of values", "spmm batch of both", "x @ A"),
     *("sddmm matrix", "sddmm batch of U", "transpose batch", "diagonal batch", "sum 1", "scale_rows batch"),
-    *("spgemm", "spgemm batch of A", "spgemm mask", "A / s", "tril", "kron", "hstack"),
+    *("spgemm", "spgemm batch of A", "spgemm mask", "A / s", "tril", "real_form", "kron", "hstack"),
     *(
         "A[rows][:, columns]",
         "permute",

@@ -61,6 +61,21 @@ def _every_second(P: ls.SparsityPattern) -> ls.SparsityPattern:
     return _pattern_at(P, rows[::2], columns[::2])
 
 
+def _real_form(other: Callable, sign: int = -1) -> Callable:
+    """[[Re, sign Im], [Im, Re]], from dense blocks."""
+
+    def dense(P, v, w):
+        (i, j), (k, h), (m, n) = coordinates(P), coordinates(other(P)), P.shape
+        rows, columns = np.concatenate((i, k, k + m, i + m)), np.concatenate((j, h + n, h, j + n))
+        order = np.lexsort((columns, rows))
+        v, w = (t.expand(*torch.broadcast_shapes(v.shape[:-1], w.shape[:-1]), -1) for t in (v, w))
+        re, im = densify(P, v), densify(other(P), w)
+        C = torch.cat((torch.cat((re, sign * im), -1), torch.cat((im, re), -1)), -2)
+        return C[..., torch.as_tensor(rows[order]), torch.as_tensor(columns[order])]
+
+    return dense
+
+
 def _dense_sum(other: Callable) -> Callable:
     """s A + t B on the union of the patterns, from the dense sum."""
 
@@ -175,6 +190,21 @@ CASES = [
         lambda P, d: ops.diag(d, -1).to_dense(),
         lambda P, d: torch.diag_embed(d, -1),
         lambda m, n, z: ((2, m),),
+        compiles=False,
+    ),
+    Case(
+        "real_form",
+        lambda P, v, w: ops.real_form(CSR(v, P), CSR(w, P)).values,
+        _real_form(lambda P: P),
+        TWO,
+        positive=_real_form(lambda P: P, 1),
+    ),
+    Case(
+        "real_form, two patterns, batch",
+        lambda P, v, w: ops.real_form(CSR(v, P), CSR(w, _flipped(P))).values,
+        _real_form(_flipped),
+        lambda m, n, z: ((z,), (2, z)),
+        positive=_real_form(_flipped, 1),
         compiles=False,
     ),
     Case("kron", lambda P, v, w: ops.kron(CSR(v, P), CSR(w, P)).values, _outer_in_order, TWO),

@@ -35,9 +35,9 @@ OPERATIONS = [
 
 def arguments(function):
     return {
-        p.name: A if p.name == "L" else {**GIVEN, **OTHERS}[p.name]()
+        p.name: A if p.name in ("L", "re", "im") else {**GIVEN, **OTHERS}[p.name]()
         for p in inspect.signature(function).parameters.values()
-        if p.default is p.empty
+        if p.default is p.empty or p.name == "im"
     }
 
 

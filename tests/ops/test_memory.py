@@ -1,5 +1,9 @@
-"""Peak memory: O(nnz + n k), never a dense n x n, never a column for each entry (nnz x k)."""
+"""Peak memory: O(nnz + n k), never a dense n x n, never a column for each entry (nnz x k), nor a number for
+each column of a long row."""
 
+import tracemalloc
+
+import numpy as np
 import pytest
 import torch
 from reference import normal, pattern_of, peak
@@ -60,3 +64,63 @@ def test_sampled_product():
     assert peak(lambda: ls.ops.sddmm(u, w, P)) <= (P.nnz + 4096) * WORD
     g = torch.ones_like(out)
     assert peak(lambda: torch.autograd.grad(out, (u, w), g)) <= (2 * N * K + 4096) * WORD
+
+
+LONG = 2**24
+ONE = torch.ones(1, dtype=torch.float64)
+# Two entries in a row of LONG columns: what is made of it, and its numbers.
+OF_A_LONG_ROW = {
+    "scale_rows": (lambda A: A.scale_rows(3 * ONE), [6, 9]),
+    "scale_rows, batch": (lambda A: A.scale_rows(torch.stack((ONE, 3 * ONE))), [2, 3, 6, 9]),
+    "gradient of scale_rows": (lambda A: gradient(lambda d: A.scale_rows(d).values, ONE), [5]),
+    "sum": (lambda A: A.sum(1), [5]),
+    "gradient of sum": (lambda A: gradient(lambda v: A.with_values(v).sum(1), A.values), [1, 1]),
+    "norm of rows": (lambda A: A.norm(1, 1), [5]),
+    "norm 1": (lambda A: A.norm(1), [3]),
+    "norm inf": (lambda A: A.norm(torch.inf), [5]),
+    "segment_sum": (lambda A: ls.ops.segment_sum(A.values, A.pattern), [5]),
+    "gather": (lambda A: ls.ops.gather(3 * ONE, A.pattern), [3, 3]),
+    "segment_softmax": (lambda A: ls.ops.segment_softmax(0 * A.values, A.pattern), [0.5, 0.5]),
+    "slice": (lambda A: A[:, 5:10], [2]),
+    "long slice": (lambda A: A[:, 8:], [3]),
+    "slice with a step": (lambda A: A[:, :6:-1], [3, 2]),
+    "rows by an array": (lambda A: A[[0, 0]], [2, 3, 2, 3]),
+    "columns by an array": (lambda A: A[:, [LONG - 1, 4, 7, 7]], [3, 2, 2]),
+    "rows and columns": (lambda A: A[np.ix_([0], [7, 6])], [2]),
+    "tril": (lambda A: A.tril(8), [2]),
+    "hstack": (lambda A: ls.ops.hstack([A, A]), [2, 3, 2, 3]),
+    "vstack": (lambda A: ls.ops.vstack([A, A]), [2, 3, 2, 3]),
+    "add": (lambda A: A + A[[0]][:, :], [4, 6]),
+    "to_scipy and back": (lambda A: ls.CSR.from_scipy(A.to_scipy("coo")), [2, 3]),
+}
+
+
+def gradient(f, t):
+    t = t.clone().requires_grad_()
+    return torch.autograd.grad(f(t).sum(), t)[0]
+
+
+@pytest.mark.parametrize("name", OF_A_LONG_ROW)
+def test_a_row_costs_its_entries_and_not_its_columns(name):
+    f, numbers = OF_A_LONG_ROW[name]
+    f(long_row())  # imports are not counted
+    A = long_row()
+    of_numpy = []
+
+    def watched():
+        tracemalloc.start()
+        try:
+            return f(A)
+        finally:
+            of_numpy.append(tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
+
+    most = peak(watched) + of_numpy[0]
+    found = f(A)
+    assert (found.values if isinstance(found, ls.CSR) else found).flatten().tolist() == numbers
+    assert most < LONG / 8
+
+
+def long_row() -> ls.CSR:
+    pattern = ls.SparsityPattern(torch.tensor([0, 2]), torch.tensor([7, LONG - 1]), (1, LONG))
+    return ls.CSR(torch.tensor([2.0, 3.0], dtype=torch.float64), pattern)

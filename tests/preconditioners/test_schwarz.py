@@ -230,6 +230,8 @@ ONE, FULL = torch.ones(1, 1).double(), torch.ones(20, 20).double()
         ({"restricted": 1}, TypeError, "restricted must be True or False"),
         ({"coarse": "yes"}, TypeError, "coarse must be True or False"),
         ({"subdomains": [range(20)], "n_subdomains": 2}, ValueError, "both given"),
+        ({"subdomains": 4}, TypeError, "subdomains must be a sequence .*, got int; .* n_subdomains=4"),
+        ({"subdomains": torch.tensor(4)}, TypeError, "subdomains must be a sequence .*, got Tensor"),
         ({"subdomains": [range(5), range(6, 20)]}, ValueError, "row 5 is in none"),
         ({"subdomains": [range(20), []]}, ValueError, r"subdomains\[1\] must be a list of one or more"),
         ({"subdomains": [range(20), [0.5]]}, ValueError, r"subdomains\[1\] must be a list"),

@@ -2,14 +2,15 @@
 process.
 
 A million mutated arrays go through the constructors, converters, operations with their backwards and raw
-operators, in child processes; a tenth as many valid matrices are compared with SciPy.
+operators, and into attributes of objects, in child processes; a tenth as many valid matrices are compared
+with SciPy.
 """
 
 import random
 
 import torch
 
-from . import _malformed, _operations, _patterns, _valid
+from . import _attributes, _malformed, _operations, _patterns, _valid
 from ._children import run_cases
 from ._report import Report
 
@@ -19,7 +20,8 @@ MEMORY = 4 * 2**30  # of a child
 
 # Of a hundred mutated cases, how many are of each kind.
 SHARES = {
-    "patterns": 53,
+    "patterns": 52,
+    "attributes": 1,
     "from_scipy": 10,
     "from_coo": 8,
     "from_torch": 14,
@@ -46,6 +48,8 @@ def one(seed: int, number: int) -> tuple[str, str | None]:
     kind = KINDS[rng.randrange(100)]
     if kind == "patterns":
         return kind, _patterns.one(rng)
+    if kind == "attributes":
+        return kind, _attributes.one(rng)
     if kind == "operations":
         return kind, _operations.operation(rng)
     if kind == "raw operators":

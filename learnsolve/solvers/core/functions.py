@@ -11,8 +11,13 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+<<<<<<< HEAD:learnsolve/solvers/core/functions.py
 from learnsolve import _check
 from learnsolve.solvers.core.dependence import depends_on_others, partial_derivatives
+=======
+from learnsolve import _check, _conversion
+from learnsolve.solvers._dependence import depends_on_others, partial_derivatives
+>>>>>>> main:learnsolve/solvers/_function.py
 
 
 class Function:
@@ -155,18 +160,12 @@ def on_columns(
 def on_host(function: str, name: str, A: scipy.sparse.linalg.LinearOperator) -> Callable[..., Tensor]:
     """Products with a SciPy operator, or its transpose, as a function of blocks of columns."""
 
-    def real(dtype: Any, what: str) -> None:
-        if dtype is not None and np.dtype(dtype).kind == "c":
-            raise TypeError(
-                f"{function}: {what} must be real, got {np.dtype(dtype)}; solve the real system "
-                "[[Re A, -Im A], [Im A, Re A]] for the real and the imaginary part"
-            )
-
-    real(A.dtype, f"the LinearOperator {name}")
+    _conversion.check_real(function, f"the LinearOperator {name}", A.dtype)
 
     def product(X: np.ndarray, transpose: bool) -> np.ndarray:
         Y = np.asarray(A.rmatmat(X) if transpose else A.matmat(X))
-        real(Y.dtype, f"the result of the LinearOperator {name}")  # its dtype need not be what it says
+        # Its dtype need not be what the operator says.
+        _conversion.check_real(function, f"the result of the LinearOperator {name}", Y.dtype)
         return Y
 
     def apply(x: Tensor, transpose: bool = False) -> Tensor:

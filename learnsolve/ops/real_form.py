@@ -1,0 +1,76 @@
+"""Complex matrices as real ones."""
+
+from typing import Any
+
+import scipy.sparse
+
+from learnsolve import _check, _conversion
+from learnsolve._inputs import sparse_matrix
+from learnsolve.csr import CSR
+from learnsolve.ops._operands import fit, one_shape
+from learnsolve.ops.stack import hstack, vstack
+
+
+def real_form(re: Any, im: CSR | None = None) -> CSR:
+    r"""The equivalent real formulation of a complex matrix :math:`A = \mathrm{re} + i\,\mathrm{im}`.
+
+    .. math::
+        \begin{pmatrix} \mathrm{Re} A & -\mathrm{Im} A \\ \mathrm{Im} A & \mathrm{Re} A \end{pmatrix}
+        \begin{pmatrix} \mathrm{Re} x \\ \mathrm{Im} x \end{pmatrix} =
+        \begin{pmatrix} \mathrm{Re} A x \\ \mathrm{Im} A x \end{pmatrix}
+
+    Its transpose is the real form of :math:`A^H`: symmetric for a Hermitian A, and positive definite with it.
+
+    Parameters
+    ----------
+    re, im : CSR, shape (m, n), of one dtype (float32 or float64) and device, on any two patterns; batch axes
+        of their values broadcast. Or re alone, a complex sparse matrix of SciPy
+
+    Returns
+    -------
+    CSR, shape (2 m, 2 n), with every entry of re and of im twice
+
+    Raises
+    ------
+    ValueError
+        if shapes or batch axes do not fit.
+    TypeError
+        if re alone is not a complex sparse matrix of SciPy, or types, dtypes or devices do not fit.
+
+    Notes
+    -----
+    Differentiable in the values of re and im, to any order: for the blocks :math:`\bar C_{ij}` of the
+    incoming gradient :math:`\bar{\mathrm{re}} = (\bar C_{11} + \bar C_{22}) \circ P` and
+    :math:`\bar{\mathrm{im}} = (\bar C_{21} - \bar C_{12}) \circ Q`. Planned once for a pair of patterns. Each
+    eigenvalue of A and its conjugate are eigenvalues of the real form.
+
+    References
+    ----------
+    Day, Heroux, "Solving complex-valued linear systems via equivalent real formulations", SIAM J. Sci.
+    Comput. 23 (2001), doi:10.1137/S1064827500372262.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse, torch, learnsolve as ls
+    >>> S = scipy.sparse.diags_array([-1.0, 2.0 + 0.5j, -1.0], offsets=[-1, 0, 1], shape=(50, 50))
+    >>> b = torch.complex(torch.ones(50).double(), torch.zeros(50).double())
+    >>> y = ls.solvers.gmres(ls.ops.real_form(S), torch.cat((b.real, b.imag)), rtol=1e-10).x
+    >>> x = torch.complex(*y.chunk(2))
+    >>> np.allclose(S @ x.numpy(), b.numpy())
+    True
+    """
+    name = "real_form"
+    if im is None:
+        if not scipy.sparse.issparse(re) or re.dtype.kind != "c":
+            raise TypeError(
+                f"{name}: without im, re must be a complex sparse matrix of SciPy, got {type(re).__name__}"
+                f"{' of ' + str(re.dtype) if hasattr(re, 'dtype') else ''}; pass the imaginary part as im"
+            )
+        values, pattern = _conversion.scipy_parts(re)
+        re, im = CSR(values.real.contiguous(), pattern), CSR(values.imag.contiguous(), pattern)
+    re = sparse_matrix(re)
+    _check.matrix(name, "re", re)
+    _check.matrix(name, "im", im)
+    fit(name, re, im, "re", "im")
+    one_shape(name, re, im)
+    return vstack([hstack([re, -im]), hstack([im, re])])
