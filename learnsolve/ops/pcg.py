@@ -141,7 +141,7 @@ class Iterations:
             history = history[..., 1:, :]
             if self.directions is None:
                 return Carried(x, r, p, carry), history
-            p = None
+            p: Any = None
         else:
             x, r, p, carry = state
             carry[:, STOP] = torch.where(runs.reshape(carry[:, STOP].shape), carry[:, STOP], 1)

@@ -4,8 +4,7 @@ Source: van der Vorst, "Bi-CGSTAB", SIAM J. Sci. Stat. Comput. 13 (1992) 631-644
 right.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
@@ -13,8 +12,8 @@ from torch import Tensor
 from learnsolve.ops._dots import scaled
 from learnsolve.solvers.core.door import solve
 from learnsolve.solvers.core.vectors import divide, dot, size
-from learnsolve.solvers.options import Options, solver
-from learnsolve.solvers.solution import CODE, Iteration, Solution, Status
+from learnsolve.solvers.options import SolverOptions, options_of, solver
+from learnsolve.solvers.solution import CODE, Solution, Status
 
 
 class State(NamedTuple):
@@ -73,25 +72,12 @@ def _zero(product: Tensor, u: Tensor, v: Tensor) -> Tensor:
     return product.detach().abs() <= torch.finfo(u.dtype).eps * size(u) * size(v)
 
 
-@solver
+@solver(SolverOptions)
 def bicgstab(
     A: Any,
     b: Tensor,
     x0: Tensor | None = None,
-    *,
-    rtol: float | None = 1e-5,
-    atol: float | None = 0.0,
-    maxiter: int | None = None,
-    M: Any = None,
-    callback: Callable[[Iteration], Any] | None = None,
-    gradient: str = "implicit",
-    throw: bool = False,
-    adjoint_rtol: float | None = None,
-    adjoint_maxiter: int | None = None,
-    adjoint_M: Any = None,
-    transpose: Callable[[Tensor], Tensor] | None = None,
-    parameters: tuple[Tensor, ...] = (),
-    null_space: Any = None,
+    **options: Unpack[SolverOptions],
 ) -> Solution:
     r"""BiCGSTAB for any square A, in short recurrences, preconditioned by M from the right.
 
@@ -101,13 +87,8 @@ def bicgstab(
     ----------
     A : CSR, BlockBatch, LinearOperator or callable, shape (n, n), as for `cg`; any nonsingular matrix
     b : Tensor, shape (n,) or (..., n, k)
-    maxiter : int, 10 n if not given
-    M : an approximation of A^-1, linear: callable r -> M r, CSR or LinearOperator
-    x0, rtol, atol, callback, gradient, throw, adjoint_rtol, adjoint_maxiter, parameters : as for `cg`
-    adjoint_M : of the adjoint solve with A^T, gradient="implicit"; the transpose of M (M.T) if not given
-    transpose : callable x -> A^T x, if A is a callable and gradient="implicit" is to be differentiated
-    null_space : as for `cg`, of A and A^T both; or a pair (N, N_left) of different ones, as (v, "constants")
-        for I - P^T of a Markov chain with the stationary distribution v
+    x0 : as for `cg`
+    options : shared keywords
 
     Returns
     -------
@@ -140,19 +121,4 @@ def bicgstab(
     >>> b.grad
     tensor([ 0.0000, -0.5000], dtype=torch.float64)
     """
-    options = Options(
-        rtol=rtol,
-        atol=atol,
-        maxiter=maxiter,
-        M=M,
-        callback=callback,
-        gradient=gradient,
-        throw=throw,
-        adjoint_rtol=adjoint_rtol,
-        adjoint_maxiter=adjoint_maxiter,
-        adjoint_M=adjoint_M,
-        transpose=transpose,
-        parameters=parameters,
-        null_space=null_space,
-    )
-    return solve("bicgstab", BiCGSTAB(), A, b, x0, options)
+    return solve("bicgstab", BiCGSTAB(), A, b, x0, options_of("bicgstab", options))

@@ -3,18 +3,16 @@
 Source: Saad, "Iterative Methods for Sparse Linear Systems" (2003), algorithm 9.1.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
 
 from learnsolve.ops._dots import scaled
 from learnsolve.solvers.core.door import solve
-from learnsolve.solvers.core.graph import traced_cg
 from learnsolve.solvers.core.vectors import divide, dot
-from learnsolve.solvers.options import Options, solver
-from learnsolve.solvers.solution import CODE, Iteration, Solution, Status
+from learnsolve.solvers.options import SymmetricOptions, options_of, solver
+from learnsolve.solvers.solution import CODE, Solution, Status
 
 
 class State(NamedTuple):
@@ -54,23 +52,12 @@ class ConjugateGradients:
         return State(x, r, z + scaled(beta, p), rho), torch.where(wrong, CODE[Status.INDEFINITE], 0)
 
 
-@solver
+@solver(SymmetricOptions)
 def cg(
     A: Any,
     b: Tensor,
     x0: Tensor | None = None,
-    *,
-    rtol: float | None = 1e-5,
-    atol: float | None = 0.0,
-    maxiter: int | None = None,
-    M: Any = None,
-    callback: Callable[[Iteration], Any] | None = None,
-    gradient: str = "implicit",
-    throw: bool = False,
-    adjoint_rtol: float | None = None,
-    adjoint_maxiter: int | None = None,
-    parameters: tuple[Tensor, ...] = (),
-    null_space: Any = None,
+    **options: Unpack[SymmetricOptions],
 ) -> Solution:
     r"""Conjugate gradients for a symmetric positive definite A, preconditioned by M.
 
@@ -83,23 +70,10 @@ def cg(
         scipy.sparse.linalg.LinearOperator; or a callable x -> A x on tensors of b's shape
     b : Tensor, shape (n,) or (..., n, k). Each of the k columns stops on its own.
     x0 : Tensor of b's shape; zero if not given
-    rtol, atol : the tolerance
-    maxiter : int, 10 n if not given
     M : an approximation of A^-1, symmetric positive definite: callable r -> M r, CSR or LinearOperator; for a
         `BlockBatch` also a list of one a block. A torch.nn.Module must say that it is, by an attribute
         symmetric = True; else use `fcg`
-    callback : called after every iteration with an `Iteration`; returning True stops
-    gradient : "implicit", one adjoint solve at the solution, for A and b; "unrolled", the exact gradient of
-        the iterations that ran, for all that requires grad, M and x0 too, and of `residual_norms`;
-        "checkpointed", the same numbers in O(sqrt(iterations)) memory
-    throw : raise `SolverError` where a solve or its adjoint did not converge
-    adjoint_rtol, adjoint_maxiter : of the adjoint solve; rtol and maxiter if not given
-    parameters : all tensors that a callable A computes with and that require grad (gradient="implicit"),
-        except those that are made of named ones only
-    null_space : of a singular A: "constants", on each connected component of A's graph (graph Laplacians,
-        Neumann and periodic boundaries); or a Tensor (n, k), of A's batch axes if it has some, of k linearly
-        independent vectors; of a `BlockBatch` its rows are null vectors of each block. x is then
-        :math:`A^+ b`, of minimum norm, and the component of b along them is left out
+    options : shared keywords
 
     Returns
     -------
@@ -142,19 +116,4 @@ def cg(
     >>> ls.solvers.cg(ring, torch.arange(6.0).double(), null_space="constants").x.sum().abs() < 1e-12
     tensor(True)
     """
-    options = Options(
-        rtol=rtol,
-        atol=atol,
-        maxiter=maxiter,
-        M=M,
-        callback=callback,
-        gradient=gradient,
-        throw=throw,
-        adjoint_rtol=adjoint_rtol,
-        adjoint_maxiter=adjoint_maxiter,
-        parameters=parameters,
-        null_space=null_space,
-    )
-    if torch.compiler.is_dynamo_compiling() and (traced := traced_cg(A, b, x0, options)) is not None:
-        return traced
-    return solve("cg", ConjugateGradients(), A, b, x0, options, symmetric=True)
+    return solve("cg", ConjugateGradients(), A, b, x0, options_of("cg", options), symmetric=True)

@@ -6,8 +6,7 @@ Linear Systems" (2003), section 12.3.2.
 """
 
 import math
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -17,7 +16,8 @@ from learnsolve.solvers.core.fixed import FixedNumber
 from learnsolve.solvers.core.parameters import Parameters, trainable
 from learnsolve.solvers.core.spectrum import bounds
 from learnsolve.solvers.core.stationary import run
-from learnsolve.solvers.solution import Iteration, Solution
+from learnsolve.solvers.options import StationaryOptions, solver
+from learnsolve.solvers.solution import Solution
 
 
 def _coefficients(lmin: Any, lmax: Any, iterations: int, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -64,6 +64,7 @@ def _powers(q: Any, last: int, b: Tensor) -> Tensor:
     return b.new_tensor(powers).unsqueeze(0)
 
 
+@solver(StationaryOptions, rtol=None, atol=None, gradient=None)
 def chebyshev(
     A: Any,
     b: Tensor,
@@ -72,18 +73,7 @@ def chebyshev(
     lmin: float | Tensor | None = None,
     lmax: float | Tensor | None = None,
     iterations: int | None = None,
-    M: Any = None,
-    rtol: float | None = None,
-    atol: float | None = None,
-    maxiter: int | None = None,
-    callback: Callable[[Iteration], Any] | None = None,
-    gradient: str | None = None,
-    throw: bool = False,
-    adjoint_rtol: float | None = None,
-    adjoint_maxiter: int | None = None,
-    adjoint_M: Any = None,
-    transpose: Callable[[Tensor], Tensor] | None = None,
-    parameters: tuple[Tensor, ...] = (),
+    **options: Unpack[StationaryOptions],
 ) -> Solution:
     r"""Chebyshev's semi-iteration for an M A whose eigenvalues lie between lmin and lmax.
 
@@ -104,8 +94,8 @@ def chebyshev(
         of parameters" in docs/solvers.md); a step with bounds of its own has their a_k and c_k. lmax if not
         given: 1.1 times an estimate by 10 steps of Arnoldi's method from a fixed vector, a constant; lmin:
         lmax / 30. Eigenvalues below lmin only converge more slowly, those above lmax may diverge
-    iterations, M, rtol, atol, maxiter, callback, gradient, throw : as for `richardson`
-    adjoint_rtol, adjoint_maxiter, adjoint_M, transpose, parameters : as for `bicgstab`
+    iterations, gradient, throw : as for `richardson`
+    options : shared keywords
 
     Returns
     -------
@@ -137,19 +127,15 @@ def chebyshev(
     """
     name = "chebyshev"
     A, b, x0 = operands(name, A, b, x0)
-    given = locals()
 
     def fixed(read: Parameters) -> tuple[Tensor, Tensor]:
-        low, high = (
-            t.squeeze(-1) if isinstance(t, Tensor) else t
-            for t in bounds(read, lmin, lmax, M, transpose, parameters)
-        )
+        low, high = (t.squeeze(-1) if isinstance(t, Tensor) else t for t in bounds(read, lmin, lmax, options))
         assert read.steps is not None
         scale, momenta = _coefficients(low, high, read.steps, b)
         return scale.unsqueeze(-1), momenta
 
     def until(read: Parameters):
-        low, high = bounds(read, lmin, lmax, M, transpose, parameters)
+        low, high = bounds(read, lmin, lmax, options)
         middle, square = (high + low) / 2, ((high - low) / 2) ** 2
 
         def coefficients(t: Tensor) -> tuple[Any, Any, Tensor]:
@@ -159,7 +145,7 @@ def chebyshev(
 
         return coefficients
 
-    return run(name, given, fixed, until, "lmin", "lmax")
+    return run(name, A, b, x0, iterations, options, fixed, until, lmin=lmin, lmax=lmax)
 
 
 class Chebyshev(FixedNumber):

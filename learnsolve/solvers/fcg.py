@@ -4,34 +4,22 @@ Source: Notay, "Flexible conjugate gradients", SIAM J. Sci. Comput. 22 (2000) 14
 kept.
 """
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 from torch import Tensor
 
 from learnsolve.solvers.cg import ConjugateGradients
 from learnsolve.solvers.core.door import solve
-from learnsolve.solvers.options import Options, solver
-from learnsolve.solvers.solution import Iteration, Solution
+from learnsolve.solvers.options import SymmetricOptions, options_of, solver
+from learnsolve.solvers.solution import Solution
 
 
-@solver
+@solver(SymmetricOptions)
 def fcg(
     A: Any,
     b: Tensor,
     x0: Tensor | None = None,
-    *,
-    rtol: float | None = 1e-5,
-    atol: float | None = 0.0,
-    maxiter: int | None = None,
-    M: Any = None,
-    callback: Callable[[Iteration], Any] | None = None,
-    gradient: str = "implicit",
-    throw: bool = False,
-    adjoint_rtol: float | None = None,
-    adjoint_maxiter: int | None = None,
-    parameters: tuple[Tensor, ...] = (),
-    null_space: Any = None,
+    **options: Unpack[SymmetricOptions],
 ) -> Solution:
     """Flexible conjugate gradients: `cg` for an M that is nonlinear, not quite symmetric, or learned.
 
@@ -40,9 +28,9 @@ def fcg(
 
     Parameters
     ----------
-    A, b, x0, rtol, atol, maxiter : as for `cg`
+    A, b, x0 : as for `cg`
     M : as for `cg`, but neither linear nor symmetric of necessity
-    callback, gradient, throw, adjoint_rtol, adjoint_maxiter, parameters, null_space : as for `cg`
+    options : shared keywords
 
     Returns
     -------
@@ -61,17 +49,5 @@ def fcg(
     >>> ls.solvers.fcg(A, b, M=lambda r: r + 0.1 * torch.tanh(r)).status.name
     'CONVERGED'
     """
-    options = Options(
-        rtol=rtol,
-        atol=atol,
-        maxiter=maxiter,
-        M=M,
-        callback=callback,
-        gradient=gradient,
-        throw=throw,
-        adjoint_rtol=adjoint_rtol,
-        adjoint_maxiter=adjoint_maxiter,
-        parameters=parameters,
-        null_space=null_space,
-    )
-    return solve("fcg", ConjugateGradients(flexible=True), A, b, x0, options, symmetric=True)
+    method = ConjugateGradients(flexible=True)
+    return solve("fcg", method, A, b, x0, options_of("fcg", options), symmetric=True)

@@ -3,38 +3,25 @@
 Source: Saad, "A flexible inner-outer preconditioned GMRES algorithm", SIAM J. Sci. Comput. 14 (1993) 461-469.
 """
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 from torch import Tensor
 
 from learnsolve import _check
 from learnsolve.solvers.core.door import solve
 from learnsolve.solvers.gmres import GeneralisedMinimalResidual
-from learnsolve.solvers.options import Options, solver
-from learnsolve.solvers.solution import Iteration, Solution
+from learnsolve.solvers.options import SolverOptions, options_of, solver
+from learnsolve.solvers.solution import Solution
 
 
-@solver
+@solver(SolverOptions)
 def fgmres(
     A: Any,
     b: Tensor,
     x0: Tensor | None = None,
     *,
-    rtol: float | None = 1e-5,
-    atol: float | None = 0.0,
-    maxiter: int | None = None,
     restart: int | None = 20,
-    M: Any = None,
-    callback: Callable[[Iteration], Any] | None = None,
-    gradient: str = "implicit",
-    throw: bool = False,
-    adjoint_rtol: float | None = None,
-    adjoint_maxiter: int | None = None,
-    adjoint_M: Any = None,
-    transpose: Callable[[Tensor], Tensor] | None = None,
-    parameters: tuple[Tensor, ...] = (),
-    null_space: Any = None,
+    **options: Unpack[SolverOptions],
 ) -> Solution:
     r"""Flexible GMRES: for an M that is nonlinear, learned, or another iteration.
 
@@ -47,8 +34,8 @@ def fgmres(
     M : an approximation of A^-1: any callable r -> M r, given vectors of length one; CSR or LinearOperator
     adjoint_M : of the adjoint solve with A^T, gradient="implicit". If not given it is M.T where M has one,
         else the adjoint solve goes without.
-    A, b, x0, rtol, atol, maxiter, restart, callback, gradient, throw, adjoint_rtol, adjoint_maxiter,
-        transpose, parameters, null_space : as for `gmres`
+    A, b, x0, restart : as for `gmres`
+    options : shared keywords
 
     Returns
     -------
@@ -78,20 +65,5 @@ def fgmres(
     'CONVERGED'
     """
     restart = 20 if restart is None else _check.integer("fgmres", "restart", restart, 1)
-    options = Options(
-        rtol=rtol,
-        atol=atol,
-        maxiter=maxiter,
-        M=M,
-        callback=callback,
-        gradient=gradient,
-        throw=throw,
-        adjoint_rtol=adjoint_rtol,
-        adjoint_maxiter=adjoint_maxiter,
-        adjoint_M=adjoint_M,
-        transpose=transpose,
-        parameters=parameters,
-        null_space=null_space,
-    )
     method = GeneralisedMinimalResidual(restart)
-    return solve("fgmres", method, A, b, x0, options, transposed_M=False)
+    return solve("fgmres", method, A, b, x0, options_of("fgmres", options), transposed_M=False)

@@ -6,8 +6,7 @@ every iteration, with directions P = Z R^-1 (Saad, "Iterative Methods for Sparse
 section 6.5.8), so that the method can stop, and its iterate be read, after any of them.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
@@ -16,8 +15,8 @@ from learnsolve import _check
 from learnsolve.ops._dots import combination, scaled
 from learnsolve.solvers.core.door import solve
 from learnsolve.solvers.core.vectors import divide, dot, extended, root, size
-from learnsolve.solvers.options import Options, solver
-from learnsolve.solvers.solution import CODE, Iteration, Solution, Status
+from learnsolve.solvers.options import SolverOptions, options_of, solver
+from learnsolve.solvers.solution import CODE, Solution, Status
 
 
 class State(NamedTuple):
@@ -107,26 +106,14 @@ def _rotated(Q: Tensor, c: Tensor, s: Tensor) -> Tensor:
     return torch.cat((rows, one), 1)
 
 
-@solver
+@solver(SolverOptions)
 def gmres(
     A: Any,
     b: Tensor,
     x0: Tensor | None = None,
     *,
-    rtol: float | None = 1e-5,
-    atol: float | None = 0.0,
-    maxiter: int | None = None,
     restart: int | None = 20,
-    M: Any = None,
-    callback: Callable[[Iteration], Any] | None = None,
-    gradient: str = "implicit",
-    throw: bool = False,
-    adjoint_rtol: float | None = None,
-    adjoint_maxiter: int | None = None,
-    adjoint_M: Any = None,
-    transpose: Callable[[Tensor], Tensor] | None = None,
-    parameters: tuple[Tensor, ...] = (),
-    null_space: Any = None,
+    **options: Unpack[SolverOptions],
 ) -> Solution:
     r"""GMRES for any square A, restarted, preconditioned by M from the right.
 
@@ -138,12 +125,8 @@ def gmres(
     b : Tensor, shape (n,) or (..., n, k)
     maxiter : int, 10 n if not given: iterations, each with one product, where SciPy counts restarts
     restart : int, iterations between restarts
-    M : an approximation of A^-1, linear: callable r -> M r, CSR or LinearOperator
-    x0, rtol, atol, callback, gradient, throw, adjoint_rtol, adjoint_maxiter, parameters : as for `cg`
-    adjoint_M : of the adjoint solve with A^T, gradient="implicit"; the transpose of M (M.T) if not given
-    transpose : callable x -> A^T x, if A is a callable and gradient="implicit" is to be differentiated
-    null_space : as for `cg`, of A and A^T both; or a pair (N, N_left) of different ones, as (v, "constants")
-        for I - P^T of a Markov chain with the stationary distribution v
+    x0 : as for `cg`
+    options : shared keywords
 
     Returns
     -------
@@ -177,19 +160,4 @@ def gmres(
     tensor([ 0.0000, -0.5000], dtype=torch.float64)
     """
     restart = 20 if restart is None else _check.integer("gmres", "restart", restart, 1)
-    options = Options(
-        rtol=rtol,
-        atol=atol,
-        maxiter=maxiter,
-        M=M,
-        callback=callback,
-        gradient=gradient,
-        throw=throw,
-        adjoint_rtol=adjoint_rtol,
-        adjoint_maxiter=adjoint_maxiter,
-        adjoint_M=adjoint_M,
-        transpose=transpose,
-        parameters=parameters,
-        null_space=null_space,
-    )
-    return solve("gmres", GeneralisedMinimalResidual(restart), A, b, x0, options)
+    return solve("gmres", GeneralisedMinimalResidual(restart), A, b, x0, options_of("gmres", options))

@@ -5,8 +5,8 @@ Phys. 4 (1964) 1-17; learned: Nytko et al., "Optimized Sparse Matrix Operations 
 Differentiation", arXiv 2212.05159, section 4.2.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Unpack
 
 from torch import Tensor
 
@@ -15,7 +15,8 @@ from learnsolve.solvers.core.fixed import FixedNumber
 from learnsolve.solvers.core.parameters import Parameters, trainable
 from learnsolve.solvers.core.spectrum import bounds, given_bounds
 from learnsolve.solvers.core.stationary import run
-from learnsolve.solvers.solution import Iteration, Solution
+from learnsolve.solvers.options import StationaryOptions, solver
+from learnsolve.solvers.solution import Solution
 
 
 def heavyball_parameters(lmin: Any, lmax: Any) -> tuple[Any, Any]:
@@ -55,6 +56,7 @@ def _best(lmin: Any, lmax: Any) -> tuple[Any, Any]:
     return 4 / (high + low) ** 2, ((high - low) / (high + low)) ** 2
 
 
+@solver(StationaryOptions, rtol=None, atol=None, gradient=None)
 def heavyball(
     A: Any,
     b: Tensor,
@@ -65,18 +67,7 @@ def heavyball(
     lmin: float | Tensor | None = None,
     lmax: float | Tensor | None = None,
     iterations: int | None = None,
-    M: Any = None,
-    rtol: float | None = None,
-    atol: float | None = None,
-    maxiter: int | None = None,
-    callback: Callable[[Iteration], Any] | None = None,
-    gradient: str | None = None,
-    throw: bool = False,
-    adjoint_rtol: float | None = None,
-    adjoint_maxiter: int | None = None,
-    adjoint_M: Any = None,
-    transpose: Callable[[Tensor], Tensor] | None = None,
-    parameters: tuple[Tensor, ...] = (),
+    **options: Unpack[StationaryOptions],
 ) -> Solution:
     r"""The heavy ball, :math:`x_{k+1} = x_k + \alpha_k M (b - A x_k) + \beta_k (x_k - x_{k-1})`,
     :math:`x_{-1} = x_0`.
@@ -91,8 +82,8 @@ def heavyball(
         alpha and beta are the `heavyball_parameters` of lmin and lmax
     lmin, lmax : instead of `alpha` and `beta`: bounds of the spectrum of M A, with shapes and estimates as
         for `chebyshev`; differentiable
-    x0, iterations, M, rtol, atol, maxiter, callback, gradient, throw : as for `richardson`
-    adjoint_rtol, adjoint_maxiter, adjoint_M, transpose, parameters : as for `bicgstab`
+    x0, iterations, gradient, throw : as for `richardson`
+    options : shared keywords
 
     Returns
     -------
@@ -135,25 +126,26 @@ def heavyball(
     """
     name = "heavyball"
     A, b, x0 = operands(name, A, b, x0)
-    given = locals()
 
     def fixed(read: Parameters) -> tuple[Tensor, Tensor]:
-        a, c = _coefficients(read, alpha, beta, lmin, lmax, M, transpose, parameters)
+        a, c = _coefficients(read, alpha, beta, lmin, lmax, options)
         return read.tensor("alpha", a), read.of_steps("beta", c)
 
     def until(read: Parameters):
-        a, c = _coefficients(read, alpha, beta, lmin, lmax, M, transpose, parameters)
+        a, c = _coefficients(read, alpha, beta, lmin, lmax, options)
         a, c = read.of_columns("alpha", a), read.of_columns("beta", c, rows=False)
         return lambda t: (a, c, t)
 
-    return run(name, given, fixed, until, "alpha", "beta", "lmin", "lmax")
+    return run(
+        name, A, b, x0, iterations, options, fixed, until, alpha=alpha, beta=beta, lmin=lmin, lmax=lmax
+    )
 
 
 def _coefficients(
-    read: Parameters, alpha: Any, beta: Any, lmin: Any, lmax: Any, M: Any, *operator: Any
+    read: Parameters, alpha: Any, beta: Any, lmin: Any, lmax: Any, options: Mapping[str, Any]
 ) -> tuple[Any, Any]:
     if alpha is None and beta is None:
-        return _best(*bounds(read, lmin, lmax, M, *operator))
+        return _best(*bounds(read, lmin, lmax, options))
     key, missing = ("alpha", "beta") if beta is None else ("beta", "alpha")
     if not (lmin is None and lmax is None):
         given = key if alpha is None or beta is None else "alpha and beta"

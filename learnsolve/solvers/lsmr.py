@@ -4,8 +4,7 @@ Source: Fong and Saunders, "LSMR: An iterative algorithm for sparse least-square
 Comput. 33 (2011) 2950-2971.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
@@ -14,8 +13,8 @@ from learnsolve.ops._dots import scaled
 from learnsolve.solvers.core.least_squares import solve
 from learnsolve.solvers.core.vectors import divide, root
 from learnsolve.solvers.lsqr import Bidiagonal, first_vectors, next_vectors
-from learnsolve.solvers.options import Options
-from learnsolve.solvers.solution import CODE, Iteration, Solution, Status
+from learnsolve.solvers.options import LeastSquaresOptions, options_of, solver
+from learnsolve.solvers.solution import CODE, Solution, Status
 
 
 class State(NamedTuple):
@@ -87,6 +86,7 @@ class LSMR:
         return new, torch.where(rho * rho_bar == 0, CODE[Status.BREAKDOWN], 0)
 
 
+@solver(LeastSquaresOptions)
 def lsmr(
     A: Any,
     b: Tensor,
@@ -96,14 +96,7 @@ def lsmr(
     atol: float | None = 1e-6,
     btol: float | None = 1e-6,
     conlim: float | None = 1e8,
-    maxiter: int | None = None,
-    callback: Callable[[Iteration], Any] | None = None,
-    gradient: str = "implicit",
-    throw: bool = False,
-    adjoint_rtol: float | None = None,
-    adjoint_maxiter: int | None = None,
-    transpose: Callable[[Tensor], Tensor] | None = None,
-    parameters: tuple[Tensor, ...] = (),
+    **options: Unpack[LeastSquaresOptions],
 ) -> Solution:
     r"""LSMR: x that minimises :math:`\|b - A x\|^2 + \mathtt{damp}^2 \|x\|^2`, for A of any shape.
 
@@ -141,14 +134,4 @@ def lsmr(
     >>> ls.solvers.lsmr(A, b, atol=1e-12, btol=1e-12).x
     tensor([1.0000, 0.5000], dtype=torch.float64)
     """
-    options = Options(
-        maxiter=maxiter,
-        callback=callback,
-        gradient=gradient,
-        throw=throw,
-        adjoint_rtol=adjoint_rtol,
-        adjoint_maxiter=adjoint_maxiter,
-        transpose=transpose,
-        parameters=parameters,
-    )
-    return solve("lsmr", LSMR(), A, b, x0, damp, atol, btol, conlim, options)
+    return solve("lsmr", LSMR(), A, b, x0, damp, atol, btol, conlim, options_of("lsmr", options))

@@ -4,8 +4,7 @@ Source: Paige and Saunders, "LSQR: An algorithm for sparse linear equations and 
 Trans. Math. Softw. 8 (1982) 43-71.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
@@ -13,8 +12,8 @@ from torch import Tensor
 from learnsolve.ops._dots import scaled
 from learnsolve.solvers.core.least_squares import solve
 from learnsolve.solvers.core.vectors import divide, dot, root, size
-from learnsolve.solvers.options import Options
-from learnsolve.solvers.solution import CODE, Iteration, Solution, Status
+from learnsolve.solvers.options import LeastSquaresOptions, options_of, solver
+from learnsolve.solvers.solution import CODE, Solution, Status
 
 
 class Bidiagonal(NamedTuple):
@@ -99,6 +98,7 @@ class LSQR:
         return new, torch.where(rho == 0, CODE[Status.BREAKDOWN], 0)
 
 
+@solver(LeastSquaresOptions)
 def lsqr(
     A: Any,
     b: Tensor,
@@ -108,14 +108,7 @@ def lsqr(
     atol: float | None = 1e-6,
     btol: float | None = 1e-6,
     conlim: float | None = 1e8,
-    maxiter: int | None = None,
-    callback: Callable[[Iteration], Any] | None = None,
-    gradient: str = "implicit",
-    throw: bool = False,
-    adjoint_rtol: float | None = None,
-    adjoint_maxiter: int | None = None,
-    transpose: Callable[[Tensor], Tensor] | None = None,
-    parameters: tuple[Tensor, ...] = (),
+    **options: Unpack[LeastSquaresOptions],
 ) -> Solution:
     r"""LSQR: x that minimises :math:`\|b - A x\|^2 + \mathtt{damp}^2 \|x\|^2`, for A of any shape.
 
@@ -133,16 +126,11 @@ def lsqr(
     damp : number, of the problem, damping of x (not of x - x0 as in SciPy)
     atol, btol : the tolerances; less than the rounding unit counts as that. None: 1e-6
     conlim : gives up (ILL_CONDITIONED) when the estimate of the condition number of A exceeds it; 0 for never
-    maxiter : int, 10 n if not given
-    callback : called after every iteration with an `Iteration`; returning True stops
     gradient : "implicit", one adjoint solve with A^T A + damp^2 I by conjugate gradients; "unrolled", the
         exact gradient of the iterations that ran; "checkpointed", the same numbers in O(sqrt(iterations))
         memory
-    throw : raise `SolverError` where a solve or its adjoint did not converge
     adjoint_rtol, adjoint_maxiter : of the adjoint solve; atol and maxiter if not given
-    transpose : callable y -> A^T y, if A is a callable
-    parameters : all tensors that a callable A computes with and that require grad (gradient="implicit"),
-        except those that are made of named ones only
+    options : shared keywords
 
     Returns
     -------
@@ -184,14 +172,4 @@ def lsqr(
     >>> bool(torch.allclose(b.grad, torch.tensor([-0.5, 0.0, 0.5], dtype=torch.float64)))
     True
     """
-    options = Options(
-        maxiter=maxiter,
-        callback=callback,
-        gradient=gradient,
-        throw=throw,
-        adjoint_rtol=adjoint_rtol,
-        adjoint_maxiter=adjoint_maxiter,
-        transpose=transpose,
-        parameters=parameters,
-    )
-    return solve("lsqr", LSQR(), A, b, x0, damp, atol, btol, conlim, options)
+    return solve("lsqr", LSQR(), A, b, x0, damp, atol, btol, conlim, options_of("lsqr", options))

@@ -5,8 +5,7 @@ Sources: Paige and Saunders, "Solution of sparse indefinite systems of linear eq
 4.1.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
@@ -14,8 +13,8 @@ from torch import Tensor
 from learnsolve.ops._dots import scaled
 from learnsolve.solvers.core.door import solve
 from learnsolve.solvers.core.vectors import divide, dot, root, size
-from learnsolve.solvers.options import Options, solver
-from learnsolve.solvers.solution import CODE, Iteration, Solution, Status
+from learnsolve.solvers.options import SymmetricOptions, options_of, solver
+from learnsolve.solvers.solution import CODE, Solution, Status
 
 
 class State(NamedTuple):
@@ -112,23 +111,12 @@ class MinimalResidual:
         return state, torch.where(stuck, CODE[Status.STAGNATED], 0)
 
 
-@solver
+@solver(SymmetricOptions)
 def minres(
     A: Any,
     b: Tensor,
     x0: Tensor | None = None,
-    *,
-    rtol: float | None = 1e-5,
-    atol: float | None = 0.0,
-    maxiter: int | None = None,
-    M: Any = None,
-    callback: Callable[[Iteration], Any] | None = None,
-    gradient: str = "implicit",
-    throw: bool = False,
-    adjoint_rtol: float | None = None,
-    adjoint_maxiter: int | None = None,
-    parameters: tuple[Tensor, ...] = (),
-    null_space: Any = None,
+    **options: Unpack[SymmetricOptions],
 ) -> Solution:
     r"""MINRES for a symmetric A that may be indefinite, preconditioned by M.
 
@@ -139,8 +127,8 @@ def minres(
     ----------
     A : symmetric; else as for `cg`
     M : symmetric positive definite, even where A is not; else as for `cg`
-    b, x0, rtol, atol, maxiter, callback, gradient, throw, adjoint_rtol, adjoint_maxiter, parameters,
-        null_space : as for `cg`
+    b, x0 : as for `cg`
+    options : shared keywords
 
     Returns
     -------
@@ -168,17 +156,4 @@ def minres(
     >>> solution.x
     tensor([1.0000, 1.0000], dtype=torch.float64)
     """
-    options = Options(
-        rtol=rtol,
-        atol=atol,
-        maxiter=maxiter,
-        M=M,
-        callback=callback,
-        gradient=gradient,
-        throw=throw,
-        adjoint_rtol=adjoint_rtol,
-        adjoint_maxiter=adjoint_maxiter,
-        parameters=parameters,
-        null_space=null_space,
-    )
-    return solve("minres", MinimalResidual(), A, b, x0, options, symmetric=True)
+    return solve("minres", MinimalResidual(), A, b, x0, options_of("minres", options), symmetric=True)

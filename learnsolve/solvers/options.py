@@ -1,11 +1,9 @@
 """The keywords that solvers share: named, typed and described once."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any, ParamSpec, TypedDict, TypeVar
@@ -18,6 +16,7 @@ from learnsolve.solvers.solution import Iteration
 P = ParamSpec("P")
 T = TypeVar("T")
 SOLVERS: dict[str, Callable[..., Any]] = {}  # by name, for graphs
+_KINDS: dict[str, Any] = {}  # of their options
 
 
 class SweepOptions(TypedDict, total=False):
@@ -84,13 +83,13 @@ MEANING = {
     "maxiter": "int, 10 n if not given",
     "M": "an approximation of A^-1, linear: callable r -> M r, CSR or LinearOperator",
     "callback": "called after every iteration with an `Iteration`; returning True stops",
-    "gradient": """"implicit", one adjoint solve at the solution, for A and b; "unrolled", the exact gradient of
-        the iterations that ran, for all that requires grad, M and x0 too, and of `residual_norms`;
+    "gradient": """"implicit", one adjoint solve at the solution, for A and b; "unrolled", the exact gradient
+        of the iterations that ran, for all that requires grad, M and x0 too, and of `residual_norms`;
         "checkpointed", the same numbers in O(sqrt(iterations)) memory""",
     "throw": "raise `SolverError` where a solve or its adjoint did not converge",
     "adjoint_rtol, adjoint_maxiter": "of the adjoint solve; rtol and maxiter if not given",
-    "adjoint_M": """of the adjoint solve with A^T, gradient="implicit"; the transpose of M (M.T) if not given""",
-    "transpose": """callable x -> A^T x, if A is a callable and gradient="implicit" is to be differentiated""",
+    "adjoint_M": "of the adjoint solve with A^T, gradient='implicit'; the transpose of M (M.T) if not given",
+    "transpose": "callable x -> A^T x, if A is a callable and gradient='implicit' is to be differentiated",
     "parameters": """tensors that a callable A computes with and that require grad (gradient="implicit")""",
     "null_space": """of a singular A: "constants", on each connected component of A's graph (graph Laplacians,
         Neumann and periodic boundaries); or a Tensor (n, k), of A's batch axes if it has some, of k linearly
@@ -101,11 +100,11 @@ MEANING = {
 
 
 def solver(kind: Any, **defaults: Any) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """A solver whose `**options` are of this kind: its signature lists them, with `defaults` where they differ
-    from `Options`, and its docstring says what they mean where it does not do so itself."""
+    """A solver whose `**options` are of this kind: its signature lists them, with `defaults` where they
+    differ from `Options`, and its docstring says what they mean where it does not do so itself."""
 
     def decorated(function: Callable[P, T]) -> Callable[P, T]:
-        SOLVERS[function.__name__] = function
+        SOLVERS[function.__name__], _KINDS[function.__name__] = function, kind
         signature, keyword = inspect.signature(function), inspect.Parameter.KEYWORD_ONLY
         own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
         default = {field.name: field.default for field in fields(Options)} | defaults
@@ -166,11 +165,12 @@ class Options:
             object.__setattr__(self, key, matrix(getattr(self, key)))
 
 
-def options_of(name: str, kind: Any, given: Any) -> Options:
+def options_of(name: str, given: Mapping[str, Any]) -> Options:
     """`**options` of the solver `name`, checked for keywords that it does not have."""
+    keys = _KINDS[name].__annotations__
     for key in given:
-        if key not in kind.__annotations__:
-            similar = get_close_matches(key, kind.__annotations__, 1)
-            hint = f"; did you mean {similar[0]}?" if similar else f", only {', '.join(kind.__annotations__)}"
+        if key not in keys:
+            similar = get_close_matches(key, keys, 1)
+            hint = f"; did you mean {similar[0]}?" if similar else f"; it takes {', '.join(keys)}"
             raise TypeError(f"{name}() got an unexpected keyword argument {key!r}{hint}")
     return Options(**given)

@@ -5,8 +5,8 @@ involving differential equations", Phil. Trans. R. Soc. A 210 (1911) 307-357; Sa
 Sparse Linear Systems" (2003), section 4.2.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Unpack
 
 from torch import Tensor
 
@@ -15,7 +15,8 @@ from learnsolve.solvers.core.fixed import FixedNumber
 from learnsolve.solvers.core.parameters import Parameters, trainable
 from learnsolve.solvers.core.spectrum import bounds, given_bounds
 from learnsolve.solvers.core.stationary import run
-from learnsolve.solvers.solution import Iteration, Solution
+from learnsolve.solvers.options import StationaryOptions, solver
+from learnsolve.solvers.solution import Solution
 
 
 def richardson_weight(lmin: Any, lmax: Any) -> Any:
@@ -47,6 +48,7 @@ def richardson_weight(lmin: Any, lmax: Any) -> Any:
     return 2 / (low + high)
 
 
+@solver(StationaryOptions, rtol=None, atol=None, gradient=None)
 def richardson(
     A: Any,
     b: Tensor,
@@ -56,18 +58,7 @@ def richardson(
     lmin: float | Tensor | None = None,
     lmax: float | Tensor | None = None,
     iterations: int | None = None,
-    M: Any = None,
-    rtol: float | None = None,
-    atol: float | None = None,
-    maxiter: int | None = None,
-    callback: Callable[[Iteration], Any] | None = None,
-    gradient: str | None = None,
-    throw: bool = False,
-    adjoint_rtol: float | None = None,
-    adjoint_maxiter: int | None = None,
-    adjoint_M: Any = None,
-    transpose: Callable[[Tensor], Tensor] | None = None,
-    parameters: tuple[Tensor, ...] = (),
+    **options: Unpack[StationaryOptions],
 ) -> Solution:
     r"""Richardson's iteration, :math:`x_{k+1} = x_k + w_k \circ M (b - A x_k)`.
 
@@ -87,13 +78,12 @@ def richardson(
         :math:`\|b - A x\| \le \max(\mathtt{rtol} \|b\|, \mathtt{atol})`, with rtol = 1e-5 and atol = 0 if not
         given
     M : an approximation of A^-1, linear: a preconditioner, callable r -> M r, CSR or LinearOperator
-    rtol, atol, maxiter : without iterations, as for `cg`
     callback : called after every iteration with an `Iteration`; returning True stops
     gradient : with iterations "unrolled" (if not given) or "checkpointed", as for `jacobi`; without
         "implicit" (if not given), "unrolled" or "checkpointed", as for `cg`
     throw : raise `SolverError` where a solve or its adjoint did not converge; with iterations, where it
         diverged
-    adjoint_rtol, adjoint_maxiter, adjoint_M, transpose, parameters : as for `bicgstab`
+    options : shared keywords
 
     Returns
     -------
@@ -130,29 +120,28 @@ def richardson(
     """
     name = "richardson"
     A, b, x0 = operands(name, A, b, x0)
-    given = locals()
 
     def fixed(read: Parameters) -> tuple[Tensor, None]:
-        w = _weight(read, weight, lmin, lmax, M, transpose, parameters)
+        w = _weight(read, weight, lmin, lmax, options)
         return read.tensor("weight", w), None
 
     def until(read: Parameters):
-        w = _weight(read, weight, lmin, lmax, M, transpose, parameters)
+        w = _weight(read, weight, lmin, lmax, options)
         w = read.of_columns("weight", w)
         return lambda t: (w, None, t)
 
-    return run(name, given, fixed, until, "weight", "lmin", "lmax")
+    return run(name, A, b, x0, iterations, options, fixed, until, weight=weight, lmin=lmin, lmax=lmax)
 
 
-def _weight(read: Parameters, weight: Any, lmin: Any, lmax: Any, M: Any, *operator: Any) -> Any:
+def _weight(read: Parameters, weight: Any, lmin: Any, lmax: Any, options: Mapping[str, Any]) -> Any:
     free = lmin is None and lmax is None
     if weight is not None:
         if not free:
             raise ValueError("richardson: weight must not be given beside lmin or lmax, which choose one")
         return weight
-    if free and M is not None:
+    if free and options.get("M") is not None:
         return 1.0
-    low, high = bounds(read, lmin, lmax, M, *operator)
+    low, high = bounds(read, lmin, lmax, options)
     return 2 / (low + high)
 
 

@@ -3,8 +3,7 @@
 Source: Saad, "Iterative Methods for Sparse Linear Systems" (2003), section 4.1.
 """
 
-from collections.abc import Callable
-from typing import Any
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -15,9 +14,11 @@ from learnsolve.preconditioners._relaxation import DIRECTIONS
 from learnsolve.solvers.core.correction import relax
 from learnsolve.solvers.core.fixed import FixedNumber
 from learnsolve.solvers.core.parameters import trainable
-from learnsolve.solvers.solution import Iteration, Solution
+from learnsolve.solvers.options import SweepOptions, solver
+from learnsolve.solvers.solution import Solution
 
 
+@solver(SweepOptions, rtol=None, atol=None, gradient=None)
 def sor(
     A: CSR,
     b: Tensor,
@@ -27,14 +28,7 @@ def sor(
     direction: str = "forward",
     multicolour: bool = False,
     iterations: int | None = None,
-    rtol: float | None = None,
-    atol: float | None = None,
-    maxiter: int | None = None,
-    callback: Callable[[Iteration], Any] | None = None,
-    gradient: str | None = None,
-    throw: bool = False,
-    adjoint_rtol: float | None = None,
-    adjoint_maxiter: int | None = None,
+    **options: Unpack[SweepOptions],
 ) -> Solution:
     r"""Successive over-relaxation: each unknown in turn is moved omega times as far as would solve its row.
 
@@ -59,13 +53,11 @@ def sor(
     rtol, atol : the tolerance without `iterations`; 1e-5 and 0 if not given. A column stops when
         :math:`\|b - A x\| \le \max(\mathtt{rtol} \|b\|, \mathtt{atol})`
     maxiter : int, 10 n if not given
-    callback : called after every sweep with an `Iteration`; returning True stops
     gradient : "unrolled", the exact gradient of the sweeps that ran, for A's values, b, x0, omega and
         `residual_norms`; "checkpointed", the same numbers in O(sqrt(iterations)) memory; "implicit", not
         beside `iterations`: one adjoint solve at the solution, for A and b. If not given, "unrolled" beside
         `iterations`, else "implicit"
-    throw : raise `SolverError` where a solve or its adjoint did not converge
-    adjoint_rtol, adjoint_maxiter : of the adjoint solve; rtol and maxiter if not given
+    options : shared keywords
 
     Returns
     -------
@@ -109,13 +101,10 @@ def sor(
     >>> bool(omega.grad < 0)  # more than 1 would have been faster
     True
     """
-    return relax(
-        "sor", A, b, x0, omega, direction, multicolour, iterations, gradient,
-        rtol=rtol, atol=atol, maxiter=maxiter, callback=callback, throw=throw,
-        adjoint_rtol=adjoint_rtol, adjoint_maxiter=adjoint_maxiter,
-    )  # fmt: skip
+    return relax("sor", A, b, x0, omega, direction, multicolour, iterations, options)
 
 
+@solver(SweepOptions, rtol=None, atol=None, gradient=None)
 def ssor(
     A: CSR,
     b: Tensor,
@@ -124,14 +113,7 @@ def ssor(
     omega: float | Tensor = 1.0,
     multicolour: bool = False,
     iterations: int | None = None,
-    rtol: float | None = None,
-    atol: float | None = None,
-    maxiter: int | None = None,
-    callback: Callable[[Iteration], Any] | None = None,
-    gradient: str | None = None,
-    throw: bool = False,
-    adjoint_rtol: float | None = None,
-    adjoint_maxiter: int | None = None,
+    **options: Unpack[SweepOptions],
 ) -> Solution:
     r"""Symmetric successive over-relaxation: a forward sweep of `sor`, then a backward one.
 
@@ -143,7 +125,7 @@ def ssor(
     Parameters
     ----------
     A, b, x0, omega, multicolour, iterations, gradient : as for `sor`
-    rtol, atol, maxiter, callback, throw, adjoint_rtol, adjoint_maxiter : as for `sor`
+    options : shared keywords
 
     Returns
     -------
@@ -163,13 +145,10 @@ def ssor(
     >>> torch.allclose(ls.solvers.ssor(A, b, omega=1.5, iterations=1).x, both.x)
     True
     """
-    return relax(
-        "ssor", A, b, x0, omega, "symmetric", multicolour, iterations, gradient,
-        rtol=rtol, atol=atol, maxiter=maxiter, callback=callback, throw=throw,
-        adjoint_rtol=adjoint_rtol, adjoint_maxiter=adjoint_maxiter,
-    )  # fmt: skip
+    return relax("ssor", A, b, x0, omega, "symmetric", multicolour, iterations, options)
 
 
+@solver(SweepOptions, rtol=None, atol=None, gradient=None)
 def gauss_seidel(
     A: CSR,
     b: Tensor,
@@ -178,14 +157,7 @@ def gauss_seidel(
     direction: str = "forward",
     multicolour: bool = False,
     iterations: int | None = None,
-    rtol: float | None = None,
-    atol: float | None = None,
-    maxiter: int | None = None,
-    callback: Callable[[Iteration], Any] | None = None,
-    gradient: str | None = None,
-    throw: bool = False,
-    adjoint_rtol: float | None = None,
-    adjoint_maxiter: int | None = None,
+    **options: Unpack[SweepOptions],
 ) -> Solution:
     r"""Gauss-Seidel: each unknown in turn solves its row, with the current values of the others.
 
@@ -196,7 +168,7 @@ def gauss_seidel(
     Parameters
     ----------
     A, b, x0, direction, multicolour, iterations, gradient : as for `sor`
-    rtol, atol, maxiter, callback, throw, adjoint_rtol, adjoint_maxiter : as for `sor`
+    options : shared keywords
 
     Returns
     -------
@@ -214,11 +186,7 @@ def gauss_seidel(
     >>> ls.solvers.gauss_seidel(A, torch.tensor([2.0, 1.0]), iterations=1).x
     tensor([1., 1.])
     """
-    return relax(
-        "gauss_seidel", A, b, x0, 1.0, direction, multicolour, iterations, gradient,
-        rtol=rtol, atol=atol, maxiter=maxiter, callback=callback, throw=throw,
-        adjoint_rtol=adjoint_rtol, adjoint_maxiter=adjoint_maxiter,
-    )  # fmt: skip
+    return relax("gauss_seidel", A, b, x0, 1.0, direction, multicolour, iterations, options)
 
 
 class SOR(FixedNumber):

@@ -47,7 +47,9 @@ class Advance(Protocol):
 
     execution: str
     due: stagnation.Schedule
-    start: Callable[[Tensor, Tensor, Tensor], Any] | None
+
+    @property
+    def start(self) -> Callable[[Tensor, Tensor, Tensor], Any] | None: ...
 
     def __call__(
         self, state: Any, count: int, done: int, running: Tensor
@@ -83,7 +85,7 @@ class Steps:
         self.most = max(_MOST // (pattern.nnz + (20 + 3 * min(self.restart, 100)) * len(b)), 1)
         self.M = M  # called before each iteration, if it is not a diagonal
         self.execution = COMPILED if M is None else M_APART
-        self.due, self.start = stagnation.EAGER, None
+        self.due: stagnation.Schedule = stagnation.EAGER
         self.criterion, self.bounds = criterion, None
         self.none = b.new_empty(0, 1)
 
@@ -124,6 +126,10 @@ class Steps:
         else:
             state = type(state)(*vectors.unbind(0), *scalars.unbind(0))
         return state, norms[:ran].unsqueeze(-1), None
+
+    @property
+    def start(self) -> None:
+        """The state is the method's."""
 
     def released(self, state: Any) -> Any:
         return state

@@ -157,7 +157,7 @@ class State(NamedTuple):
 class CompiledCG:
     """`Advance` (advance.py) of conjugate gradients."""
 
-    due = stagnation.COMPILED_CG
+    due: stagnation.Schedule = stagnation.COMPILED_CG
 
     def __init__(self, system: System, parts: list[_Part], flexible: bool, made: Any):
         self.system, self.parts, self.flexible, self.made = system, parts, flexible, made

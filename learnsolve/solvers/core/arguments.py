@@ -1,4 +1,4 @@
-"""Checks of the arguments of solvers, at the door: a message names the solver, the rule, the value and the remedy."""
+"""Checks of the arguments of solvers, at the door: each error names solver, rule, value and remedy."""
 
 from __future__ import annotations
 

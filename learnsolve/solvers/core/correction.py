@@ -5,6 +5,7 @@ solves of S. Steps run until a tolerance (the loop of all methods, loop.py), or 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +22,7 @@ from learnsolve.solvers.core.fixed import FIXED_GRADIENTS, Steps, with_last
 from learnsolve.solvers.core.gradient import with_zero_gradient
 from learnsolve.solvers.core.operators import Matrix
 from learnsolve.solvers.core.parameters import Parameters
-from learnsolve.solvers.options import Options
+from learnsolve.solvers.options import options_of
 from learnsolve.solvers.solution import Solution
 
 
@@ -63,10 +64,11 @@ def relax(
     direction: str,
     multicolour: bool,
     iterations: int | None,
-    gradient: str | None,
-    **keywords: Any,
+    options: Mapping[str, Any],
 ) -> Solution:
     """`sor` and its variants."""
+    given = {key: value for key, value in options.items() if value is not None}
+    settings = options_of(name, given)
     A, b, x0 = operands(name, A, b, x0)
     check_sweep(name, A, multicolour)
     _check.one_of(name, "direction", direction, DIRECTIONS)
@@ -77,15 +79,12 @@ def relax(
     check_omega(name, of_steps)
     sweep = Sweep(direction, multicolour)
     if iterations is not None:
-        gradient = "unrolled" if gradient is None else gradient
         methods = [Correction(sweep, of_step) for of_step in _of_steps(of_steps)]
-        return _fixed(name, methods, omega, A, b, x0, iterations, gradient, keywords)
-    method = Correction(sweep, *_of_steps(of_steps))
-    gradient = "implicit" if gradient is None else gradient
-    refuse_parameters_that_learn(name, gradient, omega=omega)
-    given = {key: value for key, value in keywords.items() if value is not None}
-    solution = solve(name, method, A, b, x0, Options(gradient=gradient, **given))
-    if gradient != "implicit" and isinstance(omega, Tensor) and solution.iterations == 0:
+        gradient = given.pop("gradient", "unrolled")
+        return _fixed(name, methods, omega, A, b, x0, iterations, gradient, given)
+    refuse_parameters_that_learn(name, settings.gradient, omega=omega)
+    solution = solve(name, Correction(sweep, *_of_steps(of_steps)), A, b, x0, settings)
+    if settings.gradient != "implicit" and isinstance(omega, Tensor) and solution.iterations == 0:
         solution.x = with_zero_gradient(solution.x, omega)
     return solution
 
@@ -106,9 +105,9 @@ def _fixed(
     gradient: str,
     keywords: dict[str, Any],
 ) -> Solution:
-    _check.flag(name, "throw", keywords["throw"])
+    _check.flag(name, "throw", keywords.get("throw", False))
     for key, value in keywords.items():
-        if value is not None and value is not False:
+        if value is not False:
             raise ValueError(
                 f"{name}: iterations asks for exactly {iterations} sweeps, so {key} has no use, got "
                 f"{value!r}; give one of them"

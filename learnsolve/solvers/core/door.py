@@ -117,7 +117,7 @@ def solve(
 
 
 _outside = outside_of_graphs(
-    lambda *arguments: solve(*arguments),
+    lambda *arguments: solve(*arguments),  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     "a solve is part of a graph (fullgraph=True, torch.export) only with a CSR as A, M none or one that "
     "solvers.cg has a compiled form of, no callback, gradient='implicit', or, for a fixed "
     "number of iterations (rtol=0, maxiter=), 'unrolled': docs/solvers.md, 'torch.compile and torch.export'",

@@ -11,13 +11,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-<<<<<<< HEAD:learnsolve/solvers/core/functions.py
-from learnsolve import _check
-from learnsolve.solvers.core.dependence import depends_on_others, partial_derivatives
-=======
 from learnsolve import _check, _conversion
-from learnsolve.solvers._dependence import depends_on_others, partial_derivatives
->>>>>>> main:learnsolve/solvers/_function.py
+from learnsolve.solvers.core.dependence import depends_on_others, partial_derivatives
 
 
 class Function:

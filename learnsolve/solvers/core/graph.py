@@ -37,7 +37,7 @@ METHODS = (
 )
 
 
-def traced_cg(A: Any, b: Tensor, x0: Tensor | None, options: Options) -> Solution | None:
+def _traced_cg(A: Any, b: Tensor, x0: Tensor | None, options: Options) -> Solution | None:
     """`cg` with gradient "unrolled" or "checkpointed", rtol = atol = 0 and a maxiter, for one CSR and an M of
     the compiled loop; None for any other call. The norms are those of all iterations, as on a CUDA device."""
     fixed = options.gradient != "implicit" and options.maxiter is not None and options.callback is None
@@ -81,6 +81,8 @@ def traced_solve(
 ) -> Solution | None:
     """A solve with the implicit gradient, or for a fixed number of iterations, as one operation; None for any
     other call. To a tolerance `residual_norms` are the first and the last, and `iterations` is a tensor."""
+    if name == "cg" and (traced := _traced_cg(A, b, x0, options)) is not None:
+        return traced
     if name not in METHODS or not isinstance(A, CSR) or not isinstance(b, Tensor):
         return None
     if options.callback is not None or options.parameters or options.transpose is not None:

@@ -38,7 +38,7 @@ from learnsolve.solvers.core import checks, stagnation
 from learnsolve.solvers.core.advance import STANDS, fitting
 from learnsolve.solvers.core.advance_cg import at_once
 from learnsolve.solvers.core.operators import Matrix
-from learnsolve.solvers.core.report import without_solution
+from learnsolve.solvers.core.report import judged
 from learnsolve.solvers.core.system import Outcome, System
 from learnsolve.solvers.core.vectors import size
 from learnsolve.solvers.solution import CODE, EAGER, Iteration, Status
@@ -126,24 +126,6 @@ def iterate(method: Method, system: System, maxiter: int, gradient: str = "impli
         return judged(system, out)
 
 
-def judged(system: System, out: Outcome) -> Outcome:
-    """With the codes of columns that failed for a reason that no single iteration shows, and what to say of
-    them."""
-    if out.codes.numel() == 0 or int(out.codes.max()) <= CODE[Status.CONVERGED]:
-        return out
-    failed = out.codes > CODE[Status.CONVERGED]
-    A, b, x, codes = system.A, system.b.detach(), out.x.detach(), out.codes
-    # Whatever the method took it for, as an infinite curvature for a breakdown.
-    broken = failed & _across.anywhere(~torch.isfinite(b - A(x)).all(dim=-2))
-    codes = torch.where(broken, CODE[Status.NON_FINITE], codes)
-    if bool((broken == failed).all()):
-        return out._replace(codes=codes)
-    why = ""
-    if system.criterion.square:
-        codes, why = without_solution(A, b, x, codes)
-    return out._replace(codes=codes, note=why + system.criterion.accuracy(A, b, x, codes))
-
-
 def _values(codes: Tensor) -> Any:
     """The codes that occur; of few columns, which cost no operation but the read."""
     return codes.flatten().tolist() if codes.numel() <= 64 else torch.unique(codes).tolist()
@@ -153,7 +135,8 @@ class _Loop:
     """The iteration loop and its convergence checks."""
 
     def __init__(self, method: Method, system: System, gradient: str):
-        self.method, self.system = method, system
+        self.method: Any = method
+        self.system = system
         self.A, self.M, self.b, self.criterion = system.A, system.M, system.b, system.criterion
         self.callback, self.unattended = system.callback, system.unattended
         self.on_device = self.b.is_cuda
@@ -192,11 +175,12 @@ class _Loop:
     def guarded(self, running: Tensor) -> Any:
         """M for columns that run. For the others M might be applied to 0, where a nonlinear M need not have a
         derivative; they are replaced by a vector of length one, and their results by zeros."""
-        if self.M is None or isinstance(self.M, Matrix) or not torch.is_grad_enabled():
-            return self.M
+        given = self.M
+        if given is None or isinstance(given, Matrix) or not torch.is_grad_enabled():
+            return given
 
         def M(r: Tensor) -> Tensor:
-            z = self.M(torch.where(running, r, max(r.shape[-2], 1) ** -0.5))
+            z = given(torch.where(running, r, max(r.shape[-2], 1) ** -0.5))
             return torch.where(running, z, 0)
 
         return M
@@ -210,9 +194,9 @@ class _Loop:
         runs, every, end = *self.runs(progress), done + count
         while done < end and runs:
             seen: list[_Stretch] = []
-            if self.compiled is not None:
+            if (compiled := self.compiled) is not None:
                 most = end - done if self.criterion.never else min(end, self.due.after(done)) - done
-                advanced = self.compiled(progress.state, most, done, progress.codes == 0)
+                advanced = compiled(progress.state, most, done, progress.codes == 0)
                 if advanced[1].shape[-2]:
                     seen = [self.advanced(progress, every, done, *advanced)]
             for i in range(0 if seen else end - done if self.unattended else min(self.gap(done), end - done)):

@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from learnsolve.ops import _across
 from learnsolve.ops._across import rows
+from learnsolve.solvers.core.system import Outcome, System
 from learnsolve.solvers.core.vectors import divide, dot, size
 from learnsolve.solvers.solution import CODE, ConvergenceWarning, Solution, SolverError, Status
 
@@ -55,6 +57,24 @@ def _users_frame() -> int:
 
 
 _OURS = {"learnsolve", "torch"}
+
+
+def judged(system: System, out: Outcome) -> Outcome:
+    """With the codes of columns that failed for a reason that no single iteration shows, and what to say of
+    them."""
+    if out.codes.numel() == 0 or int(out.codes.max()) <= CODE[Status.CONVERGED]:
+        return out
+    failed = out.codes > CODE[Status.CONVERGED]
+    A, b, x, codes = system.A, system.b.detach(), out.x.detach(), out.codes
+    # Whatever the method took it for, as an infinite curvature for a breakdown.
+    broken = failed & _across.anywhere(~torch.isfinite(b - A(x)).all(dim=-2))
+    codes = torch.where(broken, CODE[Status.NON_FINITE], codes)
+    if bool((broken == failed).all()):
+        return out._replace(codes=codes)
+    why = ""
+    if system.criterion.square:
+        codes, why = without_solution(A, b, x, codes)
+    return out._replace(codes=codes, note=why + system.criterion.accuracy(A, b, x, codes))
 
 
 def without_solution(A: Any, b: Tensor, x: Tensor, codes: Tensor) -> tuple[Tensor, str]:

@@ -17,8 +17,8 @@ from torch import Tensor
 from learnsolve.ops import _across
 from learnsolve.ops._across import across
 from learnsolve.solvers.core.advance_cg import takes_at_once
-from learnsolve.solvers.core.loop import judged
 from learnsolve.solvers.core.operators import Operator, compiled_form, source
+from learnsolve.solvers.core.report import judged
 from learnsolve.solvers.core.system import Outcome, System
 from learnsolve.solvers.core.vectors import largest, size
 from learnsolve.solvers.solution import CODE, Iteration, Status

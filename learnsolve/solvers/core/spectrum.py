@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,12 +19,12 @@ from learnsolve.solvers.core.operators import as_operator, as_preconditioner
 from learnsolve.solvers.core.parameters import Parameters
 
 
-def bounds(read: Parameters, lmin: Any, lmax: Any, *operator: Any) -> tuple[Any, Any]:
+def bounds(read: Parameters, lmin: Any, lmax: Any, options: Mapping[str, Any]) -> tuple[Any, Any]:
     """`lmin` and `lmax` as `read.read` has them: lmax, if it is None, 1.1 times an estimate by 10 steps of
-    Arnoldi's method, constant to every derivative; lmin lmax / 30. `operator`: M, `transpose` and
-    `parameters` of the call."""
+    Arnoldi's method, constant to every derivative; lmin lmax / 30. `options` of the call: M,
+    `transpose` and `parameters`."""
     low, high = _bound(read, "lmin", lmin), _bound(read, "lmax", lmax)
-    high = _estimate(read, *operator) if high is None else high
+    high = _estimate(read, options) if high is None else high
     low = high / RATIO if low is None else low
     _check_order(read.name, low, high)
     return low, high
@@ -67,10 +68,10 @@ def _bound(read: Parameters, key: str, value: Any) -> Any:
     return _positive(read.name, key, read.read(key, value, rows=False))
 
 
-def _estimate(read: Parameters, M: Any, transpose: Any, parameters: Any) -> Tensor:
+def _estimate(read: Parameters, options: Mapping[str, Any]) -> Tensor:
     """In the form in full of Parameters, with one number a member of the batch; 1 where there is none that is
     positive, so that the solve says what is wrong."""
-    name, A, b = read.name, read.A, read.b
+    name, A, b, M = read.name, read.A, read.b, options.get("M")
     if torch.compiler.is_dynamo_compiling():
         raise NotImplementedError(
             f"{name}: the largest eigenvalue of M A is not estimated under torch.compile; pass lmax= or, for "
@@ -87,7 +88,7 @@ def _estimate(read: Parameters, M: Any, transpose: Any, parameters: Any) -> Tens
             "richardson, weight="
         )
     A = A.matrix if isinstance(A, BlockBatch) else A
-    apply = as_operator(name, A, b, transpose, tuple(parameters))
+    apply = as_operator(name, A, b, options.get("transpose"), tuple(options.get("parameters", ())))
     inner = as_preconditioner(name, "M", M, b)
     whole = not hasattr(A, "batch_shape") or A.batch_shape or getattr(M, "batch_shape", ())
     batch = read.batch if whole else torch.Size()

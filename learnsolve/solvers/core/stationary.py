@@ -7,8 +7,8 @@ loop of all methods (loop.py) runs until every column has stopped; `Stationary` 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -22,11 +22,8 @@ from learnsolve.solvers.core.arguments import check_b, refuse_parameters_that_le
 from learnsolve.solvers.core.door import solve
 from learnsolve.solvers.core.fixed import FIXED_GRADIENTS, run_fixed
 from learnsolve.solvers.core.parameters import Parameters
-from learnsolve.solvers.options import Options
+from learnsolve.solvers.options import Options, options_of
 from learnsolve.solvers.solution import Solution
-
-# Of Krylov methods alone: a singular A.
-KEYWORDS = tuple(field.name for field in fields(Options) if field.name != "null_space")
 
 
 class State(NamedTuple):
@@ -65,29 +62,31 @@ class _Identity:
 
 def run(
     name: str,
-    given: dict[str, Any],
+    A: Any,
+    b: Tensor,
+    x0: Tensor | None,
+    iterations: int | None,
+    options: Mapping[str, Any],
     fixed: Callable[[Parameters], tuple[Tensor, Tensor | None]],
     until: Callable[[Parameters], Callable[[Tensor], tuple[Any, Any, Tensor]]],
-    *learned: str,
+    **learned: Any,
 ) -> Solution:
-    """A method called with the arguments `given`, by name. With `iterations`, that number of steps, with the
-    scales and momenta of fixed(read). Else steps to a tolerance, with the coefficients of until(read). `read`
-    reads the method's parameters; `learned`: the arguments that both use."""
-    A, b, x0, iterations = (given[key] for key in ("A", "b", "x0", "iterations"))
+    """With `iterations`, that number of steps, with the scales and momenta of fixed(read). Else steps to a
+    tolerance, with the coefficients of until(read). `read` reads the method's parameters; `learned`: the
+    arguments that both use."""
     check_b(name, b)
     if iterations is not None:
         iterations = _check.integer(name, "iterations", iterations, 0)
-    options = make_options(name, iterations, **{key: given[key] for key in KEYWORDS})
+    settings = settings_of(name, iterations, options)
     read = Parameters(name, A, b, iterations)
     if iterations is not None:
-        return run_fixed(name, A, b, x0, options, iterations, *fixed(read))
+        return run_fixed(name, A, b, x0, settings, iterations, *fixed(read))
     coefficients = until(read)
     if isinstance(A, BlockBatch):
         coefficients = _of_padded_rows(coefficients, A)
-    method = Stationary(coefficients)
-    refuse_parameters_that_learn(name, options.gradient, **{key: given[key] for key in learned})
-    options = replace(options, M=_Identity() if options.M is None else options.M)
-    return solve(name, method, A, b, x0, options)
+    refuse_parameters_that_learn(name, settings.gradient, **learned)
+    settings = replace(settings, M=_Identity() if settings.M is None else settings.M)
+    return solve(name, Stationary(coefficients), A, b, x0, settings)
 
 
 def _of_padded_rows(coefficients: Callable[[Tensor], tuple[Any, Any, Tensor]], A: BlockBatch) -> Any:
@@ -100,18 +99,20 @@ def _of_padded_rows(coefficients: Callable[[Tensor], tuple[Any, Any, Tensor]], A
     return padded
 
 
-def make_options(name: str, iterations: int | None, gradient: str | None, **keywords: Any) -> Options:
-    """The keywords of a solve. With `iterations` those that belong to a tolerance are refused."""
+def settings_of(name: str, iterations: int | None, given: Mapping[str, Any]) -> Options:
+    """The options of a solve. With `iterations` those that belong to a tolerance are refused."""
+    options = options_of(name, {key: value for key, value in given.items() if value is not None})
     if iterations is None:
-        return Options(gradient="implicit" if gradient is None else gradient, **keywords)
+        return options
     for key in ("rtol", "atol", "maxiter"):
-        if keywords.pop(key) is not None:
+        if given.get(key) is not None:
             raise ValueError(
                 f"{name}: {key} must not be given beside iterations, which all run; leave out one"
             )
     for key in ("adjoint_rtol", "adjoint_maxiter", "adjoint_M"):
-        if keywords.pop(key, None) is not None:
+        if given.get(key) is not None:
             raise ValueError(f'{name}: {key} belongs to gradient="implicit", which iterations do not have')
+    gradient = given.get("gradient")
     gradient = "unrolled" if gradient is None else gradient
     _check.one_of(name, "gradient", gradient, FIXED_GRADIENTS)
-    return Options(gradient=gradient, **keywords)
+    return replace(options, gradient=gradient)
