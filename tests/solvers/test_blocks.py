@@ -6,7 +6,6 @@ from krylov import convection
 from reference import normal
 
 import learnsolve as ls
-from learnsolve.solvers.core.stagnation import Schedule
 
 S, P = ls.solvers, ls.preconditioners
 SYMMETRIC = ("cg", "fcg", "minres")
@@ -103,20 +102,6 @@ def test_a_preconditioner_that_couples_blocks_runs():
     b = normal((n,))
     x = S.fcg(batch, b, M=lambda r: L @ (L.T @ r), rtol=1e-9).x
     torch.testing.assert_close(batch @ x, b, rtol=0, atol=1e-7)
-
-
-@pytest.mark.filterwarnings("ignore::learnsolve.solvers.ConvergenceWarning")
-def test_a_block_that_stagnates_stands_still_while_others_run(monkeypatch):
-    """The loop stops it, and compiled code that knows nothing of that must not move it."""
-    level = torch.tensor([torch.inf, 0.0], dtype=torch.float64)[:, None, None]
-    reached = lambda self, A, b, x, r: (torch.ones(2, 1, 1, dtype=torch.float64), level)  # noqa: E731
-    monkeypatch.setattr("learnsolve.solvers.core.criterion.ResidualNorm.reached", reached)
-    monkeypatch.setattr("learnsolve.solvers.core.advance_cg.CompiledCG.due", Schedule(8, 1))
-    batch, b = ls.BlockBatch([ls.problems.poisson((20, 20)), ls.problems.poisson((200,))]), normal((600,))
-    solution, alone = (S.cg(batch, b, rtol=1e-12, maxiter=maxiter) for maxiter in (40, 16))
-    assert [status.name for status in solution.statuses] == ["STAGNATED", "MAX_ITERATIONS"]
-    assert torch.equal(solution.x[:400], alone.x[:400])
-    assert not torch.equal(solution.x[400:], alone.x[400:])
 
 
 @pytest.mark.parametrize("M", [None, lambda r: 1.0 * r])

@@ -9,6 +9,7 @@ from solvers.paths import eager
 import learnsolve as ls
 from learnsolve.solvers.core import problem
 from learnsolve.solvers.core.operators import Matrix
+from learnsolve.solvers.core.stagnation import Schedule
 from learnsolve.solvers.solution import EAGER
 
 # Solves that cannot converge, or are stopped before, are part of what is tested.
@@ -138,6 +139,39 @@ def test_what_the_recurrence_believes_is_measured(used, monkeypatch):
         if rtol < 1e-14:
             assert solution.status is general(monkeypatch, solve).status
     assert used == [True, True, True, False]
+
+
+@pytest.mark.filterwarnings("ignore::learnsolve.solvers.ConvergenceWarning")
+@pytest.mark.parametrize("of", ["columns", "blocks"])
+def test_what_stagnates_stands_still_while_others_run(of, monkeypatch):
+    """The loop stops it, and compiled code that knows nothing of that must not move it."""
+    level = torch.tensor([torch.inf, 0.0], dtype=torch.float64)
+    level = level.reshape(2, 1, 1) if of == "blocks" else level.unsqueeze(0)
+    reached = lambda self, A, b, x, r: (torch.ones_like(level), level)  # noqa: E731
+    monkeypatch.setattr("learnsolve.solvers.core.criterion.ResidualNorm.reached", reached)
+    monkeypatch.setattr("learnsolve.solvers.core.advance_cg.CompiledCG.due", Schedule(8, 1))
+    A, b = ls.problems.poisson((200,)), normal((200, 2))
+    if of == "blocks":
+        A, b = ls.BlockBatch([A, A]), b.mT.reshape(-1)
+    solution, sooner = (ls.solvers.cg(A, b, rtol=1e-12, maxiter=maxiter) for maxiter in (40, 16))
+    assert [status.name for status in solution.statuses] == ["STAGNATED", "MAX_ITERATIONS"]
+    ours, theirs = (s.x.reshape(2, 200) if of == "blocks" else s.x.mT for s in (solution, sooner))
+    assert torch.equal(ours[0], theirs[0])
+    assert not torch.equal(ours[1], theirs[1])
+
+
+def test_norms_of_a_column_that_is_done_are_true_ones(used):
+    """From the iteration on in which it was, while another one goes on."""
+    A = ls.problems.poisson((300,)).to(torch.float32)
+    b = torch.stack((A @ torch.ones(300), normal((300,)).float()), 1)
+    solution = ls.solvers.cg(A, b, rtol=1e-4, maxiter=400)
+    assert used == [True]
+    assert solution.statuses[0].name == "CONVERGED"
+    norms = solution.residual_norms[:, 0]
+    true = torch.linalg.vector_norm(b[:, 0] - A @ solution.x[:, 0])
+    done = (norms <= 1e-4 * norms[0]).nonzero().min()
+    assert done < solution.iterations - 50
+    assert torch.allclose(norms[done:], true, rtol=1e-5, atol=0)
 
 
 def test_implicit_gradients_go_through_it_twice(used):
