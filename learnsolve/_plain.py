@@ -7,7 +7,7 @@ from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
-from torch._C._functorch import get_unwrapped, is_batchedtensor, is_functorch_wrapped_tensor
+from torch._C._functorch import get_unwrapped, is_batchedtensor, is_functorch_wrapped_tensor, maybe_get_bdim
 
 try:
     from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
@@ -71,3 +71,11 @@ def makes_plain_tensors(make: Callable[P, T]) -> Callable[P, T]:
             return make(*args, **kwargs)
 
     return outside_of_graphs(outside)
+
+
+def numbers(t: Tensor) -> Tensor:
+    """The numbers behind a tensor that transformations of torch.func hold, mapped axes first."""
+    while is_functorch_wrapped_tensor(t):
+        inner = get_unwrapped(t)
+        t = inner.movedim(maybe_get_bdim(t), 0) if is_batchedtensor(t) else inner
+    return t.detach()

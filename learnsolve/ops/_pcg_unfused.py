@@ -32,7 +32,7 @@ class Stop(enum.IntEnum):
     DIVERGED = 5  # the residual has grown by the inverse of the rounding unit
 
 
-def _preconditioner(m: Tensor, factor: SparsityPattern | None, kind: int) -> Callable[[Tensor], Tensor]:
+def applied(m: Tensor, factor: SparsityPattern | None, kind: int) -> Callable[[Tensor], Tensor]:
     """r -> M r on (..., n, k)."""
     if kind == 0:
         return lambda r: r
@@ -78,7 +78,7 @@ def unfused(
     vector = b.dim() == 1
     if vector:
         b, x0 = b.unsqueeze(-1), x0 if from_zero else x0.unsqueeze(-1)
-    M = _preconditioner(m, factor, kind)
+    M = applied(m, factor, kind)
 
     def dot(u, v):
         return dots(u, v, True)

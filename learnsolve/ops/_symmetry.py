@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import get_unwrapped, is_batchedtensor, is_functorch_wrapped_tensor, maybe_get_bdim
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from learnsolve import _check
-from learnsolve._plain import plain_tensors
+from learnsolve._plain import numbers, plain_tensors
 from learnsolve.csr import CSR
 from learnsolve.pattern import SparsityPattern, as_numpy
 
@@ -68,11 +68,3 @@ def _symmetric_pattern(P: SparsityPattern) -> tuple[bool]:
         return (False,)
     pairs = ((P.crow_indices, P.T.crow_indices), (P.col_indices, P.T.col_indices))
     return (all((as_numpy(a) == as_numpy(b)).all() for a, b in pairs),)
-
-
-def numbers(t: Tensor) -> Tensor:
-    """The numbers behind a tensor that transformations of torch.func hold, mapped axes first."""
-    while is_functorch_wrapped_tensor(t):
-        inner = get_unwrapped(t)
-        t = inner.movedim(maybe_get_bdim(t), 0) if is_batchedtensor(t) else inner
-    return t.detach()

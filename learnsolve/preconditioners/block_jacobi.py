@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from learnsolve import _check
-from learnsolve._plain import makes_plain_tensors, plain_tensors
+from learnsolve._plain import makes_plain_tensors, numbers, plain_tensors
 from learnsolve.csr import CSR
 from learnsolve.ops._gather import permuted, place, take
 from learnsolve.ops._product import product
 from learnsolve.ops._selection import trusted
-from learnsolve.ops._symmetry import alike, numbers
+from learnsolve.ops._symmetry import alike
 from learnsolve.ops.triangle import tril
 from learnsolve.pattern import SparsityPattern, as_numpy
 from learnsolve.preconditioners._direct import cholesky, inverses

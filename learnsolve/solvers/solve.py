@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from learnsolve import _check, _inputs
-from learnsolve._plain import outside_of_graphs
+from learnsolve._plain import numbers, outside_of_graphs
 from learnsolve.csr import CSR
-from learnsolve.ops._symmetry import numbers, symmetry
+from learnsolve.ops._symmetry import symmetry
 from learnsolve.ops.spsolve import spsolve
 from learnsolve.preconditioners import IC0, ILU0, MIC0, Jacobi
 from learnsolve.solvers.bicgstab import bicgstab

@@ -11,7 +11,7 @@ from reference import normal
 from solvers.krylov import RECTANGULAR, SQUARE, SYMMETRIC, dense_solution, matrix, run
 
 import learnsolve as ls
-from learnsolve.ops._pcg_apart import STOP
+from learnsolve.ops._pcg_preconditioner import STOP
 from learnsolve.ops.pcg import Iterations
 from learnsolve.solvers.core.criterion import ResidualNorm
 from learnsolve.solvers.core.functions import Function

@@ -22,7 +22,7 @@ from learnsolve import _device_analysis
 from learnsolve.csr import CSR
 from learnsolve.ops._autograd import tracked
 from learnsolve.ops._operands import broadcasts_to
-from learnsolve.ops._pcg_apart import RHO, STOP
+from learnsolve.ops._pcg_preconditioner import RHO, STOP
 from learnsolve.ops._pcg_unfused import Stop
 from learnsolve.ops.pcg import Iterations, pcg_iterations
 from learnsolve.solvers.core import checks, stagnation

@@ -15,9 +15,9 @@ from torch import Tensor
 from learnsolve import _arrivals
 from learnsolve.csr import CSR
 from learnsolve.ops._autograd import Operation
+from learnsolve.ops._pcg_preconditioner import KINDS
+from learnsolve.ops._pcg_unfused import applied
 from learnsolve.ops._product import sampled
-from learnsolve.ops.spmm import spmm
-from learnsolve.ops.sptrsv import sptrsv
 from learnsolve.ops.structure import transpose
 from learnsolve.pattern import SparsityPattern
 from learnsolve.solvers.core.projected import CONSTANTS
@@ -310,12 +310,8 @@ class _OfForm:
         return self.kind, self.m, self.factor
 
     def __call__(self, r: Tensor) -> Tensor:
-        if self.factor is None:
-            return self.m * r if r.dim() == 1 else self.m.unsqueeze(-1) * r
-        L = CSR(self.m, self.factor)
-        if self.kind == "product":
-            return spmm(L, spmm(L, r, transpose=True))
-        return sptrsv(L, sptrsv(L, r), transpose=True)
+        M = applied(self.m, self.factor, KINDS.index(self.kind))
+        return M(r) if r.dim() > 1 else M(r.unsqueeze(-1)).squeeze(-1)
 
 
 def _pattern(crow: Tensor, col: Tensor, shape: tuple[int, int]) -> SparsityPattern:

@@ -26,11 +26,10 @@ from scipy.sparse import csgraph
 from torch import Tensor
 
 from learnsolve import _check
-from learnsolve._plain import makes_plain_tensors
+from learnsolve._plain import makes_plain_tensors, numbers
 from learnsolve.csr import CSR
 from learnsolve.ops._product import product
 from learnsolve.ops._selection import trusted
-from learnsolve.ops._symmetry import numbers
 from learnsolve.ops.block_batch import Layout
 from learnsolve.pattern import SparsityPattern, as_numpy
 from learnsolve.solvers.core.blocks import Blocks
