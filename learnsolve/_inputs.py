@@ -75,7 +75,7 @@ def takes_sparse_matrices(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def _each(A: Any) -> Any:
-    return [sparse_matrix(one) for one in A] if isinstance(A, (list, tuple)) else sparse_matrix(A)
+    return [_each(one) for one in A] if isinstance(A, (list, tuple)) else sparse_matrix(A)
 
 
 def operands(function: str, A: Any, *vectors: Any) -> tuple[Any, ...]:

@@ -30,6 +30,7 @@ OPS = {
     "IncompleteLU": None,
     "StencilOperator": None,
     "eye": None,  # no matrix goes in
+    "zeros": None,
     "diag": None,
     "set_buffer_limit": None,
     "set_plan_limit": None,
@@ -37,6 +38,7 @@ OPS = {
     "stencil": None,
     "stencil_matrix": None,
     "add": lambda A: ls.ops.add(A, other),
+    "block": lambda A: ls.ops.block([[None, other], [A, None]]),
     "block_diag": lambda A: ls.ops.block_diag([other, A]),
     "diagonal": lambda A: ls.ops.diagonal(A, 1),
     "factorized": lambda A: ls.ops.factorized(A),
