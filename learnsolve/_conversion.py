@@ -1,7 +1,7 @@
 """Values and pattern of a sparse matrix from and to SciPy, torch and dense tensors: behind `CSR.from_*` and
 `CSR.to_*`."""
 
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import scipy.sparse
@@ -13,6 +13,13 @@ from learnsolve._pattern_checks import as_numpy, check_range, check_structure, c
 from learnsolve.pattern import SparsityPattern
 
 Shape = tuple[int, int]
+TensorLike = Tensor | np.ndarray  # what `tensor_of` makes a tensor
+
+
+class SciPyMatrix(Protocol):
+    """A sparse array or matrix of SciPy for type checkers, which find no types in SciPy itself."""
+
+    def tocsr(self, copy: bool = False) -> Any: ...
 
 
 def from_scipy(S: Any, dtype: torch.dtype | None) -> tuple[Tensor, SparsityPattern]:
