@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import _check
+from learnsolve._pattern_checks import check_device
 from learnsolve._plain import makes_plain_tensors
 from learnsolve.csr import CSR
 from learnsolve.pattern import SparsityPattern
@@ -53,6 +54,7 @@ def eye(
     m = n if m is None else _check.integer("eye", "m", m, 0)
     k = _check.integer("eye", "k", k, -(2**62))
     _check.one_of("eye", "index_dtype", index_dtype, (torch.int32, torch.int64))
+    check_device("eye", device)
     ones = torch.ones(max(0, min(n + min(k, 0), m - max(k, 0))), dtype=dtype, device=device)
     return CSR(ones, _pattern(n, m, k, index_dtype, ones.device))
 
@@ -90,6 +92,7 @@ def zeros(
     n = _check.integer("zeros", "n", n, 0)
     m = n if m is None else _check.integer("zeros", "m", m, 0)
     _check.one_of("zeros", "index_dtype", index_dtype, (torch.int32, torch.int64))
+    check_device("zeros", device)
     none = torch.zeros(0, dtype=dtype, device=device)
     return CSR(none, _pattern(n, m, m, index_dtype, none.device))
 
