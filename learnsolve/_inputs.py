@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, TypeVar, overload
 
 import numpy as np
 import scipy.sparse
@@ -18,17 +18,12 @@ import torch
 from torch import Tensor
 
 from learnsolve import _conversion
+from learnsolve._conversion import TensorLike
 from learnsolve.csr import CSR
 from learnsolve.pattern import SparsityPattern
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class SciPyMatrix(Protocol):
-    """A sparse array or matrix of SciPy for type checkers, which find no types in SciPy itself."""
-
-    def tocsr(self, copy: bool = False) -> Any: ...
 
 
 def matrix(A: Any) -> Any:
@@ -75,9 +70,15 @@ def takes_sparse_matrices(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def _each(A: Any) -> Any:
-    return [sparse_matrix(one) for one in A] if isinstance(A, (list, tuple)) else sparse_matrix(A)
+    return [_each(one) for one in A] if isinstance(A, (list, tuple)) else sparse_matrix(A)
 
 
+@overload
+def operands(function: str, A: Any, *vectors: TensorLike) -> tuple[Any, *tuple[Tensor, ...]]: ...
+@overload
+def operands(
+    function: str, A: Any, b: TensorLike, x0: TensorLike | None, /
+) -> tuple[Any, Tensor, Tensor | None]: ...
 def operands(function: str, A: Any, *vectors: Any) -> tuple[Any, ...]:
     """A by `matrix`, and vectors, NumPy arrays among them as tensors on its device."""
     A = matrix(A)

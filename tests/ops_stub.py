@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 from torch import Tensor
 
 from learnsolve._buffer_limit import set_buffer_limit as set_buffer_limit
-from learnsolve._inputs import SciPyMatrix
+from learnsolve._conversion import SciPyMatrix
 from learnsolve._plan_limit import set_plan_limit as set_plan_limit
 from learnsolve.csr import CSR
 from learnsolve.nn.sparse_matrix import SparseMatrix

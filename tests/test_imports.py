@@ -27,7 +27,7 @@ LAYERS = [
     ["_planned", "_pattern_checks"],
     ["_arrivals"],
     ["config", "pattern", "_scipy"],
-    ["_conversion", "_csr_files", "_csr_pictures"],
+    ["_conversion", "_csr_files", "_csr_habits", "_csr_pictures"],
     ["_csr_views"],
     ["csr"],
     ["_check", "_inputs"],

@@ -273,3 +273,28 @@ def test_a_thread_that_draws_gets_no_number_twice():
             drawn += np.random.rand(16).tolist()  # noqa: NPY002
         done.result()
     assert len(set(drawn)) == len(drawn)
+
+
+# --- default dtypes ---
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ls.ops.eye(4),
+        lambda: ls.ops.zeros(4),
+        lambda: ls.problems.poisson((4, 4)),
+        lambda: ls.problems.anisotropic((4, 4), 0.1, 0.3),
+        lambda: ls.problems.random_spd(16, 0),
+        lambda: ls.problems.gallery("unit_square"),
+        lambda: ls.problems.graph_laplacian(GIVEN["edge_index"]()),
+        lambda: ls.problems.p1_mass(GIVEN["mesh"]()),
+        lambda: ls.problems.p1_stiffness(GIVEN["mesh"]()),
+        lambda: ls.problems.dataset("random_spd", "train", 1, n=16)[0].A,
+        lambda: P.ApproximateInverse.bidiagonal(4).L,
+        lambda: P.Hierarchy.linear((5, 5), levels=2).prolongations[0],
+    ],
+)
+def test_matrices_made_without_data_are_float64(make):
+    """Whatever torch's default is: they fit one another."""
+    assert make().dtype == F64

@@ -19,7 +19,7 @@ from learnsolve.ops import (  # noqa: F401  (methods of CSR)
 from learnsolve.ops._sparse_product import set_spgemm_plan_limit
 from learnsolve.ops.add import add
 from learnsolve.ops.diagonal import diagonal, inverse_diagonal, trace
-from learnsolve.ops.diagonals import diag, eye
+from learnsolve.ops.diagonals import diag, eye, zeros
 from learnsolve.ops.gather import gather
 from learnsolve.ops.incomplete import IncompleteCholesky, IncompleteLU, ic0, ilu0, mic0
 from learnsolve.ops.indexing import permute
@@ -35,7 +35,7 @@ from learnsolve.ops.spgemm import galerkin, spgemm
 from learnsolve.ops.spmm import spmm
 from learnsolve.ops.spsolve import Factorized, factorized, spsolve
 from learnsolve.ops.sptrsv import sptrsv
-from learnsolve.ops.stack import block_diag, hstack, vstack
+from learnsolve.ops.stack import block, block_diag, hstack, vstack
 from learnsolve.ops.stencil import stencil
 from learnsolve.ops.stencil_matrix import stencil_matrix
 from learnsolve.ops.stencil_operator import StencilOperator
@@ -50,6 +50,7 @@ __all__ = [
     "IncompleteLU",
     "StencilOperator",
     "add",
+    "block",
     "block_diag",
     "diag",
     "diagonal",
@@ -92,6 +93,7 @@ __all__ = [
     "tril",
     "triu",
     "vstack",
+    "zeros",
 ]
 csr._ops = sys.modules[__name__]
 # What users call takes the sparse matrices of other libraries too; the library itself calls what is inside.

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import _check
+from learnsolve._conversion import TensorLike
 from learnsolve._inputs import operands
 from learnsolve.csr import CSR
 from learnsolve.preconditioners._relaxation import DIRECTIONS, Sweep, check_omega, check_sweep
@@ -70,8 +71,8 @@ def _matrix(A: Any) -> CSR:
 def relax(
     name: str,
     A: CSR,
-    b: Tensor,
-    x0: Tensor | None,
+    b: TensorLike,
+    x0: TensorLike | None,
     omega: float | Tensor,
     direction: str,
     multicolour: bool,

@@ -30,7 +30,7 @@ from learnsolve.solvers.base import CODE, COMPILED, OP_BY_OP, Solution, Status
 METHODS = ("cg", "fcg", "minres", "bicgstab", "gmres", "fgmres")  # the solvers that _opaque.py may call
 
 
-def traced_cg(A: Any, b: Tensor, x0: Tensor | None, options: Options) -> Solution | None:
+def traced_cg(A: Any, b: Any, x0: Any, options: Options) -> Solution | None:
     """`cg` with gradient "unrolled" or "checkpointed", rtol = atol = 0 and a maxiter, for one CSR and an M of
     the compiled loop; None for any other call. The norms are those of all iterations, as on a CUDA device."""
     fixed = options.gradient != "implicit" and options.maxiter is not None and options.callback is None
@@ -70,7 +70,7 @@ def traced_cg(A: Any, b: Tensor, x0: Tensor | None, options: Options) -> Solutio
 
 
 def traced_solve(
-    name: str, A: Any, b: Any, x0: Tensor | None, options: Options, symmetric: bool, restart: int
+    name: str, A: Any, b: Any, x0: Any, options: Options, symmetric: bool, restart: int
 ) -> Solution | None:
     """A solve with the implicit gradient, or for a fixed number of iterations, as one operation; None for any
     other call. To a tolerance `residual_norms` are the first and the last, and `iterations` is a tensor."""

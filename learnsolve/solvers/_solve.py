@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import _device_analysis
+from learnsolve._conversion import TensorLike
 from learnsolve._inputs import operands
 from learnsolve._plain import outside_of_graphs
 from learnsolve.ops import _across
@@ -45,8 +46,8 @@ def solve(
     name: str,
     method: Method,
     A: Any,
-    b: Tensor,
-    x0: Tensor | None,
+    b: TensorLike,
+    x0: TensorLike | None,
     options: Options,
     symmetric: bool = False,
     transposed_M: bool = True,
@@ -67,8 +68,8 @@ def _solve(
     name: str,
     method: Method,
     A: Any,
-    b: Tensor,
-    x0: Tensor | None,
+    b: TensorLike,
+    x0: TensorLike | None,
     options: Options,
     symmetric: bool,
     transposed_M: bool,
@@ -85,8 +86,8 @@ def _checked_and_run(
     name: str,
     method: Method,
     A: Any,
-    b: Tensor,
-    x0: Tensor | None,
+    b: TensorLike,
+    x0: TensorLike | None,
     options: Options,
     symmetric: bool,
     transposed_M: bool,

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from learnsolve._conversion import TensorLike
 from learnsolve.ops._dots import scaled
 from learnsolve.solvers._options import Options
 from learnsolve.solvers._solve import solve
@@ -75,8 +76,8 @@ def _zero(product: Tensor, u: Tensor, v: Tensor) -> Tensor:
 
 def bicgstab(
     A: Any,
-    b: Tensor,
-    x0: Tensor | None = None,
+    b: TensorLike,
+    x0: TensorLike | None = None,
     *,
     rtol: float | None = 1e-5,
     atol: float | None = 0.0,
@@ -99,7 +100,7 @@ def bicgstab(
     Parameters
     ----------
     A : CSR, BlockBatch, LinearOperator or callable, shape (n, n), as for `cg`; any nonsingular matrix
-    b : Tensor, shape (n,) or (..., n, k)
+    b : Tensor or NumPy array, shape (n,) or (..., n, k)
     maxiter : int, 10 n if not given
     M : an approximation of A^-1, linear: callable r -> M r, CSR or LinearOperator
     x0, rtol, atol, callback, gradient, throw, adjoint_rtol, adjoint_maxiter, parameters : as for `cg`

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from learnsolve._conversion import TensorLike
 from learnsolve.ops._dots import scaled
 from learnsolve.solvers._in_graphs import traced_cg
 from learnsolve.solvers._options import Options
@@ -56,8 +57,8 @@ class ConjugateGradients:
 
 def cg(
     A: Any,
-    b: Tensor,
-    x0: Tensor | None = None,
+    b: TensorLike,
+    x0: TensorLike | None = None,
     *,
     rtol: float | None = 1e-5,
     atol: float | None = 0.0,
@@ -80,8 +81,8 @@ def cg(
     ----------
     A : CSR, shape (n, n), values (..., nnz); or a `BlockBatch`, of which each block is a system; or a
         scipy.sparse.linalg.LinearOperator; or a callable x -> A x on tensors of b's shape
-    b : Tensor, shape (n,) or (..., n, k). Each of the k columns stops on its own.
-    x0 : Tensor of b's shape; zero if not given
+    b : Tensor or NumPy array, shape (n,) or (..., n, k). Each of the k columns stops on its own.
+    x0 : like b; zero if not given
     rtol, atol : the tolerance
     maxiter : int, 10 n if not given
     M : an approximation of A^-1, symmetric positive definite: callable r -> M r, CSR or LinearOperator; for a

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from learnsolve._conversion import TensorLike
 from learnsolve.solvers._options import Options
 from learnsolve.solvers._solve import solve
 from learnsolve.solvers.base import Iteration, Solution
@@ -17,8 +18,8 @@ from learnsolve.solvers.cg import ConjugateGradients
 
 def fcg(
     A: Any,
-    b: Tensor,
-    x0: Tensor | None = None,
+    b: TensorLike,
+    x0: TensorLike | None = None,
     *,
     rtol: float | None = 1e-5,
     atol: float | None = 0.0,

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import _check
+from learnsolve._conversion import TensorLike
 from learnsolve.ops._dots import combination, scaled
 from learnsolve.solvers._options import Options
 from learnsolve.solvers._solve import solve
@@ -109,8 +110,8 @@ def _rotated(Q: Tensor, c: Tensor, s: Tensor) -> Tensor:
 
 def gmres(
     A: Any,
-    b: Tensor,
-    x0: Tensor | None = None,
+    b: TensorLike,
+    x0: TensorLike | None = None,
     *,
     rtol: float | None = 1e-5,
     atol: float | None = 0.0,
@@ -134,7 +135,7 @@ def gmres(
     Parameters
     ----------
     A : CSR, BlockBatch, LinearOperator or callable, shape (n, n), as for `cg`; any nonsingular matrix
-    b : Tensor, shape (n,) or (..., n, k)
+    b : Tensor or NumPy array, shape (n,) or (..., n, k)
     maxiter : int, 10 n if not given: iterations, each with one product, where SciPy counts restarts
     restart : int, iterations between restarts
     M : an approximation of A^-1, linear: callable r -> M r, CSR or LinearOperator

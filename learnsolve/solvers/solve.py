@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import _check, _inputs
+from learnsolve._conversion import TensorLike
 from learnsolve._plain import outside_of_graphs
 from learnsolve.csr import CSR
 from learnsolve.ops._symmetry import numbers, symmetry
@@ -44,7 +45,7 @@ class Choice(NamedTuple):
 @outside_of_graphs
 def solve(
     A: Any,
-    b: Any,
+    b: TensorLike,
     *,
     rtol: float = 1e-5,
     atol: float = 0.0,
