@@ -141,7 +141,7 @@ def _fixed(
     X = torch.zeros_like(B) if x0 is None else columns(x0, vector, batch)
     if iterations == 0:
         X = with_zero_gradient(X.clone(), B, A.values, *((omega,) if isinstance(omega, Tensor) else ()))
-    steps = Steps(operator, _sweeps(methods, operator))
+    steps = Steps(name, operator, _sweeps(methods, operator))
     known = B if x0 is None else None
     x, norms, _, _ = steps.run(B, X, iterations, gradient == "checkpointed", known)
     shown = x.squeeze(-1) if vector else x
