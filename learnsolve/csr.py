@@ -52,7 +52,7 @@ class CSR(Views):
     tensor([1., 1., 1.], dtype=torch.float64)
     """
 
-    __slots__ = ("__weakref__", "_derived", "pattern", "values")
+    __slots__ = ("__weakref__", "_inverse_diagonal", "pattern", "values")
 
     __array_ufunc__ = None  # NumPy leaves `array * A` to __rmul__
 
@@ -109,7 +109,7 @@ class CSR(Views):
             )
         self.values = values
         self.pattern = pattern
-        self._derived: dict[str, Any] = {}  # what operations keep with constant values
+        self._inverse_diagonal: tuple[Tensor, Tensor] | None = None  # kept by ops/diagonal.py
 
     def __reduce__(self):
         return CSR, (self.values, self.pattern)
@@ -307,7 +307,7 @@ class CSR(Views):
         """Does A equal its transpose, pattern included, up to
         ``|a_ij - a_ji| <= 64 eps sqrt(|a_ii a_jj|)``?
 
-        Of a batch: all of them. O(nnz), on the host, once for a matrix; not under `torch.compile`."""
+        Of a batch: all of them. O(nnz), on the host; not under `torch.compile`."""
         return _ops._symmetry.symmetry("CSR.is_symmetric", self, None)
 
     def diagonal(self, k: int | None = None, *, offset: int | None = None) -> Tensor:
@@ -422,7 +422,7 @@ def _unflatten(children: Any, pattern: SparsityPattern) -> CSR:
     A = object.__new__(CSR)
     (A.values,) = children
     A.pattern = pattern
-    A._derived = {}
+    A._inverse_diagonal = None
     return A
 
 
