@@ -26,7 +26,7 @@ from learnsolve._unchanged import Unchanged, version
 def repeated(function: str, run: Callable[..., tuple], *tensors: Tensor | None) -> Any:
     """run(*tensors), whose last result are residual norms, (..., iterations, k). A backward repeats it, and
     an error names `function`."""
-    if torch.compiler.is_dynamo_compiling():
+    if torch.compiler.is_dynamo_compiling() or not torch.is_grad_enabled():
         return checkpoint(run, *tensors, use_reentrant=False)
     # The repetition runs to its end: its last norms are compared too.
     with set_checkpoint_early_stop(False):
