@@ -105,7 +105,11 @@ def relax(
 
 def _of_steps(omega: float | Tensor) -> list[Any]:
     """The one omega of all steps, or that of each, numbers or of the shape of the batch."""
-    return list(omega.squeeze(-1).unbind(-1)) if isinstance(omega, Tensor) else [omega]
+    if not isinstance(omega, Tensor):
+        return [omega]
+    omega = omega.squeeze(-1)
+    # No unbind: where omega is changed in place before a backward, torch's error would be about its views.
+    return [omega.select(-1, i) for i in range(omega.shape[-1])]
 
 
 def _fixed(

@@ -3,7 +3,7 @@
 The graph holds what a segment starts from, and nothing that its iterations compute. If the repetition reads
 other values than the forward did, the gradient belongs to neither: that is an error. It shows in
 
-    versions         of the arguments and of all tensors that autograd saves: what torch checks elsewhere
+    versions         of all tensors that autograd saves, as without checkpoints; torch checks the arguments
     residual norms   on the CPU, to sqrt(eps): changes that raise no version, and functions that give
                      something else when they are called again
 """
@@ -20,7 +20,7 @@ from torch._C._autograd import _top_saved_tensors_default_hooks
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointError, checkpoint, set_checkpoint_early_stop
 
-from learnsolve._unchanged import Unchanged, version
+from learnsolve._unchanged import version
 
 
 def repeated(function: str, run: Callable[..., tuple], *tensors: Tensor | None) -> Any:
@@ -30,13 +30,12 @@ def repeated(function: str, run: Callable[..., tuple], *tensors: Tensor | None) 
         return checkpoint(run, *tensors, use_reentrant=False)
     # The repetition runs to its end: its last norms are compared too.
     with set_checkpoint_early_stop(False):
-        return checkpoint(_Repeated(function, run, tensors), *tensors, use_reentrant=False)
+        return checkpoint(_Repeated(function, run), *tensors, use_reentrant=False)
 
 
 class _Repeated:
-    def __init__(self, function: str, run: Callable[..., tuple], tensors: tuple[Tensor | None, ...]):
+    def __init__(self, function: str, run: Callable[..., tuple]):
         self.function, self.run = function, run
-        self.arguments = Unchanged(t for t in tensors if t is not None)
         self.versions: list[int] = []
         self.norms: Tensor | None = None  # of the forward
 
@@ -52,8 +51,6 @@ class _Repeated:
             if version(t) != next(known, None):
                 raise self.error()
 
-        if not self.arguments():
-            raise self.error()
         try:
             with _told_of_saved(compare):
                 found = self.run(*tensors)

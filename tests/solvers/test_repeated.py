@@ -102,6 +102,18 @@ def test_a_change_is_noticed_where_the_iterates_do_not_reach(name):
 
 
 @pytest.mark.filterwarnings("ignore::learnsolve.solvers.ConvergenceWarning")
+@pytest.mark.parametrize("name", ["richardson", "richardson, to a tolerance", "heavyball, to a tolerance"])
+def test_a_change_is_noticed_that_is_too_small_for_the_norms(name):
+    """Autograd does not save b, which a step only adds."""
+    given = Operands(True)
+    loss = given.solve(name, "checkpointed").x.square().sum()
+    with torch.no_grad():
+        given.b[0] += 1e-12
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        given.gradient(loss)
+
+
+@pytest.mark.filterwarnings("ignore::learnsolve.solvers.ConvergenceWarning")
 def test_a_fused_step_before_the_backward_is_noticed():
     given = Operands(False)
     optimizer = torch.optim.SGD([given.values], lr=0.1, fused=True)
