@@ -63,7 +63,7 @@ class AMG(Preconditioner):
     max_levels, max_coarse : int >= 1, most levels, and most unknowns of the coarsest; 10 and 100 if not given
     coarse_solver : "lu", the inverse; or "pinv", the pseudo-inverse, for a singular A. Not given: "pinv" if
         the coarsest matrix is singular up to rounding (not found under `torch.compile`), else "lu"
-    symmetric : bool, whether A is symmetric; if not given its numbers are compared, once for a matrix (not
+    symmetric : bool, whether A is symmetric; if not given its numbers are compared (not
         under `torch.compile`)
 
     Attributes

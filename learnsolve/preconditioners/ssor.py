@@ -27,7 +27,7 @@ class SSOR(Preconditioner):
     Parameters
     ----------
     A, omega, multicolour : as for `SOR`
-    symmetric : bool, whether A is symmetric; if not given its numbers are compared, once for a matrix (not
+    symmetric : bool, whether A is symmetric; if not given its numbers are compared (not
         under `torch.compile`)
 
     Raises
