@@ -6,7 +6,6 @@ from preconditioners.cases import general, spd
 from reference import normal
 
 import learnsolve as ls
-from learnsolve.ops import _symmetry
 from learnsolve.ops._symmetry import symmetry
 
 
