@@ -56,7 +56,7 @@ class CSR(Views, Habits, Immutable):
     tensor([1., 1., 1.], dtype=torch.float64)
     """
 
-    __slots__ = ("__weakref__", "_kept", "pattern", "values")
+    __slots__ = ("__weakref__", "_inverse_diagonal", "pattern", "values")  # the former: ops/diagonal.py
 
     _instead = "make another one with A.with_values(values) or learnsolve.CSR(values, pattern)"
 
@@ -103,14 +103,6 @@ class CSR(Views, Habits, Immutable):
 
     def __reduce__(self):
         return CSR, (self.values, self.pattern)
-
-    @property
-    def _derived(self) -> dict[str, Any]:
-        """What operations keep with constant values. Made when the first of them asks: most matrices live
-        for one operation."""
-        if not hasattr(self, "_kept"):
-            object.__setattr__(self, "_kept", {})
-        return self._kept
 
     # --- facts ---
     @property
@@ -306,7 +298,7 @@ class CSR(Views, Habits, Immutable):
         """Does A equal its transpose, pattern included, up to
         ``|a_ij - a_ji| <= 64 eps sqrt(|a_ii a_jj|)``?
 
-        Of a batch: all of them. O(nnz), on the host, once for a matrix; not under `torch.compile`."""
+        Of a batch: all of them. O(nnz), on the host; not under `torch.compile`."""
         return _ops._symmetry.symmetry("CSR.is_symmetric", self, None)
 
     def diagonal(self, k: int | None = None, *, offset: int | None = None) -> Tensor:

@@ -12,7 +12,6 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from learnsolve import _check
 from learnsolve.csr import CSR
@@ -26,6 +25,7 @@ from learnsolve.solvers._blocks import Blocks, joined, systems_of
 from learnsolve.solvers._implicit import transformed
 from learnsolve.solvers._operator import as_operator, as_preconditioner, compiled_form
 from learnsolve.solvers._options import Options, check_operands, check_x0
+from learnsolve.solvers._repeated import repeated
 from learnsolve.solvers._solve import columns
 from learnsolve.solvers.base import CODE, COMPILED, Iteration, Solution, SolverError, Status
 
@@ -130,7 +130,7 @@ def run_fixed(
         if layout is not None:
             b, x0 = layout.padded(b), layout.padded(x0)
             scale = scale if scale.shape[-1] == 1 else layout.padded(scale.mT).mT
-        steps = Steps(operator, M, scale, momenta, options.callback, vector, layout)
+        steps = Steps(name, operator, M, scale, momenta, options.callback, vector, layout)
         solution = steps.solution(b, x0, iterations, checkpointed)
     if options.throw and solution.status in (Status.NON_FINITE, Status.DIVERGED):
         raise SolverError(name, solution)
@@ -146,6 +146,7 @@ class Steps:
 
     def __init__(
         self,
+        function: str,
         A: Callable[[Tensor], Tensor],
         M: Callable[[Tensor], Tensor] | Sequence[Callable[[Tensor], Tensor]] | None,
         scale: Tensor | None = None,
@@ -154,7 +155,7 @@ class Steps:
         vector: bool = False,
         layout: Layout | None = None,
     ):
-        self.layout = layout  # of the blocks of a BlockBatch
+        self.function, self.layout = function, layout  # `layout`: of the blocks of a BlockBatch
         self.A, self.M, self.scale, self.momenta = A, M, scale, momenta
         self.callback, self.vector = callback, vector
         self.ran: dict[int, int] = {}  # steps of each segment; a callback may have ended it
@@ -168,18 +169,21 @@ class Steps:
         # Checkpoints work by hooks on saved tensors, which transformations of torch.func do not have.
         segments = checkpointed and torch.is_grad_enabled() and not transformed()
         length = max(1, round(iterations**0.5) if segments else iterations)
-        run = partial(checkpoint, self._segment, use_reentrant=False) if segments else self._segment
         before, norms, done, stopped = x, [], 0, False
         while done < iterations and not stopped:
             count = min(length, iterations - done)
-            x, before, part = run(b, x, before, done, count, r)  # type: ignore[misc]
+            run = partial(self._segment, done, count)
+            if segments:
+                x, before, part = repeated(self.function, run, b, x, before, r)
+            else:
+                x, before, part = run(b, x, before, r)
             norms.append(part)
             self.ran[done] = ran = part.shape[-2]
             stopped = ran < count
             done, r = done + ran, None
         return x, torch.cat(norms, -2) if norms else b.new_empty(b[..., :0, :].shape), done, stopped
 
-    def _segment(self, b: Tensor, x: Tensor, before: Tensor, first: int, count: int, r: Tensor | None):
+    def _segment(self, first: int, count: int, b: Tensor, x: Tensor, before: Tensor, r: Tensor | None):
         """`count` steps from number `first` on. When a backward repeats them, the callback is not called."""
         end = first + self.ran.get(first, count)
         stops = (lambda number, *_: number == end) if first in self.ran else self._stops

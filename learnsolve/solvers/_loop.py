@@ -27,13 +27,13 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from learnsolve.ops import _across
 from learnsolve.ops.richardson import residual_norm
 from learnsolve.solvers import _looks
 from learnsolve.solvers._criterion import Criterion
 from learnsolve.solvers._operator import Matrix
+from learnsolve.solvers._repeated import repeated
 from learnsolve.solvers._stagnation import is_due, next_due
 from learnsolve.solvers._steps import Steps
 from learnsolve.solvers._vectors import size
@@ -76,12 +76,12 @@ def iterate(
     criterion: Criterion,
     maxiter: int,
     callback: Callable[[Iteration], Any] | None = None,
-    segments: bool = False,
+    segments: str = "",
     steps: Steps | None = None,
 ) -> Outcome:
-    """Run `method` until every column has stopped. With `segments` for a backward in O(sqrt(iterations))
-    memory: the graph keeps the state between segments of 1, 2, 3, ... iterations, and repeats what is
-    inside. `steps`: many iterations a call, where they fit (_steps.py).
+    """Run `method` until every column has stopped. With `segments`, the function that errors name, for a
+    backward in O(sqrt(iterations)) memory: the graph keeps the state between segments of 1, 2, 3, ...
+    iterations, and repeats what is inside. `steps`: many iterations a call, where they fit (_steps.py).
 
     On a CUDA device, with a criterion without a tolerance and no callback, the host never waits for it: a
     column that comes to rounding level stops there, where on the CPU it is started again."""
@@ -100,7 +100,7 @@ def iterate(
     best = torch.full_like(norm, torch.inf).detach()
     progress = _Progress(loop.start(x, r, codes == 0), codes, norm, best, codes < 0)
     if segments:
-        progress, norms = _in_segments(loop, progress, norms, maxiter)
+        progress, norms = _in_segments(segments, loop, progress, norms, maxiter)
     elif loop.runs(progress):
         progress, history, _ = loop.run(maxiter, 0, progress)
         norms += history
@@ -285,14 +285,14 @@ def _started(state: Any, new: Any, where: Tensor) -> tuple[Any, Tensor]:
     return type(state)(*(torch.where(where, f, t) for t, f in zip(state, new, strict=True))), where
 
 
-def _in_segments(loop: _Loop, progress: _Progress, norms: list[Tensor], maxiter: int):
+def _in_segments(function: str, loop: _Loop, progress: _Progress, norms: list[Tensor], maxiter: int):
     done, length = 0, 1
     make = type(progress.state)
     runs = loop.runs(progress)
     while done < maxiter and runs:
         segment = _Segment(loop, make, min(length, maxiter - done), done)
         state, *known = progress
-        codes, norm, best, again, history, *state = checkpoint(segment, *known, *state, use_reentrant=False)
+        codes, norm, best, again, *state, history = repeated(function, segment, loop.b, *known, *state)
         progress, runs = _Progress(make(*state), codes, norm, best, again), segment.runs
         norms = [*norms, history]
         done += history.shape[-2]
@@ -308,7 +308,7 @@ class _Segment:
         self.first, self.runs = True, True
         self.across = _across.across()  # a backward repeats this outside of the solve
 
-    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def __call__(self, _: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         known, state = tensors[:4], tensors[4:]
         progress = _Progress(self.make(*state), *known)
         with _across.over(self.across):
@@ -316,4 +316,4 @@ class _Segment:
         if self.first and self.loop.callback is not None:
             self.count = len(history)  # a callback may have ended it; a repetition does not call it
         self.first = False
-        return (*ended[1:], torch.cat(history, dim=-2), *ended.state)
+        return (*ended[1:], *ended.state, torch.cat(history, dim=-2))

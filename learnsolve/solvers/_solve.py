@@ -228,7 +228,9 @@ class Solver:
             call = None if self.callback is None else self._told(of_x, of_b)
             steps = None if call is not None else fitting_steps(self.method, A, M, b, x0, criterion)
             self.ran = OP_BY_OP if steps is None else steps.loop
-            out = iterate(self.method, A, M, b, x0, criterion, self.maxiter, call, segments, steps)
+            out = iterate(
+                self.method, A, M, b, x0, criterion, self.maxiter, call, self.name if segments else "", steps
+            )
         x, norms, codes, note = out.x, out.norms, out.codes, ""
         if units is not None:
             x, norms = units.out_of(x), norms * of_b

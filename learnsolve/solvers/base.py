@@ -238,7 +238,7 @@ class Solution(_Pair):
         self._adjoint = adjoint
         self.note = note
         self._grad_enabled = torch.is_grad_enabled()
-        self._needs = Unchanged(needs, contents=True)
+        self._needs = Unchanged(needs)
 
     @property
     def adjoint(self) -> Solution | None:

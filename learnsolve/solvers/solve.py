@@ -96,7 +96,7 @@ def solve(
     algebraic multigrid 1.03 s, of which 0.79 s are set-up.
 
     Gradient: the implicit one of the method, for A and b; M is taken for a constant, which it is for the
-    solution. The choice reads the values of A: once for a matrix, O(nnz), and it waits for a device.
+    solution. The choice reads the values of A: O(nnz), and it waits for a device.
 
     Examples
     --------
