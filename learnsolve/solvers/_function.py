@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from learnsolve import _check
+from learnsolve._autocast import full_precision
 
 
 class Function:
@@ -112,6 +113,7 @@ class _Pullback(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @full_precision
     def backward(ctx, *h):
         y, x = (t.detach().requires_grad_() for t in ctx.saved_tensors)
         with torch.enable_grad():
