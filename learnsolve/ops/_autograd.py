@@ -60,8 +60,8 @@ class Operation:
         for_both = _keeps(cls.operands, True) if own is None else _keeps_for_both(own)
         both = {**members, "setup_context": staticmethod(for_both)}
         members.setdefault("setup_context", staticmethod(_keeps(cls.operands, False)))
-        if "backward" in both:
-            both["backward"] = staticmethod(full_precision(cls.backward))  # it may be called under autocast
+        if "backward" in both:  # it may be called under autocast
+            both["backward"] = staticmethod(full_precision(both["backward"].__func__))
         cls.eager = type(cls.__name__, (Eager, torch.autograd.Function), both)
         members.pop("jvp", None)
         cls.traced = type(cls.__name__, (torch.autograd.Function,), members)

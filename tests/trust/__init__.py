@@ -26,6 +26,7 @@ HARNESSES: list[tuple[str, int]] = [
     ("threads", 600),
     ("memory", 10_000),
     ("aliases", 2_000),
+    ("autocast", 4_000),
     ("audit", 16),
 ]
 
