@@ -12,8 +12,6 @@ from torch import Tensor
 from torch._C._functorch import unwrap_if_dead
 from torch.autograd import forward_ad
 
-from learnsolve._autocast import full_precision
-
 
 class Eager:
     """Mixed into a Function that `torch.compile` does not trace: a cheaper `apply`.
@@ -60,8 +58,6 @@ class Operation:
         for_both = _keeps(cls.operands, True) if own is None else _keeps_for_both(own)
         both = {**members, "setup_context": staticmethod(for_both)}
         members.setdefault("setup_context", staticmethod(_keeps(cls.operands, False)))
-        if "backward" in both:  # it may be called under autocast
-            both["backward"] = staticmethod(full_precision(both["backward"].__func__))
         cls.eager = type(cls.__name__, (Eager, torch.autograd.Function), both)
         members.pop("jvp", None)
         cls.traced = type(cls.__name__, (torch.autograd.Function,), members)
