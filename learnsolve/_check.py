@@ -72,10 +72,10 @@ def same_kind(function: str, name: str, value: Any, values: Tensor) -> None:
     tensor(function, name, value)
     if value.dtype != values.dtype:
         check_real(function, name, value.dtype)
-        raise TypeError(
-            f"{function}: {name} has dtype {value.dtype}, the matrix {values.dtype}; convert one with .to(), "
-            f"or make the matrix with dtype={value.dtype} ({_IN_A_MODULE})"
-        )
+        remedy = f"convert it with .to({values.dtype})"
+        if value.dtype in SUPPORTED:
+            remedy = f"convert one with .to(), or make the matrix with dtype={value.dtype} ({_IN_A_MODULE})"
+        raise TypeError(f"{function}: {name} has dtype {value.dtype}, the matrix {values.dtype}; {remedy}")
     if value.device != values.device:
         raise TypeError(
             f"{function}: {name} is on {value.device}, the matrix on {values.device}; move one with .to() "

@@ -17,7 +17,7 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
-from learnsolve import _conversion
+from learnsolve import _autocast, _conversion
 from learnsolve._conversion import TensorLike
 from learnsolve.csr import CSR
 from learnsolve.pattern import SparsityPattern
@@ -50,11 +50,12 @@ def sparse_matrix(A: Any) -> Any:
 
 def takes_sparse_matrices(function: Callable[P, T]) -> Callable[P, T]:
     """`function`, whose parameters that are annotated as CSR, or as a sequence of them, may be what
-    `sparse_matrix` converts. Not dense tensors, which may be arguments in the wrong order."""
+    `sparse_matrix` converts. Not dense tensors, which may be arguments in the wrong order. Under
+    `torch.autocast`, in full precision."""
     parameters = inspect.signature(function).parameters.values()
     places = [(i, p.name) for i, p in enumerate(parameters) if "CSR" in str(p.annotation)]
     if not places:
-        return function
+        return _autocast.full_precision(function)
 
     @functools.wraps(function)
     def call(*args: Any, **keywords: Any) -> Any:
@@ -64,6 +65,8 @@ def takes_sparse_matrices(function: Callable[P, T]) -> Callable[P, T]:
                     args = (*args[:i], _each(args[i]), *args[i + 1 :])
             elif name in keywords and not isinstance(keywords[name], CSR):
                 keywords[name] = _each(keywords[name])
+        if _autocast.enabled():
+            return _autocast.without_autocast(function, args, keywords)
         return function(*args, **keywords)
 
     return call

@@ -30,6 +30,7 @@ LAYERS = [
     ["_conversion", "_csr_files", "_csr_habits", "_csr_pictures"],
     ["_csr_views"],
     ["csr"],
+    ["_autocast"],
     ["_check", "_inputs"],
     ["_edges"],
     ["ops", "ordering"],

@@ -4,6 +4,7 @@
 import inspect
 import random
 import re
+import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -298,3 +299,37 @@ def test_a_thread_that_draws_gets_no_number_twice():
 def test_matrices_made_without_data_are_float64(make):
     """Whatever torch's default is: they fit one another."""
     assert make().dtype == F64
+
+
+# --- autocast ---
+
+
+def tensors_in(value):
+    """The numbers of a result: of a preconditioner what it does, of other modules their parameters."""
+    if isinstance(value, P.Preconditioner):
+        value = value(torch.linspace(-1, 1, value.shape[0], dtype=value.dtype))
+    if isinstance(value, torch.Tensor):
+        return [torch.view_as_real(value) if value.is_complex() else value]
+    if isinstance(value, ls.CSR):
+        return [value.values]
+    if isinstance(value, ls.solvers.Solution):
+        return [value.x, value.residual_norms]
+    if isinstance(value, torch.nn.Module):
+        value = list(value.parameters())
+    return [t for part in value for t in tensors_in(part)] if isinstance(value, (list, tuple)) else []
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_autocast_leaves_results_alone(name, monkeypatch):
+    module = sys.modules[__name__]
+    for matrix in ("A", "PERIODIC", "LINEAR"):
+        monkeypatch.setattr(module, matrix, getattr(module, matrix).to(torch.float32))
+    monkeypatch.setattr(module, "F64", torch.float32)
+    arguments, found = required(CALLS[name]), []
+    for autocast in (False, True):
+        torch.manual_seed(0)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            found.append(tensors_in(CALLS[name](**arguments)))
+    for a, b in zip(*found, strict=True):
+        assert a.dtype == b.dtype
+        assert torch.equal(a.nan_to_num(), b.nan_to_num())

@@ -1,5 +1,6 @@
 """Iterative solvers whose gradients are exact, one method a file."""
 
+from learnsolve._autocast import guard
 from learnsolve.solvers._looks import set_check_every
 from learnsolve.solvers.base import ConvergenceWarning, Iteration, Solution, SolverError, Status
 from learnsolve.solvers.bicgstab import bicgstab
@@ -52,3 +53,4 @@ __all__ = [
     "sor",
     "ssor",
 ]
+guard(globals())

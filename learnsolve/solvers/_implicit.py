@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from learnsolve._autocast import full_precision
 from learnsolve.ops._autograd import keep_for_forward_mode
 from learnsolve.solvers._function import Function
 from learnsolve.solvers.base import Report
@@ -70,6 +71,7 @@ class Implicit(torch.autograd.Function):
         keep_for_forward_mode(ctx, output, b, *parameters)
 
     @staticmethod
+    @full_precision
     def backward(ctx, g):  # type: ignore[override]
         x, *parameters = ctx.saved_tensors
         solver: Solver = ctx.solver.with_parameters(tuple(parameters))

@@ -28,6 +28,7 @@ HARNESSES: list[tuple[str, int]] = [
     ("memory", 10_000),
     ("aliases", 2_000),
     ("inplace", 20_000),
+    ("autocast", 4_000),
     ("audit", 16),
 ]
 
