@@ -45,7 +45,7 @@ class Habits:
     @overload
     def size(self, dim: int) -> int: ...
     def size(self, dim: int | None = None) -> tuple[int, int] | int:
-        """``A.shape``, or ``A.shape[dim]``, as torch."""
+        """``A.shape``, or ``A.shape[dim]``, as torch; no gradient."""
         return self.shape if dim is None else self.shape[dim]
 
     def toarray(self) -> np.ndarray:
