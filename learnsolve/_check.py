@@ -20,7 +20,8 @@ _IN_A_MODULE = "in a module hold it as nn.SparseMatrix(A), which follows the mod
 
 def tensor(function: str, name: str, value: Any) -> None:
     if not isinstance(value, Tensor):
-        raise TypeError(f"{function}: {name} must be a torch.Tensor, got {type(value).__name__}")
+        remedy = "; torch.from_numpy makes one" if isinstance(value, np.ndarray) else of_graph(value)
+        raise TypeError(f"{function}: {name} must be a torch.Tensor, got {type(value).__name__}{remedy}")
     if value.layout is not torch.strided:
         raise TypeError(
             f"{function}: {name} must be a dense tensor, got layout {value.layout}; make a matrix of it with "
@@ -34,7 +35,13 @@ def matrix(function: str, name: str, A: Any, remedy: str = MAKE) -> None:
             remedy = f"; pass {name}.matrix, its block-diagonal CSR"
         if hasattr(A, "row_range"):  # a petsc.Matrix
             remedy = "; a petsc.Matrix goes to petsc.spmm, petsc.solve and the solvers (cg, minres, ...)"
+        remedy = of_graph(A) or remedy
         raise TypeError(f"{function}: {name} must be a CSR, got {type(A).__name__}{remedy}")
+
+
+def of_graph(value: Any) -> str:
+    """The remedy for a graph of PyTorch Geometric in the place of its edges."""
+    return "; of this graph pass its .edge_index" if hasattr(value, "edge_index") else ""
 
 
 def square(function: str, name: str, shape: tuple[int, int]) -> None:
@@ -65,10 +72,10 @@ def same_kind(function: str, name: str, value: Any, values: Tensor) -> None:
     tensor(function, name, value)
     if value.dtype != values.dtype:
         check_real(function, name, value.dtype)
-        raise TypeError(
-            f"{function}: {name} has dtype {value.dtype}, the matrix {values.dtype}; convert one with .to(), "
-            f"or make the matrix with dtype={value.dtype} ({_IN_A_MODULE})"
-        )
+        remedy = f"convert it with .to({values.dtype})"
+        if value.dtype in SUPPORTED:
+            remedy = f"convert one with .to(), or make the matrix with dtype={value.dtype} ({_IN_A_MODULE})"
+        raise TypeError(f"{function}: {name} has dtype {value.dtype}, the matrix {values.dtype}; {remedy}")
     if value.device != values.device:
         raise TypeError(
             f"{function}: {name} is on {value.device}, the matrix on {values.device}; move one with .to() "

@@ -1,7 +1,7 @@
 """Values and pattern of a sparse matrix from and to SciPy, torch and dense tensors: behind `CSR.from_*` and
 `CSR.to_*`."""
 
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import scipy.sparse
@@ -14,6 +14,14 @@ from learnsolve._plain import unmapped
 from learnsolve.pattern import SparsityPattern
 
 Shape = tuple[int, int]
+TensorLike = Tensor | np.ndarray  # what `tensor_of` makes a tensor
+
+
+class SciPyMatrix(Protocol):
+    """A sparse array or matrix of SciPy for type checkers, which find no types in SciPy itself."""
+
+    def tocsr(self, copy: bool = False) -> Any: ...
+
 
 REAL_FORM = (
     "solve the real system [[Re A, -Im A], [Im A, Re A]] for [Re x; Im x], whose matrix "

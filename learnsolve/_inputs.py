@@ -10,25 +10,20 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, TypeVar, overload
 
 import numpy as np
 import scipy.sparse
 import torch
 from torch import Tensor
 
-from learnsolve import _conversion
+from learnsolve import _autocast, _conversion
+from learnsolve._conversion import TensorLike
 from learnsolve.csr import CSR
 from learnsolve.pattern import SparsityPattern
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class SciPyMatrix(Protocol):
-    """A sparse array or matrix of SciPy for type checkers, which find no types in SciPy itself."""
-
-    def tocsr(self, copy: bool = False) -> Any: ...
 
 
 def matrix(A: Any) -> Any:
@@ -55,11 +50,12 @@ def sparse_matrix(A: Any) -> Any:
 
 def takes_sparse_matrices(function: Callable[P, T]) -> Callable[P, T]:
     """`function`, whose parameters that are annotated as CSR, or as a sequence of them, may be what
-    `sparse_matrix` converts. Not dense tensors, which may be arguments in the wrong order."""
+    `sparse_matrix` converts. Not dense tensors, which may be arguments in the wrong order. Under
+    `torch.autocast`, in full precision."""
     parameters = inspect.signature(function).parameters.values()
     places = [(i, p.name) for i, p in enumerate(parameters) if "CSR" in str(p.annotation)]
     if not places:
-        return function
+        return _autocast.full_precision(function)
 
     @functools.wraps(function)
     def call(*args: Any, **keywords: Any) -> Any:
@@ -69,15 +65,23 @@ def takes_sparse_matrices(function: Callable[P, T]) -> Callable[P, T]:
                     args = (*args[:i], _each(args[i]), *args[i + 1 :])
             elif name in keywords and not isinstance(keywords[name], CSR):
                 keywords[name] = _each(keywords[name])
+        if _autocast.enabled():
+            return _autocast.without_autocast(function, args, keywords)
         return function(*args, **keywords)
 
     return call
 
 
 def _each(A: Any) -> Any:
-    return [sparse_matrix(one) for one in A] if isinstance(A, (list, tuple)) else sparse_matrix(A)
+    return [_each(one) for one in A] if isinstance(A, (list, tuple)) else sparse_matrix(A)
 
 
+@overload
+def operands(function: str, A: Any, *vectors: TensorLike) -> tuple[Any, *tuple[Tensor, ...]]: ...
+@overload
+def operands(
+    function: str, A: Any, b: TensorLike, x0: TensorLike | None, /
+) -> tuple[Any, Tensor, Tensor | None]: ...
 def operands(function: str, A: Any, *vectors: Any) -> tuple[Any, ...]:
     """A by `matrix`, and vectors, NumPy arrays among them as tensors on its device."""
     A = matrix(A)

@@ -18,6 +18,15 @@ def as_numpy(t: Tensor) -> np.ndarray:
     return unmapped(t).detach().cpu().contiguous().numpy()
 
 
+def check_device(function: str, device: torch.device | str | None) -> None:
+    """Torch's own error tells how torch was compiled, or what driver is missing."""
+    if device is not None and torch.device(device).type == "cuda" and not torch.cuda.is_available():
+        raise RuntimeError(
+            f"{function}: there is no device {str(device)!r}, torch.cuda.is_available() is False; stay with "
+            'device="cpu", or use a torch that is built for CUDA on a machine with a GPU'
+        )
+
+
 def matrix_shape(function: str, shape: Any) -> tuple[int, int]:
     """`shape` as two sizes."""
     try:

@@ -12,16 +12,15 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 class Unchanged:
     """Tensors as they are now: calling it says whether they are unchanged. A copy starts from its own time.
 
-    By torch's versions, which changes through ``.data`` and by fused optimizers do not raise. With `contents`
-    parameters (leaves that require grad) are compared number by number as well, which finds those too.
+    By torch's versions, which changes through ``.data`` and by fused optimizers do not raise. Parameters
+    (leaves that require grad) are compared number by number as well, which finds those too.
     """
 
-    def __init__(self, tensors: Iterable[Tensor], contents: bool = False):
-        self.contents = contents
+    def __init__(self, tensors: Iterable[Tensor]):
         self.kept = []
         for t in tensors:
             number = version(t)
-            trainable = contents and number >= 0 and t.requires_grad and t.is_leaf
+            trainable = number >= 0 and t.requires_grad and t.is_leaf
             self.kept.append((t, number, t.detach().clone() if trainable else None))
 
     def __call__(self) -> bool:
@@ -34,7 +33,7 @@ class Unchanged:
         return True
 
     def __reduce__(self):
-        return Unchanged, ([t for t, _, _ in self.kept], self.contents)
+        return Unchanged, ([t for t, _, _ in self.kept],)
 
 
 def version(t: Tensor) -> int:

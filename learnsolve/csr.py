@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast, overload
 
-import numpy as np
 import scipy.sparse.linalg
 import torch
 from torch import Tensor
@@ -17,14 +16,17 @@ from torch.compiler import is_dynamo_compiling
 from torch.utils import _pytree as pytree
 
 from learnsolve import _conversion, _library
+from learnsolve._conversion import SciPyMatrix, TensorLike
+from learnsolve._csr_habits import Habits
 from learnsolve._csr_views import Views
 from learnsolve._immutable import Immutable
+from learnsolve._pattern_checks import check_device
 from learnsolve.pattern import SparsityPattern
 
 _ops: Any = None  # learnsolve.ops, which needs CSR and sets this: methods of a CSR are operations
 
 
-class CSR(Views, Immutable):
+class CSR(Views, Habits, Immutable):
     """A sparse matrix: a `SparsityPattern` and a dense tensor of values, which is what autograd sees.
 
     Parameters
@@ -54,27 +56,9 @@ class CSR(Views, Immutable):
     tensor([1., 1., 1.], dtype=torch.float64)
     """
 
-    __slots__ = ("__weakref__", "_kept", "pattern", "values")
-
-    __array_ufunc__ = None  # NumPy leaves `array * A` to __rmul__
-
-    def __array__(self, *_: Any, **__: Any) -> Any:
-        # Else NumPy would make an array of one object.
-        raise TypeError(
-            "CSR: a sparse matrix is not a NumPy array; use A.to_dense().numpy(), or A.to_scipy() for a "
-            "sparse one"
-        )
+    __slots__ = ("__weakref__", "_inverse_diagonal", "pattern", "values")  # the former: ops/diagonal.py
 
     _instead = "make another one with A.with_values(values) or learnsolve.CSR(values, pattern)"
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "_is_param":  # the mark that torch.nn.Parameter sets on what it is given
-            raise TypeError(
-                "Parameter: takes a tensor, got a CSR; a matrix with trainable values is "
-                "learnsolve.nn.SparseMatrix(A, trainable=True), and "
-                "A.with_values(torch.nn.Parameter(A.values)) one whose values are a parameter held elsewhere"
-            )
-        super().__setattr__(name, value)
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -119,14 +103,6 @@ class CSR(Views, Immutable):
 
     def __reduce__(self):
         return CSR, (self.values, self.pattern)
-
-    @property
-    def _derived(self) -> dict[str, Any]:
-        """What operations keep with constant values. Made when the first of them asks: most matrices live
-        for one operation."""
-        if not hasattr(self, "_kept"):
-            object.__setattr__(self, "_kept", {})
-        return self._kept
 
     # --- facts ---
     @property
@@ -229,7 +205,7 @@ class CSR(Views, Immutable):
         return _conversion.to_torch(self.values, self.pattern, layout)
 
     @classmethod
-    def from_dense(cls, D: Tensor | np.ndarray, pattern: SparsityPattern | None = None) -> CSR:
+    def from_dense(cls, D: TensorLike, pattern: SparsityPattern | None = None) -> CSR:
         """The nonzeros of a 2-D tensor, in which it is differentiable, or of a NumPy array.
         With `pattern`, as for `from_scipy`, the numbers at its entries, zeros too."""
         D = cast(Tensor, _conversion.tensor_of(D))
@@ -245,9 +221,9 @@ class CSR(Views, Immutable):
     @classmethod
     def from_coo(
         cls,
-        rows: Tensor | np.ndarray,
-        columns: Tensor | np.ndarray,
-        values: Tensor | np.ndarray,
+        rows: TensorLike,
+        columns: TensorLike,
+        values: TensorLike,
         shape: tuple[int, int],
         pattern: SparsityPattern | None = None,
     ) -> CSR:
@@ -299,6 +275,7 @@ class CSR(Views, Immutable):
                 raise TypeError(f"CSR.to: a device or a dtype was given twice, the second time {arg}")
             else:
                 raise TypeError(f"CSR.to: expected a device or a dtype, got {type(arg).__name__}")
+        check_device("CSR.to", device)
         return CSR(self.values.to(device=device, dtype=dtype), self.pattern.to(device))
 
     def detach(self) -> CSR:
@@ -321,7 +298,7 @@ class CSR(Views, Immutable):
         """Does A equal its transpose, pattern included, up to
         ``|a_ij - a_ji| <= 64 eps sqrt(|a_ii a_jj|)``?
 
-        Of a batch: all of them. O(nnz), on the host, once for a matrix; not under `torch.compile`."""
+        Of a batch: all of them. O(nnz), on the host; not under `torch.compile`."""
         return _ops._symmetry.symmetry("CSR.is_symmetric", self, None)
 
     def diagonal(self, k: int | None = None, *, offset: int | None = None) -> Tensor:
@@ -342,8 +319,10 @@ class CSR(Views, Immutable):
         return _ops.norm(self, ord, _one("norm", None, dim=dim, axis=axis))
 
     def abs(self) -> CSR:
-        """The magnitudes of the entries."""
+        """The magnitudes of the entries; also ``abs(A)``."""
         return _ops.arithmetic.absolute(self)
+
+    __abs__ = abs
 
     def pow(self, exponent: float) -> CSR:
         """The entries to a positive power, each by itself; also ``A ** e``."""
@@ -373,15 +352,15 @@ class CSR(Views, Immutable):
         return _ops.scale_columns(self, d)
 
     @overload
-    def __matmul__(self, x: Tensor | np.ndarray) -> Tensor: ...
+    def __matmul__(self, x: TensorLike) -> Tensor: ...
     @overload
-    def __matmul__(self, x: CSR) -> CSR: ...
-    def __matmul__(self, x: Tensor | CSR | np.ndarray) -> Tensor | CSR:
-        if isinstance(x, CSR):
+    def __matmul__(self, x: CSR | SciPyMatrix) -> CSR: ...
+    def __matmul__(self, x: TensorLike | CSR | SciPyMatrix) -> Tensor | CSR:
+        if isinstance(x, CSR) or scipy.sparse.issparse(x):
             return _ops.spgemm(self, x)
         return _ops.spmm(self, _conversion.tensor_of(x, self.values))
 
-    def __rmatmul__(self, x: Tensor | np.ndarray) -> Tensor:
+    def __rmatmul__(self, x: TensorLike) -> Tensor:
         # x A = (A^T x^T)^T
         x = _conversion.tensor_of(x, self.values)
         if not isinstance(x, Tensor):

@@ -10,7 +10,14 @@ from torch import Tensor
 
 from learnsolve import _analysis, _arrivals, _device_analysis
 from learnsolve._immutable import Immutable
-from learnsolve._pattern_checks import MOST, as_numpy, check_structure, check_tensors, matrix_shape
+from learnsolve._pattern_checks import (
+    MOST,
+    as_numpy,
+    check_device,
+    check_structure,
+    check_tensors,
+    matrix_shape,
+)
 from learnsolve._plain import plain_tensors, unmapped
 from learnsolve._planned import Planned
 
@@ -290,6 +297,7 @@ class SparsityPattern(Planned, Immutable):
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> SparsityPattern:
         """This pattern on `device` with indices of `dtype`; the same object where nothing changes."""
+        check_device("SparsityPattern.to", device)
         target = self.device if device is None else torch.empty(0, device=device).device
         dtype = dtype or self.dtype
         if dtype not in (torch.int32, torch.int64):

@@ -40,7 +40,10 @@ OTHERS |= {
 }
 # Measurements, files, SciPy's matrices, samples: the docstring says that there is no gradient.
 WITHOUT = {"evaluate", "write_matrix_market", "krylov_basis", "krylov_samples"}
-WITHOUT |= {f"CSR.{name}" for name in ("detach", "save", "spy", "to_scipy", "to_scipy_linear_operator")}
+WITHOUT |= {
+    f"CSR.{name}"
+    for name in ("detach", "save", "size", "spy", "to_scipy", "to_scipy_linear_operator", "toarray")
+}
 NO_GRADIENT = re.compile(
     r"no gradient|without (a |their )?(gradient|graph|history)|no derivatives", re.IGNORECASE
 )

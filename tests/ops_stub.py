@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 from torch import Tensor
 
 from learnsolve._buffer_limit import set_buffer_limit as set_buffer_limit
-from learnsolve._inputs import SciPyMatrix
+from learnsolve._conversion import SciPyMatrix
 from learnsolve._plan_limit import set_plan_limit as set_plan_limit
 from learnsolve.csr import CSR
 from learnsolve.nn.sparse_matrix import SparseMatrix
@@ -41,9 +41,12 @@ class Widened(ast.NodeTransformer):
         return self.visit(ast.parse(node.value, mode="eval").body) if isinstance(node.value, str) else node
 
 
-def signature(function) -> str:
+def takes_matrices(function) -> bool:
+    return any("CSR" in str(p.annotation) for p in inspect.signature(function).parameters.values())
+
+
+def signature(inner) -> str:
     """As its file has it, with MatrixLike for CSR in the annotations of parameters."""
-    inner = inspect.unwrap(function)
     tree = ast.parse(textwrap.dedent(inspect.getsource(inner))).body[0]
     assert isinstance(tree, ast.FunctionDef)
     for arg in (*tree.args.posonlyargs, *tree.args.args, *tree.args.kwonlyargs):
@@ -56,11 +59,11 @@ def signature(function) -> str:
 def text() -> str:
     functions, others = [], []
     for name in ops.__all__:
-        thing = getattr(ops, name)
-        if inspect.unwrap(thing) is not thing:
-            functions.append(signature(thing))
+        inner = inspect.unwrap(getattr(ops, name))
+        if inspect.isfunction(inner) and takes_matrices(inner):
+            functions.append(signature(inner))
         elif f"{name} as {name}" not in HEAD:
-            others.append(f"from {thing.__module__} import {name} as {name}\n")
+            others.append(f"from {inner.__module__} import {name} as {name}\n")
     listed = "".join(f'    "{name}",\n' for name in ops.__all__)
     head, alias = HEAD.split("\n# Of", 1)
     return f"{head}{''.join(others)}\n# Of{alias}\n__all__ = [\n{listed}]\n\n{''.join(functions)}"

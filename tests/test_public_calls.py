@@ -4,6 +4,7 @@
 import inspect
 import random
 import re
+import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -273,3 +274,62 @@ def test_a_thread_that_draws_gets_no_number_twice():
             drawn += np.random.rand(16).tolist()  # noqa: NPY002
         done.result()
     assert len(set(drawn)) == len(drawn)
+
+
+# --- default dtypes ---
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ls.ops.eye(4),
+        lambda: ls.ops.zeros(4),
+        lambda: ls.problems.poisson((4, 4)),
+        lambda: ls.problems.anisotropic((4, 4), 0.1, 0.3),
+        lambda: ls.problems.random_spd(16, 0),
+        lambda: ls.problems.gallery("unit_square"),
+        lambda: ls.problems.graph_laplacian(GIVEN["edge_index"]()),
+        lambda: ls.problems.p1_mass(GIVEN["mesh"]()),
+        lambda: ls.problems.p1_stiffness(GIVEN["mesh"]()),
+        lambda: ls.problems.dataset("random_spd", "train", 1, n=16)[0].A,
+        lambda: P.ApproximateInverse.bidiagonal(4).L,
+        lambda: P.Hierarchy.linear((5, 5), levels=2).prolongations[0],
+    ],
+)
+def test_matrices_made_without_data_are_float64(make):
+    """Whatever torch's default is: they fit one another."""
+    assert make().dtype == F64
+
+
+# --- autocast ---
+
+
+def tensors_in(value):
+    """The numbers of a result: of a preconditioner what it does, of other modules their parameters."""
+    if isinstance(value, P.Preconditioner):
+        value = value(torch.linspace(-1, 1, value.shape[0], dtype=value.dtype))
+    if isinstance(value, torch.Tensor):
+        return [torch.view_as_real(value) if value.is_complex() else value]
+    if isinstance(value, ls.CSR):
+        return [value.values]
+    if isinstance(value, ls.solvers.Solution):
+        return [value.x, value.residual_norms]
+    if isinstance(value, torch.nn.Module):
+        value = list(value.parameters())
+    return [t for part in value for t in tensors_in(part)] if isinstance(value, (list, tuple)) else []
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_autocast_leaves_results_alone(name, monkeypatch):
+    module = sys.modules[__name__]
+    for matrix in ("A", "PERIODIC", "LINEAR"):
+        monkeypatch.setattr(module, matrix, getattr(module, matrix).to(torch.float32))
+    monkeypatch.setattr(module, "F64", torch.float32)
+    arguments, found = required(CALLS[name]), []
+    for autocast in (False, True):
+        torch.manual_seed(0)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            found.append(tensors_in(CALLS[name](**arguments)))
+    for a, b in zip(*found, strict=True):
+        assert a.dtype == b.dtype
+        assert torch.equal(a.nan_to_num(), b.nan_to_num())

@@ -2,11 +2,12 @@
 
 from typing import assert_type
 
+import numpy as np
 import torch
 from torch import Tensor
 
 import learnsolve as ls
-from learnsolve._inputs import SciPyMatrix
+from learnsolve._conversion import SciPyMatrix
 
 A = ls.problems.poisson((8, 8))
 assert_type(A, ls.CSR)
@@ -31,6 +32,8 @@ assert_type(ls.ops.ic0(A).L, ls.CSR)
 
 def with_the_matrices_of_others(scipys: SciPyMatrix, module: ls.nn.SparseMatrix) -> None:
     assert_type(ls.ops.spmm(scipys, b), Tensor)
+    assert_type(A @ scipys, ls.CSR)
+    assert_type(ls.ops.block([[A, scipys], [module, None]]), ls.CSR)
     assert_type(ls.ops.spgemm(A.to_torch(), module), ls.CSR)
     assert_type(ls.ops.hstack([A, A.to_torch(), scipys]), ls.CSR)
     assert_type(ls.ops.ilu0(module).U, ls.CSR)
@@ -52,3 +55,15 @@ assert_type(ls.ordering.reverse_cuthill_mckee(A.pattern), Tensor)
 assert_type(ls.show_config(), None)
 batch = ls.BlockBatch([A, A])
 assert_type(ls.solvers.cg(batch, torch.ones(128, dtype=A.dtype)), ls.solvers.Solution)
+
+array = np.ones(64)
+x, info = ls.solvers.cg(A, array, array, M=M)
+assert_type(x, Tensor)
+assert_type(info, int)
+assert_type(ls.solve(A, array)[0], Tensor)
+assert_type(ls.solvers.lsqr(A, array).x, Tensor)
+assert_type(ls.solvers.jacobi(A, array, array, iterations=3).x, Tensor)
+assert_type(A @ array, Tensor)
+assert_type(array @ A, Tensor)
+A.max()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+ls.solvers.cg(A, [1.0])  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

@@ -1,6 +1,7 @@
 """Quantities that determine how fast an iteration converges: eigenvalues, condition numbers, convergence
 factors, with gradients; losses of one step, and vectors to train on."""
 
+from learnsolve._autocast import guard
 from learnsolve.analysis._estimate import Estimate
 from learnsolve.analysis.condition_number import condition_number
 from learnsolve.analysis.convergence_factor import convergence_factor
@@ -25,3 +26,4 @@ __all__ = [
     "two_grid_blocks",
     "two_grid_factor",
 ]
+guard(globals())

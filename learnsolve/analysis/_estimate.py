@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from learnsolve.solvers.core.report import users_frame
+
 
 class Estimate(NamedTuple):
     """An estimated number.
@@ -34,7 +36,7 @@ class Estimate(NamedTuple):
 
 
 def warn(function: str, message: str) -> None:
-    warnings.warn(f"{function}: {message}", RuntimeWarning, stacklevel=3)
+    warnings.warn(f"{function}: {message}", RuntimeWarning, stacklevel=users_frame())
 
 
 def with_derivative(function: str, value: Tensor, form: Tensor) -> Tensor:

@@ -104,7 +104,6 @@ class ErrorPropagator:
             def sweep(X: Any) -> Any:
                 return X - cycle(product(A.values, X, A.pattern, False))
 
-            self._preconditioner = M
             self._steps = LinearSteps(sweep, [A, *matrices], others, self.sweeps)
 
     def __call__(self, X: Tensor) -> Tensor:
@@ -131,7 +130,6 @@ class ErrorPropagator:
 
     def _columns(self, X: Tensor) -> Tensor:
         if self._steps is not None:
-            self._preconditioner._check_unchanged()
             return self._steps(X)
         weight = self.weight
         for w in weight if weight.dim() == 2 else [weight] * self.sweeps:

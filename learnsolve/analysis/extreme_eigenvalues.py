@@ -35,7 +35,7 @@ class ExtremeEigenvalues(NamedTuple):
     >>> import learnsolve as ls
     >>> smallest, largest, errors, steps, converged = ls.analysis.extreme_eigenvalues(ls.ops.eye(9) * 3.0)
     >>> smallest, largest, converged
-    (tensor(3.), tensor(3.), True)
+    (tensor(3., dtype=torch.float64), tensor(3., dtype=torch.float64), True)
     """
 
     smallest: Tensor

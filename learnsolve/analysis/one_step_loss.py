@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import _check
+from learnsolve._conversion import TensorLike
 from learnsolve._inputs import operands
 from learnsolve.ops._dots import scaled
 from learnsolve.solvers.core.arguments import check_b, check_operands
@@ -21,7 +22,7 @@ from learnsolve.solvers.core.operators import as_operator
 from learnsolve.solvers.core.vectors import divide, dot, largest
 
 
-def one_step_loss(A: Any, b: Tensor, d: Tensor) -> Tensor:
+def one_step_loss(A: Any, b: TensorLike, d: TensorLike) -> Tensor:
     r"""What is left of the residual b after the best step along d, relative to it:
 
     .. math::
@@ -36,8 +37,8 @@ def one_step_loss(A: Any, b: Tensor, d: Tensor) -> Tensor:
     ----------
     A : CSR, shape (n, n), values (..., nnz), symmetric positive definite; or a `BlockBatch`, a
         StencilOperator, a LinearOperator, or a callable x -> A x
-    b : Tensor, shape (n,) or (..., n, k): residuals, or right-hand sides
-    d : Tensor of b's shape: directions, such as M(b)
+    b : Tensor or NumPy array, shape (n,) or (..., n, k): residuals, or right-hand sides
+    d : like b: directions, such as M(b)
 
     Returns
     -------

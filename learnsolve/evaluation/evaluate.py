@@ -17,9 +17,10 @@ from torch import Tensor
 
 from learnsolve import _check, solvers
 from learnsolve._clock import timed
+from learnsolve._conversion import TensorLike
 from learnsolve.csr import CSR
 from learnsolve.evaluation._result import Evaluation, Row, Spread
-from learnsolve.evaluation._systems import Matrices, Matrix, System, systems_of
+from learnsolve.evaluation._systems import Matrix, System, systems_of
 from learnsolve.pattern import SparsityPattern
 from learnsolve.preconditioners._factor_network import MatrixNetwork
 from learnsolve.preconditioners.base import Preconditioner
@@ -47,8 +48,8 @@ class _Setup(NamedTuple):
 
 
 def evaluate(
-    A: Matrices | Sequence[Matrices],
-    b: Tensor | Sequence[Tensor],
+    A: Any,
+    b: TensorLike | Sequence[TensorLike],
     preconditioners: Mapping[str, Any],
     *,
     rtol: float | Iterable[float] = (1e-3, 1e-6, 1e-9),
@@ -64,8 +65,8 @@ def evaluate(
     A : CSR, shape (n, n), values (..., nnz) for a batch of matrices; or a StencilOperator, which may also
         have batch axes; or a `BlockBatch`, each block a matrix; or a matrix of SciPy or torch, as solvers
         take them; or a sequence of these
-    b : Tensor, (n,) or (..., n, k): each batch entry and each of the k columns is a separate system; or a
-        sequence of such tensors, one for each matrix of a sequence
+    b : Tensor or NumPy array, (n,) or (..., n, k): each batch entry and each of the k columns is a separate
+        system; or a sequence of these, one for each matrix of a sequence
     preconditioners : a dict from names to one of
 
         - None, for no preconditioner;

@@ -4,6 +4,7 @@ Source: T. N. Kipf, M. Welling, "Semi-Supervised Classification with Graph Convo
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -61,9 +62,9 @@ def gcn_normalise(A: CSR | Tensor, edge_weight: Tensor | None = None, *, n: int 
     """
     if _graph.is_edges(A):
         return symmetric_scaling(_graph.with_loops("gcn_normalise", A, edge_weight, n), by="row_sums")
+    _check.matrix("gcn_normalise", "A", A)
     if edge_weight is not None or n is not None:
         raise ValueError("gcn_normalise: edge_weight and n belong to edge_index; a CSR has its own")
-    _check.matrix("gcn_normalise", "A", A)
     assert isinstance(A, CSR)
     _check.dtype("gcn_normalise", "A.values", A.values)
     _check.square("gcn_normalise", "A", A.shape)
@@ -97,6 +98,9 @@ class GCNConv(torch.nn.Module):
     -----
     Weights are initialised from Glorot and Bengio's uniform distribution on (-a, a),
     a = sqrt(6 / (in + out)), separately for each layer of the batch; a bias starts at zero.
+
+    `load_state_dict` also takes the state of PyTorch Geometric's ``GCNConv``, whose ``lin.weight`` is
+    :math:`\Theta^T`; its layers have a bias unless they say otherwise.
 
     The product uses the cheaper order: in :math:`\hat A (X \Theta)` the product with :math:`\hat A` has
     `out_features` columns, in :math:`(\hat A X) \Theta` it has `in_features`, each times its batch. For
@@ -149,6 +153,11 @@ class GCNConv(torch.nn.Module):
     def limit(self) -> float:
         """The bound a of the uniform distribution of the initial weights."""
         return (6 / (self.in_features + self.out_features)) ** 0.5
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        if (theirs := state_dict.pop(f"{prefix}lin.weight", None)) is not None:  # of PyTorch Geometric
+            state_dict[f"{prefix}weight"] = theirs.mT
+        super()._load_from_state_dict(state_dict, prefix, *others)
 
     def reset_parameters(self) -> None:
         """Redraw the weights from torch's generator and set the bias to zero."""

@@ -11,6 +11,7 @@ from torch.nn.modules.module import register_module_buffer_registration_hook
 from learnsolve import _check
 from learnsolve.csr import CSR
 from learnsolve.nn._holds_pattern import HoldsPattern, parameter
+from learnsolve.ops.spmm import spmm
 
 
 class SparseMatrix(HoldsPattern):
@@ -36,8 +37,9 @@ class SparseMatrix(HoldsPattern):
 
     Notes
     -----
-    ``module()`` is the CSR of the values as they are now; with a parameter it carries gradients. A CSR itself
-    can be neither a buffer nor a parameter, and as an attribute it would not follow the module.
+    ``module(x)`` is A x, and ``module()`` the CSR of the values as they are now; with a parameter both carry
+    gradients. A CSR itself can be neither a buffer nor a parameter, and as an attribute it would not follow
+    the module.
 
     `.to`, `.double`, `state_dict`, `load_state_dict`, `copy.deepcopy`, pickles and DistributedDataParallel
     work as for any module. `load_state_dict` refuses the values of another pattern, by name. Copies and
@@ -51,7 +53,7 @@ class SparseMatrix(HoldsPattern):
     ...         super().__init__()
     ...         self.A = ls.nn.SparseMatrix(A)
     ...     def forward(self, x, b):
-    ...         return b - self.A() @ x
+    ...         return b - self.A(x)
     >>> model = Residual(ls.problems.poisson((3,))).float()
     >>> model(torch.ones(3), torch.ones(3))
     tensor([0., 1., 0.])
@@ -80,9 +82,10 @@ class SparseMatrix(HoldsPattern):
         """The CSR of the values as they are now; also ``module()``."""
         return CSR(self.values, self.pattern)
 
-    def forward(self) -> CSR:
-        """The CSR of the values as they are now; with a parameter it carries gradients."""
-        return self.matrix
+    def forward(self, x: Tensor | None = None) -> CSR | Tensor:
+        """The product with x, as `spmm` computes it; without x the CSR of the values as they are now. With a
+        parameter both carry gradients."""
+        return self.matrix if x is None else spmm(self.matrix, x)
 
     def extra_repr(self) -> str:
         trainable = isinstance(self.values, torch.nn.Parameter)

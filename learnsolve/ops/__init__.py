@@ -3,6 +3,7 @@
 import sys
 
 from learnsolve import csr
+from learnsolve._autocast import guard, guard_methods
 from learnsolve._buffer_limit import set_buffer_limit
 from learnsolve._inputs import takes_sparse_matrices
 from learnsolve._plan_limit import set_plan_limit
@@ -18,8 +19,9 @@ from learnsolve.ops import (  # noqa: F401  (methods of CSR)
 )
 from learnsolve.ops._sparse_product import set_spgemm_plan_limit
 from learnsolve.ops.add import add
+from learnsolve.ops.block_batch import BlockBatch
 from learnsolve.ops.diagonal import diagonal, inverse_diagonal, trace
-from learnsolve.ops.diagonals import diag, eye
+from learnsolve.ops.diagonals import diag, eye, zeros
 from learnsolve.ops.gather import gather
 from learnsolve.ops.incomplete import IncompleteCholesky, IncompleteLU, ic0, ilu0, mic0
 from learnsolve.ops.indexing import permute
@@ -35,7 +37,7 @@ from learnsolve.ops.spgemm import galerkin, spgemm
 from learnsolve.ops.spmm import spmm
 from learnsolve.ops.spsolve import Factorized, factorized, spsolve
 from learnsolve.ops.sptrsv import sptrsv
-from learnsolve.ops.stack import block_diag, hstack, vstack
+from learnsolve.ops.stack import block, block_diag, hstack, vstack
 from learnsolve.ops.stencil import stencil
 from learnsolve.ops.stencil_matrix import stencil_matrix
 from learnsolve.ops.stencil_operator import StencilOperator
@@ -50,6 +52,7 @@ __all__ = [
     "IncompleteLU",
     "StencilOperator",
     "add",
+    "block",
     "block_diag",
     "diag",
     "diagonal",
@@ -92,12 +95,15 @@ __all__ = [
     "tril",
     "triu",
     "vstack",
+    "zeros",
 ]
 csr._ops = sys.modules[__name__]
 # What users call takes the sparse matrices of other libraries too; the library itself calls what is inside.
-for _name in __all__:
-    _inner = globals()[_name]
-    if not isinstance(_inner, type) and (_outer := takes_sparse_matrices(_inner)) is not _inner:
-        _outer.__module__ = __name__  # where pickle finds it
-        globals()[_name] = _outer
-del csr, sys, takes_sparse_matrices, _batched, _fake
+guard(globals(), takes_sparse_matrices)
+guard_methods(  # its other methods are operations of this package
+    csr.CSR,
+    *("from_coo", "from_dense", "from_torch", "stack", "abs", "pow", "__pow__", "__getitem__"),
+    *("__add__", "__sub__", "__mul__", "__rmul__", "__truediv__"),
+)
+guard_methods(BlockBatch, "__init__", "__matmul__", "with_values")
+del csr, sys, BlockBatch, guard, guard_methods, takes_sparse_matrices, _batched, _fake

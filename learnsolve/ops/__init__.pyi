@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 from torch import Tensor
 
 from learnsolve._buffer_limit import set_buffer_limit as set_buffer_limit
-from learnsolve._inputs import SciPyMatrix
+from learnsolve._conversion import SciPyMatrix
 from learnsolve._plan_limit import set_plan_limit as set_plan_limit
 from learnsolve.csr import CSR
 from learnsolve.nn.sparse_matrix import SparseMatrix
@@ -27,6 +27,7 @@ from learnsolve.ops.segment_sum import segment_sum as segment_sum
 from learnsolve.ops._sparse_product import set_spgemm_plan_limit as set_spgemm_plan_limit
 from learnsolve.ops.stencil import stencil as stencil
 from learnsolve.ops.stencil_matrix import stencil_matrix as stencil_matrix
+from learnsolve.ops.diagonals import zeros as zeros
 
 # Of tensors the sparse ones; no type says which are.
 MatrixLike: TypeAlias = CSR | Tensor | SparseMatrix | SciPyMatrix
@@ -37,6 +38,7 @@ __all__ = [
     "IncompleteLU",
     "StencilOperator",
     "add",
+    "block",
     "block_diag",
     "diag",
     "diagonal",
@@ -79,9 +81,11 @@ __all__ = [
     "tril",
     "triu",
     "vstack",
+    "zeros",
 ]
 
 def add(A: MatrixLike, B: MatrixLike, *, alpha: Scalar = 1, beta: Scalar = 1) -> CSR: ...
+def block(blocks: Sequence[Sequence[MatrixLike | None]]) -> CSR: ...
 def block_diag(matrices: Sequence[MatrixLike]) -> CSR: ...
 def diagonal(A: MatrixLike, k: int = 0) -> Tensor: ...
 def factorized(A: MatrixLike) -> Factorized: ...

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import _device_analysis, _library  # noqa: F401  (_library registers torch.ops.learnsolve)
+from learnsolve._autocast import full_precision
 from learnsolve.csr import CSR
 from learnsolve.ops import _product
 from learnsolve.ops._autograd import Eager, _forward_mode_may_come, tracked
@@ -163,6 +164,7 @@ class _Run(Eager, torch.autograd.Function):
         return x
 
     @staticmethod
+    @full_precision
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         (g,), steps, saved = gradients, ctx.steps, ctx.saved_tensors
         count, needs = 1 + len(steps.operands), ctx.needs_input_grad[1:]

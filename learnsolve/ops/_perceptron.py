@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import _library  # noqa: F401  (registers torch.ops.learnsolve)
+from learnsolve._autocast import full_precision
 from learnsolve.ops import _segments
 from learnsolve.ops._autograd import Operation, dispatch, pullback, pushforward, tracked, vmapped
 from learnsolve.pattern import SparsityPattern
@@ -116,6 +117,7 @@ class _Adjoint(Operation):
         return gz.reshape(z.shape) if need_z else gz, gends, *of_weights
 
     @staticmethod
+    @full_precision
     def backward(ctx, *cotangents):
         _, pull = pullback(_composed_adjoint(ctx.constants[0]), *ctx.saved_tensors)
         return *pull(cotangents), None, None, None

@@ -5,11 +5,8 @@ another order, or scaled from both sides, a symmetric matrix is symmetric only t
 the same answer for A and for D A D.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor
 
 from learnsolve import _check
 from learnsolve._plain import numbers, plain_tensors
@@ -20,7 +17,7 @@ _ROUNDINGS = 64
 
 
 def symmetry(function: str, A: CSR, given: bool | None) -> bool:
-    """`given`, an argument `symmetric`, or what A's values show: once for a matrix, O(nnz), on the host."""
+    """`given`, an argument `symmetric`, or what A's values show: O(nnz), on the host."""
     if given is not None:
         _check.flag(function, "symmetric", given)
         return given
@@ -31,18 +28,8 @@ def symmetry(function: str, A: CSR, given: bool | None) -> bool:
             f"{function}: whether A is symmetric cannot be read off its values under torch.compile; pass "
             "symmetric=True or symmetric=False"
         )
-    values = A.values
-    # Not for values that require grad either: fused optimizers change parameters without a new version.
-    keeps = not (is_functorch_wrapped_tensor(values) or values.is_inference() or values.requires_grad)
-    state = (values.data_ptr(), values._version) if keeps else None
-    kept: Any = A._derived.get("symmetric")
-    if keeps and kept is not None and kept[0] is values and kept[1] == state:
-        return kept[2]
     with plain_tensors(), torch.no_grad():
-        answer = _equal(numbers(values), A.pattern)
-    if keeps:
-        A._derived["symmetric"] = (values, state, answer)
-    return answer
+        return _equal(numbers(A.values), A.pattern)
 
 
 def symmetric_pattern(P: SparsityPattern) -> bool:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import _check
+from learnsolve._inputs import sparse_matrix
 from learnsolve.csr import CSR
 from learnsolve.ops._dots import over, times
 from learnsolve.ops._gather import take
@@ -17,7 +18,8 @@ from learnsolve.pattern import SparsityPattern, as_numpy
 
 
 def add_values(function: str, A: CSR, B: Any, negate: bool = False) -> CSR:
-    """A + B or A - B."""
+    """A + B or A - B, B also a sparse matrix of another library."""
+    B = sparse_matrix(B)
     _check.matrix(
         *(function, "B", B),
         ": adding a number to a sparse matrix would fill it; add to A.values to shift the stored entries",

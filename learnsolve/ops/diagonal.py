@@ -1,12 +1,15 @@
 """The diagonal of a matrix, its sum and its reciprocals, differentiable in the values."""
 
+import contextlib
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from learnsolve import _check
+from learnsolve._plain import plain_tensors
 from learnsolve.csr import CSR
-from learnsolve.ops._derived import kept_with_values
+from learnsolve.ops._autograd import tracked
 from learnsolve.ops._dots import total
 from learnsolve.ops._operands import plain_values
 from learnsolve.pattern import SparsityPattern, as_numpy
@@ -111,7 +114,18 @@ def inverse_diagonal(A: CSR) -> Tensor:
 
 
 def shared_inverse_diagonal(A: CSR, function: str) -> Tensor:
-    """`inverse_diagonal` for solvers, not to be changed: it is `kept_with_values`."""
+    """`inverse_diagonal` for solvers, not to be changed.
+
+    It is kept with A, and holds while the diagonal is the same number by number: fused optimizers and
+    ``.data`` change values without a new version. Not for values on a device: other streams would have to
+    wait for it, and a graph would hold it indefinitely."""
+    values, traced = A.values, torch.compiler.is_dynamo_compiling()
+    keeps = not traced and values.is_cpu and not tracked(values)
+    kept = getattr(A, "_inverse_diagonal", None) if keeps else None
+    if kept is not None and kept[0].dtype == values.dtype:
+        d = values.index_select(-1, A.pattern.diagonal_positions)
+        if torch.equal(kept[0], d):
+            return kept[1]
     _check.square(function, "A", A.shape)
     row = A.pattern._missing_diagonal
     if row >= 0:
@@ -119,14 +133,14 @@ def shared_inverse_diagonal(A: CSR, function: str) -> Tensor:
             f"{function}: A must have an entry on its diagonal in every row, row {row} has none; permute the "
             "rows, or add the entry"
         )
-
-    def make() -> Tensor:
+    with plain_tensors() if keeps else contextlib.nullcontext():
         d = diagonal(A)
-        if not torch.compiler.is_dynamo_compiling():
+        if not traced:
             _nonzero(function, d)
-        return d.reciprocal()
-
-    return kept_with_values(A, "inverse diagonal", make)
+        inverse = d.reciprocal()
+    if keeps:
+        object.__setattr__(A, "_inverse_diagonal", (d, inverse))
+    return inverse
 
 
 def _nonzero(function: str, d: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Matrices that are one diagonal."""
+"""Matrices that are one diagonal, or nothing."""
 
 import functools
 
@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import _check
+from learnsolve._pattern_checks import check_device
 from learnsolve._plain import makes_plain_tensors
 from learnsolve.csr import CSR
 from learnsolve.pattern import SparsityPattern
@@ -17,7 +18,7 @@ def eye(
     m: int | None = None,
     *,
     k: int = 0,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype = torch.float64,
     device: torch.device | str | None = None,
     index_dtype: torch.dtype = torch.int64,
 ) -> CSR:
@@ -29,7 +30,7 @@ def eye(
     ----------
     n, m : int, rows and columns
     k : int, above the main diagonal if positive
-    dtype : torch's default dtype if not given
+    dtype : float64 if not given, as of `learnsolve.problems`, whatever torch's default dtype is
     device : the host if not given
     index_dtype : torch.int32 or torch.int64
 
@@ -47,14 +48,53 @@ def eye(
     >>> import learnsolve as ls
     >>> ls.ops.eye(2, 3).to_dense()
     tensor([[1., 0., 0.],
-            [0., 1., 0.]])
+            [0., 1., 0.]], dtype=torch.float64)
     """
     n = _check.integer("eye", "n", n, 0)
     m = n if m is None else _check.integer("eye", "m", m, 0)
     k = _check.integer("eye", "k", k, -(2**62))
     _check.one_of("eye", "index_dtype", index_dtype, (torch.int32, torch.int64))
+    check_device("eye", device)
     ones = torch.ones(max(0, min(n + min(k, 0), m - max(k, 0))), dtype=dtype, device=device)
     return CSR(ones, _pattern(n, m, k, index_dtype, ones.device))
+
+
+def zeros(
+    n: int,
+    m: int | None = None,
+    *,
+    dtype: torch.dtype = torch.float64,
+    device: torch.device | str | None = None,
+    index_dtype: torch.dtype = torch.int64,
+) -> CSR:
+    """A matrix without entries, n rows and m (n if None) columns; see `eye`.
+
+    Parameters
+    ----------
+    n, m : int, rows and columns
+    dtype, device, index_dtype : as of `eye`
+
+    Returns
+    -------
+    CSR, shape (n, m)
+
+    Raises
+    ------
+    ValueError, TypeError
+        if a number is negative, or a type is not one of those.
+
+    Examples
+    --------
+    >>> import learnsolve as ls
+    >>> ls.ops.zeros(2, 3)
+    CSR(shape=(2, 3), nnz=0, dtype=float64, device=cpu, density=0.0%)
+    """
+    n = _check.integer("zeros", "n", n, 0)
+    m = n if m is None else _check.integer("zeros", "m", m, 0)
+    _check.one_of("zeros", "index_dtype", index_dtype, (torch.int32, torch.int64))
+    check_device("zeros", device)
+    none = torch.zeros(0, dtype=dtype, device=device)
+    return CSR(none, _pattern(n, m, m, index_dtype, none.device))
 
 
 def diag(d: Tensor, k: int = 0, *, index_dtype: torch.dtype = torch.int64) -> CSR:

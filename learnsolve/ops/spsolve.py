@@ -117,6 +117,7 @@ class Factorized:
     Attributes
     ----------
     A : CSR, the matrix
+    dtype : of A
 
     Examples
     --------
@@ -137,6 +138,10 @@ class Factorized:
         if _has_numbers(A.values) and not is_functorch_wrapped_tensor(A.values):
             self._factors.of(*A.pattern._structure(False)[:2], _matrices(A.values))
             self._factors.share()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.A.dtype
 
     def solve(self, b: Tensor, *, transpose: bool = False) -> Tensor:
         """``spsolve(A, b, transpose=transpose)`` without another factorisation; differentiable in the values

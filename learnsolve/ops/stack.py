@@ -1,6 +1,7 @@
-"""Matrices side by side, on top of one another, along a diagonal, and as a batch."""
+"""Matrices side by side, on top of one another, along a diagonal, in a grid, and as a batch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -37,9 +38,9 @@ def hstack(matrices: Sequence[CSR]) -> CSR:
     >>> import learnsolve as ls
     >>> ls.ops.hstack([ls.ops.eye(2), 3.0 * ls.ops.eye(2)]).to_dense()
     tensor([[1., 0., 3., 0.],
-            [0., 1., 0., 3.]])
+            [0., 1., 0., 3.]], dtype=torch.float64)
     """
-    return _stack("hstack", matrices, "horizontal")
+    return _placed("hstack", matrices, lambda i: (0, i))
 
 
 def vstack(matrices: Sequence[CSR]) -> CSR:
@@ -63,9 +64,9 @@ def vstack(matrices: Sequence[CSR]) -> CSR:
     >>> import learnsolve as ls
     >>> ls.ops.vstack([ls.ops.eye(1, 2), 3.0 * ls.ops.eye(1, 2)]).to_dense()
     tensor([[1., 0.],
-            [3., 0.]])
+            [3., 0.]], dtype=torch.float64)
     """
-    return _stack("vstack", matrices, "vertical")
+    return _placed("vstack", matrices, lambda i: (i, 0))
 
 
 def block_diag(matrices: Sequence[CSR]) -> CSR:
@@ -89,9 +90,50 @@ def block_diag(matrices: Sequence[CSR]) -> CSR:
     >>> import learnsolve as ls
     >>> ls.ops.block_diag([ls.ops.eye(1), 3.0 * ls.ops.eye(1, 2)]).to_dense()
     tensor([[1., 0., 0.],
-            [0., 3., 0.]])
+            [0., 3., 0.]], dtype=torch.float64)
     """
-    return _stack("block_diag", matrices, "diagonal")
+    return _placed("block_diag", matrices, lambda i: (i, i))
+
+
+def block(blocks: Sequence[Sequence[CSR | None]]) -> CSR:
+    """[[A, B], [C, None]]: matrices in a grid; None is a block without entries. See `hstack`.
+
+    Parameters
+    ----------
+    blocks : sequence of rows of equal length, each a sequence of CSR, of one dtype and device, and None. Each
+        row and each column has at least one matrix, which gives its size; `zeros` makes one without entries
+
+    Returns
+    -------
+    CSR of the summed shapes; batch axes broadcast
+
+    Raises
+    ------
+    ValueError, TypeError
+        if a row or a column has no matrix, or shapes, dtypes, devices or batch axes do not fit.
+
+    Examples
+    --------
+    >>> import learnsolve as ls
+    >>> B = ls.ops.eye(1, 2)
+    >>> ls.ops.block([[3.0 * ls.ops.eye(2), B.T], [B, None]]).to_dense()
+    tensor([[3., 0., 1.],
+            [0., 3., 0.],
+            [1., 0., 0.]], dtype=torch.float64)
+    """
+    if not isinstance(blocks, Sequence) or not all(isinstance(row, Sequence) for row in blocks):
+        raise TypeError("block: expected a list of rows, each a list of CSR matrices and None")
+    if len({len(row) for row in blocks}) > 1:
+        raise ValueError(f"block: rows must have equal length, got {[len(row) for row in blocks]}")
+    for kind, lines in (("row", blocks), ("column", zip(*blocks, strict=True))):
+        for i, line in enumerate(lines):
+            if all(A is None for A in line):
+                raise ValueError(
+                    f"block: {kind} {i} has no matrix that gives its size; put ops.zeros(rows, columns) there"
+                )
+    cells = [(i, j) for i, row in enumerate(blocks) for j, A in enumerate(row) if A is not None]
+    matrices = [A for row in blocks for A in row if A is not None]
+    return _placed("block", matrices, lambda i: cells[i])
 
 
 def stack(matrices: Sequence[CSR]) -> CSR:
@@ -133,43 +175,44 @@ def check_matrices(function: str, matrices: Sequence[CSR]) -> CSR:
     return matrices[0]
 
 
-def _stack(function: str, matrices: Sequence[CSR], way: str) -> CSR:
+def _placed(function: str, matrices: Sequence[CSR], cell: Callable[[int], tuple[int, int]]) -> CSR:
+    """Matrix i in the block (row, column) = cell(i) of a grid, sorted by row, then column. Each row and each
+    column of blocks has a matrix."""
     first = check_matrices(function, matrices)
     batch = torch.Size()
-    side = {"horizontal": 0, "vertical": 1}.get(way)
+    heights: dict[int, int] = {}
+    widths: dict[int, int] = {}
     for i, A in enumerate(matrices):
         _check.batches(function, batch, A.batch_shape, f"matrix {i} and those before it")
         batch = torch.broadcast_shapes(batch, A.batch_shape)
-        if side is not None and A.shape[side] != first.shape[side]:
-            raise ValueError(
-                f"{function}: matrices must have {first.shape[side]} {('rows', 'columns')[side]} as the "
-                f"first, got {A.shape[side]} in matrix {i}"
-            )
+        for axis, sizes in enumerate((heights, widths)):
+            if (size := sizes.setdefault(cell(i)[axis], A.shape[axis])) != A.shape[axis]:
+                where, lines = (("side by side", "rows"), ("on top of one another", "columns"))[axis]
+                raise ValueError(
+                    f"{function}: matrices {where} must have {size} {lines} as the first, got "
+                    f"{A.shape[axis]} in matrix {i}"
+                )
     if len(matrices) == 1:
         return first
-    shapes = [A.shape for A in matrices]
-    rows, columns = (sum(s) for s in zip(*shapes, strict=True))
-    matrix_shape(function, (shapes[0][0] if side == 0 else rows, shapes[0][1] if side == 1 else columns))
+    top, left = ((0, *accumulate(sizes[k] for k in range(len(sizes)))) for sizes in (heights, widths))
+    shape = matrix_shape(function, (top[-1], left[-1]))
+    corners = tuple((top[cell(i)[0]], left[cell(i)[1]]) for i in range(len(matrices)))
     others = (A.pattern for A in matrices[1:])
-    plan = first.pattern._planned(_plan_stack, way, *others)
+    plan = first.pattern._planned(_plan_stack, shape, corners, *others)
     values = torch.cat([A.values.expand(batch + A.values.shape[-1:]) for A in matrices], -1)
     return CSR(reordered(values, plan), plan.pattern)
 
 
-def _plan_stack(first: SparsityPattern, way: str, *others: SparsityPattern) -> Sorted:
+def _plan_stack(first: SparsityPattern, shape: tuple, corners: tuple, *others: SparsityPattern) -> Sorted:
     patterns = (first, *others)
-    sizes = np.array([P.shape for P in patterns])
-    starts = np.cumsum(sizes, axis=0) - sizes
-    if way == "horizontal":
-        starts[:, 0] = 0
-    if way == "vertical":
-        starts[:, 1] = 0
-    rows = np.concatenate(
-        [as_numpy(P.row_indices).astype(np.int64) + s[0] for P, s in zip(patterns, starts, strict=True)]
-    )
-    columns = np.concatenate(
-        [as_numpy(P.col_indices).astype(np.int64) + s[1] for P, s in zip(patterns, starts, strict=True)]
+    rows, columns = (
+        np.concatenate(
+            [
+                as_numpy(getattr(P, name)).astype(np.int64) + corner[axis]
+                for P, corner in zip(patterns, corners, strict=True)
+            ]
+        )
+        for axis, name in enumerate(("row_indices", "col_indices"))
     )
     widest = next((P for P in patterns if P.dtype == torch.int64), first)
-    shape = (int(starts[-1, 0]) + others[-1].shape[0], int(starts[-1, 1]) + others[-1].shape[1])
     return sorted_by_row(widest, rows, columns, shape)

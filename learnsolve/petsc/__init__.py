@@ -5,6 +5,7 @@ process holds a block of consecutive rows of matrices and vectors; all run the s
 mpirun.
 """
 
+from learnsolve._autocast import guard
 from learnsolve.petsc._rows import share
 from learnsolve.petsc.learned_pc import LearnedPC
 from learnsolve.petsc.matrix import Matrix
@@ -12,3 +13,4 @@ from learnsolve.petsc.operations import dot, norm, spmm
 from learnsolve.petsc.solve import solve
 
 __all__ = ["LearnedPC", "Matrix", "dot", "norm", "share", "solve", "spmm"]
+guard(globals())

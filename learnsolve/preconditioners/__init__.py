@@ -1,5 +1,6 @@
 """Preconditioners: functions M(r) ~ A^-1 r, one a file; trainable ones are torch.nn.Modules."""
 
+from learnsolve._autocast import guard
 from learnsolve.preconditioners._hierarchy import Hierarchy
 from learnsolve.preconditioners._interfaces import interface_pattern
 from learnsolve.preconditioners.amg import AMG
@@ -64,3 +65,4 @@ __all__ = [
     "load",
     "lower_pattern",
 ]
+guard(globals())

@@ -151,6 +151,13 @@ class Hierarchy:
             self.radii,
         )
 
+    def clone(self) -> Hierarchy:
+        return Hierarchy(
+            [P.clone() for P in self.prolongations],
+            [None if R is None else R.clone() for R in self.restrictions],
+            self.radii,
+        )
+
     def __len__(self) -> int:
         return len(self.prolongations)
 

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from learnsolve import _check
-from learnsolve._unchanged import Unchanged
 from learnsolve.csr import CSR
 from learnsolve.ops._operands import in_open_interval
 from learnsolve.ops._product import product
@@ -50,12 +49,11 @@ class PolynomialPreconditioner(Preconditioner):
                     f"{name}: M must be {A.dtype} on {A.device}, as A is, got {M.dtype} on {M.device}"
                 )
             _check.batches(name, A.batch_shape, M.batch_shape, "A.values and M")
-        self.A, self.M = A, M
+        self.A, self.M = A.clone(), M
         self.symmetric = (M is None or M.symmetric) and symmetry(name, A, symmetric)
         if M is not None:
             self.batch_shape = torch.broadcast_shapes(A.batch_shape, M.batch_shape)
             self.made_of += tuple(t for t in M.made_of if t is not A.values)
-        self._reads = Unchanged((A.values,))
 
     def _polynomial(self, A: Apply, M: Apply, R: Tensor) -> Tensor:
         raise NotImplementedError(f"{type(self).__name__} must define _polynomial")

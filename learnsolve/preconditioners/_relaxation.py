@@ -45,6 +45,11 @@ class Sweep(NamedTuple):
             return A.pattern._planned(colour_order).matrix(CSR(values, A.pattern))
         return CSR(values, A.pattern)
 
+    def copied_system(self, A: CSR, omega: float | Tensor) -> CSR:
+        """T, which changes of A's values in place do not change."""
+        T = self.system(A, omega)
+        return T.clone() if T.values is A.values else T
+
     def pattern(self, original: SparsityPattern) -> SparsityPattern:
         """That of T."""
         return original._planned(colour_order).pattern if self.multicolour else original

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from learnsolve import _check, _device_analysis
-from learnsolve._unchanged import Unchanged
 from learnsolve.csr import CSR
 from learnsolve.ops._linear_steps import LinearSteps, product
 from learnsolve.ops._symmetry import symmetry
@@ -64,7 +63,7 @@ class AMG(Preconditioner):
     max_levels, max_coarse : int >= 1, most levels, and most unknowns of the coarsest; 10 and 100 if not given
     coarse_solver : "lu", the inverse; or "pinv", the pseudo-inverse, for a singular A. Not given: "pinv" if
         the coarsest matrix is singular up to rounding (not found under `torch.compile`), else "lu"
-    symmetric : bool, whether A is symmetric; if not given its numbers are compared, once for a matrix (not
+    symmetric : bool, whether A is symmetric; if not given its numbers are compared (not
         under `torch.compile`)
 
     Attributes
@@ -183,7 +182,8 @@ class AMG(Preconditioner):
         weights = jacobi_weights(weight, hierarchy.sizes, A)
         self._join_batches(hierarchy, weights)
         operators, levels, radii, used = [A], [], [], []
-        for number, (P, R) in enumerate(zip(hierarchy.prolongations, hierarchy.restrictions, strict=True)):
+        A, own = A.clone(), hierarchy.clone()  # against changes in place
+        for number, (P, R) in enumerate(zip(own.prolongations, own.restrictions, strict=True)):
             function = f"AMG, level {number}" if number else "AMG"
             given = hierarchy.radii[number]
             asked = smoother == "chebyshev" or (smoother == "jacobi" and weights is None)
@@ -212,7 +212,6 @@ class AMG(Preconditioner):
         given = list(weight) if isinstance(weight, (list, tuple)) else [weight]
         others = (*transfers, *(w for w in given if isinstance(w, Tensor)))
         self.made_of += tuple(t for t in others if t.requires_grad)
-        self._reads = Unchanged((operators[0].values, *transfers))
         balanced = self.sweeps[0] == self.sweeps[1] and (self.cycle != "F" or len(levels) <= 2)
         transposed = all(R is None for R in hierarchy.restrictions)
         self.symmetric = (not levels or (balanced and transposed)) and self.options["symmetric"]

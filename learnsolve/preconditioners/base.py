@@ -10,9 +10,8 @@ unrolled solvers differentiate through it) and is rebuilt when the matrix change
 patterns keep the plans. A trainable one is a `Learned`, a torch.nn.Module.
 
 Some of the first kind read A's values in every call, beside what they computed once (`SOR`, `SSOR`,
-`Neumann`, `Chebyshev`, `AMG`). After a change of the values in place they would mix old and new ones, so they
-raise a RuntimeError. The others continue with the matrix as it was. A change shows in the version of a
-tensor, which changes through ``.data`` and by fused optimizers do not raise.
+`Neumann`, `Chebyshev`, `AMG`). They read a copy: after a change of the values in place, of which torch's
+versions do not always tell, they would mix old and new ones. All continue with the matrix as it was.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ from torch import Tensor
 
 from learnsolve import _check
 from learnsolve._inputs import matrix
-from learnsolve._unchanged import Unchanged
 from learnsolve.csr import CSR
 from learnsolve.ops._linear_operator import HostOperator
 
@@ -71,7 +69,6 @@ class Preconditioner:
     shape: tuple[int, int]
     batch_shape: torch.Size = torch.Size()
     made_of: tuple[Tensor, ...] = ()
-    _reads: Unchanged | None = None  # tensors that are read in every call
     _factor: tuple[CSR | None] | None = None  # by `_kept_factor`
 
     def __init_subclass__(cls, **keywords: Any) -> None:
@@ -147,24 +144,15 @@ class Preconditioner:
     def _kept_factor(self, make: Callable[[], CSR | None]) -> CSR | None:
         """`make()`, kept, since solvers ask for it in every solve: on the CPU, while nothing that M is made
         of requires a gradient. On a device other streams would have to wait for it."""
-        self._check_unchanged()
         if any(t.requires_grad or t.is_inference() or not t.is_cpu for t in self.made_of):
             return make()
         if self._factor is None:
             self._factor = (make(),)
         return self._factor[0]
 
-    def _check_unchanged(self) -> None:
-        if self._reads is not None and not self._reads():
-            raise RuntimeError(
-                f"{type(self).__name__}: A's values, or other tensors that it reads, were changed in place "
-                "since; create another one, or create it from a clone"
-            )
-
     def forward(self, r: Tensor) -> Tensor:
         """M r, of r's shape, (n,) or (..., n, k)."""
         name = type(self).__name__
-        self._check_unchanged()
         _check.tensor(name, "r", r)
         like = self.made_of[0] if self.made_of else r
         if r.dtype != like.dtype or r.device != like.device:
@@ -225,7 +213,6 @@ class Transposed(Preconditioner):
     def __init__(self, M: Preconditioner):
         self.M = M
         self.shape, self.batch_shape, self.made_of = M.shape, M.batch_shape, M.made_of
-        self._reads = M._reads
 
     def _columns(self, R: Tensor) -> Tensor:
         return self.M._transposed(R)

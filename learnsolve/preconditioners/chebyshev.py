@@ -37,7 +37,7 @@ class Chebyshev(PolynomialPreconditioner):
         estimate by 10 steps of Arnoldi's method from a fixed vector; lmin: lmax / 30
     degree : int >= 0, products with A in a call
     M : Preconditioner, the inner one, linear; "jacobi" for the inverse of the diagonal, None for none
-    symmetric : bool, whether A is symmetric; if not given its numbers are compared, once for a matrix (not
+    symmetric : bool, whether A is symmetric; if not given its numbers are compared (not
         under `torch.compile`)
 
     Attributes

@@ -29,7 +29,7 @@ class MatrixPolynomial(PolynomialPreconditioner):
     interval : None for the basis of powers, :math:`B_k(t) = t^k`; (lo, hi), numbers or Tensors, for
         Chebyshev's polynomials of this interval, far better conditioned for degrees above four or so
     M : Preconditioner, the inner one, linear; "jacobi" for the inverse of the diagonal, None for none
-    symmetric : bool, whether A is symmetric; if not given its numbers are compared, once for a matrix (not
+    symmetric : bool, whether A is symmetric; if not given its numbers are compared (not
         under `torch.compile`)
 
     Attributes

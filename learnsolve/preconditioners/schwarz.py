@@ -53,7 +53,7 @@ class AdditiveSchwarz(Preconditioner):
         diagonal, whose rows are `rows`, such as one on `interface_pattern(A, ...)`; its values may have batch
         axes. Or a sequence of one (s_i, s_i) for each subdomain, CSRs or dense tensors
     coarse : bool, add the coarse correction
-    symmetric : bool, whether A is symmetric; if not given its numbers are compared, once for a matrix (not
+    symmetric : bool, whether A is symmetric; if not given its numbers are compared (not
         under `torch.compile`)
 
     Attributes

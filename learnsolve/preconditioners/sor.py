@@ -6,7 +6,6 @@ Source: Saad, "Iterative Methods for Sparse Linear Systems" (2003), sections 4.1
 from torch import Tensor
 
 from learnsolve import _check
-from learnsolve._unchanged import Unchanged
 from learnsolve.csr import CSR
 from learnsolve.preconditioners._relaxation import Sweep, check_relaxation
 from learnsolve.preconditioners.base import Preconditioner
@@ -72,9 +71,7 @@ class SOR(Preconditioner):
         super().__init__(A, omega)
         _check.one_of("SOR", "direction", direction, ("forward", "backward"))
         self._sweep, self._pattern = Sweep(direction, multicolour), A.pattern
-        self._system = self._sweep.system(A, self.omega)
-        if self._system.values is A.values:
-            self._reads = Unchanged((A.values,))
+        self._system = self._sweep.copied_system(A, self.omega)
 
     def _columns(self, R: Tensor) -> Tensor:
         return self._sweep.apply(self._system, self._pattern, self.omega, R, False)

@@ -7,7 +7,6 @@ from typing import Any
 
 from torch import Tensor
 
-from learnsolve._unchanged import Unchanged
 from learnsolve.csr import CSR
 from learnsolve.ops._operands import plain_values
 from learnsolve.ops._symmetry import symmetry
@@ -28,7 +27,7 @@ class SSOR(Preconditioner):
     Parameters
     ----------
     A, omega, multicolour : as for `SOR`
-    symmetric : bool, whether A is symmetric; if not given its numbers are compared, once for a matrix (not
+    symmetric : bool, whether A is symmetric; if not given its numbers are compared (not
         under `torch.compile`)
 
     Raises
@@ -70,9 +69,8 @@ class SSOR(Preconditioner):
         super().__init__(A, omega)
         self.symmetric = symmetry("SSOR", A, symmetric)
         self._sweep, self._pattern = Sweep("symmetric", multicolour), A.pattern
-        self._system = self._sweep.system(A, self.omega)
-        read = [t for t in self.made_of if t is omega or t is self._system.values]
-        self._reads = Unchanged(read) if read else None
+        self.omega = self.omega.clone() if isinstance(self.omega, Tensor) else self.omega
+        self._system = self._sweep.copied_system(A, self.omega)
 
     def _columns(self, R: Tensor) -> Tensor:
         return self._sweep.apply(self._system, self._pattern, self.omega, R, False)

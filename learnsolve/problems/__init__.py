@@ -3,6 +3,7 @@
 `FACTS` maps each name to the known properties of its matrices.
 """
 
+from learnsolve._autocast import guard
 from learnsolve.problems.anisotropic import FACTS as _anisotropic
 from learnsolve.problems.anisotropic import anisotropic
 from learnsolve.problems.convection_diffusion import FACTS as _convection_diffusion
@@ -73,3 +74,4 @@ __all__ = [
     "random_mesh",
     "random_spd",
 ]
+guard(globals())

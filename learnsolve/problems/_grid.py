@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import _check
+from learnsolve._pattern_checks import check_device
 from learnsolve._plain import makes_plain_tensors
 from learnsolve.csr import CSR
 from learnsolve.ops.stencil_matrix import stencil_entries
@@ -89,6 +90,7 @@ def stencil_matrix(
 ) -> CSR:
     """The matrix with A[i, i + o] = stencil[o + 1], o in {-1, 0, 1}^d; zeros are not stored. Periodic
     axes have 3 points at least. `rows_of`: the rows lo to hi - 1 alone."""
+    check_device("problems", device)
     offsets = np.argwhere(stencil != 0) - 1
     n = math.prod(shape)
     if rows_of is not None:

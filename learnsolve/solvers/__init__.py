@@ -1,5 +1,6 @@
 """Iterative solvers whose gradients are exact, one method a file."""
 
+from learnsolve._autocast import guard
 from learnsolve.solvers.bicgstab import bicgstab
 from learnsolve.solvers.cg import cg
 from learnsolve.solvers.chebyshev import Chebyshev, chebyshev
@@ -52,3 +53,4 @@ __all__ = [
     "sor",
     "ssor",
 ]
+guard(globals())

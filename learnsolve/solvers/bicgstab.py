@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Unpack
 import torch
 from torch import Tensor
 
+from learnsolve._conversion import TensorLike
 from learnsolve.ops._dots import scaled
 from learnsolve.solvers.core.door import solve
 from learnsolve.solvers.core.vectors import divide, dot, size
@@ -75,8 +76,8 @@ def _zero(product: Tensor, u: Tensor, v: Tensor) -> Tensor:
 @solver(SolverOptions)
 def bicgstab(
     A: Any,
-    b: Tensor,
-    x0: Tensor | None = None,
+    b: TensorLike,
+    x0: TensorLike | None = None,
     **options: Unpack[SolverOptions],
 ) -> Solution:
     r"""BiCGSTAB for any square A, in short recurrences, preconditioned by M from the right.

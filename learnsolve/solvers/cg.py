@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Unpack
 import torch
 from torch import Tensor
 
+from learnsolve._conversion import TensorLike
 from learnsolve.ops._dots import scaled
 from learnsolve.solvers.core.door import solve
 from learnsolve.solvers.core.vectors import divide, dot
@@ -55,8 +56,8 @@ class ConjugateGradients:
 @solver(SymmetricOptions)
 def cg(
     A: Any,
-    b: Tensor,
-    x0: Tensor | None = None,
+    b: TensorLike,
+    x0: TensorLike | None = None,
     **options: Unpack[SymmetricOptions],
 ) -> Solution:
     r"""Conjugate gradients for a symmetric positive definite A, preconditioned by M.

@@ -11,6 +11,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
+from learnsolve._conversion import TensorLike
 from learnsolve._inputs import operands
 from learnsolve.solvers.core.fixed import FixedNumber
 from learnsolve.solvers.core.parameters import Parameters, trainable
@@ -67,8 +68,8 @@ def _powers(q: Any, last: int, b: Tensor) -> Tensor:
 @solver(StationaryOptions, rtol=None, atol=None, gradient=None)
 def chebyshev(
     A: Any,
-    b: Tensor,
-    x0: Tensor | None = None,
+    b: TensorLike,
+    x0: TensorLike | None = None,
     *,
     lmin: float | Tensor | None = None,
     lmax: float | Tensor | None = None,
@@ -87,8 +88,8 @@ def chebyshev(
     Parameters
     ----------
     A : CSR, BlockBatch, LinearOperator or callable, shape (n, n), as for `cg`
-    b : Tensor, shape (n,) or (..., n, k)
-    x0 : Tensor of b's shape; zero if not given
+    b : Tensor or NumPy array, shape (n,) or (..., n, k)
+    x0 : like b; zero if not given
     lmin, lmax : numbers or Tensors, positive bounds of the spectrum of M A; differentiable. For
         N = iterations and a batch B: (), (N,), (B,), (N, B) or in full (B, N, 1) with ones allowed ("Shapes
         of parameters" in docs/solvers.md); a step with bounds of its own has their a_k and c_k. lmax if not
@@ -212,7 +213,7 @@ class Chebyshev(FixedNumber):
     def lmax(self) -> Tensor:
         return self.log_lmax.exp()
 
-    def forward(self, A: Any, b: Tensor, x0: Tensor | None = None) -> Solution:
+    def forward(self, A: Any, b: TensorLike, x0: TensorLike | None = None) -> Solution:
         """`chebyshev` with the bounds as they are now; arguments and result as there."""
         return chebyshev(
             A,

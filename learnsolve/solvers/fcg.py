@@ -6,8 +6,7 @@ kept.
 
 from typing import Any, Unpack
 
-from torch import Tensor
-
+from learnsolve._conversion import TensorLike
 from learnsolve.solvers.cg import ConjugateGradients
 from learnsolve.solvers.core.door import solve
 from learnsolve.solvers.options import SymmetricOptions, options_of, solver
@@ -17,8 +16,8 @@ from learnsolve.solvers.solution import Solution
 @solver(SymmetricOptions)
 def fcg(
     A: Any,
-    b: Tensor,
-    x0: Tensor | None = None,
+    b: TensorLike,
+    x0: TensorLike | None = None,
     **options: Unpack[SymmetricOptions],
 ) -> Solution:
     """Flexible conjugate gradients: `cg` for an M that is nonlinear, not quite symmetric, or learned.

@@ -5,9 +5,8 @@ Source: Saad, "A flexible inner-outer preconditioned GMRES algorithm", SIAM J. S
 
 from typing import Any, Unpack
 
-from torch import Tensor
-
 from learnsolve import _check
+from learnsolve._conversion import TensorLike
 from learnsolve.solvers.core.door import solve
 from learnsolve.solvers.gmres import GeneralisedMinimalResidual
 from learnsolve.solvers.options import SolverOptions, options_of, solver
@@ -17,8 +16,8 @@ from learnsolve.solvers.solution import Solution
 @solver(SolverOptions)
 def fgmres(
     A: Any,
-    b: Tensor,
-    x0: Tensor | None = None,
+    b: TensorLike,
+    x0: TensorLike | None = None,
     *,
     restart: int | None = 20,
     **options: Unpack[SolverOptions],

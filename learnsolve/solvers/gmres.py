@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import _check
+from learnsolve._conversion import TensorLike
 from learnsolve.ops._dots import combination, scaled
 from learnsolve.solvers.core.door import solve
 from learnsolve.solvers.core.vectors import divide, dot, extended, root, size
@@ -109,8 +110,8 @@ def _rotated(Q: Tensor, c: Tensor, s: Tensor) -> Tensor:
 @solver(SolverOptions)
 def gmres(
     A: Any,
-    b: Tensor,
-    x0: Tensor | None = None,
+    b: TensorLike,
+    x0: TensorLike | None = None,
     *,
     restart: int | None = 20,
     **options: Unpack[SolverOptions],
@@ -122,7 +123,7 @@ def gmres(
     Parameters
     ----------
     A : CSR, BlockBatch, LinearOperator or callable, shape (n, n), as for `cg`; any nonsingular matrix
-    b : Tensor, shape (n,) or (..., n, k)
+    b : Tensor or NumPy array, shape (n,) or (..., n, k)
     maxiter : int, 10 n if not given: iterations, each with one product, where SciPy counts restarts
     restart : int, iterations between restarts
     x0 : as for `cg`

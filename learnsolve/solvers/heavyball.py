@@ -10,6 +10,7 @@ from typing import Any, Unpack
 
 from torch import Tensor
 
+from learnsolve._conversion import TensorLike
 from learnsolve._inputs import operands
 from learnsolve.solvers.core.fixed import FixedNumber
 from learnsolve.solvers.core.parameters import Parameters, trainable
@@ -59,8 +60,8 @@ def _best(lmin: Any, lmax: Any) -> tuple[Any, Any]:
 @solver(StationaryOptions, rtol=None, atol=None, gradient=None)
 def heavyball(
     A: Any,
-    b: Tensor,
-    x0: Tensor | None = None,
+    b: TensorLike,
+    x0: TensorLike | None = None,
     *,
     alpha: float | Tensor | None = None,
     beta: float | Tensor | None = None,
@@ -75,7 +76,7 @@ def heavyball(
     Parameters
     ----------
     A : CSR, BlockBatch, LinearOperator or callable, shape (n, n), as for `cg`; M A with positive eigenvalues
-    b : Tensor, shape (n,) or (..., n, k)
+    b : Tensor or NumPy array, shape (n,) or (..., n, k)
     alpha : number or Tensor, for N = iterations and a batch B: (), (n,), (N,), (N, n), (B,), (N, B) or in
         full (B, N, n) with ones allowed ("Shapes of parameters" in docs/solvers.md)
     beta : the same without n: number or Tensor, (), (N,), (B,), (N, B) or (B, N, 1). If neither is given,
@@ -199,7 +200,7 @@ class Heavyball(FixedNumber):
         self.beta = trainable("Heavyball", "beta", beta)
         self.M = M
 
-    def forward(self, A: Any, b: Tensor, x0: Tensor | None = None) -> Solution:
+    def forward(self, A: Any, b: TensorLike, x0: TensorLike | None = None) -> Solution:
         """`heavyball` with the parameters as they are now; arguments and result as there."""
         return heavyball(
             A, b, x0,

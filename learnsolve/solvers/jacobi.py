@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import _check
+from learnsolve._conversion import TensorLike
 from learnsolve._inputs import operands
 from learnsolve.csr import CSR
 from learnsolve.ops import _across
@@ -28,8 +29,8 @@ from learnsolve.solvers.solution import Solution
 
 def jacobi(
     A: CSR,
-    b: Tensor,
-    x0: Tensor | None = None,
+    b: TensorLike,
+    x0: TensorLike | None = None,
     *,
     weight: float | Tensor = 1.0,
     iterations: int = 1,
@@ -40,8 +41,8 @@ def jacobi(
     Parameters
     ----------
     A : CSR, shape (n, n), float32 or float64, without zeros on the diagonal D; its values may be (..., nnz)
-    b : Tensor, shape (n,) or (..., n, k): one or k right-hand sides
-    x0 : Tensor of b's shape; zero if not given
+    b : Tensor or NumPy array, shape (n,) or (..., n, k): one or k right-hand sides
+    x0 : like b; zero if not given
     weight : number or Tensor, for N = iterations and a batch B: (), (n,), (N,), (N, n), (B,), (N, B) or in
         full (B, N, n) with ones allowed ("Shapes of parameters" in docs/solvers.md)
     iterations : int >= 0
@@ -188,6 +189,6 @@ class Jacobi(FixedNumber):
         super().__init__(iterations, gradient)
         self.weight = trainable("Jacobi", "weight", weight)
 
-    def forward(self, A: CSR, b: Tensor, x0: Tensor | None = None) -> Solution:
+    def forward(self, A: CSR, b: TensorLike, x0: TensorLike | None = None) -> Solution:
         """`jacobi` with the weight as it is now; arguments and result as there."""
         return jacobi(A, b, x0, weight=self.weight, iterations=self.iterations, gradient=self.gradient)

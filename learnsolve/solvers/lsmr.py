@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Unpack
 import torch
 from torch import Tensor
 
+from learnsolve._conversion import TensorLike
 from learnsolve.ops._dots import scaled
 from learnsolve.solvers.core.least_squares import solve
 from learnsolve.solvers.core.vectors import divide, root
@@ -89,8 +90,8 @@ class LSMR:
 @solver(LeastSquaresOptions)
 def lsmr(
     A: Any,
-    b: Tensor,
-    x0: Tensor | None = None,
+    b: TensorLike,
+    x0: TensorLike | None = None,
     *,
     damp: float = 0.0,
     atol: float | None = 1e-6,

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Unpack
 import torch
 from torch import Tensor
 
+from learnsolve._conversion import TensorLike
 from learnsolve.ops._dots import scaled
 from learnsolve.solvers.core.least_squares import solve
 from learnsolve.solvers.core.vectors import divide, dot, root, size
@@ -101,8 +102,8 @@ class LSQR:
 @solver(LeastSquaresOptions)
 def lsqr(
     A: Any,
-    b: Tensor,
-    x0: Tensor | None = None,
+    b: TensorLike,
+    x0: TensorLike | None = None,
     *,
     damp: float = 0.0,
     atol: float | None = 1e-6,
@@ -121,8 +122,8 @@ def lsqr(
     ----------
     A : CSR, shape (m, n), values (..., nnz); or a scipy.sparse.linalg.LinearOperator; or a callable x -> A x,
         with `transpose`
-    b : Tensor, shape (m,) or (..., m, k). Each of the k columns stops on its own.
-    x0 : Tensor, shape (n,) or (..., n, k); zero if not given
+    b : Tensor or NumPy array, shape (m,) or (..., m, k). Each of the k columns stops on its own.
+    x0 : Tensor or NumPy array, shape (n,) or (..., n, k); zero if not given
     damp : number, of the problem, damping of x (not of x - x0 as in SciPy)
     atol, btol : the tolerances; less than the rounding unit counts as that. None: 1e-6
     conlim : gives up (ILL_CONDITIONED) when the estimate of the condition number of A exceeds it; 0 for never

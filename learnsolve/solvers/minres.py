@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Unpack
 import torch
 from torch import Tensor
 
+from learnsolve._conversion import TensorLike
 from learnsolve.ops._dots import scaled
 from learnsolve.solvers.core.door import solve
 from learnsolve.solvers.core.vectors import divide, dot, root, size
@@ -114,8 +115,8 @@ class MinimalResidual:
 @solver(SymmetricOptions)
 def minres(
     A: Any,
-    b: Tensor,
-    x0: Tensor | None = None,
+    b: TensorLike,
+    x0: TensorLike | None = None,
     **options: Unpack[SymmetricOptions],
 ) -> Solution:
     r"""MINRES for a symmetric A that may be indefinite, preconditioned by M.

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import _check
+from learnsolve._conversion import TensorLike
 from learnsolve.solvers.cg import cg
 from learnsolve.solvers.core.arguments import GRADIENTS
 from learnsolve.solvers.fcg import fcg
@@ -70,7 +71,7 @@ class PCG(torch.nn.Module):
         self.rtol, self.atol, self.maxiter = rtol, atol, maxiter
         self.gradient, self.throw, self.null_space = gradient, throw, null_space
 
-    def forward(self, A: Any, b: Tensor, x0: Tensor | None = None) -> Solution:
+    def forward(self, A: Any, b: TensorLike, x0: TensorLike | None = None) -> Solution:
         """`cg` for A x = b with the parameters as they are now; arguments and result as there."""
         return (fcg if self.flexible else cg)(
             A,

@@ -10,6 +10,7 @@ from typing import Any, Unpack
 
 from torch import Tensor
 
+from learnsolve._conversion import TensorLike
 from learnsolve._inputs import operands
 from learnsolve.solvers.core.fixed import FixedNumber
 from learnsolve.solvers.core.parameters import Parameters, trainable
@@ -51,8 +52,8 @@ def richardson_weight(lmin: Any, lmax: Any) -> Any:
 @solver(StationaryOptions, rtol=None, atol=None, gradient=None)
 def richardson(
     A: Any,
-    b: Tensor,
-    x0: Tensor | None = None,
+    b: TensorLike,
+    x0: TensorLike | None = None,
     *,
     weight: float | Tensor | None = None,
     lmin: float | Tensor | None = None,
@@ -66,8 +67,8 @@ def richardson(
     ----------
     A : CSR, BlockBatch, LinearOperator or callable, shape (n, n), as for `cg`; M A with eigenvalues of
         positive real part
-    b : Tensor, shape (n,) or (..., n, k)
-    x0 : Tensor of b's shape; zero if not given
+    b : Tensor or NumPy array, shape (n,) or (..., n, k)
+    x0 : like b; zero if not given
     weight : number or Tensor, for N = iterations and a batch B: (), (n,), (N,), (N, n), (B,), (N, B) or in
         full (B, N, n) with ones allowed ("Shapes of parameters" in docs/solvers.md).
         If not given, 1 with an M and without bounds, else `richardson_weight` of lmin and lmax
@@ -179,7 +180,7 @@ class Richardson(FixedNumber):
         self.weight = trainable("Richardson", "weight", weight)
         self.M = M
 
-    def forward(self, A: Any, b: Tensor, x0: Tensor | None = None) -> Solution:
+    def forward(self, A: Any, b: TensorLike, x0: TensorLike | None = None) -> Solution:
         """`richardson` with the weight as it is now; arguments and result as there."""
         return richardson(
             A, b, x0, weight=self.weight, iterations=self.iterations, M=self.M, gradient=self.gradient

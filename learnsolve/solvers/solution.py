@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -152,12 +152,22 @@ class SolverError(RuntimeError):
         self.solution = solution
 
 
-class Solution:
-    """The result of a solve.
+if TYPE_CHECKING:  # only of a tuple do type checkers know what `x, info = cg(A, b)` are
+
+    class _Pair(tuple[Tensor, int]):
+        def __new__(cls, *arguments: Any, **keywords: Any) -> Self: ...
+
+else:
+    _Pair = object
+
+
+class Solution(_Pair):
+    """The result of a solve. It unpacks as SciPy's, ``x, info = cg(A, b)``.
 
     Attributes
     ----------
-    x : Tensor, the last iterate, of b's shape (with A's batch axes, if it has some that b lacks)
+    x : Tensor, also for a NumPy b (``x.numpy()`` is an array again): the last iterate, of b's shape (with
+        A's batch axes, if it has some that b lacks)
     iterations : int, how many ran (of the column that took most). `cg` on a CUDA device with a fixed number
         does not wait for it, and gives the number requested.
     residual_norms : Tensor, shape (..., iterations + 1), or (..., iterations + 1, k) for k right-hand sides:
@@ -228,7 +238,7 @@ class Solution:
         self._adjoint = adjoint
         self.note = note
         self._grad_enabled = torch.is_grad_enabled()
-        self._needs = Unchanged(needs, contents=True)
+        self._needs = Unchanged(needs)
 
     @property
     def adjoint(self) -> Solution | None:
@@ -291,8 +301,10 @@ class Solution:
         return max(self.iterations, 1) if status in _ENDED else -CODE[status]
 
     def __iter__(self) -> Iterator[Any]:
-        """``x, info = cg(A, b)``, as in SciPy."""
         return iter((self.x, self.info))
+
+    def __getitem__(self, index: Any) -> Any:
+        return (self.x, self.info)[index]
 
     def __bool__(self) -> bool:
         raise TypeError(

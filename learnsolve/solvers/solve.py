@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import _check, _inputs
+from learnsolve._conversion import TensorLike
 from learnsolve._plain import numbers, outside_of_graphs
 from learnsolve.csr import CSR
 from learnsolve.ops._symmetry import symmetry
@@ -44,7 +45,7 @@ class Choice(NamedTuple):
 @outside_of_graphs
 def solve(
     A: Any,
-    b: Any,
+    b: TensorLike,
     *,
     rtol: float = 1e-5,
     atol: float = 0.0,
@@ -95,7 +96,7 @@ def solve(
     algebraic multigrid 1.03 s, of which 0.79 s are set-up.
 
     Gradient: the implicit one of the method, for A and b; M is taken for a constant, which it is for the
-    solution. The choice reads the values of A: once for a matrix, O(nnz), and it waits for a device.
+    solution. The choice reads the values of A: O(nnz), and it waits for a device.
 
     Examples
     --------

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import _check
+from learnsolve._conversion import TensorLike
 from learnsolve.csr import CSR
 from learnsolve.preconditioners._relaxation import DIRECTIONS
 from learnsolve.solvers.core.correction import relax
@@ -21,8 +22,8 @@ from learnsolve.solvers.solution import Solution
 @solver(SweepOptions, rtol=None, atol=None, gradient=None)
 def sor(
     A: CSR,
-    b: Tensor,
-    x0: Tensor | None = None,
+    b: TensorLike,
+    x0: TensorLike | None = None,
     *,
     omega: float | Tensor = 1.0,
     direction: str = "forward",
@@ -40,8 +41,8 @@ def sor(
     Parameters
     ----------
     A : CSR, shape (n, n), float32 or float64, without zeros on the diagonal; its values may be (..., nnz)
-    b : Tensor, shape (n,) or (..., n, k): one or k right-hand sides
-    x0 : Tensor of b's shape; zero if not given
+    b : Tensor or NumPy array, shape (n,) or (..., n, k): one or k right-hand sides
+    x0 : like b; zero if not given
     omega : number or Tensor, which may require grad, 0 < omega < 2; 1 (Gauss-Seidel) if not given. For
         N = iterations and a batch B: (), (N,), (B,), (N, B) or in full (B, N, 1) with ones allowed ("Shapes
         of parameters" in docs/solvers.md)
@@ -107,8 +108,8 @@ def sor(
 @solver(SweepOptions, rtol=None, atol=None, gradient=None)
 def ssor(
     A: CSR,
-    b: Tensor,
-    x0: Tensor | None = None,
+    b: TensorLike,
+    x0: TensorLike | None = None,
     *,
     omega: float | Tensor = 1.0,
     multicolour: bool = False,
@@ -151,8 +152,8 @@ def ssor(
 @solver(SweepOptions, rtol=None, atol=None, gradient=None)
 def gauss_seidel(
     A: CSR,
-    b: Tensor,
-    x0: Tensor | None = None,
+    b: TensorLike,
+    x0: TensorLike | None = None,
     *,
     direction: str = "forward",
     multicolour: bool = False,
@@ -249,7 +250,7 @@ class SOR(FixedNumber):
         info = torch.finfo(self.logit.dtype)  # far out sigmoid rounds to 0 or 1
         return (2 * torch.sigmoid(self.logit)).clamp(info.tiny, 2 - info.eps)
 
-    def forward(self, A: CSR, b: Tensor, x0: Tensor | None = None) -> Solution:
+    def forward(self, A: CSR, b: TensorLike, x0: TensorLike | None = None) -> Solution:
         """`sor` with the parameters as they are now; arguments and result as there."""
         return sor(
             A, b, x0, omega=self.omega, direction=self.direction, multicolour=self.multicolour,

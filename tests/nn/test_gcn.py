@@ -334,3 +334,27 @@ def test_layer_takes_arguments_in_either_order():
         conv(x, EDGES, weights[:3])
     with pytest.raises(TypeError, match="GCNConv: A must be a CSR, got Tensor"):
         conv(x, x)
+
+
+def test_weights_of_pytorch_geometric_load():
+    """Into layers of a model too; the result is PyTorch Geometric's formula, by dense algebra."""
+    model = torch.nn.ModuleList([GCNConv(3, 4, bias=True), GCNConv(4, 2, bias=True)])
+    state = {
+        "0.bias": torch.randn(4), "0.lin.weight": torch.randn(4, 3),
+        "1.bias": torch.randn(2), "1.lin.weight": torch.randn(2, 4),
+    }  # fmt: skip
+    model.load_state_dict(state)
+    edge_index = torch.tensor([[0, 1, 2, 3, 3], [1, 2, 0, 0, 1]])
+    weight, x = torch.rand(5), torch.randn(4, 3)
+    adjacency = torch.zeros(4, 4).index_put((edge_index[1], edge_index[0]), weight) + torch.eye(4)
+    scale = adjacency.sum(1).rsqrt()
+    expected, found = x, x
+    for i, layer in enumerate(model):
+        found = layer(found, edge_index, weight)
+        expected = scale.unsqueeze(1) * adjacency * scale @ expected @ state[f"{i}.lin.weight"].T
+        expected = expected + state[f"{i}.bias"]
+    torch.testing.assert_close(found, expected)
+    assert sorted(state) == ["0.bias", "0.lin.weight", "1.bias", "1.lin.weight"]
+    again = GCNConv(3, 4, bias=True)
+    again.load_state_dict(model[0].state_dict())  # ours as before
+    assert torch.equal(again.weight, model[0].weight)

@@ -42,6 +42,14 @@ def test_matrix_is_a_copy_with_gradients():
     assert not SparseMatrix(A)().requires_grad
 
 
+def test_a_call_with_a_tensor_is_the_product():
+    A, X = ls.problems.poisson((4, 4)), torch.eye(16, dtype=torch.float64)
+    model = SparseMatrix(A, trainable=True)
+    assert torch.equal(torch.nn.Sequential(model)(X), A.to_dense())
+    torch.compile(model, backend="eager", fullgraph=True)(X).sum().backward()
+    assert torch.equal(model.values.grad, torch.ones(A.nnz, dtype=torch.float64))
+
+
 def test_state_copies_and_pickles():
     model = Residual(True)
     with torch.no_grad():

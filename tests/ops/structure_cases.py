@@ -236,6 +236,19 @@ CASES = [
         TWO,
     ),
     Case(
+        "block",
+        lambda P, v, w: ops.block([[None, CSR(v, P)], [CSR(w, P).T, None], [None, CSR(w, P)]]).to_dense(),
+        lambda P, v, w: torch.cat(
+            [
+                torch.nn.functional.pad(densify(P, v), (P.shape[0], 0)),
+                torch.nn.functional.pad(densify(P, w).mT, (0, P.shape[1])),
+                torch.nn.functional.pad(densify(P, w), (P.shape[0], 0)),
+            ],
+            -2,
+        ),
+        TWO,
+    ),
+    Case(
         "A[slice, slice]",
         lambda P, v: CSR(v, P)[1:, ::-2].to_dense(),
         lambda P, v: densify(P, v)[..., 1:, torch.arange(P.shape[1]).flip(0)[::2]],

@@ -21,6 +21,7 @@ OTHERS = {
     "y": lambda: torch.ones(16, dtype=torch.float64),
     "p": lambda: torch.arange(16).flip(0),
     "matrices": lambda: [A, A],
+    "blocks": lambda: [[None, A], [A, A]],
     "U": lambda: torch.ones(16, dtype=torch.float64),
     "V": lambda: torch.ones(16, dtype=torch.float64),
     "pattern": lambda: A,
@@ -39,6 +40,12 @@ def arguments(function):
         for p in inspect.signature(function).parameters.values()
         if p.default is p.empty or p.name == "im"
     }
+
+
+def converted(convert, value):
+    if isinstance(value, list):
+        return [converted(convert, part) for part in value]
+    return convert(value) if isinstance(value, ls.CSR) else value
 
 
 def numbers(result):
@@ -60,16 +67,9 @@ def test_every_operation_takes_sparse_matrices_of_other_libraries(name):
     csr = [key for key, value in given.items() if isinstance(value, (ls.CSR, list))]
     assert csr
     for convert in (ls.CSR.to_scipy, ls.CSR.to_torch, ls.nn.SparseMatrix):
-        turned = {
-            key: [convert(M) for M in v]
-            if isinstance(v, list)
-            else convert(v)
-            if isinstance(v, ls.CSR)
-            else v
-            for key, v in given.items()
-        }
+        turned = {key: converted(convert, value) for key, value in given.items()}
         torch.testing.assert_close(list(numbers(f(**turned))), expected)
-    by_place = [given[p] if p not in csr or p == "matrices" else given[p].to_scipy() for p in given]
+    by_place = [converted(ls.CSR.to_scipy, value) for value in given.values()]
     torch.testing.assert_close(list(numbers(f(*by_place))), expected)
 
 

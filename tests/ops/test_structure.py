@@ -54,6 +54,12 @@ def test_arrangements_agree_with_scipy(structure, index):
     check(ops.hstack([A, B, C]), scipy.sparse.hstack(M), index)
     check(ops.vstack([A, B, C]), scipy.sparse.vstack(M), index)
     check(ops.block_diag([A, B.T, C]), scipy.sparse.block_diag([M[0], M[1].T, M[2]]), index)
+    grid = [[A, None, B @ B.T], [None, B.T, C.T], [B, None, None]]
+    check(
+        ops.block(grid),
+        scipy.sparse.block_array([[X if X is None else X.to_scipy() for X in row] for row in grid]),
+        index,
+    )
     small = matrix(random(3, 2, 0.7), 4, index)
     check(ops.kron(A, small), scipy.sparse.kron(M[0], small.to_scipy(), "csr"), index)
     check(ops.kron(small, A), scipy.sparse.kron(small.to_scipy(), M[0], "csr"), index)
@@ -163,6 +169,7 @@ def test_eye_and_permute():
     for n, m, k in ((4, None, 0), (3, 5, 1), (5, 3, -2), (0, 0, 0)):
         found = ops.eye(n, m, k=k, dtype=torch.float64, index_dtype=torch.int32)
         check(found, scipy.sparse.eye_array(n, m, k=k), torch.int32)
+    check(ops.zeros(3, 5, index_dtype=torch.int32), scipy.sparse.csr_array((3, 5)), torch.int32)
     A = matrix(random(6, 6, 0.5))
     p = np.random.default_rng(0).permutation(6)
     D = A.to_dense()
@@ -184,6 +191,14 @@ BAD = [
     (lambda: ops.hstack([A, Q]), ValueError, "hstack: .*6 rows .*got 5 in matrix 1"),
     (lambda: ops.vstack([A, A.T]), ValueError, "vstack: .*5 columns .*got 6 in matrix 1"),
     (lambda: ops.vstack([A, A.to(torch.float32)]), TypeError, "matrix 1 has dtype"),
+    (lambda: ops.block(A), TypeError, "block: expected a list of rows"),
+    (lambda: ops.block([A, A]), TypeError, "block: expected a list of rows"),
+    (lambda: ops.block([]), ValueError, "block: expected at least one matrix"),
+    (lambda: ops.block([[A, A], [A]]), ValueError, r"block: rows must have equal length, got \[2, 1\]"),
+    (lambda: ops.block([[A, None], [A, None]]), ValueError, r"block: column 1 .* put ops.zeros\(rows"),
+    (lambda: ops.block([[None], [A]]), ValueError, "block: row 0 has no matrix"),
+    (lambda: ops.block([[A, None], [Q, A]]), ValueError, "block: .*5 rows .*got 6 in matrix 2"),
+    (lambda: ops.zeros(2, -1), ValueError, "zeros: m must be at least 0, got -1"),
     (lambda: ops.kron(A, A.to(torch.float32)), TypeError, "kron: B.values has dtype"),
     (lambda: A[6], IndexError, "index 6 is out of range for an axis of length 6"),
     (lambda: A[0, -6], IndexError, "index -6 is out of range .* 5"),

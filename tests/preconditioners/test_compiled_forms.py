@@ -107,13 +107,11 @@ def test_a_matrix_that_was_changed_in_place():
     A, b = spd(), normal((20,))
     A = A.with_values(A.values.clone())
     makers = (P.SSOR, lambda A: P.SSOR(A, 1.3), lambda A: P.BlockJacobi(A, 2), P.AdditiveSchwarz)
-    reads, *others = [make(A) for make in makers]
-    before = [M(b) for M in others]
-    for M in (reads, *others[:1]):
+    made = [make(A) for make in makers]
+    before = [M(b) for M in made]
+    for M in made[:2]:
         M.pcg_form()
     A.values.mul_(2)
-    with pytest.raises(RuntimeError, match="SSOR: A's values, or other"):
-        ls.solvers.cg(A, b, M=reads)
-    for M, z in zip(others, before, strict=True):
+    for M, z in zip(made, before, strict=True):
         assert ls.solvers.cg(A, b, M=M).loop == "compiled"
         assert torch.equal(M(b), z)

@@ -15,7 +15,6 @@ import learnsolve as ls
 P, S = ls.preconditioners, ls.solvers
 NAN = float("nan")
 COMPUTED = [c for c in CASES if not isinstance(c.make(matrix(c)), P.Learned)]
-LIVE = ("SOR", "SSOR", "Chebyshev, estimated", "Neumann", "AMG", "Chebyshev of SSOR")
 
 
 def hit(A, value, at=7):
@@ -32,28 +31,29 @@ def test_complex_vectors_of_scipy_keep_both_parts(case):
     assert np.allclose(operator.rmatvec(x + 1j * y), operator.rmatvec(x) + 1j * operator.rmatvec(y))
 
 
-@pytest.mark.parametrize("case", [c for c in COMPUTED if c.name in LIVE], ids=lambda c: c.name)
-def test_a_change_in_place_is_noticed_by_those_that_read_the_matrix(case):
+@pytest.mark.parametrize("case", COMPUTED, ids=lambda c: c.name)
+def test_all_go_on_with_the_matrix_that_they_were_made_of(case):
     A = matrix(case)
-    A = A.with_values(A.values.clone())
-    M, r = case.make(A), normal((A.shape[0],))
-    twin = copy.deepcopy(M)
-    first = M(r)
-    A.values.mul_(2)
-    for again in (M, M.T):
-        with pytest.raises(
-            RuntimeError,
-            match=r"A's values, or other tensors that it reads, were changed in place.*create another",
-        ):
-            again(r)
-    assert torch.equal(twin(r), first)
-    assert torch.allclose(copy.deepcopy(case.make(A))(r), first / 2)
+    values = torch.nn.Parameter(A.values.clone())
+    A, r = A.with_values(values.detach()), normal((A.shape[0],))
+    M = case.make(A)
+    first, form = M(r), M.pcg_form()
+    with torch.no_grad():
+        values.mul_(2)
+    optimizer = torch.optim.SGD([values], lr=0.1, fused=True)
+    values.grad = torch.ones_like(values)
+    optimizer.step()
+    values.data[-1] = NAN
+    assert torch.equal(M(r), first)
+    assert torch.equal(M.T(r), case.make(matrix(case)).T(r))
+    again = M.pcg_form()
+    assert form is None or torch.equal(again[1], form[1])
 
 
-def test_others_go_on_with_what_they_were_made_of():
+def test_learned_ones_go_on_with_the_matrix_that_they_were_made_of():
     A = spd()
     A, r = A.with_values(A.values.clone()), normal((20,))
-    kept = [P.Polynomial.neumann(A, 2), P.ScaledJacobi(A), P.Jacobi(A), P.IC0(A), P.SOR(A, 1.3)]
+    kept = [P.Polynomial.neumann(A, 2), P.ScaledJacobi(A)]
     before = [M(r) for M in kept]
     A.values.mul_(3)
     for M, old in zip(kept, before, strict=True):

@@ -170,7 +170,7 @@ def diagonal_system(device):
 def test_nothing_is_called_converged_on_the_word_of_a_recurrence(every, device):
     A, b = diagonal_system(DEVICE)
     b, method = b[:, :1], Drifting()
-    found = iterate(method, System(A, None, b, None, ResidualNorm(1e-8, 0.0)), 200)
+    found = iterate(method, System("test", A, None, b, None, ResidualNorm(1e-8, 0.0)), 200)
     assert method.starts == 3
     assert found.codes.item() == CODE[S.Status.CONVERGED]
     true = torch.linalg.vector_norm(b - A(found.x))
@@ -195,7 +195,7 @@ def test_what_is_judged_is_the_state_of_that_iteration(every, device):
     method = Drifting()
     method.starts = 2
     A, b = diagonal_system(DEVICE)
-    found = iterate(method, System(A, None, b, None, Watching(1e-8, 0.0)), 200)
+    found = iterate(method, System("test", A, None, b, None, Watching(1e-8, 0.0)), 200)
     needed = (found.norms > 1e-8).sum(0)
     assert needed[0] > 2 * needed[1]
     assert Watching.judged == {0: needed[0], 1: needed[1]}

@@ -27,6 +27,8 @@ HARNESSES: list[tuple[str, int]] = [
     ("threads", 600),
     ("memory", 10_000),
     ("aliases", 2_000),
+    ("inplace", 20_000),
+    ("autocast", 4_000),
     ("audit", 16),
 ]
 

@@ -141,8 +141,11 @@ CALLS: dict[str, Call] = {
     "hstack": Call("vv", lambda s, v, w: ops.hstack([A(s, v), A(s, w)])),
     "vstack": Call("vv", lambda s, v, w: ops.vstack([A(s, v), A(s, w)])),
     "block_diag": Call("vv", lambda s, v, w: ops.block_diag([A(s, v), A(s, w).T])),
+    "block": Call("vv", lambda s, v, w: ops.block([[A(s, v), None], [None, A(s, w).T]])),
     "kron": Call("v", lambda s, v: ops.kron(ops.eye(2, dtype=s.dtype, index_dtype=s.index), A(s, v))),
     "diag": Call("c", lambda s, c: ops.diag(c)),
+    "real_form": Call("vv", lambda s, v, w: ops.real_form(A(s, v), A(s, w))),
+    "zeros": Call("c", lambda s, c: ops.zeros(len(c), dtype=s.dtype) @ c),
     "eye": Call("c", lambda s, c: ops.eye(len(c), dtype=s.dtype) @ c),
     "from_coo": Call(
         "e",

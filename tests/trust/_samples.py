@@ -160,10 +160,13 @@ class Sample:
 
     def leaf(self, code: str, salt: int) -> Tensor:
         """v values, V two members of them, a those of a dominant matrix; x and y blocks of vectors for the
-        columns and the rows, X a batch of them; c and r a vector each, e features of entries, s a number."""
+        columns and the rows, X a batch of them; c and r a vector each, e features of entries, s a number; p
+        and u a vector and a number between 0.1 and 1."""
         (m, n), tail = self.P.shape, () if self.columns is None else (self.columns,)
         if code == "a":
             return self.dominant()
+        if code in "pu":
+            return 0.1 + 0.9 * self.normal(*((n,) if code == "p" else ()), salt=salt).sigmoid()
         shape = {
             "v": (self.P.nnz,),
             "V": (2, self.P.nnz),

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import _check
+from learnsolve._conversion import TensorLike
 from learnsolve._inputs import operands
 from learnsolve.csr import CSR
 from learnsolve.preconditioners._relaxation import DIRECTIONS, Sweep, check_omega, check_sweep
@@ -58,8 +59,8 @@ class Correction:
 def relax(
     name: str,
     A: CSR,
-    b: Tensor,
-    x0: Tensor | None,
+    b: TensorLike,
+    x0: TensorLike | None,
     omega: float | Tensor,
     direction: str,
     multicolour: bool,
@@ -91,7 +92,11 @@ def relax(
 
 def _of_steps(omega: float | Tensor) -> list[Any]:
     """The one omega of all steps, or that of each, numbers or of the shape of the batch."""
-    return list(omega.squeeze(-1).unbind(-1)) if isinstance(omega, Tensor) else [omega]
+    if not isinstance(omega, Tensor):
+        return [omega]
+    omega = omega.squeeze(-1)
+    # No unbind: where omega is changed in place before a backward, torch's error would be about its views.
+    return [omega.select(-1, i) for i in range(omega.shape[-1])]
 
 
 def _fixed(
@@ -127,7 +132,7 @@ def _fixed(
     X = torch.zeros_like(B) if x0 is None else columns.into(x0)
     if iterations == 0:
         X = with_zero_gradient(X.clone(), B, A.values, *((omega,) if isinstance(omega, Tensor) else ()))
-    steps = Steps(operator, _sweeps(methods, operator))
+    steps = Steps(name, operator, _sweeps(methods, operator))
     known = B if x0 is None else None
     x, norms, _, _ = steps.run(B, X, iterations, gradient == "checkpointed", known)
     shown, axis = columns.out_of(x)

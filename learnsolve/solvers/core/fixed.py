@@ -12,7 +12,6 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from learnsolve import _check
 from learnsolve.csr import CSR
@@ -25,6 +24,7 @@ from learnsolve.solvers.core.arguments import check_operands, check_x0
 from learnsolve.solvers.core.blocks import Blocks, Columns, joined, systems_of
 from learnsolve.solvers.core.gradient import transformed
 from learnsolve.solvers.core.operators import as_operator, as_preconditioner, compiled_form
+from learnsolve.solvers.core.repeated import repeated
 from learnsolve.solvers.options import Options
 from learnsolve.solvers.solution import CODE, COMPILED, Iteration, Solution, SolverError, Status
 
@@ -127,7 +127,7 @@ def run_fixed(
         M = joined(layout, [as_preconditioner(name, "M", own.M, part) for own, part in systems])
         if layout is not None and scale.shape[-1] != 1:
             scale = layout.padded(scale.mT).mT
-        steps = Steps(operator, M, scale, momenta, columns.told(options.callback))
+        steps = Steps(name, operator, M, scale, momenta, columns.told(options.callback))
         solution = steps.solution(columns, b, x0, iterations, checkpointed)
     if options.throw and solution.status in (Status.NON_FINITE, Status.DIVERGED):
         raise SolverError(name, solution)
@@ -143,12 +143,14 @@ class Steps:
 
     def __init__(
         self,
+        function: str,
         A: Callable[[Tensor], Tensor],
         M: Callable[[Tensor], Tensor] | Sequence[Callable[[Tensor], Tensor]] | None,
         scale: Tensor | None = None,
         momenta: Tensor | None = None,
         callback: Callable[[Iteration], Any] | None = None,
     ):
+        self.function = function
         self.A, self.M, self.scale, self.momenta = A, M, scale, momenta
         self.callback = callback
         self.ran: dict[int, int] = {}  # steps of each segment; a callback may have ended it
@@ -162,18 +164,21 @@ class Steps:
         # Checkpoints work by hooks on saved tensors, which transformations of torch.func do not have.
         segments = checkpointed and torch.is_grad_enabled() and not transformed()
         length = max(1, round(iterations**0.5) if segments else iterations)
-        run = partial(checkpoint, self._segment, use_reentrant=False) if segments else self._segment
         before, norms, done, stopped = x, [], 0, False
         while done < iterations and not stopped:
             count = min(length, iterations - done)
-            x, before, part = run(b, x, before, done, count, r)  # type: ignore[misc]
+            run = partial(self._segment, done, count)
+            if segments:
+                x, before, part = repeated(self.function, run, b, x, before, r)
+            else:
+                x, before, part = run(b, x, before, r)
             norms.append(part)
             self.ran[done] = ran = part.shape[-2]
             stopped = ran < count
             done, r = done + ran, None
         return x, torch.cat(norms, -2) if norms else b.new_empty(b[..., :0, :].shape), done, stopped
 
-    def _segment(self, b: Tensor, x: Tensor, before: Tensor, first: int, count: int, r: Tensor | None):
+    def _segment(self, first: int, count: int, b: Tensor, x: Tensor, before: Tensor, r: Tensor | None):
         """`count` steps from number `first` on. When a backward repeats them, the callback is not called."""
         end = first + self.ran.get(first, count)
         stops = (lambda number, *_: number == end) if first in self.ran else self._stops

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from learnsolve import _check, _conversion
+from learnsolve._autocast import full_precision
 from learnsolve.solvers.core.dependence import depends_on_others, partial_derivatives
 
 
@@ -114,6 +115,7 @@ class _Pullback(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @full_precision
     def backward(ctx, *h):
         y, x = (t.detach().requires_grad_() for t in ctx.saved_tensors)
         with torch.enable_grad():

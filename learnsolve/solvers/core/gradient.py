@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from learnsolve._autocast import full_precision
 from learnsolve.ops import _across
 from learnsolve.ops._autograd import keep_for_forward_mode, tracked
 from learnsolve.solvers.core.functions import Function
@@ -154,6 +155,7 @@ class Implicit(torch.autograd.Function):
         keep_for_forward_mode(ctx, output, b, *parameters)
 
     @staticmethod
+    @full_precision
     def backward(ctx, g):  # type: ignore[override]
         x, *parameters = ctx.saved_tensors
         problem: Problem = ctx.problem.with_parameters(tuple(parameters))

@@ -37,7 +37,7 @@ METHODS = (
 )
 
 
-def _traced_cg(A: Any, b: Tensor, x0: Tensor | None, options: Options) -> Solution | None:
+def _traced_cg(A: Any, b: Any, x0: Any, options: Options) -> Solution | None:
     """`cg` with gradient "unrolled" or "checkpointed", rtol = atol = 0 and a maxiter, for one CSR and an M of
     the compiled loop; None for any other call. The norms are those of all iterations, as on a CUDA device."""
     fixed = options.gradient != "implicit" and options.maxiter is not None and options.callback is None
@@ -77,7 +77,7 @@ def _traced_cg(A: Any, b: Tensor, x0: Tensor | None, options: Options) -> Soluti
 
 
 def traced_solve(
-    name: str, A: Any, b: Any, x0: Tensor | None, options: Options, symmetric: bool, restart: int
+    name: str, A: Any, b: Any, x0: Any, options: Options, symmetric: bool, restart: int
 ) -> Solution | None:
     """A solve with the implicit gradient, or for a fixed number of iterations, as one operation; None for any
     other call. To a tolerance `residual_norms` are the first and the last, and `iterations` is a tensor."""

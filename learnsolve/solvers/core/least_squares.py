@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import _check
+from learnsolve._conversion import TensorLike
 from learnsolve._inputs import operands
 from learnsolve._plain import outside_of_graphs
 from learnsolve.solvers.cg import ConjugateGradients
@@ -203,8 +204,8 @@ def solve(
     name: str,
     method: Method,
     A: Any,
-    b: Tensor,
-    x0: Tensor | None,
+    b: TensorLike,
+    x0: TensorLike | None,
     damp: float,
     atol: float | None,
     btol: float | None,

@@ -30,7 +30,6 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from learnsolve.ops import _across
 from learnsolve.ops.richardson import residual_norm
@@ -38,6 +37,7 @@ from learnsolve.solvers.core import checks, stagnation
 from learnsolve.solvers.core.advance import STANDS, fitting
 from learnsolve.solvers.core.advance_cg import at_once
 from learnsolve.solvers.core.operators import Matrix
+from learnsolve.solvers.core.repeated import repeated
 from learnsolve.solvers.core.report import judged
 from learnsolve.solvers.core.system import Outcome, System
 from learnsolve.solvers.core.vectors import size
@@ -361,8 +361,8 @@ class _Loop:
         while done < maxiter and runs:
             segment = _Segment(self, make, min(length, maxiter - done), done)
             state, *known = progress
-            *known, history, state = checkpoint(segment, *known, *state, use_reentrant=False)
-            progress, runs = _Progress(make(*state), *known), segment.runs
+            *ended, history = repeated(self.system.name, segment, self.b, *known, *state)
+            progress, runs = _Progress(make(*ended[4:]), *ended[:4]), segment.runs
             norms.append(history)
             done += history.shape[-2]
             length += 1
@@ -386,7 +386,7 @@ class _Segment:
         self.first, self.runs = True, True
         self.across = _across.across()  # a backward repeats this outside of the solve
 
-    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def __call__(self, _: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         known, state = tensors[:4], tensors[4:]
         progress = _Progress(self.make(*state), *known)
         with _across.over(self.across):
@@ -394,4 +394,4 @@ class _Segment:
         if self.first and self.loop.callback is not None:
             self.count = len(history)  # a callback may have ended it; a repetition does not call it
         self.first = False
-        return (*ended[1:], torch.cat(history, dim=-2), ended.state)
+        return (*ended[1:], *ended.state, torch.cat(history, dim=-2))

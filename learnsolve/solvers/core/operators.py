@@ -11,7 +11,6 @@ from torch import Tensor
 from learnsolve import _check
 from learnsolve.csr import CSR
 from learnsolve.ops import structure
-from learnsolve.ops._derived import kept_with_values
 from learnsolve.ops._product import product, sampled
 from learnsolve.ops.block_batch import BlockBatch
 from learnsolve.solvers.core.blocks import Blocks
@@ -84,9 +83,7 @@ class Matrix:
 
     def size(self) -> Tensor | None:
         values = self.A.values
-        if values.shape[-1] == 0:
-            return None
-        return kept_with_values(self.A, "size", lambda: largest(values, -1).unsqueeze(-1))
+        return None if values.shape[-1] == 0 else largest(values, -1).unsqueeze(-1)
 
     def magnitude(self, x: Tensor) -> Tensor | None:
         return product(self.A.values.detach().abs(), x.abs(), self.A.pattern, self.transpose)

@@ -50,7 +50,9 @@ class Problem:
 
     def run(self, b: Tensor, x0: Tensor | None) -> Outcome:
         """The way of b to the loop and back: through each view, and through them in reverse."""
-        system = System(self.A, self.M, b, x0, self.criterion.fresh(), self.columns.told(self.callback))
+        system = System(
+            self.name, self.A, self.M, b, x0, self.criterion.fresh(), self.columns.told(self.callback)
+        )
         system, from_range = projected(system, self.null)
         with _across.over(_across.of(self.A)):
             system, from_units = scaled(system, self.method)

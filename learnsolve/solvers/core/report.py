@@ -45,10 +45,10 @@ def report(name: str, solution: Solution, throw: bool, asked: bool, advice: str 
     if status not in _SILENT and not _quiet.get():
         # Without numbers, which would make each a warning of its own: Python shows equal ones once a line.
         text = f"{name}: did not converge{advice}: {status.name}. {status} (Solution.summary() has numbers.)"
-        warnings.warn(text, ConvergenceWarning, stacklevel=_users_frame())
+        warnings.warn(text, ConvergenceWarning, stacklevel=users_frame())
 
 
-def _users_frame() -> int:
+def users_frame() -> int:
     """The stacklevel, seen from the caller, of the first frame outside of learnsolve and torch."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in _OURS:

@@ -25,6 +25,7 @@ from learnsolve.solvers.solution import EAGER, Iteration
 class System:
     """A x = b for blocks of columns (..., n, k), and when each of them is done."""
 
+    name: str  # of the solver, for messages
     A: Any  # Operator (operators.py)
     M: Callable[[Tensor], Tensor] | None
     b: Tensor

@@ -1,0 +1,79 @@
+"""What a `CSR` answers where a habit from SciPy, NumPy, torch or a `torch.nn.Module` leads: it does the same
+in one line, or the error names what to write instead."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+from torch import Tensor
+
+_INSTEAD = {
+    **{name: f"A.values.{name}(), or with the zeros A.to_dense().{name}()" for name in ("max", "min")},
+    **{f"to{name}": f'A.to_scipy("{name}")' for name in ("csr", "csc", "coo")},
+    **dict.fromkeys(("dot", "mm", "mv", "matmul"), "A @ x"),
+    "astype": "A.to(dtype)",
+    "copy": "A.clone()",
+    "data": "A.values",
+    "indices": "A.col_indices",
+    "indptr": "A.crow_indices",
+    "mean": "A.sum(dim) / A.shape[dim]",
+    "multiply": "A * B",
+    "numpy": "A.toarray()",
+    "to_sparse_csr": "A.to_torch()",
+    "todense": "A.to_dense() for a tensor, A.toarray() for an array",
+    "transpose": "A.T",
+}
+
+
+class Habits:
+    """Mixed into `CSR`."""
+
+    __slots__ = ()
+
+    shape: tuple[int, int]
+    T: Any
+    to_dense: Any
+
+    # --- done as there ---
+    def t(self) -> Any:
+        """``A.T``, as torch."""
+        return self.T
+
+    @overload
+    def size(self) -> tuple[int, int]: ...
+    @overload
+    def size(self, dim: int) -> int: ...
+    def size(self, dim: int | None = None) -> tuple[int, int] | int:
+        """``A.shape``, or ``A.shape[dim]``, as torch; no gradient."""
+        return self.shape if dim is None else self.shape[dim]
+
+    def toarray(self) -> np.ndarray:
+        """The dense NumPy array, as SciPy: a copy on the host, without gradient."""
+        dense: Tensor = self.to_dense()
+        return dense.detach().cpu().numpy()
+
+    # --- answered ---
+    __array_ufunc__ = None  # NumPy leaves `array * A` to __rmul__
+
+    if not TYPE_CHECKING:  # type checkers would find every attribute, and take a CSR for an array
+
+        def __getattr__(self, name: str) -> Any:
+            remedy = f"; write {_INSTEAD[name]}" if name in _INSTEAD else ""
+            raise AttributeError(f"CSR: a matrix has no attribute {name!r}{remedy}")
+
+        def __array__(self, *_: Any, **__: Any) -> Any:
+            # Else NumPy would make an array of one object.
+            raise TypeError(
+                "CSR: a sparse matrix is not a NumPy array; use A.toarray(), or A.to_scipy() for a sparse "
+                "one. For S @ A with a SciPy matrix S write CSR.from_scipy(S) @ A"
+            )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "_is_param":  # the mark that torch.nn.Parameter sets on what it is given
+            raise TypeError(
+                "Parameter: takes a tensor, got a CSR; a matrix with trainable values is "
+                "learnsolve.nn.SparseMatrix(A, trainable=True), and "
+                "A.with_values(torch.nn.Parameter(A.values)) one whose values are a parameter held elsewhere"
+            )
+        super().__setattr__(name, value)
