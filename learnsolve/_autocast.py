@@ -58,7 +58,7 @@ def guard(package: dict[str, Any], wrapped: Callable[[Any], Any] = full_precisio
     for name in package["__all__"]:
         value = package[name]
         if inspect.isfunction(value):
-            package[name] = wrapped(value)
+            package[name] = value.as_exported = wrapped(value)  # type: ignore[attr-defined]
             package[name].__module__ = package["__name__"]  # where pickle finds it
         elif inspect.isclass(value):
             for cls in value.__mro__:

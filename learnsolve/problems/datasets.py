@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from learnsolve import _check, problems
+from learnsolve import _check
 from learnsolve._plain import makes_plain_tensors
 from learnsolve.csr import CSR
 from learnsolve.pattern import SparsityPattern
@@ -150,7 +150,7 @@ class ProblemDataset:
             )
         self.name, self.family, self.split, self.dtype = name, family, split, dtype
         self.seeds = range(start, start + count)
-        self.problem = getattr(problems, family.problem.__name__)  # as users call it
+        self.problem = family.problem.as_exported  # by learnsolve.problems
         self._structure = _structure(family)
 
     def __len__(self) -> int:

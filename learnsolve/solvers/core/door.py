@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from learnsolve._conversion import TensorLike
 from learnsolve._inputs import operands
 from learnsolve._plain import outside_of_graphs
 from learnsolve.ops import _across
@@ -38,8 +39,8 @@ def solve(
     name: str,
     method: Method,
     A: Any,
-    b: Tensor,
-    x0: Tensor | None,
+    b: TensorLike,
+    x0: TensorLike | None,
     options: Options,
     symmetric: bool = False,
     transposed_M: bool = True,
