@@ -23,7 +23,10 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_gallery.gen_gallery",
 ]
-exclude_patterns = ["gallery"]
+exclude_patterns = [
+    "gallery",
+    "**sg_execution_times.rst",
+]  # of the gallery's times: a page that needs the network
 html_theme, html_title = "furo", f"learnsolve {release}"
 html_show_sourcelink = html_show_copyright = False
 html_static_path, html_css_files = ["_static"], ["site.css"]
@@ -48,7 +51,6 @@ sphinx_gallery_conf = {
     "image_srcset": ["2x"],
     "thumbnail_size": (500, 300),  # pixels of a figure of 5 x 3 inches
     "min_reported_time": 10**6,
-    "write_computation_times": False,  # its page would load a script from elsewhere
     "remove_config_comments": True,
     "abort_on_example_error": True,
 }
