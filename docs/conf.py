@@ -23,10 +23,7 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_gallery.gen_gallery",
 ]
-exclude_patterns = [
-    "gallery",
-    "**sg_execution_times.rst",
-]  # of the gallery's times: a page that needs the network
+exclude_patterns = ["gallery", "**sg_execution_times.rst"]  # the latter loads scripts from a CDN
 html_theme, html_title = "furo", f"learnsolve {release}"
 html_show_sourcelink = html_show_copyright = False
 html_static_path, html_css_files = ["_static"], ["site.css"]
