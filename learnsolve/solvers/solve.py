@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Generator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,9 +11,10 @@ from torch import Tensor
 from learnsolve import _check, _inputs
 from learnsolve._plain import outside_of_graphs
 from learnsolve.csr import CSR
-from learnsolve.ops._symmetry import numbers, symmetry
+from learnsolve.ops._symmetry import numbers
 from learnsolve.ops.spsolve import spsolve
-from learnsolve.preconditioners import IC0, ILU0, MIC0, Jacobi
+from learnsolve.solvers._choices import Choice, choices, factor, fitting, preconditioner
+from learnsolve.solvers._implicit import transformed
 from learnsolve.solvers._null_space import CONSTANTS, sums_to_zero
 from learnsolve.solvers._report import quiet, report
 from learnsolve.solvers._solve import _mapped
@@ -24,21 +25,10 @@ from learnsolve.solvers.gmres import gmres
 from learnsolve.solvers.lsqr import lsqr
 from learnsolve.solvers.minres import minres
 
-DIRECT = 2_000  # rows: up to here a factorisation takes a few milliseconds, and it has no tolerance to miss
-LAST_RESORT = 100_000  # rows, up to which a factorisation is tried where iterations fail
-SHIFTS = (0.0, 1e-3, 1e-2, 1e-1, 1.0)  # of the diagonal, relative, for incomplete factors
-FIRST = 1_000  # iterations of gmres before something else is tried
 METHODS: dict[str, Callable[..., Solution]] = {
     "cg": cg, "minres": minres, "gmres": gmres, "bicgstab": bicgstab, "lsqr": lsqr,
 }  # fmt: skip
 OTHERWISE = {Status.INDEFINITE, Status.BREAKDOWN, Status.STAGNATED, Status.MAX_ITERATIONS, Status.DIVERGED}
-
-
-class Choice(NamedTuple):
-    method: str
-    M: str  # what makes it, or "given", or "no M"
-    why: str
-    maxiter: int | None = None
 
 
 @outside_of_graphs
@@ -128,24 +118,33 @@ def solve(
         )
     tried: list[str] = []
     singular = null_space is not None
-    choices = list(_choices(A, M, singular)) if method == "auto" else [_asked(A, method, M)]
-    for choice in choices:
-        last = choice is choices[-1]
-        preconditioner, note = _preconditioner(choice.M, A, M)
+    attempts = choices(A, b, M, singular) if method == "auto" else _asked(A, method, M)
+    choice, x0 = next(attempts), None
+    while True:
+        made, note = preconditioner(choice.M, A, M)
         tried.append(f"{choice.method}{note}: {choice.why}")
+        failure = None
         try:
             with quiet():
-                solution = _run(choice, A, b, preconditioner, rtol, atol, maxiter, throw, null_space)
+                solution = _run(choice, A, b, x0, made, rtol, atol, maxiter, throw, null_space)
+            status = solution.status
         except SolverError as error:
             solution = error.solution
+            status = solution.status
         except ValueError as error:
-            if last or choice.method != "direct" or "singular" not in str(error):
+            if choice.method != "direct" or "singular" not in str(error):
                 raise
-            tried[-1] += "; A is singular"
-            continue
-        if last or solution.converged or solution.status not in OTHERWISE:
+            failure, status = error, Status.BREAKDOWN
+        if status not in OTHERWISE:
             break
-        tried[-1] += f"; {solution.status.name}"
+        try:
+            choice = attempts.send(status)
+        except StopIteration:
+            break
+        tried[-1] += "; A is singular" if failure is not None else f"; {status.name}"
+        x0 = None if failure is not None else _start(solution)
+    if failure is not None:
+        raise failure
     solution.choice = "; then ".join(tried)
     if found and singular:
         solution.choice = f'null_space="constants", as the rows of A sum to zero; {solution.choice}'
@@ -172,77 +171,30 @@ def _judge_as_given(solution: Solution, A: CSR, b: Tensor, rtol: float, atol: fl
         )
 
 
-def _choices(A: CSR, M: Any, singular: bool = False) -> Iterator[Choice]:
-    """What to try, in order."""
-    m, n = A.shape
-    given = "given" if not isinstance(M, str) else ""
-    host = A.device.type == "cpu"
-    if m != n:
-        yield Choice("lsqr", given or "no M", f"A is {m} x {n}")
-        return
-    if host and n <= DIRECT and not given and not singular:
-        yield Choice("direct", "no M", f"{n} rows are few")
-    values, diagonal = numbers(A.values), numbers(A.diagonal())
-    if symmetry("solve", A, None):
-        if bool((diagonal > 0).all()):
-            dominant = _dominant(A, values, diagonal)
-            why = "A is symmetric" + (
-                " and diagonally dominant, without positive entries beside the diagonal"
-                if dominant
-                else ", its diagonal positive"
-            )
-            yield Choice("cg", given or (("MIC0" if dominant else "IC0") if host else "Jacobi"), why)
-        yield Choice("minres", "no M", "A is symmetric and may be indefinite")
-    else:
-        full = bool((diagonal != 0).all())
-        own = ("ILU0" if host else "Jacobi") if full else "no M"
-        yield Choice("gmres", given or own, "A is not symmetric", FIRST)
-        yield Choice("bicgstab", given or own, "it needs no restarts")
-    if host and n <= LAST_RESORT and (n > DIRECT or given) and not singular:
-        yield Choice("direct", "no M", "iterations failed")
+def _start(solution: Solution) -> Tensor | None:
+    """x, where it is nearer than where it came from: the next attempt starts from there."""
+    if transformed():  # mapped: the norms have other axes
+        return None
+    norms, axis = solution.residual_norms.detach(), solution._axis
+    nearer = norms.select(axis, -1) < norms.select(axis, 0)
+    return torch.where(nearer if axis == -1 else nearer.unsqueeze(-2), solution.x.detach(), 0)
 
 
-def _asked(A: CSR, method: str, M: Any) -> Choice:
+def _asked(A: CSR, method: str, M: Any) -> Generator[Choice, Status, None]:
     """The method that was asked for, with an M that fits it."""
-    own = "no M"
+    made = "given" if not isinstance(M, str) and M is not None else "no M"
     if isinstance(M, str) and method in ("cg", "gmres", "bicgstab") and A.shape[0] == A.shape[1]:
-        own = next((c.M for c in _choices(A, M) if c.method == method), "no M")
-    return Choice(method, "given" if not isinstance(M, str) and M is not None else own, "as asked")
-
-
-def _dominant(A: CSR, values: Tensor, diagonal: Tensor) -> bool:
-    """a_ij <= 0 beside the diagonal, and no row sum below zero but for rounding: MIC(0) exists."""
-    P = A.pattern
-    beside = P.row_indices != P.col_indices
-    if bool((values[..., beside] > 0).any()):
-        return False
-    sums = A.with_values(values).sum(1)
-    return bool((sums >= -64 * torch.finfo(values.dtype).eps * diagonal).all())
-
-
-def _preconditioner(name: str, A: CSR, M: Any) -> tuple[Any, str]:
-    """M, and words for it."""
-    if name == "no M":
-        return None, ""
-    if name == "given":
-        return M, "" if M is None else " with the given M"
-    plain = A.with_values(numbers(A.values))
-    if name == "Jacobi":
-        return Jacobi(plain), " with Jacobi"
-    make: Any = {"IC0": IC0, "MIC0": MIC0, "ILU0": ILU0}[name]
-    for shift in SHIFTS:
-        try:
-            made = make(plain, shift=shift)
-        except ValueError:  # a pivot is not positive, or zero
-            continue
-        return made, f" with {name}" + (f", shifted by {shift:g}" if shift else "")
-    return Jacobi(plain), " with Jacobi"
+        own, plain = fitting(A)
+        if method == own or (method, own) == ("gmres", "bicgstab"):
+            made = factor(A, own) if plain == "Jacobi" and A.device.type == "cpu" else plain
+    yield Choice(method, made, "as asked")
 
 
 def _run(
     choice: Choice,
     A: CSR,
     b: Tensor,
+    x0: Tensor | None,
     M: Any,
     rtol: float,
     atol: float,
@@ -253,6 +205,9 @@ def _run(
     if choice.method == "direct":
         return _direct(A, b, rtol, atol)
     options: dict[str, Any] = {"maxiter": choice.maxiter if maxiter is None else maxiter, "throw": throw}
+    if maxiter is None and choice.maxiter is not None:  # which bounds an attempt, not its gradient
+        options["adjoint_maxiter"] = 10 * A.shape[0]
+    options |= {} if x0 is None else {"x0": x0}
     options |= {} if null_space is None else {"null_space": null_space}
     options |= {"rtol": rtol, "atol": atol} if choice.method != "lsqr" else {"atol": rtol, "btol": rtol}
     return METHODS[choice.method](A, b, **options, **({} if M is None else {"M": M}))

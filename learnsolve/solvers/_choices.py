@@ -1,0 +1,145 @@
+"""What `ls.solve` tries for a matrix, in order, and how far each attempt may go.
+
+Costs are counted in flops of a direct solve (_direct_cost.py). All attempts before it together take at most
+about half of its time, so that `ls.solve` takes little more than the best method, whether that iterates or
+factorizes. The rule reads the matrix and the number of columns of b, never a clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from learnsolve.csr import CSR
+from learnsolve.ops._symmetry import numbers, symmetry
+from learnsolve.preconditioners import IC0, ILU0, MIC0, Jacobi
+from learnsolve.solvers._direct_cost import FACTORS, direct_cost
+from learnsolve.solvers.base import Status
+
+DIRECT = 8e7  # 8 ms: a direct solve first, which has no tolerance to miss
+LAST_RESORT = 1e12  # 100 s, or some gigabytes of factors: no direct solve beyond
+SHARE = 0.65  # of a direct solve, for all attempts before it
+ENTRY = 5  # flops in the time of an entry in a product with A
+# An iteration in products with A, as measured: without M or with Jacobi's, and with triangular solves.
+PLAIN = {"cg": 1.0, "minres": 1.5, "bicgstab": 2.0}
+TRIANGULAR = {"cg": 3.0, "bicgstab": 8.0}
+SETUP = 100  # an incomplete factor, likewise
+PROBE = 30  # products before a direct solve is estimated, which takes as long
+QUICK = {"cg": 150, "bicgstab": 125}  # iterations with Jacobi's M, before an incomplete factor is made
+FEW = 20  # iterations that are not worth a start
+FIRST = 1_000  # iterations of bicgstab before gmres, where a direct solve is not an option
+SHIFTS = (0.0, 1e-3, 1e-2, 1e-1, 1.0)  # of the diagonal, relative, for incomplete factors
+# Of a pivot relative to the diagonal. Where the least pivot of MIC(0) was 2e-3 or less, it needed up to 60
+# times the iterations of IC(0), though fewer where it was 0.06 or more.
+PIVOT = 0.01
+
+
+class Choice(NamedTuple):
+    method: str
+    M: str  # what makes it, or "given", or "no M"
+    why: str
+    maxiter: int | None = None
+
+
+def choices(A: CSR, b: Tensor, M: Any, singular: bool) -> Generator[Choice, Status, None]:
+    """What to try; `send` takes how that ended."""
+    m, n = A.shape
+    if m != n:
+        yield Choice("lsqr", "no M" if isinstance(M, str) else "given", f"A is {m} x {n}")
+        return
+    cost, spent, status = torch.inf, 0.0, None
+    product = ENTRY * max(A.nnz, 1) * (b.shape[-1] if b.dim() > 1 else 1)
+    if A.device.type == "cpu" and not singular:
+        if FACTORS * A.nnz > max(DIRECT / 4, FEW * product):  # what a direct solve takes at least
+            status, spent = (yield from _iterations(A, M, PROBE, 0.0, None)), PROBE
+        cost = direct_cost(A.pattern)
+    products = SHARE * cost / product if cost <= LAST_RESORT else torch.inf
+    cheap = isinstance(M, str) and (cost <= DIRECT or products < FEW)
+    if not cheap:
+        yield from _iterations(A, M, products, spent, status)
+    if cost <= LAST_RESORT:
+        why = "a factorization is cheap" if cheap else "iterations take longer"
+        if (yield Choice("direct", "no M", why)) is Status.BREAKDOWN:  # A is singular
+            yield from _iterations(A, M, torch.inf, 0.0, None)
+
+
+def _iterations(
+    A: CSR, M: Any, products: float, spent: float, status: Status | None
+) -> Generator[Choice, Status, Status | None]:
+    """Iterative methods, in the time of so many products with A, of which `spent` were for an attempt that
+    ended with `status`."""
+    method, plain = fitting(A)
+    incomplete = isinstance(M, str) and plain == "Jacobi" and A.device.type == "cpu"
+    plain = plain if isinstance(M, str) else "given"
+    if method != "minres" and status is not Status.INDEFINITE:
+        limit, rest = (products - spent) / PLAIN[method], 0.0
+        if incomplete:
+            quick = min(QUICK[method] - spent / PLAIN[method], limit)
+            rest = (products - spent - quick * PLAIN[method] - SETUP) / TRIANGULAR[method]
+            limit = quick if rest >= FEW else limit
+        why = "A is symmetric, its diagonal positive" if method == "cg" else "A is not symmetric"
+        if limit >= 1:
+            status = yield Choice(method, plain, why if not spent else "more iterations", _limit(limit))
+        if rest >= FEW and status is not Status.INDEFINITE:
+            plain = factor(A, method)
+            limit = rest if method == "cg" else min(rest, FIRST)
+            status = yield Choice(method, plain, "these are many iterations", _limit(limit))
+    if method == "bicgstab" and products == torch.inf:
+        yield Choice("gmres", plain, "it does not break down")
+    limit = (products - spent) / PLAIN["minres"]
+    if limit >= 1 and (method == "minres" or status is Status.INDEFINITE):
+        yield Choice("minres", "no M", "A is symmetric and may be indefinite", _limit(limit))
+    return status
+
+
+def _limit(iterations: float) -> int | None:
+    return None if iterations == torch.inf else max(int(iterations), 1)
+
+
+def fitting(A: CSR) -> tuple[str, str]:
+    """An iterative method, and an M that costs nothing to make."""
+    diagonal, symmetric = numbers(A.diagonal()), symmetry("solve", A, None)
+    if symmetric:
+        return ("cg", "Jacobi") if bool((diagonal > 0).all()) else ("minres", "no M")
+    return "bicgstab", "Jacobi" if bool((diagonal != 0).all()) else "no M"
+
+
+def factor(A: CSR, method: str) -> str:
+    """The incomplete factor for a matrix that `method` fits."""
+    if method != "cg":
+        return "ILU0"
+    return "MIC0" if _dominant(A, numbers(A.values), numbers(A.diagonal())) else "IC0"
+
+
+def _dominant(A: CSR, values: Tensor, diagonal: Tensor) -> bool:
+    """a_ij <= 0 beside the diagonal, and no row sum below zero but for rounding: MIC(0) exists."""
+    P = A.pattern
+    beside = P.row_indices != P.col_indices
+    if bool((values[..., beside] > 0).any()):
+        return False
+    sums = A.with_values(values).sum(1)
+    return bool((sums >= -64 * torch.finfo(values.dtype).eps * diagonal).all())
+
+
+def preconditioner(name: str, A: CSR, M: Any) -> tuple[Any, str]:
+    """M, and words for it."""
+    if name == "no M":
+        return None, ""
+    if name == "given":
+        return M, "" if M is None else " with the given M"
+    plain = A.with_values(numbers(A.values))
+    if name == "Jacobi":
+        return Jacobi(plain), " with Jacobi"
+    make: Any = {"IC0": IC0, "MIC0": MIC0, "ILU0": ILU0}[name]
+    for shift in SHIFTS:
+        try:
+            made = make(plain, shift=shift)
+        except ValueError:  # a pivot is not positive, or zero
+            continue
+        if name == "MIC0" and bool((numbers(made.L.diagonal()).square() < PIVOT * plain.diagonal()).any()):
+            return preconditioner("IC0", A, M)
+        return made, f" with {name}" + (f", shifted by {shift:g}" if shift else "")
+    return Jacobi(plain), " with Jacobi"
