@@ -25,16 +25,13 @@ SHARE = 0.65  # of a direct solve, for all attempts before it
 ENTRY = 5  # flops in the time of an entry in a product with A
 # An iteration in products with A, as measured: without M or with Jacobi's, and with triangular solves.
 PLAIN = {"cg": 1.0, "minres": 1.5, "bicgstab": 2.0}
-TRIANGULAR = {"cg": 3.0, "bicgstab": 8.0}
+TRIANGULAR = {"cg": 2.5, "bicgstab": 8.0}
 SETUP = 100  # an incomplete factor, likewise
 PROBE = 30  # products before a direct solve is estimated, which takes as long
-QUICK = {"cg": 150, "bicgstab": 125}  # iterations with Jacobi's M, before an incomplete factor is made
+QUICK = {"cg": 150, "bicgstab": 115}  # iterations with Jacobi's M, before an incomplete factor is made
 FEW = 20  # iterations that are not worth a start
 FIRST = 1_000  # iterations of bicgstab before gmres, where a direct solve is not an option
 SHIFTS = (0.0, 1e-3, 1e-2, 1e-1, 1.0)  # of the diagonal, relative, for incomplete factors
-# Of a pivot relative to the diagonal. Where the least pivot of MIC(0) was 2e-3 or less, it needed up to 60
-# times the iterations of IC(0), though fewer where it was 0.06 or more.
-PIVOT = 0.01
 
 
 class Choice(NamedTuple):
@@ -111,17 +108,26 @@ def factor(A: CSR, method: str) -> str:
     """The incomplete factor for a matrix that `method` fits."""
     if method != "cg":
         return "ILU0"
-    return "MIC0" if _dominant(A, numbers(A.values), numbers(A.diagonal())) else "IC0"
+    return "MIC0" if _modified(A) else "IC0"
 
 
-def _dominant(A: CSR, values: Tensor, diagonal: Tensor) -> bool:
-    """a_ij <= 0 beside the diagonal, and no row sum below zero but for rounding: MIC(0) exists."""
-    P = A.pattern
-    beside = P.row_indices != P.col_indices
-    if bool((values[..., beside] > 0).any()):
+def _modified(A: CSR) -> bool:
+    """Does MIC(0) exist, and do better than IC(0)?
+
+    If a_ij <= 0 off the diagonal and no row sum is negative, its pivots are at least a_ii minus the |a_ij| of
+    earlier columns. Where that is almost zero in 4 to 16 % of the rows (coefficients that jump, graphs in
+    random order) MIC(0) needed up to 60 times the iterations of IC(0); the last row of a Laplacian does no
+    harm.
+    """
+    P, values, diagonal = A.pattern, numbers(A.values), numbers(A.diagonal())
+    before, after = P.row_indices > P.col_indices, P.row_indices < P.col_indices
+    if bool((values[..., before | after] > 0).any()):
         return False
-    sums = A.with_values(values).sum(1)
-    return bool((sums >= -64 * torch.finfo(values.dtype).eps * diagonal).all())
+    rounding = 64 * torch.finfo(values.dtype).eps * diagonal
+    if not bool((A.with_values(values).sum(1) >= -rounding).all()):
+        return False
+    least = diagonal + A.with_values(torch.where(before, values, 0)).sum(1)
+    return bool(((least < 0.01 * diagonal).sum(-1) <= 0.01 * A.shape[0]).all())
 
 
 def preconditioner(name: str, A: CSR, M: Any) -> tuple[Any, str]:
@@ -139,7 +145,5 @@ def preconditioner(name: str, A: CSR, M: Any) -> tuple[Any, str]:
             made = make(plain, shift=shift)
         except ValueError:  # a pivot is not positive, or zero
             continue
-        if name == "MIC0" and bool((numbers(made.L.diagonal()).square() < PIVOT * plain.diagonal()).any()):
-            return preconditioner("IC0", A, M)
         return made, f" with {name}" + (f", shifted by {shift:g}" if shift else "")
     return Jacobi(plain), " with Jacobi"
