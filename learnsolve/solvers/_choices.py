@@ -120,13 +120,12 @@ def _modified(A: CSR) -> bool:
     harm.
     """
     P, values, diagonal = A.pattern, numbers(A.values), numbers(A.diagonal())
-    before, after = P.row_indices > P.col_indices, P.row_indices < P.col_indices
-    if bool((values[..., before | after] > 0).any()):
+    if bool(((values > 0) & (P.row_indices != P.col_indices)).any()):
         return False
     rounding = 64 * torch.finfo(values.dtype).eps * diagonal
     if not bool((A.with_values(values).sum(1) >= -rounding).all()):
         return False
-    least = diagonal + A.with_values(torch.where(before, values, 0)).sum(1)
+    least = diagonal + A.with_values(torch.where(P.row_indices > P.col_indices, values, 0)).sum(1)
     return bool(((least < 0.01 * diagonal).sum(-1) <= 0.01 * A.shape[0]).all())
 
 
