@@ -28,10 +28,13 @@ from learnsolve.solvers.minres import minres
 METHODS: dict[str, Callable[..., Solution]] = {
     "cg": cg, "minres": minres, "gmres": gmres, "bicgstab": bicgstab, "lsqr": lsqr,
 }  # fmt: skip
+_NO_GRAPH = (
+    "ls.solve chooses by the values of A, which are not known while a graph is traced (fullgraph=True, "
+    "torch.export): write ls.solvers.cg(A, b, M=...).x, with the method and M that Solution.choice names"
+)
 OTHERWISE = {Status.INDEFINITE, Status.BREAKDOWN, Status.STAGNATED, Status.MAX_ITERATIONS, Status.DIVERGED}
 
 
-@outside_of_graphs
 def solve(
     A: Any,
     b: Any,
@@ -52,7 +55,7 @@ def solve(
     A : CSR, shape (m, n), values (..., nnz); or a matrix of SciPy, torch or NumPy
     b : Tensor or NumPy array, shape (m,) or (..., m, k), of A's dtype and device
     rtol, atol : the tolerance, :math:`\|b - A x\| \le \max(\mathtt{rtol} \|b\|, \mathtt{atol})`
-    maxiter : int; the method's own limit if not given
+    maxiter : int, of each attempt; if not given, what Notes say, or the method's own limit
     method : "auto", "direct" (`ops.spsolve`), "cg", "minres", "gmres", "bicgstab" or "lsqr"
     M : "auto"; None; or a preconditioner, as for the method
     null_space : "auto": "constants" if all rows and columns of A sum to zero; None; or the null space of a
@@ -72,29 +75,35 @@ def solve(
 
     Notes
     -----
-    "auto" takes, on the CPU, a direct solve up to 2,000 rows. Else, for a symmetric A with a positive
-    diagonal, `cg` with MIC(0) if A is diagonally dominant without positive entries beside the diagonal, or
-    with IC(0) if not; for any other symmetric A, `minres`; for the rest `gmres` with ILU(0). On a CUDA device
-    M is Jacobi's, whose application does not wait for other rows. Where a method breaks down or stagnates
-    the next one is tried: `minres` after `cg`, `bicgstab` after `gmres`, and at last, up to 100,000 rows, a
-    direct solve. Rows and columns that sum to zero, as those of graph Laplacians and of Neumann and periodic
-    boundaries do, make A singular, with the constants as null vectors: "auto" then solves with
-    null_space="constants", without a direct solve, says so in `choice`, and reports INCONSISTENT where b has
-    a component along them that the tolerance would notice. null_space="constants" leaves that component out.
-    On 2D Poisson with 700^2 unknowns MIC(0) takes 0.61 s with its set-up, IC(0) 1.75 s,
-    algebraic multigrid 1.03 s, of which 0.79 s are set-up.
+    "auto" estimates the time of a direct solve from A's pattern (that of a band in reverse Cuthill-McKee
+    order, less what a better order saves), O(nnz). Up to about 8 ms it is taken. Else it bounds what is tried
+    before it: all attempts together take about 0.65 of it, counted in products with A and never by a clock.
+    A symmetric A with a positive diagonal gets `cg`, first with Jacobi's M, after 150 iterations with MIC(0)
+    or IC(0), and `minres` once it is seen to be indefinite; another symmetric A `minres`; the rest `bicgstab`
+    with Jacobi's M, after 115 iterations with ILU(0). Each attempt starts where the last one came to. Where a
+    direct solve would take more than 100 s, A is singular or on a CUDA device (where M is Jacobi's), there
+    is none, and the last method, for a nonsymmetric A `gmres`, runs to its own limit. On 66 matrices this
+    takes at most about 3 times as long as the best method for each (`python -m benchmarks front_door`).
+
+    Rows and columns that sum to zero, as those of graph Laplacians and of Neumann and periodic boundaries do,
+    make A singular, with the constants as null vectors: "auto" then solves with null_space="constants",
+    without a direct solve, says so in `choice`, and reports INCONSISTENT where b has a component along them
+    that the tolerance would notice. null_space="constants" leaves that component out.
 
     Gradient: the implicit one of the method, for A and b; M is taken for a constant, which it is for the
-    solution. The choice reads the values of A: once for a matrix, O(nnz), and it waits for a device.
+    solution. The choice reads the values of A: once for a matrix, O(nnz), and it waits for a device. Under
+    vmap b may be mapped; in a graph (`fullgraph=True`, `torch.export`) call the method itself.
 
     Examples
     --------
     >>> import torch, learnsolve as ls
-    >>> A = ls.problems.poisson((60, 60))
-    >>> solution = ls.solve(A, torch.ones(3600, dtype=torch.float64), rtol=1e-8)
+    >>> A = ls.problems.poisson((20, 20, 20))
+    >>> solution = ls.solve(A, torch.ones(8000, dtype=torch.float64), rtol=1e-8)
     >>> solution.choice
-    'cg with MIC0: A is symmetric and diagonally dominant, without positive entries beside the diagonal'
+    'cg with Jacobi: A is symmetric, its diagonal positive'
     """
+    if torch.compiler.is_exporting():
+        raise NotImplementedError(_NO_GRAPH)
     A, b = _inputs.operands("solve", A, b)
     _check.matrix("solve", "A", A, "; make one with CSR.from_*; the methods, such as cg, take operators")
     _check.one_of("solve", "method", method, ("auto", "direct", *METHODS))
@@ -153,17 +162,22 @@ def solve(
     return solution
 
 
+solve = outside_of_graphs(solve, _NO_GRAPH)
+
+
 def _judge_as_given(solution: Solution, A: CSR, b: Tensor, rtol: float, atol: float) -> None:
     """Of a null space that was found, not given: x must solve A x = b, not only for a part of b."""
-    axis = -1 if b.dim() == 1 else -2
+    vector = b.dim() == 1  # under vmap the numbers have more axes
+    assert solution._codes is not None
     with torch.no_grad():
-        x, right = numbers(solution.x), numbers(b)
-        left = torch.linalg.vector_norm(right - A.with_values(numbers(A.values)) @ x, dim=axis)
-        target = (rtol * torch.linalg.vector_norm(right, dim=axis)).clamp(min=atol)
-        assert solution._codes is not None
+        x, right = (numbers(t).unsqueeze(-1) if vector else numbers(t) for t in (solution.x, b))
+        left = torch.linalg.vector_norm(right - A.with_values(numbers(A.values)) @ x, dim=-2)
+        target = (rtol * torch.linalg.vector_norm(right, dim=-2)).clamp(min=atol)
         # The method measured another sum of the same numbers.
-        lost = (solution._codes == CODE[Status.CONVERGED]) & (left > 1.01 * target)
-        solution._codes = torch.where(lost, CODE[Status.INCONSISTENT], solution._codes)
+        lost = left > 1.01 * target
+        codes = numbers(solution._codes)
+        lost = (codes == CODE[Status.CONVERGED]) & (lost.squeeze(-1) if vector else lost)
+        solution._codes = torch.where(lost, CODE[Status.INCONSISTENT], codes)
     if bool(lost.any()):
         solution.note += (
             "The rows and columns of A sum to zero; x solves A x = b but for the component of b along the "

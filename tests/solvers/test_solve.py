@@ -210,7 +210,18 @@ def test_a_failure_is_said():
         assert not ls.solve(small, ones(small), rtol=0.0, method="direct").converged
 
 
-def test_under_vmap_it_asks_for_a_method():
+@pytest.mark.parametrize("name", ["easy", "M-matrix", "hidden", "graph Laplacian", "small"])
+def test_under_vmap_of_b_it_chooses_as_ever(name):
+    A = matrix(CHOICES[name][0])
+    b = A @ torch.from_numpy(RNG.standard_normal((A.shape[0], 2)))
+    found = torch.func.vmap(lambda b: ls.solve(A, b, rtol=1e-9).x, in_dims=1, out_dims=1)(b)
+    assert torch.linalg.vector_norm(b - A @ found) <= 1e-8 * torch.linalg.vector_norm(b)
+    if name == "graph Laplacian":
+        with pytest.warns(ConvergenceWarning, match="INCONSISTENT"):
+            torch.func.vmap(lambda b: ls.solve(A, b).x, in_dims=1, out_dims=1)(b + torch.tensor([0.0, 1.0]))
+
+
+def test_under_vmap_of_A_it_asks_for_a_method():
     A = matrix(tridiagonal(5, -1.0, 2.0, -1.0))
     with pytest.raises(NotImplementedError, match="solve: under vmap"):
         torch.func.vmap(lambda v: ls.solve(A.with_values(v), ones(A)).x)(torch.stack((A.values, A.values)))
