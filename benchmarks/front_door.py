@@ -34,6 +34,7 @@ GENERAL = tuple(f"{method}{M}" for method in ("bicgstab", "gmres") for M in (" I
 
 
 def measure(run: Run, args: argparse.Namespace) -> list[str]:
+    torch.set_num_threads(1)
     everything = list(cases(args.matrices))
     for name, make in everything[6:7] if run.quick else everything:
         torch.manual_seed(0)

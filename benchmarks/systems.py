@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import scipy.sparse as sp
@@ -29,7 +30,7 @@ def helmholtz(shape: tuple[int, ...], kh: float, damping: float = 0.0) -> sp.csr
     return complex_as_real(S) if damping else sp.csr_array(S.real)
 
 
-def convection(shape: tuple[int, ...], peclet: float, scheme: str = "upwind") -> sp.csr_array:
+def convection(shape: tuple[int, ...], peclet: float, scheme: Literal["central", "upwind"] = "upwind") -> sp.csr_array:
     wind = torch.ones((len(shape), *shape), dtype=torch.float64)
     wind[0] *= 0.5
     return ls.problems.convection_diffusion(wind, peclet, scheme=scheme).to_scipy()
@@ -56,9 +57,9 @@ def laplacian(S: sp.csr_array, shift: float = 0.0) -> sp.csr_array:
 
 def stokes(side: int, viscosity: float = 1.0, penalty: float = 0.0) -> sp.csr_array:
     """Marker-and-cell Stokes on a unit square, one pressure fixed by a small penalty."""
-    D = sp.diags_array([np.ones(side), -np.ones(side - 1)], offsets=[0, -1], shape=(side, side - 1))
+    D = sp.diags_array([np.ones(side), -np.ones(side - 1)], offsets=range(0, -2, -1), shape=(side, side - 1))
     eye, inner = sp.eye_array(side), sp.eye_array(side - 1)
-    T = lambda n: sp.diags_array([-np.ones(n - 1), 2 * np.ones(n), -np.ones(n - 1)], offsets=[-1, 0, 1])  # noqa: E731
+    T = lambda n: sp.diags_array([-np.ones(n - 1), 2 * np.ones(n), -np.ones(n - 1)], offsets=range(-1, 2))  # noqa: E731
     L = sp.kron(T(side - 1), eye) + sp.kron(inner, T(side))
     R = sp.kron(eye, T(side - 1)) + sp.kron(T(side), inner)
     B = sp.hstack([sp.kron(D, eye), sp.kron(eye, D)])

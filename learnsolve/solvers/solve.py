@@ -97,8 +97,8 @@ def solve(
     Examples
     --------
     >>> import torch, learnsolve as ls
-    >>> A = ls.problems.poisson((20, 20, 20))
-    >>> solution = ls.solve(A, torch.ones(8000, dtype=torch.float64), rtol=1e-8)
+    >>> A = ls.problems.poisson((16, 16, 16))
+    >>> solution = ls.solve(A, torch.ones(4096, dtype=torch.float64), rtol=1e-8)
     >>> solution.choice
     'cg with Jacobi: A is symmetric, its diagonal positive'
     """
