@@ -30,7 +30,9 @@ def helmholtz(shape: tuple[int, ...], kh: float, damping: float = 0.0) -> sp.csr
     return complex_as_real(S) if damping else sp.csr_array(S.real)
 
 
-def convection(shape: tuple[int, ...], peclet: float, scheme: Literal["central", "upwind"] = "upwind") -> sp.csr_array:
+def convection(
+    shape: tuple[int, ...], peclet: float, scheme: Literal["central", "upwind"] = "upwind"
+) -> sp.csr_array:
     wind = torch.ones((len(shape), *shape), dtype=torch.float64)
     wind[0] *= 0.5
     return ls.problems.convection_diffusion(wind, peclet, scheme=scheme).to_scipy()

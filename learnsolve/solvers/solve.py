@@ -78,7 +78,7 @@ def solve(
     "auto" estimates the time of a direct solve from A's pattern (that of a band in reverse Cuthill-McKee
     order, less what a better order saves), O(nnz). Up to about 8 ms it is taken. Else it bounds what is tried
     before it: all attempts together take about 0.65 of it, counted in products with A and never by a clock.
-    A symmetric A with a positive diagonal gets `cg`, first with Jacobi's M, after 150 iterations with MIC(0)
+    A symmetric A with a positive diagonal gets `cg`, first with Jacobi's M, after 145 iterations with MIC(0)
     or IC(0), and `minres` once it is seen to be indefinite; another symmetric A `minres`; the rest `bicgstab`
     with Jacobi's M, after 115 iterations with ILU(0). Each attempt starts where the last one came to. Where a
     direct solve would take more than 100 s, A is singular or on a CUDA device (where M is Jacobi's), there
