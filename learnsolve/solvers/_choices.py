@@ -72,7 +72,9 @@ def _iterations(
     incomplete = isinstance(M, str) and plain == "Jacobi" and A.device.type == "cpu"
     plain = plain if isinstance(M, str) else "given"
     if method != "minres" and status is not Status.INDEFINITE:
-        limit, rest = (products - spent) / PLAIN[method], 0.0
+        # A direct solve follows, or gmres: else there is no limit.
+        most = FIRST if method == "bicgstab" and products == torch.inf else torch.inf
+        limit, rest = min((products - spent) / PLAIN[method], most), 0.0
         if incomplete:
             quick = min(QUICK[method] - spent / PLAIN[method], limit)
             rest = (products - spent - quick * PLAIN[method] - SETUP) / TRIANGULAR[method]
@@ -82,8 +84,7 @@ def _iterations(
             status = yield Choice(method, plain, why if not spent else "more iterations", _limit(limit))
         if rest >= FEW and status is not Status.INDEFINITE:
             plain = factor(A, method)
-            limit = rest if method == "cg" else min(rest, FIRST)
-            status = yield Choice(method, plain, "these are many iterations", _limit(limit))
+            status = yield Choice(method, plain, "these are many iterations", _limit(min(rest, most)))
     if method == "bicgstab" and products == torch.inf:
         yield Choice("gmres", plain, "it does not break down")
     limit = (products - spent) / PLAIN["minres"]

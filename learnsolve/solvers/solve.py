@@ -16,6 +16,7 @@ from learnsolve.ops.spsolve import spsolve
 from learnsolve.solvers._choices import Choice, choices, factor, fitting, preconditioner
 from learnsolve.solvers._implicit import transformed
 from learnsolve.solvers._null_space import CONSTANTS, sums_to_zero
+from learnsolve.solvers._options import check_b
 from learnsolve.solvers._report import quiet, report
 from learnsolve.solvers._solve import _mapped
 from learnsolve.solvers.base import CODE, Solution, SolverError, Status
@@ -106,6 +107,7 @@ def solve(
         raise NotImplementedError(_NO_GRAPH)
     A, b = _inputs.operands("solve", A, b)
     _check.matrix("solve", "A", A, "; make one with CSR.from_*; the methods, such as cg, take operators")
+    check_b("solve", b)
     _check.one_of("solve", "method", method, ("auto", "direct", *METHODS))
     if _mapped(A.values):
         raise NotImplementedError(

@@ -192,6 +192,8 @@ def test_what_is_asked_for_is_taken():
         ls.solve(A, ones(A), method="direct", M=M)
     with pytest.raises(ValueError, match="solve: method must be one of"):
         ls.solve(A, ones(A), method="cgs")
+    with pytest.raises(TypeError, match="solve: b must be a"):
+        ls.solve(A, [1.0] * 20)
     with pytest.raises(TypeError, match=r"solve: A .*CSR\.from"):
         ls.solve(A.to_dense().tolist(), ones(A))
 
