@@ -28,7 +28,7 @@ from learnsolve.solvers._direct_cost import direct_cost
 from learnsolve.solvers._null_space import sums_to_zero
 
 FLOOR = 1e-3  # seconds
-LONG = 2e11  # flops of a direct solve, 20 s: left out beyond
+LONG = 1e11  # flops of a direct solve, 10 s: left out beyond
 SYMMETRIC = ("cg MIC0", "cg IC0", "cg Jacobi", "cg", "minres")
 GENERAL = tuple(f"{method}{M}" for method in ("bicgstab", "gmres") for M in (" ILU0", " Jacobi", ""))
 
@@ -63,8 +63,8 @@ def one(run: Run, name: str, S: sp.csr_array, rtol: float) -> None:
     rounds: dict[str, list[list[float]]] = {OURS: []}
     best = math.inf
     for candidate in names:
-        # A product takes more than a quarter of a nanosecond an entry: 10 times the best time and more.
-        limit = 10 * A.shape[0] if best == math.inf else int(200 + 40 * best / (1e-9 * A.nnz))
+        # An iteration takes more than a quarter of a nanosecond an entry: 5 times the best time, and more.
+        limit = 10 * A.shape[0] if best == math.inf else int(200 + 20 * best / (1e-9 * A.nnz))
         task = method(candidate, rtol, min(limit, 10 * A.shape[0]), constants)
         seconds, converged = timed(task, S, b)
         if not converged:
@@ -76,8 +76,9 @@ def one(run: Run, name: str, S: sp.csr_array, rtol: float) -> None:
     tasks |= {who: method(who, rtol, 10 * A.shape[0], constants) for who in methods}
     for _ in range(min(run.rounds, 3)):
         for who, task in tasks.items():
-            if not rounds[who] or statistics.median(rounds[who][0]) < 5 * best:
+            if not rounds[who] or who == OURS or statistics.median(rounds[who][0]) < 3 * best:
                 rounds[who].append(repeated(task, S, b))
+        best = min(statistics.median(rounds[who][0]) for who in methods)
     cells |= {who: figure(times) for who, times in rounds.items()}
     best_method = min(methods, key=lambda who: cells[who]["median"])
     pairs = zip(cells[OURS]["rounds"], cells[best_method]["rounds"], strict=True)

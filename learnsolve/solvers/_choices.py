@@ -88,7 +88,7 @@ def _iterations(
     if method == "bicgstab" and products == torch.inf:
         yield Choice("gmres", plain, "it does not break down")
     limit = (products - spent) / PLAIN["minres"]
-    if limit >= 1 and (method == "minres" or status is Status.INDEFINITE):
+    if (method == "minres" and limit >= 1) or (status is Status.INDEFINITE and limit > FEW):
         yield Choice("minres", "no M", "A is symmetric and may be indefinite", _limit(limit))
     return status
 
