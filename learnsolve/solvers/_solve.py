@@ -30,6 +30,7 @@ from learnsolve.solvers._operator import Matrix, Operator, as_operator, as_preco
 from learnsolve.solvers._options import (
     Options,
     check_b,
+    check_not_exported,
     check_operands,
     check_options,
     check_symmetric,
@@ -61,6 +62,8 @@ def solve(
         traced = traced_solve(name, A, b, x0, options, symmetric, getattr(method, "restart", 0))
         if traced is not None:
             return traced
+    else:
+        check_not_exported(name)
     return _solve(name, method, A, b, x0, options, symmetric, transposed_M)
 
 
