@@ -30,6 +30,7 @@ SECTIONS = (
         "figure11",
         "matrices",
         "solvers",
+        "front_door",
         "loops",
         "batches",
         "training",
@@ -56,7 +57,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
         "--large", action="store_true", help="figure11 to 1e8 nonzeros, SpDMM with 16,384 columns"
     )
     parser.add_argument(
-        "--matrices", type=Path, help="section matrices: a folder of Matrix Market files, too"
+        "--matrices", type=Path, help="sections matrices, front_door: a folder of Matrix Market files, too"
     )
     parser.add_argument(
         "--callgrind", action="store_true", help="section calls: count instructions (minutes)"

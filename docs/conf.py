@@ -16,22 +16,22 @@ SOURCE = METADATA.get("urls", {}).get("Source", "https://github.com/learnsolve/l
 
 project, author, release = "learnsolve", "the learnsolve developers", METADATA["version"]
 extensions = [
+    "mathml",
     "myst_parser",
     "numpydoc",
     "sphinx.ext.autodoc",
-    "sphinx.ext.mathjax",
     "sphinx_copybutton",
     "sphinx_gallery.gen_gallery",
 ]
-exclude_patterns = ["gallery", "sg_execution_times.rst"]
+exclude_patterns = ["gallery", "**sg_execution_times.rst"]  # the latter loads scripts from a CDN
 html_theme, html_title = "furo", f"learnsolve {release}"
-html_show_sourcelink = False
+html_show_sourcelink = html_show_copyright = False
+html_static_path, html_css_files = ["_static"], ["site.css"]
 templates_path: list[str] = []
 nitpicky = False
 
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
-# MathJax from the built site itself would be 7 MB; pages without formulas need no network.
 numpydoc_show_class_members = False
 numpydoc_class_members_toctree = False
 autodoc_typehints = "none"  # the docstrings say shapes and dtypes
@@ -45,6 +45,8 @@ sphinx_gallery_conf = {
     "within_subsection_order": "FileNameSortKey",
     "show_signature": False,
     "download_all_examples": False,
+    "image_srcset": ["2x"],
+    "thumbnail_size": (500, 300),  # pixels of a figure of 5 x 3 inches
     "min_reported_time": 10**6,
     "remove_config_comments": True,
     "abort_on_example_error": True,

@@ -148,7 +148,9 @@ def test_the_gallery_runs(path, tmp_path, monkeypatch):
     plt = pytest.importorskip("matplotlib.pyplot")
     try:
         exec(compile(path.read_text(), str(path), "exec"), {"__name__": "__main__"})
-        assert plt.get_fignums()
+        widths = [plt.figure(number).get_figwidth() for number in plt.get_fignums()]
+        assert widths
+        assert max(widths) <= 5.5, "inches: text of 10 points is still legible on a phone"
     finally:
         plt.close("all")
 
@@ -156,16 +158,24 @@ def test_the_gallery_runs(path, tmp_path, monkeypatch):
 class Links(HTMLParser):
     def __init__(self, text: str):
         super().__init__()
-        self.found: list[str] = []
+        self.found: list[tuple[str, str]] = []
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
-        self.found += [value for key, value in attrs if key in ("href", "src") and value]
+        self.found += [(tag, value) for key, value in attrs if key in ("href", "src") and value]
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    needed = ("sphinx", "furo", "myst_parser", "numpydoc", "sphinx_gallery", "sphinx_copybutton")
+    needed = (
+        "sphinx",
+        "furo",
+        "myst_parser",
+        "numpydoc",
+        "sphinx_gallery",
+        "sphinx_copybutton",
+        "latex2mathml",
+    )
     if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
         pytest.skip(f"{missing[0]} is not installed: pip install 'learnsolve[docs]'")
     folder = tmp_path_factory.mktemp("site")
@@ -182,7 +192,7 @@ def site(tmp_path_factory):
 def test_the_site_has_no_broken_link(site):
     broken = []
     for page in site.rglob("*.html"):
-        for link in Links(page.read_text()).found:
+        for _, link in Links(page.read_text()).found:
             parts = urlsplit(link)
             if parts.scheme or not parts.path:
                 continue
@@ -194,18 +204,33 @@ def test_the_site_has_no_broken_link(site):
 
 
 @pytest.mark.slow
-def test_the_site_opens_and_its_search_finds_cg(site):
+def test_the_site_needs_no_network(site):
+    """Nothing but links, which are followed on a click, has an address outside."""
+    fetched = []
+    for page in site.rglob("*.html"):
+        fetched += [address for tag, address in Links(page.read_text()).found if tag != "a"]
+    for sheet in site.rglob("*.css"):
+        fetched += re.findall(r"""(?:url\(|@import)\s*["']?([^"')]+)""", sheet.read_text())
+    assert len(fetched) > 1000
+    assert {address for address in fetched if re.match(r"(https?:)?//", address)} == set()
+    gradients = (site / "gradients.html").read_text()
+    assert gradients.count("<math ") > 100
+    assert "\\bar" not in gradients
+
+
+def opened(address: str) -> tuple[str, str]:
+    """The page as Chromium leaves it after its scripts, and what they complain about."""
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
         pytest.skip("no Chromium here")
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom"]
+    flags += ["--allow-file-access-from-files", "--virtual-time-budget=8000"]
+    done = subprocess.run([browser, *flags, address], capture_output=True, text=True, timeout=120)
+    return done.stdout, "\n".join(line for line in done.stderr.splitlines() if "CONSOLE" in line)
 
-    def opened(address: str) -> tuple[str, str]:
-        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom"]
-        flags += ["--allow-file-access-from-files", "--virtual-time-budget=8000", "--window-size=390,844"]
-        done = subprocess.run([browser, *flags, address], capture_output=True, text=True, timeout=120)
-        messages = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-        return done.stdout, "\n".join(m for m in messages if "ERR_" not in m and "mathjax" not in m.lower())
 
+@pytest.mark.slow
+def test_the_site_opens_and_its_search_finds_cg(site):
     for page in (
         "index.html",
         "auto_gallery/01_from_scipy_to_a_gradient.html",
@@ -216,3 +241,22 @@ def test_the_site_opens_and_its_search_finds_cg(site):
         assert errors == "", page
     text, errors = opened(f"file://{site}/search.html?q=cg")
     assert "api/learnsolve.solvers.cg.html" in text
+
+
+@pytest.mark.slow
+def test_nothing_leaves_the_screen_of_a_phone(site):
+    """Wide tables, programs and formulas scroll in containers of their own."""
+    pages = ("index", "genindex", "operations", "performance", "gradients", "auto_gallery/index", "api/index")
+    probe = site / "phone.html"
+    frames = "".join(f'<iframe width="390" height="844" src="{page}.html"></iframe>' for page in pages)
+    script = """
+        for (const frame of document.querySelectorAll("iframe")) frame.onload = () => {
+            const scrolls = (e) => e.closest(".table-wrapper, pre, .math-wrapper");
+            const wide = [...frame.contentDocument.querySelectorAll("article *")].filter(
+                (e) => e.getBoundingClientRect().right > 391 && !scrolls(e));
+            frame.title = "too wide: " + wide.map((e) => e.tagName).join(" ");
+        };"""
+    probe.write_text(f"{frames}<script>{script}</script>")
+    text, _ = opened(f"file://{probe}")
+    probe.unlink()
+    assert re.findall(r'title="too wide: (.*?)"', text) == [""] * len(pages)

@@ -33,9 +33,9 @@ difference = (np.linalg.solve(moved.toarray(), b.numpy())[n // 2] - solution.x[n
 print(f"{sensitivity[i, i]:.4f} by the adjoint, {difference:.4f} by a difference")
 
 # %%
-figure, axes = plt.subplots(figsize=(7, 3.5), layout="constrained")
+figure, axes = plt.subplots(figsize=(5, 3), layout="constrained")
 for k, name in ((0, "diagonal"), (1, "beside it")):
     axes.plot(sensitivity.diagonal(k), label=name)
-axes.set(xlabel="row", ylabel="derivative of the solution in the middle")
+axes.set(xlabel="row", ylabel="derivative of x[n // 2]")
 axes.legend(frameon=False)
 plt.show()

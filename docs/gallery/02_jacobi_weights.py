@@ -37,7 +37,7 @@ for _ in range(300):
 x = torch.randn(n, 1000, dtype=A.dtype)
 two_thirds = ls.solvers.Jacobi(2 / 3, iterations=sweeps).double()
 print(f"learned {energy(smoother, x).item():.3f}, weight 2/3 {energy(two_thirds, x).item():.3f}")
-figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3.2), layout="constrained")
+figure, (left, right) = plt.subplots(1, 2, figsize=(5.4, 2.7), layout="constrained")
 left.semilogy(losses)
 left.set(xlabel="step", ylabel="energy of the error")
 right.plot(smoother.weight.detach(), "o-")

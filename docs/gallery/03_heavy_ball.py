@@ -36,7 +36,7 @@ for _ in range(200):
 b = torch.randn(n, 500, dtype=A.dtype)
 learned = solver.alpha.item(), solver.beta.item()
 print("learned: alpha {:.3f}, beta {:.3f}".format(*learned))
-figure, axes = plt.subplots(figsize=(7, 3.5), layout="constrained")
+figure, axes = plt.subplots(figsize=(5, 3), layout="constrained")
 for name, pair in (("best in the limit", asymptotic), ("learned", learned)):
     axes.semilogy(residual(*pair, b).mean(-1), "o-", label=name)
 axes.set(xlabel="step", ylabel="relative residual")

@@ -35,7 +35,7 @@ for _ in range(300):
 # %%
 # On right-hand sides that the training has not seen:
 b = torch.randn(n, 100, dtype=A.dtype)
-figure, axes = plt.subplots(figsize=(7, 3.5), layout="constrained")
+figure, axes = plt.subplots(figsize=(5, 3), layout="constrained")
 for name, given in (("none", None), ("IC(0)", ls.preconditioners.IC0(A)), ("learned", M)):
     with torch.no_grad():
         axes.semilogy(history(given, b, 30).mean(-1), label=name)

@@ -37,7 +37,7 @@ optimizer.step(closure)
 print(f"loss {before:.2e} at the start, {closure().item():.2e} at the end")
 
 # %%
-figure, panels = plt.subplots(1, 2, figsize=(8, 3.4), layout="constrained")
+figure, panels = plt.subplots(1, 2, figsize=(5.4, 2.7), layout="constrained")
 for axes, name, field in zip(panels, ("truth", "found"), (truth, log_kappa.detach().exp()), strict=True):
     image = axes.imshow(field, vmin=1, vmax=3, origin="lower")
     axes.set(title=name, xticks=[], yticks=[])

@@ -33,7 +33,7 @@ tolerances = [10.0**-k for k in range(1, 10)]
 implicit = [error("implicit", rtol=t) for t in tolerances]
 used = [ls.solvers.cg(A.detach(), b, rtol=t).iterations for t in tolerances]
 
-figure, axes = plt.subplots(figsize=(7, 3.5), layout="constrained")
+figure, axes = plt.subplots(figsize=(5, 3), layout="constrained")
 axes.semilogy(counts, unrolled, "o-", label="unrolled: memory grows with the iterations")
 axes.semilogy(used, implicit, "s-", label="implicit: one more solve")
 axes.set(xlabel="iterations of the solve", ylabel="error of the gradient for A")

@@ -37,9 +37,9 @@ print(f"{ratio:.1f} times as fast as a loop in Python")
 
 # %%
 norms = together().residual_norms.squeeze(-1)
-figure, axes = plt.subplots(figsize=(7, 3.5), layout="constrained")
+figure, axes = plt.subplots(figsize=(5, 3), layout="constrained")
 axes.semilogy(norms.T / norms[:, 0], color="C0", alpha=0.4)
-axes.set(xlabel="iteration", ylabel="relative residual, a line for each matrix")
+axes.set(xlabel="iteration", ylabel="relative residual of each matrix")
 plt.show()
 
 # %%

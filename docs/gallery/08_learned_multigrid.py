@@ -35,7 +35,7 @@ for _ in range(60):
 
 # %%
 b = torch.randn(n, 50, dtype=A.dtype)
-figure, axes = plt.subplots(figsize=(7, 3.5), layout="constrained")
+figure, axes = plt.subplots(figsize=(5, 3), layout="constrained")
 for name, M in (("classical", classical), ("learned", learned.current())):
     with torch.no_grad():
         axes.semilogy(history(M, b, 20).mean(-1), label=name)

@@ -45,7 +45,7 @@ for _ in range(150):
 print(f"accuracy {accuracy[-1]:.1%} with {len(known)} labels")
 
 # %%
-figure, axes = plt.subplots(figsize=(7, 3), layout="constrained")
+figure, axes = plt.subplots(figsize=(5, 3), layout="constrained")
 axes.plot(accuracy)
 axes.set(xlabel="step", ylabel="accuracy", ylim=(0, 1))
 plt.show()

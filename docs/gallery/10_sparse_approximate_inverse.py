@@ -41,10 +41,10 @@ b = torch.ones(n, dtype=A.dtype)
 M = ls.preconditioners.Factored(ls.CSR(values.detach(), pattern), form="product", shift=1e-3)
 counts = {
     name: ls.solvers.cg(A, b, M=given, rtol=1e-8).iterations
-    for name, given in (("none", None), ("learned inverse", M), ("IC(0)", ls.preconditioners.IC0(A)))
+    for name, given in (("none", None), ("learned", M), ("IC(0)", ls.preconditioners.IC0(A)))
 }
 print(counts)
-figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3.2), layout="constrained")
+figure, (left, right) = plt.subplots(1, 2, figsize=(5.4, 2.7), layout="constrained")
 left.semilogy(losses)
 left.set(xlabel="step", ylabel="squared norm of A M - I")
 right.bar(list(counts), list(counts.values()))

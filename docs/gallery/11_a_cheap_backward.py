@@ -47,9 +47,9 @@ for k in sizes:
     for name, f in (("loop", written_as_a_loop), ("Function", WeightedSum.apply)):
         calls[name].append(ls.profile(f, w, x).backward.calls)
 print(calls)
-figure, axes = plt.subplots(figsize=(7, 3.2), layout="constrained")
+figure, axes = plt.subplots(figsize=(5, 3), layout="constrained")
 for name, counts in calls.items():
-    axes.loglog(sizes, counts, "o-", label=name)
+    axes.loglog(sizes, counts, "o-", label=name, base=2)
 axes.set(xlabel="terms", ylabel="calls in the backward")
 axes.legend(frameon=False)
 plt.show()

@@ -9,7 +9,6 @@ import csv
 import tempfile
 from pathlib import Path
 
-import matplotlib.image
 import matplotlib.pyplot as plt
 
 from learnsolve import train
@@ -32,8 +31,8 @@ with (folder / "metrics.csv").open() as file:
 print(len(rows), rows[-1]["loss"])
 
 # %%
-# ``report.html`` has the table, the pictures and the settings on one page. One of the pictures:
-figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
-axes.imshow(matplotlib.image.imread(folder / "weights.png"))
-axes.axis("off")
+# ``report.html`` has the table, the pictures and the settings on one page. The loss, from ``metrics.csv``:
+figure, axes = plt.subplots(figsize=(5, 3), layout="constrained")
+axes.semilogy([float(row["loss"]) for row in rows])
+axes.set(xlabel="step", ylabel="training loss")
 plt.show()

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
+from learnsolve._plain import outside_of_graphs
 from learnsolve._unchanged import Unchanged
+from learnsolve.ops._symmetry import numbers
 
 
 class Status(enum.Enum):
@@ -75,6 +77,19 @@ COMPILED, M_APART, EAGER = "compiled", "compiled, M apart", "op by op"  # values
 _ENDED = (Status.MAX_ITERATIONS, Status.STOPPED_BY_CALLBACK, Status.STAGNATED)
 STATUSES = tuple(Status)
 CODE = {status: 1 + i for i, status in enumerate(STATUSES)}  # in the loops; 0 while a column runs
+
+
+def _worst(codes: Tensor) -> Status:
+    """Status is ordered from best to worst."""
+    codes = numbers(codes)  # of all systems of a vmap
+    return STATUSES[int(codes.max()) - 1] if codes.numel() else Status.CONVERGED
+
+
+_worst = outside_of_graphs(
+    _worst,
+    "how a solve ends is not known while a graph is traced (fullgraph=True, torch.export): take .x there, "
+    "x = ls.solvers.cg(A, b, M=...).x for x, info = ..., or return the Solution and ask it outside",
+)
 
 
 class Iteration(NamedTuple):
@@ -263,12 +278,12 @@ class Solution(_Pair):
     def statuses(self) -> list[Status]:
         if self._codes is None:
             return [self.status]
-        return [STATUSES[code - 1] for code in self._codes.reshape(-1).tolist()]
+        return [STATUSES[code - 1] for code in numbers(self._codes).reshape(-1).tolist()]
 
     @property
     def status(self) -> Status:
-        if self._codes is not None:  # Status is ordered from best to worst
-            return STATUSES[int(self._codes.max()) - 1] if self._codes.numel() else Status.CONVERGED
+        if self._codes is not None:
+            return _worst(self._codes)
         norms = self.residual_norms.detach()
         if not (torch.isfinite(norms).all() and torch.isfinite(self.x.detach()).all()):
             return Status.NON_FINITE

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Generator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,12 +12,12 @@ from learnsolve import _check, _inputs
 from learnsolve._conversion import TensorLike
 from learnsolve._plain import numbers, outside_of_graphs
 from learnsolve.csr import CSR
-from learnsolve.ops._symmetry import symmetry
 from learnsolve.ops.spsolve import spsolve
-from learnsolve.preconditioners import IC0, ILU0, MIC0, Jacobi
 from learnsolve.solvers.bicgstab import bicgstab
 from learnsolve.solvers.cg import cg
-from learnsolve.solvers.core.gradient import mapped
+from learnsolve.solvers.core.arguments import check_b
+from learnsolve.solvers.core.choices import Choice, choices, factor, fitting, preconditioner
+from learnsolve.solvers.core.gradient import mapped, transformed
 from learnsolve.solvers.core.projected import CONSTANTS, sums_to_zero
 from learnsolve.solvers.core.report import quiet, report
 from learnsolve.solvers.gmres import gmres
@@ -25,24 +25,16 @@ from learnsolve.solvers.lsqr import lsqr
 from learnsolve.solvers.minres import minres
 from learnsolve.solvers.solution import CODE, Solution, SolverError, Status
 
-DIRECT = 2_000  # rows: up to here a factorisation takes a few milliseconds, and it has no tolerance to miss
-LAST_RESORT = 100_000  # rows, up to which a factorisation is tried where iterations fail
-SHIFTS = (0.0, 1e-3, 1e-2, 1e-1, 1.0)  # of the diagonal, relative, for incomplete factors
-FIRST = 1_000  # iterations of gmres before something else is tried
 METHODS: dict[str, Callable[..., Solution]] = {
     "cg": cg, "minres": minres, "gmres": gmres, "bicgstab": bicgstab, "lsqr": lsqr,
 }  # fmt: skip
+_NO_GRAPH = (
+    "ls.solve chooses by the values of A, which are not known while a graph is traced (fullgraph=True, "
+    "torch.export): write ls.solvers.cg(A, b, M=...).x, with the method and M that Solution.choice names"
+)
 OTHERWISE = {Status.INDEFINITE, Status.BREAKDOWN, Status.STAGNATED, Status.MAX_ITERATIONS, Status.DIVERGED}
 
 
-class Choice(NamedTuple):
-    method: str
-    M: str  # what makes it, or "given", or "no M"
-    why: str
-    maxiter: int | None = None
-
-
-@outside_of_graphs
 def solve(
     A: Any,
     b: TensorLike,
@@ -63,7 +55,7 @@ def solve(
     A : CSR, shape (m, n), values (..., nnz); or a matrix of SciPy, torch or NumPy
     b : Tensor or NumPy array, shape (m,) or (..., m, k), of A's dtype and device
     rtol, atol : the tolerance, :math:`\|b - A x\| \le \max(\mathtt{rtol} \|b\|, \mathtt{atol})`
-    maxiter : int; the method's own limit if not given
+    maxiter : int, of each attempt; if not given, what Notes say, or the method's own limit
     method : "auto", "direct" (`ops.spsolve`), "cg", "minres", "gmres", "bicgstab" or "lsqr"
     M : "auto"; None; or a preconditioner, as for the method
     null_space : "auto": "constants" if all rows and columns of A sum to zero; None; or the null space of a
@@ -83,31 +75,38 @@ def solve(
 
     Notes
     -----
-    "auto" takes, on the CPU, a direct solve up to 2,000 rows. Else, for a symmetric A with a positive
-    diagonal, `cg` with MIC(0) if A is diagonally dominant without positive entries beside the diagonal, or
-    with IC(0) if not; for any other symmetric A, `minres`; for the rest `gmres` with ILU(0). On a CUDA device
-    M is Jacobi's, whose application does not wait for other rows. Where a method breaks down or stagnates
-    the next one is tried: `minres` after `cg`, `bicgstab` after `gmres`, and at last, up to 100,000 rows, a
-    direct solve. Rows and columns that sum to zero, as those of graph Laplacians and of Neumann and periodic
-    boundaries do, make A singular, with the constants as null vectors: "auto" then solves with
-    null_space="constants", without a direct solve, says so in `choice`, and reports INCONSISTENT where b has
-    a component along them that the tolerance would notice. null_space="constants" leaves that component out.
-    On 2D Poisson with 700^2 unknowns MIC(0) takes 0.61 s with its set-up, IC(0) 1.75 s,
-    algebraic multigrid 1.03 s, of which 0.79 s are set-up.
+    "auto" estimates the time of a direct solve from A's pattern (that of a band in reverse Cuthill-McKee
+    order, less what a better order saves), O(nnz). Up to about 8 ms it is taken. Else it bounds what is tried
+    before it: all attempts together take about 0.65 of it, counted in products with A and never by a clock.
+    A symmetric A with a positive diagonal gets `cg`, first with Jacobi's M, after 145 iterations with MIC(0)
+    or IC(0), and `minres` once it is seen to be indefinite; another symmetric A `minres`; the rest `bicgstab`
+    with Jacobi's M, after 115 iterations with ILU(0). Each attempt starts where the last one came to. Where a
+    direct solve would take more than 100 s, A is singular or on a CUDA device (where M is Jacobi's), there
+    is none, and the last method, for a nonsymmetric A `gmres`, runs to its own limit. On 66 matrices this
+    takes at most about 3 times as long as the best method for each (`python -m benchmarks front_door`).
+
+    Rows and columns that sum to zero, as those of graph Laplacians and of Neumann and periodic boundaries do,
+    make A singular, with the constants as null vectors: "auto" then solves with null_space="constants",
+    without a direct solve, says so in `choice`, and reports INCONSISTENT where b has a component along them
+    that the tolerance would notice. null_space="constants" leaves that component out.
 
     Gradient: the implicit one of the method, for A and b; M is taken for a constant, which it is for the
-    solution. The choice reads the values of A: O(nnz), and it waits for a device.
+    solution. The choice reads the values of A: O(nnz), and it waits for a device. Under vmap b may be mapped;
+    in a graph (`fullgraph=True`, `torch.export`) call the method itself.
 
     Examples
     --------
     >>> import torch, learnsolve as ls
-    >>> A = ls.problems.poisson((60, 60))
-    >>> solution = ls.solve(A, torch.ones(3600, dtype=torch.float64), rtol=1e-8)
+    >>> A = ls.problems.poisson((16, 16, 16))
+    >>> solution = ls.solve(A, torch.ones(4096, dtype=torch.float64), rtol=1e-8)
     >>> solution.choice
-    'cg with MIC0: A is symmetric and diagonally dominant, without positive entries beside the diagonal'
+    'cg with Jacobi: A is symmetric, its diagonal positive'
     """
+    if torch.compiler.is_exporting():
+        raise NotImplementedError(_NO_GRAPH)
     A, b = _inputs.operands("solve", A, b)
     _check.matrix("solve", "A", A, "; make one with CSR.from_*; the methods, such as cg, take operators")
+    check_b("solve", b)
     _check.one_of("solve", "method", method, ("auto", "direct", *METHODS))
     if mapped(A.values):
         raise NotImplementedError(
@@ -129,24 +128,33 @@ def solve(
         )
     tried: list[str] = []
     singular = null_space is not None
-    choices = list(_choices(A, M, singular)) if method == "auto" else [_asked(A, method, M)]
-    for choice in choices:
-        last = choice is choices[-1]
-        preconditioner, note = _preconditioner(choice.M, A, M)
+    attempts = choices(A, b, M, singular) if method == "auto" else _asked(A, method, M)
+    choice, x0 = next(attempts), None
+    while True:
+        made, note = preconditioner(choice.M, A, M)
         tried.append(f"{choice.method}{note}: {choice.why}")
+        failure = None
         try:
             with quiet():
-                solution = _run(choice, A, b, preconditioner, rtol, atol, maxiter, throw, null_space)
+                solution = _run(choice, A, b, x0, made, rtol, atol, maxiter, throw, null_space)
+            status = solution.status
         except SolverError as error:
             solution = error.solution
+            status = solution.status
         except ValueError as error:
-            if last or choice.method != "direct" or "singular" not in str(error):
+            if choice.method != "direct" or "singular" not in str(error):
                 raise
-            tried[-1] += "; A is singular"
-            continue
-        if last or solution.converged or solution.status not in OTHERWISE:
+            failure, status = error, Status.BREAKDOWN
+        if status not in OTHERWISE:
             break
-        tried[-1] += f"; {solution.status.name}"
+        try:
+            choice = attempts.send(status)
+        except StopIteration:
+            break
+        tried[-1] += "; A is singular" if failure is not None else f"; {status.name}"
+        x0 = None if failure is not None else _start(solution)
+    if failure is not None:
+        raise failure
     solution.choice = "; then ".join(tried)
     if found and singular:
         solution.choice = f'null_space="constants", as the rows of A sum to zero; {solution.choice}'
@@ -155,17 +163,22 @@ def solve(
     return solution
 
 
+solve = outside_of_graphs(solve, _NO_GRAPH)
+
+
 def _judge_as_given(solution: Solution, A: CSR, b: Tensor, rtol: float, atol: float) -> None:
     """Of a null space that was found, not given: x must solve A x = b, not only for a part of b."""
-    axis = -1 if b.dim() == 1 else -2
+    vector = b.dim() == 1  # under vmap the numbers have more axes
+    assert solution._codes is not None
     with torch.no_grad():
-        x, right = numbers(solution.x), numbers(b)
-        left = torch.linalg.vector_norm(right - A.with_values(numbers(A.values)) @ x, dim=axis)
-        target = (rtol * torch.linalg.vector_norm(right, dim=axis)).clamp(min=atol)
-        assert solution._codes is not None
+        x, right = (numbers(t).unsqueeze(-1) if vector else numbers(t) for t in (solution.x, b))
+        left = torch.linalg.vector_norm(right - A.with_values(numbers(A.values)) @ x, dim=-2)
+        target = (rtol * torch.linalg.vector_norm(right, dim=-2)).clamp(min=atol)
         # The method measured another sum of the same numbers.
-        lost = (solution._codes == CODE[Status.CONVERGED]) & (left > 1.01 * target)
-        solution._codes = torch.where(lost, CODE[Status.INCONSISTENT], solution._codes)
+        lost = left > 1.01 * target
+        codes = numbers(solution._codes)
+        lost = (codes == CODE[Status.CONVERGED]) & (lost.squeeze(-1) if vector else lost)
+        solution._codes = torch.where(lost, CODE[Status.INCONSISTENT], codes)
     if bool(lost.any()):
         solution.note += (
             "The rows and columns of A sum to zero; x solves A x = b but for the component of b along the "
@@ -173,77 +186,30 @@ def _judge_as_given(solution: Solution, A: CSR, b: Tensor, rtol: float, atol: fl
         )
 
 
-def _choices(A: CSR, M: Any, singular: bool = False) -> Iterator[Choice]:
-    """What to try, in order."""
-    m, n = A.shape
-    given = "given" if not isinstance(M, str) else ""
-    host = A.device.type == "cpu"
-    if m != n:
-        yield Choice("lsqr", given or "no M", f"A is {m} x {n}")
-        return
-    if host and n <= DIRECT and not given and not singular:
-        yield Choice("direct", "no M", f"{n} rows are few")
-    values, diagonal = numbers(A.values), numbers(A.diagonal())
-    if symmetry("solve", A, None):
-        if bool((diagonal > 0).all()):
-            dominant = _dominant(A, values, diagonal)
-            why = "A is symmetric" + (
-                " and diagonally dominant, without positive entries beside the diagonal"
-                if dominant
-                else ", its diagonal positive"
-            )
-            yield Choice("cg", given or (("MIC0" if dominant else "IC0") if host else "Jacobi"), why)
-        yield Choice("minres", "no M", "A is symmetric and may be indefinite")
-    else:
-        full = bool((diagonal != 0).all())
-        own = ("ILU0" if host else "Jacobi") if full else "no M"
-        yield Choice("gmres", given or own, "A is not symmetric", FIRST)
-        yield Choice("bicgstab", given or own, "it needs no restarts")
-    if host and n <= LAST_RESORT and (n > DIRECT or given) and not singular:
-        yield Choice("direct", "no M", "iterations failed")
+def _start(solution: Solution) -> Tensor | None:
+    """x, where it is nearer than where it came from: the next attempt starts from there."""
+    if transformed():  # mapped: the norms have other axes
+        return None
+    norms, axis = solution.residual_norms.detach(), solution._axis
+    nearer = norms.select(axis, -1) < norms.select(axis, 0)
+    return torch.where(nearer if axis == -1 else nearer.unsqueeze(-2), solution.x.detach(), 0)
 
 
-def _asked(A: CSR, method: str, M: Any) -> Choice:
+def _asked(A: CSR, method: str, M: Any) -> Generator[Choice, Status, None]:
     """The method that was asked for, with an M that fits it."""
-    own = "no M"
+    made = "given" if not isinstance(M, str) and M is not None else "no M"
     if isinstance(M, str) and method in ("cg", "gmres", "bicgstab") and A.shape[0] == A.shape[1]:
-        own = next((c.M for c in _choices(A, M) if c.method == method), "no M")
-    return Choice(method, "given" if not isinstance(M, str) and M is not None else own, "as asked")
-
-
-def _dominant(A: CSR, values: Tensor, diagonal: Tensor) -> bool:
-    """a_ij <= 0 beside the diagonal, and no row sum below zero but for rounding: MIC(0) exists."""
-    P = A.pattern
-    beside = P.row_indices != P.col_indices
-    if bool((values[..., beside] > 0).any()):
-        return False
-    sums = A.with_values(values).sum(1)
-    return bool((sums >= -64 * torch.finfo(values.dtype).eps * diagonal).all())
-
-
-def _preconditioner(name: str, A: CSR, M: Any) -> tuple[Any, str]:
-    """M, and words for it."""
-    if name == "no M":
-        return None, ""
-    if name == "given":
-        return M, "" if M is None else " with the given M"
-    plain = A.with_values(numbers(A.values))
-    if name == "Jacobi":
-        return Jacobi(plain), " with Jacobi"
-    make: Any = {"IC0": IC0, "MIC0": MIC0, "ILU0": ILU0}[name]
-    for shift in SHIFTS:
-        try:
-            made = make(plain, shift=shift)
-        except ValueError:  # a pivot is not positive, or zero
-            continue
-        return made, f" with {name}" + (f", shifted by {shift:g}" if shift else "")
-    return Jacobi(plain), " with Jacobi"
+        own, plain = fitting(A)
+        if method == own or (method, own) == ("gmres", "bicgstab"):
+            made = factor(A, own) if plain == "Jacobi" and A.device.type == "cpu" else plain
+    yield Choice(method, made, "as asked")
 
 
 def _run(
     choice: Choice,
     A: CSR,
     b: Tensor,
+    x0: Tensor | None,
     M: Any,
     rtol: float,
     atol: float,
@@ -254,6 +220,9 @@ def _run(
     if choice.method == "direct":
         return _direct(A, b, rtol, atol)
     options: dict[str, Any] = {"maxiter": choice.maxiter if maxiter is None else maxiter, "throw": throw}
+    if maxiter is None and choice.maxiter is not None:  # which bounds an attempt, not its gradient
+        options["adjoint_maxiter"] = 10 * A.shape[0]
+    options |= {} if x0 is None else {"x0": x0}
     options |= {} if null_space is None else {"null_space": null_space}
     options |= {"rtol": rtol, "atol": atol} if choice.method != "lsqr" else {"atol": rtol, "btol": rtol}
     return METHODS[choice.method](A, b, **options, **({} if M is None else {"M": M}))

@@ -132,6 +132,40 @@ def test_what_cannot_be_part_of_a_graph_says_so(keywords):
         compiled(lambda b: ls.solvers.cg(A, b, **keywords).x)(B)
 
 
+def _unpacked(b):
+    x, info = ls.solvers.cg(A, b, rtol=1e-8)
+    return x if info == 0 else b
+
+
+def _chosen(b):
+    return ls.solve(A, b, rtol=1e-8).x
+
+
+@pytest.mark.parametrize("solve", [_unpacked, _chosen])
+def test_what_depends_on_values_says_what_to_write_in_a_graph(solve):
+    class Module(torch.nn.Module):
+        def forward(self, b):
+            return solve(b)
+
+    write = r"ls\.solvers\.cg\(A, b, M=\.\.\.\)\.x"
+    with pytest.raises(Exception, match=write):
+        compiled(solve)(B)
+    with pytest.raises(Exception, match=write):
+        torch.export.export(Module(), (B,), strict=True)
+    with pytest.raises(NotImplementedError, match=write if solve is _chosen else "cg: .* strict=True"):
+        torch.export.export(Module(), (B,), strict=False)
+    torch.compiler.reset()
+    broken = torch.compile(solve, backend="eager")(B)  # between two graphs
+    torch.testing.assert_close(broken, solve(B))
+
+
+@pytest.mark.parametrize("solve", [_unpacked, _chosen])
+def test_what_depends_on_values_is_mapped(solve):
+    columns = torch.stack((B, B.flip(0), -B))
+    expected = torch.stack([solve(b) for b in columns])
+    torch.testing.assert_close(torch.func.vmap(solve)(columns), expected, rtol=1e-6, atol=1e-8)
+
+
 def test_an_implicit_gradient_in_a_graph_refuses_what_it_would_drop():
     weight = torch.ones(36, dtype=torch.float64, requires_grad=True)
     with pytest.raises(Exception, match="cg: M requires grad"):

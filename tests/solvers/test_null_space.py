@@ -235,7 +235,7 @@ def test_solve_finds_constants_and_says_so():
         warnings.simplefilter("error")
         solution = ls.solve(A, b - b.mean(), rtol=1e-8)
         given = ls.solve(A, b, rtol=1e-8, null_space="constants")
-    words = 'null_space="constants", as the rows of A sum to zero; cg with MIC0'
+    words = 'null_space="constants", as the rows of A sum to zero; cg with Jacobi'
     assert solution.choice.startswith(words)
     assert solution.converged
     assert abs(float(solution.x.detach().mean())) < 1e-13
@@ -247,7 +247,7 @@ def test_solve_finds_constants_and_says_so():
     torch.testing.assert_close(lost.x, given.x, rtol=1e-6, atol=1e-8)
     with pytest.raises(SolverError):
         ls.solve(A, b, rtol=1e-8, throw=True)
-    assert ls.solve(A, b - b.mean(), null_space=None).choice.startswith("cg with MIC0")
+    assert "null_space" not in ls.solve(A, b - b.mean(), null_space=None).choice
     with pytest.warns(ConvergenceWarning):
         columns = ls.solve(A, torch.stack((b, b - b.mean()), 1), method="minres", rtol=1e-6)
     assert columns.statuses == [Status.INCONSISTENT, Status.CONVERGED]

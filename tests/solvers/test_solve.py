@@ -1,15 +1,17 @@
 """learnsolve.solve: what it chooses for a matrix, and what it says of that."""
 
+import contextlib
 import warnings
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
+import scipy.sparse.linalg
 import torch
 
 import learnsolve as ls
-from learnsolve.solvers import ConvergenceWarning, SolverError, Status
-from learnsolve.solvers.solve import DIRECT
+from learnsolve.solvers import ConvergenceWarning, SolverError, Status, _choices
+from learnsolve.solvers.core.direct_cost import FACTORS, direct_cost
 
 RNG = np.random.default_rng(0)
 
@@ -26,29 +28,54 @@ def tridiagonal(n, low, middle, high):
     return sp.diags_array([np.full(n - 1, low), np.full(n, middle), np.full(n - 1, high)], offsets=[-1, 0, 1])
 
 
-N = DIRECT + 1
+def convection(*shape, peclet=1.0):
+    wind = torch.ones((len(shape), *shape), dtype=torch.float64)
+    return ls.problems.convection_diffusion(wind, peclet).to_scipy()
+
+
+def complex_helmholtz(side):
+    """L - (0.25 + 0.01 i) I as a real 2 x 2 block."""
+    L, eye = grid(side, side, shift=-0.25), 0.01 * sp.eye_array(side * side)
+    return sp.block_array([[L, eye], [-eye, L]])
+
+
+def jumps():
+    kappa = torch.from_numpy(10.0 ** (6 * RNG.integers(0, 2, (25, 25, 25))))
+    return ls.problems.diffusion(kappa).to_scipy()
+
+
+def grid(*shape, shift=0.0):
+    return ls.problems.poisson(shape).to_scipy() + shift * sp.eye_array(int(np.prod(shape)))
+
+
+def checkered(S):
+    """D S D with signs D: the same eigenvalues, with positive entries beside the diagonal."""
+    D = sp.diags_array(np.where(RNG.random(S.shape[0]) < 0.5, 1.0, -1.0))
+    return D @ S @ D
+
+
+CHEAP = "direct: a factorization is cheap"
 CHOICES = {
-    "small": (tridiagonal(9, -1.0, 2.0, -1.0), "direct: 9 rows are few"),
+    "small": (tridiagonal(9, -1.0, 2.0, -1.0), CHEAP),
+    "band": (tridiagonal(50_000, -1.0, 2.0, -1.0), "MAX_ITERATIONS; then " + CHEAP),
     "small and singular": (
         np.array([[1.0, -2, 0], [-2, 8, -2], [0, -2, 1]]),
-        "direct: 3 rows are few; A is singular; then cg with IC0, shifted by 0.001: ",
+        f"{CHEAP}; A is singular; then cg with Jacobi: ",
     ),
     "graph Laplacian": (
         np.array([[1.0, -1, 0], [-1, 2, -1], [0, -1, 1]]),
-        'null_space="constants", as the rows of A sum to zero; cg with MIC0, shifted by 0.001: ',
+        'null_space="constants", as the rows of A sum to zero; cg with Jacobi: ',
     ),
-    "M-matrix": (tridiagonal(N, -1.0, 2.0, -1.0), "cg with MIC0: A is symmetric and diagonally dominant"),
-    "positive": (tridiagonal(N, 1.0, 3.0, 1.0), "cg with IC0: A is symmetric, its diagonal positive"),
-    "indefinite": (
-        sp.diags_array(np.where(np.arange(N) % 2, 1.0, -1.0)),
-        "minres: A is symmetric and may be indefinite",
-    ),
-    "hidden": (  # eigenvalues 3 and -1
-        sp.block_diag([np.array([[1.0, 2.0], [2.0, 1.0]])] * (N // 2 + 1)),
-        "INDEFINITE; then minres",
-    ),
-    "not symmetric": (tridiagonal(N, -2.0, 4.0, -1.0), "gmres with ILU0: A is not symmetric"),
-    "zero diagonal": (sp.eye_array(N, k=1) + 0.5 * sp.eye_array(N, k=1 - N), "gmres: A is not symmetric"),
+    "easy": (grid(16, 16, 16), "cg with Jacobi: A is symmetric, its diagonal positive"),
+    "M-matrix": (grid(110, 110), "MAX_ITERATIONS; then cg with MIC0: "),
+    "positive": (checkered(grid(110, 110)), "MAX_ITERATIONS; then cg with IC0: "),
+    "coefficients that jump": (jumps(), "MAX_ITERATIONS; then cg with IC0: "),
+    "indefinite": (grid(16, 16, 16, shift=-6.5), "minres: A is symmetric and may be indefinite"),
+    "hidden": (grid(16, 16, 16, shift=-0.5), "INDEFINITE; then minres"),
+    "not symmetric": (convection(16, 16, 16), "bicgstab with Jacobi: A is not symmetric"),
+    "needs a factor": (convection(200, 200, peclet=20.0), "MAX_ITERATIONS; then bicgstab with ILU0: "),
+    "zero diagonal": (sp.eye_array(99, k=1) + 0.5 * sp.eye_array(99, k=-98), CHEAP),
+    "complex as real": (complex_helmholtz(60), "MAX_ITERATIONS; then direct: iterations take longer"),
     "tall": (RNG.standard_normal((30, 7)), "lsqr: A is 30 x 7"),
 }
 
@@ -82,17 +109,76 @@ def test_gradient_is_that_of_the_solution(name):
         torch.testing.assert_close(ours, exact, rtol=1e-6, atol=1e-8)
 
 
+def test_a_limit_of_an_attempt_is_not_one_of_its_gradient():
+    A = matrix(CHOICES["M-matrix"][0])
+    line = torch.sin(torch.arange(1, 111, dtype=A.dtype) * torch.pi / 111)
+    b = torch.outer(line, line).flatten().requires_grad_()  # an eigenvector: one iteration
+    solution = ls.solve(A, b, rtol=1e-8)
+    assert solution.iterations < 5
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # an adjoint solve that ended early would warn
+        (solution.x * torch.from_numpy(RNG.standard_normal(len(b)))).sum().backward()
+
+
 def test_batches_and_columns():
-    A = matrix(tridiagonal(N, -1.0, 2.5, -1.0))
+    A = matrix(grid(16, 16, 16))
     A = A.with_values(torch.stack((A.values, 2 * A.values)))
-    b = torch.from_numpy(RNG.standard_normal((2, N, 3)))
+    b = torch.from_numpy(RNG.standard_normal((2, A.shape[0], 3)))
     solution = ls.solve(A, b, rtol=1e-10)
-    assert solution.choice.startswith("cg with MIC0")
+    assert solution.choice.startswith("cg with Jacobi")
     torch.testing.assert_close(A @ solution.x, b, rtol=0, atol=1e-8)
     few = ls.solve(matrix(tridiagonal(4, -1.0, 2.5, -1.0)), b[0, :4])
     assert few.choice.startswith("direct")
     assert few.x.shape == (4, 3)
     assert few.residual_norms.shape == (2, 3)
+    # A factorization serves all columns.
+    many = torch.from_numpy(RNG.standard_normal((A.shape[0], 500)))
+    assert ls.solve(A.with_values(A.values[0]), many).choice == CHEAP
+
+
+def test_estimated_cost_of_a_direct_solve():
+    """Within a factor of 6 of the flops of SuperLU, and of 400 for each entry of its factors."""
+    for S in (
+        grid(80, 80),
+        grid(16, 16, 16),
+        convection(40, 40),
+        jumps(),
+        complex_helmholtz(50),
+        grid(10, 900),
+    ):
+        T, A = sp.csc_array(S), matrix(S)
+        lu = scipy.sparse.linalg.splu(T)
+        rows = np.bincount(lu.U.indices, minlength=T.shape[0])
+        flops = 2.0 * (np.diff(lu.L.indptr) * rows).sum() + FACTORS * lu.nnz
+        assert 1 / 6 < direct_cost(A.pattern) / flops < 6
+
+
+@pytest.mark.parametrize("name", ["complex as real", "M-matrix", "hidden", "needs a factor"])
+@pytest.mark.parametrize("columns", [1, 4])
+def test_failing_attempts_cost_less_than_a_direct_solve(name, columns):
+    A = matrix(CHOICES[name][0])
+    b, spent = torch.ones(A.shape[0], columns, dtype=A.dtype), 0.0
+    attempts = _choices.choices(A, b, "auto", False)
+    choice = next(attempts)
+    while choice.method != "direct":
+        assert choice.maxiter is not None
+        plain = choice.M in ("Jacobi", "no M")
+        spent += choice.maxiter * (_choices.PLAIN if plain else _choices.TRIANGULAR)[choice.method]
+        spent += 0 if plain else _choices.SETUP
+        choice = attempts.send(Status.MAX_ITERATIONS)
+    assert 5 * A.nnz * columns * spent <= 0.66 * direct_cost(A.pattern)
+
+
+def test_where_no_direct_solve_is_affordable_the_last_attempt_is_unlimited():
+    n = 30_000
+    S = sp.random_array((n, n), density=5 / n, rng=RNG)
+    for T, last in ((S + 20 * sp.eye_array(n), "gmres"), (S + S.T + 20 * sp.eye_array(n), "cg")):
+        attempts = _choices.choices(matrix(T), torch.ones(n), "auto", False)
+        tried = [next(attempts)]
+        with contextlib.suppress(StopIteration):
+            while True:
+                tried.append(attempts.send(Status.MAX_ITERATIONS))
+        assert (tried[-1].method, tried[-1].maxiter) == (last, None)
 
 
 def test_what_is_asked_for_is_taken():
@@ -106,12 +192,14 @@ def test_what_is_asked_for_is_taken():
         ls.solve(A, ones(A), method="direct", M=M)
     with pytest.raises(ValueError, match="solve: method must be one of"):
         ls.solve(A, ones(A), method="cgs")
+    with pytest.raises(TypeError, match="solve: b must be a"):
+        ls.solve(A, [1.0] * 20)
     with pytest.raises(TypeError, match=r"solve: A .*CSR\.from"):
         ls.solve(A.to_dense().tolist(), ones(A))
 
 
 def test_a_failure_is_said():
-    A = matrix(tridiagonal(N, -1.0, 2.0, -1.0))
+    A = matrix(tridiagonal(2_001, -1.0, 2.0, -1.0))
     with pytest.warns(ConvergenceWarning, match="solve: did not converge: MAX_ITERATIONS"):
         solution = ls.solve(A, ones(A), rtol=1e-10, maxiter=2, method="cg", M=None)
     assert solution.status is Status.MAX_ITERATIONS
@@ -124,7 +212,18 @@ def test_a_failure_is_said():
         assert not ls.solve(small, ones(small), rtol=0.0, method="direct").converged
 
 
-def test_under_vmap_it_asks_for_a_method():
+@pytest.mark.parametrize("name", ["easy", "M-matrix", "hidden", "graph Laplacian", "small"])
+def test_under_vmap_of_b_it_chooses_as_ever(name):
+    A = matrix(CHOICES[name][0])
+    b = A @ torch.from_numpy(RNG.standard_normal((A.shape[0], 2)))
+    found = torch.func.vmap(lambda b: ls.solve(A, b, rtol=1e-9).x, in_dims=1, out_dims=1)(b)
+    assert torch.linalg.vector_norm(b - A @ found) <= 1e-8 * torch.linalg.vector_norm(b)
+    if name == "graph Laplacian":
+        with pytest.warns(ConvergenceWarning, match="INCONSISTENT"):
+            torch.func.vmap(lambda b: ls.solve(A, b).x, in_dims=1, out_dims=1)(b + torch.tensor([0.0, 1.0]))
+
+
+def test_under_vmap_of_A_it_asks_for_a_method():
     A = matrix(tridiagonal(5, -1.0, 2.0, -1.0))
     with pytest.raises(NotImplementedError, match="solve: under vmap"):
         torch.func.vmap(lambda v: ls.solve(A.with_values(v), ones(A)).x)(torch.stack((A.values, A.values)))

@@ -140,6 +140,13 @@ def _learns(M: Any, own: set[int]) -> bool:
     return any(id(t) not in kept for t in _tracked(M))
 
 
+def check_not_exported(name: str) -> None:
+    if torch.compiler.is_exporting():
+        raise NotImplementedError(
+            f"{name}: torch.export traces a solve only with strict=True; pass that to torch.export.export"
+        )
+
+
 def no_implicit_gradient(name: str, what: str) -> ValueError:
     return ValueError(
         f'{name}: {what} requires grad, but a converged solution does not depend on it: gradient="implicit" '

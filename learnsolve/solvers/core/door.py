@@ -57,6 +57,7 @@ def solve(
             if traced is not None
             else _outside(name, method, A, b, x0, options, symmetric, transposed_M)
         )
+    check_not_exported(name)
     start = time.perf_counter()
     A, b, x0 = operands(name, A, b, x0)
     check_b(name, b)

@@ -1,0 +1,150 @@
+"""What `ls.solve` tries for a matrix, in order, and how far each attempt may go.
+
+Costs are counted in flops of a direct solve (direct_cost.py). All attempts before it together take at most
+about half of its time, so that `ls.solve` takes little more than the best method, whether that iterates or
+factorizes. The rule reads the matrix and the number of columns of b, never a clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from learnsolve._plain import numbers
+from learnsolve.csr import CSR
+from learnsolve.ops._symmetry import symmetry
+from learnsolve.preconditioners import IC0, ILU0, MIC0, Jacobi
+from learnsolve.solvers.core.direct_cost import FACTORS, direct_cost
+from learnsolve.solvers.solution import Status
+
+DIRECT = 8e7  # 8 ms: a direct solve first, which has no tolerance to miss
+LAST_RESORT = 1e12  # 100 s, or some gigabytes of factors: no direct solve beyond
+SHARE = 0.65  # of a direct solve, for all attempts before it
+ENTRY = 5  # flops in the time of an entry in a product with A
+# An iteration in products with A, as measured: without M or with Jacobi's, and with triangular solves.
+PLAIN = {"cg": 1.0, "minres": 1.5, "bicgstab": 2.0}
+TRIANGULAR = {"cg": 2.5, "bicgstab": 8.0}
+SETUP = 100  # an incomplete factor, likewise
+PROBE = 30  # products before a direct solve is estimated, which takes as long
+QUICK = {"cg": 145, "bicgstab": 115}  # iterations with Jacobi's M, before an incomplete factor is made
+FEW = 20  # iterations that are not worth a start
+FIRST = 1_000  # iterations of bicgstab before gmres, where a direct solve is not an option
+SHIFTS = (0.0, 1e-3, 1e-2, 1e-1, 1.0)  # of the diagonal, relative, for incomplete factors
+
+
+class Choice(NamedTuple):
+    method: str
+    M: str  # what makes it, or "given", or "no M"
+    why: str
+    maxiter: int | None = None
+
+
+def choices(A: CSR, b: Tensor, M: Any, singular: bool) -> Generator[Choice, Status, None]:
+    """What to try; `send` takes how that ended."""
+    m, n = A.shape
+    if m != n:
+        yield Choice("lsqr", "no M" if isinstance(M, str) else "given", f"A is {m} x {n}")
+        return
+    cost, spent, status = torch.inf, 0.0, None
+    product = ENTRY * max(A.nnz, 1) * (b.shape[-1] if b.dim() > 1 else 1)
+    if A.device.type == "cpu" and not singular:
+        if FACTORS * A.nnz > max(DIRECT / 4, FEW * product):  # what a direct solve takes at least
+            status, spent = (yield from _iterations(A, M, PROBE, 0.0, None)), PROBE
+        cost = direct_cost(A.pattern)
+    products = SHARE * cost / product if cost <= LAST_RESORT else torch.inf
+    cheap = isinstance(M, str) and (cost <= DIRECT or products < FEW)
+    if not cheap:
+        yield from _iterations(A, M, products, spent, status)
+    if cost <= LAST_RESORT:
+        why = "a factorization is cheap" if cheap else "iterations take longer"
+        if (yield Choice("direct", "no M", why)) is Status.BREAKDOWN:  # A is singular
+            yield from _iterations(A, M, torch.inf, 0.0, None)
+
+
+def _iterations(
+    A: CSR, M: Any, products: float, spent: float, status: Status | None
+) -> Generator[Choice, Status, Status | None]:
+    """Iterative methods, in the time of so many products with A, of which `spent` were for an attempt that
+    ended with `status`."""
+    method, plain = fitting(A)
+    incomplete = isinstance(M, str) and plain == "Jacobi" and A.device.type == "cpu"
+    plain = plain if isinstance(M, str) else "given"
+    if method != "minres" and status is not Status.INDEFINITE:
+        # A direct solve follows, or gmres: else there is no limit.
+        most = FIRST if method == "bicgstab" and products == torch.inf else torch.inf
+        limit, rest = min((products - spent) / PLAIN[method], most), 0.0
+        if incomplete:
+            quick = min(QUICK[method] - spent / PLAIN[method], limit)
+            rest = (products - spent - quick * PLAIN[method] - SETUP) / TRIANGULAR[method]
+            limit = quick if rest >= FEW else limit
+        why = "A is symmetric, its diagonal positive" if method == "cg" else "A is not symmetric"
+        if limit >= 1:
+            status = yield Choice(method, plain, why if not spent else "more iterations", _limit(limit))
+        if rest >= FEW and status is not Status.INDEFINITE:
+            plain = factor(A, method)
+            status = yield Choice(method, plain, "these are many iterations", _limit(min(rest, most)))
+    if method == "bicgstab" and products == torch.inf:
+        yield Choice("gmres", plain, "it does not break down")
+    limit = (products - spent) / PLAIN["minres"]
+    if (method == "minres" and limit >= 1) or (status is Status.INDEFINITE and limit > FEW):
+        yield Choice("minres", "no M", "A is symmetric and may be indefinite", _limit(limit))
+    return status
+
+
+def _limit(iterations: float) -> int | None:
+    return None if iterations == torch.inf else max(int(iterations), 1)
+
+
+def fitting(A: CSR) -> tuple[str, str]:
+    """An iterative method, and an M that costs nothing to make."""
+    diagonal, symmetric = numbers(A.diagonal()), symmetry("solve", A, None)
+    if symmetric:
+        return ("cg", "Jacobi") if bool((diagonal > 0).all()) else ("minres", "no M")
+    return "bicgstab", "Jacobi" if bool((diagonal != 0).all()) else "no M"
+
+
+def factor(A: CSR, method: str) -> str:
+    """The incomplete factor for a matrix that `method` fits."""
+    if method != "cg":
+        return "ILU0"
+    return "MIC0" if _modified(A) else "IC0"
+
+
+def _modified(A: CSR) -> bool:
+    """Does MIC(0) exist, and do better than IC(0)?
+
+    If a_ij <= 0 off the diagonal and no row sum is negative, its pivots are at least a_ii minus the |a_ij| of
+    earlier columns. Where that is almost zero in 4 to 16 % of the rows (coefficients that jump, graphs in
+    random order) MIC(0) needed up to 60 times the iterations of IC(0); the last row of a Laplacian does no
+    harm.
+    """
+    P, values, diagonal = A.pattern, numbers(A.values), numbers(A.diagonal())
+    if bool(((values > 0) & (P.row_indices != P.col_indices)).any()):
+        return False
+    rounding = 64 * torch.finfo(values.dtype).eps * diagonal
+    if not bool((A.with_values(values).sum(1) >= -rounding).all()):
+        return False
+    least = diagonal + A.with_values(torch.where(P.row_indices > P.col_indices, values, 0)).sum(1)
+    return bool(((least < 0.01 * diagonal).sum(-1) <= 0.01 * A.shape[0]).all())
+
+
+def preconditioner(name: str, A: CSR, M: Any) -> tuple[Any, str]:
+    """M, and words for it."""
+    if name == "no M":
+        return None, ""
+    if name == "given":
+        return M, "" if M is None else " with the given M"
+    plain = A.with_values(numbers(A.values))
+    if name == "Jacobi":
+        return Jacobi(plain), " with Jacobi"
+    make: Any = {"IC0": IC0, "MIC0": MIC0, "ILU0": ILU0}[name]
+    for shift in SHIFTS:
+        try:
+            made = make(plain, shift=shift)
+        except ValueError:  # a pivot is not positive, or zero
+            continue
+        return made, f" with {name}" + (f", shifted by {shift:g}" if shift else "")
+    return Jacobi(plain), " with Jacobi"
