@@ -17,6 +17,7 @@ from learnsolve._plain import outside_of_graphs
 from learnsolve.ops import _across
 from learnsolve.solvers.core.arguments import (
     check_b,
+    check_not_exported,
     check_operands,
     check_options,
     check_symmetric,
