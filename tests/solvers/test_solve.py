@@ -10,7 +10,8 @@ import scipy.sparse.linalg
 import torch
 
 import learnsolve as ls
-from learnsolve.solvers import ConvergenceWarning, SolverError, Status, _choices
+from learnsolve.solvers import ConvergenceWarning, SolverError, Status
+from learnsolve.solvers.core import choices
 from learnsolve.solvers.core.direct_cost import FACTORS, direct_cost
 
 RNG = np.random.default_rng(0)
@@ -158,13 +159,13 @@ def test_estimated_cost_of_a_direct_solve():
 def test_failing_attempts_cost_less_than_a_direct_solve(name, columns):
     A = matrix(CHOICES[name][0])
     b, spent = torch.ones(A.shape[0], columns, dtype=A.dtype), 0.0
-    attempts = _choices.choices(A, b, "auto", False)
+    attempts = choices.choices(A, b, "auto", False)
     choice = next(attempts)
     while choice.method != "direct":
         assert choice.maxiter is not None
         plain = choice.M in ("Jacobi", "no M")
-        spent += choice.maxiter * (_choices.PLAIN if plain else _choices.TRIANGULAR)[choice.method]
-        spent += 0 if plain else _choices.SETUP
+        spent += choice.maxiter * (choices.PLAIN if plain else choices.TRIANGULAR)[choice.method]
+        spent += 0 if plain else choices.SETUP
         choice = attempts.send(Status.MAX_ITERATIONS)
     assert 5 * A.nnz * columns * spent <= 0.66 * direct_cost(A.pattern)
 
@@ -173,7 +174,7 @@ def test_where_no_direct_solve_is_affordable_the_last_attempt_is_unlimited():
     n = 30_000
     S = sp.random_array((n, n), density=5 / n, rng=RNG)
     for T, last in ((S + 20 * sp.eye_array(n), "gmres"), (S + S.T + 20 * sp.eye_array(n), "cg")):
-        attempts = _choices.choices(matrix(T), torch.ones(n), "auto", False)
+        attempts = choices.choices(matrix(T), torch.ones(n), "auto", False)
         tried = [next(attempts)]
         with contextlib.suppress(StopIteration):
             while True:
