@@ -80,10 +80,11 @@ def solve(
     before it: all attempts together take about 0.65 of it, counted in products with A and never by a clock.
     A symmetric A with a positive diagonal gets `cg`, first with Jacobi's M, after 145 iterations with MIC(0)
     or IC(0), and `minres` once it is seen to be indefinite; another symmetric A `minres`; the rest `bicgstab`
-    with Jacobi's M, after 115 iterations with ILU(0). Each attempt starts where the last one came to. Where a
-    direct solve would take more than 100 s, A is singular or on a CUDA device (where M is Jacobi's), there
-    is none, and the last method, for a nonsymmetric A `gmres`, runs to its own limit. On 66 matrices this
-    takes at most about 3 times as long as the best method for each (`python -m benchmarks front_door`).
+    with Jacobi's M, after 125 iterations, or 60 if A is diagonally dominant, with ILU(0). Each attempt starts
+    from the x of the last. Where a direct solve would take more than 100 s, A is singular or on a CUDA device
+    (where M is Jacobi's), there is none, and the last method, for a nonsymmetric A `gmres`, runs to its own
+    limit. On 66 matrices all this takes at most 3 times as long as the best method for each
+    (`python -m benchmarks front_door`).
 
     Rows and columns that sum to zero, as those of graph Laplacians and of Neumann and periodic boundaries do,
     make A singular, with the constants as null vectors: "auto" then solves with null_space="constants",
