@@ -3,7 +3,7 @@
     python scripts/structure.py
 
 Imports inside functions and the faces of packages count, those under TYPE_CHECKING do not.
-`tests/test_structure.py` bounds what this prints.
+`tests/test_house.py` bounds what this prints.
 """
 
 from __future__ import annotations
