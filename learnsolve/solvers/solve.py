@@ -83,7 +83,7 @@ def solve(
     with Jacobi's M, after 125 iterations, or 60 if A is diagonally dominant, with ILU(0). Each attempt starts
     from the x of the last. Where a direct solve would take more than 100 s, A is singular or on a CUDA device
     (where M is Jacobi's), there is none, and the last method, for a nonsymmetric A `gmres`, runs to its own
-    limit. On 66 matrices all this takes at most 3 times as long as the best method for each
+    limit. On 66 matrices all this takes at most about 3 times as long as the best method for each
     (`python -m benchmarks front_door`).
 
     Rows and columns that sum to zero, as those of graph Laplacians and of Neumann and periodic boundaries do,

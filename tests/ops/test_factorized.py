@@ -130,11 +130,6 @@ def test_changed_values_are_refused():
     with pytest.raises(RuntimeError, match=r"factorized: the values of A were changed .* call factorized"):
         F(b)
     torch.testing.assert_close(ls.ops.factorized(A)(b), wanted / 2, rtol=1e-13, atol=0)
-    A = ls.CSR(VALUES.clone(), P)
-    F = ls.ops.factorized(A)
-    A.values = VALUES * 2
-    with pytest.raises(RuntimeError, match="changed"):
-        F(b)
 
 
 def test_a_step_of_an_optimiser_is_a_change():

@@ -41,9 +41,7 @@ def test_what_is_kept_follows_the_values():
     first = kept
     A.values.mul_(2)
     assert torch.equal(ls.ops.inverse_diagonal(A), first / 2)
-    A.values = A.values * 2
-    assert torch.equal(ls.ops.inverse_diagonal(A), first / 4)
-    assert torch.equal(ls.ops.inverse_diagonal(A.with_values(A.values * 2)), first / 8)
+    assert torch.equal(ls.ops.inverse_diagonal(A.with_values(A.values * 2)), first / 4)
     A.requires_grad_()
     assert ls.ops.inverse_diagonal(A).requires_grad
 

@@ -70,7 +70,7 @@ def test_derivatives():
         (torch.ones(4), {"dimensions": 0}, ValueError, "dimensions must be 1, 2 or 3, got 0"),
         (torch.ones(4), {"shift": math.inf}, ValueError, "shift must be finite"),
         (torch.ones(4), {"shift": torch.ones(())}, TypeError, "shift must be a number"),
-        (torch.ones(4, dtype=torch.complex64), {}, TypeError, "kh must be float32 or float64"),
+        (torch.ones(4, dtype=torch.complex64), {}, TypeError, "kh must be real, got torch.complex64"),
     ],
 )
 def test_errors(kh, options, error, words):

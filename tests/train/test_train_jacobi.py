@@ -269,7 +269,7 @@ def test_weights_that_diverge_when_repeated_are_called_so(run, no_pictures, caps
         (
             ("--sweeps", 5, "--hard_fraction", 0.1),
             "5 sweeps leave of the hardest vectors",
-            "loss per vector, residual after 50 sweeps",
+            "loss per vector, convergence factor",
         ),
         (("--steps", 5), None, None),  # still near weight 1, which has the better factor of all
     ],
