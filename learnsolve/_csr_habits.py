@@ -26,6 +26,16 @@ _INSTEAD = {
 }
 
 
+class _Missing:
+    """An attribute that a matrix does not have, with what to write instead."""
+
+    def __init__(self, name: str, remedy: str):
+        self.message = f"CSR: a matrix has no attribute {name!r}; write {remedy}"
+
+    def __get__(self, A: Any, owner: Any) -> Any:
+        raise AttributeError(self.message)
+
+
 class Habits:
     """Mixed into `CSR`."""
 
@@ -57,10 +67,11 @@ class Habits:
     __array_ufunc__ = None  # NumPy leaves `array * A` to __rmul__
 
     if not TYPE_CHECKING:  # type checkers would find every attribute, and take a CSR for an array
+        # No __getattr__, which would slow every other attribute down.
+        locals().update({name: _Missing(name, remedy) for name, remedy in _INSTEAD.items()})
 
-        def __getattr__(self, name: str) -> Any:
-            remedy = f"; write {_INSTEAD[name]}" if name in _INSTEAD else ""
-            raise AttributeError(f"CSR: a matrix has no attribute {name!r}{remedy}")
+        def __dir__(self) -> list[str]:
+            return sorted(set(super().__dir__()) - set(_INSTEAD))
 
         def __array__(self, *_: Any, **__: Any) -> Any:
             # Else NumPy would make an array of one object.

@@ -95,11 +95,10 @@ def _joined(A: Any, parts: list[_Part], blocks: list[Tensor], b: Tensor) -> Tens
 def at_once(method: Any, system: System, maxiter: int, gradient: str) -> Outcome | None:
     """All of a fixed number of iterations as one differentiable operation, with the exact gradient of those
     that ran; None where it does not take the system."""
-    if gradient == "implicit" or not takes_at_once(method, system):
+    parts = None if gradient == "implicit" else parts_at_once(method, system)
+    if parts is None:
         return None
-    A, b, x0 = system.A, system.b, system.x0
-    parts, outs = _parts(A, system.M, b), []
-    assert parts is not None
+    A, b, x0, outs = system.A, system.b, system.x0, []
     start = None if x0 is None else torch.where(size(b) == 0, 0, x0)  # the solution of A x = 0 is zero
     for part in parts:
         columns = part.of(b)
@@ -112,26 +111,30 @@ def at_once(method: Any, system: System, maxiter: int, gradient: str) -> Outcome
         )  # fmt: skip
     xs, histories, states = (list(ts) for ts in zip(*outs, strict=True))
     x = _joined(A, parts, xs, b)
+    norms, status = histories[0], states[0]
     if parts[0].block is not None:
         norms, status = torch.stack(histories), torch.stack(states)
-    else:
+    elif b.dim() > 3:
         norms, status = (t.reshape(*b.shape[:-2], *t.shape[-2:]) for t in (histories[0], states[0]))
     why, when = status.unbind(-2)
+    if not _device_analysis.here(b) and why.numel() and not why.any():  # all ran to the end
+        return Outcome(x, norms, torch.full_like(why, CODE[Status.MAX_ITERATIONS]), "", COMPILED)
     codes = _codes_of(why)
     codes = torch.where(codes <= 0, CODE[Status.MAX_ITERATIONS], codes)  # there was no tolerance to meet
     codes = torch.where(norms[..., 0, :].detach() == 0, CODE[Status.CONVERGED], codes)
-    if not _device_analysis.here(b) and why.numel() and why.any():
+    if not _device_analysis.here(b) and why.numel():
         ran = torch.where(why == Stop.RUNNING, maxiter, when)
         norms = norms[..., : 1 + int(ran.max()), :]
     return Outcome(x, norms, codes, "", COMPILED)
 
 
-def takes_at_once(method: Any, system: System) -> bool:
+def parts_at_once(method: Any, system: System) -> list[_Part] | None:
+    """What `at_once` takes a system as; None where it does not."""
     fits = getattr(method, "compiled", False) and not method.flexible
     if not fits or not system.criterion.never or system.callback is not None:
-        return False
+        return None
     parts = _parts(system.A, system.M, system.b)
-    return parts is not None and all(part.form.kind != M_APART for part in parts)
+    return None if parts is None or any(part.form.kind == M_APART for part in parts) else parts
 
 
 def fitting_cg(method: Any, system: System) -> CompiledCG | None:

@@ -55,9 +55,10 @@ class Problem:
         )
         system, from_range = projected(system, self.null)
         with _across.over(_across.of(self.A)):
-            system, from_units = scaled(system, self.method)
+            size_A = self.A.size()
+            system, from_units = scaled(system, self.method, size_A)
             out = from_units(iterate(self.method, system, self.maxiter, self.gradient))
-            return from_range(_finite(self.A.size(), out))
+            return from_range(_finite(size_A, out))
 
     def linear(self, b: Tensor, what: str, ended: Report) -> Tensor:
         return gradient.linear(self, b, what, ended)

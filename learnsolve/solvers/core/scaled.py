@@ -16,7 +16,7 @@ from torch import Tensor
 
 from learnsolve.ops import _across
 from learnsolve.ops._across import across
-from learnsolve.solvers.core.advance_cg import takes_at_once
+from learnsolve.solvers.core.advance_cg import parts_at_once
 from learnsolve.solvers.core.operators import Operator, compiled_form, source
 from learnsolve.solvers.core.report import judged
 from learnsolve.solvers.core.system import Outcome, System
@@ -27,15 +27,15 @@ from learnsolve.solvers.solution import CODE, Iteration, Status
 ORDINARY = {torch.float32: 20, torch.float64: 150}
 
 
-def scaled(system: System, method: Any) -> tuple[System, Any]:
+def scaled(system: System, method: Any, size_A: Tensor | None) -> tuple[System, Any]:
     """The system in units, and the way back of its outcome; the system itself where sizes are ordinary. A
     device that is not waited for gets units whatever they are, and for the compiled loop of cg those of b
     alone, since M would have to be scaled in its own form."""
     b, criterion = system.b, system.criterion
-    if system.unattended and takes_at_once(method, system):
+    if system.unattended and parts_at_once(method, system):
         units = _of_right_hand_side(b)
     else:
-        units = _choose(system.A.size(), b, criterion.negligible, system.unattended)
+        units = _choose(size_A, b, criterion.negligible, system.unattended)
     if units is None:
         return system, lambda out: out
     of_x, of_b = units.of_x, units.of_b
