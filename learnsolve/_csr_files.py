@@ -7,7 +7,7 @@ import os
 
 from torch import Tensor
 
-from learnsolve import _arrivals, _safetensors
+from learnsolve import _arrivals, _files
 from learnsolve.pattern import SparsityPattern
 
 _NAMES = {"values", "crow_indices", "col_indices"}
@@ -20,11 +20,11 @@ def save(path: str | os.PathLike[str], values: Tensor, pattern: SparsityPattern)
         "col_indices": pattern.col_indices,
     }
     about = json.dumps({"format": 1, "matrix": "CSR", "shape": pattern.shape})
-    _safetensors.write("CSR.save", path, tensors, {"learnsolve": about})
+    _files.write_tensors("CSR.save", path, tensors, {"learnsolve": about})
 
 
 def load(path: str | os.PathLike[str]) -> tuple[Tensor, SparsityPattern]:
-    tensors, header = _safetensors.read("CSR.load", path)
+    tensors, header = _files.read_tensors("CSR.load", path)
     shape = _shape(path, header)
     if tensors.keys() != _NAMES:
         raise ValueError(f"CSR.load: {path} is damaged, it must hold {sorted(_NAMES)}, got {sorted(tensors)}")

@@ -67,8 +67,6 @@ class Habits:
     __array_ufunc__ = None  # NumPy leaves `array * A` to __rmul__
 
     if not TYPE_CHECKING:  # type checkers would find every attribute, and take a CSR for an array
-        # No __getattr__, which would slow every other attribute down.
-        locals().update({name: _Missing(name, remedy) for name, remedy in _INSTEAD.items()})
 
         def __dir__(self) -> list[str]:
             return sorted(set(super().__dir__()) - set(_INSTEAD))
@@ -88,3 +86,7 @@ class Habits:
                 "A.with_values(torch.nn.Parameter(A.values)) one whose values are a parameter held elsewhere"
             )
         super().__setattr__(name, value)
+
+
+for _name, _remedy in _INSTEAD.items():  # no __getattr__, which would slow every other attribute down
+    setattr(Habits, _name, _Missing(_name, _remedy))

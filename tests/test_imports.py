@@ -23,7 +23,7 @@ LAYERS = [
         "_files",
         "_immutable",
     ],
-    ["_device_analysis", "_safetensors", "_buffer_limit"],
+    ["_device_analysis", "_buffer_limit"],
     ["_planned", "_pattern_checks"],
     ["_arrivals"],
     ["config", "pattern", "_scipy"],

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from learnsolve import _safetensors
+from learnsolve import _files
 from learnsolve.preconditioners._saved import CLASSES, DTYPES, Saved
 
 
@@ -51,7 +51,7 @@ def load(path: str | Path, *, device: torch.device | str = "cpu") -> Saved:
     True
     """
     other = "it is not the file of a network; take model.safetensors of a run"
-    tensors, header = _safetensors.read("load", path)
+    tensors, header = _files.read_tensors("load", path)
     about = header.get("learnsolve")
     if about is None:
         raise ValueError(f"load: {path} has no settings of a network, {other}")

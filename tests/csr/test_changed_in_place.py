@@ -164,7 +164,9 @@ CALLS = {
 
 def test_no_public_call_is_forgotten():
     assert set(OPS) == set(ls.ops.__all__)
-    assert set(METHODS) == {name for name in dir(ls.CSR) if not name.startswith("_")}
+    assert set(METHODS) == {
+        name for name in dir(ls.CSR) if not name.startswith("_") and hasattr(ls.CSR, name)
+    }
 
 
 def tensors(result):
