@@ -262,6 +262,30 @@ def test_weights_that_diverge_when_repeated_are_called_so(run, no_pictures, caps
     assert "sweeps with these weights diverge" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("options", "trained", "lost"),
+    [
+        ((), "one sweep leaves", "convergence factor, residual after 50 sweeps"),
+        (
+            ("--sweeps", 5, "--hard_fraction", 0.1),
+            "5 sweeps leave of the hardest vectors",
+            "loss per vector, convergence factor",
+        ),
+        (("--steps", 5), None, None),  # near weight 1 the factor and the residual are the best of the table
+    ],
+)
+def test_the_report_says_what_was_trained_where_a_constant_weight_is_better(
+    run, no_pictures, capsys, options, trained, lost
+):
+    run(*options)
+    text = capsys.readouterr().out
+    if trained is None:
+        assert "trained only for" not in text
+    else:
+        assert f"trained only for the energy that {trained}; a constant weight is better in" in text
+        assert text.split("what was not trained: ")[1].startswith(f"{lost}.\n")
+
+
 def test_a_million_unknowns_fit():
     settings = JacobiSettings(test_vectors=1)
     settings.problem.shape = 1_000_000

@@ -28,6 +28,7 @@ from learnsolve.recipes.harness.plots import (
 )
 from learnsolve.recipes.harness.problem import describe, facts, grid_of
 from learnsolve.recipes.jacobi.closed_form import optimal_weights
+from learnsolve.recipes.jacobi.summary import summary, sweeps_leave
 
 if TYPE_CHECKING:
     from learnsolve.recipes.jacobi import JacobiRecipe
@@ -117,13 +118,6 @@ def outcome_of(recipe: JacobiRecipe) -> Outcome:
         rows.append([name, loss, factor, reduction])
     weight = recipe.weight.detach()
     best = everything.get("closed form")
-    sentence = sentence_of(recipe)
-    learned = compared["learned"]["convergence_factor"]
-    if learned is None or learned > 1:
-        sentence += (
-            f" Repeated beyond the {recipe.settings.sweeps} in the loss, sweeps with these weights diverge; "
-            "train with more --sweeps."
-        )
     numbers = {
         "problem": facts(recipe.settings.problem, recipe.A),
         "loss_is": "e^T A e after the sweeps, mean over test vectors e from N(0, I)",
@@ -132,29 +126,7 @@ def outcome_of(recipe: JacobiRecipe) -> Outcome:
     }
     constants = {name: w for name, w in everything.items() if not isinstance(w, Tensor)}
     data = {"curves": curves, "closed form": best, "constants": constants, "errors": errors, "each": each}
-    return Outcome(numbers, columns, rows, sentence, data)
-
-
-def sentence_of(recipe: JacobiRecipe) -> str:
-    """One sentence, from the numbers."""
-    weight = recipe.weight.detach().cpu()
-    grid = grid_of(recipe.settings.problem)
-    low, high = float(weight.min()), float(weight.max())
-    if high - low < 1e-3 * abs(high):
-        return f"All rows carry about the same weight, {float(weight.mean()):.3f}."
-    if grid and min(grid) >= 3:
-        field = weight.reshape(grid)
-        interior = torch.zeros(grid, dtype=torch.bool)
-        interior[(slice(1, -1),) * len(grid)] = True
-        edge, middle = float(field[~interior].mean()), float(field[interior].mean())
-        where = "The two ends" if len(grid) == 1 else "Points beside the boundary"
-        if abs(edge - middle) > 0.2 * (high - low):
-            size = "larger" if edge > middle else "smaller"
-            return f"{where} carry the {size} weights ({edge:.3f} against {middle:.3f} inside, on average)."
-    return (
-        f"The weights lie between {low:.3f} (row {int(weight.argmin())}) and {high:.3f} "
-        f"(row {int(weight.argmax())}), {float(weight.median()):.3f} in the middle."
-    )
+    return Outcome(numbers, columns, rows, summary(recipe, columns, rows), data)
 
 
 def figures_of(recipe: JacobiRecipe, history: History, outcome: Outcome) -> Iterator[tuple[str, Any]]:
@@ -185,10 +157,9 @@ def figures_of(recipe: JacobiRecipe, history: History, outcome: Outcome) -> Iter
 
 def energy_figure(recipe: JacobiRecipe, outcome: Outcome) -> Any:
     """A bar for each choice of weights, and a dot for each held-out vector."""
-    sweeps, constants = recipe.settings.sweeps, outcome.data["constants"]
-    after = "one sweep" if sweeps == 1 else f"{sweeps} sweeps"
+    constants = outcome.data["constants"]
     figure, axes = new_figure(
-        f"Error that {after} leave{'s' * (sweeps == 1)}, {describe(recipe.settings.problem)}",
+        f"Error that {sweeps_leave(recipe)}, {describe(recipe.settings.problem)}",
         r"$\|e\|_A$ relative to before, held-out vectors",
         "",
     )
