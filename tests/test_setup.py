@@ -1,7 +1,9 @@
 """The message of `import learnsolve` when it cannot work, and that every instruction set works."""
 
 import json
+import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -77,6 +79,27 @@ def test_an_unknown_instruction_set_is_refused():
     assert message.startswith("ImportError: LEARNSOLVE_ISA must be one of ")
     assert all(name in message for name in _library.instruction_sets())
     assert "nonsense" in message
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("variants", "seconds"), [("native", 110), ("all", 300)])
+def test_a_build_says_what_it_compiles_and_how_long_that_takes(tmp_path, variants, seconds):
+    pybind11 = pytest.importorskip("pybind11")
+    cmake = shutil.which("cmake", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if cmake is None:
+        pytest.skip("no cmake here")
+    options = [f"-DPython_EXECUTABLE={sys.executable}", f"-Dpybind11_DIR={pybind11.get_cmake_dir()}"]
+    done = subprocess.run(
+        [cmake, "-S", PACKAGE.parent, "-B", tmp_path, *options],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "LEARNSOLVE_ISA_VARIANTS": variants, "LEARNSOLVE_CUDA": "0"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "building the CPU operators only" in done.stdout
+    minutes, cores = re.findall(r"takes about (\d+) min on (\d+) cores", done.stdout)[0]
+    assert int(minutes) == math.ceil(seconds // int(cores) / 60)
 
 
 @pytest.mark.parametrize(

@@ -271,7 +271,7 @@ def test_weights_that_diverge_when_repeated_are_called_so(run, no_pictures, caps
             "5 sweeps leave of the hardest vectors",
             "loss per vector, convergence factor",
         ),
-        (("--steps", 5), None, None),  # still near weight 1, which has the better factor of all
+        (("--steps", 5), None, None),  # near weight 1 the factor and the residual are the best of the table
     ],
 )
 def test_the_report_says_what_was_trained_where_a_constant_weight_is_better(
