@@ -139,7 +139,7 @@ def test_looks_at_the_compiled_loop_of_cg(cuda):
         waits.clear()
         iterations = S.cg(A, b, rtol=1e-8).iterations
         S.set_check_every(None)
-        return iterations, sum("pcg.py" in wait for wait in waits)
+        return iterations, sum("loop.py" in wait for wait in waits)
 
     n, at_32 = looks(None)
     assert 32 < n < 64

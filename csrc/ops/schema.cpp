@@ -172,12 +172,12 @@ STABLE_TORCH_LIBRARY(learnsolve, m) {
       "Tensor[] forward, Tensor? gx, Tensor? gnorms, Tensor[] sums, int[] needs) -> "
       "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   // Up to `iterations` of a method for one column, on the CPU: 0 minres, 1 bicgstab, 2 gmres, from its state,
-  // vectors and scalars in the order of learnsolve/solvers/core/advance.py. M: diag(diagonal), or none; of gmres
-  // one iteration may have M times its last vector as one more vector. They end after a norm of the residual
-  // at or below `level` or above `limit`, and before an iteration that breaks down or leaves the finite
-  // numbers. Returns the vectors (for that one iteration x, r and those that are new), the scalars, the
-  // norms, and as int64 how many iterations ran and how many of gmres since its last restart: as many vectors
-  // are used of the room.
+  // vectors and scalars in the order of learnsolve/solvers/core/advance.py. M: diag(diagonal), or none; of
+  // gmres one iteration may have M times its last vector as one more vector. They end after a norm of the
+  // residual at or below `level` or above `limit`, and before an iteration that breaks down or leaves the
+  // finite numbers. Returns the vectors (for that one iteration x, r and those that are new), the scalars,
+  // the norms, and as int64 how many iterations ran and how many of gmres since its last restart: as many
+  // vectors are used of the room.
   m.def(
       "csr_krylov(Tensor[] A, Tensor values, int method, Tensor? diagonal, Tensor b, Tensor[] vectors, "
       "Tensor[] scalars, float level, float limit, int iterations, int restart) -> (Tensor, Tensor, Tensor, "

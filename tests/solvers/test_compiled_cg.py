@@ -168,7 +168,7 @@ def test_norms_of_a_column_that_is_done_are_true_ones(used):
     assert used == [True]
     assert solution.statuses[0].name == "CONVERGED"
     norms = solution.residual_norms[:, 0]
-    true = torch.linalg.vector_norm(b[:, 0] - A @ solution.x[:, 0])
+    true = torch.linalg.vector_norm((b - A @ solution.x)[:, 0])  # in the rounding of the product that judged
     done = (norms <= 1e-4 * norms[0]).nonzero().min()
     assert done < solution.iterations - 50
     assert torch.allclose(norms[done:], true, rtol=1e-5, atol=0)

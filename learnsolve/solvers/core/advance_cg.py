@@ -276,7 +276,7 @@ def _forms_of_blocks(A: Blocks, M: Any, b: Tensor) -> list[_Form] | None:
 def _codes_of(why: Tensor) -> Tensor:
     """Codes of the loop for the `Stop` of each column."""
     if why.is_cpu:
-        return _CODES[why]
+        return _CODES.take(why)
     # The table would have to be moved to the device, which waits for it.
     codes = torch.zeros_like(why)
     for stop, code in _CODE.items():
