@@ -87,7 +87,7 @@ def bicgstab(
     Parameters
     ----------
     A : CSR, BlockBatch, LinearOperator or callable, shape (n, n), as for `cg`; any nonsingular matrix
-    b : Tensor, shape (n,) or (..., n, k)
+    b : Tensor or NumPy array, shape (n,) or (..., n, k)
     x0 : as for `cg`
     options : shared keywords
 

@@ -69,8 +69,8 @@ def cg(
     ----------
     A : CSR, shape (n, n), values (..., nnz); or a `BlockBatch`, of which each block is a system; or a
         scipy.sparse.linalg.LinearOperator; or a callable x -> A x on tensors of b's shape
-    b : Tensor, shape (n,) or (..., n, k). Each of the k columns stops on its own.
-    x0 : Tensor of b's shape; zero if not given
+    b : Tensor or NumPy array, shape (n,) or (..., n, k). Each of the k columns stops on its own.
+    x0 : like b; zero if not given
     M : an approximation of A^-1, symmetric positive definite: callable r -> M r, CSR or LinearOperator; for a
         `BlockBatch` also a list of one a block. A torch.nn.Module must say that it is, by an attribute
         symmetric = True; else use `fcg`

@@ -1,5 +1,9 @@
 """Matrices of SciPy and torch, NumPy vectors and SciPy's result, as solvers and preconditioners take them."""
 
+import inspect
+import re
+import typing
+
 import numpy as np
 import pytest
 import scipy.sparse
@@ -7,6 +11,7 @@ import scipy.sparse.linalg
 import torch
 
 import learnsolve as ls
+from learnsolve._conversion import TensorLike
 
 A = ls.problems.poisson((4, 4))
 S, D = A.to_scipy(), A.to_dense()
@@ -53,6 +58,29 @@ def test_every_solver_takes_them(name):
     x = SOLVERS[name](S, B, np.ones(16)).x
     expected = SOLVERS[name](A, torch.from_numpy(B), torch.ones(16, dtype=torch.float64)).x
     assert torch.equal(x, expected)
+
+
+def described(name, argument):
+    """What the docstring of a solver, or the one that it refers to, says of an argument."""
+    entries = re.findall(r"^    (\w+(?:, \w+)*) : (.*)", getattr(ls.solvers, name).__doc__, re.MULTILINE)
+    (text,) = (text for names, text in entries if argument in names.split(", "))
+    other = re.fullmatch(r"as for `(\w+)`", text)
+    return described(other[1], argument) if other else text
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name, f in inspect.getmembers(ls.solvers, inspect.isfunction)
+        if "x0" in inspect.signature(f).parameters
+    ],
+)
+def test_types_and_docstrings_of_every_solver_say_that_b_and_x0_may_be_arrays(name):
+    hints = typing.get_type_hints(getattr(ls.solvers, name))
+    assert (hints["b"], hints["x0"]) == (TensorLike, TensorLike | None)
+    assert described(name, "b").startswith("Tensor or NumPy array, shape")
+    assert described(name, "x0").startswith(("Tensor or NumPy array, shape", "like b"))
 
 
 @pytest.mark.parametrize("M", [S, A.to_torch(), D], ids=["scipy", "tensor", "dense"])
