@@ -1,14 +1,18 @@
 """Sphinx: formulas as MathML, which browsers draw themselves: without a script, a font or a network."""
 
+import re
+
 from docutils import nodes
 from latex2mathml.converter import convert
 from sphinx.util import logging
 
 LOGGER = logging.getLogger(__name__)
+# A minus after =, ( or ≈ is a sign; browsers by themselves take it for one only at the start of a formula.
+SIGN = re.compile("((?:&#x0003D;|&#x00028;|&#x02248;)</mo><mo)(>&#x02212;)")
 
 
 def mathml(latex: str, node: nodes.Element, display: str) -> str:
-    found = convert(latex, display=display)
+    found = SIGN.sub(r'\1 form="prefix"\2', convert(latex, display=display))
     if "\\" in found:  # a command that the converter leaves as it is
         LOGGER.warning("no MathML for the formula %s", latex, location=node)
     return found

@@ -1,8 +1,8 @@
-r"""
+"""
 A coefficient from measurements
 ===============================
 
-:math:`-\nabla \cdot (\kappa \nabla u) = 1`; which :math:`\kappa` makes the solution that was measured?
+Which coefficient κ of -∇·(κ∇u) = 1 has the solution that was measured?
 """
 
 import matplotlib.pyplot as plt

@@ -2,8 +2,9 @@ r"""
 A sparse approximate inverse
 ============================
 
-:math:`M = G G^T + \epsilon I` on a pattern of one's choice, by :math:`\|A M - I\|_F^2`: sparse
-products alone.
+A matrix M on a given pattern, trained to make A M close to the identity, by sparse products alone.
+
+:math:`M = G G^T + \epsilon I`; the loss is :math:`\|A M - I\|_F^2`.
 """
 
 import matplotlib.pyplot as plt
