@@ -12,7 +12,7 @@ from learnsolve.csr import CSR
 from learnsolve.ops.block_batch import BlockBatch
 from learnsolve.solvers.core.blocks import Blocks
 from learnsolve.solvers.core.functions import Function, Watched
-from learnsolve.solvers.core.operators import Operator
+from learnsolve.solvers.core.operators import Operator, as_operator
 from learnsolve.solvers.options import Options
 
 GRADIENTS = ("implicit", "unrolled", "checkpointed")
@@ -20,6 +20,18 @@ _HOW_TO_DETACH = {
     "M": " (a module: M.requires_grad_(False); a preconditioner: make it of detached tensors)",
     "x0": " (x0.detach())",
 }
+
+
+def check_system(
+    name: str, A: Any, b: Any, x0: Any, options: Options, symmetric: bool
+) -> tuple[Operator, torch.Size]:
+    """A as the loops see it, and its batch axes."""
+    check_b(name, b)
+    check_options(name, options)
+    operator = as_operator(name, A, b, options.transpose, tuple(options.parameters), symmetric, blocks=True)
+    batch = check_operands(name, A, b)
+    check_x0(name, x0, b)
+    return operator, batch
 
 
 def check_b(name: str, b: Any) -> None:
@@ -110,13 +122,9 @@ def refuse_what_has_no_implicit_gradient(
             'gradient="implicit", or use gradient="unrolled"'
         )
         A.apply = Watched(A.apply, error, A.parameters)
-    if x0 is not None and x0.requires_grad:
-        raise no_implicit_gradient(name, "x0")
     sources = (*A.parameters, *(A.batch._sources if isinstance(A, Blocks) else ()))
-    own = {id(p) for p in sources}
-    if _learns(given_M, own):
-        raise no_implicit_gradient(name, "M")
-    if _learns(adjoint_M, own):
+    refuse_what_learns(name, x0, given_M, sources)
+    if _learns(adjoint_M, sources):
         raise ValueError(
             f"{name}: adjoint_M requires grad, but neither a converged solution nor its gradient depends on "
             f"it; detach it{_HOW_TO_DETACH['M'].replace('M.', 'adjoint_M.')}"
@@ -124,6 +132,14 @@ def refuse_what_has_no_implicit_gradient(
     if M is None or isinstance(given_M, CSR) or _tracked(given_M):
         return M
     return Watched(M, no_implicit_gradient(name, "M"))
+
+
+def refuse_what_learns(name: str, x0: Tensor | None, M: Any, sources: tuple[Tensor, ...]) -> None:
+    """`sources`: what A is made of."""
+    if x0 is not None and torch.is_grad_enabled() and x0.requires_grad:
+        raise no_implicit_gradient(name, "x0")
+    if torch.is_grad_enabled() and _learns(M, sources):
+        raise no_implicit_gradient(name, "M")
 
 
 def _tracked(M: Any) -> list[Tensor]:
@@ -134,10 +150,10 @@ def _tracked(M: Any) -> list[Tensor]:
     return [t for t in named if t.requires_grad]
 
 
-def _learns(M: Any, own: set[int]) -> bool:
+def _learns(M: Any, sources: tuple[Tensor, ...]) -> bool:
     """A preconditioner computed from A itself does not: the solution depends on A only."""
-    kept = own if hasattr(M, "made_of") else ()
-    return any(id(t) not in kept for t in _tracked(M))
+    cached = sources if hasattr(M, "made_of") else ()
+    return any(all(t is not source for source in cached) for t in _tracked(M))
 
 
 def check_not_exported(name: str) -> None:

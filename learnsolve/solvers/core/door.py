@@ -16,12 +16,9 @@ from learnsolve._inputs import operands
 from learnsolve._plain import outside_of_graphs
 from learnsolve.ops import _across
 from learnsolve.solvers.core.arguments import (
-    check_b,
     check_not_exported,
-    check_operands,
-    check_options,
     check_symmetric,
-    check_x0,
+    check_system,
     refuse_what_has_no_implicit_gradient,
 )
 from learnsolve.solvers.core.blocks import Blocks, Columns, joined, systems_of
@@ -29,7 +26,7 @@ from learnsolve.solvers.core.criterion import ResidualNorm
 from learnsolve.solvers.core.gradient import implicit, unrolled
 from learnsolve.solvers.core.graph import traced_solve
 from learnsolve.solvers.core.loop import Method
-from learnsolve.solvers.core.operators import Matrix, as_operator, as_preconditioner
+from learnsolve.solvers.core.operators import Matrix, as_preconditioner
 from learnsolve.solvers.core.problem import Problem
 from learnsolve.solvers.core.projected import null_space
 from learnsolve.solvers.options import Options
@@ -52,20 +49,14 @@ def solve(
     or else runs without one.
     """
     if torch.compiler.is_dynamo_compiling():
-        traced = traced_solve(name, A, b, x0, options, symmetric, getattr(method, "restart", 0))
-        return (
-            traced
-            if traced is not None
-            else _outside(name, method, A, b, x0, options, symmetric, transposed_M)
-        )
+        traced = traced_solve(name, method, A, b, x0, options, symmetric)
+        if traced is None:
+            return _outside(name, method, A, b, x0, options, symmetric, transposed_M)
+        return traced
     check_not_exported(name)
     start = time.perf_counter()
     A, b, x0 = operands(name, A, b, x0)
-    check_b(name, b)
-    check_options(name, options)
-    operator = as_operator(name, A, b, options.transpose, tuple(options.parameters), symmetric, blocks=True)
-    batch = check_operands(name, A, b)
-    check_x0(name, x0, b)
+    operator, batch = check_system(name, A, b, x0, options, symmetric)
     layout = operator.layout if isinstance(operator, Blocks) else None
     columns = Columns(b.dim() == 1, batch, layout)
     B, X0 = columns.into(b), None if x0 is None else columns.into(x0)

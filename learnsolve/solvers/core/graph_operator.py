@@ -1,20 +1,20 @@
-"""A whole solve as one operation of the graph that `torch.compile` or `torch.export` traces.
+"""A whole solve as one operator of the graph that `torch.compile` or `torch.export` traces.
 
-How often a solve iterates depends on its numbers, so that its loop cannot be traced. The operation runs the
+How often a solve iterates depends on its numbers, so that its loop cannot be traced. The operator runs the
 solver itself, outside of what is traced, on the tensors that A and M consist of: hence M must have a compiled
 form (`pcg_form`: none, a diagonal, a factor). What does not converge warns when the graph runs, or raises
-with `throw`, as a solve outside of a graph does. Its adjoint is one operation more: to a tolerance the
+with `throw`, as a solve outside of a graph does. Its gradient is one operator more: to a tolerance the
 adjoint solve, for a fixed number of iterations the same iterations again, recorded.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from learnsolve import _arrivals
 from learnsolve.csr import CSR
-from learnsolve.ops._autograd import Operation
 from learnsolve.ops._pcg_preconditioner import KINDS
 from learnsolve.ops._pcg_unfused import applied
 from learnsolve.ops._product import sampled
@@ -23,279 +23,159 @@ from learnsolve.pattern import SparsityPattern
 from learnsolve.solvers.core.projected import CONSTANTS
 from learnsolve.solvers.core.report import quiet, report
 from learnsolve.solvers.options import SOLVERS
+from learnsolve.solvers.solution import Solution
 
-_RECENT = 8  # patterns that calls have met, which are not analysed again
+_RECENT = 8  # patterns of earlier calls, which are not analyzed again
 _recent: list[SparsityPattern] = []
-
-
-def opaque(
-    values: Tensor,
-    b: Tensor,
-    x0: Tensor | None,
-    m: Tensor | None,
-    null: tuple[Any, ...],
-    pattern: SparsityPattern,
-    factor: SparsityPattern | None,
-    call: tuple,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """x, norms, codes and the number of iterations of a solve. Not checked.
-
-    `call`: the solver's name and `restart` (0: it has none), kind of M, rtol, atol, maxiter, whether it is
-    for a fixed number (all norms, of which columns that have stopped keep the last, and a gradient of the
-    iterations) or to a tolerance (the first norm and the last, and the implicit gradient), throw, rtol and
-    maxiter of the adjoint solve. `null`: the null space of A, or those of A and A^T, each a tensor or
-    "constants"; empty for a regular A.
-    """
-    X = values.new_empty(0) if x0 is None else x0.view_as(x0)
-    M = values.new_empty(0) if m is None else m.view_as(m)
-    # One tensor for each of the two null spaces, and what they are in one word.
-    given = [isinstance(its, Tensor) for its in null]
-    N, N_left = (null[i].detach() if i < len(null) and given[i] else values.new_empty(0) for i in range(2))
-    kinds = ",".join("given" if its else CONSTANTS for its in given)
-    return _Solve.traced.apply(values, b, X, M, N, N_left, pattern, factor, x0 is None, (*call, kinds))
-
-
-class _Solve(Operation):
-    """`opaque`, with its gradient."""
-
-    @staticmethod
-    def forward(values, b, x0, m, N, N_left, pattern, factor, from_zero, call):
-        return _solve(values, b, x0, m, N, N_left, *_arguments(pattern, factor), from_zero, *call)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        *operands, pattern, factor, from_zero, call = inputs
-        ctx.constants = (pattern, factor, from_zero, call)
-        fixed = call[6]
-        ctx.mark_non_differentiable(*output[2 if fixed else 1 :])
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*operands, output[0])
-
-    @staticmethod
-    def backward(ctx, gx, gnorms, *_):  # type: ignore[override]
-        values, b, x0, m, N, N_left, x = ctx.saved_tensors
-        pattern, factor, from_zero, call = ctx.constants
-        given, fixed = _arguments(pattern, factor), call[6]
-        rest = (None,) * 6
-        if gx is None and gnorms is None:
-            return (None,) * 4 + rest
-        needs = list(ctx.needs_input_grad[:4])
-        if fixed:
-            grads = _again(values, b, x0, m, N, N_left, gx, gnorms, *given, from_zero, needs, *call)
-            return (*(g if need else None for g, need in zip(grads, needs, strict=True)), *rest)
-        y = _adjoint(values, gx, m, N, N_left, *given, *call)
-        u, w = (t.unsqueeze(-1) if b.dim() == 1 else t for t in (y.neg(), x))
-        of_A = sampled(u, w, pattern).sum_to_size(values.shape) if needs[0] else None
-        return of_A, y.sum_to_size(b.shape) if needs[1] else None, None, None, *rest
-
-
-def _arguments(pattern: SparsityPattern, factor: SparsityPattern | None) -> tuple[list[Tensor], int]:
-    """Patterns as an operator takes them: arrays of A, and of the factor of M with its columns."""
-    arrays = [*pattern._structure(False)[:2]]
-    return (arrays, 0) if factor is None else ([*arrays, *factor._structure(False)[:2]], factor.shape[1])
-
-
 _TAGS = (torch.Tag.cudagraph_unsafe,)
 
 
-@torch.library.custom_op("learnsolve_graph::solve", mutates_args=(), tags=_TAGS)
-def _solve(
-    values: Tensor,
-    b: Tensor,
-    x0: Tensor,
-    m: Tensor,
-    N: Tensor,
-    N_left: Tensor,
-    arrays: list[Tensor],
-    factor_columns: int,
-    from_zero: bool,
-    name: str,
-    restart: int,
-    kind: str,
-    rtol: float,
-    atol: float,
-    maxiter: int,
-    fixed: bool,
-    throw: bool,
-    adjoint_rtol: float,
-    adjoint_maxiter: int,
-    null: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """A solve (`opaque`)."""
-    A, M = _matrices(values, m, arrays, factor_columns, kind)
-    keywords = {"rtol": rtol, "atol": atol, "maxiter": maxiter, **_own(restart, null, N, N_left)}
-    start = None if from_zero else x0.detach()
-    with torch.no_grad(), quiet():
+class Call(NamedTuple):
+    """A solve without its tensors. The list of tensors has A's values, b, x0 unless `from_zero`, m unless
+    `kind` is "none", the null vectors that are "given", A's pattern, and that of the factor of M if there is
+    one.
+
+    `fixed`: a fixed number of iterations, with all norms, of which columns that have stopped keep the last,
+    and the gradient of the iterations. Otherwise to a tolerance, with the first norm and the last, and the
+    implicit gradient.
+    """
+
+    name: str  # of the solver
+    kind: str  # of M
+    null: str  # the null space of A, or those of A and A^T, "constants" or "given"; empty for a regular A
+    fixed: bool
+    throw: bool
+    from_zero: bool
+    restart: int  # 0: the solver has none
+    maxiter: int
+    adjoint_maxiter: int
+    factor_columns: int
+    rtol: float
+    atol: float
+    adjoint_rtol: float
+
+    def encoded(self) -> tuple[str, list[int], list[float]]:
+        """As operators take it. Integers may be symbols: one graph serves every `maxiter`."""
+        return " ".join(self[:3]), [int(n) for n in self[3:10]], [*self[10:]]
+
+    @classmethod
+    def decoded(cls, words: str, counts: Sequence[int], tolerances: Sequence[float]) -> "Call":
+        return cls(*words.split(" "), *counts, *tolerances)  # type: ignore[arg-type]
+
+    def operands(self, tensors: Sequence[Tensor]) -> tuple[CSR, Tensor, Tensor | None, Any, list[Any]]:
+        """A, b, x0, M and the null spaces."""
+        parts = iter(tensors)
+        values, b = next(parts), next(parts)
+        x0 = None if self.from_zero else next(parts)
+        m = None if self.kind == "none" else next(parts)
+        null = [next(parts) if of == "given" else CONSTANTS for of in self.null.split(",") if of]
+        crow, col, *factor = parts
+        n, M = len(crow) - 1, None
+        if m is not None:
+            shape = (n, self.factor_columns)
+            M = _OfForm(self.kind, m, _pattern(factor[0], factor[1], shape) if factor else None)
+        return CSR(values, _pattern(crow, col, (n, n))), b, x0, M, null
+
+    def run(self, A: CSR, b: Tensor, x0: Tensor | None, M: Any, null: list[Any]) -> tuple[Solution, Tensor]:
+        """The solution, and the norms that the operator returns."""
+        keywords: dict[str, Any] = {"restart": self.restart} if self.restart else {}
+        if null:
+            keywords["null_space"] = null[0] if len(null) == 1 else tuple(null)
         # A fixed number runs as it does with a gradient, so that its repetition has the same numbers.
-        gradient = "unrolled" if fixed else "implicit"
-        solution = SOLVERS[name](A, b.detach(), start, M=M, gradient=gradient, **keywords)
-    report(name, solution, throw, rtol > 0 or atol > 0)
-    norms = solution.residual_norms
-    axis = -1 if b.dim() == 1 else -2
-    if fixed:
-        norms = _completed(norms, axis, maxiter)
-    else:
-        norms = torch.stack((norms.select(axis, 0), norms.select(axis, -1)), axis)
-    iterations = torch.tensor(solution.iterations, device=b.device)
-    codes = solution._codes
-    assert codes is not None
-    return tuple(
-        t.clone(memory_format=torch.contiguous_format) for t in (solution.x, norms, codes, iterations)
-    )  # type: ignore[return-value]
+        keywords["gradient"] = "unrolled" if self.fixed else "implicit"
+        tolerance = {"rtol": self.rtol, "atol": self.atol, "maxiter": self.maxiter}
+        with quiet():
+            solution = SOLVERS[self.name](A, b, x0, M=M, **tolerance, **keywords)
+        norms, axis = solution.residual_norms, solution._axis
+        last = norms.narrow(axis, norms.shape[axis] - 1, 1)
+        if not self.fixed:
+            return solution, torch.cat((norms.narrow(axis, 0, 1), last), axis)
+        return solution, torch.cat((norms, *[last] * (self.maxiter + 1 - norms.shape[axis])), axis)
 
 
-@_solve.register_fake
-def _(
-    values,
-    b,
-    x0,
-    m,
-    N,
-    N_left,
-    arrays,
-    columns,
-    from_zero,
-    name,
-    restart,
-    kind,
-    rtol,
-    atol,
-    maxiter,
-    fixed,
-    *_,
-):
-    rows = maxiter + 1 if fixed else 2
-    iterations = b.new_empty((), dtype=torch.int64)
-    if b.dim() == 1:
-        return b.new_empty(b.shape), b.new_empty(rows), b.new_empty((), dtype=torch.int64), iterations
-    lead, (n, k) = torch.broadcast_shapes(values.shape[:-1], b.shape[:-2]), b.shape[-2:]
-    codes = b.new_empty((*lead, k), dtype=torch.int64)
-    return b.new_empty((*lead, n, k)), b.new_empty((*lead, rows, k)), codes, iterations
+@torch.library.custom_op("learnsolve_graph::solve", mutates_args=(), tags=_TAGS)
+def solve(
+    tensors: list[Tensor], words: str, counts: list[int], tolerances: list[float]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """x, norms, codes and the number of iterations of a `Call`. Not checked."""
+    call = Call.decoded(words, counts, tolerances)
+    with torch.no_grad():
+        solution, norms = call.run(*call.operands([t.detach() for t in tensors]))
+    report(call.name, solution, call.throw, call.rtol > 0 or call.atol > 0)
+    outputs = (solution.x, norms, solution._codes, torch.tensor(solution.iterations, device=norms.device))
+    return tuple(t.clone(memory_format=torch.contiguous_format) for t in outputs)  # type: ignore
 
 
-@torch.library.custom_op(
-    "learnsolve_graph::solve_adjoint", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,)
-)
-def _adjoint(
-    values: Tensor,
-    g: Tensor,
-    m: Tensor,
-    N: Tensor,
-    N_left: Tensor,
-    arrays: list[Tensor],
-    factor_columns: int,
-    name: str,
-    restart: int,
-    kind: str,
-    rtol: float,
-    atol: float,
-    maxiter: int,
-    fixed: bool,
-    throw: bool,
-    adjoint_rtol: float,
-    adjoint_maxiter: int,
-    null: str,
-) -> Tensor:
-    """A^-T g by the same method; M is its own transpose, as all with a compiled form are."""
-    A, M = _matrices(values, m, arrays, factor_columns, kind)
-    own = _own(restart, null, N, N_left, adjoint=True)
-    keywords = {"rtol": adjoint_rtol, "maxiter": adjoint_maxiter, **own}
-    with torch.no_grad(), quiet():
-        solution = SOLVERS[name](transpose(A), g.detach(), M=M, **keywords)
-    advice = ", so the derivative is not exact (see adjoint_rtol, adjoint_maxiter)"
-    report(f"{name}, adjoint solve of the backward", solution, throw, True, advice)
-    return solution.x.clone(memory_format=torch.contiguous_format)
+@solve.register_fake
+def _(tensors, *encoded):
+    call, (values, b) = Call.decoded(*encoded), tensors[:2]
+    n, k = (b.shape[0], ()) if b.dim() == 1 else (b.shape[-2], b.shape[-1:])
+    lead = torch.broadcast_shapes(values.shape[:-1], b.shape[:-2])
+    x, norms = (b.new_empty((*lead, m, *k)) for m in (n, call.maxiter + 1 if call.fixed else 2))
+    return x, norms, *(b.new_empty(shape, dtype=torch.int64) for shape in ((*lead, *k), ()))
 
 
-@_adjoint.register_fake
-def _(values, g, *_):
-    return g.new_empty(g.shape)
-
-
-@torch.library.custom_op("learnsolve_graph::solve_again", mutates_args=(), tags=_TAGS)
-def _again(
-    values: Tensor,
-    b: Tensor,
-    x0: Tensor,
-    m: Tensor,
-    N: Tensor,
-    N_left: Tensor,
+@torch.library.custom_op("learnsolve_graph::solve_gradient", mutates_args=(), tags=_TAGS)
+def gradient(
+    tensors: list[Tensor],
     gx: Tensor | None,
     gnorms: Tensor | None,
-    arrays: list[Tensor],
-    factor_columns: int,
-    from_zero: bool,
-    needs: list[bool],
-    name: str,
-    restart: int,
-    kind: str,
-    rtol: float,
-    atol: float,
-    maxiter: int,
-    fixed: bool,
-    throw: bool,
-    adjoint_rtol: float,
-    adjoint_maxiter: int,
-    null: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients for values, b, x0 and m (where they are needed) of a fixed number of iterations."""
-    recorded = torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.AutogradFunctionality, False)
-    with recorded, torch.enable_grad(), quiet():  # an operator is called below autograd
-        pairs = zip((values, b, x0, m), needs, strict=True)
-        leaves = tuple(t.detach().requires_grad_(need) for t, need in pairs)
-        A, M = _matrices(leaves[0], leaves[3], arrays, factor_columns, kind)
-        own = _own(restart, null, N, N_left)
-        start = None if from_zero else leaves[2]
-        solution = SOLVERS[name](
-            A, leaves[1], start, M=M, rtol=0.0, maxiter=maxiter, gradient="unrolled", **own
-        )
-        norms = _completed(solution.residual_norms, -1 if b.dim() == 1 else -2, maxiter)
-        pairs = ((t, g) for t, g in ((solution.x, gx), (norms, gnorms)) if g is not None and t.requires_grad)
-        outputs, cotangents = zip(*pairs, strict=True)
-        wanted = [t for t, need in zip(leaves, needs, strict=True) if need]
-        found = iter(torch.autograd.grad(outputs, wanted, cotangents, allow_unused=True))
-    grads = [next(found) if need else None for need in needs]
-    return tuple(  # type: ignore[return-value]
-        torch.zeros_like(t, memory_format=torch.contiguous_format) if g is None else g.clone()
-        for t, g in zip((values, b, x0, m), grads, strict=True)
-    )
+    requested: list[int],
+    words: str,
+    counts: list[int],
+    tolerances: list[float],
+) -> list[Tensor]:
+    """The gradients for the tensors with the numbers `requested`; the last tensor is x."""
+    call = Call.decoded(words, counts, tolerances)
+    if call.fixed:
+        leaves = [t.detach().requires_grad_(i in requested) for i, t in enumerate(tensors[:-1])]
+        recorded = torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.AutogradFunctionality, False)
+        with recorded, torch.enable_grad():  # an operator is called below autograd
+            solution, norms = call.run(*call.operands(leaves))
+            pairs = ((t, g) for t, g in ((solution.x, gx), (norms, gnorms)) if g is not None)
+            outputs, cotangents = zip(*(pair for pair in pairs if pair[0].requires_grad), strict=True)
+            inputs = [leaves[i] for i in requested]
+            grads = torch.autograd.grad(outputs, inputs, cotangents, materialize_grads=True)
+        return [g.clone(memory_format=torch.contiguous_format) for g in grads]
+    assert gx is not None
+    adjoint = call._replace(rtol=call.adjoint_rtol, atol=0.0, maxiter=call.adjoint_maxiter)
+    with torch.no_grad():
+        *plain, x = (t.detach() for t in tensors)
+        A, b, _, M, null = call.operands(plain)  # M is its own transpose, as all with a compiled form are
+        solution, _ = adjoint.run(transpose(A), gx.detach(), None, M, null[::-1])
+        advice = ", so the derivative is not exact (see adjoint_rtol, adjoint_maxiter)"
+        report(f"{call.name}, adjoint solve of the backward", solution, call.throw, True, advice)
+        y = solution.x.clone(memory_format=torch.contiguous_format)
+        u, w = (t.unsqueeze(-1) if b.dim() == 1 else t for t in (y.neg(), x))
+        return [
+            y.sum_to_size(b.shape) if i else sampled(u, w, A.pattern).sum_to_size(A.values.shape)
+            for i in requested
+        ]
 
 
-@_again.register_fake
-def _(values, b, x0, m, *_):
-    return tuple(t.new_empty(t.shape) for t in (values, b, x0, m))
+@gradient.register_fake
+def _(tensors, gx, gnorms, requested, *_):
+    return [tensors[i].new_empty(tensors[i].shape) for i in requested]
 
 
-def _completed(norms: Tensor, axis: int, maxiter: int) -> Tensor:
-    """Norms of all iterations; columns that have stopped keep their last."""
-    missing = maxiter + 1 - norms.shape[axis]
-    if missing == 0:
-        return norms
-    last = norms.narrow(axis, norms.shape[axis] - 1, 1)
-    return torch.cat((norms, *[last] * missing), axis)
+def _keep(ctx, inputs, output):
+    tensors, *ctx.encoded = inputs
+    ctx.mark_non_differentiable(*output[2 if Call.decoded(*ctx.encoded).fixed else 1 :])
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*tensors, output[0])
 
 
-def _own(restart: int, kinds: str, N: Tensor, N_left: Tensor, adjoint: bool = False) -> dict[str, Any]:
-    """The arguments `restart` and `null_space` of the solve, or of that with A^T, where it has them."""
-    found: dict[str, Any] = {"restart": restart} if restart else {}
-    if not kinds:
-        return found
-    pairs = zip(kinds.split(","), (N, N_left), strict=False)
-    parts = [its.detach() if kind == "given" else CONSTANTS for kind, its in pairs]
-    parts = parts[::-1] if adjoint else parts
-    return found | {"null_space": parts[0] if len(parts) == 1 else tuple(parts)}
+def _backward(ctx, gx, gnorms, *_):
+    grads: list[Tensor | None] = [None] * len(ctx.needs_input_grad[0])
+    if gx is not None or gnorms is not None:
+        requested = [i for i, need in enumerate(ctx.needs_input_grad[0]) if need]
+        computed = gradient([*ctx.saved_tensors], gx, gnorms, requested, *ctx.encoded)
+        for i, g in zip(requested, computed, strict=True):
+            grads[i] = g
+    return grads, None, None, None
 
 
-def _matrices(
-    values: Tensor, m: Tensor, arrays: list[Tensor], factor_columns: int, kind: str
-) -> tuple[CSR, Any]:
-    """A, and M from its form."""
-    n = len(arrays[0]) - 1
-    A = CSR(values if values.requires_grad else values.detach(), _pattern(arrays[0], arrays[1], (n, n)))
-    if kind == "none":
-        return A, None
-    factor = _pattern(arrays[2], arrays[3], (n, factor_columns)) if len(arrays) > 2 else None
-    return A, _OfForm(kind, m if m.requires_grad else m.detach(), factor)
+solve.register_autograd(_backward, setup_context=_keep)
 
 
 class _OfForm:
@@ -316,18 +196,10 @@ class _OfForm:
 
 def _pattern(crow: Tensor, col: Tensor, shape: tuple[int, int]) -> SparsityPattern:
     """The pattern with these arrays: that of an earlier call, the program's own, or else a new one."""
-    for pattern in reversed(_recent):
-        arrays = pattern._arrays
-        if pattern.shape == shape and pattern._is_unchanged() and _same(arrays, (crow, col)):
-            return pattern
-    found = _arrivals.arrived(SparsityPattern(crow, col, shape))
-    _recent.append(found)
+    pattern = SparsityPattern._trusted(crow, col, shape)
+    for one in reversed(_recent):
+        if one.dtype == pattern.dtype and one._is_unchanged() and _arrivals.same(one, pattern):
+            return one
+    _recent.append(_arrivals.arrived(SparsityPattern(crow, col, shape)))
     del _recent[:-_RECENT]
-    return found
-
-
-def _same(these: tuple[Tensor, ...], those: tuple[Tensor, ...]) -> bool:
-    return all(
-        t.dtype == u.dtype and t.device == u.device and t.shape == u.shape and torch.equal(t, u)
-        for t, u in zip(these, those, strict=True)
-    )
+    return _recent[-1]
