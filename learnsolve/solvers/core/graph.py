@@ -14,6 +14,7 @@ from learnsolve.csr import CSR
 from learnsolve.ops._pcg_unfused import Stop
 from learnsolve.ops.pcg import pcg_iterations
 from learnsolve.solvers.core.arguments import check_symmetric, check_system, refuse_what_learns
+from learnsolve.solvers.core.gradient import transformed
 from learnsolve.solvers.core.graph_operator import Call, solve
 from learnsolve.solvers.core.operators import compiled_form
 from learnsolve.solvers.core.projected import CONSTANTS
@@ -28,7 +29,7 @@ def traced_solve(
 ) -> Solution | None:
     """A solve with the implicit gradient, or for a fixed number of iterations; None for any other call. In an
     operator `iterations` is a tensor, and to a tolerance `residual_norms` are the first and the last."""
-    if name not in METHODS or not isinstance(A, CSR) or not isinstance(b, Tensor):
+    if transformed() or name not in METHODS or not isinstance(A, CSR) or not isinstance(b, Tensor):
         return None
     if options.callback is not None or options.parameters or options.transpose is not None:
         return None
