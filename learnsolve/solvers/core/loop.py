@@ -45,6 +45,8 @@ from learnsolve.solvers.solution import CODE, EAGER, Iteration, Status
 
 # Iterations from one `mended` to the next on a device, which it costs as much as two steps.
 _MENDED_EVERY = 8
+# Of all columns, until one has been measured, or has started again.
+_INFINITE, _NONE = torch.tensor(torch.inf, device="cpu"), torch.tensor(False, device="cpu")
 
 
 class Method(Protocol):
@@ -79,16 +81,20 @@ class _Stretch(NamedTuple):
     def without_state(self) -> _Stretch:
         return self._replace(progress=self.progress._replace(state=None))
 
-    def with_true(self, true: Tensor) -> _Stretch:
-        """With the true residual norm of columns that stand still, from there on."""
-        close = self.progress.codes == STANDS
-        if self.when is not None:
+    def with_true(self, true: Tensor, every: bool) -> _Stretch:
+        """With the true residual norm of columns that stand still, from there on; `every` one does."""
+        if self.when is not None and self.when.numel() > 1:
+            close = self.progress.codes == STANDS
             rows = torch.arange(
                 self.first + 1, self.first + 1 + self.iterations, device=true.device
             ).unsqueeze(-1)
             norms = torch.where(close & (rows >= self.when), true, self.norms)
+        elif self.iterations == 0:
+            return self
         else:
-            last = torch.where(close, true, self.norms[..., -1:, :])
+            last = true
+            if not every:
+                last = torch.where(self.progress.codes == STANDS, true, self.norms[..., -1:, :])
             norms = last if self.iterations == 1 else torch.cat((self.norms[..., :-1, :], last), -2)
         return self._replace(norms=norms)
 
@@ -96,8 +102,10 @@ class _Stretch(NamedTuple):
         """Without the iterations in which no column took part, once all have stopped."""
         if self.when is None:
             return self
-        rows = max(int(self.when.max()) - self.first, 0) if self.when.numel() else 0
-        return self._replace(norms=self.norms[..., :rows, :])
+        last = max(_values(self.when), default=0)
+        if last - self.first >= self.iterations:
+            return self
+        return self._replace(norms=self.norms[..., : max(last - self.first, 0), :])
 
 
 def iterate(method: Method, system: System, maxiter: int, gradient: str = "implicit") -> Outcome:
@@ -128,6 +136,8 @@ def iterate(method: Method, system: System, maxiter: int, gradient: str = "impli
 
 def _values(codes: Tensor) -> Any:
     """The codes that occur; of few columns, which cost no operation but the read."""
+    if codes.numel() == 1:
+        return (codes.item(),)
     return codes.flatten().tolist() if codes.numel() <= 64 else torch.unique(codes).tolist()
 
 
@@ -149,20 +159,19 @@ class _Loop:
     def begin(self) -> _Progress:
         A, b, x0 = self.A, self.b, self.system.x0
         length = size(b)
-        nothing = length == 0
         if x0 is None:
             x, r = torch.zeros_like(b), b
         else:
+            nothing = length == 0
             x = torch.where(nothing, 0, x0)  # the solution of A x = 0 is zero, whatever x0 is
             r = torch.where(nothing, 0, b - A(x))
         given = r is b and not torch.is_grad_enabled()
         self.first = norm = length if given else residual_norm(r, -2, keepdim=True)
         known = norm.detach()
-        codes = (self.criterion.begin(A, b, x, r, known, length) | nothing).long()  # 1: CONVERGED
-        codes = codes.masked_fill(~(known < torch.inf), CODE[Status.NON_FINITE])
-        best = torch.full_like(length, torch.inf)
+        codes = self.criterion.begin(A, b, x, r, known, length).long()  # 1: CONVERGED
+        codes = torch.where(known < torch.inf, codes, CODE[Status.NON_FINITE])
         start = self.start if self.compiled is None else self.compiled.start or self.start
-        return _Progress(start(x, r, codes == 0), codes, norm, best, codes < 0)
+        return _Progress(start(x, r, codes == 0), codes, norm, _INFINITE, _NONE)
 
     def runs(self, progress: _Progress) -> tuple[bool, bool]:
         """Some column, and surely every one."""
@@ -205,10 +214,11 @@ class _Loop:
                     seen[-1] = seen[-1].without_state()  # not needed again
                 seen.append(_Stretch(progress, progress.norm, done + i))
             if not self.unattended:
-                seen, waiting, runs, every = self.seen(seen)
+                seen, waiting, runs, alike = self.seen(seen)
+                every = alike and runs
                 if waiting:  # the recurrence for r may have drifted from b - A x, and proves nothing
                     r = self.b - self.A(seen[-1].progress.state.x)
-                    seen, runs = self.judged(seen, r)
+                    seen, runs = self.judged(seen, r, alike)
             progress = seen[-1].progress
             history += [stretch.norms for stretch in seen]
             done += sum(stretch.iterations for stretch in seen)
@@ -298,8 +308,8 @@ class _Loop:
 
     def seen(self, seen: list[_Stretch]) -> tuple[list[_Stretch], bool, bool, bool]:
         """The iterations that some column took part in, whether columns stand still, whether some run, and
-        whether every one surely does."""
-        every = False
+        whether all of them surely do the same."""
+        alike = False
         if self.on_device:  # one read for all
             close = seen[-1].progress.codes == STANDS
             ran = [(stretch.progress.codes == 0).any() for stretch in seen]
@@ -311,22 +321,25 @@ class _Loop:
                 seen[-1] = last
         else:
             values = _values(seen[-1].progress.codes)
-            waiting, runs, every = STANDS in values, 0 in values, not any(values)
+            waiting, runs, alike = STANDS in values, 0 in values, len(set(values)) == 1
         if not runs:
             seen[-1] = seen[-1].ended()
-        return seen, waiting, runs, every
+        return seen, waiting, runs, alike
 
-    def judged(self, seen: list[_Stretch], r: Tensor) -> tuple[list[_Stretch], bool]:
-        """By the true residual r, columns that stand still; those that are not done start again from it."""
+    def judged(self, seen: list[_Stretch], r: Tensor, every: bool) -> tuple[list[_Stretch], bool]:
+        """By the true residual r, columns that stand still, some or `every` one; those that are not done
+        start again from it."""
         state, codes, norm, best, again = seen[-1].progress
-        close, true = codes == STANDS, residual_norm(r, -2, keepdim=True)
+        true = residual_norm(r, -2, keepdim=True)
         known = true.detach()
-        lost = self.criterion.fails(state, known)
-        lost = lost.masked_fill(
-            self.criterion.holds(self.A, state, r.detach(), known), CODE[Status.CONVERGED]
-        )
-        lost = lost.masked_fill(~(known < torch.inf), CODE[Status.NON_FINITE])
-        seen = [stretch.with_true(true) for stretch in seen]
+        seen = [stretch.with_true(true, every) for stretch in seen]
+        holds = self.criterion.holds(self.A, state, r.detach(), known)
+        if every and all(_values(holds)):  # the rule, and nothing else to decide
+            progress = _Progress(state, holds.long(), true, best, again)
+            return [seen[-1]._replace(progress=progress)], False
+        lost = self.criterion.fails(state, known).masked_fill(holds, CODE[Status.CONVERGED])
+        lost = torch.where(known < torch.inf, lost, CODE[Status.NON_FINITE])
+        close = codes == STANDS
         codes = torch.where(close, lost, codes)
         running = codes == 0
         again = close & running
