@@ -19,8 +19,8 @@ from learnsolve import _conversion, _library
 from learnsolve._conversion import SciPyMatrix, TensorLike
 from learnsolve._csr_habits import Habits
 from learnsolve._csr_views import Views
-from learnsolve._immutable import Immutable
 from learnsolve._pattern_checks import check_device
+from learnsolve._unchanged import Immutable
 from learnsolve.pattern import SparsityPattern
 
 _ops: Any = None  # learnsolve.ops, which needs CSR and sets this: methods of a CSR are operations

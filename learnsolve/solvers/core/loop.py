@@ -31,13 +31,12 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from learnsolve.ops import _across
 from learnsolve.ops.richardson import residual_norm
 from learnsolve.solvers.core import checks, stagnation
 from learnsolve.solvers.core.advance import STANDS, fitting
 from learnsolve.solvers.core.advance_cg import at_once
 from learnsolve.solvers.core.operators import Matrix
-from learnsolve.solvers.core.repeated import repeated
+from learnsolve.solvers.core.repeated import in_segments
 from learnsolve.solvers.core.report import judged
 from learnsolve.solvers.core.system import Outcome, System
 from learnsolve.solvers.core.vectors import size
@@ -120,7 +119,7 @@ def iterate(method: Method, system: System, maxiter: int, gradient: str = "impli
         loop = _Loop(method, system, gradient)
         progress = loop.begin()
         if gradient == "checkpointed":
-            (progress, norms), runs = loop.in_segments(progress, maxiter), True
+            (progress, norms), runs = in_segments(loop, progress, maxiter), True
         else:
             progress, norms, runs = loop.run(maxiter, 0, progress)
         codes = progress.codes
@@ -367,20 +366,6 @@ class _Loop:
             return progress, False
         return progress._replace(codes=torch.where(codes == 0, CODE[Status.STOPPED_BY_CALLBACK], codes)), True
 
-    def in_segments(self, progress: _Progress, maxiter: int) -> tuple[_Progress, list[Tensor]]:
-        done, length, norms = 0, 1, []
-        make = type(progress.state)
-        runs, _ = self.runs(progress)
-        while done < maxiter and runs:
-            segment = _Segment(self, make, min(length, maxiter - done), done)
-            state, *known = progress
-            *ended, history = repeated(self.system.name, segment, self.b, *known, *state)
-            progress, runs = _Progress(make(*ended[4:]), *ended[:4]), segment.runs
-            norms.append(history)
-            done += history.shape[-2]
-            length += 1
-        return progress, norms
-
 
 def _started(state: Any, new: Any, where: Tensor) -> tuple[Any, Tensor]:
     """`state`, with that of some columns replaced; none, if its size is another, or if it holds more than
@@ -389,22 +374,3 @@ def _started(state: Any, new: Any, where: Tensor) -> tuple[Any, Tensor]:
     if not fits or not getattr(state, "in_columns", True):
         return state, torch.zeros_like(where)
     return type(state)(*(torch.where(where, f, t) for t, f in zip(state, new, strict=True))), where
-
-
-class _Segment:
-    """`count` iterations as a function of tensors, which a backward repeats."""
-
-    def __init__(self, loop: _Loop, make: type, count: int, done: int):
-        self.loop, self.make, self.count, self.done = loop, make, count, done
-        self.first, self.runs = True, True
-        self.across = _across.across()  # a backward repeats this outside of the solve
-
-    def __call__(self, _: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-        known, state = tensors[:4], tensors[4:]
-        progress = _Progress(self.make(*state), *known)
-        with _across.over(self.across):
-            ended, history, self.runs = self.loop.run(self.count, self.done, progress, replay=not self.first)
-        if self.first and self.loop.callback is not None:
-            self.count = len(history)  # a callback may have ended it; a repetition does not call it
-        self.first = False
-        return (*ended[1:], *ended.state, torch.cat(history, dim=-2))

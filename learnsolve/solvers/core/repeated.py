@@ -21,6 +21,42 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointError, checkpoint, set_checkpoint_early_stop
 
 from learnsolve._unchanged import version
+from learnsolve.ops import _across
+
+
+def in_segments(loop: Any, progress: Any, maxiter: int) -> tuple[Any, list[Tensor]]:
+    """Up to `maxiter` iterations of a `_Loop` (loop.py), in segments of 1, 2, 3, ... of them; their norms."""
+    done, length, norms = 0, 1, []
+    kind, make = type(progress), type(progress.state)
+    runs, _ = loop.runs(progress)
+    while done < maxiter and runs:
+        segment = _Segment(loop, kind, make, min(length, maxiter - done), done)
+        state, *rest = progress
+        *ended, history = repeated(loop.system.name, segment, loop.b, *rest, *state)
+        progress, runs = kind(make(*ended[4:]), *ended[:4]), segment.runs
+        norms.append(history)
+        done += history.shape[-2]
+        length += 1
+    return progress, norms
+
+
+class _Segment:
+    """`count` iterations as a function of tensors, which a backward repeats."""
+
+    def __init__(self, loop: Any, kind: type, make: type, count: int, done: int):
+        self.loop, self.kind, self.make, self.count, self.done = loop, kind, make, count, done
+        self.first, self.runs = True, True
+        self.across = _across.across()  # a backward repeats this outside of the solve
+
+    def __call__(self, _: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        rest, state = tensors[:4], tensors[4:]
+        progress = self.kind(self.make(*state), *rest)
+        with _across.over(self.across):
+            ended, history, self.runs = self.loop.run(self.count, self.done, progress, replay=not self.first)
+        if self.first and self.loop.callback is not None:
+            self.count = len(history)  # a callback may have ended it; a repetition does not call it
+        self.first = False
+        return (*ended[1:], *ended.state, torch.cat(history, dim=-2))
 
 
 def repeated(function: str, run: Callable[..., tuple], *tensors: Tensor | None) -> Any:
