@@ -356,9 +356,11 @@ class CSR(Views, Habits, Immutable):
     @overload
     def __matmul__(self, x: CSR | SciPyMatrix) -> CSR: ...
     def __matmul__(self, x: TensorLike | CSR | SciPyMatrix) -> Tensor | CSR:
-        if isinstance(x, CSR) or scipy.sparse.issparse(x):
-            return _ops.spgemm(self, x)
-        return _ops.spmm(self, _conversion.tensor_of(x, self.values))
+        if not isinstance(x, Tensor):
+            if isinstance(x, CSR) or scipy.sparse.issparse(x):
+                return _ops.spgemm(self, x)
+            x = _conversion.tensor_of(x, self.values)
+        return _ops.spmm(self, x)
 
     def __rmatmul__(self, x: TensorLike) -> Tensor:
         # x A = (A^T x^T)^T
