@@ -164,8 +164,8 @@ class _Loop:
             nothing = length == 0
             x = torch.where(nothing, 0, x0)  # the solution of A x = 0 is zero, whatever x0 is
             r = torch.where(nothing, 0, b - A(x))
-        given = r is b and not torch.is_grad_enabled()
-        self.first = norm = length if given else residual_norm(r, -2, keepdim=True)
+        r_is_b = r is b and not torch.is_grad_enabled()
+        self.first = norm = length if r_is_b else residual_norm(r, -2, keepdim=True)
         known = norm.detach()
         codes = self.criterion.begin(A, b, x, r, known, length).long()  # 1: CONVERGED
         codes = torch.where(known < torch.inf, codes, CODE[Status.NON_FINITE])
@@ -183,12 +183,12 @@ class _Loop:
     def guarded(self, running: Tensor) -> Any:
         """M for columns that run. For the others M might be applied to 0, where a nonlinear M need not have a
         derivative; they are replaced by a vector of length one, and their results by zeros."""
-        given = self.M
-        if given is None or isinstance(given, Matrix) or not torch.is_grad_enabled():
-            return given
+        preconditioner = self.M
+        if preconditioner is None or isinstance(preconditioner, Matrix) or not torch.is_grad_enabled():
+            return preconditioner
 
         def M(r: Tensor) -> Tensor:
-            z = given(torch.where(running, r, max(r.shape[-2], 1) ** -0.5))
+            z = preconditioner(torch.where(running, r, max(r.shape[-2], 1) ** -0.5))
             return torch.where(running, z, 0)
 
         return M
@@ -201,28 +201,30 @@ class _Loop:
         history: list[Tensor] = []
         runs, every, end = *self.runs(progress), done + count
         while done < end and runs:
-            seen: list[_Stretch] = []
+            stretches: list[_Stretch] = []
             if (compiled := self.compiled) is not None:
                 most = end - done if self.criterion.never else min(end, self.due.after(done)) - done
                 advanced = compiled(progress.state, most, done, progress.codes == 0)
                 if advanced[1].shape[-2]:
-                    seen = [self.advanced(progress, every, done, *advanced)]
-            for i in range(0 if seen else end - done if self.unattended else min(self.gap(done), end - done)):
+                    stretches = [self.advanced(progress, every, done, *advanced)]
+            for i in range(
+                0 if stretches else end - done if self.unattended else min(self.gap(done), end - done)
+            ):
                 progress = self.stepped(progress, done + i + 1)
-                if seen and (self.unattended or not progress.norm.requires_grad):
-                    seen[-1] = seen[-1].without_state()  # not needed again
-                seen.append(_Stretch(progress, progress.norm, done + i))
+                if stretches and (self.unattended or not progress.norm.requires_grad):
+                    stretches[-1] = stretches[-1].without_state()  # not needed again
+                stretches.append(_Stretch(progress, progress.norm, done + i))
             if not self.unattended:
-                seen, waiting, runs, alike = self.seen(seen)
+                stretches, waiting, runs, alike = self.checked(stretches)
                 every = alike and runs
                 if waiting:  # the recurrence for r may have drifted from b - A x, and proves nothing
-                    r = self.b - self.A(seen[-1].progress.state.x)
-                    seen, runs = self.judged(seen, r, alike)
-            progress = seen[-1].progress
-            history += [stretch.norms for stretch in seen]
-            done += sum(stretch.iterations for stretch in seen)
+                    r = self.b - self.A(stretches[-1].progress.state.x)
+                    stretches, runs = self.judged(stretches, r, alike)
+            progress = stretches[-1].progress
+            history += [stretch.norms for stretch in stretches]
+            done += sum(stretch.iterations for stretch in stretches)
             if self.callback is not None and not replay:
-                progress, stops = self.told(self.callback, done, progress)
+                progress, stops = self.notify(self.callback, done, progress)
                 runs = runs and not stops
         return progress, history, runs
 
@@ -244,8 +246,8 @@ class _Loop:
         moved = codes == 0
         if self.on_device or not moved.all():  # without waiting for a device
             # A column that has stopped does not use the rest of the state.
-            kept = {name: getattr(new, name) for name in ("x", "r", *self.criterion.reads)}
-            new = new._replace(**{k: torch.where(moved, t, getattr(state, k)) for k, t in kept.items()})
+            fields = {name: getattr(new, name) for name in ("x", "r", *self.criterion.reads)}
+            new = new._replace(**{k: torch.where(moved, t, getattr(state, k)) for k, t in fields.items()})
             new_norm = torch.where(moved, new_norm, norm)
         return self.classified(_Progress(new, codes, new_norm, best, again), number)
 
@@ -305,37 +307,37 @@ class _Loop:
         norm = torch.where(vain, true, norm)
         return _Progress(state, codes, norm, torch.minimum(best, reached), fresh)
 
-    def seen(self, seen: list[_Stretch]) -> tuple[list[_Stretch], bool, bool, bool]:
+    def checked(self, stretches: list[_Stretch]) -> tuple[list[_Stretch], bool, bool, bool]:
         """The iterations that some column took part in, whether columns stand still, whether some run, and
         whether all of them surely do the same."""
         alike = False
         if self.on_device:  # one read for all
-            close = seen[-1].progress.codes == STANDS
-            ran = [(stretch.progress.codes == 0).any() for stretch in seen]
+            close = stretches[-1].progress.codes == STANDS
+            ran = [(stretch.progress.codes == 0).any() for stretch in stretches]
             *ran, waiting = torch.stack((*ran, close.any())).tolist()
             runs = ran[-1]
             # Later ones have changed no column, and must not be part of a graph.
-            last, seen = seen[-1], seen[: 1 + sum(ran)]
-            if seen[-1].progress.state is None:
-                seen[-1] = last
+            last, stretches = stretches[-1], stretches[: 1 + sum(ran)]
+            if stretches[-1].progress.state is None:
+                stretches[-1] = last
         else:
-            values = _values(seen[-1].progress.codes)
+            values = _values(stretches[-1].progress.codes)
             waiting, runs, alike = STANDS in values, 0 in values, len(set(values)) == 1
         if not runs:
-            seen[-1] = seen[-1].ended()
-        return seen, waiting, runs, alike
+            stretches[-1] = stretches[-1].ended()
+        return stretches, waiting, runs, alike
 
-    def judged(self, seen: list[_Stretch], r: Tensor, every: bool) -> tuple[list[_Stretch], bool]:
+    def judged(self, stretches: list[_Stretch], r: Tensor, every: bool) -> tuple[list[_Stretch], bool]:
         """By the true residual r, columns that stand still, some or `every` one; those that are not done
         start again from it."""
-        state, codes, norm, best, again = seen[-1].progress
+        state, codes, norm, best, again = stretches[-1].progress
         true = residual_norm(r, -2, keepdim=True)
         known = true.detach()
-        seen = [stretch.with_true(true, every) for stretch in seen]
+        stretches = [stretch.with_true(true, every) for stretch in stretches]
         holds = self.criterion.holds(self.A, state, r.detach(), known)
         if every and all(_values(holds)):  # the rule, and nothing else to decide
             progress = _Progress(state, holds.long(), true, best, again)
-            return [seen[-1]._replace(progress=progress)], False
+            return [stretches[-1]._replace(progress=progress)], False
         lost = self.criterion.fails(state, known).masked_fill(holds, CODE[Status.CONVERGED])
         lost = torch.where(known < torch.inf, lost, CODE[Status.NON_FINITE])
         close = codes == STANDS
@@ -350,7 +352,7 @@ class _Loop:
             state, started = _started(state, new, again)
             state = state if bool(started.any()) else new
         progress = _Progress(state, codes, torch.where(close, true, norm), best, again)
-        return [*seen[:-1], seen[-1]._replace(progress=progress)], runs
+        return [*stretches[:-1], stretches[-1]._replace(progress=progress)], runs
 
     def released(self, state: Any) -> Any:
         """The state of the method, where compiled code that keeps one of its own does not go on with it."""
@@ -359,7 +361,7 @@ class _Loop:
         compiled, self.compiled, self.due = self.compiled, None, stagnation.EAGER
         return compiled.released(state)
 
-    def told(self, callback: Callable, iteration: int, progress: _Progress) -> tuple[_Progress, bool]:
+    def notify(self, callback: Callable, iteration: int, progress: _Progress) -> tuple[_Progress, bool]:
         state, codes, norm, *_ = progress
         converged = (codes == CODE[Status.CONVERGED]).squeeze(-2)
         if callback(Iteration(iteration, state.x.detach(), norm.detach().squeeze(-2), converged)) is not True:

@@ -77,10 +77,10 @@ class _Repeated:
 
     def __call__(self, *tensors: Tensor | None) -> tuple:
         if self.norms is None:
-            with _told_of_saved(lambda t: self.versions.append(version(t))):
-                found = self.run(*tensors)
-            self.norms = found[-1].detach()
-            return found
+            with _watching_saved(lambda t: self.versions.append(version(t))):
+                results = self.run(*tensors)
+            self.norms = results[-1].detach()
+            return results
         known = iter(self.versions)
 
         def compare(t: Tensor) -> None:
@@ -88,13 +88,13 @@ class _Repeated:
                 raise self.error()
 
         try:
-            with _told_of_saved(compare):
-                found = self.run(*tensors)
+            with _watching_saved(compare):
+                results = self.run(*tensors)
         except CheckpointError:
             raise self.error() from None
-        if next(known, None) is not None or not _alike(found[-1].detach(), self.norms):
+        if next(known, None) is not None or not _alike(results[-1].detach(), self.norms):
             raise self.error()
-        return found
+        return results
 
     def error(self) -> RuntimeError:
         return RuntimeError(
@@ -106,17 +106,17 @@ class _Repeated:
 
 
 @contextmanager
-def _told_of_saved(call: Callable[[Tensor], None]) -> Iterator[None]:
+def _watching_saved(call: Callable[[Tensor], None]) -> Iterator[None]:
     """Calls `call` with every tensor that autograd saves, and then the hooks of the checkpoint."""
     hooks = _top_saved_tensors_default_hooks(True)
     assert hooks is not None
     pack, unpack = hooks
 
-    def told(t: Tensor) -> Any:
+    def pack_watched(t: Tensor) -> Any:
         call(t)
         return pack(t)
 
-    with saved_tensors_hooks(told, unpack):
+    with saved_tensors_hooks(pack_watched, unpack):
         yield
 
 
