@@ -176,7 +176,7 @@ class StencilOperator:
 
 
 class _Linear:
-    """As the loops of solvers see it: `Operator` of solvers/core/operators.py."""
+    """As the loops of solvers see it: `Operator` of solvers/core/system.py."""
 
     def __init__(self, A: StencilOperator):
         self.A = A

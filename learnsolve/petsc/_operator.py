@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 class Operator:
     """A `petsc.Matrix` or its transpose, for blocks of columns (n, k) of the rows here; see `Operator` of
-    solvers/core/operators.py."""
+    solvers/core/system.py."""
 
     def __init__(self, A: Matrix, transpose: bool = False):
         self.A, self.transpose, self.across = A, transpose, A.across

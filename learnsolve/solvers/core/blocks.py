@@ -17,6 +17,7 @@ from torch import Tensor
 from learnsolve.csr import CSR
 from learnsolve.ops.block_batch import BlockBatch, Layout
 from learnsolve.ops.structure import transpose
+from learnsolve.solvers.core.system import Operator
 from learnsolve.solvers.solution import Iteration
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class Columns(NamedTuple):
         return lambda at: callback(Iteration(at.iteration, *self.out_of(*at[1:])[:-1]))
 
 
-class Blocks:
+class Blocks(Operator):
     """A `BlockBatch` on padded blocks of columns, (..., B, largest, k)."""
 
     def __init__(self, A: BlockBatch, inner: Matrix):
@@ -91,9 +92,6 @@ class Blocks:
     def magnitude(self, x: Tensor) -> Tensor | None:
         y = self.inner.magnitude(self.layout.joined(x))
         return None if y is None else self.layout.padded(y)
-
-    def frobenius(self) -> Tensor | None:
-        raise NotImplementedError  # of least squares, which have no blocks
 
     def divided(self, unit: Tensor) -> Blocks:
         values = self.inner.A.values

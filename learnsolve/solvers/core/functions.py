@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,13 +10,16 @@ import scipy.sparse.linalg
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.autograd.graph import get_gradient_edge
 
 from learnsolve import _check, _conversion
 from learnsolve._autocast import full_precision
-from learnsolve.solvers.core.dependence import depends_on_others, partial_derivatives
+from learnsolve.solvers.core.system import Operator
+
+Edge = tuple[Any, int]  # a node of autograd's graph, and which of its results
 
 
-class Function:
+class Function(Operator):
     """A callable x -> A x on blocks of columns, with `parameters` that it computes with."""
 
     def __init__(
@@ -63,15 +66,6 @@ class Function:
         found = iter(_Pullback.apply(self.apply, y, x, *learn))  # type: ignore[arg-type]
         return tuple(next(found) if p.requires_grad else None for p in self.parameters)
 
-    def size(self) -> Tensor | None:
-        return None
-
-    def magnitude(self, x: Tensor) -> Tensor | None:
-        return None
-
-    def frobenius(self) -> Tensor | None:
-        return None
-
     def core(self) -> int:
         raise self._cannot()
 
@@ -98,11 +92,6 @@ class Watched:
         return self.function(x)
 
 
-def _partial(apply: Callable, y: Tensor, x: Tensor, parameters: tuple[Tensor, ...], again: bool) -> tuple:
-    """d<y, A x>/dp for x and y that depend on nothing: they may be made of the parameters themselves."""
-    return partial_derivatives((y * apply(x)).sum(), parameters, again)
-
-
 class _Pullback(torch.autograd.Function):
     """d<y, A x>/dp, whose derivatives are found by differentiating once more: no third order."""
 
@@ -111,7 +100,8 @@ class _Pullback(torch.autograd.Function):
         ctx.product, ctx.parameters = apply, parameters
         ctx.save_for_backward(y, x)
         with torch.enable_grad():
-            return _partial(apply, y.detach(), x.detach(), parameters, False)
+            # Detached: y and x may be made of the parameters themselves.
+            return partial_derivatives((y.detach() * apply(x.detach())).sum(), parameters, False)
 
     @staticmethod
     @once_differentiable
@@ -119,9 +109,59 @@ class _Pullback(torch.autograd.Function):
     def backward(ctx, *h):
         y, x = (t.detach().requires_grad_() for t in ctx.saved_tensors)
         with torch.enable_grad():
-            first = _partial(ctx.product, y, x, ctx.parameters, True)
+            first = partial_derivatives((y * ctx.product(x)).sum(), ctx.parameters, True)
             total = torch.stack([(a * b).sum() for a, b in zip(first, h, strict=True)]).sum()
             return None, *partial_derivatives(total, (y, x, *ctx.parameters), False)
+
+
+def _edge(t: Tensor) -> Edge:
+    return get_gradient_edge(t)[:2]
+
+
+def _reached(starts: Iterable[Edge], ends: Collection[Edge]) -> tuple[set[Edge], bool]:
+    """The ends that lie upstream of the starts, without a look beyond them, and: is there another leaf?"""
+    met, other = set(), False
+    nodes, todo = set(), list(starts)
+    while todo:
+        edge = todo.pop()
+        if edge in ends:
+            met.add(edge)
+        elif edge[0] is not None and edge[0] not in nodes:
+            nodes.add(edge[0])
+            other = other or not edge[0].next_functions
+            todo += edge[0].next_functions
+    return met, other
+
+
+def depends_on_others(y: Tensor, named: Sequence[Tensor]) -> bool:
+    """Does y depend on a leaf that requires grad, other than by way of a named tensor?"""
+    return y.requires_grad and _reached([_edge(y)], {_edge(t) for t in named if t.requires_grad})[1]
+
+
+def partial_derivatives(y: Tensor, inputs: Sequence[Tensor], create_graph: bool) -> tuple[Tensor, ...]:
+    """dy/dt for a scalar y and each t of the inputs, with the others held constant.
+
+    `torch.autograd.grad` follows all ways from y to t. So the inputs that nothing else is made of come first;
+    the next ones subtract the ways through them: their derivatives are added to y's with a minus sign.
+    An input that comes twice has its derivative once.
+    """
+    left = {_edge(t): t for t in inputs} if y.requires_grad else {}
+    made_of = {edge: _reached(edge[0].next_functions, left)[0] for edge in left}
+    found: dict[Edge, Tensor] = {}
+    outputs, weights = [y], [torch.ones_like(y)]
+    while left:
+        needed = set().union(*(made_of[edge] for edge in left))
+        now = {edge: left.pop(edge) for edge in [*left] if edge not in needed}
+        grads = torch.autograd.grad(
+            outputs, [*now.values()], weights, retain_graph=True, create_graph=create_graph, allow_unused=True
+        )
+        of = {edge: g for edge, g in zip(now, grads, strict=True) if g is not None}
+        found |= of
+        outputs += [now[edge] for edge in of]
+        weights += [-g for g in of.values()]
+    return tuple(
+        torch.zeros_like(t) if g is None else g for t, g in ((t, found.pop(_edge(t), None)) for t in inputs)
+    )
 
 
 def on_columns(

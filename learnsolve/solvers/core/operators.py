@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import scipy.sparse.linalg
 from torch import Tensor
@@ -15,44 +15,11 @@ from learnsolve.ops._product import product, sampled
 from learnsolve.ops.block_batch import BlockBatch
 from learnsolve.solvers.core.blocks import Blocks
 from learnsolve.solvers.core.functions import Function, Watched, on_columns, on_host
+from learnsolve.solvers.core.system import Operator
 from learnsolve.solvers.core.vectors import largest, safe_size
 
 
-class Operator(Protocol):
-    """A linear map of blocks of columns (..., n, k), made of `parameters`."""
-
-    parameters: tuple[Tensor, ...]
-
-    def __call__(self, x: Tensor) -> Tensor: ...
-    @property
-    def T(self) -> Operator: ...
-    def with_parameters(self, parameters: tuple[Tensor, ...]) -> Operator: ...
-    def pullback(self, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradient of <y, A x> for the parameters, differentiable."""
-        ...
-
-    def pushforward(self, x: Tensor, tangents: tuple[Tensor | None, ...]) -> Tensor:
-        """dA x, for a change of the parameters."""
-        ...
-
-    def size(self) -> Tensor | None:
-        """The largest entry, (..., 1, 1), if it is known."""
-        ...
-
-    def magnitude(self, x: Tensor) -> Tensor | None:
-        """|A| |x|, entry by entry, if the entries are known."""
-        ...
-
-    def frobenius(self) -> Tensor | None:
-        """The Frobenius norm, (..., 1, 1), if it is known."""
-        ...
-
-    def core(self) -> int:
-        """The number of axes of a parameter that are not batch axes."""
-        ...
-
-
-class Matrix:
+class Matrix(Operator):
     """A CSR matrix or its transpose."""
 
     def __init__(self, A: CSR, transpose: bool = False):
@@ -94,9 +61,6 @@ class Matrix:
     def divided(self, unit: Tensor) -> Matrix:
         """Entry by entry, by one number for each matrix, (..., 1, 1)."""
         return Matrix(self.A.with_values(self.A.values / unit.squeeze(-1)), self.transpose)
-
-    def core(self) -> int:
-        return 1
 
 
 def as_operator(

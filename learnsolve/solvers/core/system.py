@@ -14,11 +14,45 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
 from learnsolve.solvers.solution import EAGER, Iteration
+
+
+class Operator(Protocol):
+    """A linear map of blocks of columns (..., n, k), made of `parameters`."""
+
+    parameters: tuple[Tensor, ...]
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+    @property
+    def T(self) -> Operator: ...
+    def with_parameters(self, parameters: tuple[Tensor, ...]) -> Operator: ...
+    def pullback(self, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradient of <y, A x> for the parameters, differentiable."""
+        ...
+
+    def pushforward(self, x: Tensor, tangents: tuple[Tensor | None, ...]) -> Tensor:
+        """dA x, for a change of the parameters."""
+        ...
+
+    def size(self) -> Tensor | None:
+        """The largest entry, (..., 1, 1), if it is known."""
+        return None
+
+    def magnitude(self, x: Tensor) -> Tensor | None:
+        """|A| |x|, entry by entry, if the entries are known."""
+        return None
+
+    def frobenius(self) -> Tensor | None:
+        """The Frobenius norm, (..., 1, 1), if it is known."""
+        return None
+
+    def core(self) -> int:
+        """The number of axes of a parameter that are not batch axes."""
+        return 1
 
 
 @dataclass
@@ -26,7 +60,7 @@ class System:
     """A x = b for blocks of columns (..., n, k), and when each of them is done."""
 
     name: str  # of the solver, for messages
-    A: Any  # Operator (operators.py)
+    A: Any  # Operator
     M: Callable[[Tensor], Tensor] | None
     b: Tensor
     x0: Tensor | None
