@@ -46,28 +46,26 @@ def traced_solve(
     check_system(name, A, b, x0, options, symmetric)
     if symmetric and not getattr(method, "flexible", False):
         check_symmetric(name, options.M)
-    if fixed:
-        plain = not (options.throw or null) and A.values.dim() == 1 and b.dim() <= 2
-        if name == "cg" and plain:
-            return _traced_cg(A, b, x0, options, *form)
-    else:
+    if not fixed:
         refuse_what_learns(name, x0, options.M, (A.values,))
+    elif name == "cg" and not (options.throw or null) and A.values.dim() == 1 and b.dim() <= 2:
+        return _traced_cg(A, b, x0, options, *form)
     kind, m, factor = form
     maxiter = 10 * A.shape[0] if options.maxiter is None else options.maxiter
     call = Call(
-        name,
-        kind,
-        ",".join(["given" if isinstance(N, Tensor) else N for N in null]),
-        fixed,
-        options.throw,
-        x0 is None,
-        getattr(method, "restart", 0),
-        maxiter,
-        maxiter if options.adjoint_maxiter is None else options.adjoint_maxiter,
-        0 if factor is None else factor.shape[1],
-        float(options.rtol),
-        float(options.atol),
-        float(options.rtol if options.adjoint_rtol is None else options.adjoint_rtol),
+        name=name,
+        kind=kind,
+        null=",".join(["given" if isinstance(N, Tensor) else N for N in null]),
+        fixed=fixed,
+        throw=options.throw,
+        from_zero=x0 is None,
+        restart=getattr(method, "restart", 0),
+        maxiter=maxiter,
+        adjoint_maxiter=maxiter if options.adjoint_maxiter is None else options.adjoint_maxiter,
+        factor_columns=0 if factor is None else factor.shape[1],
+        rtol=float(options.rtol),
+        atol=float(options.atol),
+        adjoint_rtol=float(options.rtol if options.adjoint_rtol is None else options.adjoint_rtol),
     )
     others = [t if fixed else t.detach() for t in (x0, m) if t is not None]
     others += [N.detach() for N in null if isinstance(N, Tensor)]
@@ -82,7 +80,9 @@ def traced_solve(
 
 def _is_null(null: Any) -> bool:
     """May `null_space` have it? Anything else is refused outside of the graph."""
-    return not null.requires_grad if isinstance(null, Tensor) else null == CONSTANTS
+    if isinstance(null, Tensor):
+        return not null.requires_grad
+    return isinstance(null, str) and null == CONSTANTS
 
 
 def _traced_cg(

@@ -33,7 +33,7 @@ _TAGS = (torch.Tag.cudagraph_unsafe,)
 class Call(NamedTuple):
     """A solve without its tensors. The list of tensors has A's values, b, x0 unless `from_zero`, m unless
     `kind` is "none", the null vectors that are "given", A's pattern, and that of the factor of M if there is
-    one.
+    one. Words come first, then integers, then floats.
 
     `fixed`: a fixed number of iterations, with all norms, of which columns that have stopped keep the last,
     and the gradient of the iterations. Otherwise to a tolerance, with the first norm and the last, and the
