@@ -22,10 +22,11 @@ from learnsolve.ops.diagonal import shared_inverse_diagonal
 from learnsolve.solvers.core.arguments import check_b, check_x0
 from learnsolve.solvers.core.parameters import FIXED_GRADIENTS, FixedNumber, Parameters, Value
 from learnsolve.solvers.core.stationary import compiled, run_fixed, solution_of
-from learnsolve.solvers.options import Options
+from learnsolve.solvers.options import Options, smoother
 from learnsolve.solvers.solution import EAGER, Solution
 
 
+@smoother
 def jacobi(
     A: CSR,
     b: TensorLike,
@@ -44,20 +45,7 @@ def jacobi(
     x0 : like b; zero if not given
     weight : number or Tensor, () or one per row, sweep or member of the batch ("Shapes of parameters" in
         docs/solvers.md)
-    iterations : int >= 0
-    gradient : "unrolled" stores every iterate for the backward; "checkpointed" gives the same numbers, stores
-        O(sqrt(iterations)) iterates and repeats the sweeps between them
-
-    Returns
-    -------
-    Solution, with `x`, `residual_norms` (differentiable) and `status`
-
-    Raises
-    ------
-    ValueError
-        if shapes or values do not fit, or a diagonal entry is missing or zero (the message names the row).
-    TypeError
-        if dtypes or devices do not fit.
+    options : shared keywords
 
     Notes
     -----
@@ -91,16 +79,15 @@ def jacobi(
     _check.rows(name, "b", b, "A", A.pattern.shape)
     check_x0(name, x0, b)
     x0 = torch.zeros_like(b) if x0 is None else x0
-    if values.dim() > 1 and b.dim() > 2:
+    if values.dim() > 1:
         _check.batches(name, values.shape[:-1], b.shape[:-2], "A.values and b")
-    if values.dim() > 1 and b.dim() == 1:
-        # One vector for a batch of matrices: a column, whose axis is taken away again.
-        columns = jacobi(
-            A, b.unsqueeze(-1), x0.unsqueeze(-1), weight=weight, iterations=iterations, gradient=gradient
-        )
-        x = columns.x.squeeze(-1)
-        return Solution(x, iterations, lambda: columns.residual_norms.squeeze(-1), -1, (x,))
-    scale = _scale(weight, shared_inverse_diagonal(A, name), values, Parameters(name, A, b, iterations))
+        if b.dim() == 1:  # one vector for a batch of matrices: a column, whose axis is taken away again
+            columns = jacobi(
+                A, b[:, None], x0[:, None], weight=weight, iterations=iterations, gradient=gradient
+            )
+            x = columns.x.squeeze(-1)
+            return Solution(x, iterations, lambda: columns.residual_norms.squeeze(-1), -1, (x,))
+    scale = _scale(A, b, weight, iterations)
     if iterations == 1 and _only_scale_learns(scale, values, b, x0):
         return solution_of(A, b, *_one_sweep(A, scale, b, x0), iterations, EAGER)
     return compiled(A, b, x0, scale, iterations, gradient == "checkpointed")
@@ -119,15 +106,19 @@ def _one_sweep(A: CSR, scale: Tensor, b: Tensor, x0: Tensor) -> tuple[Tensor, Ca
     return x, lambda: residual_norm(r, 0 if vector else -2, keepdim=True)
 
 
-def _scale(weight: Value, inverse: Tensor, values: Tensor, read: Parameters) -> Tensor:
+def _scale(A: CSR, b: Tensor, weight: Value, iterations: int) -> Tensor:
     """weight / D, shape (n,) or (..., 1 or iterations, n)."""
-    if isinstance(weight, Tensor) and values.dim() == 1 and read.of_rows("weight", weight):
-        return times(inverse, weight)  # without views, which cost a small training step more than the product
-    factor = read.read("weight", weight)
-    if not isinstance(weight, Tensor):
-        scale = inverse if factor == 1 else factor * inverse
-        return scale if values.dim() == 1 else scale.unsqueeze(-2)
-    return times(inverse if values.dim() == 1 else inverse.unsqueeze(-2), factor)
+    inverse, single = shared_inverse_diagonal(A, "jacobi"), A.values.dim() == 1
+    if isinstance(weight, Tensor) and single:
+        _check.same_kind("jacobi", "weight", weight, b)
+        of_rows = weight.shape == inverse.shape and len(weight) != iterations and b.dim() <= 2
+        if of_rows or weight.dim() == 0:
+            return times(inverse, weight)  # without views, which cost a small step more than the product
+    factor = Parameters("jacobi", A, b, iterations).read("weight", weight)
+    if isinstance(factor, Tensor):
+        return times(inverse if single else inverse.unsqueeze(-2), factor)
+    scale = inverse if factor == 1 else factor * inverse
+    return scale if single else scale.unsqueeze(-2)
 
 
 class Jacobi(FixedNumber):

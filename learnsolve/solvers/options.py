@@ -127,7 +127,8 @@ OF_SOLVERS = """
         gradient="implicit" has no gradient for.
     TypeError
         if types, dtypes or devices do not fit.
-    SolverError
+"""
+OF_THROW = """    SolverError
         if `throw` and a solve failed.
 """
 OF_MODULES = """
@@ -161,10 +162,17 @@ def solver(kind: Any, **defaults: Any) -> Callable[[Callable[P, T]], Callable[P,
         function.__signature__ = signature.replace(parameters=[*own, *shared])  # type: ignore[attr-defined]
         keys = [p.name for p in own if p.kind is keyword] + list(kind.__annotations__)
         meanings = {"iterations": ""} | MEANING | ITERATIONS if "iterations" in keys else MEANING
-        function.__doc__ = described(function.__doc__ or "", keys, meanings, OF_SOLVERS)
+        function.__doc__ = described(function.__doc__ or "", keys, meanings, OF_SOLVERS + OF_THROW)
         return function
 
     return decorated
+
+
+def smoother(function: Callable[P, T]) -> Callable[P, T]:
+    """A solver for a fixed number of steps without shared `**options`."""
+    keys = inspect.signature(function).parameters
+    function.__doc__ = described(function.__doc__ or "", keys, MODULE, OF_SOLVERS)
+    return function
 
 
 def described(text: str, keys: Collection[str], meanings: Mapping[str, str], sections: str) -> str:

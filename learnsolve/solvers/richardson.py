@@ -10,8 +10,7 @@ from typing import Any, Unpack
 import torch
 
 from learnsolve._conversion import TensorLike
-from learnsolve.solvers.core.parameters import FixedNumber, Parameters, Value
-from learnsolve.solvers.core.spectrum import bounds, given_bounds
+from learnsolve.solvers.core.parameters import FixedNumber, Parameters, Value, bounds, given_bounds
 from learnsolve.solvers.core.stationary import run
 from learnsolve.solvers.options import Options, StationaryOptions, solver
 from learnsolve.solvers.solution import Solution
