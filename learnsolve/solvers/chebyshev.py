@@ -1,8 +1,7 @@
 """Chebyshev's semi-iteration: momentum chosen from bounds of the spectrum.
 
-Source: Golub and Varga, "Chebyshev semi-iterative methods, successive overrelaxation iterative methods, and
-second order Richardson iterative methods", Numer. Math. 3 (1961) 147-168; Saad, "Iterative Methods for Sparse
-Linear Systems" (2003), section 12.3.2.
+Sources: Golub and Varga, "Chebyshev semi-iterative methods [...]", Numer. Math. 3 (1961) 147-168; Saad,
+"Iterative Methods for Sparse Linear Systems" (2003), section 12.3.2.
 """
 
 import math
@@ -121,9 +120,8 @@ def chebyshev(
 
 class Chebyshev(FixedNumber):
     """`chebyshev` with trainable bounds `lmin` and `lmax`, positive because the parameters are their
-    logarithms, `log_lmin` and `log_lmax`.
-
-    An iteration; `preconditioners.Chebyshev` is a fixed number of its steps from zero, as an M.
+    logarithms, `log_lmin` and `log_lmax`. A fixed number of its steps from zero, as an M:
+    `preconditioners.Chebyshev`.
 
     Parameters
     ----------

@@ -49,9 +49,8 @@ def jacobi(
 
     Notes
     -----
-    Gradient: exact, of the sweeps that ran, for the values of A, b, x0 and weight, to any order. All sweeps
-    are one compiled operation and so is their adjoint (formulas: docs/gradients.md); cost as of `richardson`.
-    There is no gradient="implicit": a converged solution does not depend on the weight.
+    The gradient is exact for the values of A, b, x0 and weight, to any order; adjoint and cost as of
+    `richardson`. There is no gradient="implicit": a converged solution does not depend on the weight.
 
     Examples
     --------
@@ -122,9 +121,7 @@ def _scale(A: CSR, b: Tensor, weight: Value, iterations: int) -> Tensor:
 
 
 class Jacobi(FixedNumber):
-    """`jacobi` with a trainable weight.
-
-    Sweeps towards a solution; `preconditioners.Jacobi` is the inverse of the diagonal, as an M.
+    """`jacobi` with a trainable weight. For the inverse of the diagonal as an M: `preconditioners.Jacobi`.
 
     Parameters
     ----------

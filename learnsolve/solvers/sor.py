@@ -34,12 +34,12 @@ class State(NamedTuple):
     in_columns = False  # for the loop: the values are no column's
 
 
-class Correction:
+class Correction(NamedTuple):
     """x' = x + S (b - A x), with S the triangular solves of a sweep. For the operator A^T it takes S^T, which
     converges as fast: I - S^T A^T = (I - A S)^T, and A S has the eigenvalues of S A."""
 
-    def __init__(self, sweep: Sweep, omega: Value):
-        self.sweep, self.omega = sweep, omega
+    sweep: Sweep
+    omega: Value
 
     def start(self, A: Any, M: Any, x: Tensor, r: Tensor, running: Tensor | None) -> State:
         return State(x, r, self.values(A))
@@ -81,7 +81,11 @@ def _relax(
     omegas = Parameters(name, A, b, iterations).read("omega", omega, rows=False)
     check_omega(name, omegas)
     learned = (omega,) if isinstance(omega, Tensor) else ()
-    corrections = [Correction(sweep, of_step) for of_step in _per_step(omegas)]
+    if isinstance(omegas, Tensor):
+        # No unbind: where omega is changed in place before a backward, torch's error would be about a view.
+        corrections = [Correction(sweep, omegas.squeeze(-1).select(-1, i)) for i in range(omegas.shape[-2])]
+    else:
+        corrections = [Correction(sweep, omegas)]
     settings = settings_of(name, iterations, options, _BESIDE)
     if iterations is None:
         refuse_parameters_that_learn(name, settings.gradient, omega=omega)
@@ -99,14 +103,6 @@ def _relax(
     steps = Steps(name, operator, _sweeps(corrections, operator), columns)
     r = B if x0 is None else None
     return steps.solution(B, X, iterations, settings.gradient == "checkpointed", r, (A.values, b))
-
-
-def _per_step(omegas: Value) -> list[Any]:
-    """The one omega of all steps, or that of each, numbers or of the shape of the batch."""
-    if not isinstance(omegas, Tensor):
-        return [omegas]
-    # No unbind: where omega is changed in place before a backward, torch's error would be about a view.
-    return [omegas.squeeze(-1).select(-1, i) for i in range(omegas.shape[-2])]
 
 
 def _sweeps(corrections: list[Correction], A: Matrix) -> Any:
@@ -208,11 +204,9 @@ def gauss_seidel(
     iterations: int | None = None,
     **options: Unpack[SweepOptions],
 ) -> Solution:
-    r"""Gauss-Seidel: each unknown in turn solves its row, with the current values of the others.
+    r"""Gauss-Seidel, `sor` with omega = 1: each unknown in turn solves its row, with the others as they are.
 
     .. math:: x_{k+1} = x_k + (D + L)^{-1} (b - A x_k)
-
-    `sor` with omega = 1, and with its gradients.
 
     Parameters
     ----------
@@ -278,7 +272,5 @@ class SOR(FixedNumber):
         return (2 * torch.sigmoid(self.logit)).clamp(info.tiny, 2 - info.eps)
 
     def extra_repr(self) -> str:
-        return (
-            f"iterations={self.iterations}, direction={self.direction!r}, multicolour={self.multicolour}, "
-            f"gradient={self.gradient!r}"
-        )
+        keys = ("iterations", "direction", "multicolour", "gradient")
+        return ", ".join(f"{key}={getattr(self, key)!r}" for key in keys)

@@ -1,16 +1,15 @@
 """Parameters of the stationary methods (weights, steps, momenta, bounds, omega): one rule for their shapes,
 bounds of the spectrum of M A where none are given, and modules that train them.
 
-A parameter may depend on the member of the batch, the step and the row. For the batch axes of A and b
-(broadcast), N steps and n rows its shape in full is (*batch, N, n), with 1 along each axis on which it does
-not depend. A shape with as many axes is read in full; short forms are
+For the batch axes of A and b (broadcast), N steps and n rows the shape in full is (*batch, N, n), with 1
+along each axis on which a parameter does not depend. A shape with as many axes is read in full; short forms:
 
     ()          one value                     (N,)         one per step
     (n,)        one per row                   (N, n)       one per step and row, ones allowed
     batch       one per member                (N, *batch)  one per step and member
 
-A shape that two of them have is an error: its reading would change with the sizes. To a tolerance there is no
-axis N (1 in full). Parameters that cannot depend on the row have 1 for n in full, and no short form with n.
+A shape that two of them have is an error. To a tolerance there is no axis N (1 in full). Parameters that
+cannot depend on the row have 1 for n in full, and no short form with n.
 """
 
 import inspect
@@ -38,8 +37,7 @@ FIXED_GRADIENTS = ("unrolled", "checkpointed")  # of a fixed number of steps
 
 
 class Parameters:
-    """Reads the parameters of a call of the method `name`; steps=None: it runs to a tolerance. `values`: what
-    was read."""
+    """Reads the parameters of a call of `name`, which `values` records; steps=None: to a tolerance."""
 
     def __init__(self, name: str, A: Any, b: Tensor, steps: int | None):
         self.name, self.A, self.b, self.steps = name, A, b, steps
@@ -105,18 +103,14 @@ class Parameters:
     def _full(self, rows: bool) -> tuple[int, ...]:
         return (*self.batch, 1 if self.steps is None else self.steps, self.n if rows else 1)
 
-    def _readings(self, value: Tensor, full: tuple[int, ...], rows: bool) -> dict[str, Tensor]:
-        shape, batch, N = tuple(value.shape), full[:-2], self.steps
+    def _readings(self, t: Tensor, full: tuple[int, ...], rows: bool) -> dict[str, Tensor]:
+        shape, batch, N = tuple(t.shape), full[:-2], self.steps
         forms = [
-            ("one a row", rows and shape == (self.n,), lambda: value.unsqueeze(0)),
-            ("one a step", shape == (N,), lambda: value.unsqueeze(-1)),
-            ("one a member of the batch", batch and shape == batch, lambda: value[..., None, None]),
-            (
-                "one a step and member",
-                batch and shape == (N, *batch),
-                lambda: value.movedim(0, -1)[..., None],
-            ),
-            ("one a step and row", batch and len(shape) == 2 and _fits(shape, full[-2:]), lambda: value),
+            ("one a row", rows and shape == (self.n,), lambda: t.unsqueeze(0)),
+            ("one a step", shape == (N,), lambda: t.unsqueeze(-1)),
+            ("one a member of the batch", batch and shape == batch, lambda: t[..., None, None]),
+            ("one a step and member", batch and shape == (N, *batch), lambda: t.movedim(0, -1)[..., None]),
+            ("one a step and row", batch and len(shape) == 2 and _fits(shape, full[-2:]), lambda: t),
         ]
         return {words: view() for words, holds, view in forms if holds}
 
@@ -212,7 +206,9 @@ class FixedNumber(torch.nn.Module):
     keywords: ClassVar[tuple[str, ...]]
 
     def __init_subclass__(cls) -> None:
-        cls.__doc__ = described(cls.__doc__ or "", inspect.signature(cls).parameters, MODULE, OF_MODULES)
+        cls.__doc__ = cls.__doc__ and described(
+            cls.__doc__, inspect.signature(cls).parameters, MODULE, OF_MODULES
+        )
 
     def __init__(self, iterations: int, gradient: str, **parameters: Any):
         super().__init__()

@@ -2,11 +2,10 @@
 
     x' = x + a_k M (b - A x) + c_k (x - x before).
 
-A method is its coefficients a_k and c_k; `sor` and its variants are an M. Steps end in one of two ways. With
-`iterations` exactly that number runs, whatever b is, so that a loss on them is the same function of the
-parameters for every b: by the compiled sweeps of ops/richardson.py for a CSR and a diagonal M, else by public
-operations (ops/_steps.py), which give the same numbers. To a tolerance the loop of all methods (loop.py) runs
-`Stationary` until every column has stopped.
+A method is its coefficients a_k and c_k; `sor` and its variants are an M. With `iterations` exactly that
+number of steps runs, so that a loss on them is the same function of the parameters for every b: by the
+compiled sweeps of ops/richardson.py for a CSR and a diagonal M, else by public operations (ops/_steps.py),
+which give the same numbers. To a tolerance the loop of all methods (loop.py) runs `Stationary`.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from learnsolve.ops._product import product
 from learnsolve.ops._steps import residual_norm, stationary_steps, with_momentum
 from learnsolve.ops.richardson import richardson_sweeps
 from learnsolve.solvers.core.arguments import check_b, check_operands, check_x0, refuse_parameters_that_learn
-from learnsolve.solvers.core.blocks import Blocks, Columns, joined, systems_of
+from learnsolve.solvers.core.blocks import Blocks, Columns, Map, joined, systems_of
 from learnsolve.solvers.core.door import solve
 from learnsolve.solvers.core.gradient import transformed
 from learnsolve.solvers.core.operators import as_operator, as_preconditioner, compiled_form
@@ -37,8 +36,6 @@ from learnsolve.solvers.core.parameters import FIXED_GRADIENTS, Parameters
 from learnsolve.solvers.core.repeated import repeated
 from learnsolve.solvers.options import Options, options_of
 from learnsolve.solvers.solution import CODE, COMPILED, Iteration, Solution, SolverError, Status
-
-Map = Callable[[Tensor], Tensor]
 
 
 class State(NamedTuple):
@@ -167,8 +164,8 @@ def compiled(
     """`richardson_sweeps` for scale (n,) or (..., rows, n), momenta (..., rows) and any batch axes, of these,
     of A and of b, as the one axis of the kernel."""
     values, pattern = A.values, A.pattern
-    several = momenta is not None and momenta.dim() > 1
-    if values.dim() == 1 and b.dim() <= 2 and scale.dim() <= 2 and not several:
+    single = values.dim() == 1 and b.dim() <= 2 and scale.dim() <= 2
+    if single and (momenta is None or momenta.dim() == 1):
         x, norms = richardson_sweeps(values, scale, b, x0, pattern, iterations, checkpointed, momenta)
         return solution_of(A, b, x, norms, iterations)
     batch = torch.broadcast_shapes(A.batch_shape, b.shape[:-2], scale.shape[:-2])
@@ -201,8 +198,7 @@ def solution_of(
 
 def _with_last(norms: Tensor, r: Tensor) -> Tensor:
     """The norms before each step, and that of the last residual."""
-    axis = 0 if r.dim() == 1 else -2
-    return torch.cat((norms, residual_norm(r, axis, keepdim=True)), axis)
+    return torch.cat((norms, residual_norm(r, -2, keepdim=True)), 0 if r.dim() == 1 else -2)
 
 
 @dataclass
@@ -225,7 +221,7 @@ class Steps:
         """`r`: b - A x, if it is known. With `sources`, which b - A x is made of, the last norm is computed
         when it is asked for."""
         x, norms, count, stopped = self._run(b, x, iterations, checkpointed, r)
-        shared, codes = _across.of(self.A), None
+        shared, codes = _across.of(self.A), []
 
         def complete() -> Tensor:
             with _across.over(shared):
@@ -241,8 +237,8 @@ class Steps:
             stopped = self._stops(count, x, history[..., -1:, :])
         if stopped:
             lost = ~torch.isfinite(history.detach()[..., -1, :])
-            codes = torch.where(lost, CODE[Status.NON_FINITE], CODE[Status.STOPPED_BY_CALLBACK])
-        x, history, *codes, axis = self.columns.out_of(x, history, *([] if codes is None else [codes]))
+            codes = [torch.where(lost, CODE[Status.NON_FINITE], CODE[Status.STOPPED_BY_CALLBACK])]
+        x, history, *codes, axis = self.columns.out_of(x, history, *codes)
         return Solution(x, count, history, axis, codes=codes[0] if codes else None)
 
     def _run(
