@@ -2,8 +2,8 @@
 before x: stated once.
 
 The compiled sweeps of richardson.py do the same for a CSR matrix and a diagonal M. The steps here give their
-forward mode and second derivatives, and run for any other A and M (solvers/core/fixed.py). Steps to a
-tolerance (solvers/core/stationary.py) add their momentum by the same function.
+forward mode and second derivatives, and run for any other A and M. Steps to a tolerance add their momentum by
+the same function (solvers/core/stationary.py has both).
 """
 
 from collections.abc import Callable, Iterable, Sequence

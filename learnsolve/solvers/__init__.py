@@ -1,20 +1,23 @@
-"""Iterative solvers whose gradients are exact, one method a file."""
+"""Iterative solvers whose gradients are exact, one family of methods per file."""
 
 from learnsolve._autocast import guard
 from learnsolve.solvers.bicgstab import bicgstab
-from learnsolve.solvers.cg import cg
+from learnsolve.solvers.cg import PCG, cg, fcg
 from learnsolve.solvers.chebyshev import Chebyshev, chebyshev
 from learnsolve.solvers.core.checks import set_check_every
-from learnsolve.solvers.fcg import fcg
-from learnsolve.solvers.fgmres import fgmres
-from learnsolve.solvers.gmres import gmres
-from learnsolve.solvers.heavyball import Heavyball, heavyball, heavyball_parameters
+from learnsolve.solvers.gmres import fgmres, gmres
 from learnsolve.solvers.jacobi import Jacobi, jacobi
 from learnsolve.solvers.lsmr import lsmr
 from learnsolve.solvers.lsqr import lsqr
 from learnsolve.solvers.minres import minres
-from learnsolve.solvers.pcg import PCG
-from learnsolve.solvers.richardson import Richardson, richardson, richardson_weight
+from learnsolve.solvers.richardson import (
+    Heavyball,
+    Richardson,
+    heavyball,
+    heavyball_parameters,
+    richardson,
+    richardson_weight,
+)
 from learnsolve.solvers.solution import ConvergenceWarning, Iteration, Solution, SolverError, Status
 from learnsolve.solvers.solve import solve
 from learnsolve.solvers.sor import SOR, gauss_seidel, sor, ssor

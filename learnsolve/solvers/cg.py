@@ -1,15 +1,19 @@
-"""Conjugate gradients, preconditioned.
+"""Conjugate gradients, preconditioned: `cg`, flexible (`fcg`), and as a module (`PCG`).
 
-Source: Saad, "Iterative Methods for Sparse Linear Systems" (2003), algorithm 9.1.
+Sources: Saad, "Iterative Methods for Sparse Linear Systems" (2003), algorithm 9.1; Notay, "Flexible conjugate
+gradients", SIAM J. Sci. Comput. 22 (2000) 1444-1460, with one direction kept.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
 
+from learnsolve import _check
 from learnsolve._conversion import TensorLike
 from learnsolve.ops._dots import scaled
+from learnsolve.solvers.core.arguments import GRADIENTS
 from learnsolve.solvers.core.door import solve
 from learnsolve.solvers.core.vectors import divide, dot
 from learnsolve.solvers.options import SymmetricOptions, options_of, solver
@@ -27,7 +31,7 @@ class ConjugateGradients:
     """With q = A p: x += alpha p, r -= alpha q, alpha = rho / <p, q>; p = M r + beta p, beta = rho / rho_old.
 
     `flexible` takes <r_old, M r> off rho in beta, which is zero if M is linear and symmetric: p stays
-    conjugate to the last direction when it is not (fcg.py).
+    conjugate to the last direction when it is not.
     """
 
     compiled, state = True, State  # core/advance_cg.py
@@ -118,3 +122,112 @@ def cg(
     tensor(True)
     """
     return solve("cg", ConjugateGradients(), A, b, x0, options_of("cg", options), symmetric=True)
+
+
+@solver(SymmetricOptions)
+def fcg(
+    A: Any,
+    b: TensorLike,
+    x0: TensorLike | None = None,
+    **options: Unpack[SymmetricOptions],
+) -> Solution:
+    """Flexible conjugate gradients: `cg` for an M that is nonlinear, not quite symmetric, or learned.
+
+    Where M differs from step to step, plain conjugate gradients stall; this form keeps each direction
+    conjugate to the last at the cost of one more inner product.
+
+    Parameters
+    ----------
+    A, b, x0 : as for `cg`
+    M : as for `cg`, but neither linear nor symmetric of necessity
+    options : shared keywords
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A = ls.problems.poisson((10, 10))
+    >>> b = torch.ones(100, dtype=torch.float64)
+    >>> ls.solvers.fcg(A, b, M=lambda r: r + 0.1 * torch.tanh(r)).status.name
+    'CONVERGED'
+    """
+    method = ConjugateGradients(flexible=True)
+    return solve("fcg", method, A, b, x0, options_of("fcg", options), symmetric=True)
+
+
+class PCG(torch.nn.Module):
+    """`cg`, or `fcg`, with a trainable preconditioner.
+
+    Parameters
+    ----------
+    M : callable r -> M r, usually a torch.nn.Module, whose parameters are then those of this module
+    flexible : use `fcg`, for an M that is nonlinear or not symmetric
+    rtol, atol, maxiter : as for `cg`; rtol=0 for exactly `maxiter` iterations
+    gradient : "unrolled" or "checkpointed" for the gradient of M; "implicit" for an M that is not trained
+    throw, null_space : as for `cg`
+
+    Raises
+    ------
+    ValueError
+        if gradient is not one of the three.
+    TypeError
+        if M is not callable; the rest is checked in a call, as by `cg`.
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> class Scale(torch.nn.Module):
+    ...     symmetric = True  # else `cg` refuses a module
+    ...
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.weight = torch.nn.Parameter(torch.linspace(0.5, 1, 64, dtype=torch.float64))
+    ...     def forward(self, r):
+    ...         return self.weight * r
+    >>> A, b = ls.problems.poisson((8, 8)), torch.ones(64, dtype=torch.float64)
+    >>> solver = ls.solvers.PCG(Scale(), rtol=0.0, maxiter=4)
+    >>> solver(A, b).residual_norms[-1].backward()
+    >>> solver.M.weight.grad.shape
+    torch.Size([64])
+    """
+
+    def __init__(
+        self,
+        M: Callable[[Tensor], Tensor],
+        *,
+        flexible: bool = False,
+        rtol: float | None = 1e-5,
+        atol: float | None = 0.0,
+        maxiter: int | None = None,
+        gradient: str = "unrolled",
+        throw: bool = False,
+        null_space: Any = None,
+    ):
+        super().__init__()
+        if not callable(M):
+            raise TypeError(f"PCG: M must be a callable r -> M r, got {type(M).__name__}; for none use cg")
+        _check.one_of("PCG", "gradient", gradient, GRADIENTS)
+        self.M = M
+        self.flexible = flexible
+        self.rtol, self.atol, self.maxiter = rtol, atol, maxiter
+        self.gradient, self.throw, self.null_space = gradient, throw, null_space
+
+    def forward(self, A: Any, b: TensorLike, x0: TensorLike | None = None) -> Solution:
+        """`cg` for A x = b with the parameters as they are now; arguments and result as there."""
+        return (fcg if self.flexible else cg)(
+            A,
+            b,
+            x0,
+            rtol=self.rtol,
+            atol=self.atol,
+            maxiter=self.maxiter,
+            M=self.M,
+            gradient=self.gradient,
+            throw=self.throw,
+            null_space=self.null_space,
+        )
+
+    def extra_repr(self) -> str:
+        return (
+            f"flexible={self.flexible}, rtol={self.rtol}, atol={self.atol}, maxiter={self.maxiter}, "
+            f"gradient={self.gradient!r}"
+        )

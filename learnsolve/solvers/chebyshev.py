@@ -1,8 +1,7 @@
 """Chebyshev's semi-iteration: momentum chosen from bounds of the spectrum.
 
-Source: Golub and Varga, "Chebyshev semi-iterative methods, successive overrelaxation iterative methods, and
-second order Richardson iterative methods", Numer. Math. 3 (1961) 147-168; Saad, "Iterative Methods for Sparse
-Linear Systems" (2003), section 12.3.2.
+Sources: Golub and Varga, "Chebyshev semi-iterative methods [...]", Numer. Math. 3 (1961) 147-168; Saad,
+"Iterative Methods for Sparse Linear Systems" (2003), section 12.3.2.
 """
 
 import math
@@ -12,17 +11,27 @@ import torch
 from torch import Tensor
 
 from learnsolve._conversion import TensorLike
-from learnsolve._inputs import operands
-from learnsolve.solvers.core.fixed import FixedNumber
-from learnsolve.solvers.core.parameters import Parameters, trainable
-from learnsolve.solvers.core.spectrum import bounds
-from learnsolve.solvers.core.stationary import run
-from learnsolve.solvers.options import StationaryOptions, solver
+from learnsolve.solvers.core.parameters import FixedNumber, Parameters, Value, bounds, start
+from learnsolve.solvers.core.stationary import Stationary, run
+from learnsolve.solvers.options import Options, StationaryOptions, solver
 from learnsolve.solvers.solution import Solution
 
 
+class SemiIteration(Stationary):
+    """For the loop, of which no length is known: by the recurrence of the Chebyshev polynomials, with t_k the
+    rho_k 2 / (lmax - lmin) of `_coefficients`."""
+
+    def __init__(self, lmin: Any, lmax: Any):
+        self.middle, self.square = (lmax + lmin) / 2, ((lmax - lmin) / 2) ** 2
+
+    def coefficients(self, t: Tensor) -> tuple[Any, Any, Tensor]:
+        first = t == 0
+        new = torch.where(first, 1 / self.middle, 1 / (2 * self.middle - self.square * t))
+        return torch.where(first, new, 2 * new), self.square * t * new, new
+
+
 def _coefficients(lmin: Any, lmax: Any, iterations: int, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Those of all steps, (..., iterations), for bounds (..., 1 or iterations): with
+    """Those of all steps, (..., iterations), for bounds (..., 1 or iterations), in closed form: with
     q = (sqrt kappa - 1) / (sqrt kappa + 1),
 
         a_0 = 2 / (lmin + lmax),  a_k = rho_k 4 / (lmax - lmin),  c_k = rho_k rho_{k-1},
@@ -34,35 +43,29 @@ def _coefficients(lmin: Any, lmax: Any, iterations: int, b: Tensor) -> tuple[Ten
     root = (lmin * lmax) ** 0.5 if isinstance(lmin * lmax, Tensor) else math.sqrt(lmin * lmax)
     middle, radius = (lmax + lmin) / 2, (lmax - lmin) / 2
     q2 = (radius / (middle + root)) ** 2
-    p = 1 + _powers(q2, iterations, b)
+    # The powers of q2, not by **, whose second derivatives at 0 are NaN, and not copied from the host, which
+    # a graph could not hold.
+    if isinstance(q2, Tensor):
+        powers = [0 * q2 + 1]
+        for _ in range(iterations):
+            powers.append(powers[-1] * q2)
+        p = 1 + torch.stack(powers, -1)
+    else:
+        powers = torch.full((1, iterations + 1), q2, dtype=torch.float64, device=b.device)
+        powers[:, :1].fill_(1)
+        p = 1 + powers.cumprod(-1).to(b.dtype)
     first = torch.arange(iterations, device=b.device) == 0
-    now, after = _at_each_step(p, 0), _at_each_step(p, 1)
+
+    def at(ahead: int) -> Tensor:
+        """p_{k + ahead} of each step k that has one, by its own bounds."""
+        if p.shape[-2] != 1:
+            return p.diagonal(ahead, -2, -1)
+        return p[..., 0, max(ahead, 0) : max(iterations + ahead, 0)]
+
+    now, after = at(0), at(1)
     a = torch.where(first, 1, 2) * now / (after * (middle + root))
-    before = torch.cat((now[..., :1], _at_each_step(p, -1)), -1)
+    before = torch.cat((now[..., :1], at(-1)), -1)
     return a, torch.where(first, 0, q2 * before / after)
-
-
-def _at_each_step(p: Tensor, ahead: int) -> Tensor:
-    """p_{k + ahead} of each step k that has one, by its own bounds; p (..., 1 or steps, steps + 1)."""
-    steps = p.shape[-1] - 1
-    if p.shape[-2] != 1:
-        return p.diagonal(ahead, -2, -1)
-    return p[..., 0, max(ahead, 0) : max(steps + ahead, 0)]
-
-
-def _powers(q: Any, last: int, b: Tensor) -> Tensor:
-    """q^0, ..., q^last along a new last axis; (1, last + 1) for a number"""
-    if not isinstance(q, Tensor) and not b.is_cpu:
-        # Nothing is copied from the host: a graph could not hold it.
-        powers = torch.full((last + 1,), q, dtype=torch.float64, device=b.device)
-        powers[:1].fill_(1)
-        return powers.cumprod(0).to(b.dtype).unsqueeze(0)
-    powers = [0 * q + 1]  # not q ** k, whose second derivatives at 0 are NaN
-    for _ in range(last):
-        powers.append(powers[-1] * q)
-    if isinstance(q, Tensor):
-        return torch.stack(powers, -1)
-    return b.new_tensor(powers).unsqueeze(0)
 
 
 @solver(StationaryOptions, rtol=None, atol=None, gradient=None)
@@ -71,8 +74,8 @@ def chebyshev(
     b: TensorLike,
     x0: TensorLike | None = None,
     *,
-    lmin: float | Tensor | None = None,
-    lmax: float | Tensor | None = None,
+    lmin: Value | None = None,
+    lmax: Value | None = None,
     iterations: int | None = None,
     **options: Unpack[StationaryOptions],
 ) -> Solution:
@@ -80,100 +83,50 @@ def chebyshev(
 
     .. math:: x_{k+1} = x_k + a_k M (b - A x_k) + c_k (x_k - x_{k-1})
 
-    Of all polynomials of its degree, that of the error is the smallest on [lmin, lmax]: after k steps the
-    energy norm of the error, for symmetric positive definite A and M, has shrunk by
+    No inner products; gradients and cost are those of `richardson`. Of all polynomials of its degree, that
+    of the error is the smallest on [lmin, lmax]: its energy norm, for symmetric positive definite A and M,
+    shrinks by
     :math:`2 q^k / (1 + q^{2k})` at least, with :math:`q = (\sqrt\kappa - 1) / (\sqrt\kappa + 1)` and
-    :math:`\kappa = \mathtt{lmax} / \mathtt{lmin}`. No inner products.
+    :math:`\kappa = \mathtt{lmax} / \mathtt{lmin}`, in k steps.
 
     Parameters
     ----------
-    A : CSR, BlockBatch, LinearOperator or callable, shape (n, n), as for `cg`
-    b : Tensor or NumPy array, shape (n,) or (..., n, k)
-    x0 : like b; zero if not given
-    lmin, lmax : numbers or Tensors, positive bounds of the spectrum of M A; differentiable. For
-        N = iterations and a batch B: (), (N,), (B,), (N, B) or in full (B, N, 1) with ones allowed ("Shapes
-        of parameters" in docs/solvers.md); a step with bounds of its own has their a_k and c_k. lmax if not
-        given: 1.1 times an estimate by 10 steps of Arnoldi's method from a fixed vector, a constant; lmin:
-        lmax / 30. Eigenvalues below lmin only converge more slowly, those above lmax may diverge
-    iterations, gradient, throw : as for `richardson`
+    A, b, x0 : as for `cg`
+    lmin, lmax : numbers or Tensors, positive bounds of the spectrum of M A; differentiable; () or one per
+        step or member of the batch ("Shapes of parameters" in docs/solvers.md). lmax if not given: 1.1 times
+        an estimate by 10 steps of Arnoldi's method from a fixed vector, a constant; lmin: lmax / 30.
+        Eigenvalues below lmin only converge more slowly, those above lmax may diverge
     options : shared keywords
-
-    Returns
-    -------
-    Solution
-
-    Raises
-    ------
-    ValueError, TypeError, SolverError
-        as `richardson`.
-
-    Notes
-    -----
-    Gradient with iterations: exact, of the steps that ran, for everything that requires grad, including lmin
-    and lmax, to any order. Else the implicit one, as for `bicgstab`.
-    With iterations, a CSR and M None or diagonal (`preconditioners.Jacobi`) all steps are one
-    compiled operation, and so is their adjoint (formulas: `heavyball`).
-    Cost: one product with A and one with M a step.
 
     Examples
     --------
     >>> import torch, learnsolve as ls
     >>> A, b = ls.problems.poisson((8,)), torch.ones(8, dtype=torch.float64)
-    >>> s = torch.sin(torch.tensor(torch.pi / 18)) ** 2  # of 1D Poisson
-    >>> solution = ls.solvers.chebyshev(A, b, lmin=4 * float(s), lmax=4 - 4 * float(s), rtol=1e-8)
-    >>> solution.status.name
-    'CONVERGED'
+    >>> solution = ls.solvers.chebyshev(A, b, lmin=0.12, lmax=3.88, rtol=1e-8)
     >>> solution.iterations < ls.solvers.chebyshev(A, b, rtol=1e-8).iterations  # with estimates
     True
     """
-    name = "chebyshev"
-    A, b, x0 = operands(name, A, b, x0)
 
-    def fixed(read: Parameters) -> tuple[Tensor, Tensor]:
-        low, high = (t.squeeze(-1) if isinstance(t, Tensor) else t for t in bounds(read, lmin, lmax, options))
-        assert read.steps is not None
-        scale, momenta = _coefficients(low, high, read.steps, b)
-        return scale.unsqueeze(-1), momenta
+    def coefficients(read: Parameters, settings: Options) -> tuple[Any, Any]:
+        low, high = bounds(read, lmin, lmax, settings)
+        if read.steps is None:
+            return low, high
+        low, high = (t.squeeze(-1) if isinstance(t, Tensor) else t for t in (low, high))
+        a, c = _coefficients(low, high, read.steps, read.b)
+        return a.unsqueeze(-1), c
 
-    def until(read: Parameters):
-        low, high = bounds(read, lmin, lmax, options)
-        middle, square = (high + low) / 2, ((high - low) / 2) ** 2
-
-        def coefficients(t: Tensor) -> tuple[Any, Any, Tensor]:
-            # t_k = rho_k 2 / (lmax - lmin), by the recurrence of the Chebyshev polynomials; 0: none yet.
-            new = torch.where(t == 0, 1 / middle, 1 / (2 * middle - square * t))
-            return torch.where(t == 0, new, 2 * new), square * t * new, new
-
-        return coefficients
-
-    return run(name, A, b, x0, iterations, options, fixed, until, lmin=lmin, lmax=lmax)
+    return run("chebyshev", A, b, x0, iterations, options, coefficients, SemiIteration)
 
 
 class Chebyshev(FixedNumber):
-    """`chebyshev` with trainable bounds: their logarithms are the parameters, so that they stay positive.
-
-    An iteration; `preconditioners.Chebyshev` is a fixed number of its steps from zero, as an M.
+    """`chebyshev` with trainable bounds `lmin` and `lmax`, positive because the parameters are their
+    logarithms, `log_lmin` and `log_lmax`. A fixed number of its steps from zero, as an M:
+    `preconditioners.Chebyshev`.
 
     Parameters
     ----------
-    lmin, lmax : positive numbers or floating-point Tensors, the initial bounds, of any shape that `chebyshev`
-        takes. Numbers become parameters of torch's default dtype; ``.double()`` for float64 matrices.
-    iterations : int
-    M : as for `chebyshev`; a Module's parameters are then those of this module
-    gradient : "unrolled" or "checkpointed"
-
-    Attributes
-    ----------
-    log_lmin, log_lmax : the parameters
-    lmin, lmax : the bounds
-
-    Raises
-    ------
-    ValueError
-        if a bound is not positive and finite, or requires grad; if iterations is negative, or gradient not
-        one of the two.
-    TypeError
-        if a bound is not a number or a float32 or float64 tensor, or iterations not an int.
+    lmin, lmax : the initial bounds, positive
+    options : shared keywords
 
     Examples
     --------
@@ -185,51 +138,26 @@ class Chebyshev(FixedNumber):
     torch.Size([])
     """
 
+    function, keywords = staticmethod(chebyshev), ("lmin", "lmax", "M")
+    log_lmin: torch.nn.Parameter
+    log_lmax: torch.nn.Parameter
+    lmin = property(lambda self: self.log_lmin.exp())
+    lmax = property(lambda self: self.log_lmax.exp())
+
     def __init__(
-        self,
-        lmin: float | Tensor,
-        lmax: float | Tensor,
-        iterations: int = 1,
-        M: Any = None,
-        gradient: str = "unrolled",
+        self, lmin: Value, lmax: Value, iterations: int = 1, M: Any = None, gradient: str = "unrolled"
     ):
         super().__init__(iterations, gradient)
         for key, value in (("lmin", lmin), ("lmax", lmax)):
-            bound = trainable("Chebyshev", key, value)
-            start = bound.detach()
-            if not ((start > 0) & start.isfinite()).all():
+            bound = start("Chebyshev", key, value)
+            if not ((bound > 0) & bound.isfinite()).all():
                 raise ValueError(f"Chebyshev: {key} must be positive and finite, got {value}")
-            setattr(self, f"log_{key}", torch.nn.Parameter(start.log()))
+            setattr(self, f"log_{key}", torch.nn.Parameter(bound.log()))
         self.M = M
 
-    log_lmin: torch.nn.Parameter
-    log_lmax: torch.nn.Parameter
-
-    @property
-    def lmin(self) -> Tensor:
-        return self.log_lmin.exp()
-
-    @property
-    def lmax(self) -> Tensor:
-        return self.log_lmax.exp()
-
-    def forward(self, A: Any, b: TensorLike, x0: TensorLike | None = None) -> Solution:
-        """`chebyshev` with the bounds as they are now; arguments and result as there."""
-        return chebyshev(
-            A,
-            b,
-            x0,
-            lmin=self.lmin,
-            lmax=self.lmax,
-            iterations=self.iterations,
-            M=self.M,
-            gradient=self.gradient,
-        )
-
     def extra_repr(self) -> str:
-        lmin, lmax = (_shown(t.detach()) for t in (self.lmin, self.lmax))
+        lmin, lmax = (
+            f"{float(t.detach()):.3g}" if t.numel() == 1 else f"{tuple(t.shape)}"
+            for t in (self.lmin, self.lmax)
+        )
         return f"lmin={lmin}, lmax={lmax}, iterations={self.iterations}, gradient={self.gradient!r}"
-
-
-def _shown(bound: Tensor) -> str:
-    return f"{float(bound):.3g}" if bound.numel() == 1 else f"{tuple(bound.shape)}"

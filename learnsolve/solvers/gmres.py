@@ -107,6 +107,11 @@ def _rotated(Q: Tensor, c: Tensor, s: Tensor) -> Tensor:
     return torch.cat((rows, one), 1)
 
 
+def _restarted(name: str, restart: int | None) -> GeneralisedMinimalResidual:
+    restart = 20 if restart is None else _check.integer(name, "restart", restart, 1)
+    return GeneralisedMinimalResidual(restart)
+
+
 @solver(SolverOptions)
 def gmres(
     A: Any,
@@ -128,15 +133,6 @@ def gmres(
     restart : int, iterations between restarts
     x0 : as for `cg`
     options : shared keywords
-
-    Returns
-    -------
-    Solution
-
-    Raises
-    ------
-    ValueError, TypeError, SolverError
-        as `cg`.
 
     Notes
     -----
@@ -160,5 +156,45 @@ def gmres(
     >>> b.grad
     tensor([ 0.0000, -0.5000], dtype=torch.float64)
     """
-    restart = 20 if restart is None else _check.integer("gmres", "restart", restart, 1)
-    return solve("gmres", GeneralisedMinimalResidual(restart), A, b, x0, options_of("gmres", options))
+    return solve("gmres", _restarted("gmres", restart), A, b, x0, options_of("gmres", options))
+
+
+@solver(SolverOptions)
+def fgmres(
+    A: Any,
+    b: TensorLike,
+    x0: TensorLike | None = None,
+    *,
+    restart: int | None = 20,
+    **options: Unpack[SolverOptions],
+) -> Solution:
+    r"""Flexible GMRES: for an M that is nonlinear, learned, or another iteration.
+
+    The iterate is made of what M returned, so M may differ from step to step. The recurrences are those of
+    `gmres`, which keeps the same vectors here; what differs is the adjoint solve, for which a nonlinear M has
+    no transpose. Gradients and cost are those of `gmres`.
+
+    Parameters
+    ----------
+    M : an approximation of A^-1: any callable r -> M r, given vectors of length one; CSR or LinearOperator
+    adjoint_M : of the adjoint solve with A^T, gradient="implicit". If not given it is M.T where M has one,
+        else the adjoint solve goes without.
+    A, b, x0, restart : as for `gmres`
+    options : shared keywords
+
+    References
+    ----------
+    Y. Saad, "A flexible inner-outer preconditioned GMRES algorithm", SIAM J. Sci. Comput. 14 (1993) 461-469,
+    doi:10.1137/0914028
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A = ls.problems.poisson((10, 10))
+    >>> b = torch.ones(100, dtype=torch.float64)
+    >>> inner = lambda r: ls.solvers.cg(A, r, rtol=0.1).x  # not linear in r
+    >>> ls.solvers.fgmres(A, b, M=inner).status.name
+    'CONVERGED'
+    """
+    method = _restarted("fgmres", restart)
+    return solve("fgmres", method, A, b, x0, options_of("fgmres", options), transposed_M=False)

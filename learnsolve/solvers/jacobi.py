@@ -4,7 +4,7 @@ Source: Nytko et al., "Optimized Sparse Matrix Operations for Reverse Mode Autom
 arXiv 2212.05159, section 4.1; Saad, "Iterative Methods for Sparse Linear Systems" (2003), section 4.1.
 """
 
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -19,20 +19,20 @@ from learnsolve.ops._dots import times
 from learnsolve.ops._product import product
 from learnsolve.ops._steps import residual_norm
 from learnsolve.ops.diagonal import shared_inverse_diagonal
-from learnsolve.pattern import SparsityPattern
 from learnsolve.solvers.core.arguments import check_b, check_x0
-from learnsolve.solvers.core.fixed import FIXED_GRADIENTS, FixedNumber, compiled, run_fixed, with_last
-from learnsolve.solvers.core.parameters import Parameters, trainable
-from learnsolve.solvers.options import Options
-from learnsolve.solvers.solution import Solution
+from learnsolve.solvers.core.parameters import FIXED_GRADIENTS, FixedNumber, Parameters, Value
+from learnsolve.solvers.core.stationary import compiled, run_fixed, solution_of
+from learnsolve.solvers.options import Options, smoother
+from learnsolve.solvers.solution import EAGER, Solution
 
 
+@smoother
 def jacobi(
     A: CSR,
     b: TensorLike,
     x0: TensorLike | None = None,
     *,
-    weight: float | Tensor = 1.0,
+    weight: Value = 1.0,
     iterations: int = 1,
     gradient: str = "unrolled",
 ) -> Solution:
@@ -43,36 +43,14 @@ def jacobi(
     A : CSR, shape (n, n), float32 or float64, without zeros on the diagonal D; its values may be (..., nnz)
     b : Tensor or NumPy array, shape (n,) or (..., n, k): one or k right-hand sides
     x0 : like b; zero if not given
-    weight : number or Tensor, for N = iterations and a batch B: (), (n,), (N,), (N, n), (B,), (N, B) or in
-        full (B, N, n) with ones allowed ("Shapes of parameters" in docs/solvers.md)
-    iterations : int >= 0
-    gradient : "unrolled" stores every iterate for the backward; "checkpointed" gives the same numbers, stores
-        O(sqrt(iterations)) iterates and repeats the sweeps between them
-
-    Returns
-    -------
-    Solution, with `x`, `residual_norms` (differentiable) and `status`
-
-    Raises
-    ------
-    ValueError
-        if shapes or values do not fit, or a diagonal entry is missing or zero (the message names the row).
-    TypeError
-        if dtypes or devices do not fit.
+    weight : number or Tensor, () or one per row, sweep or member of the batch ("Shapes of parameters" in
+        docs/solvers.md)
+    options : shared keywords
 
     Notes
     -----
-    Gradient: exact, of the sweeps that ran, for the values of A, b, x0 and weight, to any order. All sweeps
-    are one compiled operation and so is their adjoint: with :math:`\lambda_N = \bar x`,
-
-    .. math:: \rho_k = w_k D^{-1} \lambda_{k+1}, \quad \lambda_k = \lambda_{k+1} - A^T \rho_k, \quad
-              \bar w_k = D^{-1} r_k \circ \lambda_{k+1}, \quad \bar b = \sum_k \rho_k, \quad
-              \bar A = -\sum_k \rho_k x_k^T \text{ on the pattern (and through D)}.
-
-    Cost: one product with A a sweep. Backward, a sweep: one product with the transpose if only b or x0
-    requires grad, one with A more if the weight requires grad or a norm is in the loss, and a sampled product
-    if A's values require grad.
-    There is no gradient="implicit": a converged solution does not depend on the weight.
+    The gradient is exact for the values of A, b, x0 and weight, to any order; adjoint and cost as of
+    `richardson`. There is no gradient="implicit": a converged solution does not depend on the weight.
 
     Examples
     --------
@@ -86,95 +64,69 @@ def jacobi(
     """
     name = "jacobi"
     A, b, x0 = operands(name, A, b, x0)
-    if _across.of(A) is not None:
-        return _over_processes(A, b, x0, weight, iterations, gradient)
+    iterations = _check.integer(name, "iterations", iterations, 0)
+    _check.one_of(name, "gradient", gradient, FIXED_GRADIENTS)
+    if _across.of(A) is not None:  # rows in several processes: sweep by sweep, w of the rows of this one
+        check_b(name, b)
+        w = Parameters(name, A, b, iterations).read("weight", weight)
+        scale = w * A.inverse_diagonal(name).unsqueeze(0)  # pyright: ignore[reportAttributeAccessIssue]
+        return run_fixed(name, A, b, x0, Options(gradient=gradient), iterations, scale, None)
     _check.matrix(name, "A", A)
-    values, pattern = A.values, A.pattern
-    n = pattern.shape[0]
+    values = A.values
     _check.dtype(name, "A.values", values)
     _check.same_kind(name, "b", b, values)
-    iterations = _check.integer(name, "iterations", iterations, 0)
-    _check.one_of(name, "gradient", gradient, FIXED_GRADIENTS)
-    if b.dim() == 0 or b.shape[0 if b.dim() == 1 else -2] != n:
-        raise ValueError(f"{name}: b must have A.shape[0] = {n} rows, got shape {tuple(b.shape)}")
+    _check.rows(name, "b", b, "A", A.pattern.shape)
     check_x0(name, x0, b)
     x0 = torch.zeros_like(b) if x0 is None else x0
-    if values.dim() > 1 and b.dim() > 2:
+    if values.dim() > 1:
         _check.batches(name, values.shape[:-1], b.shape[:-2], "A.values and b")
-    if b.dim() == 1 and values.dim() > 1:
-        # One vector for a batch of matrices: a column, whose axis is taken away again.
-        columns = jacobi(
-            A, b.unsqueeze(-1), x0.unsqueeze(-1), weight=weight, iterations=iterations, gradient=gradient
-        )
-        x = columns.x.squeeze(-1)
-        return Solution(x, iterations, lambda: columns.residual_norms.squeeze(-1), -1, (x,))
-    scale = _scale(weight, shared_inverse_diagonal(A, name), values, Parameters(name, A, b, iterations))
+        if b.dim() == 1:  # one vector for a batch of matrices: a column, whose axis is taken away again
+            columns = jacobi(
+                A, b[:, None], x0[:, None], weight=weight, iterations=iterations, gradient=gradient
+            )
+            x = columns.x.squeeze(-1)
+            return Solution(x, iterations, lambda: columns.residual_norms.squeeze(-1), -1, (x,))
+    scale = _scale(A, b, weight, iterations)
     if iterations == 1 and _only_scale_learns(scale, values, b, x0):
-        return _one_sweep(values, pattern, scale, b, x0)
+        return solution_of(A, b, *_one_sweep(A, scale, b, x0), iterations, EAGER)
     return compiled(A, b, x0, scale, iterations, gradient == "checkpointed")
-
-
-def _over_processes(
-    A: Any, b: Tensor, x0: Tensor | None, weight: float | Tensor, iterations: int, gradient: str
-) -> Solution:
-    """The same for a matrix whose rows lie in several processes, sweep by sweep; one weight a row has those
-    of the rows here."""
-    name = "jacobi"
-    check_b(name, b)
-    iterations = _check.integer(name, "iterations", iterations, 0)
-    _check.one_of(name, "gradient", gradient, FIXED_GRADIENTS)
-    factor = Parameters(name, A, b, iterations).read("weight", weight)
-    scale = factor * A.inverse_diagonal(name).unsqueeze(0)
-    return run_fixed(name, A, b, x0, Options(gradient=gradient), iterations, scale, None)
 
 
 def _only_scale_learns(scale: Tensor, *others: Tensor) -> bool:
     return tracked(scale) and not tracked(*others) and not torch.compiler.is_dynamo_compiling()
 
 
-def _one_sweep(values: Tensor, pattern: SparsityPattern, scale: Tensor, b: Tensor, x0: Tensor) -> Solution:
-    """With the residual a constant, three operations of torch cost less than the fused one: a training step
-    at n = 16 took 251 us, not 259 to 291 (python -m benchmarks training). The norm is computed later."""
-    r = b - product(values, x0, pattern, False)
-    if scale.dim() > 1:
-        scale = scale.squeeze(-2)
-    vector = b.dim() == 1
+def _one_sweep(A: CSR, scale: Tensor, b: Tensor, x0: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+    """x and the norm before. With the residual a constant, three operations of torch cost less than the fused
+    one (python -m benchmarks training)."""
+    vector, r = b.dim() == 1, b - product(A.values, x0, A.pattern, False)
+    scale = scale.squeeze(-2) if scale.dim() > 1 else scale
     x = torch.addcmul(x0, scale if vector else scale.unsqueeze(-1), r)
-    axis = 0 if vector else -2
-    complete = lambda: with_last(  # noqa: E731
-        residual_norm(r, axis, keepdim=True), b - product(values, x, pattern, False)
-    )
-    return Solution(x, 1, complete, axis, (values, b, x))
+    return x, lambda: residual_norm(r, 0 if vector else -2, keepdim=True)
 
 
-def _scale(weight: float | Tensor, inverse: Tensor, values: Tensor, read: Parameters) -> Tensor:
+def _scale(A: CSR, b: Tensor, weight: Value, iterations: int) -> Tensor:
     """weight / D, shape (n,) or (..., 1 or iterations, n)."""
-    if isinstance(weight, Tensor) and values.dim() == 1 and read.of_rows("weight", weight):
-        return times(inverse, weight)  # without views, which cost a small training step more than the product
-    factor = read.read("weight", weight)
-    if not isinstance(weight, Tensor):
-        scale = inverse if factor == 1 else factor * inverse
-        return scale if values.dim() == 1 else scale.unsqueeze(-2)
-    return times(inverse if values.dim() == 1 else inverse.unsqueeze(-2), factor)
+    inverse, single = shared_inverse_diagonal(A, "jacobi"), A.values.dim() == 1
+    if isinstance(weight, Tensor) and single:
+        _check.same_kind("jacobi", "weight", weight, b)
+        of_rows = weight.shape == inverse.shape and len(weight) != iterations and b.dim() <= 2
+        if of_rows or weight.dim() == 0:
+            return times(inverse, weight)  # without views, which cost a small step more than the product
+    factor = Parameters("jacobi", A, b, iterations).read("weight", weight)
+    if isinstance(factor, Tensor):
+        return times(inverse if single else inverse.unsqueeze(-2), factor)
+    scale = inverse if factor == 1 else factor * inverse
+    return scale if single else scale.unsqueeze(-2)
 
 
 class Jacobi(FixedNumber):
-    """`jacobi` with a trainable weight.
-
-    Sweeps towards a solution; `preconditioners.Jacobi` is the inverse of the diagonal, as an M.
+    """`jacobi` with a trainable weight. For the inverse of the diagonal as an M: `preconditioners.Jacobi`.
 
     Parameters
     ----------
-    weight : number or floating-point Tensor, the initial weight, of any shape that `jacobi` takes. A number
-        becomes a parameter of torch's default dtype; ``.double()`` for float64 matrices.
-    iterations, gradient : as for `jacobi`
-
-    Raises
-    ------
-    ValueError
-        if weight requires grad, iterations is negative, or gradient not one of the two.
-    TypeError
-        if weight is not a number or a float32 or float64 tensor, or iterations not an int.
+    weight : the initial weight
+    options : shared keywords
 
     Examples
     --------
@@ -185,10 +137,8 @@ class Jacobi(FixedNumber):
     torch.Size([8])
     """
 
-    def __init__(self, weight: float | Tensor = 1.0, iterations: int = 1, gradient: str = "unrolled"):
-        super().__init__(iterations, gradient)
-        self.weight = trainable("Jacobi", "weight", weight)
+    function, keywords = staticmethod(jacobi), ("weight",)
+    weight: torch.nn.Parameter
 
-    def forward(self, A: CSR, b: TensorLike, x0: TensorLike | None = None) -> Solution:
-        """`jacobi` with the weight as it is now; arguments and result as there."""
-        return jacobi(A, b, x0, weight=self.weight, iterations=self.iterations, gradient=self.gradient)
+    def __init__(self, weight: Value = 1.0, iterations: int = 1, gradient: str = "unrolled"):
+        super().__init__(iterations, gradient, weight=weight)

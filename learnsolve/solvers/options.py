@@ -3,7 +3,7 @@
 import inspect
 import re
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any, ParamSpec, TypedDict, TypeVar
@@ -98,6 +98,53 @@ MEANING = {
         different ones, a pair of them""",
 }
 
+ITERATIONS = {  # of methods that also run a fixed number of steps
+    "iterations": """int >= 0: run exactly this number of steps, whatever b is; excludes rtol, atol, maxiter
+        and adjoint_*. If not given, steps run to the tolerance""",
+    "gradient": """with `iterations` "unrolled" (if not given), the exact gradient of the steps that ran, for
+        all that requires grad and of `residual_norms`, or "checkpointed", the same numbers in
+        O(sqrt(iterations)) memory; without also "implicit" (if not given), one adjoint solve at the solution,
+        for A and b""",
+    "throw": """raise `SolverError` where a solve or its adjoint did not converge; with `iterations`, where it
+        diverged""",
+}
+MODULE = {  # of modules with trainable parameters
+    "iterations": "int >= 0, the number of steps",
+    "M": "as for the function; the parameters of a torch.nn.Module are then those of this module",
+    "gradient": """"unrolled", the exact gradient of the steps; "checkpointed", the same numbers in
+        O(sqrt(iterations)) memory""",
+}
+# The sections of a docstring that does not have its own.
+OF_SOLVERS = """
+    Returns
+    -------
+    Solution
+
+    Raises
+    ------
+    ValueError
+        if shapes or values do not fit, keywords exclude one another, or something requires grad that
+        gradient="implicit" has no gradient for.
+    TypeError
+        if types, dtypes or devices do not fit.
+"""
+OF_THROW = """    SolverError
+        if `throw` and a solve failed.
+"""
+OF_MODULES = """
+    Raises
+    ------
+    ValueError
+        if an initial value requires grad, or a value does not fit.
+    TypeError
+        if a type or dtype does not fit.
+
+    Notes
+    -----
+    Initial values are numbers or floating-point Tensors of any shape that the function takes. A number
+    becomes a parameter of torch's default dtype; ``.double()`` for float64 matrices.
+"""
+
 
 def solver(kind: Any, **defaults: Any) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """A solver whose `**options` are of this kind: its signature lists them, with `defaults` where they
@@ -113,18 +160,28 @@ def solver(kind: Any, **defaults: Any) -> Callable[[Callable[P, T]], Callable[P,
             for key in kind.__annotations__
         ]
         function.__signature__ = signature.replace(parameters=[*own, *shared])  # type: ignore[attr-defined]
-        function.__doc__ = _described(function.__doc__ or "", set(kind.__annotations__))
+        keys = [p.name for p in own if p.kind is keyword] + list(kind.__annotations__)
+        meanings = {"iterations": ""} | MEANING | ITERATIONS if "iterations" in keys else MEANING
+        function.__doc__ = described(function.__doc__ or "", keys, meanings, OF_SOLVERS + OF_THROW)
         return function
 
     return decorated
 
 
-def _described(text: str, keys: set[str]) -> str:
-    """The docstring with the line of its `options` replaced."""
+def smoother(function: Callable[P, T]) -> Callable[P, T]:
+    """A solver for a fixed number of steps without shared `**options`."""
+    keys = inspect.signature(function).parameters
+    function.__doc__ = described(function.__doc__ or "", keys, MODULE, OF_SOLVERS)
+    return function
+
+
+def described(text: str, keys: Collection[str], meanings: Mapping[str, str], sections: str) -> str:
+    """The docstring with the line of its `options` replaced by the `meanings` of those of these keys that it
+    does not describe itself, and by the `sections`, unless it has its own."""
     own = set(re.findall(r"\w+", " ".join(re.findall(r"^    ([\w, ]+?) :", text, re.MULTILINE))))
     lines = ""
-    for names, meaning in MEANING.items():
-        left = [name for name in names.split(", ") if name in keys - own]
+    for names, meaning in meanings.items():
+        left = [name for name in names.split(", ") if name in keys and name not in own]
         if left:
             lines += (
                 textwrap.fill(
@@ -136,6 +193,8 @@ def _described(text: str, keys: set[str]) -> str:
                 )
                 + "\n"
             )
+    if "\n    Raises\n" not in text:
+        lines += sections
     return re.sub(r"^    options : .*\n", lambda _: lines, text, flags=re.MULTILINE)
 
 
@@ -166,12 +225,12 @@ class Options:
                 object.__setattr__(self, key, matrix(given))
 
 
-def options_of(name: str, given: Mapping[str, Any]) -> Options:
+def options_of(name: str, arguments: Mapping[str, Any]) -> Options:
     """`**options` of the solver `name`, checked for keywords that it does not have."""
     keys = _KINDS[name].__annotations__
-    for key in given:
+    for key in arguments:
         if key not in keys:
             similar = get_close_matches(key, keys, 1)
             hint = f"; did you mean {similar[0]}?" if similar else f"; it takes {', '.join(keys)}"
             raise TypeError(f"{name}() got an unexpected keyword argument {key!r}{hint}")
-    return Options(**given)
+    return Options(**arguments)

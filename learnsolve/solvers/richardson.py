@@ -1,22 +1,18 @@
-"""Richardson's iteration, x <- x + w M (b - A x).
+"""Richardson's iteration, x <- x + w M (b - A x), and with momentum the heavy ball.
 
-Source: Richardson, "The approximate arithmetical solution by finite differences of physical problems
-involving differential equations", Phil. Trans. R. Soc. A 210 (1911) 307-357; Saad, "Iterative Methods for
-Sparse Linear Systems" (2003), section 4.2.
+Sources: Richardson, Phil. Trans. R. Soc. A 210 (1911) 307-357; Saad, "Iterative Methods for Sparse Linear
+Systems" (2003), section 4.2; Polyak, "Some methods of speeding up the convergence of iteration methods", USSR
+Comput. Math. Math. Phys. 4 (1964) 1-17; trained: Nytko et al., arXiv 2212.05159, section 4.2.
 """
 
-from collections.abc import Mapping
 from typing import Any, Unpack
 
-from torch import Tensor
+import torch
 
 from learnsolve._conversion import TensorLike
-from learnsolve._inputs import operands
-from learnsolve.solvers.core.fixed import FixedNumber
-from learnsolve.solvers.core.parameters import Parameters, trainable
-from learnsolve.solvers.core.spectrum import bounds, given_bounds
+from learnsolve.solvers.core.parameters import FixedNumber, Parameters, Value, bounds, given_bounds
 from learnsolve.solvers.core.stationary import run
-from learnsolve.solvers.options import StationaryOptions, solver
+from learnsolve.solvers.options import Options, StationaryOptions, solver
 from learnsolve.solvers.solution import Solution
 
 
@@ -29,15 +25,14 @@ def richardson_weight(lmin: Any, lmax: Any) -> Any:
 
     Returns
     -------
-    number or Tensor. The error shrinks by (kappa - 1) / (kappa + 1) a step, kappa = lmax / lmin.
+    number or Tensor. The error shrinks by (kappa - 1) / (kappa + 1) per step, kappa = lmax / lmin.
 
     Raises
     ------
-    ValueError
-        if a bound is not positive and finite (of tensors: not checked under `torch.compile`, under
-        transformations of `torch.func` and on a GPU), or the number lmin is larger than the number lmax.
-    TypeError
-        if a bound is not a number or a float32 or float64 tensor.
+    ValueError, TypeError
+        if a bound is not a number or a float32 or float64 tensor, positive and finite (of tensors: not
+        checked under `torch.compile`, under transformations of `torch.func` and on a GPU), or a number
+        lmin > lmax.
 
     Examples
     --------
@@ -45,8 +40,11 @@ def richardson_weight(lmin: Any, lmax: Any) -> Any:
     >>> ls.solvers.richardson_weight(1.0, 3.0)
     0.5
     """
-    low, high = given_bounds("richardson_weight", lmin, lmax)
-    return 2 / (low + high)
+    return _best_weight(*given_bounds("richardson_weight", lmin, lmax))
+
+
+def _best_weight(lmin: Any, lmax: Any) -> Any:
+    return 2 / (lmin + lmax)
 
 
 @solver(StationaryOptions, rtol=None, atol=None, gradient=None)
@@ -55,9 +53,9 @@ def richardson(
     b: TensorLike,
     x0: TensorLike | None = None,
     *,
-    weight: float | Tensor | None = None,
-    lmin: float | Tensor | None = None,
-    lmax: float | Tensor | None = None,
+    weight: Value | None = None,
+    lmin: Value | None = None,
+    lmax: Value | None = None,
     iterations: int | None = None,
     **options: Unpack[StationaryOptions],
 ) -> Solution:
@@ -65,48 +63,22 @@ def richardson(
 
     Parameters
     ----------
-    A : CSR, BlockBatch, LinearOperator or callable, shape (n, n), as for `cg`; M A with eigenvalues of
-        positive real part
-    b : Tensor or NumPy array, shape (n,) or (..., n, k)
-    x0 : like b; zero if not given
-    weight : number or Tensor, for N = iterations and a batch B: (), (n,), (N,), (N, n), (B,), (N, B) or in
-        full (B, N, n) with ones allowed ("Shapes of parameters" in docs/solvers.md).
-        If not given, 1 with an M and without bounds, else `richardson_weight` of lmin and lmax
-    lmin, lmax : instead of `weight`: bounds of the spectrum of M A, with shapes and estimates as for
-        `chebyshev`. The weight of the estimates converges for a symmetric positive definite A, if the largest
-        eigenvalue was not underestimated by more than an eighth
-    iterations : int >= 0: run this number of steps, whatever b is. If not given, a column stops when
-        :math:`\|b - A x\| \le \max(\mathtt{rtol} \|b\|, \mathtt{atol})`, with rtol = 1e-5 and atol = 0 if not
-        given
-    M : an approximation of A^-1, linear: a preconditioner, callable r -> M r, CSR or LinearOperator
-    callback : called after every iteration with an `Iteration`; returning True stops
-    gradient : with iterations "unrolled" (if not given) or "checkpointed", as for `jacobi`; without
-        "implicit" (if not given), "unrolled" or "checkpointed", as for `cg`
-    throw : raise `SolverError` where a solve or its adjoint did not converge; with iterations, where it
-        diverged
+    A : as for `cg`; M A with eigenvalues of positive real part
+    b, x0 : as for `cg`
+    weight : number or Tensor, () or one per row, step or member of the batch ("Shapes of parameters" in
+        docs/solvers.md). If not given, 1 with an M and without bounds, else `richardson_weight` of lmin, lmax
+    lmin, lmax : instead of `weight`: bounds of the spectrum of M A, as for `chebyshev`. Their estimates give
+        a weight that converges for a symmetric positive definite A, if the largest eigenvalue was not
+        underestimated by more than an eighth
     options : shared keywords
-
-    Returns
-    -------
-    Solution
-
-    Raises
-    ------
-    ValueError
-        if shapes or values do not fit, iterations and a tolerance are both given, or something requires grad
-        that gradient="implicit" has no gradient for.
-    TypeError
-        if types, dtypes or devices do not fit.
-    SolverError
-        if `throw` and a solve failed.
 
     Notes
     -----
-    Gradient with iterations: exact, of the steps that ran, for everything that requires grad, to any order.
-    Else the implicit one, as for `bicgstab`.
-    With iterations, a CSR and M None or diagonal (`preconditioners.Jacobi`) all steps are one
-    compiled operation, and so is their adjoint (formulas: `jacobi`, `heavyball`).
-    Cost: one product with A and one with M a step.
+    Implicit gradient as for `bicgstab`; that of `iterations` is exact, for all that requires grad, to any
+    order. With a CSR and M None or diagonal (`preconditioners.Jacobi`) all steps are one compiled operation,
+    and so is their adjoint (formulas: docs/gradients.md). Cost: one product with A and one with M per step;
+    in the backward one product with the transpose, one with A more if a parameter or M requires grad or a
+    norm is in the loss, and a sampled product if A's values require grad.
 
     Examples
     --------
@@ -116,34 +88,17 @@ def richardson(
     >>> ls.solvers.richardson(A, b, weight=w, iterations=50).residual_norms[-1].backward()
     >>> bool(w.grad < 0)  # a larger weight would have converged faster
     True
-    >>> ls.solvers.richardson(A, b, maxiter=500).converged  # with an estimated weight
-    True
     """
-    name = "richardson"
-    A, b, x0 = operands(name, A, b, x0)
 
-    def fixed(read: Parameters) -> tuple[Tensor, None]:
-        w = _weight(read, weight, lmin, lmax, options)
-        return read.tensor("weight", w), None
-
-    def until(read: Parameters):
-        w = _weight(read, weight, lmin, lmax, options)
-        w = read.of_columns("weight", w)
-        return lambda t: (w, None, t)
-
-    return run(name, A, b, x0, iterations, options, fixed, until, weight=weight, lmin=lmin, lmax=lmax)
-
-
-def _weight(read: Parameters, weight: Any, lmin: Any, lmax: Any, options: Mapping[str, Any]) -> Any:
-    free = lmin is None and lmax is None
-    if weight is not None:
-        if not free:
+    def coefficients(read: Parameters, settings: Options) -> tuple[Any, None]:
+        w, free = weight, lmin is None and lmax is None
+        if w is None:
+            w = 1.0 if free and settings.M is not None else _best_weight(*bounds(read, lmin, lmax, settings))
+        elif not free:
             raise ValueError("richardson: weight must not be given beside lmin or lmax, which choose one")
-        return weight
-    if free and options.get("M") is not None:
-        return 1.0
-    low, high = bounds(read, lmin, lmax, options)
-    return 2 / (low + high)
+        return read.coefficient("weight", w), None
+
+    return run("richardson", A, b, x0, iterations, options, coefficients)
 
 
 class Richardson(FixedNumber):
@@ -151,18 +106,8 @@ class Richardson(FixedNumber):
 
     Parameters
     ----------
-    weight : number or floating-point Tensor, the initial weight, of any shape that `richardson` takes. A
-        number becomes a parameter of torch's default dtype; ``.double()`` for float64 matrices.
-    iterations : int
-    M : as for `richardson`; a Module's parameters are then those of this module
-    gradient : "unrolled" or "checkpointed"
-
-    Raises
-    ------
-    ValueError
-        if weight requires grad, iterations is negative, or gradient not one of the two.
-    TypeError
-        if weight is not a number or a float32 or float64 tensor, or iterations not an int.
+    weight : the initial weight
+    options : shared keywords
 
     Examples
     --------
@@ -173,15 +118,131 @@ class Richardson(FixedNumber):
     torch.Size([4])
     """
 
-    def __init__(
-        self, weight: float | Tensor = 1.0, iterations: int = 1, M: Any = None, gradient: str = "unrolled"
-    ):
-        super().__init__(iterations, gradient)
-        self.weight = trainable("Richardson", "weight", weight)
+    function, keywords = staticmethod(richardson), ("weight", "M")
+    weight: torch.nn.Parameter
+
+    def __init__(self, weight: Value = 1.0, iterations: int = 1, M: Any = None, gradient: str = "unrolled"):
+        super().__init__(iterations, gradient, weight=weight)
         self.M = M
 
-    def forward(self, A: Any, b: TensorLike, x0: TensorLike | None = None) -> Solution:
-        """`richardson` with the weight as it is now; arguments and result as there."""
-        return richardson(
-            A, b, x0, weight=self.weight, iterations=self.iterations, M=self.M, gradient=self.gradient
-        )
+
+def heavyball_parameters(lmin: Any, lmax: Any) -> tuple[Any, Any]:
+    r"""The asymptotically best (alpha, beta) for an M A with positive eigenvalues.
+
+    .. math:: \alpha = 4 / (\sqrt{\lambda_{\max}} + \sqrt{\lambda_{\min}})^2, \quad
+              \beta = \left(\frac{\sqrt{\kappa} - 1}{\sqrt{\kappa} + 1}\right)^2, \quad
+              \kappa = \lambda_{\max} / \lambda_{\min}
+
+    Parameters
+    ----------
+    lmin, lmax : as for `richardson_weight`
+
+    Returns
+    -------
+    two numbers or Tensors. The error shrinks by sqrt(beta) per step in the end, not from the beginning.
+
+    Raises
+    ------
+    ValueError, TypeError
+        as `richardson_weight`.
+
+    Examples
+    --------
+    >>> import learnsolve as ls
+    >>> ls.solvers.heavyball_parameters(1.0, 9.0)
+    (0.25, 0.25)
+    """
+    return _best_momentum(*given_bounds("heavyball_parameters", lmin, lmax))
+
+
+def _best_momentum(lmin: Any, lmax: Any) -> tuple[Any, Any]:
+    low, high = lmin**0.5, lmax**0.5
+    return 4 / (high + low) ** 2, ((high - low) / (high + low)) ** 2
+
+
+@solver(StationaryOptions, rtol=None, atol=None, gradient=None)
+def heavyball(
+    A: Any,
+    b: TensorLike,
+    x0: TensorLike | None = None,
+    *,
+    alpha: Value | None = None,
+    beta: Value | None = None,
+    lmin: Value | None = None,
+    lmax: Value | None = None,
+    iterations: int | None = None,
+    **options: Unpack[StationaryOptions],
+) -> Solution:
+    r"""The heavy ball, :math:`x_{k+1} = x_k + \alpha_k M (b - A x_k) + \beta_k (x_k - x_{k-1})`,
+    :math:`x_{-1} = x_0`. Gradients and cost are those of `richardson`.
+
+    Parameters
+    ----------
+    A : as for `cg`; M A with positive eigenvalues
+    b, x0 : as for `cg`
+    alpha, beta : numbers or Tensors, () or one per row (alpha only), step or member of the batch ("Shapes of
+        parameters" in docs/solvers.md). If neither is given, the `heavyball_parameters` of lmin and lmax
+    lmin, lmax : instead of `alpha` and `beta`: bounds of the spectrum of M A, as for `chebyshev`
+    options : shared keywords
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A, b = ls.problems.poisson((8,)), torch.ones(8, dtype=torch.float64)
+    >>> alpha, beta = (torch.tensor(0.3, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    >>> ls.solvers.heavyball(A, b, alpha=alpha, beta=beta, iterations=20).residual_norms[-1].backward()
+    >>> bool(alpha.grad < 0 and beta.grad < 0)  # larger ones would have converged faster
+    True
+    """
+
+    def coefficients(read: Parameters, settings: Options) -> tuple[Any, Any]:
+        keys = [key for key, value in (("alpha", alpha), ("beta", beta)) if value is not None]
+        if not keys:
+            a, c = _best_momentum(*bounds(read, lmin, lmax, settings))
+            return read.coefficient("alpha", a), read.momentum("beta", c)
+        if not (lmin is None and lmax is None):
+            keys = " and ".join(keys)
+            raise ValueError(f"heavyball: {keys} must not be given beside lmin or lmax, which choose both")
+        if len(keys) == 1:
+            missing = "beta" if beta is None else "alpha"
+            raise ValueError(
+                f"heavyball: {keys[0]} must be given with {missing}, got {missing}=None; or give neither, "
+                "and lmin and lmax"
+            )
+        return read.coefficient("alpha", alpha), read.momentum("beta", beta)
+
+    return run("heavyball", A, b, x0, iterations, options, coefficients)
+
+
+class Heavyball(FixedNumber):
+    """`heavyball` with trainable parameters.
+
+    Parameters
+    ----------
+    alpha, beta : the initial step and momentum
+    options : shared keywords
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A, b = ls.problems.poisson((16,)), torch.ones(16, dtype=torch.float64)
+    >>> solver = ls.solvers.Heavyball(0.5, 0.5, iterations=12).double()
+    >>> solver(A, b).x.sum().backward()
+    >>> solver.beta.grad.shape
+    torch.Size([])
+    """
+
+    function, keywords = staticmethod(heavyball), ("alpha", "beta", "M")
+    alpha: torch.nn.Parameter
+    beta: torch.nn.Parameter
+
+    def __init__(
+        self,
+        alpha: Value = 0.5,
+        beta: Value = 0.5,
+        iterations: int = 1,
+        M: Any = None,
+        gradient: str = "unrolled",
+    ):
+        super().__init__(iterations, gradient, alpha=alpha, beta=beta)
+        self.M = M

@@ -3,20 +3,114 @@
 Source: Saad, "Iterative Methods for Sparse Linear Systems" (2003), section 4.1.
 """
 
-from typing import Unpack
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
 
 from learnsolve import _check
 from learnsolve._conversion import TensorLike
+from learnsolve._inputs import operands
 from learnsolve.csr import CSR
-from learnsolve.preconditioners._relaxation import DIRECTIONS
-from learnsolve.solvers.core.correction import relax
-from learnsolve.solvers.core.fixed import FixedNumber
-from learnsolve.solvers.core.parameters import trainable
+from learnsolve.preconditioners._relaxation import DIRECTIONS, Sweep, check_omega, check_sweep
+from learnsolve.solvers.core.arguments import check_b, check_operands, check_x0, refuse_parameters_that_learn
+from learnsolve.solvers.core.blocks import Columns
+from learnsolve.solvers.core.door import solve
+from learnsolve.solvers.core.gradient import with_zero_gradient
+from learnsolve.solvers.core.operators import Matrix
+from learnsolve.solvers.core.parameters import FixedNumber, Parameters, Value, start
+from learnsolve.solvers.core.stationary import Steps, settings_of
 from learnsolve.solvers.options import SweepOptions, solver
 from learnsolve.solvers.solution import Solution
+
+
+class State(NamedTuple):
+    x: Tensor
+    r: Tensor
+    values: Tensor  # of the triangles that S solves with
+
+    in_columns = False  # for the loop: the values are no column's
+
+
+class Correction(NamedTuple):
+    """x' = x + S (b - A x), with S the triangular solves of a sweep. For the operator A^T it takes S^T, which
+    converges as fast: I - S^T A^T = (I - A S)^T, and A S has the eigenvalues of S A."""
+
+    sweep: Sweep
+    omega: Value
+
+    def start(self, A: Any, M: Any, x: Tensor, r: Tensor, running: Tensor | None) -> State:
+        return State(x, r, self.values(A))
+
+    def step(self, A: Any, M: Any, b: Tensor, state: State, running: Tensor | None) -> tuple[State, Tensor]:
+        x = state.x + self.solve(A, state.values, state.r)
+        return State(x, b - A(x), state.values), torch.zeros_like(b[..., :1, :], dtype=torch.int64)
+
+    def values(self, A: Matrix) -> Tensor:
+        return self.sweep.system(A.A, self.omega).values
+
+    def solve(self, A: Matrix, values: Tensor, r: Tensor) -> Tensor:
+        P = A.A.pattern
+        return self.sweep.apply(CSR(values, self.sweep.pattern(P)), P, self.omega, r, A.transpose)
+
+
+_BESIDE: dict[str, str] = dict.fromkeys(
+    ("rtol", "atol", "maxiter", "callback", "throw", "adjoint_rtol", "adjoint_maxiter"),
+    "iterations asks for exactly {iterations} sweeps, so {key} has no use, got {value!r}; give one of them",
+)
+
+
+def _relax(
+    name: str, A: CSR, b: Any, x0: Any, omega: Value, sweep: Sweep, iterations: int | None, options: Mapping
+) -> Solution:
+    A, b, x0 = operands(name, A, b, x0)
+    check_sweep(name, A, sweep.multicolour)
+    _check.one_of(name, "direction", sweep.direction, DIRECTIONS)
+    check_b(name, b)
+    if iterations is not None:
+        iterations = _check.integer(name, "iterations", iterations, 0)
+        _check.flag(name, "throw", options.get("throw", False))
+        if options.get("gradient") == "implicit":
+            raise ValueError(
+                f'{name}: gradient="implicit" belongs to a converged solution, not to a number of '
+                'iterations; use "unrolled" or "checkpointed", or leave iterations out'
+            )
+        options = {key: value for key, value in options.items() if value is not False}
+    omegas = Parameters(name, A, b, iterations).read("omega", omega, rows=False)
+    check_omega(name, omegas)
+    learned = (omega,) if isinstance(omega, Tensor) else ()
+    if isinstance(omegas, Tensor):
+        # No unbind: where omega is changed in place before a backward, torch's error would be about a view.
+        corrections = [Correction(sweep, omegas.squeeze(-1).select(-1, i)) for i in range(omegas.shape[-2])]
+    else:
+        corrections = [Correction(sweep, omegas)]
+    settings = settings_of(name, iterations, options, _BESIDE)
+    if iterations is None:
+        refuse_parameters_that_learn(name, settings.gradient, omega=omega)
+        solution = solve(name, corrections[0], A, b, x0, settings)
+        if settings.gradient != "implicit" and solution.iterations == 0:
+            solution.x = with_zero_gradient(solution.x, *learned)
+        return solution
+    _check.rows(name, "b", b, "A", A.shape)
+    columns = Columns(b.dim() == 1, check_operands(name, A, b))
+    check_x0(name, x0, b)
+    B, operator = columns.into(b), Matrix(A)
+    X = torch.zeros_like(B) if x0 is None else columns.into(x0)
+    if iterations == 0:
+        X = with_zero_gradient(X.clone(), B, A.values, *learned)
+    steps = Steps(name, operator, _sweeps(corrections, operator), columns)
+    r = B if x0 is None else None
+    return steps.solution(B, X, iterations, settings.gradient == "checkpointed", r, (A.values, b))
+
+
+def _sweeps(corrections: list[Correction], A: Matrix) -> Any:
+    """S of all steps, or of each: these are made when they are needed, and again by a backward that repeats
+    them, so that checkpoints hold no more than they must."""
+    if len(corrections) == 1:
+        return partial(corrections[0].solve, A, corrections[0].values(A))
+    return [lambda r, one=one: one.solve(A, one.values(A), r) for one in corrections]
 
 
 @solver(SweepOptions, rtol=None, atol=None, gradient=None)
@@ -25,7 +119,7 @@ def sor(
     b: TensorLike,
     x0: TensorLike | None = None,
     *,
-    omega: float | Tensor = 1.0,
+    omega: Value = 1.0,
     direction: str = "forward",
     multicolour: bool = False,
     iterations: int | None = None,
@@ -35,74 +129,36 @@ def sor(
 
     .. math:: x_{k+1} = x_k + \omega (D + \omega L)^{-1} (b - A x_k)
 
-    with A = L + D + U, for a forward sweep. It converges for a symmetric positive definite A and every
-    0 < omega < 2. `iterations` sweeps, or as many as the tolerance takes.
+    with A = L + D + U, for a forward sweep; U for L backward. It converges for a symmetric positive definite
+    A and every 0 < omega < 2.
 
     Parameters
     ----------
-    A : CSR, shape (n, n), float32 or float64, without zeros on the diagonal; its values may be (..., nnz)
-    b : Tensor or NumPy array, shape (n,) or (..., n, k): one or k right-hand sides
-    x0 : like b; zero if not given
-    omega : number or Tensor, which may require grad, 0 < omega < 2; 1 (Gauss-Seidel) if not given. For
-        N = iterations and a batch B: (), (N,), (B,), (N, B) or in full (B, N, 1) with ones allowed ("Shapes
-        of parameters" in docs/solvers.md)
+    A, b, x0 : as for `jacobi`
+    omega : number or Tensor, which may require grad, 0 < omega < 2; 1 (Gauss-Seidel) if not given; () or one
+        per sweep or member of the batch ("Shapes of parameters" in docs/solvers.md)
     direction : "forward", first to last unknown; "backward"; or "symmetric", one of each: `ssor`
-    multicolour : sweep through the unknowns colour by colour, as `ordering.greedy_colouring` colours them, so
-        that those of one colour are relaxed at the same time
-    iterations : int >= 0, exactly this number of sweeps, whatever the residual does. Excludes rtol, atol,
-        maxiter, callback, throw, adjoint_rtol and adjoint_maxiter
-    rtol, atol : the tolerance without `iterations`; 1e-5 and 0 if not given. A column stops when
-        :math:`\|b - A x\| \le \max(\mathtt{rtol} \|b\|, \mathtt{atol})`
-    maxiter : int, 10 n if not given
-    gradient : "unrolled", the exact gradient of the sweeps that ran, for A's values, b, x0, omega and
-        `residual_norms`; "checkpointed", the same numbers in O(sqrt(iterations)) memory; "implicit", not
-        beside `iterations`: one adjoint solve at the solution, for A and b. If not given, "unrolled" beside
-        `iterations`, else "implicit"
+    multicolour : sweep through the unknowns color by color, as `ordering.greedy_colouring` colors them, so
+        that those of one color are relaxed at the same time
+    callback, throw : as for `cg`; neither with `iterations`
     options : shared keywords
-
-    Returns
-    -------
-    Solution
-
-    Raises
-    ------
-    ValueError
-        if shapes or values do not fit, a diagonal entry is missing or zero (the message names the row),
-        something requires grad that gradient="implicit" has no gradient for, or keywords exclude one another.
-    TypeError
-        if types, dtypes or devices do not fit.
-    SolverError
-        if `throw` and a column did not converge.
 
     Notes
     -----
-    Implicit gradient: :math:`\bar b = \lambda`, :math:`\bar A = -\lambda x^T` on the pattern with
-    :math:`A^T \lambda = \bar x`, solved by the transposed sweeps, which converge as fast. Cost: one product
-    with A and one triangular solve a sweep (two if symmetric); backward, unrolled, the transposes of both and
-    the gradients of the values.
-
-    For a matrix with property A in a consistent order (Poisson's on a grid, as it stands or multicolour) and
-    :math:`\mu` the spectral radius of Jacobi's iteration the best is
-    :math:`\omega = 2 / (1 + \sqrt{1 - \mu^2})`, with rate :math:`\omega - 1` [1]_.
-
-    References
-    ----------
-    .. [1] D. M. Young, "Iterative methods for solving partial difference equations of elliptic type", Trans.
-       AMS 76 (1954) 92-111, doi:10.1090/S0002-9947-1954-0059635-7
+    Implicit gradient as for `bicgstab`, by the transposed sweeps, which converge as fast. Cost: one product
+    with A and one triangular solve per sweep (two if symmetric); in the backward the transposes of both and
+    the gradients of the values. The best omega of Poisson's matrices: docs/solvers.md.
 
     Examples
     --------
-    >>> import math, torch, learnsolve as ls
+    >>> import torch, learnsolve as ls
     >>> A, b = ls.problems.poisson((20, 20)), torch.ones(400, dtype=torch.float64)
-    >>> best = 2 / (1 + math.sin(math.pi / 21))
-    >>> ls.solvers.sor(A, b, omega=best).iterations < ls.solvers.gauss_seidel(A, b).iterations / 8
-    True
     >>> omega = torch.tensor(1.0, dtype=torch.float64, requires_grad=True)
     >>> ls.solvers.sor(A, b, omega=omega, iterations=10).residual_norms[-1].backward()
     >>> bool(omega.grad < 0)  # more than 1 would have been faster
     True
     """
-    return relax("sor", A, b, x0, omega, direction, multicolour, iterations, options)
+    return _relax("sor", A, b, x0, omega, Sweep(direction, multicolour), iterations, options)
 
 
 @solver(SweepOptions, rtol=None, atol=None, gradient=None)
@@ -111,7 +167,7 @@ def ssor(
     b: TensorLike,
     x0: TensorLike | None = None,
     *,
-    omega: float | Tensor = 1.0,
+    omega: Value = 1.0,
     multicolour: bool = False,
     iterations: int | None = None,
     **options: Unpack[SweepOptions],
@@ -120,33 +176,21 @@ def ssor(
 
     .. math:: x_{k+1} = x_k + \omega (2 - \omega) (D + \omega U)^{-1} D (D + \omega L)^{-1} (b - A x_k)
 
-    An iteration, of one product with A and two triangular solves, counts as one. Gradients are those of
-    `sor`.
+    One product with A and two triangular solves count as one iteration. Gradients are those of `sor`.
 
     Parameters
     ----------
-    A, b, x0, omega, multicolour, iterations, gradient : as for `sor`
+    A, b, x0, omega, multicolour, callback, throw : as for `sor`
     options : shared keywords
-
-    Returns
-    -------
-    Solution
-
-    Raises
-    ------
-    ValueError, TypeError, SolverError
-        as `sor`.
 
     Examples
     --------
     >>> import torch, learnsolve as ls
     >>> A, b = ls.problems.poisson((8,)), torch.ones(8, dtype=torch.float64)
-    >>> forward = ls.solvers.sor(A, b, omega=1.5, iterations=1)
-    >>> both = ls.solvers.sor(A, b, forward.x, omega=1.5, direction="backward", iterations=1)
-    >>> torch.allclose(ls.solvers.ssor(A, b, omega=1.5, iterations=1).x, both.x)
+    >>> ls.solvers.ssor(A, b, omega=1.5).iterations < ls.solvers.sor(A, b, omega=1.1).iterations
     True
     """
-    return relax("ssor", A, b, x0, omega, "symmetric", multicolour, iterations, options)
+    return _relax("ssor", A, b, x0, omega, Sweep("symmetric", multicolour), iterations, options)
 
 
 @solver(SweepOptions, rtol=None, atol=None, gradient=None)
@@ -160,25 +204,14 @@ def gauss_seidel(
     iterations: int | None = None,
     **options: Unpack[SweepOptions],
 ) -> Solution:
-    r"""Gauss-Seidel: each unknown in turn solves its row, with the current values of the others.
+    r"""Gauss-Seidel, `sor` with omega = 1: each unknown in turn solves its row, with the others as they are.
 
     .. math:: x_{k+1} = x_k + (D + L)^{-1} (b - A x_k)
 
-    `sor` with omega = 1, and with its gradients.
-
     Parameters
     ----------
-    A, b, x0, direction, multicolour, iterations, gradient : as for `sor`
+    A, b, x0, direction, multicolour, callback, throw : as for `sor`
     options : shared keywords
-
-    Returns
-    -------
-    Solution
-
-    Raises
-    ------
-    ValueError, TypeError, SolverError
-        as `sor`.
 
     Examples
     --------
@@ -187,35 +220,20 @@ def gauss_seidel(
     >>> ls.solvers.gauss_seidel(A, torch.tensor([2.0, 1.0]), iterations=1).x
     tensor([1., 1.])
     """
-    return relax("gauss_seidel", A, b, x0, 1.0, direction, multicolour, iterations, options)
+    return _relax("gauss_seidel", A, b, x0, 1.0, Sweep(direction, multicolour), iterations, options)
 
 
 class SOR(FixedNumber):
-    r"""`sor` for a fixed number of sweeps, with a trainable omega: omega = 2 sigmoid(logit), so that every
-    value of the parameter `logit` is a relaxation that can converge.
+    r"""`sor` with a trainable `omega` = 2 sigmoid(`logit`): every value of the parameter `logit` is a
+    relaxation that can converge.
 
     Sweeps towards a solution; `preconditioners.SOR` is one of them from zero, as an M.
 
     Parameters
     ----------
-    omega : number or floating-point Tensor, 0 < omega < 2, the initial one, of any shape that `sor` takes. A
-        number becomes a parameter of torch's default dtype; ``.double()`` for float64 matrices.
-    iterations : int >= 0
+    omega : the initial one, 0 < omega < 2
     direction, multicolour : as for `sor`
-    gradient : "unrolled" or "checkpointed"
-
-    Attributes
-    ----------
-    omega : Tensor, the present one, with its graph
-
-    Raises
-    ------
-    ValueError
-        if omega is not within 0 < omega < 2, or requires grad; if iterations is negative, or direction or
-        gradient not one of those.
-    TypeError
-        if omega is not a number or a float32 or float64 tensor, iterations not an int, or multicolour not a
-        bool.
+    options : shared keywords
 
     Examples
     --------
@@ -227,9 +245,12 @@ class SOR(FixedNumber):
     True
     """
 
+    function, keywords = staticmethod(sor), ("omega", "direction", "multicolour")
+    logit: torch.nn.Parameter
+
     def __init__(
         self,
-        omega: float | Tensor = 1.0,
+        omega: Value = 1.0,
         iterations: int = 1,
         *,
         direction: str = "forward",
@@ -239,7 +260,7 @@ class SOR(FixedNumber):
         super().__init__(iterations, gradient)
         _check.one_of("SOR", "direction", direction, DIRECTIONS)
         _check.flag("SOR", "multicolour", multicolour)
-        omega = trainable("SOR", "omega", omega).detach()
+        omega = start("SOR", "omega", omega)
         if not ((omega > 0) & (omega < 2)).all():
             raise ValueError(f"SOR: omega must lie in 0 < omega < 2, got {omega.tolist()}; 1 is Gauss-Seidel")
         self.logit = torch.nn.Parameter(torch.log(omega / (2 - omega)))
@@ -250,15 +271,6 @@ class SOR(FixedNumber):
         info = torch.finfo(self.logit.dtype)  # far out sigmoid rounds to 0 or 1
         return (2 * torch.sigmoid(self.logit)).clamp(info.tiny, 2 - info.eps)
 
-    def forward(self, A: CSR, b: TensorLike, x0: TensorLike | None = None) -> Solution:
-        """`sor` with the parameters as they are now; arguments and result as there."""
-        return sor(
-            A, b, x0, omega=self.omega, direction=self.direction, multicolour=self.multicolour,
-            iterations=self.iterations, gradient=self.gradient,
-        )  # fmt: skip
-
     def extra_repr(self) -> str:
-        return (
-            f"iterations={self.iterations}, direction={self.direction!r}, multicolour={self.multicolour}, "
-            f"gradient={self.gradient!r}"
-        )
+        keys = ("iterations", "direction", "multicolour", "gradient")
+        return ", ".join(f"{key}={getattr(self, key)!r}" for key in keys)

@@ -9,7 +9,7 @@ from solvers.dense_momentum import close
 from torch.autograd import gradcheck, gradgradcheck
 
 import learnsolve as ls
-from learnsolve.solvers.core import fixed
+from learnsolve.solvers.core import stationary as engine
 from learnsolve.solvers.core.parameters import Parameters
 
 S = ls.solvers
@@ -132,8 +132,8 @@ def test_derivatives(method, form):
 
 @pytest.mark.parametrize("method", ["richardson", "jacobi", "heavyball", "chebyshev"])
 def test_batched_parameters_take_the_compiled_sweeps(method, monkeypatch):
-    taken, real = [], fixed.richardson_sweeps
-    monkeypatch.setattr(fixed, "richardson_sweeps", lambda *a: taken.append(a) or real(*a))
+    taken, real = [], engine.richardson_sweeps
+    monkeypatch.setattr(engine, "richardson_sweeps", lambda *a: taken.append(a) or real(*a))
     A, b = ls.CSR(values_on(PATTERN), PATTERN), normal((B, n, 2), seed=5)
     for form in SHORT.values():
         given = [t.requires_grad_() for t in parameters(method, form)]

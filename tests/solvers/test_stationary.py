@@ -9,7 +9,7 @@ from solvers.stationary import METHODS, K, S, dense_run, halved, run, tensors
 
 import learnsolve as ls
 from learnsolve.solvers import SolverError, Status
-from learnsolve.solvers.core import fixed
+from learnsolve.solvers.core import stationary as engine
 
 
 class Tridiagonal:
@@ -68,8 +68,8 @@ def testfixed_steps(method, kind, shape, gradient):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_compiled_loop_is_taken(method, monkeypatch):
-    taken, real = [], fixed.richardson_sweeps
-    monkeypatch.setattr(fixed, "richardson_sweeps", lambda *a: taken.append(a) or real(*a))
+    taken, real = [], engine.richardson_sweeps
+    monkeypatch.setattr(engine, "richardson_sweeps", lambda *a: taken.append(a) or real(*a))
     A, b = ls.problems.poisson((4, 4)), normal((16,))
     for M in (None, ls.preconditioners.Jacobi(A)):
         run(method, A, b, iterations=3, M=M)

@@ -1,33 +1,48 @@
-"""Parameters of the stationary methods (weights, steps, momenta, bounds, omega): one rule for their shapes.
+"""Parameters of the stationary methods (weights, steps, momenta, bounds, omega): one rule for their shapes,
+bounds of the spectrum of M A where none are given, and modules that train them.
 
-A parameter may have a number for each member of the batch, each step and each row. For the batch axes of A
-and b (broadcast), N steps and n rows its shape in full is (*batch, N, n), with 1 along each axis on which it
-does not depend. A shape with as many axes is read in full; short forms are
+For the batch axes of A and b (broadcast), N steps and n rows the shape in full is (*batch, N, n), with 1
+along each axis on which a parameter does not depend. A shape with as many axes is read in full; short forms:
 
-    ()          one number                    (N,)         one a step
-    (n,)        one a row                     (N, n)       one a step and row, ones allowed
-    batch       one a member                  (N, *batch)  one a step and member
+    ()          one value                     (N,)         one per step
+    (n,)        one per row                   (N, n)       one per step and row, ones allowed
+    batch       one per member                (N, *batch)  one per step and member
 
-A shape that two of them have is refused: its reading would change with the sizes. To a tolerance there is no
-axis N (1 in full). Parameters that cannot depend on the row have 1 for n in full, and no short form with n.
+A shape that two of them have is an error. To a tolerance there is no axis N (1 in full). Parameters that
+cannot depend on the row have 1 for n in full, and no short form with n.
 """
 
-from typing import Any
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from learnsolve import _check
+from learnsolve._conversion import TensorLike
 from learnsolve.ops import _across
+from learnsolve.ops.block_batch import BlockBatch
+from learnsolve.preconditioners._spectrum import RATIO, largest_eigenvalue
+from learnsolve.preconditioners.base import readable
 from learnsolve.solvers.core.arguments import check_operands
+from learnsolve.solvers.core.operators import as_operator, as_preconditioner
+from learnsolve.solvers.options import MODULE, OF_MODULES, Options, described
+from learnsolve.solvers.solution import Solution
+
+Value = float | Tensor  # of a parameter
+FIXED_GRADIENTS = ("unrolled", "checkpointed")  # of a fixed number of steps
 
 
 class Parameters:
-    """Reads the parameters of a call of the method `name`; steps=None: it runs to a tolerance."""
+    """Reads the parameters of a call of `name`, which `values` records; steps=None: to a tolerance."""
 
     def __init__(self, name: str, A: Any, b: Tensor, steps: int | None):
         self.name, self.A, self.b, self.steps = name, A, b, steps
         self.n = b.shape[0 if b.dim() == 1 else -2]
+        self.values: dict[str, Any] = {}
 
     @property
     def batch(self) -> torch.Size:
@@ -38,6 +53,7 @@ class Parameters:
 
     def read(self, key: str, value: Any, rows: bool = True) -> Any:
         """A number; or a tensor, as (..., 1 or N, 1 or n)."""
+        self.values[key] = value
         value, shared = self._read(key, value, rows), _across.of(self.A)
         if shared is None or not isinstance(value, Tensor):
             return value
@@ -55,57 +71,48 @@ class Parameters:
                 return value
         elif value.numel() == 1 and len(shape) < len(full):
             return value.reshape(1, 1)
-        found = self._readings(value, full, rows)
-        if not found:
+        readings = self._readings(value, full, rows)
+        if not readings:
             raise ValueError(f"{self.name}: {key} must have shape {self._rule(rows)}, got {shape}")
-        if len(found) > 1 and value.numel():
-            fulls = [(1,) * (len(full) - t.dim()) + tuple(t.shape) for t in found.values()]
+        if len(readings) > 1 and value.numel():
+            fulls = [(1,) * (len(full) - t.dim()) + tuple(t.shape) for t in readings.values()]
             raise ValueError(
-                f"{self.name}: {key} of shape {shape} may be {' or '.join(found)}; give it in full, as "
+                f"{self.name}: {key} of shape {shape} may be {' or '.join(readings)}; give it in full, as "
                 f"{' or '.join(map(str, fulls))}"
             )
-        return next(iter(found.values()))
+        return next(iter(readings.values()))
 
-    def tensor(self, key: str, value: Any, rows: bool = True) -> Tensor:
-        """`read`, a number as (1, 1)."""
-        value = self.read(key, value, rows)
-        return value if isinstance(value, Tensor) else self.b.new_full((1, 1), value)
+    def coefficient(self, key: str, value: Any) -> Any:
+        """A parameter of all steps, (..., 1 or N, 1 or n); to a tolerance a number or (..., 1 or n, 1), for
+        blocks of columns."""
+        value = self.read(key, value)
+        if self.steps is not None:
+            return value if isinstance(value, Tensor) else self.b.new_full((1, 1), value)
+        if not isinstance(value, Tensor):
+            return value
+        rows = isinstance(self.A, BlockBatch) and value.shape[-1] > 1
+        return self.A._layout.padded(value.mT) if rows else value.mT
 
-    def of_rows(self, key: str, value: Tensor) -> bool:
-        """Is it () or (n,), one for all steps and the whole batch, and can be nothing else?"""
-        _check.same_kind(self.name, key, value, self.b)
-        if value.dim() != 1:
-            return value.dim() == 0
-        return value.shape[0] == self.n != self.steps and not self.batch
-
-    def of_steps(self, key: str, value: Any) -> Tensor:
-        """`tensor` of what cannot depend on the row, without its last axis: (..., 1 or N)."""
-        if isinstance(value, Tensor) and value.dim() == 0 and _across.of(self.A) is None:
-            _check.same_kind(self.name, key, value, self.b)
-            return value.reshape(1)
-        return self.tensor(key, value, rows=False).squeeze(-1)
-
-    def of_columns(self, key: str, value: Any, rows: bool = True) -> Any:
-        """`read`, for a product with blocks of columns (..., n, k): a number, or (..., 1 or n, 1)."""
-        value = self.read(key, value, rows)
-        return value.mT if isinstance(value, Tensor) else value
+    def momentum(self, key: str, value: Any) -> Any:
+        """One that cannot depend on the row, (..., 1 or N); to a tolerance a number or (..., 1, 1)."""
+        value = self.read(key, value, rows=False)
+        if self.steps is None:
+            return value
+        return value.squeeze(-1) if isinstance(value, Tensor) else self.b.new_full((1,), value)
 
     def _full(self, rows: bool) -> tuple[int, ...]:
         return (*self.batch, 1 if self.steps is None else self.steps, self.n if rows else 1)
 
-    def _readings(self, value: Tensor, full: tuple[int, ...], rows: bool) -> dict[str, Tensor]:
-        shape, batch, found = tuple(value.shape), full[:-2], {}
-        if rows and shape == (self.n,):
-            found["one a row"] = value.unsqueeze(0)
-        if shape == (self.steps,):
-            found["one a step"] = value.unsqueeze(-1)
-        if batch and shape == batch:
-            found["one a member of the batch"] = value.unsqueeze(-1).unsqueeze(-1)
-        if batch and shape == (self.steps, *batch):
-            found["one a step and member"] = value.movedim(0, -1).unsqueeze(-1)
-        if batch and len(shape) == 2 and _fits(shape, full[-2:]):
-            found["one a step and row"] = value
-        return found
+    def _readings(self, t: Tensor, full: tuple[int, ...], rows: bool) -> dict[str, Tensor]:
+        shape, batch, N = tuple(t.shape), full[:-2], self.steps
+        forms = [
+            ("one a row", rows and shape == (self.n,), lambda: t.unsqueeze(0)),
+            ("one a step", shape == (N,), lambda: t.unsqueeze(-1)),
+            ("one a member of the batch", batch and shape == batch, lambda: t[..., None, None]),
+            ("one a step and member", batch and shape == (N, *batch), lambda: t.movedim(0, -1)[..., None]),
+            ("one a step and row", batch and len(shape) == 2 and _fits(shape, full[-2:]), lambda: t),
+        ]
+        return {words: view() for words, holds, view in forms if holds}
 
     def _rule(self, rows: bool) -> str:
         """The forms, and what their letters are."""
@@ -117,20 +124,117 @@ class Parameters:
         full = ", ".join((*members, *(N or "1"), *(n or "1")))
         sizes = [f"n = {self.n}"] * rows + [f"N = {self.steps} iterations"] * len(N)
         sizes += [f"{B} = {size}" for B, size in zip(members, self.batch, strict=True)]
-        given = f", with {', '.join(sizes)}" if sizes else ""
+        where = f", with {', '.join(sizes)}" if sizes else ""
         remedy = "" if N else "; one a step needs iterations="
-        return f"{text} or in full ({full}) with ones allowed{given}{remedy}"
+        return f"{text} or in full ({full}) with ones allowed{where}{remedy}"
 
 
 def _fits(shape: tuple[int, ...], full: tuple[int, ...]) -> bool:
     return all(s in (1, f) for s, f in zip(shape, full, strict=True))
 
 
-def trainable(name: str, key: str, value: Any) -> torch.nn.Parameter:
-    """A number or tensor as a parameter of the module `name`, whose function has it as the option `key`."""
+def bounds(read: Parameters, lmin: Any, lmax: Any, options: Options) -> tuple[Any, Any]:
+    """`lmin` and `lmax` as `read.read` has them: lmax, if it is None, 1.1 times an estimate by 10 steps of
+    Arnoldi's method, constant to every derivative; lmin lmax / 30."""
+    named = (("lmin", lmin), ("lmax", lmax))
+    low, high = (None if value is None else read.read(key, value, rows=False) for key, value in named)
+    low, high = _checked(read.name, low, high)
+    high = _estimate(read, options) if high is None else high
+    return high / RATIO if low is None else low, high
+
+
+def given_bounds(name: str, lmin: Any, lmax: Any) -> tuple[Any, Any]:
+    """The same, both given and outside of a call."""
+    named = (("lmin", lmin), ("lmax", lmax))
+    return _checked(name, *(t if isinstance(t, Tensor) else _check.number(name, key, t) for key, t in named))
+
+
+def _checked(name: str, low: Any, high: Any) -> tuple[Any, Any]:
+    """0 < lmin <= lmax < inf for numbers. Tensors that are `readable`: 0 < t < inf; bounds that are learned
+    may cross on the way, and mean the same then."""
+    for key, value in (("lmin", low), ("lmax", high)):
+        wrong = None
+        if isinstance(value, Tensor):
+            _check.dtype(name, key, value)
+            if readable(value) and not (good := (value > 0) & (value < math.inf)).all():
+                wrong = float(value.detach()[~good][0])
+        elif value is not None and not 0 < value < math.inf:
+            wrong = value
+        if wrong is not None:
+            raise ValueError(
+                f"{name}: {key} must be positive and finite, got {wrong}; it bounds the spectrum of M A, "
+                "which must be positive"
+            )
+    if isinstance(low, float) and isinstance(high, float) and low > high:
+        raise ValueError(f"{name}: lmin must not be larger than lmax, got {low} and {high}; swap them")
+    return low, high
+
+
+def _estimate(read: Parameters, options: Options) -> Tensor:
+    """In the form in full of Parameters, with one value per member of the batch; 1 where there is none that
+    is positive, so that the solve says what is wrong."""
+    name, A, b, M = read.name, read.A, read.b, options.M
+    for wrong, error, case in (
+        (torch.compiler.is_dynamo_compiling(), NotImplementedError, "under torch.compile"),
+        (_across.of(A) is not None, NotImplementedError, "for rows in several processes"),
+        (isinstance(M, (list, tuple)), ValueError, "for one M a block"),
+    ):
+        if wrong:
+            raise error(
+                f"{name}: the largest eigenvalue of M A is not estimated {case}; pass lmax= or, for "
+                "richardson, weight="
+            )
+    A = A.matrix if isinstance(A, BlockBatch) else A
+    apply = as_operator(name, A, b, options.transpose, tuple(options.parameters))
+    inner = as_preconditioner(name, "M", M, b)
+    whole = not hasattr(A, "batch_shape") or A.batch_shape or getattr(M, "batch_shape", ())
+    batch = read.batch if whole else torch.Size()
+    if read.n == 0:
+        return b.new_ones((*batch, 1, 1))
+    start = torch.from_numpy(np.random.default_rng(0).standard_normal((read.n, 1)))
+    start = start.to(dtype=b.dtype, device=b.device).expand(*batch, read.n, 1)
+    largest = largest_eigenvalue(lambda X: apply(X) if inner is None else inner(apply(X)), start)
+    good = largest.isfinite() & (largest > 0)
+    return torch.where(good, largest, 1)[..., None, None]
+
+
+class FixedNumber(torch.nn.Module):
+    """A method for a fixed number of iterations with trainable parameters: `function`, with the attributes of
+    these `keywords`."""
+
+    function: ClassVar[Callable[..., Solution]]
+    keywords: ClassVar[tuple[str, ...]]
+
+    def __init_subclass__(cls) -> None:
+        cls.__doc__ = cls.__doc__ and described(
+            cls.__doc__, inspect.signature(cls).parameters, MODULE, OF_MODULES
+        )
+
+    def __init__(self, iterations: int, gradient: str, **parameters: Any):
+        super().__init__()
+        name = type(self).__name__
+        _check.one_of(name, "gradient", gradient, FIXED_GRADIENTS)
+        self.iterations = _check.integer(name, "iterations", iterations, 0)
+        self.gradient = gradient
+        for key, value in parameters.items():
+            setattr(self, key, torch.nn.Parameter(start(name, key, value)))
+
+    def forward(self, A: Any, b: TensorLike, x0: TensorLike | None = None) -> Solution:
+        """The function with the parameters as they are now; arguments and result as there."""
+        keywords = {key: getattr(self, key) for key in self.keywords}
+        return type(self).function(A, b, x0, iterations=self.iterations, gradient=self.gradient, **keywords)
+
+    def extra_repr(self) -> str:
+        shapes = "".join(f"{key}={tuple(p.shape)}, " for key, p in self._parameters.items() if p is not None)
+        return f"{shapes}iterations={self.iterations}, gradient={self.gradient!r}"
+
+
+def start(name: str, key: str, value: Any) -> Tensor:
+    """A number or tensor as the initial value of a parameter of the module `name`, whose function has it as
+    the option `key`."""
     if not isinstance(value, Tensor):
         value = torch.tensor(_check.number(name, key, value))
     _check.dtype(name, key, value)
     function = f"solvers.{name.lower()}(..., {key}={key})"
     _check.start(name, key, value, f"call {function}, which differentiates with respect to it")
-    return torch.nn.Parameter(value.detach().clone())
+    return value.detach().clone()

@@ -1,43 +1,59 @@
-"""Stationary methods and semi-iterations, x' = x + a_k M (b - A x) + c_k (x - x before): `richardson`,
-`heavyball`, `chebyshev`.
+"""The engine of the stationary methods and semi-iterations,
 
-They stop in one of two ways. With `iterations`, that number of steps runs (fixed.py). With a tolerance, the
-loop of all methods (loop.py) runs until every column has stopped; `Stationary` is the method.
+    x' = x + a_k M (b - A x) + c_k (x - x before).
+
+A method is its coefficients a_k and c_k; `sor` and its variants are an M. With `iterations` exactly that
+number of steps runs, so that a loss on them is the same function of the parameters for every b: by the
+compiled sweeps of ops/richardson.py for a CSR and a diagonal M, else by public operations (ops/_steps.py),
+which give the same numbers. To a tolerance the loop of all methods (loop.py) runs `Stationary`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from learnsolve import _check
-from learnsolve.ops._dots import scaled
-from learnsolve.ops._steps import with_momentum
-from learnsolve.ops.block_batch import BlockBatch
-from learnsolve.solvers.core.arguments import check_b, refuse_parameters_that_learn
+from learnsolve._conversion import TensorLike
+from learnsolve._inputs import operands
+from learnsolve.csr import CSR
+from learnsolve.ops import _across
+from learnsolve.ops._dots import scaled, spread, times
+from learnsolve.ops._product import product
+from learnsolve.ops._steps import residual_norm, stationary_steps, with_momentum
+from learnsolve.ops.richardson import richardson_sweeps
+from learnsolve.solvers.core.arguments import check_b, check_operands, check_x0, refuse_parameters_that_learn
+from learnsolve.solvers.core.blocks import Blocks, Columns, Map, joined, systems_of
 from learnsolve.solvers.core.door import solve
-from learnsolve.solvers.core.fixed import FIXED_GRADIENTS, run_fixed
-from learnsolve.solvers.core.parameters import Parameters
+from learnsolve.solvers.core.gradient import transformed
+from learnsolve.solvers.core.operators import as_operator, as_preconditioner, compiled_form
+from learnsolve.solvers.core.parameters import FIXED_GRADIENTS, Parameters
+from learnsolve.solvers.core.repeated import repeated
 from learnsolve.solvers.options import Options, options_of
-from learnsolve.solvers.solution import Solution
+from learnsolve.solvers.solution import CODE, COMPILED, Iteration, Solution, SolverError, Status
 
 
 class State(NamedTuple):
     x: Tensor
     r: Tensor
     old: Tensor  # x before
-    t: Tensor  # what the coefficients are made of
+    t: Tensor  # what the coefficients are made of; 0 at the start
 
 
 class Stationary:
-    """One step; `coefficients(t)` are a, c (None: 0) and the next t, which is 0 at the start."""
+    """The method for the loop, with constant coefficients a and c (None: 0)."""
 
-    def __init__(self, coefficients: Callable[[Tensor], tuple[Any, Any, Tensor]]):
-        self.coefficients = coefficients
+    def __init__(self, a: Any, c: Any = None):
+        self.a, self.c = a, c
+
+    def coefficients(self, t: Tensor) -> tuple[Any, Any, Tensor]:
+        """a, c and the next t."""
+        return self.a, self.c, t
 
     def start(self, A: Any, M: Any, x: Tensor, r: Tensor, running: Tensor) -> State:
         return State(x, r, x, r.new_zeros(()))
@@ -49,12 +65,10 @@ class Stationary:
 
 
 class _Identity:
-    """M = 1, where none is given. In units (scaled.py) it is scaled like any other M, since no method here is
+    """The M of a call without one. It is scaled with A like any other (scaled.py), since no method here is
     invariant under scaling of M."""
 
-    @property
-    def T(self) -> _Identity:
-        return self
+    T = property(lambda self: self)
 
     def __call__(self, r: Tensor) -> Tensor:
         return r
@@ -63,56 +77,203 @@ class _Identity:
 def run(
     name: str,
     A: Any,
-    b: Tensor,
-    x0: Tensor | None,
+    b: TensorLike,
+    x0: TensorLike | None,
     iterations: int | None,
     options: Mapping[str, Any],
-    fixed: Callable[[Parameters], tuple[Tensor, Tensor | None]],
-    until: Callable[[Parameters], Callable[[Tensor], tuple[Any, Any, Tensor]]],
-    **learned: Any,
+    coefficients: Callable[[Parameters, Options], tuple[Any, Any]],
+    method: Callable[[Any, Any], Stationary] = Stationary,
 ) -> Solution:
-    """With `iterations`, that number of steps, with the scales and momenta of fixed(read). Else steps to a
-    tolerance, with the coefficients of until(read). `read` reads the method's parameters; `learned`: the
-    arguments that both use."""
+    """`coefficients` of all steps, (..., 1 or iterations, 1 or n) and (..., 1 or iterations); to a tolerance
+    the arguments of `method`."""
+    A, b, x0 = operands(name, A, b, x0)
     check_b(name, b)
     if iterations is not None:
         iterations = _check.integer(name, "iterations", iterations, 0)
     settings = settings_of(name, iterations, options)
     read = Parameters(name, A, b, iterations)
+    a, c = coefficients(read, settings)
     if iterations is not None:
-        return run_fixed(name, A, b, x0, settings, iterations, *fixed(read))
-    coefficients = until(read)
-    if isinstance(A, BlockBatch):
-        coefficients = _of_padded_rows(coefficients, A)
-    refuse_parameters_that_learn(name, settings.gradient, **learned)
+        return run_fixed(name, A, b, x0, settings, iterations, a, c)
+    refuse_parameters_that_learn(name, settings.gradient, **read.values)
     settings = replace(settings, M=_Identity() if settings.M is None else settings.M)
-    return solve(name, Stationary(coefficients), A, b, x0, settings)
+    return solve(name, method(a, c), A, b, x0, settings)
 
 
-def _of_padded_rows(coefficients: Callable[[Tensor], tuple[Any, Any, Tensor]], A: BlockBatch) -> Any:
-    """Coefficients of which the first may be one a row, (n, 1)."""
+_BESIDE = {
+    **dict.fromkeys(
+        ("rtol", "atol", "maxiter"), "{key} must not be given beside iterations, which all run; leave out one"
+    ),
+    **dict.fromkeys(
+        ("adjoint_rtol", "adjoint_maxiter", "adjoint_M"),
+        '{key} belongs to gradient="implicit", which iterations do not have',
+    ),
+}
 
-    def padded(t: Tensor) -> tuple[Any, Any, Tensor]:
-        a, c, t = coefficients(t)
-        return A._layout.padded(a) if isinstance(a, Tensor) and a.dim() and a.shape[-2] > 1 else a, c, t
 
-    return padded
-
-
-def settings_of(name: str, iterations: int | None, given: Mapping[str, Any]) -> Options:
-    """The options of a solve. With `iterations` those that belong to a tolerance are refused."""
-    options = options_of(name, {key: value for key, value in given.items() if value is not None})
+def settings_of(
+    name: str, iterations: int | None, keywords: Mapping[str, Any], beside: Mapping[str, str] = _BESIDE
+) -> Options:
+    """`beside`: what is wrong with a keyword beside `iterations`."""
+    keywords = {key: value for key, value in keywords.items() if value is not None}
+    options = options_of(name, keywords)
     if iterations is None:
         return options
-    for key in ("rtol", "atol", "maxiter"):
-        if given.get(key) is not None:
-            raise ValueError(
-                f"{name}: {key} must not be given beside iterations, which all run; leave out one"
-            )
-    for key in ("adjoint_rtol", "adjoint_maxiter", "adjoint_M"):
-        if given.get(key) is not None:
-            raise ValueError(f'{name}: {key} belongs to gradient="implicit", which iterations do not have')
-    gradient = given.get("gradient")
-    gradient = "unrolled" if gradient is None else gradient
+    for key, rule in beside.items():
+        if key in keywords:
+            rule = rule.format(key=key, value=keywords[key], iterations=iterations)
+            raise ValueError(f"{name}: {rule}")
+    gradient = keywords.get("gradient", "unrolled")
     _check.one_of(name, "gradient", gradient, FIXED_GRADIENTS)
     return replace(options, gradient=gradient)
+
+
+def run_fixed(
+    name: str, A: Any, b: Tensor, x0: Tensor | None, options: Options, iterations: int, a: Tensor, c: Any
+) -> Solution:
+    """a (..., 1 or iterations, 1 or n), c (..., 1 or iterations) or None, with batch axes that broadcast to
+    those of A and b."""
+    if not (options.callback is None or callable(options.callback)):
+        raise TypeError(f"{name}: callback must be callable, got {type(options.callback).__name__}")
+    operator = as_operator(name, A, b, options.transpose, tuple(options.parameters), blocks=True)
+    layout = operator.layout if isinstance(operator, Blocks) else None
+    batch = check_operands(name, A, b)
+    check_x0(name, x0, b)
+    x0 = torch.zeros_like(b) if x0 is None else x0
+    checkpointed = options.gradient == "checkpointed"
+    kind, m, _ = compiled_form(options.M) or ("", None, None)
+    has_kernel = isinstance(A, CSR) and (A.values.is_cpu or A.values.is_cuda)
+    if has_kernel and kind in ("none", "diagonal") and options.callback is None:
+        scale = spread(a, A.shape[0]) if m is None else times(m.unsqueeze(-2), a)
+        solution = compiled(A, b, x0, scale, iterations, checkpointed, c)
+    else:
+        columns, systems = Columns(b.dim() == 1, batch, layout), systems_of(name, options, b, layout)
+        M = joined(layout, [as_preconditioner(name, "M", own.M, part) for own, part in systems])
+        if layout is not None and a.shape[-1] != 1:
+            a = layout.padded(a.mT).mT
+        steps = Steps(name, operator, M, columns, a, c, columns.told(options.callback))
+        solution = steps.solution(columns.into(b), columns.into(x0), iterations, checkpointed)
+    if options.throw and solution.status in (Status.NON_FINITE, Status.DIVERGED):
+        raise SolverError(name, solution)
+    return solution
+
+
+def compiled(
+    A: CSR, b: Tensor, x0: Tensor, scale: Tensor, iterations: int, checkpointed: bool, momenta: Any = None
+) -> Solution:
+    """`richardson_sweeps` for scale (n,) or (..., rows, n), momenta (..., rows) and any batch axes, of these,
+    of A and of b, as the one axis of the kernel."""
+    values, pattern = A.values, A.pattern
+    single = values.dim() == 1 and b.dim() <= 2 and scale.dim() <= 2
+    if single and (momenta is None or momenta.dim() == 1):
+        x, norms = richardson_sweeps(values, scale, b, x0, pattern, iterations, checkpointed, momenta)
+        return solution_of(A, b, x, norms, iterations)
+    batch = torch.broadcast_shapes(A.batch_shape, b.shape[:-2], scale.shape[:-2])
+
+    B, X = (t.expand(batch + t.shape[-2:]) for t in (b, x0))
+
+    def flat(t: Any, inner: int) -> Any:
+        if t is None or t.dim() <= inner:
+            return t
+        tail = t.shape[t.dim() - inner :]
+        return t.expand(batch + tail).reshape((batch.numel(), *tail))
+
+    operands = flat(values, 1), flat(scale, 2), flat(B, 2), flat(X, 2)
+    parts = richardson_sweeps(*operands, pattern, iterations, checkpointed, flat(momenta, 1))
+    x, norms = (t.reshape(batch + t.shape[1:]) for t in parts)
+    return solution_of(A, b, x, norms, iterations)
+
+
+def solution_of(
+    A: CSR, b: Tensor, x: Tensor, norms: Tensor | Callable[[], Tensor], iterations: int, loop: str = COMPILED
+) -> Solution:
+    """`norms`: before each step. That of the last residual is computed when it is asked for."""
+    values, pattern = A.values, A.pattern
+
+    def complete() -> Tensor:
+        return _with_last(norms() if callable(norms) else norms, b - product(values, x, pattern, False))
+
+    return Solution(x, iterations, complete, 0 if b.dim() == 1 else -2, (values, b, x), loop=loop)
+
+
+def _with_last(norms: Tensor, r: Tensor) -> Tensor:
+    """The norms before each step, and that of the last residual."""
+    return torch.cat((norms, residual_norm(r, -2, keepdim=True)), 0 if r.dim() == 1 else -2)
+
+
+@dataclass
+class Steps:
+    """Steps by public operations, on blocks of columns (..., n, k). M: one map, or one for each step;
+    `counts`: of the steps of each segment, which a callback may have ended."""
+
+    function: str
+    A: Map
+    M: Map | Sequence[Map] | None
+    columns: Columns
+    a: Tensor | None = None
+    c: Tensor | None = None
+    callback: Callable[[Iteration], Any] | None = None
+    counts: dict[int, int] = field(default_factory=dict)
+
+    def solution(
+        self, b: Tensor, x: Tensor, iterations: int, checkpointed: bool, r: Any = None, sources: tuple = ()
+    ) -> Solution:
+        """`r`: b - A x, if it is known. With `sources`, which b - A x is made of, the last norm is computed
+        when it is asked for."""
+        x, norms, count, stopped = self._run(b, x, iterations, checkpointed, r)
+        shared, codes = _across.of(self.A), []
+
+        def complete() -> Tensor:
+            with _across.over(shared):
+                history = _with_last(norms, b - self.A(x))
+            return history if shared is None else shared.shown(history)
+
+        if sources:
+            shown, axis = self.columns.out_of(x)
+            lazy = lambda: complete().squeeze(-1) if self.columns.vector else complete()  # noqa: E731
+            return Solution(shown, count, lazy, axis, (*sources, shown))
+        history = complete()
+        if not stopped and count:
+            stopped = self._stops(count, x, history[..., -1:, :])
+        if stopped:
+            lost = ~torch.isfinite(history.detach()[..., -1, :])
+            codes = [torch.where(lost, CODE[Status.NON_FINITE], CODE[Status.STOPPED_BY_CALLBACK])]
+        x, history, *codes, axis = self.columns.out_of(x, history, *codes)
+        return Solution(x, count, history, axis, codes=codes[0] if codes else None)
+
+    def _run(
+        self, b: Tensor, x: Tensor, iterations: int, checkpointed: bool, r: Tensor | None
+    ) -> tuple[Tensor, Tensor, int, bool]:
+        """x, the norms before each step, how many steps ran, whether the callback stopped them. With
+        `checkpointed` the graph holds O(sqrt(iterations)) iterates, and a backward repeats the steps between
+        them."""
+        # Checkpoints work by hooks on saved tensors, which transformations of torch.func do not have.
+        segments = checkpointed and torch.is_grad_enabled() and not transformed()
+        length = max(1, round(iterations**0.5) if segments else iterations)
+        before, norms, count, stopped = x, [], 0, False
+        while count < iterations and not stopped:
+            most = min(length, iterations - count)
+            segment = partial(self._segment, count, most)
+            if segments:
+                x, before, part = repeated(self.function, segment, b, x, before, r)
+            else:
+                x, before, part = segment(b, x, before, r)
+            norms.append(part)
+            self.counts[count] = ran = part.shape[-2]
+            stopped = ran < most
+            count, r = count + ran, None
+        return x, torch.cat(norms, -2) if norms else b.new_empty(b[..., :0, :].shape), count, stopped
+
+    def _segment(self, first: int, most: int, b: Tensor, x: Tensor, before: Tensor, r: Tensor | None):
+        """Steps from number `first` on. When a backward repeats them, the callback is not called."""
+        end = first + self.counts.get(first, most)
+        stops = (lambda number, *_: number == end) if first in self.counts else self._stops
+        numbers = range(first, first + most)
+        with _across.over(_across.of(self.A)):
+            return stationary_steps(self.A, self.M, self.a, self.c, b, x, before, numbers, r, stops)
+
+    def _stops(self, number: int, x: Tensor, norm: Tensor) -> bool:
+        if self.callback is None or number == 0:
+            return False
+        x, norm = x.detach(), norm.detach().squeeze(-2)
+        return self.callback(Iteration(number, x, norm, torch.zeros_like(norm, dtype=torch.bool))) is True
