@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 from reference import normal
 from solvers.krylov import RECTANGULAR, SYMMETRIC, convection, poisson, tall
@@ -33,7 +34,7 @@ def symmetric_part(A: ls.CSR) -> ls.CSR:
 
 
 def shifted(A: ls.CSR) -> ls.CSR:
-    """Of distinct eigenvalues, with any M: multiple ones take fewer iterations than those of matrices nearby."""
+    """Of distinct eigenvalues, with any M: multiple ones take fewer iterations than their neighbors."""
     return A + ls.ops.diag(normal((A.shape[0],), seed=6).abs())
 
 
@@ -164,3 +165,17 @@ CASES = [
 # The first row of each method and of what it may be given: where a test is slow.
 BRANCHES = ("cg, IC0", "cg of a function", "fcg, nonlinear", "minres", "bicgstab")
 BRANCHES += ("gmres, null space", "gmres(3)", "fgmres, Jacobi", "lsqr, damped", "lsmr")
+
+every = pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+
+
+def in_branches(cases: list[Case]) -> Any:
+    slow = pytest.mark.slow
+    marked = [pytest.param(c, id=c.name, marks=() if c.name in BRANCHES else slow) for c in cases]
+    return pytest.mark.parametrize("case", marked)
+
+
+branch = in_branches(CASES)
+every_mode = pytest.mark.parametrize("mode", MODES)
+# Solves that cannot converge, or are stopped before, are part of what is tested.
+quiet = pytest.mark.filterwarnings("ignore::learnsolve.solvers.ConvergenceWarning")

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 
 import torch
+from reference import normal
 from torch import Tensor
 from torch.autograd import grad
 
@@ -32,5 +33,4 @@ def gradients(solve: Callable[..., Tensor], *inputs: Tensor, scale: float = 1.0)
     """Of <w, solve(*inputs)> for each input, with the same random w for results of the same shape."""
     inputs = tuple(t.detach().clone().requires_grad_() for t in inputs)
     x = solve(*inputs)
-    w = torch.randn(x.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(7))
-    return grad(x, inputs, w * scale, materialize_grads=True)
+    return grad(x, inputs, scale * normal(x.shape, x.dtype, seed=7), materialize_grads=True)

@@ -1,38 +1,27 @@
-"""What every Krylov method of the table promises: solutions, histories, ends, derivatives of any order, and the
-same by compiled code as by operations of torch."""
+"""What every Krylov method of the table promises: solutions, histories, ends, and the same by compiled code as by
+operations of torch. Derivatives: test_contract_gradients.py; blocks: test_blocks.py."""
 
-import gc
 import itertools
 import warnings
-import weakref
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from reference import normal
-from solvers.cases import BRANCHES, CASES, MODES
+from reference import assert_same_bits, normal
+from solvers.cases import CASES, MODES, every, every_mode, quiet
+from solvers.krylov import poisson
 from solvers.paths import compiled, eager
 from solvers.references import agree, close, gradients
-from torch.autograd import grad, gradcheck, gradgradcheck
+from torch.autograd import grad
 
 import learnsolve as ls
 from learnsolve.solvers import ConvergenceWarning, SolverError, Status
 from learnsolve.solvers.solution import COMPILED
 
-# Solves that cannot converge, or are stopped before, are part of what is tested.
-quiet = pytest.mark.filterwarnings("ignore::learnsolve.solvers.ConvergenceWarning")
 NAN, INF = float("nan"), float("inf")
-every = pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-# By `make test` for one row of each kind.
-slow = lambda c: () if c.name in BRANCHES else pytest.mark.slow  # noqa: E731
-branch = pytest.mark.parametrize("case", [pytest.param(c, id=c.name, marks=slow(c)) for c in CASES])
-plain = pytest.mark.parametrize("case", [c for c in CASES if "," not in c.name], ids=lambda c: c.name)
-with_blocks = pytest.mark.parametrize("case", [c for c in CASES if c.blocks], ids=lambda c: c.name)
-branch_with_blocks = pytest.mark.parametrize(
-    "case", [pytest.param(c, id=c.name, marks=slow(c)) for c in CASES if c.blocks]
-)
-every_mode = pytest.mark.parametrize("mode", MODES)
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
+plain = pytest.mark.parametrize("case", [c for c in CASES if "," not in c.name], ids=lambda c: c.name)
 
 
 # --- solutions and histories ---
@@ -66,10 +55,13 @@ def test_solution_and_history(case, dtype, index):
 @every
 @quiet
 def test_compiled_code_is_the_loop(case):
-    """To a tolerance, in steps of an odd number, and for a fixed number."""
-    for shape, dtype in itertools.product(((), (3,), (2, 2)), TOLERANCE):
+    """To a tolerance and for a fixed number, for batches of both operands."""
+    for shape, lead, dtype in itertools.product(((), (3,), (2, 2), (3, 2, 2)), ((), (2,)), TOLERANCE):
+        if lead and (len(shape) < 2 or not case.square or case.function):
+            continue
         b = case.right(*shape[-1:], lead=shape[:-1], dtype=dtype)
         v, x0 = case.v.to(dtype), case.start(b)
+        v = torch.stack((v, 1.5 * v)) if lead else v
         ends = {"tol": 1e-8} if dtype == torch.float64 else {"tol": 0.0, "maxiter": 3}
         for start, maxiter in ((None, {}), (x0, {}), (x0, {"maxiter": 2})):
             ours = case.solve(v, b, start, **ends | maxiter)
@@ -296,236 +288,64 @@ def test_no_keyword_is_ignored(case):
         assert not torch.equal(gradient(), gradient(adjoint_M=lambda r: w * r))
 
 
-# --- derivatives ---
-
-
-@every
-def test_gradients_are_those_of_dense_algebra(case):
-    """Whatever the size of the cotangent; both solves of an implicit gradient run the same way."""
-    solutions = []
-
-    def x(v, b, mode="implicit"):
-        solutions.append(case.solve(v, b, tol=1e-13, gradient=mode))
-        return solutions[-1].x
-
-    batch = torch.stack((case.v, 1.5 * case.v)) if case.square and not case.function else case.v
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*did not converge")
-        for v, shape in ((case.v, ()), (case.v, (2,)), (batch, (2, 2))):
-            b = case.right(*shape[-1:], lead=shape[:-1])
-            expected = gradients(case.dense, v, b)
-            for scale in (1.0, 1e-12, 1e-300, 1e200) if shape != (2,) else (1.0,):
-                close([g / scale for g in gradients(x, v, b, scale=scale)], expected, 1e-7)
-        v, b = case.v, case.right(2)
-        close(gradients(lambda v, b: x(v, b, "unrolled"), v, b), gradients(case.dense, v, b), 1e-6)
-    if "nonlinear" not in case.name:  # of which the adjoint uses no M
-        assert solutions[0].adjoint.loop == solutions[0].loop
-
-
-@branch
-def test_derivatives_of_any_order(case):
-    def f(v, b):
-        return case.solve(v, b, tol=1e-13).x
-
-    inputs = case.v.clone().requires_grad_(), case.right(1).requires_grad_()
-    assert gradcheck(f, inputs, check_forward_ad=not case.function, fast_mode=True)
-    assert gradgradcheck(f, inputs, fast_mode=True)
-
-
-@branch
-@quiet
-def test_derivatives_of_the_iterations(case):
-    """Of iterates that have not converged, and of the history; x0 and a scaled M."""
-    m = (normal((case.shape[1], 1), seed=6).abs() + 1).requires_grad_()
-    b = case.right(1)
-    inputs = [t.clone().requires_grad_() for t in (case.v, b, case.start(b))]
-    inputs += [m] if case.square and case.M is None and not case.function else []
-
-    def f(v, b, x0, *m, mode="unrolled", maxiter=3):
-        M = {"M": lambda r: m[0] * r} if m else {}
-        solution = case.solve(v, b, x0, tol=0.0, maxiter=maxiter, gradient=mode, **M)
-        return solution.x, solution.residual_norms
-
-    assert gradcheck(f, inputs, fast_mode=True, check_forward_ad=not case.function)
-    assert gradgradcheck(lambda *t: f(*t, mode="checkpointed"), inputs, fast_mode=True)
-    for count in (0, 4):
-        loss = lambda x, norms: norms.sum() + (x**2).sum()  # noqa: E731
-        found = [
-            grad(loss(*f(*inputs, mode=mode, maxiter=count)), inputs, materialize_grads=True)
-            for mode in MODES[1:]
-        ]
-        close(*found, 1e-12)
-
-
 @every
 @quiet
 def test_a_fixed_number_of_iterations(case):
+    runs: list[tuple] = []
+
+    def f(mode, v, b, *x0):
+        solution = case.solve(v, b, *x0, tol=0.0, maxiter=3, gradient=mode)
+        runs.append((solution.loop, solution.iterations, solution.statuses))
+        return torch.cat((solution.x.flatten(), solution.residual_norms.flatten()))
+
     for mode, columns, start in itertools.product(MODES[1:], ((), (3,)), (False, True)):
-        b = case.right(*columns)
-
-        def f(v, b, *x0):
-            solution = case.solve(v, b, *x0, tol=0.0, maxiter=3, gradient=mode)  # noqa: B023
-            runs.append((solution.loop, solution.iterations, solution.statuses))
-            return torch.cat((solution.x.flatten(), solution.residual_norms.flatten()))
-
-        runs = []
+        b, of_mode = case.right(*columns), partial(f, mode)
+        runs.clear()
         inputs = (case.v, b, case.start(b)) if start else (case.v, b)
-        ours = gradients(f, *inputs)
+        ours = gradients(of_mode, *inputs)
         if case.fixed == COMPILED:
             with compiled():
-                gradients(f, *inputs)
+                gradients(of_mode, *inputs)
         with eager():
-            theirs = gradients(f, *inputs)
+            theirs = gradients(of_mode, *inputs)
         assert runs[0][0] == case.fixed
         assert runs[0][1:] == runs[-1][1:]
         assert runs[0][1] == 3
         close(ours, theirs, 1e-9)
 
 
-@pytest.mark.few
-@every
-@pytest.mark.parametrize("mode", MODES[1:])
-@quiet
-def test_columns_that_stopped_leave_finite_gradients(case, mode):
-    v, b = case.v.clone().requires_grad_(), case.right(3)
-    b[:, 1] = 0
-    b[:, 2] = 1e-3 * (case.build(case.v) @ torch.ones(case.shape[1], dtype=b.dtype))
-    solution = case.solve(v, b.requires_grad_(), tol=1e-11, gradient=mode)
-    loss = (solution.x**2).sum() + solution.residual_norms.sum()
-    assert all(torch.isfinite(g).all() for g in grad(loss, (v, b)))
-
-
-@branch
-def test_transformations(case):
-    v, B = case.v, case.right(3)
-
-    M = {} if case.M is None else {"M": case.M(case.build(v))}
-
-    def f(v, b):
-        return case.solve(v, b, tol=1e-13, **M).x
-
-    near = {"rtol": 1e-7, "atol": 1e-7}
-    torch.testing.assert_close(torch.vmap(f, (None, 1), 1)(v, B), case.dense(v, B), **near)
-    of_b = lambda h: torch.func.jacrev(lambda b: h(v, b))(B[:, 0])  # noqa: E731
-    torch.testing.assert_close(of_b(f), of_b(case.dense), **near)
-    if case.function:
-        return
-    batch = torch.stack((v, 2 * v, 3 * v))
-    for axes, arguments in (((0, None), (batch, B[:, 0])), ((0, 1), (batch, B)), ((0, None), (batch, B))):
-        found = torch.vmap(f, axes)(*arguments)
-        torch.testing.assert_close(found, torch.vmap(case.dense, axes)(*arguments), **near)
-    nested = torch.vmap(torch.vmap(f, (None, 1)), (0, None))(batch, B)
-    torch.testing.assert_close(nested[1, 2], case.dense(2 * v, B[:, 2]), **near)
-    expected = torch.func.jacrev(case.dense)(v, B)
-    torch.testing.assert_close(torch.func.jacrev(f)(v, B), expected, **near)
-    torch.testing.assert_close(torch.func.jacfwd(f)(v, B), expected, **near)
-    loss = lambda h: lambda v: (h(v, B[:, 0]) ** 2).sum()  # noqa: E731
-    each = torch.vmap(torch.func.grad(loss(f)))(batch)
-    torch.testing.assert_close(each[1], torch.func.grad(loss(case.dense))(2 * v), **near)
-    if case.name in BRANCHES:
-        hessian = torch.func.hessian(loss(case.dense))(v)
-        torch.testing.assert_close(torch.func.hessian(loss(f))(v), hessian, rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.few
-@pytest.mark.parametrize(
-    "case", [c for c in CASES if c.name in ("cg", "minres", "gmres(3)", "lsqr")], ids=lambda c: c.name
-)
-@every_mode
-def test_compile_breaks_its_graph_and_goes_on(case, mode):
-    def f(v, b):
-        return case.solve(v, 2 * b, gradient=mode).x ** 2
-
-    v, b = case.v, case.right(2)
-    close(gradients(torch.compile(f, backend="aot_eager"), v, b), gradients(f, v, b), 1e-12)
-
-
 # --- how it runs ---
 
 
-@pytest.mark.few
-@branch
-@every_mode
-def test_no_cycles_and_no_graph_that_nobody_asked_for(case, mode):
-    """Without the garbage collector, all is freed with the last name of it."""
-    gc.disable()
-    try:
-        for create_graph in (False, True):
-            v, b = case.v.clone().requires_grad_(), case.right(2).requires_grad_()
-            solution = case.solve(v, b, gradient=mode)
-            loss = (solution.x**2).sum()
-            grads = grad(loss, (v, b), create_graph=create_graph)
-            watched = [weakref.ref(t) for t in (solution, solution.x, loss, grads[0], v)]
-            if solution.adjoint is not None:
-                watched += [weakref.ref(solution.adjoint), weakref.ref(solution.adjoint.x)]
-            del solution, loss, grads, v, b
-            assert not [w for w in watched if w() is not None]
-    finally:
-        gc.enable()
-    for context in (torch.no_grad, torch.inference_mode):
-        with context():
-            assert not case.solve(case.v, case.right().requires_grad_(), gradient=mode).x.requires_grad
-
-
-# --- blocks ---
-
-
-def check_blocks(A, together, alone):
-    """The same iterates, histories and statuses."""
-    assert together.statuses == [status for one in alone for status in one.statuses]
-    assert together.iterations == max(one.iterations for one in alone)
-    assert together.residual_norms.shape[:2] == (len(alone), together.iterations + 1)
-    for x, norms, one in zip(A.split(together.x), together.residual_norms, alone, strict=True):
-        close([x], [one.x], 1e-8)
-        known = one.residual_norms
-        torch.testing.assert_close(norms[: len(known)], known, rtol=1e-6, atol=1e-11)
-        assert (norms[len(known) :] == norms[len(known) - 1]).all(), "it stands still"
+@every
+def test_units_change_no_bit(case):
+    """Powers of two, whose products leave the range of squares."""
+    if not case.square or case.function or case.M is not None or "null_space" in case.keywords:
+        pytest.skip("M, constants, functions and normal equations have units of their own")
+    A, b = case.build(case.v), case.right(2)
+    one = case.call(A, b, tol=1e-8)
+    for of_A, of_b in itertools.product((1.0, 2.0**530, 2.0**-530), (2.0**400, 2.0**-400)):
+        other = case.call(A * of_A, b * of_b, tol=1e-8)
+        assert other.statuses == one.statuses
+        assert torch.equal(other.x, one.x * (of_b / of_A))
 
 
 @pytest.mark.few
-@with_blocks
-@every_mode
+@every
+@pytest.mark.parametrize("columns", [(), (2,)], ids=str)
 @quiet
-def test_blocks_are_the_loop(case, mode):
-    A = ls.BlockBatch(case.blocks)
-    for columns, start in itertools.product(((), (2,)), (False, True)):
-        b = normal((A.shape[0], *columns))
-        x0 = normal(b.shape, seed=1) if start else None
-        parts = [*zip(case.blocks, A.split(b), A.split(x0) if start else [None] * len(A.sizes), strict=True)]
-        for options in ({"tol": 1e-9}, {"tol": 1e-30, "maxiter": 1}):
-            solve = lambda A, b, x0: case.call(A, b, x0, gradient=mode, **options)  # noqa: B023, E731
-            if case.M is not None and "nonlinear" in case.name:
-                continue  # of the norms of rounding errors
-            check_blocks(A, solve(A, b, x0), [solve(*part) for part in parts])
+def test_same_bits_for_any_number_of_threads(case, columns):
+    """x, norms and both kinds of gradients, of vectors long enough for torch to split their sums."""
+    A = poisson(190, 190)
+    v, b = A.values.clone().requires_grad_(), normal((A.shape[0], *columns)).requires_grad_()
+    null = {} if "null_space" not in case.keywords else {"null_space": None}
+    M = {} if case.M is None else {"M": case.M(A)}
 
+    def results():
+        out = []
+        for options in ({"gradient": "implicit", "adjoint_maxiter": 2}, {"gradient": "unrolled"}):
+            solution = case.call(A.with_values(v), b, tol=1e-5, maxiter=2, **options, **null, **M)
+            out += [solution.x, solution.residual_norms, *grad(solution.x.square().mean(), (v, b))]
+        return out
 
-@pytest.mark.few
-@with_blocks
-@every_mode
-def test_gradients_of_blocks_are_those_of_the_loop(case, mode):
-    A = ls.BlockBatch(case.blocks)
-
-    def together(values, b):
-        return case.call(A.with_values(values), b, tol=1e-13, gradient=mode).x
-
-    def alone(values, b):
-        members = A.with_values(values)
-        pairs = zip(members.split(members.matrix), members.split(b), strict=True)
-        return torch.cat([case.call(B, c, tol=1e-13, gradient=mode).x for B, c in pairs])
-
-    inputs = A.matrix.values, normal((A.shape[0], 2))
-    for found, expected in zip(gradients(together, *inputs), gradients(alone, *inputs), strict=True):
-        close([found], [expected], 1e-6)
-
-
-@branch_with_blocks
-def test_blocks_under_vmap(case):
-    A = ls.BlockBatch(case.blocks)
-    b, values = normal((3, A.shape[0])), A.matrix.values * torch.tensor([[1.0], [2.0], [3.0]])
-    M = {} if case.M is None else {"M": case.M(A.matrix)}
-    one = lambda v, c: case.call(A.with_values(v), c, tol=1e-9, **M).x  # noqa: E731
-    for axes, arguments in (((None, 0), (values[0], b)), ((0, None), (values, b[0])), ((0, 0), (values, b))):
-        found = torch.vmap(one, axes)(*arguments)
-        for i in range(3):
-            v, c = (t if axis is None else t[i] for t, axis in zip(arguments, axes, strict=True))
-            close([found[i]], [one(v, c)], 1e-6)
+    assert_same_bits(results, (3,))
