@@ -1,0 +1,118 @@
+"""A batch of preconditioners in cg: the batch axes of A, of M and of b, by the compiled loop."""
+
+import pytest
+import torch
+from reference import normal
+from solvers.cases import symmetric_part
+from solvers.paths import compiled, eager
+from solvers.references import agree, close, gradients
+
+import learnsolve as ls
+
+P, S = ls.preconditioners, ls.solvers
+# Batch axes of values, of m, of b.
+AXES = {
+    "A shared": ((), (2,), (2,)),
+    "M shared": ((2,), (), (2,)),
+    "both": ((2,), (2,), (2,)),
+    "M broadcast": ((2,), (1,), (2,)),
+    "two axes": ((2, 1), (3,), (2, 3)),
+    "two axes, both": ((3,), (2, 3), (2, 3)),
+}
+FORMS = {"diagonal": P.Jacobi, "triangular": P.IC0, "product": lambda A: P.SSOR(A, 1.3)}
+ENDS = [{"rtol": 1e-9}, *({"rtol": 0.0, "maxiter": 5, "gradient": g} for g in ("unrolled", "checkpointed"))]
+
+
+@pytest.mark.parametrize("options", ENDS, ids=["tolerance", "unrolled", "checkpointed"])
+@pytest.mark.parametrize("axes", AXES)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_batch_of_factors_is_compiled(form, axes, options):
+    """Each member and column stops on its own, in both solves of an implicit gradient too."""
+    of_values, of_m, of_b = AXES[axes]
+    A = ls.problems.poisson((6, 6))
+    scale = lambda axes: 1 + torch.rand(*axes, 1, dtype=torch.float64)  # noqa: E731
+    values, of_M = A.values * scale(of_values), A.values * scale(of_m)
+    sizes = torch.logspace(-3, 3, 2, dtype=torch.float64) if "gradient" not in options else 1.0
+    b = normal((*of_b, 36, 2)) * sizes
+    solutions = []
+
+    def x(values, of_M, b):
+        M = FORMS[form](symmetric_part(A.with_values(of_M)))
+        solutions.append(S.cg(A.with_values(values), b, M=M, **options))
+        norms = solutions[-1].residual_norms
+        return torch.cat((solutions[-1].x, norms), -2) if norms.requires_grad else solutions[-1].x
+
+    if "gradient" not in options:
+        with_M = x
+        x = lambda values, b: with_M(values, of_M, b)  # noqa: E731
+    inputs = (values, b) if "gradient" not in options else (values, of_M, b)
+    with compiled():
+        ours = gradients(x, *inputs)
+    with eager():
+        theirs = gradients(x, *inputs)
+    close(ours, theirs, 1e-7)
+    agree(*solutions)
+    if len(of_b) == 1:
+        for i in range(2):
+            v, m = (t.expand(*of_b, A.nnz)[i] for t in (values, of_M))
+            alone = S.cg(A.with_values(v), b[i], M=FORMS[form](A.with_values(m)), **options)
+            close([solutions[0].x[i]], [alone.x], 1e-9)
+
+
+def test_members_of_extraordinary_sizes():
+    """In units of its own each member has the iterations that it has alone."""
+    A = ls.problems.poisson((6, 6))
+    sizes = torch.tensor([1.0, 2.0**600, 2.0**-600], dtype=torch.float64)
+    b, plain = normal((3, 36, 1)), A.with_values(A.values.expand(3, -1))
+    for of_A in (torch.ones(3, dtype=torch.float64), sizes):
+        scaled = A.with_values(A.values * of_A[:, None])
+        for form in (P.Jacobi, P.IC0):
+            expected = S.cg(plain, b, M=form(plain), rtol=1e-8)
+            right = b * (sizes.flip(0) if of_A is not sizes else sizes)[:, None, None]
+            found = S.cg(scaled, right, M=form(scaled), rtol=1e-8)
+            assert found.converged
+            close([found.x * (of_A[:, None, None] / (right / b))], [expected.x], 1e-7)
+
+
+def test_more_batch_axes_than_the_right_hand_side():
+    A = ls.problems.poisson((3, 3))
+    M = P.IC0(A.with_values(A.values.expand(2, -1)))
+    for b in (normal((9, 2)), normal((3, 9, 2))):
+        for options in ({}, {"rtol": 0.0, "maxiter": 2, "gradient": "unrolled"}):
+            with pytest.raises(ValueError, match=r"the result of M must have|batch axes of .* broadcast"):
+                S.cg(A, b, M=M, **options)
+
+
+class Shifted(P.Preconditioner):
+    """L L^T + shift I, as the product of [L, shift^(1/2) I] and its transpose."""
+
+    linear = symmetric = True
+
+    def __init__(self, L, shift):
+        super().__init__(L, shift)
+        n = L.shape[0]
+        self.G = ls.ops.hstack((L, ls.ops.diag(shift.sqrt() * torch.ones(n, dtype=L.dtype))))
+
+    def _columns(self, R):
+        return ls.ops.spmm(self.G, ls.ops.spmm(self.G, R, transpose=True))
+
+    def pcg_form(self):
+        return "product", self.G.values, self.G.pattern
+
+
+def test_a_preconditioner_of_a_user_with_a_rectangular_factor():
+    A, b = ls.problems.poisson((5, 5)), normal((25, 2))
+    L = P.ApproximateInverse.initialise_from(A).L.detach()
+
+    def x(values, shift, **options):
+        return S.cg(A, b, M=Shifted(L.with_values(values), shift), **options).x
+
+    inputs = L.values, torch.tensor(0.3, dtype=A.dtype)
+    unrolled = lambda *t: x(*t, rtol=0.0, maxiter=4, gradient="unrolled")  # noqa: E731
+    results = []
+    for path in (compiled, eager):
+        with path(), torch.no_grad():
+            results.append([x(*inputs, rtol=1e-8)])
+        with path():
+            results[-1] += gradients(unrolled, *inputs)
+    close(*results, 1e-7)
