@@ -1,5 +1,7 @@
 """SciPy's solvers on the same systems, SciPy's operators here, and ours there."""
 
+import itertools
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -25,7 +27,7 @@ PAIRS += [(name, "unit_square") for name in ("cg", "bicgstab", "gmres")]
 def scipy_count(name, A, b, **keywords):
     ran = []
     if name == "gmres":
-        keywords.update(restart=20, callback_type="pr_norm", maxiter=A.shape[0])
+        keywords.update(callback_type="pr_norm", maxiter=A.shape[0])
     _, info = getattr(scipy.sparse.linalg, name)(A, b, callback=ran.append, **keywords)
     assert info == 0
     return len(ran)
@@ -40,12 +42,15 @@ def test_as_many_iterations_as_scipy(name, which, preconditioned):
     b, inverse = A @ normal((A.shape[0],)), 1 / A.diagonal()  # unit_square is singular
     M = {"M": lambda r: inverse * r} if preconditioned else {}
     N = {"M": sp.diags_array(inverse.numpy())} if preconditioned else {}
-    for rtol in (1e-5, 1e-9):
-        mine = getattr(S, name)(A, b, rtol=rtol, **M)
-        theirs = scipy_count(name, A.to_scipy(), b.numpy(), rtol=rtol, **N)
+    restarts = [{"restart": 20}, {"restart": 7}] if name == "gmres" else [{}]
+    for rtol, restart in itertools.product((1e-5, 1e-9), restarts):
+        mine = getattr(S, name)(A, b, rtol=rtol, **M, **restart)
+        theirs = scipy_count(name, A.to_scipy(), b.numpy(), rtol=rtol, **N, **restart)
         assert mine.converged
-        # BiCGSTAB is sensitive to rounding: late in a solve the two differ by more.
-        slack = theirs // 20 if name == "bicgstab" and rtol < 1e-5 else 1
+        # BiCGSTAB is sensitive to rounding, and SciPy's M is on the other side of A: late in a solve, and after
+        # a restart, the two differ by more.
+        early = rtol == 1e-5 if name == "bicgstab" else restart.get("restart") != 7
+        slack = 1 if early else theirs // 15
         assert abs(mine.iterations - theirs) <= slack
 
 
