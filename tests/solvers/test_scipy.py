@@ -47,8 +47,8 @@ def test_as_many_iterations_as_scipy(name, which, preconditioned):
         mine = getattr(S, name)(A, b, rtol=rtol, **M, **restart)
         theirs = scipy_count(name, A.to_scipy(), b.numpy(), rtol=rtol, **N, **restart)
         assert mine.converged
-        # BiCGSTAB is sensitive to rounding, and SciPy's M is on the other side of A: late in a solve, and after
-        # a restart, the two differ by more.
+        # BiCGSTAB is sensitive to rounding, and SciPy's M is on the other side of A: late in a solve, and
+        # after a restart, the two differ by more.
         early = rtol == 1e-5 if name == "bicgstab" else restart.get("restart") != 7
         slack = 1 if early else theirs // 15
         assert abs(mine.iterations - theirs) <= slack
