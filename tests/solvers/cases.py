@@ -126,8 +126,12 @@ def row(name: str, M: Callable[[ls.CSR], Any] | None = None, **promises: Any) ->
 
 
 def constant(A: ls.CSR) -> Callable[[Tensor], Tensor]:
-    """An M without a form that compiled code knows."""
-    return lambda r: 0.25 * r
+    """An M without a form that compiled code knows, whose result lies in memory by columns."""
+    return lambda r: 0.25 * (r.mT.contiguous().mT if r.dim() > 1 else r)
+
+
+def fsai(A: ls.CSR) -> Any:
+    return P.ApproximateInverse.initialise_from(A.detach()).requires_grad_(False)
 
 
 def nonlinear(A: ls.CSR) -> Callable[[Tensor], Tensor]:
@@ -141,6 +145,7 @@ CASES = [
     row("cg", **WHOLE),
     row("cg, Jacobi", P.Jacobi, **WHOLE),
     row("cg, IC0", P.IC0, **WHOLE),
+    row("cg, FSAI", fsai, **WHOLE),
     row("cg, function", constant, **APART),
     row("cg, null space", **WHOLE),
     row("cg of a function"),

@@ -1,12 +1,6 @@
 """The compiled conjugate gradients of a fixed number of iterations: against their twin, made of public
 operations, and against dense autograd; columns that stop; parts, threads and memory."""
 
-import os
-import signal
-import subprocess
-import sys
-import time
-
 import pytest
 import torch
 from ops.test_memory import peak
@@ -310,15 +304,6 @@ def test_columns_without_a_cotangent(kind, learning):
     close(found[:-2], expected[:-2], 1e-7)
 
 
-def test_items_of_a_batch_without_a_cotangent():
-    s = system("diagonal", "batch of all").leaves()
-    x, _, _ = fused(s, 5)
-    g = torch.zeros_like(x)
-    g[1] = normal(g[1].shape)
-    grads = torch.autograd.grad(x, s.inputs, g)
-    assert all((t[0] == 0).all() and (t[1] != 0).any() for t in grads)
-
-
 # --- parts, threads, memory, interrupts ---
 
 
@@ -378,42 +363,6 @@ def test_memory(kind):
         g = peak(lambda: torch.autograd.grad(out[0][0].sum(), leaves.inputs))  # noqa: B023
         assert g <= ((2 * 8 * n if checkpointed else 0) + 2 * small) * WORD
     assert peak(lambda: fused(s, iterations)) <= small * WORD  # no gradient is required
-
-
-SCRIPT = """
-import signal
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a parent may have it ignored
-import sys, torch, learnsolve as ls
-from learnsolve.ops.pcg import pcg_iterations
-torch.set_num_threads(1)
-A = ls.problems.poisson((20_000,))  # needs as many iterations
-b = torch.randn(20_000, dtype=torch.float64)
-learns = sys.argv[1] == "backward"
-b.requires_grad_(learns)
-iterations = 20_000 if learns else 2_000_000_000 // 20_000
-try:
-    if not learns:
-        print("ready", flush=True)
-    x, _, _ = pcg_iterations(A.values, b, None, A.pattern, iterations, checkpointed=True)
-    print("ready", flush=True)
-    x.sum().backward()
-    print("finished", flush=True)
-except KeyboardInterrupt:
-    print("interrupted", flush=True)
-"""
-
-
-@pytest.mark.skipif(os.name != "posix", reason="sends SIGINT")
-@pytest.mark.slow
-@pytest.mark.parametrize("where", ["forward", "backward"])
-def test_an_interrupt_is_heard(where):
-    run = subprocess.Popen([sys.executable, "-c", SCRIPT, where], stdout=subprocess.PIPE, text=True)
-    assert run.stdout is not None
-    assert run.stdout.readline() == "ready\n"
-    time.sleep(0.1)
-    run.send_signal(signal.SIGINT)
-    assert run.stdout.read() == "interrupted\n"
-    run.wait()
 
 
 def test_no_call_runs_for_long():

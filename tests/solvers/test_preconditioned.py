@@ -8,8 +8,6 @@ from preconditioners.cases import spd
 from reference import normal
 from solvers.cases import quiet
 from solvers.krylov import ANY, SQUARE, SYMMETRIC, S, matrix, poisson
-from solvers.paths import eager
-from solvers.references import agree
 
 import learnsolve as ls
 
@@ -23,33 +21,6 @@ def test_preconditioners_of_every_kind(name):
     as_csr = ls.ops.diag(inverse)
     kinds = (lambda r: inverse * r, as_csr, scipy.sparse.linalg.aslinearoperator(as_csr.to_scipy()))
     assert len({getattr(S, name)(A, b, M=M).iterations for M in kinds}) == 1
-
-
-# What compiled code of cg knows as a factor, and what it calls between its steps.
-FORMS = {
-    "FSAI": lambda A: P.ApproximateInverse.initialise_from(A).requires_grad_(False),
-    "SSOR": lambda A: P.SSOR(A, 1.4),
-    "BlockJacobi": lambda A: P.BlockJacobi(A, 3),
-    "Schwarz": lambda A: P.AdditiveSchwarz(A, n_subdomains=3),
-}
-APART = {
-    "AMG": P.AMG,
-    "Chebyshev": P.Chebyshev,
-    "multicolour SSOR": lambda A: P.SSOR(A, multicolour=True),
-    "CSR": lambda A: ls.ops.diag(1 / A.diagonal()),
-    "columns in memory": lambda A: lambda r: (0.25 * r.mT.contiguous().mT) if r.dim() > 1 else 0.25 * r,
-}
-
-
-@pytest.mark.parametrize("form", [*FORMS, *APART])
-def test_forms_of_the_compiled_loop(form):
-    A = spd()
-    M = (FORMS | APART)[form](A)
-    for shape in ((20,), (20, 3), (2, 2, 20, 1)):
-        ours = S.cg(A, normal(shape), normal(shape, seed=5), M=M, rtol=1e-6)
-        assert ours.loop == ("compiled" if form in FORMS else "compiled, M apart")
-        with eager():
-            agree(ours, S.cg(A, normal(shape), normal(shape, seed=5), M=M, rtol=1e-6), 1e-7)
 
 
 @pytest.mark.parametrize("name", ["fcg", "fgmres"])
