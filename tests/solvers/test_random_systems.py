@@ -128,8 +128,6 @@ def test_least_squares_of_least_norm(name, scale, shape):
         solution = run(name, batch(A * scale), right, tol=1e-9, damp=damp * scale, maxiter=200)
         assert set(solution.statuses) == {Status.CONVERGED}
         x, eye = solution.x[..., 0].numpy(), damp * np.eye(shape[1])
-        least = np.stack(
-            [np.linalg.pinv(np.vstack((a, eye)))[:, : shape[0]] @ c for a, c in zip(A, b, strict=True)]
-        )
-        assert np.abs(x - least).max() < 1e-5
+        least = [np.linalg.pinv(np.vstack((a, eye)))[:, : shape[0]] @ c for a, c in zip(A, b, strict=True)]
+        assert np.abs(x - np.stack(least)).max() < 1e-5
         assert (x[~b.any(axis=1)] == 0).all()
