@@ -1,6 +1,6 @@
 """Conjugate gradients as a CUDA operator: columns and batches of all widths, sums over several chunks, long
-rows, both forms of the loop; on a device streams, graphs, and the absence of waits. Columns that stop, and all
-else that is not particular to it: test_pcg_operator.py, which .ci/run runs on it.
+rows, both forms of the loop; on a device streams, graphs, and the absence of waits. What is
+not particular to it, such as columns that stop: test_pcg_operator.py, which .ci/run runs on it.
 
 Runs on a CUDA device or, without its last part, with the operators compiled for the host (tests/conftest.py).
 """
