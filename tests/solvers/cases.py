@@ -156,6 +156,7 @@ CASES = [
     row("minres, SSOR", P.SSOR),
     row("bicgstab", **VECTOR),
     row("bicgstab, Jacobi", P.Jacobi, **VECTOR),
+    row("bicgstab, ILU0", P.ILU0),
     row("bicgstab of a function"),
     row("gmres", **VECTOR),
     row("gmres, ILU0", P.ILU0, vector=M_APART),
