@@ -69,9 +69,9 @@ def test_members_of_extraordinary_sizes():
         for form in (P.Jacobi, P.IC0):
             expected = S.cg(plain, b, M=form(plain), rtol=1e-8)
             right = b * (sizes.flip(0) if of_A is not sizes else sizes)[:, None, None]
-            found = S.cg(scaled, right, M=form(scaled), rtol=1e-8)
-            assert found.converged
-            close([found.x * (of_A[:, None, None] / (right / b))], [expected.x], 1e-7)
+            actual = S.cg(scaled, right, M=form(scaled), rtol=1e-8)
+            assert actual.converged
+            close([actual.x * (of_A[:, None, None] / (right / b))], [expected.x], 1e-7)
 
 
 def test_more_batch_axes_than_the_right_hand_side():

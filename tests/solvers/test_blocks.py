@@ -67,8 +67,8 @@ def test_gradients_are_those_of_the_loop(case, mode):
         return torch.cat(each(A.with_values(values), solve, b))
 
     inputs = A.matrix.values, normal((A.shape[0], 2))
-    found = gradients(lambda values, b: solve(A.with_values(values), b), *inputs)
-    close(found, gradients(alone, *inputs), 1e-6)
+    actual = gradients(lambda values, b: solve(A.with_values(values), b), *inputs)
+    close(actual, gradients(alone, *inputs), 1e-6)
 
 
 @in_branches([c for c in CASES if c.blocks])
@@ -78,10 +78,10 @@ def test_vmap(case):
     M = {} if case.M is None else {"M": case.M(A.matrix)}
     one = lambda v, c: case.call(A.with_values(v), c, tol=1e-9, **M).x  # noqa: E731
     for axes, arguments in (((None, 0), (values[0], b)), ((0, None), (values, b[0])), ((0, 0), (values, b))):
-        found = torch.vmap(one, axes)(*arguments)
+        actual = torch.vmap(one, axes)(*arguments)
         for i in range(3):
             v, c = (t if axis is None else t[i] for t, axis in zip(arguments, axes, strict=True))
-            close([found[i]], [one(v, c)], 1e-6)
+            close([actual[i]], [one(v, c)], 1e-6)
 
 
 # --- preconditioners ---
@@ -130,7 +130,7 @@ def test_a_preconditioner_that_couples_blocks_runs():
 def test_gradients_with_a_list(name, gradient):
     """Of the members' values and of b; of an M that has its own copy of A, none."""
     make = P.IC0 if name == "cg" else P.ILU0
-    members, found = [B.detach() for B in (POISSON if name == "cg" else CONVECTION)], []
+    members, actual = [B.detach() for B in (POISSON if name == "cg" else CONVECTION)], []
     b = normal((sum(B.shape[0] for B in members), 2))
     for together in (True, False):
         leaves = [B.with_values(B.values.clone().requires_grad_()) for B in members]
@@ -138,8 +138,8 @@ def test_gradients_with_a_list(name, gradient):
         solve = lambda A, c, M: getattr(S, name)(A, c, M=M, rtol=1e-10, gradient=gradient).x  # noqa: E731
         parts = zip(leaves, A.split(b), M, strict=True)
         x = solve(A, b, M) if together else torch.cat([solve(*part) for part in parts])
-        found.append(torch.autograd.grad((x * normal(b.shape, seed=1)).sum(), [B.values for B in leaves]))
-    close(*found, 1e-7)
+        actual.append(torch.autograd.grad((x * normal(b.shape, seed=1)).sum(), [B.values for B in leaves]))
+    close(*actual, 1e-7)
 
 
 def test_histories_are_differentiable():
@@ -260,9 +260,9 @@ def test_stationary_methods_have_weights_of_rows(iterations, rows, gradient):
     ]
     check(A, solution, alone)
     scale = normal(tuple(solution.x.shape), seed=2)
-    (found,) = torch.autograd.grad((solution.x * scale).sum(), weight)
+    (actual,) = torch.autograd.grad((solution.x * scale).sum(), weight)
     total = sum((one.x * s).sum() for one, s in zip(alone, A.split(scale), strict=True))
-    torch.testing.assert_close(found, torch.autograd.grad(total, weight)[0])
+    torch.testing.assert_close(actual, torch.autograd.grad(total, weight)[0])
 
 
 def test_modules_take_a_batch():
@@ -283,41 +283,24 @@ def test_what_has_no_blocks_names_the_matrix():
             call(A) if call in (P.IC0, P.AMG, *analysis) else call(A, b)
 
 
-WRONG = [
-    (lambda f, A, b: f(A, b[:5]), ValueError, r"cg: b must have A.shape\[0\] = 28 rows, got shape \(5,\)"),
-    (lambda f, A, b: f(A, b.float()), TypeError, "cg: b has dtype torch.float32, the matrix torch.float64"),
-    (
-        lambda f, A, b: f(A, b, M=[None, None]),
-        ValueError,
-        "cg: M must be a list of one for each of 3 blocks, as M is, got 2",
-    ),
-    (
-        lambda f, A, b: S.gmres(A, b, M=[None] * 3, adjoint_M=lambda r: r),
-        ValueError,
-        "gmres: adjoint_M must be a list of one for each of 3 blocks, as M is, got",
-    ),
-    (
-        lambda f, A, b: f(A, b, M=[None, None, P.SOR(POISSON[2])]),
-        ValueError,
-        "cg: needs a linear, symmetric M, and SOR is not symmetric",
-    ),
-    (
-        lambda f, A, b: f(A, b, parameters=(b,)),
-        ValueError,
-        "parameters belong to a callable A; a BlockBatch's are its values",
-    ),
-    (
-        lambda f, A, b: f(A, b, M=[None, None, P.IC0(POISSON[2].detach().requires_grad_())]),
-        ValueError,
-        "cg: M requires grad",
-    ),
-    (lambda f, A, b: f(A, b, M=P.IC0(POISSON[1])), ValueError, r"rows|shape"),
-    (lambda f, A, b: f(A, b, M=P.Jacobi(POISSON[1])), ValueError, r"rows|shape"),
-    (lambda f, A, b: f(A.matrix, b, M=[None]), TypeError, r"M must be a callable r -> M r, .*, got list"),
-]
+def test_wrong_arguments():
+    A, b = ls.BlockBatch(POISSON), normal((28,))
 
+    def refused(error, words, *args, solve=S.cg, **keywords):
+        with pytest.raises(error, match=words):
+            solve(*args, **keywords)
 
-@pytest.mark.parametrize(("call", "error", "message"), WRONG)
-def test_wrong_arguments(call, error, message):
-    with pytest.raises(error, match=message):
-        call(S.cg, ls.BlockBatch(POISSON), normal((28,)))
+    refused(ValueError, r"cg: b must have A.shape\[0\] = 28 rows, got shape \(5,\)", A, b[:5])
+    refused(TypeError, r"cg: b has dtype torch.float32, the matrix torch.float64", A, b.float())
+    listed = "must be a list of one for each of 3 blocks, as M is, got"
+    refused(ValueError, f"cg: M {listed} 2", A, b, M=[None, None])
+    refused(ValueError, f"adjoint_M {listed}", A, b, M=[None] * 3, adjoint_M=lambda r: r, solve=S.gmres)
+    words = "cg: needs a linear, symmetric M, and SOR is not symmetric"
+    refused(ValueError, words, A, b, M=[None, None, P.SOR(POISSON[2])])
+    words = "parameters belong to a callable A; a BlockBatch's are its values"
+    refused(ValueError, words, A, b, parameters=(b,))
+    learns = P.IC0(POISSON[2].detach().requires_grad_())
+    refused(ValueError, "cg: M requires grad", A, b, M=[None, None, learns])
+    for M in (P.IC0(POISSON[1]), P.Jacobi(POISSON[1])):
+        refused(ValueError, r"rows|shape", A, b, M=M)
+    refused(TypeError, r"M must be a callable r -> M r, .*, got list", A.matrix, b, M=[None])

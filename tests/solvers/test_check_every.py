@@ -112,8 +112,8 @@ def test_number_of_looks(name, every, device):
 @pytest.mark.parametrize("name", METHODS)
 def test_no_more_than_maxiter(name, maxiter, every, device):
     for gradient in MODES[1:]:
-        found, _ = both(name, *system(name), gradient=gradient, maxiter=maxiter)
-        assert found.iterations == maxiter
+        actual, _ = both(name, *system(name), gradient=gradient, maxiter=maxiter)
+        assert actual.iterations == maxiter
 
 
 @pytest.mark.few
@@ -132,10 +132,10 @@ def test_beyond_what_the_recurrence_knows(name, every, device):
     """In float32 r drifts away from b - A x: converged is what the true residual says, after new starts."""
     D, b = (t.float() for t in system(name))
     b, options = b + 100, {"tol": 3e-7, "gradient": "unrolled", "maxiter": 300}
-    found, _ = solved(name, D.to(DEVICE), b.to(DEVICE), **options)
+    actual, _ = solved(name, D.to(DEVICE), b.to(DEVICE), **options)
     expected, _ = solved(name, D, b, **options)
-    assert found.statuses == expected.statuses
-    holds = torch.linalg.vector_norm(b - D @ found.x, dim=0) <= 3.3e-7 * torch.linalg.vector_norm(b, dim=0)
+    assert actual.statuses == expected.statuses
+    holds = torch.linalg.vector_norm(b - D @ actual.x, dim=0) <= 3.3e-7 * torch.linalg.vector_norm(b, dim=0)
     assert holds[[t == S.Status.CONVERGED for t in expected.statuses]].all()
 
 
@@ -162,14 +162,14 @@ def diagonal_system(device):
 def test_nothing_is_called_converged_on_the_word_of_a_recurrence(every, device):
     A, b = diagonal_system(DEVICE)
     b, method = b[:, :1], Drifting()
-    found = iterate(method, System("test", A, None, b, None, ResidualNorm(1e-8, 0.0)), 200)
+    actual = iterate(method, System("test", A, None, b, None, ResidualNorm(1e-8, 0.0)), 200)
     assert method.starts == 3
-    assert found.codes.item() == CODE[S.Status.CONVERGED]
-    true = torch.linalg.vector_norm(b - A(found.x))
+    assert actual.codes.item() == CODE[S.Status.CONVERGED]
+    true = torch.linalg.vector_norm(b - A(actual.x))
     assert true <= 1e-8
     # The norm with which it stood still is the true one, also where that sent it on.
-    torch.testing.assert_close(found.norms[-1, 0], true)
-    assert (found.norms[:-1] > 1e-8).all()
+    torch.testing.assert_close(actual.norms[-1, 0], true)
+    assert (actual.norms[:-1] > 1e-8).all()
 
 
 def test_what_is_judged_is_the_state_of_that_iteration(every, device):
@@ -187,8 +187,8 @@ def test_what_is_judged_is_the_state_of_that_iteration(every, device):
     method = Drifting()
     method.starts = 2
     A, b = diagonal_system(DEVICE)
-    found = iterate(method, System("test", A, None, b, None, Watching(1e-8, 0.0)), 200)
-    needed = (found.norms > 1e-8).sum(0)
+    actual = iterate(method, System("test", A, None, b, None, Watching(1e-8, 0.0)), 200)
+    needed = (actual.norms > 1e-8).sum(0)
     assert needed[0] > 2 * needed[1]
     assert Watching.judged == {0: needed[0], 1: needed[1]}
 
@@ -240,22 +240,22 @@ def test_an_M_without_a_derivative_at_zero(name, gradient, where, device):
         return [g.cpu() for g in torch.autograd.grad(x.square().sum(), (w, T))]
 
     S.set_check_every(50)
-    found = gradients(b)
+    actual = gradients(b)
     S.set_check_every(1)
     one_by_one = [gradients(b[:, j : j + 1]) for j in (0, 2, 3)]
     S.set_check_every(None)
-    for g, parts in zip(found, zip(*one_by_one, strict=True), strict=True):
+    for g, parts in zip(actual, zip(*one_by_one, strict=True), strict=True):
         torch.testing.assert_close(g, sum(parts), rtol=1e-5, atol=1e-10)
 
 
 def test_a_callback_is_told_at_once(every, device):
     D, b = system("cg")
-    told = []
+    ends = []
     T = D.to(DEVICE)
-    solution = S.cg(lambda x: T @ x, b.to(DEVICE), rtol=1e-9, callback=lambda at: told.append(at.converged))
-    assert len(told) == solution.iterations
-    assert told[-1].all()
-    assert not told[-2].all()
+    solution = S.cg(lambda x: T @ x, b.to(DEVICE), rtol=1e-9, callback=lambda at: ends.append(at.converged))
+    assert len(ends) == solution.iterations
+    assert ends[-1].all()
+    assert not ends[-2].all()
 
 
 @pytest.mark.parametrize("kind", ["none", "diagonal"])
@@ -273,8 +273,8 @@ def test_the_compiled_loop(kind):
             norms += history
             running = state.carry[:, STOP] == 0
         results.append((state.x, torch.stack(norms)[: int(state.carry[:, -1].max())]))
-    for found in results[1:]:
-        for ours, theirs in zip(found, results[0], strict=True):
+    for actual in results[1:]:
+        for ours, theirs in zip(actual, results[0], strict=True):
             assert torch.equal(ours, theirs)
 
 

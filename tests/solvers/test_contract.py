@@ -214,12 +214,12 @@ def test_a_callback_stops(case, mode):
     with torch.utils.checkpoint.set_checkpoint_early_stop(False):  # a repetition ends there, too
         solution = case.call(A, b, callback=callback, gradient=mode)
         assert (solution.status, solution.iterations) == (Status.STOPPED_BY_CALLBACK, 3)
-        (found,) = grad(solution.x.sum(), b)  # which does not call it
+        (actual,) = grad(solution.x.sum(), b)  # which does not call it
     assert seen == [1, 2, 3]
     again = case.call(A, b, maxiter=3, gradient=mode)
     close([again.x], [solution.x], 1e-12)
     if mode != "implicit":
-        close(grad(again.x.sum(), b), [found], 1e-10)
+        close(grad(again.x.sum(), b), [actual], 1e-10)
     assert case.call(A, b, callback=lambda at: 1, gradient=mode).converged  # anything but True goes on
 
 

@@ -67,11 +67,11 @@ def test_derivatives_of_the_iterations(case):
     assert gradgradcheck(lambda *t: f(*t, mode="checkpointed"), inputs, fast_mode=True)
     for count in (0, 4):
         loss = lambda x, norms: norms.sum() + (x**2).sum()  # noqa: E731
-        found = [
+        actual = [
             grad(loss(*f(*inputs, mode=mode, maxiter=count)), inputs, materialize_grads=True)
             for mode in MODES[1:]
         ]
-        close(*found, 1e-12)
+        close(*actual, 1e-12)
 
 
 @pytest.mark.few
@@ -106,8 +106,8 @@ def test_transformations(case):
         return
     batch = torch.stack((v, 2 * v, 3 * v))
     for axes, arguments in (((0, None), (batch, B[:, 0])), ((0, 1), (batch, B)), ((0, None), (batch, B))):
-        found = torch.vmap(f, axes)(*arguments)
-        torch.testing.assert_close(found, torch.vmap(case.dense, axes)(*arguments), **near)
+        actual = torch.vmap(f, axes)(*arguments)
+        torch.testing.assert_close(actual, torch.vmap(case.dense, axes)(*arguments), **near)
     nested = torch.vmap(torch.vmap(f, (None, 1)), (0, None))(batch, B)
     torch.testing.assert_close(nested[1, 2], case.dense(2 * v, B[:, 2]), **near)
     expected = torch.func.jacrev(case.dense)(v, B)

@@ -39,9 +39,9 @@ def with_gradients(s, iterations, function=fused, checkpointed=False):
 
 
 def agree(s, iterations, tolerance):
-    wanted = with_gradients(s, iterations, unfused)
+    expected = with_gradients(s, iterations, unfused)
     for checkpointed in (False, True):
-        close(with_gradients(s, iterations, fused, checkpointed), wanted, tolerance)
+        close(with_gradients(s, iterations, fused, checkpointed), expected, tolerance)
 
 
 def arrow(n):
@@ -162,10 +162,10 @@ def test_as_on_the_host(kind):
             continue
         s = host_system(kind, "vector", S)
         there = on_device(s)
-        (x, norms, status), found = fused(s, 12), fused(there, 12)
-        torch.testing.assert_close(found[0].cpu(), x, rtol=1e-9, atol=1e-9)
-        torch.testing.assert_close(found[1].cpu(), norms, rtol=1e-9, atol=0)
-        assert torch.equal(found[2].cpu(), status)
+        (x, norms, status), actual = fused(s, 12), fused(there, 12)
+        torch.testing.assert_close(actual[0].cpu(), x, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(actual[1].cpu(), norms, rtol=1e-9, atol=0)
+        assert torch.equal(actual[2].cpu(), status)
 
 
 @needs_a_device

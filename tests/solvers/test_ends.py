@@ -245,10 +245,10 @@ def test_products_with_subnormal_matrices_keep_their_digits(name, dtype):
     b = torch.tensor([[0.3, 0.7, 0.11], [1.3, 0.1, 0.9]], dtype=dtype).T.contiguous()
     for small in (b, b[:, 0]):
         solution = run(name, ls.CSR.from_dense(D * unit), small * (unit * 2.0**60), tol=tol)
-        wanted = run(name, ls.CSR.from_dense(D), small, tol=tol)
+        expected = run(name, ls.CSR.from_dense(D), small, tol=tol)
         assert solution.converged
-        assert solution.iterations == wanted.iterations
-        torch.testing.assert_close(solution.x * 2.0**-60, wanted.x, rtol=8 * torch.finfo(dtype).eps, atol=0)
+        assert solution.iterations == expected.iterations
+        torch.testing.assert_close(solution.x * 2.0**-60, expected.x, rtol=8 * torch.finfo(dtype).eps, atol=0)
 
 
 @quiet

@@ -125,10 +125,10 @@ def test_an_inconsistent_system_is_named_and_so_is_the_remedy(name, of):
     A = ls.problems.poisson((6, 5), boundary="periodic")
     b = normal((30,)) + 0.5
     share = float(b.mean().abs() * 30**0.5 / b.norm())
-    given = A if of == "CSR" else lambda x: A @ x
+    argument = A if of == "CSR" else lambda x: A @ x
     turned = {} if of == "CSR" or name in SYMMETRIC else {"transpose": lambda x: A @ x}
     with pytest.warns(ConvergenceWarning, match="INCONSISTENT.*null_space="):
-        solution = getattr(S, name)(given, b, rtol=1e-8, **turned)
+        solution = getattr(S, name)(argument, b, rtol=1e-8, **turned)
     assert solution.status is Status.INCONSISTENT
     words = (
         f'b has a component of {share:.2g} ||b|| along the constants; null_space="constants" leaves it out'
@@ -158,17 +158,17 @@ def test_solve_finds_constants_and_says_so():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         solution = ls.solve(A, b - b.mean(), rtol=1e-8)
-        given = ls.solve(A, b, rtol=1e-8, null_space="constants")
+        argument = ls.solve(A, b, rtol=1e-8, null_space="constants")
     words = 'null_space="constants", as the rows of A sum to zero; cg with Jacobi'
     assert solution.choice.startswith(words)
     assert solution.converged
     assert abs(float(solution.x.detach().mean())) < 1e-13
-    torch.testing.assert_close(given.x, solution.x, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(argument.x, solution.x, rtol=1e-6, atol=1e-8)
     with pytest.warns(ConvergenceWarning, match="solve: did not converge: INCONSISTENT"):
         lost = ls.solve(A, b, rtol=1e-8)
     assert lost.status is Status.INCONSISTENT
     assert 'null_space="constants" asks for that' in lost.summary()
-    torch.testing.assert_close(lost.x, given.x, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(lost.x, argument.x, rtol=1e-6, atol=1e-8)
     with pytest.raises(SolverError):
         ls.solve(A, b, rtol=1e-8, throw=True)
     assert "null_space" not in ls.solve(A, b - b.mean(), null_space=None).choice
@@ -197,10 +197,13 @@ def test_a_module_keeps_its_null_space():
 
 A5 = laplacian(WEIGHTS)
 ONES = torch.ones(5, 1, dtype=torch.float64)
+LD, REGULAR = nonsymmetric(WEIGHTS), ls.problems.poisson((5,))
+JORDAN = ls.CSR.from_dense(torch.tensor([[0.0, 1.0], [0.0, 0.0]]))
+OF_JORDAN = torch.eye(2)[:, :1], torch.eye(2)[:, 1:]
 
 
 @pytest.mark.parametrize(
-    ("name", "A", "given", "error", "words"),
+    ("name", "A", "argument", "error", "words"),
     [
         ("cg", A5, "constant", ValueError, 'null_space must be None, "constants", a tensor'),
         ("cg", A5, 3, TypeError, "null_space must be None.* got int"),
@@ -210,17 +213,11 @@ ONES = torch.ones(5, 1, dtype=torch.float64)
         ("cg", A5, ONES.clone().requires_grad_(), ValueError, "null_space requires grad.*detach it"),
         ("cg", A5, ONES.expand(5, 2), ValueError, "linearly independent, column 1 is zero"),
         ("cg", A5, torch.nan * ONES, ValueError, "finite and linearly independent, column 0"),
-        (
-            "cg",
-            ls.problems.poisson((5,)),
-            "constants",
-            ValueError,
-            r"null space of A: \|\|A v\|\| is 0.* regular A needs no",
-        ),
+        ("cg", REGULAR, "constants", ValueError, r"null space of A: \|\|A v\|\| is 0.* regular A needs no"),
         ("cg", A5, ("constants", "constants"), ValueError, "A is symmetric here: give one"),
         ("gmres", A5, ("constants",), ValueError, "got 1 of them"),
-        ("gmres", nonsymmetric(WEIGHTS), OF_NONSYMMETRIC[0], ValueError, r"of A\^T: .*\(N, N_left\)"),
-        ("gmres", nonsymmetric(WEIGHTS), "constants", ValueError, "null space of A: "),
+        ("gmres", LD, OF_NONSYMMETRIC[0], ValueError, r"of A\^T: .*\(N, N_left\)"),
+        ("gmres", LD, "constants", ValueError, "null space of A: "),
         (
             "gmres",
             A5,
@@ -228,18 +225,12 @@ ONES = torch.ones(5, 1, dtype=torch.float64)
             ValueError,
             "as many null vectors of A as of A.T",
         ),
-        (
-            "gmres",
-            ls.CSR.from_dense(torch.tensor([[0.0, 1.0], [0.0, 0.0]])),
-            (torch.tensor([[1.0], [0.0]]), torch.tensor([[0.0], [1.0]])),
-            ValueError,
-            "a null vector of A is in the range of A.*use lsqr",
-        ),
+        ("gmres", JORDAN, OF_JORDAN, ValueError, "a null vector of A is in the range of A.*use lsqr"),
     ],
 )
-def test_errors(name, A, given, error, words):
+def test_errors(name, A, argument, error, words):
     with pytest.raises(error, match=f"{name}: .*" + words):
-        getattr(S, name)(A, torch.ones(A.shape[0], dtype=A.dtype), null_space=given)
+        getattr(S, name)(A, torch.ones(A.shape[0], dtype=A.dtype), null_space=argument)
 
 
 def test_numpy_and_float32():

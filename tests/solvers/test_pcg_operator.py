@@ -76,9 +76,9 @@ def test_rectangular_factors(width, shape):
     of_m = (2,) if "batch of" in shape else ()
     s = s._replace(m=G.values * (1 + 0.1 * normal((*of_m, G.nnz))), factor=G.pattern, kind="product")
     for checkpointed in (False, True):
-        found = gradients(s, fused, 3, checkpointed=checkpointed)
-        close(found, gradients(s, dense, 3), 1e-9)
-        close(found, gradients(s, unfused, 3), 1e-9)
+        actual = gradients(s, fused, 3, checkpointed=checkpointed)
+        close(actual, gradients(s, dense, 3), 1e-9)
+        close(actual, gradients(s, unfused, 3), 1e-9)
 
 
 @pytest.mark.parametrize("width", [4, 2])
@@ -100,9 +100,9 @@ def test_entries_above_the_diagonal_are_not_read():
     m = torch.where(s.P.row_indices == s.P.col_indices, 2.0, 0.1).double()
     full = s._replace(m=m, factor=s.P)
     below = s.P.col_indices <= s.P.row_indices
-    found, expected = gradients(full, fused, N), gradients(s._replace(m=m[below]), fused, N)
-    close([*found[:3], found[3][below], *found[4:]], expected, 1e-12)
-    assert (found[3][~below] == 0).all()
+    actual, expected = gradients(full, fused, N), gradients(s._replace(m=m[below]), fused, N)
+    close([*actual[:3], actual[3][below], *actual[4:]], expected, 1e-12)
+    assert (actual[3][~below] == 0).all()
 
 
 @every_kind
@@ -175,10 +175,10 @@ def test_compile(kind, checkpointed, fresh_compiler):
     for shape in ("vector", "batch of b"):
         s = system(kind, shape, grid(5, 2)).leaves()
         torch._dynamo.reset()
-        found = torch.compile(f, fullgraph=True, backend="aot_eager")(*s.inputs)
-        assert torch.equal(found, f(*s.inputs))
+        actual = torch.compile(f, fullgraph=True, backend="aot_eager")(*s.inputs)
+        assert torch.equal(actual, f(*s.inputs))
         expected = torch.autograd.grad(f(*s.inputs).sum(), s.inputs)
-        assert equal(torch.autograd.grad(found.sum(), s.inputs), expected)
+        assert equal(torch.autograd.grad(actual.sum(), s.inputs), expected)
 
 
 # --- columns that stop, and columns without a cotangent ---
@@ -255,11 +255,11 @@ def test_a_column_that_leaves_the_numbers_does_not_spoil_the_others(kind, bad):
     assert not norms[:, 1].isfinite().any()
     clean = s._replace(b=torch.where(torch.arange(3) == 1, 0, s.b.detach())).leaves()
     keep = torch.tensor([1.0, 0.0, 1.0]).double()
-    found = torch.autograd.grad((x * normal(x.shape)).sum() + norms[:, ::2].sum(), s.inputs)
+    actual = torch.autograd.grad((x * normal(x.shape)).sum() + norms[:, ::2].sum(), s.inputs)
     y, history, _ = fused(clean, 5)
     expected = torch.autograd.grad((y * normal(x.shape)).sum() + history[:, ::2].sum(), clean.inputs)
-    close(found[:-1], expected[:-1], 1e-14)
-    close([found[-1] * keep], [expected[-1] * keep], 1e-14)
+    close(actual[:-1], expected[:-1], 1e-14)
+    close([actual[-1] * keep], [expected[-1] * keep], 1e-14)
 
 
 def test_overflow_and_divergence_on_the_way():
@@ -292,16 +292,16 @@ def test_columns_without_a_cotangent(kind, learning):
     every = torch.autograd.grad((x, norms), s.inputs, (gx, gnorms), retain_graph=True)
     some = torch.zeros(8, dtype=torch.float64)
     some[learning] = 1
-    found = torch.autograd.grad((x, norms), s.inputs, (gx * some, gnorms * some))
-    for f, w in zip(found[-2:], every[-2:], strict=True):  # of b and x0
+    actual = torch.autograd.grad((x, norms), s.inputs, (gx * some, gnorms * some))
+    for f, w in zip(actual[-2:], every[-2:], strict=True):  # of b and x0
         assert torch.equal(f[:, learning], w[:, learning])
         assert (f[:, some == 0] == 0).all()
     if not learning:
-        assert all((g == 0).all() for g in found)
+        assert all((g == 0).all() for g in actual)
         return
     alone = with_start(s, s.b.detach()[:, learning], s.x0.detach()[:, learning]).leaves()
     expected = torch.autograd.grad(dense(alone, 20), alone.inputs, (gx[:, learning], gnorms[:, learning]))
-    close(found[:-2], expected[:-2], 1e-7)
+    close(actual[:-2], expected[:-2], 1e-7)
 
 
 # --- parts, threads, memory, interrupts ---

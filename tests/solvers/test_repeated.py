@@ -25,10 +25,10 @@ FIXED = {
 }
 METHODS = {
     **KRYLOV,
-    **{name: {"iterations": 5, **given} for name, given in FIXED.items()},
+    **{name: {"iterations": 5, **parameters} for name, parameters in FIXED.items()},
     **{
-        f"{name}, to a tolerance": {"maxiter": 5, **given}
-        for name, given in FIXED.items()
+        f"{name}, to a tolerance": {"maxiter": 5, **parameters}
+        for name, parameters in FIXED.items()
         if name not in ("jacobi", "sor", "ssor")
     },
     "lsqr": {"maxiter": 5},
@@ -118,7 +118,7 @@ def test_an_M_that_is_no_function_is_an_error_of_ours(name, kind):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_solve_that_ends_without_finite_numbers_has_the_gradient_of_unrolled(name):
-    found = {}
+    actual = {}
     for gradient in ("unrolled", "checkpointed"):
         operands = Operands()
         with torch.no_grad():
@@ -127,8 +127,8 @@ def test_a_solve_that_ends_without_finite_numbers_has_the_gradient_of_unrolled(n
         # The numbers of M depend on r alone: they are not finite from some iteration on.
         M = lambda r: r / (r.abs().amax(-1 if r.dim() == 1 else -2, keepdim=True) > 1.0)  # noqa: E731
         solution = operands.solve(name, gradient, **({"M": M} if name in WITH_M and name != "cg" else {}))
-        found[gradient] = solution.status, operands.gradient(loss_of(solution))
-    (status, g), (other, h) = found.values()
+        actual[gradient] = solution.status, operands.gradient(loss_of(solution))
+    (status, g), (other, h) = actual.values()
     assert status is other
     for a, b in zip(g, h, strict=True):
         torch.testing.assert_close(a, b, equal_nan=True)

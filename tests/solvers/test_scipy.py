@@ -77,11 +77,11 @@ def test_least_squares_as_scipy(name, damp):
 def test_linear_operators(name):
     A, b = matrix(name), normal((16, 2)).requires_grad_()
     L, w = sp.linalg.aslinearoperator(A.to_scipy()), normal((16, 2), seed=7)
-    (found,) = torch.autograd.grad(run(name, L, b).x, b, w)
-    torch.testing.assert_close(found, torch.linalg.solve(A.to_dense().T, w))
+    (actual,) = torch.autograd.grad(run(name, L, b).x, b, w)
+    torch.testing.assert_close(actual, torch.linalg.solve(A.to_dense().T, w))
     vector = b[:, 0].detach().requires_grad_()
     (of_vector,) = torch.autograd.grad(run(name, L, vector).x, vector, w[:, 0])
-    torch.testing.assert_close(of_vector, found[:, 0])
+    torch.testing.assert_close(of_vector, actual[:, 0])
     if name not in ANY:
         integers = sp.linalg.aslinearoperator(A.to_scipy().astype(np.int64))
         assert torch.equal(run(name, integers, vector).x, run(name, L, vector).x)
