@@ -172,7 +172,7 @@ CASES = [
     row("lsmr, damped", keywords={"damp": 0.4}),
 ]
 # The first row of each method and of what it may be given: where a test is slow.
-BRANCHES = ("cg, IC0", "cg of a function", "fcg, nonlinear", "minres", "bicgstab")
+BRANCHES = ("cg, IC0", "cg, function", "cg of a function", "fcg, nonlinear", "minres", "bicgstab")
 BRANCHES += ("gmres, null space", "gmres(3)", "fgmres, Jacobi", "lsqr, damped", "lsmr")
 
 every = pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
