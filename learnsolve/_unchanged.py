@@ -1,12 +1,31 @@
-"""Has a tensor been changed in place since it was recorded?"""
+"""Objects whose attributes stay as they were made, and tensors: have they been changed in place since they
+were recorded?"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
+
+
+class Immutable:
+    """The constructor sets attributes by ``object.__setattr__``; afterwards none can be set or deleted."""
+
+    __slots__ = ()
+
+    _instead: str  # what to do instead
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._refuse(name, "set")
+
+    def __delattr__(self, name: str) -> None:
+        self._refuse(name, "deleted")
+
+    def _refuse(self, name: str, what: str) -> NoReturn:
+        raise AttributeError(f"{type(self).__name__} is immutable: {name} cannot be {what}; {self._instead}")
 
 
 class Unchanged:

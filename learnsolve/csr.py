@@ -19,8 +19,8 @@ from learnsolve import _conversion, _library
 from learnsolve._conversion import SciPyMatrix, TensorLike
 from learnsolve._csr_habits import Habits
 from learnsolve._csr_views import Views
-from learnsolve._immutable import Immutable
 from learnsolve._pattern_checks import check_device
+from learnsolve._unchanged import Immutable
 from learnsolve.pattern import SparsityPattern
 
 _ops: Any = None  # learnsolve.ops, which needs CSR and sets this: methods of a CSR are operations
@@ -356,9 +356,11 @@ class CSR(Views, Habits, Immutable):
     @overload
     def __matmul__(self, x: CSR | SciPyMatrix) -> CSR: ...
     def __matmul__(self, x: TensorLike | CSR | SciPyMatrix) -> Tensor | CSR:
-        if isinstance(x, CSR) or scipy.sparse.issparse(x):
-            return _ops.spgemm(self, x)
-        return _ops.spmm(self, _conversion.tensor_of(x, self.values))
+        if not isinstance(x, Tensor):
+            if isinstance(x, CSR) or scipy.sparse.issparse(x):
+                return _ops.spgemm(self, x)
+            x = _conversion.tensor_of(x, self.values)
+        return _ops.spmm(self, x)
 
     def __rmatmul__(self, x: TensorLike) -> Tensor:
         # x A = (A^T x^T)^T

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from learnsolve import _analysis, _arrivals, _device_analysis
-from learnsolve._immutable import Immutable
 from learnsolve._pattern_checks import (
     MOST,
     as_numpy,
@@ -20,6 +19,7 @@ from learnsolve._pattern_checks import (
 )
 from learnsolve._plain import plain_tensors, unmapped
 from learnsolve._planned import Planned
+from learnsolve._unchanged import Immutable
 
 # Entries and rows of one block of rows: small enough to distribute evenly, large enough to hide its set-up.
 _BLOCK_WEIGHT = 8192

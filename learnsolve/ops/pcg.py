@@ -21,9 +21,9 @@ from torch import Tensor
 
 from learnsolve import _library  # noqa: F401  (registers torch.ops.learnsolve)
 from learnsolve.ops._autograd import Operation, pullback, pushforward, tracked, vmapped
-from learnsolve.ops._calls import WORK, iterations_of_a_call
 from learnsolve.ops._pcg_preconditioner import KINDS, STOP, Directions, fitting, preconditioner
 from learnsolve.ops._pcg_unfused import LOWER, unfused, unfused_adjoint
+from learnsolve.ops._sweep_calls import WORK, iterations_of_a_call
 from learnsolve.ops._triangular import _only_read
 from learnsolve.pattern import SparsityPattern
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from learnsolve import _check
-from learnsolve._immutable import Immutable
 from learnsolve._pattern_checks import as_numpy
 from learnsolve._plain import makes_plain_tensors
+from learnsolve._unchanged import Immutable
 from learnsolve.ops._operands import plain_values
 from learnsolve.problems._elements import ElementPlan, element_plan
 from learnsolve.problems._triangles import triangle_edges, triangulate

@@ -162,7 +162,8 @@ class Options:
             if getattr(self, key) is None:
                 object.__setattr__(self, key, default)
         for key in ("M", "adjoint_M"):
-            object.__setattr__(self, key, matrix(getattr(self, key)))
+            if (given := getattr(self, key)) is not None:
+                object.__setattr__(self, key, matrix(given))
 
 
 def options_of(name: str, given: Mapping[str, Any]) -> Options:

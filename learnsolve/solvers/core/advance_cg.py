@@ -175,11 +175,11 @@ class CompiledCG:
         for part in self.parts:
             b = part.of(self.b)
             values, m = part.operands(b)
-            given: dict[str, Any] = {"kind": part.form.kind, "m": m, "factor": part.form.factor}
+            form: dict[str, Any] = {"kind": part.form.kind, "m": m, "factor": part.form.factor}
             if part.form.kind == M_APART:
-                given = {"between": _between(self.system.M, self.b.shape), "flexible": self.flexible}
-            own = _shaped(b), _shaped(part.of(x0))
-            self.runs.append(Iterations(values.detach(), *own, part.A.pattern, every, **given))
+                form = {"between": _between(self.system.M, self.b.shape), "flexible": self.flexible}
+            start = _shaped(part.of(x0))
+            self.runs.append(Iterations(values.detach(), _shaped(b), start, part.A.pattern, every, **form))
         return State(x, r, ())
 
     def __call__(
@@ -189,13 +189,13 @@ class CompiledCG:
         count = min(run.most(count) for run in self.runs)
         parts, histories = [], []
         for i, (part, run) in enumerate(zip(self.parts, self.runs, strict=True)):
-            its_running, target = (running, targets) if part.block is None else (running[i], targets[i])
+            part_running, target = (running, targets) if part.block is None else (running[i], targets[i])
             before = state.parts[i] if state.parts else None
-            if before is not None and part.block is not None and not its_running.any():
+            if before is not None and part.block is not None and not part_running.any():
                 parts.append(before)
                 histories.append(target.expand(count, -1))  # of columns that have stopped: not used
                 continue
-            after, history = run(before, count, done, its_running, _shaped(target))
+            after, history = run(before, count, done, part_running, _shaped(target))
             parts.append(after)
             histories.append(history)
         x, r = (_joined(self.A, self.parts, [p[j] for p in parts], self.b) for j in (0, 1))
@@ -258,7 +258,7 @@ def _forms_of_blocks(A: Blocks, M: Any, b: Tensor) -> list[_Form] | None:
     """Where each block has a form: of an M of its own, or of its part of one for the whole matrix."""
     sizes, maps = A.layout.sizes, M.maps if isinstance(M, Padded) else [M]
     if len(maps) > 1:
-        forms = [_form(its, b[i]) for i, its in enumerate(maps)]
+        forms = [_form(M, b[i]) for i, M in enumerate(maps)]
         return forms if all(form is not None and form.kind != M_APART for form in forms) else None  # type: ignore[return-value]
     whole = _form(maps[0], b[0])
     if whole is None or whole.kind == M_APART:

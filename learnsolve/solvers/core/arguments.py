@@ -34,11 +34,11 @@ def check_operands(name: str, A: Any, b: Tensor) -> torch.Size:
     if isinstance(A, BlockBatch):
         A = A.matrix
     key = "values" if isinstance(A, CSR) else "coefficients"  # of a StencilOperator
-    made_of, its = getattr(A, key, None), f"A.{key}"
-    if not isinstance(made_of, Tensor):
+    tensor, label = getattr(A, key, None), f"A.{key}"
+    if not isinstance(tensor, Tensor):
         return torch.Size()
-    _check.same_kind(name, "b", b, made_of)
-    _check.batches(name, A.batch_shape, b.shape[:-2], f"{its} and b")
+    _check.same_kind(name, "b", b, tensor)
+    _check.batches(name, A.batch_shape, b.shape[:-2], f"{label} and b")
     if b.dim() == 1 and A.batch_shape:
         raise ValueError(
             f"{name}: for a batch of matrices b must have shape (..., n, k), got {tuple(b.shape)}; "

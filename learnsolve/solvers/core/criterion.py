@@ -16,6 +16,7 @@ the rounding level, stands still there until it is judged by its true residual.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -95,15 +96,22 @@ class ResidualNorm:
         relative = self.rtol * length
         if isinstance(self.atol, Tensor):
             return torch.maximum(relative, self.atol.to(b))
-        return relative.clamp(min=self.atol)
+        return relative.clamp(min=self.atol) if self.atol else relative
 
     def begin(self, A: Any, b: Tensor, x: Tensor, r: Tensor, norm: Tensor, length: Tensor) -> Tensor:
-        eps = torch.finfo(b.dtype).eps
-        self.target = self.target_for(b, length)
-        # A recurrence for r says nothing below the rounding level of what it began with.
-        self.floor = eps * norm
-        self.limit = torch.maximum(norm, length) / eps
+        self.target, self.first = self.target_for(b, length), (norm, length)
         return norm <= self.target
+
+    @cached_property
+    def floor(self) -> Tensor:
+        """A recurrence for r says nothing below the rounding level of what it began with."""
+        norm, _ = self.first
+        return torch.finfo(norm.dtype).eps * norm
+
+    @cached_property
+    def limit(self) -> Tensor:
+        norm, length = self.first
+        return torch.maximum(norm, length) / torch.finfo(norm.dtype).eps
 
     def looks(self, state: Any, norm: Tensor) -> Tensor:
         return norm <= torch.maximum(self.target, self.floor)

@@ -70,20 +70,22 @@ def solve(
     columns = Columns(b.dim() == 1, batch, layout)
     B, X0 = columns.into(b), None if x0 is None else columns.into(x0)
     systems = systems_of(name, options, columns._replace(layout=None).into(b) if batch else b, layout)
-    for own, _ in systems:
+    for part_options, _ in systems:
         if symmetric and not getattr(method, "flexible", False):
-            check_symmetric(name, own.M)
-    Ms = [as_preconditioner(name, "M", own.M, part) for own, part in systems]
-    for own, part in systems:
-        if isinstance(own.adjoint_M, type):  # else it is checked when it is needed
-            as_preconditioner(name, "adjoint_M", own.adjoint_M, part)
+            check_symmetric(name, part_options.M)
+    Ms = [as_preconditioner(name, "M", part_options.M, part) for part_options, part in systems]
+    for part_options, part in systems:
+        if isinstance(part_options.adjoint_M, type):  # else it is checked when it is needed
+            as_preconditioner(name, "adjoint_M", part_options.adjoint_M, part)
     shared, criterion = _across.of(operator), ResidualNorm(options.rtol, options.atol)
     rows = B.shape[-2] if shared is None else shared.rows
     reads = B.is_cpu or criterion.asked  # else nothing waits for the device
     recorded = options.gradient != "implicit"
     if not recorded:
-        for i, (own, _) in enumerate(systems):
-            Ms[i] = refuse_what_has_no_implicit_gradient(name, operator, own.M, Ms[i], x0, own.adjoint_M)
+        for i, (part_options, _) in enumerate(systems):
+            Ms[i] = refuse_what_has_no_implicit_gradient(
+                name, operator, part_options.M, Ms[i], x0, part_options.adjoint_M
+            )
     problem = Problem(
         name,
         method,
@@ -100,8 +102,8 @@ def solve(
 
     def adjoint_M() -> Any:
         turned = [
-            _adjoint_preconditioner(name, own, M, part, symmetric, transposed_M)
-            for (own, part), M in zip(systems, Ms, strict=True)
+            _adjoint_preconditioner(name, part_options, M, part, symmetric, transposed_M)
+            for (part_options, part), M in zip(systems, Ms, strict=True)
         ]
         return joined(layout, turned)
 

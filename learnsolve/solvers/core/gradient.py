@@ -8,7 +8,7 @@ Implicit, for any method that finds x: with lambda = A^-T xbar,
 lambda is found by the same method on the transpose, itself differentiable by the same rule, so that
 derivatives of any order exist. In forward mode, dx = A^-1 (db - dA x).
 
-Two functions of autograd: `Found` solves, a constant for autograd, on the plain tensors that it receives
+Two functions of autograd: `Solve` solves, a constant for autograd, on the plain tensors that it receives
 where a transformation of torch.func is on; `Implicit` gives its x the derivatives.
 """
 
@@ -54,7 +54,7 @@ def implicit(
     report, parameters = Report(), problem.A.parameters
     if transformed():
         ended = Report()
-        out = Outcome(*Found.apply(problem, ended, b, x0, *parameters))  # type: ignore[misc]
+        out = Outcome(*Solve.apply(problem, ended, b, x0, *parameters))  # type: ignore[misc]
         if (plain := ended.solution) is not None:
             out = out._replace(note=plain.note, execution=plain.loop)
     else:
@@ -76,7 +76,7 @@ def linear(problem: Problem, b: Tensor, what: str, ended: Report) -> Tensor:
     named = replace(problem, name=f"{problem.name}, {what}", advice=advice)
     try:
         if transformed():
-            x, _, _ = Found.apply(named, ended, b, None, *problem.A.parameters)  # type: ignore[misc]
+            x, _, _ = Solve.apply(named, ended, b, None, *problem.A.parameters)  # type: ignore[misc]
         else:
             with torch.no_grad():
                 out = named.run(b, None)
@@ -112,7 +112,7 @@ def transformed() -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
-class Found(torch.autograd.Function):
+class Solve(torch.autograd.Function):
     """x, norms and codes of a solve."""
 
     @staticmethod
@@ -138,7 +138,7 @@ class Found(torch.autograd.Function):
     def vmap(info, in_dims, problem, report, b, x0, *parameters):
         b, x0 = _dense_first(b, in_dims[2], info.batch_size), _dense_first(x0, in_dims[3], info.batch_size)
         parameters = _values_first(problem, b, parameters, in_dims[4:])
-        return Found.apply(problem, report, b, x0, *parameters), (0, 0, 0)
+        return Solve.apply(problem, report, b, x0, *parameters), (0, 0, 0)
 
 
 class Implicit(torch.autograd.Function):

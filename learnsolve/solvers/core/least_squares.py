@@ -162,10 +162,10 @@ class LeastSquares:
         self.length = length
         self.A_norm, normal = A.frobenius(), safe_size(A.T(r))
         if self.A_norm is not None:
-            return self._small(x, norm, normal, self.A_norm)
+            return self._small(x, norm, normal, self.A_norm) | (length == 0)
         # ||A^T b|| / ||b|| <= ||A||, which a solve from x = 0 computes in its first iteration.
         of_b = normal if r is b else safe_size(A.T(b))
-        return self._small(x, norm, normal, of_b / torch.where(self.length == 0, 1, self.length))
+        return self._small(x, norm, normal, of_b / torch.where(length == 0, 1, length)) | (length == 0)
 
     def _small(self, x: Tensor, norm: Tensor, normal: Tensor, A_norm: Tensor) -> Tensor:
         A_norm = A_norm if self.A_norm is None else self.A_norm

@@ -31,13 +31,12 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from learnsolve.ops import _across
 from learnsolve.ops.richardson import residual_norm
 from learnsolve.solvers.core import checks, stagnation
 from learnsolve.solvers.core.advance import STANDS, fitting
 from learnsolve.solvers.core.advance_cg import at_once
 from learnsolve.solvers.core.operators import Matrix
-from learnsolve.solvers.core.repeated import repeated
+from learnsolve.solvers.core.repeated import in_segments
 from learnsolve.solvers.core.report import judged
 from learnsolve.solvers.core.system import Outcome, System
 from learnsolve.solvers.core.vectors import size
@@ -45,6 +44,8 @@ from learnsolve.solvers.solution import CODE, EAGER, Iteration, Status
 
 # Iterations from one `mended` to the next on a device, which it costs as much as two steps.
 _MENDED_EVERY = 8
+# Of all columns, until one has been measured, or has started again.
+_INFINITE, _NONE = torch.tensor(torch.inf, device="cpu"), torch.tensor(False, device="cpu")
 
 
 class Method(Protocol):
@@ -79,16 +80,20 @@ class _Stretch(NamedTuple):
     def without_state(self) -> _Stretch:
         return self._replace(progress=self.progress._replace(state=None))
 
-    def with_true(self, true: Tensor) -> _Stretch:
-        """With the true residual norm of columns that stand still, from there on."""
-        close = self.progress.codes == STANDS
-        if self.when is not None:
+    def with_true(self, true: Tensor, every: bool) -> _Stretch:
+        """With the true residual norm of columns that stand still, from there on; `every` one does."""
+        if self.when is not None and self.when.numel() > 1:
+            close = self.progress.codes == STANDS
             rows = torch.arange(
                 self.first + 1, self.first + 1 + self.iterations, device=true.device
             ).unsqueeze(-1)
             norms = torch.where(close & (rows >= self.when), true, self.norms)
+        elif self.iterations == 0:
+            return self
         else:
-            last = torch.where(close, true, self.norms[..., -1:, :])
+            last = true
+            if not every:
+                last = torch.where(self.progress.codes == STANDS, true, self.norms[..., -1:, :])
             norms = last if self.iterations == 1 else torch.cat((self.norms[..., :-1, :], last), -2)
         return self._replace(norms=norms)
 
@@ -96,8 +101,10 @@ class _Stretch(NamedTuple):
         """Without the iterations in which no column took part, once all have stopped."""
         if self.when is None:
             return self
-        rows = max(int(self.when.max()) - self.first, 0) if self.when.numel() else 0
-        return self._replace(norms=self.norms[..., :rows, :])
+        last = max(_values(self.when), default=0)
+        if last - self.first >= self.iterations:
+            return self
+        return self._replace(norms=self.norms[..., : max(last - self.first, 0), :])
 
 
 def iterate(method: Method, system: System, maxiter: int, gradient: str = "implicit") -> Outcome:
@@ -112,7 +119,7 @@ def iterate(method: Method, system: System, maxiter: int, gradient: str = "impli
         loop = _Loop(method, system, gradient)
         progress = loop.begin()
         if gradient == "checkpointed":
-            (progress, norms), runs = loop.in_segments(progress, maxiter), True
+            (progress, norms), runs = in_segments(loop, progress, maxiter), True
         else:
             progress, norms, runs = loop.run(maxiter, 0, progress)
         codes = progress.codes
@@ -128,6 +135,8 @@ def iterate(method: Method, system: System, maxiter: int, gradient: str = "impli
 
 def _values(codes: Tensor) -> Any:
     """The codes that occur; of few columns, which cost no operation but the read."""
+    if codes.numel() == 1:
+        return (codes.item(),)
     return codes.flatten().tolist() if codes.numel() <= 64 else torch.unique(codes).tolist()
 
 
@@ -149,20 +158,19 @@ class _Loop:
     def begin(self) -> _Progress:
         A, b, x0 = self.A, self.b, self.system.x0
         length = size(b)
-        nothing = length == 0
         if x0 is None:
             x, r = torch.zeros_like(b), b
         else:
+            nothing = length == 0
             x = torch.where(nothing, 0, x0)  # the solution of A x = 0 is zero, whatever x0 is
             r = torch.where(nothing, 0, b - A(x))
-        given = r is b and not torch.is_grad_enabled()
-        self.first = norm = length if given else residual_norm(r, -2, keepdim=True)
+        r_is_b = r is b and not torch.is_grad_enabled()
+        self.first = norm = length if r_is_b else residual_norm(r, -2, keepdim=True)
         known = norm.detach()
-        codes = (self.criterion.begin(A, b, x, r, known, length) | nothing).long()  # 1: CONVERGED
-        codes = codes.masked_fill(~(known < torch.inf), CODE[Status.NON_FINITE])
-        best = torch.full_like(length, torch.inf)
+        codes = self.criterion.begin(A, b, x, r, known, length).long()  # 1: CONVERGED
+        codes = torch.where(known < torch.inf, codes, CODE[Status.NON_FINITE])
         start = self.start if self.compiled is None else self.compiled.start or self.start
-        return _Progress(start(x, r, codes == 0), codes, norm, best, codes < 0)
+        return _Progress(start(x, r, codes == 0), codes, norm, _INFINITE, _NONE)
 
     def runs(self, progress: _Progress) -> tuple[bool, bool]:
         """Some column, and surely every one."""
@@ -175,12 +183,12 @@ class _Loop:
     def guarded(self, running: Tensor) -> Any:
         """M for columns that run. For the others M might be applied to 0, where a nonlinear M need not have a
         derivative; they are replaced by a vector of length one, and their results by zeros."""
-        given = self.M
-        if given is None or isinstance(given, Matrix) or not torch.is_grad_enabled():
-            return given
+        preconditioner = self.M
+        if preconditioner is None or isinstance(preconditioner, Matrix) or not torch.is_grad_enabled():
+            return preconditioner
 
         def M(r: Tensor) -> Tensor:
-            z = given(torch.where(running, r, max(r.shape[-2], 1) ** -0.5))
+            z = preconditioner(torch.where(running, r, max(r.shape[-2], 1) ** -0.5))
             return torch.where(running, z, 0)
 
         return M
@@ -193,27 +201,30 @@ class _Loop:
         history: list[Tensor] = []
         runs, every, end = *self.runs(progress), done + count
         while done < end and runs:
-            seen: list[_Stretch] = []
+            stretches: list[_Stretch] = []
             if (compiled := self.compiled) is not None:
                 most = end - done if self.criterion.never else min(end, self.due.after(done)) - done
                 advanced = compiled(progress.state, most, done, progress.codes == 0)
                 if advanced[1].shape[-2]:
-                    seen = [self.advanced(progress, every, done, *advanced)]
-            for i in range(0 if seen else end - done if self.unattended else min(self.gap(done), end - done)):
+                    stretches = [self.advanced(progress, every, done, *advanced)]
+            for i in range(
+                0 if stretches else end - done if self.unattended else min(self.gap(done), end - done)
+            ):
                 progress = self.stepped(progress, done + i + 1)
-                if seen and (self.unattended or not progress.norm.requires_grad):
-                    seen[-1] = seen[-1].without_state()  # not needed again
-                seen.append(_Stretch(progress, progress.norm, done + i))
+                if stretches and (self.unattended or not progress.norm.requires_grad):
+                    stretches[-1] = stretches[-1].without_state()  # not needed again
+                stretches.append(_Stretch(progress, progress.norm, done + i))
             if not self.unattended:
-                seen, waiting, runs, every = self.seen(seen)
+                stretches, waiting, runs, alike = self.checked(stretches)
+                every = alike and runs
                 if waiting:  # the recurrence for r may have drifted from b - A x, and proves nothing
-                    r = self.b - self.A(seen[-1].progress.state.x)
-                    seen, runs = self.judged(seen, r)
-            progress = seen[-1].progress
-            history += [stretch.norms for stretch in seen]
-            done += sum(stretch.iterations for stretch in seen)
+                    r = self.b - self.A(stretches[-1].progress.state.x)
+                    stretches, runs = self.judged(stretches, r, alike)
+            progress = stretches[-1].progress
+            history += [stretch.norms for stretch in stretches]
+            done += sum(stretch.iterations for stretch in stretches)
             if self.callback is not None and not replay:
-                progress, stops = self.told(self.callback, done, progress)
+                progress, stops = self.notify(self.callback, done, progress)
                 runs = runs and not stops
         return progress, history, runs
 
@@ -235,8 +246,8 @@ class _Loop:
         moved = codes == 0
         if self.on_device or not moved.all():  # without waiting for a device
             # A column that has stopped does not use the rest of the state.
-            kept = {name: getattr(new, name) for name in ("x", "r", *self.criterion.reads)}
-            new = new._replace(**{k: torch.where(moved, t, getattr(state, k)) for k, t in kept.items()})
+            fields = {name: getattr(new, name) for name in ("x", "r", *self.criterion.reads)}
+            new = new._replace(**{k: torch.where(moved, t, getattr(state, k)) for k, t in fields.items()})
             new_norm = torch.where(moved, new_norm, norm)
         return self.classified(_Progress(new, codes, new_norm, best, again), number)
 
@@ -296,37 +307,40 @@ class _Loop:
         norm = torch.where(vain, true, norm)
         return _Progress(state, codes, norm, torch.minimum(best, reached), fresh)
 
-    def seen(self, seen: list[_Stretch]) -> tuple[list[_Stretch], bool, bool, bool]:
+    def checked(self, stretches: list[_Stretch]) -> tuple[list[_Stretch], bool, bool, bool]:
         """The iterations that some column took part in, whether columns stand still, whether some run, and
-        whether every one surely does."""
-        every = False
+        whether all of them surely do the same."""
+        alike = False
         if self.on_device:  # one read for all
-            close = seen[-1].progress.codes == STANDS
-            ran = [(stretch.progress.codes == 0).any() for stretch in seen]
+            close = stretches[-1].progress.codes == STANDS
+            ran = [(stretch.progress.codes == 0).any() for stretch in stretches]
             *ran, waiting = torch.stack((*ran, close.any())).tolist()
             runs = ran[-1]
             # Later ones have changed no column, and must not be part of a graph.
-            last, seen = seen[-1], seen[: 1 + sum(ran)]
-            if seen[-1].progress.state is None:
-                seen[-1] = last
+            last, stretches = stretches[-1], stretches[: 1 + sum(ran)]
+            if stretches[-1].progress.state is None:
+                stretches[-1] = last
         else:
-            values = _values(seen[-1].progress.codes)
-            waiting, runs, every = STANDS in values, 0 in values, not any(values)
+            values = _values(stretches[-1].progress.codes)
+            waiting, runs, alike = STANDS in values, 0 in values, len(set(values)) == 1
         if not runs:
-            seen[-1] = seen[-1].ended()
-        return seen, waiting, runs, every
+            stretches[-1] = stretches[-1].ended()
+        return stretches, waiting, runs, alike
 
-    def judged(self, seen: list[_Stretch], r: Tensor) -> tuple[list[_Stretch], bool]:
-        """By the true residual r, columns that stand still; those that are not done start again from it."""
-        state, codes, norm, best, again = seen[-1].progress
-        close, true = codes == STANDS, residual_norm(r, -2, keepdim=True)
+    def judged(self, stretches: list[_Stretch], r: Tensor, every: bool) -> tuple[list[_Stretch], bool]:
+        """By the true residual r, columns that stand still, some or `every` one; those that are not done
+        start again from it."""
+        state, codes, norm, best, again = stretches[-1].progress
+        true = residual_norm(r, -2, keepdim=True)
         known = true.detach()
-        lost = self.criterion.fails(state, known)
-        lost = lost.masked_fill(
-            self.criterion.holds(self.A, state, r.detach(), known), CODE[Status.CONVERGED]
-        )
-        lost = lost.masked_fill(~(known < torch.inf), CODE[Status.NON_FINITE])
-        seen = [stretch.with_true(true) for stretch in seen]
+        stretches = [stretch.with_true(true, every) for stretch in stretches]
+        holds = self.criterion.holds(self.A, state, r.detach(), known)
+        if every and all(_values(holds)):  # the rule, and nothing else to decide
+            progress = _Progress(state, holds.long(), true, best, again)
+            return [stretches[-1]._replace(progress=progress)], False
+        lost = self.criterion.fails(state, known).masked_fill(holds, CODE[Status.CONVERGED])
+        lost = torch.where(known < torch.inf, lost, CODE[Status.NON_FINITE])
+        close = codes == STANDS
         codes = torch.where(close, lost, codes)
         running = codes == 0
         again = close & running
@@ -338,7 +352,7 @@ class _Loop:
             state, started = _started(state, new, again)
             state = state if bool(started.any()) else new
         progress = _Progress(state, codes, torch.where(close, true, norm), best, again)
-        return [*seen[:-1], seen[-1]._replace(progress=progress)], runs
+        return [*stretches[:-1], stretches[-1]._replace(progress=progress)], runs
 
     def released(self, state: Any) -> Any:
         """The state of the method, where compiled code that keeps one of its own does not go on with it."""
@@ -347,26 +361,12 @@ class _Loop:
         compiled, self.compiled, self.due = self.compiled, None, stagnation.EAGER
         return compiled.released(state)
 
-    def told(self, callback: Callable, iteration: int, progress: _Progress) -> tuple[_Progress, bool]:
+    def notify(self, callback: Callable, iteration: int, progress: _Progress) -> tuple[_Progress, bool]:
         state, codes, norm, *_ = progress
         converged = (codes == CODE[Status.CONVERGED]).squeeze(-2)
         if callback(Iteration(iteration, state.x.detach(), norm.detach().squeeze(-2), converged)) is not True:
             return progress, False
         return progress._replace(codes=torch.where(codes == 0, CODE[Status.STOPPED_BY_CALLBACK], codes)), True
-
-    def in_segments(self, progress: _Progress, maxiter: int) -> tuple[_Progress, list[Tensor]]:
-        done, length, norms = 0, 1, []
-        make = type(progress.state)
-        runs, _ = self.runs(progress)
-        while done < maxiter and runs:
-            segment = _Segment(self, make, min(length, maxiter - done), done)
-            state, *known = progress
-            *ended, history = repeated(self.system.name, segment, self.b, *known, *state)
-            progress, runs = _Progress(make(*ended[4:]), *ended[:4]), segment.runs
-            norms.append(history)
-            done += history.shape[-2]
-            length += 1
-        return progress, norms
 
 
 def _started(state: Any, new: Any, where: Tensor) -> tuple[Any, Tensor]:
@@ -376,22 +376,3 @@ def _started(state: Any, new: Any, where: Tensor) -> tuple[Any, Tensor]:
     if not fits or not getattr(state, "in_columns", True):
         return state, torch.zeros_like(where)
     return type(state)(*(torch.where(where, f, t) for t, f in zip(state, new, strict=True))), where
-
-
-class _Segment:
-    """`count` iterations as a function of tensors, which a backward repeats."""
-
-    def __init__(self, loop: _Loop, make: type, count: int, done: int):
-        self.loop, self.make, self.count, self.done = loop, make, count, done
-        self.first, self.runs = True, True
-        self.across = _across.across()  # a backward repeats this outside of the solve
-
-    def __call__(self, _: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-        known, state = tensors[:4], tensors[4:]
-        progress = _Progress(self.make(*state), *known)
-        with _across.over(self.across):
-            ended, history, self.runs = self.loop.run(self.count, self.done, progress, replay=not self.first)
-        if self.first and self.loop.callback is not None:
-            self.count = len(history)  # a callback may have ended it; a repetition does not call it
-        self.first = False
-        return (*ended[1:], *ended.state, torch.cat(history, dim=-2))

@@ -21,6 +21,42 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointError, checkpoint, set_checkpoint_early_stop
 
 from learnsolve._unchanged import version
+from learnsolve.ops import _across
+
+
+def in_segments(loop: Any, progress: Any, maxiter: int) -> tuple[Any, list[Tensor]]:
+    """Up to `maxiter` iterations of a `_Loop` (loop.py), in segments of 1, 2, 3, ... of them; their norms."""
+    done, length, norms = 0, 1, []
+    kind, make = type(progress), type(progress.state)
+    runs, _ = loop.runs(progress)
+    while done < maxiter and runs:
+        segment = _Segment(loop, kind, make, min(length, maxiter - done), done)
+        state, *rest = progress
+        *ended, history = repeated(loop.system.name, segment, loop.b, *rest, *state)
+        progress, runs = kind(make(*ended[4:]), *ended[:4]), segment.runs
+        norms.append(history)
+        done += history.shape[-2]
+        length += 1
+    return progress, norms
+
+
+class _Segment:
+    """`count` iterations as a function of tensors, which a backward repeats."""
+
+    def __init__(self, loop: Any, kind: type, make: type, count: int, done: int):
+        self.loop, self.kind, self.make, self.count, self.done = loop, kind, make, count, done
+        self.first, self.runs = True, True
+        self.across = _across.across()  # a backward repeats this outside of the solve
+
+    def __call__(self, _: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        rest, state = tensors[:4], tensors[4:]
+        progress = self.kind(self.make(*state), *rest)
+        with _across.over(self.across):
+            ended, history, self.runs = self.loop.run(self.count, self.done, progress, replay=not self.first)
+        if self.first and self.loop.callback is not None:
+            self.count = len(history)  # a callback may have ended it; a repetition does not call it
+        self.first = False
+        return (*ended[1:], *ended.state, torch.cat(history, dim=-2))
 
 
 def repeated(function: str, run: Callable[..., tuple], *tensors: Tensor | None) -> Any:
@@ -41,10 +77,10 @@ class _Repeated:
 
     def __call__(self, *tensors: Tensor | None) -> tuple:
         if self.norms is None:
-            with _told_of_saved(lambda t: self.versions.append(version(t))):
-                found = self.run(*tensors)
-            self.norms = found[-1].detach()
-            return found
+            with _watching_saved(lambda t: self.versions.append(version(t))):
+                results = self.run(*tensors)
+            self.norms = results[-1].detach()
+            return results
         known = iter(self.versions)
 
         def compare(t: Tensor) -> None:
@@ -52,13 +88,13 @@ class _Repeated:
                 raise self.error()
 
         try:
-            with _told_of_saved(compare):
-                found = self.run(*tensors)
+            with _watching_saved(compare):
+                results = self.run(*tensors)
         except CheckpointError:
             raise self.error() from None
-        if next(known, None) is not None or not _alike(found[-1].detach(), self.norms):
+        if next(known, None) is not None or not _alike(results[-1].detach(), self.norms):
             raise self.error()
-        return found
+        return results
 
     def error(self) -> RuntimeError:
         return RuntimeError(
@@ -70,17 +106,17 @@ class _Repeated:
 
 
 @contextmanager
-def _told_of_saved(call: Callable[[Tensor], None]) -> Iterator[None]:
+def _watching_saved(call: Callable[[Tensor], None]) -> Iterator[None]:
     """Calls `call` with every tensor that autograd saves, and then the hooks of the checkpoint."""
     hooks = _top_saved_tensors_default_hooks(True)
     assert hooks is not None
     pack, unpack = hooks
 
-    def told(t: Tensor) -> Any:
+    def pack_watched(t: Tensor) -> Any:
         call(t)
         return pack(t)
 
-    with saved_tensors_hooks(told, unpack):
+    with saved_tensors_hooks(pack_watched, unpack):
         yield
 
 

@@ -72,7 +72,7 @@ def _with_digits_lost(system: System, out: Outcome, x: Tensor) -> Outcome:
         return out
     b = system.b.detach()
     r = b - system.A(x)
-    holds = system.criterion.begin(system.A, b, x, r, size(r), size(b)).squeeze(-2)
+    holds = system.criterion.fresh().begin(system.A, b, x, r, size(r), size(b)).squeeze(-2)
     codes = torch.where(lost & ~holds, CODE[Status.STAGNATED], out.codes)
     return judged(system, out._replace(x=x, codes=codes))
 
