@@ -55,7 +55,7 @@ ON_THE_DEVICE = (
     "tests/preconditioners/test_preconditioner_contract.py",
     "tests/preconditioners/test_scaled_jacobi.py",
     "tests/preconditioners/test_symmetry.py",
-    "tests/solvers/test_krylov_gradients.py",
+    "tests/solvers/test_contract_gradients.py",
     "tests/solvers/test_sor_gradients.py",
     "tests/solvers/test_triangular_solve.py",
 )

@@ -1,5 +1,6 @@
 """Conjugate gradients as a CUDA operator: columns and batches of all widths, sums over several chunks, long
-rows, both forms of the loop; on a device streams, graphs, and the absence of waits.
+rows, both forms of the loop; on a device streams, graphs, and the absence of waits. What is
+not particular to it, such as columns that stop: test_pcg_operator.py, which .ci/run runs on it.
 
 Runs on a CUDA device or, without its last part, with the operators compiled for the host (tests/conftest.py).
 """
@@ -11,12 +12,12 @@ import scipy.sparse
 import torch
 from cuda_promises import DEVICE, needs_a_device
 from reference import normal, pattern_of
-from solvers.dense_pcg import lower, unfused
+from solvers.dense_pcg import fused, lower, unfused
 from solvers.dense_pcg import system as host_system
+from solvers.references import close, equal
 
 import learnsolve as ls
-from learnsolve.ops._pcg_unfused import Stop
-from learnsolve.ops.pcg import KINDS, pcg_iterations
+from learnsolve.ops.pcg import KINDS
 
 cuda_promises.skip_without_operators()
 every_kind = pytest.mark.parametrize("kind", KINDS)
@@ -29,32 +30,18 @@ def on_device(s):
     return s.with_inputs(*moved)._replace(P=s.P.to(DEVICE), factor=factor)
 
 
-def with_gradients(s, iterations, function=None, checkpointed=False):
+def with_gradients(s, iterations, function=fused, checkpointed=False):
     """x, norms and the gradients of all inputs."""
-    if function is None:
-        x, norms, _ = pcg_iterations(
-            s.values,
-            s.b,
-            s.x0,
-            s.P,
-            iterations,
-            kind=s.kind,
-            m=s.m,
-            factor=s.factor,
-            checkpointed=checkpointed,
-        )
-    else:
-        x, norms, _ = function(s, iterations)
+    options = {"checkpointed": checkpointed} if function is fused else {}
+    x, norms, _ = function(s, iterations, **options)
     g = [normal(t.shape, t.dtype, seed=8 + i).to(DEVICE) for i, t in enumerate((x, norms))]
     return [x.detach(), norms.detach(), *torch.autograd.grad((x, norms), s.inputs, g)]
 
 
 def agree(s, iterations, tolerance):
-    wanted = with_gradients(s, iterations, unfused)
+    expected = with_gradients(s, iterations, unfused)
     for checkpointed in (False, True):
-        for found, other in zip(with_gradients(s, iterations, None, checkpointed), wanted, strict=True):
-            scale = max(float(other.abs().max()), 1e-3)
-            torch.testing.assert_close(found / scale, other / scale, rtol=0, atol=tolerance)
+        close(with_gradients(s, iterations, fused, checkpointed), expected, tolerance)
 
 
 def arrow(n):
@@ -121,42 +108,7 @@ def test_any_alignment(kind, k):
 
     b, x0 = (normal((n, k) if k > 1 else (n,), seed=i).to(DEVICE).requires_grad_() for i in (3, 4))
     s = s._replace(b=b, x0=x0)
-    for found, wanted in zip(
-        with_gradients(s.with_inputs(*(shifted(t) for t in s.inputs)), 6), with_gradients(s, 6), strict=True
-    ):
-        assert torch.equal(found, wanted)
-
-
-@every_kind
-def test_columns_that_stop_on_the_way(kind):
-    """One has nothing to do, one overflows, one meets NaNs; the others do not notice."""
-    s = on_device(host_system(kind, "many columns", start=False))
-    b = s.b.detach().clone()
-    b[:, 1], b[:, 4], b[3, 7] = 0, 1e200, torch.nan
-    s = s._replace(b=b.requires_grad_())
-    x, norms, status = pcg_iterations(s.values, s.b, None, s.P, 6, kind=kind, m=s.m, factor=s.factor)
-    stops = status[0].tolist()
-    assert stops[1] == Stop.ROUNDING
-    assert stops[7] == Stop.NON_FINITE
-    assert stops[4] != Stop.RUNNING
-    good = [c for c in range(13) if c not in (1, 4, 7)]
-    found = torch.autograd.grad(x[:, good].sum() + norms[:, good].sum(), s.inputs)
-    alone = s._replace(b=b.detach()[:, good].clone().requires_grad_())
-    x, norms, _ = pcg_iterations(alone.values, alone.b, None, s.P, 6, kind=kind, m=alone.m, factor=s.factor)
-    wanted = torch.autograd.grad(x.sum() + norms.sum(), alone.inputs)
-    for i, (f, w) in enumerate(zip(found, wanted, strict=True)):
-        f = f[:, good] if f.dim() == 2 and f.shape[-1] == 13 else f
-        torch.testing.assert_close(f, w, rtol=1e-10, atol=1e-11, msg=lambda text: f"{i}: {text}")  # noqa: B023
-
-
-def test_iterations_after_the_end_change_nothing():
-    A = ls.problems.poisson((12, 11)).to(DEVICE)
-    b = normal((132, 3), seed=2).to(DEVICE)
-    found = [pcg_iterations(A.values, b, None, A.pattern, n) for n in (120, 150)]
-    assert (found[0][2][0] == Stop.ROUNDING).all()
-    assert torch.equal(found[0][0], found[1][0])
-    assert torch.equal(found[0][2], found[1][2])
-    assert torch.equal(found[0][1][-1].expand(30, 3), found[1][1][121:])
+    assert equal(with_gradients(s.with_inputs(*map(shifted, s.inputs)), 6), with_gradients(s, 6))
 
 
 def solves():
@@ -210,13 +162,10 @@ def test_as_on_the_host(kind):
             continue
         s = host_system(kind, "vector", S)
         there = on_device(s)
-        x, norms, status = pcg_iterations(s.values, s.b, s.x0, s.P, 12, kind=kind, m=s.m, factor=s.factor)
-        found = pcg_iterations(
-            there.values, there.b, there.x0, there.P, 12, kind=kind, m=there.m, factor=there.factor
-        )
-        torch.testing.assert_close(found[0].cpu(), x, rtol=1e-9, atol=1e-9)
-        torch.testing.assert_close(found[1].cpu(), norms, rtol=1e-9, atol=0)
-        assert torch.equal(found[2].cpu(), status)
+        (x, norms, status), actual = fused(s, 12), fused(there, 12)
+        torch.testing.assert_close(actual[0].cpu(), x, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(actual[1].cpu(), norms, rtol=1e-9, atol=0)
+        assert torch.equal(actual[2].cpu(), status)
 
 
 @needs_a_device

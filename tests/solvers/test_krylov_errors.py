@@ -15,6 +15,11 @@ A, B = poisson(), normal((16,))
 AA = ls.CSR(A.values.expand(2, -1), A.pattern)
 OTHER = poisson(3, 3)
 LEARNS = torch.ones(16, dtype=B.dtype, requires_grad=True)
+COMPLEX = scipy.sparse.linalg.aslinearoperator(A.to_scipy() * (1 + 1j))
+# One that says it is real, and is not.
+SLY = scipy.sparse.linalg.LinearOperator(
+    (16, 16), matvec=lambda x: (1 + 1j) * x, rmatvec=lambda x: (1 - 1j) * x, dtype=float
+)
 
 BAD = [
     (lambda f: f(A.to_dense().tolist(), B), TypeError, "A must be a CSR, .* or a callable, got list; make"),
@@ -73,6 +78,19 @@ SYMMETRIC_TOO = [
         ValueError,
         r"b must have A.shape\[0\] = 9 rows",
     ),
+    (lambda f: f(A, B, M=ls.preconditioners.IC0), TypeError, r"M is the class IC0.*give IC0\(A\)"),
+    *(
+        row
+        for L in (COMPLEX, SLY)
+        for row in (
+            (
+                lambda f, L=L: f(L, B),
+                TypeError,
+                "LinearOperator A must be real, got complex128; solve the real",
+            ),
+            (lambda f, L=L: f(A, B, M=L), TypeError, "LinearOperator M must be real, got complex128; "),
+        )
+    ),
 ]
 
 
@@ -115,6 +133,8 @@ def test_bad_arguments_of_some():
             f(lambda x: x, B)
         with pytest.raises(ValueError, match=f"{name}: x0 must have shape .5,., got .8,."):
             f(matrix(name), normal((8,)), normal((8,)))
+    with pytest.raises(TypeError, match="richardson: M is the class IC0"):
+        S.richardson(A, B, M=ls.preconditioners.IC0, iterations=2)
     b = B.clone().requires_grad_()
     with pytest.raises(ValueError, match="bicgstab: needs the transpose of A"):
         S.bicgstab(lambda x: A @ x, b).x.sum().backward()
@@ -122,6 +142,23 @@ def test_bad_arguments_of_some():
         S.PCG(None)
     with pytest.raises(ValueError, match="PCG: gradient must be one of"):
         S.PCG(lambda r: r, gradient="no")
+
+
+@pytest.mark.parametrize("operator", [COMPLEX, SLY], ids=["complex", "result"])
+def test_complex_operators_elsewhere(operator):
+    """Their imaginary part is not dropped."""
+    with pytest.raises(TypeError, match=r"lsqr: .*A must be real, got complex128"):
+        S.lsqr(operator, B)
+    with pytest.raises(TypeError, match=r"richardson: .*A must be real"):
+        S.richardson(operator, B, weight=0.1, iterations=2)
+    with pytest.raises(TypeError, match="adjoint_M must be real"):
+        S.gmres(A, B.clone().requires_grad_(), adjoint_M=operator).x.sum().backward()
+    for call in (
+        lambda: ls.analysis.spectral_radius(operator),
+        lambda: ls.analysis.condition_number(A, operator),
+    ):
+        with pytest.raises(TypeError, match="must be real, got complex128"):
+            call()
 
 
 def test_what_cannot_be_transformed_says_so():

@@ -1,12 +1,15 @@
-"""gradient="checkpointed": the backward repeats the iterations, and notices where it would repeat others."""
+"""gradient="checkpointed": the backward repeats the iterations, and notices where it would repeat others.
+All methods and operands: tests/trust/inplace.py."""
 
 import pytest
 import torch
 from reference import normal
+from solvers.cases import quiet
 
 import learnsolve as ls
 
-S, P = ls.solvers, ls.preconditioners
+pytestmark = quiet
+S = ls.solvers
 F64 = torch.float64
 KRYLOV = {
     name: {"maxiter": 5, "rtol": 0.0} for name in ("cg", "fcg", "minres", "bicgstab", "gmres", "fgmres")
@@ -22,10 +25,10 @@ FIXED = {
 }
 METHODS = {
     **KRYLOV,
-    **{name: {"iterations": 5, **given} for name, given in FIXED.items()},
+    **{name: {"iterations": 5, **parameters} for name, parameters in FIXED.items()},
     **{
-        f"{name}, to a tolerance": {"maxiter": 5, **given}
-        for name, given in FIXED.items()
+        f"{name}, to a tolerance": {"maxiter": 5, **parameters}
+        for name, parameters in FIXED.items()
         if name not in ("jacobi", "sor", "ssor")
     },
     "lsqr": {"maxiter": 5},
@@ -35,59 +38,27 @@ WITH_M = [name for name in METHODS if name[:3] not in ("jac", "gau", "sor", "sso
 
 
 class Operands:
-    """A, b, x0, M and the numbers of a method, as tensors that can be changed."""
+    """A, b and x0, which can be changed."""
 
-    def __init__(self, with_M):
+    def __init__(self):
         pattern = ls.problems.poisson((12,)).pattern
         self.values = ls.problems.poisson((12,)).values.clone().requires_grad_()
         self.A = ls.CSR(self.values, pattern)
         self.b, self.x0 = normal((12,)).requires_grad_(), normal((12,), seed=1)
-        self.d = torch.linspace(0.5, 1.0, 12, dtype=F64).requires_grad_() if with_M else None
 
     def solve(self, name, gradient, **changed):
-        given = METHODS[name] | changed
-        given |= {} if self.d is None else {"M": lambda r: (self.d if r.dim() == 1 else self.d[:, None]) * r}
         method = getattr(S, name.partition(",")[0])
         start = (self.x0,) if "ls" not in name[:2] else ()
-        return method(self.A, self.b, *start, gradient=gradient, **given)
+        return method(self.A, self.b, *start, gradient=gradient, **METHODS[name] | changed)
 
     def gradient(self, loss):
-        leaves = [t for t in (self.values, self.b, self.d) if t is not None]
-        return torch.autograd.grad(loss, leaves, allow_unused=True)
+        return torch.autograd.grad(loss, (self.values, self.b), allow_unused=True)
 
 
 def loss_of(solution):
     return solution.x.square().sum() + solution.residual_norms.sum()
 
 
-@pytest.mark.filterwarnings("ignore::learnsolve.solvers.ConvergenceWarning")
-@pytest.mark.parametrize("operand", ["values", "b", "x0", "d"])
-@pytest.mark.parametrize("name", METHODS)
-def test_a_change_in_place_before_the_backward_is_an_error_or_no_matter(name, operand):
-    if operand == "d" and name not in WITH_M:
-        pytest.skip("has no M")
-    kinds = [True] if operand == "d" else [False, True] if name in WITH_M else [False]
-    for with_M in kinds:
-        given = Operands(with_M)
-        wanted = given.gradient(loss_of(given.solve(name, "unrolled")))
-        loss = loss_of(given.solve(name, "checkpointed"))
-        with torch.no_grad():
-            getattr(given, operand)[5] += 0.25
-        try:
-            found = given.gradient(loss)
-        except RuntimeError as error:
-            message = str(error)
-            assert "modified by an inplace operation" in message or (
-                message.startswith(f'{name.partition(",")[0]}: gradient="checkpointed" repeats iterations')
-                and "changed in place after the solve" in message
-                and 'use gradient="unrolled"' in message
-            )
-        else:
-            for f, w in zip(found, wanted, strict=True):
-                torch.testing.assert_close(f, w)
-
-
-@pytest.mark.filterwarnings("ignore::learnsolve.solvers.ConvergenceWarning")
 @pytest.mark.parametrize("name", ["fcg", "bicgstab", "gmres", "minres"])
 def test_a_change_is_noticed_where_the_iterates_do_not_reach(name):
     """Of a second block, where b is zero: the gradient for b reads it all the same."""
@@ -101,30 +72,27 @@ def test_a_change_is_noticed_where_the_iterates_do_not_reach(name):
         solution.x.sum().backward()
 
 
-@pytest.mark.filterwarnings("ignore::learnsolve.solvers.ConvergenceWarning")
 @pytest.mark.parametrize("name", ["richardson", "richardson, to a tolerance", "heavyball, to a tolerance"])
 def test_a_change_is_noticed_that_is_too_small_for_the_norms(name):
     """Autograd does not save b, which a step only adds."""
-    given = Operands(True)
-    loss = given.solve(name, "checkpointed").x.square().sum()
+    operands = Operands()
+    loss = operands.solve(name, "checkpointed").x.square().sum()
     with torch.no_grad():
-        given.b[0] += 1e-12
+        operands.b[0] += 1e-12
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        given.gradient(loss)
+        operands.gradient(loss)
 
 
-@pytest.mark.filterwarnings("ignore::learnsolve.solvers.ConvergenceWarning")
 def test_a_fused_step_before_the_backward_is_noticed():
-    given = Operands(False)
-    optimizer = torch.optim.SGD([given.values], lr=0.1, fused=True)
-    solution = given.solve("gmres", "checkpointed")
-    given.values.grad = torch.ones_like(given.values)
+    operands = Operands()
+    optimizer = torch.optim.SGD([operands.values], lr=0.1, fused=True)
+    solution = operands.solve("gmres", "checkpointed")
+    operands.values.grad = torch.ones_like(operands.values)
     optimizer.step()
     with pytest.raises(RuntimeError, match=r'gmres: gradient="checkpointed" repeats'):
-        given.gradient(loss_of(solution))
+        operands.gradient(loss_of(solution))
 
 
-@pytest.mark.filterwarnings("ignore::learnsolve.solvers.ConvergenceWarning")
 @pytest.mark.parametrize("kind", ["fails later", "noise"])
 @pytest.mark.parametrize(
     "name", ["fcg", "bicgstab", "gmres", "fgmres", "richardson", "richardson, to a tolerance"]
@@ -140,29 +108,27 @@ def test_an_M_that_is_no_function_is_an_error_of_ours(name, kind):
             return r * torch.linspace(0.2, 0.4, 12, dtype=F64).pow(1 / calls).view(-1, *[1] * (r.dim() - 1))
         return r * (float("nan") if calls > 3 else 0.4)
 
-    given = Operands(False)
-    solution = given.solve(name, "checkpointed", M=M)
+    operands = Operands()
+    solution = operands.solve(name, "checkpointed", M=M)
     if kind == "fails later":
         assert solution.status is S.Status.NON_FINITE
     with pytest.raises(RuntimeError, match="does not give the same when it is called again"):
-        given.gradient(loss_of(solution))
+        operands.gradient(loss_of(solution))
 
 
-@pytest.mark.filterwarnings("ignore::learnsolve.solvers.ConvergenceWarning")
 @pytest.mark.parametrize("name", METHODS)
 def test_a_solve_that_ends_without_finite_numbers_has_the_gradient_of_unrolled(name):
-    found = {}
+    actual = {}
     for gradient in ("unrolled", "checkpointed"):
-        given = Operands(False)
+        operands = Operands()
         with torch.no_grad():
-            given.values[7] = 1e200
-            given.b[3] = 1e150
+            operands.values[7] = 1e200
+            operands.b[3] = 1e150
         # The numbers of M depend on r alone: they are not finite from some iteration on.
         M = lambda r: r / (r.abs().amax(-1 if r.dim() == 1 else -2, keepdim=True) > 1.0)  # noqa: E731
-        given.d = None
-        solution = given.solve(name, gradient, **({"M": M} if name in WITH_M and name != "cg" else {}))
-        found[gradient] = solution.status, given.gradient(loss_of(solution))
-    (status, g), (other, h) = found.values()
+        solution = operands.solve(name, gradient, **({"M": M} if name in WITH_M and name != "cg" else {}))
+        actual[gradient] = solution.status, operands.gradient(loss_of(solution))
+    (status, g), (other, h) = actual.values()
     assert status is other
     for a, b in zip(g, h, strict=True):
         torch.testing.assert_close(a, b, equal_nan=True)

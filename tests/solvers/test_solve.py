@@ -103,10 +103,10 @@ def test_gradient_is_that_of_the_solution(name):
     A = matrix(S).requires_grad_()
     b = torch.from_numpy(RNG.standard_normal(A.shape[0])).requires_grad_()
     ls.solve(A, b, rtol=1e-10).x.square().sum().backward()
-    found = A.values.grad.clone(), b.grad.clone()
+    actual = A.values.grad.clone(), b.grad.clone()
     A.values.grad = b.grad = None
     ls.ops.spsolve(A, b).square().sum().backward()
-    for ours, exact in zip(found, (A.values.grad, b.grad), strict=True):
+    for ours, exact in zip(actual, (A.values.grad, b.grad), strict=True):
         torch.testing.assert_close(ours, exact, rtol=1e-6, atol=1e-8)
 
 
@@ -217,8 +217,8 @@ def test_a_failure_is_said():
 def test_under_vmap_of_b_it_chooses_as_ever(name):
     A = matrix(CHOICES[name][0])
     b = A @ torch.from_numpy(RNG.standard_normal((A.shape[0], 2)))
-    found = torch.func.vmap(lambda b: ls.solve(A, b, rtol=1e-9).x, in_dims=1, out_dims=1)(b)
-    assert torch.linalg.vector_norm(b - A @ found) <= 1e-8 * torch.linalg.vector_norm(b)
+    actual = torch.func.vmap(lambda b: ls.solve(A, b, rtol=1e-9).x, in_dims=1, out_dims=1)(b)
+    assert torch.linalg.vector_norm(b - A @ actual) <= 1e-8 * torch.linalg.vector_norm(b)
     if name == "graph Laplacian":
         with pytest.warns(ConvergenceWarning, match="INCONSISTENT"):
             torch.func.vmap(lambda b: ls.solve(A, b).x, in_dims=1, out_dims=1)(b + torch.tensor([0.0, 1.0]))

@@ -13,6 +13,7 @@ and A is used as it is, whatever the size of its entries.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -176,14 +177,10 @@ class CompiledCG:
             values, m = part.operands(b)
             form: dict[str, Any] = {"kind": part.form.kind, "m": m, "factor": part.form.factor}
             if part.form.kind == M_APART:
-                form = {"between": self.between, "flexible": self.flexible}
+                form = {"between": _between(self.system.M, self.b.shape), "flexible": self.flexible}
             start = _shaped(part.of(x0))
             self.runs.append(Iterations(values.detach(), _shaped(b), start, part.A.pattern, every, **form))
         return State(x, r, ())
-
-    def between(self, r: Tensor) -> Tensor:
-        M: Any = self.system.M
-        return M(r.reshape(self.b.shape)).reshape(r.shape)
 
     def __call__(
         self, state: State, count: int, done: int, running: Tensor
@@ -220,6 +217,12 @@ class CompiledCG:
         p = _joined(self.A, self.parts, directions, self.b)
         rho = torch.cat(rhos).reshape(*self.b.shape[:-2], 1, self.b.shape[-1])
         return self.made(state.x, state.r, p, rho)
+
+
+def _between(M: Any, shape: torch.Size) -> Callable[[Tensor], Tensor]:
+    """M for vectors with one batch axis. No method: that would be a cycle, which keeps all vectors of a solve
+    until the garbage collector runs."""
+    return lambda r: M(r.reshape(shape)).reshape(r.shape)
 
 
 def _parts(A: Any, M: Any, b: Tensor, flexible: bool = False) -> list[_Part] | None:

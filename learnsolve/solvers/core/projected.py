@@ -36,7 +36,7 @@ from learnsolve.solvers.core.blocks import Blocks
 from learnsolve.solvers.core.functions import Function
 from learnsolve.solvers.core.operators import Matrix, Operator
 from learnsolve.solvers.core.system import Outcome, System
-from learnsolve.solvers.core.vectors import divide, dot, size
+from learnsolve.solvers.core.vectors import divide, dot, safe_size, size
 
 CONSTANTS = "constants"
 _USES = f'null_space must be None, "{CONSTANTS}", a tensor (n, k) of null vectors, or a pair of them'
@@ -55,7 +55,7 @@ class NullSpace:
     def consistent(self, b: Tensor) -> Tensor:
         """b without its component along the null space of A^T; zero where nothing but rounding is left."""
         rest = self._without(self.left, b)
-        noise = size(rest) <= 16 * torch.finfo(b.dtype).eps * size(b)
+        noise = safe_size(rest) <= 16 * torch.finfo(b.dtype).eps * safe_size(b)
         return torch.where(noise, 0, rest)
 
     def shortest(self, x: Tensor) -> Tensor:
@@ -74,7 +74,8 @@ class NullSpace:
         be waited for."""
         if not b.is_cpu or b.numel() == 0:
             return ""
-        share = float((size(b - rest) / size(b).clamp(min=torch.finfo(b.dtype).tiny)).max())
+        length = safe_size(b)
+        share = float((safe_size(b - rest) / torch.where(length == 0, 1, length)).max())
         if not share > torch.finfo(b.dtype).eps ** 0.5:
             return ""
         return f"b has a component of {share:.2g} ||b|| along null_space, which was left out. "
@@ -233,8 +234,11 @@ def _check_null(
             v = layout.padded(v)
         if isinstance(A, Function):  # which is given what the user's b is
             v = v.expand(b.shape)
-        largest = A.size()
-        norm_A = size(A(b)) / size(b).clamp(min=torch.finfo(b.dtype).tiny) if largest is None else largest
+        norm_A = A.size()
+        if norm_A is None:  # a lower bound, of no right-hand side: b may be zero, or a null vector
+            y = torch.frac(0.618034 * torch.arange(b.shape[-2], dtype=b.dtype, device=b.device)) - 0.4
+            y = y.unsqueeze(-1).expand(b.shape)
+            norm_A = size(A(y)) / size(y).clamp(min=torch.finfo(b.dtype).tiny)
         ratio = size(A(v)) / (norm_A * size(v)).clamp(min=torch.finfo(b.dtype).tiny)
         found, limit = float(ratio.max()) if ratio.numel() else 0.0, torch.finfo(b.dtype).eps ** 0.75
         if not found <= limit:

@@ -1,0 +1,190 @@
+"""The table of Krylov methods. Every test of test_contract.py runs for each row.
+
+A row is a method with a small system that it is made for, as a function of what learns: `v`, of which the
+matrix is made, and b. Its reference is dense algebra in float64.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from reference import normal
+from solvers.krylov import RECTANGULAR, SYMMETRIC, convection, poisson, tall
+from torch import Tensor
+
+import learnsolve as ls
+from learnsolve import _device_analysis
+from learnsolve.solvers.solution import COMPILED, EAGER, M_APART
+
+S, P = ls.solvers, ls.preconditioners
+MODES = ("implicit", "unrolled", "checkpointed")
+TRIANGLE_AND_TAIL = torch.tensor([[0, 1, 2, 2, 3], [1, 2, 0, 3, 4]])
+WEIGHTS = torch.tensor([1.0, 2.0, 0.7, 1.3, 0.4], dtype=torch.float64)
+
+
+def laplacian(weights: Tensor, edges: Tensor = TRIANGLE_AND_TAIL) -> ls.CSR:
+    return ls.problems.graph_laplacian(edges, weights, both_directions=False)
+
+
+def symmetric_part(A: ls.CSR) -> ls.CSR:
+    """So that all that is differentiated is symmetric: else cg's iterations do not solve A x = b."""
+    return A.with_values(0.5 * (A.values + A.values[..., A.pattern.transpose_permutation.long()]))
+
+
+def shifted(A: ls.CSR) -> ls.CSR:
+    """Of distinct eigenvalues, with any M: multiple ones take fewer iterations than their neighbors."""
+    return A + ls.ops.diag(normal((A.shape[0],), seed=6).abs())
+
+
+@dataclass(frozen=True)
+class Case:
+    """A method, its system, and what it promises."""
+
+    name: str
+    method: str
+    build: Callable[[Tensor], ls.CSR]  # the matrix, of v (batch, nv)
+    v: Tensor
+    M: Callable[[ls.CSR], Any] | None = None
+    keywords: dict[str, Any] = field(default_factory=dict)  # of every call
+    vector: str = EAGER  # what runs the iterations (`Solution.loop`) for one right-hand side,
+    columns: str = EAGER  # for several,
+    fixed: str = EAGER  # and for a fixed number of them, whose derivatives are asked for
+    function: bool = False  # A is a callable
+    blocks: tuple[ls.CSR, ...] = ()  # of a `BlockBatch`
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.build(self.v).shape
+
+    @property
+    def square(self) -> bool:
+        return self.method not in RECTANGULAR
+
+    @property
+    def symmetric(self) -> bool:
+        return self.method in SYMMETRIC
+
+    def right(self, *tail: int, lead: tuple[int, ...] = (), dtype=torch.float64, seed: int = 0) -> Tensor:
+        return normal((*lead, self.shape[0], *tail), dtype, seed)
+
+    def start(self, b: Tensor) -> Tensor:
+        """An x0 for b."""
+        x0 = self.right(*b.shape[-1:][: b.dim() - 1], lead=b.shape[:-2], dtype=b.dtype, seed=5)
+        return x0.narrow(0 if b.dim() == 1 else -2, 0, self.shape[1])
+
+    def solve(self, v: Tensor, b: Tensor, x0: Tensor | None = None, **options: Any) -> S.Solution:
+        return self.call(self.build(v), b, x0, **options)
+
+    def call(
+        self, A: Any, b: Tensor, x0: Tensor | None = None, tol: float | None = 1e-12, **options: Any
+    ) -> S.Solution:
+        keywords = {"rtol": tol} if self.square else {"atol": tol, "btol": tol}
+        if self.M is not None and "M" not in options:
+            keywords["M"] = self.M(A.matrix if isinstance(A, ls.BlockBatch) else A)
+        if self.function:
+            keywords["parameters"] = (A.values,) if A.values.requires_grad else ()
+            if not self.symmetric:
+                keywords["transpose"] = lambda y: A.T @ y
+        operand = (lambda x: A @ x) if self.function else A
+        return getattr(S, self.method)(operand, b, x0, **{**keywords, **self.keywords, **options})
+
+    def dense(self, v: Tensor, b: Tensor) -> Tensor:
+        """The solution, of b (..., n, k) or (n,)."""
+        D = self.build(v).to_dense()
+        if b.dim() == 1:
+            return self.dense(v, b.unsqueeze(-1)).squeeze(-1)
+        if "null_space" in self.keywords:
+            return torch.linalg.pinv(D, hermitian=True) @ b
+        if self.square:
+            return torch.linalg.solve(D, b)
+        N = D.mT @ D + self.keywords.get("damp", 0.0) ** 2 * torch.eye(D.shape[-1], dtype=D.dtype)
+        return torch.linalg.solve(N, D.mT @ b)
+
+
+def row(name: str, M: Callable[[ls.CSR], Any] | None = None, **promises: Any) -> Case:
+    """`name` begins with the method."""
+    method = re.split(r"\W", name)[0]
+    A, blocks = shifted(poisson(3, 5)), tuple(ls.problems.poisson(shape) for shape in ((2,), (4, 5), (6,)))
+    if method in RECTANGULAR:
+        A, blocks = tall(), ()
+    elif method not in SYMMETRIC:
+        A, blocks = shifted(convection(3, 5)), (convection(3, 3), convection(4, 5), convection(3, 2))
+    build, v = A.with_values, A.values
+    if method in SYMMETRIC:
+        build = lambda v: symmetric_part(A.with_values(v))  # noqa: E731
+    if "null space" in name:
+        build, v = laplacian, WEIGHTS
+        blocks = (laplacian(WEIGHTS), ls.problems.poisson((5,), boundary="periodic"))
+        promises["keywords"] = {"null_space": "constants"}
+    if _device_analysis.everywhere and method not in ("cg", "fcg"):  # the others have no code for a device
+        promises = {key: value for key, value in promises.items() if key == "keywords"}
+    function = "of a function" in name
+    return Case(name, method, build, v, M, function=function, blocks=() if function else blocks, **promises)
+
+
+def constant(A: ls.CSR) -> Callable[[Tensor], Tensor]:
+    """An M without a form that compiled code knows, whose result lies in memory by columns."""
+    return lambda r: 0.25 * (r.mT.contiguous().mT if r.dim() > 1 else r)
+
+
+def fsai(A: ls.CSR) -> Any:
+    return P.ApproximateInverse.initialise_from(A.detach()).requires_grad_(False)
+
+
+def nonlinear(A: ls.CSR) -> Callable[[Tensor], Tensor]:
+    return lambda r: 0.25 * r + 0.05 * torch.tanh(r)
+
+
+WHOLE = {"vector": COMPILED, "columns": COMPILED, "fixed": COMPILED}
+VECTOR, APART = {"vector": COMPILED}, {"vector": M_APART, "columns": M_APART}
+
+CASES = [
+    row("cg", **WHOLE),
+    row("cg, Jacobi", P.Jacobi, **WHOLE),
+    row("cg, IC0", P.IC0, **WHOLE),
+    row("cg, FSAI", fsai, **WHOLE),
+    row("cg, function", constant, **APART),
+    row("cg, null space", **WHOLE),
+    row("cg of a function"),
+    row("fcg"),
+    row("fcg, nonlinear", nonlinear, **APART),
+    row("minres", **VECTOR),
+    row("minres, Jacobi", P.Jacobi, **VECTOR),
+    row("minres, SSOR", P.SSOR),
+    row("bicgstab", **VECTOR),
+    row("bicgstab, Jacobi", P.Jacobi, **VECTOR),
+    row("bicgstab, ILU0", P.ILU0),
+    row("bicgstab of a function"),
+    row("gmres", **VECTOR),
+    row("gmres, ILU0", P.ILU0, vector=M_APART),
+    row("gmres, null space", **VECTOR),
+    row("gmres(3)", keywords={"restart": 3}, **VECTOR),
+    row("gmres(1)", keywords={"restart": 1}, **VECTOR),
+    row("fgmres, nonlinear", nonlinear, vector=M_APART),
+    row("fgmres, Jacobi", P.Jacobi, **VECTOR),
+    row("lsqr"),
+    row("lsqr, damped", keywords={"damp": 0.4}),
+    row("lsqr of a function"),
+    row("lsmr"),
+    row("lsmr, damped", keywords={"damp": 0.4}),
+]
+# The first row of each method and of what it may be given: where a test is slow.
+BRANCHES = ("cg, IC0", "cg, function", "cg of a function", "fcg, nonlinear", "minres", "bicgstab")
+BRANCHES += ("gmres, null space", "gmres(3)", "fgmres, Jacobi", "lsqr, damped", "lsmr")
+
+every = pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+
+
+def in_branches(cases: list[Case]) -> Any:
+    slow = pytest.mark.slow
+    marked = [pytest.param(c, id=c.name, marks=() if c.name in BRANCHES else slow) for c in cases]
+    return pytest.mark.parametrize("case", marked)
+
+
+branch = in_branches(CASES)
+every_mode = pytest.mark.parametrize("mode", MODES)
+# Solves that cannot converge, or are stopped before, are part of what is tested.
+quiet = pytest.mark.filterwarnings("ignore::learnsolve.solvers.ConvergenceWarning")

@@ -1,0 +1,178 @@
+"""What a preconditioner of a Krylov method may be, how often it is called, what its adjoint uses, and that it
+learns."""
+
+import pytest
+import scipy.sparse.linalg
+import torch
+from preconditioners.cases import spd
+from reference import normal
+from solvers.cases import quiet
+from solvers.krylov import ANY, SQUARE, SYMMETRIC, S, matrix, poisson
+
+import learnsolve as ls
+
+P = ls.preconditioners
+
+
+@pytest.mark.parametrize("name", SYMMETRIC)
+def test_preconditioners_of_every_kind(name):
+    A, b = poisson(8, 8), normal((64,))
+    inverse = 1 / A.diagonal()
+    as_csr = ls.ops.diag(inverse)
+    kinds = (lambda r: inverse * r, as_csr, scipy.sparse.linalg.aslinearoperator(as_csr.to_scipy()))
+    assert len({getattr(S, name)(A, b, M=M).iterations for M in kinds}) == 1
+
+
+@pytest.mark.parametrize("name", ["fcg", "fgmres"])
+def test_flexible_methods_take_a_nonlinear_preconditioner(name):
+    A, b = poisson(16, 16), normal((256,))
+    plain, calls = S.cg(A, b, rtol=1e-8).iterations, []
+
+    def inner(r):  # a few steps towards A^-1 r, as many as r needs
+        calls.append(r.shape)
+        return S.cg(A, r, rtol=0.3).x
+
+    solution = getattr(S, name)(A, b, rtol=1e-8, M=inner)
+    assert solution.converged
+    assert solution.iterations < plain / 2
+    assert calls == [(256,)] * solution.iterations
+    if name == "fcg":  # cg does not subtract <r_old, M r>
+        fourth = [solve(A, b, M=inner, rtol=0.0, maxiter=4).x for solve in (S.cg, S.fcg)]
+        assert not torch.allclose(*fourth, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["cg", "fcg", "gmres", "fgmres"])
+def test_products_of_a_solve(name):
+    """One an iteration, and one for the true residual; with x0 one more."""
+    D, calls = ls.problems.poisson((4,)).to_dense(), {"A": 0, "M": 0}
+
+    def counted(key, f):
+        def g(x):
+            calls[key] += 1
+            return f(x)
+
+        return g
+
+    A, M, b = counted("A", lambda x: D @ x), counted("M", lambda r: r / 2), torch.ones(4, dtype=D.dtype)
+    keywords = {} if name in SYMMETRIC else {"transpose": lambda x: D @ x}
+    for x0 in (None, b):
+        calls.update(A=0, M=0)
+        n = getattr(S, name)(A, b, x0, M=M, **keywords).iterations
+        assert calls["A"] == n + 1 + (x0 is not None)
+        assert calls["M"] <= n + 1
+
+
+@pytest.mark.parametrize("name", [*SQUARE, "lsqr", "lsmr"])
+@quiet
+def test_a_solve_says_how_many_products_it_took(name):
+    A, b, calls = ls.problems.poisson((9, 8)), torch.ones(72, dtype=torch.float64), []
+
+    def counted(x):
+        calls[-1] += 1
+        return A @ x
+
+    if name in SQUARE:
+        options = {"rtol": 0.0, "gradient": "unrolled"} | ({"restart": 3} if "gmres" in name else {})
+    else:
+        options = {"transpose": counted, "atol": 0.0, "btol": 0.0}
+    products = []
+    for maxiter in (2, 9):
+        calls.append(0)
+        products.append(getattr(S, name)(counted, b, maxiter=maxiter, **options).products)
+    assert calls[1] - calls[0] == products[1] - products[0] >= 7  # the first residual, checks: in both
+    assert products[0] <= calls[0]
+
+
+@quiet
+@pytest.mark.parametrize(
+    ("M", "status"),
+    [
+        (lambda r: -r, "INDEFINITE"),
+        (lambda r: 0 * r, "INDEFINITE"),
+        (lambda r: torch.full_like(r, torch.nan), "NON_FINITE"),
+        (lambda r: torch.full_like(r, torch.inf), "NON_FINITE"),
+        (lambda r: r * torch.linspace(1, -2, 20, dtype=r.dtype)[:, None], "INDEFINITE"),
+    ],
+    ids=["negative", "zero", "NaN", "infinite", "indefinite"],
+)
+def test_an_M_that_is_not_positive_definite_is_named(M, status):
+    b = normal((20, 2))
+    b[:, 1] = 0
+    solution = S.cg(spd(), b, M=M, rtol=1e-10)
+    assert solution.loop == "compiled, M apart"
+    assert [s.name for s in solution.statuses] == [status, "CONVERGED"]
+    assert solution.x.isfinite().all()
+
+
+def test_errors_of_an_M_are_seen():
+    A, b = spd(), normal((20,))
+    with pytest.raises(ValueError, match=r"cg: the result of M must have shape \(20,\)"):
+        S.cg(A, b, M=lambda r: r[:-1])
+    with pytest.raises(ZeroDivisionError):
+        S.cg(A, b, M=lambda r: 1 // 0)
+
+
+def test_preconditioner_of_the_adjoint():
+    A, b = matrix("gmres"), normal((16,)).requires_grad_()
+    inverse = ls.CSR.from_dense(torch.linalg.inv(A.to_dense()))
+    solution = S.gmres(A, b, M=inverse)  # its transpose is known
+    solution.x.sum().backward()
+    assert solution.adjoint.iterations == 1
+    dense = inverse.to_dense()
+    solution = S.bicgstab(A, b, M=lambda r: dense @ r, adjoint_M=lambda r: dense.T @ r, rtol=1e-9)
+    solution.x.sum().backward()
+    assert solution.adjoint.iterations == 1
+    with pytest.raises(ValueError, match=r"gmres: .* needs that of M; give M an attribute T"):
+        S.gmres(A, b, M=lambda r: dense @ r).x.sum().backward()
+    solution = S.fgmres(A, b, M=lambda r: dense @ r)
+    solution.x.sum().backward()
+    assert solution.adjoint.iterations > 5
+
+
+def test_an_adjoint_preconditioner_that_learns_is_refused():
+    A, b = matrix("gmres").requires_grad_(), normal((16,))
+    weight = torch.ones(16, dtype=torch.float64, requires_grad=True)
+    with pytest.raises(ValueError, match=r"gmres: adjoint_M requires grad, but neither a converged solution"):
+        S.gmres(A, b, adjoint_M=P.Diagonal(weight))
+    of_A = P.Jacobi(A)  # the solution depends on A
+    S.gmres(A, b, M=of_A, adjoint_M=of_A).x.sum().backward()
+    assert A.values.grad.any()
+
+
+@pytest.mark.parametrize("name", [*SYMMETRIC, *ANY])
+def test_an_M_that_learns_is_refused_or_recorded(name):
+    A, b = matrix(name), normal((16,))
+    d = torch.full((16,), 0.25, dtype=torch.float64, requires_grad=True)
+    with pytest.raises(ValueError, match=f"{name}: M requires grad"):
+        getattr(S, name)(A, b, M=P.Diagonal(d))
+    out = getattr(S, name)(A, b, M=P.Diagonal(d), gradient="unrolled", rtol=0.0, maxiter=3)
+    assert out.loop == ("compiled" if name == "cg" else "op by op")
+    assert torch.autograd.grad(out.x.sum(), d)[0].any()
+
+
+@pytest.mark.parametrize("flexible", [False, True])
+def test_pcg_learns(flexible):
+    class Diagonal(torch.nn.Module):
+        symmetric = True
+
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(16, dtype=torch.float64))
+
+        def forward(self, r):
+            return self.weight * r
+
+    A = ls.CSR.from_dense(torch.diag(torch.linspace(1, 9, 16).double()) + 0.1)
+    b = normal((16,))
+    solver = S.PCG(Diagonal(), rtol=0.0, maxiter=3, flexible=flexible)
+    assert [name for name, _ in solver.named_parameters()] == ["M.weight"]
+    optimizer, losses = torch.optim.Adam(solver.parameters(), lr=0.05), []
+    for _ in range(30):
+        optimizer.zero_grad()
+        loss = solver(A, b).residual_norms[-1]
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.3 * losses[0]
+    assert S.PCG(lambda r: r, gradient="implicit")(A, b, torch.zeros_like(b)).converged
+    assert "maxiter=3" in repr(solver)
