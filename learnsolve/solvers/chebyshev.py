@@ -5,7 +5,6 @@ second order Richardson iterative methods", Numer. Math. 3 (1961) 147-168; Saad,
 Linear Systems" (2003), section 12.3.2.
 """
 
-import math
 from typing import Any, Unpack
 
 import torch
@@ -31,7 +30,7 @@ def _coefficients(lmin: Any, lmax: Any, iterations: int, b: Tensor) -> tuple[Ten
     written so that lmin = lmax needs no special case. A step with bounds of its own has the coefficients that
     they give its number.
     """
-    root = (lmin * lmax) ** 0.5 if isinstance(lmin * lmax, Tensor) else math.sqrt(lmin * lmax)
+    root = lmin**0.5 * lmax**0.5  # their product may leave the range of the dtype
     middle, radius = (lmax + lmin) / 2, (lmax - lmin) / 2
     q2 = (radius / (middle + root)) ** 2
     p = 1 + _powers(q2, iterations, b)
@@ -137,12 +136,12 @@ def chebyshev(
 
     def until(read: Parameters):
         low, high = bounds(read, lmin, lmax, options)
-        middle, square = (high + low) / 2, ((high - low) / 2) ** 2
+        middle, half = (high + low) / 2, (high - low) / 2
 
         def coefficients(t: Tensor) -> tuple[Any, Any, Tensor]:
             # t_k = rho_k 2 / (lmax - lmin), by the recurrence of the Chebyshev polynomials; 0: none yet.
-            new = torch.where(t == 0, 1 / middle, 1 / (2 * middle - square * t))
-            return torch.where(t == 0, new, 2 * new), square * t * new, new
+            new = torch.where(t == 0, 1 / middle, 1 / (2 * middle - half * (half * t)))
+            return torch.where(t == 0, new, 2 * new), half * t * (half * new), new
 
         return coefficients
 

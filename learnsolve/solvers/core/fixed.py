@@ -191,6 +191,7 @@ class Steps:
     ) -> Solution:
         b, x = columns.into(b), columns.into(x)
         x, norms, done, stopped = self.run(b, x, iterations, checkpointed)
+        x = x if done else x.clone()  # x0 is the caller's
         shared, codes = _across.of(self.A), None
         with _across.over(shared):
             norms = with_last(norms, b - self.A(x))
