@@ -5,6 +5,8 @@
 on dense matrices by torch alone. A row says what S_k and c_k are; every test of the contract runs for it.
 """
 
+import itertools
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,22 +43,18 @@ SHAPES = {
 }
 
 # Shapes of a parameter for a batch B, N steps and n rows.
-FORMS: dict[str, Callable[[tuple, int, int], tuple]] = {
-    "()": lambda B, N, n: (),
-    "(n,)": lambda B, N, n: (n,),
-    "(N,)": lambda B, N, n: (N,),
-    "(B,)": lambda B, N, n: B,
-    "(N, B)": lambda B, N, n: (N, *B),
-    "(1, 1)": lambda B, N, n: (1, 1),
-    "(1, n)": lambda B, N, n: (1, n),
-    "(N, 1)": lambda B, N, n: (N, 1),
-    "(N, n)": lambda B, N, n: (N, n),
-    "(1, N, 1)": lambda B, N, n: (*(1 for _ in B), N, 1),
-    "(B, 1, 1)": lambda B, N, n: (*B, 1, 1),
-    "(B, N, 1)": lambda B, N, n: (*B, N, 1),
-    "(B, N, n)": lambda B, N, n: (*B, N, n),
-}
+FORMS = ["()", "(n,)", "(N,)", "(B,)", "(N, B)", "(1, 1)", "(1, n)", "(N, 1)", "(N, n)"]
+FORMS += ["(1, N, 1)", "(B, 1, 1)", "(B, N, 1)", "(B, N, n)"]
 WITHOUT_ROWS = {"(n,)": "()", "(1, n)": "(1, 1)", "(N, n)": "(N, 1)", "(B, N, n)": "(B, N, 1)"}
+
+
+def size_of(form: str, B: tuple, N: int, n: int) -> tuple[int, ...]:
+    letters = re.findall(r"\w", form)
+    sizes = {"B": B, "N": (N,), "n": (n,), "1": (1,)}
+    axes = [sizes[letter] for letter in letters]
+    if form.startswith("(1,") and len(letters) == 3:
+        axes[0] = (1,) * len(B)
+    return tuple(itertools.chain(*axes))
 
 
 def in_full(form: str, value: Tensor) -> Tensor:
@@ -141,15 +139,17 @@ class Row:
         N: int = 3,
         dtype: torch.dtype = torch.float64,
         requires_grad: bool = False,
+        seed: int = 0,
     ) -> list[Tensor]:
         """values, b, x0, the parameters."""
         of_A, of_b, columns = SHAPES[shape]
         batch = torch.broadcast_shapes(of_A, of_b or ())
         of_b = (*(of_b or ()), P.shape[0], *columns)
-        made = [values_on(P, *of_A, dtype=dtype), normal(of_b, dtype, 3), normal(of_b, dtype, 4)]
+        made = [values_on(P, *of_A, dtype=dtype, seed=seed)]
+        made += [normal(of_b, dtype, seed + i) for i in (3, 4)]
         for i, (key, (start, _)) in enumerate(self.parameters.items()):
-            size = FORMS[self.form(key, form)](batch, N, P.shape[0])
-            made.append(start * (1 + 0.2 * normal(size, dtype, 5 + i).clamp(-1, 1)))
+            size = size_of(self.form(key, form), batch, N, P.shape[0])
+            made.append(start * (1 + 0.2 * normal(size, dtype, seed + 5 + i).clamp(-1, 1)))
         return [t.requires_grad_(requires_grad) for t in made]
 
     def solve(self, A: Any, b: Tensor, x0: Tensor | None = None, *given: Any, **keywords: Any) -> S.Solution:
@@ -305,9 +305,9 @@ def rows(condition: Callable[[Row], Any] = lambda row: True) -> pytest.MarkDecor
 
 
 def weighted(out: Iterable[Tensor]) -> Any:
-    """A sum with weights that nothing else has."""
+    """A sum with positive weights that nothing else has."""
     return sum(
-        (t * torch.arange(2.0 + i, 2.0 + i + t.numel()).to(t).cos().reshape(t.shape)).sum()
+        (t * (1.5 + torch.arange(2.0 + i, 2.0 + i + t.numel()).to(t).cos()).reshape(t.shape)).sum()
         for i, t in enumerate(out)
     )
 

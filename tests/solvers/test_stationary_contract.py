@@ -50,11 +50,15 @@ def some(quick: bool, values, step: int, *at: int) -> list:
 
 @every_row
 @pytest.mark.parametrize("structure", MATRICES)
-def test_iterates_within_rounding(row, structure, quick):
+def test_values_and_gradients_within_rounding(row, structure, quick):
     """Each index type and dtype, against float64, within what rounding explains (Higham's gamma)."""
+
+    def dense(pattern, **sign):
+        return lambda *t: row.dense(pattern, *t, iterations=N, form="(N, n)", **sign)
+
     N, at = 3, (ROWS.index(row), list(MATRICES).index(structure))
     every = itertools.product((torch.int32, torch.int64), (F64, torch.float32), ((), (1,), (3,), (8,), (21,)))
-    for index, dtype, columns in some(quick, every, 3, *at):
+    for index, dtype, columns in some(quick, every, 4, *at):
         pattern = pattern_of(MATRICES[structure], index)
         n = pattern.shape[0]
         # On a path from an input to x stand, in each step, a sum along a row, b - Ax, w / d, s r, x + s r.
@@ -62,18 +66,20 @@ def test_iterates_within_rounding(row, structure, quick):
         given = row.inputs(pattern, "vector", "(N, n)", N, dtype)[3:]
         b, x0 = (normal((n, *columns), dtype, seed) for seed in (3, 4))
         inputs = values_on(pattern, dtype=dtype), b, x0, *given
-        exact = [t.double() for t in inputs]
-        form = {"iterations": N, "form": "(N, n)"}
-        size = row.dense(pattern, *(t.abs() for t in exact), sign=+1, **form)
-        solution, expected = row.sparse(pattern, *inputs, iterations=N), row.dense(pattern, *exact, **form)
-        for out, reference, magnitude, extra in zip(solution, expected, size, (0, n), strict=True):
-            assert out.dtype == dtype
-            count = torch.full_like(reference, terms + extra)
-            assert_within(out, reference, magnitude, count, f"{index}, {dtype}, {columns}")
-        if dtype == F64:
-            _, g = results(lambda *t: row.dense(pattern, *t, **form), inputs)  # noqa: B023
-            for mode in MODES:
-                close(results(of(row, pattern, iterations=N, gradient=mode), inputs)[1], g, 1e-11)
+        exact, which = [t.double() for t in inputs], ((0, 1), (0,))
+        expected, (both, of_x) = results(dense(pattern), exact, which)
+        size, (_, size_of_x) = results(dense(pattern, sign=+1), [t.abs() for t in exact], which)
+        for mode in MODES:
+            out, g = results(of(row, pattern, iterations=N, gradient=mode), inputs, which)
+            for i, extra in enumerate((0, n)):
+                assert out[i].dtype == dtype
+                count = torch.full_like(expected[i], terms + extra)
+                assert_within(out[i], expected[i], size[i], count, f"{index}, {dtype}, {columns}")
+            # And back; parameters sum over rows and columns. Chebyshev's coefficients are no sums.
+            for i in range(3 if row.method == "chebyshev" else len(inputs)):
+                count = torch.full_like(of_x[i], 2 * terms + b.numel() + n)
+                assert_within(g[1][i], of_x[i], size_of_x[i].abs(), count, f"gradient {i}, {mode}, {dtype}")
+            close([t.double() for t in g[0]], both, 1e-11 if dtype == F64 else 1e-2)
 
 
 @every_row
@@ -82,7 +88,7 @@ def test_shapes(row, shape, quick):
     """Of A's values, b and the parameters, with gradients of x, of the norms, and of both."""
     which = ((0,), (1,), (0, 1))
     for form, N in itertools.product(
-        some(quick, FORMS, 5, ROWS.index(row), list(SHAPES).index(shape)), (0, 1, 2, 5)
+        some(quick, FORMS, 8, ROWS.index(row), list(SHAPES).index(shape)), (0, 1, 2, 5)
     ):
         if shape not in row.shapes or (N == 2 and ("N" in form or form == "(B,)")):
             continue  # the latter is refused: one a step or one a member?
@@ -95,8 +101,9 @@ def test_shapes(row, shape, quick):
 @every_row
 def test_gradient_of_some_inputs_only(row):
     """Every subset of inputs that learn: the gradients of all of them at once, and none elsewhere."""
-    inputs = row.inputs(P, "batch of both" if row.M else "columns", "()")
-    for mode in MODES:
+    every = [("vector", "(N, n)"), ("columns", "()"), ("batch of both", "(B,)")]
+    for combination, mode in itertools.product(every[1:2] if row.sweeps or row.M else every, MODES):
+        inputs = row.inputs(P, *combination)
         f = of(row, iterations=3, gradient=mode)
         _, [together] = results(f, inputs)
         for learns in itertools.product((False, True), repeat=len(inputs)):
@@ -154,6 +161,8 @@ COMBINATIONS = [("columns", form) for form in ("()", "(n,)", "(N,)", "(1, n)", "
 
 @every_row
 def test_gradcheck(row, quick):
+    if quick and row.M == "diagonal":
+        pytest.skip("long; run it with --slow")  # the sweeps without M
     at = ROWS.index(row)
     every = itertools.product(COMBINATIONS, MODES)
     for combination, mode in some(quick, every, 2 * len(COMBINATIONS), 5 * at):
@@ -195,7 +204,11 @@ def test_torch_func(row):
 
 COMPILED = [(row, mode) for row in ROWS for mode in MODES]
 IN_QUICK_RUNS = {"jacobi-unrolled", "jacobi-checkpointed", "richardson, diagonal M-unrolled"}
-IN_QUICK_RUNS |= {"heavyball-checkpointed", "chebyshev-unrolled", "ssor, multicolour True-checkpointed"}
+IN_QUICK_RUNS |= {
+    "heavyball-checkpointed",
+    "chebyshev-unrolled",
+    "sor, direction backward, multicolour True-checkpointed",
+}
 
 
 def compiled(row, mode):

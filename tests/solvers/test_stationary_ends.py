@@ -52,8 +52,11 @@ def test_until_a_tolerance(row):
         close(
             row.solve(A.to_scipy_linear_operator(), b[:, 0], rtol=1e-9, maxiter=2000, **M).x, alone.x, 1e-11
         )
-    zero = row.solve(A, torch.zeros_like(b), b)
-    assert not zero.x.any()
+    assert not row.solve(A, torch.zeros_like(b), b).x.any()
+    single, b = ls.CSR(A.values.float(), A.pattern.to(dtype=torch.int32)), b.float()
+    x = row.solve(single, b, rtol=1e-4, maxiter=2000).x
+    assert x.dtype == torch.float32
+    assert ((b - single @ x).norm(dim=0) <= 1.1e-4 * b.norm(dim=0)).all()
 
 
 @every_row_that_stops
@@ -89,8 +92,9 @@ def test_unrolled_until_a_tolerance(row, mode):
     counts = []
     found = results(f({"rtol": 1e-4, "maxiter": 500}), [A.values, b, *given])
     close(found, results(f({"iterations": counts[0]}), [A.values, b, *given]), 1e-9)
-    none = results(f({"maxiter": 0}), [A.values, b, *given])
-    assert not none[0][0].any()
+    (x, _), [none] = results(f({"maxiter": 0}), [A.values, b, *given])
+    assert not x.any()
+    assert [t.shape for t in none] == [t.shape for t in (A.values, b, *given)]
 
 
 @every_row_that_stops
@@ -165,18 +169,17 @@ def test_what_learns_and_has_no_implicit_gradient(row):
 
 @rows(lambda r: r.stops and not r.sweeps)
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("shape", ["vector", "columns", "batch of b"])
+@pytest.mark.parametrize("shape", ["vector", "batch of b"])
 def test_steps_op_by_op_are_those_of_the_compiled_loop(row, shape, mode):
     """With a callback and for a callable A; a callback that says so ends them."""
     inputs, N = row.inputs(P, shape, "()"), 7
     expected = results(of(row, iterations=N, gradient=mode), inputs)
     seen = []
-    close(
-        results(of(row, iterations=N, gradient=mode, callback=lambda at: seen.append(at)), inputs), expected
-    )
+    watched = of(row, iterations=N, gradient=mode, callback=lambda at: seen.append(at))
+    close(results(watched, inputs), expected)
     assert [at.iteration for at in seen] == list(range(1, N + 1))
-    close(torch.stack([at.residual_norm for at in seen], 0 if shape == "vector" else -2),
-          expected[0][1].narrow(0 if shape == "vector" else -2, 1, N))  # fmt: skip
+    axis = 0 if shape == "vector" else -2
+    close(torch.stack([at.residual_norm for at in seen], axis), expected[0][1].narrow(axis, 1, N))
     close(seen[-1].x, expected[0][0])
 
     def with_callable(v, b, x0, *given):
@@ -186,7 +189,7 @@ def test_steps_op_by_op_are_those_of_the_compiled_loop(row, shape, mode):
         return solution.x, solution.residual_norms
 
     close(results(with_callable, inputs), expected)
-    for at in (1, 3, N):
+    for at in (3, N):
         stop = {"iterations": N, "gradient": mode, "callback": lambda s: s.iteration == at}  # noqa: B023
         solution = row.solve(ls.CSR(inputs[0], P), *inputs[1:], **stop)
         assert (solution.status, solution.iterations) == (Status.STOPPED_BY_CALLBACK, at)
@@ -203,8 +206,7 @@ def test_divergence_is_named(row):
         if "maxiter" in keywords and not row.stops:
             continue
         solution = row.solve(A, b, **keywords)
-        assert solution.status is Status.DIVERGED
-        assert not solution.converged
+        assert (solution.status, solution.converged) == (Status.DIVERGED, False)
         assert solution.x.isfinite().all()
         assert row.solve(A, bad, **keywords).status is Status.NON_FINITE
         if row.stops and not (row.sweeps and "iterations" in keywords):
@@ -222,45 +224,44 @@ def test_divergence_is_named(row):
 @every_row
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_input_that_is_not_finite(row, bad):
-    for where, N, learns in itertools.product(range(row.M == "diagonal", 3), (0, 1, 3), (False, True)):
+    inputs = range(row.M == "diagonal", 3 + bool(row.parameters.keys() & {"weight", "alpha"}))
+    for where, N, learns in itertools.product(inputs, (0, 1, 3), (False, True)):
+        if where == 3 and N == 0:
+            continue  # the weight is not used
         inputs = row.inputs(P, "vector", "()")
-        inputs[where][0] = bad
+        inputs[where][0 if where < 3 else ()] = bad
         given = [t.requires_grad_(learns) for t in inputs[3:]]
         solution = row.solve(ls.CSR(inputs[0], P), *inputs[1:3], *given, iterations=N)
         assert solution.status is Status.NON_FINITE
 
 
 @every_row_that_stops
-@pytest.mark.parametrize(("A_size", "b_size"), [(1e-200, 1e-100), (1.0, 1e-250), (1e200, 1e100)])
-def test_extraordinary_sizes(row, A_size, b_size):
+def test_extraordinary_sizes(row):
     """Residuals whose squares leave the range of the dtype: the same iterations in any units."""
-    A, b = halved(), normal((16,))
-    scaled = {"weight": 1 / A_size, "alpha": 1 / A_size, "lmin": A_size, "lmax": A_size}
-    given = [
-        start * (scaled.get(key, 1) if row.M != "diagonal" else 1)
-        for key, (start, _) in row.parameters.items()
-    ]
-    options = {"rtol": 1e-8, "maxiter": 1000}
-    plain = row.solve(A, b, **options)
-    solution = row.solve(ls.CSR(A.values * A_size, A.pattern), b * b_size, None, *given, **options)
-    assert solution.converged
-    assert abs(solution.iterations - plain.iterations) <= 1
-    close(solution.x * (A_size / b_size), plain.x, 1e-9)
-    y = row.solve(A, b.requires_grad_(), **options).x
-    g = normal(b.shape, seed=3)
-    close(
-        1e200 * torch.autograd.grad(y, b, 1e-200 * g, retain_graph=True)[0],
-        torch.autograd.grad(y, b, g)[0],
-        1e-9,
-    )
+    A, b = halved(), normal((16,)).requires_grad_()
+    options = {"rtol": 1e-6, "maxiter": 1000}
+    plain, g = row.solve(A, b, **options), normal((16,), seed=3)
+    of_g, of_small = (torch.autograd.grad(plain.x, b, t, retain_graph=True)[0] for t in (g, 1e-200 * g))
+    close(1e200 * of_small, of_g, 1e-9)
+    for A_size, b_size in ((1e-200, 1e-100), (1.0, 1e-250), (1e200, 1e100)):
+        unit = 1.0 if row.M == "diagonal" else A_size  # of the spectrum of M A
+        units = {"weight": 1 / unit, "alpha": 1 / unit, "lmin": unit, "lmax": unit}
+        given = [start * units.get(key, 1) for key, (start, _) in row.parameters.items()]
+        scaled = ls.CSR(A.values * A_size, A.pattern)
+        for count in ({"iterations": 9}, options):
+            solution = row.solve(scaled, b * b_size, None, *given, **count)
+            expected = row.solve(A, b, **count)
+            close(solution.x * (A_size / b_size), expected.x, 1e-9)
+            assert abs(solution.iterations - expected.iterations) <= 1
 
 
 # --- modules ---
 
 
 @rows(lambda r: r.module)
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("form", ["()", "(N,)", "(B,)", "(N, B)", "(B, N, 1)", "(N, n)"])
+@pytest.mark.parametrize(
+    ("form", "mode"), zip(["()", "(N,)", "(B,)", "(N, B)", "(B, N, 1)", "(N, n)"], 3 * MODES, strict=True)
+)
 def test_module(row, form, mode):
     """The function with parameters that learn, of any shape, and a state that can be saved."""
     v, b, x0, *given = row.inputs(P, "batch of both", form)
@@ -280,9 +281,8 @@ def test_module(row, form, mode):
     assert not torch.equal(again(A, b).x, module(A, b).x)
     again.load_state_dict(module.state_dict())
     assert torch.equal(again(A, b).x, module(A, b).x)
-    assert len(
-        {p.data_ptr() for m in (module, again) for p in m.parameters()} | {t.data_ptr() for t in given}
-    ) == (3 * len(given))
+    owners = [*given, *module.parameters(), *again.parameters()]
+    assert len({t.data_ptr() for t in owners}) == len(owners)
     assert repr(module).startswith(f"{row.module}(")
     assert "iterations=3" in repr(module)
     assert repr(mode) in repr(module)

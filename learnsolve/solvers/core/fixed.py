@@ -110,6 +110,7 @@ def run_fixed(
     with batch axes that broadcast to those of A and b."""
     if not (options.callback is None or callable(options.callback)):
         raise TypeError(f"{name}: callback must be callable, got {type(options.callback).__name__}")
+    _check.flag(name, "throw", options.throw)
     operator = as_operator(name, A, b, options.transpose, tuple(options.parameters), blocks=True)
     layout = operator.layout if isinstance(operator, Blocks) else None
     batch = check_operands(name, A, b)
