@@ -56,7 +56,7 @@ ON_THE_DEVICE = (
     "tests/preconditioners/test_scaled_jacobi.py",
     "tests/preconditioners/test_symmetry.py",
     "tests/solvers/test_contract_gradients.py",
-    "tests/solvers/test_sor_gradients.py",
+    "tests/solvers/test_stationary_contract.py",
     "tests/solvers/test_triangular_solve.py",
 )
 

@@ -33,7 +33,7 @@ TESTS = (
     "ops/test_contract.py",
     "ops/test_identities.py",
     "solvers/test_contract.py",
-    "solvers/test_jacobi.py",
+    "solvers/test_stationary_contract.py",
 )
 NO_TORCH = "not tested: pip finds no CPU build of torch for it"
 

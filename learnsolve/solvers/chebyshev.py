@@ -4,7 +4,6 @@ Sources: Golub and Varga, "Chebyshev semi-iterative methods [...]", Numer. Math.
 "Iterative Methods for Sparse Linear Systems" (2003), section 12.3.2.
 """
 
-import math
 from typing import Any, Unpack
 
 import torch
@@ -22,12 +21,12 @@ class SemiIteration(Stationary):
     rho_k 2 / (lmax - lmin) of `_coefficients`."""
 
     def __init__(self, lmin: Any, lmax: Any):
-        self.middle, self.square = (lmax + lmin) / 2, ((lmax - lmin) / 2) ** 2
+        self.middle, self.half = (lmax + lmin) / 2, (lmax - lmin) / 2  # whose square may leave the range
 
     def coefficients(self, t: Tensor) -> tuple[Any, Any, Tensor]:
         first = t == 0
-        new = torch.where(first, 1 / self.middle, 1 / (2 * self.middle - self.square * t))
-        return torch.where(first, new, 2 * new), self.square * t * new, new
+        new = torch.where(first, 1 / self.middle, 1 / (2 * self.middle - self.half * (self.half * t)))
+        return torch.where(first, new, 2 * new), self.half * t * (self.half * new), new
 
 
 def _coefficients(lmin: Any, lmax: Any, iterations: int, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -40,7 +39,7 @@ def _coefficients(lmin: Any, lmax: Any, iterations: int, b: Tensor) -> tuple[Ten
     written so that lmin = lmax needs no special case. A step with bounds of its own has the coefficients that
     they give its number.
     """
-    root = (lmin * lmax) ** 0.5 if isinstance(lmin * lmax, Tensor) else math.sqrt(lmin * lmax)
+    root = lmin**0.5 * lmax**0.5  # their product may leave the range of the dtype
     middle, radius = (lmax + lmin) / 2, (lmax - lmin) / 2
     q2 = (radius / (middle + root)) ** 2
     # The powers of q2, not by **, whose second derivatives at 0 are NaN, and not copied from the host, which

@@ -7,11 +7,12 @@ import torch
 from ops import direct, incomplete_cases, triangular
 from ops.case import Case
 from reference import coordinates, densify, inputs_for, normal, on_pattern, pattern_of, random
-from solvers import dense_jacobi, dense_momentum, dense_pcg
+from solvers import dense_pcg, stationary_cases
 from torch import Tensor
 
 import learnsolve as ls
 from learnsolve.ops._local_solve import local_solve
+from learnsolve.ops.richardson import richardson_sweeps
 
 STEPS = 3
 # For four unknowns. After three steps a column may be so near its solution that 1e-15 in the inputs moves the
@@ -125,7 +126,7 @@ def inverse_diagonal(batch: tuple[int, ...]) -> Case:
         f"inverse_diagonal{' batch' if batch else ''}",
         lambda P, v: ls.ops.inverse_diagonal(ls.CSR(v, P)),
         lambda P, v: torch.diagonal(densify(P, v), dim1=-2, dim2=-1).reciprocal(),
-        pattern=dense_jacobi.small_square,
+        pattern=stationary_cases.small_square,
         make=lambda P, seed: [normal((*batch, P.nnz), seed=seed).abs() + 0.5],
     )
 
@@ -172,26 +173,40 @@ CASES += [
 # --- loops of solvers: x and the norms of the residuals ---
 
 
+FORMS = {"scalar": "()", "row": "(n,)", "sweep": "(N, 1)", "row and sweep": "(N, n)"}
+JACOBI, HEAVYBALL = (next(r for r in stationary_cases.ROWS if r.name == n) for n in ("jacobi", "heavyball"))
+
+
 def jacobi(weight: str, shape: str, gradient: str = "unrolled") -> Case:
+    form = FORMS[weight]
     return Case(
         f"jacobi, {weight}, {shape}, {gradient}",
-        joined(lambda P, *t: dense_jacobi.sparse_jacobi(P, *t, STEPS, gradient)),
-        joined(lambda P, *t: dense_jacobi.dense_jacobi(P, *t, STEPS)),
-        pattern=dense_jacobi.small_square,
-        make=lambda P, seed: dense_jacobi.inputs_on(P, weight, shape, STEPS, seed=seed),
+        joined(lambda P, *t: JACOBI.sparse(P, *t, iterations=STEPS, gradient=gradient)),
+        joined(lambda P, *t: JACOBI.dense(P, *t, iterations=STEPS, form=form)),
+        pattern=stationary_cases.small_square,
+        make=lambda P, seed: JACOBI.inputs(P, shape, form, STEPS, seed=seed),
         tolerance=1e-11,
         fast=True,
         full=shape == "vector" and weight == "row and sweep",
     )
 
 
-def momentum(name: str) -> Case:
+def momentum(name: str, shape: str, form: str) -> Case:
+    """The sweeps themselves, and the norms before each."""
+
+    def sparse(P, v, b, x0, s, m):
+        return richardson_sweeps(v, s, b, x0, P, STEPS, momentum=m.squeeze(-1))
+
+    def dense(P, *t):
+        x, norms = HEAVYBALL.dense(P, *t, iterations=STEPS, form=form)
+        return x, norms.narrow(0 if x.dim() == 1 else -2, 0, STEPS)
+
     return Case(
         f"momentum, {name}",
-        joined(lambda P, *t: dense_momentum.sparse(P, *t, STEPS)),
-        joined(lambda P, *t: dense_momentum.dense(P, *t, STEPS)),
-        pattern=dense_jacobi.small_square,
-        make=lambda P, seed: dense_momentum.inputs_for(name, STEPS, P, seed=seed),
+        joined(sparse),
+        joined(dense),
+        pattern=stationary_cases.small_square,
+        make=lambda P, seed: HEAVYBALL.inputs(P, shape, form, STEPS, seed=seed),
         tolerance=1e-11,
         # On a device the sums for the momentum's gradient round differently where b is not aligned.
         bits=os.environ.get("LEARNSOLVE_CUDA_ON_HOST", "0") in ("", "0"),
@@ -220,6 +235,8 @@ CASES += [
     *(jacobi("row and sweep", shape) for shape in ("vector", "columns", "batch of both")),
     *(jacobi(weight, "vector") for weight in ("scalar", "row", "sweep")),
     jacobi("row and sweep", "columns", "checkpointed"),
-    *(momentum(name) for name in ("vector", "columns", "batch of all")),
+    momentum("vector", "vector", "(N, n)"),
+    momentum("columns", "columns", "(1, n)"),
+    momentum("batch of all", "batch of both", "(B, N, n)"),
     *(pcg(kind, shape) for kind in dense_pcg.KINDS for shape in ("vector", "batch of b")),
 ]

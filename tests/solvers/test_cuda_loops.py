@@ -174,18 +174,9 @@ def solves():
     }
 
 
-SOLVES = (
-    "jacobi",
-    "jacobi checkpointed",
-    "richardson",
-    "heavyball",
-    "chebyshev",
-    "chebyshev learned",
-    "long rows",
-    "long rows checkpointed",
-)
+METHODS = ("jacobi", "jacobi checkpointed", "richardson", "heavyball", "chebyshev", "chebyshev learned")
 
 
-@pytest.mark.parametrize("name", SOLVES)
+@pytest.mark.parametrize("name", [*METHODS, "long rows", "long rows checkpointed"])
 class TestPromises(cuda_promises.LoopPromises):
     runs = staticmethod(solves)

@@ -123,34 +123,21 @@ def test_extreme_sizes_are_no_breakdown():
     assert solution.converged, solution.summary()
 
 
+T, S3 = ls.ops.StencilOperator, torch.ones(3)
+
+
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
+        (lambda: T([1.0], (3,)), TypeError, "StencilOperator: coefficients must be a torch"),
+        (lambda: T(torch.ones(2), (3,)), ValueError, "odd sizes"),
+        (lambda: T(S3, (3, 3)), ValueError, "grid must have 1 sizes"),
+        (lambda: T(S3, (3,)) @ torch.ones(4), ValueError, r"shape \(3,\)"),
+        (lambda: T(S3, (3,)) @ S3.double(), TypeError, "dtype"),
+        (lambda: T(torch.ones(2, 3, 1), (3,), offsets=[(0,), (1,), (2,)]) @ S3, ValueError, "unsqueeze"),
+        (lambda: ls.solvers.cg(T(S3, (3,)), torch.ones(4)), ValueError, "cg: b must have"),
         (
-            lambda: ls.ops.StencilOperator([1.0], (3,)),
-            TypeError,
-            "StencilOperator: coefficients must be a torch",
-        ),
-        (lambda: ls.ops.StencilOperator(torch.ones(2), (3,)), ValueError, "odd sizes"),
-        (lambda: ls.ops.StencilOperator(torch.ones(3), (3, 3)), ValueError, "grid must have 1 sizes"),
-        (lambda: ls.ops.StencilOperator(torch.ones(3), (3,)) @ torch.ones(4), ValueError, r"shape \(3,\)"),
-        (lambda: ls.ops.StencilOperator(torch.ones(3), (3,)) @ torch.ones(3).double(), TypeError, "dtype"),
-        (
-            lambda: (
-                ls.ops.StencilOperator(torch.ones(2, 3, 1), (3,), offsets=[(0,), (1,), (2,)]) @ torch.ones(3)
-            ),
-            ValueError,
-            "unsqueeze",
-        ),
-        (
-            lambda: ls.solvers.cg(ls.ops.StencilOperator(torch.ones(3), (3,)), torch.ones(4)),
-            ValueError,
-            "cg: b must have",
-        ),
-        (
-            lambda: ls.solvers.cg(
-                ls.ops.StencilOperator(torch.ones(3), (3,)), torch.ones(3), parameters=(torch.ones(3),)
-            ),
+            lambda: ls.solvers.cg(T(S3, (3,)), S3, parameters=(S3,)),
             ValueError,
             "parameters belong to a callable A; StencilOperator has its own",
         ),

@@ -66,20 +66,6 @@ def test_parameters():
     assert torch.allclose(batch(normal((20, 1)))[1] * 2, T(A.tril())(normal((20, 1))), rtol=1e-12)
 
 
-def test_it_learns_a_factor():
-    """From right-hand sides and solutions alone."""
-    torch.manual_seed(0)
-    target = A.tril()
-    solve = T(target.with_values(target.values + 0.3 * torch.randn_like(target.values)), positive="exp")
-    optimiser = torch.optim.Adam(solve.parameters(), lr=3e-2)
-    for _ in range(150):
-        b = torch.randn(20, 32, dtype=torch.float64)
-        optimiser.zero_grad()
-        (solve(b) - ls.ops.sptrsv(target, b)).square().mean().backward()
-        optimiser.step()
-    assert (solve.matrix().values - target.values).abs().max() < 0.05
-
-
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [

@@ -135,6 +135,7 @@ def run_fixed(
     those of A and b."""
     if not (options.callback is None or callable(options.callback)):
         raise TypeError(f"{name}: callback must be callable, got {type(options.callback).__name__}")
+    _check.flag(name, "throw", options.throw)
     operator = as_operator(name, A, b, options.transpose, tuple(options.parameters), blocks=True)
     layout = operator.layout if isinstance(operator, Blocks) else None
     batch = check_operands(name, A, b)
@@ -221,6 +222,7 @@ class Steps:
         """`r`: b - A x, if it is known. With `sources`, which b - A x is made of, the last norm is computed
         when it is asked for."""
         x, norms, count, stopped = self._run(b, x, iterations, checkpointed, r)
+        x = x if count else x.clone()  # x0 is the caller's
         shared, codes = _across.of(self.A), []
 
         def complete() -> Tensor:
