@@ -77,9 +77,9 @@ def test_the_same_as_the_general_loop(form, shape, start, used, monkeypatch):
     solve = lambda: ls.solvers.cg(A, b, x0, M=M, rtol=1e-6)  # noqa: E731
     ours = solve()
     assert used == [True]
-    assert ours.loop == ("compiled" if form in FORMS else "compiled, M apart")
+    assert ours.execution == ("compiled" if form in FORMS else "compiled, Python preconditioner")
     theirs = general(monkeypatch, solve)
-    assert theirs.loop == "op by op"
+    assert theirs.execution == "eager"
     agree(ours, theirs, 1e-7)
 
 
@@ -235,14 +235,14 @@ def test_gradients_with_M_apart(used):
     solution = solve(values, b)
     solution.x.square().sum().backward()
     assert used == [True, True]
-    assert solution.loop == solution.adjoint.loop == "compiled, M apart"
+    assert solution.execution == solution.adjoint.execution == "compiled, Python preconditioner"
     D, c = A.to_dense().requires_grad_(), b.detach().clone().requires_grad_()
     torch.linalg.solve(D, c).square().sum().backward()
     torch.testing.assert_close(b.grad, c.grad, rtol=1e-9, atol=1e-11)
     mapped = torch.func.vmap(lambda c: solve(A.values, c).x)(b.detach().mT)
     torch.testing.assert_close(mapped, torch.linalg.solve(D, c).detach().mT, rtol=1e-9, atol=1e-11)
     unrolled = ls.solvers.cg(A, b, M=lambda r: 0.25 * r, rtol=0, maxiter=3, gradient="unrolled")
-    assert unrolled.loop == "op by op"
+    assert unrolled.execution == "eager"
 
 
 @pytest.mark.parametrize("of_A", [1.0, 1e160, 1e-160])
@@ -301,7 +301,7 @@ def test_fcg_calls_a_nonlinear_m_between_compiled_steps(batch):
     options = {"M": M, "rtol": 1e-9}
     compiled = ls.solvers.fcg(A, b, **options)
     general = ls.solvers.fcg(A, b, **options, callback=lambda at: None)  # a callback needs the general loop
-    assert (compiled.loop, general.loop) == ("compiled, M apart", "op by op")
+    assert (compiled.execution, general.execution) == ("compiled, Python preconditioner", "eager")
     assert compiled.iterations == general.iterations
     torch.testing.assert_close(compiled.residual_norms, general.residual_norms, rtol=1e-6, atol=1e-12)
     torch.testing.assert_close(compiled.x, general.x)
@@ -309,10 +309,10 @@ def test_fcg_calls_a_nonlinear_m_between_compiled_steps(batch):
     assert not torch.allclose(*fourth, rtol=1e-6)  # cg does not subtract <r_old, M r>
 
 
-def test_fcg_without_m_and_with_a_recorded_graph_runs_op_by_op():
+def test_fcg_without_m_and_with_a_recorded_graph_is_eager():
     A, b = ls.problems.poisson((5, 5)), torch.ones(25, dtype=torch.float64)
-    assert ls.solvers.fcg(A, b).loop == "op by op"
-    assert ls.solvers.fcg(A, b, M=lambda r: r, gradient="unrolled").loop == "op by op"
+    assert ls.solvers.fcg(A, b).execution == "eager"
+    assert ls.solvers.fcg(A, b, M=lambda r: r, gradient="unrolled").execution == "eager"
     jacobi = ls.solvers.fcg(A, b, M=ls.preconditioners.Jacobi(A))
-    assert jacobi.loop == "compiled, M apart"
+    assert jacobi.execution == "compiled, Python preconditioner"
     torch.testing.assert_close(jacobi.x, ls.ops.spsolve(A, b), rtol=1e-4, atol=1e-5)

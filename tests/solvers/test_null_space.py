@@ -91,13 +91,13 @@ def test_the_compiled_loop_runs_as_ever():
     plain = S.cg(A, right, rtol=1e-10)
     for M in (None, ls.preconditioners.Jacobi(A), ls.preconditioners.IC0(A, shift=1e-3)):
         solution = S.cg(A, b, M=M, rtol=1e-10, null_space="constants")
-        assert solution.loop == "compiled"
+        assert solution.execution == "compiled"
         assert solution.converged
         torch.testing.assert_close(solution.x, plain.x - plain.x.mean(0), rtol=1e-7, atol=1e-8)
     values = A.values.clone().requires_grad_()
     fixed = {"rtol": 0.0, "maxiter": 6, "gradient": "unrolled"}
     solution = S.cg(A.with_values(values), b, null_space="constants", **fixed)
-    assert solution.loop == "compiled"
+    assert solution.execution == "compiled"
     solution.x.square().sum().backward()
     found, values.grad = values.grad, None
     x = S.cg(A.with_values(values), right, callback=lambda _: None, **fixed).x  # op by op
@@ -236,7 +236,7 @@ def test_solve_finds_constants_and_says_so():
         solution = ls.solve(A, b - b.mean(), rtol=1e-8)
         given = ls.solve(A, b, rtol=1e-8, null_space="constants")
     words = 'null_space="constants", as the rows of A sum to zero; cg with Jacobi'
-    assert solution.choice.startswith(words)
+    assert solution.selected.startswith(words)
     assert solution.converged
     assert abs(float(solution.x.detach().mean())) < 1e-13
     torch.testing.assert_close(given.x, solution.x, rtol=1e-6, atol=1e-8)
@@ -247,7 +247,7 @@ def test_solve_finds_constants_and_says_so():
     torch.testing.assert_close(lost.x, given.x, rtol=1e-6, atol=1e-8)
     with pytest.raises(SolverError):
         ls.solve(A, b, rtol=1e-8, throw=True)
-    assert "null_space" not in ls.solve(A, b - b.mean(), null_space=None).choice
+    assert "null_space" not in ls.solve(A, b - b.mean(), null_space=None).selected
     with pytest.warns(ConvergenceWarning):
         columns = ls.solve(A, torch.stack((b, b - b.mean()), 1), method="minres", rtol=1e-6)
     assert columns.statuses == [Status.INCONSISTENT, Status.CONVERGED]

@@ -65,7 +65,7 @@ def compiled(
     x, norms = _sweeps(A, scale, b, x0, iterations, checkpointed, momenta)
     complete = lambda: with_last(norms, b - product(values, x, pattern, False))  # noqa: E731
     axis = 0 if b.dim() == 1 else -2
-    return Solution(x, iterations, complete, axis, (values, b, x), loop=COMPILED)
+    return Solution(x, iterations, complete, axis, (values, b, x), execution=COMPILED)
 
 
 def _sweeps(

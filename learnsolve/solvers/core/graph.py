@@ -73,7 +73,7 @@ def _traced_cg(A: Any, b: Any, x0: Any, options: Options) -> Solution | None:
     codes = torch.where(torch.isfinite(x).all(0), codes, CODE[Status.NON_FINITE])
     if b.dim() == 1:
         x, norms, codes = x.squeeze(-1), norms.squeeze(-1), codes.squeeze(-1)
-    return Solution(x, options.maxiter, norms, 0, codes=codes.detach(), loop=COMPILED)
+    return Solution(x, options.maxiter, norms, 0, codes=codes.detach(), execution=COMPILED)
 
 
 def traced_solve(
@@ -119,9 +119,9 @@ def traced_solve(
         ),
     )
     steps = name != "fcg" and kind in ("none", "diagonal") and b.dim() == 1 and A.values.dim() == 1
-    loop = COMPILED if name == "cg" or (steps and b.is_cpu) else EAGER
+    execution = COMPILED if name == "cg" or (steps and b.is_cpu) else EAGER
     axis = -1 if b.dim() == 1 else -2
-    return Solution(x, iterations, norms, axis, codes=codes, loop=loop)  # type: ignore[arg-type]
+    return Solution(x, iterations, norms, axis, codes=codes, execution=execution)  # type: ignore[arg-type]
 
 
 def _is_null(given: Any) -> bool:
