@@ -58,7 +58,7 @@ def one(run: Run, name: str, S: sp.csr_array, rtol: float) -> None:
     names = list(SYMMETRIC if A.is_symmetric() else GENERAL)
     if direct_cost(A.pattern) <= LONG and not constants:
         names.insert(0, "direct")
-    choice = ls.solve(A, b, rtol=rtol).choice
+    choice = ls.solve(A, b, rtol=rtol).selected
     cells: dict[str, dict[str, Any]] = {}
     rounds: dict[str, list[list[float]]] = {OURS: []}
     best = math.inf

@@ -128,14 +128,15 @@ def test_each_row_says_what_ran_its_solves():
     given = {"none": None, "SSOR": lambda A: P.SSOR(A, 1.6), "AMG": P.AMG, "f": lambda A: lambda r: r}
     evaluate = functools.partial(ls.evaluate, rtol=1e-6, repeats=1)
     rows = evaluate(A, b, given).rows
-    assert [row.loop for row in rows] == ["compiled"] * 2 + ["compiled, M apart"] * 2
-    for solver, loop in (("gmres", "compiled, M apart"), ("bicgstab", "op by op")):
+    assert [row.execution for row in rows] == ["compiled"] * 2 + ["compiled, Python preconditioner"] * 2
+    for solver, execution in (("gmres", "compiled, Python preconditioner"), ("bicgstab", "eager")):
         rows = evaluate(A, b, given, solver=solver).rows
-        assert [row.loop for row in rows] == ["compiled"] + [loop] * 3
+        assert [row.execution for row in rows] == ["compiled"] + [execution] * 3
     called = lambda A, b, **how: ls.solvers.cg(A, b, callback=lambda _: None, **how)  # noqa: E731
-    assert {row.loop for row in evaluate(A, b, given, solver=called).rows} == {"op by op"}
+    assert {row.execution for row in evaluate(A, b, given, solver=called).rows} == {"eager"}
     huge = A.with_values(A.values * 2.0**200)  # in units, in which M is called between the steps
-    assert evaluate([A, huge], [b, b], {"J": Jacobi}).rows[0].loop == "compiled or compiled, M apart"
+    row = evaluate([A, huge], [b, b], {"J": Jacobi}).rows[0]
+    assert row.execution == "compiled or compiled, Python preconditioner"
 
 
 def test_what_cg_computes_of_a_preconditioner_once_is_set_up():
@@ -169,7 +170,7 @@ def test_a_network_that_makes_preconditioners_of_a_data_set():
     A, b = [s.A for s in samples], [s.b for s in samples]
     (row,) = ls.evaluate(A, b, {"network": make}, rtol=1e-3, repeats=2).rows
     assert recorded == [False] * 15
-    assert (row.systems, row.converged, row.loop) == (5, 5, "compiled, M apart")
+    assert (row.systems, row.converged, row.execution) == (5, 5, "compiled, Python preconditioner")
     assert row.first_setup.max >= 0.2
     assert row.setup.mean < row.first_setup.mean
     solve = functools.partial(ls.solvers.cg, rtol=1e-3)

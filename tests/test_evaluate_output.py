@@ -30,16 +30,16 @@ def test_the_table_is_aligned(small):
     assert all(line[at - 3 : at + 1].rstrip() in ("3/3", "0/3") for line in lines[2:])
 
 
-def test_the_loop_stands_beside_the_seconds(small, tmp_path):
+def test_the_execution_stands_beside_the_seconds(small, tmp_path):
     head, _, *lines = str(small).splitlines()
-    at = head.index("loop") + len("loop")
+    at = head.index("execution") + len("execution")
     assert head.index("seconds") < at < head.index("set-up")
     assert [line[at - 8 : at].strip() for line in lines] == ["compiled"] * 6 + ["-"] * 3
     small.to_csv(tmp_path / "a.csv")
     with (tmp_path / "a.csv").open() as file:
-        assert [row["loop"] for row in csv.DictReader(file)] == ["compiled"] * 6 + [""] * 3
+        assert [row["execution"] for row in csv.DictReader(file)] == ["compiled"] * 6 + [""] * 3
     small.to_json(tmp_path / "a.json")
-    assert json.loads((tmp_path / "a.json").read_text())["rows"][0]["loop"] == "compiled"
+    assert json.loads((tmp_path / "a.json").read_text())["rows"][0]["execution"] == "compiled"
 
 
 def test_files(small, tmp_path):

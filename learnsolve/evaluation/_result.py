@@ -45,9 +45,9 @@ class Row:
     setup : seconds to build the preconditioner for a matrix whose pattern was used before; NaN for a
         preconditioner that was passed in
     first_setup : seconds to build it for a new pattern, without plans
-    loop : what ran the iterations (`Solution.loop`): "compiled"; "compiled, M apart"; "op by op". The seconds
-        of the last are in good part Python's, those of the second where M is cheap. Several where systems
-        differ
+    execution : what ran the iterations (`Solution.execution`): "compiled"; "compiled, Python preconditioner";
+        "eager". The seconds of the last are in good part Python's, those of the second where M is cheap.
+        Several where systems differ
     failures : number of the other systems by the name of their Status
     message : error of the solver or the factory, with ``on_error="row"``
     """
@@ -60,7 +60,7 @@ class Row:
     seconds: Spread
     setup: Spread
     first_setup: Spread
-    loop: str = ""
+    execution: str = ""
     failures: dict[str, int] = field(default_factory=dict)
     message: str = ""
 
@@ -95,8 +95,8 @@ class Evaluation:
     solver: str
 
     def __str__(self) -> str:
-        head = ["preconditioner", "rtol", "converged", "iterations", "seconds", "loop", "set-up", "first"]
-        head.append("failures")
+        head = ["preconditioner", "rtol", "converged", "iterations", "seconds", "execution"]
+        head += ["set-up", "first", "failures"]
         lines = [head, *(_cells(row) for row in self.rows)]
         widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
 
@@ -148,7 +148,7 @@ def _cells(row: Row) -> list[str]:
         f"{row.converged}/{row.systems}",
         _number(row.iterations, "{:.1f}"),
         _number(row.seconds, "{:.2e}"),
-        row.loop or "-",
+        row.execution or "-",
         *(_number(getattr(row, key), "{:.2e}") for key in SPREADS[2:]),
         ": ".join(t for t in (failures, row.message) if t),
     ]

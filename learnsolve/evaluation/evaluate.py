@@ -39,7 +39,7 @@ class _Run(NamedTuple):
     iterations: list[int | None]  # for each tolerance; None if it was not reached
     seconds: list[float | None]
     statuses: list[Status]
-    loops: list[str]
+    executions: list[str]
 
 
 class _Setup(NamedTuple):
@@ -106,8 +106,9 @@ def evaluate(
     Histories are relative to ||b|| and do not depend on the scale of b, as long as the dtype can represent
     its norm.
 
-    Compare seconds with an eye on `loop`: what ran the solves. "op by op" and "compiled, M apart" include the
-    time of Python, some 0.2 ms and 0.05 ms an iteration, which a compiled solve does not have.
+    Compare seconds with an eye on `execution`: what ran the solves. "eager" and "compiled, Python
+    preconditioner" include the time of Python, some 0.2 ms and 0.05 ms an iteration, which a compiled solve
+    does not have.
 
     Cost: systems x tolerances x (repeats + 1) solves per preconditioner, one if a system does not converge.
 
@@ -252,7 +253,7 @@ def _solve(
 ) -> _Run:
     A, b = system
     run = partial(solve, A, b, maxiter=maxiter, M=M)
-    iterations, seconds, statuses, loops = [], [], [], []
+    iterations, seconds, statuses, executions = [], [], [], []
     solution = None
     for rtol in tolerances:
         with quiet():  # the status is part of the report
@@ -264,9 +265,9 @@ def _solve(
         iterations.append(solution.iterations if converged else None)
         seconds.append(statistics.median(took) if took else None)
         statuses.append(solution.status)
-        loops.append(solution.loop)
+        executions.append(solution.execution)
     assert solution is not None
-    return _Run(_relative(solution.residual_norms.detach(), b), iterations, seconds, statuses, loops)
+    return _Run(_relative(solution.residual_norms.detach(), b), iterations, seconds, statuses, executions)
 
 
 def _relative(norms: Tensor, b: Tensor) -> Tensor:
@@ -290,7 +291,7 @@ def _row(label: str, rtol: float, i: int, systems: int, runs: list[_Run], setup:
         seconds=Spread.of([run.seconds[i] for run in runs if run.seconds[i] is not None]),
         setup=Spread.of(setup.later),
         first_setup=Spread.of(setup.first),
-        loop=" or ".join(dict.fromkeys(run.loops[i] for run in runs)),
+        execution=" or ".join(dict.fromkeys(run.executions[i] for run in runs)),
         failures=dict(Counter(run.statuses[i].name for run in runs if run.iterations[i] is None)),
         message=message,
     )

@@ -181,7 +181,7 @@ class KSP:
         if self.vector:
             x, norms, codes = x.squeeze(-1), norms.squeeze(-1), codes.squeeze(-1)
         solution = Solution(
-            x, iterations, norms, -1 if self.vector else -2, codes=codes, adjoint=report, loop="PETSc"
+            x, iterations, norms, -1 if self.vector else -2, codes=codes, adjoint=report, execution="PETSc"
         )
         return solution
 

@@ -1,8 +1,4 @@
-"""LSMR, for least squares and for any rectangular system.
-
-Source: Fong and Saunders, "LSMR: An iterative algorithm for sparse least-squares problems", SIAM J. Sci.
-Comput. 33 (2011) 2950-2971.
-"""
+"""LSMR, for least squares and for any rectangular system, by Fong and Saunders (2011)."""
 
 from typing import Any, NamedTuple, Unpack
 
@@ -11,9 +7,8 @@ from torch import Tensor
 
 from learnsolve._conversion import TensorLike
 from learnsolve.ops._dots import scaled
-from learnsolve.solvers.core.least_squares import solve
+from learnsolve.solvers.core.least_squares import first_vectors, next_vectors, solve
 from learnsolve.solvers.core.vectors import divide, root
-from learnsolve.solvers.lsqr import Bidiagonal, first_vectors, next_vectors
 from learnsolve.solvers.options import LeastSquaresOptions, options_of, solver
 from learnsolve.solvers.solution import CODE, Solution, Status
 
@@ -44,7 +39,7 @@ class State(NamedTuple):
 
 
 class LSMR:
-    """MINRES for A^T A x = A^T b: two QR factorisations of bidiagonal matrices by rotations."""
+    """MINRES for A^T A x = A^T b: two QR factorizations of bidiagonal matrices by rotations."""
 
     @staticmethod
     def products(iterations: int) -> int:
@@ -61,7 +56,7 @@ class LSMR:
 
     def step(self, A: Any, M: Any, b: Tensor, state: State, running: Tensor) -> tuple[State, Tensor]:
         s = state
-        q, beta = next_vectors(A, Bidiagonal(s.u, s.v, s.alpha, s.Av, s.square), running)
+        q, beta = next_vectors(A, s, running)
         rho = root(s.alpha_bar * s.alpha_bar + beta * beta)
         c, theta = divide(s.alpha_bar, rho, running), divide(beta, rho, running) * q.alpha
         theta_bar, above = s.s_bar * rho, s.c_bar * rho
@@ -99,9 +94,9 @@ def lsmr(
     conlim: float | None = 1e8,
     **options: Unpack[LeastSquaresOptions],
 ) -> Solution:
-    r"""LSMR: x that minimises :math:`\|b - A x\|^2 + \mathtt{damp}^2 \|x\|^2`, for A of any shape.
+    r"""LSMR: x that minimizes :math:`\|b - A x\|^2 + \mathtt{damp}^2 \|x\|^2`, for A of any shape.
 
-    As `lsqr`, but each iterate minimises :math:`\|A^T r\|`, which decreases steadily: better to stop early.
+    As `lsqr`, but each iterate minimizes :math:`\|A^T r\|`, which decreases steadily: better to stop early.
 
     Parameters
     ----------
@@ -110,8 +105,7 @@ def lsmr(
 
     Returns
     -------
-    Solution
-        as that of `lsqr`
+    Solution, as that of `lsqr`
 
     Raises
     ------

@@ -1,8 +1,4 @@
-"""LSQR, for least squares and for any rectangular system.
-
-Source: Paige and Saunders, "LSQR: An algorithm for sparse linear equations and sparse least squares", ACM
-Trans. Math. Softw. 8 (1982) 43-71.
-"""
+"""LSQR, for least squares and for any rectangular system, by Paige and Saunders (1982)."""
 
 from typing import Any, NamedTuple, Unpack
 
@@ -11,41 +7,10 @@ from torch import Tensor
 
 from learnsolve._conversion import TensorLike
 from learnsolve.ops._dots import scaled
-from learnsolve.solvers.core.least_squares import solve
-from learnsolve.solvers.core.vectors import divide, dot, root, size
+from learnsolve.solvers.core.least_squares import first_vectors, next_vectors, solve
+from learnsolve.solvers.core.vectors import divide, root, size
 from learnsolve.solvers.options import LeastSquaresOptions, options_of, solver
 from learnsolve.solvers.solution import CODE, Solution, Status
-
-
-class Bidiagonal(NamedTuple):
-    """Golub and Kahan: A V = U B, with the lower bidiagonal B of the alphas and betas."""
-
-    u: Tensor
-    v: Tensor
-    alpha: Tensor
-    Av: Tensor  # A v
-    square: Tensor  # ||B||^2, Frobenius
-
-
-def first_vectors(A: Any, r: Tensor, running: Tensor) -> tuple[Bidiagonal, Tensor]:
-    """beta u = r, alpha v = A^T u; and beta."""
-    beta = root(dot(r, r))
-    u = divide(r, beta, running)
-    v = A.T(u)
-    alpha = root(dot(v, v))
-    v = divide(v, alpha, running)
-    return Bidiagonal(u, v, alpha, A(v), alpha.detach() ** 2), beta
-
-
-def next_vectors(A: Any, q: Bidiagonal, running: Tensor) -> tuple[Bidiagonal, Tensor]:
-    """beta u = A v - alpha u, alpha v = A^T u - beta v; and beta."""
-    u = q.Av - scaled(q.alpha, q.u)
-    beta = root(dot(u, u))
-    u = divide(u, beta, running)
-    v = A.T(u) - scaled(beta, q.v)
-    alpha = root(dot(v, v))
-    v = divide(v, alpha, running)
-    return Bidiagonal(u, v, alpha, A(v), q.square + beta.detach() ** 2 + alpha.detach() ** 2), beta
 
 
 class State(NamedTuple):
@@ -67,7 +32,7 @@ class State(NamedTuple):
 
 
 class LSQR:
-    """QR factorisation of the bidiagonal matrix by rotations."""
+    """QR factorization of the bidiagonal matrix by rotations."""
 
     @staticmethod
     def products(iterations: int) -> int:
@@ -82,7 +47,7 @@ class LSQR:
 
     def step(self, A: Any, M: Any, b: Tensor, state: State, running: Tensor) -> tuple[State, Tensor]:
         s = state
-        q, beta = next_vectors(A, Bidiagonal(s.u, s.v, s.alpha, s.Av, s.square), running)
+        q, beta = next_vectors(A, s, running)
         rho = root(s.rho_bar * s.rho_bar + beta * beta)
         cosine, sine = divide(s.rho_bar, rho, running), divide(beta, rho, running)
         step = divide(cosine * s.phi_bar, rho, running)
@@ -111,12 +76,11 @@ def lsqr(
     conlim: float | None = 1e8,
     **options: Unpack[LeastSquaresOptions],
 ) -> Solution:
-    r"""LSQR: x that minimises :math:`\|b - A x\|^2 + \mathtt{damp}^2 \|x\|^2`, for A of any shape.
+    r"""LSQR: x that minimizes :math:`\|b - A x\|^2 + \mathtt{damp}^2 \|x\|^2`, for A of any shape.
 
-    Stops a column, by SciPy's rules and with the true residual r, when
-    :math:`\|r\| \le \mathtt{btol} \|b\| + \mathtt{atol} \|A\| \|x\|` or
-    :math:`\|A^T r\| \le \mathtt{atol} \|A\| \|r\|`, with the Frobenius norm of A, as the method estimates it
-    where A's entries are not known (a callable, a LinearOperator, a StencilOperator).
+    A column stops, as in SciPy, when :math:`\|r\| \le \mathtt{btol} \|b\| + \mathtt{atol} \|A\| \|x\|` or
+    :math:`\|A^T r\| \le \mathtt{atol} \|A\| \|r\|`, with the true residual r and the Frobenius norm of A, or
+    the method's estimate of it where A's entries are not known (a callable, a LinearOperator, a stencil).
 
     Parameters
     ----------
@@ -124,20 +88,19 @@ def lsqr(
         with `transpose`
     b : Tensor or NumPy array, shape (m,) or (..., m, k). Each of the k columns stops on its own.
     x0 : Tensor or NumPy array, shape (n,) or (..., n, k); zero if not given
-    damp : number, of the problem, damping of x (not of x - x0 as in SciPy)
+    damp : number, damping of x (not of x - x0 as in SciPy)
     atol, btol : the tolerances; less than the rounding unit counts as that. None: 1e-6
     conlim : gives up (ILL_CONDITIONED) when the estimate of the condition number of A exceeds it; 0 for never
     gradient : "implicit", one adjoint solve with A^T A + damp^2 I by conjugate gradients; "unrolled", the
-        exact gradient of the iterations that ran; "checkpointed", the same numbers in O(sqrt(iterations))
-        memory
+        exact gradient of the iterations; "checkpointed", the same in O(sqrt(iterations)) memory
     adjoint_rtol, adjoint_maxiter : of the adjoint solve; atol and maxiter if not given
     options : shared keywords
 
     Returns
     -------
     Solution
-        `residual_norms` are of the whole problem, :math:`\sqrt{\|b - A x\|^2 + \mathtt{damp}^2 \|x\|^2}`;
-        `normal_residual_norm` is :math:`\|A^T (b - A x) - \mathtt{damp}^2 x\|` at the end.
+        with `residual_norms` :math:`\sqrt{\|b - A x\|^2 + \mathtt{damp}^2 \|x\|^2}`, and, at the end,
+        `normal_residual_norm` :math:`\|A^T (b - A x) - \mathtt{damp}^2 x\|`
 
     Raises
     ------
@@ -146,13 +109,10 @@ def lsqr(
 
     Notes
     -----
-    Implicit gradient: with :math:`(A^T A + \mathtt{damp}^2 I) w = \bar x` and r = b - A x,
-
-    .. math:: \bar b = A w, \quad \bar A = r w^T - (A w) x^T \text{ on the pattern},
-
-    which needs full column rank, or damp > 0. Any order, forward mode. Cost: one product with A, one with its
-    transpose an iteration. If A does not have full column rank, x is the solution of least norm (from x0 = 0)
-    and the adjoint solve has in general no solution, which is reported.
+    Implicit gradient, of any order, forward mode: :math:`\bar b = A w` and, on the pattern,
+    :math:`\bar A = r w^T - (A w) x^T`, with :math:`(A^T A + \mathtt{damp}^2 I) w = \bar x`. It needs full
+    column rank, or damp > 0: else x is the solution of least norm (from x0 = 0), and the adjoint solve has in
+    general no solution, which is reported. Cost of an iteration: a product with A, one with its transpose.
 
     References
     ----------
@@ -161,16 +121,13 @@ def lsqr(
 
     Examples
     --------
-    A line through three points:
-
-    >>> import torch, learnsolve as ls
+    >>> import torch, learnsolve as ls  # a line through three points
     >>> A = ls.CSR.from_dense(torch.tensor([[1.0, 1.0], [1.0, 2.0], [1.0, 3.0]], dtype=torch.float64))
     >>> b = torch.tensor([1.0, 3.0, 2.0], dtype=torch.float64, requires_grad=True)
-    >>> solution = ls.solvers.lsqr(A, b, atol=1e-12, btol=1e-12)
-    >>> solution.x.detach()
+    >>> x = ls.solvers.lsqr(A, b, atol=1e-12, btol=1e-12).x
+    >>> x.detach()
     tensor([1.0000, 0.5000], dtype=torch.float64)
-    >>> solution.x[1].backward()
-    >>> bool(torch.allclose(b.grad, torch.tensor([-0.5, 0.0, 0.5], dtype=torch.float64)))
+    >>> torch.allclose(torch.autograd.grad(x[1], b)[0], torch.tensor([-0.5, 0.0, 0.5], dtype=torch.float64))
     True
     """
     return solve("lsqr", LSQR(), A, b, x0, damp, atol, btol, conlim, options_of("lsqr", options))

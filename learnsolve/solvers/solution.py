@@ -73,7 +73,8 @@ class Status(enum.Enum):
         return self.value
 
 
-COMPILED, M_APART, EAGER = "compiled", "compiled, M apart", "op by op"  # values of `Solution.loop`
+# Values of `Solution.execution`.
+COMPILED, PYTHON_M, EAGER = "compiled", "compiled, Python preconditioner", "eager"
 _ENDED = (Status.MAX_ITERATIONS, Status.STOPPED_BY_CALLBACK, Status.STAGNATED)
 STATUSES = tuple(Status)
 CODE = {status: 1 + i for i, status in enumerate(STATUSES)}  # in the loops; 0 while a column runs
@@ -200,16 +201,16 @@ class Solution(_Pair):
         ``x, info = solution`` unpacks
     note : str, of a solve that did not converge: what was reached and what was asked; `summary` has it. With
         `null_space`: the component of b that was left out, if it is more than rounding
-    loop : str, what ran the iterations: "compiled" calls, each of many; "compiled, M apart", a compiled call
-        for each, and M between them; "op by op", one operation of torch after the other; "direct", a
-        factorisation
+    execution : str, what ran the iterations: "compiled", calls of many iterations each; "compiled, Python
+        preconditioner", a compiled call for each, and M between them; "eager", one operation of torch after
+        the other; "direct", a factorization; "PETSc"
     seconds : float, the time of a solve on the CPU, from the call to the result, without what its backward
         takes; of `jacobi`, and of the others with `iterations`, None, as in the graphs of torch.compile and
         on a CUDA device, whose work goes on after the call
     products : int, with A and A^T, of whole blocks of columns, that the iterations took: one each, two of
         `bicgstab`, `lsqr` and `lsmr`, one more for a restart of `gmres`. The first residual and checks of the
         last come on top. None where `seconds` is
-    choice : str, of `learnsolve.solve`: the methods that ran and why; else empty
+    selected : str, of `learnsolve.solve`: the methods that ran and why; else empty
     adjoint : Solution of the last adjoint solve of gradient="implicit", without a graph; None before a
         backward
 
@@ -237,11 +238,11 @@ class Solution(_Pair):
         codes: Tensor | None = None,
         adjoint: Report | None = None,
         note: str = "",
-        loop: str = EAGER,
+        execution: str = EAGER,
     ):
         self.x = x
-        self.loop = loop
-        self.choice = ""
+        self.execution = execution
+        self.selected = ""
         self.seconds: float | None = None
         self.products: int | None = None
         self.normal_residual_norm: Tensor | None = None

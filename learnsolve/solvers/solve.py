@@ -30,7 +30,7 @@ METHODS: dict[str, Callable[..., Solution]] = {
 }  # fmt: skip
 _NO_GRAPH = (
     "ls.solve chooses by the values of A, which are not known while a graph is traced (fullgraph=True, "
-    "torch.export): write ls.solvers.cg(A, b, M=...).x, with the method and M that Solution.choice names"
+    "torch.export): write ls.solvers.cg(A, b, M=...).x, with the method and M that Solution.selected names"
 )
 OTHERWISE = {Status.INDEFINITE, Status.BREAKDOWN, Status.STAGNATED, Status.MAX_ITERATIONS, Status.DIVERGED}
 
@@ -64,7 +64,7 @@ def solve(
 
     Returns
     -------
-    Solution; its `choice` says what was chosen and why.
+    Solution; its `selected` says what was chosen and why.
 
     Raises
     ------
@@ -88,7 +88,7 @@ def solve(
 
     Rows and columns that sum to zero, as those of graph Laplacians and of Neumann and periodic boundaries do,
     make A singular, with the constants as null vectors: "auto" then solves with null_space="constants",
-    without a direct solve, says so in `choice`, and reports INCONSISTENT where b has a component along them
+    without a direct solve, says so in `selected`, and reports INCONSISTENT where b has a component along them
     that the tolerance would notice. null_space="constants" leaves that component out.
 
     Gradient: the implicit one of the method, for A and b; M is taken for a constant, which it is for the
@@ -100,7 +100,7 @@ def solve(
     >>> import torch, learnsolve as ls
     >>> A = ls.problems.poisson((16, 16, 16))
     >>> solution = ls.solve(A, torch.ones(4096, dtype=torch.float64), rtol=1e-8)
-    >>> solution.choice
+    >>> solution.selected
     'cg with Jacobi: A is symmetric, its diagonal positive'
     """
     if torch.compiler.is_exporting():
@@ -156,9 +156,9 @@ def solve(
         x0 = None if failure is not None else _start(solution)
     if failure is not None:
         raise failure
-    solution.choice = "; then ".join(tried)
+    solution.selected = "; then ".join(tried)
     if found and singular:
-        solution.choice = f'null_space="constants", as the rows of A sum to zero; {solution.choice}'
+        solution.selected = f'null_space="constants", as the rows of A sum to zero; {solution.selected}'
         _judge_as_given(solution, A, b, rtol, atol)
     report("solve", solution, throw, True)
     return solution
@@ -241,4 +241,4 @@ def _direct(A: CSR, b: Tensor, rtol: float, atol: float) -> Solution:
         reached = after <= (rtol * before).clamp(min=atol)
         codes = torch.where(reached, CODE[Status.CONVERGED], CODE[Status.STAGNATED])
         codes = torch.where(after.isfinite(), codes, CODE[Status.NON_FINITE])
-    return Solution(x, 1, torch.stack((before, after), axis), axis, codes=codes, loop="direct")
+    return Solution(x, 1, torch.stack((before, after), axis), axis, codes=codes, execution="direct")

@@ -35,7 +35,7 @@ def run(make, A, values, omega, b, apart, gradient="unrolled"):
     M = make(A.with_values(values), omega)
     given = (lambda r: M(r)) if apart else M
     out = ls.solvers.cg(A.with_values(values), b, M=given, rtol=0, maxiter=4, gradient=gradient)
-    assert out.loop == ("op by op" if apart else "compiled")
+    assert out.execution == ("eager" if apart else "compiled")
     return out.x, out.residual_norms
 
 
@@ -64,7 +64,7 @@ def test_implicit_gradients(make):
     B = A.with_values(values)
     solution = ls.solvers.cg(B, b, M=make(B, 1.3), rtol=1e-13)
     solution.x.square().sum().backward()
-    assert solution.loop == solution.adjoint.loop == "compiled"
+    assert solution.execution == solution.adjoint.execution == "compiled"
     D, c = A.to_dense().requires_grad_(), b.detach().clone().requires_grad_()
     torch.linalg.solve(D, c).square().sum().backward()
     torch.testing.assert_close(b.grad, c.grad, rtol=1e-9, atol=1e-11)
@@ -113,5 +113,5 @@ def test_a_matrix_that_was_changed_in_place():
         M.pcg_form()
     A.values.mul_(2)
     for M, z in zip(made, before, strict=True):
-        assert ls.solvers.cg(A, b, M=M).loop == "compiled"
+        assert ls.solvers.cg(A, b, M=M).execution == "compiled"
         assert torch.equal(M(b), z)

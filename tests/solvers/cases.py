@@ -17,7 +17,7 @@ from torch import Tensor
 
 import learnsolve as ls
 from learnsolve import _device_analysis
-from learnsolve.solvers.solution import COMPILED, EAGER, M_APART
+from learnsolve.solvers.solution import COMPILED, EAGER, PYTHON_M
 
 S, P = ls.solvers, ls.preconditioners
 MODES = ("implicit", "unrolled", "checkpointed")
@@ -49,7 +49,7 @@ class Case:
     v: Tensor
     M: Callable[[ls.CSR], Any] | None = None
     keywords: dict[str, Any] = field(default_factory=dict)  # of every call
-    vector: str = EAGER  # what runs the iterations (`Solution.loop`) for one right-hand side,
+    vector: str = EAGER  # what runs the iterations (`Solution.execution`) for one right-hand side,
     columns: str = EAGER  # for several,
     fixed: str = EAGER  # and for a fixed number of them, whose derivatives are asked for
     function: bool = False  # A is a callable
@@ -139,7 +139,7 @@ def nonlinear(A: ls.CSR) -> Callable[[Tensor], Tensor]:
 
 
 WHOLE = {"vector": COMPILED, "columns": COMPILED, "fixed": COMPILED}
-VECTOR, APART = {"vector": COMPILED}, {"vector": M_APART, "columns": M_APART}
+VECTOR, APART = {"vector": COMPILED}, {"vector": PYTHON_M, "columns": PYTHON_M}
 
 CASES = [
     row("cg", **WHOLE),
@@ -159,11 +159,11 @@ CASES = [
     row("bicgstab, ILU0", P.ILU0),
     row("bicgstab of a function"),
     row("gmres", **VECTOR),
-    row("gmres, ILU0", P.ILU0, vector=M_APART),
+    row("gmres, ILU0", P.ILU0, vector=PYTHON_M),
     row("gmres, null space", **VECTOR),
     row("gmres(3)", keywords={"restart": 3}, **VECTOR),
     row("gmres(1)", keywords={"restart": 1}, **VECTOR),
-    row("fgmres, nonlinear", nonlinear, vector=M_APART),
+    row("fgmres, nonlinear", nonlinear, vector=PYTHON_M),
     row("fgmres, Jacobi", P.Jacobi, **VECTOR),
     row("lsqr"),
     row("lsqr, damped", keywords={"damp": 0.4}),

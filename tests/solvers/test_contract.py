@@ -45,7 +45,7 @@ def test_solution_and_history(case, dtype, index):
             solution = case.call(A, b, x0, tol=tol)
             assert solution.converged, solution.summary()
             assert solution.x.dtype == dtype
-            assert solution.loop == (case.columns if columns else case.vector)
+            assert solution.execution == (case.columns if columns else case.vector)
             x = case.dense(values.double(), b.double())
             torch.testing.assert_close(solution.x.double(), x, rtol=300 * tol, atol=300 * tol)
             assert solution.residual_norms.shape == (*x.shape[:-2], solution.iterations + 1, *columns)
@@ -67,7 +67,7 @@ def test_compiled_code_is_the_loop(case):
             ours = case.solve(v, b, start, **ends | maxiter)
             with eager():
                 theirs = case.solve(v, b, start, **ends | maxiter)
-            assert theirs.loop == "op by op"
+            assert theirs.execution == "eager"
             agree(ours, theirs, 1e-7 if dtype == torch.float64 else 2e-3)
 
 
@@ -295,7 +295,7 @@ def test_a_fixed_number_of_iterations(case):
 
     def f(mode, v, b, *x0):
         solution = case.solve(v, b, *x0, tol=0.0, maxiter=3, gradient=mode)
-        runs.append((solution.loop, solution.iterations, solution.statuses))
+        runs.append((solution.execution, solution.iterations, solution.statuses))
         return torch.cat((solution.x.flatten(), solution.residual_norms.flatten()))
 
     for mode, columns, start in itertools.product(MODES[1:], ((), (3,)), (False, True)):

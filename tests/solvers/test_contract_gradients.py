@@ -36,7 +36,7 @@ def test_gradients_are_those_of_dense_algebra(case):
         v, b = case.v, case.right(2)
         close(gradients(lambda v, b: x(v, b, "unrolled"), v, b), gradients(case.dense, v, b), 1e-6)
     if "nonlinear" not in case.name:  # of which the adjoint uses no M
-        assert solutions[0].adjoint.loop == solutions[0].loop
+        assert solutions[0].adjoint.execution == solutions[0].execution
 
 
 @branch

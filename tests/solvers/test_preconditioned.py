@@ -99,7 +99,7 @@ def test_an_M_that_is_not_positive_definite_is_named(M, status):
     b = normal((20, 2))
     b[:, 1] = 0
     solution = S.cg(spd(), b, M=M, rtol=1e-10)
-    assert solution.loop == "compiled, M apart"
+    assert solution.execution == "compiled, Python preconditioner"
     assert [s.name for s in solution.statuses] == [status, "CONVERGED"]
     assert solution.x.isfinite().all()
 
@@ -146,7 +146,7 @@ def test_an_M_that_learns_is_refused_or_recorded(name):
     with pytest.raises(ValueError, match=f"{name}: M requires grad"):
         getattr(S, name)(A, b, M=P.Diagonal(d))
     out = getattr(S, name)(A, b, M=P.Diagonal(d), gradient="unrolled", rtol=0.0, maxiter=3)
-    assert out.loop == ("compiled" if name == "cg" else "op by op")
+    assert out.execution == ("compiled" if name == "cg" else "eager")
     assert torch.autograd.grad(out.x.sum(), d)[0].any()
 
 

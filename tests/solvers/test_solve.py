@@ -92,7 +92,7 @@ def test_choice(name):
         warnings.simplefilter("error")
         solution = ls.solve(A, b, rtol=1e-8)
     assert solution.converged
-    assert words in solution.choice
+    assert words in solution.selected
     if A.shape[0] == A.shape[1]:
         assert torch.linalg.vector_norm(b - A @ solution.x) <= 1.001e-8 * torch.linalg.vector_norm(b)
 
@@ -126,15 +126,15 @@ def test_batches_and_columns():
     A = A.with_values(torch.stack((A.values, 2 * A.values)))
     b = torch.from_numpy(RNG.standard_normal((2, A.shape[0], 3)))
     solution = ls.solve(A, b, rtol=1e-10)
-    assert solution.choice.startswith("cg with Jacobi")
+    assert solution.selected.startswith("cg with Jacobi")
     torch.testing.assert_close(A @ solution.x, b, rtol=0, atol=1e-8)
     few = ls.solve(matrix(tridiagonal(4, -1.0, 2.5, -1.0)), b[0, :4])
-    assert few.choice.startswith("direct")
+    assert few.selected.startswith("direct")
     assert few.x.shape == (4, 3)
     assert few.residual_norms.shape == (2, 3)
     # A factorization serves all columns.
     many = torch.from_numpy(RNG.standard_normal((A.shape[0], 500)))
-    assert ls.solve(A.with_values(A.values[0]), many).choice == CHEAP
+    assert ls.solve(A.with_values(A.values[0]), many).selected == CHEAP
 
 
 def test_estimated_cost_of_a_direct_solve():
@@ -184,11 +184,11 @@ def test_where_no_direct_solve_is_affordable_the_last_attempt_is_unlimited():
 
 def test_what_is_asked_for_is_taken():
     A = matrix(tridiagonal(20, -1.0, 2.0, -1.0))
-    assert ls.solve(A, ones(A), method="cg").choice == "cg with MIC0: as asked"
-    assert ls.solve(A, ones(A), method="cg", M=None).choice == "cg: as asked"
-    assert ls.solve(A, ones(A), method="minres").choice == "minres: as asked"
+    assert ls.solve(A, ones(A), method="cg").selected == "cg with MIC0: as asked"
+    assert ls.solve(A, ones(A), method="cg", M=None).selected == "cg: as asked"
+    assert ls.solve(A, ones(A), method="minres").selected == "minres: as asked"
     M = ls.preconditioners.Jacobi(A)
-    assert ls.solve(A, ones(A), M=M).choice.startswith("cg with the given M: ")
+    assert ls.solve(A, ones(A), M=M).selected.startswith("cg with the given M: ")
     with pytest.raises(ValueError, match=r'solve: method="direct" takes no M'):
         ls.solve(A, ones(A), method="direct", M=M)
     with pytest.raises(ValueError, match="solve: method must be one of"):

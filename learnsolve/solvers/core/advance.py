@@ -34,7 +34,7 @@ from learnsolve.solvers.core.functions import Watched
 from learnsolve.solvers.core.operators import Matrix, compiled_form, source
 from learnsolve.solvers.core.system import System
 from learnsolve.solvers.core.vectors import extended
-from learnsolve.solvers.solution import COMPILED, M_APART
+from learnsolve.solvers.solution import COMPILED, PYTHON_M
 
 __all__ = ["STANDS", "Advance", "fitting"]
 
@@ -84,7 +84,7 @@ class Steps:
         self.fixed = (pattern._structure(A.transpose), values, self.number, diagonal, b.detach().squeeze(-1))
         self.most = max(_MOST // (pattern.nnz + (20 + 3 * min(self.restart, 100)) * len(b)), 1)
         self.M = M  # called before each iteration, if it is not a diagonal
-        self.execution = COMPILED if M is None else M_APART
+        self.execution = COMPILED if M is None else PYTHON_M
         self.due: stagnation.Schedule = stagnation.EAGER
         self.criterion, self.bounds = criterion, None
         self.none = b.new_empty(0, 1)

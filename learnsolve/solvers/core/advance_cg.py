@@ -31,7 +31,7 @@ from learnsolve.solvers.core.blocks import Blocks, Padded
 from learnsolve.solvers.core.operators import Matrix, compiled_form, source
 from learnsolve.solvers.core.system import Outcome, System
 from learnsolve.solvers.core.vectors import size
-from learnsolve.solvers.solution import CODE, COMPILED, M_APART, Status
+from learnsolve.solvers.solution import CODE, COMPILED, PYTHON_M, Status
 
 STANDS = -1  # the code of a column that stands still until it is judged by its true residual
 _CODE = {
@@ -46,7 +46,7 @@ _CODES = torch.tensor([_CODE[stop] for stop in Stop], device="cpu")
 
 
 class _Form(NamedTuple):
-    """An M as compiled code takes it (ops/pcg.py); of kind M_APART it is called between the steps."""
+    """An M as compiled code takes it (ops/pcg.py); of kind PYTHON_M it is called between the steps."""
 
     kind: str
     m: Tensor | None = None
@@ -135,7 +135,7 @@ def parts_at_once(method: Any, system: System) -> list[_Part] | None:
     if not fits or not system.criterion.never or system.callback is not None:
         return None
     parts = _parts(system.A, system.M, system.b)
-    return None if parts is None or any(part.form.kind == M_APART for part in parts) else parts
+    return None if parts is None or any(part.form.kind == PYTHON_M for part in parts) else parts
 
 
 def fitting_cg(method: Any, system: System) -> CompiledCG | None:
@@ -147,7 +147,7 @@ def fitting_cg(method: Any, system: System) -> CompiledCG | None:
     if parts is None or tracked(A.parameters[0], b):
         return None
     recorded = torch.is_grad_enabled()
-    if recorded and any(part.form.learns() or part.form.kind == M_APART for part in parts):
+    if recorded and any(part.form.learns() or part.form.kind == PYTHON_M for part in parts):
         return None
     return CompiledCG(system, parts, method.flexible, method.state)
 
@@ -166,7 +166,7 @@ class CompiledCG:
     def __init__(self, system: System, parts: list[_Part], flexible: bool, made: Any):
         self.system, self.parts, self.flexible, self.made = system, parts, flexible, made
         self.A, self.b = system.A, system.b
-        self.execution = M_APART if parts[0].form.kind == M_APART else COMPILED
+        self.execution = PYTHON_M if parts[0].form.kind == PYTHON_M else COMPILED
 
     def start(self, x: Tensor, r: Tensor, running: Tensor) -> State:
         x0 = None if self.system.x0 is None else x
@@ -176,7 +176,7 @@ class CompiledCG:
             b = part.of(self.b)
             values, m = part.operands(b)
             form: dict[str, Any] = {"kind": part.form.kind, "m": m, "factor": part.form.factor}
-            if part.form.kind == M_APART:
+            if part.form.kind == PYTHON_M:
                 form = {"between": _between(self.system.M, self.b.shape), "flexible": self.flexible}
             start = _shaped(part.of(x0))
             self.runs.append(Iterations(values.detach(), _shaped(b), start, part.A.pattern, every, **form))
@@ -251,7 +251,7 @@ def _form(M: Any, b: Tensor, flexible: bool = False) -> _Form | None:
             m.dtype == b.dtype and m.device == b.device and broadcasts_to(m.shape[:-1], b.shape[:-2])
         ):
             return _Form(*form)
-    return _Form(M_APART) if b.is_cpu else None
+    return _Form(PYTHON_M) if b.is_cpu else None
 
 
 def _forms_of_blocks(A: Blocks, M: Any, b: Tensor) -> list[_Form] | None:
@@ -259,9 +259,9 @@ def _forms_of_blocks(A: Blocks, M: Any, b: Tensor) -> list[_Form] | None:
     sizes, maps = A.layout.sizes, M.maps if isinstance(M, Padded) else [M]
     if len(maps) > 1:
         forms = [_form(M, b[i]) for i, M in enumerate(maps)]
-        return forms if all(form is not None and form.kind != M_APART for form in forms) else None  # type: ignore[return-value]
+        return forms if all(form is not None and form.kind != PYTHON_M for form in forms) else None  # type: ignore[return-value]
     whole = _form(maps[0], b[0])
-    if whole is None or whole.kind == M_APART:
+    if whole is None or whole.kind == PYTHON_M:
         return None
     if whole.m is None:
         return [whole] * len(sizes)

@@ -56,7 +56,7 @@ def implicit(
         ended = Report()
         out = Outcome(*Solve.apply(problem, ended, b, x0, *parameters))  # type: ignore[misc]
         if (plain := ended.solution) is not None:
-            out = out._replace(note=plain.note, execution=plain.loop)
+            out = out._replace(note=plain.note, execution=plain.execution)
     else:
         with torch.no_grad():
             out = problem.run(b, x0)

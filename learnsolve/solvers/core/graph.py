@@ -74,8 +74,8 @@ def traced_solve(
             others += pattern._structure(False)[:2]
     x, norms, codes, iterations = solve([A.values, b, *others], *call.encoded())
     steps = name != "fcg" and kind in ("none", "diagonal") and b.dim() == 1 and A.values.dim() == 1
-    loop = COMPILED if name == "cg" or (steps and b.is_cpu) else EAGER
-    return Solution(x, iterations, norms, -1 if b.dim() == 1 else -2, codes=codes, loop=loop)
+    execution = COMPILED if name == "cg" or (steps and b.is_cpu) else EAGER
+    return Solution(x, iterations, norms, -1 if b.dim() == 1 else -2, codes=codes, execution=execution)
 
 
 def _is_null(null: Any) -> bool:
@@ -113,7 +113,7 @@ def _traced_cg(
     codes = torch.where(torch.isfinite(x).all(0), codes, CODE[Status.NON_FINITE])
     if b.dim() == 1:
         x, norms, codes = x.squeeze(-1), norms.squeeze(-1), codes.squeeze(-1)
-    return Solution(x, options.maxiter, norms, 0, codes=codes.detach(), loop=COMPILED)
+    return Solution(x, options.maxiter, norms, 0, codes=codes.detach(), execution=COMPILED)
 
 
 _CODES = {

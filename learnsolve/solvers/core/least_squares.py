@@ -1,20 +1,18 @@
-"""What `lsqr` and `lsmr` share: checks, damping, when to stop, derivatives.
+"""What `lsqr` and `lsmr` share: bidiagonalization, damping, when to stop, derivatives.
 
 Damping is least squares for the larger matrix [A; damp I] and [b; 0], so the methods need no code for it, and
-a start x0 does not change the solution.
-
-With r = b - A x, the solution satisfies A^T r - damp^2 x = 0, that is N x = A^T b with N = A^T A + damp^2 I:
-a system whose derivatives are those of any other (implicit.py), w = N^-1 xbar giving
+a start x0 does not change the solution. With r = b - A x, the solution satisfies A^T r - damp^2 x = 0, that
+is N x = A^T b with N = A^T A + damp^2 I, whose derivatives are those of any other system (gradient.py). With
+w = N^-1 xbar, by conjugate gradients,
 
     bbar = A w,    Abar = r w^T - (A w) x^T on the pattern.
-
-The adjoint solve with N is one by conjugate gradients.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +21,7 @@ from learnsolve import _check
 from learnsolve._conversion import TensorLike
 from learnsolve._inputs import operands
 from learnsolve._plain import outside_of_graphs
+from learnsolve.ops._dots import scaled
 from learnsolve.solvers.cg import ConjugateGradients
 from learnsolve.solvers.core.arguments import (
     check_b,
@@ -38,30 +37,74 @@ from learnsolve.solvers.core.loop import Method
 from learnsolve.solvers.core.operators import Operator, as_operator
 from learnsolve.solvers.core.problem import Problem
 from learnsolve.solvers.core.stagnation import rounding_level, terms
-from learnsolve.solvers.core.vectors import safe_size, size
+from learnsolve.solvers.core.vectors import divide, dot, root, safe_size, size
 from learnsolve.solvers.options import Options
 from learnsolve.solvers.solution import CODE, Solution, Status
 
 
-class Damped:
+class Bidiagonal(NamedTuple):
+    """Golub and Kahan: A V = U B, with the lower bidiagonal B of the alphas and betas."""
+
+    u: Tensor
+    v: Tensor
+    alpha: Tensor
+    Av: Tensor  # A v
+    square: Tensor  # ||B||^2, Frobenius
+
+
+def first_vectors(A: Any, r: Tensor, running: Tensor) -> tuple[Bidiagonal, Tensor]:
+    """beta u = r, alpha v = A^T u; and beta."""
+    u, beta = _unit(r, running)
+    v, alpha = _unit(A.T(u), running)
+    return Bidiagonal(u, v, alpha, A(v), alpha.detach() ** 2), beta
+
+
+def next_vectors(A: Any, state: Any, running: Tensor) -> tuple[Bidiagonal, Tensor]:
+    """beta u = A v - alpha u, alpha v = A^T u - beta v, from a state with the last ones; and beta."""
+    u, beta = _unit(state.Av - scaled(state.alpha, state.u), running)
+    v, alpha = _unit(A.T(u) - scaled(beta, state.v), running)
+    return Bidiagonal(u, v, alpha, A(v), state.square + beta.detach() ** 2 + alpha.detach() ** 2), beta
+
+
+def _unit(u: Tensor, running: Tensor) -> tuple[Tensor, Tensor]:
+    length = root(dot(u, u))
+    return divide(u, length, running), length
+
+
+@dataclass(frozen=True, eq=False)
+class _OfA:
+    """An operator made of A and damp."""
+
+    A: Operator
+    damp: float
+
+    @property
+    def parameters(self) -> tuple[Tensor, ...]:
+        return self.A.parameters
+
+    def with_parameters(self, parameters: tuple[Tensor, ...]) -> Any:
+        return replace(self, A=self.A.with_parameters(parameters))
+
+    def core(self) -> int:
+        return self.A.core()
+
+
+@dataclass(frozen=True, eq=False)
+class Damped(_OfA):
     """[A; damp I], or its transpose."""
 
-    def __init__(self, A: Operator, damp: float, rows: int, columns: int, transpose: bool = False):
-        self.A, self.damp, self.rows, self.columns, self.transpose = A, damp, rows, columns, transpose
-        self.parameters = A.parameters
+    columns: int
+    transpose: bool = False
+
+    @property
+    def T(self) -> Damped:
+        return replace(self, transpose=not self.transpose)
 
     def __call__(self, x: Tensor) -> Tensor:
         if not self.transpose:
             return torch.cat((self.A(x), self.damp * x), dim=-2)
-        return self.A.T(x[..., : self.rows, :]) + self.damp * x[..., self.rows :, :]
-
-    @property
-    def T(self) -> Damped:
-        return Damped(self.A, self.damp, self.rows, self.columns, not self.transpose)
-
-    def with_parameters(self, parameters: tuple[Tensor, ...]) -> Damped:
-        A = self.A.with_parameters(parameters)
-        return Damped(A, self.damp, self.rows, self.columns, self.transpose)
+        rows = x.shape[-2] - self.columns
+        return self.A.T(x[..., :rows, :]) + self.damp * x[..., rows:, :]
 
     def size(self) -> Tensor | None:
         largest = self.A.size()
@@ -71,43 +114,25 @@ class Damped:
         if not self.transpose:
             y = self.A.magnitude(x)
             return None if y is None else torch.cat((y, self.damp * x.abs()), dim=-2)
-        y = self.A.T.magnitude(x[..., : self.rows, :])
-        return None if y is None else y + self.damp * x[..., self.rows :, :].abs()
+        rows = x.shape[-2] - self.columns
+        y = self.A.T.magnitude(x[..., :rows, :])
+        return None if y is None else y + self.damp * x[..., rows:, :].abs()
 
     def frobenius(self) -> Tensor | None:
         norm = self.A.frobenius()
         return None if norm is None else torch.hypot(norm, norm.new_tensor(self.damp * self.columns**0.5))
 
-    def core(self) -> int:
-        return self.A.core()
 
-    def pullback(self, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
-        raise NotImplementedError("derivatives go through Normal")
-
-    def pushforward(self, x: Tensor, tangents: tuple[Tensor | None, ...]) -> Tensor:
-        raise NotImplementedError("derivatives go through Normal")
-
-
-class Normal:
+class Normal(_OfA):
     """N = A^T A + damp^2 I."""
-
-    def __init__(self, A: Operator, damp: float):
-        self.A, self.damp = A, damp
-        self.parameters = A.parameters
-
-    def __call__(self, x: Tensor) -> Tensor:
-        y = self.A.T(self.A(x))
-        return y if self.damp == 0 else y + self.damp**2 * x
 
     @property
     def T(self) -> Normal:
         return self
 
-    def core(self) -> int:
-        return self.A.core()
-
-    def with_parameters(self, parameters: tuple[Tensor, ...]) -> Normal:
-        return Normal(self.A.with_parameters(parameters), self.damp)
+    def __call__(self, x: Tensor) -> Tensor:
+        y = self.A.T(self.A(x))
+        return y if self.damp == 0 else y + self.damp**2 * x
 
     def size(self) -> Tensor | None:
         largest = self.A.size()
@@ -117,9 +142,6 @@ class Normal:
         y = self.A.magnitude(x)
         y = None if y is None else self.A.T.magnitude(y)
         return None if y is None else y + self.damp**2 * x.abs()
-
-    def frobenius(self) -> Tensor | None:
-        return None
 
     def pullback(self, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
         # <y, N x> = <A y, A x> + ...
@@ -151,21 +173,20 @@ class LeastSquares:
         self.asked = atol > 0 or btol > 0
 
     def fresh(self) -> LeastSquares:
-        return LeastSquares(self.atol, self.btol, self.conlim)
+        return copy(self)
 
     def in_units(self, of_b: Tensor) -> LeastSquares:
-        return self.fresh()
+        return copy(self)
 
     def begin(self, A: Any, b: Tensor, x: Tensor, r: Tensor, norm: Tensor, length: Tensor) -> Tensor:
         eps = torch.finfo(b.dtype).eps
         self.atol, self.btol = max(self.atol, eps), max(self.btol, eps)
-        self.length = length
-        self.A_norm, normal = A.frobenius(), safe_size(A.T(r))
-        if self.A_norm is not None:
-            return self._small(x, norm, normal, self.A_norm) | (length == 0)
-        # ||A^T b|| / ||b|| <= ||A||, which a solve from x = 0 computes in its first iteration.
-        of_b = normal if r is b else safe_size(A.T(b))
-        return self._small(x, norm, normal, of_b / torch.where(length == 0, 1, length)) | (length == 0)
+        self.length, self.A_norm, normal = length, A.frobenius(), safe_size(A.T(r))
+        if (A_norm := self.A_norm) is None:
+            # ||A^T b|| / ||b|| <= ||A||, which a solve from x = 0 computes in its first iteration.
+            of_b = normal if r is b else safe_size(A.T(b))
+            A_norm = of_b / torch.where(length == 0, 1, length)
+        return self._small(x, norm, normal, A_norm) | (length == 0)
 
     def _small(self, x: Tensor, norm: Tensor, normal: Tensor, A_norm: Tensor) -> Tensor:
         A_norm = A_norm if self.A_norm is None else self.A_norm
@@ -195,8 +216,8 @@ class LeastSquares:
         lost = (codes.unsqueeze(-2) != CODE[Status.CONVERGED]) & torch.isfinite(length) & (length > 0)
         if not lost.any():
             return ""
-        found = torch.where(lost, size(A.T(r)) / torch.where(lost, length, 1), 0).max().item()
-        return f"||A^T r|| / ||r|| is {found:.2g}, asked: {self.atol:.2g} ||A||. "
+        worst = torch.where(lost, size(A.T(r)) / torch.where(lost, length, 1), 0).max().item()
+        return f"||A^T r|| / ||r|| is {worst:.2g}, asked: {self.atol:.2g} ||A||. "
 
 
 @outside_of_graphs
@@ -215,58 +236,51 @@ def solve(
     """Check, run, differentiate as `options.gradient` says."""
     A, b, x0 = operands(name, A, b, x0)
     check_b(name, b)
-    atol = 1e-6 if atol is None else atol
-    btol = 1e-6 if btol is None else btol
+    atol, btol = (1e-6 if tolerance is None else tolerance for tolerance in (atol, btol))
     conlim = 1e8 if conlim is None else conlim
-    options = replace(options, atol=atol)
-    check_options(name, options)
+    check_options(name, replace(options, atol=atol))
     for key, value in (("damp", damp), ("btol", btol), ("conlim", conlim)):
         number(name, key, value)
     operator = as_operator(name, A, b, options.transpose, tuple(options.parameters), square=False)
     columns = Columns(b.dim() == 1, check_operands(name, A, b))
     B = columns.into(b)
     X0 = _start(name, A, operator, b, x0, B, columns)
-    m, n = B.shape[-2], X0.shape[-2]
-    damped: Operator = operator
+    n = X0.shape[-2]
+    maxiter = 10 * n if options.maxiter is None else options.maxiter
+    damped: Any = operator
     padded = B
     if damp:
-        damped = Damped(operator, float(damp), m, n)
+        damped = Damped(operator, float(damp), n)
         padded = torch.cat((B, B.new_zeros((*B.shape[:-2], n, B.shape[-1]))), dim=-2)
-    maxiter = 10 * n if options.maxiter is None else options.maxiter
-    problem = Problem(
-        name,
-        method,
-        damped,
-        None,
-        LeastSquares(atol, btol, conlim),
-        maxiter,
-        columns,
-        options.throw,
-        options.gradient,
-        options.callback,
-    )
+    criterion = LeastSquares(atol, btol, conlim)
+    problem = Problem(name, method, damped, None, criterion, maxiter, columns, options.throw)
+    problem = replace(problem, gradient=options.gradient, callback=options.callback)
     if options.gradient == "implicit":
         refuse_what_has_no_implicit_gradient(name, operator, None, None, x0)
-        normal = replace(
+        rtol = atol if options.adjoint_rtol is None else options.adjoint_rtol
+        normal: Any = Normal(operator, float(damp))
+        adjoint = replace(
             problem,
             method=ConjugateGradients(),
-            A=Normal(operator, float(damp)),
-            criterion=ResidualNorm(atol if options.adjoint_rtol is None else options.adjoint_rtol, 0.0),
+            A=normal,
+            criterion=ResidualNorm(rtol, 0.0),
             maxiter=maxiter if options.adjoint_maxiter is None else options.adjoint_maxiter,
             callback=None,
         )
-        solution = implicit(problem, padded, X0, lambda: (normal, operator.T(B)))
+        solution = implicit(problem, padded, X0, lambda: (adjoint, operator.T(B)))
     else:
         solution = unrolled(problem, padded, X0)
-    solution.normal_residual_norm = _normal_residual_norm(operator, B, solution.x, damp, columns.vector)
+    with torch.no_grad():
+        x = solution.x.detach().unsqueeze(-1) if columns.vector else solution.x.detach()
+        norm = size(operator.T(B - operator(x)) - damp**2 * x).squeeze(-2)
+        solution.normal_residual_norm = norm.squeeze(-1) if columns.vector else norm
     return solution
 
 
 def _start(
     name: str, A: Any, operator: Operator, b: Tensor, x0: Tensor | None, B: Tensor, columns: Columns
 ) -> Tensor:
-    known = hasattr(A, "shape")
-    n = A.shape[1] if known else operator.T(B.detach()).shape[-2]
+    n = A.shape[1] if hasattr(A, "shape") else operator.T(B.detach()).shape[-2]
     if x0 is None:
         return B.new_zeros((*B.shape[:-2], n, B.shape[-1]))
     _check.same_kind(name, "x0", x0, b)
@@ -274,10 +288,3 @@ def _start(
     if x0.shape != shape:
         raise ValueError(f"{name}: x0 must have shape {shape}, got {tuple(x0.shape)}")
     return columns.into(x0)
-
-
-def _normal_residual_norm(A: Operator, b: Tensor, x: Tensor, damp: float, vector: bool) -> Tensor:
-    with torch.no_grad():
-        x = x.detach().unsqueeze(-1) if vector else x.detach()
-        norm = size(A.T(b - A(x)) - damp**2 * x).squeeze(-2)
-    return norm.squeeze(-1) if vector else norm

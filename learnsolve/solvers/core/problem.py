@@ -67,7 +67,7 @@ class Problem:
         iterations = out.norms.shape[-2] - 1
         x, norms, codes, axis = self.columns.out_of(out.x, out.norms, out.codes)
         solution = Solution(
-            x, iterations, norms, axis, codes=codes, adjoint=adjoint, note=out.note, loop=out.execution
+            x, iterations, norms, axis, codes=codes, adjoint=adjoint, note=out.note, execution=out.execution
         )
         solution.products = getattr(self.method, "products", int)(iterations)
         return solution

@@ -186,7 +186,12 @@ def compiled(
 
 
 def solution_of(
-    A: CSR, b: Tensor, x: Tensor, norms: Tensor | Callable[[], Tensor], iterations: int, loop: str = COMPILED
+    A: CSR,
+    b: Tensor,
+    x: Tensor,
+    norms: Tensor | Callable[[], Tensor],
+    iterations: int,
+    execution: str = COMPILED,
 ) -> Solution:
     """`norms`: before each step. That of the last residual is computed when it is asked for."""
     values, pattern = A.values, A.pattern
@@ -194,7 +199,7 @@ def solution_of(
     def complete() -> Tensor:
         return _with_last(norms() if callable(norms) else norms, b - product(values, x, pattern, False))
 
-    return Solution(x, iterations, complete, 0 if b.dim() == 1 else -2, (values, b, x), loop=loop)
+    return Solution(x, iterations, complete, 0 if b.dim() == 1 else -2, (values, b, x), execution=execution)
 
 
 def _with_last(norms: Tensor, r: Tensor) -> Tensor:
