@@ -69,7 +69,7 @@ class Holder(Learned):
     def _with(self, kind: type[Kind], **attributes: Any) -> Kind:
         """Of this kind, of attributes that this module has checked."""
         return kind._trusted(
-            shape=self.shape, batch_shape=self.batch_shape, made_of=self.made_of, **attributes
+            shape=self.shape, batch_shape=self.batch_shape, depends_on=self.depends_on, **attributes
         )
 
     def _columns(self, R: Tensor) -> Tensor:

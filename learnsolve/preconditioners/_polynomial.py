@@ -53,7 +53,7 @@ class PolynomialPreconditioner(Preconditioner):
         self.symmetric = (M is None or M.symmetric) and symmetry(name, A, symmetric)
         if M is not None:
             self.batch_shape = torch.broadcast_shapes(A.batch_shape, M.batch_shape)
-            self.made_of += tuple(t for t in M.made_of if t is not A.values)
+            self.depends_on += tuple(t for t in M.depends_on if t is not A.values)
 
     def _polynomial(self, A: Apply, M: Apply, R: Tensor) -> Tensor:
         raise NotImplementedError(f"{type(self).__name__} must define _polynomial")
@@ -91,5 +91,5 @@ class PolynomialPreconditioner(Preconditioner):
         value = in_open_interval(type(self).__name__, key, value, values, math.inf, "be positive and finite")
         if not isinstance(value, Tensor):
             return value
-        self.made_of = (*self.made_of, value)
+        self.depends_on = (*self.depends_on, value)
         return value[..., None, None] if value.dim() else value

@@ -211,7 +211,7 @@ class AMG(Preconditioner):
         transfers = [T.values for T in hierarchy.transfers]
         given = list(weight) if isinstance(weight, (list, tuple)) else [weight]
         others = (*transfers, *(w for w in given if isinstance(w, Tensor)))
-        self.made_of += tuple(t for t in others if t.requires_grad)
+        self.depends_on += tuple(t for t in others if t.requires_grad)
         balanced = self.sweeps[0] == self.sweeps[1] and (self.cycle != "F" or len(levels) <= 2)
         transposed = all(R is None for R in hierarchy.restrictions)
         self.symmetric = (not levels or (balanced and transposed)) and self.options["symmetric"]

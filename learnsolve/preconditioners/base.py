@@ -43,7 +43,7 @@ class Preconditioner:
     T : the transpose, a Preconditioner; itself if `symmetric`
     dtype, device : of the tensors that it computes with
     batch_shape : batch axes of the matrices that it is made of
-    made_of : the tensors that it depends on and that may require gradients
+    depends_on : the tensors that it depends on and that may require gradients
 
     Examples
     --------
@@ -68,7 +68,7 @@ class Preconditioner:
     symmetric: bool = False
     shape: tuple[int, int]
     batch_shape: torch.Size = torch.Size()
-    made_of: tuple[Tensor, ...] = ()
+    depends_on: tuple[Tensor, ...] = ()
     _factor: tuple[CSR | None] | None = None  # by `_kept_factor`
 
     def __init_subclass__(cls, **keywords: Any) -> None:
@@ -85,7 +85,7 @@ class Preconditioner:
         if finite:
             check_finite(name, A)
         self.shape, self.batch_shape = A.shape, A.batch_shape
-        self.made_of = (A.values, *(t for t in others if isinstance(t, Tensor)))
+        self.depends_on = (A.values, *(t for t in others if isinstance(t, Tensor)))
 
     def _columns(self, R: Tensor) -> Tensor:
         raise NotImplementedError(f"{type(self).__name__} must define _columns")
@@ -108,13 +108,13 @@ class Preconditioner:
         of its attributes."""
         held = (a.values if isinstance(a, CSR) else a for a in vars(self).values())
         numbers = (t for t in held if isinstance(t, Tensor) and t.is_floating_point())
-        return next(iter((*self.made_of, *numbers)), None)
+        return next(iter((*self.depends_on, *numbers)), None)
 
     def _of_one_kind(self) -> Tensor:
         like = self._like()
         if like is None:
             raise TypeError(
-                f"{type(self).__name__}: has no dtype and device; set made_of to the tensors that it "
+                f"{type(self).__name__}: has no dtype and device; set depends_on to the tensors that it "
                 "computes with"
             )
         return like
@@ -144,7 +144,7 @@ class Preconditioner:
     def _kept_factor(self, make: Callable[[], CSR | None]) -> CSR | None:
         """`make()`, kept, since solvers ask for it in every solve: on the CPU, while nothing that M is made
         of requires a gradient. On a device other streams would have to wait for it."""
-        if any(t.requires_grad or t.is_inference() or not t.is_cpu for t in self.made_of):
+        if any(t.requires_grad or t.is_inference() or not t.is_cpu for t in self.depends_on):
             return make()
         if self._factor is None:
             self._factor = (make(),)
@@ -154,7 +154,7 @@ class Preconditioner:
         """M r, of r's shape, (n,) or (..., n, k)."""
         name = type(self).__name__
         _check.tensor(name, "r", r)
-        like = self.made_of[0] if self.made_of else r
+        like = self.depends_on[0] if self.depends_on else r
         if r.dtype != like.dtype or r.device != like.device:
             _check.check_real(name, "r", r.dtype)
             raise TypeError(
@@ -212,7 +212,7 @@ class Transposed(Preconditioner):
 
     def __init__(self, M: Preconditioner):
         self.M = M
-        self.shape, self.batch_shape, self.made_of = M.shape, M.batch_shape, M.made_of
+        self.shape, self.batch_shape, self.depends_on = M.shape, M.batch_shape, M.depends_on
 
     def _columns(self, R: Tensor) -> Tensor:
         return self.M._transposed(R)
@@ -237,7 +237,7 @@ class Learned(torch.nn.Module, Preconditioner):
 
     Attributes
     ----------
-    made_of : tuple of Tensors, the parameters, and others that it is set to
+    depends_on : tuple of Tensors, the parameters, and others that it is set to
     shape, linear, symmetric, T, dtype, device, batch_shape : as of a `Preconditioner`
 
     Examples
@@ -270,11 +270,11 @@ class Learned(torch.nn.Module, Preconditioner):
         pass
 
     @property
-    def made_of(self) -> tuple[Tensor, ...]:  # type: ignore[override]
+    def depends_on(self) -> tuple[Tensor, ...]:  # type: ignore[override]
         return (*self.parameters(), *vars(self).get("_others", ()))
 
-    @made_of.setter
-    def made_of(self, tensors: Iterable[Tensor]) -> None:
+    @depends_on.setter
+    def depends_on(self, tensors: Iterable[Tensor]) -> None:
         self._others = tuple(tensors)
 
 

@@ -55,7 +55,7 @@ class Diagonal(Preconditioner):
                 "comes from"
             )
         self.d, self.shape, self.batch_shape = d, (d.shape[-1], d.shape[-1]), d.shape[:-1]
-        self.made_of = (d,)
+        self.depends_on = (d,)
 
     def _columns(self, R: Tensor) -> Tensor:
         return self.d.unsqueeze(-1) * R

@@ -90,7 +90,7 @@ class Factored(Preconditioner):
         _check.dtype(name, "L.values", L.values)
         check_finite(name, L, "L")
         self.L, self.U, self.form, self.symmetric = L, U, form, U is None
-        self.shape, self.batch_shape, self.made_of = (L.shape[0], L.shape[0]), L.batch_shape, (L.values,)
+        self.shape, self.batch_shape, self.depends_on = (L.shape[0], L.shape[0]), L.batch_shape, (L.values,)
         if U is not None:
             _check.matrix(name, "U", U)
             fit(name, L, U, "L", "U")
@@ -98,7 +98,7 @@ class Factored(Preconditioner):
             if U.shape != L.shape[::-1]:
                 raise ValueError(f"{name}: U must have shape {L.shape[::-1]}, for L {L.shape}, got {U.shape}")
             self.batch_shape = torch.broadcast_shapes(L.batch_shape, U.batch_shape)
-            self.made_of += (U.values,)
+            self.depends_on += (U.values,)
         if form == "solve":
             self._check_solvable(name)
         if isinstance(shift, Tensor) or shift != 0:
@@ -126,7 +126,7 @@ class Factored(Preconditioner):
                 "and shift the matrix that is factorised (ops.ic0 has shift=)"
             )
         if isinstance(shift, Tensor):
-            self.made_of += (shift,)
+            self.depends_on += (shift,)
 
     def _columns(self, R: Tensor) -> Tensor:
         return self._apply(R, False)

@@ -126,7 +126,7 @@ class GNP(Learned, Saved):
         self.shape, self.batch_shape = A.shape, A.batch_shape
 
     @property
-    def made_of(self) -> tuple[Tensor, ...]:  # type: ignore[override]
+    def depends_on(self) -> tuple[Tensor, ...]:  # type: ignore[override]
         return (self.unit, *self.parameters())  # r has the dtype of the first
 
     def _columns(self, R: Tensor) -> Tensor:

@@ -118,7 +118,7 @@ class LearnedAMG(Holder):
         return super()._apply(fn, recurse)
 
     @property
-    def made_of(self) -> tuple[Tensor, ...]:  # type: ignore[override]
+    def depends_on(self) -> tuple[Tensor, ...]:  # type: ignore[override]
         M = self.M
         read = [M.operators[0].values]
         if not len(self.prolongations):

@@ -85,7 +85,7 @@ class MatrixPolynomial(PolynomialPreconditioner):
         _check.batches(name, self.batch_shape, batch, "A.values, or M, and coefficients")
         self.batch_shape = torch.broadcast_shapes(self.batch_shape, batch)
         self.interval = None if interval is None else as_interval(name, interval, A.values)
-        self.made_of += (self.coefficients, *(() if self.interval is None else (self.interval,)))
+        self.depends_on += (self.coefficients, *(() if self.interval is None else (self.interval,)))
 
     def _polynomial(self, A: Apply, M: Apply, R: Tensor) -> Tensor:
         """By Horner's and Clenshaw's schemes."""

@@ -176,7 +176,7 @@ class AdditiveSchwarz(Preconditioner):
         check_numbers(name, L)
         _check.batches(name, L.batch_shape, A.batch_shape, "local.values and A.values")
         self.batch_shape = torch.broadcast_shapes(L.batch_shape, A.batch_shape)
-        self.made_of = (*self.made_of, L.values)
+        self.depends_on = (*self.depends_on, L.values)
         return L
 
     def _inverses(self, A: CSR, L: CSR | None) -> tuple[Tensor, ...]:

@@ -167,7 +167,7 @@ def test_made_of_all_that_may_require_grad():
         P.MatrixPolynomial(A, [1.0], M=P.Diagonal(learns.expand(20))),
         P.MatrixPolynomial(with_values(A, learns.expand(2)), [1.0], M=None),
     ):
-        assert any(t.requires_grad for t in M.made_of), M
+        assert any(t.requires_grad for t in M.depends_on), M
 
 
 def test_compiled_forms():

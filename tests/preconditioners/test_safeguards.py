@@ -152,7 +152,7 @@ def test_learned_amg_is_made_of_what_its_amg_is_made_of():
         ),
         (P.LearnedAMG(P.AMG(A, max_coarse=4, weight=w), learn=("prolongation",)), w),
     ):
-        assert any(t is learns for t in M.made_of)
+        assert any(t is learns for t in M.depends_on)
         M.requires_grad_(False)
         with pytest.raises(ValueError, match="M requires grad"):
             S.cg(A, b, M=M)
@@ -186,7 +186,7 @@ def test_amg_refuses_weights_and_batches_that_mean_nothing():
             ):
                 P.AMG(A, weight=weight, **options)
     w = torch.tensor(0.5, dtype=A.dtype, requires_grad=True)
-    assert any(t is w for t in P.AMG(A, hierarchy=one_level, weight=w).made_of)
+    assert any(t is w for t in P.AMG(A, hierarchy=one_level, weight=w).depends_on)
     with pytest.raises(ValueError, match=r"AMG: needs a matrix, got an empty batch of shape \(0,\)"):
         P.AMG(A.with_values(A.values.expand(0, -1)))
 

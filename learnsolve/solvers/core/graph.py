@@ -151,9 +151,9 @@ def _refuse_what_learns(name: str, A: CSR, x0: Tensor | None, M: Any) -> None:
         raise no_implicit_gradient(name, "x0")
     if M is None:
         return
-    named = getattr(M, "made_of", None) or tuple(M.parameters())
+    named = getattr(M, "depends_on", None) or tuple(M.parameters())
     for t in named:
-        if t.requires_grad and not (hasattr(M, "made_of") and t is A.values):
+        if t.requires_grad and not (hasattr(M, "depends_on") and t is A.values):
             raise no_implicit_gradient(name, "M")
 
 
