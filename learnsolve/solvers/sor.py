@@ -11,7 +11,7 @@ from torch import Tensor
 from learnsolve import _check
 from learnsolve._conversion import TensorLike
 from learnsolve.csr import CSR
-from learnsolve.preconditioners._relaxation import DIRECTIONS
+from learnsolve.preconditioners.classical._relaxation import DIRECTIONS
 from learnsolve.solvers.core.correction import relax
 from learnsolve.solvers.core.fixed import FixedNumber
 from learnsolve.solvers.core.parameters import trainable

@@ -7,7 +7,7 @@ import torch
 from reference import normal
 
 import learnsolve as ls
-from learnsolve.preconditioners import Jacobi, Learned, Preconditioner
+from learnsolve.preconditioners import Jacobi, Preconditioner, Trainable
 
 N = 12
 
@@ -50,7 +50,7 @@ class Times(Preconditioner):
         return self.number * R
 
 
-class Scale(Learned):
+class Scale(Trainable):
     symmetric = True
 
     def __init__(self):
@@ -70,7 +70,7 @@ class Bent(Scale):
 
 
 class Rows:
-    """A number for each row, in an attribute: no constructor of the library is called, depends_on is not set."""
+    """A number for each row, in an attribute: no constructor of the library is called."""
 
     symmetric = True
 
@@ -86,11 +86,11 @@ class Computed(Rows, Preconditioner):
     pass
 
 
-class Module(Rows, Learned):
+class Module(Rows, Trainable):
     pass
 
 
-class Named(Rows, Learned):
+class Named(Rows, Trainable):
     def __init__(self, weight=None):
         super().__init__(weight)
         self.depends_on = [self.weight]

@@ -13,8 +13,8 @@ from torch import Tensor
 from learnsolve import _check
 from learnsolve.ops import _across
 from learnsolve.ops.block_batch import BlockBatch
-from learnsolve.preconditioners._spectrum import RATIO, largest_eigenvalue
 from learnsolve.preconditioners.base import readable
+from learnsolve.preconditioners.classical._spectrum import RATIO, largest_eigenvalue
 from learnsolve.solvers.core.operators import as_operator, as_preconditioner
 from learnsolve.solvers.core.parameters import Parameters
 
