@@ -7,8 +7,8 @@ A subclass defines what it does with blocks of columns, (..., n, k); docs/extend
 
 One that is computed from a matrix keeps what it computed (with its graph, so that unrolled solvers
 differentiate through it) and is rebuilt when the matrix changes; this is cheap, since patterns keep the
-plans. `Trainable` (learned/trainable.py) makes a torch.nn.Module of one: its parameters are the `_parts` that
-`M._with` puts back.
+plans. `Trainable` (learned/trainable.py) makes a torch.nn.Module of one: its parameters are what `_learnable`
+names and `_with` puts back.
 
 Some of the first kind read A's values in every call, beside what they computed once (`SOR`, `SSOR`,
 `Neumann`, `Chebyshev`, `AMG`). They read a copy: after a change of the values in place, of which torch's
@@ -153,7 +153,7 @@ class Preconditioner:
             raise ValueError(f"{type(self).__name__}: is not linear and has no transpose; use fcg or fgmres")
         return self if self.symmetric else Transposed(self)
 
-    def _parts(self) -> dict[str, Part]:
+    def _learnable(self) -> dict[str, Part]:
         """What `Trainable` can learn, by the name of the attribute."""
         return {}
 
@@ -318,8 +318,9 @@ def _converted(value: Any, kind: dict[str, Any]) -> Any:
         return value._converted(**kind)
     if isinstance(value, tuple) and type(value) is tuple:
         return tuple(_converted(v, kind) for v in value)
-    numbers = isinstance(value, CSR) or (isinstance(value, Tensor) and value.is_floating_point())
-    return value.to(**kind) if numbers else value
+    if isinstance(value, CSR) or (isinstance(value, Tensor) and value.is_floating_point()):
+        return value.to(**kind)
+    return value
 
 
 def _applied(M: Preconditioner, X: Tensor, transpose: bool) -> Tensor:

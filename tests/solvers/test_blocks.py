@@ -63,8 +63,8 @@ PRECONDITIONERS = {
     "each": (lambda batch: [P.IC0(A) for A in batch.split(batch.matrix)], P.IC0),
     "mixed": (lambda batch: [None, *(P.SSOR(A) for A in batch.split(batch.matrix)[1:])], None),
     "product": (
-        lambda batch: P.ApproximateInverse.initialise_from(batch.matrix).requires_grad_(False),
-        lambda A: P.ApproximateInverse.initialise_from(A).requires_grad_(False),
+        lambda batch: P.FSAI(batch.matrix),
+        lambda A: P.FSAI(A),
     ),
     "matrix": (
         lambda batch: ls.ops.diag(1 / batch.matrix.diagonal()),
@@ -308,11 +308,9 @@ def test_modules_take_a_batch():
     module = S.Heavyball(0.2, 0.1, iterations=4).double()
     module(batch, b).residual_norms[:, -1].sum().backward()
     assert module.alpha.grad != 0
-    scale = (
-        P.ScaledJacobi.initialise_from(batch.matrix) if hasattr(P.ScaledJacobi, "initialise_from") else None
-    )
-    if scale is not None:
-        S.PCG(scale, maxiter=3, rtol=0.0)(batch, b).residual_norms[:, -1].sum().backward()
+    scale = P.Trainable(P.Jacobi(batch.matrix))
+    S.PCG(scale, maxiter=3, rtol=0.0)(batch, b).residual_norms[:, -1].sum().backward()
+    assert scale.weight.values.grad.all()
 
 
 # --- what is refused ---

@@ -37,7 +37,7 @@ APART = {
 
 
 def _frozen(A):
-    return P.ApproximateInverse.initialise_from(A).requires_grad_(False)
+    return P.Trainable(P.FSAI(A)).requires_grad_(False)
 
 
 @pytest.fixture

@@ -217,7 +217,7 @@ class Shifted(P.Preconditioner):
 @pytest.mark.parametrize("options", [{"rtol": 1e-8}, {"rtol": 0.0, "maxiter": 4, "gradient": "unrolled"}])
 def test_a_shifted_product_in_cg(options, monkeypatch):
     A, b = ls.problems.poisson((5, 5)), normal((25, 2))
-    L = P.ApproximateInverse.initialise_from(A).L.detach()
+    L = P.FSAI(A).L
     values, shift = L.values.requires_grad_(), torch.tensor(0.3, dtype=A.dtype, requires_grad=True)
 
     def solve():

@@ -57,7 +57,7 @@ class Diagonal(Preconditioner):
         self.d, self.shape, self.batch_shape = d, (d.shape[-1], d.shape[-1]), d.shape[:-1]
         self.depends_on = (d,)
 
-    def _parts(self) -> dict[str, Part]:
+    def _learnable(self) -> dict[str, Part]:
         return {"d": Part(self.d, "all")}
 
     def _columns(self, R: Tensor) -> Tensor:

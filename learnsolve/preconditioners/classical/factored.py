@@ -171,7 +171,7 @@ class Factored(Preconditioner):
         if isinstance(shift, Tensor):
             self.depends_on += (shift,)
 
-    def _parts(self) -> dict[str, Part]:
+    def _learnable(self) -> dict[str, Part]:
         L, U = self.L, self.U
         if U is None:
             parts = {"L": Part(L, "diagonal")}

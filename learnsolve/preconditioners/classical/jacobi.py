@@ -56,7 +56,7 @@ class Jacobi(Diagonal):
         self.d = self.inverse if plain else times(self.inverse, self.weight)
         self.batch_shape = self.d.shape[:-1]
 
-    def _parts(self) -> dict[str, Part]:
+    def _learnable(self) -> dict[str, Part]:
         w = torch.as_tensor(self.weight, dtype=self.inverse.dtype, device=self.inverse.device)
         return {"weight": Part(w if w.dim() else w.expand(self.shape[0]), "all")}
 

@@ -117,8 +117,8 @@ class Polynomial(PolynomialPreconditioner):
         r"""The smallest error :math:`\max |1 - t\, p(t)|` for eigenvalues t of
         :math:`D^{-1} A` in [lmin, lmax].
 
-        lmax if not given: Gershgorin's bound; lmin: lmax / 30. A smoother then, and safe, since p is positive
-        below lmin too.
+        lmax if not given: Gershgorin's bound, a constant; lmin: lmax / 30. A smoother then, and safe, since p
+        is positive below lmin too.
         """
         name = "Polynomial.chebyshev"
         degree = _check.integer(name, "degree", degree, 0)
@@ -134,7 +134,7 @@ class Polynomial(PolynomialPreconditioner):
             raise ValueError(f"{name}: lmin must be below lmax, got {lo} and {hi}; swap them")
         return cls(A, _chebyshev_coefficients(degree, lo, hi), interval=(lo, hi), symmetric=symmetric)
 
-    def _parts(self) -> dict[str, Part]:
+    def _learnable(self) -> dict[str, Part]:
         parts = {"coefficients": Part(self.coefficients, "all")}
         if self.interval is not None:
             parts["interval"] = Part(self.interval, default=False, state=True)

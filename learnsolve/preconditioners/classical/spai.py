@@ -86,7 +86,7 @@ class SPAI(Preconditioner):
         M = _minimise(wide if right else transpose(wide), pattern if right else pattern.T, right)
         self.matrix = (M if right else transpose(M)).to(dtype=A.dtype)
 
-    def _parts(self) -> dict[str, Part]:
+    def _learnable(self) -> dict[str, Part]:
         return {"matrix": Part(self.matrix)}
 
     def _columns(self, R: Tensor) -> Tensor:

@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 def settings_of(module: Trainable) -> dict[str, Any]:
     """For JSON; "complete" where `made` needs no more than these and the tensors of the file."""
     M: Any = module.M
-    settings = {"M": type(M).__name__, "complete": M._like() is None and isinstance(M, (Diagonal, Factored))}
-    if settings["complete"] and isinstance(M, Factored):
-        columns = module.get_submodule("L").pattern.shape[1]
+    complete = M._like() is None and isinstance(M, (Diagonal, Factored))
+    settings: dict[str, Any] = {"M": type(M).__name__, "complete": complete}
+    if complete and isinstance(M, Factored):
+        columns = module.L.pattern.shape[1]
         settings |= {"form": M.form, "columns": columns, "shift": vars(M).get("shift")}
     return settings
 
@@ -43,7 +44,7 @@ def made(settings: dict[str, Any], tensors: dict[str, Tensor]) -> Preconditioner
 
 def _matrix(tensors: dict[str, Tensor], name: str, shape: tuple[int, int]) -> CSR:
     """Ones on the diagonal."""
-    pattern = SparsityPattern(*(tensors[f"{name}.{key}_indices"] for key in ("crow", "col")), shape)
+    pattern = SparsityPattern(tensors[f"{name}.crow_indices"], tensors[f"{name}.col_indices"], shape)
     split = f"{name}.off_diagonal" in tensors
     values = tensors[f"{name}.off_diagonal" if split else f"{name}.values"]
     if values.shape[-1] != pattern.nnz - (shape[0] if split else 0):

@@ -9,7 +9,7 @@ prolongation and restriction matrices", arXiv 1711.03825.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -22,8 +22,17 @@ from learnsolve.preconditioners.learned._saved import Saved, loadable
 from learnsolve.preconditioners.learned._start import made, settings_of
 
 
+class _Ready(Saved):
+    """A module without `super().__init__()`: classes of one's own need not call it."""
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        M = super().__new__(cls)
+        torch.nn.Module.__init__(M)
+        return M
+
+
 @loadable
-class Trainable(Saved, Preconditioner):
+class Trainable(_Ready, Preconditioner):
     r"""A preconditioner with parameters: tensors of M, or those of a class of one's own. Solvers give them a
     gradient with gradient="unrolled" or "checkpointed".
 
@@ -94,13 +103,12 @@ class Trainable(Saved, Preconditioner):
     True
     """
 
+    if TYPE_CHECKING:  # what `learn` names is not known to type checkers
+
+        def __getattr__(self, name: str) -> Any: ...
+
     forward = Preconditioner.forward  # before torch.nn.Module's, which only raises
     M: Preconditioner | None = None  # what is not learned
-
-    def __new__(cls, *_: Any, **__: Any) -> Self:
-        M = super().__new__(cls)
-        torch.nn.Module.__init__(M)  # a class of one's own works without super().__init__()
-        return M
 
     # Not Module's `__init__` here, which would forget what the module has.
     def __init__(
@@ -119,7 +127,7 @@ class Trainable(Saved, Preconditioner):
             )
         if positive is not None:
             _check.one_of("Trainable", "positive", positive, POSITIVE)
-        parts = M._parts()
+        parts = M._learnable()
         self.learn, self.positive = _names(type(M).__name__, parts, learn), positive
         if positive is not None and not any(parts[name].positive for name in self.learn):
             raise ValueError(

@@ -244,7 +244,7 @@ class AMG(Preconditioner):
             ) from error
         return self._on(A, hierarchy, weight)
 
-    def _parts(self) -> dict[str, Part]:
+    def _learnable(self) -> dict[str, Part]:
         H = self.hierarchy
         if not len(H):
             raise ValueError("Trainable: M must have more than one level; make it with a smaller max_coarse")

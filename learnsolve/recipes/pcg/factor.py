@@ -52,7 +52,7 @@ def build(A: CSR, settings: PcgSettings) -> Trainable:
 
 def factor_of(model: Trainable) -> CSR:
     """L, as it is now."""
-    return model.get_submodule("L")()
+    return model.L()
 
 
 def _restricted(A: CSR, pattern: SparsityPattern) -> CSR:
