@@ -150,8 +150,7 @@ class LearnedPC:
         if "L.crow_indices" in names:
             _check_rows(file, "L.crow_indices", n + 1)
             if _is_product(file):
-                crow, col, first = file.rows("L.", lo, hi)
-                values = file.part("L.values", first, first + len(col)).double()
+                crow, col, values = _rows(file, "L.", lo, hi)
                 L = CSR(values, SparsityPattern(crow, col, (hi - lo, n)))
                 return ProductForm(distributed(L, mat)), "product L L^T"
             return BlockForm(mat, lambda _: self._factors(file, lo, hi)), "factors, block Jacobi"
@@ -163,35 +162,8 @@ class LearnedPC:
         )
 
     def _factors(self, file: Checkpoint, lo: int, hi: int) -> Preconditioner:
-        L = self._factor(file, "L.", lo, hi)
-        return Factored(L, self._factor(file, "U.", lo, hi) if "U.crow_indices" in file else None)
-
-    def _factor(self, file: Checkpoint, prefix: str, lo: int, hi: int) -> CSR:
-        """Rows lo to hi - 1 and the columns among them."""
-        crow, col, first = file.rows(prefix, lo, hi)
-        rows = torch.repeat_interleave(torch.arange(lo, hi), crow.diff())
-        if f"{prefix}values" in file:
-            values = file.part(f"{prefix}values", first, first + len(col)).double()
-        else:  # each row has one diagonal entry, kept apart
-            values = torch.empty(len(col), dtype=torch.float64)
-            on = rows == col
-            (name,) = (
-                name
-                for name in file.shapes
-                if name.startswith(prefix) and name.endswith("_diagonal") and name != f"{prefix}off_diagonal"
-            )
-            values[on] = _mapped(file, name, lo, hi)
-            if f"{prefix}sign" in file:
-                values[on] *= file.part(f"{prefix}sign", lo, hi)
-            values[~on] = file.part(
-                f"{prefix}off_diagonal", first - lo, first - lo + int((~on).sum())
-            ).double()
-        kept = (col >= lo) & (col < hi)
-        lengths = torch.zeros(hi - lo, dtype=torch.int64).index_add_(
-            0, rows[kept] - lo, torch.ones_like(rows[kept])
-        )
-        crow = torch.cat((lengths.new_zeros(1), lengths.cumsum(0)))
-        return CSR(values[kept], SparsityPattern(crow, col[kept] - lo, (hi - lo, hi - lo)))
+        L = _block(file, "L.", lo, hi)
+        return Factored(L, _block(file, "U.", lo, hi) if "U.crow_indices" in file else None)
 
     def _amg(self, A: CSR, file: Checkpoint) -> Preconditioner:
         learn = tuple(sorted({name.split(".")[0] for name in file.shapes}))
@@ -233,6 +205,31 @@ def _mapped(file: Checkpoint, name: str, lo: int = 0, hi: int | None = None) -> 
     """The numbers that the parameter stands for."""
     raw = file.part(name, lo, file.shapes[name][0] if hi is None else hi)
     return positive(raw.double(), _how(name))
+
+
+def _rows(file: Checkpoint, prefix: str, lo: int, hi: int) -> tuple[Tensor, Tensor, Tensor]:
+    """crow, columns and values of the rows lo to hi - 1."""
+    crow, col, first = file.rows(prefix, lo, hi)
+    if f"{prefix}values" in file:
+        return crow, col, file.part(f"{prefix}values", first, first + len(col)).double()
+    on = torch.repeat_interleave(torch.arange(lo, hi), crow.diff()) == col  # each row has one, kept apart
+    (diagonal,) = (key for key in ("log_diagonal", "raw_diagonal") if prefix + key in file)
+    values = torch.empty(len(col), dtype=torch.float64)
+    values[on] = _mapped(file, prefix + diagonal, lo, hi)
+    if f"{prefix}sign" in file:
+        values[on] *= file.part(f"{prefix}sign", lo, hi)
+    before = first - lo
+    values[~on] = file.part(f"{prefix}off_diagonal", before, before + int((~on).sum())).double()
+    return crow, col, values
+
+
+def _block(file: Checkpoint, prefix: str, lo: int, hi: int) -> CSR:
+    """Rows lo to hi - 1 and the columns among them."""
+    crow, col, values = _rows(file, prefix, lo, hi)
+    rows = torch.repeat_interleave(torch.arange(hi - lo), crow.diff())
+    inside = (col >= lo) & (col < hi)
+    crow = torch.cat((crow.new_zeros(1), torch.bincount(rows[inside], minlength=hi - lo).cumsum(0)))
+    return CSR(values[inside], SparsityPattern(crow, col[inside] - lo, (hi - lo, hi - lo)))
 
 
 def _is_product(file: Checkpoint) -> bool:

@@ -51,20 +51,20 @@ class Jacobi(Diagonal):
 
     def __init__(self, A: CSR, weight: float | Tensor = 1.0):
         Preconditioner.__init__(self, A, weight)
-        self.weight, self.inverse = _checked(weight, A), shared_inverse_diagonal(A, "Jacobi")
+        self.weight, self._inverse = _checked(weight, A), shared_inverse_diagonal(A, "Jacobi")
         plain = not isinstance(weight, Tensor) and weight == 1
-        self.d = self.inverse if plain else times(self.inverse, self.weight)
+        self.d = self._inverse if plain else times(self._inverse, self.weight)
         self.batch_shape = self.d.shape[:-1]
 
     def _learnable(self) -> dict[str, Part]:
-        w = torch.as_tensor(self.weight, dtype=self.inverse.dtype, device=self.inverse.device)
+        w = torch.as_tensor(self.weight, dtype=self._inverse.dtype, device=self._inverse.device)
         return {"weight": Part(w if w.dim() else w.expand(self.shape[0]), "all")}
 
     def _without(self, names: Collection[str]) -> Preconditioner:
         return super()._without({*names, "d"})
 
     def _with(self, parts: dict[str, Any], depends_on: tuple[Tensor, ...]) -> Preconditioner:
-        return super()._with({**parts, "d": times(self.inverse, parts["weight"])}, depends_on)
+        return super()._with({**parts, "d": times(self._inverse, parts["weight"])}, depends_on)
 
 
 def _checked(weight: float | Tensor, A: CSR) -> float | Tensor:

@@ -55,9 +55,10 @@ def module_of(name: str, part: Part, how: str | None, learned: bool) -> torch.nn
     return TensorValues(name, value, how, learned)
 
 
-def current(module: torch.nn.Module) -> Any:
+def current(module: Any) -> Any:
     """The tensor, the matrix, or a list of them, of the parameters as they are."""
-    return [m() for m in module] if isinstance(module, torch.nn.ModuleList) else module()
+    # `forward` itself: Module's `__call__` would take a tenth of the time that a small solve has.
+    return [m.forward() for m in module] if isinstance(module, torch.nn.ModuleList) else module.forward()
 
 
 def _check_start(function: str, name: str, value: Tensor, instead: str) -> None:

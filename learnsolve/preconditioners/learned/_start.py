@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def settings_of(module: Trainable) -> dict[str, Any]:
     """For JSON; "complete" where `made` needs no more than these and the tensors of the file."""
     M: Any = module.M
-    complete = M._like() is None and isinstance(M, (Diagonal, Factored))
+    complete = not module._keeps_tensors and isinstance(M, (Diagonal, Factored))
     settings: dict[str, Any] = {"M": type(M).__name__, "complete": complete}
     if complete and isinstance(M, Factored):
         columns = module.L.pattern.shape[1]

@@ -137,7 +137,7 @@ class Trainable(_Ready, Preconditioner):
         self.M = M._without(held)
         for name in held:
             self.add_module(name, module_of(name, parts[name], positive, name in self.learn))
-        self._held = tuple(held)
+        self._held, self._keeps_tensors = tuple(held), self.M._like() is not None
         self.shape, self.batch_shape = M.shape, M.batch_shape
         self.linear, self.symmetric = self.M.linear, self.M.symmetric
 
@@ -152,17 +152,24 @@ class Trainable(_Ready, Preconditioner):
 
     def build(self) -> Preconditioner:
         """The preconditioner of the parameters as they are, with their graph."""
+        return self._built(self.depends_on)
+
+    def _built(self, depends_on: tuple[Tensor, ...]) -> Preconditioner:
         if self.M is None:
             raise NotImplementedError(f"{type(self).__name__} must define build, or _columns")
-        learned, fixed = next(self.parameters()), self.M._like()
+        if self._keeps_tensors:
+            self._check_kind()
+        parts = {name: current(self._modules[name]) for name in self._held}
+        return self.M._with(parts, depends_on)
+
+    def _check_kind(self) -> None:
+        learned, fixed = next(self.parameters()), self.M and self.M._like()
         if fixed is not None and (learned.dtype, learned.device) != (fixed.dtype, fixed.device):
             raise TypeError(
                 f"Trainable: its parameters are {learned.dtype} on {learned.device}, what it keeps of the "
                 f"matrix {fixed.dtype} on {fixed.device}: a module that shares the parameters was converted; "
                 "convert this one as well"
             )
-        parts = {name: current(getattr(self, name)) for name in self._held}
-        return self.M._with(parts, self.depends_on)
 
     def on(self, M: Preconditioner) -> Trainable:
         """The same parameters for another matrix, that of M: ``learned.on(Jacobi(B))``."""
@@ -226,8 +233,8 @@ class Trainable(_Ready, Preconditioner):
     def pcg_form(self) -> tuple[str, Tensor, Any] | None:
         if self.M is None:
             return None if type(self).build is Trainable.build else self.build().pcg_form()
-        # An AMG would set up its cycle for a None.
-        return None if type(self.M).pcg_form is Preconditioner.pcg_form else self.build().pcg_form()
+        # An AMG would set up its cycle for a None; and the form does not ask what it depends on.
+        return None if type(self.M).pcg_form is Preconditioner.pcg_form else self._built(()).pcg_form()
 
     def settings(self) -> dict[str, Any]:
         """What M was, and the other arguments, for JSON."""
