@@ -155,12 +155,12 @@ def cycles(run: Run, points: int) -> None:
     count, vectors = 4, 10
     A, H = ls.problems.poisson((points, points)), ls.preconditioners.Hierarchy.linear((points, points))
     M = ls.preconditioners.AMG(A, hierarchy=H, weight=2 / 3)
-    learned = ls.preconditioners.LearnedAMG(M)
+    learned = ls.preconditioners.Trainable(M)
     errors = torch.randn(points**2, vectors, dtype=A.dtype, generator=torch.Generator().manual_seed(0))
 
     def ours() -> Callable[[], Task]:
         def loss() -> Tensor:
-            E = ls.analysis.ErrorPropagator(A, learned.current(), sweeps=count)
+            E = ls.analysis.ErrorPropagator(A, learned.build(), sweeps=count)
             return E(errors).square().sum().log()
 
         parameters = list(learned.parameters())

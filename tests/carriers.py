@@ -27,7 +27,7 @@ P, S = ls.preconditioners, ls.solvers
 # Records of results, base classes, settings, and what takes functions.
 OTHERS = {"Evaluation", "Iteration", "Solution", "SolverError", "Status", "ConvergenceWarning", "Estimate"}
 OTHERS |= {"ExtremeEigenvalues", "DelaunayGraph", "Facts", "FACTS", "ProblemDataset", "Sample", "Graph"}
-OTHERS |= {"IncompleteCholesky", "IncompleteLU", "Learned", "Preconditioner", "LearnedAMG", "profile"}
+OTHERS |= {"IncompleteCholesky", "IncompleteLU", "Preconditioner", "Trainable", "profile"}
 OTHERS |= {"set_check_every", "set_buffer_limit", "set_plan_limit", "set_spgemm_plan_limit", "dataset"}
 OTHERS |= {
     "planetoid",
@@ -159,8 +159,6 @@ NUMBERS: dict[str, Any] = {
     "Factored.U": A.triu(),
     "GCNConv().X": random(16, 2),
     "GraphNetBlock().x": random(16, 2),
-    "IncompleteFactor.U": A.triu(),
-    "MatrixPolynomial.coefficients": random(3),
     "PCG.null_space": "constants",
     "Polynomial.coefficients": random(3),
     "ResGCN().X": random(16, 2),
@@ -181,9 +179,9 @@ WITH: dict[str, dict[str, Any]] = {
     "BlockJacobi": {"block_size": 4},
     "Chebyshev": {"lmin": 0.5, "lmax": 6.0},  # estimates are constants
     "Factored.U": {"L": _UNIT},
+    "Polynomial.chebyshev": {"lmin": 0.5, "lmax": 6.0},
     "Factored.shift": {"form": "product"},
     "GCNConv().edge_weight": {"A": EDGES, "X": random(3, 2)},
-    "IncompleteFactor.U": {"L": _UNIT},
     "gcn_normalise.edge_weight": {"A": EDGES},
     "heavyball.alpha": {"beta": 0.2},
     "heavyball.beta": {"alpha": 0.1},

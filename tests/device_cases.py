@@ -133,7 +133,7 @@ PROBLEMS = {
     "p1_mass": lambda d: ls.problems.p1_mass(*mesh_and_ones(d)),
     "eye": lambda d: ls.ops.eye(4, device=d),
     "from_scipy": lambda d: ls.CSR.from_scipy(A_SPD.to_scipy()).to(d),
-    "bidiagonal": lambda d: ls.preconditioners.ApproximateInverse.bidiagonal(5, device=d).L,
+    "bidiagonal": lambda d: ls.preconditioners.Factored.bidiagonal(5, device=d).L,
 }
 
 

@@ -39,7 +39,7 @@ class Skew(ls.preconditioners.Preconditioner):
     """Not symmetric, and says so."""
 
     def __init__(self, A):
-        self.shape, self.made_of = A.shape, (A.values,)
+        self.shape, self.depends_on = A.shape, (A.values,)
 
     def _columns(self, R):
         return R

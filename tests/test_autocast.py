@@ -35,7 +35,7 @@ OF_FLOAT64 = {
     "BlockBatch": lambda x: ls.BlockBatch([A64]) @ x,
     "Factorized": lambda x: ls.ops.factorized(A64)(x),
     "Preconditioner": lambda x: P.IC0(A64)(x),
-    "Learned": lambda x: P.ScaledJacobi(A64)(x),
+    "Trainable": lambda x: P.Trainable(P.Jacobi(A64))(x),
     "TriangularSolve": lambda x: ls.solvers.TriangularSolve(A64.tril())(x),
     "ErrorPropagator": lambda x: ls.analysis.ErrorPropagator(A64, P.Jacobi(A64))(x),
     "hstack": lambda x: ls.ops.hstack([A64, A.with_values(A.values.to(x.dtype))]),

@@ -94,13 +94,13 @@ def test_preconditioners(case, cuda):
     def run(A, R):
         R, v = (t.detach().clone().requires_grad_() for t in (R, A.values))
         M = case.make(A)
-        if isinstance(M, ls.preconditioners.Learned):
+        if isinstance(M, ls.preconditioners.Trainable):
             inputs = [R, *M.parameters()]
         else:
             M, inputs = case.make(A.with_values(v)), [R, v]
         Z = M(R)
         grads = torch.autograd.grad(Z.square().sum(), inputs, allow_unused=True)
-        ready = M.current() if isinstance(M, ls.preconditioners.LearnedAMG) else M
+        ready = M.build() if isinstance(getattr(M, "M", None), ls.preconditioners.AMG) else M
         waits.clear()
         ready(R)
         applied = list(waits)
@@ -193,14 +193,14 @@ MODULES = {
     **{
         case.name: lambda case=case: case.make(matrix_of(case))
         for case in PRECONDITIONERS
-        if isinstance(case.make(matrix_of(case)), ls.preconditioners.Learned)
+        if isinstance(case.make(matrix_of(case)), ls.preconditioners.Trainable)
     },
     "Jacobi": lambda: S.Jacobi(torch.full((20,), 0.5, dtype=torch.float64), iterations=3),
     "Richardson": lambda: S.Richardson(torch.tensor(0.1, dtype=torch.float64), iterations=3),
     "Heavyball": lambda: S.Heavyball(*torch.tensor([0.1, 0.2], dtype=torch.float64), iterations=3),
     "Chebyshev": lambda: S.Chebyshev(*torch.tensor([0.5, 8.0], dtype=torch.float64), iterations=3),
     "SOR": lambda: S.SOR(torch.tensor(1.2, dtype=torch.float64), iterations=3),
-    "PCG": lambda: S.PCG(ls.preconditioners.ScaledJacobi(A_SPD), rtol=0.0, maxiter=3),
+    "PCG": lambda: S.PCG(ls.preconditioners.Trainable(ls.preconditioners.Jacobi(A_SPD)), rtol=0.0, maxiter=3),
     "TriangularSolve": lambda: S.TriangularSolve(A_SPD.tril()),
     "GCNConv": lambda: ls.nn.GCNConv(2, 3).double(),
 }
@@ -216,7 +216,7 @@ def test_modules_go_along(name, cuda):
     b = normal((20, 2))
 
     def run(M, A, b):
-        of_b = isinstance(M, (ls.preconditioners.Learned, S.TriangularSolve))
+        of_b = isinstance(M, (ls.preconditioners.Trainable, S.TriangularSolve))
         out = M(b) if of_b else M(A, b)
         out = out.x if isinstance(out, S.Solution) else out
         return out, torch.autograd.grad(out.square().sum(), list(M.parameters()), allow_unused=True)

@@ -25,7 +25,7 @@ MODULES = {
     cls: group
     for group in GROUPS
     for cls in map(vars(group).get, group.__all__)
-    if inspect.isclass(cls) and issubclass(cls, torch.nn.Module) and cls is not P.Learned
+    if inspect.isclass(cls) and issubclass(cls, torch.nn.Module) and cls is not P.Trainable
 }
 # What an argument without a default is in a call that works, by its name.
 GIVEN = {
@@ -155,7 +155,7 @@ OTHER_DTYPES = [torch.float16, torch.bfloat16, torch.int64, torch.bool, torch.co
 COMPUTED = [
     getattr(P, name)
     for name in P.__all__
-    if name not in ("Learned", "Hierarchy", "Preconditioner") and not name.endswith("_pattern")
+    if name not in ("Hierarchy", "Preconditioner", "Trainable") and not name.endswith("_pattern")
 ]
 TYPED = {
     f"{make.__qualname__}-{argument}": (make, argument)
@@ -183,7 +183,7 @@ def test_only_float32_and_float64_are_accepted(name, dtype):
 DRAWS = {"GCNConv", "GraphNetBlock", "ResGCN", "analysis.krylov_basis", "analysis.krylov_samples"}
 RECORDS = {"Facts", "Iteration", "Solution", "Status", "SolverError", "Estimate", "ExtremeEigenvalues"}
 RECORDS |= {"ConvergenceWarning", "DelaunayGraph", "ProblemDataset", "Sample"}
-GENERAL = {"Learned", "Preconditioner", "FACTS", "ErrorPropagator"}
+GENERAL = {"Preconditioner", "Trainable", "FACTS", "ErrorPropagator"}
 OTHERS = {"set_check_every", "matrix_market"}  # a setting of the process; needs a file
 CALLS = {
     **dict(constructors()),
@@ -292,7 +292,7 @@ def test_a_thread_that_draws_gets_no_number_twice():
         lambda: ls.problems.p1_mass(GIVEN["mesh"]()),
         lambda: ls.problems.p1_stiffness(GIVEN["mesh"]()),
         lambda: ls.problems.dataset("random_spd", "train", 1, n=16)[0].A,
-        lambda: P.ApproximateInverse.bidiagonal(4).L,
+        lambda: P.Factored.bidiagonal(4).L,
         lambda: P.Hierarchy.linear((5, 5), levels=2).prolongations[0],
     ],
 )

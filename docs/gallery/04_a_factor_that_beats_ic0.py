@@ -13,7 +13,7 @@ import learnsolve as ls
 torch.manual_seed(0)
 A = ls.problems.poisson((24, 24))
 n = A.shape[0]
-M = ls.preconditioners.IncompleteFactor.initialise_from(A, "ic0")
+M = ls.preconditioners.Trainable(ls.preconditioners.IC0(A), positive="exp")
 share = 0.8 ** torch.arange(9, -1, -1, dtype=A.dtype)
 
 

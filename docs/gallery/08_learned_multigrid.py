@@ -14,7 +14,7 @@ torch.manual_seed(0)
 A = ls.problems.anisotropic((24, 24), 0.1, 0.5)
 n = A.shape[0]
 classical = ls.preconditioners.AMG(A, max_coarse=40)
-learned = ls.preconditioners.LearnedAMG(classical)
+learned = ls.preconditioners.Trainable(classical)
 
 
 def history(M, b, iterations):
@@ -27,7 +27,7 @@ def history(M, b, iterations):
 optimizer = torch.optim.Adam(learned.parameters(), lr=5e-3)
 losses = []
 for _ in range(60):
-    loss = history(learned.current(), torch.randn(n, 8, dtype=A.dtype), 4)[-1].log().mean()
+    loss = history(learned.build(), torch.randn(n, 8, dtype=A.dtype), 4)[-1].log().mean()
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
@@ -36,7 +36,7 @@ for _ in range(60):
 # %%
 b = torch.randn(n, 50, dtype=A.dtype)
 figure, axes = plt.subplots(figsize=(5, 3), layout="constrained")
-for name, M in (("classical", classical), ("learned", learned.current())):
+for name, M in (("classical", classical), ("learned", learned.build())):
     with torch.no_grad():
         axes.semilogy(history(M, b, 20).mean(-1), label=name)
         print(f"{name:10} {ls.solvers.cg(A, b, M=M, rtol=1e-8).iterations} iterations to 1e-8")

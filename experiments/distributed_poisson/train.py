@@ -7,7 +7,6 @@ residual that a few preconditioned iterations leave. 1,000 unknowns, seconds; re
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 
 import learnsolve as ls
 
@@ -17,7 +16,8 @@ DEGREE, ITERATIONS, STEPS, VECTORS = 4, 4, 300, 16
 def main() -> None:
     torch.manual_seed(0)
     A = ls.problems.poisson((10, 10, 10))
-    M = ls.preconditioners.Polynomial.chebyshev(A, degree=DEGREE, lmin=0.05, lmax=2.0)
+    start = ls.preconditioners.Polynomial.chebyshev(A, degree=DEGREE, lmin=0.05, lmax=2.0)
+    M = ls.preconditioners.Trainable(start)
     optimizer = torch.optim.Adam(M.parameters(), lr=2e-3)
     B = torch.randn(A.shape[0], VECTORS, dtype=A.dtype)
     for step in range(STEPS + 1):
@@ -28,10 +28,7 @@ def main() -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    save_file(
-        {name: t.detach().clone() for name, t in M.state_dict().items()},
-        Path(__file__).parent / "results" / "weights.safetensors",
-    )
+    M.save(Path(__file__).parent / "results" / "weights.safetensors")
 
 
 if __name__ == "__main__":

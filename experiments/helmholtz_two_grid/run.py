@@ -28,9 +28,9 @@ K = 8
 WEIGHT = 2 / 3
 RATE_P, RATE_W = 2e-4, 0.02
 LEARN = {
-    "damping": ("smoother",),
-    "prolongation": ("prolongation",),
-    "both": ("prolongation", "smoother"),
+    "damping": ("weights",),
+    "prolongation": ("prolongations",),
+    "both": ("prolongations", "weights"),
 }
 STYLES = {
     "linear, 2/3": {"color": GREY, "linestyle": "--"},
@@ -74,17 +74,19 @@ def best_damping(A: ls.CSR, P: ls.CSR) -> float:
     return min(weights, key=lambda w: radius(A, two_grid(A, P, w)))
 
 
-def learned(A: ls.CSR, P: ls.CSR, learn: tuple[str, ...], steps: int) -> ls.preconditioners.LearnedAMG:
+def learned(A: ls.CSR, P: ls.CSR, learn: tuple[str, ...], steps: int) -> ls.preconditioners.Trainable:
     """By Adam, from linear interpolation and 2/3; what had the least loss."""
-    M = ls.preconditioners.LearnedAMG(two_grid(A, P, WEIGHT), learn=learn)
+    M = ls.preconditioners.Trainable(two_grid(A, P, WEIGHT), learn=learn)
     # Entries of P far from those of interpolation lose the smooth modes, whose eigenvalues are of order h^2.
-    groups = [{"params": list(M.prolongations), "lr": RATE_P}, {"params": list(M.weights), "lr": RATE_W}]
-    optimizer = torch.optim.Adam([group for group in groups if group["params"]])
+    rates = {"prolongations": RATE_P, "weights": RATE_W}
+    optimizer = torch.optim.Adam(
+        [{"params": M.get_submodule(part).parameters(), "lr": rates[part]} for part in learn]
+    )
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.02 ** (1 / steps))
     smallest, best = float("inf"), M.state_dict()
     for _ in range(steps):
         optimizer.zero_grad()
-        value = loss(A, M.current())
+        value = loss(A, M.build())
         value.backward()
         if float(value.detach()) < smallest:
             smallest, best = float(value.detach()), {k: v.clone() for k, v in M.state_dict().items()}
@@ -94,7 +96,7 @@ def learned(A: ls.CSR, P: ls.CSR, learn: tuple[str, ...], steps: int) -> ls.prec
     return M
 
 
-def factors(n: int, k: float, steps: int) -> tuple[dict, ls.preconditioners.LearnedAMG]:
+def factors(n: int, k: float, steps: int) -> tuple[dict, ls.preconditioners.Trainable]:
     A, P = operator(n, k), linear(n)
     weight = best_damping(A, P)
     row = {
@@ -107,7 +109,7 @@ def factors(n: int, k: float, steps: int) -> tuple[dict, ls.preconditioners.Lear
     for name, learn in LEARN.items():
         M = learned(A, P, learn, steps)
         with torch.no_grad():
-            row[name] = radius(A, M.current())
+            row[name] = radius(A, M.build())
     return row, M
 
 
@@ -121,10 +123,10 @@ def factor_figure(rows: list[dict], n: int):
     return figure
 
 
-def damping_figure(M: ls.preconditioners.LearnedAMG, k: float):
+def damping_figure(M: ls.preconditioners.Trainable, k: float):
     """What is learned: a damping of every point, of two kinds."""
     figure, axes = new_figure(f"Learned damping, with learned prolongation, k = {k:g}", "point", "damping")
-    weights = M.weights[0].detach()
+    weights = M.weights[0].values.detach()
     for first, name, color in ((0, "fine points", BLUE), (1, "coarse points", ORANGE)):
         points = range(first, len(weights), 2)
         axes.plot(points, weights[first::2], ".-", color=color, label=name)

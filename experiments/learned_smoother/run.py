@@ -119,7 +119,7 @@ class Cycle(ls.preconditioners.Preconditioner):
     def __init__(self, A: ls.CSR, P: ls.CSR, S: ls.CSR):
         self.A, self.P, self.S = A, P, S
         self.coarse = torch.linalg.inv(ls.ops.galerkin(P, A).to_dense())
-        self.shape, self.made_of = A.shape, (S.values,)
+        self.shape, self.depends_on = A.shape, (S.values,)
 
     def _columns(self, R: Tensor) -> Tensor:
         x = self.S @ R

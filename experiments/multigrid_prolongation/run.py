@@ -100,14 +100,14 @@ def bound(A: ls.CSR, columns: int) -> float:
 
 def learned(A: ls.CSR, loss: str, steps: int) -> tuple[ls.CSR, list[float]]:
     """The best P, and the radius of each step."""
-    M = ls.preconditioners.LearnedAMG(two_grid(A, linear()), learn=("prolongation",))
+    M = ls.preconditioners.Trainable(two_grid(A, linear()), learn=("prolongations",))
     optimizer = torch.optim.Adam(M.parameters(), lr=0.02)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.02 ** (1 / steps))
-    (entries,) = M.prolongations
+    (entries,) = M.parameters()
     smallest, best, history = float("inf"), entries.detach(), []
     for _ in range(steps):
         optimizer.zero_grad()
-        current = M.current()  # the Galerkin product of these entries, with its graph
+        current = M.build()  # the Galerkin product of these entries, with its graph
         value = LOSSES[loss](A, current)
         value.backward()
         with torch.no_grad():

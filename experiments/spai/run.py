@@ -140,7 +140,7 @@ def compared(A: ls.CSR, steps: int) -> tuple[Comparison, dict[str, list[float]],
         assert difference(X.T.values, X.values) < 1e-9
         comparison.add(f"learned, {words}", X, X)
         lower = ls.preconditioners.lower_pattern(A, rings)
-        factored = ls.preconditioners.ApproximateInverse.initialise_from(A, lower).requires_grad_(False)
+        factored = ls.preconditioners.FSAI(A, pattern=lower)
         comparison.add(f"FSAI, {words}", factored, factored.L @ factored.L.T)
     return comparison, histories, smallest
 

@@ -33,7 +33,7 @@ class LowerFactor(ls.preconditioners.Preconditioner):
     symmetric = True
 
     def __init__(self, L: ls.CSR):
-        self.L, self.shape, self.made_of = L, L.shape, (L.values,)
+        self.L, self.shape, self.depends_on = L, L.shape, (L.values,)
 
     def _columns(self, R: Tensor) -> Tensor:
         return self.L @ ls.ops.spmm(self.L, R, transpose=True)

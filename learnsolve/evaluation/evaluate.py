@@ -22,8 +22,8 @@ from learnsolve.csr import CSR
 from learnsolve.evaluation._result import Evaluation, Row, Spread
 from learnsolve.evaluation._systems import Matrix, System, systems_of
 from learnsolve.pattern import SparsityPattern
-from learnsolve.preconditioners._factor_network import MatrixNetwork
 from learnsolve.preconditioners.base import Preconditioner
+from learnsolve.preconditioners.learned._factor_network import MatrixNetwork
 from learnsolve.solvers.core.operators import compiled_form
 from learnsolve.solvers.core.report import quiet
 from learnsolve.solvers.solution import Solution, Status

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from typing import Any
 
@@ -51,6 +52,11 @@ class Checkpoint:
         crow = self.part(f"{prefix}crow_indices", lo, hi + 1).long()
         first, last = int(crow[0]), int(crow[-1])
         return crow - first, self.part(f"{prefix}col_indices", first, last).long(), first
+
+    def form(self) -> str | None:
+        """That of a `Factored`, if the header tells it."""
+        header = json.loads((self._file.metadata() or {}).get("learnsolve", "{}"))
+        return header.get("settings", {}).get("start", {}).get("form")
 
     def tensors(self) -> dict[str, Tensor]:
         return {name: self.whole(name) for name in self.shapes}

@@ -90,7 +90,7 @@ class Sweeps(Form):
 
 
 class PolynomialForm(Form):
-    """sum_k c_k B_k(D^-1 A) D^-1, as `preconditioners.MatrixPolynomial` computes it.
+    """sum_k c_k B_k(D^-1 A) D^-1, as `preconditioners.Polynomial` computes it.
 
     Clenshaw's scheme for Chebyshev's polynomials, with s = 4 / (hi - lo), S = s D^-1 and v = S x:
 

@@ -14,11 +14,11 @@ from learnsolve.pattern import SparsityPattern
 from learnsolve.petsc._checkpoint import Checkpoint
 from learnsolve.petsc._engine import engine
 from learnsolve.petsc._forms import BlockForm, Form, PolynomialForm, ProductForm, Sweeps, distributed
-from learnsolve.preconditioners import AMG, Factored, LearnedAMG, Polynomial
-from learnsolve.preconditioners._held import POSITIVE, positive
+from learnsolve.preconditioners import AMG, Factored, Polynomial, Trainable
 from learnsolve.preconditioners.base import Preconditioner
+from learnsolve.preconditioners.learned._parts import PREFIX, positive
 
-OPTIONS = ("checkpoint", "positive", "amg")
+OPTIONS = ("checkpoint", "amg")
 
 
 class LearnedPC:
@@ -28,10 +28,8 @@ class LearnedPC:
 
         -pc_type python -pc_python_type learnsolve.petsc.LearnedPC -learnsolve_checkpoint model.safetensors
 
-    Further options: ``-learnsolve_positive none|exp|softplus``, what the parameters of a `ScaledJacobi` or of
-    the diagonal of an `IncompleteFactor` stand for (files do not say; for the latter exp if not given);
-    ``-learnsolve_amg '{"max_coarse": 50}'``, the arguments of the `AMG` that a `LearnedAMG` was made of. They
-    follow the PC's prefix, if it has one, or stand without it.
+    A further option: ``-learnsolve_amg '{"max_coarse": 50}'``, the arguments of the `AMG` that was trained.
+    They follow the PC's prefix, if it has one, or stand without it.
 
     Parameters
     ----------
@@ -49,11 +47,11 @@ class LearnedPC:
     reads its own:
 
     - `solvers.Jacobi`: its sweeps from zero; one weight, one a row, one a sweep, or both
-    - `ScaledJacobi`: the weighted inverse of the diagonal
-    - `Polynomial`: the polynomial of this matrix; the coefficients fit matrices of any size
-    - `ApproximateInverse`: L L^T over all processes
-    - `IncompleteFactor`: the factors' blocks of the processes, block Jacobi
-    - `LearnedAMG`: a cycle on the block of each process; a path with {rank} names a file for each
+    - `Trainable` of a `Jacobi`: the weighted inverse of the diagonal
+    - of a `Polynomial`: the polynomial of this matrix; the coefficients fit matrices of any size
+    - of a product, as `FSAI` is: L L^T over all processes
+    - of triangular factors, as `IC0` has: the factors' blocks of the processes, block Jacobi
+    - of an `AMG`: a cycle on the block of each process; a path with {rank} names a file for each
 
     Vectors are not copied: PETSc's own operations work on them, or tensors on their memory. applyTranspose is
     there for KSPSolveTranspose. A Python program that keeps its KSP until it exits crashes in PETSc 3.18:
@@ -66,8 +64,8 @@ class LearnedPC:
     >>> lo, hi = petsc.share(64)
     >>> A = petsc.Matrix.from_rows(ls.problems.poisson((8, 8), rows=(lo, hi)), (lo, hi))
     >>> b = torch.ones(hi - lo, dtype=torch.float64)
-    >>> trained = ls.preconditioners.Polynomial.chebyshev(ls.problems.poisson((4, 4)), degree=3)
-    >>> petsc.solve(A, b, M=petsc.LearnedPC(trained)).converged  # or LearnedPC("model.safetensors")
+    >>> M = ls.preconditioners.Polynomial.chebyshev(ls.problems.poisson((4, 4)), degree=3)
+    >>> petsc.solve(A, b, M=petsc.LearnedPC(M)).converged  # or LearnedPC("model.safetensors")
     True
     """
 
@@ -98,9 +96,13 @@ class LearnedPC:
                 raise ValueError(
                     "petsc.LearnedPC: has no weights; give -learnsolve_checkpoint model.safetensors"
                 )
+        if isinstance(source, Trainable) and isinstance(source.M, Polynomial):
+            source = source.build()
         if isinstance(source, Polynomial):
-            coefficients = source.coefficients.detach()
-            self._form, self.what = _polynomial(mat, coefficients, source.interval), "Polynomial"
+            self._form, self.what = (
+                _polynomial(mat, source.coefficients.detach(), source.interval),
+                "Polynomial",
+            )
         elif isinstance(source, (str, os.PathLike)):
             path = str(source).replace("{rank}", str(engine().COMM_WORLD.rank))
             self._form, self.what = self._read(mat, Checkpoint(path))
@@ -136,86 +138,47 @@ class LearnedPC:
         names = set(file.shapes)
         if names == {"weight"}:
             return Sweeps(mat, _weights(file, lo, hi, n)), "sweeps of Jacobi"
-        if names == {"raw_weight"}:
-            _check_rows(file, "raw_weight", n)
-            if "positive" not in self.options:
-                raise ValueError(
-                    "petsc.LearnedPC: weights of a ScaledJacobi need -learnsolve_positive none, exp or "
-                    "softplus"
-                )
-            raw = file.part("raw_weight", lo, hi)
-            return Sweeps(mat, self._positive(raw).unsqueeze(0)), "ScaledJacobi"
-        if names in ({"coefficients"}, {"coefficients", "interval"}):
-            interval = file.whole("interval") if "interval" in file else None
-            return _polynomial(mat, file.whole("coefficients"), interval), "Polynomial"
-        if names == {"values", "crow_indices", "col_indices"}:
-            _check_rows(file, "crow_indices", n + 1)
-            crow, col, first = file.rows("", lo, hi)
-            values = file.part("values", first, first + len(col)).double()
-            L = CSR(values, SparsityPattern(crow, col, (hi - lo, n)))
-            return ProductForm(distributed(L, mat)), "ApproximateInverse"
+        parts = {name.split(".")[0] for name in names}
+        if parts == {"weight"}:
+            (name,) = names
+            _check_rows(file, name, n)
+            return Sweeps(mat, _mapped(file, name, lo, hi).unsqueeze(0)), "Jacobi"
+        if parts in ({"coefficients"}, {"coefficients", "interval"}):
+            (name,) = (name for name in names if name.startswith("coefficients"))
+            interval = file.whole("interval.values") if "interval" in parts else None
+            return _polynomial(mat, _mapped(file, name), interval), "Polynomial"
         if "L.crow_indices" in names:
             _check_rows(file, "L.crow_indices", n + 1)
-            return BlockForm(mat, lambda _: self._factors(file, lo, hi)), "IncompleteFactor, block Jacobi"
-        if any(name.startswith(("prolongations.", "weights.")) for name in names):
-            return BlockForm(mat, lambda A: self._amg(A, file)), "LearnedAMG, block Jacobi"
+            if _is_product(file):
+                crow, col, values = _rows(file, "L.", lo, hi)
+                L = CSR(values, SparsityPattern(crow, col, (hi - lo, n)))
+                return ProductForm(distributed(L, mat)), "product L L^T"
+            return BlockForm(mat, lambda _: self._factors(file, lo, hi)), "factors, block Jacobi"
+        if parts and parts <= {"prolongations", "restrictions", "weights"}:
+            return BlockForm(mat, lambda A: self._amg(A, file)), "AMG, block Jacobi"
         raise ValueError(
             f"petsc.LearnedPC: {file.path} holds {', '.join(sorted(names)) or 'nothing'}, which is none of "
             "the preconditioners that it knows (see its documentation)"
         )
 
-    def _positive(self, raw: Tensor) -> Tensor:
-        how = self.options.get("positive", "exp")
-        if how not in (*POSITIVE, "none"):
-            raise ValueError(
-                f"petsc.LearnedPC: -learnsolve_positive must be none, exp or softplus, got {how}"
-            )
-        return positive(raw.double(), None if how == "none" else how)
-
     def _factors(self, file: Checkpoint, lo: int, hi: int) -> Preconditioner:
-        L = self._factor(file, "L.", lo, hi)
-        return Factored(L, self._factor(file, "U.", lo, hi) if "U.crow_indices" in file else None)
-
-    def _factor(self, file: Checkpoint, prefix: str, lo: int, hi: int) -> CSR:
-        """Rows lo to hi - 1 and the columns among them, of a `TriangularFactor`."""
-        crow, col, first = file.rows(prefix, lo, hi)
-        rows = torch.repeat_interleave(torch.arange(lo, hi), crow.diff())
-        if f"{prefix}values" in file:
-            values = file.part(f"{prefix}values", first, first + len(col)).double()
-        else:  # each row has one diagonal entry, kept apart
-            values = torch.empty(len(col), dtype=torch.float64)
-            on = rows == col
-            values[on] = self._positive(file.part(f"{prefix}diagonal", lo, hi))
-            if f"{prefix}sign" in file:
-                values[on] *= file.part(f"{prefix}sign", lo, hi)
-            values[~on] = file.part(
-                f"{prefix}off_diagonal", first - lo, first - lo + int((~on).sum())
-            ).double()
-        kept = (col >= lo) & (col < hi)
-        lengths = torch.zeros(hi - lo, dtype=torch.int64).index_add_(
-            0, rows[kept] - lo, torch.ones_like(rows[kept])
-        )
-        crow = torch.cat((lengths.new_zeros(1), lengths.cumsum(0)))
-        return CSR(values[kept], SparsityPattern(crow, col[kept] - lo, (hi - lo, hi - lo)))
+        L = _block(file, "L.", lo, hi)
+        return Factored(L, _block(file, "U.", lo, hi) if "U.crow_indices" in file else None)
 
     def _amg(self, A: CSR, file: Checkpoint) -> Preconditioner:
-        learn = tuple(
-            part
-            for part, name in (("prolongation", "prolongations.0"), ("smoother", "weights.0"))
-            if name in file
-        )
+        learn = tuple(sorted({name.split(".")[0] for name in file.shapes}))
+        how = next((how for how in map(_how, file.shapes) if how is not None), None)
         try:
             settings = json.loads(self.options.get("amg", "{}"))
-            M = LearnedAMG(
-                AMG(A, **{**({"smoother": "jacobi"} if "smoother" in learn else {}), **settings}), learn=learn
-            )
+            smoother = {"smoother": "jacobi"} if "weights" in learn else {}
+            M = Trainable(AMG(A, **{**smoother, **settings}), learn=learn, positive=how)
             M.load_state_dict(file.tensors())
         except (ValueError, TypeError, RuntimeError) as error:
             raise ValueError(
                 f"petsc.LearnedPC: {file.path} does not fit the block of {A.shape[0]} rows of this process, "
                 f"with -learnsolve_amg {self.options.get('amg', '{}')}: {' '.join(str(error).split())}"
             ) from error
-        return M.requires_grad_(False).current()
+        return M.requires_grad_(False).build()
 
 
 def _weights(file: Checkpoint, lo: int, hi: int, n: int) -> Tensor:
@@ -230,6 +193,59 @@ def _weights(file: Checkpoint, lo: int, hi: int, n: int) -> Tensor:
     if len(shape) == 1 or shape[1] == 1:  # one a sweep
         return file.whole("weight").double().reshape(-1, 1)
     raise ValueError(f"petsc.LearnedPC: {file.path} has weights of shape {shape} for a matrix of {n} rows")
+
+
+def _how(name: str) -> str | None:
+    """What maps the parameter of this name to positive numbers."""
+    last = name.rsplit(".", 1)[-1]
+    return next((how for how, prefix in PREFIX.items() if prefix and last.startswith(prefix)), None)
+
+
+def _mapped(file: Checkpoint, name: str, lo: int = 0, hi: int | None = None) -> Tensor:
+    """The numbers that the parameter stands for."""
+    raw = file.part(name, lo, file.shapes[name][0] if hi is None else hi)
+    return positive(raw.double(), _how(name))
+
+
+def _rows(file: Checkpoint, prefix: str, lo: int, hi: int) -> tuple[Tensor, Tensor, Tensor]:
+    """crow, columns and values of the rows lo to hi - 1."""
+    crow, col, first = file.rows(prefix, lo, hi)
+    if f"{prefix}values" in file:
+        return crow, col, file.part(f"{prefix}values", first, first + len(col)).double()
+    on = torch.repeat_interleave(torch.arange(lo, hi), crow.diff()) == col  # each row has one, kept apart
+    (diagonal,) = (key for key in ("log_diagonal", "raw_diagonal") if prefix + key in file)
+    values = torch.empty(len(col), dtype=torch.float64)
+    values[on] = _mapped(file, prefix + diagonal, lo, hi)
+    if f"{prefix}sign" in file:
+        values[on] *= file.part(f"{prefix}sign", lo, hi)
+    before = first - lo
+    values[~on] = file.part(f"{prefix}off_diagonal", before, before + int((~on).sum())).double()
+    return crow, col, values
+
+
+def _block(file: Checkpoint, prefix: str, lo: int, hi: int) -> CSR:
+    """Rows lo to hi - 1 and the columns among them."""
+    crow, col, values = _rows(file, prefix, lo, hi)
+    rows = torch.repeat_interleave(torch.arange(hi - lo), crow.diff())
+    inside = (col >= lo) & (col < hi)
+    crow = torch.cat((crow.new_zeros(1), torch.bincount(rows[inside], minlength=hi - lo).cumsum(0)))
+    return CSR(values[inside], SparsityPattern(crow, col[inside] - lo, (hi - lo, hi - lo)))
+
+
+def _is_product(file: Checkpoint) -> bool:
+    form = file.form()
+    if "U.crow_indices" in file:
+        if form == "product":
+            raise ValueError(f"petsc.LearnedPC: {file.path} is of a product L U, and only L L^T is supported")
+        return False
+    if "L.values" not in file:
+        return form == "product"
+    if form is None:
+        raise ValueError(
+            f"petsc.LearnedPC: {file.path} does not say whether it multiplies or solves with L; save the "
+            "module by its save(path)"
+        )
+    return form == "product"
 
 
 def _check_rows(file: Checkpoint, name: str, count: int) -> None:

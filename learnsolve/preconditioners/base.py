@@ -5,9 +5,10 @@ A subclass defines what it does with blocks of columns, (..., n, k); docs/extend
     _columns(R)       M R
     _transposed(R)    M^T R; not needed if the preconditioner is `symmetric`, or not `linear`
 
-There are two kinds. One that is computed from a matrix keeps what it computed (with its graph, so that
-unrolled solvers differentiate through it) and is rebuilt when the matrix changes; this is cheap, since
-patterns keep the plans. A trainable one is a `Learned`, a torch.nn.Module.
+One that is computed from a matrix keeps what it computed (with its graph, so that unrolled solvers
+differentiate through it) and is rebuilt when the matrix changes; this is cheap, since patterns keep the
+plans. `Trainable` (learned/trainable.py) makes a torch.nn.Module of one: its parameters are what `_learnable`
+names and `_with` puts back.
 
 Some of the first kind read A's values in every call, beside what they computed once (`SOR`, `SSOR`,
 `Neumann`, `Chebyshev`, `AMG`). They read a copy: after a change of the values in place, of which torch's
@@ -19,17 +20,36 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, NamedTuple, Self
 
 import scipy.sparse.linalg
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from learnsolve import _check
 from learnsolve._inputs import matrix
 from learnsolve.csr import CSR
 from learnsolve.ops._linear_operator import HostOperator
+
+
+class Part(NamedTuple):
+    """A tensor, a CSR, or a sequence of them, that a preconditioner is computed from and that can be learned.
+
+    Attributes
+    ----------
+    value : as it is; without the entries that are never read
+    positive : what `Trainable(positive=)` maps to positive numbers: "all" entries; the "diagonal" of a CSR,
+        or its "absolute diagonal", which keeps its signs; "" for nothing
+    default : learned where a `Trainable` is told no names
+    state : in the state dict also where it is not learned, since the others mean nothing without it
+    """
+
+    value: Any
+    positive: str = ""
+    default: bool = True
+    state: bool = False
 
 
 class Preconditioner:
@@ -43,7 +63,7 @@ class Preconditioner:
     T : the transpose, a Preconditioner; itself if `symmetric`
     dtype, device : of the tensors that it computes with
     batch_shape : batch axes of the matrices that it is made of
-    made_of : the tensors that it depends on and that may require gradients
+    depends_on : the tensors that it depends on and that may require gradients
 
     Examples
     --------
@@ -68,7 +88,7 @@ class Preconditioner:
     symmetric: bool = False
     shape: tuple[int, int]
     batch_shape: torch.Size = torch.Size()
-    made_of: tuple[Tensor, ...] = ()
+    depends_on: tuple[Tensor, ...] = ()
     _factor: tuple[CSR | None] | None = None  # by `_kept_factor`
 
     def __init_subclass__(cls, **keywords: Any) -> None:
@@ -85,7 +105,7 @@ class Preconditioner:
         if finite:
             check_finite(name, A)
         self.shape, self.batch_shape = A.shape, A.batch_shape
-        self.made_of = (A.values, *(t for t in others if isinstance(t, Tensor)))
+        self.depends_on = (A.values, *(t for t in others if isinstance(t, Tensor)))
 
     def _columns(self, R: Tensor) -> Tensor:
         raise NotImplementedError(f"{type(self).__name__} must define _columns")
@@ -108,13 +128,13 @@ class Preconditioner:
         of its attributes."""
         held = (a.values if isinstance(a, CSR) else a for a in vars(self).values())
         numbers = (t for t in held if isinstance(t, Tensor) and t.is_floating_point())
-        return next(iter((*self.made_of, *numbers)), None)
+        return next(iter((*self.depends_on, *numbers)), None)
 
     def _of_one_kind(self) -> Tensor:
         like = self._like()
         if like is None:
             raise TypeError(
-                f"{type(self).__name__}: has no dtype and device; set made_of to the tensors that it "
+                f"{type(self).__name__}: has no dtype and device; set depends_on to the tensors that it "
                 "computes with"
             )
         return like
@@ -133,6 +153,25 @@ class Preconditioner:
             raise ValueError(f"{type(self).__name__}: is not linear and has no transpose; use fcg or fgmres")
         return self if self.symmetric else Transposed(self)
 
+    def _learnable(self) -> dict[str, Part]:
+        """What `Trainable` can learn, by the name of the attribute."""
+        return {}
+
+    def _without(self, names: Collection[str]) -> Preconditioner:
+        """M without these parts, symmetric where it is for all values of them."""
+        gone = [v.values if isinstance(v, CSR) else v for v in map(vars(self).get, names)]
+        check_constants(t for t in self.depends_on if all(t is not v for v in gone))
+        rest = {k: v for k, v in vars(self).items() if k not in (*names, "_factor", "depends_on")}
+        return self._trusted(**rest)
+
+    def _with(self, parts: dict[str, Any], depends_on: tuple[Tensor, ...]) -> Preconditioner:
+        """What `_without` has left, with these values of the parts, unchecked."""
+        return self._trusted(**{**vars(self), **parts, "depends_on": depends_on})
+
+    def _converted(self, **kind: Any) -> Preconditioner:
+        """In another dtype and on another device."""
+        return self._trusted(**{k: _converted(v, kind) for k, v in vars(self).items() if k != "_factor"})
+
     def pcg_form(self) -> tuple[str, Tensor, Any] | None:
         """(kind, m, factor) for the compiled loop of `cg` (ops/pcg.py), or None."""
         return None
@@ -144,7 +183,7 @@ class Preconditioner:
     def _kept_factor(self, make: Callable[[], CSR | None]) -> CSR | None:
         """`make()`, kept, since solvers ask for it in every solve: on the CPU, while nothing that M is made
         of requires a gradient. On a device other streams would have to wait for it."""
-        if any(t.requires_grad or t.is_inference() or not t.is_cpu for t in self.made_of):
+        if any(t.requires_grad or t.is_inference() or not t.is_cpu for t in self.depends_on):
             return make()
         if self._factor is None:
             self._factor = (make(),)
@@ -154,7 +193,7 @@ class Preconditioner:
         """M r, of r's shape, (n,) or (..., n, k)."""
         name = type(self).__name__
         _check.tensor(name, "r", r)
-        like = self.made_of[0] if self.made_of else r
+        like = self.depends_on[0] if self.depends_on else r
         if r.dtype != like.dtype or r.device != like.device:
             _check.check_real(name, "r", r.dtype)
             raise TypeError(
@@ -212,7 +251,7 @@ class Transposed(Preconditioner):
 
     def __init__(self, M: Preconditioner):
         self.M = M
-        self.shape, self.batch_shape, self.made_of = M.shape, M.batch_shape, M.made_of
+        self.shape, self.batch_shape, self.depends_on = M.shape, M.batch_shape, M.depends_on
 
     def _columns(self, R: Tensor) -> Tensor:
         return self.M._transposed(R)
@@ -229,53 +268,6 @@ class Transposed(Preconditioner):
 
     def __repr__(self) -> str:
         return f"Transposed({self.M!r})"
-
-
-class Learned(torch.nn.Module, Preconditioner):
-    """A preconditioner with trainable parameters. Solvers give them a gradient with gradient="unrolled" or
-    "checkpointed".
-
-    Attributes
-    ----------
-    made_of : tuple of Tensors, the parameters, and others that it is set to
-    shape, linear, symmetric, T, dtype, device, batch_shape : as of a `Preconditioner`
-
-    Examples
-    --------
-    >>> import torch, learnsolve as ls
-    >>> class Scale(ls.preconditioners.Learned):
-    ...     symmetric = True
-    ...
-    ...     def __init__(self, n):
-    ...         self.shape = (n, n)
-    ...         self.weight = torch.nn.Parameter(torch.linspace(0.5, 1, n, dtype=torch.float64))
-    ...
-    ...     def _columns(self, R):
-    ...         return self.weight.unsqueeze(-1) * R
-    >>> A, b = ls.problems.poisson((8, 8)), torch.ones(64, dtype=torch.float64)
-    >>> M = Scale(64)
-    >>> ls.solvers.cg(A, b, M=M, rtol=0.0, maxiter=4, gradient="unrolled").residual_norms[-1].backward()
-    >>> M.weight.grad.shape
-    torch.Size([64])
-    """
-
-    forward = Preconditioner.forward  # before torch.nn.Module's, which only raises
-
-    def __new__(cls, *_: Any, **__: Any) -> Self:
-        M = super().__new__(cls)
-        torch.nn.Module.__init__(M)  # a class of one's own works without super().__init__()
-        return M
-
-    def __init__(self) -> None:  # not Module's, which would forget what the module has
-        pass
-
-    @property
-    def made_of(self) -> tuple[Tensor, ...]:  # type: ignore[override]
-        return (*self.parameters(), *vars(self).get("_others", ()))
-
-    @made_of.setter
-    def made_of(self, tensors: Iterable[Tensor]) -> None:
-        self._others = tuple(tensors)
 
 
 def readable(v: Tensor) -> bool:
@@ -303,6 +295,15 @@ def check_finite(function: str, A: CSR, name: str = "A") -> None:
     )
 
 
+def check_constants(tensors: Iterable[Tensor]) -> None:
+    """What a `Trainable` keeps has no graph, which the backward of its first training step would free."""
+    if any(t.requires_grad or forward_ad.unpack_dual(t).tangent is not None for t in tensors):
+        raise ValueError(
+            "Trainable: M depends on a tensor that requires grad and is not learned, whose graph would end "
+            "with the first step; make M of A.detach(), or use M itself, which keeps the graph"
+        )
+
+
 def check_numbers(function: str, A: CSR) -> None:
     """A holds values (is not on the meta device)."""
     if A.values.is_meta:
@@ -310,6 +311,16 @@ def check_numbers(function: str, A: CSR) -> None:
             f"{function}: needs A's values, and a matrix on {A.device} has none; use a matrix on the CPU or "
             "on a CUDA device"
         )
+
+
+def _converted(value: Any, kind: dict[str, Any]) -> Any:
+    if isinstance(value, Preconditioner) and not isinstance(value, torch.nn.Module):
+        return value._converted(**kind)
+    if isinstance(value, tuple) and type(value) is tuple:
+        return tuple(_converted(v, kind) for v in value)
+    if isinstance(value, CSR) or (isinstance(value, Tensor) and value.is_floating_point()):
+        return value.to(**kind)
+    return value
 
 
 def _applied(M: Preconditioner, X: Tensor, transpose: bool) -> Tensor:

@@ -14,7 +14,7 @@ from learnsolve import _check
 from learnsolve._conversion import TensorLike
 from learnsolve._inputs import operands
 from learnsolve.csr import CSR
-from learnsolve.preconditioners._relaxation import DIRECTIONS, Sweep, check_omega, check_sweep
+from learnsolve.preconditioners.classical._relaxation import DIRECTIONS, Sweep, check_omega, check_sweep
 from learnsolve.solvers.core.arguments import check_b, check_operands, check_x0, refuse_parameters_that_learn
 from learnsolve.solvers.core.blocks import Columns
 from learnsolve.solvers.core.door import solve

@@ -7,10 +7,12 @@ from torch import Tensor
 from learnsolve import _check
 from learnsolve.csr import CSR
 from learnsolve.ops.sptrsv import sptrsv
-from learnsolve.preconditioners._factor import TriangularFactor
+from learnsolve.ops.triangle import tril, triu
+from learnsolve.preconditioners.classical.factored import check_has_diagonal, check_triangular
+from learnsolve.preconditioners.learned._parts import POSITIVE, MatrixValues
 
 
-class TriangularSolve(TriangularFactor):
+class TriangularSolve(MatrixValues):
     r"""A triangular solve whose matrix is trainable, :math:`x = L^{-1} b` or :math:`L^{-T} b`.
 
     Parameters
@@ -25,7 +27,7 @@ class TriangularSolve(TriangularFactor):
     Attributes
     ----------
     values : Parameter on the pattern, if `positive` is None
-    off_diagonal, diagonal : Parameters otherwise; `diagonal` before exp or softplus
+    off_diagonal, and log_diagonal ("exp") or raw_diagonal ("softplus") : Parameters otherwise
     matrix() : L, a CSR
 
     Raises
@@ -47,7 +49,7 @@ class TriangularSolve(TriangularFactor):
     >>> solve = ls.solvers.TriangularSolve(L, positive="exp")
     >>> x = solve(torch.ones(4, dtype=torch.float64))
     >>> x.sum().backward()
-    >>> solve.diagonal.grad.shape
+    >>> solve.log_diagonal.grad.shape
     torch.Size([4])
     """
 
@@ -69,16 +71,24 @@ class TriangularSolve(TriangularFactor):
                 f"TriangularSolve: with unit_diagonal=True there is no diagonal to keep positive, got "
                 f"positive={positive!r}; leave one of them out"
             )
-        super().__init__(
-            "TriangularSolve", "L", L, lower=lower, unit_diagonal=unit_diagonal, positive=positive
-        )
-        self.transpose = transpose
+        if positive is not None:
+            _check.one_of("TriangularSolve", "positive", positive, POSITIVE)
+        _check.matrix("TriangularSolve", "L", L)
+        _check.square("TriangularSolve", "L", L.shape)
+        check_triangular("TriangularSolve", "L", L, lower)
+        if unit_diagonal:
+            L = tril(L, -1) if lower else triu(L, 1)
+        else:
+            check_has_diagonal("TriangularSolve", "L", L)
+        super().__init__("TriangularSolve", "L", L, positive)
+        self.lower, self.unit_diagonal, self.transpose = lower, unit_diagonal, transpose
 
-    def forward(self, b: Tensor) -> Tensor:
+    def forward(self, b: Tensor) -> Tensor:  # type: ignore[override]
         """x with T x = b, or with `transpose` T^T x = b, of b's shape, (n,) or (..., n, k)."""
         return sptrsv(
             self.matrix(), b, lower=self.lower, unit_diagonal=self.unit_diagonal, transpose=self.transpose
         )
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, transpose={self.transpose}"
+        flags = ("lower", "unit_diagonal", "transpose")
+        return ", ".join((super().extra_repr(), *(f"{flag}={getattr(self, flag)}" for flag in flags)))

@@ -67,7 +67,7 @@ def test_many_steps_hear_an_interrupt():
     assert time.perf_counter() - begin < 1
 
 
-class Diagonal(ls.preconditioners.Learned):
+class Diagonal(ls.preconditioners.Trainable):
     symmetric = True
 
     def __init__(self, d: torch.Tensor):
@@ -213,7 +213,7 @@ def test_gradients():
         ours = torch.autograd.grad(eigenvalues(v, d)[i], (v, d))
         theirs = torch.autograd.grad(dense(v, d)[at], (v, d))
         torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-10)
-    # A Learned preconditioner, and torch.func.
+    # A Trainable preconditioner, and torch.func.
     M = Diagonal(d.detach().clone())
     condition_number(A, M).value.backward()
     expected = torch.autograd.grad(eigenvalues(A.values, d)[2], d)[0]

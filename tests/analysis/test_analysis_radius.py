@@ -247,7 +247,7 @@ def test_single_precision_and_linear_operators():
         assert abs(found.value - exact) < 1e-6 * exact
 
 
-class Nonlinear(ls.preconditioners.Learned):
+class Nonlinear(ls.preconditioners.Trainable):
     linear = False
 
     def __init__(self):

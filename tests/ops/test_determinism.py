@@ -193,7 +193,7 @@ OF_A_NUMBER = {
     "Neumann of SSOR": lambda b, s: ls.preconditioners.Neumann(
         A_LINE, weight=s, M=ls.preconditioners.SSOR(A_LINE)
     )(b),
-    "MatrixPolynomial": lambda b, s: ls.preconditioners.MatrixPolynomial(
+    "Polynomial": lambda b, s: ls.preconditioners.Polynomial(
         A_LINE, torch.stack([s, s]), interval=torch.stack([s, 4 * s])
     )(b),
     "Chebyshev of SSOR": lambda b, s: ls.preconditioners.Chebyshev(

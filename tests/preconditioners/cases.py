@@ -11,6 +11,7 @@ import torch
 import learnsolve as ls
 
 P = ls.preconditioners
+T = P.Trainable
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Case:
     make: Callable[[ls.CSR], P.Preconditioner]
     matrix: str = "spd"  # or "general": what A it is tried with
     batched: bool = True  # takes A.values of shape (B, nnz)
-    differentiable: bool = True  # in A's values; of a Learned: in its parameters
+    differentiable: bool = True  # in A's values; of a Trainable: in its parameters
     positive: bool = True  # a symmetric M is positive definite for an A that is
 
 
@@ -29,23 +30,40 @@ CASES = [
     Case("Jacobi", P.Jacobi),
     Case("Jacobi, general", P.Jacobi, matrix="general"),
     # learned: batches of matrices become batches of parameters
-    Case("ApproximateInverse, FSAI", P.ApproximateInverse.initialise_from),
-    Case("ApproximateInverse, two rings", lambda A: P.ApproximateInverse.initialise_from(A, two_rings(A))),
-    Case("ApproximateInverse, tril(A)", lambda A: P.ApproximateInverse(A.tril())),
-    Case("ApproximateInverse, bidiagonal", lambda A: bidiagonal(A), batched=False),
-    Case("ApproximateInverse, not triangular", P.ApproximateInverse, matrix="general"),
-    Case("IncompleteFactor, ic0", P.IncompleteFactor.initialise_from),
+    # with parameters: batches of matrices become batches of them
+    Case("learned FSAI", lambda A: T(P.FSAI(A))),
+    Case("learned FSAI, two rings", lambda A: T(P.FSAI(A, pattern=two_rings(A)))),
+    Case("learned product, tril(A)", lambda A: T(P.Factored(A.tril(), form="product"))),
+    Case("learned product, bidiagonal", lambda A: T(bidiagonal(A)), batched=False),
+    Case("learned product, exp", lambda A: T(P.Factored(A.tril(), form="product"), positive="exp")),
+    Case("learned product, not triangular", lambda A: T(P.Factored(A, form="product")), matrix="general"),
+    Case("learned product of two", lambda A: T(two_factors(A)), matrix="general"),
     Case(
-        "IncompleteFactor, mic0", lambda A: P.IncompleteFactor.initialise_from(A, "mic0", positive="softplus")
+        "learned product and shift",
+        lambda A: T(P.Factored(0.1 * A, form="product", shift=shift_of(A)), learn=("L", "shift")),
     ),
-    Case("IncompleteFactor, ilu0", lambda A: P.IncompleteFactor.initialise_from(A, "ilu0"), matrix="general"),
-    Case("ScaledJacobi", P.ScaledJacobi),
-    Case("ScaledJacobi, exp", lambda A: P.ScaledJacobi(A, 1.5, positive="exp"), matrix="general"),
-    Case("ScaledJacobi, softplus", lambda A: P.ScaledJacobi(A, positive="softplus")),
-    Case("Polynomial, Neumann", lambda A: P.Polynomial.neumann(A, 2)),
-    Case("Polynomial, Neumann, general", lambda A: P.Polynomial.neumann(A, 3), matrix="general"),
-    Case("Polynomial, Chebyshev", lambda A: P.Polynomial.chebyshev(A, 3), batched=False),  # one interval
-    Case("Polynomial, Chebyshev, general", lambda A: chebyshev(A), matrix="general"),
+    Case("learned IC0", lambda A: T(P.IC0(A))),
+    Case("learned IC0, exp", lambda A: T(P.IC0(A), positive="exp")),
+    Case("learned MIC0, softplus", lambda A: T(P.MIC0(A), positive="softplus")),
+    Case("learned ILU0, exp", lambda A: T(P.ILU0(A), positive="exp"), matrix="general"),
+    Case("learned ILU0, U alone", lambda A: T(P.ILU0(A), learn=("U",)), matrix="general"),
+    Case("learned Diagonal", lambda A: T(P.Diagonal(1.3 / A.diagonal()), positive="exp")),
+    Case("learned Jacobi", lambda A: T(P.Jacobi(A))),
+    Case("learned Jacobi, exp", lambda A: T(P.Jacobi(A, 1.5), positive="exp"), matrix="general"),
+    Case("learned Jacobi, softplus", lambda A: T(P.Jacobi(A), positive="softplus")),
+    Case("learned Neumann series", lambda A: T(P.Polynomial.neumann(A, 2))),
+    Case("learned Neumann series, general", lambda A: T(P.Polynomial.neumann(A, 3)), matrix="general"),
+    Case("learned Chebyshev", lambda A: T(P.Polynomial.chebyshev(A, 3)), batched=False),  # one interval
+    Case("learned Chebyshev, general", lambda A: T(chebyshev(A)), matrix="general"),
+    Case(
+        "learned interval",
+        lambda A: T(chebyshev(A), learn=("coefficients", "interval")),
+        matrix="general",
+    ),
+    Case("learned SPAI", lambda A: T(P.SPAI(A)), matrix="general"),
+    Case("FSAI", P.FSAI),
+    Case("FSAI, two rings", lambda A: P.FSAI(A, pattern=two_rings(A))),
+    Case("Jacobi, weights", lambda A: P.Jacobi(A, torch.linspace(0.5, 2, 20, dtype=A.dtype))),
     # of values with a graph
     Case("Diagonal", lambda A: P.Diagonal(1.3 / ls.ops.diagonal(A))),
     Case("Factored", lambda A: P.Factored(ls.ops.ic0(A).L)),
@@ -55,9 +73,9 @@ CASES = [
     Case("Factored, shifted product", lambda A: P.Factored(0.1 * A, form="product", shift=0.3)),
     Case("Factored, rectangular", lambda A: P.Factored(0.1 * A[:, :7], form="product", shift=shift_of(A))),
     Case("Factored, product of two", lambda A: two_factors(A), matrix="general"),
-    Case("MatrixPolynomial", lambda A: P.MatrixPolynomial(A, coefficients_of(A), interval=(0.0, 2.0))),
-    Case("MatrixPolynomial of IC0", lambda A: P.MatrixPolynomial(A, [3.0, -3.0, 1.0], M=P.IC0(A))),
-    Case("MatrixPolynomial, M=None", lambda A: P.MatrixPolynomial(A, [0.2, -0.01], M=None), matrix="general"),
+    Case("Polynomial", lambda A: P.Polynomial(A, coefficients_of(A), interval=(0.0, 2.0))),
+    Case("Polynomial of IC0", lambda A: P.Polynomial(A, [3.0, -3.0, 1.0], M=P.IC0(A))),
+    Case("Polynomial, M=None", lambda A: P.Polynomial(A, [0.2, -0.01], M=None), matrix="general"),
     Case("SPAI", P.SPAI),
     Case("SPAI, left", lambda A: P.SPAI(A, side="left"), matrix="general"),
     Case("IC0", P.IC0),
@@ -124,8 +142,8 @@ def two_rings(A: ls.CSR) -> ls.SparsityPattern:
     return P.lower_pattern(A, rings=2)
 
 
-def bidiagonal(A: ls.CSR) -> P.ApproximateInverse:
-    return P.ApproximateInverse.bidiagonal(A.shape[0], dtype=A.dtype, device=A.device)
+def bidiagonal(A: ls.CSR) -> P.Factored:
+    return P.Factored.bidiagonal(A.shape[0], dtype=A.dtype, device=A.device)
 
 
 def chebyshev(A: ls.CSR) -> P.Polynomial:
@@ -182,7 +200,8 @@ CASES += [
     Case("AMG, Jacobi", _JACOBI),
     Case("AMG, general, W", amg(general(), cycle="W", presweeps=2), matrix="general"),
     Case("AMG, general, Jacobi", amg(general(), smoother="jacobi"), matrix="general"),
-    Case("AMG, learned", lambda A: P.LearnedAMG(_JACOBI(A))),
+    Case("learned AMG", lambda A: T(_JACOBI(A))),
+    Case("learned AMG, exp", lambda A: T(_JACOBI(A), learn=("weights",), positive="exp")),
     Case("Schwarz", lambda A: P.AdditiveSchwarz(A, n_subdomains=3)),
     Case("Schwarz, two levels", lambda A: P.AdditiveSchwarz(A, n_subdomains=3, overlap=2, coarse=True)),
     Case("Schwarz, Robin values", lambda A: P.AdditiveSchwarz(A, n_subdomains=3, local=robin(A, 3))),

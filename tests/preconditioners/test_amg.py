@@ -12,7 +12,7 @@ from reference import normal
 
 import learnsolve as ls
 from learnsolve import _device_analysis
-from learnsolve.preconditioners import _smoothers
+from learnsolve.preconditioners.multigrid import _smoothers
 
 P = ls.preconditioners
 POISSON = pyamg.gallery.poisson((100, 100), format="csr")
@@ -298,29 +298,29 @@ def test_gradients_of_prolongations_and_weights_that_learn():
 @pytest.mark.parametrize("gradient", ["unrolled", "checkpointed"])
 def test_learning_lowers_the_residual(gradient):
     A = ls.CSR.from_scipy(pyamg.gallery.stencil_grid(STENCIL, (12, 12), format="csr"))
-    M = P.LearnedAMG(P.AMG(A, max_coarse=10, smoother="jacobi"))
+    M = P.Trainable(P.AMG(A, max_coarse=10, smoother="jacobi"))
     b = normal((144, 4))
     optimiser = torch.optim.Adam(M.parameters(), lr=3e-3)
     losses = []
     for _ in range(20):
-        solution = ls.solvers.fcg(A, b, M=M.current(), rtol=0, maxiter=4, gradient=gradient)
+        solution = ls.solvers.fcg(A, b, M=M.build(), rtol=0, maxiter=4, gradient=gradient)
         loss = solution.residual_norms[-1].log().mean()
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
         losses.append(loss.item())
     assert losses[-1] < losses[0] - 0.1
-    assert torch.allclose(M(b), M.current()(b))
+    assert torch.allclose(M(b), M.build()(b))
 
 
 @pytest.mark.parametrize(
-    ("learn", "count"), [(("prolongation",), 2), (("smoother",), 2), (("restriction",), 2), (None, 4)]
+    ("learn", "count"), [(("prolongations",), 2), (("weights",), 2), (("restrictions",), 2), (None, 4)]
 )
 def test_what_learns(learn, count):
-    M = P.LearnedAMG(P.AMG(spd(), max_coarse=1, smoother="jacobi"), learn=learn)
+    M = P.Trainable(P.AMG(spd(), max_coarse=1, smoother="jacobi"), learn=learn)
     assert len(list(M.parameters())) == count
-    names = {"prolongation": "prol", "smoother": "weig", "restriction": "rest"}
-    assert all(name[:4] in [names[part] for part in learn or names] for name in M.state_dict())
+    learned = {name.split(".")[0] for name in M.state_dict()}
+    assert learned == set(learn or ("prolongations", "weights"))
     assert torch.allclose(M(torch.ones(20, dtype=M.dtype)), M.M(torch.ones(20, dtype=M.dtype)))
 
 

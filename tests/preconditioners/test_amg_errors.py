@@ -1,4 +1,4 @@
-"""What AMG, hierarchies and LearnedAMG refuse."""
+"""What AMG, hierarchies and Trainable refuse."""
 
 import sys
 from itertools import pairwise
@@ -70,16 +70,13 @@ def test_bad_matrices_and_hierarchies():
 
 def test_bad_learning():
     M = P.AMG(spd(), max_coarse=3, smoother="chebyshev")
-    with pytest.raises(ValueError, match='smoother="jacobi"'):
-        P.LearnedAMG(M, learn=("smoother",))
-    assert len(P.LearnedAMG(M).weights) == 0
-    for learn in ((), "smoother", ("coarsening",)):
-        with pytest.raises(ValueError, match="LearnedAMG: learn must be one"):
-            P.LearnedAMG(M, learn=learn)
+    choices = r"Trainable: learn must be one or more of \('prolongations', 'restrictions'\), the tensors"
+    for learn in ((), "weights", ("weights",), ("prolongations", "coarsening")):
+        with pytest.raises(ValueError, match=choices):
+            P.Trainable(M, learn=learn)
+    assert P.Trainable(M).learn == ("prolongations",)
     with pytest.raises(ValueError, match="one level"):
-        P.LearnedAMG(P.AMG(spd()))
-    with pytest.raises(TypeError, match="M must be an AMG"):
-        P.LearnedAMG(spd())
+        P.Trainable(P.AMG(spd()))
 
 
 def test_without_pyamg(monkeypatch):

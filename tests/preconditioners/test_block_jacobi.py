@@ -7,7 +7,8 @@ from preconditioners.cases import general, spd
 from reference import normal
 
 import learnsolve as ls
-from learnsolve.preconditioners import BlockJacobi, block_jacobi
+from learnsolve.preconditioners import BlockJacobi
+from learnsolve.preconditioners.classical import block_jacobi
 
 
 def expected(A, labels):

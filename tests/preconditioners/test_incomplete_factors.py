@@ -68,7 +68,7 @@ def test_shifts_count_and_learn(kind):
     A, r = spd(), normal((20,))
     shift = torch.tensor(0.1, dtype=torch.float64, requires_grad=True)
     M = kind(A, shift=shift)
-    assert any(t is shift for t in M.made_of)
+    assert any(t is shift for t in M.depends_on)
     assert not torch.allclose(M(r), kind(A)(r))
     assert torch.allclose(M(r), kind(A, shift=0.1)(r))
     assert torch.autograd.gradcheck(lambda s: kind(A, shift=s)(r), (shift,))

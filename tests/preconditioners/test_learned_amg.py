@@ -44,13 +44,14 @@ def test_linear_interpolation_between_periodic_grids():
 
 def test_a_free_restriction_starts_as_the_transpose():
     M = P.AMG(general(), max_coarse=1, smoother="jacobi")
-    learned = P.LearnedAMG(M, learn=("prolongation", "restriction", "smoother"))
+    learned = P.Trainable(M, learn=("prolongations", "restrictions", "weights"))
     assert len(learned.restrictions) == len(M.hierarchy)
     torch.testing.assert_close(dense(learned), dense(M))
-    assert not P.LearnedAMG(P.AMG(spd(), max_coarse=1), learn=("restriction",)).symmetric
+    assert not P.Trainable(P.AMG(spd(), max_coarse=1), learn=("restrictions",)).symmetric
     with torch.no_grad():
-        learned.restrictions[0].mul_(torch.linspace(0.5, 1.5, learned.restrictions[0].numel()))
-    current = learned.current()
+        R = learned.restrictions[0].values
+        R.mul_(torch.linspace(0.5, 1.5, R.numel()))
+    current = learned.build()
     R = current.hierarchy.restrictions[0].to_dense()
     assert (R != current.hierarchy.prolongations[0].to_dense().T).any()
     torch.testing.assert_close(dense(learned.T), dense(learned).T)

@@ -9,7 +9,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import learnsolve as ls
 from learnsolve.preconditioners import IC0, Jacobi, NeuralIF, PreCorrector, load
-from learnsolve.preconditioners._factor_network import Start
+from learnsolve.preconditioners.learned._factor_network import Start
 
 NETWORKS = (PreCorrector, NeuralIF)
 both = pytest.mark.parametrize("Network", NETWORKS, ids=lambda N: N.__name__)

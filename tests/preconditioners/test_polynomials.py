@@ -8,7 +8,7 @@ from preconditioners.cases import dense, general, spd
 from reference import normal
 
 import learnsolve as ls
-from learnsolve.preconditioners import _spectrum
+from learnsolve.preconditioners.classical import _spectrum
 
 P, S = ls.preconditioners, ls.solvers
 
@@ -145,10 +145,14 @@ def test_parameters_learn():
     ):
         assert torch.autograd.gradcheck(apply, args, check_forward_ad=True, fast_mode=True)
         assert torch.autograd.gradgradcheck(apply, args, fast_mode=True)
-    assert {id(t) for t in P.Chebyshev(A, lmin=lmin, lmax=lmax).made_of} >= {id(lmin), id(lmax), id(A.values)}
+    assert {id(t) for t in P.Chebyshev(A, lmin=lmin, lmax=lmax).depends_on} >= {
+        id(lmin),
+        id(lmax),
+        id(A.values),
+    }
     omega = torch.tensor(1.2, dtype=torch.float64, requires_grad=True)
     inner = P.Neumann(A, degree=1, M=P.SOR(A, omega))
-    assert any(t is omega for t in inner.made_of)
+    assert any(t is omega for t in inner.depends_on)
     values = torch.stack((A.values, 2 * A.values))
     many = torch.tensor([0.5, 0.9], dtype=torch.float64)
     together = P.Neumann(A.with_values(values), degree=2, weight=many)(r)
@@ -180,7 +184,7 @@ class Bent(P.Preconditioner):
     linear = False
 
     def __init__(self):
-        self.shape, self.made_of = (20, 20), (normal((1,)),)
+        self.shape, self.depends_on = (20, 20), (normal((1,)),)
 
 
 A = spd()

@@ -7,7 +7,7 @@ import torch
 from reference import normal
 
 import learnsolve as ls
-from learnsolve.preconditioners import Jacobi, Learned, Preconditioner
+from learnsolve.preconditioners import Jacobi, Preconditioner, Trainable
 
 N = 12
 
@@ -16,7 +16,7 @@ class Shift(Preconditioner):
     """r, and its first entry added to the last: linear, not symmetric."""
 
     def __init__(self, A):
-        self.shape, self.made_of = A.shape, (A.values,)
+        self.shape, self.depends_on = A.shape, (A.values,)
 
     def _columns(self, R):
         return torch.cat((R[..., :-1, :], R[..., -1:, :] + R[..., :1, :]), dim=-2)
@@ -50,7 +50,7 @@ class Times(Preconditioner):
         return self.number * R
 
 
-class Scale(Learned):
+class Scale(Trainable):
     symmetric = True
 
     def __init__(self):
@@ -70,7 +70,7 @@ class Bent(Scale):
 
 
 class Rows:
-    """A number for each row, in an attribute: no constructor of the library is called, made_of is not set."""
+    """A number for each row, in an attribute: no constructor of the library is called."""
 
     symmetric = True
 
@@ -86,14 +86,14 @@ class Computed(Rows, Preconditioner):
     pass
 
 
-class Module(Rows, Learned):
+class Module(Rows, Trainable):
     pass
 
 
-class Named(Rows, Learned):
+class Named(Rows, Trainable):
     def __init__(self, weight=None):
         super().__init__(weight)
-        self.made_of = [self.weight]
+        self.depends_on = [self.weight]
 
 
 class General(Computed):
@@ -239,7 +239,7 @@ def test_a_class_of_ones_own_needs_no_matrix(A):
         assert M(torch.ones(N, 2, dtype=dtype)).dtype == dtype
     with pytest.raises(ValueError, match=r"Times: r must have shape \(12,\)"):
         M(torch.ones(N + 1))
-    with pytest.raises(TypeError, match="Times: has no dtype and device; set made_of"):
+    with pytest.raises(TypeError, match="Times: has no dtype and device; set depends_on"):
         _ = M.dtype
     assert np.array_equal(M.to_scipy_linear_operator() @ np.ones(N), np.ones(N))
     ls.solvers.cg(A, b, M=M).x.sum().backward()
@@ -251,7 +251,7 @@ def test_a_class_of_ones_own_needs_no_matrix(A):
 
 @pytest.mark.parametrize("kind", [Computed, Module, Named, General])
 def test_a_class_of_ones_own_works_everywhere(A, kind):
-    """Found: AttributeError: 'Module' object has no attribute 'made_of'."""
+    """Found: AttributeError: 'Module' object has no attribute 'depends_on'."""
     M, b = kind(), torch.ones(N, dtype=torch.float64)
     x = torch.linalg.solve(A.to_dense(), b)
     methods = ("cg", "fcg", "minres", "bicgstab", "gmres", "fgmres") if M.symmetric else ("bicgstab", "gmres")

@@ -23,7 +23,7 @@ def symmetric(case):
 
 
 def learns(case):
-    return isinstance(case.make(matrix(case)), ls.preconditioners.Learned)
+    return isinstance(case.make(matrix(case)), ls.preconditioners.Trainable)
 
 
 @rows()

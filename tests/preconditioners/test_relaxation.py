@@ -87,7 +87,7 @@ def test_omega_learns(multicolour):
         apply = lambda v, w, r: make(v, w)(r)  # noqa: B023, E731
         assert torch.autograd.gradcheck(apply, args, check_forward_ad=True, fast_mode=True)
         assert torch.autograd.gradgradcheck(apply, args, fast_mode=True)
-        assert any(t is omega for t in make(*args[:2]).made_of)
+        assert any(t is omega for t in make(*args[:2]).depends_on)
     with pytest.raises(ValueError, match="M requires grad"):
         S.gmres(A, r.detach(), M=P.SOR(A, omega))
     S.gmres(A, r.detach(), M=P.SOR(A, omega), gradient="unrolled").residual_norms[3].sum().backward()

@@ -131,7 +131,7 @@ def constant(A: ls.CSR) -> Callable[[Tensor], Tensor]:
 
 
 def fsai(A: ls.CSR) -> Any:
-    return P.ApproximateInverse.initialise_from(A.detach()).requires_grad_(False)
+    return P.Trainable(P.FSAI(A.detach())).requires_grad_(False)
 
 
 def nonlinear(A: ls.CSR) -> Callable[[Tensor], Tensor]:

@@ -100,7 +100,7 @@ class Product:
 
 def test_a_rectangular_factor():
     A, b = ls.problems.poisson((5, 5)), normal((25, 2))
-    L = P.ApproximateInverse.initialise_from(A).L.detach()
+    L = P.FSAI(A).L
     G = ls.ops.hstack((L, ls.ops.diag(torch.full((25,), 0.5, dtype=A.dtype))))
 
     def unrolled(values):

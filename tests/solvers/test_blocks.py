@@ -95,8 +95,8 @@ PRECONDITIONERS = {  # of the batch, and of one block
         lambda B: P.SSOR(B) if len(B.values) > 9 else None,
     ),
     "product": (
-        lambda A: P.ApproximateInverse.initialise_from(A.matrix).requires_grad_(False),
-        lambda A: P.ApproximateInverse.initialise_from(A).requires_grad_(False),
+        lambda A: P.FSAI(A.matrix),
+        lambda A: P.FSAI(A),
     ),
     "matrix": (lambda A: ls.ops.diag(1 / A.matrix.diagonal()), lambda A: ls.ops.diag(1 / A.diagonal())),
     "callable": (lambda A: lambda r: 0.3 * r, lambda A: lambda r: 0.3 * r),

@@ -60,7 +60,7 @@ def test_module(flags, tmp_path):
 def test_parameters():
     assert {n for n, _ in T(A.tril()).named_parameters()} == {"values"}
     assert T(A.tril(), unit_diagonal=True).values.numel() == A.tril(-1).nnz
-    assert {n for n, _ in T(A.tril(), positive="exp").named_parameters()} == {"off_diagonal", "diagonal"}
+    assert {n for n, _ in T(A.tril(), positive="exp").named_parameters()} == {"off_diagonal", "log_diagonal"}
     values = torch.stack((A.tril().values, 2 * A.tril().values))
     batch = T(A.tril().with_values(values), positive="softplus")
     assert torch.allclose(batch(normal((20, 1)))[1] * 2, T(A.tril())(normal((20, 1))), rtol=1e-12)

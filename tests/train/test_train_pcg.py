@@ -19,8 +19,8 @@ def test_a_run_leaves_its_files_and_learns_what_it_says(pcg_run, rows, capsys, l
     assert code == train.OK
     leaves(out, "loss.png", "residuals.png", "factor.png", "evaluation.csv")
     weights = load_file(out / "model.safetensors")
-    assert weights["values"].shape == (127,)
-    assert weights["values"].dtype == torch.float64
+    assert weights["L.values"].shape == (127,)
+    assert weights["L.values"].dtype == torch.float64
 
     table = rows(out)
     assert [int(row["step"]) for row in table] == list(range(251))
@@ -108,7 +108,7 @@ def test_the_gradient_is_that_of_dense_algebra():
         weights @ dense_residuals(A, dense @ dense.T, b, 4)[1:] / weights.sum() for b in its.test_vectors.T
     ]
     torch.stack(losses).mean().backward()
-    torch.testing.assert_close(its.model.values.grad, values.grad, rtol=1e-6, atol=1e-12)
+    torch.testing.assert_close(its.model.L.values.grad, values.grad, rtol=1e-6, atol=1e-12)
 
 
 def test_the_ramp_of_the_demonstration():

@@ -8,7 +8,7 @@ import yaml
 from train.pcg_cases import SMALL, recipe
 
 from learnsolve import train
-from learnsolve.preconditioners import ApproximateInverse
+from learnsolve.preconditioners import Factored, Trainable
 from learnsolve.recipes.harness.schedule import Patience
 from learnsolve.recipes.pcg import factor
 from learnsolve.recipes.pcg.factor import Guard, definiteness, factor_of
@@ -67,10 +67,10 @@ def test_clipping_bounds_the_gradient():
     its = recipe(clip=1e-3, test_vectors=4)
     optimizer = its.optimizer()
     its.loss(0).backward()
-    norm = float(its.model.values.grad.norm())
+    norm = float(its.model.L.values.grad.norm())
     optimizer.step()
     assert norm > 1e-3
-    assert float(its.model.values.grad.norm()) == pytest.approx(1e-3, rel=1e-3)
+    assert float(its.model.L.values.grad.norm()) == pytest.approx(1e-3, rel=1e-3)
 
 
 @pytest.mark.parametrize("limit", [256, 1])
@@ -91,28 +91,28 @@ def test_definiteness_is_that_of_dense_algebra(monkeypatch, limit):
 
 
 def test_the_guard_halves_a_step_that_makes_the_factor_singular():
-    model = ApproximateInverse.bidiagonal(10)
-    guard = Guard(model.parameters(), lambda: model.L, 1e-3)
+    model = Trainable(Factored.bidiagonal(10))
+    guard = Guard(model.parameters(), model.L, 1e-3)
     guard.before()
     with torch.no_grad():
-        model.values[0] -= 1.999
-    before = model.values.detach().clone()
+        model.L.values[0] -= 1.999
+    before = model.L.values.detach().clone()
     guard.after()
     assert guard.shortened == 1
     assert guard.holds()
-    assert float(model.values[0].detach()) == pytest.approx(2 - 1.999 / 2)
-    assert torch.equal(model.values[1:], before[1:])
+    assert float(model.L.values[0].detach()) == pytest.approx(2 - 1.999 / 2)
+    assert torch.equal(model.L.values[1:], before[1:])
 
     guard.before()
-    kept = model.values.detach().clone()
+    kept = model.L.values.detach().clone()
     with torch.no_grad():
-        model.values += float("nan")
+        model.L.values += float("nan")
     guard.after()
     assert guard.shortened == 2
-    assert torch.equal(model.values, kept)
+    assert torch.equal(model.L.values, kept)
 
     for floor, count in ((1e-3, 2), (0.0, 0)):
-        other = Guard(model.parameters(), lambda: model.L, floor)
+        other = Guard(model.parameters(), model.L, floor)
         other.before()
         other.after()
         assert other.shortened == 0 <= count

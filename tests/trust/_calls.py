@@ -287,13 +287,14 @@ for name, make in {
     "BlockJacobi": lambda M: P.BlockJacobi(M, 4),
     "Chebyshev": lambda M: P.Chebyshev(M, lmin=0.2, lmax=2.0),
     "Neumann": lambda M: P.Neumann(M, degree=2),
-    "MatrixPolynomial": lambda M: P.MatrixPolynomial(M, [0.5, -0.1]),
+    "Polynomial": lambda M: P.Polynomial(M, [0.5, -0.1]),
+    "FSAI": P.FSAI,
     "Diagonal": lambda M: P.Diagonal(1 / M.diagonal()),
     "Factored": lambda M: P.Factored(0.1 * M.tril(), form="product"),
-    "ScaledJacobi": lambda M: P.ScaledJacobi(M.detach()),
-    "Polynomial": lambda M: P.Polynomial.neumann(M.detach(), 2),
-    "ApproximateInverse": lambda M: P.ApproximateInverse(M.detach().tril()),
-    "IncompleteFactor": lambda M: P.IncompleteFactor.initialise_from(M.detach()),
+    "Trainable Jacobi": lambda M: P.Trainable(P.Jacobi(M.detach())),
+    "Trainable Polynomial": lambda M: P.Trainable(P.Polynomial.neumann(M.detach(), 2)),
+    "Trainable product": lambda M: P.Trainable(P.Factored(M.detach().tril(), form="product")),
+    "Trainable IC0": lambda M: P.Trainable(P.IC0(M.detach()), positive="exp"),
 }.items():
     CALLS[f"preconditioner {name}"] = Call("ax", lambda s, v, x, f=make: f(A(s, v))(x), "spd")
 for name, make in {
@@ -303,7 +304,7 @@ for name, make in {
     "SPAI": P.SPAI,
     "ICT": lambda M: P.ICT(M, fill=1),
     "ILUT": lambda M: P.ILUT(M, fill=1),
-    "LearnedAMG": lambda M: P.LearnedAMG(P.AMG(M.detach(), max_coarse=4)),
+    "Trainable AMG": lambda M: P.Trainable(P.AMG(M.detach(), max_coarse=4)),
     "NeuralIF": lambda M: P.NeuralIF(rounds=1, width=2, dtype=M.dtype)(M),
     "PreCorrector": lambda M: P.PreCorrector(rounds=1, width=2, dtype=M.dtype)(M),
     "NeuralAMG": lambda M: P.NeuralAMG(rounds=1, width=2, dtype=M.dtype)(M),
@@ -314,8 +315,8 @@ for name, make in {
 CALLS |= {
     "Neumann weight": Call("axs", lambda s, v, x, t: P.Neumann(A(s, v), weight=0.1 * t.exp())(x), "spd"),
     "SSOR omega": Call("axs", lambda s, v, x, t: P.SSOR(A(s, v), 1 + 0.5 * t.tanh())(x), "spd"),
-    "MatrixPolynomial coefficients": Call(
-        "axs", lambda s, v, x, t: P.MatrixPolynomial(A(s, v), torch.stack([t, 0.1 * t]))(x), "spd"
+    "Polynomial coefficients": Call(
+        "axs", lambda s, v, x, t: P.Polynomial(A(s, v), torch.stack([t, 0.1 * t]))(x), "spd"
     ),
     "Chebyshev ends": Call(
         "axs", lambda s, v, x, t: P.Chebyshev(A(s, v), lmin=0.2 + t.exp(), lmax=9 + t.exp())(x), "spd"
@@ -323,18 +324,18 @@ CALLS |= {
     "learned Chebyshev": Call(
         "ax", lambda s, v, x: _learned(s, solvers.Chebyshev(0.5, 2.0, 3).to(s.dtype), A(s, v), x), "spd"
     ),
-    "learned ScaledJacobi": Call("x", lambda s, x: _learned(s, P.ScaledJacobi(_detached(s)), x), "spd"),
+    "learned Jacobi": Call("x", lambda s, x: _learned(s, P.Trainable(P.Jacobi(_detached(s))), x), "spd"),
     "learned Polynomial": Call(
-        "x", lambda s, x: _learned(s, P.Polynomial.neumann(_detached(s), 2), x), "spd"
+        "x", lambda s, x: _learned(s, P.Trainable(P.Polynomial.neumann(_detached(s), 2)), x), "spd"
     ),
     "learned Polynomial, Chebyshev": Call(
-        "x", lambda s, x: _learned(s, P.Polynomial.chebyshev(_detached(s), 2), x), "spd"
+        "x", lambda s, x: _learned(s, P.Trainable(P.Polynomial.chebyshev(_detached(s), 2)), x), "spd"
     ),
-    "learned IncompleteFactor": Call(
-        "x", lambda s, x: _learned(s, P.IncompleteFactor.initialise_from(_detached(s)), x), "spd"
+    "learned IC0": Call(
+        "x", lambda s, x: _learned(s, P.Trainable(P.IC0(_detached(s)), positive="exp"), x), "spd"
     ),
-    "learned ApproximateInverse": Call(
-        "x", lambda s, x: _learned(s, P.ApproximateInverse(_detached(s).tril()), x), "spd"
+    "learned product": Call(
+        "x", lambda s, x: _learned(s, P.Trainable(P.Factored(_detached(s).tril(), form="product")), x), "spd"
     ),
 }
 # Layers of networks and estimates of spectra, which are made of kernels of their own too.

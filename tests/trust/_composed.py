@@ -33,17 +33,17 @@ def _rows() -> Iterator[tuple[str, tuple[bool, bool, Make]]]:
                 make = amg(spd(), method, cycle=cycle, smoother=smoother, presweeps=1 + (cycle == "V"))
                 what = f"{method}, {cycle}, {smoother}"
                 yield f"AMG, {what}", (symmetric, True, make)
-                yield f"LearnedAMG, {what}", (symmetric, False, partial(_all_learned, make))
+                yield f"learned AMG, {what}", (symmetric, False, partial(_all_learned, make))
     yield "GNP", (False, False, lambda A: P.GNP(A, width=3, layers=2, dtype=torch.float64))
     yield "NeuralIF", (True, False, lambda A: P.NeuralIF(**NETWORK))
     yield "PreCorrector", (True, False, lambda A: P.PreCorrector(**NETWORK))
     yield "NeuralAMG", (True, False, lambda A: P.NeuralAMG(**NETWORK, max_levels=2, max_coarse=3))
 
 
-def _all_learned(make: Make, A: ls.CSR) -> P.LearnedAMG:
+def _all_learned(make: Make, A: ls.CSR) -> P.Trainable:
     M = make(A)
-    smoother = ["smoother"] * (M.weights is not None)
-    return P.LearnedAMG(M, learn=("prolongation", "restriction", *smoother))
+    weights = ["weights"] * (M.weights is not None)
+    return P.Trainable(M, learn=("prolongations", "restrictions", *weights))
 
 
 ROWS = dict(_rows())
@@ -109,10 +109,10 @@ class _Held(torch.nn.Module):
         if isinstance(self.M, P.NeuralAMG):  # the classical prolongation in it is a constant
             hierarchy = self.M(self.A0).hierarchy
             return P.AMG(A, hierarchy=hierarchy, smoother="jacobi", weight=0.7)
-        if not isinstance(self.M, P.Learned):
+        if not isinstance(self.M, P.Trainable):
             return self.M(A)
-        if hasattr(self.M, "current"):
-            return self.M.current()
+        if self.M.M is not None:
+            return self.M.build()
         own = {name.removeprefix("M."): p for name, p in parameters.items()}
         return lambda r: functional_call(self.M, own, (r,))
 

@@ -21,7 +21,7 @@ SHORT = 300
 # Whose graphs have dense products and inverses of torch: a backward inside of the context rounds these.
 OF_TORCH = {
     "GCNConv",
-    *(f"preconditioner {name}" for name in ("AMG", "AMG, classical", "LearnedAMG", "NeuralAMG")),
+    *(f"preconditioner {name}" for name in ("AMG", "AMG, classical", "Trainable AMG", "NeuralAMG")),
     *(f"preconditioner {name}" for name in ("AdditiveSchwarz", "BlockJacobi")),
 }
 ROUNDED = 0.1

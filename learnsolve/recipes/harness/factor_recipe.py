@@ -19,7 +19,7 @@ from torch import Tensor
 from learnsolve import solvers
 from learnsolve.csr import CSR
 from learnsolve.ops.spmm import spmm
-from learnsolve.preconditioners._factor_network import MatrixNetwork, Start
+from learnsolve.preconditioners.learned._factor_network import MatrixNetwork, Start
 from learnsolve.problems.datasets import Sample
 from learnsolve.recipes.harness.base import SettingError, about_option
 from learnsolve.recipes.harness.curves import Curves

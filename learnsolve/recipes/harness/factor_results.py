@@ -17,7 +17,7 @@ import torch
 from learnsolve import preconditioners, solvers
 from learnsolve.csr import CSR
 from learnsolve.evaluation import Evaluation, evaluate
-from learnsolve.preconditioners._factor_network import MatrixNetwork
+from learnsolve.preconditioners.learned._factor_network import MatrixNetwork
 from learnsolve.problems.datasets import ProblemDataset
 from learnsolve.recipes.harness import plots
 from learnsolve.recipes.harness.base import History, Outcome

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from learnsolve.preconditioners._factor_network import MatrixNetwork
+from learnsolve.preconditioners.learned._factor_network import MatrixNetwork
 from learnsolve.problems.datasets import ProblemDataset
 from learnsolve.recipes.harness.base import SettingError, at_least
 from learnsolve.recipes.harness.vector_recipe import VectorSettings

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import solvers
+from learnsolve.preconditioners import Trainable
 from learnsolve.recipes.harness.base import SettingError
 from learnsolve.recipes.harness.curves import Curves
 from learnsolve.recipes.harness.matrix_recipe import MatrixRecipe
@@ -20,7 +21,7 @@ from learnsolve.recipes.harness.parallel import summed
 from learnsolve.recipes.harness.problem import grid_of
 from learnsolve.recipes.harness.schedule import Patience, Scheduled, iterations_at
 from learnsolve.recipes.harness.spread import Spread
-from learnsolve.recipes.pcg.factor import Guard, Model, build, definiteness, factor_of
+from learnsolve.recipes.pcg.factor import Guard, build, definiteness, factor_of
 from learnsolve.recipes.pcg.results import figures_of, outcome_of
 from learnsolve.recipes.pcg.settings import VARIANTS, PcgSettings
 
@@ -40,7 +41,7 @@ class PcgRecipe(Scheduled, MatrixRecipe):
         "shortened_steps",
     )
     files = ("evaluation.csv", "loss.png", "residuals.png", "residuals_ramp.png", "factor.png")
-    model: Model
+    model: Trainable
     by_root = False
     curves: ClassVar[Mapping[str, Curves]] = {
         "loss.png": Curves(ylabel="weighted residuals", log=True),

@@ -14,7 +14,7 @@ from learnsolve.csr import CSR
 from learnsolve.ops.spmm import spmm
 from learnsolve.ops.sptrsv import sptrsv
 from learnsolve.pattern import SparsityPattern, as_numpy
-from learnsolve.preconditioners import ApproximateInverse, IncompleteFactor, lower_pattern
+from learnsolve.preconditioners import FSAI, IC0, Factored, Trainable, lower_pattern
 from learnsolve.recipes.harness.base import SettingError
 
 if TYPE_CHECKING:
@@ -24,38 +24,35 @@ DIAGONAL, BELOW = 2.0, 0.1  # section 4.3: L = 2 I + 0.1 S
 DENSE_LIMIT = 256  # unknowns up to which all eigenvalues take less time than a step
 HALVINGS = 20
 
-Model = ApproximateInverse | IncompleteFactor
-
 
 def pattern_of(A: CSR, name: str) -> SparsityPattern:
     """The pattern of L: its diagonal with the one below, tril(A), or that of tril(A^2)."""
     if name == "bidiagonal":
-        return ApproximateInverse.bidiagonal(A.shape[0], dtype=A.dtype).pattern.to(A.device)
+        return Factored.bidiagonal(A.shape[0], dtype=A.dtype, device=A.device).L.pattern
     return lower_pattern(A, rings=2 if name == "two_ring" else 1)
 
 
-def build(A: CSR, settings: PcgSettings) -> Model:
+def build(A: CSR, settings: PcgSettings) -> Trainable:
     """The module, at its start; SettingError where the matrix does not allow this start."""
     pattern = pattern_of(A, settings.pattern)
     try:
         if settings.form == "product":
             if settings.start == "fsai":
-                return ApproximateInverse.initialise_from(A, pattern)
-            return ApproximateInverse.from_pattern(pattern, DIAGONAL, BELOW, A.dtype)
+                return Trainable(FSAI(A.detach(), pattern=pattern))
+            return Trainable(Factored.from_pattern(pattern, DIAGONAL, BELOW, A.dtype))
         if settings.start == "ic0":
-            return IncompleteFactor.initialise_from(_restricted(A, pattern), "ic0")
-        on = pattern.row_indices == pattern.col_indices
-        values = torch.full((pattern.nnz,), BELOW, dtype=A.dtype, device=A.device)
-        return IncompleteFactor(CSR(values.masked_fill_(on, DIAGONAL), pattern))
+            return Trainable(IC0(_restricted(A, pattern)), positive="exp")
+        L = Factored.from_pattern(pattern, DIAGONAL, BELOW, A.dtype).L
+        return Trainable(Factored(L), positive="exp")
     except ValueError as error:
         raise SettingError(
             f"--start {settings.start}: {' '.join(str(error).split())}; take --start paper"
         ) from error
 
 
-def factor_of(model: Model) -> CSR:
+def factor_of(model: Trainable) -> CSR:
     """L, as it is now."""
-    return model.L if isinstance(model, ApproximateInverse) else model.L.matrix()
+    return model.L()
 
 
 def _restricted(A: CSR, pattern: SparsityPattern) -> CSR:

@@ -146,13 +146,13 @@ def _tracked(M: Any) -> list[Tensor]:
     if isinstance(M, CSR):
         named = (M.values,)
     else:
-        named = getattr(M, "made_of", None) or (M.parameters() if isinstance(M, torch.nn.Module) else ())
+        named = getattr(M, "depends_on", None) or (M.parameters() if isinstance(M, torch.nn.Module) else ())
     return [t for t in named if t.requires_grad]
 
 
 def _learns(M: Any, sources: tuple[Tensor, ...]) -> bool:
     """A preconditioner computed from A itself does not: the solution depends on A only."""
-    cached = sources if hasattr(M, "made_of") else ()
+    cached = sources if hasattr(M, "depends_on") else ()
     return any(all(t is not source for source in cached) for t in _tracked(M))
 
 

@@ -25,8 +25,8 @@ from learnsolve import _check
 from learnsolve._conversion import TensorLike
 from learnsolve.ops import _across
 from learnsolve.ops.block_batch import BlockBatch
-from learnsolve.preconditioners._spectrum import RATIO, largest_eigenvalue
 from learnsolve.preconditioners.base import readable
+from learnsolve.preconditioners.classical._spectrum import RATIO, largest_eigenvalue
 from learnsolve.solvers.core.arguments import check_operands
 from learnsolve.solvers.core.operators import as_operator, as_preconditioner
 from learnsolve.solvers.options import MODULE, OF_MODULES, Options, described

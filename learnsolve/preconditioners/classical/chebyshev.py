@@ -1,0 +1,167 @@
+"""Chebyshev polynomials in the matrix.
+
+Source: Saad, "Iterative Methods for Sparse Linear Systems" (2003), section 12.3 and algorithm 12.1.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from learnsolve.csr import CSR
+from learnsolve.ops._dots import scaled
+from learnsolve.ops._operands import plain_values
+from learnsolve.pattern import SparsityPattern
+from learnsolve.preconditioners.classical._polynomial import Apply, PolynomialPreconditioner
+from learnsolve.preconditioners.classical._spectrum import RATIO, largest_eigenvalue
+
+
+class Chebyshev(PolynomialPreconditioner):
+    r"""The polynomial that is best for eigenvalues in [lmin, lmax]: `degree` + 1 Chebyshev steps from zero.
+
+    A preconditioner; `solvers.Chebyshev` is the iteration with trainable bounds.
+
+    .. math:: M_p = p(M A)\, M, \qquad
+              1 - t\, p(t) = T_{d+1}\!\Bigl(\frac{\theta - t}{\delta}\Bigr) \Big/
+                             T_{d+1}\!\Bigl(\frac{\theta}{\delta}\Bigr), \qquad
+              \theta, \delta = \tfrac{1}{2} (l_{\max} \pm l_{\min})
+
+    Linear; symmetric if A and M are. Then, with both positive definite and all eigenvalues of M A below lmax,
+    positive definite, also where some of them lie below lmin.
+
+    Parameters
+    ----------
+    A : CSR, shape (n, n), values (..., nnz)
+    lmin, lmax : numbers or Tensors, bounds of the eigenvalues of M A, 0 < lmin <= lmax; tensors, which may
+        require grad, have shape () or are one number a matrix of the batch. lmax if not given: 1.1 times an
+        estimate by 10 steps of Arnoldi's method from a fixed vector; lmin: lmax / 30
+    degree : int >= 0, products with A in a call
+    M : Preconditioner, the inner one, linear; "jacobi" for the inverse of the diagonal, None for none
+    symmetric : bool, whether A is symmetric; if not given its numbers are compared (not
+        under `torch.compile`)
+
+    Attributes
+    ----------
+    lmin, lmax : as given, or as estimated (tensors of A's batch shape)
+
+    Raises
+    ------
+    ValueError
+        if a bound is not positive, lmin is above lmax, a diagonal entry is missing or zero (M="jacobi"), M is
+        not linear, shapes do not fit, A is not finite, or the estimate is not positive (A is zero).
+    TypeError
+        if types, dtypes or devices do not fit.
+
+    Notes
+    -----
+    Gradient: exact, for A's values, lmin, lmax, what M is made of, and r, to any order; bounds that were
+    estimated are constants. Cost: `degree` products with A, one more with M, and no inner product: nothing in
+    a call waits for a sum. With M="jacobi" or None and one matrix the whole polynomial is one compiled
+    operation, of a product more, and keeps (degree + 1) n numbers.
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A, b = ls.problems.poisson((50, 50)), torch.ones(2500, dtype=torch.float64)
+    >>> M = ls.preconditioners.Chebyshev(A, degree=3)
+    >>> bool(1.9 < M.lmax < 2.2)  # the largest eigenvalue of D^-1 A is 1.996
+    True
+    >>> ls.solvers.cg(A, b, M=M).iterations < ls.solvers.cg(A, b).iterations / 2
+    True
+    """
+
+    def __init__(
+        self,
+        A: CSR,
+        *,
+        lmin: float | Tensor | None = None,
+        lmax: float | Tensor | None = None,
+        degree: int = 3,
+        M: Any = "jacobi",
+        symmetric: bool | None = None,
+    ):
+        super().__init__(A, degree, M, symmetric)
+        if lmax is None:
+            lmax = self._estimate()
+            self.lmax, wide = lmax, lmax[..., None, None]
+        else:
+            self.lmax, wide = lmax, self._parameter("lmax", lmax)
+        if lmin is None:
+            self.lmin, narrow = lmax / RATIO, wide / RATIO
+        else:
+            self.lmin, narrow = lmin, self._parameter("lmin", lmin)
+        self._check_order(narrow, wide)
+        self._coefficients = _coefficients((wide + narrow) / 2, (wide - narrow) / 2, self.degree)
+        self._sweeps, inverse = None, self._inverse_diagonal()
+        if inverse is not None:
+            scale, momentum = (_stacked(t, A.values) for t in zip(*self._coefficients, strict=True))
+            self._sweeps = scale.unsqueeze(-1) * inverse, momentum
+
+    def _polynomial(self, A: Apply, M: Apply, R: Tensor) -> Tensor:
+        (first, _), *rest = self._coefficients
+        r, x = R, scaled(first, M(R))
+        step = x
+        for scale, momentum in rest:
+            r = r - A(step)
+            step = scaled(momentum, step) + scaled(scale, M(r))
+            x = x + step
+        return x
+
+    def _columns(self, R: Tensor) -> Tensor:
+        if self._sweeps is None:
+            return super()._columns(R)
+        scale, momentum = self._sweeps
+        return self._swept(scale, R, torch.zeros_like(R), self.degree + 1, momentum)
+
+    def _estimate(self) -> Tensor:
+        A, n = self.A, self.shape[0]
+        if n == 0:
+            return torch.ones(self.batch_shape, dtype=A.dtype, device=A.device)
+        start = A.pattern._planned(_start)[0].to(A.values)
+        apply, inner = self._operator(False), self._inner(False)
+        found = largest_eigenvalue(lambda X: inner(apply(X)), start.expand(*self.batch_shape, n, 1))
+        if torch.compiler.is_dynamo_compiling() or not found.is_cpu:
+            return found
+        if not (good := (values := plain_values(found)).isfinite() & (values > 0)).all():
+            raise ValueError(
+                "Chebyshev: the largest eigenvalue of M A was estimated for lmax, and must be positive and "
+                f"finite, got {float(values[~good][0])}; see whether A is zero or overflows, or pass lmax="
+            )
+        return found
+
+    def _check_order(self, lmin: Any, lmax: Any) -> None:
+        if torch.compiler.is_dynamo_compiling():
+            return
+        if isinstance(lmin, Tensor) or isinstance(lmax, Tensor):
+            seen = all(t.is_cpu for t in (lmin, lmax) if isinstance(t, Tensor))
+            if not seen or torch._C._are_functorch_transforms_active():
+                return
+        ordered = lmin <= lmax
+        if not (bool(ordered.all()) if isinstance(ordered, Tensor) else ordered):
+            raise ValueError(f"Chebyshev: lmin must not be above lmax, got {self.lmin} and {self.lmax}")
+
+
+def _coefficients(theta: Any, delta: Any, degree: int) -> list[tuple[Any, Any]]:
+    """a and m of the steps x <- x + a M (r - A x) + m (x - the x before), from 0: with rho_0 = delta / theta,
+
+        rho_k = delta s_k,  s_k = 1 / (2 theta - delta rho_{k-1}),  a_k = 2 s_k,  m_k = rho_k rho_{k-1}
+
+    and a_0 = 1 / theta, m_0 = 0: without a division by delta, which is zero for one eigenvalue."""
+    rho, found = delta / theta, [(1 / theta, 0 * theta)]
+    for _ in range(degree):
+        s = 1 / (2 * theta - delta * rho)
+        found.append((2 * s, delta * s * rho))
+        rho = delta * s
+    return found
+
+
+def _stacked(numbers: tuple[Any, ...], like: Tensor) -> Tensor:
+    """Without a copy from the host, which a CUDA graph could not hold."""
+    return torch.stack([t.reshape(()) if isinstance(t, Tensor) else like.new_full((), t) for t in numbers])
+
+
+def _start(P: SparsityPattern) -> tuple[Tensor]:
+    """Where the estimate starts. A plan: under vmap random numbers are not available."""
+    generator = torch.Generator("cpu").manual_seed(0)
+    start = torch.randn((P.shape[0], 1), dtype=torch.float64, generator=generator, device="cpu")
+    return (start.to(P.device),)

@@ -1,0 +1,67 @@
+"""A diagonal that may carry a graph."""
+
+from torch import Tensor
+
+from learnsolve import _check
+from learnsolve.preconditioners.base import Part, Preconditioner, readable
+
+
+class Diagonal(Preconditioner):
+    r"""A diagonal that may carry a graph, :math:`M = \mathrm{diag}(d)`: what a network predicts.
+
+    Linear, symmetric, positive definite if d is positive.
+
+    Parameters
+    ----------
+    d : Tensor, shape (n,), or (..., n) for a batch of systems, float32 or float64
+
+    Raises
+    ------
+    ValueError
+        if d is a scalar or, on the CPU, not finite (the message names the row).
+    TypeError
+        if d is no Tensor, or of another dtype.
+
+    Notes
+    -----
+    Gradient: exact, for d and r, to any order. Cost: one product of numbers a row. Compiled loops (`cg`, and
+    sweeps for a number of iterations) run it. `Trainable` learns d.
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A, b = ls.problems.poisson((8, 8)), torch.ones(64, dtype=torch.float64)
+    >>> theta = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)  # a network's parameter
+    >>> M = ls.preconditioners.Diagonal(theta.exp() / ls.ops.diagonal(A))
+    >>> ls.solvers.richardson(A, b, M=M, iterations=4).residual_norms[-1].backward()
+    >>> theta.grad is not None
+    True
+    """
+
+    symmetric = True
+    is_diagonal = True  # `pcg_form` computes nothing
+    d: Tensor
+
+    def __init__(self, d: Tensor):
+        name = type(self).__name__
+        _check.tensor(name, "d", d)
+        _check.dtype(name, "d", d)
+        if d.dim() == 0:
+            raise ValueError(f"{name}: d must have shape (n,) or (..., n), got a scalar; use d.expand(n)")
+        if readable(d) and not (good := d.detach().isfinite()).all():
+            at = (~good).nonzero()[0].tolist()
+            raise ValueError(
+                f"{name}: d must be finite, got {d[tuple(at)].item()} in row {at[-1]}; find out where it "
+                "comes from"
+            )
+        self.d, self.shape, self.batch_shape = d, (d.shape[-1], d.shape[-1]), d.shape[:-1]
+        self.depends_on = (d,)
+
+    def _learnable(self) -> dict[str, Part]:
+        return {"d": Part(self.d, "all")}
+
+    def _columns(self, R: Tensor) -> Tensor:
+        return self.d.unsqueeze(-1) * R
+
+    def pcg_form(self) -> tuple[str, Tensor, None]:
+        return "diagonal", self.d, None

@@ -1,0 +1,284 @@
+"""Preconditioners in factored form, of factors that may carry a graph.
+
+Sources: Saad, "Iterative Methods for Sparse Linear Systems" (2003), chapter 10; Kolotilina and Yeremin,
+"Factorized sparse approximate inverse preconditionings I. Theory", SIAM J. Matrix Anal. Appl. 14, 1993,
+doi:10.1137/0614004.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from learnsolve import _check
+from learnsolve.csr import CSR
+from learnsolve.ops._operands import fit, in_open_interval
+from learnsolve.ops._triangular import _mask
+from learnsolve.ops.diagonal import diagonal
+from learnsolve.ops.diagonals import diag
+from learnsolve.ops.spmm import spmm
+from learnsolve.ops.sptrsv import sptrsv
+from learnsolve.ops.stack import hstack
+from learnsolve.ops.triangle import tril
+from learnsolve.pattern import SparsityPattern
+from learnsolve.preconditioners.base import Part, Preconditioner, check_constants, check_finite, readable
+
+FORMS = ("solve", "product")
+
+
+class Factored(Preconditioner):
+    r"""Triangular solves or products with factors that may carry a graph: what a network predicts.
+
+    .. math:: M = (L L^T)^{-1} \text{ or } (L U)^{-1} \quad (\mathtt{form="solve"}), \qquad
+              M = L L^T + s I \text{ or } L U + s I \quad (\mathtt{form="product"})
+
+    Linear; symmetric without `U`. Then positive definite for form="solve", and for form="product" with a
+    positive shift, or a regular L.
+
+    Parameters
+    ----------
+    L : CSR, float32 or float64, values (..., nnz). For form="solve" (n, n), lower triangular with its
+        diagonal; beside a U with ones there, or no entries, as `ops.ilu0` has it. For form="product" any
+        pattern, shape (n, m)
+    U : CSR, upper triangular with its diagonal, or (m, n)
+    form : "solve" or "product"
+    shift : s, for form="product": positive number, or Tensor of them, () or one a matrix of the batch
+
+    Attributes
+    ----------
+    L, U, form, shift : as given
+
+    Raises
+    ------
+    ValueError
+        if shapes or patterns do not fit, or, on the CPU, values are not finite, or the diagonal of a factor
+        that is solved with has a zero (the message names the row).
+    TypeError
+        if types, dtypes or devices do not fit.
+
+    Notes
+    -----
+    Gradient: exact, for the values of L and U, a shift that is a Tensor, and r, to any order. Nothing is
+    copied. `Trainable` learns L and U, except for the ones of an L beside a U, with ``positive="exp"`` so
+    that no diagonal becomes zero; and a shift, if ``learn=`` names it. ``Factored.bidiagonal(n)`` and
+    ``Factored.from_pattern(pattern)`` are products to start from, `FSAI` and `IC0` others.
+
+    Cost: two triangular solves or two products, 2 nnz flops each for a column of r. Without U, `cg` runs it
+    in its compiled loop, L L^T + s I as the product of [L, sqrt(s) I] with its transpose.
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A, b = ls.problems.poisson((8, 8)), torch.ones(64, dtype=torch.float64)
+    >>> L = ls.ops.ic0(A).L
+    >>> scale = torch.tensor(1.0, dtype=torch.float64, requires_grad=True)  # a network's parameter
+    >>> M = ls.preconditioners.Factored(L.with_values(L.values.tanh() * scale))
+    >>> ls.solvers.cg(A, b, M=M, rtol=0.0, maxiter=4, gradient="unrolled").residual_norms[-1].backward()
+    >>> scale.grad is not None
+    True
+    """
+
+    symmetric = True
+    L: CSR
+    U: CSR | None = None
+    form = "solve"
+    shift: Any = 0.0
+
+    def __init__(self, L: CSR, U: CSR | None = None, *, form: str = "solve", shift: float | Tensor = 0.0):
+        name = type(self).__name__
+        _check.one_of(name, "form", form, FORMS)
+        _check.matrix(name, "L", L)
+        _check.dtype(name, "L.values", L.values)
+        check_finite(name, L, "L")
+        self.L, self.U, self.form, self.symmetric = L, U, form, U is None
+        self.shape, self.batch_shape, self.depends_on = (L.shape[0], L.shape[0]), L.batch_shape, (L.values,)
+        if U is not None:
+            _check.matrix(name, "U", U)
+            fit(name, L, U, "L", "U")
+            check_finite(name, U, "U")
+            if U.shape != L.shape[::-1]:
+                raise ValueError(f"{name}: U must have shape {L.shape[::-1]}, for L {L.shape}, got {U.shape}")
+            self.batch_shape = torch.broadcast_shapes(L.batch_shape, U.batch_shape)
+            self.depends_on += (U.values,)
+        if form == "solve":
+            self._check_solvable(name)
+        if isinstance(shift, Tensor) or shift != 0:
+            self._add(name, shift)
+
+    @classmethod
+    def bidiagonal(
+        cls,
+        n: int,
+        diagonal: float = 2.0,
+        off: float = 0.1,
+        dtype: torch.dtype = torch.float64,
+        device: torch.device | str | None = None,
+    ) -> Factored:
+        """M = L L^T with L lower bidiagonal, `diagonal` on the diagonal and `off` below. L = 2 I + 0.1 S is
+        where section 4.3 of arXiv 2212.05159 starts."""
+        n = _check.integer("Factored.bidiagonal", "n", n, 0)
+        rows = np.arange(n)
+        crow = torch.from_numpy(np.concatenate(([0], 2 * rows + 1))).to(device)
+        col = torch.from_numpy(np.stack((rows - 1, rows), 1).reshape(-1)[1:]).to(device)
+        return Factored.from_pattern(SparsityPattern._trusted(crow, col, (n, n)), diagonal, off, dtype)
+
+    @classmethod
+    def from_pattern(
+        cls,
+        pattern: SparsityPattern,
+        diagonal: float = 1.0,
+        off: float = 0.0,
+        dtype: torch.dtype = torch.float64,
+    ) -> Factored:
+        """M = L L^T with L on `pattern`, `diagonal` on the diagonal and `off` elsewhere."""
+        function = "Factored.from_pattern"
+        if not isinstance(pattern, SparsityPattern):
+            raise TypeError(
+                f"{function}: pattern must be a SparsityPattern, got {type(pattern).__name__}; of a CSR take "
+                "L.pattern, or lower_pattern(A)"
+            )
+        diagonal, off = (_check.real(function, k, v) for k, v in (("diagonal", diagonal), ("off", off)))
+        on = pattern.row_indices == pattern.col_indices
+        values = torch.full((pattern.nnz,), off, dtype=dtype, device=pattern.device)
+        return Factored(CSR(values.masked_fill_(on, diagonal), pattern), form="product")
+
+    def _check_solvable(self, name: str) -> None:
+        L, U = self.L, self.U
+        _check.square(name, "L", L.shape)
+        check_triangular(name, "L", L, lower=True)
+        divisor = ("L", L)
+        if U is not None:
+            check_triangular(name, "U", U, lower=False)
+            if readable(L.values):
+                _check_ones(name, L)
+            divisor = ("U", U)
+        check_has_diagonal(name, *divisor)
+        _check_divisors(name, *divisor)
+
+    def _add(self, name: str, shift: float | Tensor) -> None:
+        values = self.L.values.expand(*self.batch_shape, -1)
+        self.shift = in_open_interval(name, "shift", shift, values, math.inf, "be positive and finite")
+        if self.form != "product":
+            raise ValueError(
+                f'{name}: shift is for form="product", M = L L^T + shift I; for form="solve" leave it out '
+                "and shift the matrix that is factorised (ops.ic0 has shift=)"
+            )
+        if isinstance(shift, Tensor):
+            self.depends_on += (shift,)
+
+    def _learnable(self) -> dict[str, Part]:
+        L, U = self.L, self.U
+        if U is None:
+            parts = {"L": Part(L, "diagonal")}
+        elif self.form == "solve":  # the ones of L are not read
+            parts = {"L": Part(tril(L, -1)), "U": Part(U, "absolute diagonal")}
+        else:
+            parts = {"L": Part(L), "U": Part(U)}
+        if self.form == "product" and (isinstance(self.shift, Tensor) or self.shift):
+            shift = torch.as_tensor(self.shift, dtype=L.dtype, device=L.device)
+            parts["shift"] = Part(shift, "all", default=False)
+        return parts
+
+    def _without(self, names: Collection[str]) -> Preconditioner:
+        """A `Factored`, whatever has made the factors."""
+        shift = self.shift if self.form == "product" else 0.0
+        rest = {"L": self.L, "U": self.U, "shift": shift}
+        rest = {name: value for name, value in rest.items() if name not in names}
+        numbers = (t.values if isinstance(t, CSR) else t for t in rest.values())
+        check_constants(t for t in numbers if isinstance(t, Tensor))
+        about = {"shape": self.shape, "batch_shape": self.batch_shape, "form": self.form}
+        return Factored._trusted(**about, symmetric=self.U is None, **rest)
+
+    def _columns(self, R: Tensor) -> Tensor:
+        return self._apply(R, False)
+
+    def _transposed(self, R: Tensor) -> Tensor:
+        return self._apply(R, True)
+
+    def _apply(self, R: Tensor, transpose: bool) -> Tensor:
+        L, U = self.L, self.U
+        if self.form == "product":
+            if U is None:
+                out = spmm(L, spmm(L, R, transpose=True))
+            elif transpose:
+                out = spmm(U, spmm(L, R, transpose=True), transpose=True)
+            else:
+                out = spmm(L, spmm(U, R))
+            s = self.shift
+            if isinstance(s, Tensor):
+                return out + s[..., None, None] * R
+            return out + s * R if s else out
+        if U is None:
+            return sptrsv(L, sptrsv(L, R), transpose=True)
+        if transpose:
+            return sptrsv(L, sptrsv(U, R, lower=False, transpose=True), unit_diagonal=True, transpose=True)
+        return sptrsv(U, sptrsv(L, R, unit_diagonal=True), lower=False)
+
+    def pcg_form(self) -> tuple[str, Tensor, Any] | None:
+        if self.U is not None:
+            return None
+        if self.form == "solve":
+            return "triangular", self.L.values, self.L.pattern
+        G = self._square_root() if isinstance(self.shift, Tensor) or self.shift else self.L
+        return "product", G.values, G.pattern
+
+    def _square_root(self) -> CSR:
+        """G = [L, sqrt(s) I], for which G G^T = L L^T + s I."""
+        L = self.L
+        s = torch.as_tensor(self.shift, dtype=L.dtype, device=L.device).sqrt()
+        ones = torch.ones(L.shape[0], dtype=L.dtype, device=L.device)
+        return hstack((L, diag(s.unsqueeze(-1) * ones)))
+
+    def __repr__(self) -> str:
+        U = "" if self.U is None else f", U={self.U!r}"
+        return f"{type(self).__name__}(L={self.L!r}{U}, form={self.form!r}, shift={self.shift})"
+
+
+def check_triangular(function: str, name: str, T: CSR, lower: bool) -> None:
+    read = T.pattern._planned(_mask, lower, False).read
+    if read is not None:
+        side, triangle = ("lower", "tril") if lower else ("upper", "triu")
+        raise ValueError(
+            f"{function}: {name} must be {side} triangular, but {T.nnz - int(read.sum())} of its {T.nnz} "
+            f"entries lie in the other triangle; take ops.{triangle}({name})"
+        )
+
+
+def check_has_diagonal(function: str, name: str, T: CSR) -> None:
+    row = T.pattern._missing_diagonal
+    if row >= 0:
+        raise ValueError(
+            f"{function}: {name} must have an entry on its diagonal in every row, row {row} has none; add it"
+        )
+
+
+def _check_divisors(function: str, name: str, T: CSR) -> None:
+    """No zero on the diagonal, where the values can be read: what `sptrsv` checks in every call."""
+    if not readable(T.values):
+        return
+    d = T.values.detach().index_select(-1, T.pattern.diagonal_positions)
+    bad = d.reciprocal().isinf().nonzero()
+    if len(bad):
+        at: list[int] = bad[0].tolist()
+        which = f" of matrix {at[0] if len(at) == 2 else tuple(at[:-1])} of the batch" if len(at) > 1 else ""
+        raise ValueError(
+            f"{function}: {name} is divided by, so its diagonal must not have zeros, or numbers whose "
+            f"reciprocal overflows, row {at[-1]}{which} has {d[tuple(at)].item():.6g}; shift it"
+        )
+
+
+def _check_ones(function: str, L: CSR) -> None:
+    d = diagonal(L).detach()
+    there = L.pattern.diagonal_positions >= 0
+    wrong = ((d != 1) & there).nonzero()
+    if len(wrong):
+        at = tuple(wrong[0].tolist())
+        raise ValueError(
+            f"{function}: beside a U, L must have ones on its diagonal, or no entries, row {at[-1]} has "
+            f"{d[at].item():.6g}; move the diagonal to U"
+        )

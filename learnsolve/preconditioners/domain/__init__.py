@@ -1,0 +1,1 @@
+"""Domain decomposition: Schwarz methods and the interfaces of subdomains."""

@@ -1,0 +1,255 @@
+"""Additive Schwarz: the sum of the solutions on overlapping subdomains.
+
+Source: Smith, Bjorstad, Gropp, "Domain Decomposition" (1996), chapters 1 and 2; Cai, Sarkis, "A restricted
+additive Schwarz preconditioner for general sparse linear systems", SIAM J. Sci. Comput. 21 (1999),
+doi:10.1137/S106482759732678X; St-Cyr, Gander, Thomas, "Optimized multiplicative, additive, and restricted
+additive Schwarz preconditioning", SIAM J. Sci. Comput. 29 (2007), doi:10.1137/060652610 (Robin values);
+Taghibakhshi et al., "Learning interface conditions in domain decomposition solvers", NeurIPS 2022, arXiv
+2205.09833 (learned ones).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from learnsolve import _check
+from learnsolve._inputs import matrix
+from learnsolve._plain import makes_plain_tensors, plain_tensors
+from learnsolve.csr import CSR
+from learnsolve.ops._gather import take
+from learnsolve.ops._product import product
+from learnsolve.ops._symmetry import symmetry
+from learnsolve.ops.spgemm import galerkin
+from learnsolve.ops.stack import block_diag
+from learnsolve.preconditioners.base import Preconditioner, check_numbers
+from learnsolve.preconditioners.domain._interfaces import added, rows_of
+from learnsolve.preconditioners.domain._subdomains import plan_factors, plan_of, sizes_of
+from learnsolve.preconditioners.multigrid._direct import DirectSolver, cholesky, inverses
+
+
+class AdditiveSchwarz(Preconditioner):
+    r"""Local solves on overlapping subdomains, added up: linear.
+
+    .. math::
+        M = \sum_i \tilde R_i^T (A_i + L_i)^{-1} R_i + P_0 (P_0^T A P_0)^{-1} P_0^T, \quad A_i = R_i A R_i^T
+
+    R_i takes the rows of subdomain i; :math:`\tilde R_i = R_i`, or, `restricted`, R_i with zeros for rows
+    that another subdomain owns. L_i is `local`, zero if it is not given: interface values that make Robin
+    conditions of the Dirichlet conditions between subdomains. The second term if `coarse`: P_0 is one on the
+    rows that a subdomain owns.
+
+    Parameters
+    ----------
+    A : CSR, shape (n, n), float32 or float64; its values may have batch axes
+    subdomains : sequence of arrays of integers, the rows of each, all rows in at least one; a row belongs to
+        the first that names it. If not given, parts of the graph by recursive bisection
+    n_subdomains : int, 1 to n, the number of parts; n / 64, rounded up, if neither is given
+    overlap : int >= 0, rings of neighbours, in the graph of A + A^T, by which subdomains are extended
+    restricted : bool, restricted additive Schwarz (RAS; with `local` ORAS): fewer iterations and no row
+        counted twice, not symmetric; or "symmetric", :math:`\tilde R_i` on both sides (SORAS), for `cg`
+    local : what is added to the local matrices, trainable: a CSR, shape (N, N), N the sum of `sizes`, block
+        diagonal, whose rows are `rows`, such as one on `interface_pattern(A, ...)`; its values may have batch
+        axes. Or a sequence of one (s_i, s_i) for each subdomain, CSRs or dense tensors
+    coarse : bool, add the coarse correction
+    symmetric : bool, whether A is symmetric; if not given its numbers are compared (not
+        under `torch.compile`)
+
+    Attributes
+    ----------
+    sizes : tuple of int, rows of each subdomain with its overlap
+    rows : int64 Tensor, shape (N,), the rows of subdomain 0 in ascending order, then those of 1, ...
+
+    Raises
+    ------
+    ValueError
+        if A is not finite; if a local matrix is singular (the message names the subdomain), or the coarse
+        one; if subdomains leave a row out, or their inverses would hold more than 2^27 numbers for a matrix;
+        if local is not block diagonal.
+    TypeError
+        if types, dtypes or devices do not fit.
+    NotImplementedError
+        for CUDA tensors.
+
+    Notes
+    -----
+    Symmetric if A and `local` are and it is not `restricted` to one side (or nothing overlaps); the transpose
+    of a restricted one restricts before the local solves. Positive definite if A + L is as well.
+
+    Gradient: exact in r and in the values of A and of `local`, of any order: with :math:`B_i = A_i + L_i`,
+    :math:`z_i = B_i^{-1} R_i r` and :math:`\lambda_i = B_i^{-T} \tilde R_i \bar z`, :math:`\bar L_i` is
+    :math:`-\lambda_i z_i^T` on its pattern.
+
+    The local inverses are dense: the sum of s_i^2 numbers, s_i the sizes rounded up to multiples of 8, and as
+    many again for the graph if A requires grad; a call takes twice as many flops a column. Subdomains of one
+    rounded size are one batch. Set-up: 2 s_i^3 flops each. Which entry goes where is planned once for a
+    pattern, on the host, and kept with it. Without `coarse` and `restricted`, and symmetric positive
+    definite, `cg` runs it in its compiled loop, as a product of sparse factors :math:`G G^T` with the local
+    inverses' Cholesky factors, which have the gradient of their symmetric parts, and hold half as many
+    numbers as the inverses. The same bits on every run with the same number of threads: the dense inverses
+    are LAPACK's, which sums in another order on more threads.
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A = ls.problems.poisson((32, 32))
+    >>> M = ls.preconditioners.AdditiveSchwarz(A, n_subdomains=16, overlap=2, coarse=True)
+    >>> M.symmetric
+    True
+    >>> ls.solvers.cg(A, torch.ones(1024, dtype=torch.float64), M=M, rtol=1e-8).converged
+    True
+
+    Robin values on the interfaces, one number on their diagonals, trained by three steps of `fgmres`:
+
+    >>> P = ls.preconditioners.interface_pattern(A, n_subdomains=16)
+    >>> on_diagonal = (P.row_indices == P.col_indices).double()
+    >>> robin = torch.tensor(-0.5, dtype=torch.float64, requires_grad=True)
+    >>> L = ls.CSR(robin * on_diagonal, P)
+    >>> M = ls.preconditioners.AdditiveSchwarz(A, n_subdomains=16, restricted=True, local=L)
+    >>> b = torch.ones(1024, dtype=torch.float64)
+    >>> x = ls.solvers.fgmres(A, b, M=M, rtol=0.0, maxiter=3, gradient="unrolled").x
+    >>> (b - A @ x).norm().backward()
+    >>> robin.grad.shape
+    torch.Size([])
+    """
+
+    def __init__(
+        self,
+        A: CSR,
+        subdomains: Sequence[Any] | None = None,
+        *,
+        n_subdomains: int | None = None,
+        overlap: int = 1,
+        restricted: bool | str = False,
+        coarse: bool = False,
+        local: CSR | Sequence[Any] | None = None,
+        symmetric: bool | None = None,
+    ):
+        name = "AdditiveSchwarz"
+        super().__init__(A)
+        check_numbers(name, A)
+        if restricted != "symmetric":
+            _check.flag(name, "restricted", restricted)
+        _check.flag(name, "coarse", coarse)
+        self.plan = plan = plan_of(A, subdomains, n_subdomains, overlap)
+        L = None if local is None else self._local(A, local)
+        self.inverses = self._inverses(A, L)
+        ones = torch.ones(plan.restriction.nnz, dtype=A.dtype, device=A.device)
+        owned = plan.owned.to(A.dtype) if restricted else ones
+        self._into, self._out = owned if restricted == "symmetric" else ones, owned
+        self._parts = CSR(torch.ones(A.shape[0], dtype=A.dtype, device=A.device), plan.parts)
+        self._coarse = None
+        if coarse:
+            self._coarse = DirectSolver(name, galerkin(self._parts, A), False, "leave coarse=True out")
+        overlapping = plan.restriction.nnz > A.shape[0]
+        symmetric = symmetry(name, A, symmetric) and (L is None or symmetry(name, L, symmetric))
+        self.symmetric = symmetric and not (restricted is True and overlapping)
+        self._restricted = restricted is not False and overlapping
+
+    def _local(self, A: CSR, local: CSR | Sequence[Any]) -> CSR:
+        """One block-diagonal CSR, as a part of what M is made of."""
+        name, sizes = "AdditiveSchwarz", self.sizes
+        L: Any = matrix(local)
+        if isinstance(L, (list, tuple)):
+            if len(L) != len(sizes):
+                raise ValueError(
+                    f"{name}: local must have one matrix for each of {len(sizes)} subdomains, got {len(L)}"
+                )
+            blocks = [matrix(block) for block in L]
+            for i, (block, size) in enumerate(zip(blocks, sizes, strict=True)):
+                _check.matrix(name, f"local[{i}]", block)
+                if block.shape != (size, size):
+                    raise ValueError(
+                        f"{name}: local[{i}] must have shape ({size}, {size}), the rows of the subdomain "
+                        f"with its overlap, got {tuple(block.shape)}"
+                    )
+            L = block_diag(blocks)
+        _check.matrix(name, "local", L)
+        total = sum(sizes)
+        if L.shape != (total, total):
+            raise ValueError(
+                f"{name}: local must have shape ({total}, {total}), the rows of all subdomains with their "
+                f"overlap, got {tuple(L.shape)}"
+            )
+        _check.same_kind(name, "local.values", L.values, A.values)
+        check_numbers(name, L)
+        _check.batches(name, L.batch_shape, A.batch_shape, "local.values and A.values")
+        self.batch_shape = torch.broadcast_shapes(L.batch_shape, A.batch_shape)
+        self.depends_on = (*self.depends_on, L.values)
+        return L
+
+    def _inverses(self, A: CSR, L: CSR | None) -> tuple[Tensor, ...]:
+        numbers = self.plan.numbers.split([count for count, _ in self.plan.groups])
+
+        def singular(group: int) -> Callable[[int], Exception]:
+            def error(i: int) -> Exception:
+                count = self.plan.groups[group][0]
+                with plain_tensors():
+                    number = int(numbers[group][i % count])
+                which = f" (matrix {i // count} of the batch)" if self.batch_shape else ""
+                return ValueError(
+                    f"AdditiveSchwarz: the matrix of subdomain {number}, of {self.sizes[number]} rows, is "
+                    f"singular up to rounding{which}; choose other subdomains or another overlap, or shift "
+                    "the diagonal"
+                )
+
+            return error
+
+        blocks = self.plan.local_matrices(A, None if L is None else added(L, self.plan))
+        return tuple(inverses(D, singular(group)) for group, D in enumerate(blocks))
+
+    @property
+    @makes_plain_tensors
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(sizes_of(self.plan).tolist())
+
+    @property
+    @makes_plain_tensors
+    def rows(self) -> Tensor:
+        return torch.from_numpy(rows_of(self.plan)).to(self.plan.numbers.device)
+
+    def _columns(self, R: Tensor) -> Tensor:
+        return self._sum(R, self._into, self._out, False)
+
+    def _transposed(self, R: Tensor) -> Tensor:
+        return self._sum(R, self._out, self._into, True)
+
+    def _sum(self, R: Tensor, into: Tensor, out: Tensor, transpose: bool) -> Tensor:
+        slots = self.plan.restriction
+        local = product(into, R, slots, False).split([c * s for c, s in self.plan.groups], -2)
+        solved = []
+        for (count, size), inverse, r in zip(self.plan.groups, self.inverses, local, strict=True):
+            blocks = r.reshape(*r.shape[:-2], count, size, r.shape[-1])
+            z = (inverse.mT if transpose else inverse) @ blocks
+            solved.append(z.reshape(*z.shape[:-3], count * size, z.shape[-1]))
+        z = product(out, torch.cat(solved, -2), slots, True) if solved else R
+        if self._coarse is not None:
+            P = self._parts
+            coarse = self._coarse(product(P.values, R, P.pattern, True), transpose)
+            z = z + product(P.values, coarse, P.pattern, False)
+        return z
+
+    def pcg_form(self) -> tuple[str, Tensor, Any] | None:
+        # The factor of the coarse correction would be dense below its diagonal.
+        # Nor is that of a restricted one lower triangular in slots.
+        if not self.symmetric or self._restricted or self._coarse is not None or not self.plan.groups:
+            return None
+        G = self._kept_factor(self._cholesky)
+        return None if G is None else ("product", G.values, G.pattern)
+
+    def _cholesky(self) -> CSR | None:
+        """G with M = G G^T: the local R_i^T L_i, A_i^-1 = L_i L_i^T, side by side; None where an A_i is not
+        positive definite."""
+        factors = [cholesky(X) for X in self.inverses]
+        if any(L is None for L in factors):
+            return None
+        plan = self.plan.restriction._planned(plan_factors, self.plan.groups)
+        numbers = torch.cat([L.flatten(-3) for L in factors], -1)  # type: ignore[union-attr]
+        return CSR(take(numbers, plan.at), plan.pattern)
+
+    def __repr__(self) -> str:
+        sizes = self.sizes
+        return (
+            f"AdditiveSchwarz({len(sizes)} subdomains of {min(sizes, default=0)} to {max(sizes, default=0)})"
+        )

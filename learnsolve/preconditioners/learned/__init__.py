@@ -1,0 +1,1 @@
+"""Preconditioners with parameters, networks that predict one, and their files."""

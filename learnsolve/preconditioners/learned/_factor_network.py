@@ -1,0 +1,178 @@
+"""Networks that read a matrix and give a triangular factor, or an AMG: what they share.
+
+Sources: those of `PreCorrector` and `NeuralIF`; P. W. Battaglia et al., arXiv 1806.01261, 2018 (the blocks).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from learnsolve import _check
+from learnsolve.csr import CSR
+from learnsolve.nn import GraphNetBlock
+from learnsolve.nn._layers import linear
+from learnsolve.pattern import SparsityPattern
+from learnsolve.preconditioners.base import Preconditioner
+from learnsolve.preconditioners.classical.factored import Factored
+from learnsolve.preconditioners.learned._saved import Saved
+
+MOST = 4096  # rounds and width: a damaged file must not ask for more
+
+
+class Start(NamedTuple):
+    """What a network takes of a matrix, or of a batch of matrices on one pattern; free of its weights.
+
+    Attributes
+    ----------
+    pattern : SparsityPattern of L
+    scale : (..., n), L is diag(scale) times what the network gives
+    x : (..., n, features), features of the nodes
+    e : (..., nnz), the entries of the factor that it begins with, in units of the scale
+    more : (..., nnz, features), further features of the entries; None for none
+    """
+
+    pattern: SparsityPattern
+    scale: Tensor
+    x: Tensor
+    e: Tensor
+    more: Tensor | None = None
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Start:
+        more = None if self.more is None else change(self.more)
+        return Start(self.pattern, change(self.scale), change(self.x), change(self.e), more)
+
+    def __getitem__(self, indices: Any) -> Start:  # type: ignore[override]
+        """Some of the matrices of a batch."""
+        return self._each(lambda t: t[indices])
+
+    def to(self, dtype: torch.dtype) -> Start:
+        return self._each(lambda t: t.to(dtype))
+
+
+class MatrixNetwork(Saved):
+    """A -> M by message passing on the graph of a matrix.
+
+    A subclass defines `start(A)`, the features and scales of a matrix, and what it makes of `messages`, one
+    number an entry that `rounds` of message passing give.
+    """
+
+    node_features: ClassVar[int]
+    edge_features: ClassVar[int] = 1  # the entry, and those that `Start.more` has
+    batches: ClassVar[bool] = True  # one start for a batch of matrices on one pattern
+
+    symmetric = True  # as the M that it makes is: a solver that is given the network itself says so
+
+    def __init__(
+        self,
+        rounds: int,
+        width: int,
+        aggregate: str | Sequence[str],
+        seed: int,
+        dtype: torch.dtype,
+        device: torch.device | str | None,
+    ):
+        super().__init__()
+        name = type(self).__name__
+        self.rounds, self.width = (
+            _check.integer(name, key, value, 1) for key, value in (("rounds", rounds), ("width", width))
+        )
+        if max(self.rounds, self.width) > MOST:
+            raise ValueError(
+                f"{name}: rounds and width must be at most {MOST}, got {self.rounds}, {self.width}"
+            )
+        if dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"{name}: dtype must be torch.float32 or torch.float64, got {dtype}")
+        self.seed = _check.integer(name, "seed", seed, 0)
+        self.aggregate = (aggregate,) if isinstance(aggregate, str) else tuple(aggregate)
+        options: Any = {"rows": self.aggregate, "columns": self.aggregate, "hidden": (width,)}
+        options |= {"edge_out": width, "dtype": dtype, "device": device}
+        sizes = [(self.node_features, self.edge_features), *[(width, width)] * (self.rounds - 1)]
+        with torch.random.fork_rng(devices=[]):  # weights depend on the seed alone
+            torch.manual_seed(self.seed)
+            blocks = [
+                GraphNetBlock(nodes, edges, node_out=width if k < self.rounds else 0, **options)
+                for k, (nodes, edges) in enumerate(sizes, 1)
+            ]
+            self.last = torch.nn.Linear(width + 1, 1, dtype=dtype, device=device)
+        self.blocks = torch.nn.ModuleList(blocks)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.last.weight.dtype
+
+    def settings(self) -> dict[str, Any]:
+        """The arguments of the constructor that make this network, without its weights, for JSON."""
+        dtype = str(self.dtype).removeprefix("torch.")
+        return {
+            "rounds": self.rounds,
+            "width": self.width,
+            "aggregate": list(self.aggregate),
+            "seed": self.seed,
+            "dtype": dtype,
+        }
+
+    def start(self, A: CSR) -> Start:
+        raise NotImplementedError(f"{type(self).__name__} must define start")
+
+    def messages(self, start: Start) -> Tensor:
+        """One number an entry, (..., nnz): rounds of message passing, each added to the features before it,
+        and a linear map of the last features and the entry itself."""
+        P, x, e = start.pattern, start.x, start.e.unsqueeze(-1)
+        if start.more is not None:
+            e = torch.cat((e, start.more), -1)
+        x, h = self.blocks[0](P, x, e)
+        for block in list(self.blocks)[1:]:
+            dx, dh = block(P, x, h)
+            x, h = x + dx if dx.shape[-1] else x, h + dh
+        weight = self.last.weight  # for h and e, which are not joined
+        by_features = linear(h, weight[:, :-1], self.last.bias).squeeze(-1)
+        return by_features + weight[0, -1] * start.e
+
+    def forward(self, A: Any) -> Preconditioner:
+        """M, of A or of what `start(A)` has given."""
+        raise NotImplementedError(f"{type(self).__name__} must define forward")
+
+
+class FactorNetwork(MatrixNetwork):
+    """A -> M = (L L^T)^-1, base of `PreCorrector` and `NeuralIF`. A subclass defines `entries(start, g)` too,
+    the entries of L from the messages."""
+
+    def entries(self, start: Start, g: Tensor) -> Tensor:
+        raise NotImplementedError(f"{type(self).__name__} must define entries")
+
+    def factor(self, A: CSR | Start) -> CSR:
+        """L, lower triangular, values (..., nnz) of A's dtype, with a graph to the weights and to A."""
+        start = A if isinstance(A, Start) else self.start(A)
+        inside = start.to(self.dtype)
+        values = self.entries(inside, self.messages(inside)).to(start.scale.dtype)
+        return CSR(values * start.scale.index_select(-1, start.pattern.row_indices), start.pattern)
+
+    def forward(self, A: CSR | Start) -> Factored:
+        """M = (L L^T)^-1, for `cg`, of A or of what `start(A)` has given."""
+        return Factored(self.factor(A))
+
+
+def unit_rows(function: str, A: CSR) -> Tensor:
+    """The roots of the diagonal of A, (..., n): what makes it ones from both sides."""
+    _check.matrix(
+        function,
+        "A",
+        A,
+        "; the network is a function A -> M: call it with the matrix and pass the result, M = network(A)",
+    )
+    _check.square(function, "A", A.shape)
+    _check.dtype(function, "A.values", A.values)
+    d = A.diagonal()
+    if not d.is_meta and not torch.compiler.is_compiling() and d.is_cpu:
+        plain = d.detach()
+        if not bool((plain > 0).all()):
+            at = tuple((~(plain > 0)).nonzero()[0].tolist())
+            raise ValueError(
+                f"{function}: A must have a positive diagonal, row {at[-1]} has {plain[at].item():.6g}; it "
+                "must be symmetric positive definite"
+            )
+    return d.sqrt()

@@ -1,0 +1,161 @@
+"""The tensors of a preconditioner as parameters, one module each: calling it gives the tensor as it is now.
+
+A map to positive numbers is told from the names in the state: ``values`` are the numbers themselves,
+``log_values`` their logarithms, ``raw_values`` what softplus maps to them; likewise ``diagonal``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from learnsolve import _check
+from learnsolve.csr import CSR
+from learnsolve.nn._holds_pattern import HoldsPattern, parameter
+from learnsolve.ops._gather import permuted
+from learnsolve.pattern import SparsityPattern, as_numpy
+from learnsolve.preconditioners.base import Part
+from learnsolve.preconditioners.classical.factored import check_has_diagonal
+
+PREFIX = {None: "", "exp": "log_", "softplus": "raw_"}
+POSITIVE = ("exp", "softplus")
+INSTEAD = "use M itself, which keeps the graph"
+
+
+def positive(raw: Tensor, how: str | None) -> Tensor:
+    """The numbers that a parameter stands for: positive, unless `how` is None."""
+    if how is None:
+        return raw
+    info = torch.finfo(raw.dtype)  # far out an exponential rounds to 0, or overflows
+    return (raw.exp() if how == "exp" else torch.nn.functional.softplus(raw)).clamp(info.tiny, info.max)
+
+
+def _raw(value: Tensor, how: str | None) -> Tensor:
+    """The parameter that stands for `value`."""
+    if how is None:
+        return value
+    # log(e^v - 1), without overflow for large v or cancellation for small ones
+    return value.log() if how == "exp" else value + (-torch.expm1(-value)).log()
+
+
+def module_of(name: str, part: Part, how: str | None, learned: bool) -> torch.nn.Module:
+    """Of a part by this name, or a list of one for each item of a sequence."""
+    value = part.value
+    if isinstance(value, (list, tuple)):
+        items = (part._replace(value=v) for v in value)
+        return torch.nn.ModuleList(
+            module_of(f"{name}[{i}]", item, how, learned) for i, item in enumerate(items)
+        )
+    how = how if part.positive else None
+    if isinstance(value, CSR):
+        return MatrixValues("Trainable", name, value, how, part.positive == "absolute diagonal")
+    return TensorValues(name, value, how, learned)
+
+
+def current(module: Any) -> Any:
+    """The tensor, the matrix, or a list of them, of the parameters as they are."""
+    # `forward` itself: Module's `__call__` would take a tenth of the time that a small solve has.
+    return [m.forward() for m in module] if isinstance(module, torch.nn.ModuleList) else module.forward()
+
+
+def _check_start(function: str, name: str, value: Tensor, instead: str) -> None:
+    """`value` must be fit for a parameter: finite, and without a graph, which would end there."""
+    _check.dtype(function, name, value)
+    _check.start(function, name, value, instead)
+    if not bool(value.isfinite().all()):
+        raise ValueError(
+            f"{function}: {name} must be finite, got infinities or NaNs; find out where they come from"
+        )
+
+
+class TensorValues(torch.nn.Module):
+    """A tensor; all entries are positive if it is told `how`."""
+
+    def __init__(self, name: str, start: Tensor, how: str | None, learned: bool):
+        super().__init__()
+        _check_start("Trainable", name, start, INSTEAD)
+        if how is not None and not bool((start > 0).all()):
+            raise ValueError(
+                f"Trainable: {name} must be positive for positive={how!r}, the smallest is "
+                f"{float(start.min()):.6g}; use positive=None"
+            )
+        self.how, self.key = how, f"{PREFIX[how]}values"
+        value = parameter(_raw(start, how))
+        if learned:
+            self.register_parameter(self.key, value)
+        else:
+            self.register_buffer(self.key, value.detach())
+
+    def forward(self) -> Tensor:
+        return positive(getattr(self, self.key), self.how)
+
+
+class Split(NamedTuple):
+    """Entries off the diagonal and on it, as one list: in this order, and back."""
+
+    off: int
+    split: Tensor  # place in the pattern of each of the list
+    join: Tensor  # place in the list of each of the pattern
+
+
+def _plan_split(P: SparsityPattern) -> Split:
+    on = as_numpy(P.diagonal_positions).astype(np.int64)
+    off = np.setdiff1d(np.arange(P.nnz), on, assume_unique=True)
+    split = np.concatenate((off, on))
+    join = np.empty_like(split)
+    join[split] = np.arange(len(split))
+    return Split(len(off), P._tensor(split), P._tensor(join))
+
+
+class MatrixValues(HoldsPattern):
+    """A matrix: `values`; or, if it is told `how`, one with a positive diagonal or, `signed`, with a diagonal
+    whose signs stay, of `off_diagonal` and `log_diagonal` or `raw_diagonal`."""
+
+    sign: Tensor
+    instead = INSTEAD
+
+    def __init__(self, function: str, name: str, start: CSR, how: str | None, signed: bool = False):
+        super().__init__()
+        _check_start(function, f"{name}.values", start.values, self.instead)
+        self._hold(start.pattern)
+        self.how, self.key, self.signed = how, f"{PREFIX[how]}diagonal", signed
+        if how is None:
+            self.values = parameter(start.values)
+            return
+        _check.square(function, name, start.shape)
+        check_has_diagonal(function, name, start)
+        plan = start.pattern._planned(_plan_split)
+        values = start.values.detach().index_select(-1, plan.split)
+        off, diagonal = values[..., : plan.off], values[..., plan.off :]
+        size = diagonal.abs() if signed else diagonal
+        # Of a subnormal number the reciprocal overflows, and the solve divides by it.
+        bad = ~(size >= torch.finfo(size.dtype).tiny)
+        if bad.any():
+            at = tuple(bad.nonzero()[0].tolist())
+            rule = "without zeros" if signed else "positive"
+            raise ValueError(
+                f"{function}: the diagonal of {name} must be {rule}, row {at[-1]} has "
+                f"{diagonal[at].item():.6g}; shift it, or change the sign of that column"
+            )
+        self.off_diagonal = parameter(off)
+        self.register_parameter(self.key, parameter(_raw(size, how)))
+        if signed:
+            self.register_buffer("sign", diagonal.sign())
+
+    def matrix(self) -> CSR:
+        """The matrix, a differentiable function of the parameters."""
+        if self.how is None:
+            return CSR(self.values, self.pattern)
+        d = positive(getattr(self, self.key), self.how)
+        plan = self.pattern._planned(_plan_split)
+        values = torch.cat((self.off_diagonal, self.sign * d if self.signed else d), -1)
+        return CSR(permuted(values, plan.join, plan.split), self.pattern)
+
+    def forward(self) -> CSR:
+        return self.matrix()
+
+    def extra_repr(self) -> str:
+        return f"{self.pattern.shape}, nnz={self.pattern.nnz}, positive={self.how!r}"

@@ -1,0 +1,172 @@
+"""A graph network r -> M(r), trained for one matrix.
+
+Source: J. Chen, "Graph Neural Preconditioners for Iterative Solutions of Sparse Linear Systems", ICLR 2025.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from learnsolve import _check
+from learnsolve.csr import CSR
+from learnsolve.nn.res_gcn import ResGCN
+from learnsolve.nn.sparse_matrix import SparseMatrix
+from learnsolve.ops.norm import norm
+from learnsolve.ops.richardson import residual_norm
+from learnsolve.pattern import SparsityPattern
+from learnsolve.preconditioners.base import check_finite
+from learnsolve.preconditioners.learned._saved import loadable
+from learnsolve.preconditioners.learned.trainable import Trainable
+
+MOST = 4096  # width and layers: a damaged file must not ask for more
+
+
+@loadable
+class GNP(Trainable):
+    r"""A nonlinear network for one matrix, for `fgmres` and `fcg`, where incomplete factors fail:
+
+    .. math::
+
+        M(r) = \frac{s}{\gamma}\, N\!\left(\frac{A}{\gamma}, \frac{r}{s}\right), \qquad
+        s = \frac{\|r\|}{\sqrt n}, \qquad \gamma = \min(\|A\|_1, \|A\|_\infty)
+
+    N is an `nn.ResGCN` with one feature in and out, and :math:`\gamma` Gershgorin's bound of the spectral
+    radius.
+
+    Parameters
+    ----------
+    A : CSR, shape (n, n), values (..., nnz), which must not require grad; the module keeps a copy of A / γ
+    width, layers, transpose : of the `nn.ResGCN`
+    seed : of the first weights
+    dtype : of the weights and of A / γ in the network. M has the dtype of A
+
+    Attributes
+    ----------
+    network : the ResGCN
+    matrix : `nn.SparseMatrix`, A / γ
+    unit : γ, a buffer
+
+    Raises
+    ------
+    ValueError
+        if A is not square, is not finite, or requires grad.
+    TypeError
+        if types or dtypes do not fit.
+
+    Notes
+    -----
+    M(c r) = c M(r) for c > 0, and M for c A is M / c. It is not linear: `cg` and `minres` refuse it. Columns
+    are independent; a batch of matrices on one pattern shares the weights.
+
+    Train it by :math:`\|A M(b) - b\|_1` over b = A x with x from `analysis.krylov_samples`, as ``python -m
+    learnsolve.train gnp`` does. The state has the matrix, so that a file is enough to apply M:
+    ``M.save(path)`` and `preconditioners.load`.
+
+    Gradient: exact, for the weights and r, to any order; zero at r = 0. Cost of a call, for each column:
+    layers (nnz + 2 n width) width multiplications, with `transpose` less than twice that.
+
+    References
+    ----------
+    J. Chen, "Graph Neural Preconditioners for Iterative Solutions of Sparse Linear Systems", ICLR 2025, arXiv
+    2406.00809
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A = ls.problems.convection_diffusion(torch.ones(2, 8, 8).double(), 4.0, scheme="central")
+    >>> M = ls.preconditioners.GNP(A, width=8, layers=4)
+    >>> optimizer = torch.optim.Adam(M.parameters(), lr=1e-2)
+    >>> for _ in range(100):
+    ...     b = A @ ls.analysis.krylov_samples(A, 20, 16)
+    ...     loss = (A @ M(b) - b).abs().mean() / b.abs().mean()
+    ...     optimizer.zero_grad()
+    ...     loss.backward()
+    ...     optimizer.step()
+    >>> b = torch.ones(64, dtype=torch.float64)
+    >>> with torch.no_grad():
+    ...     ls.solvers.fgmres(A, b, M=M, restart=10).converged
+    True
+    """
+
+    linear = False
+    unit: Tensor
+
+    def __init__(
+        self,
+        A: CSR,
+        *,
+        width: int = 16,
+        layers: int = 8,
+        transpose: bool = False,
+        seed: int = 0,
+        dtype: torch.dtype = torch.float32,
+    ):
+        super().__init__()
+        name = type(self).__name__
+        _check.matrix(name, "A", A)
+        _check.dtype(name, "A.values", A.values)
+        _check.start(name, "A.values", A.values, "use nn.ResGCN, whose A may have a graph")
+        check_finite(name, A)
+        _check.square(name, "A", A.shape)
+        _check.one_of(name, "dtype", dtype, _check.SUPPORTED)
+        width, layers = _check.integer(name, "width", width, 1), _check.integer(name, "layers", layers, 0)
+        if max(width, layers) > MOST:
+            raise ValueError(f"{name}: width and layers must be at most {MOST}, got {width}, {layers}")
+        self.width, self.layers, self.transpose = width, layers, transpose
+        self.seed = _check.integer(name, "seed", seed, 0)
+        unit = torch.minimum(norm(A, 1), norm(A, float("inf")))
+        self.register_buffer("unit", torch.where(unit > 0, unit, 1))
+        self.matrix = SparseMatrix(A.with_values((A.values / self.unit.unsqueeze(-1)).to(dtype)))
+        with torch.random.fork_rng(devices=[]):  # weights depend on the seed alone
+            torch.manual_seed(self.seed)
+            self.network = ResGCN(
+                1, 1, width=width, layers=layers, transpose=transpose, dtype=dtype, device="cpu"
+            )
+        self.network.to(A.device)
+        self.shape, self.batch_shape = A.shape, A.batch_shape
+
+    @property
+    def depends_on(self) -> tuple[Tensor, ...]:  # type: ignore[override]
+        return (self.unit, *self.parameters())  # r has the dtype of the first
+
+    def _columns(self, R: Tensor) -> Tensor:
+        A = self.matrix()
+        if A.batch_shape:
+            A = A.with_values(A.values.unsqueeze(-2))  # each of the columns
+        R, size = _split(R)
+        Y = self.network(A, R.mT.unsqueeze(-1).to(A.dtype)).squeeze(-1).mT
+        return Y.to(size.dtype) * (size / self.unit[..., None, None])
+
+    def settings(self) -> dict[str, Any]:
+        """The arguments of the constructor beside A, whose pattern and values are in the state."""
+        dtype = str(self.network.first.weight.dtype).removeprefix("torch.")
+        return {
+            "width": self.width,
+            "layers": self.layers,
+            "transpose": self.transpose,
+            "seed": self.seed,
+            "dtype": dtype,
+        }
+
+    @classmethod
+    def _made(cls, settings: dict[str, Any], tensors: dict[str, Tensor]) -> Self:
+        crow, col = tensors["matrix.crow_indices"], tensors["matrix.col_indices"]
+        n = len(crow) - 1
+        values = tensors["matrix.values"].to(tensors["unit"].dtype)
+        return cls(CSR(values, SparsityPattern(crow, col, (n, n))), **settings)
+
+    def extra_repr(self) -> str:
+        return f"shape={self.shape}"
+
+
+def _split(R: Tensor) -> tuple[Tensor, Tensor]:
+    """R / s and s = ||R|| / sqrt(n) of each column; zeros for zeros, with zero derivatives."""
+    if R.shape[-2] == 0:
+        return R, R.sum(-2, keepdim=True)
+    largest = R.detach().abs().amax(-2, keepdim=True)
+    R = R / torch.where((largest > 0) & torch.isfinite(largest), largest, 1)  # squares within the range
+    size = residual_norm(R, -2, keepdim=True) / R.shape[-2] ** 0.5
+    return R / torch.where(size > 0, size, 1), largest * size

@@ -1,0 +1,105 @@
+"""A graph network that gives an incomplete Cholesky factor.
+
+Source: P. Häusner, O. Öktem, J. Sjölund, "Neural incomplete factorization: learning preconditioners for the
+conjugate gradient method", Transactions on Machine Learning Research, 2024.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from learnsolve.csr import CSR
+from learnsolve.nn import positive_diagonal
+from learnsolve.ops.segment_max import segment_max
+from learnsolve.ops.segment_sum import segment_sum
+from learnsolve.ops.triangle import tril
+from learnsolve.preconditioners.learned._factor_network import FactorNetwork, Start, unit_rows
+from learnsolve.preconditioners.learned._saved import loadable
+
+
+@loadable
+class NeuralIF(FactorNetwork):
+    r"""A graph network that gives a factor on the pattern of tril(A): a function A -> M.
+
+    .. math::
+
+        M = (L L^T)^{-1}, \qquad L = D^{1/2} C, \qquad
+        c_{ij} = g_{ij} \ (i > j), \qquad c_{ii} = e^{g_{ii} / 2}
+
+    where g is the network on the graph of tril(:math:`D^{-1/2} A D^{-1/2}`), D = diag(A). Its last layer
+    begins with zeros: an untrained network is Jacobi's method. Nothing is factorised, nothing breaks down.
+
+    Parameters
+    ----------
+    rounds : blocks of message passing, `nn.GraphNetBlock`
+    width : features of nodes and edges, and of the hidden layers
+    aggregate : "sum", "mean", "max", "softmax" or several, over the rows and over the columns
+    seed : of the first weights
+    dtype, device : of the weights: torch.float32 or torch.float64. M has the dtype of A
+
+    Raises
+    ------
+    TypeError
+        from a call, for what is no CSR, such as a vector: M is ``network(A)``, not the network.
+    ValueError
+        from a call, for a matrix whose diagonal is not positive.
+
+    Notes
+    -----
+    Features: of an edge its scaled entry; of a node the sums of absolute values and of squares of the scaled
+    entries beside the diagonal in its row and in its column of the triangle, and the largest of its row. So M
+    for S A S, S diagonal, is S^-1 M S^-1. M is symmetric positive definite for all weights.
+
+    Gradient: exact, for the weights and A's values, to any order. A batch of matrices on one pattern is one
+    call. Cost of a call: for each entry of L about rounds (2 width + 1) width multiplications.
+
+    Published: the entries unscaled, eight degree features of nodes, and each round first by rows, then by
+    columns; here both at once.
+
+    References
+    ----------
+    P. Häusner, O. Öktem, J. Sjölund, "Neural incomplete factorization: learning preconditioners for the
+    conjugate gradient method", Transactions on Machine Learning Research, 2024.
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A, b = ls.problems.random_spd(200, seed=0, density=0.02), torch.ones(200, dtype=torch.float64)
+    >>> network = ls.preconditioners.NeuralIF(rounds=2)
+    >>> torch.allclose(network(A)(b), b / A.diagonal())
+    True
+    """
+
+    node_features = 5
+
+    def __init__(
+        self,
+        *,
+        rounds: int = 3,
+        width: int = 8,
+        aggregate: str | Sequence[str] = "sum",
+        seed: int = 0,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+    ):
+        super().__init__(rounds, width, aggregate, seed, dtype, device)
+        torch.nn.init.zeros_(self.last.weight)
+        torch.nn.init.zeros_(self.last.bias)
+
+    def start(self, A: CSR) -> Start:
+        """The scaled lower triangle of A, or of each matrix of a batch, and its features."""
+        scale = unit_rows("NeuralIF", A)
+        L = tril(A)
+        P, row, column = L.pattern, L.pattern.row_indices.long(), L.pattern.col_indices.long()
+        entries = L.values / (scale[..., row] * scale[..., column])
+        beside = entries.masked_fill(row == column, 0.0)
+        sizes = torch.stack((beside.abs(), beside.square()), -1)
+        parts = segment_sum(sizes, P), segment_sum(sizes, P, "column"), segment_max(sizes[..., :1], P)
+        x = torch.cat(parts, -1)
+        return Start(P, scale, x, entries)
+
+    def entries(self, start: Start, g: Tensor) -> Tensor:
+        return positive_diagonal(g, start.pattern, "sqrt_exp")

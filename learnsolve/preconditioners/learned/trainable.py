@@ -1,0 +1,265 @@
+"""A module of any preconditioner that is computed from tensors: its parameters are some of them.
+
+Sources: Nytko et al., "Optimized Sparse Matrix Operations for Reverse Mode Automatic Differentiation", arXiv
+2212.05159, section 4 (factors, cycles); Greenfeld, Galun, Basri, Yavneh, Kimmel, "Learning to optimize
+multigrid PDE solvers", ICML 2019; A. Katrutsa, T. Daulbaev, I. Oseledets, "Deep multigrid: learning
+prolongation and restriction matrices", arXiv 1711.03825.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import Tensor
+
+from learnsolve import _check
+from learnsolve.nn._holds_pattern import _difference
+from learnsolve.preconditioners.base import Part, Preconditioner
+from learnsolve.preconditioners.learned._parts import POSITIVE, current, module_of
+from learnsolve.preconditioners.learned._saved import Saved, loadable
+from learnsolve.preconditioners.learned._start import made, settings_of
+
+
+class _Ready(Saved):
+    """A module without `super().__init__()`: classes of one's own need not call it."""
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        M = super().__new__(cls)
+        torch.nn.Module.__init__(M)
+        return M
+
+
+@loadable
+class Trainable(_Ready, Preconditioner):
+    r"""A preconditioner with parameters: tensors of M, or those of a class of one's own. Solvers give them a
+    gradient with gradient="unrolled" or "checkpointed".
+
+    Parameters
+    ----------
+    M : Preconditioner, where training starts; what is not learned stays as it is
+    learn : names of tensors of M, such as ("L",); if not given those with a star
+
+        | M | |
+        | --- | --- |
+        | `Factored`, `IC0`, `ILU0`, `FSAI`, ... | L*, U*, shift; not the ones of an L beside a U |
+        | `Diagonal` | d* |
+        | `Jacobi` | weight*, one a row |
+        | `Polynomial` | coefficients*, interval |
+        | `AMG` | prolongations*, weights* (one an unknown of each level, with "jacobi"), restrictions |
+        | `SPAI` | matrix* |
+    positive : None, or "exp" or "softplus": the parameters are the logarithms, or inverse softplus, of the
+        diagonals of factors (that of a U keeps its signs) and of all entries of d, weights, coefficients
+
+    Attributes
+    ----------
+    each name of `learn` : a module; called it gives the tensor or `CSR`, or a list of modules. Its parameters
+        are `values`, with `positive` `log_values` or `raw_values`, or `off_diagonal` and `log_diagonal` or
+        `raw_diagonal`
+    depends_on : tuple of Tensors, the parameters, and others that it is set to
+    shape, linear, symmetric, T, dtype, device, batch_shape : as of a `Preconditioner`
+
+    Raises
+    ------
+    ValueError
+        if `learn` names something else (the message has the choices), or tensors are not finite, not positive
+        or require grad.
+    TypeError
+        if M is not a Preconditioner or is a module; in a call, if a module that shares the parameters was
+        converted to another dtype or device and this one was not.
+
+    Notes
+    -----
+    The preconditioner of the parameters, with their graph, is ``build()``: for several calls of an `AMG`,
+    whose coarse operators are computed in it, build once. It is symmetric where M is for all values of the
+    parameters: (L U)^-1 is not, nor is a cycle of learned restrictions. State dicts include the patterns of
+    matrices and refuse those of others. ``save(path)`` and `preconditioners.load` write and read files.
+
+    Gradient: exact, for the parameters and r, to any order. Cost: that of M, and one pass over the values of
+    a factor with positive diagonal. `cg` runs it in its compiled loop as it runs M.
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A, b = ls.problems.poisson((16, 16)), torch.ones(256, dtype=torch.float64)
+    >>> M = ls.preconditioners.Trainable(ls.preconditioners.IC0(A), positive="exp")
+    >>> ls.solvers.cg(A, b, M=M, rtol=0.0, maxiter=4, gradient="unrolled").residual_norms[-1].backward()
+    >>> M.L.log_diagonal.grad.shape
+    torch.Size([256])
+
+    A class of one's own defines `_columns`, or `build`, and sets its shape (docs/extending.md):
+
+    >>> class Scale(ls.preconditioners.Trainable):
+    ...     symmetric = True
+    ...
+    ...     def __init__(self, n):
+    ...         self.shape = (n, n)
+    ...         self.weight = torch.nn.Parameter(torch.linspace(0.5, 1, n, dtype=torch.float64))
+    ...
+    ...     def build(self):
+    ...         return ls.preconditioners.Diagonal(self.weight)
+    >>> ls.solvers.cg(A, b, M=Scale(256), rtol=0.0, maxiter=4, gradient="unrolled").x.requires_grad
+    True
+    """
+
+    if TYPE_CHECKING:  # what `learn` names is not known to type checkers
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    forward = Preconditioner.forward  # before torch.nn.Module's, which only raises
+    M: Preconditioner | None = None  # what is not learned
+
+    # Not Module's `__init__` here, which would forget what the module has.
+    def __init__(
+        self,
+        M: Preconditioner | None = None,
+        *,
+        learn: Sequence[str] | None = None,
+        positive: str | None = None,
+    ):
+        if M is None and type(self) is not Trainable:
+            return
+        if not isinstance(M, Preconditioner) or isinstance(M, torch.nn.Module):
+            raise TypeError(
+                "Trainable: M must be a Preconditioner that is computed from tensors, as IC0(A) is, got "
+                f"{type(M).__name__}"
+            )
+        if positive is not None:
+            _check.one_of("Trainable", "positive", positive, POSITIVE)
+        parts = M._learnable()
+        self.learn, self.positive = _names(type(M).__name__, parts, learn), positive
+        if positive is not None and not any(parts[name].positive for name in self.learn):
+            raise ValueError(
+                f"Trainable: positive={positive!r} applies to none of {self.learn}; leave it out"
+            )
+        held = [*self.learn, *(name for name, part in parts.items() if part.state and name not in self.learn)]
+        self.M = M._without(held)
+        for name in held:
+            self.add_module(name, module_of(name, parts[name], positive, name in self.learn))
+        self._held, self._keeps_tensors = tuple(held), self.M._like() is not None
+        self.shape, self.batch_shape = M.shape, M.batch_shape
+        self.linear, self.symmetric = self.M.linear, self.M.symmetric
+
+    @property
+    def depends_on(self) -> tuple[Tensor, ...]:  # type: ignore[override]
+        fixed = () if self.M is None else self.M.depends_on
+        return (*self.parameters(), *fixed, *vars(self).get("_others", ()))
+
+    @depends_on.setter
+    def depends_on(self, tensors: Iterable[Tensor]) -> None:
+        self._others = tuple(tensors)
+
+    def build(self) -> Preconditioner:
+        """The preconditioner of the parameters as they are, with their graph."""
+        return self._built(self.depends_on)
+
+    def _built(self, depends_on: tuple[Tensor, ...]) -> Preconditioner:
+        if self.M is None:
+            raise NotImplementedError(f"{type(self).__name__} must define build, or _columns")
+        if self._keeps_tensors:
+            self._check_kind()
+        parts = {name: current(self._modules[name]) for name in self._held}
+        return self.M._with(parts, depends_on)
+
+    def _check_kind(self) -> None:
+        learned, fixed = next(self.parameters()), self.M and self.M._like()
+        if fixed is not None and (learned.dtype, learned.device) != (fixed.dtype, fixed.device):
+            raise TypeError(
+                f"Trainable: its parameters are {learned.dtype} on {learned.device}, what it keeps of the "
+                f"matrix {fixed.dtype} on {fixed.device}: a module that shares the parameters was converted; "
+                "convert this one as well"
+            )
+
+    def on(self, M: Preconditioner) -> Trainable:
+        """The same parameters for another matrix, that of M: ``learned.on(Jacobi(B))``."""
+        other = self._compared("on", M)
+        for name in self._held:
+            setattr(other, name, getattr(self, name))
+        return other
+
+    @torch.no_grad()
+    def assign_(self, M: Preconditioner) -> Self:
+        """Set the parameters, in place, to the tensors of M, on the patterns of this module and in its dtype:
+        ``learned.assign_(IC0(B))``. After an error nothing has changed."""
+        theirs = self._compared("assign_", M).state_dict()
+        for name, tensor in self.state_dict().items():
+            tensor.copy_(theirs[name])
+        return self
+
+    def _compared(self, function: str, M: Preconditioner) -> Trainable:
+        """One that starts at M, of the same state as this."""
+        function = f"Trainable.{function}"
+        other = Trainable(M, learn=self.learn, positive=self.positive)
+        if other.settings() != self.settings():
+            raise ValueError(
+                f"{function}: M must be as this module's, {self.settings()}, got {other.settings()}"
+            )
+        ours, theirs = self.state_dict(), other.state_dict()
+        for name in sorted(
+            ours.keys() | theirs.keys(), key=lambda name: (not name.endswith("_indices"), name)
+        ):
+            a, b = ours.get(name), theirs.get(name)
+            if a is None or b is None:
+                raise ValueError(f"{function}: {name} is in the state of only one of the two")
+            if name.endswith("_indices") and (fault := _difference(b, a)) is not None:
+                raise ValueError(f"{function}: M must have the pattern of this module, but {name} {fault}")
+            if a.shape != b.shape:
+                raise ValueError(
+                    f"{function}: {name} must have shape {tuple(a.shape)}, as here, got {tuple(b.shape)}"
+                )
+            if a.is_floating_point() and (a.dtype, a.device) != (b.dtype, b.device):
+                raise TypeError(
+                    f"{function}: {name} must be {a.dtype} on {a.device}, as here, got {b.dtype} on "
+                    f"{b.device}; convert one with .to()"
+                )
+        return other
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """`.to`, `.float` and the like: what is not learned goes along, and first, for it may refuse."""
+        like = None if self.M is None else self.M._like()
+        if self.M is not None and like is not None:
+            to = fn(like.detach())
+            if (to.dtype, to.device) != (like.dtype, like.device):
+                self.M = self.M._converted(dtype=to.dtype, device=to.device)
+        return super()._apply(fn, recurse)
+
+    def _columns(self, R: Tensor) -> Tensor:
+        return self.build()._columns(R)
+
+    def _transposed(self, R: Tensor) -> Tensor:
+        return self.build()._transposed(R)
+
+    def pcg_form(self) -> tuple[str, Tensor, Any] | None:
+        if self.M is None:
+            return None if type(self).build is Trainable.build else self.build().pcg_form()
+        # An AMG would set up its cycle for a None; and the form does not ask what it depends on.
+        return None if type(self.M).pcg_form is Preconditioner.pcg_form else self._built(()).pcg_form()
+
+    def settings(self) -> dict[str, Any]:
+        """What M was, and the other arguments, for JSON."""
+        if self.M is None:
+            return super().settings()
+        return {"start": settings_of(self), "learn": list(self.learn), "positive": self.positive}
+
+    @classmethod
+    def _made(cls, settings: dict[str, Any], tensors: dict[str, Tensor], M: Any = None) -> Self:
+        M = made(settings["start"], tensors) if M is None else M
+        return cls(M, learn=settings["learn"], positive=settings["positive"])
+
+    def extra_repr(self) -> str:
+        kind = "" if self.M is None else f", of={type(self.M).__name__}, positive={self.positive!r}"
+        return f"shape={self.shape}{kind}"
+
+
+def _names(kind: str, parts: dict[str, Part], learn: Sequence[str] | None) -> tuple[str, ...]:
+    if not parts:
+        raise ValueError(f"Trainable: {kind} has no tensors that can be learned; see the table of Trainable")
+    if learn is None:
+        return tuple(name for name, part in parts.items() if part.default)
+    if isinstance(learn, str) or not learn or not set(learn) <= parts.keys():
+        raise ValueError(
+            f"Trainable: learn must be one or more of {tuple(parts)}, the tensors of this {kind}, in a "
+            f"tuple, got {learn!r}"
+        )
+    return tuple(learn)

@@ -1,0 +1,1 @@
+"""Algebraic multigrid: hierarchies, smoothers, cycles."""

@@ -1,0 +1,289 @@
+"""The grids of a multigrid method: how vectors go from one to the next. Made by pyamg, or by hand.
+
+Source: Trottenberg, Oosterlee, Schueller, "Multigrid" (2001), appendix A (K. Stueben); Vanek, Mandel,
+Brezina, "Algebraic multigrid by smoothed aggregation" (1996).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from learnsolve import _check
+from learnsolve._plain import plain_tensors
+from learnsolve.csr import CSR
+from learnsolve.ops._operands import plain_values
+from learnsolve.ops._symmetry import symmetry
+from learnsolve.preconditioners.multigrid._aggregation import smoothed_aggregation
+from learnsolve.preconditioners.multigrid._grids import linear_prolongations
+
+METHODS = ("smoothed_aggregation", "ruge_stuben")
+
+
+class Hierarchy:
+    """Prolongations, restrictions and spectral radii of all levels but the coarsest.
+
+    Parameters
+    ----------
+    prolongations : CSRs; number l of shape (n_l, n_(l + 1)), n_0 that of the matrix
+    restrictions : as many; a CSR of shape (n_(l + 1), n_l), or None for the transpose of the prolongation.
+        All None if not given
+    radii : estimates of the spectral radius of D^-1 A on each level, None where it is to be found
+
+    Raises
+    ------
+    ValueError
+        if restrictions or radii are not as many as the prolongations, or shapes do not follow one another.
+    TypeError
+        if one of them is not a CSR.
+
+    Notes
+    -----
+    `AMG` is differentiable in prolongations and restrictions that have a graph or require grad. Their values
+    may have batch axes, (..., nnz), which broadcast with those of the matrix: a cycle for each.
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> P = ls.CSR.from_dense(torch.tensor([[0.5], [1.0], [0.5]], dtype=torch.float64))
+    >>> M = ls.preconditioners.AMG(ls.problems.poisson((3,)), hierarchy=ls.preconditioners.Hierarchy([P]))
+    >>> M.hierarchy
+    Hierarchy(3, 1)
+    """
+
+    def __init__(
+        self,
+        prolongations: Sequence[CSR],
+        restrictions: Sequence[CSR | None] | None = None,
+        radii: Sequence[float | None] | None = None,
+    ):
+        self.prolongations = tuple(prolongations)
+        count = len(self.prolongations)
+        self.restrictions = (None,) * count if restrictions is None else tuple(restrictions)
+        self.radii = (None,) * count if radii is None else tuple(radii)
+        for name, given in (("restrictions", self.restrictions), ("radii", self.radii)):
+            if len(given) != count:
+                raise ValueError(
+                    f"Hierarchy: {name} must be as many as the prolongations, {count}, got {len(given)}"
+                )
+        for level, (P, R) in enumerate(zip(self.prolongations, self.restrictions, strict=True)):
+            for name, T in (("prolongations", P), ("restrictions", R)):
+                if T is not None or name == "prolongations":
+                    _check.matrix("Hierarchy", f"{name}[{level}]", T)
+            if R is not None and R.shape != P.shape[::-1]:
+                raise ValueError(
+                    f"Hierarchy: restrictions[{level}] must have shape {P.shape[::-1]}, got {R.shape}"
+                )
+            if level and P.shape[0] != self.prolongations[level - 1].shape[1]:
+                raise ValueError(
+                    f"Hierarchy: prolongations[{level}] must have as many rows as the one before it has "
+                    f"columns, {self.prolongations[level - 1].shape[1]}, got shape {P.shape}"
+                )
+
+    @property
+    def transfers(self) -> tuple[CSR, ...]:
+        """Prolongations, and restrictions that are not their transposes."""
+        return tuple(T for T in (*self.prolongations, *self.restrictions) if T is not None)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Unknowns of each level but the coarsest, and of that."""
+        last = tuple(P.shape[1] for P in self.prolongations[-1:])
+        return tuple(P.shape[0] for P in self.prolongations) + last
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """That of the transfers, broadcast."""
+        return torch.broadcast_shapes(*(T.batch_shape for T in self.transfers))
+
+    @classmethod
+    def linear(
+        cls,
+        shape: int | Sequence[int],
+        *,
+        levels: int | None = None,
+        periodic: bool = False,
+        dtype: torch.dtype = torch.float64,
+        device: torch.device | str | None = None,
+    ) -> Hierarchy:
+        r"""Linear interpolation on grids of which every other point is on the next: [1/2, 1, 1/2] on each
+        axis, bilinear in two dimensions.
+
+        Parameters
+        ----------
+        shape : points on each axis, numbered as `problems.poisson` does: :math:`2^k - 1`, of which those with
+            odd numbers (from zero) are coarse, so that all neighbours are inside or on a Dirichlet boundary;
+            with `periodic` even, and the even ones are coarse
+        levels : grids at most, at least 2; until an axis has 3 points (periodic: 4) or fewer if not given
+
+        Raises
+        ------
+        ValueError
+            if the grid has no coarser one.
+
+        Examples
+        --------
+        >>> import learnsolve as ls
+        >>> H = ls.preconditioners.Hierarchy.linear((15, 15))
+        >>> H
+        Hierarchy(225, 49, 9)
+        >>> M = ls.preconditioners.AMG(ls.problems.poisson((15, 15)), hierarchy=H, weight=0.8)
+        """
+        return cls(linear_prolongations(shape, levels, periodic, dtype, device))
+
+    def with_prolongations(
+        self, prolongations: Sequence[CSR], restrictions: Sequence[CSR | None] | None = None
+    ) -> Hierarchy:
+        """Others on the same levels, with a graph or not; a restriction that was the transpose remains it,
+        if `restrictions` are not given."""
+        return Hierarchy(
+            prolongations, self.restrictions if restrictions is None else restrictions, self.radii
+        )
+
+    def to(self, *args: Any, **keywords: Any) -> Hierarchy:
+        """In another dtype or on another device, as `CSR.to`."""
+        return Hierarchy(
+            [P.to(*args, **keywords) for P in self.prolongations],
+            [None if R is None else R.to(*args, **keywords) for R in self.restrictions],
+            self.radii,
+        )
+
+    def clone(self) -> Hierarchy:
+        return Hierarchy(
+            [P.clone() for P in self.prolongations],
+            [None if R is None else R.clone() for R in self.restrictions],
+            self.radii,
+        )
+
+    def __len__(self) -> int:
+        return len(self.prolongations)
+
+    def __repr__(self) -> str:
+        return f"Hierarchy({', '.join(map(str, self.sizes))})"
+
+
+def _coarsened(A: CSR, method: str, max_levels: int, max_coarse: int) -> Hierarchy:
+    """pyamg's hierarchy of A, of the mean of a batch."""
+    if A.shape[0] <= max_coarse or max_levels == 1:
+        return Hierarchy([])
+    pyamg = pyamg_module()
+    S = mean(A)
+    if method == "smoothed_aggregation":
+        transfers = smoothed_aggregation(S, symmetry("AMG", A, None), max_levels, max_coarse)
+        return carried(transfers, [None] * len(transfers), A)
+    # Its parts draw no random numbers.
+    unused: dict[str, Any] = {"presmoother": None, "postsmoother": None, "coarse_solver": "splu"}
+    return _of_solver(pyamg.ruge_stuben_solver(S, max_levels=max_levels, max_coarse=max_coarse, **unused), A)
+
+
+def pyamg_module() -> Any:
+    try:
+        import pyamg
+    except ImportError as error:
+        raise ImportError(
+            "AMG needs pyamg to make a hierarchy: pip install 'learnsolve[problems]'; or give it one, "
+            "hierarchy=",
+            name="pyamg",
+        ) from error
+    return pyamg
+
+
+def _of_solver(solver: Any, A: CSR) -> Hierarchy:
+    """Of a pyamg MultilevelSolver."""
+    levels = solver.levels[:-1]
+    # What pyamg's own Jacobi smoother has found, if it is one: the same weights then.
+    radii = [getattr(level.A, "rho_D_inv", None) for level in levels]
+    return carried([(level.P, level.R) for level in levels], radii, A)
+
+
+def carried(transfers: Sequence[tuple[Any, Any]], radii: Sequence[Any], A: CSR) -> Hierarchy:
+    """From SciPy's matrices to CSRs of A's dtype, index type and device."""
+    prolongations, restrictions = [], []
+    for number, (P, R) in enumerate((P.tocsr(), R.tocsr()) for P, R in transfers):
+        if np.iscomplexobj(P.data):
+            raise NotImplementedError(f"AMG: level {number} of hierarchy is complex, which is not supported")
+        transposed = abs(R - P.T).sum() == 0
+        prolongations.append(_like(P, A))
+        restrictions.append(None if transposed else _like(R, A))
+    numbers = [None if radius is None else float(radius) for radius in radii]
+    return Hierarchy(prolongations, restrictions, numbers)
+
+
+def _like(S: Any, A: CSR) -> CSR:
+    with plain_tensors():
+        T = CSR.from_scipy(S, dtype=A.dtype)
+        return CSR(T.values, T.pattern.to(dtype=A.pattern.dtype)).to(A.device)
+
+
+def mean(A: CSR) -> Any:
+    """The mean of a batch of matrices, or the one matrix, for SciPy."""
+    values = plain_values(A.values)
+    if values.shape != A.values.shape:
+        raise ValueError(
+            "AMG: inside torch.func.vmap there is not one matrix to analyse; make an AMG outside, and pass "
+            "hierarchy=M.hierarchy"
+        )
+    with plain_tensors():
+        return CSR(values.reshape(-1, A.nnz).mean(0) if values.dim() > 1 else values, A.pattern).to_scipy()
+
+
+def spectral_radius(A: CSR) -> float:
+    """An estimate of rho(D^-1 A), to about a percent, by at most six times 15 Arnoldi steps from a fixed
+    start."""
+    S = mean(A).astype(np.float64)
+    d = S.diagonal()
+    v = np.random.default_rng(0).uniform(size=S.shape[0])
+    radius = 0.0
+    for _ in range(6):
+        V, H = [v / np.linalg.norm(v)], np.zeros((16, 15))
+        k = 0
+        while k < 15:
+            w = S @ V[k] / d
+            for j in range(k + 1):
+                H[j, k] = V[j] @ w
+                w -= H[j, k] * V[j]
+            H[k + 1, k] = np.linalg.norm(w)
+            k += 1
+            if H[k, k - 1] <= 1e-12 * abs(H).max():  # the space is invariant
+                break
+            V.append(w / H[k, k - 1])
+        ritz, Y = np.linalg.eig(H[:k, :k])
+        largest = int(np.argmax(abs(ritz)))
+        radius = float(abs(ritz[largest]))
+        if H[k, k - 1] * abs(Y[-1, largest]) <= 0.01 * radius:
+            break
+        v = np.array(V[:k]).T @ np.real(Y[:, largest])
+    return radius
+
+
+def hierarchy_for(A: CSR, method: str | None, given: Any, max_levels: Any, max_coarse: Any) -> Hierarchy:
+    """Checked: the `given` one, or pyamg's by `method`."""
+    if given is None:
+        method = METHODS[0] if method is None else method
+        _check.one_of("AMG", "method", method, METHODS)
+        levels = _check.integer("AMG", "max_levels", 10 if max_levels is None else max_levels, 1)
+        coarse = _check.integer("AMG", "max_coarse", 100 if max_coarse is None else max_coarse, 1)
+        return _coarsened(A, method, levels, coarse)
+    for name, value in (("method", method), ("max_levels", max_levels), ("max_coarse", max_coarse)):
+        if value is not None:
+            raise ValueError(f"AMG: {name} is for making a hierarchy, one was given; leave one of them out")
+    if not isinstance(given, Hierarchy):
+        if not hasattr(given, "levels"):
+            raise TypeError(
+                "AMG: hierarchy must be a Hierarchy, as M.hierarchy of another AMG is, or a pyamg "
+                f"MultilevelSolver, got {type(given).__name__}"
+            )
+        given = _of_solver(given, A)
+    if len(given) and given.prolongations[0].shape[0] != A.shape[0]:
+        raise ValueError(
+            f"AMG: hierarchy must be one of a matrix with {A.shape[0]} rows, its first prolongation has "
+            f"shape {given.prolongations[0].shape}"
+        )
+    for name in ("prolongations", "restrictions"):
+        for level, T in enumerate(getattr(given, name)):
+            if T is not None:
+                _check.same_kind("AMG", f"hierarchy.{name}[{level}].values", T.values, A.values)
+    return given

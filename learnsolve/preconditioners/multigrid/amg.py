@@ -1,0 +1,351 @@
+"""Algebraic multigrid: the hierarchy of pyamg, cycles and coarse operators of ours, differentiable.
+
+Source: Briggs, Henson, McCormick, "A Multigrid Tutorial" (2000), chapters 3 and 8; Vanek, Mandel, Brezina,
+"Algebraic multigrid by smoothed aggregation for second and fourth order elliptic problems", Computing 56
+(1996), doi:10.1007/BF02238511; Ruge, Stueben, "Algebraic multigrid" (1987).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from learnsolve import _check, _device_analysis
+from learnsolve.csr import CSR
+from learnsolve.ops._linear_steps import LinearSteps, product
+from learnsolve.ops._symmetry import symmetry
+from learnsolve.ops.diagonal import shared_inverse_diagonal
+from learnsolve.ops.spgemm import galerkin, spgemm
+from learnsolve.preconditioners.base import Part, Preconditioner, check_numbers
+from learnsolve.preconditioners.multigrid._direct import DirectSolver
+from learnsolve.preconditioners.multigrid._hierarchy import Hierarchy, hierarchy_for, spectral_radius
+from learnsolve.preconditioners.multigrid._smoothers import (
+    Chebyshev,
+    GaussSeidel,
+    Jacobi,
+    Weight,
+    jacobi_weights,
+)
+
+SMOOTHERS = ("gauss_seidel", "jacobi", "chebyshev")
+# What a level does for the next one, in order: W is W twice, F is F and then V.
+_CYCLES = {"V": "V", "W": "WW", "F": "FV"}
+_PSEUDO = {None: None, "lu": False, "pinv": True}
+
+
+class AMG(Preconditioner):
+    r"""One cycle of algebraic multigrid from zero, :math:`M \approx A^{-1}`: linear.
+
+    On level l, with :math:`A_0 = A`, :math:`A_{l+1} = R_l A_l P_l` and :math:`S` the smoother, a cycle is
+
+    .. math:: x \leftarrow x + S (b - A_l x), \quad x \leftarrow x + P_l C_{l+1} R_l (b - A_l x), \quad
+              x \leftarrow x + S (b - A_l x)
+
+    with `presweeps` of the first, `postsweeps` of the last; the coarse solve C is the cycle of the next level
+    once (V), twice (W), once and then a V-cycle (F), and a direct solve on the coarsest.
+
+    Parameters
+    ----------
+    A : CSR, shape (n, n), float32 or float64, without zeros on the diagonal; its values may have batch axes
+    method : "smoothed_aggregation" (if not given) or "ruge_stuben", of pyamg
+    hierarchy : instead of `method`, `max_levels` and `max_coarse`: a `Hierarchy`, such as that of another AMG
+        (``M.hierarchy``) on a matrix with the same unknowns, or a pyamg MultilevelSolver, of which the
+        transfers between levels are taken, not its smoothers
+    cycle : "V", "W" or "F"
+    smoother : "gauss_seidel": :math:`S = (D + U)^{-1} D (D + L)^{-1}`, a sweep forward and one backward, in
+        the order of the unknowns or, on a CUDA device, colour by colour; "jacobi": :math:`S = w D^{-1}`;
+        "chebyshev": a polynomial in :math:`D^{-1} A` for eigenvalues between :math:`\rho / 30` and
+        :math:`1.1 \rho`, times :math:`D^{-1}`. If not given, "jacobi" on a CUDA device or with `weight`, else
+        "gauss_seidel"
+    presweeps, postsweeps : int >= 0, not both 0
+    weight : of "jacobi", a number or a tensor of shape () or (..., n_l), or a sequence of them, one a level
+        but the coarsest, positive (not checked for a torch.nn.Parameter, which training moves);
+        :math:`(4/3) / \rho(D^{-1} A_l)` if not given
+    degree : of "chebyshev", the number of steps, 3 if not given
+    max_levels, max_coarse : int >= 1, most levels, and most unknowns of the coarsest; 10 and 100 if not given
+    coarse_solver : "lu", the inverse; or "pinv", the pseudo-inverse, for a singular A. Not given: "pinv" if
+        the coarsest matrix is singular up to rounding (not found under `torch.compile`), else "lu"
+    symmetric : bool, whether A is symmetric; if not given its numbers are compared (not
+        under `torch.compile`)
+
+    Attributes
+    ----------
+    hierarchy : Hierarchy
+    operators : tuple of CSR, A and the coarse ones
+    weights : list, that of each level but the coarsest; None if the smoother is not "jacobi"
+    operator_complexity : float, entries of all levels over those of A
+
+    Raises
+    ------
+    ValueError
+        if A has a zero on its diagonal or is not finite, its batch is empty, a weight is not positive, or the
+        coarsest matrix is singular (with "lu", or with more than 2000 unknowns); if a hierarchy has another
+        size, or an argument is given that the chosen smoother or hierarchy does not use.
+    TypeError
+        if types, dtypes or devices do not fit.
+    ImportError
+        if pyamg is needed and not installed.
+    NotImplementedError
+        for CUDA tensors.
+
+    Notes
+    -----
+    Symmetric if A is, restrictions are transposes, `presweeps` equal `postsweeps`, and the cycle is V or W
+    (or F on at most three levels: F and V in turn are not symmetric; `fcg` takes it). The transpose is the
+    cycle of A^T with the roles of P and R, of `presweeps` and `postsweeps` exchanged.
+
+    Gradient: exact in r and in the values of A through smoothers, coarse operators and the direct solve, with
+    the hierarchy held fixed: prolongations, restrictions and the spectral radii of weights are numbers. The
+    gradient is that of ``AMG(A, hierarchy=H)``; also in values of prolongations and weights that require
+    grad. Any order. `Trainable` learns the entries of every P_l and, with "jacobi", a weight for each unknown
+    of each level; with ``learn=("restrictions", ...)`` those of every R_l too, which is not P_l^T any more.
+
+    Set-up: pyamg on the host, from the values without their graph, of the mean matrix of a batch; then two
+    sparse products a level, whose plans stay with the patterns, so ``AMG(A2, hierarchy=M.hierarchy)`` is
+    cheap where A2 has A's pattern. The same bits on every run with the same number of threads (dense inverses
+    are LAPACK's). The coarsest level is a dense inverse of up to 500 rows, beyond sparse LU factors.
+
+    A V-cycle costs, with c the operator complexity, about 4 c nnz flops a column with "jacobi" and one sweep
+    on each side, 6 c nnz with "gauss_seidel", whose solves and products read one triangle each. That takes
+    half to two thirds of the iterations, and whole solves the same time on grids in 2D, 0.6 to 0.9 of it in
+    3D and on irregular matrices (docs/preconditioners.md).
+
+    References
+    ----------
+    N. Bell, L. N. Olson, J. Schroder, "PyAMG: Algebraic Multigrid Solvers in Python", JOSS 7(72) 2022, 4142,
+    doi:10.21105/joss.04142
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A = ls.problems.poisson((64, 64))
+    >>> M = ls.preconditioners.AMG(A)
+    >>> ls.solvers.cg(A, torch.ones(4096, dtype=torch.float64), M=M, rtol=1e-8).iterations < 20
+    True
+    """
+
+    def __init__(
+        self,
+        A: CSR,
+        *,
+        method: str | None = None,
+        hierarchy: Any = None,
+        cycle: str = "V",
+        smoother: str | None = None,
+        presweeps: int = 1,
+        postsweeps: int = 1,
+        weight: Weight | Sequence[Weight] | None = None,
+        degree: int | None = None,
+        max_levels: int | None = None,
+        max_coarse: int | None = None,
+        coarse_solver: str | None = None,
+        symmetric: bool | None = None,
+    ):
+        super().__init__(A)
+        check_numbers("AMG", A)
+        if A.batch_shape.numel() == 0:
+            raise ValueError(
+                f"AMG: needs a matrix, got an empty batch of shape {tuple(A.batch_shape)}; leave it out"
+            )
+        _check.one_of("AMG", "cycle", cycle, tuple(_CYCLES))
+        if smoother is None:
+            apart = _device_analysis.here(A.values)  # one sweep forward is a launch for each colour there
+            smoother = "jacobi" if apart or weight is not None else "gauss_seidel"
+        _check.one_of("AMG", "smoother", smoother, SMOOTHERS)
+        _check.one_of("AMG", "coarse_solver", coarse_solver, tuple(_PSEUDO))
+        self.cycle = cycle
+        self.sweeps = tuple(
+            _check.integer("AMG", name, given, 0)
+            for name, given in (("presweeps", presweeps), ("postsweeps", postsweeps))
+        )
+        if self.sweeps == (0, 0):
+            raise ValueError(
+                "AMG: presweeps and postsweeps must not both be 0; a coarse correction alone is singular"
+            )
+        for name, given, user in (("weight", weight, "jacobi"), ("degree", degree, "chebyshev")):
+            if given is not None and smoother != user:
+                raise ValueError(f"AMG: {name} belongs to smoother={user!r}, got smoother={smoother!r}")
+        if degree is not None or smoother == "chebyshev":
+            degree = _check.integer("AMG", "degree", 3 if degree is None else degree, 1)
+        self.options: dict[str, Any] = {
+            "cycle": cycle,
+            "smoother": smoother,
+            "presweeps": self.sweeps[0],
+            "postsweeps": self.sweeps[1],
+            "degree": degree,
+            "coarse_solver": coarse_solver,
+            "symmetric": symmetry("AMG", A, symmetric),
+        }
+        hierarchy = hierarchy_for(A, method, hierarchy, max_levels, max_coarse)
+        self._set_up(A, hierarchy, smoother, weight, degree or 0, _PSEUDO[coarse_solver])
+
+    def _set_up(
+        self, A: CSR, hierarchy: Hierarchy, smoother: str, weight: Any, degree: int, pseudo: bool | None
+    ) -> None:
+        weights = jacobi_weights(weight, hierarchy.sizes, A)
+        self._join_batches(hierarchy, weights)
+        operators, levels, radii, used = [A], [], [], []
+        A, own = A.clone(), hierarchy.clone()  # against changes in place
+        for number, (P, R) in enumerate(zip(own.prolongations, own.restrictions, strict=True)):
+            function = f"AMG, level {number}" if number else "AMG"
+            given = hierarchy.radii[number]
+            asked = smoother == "chebyshev" or (smoother == "jacobi" and weights is None)
+            if asked or smoother == "gauss_seidel":
+                shared_inverse_diagonal(A, function)  # or a ValueError
+            radius = spectral_radius(A) if given is None and asked else given or 0.0
+            radii.append(radius or None)
+            if smoother == "jacobi":
+                used.append(weights[number] if weights else 4 / (3 * radius))
+                S = Jacobi(function, A, used[-1])
+            elif smoother == "chebyshev":
+                S = Chebyshev(function, A, radius, degree)
+            else:
+                S = GaussSeidel(function, A)
+            levels.append(_Level(A, P, R, S))
+            A = galerkin(P, A) if R is None else spgemm(R, spgemm(A, P))
+            operators.append(A)
+        self._levels = tuple(levels)
+        self._steps: dict[bool, LinearSteps | None] = {}  # the cycle and its transpose, once used
+        remedy = 'use coarse_solver="pinv" (for at most 2000 unknowns), coarsen further'
+        self._coarsest = DirectSolver("AMG", A, pseudo, remedy)
+        self.operators = tuple(operators)
+        self.weights = used if smoother == "jacobi" else None
+        self.hierarchy = Hierarchy(hierarchy.prolongations, hierarchy.restrictions, radii)
+        transfers = [T.values for T in hierarchy.transfers]
+        given = list(weight) if isinstance(weight, (list, tuple)) else [weight]
+        others = (*transfers, *(w for w in given if isinstance(w, Tensor)))
+        self.depends_on += tuple(t for t in others if t.requires_grad)
+        balanced = self.sweeps[0] == self.sweeps[1] and (self.cycle != "F" or len(levels) <= 2)
+        transposed = all(R is None for R in hierarchy.restrictions)
+        self.symmetric = (not levels or (balanced and transposed)) and self.options["symmetric"]
+
+    def _join_batches(self, hierarchy: Hierarchy, weights: Any) -> None:
+        """`batch_shape`: of the matrix, the transfers and the weights."""
+        others = [("transfers", T.batch_shape) for T in hierarchy.transfers]
+        others += [("weights", w.shape[:-1]) for w in weights or () if isinstance(w, Tensor)]
+        for name, batch in others:
+            if not batch:
+                continue  # `broadcast_shapes` is Python: 0.1 ms on three levels
+            _check.batches("AMG", self.batch_shape, batch, f"A and {name}")
+            self.batch_shape = torch.broadcast_shapes(self.batch_shape, batch)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> AMG:
+        """Rebuilt from copies: what was computed may have a graph, which torch does not copy."""
+        try:
+            A, hierarchy, weight = copy.deepcopy((self.operators[0], self.hierarchy, self.weights), memo)
+        except RuntimeError as error:
+            raise RuntimeError(
+                "AMG: what has a graph cannot be copied: A's values, those of prolongations or weights were "
+                "computed from something that requires grad; copy an AMG of A.detach()"
+            ) from error
+        return self._on(A, hierarchy, weight)
+
+    def _learnable(self) -> dict[str, Part]:
+        H = self.hierarchy
+        if not len(H):
+            raise ValueError("Trainable: M must have more than one level; make it with a smaller max_coarse")
+        restrictions = [P.T if R is None else R for P, R in zip(H.prolongations, H.restrictions, strict=True)]
+        parts = {"prolongations": Part(H.prolongations), "restrictions": Part(restrictions, default=False)}
+        if self.weights is not None:
+            weights = [torch.as_tensor(w, dtype=self.dtype, device=self.device) for w in self.weights]
+            sizes = zip(weights, H.sizes, strict=False)
+            parts["weights"] = Part([w if w.dim() else w.expand(n) for w, n in sizes], "all")
+        return parts
+
+    def _without(self, names: Collection[str]) -> Preconditioner:
+        """All of it: what is fixed may have a graph, since `_with` sets up everything again."""
+        symmetric = self.symmetric and "restrictions" not in names
+        return self._trusted(**{**vars(self), "symmetric": symmetric})
+
+    def _with(self, parts: dict[str, Any], depends_on: tuple[Tensor, ...]) -> AMG:
+        H = self.hierarchy
+        prolongations = parts.get("prolongations", H.prolongations)
+        H = H.with_prolongations(prolongations, parts.get("restrictions"))
+        return self._on(self.operators[0], H, parts.get("weights", self.weights))
+
+    def _converted(self, **kind: Any) -> AMG:
+        weights = self.weights and [w.to(**kind) if isinstance(w, Tensor) else w for w in self.weights]
+        return self._on(self.operators[0].to(**kind), self.hierarchy.to(**kind), weights)
+
+    def _on(self, A: CSR, hierarchy: Hierarchy, weight: Any) -> AMG:
+        return AMG(A, hierarchy=hierarchy, weight=weight or None, **self.options)
+
+    @property
+    def operator_complexity(self) -> float:
+        return sum(A.nnz for A in self.operators) / max(self.operators[0].nnz, 1)
+
+    def _columns(self, R: Tensor) -> Tensor:
+        return self._run(R, False)
+
+    def _transposed(self, R: Tensor) -> Tensor:
+        return self._run(R, True)
+
+    def _run(self, R: Tensor, transpose: bool) -> Tensor:
+        if torch.compiler.is_dynamo_compiling():
+            return self._correction(0, R, self.cycle, transpose)
+        if transpose not in self._steps:
+            recorded = self._recorded(transpose)
+            self._steps[transpose] = recorded and LinearSteps(*recorded)
+        steps = self._steps[transpose]
+        return self._correction(0, R, self.cycle, transpose) if steps is None else steps(R)
+
+    def _recorded(self, transpose: bool) -> tuple[Callable, Sequence[CSR], Sequence[Tensor]] | None:
+        """Cycles of Jacobi sweeps and a dense inverse."""
+        if self.weights is None or not self._levels or self._coarsest.inverse is None or self.batch_shape:
+            return None
+        matrices = [T for level in self._levels for T in (level.A, level.P, level.R) if T is not None]
+        others = [*(level.S.scale for level in self._levels), self._coarsest.inverse]  # type: ignore[union-attr]
+        return (lambda b: self._correction(0, b, self.cycle, transpose)), matrices, others
+
+    def _correction(self, number: int, b: Tensor, cycles: str, transpose: bool) -> Tensor:
+        """The cycles from zero one after the other; transposed, in the other order."""
+        if number == len(self._levels):
+            return self._coarsest(b, transpose)
+        x: Any = None
+        for cycle in reversed(cycles) if transpose else cycles:
+            x = self._cycle(number, x, b, cycle, transpose)
+        return x
+
+    def _cycle(self, number: int, x: Tensor | None, b: Tensor, cycle: str, transpose: bool) -> Tensor:
+        """From x, None for zero. Transposed: A^T, R^T for P, and S^T."""
+        level = self._levels[number]
+        before, after = reversed(self.sweeps) if transpose else self.sweeps
+        r: Tensor | None = b if x is None else None
+        if before and x is None:
+            x, r = level.S.first(b, transpose)
+            before -= 1
+        for _ in range(before):
+            x, r = level.S.again(x, b, transpose), None  # type: ignore[arg-type]
+        if r is None:
+            r = b - product(level.A.values, x, level.A.pattern, transpose)  # type: ignore[arg-type]
+        coarse = self._correction(number + 1, level.restricted(r, transpose), _CYCLES[cycle], transpose)
+        e = level.prolonged(coarse, transpose)
+        y = e if x is None else x + e
+        for _ in range(after):
+            y = level.S.again(y, b, transpose)
+        return y
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(str(A.shape[0]) for A in self.operators)
+        return (
+            f"AMG(levels=({sizes}), cycle={self.cycle}, operator_complexity={self.operator_complexity:.2f})"
+        )
+
+
+class _Level(NamedTuple):
+    A: CSR
+    P: CSR
+    R: CSR | None
+    S: Jacobi | Chebyshev | GaussSeidel
+
+    def restricted(self, r: Tensor, transpose: bool) -> Tensor:
+        T, other = (self.P, True) if transpose or self.R is None else (self.R, False)
+        return product(T.values, r, T.pattern, other)
+
+    def prolonged(self, e: Tensor, transpose: bool) -> Tensor:
+        T, other = (self.R, True) if transpose and self.R is not None else (self.P, False)
+        return product(T.values, e, T.pattern, other)
