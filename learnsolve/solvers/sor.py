@@ -3,8 +3,7 @@
 Source: Saad, "Iterative Methods for Sparse Linear Systems" (2003), section 4.1.
 """
 
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Unpack
 
 import torch
@@ -45,15 +44,15 @@ class Correction(NamedTuple):
         return State(x, r, self.values(A))
 
     def step(self, A: Any, M: Any, b: Tensor, state: State, running: Tensor | None) -> tuple[State, Tensor]:
-        x = state.x + self.solve(A, state.values, state.r)
+        x = state.x + self.map(A, state.values)(state.r)
         return State(x, b - A(x), state.values), torch.zeros_like(b[..., :1, :], dtype=torch.int64)
 
     def values(self, A: Matrix) -> Tensor:
         return self.sweep.system(A.A, self.omega).values
 
-    def solve(self, A: Matrix, values: Tensor, r: Tensor) -> Tensor:
-        P = A.A.pattern
-        return self.sweep.apply(CSR(values, self.sweep.pattern(P)), P, self.omega, r, A.transpose)
+    def map(self, A: Matrix, values: Tensor) -> Callable[[Tensor], Tensor]:
+        P, T = A.A.pattern, CSR(values, self.sweep.pattern(A.A.pattern))
+        return lambda r: self.sweep.apply(T, P, self.omega, r, A.transpose)
 
 
 _BESIDE: dict[str, str] = dict.fromkeys(
@@ -109,8 +108,8 @@ def _sweeps(corrections: list[Correction], A: Matrix) -> Any:
     """S of all steps, or of each: these are made when they are needed, and again by a backward that repeats
     them, so that checkpoints hold no more than they must."""
     if len(corrections) == 1:
-        return partial(corrections[0].solve, A, corrections[0].values(A))
-    return [lambda r, one=one: one.solve(A, one.values(A), r) for one in corrections]
+        return corrections[0].map(A, corrections[0].values(A))
+    return [lambda r, one=one: one.map(A, one.values(A))(r) for one in corrections]
 
 
 @solver(SweepOptions, rtol=None, atol=None, gradient=None)

@@ -112,20 +112,20 @@ _BESIDE = {
 
 
 def settings_of(
-    name: str, iterations: int | None, keywords: Mapping[str, Any], beside: Mapping[str, str] = _BESIDE
+    name: str, iterations: int | None, arguments: Mapping[str, Any], beside: Mapping[str, str] = _BESIDE
 ) -> Options:
     """`beside`: what is wrong with a keyword beside `iterations`."""
-    keywords = {key: value for key, value in keywords.items() if value is not None}
-    options = options_of(name, keywords)
+    keywords = {key: value for key, value in arguments.items() if value is not None}
     if iterations is None:
-        return options
+        return options_of(name, keywords)
+    keywords.setdefault("gradient", "unrolled")
+    options = options_of(name, keywords)
     for key, rule in beside.items():
         if key in keywords:
             rule = rule.format(key=key, value=keywords[key], iterations=iterations)
             raise ValueError(f"{name}: {rule}")
-    gradient = keywords.get("gradient", "unrolled")
-    _check.one_of(name, "gradient", gradient, FIXED_GRADIENTS)
-    return replace(options, gradient=gradient)
+    _check.one_of(name, "gradient", options.gradient, FIXED_GRADIENTS)
+    return options
 
 
 def run_fixed(
