@@ -32,7 +32,7 @@ TESTS = (
     "csr",
     "ops/test_contract.py",
     "ops/test_identities.py",
-    "solvers/test_contract.py",
+    "solvers/test_krylov_contract.py",
     "solvers/test_stationary_contract.py",
 )
 NO_TORCH = "not tested: pip finds no CPU build of torch for it"

@@ -140,8 +140,6 @@ class Chebyshev(FixedNumber):
     function, keywords = staticmethod(chebyshev), ("lmin", "lmax", "M")
     log_lmin: torch.nn.Parameter
     log_lmax: torch.nn.Parameter
-    lmin = property(lambda self: self.log_lmin.exp())
-    lmax = property(lambda self: self.log_lmax.exp())
 
     def __init__(
         self, lmin: Value, lmax: Value, iterations: int = 1, M: Any = None, gradient: str = "unrolled"
@@ -153,6 +151,14 @@ class Chebyshev(FixedNumber):
                 raise ValueError(f"Chebyshev: {key} must be positive and finite, got {value}")
             setattr(self, f"log_{key}", torch.nn.Parameter(bound.log()))
         self.M = M
+
+    @property
+    def lmin(self) -> Tensor:
+        return self.log_lmin.exp()
+
+    @property
+    def lmax(self) -> Tensor:
+        return self.log_lmax.exp()
 
     def extra_repr(self) -> str:
         lmin, lmax = (

@@ -63,7 +63,9 @@ CASES = [
     Case("learned SPAI", lambda A: T(P.SPAI(A)), matrix="general"),
     Case("FSAI", P.FSAI),
     Case("FSAI, two rings", lambda A: P.FSAI(A, pattern=two_rings(A))),
-    Case("Jacobi, weights", lambda A: P.Jacobi(A, torch.linspace(0.5, 2, 20, dtype=A.dtype))),
+    Case(
+        "Jacobi, weights", lambda A: P.Jacobi(A, torch.linspace(0.5, 2, 20, dtype=A.dtype, device=A.device))
+    ),
     # of values with a graph
     Case("Diagonal", lambda A: P.Diagonal(1.3 / ls.ops.diagonal(A))),
     Case("Factored", lambda A: P.Factored(ls.ops.ic0(A).L)),
