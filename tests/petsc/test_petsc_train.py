@@ -13,9 +13,9 @@ from distributed import close, random_matrix
 import learnsolve as ls
 from learnsolve import petsc, recipes
 from learnsolve.petsc._processes import processes
-from learnsolve.recipes.harness.base import SettingError
 from learnsolve.recipes.harness.problem import ProblemSettings
-from learnsolve.recipes.harness.spread import group_of
+from learnsolve.recipes.harness.settings import SettingError
+from learnsolve.recipes.petsc import group_of
 
 OPTIONS = {"jacobi": {"sweeps": 2}, "heavyball": {}, "pcg": {"pattern": "tril", "start": "fsai"}}
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from learnsolve.recipes.harness.base import History, Outcome
-from learnsolve.recipes.harness.plots import BLACK, BLUE, ORANGE, PURPLE, band, finish, new_figure
+from learnsolve.recipes.harness.checkpoint import History
+from learnsolve.recipes.harness.figures import BLACK, BLUE, ORANGE, PURPLE, band, finish, new_figure
+from learnsolve.recipes.harness.recipe import Outcome
 
 if TYPE_CHECKING:
     from learnsolve.recipes.gcn import GcnRecipe

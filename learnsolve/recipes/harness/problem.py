@@ -1,18 +1,36 @@
-"""The matrix that a recipe trains on, chosen by `--problem.*`, and what it must satisfy."""
+"""What a recipe learns from: the matrix, chosen by `--problem.*`, and random vectors.
+
+A vector is a function of (seed, stream, step, index). No generator is shared between vectors, so that a run
+needs no random state beyond its step, and each process can draw any of them.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+import struct
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from learnsolve import problems
 from learnsolve.csr import CSR
-from learnsolve.recipes.harness.base import SettingError, about_option, check_memory
-from learnsolve.recipes.harness.vectors import COEFFICIENTS, stream_seed
+from learnsolve.recipes.harness.settings import SettingError, VectorSettings, about_option, check_memory
+
+TRAINING, HELD_OUT, COEFFICIENTS = 0, 1, 2
+USED = {
+    "poisson": {"shape", "stencil"},
+    "anisotropic": {"shape", "epsilon", "theta"},
+    "diffusion": {"shape", "contrast"},
+    "convection_diffusion": {"shape", "peclet", "reaction"},
+    "graph_laplacian": {"path", "shift"},
+    "gallery": {"matrix"},
+    "matrix_market": {"path"},
+}
+BY_ROWS = {"poisson", "anisotropic", "diffusion"}  # families that make the rows of a process alone
 
 
 @dataclass
@@ -67,15 +85,20 @@ class ProblemSettings:
     path: str | None = None
 
 
-USED = {
-    "poisson": {"shape", "stencil"},
-    "anisotropic": {"shape", "epsilon", "theta"},
-    "diffusion": {"shape", "contrast"},
-    "convection_diffusion": {"shape", "peclet", "reaction"},
-    "graph_laplacian": {"path", "shift"},
-    "gallery": {"matrix"},
-    "matrix_market": {"path"},
-}
+@dataclass
+class MatrixSettings(VectorSettings):
+    """Options of recipes that learn from one matrix.
+
+    Parameters
+    ----------
+    problem : ProblemSettings
+        The matrix to train on.
+    engine : str
+        torch; or petsc, with the rows of the matrix over the processes of mpirun.
+    """
+
+    problem: ProblemSettings = field(default_factory=ProblemSettings)
+    engine: Literal["torch", "petsc"] = "torch"
 
 
 def grid_of(settings: ProblemSettings) -> tuple[int, ...] | None:
@@ -101,9 +124,6 @@ def describe(settings: ProblemSettings) -> str:
 def facts(settings: ProblemSettings, A: CSR) -> dict[str, Any]:
     """What report.json has of the matrix."""
     return {"description": describe(settings), "n": A.shape[0], "nnz": A.nnz}
-
-
-BY_ROWS = {"poisson", "anisotropic", "diffusion"}  # families that make the rows of a process alone
 
 
 def build(run: Any, share: Callable[[int], tuple[int, int]] | None = None) -> CSR:
@@ -208,3 +228,34 @@ def not_positive(row: int, entry: float) -> SettingError:
         f"--problem: this recipe needs a positive definite matrix, but the diagonal entry of row "
         f"{row} is {entry:g}; choose another problem"
     )
+
+
+def stream_seed(seed: int, stream: int, step: int, index: int) -> int:
+    """A 64-bit seed; neighbouring arguments give unrelated seeds."""
+    key = struct.pack("<4q", seed, stream, step, index)
+    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
+
+
+def normal_vectors(
+    n: int,
+    indices: Iterable[int],
+    *,
+    seed: int,
+    stream: int,
+    step: int,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    rows: slice = slice(None),
+) -> Tensor:
+    """The columns `indices` of step `step`, shape (n, len(indices)), from N(0, I); `rows` of them.
+
+    Drawn on the CPU in float64, whatever the dtype and device: those change the rounding, not the vectors.
+    """
+    generator = torch.Generator()
+    columns = []
+    for index in indices:
+        generator.manual_seed(stream_seed(seed, stream, step, index))
+        columns.append(torch.randn(n, generator=generator, dtype=torch.float64)[rows].to(dtype, copy=True))
+    if not columns:
+        return torch.empty((len(range(n)[rows]), 0), dtype=dtype, device=device)
+    return torch.stack(columns, dim=1).to(device)

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from learnsolve import solvers
 from learnsolve.analysis import extreme_eigenvalues
-from learnsolve.recipes.harness.base import History, Outcome
-from learnsolve.recipes.harness.plots import (
+from learnsolve.recipes.harness.checkpoint import History
+from learnsolve.recipes.harness.figures import (
     BLUE,
     GREY,
     ORANGE,
@@ -28,6 +28,7 @@ from learnsolve.recipes.harness.plots import (
     style,
 )
 from learnsolve.recipes.harness.problem import describe, facts
+from learnsolve.recipes.harness.recipe import Outcome
 from learnsolve.recipes.heavyball.closed_form import (
     best_parameters,
     convergence_factor,

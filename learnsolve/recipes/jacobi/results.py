@@ -17,8 +17,8 @@ from torch import Tensor
 
 from learnsolve import solvers
 from learnsolve.ops.quadratic_form import quadratic_form
-from learnsolve.recipes.harness.base import History, Outcome
-from learnsolve.recipes.harness.plots import (
+from learnsolve.recipes.harness.checkpoint import History
+from learnsolve.recipes.harness.figures import (
     BLUE,
     loss_figure,
     new_figure,
@@ -27,6 +27,7 @@ from learnsolve.recipes.harness.plots import (
     style,
 )
 from learnsolve.recipes.harness.problem import describe, facts, grid_of
+from learnsolve.recipes.harness.recipe import Outcome
 from learnsolve.recipes.jacobi.closed_form import optimal_weights
 from learnsolve.recipes.jacobi.summary import summary, sweeps_leave
 
@@ -53,22 +54,20 @@ def best_constant(recipe: JacobiRecipe) -> float:
     The loss is convex in a constant weight: a sum of positive multiples of (1 - w mu)^2s, mu an eigenvalue of
     D^-1 A.
     """
-    E = recipe.every_vector()
-    zeros = torch.zeros_like(E)
+    A, E = recipe.A, recipe.every_vector()
 
     def energy(weight: float) -> float:
-        return quadratic_form(recipe.A, recipe.after(zeros, E, weight), symmetric=True).item()
+        return quadratic_form(A, recipe.after(E, weight, A), symmetric=True).item()
 
-    found: Any = scipy.optimize.minimize_scalar(energy, bounds=(0.0, 2.0), method="bounded")
-    return float(found.x)
+    least: Any = scipy.optimize.minimize_scalar(energy, bounds=(0.0, 2.0), method="bounded")
+    return float(least.x)
 
 
 @torch.no_grad()
 def relative_errors(recipe: JacobiRecipe, weight: Tensor | float) -> tuple[float, list[float]]:
     """||e||_A after the sweeps of the loss relative to before, of all held-out vectors and of each."""
     A, E = recipe.A, recipe.held_out
-    after = recipe.after(torch.zeros_like(E), E, weight)
-    left, before = ((e * (A @ e)).sum(0).double() for e in (after, E))
+    left, before = ((e * (A @ e)).sum(0).double() for e in (recipe.after(E, weight, A), E))
     return float((left.sum() / before.sum()).sqrt()), (left / before).sqrt().tolist()
 
 

@@ -1,8 +1,10 @@
-"""The learned preconditioner: pattern, form and start of its factor L, and a guard that keeps it definite."""
+"""The learned preconditioner: pattern, form and start of its factor L, and a guard that keeps it definite;
+and the patience of a training."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +17,7 @@ from learnsolve.ops.spmm import spmm
 from learnsolve.ops.sptrsv import sptrsv
 from learnsolve.pattern import SparsityPattern, as_numpy
 from learnsolve.preconditioners import ApproximateInverse, IncompleteFactor, lower_pattern
-from learnsolve.recipes.harness.base import SettingError
+from learnsolve.recipes.harness.settings import SettingError
 
 if TYPE_CHECKING:
     from learnsolve.recipes.pcg.settings import PcgSettings
@@ -132,3 +134,31 @@ class Guard:
     def _set(self, values: list[Tensor]) -> None:
         for p, value in zip(self._parameters, values, strict=True):
             p.copy_(value)
+
+
+@dataclass
+class Patience:
+    """Counts evaluations that did not reduce the best loss by a factor of at least 1 - 1e-6.
+
+    Attributes
+    ----------
+    evaluations : how many to wait; None: any number
+    best : smallest loss so far
+    waited : evaluations since
+    """
+
+    evaluations: int | None
+    best: float | None = None
+    waited: int = 0
+
+    def see(self, loss: float) -> bool:
+        """Whether to stop, after an evaluation with this loss."""
+        if self.best is None or loss < (1 - 1e-6) * self.best:
+            self.best, self.waited = loss, 0
+        else:
+            self.waited += 1
+        return self.over
+
+    @property
+    def over(self) -> bool:
+        return self.evaluations is not None and self.waited >= self.evaluations

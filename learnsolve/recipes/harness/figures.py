@@ -1,11 +1,12 @@
 """Figures in one style: no global state, colours that colour-blind readers can distinguish."""
 
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from learnsolve.recipes.harness.base import History
-from learnsolve.recipes.harness.extras import need
+from learnsolve.evaluation._figure import curves
+from learnsolve.recipes.harness.checkpoint import History
+from learnsolve.recipes.harness.settings import need
 
 # Okabe and Ito, "Color Universal Design" (2008).
 BLACK, BLUE, ORANGE, PURPLE, GREY = "#000000", "#0072B2", "#D55E00", "#CC79A7", "#777777"
@@ -19,6 +20,21 @@ STYLES = {  # by the beginning of a curve's name
     ("weight 1", "start", "one pair"): {"color": GREY, "linestyle": "--"},
     ("textbook", "asymptotic"): {"color": ORANGE, "linestyle": "-."},
     ("closed form", "best"): {"color": BLACK, "linestyle": ":", "linewidth": 2.0},
+}
+
+
+LOOKS: dict[str, dict[str, Any]] = {  # of preconditioners
+    "learned": {"color": BLUE, "linewidth": 2.2},
+    "none": {"color": BLACK, "linestyle": "--"},
+    "Jacobi": {"color": GREY, "linestyle": ":", "linewidth": 2.0},
+    "SSOR": {"color": GREY, "linestyle": "-."},
+    "IC(0)": {"color": ORANGE},
+    "ILU(0)": {"color": ORANGE},
+    "MIC(0)": {"color": ORANGE, "linestyle": "--"},
+    "ICT": {"color": ORANGE, "linestyle": ":"},
+    "AMG": {"color": PURPLE},
+    "RS-AMG": {"color": PURPLE, "linestyle": "--"},
+    "inner GMRES": {"color": GREY, "linestyle": "-."},
 }
 
 
@@ -94,6 +110,21 @@ def residuals_figure(
         axes.semilogy(range(len(curve)), curve, label=labels[name], **style(name))
     finish(axes)
     return figure, axes
+
+
+def solves_figure(
+    title: str, ylabel: str, histories: Mapping[str, list[Any]], tolerances: Collection[float] = ()
+) -> Any:
+    """Residuals of `evaluate` by preconditioner; with lines at the tolerances."""
+    figure, axes = new_figure(title, "iteration", ylabel)
+    curves(axes, histories, LOOKS)
+    for rtol in sorted(tolerances):
+        axes.axhline(rtol, color=GREY, linewidth=0.6, zorder=0)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    if tolerances:
+        axes.set_ylim(bottom=min(tolerances) / 100)
+    finish(axes)
+    return figure
 
 
 def png(figure: Any) -> bytes:
