@@ -20,8 +20,8 @@ from torch import Tensor
 from learnsolve.csr import CSR
 from learnsolve.pattern import SparsityPattern
 from learnsolve.recipes.harness.parallel import Elsewhere, Group
-from learnsolve.recipes.harness.problem import build, check_square, not_positive
 from learnsolve.recipes.harness.settings import MissingExtra, SettingError
+from learnsolve.recipes.matrix.problem import build, check_square, not_positive
 
 
 def over_rows(Recipe: Any) -> Any:

@@ -7,7 +7,7 @@ import torch
 
 import learnsolve as ls
 from learnsolve.recipes.family.results import candidates
-from learnsolve.recipes.harness.problem import TRAINING
+from learnsolve.recipes.harness.recipe import TRAINING
 from learnsolve.recipes.harness.settings import SettingError
 from learnsolve.recipes.multigrid import MultigridRecipe, MultigridSettings
 from learnsolve.train import main

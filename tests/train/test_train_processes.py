@@ -5,7 +5,7 @@ import torch
 
 from learnsolve import train
 from learnsolve.recipes.harness import parallel
-from learnsolve.recipes.harness.problem import normal_vectors
+from learnsolve.recipes.harness.recipe import normal_vectors
 from learnsolve.recipes.harness.settings import SettingError
 
 

@@ -18,13 +18,13 @@ from torch import Tensor
 
 from learnsolve import solvers
 from learnsolve.csr import CSR
+from learnsolve.evaluation._table import middle
 from learnsolve.ops.spmm import spmm
 from learnsolve.preconditioners._factor_network import MatrixNetwork, Start
 from learnsolve.problems.datasets import ProblemDataset, Sample
 from learnsolve.recipes.family.results import figures_of, iterations_of, outcome_of
 from learnsolve.recipes.harness.parallel import share
-from learnsolve.recipes.harness.problem import HELD_OUT, TRAINING, stream_seed
-from learnsolve.recipes.harness.recipe import Curves, Scheduled, VectorRecipe
+from learnsolve.recipes.harness.recipe import HELD_OUT, TRAINING, Curves, Scheduled, VectorRecipe, stream_seed
 from learnsolve.recipes.harness.settings import (
     ScheduleSettings,
     SettingError,
@@ -35,7 +35,6 @@ from learnsolve.recipes.harness.settings import (
     check_tolerances,
     positive,
 )
-from learnsolve.recipes.harness.tables import middle
 
 Aggregation = Literal["sum", "mean", "max", "softmax"]
 ORDER = 3  # stream of the order in which matrices are taken

@@ -15,14 +15,14 @@ import torch
 
 from learnsolve import preconditioners, solvers
 from learnsolve.csr import CSR
-from learnsolve.evaluation import Evaluation, evaluate
-from learnsolve.evaluation._table import as_csv
+from learnsolve.evaluation import Evaluation, _table, evaluate
+from learnsolve.evaluation._table import Row, as_csv, milliseconds
 from learnsolve.preconditioners._factor_network import MatrixNetwork
 from learnsolve.problems.datasets import ProblemDataset
 from learnsolve.recipes.harness import figures, tables
 from learnsolve.recipes.harness.checkpoint import History
 from learnsolve.recipes.harness.recipe import Outcome
-from learnsolve.recipes.harness.tables import LEARNED, Row, milliseconds
+from learnsolve.recipes.harness.tables import LEARNED
 
 if TYPE_CHECKING:
     from learnsolve.recipes.family import FactorRecipe
@@ -84,11 +84,11 @@ def rows_of(recipe: FactorRecipe, scale: int) -> list[Row]:
     settings = recipe.settings
     data = settings.data("test", settings.evaluated if scale == 1 else settings.evaluated_larger, scale)
     which = {"matrices": settings.describe(scale), "n": data[0].A.shape[0]}
-    rows = tables.flat(compare(recipe, data, settings.tolerances, settings.repeats), **which)
+    rows = _table.flat(compare(recipe, data, settings.tolerances, settings.repeats), **which)
     if (stop := settings.absolute_stop) is not None:
         untimed = {"rtol": f"absolute {stop:g}", "seconds": math.nan, "seconds_std": math.nan}
         rows += [
-            row | untimed for row in tables.flat(compare(recipe, data, [stop], 1, solver=absolute), **which)
+            row | untimed for row in _table.flat(compare(recipe, data, [stop], 1, solver=absolute), **which)
         ]
     return rows
 
@@ -100,15 +100,15 @@ def outcome_of(recipe: FactorRecipe) -> Outcome:
     for scale in (1, *sorted(settings.scales)):
         rows, where = rows_of(recipe, scale), settings.describe(scale)
         setup = {row["preconditioner"]: milliseconds(row["setup_seconds"]) for row in reversed(rows)}
-        cells = tables.by_preconditioner(
+        cells = _table.by_preconditioner(
             rows,
-            partial(tables.iterations, deviation=True),
+            partial(_table.iterations, deviation=True),
             lambda row: None if isinstance(row["rtol"], str) else milliseconds(row["seconds"]),
         )
         lines += [[f"{where}: {name}", setup[name], *line] for name, line in cells.items()]
         everything += rows
     stop, counts = settings.absolute_stop, ("matrices", "held_out_matrices")
-    columns = ["matrices: preconditioner", "set-up ms", *tables.with_milliseconds(settings.tolerances)]
+    columns = ["matrices: preconditioner", "set-up ms", *_table.with_milliseconds(settings.tolerances)]
     columns += [] if stop is None else [f"absolute {stop:.0e}"]
     weights = sum(p.numel() for p in model.parameters())
     numbers = {
@@ -136,7 +136,7 @@ def total_seconds(everything: list[Row], rtol: Any) -> dict[tuple[int, str], flo
 
 
 def sentence_of(everything: list[Row], settings: Any) -> str:
-    rtol = tables.middle(settings.tolerances)
+    rtol = _table.middle(settings.tolerances)
     at = [row for row in everything if row["rtol"] == rtol]
     mean = {row["preconditioner"]: row for row in at if row["n"] == at[0]["n"]}
     learned, other = mean[LEARNED], mean["IC(0)"]
@@ -154,7 +154,7 @@ def sentence_of(everything: list[Row], settings: Any) -> str:
 
 def figures_of(recipe: FactorRecipe, history: History, outcome: Outcome) -> Iterator[tuple[str, Any]]:
     settings, where = recipe.settings, recipe.settings.describe()
-    title, rtol = f"Loss ({settings.loss}), {where}", tables.middle(settings.tolerances)
+    title, rtol = f"Loss ({settings.loss}), {where}", _table.middle(settings.tolerances)
     yield "loss.png", figures.loss_figure(title, "loss", history, held_out="held-out matrices", log=True)
     steps, counts = figures.known(history, "iterations")
     if steps:

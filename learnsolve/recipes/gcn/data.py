@@ -12,7 +12,7 @@ from torch import Tensor
 from learnsolve.csr import CSR
 from learnsolve.io import Graph, planetoid
 from learnsolve.nn import gcn_normalise
-from learnsolve.recipes.harness.problem import stream_seed
+from learnsolve.recipes.harness.recipe import stream_seed
 from learnsolve.recipes.harness.settings import MissingExtra, SettingError
 
 SPLIT = 0  # stream of random numbers

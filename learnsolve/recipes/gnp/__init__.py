@@ -18,16 +18,15 @@ from learnsolve.csr import CSR
 from learnsolve.preconditioners import GNP
 from learnsolve.recipes.gnp.results import figures_of, outcome_of
 from learnsolve.recipes.harness.parallel import share
-from learnsolve.recipes.harness.problem import (
+from learnsolve.recipes.harness.recipe import (
     HELD_OUT,
     TRAINING,
-    ProblemSettings,
-    build,
-    check_square,
+    Curves,
+    Scheduled,
+    VectorRecipe,
     normal_vectors,
     stream_seed,
 )
-from learnsolve.recipes.harness.recipe import Curves, Scheduled, VectorRecipe
 from learnsolve.recipes.harness.settings import (
     ScheduleSettings,
     SettingError,
@@ -35,6 +34,7 @@ from learnsolve.recipes.harness.settings import (
     all_at_least,
     check_tolerances,
 )
+from learnsolve.recipes.matrix.problem import ProblemSettings, build, check_square
 from learnsolve.solvers.core.report import quiet
 
 BASIS, TEST = 3, 4  # streams: the first vector of Arnoldi, the systems of the final table

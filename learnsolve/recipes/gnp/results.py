@@ -15,13 +15,13 @@ from torch import Tensor
 
 from learnsolve import preconditioners, solvers
 from learnsolve.csr import CSR
-from learnsolve.evaluation import evaluate
-from learnsolve.evaluation._table import as_csv
+from learnsolve.evaluation import _table, evaluate
+from learnsolve.evaluation._table import as_csv, milliseconds
 from learnsolve.recipes.harness import figures, tables
 from learnsolve.recipes.harness.checkpoint import History
-from learnsolve.recipes.harness.problem import describe, facts
 from learnsolve.recipes.harness.recipe import Outcome
-from learnsolve.recipes.harness.tables import LEARNED, milliseconds
+from learnsolve.recipes.harness.tables import LEARNED
+from learnsolve.recipes.matrix.problem import describe, facts
 
 if TYPE_CHECKING:
     from learnsolve.recipes.gnp import GnpRecipe
@@ -55,18 +55,18 @@ def outcome_of(recipe: GnpRecipe) -> Outcome:
             repeats=s.repeats,
             on_error="row",
         )
-    rows = tables.flat(evaluation)
+    rows = _table.flat(evaluation)
     left = {name: _last(histories) for name, histories in evaluation.histories.items()}
     setup = {row["preconditioner"]: milliseconds(row["setup_seconds"]) for row in rows} | {
         LEARNED: "training"
     }
     for row in rows:
         row["residual"] = left[row["preconditioner"]]
-    cells = tables.by_preconditioner(rows, tables.iterations, lambda row: milliseconds(row["seconds"]))
+    cells = _table.by_preconditioner(rows, _table.iterations, lambda row: milliseconds(row["seconds"]))
     residuals = {name: f"{r:.2e}" if math.isfinite(r) else "fails" for name, r in left.items()}
     table = [[name, setup[name], residuals[name], *line] for name, line in cells.items()]
     columns = ["preconditioner", "set-up ms", f"residual after {s.iterations}"]
-    columns += tables.with_milliseconds(s.tolerances)
+    columns += _table.with_milliseconds(s.tolerances)
     numbers = {
         "problem": facts(s.problem, recipe.A),
         "network": {

@@ -1,27 +1,28 @@
 """What a recipe derives from: `Recipe`, what the harness calls; `VectorRecipe`, with a batch of test vectors;
-`MatrixRecipe`, with one symmetric positive definite matrix too; `Scheduled`, for changing learning rates."""
+`Scheduled`, for changing learning rates.
+
+A random vector is a function of (seed, stream, step, index). No generator is shared between vectors, so that
+a run needs no random state beyond its step, and each process can draw any of them.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from learnsolve.csr import CSR
-from learnsolve.ops.quadratic_form import quadratic_form
 from learnsolve.recipes.harness.checkpoint import History
-from learnsolve.recipes.harness.parallel import share
-from learnsolve.recipes.harness.problem import HELD_OUT, TRAINING, build, check_energy, normal_vectors
 from learnsolve.recipes.harness.settings import RunSettings
 
+TRAINING, HELD_OUT, COEFFICIENTS = 0, 1, 2  # streams of random numbers
 LAST = 0.01  # of the learning rate, where the cosine ends
-CURVE_NUMBERS = 4_000_000  # in the vectors of a curve: more would take longer than the training
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Recipe:
     """A training task. The harness builds it from its settings, trains `model` and calls `outcome`.
 
     Every random number must be a function of (seed, stream, step, index), as in
-    `learnsolve.recipes.harness.problem`: then the step is the whole random state, a resumed run sees the same
+    `normal_vectors`: then the step is the whole random state, a resumed run sees the same
     numbers, and so do several processes that share the work.
 
     Attributes
@@ -181,119 +182,6 @@ class VectorRecipe(Recipe):
         )
 
 
-class WholeMatrix:
-    """What the losses of a `MatrixRecipe` compute with: the matrix in one process. (`recipes.petsc` has its
-    rows over several.)
-
-    Attributes
-    ----------
-    A, n : the matrix, and the number of unknowns
-    rows : of the test vectors here
-    """
-
-    rows = slice(None)
-
-    def __init__(self, A: CSR):
-        self.A, self.n = A, A.shape[0]
-
-    def local(self, t: Tensor) -> Tensor:
-        """The rows here of what all processes hold."""
-        return t
-
-    def product(self, model: Any) -> Any:
-        """The preconditioner that is learned."""
-        return model
-
-    def norm(self, x: Tensor) -> Tensor:
-        """Of each column."""
-        return torch.linalg.vector_norm(x, dim=0)
-
-    def energy(self, x: Tensor) -> Tensor:
-        """tr(X^T A X)"""
-        return quadratic_form(self.A, x, symmetric=True)
-
-
-class MatrixRecipe(VectorRecipe):
-    """Has the matrix `A`, and the vectors `test_vectors` and `held_out` of shape (n, vectors).
-
-    Parameters
-    ----------
-    arrays : number of arrays of the test vectors' size that a step holds
-
-    Attributes
-    ----------
-    space : what losses compute with
-    by_root : whether the vectors are divided by the root of their number. The sum of their energies is then
-        the mean, without an operation for it in each step. (The columns of I need no division: E e e^T = I.)
-    """
-
-    lower_bound = 0.0
-    advice = "try a smaller --lr, or check that the matrix is symmetric positive definite"
-    by_root: ClassVar[bool] = True
-
-    def __init__(self, settings: Any, arrays: int):
-        self.settings = settings
-        self.space: Any = self.make_space()
-        self.n: int = self.space.n
-        settings.check_vectors(self.n, arrays)
-        vectors = settings.test_vectors
-        named = None if isinstance(vectors, int) else self.named_vectors(vectors)
-        self.count = vectors if named is None else named.shape[1]
-        self.indices = share(self.count)
-        if named is None:
-            self.test_vectors = self._drawn(self.indices, self.count, TRAINING, rows=self.space.rows)
-        else:
-            self.test_vectors = named[self.space.rows, self.indices.start : self.indices.stop].contiguous()
-
-    def make_space(self) -> Any:
-        check_energy(self.A)
-        return WholeMatrix(self.A)
-
-    @cached_property
-    def A(self) -> CSR:
-        return build(self.settings)
-
-    @cached_property
-    def held_out(self) -> Tensor:
-        return self._drawn(range(self.settings.held_out), self.settings.held_out, HELD_OUT)
-
-    def every_vector(self) -> Tensor:
-        """The test vectors of the first step, whole, also those of other processes."""
-        vectors = self.settings.test_vectors
-        if self.test_vectors.shape == (self.n, self.count):
-            return self.test_vectors
-        if isinstance(vectors, int):
-            return self._drawn(range(vectors), vectors, TRAINING)
-        return self.named_vectors(vectors)
-
-    def named_vectors(self, name: str) -> Tensor:
-        """The vectors of a `--test_vectors` that is not a number: the columns of I."""
-        return torch.eye(self.n, dtype=self.settings.torch_dtype, device=self.settings.device)
-
-    def _drawn(
-        self, indices: range, count: int, stream: int, step: int = 0, rows: slice = slice(None)
-    ) -> Tensor:
-        vectors = self.normal(self.space.A, indices, stream, step, rows)
-        return vectors / count**0.5 if self.by_root else vectors
-
-    def vectors(self, step: int) -> Tensor:
-        if self.settings.resample and step > 0:
-            return self._drawn(self.indices, self.count, TRAINING, step, self.space.rows)
-        return self.test_vectors
-
-    @torch.no_grad()
-    def residual_curve(self, solve: Callable[..., Any]) -> list[float]:
-        """||A x_k|| over held-out vectors x_0 = e relative to k = 0, for b = 0; it ends where it overflows.
-
-        `solve(A, b, x0)` returns a Solution.
-        """
-        E = self.held_out[:, : max(1, CURVE_NUMBERS // self.A.shape[0])].contiguous()
-        norms = solve(self.A, torch.zeros_like(E), E).residual_norms
-        total = torch.linalg.vector_norm(norms.double(), dim=1)
-        relative = (total / total[0]).tolist() if float(total[0]) > 0 else [0.0] * len(total)
-        return [r for r in relative if r < float("inf")]
-
-
 def number_kept(fraction: float, count: int) -> int:
     """How many of `count` vectors are kept: ceil(fraction * count), for the fraction as it is written."""
     return math.ceil(Fraction(str(fraction)) * count)
@@ -351,3 +239,34 @@ def iterations_at(step: int, iterations: int, every: int | None) -> int:
     [1, 1, 2, 3, 3]
     """
     return iterations if every is None else min(1 + step // every, iterations)
+
+
+def stream_seed(seed: int, stream: int, step: int, index: int) -> int:
+    """A 64-bit seed; neighbouring arguments give unrelated seeds."""
+    key = struct.pack("<4q", seed, stream, step, index)
+    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
+
+
+def normal_vectors(
+    n: int,
+    indices: Iterable[int],
+    *,
+    seed: int,
+    stream: int,
+    step: int,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    rows: slice = slice(None),
+) -> Tensor:
+    """The columns `indices` of step `step`, shape (n, len(indices)), from N(0, I); `rows` of them.
+
+    Drawn on the CPU in float64, whatever the dtype and device: those change the rounding, not the vectors.
+    """
+    generator = torch.Generator()
+    columns = []
+    for index in indices:
+        generator.manual_seed(stream_seed(seed, stream, step, index))
+        columns.append(torch.randn(n, generator=generator, dtype=torch.float64)[rows].to(dtype, copy=True))
+    if not columns:
+        return torch.empty((len(range(n)[rows]), 0), dtype=dtype, device=device)
+    return torch.stack(columns, dim=1).to(device)

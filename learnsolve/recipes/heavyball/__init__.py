@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from learnsolve import solvers
-from learnsolve.recipes.harness.problem import MatrixSettings, grid_of
-from learnsolve.recipes.harness.recipe import Curves, MatrixRecipe
+from learnsolve.recipes.harness.recipe import Curves
 from learnsolve.recipes.harness.settings import SettingError, at_least
 from learnsolve.recipes.heavyball.results import figures_of, outcome_of
+from learnsolve.recipes.matrix import MatrixRecipe, MatrixSettings
+from learnsolve.recipes.matrix.problem import grid_of
 
 BUFFERS = 6  # arrays of the vectors' size that a step holds beside one a sweep
 

@@ -27,7 +27,6 @@ from learnsolve.recipes.harness.figures import (
     residuals_figure,
     style,
 )
-from learnsolve.recipes.harness.problem import describe, facts
 from learnsolve.recipes.harness.recipe import Outcome
 from learnsolve.recipes.heavyball.closed_form import (
     best_parameters,
@@ -35,6 +34,7 @@ from learnsolve.recipes.heavyball.closed_form import (
     eigenvalues,
     expected_energy,
 )
+from learnsolve.recipes.matrix.problem import describe, facts
 
 if TYPE_CHECKING:
     from learnsolve.recipes.heavyball import HeavyballRecipe

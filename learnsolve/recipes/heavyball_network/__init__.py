@@ -12,8 +12,7 @@ from torch import Tensor
 from learnsolve import solvers
 from learnsolve.csr import CSR
 from learnsolve.recipes.harness.parallel import share
-from learnsolve.recipes.harness.problem import HELD_OUT, TRAINING
-from learnsolve.recipes.harness.recipe import Curves, VectorRecipe
+from learnsolve.recipes.harness.recipe import HELD_OUT, TRAINING, Curves, VectorRecipe
 from learnsolve.recipes.harness.settings import SettingError, VectorSettings, all_at_least
 from learnsolve.recipes.heavyball import BUFFERS, usual_sweeps
 from learnsolve.recipes.heavyball_network.network import ParameterNetwork, family

@@ -12,7 +12,7 @@ from torch import Tensor
 from learnsolve import problems
 from learnsolve.csr import CSR
 from learnsolve.nn import GCNConv
-from learnsolve.recipes.harness.problem import COEFFICIENTS, stream_seed
+from learnsolve.recipes.harness.recipe import COEFFICIENTS, stream_seed
 from learnsolve.recipes.harness.settings import SettingError
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from learnsolve import solvers
 from learnsolve.ops.quadratic_form import quadratic_form
-from learnsolve.recipes.harness.problem import MatrixSettings
-from learnsolve.recipes.harness.recipe import Curves, MatrixRecipe
+from learnsolve.recipes.harness.recipe import Curves
 from learnsolve.recipes.harness.settings import at_least
 from learnsolve.recipes.jacobi.results import figures_of, outcome_of
+from learnsolve.recipes.matrix import MatrixRecipe, MatrixSettings
 
 
 @dataclass

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from learnsolve import solvers
 from learnsolve.recipes.harness.parallel import summed
-from learnsolve.recipes.harness.problem import grid_of
-from learnsolve.recipes.harness.recipe import Curves, MatrixRecipe, Scheduled, WholeMatrix, iterations_at
+from learnsolve.recipes.harness.recipe import Curves, Scheduled, iterations_at
 from learnsolve.recipes.harness.settings import SettingError
+from learnsolve.recipes.matrix import MatrixRecipe, WholeMatrix
+from learnsolve.recipes.matrix.problem import grid_of
 from learnsolve.recipes.pcg.factor import Guard, Model, Patience, build, definiteness, factor_of
 from learnsolve.recipes.pcg.results import figures_of, outcome_of
 from learnsolve.recipes.pcg.settings import VARIANTS, PcgSettings

@@ -16,13 +16,13 @@ from torch import Tensor
 from learnsolve import preconditioners
 from learnsolve.analysis import condition_number
 from learnsolve.csr import CSR
-from learnsolve.evaluation import Evaluation, evaluate
+from learnsolve.evaluation import Evaluation, _table, evaluate
 from learnsolve.evaluation._table import as_csv
 from learnsolve.recipes.harness import figures, tables
 from learnsolve.recipes.harness.checkpoint import History
-from learnsolve.recipes.harness.problem import describe, facts
 from learnsolve.recipes.harness.recipe import Outcome
 from learnsolve.recipes.harness.tables import LEARNED
+from learnsolve.recipes.matrix.problem import describe, facts
 from learnsolve.recipes.pcg.factor import definiteness, factor_of
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def outcome_of(recipe: PcgRecipe) -> Outcome:
     if settings.test_vectors == "ramp":
         evaluations["ramp"] = compare(recipe, recipe.ramp())
     everything = [
-        row for sides, found in evaluations.items() for row in tables.flat(found, right_hand_sides=sides)
+        row for sides, found in evaluations.items() for row in _table.flat(found, right_hand_sides=sides)
     ]
     M, skipped = candidates(recipe)
     conditions = {name: condition(A, preconditioner) for name, preconditioner in M.items()}
@@ -77,7 +77,7 @@ def outcome_of(recipe: PcgRecipe) -> Outcome:
     columns += [f"{sides}, {rtol:.0e}" for sides in evaluations for rtol in tolerances]
     rows: list[list[Any]] = [
         [name, "" if (value := conditions[name]) is None else f"{value:.4g}", *cells]
-        for name, cells in tables.by_preconditioner(everything, _count).items()
+        for name, cells in _table.by_preconditioner(everything, _count).items()
     ]
     rows += [[name, "", "skipped", *[""] * (len(columns) - 3)] for name in skipped]
     numbers = {
@@ -96,12 +96,12 @@ def outcome_of(recipe: PcgRecipe) -> Outcome:
         "evaluation": everything,
         "skipped": skipped,
     }
-    sentence = sentence_of(evaluations, tables.middle(tolerances), recipe.guard.shortened)
+    sentence = sentence_of(evaluations, _table.middle(tolerances), recipe.guard.shortened)
     texts = {"evaluation.csv": as_csv(everything)}
     return Outcome(numbers, columns, rows, sentence, {"evaluations": evaluations}, texts)
 
 
-def _count(row: tables.Row) -> str:
+def _count(row: _table.Row) -> str:
     return f"{row['iterations']:.1f}" if row["converged"] == row["systems"] else "not reached"
 
 

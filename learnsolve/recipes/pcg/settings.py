@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from learnsolve.recipes.harness.problem import MatrixSettings, ProblemSettings
 from learnsolve.recipes.harness.settings import (
     HELD_OUT_VECTORS,
     ScheduleSettings,
@@ -16,6 +15,8 @@ from learnsolve.recipes.harness.settings import (
     not_negative,
     positive,
 )
+from learnsolve.recipes.matrix import MatrixSettings
+from learnsolve.recipes.matrix.problem import ProblemSettings
 
 
 @dataclass(frozen=True)

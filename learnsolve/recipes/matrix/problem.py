@@ -1,26 +1,19 @@
-"""What a recipe learns from: the matrix, chosen by `--problem.*`, and random vectors.
-
-A vector is a function of (seed, stream, step, index). No generator is shared between vectors, so that a run
-needs no random state beyond its step, and each process can draw any of them.
-"""
+"""The matrix that a recipe trains on, chosen by `--problem.*`, and what it must satisfy."""
 
 from __future__ import annotations
 
-import hashlib
 import math
-import struct
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from learnsolve import problems
 from learnsolve.csr import CSR
-from learnsolve.recipes.harness.settings import SettingError, VectorSettings, about_option, check_memory
+from learnsolve.recipes.harness.recipe import COEFFICIENTS, stream_seed
+from learnsolve.recipes.harness.settings import SettingError, about_option, check_memory
 
-TRAINING, HELD_OUT, COEFFICIENTS = 0, 1, 2
 USED = {
     "poisson": {"shape", "stencil"},
     "anisotropic": {"shape", "epsilon", "theta"},
@@ -83,22 +76,6 @@ class ProblemSettings:
     reaction: float = 0.0
     matrix: str | None = None
     path: str | None = None
-
-
-@dataclass
-class MatrixSettings(VectorSettings):
-    """Options of recipes that learn from one matrix.
-
-    Parameters
-    ----------
-    problem : ProblemSettings
-        The matrix to train on.
-    engine : str
-        torch; or petsc, with the rows of the matrix over the processes of mpirun.
-    """
-
-    problem: ProblemSettings = field(default_factory=ProblemSettings)
-    engine: Literal["torch", "petsc"] = "torch"
 
 
 def grid_of(settings: ProblemSettings) -> tuple[int, ...] | None:
@@ -228,34 +205,3 @@ def not_positive(row: int, entry: float) -> SettingError:
         f"--problem: this recipe needs a positive definite matrix, but the diagonal entry of row "
         f"{row} is {entry:g}; choose another problem"
     )
-
-
-def stream_seed(seed: int, stream: int, step: int, index: int) -> int:
-    """A 64-bit seed; neighbouring arguments give unrelated seeds."""
-    key = struct.pack("<4q", seed, stream, step, index)
-    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
-
-
-def normal_vectors(
-    n: int,
-    indices: Iterable[int],
-    *,
-    seed: int,
-    stream: int,
-    step: int,
-    dtype: torch.dtype,
-    device: torch.device | str,
-    rows: slice = slice(None),
-) -> Tensor:
-    """The columns `indices` of step `step`, shape (n, len(indices)), from N(0, I); `rows` of them.
-
-    Drawn on the CPU in float64, whatever the dtype and device: those change the rounding, not the vectors.
-    """
-    generator = torch.Generator()
-    columns = []
-    for index in indices:
-        generator.manual_seed(stream_seed(seed, stream, step, index))
-        columns.append(torch.randn(n, generator=generator, dtype=torch.float64)[rows].to(dtype, copy=True))
-    if not columns:
-        return torch.empty((len(range(n)[rows]), 0), dtype=dtype, device=device)
-    return torch.stack(columns, dim=1).to(device)
