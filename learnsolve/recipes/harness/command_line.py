@@ -116,7 +116,7 @@ def _parse(name: str, Settings: type[RunSettings], argv: Sequence[str]) -> RunSe
             try:
                 convert([f"--{option}={text}"])
             except argparse.ArgumentError:
-                expected = _expected(types[option]) if option in types else "left out, with options below it"
+                expected = _expected(types[option]) if option in types else "a YAML file with its options"
                 raise SettingError(f"--{option} must be {expected}, got {value!r}") from error
         raise SettingError(" ".join(str(error).split())) from error
     for option, value in flat(settings).items():
