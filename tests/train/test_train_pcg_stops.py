@@ -10,7 +10,8 @@ from train.pcg_cases import SMALL, recipe
 from learnsolve import train
 from learnsolve.preconditioners import ApproximateInverse
 from learnsolve.recipes.pcg import factor
-from learnsolve.recipes.pcg.factor import Guard, Patience, definiteness, factor_of
+from learnsolve.recipes.pcg.factor import Guard, definiteness, factor_of
+from learnsolve.recipes.schedule import Patience
 
 
 def test_the_curriculum_and_the_schedule_are_recorded(pcg_run, rows, no_pictures):

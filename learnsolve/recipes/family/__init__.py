@@ -24,9 +24,8 @@ from learnsolve.preconditioners._factor_network import MatrixNetwork, Start
 from learnsolve.problems.datasets import ProblemDataset, Sample
 from learnsolve.recipes.family.results import figures_of, iterations_of, outcome_of
 from learnsolve.recipes.harness.parallel import share
-from learnsolve.recipes.harness.recipe import HELD_OUT, TRAINING, Curves, Scheduled, VectorRecipe, stream_seed
+from learnsolve.recipes.harness.recipe import HELD_OUT, TRAINING, Curves, VectorRecipe, stream_seed
 from learnsolve.recipes.harness.settings import (
-    ScheduleSettings,
     SettingError,
     VectorSettings,
     about_option,
@@ -35,6 +34,7 @@ from learnsolve.recipes.harness.settings import (
     check_tolerances,
     positive,
 )
+from learnsolve.recipes.schedule import Scheduled, ScheduleSettings
 
 Aggregation = Literal["sum", "mean", "max", "softmax"]
 ORDER = 3  # stream of the order in which matrices are taken

@@ -19,10 +19,11 @@ from learnsolve.evaluation import Evaluation, _table, evaluate
 from learnsolve.evaluation._table import Row, as_csv, milliseconds
 from learnsolve.preconditioners._factor_network import MatrixNetwork
 from learnsolve.problems.datasets import ProblemDataset
-from learnsolve.recipes.harness import figures, tables
+from learnsolve.recipes import comparison
+from learnsolve.recipes.comparison import LEARNED
+from learnsolve.recipes.harness import figures
 from learnsolve.recipes.harness.checkpoint import History
 from learnsolve.recipes.harness.recipe import Outcome
-from learnsolve.recipes.harness.tables import LEARNED
 
 if TYPE_CHECKING:
     from learnsolve.recipes.family import FactorRecipe
@@ -48,7 +49,7 @@ LOSSES = {
 def candidates(network: MatrixNetwork, n: int) -> tuple[dict[str, Any], dict[str, str]]:
     """Preconditioners by name, and the reasons why others are left out."""
     classical = {"RS-AMG": network.classical} if isinstance(network, preconditioners.NeuralAMG) else {}
-    return tables.with_amg({LEARNED: network, **BASELINES, **classical}, n)
+    return comparison.with_amg({LEARNED: network, **BASELINES, **classical}, n)
 
 
 def iterations_of(network: MatrixNetwork, A: CSR, b: torch.Tensor, rtol: float) -> int | None:
@@ -170,7 +171,7 @@ def sizes_figure(everything: list[Row], rtol: float, where: str) -> Any:
     ylabel = f"mean iterations to {rtol:.0e}"
     figure, axes = figures.new_figure(f"Trained on {where}", "rows of the matrix", ylabel)
     rows = [row for row in everything if row["rtol"] == rtol and row["converged"] == row["systems"]]
-    for name, look in figures.LOOKS.items():
+    for name, look in comparison.LOOKS.items():
         if mine := [row for row in rows if row["preconditioner"] == name]:
             points = [row["n"] for row in mine], [row["iterations"] for row in mine]
             axes.loglog(*points, label=name, marker=MARKERS.get(name), **look)

@@ -22,19 +22,13 @@ from learnsolve.recipes.harness.recipe import (
     HELD_OUT,
     TRAINING,
     Curves,
-    Scheduled,
     VectorRecipe,
     normal_vectors,
     stream_seed,
 )
-from learnsolve.recipes.harness.settings import (
-    ScheduleSettings,
-    SettingError,
-    VectorSettings,
-    all_at_least,
-    check_tolerances,
-)
+from learnsolve.recipes.harness.settings import SettingError, VectorSettings, all_at_least, check_tolerances
 from learnsolve.recipes.matrix.problem import ProblemSettings, build, check_square
+from learnsolve.recipes.schedule import Scheduled, ScheduleSettings
 from learnsolve.solvers.core.report import quiet
 
 BASIS, TEST = 3, 4  # streams: the first vector of Arnoldi, the systems of the final table

@@ -17,10 +17,11 @@ from learnsolve import preconditioners, solvers
 from learnsolve.csr import CSR
 from learnsolve.evaluation import _table, evaluate
 from learnsolve.evaluation._table import as_csv, milliseconds
-from learnsolve.recipes.harness import figures, tables
+from learnsolve.recipes import comparison
+from learnsolve.recipes.comparison import LEARNED
+from learnsolve.recipes.harness import figures
 from learnsolve.recipes.harness.checkpoint import History
 from learnsolve.recipes.harness.recipe import Outcome
-from learnsolve.recipes.harness.tables import LEARNED
 from learnsolve.recipes.matrix.problem import describe, facts
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def inner_gmres(A: CSR, iterations: int) -> Callable[[Tensor], Tensor]:
 def candidates(recipe: GnpRecipe) -> dict[str, Any]:
     P, restart = preconditioners, recipe.settings.restart
     linear = {"none": None, "Jacobi": P.Jacobi, "ILU(0)": P.ILU0}
-    linear, _ = tables.with_amg(linear, recipe.A.shape[0])
+    linear, _ = comparison.with_amg(linear, recipe.A.shape[0])
     return {LEARNED: recipe.model, **linear, INNER: lambda A: inner_gmres(A, restart)}
 
 
@@ -106,4 +107,4 @@ def figures_of(recipe: GnpRecipe, history: History, outcome: Outcome) -> Iterato
     )
     first = {name: runs[:1] for name, runs in outcome.data["histories"].items()}
     drawn = {name: runs for name, runs in first.items() if runs and bool(runs[0].isfinite().all())}
-    yield "convergence.png", figures.solves_figure(title, ylabel, drawn)
+    yield "convergence.png", comparison.solves_figure(title, ylabel, drawn)

@@ -1,10 +1,9 @@
 """Figures in one style: no global state, colours that colour-blind readers can distinguish."""
 
 import io
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from learnsolve.evaluation._figure import curves
 from learnsolve.recipes.harness.checkpoint import History
 from learnsolve.recipes.harness.settings import need
 
@@ -20,21 +19,6 @@ STYLES = {  # by the beginning of a curve's name
     ("weight 1", "start", "one pair"): {"color": GREY, "linestyle": "--"},
     ("textbook", "asymptotic"): {"color": ORANGE, "linestyle": "-."},
     ("closed form", "best"): {"color": BLACK, "linestyle": ":", "linewidth": 2.0},
-}
-
-
-LOOKS: dict[str, dict[str, Any]] = {  # of preconditioners
-    "learned": {"color": BLUE, "linewidth": 2.2},
-    "none": {"color": BLACK, "linestyle": "--"},
-    "Jacobi": {"color": GREY, "linestyle": ":", "linewidth": 2.0},
-    "SSOR": {"color": GREY, "linestyle": "-."},
-    "IC(0)": {"color": ORANGE},
-    "ILU(0)": {"color": ORANGE},
-    "MIC(0)": {"color": ORANGE, "linestyle": "--"},
-    "ICT": {"color": ORANGE, "linestyle": ":"},
-    "AMG": {"color": PURPLE},
-    "RS-AMG": {"color": PURPLE, "linestyle": "--"},
-    "inner GMRES": {"color": GREY, "linestyle": "-."},
 }
 
 
@@ -101,29 +85,23 @@ def loss_figure(
     return figure
 
 
-def residuals_figure(
-    title: str, curves: Mapping[str, list[float]], labels: Mapping[str, str]
-) -> tuple[Any, Any]:
-    """Curves of `MatrixRecipe.residual_curve`, by name."""
-    figure, axes = new_figure(title, "sweep", r"$\|A x_k\| / \|A x_0\|$, held-out vectors")
-    for name, curve in curves.items():
-        axes.semilogy(range(len(curve)), curve, label=labels[name], **style(name))
-    finish(axes)
-    return figure, axes
-
-
-def solves_figure(
-    title: str, ylabel: str, histories: Mapping[str, list[Any]], tolerances: Collection[float] = ()
+def each_figure(
+    title: str,
+    xlabel: str,
+    ylabel: str,
+    values: Mapping[int, float],
+    mean: float,
+    deviation: float,
+    color: str = BLUE,
+    **line: Any,
 ) -> Any:
-    """Residuals of `evaluate` by preconditioner; with lines at the tolerances."""
-    figure, axes = new_figure(title, "iteration", ylabel)
-    curves(axes, histories, LOOKS)
-    for rtol in sorted(tolerances):
-        axes.axhline(rtol, color=GREY, linewidth=0.6, zorder=0)
+    """A value of each training, by its number, and their mean in a band of two deviations."""
+    figure, axes = new_figure(title, xlabel, ylabel)
+    axes.axhspan(mean - 2 * deviation, mean + 2 * deviation, color=color, alpha=0.15, linewidth=0)
+    axes.axhline(mean, color=BLACK, linewidth=1, **line)
+    axes.plot(list(values), list(values.values()), linestyle="none", marker="o", markersize=5, color=color)
     axes.xaxis.get_major_locator().set_params(integer=True)
-    if tolerances:
-        axes.set_ylim(bottom=min(tolerances) / 100)
-    finish(axes)
+    axes.legend(frameon=False)
     return figure
 
 

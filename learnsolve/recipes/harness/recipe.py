@@ -22,7 +22,6 @@ from learnsolve.recipes.harness.checkpoint import History
 from learnsolve.recipes.harness.settings import RunSettings
 
 TRAINING, HELD_OUT, COEFFICIENTS = 0, 1, 2  # streams of random numbers
-LAST = 0.01  # of the learning rate, where the cosine ends
 
 
 @dataclass(frozen=True)
@@ -185,60 +184,6 @@ class VectorRecipe(Recipe):
 def number_kept(fraction: float, count: int) -> int:
     """How many of `count` vectors are kept: ceil(fraction * count), for the fraction as it is written."""
     return math.ceil(Fraction(str(fraction)) * count)
-
-
-class Scheduled:
-    """A recipe whose settings have `lr`, `schedule`, `schedule_steps` and `clip`.
-
-    Attributes
-    ----------
-    step : of the last loss
-    """
-
-    settings: Any
-    model: Any
-    step: int
-
-    @property
-    def learning_rate(self) -> float:
-        settings = self.settings
-        return learning_rate(settings.lr, settings.schedule, self.step, settings.schedule_steps or 0)
-
-    def scheduled(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """The optimiser; before each of its steps the gradient is clipped and the rate set."""
-        optimizer.register_step_pre_hook(self._before_step)
-        return optimizer
-
-    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if self.settings.clip is not None:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
-        for group in optimizer.param_groups:
-            group["lr"] = self.learning_rate
-
-
-def learning_rate(lr: float, schedule: str, step: int, steps: int) -> float:
-    """The rate at a step: `lr`, or half a cosine from `lr` down to a hundredth of it in `steps`.
-
-    Examples
-    --------
-    >>> [round(learning_rate(1.0, "cosine", step, 100), 3) for step in (0, 50, 100, 200)]
-    [1.0, 0.505, 0.01, 0.01]
-    """
-    if schedule == "none":
-        return lr
-    part = min(step / max(steps, 1), 1.0)
-    return lr * (LAST + (1 - LAST) * 0.5 * (1 + math.cos(math.pi * part)))
-
-
-def iterations_at(step: int, iterations: int, every: int | None) -> int:
-    """Iterations in the loss of a step: one at first and one more every `every` steps, up to `iterations`.
-
-    Examples
-    --------
-    >>> [iterations_at(step, 3, 10) for step in (0, 9, 10, 20, 30)]
-    [1, 1, 2, 3, 3]
-    """
-    return iterations if every is None else min(1 + step // every, iterations)
 
 
 def stream_seed(seed: int, stream: int, step: int, index: int) -> int:

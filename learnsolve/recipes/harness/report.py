@@ -59,23 +59,35 @@ def write_report(
         "seconds": seconds,
         "seconds_per_step": seconds / max(steps, 1),
         **training,
-        "table": {"columns": outcome.columns, "rows": outcome.rows},
-        "versions": versions(),
     }
     pictures = {file_name: png(figure) for file_name, figure in recipe.figures(history, outcome)}
-    for file_name, content in (*pictures.items(), *outcome.texts.items()):
+    for file_name in (*pictures, *outcome.texts):
         if file_name not in recipe.files:
             raise ValueError(
                 f"{type(recipe).__name__}.files must list {file_name!r}, which it writes; add it"
             )
-        write_atomic(folder / file_name, content)
-    title, settings = f"learnsolve.train {name}, {steps} steps", dump(recipe.settings)
-    html = page(title, outcome.sentence, cells(outcome), pictures, settings, report["versions"])
-    write_atomic(folder / HTML, html)
+    settings = dump(recipe.settings)
     if recipe.settings.logger == "tensorboard":
         TensorBoard(folder, 0).end(steps, pictures, outcome.sentence, settings)
-    write_atomic(folder / REPORT, json.dumps(finite(report), indent=2) + "\n")
+    write_files(folder, f"learnsolve.train {name}, {steps} steps", report, outcome, pictures, settings)
     return outcome
+
+
+def write_files(
+    folder: Path,
+    title: str,
+    report: dict[str, Any],
+    outcome: Outcome,
+    pictures: Mapping[str, bytes],
+    settings: str,
+) -> None:
+    """Pictures and texts, report.html, and report.json, which shows that the run has ended."""
+    report |= {"table": {"columns": outcome.columns, "rows": outcome.rows}, "versions": versions()}
+    for name, content in (*pictures.items(), *outcome.texts.items()):
+        write_atomic(folder / name, content)
+    html = page(title, outcome.sentence, cells(outcome), pictures, settings, report["versions"])
+    write_atomic(folder / HTML, html)
+    write_atomic(folder / REPORT, json.dumps(finite(report), indent=2) + "\n")
 
 
 def page(

@@ -18,16 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from learnsolve.evaluation._result import finite
 from learnsolve.recipes.harness import checkpoint, command_line
-from learnsolve.recipes.harness.checkpoint import HTML, METRICS, REPORT, History, read_metrics, write_atomic
+from learnsolve.recipes.harness.checkpoint import METRICS, History, read_metrics, write_atomic
 from learnsolve.recipes.harness.command_line import dump
-from learnsolve.recipes.harness.figures import BLACK, BLUE, COLOURS, band, finish, new_figure, png
+from learnsolve.recipes.harness.figures import COLOURS, band, each_figure, finish, new_figure, png
 from learnsolve.recipes.harness.recipe import Curves, Outcome, Recipe
-from learnsolve.recipes.harness.report import page, versions
+from learnsolve.recipes.harness.report import write_files
 from learnsolve.recipes.harness.run import Diverged, Interrupted, train_one
 from learnsolve.recipes.harness.settings import RunSettings, SettingError
-from learnsolve.recipes.harness.tables import cells
 
 # What a finished run's report.json must have.
 NEEDED = {"steps", "final_loss", "held_out_loss", "seconds", "table"}
@@ -120,14 +118,16 @@ def write_summary(
     summary = {
         "recipe": name,
         "seeds": list(reports),
-        **{key: value for key, value in merged(list(reports.values())).items() if key != "table"},
+        **{
+            key: value
+            for key, value in merged(list(reports.values())).items()
+            if key not in ("table", "versions")
+        },
         "learned": outcome.sentence,
         "each": [
             {"seed": seed, "folder": f"seed-{seed}", **{key: report.get(key) for key in EACH}}
             for seed, report in reports.items()
         ],
-        "table": {"columns": outcome.columns, "rows": outcome.rows},
-        "versions": versions(),
     }
     title = f"learnsolve.train {name}, {_seeds(reports)}"
     figures = {
@@ -136,11 +136,7 @@ def write_summary(
     }
     figures["seeds.png"] = seeds_figure(f"Final loss of each seed, {name}", reports)
     pictures = {file: png(figure) for file, figure in figures.items() if figure is not None}
-    for file, content in pictures.items():
-        write_atomic(folder / file, content)
-    html = page(title, outcome.sentence, cells(outcome), pictures, dump(settings), summary["versions"])
-    write_atomic(folder / HTML, html)
-    write_atomic(folder / REPORT, json.dumps(finite(summary), indent=2) + "\n")
+    write_files(folder, title, summary, outcome, pictures, dump(settings))
     return outcome
 
 
@@ -269,12 +265,7 @@ def statistics_of(values: np.ndarray, log: bool) -> tuple[np.ndarray, np.ndarray
 
 
 def seeds_figure(title: str, reports: Mapping[int, dict[str, Any]]) -> Any:
-    figure, axes = new_figure(title, "seed", "held-out loss at the end")
-    losses = [report["held_out_loss"] for report in reports.values()]
-    mean, deviation = statistics.fmean(losses), statistics.stdev(losses)
-    axes.axhspan(mean - 2 * deviation, mean + 2 * deviation, color=BLUE, alpha=0.15, linewidth=0)
-    axes.axhline(mean, color=BLACK, linewidth=1, label=f"mean {mean:.4g} ± {2 * deviation:.2g}")
-    axes.plot(list(reports), losses, linestyle="none", marker="o", markersize=5, color=BLUE)
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.legend(frameon=False)
-    return figure
+    losses = {seed: report["held_out_loss"] for seed, report in reports.items()}
+    mean, deviation = statistics.fmean(losses.values()), statistics.stdev(losses.values())
+    label = f"mean {mean:.4g} ± {2 * deviation:.2g}"
+    return each_figure(title, "seed", "held-out loss at the end", losses, mean, deviation, label=label)

@@ -136,32 +136,6 @@ class RunSettings:
 
 
 @dataclass
-class ScheduleSettings(RunSettings):
-    """Options of optimisers whose gradient is clipped and whose learning rate changes.
-
-    Parameters
-    ----------
-    clip : float
-        Largest norm of the gradient; a larger one is scaled down; null for no limit.
-    schedule : str
-        Learning rate over the steps: the same, or half a cosine down to a hundredth of it.
-    schedule_steps : int
-        Steps of the cosine; null for --steps.
-    """
-
-    clip: float | None = 1.0
-    schedule: Literal["none", "cosine"] = "cosine"
-    schedule_steps: int | None = None
-
-    def check(self) -> None:
-        super().check()
-        if self.schedule_steps is None:
-            self.schedule_steps = self.steps
-        at_least("schedule_steps", self.schedule_steps, 0)
-        positive(self, "clip")
-
-
-@dataclass
 class VectorSettings(RunSettings):
     """Options of recipes that learn from a batch of test vectors.
 

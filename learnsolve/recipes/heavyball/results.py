@@ -24,7 +24,6 @@ from learnsolve.recipes.harness.figures import (
     known,
     loss_figure,
     new_figure,
-    residuals_figure,
     style,
 )
 from learnsolve.recipes.harness.recipe import Outcome
@@ -34,6 +33,7 @@ from learnsolve.recipes.heavyball.closed_form import (
     eigenvalues,
     expected_energy,
 )
+from learnsolve.recipes.matrix import residuals_figure
 from learnsolve.recipes.matrix.problem import describe, facts
 
 if TYPE_CHECKING:

@@ -19,16 +19,10 @@ from torch import Tensor
 from learnsolve import solvers
 from learnsolve.ops.quadratic_form import quadratic_form
 from learnsolve.recipes.harness.checkpoint import History
-from learnsolve.recipes.harness.figures import (
-    BLUE,
-    loss_figure,
-    new_figure,
-    new_panels,
-    residuals_figure,
-    style,
-)
+from learnsolve.recipes.harness.figures import BLUE, loss_figure, new_figure, new_panels, style
 from learnsolve.recipes.harness.recipe import Outcome
 from learnsolve.recipes.jacobi.closed_form import optimal_weights
+from learnsolve.recipes.matrix import residuals_figure
 from learnsolve.recipes.matrix.problem import describe, facts, grid_of
 
 if TYPE_CHECKING:

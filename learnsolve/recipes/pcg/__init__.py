@@ -14,13 +14,14 @@ from torch import Tensor
 
 from learnsolve import solvers
 from learnsolve.recipes.harness.parallel import summed
-from learnsolve.recipes.harness.recipe import Curves, Scheduled, iterations_at
+from learnsolve.recipes.harness.recipe import Curves
 from learnsolve.recipes.harness.settings import SettingError
 from learnsolve.recipes.matrix import MatrixRecipe, WholeMatrix
 from learnsolve.recipes.matrix.problem import grid_of
-from learnsolve.recipes.pcg.factor import Guard, Model, Patience, build, definiteness, factor_of
+from learnsolve.recipes.pcg.factor import Guard, Model, build, definiteness, factor_of
 from learnsolve.recipes.pcg.results import figures_of, outcome_of
 from learnsolve.recipes.pcg.settings import VARIANTS, PcgSettings
+from learnsolve.recipes.schedule import Patience, Scheduled, iterations_at
 
 BUFFERS = 8  # arrays of the vectors' size that a step holds beside two an iteration
 

@@ -4,7 +4,6 @@ and the patience of a training."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -134,31 +133,3 @@ class Guard:
     def _set(self, values: list[Tensor]) -> None:
         for p, value in zip(self._parameters, values, strict=True):
             p.copy_(value)
-
-
-@dataclass
-class Patience:
-    """Counts evaluations that did not reduce the best loss by a factor of at least 1 - 1e-6.
-
-    Attributes
-    ----------
-    evaluations : how many to wait; None: any number
-    best : smallest loss so far
-    waited : evaluations since
-    """
-
-    evaluations: int | None
-    best: float | None = None
-    waited: int = 0
-
-    def see(self, loss: float) -> bool:
-        """Whether to stop, after an evaluation with this loss."""
-        if self.best is None or loss < (1 - 1e-6) * self.best:
-            self.best, self.waited = loss, 0
-        else:
-            self.waited += 1
-        return self.over
-
-    @property
-    def over(self) -> bool:
-        return self.evaluations is not None and self.waited >= self.evaluations

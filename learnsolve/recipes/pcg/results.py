@@ -18,10 +18,11 @@ from learnsolve.analysis import condition_number
 from learnsolve.csr import CSR
 from learnsolve.evaluation import Evaluation, _table, evaluate
 from learnsolve.evaluation._table import as_csv
-from learnsolve.recipes.harness import figures, tables
+from learnsolve.recipes import comparison
+from learnsolve.recipes.comparison import LEARNED
+from learnsolve.recipes.harness import figures
 from learnsolve.recipes.harness.checkpoint import History
 from learnsolve.recipes.harness.recipe import Outcome
-from learnsolve.recipes.harness.tables import LEARNED
 from learnsolve.recipes.matrix.problem import describe, facts
 from learnsolve.recipes.pcg.factor import definiteness, factor_of
 
@@ -37,7 +38,7 @@ def candidates(recipe: PcgRecipe) -> tuple[dict[str, Any], dict[str, str]]:
     """Preconditioners by name, and the reasons why others are left out."""
     P = preconditioners
     classical = {"none": None, "Jacobi": P.Jacobi, "IC(0)": P.IC0}
-    return tables.with_amg({LEARNED: recipe.model, **classical}, recipe.A.shape[0])
+    return comparison.with_amg({LEARNED: recipe.model, **classical}, recipe.A.shape[0])
 
 
 def compare(recipe: PcgRecipe, B: Tensor) -> Evaluation:
@@ -145,7 +146,7 @@ def figures_of(recipe: PcgRecipe, history: History, outcome: Outcome) -> Iterato
         many = f", median and range of {systems}" if systems > 1 else ""
         yield (
             "residuals.png" if sides == "held-out" else f"residuals_{sides}.png",
-            figures.solves_figure(
+            comparison.solves_figure(
                 f"Conjugate gradients, {where}, {sides}{many}",
                 r"$\|b - A x_k\| / \|b\|$",
                 evaluation.histories,

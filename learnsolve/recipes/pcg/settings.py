@@ -7,7 +7,6 @@ from typing import Literal
 
 from learnsolve.recipes.harness.settings import (
     HELD_OUT_VECTORS,
-    ScheduleSettings,
     SettingError,
     all_at_least,
     at_least,
@@ -17,6 +16,7 @@ from learnsolve.recipes.harness.settings import (
 )
 from learnsolve.recipes.matrix import MatrixSettings
 from learnsolve.recipes.matrix.problem import ProblemSettings
+from learnsolve.recipes.schedule import ScheduleSettings
 
 
 @dataclass(frozen=True)

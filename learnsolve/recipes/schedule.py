@@ -1,0 +1,121 @@
+"""What depends on the step of a training: learning rate, number of iterations in the loss, when to stop."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from learnsolve.recipes.harness.settings import RunSettings, at_least, positive
+
+LAST = 0.01  # of the learning rate, where the cosine ends
+
+
+@dataclass
+class ScheduleSettings(RunSettings):
+    """Options of optimisers whose gradient is clipped and whose learning rate changes.
+
+    Parameters
+    ----------
+    clip : float
+        Largest norm of the gradient; a larger one is scaled down; null for no limit.
+    schedule : str
+        Learning rate over the steps: the same, or half a cosine down to a hundredth of it.
+    schedule_steps : int
+        Steps of the cosine; null for --steps.
+    """
+
+    clip: float | None = 1.0
+    schedule: Literal["none", "cosine"] = "cosine"
+    schedule_steps: int | None = None
+
+    def check(self) -> None:
+        super().check()
+        if self.schedule_steps is None:
+            self.schedule_steps = self.steps
+        at_least("schedule_steps", self.schedule_steps, 0)
+        positive(self, "clip")
+
+
+class Scheduled:
+    """A recipe whose settings have `lr`, `schedule`, `schedule_steps` and `clip`.
+
+    Attributes
+    ----------
+    step : of the last loss
+    """
+
+    settings: Any
+    model: Any
+    step: int
+
+    @property
+    def learning_rate(self) -> float:
+        settings = self.settings
+        return learning_rate(settings.lr, settings.schedule, self.step, settings.schedule_steps or 0)
+
+    def scheduled(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """The optimiser; before each of its steps the gradient is clipped and the rate set."""
+        optimizer.register_step_pre_hook(self._before_step)
+        return optimizer
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if self.settings.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
+        for group in optimizer.param_groups:
+            group["lr"] = self.learning_rate
+
+
+def learning_rate(lr: float, schedule: str, step: int, steps: int) -> float:
+    """The rate at a step: `lr`, or half a cosine from `lr` down to a hundredth of it in `steps`.
+
+    Examples
+    --------
+    >>> [round(learning_rate(1.0, "cosine", step, 100), 3) for step in (0, 50, 100, 200)]
+    [1.0, 0.505, 0.01, 0.01]
+    """
+    if schedule == "none":
+        return lr
+    part = min(step / max(steps, 1), 1.0)
+    return lr * (LAST + (1 - LAST) * 0.5 * (1 + math.cos(math.pi * part)))
+
+
+def iterations_at(step: int, iterations: int, every: int | None) -> int:
+    """Iterations in the loss of a step: one at first and one more every `every` steps, up to `iterations`.
+
+    Examples
+    --------
+    >>> [iterations_at(step, 3, 10) for step in (0, 9, 10, 20, 30)]
+    [1, 1, 2, 3, 3]
+    """
+    return iterations if every is None else min(1 + step // every, iterations)
+
+
+@dataclass
+class Patience:
+    """Counts evaluations that did not reduce the best loss by a factor of at least 1 - 1e-6.
+
+    Attributes
+    ----------
+    evaluations : how many to wait; None: any number
+    best : smallest loss so far
+    waited : evaluations since
+    """
+
+    evaluations: int | None
+    best: float | None = None
+    waited: int = 0
+
+    def see(self, loss: float) -> bool:
+        """Whether to stop, after an evaluation with this loss."""
+        if self.best is None or loss < (1 - 1e-6) * self.best:
+            self.best, self.waited = loss, 0
+        else:
+            self.waited += 1
+        return self.over
+
+    @property
+    def over(self) -> bool:
+        return self.evaluations is not None and self.waited >= self.evaluations
