@@ -73,7 +73,7 @@ def exponents(rows: list[dict], least: float) -> dict[tuple[str, str, str], floa
 
 
 def draw(rows: list[dict], fits: dict[tuple[str, str, str], float], args: argparse.Namespace) -> None:
-    from learnsolve.recipes.harness.plots import BLUE, GREY, ORANGE, PURPLE, new_panels, png
+    from learnsolve.recipes.harness.figures import BLUE, GREY, ORANGE, PURPLE, new_panels, png
 
     figure, panels = new_panels("Time against nonzeros, float32, one thread", len(NAMES))
     names = dict.fromkeys(name for _, _, name in fits)

@@ -127,7 +127,7 @@ def options(recipe: str) -> list[str]:
     usage = f"    python -m learnsolve.train {recipe} [--option value ...]"
     lines = [title, "=" * len(title), "", "::", "", usage, "", plain(about), ""]
     second = {first: name for name, first in Settings.SYNONYMS.items()}
-    for action in command_line._parser(recipe, Settings)._actions:
+    for action in command_line.parser(recipe, Settings)._actions:
         values = getattr(action, "_typehint", None)
         names = [f"``--{name}``" for name in (action.dest, second.get(action.dest)) if name]
         facts = []

@@ -21,15 +21,14 @@ from pathlib import Path
 import torch
 
 from learnsolve import recipes
-from learnsolve.recipes.harness import checkpoint, command_line, parallel, spread, tensorboard
-from learnsolve.recipes.harness.base import RunSettings, SettingError
-from learnsolve.recipes.harness.extras import MissingExtra, need
-from learnsolve.recipes.harness.loop import Diverged, Interrupted
+from learnsolve.recipes import petsc
+from learnsolve.recipes.harness import checkpoint, command_line, parallel
 from learnsolve.recipes.harness.parallel import Elsewhere, Group, Lost
-from learnsolve.recipes.harness.report import table
-from learnsolve.recipes.harness.run import train_one
+from learnsolve.recipes.harness.recipe import VectorRecipe
+from learnsolve.recipes.harness.run import Diverged, Interrupted, train_one
 from learnsolve.recipes.harness.seeds import train_seeds
-from learnsolve.recipes.harness.vector_recipe import VectorRecipe
+from learnsolve.recipes.harness.settings import MissingExtra, RunSettings, SettingError, need
+from learnsolve.recipes.harness.tables import table
 
 OK, FAILED, BAD_SETTING, INTERRUPTED = 0, 1, 2, 130
 NO_MEMORY = ("can't allocate memory", "not enough memory", "std::bad_alloc")
@@ -65,12 +64,8 @@ def main(argv: Sequence[str] | None = None, leaves: bool = False) -> int:
             with group.together():
                 settings, Recipe = _settings(name, options, group)
             if getattr(settings, "engine", "torch") == "petsc":
-                if settings.seeds > 1:
-                    raise SettingError(
-                        f"--seeds {settings.seeds} trains in one process, --engine petsc in those of mpirun; "
-                        "start mpirun once for each --seed"
-                    )
-                group = spread.group_of(_exit_code)
+                petsc.check(settings)
+                Recipe, group = petsc.over_rows(Recipe), petsc.group_of(_exit_code)
             folder = Path(settings.out)
             if settings.seeds > 1 and not settings.SIDE_BY_SIDE:
                 outcome = train_seeds(name, Recipe, settings)
@@ -142,7 +137,7 @@ def _settings(name: str, options: Sequence[str], group: Group) -> tuple[RunSetti
     for package in EXTRAS:  # now, not after an hour of training
         need(package)
     if settings.logger == "tensorboard":
-        tensorboard.available()
+        need("tensorboard", "tensorboard")
     if group.size > 1:
         if not issubclass(Recipe, VectorRecipe):
             raise SettingError(
@@ -176,5 +171,5 @@ if __name__ == "__main__":
     if "TORCHELASTIC_RUN_ID" in os.environ:
         _launched()
     code = main()
-    spread.leave(code)
+    petsc.leave(code)
     sys.exit(code)

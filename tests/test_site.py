@@ -18,7 +18,7 @@ import pytest
 
 import learnsolve
 from learnsolve.recipes import RECIPES, load
-from learnsolve.recipes.harness.command_line import _flat
+from learnsolve.recipes.harness.command_line import flat
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -111,7 +111,7 @@ def test_the_page_of_a_recipe_has_all_its_options(recipe):
     pytest.importorskip("jsonargparse")
     text = "\n".join(CONF["options"](recipe))
     Settings = load(recipe).Settings
-    for option, default in _flat(Settings()).items():
+    for option, default in flat(Settings()).items():
         shown = re.search(
             rf"^``--{re.escape(option)}``.*; default ``(.*)``\)\n    \S.{{9}}", text, re.MULTILINE
         )

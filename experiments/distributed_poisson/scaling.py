@@ -12,8 +12,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from learnsolve.recipes.harness.extras import need
-from learnsolve.recipes.harness.plots import BLUE, ORANGE, png
+from learnsolve.recipes.harness.figures import BLUE, ORANGE, png
+from learnsolve.recipes.harness.settings import need
 
 LABEL = {"jacobi": "Jacobi", "learned": "learned polynomial"}
 FOLDER = Path(__file__).parent / "results"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,21 +27,13 @@ def figure(evaluation: Evaluation) -> Any:
     made = Figure(figsize=(7.5, 4.5), dpi=120, layout="constrained")
     FigureCanvasAgg(made)
     axes = made.add_subplot()
-    systems = 0
-    for i, (name, histories) in enumerate(evaluation.histories.items()):
-        if not histories:
-            continue
+    looks = {}
+    for i, name in enumerate(evaluation.histories):
         colour, style = COLOURS[i % len(COLOURS)], STYLES[i // len(COLOURS) % len(STYLES)]
-        table, systems = _padded(histories), max(systems, len(histories))
         # A line below another remains visible beside it.
         width = 1.4 + 1.6 * (1 - (i + 1) / len(evaluation.histories))
-        steps = range(table.shape[1])
-        # matplotlib omits labels that begin with "_" from the legend.
-        label = f" {name}" if name.startswith("_") else name
-        axes.semilogy(steps, table.median(0).values, style, color=colour, label=label, linewidth=width)
-        if len(histories) > 1:
-            low, high = table.amin(0), table.amax(0)
-            axes.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
+        looks[name] = {"color": colour, "linestyle": style, "linewidth": width}
+    systems = curves(axes, evaluation.histories, looks)
     for rtol in sorted({row.rtol for row in evaluation.rows}):
         axes.axhline(rtol, color="#999999", linewidth=0.6, zorder=0)
     what = f", median and range of {systems} systems" if systems > 1 else ""
@@ -52,6 +45,23 @@ def figure(evaluation: Evaluation) -> Any:
     if systems:
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     return made
+
+
+def curves(axes: Any, histories: Mapping[str, list[Tensor]], looks: Mapping[str, Mapping[str, Any]]) -> int:
+    """The median of each preconditioner's systems in a band from the smallest to the largest, drawn as
+    `looks` says. Returns the largest number of systems."""
+    for name, runs in histories.items():
+        if not runs:
+            continue
+        table = _padded(runs)
+        steps = range(table.shape[1])
+        # matplotlib omits labels that begin with "_" from the legend.
+        label = f" {name}" if name.startswith("_") else name
+        axes.semilogy(steps, table.median(0).values, label=label, **looks[name])
+        if len(runs) > 1:
+            low, high, colour = table.amin(0), table.amax(0), looks[name]["color"]
+            axes.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
+    return max(map(len, histories.values()), default=0)
 
 
 def _padded(histories: list[Tensor]) -> Tensor:

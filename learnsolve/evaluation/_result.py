@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import math
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from learnsolve._files import replace_file
+from learnsolve.evaluation._table import aligned, as_csv
 
 
 class Spread(NamedTuple):
@@ -98,23 +98,11 @@ class Evaluation:
         head = ["preconditioner", "rtol", "converged", "iterations", "seconds", "execution"]
         head += ["set-up", "first", "failures"]
         lines = [head, *(_cells(row) for row in self.rows)]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-
-        def text(line: list[str]) -> str:
-            middle = [c.rjust(w) for c, w in zip(line[1:-1], widths[1:-1], strict=True)]
-            return "  ".join([line[0].ljust(widths[0]), *middle, line[-1]]).rstrip()
-
-        rule = "  ".join("-" * width for width in widths)
-        return "\n".join([text(head), rule, *map(text, lines[1:])])
+        return aligned(lines, left={0, len(head) - 1})
 
     def to_csv(self, path: str | Path) -> None:
         """One line per row; a Spread becomes four columns, empty if there are no values."""
-        flat = [_flat(row) for row in self.rows]
-        text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, fieldnames=list(flat[0]) if flat else ["preconditioner"])
-        writer.writeheader()
-        writer.writerows(flat)
-        replace_file(path, text.getvalue().encode())
+        replace_file(path, as_csv([_flat(row) for row in self.rows], end="\r\n").encode())
 
     def to_json(self, path: str | Path) -> None:
         """The rows and the histories; numbers that are not finite become null."""
@@ -165,7 +153,7 @@ def _flat(row: Row) -> dict[str, Any]:
     for key, value in vars(row).items():
         if isinstance(value, Spread):
             numbers = value._asdict().items()
-            out |= {f"{key}_{part}": "" if math.isnan(number) else number for part, number in numbers}
+            out |= {f"{key}_{part}": number for part, number in numbers}
         else:
             out[key] = " ".join(f"{k}:{v}" for k, v in value.items()) if isinstance(value, dict) else value
     return out

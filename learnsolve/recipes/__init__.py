@@ -6,7 +6,7 @@
 import importlib
 from dataclasses import dataclass
 
-from learnsolve.recipes.harness.base import Recipe
+from learnsolve.recipes.harness.recipe import Recipe
 
 
 @dataclass(frozen=True)

@@ -13,16 +13,16 @@ from distributed import close, random_matrix
 import learnsolve as ls
 from learnsolve import petsc, recipes
 from learnsolve.petsc._processes import processes
-from learnsolve.recipes.harness.base import SettingError
-from learnsolve.recipes.harness.problem import ProblemSettings
-from learnsolve.recipes.harness.spread import group_of
+from learnsolve.recipes.harness.settings import SettingError
+from learnsolve.recipes.matrix.problem import ProblemSettings
+from learnsolve.recipes.petsc import check, group_of, over_rows
 
 OPTIONS = {"jacobi": {"sweeps": 2}, "heavyball": {}, "pcg": {"pattern": "tril", "start": "fsai"}}
 
 
 def trained(name, engine):
     """Losses and parameters of some steps."""
-    Recipe = recipes.load(name)
+    Recipe = recipes.load(name) if engine == "torch" else over_rows(recipes.load(name))
     settings = Recipe.Settings(
         problem=ProblemSettings(shape=[6, 5]), engine=engine, test_vectors=7, **OPTIONS[name]
     )
@@ -61,7 +61,7 @@ def test_a_process_makes_its_rows_alone(name, problem, monkeypatch):
     problem = ProblemSettings(shape=[6, 5], **problem)
     settings = Recipe.Settings(problem=problem, engine="petsc", test_vectors=7, **OPTIONS[name])
     settings.check()
-    recipe = Recipe(settings)
+    recipe = over_rows(Recipe)(settings)
     recipe.loss(1).backward()
     lo, hi = petsc.share(30)
     assert recipe.test_vectors.shape == (hi - lo, 7)
@@ -93,9 +93,7 @@ def test_matrices_that_do_not_fit_are_refused_in_all_processes(tmp_path):
         scipy.io.mmwrite(path, sp.coo_array(T), precision=17)
         problem = ProblemSettings(name="matrix_market", path=str(path))
         with pytest.raises(SettingError, match=message):
-            recipes.load("jacobi")(
-                recipes.load("jacobi").Settings(problem=problem, engine="petsc", held_out=3)
-            )
+            over_rows(recipes.load("jacobi"))(recipes.load("jacobi").Settings(problem=problem, held_out=3))
 
 
 def test_flags_and_failures_are_those_of_all():
@@ -112,7 +110,7 @@ def test_flags_and_failures_are_those_of_all():
 def test_what_does_not_run_over_rows_is_refused(option, message):
     settings = recipes.load("jacobi").Settings(engine="petsc", **option)
     with pytest.raises(SettingError, match=message):
-        settings.check()
+        check(settings)
     settings = recipes.load("pcg").Settings(engine="petsc", form="triangular")
     with pytest.raises(SettingError, match="--form product"):
-        settings.check()
+        check(settings)

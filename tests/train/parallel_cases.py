@@ -16,7 +16,7 @@ from typing import Any
 import torch.distributed as dist
 
 from learnsolve import recipes, train
-from learnsolve.recipes.harness.base import SettingError
+from learnsolve.recipes.harness.settings import SettingError
 from learnsolve.recipes.jacobi import JacobiRecipe
 
 RANK = int(os.environ["RANK"])

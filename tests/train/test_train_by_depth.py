@@ -5,7 +5,7 @@ import torch
 from reference import normal
 
 import learnsolve as ls
-from learnsolve.recipes.harness.incremental import train_by_depth
+from learnsolve.recipes.by_depth import train_by_depth
 
 A = ls.problems.poisson((16,))
 X = normal((16, 6))

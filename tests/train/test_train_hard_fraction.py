@@ -8,9 +8,10 @@ from safetensors.torch import load_file
 
 from learnsolve import solvers
 from learnsolve.ops.quadratic_form import quadratic_form
-from learnsolve.recipes.harness.objective import Objective
 from learnsolve.recipes.harness.parallel import ALONE
-from learnsolve.recipes.harness.vector_recipe import VectorRecipe, VectorSettings, number_kept
+from learnsolve.recipes.harness.recipe import VectorRecipe, number_kept
+from learnsolve.recipes.harness.run import Objective
+from learnsolve.recipes.harness.settings import VectorSettings
 from learnsolve.recipes.heavyball import HeavyballRecipe
 from learnsolve.recipes.heavyball_network import HeavyballNetworkRecipe
 from learnsolve.recipes.jacobi import JacobiRecipe, JacobiSettings

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from learnsolve.recipes.harness import command_line
-from learnsolve.recipes.harness.base import Recipe, RunSettings
-from learnsolve.recipes.harness.loop import Run, train
-from learnsolve.recipes.harness.metrics import read_metrics
+from learnsolve.recipes.harness.checkpoint import read_metrics
+from learnsolve.recipes.harness.recipe import Recipe
+from learnsolve.recipes.harness.run import Run, train
+from learnsolve.recipes.harness.settings import RunSettings
 
 
 @dataclass

@@ -1,7 +1,6 @@
-"""`python -m learnsolve.train heavyball` and `heavyball_network`: formulas, losses, runs of old versions."""
+"""`python -m learnsolve.train heavyball` and `heavyball_network`: formulas and losses."""
 
 import json
-from dataclasses import asdict
 
 import pytest
 import torch
@@ -164,23 +163,6 @@ def test_a_large_matrix_has_no_closed_form(ball_run, no_pictures, shape, found):
     for values in compared.values():
         assert values["expected_loss"] is None
         assert (values["convergence_factor"] is None) == (not found)
-
-
-@pytest.mark.parametrize(("name", "options"), [("heavyball", []), ("heavyball_network", SMALL)])
-def test_runs_of_the_version_with_one_recipe_for_both_resume(ball_run, rows, no_pictures, name, options):
-    whole, parts = (ball_run("--steps", n, *options, out=f"{n}", recipe=name)[1] for n in (9, 4))
-    # Its config.yaml had the options of both.
-    other = asdict(HeavyballNetworkSettings() if name == "heavyball" else HeavyballSettings())
-    del other["seeds"], other["logger"]  # younger than that version, as is engine
-    other.pop("engine", None)
-    other["variant"] = "scalars" if name == "heavyball" else "network"
-    config = parts / "config.yaml"
-    config.write_text(yaml.safe_dump({**other, **yaml.safe_load(config.read_text())}))
-    wrong = {"heavyball": "heavyball_network", "heavyball_network": "heavyball"}[name]
-    assert ball_run("--resume", "4", "--steps", 9, out=None, recipe=wrong)[0] == train.BAD_SETTING
-    assert ball_run("--resume", "4", "--steps", 9, out=None, recipe=name)[0] == train.OK
-    assert rows(whole) == rows(parts)
-    assert ball_run("--config", "9/config.yaml", "--steps", 1, out="again", recipe=name)[0] == train.OK
 
 
 @pytest.mark.slow

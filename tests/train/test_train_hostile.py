@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save
 
 from learnsolve import recipes, train
 from learnsolve.recipes.harness import checkpoint, command_line
-from learnsolve.recipes.harness.base import SettingError
+from learnsolve.recipes.harness.settings import SettingError
 
 BOMB = "a: &a [1,1,1,1,1,1,1,1,1]\n" + "".join(
     f"{new}: &{new} [{','.join([f'*{old}'] * 9)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
@@ -50,7 +50,7 @@ def test_a_value_is_parsed_or_refused(recipe, name, tmp_path, monkeypatch):
     """Of every option, with the option's own parser and checks; no value reaches anything else."""
     monkeypatch.chdir(tmp_path)
     Settings = recipes.load(recipe).Settings
-    options = [o for o in command_line._flat(Settings()) if o not in ("out", "resume", "config")]
+    options = [o for o in command_line.flat(Settings()) if o not in ("out", "resume", "config")]
     for option in options if name in ("brackets", "alias") else options[:: len(options) // 3]:
         message = option
         try:
@@ -222,7 +222,7 @@ def test_a_failing_write_ends_with_one_line(run, no_pictures, capsys, monkeypatc
 
 
 def test_a_failing_write_of_rows_ends_with_one_line(run, no_pictures, capsys, monkeypatch):
-    from learnsolve.recipes.harness.metrics import Metrics
+    from learnsolve.recipes.harness.checkpoint import Metrics
 
     def full(self):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

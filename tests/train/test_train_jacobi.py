@@ -14,8 +14,8 @@ import yaml
 from safetensors.torch import load_file
 
 from learnsolve import problems, train
-from learnsolve.recipes.harness import matrix_recipe
-from learnsolve.recipes.harness.progress import Progress
+from learnsolve.recipes import matrix
+from learnsolve.recipes.harness.report import Progress
 from learnsolve.recipes.jacobi import JacobiRecipe, JacobiSettings
 from learnsolve.recipes.jacobi.results import SWEEPS, best_constant, convergence_factor, relative_errors
 
@@ -111,7 +111,7 @@ def test_the_best_constant_weight_is_that_of_all_processes(monkeypatch, vectors)
     settings = JacobiSettings(test_vectors=vectors)
     settings.check()
     alone = best_constant(JacobiRecipe(settings))
-    monkeypatch.setattr(matrix_recipe, "share", lambda count: range(count // 2))
+    monkeypatch.setattr(matrix, "share", lambda count: range(count // 2))
     first = JacobiRecipe(settings)
     assert first.test_vectors.shape[1] == first.count // 2
     assert best_constant(first) == alone

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import learnsolve as ls
-from learnsolve.recipes.harness.base import SettingError
-from learnsolve.recipes.harness.factor_results import candidates
-from learnsolve.recipes.harness.vectors import TRAINING
+from learnsolve.recipes.family.results import candidates
+from learnsolve.recipes.harness.recipe import TRAINING
+from learnsolve.recipes.harness.settings import SettingError
 from learnsolve.recipes.multigrid import MultigridRecipe, MultigridSettings
 from learnsolve.train import main
 

@@ -3,10 +3,10 @@
 import pytest
 
 from learnsolve import recipes
-from learnsolve.recipes.harness.base import RunSettings, SettingError
-from learnsolve.recipes.harness.command_line import _flat, parse
+from learnsolve.recipes.harness.command_line import flat, parse
+from learnsolve.recipes.harness.settings import RunSettings, SettingError
 
-COMMON = _flat(RunSettings())
+COMMON = flat(RunSettings())
 TEXTS = {"out", "resume", "device", "problem.matrix", "problem.path", "data", "dataset"}  # take any
 
 
@@ -14,7 +14,7 @@ def options():
     """(recipe, option): those that all recipes have once."""
     for recipe in recipes.RECIPES:
         Settings = recipes.load(recipe).Settings
-        names = [o for o in _flat(Settings()) if o not in TEXTS and (recipe == "jacobi" or o not in COMMON)]
+        names = [o for o in flat(Settings()) if o not in TEXTS and (recipe == "jacobi" or o not in COMMON)]
         yield from ((recipe, option) for option in [*names, *Settings.SYNONYMS])
 
 

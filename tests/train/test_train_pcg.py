@@ -121,7 +121,7 @@ def test_the_ramp_of_the_demonstration():
 
 def test_residuals_of_vectors_that_are_solved_before_the_last_iteration():
     its = recipe(test_vectors=1, nx=2, ny=1, iterations=8)
-    residuals = its.residuals(its.test_vectors, 8)
+    residuals = its.residuals(its.test_vectors, 8, its.space)
     assert residuals.shape == (9, 1)
     assert float(residuals[-1].detach().max()) < 1e-12
 
@@ -170,7 +170,10 @@ def test_larger_patterns_and_better_starts_are_better():
         gradient="unrolled",
     )
     torch.testing.assert_close(
-        its.residuals(its.held_out, 4), exact.residual_norms / its.held_out.norm(dim=0), rtol=1e-9, atol=0
+        its.residuals(its.held_out, 4, its.space),
+        exact.residual_norms / its.held_out.norm(dim=0),
+        rtol=1e-9,
+        atol=0,
     )
 
 

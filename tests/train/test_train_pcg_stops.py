@@ -9,9 +9,9 @@ from train.pcg_cases import SMALL, recipe
 
 from learnsolve import train
 from learnsolve.preconditioners import Factored, Trainable
-from learnsolve.recipes.harness.schedule import Patience
 from learnsolve.recipes.pcg import factor
 from learnsolve.recipes.pcg.factor import Guard, definiteness, factor_of
+from learnsolve.recipes.schedule import Patience
 
 
 def test_the_curriculum_and_the_schedule_are_recorded(pcg_run, rows, no_pictures):

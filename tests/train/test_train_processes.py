@@ -5,8 +5,8 @@ import torch
 
 from learnsolve import train
 from learnsolve.recipes.harness import parallel
-from learnsolve.recipes.harness.base import SettingError
-from learnsolve.recipes.harness.vectors import normal_vectors
+from learnsolve.recipes.harness.recipe import normal_vectors
+from learnsolve.recipes.harness.settings import SettingError
 
 
 def test_shares_are_neighbours_and_cover_everything(monkeypatch):

@@ -11,8 +11,8 @@ import pytest
 from matplotlib.collections import FillBetweenPolyCollection
 
 from learnsolve import recipes, train
-from learnsolve.recipes.harness import parallel, plots, seeds_report
-from learnsolve.recipes.harness.curves import Curves
+from learnsolve.recipes.harness import figures, parallel, seeds
+from learnsolve.recipes.harness.recipe import Curves
 from learnsolve.recipes.jacobi import JacobiRecipe
 
 FEW = "--matrices 3 --batch 2 --held_out_matrices 2 --test_vectors 3 --width 3 --rounds 1 --validated 1"
@@ -33,7 +33,7 @@ SMALL = {
 @pytest.fixture(autouse=True)
 def _figures_only(monkeypatch):
     """Figures are made, and drawn by one test."""
-    monkeypatch.setattr(seeds_report, "png", lambda figure: str(figure.axes[0].get_title()).encode())
+    monkeypatch.setattr(seeds, "png", lambda figure: str(figure.axes[0].get_title()).encode())
 
 
 def read(folder):
@@ -41,7 +41,7 @@ def read(folder):
 
 
 def test_pictures_are_drawn(run, monkeypatch, no_pictures):
-    monkeypatch.setattr(seeds_report, "png", plots.png)
+    monkeypatch.setattr(seeds, "png", figures.png)
     _, folder = run("--steps", 2, "--seeds", 2)
     for name in ("loss.png", "seeds.png"):
         assert (folder / name).read_bytes().startswith(b"\x89PNG")
@@ -172,12 +172,12 @@ def test_torchrun_is_refused(run, monkeypatch, capsys):
 
 
 def test_cells_and_reports():
-    assert seeds_report.one_cell([2.0, 2.0]) == "2.000"
-    assert seeds_report.one_cell([1.0, None]) == "diverges in 1 of 2"
-    assert seeds_report.one_cell(["10.0 ± 3.0", "12.0 ± 1.0"]) == "11.00 ± 1.4"
-    assert seeds_report.merged([{"a": [1, None]}, {"a": [1, 2.0]}]) == {"a": [1, [None, 2.0]]}
-    assert seeds_report.merged([[1], [1, 2]]) == [[1], [1, 2]]
-    assert seeds_report.merged([True, False]) == [True, False]
+    assert seeds.one_cell([2.0, 2.0]) == "2.000"
+    assert seeds.one_cell([1.0, None]) == "diverges in 1 of 2"
+    assert seeds.one_cell(["10.0 ± 3.0", "12.0 ± 1.0"]) == "11.00 ± 1.4"
+    assert seeds.merged([{"a": [1, None]}, {"a": [1, 2.0]}]) == {"a": [1, [None, 2.0]]}
+    assert seeds.merged([[1], [1, 2]]) == [[1], [1, 2]]
+    assert seeds.merged([True, False]) == [True, False]
 
 
 def histories(values):
@@ -191,20 +191,18 @@ def bands(figure):
 
 
 def test_a_band_on_a_logarithmic_axis_is_positive():
-    axes, (band,) = bands(
-        seeds_report.curves_figure("", Curves(log=True), histories([[1.0, 1e-9], [100.0, 1.0]]))
-    )
+    axes, (band,) = bands(seeds.curves_figure("", Curves(log=True), histories([[1.0, 1e-9], [100.0, 1.0]])))
     assert axes.get_yscale() == "log"
     assert axes.lines[0].get_ydata()[0] == pytest.approx(10.0)
     deviation = np.std(np.log([1.0, 100.0]), ddof=1)
     assert band.min() > 0
     assert np.isclose(band, 10 * np.exp(2 * deviation)).any()
-    _, (band,) = bands(seeds_report.curves_figure("", Curves(log=True), histories([[1.0, 0.0], [1.0, 2.0]])))
+    _, (band,) = bands(seeds.curves_figure("", Curves(log=True), histories([[1.0, 0.0], [1.0, 2.0]])))
     assert band.min() > 0
 
 
 def test_a_band_is_two_deviations_wide():
-    axes, (band,) = bands(seeds_report.curves_figure("", Curves(), histories([[1.0, 5.0], [3.0, 5.0]])))
+    axes, (band,) = bands(seeds.curves_figure("", Curves(), histories([[1.0, 5.0], [3.0, 5.0]])))
     assert axes.lines[0].get_ydata().tolist() == [2.0, 5.0]
     assert band.max() == pytest.approx(5.0)
     assert band.min() == pytest.approx(2 - 2 * 2**0.5)
@@ -214,5 +212,5 @@ def test_a_band_is_two_deviations_wide():
 def test_curves_end_where_the_first_run_ended():
     short, long = histories([[1.0, 2.0], [3.0, 4.0]])
     long["step"], long["loss"], long["held_out_loss"] = [0, 1, 2], [3.0, 4.0, 5.0], [None] * 3
-    table = list(csv.DictReader(seeds_report.mean_metrics([long, short]).splitlines()))
+    table = list(csv.DictReader(seeds.mean_metrics([long, short]).splitlines()))
     assert [row["loss"] for row in table] == ["2.0", "3.0"]

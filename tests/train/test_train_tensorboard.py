@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import pytest
 
 from learnsolve import train
-from learnsolve.recipes.harness.plots import loss_figure
+from learnsolve.recipes.harness.figures import loss_figure
 from learnsolve.recipes.pcg import PcgRecipe
 
 MISSING = "tensorboard is not installed: pip install 'learnsolve[tensorboard]'"

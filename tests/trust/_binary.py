@@ -16,7 +16,7 @@ from safetensors.torch import save
 import learnsolve as ls
 from learnsolve.io import _pickles
 from learnsolve.recipes.harness import checkpoint, command_line
-from learnsolve.recipes.harness.base import SettingError
+from learnsolve.recipes.harness.settings import SettingError
 from learnsolve.recipes.jacobi import JacobiRecipe as Recipe
 
 MODULE = sys.modules["learnsolve.io.planetoid"]  # `learnsolve.io.planetoid` is the function

@@ -21,8 +21,8 @@ import numpy as np
 import torch
 
 import learnsolve as ls
-from learnsolve.recipes.harness import checkpoint, folder
-from learnsolve.recipes.harness.metrics import Metrics
+from learnsolve.recipes.harness import checkpoint
+from learnsolve.recipes.harness.checkpoint import Metrics
 
 from ._calls import quiet
 from ._report import Report
@@ -73,7 +73,7 @@ def _writers() -> dict[str, Callable[[Path, int], None]]:
         "checkpoint": state,
         "model": lambda path, k: checkpoint.save_model(path.parent, model(k)),
         "report": lambda path, k: checkpoint.write_atomic(path, "x" * k),
-        "list of files": lambda path, k: folder.write_list(path.parent, [f"a{k}"]),
+        "list of files": lambda path, k: checkpoint.write_list(path.parent, [f"a{k}"]),
         "to_csv": lambda path, k: tables[k - 1].to_csv(path),
         "to_json": lambda path, k: tables[k - 1].to_json(path),
         "plot": lambda path, k: tables[k - 1].plot(path.with_suffix(".png")),

@@ -20,7 +20,7 @@ import torch
 
 import learnsolve as ls
 from learnsolve import train
-from learnsolve.recipes.harness import checkpoint, folder
+from learnsolve.recipes.harness import checkpoint
 from learnsolve.recipes.jacobi import JacobiRecipe
 
 from ._report import Report
@@ -55,7 +55,7 @@ def run(count: int, seed: int) -> Report:
                 continue
             if version not in (done, done + 1):
                 report.faults.append(f"{where}: version {version} is there, {done} was written")
-            folder.remove_leftovers(path.parent, ["out.mtx", *folder.EVERY_RUN])
+            checkpoint.remove_leftovers(path.parent, ["out.mtx", *checkpoint.EVERY_RUN])
             if left := list(path.parent.glob(".*")):
                 report.faults.append(f"{where}: {left} would never be removed")
     report.counts, report.seconds = dict(counts), time.perf_counter() - start

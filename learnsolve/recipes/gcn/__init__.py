@@ -18,8 +18,8 @@ from torch.nn.functional import cross_entropy
 from learnsolve.recipes.gcn import data
 from learnsolve.recipes.gcn.model import GCN
 from learnsolve.recipes.gcn.results import COLUMNS, Scores, figures_of, measured, outcome_of
-from learnsolve.recipes.harness.base import (
-    Recipe,
+from learnsolve.recipes.harness.recipe import Recipe
+from learnsolve.recipes.harness.settings import (
     RunSettings,
     SettingError,
     at_least,

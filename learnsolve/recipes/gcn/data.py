@@ -12,9 +12,8 @@ from torch import Tensor
 from learnsolve.csr import CSR
 from learnsolve.io import Graph, planetoid
 from learnsolve.nn import gcn_normalise
-from learnsolve.recipes.harness.base import SettingError
-from learnsolve.recipes.harness.extras import MissingExtra
-from learnsolve.recipes.harness.vectors import stream_seed
+from learnsolve.recipes.harness.recipe import stream_seed
+from learnsolve.recipes.harness.settings import MissingExtra, SettingError
 
 SPLIT = 0  # stream of random numbers
 DEMO_TRAINING = 0.8  # share of the nodes

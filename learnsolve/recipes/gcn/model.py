@@ -7,7 +7,7 @@ from torch import Tensor
 
 from learnsolve.nn import GCNConv, SparseDropout
 from learnsolve.recipes.gcn.data import Inputs
-from learnsolve.recipes.harness.vectors import stream_seed
+from learnsolve.recipes.harness.recipe import stream_seed
 
 # Streams of random numbers; SPLIT is 0.
 WEIGHTS, DROP_FEATURES, DROP_HIDDEN = 1, 2, 3

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from learnsolve.recipes.harness.base import History, Outcome
-from learnsolve.recipes.harness.plots import BLACK, BLUE, ORANGE, PURPLE, band, finish, new_figure
+from learnsolve.recipes.harness.checkpoint import History
+from learnsolve.recipes.harness.figures import BLUE, ORANGE, PURPLE, band, each_figure, finish, new_figure
+from learnsolve.recipes.harness.recipe import Outcome
 
 if TYPE_CHECKING:
     from learnsolve.recipes.gcn import GcnRecipe
@@ -153,14 +154,14 @@ def accuracy_figure(recipe: GcnRecipe, history: History, outcome: Outcome) -> An
 
 
 def seeds_figure(recipe: GcnRecipe, outcome: Outcome) -> Any:
-    count = recipe.settings.seeds
-    title = f"Test accuracy of each of {count} initialisations"
-    figure, axes = new_figure(title, "initialisation", "test accuracy after the last epoch")
-    accuracies = outcome.numbers["test_accuracies"]
     mean, std = (outcome.numbers[f"test_accuracy_{what}"] for what in ("mean", "std"))
-    axes.axhspan(mean - 2 * std, mean + 2 * std, color=ORANGE, alpha=0.15, linewidth=0)
-    axes.axhline(mean, color=BLACK, linewidth=1, label=f"mean {100 * mean:.1f} % ± {200 * std:.1f} %")
-    axes.plot(range(count), accuracies, linestyle="none", marker="o", markersize=4, color=ORANGE)
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.legend(frameon=False)
-    return figure
+    return each_figure(
+        f"Test accuracy of each of {recipe.settings.seeds} initialisations",
+        "initialisation",
+        "test accuracy after the last epoch",
+        dict(enumerate(outcome.numbers["test_accuracies"])),
+        mean,
+        std,
+        color=ORANGE,
+        label=f"mean {100 * mean:.1f} % ± {200 * std:.1f} %",
+    )

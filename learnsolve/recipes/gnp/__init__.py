@@ -17,13 +17,18 @@ from learnsolve.analysis import krylov_basis
 from learnsolve.csr import CSR
 from learnsolve.preconditioners import GNP
 from learnsolve.recipes.gnp.results import figures_of, outcome_of
-from learnsolve.recipes.harness.base import SettingError, at_least
-from learnsolve.recipes.harness.curves import Curves
 from learnsolve.recipes.harness.parallel import share
-from learnsolve.recipes.harness.problem import ProblemSettings, build
-from learnsolve.recipes.harness.schedule import Scheduled
-from learnsolve.recipes.harness.vector_recipe import VectorRecipe, VectorSettings
-from learnsolve.recipes.harness.vectors import HELD_OUT, TRAINING, normal_vectors, stream_seed
+from learnsolve.recipes.harness.recipe import (
+    HELD_OUT,
+    TRAINING,
+    Curves,
+    VectorRecipe,
+    normal_vectors,
+    stream_seed,
+)
+from learnsolve.recipes.harness.settings import SettingError, VectorSettings, all_at_least, check_tolerances
+from learnsolve.recipes.matrix.problem import ProblemSettings, build, check_square
+from learnsolve.recipes.schedule import Scheduled, ScheduleSettings
 from learnsolve.solvers.core.report import quiet
 
 BASIS, TEST = 3, 4  # streams: the first vector of Arnoldi, the systems of the final table
@@ -34,7 +39,7 @@ def _problem() -> ProblemSettings:
 
 
 @dataclass
-class GnpSettings(VectorSettings):
+class GnpSettings(ScheduleSettings, VectorSettings):
     """Learn a nonlinear graph network r -> M(r) for one matrix, to use in flexible GMRES.
 
     The loss is the mean of |A M(b) - b| over the entries of b = A x, scaled to a mean square of one; half of
@@ -59,12 +64,6 @@ class GnpSettings(VectorSettings):
         Layers of the network.
     transpose : bool
         Layers multiply with the transpose of A too; the published ones do not.
-    clip : float
-        Largest norm of the gradient; a larger one is scaled down; null for no limit.
-    schedule : str
-        Learning rate over the steps: the same, or half a cosine down to a hundredth of it.
-    schedule_steps : int
-        Steps of the cosine; null for --steps.
     restart : int
         Iterations of flexible GMRES between restarts, and of the inner GMRES that it is compared with.
     iterations : int
@@ -89,9 +88,6 @@ class GnpSettings(VectorSettings):
     width: int = 16
     layers: int = 8
     transpose: bool = True
-    clip: float | None = 1.0
-    schedule: Literal["none", "cosine"] = "cosine"
-    schedule_steps: int | None = None
     restart: int = 10
     iterations: int = 100
     tolerances: list[float] = field(default_factory=lambda: [1e-3, 1e-6, 1e-9])
@@ -102,16 +98,9 @@ class GnpSettings(VectorSettings):
         if isinstance(self.test_vectors, str):
             raise SettingError("--test_vectors must be a number here, such as 16")
         super().check()
-        if self.schedule_steps is None:
-            self.schedule_steps = self.steps
-        for name in ("krylov", "width", "restart", "iterations", "evaluated", "repeats"):
-            at_least(name, getattr(self, name), 1)
-        for name in ("layers", "schedule_steps"):
-            at_least(name, getattr(self, name), 0)
-        if self.clip is not None and not self.clip > 0:
-            raise SettingError(f"--clip must be a positive number, got {self.clip}")
-        if not self.tolerances or not all(0 < t < 1 for t in self.tolerances):
-            raise SettingError(f"--tolerances must be numbers between 0 and 1, got {self.tolerances}")
+        all_at_least(self, 1, "krylov", "width", "restart", "iterations", "evaluated", "repeats")
+        all_at_least(self, 0, "layers")
+        check_tolerances(self.tolerances)
 
 
 class GnpRecipe(Scheduled, VectorRecipe):
@@ -130,8 +119,7 @@ class GnpRecipe(Scheduled, VectorRecipe):
     def __init__(self, settings: GnpSettings):
         self.settings: Any = settings
         self.A: CSR = build(replace(settings, dtype="float64"))
-        if self.A.shape[0] != self.A.shape[1] or self.A.shape[0] == 0:
-            raise SettingError(f"--problem: needs a square matrix with rows, got shape {self.A.shape}")
+        check_square(self.A.shape)
         settings.check_vectors(self.A.shape[0], 4 * settings.width * (settings.layers + 1))
         try:
             self.model = GNP(

@@ -5,7 +5,6 @@ Pictures: the loss, and the residuals of the solves.
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import warnings
 from collections.abc import Callable, Iterator
@@ -16,25 +15,19 @@ from torch import Tensor
 
 from learnsolve import preconditioners, solvers
 from learnsolve.csr import CSR
-from learnsolve.evaluation import evaluate
-from learnsolve.recipes.harness import plots
-from learnsolve.recipes.harness.base import History, Outcome
-from learnsolve.recipes.harness.plots import BLACK, BLUE, GREY, ORANGE, PURPLE
-from learnsolve.recipes.harness.problem import describe, facts
-from learnsolve.recipes.harness.tables import as_csv, flat
+from learnsolve.evaluation import _table, evaluate
+from learnsolve.evaluation._table import as_csv, milliseconds
+from learnsolve.recipes import comparison
+from learnsolve.recipes.comparison import LEARNED
+from learnsolve.recipes.harness import figures
+from learnsolve.recipes.harness.checkpoint import History
+from learnsolve.recipes.harness.recipe import Outcome
+from learnsolve.recipes.matrix.problem import describe, facts
 
 if TYPE_CHECKING:
     from learnsolve.recipes.gnp import GnpRecipe
 
-LEARNED, INNER = "learned", "inner GMRES"
-STYLES = {
-    LEARNED: {"color": BLUE, "linewidth": 2.2},
-    "none": {"color": BLACK, "linestyle": "--"},
-    "Jacobi": {"color": GREY, "linestyle": ":", "linewidth": 2.0},
-    "ILU(0)": {"color": ORANGE},
-    "AMG": {"color": PURPLE},
-    INNER: {"color": GREY, "linestyle": "-."},
-}
+INNER = "inner GMRES"
 
 
 def inner_gmres(A: CSR, iterations: int) -> Callable[[Tensor], Tensor]:
@@ -44,40 +37,37 @@ def inner_gmres(A: CSR, iterations: int) -> Callable[[Tensor], Tensor]:
 
 def candidates(recipe: GnpRecipe) -> dict[str, Any]:
     P, restart = preconditioners, recipe.settings.restart
-    found = {"none": None, "Jacobi": P.Jacobi, "ILU(0)": P.ILU0}
-    if importlib.util.find_spec("pyamg") is not None:
-        # Several levels also where the matrix is small: on one, AMG is a direct solve.
-        found["AMG"] = partial(P.AMG, max_coarse=max(1, min(100, recipe.A.shape[0] // 8)))
-    return {LEARNED: recipe.model, **found, INNER: lambda A: inner_gmres(A, restart)}
+    linear = {"none": None, "Jacobi": P.Jacobi, "ILU(0)": P.ILU0}
+    linear, _ = comparison.with_amg(linear, recipe.A.shape[0])
+    return {LEARNED: recipe.model, **linear, INNER: lambda A: inner_gmres(A, restart)}
 
 
 def outcome_of(recipe: GnpRecipe) -> Outcome:
     s = recipe.settings
-    tolerances = sorted(s.tolerances, reverse=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of AMG, where the diagonal has zeros; its row says that it failed
         evaluation = evaluate(
             recipe.A,
             recipe.test_sides(),
             candidates(recipe),
-            rtol=tolerances,
+            rtol=s.tolerances,
             solver=partial(solvers.fgmres, restart=s.restart),
             maxiter=s.iterations,
             repeats=s.repeats,
             on_error="row",
         )
-    rows = flat(evaluation)
+    rows = _table.flat(evaluation)
     left = {name: _last(histories) for name, histories in evaluation.histories.items()}
+    setup = {row["preconditioner"]: milliseconds(row["setup_seconds"]) for row in rows} | {
+        LEARNED: "training"
+    }
     for row in rows:
         row["residual"] = left[row["preconditioner"]]
-    table = []
-    for name in evaluation.histories:
-        mine = [row for row in rows if row["preconditioner"] == name]
-        setup = "training" if name == LEARNED else _milliseconds(mine[0]["setup_seconds"])
-        residual = f"{left[name]:.2e}" if math.isfinite(left[name]) else "fails"
-        table.append([name, setup, residual, *(cell for row in mine for cell in _cells(row))])
+    cells = _table.by_preconditioner(rows, _table.iterations, lambda row: milliseconds(row["seconds"]))
+    residuals = {name: f"{r:.2e}" if math.isfinite(r) else "fails" for name, r in left.items()}
+    table = [[name, setup[name], residuals[name], *line] for name, line in cells.items()]
     columns = ["preconditioner", "set-up ms", f"residual after {s.iterations}"]
-    columns += [name for rtol in tolerances for name in (f"iterations {rtol:.0e}", "ms")]
+    columns += _table.with_milliseconds(s.tolerances)
     numbers = {
         "problem": facts(s.problem, recipe.A),
         "network": {
@@ -108,25 +98,13 @@ def _last(histories: list[Tensor]) -> float:
     return math.exp(sum(logs) / len(logs)) if logs else math.nan
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
-    if row["message"]:
-        return ["", ""]
-    if row["converged"] < row["systems"]:
-        return [f"{row['converged']}/{row['systems']} reached", _milliseconds(row["seconds"])]
-    return [f"{row['iterations']:.1f}", _milliseconds(row["seconds"])]
-
-
-def _milliseconds(seconds: float) -> str:
-    return "" if math.isnan(seconds) else f"{1e3 * seconds:.2f}"
-
-
 def figures_of(recipe: GnpRecipe, history: History, outcome: Outcome) -> Iterator[tuple[str, Any]]:
     where = describe(recipe.settings.problem)
-    yield "loss.png", plots.loss_figure(f"Loss, {where}", "mean |A M(b) - b|", history, log=True)
-    title = f"FGMRES({recipe.settings.restart}), {where}"
-    figure, axes = plots.new_figure(title, "iteration", r"$\|b - A x_k\| / \|b\|$, first right-hand side")
-    for name, histories in outcome.data["histories"].items():
-        if histories and bool(histories[0].isfinite().all()):
-            axes.semilogy(histories[0].cpu(), label=name, **STYLES[name])
-    plots.finish(axes)
-    yield "convergence.png", figure
+    yield "loss.png", figures.loss_figure(f"Loss, {where}", "mean |A M(b) - b|", history, log=True)
+    title, ylabel = (
+        f"FGMRES({recipe.settings.restart}), {where}",
+        r"$\|b - A x_k\| / \|b\|$, first right-hand side",
+    )
+    first = {name: runs[:1] for name, runs in outcome.data["histories"].items()}
+    drawn = {name: runs for name, runs in first.items() if runs and bool(runs[0].isfinite().all())}
+    yield "convergence.png", comparison.solves_figure(title, ylabel, drawn)

@@ -1,27 +1,46 @@
-"""Checkpoints that a kill at any moment leaves intact.
+"""The files of a run under way: its folder, its rows in metrics.csv, and checkpoints that a kill at any
+moment leaves intact.
 
 state.safetensors is the checkpoint: parameters and optimiser state, and in its header the rest as JSON. It
 is replaced in one atomic rename, so that tensors and step always belong together. state.json repeats the
 header for readers, with the file's SHA-256; a kill between the two renames leaves it one checkpoint behind,
-which loading detects and repairs.
+which loading detects and repairs. A checkpoint notes how many bytes of metrics.csv belong to it: a resumed
+run cuts the file there, so that no step is written twice. files.json lists the run's own files: no others
+are replaced or removed.
 """
 
+from __future__ import annotations
+
+import contextlib
+import csv
 import hashlib
+import io
 import json
 import math
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 from torch import Tensor
 
 from learnsolve._files import replace_file
-from learnsolve.recipes.harness.base import SettingError
-from learnsolve.recipes.harness.extras import need
+from learnsolve.recipes.harness.command_line import CONFIG
+from learnsolve.recipes.harness.settings import RunSettings, SettingError, need
 
 FORMAT = 1
 FACTS: dict[str, Any] = {"step": int, "seconds": (int, float), "metrics_bytes": int}  # none is negative
 TENSORS, SUMMARY, MODEL = "state.safetensors", "state.json", "model.safetensors"
+METRICS, REPORT, HTML, LIST = "metrics.csv", "report.json", "report.html", "files.json"
+COLUMNS = ("step", "loss", "held_out_loss", "gradient_norm", "seconds")
+WRITTEN_BY = "learnsolve.train"
+EVENTS = "events.out.tfevents.*"  # of TensorBoard, which names them by time and process
+# The checkpoint is deleted first: an interruption must not leave it beside files of another run.
+EVERY_RUN = (TENSORS, SUMMARY, MODEL, METRICS, REPORT, HTML, CONFIG, LIST)
+# Columns of metrics.csv by name; None where a step has no such entry.
+History = dict[str, list]
 
 
 def write_atomic(path: Path, content: bytes | str) -> None:
@@ -146,3 +165,197 @@ def _read_summary(folder: Path) -> tuple[dict[str, Any], str | None]:
 
 def _contiguous(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+
+
+class Metrics:
+    """Appends to metrics.csv in `folder`, from its first `size` bytes on.
+
+    `columns` are those of the recipe, behind COLUMNS. `also` is called with every row as a dictionary.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        size: int,
+        columns: Sequence[str] = (),
+        also: Callable[[dict[str, Any]], None] | None = None,
+    ):
+        self._names, self._columns, self._also = (*COLUMNS, *columns), len(columns), also
+        self._rows: list[tuple] = []
+        path = folder / METRICS
+        if size == 0:
+            path.write_text(",".join([*COLUMNS, *columns]) + "\n")
+        else:
+            os.truncate(path, size)
+        self._file = path.open("a")
+
+    def add(self, *row, measured: Sequence[float | None] | None = None) -> None:
+        """The values of COLUMNS in order, None for a missing one, and those of the recipe if measured."""
+        more = (None,) * self._columns if measured is None else tuple(measured)
+        self._rows.append((*row, more))
+        if self._also is not None:
+            self._also(dict(zip(self._names, (*row, *more), strict=True)))
+
+    def flush(self) -> None:
+        self._file.writelines(
+            f"{step},{loss!r},{_text(held)},{norm!r},{seconds:.6f}{''.join(f',{_text(m)}' for m in more)}\n"
+            for step, loss, held, norm, seconds, more in self._rows
+        )
+        self._rows.clear()
+        self._file.flush()
+
+    def size(self) -> int:
+        """Bytes of the file, all of them on disk when this returns."""
+        self.flush()
+        os.fsync(self._file.fileno())
+        return os.fstat(self._file.fileno()).st_size
+
+    def close(self) -> None:
+        self.flush()
+        self._file.close()
+
+
+def _text(value: float | None) -> str:
+    return "" if value is None else repr(value)
+
+
+def check_metrics(folder: Path, size: int, step: int) -> None:
+    """SettingError unless the first `size` bytes of metrics.csv are the rows of `step` steps."""
+    try:
+        with (folder / METRICS).open("rb") as file:
+            content = file.read(size)
+        if len(content) < size:
+            raise ValueError(f"it has {len(content)} bytes, the checkpoint counts {size}")
+        history = _columns(io.StringIO(content.decode(), newline=""))
+        if history["step"] != list(range(step)):
+            raise ValueError(f"it does not have one row for each of {step} steps")
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+        raise SettingError(f"--resume {folder}: {METRICS} is damaged ({error}); start again") from error
+
+
+def read_metrics(folder: Path) -> History:
+    """The columns of metrics.csv by name."""
+    with (folder / METRICS).open(newline="") as file:
+        return _columns(file)
+
+
+def _columns(file: TextIO) -> History:
+    reader = csv.DictReader(file)
+    rows = list(reader)
+    if tuple(reader.fieldnames or ())[: len(COLUMNS)] != COLUMNS:
+        raise ValueError(f"its columns must begin with {', '.join(COLUMNS)}")
+    if any(None in row or None in row.values() for row in rows):
+        raise ValueError("a row has more or fewer entries than there are columns")
+    history: History = {"step": [int(row["step"]) for row in rows]}
+    for name in (reader.fieldnames or COLUMNS)[1:]:
+        history[name] = [float(row[name]) if row[name] else None for row in rows]
+    return history
+
+
+def take(folder: Path, settings: RunSettings, files: Iterable[str], folders: Iterable[str] = ()) -> None:
+    """Make the folder fit for a new run, and list in it what the run will write: beside the files of every
+    run `files`, and what it keeps in `folders` of their own.
+
+    An earlier run is removed only with --overwrite. Files that are not listed stay; the folder is refused if
+    the new run would write over one of them, or if there is no earlier run in it.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        held = {path.name for path in folder.iterdir()}
+    except (OSError, ValueError) as error:
+        raise SettingError(f"--out {folder} cannot be used as a folder: {reason(error)}") from error
+    ours = {*EVERY_RUN, *files}
+    earlier = _listed(folder) if held else set()
+    if earlier is None:
+        raise SettingError(f"--out {folder} holds other files; choose a new or empty folder")
+    if held and not settings.overwrite:
+        raise SettingError(
+            f"--out {folder} already holds a run; continue it with --resume {folder}, replace it with "
+            "--overwrite true, or choose another --out"
+        )
+    strangers = sorted(held & ours - earlier)
+    if strangers:
+        raise SettingError(
+            f"--out {folder} holds {', '.join(strangers)}, which the run in it did not write and this one "
+            "would replace; move it, or choose another --out"
+        )
+    before = _folders(folder)
+    # A kill while files are removed leaves none that is not listed.
+    write_list(folder, {*earlier, *ours}, {*before, *folders})
+    for name in [*EVERY_RUN, *sorted(earlier - set(EVERY_RUN))]:
+        if name != LIST:
+            (folder / name).unlink(missing_ok=True)
+    remove_leftovers(folder, {*earlier, *ours})
+    for name in before:
+        _forget(folder / name)
+    write_list(folder, ours, folders)
+
+
+def resume(folder: Path, files: Iterable[str], folders: Iterable[str] = ()) -> None:
+    """Remove what killed writers have left in a run's folder, and its report, which is that of an earlier
+    end; and list what the run will write."""
+    ours = {*EVERY_RUN, *files}
+    remove_leftovers(folder, ours)
+    write_list(folder, ours | (_listed(folder) or set()), {*_folders(folder), *folders})
+    (folder / REPORT).unlink(missing_ok=True)
+
+
+def _forget(folder: Path) -> None:
+    """Remove what a run has written in a folder of its own, and the folder if that was all."""
+    if folder.is_symlink() or not folder.is_dir():
+        return
+    names, inner = _listed(folder) or set(), _folders(folder)
+    remove_leftovers(folder, names)
+    for path in (*(folder / name for name in names), *folder.glob(EVENTS)):
+        path.unlink(missing_ok=True)
+    for name in inner:
+        _forget(folder / name)
+    with contextlib.suppress(OSError):  # other files are in it
+        folder.rmdir()
+
+
+def write_list(folder: Path, names: Iterable[str], folders: Iterable[str] = ()) -> None:
+    content: dict[str, Any] = {"written_by": WRITTEN_BY, "files": sorted(names)}
+    if inner := sorted(folders):
+        content["folders"] = inner
+    write_atomic(folder / LIST, json.dumps(content, indent=2) + "\n")
+
+
+def remove_leftovers(folder: Path, names: Iterable[str]) -> None:
+    """Delete the temporary files of writers that were killed while they wrote one of `names`."""
+    for name in names:
+        for path in folder.glob(f".{name}.*.tmp"):
+            if path.name[len(name) + 2 : -4].isdigit():  # the writer's process
+                path.unlink(missing_ok=True)
+
+
+def _listed(folder: Path) -> set[str] | None:
+    """The files of the run in a folder; None if there is no run."""
+    content = _list(folder)
+    if content is None:
+        return None
+    return {name for name in content["files"] if _plain(name) and not (folder / name).is_dir()}
+
+
+def _folders(folder: Path) -> set[str]:
+    """The folders of the run in a folder."""
+    names = (_list(folder) or {}).get("folders")
+    return {name for name in names if _plain(name)} if isinstance(names, list) else set()
+
+
+def _list(folder: Path) -> dict[str, Any] | None:
+    try:
+        content: Any = json.loads((folder / LIST).read_bytes())
+        ours = content["written_by"] == WRITTEN_BY and isinstance(content["files"], list)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return content if ours else None
+
+
+def _plain(name: Any) -> bool:
+    """Can a recipe have written it? A damaged list must not lead elsewhere, nor be read as a pattern."""
+    return isinstance(name, str) and re.fullmatch(r"\w[\w.-]{,99}", name, re.ASCII) is not None
+
+
+def reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -1,4 +1,8 @@
-"""The command line of a recipe, built from its dataclass of settings, with errors of one sentence."""
+"""The command line of a recipe, built from its dataclass of settings, with errors of one sentence.
+
+Options and values are checked here, by the types of the settings: jsonargparse converts them, reads config
+files and prints help; its messages name types of Python.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +10,32 @@ import argparse
 import dataclasses
 import difflib
 import functools
-import re
-import types
+import json
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from learnsolve.recipes.harness.base import RunSettings, SettingError
-from learnsolve.recipes.harness.extras import need
-from learnsolve.recipes.harness.yaml_limits import check_options
+from learnsolve.recipes.harness.settings import RunSettings, SettingError, need
 
 CONFIG = "config.yaml"
 LIMIT = 2**63
+DEEPEST = 32  # levels of lists and mappings: deeper ones overflow the stack of the parser
+LARGEST = 2**20  # bytes of a config file
 # Options of the invocation, not of the run: neither stored nor compared.
 TRANSIENT = {"resume", "overwrite", "quiet"}
 # May change when a run is resumed.
 FREE = {"steps", "checkpoint_seconds", "out", "logger", *TRANSIENT}
+WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "null"}
+LISTS = {
+    float: "a list of numbers such as [1e-3,1e-6]",
+    int: "a list of whole numbers such as [64,64]",
+    str: "a list of words such as [mean,max]",
+}
 
 
 def parse(name: str, Settings: type[RunSettings], argv: Sequence[str]) -> RunSettings:
     """Settings from command line and config files; with --resume, from the run's own config file."""
-    argv = _bare_flags(Settings, _first_names(Settings, argv))
     settings = _parse(name, Settings, argv)
     if settings.resume is None:
         settings.check()
@@ -44,12 +52,12 @@ def parse(name: str, Settings: type[RunSettings], argv: Sequence[str]) -> RunSet
     free = FREE if Settings.SIDE_BY_SIDE or 1 in (before.seeds, now.seeds) else {*FREE, "seeds"}
     if "seeds" in free and now.seeds < before.seeds:
         raise SettingError(f"--seeds {now.seeds} is less than the {before.seeds} that the run has")
-    for option, value in _flat(now).items():
-        old = _flat(before)[option]
-        if option not in free and value != old:
+    old = flat(before)
+    for option, value in flat(now).items():
+        if option not in free and value != old[option]:
             raise SettingError(
-                f"--{option} {value} would change the run, which was started with {old}; leave it out, or "
-                "start another run with another --out"
+                f"--{option} {value} would change the run, which was started with {old[option]}; leave it "
+                "out, or start another run with another --out"
             )
     if now.out != before.out and Path(now.out).resolve() != folder.resolve():
         raise SettingError(
@@ -64,28 +72,54 @@ def dump(settings: RunSettings) -> str:
     return need("yaml").safe_dump(stored, sort_keys=False)
 
 
+def flat(settings: Any, prefix: str = "") -> dict[str, Any]:
+    """The values by option; those of a nested dataclass as problem.shape."""
+    values = {}
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        nested = dataclasses.is_dataclass(value)
+        values |= flat(value, f"{prefix}{field.name}.") if nested else {prefix + field.name: value}
+    return values
+
+
 @functools.cache
-def _parser(name: str, Settings: type[RunSettings]) -> Any:
-    jsonargparse = need("jsonargparse")
-    parser = jsonargparse.ArgumentParser(
+def parser(name: str, Settings: type[RunSettings]) -> Any:
+    """The parser of jsonargparse."""
+    made = need("jsonargparse").ArgumentParser(
         prog=f"python -m learnsolve.train {name}", exit_on_error=False, allow_abbrev=False
     )
-    parser.add_argument(
+    made.add_argument(
         "--config", action="config", help="YAML file with options, such as a run's config.yaml."
     )
-    parser.add_class_arguments(Settings)
-    return parser
+    made.add_class_arguments(Settings)
+    return made
 
 
 def _parse(name: str, Settings: type[RunSettings], argv: Sequence[str]) -> RunSettings:
-    check_options(list(argv))
-    parser = _parser(name, Settings)
+    types = dict(_types(Settings))
+    words, values = [], []  # values: (option, as it was written, what the parser takes)
+    for option, value in _pairs(name, Settings, types, argv):
+        words.append(f"--{option}" if value is None else f"--{option}={value}")
+        if option == "config":
+            stored = _flat_keys(_config(value or ""))
+            for key in stored:
+                _check_known(name, Settings, types, key)
+            values += [(key, v, json.dumps(v, default=str)) for key, v in stored.items()]
+        elif value is not None:
+            _check_text(f"--{option}", value)
+            values.append((option, value, value))
+    convert = parser(name, Settings).parse_args
     try:
-        values = parser.parse_args(_without_former(Settings, argv)).as_dict()
+        settings = _build(Settings, convert(words).as_dict())
     except argparse.ArgumentError as error:
-        raise SettingError(_sentence(str(error), name, Settings)) from error
-    settings = _build(Settings, values)
-    for option, value in _flat(settings).items():
+        for option, value, text in values:  # which one is it?
+            try:
+                convert([f"--{option}={text}"])
+            except argparse.ArgumentError:
+                expected = _expected(types[option]) if option in types else "a YAML file with its options"
+                raise SettingError(f"--{option} must be {expected}, got {value!r}") from error
+        raise SettingError(" ".join(str(error).split())) from error
+    for option, value in flat(settings).items():
         for number in value if isinstance(value, list) else [value]:
             if isinstance(number, int) and not -LIMIT <= number < LIMIT:
                 raise SettingError(
@@ -94,137 +128,139 @@ def _parse(name: str, Settings: type[RunSettings], argv: Sequence[str]) -> RunSe
     return settings
 
 
+def _pairs(
+    name: str, Settings: type[RunSettings], types: Mapping[str, Any], argv: Sequence[str]
+) -> Iterator[tuple[str, str | None]]:
+    """Options under their first names (RunSettings.SYNONYMS), with their values: `--quiet` is
+    `--quiet true`. Those that take none have None."""
+    words = list(argv)
+    while words:
+        word, equals, value = words.pop(0).partition("=")
+        option = word.removeprefix("--")
+        option = Settings.SYNONYMS.get(option, option)
+        if word in ("-h", "--help", "--print_config"):
+            yield "help" if word == "-h" else option, value if equals else None
+            continue
+        if not word.startswith("-"):
+            raise SettingError(f"{word + equals + value!r} is not an option; options are --option value")
+        _check_known(name, Settings, types, option if word.startswith("--") else word)
+        if not equals:
+            if words and not words[0].startswith("--"):
+                value = words.pop(0)
+            elif types.get(option) is bool:
+                value = "true"
+            else:
+                raise SettingError(f"--{option} needs a value after it")
+        yield option, value
+
+
+def _check_known(name: str, Settings: type[RunSettings], types: Mapping[str, Any], option: str) -> None:
+    if option in types or option == "config" or any(known.startswith(f"{option}.") for known in types):
+        return
+    options = ["config", "print_config", "help", *types, *Settings.SYNONYMS]
+    near = difflib.get_close_matches(option.lstrip("-"), options, n=1)
+    hint = f"did you mean --{near[0]}?" if near else f"python -m learnsolve.train {name} --help lists all"
+    raise SettingError(f"unknown option {option if option[:1] == '-' else f'--{option}'}; {hint}")
+
+
+def _types(cls: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The options of a dataclass and their types."""
+    hints = typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        kind = hints[field.name]
+        if dataclasses.is_dataclass(kind):
+            yield from _types(kind, f"{prefix}{field.name}.")  # type: ignore[arg-type]
+        else:
+            yield prefix + field.name, kind
+
+
+def _expected(kind: Any) -> str:
+    words = _words(kind)
+    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " or " + words[-1]
+
+
+def _words(kind: Any) -> list[str]:
+    """The values of a type, in words."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Literal:
+        return [str(choice) for choice in arguments]
+    if origin is list:
+        choices = typing.get_args(arguments[0])
+        return [f"a list of {', '.join(choices)}, in brackets" if choices else LISTS[arguments[0]]]
+    return [word for part in arguments for word in _words(part)] if arguments else [WORDS[kind]]
+
+
 def _build(cls: type, values: dict[str, Any], prefix: str = "") -> Any:
     """The dataclass from nested dictionaries."""
     hints = typing.get_type_hints(cls)
     arguments = {}
     for field in dataclasses.fields(cls):
         if field.name in values:
-            value, kind = values[field.name], hints[field.name]
-            nested = isinstance(kind, type) and dataclasses.is_dataclass(kind)
-            if nested and not isinstance(value, dict):
-                raise SettingError(f"--{field.name} must have options below it, got {value!r}; leave it out")
+            option, value, kind = prefix + field.name, values[field.name], hints[field.name]
+            if dataclasses.is_dataclass(kind) and not isinstance(value, dict):
+                raise SettingError(f"--{option} must have options below it, got {value!r}; leave it out")
             if value is None and type(None) not in typing.get_args(kind):  # jsonargparse lets it pass
-                raise SettingError(f"--{prefix}{field.name} must have a value, got none; leave it out")
-            below = f"{prefix}{field.name}."
-            arguments[field.name] = _build(kind, value, below) if isinstance(value, dict) else value
+                raise SettingError(f"--{option} must have a value, got none; leave it out")
+            arguments[field.name] = (
+                _build(typing.cast("type", kind), value, f"{option}.") if isinstance(value, dict) else value
+            )
     return cls(**arguments)
 
 
-def _flat(settings: Any, prefix: str = "") -> dict[str, Any]:
-    found = {}
-    for field in dataclasses.fields(settings):
-        value = getattr(settings, field.name)
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            found |= _flat(value, f"{prefix}{field.name}.")
-        else:
-            found[prefix + field.name] = value
-    return found
+# --- limits on YAML: deep nesting overflows the parsers' stack, aliases of aliases grow without bound ---
 
 
-def _first_names(Settings: type[RunSettings], argv: Sequence[str]) -> list[str]:
-    """Options under their first names; see RunSettings.SYNONYMS."""
-    words = []
-    for word in argv:
-        name, equals, value = word.partition("=")
-        first = Settings.SYNONYMS.get(name.removeprefix("--")) if name.startswith("--") else None
-        words.append(f"--{first}{equals}{value}" if first else word)
-    return words
+def _config(path: str) -> dict[Any, Any]:
+    """The content of a config file within the limits."""
+    wrong = f"--config must be the path of a YAML file with options, got {path!r}"
+    try:
+        if not Path(path).is_file():
+            raise SettingError(wrong)
+        with open(path, "rb") as file:
+            content = file.read(LARGEST + 1)
+        if len(content) > LARGEST:
+            raise SettingError(f"--config {path}: the file must not be larger than {LARGEST} bytes")
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise SettingError(
+            f"--config {path}: must be UTF-8, but {error.reason} at byte {error.start}"
+        ) from error
+    except (OSError, UnicodeEncodeError) as error:
+        raise SettingError(f"{wrong} ({error})") from error
+    _check_text(f"--config {path}", text)
+    try:
+        options = need("yaml").safe_load(text)
+    except Exception as error:  # the parser raises more than YAMLError
+        raise SettingError(f"{wrong}: {' '.join(str(error).split())}") from error
+    if not isinstance(options, dict):
+        raise SettingError(wrong)
+    if "config" in options:
+        raise SettingError(f"--config {path}: a config file cannot name another; give both as options")
+    return options
 
 
-def _without_former(Settings: type[RunSettings], argv: Sequence[str]) -> list[str]:
-    """Config files of earlier versions without the options that are now another recipe's."""
-    if Settings.FORMER is None:
-        return list(argv)
-    _, variant, moved = Settings.FORMER
-    yaml = need("yaml")
-
-    def options(path: str) -> str:
-        try:
-            stored = yaml.safe_load(Path(path).read_text())
-            if stored["variant"] != variant:
-                return path
-        except (OSError, KeyError, TypeError, ValueError, yaml.YAMLError):
-            return path  # of this version; or the parser says what is wrong
-        return yaml.safe_dump({k: v for k, v in stored.items() if k not in ("variant", *moved)})
-
-    pairs = zip(["", *argv], argv, strict=False)
-    words = [options(word) if before == "--config" else word for before, word in pairs]
-    return [f"--config={options(w[9:])}" if w.startswith("--config=") else w for w in words]
+def _flat_keys(content: dict[Any, Any], prefix: str = "") -> dict[str, Any]:
+    options = {}
+    for key, value in content.items():
+        nested = isinstance(value, dict)
+        options |= _flat_keys(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
+    return options
 
 
-def _bare_flags(Settings: type[RunSettings], argv: Sequence[str]) -> list[str]:
-    """`--quiet` for `--quiet true`, and likewise for each option that is true or false."""
-    flags = {f"--{option}" for option, value in _flat(Settings()).items() if isinstance(value, bool)}
-    completed = []
-    for position, word in enumerate(argv):
-        completed.append(word)
-        following = argv[position + 1 : position + 2]
-        if word in flags and (not following or following[0].startswith("--")):
-            completed.append("true")
-    return completed
-
-
-def _sentence(message: str, name: str, Settings: type[RunSettings]) -> str:
-    """One sentence from a message of the parser, which has several lines and Python's names of types."""
-    flat = " ".join(message.split())
-    unknown = re.match(r"(?:unrecognized arguments: |Option ')([^\s']+)", flat)
-    if unknown:
-        word = unknown[1].split("=")[0]
-        if not unknown[1].startswith("-") and flat.startswith("unrecognized"):
-            return f"{word!r} is not an option; options are written --option value"
-        one_dash, word = re.match("-[^-]", word), word.lstrip("-")
-        if Settings.FORMER and word.split(".")[0] in ("variant", *Settings.FORMER[2]):
-            return f"--{word} is not an option of {name}; see the recipe {Settings.FORMER[0]}"
-        options = ["config", "print_config", "help", *_flat(Settings()), *Settings.SYNONYMS]
-        near = difflib.get_close_matches(word, options, n=1)
-        hint = f"did you mean --{near[0]}?" if near else f"python -m learnsolve.train {name} --help lists all"
-        return f"unknown option {'-' if one_dash else '--'}{word}; {hint}"
-    if missing := re.match(r"argument (\S+): expected one argument", flat):
-        return f"{missing[1]} needs a value after it"
-    if flat.startswith("Unexpected config:"):
-        return f"--config must be the path of a YAML file, got {flat[18:].strip()!r}"
-    key = re.match(r'Parser key "([^"]+)": ?(.*)', flat)
-    if not key:
-        return flat
-    got = re.search(r"(?:Got value|Given value): (.*?)(?: - |$)", key[2])
-    expected = _list_of(Settings, key[1]) or _expected(key[2])
-    if got and expected:
-        return f"--{key[1]} must be {expected}, got {got[1]!r}"
-    return f"--{key[1]}: {key[2]}"
-
-
-LISTS = {
-    float: "a list of numbers such as [1e-3,1e-6]",
-    int: "a list of whole numbers such as [64,64]",
-    str: "a list of words such as [mean,max]",
-}
-
-
-def _list_of(Settings: type[RunSettings], option: str) -> str:
-    """Words for an option that is a list or null; empty for others."""
-    kind = typing.get_type_hints(Settings).get(option)
-    kinds = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
-    lists = [_list_words(typing.get_args(k)[0]) for k in kinds if typing.get_origin(k) is list]
-    others = ["null" for k in kinds if k is type(None)]
-    return " or ".join(lists + others) if lists and len(lists + others) == len(kinds) else ""
-
-
-def _list_words(kind: Any) -> str:
-    if typing.get_origin(kind) is typing.Literal:
-        return f"a list of {', '.join(typing.get_args(kind))}, in brackets"
-    return LISTS[kind]
-
-
-def _expected(text: str) -> str:
-    words = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}
-    words |= {"list": "a list such as [64,64]", "NoneType": "null"}
-    found: list[str] = []
-    kind: str
-    choices: str
-    for kind, choices in re.findall(r"Expected a (?:<class '(\w+)'>|typing\.Literal\[([^\]]*)\])", text):
-        if choices:
-            found += [choice.strip("' ") for choice in choices.split(",")]
-        else:
-            found.append(words.get(kind, kind))
-    return found[0] if len(found) == 1 else ", ".join(found[:-1]) + " or " + found[-1] if found else ""
+def _check_text(where: str, text: str) -> None:
+    """Refuse text that YAML would nest too deeply, or that repeats itself."""
+    yaml, depth = need("yaml"), 0
+    for character in text:  # before the scanner, which takes quadratic time
+        depth += (character in "[{") - (character in "]}")
+        if depth > DEEPEST:
+            raise SettingError(f"{where}: lists may be nested {DEEPEST} deep, got more brackets")
+    depth = 0
+    try:
+        for event in yaml.parse(text, yaml.SafeLoader):
+            if isinstance(event, yaml.AliasEvent):
+                raise SettingError(f"{where}: YAML's aliases are not supported, got *{event.anchor}")
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > DEEPEST:
+                raise SettingError(f"{where}: lists may be nested {DEEPEST} deep, got more")
+    except yaml.YAMLError:
+        pass  # not YAML: no nesting

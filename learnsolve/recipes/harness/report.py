@@ -1,21 +1,41 @@
-"""The files of a finished run: report.json, report.html and the pictures; and the table on the terminal."""
+"""What a user sees of a run: progress on the terminal, TensorBoard, and report.json, report.html and the
+pictures of a finished one."""
 
+from __future__ import annotations
+
+import base64
+import io
 import json
-from collections.abc import Mapping
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from html import escape
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import learnsolve
 from learnsolve.evaluation._result import finite
-from learnsolve.recipes.harness.base import Outcome, Recipe
-from learnsolve.recipes.harness.checkpoint import write_atomic
+from learnsolve.recipes.harness.checkpoint import HTML, REPORT, read_metrics, write_atomic
 from learnsolve.recipes.harness.command_line import dump
-from learnsolve.recipes.harness.extras import need
-from learnsolve.recipes.harness.folder import HTML, REPORT
-from learnsolve.recipes.harness.html import page
-from learnsolve.recipes.harness.metrics import read_metrics
-from learnsolve.recipes.harness.plots import png
-from learnsolve.recipes.harness.tensorboard import TensorBoard
+from learnsolve.recipes.harness.figures import png
+from learnsolve.recipes.harness.recipe import Outcome, Recipe
+from learnsolve.recipes.harness.settings import need
+from learnsolve.recipes.harness.tables import cells
+
+TENSORBOARD = "tensorboard"  # the folder of event files
+FLUSH_SECONDS = 10
+WITHOUT = {"step", "learning_rate"}  # the axis; taken from the optimiser at every step
+FIRST_LINE, LAST_INTERVAL = 2.0, 60.0  # seconds
+BAR_INTERVAL = 0.1
+STYLE = (
+    "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}"
+    "table{border-collapse:collapse;display:block;overflow-x:auto}"
+    "th,td{padding:.25rem .75rem;border-bottom:1px solid #ddd;text-align:right}"
+    "th:first-child,td:first-child{text-align:left}"
+    "img{max-width:100%;height:auto}pre{background:#f6f6f6;padding:1rem;overflow-x:auto}"
+)
 
 
 def versions() -> dict[str, Any]:
@@ -39,44 +59,145 @@ def write_report(
         "seconds": seconds,
         "seconds_per_step": seconds / max(steps, 1),
         **training,
-        "table": {"columns": outcome.columns, "rows": outcome.rows},
-        "versions": versions(),
     }
     pictures = {file_name: png(figure) for file_name, figure in recipe.figures(history, outcome)}
-    for file_name, content in (*pictures.items(), *outcome.texts.items()):
+    for file_name in (*pictures, *outcome.texts):
         if file_name not in recipe.files:
             raise ValueError(
                 f"{type(recipe).__name__}.files must list {file_name!r}, which it writes; add it"
             )
-        write_atomic(folder / file_name, content)
-    title, settings = f"learnsolve.train {name}, {steps} steps", dump(recipe.settings)
-    html = page(title, outcome.sentence, cells(outcome), pictures, settings, report["versions"])
-    write_atomic(folder / HTML, html)
+    settings = dump(recipe.settings)
     if recipe.settings.logger == "tensorboard":
         TensorBoard(folder, 0).end(steps, pictures, outcome.sentence, settings)
-    write_atomic(folder / REPORT, json.dumps(finite(report), indent=2) + "\n")
+    write_files(folder, f"learnsolve.train {name}, {steps} steps", report, outcome, pictures, settings)
     return outcome
 
 
-def table(outcome: Outcome) -> str:
-    """The final table as text, the first column left, the others right."""
-    lines = cells(outcome)
-    widths = [max(len(line[column]) for line in lines) for column in range(len(outcome.columns))]
+def write_files(
+    folder: Path,
+    title: str,
+    report: dict[str, Any],
+    outcome: Outcome,
+    pictures: Mapping[str, bytes],
+    settings: str,
+) -> None:
+    """Pictures and texts, report.html, and report.json, which shows that the run has ended."""
+    report |= {"table": {"columns": outcome.columns, "rows": outcome.rows}, "versions": versions()}
+    for name, content in (*pictures.items(), *outcome.texts.items()):
+        write_atomic(folder / name, content)
+    html = page(title, outcome.sentence, cells(outcome), pictures, settings, report["versions"])
+    write_atomic(folder / HTML, html)
+    write_atomic(folder / REPORT, json.dumps(finite(report), indent=2) + "\n")
 
-    def line(texts: list[str]) -> str:
-        rest = (text.rjust(width) for text, width in zip(texts[1:], widths[1:], strict=True))
-        return "  ".join([texts[0].ljust(widths[0]), *rest])
 
-    rule = "  ".join("-" * width for width in widths)
-    return "\n".join([line(lines[0]), rule, *map(line, lines[1:])])
+def page(
+    title: str,
+    sentence: str,
+    table: Iterable[list[str]],
+    pictures: Mapping[str, bytes],
+    settings: str,
+    versions: Mapping[str, Any],
+) -> str:
+    """HTML of a run: what was learned, the final table (its first line names the columns), pictures (PNG),
+    the settings as YAML and the versions."""
+    head, *rows = table
+    lines = [
+        "<!DOCTYPE html>",
+        f'<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>',
+        f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head><body>',
+        f"<h1>{escape(title)}</h1>",
+        f"<p>{escape(sentence)}</p>",
+        "<table>",
+        _row("th", head),
+        *(_row("td", row) for row in rows),
+        "</table>",
+    ]
+    for name, content in pictures.items():
+        data = base64.b64encode(content).decode()
+        lines.append(f'<p><img alt="{escape(name)}" src="data:image/png;base64,{data}"></p>')
+    lines += [
+        f"<h2>Settings</h2><pre>{escape(settings.strip())}</pre>",
+        "<h2>Versions</h2>",
+        "<table>",
+        *(_row("td", [name, str(value)]) for name, value in versions.items()),
+        "</table></body></html>",
+    ]
+    return "\n".join(lines) + "\n"
 
 
-def cells(outcome: Outcome) -> list[list[str]]:
-    """The names of the columns and the rows, as they are printed."""
-    return [list(outcome.columns), *([_cell(value) for value in row] for row in outcome.rows)]
+def _row(tag: str, cells: list[str]) -> str:
+    return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
 
 
-def _cell(value: Any) -> str:
-    if value is None:
-        return "diverges"
-    return value if isinstance(value, str) else f"{value:#.4g}"
+class TensorBoard:
+    """Writes events of the run in `folder` from its step `first` on. Those that an earlier writer has left
+    from there on, before the run was killed or resumed, are hidden."""
+
+    def __init__(self, folder: Path, first: int, optimizer: torch.optim.Optimizer | None = None):
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._optimizer = optimizer
+        self._writer = SummaryWriter(folder / TENSORBOARD, purge_step=first or None, flush_secs=FLUSH_SECONDS)
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """A row of metrics.csv."""
+        if self._optimizer is not None:
+            self._writer.add_scalar("learning_rate", self._optimizer.param_groups[0]["lr"], row["step"])
+        for name, value in row.items():
+            if name not in WITHOUT and value is not None:
+                self._writer.add_scalar(name, value, row["step"])
+
+    def end(self, step: int, pictures: Mapping[str, bytes], sentence: str, settings: str) -> None:
+        """Pictures (PNG), what was learned, and the settings."""
+        image = need("matplotlib.image")
+        for name, content in pictures.items():
+            pixels = image.imread(io.BytesIO(content))
+            self._writer.add_image(name.removesuffix(".png"), pixels, step, dataformats="HWC")
+        self._writer.add_text("learned", sentence, step)
+        self._writer.add_text("settings", "".join(f"    {line}\n" for line in settings.splitlines()), step)
+        self.close()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Progress:
+    """Call `update` at every step: it returns at once unless something is due."""
+
+    def __init__(self, first: int, steps: int, quiet: bool):
+        self._steps, self._first = steps, first
+        self._bar = None
+        self._interval = FIRST_LINE
+        self._start = time.perf_counter()
+        self.due = float("inf")
+        if quiet:
+            return
+        if sys.stderr.isatty():
+            tqdm = need("tqdm").tqdm
+            self._bar = tqdm(total=steps, initial=first, unit="step", dynamic_ncols=True, file=sys.stderr)
+            self._interval = BAR_INTERVAL
+        self.due = self._start + self._interval
+
+    def update(self, step: int, loss: float, now: float) -> None:
+        """`step` steps are done. Call it when `now` (time.perf_counter) has reached `due`."""
+        if self._bar is not None:
+            self._bar.update(step - self._bar.n)
+            self._bar.set_postfix_str(f"loss {loss:.6g}")
+        else:
+            rate = (now - self._start) / max(step - self._first, 1)
+            left = rate * (self._steps - step)
+            text = f"step {step} of {self._steps}, loss {loss:.6g}, {left:.0f} s left"
+            print(text, file=sys.stderr, flush=True)
+            # The interval doubles, so that a log of a day stays short.
+            self._interval = min(self._interval * 2, LAST_INTERVAL)
+        self.due = now + self._interval
+
+    def close(self, step: int, loss: float | None) -> None:
+        """Show the last state, due or not."""
+        if self._bar is not None:
+            self._bar.update(step - self._bar.n)
+            if loss is not None:
+                self._bar.set_postfix_str(f"loss {loss:.6g}")
+            self._bar.close()
+        elif self.due != float("inf") and loss is not None:
+            print(f"step {step} of {self._steps}, loss {loss:.6g}", file=sys.stderr, flush=True)

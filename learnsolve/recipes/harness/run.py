@@ -1,17 +1,96 @@
-"""One run, from its settings to its report."""
+"""A run: what a step minimises, the training loop (step, watch, record, checkpoint), and from settings to
+report."""
 
 from __future__ import annotations
 
 import math
+import signal
+import statistics
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from learnsolve.recipes.harness import checkpoint, command_line, tensorboard
-from learnsolve.recipes.harness import folder as run_folder
-from learnsolve.recipes.harness.base import Outcome, Recipe, RunSettings, SettingError
-from learnsolve.recipes.harness.loop import Run, train
-from learnsolve.recipes.harness.metrics import check_metrics
-from learnsolve.recipes.harness.parallel import ALONE, Group
-from learnsolve.recipes.harness.report import write_report
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from learnsolve.recipes.harness import checkpoint, command_line
+from learnsolve.recipes.harness.checkpoint import Metrics, check_metrics, save_state
+from learnsolve.recipes.harness.parallel import ALONE, Group, Together
+from learnsolve.recipes.harness.recipe import Outcome, Recipe, VectorRecipe, number_kept
+from learnsolve.recipes.harness.report import TENSORBOARD, Progress, TensorBoard, write_report
+from learnsolve.recipes.harness.settings import RunSettings, SettingError
+
+# A loss this many times the first one counts as diverged.
+DIVERGED = 1e4
+FLUSH_SECONDS = 5.0
+LOSS_OF_ALL = "loss_of_all"
+REPEATS = 5
+LONG = 1.0  # seconds; a longer step is timed once
+
+
+class Diverged(Together, RuntimeError):
+    """The loss diverged. The message says where and what to try; `folder` has the last good checkpoint."""
+
+    def __init__(self, message: str, folder: Path):
+        super().__init__(message)
+        self.folder = folder
+
+
+class Interrupted(Together):
+    """Ctrl-C or SIGTERM; a checkpoint has been written at `step`, of the run that `where` names."""
+
+    def __init__(self, step: int, where: str = ""):
+        super().__init__(step)
+        self.step, self.where = step, where
+
+
+@dataclass
+class Run:
+    """A training under way.
+
+    Attributes
+    ----------
+    step : optimiser steps that have been taken
+    first_loss : the loss before the first of them, by which divergence is judged
+    seconds : spent in training, over all resumptions
+    metrics_bytes : of metrics.csv that belong to the last checkpoint
+    group : the processes that train; rank 0 writes
+    report : numbers on the training itself for report.json, when it is done
+    """
+
+    folder: Path
+    settings: RunSettings
+    recipe: Recipe
+    optimizer: torch.optim.Optimizer
+    step: int = 0
+    first_loss: float | None = None
+    seconds: float = 0.0
+    metrics_bytes: int = 0
+    group: Group = ALONE
+    report: dict[str, Any] = field(default_factory=dict)
+
+    def save(self, metrics: Metrics | None) -> None:
+        if metrics is None:  # another process writes
+            return
+        # The rows must be on disk before the checkpoint that counts them.
+        self.metrics_bytes = metrics.size()
+        save_state(self.folder, self.recipe.model, self.optimizer, self.facts())
+
+    def facts(self) -> dict[str, Any]:
+        """What a checkpoint holds besides tensors. Seed and step are the whole random state (see Recipe)."""
+        return {
+            "step": self.step,
+            "random": {"seed": self.settings.seed, "step": self.step},
+            "first_loss": self.first_loss,
+            "seconds": self.seconds,
+            "metrics_bytes": self.metrics_bytes,
+            "recipe": self.recipe.state(),
+        }
 
 
 def train_one(name: str, Recipe: type[Recipe], settings: RunSettings, group: Group = ALONE) -> Outcome | None:
@@ -31,18 +110,18 @@ def _prepare(settings: RunSettings, recipe: Recipe, group: Group) -> Run:
     """The run in its folder: a new one, or the one that is resumed."""
     folder = Path(settings.out)
     run = Run(folder, settings, recipe, recipe.optimizer(), group=group)
-    folders = (tensorboard.FOLDER,) if settings.logger == "tensorboard" else ()
+    folders = (TENSORBOARD,) if settings.logger == "tensorboard" else ()
     with group.together():
         if group.writes:
             try:
                 if settings.resume is None:
-                    run_folder.take(folder, settings, recipe.files, folders)
+                    checkpoint.take(folder, settings, recipe.files, folders)
                 else:
                     _load(run)
-                    run_folder.resume(folder, recipe.files, folders)
+                    checkpoint.resume(folder, recipe.files, folders)
                 checkpoint.write_atomic(folder / command_line.CONFIG, command_line.dump(settings))
             except OSError as error:
-                raise SettingError(f"--out {folder} cannot be written: {run_folder.reason(error)}") from error
+                raise SettingError(f"--out {folder} cannot be written: {checkpoint.reason(error)}") from error
     with group.together():
         # After rank 0, which repairs what a kill has left.
         if not group.writes and settings.resume is not None:
@@ -66,3 +145,235 @@ def _load(run: Run) -> None:
         raise SettingError(f"{damaged} (the recipe cannot use its facts: {error!r}); start again") from error
     if run.settings.steps < run.step:
         raise SettingError(f"--steps {run.settings.steps} is less than the {run.step} steps already taken")
+
+
+def train(run: Run) -> None:
+    """Take the remaining steps. The run is saved at its end, at intervals, and when it is interrupted.
+
+    Raises
+    ------
+    Diverged
+        when the loss is not finite, 10^4 times the first one, or below the recipe's bound. The last
+        checkpoint stays: it was taken where the loss was good.
+    Interrupted
+        after a checkpoint, on SIGINT or SIGTERM.
+    """
+    objective = Objective(run.recipe, run.group)
+    metrics = logger = None
+    if run.group.writes:
+        if run.settings.logger == "tensorboard":
+            logger = TensorBoard(run.folder, run.step, run.optimizer)
+        columns = *run.recipe.columns, *objective.columns
+        metrics = Metrics(run.folder, run.metrics_bytes, columns, logger.add if logger else None)
+    progress = Progress(run.step, run.settings.steps, run.settings.quiet or not run.group.writes)
+    loss = None
+    try:
+        with _Stop(patient=run.group.size > 1) as stop:
+            if run.metrics_bytes == 0:
+                run.save(metrics)
+            loss = _steps(run, objective, metrics, progress, stop)
+        run.report = objective.report(run.step, run.seconds / max(run.step, 1))
+    finally:
+        progress.close(run.step, loss)
+        if metrics is not None:
+            metrics.close()
+        if logger is not None:
+            logger.close()
+
+
+def _steps(run: Run, objective: Objective, metrics: Metrics | None, progress: Progress, stop: _Stop) -> float:
+    recipe, optimizer, settings, group = run.recipe, run.optimizer, run.settings, run.group
+    parameters = list(recipe.model.parameters())
+    clock = time.perf_counter
+    start = clock() - run.seconds
+    next_save = clock() + settings.checkpoint_seconds
+    next_flush = clock() + FLUSH_SECONDS
+    while True:
+        for p in parameters:  # optimizer.zero_grad() at a tenth of its cost
+            p.grad = None
+        loss = objective(run.step)
+        (loss.sum() if loss.dim() else loss).backward()
+        value = (loss.detach().mean() if loss.dim() else loss).item()
+        value, stopping, finished = group.total(value, stop.requested, recipe.finished)
+        norm = math.hypot(
+            *(float(torch.linalg.vector_norm(p.grad)) for p in parameters if p.grad is not None)
+        )
+        if run.first_loss is None:
+            run.first_loss = value
+        _watch(run, value, norm)
+        now = clock()
+        run.seconds = now - start
+        # Weights are saved once their loss is checked, and before its row, which a resumed run writes again.
+        done = run.step >= settings.steps or finished
+        if done or stopping or now >= next_save:
+            run.save(metrics)
+            if stopping:
+                raise Interrupted(run.step)
+            next_save = clock() + settings.checkpoint_seconds
+        held_out = measured = None
+        if metrics is not None:
+            if done or run.step % settings.evaluate_every == 0:
+                held_out, measured = recipe.evaluate(), (*recipe.measure(), *objective.measure())
+            metrics.add(run.step, value, held_out, norm, run.seconds, measured=measured)
+        if done:
+            return value
+        optimizer.step()
+        run.step += 1
+        if now >= progress.due:
+            progress.update(run.step, value, now)
+        if metrics is not None and now >= next_flush:
+            metrics.flush()
+            next_flush = now + FLUSH_SECONDS
+
+
+def _watch(run: Run, loss: float, gradient_norm: float) -> None:
+    first = abs(run.first_loss or 0.0)
+    limit = DIVERGED * first or sys.float_info.max  # a first loss of 0 gives no scale
+    if abs(loss) <= limit and gradient_norm < float("inf"):
+        # Rounding may take a loss of zero below zero.
+        if loss >= run.recipe.lower_bound - 1e-6 * first:
+            return
+        what = f"the loss {loss:.6g} is below its lower bound {run.recipe.lower_bound:g}"
+    else:
+        what = f"the training diverged: loss {loss:.6g} after {run.first_loss:.6g} at the start"
+    raise Diverged(f"step {run.step}: {what}; {run.recipe.advice}", run.folder)
+
+
+class _Stop:
+    """Turns the first SIGINT or SIGTERM into a request; the second one ends the program as usual.
+
+    With `patient` all are requests: torchrun may send several, and kills a process that does not end.
+    """
+
+    def __init__(self, patient: bool):
+        self.requested = False
+        self._patient = patient
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> _Stop:
+        # Only the main thread may set handlers; elsewhere the caller stops the run in its own way.
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._request)
+        return self
+
+    def _request(self, number: int, frame: Any) -> None:
+        if self.requested and not self._patient:
+            raise KeyboardInterrupt
+        self.requested = True
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+class Objective:
+    """Call it with a step for the loss to differentiate.
+
+    In several processes this is the part of this one, and the gradients that `backward` leaves are those of
+    the sum over all of them.
+
+    Attributes
+    ----------
+    columns : further columns of metrics.csv
+    """
+
+    def __init__(self, recipe: Recipe, group: Group):
+        self.recipe, self.group = recipe, group
+        self.kept = self.count = 0
+        self.fraction, self.how = 1.0, "two"
+        self.columns: tuple[str, ...] = ()
+        self._losses: Tensor | None = None  # of all vectors in the last step
+        if isinstance(recipe, VectorRecipe):
+            self.count, self.fraction = recipe.count, recipe.settings.hard_fraction
+            self.kept = number_kept(self.fraction, recipe.count)
+            self.how = recipe.settings.hard_pass
+        if self.kept < self.count:
+            self.columns = (LOSS_OF_ALL,)
+        self._parallel = None
+        if group.size > 1:
+            self._parallel = DistributedDataParallel(_Part(recipe.model, self._part))
+            self._parallel.register_comm_hook(None, _summed)
+
+    def __call__(self, step: int) -> Tensor:
+        return self._loss(step, self.kept, self.how)
+
+    def measure(self) -> tuple[float, ...]:
+        """The numbers of `columns`, for the last step."""
+        return () if self._losses is None else (self._losses.double().sum().item(),)
+
+    def _loss(self, step: int, kept: int, how: str) -> Tensor:
+        if self._parallel is not None:
+            return self._parallel(step, kept, how)
+        return self._part(step, kept, how)
+
+    def _part(self, step: int, kept: int, how: str) -> Tensor:
+        recipe = self.recipe
+        if kept == self.count:
+            return recipe.loss(step)
+        assert isinstance(recipe, VectorRecipe)
+        vectors = recipe.vectors(step)
+        with torch.set_grad_enabled(how == "one"):
+            losses = recipe.losses(vectors, step)
+        self._losses = losses.detach()
+        if self.group.size > 1:
+            self._losses = self.group.gathered(self._losses, recipe.indices, self.count)
+        # Stable: of equal losses, those with the smaller indices.
+        hardest = torch.sort(self._losses, descending=True, stable=True).indices[:kept].sort().values
+        if self.group.size > 1:
+            own = (hardest >= recipe.indices.start) & (hardest < recipe.indices.stop)
+            hardest = (hardest[own] - recipe.indices.start).to(vectors.device)
+        scale = self.count / kept
+        if how == "one":
+            return losses.index_select(0, hardest).sum() * scale
+        return recipe.total(vectors.index_select(recipe.vector_dim, hardest), step) * scale
+
+    def report(self, step: int, seconds: float) -> dict[str, Any]:
+        """Numbers for report.json. All processes must call it; `seconds` is the time of a step."""
+        found: dict[str, Any] = {"processes": self.group.size}
+        if self.kept == self.count:
+            return found
+        repeats = self.group.of_first(REPEATS if seconds < LONG else 1)
+        variants = {"all": (self.count, "two"), "two": (self.kept, "two"), "one": (self.kept, "one")}
+        times: dict[str, list[float]] = {name: [] for name in variants}
+        for turn in range(repeats + (repeats > 1)):  # in turns; the first one builds plans
+            for name, (kept, how) in variants.items():
+                start = time.perf_counter()
+                loss = self._loss(step, kept, how)
+                loss.backward()
+                if loss.is_cuda:
+                    torch.cuda.synchronize()
+                if turn or repeats == 1:
+                    times[name].append(time.perf_counter() - start)
+        return {
+            **found,
+            "hardest": {
+                "fraction": self.fraction,
+                "kept": self.kept,
+                "of": self.count,
+                "pass": self.how,
+                "seconds_per_step": {name: statistics.median(t) for name, t in times.items()},
+            },
+        }
+
+
+class _Part(torch.nn.Module):
+    """This process's part of the loss as a module, which is what DistributedDataParallel takes.
+
+    With the model's parameters only: buffers, such as the arrays of a pattern, are the same in all processes
+    and never change, but would be sent at each step.
+    """
+
+    def __init__(self, model: torch.nn.Module, part: Any):
+        super().__init__()
+        self.learned = torch.nn.ParameterList(model.parameters())
+        self._part = part
+
+    def forward(self, step: int, kept: int, how: str) -> Tensor:
+        return self._part(step, kept, how)
+
+
+def _summed(state, bucket):  # without annotations: those that torch checks differ between its versions
+    """The sum of all processes' gradients, where DistributedDataParallel takes their mean by itself."""
+    work = dist.all_reduce(bucket.buffer(), async_op=True)
+    return work.get_future().then(lambda done: done.value()[0])  # type: ignore[union-attr]

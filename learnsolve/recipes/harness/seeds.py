@@ -1,25 +1,36 @@
 """`--seeds N`: a recipe is trained N times, with a seed and a folder for each, and the results summarised.
 
-Every run is an ordinary one, in the folder `seed-S` below --out, and can be read and resumed by itself.
+Every run is an ordinary one, in the folder `seed-S` below --out, and can be read and resumed by itself. The
+summary has means and deviations of the runs' reports, tables and curves.
 """
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import io
 import json
+import statistics
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import learnsolve.recipes.harness.folder as run_folder
+import numpy as np
+
 from learnsolve.recipes.harness import checkpoint, command_line
-from learnsolve.recipes.harness.base import Outcome, Recipe, RunSettings, SettingError
-from learnsolve.recipes.harness.loop import Diverged, Interrupted
-from learnsolve.recipes.harness.run import train_one
-from learnsolve.recipes.harness.seeds_report import PICTURES, write_summary
+from learnsolve.recipes.harness.checkpoint import METRICS, History, read_metrics, write_atomic
+from learnsolve.recipes.harness.command_line import dump
+from learnsolve.recipes.harness.figures import COLOURS, band, each_figure, finish, new_figure, png
+from learnsolve.recipes.harness.recipe import Curves, Outcome, Recipe
+from learnsolve.recipes.harness.report import write_files
+from learnsolve.recipes.harness.run import Diverged, Interrupted, train_one
+from learnsolve.recipes.harness.settings import RunSettings, SettingError
 
 # What a finished run's report.json must have.
 NEEDED = {"steps", "final_loss", "held_out_loss", "seconds", "table"}
+PICTURES = ("seeds.png",)
+EACH = ("steps", "final_loss", "held_out_loss", "seconds", "learned")
 
 
 def train_seeds(name: str, Recipe: type[Recipe], settings: RunSettings) -> Outcome:
@@ -56,7 +67,7 @@ def train_seeds(name: str, Recipe: type[Recipe], settings: RunSettings) -> Outco
 def finished(folder: Path, steps: int) -> dict[str, Any] | None:
     """The report of the run in a folder, if it needs no more steps. (A run that is resumed loses its own.)"""
     try:
-        report = json.loads((folder / run_folder.REPORT).read_bytes())
+        report = json.loads((folder / checkpoint.REPORT).read_bytes())
     except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(report, dict) or not report.keys() >= NEEDED:
@@ -68,19 +79,19 @@ def _prepare(folder: Path, Recipe: type[Recipe], settings: RunSettings, folders:
     files = {*Recipe.curves, *PICTURES}
     try:
         if settings.resume is None:
-            run_folder.take(folder, settings, files, folders)
+            checkpoint.take(folder, settings, files, folders)
         else:
-            run_folder.resume(folder, files, folders)
+            checkpoint.resume(folder, files, folders)
         checkpoint.write_atomic(folder / command_line.CONFIG, command_line.dump(settings))
     except OSError as error:
-        raise SettingError(f"--out {folder} cannot be written: {run_folder.reason(error)}") from error
+        raise SettingError(f"--out {folder} cannot be written: {checkpoint.reason(error)}") from error
 
 
 def _continued(run: RunSettings) -> RunSettings:
     """The run, resumed if it has a checkpoint. What a kill has left before the first one is replaced."""
     if (Path(run.out) / checkpoint.TENSORS).exists():
         return dataclasses.replace(run, resume=run.out)
-    return dataclasses.replace(run, overwrite=(Path(run.out) / run_folder.LIST).exists())
+    return dataclasses.replace(run, overwrite=(Path(run.out) / checkpoint.LIST).exists())
 
 
 def _train(name: str, Recipe: type[Recipe], run: RunSettings) -> None:
@@ -90,3 +101,171 @@ def _train(name: str, Recipe: type[Recipe], run: RunSettings) -> None:
         raise Diverged(f"seed {run.seed}, {error}", error.folder) from error
     except Interrupted as stop:
         raise Interrupted(stop.step, f"seed {run.seed}, ") from stop
+
+
+def write_summary(
+    folder: Path,
+    name: str,
+    recipe: type[Recipe],
+    settings: RunSettings,
+    reports: Mapping[int, dict[str, Any]],
+) -> Outcome:
+    """Write metrics.csv, report.json, report.html and the pictures of the runs, whose reports are given by
+    their seeds, and return the table of means and deviations."""
+    histories = [read_metrics(folder / f"seed-{seed}") for seed in reports]
+    outcome = outcome_of(list(reports.values()), _seeds(reports))
+    write_atomic(folder / METRICS, mean_metrics(histories))
+    summary = {
+        "recipe": name,
+        "seeds": list(reports),
+        **{
+            key: value
+            for key, value in merged(list(reports.values())).items()
+            if key not in ("table", "versions")
+        },
+        "learned": outcome.sentence,
+        "each": [
+            {"seed": seed, "folder": f"seed-{seed}", **{key: report.get(key) for key in EACH}}
+            for seed, report in reports.items()
+        ],
+    }
+    title = f"learnsolve.train {name}, {_seeds(reports)}"
+    figures = {
+        file: curves_figure(f"{curves.title}, {name}", curves, histories)
+        for file, curves in recipe.curves.items()
+    }
+    figures["seeds.png"] = seeds_figure(f"Final loss of each seed, {name}", reports)
+    pictures = {file: png(figure) for file, figure in figures.items() if figure is not None}
+    write_files(folder, title, summary, outcome, pictures, dump(settings))
+    return outcome
+
+
+def _seeds(reports: Mapping[int, Any]) -> str:
+    return f"{len(reports)} seeds, {min(reports)} to {max(reports)}"
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean and sample standard deviation, or the value that all have.
+
+    Examples
+    --------
+    >>> spread([1.0, 2.0, 3.0]), spread([7.0, 7.0])
+    ('2.000 ± 1', '7.000')
+    """
+    deviation = statistics.stdev(values)
+    return f"{statistics.fmean(values):#.4g}" + (f" ± {deviation:.2g}" if deviation else "")
+
+
+def merged(values: Sequence[Any]) -> Any:
+    """One value for those of several runs, in depth: what all have; of numbers their mean and deviation; else
+    a list.
+
+    Examples
+    --------
+    >>> merged([{"n": 4, "loss": 1.0}, {"n": 4, "loss": 3.0}])
+    {'n': 4, 'loss': {'mean': 2.0, 'std': 1.4142135623730951}}
+    """
+    first = values[0]
+    if all(isinstance(v, dict) and v.keys() == first.keys() for v in values):
+        return {key: merged([v[key] for v in values]) for key in first}
+    if all(isinstance(v, list) and len(v) == len(first) for v in values):
+        return [merged(entries) for entries in zip(*values, strict=True)]
+    if all(v == first for v in values):
+        return first
+    if all(isinstance(v, int | float) and not isinstance(v, bool) for v in values):
+        return {"mean": statistics.fmean(values), "std": statistics.stdev(values)}
+    return list(values)
+
+
+def outcome_of(reports: Sequence[dict[str, Any]], which: str) -> Outcome:
+    """The final tables of the runs as one, row by row of the same name."""
+    held_out = spread([report["held_out_loss"] for report in reports])
+    sentence = f"Held-out loss {held_out}, mean and standard deviation of {which}."
+    columns = reports[0]["table"]["columns"]
+    tables = [{row[0]: row[1:] for row in report["table"]["rows"]} for report in reports]
+    rows: list[list[Any]] = []
+    for name in dict.fromkeys(name for table in tables for name in table):
+        found = [table[name] for table in tables if name in table]
+        rows.append([name, *(one_cell(entries) for entries in zip(*found, strict=True))])
+    return Outcome({}, columns, rows, sentence)
+
+
+def one_cell(entries: Sequence[Any]) -> str:
+    """A cell of the table of several runs. Of "12.1 ± 0.3", the mean over matrices, the first number counts.
+
+    Examples
+    --------
+    >>> one_cell([1.0, 2.0, 3.0]), one_cell(["9.0", "not reached"]), one_cell(["", ""])
+    ('2.000 ± 1', 'not reached in 1 of 2', '')
+    """
+    texts = ["diverges" if entry is None else str(entry) for entry in entries]
+    numbers, words = [], []
+    for text in texts:
+        try:
+            numbers.append(float(text.split(" ± ")[0]))
+        except ValueError:
+            words.append(text)
+    if not words:
+        return spread(numbers) if len(numbers) > 1 else f"{numbers[0]:#.4g}"
+    if len(set(texts)) == 1:
+        return texts[0]
+    return f"{words[0]} in {len(words)} of {len(texts)}"
+
+
+def common(histories: Sequence[History], column: str) -> tuple[np.ndarray, np.ndarray]:
+    """The steps at which all runs have an entry of the column, and the entries, (runs, steps)."""
+    tables = [dict(zip(h["step"], h.get(column, ()), strict=False)) for h in histories]
+    steps = [step for step in tables[0] if all(table.get(step) is not None for table in tables)]
+    return np.array(steps), np.array([[table[step] for step in steps] for table in tables])
+
+
+def mean_metrics(histories: Sequence[History]) -> str:
+    """metrics.csv of the means, and behind the columns of a run NAME_std, the standard deviations."""
+    names = [name for name in histories[0] if name != "step"]
+    order = [*names, *(f"{name}_std" for name in names if name != "seconds")]
+    steps = min((h["step"] for h in histories), key=len)
+    columns: dict[str, dict[int, float]] = {}
+    for name in names:
+        found, values = common(histories, name)
+        for label, numbers in ((name, values.mean(0)), (f"{name}_std", values.std(0, ddof=1))):
+            columns[label] = dict(zip(found.tolist(), numbers.tolist(), strict=True))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["step", *order])
+    writer.writerows([step, *(columns[name].get(step, "") for name in order)] for step in steps)
+    return text.getvalue()
+
+
+def curves_figure(title: str, curves: Curves, histories: Sequence[History]) -> Any:
+    """Means with bands, or None if no column has an entry at a step that all runs have taken."""
+    kind = "geometric mean" if curves.log else "mean"
+    many = f"{kind} of {len(histories)} seeds ± 2 standard deviations" + (" of the logarithm" * curves.log)
+    figure, axes = new_figure(f"{title}\n{many}", "optimiser step", curves.ylabel)
+    drawn = False
+    for (column, label), colour in zip(curves.columns.items(), COLOURS, strict=False):
+        steps, values = common(histories, column)
+        if steps.size:
+            band(axes, steps, *statistics_of(values, curves.log), color=colour, label=label)
+            drawn = True
+    if curves.log:
+        axes.set_yscale("log")
+    finish(axes)
+    return figure if drawn else None
+
+
+def statistics_of(values: np.ndarray, log: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mean over the runs and both ends of its band; on a logarithmic axis those of the logarithms, so that
+    the band stays positive. What is zero or below counts there as the smallest positive number of all."""
+    if log:
+        positive = values[values > 0]
+        values = np.log(np.maximum(values, positive.min() if positive.size else 1.0))
+    mean, deviation = values.mean(0), values.std(0, ddof=1)
+    found = mean, mean - 2 * deviation, mean + 2 * deviation
+    return tuple(np.exp(f) for f in found) if log else found  # type: ignore[return-value]
+
+
+def seeds_figure(title: str, reports: Mapping[int, dict[str, Any]]) -> Any:
+    losses = {seed: report["held_out_loss"] for seed, report in reports.items()}
+    mean, deviation = statistics.fmean(losses.values()), statistics.stdev(losses.values())
+    label = f"mean {mean:.4g} ± {2 * deviation:.2g}"
+    return each_figure(title, "seed", "held-out loss at the end", losses, mean, deviation, label=label)

@@ -1,41 +1,24 @@
-"""Tables as text."""
+"""Tables: the final one of a run, and what it has of preconditioners that `evaluate` compared."""
 
-import csv
-import io
-import math
+from __future__ import annotations
+
 from typing import Any
 
-from learnsolve.evaluation import Evaluation
+from learnsolve.evaluation._table import aligned
+from learnsolve.recipes.harness.recipe import Outcome
 
 
-def as_csv(rows: list[dict[str, Any]]) -> str:
-    """A line for each row; numbers that are not there are empty."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        empty = {k: "" for k, v in row.items() if isinstance(v, float) and math.isnan(v)}
-        writer.writerow(row | empty)
-    return text.getvalue()
+def table(outcome: Outcome) -> str:
+    """The final table as text, the first column left, the others right."""
+    return aligned(cells(outcome), left={0})
 
 
-def flat(evaluation: Evaluation) -> list[dict[str, Any]]:
-    """The rows of an evaluation, a number in each column."""
-    return [
-        {
-            "preconditioner": row.preconditioner,
-            "rtol": row.rtol,
-            "systems": row.systems,
-            "converged": row.converged,
-            "iterations": row.iterations.mean,
-            "iterations_std": row.iterations.std,
-            "iterations_min": row.iterations.min,
-            "iterations_max": row.iterations.max,
-            "seconds": row.seconds.mean,
-            "seconds_std": row.seconds.std,
-            "setup_seconds": row.setup.mean,
-            "setup_seconds_std": row.setup.std,
-            "message": row.message,
-        }
-        for row in evaluation.rows
-    ]
+def cells(outcome: Outcome) -> list[list[str]]:
+    """The names of the columns and the rows, as they are printed."""
+    return [list(outcome.columns), *([_cell(value) for value in row] for row in outcome.rows)]
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "diverges"
+    return value if isinstance(value, str) else f"{value:#.4g}"

@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 
 from learnsolve import solvers
-from learnsolve.ops.quadratic_form import quadratic_form
-from learnsolve.recipes.harness.base import SettingError, at_least
-from learnsolve.recipes.harness.curves import Curves
-from learnsolve.recipes.harness.matrix_recipe import MatrixRecipe, MatrixSettings
-from learnsolve.recipes.harness.problem import grid_of
+from learnsolve.recipes.harness.recipe import Curves
+from learnsolve.recipes.harness.settings import SettingError, at_least
 from learnsolve.recipes.heavyball.results import figures_of, outcome_of
+from learnsolve.recipes.matrix import MatrixRecipe, MatrixSettings
+from learnsolve.recipes.matrix.problem import grid_of
 
 BUFFERS = 6  # arrays of the vectors' size that a step holds beside one a sweep
 
@@ -44,11 +43,6 @@ class HeavyballSettings(MatrixSettings):
     beta : float
         Initial value of beta.
     """
-
-    FORMER = (
-        *("heavyball_network", "scalars"),
-        ("family", "grid", "matrices", "held_out_matrices", "layers", "hidden"),
-    )
 
     steps: int = 300
     evaluate_every: int = 1
@@ -93,17 +87,11 @@ class HeavyballRecipe(MatrixRecipe):
         self.model = solvers.Heavyball(alpha, beta, sweeps)
 
     def total(self, vectors: Tensor, step: int) -> Tensor:
-        if self.spread is not None:
-            x = self.model(self.spread.A, torch.zeros_like(vectors), vectors).x
-            return self.spread.energy(x)
-        return quadratic_form(self.A, self._swept(vectors), symmetric=True)
+        return self.space.energy(self.model(self.space.A, torch.zeros_like(vectors), vectors).x)
 
     def losses(self, vectors: Tensor, step: int) -> Tensor:
-        x = self._swept(vectors)
+        x = self.model(self.A, torch.zeros_like(vectors), vectors).x
         return (x * (self.A @ x)).sum(0)
-
-    def _swept(self, E: Tensor) -> Tensor:
-        return self.model(self.A, torch.zeros_like(E), E).x
 
     @torch.no_grad()
     def evaluate(self) -> float:

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from learnsolve import solvers
 from learnsolve.analysis import extreme_eigenvalues
-from learnsolve.recipes.harness.base import History, Outcome
-from learnsolve.recipes.harness.plots import (
+from learnsolve.recipes.harness.checkpoint import History
+from learnsolve.recipes.harness.figures import (
     BLUE,
     GREY,
     ORANGE,
@@ -24,16 +24,17 @@ from learnsolve.recipes.harness.plots import (
     known,
     loss_figure,
     new_figure,
-    residuals_figure,
     style,
 )
-from learnsolve.recipes.harness.problem import describe, facts
+from learnsolve.recipes.harness.recipe import Outcome
 from learnsolve.recipes.heavyball.closed_form import (
     best_parameters,
     convergence_factor,
     eigenvalues,
     expected_energy,
 )
+from learnsolve.recipes.matrix import residuals_figure
+from learnsolve.recipes.matrix.problem import describe, facts
 
 if TYPE_CHECKING:
     from learnsolve.recipes.heavyball import HeavyballRecipe

@@ -11,11 +11,9 @@ from torch import Tensor
 
 from learnsolve import solvers
 from learnsolve.csr import CSR
-from learnsolve.recipes.harness.base import SettingError, at_least
-from learnsolve.recipes.harness.curves import Curves
 from learnsolve.recipes.harness.parallel import share
-from learnsolve.recipes.harness.vector_recipe import VectorRecipe, VectorSettings
-from learnsolve.recipes.harness.vectors import HELD_OUT, TRAINING
+from learnsolve.recipes.harness.recipe import HELD_OUT, TRAINING, Curves, VectorRecipe
+from learnsolve.recipes.harness.settings import SettingError, VectorSettings, all_at_least
 from learnsolve.recipes.heavyball import BUFFERS, usual_sweeps
 from learnsolve.recipes.heavyball_network.network import ParameterNetwork, family
 from learnsolve.recipes.heavyball_network.results import ALPHA, BETA, figures_of, outcome_of
@@ -54,8 +52,6 @@ class HeavyballNetworkSettings(VectorSettings):
         Width of the hidden layers.
     """
 
-    FORMER = "heavyball", "network", ("problem", "alpha", "beta")
-
     steps: int = 300
     evaluate_every: int = 1
     out: str = "runs/heavyball_network"
@@ -76,8 +72,7 @@ class HeavyballNetworkSettings(VectorSettings):
             raise SettingError("--family anisotropic has two axes; give --grid two, or --family diffusion")
         if self.sweeps is None:
             self.sweeps = usual_sweeps(tuple(self.grid))
-        for name in ("sweeps", "matrices", "held_out_matrices", "layers", "hidden"):
-            at_least(name, getattr(self, name), 1)
+        all_at_least(self, 1, "sweeps", "matrices", "held_out_matrices", "layers", "hidden")
 
 
 class HeavyballNetworkRecipe(VectorRecipe):

@@ -12,8 +12,8 @@ from torch import Tensor
 from learnsolve import problems
 from learnsolve.csr import CSR
 from learnsolve.nn import GCNConv
-from learnsolve.recipes.harness.base import SettingError
-from learnsolve.recipes.harness.vectors import COEFFICIENTS, stream_seed
+from learnsolve.recipes.harness.recipe import COEFFICIENTS, stream_seed
+from learnsolve.recipes.harness.settings import SettingError
 
 if TYPE_CHECKING:
     from learnsolve.recipes.heavyball_network import HeavyballNetworkSettings

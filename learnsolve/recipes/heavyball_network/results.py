@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from learnsolve import solvers
-from learnsolve.recipes.harness.base import History, Outcome
-from learnsolve.recipes.harness.plots import BLUE, GREY, ORANGE, loss_figure, new_figure
+from learnsolve.recipes.harness.checkpoint import History
+from learnsolve.recipes.harness.figures import BLUE, GREY, ORANGE, loss_figure, new_figure
+from learnsolve.recipes.harness.recipe import Outcome
 from learnsolve.recipes.heavyball.closed_form import best_parameters, eigenvalues, expected_energy
 from learnsolve.recipes.heavyball.results import baselines_of, parameters_figure
 from learnsolve.recipes.heavyball_network.network import bound

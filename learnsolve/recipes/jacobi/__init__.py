@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from learnsolve import solvers
 from learnsolve.ops.quadratic_form import quadratic_form
-from learnsolve.recipes.harness.base import at_least
-from learnsolve.recipes.harness.curves import Curves
-from learnsolve.recipes.harness.matrix_recipe import MatrixRecipe, MatrixSettings
+from learnsolve.recipes.harness.recipe import Curves
+from learnsolve.recipes.harness.settings import at_least
 from learnsolve.recipes.jacobi.results import figures_of, outcome_of
+from learnsolve.recipes.matrix import MatrixRecipe, MatrixSettings
 
 
 @dataclass
@@ -65,26 +65,11 @@ class JacobiRecipe(MatrixRecipe):
         return self.model.weight  # type: ignore[return-value]
 
     def total(self, vectors: Tensor, step: int) -> Tensor:
-        if self.spread is not None:
-            E, weight = vectors, self.spread.rows(self.weight).unsqueeze(0)
-            sweeps = self.settings.sweeps
-            x = solvers.jacobi(
-                self.spread.A,
-                torch.zeros_like(E),
-                E,
-                weight=weight,
-                iterations=sweeps,  # type: ignore[arg-type]
-            ).x
-            return self.spread.energy(x)
-        return quadratic_form(self.A, self._swept(vectors), symmetric=True)
+        return self.space.energy(self.after(vectors, self.space.local(self.weight), self.space.A))
 
     def losses(self, vectors: Tensor, step: int) -> Tensor:
-        x = self._swept(vectors)
+        x = self.after(vectors, self.weight, self.A)
         return (x * (self.A @ x)).sum(0)
-
-    def _swept(self, E: Tensor) -> Tensor:
-        zeros = self._zeros if E.shape == self._zeros.shape else torch.zeros_like(E)
-        return self.after(zeros, E, self.weight)
 
     def evaluate(self) -> float:
         return self.held_out_energy(self.weight)
@@ -92,12 +77,12 @@ class JacobiRecipe(MatrixRecipe):
     @torch.no_grad()
     def held_out_energy(self, weight: Tensor | float) -> float:
         """Energy per held-out vector that the sweeps of the loss leave with `weight`."""
-        E = self.held_out
-        return quadratic_form(self.A, self.after(torch.zeros_like(E), E, weight), symmetric=True).item()
+        return quadratic_form(self.A, self.after(self.held_out, weight, self.A), symmetric=True).item()
 
-    def after(self, zeros: Tensor, E: Tensor, weight: Tensor | float) -> Tensor:
-        """The errors E after the sweeps of the loss; `zeros`: the right-hand sides."""
+    def after(self, E: Tensor, weight: Tensor | float, A: Any) -> Tensor:
+        """The errors E after the sweeps of the loss."""
+        zeros = self._zeros if E.shape == self._zeros.shape else torch.zeros_like(E)
         sweeps = self.settings.sweeps
         if isinstance(weight, Tensor) and sweeps > 1:
             weight = weight.unsqueeze(0)  # in full: for as many sweeps as rows it could be one a sweep
-        return solvers.jacobi(self.A, zeros, E, weight=weight, iterations=sweeps).x
+        return solvers.jacobi(A, zeros, E, weight=weight, iterations=sweeps).x

@@ -14,16 +14,15 @@ from torch import Tensor
 
 from learnsolve import solvers
 from learnsolve.preconditioners import Trainable
-from learnsolve.recipes.harness.base import SettingError
-from learnsolve.recipes.harness.curves import Curves
-from learnsolve.recipes.harness.matrix_recipe import MatrixRecipe
 from learnsolve.recipes.harness.parallel import summed
-from learnsolve.recipes.harness.problem import grid_of
-from learnsolve.recipes.harness.schedule import Patience, Scheduled, iterations_at
-from learnsolve.recipes.harness.spread import Spread
+from learnsolve.recipes.harness.recipe import Curves
+from learnsolve.recipes.harness.settings import SettingError
+from learnsolve.recipes.matrix import MatrixRecipe, WholeMatrix
+from learnsolve.recipes.matrix.problem import grid_of
 from learnsolve.recipes.pcg.factor import Guard, build, definiteness, factor_of
 from learnsolve.recipes.pcg.results import figures_of, outcome_of
 from learnsolve.recipes.pcg.settings import VARIANTS, PcgSettings
+from learnsolve.recipes.schedule import Patience, Scheduled, iterations_at
 
 BUFFERS = 8  # arrays of the vectors' size that a step holds beside two an iteration
 
@@ -59,9 +58,6 @@ class PcgRecipe(Scheduled, MatrixRecipe):
     def __init__(self, settings: PcgSettings):
         super().__init__(settings, arrays=BUFFERS + 2 * (settings.iterations or 0))
         self.model = build(self.A, settings)
-        if self.spread is not None:
-            # Needed for the start alone. The factor, whose entries are learned, stays in all processes.
-            del self.A
         self.guard = Guard(self.model.parameters(), lambda: factor_of(self.model), settings.guard)
         if settings.guard and not self.guard.holds():
             raise SettingError(f"--guard {settings.guard:g} refuses the start; give a smaller one")
@@ -97,19 +93,14 @@ class PcgRecipe(Scheduled, MatrixRecipe):
         """In the loss of this step."""
         return iterations_at(self.step, self.settings.iterations or 0, self.settings.curriculum)
 
-    def residuals(self, vectors: Tensor, iterations: int, over: Spread | None = None) -> Tensor:
-        """||r_i|| / ||b|| for i = 0 .. iterations, shape (iterations + 1, number of vectors). `over`: with
-        the rows of matrix and vectors over the processes of mpirun."""
-        if over is None:
-            A: Any = self.A
-            M: Any = self.model
-        else:
-            A, M = over.A, over.product(factor_of(self.model))
-        solution = solvers.cg(A, vectors, rtol=0.0, maxiter=iterations, M=M, gradient="unrolled")
+    def residuals(self, vectors: Tensor, iterations: int, space: Any) -> Tensor:
+        """||r_i|| / ||b|| for i = 0 .. iterations, shape (iterations + 1, number of vectors)."""
+        M = space.product(self.model)
+        solution = solvers.cg(space.A, vectors, rtol=0.0, maxiter=iterations, M=M, gradient="unrolled")
         norms = solution.residual_norms
         if (missing := iterations + 1 - norms.shape[0]) > 0:  # all reached rounding level before
             norms = torch.cat((norms, norms[-1:].expand(missing, -1)))
-        return norms / (torch.linalg.vector_norm(vectors, dim=0) if over is None else over.norm(vectors))
+        return norms / space.norm(vectors)
 
     def _weighted(self, residuals: Tensor) -> Tensor:
         return self._terms(residuals).sum(0)
@@ -126,18 +117,18 @@ class PcgRecipe(Scheduled, MatrixRecipe):
 
     def losses(self, vectors: Tensor, step: int) -> Tensor:
         self.step = step
-        residuals = self.residuals(vectors, self.iterations)
+        residuals = self.residuals(vectors, self.iterations, self.space)
         self._see(residuals.detach()[-1])
         return self._weighted(residuals) / self.count
 
     def loss(self, step: int) -> Tensor:
         self.step = step
-        residuals = self.residuals(self.vectors(step), self.iterations, self.spread)
+        residuals = self.residuals(self.vectors(step), self.iterations, self.space)
         self._see(residuals.detach()[-1])
         return self._terms(residuals).sum() / self.count
 
     def total(self, vectors: Tensor, step: int) -> Tensor:
-        return self._terms(self.residuals(vectors, self.iterations)).sum() / self.count
+        return self._terms(self.residuals(vectors, self.iterations, self.space)).sum() / self.count
 
     def _see(self, last: Tensor) -> None:
         """Record the mean last residual over all training vectors; `last` has those of this process.
@@ -150,7 +141,7 @@ class PcgRecipe(Scheduled, MatrixRecipe):
 
     @torch.no_grad()
     def evaluate(self) -> float:
-        residuals = self.residuals(self.held_out, self.settings.iterations or 0)
+        residuals = self.residuals(self.held_out, self.settings.iterations or 0, WholeMatrix(self.A))
         self._held_out_residual = residuals[-1].mean().item()
         self._held_out_loss = self._weighted(residuals).mean().item()
         return self._held_out_loss

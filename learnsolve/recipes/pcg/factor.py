@@ -1,4 +1,5 @@
-"""The learned preconditioner: pattern, form and start of its factor L, and a guard that keeps it definite."""
+"""The learned preconditioner: pattern, form and start of its factor L, and a guard that keeps it definite;
+and the patience of a training."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from learnsolve.ops.spmm import spmm
 from learnsolve.ops.sptrsv import sptrsv
 from learnsolve.pattern import SparsityPattern, as_numpy
 from learnsolve.preconditioners import FSAI, IC0, Factored, Trainable, lower_pattern
-from learnsolve.recipes.harness.base import SettingError
+from learnsolve.recipes.harness.settings import SettingError
 
 if TYPE_CHECKING:
     from learnsolve.recipes.pcg.settings import PcgSettings

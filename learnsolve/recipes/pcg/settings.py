@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from learnsolve.recipes.harness.base import SettingError, at_least, not_negative
-from learnsolve.recipes.harness.matrix_recipe import MatrixSettings
-from learnsolve.recipes.harness.problem import ProblemSettings
-from learnsolve.recipes.harness.vector_recipe import HELD_OUT_VECTORS
+from learnsolve.recipes.harness.settings import (
+    HELD_OUT_VECTORS,
+    SettingError,
+    all_at_least,
+    at_least,
+    check_tolerances,
+    not_negative,
+    positive,
+)
+from learnsolve.recipes.matrix import MatrixSettings
+from learnsolve.recipes.matrix.problem import ProblemSettings
+from learnsolve.recipes.schedule import ScheduleSettings
 
 
 @dataclass(frozen=True)
@@ -38,7 +45,7 @@ VARIANTS = {
 
 
 @dataclass
-class PcgSettings(MatrixSettings):
+class PcgSettings(ScheduleSettings, MatrixSettings):
     """Learn a factor L of a preconditioner for conjugate gradients, through a few of their iterations.
 
     The loss is a weighted sum of the relative residuals ||r_i|| / ||b||, i = 1 .. iterations, with weights
@@ -76,12 +83,6 @@ class PcgSettings(MatrixSettings):
     curriculum : int
         Start with one iteration in the loss and add one each time this number of steps has passed; null uses
         all from the start.
-    clip : float
-        Largest norm of the gradient; a larger one is scaled down; null for no limit.
-    schedule : str
-        Learning rate over the steps: the same, or half a cosine down to a hundredth of it.
-    schedule_steps : int
-        Steps of the cosine; null for --steps.
     weight_decay : float
         That of AdamW.
     patience : int
@@ -116,7 +117,6 @@ class PcgSettings(MatrixSettings):
     curriculum: int | None = None
     clip: float | None = None
     schedule: Literal["none", "cosine"] = "none"
-    schedule_steps: int | None = None
     weight_decay: float = 0.01
     patience: int | None = None
     target: float | None = None
@@ -128,18 +128,8 @@ class PcgSettings(MatrixSettings):
         self.take_defaults(VARIANTS[self.variant])
         super().check()
         self._check_grid()
-        if self.engine == "petsc" and self.form != "product":
-            raise SettingError("--engine petsc has no triangular solves over processes; take --form product")
-        if self.schedule_steps is None:
-            self.schedule_steps = self.steps
-        for name in ("iterations", "curriculum", "patience", "evaluated"):
-            if (value := getattr(self, name)) is not None:
-                at_least(name, value, 1)
-        at_least("schedule_steps", self.schedule_steps or 0, 0)
-        for name in ("gamma", "clip", "target"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise SettingError(f"--{name} must be a positive number, got {value}")
+        all_at_least(self, 1, "iterations", "curriculum", "patience", "evaluated")
+        positive(self, "gamma", "target")
         not_negative("weight_decay", self.weight_decay)
         if not 0 <= self.guard <= 1e-2:
             raise SettingError(f"--guard must be between 0 and 0.01, got {self.guard}; 1e-8 is usual")
@@ -151,8 +141,7 @@ class PcgSettings(MatrixSettings):
             )
         if self.tolerances is None:
             self.tolerances = [1e-3, 1e-6, 1e-9] if self.dtype == "float64" else [1e-2, 1e-3, 1e-4]
-        if not self.tolerances or not all(0 < t < 1 for t in self.tolerances):
-            raise SettingError(f"--tolerances must be numbers between 0 and 1, got {self.tolerances}")
+        check_tolerances(self.tolerances)
 
     def _check_grid(self) -> None:
         if self.nx is None and self.ny is None:

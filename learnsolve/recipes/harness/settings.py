@@ -1,26 +1,41 @@
-"""What every recipe has: `RunSettings`, the options of a run, and `Recipe`, what the harness calls."""
+"""Options that recipes share, and what checks them. Errors are one sentence that names option and remedy."""
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from types import ModuleType
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
 
-from learnsolve.recipes.harness.curves import Curves
-
-# Columns of metrics.csv by name; None where a step has no such entry.
-History = dict[str, list]
 MOST_THREADS = 1024
+IDENTITY_LIMIT = 4096  # unknowns: n columns of n numbers, 128 MiB in float64, and several times that in use
+HELD_OUT_VECTORS = 100
 
 
 class SettingError(ValueError):
     """A setting that cannot be used. The message is one sentence that names the option and the remedy."""
+
+
+class MissingExtra(ImportError):
+    """One sentence that names the package and the command that installs it."""
+
+
+def need(module: str, extra: str = "train") -> ModuleType:
+    """The module; MissingExtra, which names the `extra` that installs it, if it cannot be imported."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.split(".")[0]
+        raise MissingExtra(
+            f"learnsolve.train needs {package}, which does not import ({error}): "
+            f"pip install 'learnsolve[{extra}]'"
+        ) from error
 
 
 @dataclass
@@ -31,8 +46,6 @@ class RunSettings:
     ----------
     SYNONYMS : second names of options on the command line
     SIDE_BY_SIDE : whether one run of the recipe trains all --seeds by itself
-    FORMER : (recipe, variant, options) if an earlier version had this recipe and another one under one name:
-        the other one, the `variant` in this one's config.yaml there, and the options that are now the other's
 
     Parameters
     ----------
@@ -71,7 +84,6 @@ class RunSettings:
 
     SYNONYMS: ClassVar[Mapping[str, str]] = {}
     SIDE_BY_SIDE: ClassVar[bool] = False
-    FORMER: ClassVar[tuple[str, str, tuple[str, ...]] | None] = None
 
     steps: int = 100
     lr: float = 1e-2
@@ -123,6 +135,65 @@ class RunSettings:
         return getattr(torch, self.dtype)
 
 
+@dataclass
+class VectorSettings(RunSettings):
+    """Options of recipes that learn from a batch of test vectors.
+
+    Parameters
+    ----------
+    hard_fraction : float
+        Learn in each step only from this fraction of the test vectors, those with the largest losses.
+    hard_pass : str
+        With --hard_fraction: two computes the losses of all vectors without a graph, then those of the
+        hardest again; one computes all with a graph, and gives zeros to the backward of the others.
+    test_vectors : int
+        How many random test vectors, or identity for the columns of I, which give the exact expectation.
+    resample : bool
+        Draw other test vectors at every step instead of a fixed set.
+    held_out : int
+        Random vectors to evaluate on; null for as many as test vectors, at most 100.
+    """
+
+    hard_fraction: float = 1.0
+    hard_pass: Literal["two", "one"] = "two"
+    test_vectors: int | Literal["identity"] = 100
+    resample: bool = False
+    held_out: int | None = None
+
+    def check(self) -> None:
+        super().check()
+        if not 0 < self.hard_fraction <= 1:
+            raise SettingError(
+                f"--hard_fraction must be above 0 and at most 1, got {self.hard_fraction}; 0.25 keeps "
+                "a quarter"
+            )
+        if self.hard_pass != "two" and self.hard_fraction == 1:
+            raise SettingError(f"--hard_pass {self.hard_pass} needs a --hard_fraction below 1, such as 0.25")
+        vectors = self.test_vectors
+        if isinstance(vectors, int):
+            at_least("test_vectors", vectors, 1)
+        elif self.resample:
+            raise SettingError("--resample true needs random vectors; give --test_vectors a number")
+        if self.held_out is None:
+            self.held_out = min(vectors, HELD_OUT_VECTORS) if isinstance(vectors, int) else HELD_OUT_VECTORS
+        at_least("held_out", self.held_out, 1)
+
+    def check_vectors(self, n: int, arrays: int) -> None:
+        """Refuse vectors of n numbers for which the free memory is too small; a step holds `arrays` arrays of
+        their size."""
+        vectors = self.test_vectors
+        if vectors == "identity" and n > IDENTITY_LIMIT:
+            raise SettingError(
+                f"--test_vectors identity needs n^2 numbers and takes n <= {IDENTITY_LIMIT}, but the matrix "
+                f"has n = {n}; give it a number, such as 100"
+            )
+        many = max(
+            {"identity": n}.get(vectors, 1) if isinstance(vectors, str) else vectors, self.held_out or 0
+        )
+        what = f"--test_vectors {vectors} with n = {n}"
+        check_memory(what, arrays * n * many, self, "use fewer (and --held_out), such as 4")
+
+
 def at_least(option: str, value: int, minimum: int) -> None:
     if value < minimum:
         raise SettingError(f"--{option} must be at least {minimum}, got {value}")
@@ -131,6 +202,26 @@ def at_least(option: str, value: int, minimum: int) -> None:
 def not_negative(option: str, value: float) -> None:
     if not 0 <= value < math.inf:
         raise SettingError(f"--{option} must not be negative, got {value}")
+
+
+def all_at_least(settings: Any, minimum: int, *options: str) -> None:
+    """Of those that are not null."""
+    for option in options:
+        if (value := getattr(settings, option)) is not None:
+            at_least(option, value, minimum)
+
+
+def positive(settings: Any, *options: str) -> None:
+    """Of those that are not null."""
+    for option in options:
+        value = getattr(settings, option)
+        if value is not None and not 0 < value < math.inf:
+            raise SettingError(f"--{option} must be a positive number, got {value}")
+
+
+def check_tolerances(tolerances: list[float]) -> None:
+    if not tolerances or not all(0 < t < 1 for t in tolerances):
+        raise SettingError(f"--tolerances must be numbers between 0 and 1, got {tolerances}")
 
 
 def about_option(error: Exception, options: Mapping[str, str], otherwise: str = "") -> SettingError:
@@ -174,96 +265,3 @@ def check_device(device: str) -> None:
         if kind.index is not None and kind.index >= torch.cuda.device_count():
             count = torch.cuda.device_count()
             raise SettingError(f"--device {device} does not exist; torch sees {count} GPU(s)")
-
-
-@dataclass
-class Outcome:
-    """The result of a training.
-
-    Attributes
-    ----------
-    numbers : for report.json
-    columns, rows : the final table; numbers are formatted where it is printed
-    sentence : what was learned; `learned` in report.json
-    data : what the recipe's own figures need beyond that
-    texts : content of files by name
-    """
-
-    numbers: dict[str, Any]
-    columns: list[str]
-    rows: list[list[Any]] = field(default_factory=list)
-    sentence: str = ""
-    data: dict[str, Any] = field(default_factory=dict)
-    texts: dict[str, str] = field(default_factory=dict)
-
-
-class Recipe:
-    """A training task. The harness builds it from its settings, trains `model` and calls `outcome`.
-
-    Every random number must be a function of (seed, stream, step, index), as in
-    `learnsolve.recipes.harness.vectors`: then the step is the whole random state, a resumed run sees the same
-    numbers, and so do several processes that share the work.
-
-    Attributes
-    ----------
-    Settings : the dataclass of options, a subclass of RunSettings
-    columns : names of further columns of metrics.csv, for the numbers that `measure` returns
-    model : torch.nn.Module whose parameters are learned and whose state_dict is saved
-    curves : pictures of columns of metrics.csv, drawn with mean and band over --seeds
-    files : names of all texts of `outcome` and all pictures of `figures`; a new run removes those of the last
-    finished : True ends the training before --steps; where several processes train, it is enough that one of
-        them sets this, because only rank 0 evaluates
-    lower_bound : a loss below it (beyond rounding) means that the task is ill-posed; the run then stops
-    advice : what to try when the loss diverges
-    alone : what to do instead of training in several processes, which only a `VectorRecipe` supports
-    """
-
-    Settings: ClassVar[type[RunSettings]] = RunSettings
-    settings: Any
-    columns: ClassVar[tuple[str, ...]] = ()
-    curves: ClassVar[Mapping[str, Curves]] = {"loss.png": Curves()}
-    files: ClassVar[tuple[str, ...]] = ()
-    finished: bool = False
-    model: torch.nn.Module
-    lower_bound: float = -math.inf
-    advice: str = "try a smaller --lr"
-    alone: ClassVar[str] = "start it without torchrun"
-
-    def __init__(self, settings: Any):
-        """Build matrix, model and data; SettingError for what cannot work."""
-        raise NotImplementedError
-
-    def optimizer(self) -> torch.optim.Optimizer:
-        """The optimiser of the model's parameters: Adam. All of its state must be tensors."""
-        return torch.optim.Adam(self.model.parameters(), lr=self.settings.lr)
-
-    def loss(self, step: int) -> Tensor:
-        """The training loss of `step`, a scalar that depends on the model's parameters.
-
-        Or a vector: the losses of trainings that run side by side on parameters of their own. Their mean is
-        recorded; the gradient is that of their sum, so that none depends on how many there are.
-        """
-        raise NotImplementedError
-
-    def evaluate(self) -> float:
-        """The loss on held-out data, always the same."""
-        raise NotImplementedError
-
-    def measure(self, /) -> Sequence[float | None]:
-        """The numbers of `columns`, called after each `evaluate`, whose results it may use."""
-        return ()
-
-    def state(self) -> dict[str, Any]:
-        """What a resumed run needs beside model, optimiser and step; numbers and strings only."""
-        return {}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Continue from what `state` returned."""
-
-    def outcome(self, /) -> Outcome:
-        """Numbers, table and sentence about the trained model."""
-        raise NotImplementedError
-
-    def figures(self, history: History, outcome: Outcome, /) -> Iterator[tuple[str, Any]]:
-        """(file name, matplotlib Figure) of each picture."""
-        raise NotImplementedError

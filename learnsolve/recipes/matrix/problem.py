@@ -11,8 +11,19 @@ import torch
 
 from learnsolve import problems
 from learnsolve.csr import CSR
-from learnsolve.recipes.harness.base import SettingError, about_option, check_memory
-from learnsolve.recipes.harness.vectors import COEFFICIENTS, stream_seed
+from learnsolve.recipes.harness.recipe import COEFFICIENTS, stream_seed
+from learnsolve.recipes.harness.settings import SettingError, about_option, check_memory
+
+USED = {
+    "poisson": {"shape", "stencil"},
+    "anisotropic": {"shape", "epsilon", "theta"},
+    "diffusion": {"shape", "contrast"},
+    "convection_diffusion": {"shape", "peclet", "reaction"},
+    "graph_laplacian": {"path", "shift"},
+    "gallery": {"matrix"},
+    "matrix_market": {"path"},
+}
+BY_ROWS = {"poisson", "anisotropic", "diffusion"}  # families that make the rows of a process alone
 
 
 @dataclass
@@ -67,17 +78,6 @@ class ProblemSettings:
     path: str | None = None
 
 
-USED = {
-    "poisson": {"shape", "stencil"},
-    "anisotropic": {"shape", "epsilon", "theta"},
-    "diffusion": {"shape", "contrast"},
-    "convection_diffusion": {"shape", "peclet", "reaction"},
-    "graph_laplacian": {"path", "shift"},
-    "gallery": {"matrix"},
-    "matrix_market": {"path"},
-}
-
-
 def grid_of(settings: ProblemSettings) -> tuple[int, ...] | None:
     """The grid whose points are the unknowns, or None."""
     if "shape" not in USED[settings.name]:
@@ -101,9 +101,6 @@ def describe(settings: ProblemSettings) -> str:
 def facts(settings: ProblemSettings, A: CSR) -> dict[str, Any]:
     """What report.json has of the matrix."""
     return {"description": describe(settings), "n": A.shape[0], "nnz": A.nnz}
-
-
-BY_ROWS = {"poisson", "anisotropic", "diffusion"}  # families that make the rows of a process alone
 
 
 def build(run: Any, share: Callable[[int], tuple[int, int]] | None = None) -> CSR:

@@ -19,9 +19,8 @@ from learnsolve.ops import quadratic_form
 from learnsolve.preconditioners import NeuralAMG
 from learnsolve.problems import dataset
 from learnsolve.problems.datasets import ProblemDataset
-from learnsolve.recipes.harness.base import SettingError, at_least
-from learnsolve.recipes.harness.factor_recipe import FactorRecipe, Part, Systems
-from learnsolve.recipes.harness.factor_settings import FactorSettings
+from learnsolve.recipes.family import FactorRecipe, FactorSettings, Part, Systems
+from learnsolve.recipes.harness.settings import SettingError, at_least
 
 DENSE = 1024  # unknowns of a matrix that is factored densely: 8 MiB each
 
@@ -71,8 +70,6 @@ class MultigridSettings(FactorSettings):
     cycle: Literal["V", "W"] = "V"
     smoother: Literal["gauss_seidel", "jacobi"] = "gauss_seidel"
     max_coarse: int = 20
-
-    absolute_stop = None
 
     def check(self) -> None:
         super().check()

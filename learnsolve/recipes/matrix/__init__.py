@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Literal
@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from learnsolve.csr import CSR
-from learnsolve.recipes.harness import spread
+from learnsolve.ops.quadratic_form import quadratic_form
+from learnsolve.recipes.harness import figures
 from learnsolve.recipes.harness.parallel import share
-from learnsolve.recipes.harness.problem import ProblemSettings, build, check_energy
-from learnsolve.recipes.harness.vector_recipe import VectorRecipe, VectorSettings
-from learnsolve.recipes.harness.vectors import HELD_OUT, TRAINING
+from learnsolve.recipes.harness.recipe import HELD_OUT, TRAINING, VectorRecipe
+from learnsolve.recipes.harness.settings import VectorSettings
+from learnsolve.recipes.matrix.problem import ProblemSettings, build, check_energy
 
 CURVE_NUMBERS = 4_000_000  # in the vectors of a curve: more would take longer than the training
 
@@ -35,17 +36,41 @@ class MatrixSettings(VectorSettings):
     problem: ProblemSettings = field(default_factory=ProblemSettings)
     engine: Literal["torch", "petsc"] = "torch"
 
-    def check(self) -> None:
-        super().check()
-        if self.engine == "petsc":
-            spread.check(self)
+
+class WholeMatrix:
+    """What the losses of a `MatrixRecipe` compute with: the matrix in one process. (`recipes.petsc` has its
+    rows over several.)
+
+    Attributes
+    ----------
+    A, n : the matrix, and the number of unknowns
+    rows : of the test vectors here
+    """
+
+    rows = slice(None)
+
+    def __init__(self, A: CSR):
+        self.A, self.n = A, A.shape[0]
+
+    def local(self, t: Tensor) -> Tensor:
+        """The rows here of what all processes hold."""
+        return t
+
+    def product(self, model: Any) -> Any:
+        """The preconditioner that is learned."""
+        return model
+
+    def norm(self, x: Tensor) -> Tensor:
+        """Of each column."""
+        return torch.linalg.vector_norm(x, dim=0)
+
+    def energy(self, x: Tensor) -> Tensor:
+        """tr(X^T A X)"""
+        return quadratic_form(self.A, x, symmetric=True)
 
 
 class MatrixRecipe(VectorRecipe):
     """Has the matrix `A`, and the vectors `test_vectors` and `held_out` of shape (n, vectors).
-
-    With --engine petsc `test_vectors` are the rows of this process; `A` and `held_out` are made, whole, by a
-    process that asks for them.
 
     Parameters
     ----------
@@ -53,7 +78,7 @@ class MatrixRecipe(VectorRecipe):
 
     Attributes
     ----------
-    spread : with --engine petsc, the matrix over the processes
+    space : what losses compute with
     by_root : whether the vectors are divided by the root of their number. The sum of their energies is then
         the mean, without an operation for it in each step. (The columns of I need no division: E e e^T = I.)
     """
@@ -64,17 +89,21 @@ class MatrixRecipe(VectorRecipe):
 
     def __init__(self, settings: Any, arrays: int):
         self.settings = settings
-        self.spread = spread.Spread(settings) if settings.engine == "petsc" else None
-        self.n = check_energy(self.A) if self.spread is None else self.spread.A.shape[0]
+        self.space: Any = self.make_space()
+        self.n: int = self.space.n
         settings.check_vectors(self.n, arrays)
-        given = settings.test_vectors
-        named = None if isinstance(given, int) else self.named_vectors(given)
-        self.count = given if named is None else named.shape[1]
+        vectors = settings.test_vectors
+        named = None if isinstance(vectors, int) else self.named_vectors(vectors)
+        self.count = vectors if named is None else named.shape[1]
         self.indices = share(self.count)
         if named is None:
-            self.test_vectors = self._drawn(self.indices, self.count, TRAINING, rows=self.rows)
+            self.test_vectors = self._drawn(self.indices, self.count, TRAINING, rows=self.space.rows)
         else:
-            self.test_vectors = named[self.rows, self.indices.start : self.indices.stop].contiguous()
+            self.test_vectors = named[self.space.rows, self.indices.start : self.indices.stop].contiguous()
+
+    def make_space(self) -> Any:
+        check_energy(self.A)
+        return WholeMatrix(self.A)
 
     @cached_property
     def A(self) -> CSR:
@@ -84,19 +113,14 @@ class MatrixRecipe(VectorRecipe):
     def held_out(self) -> Tensor:
         return self._drawn(range(self.settings.held_out), self.settings.held_out, HELD_OUT)
 
-    @property
-    def rows(self) -> slice:
-        """Of the test vectors here."""
-        return slice(None) if self.spread is None else slice(self.spread.lo, self.spread.hi)
-
     def every_vector(self) -> Tensor:
-        """The test vectors of the first step, also those of other processes."""
-        given = self.settings.test_vectors
-        if len(self.indices) == self.count and self.spread is None:
+        """The test vectors of the first step, whole, also those of other processes."""
+        vectors = self.settings.test_vectors
+        if self.test_vectors.shape == (self.n, self.count):
             return self.test_vectors
-        if isinstance(given, int):
-            return self._drawn(range(given), given, TRAINING)
-        return self.named_vectors(given)
+        if isinstance(vectors, int):
+            return self._drawn(range(vectors), vectors, TRAINING)
+        return self.named_vectors(vectors)
 
     def named_vectors(self, name: str) -> Tensor:
         """The vectors of a `--test_vectors` that is not a number: the columns of I."""
@@ -105,12 +129,12 @@ class MatrixRecipe(VectorRecipe):
     def _drawn(
         self, indices: range, count: int, stream: int, step: int = 0, rows: slice = slice(None)
     ) -> Tensor:
-        vectors = self.normal(self.A if self.spread is None else self.spread.A, indices, stream, step, rows)
+        vectors = self.normal(self.space.A, indices, stream, step, rows)
         return vectors / count**0.5 if self.by_root else vectors
 
     def vectors(self, step: int) -> Tensor:
         if self.settings.resample and step > 0:
-            return self._drawn(self.indices, self.count, TRAINING, step, self.rows)
+            return self._drawn(self.indices, self.count, TRAINING, step, self.space.rows)
         return self.test_vectors
 
     @torch.no_grad()
@@ -124,3 +148,14 @@ class MatrixRecipe(VectorRecipe):
         total = torch.linalg.vector_norm(norms.double(), dim=1)
         relative = (total / total[0]).tolist() if float(total[0]) > 0 else [0.0] * len(total)
         return [r for r in relative if r < float("inf")]
+
+
+def residuals_figure(
+    title: str, curves: Mapping[str, list[float]], labels: Mapping[str, str]
+) -> tuple[Any, Any]:
+    """Curves of `MatrixRecipe.residual_curve`, by name."""
+    figure, axes = figures.new_figure(title, "sweep", r"$\|A x_k\| / \|A x_0\|$, held-out vectors")
+    for name, curve in curves.items():
+        axes.semilogy(range(len(curve)), curve, label=labels[name], **figures.style(name))
+    figures.finish(axes)
+    return figure, axes

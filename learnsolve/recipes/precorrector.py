@@ -16,9 +16,8 @@ from learnsolve.ops.spsolve import spsolve
 from learnsolve.preconditioners import PreCorrector
 from learnsolve.problems import dataset
 from learnsolve.problems.datasets import ProblemDataset
-from learnsolve.recipes.harness.base import SettingError, at_least
-from learnsolve.recipes.harness.factor_recipe import FactorRecipe
-from learnsolve.recipes.harness.factor_settings import FactorSettings
+from learnsolve.recipes.family import FactorRecipe, FactorSettings
+from learnsolve.recipes.harness.settings import SettingError, at_least
 
 
 @dataclass

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from learnsolve.recipes.harness.schedule import iterations_at
+from learnsolve.recipes.schedule import iterations_at
 
 
 def train_by_depth(

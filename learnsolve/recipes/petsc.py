@@ -19,18 +19,63 @@ from torch import Tensor
 
 from learnsolve.csr import CSR
 from learnsolve.pattern import SparsityPattern
-from learnsolve.recipes.harness.base import SettingError
-from learnsolve.recipes.harness.extras import MissingExtra
 from learnsolve.recipes.harness.parallel import Elsewhere, Group
-from learnsolve.recipes.harness.problem import build, check_square, not_positive
+from learnsolve.recipes.harness.settings import MissingExtra, SettingError
+from learnsolve.recipes.matrix.problem import build, check_square, not_positive
 
 
-class Spread:
-    """A square matrix over the processes, and the rows of what all of them hold.
+def over_rows(Recipe: Any) -> Any:
+    """A `MatrixRecipe` with its losses over the rows of the matrix."""
+
+    class OverRows(Recipe):
+        def __init__(self, settings: Any):
+            check(settings)
+            super().__init__(settings)
+            # Pcg needs it for the start. The factor, whose entries are learned, stays in all processes.
+            self.__dict__.pop("A", None)
+
+        def make_space(self) -> Rows:
+            return Rows(self.settings)
+
+    return OverRows
+
+
+def check(settings: Any) -> None:
+    """SettingError for what does not run over the rows."""
+    if settings.seeds > 1:
+        raise SettingError(
+            f"--seeds {settings.seeds} trains in one process, --engine petsc in those of mpirun; start "
+            "mpirun once for each --seed"
+        )
+    if getattr(settings, "form", "product") != "product":
+        raise SettingError("--engine petsc has no triangular solves over processes; take --form product")
+    for option, wrong, remedy in (
+        ("dtype", settings.dtype != "float64", "float64"),
+        ("device", settings.device != "cpu", "cpu"),
+        ("hard_fraction", settings.hard_fraction != 1, "1"),
+    ):
+        if wrong:
+            value = getattr(settings, option)
+            raise SettingError(
+                f"--engine petsc needs --{option} {remedy}, got {value}; or take --engine torch"
+            )
+    if "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise SettingError("--engine petsc is started by mpirun; torchrun is for --engine torch")
+    try:
+        from learnsolve.petsc._engine import engine
+
+        engine()
+    except ImportError as error:
+        raise MissingExtra(str(error)) from error
+
+
+class Rows:
+    """A square matrix over the processes, in place of `WholeMatrix`.
 
     Attributes
     ----------
-    A : petsc.Matrix
+    A, n : petsc.Matrix, and the number of unknowns
+    rows : of the test vectors here
     """
 
     def __init__(self, settings: Any):
@@ -39,11 +84,12 @@ class Spread:
 
         self.processes, self.dot, self.norm = processes(), petsc.dot, petsc.norm
         here = build(settings, petsc.share)
-        n = here.shape[1]
-        self.lo, self.hi = petsc.share(n)
-        self._kept: dict[SparsityPattern, Any] = {}
+        self.n = here.shape[1]
+        self.lo, self.hi = petsc.share(self.n)
+        self.rows = slice(self.lo, self.hi)
+        self._analyzed: dict[SparsityPattern, Any] = {}
         rows = self.processes.sum(torch.tensor(here.shape[0], dtype=torch.float64))
-        check_square((int(rows), n))
+        check_square((int(rows), self.n))
         self.A: Any = petsc.Matrix.from_rows(here, (self.lo, self.hi))
         self._check_energy(petsc.spmm)
 
@@ -66,9 +112,9 @@ class Spread:
         if row >= 0:
             raise not_positive(int(row), entry)
 
-    def rows(self, t: Tensor) -> Tensor:
+    def local(self, t: Tensor) -> Tensor:
         """The rows here; the gradient of t is that of all processes."""
-        return self.processes.copies(t)[self.lo : self.hi]
+        return self.processes.copies(t)[self.rows]
 
     def matrix(self, A: CSR) -> Any:
         """Over the processes, with the gradient of all for A.values. What is analysed is kept."""
@@ -77,45 +123,22 @@ class Spread:
         crow = A.crow_indices
         first, last = int(crow[self.lo]), int(crow[self.hi])
         values = self.processes.copies(A.values)[first:last]
-        if A.pattern not in self._kept:
-            n = A.shape[0]
+        if A.pattern not in self._analyzed:
             here = crow[self.lo : self.hi + 1] - first
-            part = SparsityPattern(here, A.col_indices[first:last], (self.hi - self.lo, n))
-            self._kept[A.pattern] = petsc.Matrix(values.detach(), part, (self.lo, self.hi), n)
-        return self._kept[A.pattern].with_values(values)
+            part = SparsityPattern(here, A.col_indices[first:last], (self.hi - self.lo, self.n))
+            self._analyzed[A.pattern] = petsc.Matrix(values.detach(), part, (self.lo, self.hi), self.n)
+        return self._analyzed[A.pattern].with_values(values)
 
-    def product(self, L: CSR) -> Any:
+    def product(self, model: Any) -> Any:
         """r -> L L^T r"""
         from learnsolve.petsc import spmm
 
-        here = self.matrix(L)
+        here = self.matrix(model.L)
         return lambda r: spmm(here, spmm(here, r, transpose=True))
 
     def energy(self, x: Tensor) -> Tensor:
         """tr(X^T A X)"""
         return self.dot(x, self.A @ x).sum()
-
-
-def check(settings: Any) -> None:
-    """SettingError for what does not run over the rows."""
-    for option, wrong, remedy in (
-        ("dtype", settings.dtype != "float64", "float64"),
-        ("device", settings.device != "cpu", "cpu"),
-        ("hard_fraction", settings.hard_fraction != 1, "1"),
-    ):
-        if wrong:
-            given = getattr(settings, option)
-            raise SettingError(
-                f"--engine petsc needs --{option} {remedy}, got {given}; or take --engine torch"
-            )
-    if "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise SettingError("--engine petsc is started by mpirun; torchrun is for --engine torch")
-    try:
-        from learnsolve.petsc._engine import engine
-
-        engine()
-    except ImportError as error:
-        raise MissingExtra(str(error)) from error
 
 
 @dataclass(frozen=True)
@@ -148,7 +171,7 @@ class RowGroup(Group):
                 raise Elsewhere(each) from failure
 
     def end(self, error: BaseException) -> None:
-        """Nothing is left to tell: what comes in one process alone ends all (learnsolve.petsc)."""
+        """Nothing is left to report: what comes in one process alone ends all (learnsolve.petsc)."""
 
 
 def group_of(exit_code: Any) -> Group:

@@ -16,9 +16,8 @@ from learnsolve.csr import CSR
 from learnsolve.preconditioners import Jacobi, NeuralIF
 from learnsolve.problems import dataset
 from learnsolve.problems.datasets import ProblemDataset
-from learnsolve.recipes.harness.base import SettingError, at_least
-from learnsolve.recipes.harness.factor_recipe import FactorRecipe
-from learnsolve.recipes.harness.factor_settings import Aggregation, FactorSettings
+from learnsolve.recipes.family import Aggregation, FactorRecipe, FactorSettings
+from learnsolve.recipes.harness.settings import SettingError, at_least
 
 SOLVED = 1e-8  # relative residual of the solutions for --loss product
 
@@ -58,7 +57,6 @@ class NeuralifSettings(FactorSettings):
     alpha: float = 1e-3
 
     SIZE = "rows"
-    absolute_stop = None
 
     def check(self) -> None:
         super().check()

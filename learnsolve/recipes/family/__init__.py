@@ -10,27 +10,133 @@ Sources: V. Trifonov et al., arXiv 2405.15557 ("product"); P. Häusner, O. Ökte
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from learnsolve import solvers
 from learnsolve.csr import CSR
+from learnsolve.evaluation._table import middle
 from learnsolve.ops.spmm import spmm
 from learnsolve.preconditioners.learned._factor_network import MatrixNetwork, Start
-from learnsolve.problems.datasets import Sample
-from learnsolve.recipes.harness.base import SettingError, about_option
-from learnsolve.recipes.harness.curves import Curves
-from learnsolve.recipes.harness.factor_results import figures_of, iterations_of, outcome_of
+from learnsolve.problems.datasets import ProblemDataset, Sample
+from learnsolve.recipes.family.results import figures_of, iterations_of, outcome_of
 from learnsolve.recipes.harness.parallel import share
-from learnsolve.recipes.harness.schedule import Scheduled
-from learnsolve.recipes.harness.vector_recipe import VectorRecipe
-from learnsolve.recipes.harness.vectors import HELD_OUT, TRAINING, stream_seed
+from learnsolve.recipes.harness.recipe import HELD_OUT, TRAINING, Curves, VectorRecipe, stream_seed
+from learnsolve.recipes.harness.settings import (
+    SettingError,
+    VectorSettings,
+    about_option,
+    all_at_least,
+    at_least,
+    check_tolerances,
+    positive,
+)
+from learnsolve.recipes.schedule import Scheduled, ScheduleSettings
 
+Aggregation = Literal["sum", "mean", "max", "softmax"]
 ORDER = 3  # stream of the order in which matrices are taken
 ARRAYS = 4  # of the vectors' size: x, b, the residual, its cotangent
+
+
+@dataclass
+class FactorSettings(ScheduleSettings, VectorSettings):
+    """Options of recipes that train a network for a family of matrices.
+
+    Attributes
+    ----------
+    SIZE : the option with the size of the matrices, the argument n of `problems.dataset`
+    absolute_stop : an absolute residual, from a random x0, for a further column of the table
+
+    Parameters
+    ----------
+    dtype : str
+        Floating-point type of the weights and the loss; solutions and the final evaluation are in float64.
+    loss : str
+        product: ||L L^T x - b||^2 / ||b||^2 with b from N(0, I) and A x = b, which weights the error of
+        L L^T by the inverse of A. frobenius: the same with x from N(0, I) and b = A x. iterations: weighted
+        relative residuals of the first iterations of conjugate gradients.
+    iterations : int
+        Iterations of conjugate gradients in --loss iterations.
+    gamma : float
+        Weight of a residual relative to that of the next one in --loss iterations.
+    matrices : int
+        Number of matrices to train on.
+    batch : int
+        Number of matrices in a step.
+    held_out_matrices : int
+        Number of matrices on which the loss is evaluated during the training.
+    validated : int
+        How many of these are solved then, for the column iterations; 0 for none.
+    test_vectors : int
+        How many random vectors for each matrix, or identity for the columns of I.
+    held_out : int
+        Random vectors for each held-out matrix; null for as many as test vectors, at most 100.
+    rounds : int
+        Blocks of message passing.
+    width : int
+        Features of nodes and edges.
+    aggregate : list
+        Aggregations over rows and columns: sum, mean, max, softmax.
+    tolerances : list[float]
+        Relative residuals to which the final evaluation solves.
+    evaluated : int
+        Matrices of the final evaluation.
+    scales : list[int]
+        The final evaluation is repeated on grids (or numbers of rows) as many times as large.
+    evaluated_larger : int
+        Matrices of each of these.
+    repeats : int
+        How often each solve of the final evaluation is timed; the median counts.
+    """
+
+    SIZE: ClassVar[str] = "grid"
+    absolute_stop: ClassVar[float | None] = None
+
+    dtype: Literal["float32", "float64"] = "float32"
+    loss: Literal["product", "frobenius", "iterations"] = "product"
+    iterations: int = 10
+    gamma: float = 0.8
+    matrices: int = 256
+    batch: int = 8
+    held_out_matrices: int = 16
+    validated: int = 8
+    test_vectors: int | Literal["identity"] = 8
+    rounds: int = 3
+    width: int = 8
+    aggregate: list[Aggregation] = field(default_factory=lambda: ["mean"])
+    tolerances: list[float] = field(default_factory=lambda: [1e-3, 1e-6, 1e-9])
+    evaluated: int = 100
+    scales: list[int] = field(default_factory=lambda: [2, 4])
+    evaluated_larger: int = 10
+    repeats: int = 3
+
+    def check(self) -> None:
+        super().check()
+        counts = ("matrices", "batch", "held_out_matrices", "rounds", "width", "iterations", "evaluated")
+        all_at_least(self, 1, *counts, "evaluated_larger", "repeats")
+        at_least("validated", self.validated, 0)
+        positive(self, "gamma")
+        check_tolerances(self.tolerances)
+        if not self.aggregate:
+            raise SettingError("--aggregate must name an aggregation such as [mean], got []")
+        for scale in self.scales:
+            at_least("scales", scale, 2)
+
+    def data(
+        self, split: Literal["train", "validation", "test"], count: int, scale: int = 1
+    ) -> ProblemDataset:
+        """Matrices of the family, `scale` times as large."""
+        raise NotImplementedError
+
+    def network(self, **options: Any) -> MatrixNetwork:
+        raise NotImplementedError
+
+    def describe(self, scale: int = 1) -> str:
+        """The family and the size, for tables and pictures."""
+        raise NotImplementedError
 
 
 class Part(NamedTuple):
@@ -172,14 +278,14 @@ class FactorRecipe(Scheduled, VectorRecipe):
     def vectors(self, step: int) -> Tensor:
         return torch.arange(self.indices.start, self.indices.stop)
 
-    def _of_step(self, places: Tensor, step: int) -> tuple[list[int], list[int]]:
-        """The matrices at these places of a step: each once in an epoch, in another order in each; and the
+    def _of_step(self, positions: Tensor, step: int) -> tuple[list[int], list[int]]:
+        """The matrices at these positions of a step: each once in an epoch, in another order in each; and the
         numbers by which their vectors are drawn."""
         matrices, chosen = self.settings.matrices, []
-        for place in places.tolist():
-            epoch, at = divmod(step * self.count + place, matrices)
+        for position in positions.tolist():
+            epoch, at = divmod(step * self.count + position, matrices)
             chosen.append(self._order(epoch)[at])
-        return chosen, places.tolist()
+        return chosen, positions.tolist()
 
     def _order(self, epoch: int) -> list[int]:
         if getattr(self, "_epoch", (None,))[0] != epoch:
@@ -229,9 +335,6 @@ class FactorRecipe(Scheduled, VectorRecipe):
         """The learning rate, and the mean iterations to the middle tolerance on held-out matrices."""
         rtol = middle(self.settings.tolerances)
         systems = zip(self.others.matrices, self._validated, strict=False)
-        found = [iterations_of(self.model, A, b, rtol) for A, b in systems]
-        return [self.learning_rate, None if not found or None in found else sum(found) / len(found)]  # type: ignore
-
-
-def middle(tolerances: list[float]) -> float:
-    return sorted(tolerances)[len(tolerances) // 2]
+        counts = [iterations_of(self.model, A, b, rtol) for A, b in systems]
+        known = [count for count in counts if count is not None]
+        return [self.learning_rate, sum(known) / len(known) if known and len(known) == len(counts) else None]

@@ -4,25 +4,39 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
+
+from learnsolve.recipes.harness.settings import RunSettings, at_least, positive
 
 LAST = 0.01  # of the learning rate, where the cosine ends
 
 
-def learning_rate(lr: float, schedule: str, step: int, steps: int) -> float:
-    """The rate at a step: `lr`, or half a cosine from `lr` down to a hundredth of it in `steps`.
+@dataclass
+class ScheduleSettings(RunSettings):
+    """Options of optimisers whose gradient is clipped and whose learning rate changes.
 
-    Examples
-    --------
-    >>> [round(learning_rate(1.0, "cosine", step, 100), 3) for step in (0, 50, 100, 200)]
-    [1.0, 0.505, 0.01, 0.01]
+    Parameters
+    ----------
+    clip : float
+        Largest norm of the gradient; a larger one is scaled down; null for no limit.
+    schedule : str
+        Learning rate over the steps: the same, or half a cosine down to a hundredth of it.
+    schedule_steps : int
+        Steps of the cosine; null for --steps.
     """
-    if schedule == "none":
-        return lr
-    part = min(step / max(steps, 1), 1.0)
-    return lr * (LAST + (1 - LAST) * 0.5 * (1 + math.cos(math.pi * part)))
+
+    clip: float | None = 1.0
+    schedule: Literal["none", "cosine"] = "cosine"
+    schedule_steps: int | None = None
+
+    def check(self) -> None:
+        super().check()
+        if self.schedule_steps is None:
+            self.schedule_steps = self.steps
+        at_least("schedule_steps", self.schedule_steps, 0)
+        positive(self, "clip")
 
 
 class Scheduled:
@@ -52,6 +66,20 @@ class Scheduled:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
         for group in optimizer.param_groups:
             group["lr"] = self.learning_rate
+
+
+def learning_rate(lr: float, schedule: str, step: int, steps: int) -> float:
+    """The rate at a step: `lr`, or half a cosine from `lr` down to a hundredth of it in `steps`.
+
+    Examples
+    --------
+    >>> [round(learning_rate(1.0, "cosine", step, 100), 3) for step in (0, 50, 100, 200)]
+    [1.0, 0.505, 0.01, 0.01]
+    """
+    if schedule == "none":
+        return lr
+    part = min(step / max(steps, 1), 1.0)
+    return lr * (LAST + (1 - LAST) * 0.5 * (1 + math.cos(math.pi * part)))
 
 
 def iterations_at(step: int, iterations: int, every: int | None) -> int:

@@ -4,8 +4,8 @@ import io
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from learnsolve.recipes.harness.base import History
-from learnsolve.recipes.harness.extras import need
+from learnsolve.recipes.harness.checkpoint import History
+from learnsolve.recipes.harness.settings import need
 
 # Okabe and Ito, "Color Universal Design" (2008).
 BLACK, BLUE, ORANGE, PURPLE, GREY = "#000000", "#0072B2", "#D55E00", "#CC79A7", "#777777"
@@ -85,15 +85,24 @@ def loss_figure(
     return figure
 
 
-def residuals_figure(
-    title: str, curves: Mapping[str, list[float]], labels: Mapping[str, str]
-) -> tuple[Any, Any]:
-    """Curves of `MatrixRecipe.residual_curve`, by name."""
-    figure, axes = new_figure(title, "sweep", r"$\|A x_k\| / \|A x_0\|$, held-out vectors")
-    for name, curve in curves.items():
-        axes.semilogy(range(len(curve)), curve, label=labels[name], **style(name))
-    finish(axes)
-    return figure, axes
+def each_figure(
+    title: str,
+    xlabel: str,
+    ylabel: str,
+    values: Mapping[int, float],
+    mean: float,
+    deviation: float,
+    color: str = BLUE,
+    **line: Any,
+) -> Any:
+    """A value of each training, by its number, and their mean in a band of two deviations."""
+    figure, axes = new_figure(title, xlabel, ylabel)
+    axes.axhspan(mean - 2 * deviation, mean + 2 * deviation, color=color, alpha=0.15, linewidth=0)
+    axes.axhline(mean, color=BLACK, linewidth=1, **line)
+    axes.plot(list(values), list(values.values()), linestyle="none", marker="o", markersize=5, color=color)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.legend(frameon=False)
+    return figure
 
 
 def png(figure: Any) -> bytes:

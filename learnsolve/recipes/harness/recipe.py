@@ -1,0 +1,217 @@
+"""What a recipe derives from: `Recipe`, what the harness calls; `VectorRecipe`, with a batch of test vectors;
+`Scheduled`, for changing learning rates.
+
+A random vector is a function of (seed, stream, step, index). No generator is shared between vectors, so that
+a run needs no random state beyond its step, and each process can draw any of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from learnsolve.recipes.harness.checkpoint import History
+from learnsolve.recipes.harness.settings import RunSettings
+
+TRAINING, HELD_OUT, COEFFICIENTS = 0, 1, 2  # streams of random numbers
+
+
+@dataclass(frozen=True)
+class Curves:
+    """A picture of columns of metrics.csv over the steps.
+
+    Attributes
+    ----------
+    title, ylabel : of the picture
+    columns : the label of each column
+    log : whether the values are on a logarithmic axis
+    """
+
+    title: str = "Loss"
+    ylabel: str = "loss"
+    columns: Mapping[str, str] = field(
+        default_factory=lambda: {"loss": "training", "held_out_loss": "held-out"}
+    )
+    log: bool = False
+
+
+@dataclass
+class Outcome:
+    """The result of a training.
+
+    Attributes
+    ----------
+    numbers : for report.json
+    columns, rows : the final table; numbers are formatted where it is printed
+    sentence : what was learned; `learned` in report.json
+    data : what the recipe's own figures need beyond that
+    texts : content of files by name
+    """
+
+    numbers: dict[str, Any]
+    columns: list[str]
+    rows: list[list[Any]] = field(default_factory=list)
+    sentence: str = ""
+    data: dict[str, Any] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
+
+
+class Recipe:
+    """A training task. The harness builds it from its settings, trains `model` and calls `outcome`.
+
+    Every random number must be a function of (seed, stream, step, index), as in
+    `normal_vectors`: then the step is the whole random state, a resumed run sees the same
+    numbers, and so do several processes that share the work.
+
+    Attributes
+    ----------
+    Settings : the dataclass of options, a subclass of RunSettings
+    columns : names of further columns of metrics.csv, for the numbers that `measure` returns
+    model : torch.nn.Module whose parameters are learned and whose state_dict is saved
+    curves : pictures of columns of metrics.csv, drawn with mean and band over --seeds
+    files : names of all texts of `outcome` and all pictures of `figures`; a new run removes those of the last
+    finished : True ends the training before --steps; where several processes train, it is enough that one of
+        them sets this, because only rank 0 evaluates
+    lower_bound : a loss below it (beyond rounding) means that the task is ill-posed; the run then stops
+    advice : what to try when the loss diverges
+    alone : what to do instead of training in several processes, which only a `VectorRecipe` supports
+    """
+
+    Settings: ClassVar[type[RunSettings]] = RunSettings
+    settings: Any
+    columns: ClassVar[tuple[str, ...]] = ()
+    curves: ClassVar[Mapping[str, Curves]] = {"loss.png": Curves()}
+    files: ClassVar[tuple[str, ...]] = ()
+    finished: bool = False
+    model: torch.nn.Module
+    lower_bound: float = -math.inf
+    advice: str = "try a smaller --lr"
+    alone: ClassVar[str] = "start it without torchrun"
+
+    def __init__(self, settings: Any):
+        """Build matrix, model and data; SettingError for what cannot work."""
+        raise NotImplementedError
+
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimiser of the model's parameters: Adam. All of its state must be tensors."""
+        return torch.optim.Adam(self.model.parameters(), lr=self.settings.lr)
+
+    def loss(self, step: int) -> Tensor:
+        """The training loss of `step`, a scalar that depends on the model's parameters.
+
+        Or a vector: the losses of trainings that run side by side on parameters of their own. Their mean is
+        recorded; the gradient is that of their sum, so that none depends on how many there are.
+        """
+        raise NotImplementedError
+
+    def evaluate(self) -> float:
+        """The loss on held-out data, always the same."""
+        raise NotImplementedError
+
+    def measure(self, /) -> Sequence[float | None]:
+        """The numbers of `columns`, called after each `evaluate`, whose results it may use."""
+        return ()
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed run needs beside model, optimiser and step; numbers and strings only."""
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from what `state` returned."""
+
+    def outcome(self, /) -> Outcome:
+        """Numbers, table and sentence about the trained model."""
+        raise NotImplementedError
+
+    def figures(self, history: History, outcome: Outcome, /) -> Iterator[tuple[str, Any]]:
+        """(file name, matplotlib Figure) of each picture."""
+        raise NotImplementedError
+
+
+class VectorRecipe(Recipe):
+    """A recipe whose loss is a sum over test vectors.
+
+    Attributes
+    ----------
+    count : number of test vectors of a step, in all processes
+    indices : those of this process: `share(count)` of `learnsolve.recipes.harness.parallel`. What a recipe
+        records, or stops by, over all training vectors it sums by `summed` from there
+    vector_dim : the axis of `vectors` along which they are counted
+    """
+
+    count: int
+    indices: range
+    vector_dim: ClassVar[int] = -1
+
+    def vectors(self, step: int) -> Tensor:
+        """The test vectors `indices` of `step`, possibly none; or numbers by which `losses` finds them."""
+        raise NotImplementedError
+
+    def losses(self, vectors: Tensor, step: int) -> Tensor:
+        """One loss for each of `vectors`. Over all vectors they sum to the loss of the step: for a mean, each
+        is divided by `count`."""
+        raise NotImplementedError
+
+    def total(self, vectors: Tensor, step: int) -> Tensor:
+        """The sum of `losses`; for recipes that can compute it at a lower cost than one by one."""
+        return self.losses(vectors, step).sum()
+
+    def loss(self, step: int) -> Tensor:
+        return self.total(self.vectors(step), step)
+
+    def normal(self, A: Any, indices: range, stream: int, step: int = 0, rows: slice = slice(None)) -> Tensor:
+        """Vectors from N(0, I) for the rows of A, each a function of the seed and these arguments."""
+        return normal_vectors(
+            A.shape[0],
+            indices,
+            seed=self.settings.seed,
+            stream=stream,
+            step=step,
+            dtype=A.dtype,
+            device=self.settings.device,
+            rows=rows,
+        )
+
+
+def number_kept(fraction: float, count: int) -> int:
+    """How many of `count` vectors are kept: ceil(fraction * count), for the fraction as it is written."""
+    return math.ceil(Fraction(str(fraction)) * count)
+
+
+def stream_seed(seed: int, stream: int, step: int, index: int) -> int:
+    """A 64-bit seed; neighbouring arguments give unrelated seeds."""
+    key = struct.pack("<4q", seed, stream, step, index)
+    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
+
+
+def normal_vectors(
+    n: int,
+    indices: Iterable[int],
+    *,
+    seed: int,
+    stream: int,
+    step: int,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    rows: slice = slice(None),
+) -> Tensor:
+    """The columns `indices` of step `step`, shape (n, len(indices)), from N(0, I); `rows` of them.
+
+    Drawn on the CPU in float64, whatever the dtype and device: those change the rounding, not the vectors.
+    """
+    generator = torch.Generator()
+    columns = []
+    for index in indices:
+        generator.manual_seed(stream_seed(seed, stream, step, index))
+        columns.append(torch.randn(n, generator=generator, dtype=torch.float64)[rows].to(dtype, copy=True))
+    if not columns:
+        return torch.empty((len(range(n)[rows]), 0), dtype=dtype, device=device)
+    return torch.stack(columns, dim=1).to(device)
