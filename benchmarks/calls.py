@@ -28,7 +28,7 @@ def cases() -> dict[str, Task]:
 
     def learn() -> torch.Tensor:
         solution = ls.solvers.cg(d, plain, rtol=0.0, maxiter=4, M=M, gradient="unrolled")
-        return torch.autograd.grad(solution.residual_norms.sum(), M.values)[0]
+        return torch.autograd.grad(solution.residual_norms.sum(), M.L.values)[0]
 
     return {
         "torch's CSR, A @ x": lambda: T @ plain,
@@ -41,6 +41,7 @@ def cases() -> dict[str, Task]:
         "sptrsv": lambda: ls.ops.sptrsv(L, x),
         "a Jacobi sweep": lambda: smoother(A, x).x,
         "cg, 4 iterations": lambda: ls.solvers.cg(d, plain, rtol=0.0, atol=0.0, maxiter=4).x,
+        "cg, to a tolerance": lambda: ls.solvers.cg(d, plain, rtol=1e-8).x,
         "cg, 4 iterations, gradient for M": learn,
     }
 
