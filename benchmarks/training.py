@@ -24,6 +24,7 @@ from learnsolve.recipes.heavyball import HeavyballRecipe, HeavyballSettings
 from learnsolve.recipes.heavyball_network import HeavyballNetworkRecipe, HeavyballNetworkSettings
 from learnsolve.recipes.jacobi import JacobiRecipe, JacobiSettings
 from learnsolve.recipes.pcg import PcgRecipe, PcgSettings
+from learnsolve.recipes.pcg.factor import factor_of
 
 DENSE = 2_000  # unknowns, above which dense matrices are left out
 
@@ -125,7 +126,7 @@ def heavyball(run: Run, shape: int, vectors: int) -> None:
 def pcg(run: Run, shape: list[int]) -> None:
     vectors = 10 if run.quick else 100
     recipe = made(PcgRecipe, PcgSettings, shape, test_vectors=vectors, guard=0.0)
-    b, P, n = recipe.test_vectors, recipe.model.pattern, recipe.A.shape[0]
+    b, P, n = recipe.test_vectors, factor_of(recipe.model).pattern, recipe.A.shape[0]
     places = torch.stack((P.row_indices.long(), P.col_indices.long()))
 
     def loss(T: Tensor, dense: bool) -> Callable[[Tensor], Tensor]:
