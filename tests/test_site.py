@@ -146,6 +146,7 @@ def test_the_gallery_runs(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "agg")
     plt = pytest.importorskip("matplotlib.pyplot")
+    plt.close("all")  # those that other tests have left
     try:
         exec(compile(path.read_text(), str(path), "exec"), {"__name__": "__main__"})
         widths = [plt.figure(number).get_figwidth() for number in plt.get_fignums()]
