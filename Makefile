@@ -28,8 +28,8 @@ test: setup ## run all tests (ARGS="-k spmm" chooses; ARGS="-n 0 --pdb" runs the
 test-petsc: setup ## run the tests of learnsolve.petsc in 1, 2, 3, 4 processes (Debian: installs petsc4py, 42 MB)
 	@VENV="$(VENV)" scripts/petsc.sh test $(ARGS)
 
-trust: setup ## harnesses that look for faults, 40 min: docs/reliability.md (ARGS="arrays --share 0.1": a tenth of one)
-	@$(python) -m tests.trust $(ARGS)
+trust: setup ## harnesses that look for faults, 40 min: docs/robustness.md (ARGS="arrays --share 0.1": a tenth of one)
+	@$(python) -m tests.stress $(ARGS)
 
 bench: setup ## measure against SciPy, torch and others: benchmarks/results, 15 min (ARGS=--quick: 1 min)
 	@$(python) -m benchmarks $(ARGS)
@@ -39,7 +39,7 @@ docs: setup ## build the documentation site: build/site/index.html (its packages
 	@$(python) -m sphinx -W --keep-going -q -b html docs build/site
 	@echo "build/site/index.html"
 
-gpu: ## on a machine with a CUDA device: build, test, sanitise, measure there (PYTHON=its python3 with torch)
+gpu: ## on a machine with a CUDA device: build, test, sanitize, measure there (PYTHON=its python3 with torch)
 	@"$(PYTHON)" scripts/gpu.py $(ARGS)
 
 # One thread for NumPy's eigenvalues: on matrices of this size two mostly wait for one another.

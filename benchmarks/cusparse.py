@@ -93,7 +93,7 @@ def kept_spmm(M: Any, X: Any, rows: bool) -> Callable[[], Any]:
 
 
 def kept_spsm(L: Any, b: Any, lower: bool, unit: bool) -> Callable[[], Any]:
-    """Triangular solve with one right-hand side, analysed once."""
+    """Triangular solve with one right-hand side, analyzed once."""
     cupy, lib, descriptors, handle = _names()
     one, _, kind = _numbers(L.dtype)
     B = b.reshape(-1, 1)

@@ -73,17 +73,17 @@ def exponents(rows: list[dict], least: float) -> dict[tuple[str, str, str], floa
 
 
 def draw(rows: list[dict], fits: dict[tuple[str, str, str], float], args: argparse.Namespace) -> None:
-    from learnsolve.recipes.harness.figures import BLUE, GREY, ORANGE, PURPLE, new_panels, png
+    from learnsolve.recipes.harness.figures import BLUE, GRAY, ORANGE, PURPLE, new_panels, png
 
     figure, panels = new_panels("Time against nonzeros, float32, one thread", len(NAMES))
     names = dict.fromkeys(name for _, _, name in fits)
-    colours = dict(zip(names, (BLUE, ORANGE, PURPLE, GREY), strict=False))
+    colors = dict(zip(names, (BLUE, ORANGE, PURPLE, GRAY), strict=False))
     for task, axes in zip(NAMES, panels, strict=True):
         axes.set(title=task, xlabel="nonzeros", ylabel="seconds")
         for (found, way, name), p in fits.items():
             if found == task:
                 style = "o-" if way == FORWARD else "o--"
-                line = {"color": colours[name], "ms": 3, "lw": 1, "label": f"{way}, {name} ({p:.2f})"}
+                line = {"color": colors[name], "ms": 3, "lw": 1, "label": f"{way}, {name} ({p:.2f})"}
                 axes.loglog(*series(rows, task, way, name), style, **line)
         axes.legend(frameon=False, fontsize=7, title="fitted exponent in brackets", title_fontsize=7)
     args.pictures["figure11"] = png(figure)

@@ -176,7 +176,7 @@ def ways(ops: dict[str, Callable[[], Op]], way: str) -> dict[str, Callable[[], T
 
 def cotangent(y: Any) -> Tensor:
     """For a result of any library the same numbers, each a function of its row and column. (Ones would be a
-    poor check: rows of a discretised derivative sum to zero.)"""
+    poor check: rows of a discretized derivative sum to zero.)"""
 
     def at(rows: Tensor, columns: Tensor | int, like: Tensor) -> Tensor:
         return (1 + (7 * rows + 3 * columns) % 11 / 11).to(like)

@@ -19,7 +19,7 @@ from benchmarks import peers
 from benchmarks.harness import BACKWARD, FORWARD, Run, apart, limit_memory, ways
 
 GALLERY = ("airfoil", "bar", "knot", "local_disc_galerkin_diffusion", "unit_cube", "unit_square")
-DIRECT = 30_000  # rows, above which a factorisation takes seconds
+DIRECT = 30_000  # rows, above which a factorization takes seconds
 
 
 def irregular(n: int, seed: int = 0) -> sp.csr_array:

@@ -69,8 +69,8 @@ def stokes(side: int, viscosity: float = 1.0, penalty: float = 0.0) -> sp.csr_ar
     return sp.csr_array(sp.block_array([[viscosity * sp.block_diag([L, R]), B.T], [B, -C]]))
 
 
-def optimisation(n: int, m: int, seed: int = 0) -> sp.csr_array:
-    """[[H, G^T], [G, 0]] of a quadratic programme with random sparse constraints."""
+def optimization(n: int, m: int, seed: int = 0) -> sp.csr_array:
+    """[[H, G^T], [G, 0]] of a quadratic program with random sparse constraints."""
     rng = np.random.default_rng(seed)
     G = sp.random_array((m, n), density=3 / n, rng=rng) + sp.eye_array(m, n)
     H = sp.diags_array(rng.random(n) + 0.1)
@@ -152,8 +152,8 @@ def cases(folder: Path | None) -> Iterator[tuple[str, Make]]:
     yield "Stokes 16x16", lambda: stokes(16)
     yield "Stokes 50x50", lambda: stokes(50)
     yield "Stokes 130x130", lambda: stokes(130)
-    yield "optimisation 3000 + 1000", lambda: optimisation(3_000, 1_000)
-    yield "optimisation 40000 + 10000", lambda: optimisation(40_000, 10_000)
+    yield "optimization 3000 + 1000", lambda: optimization(3_000, 1_000)
+    yield "optimization 40000 + 10000", lambda: optimization(40_000, 10_000)
     yield "random dominant 1000", lambda: random_dominant(1_000, 6, 0.1)
     yield "random dominant 20000", lambda: random_dominant(20_000, 6, 0.1)
     yield "random dominant 100000", lambda: random_dominant(100_000, 6, 0.1)

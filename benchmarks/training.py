@@ -1,6 +1,6 @@
 """A training step of every recipe against the same mathematics in dense and in sparse torch, op by op.
 
-Loss, backward and one step of the same optimiser, from the same weights; the first losses are compared. gcn
+Loss, backward and one step of the same optimizer, from the same weights; the first losses are compared. gcn
 runs the two layers of its recipe on a random graph of CiteSeer's size, so that nothing is downloaded.
 """
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from common import BLUE, GREY, ORANGE, PURPLE, new_figure, trained
+from common import BLUE, GRAY, ORANGE, PURPLE, new_figure, trained
 
 LOSSES = ("product", "frobenius", "iterations")
-COLOURS = dict(zip(LOSSES, (BLUE, ORANGE, PURPLE), strict=True))
+COLORS = dict(zip(LOSSES, (BLUE, ORANGE, PURPLE), strict=True))
 PROBE = 30  # steps by which the time of one is known
 
 
@@ -104,8 +104,8 @@ def iterations_figure(title: str, found: dict, baseline: float):
             (s, v) for s, v in zip(history["seconds"], history["iterations"], strict=True) if v is not None
         ]
         if points:
-            axes.plot(*zip(*points, strict=True), color=COLOURS[loss], linewidth=2, label=loss)
+            axes.plot(*zip(*points, strict=True), color=COLORS[loss], linewidth=2, label=loss)
     if baseline:
-        axes.axhline(baseline, color=GREY, linestyle="--", label="IC(0)")
+        axes.axhline(baseline, color=GRAY, linestyle="--", label="IC(0)")
     axes.legend(frameon=False)
     return figure

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from learnsolve._library import drop_buffers, swap_buffer_limit
+from learnsolve._library import drop_buffers, swap_buffer_pool_limit
 
 _START = 2**28
 
-swap_buffer_limit(_START)
+swap_buffer_pool_limit(_START)
 
 
-def set_buffer_limit(bytes: int) -> int:
+def set_buffer_pool_limit(bytes: int) -> int:
     """Set how much memory of freed results is kept for later ones, on the CPU.
 
     Results of operations and solvers, gradients and what a solver keeps for its backward lie in memory that
     is used again after their tensors are freed, if they have 256 KiB or more: fresh memory costs more time
     than many operations that write to it. Beyond the limit the blocks that were freed first go back to the
-    system. All of them go with ``set_buffer_limit(0)``, and with `SparsityPattern.drop_caches`.
+    system. All of them go with ``set_buffer_pool_limit(0)``, and with `SparsityPattern.drop_caches`.
 
     Parameters
     ----------
@@ -39,31 +39,31 @@ def set_buffer_limit(bytes: int) -> int:
     -----
     Tensors that are alive do not count: the limit is for memory beyond them. torch's profiler does not see
     memory that is kept, and torch cannot enlarge such a tensor in place (`Tensor.resize_`); with
-    ``set_buffer_limit(0)`` results are ordinary tensors. torch 2.10 keeps nothing, whatever the limit. A
+    ``set_buffer_pool_limit(0)`` results are ordinary tensors. torch 2.10 keeps nothing, whatever the limit. A
     process that is forked starts with nothing kept.
 
     Examples
     --------
     >>> import learnsolve as ls
-    >>> before = ls.ops.set_buffer_limit(2**30)
-    >>> ls.ops.set_buffer_limit(before) == 2**30
+    >>> before = ls.ops.set_buffer_pool_limit(2**30)
+    >>> ls.ops.set_buffer_pool_limit(before) == 2**30
     True
     """
     if isinstance(bytes, bool) or not isinstance(bytes, int):
-        raise TypeError(f"set_buffer_limit: bytes must be an int, got {type(bytes).__name__}")
+        raise TypeError(f"set_buffer_pool_limit: bytes must be an int, got {type(bytes).__name__}")
     if not 0 <= bytes < 2**63:
-        raise ValueError(f"set_buffer_limit: bytes must be from 0 to 2^63 - 1, got {bytes}")
-    return swap_buffer_limit(bytes)
+        raise ValueError(f"set_buffer_pool_limit: bytes must be from 0 to 2^63 - 1, got {bytes}")
+    return swap_buffer_pool_limit(bytes)
 
 
 @contextmanager
 def nothing_kept() -> Iterator[None]:
     """Every result is allocated by torch, whose profiler then sees it."""
-    before = swap_buffer_limit(0)
+    before = swap_buffer_pool_limit(0)
     try:
         yield
     finally:
-        swap_buffer_limit(before)
+        swap_buffer_pool_limit(before)
 
 
-__all__ = ["drop_buffers", "nothing_kept", "set_buffer_limit"]
+__all__ = ["drop_buffers", "nothing_kept", "set_buffer_pool_limit"]

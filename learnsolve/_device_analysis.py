@@ -15,7 +15,7 @@ UNION_CHUNK = 8192  # csrc/kernels/union_plan.h
 # Products per sort if there are too many for one: 40 bytes each while it runs. Not measured.
 SORTED = 2**24
 
-# Numbers that torch can sort on a CUDA device. What would need more is analysed on the host.
+# Numbers that torch can sort on a CUDA device. What would need more is analyzed on the host.
 MOST_SORTED = 2**31 - 1
 
 everywhere = False  # CPU tensors too: for tests of the CUDA operators compiled for the host
@@ -25,7 +25,7 @@ _LONG_ROW = 1024
 
 
 def here(t: Tensor) -> bool:
-    """Are patterns with this array analysed here, and not by `learnsolve._analysis` on the host?"""
+    """Are patterns with this array analyzed here, and not by `learnsolve._analysis` on the host?"""
     return everywhere or not t.is_cpu
 
 

@@ -1,7 +1,7 @@
 """The matrices and vectors of other libraries, as the arguments of operations, solvers and preconditioners.
 
 A SciPy sparse array, a sparse tensor of torch, a dense tensor, a NumPy array or an `nn.SparseMatrix` becomes
-a CSR, and a NumPy array of right-hand sides a tensor. A CSR made here has a pattern of its own, analysed in
+a CSR, and a NumPy array of right-hand sides a tensor. A CSR made here has a pattern of its own, analyzed in
 each call: in a loop convert once, with `CSR.from_*`.
 """
 

@@ -59,8 +59,8 @@ if _cpu.learnsolve_isa() is None:
 if os.environ.get("LEARNSOLVE_CHECK", "0") not in ("", "0"):
     _cpu.learnsolve_check_contents(1)  # of index arrays that raw operators are given: csrc/ops/contents.h
 
-_cpu.learnsolve_set_buffer_limit.restype = ctypes.c_size_t
-_cpu.learnsolve_set_buffer_limit.argtypes = (ctypes.c_size_t,)
+_cpu.learnsolve_set_buffer_pool_limit.restype = ctypes.c_size_t
+_cpu.learnsolve_set_buffer_pool_limit.argtypes = (ctypes.c_size_t,)
 _cpu.learnsolve_buffer_bytes.restype = ctypes.c_size_t
 
 _cuda: ctypes.CDLL | None = None
@@ -93,9 +93,9 @@ def instruction_set() -> str:
     return _cpu.learnsolve_isa().decode()
 
 
-def swap_buffer_limit(bytes: int) -> int:
+def swap_buffer_pool_limit(bytes: int) -> int:
     """Set the limit of csrc/ops/buffers.h, and return the one until now."""
-    return _cpu.learnsolve_set_buffer_limit(bytes)
+    return _cpu.learnsolve_set_buffer_pool_limit(bytes)
 
 
 def drop_buffers() -> None:

@@ -28,7 +28,7 @@ _gone: Any = lambda: None  # noqa: E731  a reference to a plan that is freed
 _lock = threading.RLock()  # the backward of a CUDA tensor runs in a thread of its own
 
 
-def set_plan_limit(bytes: int) -> int:
+def set_plan_cache_limit(bytes: int) -> int:
     """Set how many bytes the plans for combinations of patterns may take together.
 
     An operation on several patterns (`add`, `spgemm`, `hstack`, `kron`, ...), or on one with numbers
@@ -56,20 +56,20 @@ def set_plan_limit(bytes: int) -> int:
     -----
     A plan counts with the pattern of its result and all that is cached there. What belongs to one pattern
     alone, such as its transpose, is kept as long as the pattern: see `SparsityPattern.drop_caches`.
-    `set_spgemm_plan_limit` decides whether the product of two matrices has a plan at all.
+    `set_spgemm_plan_cache_limit` decides whether the product of two matrices has a plan at all.
 
     Examples
     --------
     >>> import learnsolve as ls
-    >>> before = ls.ops.set_plan_limit(2**30)
-    >>> ls.ops.set_plan_limit(before) == 2**30
+    >>> before = ls.ops.set_plan_cache_limit(2**30)
+    >>> ls.ops.set_plan_cache_limit(before) == 2**30
     True
     """
     global _limit, _warned
     if isinstance(bytes, bool) or not isinstance(bytes, int):
-        raise TypeError(f"set_plan_limit: bytes must be an int, got {type(bytes).__name__}")
+        raise TypeError(f"set_plan_cache_limit: bytes must be an int, got {type(bytes).__name__}")
     if bytes < 0:
-        raise ValueError(f"set_plan_limit: bytes must not be negative, got {bytes}")
+        raise ValueError(f"set_plan_cache_limit: bytes must not be negative, got {bytes}")
     with _lock:
         before, _limit, _warned = _limit, bytes, False
         _dropped.clear()
@@ -89,8 +89,8 @@ def add(kept: Any) -> None:
         _warned = _warned or again
     if again:
         warnings.warn(
-            f"set_plan_limit: the plans in use take more than the limit of {_limit} bytes, so they are "
-            "dropped and made again and again, which takes time; raise it with ops.set_plan_limit(bytes)",
+            f"set_plan_cache_limit: the plans in use take more than the limit of {_limit} bytes, so they are "
+            "dropped and made again and again, which takes time; raise it with ops.set_plan_cache_limit(bytes)",
             stacklevel=2,
         )
 

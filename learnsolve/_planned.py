@@ -2,7 +2,7 @@
 
 Everything kept is watched: a tensor that was changed in place since, which could send a kernel out of bounds,
 is an error. Plans for a pattern together with others, of which a program can make any number, take bounded
-memory (`_plan_limit`); what depends on one pattern alone lives as long as the pattern.
+memory (`_plan_cache_limit`); what depends on one pattern alone lives as long as the pattern.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learnsolve import _plan_limit
-from learnsolve._buffer_limit import drop_buffers
+from learnsolve import _plan_cache_limit
+from learnsolve._buffer_pool_limit import drop_buffers
 from learnsolve._plain import constant_in_graphs, plain_tensors
 
 _GONE = object()
@@ -91,7 +91,7 @@ class Planned:
     def _cached(self, key: Any, make: Callable[..., Any], *arguments: Any) -> Any:
         """`make(*arguments)`, computed once for each key."""
         if torch.compiler.is_dynamo_compiling():
-            _analyse_while_tracing(self._serial)
+            _analyze_while_tracing(self._serial)
             return self._cache[key]
         # `check` twice, written out: every operation comes here, most of them several times.
         for t, version in self._kept[None].watched:
@@ -108,7 +108,7 @@ class Planned:
         self._held(found)
         return found
 
-    def _analyse(self) -> None:
+    def _analyze(self) -> None:
         """Compute everything in `_cache` that an operation may need."""
         raise NotImplementedError
 
@@ -132,7 +132,7 @@ class Planned:
     def _planned(self, make: Callable[..., Any], *others: Any) -> Any:
         """`make(self, *others)`, computed once: what an operation plans for this object together with
         others, or with numbers. The plan is freed with the first of the objects, so it must not hold any of
-        `others`; or earlier, if many were used since (`_plan_limit`), and is then computed again. Tensors and
+        `others`; or earlier, if many were used since (`_plan_cache_limit`), and is then computed again. Tensors and
         patterns in tuples, so that they are watched and counted."""
         name = _name(make, others)
         if torch.compiler.is_dynamo_compiling():
@@ -148,9 +148,9 @@ class Planned:
         if plan is not _GONE and kept is not None:
             kept.check()
             if self._arrays[0].is_cuda and torch.cuda.is_current_stream_capturing():
-                _plan_limit.pin(kept)  # the graph will read it whenever it is replayed
+                _plan_cache_limit.pin(kept)  # the graph will read it whenever it is replayed
             else:
-                _plan_limit.touch(kept)
+                _plan_cache_limit.touch(kept)
             return plan
         plan = self._make(make, self, *others)
         setattr(self._plans, name, plan)
@@ -163,7 +163,7 @@ class Planned:
         else:
             for part in _patterns(plan):
                 part._hold(weakref.ref(kept))
-            _plan_limit.add(kept)
+            _plan_cache_limit.add(kept)
         # Last: an interrupt before leaves a plan that is never found, and the next call makes another.
         self._plans.kept[name] = kept
         return plan
@@ -188,7 +188,7 @@ class Planned:
         if holder is not None:
             for part in _patterns(value):
                 part._hold(self._holder)
-            _plan_limit.grow(holder)
+            _plan_cache_limit.grow(holder)
 
     def cache_bytes(self) -> int:
         """Bytes held beyond the index arrays."""
@@ -199,7 +199,7 @@ class Planned:
 
     def drop_caches(self) -> None:
         """Free what is cached, which is computed again when it is needed, and all memory that is kept of
-        freed results (`ops.set_buffer_limit`)."""
+        freed results (`ops.set_buffer_pool_limit`)."""
         drop_buffers()
         own = self._kept[None]
         self._cache.clear()
@@ -243,7 +243,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 def _sizes(value: Any, seen: set[int] | None = None, alone: bool = False) -> dict[int, int]:
     """Bytes of each tensor in `value` and in what its patterns keep, by its address. `alone`: without the
-    plans there that count on their own (`_plan_limit`)."""
+    plans there that count on their own (`_plan_cache_limit`)."""
     found: dict[int, int] = {}
     seen = set() if seen is None else seen
     open_ = list(_parts(value))
@@ -257,7 +257,7 @@ def _sizes(value: Any, seen: set[int] | None = None, alone: bool = False) -> dic
             plans = (
                 plan
                 for name, plan in list(vars(part._plans).items())
-                if not (alone and _plan_limit.counts(kept.get(name)))
+                if not (alone and _plan_cache_limit.counts(kept.get(name)))
             )
             open_ += [*part._arrays, *_parts((*part._cache.values(), *plans))]
     return found
@@ -269,11 +269,11 @@ def _drop_all(users: Iterable[_Kept]) -> None:
 
 
 @constant_in_graphs
-def _analyse_while_tracing(serial: str) -> bool:
+def _analyze_while_tracing(serial: str) -> bool:
     """Everything that an operation may need of a pattern, actually computed while torch.compile traces, which
     cannot trace the analysis itself. All at once: Dynamo does not see what changes behind a dictionary that
     it has read. The argument is a string, because torch before 2.12 takes no other objects here."""
-    _by_serial[serial]._analyse()
+    _by_serial[serial]._analyze()
     return True
 
 
@@ -282,5 +282,5 @@ def _plan_while_tracing(serial: str, make: Callable[..., Any], *names: Any) -> b
     """A plan, actually computed while torch.compile traces, which may then read it at any time."""
     planned, others = _by_serial[serial], tuple(_by_serial.get(name, name) for name in names)
     planned._planned(make, *others)
-    _plan_limit.pin(planned._plans.kept[_name(make, others)])
+    _plan_cache_limit.pin(planned._plans.kept[_name(make, others)])
     return True

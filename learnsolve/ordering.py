@@ -12,17 +12,17 @@ from learnsolve.csr import CSR
 from learnsolve.pattern import SparsityPattern, as_numpy
 
 
-class Colouring(NamedTuple):
-    """Colours of rows such that rows of the same colour are not coupled, and the rows by colour."""
+class Coloring(NamedTuple):
+    """Colors of rows such that rows of the same color are not coupled, and the rows by color."""
 
-    colours: Tensor
-    """Colour of each row, 0 <= colour < count, shape (n,)."""
+    colors: Tensor
+    """Color of each row, 0 <= color < count, shape (n,)."""
     count: int
-    """Number of colours."""
+    """Number of colors."""
     ptr: Tensor
-    """Rows of colour c are ``rows[ptr[c]:ptr[c + 1]]``, in order; shape (count + 1,)."""
+    """Rows of color c are ``rows[ptr[c]:ptr[c + 1]]``, in order; shape (count + 1,)."""
     rows: Tensor
-    """All rows, colour by colour, shape (n,)."""
+    """All rows, color by color, shape (n,)."""
 
 
 def reverse_cuthill_mckee(P: SparsityPattern | CSR) -> Tensor:
@@ -67,25 +67,25 @@ def reverse_cuthill_mckee(P: SparsityPattern | CSR) -> Tensor:
     return _square("reverse_cuthill_mckee", P)._planned(_reverse_cuthill_mckee)[0]
 
 
-def greedy_colouring(
+def greedy_coloring(
     P: SparsityPattern | CSR, order: Literal["natural", "largest_first"] = "natural"
-) -> Colouring:
-    """Colour the rows such that coupled rows differ, for multicolour sweeps.
+) -> Coloring:
+    """Color the rows such that coupled rows differ, for multicolor sweeps.
 
-    Rows i and j are coupled if there is an entry (i, j) or (j, i), i != j. Rows of one colour can be relaxed
+    Rows i and j are coupled if there is an entry (i, j) or (j, i), i != j. Rows of one color can be relaxed
     at the same time.
 
     Parameters
     ----------
     P : SparsityPattern or CSR, square
     order : "natural" or "largest_first"
-        The order in which rows are coloured, each with the smallest colour that none of its neighbours has:
-        the given order, or rows with most neighbours first.
+        The order in which rows are colored, each with the smallest color that none of its neighbors has:
+        the given order, or rows with most neighbors first.
 
     Returns
     -------
-    Colouring(colours, count, ptr, rows)
-        At most one colour more than the largest number of neighbours of a row. On a grid with a stencil of
+    Coloring(colors, count, ptr, rows)
+        At most one color more than the largest number of neighbors of a row. On a grid with a stencil of
         3, 5 or 7 points in natural order, two: red and black.
 
     Raises
@@ -107,14 +107,14 @@ def greedy_colouring(
     Examples
     --------
     >>> import learnsolve as ls
-    >>> colouring = ls.ordering.greedy_colouring(ls.problems.poisson((2, 3)))
-    >>> colouring.count, colouring.colours
+    >>> coloring = ls.ordering.greedy_coloring(ls.problems.poisson((2, 3)))
+    >>> coloring.count, coloring.colors
     (2, tensor([0, 1, 0, 1, 0, 1], dtype=torch.int32))
-    >>> colouring.rows[colouring.ptr[0] : colouring.ptr[1]]
+    >>> coloring.rows[coloring.ptr[0] : coloring.ptr[1]]
     tensor([0, 2, 4], dtype=torch.int32)
     """
-    _check.one_of("greedy_colouring", "order", order, ("natural", "largest_first"))
-    return _square("greedy_colouring", P)._planned(_greedy_colouring, order)
+    _check.one_of("greedy_coloring", "order", order, ("natural", "largest_first"))
+    return _square("greedy_coloring", P)._planned(_greedy_coloring, order)
 
 
 def _square(function: str, P: Any) -> SparsityPattern:
@@ -138,9 +138,9 @@ def _reverse_cuthill_mckee(pattern: SparsityPattern) -> tuple[Tensor]:
     return (pattern._tensor(order.astype(crow.dtype)),)
 
 
-def _greedy_colouring(pattern: SparsityPattern, order: str) -> Colouring:
+def _greedy_coloring(pattern: SparsityPattern, order: str) -> Coloring:
     crow, col = as_numpy(pattern.crow_indices), as_numpy(pattern.col_indices)
     tcrow, tcol = as_numpy(pattern.T.crow_indices), as_numpy(pattern.T.col_indices)
-    arrays = _analysis.greedy_colouring(crow, col, tcrow, tcol, order == "largest_first")
-    colours, ptr, rows = (pattern._tensor(a) for a in arrays)
-    return Colouring(colours, len(ptr) - 1, ptr, rows)
+    arrays = _analysis.greedy_coloring(crow, col, tcrow, tcol, order == "largest_first")
+    colors, ptr, rows = (pattern._tensor(a) for a in arrays)
+    return Coloring(colors, len(ptr) - 1, ptr, rows)

@@ -288,7 +288,7 @@ class SparsityPattern(Planned, Immutable):
         )
         return ptr, idx, perm, self._tensor(blocks)
 
-    def _analyse(self) -> None:
+    def _analyze(self) -> None:
         for P in (self, self.T):
             _ = P._structure(False), P._structure(True)
             _ = P.row_indices, P._missing_diagonal, P._inverse_permutation, P._none

@@ -13,7 +13,7 @@ from torch.autograd.graph import GradientEdge
 from torch.profiler import ProfilerActivity
 
 from learnsolve import _check
-from learnsolve._buffer_limit import nothing_kept
+from learnsolve._buffer_pool_limit import nothing_kept
 from learnsolve._clock import timed, wait
 from learnsolve.csr import CSR
 from learnsolve.ops.block_batch import BlockBatch

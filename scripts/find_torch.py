@@ -18,7 +18,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-FACTS = """
+PROPERTIES = """
 import importlib.util, runpy, sys
 wanted = sys.argv[1:]
 if wanted and sys.version_info[:2] != tuple(map(int, wanted)):
@@ -41,7 +41,7 @@ def ask(python: str, *options: str, version: tuple[int, ...]) -> str | None:
     """The facts about this Python's torch; None if it has none or is of another version."""
     try:
         done = subprocess.run(
-            [python, *options, "-c", FACTS, *map(str, version)],
+            [python, *options, "-c", PROPERTIES, *map(str, version)],
             capture_output=True,
             text=True,
             check=False,

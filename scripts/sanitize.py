@@ -2,7 +2,7 @@
 
     python scripts/sanitize.py                    AddressSanitizer and UBSan: all quick tests
     python scripts/sanitize.py address ARGUMENTS  the same, arguments for pytest
-    python scripts/sanitize.py thread             ThreadSanitizer: calls from many threads (tests/trust)
+    python scripts/sanitize.py thread             ThreadSanitizer: calls from many threads (tests/stress)
 
 The kernels, the operators around them and the analysis are instrumented, Python and torch are not; their
 allocations are followed all the same, so that an access beside a tensor's memory ends the process. Leaks are
@@ -24,9 +24,9 @@ OPTIONS = {
     "TSAN_OPTIONS": "halt_on_error=1:exitcode=66:ignore_noninstrumented_modules=1",
 }
 THREADS = [
-    "tests/trust/test_trust.py::test_harness_finds_no_fault[threads]",
+    "tests/stress/test_stress.py::test_harness_finds_no_fault[threads]",
     "tests/ops/test_fresh_pattern.py",
-    "tests/ops/test_buffer_limit.py",
+    "tests/ops/test_buffer_pool_limit.py",
     "tests/ops/test_factorized.py",
 ]
 
@@ -40,9 +40,9 @@ def main() -> int:
         flags = f"-fsanitize={FLAGS[kind]} -fno-omit-frame-pointer -g1"
         print("compiling the copy", flush=True)
         linker = f"-DCMAKE_MODULE_LINKER_FLAGS=-fsanitize={FLAGS[kind]}"
-        # Debug, without optimisation, but for the kernels.
+        # Debug, without optimization, but for the kernels.
         copy.configure(
-            f"-DCMAKE_CXX_FLAGS={flags}", linker, "-DCMAKE_BUILD_TYPE=Debug", "-DLEARNSOLVE_OPTIMISATION=-O1"
+            f"-DCMAKE_CXX_FLAGS={flags}", linker, "-DCMAKE_BUILD_TYPE=Debug", "-DLEARNSOLVE_OPTIMIZATION=-O1"
         )
         preload = " ".join(file_of(name) for name in RUNTIMES[kind])
         # One thread: libgomp, which is not instrumented, hides its barriers from ThreadSanitizer.

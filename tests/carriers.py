@@ -26,9 +26,9 @@ F64 = torch.float64
 P, S = ls.preconditioners, ls.solvers
 # Records of results, base classes, settings, and what takes functions.
 OTHERS = {"Evaluation", "Iteration", "Solution", "SolverError", "Status", "ConvergenceWarning", "Estimate"}
-OTHERS |= {"ExtremeEigenvalues", "DelaunayGraph", "Facts", "FACTS", "ProblemDataset", "Sample", "Graph"}
+OTHERS |= {"ExtremeEigenvalues", "DelaunayGraph", "MatrixProperties", "PROPERTIES", "ProblemDataset", "Sample", "Graph"}
 OTHERS |= {"IncompleteCholesky", "IncompleteLU", "Preconditioner", "Trainable", "profile"}
-OTHERS |= {"set_check_every", "set_buffer_limit", "set_plan_limit", "set_spgemm_plan_limit", "dataset"}
+OTHERS |= {"set_check_every", "set_buffer_pool_limit", "set_plan_cache_limit", "set_spgemm_plan_cache_limit", "dataset"}
 OTHERS |= {
     "planetoid",
     "matrix_market",
@@ -170,7 +170,7 @@ NUMBERS: dict[str, Any] = {
     "p1_stiffness.kappa": random(len(MESH.triangles)),
     "spectral_radius.E": A,
     "stencil.x": random(4, 4),
-    "two_grid_blocks.A": PERIODIC,
+    "two_grid_symbols.A": PERIODIC,
     "two_grid_factor.A": PERIODIC,
 }
 _UNIT = A.tril(-1)
@@ -182,11 +182,11 @@ WITH: dict[str, dict[str, Any]] = {
     "Polynomial.chebyshev": {"lmin": 0.5, "lmax": 6.0},
     "Factored.shift": {"form": "product"},
     "GCNConv().edge_weight": {"A": EDGES, "X": random(3, 2)},
-    "gcn_normalise.edge_weight": {"A": EDGES},
+    "gcn_norm.edge_weight": {"A": EDGES},
     "heavyball.alpha": {"beta": 0.2},
     "heavyball.beta": {"alpha": 0.1},
     "null_space": {"A": PERIODIC, "b": random(16) - random(16).mean()},
-    "two_grid_blocks": {"without_constants": True},
+    "two_grid_symbols": {"without_constants": True},
     "two_grid_factor": {"without_constants": True},
     "NeuralAMG": {"max_coarse": 2},
     "SparseDropout()": {"keep": torch.arange(A.nnz) % 3 > 0},

@@ -29,7 +29,7 @@ def assert_same(found: list[Tensor], wanted: list[Tensor]) -> None:
 
 
 class Promises:
-    """Their tests, for a class with `runs` that is parametrised by `name`."""
+    """Their tests, for a class with `runs` that is parametrized by `name`."""
 
     runs: Callable[[], dict[str, Run]]
 

@@ -82,7 +82,7 @@ OTHERS = {
             maxiter=4,
         ).x
     ),
-    "gcn_normalise": lambda A, b: ls.nn.gcn_normalise(A).values,
+    "gcn_norm": lambda A, b: ls.nn.gcn_norm(A).values,
     "spectral_radius": lambda A, b: ls.analysis.spectral_radius(A, rtol=1e-10).value,
     "spectral_radius, iteration": lambda A, b: (
         ls.analysis.spectral_radius(

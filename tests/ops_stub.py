@@ -20,9 +20,9 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from learnsolve._buffer_limit import set_buffer_limit as set_buffer_limit
+from learnsolve._buffer_pool_limit import set_buffer_pool_limit as set_buffer_pool_limit
 from learnsolve._conversion import SciPyMatrix
-from learnsolve._plan_limit import set_plan_limit as set_plan_limit
+from learnsolve._plan_cache_limit import set_plan_cache_limit as set_plan_cache_limit
 from learnsolve.csr import CSR
 from learnsolve.nn.sparse_matrix import SparseMatrix
 from learnsolve.ops.add import Scalar

@@ -1,6 +1,6 @@
 """Mixed precision: `torch.autocast` around learnsolve, and what is said without it.
 
-The harness `autocast` (tests/trust) compares every call; here are the ways in which operands arrive, and what
+The harness `autocast` (tests/stress) compares every call; here are the ways in which operands arrive, and what
 runs while a backward or a graph of torch.compile does.
 """
 

@@ -71,7 +71,7 @@ def test_other_functions(name):
     everywhere(lambda: OTHERS[name](A, b))
 
 
-@pytest.mark.parametrize("name", ["reverse_cuthill_mckee", "greedy_colouring"])
+@pytest.mark.parametrize("name", ["reverse_cuthill_mckee", "greedy_coloring"])
 def test_orderings(name):
     everywhere(lambda: tree_leaves(getattr(ls.ordering, name)(A_SPD)))
 

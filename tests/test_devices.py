@@ -181,7 +181,7 @@ def test_problems(name, cuda):
     )
 
 
-@pytest.mark.parametrize("name", ["reverse_cuthill_mckee", "greedy_colouring"])
+@pytest.mark.parametrize("name", ["reverse_cuthill_mckee", "greedy_coloring"])
 def test_orderings(name, cuda):
     order = getattr(ls.ordering, name)
     found, wanted = order(A_SPD.to(DEVICE)), order(A_SPD)

@@ -31,7 +31,7 @@ def gpu(monkeypatch, tmp_path):
     return module
 
 
-FACTS = {
+PROPERTIES = {
     "python": "3.12.3",
     "torch": "2.11.0+cu130",
     "cuda": "13.0",
@@ -86,8 +86,8 @@ def test_unknown_step():
     ],
 )
 def test_what_is_missing_and_what_to_do(gpu, change, said):
-    assert gpu.missing(FACTS) == []
-    (line,) = gpu.missing(FACTS | change)
+    assert gpu.missing(PROPERTIES) == []
+    (line,) = gpu.missing(PROPERTIES | change)
     assert re.search(said, line)
 
 
@@ -178,7 +178,7 @@ def test_every_failed_case_of_the_smoke_step_is_named(gpu):
 
 
 def test_where_there_is_no_sanitizer(gpu):
-    (step,) = gpu.sanitizers(FACTS, 10)
+    (step,) = gpu.sanitizers(PROPERTIES, 10)
     assert step.ok
     assert step.what == "skipped"
     assert "CUDA toolkit" in step.notes[0]
@@ -189,7 +189,7 @@ def test_results_are_written(gpu, tmp_path):
         gpu.Step("build", True, 100.0, "sm_90"),
         gpu.Step("memcheck", False, 20.0, "did not finish", ["why"]),
     ]
-    out = gpu.write(FACTS, steps, tmp_path / "results")
+    out = gpu.write(PROPERTIES, steps, tmp_path / "results")
     assert out.name == "gpu-nvidia-h200.json"
     assert '"did not finish"' in out.read_text()
     page = out.with_suffix(".md").read_text()

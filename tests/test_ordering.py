@@ -1,4 +1,4 @@
-"""Reverse Cuthill-McKee and greedy colouring."""
+"""Reverse Cuthill-McKee and greedy coloring."""
 
 import numpy as np
 import pytest
@@ -43,25 +43,25 @@ def graph(P):
 @every_square
 @both_indices
 @pytest.mark.parametrize("order", ["natural", "largest_first"])
-def test_colouring(name, index, order):
+def test_coloring(name, index, order):
     P = pattern_of(SQUARE[name], index)
     n = P.shape[0]
-    found = ordering.greedy_colouring(P, order)
-    colours = found.colours.numpy()
+    found = ordering.greedy_coloring(P, order)
+    colors = found.colors.numpy()
     edges = graph(P)
-    assert found.colours.shape == found.rows.shape == (n,)
+    assert found.colors.shape == found.rows.shape == (n,)
     assert found.ptr.shape == (found.count + 1,)
-    assert found.colours.dtype == found.ptr.dtype == found.rows.dtype == index
-    assert (colours[edges[:, 0]] != colours[edges[:, 1]]).all(), "neighbours of one colour"
-    assert set(colours) == set(range(found.count))
+    assert found.colors.dtype == found.ptr.dtype == found.rows.dtype == index
+    assert (colors[edges[:, 0]] != colors[edges[:, 1]]).all(), "neighbors of one color"
+    assert set(colors) == set(range(found.count))
     assert found.count <= (np.bincount(edges[:, 0]).max(initial=0) + 1 if n else 0)
-    # The rows by colour, in order.
-    assert (found.rows.numpy() == np.argsort(colours, kind="stable")).all()
-    assert (np.diff(found.ptr.numpy()) == np.bincount(colours, minlength=found.count)).all()
-    # Greedy: every row has a neighbour of each smaller colour.
+    # The rows by color, in order.
+    assert (found.rows.numpy() == np.argsort(colors, kind="stable")).all()
+    assert (np.diff(found.ptr.numpy()) == np.bincount(colors, minlength=found.count)).all()
+    # Greedy: every row has a neighbor of each smaller color.
     for i in range(n):
-        near = set(colours[edges[edges[:, 0] == i, 1]])
-        assert set(range(colours[i])) <= near
+        near = set(colors[edges[edges[:, 0] == i, 1]])
+        assert set(range(colors[i])) <= near
 
 
 def greedy(P, order):
@@ -69,36 +69,36 @@ def greedy(P, order):
     n, edges = P.shape[0], graph(P)
     near = [edges[edges[:, 0] == i, 1] for i in range(n)]
     rows = sorted(range(n), key=lambda i: -len(near[i]) if order == "largest_first" else 0)
-    colours = np.full(n, -1)
+    colors = np.full(n, -1)
     for i in rows:
-        colours[i] = min(set(range(n)) - set(colours[near[i]]))
-    return colours
+        colors[i] = min(set(range(n)) - set(colors[near[i]]))
+    return colors
 
 
 @every_square
 @pytest.mark.parametrize("order", ["natural", "largest_first"])
-def test_colouring_is_the_greedy_one(name, order):
+def test_coloring_is_the_greedy_one(name, order):
     P = pattern_of(SQUARE[name])
-    assert (ordering.greedy_colouring(P, order).colours.numpy() == greedy(P, order)).all()
+    assert (ordering.greedy_coloring(P, order).colors.numpy() == greedy(P, order)).all()
 
 
 @pytest.mark.parametrize("shape", [(17,), (9, 14), (5, 4, 6)])
 def test_grids_are_red_and_black(shape):
-    found = ordering.greedy_colouring(ls.problems.poisson(shape))
+    found = ordering.greedy_coloring(ls.problems.poisson(shape))
     assert found.count == 2
     parity = np.indices(shape).sum(0).ravel() % 2
-    assert (found.colours.numpy() == parity).all()
+    assert (found.colors.numpy() == parity).all()
 
 
-def test_nine_points_take_four_colours():
-    assert ordering.greedy_colouring(pattern_of(grid(9, 11))).count == 4
+def test_nine_points_take_four_colors():
+    assert ordering.greedy_coloring(pattern_of(grid(9, 11))).count == 4
 
 
-def test_rows_of_one_colour_may_be_relaxed_together():
-    """Gauss-Seidel by colours, all rows of one at once, is Gauss-Seidel in the order `rows`, row by row."""
+def test_rows_of_one_color_may_be_relaxed_together():
+    """Gauss-Seidel by colors, all rows of one at once, is Gauss-Seidel in the order `rows`, row by row."""
     S = random(25, 25, 0.1, seed=3).toarray() + 10 * np.eye(25)
     A = ls.CSR.from_scipy(scipy.sparse.csr_array(S))
-    _, count, ptr, rows = ordering.greedy_colouring(A)
+    _, count, ptr, rows = ordering.greedy_coloring(A)
     b = np.random.default_rng(0).standard_normal(25)
     at_once, one_by_one = np.zeros(25), np.zeros(25)
     for c in range(count):
@@ -141,15 +141,15 @@ def test_cuthill_mckee_sees_both_triangles():
 def test_explicit_zeros_are_entries():
     A = ls.problems.poisson((5, 5))
     zeros = A.with_values(torch.zeros_like(A.values))
-    assert ordering.greedy_colouring(zeros).count == 2
+    assert ordering.greedy_coloring(zeros).count == 2
     assert torch.equal(ordering.reverse_cuthill_mckee(zeros), ordering.reverse_cuthill_mckee(A.pattern))
 
 
 def test_results_are_kept_with_the_pattern():
     A = ls.problems.poisson((6, 6))
     assert A.pattern.cache_bytes() == 0
-    assert ordering.greedy_colouring(A) is ordering.greedy_colouring(A.pattern)
-    assert ordering.greedy_colouring(A, "largest_first") is not ordering.greedy_colouring(A)
+    assert ordering.greedy_coloring(A) is ordering.greedy_coloring(A.pattern)
+    assert ordering.greedy_coloring(A, "largest_first") is not ordering.greedy_coloring(A)
     assert ordering.reverse_cuthill_mckee(A) is ordering.reverse_cuthill_mckee(A)
     assert A.pattern.cache_bytes() > 0
 
@@ -158,7 +158,7 @@ def test_while_torch_compiles():
     A = ls.problems.poisson((4, 4))
 
     def f(x):
-        _, count, ptr, rows = ordering.greedy_colouring(A)
+        _, count, ptr, rows = ordering.greedy_coloring(A)
         return x[rows.long()] * count + ptr[-1] + x[ordering.reverse_cuthill_mckee(A).long()]
 
     x = torch.arange(16.0)
@@ -166,7 +166,7 @@ def test_while_torch_compiles():
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("function", [ordering.greedy_colouring, ordering.reverse_cuthill_mckee])
+@pytest.mark.parametrize("function", [ordering.greedy_coloring, ordering.reverse_cuthill_mckee])
 def test_errors(function):
     name = function.__name__
     with pytest.raises(ValueError, match=rf"{name}: P must be square, got shape \(3, 4\)"):
@@ -176,5 +176,5 @@ def test_errors(function):
 
 
 def test_an_unknown_order():
-    with pytest.raises(ValueError, match=r"greedy_colouring: order must be one of .*, got 'smallest_last'"):
-        ordering.greedy_colouring(pattern_of(grid(5, 3)), "smallest_last")
+    with pytest.raises(ValueError, match=r"greedy_coloring: order must be one of .*, got 'smallest_last'"):
+        ordering.greedy_coloring(pattern_of(grid(5, 3)), "smallest_last")

@@ -181,9 +181,9 @@ def test_only_float32_and_float64_are_accepted(name, dtype):
 # Draw from torch's generator: initial weights, as the modules of torch.nn do; samples, as torch.randn does,
 # unless a generator is given.
 DRAWS = {"GCNConv", "GraphNetBlock", "ResGCN", "analysis.krylov_basis", "analysis.krylov_samples"}
-RECORDS = {"Facts", "Iteration", "Solution", "Status", "SolverError", "Estimate", "ExtremeEigenvalues"}
+RECORDS = {"MatrixProperties", "Iteration", "Solution", "Status", "SolverError", "Estimate", "ExtremeEigenvalues"}
 RECORDS |= {"ConvergenceWarning", "DelaunayGraph", "ProblemDataset", "Sample"}
-GENERAL = {"Preconditioner", "Trainable", "FACTS", "ErrorPropagator"}
+GENERAL = {"Preconditioner", "Trainable", "PROPERTIES", "ErrorPropagator"}
 OTHERS = {"set_check_every", "matrix_market"}  # a setting of the process; needs a file
 CALLS = {
     **dict(constructors()),
@@ -198,10 +198,10 @@ CALLS = {
         f"analysis.{f.__name__}": lambda f=f: f(
             PERIODIC, LINEAR, grid=(4, 4), period=(4, 4), without_constants=True
         )
-        for f in (ls.analysis.two_grid_blocks, ls.analysis.two_grid_factor)
+        for f in (ls.analysis.two_grid_symbols, ls.analysis.two_grid_factor)
     },
     "problems.dataset": lambda: ls.problems.dataset("random_spd", "train", 1, n=16)[0],
-    "gcn_normalise": ls.nn.gcn_normalise,
+    "gcn_norm": ls.nn.gcn_norm,
     "evaluate": ls.evaluate,
     "cg, gradient": lambda: ls.solvers.cg(A.detach().requires_grad_(), GIVEN["b"]()).x.sum().backward(),
     "AMG, aggregation": lambda: P.AMG(ls.problems.poisson((12, 12)), max_coarse=4),

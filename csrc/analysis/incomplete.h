@@ -1,4 +1,4 @@
-// What an incomplete factorisation without fill does, found once per pattern: for every entry of the factors
+// What an incomplete factorization without fill does, found once per pattern: for every entry of the factors
 // the pairs of entries whose product its equation subtracts (kernels/incomplete.h).
 #pragma once
 
@@ -50,7 +50,7 @@ void lu_products(const I* ptr, int64_t n, const I* idx, const I* diagonal, const
 }
 
 // The same for L L^T: l_ik l_jk, k < j <= i, into (i, j). Where L has no such entry (dropped fill), the
-// modified factorisation takes the product from the diagonal of row i and of row j, since the symmetric fill
+// modified factorization takes the product from the diagonal of row i and of row j, since the symmetric fill
 // would occur in both.
 template <class N, class F>
 void cholesky_products(const std::vector<N>& ptr, const std::vector<N>& idx, bool modified, const F& f) {

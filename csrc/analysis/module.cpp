@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "analysis/colouring.h"
+#include "analysis/coloring.h"
 #include "analysis/incomplete.h"
 #include "analysis/interrupt.h"
 #include "analysis/level_fill.h"
@@ -224,22 +224,22 @@ void bind(py::module_& m) {
     return out;
   });
   bind_spgemm<I>(m);
-  m.def("greedy_colouring", [](const Array<I>& ptr, const Array<I>& idx, const Array<I>& tptr,
+  m.def("greedy_coloring", [](const Array<I>& ptr, const Array<I>& idx, const Array<I>& tptr,
                                const Array<I>& tidx, bool largest_first) {
     const int64_t n = ptr.size() - 1;
-    Array<I> colours(n), rows(n);
-    I *c = colours.mutable_data(), *r = rows.mutable_data();
+    Array<I> colors(n), rows(n);
+    I *c = colors.mutable_data(), *r = rows.mutable_data();
     std::vector<I> first;
     {
       py::gil_scoped_release release;
       const int64_t count =
-          greedy_colouring(ptr.data(), n, idx.data(), tptr.data(), tidx.data(), largest_first, c);
+          greedy_coloring(ptr.data(), n, idx.data(), tptr.data(), tidx.data(), largest_first, c);
       first.resize(count + 1);
-      group_by_colour(c, n, count, first.data(), r);
+      group_by_color(c, n, count, first.data(), r);
     }
     Array<I> groups(first.size());
     std::copy(first.begin(), first.end(), groups.mutable_data());
-    return py::make_tuple(colours, groups, rows);
+    return py::make_tuple(colors, groups, rows);
   });
   m.def("merge_patterns",
         [](const Array<I>& a_ptr, const Array<I>& a_idx, const Array<I>& b_ptr, const Array<I>& b_idx) {

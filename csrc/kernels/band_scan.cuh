@@ -1,7 +1,7 @@
 // T x = b for a triangular T with a narrow band (kernels/band.cuh): a scan of affine maps over chunks of
 // fixed size, each with its lanes' maps in shared memory.
 //
-// A lane takes R consecutive rows. Neighbouring lanes read R rows apart, but a warp reads all of a piece of
+// A lane takes R consecutive rows. Neighboring lanes read R rows apart, but a warp reads all of a piece of
 // memory, most of it from the first-level cache. Its rows stay in registers. They are solved first with the
 // right-hand side from zeros and, without it, from each unit vector of the W results before, which gives the
 // lane's map; and again after the scan, from the results that are known by then.
@@ -15,7 +15,7 @@
 
 namespace learnsolve::cuda {
 
-// What lanes exchange, number by number: neighbouring lanes have neighbouring words.
+// What lanes exchange, number by number: neighboring lanes have neighboring words.
 template <int Lanes, int W, class T>
 struct LaneMaps {
   T number[Affine<W, T>::kNumbers][Lanes];

@@ -1,4 +1,4 @@
-// The plan of an incomplete factorisation (analysis/incomplete.h makes it), as kernels see it.
+// The plan of an incomplete factorization (analysis/incomplete.h makes it), as kernels see it.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Incomplete factorisation and its derivatives (kernels/incomplete.h) by levels: a step reads what steps of
+// Incomplete factorization and its derivatives (kernels/incomplete.h) by levels: a step reads what steps of
 // lower levels computed, so all of a level go at once; the adjoint goes from the last level to the first.
 // What the host's sweeps add into entries that other steps read is gathered here instead, by lists of the
 // uses of each entry: no atomics.

@@ -1,4 +1,4 @@
-// Incomplete factorisation on a pattern and its derivatives, to any order.
+// Incomplete factorization on a pattern and its derivatives, to any order.
 //
 // The factors f, entry by entry (L and, for LU, U behind it), are defined by one quadratic equation for each
 // entry (i, j) of A that is read,

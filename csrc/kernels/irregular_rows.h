@@ -8,7 +8,7 @@
 
 namespace learnsolve::LEARNSOLVE_ISA {
 
-// Keeps the compiler from vectorising a sum. It would gather x, and multiply and add apart: in float32 1.6
+// Keeps the compiler from vectorizing a sum. It would gather x, and multiply and add apart: in float32 1.6
 // times as long for long ranges of rows, and other bits than a product with several columns.
 template <class T>
 LS_INLINE void keep_scalar(T& s) {
@@ -101,7 +101,7 @@ LS_INLINE bool prefers_streams(const CsrView<T, I>& A, int64_t r0, int64_t n) {
 //
 // The plain loop mispredicts the end of most rows of random lengths. Measured on one thread of a Zen 5, rows
 // of 1 to 60 entries: 272,000 entries, 8 a row, 280 us instead of 335 in float64 and 275 instead of 365 in
-// float32 (550 in a vectorised loop); 110,000 entries, 3 a row, 132 instead of 262. With `perm` values are
+// float32 (550 in a vectorized loop); 110,000 entries, 3 a row, 132 instead of 262. With `perm` values are
 // read in random places, and nothing is gained.
 template <class T, class I>
 LS_FUNCTION void stream_sums(const CsrView<T, I>& A, int64_t r0, int64_t n, const T* LS_RESTRICT x,
@@ -164,7 +164,7 @@ __attribute__((aligned(64))) LS_FUNCTION void one_by_one(const CsrView<T, I>& A,
 }
 
 // `many`: these rows are of a long range. In float64 `Fours` would be the faster form of short ones in loops
-// that do nothing else; in float32 it is so everywhere, compared with the vectorised form.
+// that do nothing else; in float32 it is so everywhere, compared with the vectorized form.
 template <bool Perm, class T, class I, class Epilogue>
 LS_FUNCTION void irregular_rows(const CsrView<T, I>& A, int64_t r0, int64_t r1, bool many, const T* x,
                                 Epilogue& epilogue) {

@@ -9,7 +9,7 @@
 // A NaN is the maximum, the first of several. Each segment is one sequence of operations, whatever the
 // partition into blocks. Sums over segments are products with a 0/1 matrix (spmm.h).
 //
-// Columns are worked on in tiles of N vectors, written as vectors: compilers do not vectorise loops with
+// Columns are worked on in tiles of N vectors, written as vectors: compilers do not vectorize loops with
 // selections (maximum, float32, 8 columns: 139 us instead of 1400). The last columns, fewer than a vector has
 // lanes, are the first lanes of one that reads on into the next entry; what the others hold is not used.
 #pragma once

@@ -3,7 +3,7 @@
 //     x_i = b_i r_i - sum_j (t_ij r_i) x_j,   r_i = 1 / t_ii (1 for a unit diagonal),
 //
 // the farthest column first. So what passes from one row to the next is a single multiply-add, if the
-// neighbour's result is still in a register: 4 cycles a row, whereas a division at the end and a round trip
+// neighbor's result is still in a register: 4 cycles a row, whereas a division at the end and a round trip
 // through memory take 25. Every row is computed by this rule in this order, whatever the path: no schedule,
 // no number of threads changes a bit. The one exception is one column of a bidiagonal run, which is a scan
 // (sptrsv_run.h); it is never split.
@@ -37,11 +37,11 @@ bool solve_vector(const TriangleView<T, I>& S, const T* b, T* x) {
         const int64_t dir = S.upper ? -1 : 1;
         int64_t i = S.upper ? r1 - 1 : r0;
         // Read only by a row that has an entry there.
-        T neighbour = i - dir >= 0 && i - dir < S.rows ? x[i - dir] : T(0);
+        T neighbor = i - dir >= 0 && i - dir < S.rows ? x[i - dir] : T(0);
         for (int64_t left = r1 - r0; left > 0; --left, i += dir) {
           const TriangleRow<T, I> row(S, i);
           if (__builtin_expect(__builtin_isinf(row.reciprocal), 0)) return false;
-          x[i] = neighbour = solve_row<true>(S, row, i, b[i], x, neighbour);
+          x[i] = neighbor = solve_row<true>(S, row, i, b[i], x, neighbor);
         }
       }
     }

@@ -37,10 +37,10 @@ struct TriangleRow {
 // Sums of long rows run side by side: one alone would wait for each addition.
 inline constexpr int64_t kLongRow = 16;
 
-// Row i, one column. `neighbour` is the result of the row before in the order of the sweep, if Chained.
+// Row i, one column. `neighbor` is the result of the row before in the order of the sweep, if Chained.
 template <bool Chained, class T, class I>
 LS_INLINE T solve_row(const TriangleView<T, I>& S, const TriangleRow<T, I>& row, int64_t i, T bi, const T* x,
-                      T neighbour) {
+                      T neighbor) {
   T s = rounded(bi * row.reciprocal);
   int64_t p = row.far, left = row.count;
   if (left == 0) return s;
@@ -57,7 +57,7 @@ LS_INLINE T solve_row(const TriangleView<T, I>& S, const TriangleRow<T, I>& row,
   }
   for (; left > 1; --left, p += row.step) s -= coefficient(p) * x[S.A.idx[p]];
   const int64_t j = S.A.idx[p];
-  if (Chained && j == i - row.step) return s - coefficient(p) * neighbour;
+  if (Chained && j == i - row.step) return s - coefficient(p) * neighbor;
   return s - coefficient(p) * x[j];
 }
 

@@ -1,4 +1,4 @@
-// Triangular solves through runs of uniform rows, one column: neighbours stay in registers, bidiagonal runs
+// Triangular solves through runs of uniform rows, one column: neighbors stay in registers, bidiagonal runs
 // are a scan.
 #pragma once
 

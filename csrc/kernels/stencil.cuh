@@ -17,7 +17,7 @@ struct StencilOffsets {
   bool periodic[3];
   int count;
   int64_t offset[kStencilOffsets][3];
-  int64_t distance[kStencilOffsets];  // to the neighbour, where it lies inside
+  int64_t distance[kStencilOffsets];  // to the neighbor, where it lies inside
   int64_t lo[3], hi[3];               // points from which no offset leaves the grid
 
   LS_BOTH int64_t points() const { return grid[0] * grid[1] * grid[2]; }
@@ -53,8 +53,8 @@ struct GridPoint {
     const int64_t line = n / S.grid[2];
     return GridPoint(S, line / S.grid[1], line % S.grid[1], n % S.grid[2]);
   }
-  // Place of neighbour k, or -1.
-  LS_DEVICE int64_t neighbour(const StencilOffsets& S, int k) const {
+  // Place of neighbor k, or -1.
+  LS_DEVICE int64_t neighbor(const StencilOffsets& S, int k) const {
     if (inner) return at + S.distance[k];
     int64_t place = 0;
     LS_UNROLL
@@ -92,7 +92,7 @@ LS_DEVICE void stencil_point(const StencilPass<T>& P, const GridPoint& i, Member
     const T* c = P.c + b * P.c_step;
     const T* x = P.x + b * P.x_step;
     for (int k = 0; k < P.S.count; ++k) {
-      const int64_t j = i.neighbour(P.S, k);
+      const int64_t j = i.neighbor(P.S, k);
       if (j < 0) continue;
       const T ck = P.kind == Coefficients::constant   ? c[k]
                    : P.kind == Coefficients::variable ? c[k * points + i.at]
@@ -119,7 +119,7 @@ template <class T>
 LS_DEVICE void stencil_products_point(const StencilProductsPass<T>& P, const GridPoint& i, Members members) {
   const int64_t points = P.S.points();
   for (int k = 0; k < P.S.count; ++k) {
-    const int64_t j = i.neighbour(P.S, k);
+    const int64_t j = i.neighbor(P.S, k);
     T sum = 0;
     for (int64_t b = members.b0; j >= 0 && b < members.b1; ++b)
       sum += P.u[b * P.u_step + i.at] * P.w[b * P.w_step + j];
@@ -148,7 +148,7 @@ LS_DEVICE void stencil_part_sums(const Team& team, const StencilProductsPass<T>&
         LS_UNROLL
         for (int k = 0; k < kStencilSums; ++k) {
           if (from + k >= P.S.count) break;
-          const int64_t j = i.neighbour(P.S, from + k);
+          const int64_t j = i.neighbor(P.S, from + k);
           if (j >= 0) sums[k] += ui * P.w[b * P.w_step + j];
         }
       }

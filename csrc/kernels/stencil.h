@@ -5,9 +5,9 @@
 //   stencil_correlation  q_k    = sum_i u_i w_{i + o_k}, one sum for each block of points
 //
 // where what lies outside of the grid is zero or, along a periodic axis, wraps around. The transposed
-// operator is a stencil with the offsets -o_k, whose coefficient is that of the neighbour: c_k(i - o_k).
+// operator is a stencil with the offsets -o_k, whose coefficient is that of the neighbor: c_k(i - o_k).
 //
-// x and y are read and written about once: within a piece of a line (stencil_view.h) all neighbours are
+// x and y are read and written about once: within a piece of a line (stencil_view.h) all neighbors are
 // summed up in registers. The order of a sum depends on the point alone, not on the thread that works on its
 // block.
 #pragma once
@@ -25,18 +25,18 @@ inline constexpr int kOffsets = 64;
 // longer prefetches (27 points on 100^3, float64: 11 ms in three chunks, 27 at once).
 inline constexpr int kStreams = 12;
 
-// Pieces of a line whose neighbours are kept for the following lines (7 points on 100^3: 1.0 ms, 1.8
+// Pieces of a line whose neighbors are kept for the following lines (7 points on 100^3: 1.0 ms, 1.8
 // without).
 inline constexpr int kPieces = 8;
 
-struct Neighbours {
+struct Neighbors {
   int count;
   int k[kOffsets];             // which of the offsets, from the first of the chunk
-  int64_t distance[kOffsets];  // from a point to its neighbour, in points
+  int64_t distance[kOffsets];  // from a point to its neighbor, in points
 };
 
-// i + o along an axis of n points: where the neighbour is, or -1.
-LS_INLINE int64_t neighbour(int64_t i, int64_t o, int64_t n, bool periodic) {
+// i + o along an axis of n points: where the neighbor is, or -1.
+LS_INLINE int64_t neighbor(int64_t i, int64_t o, int64_t n, bool periodic) {
   const int64_t t = i + o;
   if (t >= 0 && t < n) return t;
   return periodic ? (t < 0 ? t + n : t - n) : -1;
@@ -44,12 +44,12 @@ LS_INLINE int64_t neighbour(int64_t i, int64_t o, int64_t n, bool periodic) {
 
 // The offsets k0 <= k < k1 that lead from line (i0, i1) to another, and how far that is.
 LS_INLINE void find_lines(const StencilView& S, int64_t i0, int64_t i1, int64_t k0, int64_t k1,
-                          Neighbours& line) {
+                          Neighbors& line) {
   line.count = 0;
   for (int64_t k = k0; k < k1; ++k) {
     const int64_t* o = S.offsets + 3 * k;
-    const int64_t t0 = neighbour(i0, o[0], S.grid[0], S.periodic[0]);
-    const int64_t t1 = neighbour(i1, o[1], S.grid[1], S.periodic[1]);
+    const int64_t t0 = neighbor(i0, o[0], S.grid[0], S.periodic[0]);
+    const int64_t t1 = neighbor(i1, o[1], S.grid[1], S.periodic[1]);
     if (t0 < 0 || t1 < 0) continue;
     line.k[line.count] = static_cast<int>(k - k0);
     line.distance[line.count++] = ((t0 - i0) * S.grid[1] + t1 - i1) * S.grid[2];
@@ -57,18 +57,18 @@ LS_INLINE void find_lines(const StencilView& S, int64_t i0, int64_t i1, int64_t 
 }
 
 // Those of them that lead from point i2 = j, and all points of its piece, to another.
-LS_INLINE void find_points(const StencilView& S, int64_t j, int64_t k0, const Neighbours& line,
-                           Neighbours& found) {
+LS_INLINE void find_points(const StencilView& S, int64_t j, int64_t k0, const Neighbors& line,
+                           Neighbors& found) {
   found.count = 0;
   for (int a = 0; a < line.count; ++a) {
-    const int64_t t = neighbour(j, S.offsets[3 * (k0 + line.k[a]) + 2], S.grid[2], S.periodic[2]);
+    const int64_t t = neighbor(j, S.offsets[3 * (k0 + line.k[a]) + 2], S.grid[2], S.periodic[2]);
     if (t < 0) continue;
     found.k[found.count] = line.k[a];
     found.distance[found.count++] = line.distance[a] + t - j;
   }
 }
 
-// f.begin(k0, k1), f.piece(first point, points, neighbours), f.end(k0, k1) for each chunk of offsets of block
+// f.begin(k0, k1), f.piece(first point, points, neighbors), f.end(k0, k1) for each chunk of offsets of block
 // b.
 template <class F>
 LS_INLINE void for_each_piece(const StencilView& S, int64_t b, F& f) {
@@ -77,10 +77,10 @@ LS_INLINE void for_each_piece(const StencilView& S, int64_t b, F& f) {
   const int64_t last = first + S.lines < all_lines ? first + S.lines : all_lines;
   const int64_t from = b % S.segments * S.segment, to = from + S.segment < n2 ? from + S.segment : n2;
   const int64_t chunks = (S.count + F::kTogether - 1) / F::kTogether;
-  Neighbours line, pieces[kPieces];
+  Neighbors line, pieces[kPieces];
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {
     const int64_t k0 = S.count * chunk / chunks, k1 = S.count * (chunk + 1) / chunks;
-    // All lines from which no offset leaves the grid have the same neighbours.
+    // All lines from which no offset leaves the grid have the same neighbors.
     int64_t lo[2] = {0, 0}, hi[2] = {S.grid[0], n1};
     for (int64_t k = k0; k < k1; ++k)
       for (int a = 0; a < 2; ++a) {
@@ -99,7 +99,7 @@ LS_INLINE void for_each_piece(const StencilView& S, int64_t b, F& f) {
         const int64_t j0 = S.bounds[p] > from ? S.bounds[p] : from;
         const int64_t j1 = S.bounds[p + 1] < to ? S.bounds[p + 1] : to;
         if (j0 >= j1) continue;
-        Neighbours& found = pieces[p < kPieces ? p : kPieces - 1];
+        Neighbors& found = pieces[p < kPieces ? p : kPieces - 1];
         if (look) find_points(S, j0, k0, line, found);
         f.piece(l * n2 + j0, j1 - j0, found);
       }
@@ -122,7 +122,7 @@ struct ApplyStencil {
   LS_INLINE void begin(int64_t k0_, int64_t) { k0 = k0_; }
   LS_INLINE void end(int64_t, int64_t) {}
 
-  LS_INLINE void piece(int64_t i, int64_t n, const Neighbours& found) const {
+  LS_INLINE void piece(int64_t i, int64_t n, const Neighbors& found) const {
     if (accumulate || k0 > 0)
       run<true>(i, n, found);
     else
@@ -130,7 +130,7 @@ struct ApplyStencil {
   }
 
   template <bool Add>
-  LS_INLINE void run(int64_t i, int64_t n, const Neighbours& found) const {
+  LS_INLINE void run(int64_t i, int64_t n, const Neighbors& found) const {
     constexpr int V = kLanes<T>;
     const int64_t end = i + n;
     for (; i + 8 * V <= end; i += 8 * V) tile<8, Add>(i, found);
@@ -144,15 +144,15 @@ struct ApplyStencil {
     }
   }
 
-  // Those of neighbour a, from point i on.
-  LS_INLINE const T* coefficients(int64_t i, const Neighbours& found, int a) const {
+  // Those of neighbor a, from point i on.
+  LS_INLINE const T* coefficients(int64_t i, const Neighbors& found, int a) const {
     const int64_t k = k0 + found.k[a];
     if constexpr (kind == Coefficients::constant) return c + k;
-    return c + k * points + i + (kind == Coefficients::of_neighbour ? found.distance[a] : 0);
+    return c + k * points + i + (kind == Coefficients::of_neighbor ? found.distance[a] : 0);
   }
 
   template <int N, bool Add>
-  LS_INLINE void tile(int64_t i, const Neighbours& found) const {
+  LS_INLINE void tile(int64_t i, const Neighbors& found) const {
     constexpr int V = kLanes<T>;
     T* LS_RESTRICT out = y + i;
     typename Lanes<T>::vector s[N];
@@ -188,7 +188,7 @@ void stencil(const StencilView& S, Coefficients kind, int64_t b0, int64_t b1, co
   else if (kind == Coefficients::variable)
     run(ApplyStencil<T, Coefficients::variable>{c, x, y, points, accumulate});
   else
-    run(ApplyStencil<T, Coefficients::of_neighbour>{c, x, y, points, accumulate});
+    run(ApplyStencil<T, Coefficients::of_neighbor>{c, x, y, points, accumulate});
 }
 
 template <class T, bool Add>
@@ -203,7 +203,7 @@ struct StencilProducts {
   LS_INLINE void begin(int64_t k0_, int64_t k1_) { k0 = k0_, k1 = k1_; }
   LS_INLINE void end(int64_t, int64_t) {}
 
-  LS_INLINE void piece(int64_t i, int64_t n, const Neighbours& found) {
+  LS_INLINE void piece(int64_t i, int64_t n, const Neighbors& found) {
     const T* LS_RESTRICT ui = u + i;
     int a = 0;
     for (int64_t k = k0; k < k1; ++k) {
@@ -246,14 +246,14 @@ struct StencilCorrelation {
   LS_INLINE void end(int64_t k0, int64_t k1) {
     for (int64_t k = k0; k < k1; ++k) sums[k] = sum_lanes(lanes[k - k0]) + rest[k - k0];
   }
-  LS_INLINE void piece(int64_t i, int64_t n, const Neighbours& found) {
+  LS_INLINE void piece(int64_t i, int64_t n, const Neighbors& found) {
     int a = 0;
     for (; a + 4 <= found.count; a += 4) sums_of<4>(i, n, found, a);
     for (; a < found.count; ++a) sums_of<1>(i, n, found, a);
   }
   // Several offsets share the loads of u.
   template <int G>
-  LS_INLINE void sums_of(int64_t i, int64_t n, const Neighbours& found, int a) {
+  LS_INLINE void sums_of(int64_t i, int64_t n, const Neighbors& found, int a) {
     constexpr int V = kLanes<T>;
     constexpr int N = G == 1 ? 4 : 2;  // sums in flight of each
     const T* LS_RESTRICT ui = u + i;

@@ -10,7 +10,7 @@ namespace learnsolve {
 //
 // A line is a row of points along the last axis. There it is cut into pieces, bounds[p] <= i2 < bounds[p +
 // 1]: from one piece to the next an offset goes over the border of the grid, within a piece none does. So
-// within a piece every neighbour is at a fixed distance or nowhere, for offsets of any size and either
+// within a piece every neighbor is at a fixed distance or nowhere, for offsets of any size and either
 // boundary.
 //
 // A block is what one thread works on at once: `lines` lines or, of long lines, a segment of one line.
@@ -30,7 +30,7 @@ struct StencilView {
 };
 
 // What c_k(i) is: a number for each offset; a grid of numbers for each offset, of which point i takes its
-// own; or that of its neighbour i + o_k.
-enum class Coefficients { constant, variable, of_neighbour };
+// own; or that of its neighbor i + o_k.
+enum class Coefficients { constant, variable, of_neighbor };
 
 }  // namespace learnsolve

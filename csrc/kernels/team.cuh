@@ -62,7 +62,7 @@ struct Lane {
   }
 };
 
-// N neighbouring lanes of one warp, all of which take part in every sum: N is 1, 2, ..., 32.
+// N neighboring lanes of one warp, all of which take part in every sum: N is 1, 2, ..., 32.
 template <int N>
 struct WarpTeam : Lane {
   static constexpr int size = N;

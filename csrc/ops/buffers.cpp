@@ -1,10 +1,10 @@
-// The limit of what is kept of large results (buffers.h), for Python (learnsolve/_buffer_limit.py).
+// The limit of what is kept of large results (buffers.h), for Python (learnsolve/_buffer_pool_limit.py).
 #include "ops/buffers.h"
 
 #define LS_EXPORT extern "C" __attribute__((visibility("default")))
 
 // Returns the limit until now, in bytes.
-LS_EXPORT size_t learnsolve_set_buffer_limit(size_t limit) {
+LS_EXPORT size_t learnsolve_set_buffer_pool_limit(size_t limit) {
   return learnsolve::Buffers::get().set_limit(limit);
 }
 LS_EXPORT void learnsolve_drop_buffers() { learnsolve::Buffers::get().drop(); }

@@ -1,4 +1,4 @@
-// Incomplete factorisation and the four maps that its derivatives are made of.
+// Incomplete factorization and the four maps that its derivatives are made of.
 #include "ops/incomplete.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Incomplete factorisation for CUDA tensors, by levels.
+// Incomplete factorization for CUDA tensors, by levels.
 #include "kernels/incomplete.cuh"
 #include "ops/device.cuh"
 #include "ops/incomplete.h"

@@ -1,4 +1,4 @@
-// What the operators of an incomplete factorisation take, on every device: a plan and operands.
+// What the operators of an incomplete factorization take, on every device: a plan and operands.
 #pragma once
 
 #include "kernels/elimination.h"

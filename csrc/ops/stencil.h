@@ -97,7 +97,7 @@ struct StencilCall {
     bool same = points != 1;
     for (int64_t a = 1; same && a <= d; ++a) same = c.dim() >= a && c.size(c.dim() - a) == 1;
     shapes.check_tail(name, "coefficients", c, same ? shapes.constants : shapes.coefficients);
-    kind = same ? Coefficients::constant : transpose ? Coefficients::of_neighbour : Coefficients::variable;
+    kind = same ? Coefficients::constant : transpose ? Coefficients::of_neighbor : Coefficients::variable;
     const int64_t x_batch = shapes.batch(name, "x", x);
     batch = broadcast_batch(name, c_batch, x_batch);
     c_step = c_batch == 1 ? 0 : shapes.view.count * (same ? 1 : points);

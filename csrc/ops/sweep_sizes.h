@@ -44,7 +44,7 @@ struct SweepSizes {
     return (bm == 1 ? 0 : b) * momenta + (momenta > 1 ? sweep : 0);
   }
   // Where every stride-th iterate is kept: how many, and how many vectors that takes. Continuing from one
-  // with momentum also needs the iterate before it, which is its neighbour if all are kept.
+  // with momentum also needs the iterate before it, which is its neighbor if all are kept.
   int64_t kept(int64_t stride) const { return stride > 0 ? (sweeps + stride - 1) / stride : 0; }
   bool pairs(int64_t stride) const { return momentum && stride > 1; }
   int64_t slots(int64_t stride) const { return kept(stride) * (pairs(stride) ? 2 : 1); }

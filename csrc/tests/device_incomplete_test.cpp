@@ -1,4 +1,4 @@
-// The bodies of the CUDA kernels for incomplete factorisation (kernels/incomplete.cuh): steps of a level in
+// The bodies of the CUDA kernels for incomplete factorization (kernels/incomplete.cuh): steps of a level in
 // any order, against the host's sweeps.
 #include "analysis/incomplete.h"
 #include "kernels/incomplete.cuh"

@@ -19,7 +19,7 @@ void stencil_case(Random& random, std::vector<int64_t> grid, std::vector<bool> p
   for (int a = 0; a < 3; ++a) view.grid[a] = grid[a], view.periodic[a] = periodic[a];
   view.offsets = offsets.data(), view.count = count;
   const int64_t n = view.points(), batch = 2;
-  const auto neighbour = [&](int64_t i, int64_t k) {
+  const auto neighbor = [&](int64_t i, int64_t k) {
     const int64_t at[3] = {i / grid[2] / grid[1], i / grid[2] % grid[1], i % grid[2]};
     int64_t j = 0;
     for (int a = 0; a < 3; ++a) {
@@ -34,14 +34,14 @@ void stencil_case(Random& random, std::vector<int64_t> grid, std::vector<bool> p
   for (const bool adds_up : {false, true}) {
     const int64_t results = adds_up ? 1 : batch;
     for (const Coefficients kind :
-         {Coefficients::constant, Coefficients::variable, Coefficients::of_neighbour}) {
+         {Coefficients::constant, Coefficients::variable, Coefficients::of_neighbor}) {
       const int64_t each = kind == Coefficients::constant ? 1 : n;
       const Array<T> c = uniform<T>(random, batch * count * each);
       std::vector<Sum> expected(results * n);
       for (int64_t b = 0; b < batch; ++b)
         for (int64_t i = 0; i < n; ++i)
           for (int64_t k = 0; k < count; ++k)
-            if (const int64_t j = neighbour(i, k); j >= 0)
+            if (const int64_t j = neighbor(i, k); j >= 0)
               expected[(adds_up ? 0 : b * n) + i].add(
                   c[(b * count + k) * each + (kind == Coefficients::constant   ? 0
                                               : kind == Coefficients::variable ? i
@@ -69,7 +69,7 @@ void stencil_case(Random& random, std::vector<int64_t> grid, std::vector<bool> p
     for (int64_t b = 0; b < batch; ++b)
       for (int64_t k = 0; k < count; ++k)
         for (int64_t i = 0; i < n; ++i)
-          if (const int64_t j = neighbour(i, k); j >= 0) {
+          if (const int64_t j = neighbor(i, k); j >= 0) {
             const int64_t result = (adds_up ? 0 : b) * count + k;
             expected[result * n + i].add(u[b * n + i], x[b * n + j]);
             sums[result].add(u[b * n + i], x[b * n + j]);

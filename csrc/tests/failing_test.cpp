@@ -4,7 +4,7 @@
 #include <array>
 #include <tuple>
 
-#include "analysis/colouring.h"
+#include "analysis/coloring.h"
 #include "analysis/incomplete.h"
 #include "analysis/level_fill.h"
 #include "analysis/levels.h"
@@ -62,13 +62,13 @@ void one_matrix(const Arrays& A) {
       return std::tuple(s.order, s.levels);
     });
   }
-  require_survival("greedy_colouring", [&] {
-    Numbers colours(A.n), rows(A.n);
+  require_survival("greedy_coloring", [&] {
+    Numbers colors(A.n), rows(A.n);
     const int64_t count =
-        analysis::greedy_colouring(ptr, A.n, idx, A.tptr.data(), A.tidx.data(), true, colours.data());
+        analysis::greedy_coloring(ptr, A.n, idx, A.tptr.data(), A.tidx.data(), true, colors.data());
     Numbers first(count + 1);
-    analysis::group_by_colour(colours.data(), A.n, count, first.data(), rows.data());
-    return std::tuple(colours, first, rows);
+    analysis::group_by_color(colors.data(), A.n, count, first.data(), rows.data());
+    return std::tuple(colors, first, rows);
   });
   require_survival("level_fill", [&] {
     const auto found = analysis::level_fill(ptr, A.n, idx, 1);

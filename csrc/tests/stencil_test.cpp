@@ -32,7 +32,7 @@ struct Grid {
   }
 
   // Of point i by offset k, or -1.
-  int64_t neighbour(int64_t i, int64_t k) const {
+  int64_t neighbor(int64_t i, int64_t k) const {
     const int64_t at[3] = {i / view.grid[2] / view.grid[1], i / view.grid[2] % view.grid[1],
                            i % view.grid[2]};
     int64_t j = 0;
@@ -53,14 +53,14 @@ void grid_case(Random& random, const Grid& grid, const std::string& name) {
   const Array<T> x = uniform<T>(random, n), u = uniform<T>(random, n);
   for (const bool add : {false, true}) {
     for (const Coefficients kind :
-         {Coefficients::constant, Coefficients::variable, Coefficients::of_neighbour}) {
+         {Coefficients::constant, Coefficients::variable, Coefficients::of_neighbor}) {
       const Array<T> c = uniform<T>(random, kind == Coefficients::constant ? K : K * n);
       const Array<T> start = add ? uniform<T>(random, n) : unwritten<T>(n);
       std::vector<Sum> expected(n);
       for (int64_t i = 0; i < n; ++i) {
         if (add) expected[i].add(start[i]);
         for (int64_t k = 0; k < K; ++k)
-          if (const int64_t j = grid.neighbour(i, k); j >= 0)
+          if (const int64_t j = grid.neighbor(i, k); j >= 0)
             expected[i].add(c[kind == Coefficients::constant   ? k
                               : kind == Coefficients::variable ? k * n + i
                                                                : k * n + j],
@@ -81,7 +81,7 @@ void grid_case(Random& random, const Grid& grid, const std::string& name) {
     for (int64_t k = 0; k < K; ++k)
       for (int64_t i = 0; i < n; ++i) {
         if (add) expected[k * n + i].add(start[k * n + i]);
-        if (const int64_t j = grid.neighbour(i, k); j >= 0)
+        if (const int64_t j = grid.neighbor(i, k); j >= 0)
           expected[k * n + i].add(u[i], x[j]), sums[k].add(u[i], x[j]);
       }
     Array<T> whole, whole_sums;

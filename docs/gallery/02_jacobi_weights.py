@@ -41,7 +41,7 @@ figure, (left, right) = plt.subplots(1, 2, figsize=(5.4, 2.7), layout="constrain
 left.semilogy(losses)
 left.set(xlabel="step", ylabel="energy of the error")
 right.plot(smoother.weight.detach(), "o-")
-right.axhline(2 / 3, color="grey", linestyle="--", label="2/3")
+right.axhline(2 / 3, color="gray", linestyle="--", label="2/3")
 right.set(xlabel="row", ylabel="learned weight")
 right.legend(frameon=False)
 plt.show()

@@ -17,7 +17,7 @@ chance = torch.where(label[:, None] == label, 0.06, 0.006)
 edge_index = torch.triu(torch.rand(n, n) < chance, 1).nonzero().T  # (2, E), as in PyTorch Geometric
 one = torch.ones(edge_index.shape[1])
 half = ls.CSR.from_coo(*edge_index, one, (n, n))
-A = ls.nn.gcn_normalise(half + half.T)  # D^-1/2 (A + I) D^-1/2
+A = ls.nn.gcn_norm(half + half.T)  # D^-1/2 (A + I) D^-1/2
 
 
 class Network(torch.nn.Module):

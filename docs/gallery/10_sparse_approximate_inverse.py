@@ -14,7 +14,7 @@ import learnsolve as ls
 
 A = ls.problems.poisson((16, 16))
 n = A.shape[0]
-pattern = ls.preconditioners.lower_pattern(A, rings=2)
+pattern = ls.preconditioners.lower_pattern(A, power=2)
 start = (pattern.row_indices == pattern.col_indices).double()
 values = torch.nn.Parameter(0.5 * start)
 eye = ls.ops.eye(n, dtype=A.dtype)

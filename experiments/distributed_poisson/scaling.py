@@ -48,7 +48,7 @@ def bytes_fitted(method: str, rows: float) -> float:
 
 
 def seconds(method: str, rows: float, processes: int, bandwidth: float) -> dict[str, float]:
-    """Of an iteration, for a cube of rows a process with six neighbours."""
+    """Of an iteration, for a cube of rows a process with six neighbors."""
     products, reductions, _ = METHODS[method]
     halo = 8 * 6 * rows ** (2 / 3)
     return {
@@ -86,7 +86,7 @@ def figure(runs: list[dict], large: dict[str, int], bandwidth: float) -> Any:
         axes.set_xlabel("processes")
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
-    for method, colour in (("jacobi", ORANGE), ("learned", BLUE)):
+    for method, color in (("jacobi", ORANGE), ("learned", BLUE)):
         weak = {p: (100 * p, 100, 100) for p in (1, 2, 4)}
         strong = dict.fromkeys((1, 2, 4), (200, 100, 100))
         for name, shapes, line in (
@@ -95,10 +95,10 @@ def figure(runs: list[dict], large: dict[str, int], bandwidth: float) -> Any:
         ):
             found = {(r["processes"], tuple(r["shape"])): r for r in runs if r["method"] == method}
             times = [1e3 * found[p, shape]["seconds_an_iteration"] for p, shape in shapes.items()]
-            left.plot(list(shapes), times, line, color=colour, label=f"{LABEL[method]}, {name}")
+            left.plot(list(shapes), times, line, color=color, label=f"{LABEL[method]}, {name}")
         counts = [round(10 ** (k / 4)) for k in range(8, 23)]
         times = [predicted(method, 10**9, p, large[method], bandwidth)["seconds"] for p in counts]
-        right.plot(counts, times, color=colour, label=LABEL[method])
+        right.plot(counts, times, color=color, label=LABEL[method])
     left.set_title("Measured: an iteration, on two cores")
     left.set_ylabel("milliseconds")
     left.set_xticks([1, 2, 4])

@@ -3,7 +3,7 @@
 Two runs of the recipe jacobi:
 
     published   100 steps, 20 new random vectors in each: the settings of the authors' public demonstration
-    exact       300 steps on the exact mean over all vectors, whose minimiser has a closed form
+    exact       300 steps on the exact mean over all vectors, whose minimizer has a closed form
 """
 
 import sys
@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
-from common import BLACK, BLUE, GREY, ORANGE, PURPLE, Experiment, new_figure, table, trained
+from common import BLACK, BLUE, GRAY, ORANGE, PURPLE, Experiment, new_figure, table, trained
 
 import learnsolve as ls
 from learnsolve.recipes.jacobi.closed_form import expected_energy, optimal_weights
@@ -26,11 +26,11 @@ def loss_figure(history: dict, constants: dict[str, float]):
     """Figure 3: training and test loss of each step; test losses of fixed weights."""
     figure, axes = new_figure(
         f"Loss while learning Jacobi weights, 1D Poisson, {N} points",
-        "optimiser step",
+        "optimizer step",
         "energy $e^T A e$ after a sweep, per vector",
     )
     styles = {
-        "weight 1": {"color": GREY, "linestyle": "--"},
+        "weight 1": {"color": GRAY, "linestyle": "--"},
         "weight 2/3": {"color": ORANGE, "linestyle": "-."},
         "closed form": {"color": BLACK, "linestyle": ":", "linewidth": 2},
     }
@@ -48,7 +48,7 @@ def weights_figure(weights: dict[str, torch.Tensor]):
     """Figure 4: the weight at each grid point."""
     figure, axes = new_figure(f"Learned Jacobi weights, 1D Poisson, {N} points", "grid point", "weight $w_i$")
     points = range(1, N + 1)
-    axes.axhline(1, color=GREY, linestyle="--", label="uniform weight 1, the start")
+    axes.axhline(1, color=GRAY, linestyle="--", label="uniform weight 1, the start")
     axes.axhline(TEXTBOOK, color=ORANGE, linestyle="-.", label="uniform weight 2/3")
     axes.plot(points, weights["closed form"], color=BLACK, linestyle=":", linewidth=2, label="closed form")
     axes.plot(points, weights["published"], "o", color=BLUE, label="learned")

@@ -24,7 +24,7 @@ RUNS = {
         *("--curriculum", 50, "--clip", 1, "--schedule", "cosine", "--steps", 600),
     ],
 }
-COLOURS = dict(zip(RUNS, (BLUE, ORANGE, BLACK, PURPLE), strict=True))
+COLORS = dict(zip(RUNS, (BLUE, ORANGE, BLACK, PURPLE), strict=True))
 SOLVE = ("right_hand_sides", "preconditioner", "rtol", "iterations")
 TRAINING = (
     *("steps_taken", "final_loss", "held_out_loss", "stopped_early", "shortened_steps"),
@@ -36,7 +36,7 @@ ROWS = 400  # rows per training in history.csv
 def loss_figure(histories: dict[str, dict]):
     """Losses relative to the first one, since the trainings have different losses."""
     figure, axes = new_figure(
-        "Training loss, 2D Poisson, 8 x 8", "optimiser step", "loss, relative to the first"
+        "Training loss, 2D Poisson, 8 x 8", "optimizer step", "loss, relative to the first"
     )
     for name, history in histories.items():
         if name == "incomplete":  # its curriculum adds iterations to the loss
@@ -44,7 +44,7 @@ def loss_figure(histories: dict[str, dict]):
         first = history["loss"][0]
         relative = [loss / first for loss in history["loss"]]
         axes.loglog(
-            [s + 1 for s in history["step"]], relative, color=COLOURS[name], label=name, linewidth=1.4
+            [s + 1 for s in history["step"]], relative, color=COLORS[name], label=name, linewidth=1.4
         )
     axes.legend(frameon=False)
     return figure

@@ -1,6 +1,6 @@
 """Figures 9 and 10 of the paper: losses and accuracies of a graph convolutional network on CiteSeer.
 
-The recipe gcn with --seeds initialisations. The data are the raw files of the Planetoid project, from --data
+The recipe gcn with --seeds initializations. The data are the raw files of the Planetoid project, from --data
 or else a download. If neither is available, the run prints SKIPPED and does nothing. --quick trains on a
 generated graph of 42 nodes.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 import planetoid_files
-from common import BLACK, BLUE, GREY, ORANGE, Experiment, new_figure, trained
+from common import BLACK, BLUE, GRAY, ORANGE, Experiment, new_figure, trained
 
 from learnsolve.io import planetoid
 
@@ -22,14 +22,14 @@ PUBLISHED = 0.703  # Kipf and Welling, table 2
 
 
 def band(axes, history: dict, column: str, color: str, label: str) -> None:
-    """The mean over the initialisations, with a band of two standard deviations on both sides."""
+    """The mean over the initializations, with a band of two standard deviations on both sides."""
     steps, mean, deviation = (np.array(history[name]) for name in ("step", column, f"{column}_std"))
     axes.plot(steps, mean, color=color, linewidth=1.8, label=label)
     axes.fill_between(steps, mean - 2 * deviation, mean + 2 * deviation, color=color, alpha=0.2, linewidth=0)
 
 
 def title(what: str, graph: str, seeds: int) -> str:
-    return f"{what}, {graph}\nmean of {seeds} initialisations ± 2 standard deviations"
+    return f"{what}, {graph}\nmean of {seeds} initializations ± 2 standard deviations"
 
 
 def loss_figure(history: dict, graph: str, seeds: int):
@@ -59,12 +59,12 @@ def histogram(accuracies: list[float], graph: str, published: float | None):
     count = len(accuracies)
     mean, deviation = np.mean(accuracies), np.std(accuracies, ddof=1)
     figure, axes = new_figure(
-        f"Test accuracy after the last epoch, {graph}, {count} initialisations",
+        f"Test accuracy after the last epoch, {graph}, {count} initializations",
         "test accuracy",
-        "initialisations",
+        "initializations",
     )
     axes.hist(accuracies, bins=max(5, round(count**0.5) + 2), color=ORANGE, alpha=0.7, edgecolor="white")
-    axes.axvspan(mean - 2 * deviation, mean + 2 * deviation, color=GREY, alpha=0.12, linewidth=0)
+    axes.axvspan(mean - 2 * deviation, mean + 2 * deviation, color=GRAY, alpha=0.12, linewidth=0)
     label = f"mean {100 * mean:.1f} % ± {200 * deviation:.1f} %"
     axes.axvline(mean, color=BLACK, label=label)
     if published is not None:
@@ -97,7 +97,7 @@ def main() -> None:
         __file__,
         __doc__,
         ("--data", {"metavar": "DIR", "help": f"folder of the raw files; {VARIABLE} if not given"}),
-        ("--seeds", {"type": int, "default": 10, "help": "initialisations; 10 if not given"}),
+        ("--seeds", {"type": int, "default": 10, "help": "initializations; 10 if not given"}),
         threads=2,
     )
     seeds = experiment.args.seeds

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from common import BLACK, BLUE, GREY, ORANGE, PURPLE, Experiment, new_figure, table, trained
+from common import BLACK, BLUE, GRAY, ORANGE, PURPLE, Experiment, new_figure, table, trained
 
 import learnsolve as ls
 from learnsolve.recipes.gnp import GnpRecipe, GnpSettings
@@ -91,9 +91,9 @@ def figure(curves: dict[str, list[float]], where: str):
     looks = {"A and its transpose": (BLUE, "-"), "A alone": (ORANGE, "-"), "none": (BLACK, "--")}
     looks["LSQR"] = (PURPLE, ":")
     for name, curve in curves.items():
-        colour, line = looks.get(name, (GREY, "-."))
+        color, line = looks.get(name, (GRAY, "-."))
         label = f"GNP, {name}" if name.startswith("A ") else name
-        axes.semilogy(curve, color=colour, linestyle=line, label=label, linewidth=1.8)
+        axes.semilogy(curve, color=color, linestyle=line, label=label, linewidth=1.8)
     axes.legend(frameon=False)
     return result
 

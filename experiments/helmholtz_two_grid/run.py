@@ -19,7 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
-from common import BLACK, BLUE, GREY, ORANGE, PURPLE, Experiment, new_figure, table
+from common import BLACK, BLUE, GRAY, ORANGE, PURPLE, Experiment, new_figure, table
 from torch import Tensor
 
 import learnsolve as ls
@@ -33,7 +33,7 @@ LEARN = {
     "both": ("prolongations", "weights"),
 }
 STYLES = {
-    "linear, 2/3": {"color": GREY, "linestyle": "--"},
+    "linear, 2/3": {"color": GRAY, "linestyle": "--"},
     "linear, best": {"color": ORANGE, "linestyle": "-."},
     "damping": {"color": PURPLE},
     "prolongation": {"color": BLACK, "linestyle": ":", "linewidth": 2},
@@ -117,7 +117,7 @@ def factor_figure(rows: list[dict], n: int):
     figure, axes = new_figure(f"Two-grid cycle for Helmholtz, n = {n}", "wavenumber k", "spectral radius")
     for name, style in STYLES.items():
         axes.semilogy([r["k"] for r in rows], [r[name] for r in rows], marker=".", label=name, **style)
-    axes.axhline(1, color=GREY, linewidth=0.5)
+    axes.axhline(1, color=GRAY, linewidth=0.5)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.legend(frameon=False, ncols=2)
     return figure
@@ -130,7 +130,7 @@ def damping_figure(M: ls.preconditioners.Trainable, k: float):
     for first, name, color in ((0, "fine points", BLUE), (1, "coarse points", ORANGE)):
         points = range(first, len(weights), 2)
         axes.plot(points, weights[first::2], ".-", color=color, label=name)
-    axes.axhline(WEIGHT, color=GREY, linestyle="--", label="2/3")
+    axes.axhline(WEIGHT, color=GRAY, linestyle="--", label="2/3")
     axes.set_ylim(0, 1)
     axes.legend(frameon=False, loc="center")
     return figure

@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
-from common import BLACK, BLUE, GREY, Experiment, new_panels, table
+from common import BLACK, BLUE, GRAY, Experiment, new_panels, table
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from training import train
@@ -91,16 +91,16 @@ def figure(found: dict, classical: str, trained: str):
     cycles, sizes = (list(dict.fromkeys(key[part] for key in found)) for part in (1, 0))
     figure, panels = new_panels(f"Convergence factors on larger matrices, trained on {trained}", len(cycles))
     for axes, cycle in zip(panels, cycles, strict=True):
-        for shift, colour, side, name in ((-0.17, GREY, 0, classical), (0.17, BLUE, 1, "learned")):
+        for shift, color, side, name in ((-0.17, GRAY, 0, classical), (0.17, BLUE, 1, "learned")):
             for place, size in enumerate(sizes):
                 if (size, cycle) not in found:
                     continue
                 values = found[size, cycle][side]
-                centre = place + shift
-                across = torch.linspace(centre - 0.1, centre + 0.1, len(values)).tolist()
+                center = place + shift
+                across = torch.linspace(center - 0.1, center + 0.1, len(values)).tolist()
                 label = name if place == 0 else None
-                axes.plot(across, values, ".", markersize=3, color=colour, label=label)
-                axes.hlines(sum(values) / len(values), centre - 0.13, centre + 0.13, color=BLACK)
+                axes.plot(across, values, ".", markersize=3, color=color, label=label)
+                axes.hlines(sum(values) / len(values), center - 0.13, center + 0.13, color=BLACK)
         axes.set_xticks(range(len(sizes)), sizes)
         axes.set_title(cycle if cycle == "two grids" else f"{cycle}-cycle")
         axes.set_xlabel("matrix")

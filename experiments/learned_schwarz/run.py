@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
-from common import BLUE, GREY, ORANGE, PURPLE, Experiment, new_panels, table
+from common import BLUE, GRAY, ORANGE, PURPLE, Experiment, new_panels, table
 from torch import Tensor
 
 import learnsolve as ls
@@ -26,8 +26,8 @@ VECTORS = 200  # of a step of training
 TESTED = 500
 OVERLAP = 1
 STYLES = {
-    "Dirichlet": {"color": GREY, "linestyle": "--"},
-    "constant, best radius": {"color": GREY, "linestyle": ":", "linewidth": 2},
+    "Dirichlet": {"color": GRAY, "linestyle": "--"},
+    "constant, best radius": {"color": GRAY, "linestyle": ":", "linewidth": 2},
     "constant, best for K = 4": {"color": ORANGE, "linestyle": "--", "linewidth": 2},
     "constant, best for K = 12": {"color": ORANGE, "linewidth": 2},
     "two numbers, K = 12": {"color": PURPLE, "linewidth": 2},

@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
-from common import BLACK, BLUE, GREY, ORANGE, PURPLE, Experiment, new_figure, new_panels, table
+from common import BLACK, BLUE, GRAY, ORANGE, PURPLE, Experiment, new_figure, new_panels, table
 from torch import Tensor
 
 import learnsolve as ls
@@ -233,7 +233,7 @@ def demonstration_figure(history: list[float], rows: list[dict]):
     axes.semilogy(history, color=BLUE, linewidth=2, label="learned")
     axes.semilogy(list(PUBLISHED), list(PUBLISHED.values()), "o", color=ORANGE, label="published")
     classical = next(row for row in rows if row["S"] == "I - 0.4 A")
-    axes.axhline(classical["loss"], color=GREY, linestyle="--", label="S = I - 0.4 A")
+    axes.axhline(classical["loss"], color=GRAY, linestyle="--", label="S = I - 0.4 A")
     axes.axhline(ENOUGH, color=BLACK, linestyle=":", label="where it stops")
     axes.margins(x=0.02)
     axes.legend(frameon=False)
@@ -243,7 +243,7 @@ def demonstration_figure(history: list[float], rows: list[dict]):
 def convergence_figure(matrix: str, curves: dict[str, Tensor]):
     figure, axes = new_figure(f"Two-grid cycles, {matrix}", "cycle", r"$\|b - A x_k\| / \|b\|$")
     styles = (
-        {"color": GREY, "linestyle": "--"},
+        {"color": GRAY, "linestyle": "--"},
         {"color": BLACK, "linestyle": "--"},
         {"color": ORANGE, "linestyle": "-."},
         {"color": PURPLE, "linewidth": 2},

@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
-from common import BLUE, GREY, ORANGE, Experiment, new_panels, table
+from common import BLUE, GRAY, ORANGE, Experiment, new_panels, table
 
 import learnsolve as ls
 from learnsolve.recipes.by_depth import train_by_depth
@@ -97,13 +97,13 @@ def figure(eigenvalues: torch.Tensor, steps: dict[str, torch.Tensor]):
     result.clear()
     result.set_size_inches(13, 4.5)
     left, middle, right = result.subplots(1, 3)
-    looks = {"learned": (BLUE, "-"), "Chebyshev": (ORANGE, "--"), "constant": (GREY, ":")}
+    looks = {"learned": (BLUE, "-"), "Chebyshev": (ORANGE, "--"), "constant": (GRAY, ":")}
     count = range(1, len(steps["learned"]) + 1)
     left.plot(count, steps["learned"], ".-", color=BLUE)
     left.set(title="learned steps, in their order", xlabel="iteration k", ylabel="$w_k$")
-    for name, (colour, line) in looks.items():
-        middle.plot(count, steps[name].sort().values, line, marker=".", color=colour, label=name)
-        right.semilogy(errors(eigenvalues, steps[name]), line, color=colour, label=name)
+    for name, (color, line) in looks.items():
+        middle.plot(count, steps[name].sort().values, line, marker=".", color=color, label=name)
+        right.semilogy(errors(eigenvalues, steps[name]), line, color=color, label=name)
     middle.set(title="sorted", xlabel="rank", ylabel="$w$")
     right.set(title="mean square error", xlabel="iteration")
     for axes in (left, middle, right):

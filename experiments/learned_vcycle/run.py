@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
-from common import BLUE, GREY, ORANGE, PURPLE, Experiment, new_figure, table
+from common import BLUE, GRAY, ORANGE, PURPLE, Experiment, new_figure, table
 from torch import Tensor
 
 import learnsolve as ls
@@ -111,10 +111,10 @@ def residuals(A: ls.CSR, M, cycles: int) -> list[float]:
 
 def factors_figure(rows: list[dict]):
     figure, axes = new_figure("V-cycles, 2D Poisson, n x n points", "n", "spectral radius of a cycle")
-    for kind, colour in (("linear", GREY), ("linear, best weight", PURPLE), ("learned", BLUE)):
+    for kind, color in (("linear", GRAY), ("linear, best weight", PURPLE), ("learned", BLUE)):
         mine = [row for row in rows if row["P, R, damping"] == kind]
         n = [row["n"] for row in mine]
-        axes.semilogx(n, [row["radius"] for row in mine], "o-", color=colour, label=kind)
+        axes.semilogx(n, [row["radius"] for row in mine], "o-", color=color, label=kind)
         if kind in PUBLISHED:
             published = [row["published"] for row in mine]
             axes.semilogx(n, published, "x:", color=ORANGE, markersize=9, label=f"{kind}, published")
@@ -127,8 +127,8 @@ def factors_figure(rows: list[dict]):
 
 def convergence_figure(curves: dict[str, list[float]], n: int):
     figure, axes = new_figure(f"V-cycles, 2D Poisson, {n} x {n} points", "cycle", "relative residual")
-    for (name, curve), colour in zip(curves.items(), (GREY, PURPLE, BLUE), strict=True):
-        axes.semilogy(curve, "o-", markersize=3, label=name, color=colour)
+    for (name, curve), color in zip(curves.items(), (GRAY, PURPLE, BLUE), strict=True):
+        axes.semilogy(curve, "o-", markersize=3, label=name, color=color)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.legend(frameon=False)
     return figure

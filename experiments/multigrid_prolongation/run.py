@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
-from common import BLACK, BLUE, GREY, ORANGE, PURPLE, Experiment, new_figure, table
+from common import BLACK, BLUE, GRAY, ORANGE, PURPLE, Experiment, new_figure, table
 from torch import Tensor
 
 import learnsolve as ls
@@ -26,7 +26,7 @@ N = 31
 WEIGHT = 2 / 3
 CYCLES = 20
 STYLES = {
-    "linear": {"color": GREY, "linestyle": "--"},
+    "linear": {"color": GRAY, "linestyle": "--"},
     "ideal": {"color": ORANGE, "linestyle": "-."},
     "learned, radius": {"color": BLUE, "linewidth": 2},
     "learned, squares": {"color": PURPLE, "linewidth": 2},

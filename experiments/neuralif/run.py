@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from common import BLUE, GREY, ORANGE, Experiment, new_figure, table, trained
+from common import BLUE, GRAY, ORANGE, Experiment, new_figure, table, trained
 from family import LOSSES, compared, in_seconds, iterations_figure, rows_of, times
 
 STOP = 1e-3
@@ -28,14 +28,14 @@ def published(folder: Path, quick: bool) -> tuple[dict, dict]:
 
 def curve(history: dict, rows: dict[str, dict]):
     figure, axes = new_figure(
-        "NeuralIF while it learns, n = 10,000", "optimiser step", "iterations to 1e-3, two held-out matrices"
+        "NeuralIF while it learns, n = 10,000", "optimizer step", "iterations to 1e-3, two held-out matrices"
     )
     known = [(s, v) for s, v in zip(history["step"], history["iterations"], strict=True) if v is not None]
     axes.plot(*zip(*known, strict=True), color=BLUE, linewidth=2, label="learned")
-    for name, colour in (("Jacobi", GREY), ("IC(0)", ORANGE)):
+    for name, color in (("Jacobi", GRAY), ("IC(0)", ORANGE)):
         if rows[name]["converged"]:
             mean = rows[name]["iterations"]
-            axes.axhline(mean, color=colour, linestyle="--", label=f"{name}, test matrices")
+            axes.axhline(mean, color=color, linestyle="--", label=f"{name}, test matrices")
     axes.legend(frameon=False)
     return figure
 

@@ -2,7 +2,7 @@
 
 First the authors' public demonstration, demos/spai_grad.ipynb in nicknytko/numml: 1D Poisson with 8 points,
 X with five diagonals. Then 2D Poisson, with X on the pattern of A and on that of A^2 as a preconditioner,
-compared with direct constructions on the same pattern: SPAI, the minimiser of ||A M - I||_F alone, and FSAI,
+compared with direct constructions on the same pattern: SPAI, the minimizer of ||A M - I||_F alone, and FSAI,
 L L^T with L on the lower half.
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
-from common import BLACK, BLUE, GREY, ORANGE, PURPLE, Experiment, difference, new_figure, new_panels, table
+from common import BLACK, BLUE, GRAY, ORANGE, PURPLE, Experiment, difference, new_figure, new_panels, table
 from torch import Tensor
 
 import learnsolve as ls
@@ -39,7 +39,7 @@ class Loss:
         values = values.detach().requires_grad_()
         return torch.autograd.grad(self(values), values)[0]
 
-    def minimiser(self) -> Tensor:
+    def minimizer(self) -> Tensor:
         """Where the gradient H x - c is zero."""
         c = -self.gradient(torch.zeros(self.pattern.nnz, dtype=self.A.dtype))
         return ls.solvers.cg(lambda v: self.gradient(v) + c, c, rtol=1e-13).x
@@ -67,20 +67,20 @@ def demonstration(steps: int):
     ones = torch.ones(6, dtype=A.dtype)
     start = A + ls.ops.diag(ones, 2) + ls.ops.diag(ones, -2)
     loss = Loss(A, start.pattern)
-    best = loss.minimiser()
+    best = loss.minimizer()
     values, history = learned(loss, start.values, 0.1, steps)
     summary = {
         "loss at the start": history[0],
         "loss at the end": history[-1],
         "smallest loss": float(loss(best)),
-        "values differ from the minimiser by": difference(values, best),
+        "values differ from the minimizer by": difference(values, best),
     }
     return summary, history, ls.CSR(values, start.pattern), A
 
 
-def on_pattern(A: ls.CSR, rings: int) -> ls.SparsityPattern:
+def on_pattern(A: ls.CSR, power: int) -> ls.SparsityPattern:
     power = A
-    for _ in range(rings - 1):
+    for _ in range(power - 1):
         power = power @ A
     return power.pattern
 
@@ -126,20 +126,20 @@ def compared(A: ls.CSR, steps: int) -> tuple[Comparison, dict[str, list[float]],
     comparison, histories, smallest = Comparison(A), {}, {}
     comparison.add("none", None)
     comparison.add("Jacobi", ls.preconditioners.Jacobi(A))
-    for rings, words in ((1, "A"), (2, "A²")):
-        pattern = on_pattern(A, rings)
+    for power, words in ((1, "A"), (2, "A²")):
+        pattern = on_pattern(A, power)
         direct = ls.preconditioners.SPAI(A, pattern=pattern)
         comparison.add(f"SPAI, {words}", direct, direct.matrix, symmetric=False)
         loss = Loss(A, pattern)
         on = pattern.row_indices == pattern.col_indices
         start = torch.where(on, 1 / A.diagonal().mean(), 0)
         values, histories[words] = learned(loss, start, 0.02, steps, 0.01 ** (1 / steps))
-        smallest[words] = float(loss(loss.minimiser()))
+        smallest[words] = float(loss(loss.minimizer()))
         X = ls.CSR(values, pattern)
         # A is symmetric, and so is the loss in X: X stays symmetric.
         assert difference(X.T.values, X.values) < 1e-9
         comparison.add(f"learned, {words}", X, X)
-        lower = ls.preconditioners.lower_pattern(A, rings)
+        lower = ls.preconditioners.lower_pattern(A, power)
         factored = ls.preconditioners.FSAI(A, pattern=lower)
         comparison.add(f"FSAI, {words}", factored, factored.L @ factored.L.T)
     return comparison, histories, smallest
@@ -180,7 +180,7 @@ def convergence_figure(comparison: Comparison, side: int):
         "iteration",
         r"$\|r_k\| / \|b\|$",
     )
-    colors = {"none": BLACK, "Jacobi": GREY, "learned": BLUE, "FSAI": ORANGE, "SPAI": PURPLE}
+    colors = {"none": BLACK, "Jacobi": GRAY, "learned": BLUE, "FSAI": ORANGE, "SPAI": PURPLE}
     drawn = [(name, by["cg"]) for name, by in comparison.solved.items() if "cg" in by]
     for name, solution in drawn:
         method, _, pattern = name.partition(", ")

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 import scipy.sparse as sp
 import torch
-from common import BLUE, GREY, ORANGE, Experiment, difference, medians, new_figure, peak_gigabytes, table
+from common import BLUE, GRAY, ORANGE, Experiment, difference, medians, new_figure, peak_gigabytes, table
 from torch import Tensor
 
 import learnsolve as ls
@@ -204,7 +204,7 @@ def picture(problem: Regression, descent: list[float], lsqr: list[float], solved
         label = f"{name}, {solved[name]['seconds']:.3g} s for {solved[name]['iterations']} iterations"
         axes.semilogy(history, color=color, marker=".", label=label)
     noise = (problem.mask * (problem.A @ problem.truth - problem.y)).square().sum() / problem.count
-    axes.axhline(float(noise), color=GREY, linestyle="--", label="of the true x: the noise")
+    axes.axhline(float(noise), color=GRAY, linestyle="--", label="of the true x: the noise")
     axes.legend(frameon=False)
     return figure
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
-from common import BLACK, BLUE, GREY, ORANGE, PURPLE, Experiment, difference, new_figure, table
+from common import BLACK, BLUE, GRAY, ORANGE, PURPLE, Experiment, difference, new_figure, table
 from torch import Tensor
 
 import learnsolve as ls
@@ -101,7 +101,7 @@ STYLES = {
     "plain, two pass": {"color": PURPLE, "marker": "D"},
     "ours, one pass": {"color": BLUE, "marker": "o", "linewidth": 2},
     "ours, one block of columns, one pass": {"color": BLUE, "marker": "v", "linestyle": ":"},
-    "ours, two pass": {"color": GREY, "marker": "^"},
+    "ours, two pass": {"color": GRAY, "marker": "^"},
 }
 
 
@@ -196,8 +196,8 @@ def picture(rows: list[dict], solver: Solver, above: float, what: str):
             )
     whole = next(row for row in rows if row["variant"] == "plain, one pass" and row["fraction"] == 1)
     axes.axhline(whole[f"{what} ms"], label="plain, all losses", **STYLES["plain, all losses"])
-    axes.axvline(above, color=GREY, linewidth=0.8)
-    axes.annotate("above average", (above, 0), (3, 4), textcoords="offset points", color=GREY, fontsize=8)
+    axes.axvline(above, color=GRAY, linewidth=0.8)
+    axes.annotate("above average", (above, 0), (3, 4), textcoords="offset points", color=GRAY, fontsize=8)
     axes.set_ylim(bottom=0)
     axes.set_xlim(0, 1.02)
     axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))

@@ -10,7 +10,7 @@ from learnsolve.analysis.extreme_eigenvalues import ExtremeEigenvalues, extreme_
 from learnsolve.analysis.krylov_samples import krylov_basis, krylov_samples
 from learnsolve.analysis.one_step_loss import one_step_loss
 from learnsolve.analysis.spectral_radius import spectral_radius
-from learnsolve.analysis.two_grid import two_grid_blocks, two_grid_factor
+from learnsolve.analysis.two_grid import two_grid_symbols, two_grid_factor
 
 __all__ = [
     "ErrorPropagator",
@@ -23,7 +23,7 @@ __all__ = [
     "krylov_samples",
     "one_step_loss",
     "spectral_radius",
-    "two_grid_blocks",
+    "two_grid_symbols",
     "two_grid_factor",
 ]
 guard(globals())

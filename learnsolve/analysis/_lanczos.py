@@ -92,7 +92,7 @@ def _steps(
             y = Y[k].unsqueeze(-1)
         w = yield y
         with plain_tensors():
-            # Orthogonalise against all, twice: the vectors stay orthogonal to rounding, so no eigenvalue
+            # Orthogonalize against all, twice: the vectors stay orthogonal to rounding, so no eigenvalue
             # appears twice.
             first = Y[: k + 1] @ w
             w = w - V[: k + 1].T @ first

@@ -85,7 +85,7 @@ def extreme_eigenvalues(
     Notes
     -----
     Lanczos in the inner product of :math:`M^{-1}`, which needs no :math:`M^{-1}`, with full
-    reorthogonalisation, from a vector that is the same in every call. The errors are norms of residuals,
+    reorthogonalization, from a vector that is the same in every call. The errors are norms of residuals,
     :math:`|\lambda - \theta| \le \|M A u - \theta u\|_{M^{-1}}`, :math:`\|u\|_{M^{-1}} = 1`, and rounding:
     rigorous bounds for *an* eigenvalue. It is the extreme one if the start vector has a component along its
     eigenvector, which a random vector almost surely has.
@@ -103,7 +103,7 @@ def extreme_eigenvalues(
 
     A batch, of A or M or both, runs side by side: a product is one call for all that have not ended.
 
-    Cost: k steps take k products with A and with M, :math:`4 k^2 n` flops of orthogonalisation and k (with M
+    Cost: k steps take k products with A and with M, :math:`4 k^2 n` flops of orthogonalization and k (with M
     2 k) vectors of memory; k is about :math:`\sqrt{\kappa}` times a logarithm. Backward: that of one product
     with A and one with M, two columns.
 
@@ -114,7 +114,7 @@ def extreme_eigenvalues(
     >>> found = ls.analysis.extreme_eigenvalues(A)
     >>> found.smallest, found.largest, found.converged
     (tensor(0.0769, dtype=torch.float64), tensor(7.9231, dtype=torch.float64), True)
-    >>> exact = ls.problems.FACTS["poisson"].eigenvalues((15, 15))
+    >>> exact = ls.problems.PROPERTIES["poisson"].eigenvalues((15, 15))
     >>> bool(abs(found.smallest - exact[0]) <= found.errors[0])
     True
     """

@@ -107,7 +107,7 @@ def krylov_samples(
     Returns
     -------
     Tensor, shape (..., n, count), without a graph; b = A x are the inputs of the network. The halves differ
-        in size: normalise b if the loss does not.
+        in size: normalize b if the loss does not.
 
     Raises
     ------

@@ -30,7 +30,7 @@ def one_step_loss(A: Any, b: TensorLike, d: TensorLike) -> Tensor:
         \ell = \frac{\|b - \alpha A d\|^2}{\|b\|^2}, \qquad
         \alpha = \frac{\langle b, d \rangle}{\langle d, A d \rangle}
 
-    The step minimises the energy of the error, as in conjugate gradients. The loss trains networks b -> d
+    The step minimizes the energy of the error, as in conjugate gradients. The loss trains networks b -> d
     without solutions; neither the length nor the sign of d matters.
 
     Parameters
@@ -54,7 +54,7 @@ def one_step_loss(A: Any, b: TensorLike, d: TensorLike) -> Tensor:
     Notes
     -----
     A direction without curvature, such as d = 0, permits no step: its loss is 1, with gradient zero. A
-    residual of zero has loss zero. The loss can exceed 1, since the step does not minimise the residual.
+    residual of zero has loss zero. The loss can exceed 1, since the step does not minimize the residual.
 
     Gradient: with respect to A, b and d, to any order. Cost: one product, six passes over vectors.
 

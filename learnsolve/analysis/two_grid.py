@@ -17,7 +17,7 @@ from learnsolve import _check
 from learnsolve.csr import CSR
 from learnsolve.ops._operands import plain_values
 
-NAME = "two_grid_blocks"
+NAME = "two_grid_symbols"
 
 
 class _Grid(NamedTuple):
@@ -45,7 +45,7 @@ class _Grid(NamedTuple):
         return local, blocks
 
 
-def two_grid_blocks(
+def two_grid_symbols(
     A: CSR,
     P: CSR,
     *,
@@ -106,7 +106,7 @@ def two_grid_blocks(
     >>> import learnsolve as ls
     >>> A = ls.problems.dataset("q1_diffusion", "train", 1, n=16, period=8, shift=0.1)[0].A
     >>> (P,) = ls.preconditioners.Hierarchy.linear((16, 16), periodic=True, levels=2).prolongations
-    >>> ls.analysis.two_grid_blocks(A, P, grid=(16, 16), period=(8, 8)).shape
+    >>> ls.analysis.two_grid_symbols(A, P, grid=(16, 16), period=(8, 8)).shape
     torch.Size([4, 64, 64])
     """
     fine = _checked(A, P, R, grid, period)
@@ -153,7 +153,7 @@ def two_grid_factor(
 
     Parameters
     ----------
-    A, P, grid, period, weight, presweeps, postsweeps, R, without_constants : as for `two_grid_blocks`
+    A, P, grid, period, weight, presweeps, postsweeps, R, without_constants : as for `two_grid_symbols`
 
     Returns
     -------
@@ -162,7 +162,7 @@ def two_grid_factor(
     Raises
     ------
     ValueError, TypeError
-        as `two_grid_blocks`.
+        as `two_grid_symbols`.
 
     Notes
     -----
@@ -177,7 +177,7 @@ def two_grid_factor(
     >>> float(ls.analysis.two_grid_factor(A, P, **options)) < 1
     True
     """
-    blocks = two_grid_blocks(
+    blocks = two_grid_symbols(
         A,
         P,
         grid=grid,

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from learnsolve.evaluation._result import Evaluation
 
 # Okabe and Ito, "Color Universal Design" (2008), without yellow, which is hard to see on white.
-COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+COLORS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 STYLES = ("-", "--", ":")
 
 
@@ -29,10 +29,10 @@ def figure(evaluation: Evaluation) -> Any:
     axes = made.add_subplot()
     looks = {}
     for i, name in enumerate(evaluation.histories):
-        colour, style = COLOURS[i % len(COLOURS)], STYLES[i // len(COLOURS) % len(STYLES)]
+        color, style = COLORS[i % len(COLORS)], STYLES[i // len(COLORS) % len(STYLES)]
         # A line below another remains visible beside it.
         width = 1.4 + 1.6 * (1 - (i + 1) / len(evaluation.histories))
-        looks[name] = {"color": colour, "linestyle": style, "linewidth": width}
+        looks[name] = {"color": color, "linestyle": style, "linewidth": width}
     systems = curves(axes, evaluation.histories, looks)
     for rtol in sorted({row.rtol for row in evaluation.rows}):
         axes.axhline(rtol, color="#999999", linewidth=0.6, zorder=0)
@@ -59,8 +59,8 @@ def curves(axes: Any, histories: Mapping[str, list[Tensor]], looks: Mapping[str,
         label = f" {name}" if name.startswith("_") else name
         axes.semilogy(steps, table.median(0).values, label=label, **looks[name])
         if len(runs) > 1:
-            low, high, colour = table.amin(0), table.amax(0), looks[name]["color"]
-            axes.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
+            low, high, color = table.amin(0), table.amax(0), looks[name]["color"]
+            axes.fill_between(steps, low, high, color=color, alpha=0.15, linewidth=0)
     return max(map(len, histories.values()), default=0)
 
 

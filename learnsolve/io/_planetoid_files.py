@@ -93,13 +93,13 @@ def _test_ids(path: Path) -> np.ndarray:
 def _edges(graph: dict, path: Path) -> tuple[np.ndarray, np.ndarray, int]:
     """The edges (2, number) with the first node below the second, each once; the nodes with an edge to
     themselves; and the last node."""
-    if not all(isinstance(neighbours, list) for neighbours in graph.values()):
-        _fail(path, "must map each node to the list of its neighbours")
+    if not all(isinstance(neighbors, list) for neighbors in graph.values()):
+        _fail(path, "must map each node to the list of its neighbors")
     nodes = list(graph)
-    ends = [other for neighbours in graph.values() for other in neighbours]
+    ends = [other for neighbors in graph.values() for other in neighbors]
     if not all(type(i) is int and 0 <= i < 2**31 - 1 for i in (*nodes, *ends)):
         _fail(path, "must name nodes by numbers from 0 on")
-    starts = np.repeat(np.array(nodes, dtype=np.int64), [len(neighbours) for neighbours in graph.values()])
+    starts = np.repeat(np.array(nodes, dtype=np.int64), [len(neighbors) for neighbors in graph.values()])
     pairs = np.stack([starts, np.array(ends, dtype=np.int64)], axis=1)
     loops = pairs[:, 0] == pairs[:, 1]
     edges = np.unique(np.sort(pairs[~loops], axis=1), axis=0)

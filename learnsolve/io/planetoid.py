@@ -65,7 +65,7 @@ class Graph:
     >>> edge = ls.CSR.from_dense(torch.tensor([[0.0, 1.0], [1.0, 0.0]]))
     >>> nodes = torch.arange(2)
     >>> graph = ls.io.Graph("pair", edge, ls.ops.eye(2), nodes, 2, nodes[:1], nodes[:0], nodes[1:])
-    >>> ls.nn.gcn_normalise(graph.adjacency).shape, graph.labels[graph.test]
+    >>> ls.nn.gcn_norm(graph.adjacency).shape, graph.labels[graph.test]
     ((2, 2), tensor([1]))
     """
 
@@ -83,7 +83,7 @@ def planetoid(
     name: str = "citeseer",
     folder: str | os.PathLike[str] | None = None,
     *,
-    normalise: bool = False,
+    normalize: bool = False,
     keep: bool = False,
     self_loops: bool = False,
     dtype: torch.dtype = torch.float32,
@@ -96,7 +96,7 @@ def planetoid(
     name : the NAME in the files' names, made of lower-case letters, digits, "_", "-" and single dots;
         "citeseer" can be downloaded
     folder : folder with the files; None downloads them once (`pip install 'learnsolve[data]'`) into the cache
-    normalise : divide each row of features by its sum; rows of zeros are left unchanged
+    normalize : divide each row of features by its sum; rows of zeros are left unchanged
     keep : cache the content of `folder` as an .npz file, which later calls read instead of the pickles.
         Downloaded files are always cached. Nothing is ever written into `folder`
     self_loops : keep the edges from a node to itself, as ones on the diagonal (124 nodes of CiteSeer)
@@ -149,7 +149,7 @@ def planetoid(
             'planetoid: name must be made of lower-case letters, digits, "_", "-" and single dots, got '
             f"{name!r}; pass the folder as a separate argument"
         )
-    _check.flag("planetoid", "normalise", normalise)
+    _check.flag("planetoid", "normalize", normalize)
     _check.flag("planetoid", "keep", keep)
     _check.flag("planetoid", "self_loops", self_loops)
     if dtype not in _check.SUPPORTED:
@@ -165,7 +165,7 @@ def planetoid(
             arrays = read(paths)
             if stored:
                 _store(stored, arrays, digest)
-    return _graph(name, arrays, normalise, self_loops, dtype, device)
+    return _graph(name, arrays, normalize, self_loops, dtype, device)
 
 
 def _downloaded(name: str) -> dict[str, np.ndarray]:
@@ -233,7 +233,7 @@ def _store(path: Path, arrays: dict[str, np.ndarray], digest: str) -> None:
 def _graph(
     name: str,
     arrays: dict[str, np.ndarray],
-    normalise: bool,
+    normalize: bool,
     self_loops: bool,
     dtype: torch.dtype,
     device: torch.device | str | None,
@@ -246,7 +246,7 @@ def _graph(
     X = scipy.sparse.csr_array(
         (arrays["data"].astype(np.float64), arrays["indices"], arrays["indptr"]), shape=(n, columns)
     )
-    if normalise:
+    if normalize:
         sums = X.sum(axis=1)
         X = scipy.sparse.csr_array(scipy.sparse.diags_array(1 / np.where(sums == 0, 1, sums)) @ X)
 

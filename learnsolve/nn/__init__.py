@@ -3,7 +3,7 @@
 from learnsolve._autocast import guard
 from learnsolve.nn.dropout import SparseDropout
 from learnsolve.nn.edge_index import pattern_from_edge_index
-from learnsolve.nn.gcn import GCNConv, gcn_normalise
+from learnsolve.nn.gcn import GCNConv, gcn_norm
 from learnsolve.nn.graph_net import GraphNetBlock
 from learnsolve.nn.positive_diagonal import positive_diagonal
 from learnsolve.nn.res_gcn import ResGCN
@@ -15,7 +15,7 @@ __all__ = [
     "ResGCN",
     "SparseDropout",
     "SparseMatrix",
-    "gcn_normalise",
+    "gcn_norm",
     "pattern_from_edge_index",
     "positive_diagonal",
 ]

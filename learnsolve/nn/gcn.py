@@ -18,7 +18,7 @@ from learnsolve.ops.spmm import spmm
 from learnsolve.ops.symmetric_scaling import symmetric_scaling
 
 
-def gcn_normalise(A: CSR | Tensor, edge_weight: Tensor | None = None, *, n: int | None = None) -> CSR:
+def gcn_norm(A: CSR | Tensor, edge_weight: Tensor | None = None, *, n: int | None = None) -> CSR:
     r"""The matrix of a graph convolution, :math:`\hat A = \tilde D^{-1/2} (A + I) \tilde D^{-1/2}`.
 
     :math:`\tilde D` is the diagonal matrix of the row sums of A + I.
@@ -56,18 +56,18 @@ def gcn_normalise(A: CSR | Tensor, edge_weight: Tensor | None = None, *, n: int 
     --------
     >>> import torch, learnsolve as ls
     >>> edge = ls.CSR.from_dense(torch.tensor([[0.0, 1.0], [1.0, 0.0]]))
-    >>> ls.nn.gcn_normalise(edge).to_dense()
+    >>> ls.nn.gcn_norm(edge).to_dense()
     tensor([[0.5000, 0.5000],
             [0.5000, 0.5000]])
     """
     if _graph.is_edges(A):
-        return symmetric_scaling(_graph.with_loops("gcn_normalise", A, edge_weight, n), by="row_sums")
-    _check.matrix("gcn_normalise", "A", A)
+        return symmetric_scaling(_graph.with_loops("gcn_norm", A, edge_weight, n), by="row_sums")
+    _check.matrix("gcn_norm", "A", A)
     if edge_weight is not None or n is not None:
-        raise ValueError("gcn_normalise: edge_weight and n belong to edge_index; a CSR has its own")
+        raise ValueError("gcn_norm: edge_weight and n belong to edge_index; a CSR has its own")
     assert isinstance(A, CSR)
-    _check.dtype("gcn_normalise", "A.values", A.values)
-    _check.square("gcn_normalise", "A", A.shape)
+    _check.dtype("gcn_norm", "A.values", A.values)
+    _check.square("gcn_norm", "A", A.shape)
     identity = eye(A.shape[0], dtype=A.dtype, device=A.device, index_dtype=A.col_indices.dtype)
     return symmetric_scaling(add(A, identity), by="row_sums")
 
@@ -96,7 +96,7 @@ class GCNConv(torch.nn.Module):
 
     Notes
     -----
-    Weights are initialised from Glorot and Bengio's uniform distribution on (-a, a),
+    Weights are initialized from Glorot and Bengio's uniform distribution on (-a, a),
     a = sqrt(6 / (in + out)), separately for each layer of the batch; a bias starts at zero.
 
     `load_state_dict` also takes the state of PyTorch Geometric's ``GCNConv``, whose ``lin.weight`` is
@@ -117,7 +117,7 @@ class GCNConv(torch.nn.Module):
     --------
     >>> import torch, learnsolve as ls
     >>> ring = ls.CSR.from_coo(torch.arange(4), (torch.arange(4) + 1) % 4, torch.ones(4), (4, 4))
-    >>> A = ls.nn.gcn_normalise(ring + ring.T)
+    >>> A = ls.nn.gcn_norm(ring + ring.T)
     >>> conv = ls.nn.GCNConv(3, 2)
     >>> conv(A, torch.rand(4, 3)).shape
     torch.Size([4, 2])
@@ -171,9 +171,9 @@ class GCNConv(torch.nn.Module):
 
         Parameters
         ----------
-        A : CSR, shape (m, n): :math:`\hat A` as returned by `gcn_normalise`, or only the required rows of it;
+        A : CSR, shape (m, n): :math:`\hat A` as returned by `gcn_norm`, or only the required rows of it;
             its values may have batch axes. Or ``edge_index``, shape (2, E), with weights if not all are ones:
-            the matrix is then ``gcn_normalise(edge_index, edge_weight, n=n)``, normalised in every call
+            the matrix is then ``gcn_norm(edge_index, edge_weight, n=n)``, normalized in every call
         X : Tensor, shape (..., n, in_features), or CSR, shape (n, in_features), whose values may have batch
             axes
 
@@ -208,7 +208,7 @@ class GCNConv(torch.nn.Module):
             n = X.shape[-2] if len(X.shape) > 1 else 0
             if edge_weight is None:
                 edge_weight = self.weight.new_ones(A.shape[-1])
-            A = gcn_normalise(A, edge_weight, n=n)
+            A = gcn_norm(A, edge_weight, n=n)
         elif edge_weight is not None:
             raise ValueError("GCNConv: edge_weight belongs to edge_index; those of a CSR are its values")
         return A, X  # type: ignore[return-value]  # checked next

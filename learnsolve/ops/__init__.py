@@ -4,9 +4,9 @@ import sys
 
 from learnsolve import csr
 from learnsolve._autocast import guard, guard_methods
-from learnsolve._buffer_limit import set_buffer_limit
+from learnsolve._buffer_pool_limit import set_buffer_pool_limit
 from learnsolve._inputs import takes_sparse_matrices
-from learnsolve._plan_limit import set_plan_limit
+from learnsolve._plan_cache_limit import set_plan_cache_limit
 from learnsolve.ops import (  # noqa: F401  (methods of CSR)
     _batched,
     _fake,
@@ -17,7 +17,7 @@ from learnsolve.ops import (  # noqa: F401  (methods of CSR)
     coo,
     indexing,
 )
-from learnsolve.ops._sparse_product import set_spgemm_plan_limit
+from learnsolve.ops._sparse_product import set_spgemm_plan_cache_limit
 from learnsolve.ops.add import add
 from learnsolve.ops.block_batch import BlockBatch
 from learnsolve.ops.diagonal import diagonal, inverse_diagonal, trace
@@ -79,9 +79,9 @@ __all__ = [
     "segment_mean",
     "segment_softmax",
     "segment_sum",
-    "set_buffer_limit",
-    "set_plan_limit",
-    "set_spgemm_plan_limit",
+    "set_buffer_pool_limit",
+    "set_plan_cache_limit",
+    "set_spgemm_plan_cache_limit",
     "spgemm",
     "spmm",
     "spsolve",

@@ -6,9 +6,9 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from learnsolve._buffer_limit import set_buffer_limit as set_buffer_limit
+from learnsolve._buffer_pool_limit import set_buffer_pool_limit as set_buffer_pool_limit
 from learnsolve._conversion import SciPyMatrix
-from learnsolve._plan_limit import set_plan_limit as set_plan_limit
+from learnsolve._plan_cache_limit import set_plan_cache_limit as set_plan_cache_limit
 from learnsolve.csr import CSR
 from learnsolve.nn.sparse_matrix import SparseMatrix
 from learnsolve.ops.add import Scalar
@@ -24,7 +24,7 @@ from learnsolve.ops.segment_max import segment_max as segment_max
 from learnsolve.ops.segment_sum import segment_mean as segment_mean
 from learnsolve.ops.segment_softmax import segment_softmax as segment_softmax
 from learnsolve.ops.segment_sum import segment_sum as segment_sum
-from learnsolve.ops._sparse_product import set_spgemm_plan_limit as set_spgemm_plan_limit
+from learnsolve.ops._sparse_product import set_spgemm_plan_cache_limit as set_spgemm_plan_cache_limit
 from learnsolve.ops.stencil import stencil as stencil
 from learnsolve.ops.stencil_matrix import stencil_matrix as stencil_matrix
 from learnsolve.ops.diagonals import zeros as zeros
@@ -65,9 +65,9 @@ __all__ = [
     "segment_mean",
     "segment_softmax",
     "segment_sum",
-    "set_buffer_limit",
-    "set_plan_limit",
-    "set_spgemm_plan_limit",
+    "set_buffer_pool_limit",
+    "set_plan_cache_limit",
+    "set_spgemm_plan_cache_limit",
     "spgemm",
     "spmm",
     "spsolve",

@@ -1,4 +1,4 @@
-"""Checks of what incomplete factorisations are given."""
+"""Checks of what incomplete factorizations are given."""
 
 from numbers import Real
 

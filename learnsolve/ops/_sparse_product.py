@@ -44,10 +44,10 @@ LEFT, RIGHT, PRODUCT = 0, 1, 2
 # Products and entries of one block of rows, as of `SparsityPattern.row_blocks`.
 _BLOCK_WEIGHT = 8192
 _MOST = {t: torch.iinfo(t).max for t in (torch.int32, torch.int64)}  # entries that indices can number
-_plan_limit = 2**30
+_plan_cache_limit = 2**30
 
 
-def set_spgemm_plan_limit(bytes: int) -> int:
+def set_spgemm_plan_cache_limit(bytes: int) -> int:
     """Set how many bytes the plan of one sparse product may take, 4 for each of its multiply-adds (12 on a
     CUDA device).
 
@@ -61,7 +61,7 @@ def set_spgemm_plan_limit(bytes: int) -> int:
     Returns
     -------
     int, the limit until now. The new one holds for plans that are made from now on: for pairs of patterns
-    whose product is formed for the first time, or again after their plan was dropped (`set_plan_limit`,
+    whose product is formed for the first time, or again after their plan was dropped (`set_plan_cache_limit`,
     `SparsityPattern.drop_caches`).
 
     Raises
@@ -74,16 +74,16 @@ def set_spgemm_plan_limit(bytes: int) -> int:
     Examples
     --------
     >>> import learnsolve as ls
-    >>> before = ls.ops.set_spgemm_plan_limit(0)
-    >>> ls.ops.set_spgemm_plan_limit(before)
+    >>> before = ls.ops.set_spgemm_plan_cache_limit(0)
+    >>> ls.ops.set_spgemm_plan_cache_limit(before)
     0
     """
-    global _plan_limit
+    global _plan_cache_limit
     if isinstance(bytes, bool) or not isinstance(bytes, int):
-        raise TypeError(f"set_spgemm_plan_limit: bytes must be an int, got {type(bytes).__name__}")
+        raise TypeError(f"set_spgemm_plan_cache_limit: bytes must be an int, got {type(bytes).__name__}")
     if bytes < 0:
-        raise ValueError(f"set_spgemm_plan_limit: bytes must not be negative, got {bytes}")
-    before, _plan_limit = _plan_limit, bytes
+        raise ValueError(f"set_spgemm_plan_cache_limit: bytes must not be negative, got {bytes}")
+    before, _plan_cache_limit = _plan_cache_limit, bytes
     return before
 
 
@@ -108,7 +108,7 @@ def _plan(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) 
     a_ptr, a_idx, b_ptr, b_idx = (as_numpy(t) for P in (A, B) for t in (P.crow_indices, P.col_indices))
     columns = B.shape[1]
     products = _analysis.count_products(a_idx, b_ptr)
-    fits = products <= min(_plan_limit // 4, _MOST[torch.int32])
+    fits = products <= min(_plan_cache_limit // 4, _MOST[torch.int32])
     C, positions, repeated, incomplete = None, None, None, False
     if mask is None:
         made = _analysis.product_pattern(a_ptr, a_idx, b_ptr, b_idx, columns, products, fits, _MOST[A.dtype])
@@ -136,7 +136,7 @@ def _plan_on_device(A: SparsityPattern, B: SparsityPattern, mask: SparsityPatter
     largest = max(products, A.nnz, B.nnz, 0 if mask is None else mask.nnz)
     given, C = None if mask is None else (mask.crow_indices, mask.col_indices), None
     numbered = shape[0] * shape[1] < 2**62  # all places of C, with a number for each
-    if products > _plan_limit // 12 or largest > _MOST[torch.int32] or not numbered:
+    if products > _plan_cache_limit // 12 or largest > _MOST[torch.int32] or not numbered:
         if mask is None:
             C = SparsityPattern._trusted(*_symbolic(A, B, first, products, numbered), shape)
         return _Plan(C, None, first[:0].clone(), True)

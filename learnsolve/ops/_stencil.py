@@ -47,14 +47,14 @@ def _(u, w, offsets, periodic, constant, sum_batch=False):
     return u.new_empty(w.shape[0] if w.dim() == d + 1 and batch == 1 else batch, *tail)
 
 
-class Neighbours(NamedTuple):
+class Neighbors(NamedTuple):
     """K offsets of d numbers, one after another; for each of the d axes whether it is periodic, 1 or 0."""
 
     offsets: tuple[int, ...]
     periodic: tuple[int, ...]
 
 
-def apply(c: Tensor, x: Tensor, where: Neighbours, transpose: bool = False) -> Tensor:
+def apply(c: Tensor, x: Tensor, where: Neighbors, transpose: bool = False) -> Tensor:
     """S(c) x or S(c)^T x, unchecked: brings any batch axes to the one axis of the kernels."""
     d, role = len(where.periodic), _X if transpose else _G
     constant = c.shape[-d:].numel() == 1
@@ -64,7 +64,7 @@ def apply(c: Tensor, x: Tensor, where: Neighbours, transpose: bool = False) -> T
     return broadcast(_Stencil, role, c, x, where, constant)
 
 
-def products(y: Tensor, x: Tensor, where: Neighbours, like: Tensor) -> Tensor:
+def products(y: Tensor, x: Tensor, where: Neighbors, like: Tensor) -> Tensor:
     """The gradient of <y, S(c) x> for the coefficients c, in the shape of `like`; the last axis before the
     grid is one of columns, which all have these coefficients."""
     d = len(where.periodic)

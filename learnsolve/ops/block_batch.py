@@ -83,7 +83,7 @@ class BlockBatch:
     blocks, or a list of one for each block.
 
     The block-diagonal pattern of some patterns, in their order, is planned once and kept within
-    `ops.set_plan_limit`; gradients flow back into the values of the given matrices. Matrices of one pattern:
+    `ops.set_plan_cache_limit`; gradients flow back into the values of the given matrices. Matrices of one pattern:
     `CSR.stack` is faster. Cost: O(nnz).
 
     Examples

@@ -116,7 +116,7 @@ def ic0(
     pass more, of twice as many flops. One matrix runs on one thread, those of a batch in parallel; the same
     bits for any number of threads. On a CUDA device the steps run by levels of those that do not wait for one
     another; there breakdowns are not checked for, which would wait for the device; one makes the whole factor
-    NaN. A search for a shift costs a factorisation for each trial, and waits for the device.
+    NaN. A search for a shift costs a factorization for each trial, and waits for the device.
 
     References
     ----------

@@ -42,9 +42,9 @@ def spgemm(A: CSR, B: CSR, *, mask: SparsityPattern | None = None) -> CSR:
 
     Cost: 2 F flops for F products, 4 F for both gradients. The first call with two patterns finds the pattern
     of the result and the place in it of each product, which are kept with A's pattern until one of the
-    patterns is freed, or many other plans were used since (`set_plan_limit`): 4 F bytes, and 4 nnz(A) more at
+    patterns is freed, or many other plans were used since (`set_plan_cache_limit`): 4 F bytes, and 4 nnz(A) more at
     the first backward. Beyond the limit that
-    `set_spgemm_plan_limit` sets, the places are not kept but found in each pass, with k numbers of memory for
+    `set_spgemm_plan_cache_limit` sets, the places are not kept but found in each pass, with k numbers of memory for
     each thread. On a CUDA device the plan is made there, by a sort of all products, and takes 12 F bytes;
     beyond the limit the pattern of the result comes from sorts of 2^24 products at a time, and each pass
     looks its places up in the sorted rows of the result. The result has the same bits on every run and for

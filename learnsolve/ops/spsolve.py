@@ -1,4 +1,4 @@
-"""Sparse direct solve: one LU factorisation for the solution and for its derivatives of any order."""
+"""Sparse direct solve: one LU factorization for the solution and for its derivatives of any order."""
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ _raw = torch.ops.learnsolve.superlu_solve.default
 
 
 def spsolve(A: CSR, b: Tensor, *, transpose: bool = False) -> Tensor:
-    r"""Solve :math:`A x = b`, or :math:`A^T x = b`, by a sparse LU factorisation (SciPy's SuperLU).
+    r"""Solve :math:`A x = b`, or :math:`A^T x = b`, by a sparse LU factorization (SciPy's SuperLU).
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ def spsolve(A: CSR, b: Tensor, *, transpose: bool = False) -> Tensor:
 
     A is factored in its own precision, with partial pivoting, columns ordered by COLAMD; if A is diagonally
     dominant, by rows or by columns, with pivots on the diagonal, ordered by minimum degree. Cost: that of the
-    factorisation, n^1.5 flops for a plane mesh and n^2 for one in space, once for every matrix of the batch;
+    factorization, n^1.5 flops for a plane mesh and n^2 for one in space, once for every matrix of the batch;
     then 2 flops for each entry of the factors and column of b. The factors live as long as the graph.
 
     SuperLU runs on the host, on one thread: tensors on other devices are copied there and the solution back.
@@ -144,7 +144,7 @@ class Factorized:
         return self.A.dtype
 
     def solve(self, b: Tensor, *, transpose: bool = False) -> Tensor:
-        """``spsolve(A, b, transpose=transpose)`` without another factorisation; differentiable in the values
+        """``spsolve(A, b, transpose=transpose)`` without another factorization; differentiable in the values
         of A and in b, to any order."""
         A = self.A
         _check_right_hand_side("factorized", A, b)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import _check
-from learnsolve.ops._stencil import Neighbours, apply
+from learnsolve.ops._stencil import Neighbors, apply
 
 _BOUNDARIES = ("zero", "periodic")
 
@@ -29,7 +29,7 @@ def stencil(
     ----------
     coefficients : Tensor, float32 or float64
         Without `offsets`: a window of odd sizes, (w,), (wx, wy) or (wx, wy, wz), the same for all points and
-        centred on them. It is not flipped, as in `torch.nn.functional.conv2d`. The grid has as many
+        centered on them. It is not flipped, as in `torch.nn.functional.conv2d`. The grid has as many
         dimensions.
 
         With K `offsets` of d integers: (K,), the same for all points; or (..., K, \*grid), for each point its
@@ -37,7 +37,7 @@ def stencil(
         again, with batch axes.
     x : Tensor, shape (..., \*grid), of the coefficients' dtype and device
     offsets : sequence of K sequences of d integers, or None
-        Where the neighbours are. Of any size, beyond the grid too, and in any order; one that comes twice is
+        Where the neighbors are. Of any size, beyond the grid too, and in any order; one that comes twice is
         added twice.
     boundary : "zero", "periodic", or one of them for each axis of the grid
         What lies outside of the grid: zeros, or the grid again.
@@ -73,8 +73,8 @@ def stencil(
     tensor([[-4., -2.,  2.],
             [ 2.,  0.,  6.],
             [14., 10., 20.]])
-    >>> neighbours = [(0, 0), (-1, 0), (1, 0), (0, -1), (0, 1)]
-    >>> ls.ops.stencil(torch.tensor([4.0, -1, -1, -1, -1]), x, offsets=neighbours, boundary="periodic")
+    >>> neighbors = [(0, 0), (-1, 0), (1, 0), (0, -1), (0, 1)]
+    >>> ls.ops.stencil(torch.tensor([4.0, -1, -1, -1, -1]), x, offsets=neighbors, boundary="periodic")
     tensor([[-12.,  -9.,  -6.],
             [ -3.,   0.,   3.],
             [  6.,   9.,  12.]])
@@ -90,7 +90,7 @@ def stencil(
     if offsets is None:
         c, where = window("stencil", coefficients, boundary)
     else:
-        c, where = coefficients, neighbours("stencil", offsets, boundary)
+        c, where = coefficients, neighbors("stencil", offsets, boundary)
     d = len(where.periodic)
     if x.dim() < d:
         raise ValueError(
@@ -106,8 +106,8 @@ def _operand(name: str, value: Any) -> None:
     _check.dtype("stencil", name, value)
 
 
-def window(function: str, coefficients: Tensor, boundary: Any) -> tuple[Tensor, Neighbours]:
-    """The coefficients of a centred window, (K, 1, ..., 1), and where they apply."""
+def window(function: str, coefficients: Tensor, boundary: Any) -> tuple[Tensor, Neighbors]:
+    """The coefficients of a centered window, (K, 1, ..., 1), and where they apply."""
     sizes = tuple(coefficients.shape)
     if not 1 <= len(sizes) <= 3 or any(w % 2 == 0 for w in sizes):
         raise ValueError(
@@ -117,7 +117,7 @@ def window(function: str, coefficients: Tensor, boundary: Any) -> tuple[Tensor, 
     periodic = _periodic(function, boundary, len(sizes))
     tracing = torch.compiler.is_dynamo_compiling()
     offsets = (_window_offsets.__wrapped__ if tracing else _window_offsets)(sizes)
-    return coefficients.reshape((-1,) + (1,) * len(sizes)), Neighbours(offsets, periodic)
+    return coefficients.reshape((-1,) + (1,) * len(sizes)), Neighbors(offsets, periodic)
 
 
 @functools.lru_cache(maxsize=64)
@@ -129,7 +129,7 @@ def _window_offsets(sizes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(o for p in places for o in p)
 
 
-def neighbours(function: str, offsets: Any, boundary: Any) -> Neighbours:
+def neighbors(function: str, offsets: Any, boundary: Any) -> Neighbors:
     """`offsets` and `boundary` as the kernels take them."""
     try:
         each = [tuple([operator.index(o) for o in _ordered(offset)]) for offset in _ordered(offsets)]
@@ -150,7 +150,7 @@ def neighbours(function: str, offsets: Any, boundary: Any) -> Neighbours:
                 f"{function}: offsets must fit into 64 bits, got {o}; on a periodic axis take it modulo the "
                 "size of the grid"
             )
-    return Neighbours(flat, _periodic(function, boundary, d))
+    return Neighbors(flat, _periodic(function, boundary, d))
 
 
 def _ordered(sequence: Any) -> Any:
@@ -176,7 +176,7 @@ def _periodic(function: str, boundary: Any, d: int) -> tuple[int, ...]:
     return tuple([int(word == "periodic") for word in boundary])
 
 
-def by_offset(function: str, c: Tensor, where: Neighbours, grid: torch.Size) -> Tensor:
+def by_offset(function: str, c: Tensor, where: Neighbors, grid: torch.Size) -> Tensor:
     """Checked coefficients in the shape (..., K, *grid) or (..., K, 1, ..., 1)."""
     d = len(where.periodic)
     K = len(where.offsets) // d

@@ -14,8 +14,8 @@ from learnsolve._plain import makes_plain_tensors
 from learnsolve.csr import CSR
 from learnsolve.ops._gather import added_up
 from learnsolve.ops._selection import first_of_each
-from learnsolve.ops._stencil import Neighbours
-from learnsolve.ops.stencil import by_offset, grid_sizes, neighbours, window
+from learnsolve.ops._stencil import Neighbors
+from learnsolve.ops.stencil import by_offset, grid_sizes, neighbors, window
 from learnsolve.pattern import SparsityPattern
 
 # Patterns in use: a matrix that is made again and again, with other coefficients, keeps its pattern.
@@ -71,12 +71,12 @@ def stencil_matrix(
     if offsets is None:
         c, where = window("stencil_matrix", coefficients, boundary)
     else:
-        c, where = coefficients, neighbours("stencil_matrix", offsets, boundary)
+        c, where = coefficients, neighbors("stencil_matrix", offsets, boundary)
     sizes = grid_sizes("stencil_matrix", grid, len(where.periodic))
     return matrix_of(by_offset("stencil_matrix", c, where, sizes), where, sizes)
 
 
-def matrix_of(c: Tensor, where: Neighbours, grid: torch.Size) -> CSR:
+def matrix_of(c: Tensor, where: Neighbors, grid: torch.Size) -> CSR:
     """`stencil_matrix` for checked coefficients (..., K, *grid) or (..., K, 1, ..., 1)."""
     d = len(grid)
     constant = c.shape[-d:].numel() == 1 and grid.numel() != 1
@@ -86,7 +86,7 @@ def matrix_of(c: Tensor, where: Neighbours, grid: torch.Size) -> CSR:
 
 @makes_plain_tensors
 def _plan(
-    where: Neighbours, grid: tuple[int, ...], constant: bool, device: torch.device
+    where: Neighbors, grid: tuple[int, ...], constant: bool, device: torch.device
 ) -> tuple[SparsityPattern, SparsityPattern]:
     """The pattern, and that of the 0/1 matrix which takes the coefficients (K or K n) to its entries."""
     key = (where, grid, device)
@@ -99,7 +99,7 @@ def _plan(
 def stencil_entries(
     offsets: Sequence[Sequence[int]], periodic: Sequence[int | bool], grid: tuple[int, ...]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(row, column, offset) of each neighbour that exists, by row, then column, then offset."""
+    """(row, column, offset) of each neighbor that exists, by row, then column, then offset."""
     n, count = math.prod(grid), len(offsets)
     narrow = n <= np.iinfo(np.int32).max // 4  # room for columns beyond the grid, which are left out
     inside = np.ones((*grid, count), dtype=bool)
@@ -110,7 +110,7 @@ def stencil_entries(
             stride = math.prod(grid[axis + 1 :])
             at: list[slice | int] = [*(slice(None),) * len(grid), k]
             step = step % max(size, 1) if periodic[axis] else step
-            # The points whose neighbour lies beyond the end of the axis.
+            # The points whose neighbor lies beyond the end of the axis.
             at[axis] = slice(0, min(-step, size)) if step < 0 else slice(max(size - step, 0), size)
             if periodic[axis]:
                 column[tuple(at)] -= size * stride
@@ -121,12 +121,12 @@ def stencil_entries(
     i, k = np.nonzero(mask)
     j = column.reshape(n, count)[mask]
     if not any(periodic) and list(map(tuple, offsets)) == sorted(map(tuple, offsets)):
-        return i, j, k  # neighbours in lexicographic order are those of ascending columns
+        return i, j, k  # neighbors in lexicographic order are those of ascending columns
     order = np.lexsort((k, j, i))
     return i[order], j[order], k[order]
 
 
-def _triples(where: Neighbours, grid: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _triples(where: Neighbors, grid: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     d = len(grid)
     offsets = [where.offsets[k : k + d] for k in range(0, len(where.offsets), d)]
     return stencil_entries(offsets, where.periodic, grid)
@@ -137,7 +137,7 @@ def _index(array: np.ndarray, largest: int, device: torch.device) -> Tensor:
     return torch.from_numpy(array.astype(np.int32 if narrow else np.int64)).to(device)
 
 
-def _pattern(where: Neighbours, grid: tuple[int, ...], device: torch.device) -> SparsityPattern:
+def _pattern(where: Neighbors, grid: tuple[int, ...], device: torch.device) -> SparsityPattern:
     i, j, _ = _triples(where, grid)
     first, n = first_of_each(i, j), math.prod(grid)
     crow = np.searchsorted(i[first], np.arange(n + 1))
@@ -152,7 +152,7 @@ def _gather(
     grid: tuple[int, ...],
     constant: bool,
 ) -> tuple[SparsityPattern]:
-    i, j, k = _triples(Neighbours(offsets, periodic), grid)
+    i, j, k = _triples(Neighbors(offsets, periodic), grid)
     n = math.prod(grid)
     source = k if constant else k * n + i
     sources = len(offsets) // len(grid) * (1 if constant else n)

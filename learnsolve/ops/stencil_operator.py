@@ -10,7 +10,7 @@ from torch import Tensor
 from learnsolve import _check
 from learnsolve.csr import CSR
 from learnsolve.ops._stencil import apply, products
-from learnsolve.ops.stencil import by_offset, grid_sizes, neighbours, window
+from learnsolve.ops.stencil import by_offset, grid_sizes, neighbors, window
 from learnsolve.ops.stencil_matrix import matrix_of
 
 
@@ -68,7 +68,7 @@ class StencilOperator:
         if offsets is None:
             c, where = window(name, coefficients, boundary)
         else:
-            c, where = coefficients, neighbours(name, offsets, boundary)
+            c, where = coefficients, neighbors(name, offsets, boundary)
         self.grid = grid_sizes(name, grid, len(where.periodic))
         self.coefficients = by_offset(name, c, where, self.grid)
         self._where, self._transpose = where, False
@@ -172,7 +172,7 @@ class StencilOperator:
 
     def __repr__(self) -> str:
         points = len(self._where.offsets) // len(self.grid)
-        return f"StencilOperator(grid={tuple(self.grid)}, neighbours={points}, dtype={self.dtype})"
+        return f"StencilOperator(grid={tuple(self.grid)}, neighbors={points}, dtype={self.dtype})"
 
 
 class _Linear:

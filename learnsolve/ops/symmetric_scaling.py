@@ -16,7 +16,7 @@ def symmetric_scaling(A: CSR, by: str = "diagonal") -> CSR:
     Parameters
     ----------
     A : CSR, square, float32 or float64; its values may have batch axes
-    by : "diagonal", D = diag(A), which makes the diagonal ones; or "row_sums", D = diag(A 1), the normalised
+    by : "diagonal", D = diag(A), which makes the diagonal ones; or "row_sums", D = diag(A 1), the normalized
         adjacency matrix of a graph convolution
 
     Returns

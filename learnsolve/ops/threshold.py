@@ -63,7 +63,7 @@ def ict(
     Gradient: that of `ic0` on the pattern, which is a constant to it. An entry that is dropped takes no part
     in the rest: L is what the choice computed. In a training loop call ``ic0(A, pattern=L.pattern)`` with a
     pattern that is chosen once: every call of `ict` chooses a pattern and plans for it, some twenty times the
-    work of a factorisation.
+    work of a factorization.
 
     Cost: two flops for each product l_ik l_jk of kept entries, in float64 on one thread; then the plan and
     the pass of `ic0`. For a CUDA device the choice is made on the host, and waits for the device. The same

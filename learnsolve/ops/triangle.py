@@ -76,7 +76,7 @@ def triangle_of(P: SparsityPattern, side: str) -> SparsityPattern:
 
 
 def _selection(P: SparsityPattern, side: str, k: int) -> Selection:
-    # Without a number the plan is kept as long as P: the limit of `set_plan_limit` does not drop it.
+    # Without a number the plan is kept as long as P: the limit of `set_plan_cache_limit` does not drop it.
     return P._planned(_plan_triangle, side, k) if k else P._planned(_plan_triangle, side)
 
 

@@ -18,7 +18,7 @@ from learnsolve.solvers.solution import CODE, Status
 _alive: weakref.WeakSet[System] = weakref.WeakSet()
 _numbers = count()  # of KSPs, for prefixes of options; the same in all processes, which run one program
 _RESTARTS = 3  # of a KSP whose own residual has drifted from b - A x
-# Methods that minimise or watch ||b - A x|| itself if M is applied from the right.
+# Methods that minimize or watch ||b - A x|| itself if M is applied from the right.
 _RIGHT = {"gmres", "lgmres", "bcgs", "bcgsl", "ibcgs", "fbcgs", "fbcgsr", "gcr", "tfqmr"}
 _OF_PRECONDITIONED = {
     "minres",

@@ -260,7 +260,7 @@ class Matrix:
 
 
 class Structure:
-    """What is analysed once: the entries of x that rows here need, x extended by them, columns counted in it.
+    """What is analyzed once: the entries of x that rows here need, x extended by them, columns counted in it.
 
     An extended x is (entries of processes before, own entries, entries of processes behind), so that columns
     keep their order.

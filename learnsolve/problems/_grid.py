@@ -54,7 +54,7 @@ def check_rows(function: str, rows: Any, n: int) -> tuple[int, int]:
     return lo, hi
 
 
-def neighbours(
+def neighbors(
     offsets: np.ndarray, shape: tuple[int, ...], lo: int, hi: int, periodic: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
     """Numbers of the points at these offsets (K, d) from the points lo to hi - 1, and which of them exist:
@@ -72,7 +72,7 @@ def neighbours(
 
 
 def pattern_of_rows(numbers: np.ndarray, inside: np.ndarray, n: int, device: Any) -> SparsityPattern:
-    """Of some rows of n columns, by their `neighbours` at ascending offsets."""
+    """Of some rows of n columns, by their `neighbors` at ascending offsets."""
     index = index_dtype(n, int(inside.sum()))
     crow = torch.from_numpy(np.concatenate(([0], inside.sum(1).cumsum()))).to(device, index)
     col = torch.from_numpy(numbers[inside]).to(device, index)
@@ -94,7 +94,7 @@ def stencil_matrix(
     offsets = np.argwhere(stencil != 0) - 1
     n = math.prod(shape)
     if rows_of is not None:
-        numbers, inside = neighbours(offsets, shape, *rows_of, periodic)
+        numbers, inside = neighbors(offsets, shape, *rows_of, periodic)
         each = np.broadcast_to(stencil[stencil != 0], inside.shape)
         if periodic:  # around the end of an axis columns do not ascend with the offsets
             order = numbers.argsort(1)

@@ -51,7 +51,7 @@ def symmetric_plan(n: int, rows: np.ndarray, columns: np.ndarray, device: torch.
 @makes_plain_tensors
 @lru_cache(maxsize=8)
 def grid_plan(shape: tuple[int, ...], device: torch.device) -> SymmetricPlan:
-    """Each point of a grid with its neighbours. Couplings axis by axis, starting with the first, each in the
+    """Each point of a grid with its neighbors. Couplings axis by axis, starting with the first, each in the
     order of its faces."""
     number = np.arange(math.prod(shape)).reshape(shape)
     lower = [number.take(range(n - 1), axis).ravel() for axis, n in enumerate(shape)]

@@ -18,7 +18,7 @@ from learnsolve.problems._grid import (
     sine_angles,
     stencil_matrix,
 )
-from learnsolve.problems.facts import Facts
+from learnsolve.problems.properties import MatrixProperties
 
 
 def anisotropic(
@@ -26,7 +26,7 @@ def anisotropic(
     epsilon: float,
     theta: float,
     *,
-    discretisation: Literal["fd", "fe"] = "fd",
+    discretization: Literal["fd", "fe"] = "fd",
     rows: tuple[int, int] | None = None,
     dtype: torch.dtype = torch.float64,
     device: torch.device | str | None = None,
@@ -47,7 +47,7 @@ def anisotropic(
         Strength across the direction, relative to that along it; positive.
     theta : float
         Angle of the direction from the x-axis, in radians.
-    discretisation : "fd" or "fe"
+    discretization : "fd" or "fe"
         "fd": second-order finite differences. "fe": bilinear finite elements on squares.
     rows : (lo, hi), to make the rows lo to hi - 1 alone, as a CSR of shape (hi - lo, n): those of a process
         (`petsc.Matrix`)
@@ -61,7 +61,7 @@ def anisotropic(
     Raises
     ------
     ValueError
-        if shape, discretisation, epsilon or theta is not as described above.
+        if shape, discretization, epsilon or theta is not as described above.
 
     Notes
     -----
@@ -87,11 +87,11 @@ def anisotropic(
             [ 2.5000, -0.2500,  0.0000,  0.0000,  0.0000,  0.0000,  0.0000,  0.0000,
              -1.0000]], dtype=torch.float64)
     """
-    sizes, E, F, G = _checked(shape, epsilon, theta, discretisation)
+    sizes, E, F, G = _checked(shape, epsilon, theta, discretization)
     check_dtype("anisotropic", dtype)
     K = np.array([-1.0, 2.0, -1.0])
     # Six times the mass matrix of linear elements: integers, so that terms cancel to exactly zero.
-    M = np.array([1.0, 4.0, 1.0]) if discretisation == "fe" else np.array([0.0, 6.0, 0.0])
+    M = np.array([1.0, 4.0, 1.0]) if discretization == "fe" else np.array([0.0, 6.0, 0.0])
     D = np.array([-1.0, 0.0, 1.0]) / 2
     stencil = (E * np.outer(K, M) + G * np.outer(M, K)) / 6 - F * np.outer(D, D)
     part = None if rows is None else check_rows("anisotropic", rows, math.prod(sizes))
@@ -99,9 +99,9 @@ def anisotropic(
 
 
 def _checked(
-    shape: Sequence[int], epsilon: float, theta: float, discretisation: str
+    shape: Sequence[int], epsilon: float, theta: float, discretization: str
 ) -> tuple[tuple[int, ...], float, float, float]:
-    _check.one_of("anisotropic", "discretisation", discretisation, ("fd", "fe"))
+    _check.one_of("anisotropic", "discretization", discretization, ("fd", "fe"))
     sizes = grid_shape("anisotropic", shape, (2,))
     epsilon = _check.real("anisotropic", "epsilon", epsilon, "positive and finite")
     theta = _check.real("anisotropic", "theta", theta, "finite")
@@ -109,8 +109,8 @@ def _checked(
     return sizes, c * c + epsilon * s * s, 2 * (1 - epsilon) * c * s, epsilon * c * c + s * s
 
 
-def _eigenvalues(shape: Sequence[int], epsilon: float, theta: float, *, discretisation: str = "fd") -> Tensor:
-    sizes, E, F, G = _checked(shape, epsilon, theta, discretisation)
+def _eigenvalues(shape: Sequence[int], epsilon: float, theta: float, *, discretization: str = "fd") -> Tensor:
+    sizes, E, F, G = _checked(shape, epsilon, theta, discretization)
     if abs(F) > 1e-15 * (E + G):  # sin(pi) is not 0 but 1.2e-16
         raise ValueError(
             "anisotropic: the eigenvalues are known for theta a multiple of pi/2 or epsilon = 1 only, got "
@@ -118,11 +118,11 @@ def _eigenvalues(shape: Sequence[int], epsilon: float, theta: float, *, discreti
         )
     angles = [sine_angles(n) for n in sizes]
     k1, k2 = (4 * torch.sin(t / 2) ** 2 for t in angles)
-    m1, m2 = ((2 + torch.cos(t)) / 3 if discretisation == "fe" else torch.ones_like(t) for t in angles)
+    m1, m2 = ((2 + torch.cos(t)) / 3 if discretization == "fe" else torch.ones_like(t) for t in angles)
     return kronecker_sum([(E * k1, m2), (m1, G * k2)])
 
 
-FACTS = Facts(
+PROPERTIES = MatrixProperties(
     formula="-div(Q diag(1, epsilon) Q^T grad u), zero on the boundary",
     symmetric=True,
     positive_definite=True,

@@ -10,7 +10,7 @@ from learnsolve.csr import CSR
 from learnsolve.ops._gather import permuted
 from learnsolve.problems._coefficients import grid_axes
 from learnsolve.problems._plan import grid_plan
-from learnsolve.problems.facts import Facts
+from learnsolve.problems.properties import MatrixProperties
 
 
 def convection_diffusion(
@@ -31,8 +31,8 @@ def convection_diffusion(
     entry                       "central"              "upwind"
     ==========================  =====================  ==============================
     diagonal                    :math:`2 d`            :math:`2 d + \sum_a |p_a|`
-    neighbour i + 1 on axis a   :math:`-1 + p_a / 2`   :math:`-1 - \max(-p_a, 0)`
-    neighbour i - 1 on axis a   :math:`-1 - p_a / 2`   :math:`-1 - \max(p_a, 0)`
+    neighbor i + 1 on axis a   :math:`-1 + p_a / 2`   :math:`-1 - \max(-p_a, 0)`
+    neighbor i - 1 on axis a   :math:`-1 - p_a / 2`   :math:`-1 - \max(p_a, 0)`
     ==========================  =====================  ==============================
 
     and `reaction`, :math:`c\, h^2 / \epsilon`, is added to the diagonal.
@@ -125,7 +125,7 @@ def _reaction(reaction: float | Tensor, like: Tensor) -> Tensor:
         ) from None
 
 
-FACTS = Facts(
+PROPERTIES = MatrixProperties(
     formula="-epsilon div grad u + w . grad u + c u, zero on the boundary",
     symmetric=None,
     positive_definite=None,

@@ -44,7 +44,7 @@ def delaunay_graph(
     seed : the same seed gives the same graph; at least 0
     boundary : "dirichlet" or "periodic"
         "dirichlet": the points are triangulated together with others of the same density in the rest of
-        [-1, 2]^2; those with a neighbour outside the unit square are grounded. "periodic": the points
+        [-1, 2]^2; those with a neighbor outside the unit square are grounded. "periodic": the points
         repeat in blocks x blocks unit squares, opposite sides of which are joined; none is grounded.
     blocks : at least 3, for "periodic" only
 
@@ -94,7 +94,7 @@ def random_graph(rng: np.random.Generator, n: int, boundary: str, blocks: int) -
     grounded[edges[inside.any(1) & ~inside.all(1)].min(1)] = True
     if grounded.all():
         raise ValueError(
-            f"delaunay_graph: each of the n = {n} points has a neighbour outside the unit square; pass a "
+            f"delaunay_graph: each of the n = {n} points has a neighbor outside the unit square; pass a "
             "larger n"
         )
     return _graph(points, edges[inside.all(1)], grounded)

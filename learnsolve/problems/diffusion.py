@@ -8,15 +8,15 @@ from torch import Tensor
 
 from learnsolve.csr import CSR
 from learnsolve.problems._coefficients import check_sign, grid_axes
-from learnsolve.problems._grid import check_rows, neighbours, pattern_of_rows, sum_over_axes
+from learnsolve.problems._grid import check_rows, neighbors, pattern_of_rows, sum_over_axes
 from learnsolve.problems._plan import grid_plan
-from learnsolve.problems.facts import Facts
+from learnsolve.problems.properties import MatrixProperties
 
 
 def diffusion(kappa: Tensor, *, dimensions: int | None = None, rows: tuple[int, int] | None = None) -> CSR:
     r"""The operator :math:`-\nabla \cdot (\kappa \nabla u)` with one coefficient per cell of a uniform grid.
 
-    Cell-centred finite volumes, u = 0 on the boundary:
+    Cell-centered finite volumes, u = 0 on the boundary:
 
     .. math:: (A u)_i = \sum_{j \text{ beside } i} \frac{2 \kappa_i \kappa_j}{\kappa_i + \kappa_j} (u_i - u_j)
               + \sum_{\text{boundary faces of } i} 2 \kappa_i u_i
@@ -46,8 +46,8 @@ def diffusion(kappa: Tensor, *, dimensions: int | None = None, rows: tuple[int, 
     Notes
     -----
     Symmetric positive definite. Face coefficients are the harmonic means of the two cells, which keeps the
-    flux continuous where kappa jumps; a boundary face is half a cell away from the centre, hence the 2. For
-    cells of width h the matrix is :math:`h^2` times the operator at the centres, with second-order
+    flux continuous where kappa jumps; a boundary face is half a cell away from the center, hence the 2. For
+    cells of width h the matrix is :math:`h^2` times the operator at the centers, with second-order
     accurate solutions. For constant kappa the eigenvalues are
     :math:`\kappa \sum_a 4 \sin^2(k_a \pi / (2 n_a))`, :math:`k_a = 1, \dots, n_a`.
 
@@ -102,7 +102,7 @@ def _rows(kappa: Tensor, d: int, rows: tuple[int, int]) -> CSR:
     lo, hi = check_rows("diffusion", rows, kappa.numel())
     unit = np.eye(d, dtype=np.int64)
     offsets = np.concatenate((-unit, np.zeros((1, d), np.int64), unit[::-1]))  # ascending columns
-    numbers, inside = neighbours(offsets, tuple(kappa.shape), lo, hi)
+    numbers, inside = neighbors(offsets, tuple(kappa.shape), lo, hi)
     there = torch.from_numpy(inside).to(kappa.device)
     beside = torch.from_numpy(np.where(inside, numbers, np.arange(lo, hi)[:, None])).to(kappa.device)
     cells = kappa.reshape(-1)[beside]  # (hi - lo, 2 d + 1)
@@ -137,7 +137,7 @@ def _eigenvalues(kappa: Tensor, *, dimensions: int | None = None) -> Tensor:
     return float(kappa.flatten()[0]) * sum_over_axes(lines)
 
 
-FACTS = Facts(
+PROPERTIES = MatrixProperties(
     formula="-div(kappa grad u), zero on the boundary",
     symmetric=True,
     positive_definite=True,

@@ -6,7 +6,7 @@ import torch
 from learnsolve._conversion import REAL_FORM
 from learnsolve.csr import CSR
 from learnsolve.problems._grid import check_dtype
-from learnsolve.problems.facts import Facts
+from learnsolve.problems.properties import MatrixProperties
 
 
 def gallery(
@@ -65,7 +65,7 @@ def gallery(
     return CSR.from_scipy(A, dtype=dtype, device=device)
 
 
-FACTS = Facts(
+PROPERTIES = MatrixProperties(
     formula="given entry by entry",
     symmetric=None,
     positive_definite=None,

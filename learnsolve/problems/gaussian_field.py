@@ -48,7 +48,7 @@ def gaussian_field(
         With :math:`\exp(-r^2 / (2 l^2))` as the convention, length = :math:`\sqrt 2\, l`.
     variance : not negative
     covariance : "gaussian" or "exponential"
-    spacing : distance of neighbouring points; default: 1 / n along an axis of n points, cells of the unit
+    spacing : distance of neighboring points; default: 1 / n along an axis of n points, cells of the unit
         cube
     dtype : torch.float32 or torch.float64
     device : device of the field
@@ -115,7 +115,7 @@ def two_fields(
 @lru_cache(maxsize=4)
 def _amplitudes(shape: tuple[int, ...], steps: tuple[float, ...], covariance: str) -> np.ndarray:
     """Square roots of the eigenvalues of the covariance on a torus, divided by its number of points. `steps`
-    are distances of neighbours in correlation lengths."""
+    are distances of neighbors in correlation lengths."""
     torus = [_fast_length(max(2 * (n - 1), 1)) for n in shape]
     while math.prod(torus) <= _LARGEST:
         lags = [np.minimum(np.arange(m), m - np.arange(m)) * h for m, h in zip(torus, steps, strict=True)]
@@ -128,7 +128,7 @@ def _amplitudes(shape: tuple[int, ...], steps: tuple[float, ...], covariance: st
             return amplitudes
         torus = [_fast_length(2 * m) if n > 1 else m for m, n in zip(torus, shape, strict=True)]
     raise ValueError(
-        f"gaussian_field: the correlation length is too large for the grid {shape} (neighbours are "
+        f"gaussian_field: the correlation length is too large for the grid {shape} (neighbors are "
         f"{max(steps):.3g} lengths apart): no torus of up to {_LARGEST} points has a covariance without "
         "negative eigenvalues; pass a shorter length or fewer points"
     )

@@ -7,7 +7,7 @@ from torch import Tensor
 from learnsolve import _check, _edges
 from learnsolve.csr import CSR
 from learnsolve.problems._graph import check_weights, laplacian
-from learnsolve.problems.facts import Facts
+from learnsolve.problems.properties import MatrixProperties
 
 
 def graph_laplacian(
@@ -84,7 +84,7 @@ def graph_laplacian(
     return laplacian("graph_laplacian", edges, both_directions, weights, np.ones(nodes, dtype=bool), shift)
 
 
-FACTS = Facts(
+PROPERTIES = MatrixProperties(
     formula="L = D - W (+ shift I)",
     symmetric=True,
     positive_definite=None,

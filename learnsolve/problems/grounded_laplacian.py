@@ -9,7 +9,7 @@ from learnsolve._plain import makes_plain_tensors
 from learnsolve.csr import CSR
 from learnsolve.pattern import as_numpy
 from learnsolve.problems._graph import check_weights, laplacian
-from learnsolve.problems.facts import Facts
+from learnsolve.problems.properties import MatrixProperties
 
 
 def grounded_laplacian(
@@ -101,7 +101,7 @@ def _free(grounded: Tensor) -> np.ndarray:
     return free
 
 
-FACTS = Facts(
+PROPERTIES = MatrixProperties(
     formula="D - W without the rows and columns of grounded nodes",
     symmetric=True,
     positive_definite=None,

@@ -8,13 +8,13 @@ from learnsolve.csr import CSR
 from learnsolve.problems._coefficients import grid_axes
 from learnsolve.problems._grid import sine_angles, sum_over_axes
 from learnsolve.problems._plan import grid_plan
-from learnsolve.problems.facts import Facts
+from learnsolve.problems.properties import MatrixProperties
 
 
 def helmholtz(kh: Tensor, *, shift: float = 1.0, dimensions: int | None = None) -> CSR:
     r"""The real Helmholtz operator :math:`-\Delta u - k^2 u` by finite differences, zero on the boundary.
 
-    .. math:: (A u)_i = 2 d\, u_i - \sum_{j \text{ neighbour of } i} u_j - \text{shift}\; (k_i h)^2 u_i
+    .. math:: (A u)_i = 2 d\, u_i - \sum_{j \text{ neighbor of } i} u_j - \text{shift}\; (k_i h)^2 u_i
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ def _eigenvalues(kh: Tensor, *, shift: float = 1.0, dimensions: int | None = Non
     return sum_over_axes(lines) - shift * float(kh.flatten()[0]) ** 2
 
 
-FACTS = Facts(
+PROPERTIES = MatrixProperties(
     formula="-div grad u - shift k^2 u, zero on the boundary",
     symmetric=True,
     positive_definite=None,

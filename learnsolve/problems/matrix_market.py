@@ -15,7 +15,7 @@ import torch
 from learnsolve._conversion import REAL_FORM
 from learnsolve.csr import CSR
 from learnsolve.problems._grid import INT32_MAX, check_dtype
-from learnsolve.problems.facts import Facts
+from learnsolve.problems.properties import MatrixProperties
 
 
 def matrix_market(
@@ -229,7 +229,7 @@ def _numbers_per_entry(header: _Header) -> int:
     return 2 if header.field == "pattern" else 3
 
 
-FACTS = Facts(
+PROPERTIES = MatrixProperties(
     formula="given entry by entry",
     symmetric=None,
     positive_definite=None,

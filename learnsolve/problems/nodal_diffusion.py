@@ -13,7 +13,7 @@ from learnsolve.csr import CSR
 from learnsolve.problems._coefficients import check_sign
 from learnsolve.problems._elements import ElementPlan, element_plan
 from learnsolve.problems._grid import kronecker_sum, periodic_angles, sine_angles
-from learnsolve.problems.facts import Facts
+from learnsolve.problems.properties import MatrixProperties
 
 # Element matrices of the unit square; its nodes are (0, 0), (0, 1), (1, 0), (1, 1).
 _LOCAL = {
@@ -31,7 +31,7 @@ def nodal_diffusion(
 ) -> CSR:
     r"""The operator :math:`-\nabla \cdot (\kappa \nabla u)` with one coefficient per cell of a square grid.
 
-    The unknowns are values at the nodes, the corners of cells; `diffusion` has them at cell centres. An
+    The unknowns are values at the nodes, the corners of cells; `diffusion` has them at cell centers. An
     entry is a sum over the cells that its two nodes share:
 
     ===================  ====================================  ====================================
@@ -145,7 +145,7 @@ def _eigenvalues(
     return float(kappa.flatten()[0]) * kronecker_sum([(k1, m2), (m1, k2)]) + shift
 
 
-FACTS = Facts(
+PROPERTIES = MatrixProperties(
     formula="-div(kappa grad u) (+ shift I), a coefficient per cell, unknowns at the nodes",
     symmetric=True,
     positive_definite=None,

@@ -8,7 +8,7 @@ from torch import Tensor
 from learnsolve import _check
 from learnsolve.csr import CSR
 from learnsolve.problems._coefficients import check_sign
-from learnsolve.problems.facts import Facts
+from learnsolve.problems.properties import MatrixProperties
 from learnsolve.problems.mesh import TriangleMesh
 
 
@@ -119,7 +119,7 @@ def _coefficients(function: str, name: str, mesh: Any, value: Tensor | None, *, 
     return value
 
 
-STIFFNESS_FACTS = Facts(
+STIFFNESS_PROPERTIES = MatrixProperties(
     formula="-div(kappa grad u), linear finite elements, zero at the fixed points",
     symmetric=True,
     positive_definite=None,
@@ -127,7 +127,7 @@ STIFFNESS_FACTS = Facts(
     null_space="on a mesh without fixed points: constants on each part",
     source="Brenner, Scott, The Mathematical Theory of Finite Element Methods, 2008",
 )
-MASS_FACTS = Facts(
+MASS_PROPERTIES = MatrixProperties(
     formula="rho u, linear finite elements, zero at the fixed points",
     symmetric=True,
     positive_definite=None,

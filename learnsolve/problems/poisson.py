@@ -20,7 +20,7 @@ from learnsolve.problems._grid import (
     stencil_matrix,
     sum_over_axes,
 )
-from learnsolve.problems.facts import Facts
+from learnsolve.problems.properties import MatrixProperties
 
 
 def poisson(
@@ -34,7 +34,7 @@ def poisson(
 ) -> CSR:
     r"""The negative Laplacian on a structured grid with zero Dirichlet values around it, or periodic.
 
-    .. math:: (A u)_i = 2 d\, u_i - \sum_{j \text{ neighbour of } i} u_j \approx -h^2 \Delta u
+    .. math:: (A u)_i = 2 d\, u_i - \sum_{j \text{ neighbor of } i} u_j \approx -h^2 \Delta u
 
     Parameters
     ----------
@@ -43,10 +43,10 @@ def poisson(
         last axis fastest.
     stencil : "fd" or "q1"
         "fd": second-order finite differences, 3, 5 or 7 points. "q1": bilinear finite elements on squares,
-        9 points, only in two dimensions: 8 in the centre and -1 around it, three times the usual
+        9 points, only in two dimensions: 8 in the center and -1 around it, three times the usual
         stiffness matrix, so that the entries are whole numbers.
     boundary : "dirichlet" or "periodic"
-        "dirichlet": zero around the grid. "periodic": the last point of an axis and the first are neighbours;
+        "dirichlet": zero around the grid. "periodic": the last point of an axis and the first are neighbors;
         A is then singular, and a solve takes null_space="constants".
     rows : (lo, hi), to make the rows lo to hi - 1 alone, as a CSR of shape (hi - lo, n): those of a process
         (`petsc.Matrix`)
@@ -116,7 +116,7 @@ def _checked(shape: int | Sequence[int], stencil: str, boundary: str) -> tuple[i
         raise NotImplementedError(
             f"poisson: stencil='q1' is for two dimensions, got shape {sizes}; use stencil='fd'"
         )
-    if boundary == "periodic" and min(sizes) < 3:  # two would be neighbours twice
+    if boundary == "periodic" and min(sizes) < 3:  # two would be neighbors twice
         raise ValueError(f'poisson: boundary="periodic" needs at least 3 points along each axis, got {sizes}')
     return sizes
 
@@ -133,7 +133,7 @@ def _eigenvalues(shape: int | Sequence[int], *, stencil: str = "fd", boundary: s
     return sum_over_axes(stiffness)
 
 
-FACTS = Facts(
+PROPERTIES = MatrixProperties(
     formula="-div grad u, zero on the boundary or periodic",
     symmetric=True,
     positive_definite=None,

@@ -8,7 +8,7 @@ from learnsolve import _check
 from learnsolve._plain import makes_plain_tensors
 from learnsolve.csr import CSR
 from learnsolve.problems._grid import check_dtype
-from learnsolve.problems.facts import Facts
+from learnsolve.problems.properties import MatrixProperties
 
 
 def random_spd(
@@ -81,7 +81,7 @@ def _draw(n: int, seed: int, density: float, alpha: float) -> scipy.sparse.csr_a
     return scipy.sparse.csr_array(M @ M.T + alpha * scipy.sparse.eye_array(n))
 
 
-FACTS = Facts(
+PROPERTIES = MatrixProperties(
     formula="M M^T + alpha I, M random and sparse",
     symmetric=True,
     positive_definite=True,

@@ -33,7 +33,7 @@ def train_by_depth(
         alpha and beta of `solvers.heavyball`
     optimizer : of the weights; it goes on from depth to depth. Without weight decay, which would move
         weights before their turn
-    steps : of the optimiser at each depth
+    steps : of the optimizer at each depth
     carry : a new iteration starts from the weights of the one before it, not from its own
 
     Returns

@@ -9,22 +9,22 @@ from typing import Any
 
 from learnsolve import preconditioners
 from learnsolve.evaluation._figure import curves
-from learnsolve.recipes.harness.figures import BLACK, BLUE, GREY, ORANGE, PURPLE, finish, new_figure
+from learnsolve.recipes.harness.figures import BLACK, BLUE, GRAY, ORANGE, PURPLE, finish, new_figure
 
 LEARNED = "learned"
 AMG_COARSE = 100  # rows that AMG solves directly, at most
 LOOKS: dict[str, dict[str, Any]] = {  # of preconditioners
     "learned": {"color": BLUE, "linewidth": 2.2},
     "none": {"color": BLACK, "linestyle": "--"},
-    "Jacobi": {"color": GREY, "linestyle": ":", "linewidth": 2.0},
-    "SSOR": {"color": GREY, "linestyle": "-."},
+    "Jacobi": {"color": GRAY, "linestyle": ":", "linewidth": 2.0},
+    "SSOR": {"color": GRAY, "linestyle": "-."},
     "IC(0)": {"color": ORANGE},
     "ILU(0)": {"color": ORANGE},
     "MIC(0)": {"color": ORANGE, "linestyle": "--"},
     "ICT": {"color": ORANGE, "linestyle": ":"},
     "AMG": {"color": PURPLE},
     "RS-AMG": {"color": PURPLE, "linestyle": "--"},
-    "inner GMRES": {"color": GREY, "linestyle": "-."},
+    "inner GMRES": {"color": GRAY, "linestyle": "-."},
 }
 
 
@@ -44,7 +44,7 @@ def solves_figure(
     figure, axes = new_figure(title, "iteration", ylabel)
     curves(axes, histories, LOOKS)
     for rtol in sorted(tolerances):
-        axes.axhline(rtol, color=GREY, linewidth=0.6, zorder=0)
+        axes.axhline(rtol, color=GRAY, linewidth=0.6, zorder=0)
     axes.xaxis.get_major_locator().set_params(integer=True)
     if tolerances:
         axes.set_ylim(bottom=min(tolerances) / 100)

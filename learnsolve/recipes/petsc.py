@@ -117,7 +117,7 @@ class Rows:
         return self.processes.copies(t)[self.rows]
 
     def matrix(self, A: CSR) -> Any:
-        """Over the processes, with the gradient of all for A.values. What is analysed is kept."""
+        """Over the processes, with the gradient of all for A.values. What is analyzed is kept."""
         from learnsolve import petsc
 
         crow = A.crow_indices

@@ -15,7 +15,7 @@ LAST = 0.01  # of the learning rate, where the cosine ends
 
 @dataclass
 class ScheduleSettings(RunSettings):
-    """Options of optimisers whose gradient is clipped and whose learning rate changes.
+    """Options of optimizers whose gradient is clipped and whose learning rate changes.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ class Scheduled:
         return learning_rate(settings.lr, settings.schedule, self.step, settings.schedule_steps or 0)
 
     def scheduled(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """The optimiser; before each of its steps the gradient is clipped and the rate set."""
+        """The optimizer; before each of its steps the gradient is clipped and the rate set."""
         optimizer.register_step_pre_hook(self._before_step)
         return optimizer
 

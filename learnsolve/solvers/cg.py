@@ -99,7 +99,7 @@ def cg(
     Implicit gradient: :math:`\bar b = \lambda`, :math:`\bar A = -\lambda x^T` on the pattern with
     :math:`A \lambda = \bar x`; any order, forward mode. The other two agree with it, at convergence, along
     symmetric changes of A: along others the iterations solve nothing, nor do those few that sufficed for an A
-    of multiple eigenvalues suffice for its neighbours. Cost: one product with A and one with M an iteration.
+    of multiple eigenvalues suffice for its neighbors. Cost: one product with A and one with M an iteration.
 
     With `null_space` tolerance and residuals are those of :math:`A x = b - N N^T b`, and
     :math:`\bar b = \lambda = A^+ \bar x`: the gradient of :math:`A^+ b` for all changes of A that keep its

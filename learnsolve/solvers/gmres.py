@@ -32,8 +32,8 @@ class State(NamedTuple):
     largest: Tensor  # ||A z|| so far, a constant
 
 
-class GeneralisedMinimalResidual:
-    """Arnoldi, orthogonalised twice, preconditioned from the right."""
+class GeneralizedMinimalResidual:
+    """Arnoldi, orthogonalized twice, preconditioned from the right."""
 
     steps = (2, 0)  # see core/advance.py
 
@@ -107,9 +107,9 @@ def _rotated(Q: Tensor, c: Tensor, s: Tensor) -> Tensor:
     return torch.cat((rows, one), 1)
 
 
-def _restarted(name: str, restart: int | None) -> GeneralisedMinimalResidual:
+def _restarted(name: str, restart: int | None) -> GeneralizedMinimalResidual:
     restart = 20 if restart is None else _check.integer(name, "restart", restart, 1)
-    return GeneralisedMinimalResidual(restart)
+    return GeneralizedMinimalResidual(restart)
 
 
 @solver(SolverOptions)
@@ -123,7 +123,7 @@ def gmres(
 ) -> Solution:
     r"""GMRES for any square A, restarted, preconditioned by M from the right.
 
-    Each iterate minimises :math:`\|b - A x\|` over the Krylov space of the last `restart` iterations at most.
+    Each iterate minimizes :math:`\|b - A x\|` over the Krylov space of the last `restart` iterations at most.
 
     Parameters
     ----------

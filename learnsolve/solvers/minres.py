@@ -21,7 +21,7 @@ from learnsolve.solvers.solution import CODE, Solution, Status
 class State(NamedTuple):
     x: Tensor
     r: Tensor
-    v_old: Tensor  # Lanczos vectors, not normalised
+    v_old: Tensor  # Lanczos vectors, not normalized
     v: Tensor
     z: Tensor  # M v
     w_older: Tensor  # directions of x
@@ -41,7 +41,7 @@ class State(NamedTuple):
 
 
 class MinimalResidual:
-    """Lanczos with M, and the QR factorisation of its tridiagonal matrix by rotations."""
+    """Lanczos with M, and the QR factorization of its tridiagonal matrix by rotations."""
 
     steps = (0, 9)  # see core/advance.py
 
@@ -121,7 +121,7 @@ def minres(
 ) -> Solution:
     r"""MINRES for a symmetric A that may be indefinite, preconditioned by M.
 
-    Each iterate minimises :math:`\|b - A x\|` (without M; with it the norm of M) over the Krylov space.
+    Each iterate minimizes :math:`\|b - A x\|` (without M; with it the norm of M) over the Krylov space.
     Singular systems that have a solution are solved; `null_space` gives the one of minimum norm.
 
     Parameters

@@ -53,10 +53,10 @@ class Status(enum.Enum):
     INCONSISTENT = (
         "A x = b has no solution, or only a huge one: A is singular or nearly so, and b has a component "
         'outside its range. The Krylov methods leave it out with null_space= ("constants" for Neumann and '
-        "periodic boundaries and graph Laplacians); or use lsqr or lsmr, which minimise ||b - A x||."
+        "periodic boundaries and graph Laplacians); or use lsqr or lsmr, which minimize ||b - A x||."
     )
     ILL_CONDITIONED = (
-        "The estimate of the condition number of A exceeded conlim. Regularise (damp), scale A's columns to "
+        "The estimate of the condition number of A exceeded conlim. Regularize (damp), scale A's columns to "
         "similar norms, or allow more (conlim)."
     )
     DIVERGED = (

@@ -47,7 +47,7 @@ def solve(
     null_space: Any = "auto",
     throw: bool = False,
 ) -> Solution:
-    r"""Solve :math:`A x = b` by a method and a preconditioner that fit A; minimise the residual if A is not
+    r"""Solve :math:`A x = b` by a method and a preconditioner that fit A; minimize the residual if A is not
     square.
 
     Parameters

@@ -65,7 +65,7 @@ def _relax(
     name: str, A: CSR, b: Any, x0: Any, omega: Value, sweep: Sweep, iterations: int | None, options: Mapping
 ) -> Solution:
     A, b, x0 = operands(name, A, b, x0)
-    check_sweep(name, A, sweep.multicolour)
+    check_sweep(name, A, sweep.multicolor)
     _check.one_of(name, "direction", sweep.direction, DIRECTIONS)
     check_b(name, b)
     if iterations is not None:
@@ -120,7 +120,7 @@ def sor(
     *,
     omega: Value = 1.0,
     direction: str = "forward",
-    multicolour: bool = False,
+    multicolor: bool = False,
     iterations: int | None = None,
     **options: Unpack[SweepOptions],
 ) -> Solution:
@@ -137,7 +137,7 @@ def sor(
     omega : number or Tensor, which may require grad, 0 < omega < 2; 1 (Gauss-Seidel) if not given; () or one
         per sweep or member of the batch ("Shapes of parameters" in docs/solvers.md)
     direction : "forward", first to last unknown; "backward"; or "symmetric", one of each: `ssor`
-    multicolour : sweep through the unknowns color by color, as `ordering.greedy_colouring` colors them, so
+    multicolor : sweep through the unknowns color by color, as `ordering.greedy_coloring` colors them, so
         that those of one color are relaxed at the same time
     callback, throw : as for `cg`; neither with `iterations`
     options : shared keywords
@@ -157,7 +157,7 @@ def sor(
     >>> bool(omega.grad < 0)  # more than 1 would have been faster
     True
     """
-    return _relax("sor", A, b, x0, omega, Sweep(direction, multicolour), iterations, options)
+    return _relax("sor", A, b, x0, omega, Sweep(direction, multicolor), iterations, options)
 
 
 @solver(SweepOptions, rtol=None, atol=None, gradient=None)
@@ -167,7 +167,7 @@ def ssor(
     x0: TensorLike | None = None,
     *,
     omega: Value = 1.0,
-    multicolour: bool = False,
+    multicolor: bool = False,
     iterations: int | None = None,
     **options: Unpack[SweepOptions],
 ) -> Solution:
@@ -179,7 +179,7 @@ def ssor(
 
     Parameters
     ----------
-    A, b, x0, omega, multicolour, callback, throw : as for `sor`
+    A, b, x0, omega, multicolor, callback, throw : as for `sor`
     options : shared keywords
 
     Examples
@@ -189,7 +189,7 @@ def ssor(
     >>> ls.solvers.ssor(A, b, omega=1.5).iterations < ls.solvers.sor(A, b, omega=1.1).iterations
     True
     """
-    return _relax("ssor", A, b, x0, omega, Sweep("symmetric", multicolour), iterations, options)
+    return _relax("ssor", A, b, x0, omega, Sweep("symmetric", multicolor), iterations, options)
 
 
 @solver(SweepOptions, rtol=None, atol=None, gradient=None)
@@ -199,7 +199,7 @@ def gauss_seidel(
     x0: TensorLike | None = None,
     *,
     direction: str = "forward",
-    multicolour: bool = False,
+    multicolor: bool = False,
     iterations: int | None = None,
     **options: Unpack[SweepOptions],
 ) -> Solution:
@@ -209,7 +209,7 @@ def gauss_seidel(
 
     Parameters
     ----------
-    A, b, x0, direction, multicolour, callback, throw : as for `sor`
+    A, b, x0, direction, multicolor, callback, throw : as for `sor`
     options : shared keywords
 
     Examples
@@ -219,7 +219,7 @@ def gauss_seidel(
     >>> ls.solvers.gauss_seidel(A, torch.tensor([2.0, 1.0]), iterations=1).x
     tensor([1., 1.])
     """
-    return _relax("gauss_seidel", A, b, x0, 1.0, Sweep(direction, multicolour), iterations, options)
+    return _relax("gauss_seidel", A, b, x0, 1.0, Sweep(direction, multicolor), iterations, options)
 
 
 class SOR(FixedNumber):
@@ -231,7 +231,7 @@ class SOR(FixedNumber):
     Parameters
     ----------
     omega : the initial one, 0 < omega < 2
-    direction, multicolour : as for `sor`
+    direction, multicolor : as for `sor`
     options : shared keywords
 
     Examples
@@ -244,7 +244,7 @@ class SOR(FixedNumber):
     True
     """
 
-    function, keywords = staticmethod(sor), ("omega", "direction", "multicolour")
+    function, keywords = staticmethod(sor), ("omega", "direction", "multicolor")
     logit: torch.nn.Parameter
 
     def __init__(
@@ -253,17 +253,17 @@ class SOR(FixedNumber):
         iterations: int = 1,
         *,
         direction: str = "forward",
-        multicolour: bool = False,
+        multicolor: bool = False,
         gradient: str = "unrolled",
     ):
         super().__init__(iterations, gradient)
         _check.one_of("SOR", "direction", direction, DIRECTIONS)
-        _check.flag("SOR", "multicolour", multicolour)
+        _check.flag("SOR", "multicolor", multicolor)
         omega = start("SOR", "omega", omega)
         if not ((omega > 0) & (omega < 2)).all():
             raise ValueError(f"SOR: omega must lie in 0 < omega < 2, got {omega.tolist()}; 1 is Gauss-Seidel")
         self.logit = torch.nn.Parameter(torch.log(omega / (2 - omega)))
-        self.direction, self.multicolour = direction, multicolour
+        self.direction, self.multicolor = direction, multicolor
 
     @property
     def omega(self) -> Tensor:
@@ -271,5 +271,5 @@ class SOR(FixedNumber):
         return (2 * torch.sigmoid(self.logit)).clamp(info.tiny, 2 - info.eps)
 
     def extra_repr(self) -> str:
-        keys = ("iterations", "direction", "multicolour", "gradient")
+        keys = ("iterations", "direction", "multicolor", "gradient")
         return ", ".join(f"{key}={getattr(self, key)!r}" for key in keys)

@@ -1,6 +1,6 @@
 """Tests for functions of sparse matrices: are their derivatives right?"""
 
-from learnsolve.testing.audit import audit
-from learnsolve.testing.report import AuditEntry, AuditReport
+from learnsolve.testing.check_gradients import check_gradients
+from learnsolve.testing.report import GradientEntry, GradientReport
 
-__all__ = ["AuditEntry", "AuditReport", "audit"]
+__all__ = ["GradientEntry", "GradientReport", "check_gradients"]

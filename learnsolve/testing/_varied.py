@@ -1,4 +1,4 @@
-"""The function of an audit, seen from the tensors that are varied."""
+"""The function that `check_gradients` checks, seen from the tensors that are varied."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Varied:
         self.places = [i for i in able if args[i].requires_grad] or able
         if not self.places:
             raise ValueError(
-                "audit: an argument must be a CSR or a tensor of float32 or float64, got "
+                "check_gradients: an argument must be a CSR or a tensor of float32 or float64, got "
                 f"({', '.join(type(a).__name__ for a in args)}); other arguments are bound in fn"
             )
         self.names = [f"args[{i}]" + ".values" * isinstance(args[i], CSR) for i in self.places]
@@ -30,7 +30,7 @@ class Varied:
         self.values = self(self.inputs)
         if not self.values:
             raise ValueError(
-                "audit: fn must return floating-point tensors, CSR matrices or Solutions, or lists of them; "
+                "check_gradients: fn must return floating-point tensors, CSR matrices or Solutions, or lists of them; "
                 "got none; convert what it returns"
             )
 

@@ -1,4 +1,4 @@
-"""What an audit found."""
+"""The result of `check_gradients`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
-class AuditEntry:
+class GradientEntry:
     """One comparison.
 
     Attributes
@@ -23,7 +23,7 @@ class AuditEntry:
     Examples
     --------
     >>> import torch, learnsolve as ls
-    >>> report = ls.testing.audit(torch.sin, torch.ones(1, dtype=torch.float64), directions=1)
+    >>> report = ls.testing.check_gradients(torch.sin, torch.ones(1, dtype=torch.float64), directions=1)
     >>> [entry.test for entry in report.entries]
     ['repeated', 'difference', 'difference', 'dot product']
     """
@@ -39,28 +39,28 @@ class AuditEntry:
 
 
 @dataclass(frozen=True)
-class AuditReport:
-    """The result of `audit`. Printing it gives a table: failures, what is undecided, and then the largest
+class GradientReport:
+    """The result of `check_gradients`. Printing it gives a table: failures, what is undecided, and then the largest
     errors.
 
     Attributes
     ----------
-    entries : list of `AuditEntry`, in the order of the tests
+    entries : list of `GradientEntry`, in the order of the tests
     ok : bool, nothing failed. What is undecided does not count: look at `undecided`
     failures : list of the entries that failed
     undecided : list of the entries whose test could not tell
-    notes : list of str, what limits the whole audit, such as float32
+    notes : list of str, what limits the whole check, such as float32
 
     Examples
     --------
     >>> import torch, learnsolve as ls
     >>> x = torch.tensor([0.0, 1.0], dtype=torch.float64)
-    >>> report = ls.testing.audit(torch.relu, x)
+    >>> report = ls.testing.check_gradients(torch.relu, x)
     >>> report.ok, report.undecided[0].note
     (True, 'the one-sided derivatives are 0 and 1.54: not differentiable here')
     """
 
-    entries: list[AuditEntry]
+    entries: list[GradientEntry]
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -68,11 +68,11 @@ class AuditReport:
         return not self.failures
 
     @property
-    def failures(self) -> list[AuditEntry]:
+    def failures(self) -> list[GradientEntry]:
         return [entry for entry in self.entries if entry.verdict == "FAILED"]
 
     @property
-    def undecided(self) -> list[AuditEntry]:
+    def undecided(self) -> list[GradientEntry]:
         return [entry for entry in self.entries if entry.verdict == "undecided"]
 
     def __str__(self) -> str:
@@ -94,5 +94,5 @@ class AuditReport:
 _LINES = 20
 
 
-def _share(entry: AuditEntry) -> float:
+def _share(entry: GradientEntry) -> float:
     return entry.error / entry.allowed if entry.allowed else 0.0

@@ -15,7 +15,7 @@ import learnsolve as ls
 from learnsolve.analysis import _lanczos, condition_number, extreme_eigenvalues
 
 F64 = torch.float64
-exact_poisson = ls.problems.FACTS["poisson"].eigenvalues
+exact_poisson = ls.problems.PROPERTIES["poisson"].eigenvalues
 
 
 def varied(side: int = 6) -> ls.CSR:
@@ -257,12 +257,12 @@ def test_a_learned_diagonal_lowers_the_condition_number():
     A = varied()
     M = Diagonal(torch.ones(A.shape[0], dtype=F64))
     first = float(condition_number(A, M).value.detach())
-    optimiser = torch.optim.Adam(M.parameters(), lr=0.02)
+    optimizer = torch.optim.Adam(M.parameters(), lr=0.02)
     for _ in range(60):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = condition_number(A, M).value.log()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     # The row scaling undone is the best that this family is known to have (van der Sluis).
     best = float(condition_number(A, ls.preconditioners.Jacobi(A)).value)
     assert float(loss.detach().exp()) < 1.3 * best < first

@@ -26,7 +26,7 @@ def dense_radius(E: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(("shape", "weight"), [((30,), 2 / 3), ((8, 9), 1.0), ((6, 7), 1.3)], ids=str)
 def test_jacobi_on_poisson_in_closed_form(method, shape, weight):
     found = spectral_radius(jacobi_poisson(shape, weight), method=method)
-    spectrum = 1 - weight * ls.problems.FACTS["poisson"].eigenvalues(shape) / (2 * len(shape))
+    spectrum = 1 - weight * ls.problems.PROPERTIES["poisson"].eigenvalues(shape) / (2 * len(shape))
     assert found.converged
     assert abs(found.value - spectrum.abs().max()) <= found.error + 1e-12
     assert found.error < 1e-5
@@ -34,7 +34,7 @@ def test_jacobi_on_poisson_in_closed_form(method, shape, weight):
 
 def test_large_by_default():
     found = spectral_radius(jacobi_poisson((40, 41), 0.9))
-    spectrum = 1 - 0.9 * ls.problems.FACTS["poisson"].eigenvalues((40, 41)) / 4
+    spectrum = 1 - 0.9 * ls.problems.PROPERTIES["poisson"].eigenvalues((40, 41)) / 4
     assert found.converged
     assert abs(found.value - spectrum.abs().max()) <= found.error + 1e-12
 

@@ -5,7 +5,7 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 import learnsolve as ls
-from learnsolve.analysis import ErrorPropagator, spectral_radius, two_grid_blocks, two_grid_factor
+from learnsolve.analysis import ErrorPropagator, spectral_radius, two_grid_symbols, two_grid_factor
 from learnsolve.analysis.two_grid import _Grid
 
 F64 = torch.float64
@@ -32,7 +32,7 @@ def options(n=12, period=4, **others):
 def test_all_eigenvalues_are_those_of_the_whole_problem(sweeps, weight):
     A, P = problem()
     w = 0.7 if weight == "number" else 0.5 + 0.1 * A.diagonal() / A.diagonal().amax()
-    E = two_grid_blocks(A, P, **options(weight=w, presweeps=sweeps[0], postsweeps=sweeps[1]))
+    E = two_grid_symbols(A, P, **options(weight=w, presweeps=sweeps[0], postsweeps=sweeps[1]))
     assert E.shape == (9, 16, 16)
     M = AMG(A, hierarchy=Hierarchy([P]), weight=w, presweeps=sweeps[0], postsweeps=sweeps[1])
     whole = ErrorPropagator(A, M)
@@ -92,7 +92,7 @@ def test_batches_and_gradients():
 
     def loss(kappa, w):
         A = ls.problems.nodal_diffusion(kappa.repeat(2, 2), stencil="q1", boundary="periodic", shift=0.1)
-        return two_grid_blocks(A, pairs[0][1], weight=w, **options(n, period)).abs().square().sum()
+        return two_grid_symbols(A, pairs[0][1], weight=w, **options(n, period)).abs().square().sum()
 
     assert gradcheck(loss, (kappa, w), fast_mode=True)
     assert gradgradcheck(loss, (kappa, w), fast_mode=True)
@@ -120,5 +120,5 @@ def test_what_it_refuses():
             "weight must have shape",
         ),
     ):
-        with pytest.raises(ValueError, match=f"two_grid_blocks: .*{message}"):
+        with pytest.raises(ValueError, match=f"two_grid_symbols: .*{message}"):
             call()

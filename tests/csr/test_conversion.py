@@ -86,8 +86,8 @@ def test_explicit_zeros_are_kept():
     assert ls.CSR.from_scipy(S.tocoo()).nnz == 2
     assert ls.CSR.from_scipy(S).to_scipy().nnz == 2
     assert ls.CSR.from_torch(ls.CSR.from_scipy(S).to_torch()).nnz == 2
-    cancelled = ls.CSR.from_coo(torch.tensor([0, 0]), torch.tensor([0, 0]), torch.tensor([1.0, -1.0]), (1, 1))
-    assert (cancelled.nnz, cancelled.values.item()) == (1, 0)
+    canceled = ls.CSR.from_coo(torch.tensor([0, 0]), torch.tensor([0, 0]), torch.tensor([1.0, -1.0]), (1, 1))
+    assert (canceled.nnz, canceled.values.item()) == (1, 0)
 
 
 @pytest.mark.parametrize("format", ["csr", "csc", "coo", "bsr"])

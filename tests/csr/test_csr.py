@@ -213,7 +213,7 @@ def test_functional_call_with_a_learned_matrix():
     )(state, x)["values"]
     layer(x).square().sum().backward()
     torch.testing.assert_close(per_sample.sum(0), layer.values.grad)
-    # An optimiser sees nothing but a dense parameter.
+    # An optimizer sees nothing but a dense parameter.
     before = layer.values.detach().clone()
     torch.optim.Adam(layer.parameters(), lr=0.1).step()
     assert not torch.equal(layer.values, before)

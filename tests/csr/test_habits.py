@@ -75,10 +75,10 @@ ANSWERED = {
     "A.values()": (lambda: A.values(), TypeError, "'Tensor' object is not callable"),
     "S @ A": (lambda: S @ A, TypeError, r"write CSR\.from_scipy\(S\) @ A"),
     "spsolve(A, array)": (lambda: ls.ops.spsolve(A, X.numpy()), TypeError, r"torch\.from_numpy"),
-    "gcn_normalise(data)": (
-        lambda: ls.nn.gcn_normalise(SimpleNamespace(edge_index=EDGES)),
+    "gcn_norm(data)": (
+        lambda: ls.nn.gcn_norm(SimpleNamespace(edge_index=EDGES)),
         TypeError,
-        r"gcn_normalise: .* pass its \.edge_index",
+        r"gcn_norm: .* pass its \.edge_index",
     ),
     "GCNConv(data, x)": (
         lambda: ls.nn.GCNConv(1, 1)(SimpleNamespace(edge_index=EDGES), torch.ones(3, 1)),

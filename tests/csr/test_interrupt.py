@@ -43,7 +43,7 @@ ANALYSES = {
     "row_blocks": lambda d: _analysis.row_blocks(d.ptr, d.idx, None, 8192),
     "merge_patterns": lambda d: _analysis.merge_patterns(d.ptr, d.idx, d.ptr, d.idx),
     "sort_triples": lambda d: _analysis.sort_triples(d.square[d.shuffled], d.idx, n),
-    "greedy_colouring": lambda d: _analysis.greedy_colouring(d.ptr, d.square, d.ptr, d.square, True),
+    "greedy_coloring": lambda d: _analysis.greedy_coloring(d.ptr, d.square, d.ptr, d.square, True),
     "match_rows": lambda d: _analysis.match_rows(d.ptr, d.lower, n),
     "count_products": lambda d: _analysis.count_products(d.square, d.ptr),
     "product_pattern": lambda d: _analysis.product_pattern(

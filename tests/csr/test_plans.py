@@ -14,7 +14,7 @@ from torch import Tensor
 from trust.interrupts import Lines, let_go
 
 import learnsolve as ls
-from learnsolve import _plan_limit, _planned
+from learnsolve import _plan_cache_limit, _planned
 from learnsolve._planned import _Kept
 
 reference_cache_clear = coordinates.cache_clear  # the tests' own cache holds patterns
@@ -154,9 +154,9 @@ def test_functions_of_one_name_in_two_modules_have_plans_of_their_own():
 
 @pytest.fixture
 def small_limit():
-    before = ls.ops.set_plan_limit(2**16)
+    before = ls.ops.set_plan_cache_limit(2**16)
     yield 2**16
-    ls.ops.set_plan_limit(before)
+    ls.ops.set_plan_cache_limit(before)
 
 
 COMBINATIONS = {
@@ -169,7 +169,7 @@ COMBINATIONS = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:set_plan_limit")
+@pytest.mark.filterwarnings("ignore:set_plan_cache_limit")
 @pytest.mark.parametrize("name", COMBINATIONS)
 def test_random_batches_take_bounded_memory(name, small_limit):
     """What a result keeps, here for products with its transpose, counts too."""
@@ -201,7 +201,7 @@ def test_the_plan_not_used_for_longest_is_dropped(pair, small_limit):
 
 
 def test_the_sixteen_plans_used_last_are_kept(pair):
-    before = ls.ops.set_plan_limit(0)
+    before = ls.ops.set_plan_cache_limit(0)
     try:
         for _ in range(3):
             for shift in range(16):
@@ -210,12 +210,12 @@ def test_the_sixteen_plans_used_last_are_kept(pair):
         pair[0]._planned(make, pair[1], 16)
         assert len(vars(pair[0]._plans)) == 16
     finally:
-        assert ls.ops.set_plan_limit(before) == 0
+        assert ls.ops.set_plan_cache_limit(before) == 0
 
 
 def test_a_plan_made_again_and_again_warns_once(pair):
     P, Q = pair
-    before = ls.ops.set_plan_limit(0)
+    before = ls.ops.set_plan_cache_limit(0)
     try:
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
@@ -225,26 +225,26 @@ def test_a_plan_made_again_and_again_warns_once(pair):
                 ):  # one more than are always kept: the next is always the one just dropped
                     P._planned(make, Q, shift)
                 assert len(seen) == (step >= 2)
-        assert "set_plan_limit: the plans in use take more than the limit of 0 bytes" in str(seen[0].message)
+        assert "set_plan_cache_limit: the plans in use take more than the limit of 0 bytes" in str(seen[0].message)
         assert len(made) == 4 * 17
-        ls.ops.set_plan_limit(2**20)
+        ls.ops.set_plan_cache_limit(2**20)
         for _ in range(4):
             for shift in range(17):
                 P._planned(make, Q, shift)
         assert len(made) == 4 * 17 + 1
     finally:
-        ls.ops.set_plan_limit(before)
+        ls.ops.set_plan_cache_limit(before)
 
 
 def test_a_plan_counts_once(pair):
     """The result of a plan has a plan of its own."""
     P, Q = pair
     reference_cache_clear(), gc.collect()
-    before = _plan_limit._total
+    before = _plan_cache_limit._total
     result = P._planned(make, Q, 0).result
     result._planned(make, Q, 1)
     result._cached("more", lambda: torch.zeros(3))  # the first plan is counted again
-    assert _plan_limit._total - before == P.cache_bytes()
+    assert _plan_cache_limit._total - before == P.cache_bytes()
 
 
 def test_a_plan_that_another_thread_drops_meanwhile_does_no_harm(pair, monkeypatch):
@@ -269,9 +269,9 @@ def test_a_plan_that_compiled_code_reads_is_kept(small_limit):
 
 
 @pytest.mark.parametrize("wrong", [-1, 1.5, True, None])
-def test_a_plan_limit_that_is_none(wrong):
-    with pytest.raises((TypeError, ValueError), match=r"^set_plan_limit: bytes must"):
-        ls.ops.set_plan_limit(wrong)
+def test_a_plan_cache_limit_that_is_none(wrong):
+    with pytest.raises((TypeError, ValueError), match=r"^set_plan_cache_limit: bytes must"):
+        ls.ops.set_plan_cache_limit(wrong)
 
 
 def test_an_interrupt_at_any_line_of_planning():
@@ -280,15 +280,15 @@ def test_an_interrupt_at_any_line_of_planning():
 
     def once(at=0):
         A, B = ls.CSR.from_scipy(S), ls.CSR.from_scipy(T)
-        lines = Lines(at, (_planned.__file__, _plan_limit.__file__))
+        lines = Lines(at, (_planned.__file__, _plan_cache_limit.__file__))
         with contextlib.suppress(KeyboardInterrupt), lines:
             A + B
         let_go()
         assert np.array_equal((A + B).to_dense(), (S + T).toarray())
         plans = A.pattern._plans
         (name,) = (n for n in vars(plans) if "union" in n)
-        assert _plan_limit.counts(plans.kept[name])
-        assert _plan_limit._total == sum(size for _, size in _plan_limit._plans.values())
+        assert _plan_cache_limit.counts(plans.kept[name])
+        assert _plan_cache_limit._total == sum(size for _, size in _plan_cache_limit._plans.values())
         del B
         assert name not in vars(plans)
         return lines.seen

@@ -41,14 +41,14 @@ def test_triangles_of_a_triangular_matrix_are_its_pattern():
 
 def test_triangles_stay_one_object_beyond_the_limit_of_plans():
     A = ls.problems.poisson((4, 3))
-    before = ls.ops.set_plan_limit(0)
+    before = ls.ops.set_plan_cache_limit(0)
     try:
         wanted = ls.ops.ic0(A).L.pattern
         for k in range(1, 20):
             A.tril(k - 10)
         assert A.tril().pattern is wanted
     finally:
-        ls.ops.set_plan_limit(before)
+        ls.ops.set_plan_cache_limit(before)
 
 
 def unknown(n: int) -> ls.CSR:

@@ -299,7 +299,7 @@ def test_gcn_refuses_a_folder_without_the_files(tmp_path):
 
 
 @both
-def test_a_learned_approximate_inverse_is_the_minimiser_and_preconditions(quick, quick_run):
+def test_a_learned_approximate_inverse_is_the_minimizer_and_preconditions(quick, quick_run):
     found = read(results("spai", quick, quick_run), "summary.json")
     task = found["demonstration"]
     assert task["loss at the start"] == pytest.approx(1264)  # A and ones on the outer diagonals
@@ -309,7 +309,7 @@ def test_a_learned_approximate_inverse_is_the_minimiser_and_preconditions(quick,
     for pattern in ("A", "A²"):
         learned, direct = rows[f"learned, {pattern}"], rows[f"SPAI, {pattern}"]
         assert learned["entries"] == direct["entries"]
-        assert direct["right"] <= learned["right"] * (1 + 1e-9), "SPAI is the minimiser of that"
+        assert direct["right"] <= learned["right"] * (1 + 1e-9), "SPAI is the minimizer of that"
         assert (
             learned["right"] ** 2 + learned["left"] ** 2 <= direct["right"] ** 2 + direct["left"] ** 2 + 1e-6
         )

@@ -26,8 +26,8 @@ def expected() -> tuple[np.ndarray, np.ndarray]:
     """Adjacency and features, assembled by another way."""
     held = files.parts()
     A = np.zeros((files.NODES, files.NODES))
-    for node, neighbours in held["graph"].items():
-        for other in neighbours:
+    for node, neighbors in held["graph"].items():
+        for other in neighbors:
             A[node, other] = A[other, node] = 1
     np.fill_diagonal(A, 0)
     X = np.zeros((files.NODES, files.FEATURES))
@@ -80,10 +80,10 @@ def test_a_graph_is_assembled(folder, dtype):
     assert sorted(path.name for path in folder.iterdir()) == before
 
 
-def test_rows_are_normalised_on_request(folder):
+def test_rows_are_normalized_on_request(folder):
     _, X = expected()
     sums = X.sum(axis=1, keepdims=True)
-    graph = planetoid(folder=folder, normalise=True, dtype=torch.float64)
+    graph = planetoid(folder=folder, normalize=True, dtype=torch.float64)
     np.testing.assert_allclose(
         graph.features.to_dense().numpy(), X / np.where(sums == 0, 1, sums), rtol=1e-15
     )
@@ -151,8 +151,8 @@ def test_a_cache_with_other_numbers_is_not_taken(folder, cache):
 def test_wrong_arguments(folder, cache):
     with pytest.raises(TypeError, match=r"dtype must be torch\.float32 or torch\.float64"):
         planetoid(folder=folder, dtype=torch.int32)
-    with pytest.raises(TypeError, match="normalise must be True or False"):
-        planetoid(folder=folder, normalise=1)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="normalize must be True or False"):
+        planetoid(folder=folder, normalize=1)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="keep must be True or False"):
         planetoid(folder=folder, keep=1)  # type: ignore[arg-type]
     for name in ("../citeseer", "a/b", "..", "", "a..b", ".a", "A", "a\n", "a b", "\0"):

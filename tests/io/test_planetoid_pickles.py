@@ -127,7 +127,7 @@ BAD = [
     ({"test_index": "39\n30\n27\n28\n29\n35\n31\n3\n"}, "by numbers from 26 on"),
     ({"graph": {0: [-1]}}, "must name nodes by numbers from 0 on"),
     ({"graph": {0: ["a"]}}, "must name nodes by numbers from 0 on"),
-    ({"graph": {0: 1}}, "the list of its neighbours"),
+    ({"graph": {0: 1}}, "the list of its neighbors"),
     ({"graph": {0: [10**6]}}, "name node 1000000, but the files describe 35 at most"),
 ]
 

@@ -7,7 +7,7 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 import learnsolve as ls
-from learnsolve.nn import GCNConv, SparseDropout, gcn_normalise
+from learnsolve.nn import GCNConv, SparseDropout, gcn_norm
 
 N, IN, OUT = 7, 5, 3
 
@@ -23,7 +23,7 @@ def sparse(rows, columns, seed=1, dtype=torch.float64, index=torch.int64) -> ls.
     return ls.CSR(A.values, pattern)
 
 
-def dense_normalised(A: torch.Tensor) -> torch.Tensor:
+def dense_normalized(A: torch.Tensor) -> torch.Tensor:
     A = A + torch.eye(A.shape[-1], dtype=A.dtype)
     d = A.sum(-1) ** -0.5
     return d.unsqueeze(-1) * A * d.unsqueeze(-2)
@@ -32,30 +32,30 @@ def dense_normalised(A: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("index", [torch.int32, torch.int64])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("batch", [(), (2,), (2, 3)])
-def test_normalised_matrix(batch, dtype, index):
+def test_normalized_matrix(batch, dtype, index):
     A = sparse(N, N, dtype=dtype, index=index)
     A = A.with_values(random(*batch, A.nnz, dtype=dtype))
-    normalised = gcn_normalise(A)
-    torch.testing.assert_close(normalised.to_dense(), dense_normalised(A.to_dense()))
-    assert normalised.dtype == dtype
-    assert normalised.col_indices.dtype == index
+    normalized = gcn_norm(A)
+    torch.testing.assert_close(normalized.to_dense(), dense_normalized(A.to_dense()))
+    assert normalized.dtype == dtype
+    assert normalized.col_indices.dtype == index
 
 
-def test_normalised_matrix_of_an_undirected_graph():
+def test_normalized_matrix_of_an_undirected_graph():
     A = sparse(N, N)
-    normalised = gcn_normalise(A + A.T).to_dense()
-    torch.testing.assert_close(normalised, normalised.T)
-    assert torch.linalg.eigvalsh(normalised).max() == pytest.approx(1.0)
+    normalized = gcn_norm(A + A.T).to_dense()
+    torch.testing.assert_close(normalized, normalized.T)
+    assert torch.linalg.eigvalsh(normalized).max() == pytest.approx(1.0)
     # A node without edges keeps its features.
     empty = ls.CSR.from_dense(torch.zeros(3, 3))
-    assert torch.equal(gcn_normalise(empty).to_dense(), torch.eye(3))
+    assert torch.equal(gcn_norm(empty).to_dense(), torch.eye(3))
 
 
-def test_gradient_of_the_normalised_matrix():
+def test_gradient_of_the_normalized_matrix():
     A = sparse(N, N)
 
     def value(values):
-        return gcn_normalise(A.with_values(values)).to_dense()
+        return gcn_norm(A.with_values(values)).to_dense()
 
     values = A.values.requires_grad_()
     assert gradcheck(value, values, check_forward_ad=True, check_batched_grad=True)
@@ -135,7 +135,7 @@ def test_a_batch_of_layers_is_the_layers():
 
 
 def test_some_rows_of_the_result():
-    A, X = gcn_normalise(sparse(N, N)), random(N, IN)
+    A, X = gcn_norm(sparse(N, N)), random(N, IN)
     conv = GCNConv(IN, OUT, bias=True, dtype=torch.float64)
     torch.testing.assert_close(conv(A[[1, 4]], X), conv(A, X)[[1, 4]])
     assert conv(A[[1, 4]], sparse(N, IN)).shape == (2, OUT)
@@ -201,9 +201,9 @@ BAD = [
     (lambda: GCNConv(IN, OUT)(sparse(N, IN, dtype=torch.float32), X32), ValueError, r"n = A.shape\[1\] = 5"),
     (lambda: GCNConv(OUT, OUT)(A32, X32), ValueError, r"n = A.shape\[1\] = 7, in_features = 3\)"),
     (lambda: GCNConv(IN, OUT)(A32, X32[0]), ValueError, r"got \(5,\)"),
-    (lambda: gcn_normalise(X32), TypeError, "gcn_normalise: A must be a CSR"),
-    (lambda: gcn_normalise(sparse(N, IN)), ValueError, r"A must be square, got shape \(7, 5\)"),
-    (lambda: gcn_normalise(A64 * -9.0), ValueError, "row sums must be positive"),
+    (lambda: gcn_norm(X32), TypeError, "gcn_norm: A must be a CSR"),
+    (lambda: gcn_norm(sparse(N, IN)), ValueError, r"A must be square, got shape \(7, 5\)"),
+    (lambda: gcn_norm(A64 * -9.0), ValueError, "row sums must be positive"),
     (lambda: SparseDropout(1.0), ValueError, "p must be a probability below 1, got 1.0"),
     (lambda: SparseDropout(float("nan")), ValueError, "p must be a probability"),
     (lambda: SparseDropout(-0.1), ValueError, "p must be a probability"),
@@ -282,7 +282,7 @@ def test_a_network_learns_classes_of_a_small_graph():
     pairs = ring + [(a + size, b + size) for a, b in ring] + [(0, size)]
     a, b = torch.tensor(pairs).T
     edges = ls.CSR.from_coo(torch.cat([a, b]), torch.cat([b, a]), torch.ones(2 * len(pairs)), (16, 16))
-    A, X = gcn_normalise(edges), ls.ops.eye(16, dtype=torch.float32)
+    A, X = gcn_norm(edges), ls.ops.eye(16, dtype=torch.float32)
     layers = GCNConv(16, 8), GCNConv(8, 2)
     optimizer = torch.optim.Adam(itertools.chain(*(layer.parameters() for layer in layers)), lr=0.05)
     labels = torch.arange(16) // size
@@ -311,25 +311,25 @@ def dense_of_edges(weights):
 
 def test_edge_index_is_a_graph():
     weights = random(6, seed=8)
-    torch.testing.assert_close(gcn_normalise(EDGES, weights, n=5).to_dense(), dense_of_edges(weights))
-    assert gcn_normalise(EDGES).shape == (4, 4)
-    assert gcn_normalise(EDGES).dtype == torch.get_default_dtype()
-    assert gcn_normalise(EDGES, n=5).pattern is gcn_normalise(EDGES.clone(), weights, n=5).pattern
-    assert gradcheck(lambda w: gcn_normalise(EDGES, w, n=5).to_dense(), (weights.requires_grad_(),))
+    torch.testing.assert_close(gcn_norm(EDGES, weights, n=5).to_dense(), dense_of_edges(weights))
+    assert gcn_norm(EDGES).shape == (4, 4)
+    assert gcn_norm(EDGES).dtype == torch.get_default_dtype()
+    assert gcn_norm(EDGES, n=5).pattern is gcn_norm(EDGES.clone(), weights, n=5).pattern
+    assert gradcheck(lambda w: gcn_norm(EDGES, w, n=5).to_dense(), (weights.requires_grad_(),))
 
 
 def test_layer_takes_arguments_in_either_order():
     conv, x, weights = GCNConv(IN, OUT, dtype=torch.float64), random(5, IN), random(6, seed=8)
-    A = gcn_normalise(EDGES, weights, n=5)
+    A = gcn_norm(EDGES, weights, n=5)
     expected = conv(A, x)
     assert torch.equal(conv(x, A), expected)
     assert torch.equal(conv(x, EDGES, weights), expected)
     assert torch.equal(conv(EDGES, x, weights), expected)
-    assert torch.equal(conv(x, EDGES), conv(gcn_normalise(EDGES, torch.ones_like(weights), n=5), x))
+    assert torch.equal(conv(x, EDGES), conv(gcn_norm(EDGES, torch.ones_like(weights), n=5), x))
     with pytest.raises(ValueError, match="GCNConv: edge_weight belongs to edge_index"):
         conv(x, A, weights)
     with pytest.raises(ValueError, match="belong to edge_index; a CSR has its own"):
-        gcn_normalise(A, n=5)
+        gcn_norm(A, n=5)
     with pytest.raises(ValueError, match=r"edge_weight must have shape \(\.\.\., E = 6\)"):
         conv(x, EDGES, weights[:3])
     with pytest.raises(TypeError, match="GCNConv: A must be a CSR, got Tensor"):

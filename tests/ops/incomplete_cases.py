@@ -1,4 +1,4 @@
-"""Incomplete factorisations as plain loops over dictionaries, and the matrices they are tested on."""
+"""Incomplete factorizations as plain loops over dictionaries, and the matrices they are tested on."""
 
 import numpy as np
 import pytest

@@ -146,14 +146,14 @@ def spgemm_arguments(P, dtype, operands=("a", "b"), columns=False, shared=True):
     """With a plan, with a mask and its plan, with a mask and no plan; without and with batches."""
     out = []
     for mask, limit in ((None, 2**30), (P, 2**30), (P, 0)):
-        before = ls.ops.set_spgemm_plan_limit(limit)
+        before = ls.ops.set_spgemm_plan_cache_limit(limit)
         Q = ls.SparsityPattern(P.crow_indices.clone(), P.col_indices.clone(), P.shape)
         if columns:
             arrays = _sparse_product._by_columns(Q, P, mask)
         else:
             wanted = _sparse_product.LEFT if operands[0] == "g" else _sparse_product.PRODUCT
             arrays = _sparse_product._by_rows(Q, P, mask, wanted)
-        ls.ops.set_spgemm_plan_limit(before)
+        ls.ops.set_spgemm_plan_cache_limit(before)
         nnz = {"a": P.nnz, "b": P.nnz, "g": _sparse_product.result_pattern(Q, P, mask).nnz}
         single = [normal((nnz[x],), dtype, seed) for seed, x in enumerate(operands)]
         batch = [normal((2, nnz[x]), dtype, seed) for seed, x in enumerate(operands)]

@@ -149,7 +149,7 @@ def test_what_is_no_batch_is_refused():
 
 
 def test_patterns_of_combinations_are_bounded():
-    before = ls.ops.set_plan_limit(0)
+    before = ls.ops.set_plan_cache_limit(0)
     try:
         pool = [ls.problems.random_spd(20 + i, i) for i in range(12)]
         generator = torch.Generator().manual_seed(0)
@@ -159,7 +159,7 @@ def test_patterns_of_combinations_are_bounded():
         plans = [name for A in pool for name in A.pattern._plans.kept]
         assert len([name for name in plans if "_plan_stack" in name]) <= 16
     finally:
-        ls.ops.set_plan_limit(before)
+        ls.ops.set_plan_cache_limit(before)
 
 
 # --- collate ---

@@ -18,10 +18,10 @@ pytestmark = needs_blob
 
 @pytest.fixture(autouse=True)
 def limit():
-    before = ls.ops.set_buffer_limit(2**22)
-    ls.ops.set_buffer_limit(0), ls.ops.set_buffer_limit(2**22)  # nothing is left of other tests
+    before = ls.ops.set_buffer_pool_limit(2**22)
+    ls.ops.set_buffer_pool_limit(0), ls.ops.set_buffer_pool_limit(2**22)  # nothing is left of other tests
     yield 2**22
-    ls.ops.set_buffer_limit(before)
+    ls.ops.set_buffer_pool_limit(before)
 
 
 def constant(value: float) -> torch.Tensor:
@@ -73,7 +73,7 @@ def test_a_result_survives_what_is_kept(limit):
     y, z = product(3.0), product(4.0)
     del z
     assert buffer_bytes() > 0
-    ls.ops.set_buffer_limit(0)
+    ls.ops.set_buffer_pool_limit(0)
     assert buffer_bytes() == 0
     assert holds(y, 3.0)
     del y
@@ -86,14 +86,14 @@ def test_no_more_is_kept_than_the_limit(limit):
         results.pop(0)
         assert buffer_bytes() <= limit
     assert buffer_bytes() > limit - 2**19
-    ls.ops.set_buffer_limit(2**20)
+    ls.ops.set_buffer_pool_limit(2**20)
     assert 2**20 >= buffer_bytes() > 2**19
     ls.problems.poisson((3,)).pattern.drop_caches()
     assert buffer_bytes() == 0
     large = ls.problems.poisson((2**18,)) @ torch.ones(2**18, dtype=torch.float64)  # 2 MiB
     del large
     assert buffer_bytes() == 0, "a result larger than the limit is kept"
-    assert ls.ops.set_buffer_limit(0) == 2**20
+    assert ls.ops.set_buffer_pool_limit(0) == 2**20
 
 
 def test_small_results_are_not_kept():
@@ -115,9 +115,9 @@ def test_gradients_have_the_same_bits_whatever_the_memory():
     def gradients(x, inputs):
         return torch.autograd.grad(x.square().sum(), inputs, retain_graph=True)
 
-    ls.ops.set_buffer_limit(0)
+    ls.ops.set_buffer_pool_limit(0)
     wanted = gradients(*graph())
-    ls.ops.set_buffer_limit(2**28)
+    ls.ops.set_buffer_pool_limit(2**28)
     for _ in range(2):
         graphs = [graph() for _ in range(2)]
         for x, inputs in (*graphs, *graphs):
@@ -194,6 +194,6 @@ def test_fork():
 
 
 @pytest.mark.parametrize("wrong", [-1, 1.5, True, None, 2**63])
-def test_a_buffer_limit_that_is_none(wrong):
-    with pytest.raises((TypeError, ValueError), match=r"^set_buffer_limit: bytes must"):
-        ls.ops.set_buffer_limit(wrong)
+def test_a_buffer_pool_limit_that_is_none(wrong):
+    with pytest.raises((TypeError, ValueError), match=r"^set_buffer_pool_limit: bytes must"):
+        ls.ops.set_buffer_pool_limit(wrong)

@@ -140,9 +140,9 @@ def operations():
     q = normal((Q.nnz,), seed=6).to(DEVICE).requires_grad_()
     c, f = (normal(s, seed=7).to(DEVICE).requires_grad_() for s in ((3, 3), (2, 20, 30)))
     searched = ls.SparsityPattern(R.crow_indices, R.col_indices, R.shape)
-    before = ls.ops.set_spgemm_plan_limit(0)  # holds for the pattern of which it is the first product
+    before = ls.ops.set_spgemm_plan_cache_limit(0)  # holds for the pattern of which it is the first product
     ls.ops.spgemm(ls.CSR(a, searched), ls.CSR(b, searched))
-    ls.ops.set_spgemm_plan_limit(before)
+    ls.ops.set_spgemm_plan_cache_limit(before)
     made = {
         "spmv": (lambda: ls.CSR(v, P) @ x, (v, x)),
         "spmm": (lambda: ls.CSR(v, P) @ X, (v, X)),

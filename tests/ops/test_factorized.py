@@ -19,7 +19,7 @@ from learnsolve.ops import _superlu
 
 @pytest.fixture
 def factored(monkeypatch):
-    """The options of each factorisation that SuperLU has made."""
+    """The options of each factorization that SuperLU has made."""
     original, seen = scipy.sparse.linalg.splu, []
 
     def counting(A, **options):
@@ -132,7 +132,7 @@ def test_changed_values_are_refused():
     torch.testing.assert_close(ls.ops.factorized(A)(b), wanted / 2, rtol=1e-13, atol=0)
 
 
-def test_a_step_of_an_optimiser_is_a_change():
+def test_a_step_of_an_optimizer_is_a_change():
     v = torch.nn.Parameter(VALUES.clone())
     F = ls.ops.factorized(ls.CSR(v, P))
     F(normal((5,))).sum().backward()

@@ -216,7 +216,7 @@ def test_wrong_plans_of_a_sum_are_refused():
         ops.csr_add_backward(codes, starts, na + 1, nb, normal((nnz,)), 1.0, 1.0, True, True)
 
 
-def test_wrong_arguments_of_the_incomplete_factorisation_are_refused():
+def test_wrong_arguments_of_the_incomplete_factorization_are_refused():
     plan, Q, entries = incomplete_plan(small_pattern(), "ic0")
     tensors, cholesky = plan
     *_, pairs, units, sizes = tensors

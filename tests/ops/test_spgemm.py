@@ -98,7 +98,7 @@ def test_uniform_blocks_against_one_row_at_a_time(structure):
     for dtype, batch in itertools.product((torch.float32, torch.float64), ((), (2,))):
         results = []
         for limit in (2**30, 0):
-            before = ops.set_spgemm_plan_limit(limit)
+            before = ops.set_spgemm_plan_cache_limit(limit)
             A, B = with_normal_values(S, dtype), with_normal_values(T, dtype, seed=1)
             a = normal((*batch, A.nnz), dtype, 2).requires_grad_()
             b = normal((*batch, B.nnz), dtype, 3).requires_grad_()
@@ -109,7 +109,7 @@ def test_uniform_blocks_against_one_row_at_a_time(structure):
             both = torch.autograd.grad(c, (a, b), g, retain_graph=True)
             alone = [torch.autograd.grad(c, t, g, retain_graph=True)[0] for t in (a, b)]
             results.append((c.detach(), *both, *alone))
-            ops.set_spgemm_plan_limit(before)
+            ops.set_spgemm_plan_cache_limit(before)
         bound = {torch.float32: 1e-5, torch.float64: 1e-13}[dtype]
         torch.testing.assert_close(results[0], results[1], rtol=bound, atol=bound)
 
@@ -205,10 +205,10 @@ def test_errors():
         ops.galerkin(A, A)
     with pytest.raises(TypeError, match="galerkin: P must be a CSR"):
         ops.galerkin(A.to_dense(), A)
-    with pytest.raises(TypeError, match="set_spgemm_plan_limit: bytes must be an int, got float"):
-        ops.set_spgemm_plan_limit(1e9)
-    with pytest.raises(ValueError, match="set_spgemm_plan_limit: bytes must not be negative"):
-        ops.set_spgemm_plan_limit(-1)
+    with pytest.raises(TypeError, match="set_spgemm_plan_cache_limit: bytes must be an int, got float"):
+        ops.set_spgemm_plan_cache_limit(1e9)
+    with pytest.raises(ValueError, match="set_spgemm_plan_cache_limit: bytes must not be negative"):
+        ops.set_spgemm_plan_cache_limit(-1)
 
 
 # --- compile, galerkin ---

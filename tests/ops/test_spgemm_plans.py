@@ -73,15 +73,15 @@ def test_plans_die_with_either_pattern():
     assert owner() is None
 
 
-def test_plan_limit():
+def test_plan_cache_limit():
     """The bound is on 4 bytes a product, 12 on a device, no byte more."""
     S = random(9, 9, 0.4)
     bytes = (12 if _device_analysis.everywhere else 4) * int(symbolic(S, S).data.sum())
     for limit, kept in ((bytes, True), (bytes - 1, False)):
-        before = ops.set_spgemm_plan_limit(limit)
+        before = ops.set_spgemm_plan_cache_limit(limit)
         A = with_normal_values(S)
         ops.spgemm(A, A)
-        assert ops.set_spgemm_plan_limit(before) == limit
+        assert ops.set_spgemm_plan_cache_limit(before) == limit
         assert (A.pattern._planned(_sparse_product._plan, A.pattern, None).positions is not None) == kept
 
 
@@ -119,7 +119,7 @@ A = ls.CSR(torch.ones(P.nnz, requires_grad=True), P)
 P._structure(True)
 def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 def products(limit):
-    ls.ops.set_spgemm_plan_limit(limit)
+    ls.ops.set_spgemm_plan_cache_limit(limit)
     P.drop_caches(); P._structure(True)
     start = peak()
     C = A @ A

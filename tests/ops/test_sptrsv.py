@@ -139,7 +139,7 @@ def test_explicit_zeros_stay_entries():
 
 
 def test_a_scan_survives_factors_that_overflow():
-    """Products of neighbouring off-diagonal entries are 1e400; the solution is small."""
+    """Products of neighboring off-diagonal entries are 1e400; the solution is small."""
     n = 64
     Q = pattern_of(band(n, -1, 0), torch.int32)
     rows, columns = (torch.from_numpy(i) for i in coordinates(Q))

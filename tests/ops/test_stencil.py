@@ -94,7 +94,7 @@ def test_equals_the_nine_point_matrix():
 
 @pytest.mark.parametrize("boundary", ["zero", "periodic", ("periodic", "zero", "periodic")])
 def test_equals_the_matrix_of_27_points(boundary):
-    """Variable coefficients; the grid is two points wide: periodic neighbours meet."""
+    """Variable coefficients; the grid is two points wide: periodic neighbors meet."""
     grid = (2, 5, 6)
     offsets, c, x = grids.box(3, 3, 3), normal((27, *grid)), normal(grid, seed=1)
     A = ops.stencil_matrix(c, grid, offsets=offsets, boundary=boundary)

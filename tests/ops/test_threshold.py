@@ -179,7 +179,7 @@ def test_breakdown_and_search(kind):
         values_by(kind, A)
     with pytest.warns(RuntimeWarning, match=rf"{kind}: a pivot broke down, .* shifted by") as warned:
         result = getattr(ls.ops, kind)(A, on_breakdown="shift")
-    assert len(warned) == 1  # the factorisation on the pattern need not search again
+    assert len(warned) == 1  # the factorization on the pattern need not search again
     shift = float(result.shift)
     assert torch.log2(result.shift / 1e-3) % 1 == 0  # 1e-3, doubled
     found = torch.cat([M.values for M in result[:-1]])

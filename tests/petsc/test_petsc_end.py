@@ -47,7 +47,7 @@ def test_an_exception_in_one_process_ends_all():
 
 
 def test_a_graph_that_lives_at_the_exit():
-    """It lives until the process of these tests ends, which then crashes if PETSc is finalised before: run.py
+    """It lives until the process of these tests ends, which then crashes if PETSc is finalized before: run.py
     exits as usual if all tests pass, and scripts/petsc.sh sees its exit code."""
     A = petsc.Matrix.from_scipy(ls.problems.poisson((6, 6)).to_scipy())
     b = torch.ones(A.row_range[1] - A.row_range[0], dtype=torch.float64, requires_grad=True)

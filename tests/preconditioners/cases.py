@@ -97,10 +97,10 @@ CASES = [
     Case("BlockJacobi, labels", lambda A: P.BlockJacobi(A, blocks=_labels(A))),
     Case("SOR", P.SOR),
     Case("SOR, backward", lambda A: P.SOR(A, 1.3, direction="backward"), matrix="general"),
-    Case("SOR, multicolour", lambda A: P.SOR(A, 1.3, multicolour=True)),
+    Case("SOR, multicolor", lambda A: P.SOR(A, 1.3, multicolor=True)),
     Case("SSOR", P.SSOR),
     Case("SSOR, omega", lambda A: P.SSOR(A, 1.4)),
-    Case("SSOR, multicolour", lambda A: P.SSOR(A, 0.7, multicolour=True)),
+    Case("SSOR, multicolor", lambda A: P.SSOR(A, 0.7, multicolor=True)),
     Case("SSOR, general", lambda A: P.SSOR(A, 1.2), matrix="general"),
     Case("Chebyshev", lambda A: P.Chebyshev(A, lmin=0.2, lmax=2.1, degree=3)),
     Case("Chebyshev, estimated", P.Chebyshev, differentiable=False),  # the estimate is a constant
@@ -141,7 +141,7 @@ def matrix(case: Case) -> ls.CSR:
 
 
 def two_rings(A: ls.CSR) -> ls.SparsityPattern:
-    return P.lower_pattern(A, rings=2)
+    return P.lower_pattern(A, power=2)
 
 
 def bidiagonal(A: ls.CSR) -> P.Factored:

@@ -55,8 +55,8 @@ def dense_smoother(D, name, radius):
             error = error @ (np.eye(n) - inverse @ D / root)
         return (np.eye(n) - error) @ np.linalg.inv(D)
     order = np.arange(n)
-    if name == "by colours" or _device_analysis.here(torch.empty(0)):
-        order = ls.ordering.greedy_colouring(ls.CSR.from_dense(torch.from_numpy(D))).colours.numpy()
+    if name == "by colors" or _device_analysis.here(torch.empty(0)):
+        order = ls.ordering.greedy_coloring(ls.CSR.from_dense(torch.from_numpy(D))).colors.numpy()
     lower = np.where(order[:, None] > order[None, :], D, 0)
     upper = np.where(order[:, None] < order[None, :], D, 0)
     return np.linalg.inv(diagonal + upper) @ diagonal @ np.linalg.inv(diagonal + lower)
@@ -99,12 +99,12 @@ def test_the_cycle_is_its_formula(smoother, cycle, make):
 
 
 @pytest.mark.parametrize("make", [spd, general])
-def test_gauss_seidel_by_colours_as_on_a_device(make, monkeypatch):
+def test_gauss_seidel_by_colors_as_on_a_device(make, monkeypatch):
     monkeypatch.setattr(_smoothers, "_device_analysis", SimpleNamespace(here=lambda _: True))
     A = make()
     H = P.AMG(A, method="ruge_stuben", max_coarse=1, smoother="jacobi").hierarchy
     M = P.AMG(A, hierarchy=H, smoother="gauss_seidel", presweeps=2)
-    D = dense_cycle(A.to_dense().numpy(), H, "by colours", (2, 1), "V")
+    D = dense_cycle(A.to_dense().numpy(), H, "by colors", (2, 1), "V")
     assert np.allclose(dense(M), D, rtol=1e-10, atol=1e-12)
     assert np.allclose(dense(M.T), D.T, rtol=1e-10, atol=1e-12)
 
@@ -120,7 +120,7 @@ def test_one_application_is_that_of_pyamg(smoother, method, cycle, name):
     S = MATRICES[name]
     solver = theirs(S, method, smoother)
     if smoother == "gauss_seidel" and _device_analysis.here(torch.empty(0)):
-        pytest.skip("pyamg has no sweep by colours")
+        pytest.skip("pyamg has no sweep by colors")
     M = P.AMG(ls.CSR.from_scipy(S), hierarchy=solver, cycle=cycle, smoother=smoother)
     r = normal((S.shape[0],))
     expected = solver.aspreconditioner(cycle=cycle) @ r.numpy()
@@ -300,14 +300,14 @@ def test_learning_lowers_the_residual(gradient):
     A = ls.CSR.from_scipy(pyamg.gallery.stencil_grid(STENCIL, (12, 12), format="csr"))
     M = P.Trainable(P.AMG(A, max_coarse=10, smoother="jacobi"))
     b = normal((144, 4))
-    optimiser = torch.optim.Adam(M.parameters(), lr=3e-3)
+    optimizer = torch.optim.Adam(M.parameters(), lr=3e-3)
     losses = []
     for _ in range(20):
         solution = ls.solvers.fcg(A, b, M=M.build(), rtol=0, maxiter=4, gradient=gradient)
         loss = solution.residual_norms[-1].log().mean()
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < losses[0] - 0.1
     assert torch.allclose(M(b), M.build()(b))

@@ -77,7 +77,7 @@ def test_what_has_no_form():
     minus = A.with_values(-A.values)
     for M in (
         P.SSOR(minus),
-        P.SSOR(A, multicolour=True),
+        P.SSOR(A, multicolor=True),
         P.SSOR(general()),
         P.BlockJacobi(minus, 2),
         P.BlockJacobi(general(), 2),

@@ -1,4 +1,4 @@
-"""M = L L^T: patterns, factorised sparse approximate inverses."""
+"""M = L L^T: patterns, factorized sparse approximate inverses."""
 
 import pytest
 import torch
@@ -48,24 +48,24 @@ def test_from_pattern():
     assert P.Factored.from_pattern(A.pattern).L.pattern is A.pattern
 
 
-@pytest.mark.parametrize("rings", [1, 2, 3])
-def test_patterns_of_a_matrix(rings):
+@pytest.mark.parametrize("power", [1, 2, 3])
+def test_patterns_of_a_matrix(power):
     A = spd()
-    wanted = torch.linalg.matrix_power((A.to_dense() != 0).double(), rings).tril() != 0
-    pattern = P.lower_pattern(A, rings)
+    wanted = torch.linalg.matrix_power((A.to_dense() != 0).double(), power).tril() != 0
+    pattern = P.lower_pattern(A, power)
     found = A.to_dense().new_zeros(20, 20)
     found[pattern.row_indices, pattern.col_indices] = 1
     assert torch.equal(found != 0, wanted)
-    assert P.lower_pattern(A.pattern, rings) is pattern
+    assert P.lower_pattern(A.pattern, power) is pattern
     assert pattern.nnz == int(wanted.sum())
     ls.SparsityPattern(pattern.crow_indices, pattern.col_indices, pattern.shape)  # valid
 
 
-@pytest.mark.parametrize("rings", [1, 2])
+@pytest.mark.parametrize("power", [1, 2])
 @pytest.mark.parametrize("lower", [True, False])
-def test_fsai_against_dense(rings, lower):
+def test_fsai_against_dense(power, lower):
     A = spd()
-    pattern = P.lower_pattern(A, rings)
+    pattern = P.lower_pattern(A, power)
     pattern = pattern if lower else pattern.T
     D = A.to_dense()
     where = torch.zeros(20, 20, dtype=torch.bool)
@@ -98,12 +98,12 @@ def test_fsai_has_the_smallest_condition_number_of_kaporin():
         assert kaporin(values + 0.1 * normal(values.shape, seed=seed)) > kaporin(values)
 
 
-def test_more_rings_take_fewer_iterations():
+def test_higher_powers_take_fewer_iterations():
     A = ls.problems.poisson((20, 20))
     b = normal((400,))
     taken = [ls.solvers.cg(A, b).iterations]
-    for rings in (1, 2, 3):
-        M = P.FSAI(A, pattern=P.lower_pattern(A, rings))
+    for power in (1, 2, 3):
+        M = P.FSAI(A, pattern=P.lower_pattern(A, power))
         taken.append(ls.solvers.cg(A, b, M=M).iterations)
     assert taken == sorted(taken, reverse=True)
     assert len(set(taken)) == 4
@@ -119,7 +119,7 @@ def test_more_rings_take_fewer_iterations():
         (lambda A: P.FSAI(A, pattern=A[:3].pattern), ValueError, r"\(20, 20\), got"),
         (lambda A: P.FSAI(A[:3]), ValueError, "A must be square"),
         (lambda A: P.FSAI(-A), ValueError, "column 0 of the pattern"),
-        (lambda A: P.lower_pattern(A, 0), ValueError, "rings must be at least 1"),
+        (lambda A: P.lower_pattern(A, 0), ValueError, "power must be at least 1"),
         (lambda A: P.lower_pattern(A[:3]), ValueError, "square"),
         (lambda A: P.lower_pattern(A.to_dense()), TypeError, "CSR or a SparsityPattern"),
     ],

@@ -54,7 +54,7 @@ def test_training_lowers_the_loss_and_the_iterations(make):
     A = ls.problems.poisson((8, 8))
     M, unseen = make(A), torch.randn(64, 16, dtype=torch.float64)
     solver = ls.solvers.PCG(M, rtol=0.0, maxiter=4)
-    optimiser = torch.optim.AdamW(M.parameters(), lr=1e-2)
+    optimizer = torch.optim.AdamW(M.parameters(), lr=1e-2)
 
     def measure() -> tuple[float, int]:
         with torch.no_grad():
@@ -63,9 +63,9 @@ def test_training_lowers_the_loss_and_the_iterations(make):
 
     loss, iterations = measure()
     for _ in range(40):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         history_loss(solver(A, torch.randn(64, 32, dtype=torch.float64))).backward()
-        optimiser.step()
+        optimizer.step()
     trained, fewer = measure()
     assert trained < 0.92 * loss
     assert fewer < 0.95 * iterations

@@ -91,7 +91,7 @@ def test_no_row_of_the_prolongations_is_empty_on_a_delaunay_graph():
 
 
 def empty_rows(M):
-    """How many, of points with neighbours; all those of some points have been on the boundary."""
+    """How many, of points with neighbors; all those of some points have been on the boundary."""
     return sum(
         int(((P.to_dense() == 0).all(1) & ((A.to_dense() != 0).sum(1) > 1)).sum())
         for A, P in zip(M.operators, M.hierarchy.prolongations, strict=False)
@@ -168,7 +168,7 @@ def audited(network):
     def cycle(A, *weights):
         return functional_call(network, dict(zip(names, weights, strict=True)), (A,))(r)
 
-    return ls.testing.audit(cycle, A, *weights, entries=2, directions=2)
+    return ls.testing.check_gradients(cycle, A, *weights, entries=2, directions=2)
 
 
 def test_gradients_on_four_grids_are_those_of_differences():

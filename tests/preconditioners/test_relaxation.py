@@ -17,20 +17,20 @@ def parts(A, order=None):
     return torch.diag(torch.diag(D)), torch.tril(D, -1), torch.triu(D, 1)
 
 
-@pytest.mark.parametrize("multicolour", [False, True])
+@pytest.mark.parametrize("multicolor", [False, True])
 @pytest.mark.parametrize("omega", [1.0, 0.4, 1.9, torch.tensor(1.3, dtype=torch.float64)])
 @pytest.mark.parametrize("A", [spd(), general()])
-def test_formulas(A, omega, multicolour):
-    order = ls.ordering.greedy_colouring(A).rows.long() if multicolour else torch.arange(A.shape[0])
+def test_formulas(A, omega, multicolor):
+    order = ls.ordering.greedy_coloring(A).rows.long() if multicolor else torch.arange(A.shape[0])
     back = torch.argsort(order)
     D, L, U = parts(A, order)
     w = float(omega)
     lower, upper = D + w * L, D + w * U
     for M, expected in (
-        (P.SOR(A, omega, multicolour=multicolour), w * torch.linalg.inv(lower)),
-        (P.SOR(A, omega, direction="backward", multicolour=multicolour), w * torch.linalg.inv(upper)),
+        (P.SOR(A, omega, multicolor=multicolor), w * torch.linalg.inv(lower)),
+        (P.SOR(A, omega, direction="backward", multicolor=multicolor), w * torch.linalg.inv(upper)),
         (
-            P.SSOR(A, omega, multicolour=multicolour),
+            P.SSOR(A, omega, multicolor=multicolor),
             w * (2 - w) * torch.linalg.inv(upper) @ D @ torch.linalg.inv(lower),
         ),
     ):
@@ -45,9 +45,9 @@ def test_a_sweep_of_the_solver():
     assert torch.equal(P.SSOR(A, 1.2)(r), S.ssor(A, r, omega=1.2, iterations=1).x)
 
 
-def test_multicolour_has_as_many_levels_as_colours():
+def test_multicolor_has_as_many_levels_as_colors():
     A = ls.problems.poisson((30, 30))
-    M = P.SOR(A, multicolour=True)
+    M = P.SOR(A, multicolor=True)
     from learnsolve import _analysis
     from learnsolve.pattern import as_numpy
 
@@ -59,8 +59,8 @@ def test_multicolour_has_as_many_levels_as_colours():
 
 def test_the_order_is_planned_once():
     A = ls.problems.poisson((5, 5))
-    one = P.SSOR(A, multicolour=True)
-    assert P.SOR(A.with_values(2 * A.values), 1.5, multicolour=True)._system.pattern is one._system.pattern
+    one = P.SSOR(A, multicolor=True)
+    assert P.SOR(A.with_values(2 * A.values), 1.5, multicolor=True)._system.pattern is one._system.pattern
 
 
 def test_ssor_speeds_cg_up_and_sor_gmres():
@@ -74,14 +74,14 @@ def test_ssor_speeds_cg_up_and_sor_gmres():
     assert S.gmres(wind, b, M=P.SOR(wind)).iterations < S.gmres(wind, b).iterations / 1.5
 
 
-@pytest.mark.parametrize("multicolour", [False, True])
-def test_omega_learns(multicolour):
+@pytest.mark.parametrize("multicolor", [False, True])
+def test_omega_learns(multicolor):
     A, r = general(), normal((20, 2)).requires_grad_()
     omega = torch.tensor(1.2, dtype=torch.float64, requires_grad=True)
     for make in (
-        lambda v, w: P.SOR(A.with_values(v), w, multicolour=multicolour),
-        lambda v, w: P.SOR(A.with_values(v), w, direction="backward", multicolour=multicolour),
-        lambda v, w: P.SSOR(A.with_values(v), w, multicolour=multicolour),
+        lambda v, w: P.SOR(A.with_values(v), w, multicolor=multicolor),
+        lambda v, w: P.SOR(A.with_values(v), w, direction="backward", multicolor=multicolor),
+        lambda v, w: P.SSOR(A.with_values(v), w, multicolor=multicolor),
     ):
         args = (A.values.clone().requires_grad_(), omega, r)
         apply = lambda v, w, r: make(v, w)(r)  # noqa: B023, E731
@@ -107,12 +107,12 @@ def test_a_diagonal_matrix_and_none_at_all():
     eye = ls.ops.eye(3, dtype=torch.float64)
     assert torch.allclose(P.SSOR(eye, 0.5)(torch.ones(3, dtype=torch.float64)), torch.tensor(0.75).double())
     nothing = ls.ops.eye(0, dtype=torch.float64)
-    for M in (P.SOR(nothing), P.SSOR(nothing, multicolour=True)):
+    for M in (P.SOR(nothing), P.SSOR(nothing, multicolor=True)):
         assert M(normal((0, 2))).shape == (0, 2)
 
 
 def test_symmetric_is_the_truth():
-    assert P.SSOR(spd(), 1.2, multicolour=True).symmetric
+    assert P.SSOR(spd(), 1.2, multicolor=True).symmetric
     assert not P.SSOR(general()).symmetric
     assert P.SSOR(general(), symmetric=True).symmetric
     with pytest.raises(ValueError, match="cg: needs a linear, symmetric M, and SSOR is not symmetric"):
@@ -139,7 +139,7 @@ HOLE = ls.CSR.from_dense(torch.tensor([[1.0, 1.0], [1.0, 0.0]]))
         (lambda M: M(A, torch.tensor(2.5).double()), ValueError, "got 2.5; to train it, use 2 sigmoid"),
         (lambda M: M(A, torch.tensor(1.5)), TypeError, "omega has dtype torch.float32"),
         (lambda M: M(A, torch.ones(20).double()), ValueError, r"one for each matrix of the batch \(\)"),
-        (lambda M: M(A, multicolour="yes"), TypeError, "multicolour must be True or False, got 'yes'"),
+        (lambda M: M(A, multicolor="yes"), TypeError, "multicolor must be True or False, got 'yes'"),
     ],
 )
 def test_errors(kind, make, error, words):

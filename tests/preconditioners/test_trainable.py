@@ -98,7 +98,7 @@ def test_weights_for_another_matrix():
     other = T(P.Jacobi(B))
     other.load_state_dict(T(P.Jacobi(A, 0.7)).state_dict())
     assert set(other.state_dict()) == {"weight.values"}
-    with pytest.raises(RuntimeError, match="raw_values"):  # of another parametrisation
+    with pytest.raises(RuntimeError, match="raw_values"):  # of another parametrization
         other.load_state_dict(M.state_dict())
 
 

@@ -170,7 +170,7 @@ def test_a_band_that_no_field_reaches():
 
 @pytest.mark.parametrize("boundary", ["periodic", "dirichlet"])
 def test_greenfeld_stencils(boundary):
-    """The published stencils: neighbours through (i - 1) % n, the centre summed before boundary entries are
+    """The published stencils: neighbors through (i - 1) % n, the center summed before boundary entries are
     dropped."""
     n = 6
     s = dataset("q1_diffusion", "train", 1, n=n, boundary=boundary, period=None)[0]

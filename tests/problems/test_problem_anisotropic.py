@@ -10,14 +10,14 @@ import torch
 import learnsolve as ls
 
 
-@pytest.mark.parametrize("discretisation", ["fd", "fe"])
+@pytest.mark.parametrize("discretization", ["fd", "fe"])
 @pytest.mark.parametrize("theta", [0.0, 0.3, math.pi / 4, math.pi / 2, -2.0])
 @pytest.mark.parametrize("epsilon", [1e-3, 0.5, 1.0, 2.0, 100.0])
-def test_equal_to_pyamg(discretisation, epsilon, theta):
+def test_equal_to_pyamg(discretization, epsilon, theta):
     shape = (4, 5)
-    stencil = pyamg.gallery.diffusion_stencil_2d(epsilon, theta, type=discretisation.upper())
+    stencil = pyamg.gallery.diffusion_stencil_2d(epsilon, theta, type=discretization.upper())
     S = pyamg.gallery.stencil_grid(stencil, shape).toarray()
-    A = ls.problems.anisotropic(shape, epsilon, theta, discretisation=discretisation)
+    A = ls.problems.anisotropic(shape, epsilon, theta, discretization=discretization)
     ls.SparsityPattern(A.crow_indices, A.col_indices, A.shape)  # looks at every index
     # A coefficient is a sum of a few terms of the size of 1 + epsilon.
     np.testing.assert_allclose(A.to_scipy().toarray(), S, rtol=0, atol=8 * 2**-53 * (1 + epsilon))
@@ -67,10 +67,10 @@ def test_errors(arguments, error, words):
         ls.problems.anisotropic(*arguments)
 
 
-def test_unknown_discretisation():
+def test_unknown_discretization():
     with pytest.raises(
-        ValueError, match=r"anisotropic: discretisation must be one of \('fd', 'fe'\), got 'FE'"
+        ValueError, match=r"anisotropic: discretization must be one of \('fd', 'fe'\), got 'FE'"
     ):
-        ls.problems.anisotropic((3, 3), 0.1, 0.0, discretisation="FE")  # type: ignore[arg-type]
+        ls.problems.anisotropic((3, 3), 0.1, 0.0, discretization="FE")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"anisotropic: dtype must be torch.float32 or torch.float64"):
         ls.problems.anisotropic((3, 3), 0.1, 0.0, dtype=torch.float16)

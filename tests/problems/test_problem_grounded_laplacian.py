@@ -107,7 +107,7 @@ def test_errors(change, error, words):
 
 def circumcircles_are_empty(points, edges):
     """Each edge of a Delaunay triangulation has a circle through its ends without points inside. Among the
-    circles through p and q, centred at their middle plus t times the normal, a point r excludes an interval
+    circles through p and q, centered at their middle plus t times the normal, a point r excludes an interval
     of t that ends where the circle passes through r."""
     for p, q in points[edges]:
         middle, normal = (p + q) / 2, np.array([p[1] - q[1], q[0] - p[0]])
@@ -136,7 +136,7 @@ def test_dirichlet_graph():
     assert len(np.unique(edges, axis=0)) == len(edges)
     # Points outside make circles smaller, so this holds among the points inside as well.
     assert circumcircles_are_empty(points, edges)
-    # Triangulated: a free node is enclosed by its neighbours, and each of them is joined to the next.
+    # Triangulated: a free node is enclosed by its neighbors, and each of them is joined to the next.
     free = np.flatnonzero(~graph.grounded.numpy())
     joined = {tuple(edge) for edge in edges.tolist()}
     for node in free:
@@ -174,7 +174,7 @@ def test_periodic_graph(blocks):
     x = points[edges]
     step = (x[:, 0] - x[:, 1] + blocks / 2) % blocks - blocks / 2
     assert step.norm(dim=1).max() < 1
-    # Node i of a block has as many neighbours as node i of the next.
+    # Node i of a block has as many neighbors as node i of the next.
     degree = torch.bincount(edges.flatten(), minlength=len(points)).view(-1, n)
     assert (degree == degree[0]).all()
     # The torus does not depend on where a block begins.
@@ -192,7 +192,7 @@ def test_periodic_graph(blocks):
         ((10, -1), "seed must be at least 0"),
         ((10, 0, "neumann"), "boundary must be one of"),
         ((10, 0, "periodic", 2), "blocks must be at least 3"),
-        ((3, 0), "each of the n = 3 points has a neighbour outside"),
+        ((3, 0), "each of the n = 3 points has a neighbor outside"),
     ],
 )
 def test_graph_errors(arguments, words):

@@ -24,11 +24,11 @@ def reference(kappa, stencil, boundary):
     periodic = boundary == "periodic"
     nx, ny = (cx, cy) if periodic else (cx + 1, cy + 1)
     A = np.zeros((nx * ny, nx * ny))
-    beside, across, centre = {"fd": (1 / 2, 0, 1), "q1": (1 / 6, 1 / 3, 2 / 3)}[stencil]
+    beside, across, center = {"fd": (1 / 2, 0, 1), "q1": (1 / 6, 1 / 3, 2 / 3)}[stencil]
     for i, j in itertools.product(range(cx), range(cy)):
         corners = [(i + a, j + b) for a, b in itertools.product((0, 1), (0, 1))]
         for (a, p), (b, q) in itertools.product(enumerate(corners), enumerate(corners)):
-            factor = centre if a == b else -across if a + b == 3 else -beside
+            factor = center if a == b else -across if a + b == 3 else -beside
             A[p[0] % nx * ny + p[1] % ny, q[0] % nx * ny + q[1] % ny] += factor * kappa[i, j]
     if periodic:
         return A
@@ -49,7 +49,7 @@ def test_against_assembly(shape, stencil, boundary, dtype):
     ls.SparsityPattern(A.crow_indices, A.col_indices, A.shape)  # checks every index
     wanted = reference(kappa.double().numpy(), stencil, boundary)
     assert A.dtype == dtype
-    if min(A.shape) > 9 or stencil == "fd":  # on a periodic 3 x 3 grid, all nodes are neighbours
+    if min(A.shape) > 9 or stencil == "fd":  # on a periodic 3 x 3 grid, all nodes are neighbors
         assert A.nnz == np.count_nonzero(wanted)
     # At most four products and their sum, for entries of one sign.
     np.testing.assert_allclose(A.to_scipy().toarray(), wanted, rtol=8 * torch.finfo(dtype).eps, atol=0)

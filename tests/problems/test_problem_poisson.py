@@ -106,7 +106,7 @@ def test_a_million_unknowns():
     A = ls.problems.poisson((100, 100, 100))
     assert A.shape == (10**6, 10**6)
     assert A.nnz == 7 * 10**6 - 6 * 10**4
-    assert ls.ops.sum(A, 1).sum() == 6 * 10**4  # a face of the cube loses a neighbour
+    assert ls.ops.sum(A, 1).sum() == 6 * 10**4  # a face of the cube loses a neighbor
 
 
 def test_it_may_be_made_anywhere():

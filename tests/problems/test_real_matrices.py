@@ -117,7 +117,7 @@ def test_laplacian_of_a_triangulation(data):
     assert abs(L.to_scipy() - reference).max() == 0
     assert (L @ torch.ones(8192, dtype=torch.float64)).abs().max() == 0
     assert scipy.sparse.csgraph.connected_components(W.to_scipy())[0] == 1
-    # Of one component: the next eigenvalue is positive. Shifted a little, so that it can be factorised.
+    # Of one component: the next eigenvalue is positive. Shifted a little, so that it can be factorized.
     small = scipy.sparse.linalg.eigsh(
         ls.problems.graph_laplacian(edges, shift=1e-3).to_scipy().tocsc(),
         k=2,

@@ -14,7 +14,7 @@ MATRICES = {
     "poisson-q1": lambda **rows: ls.problems.poisson((4, 7), stencil="q1", **rows),
     "poisson-thin": lambda **rows: ls.problems.poisson((1, 6), dtype=torch.float32, **rows),
     "anisotropic": lambda **rows: ls.problems.anisotropic((5, 6), 0.1, 0.4, **rows),
-    "anisotropic-fe": lambda **rows: ls.problems.anisotropic((5, 6), 0.1, 0.0, discretisation="fe", **rows),
+    "anisotropic-fe": lambda **rows: ls.problems.anisotropic((5, 6), 0.1, 0.0, discretization="fe", **rows),
     "diffusion-2": lambda **rows: ls.problems.diffusion(KAPPA[:, :, 0], **rows),
     "diffusion-3": lambda **rows: ls.problems.diffusion(KAPPA, **rows),
 }

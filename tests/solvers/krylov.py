@@ -19,7 +19,7 @@ def poisson(nx: int = 4, ny: int = 4) -> ls.CSR:
 
 
 def convection(nx: int, ny: int, speed: float = 0.4) -> ls.CSR:
-    """Poisson's matrix and centred differences of a wind: not symmetric."""
+    """Poisson's matrix and centered differences of a wind: not symmetric."""
     import scipy.sparse
 
     A = poisson(nx, ny).to_scipy()

@@ -202,8 +202,8 @@ class Row:
         return (x.squeeze(-1), norms.squeeze(-1)) if vector else (x, norms)
 
     def order(self, P: ls.SparsityPattern) -> Tensor:
-        if self.keywords.get("multicolour"):
-            return ls.ordering.greedy_colouring(P).rows.long()
+        if self.keywords.get("multicolor"):
+            return ls.ordering.greedy_coloring(P).rows.long()
         return torch.arange(P.shape[0])
 
 
@@ -293,9 +293,9 @@ ROWS = [
     _sweep("gauss_seidel", "forward"),
     _sweep("gauss_seidel", "backward", direction="backward"),
     _sweep("sor", "forward", "SOR"),
-    _sweep("sor", "backward", "SOR", direction="backward", multicolour=True),
+    _sweep("sor", "backward", "SOR", direction="backward", multicolor=True),
     _sweep("sor", "symmetric", "SOR", direction="symmetric"),
-    _sweep("ssor", "symmetric", multicolour=True),
+    _sweep("ssor", "symmetric", multicolor=True),
 ]
 MODES = ("unrolled", "checkpointed")
 

@@ -158,7 +158,7 @@ def test_histories_are_differentiable():
 @pytest.mark.parametrize("gradient", ["implicit", "unrolled"])
 @pytest.mark.parametrize("name", ["cg", "minres", "gmres"])
 def test_derivatives_of_any_order(name, gradient):
-    # Of distinct eigenvalues: for multiple ones fewer iterations suffice than for their neighbours.
+    # Of distinct eigenvalues: for multiple ones fewer iterations suffice than for their neighbors.
     A = ls.BlockBatch([ls.problems.poisson((2,)), ls.problems.poisson((4,))])
     inputs = (A.matrix.values.clone().requires_grad_(), normal((6,)).requires_grad_())
 

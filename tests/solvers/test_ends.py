@@ -1,5 +1,5 @@
 """How solves end that cannot go on: stagnation, systems without a solution, numbers out of range; and what is
-said of it. Systems of every character in any units: tests/trust/converged.py."""
+said of it. Systems of every character in any units: tests/stress/converged.py."""
 
 import time
 import warnings

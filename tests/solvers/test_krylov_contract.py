@@ -88,7 +88,7 @@ def test_every_norm_of_the_history_is_that_of_its_iterate(case):
 @every
 @quiet
 def test_columns_stop_on_their_own(case):
-    """A column's iterates are the same whatever its neighbours do; in any mode."""
+    """A column's iterates are the same whatever its neighbors do; in any mode."""
     A, n = case.build(case.v), case.shape[1]
     sides = [case.right(), 0 * case.right(), A @ torch.linspace(-1, 1, n, dtype=A.dtype), NAN * case.right()]
     b = torch.stack(sides, 1)

@@ -77,7 +77,7 @@ def test_tensors_of_null_vectors(name):
     exact = torch.linalg.pinv(A.to_dense(), hermitian=True, rtol=1e-10) @ b
     torch.testing.assert_close(solution.x, exact, rtol=1e-8, atol=1e-10)
     with pytest.raises(
-        ValueError, match=rf"{name}: column 0 of null_space, orthonormalised, is not in the null"
+        ValueError, match=rf"{name}: column 0 of null_space, orthonormalized, is not in the null"
     ):
         tight(name, A, b, null_space=N + 1e-6)
 
@@ -93,9 +93,9 @@ def test_operators_without_entries(name):
     torch.testing.assert_close(
         tight(name, lambda x: ring @ x, b.unsqueeze(1), **turned).x[:, 0], exact, rtol=1e-8, atol=1e-10
     )
-    neighbours = [(0, 0), (-1, 0), (1, 0), (0, -1), (0, 1)]
+    neighbors = [(0, 0), (-1, 0), (1, 0), (0, -1), (0, 1)]
     coefficients = torch.tensor([4.0, -1, -1, -1, -1], dtype=torch.float64)
-    stencil = ls.ops.StencilOperator(coefficients, (4, 5), offsets=neighbours, boundary="periodic")
+    stencil = ls.ops.StencilOperator(coefficients, (4, 5), offsets=neighbors, boundary="periodic")
     torch.testing.assert_close(tight(name, stencil, b).x, exact, rtol=1e-8, atol=1e-10)
     zeros_and_constants = torch.stack((0 * b, 1e-200 * b, torch.ones_like(b)), 1)
     x = tight(name, lambda x: ring @ x / 3, zeros_and_constants, **turned).x

@@ -1,5 +1,5 @@
 """Small systems of many kinds: what is not solved has a plausible status. That what is said to have converged
-has: tests/trust/converged.py."""
+has: tests/stress/converged.py."""
 
 import numpy as np
 import pytest

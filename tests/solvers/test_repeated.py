@@ -1,5 +1,5 @@
 """gradient="checkpointed": the backward repeats the iterations, and notices where it would repeat others.
-All methods and operands: tests/trust/inplace.py."""
+All methods and operands: tests/stress/inplace.py."""
 
 import pytest
 import torch

@@ -207,7 +207,7 @@ IN_QUICK_RUNS = {"jacobi-unrolled", "jacobi-checkpointed", "richardson, diagonal
 IN_QUICK_RUNS |= {
     "heavyball-checkpointed",
     "chebyshev-unrolled",
-    "sor, direction backward, multicolour True-checkpointed",
+    "sor, direction backward, multicolor True-checkpointed",
 }
 
 

@@ -115,7 +115,7 @@ def test_a_batch_until_a_tolerance_is_a_loop(row):
 
 
 # The gradient is one code for all methods, and the adjoint of a sweep its transpose.
-IN_QUICK_RUNS = ("richardson", "gauss_seidel", "sor, direction backward, multicolour True")
+IN_QUICK_RUNS = ("richardson", "gauss_seidel", "sor, direction backward, multicolor True")
 
 
 @every_row_that_stops

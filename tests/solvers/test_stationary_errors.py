@@ -113,7 +113,7 @@ OF_SWEEPS = [
         ValueError,
         'gradient="implicit" belongs to a converged solution',
     ),
-    ({"multicolour": 1}, TypeError, "multicolour must be True or False, got 1"),
+    ({"multicolor": 1}, TypeError, "multicolor must be True or False, got 1"),
 ]
 DIRECTION = [({"direction": "up"}, ValueError, "direction must be one of .*got 'up'")]
 OMEGA = [

@@ -74,17 +74,17 @@ def test_the_best_parameters(shape):
     assert rate == pytest.approx(math.sqrt(beta) * growth, rel=1e-3)
 
 
-@pytest.mark.parametrize("multicolour", [False, True])
-def test_relaxation(multicolour):
+@pytest.mark.parametrize("multicolor", [False, True])
+def test_relaxation(multicolor):
     """Young: on a consistently ordered matrix Gauss-Seidel is Jacobi squared, and the best omega has rate
-    omega - 1; multicolour orders are consistent too."""
+    omega - 1; multicolor orders are consistent too."""
     A = ls.problems.poisson((12, 12))
     mu, best = math.cos(math.pi / 13), 2 / (1 + math.sin(math.pi / 13))
     assert abs(factor("jacobi", A, 400, 10) - mu) < 1e-4
     for direction in ("forward", "backward"):
-        keys = {"direction": direction, "multicolour": multicolour}
+        keys = {"direction": direction, "multicolor": multicolor}
         assert abs(factor("gauss_seidel", A, 200, 10, **keys) - mu**2) < 1e-4
-    assert abs(factor("sor", A, 60, 40, omega=best, multicolour=multicolour) - (best - 1)) < 0.03
+    assert abs(factor("sor", A, 60, 40, omega=best, multicolor=multicolor) - (best - 1)) < 0.03
 
 
 def test_chebyshev_tends_to_heavyball():

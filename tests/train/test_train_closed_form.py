@@ -30,7 +30,7 @@ def autograd_loss(A: CSR, weight: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", MATRICES)
-def test_formula_is_the_loss_and_its_minimiser_has_no_gradient(name):
+def test_formula_is_the_loss_and_its_minimizer_has_no_gradient(name):
     A = MATRICES[name]()
     n = A.shape[0]
     random = torch.rand(n, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -45,7 +45,7 @@ def test_formula_is_the_loss_and_its_minimiser_has_no_gradient(name):
     assert at_best.norm() < 1e-9 * at_start.norm()
 
 
-def test_an_indefinite_quadratic_has_no_minimiser():
+def test_an_indefinite_quadratic_has_no_minimizer():
     # A o B B^T = [[10, 18], [18, 10]] has the eigenvalue -8.
     A = CSR.from_dense(torch.tensor([[1.0, 3.0], [3.0, 1.0]], dtype=torch.float64))
     best = optimal_weights(A)
@@ -54,7 +54,7 @@ def test_an_indefinite_quadratic_has_no_minimiser():
 
 
 @pytest.mark.parametrize("shape", ["16", "[5,5]"])
-def test_training_reaches_the_minimiser(run, shape, no_pictures):
+def test_training_reaches_the_minimizer(run, shape, no_pictures):
     code, folder = run("--test_vectors", "identity", "--problem.shape", shape)
     assert code == train.OK
     A = problems.poisson(json.loads(shape))

@@ -126,7 +126,7 @@ gcn --data nowhere => --data: planetoid: there is no file nowhere
 gcn --data planetoid --dataset cora => --data: planetoid: there is no file planetoid/ind.cora.x
 gcn --dataset cora => one that can be downloaded (citeseer), got 'cora'
 gcn --data hostile => asks for os.system, which no Planetoid file needs
-gcn --data unlabelled => a test node of citeseer has no label
+gcn --data unlabeled => a test node of citeseer has no label
 gcn --seeds 0 => --seeds must be at least 1, got 0
 gcn --hidden 0 => --hidden must be at least 1, got 0
 gcn --dropout 1 => --dropout must be a probability below 1, got 1.0
@@ -151,7 +151,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path, monkeypatch, capsys
     monkeypatch.setenv("LEARNSOLVE_CACHE", str(tmp_path / "cache"))
     files.write(tmp_path / "planetoid")
     files.write(tmp_path / "hostile", x=b"cos\nsystem\n(S'touch ran'\ntR.")
-    files.write(tmp_path / "unlabelled", ty=np.zeros((8, 3), np.int32))
+    files.write(tmp_path / "unlabeled", ty=np.zeros((8, 3), np.int32))
     for name, text in (("asymmetric", ASYMMETRIC), ("negative", NEGATIVE), ("rectangular", RECTANGULAR)):
         (tmp_path / f"{name}.mtx").write_text(text)
     (tmp_path / "file").touch()

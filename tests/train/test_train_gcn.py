@@ -88,10 +88,10 @@ def test_a_run_leaves_its_files_and_says_what_it_learned(gcn_run, rows, capsys, 
     assert lines[-1] == "Results: run"
     assert lines[-2] == report["learned"]
     assert lines[-2].startswith("Test accuracy ")
-    assert "mean of 3 initialisations" in lines[-2]
+    assert "mean of 3 initializations" in lines[-2]
 
 
-def test_one_initialisation_has_no_deviation(gcn_run, rows, leaves):
+def test_one_initialization_has_no_deviation(gcn_run, rows, leaves):
     code, out = gcn_run("--epochs", 3)
     assert code == train.OK
     leaves(out, "loss.png", "accuracy.png")
@@ -101,7 +101,7 @@ def test_one_initialisation_has_no_deviation(gcn_run, rows, leaves):
     assert report["test_accuracies"] == [report["test_accuracy_mean"]]
 
 
-def dense_normalised(A: torch.Tensor, loops: bool) -> torch.Tensor:
+def dense_normalized(A: torch.Tensor, loops: bool) -> torch.Tensor:
     d = (A.sum(1) + 1) ** -0.5
     A = A + torch.eye(len(A), dtype=A.dtype) if loops else A
     return d[:, None] * A * d[None]
@@ -117,7 +117,7 @@ def test_the_losses_are_those_of_dense_algebra(folder, step):
     made = recipe(folder, seeds=2, dtype="float64", dropout=p, weight_decay=decay, hidden=5)
     graph, model, training = made.data.graph, made.model, made.data.training
     losses, held_out = made.loss(step), made.evaluate()
-    A = dense_normalised(graph.adjacency.to_dense(), loops=True)
+    A = dense_normalized(graph.adjacency.to_dense(), loops=True)
     X = graph.features.to_dense()
     assert torch.allclose(X.sum(1)[graph.train], torch.ones(6, dtype=torch.float64))
     drop_X = model._keep((training.X.nnz,), gcn_model.DROP_FEATURES, step)
@@ -166,7 +166,7 @@ def test_the_demonstration_is_that_of_dense_algebra(folder):
     results = {}
     for name, chosen in (("training", trains < 0.8), ("test", trains >= 0.8)):
         nodes = torch.nonzero(chosen & (graph.labels >= 0)).flatten()
-        A = dense_normalised(graph.adjacency.to_dense()[nodes][:, nodes], loops=False)
+        A = dense_normalized(graph.adjacency.to_dense()[nodes][:, nodes], loops=False)
         X = graph.features.to_dense()[nodes]
         found = []
         for s in range(2):
@@ -265,7 +265,7 @@ def test_masks_keep_as_many_as_they_should(p):
     assert mask.dtype == torch.bool
     assert mask.shape == (333, 301)
     assert float(mask.double().mean()) == pytest.approx(1 - p, abs=0.005)
-    # Neighbours, which one random number decides on, know nothing of each other.
+    # Neighbors, which one random number decides on, know nothing of each other.
     flat = mask.flatten().double()
     pairs = flat[:-1] * flat[1:]
     assert float(pairs.mean()) == pytest.approx((1 - p) ** 2, abs=0.006)

@@ -22,7 +22,7 @@ class SideBySideSettings(RunSettings):
     Parameters
     ----------
     steps : int
-        Optimiser steps.
+        Optimizer steps.
     """
 
     SYNONYMS: ClassVar[Mapping[str, str]] = {"epochs": "steps"}

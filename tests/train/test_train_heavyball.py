@@ -114,7 +114,7 @@ def test_the_expected_energy_is_that_of_the_columns_of_the_identity(sweeps):
 
 
 @pytest.mark.parametrize("sweeps", [2, 6, 12])
-def test_no_neighbour_of_the_best_parameters_is_better(sweeps):
+def test_no_neighbor_of_the_best_parameters_is_better(sweeps):
     spectrum = eigenvalues(problems.poisson(16))
     alpha, beta = best_parameters(spectrum, sweeps)
     least = float(expected_energy(spectrum, alpha, beta, sweeps))

@@ -215,7 +215,7 @@ def test_print_config_and_help(capsys):
     text = " ".join(capsys.readouterr().out.split())
     for option in ("--problem.shape", "--lr", "--resume", "--test_vectors", "--quiet"):
         assert option in text
-    assert "Learning rate of the optimiser. (type: float, default: 0.01)" in text
+    assert "Learning rate of the optimizer. (type: float, default: 0.01)" in text
 
 
 @pytest.mark.parametrize("argv", [[], ["--help"], ["-h"]])

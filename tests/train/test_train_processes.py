@@ -9,7 +9,7 @@ from learnsolve.recipes.harness.recipe import normal_vectors
 from learnsolve.recipes.harness.settings import SettingError
 
 
-def test_shares_are_neighbours_and_cover_everything(monkeypatch):
+def test_shares_are_neighbors_and_cover_everything(monkeypatch):
     monkeypatch.setattr(parallel.dist, "is_initialized", lambda: True)
     for size in (1, 2, 3, 8):
         monkeypatch.setattr(parallel.dist, "get_world_size", lambda size=size: size)

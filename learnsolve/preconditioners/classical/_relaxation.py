@@ -26,23 +26,23 @@ from learnsolve.ops._operands import in_open_interval, inside
 from learnsolve.ops.diagonal import diagonal, shared_inverse_diagonal
 from learnsolve.ops.indexing import _plan_permutation
 from learnsolve.ops.sptrsv import sptrsv
-from learnsolve.ordering import greedy_colouring
+from learnsolve.ordering import greedy_coloring
 from learnsolve.pattern import SparsityPattern
 
 DIRECTIONS = ("forward", "backward", "symmetric")
 
 
 class Sweep(NamedTuple):
-    """One of the three M, for r in the order of the unknowns or, `multicolour`, colour by colour."""
+    """One of the three M, for r in the order of the unknowns or, `multicolor`, color by color."""
 
     direction: str
-    multicolour: bool
+    multicolor: bool
 
     def system(self, A: CSR, omega: float | Tensor) -> CSR:
         """T, in the order of the sweep."""
         values = _with_diagonal_divided(A, omega)
-        if self.multicolour:
-            return A.pattern._planned(colour_order).matrix(CSR(values, A.pattern))
+        if self.multicolor:
+            return A.pattern._planned(color_order).matrix(CSR(values, A.pattern))
         return CSR(values, A.pattern)
 
     def copied_system(self, A: CSR, omega: float | Tensor) -> CSR:
@@ -52,14 +52,14 @@ class Sweep(NamedTuple):
 
     def pattern(self, original: SparsityPattern) -> SparsityPattern:
         """That of T."""
-        return original._planned(colour_order).pattern if self.multicolour else original
+        return original._planned(color_order).pattern if self.multicolor else original
 
     def apply(
         self, T: CSR, original: SparsityPattern, omega: float | Tensor, R: Tensor, transpose: bool
     ) -> Tensor:
         """M R or M^T R for the blocks of columns R (..., n, k) of the matrix on the pattern `original`."""
-        if self.multicolour:
-            order = original._planned(colour_order)
+        if self.multicolor:
+            order = original._planned(color_order)
             return order.back(self._in_order(T, omega, order.there(R), transpose))
         return self._in_order(T, omega, R, transpose)
 
@@ -80,9 +80,9 @@ _RANGE: tuple[float, str, tuple[str, str]] = (
 )
 
 
-def check_relaxation(function: str, A: Any, omega: Any, multicolour: Any) -> float | Tensor:
+def check_relaxation(function: str, A: Any, omega: Any, multicolor: Any) -> float | Tensor:
     """Checks of what every sweep takes; omega as a number or a tensor."""
-    check_sweep(function, A, multicolour)
+    check_sweep(function, A, multicolor)
     return in_open_interval(function, "omega", omega, A.values, *_RANGE)
 
 
@@ -90,10 +90,10 @@ def check_omega(function: str, omega: float | Tensor) -> None:
     inside(function, "omega", omega, *_RANGE)
 
 
-def check_sweep(function: str, A: Any, multicolour: Any) -> None:
+def check_sweep(function: str, A: Any, multicolor: Any) -> None:
     _check.matrix(function, "A", A)
     _check.dtype(function, "A.values", A.values)
-    _check.flag(function, "multicolour", multicolour)
+    _check.flag(function, "multicolor", multicolor)
     with torch.no_grad():  # for its errors: a diagonal without zeros
         shared_inverse_diagonal(A, function)
 
@@ -120,12 +120,12 @@ def _on_diagonal(P: SparsityPattern) -> tuple[Tensor]:
 
 
 class _Order(NamedTuple):
-    """The unknowns colour by colour."""
+    """The unknowns color by color."""
 
-    pattern: SparsityPattern  # of the matrix, unknowns colour by colour
+    pattern: SparsityPattern  # of the matrix, unknowns color by color
     at: Tensor  # place in the original pattern of each entry
     inverse: Tensor
-    rows: Tensor  # unknowns colour by colour
+    rows: Tensor  # unknowns color by color
     places: Tensor  # place of each unknown there
 
     def matrix(self, A: CSR) -> CSR:
@@ -139,8 +139,8 @@ class _Order(NamedTuple):
         return _reordered(R, self.places, self.rows)
 
 
-def colour_order(P: SparsityPattern) -> _Order:
-    rows = greedy_colouring(P).rows.long()
+def color_order(P: SparsityPattern) -> _Order:
+    rows = greedy_coloring(P).rows.long()
     plan, inverse = _plan_permutation(P, rows, rows)
     places = torch.empty_like(rows)
     places[rows] = torch.arange(len(rows), device=rows.device)

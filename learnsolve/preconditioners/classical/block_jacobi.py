@@ -36,7 +36,7 @@ class BlockJacobi(Preconditioner):
     A : CSR, shape (n, n), values (..., nnz)
     block_size : int, the size of consecutive blocks (the last may be smaller)
     blocks : integers, shape (n,): instead, the block that each unknown belongs to. Unknowns of a block need
-        not be neighbours, labels need not be consecutive
+        not be neighbors, labels need not be consecutive
     symmetric : bool, whether the blocks are symmetric; if not given their numbers are compared (not under
         `torch.compile`)
 
@@ -86,7 +86,7 @@ class BlockJacobi(Preconditioner):
             block_size = _check.integer(name, "block_size", block_size, 1)
             plan = A.pattern._planned(_consecutive_blocks, block_size)
         else:
-            plan = _labelled_blocks(A.pattern, blocks)
+            plan = _labeled_blocks(A.pattern, blocks)
         self.symmetric, values = _inverses(name, A, plan, symmetric)
         self.matrix, self._plan = CSR(values, plan.pattern), plan
 
@@ -144,7 +144,7 @@ def _consecutive_blocks(P: SparsityPattern, size: int) -> _Blocks:
 
 
 @makes_plain_tensors
-def _labelled_blocks(P: SparsityPattern, blocks: Any) -> _Blocks:
+def _labeled_blocks(P: SparsityPattern, blocks: Any) -> _Blocks:
     n = P.shape[0]
     try:
         labels = as_numpy(blocks) if isinstance(blocks, Tensor) else np.asarray(blocks)

@@ -166,7 +166,7 @@ class Factored(Preconditioner):
         if self.form != "product":
             raise ValueError(
                 f'{name}: shift is for form="product", M = L L^T + shift I; for form="solve" leave it out '
-                "and shift the matrix that is factorised (ops.ic0 has shift=)"
+                "and shift the matrix that is factorized (ops.ic0 has shift=)"
             )
         if isinstance(shift, Tensor):
             self.depends_on += (shift,)

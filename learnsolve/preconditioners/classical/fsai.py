@@ -1,4 +1,4 @@
-"""Factorised sparse approximate inverses, M = L L^T, and patterns for their factors.
+"""Factorized sparse approximate inverses, M = L L^T, and patterns for their factors.
 
 Source: Kolotilina and Yeremin, "Factorized sparse approximate inverse preconditionings I. Theory", SIAM J.
 Matrix Anal. Appl. 14, 1993, doi:10.1137/0614004.
@@ -21,11 +21,11 @@ from learnsolve.preconditioners.classical.factored import Factored
 
 
 class FSAI(Factored):
-    r"""The factorised sparse approximate inverse on a triangular pattern, :math:`M = L L^T`: linear,
+    r"""The factorized sparse approximate inverse on a triangular pattern, :math:`M = L L^T`: linear,
     symmetric, positive definite, applied as two products.
 
     Column j of L, on its rows J, is :math:`l_j = y / \sqrt{y_j}` with :math:`A_{JJ}\, y = e_j`. Of all L on
-    the pattern this one minimises Kaporin's condition number of :math:`L^T A L`, whose diagonal is one.
+    the pattern this one minimizes Kaporin's condition number of :math:`L^T A L`, whose diagonal is one.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ class FSAI(Factored):
 
     Notes
     -----
-    Gradient: exact, for A's values and r, to any order. Set-up: one Cholesky factorisation of a dense block a
+    Gradient: exact, for A's values and r, to any order. Set-up: one Cholesky factorization of a dense block a
     column, those of one size together, about 8 MiB of blocks at a time. The places of the blocks are kept
     with A's pattern, 4 s^2 bytes for a column with s entries. Cost of a call: 4 nnz flops a column of r,
     without the dependences of a triangular solve; `cg` runs it in its compiled loop.
@@ -61,7 +61,7 @@ class FSAI(Factored):
     --------
     >>> import torch, learnsolve as ls
     >>> A, b = ls.problems.poisson((20, 20)), torch.ones(400, dtype=torch.float64)
-    >>> M = ls.preconditioners.FSAI(A, pattern=ls.preconditioners.lower_pattern(A, rings=2))
+    >>> M = ls.preconditioners.FSAI(A, pattern=ls.preconditioners.lower_pattern(A, power=2))
     >>> ls.solvers.cg(A, b, M=M).iterations < ls.solvers.cg(A, b).iterations
     True
     """
@@ -73,16 +73,16 @@ class FSAI(Factored):
         self.L = _fsai("FSAI", A, lower_pattern(A) if pattern is None else pattern)
 
 
-def lower_pattern(A: CSR | SparsityPattern, rings: int = 1) -> SparsityPattern:
-    """Entries on and below the diagonal of A's pattern, or of the power `rings` of it.
+def lower_pattern(A: CSR | SparsityPattern, power: int = 1) -> SparsityPattern:
+    """Entries on and below the diagonal of A's pattern, or of the power `power` of it.
 
-    ``rings=1`` is tril(A), ``rings=2`` has the neighbours of neighbours, and so on. The same object in every
-    call, for ``rings=1`` that of `ops.tril` and of the factors of `ops.ic0`.
+    ``power=1`` is tril(A), ``power=2`` has the neighbors of neighbors, and so on. The same object in every
+    call, for ``power=1`` that of `ops.tril` and of the factors of `ops.ic0`.
 
     Parameters
     ----------
     A : CSR or SparsityPattern, square
-    rings : int, at least 1: the power of the pattern
+    power : int, at least 1: the power of the pattern
 
     Returns
     -------
@@ -91,28 +91,28 @@ def lower_pattern(A: CSR | SparsityPattern, rings: int = 1) -> SparsityPattern:
     Raises
     ------
     ValueError, TypeError
-        if A is not square, or `rings` is not a positive int.
+        if A is not square, or `power` is not a positive int.
 
     Examples
     --------
     >>> import learnsolve as ls
     >>> A = ls.problems.poisson((8, 8))
-    >>> ls.preconditioners.lower_pattern(A).nnz, ls.preconditioners.lower_pattern(A, rings=2).nnz
+    >>> ls.preconditioners.lower_pattern(A).nnz, ls.preconditioners.lower_pattern(A, power=2).nnz
     (176, 370)
     """
     P = A.pattern if isinstance(A, CSR) else A
     if not isinstance(P, SparsityPattern):
         raise TypeError(f"lower_pattern: A must be a CSR or a SparsityPattern, got {type(A).__name__}")
     _check.square("lower_pattern", "A", P.shape)
-    rings = _check.integer("lower_pattern", "rings", rings, 1)
-    return triangle_of(P, "lower") if rings == 1 else P._planned(_plan_lower, rings)[0]
+    rings = _check.integer("lower_pattern", "power", power, 1)
+    return triangle_of(P, "lower") if power == 1 else P._planned(_plan_lower, power)[0]
 
 
-def _plan_lower(P: SparsityPattern, rings: int) -> tuple[SparsityPattern]:
+def _plan_lower(P: SparsityPattern, power: int) -> tuple[SparsityPattern]:
     crow, col = as_numpy(P.crow_indices), as_numpy(P.col_indices)
     S = scipy.sparse.csr_array((np.ones(P.nnz), col, crow), shape=P.shape)
     power = S
-    for _ in range(rings - 1):
+    for _ in range(power - 1):
         power = (power @ S).astype(bool).astype(float)
     lower = scipy.sparse.csr_array(scipy.sparse.tril(power, format="csr"))
     lower.sort_indices()

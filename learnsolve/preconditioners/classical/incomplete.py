@@ -16,7 +16,7 @@ from learnsolve.preconditioners.classical.factored import Factored
 
 
 class _Cholesky(Factored):
-    _factorise: Callable[..., IncompleteCholesky]
+    _factorize: Callable[..., IncompleteCholesky]
 
     def __init__(
         self,
@@ -27,8 +27,8 @@ class _Cholesky(Factored):
         on_breakdown: str = "raise",
     ):
         Preconditioner.__init__(self, A, shift, finite=False)
-        factorise = type(self)._factorise
-        self.L, self.shift = factorise(A, pattern=pattern, shift=shift, on_breakdown=on_breakdown)
+        factorize = type(self)._factorize
+        self.L, self.shift = factorize(A, pattern=pattern, shift=shift, on_breakdown=on_breakdown)
 
 
 class IC0(_Cholesky):
@@ -52,7 +52,7 @@ class IC0(_Cholesky):
 
     Notes
     -----
-    Gradient: exact, for A's values, a shift that is a tensor, and r, to any order. Cost: the factorisation
+    Gradient: exact, for A's values, a shift that is a tensor, and r, to any order. Cost: the factorization
     once, two triangular solves with L, 2 nnz flops a column, a call. `cg` runs it in its compiled loop.
 
     References
@@ -70,7 +70,7 @@ class IC0(_Cholesky):
     True
     """
 
-    _factorise = staticmethod(ic0)
+    _factorize = staticmethod(ic0)
 
 
 class MIC0(_Cholesky):
@@ -110,7 +110,7 @@ class MIC0(_Cholesky):
     True
     """
 
-    _factorise = staticmethod(mic0)
+    _factorize = staticmethod(mic0)
 
 
 class ILU0(Factored):
@@ -136,7 +136,7 @@ class ILU0(Factored):
 
     Notes
     -----
-    Gradient: exact, for A's values, a shift that is a tensor, and r, to any order. Cost: the factorisation
+    Gradient: exact, for A's values, a shift that is a tensor, and r, to any order. Cost: the factorization
     once, a triangular solve with L and one with U, 2 nnz flops a column, a call.
 
     References

@@ -26,9 +26,9 @@ class SOR(Preconditioner):
     omega : number or Tensor, 0 < omega < 2; a tensor, which may require grad, has shape () or is one number a
         matrix of the batch
     direction : "forward" or "backward", first to last unknown or last to first
-    multicolour : sweep through the unknowns colour by colour, as `ordering.greedy_colouring` colours them, so
-        that those of one colour are relaxed at the same time: as many levels of the triangular solve as
-        colours
+    multicolor : sweep through the unknowns color by color, as `ordering.greedy_coloring` colors them, so
+        that those of one color are relaxed at the same time: as many levels of the triangular solve as
+        colors
 
     Raises
     ------
@@ -41,7 +41,7 @@ class SOR(Preconditioner):
     Notes
     -----
     Gradient: exact, for A's values, omega and r. Cost: a triangular solve, 2 nnz / 2 flops a column, on one
-    triangle of A as it stands; with `multicolour` two passes over r more. The order is planned once on the
+    triangle of A as it stands; with `multicolor` two passes over r more. The order is planned once on the
     pattern.
 
     References
@@ -65,12 +65,12 @@ class SOR(Preconditioner):
         omega: float | Tensor = 1.0,
         *,
         direction: str = "forward",
-        multicolour: bool = False,
+        multicolor: bool = False,
     ):
-        self.omega = check_relaxation("SOR", A, omega, multicolour)
+        self.omega = check_relaxation("SOR", A, omega, multicolor)
         super().__init__(A, omega)
         _check.one_of("SOR", "direction", direction, ("forward", "backward"))
-        self._sweep, self._pattern = Sweep(direction, multicolour), A.pattern
+        self._sweep, self._pattern = Sweep(direction, multicolor), A.pattern
         self._system = self._sweep.copied_system(A, self.omega)
 
     def _columns(self, R: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from learnsolve.preconditioners.base import Part, Preconditioner
 
 
 class SPAI(Preconditioner):
-    r"""Sparse approximate inverse on a static pattern: the M on it that minimises :math:`\|A M - I\|_F`.
+    r"""Sparse approximate inverse on a static pattern: the M on it that minimizes :math:`\|A M - I\|_F`.
 
     Each column of M is a small least-squares problem of its own, :math:`\min \|A\, m_j - e_j\|_2` over the
     m_j on the pattern's column j.
@@ -29,7 +29,7 @@ class SPAI(Preconditioner):
     ----------
     A : CSR, shape (n, n), float32 or float64; its values may be (..., nnz)
     pattern : SparsityPattern of M, with an entry in every column; that of A if not given
-    side : "right" as above; "left" minimises :math:`\|M A - I\|_F`, row by row
+    side : "right" as above; "left" minimizes :math:`\|M A - I\|_F`, row by row
 
     Attributes
     ----------
@@ -49,10 +49,10 @@ class SPAI(Preconditioner):
     equations for :math:`\bar M`, :math:`\bar A = R W^T - A W M^T` on the pattern; sparse products and one
     more round of local solves.
 
-    Cost: the sparse product :math:`A^T A`, and for each column with s entries a Cholesky factorisation of the
+    Cost: the sparse product :math:`A^T A`, and for each column with s entries a Cholesky factorization of the
     s x s block of it, those of one size together, about 8 MiB at a time; in float64 for float32 too. A step
     of refinement with the residual :math:`I - A M` makes up for the squared condition number: columns are as
-    accurate as by orthogonal factorisations up to condition numbers of some 10^5. The places of
+    accurate as by orthogonal factorizations up to condition numbers of some 10^5. The places of
     the blocks are kept with the patterns: 4 s^2 bytes a column. A row or column of A that is nearly full
     makes :math:`A^T A`, or a block, nearly full.
 
@@ -83,7 +83,7 @@ class SPAI(Preconditioner):
         # M A ~ I is A^T M^T ~ I.
         right = side == "right"
         wide = A.to(dtype=torch.float64)
-        M = _minimise(wide if right else transpose(wide), pattern if right else pattern.T, right)
+        M = _minimize(wide if right else transpose(wide), pattern if right else pattern.T, right)
         self.matrix = (M if right else transpose(M)).to(dtype=A.dtype)
 
     def _learnable(self) -> dict[str, Part]:
@@ -100,7 +100,7 @@ def _identity_like(A: CSR) -> CSR:
     return eye(A.shape[0], dtype=A.dtype, device=A.device, index_dtype=A.pattern.dtype)
 
 
-def _minimise(A: CSR, S: SparsityPattern, right: bool) -> CSR:
+def _minimize(A: CSR, S: SparsityPattern, right: bool) -> CSR:
     line = "column" if right else "row"
     empty = (S.T.crow_indices.diff() == 0).nonzero()
     if len(empty):

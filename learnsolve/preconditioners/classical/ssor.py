@@ -26,7 +26,7 @@ class SSOR(Preconditioner):
 
     Parameters
     ----------
-    A, omega, multicolour : as for `SOR`
+    A, omega, multicolor : as for `SOR`
     symmetric : bool, whether A is symmetric; if not given its numbers are compared (not
         under `torch.compile`)
 
@@ -40,7 +40,7 @@ class SSOR(Preconditioner):
     Gradient: exact, for A's values, omega and r. Cost: two triangular solves, 2 nnz flops a column. Which
     omega is used matters little: that of the best `sor` serves well, 1 is a good start.
 
-    `cg` runs it in its compiled loop where A is symmetric with a positive diagonal, and `multicolour` is not
+    `cg` runs it in its compiled loop where A is symmetric with a positive diagonal, and `multicolor` is not
     asked for, as :math:`M = (K K^T)^{-1}` with :math:`K = (D / \omega + L) ((2 - \omega) D / \omega)^{-1/2}`.
     Only the lower triangle of A is read then, and has the gradient of both.
 
@@ -62,13 +62,13 @@ class SSOR(Preconditioner):
         A: CSR,
         omega: float | Tensor = 1.0,
         *,
-        multicolour: bool = False,
+        multicolor: bool = False,
         symmetric: bool | None = None,
     ):
-        self.omega = check_relaxation("SSOR", A, omega, multicolour)
+        self.omega = check_relaxation("SSOR", A, omega, multicolor)
         super().__init__(A, omega)
         self.symmetric = symmetry("SSOR", A, symmetric)
-        self._sweep, self._pattern = Sweep("symmetric", multicolour), A.pattern
+        self._sweep, self._pattern = Sweep("symmetric", multicolor), A.pattern
         self.omega = self.omega.clone() if isinstance(self.omega, Tensor) else self.omega
         self._system = self._sweep.copied_system(A, self.omega)
 
@@ -79,7 +79,7 @@ class SSOR(Preconditioner):
         return self._sweep.apply(self._system, self._pattern, self.omega, R, True)
 
     def pcg_form(self) -> tuple[str, Tensor, Any] | None:
-        if not self.symmetric or self._sweep.multicolour:
+        if not self.symmetric or self._sweep.multicolor:
             return None
         K = self._kept_factor(self._cholesky)
         return None if K is None else ("triangular", K.values, K.pattern)

@@ -34,7 +34,7 @@ class ICT(Factored):
     Notes
     -----
     Gradient: exact on the pattern that was chosen, for A's values, a shift that is a tensor, and r, to any
-    order. Cost: the choice and the factorisation once, two triangular solves with L, 2 nnz flops a column, a
+    order. Cost: the choice and the factorization once, two triangular solves with L, 2 nnz flops a column, a
     call. `cg` runs it in its compiled loop. For another matrix on the same pattern
     ``IC0(A, pattern=M.L.pattern)`` takes less time.
 

@@ -88,7 +88,7 @@ def plan_factors(slots: SparsityPattern, groups: tuple[tuple[int, int], ...]) ->
 
 
 def plan_subdomains(P: SparsityPattern, count: int, overlap: int) -> Subdomains:
-    """`count` parts by recursive bisection, extended by `overlap` rings of neighbours."""
+    """`count` parts by recursive bisection, extended by `overlap` rings of neighbors."""
     G = graph(P)
     return _planned(P, G, _bisected(G, count), overlap)
 

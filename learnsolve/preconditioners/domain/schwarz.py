@@ -46,7 +46,7 @@ class AdditiveSchwarz(Preconditioner):
     subdomains : sequence of arrays of integers, the rows of each, all rows in at least one; a row belongs to
         the first that names it. If not given, parts of the graph by recursive bisection
     n_subdomains : int, 1 to n, the number of parts; n / 64, rounded up, if neither is given
-    overlap : int >= 0, rings of neighbours, in the graph of A + A^T, by which subdomains are extended
+    overlap : int >= 0, rings of neighbors, in the graph of A + A^T, by which subdomains are extended
     restricted : bool, restricted additive Schwarz (RAS; with `local` ORAS): fewer iterations and no row
         counted twice, not symmetric; or "symmetric", :math:`\tilde R_i` on both sides (SORAS), for `cg`
     local : what is added to the local matrices, trainable: a CSR, shape (N, N), N the sum of `sizes`, block

@@ -30,7 +30,7 @@ class NeuralIF(FactorNetwork):
         c_{ij} = g_{ij} \ (i > j), \qquad c_{ii} = e^{g_{ii} / 2}
 
     where g is the network on the graph of tril(:math:`D^{-1/2} A D^{-1/2}`), D = diag(A). Its last layer
-    begins with zeros: an untrained network is Jacobi's method. Nothing is factorised, nothing breaks down.
+    begins with zeros: an untrained network is Jacobi's method. Nothing is factorized, nothing breaks down.
 
     Parameters
     ----------

@@ -30,8 +30,8 @@ def interpolation(A: CSR) -> tuple[CSR | None, Tensor]:
 
     The choice is by numbers; the entries have the graph of A.
 
-    The second pass sees to it that two fine points with a strong connection have a strong coarse neighbour in
-    common. After the first one alone, pyamg's default, some have no coarse neighbour, and an empty row of P.
+    The second pass sees to it that two fine points with a strong connection have a strong coarse neighbor in
+    common. After the first one alone, pyamg's default, some have no coarse neighbor, and an empty row of P.
     """
     options = {
         "CF": ("RS", {"second_pass": True}),

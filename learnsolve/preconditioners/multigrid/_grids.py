@@ -50,8 +50,8 @@ def _coarser(n: int, periodic: bool) -> bool:
 
 def _axis(n: int, periodic: bool, dtype: torch.dtype) -> CSR:
     coarse = np.arange(n // 2)
-    centre = 2 * coarse + (0 if periodic else 1)
-    rows = np.concatenate((centre - 1, centre, centre + 1)) % n
+    center = 2 * coarse + (0 if periodic else 1)
+    rows = np.concatenate((center - 1, center, center + 1)) % n
     values = np.repeat((0.5, 1.0, 0.5), n // 2)
     S = scipy.sparse.coo_array((values, (rows, np.tile(coarse, 3))), shape=(n, n // 2))
     return CSR.from_scipy(S.tocsr(), dtype=dtype)

@@ -115,7 +115,7 @@ class Hierarchy:
         Parameters
         ----------
         shape : points on each axis, numbered as `problems.poisson` does: :math:`2^k - 1`, of which those with
-            odd numbers (from zero) are coarse, so that all neighbours are inside or on a Dirichlet boundary;
+            odd numbers (from zero) are coarse, so that all neighbors are inside or on a Dirichlet boundary;
             with `periodic` even, and the even ones are coarse
         levels : grids at most, at least 2; until an axis has 3 points (periodic: 4) or fewer if not given
 
@@ -223,7 +223,7 @@ def mean(A: CSR) -> Any:
     values = plain_values(A.values)
     if values.shape != A.values.shape:
         raise ValueError(
-            "AMG: inside torch.func.vmap there is not one matrix to analyse; make an AMG outside, and pass "
+            "AMG: inside torch.func.vmap there is not one matrix to analyze; make an AMG outside, and pass "
             "hierarchy=M.hierarchy"
         )
     with plain_tensors():

@@ -8,7 +8,7 @@ S is symmetric where A is, and the same before and after the coarse correction: 
 
 Source: Adams, Brezina, Hu, Tuminaro, "Parallel multigrid smoothing: polynomial versus Gauss-Seidel", J.
 Comput. Phys. 188 (2003), doi:10.1016/S0021-9991(03)00194-3; Saad, "Iterative Methods for Sparse Linear
-Systems" (2003), algorithm 12.1 (Chebyshev) and sections 4.1 and 12.4 (Gauss-Seidel, multicolouring).
+Systems" (2003), algorithm 12.1 (Chebyshev) and sections 4.1 and 12.4 (Gauss-Seidel, multicoloring).
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from learnsolve.ops.diagonal import diagonal, shared_inverse_diagonal
 from learnsolve.ops.structure import scale_rows
 from learnsolve.ops.triangle import tril, triu
 from learnsolve.preconditioners.base import readable
-from learnsolve.preconditioners.classical._relaxation import colour_order
+from learnsolve.preconditioners.classical._relaxation import color_order
 
 
 class _Explicit:
@@ -64,12 +64,12 @@ class Chebyshev(_Explicit):
         self.A, self.degree = A, degree
         self.inverse = shared_inverse_diagonal(A, function).unsqueeze(-1)
         low, high = radius / 30, 1.1 * radius
-        self.centre, self.half_width = (high + low) / 2, (high - low) / 2
+        self.center, self.half_width = (high + low) / 2, (high - low) / 2
 
     def step(self, r: Tensor, transpose: bool) -> Tensor:
         # With the transpose p(D^-1 A^T) D^-1 = (p(D^-1 A) D^-1)^T: D^-1 A^T D^-1 is that of D^-1 A D^-1.
-        sigma = self.centre / self.half_width
-        x = d = self.inverse * r / self.centre
+        sigma = self.center / self.half_width
+        x = d = self.inverse * r / self.center
         rho = 1 / sigma
         for _ in range(self.degree - 1):
             r = r - product(self.A.values, d, self.A.pattern, transpose)
@@ -80,8 +80,8 @@ class Chebyshev(_Explicit):
 
 
 class GaussSeidel:
-    """S = (D + U)^-1 D (D + L)^-1, a sweep forward and one backward; on a device colour by colour, so that
-    each triangular solve has as many levels as there are colours.
+    """S = (D + U)^-1 D (D + L)^-1, a sweep forward and one backward; on a device color by color, so that
+    each triangular solve has as many levels as there are colors.
 
     With F = (D + L)^-1, V = D^-1 U and B = (I + V)^-1, S is B F, and no sweep needs a product with all of A:
 
@@ -104,7 +104,7 @@ class GaussSeidel:
                 f"{function}: A must have a diagonal whose reciprocal does not overflow, row {row} has "
                 f"{float(diagonal(A)[..., row].detach().abs().min())}; scale A"
             )
-        self.order = A.pattern._planned(colour_order) if _device_analysis.here(A.values) else None
+        self.order = A.pattern._planned(color_order) if _device_analysis.here(A.values) else None
         if self.order is not None:
             A, inverse = self.order.matrix(A), self.order.there(inverse.unsqueeze(-1)).squeeze(-1)
         self.A, self.d = A, diagonal(A).unsqueeze(-1)

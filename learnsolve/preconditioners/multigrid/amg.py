@@ -57,7 +57,7 @@ class AMG(Preconditioner):
         transfers between levels are taken, not its smoothers
     cycle : "V", "W" or "F"
     smoother : "gauss_seidel": :math:`S = (D + U)^{-1} D (D + L)^{-1}`, a sweep forward and one backward, in
-        the order of the unknowns or, on a CUDA device, colour by colour; "jacobi": :math:`S = w D^{-1}`;
+        the order of the unknowns or, on a CUDA device, color by color; "jacobi": :math:`S = w D^{-1}`;
         "chebyshev": a polynomial in :math:`D^{-1} A` for eigenvalues between :math:`\rho / 30` and
         :math:`1.1 \rho`, times :math:`D^{-1}`. If not given, "jacobi" on a CUDA device or with `weight`, else
         "gauss_seidel"
@@ -153,7 +153,7 @@ class AMG(Preconditioner):
             )
         _check.one_of("AMG", "cycle", cycle, tuple(_CYCLES))
         if smoother is None:
-            apart = _device_analysis.here(A.values)  # one sweep forward is a launch for each colour there
+            apart = _device_analysis.here(A.values)  # one sweep forward is a launch for each color there
             smoother = "jacobi" if apart or weight is not None else "gauss_seidel"
         _check.one_of("AMG", "smoother", smoother, SMOOTHERS)
         _check.one_of("AMG", "coarse_solver", coarse_solver, tuple(_PSEUDO))

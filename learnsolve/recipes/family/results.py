@@ -160,7 +160,7 @@ def figures_of(recipe: FactorRecipe, history: History, outcome: Outcome) -> Iter
     steps, counts = figures.known(history, "iterations")
     if steps:
         title = f"Iterations to {rtol:.0e} on held-out matrices, {where}"
-        figure, axes = figures.new_figure(title, "optimiser step", "mean iterations")
+        figure, axes = figures.new_figure(title, "optimizer step", "mean iterations")
         axes.plot(steps, counts, color=figures.BLUE, linewidth=2)
         yield "iterations.png", figure
     if settings.scales:

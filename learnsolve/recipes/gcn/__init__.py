@@ -79,7 +79,7 @@ class GcnSettings(RunSettings):
     self_loops : bool
         Keep the edges from a node to itself, as Kipf and Welling's code does (124 nodes of CiteSeer).
     seeds : int
-        Initialisations to train side by side. Each has its own random numbers; its result does not depend on
+        Initializations to train side by side. Each has its own random numbers; its result does not depend on
         the number of others.
     hidden : int
         Hidden units; null for 16, in the variant demo 100.
@@ -129,7 +129,7 @@ class GcnRecipe(Recipe):
     figures = figures_of
     lower_bound = 0.0
     alone = (
-        "start it without torchrun: --seeds N trains N initialisations side by side, and runs with other "
+        "start it without torchrun: --seeds N trains N initializations side by side, and runs with other "
         "--seed can go at the same time"
     )
 
@@ -139,7 +139,7 @@ class GcnRecipe(Recipe):
         demo = self.variant.demo
         kind = {"dtype": settings.torch_dtype, "device": settings.device}
         graph = data.read(
-            settings.dataset, settings.data, normalise=not demo, self_loops=settings.self_loops, **kind
+            settings.dataset, settings.data, normalize=not demo, self_loops=settings.self_loops, **kind
         )
         self.data = data.demo(graph, settings.seed) if demo else data.kipf_welling(graph)
         (n, features), hidden, training = graph.features.shape, settings.hidden or 0, self.data.training
@@ -158,7 +158,7 @@ class GcnRecipe(Recipe):
             normal=demo,
             **kind,
         )
-        self.losses: Tensor | None = None  # of the last step, one for each initialisation
+        self.losses: Tensor | None = None  # of the last step, one for each initialization
         self.scores: Scores = {}  # of the last evaluation
 
     def loss(self, step: int) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from learnsolve.csr import CSR
 from learnsolve.io import Graph, planetoid
-from learnsolve.nn import gcn_normalise
+from learnsolve.nn import gcn_norm
 from learnsolve.recipes.harness.recipe import stream_seed
 from learnsolve.recipes.harness.settings import MissingExtra, SettingError
 
@@ -67,14 +67,14 @@ def read(
     dataset: str,
     folder: str | None,
     *,
-    normalise: bool,
+    normalize: bool,
     self_loops: bool,
     dtype: torch.dtype,
     device: str | torch.device,
 ) -> Graph:
     """The graph; SettingError where the files do not allow one."""
     try:
-        options = {"normalise": normalise, "self_loops": self_loops}
+        options = {"normalize": normalize, "self_loops": self_loops}
         graph = planetoid(dataset, folder, **options, dtype=dtype, device=device)
     except ImportError as error:
         raise MissingExtra(f"{error} by --data") from error
@@ -88,7 +88,7 @@ def read(
 
 def kipf_welling(graph: Graph) -> Data:
     """The public split: one graph for all, of which the training sees the labels of a few nodes."""
-    A, X = gcn_normalise(graph.adjacency), graph.features
+    A, X = gcn_norm(graph.adjacency), graph.features
     named = {"training": graph.train, "validation": graph.validation, "test": graph.test}
     parts = tuple(Part(k, 0, rows, graph.labels[rows]) for k, rows in named.items() if len(rows))
     for part in parts:

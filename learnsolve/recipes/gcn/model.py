@@ -1,4 +1,4 @@
-"""Two graph convolutions, for many initialisations side by side."""
+"""Two graph convolutions, for many initializations side by side."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Accuracies and losses of the initialisations of a run of gcn: means, deviations, and each by itself.
+"""Accuracies and losses of the initializations of a run of gcn: means, deviations, and each by itself.
 
 Pictures: losses and accuracies (figures 9 and 10 of the paper), and each training.
 """
@@ -18,7 +18,7 @@ from learnsolve.recipes.harness.recipe import Outcome
 if TYPE_CHECKING:
     from learnsolve.recipes.gcn import GcnRecipe
 
-# Losses and accuracies of each initialisation, by the part of the nodes.
+# Losses and accuracies of each initialization, by the part of the nodes.
 Scores = dict[str, tuple[Tensor, Tensor]]
 
 PARTS = ("training", "validation", "test")
@@ -27,8 +27,8 @@ COLUMNS = (
     *(f"{part}_accuracy{end}" for part in PARTS for end in ("", "_std")),
 )
 CITESEER = (3327, 3703)
-PUBLISHED = 0.703  # Kipf and Welling, table 2: mean over 100 initialisations
-COLOURS = {"training": BLUE, "validation": PURPLE, "test": ORANGE}
+PUBLISHED = 0.703  # Kipf and Welling, table 2: mean over 100 initializations
+COLORS = {"training": BLUE, "validation": PURPLE, "test": ORANGE}
 LINES = {"training": "-", "validation": "--", "test": "-"}
 
 
@@ -81,7 +81,7 @@ def outcome_of(recipe: GcnRecipe) -> Outcome:
     test, std = accuracies["test_accuracy_mean"], accuracies["test_accuracy_std"]
     sentence = f"Test accuracy {_percent(test)}"
     if std is not None:
-        sentence += f", mean of {settings.seeds} initialisations with a standard deviation of {_percent(std)}"
+        sentence += f", mean of {settings.seeds} initializations with a standard deviation of {_percent(std)}"
     if settings.variant == "kipf_welling" and (n, features) == CITESEER:
         numbers["published_test_accuracy"] = PUBLISHED
         sentence += f"; Kipf and Welling report {_percent(PUBLISHED)}"
@@ -104,7 +104,7 @@ def _title(recipe: GcnRecipe, what: str) -> str:
     count = recipe.settings.seeds
     words = {"citeseer": "CiteSeer"}.get(recipe.data.graph.name, recipe.data.graph.name)
     variant = ", variant demo" if recipe.variant.demo else ""
-    many = f"\nmean of {count} initialisations ± 2 standard deviations" if count > 1 else ""
+    many = f"\nmean of {count} initializations ± 2 standard deviations" if count > 1 else ""
     return f"{what}, {words}{variant}{many}"
 
 
@@ -117,7 +117,7 @@ def _curve(axes: Any, history: History, name: str, part: str, label: str) -> Non
     lower, upper = means - width, means + width
     if name.endswith("accuracy"):
         lower, upper = np.maximum(lower, 0), np.minimum(upper, 1)
-    band(axes, steps, means, lower, upper, color=COLOURS[part], linestyle=LINES[part], label=label)
+    band(axes, steps, means, lower, upper, color=COLORS[part], linestyle=LINES[part], label=label)
 
 
 def loss_figure(recipe: GcnRecipe, history: History) -> Any:
@@ -156,8 +156,8 @@ def accuracy_figure(recipe: GcnRecipe, history: History, outcome: Outcome) -> An
 def seeds_figure(recipe: GcnRecipe, outcome: Outcome) -> Any:
     mean, std = (outcome.numbers[f"test_accuracy_{what}"] for what in ("mean", "std"))
     return each_figure(
-        f"Test accuracy of each of {recipe.settings.seeds} initialisations",
-        "initialisation",
+        f"Test accuracy of each of {recipe.settings.seeds} initializations",
+        "initialization",
         "test accuracy after the last epoch",
         dict(enumerate(outcome.numbers["test_accuracies"])),
         mean,

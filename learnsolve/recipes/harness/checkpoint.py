@@ -1,7 +1,7 @@
 """The files of a run under way: its folder, its rows in metrics.csv, and checkpoints that a kill at any
 moment leaves intact.
 
-state.safetensors is the checkpoint: parameters and optimiser state, and in its header the rest as JSON. It
+state.safetensors is the checkpoint: parameters and optimizer state, and in its header the rest as JSON. It
 is replaced in one atomic rename, so that tensors and step always belong together. state.json repeats the
 header for readers, with the file's SHA-256; a kill between the two renames leaves it one checkpoint behind,
 which loading detects and repairs. A checkpoint notes how many bytes of metrics.csv belong to it: a resumed
@@ -31,7 +31,7 @@ from learnsolve.recipes.harness.command_line import CONFIG
 from learnsolve.recipes.harness.settings import RunSettings, SettingError, need
 
 FORMAT = 1
-FACTS: dict[str, Any] = {"step": int, "seconds": (int, float), "metrics_bytes": int}  # none is negative
+FIELDS: dict[str, Any] = {"step": int, "seconds": (int, float), "metrics_bytes": int}  # none is negative
 TENSORS, SUMMARY, MODEL = "state.safetensors", "state.json", "model.safetensors"
 METRICS, REPORT, HTML, LIST = "metrics.csv", "report.json", "report.html", "files.json"
 COLUMNS = ("step", "loss", "held_out_loss", "gradient_norm", "seconds")
@@ -63,7 +63,7 @@ def save_state(
         for name, tensor in entries.items():
             if not isinstance(tensor, Tensor):
                 raise TypeError(
-                    f"the optimiser's state {name!r} is not a tensor and could not be restored exactly"
+                    f"the optimizer's state {name!r} is not a tensor and could not be restored exactly"
                 )
             tensors[f"optimizer.{index}.{name}"] = tensor
     facts = {"format": FORMAT, **facts}
@@ -75,7 +75,7 @@ def save_state(
 
 
 def load_state(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Restore model and optimiser from the last checkpoint and return its facts."""
+    """Restore model and optimizer from the last checkpoint and return its facts."""
     facts, content = read_state(folder)
     tensors = need("safetensors.torch").load(content)
     try:
@@ -102,19 +102,19 @@ def load_state(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Opti
 def _check_optimizer(
     optimizer: torch.optim.Optimizer, state: dict[int, dict[str, Tensor]], parameters: list[Any], step: int
 ) -> None:
-    """ValueError if the optimiser cannot have this state after `step` steps for the parameters."""
+    """ValueError if the optimizer cannot have this state after `step` steps for the parameters."""
     adam = isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW)
     lost = any(not entries.keys() >= {"step", "exp_avg", "exp_avg_sq"} for entries in state.values())
     if not set(state) <= set(range(len(parameters))) or (state and not step):
-        raise ValueError("the optimiser's state is that of other parameters")
+        raise ValueError("the optimizer's state is that of other parameters")
     if adam and (lost or bool(state) != bool(step)):
-        raise ValueError("the optimiser's state is not complete")
+        raise ValueError("the optimizer's state is not complete")
     for index, entries in state.items():
         for name, tensor in entries.items():
             if name == "step" and int(tensor) != step:
-                raise ValueError(f"its step is {step}, the optimiser's {int(tensor)}")
+                raise ValueError(f"its step is {step}, the optimizer's {int(tensor)}")
             if tensor.dim() and tensor.shape != parameters[index].shape:
-                raise ValueError(f"the optimiser's {name} has shape {tuple(tensor.shape)}")
+                raise ValueError(f"the optimizer's {name} has shape {tuple(tensor.shape)}")
 
 
 def read_state(folder: Path) -> tuple[dict[str, Any], bytes]:
@@ -144,7 +144,7 @@ def read_state(folder: Path) -> tuple[dict[str, Any], bytes]:
         raise SettingError(
             f"--resume {folder}: {TENSORS} does not match the SHA-256 in {SUMMARY}; start again"
         )
-    for name, kind in FACTS.items():
+    for name, kind in FIELDS.items():
         value: Any = facts.get(name)
         if not isinstance(value, kind) or isinstance(value, bool) or not 0 <= value < math.inf:
             raise SettingError(f"--resume {folder}: {TENSORS} is damaged ({name} is {value!r}); start again")

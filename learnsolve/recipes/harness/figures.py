@@ -1,4 +1,4 @@
-"""Figures in one style: no global state, colours that colour-blind readers can distinguish."""
+"""Figures in one style: no global state, colors that color-blind readers can distinguish."""
 
 import io
 from collections.abc import Iterable, Mapping
@@ -8,15 +8,15 @@ from learnsolve.recipes.harness.checkpoint import History
 from learnsolve.recipes.harness.settings import need
 
 # Okabe and Ito, "Color Universal Design" (2008).
-BLACK, BLUE, ORANGE, PURPLE, GREY = "#000000", "#0072B2", "#D55E00", "#CC79A7", "#777777"
+BLACK, BLUE, ORANGE, PURPLE, GRAY = "#000000", "#0072B2", "#D55E00", "#CC79A7", "#777777"
 GREEN = "#009E73"
-COLOURS = BLUE, PURPLE, ORANGE, GREEN, BLACK  # of curves that are drawn together
+COLORS = BLUE, PURPLE, ORANGE, GREEN, BLACK  # of curves that are drawn together
 
 
 STYLES = {  # by the beginning of a curve's name
     ("best constant",): {"color": GREEN, "linestyle": (0, (5, 1))},
     ("learned", "network"): {"color": BLUE, "linewidth": 2.0},
-    ("weight 1", "start", "one pair"): {"color": GREY, "linestyle": "--"},
+    ("weight 1", "start", "one pair"): {"color": GRAY, "linestyle": "--"},
     ("textbook", "asymptotic"): {"color": ORANGE, "linestyle": "-."},
     ("closed form", "best"): {"color": BLACK, "linestyle": ":", "linewidth": 2.0},
 }
@@ -74,7 +74,7 @@ def loss_figure(
     log: bool = False,
 ) -> Any:
     """Training and held-out loss over the steps, and losses (name, value) to compare with."""
-    figure, axes = new_figure(title, "optimiser step", ylabel)
+    figure, axes = new_figure(title, "optimizer step", ylabel)
     for name, value in baselines:
         axes.axhline(value, label=f"{name}, held-out", **style(name))
     axes.plot(history["step"], history["loss"], color=BLUE, linewidth=2, label="training")

@@ -101,7 +101,7 @@ class Recipe:
         raise NotImplementedError
 
     def optimizer(self) -> torch.optim.Optimizer:
-        """The optimiser of the model's parameters: Adam. All of its state must be tensors."""
+        """The optimizer of the model's parameters: Adam. All of its state must be tensors."""
         return torch.optim.Adam(self.model.parameters(), lr=self.settings.lr)
 
     def loss(self, step: int) -> Tensor:
@@ -121,7 +121,7 @@ class Recipe:
         return ()
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run needs beside model, optimiser and step; numbers and strings only."""
+        """What a resumed run needs beside model, optimizer and step; numbers and strings only."""
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -187,7 +187,7 @@ def number_kept(fraction: float, count: int) -> int:
 
 
 def stream_seed(seed: int, stream: int, step: int, index: int) -> int:
-    """A 64-bit seed; neighbouring arguments give unrelated seeds."""
+    """A 64-bit seed; neighboring arguments give unrelated seeds."""
     key = struct.pack("<4q", seed, stream, step, index)
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
 

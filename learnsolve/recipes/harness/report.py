@@ -26,7 +26,7 @@ from learnsolve.recipes.harness.tables import cells
 
 TENSORBOARD = "tensorboard"  # the folder of event files
 FLUSH_SECONDS = 10
-WITHOUT = {"step", "learning_rate"}  # the axis; taken from the optimiser at every step
+WITHOUT = {"step", "learning_rate"}  # the axis; taken from the optimizer at every step
 FIRST_LINE, LAST_INTERVAL = 2.0, 60.0  # seconds
 BAR_INTERVAL = 0.1
 STYLE = (

@@ -1,4 +1,4 @@
-"""A run: what a step minimises, the training loop (step, watch, record, checkpoint), and from settings to
+"""A run: what a step minimizes, the training loop (step, watch, record, checkpoint), and from settings to
 report."""
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Run:
 
     Attributes
     ----------
-    step : optimiser steps that have been taken
+    step : optimizer steps that have been taken
     first_loss : the loss before the first of them, by which divergence is judged
     seconds : spent in training, over all resumptions
     metrics_bytes : of metrics.csv that belong to the last checkpoint

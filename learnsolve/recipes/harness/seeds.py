@@ -1,4 +1,4 @@
-"""`--seeds N`: a recipe is trained N times, with a seed and a folder for each, and the results summarised.
+"""`--seeds N`: a recipe is trained N times, with a seed and a folder for each, and the results summarized.
 
 Every run is an ordinary one, in the folder `seed-S` below --out, and can be read and resumed by itself. The
 summary has means and deviations of the runs' reports, tables and curves.
@@ -21,7 +21,7 @@ import numpy as np
 from learnsolve.recipes.harness import checkpoint, command_line
 from learnsolve.recipes.harness.checkpoint import METRICS, History, read_metrics, write_atomic
 from learnsolve.recipes.harness.command_line import dump
-from learnsolve.recipes.harness.figures import COLOURS, band, each_figure, finish, new_figure, png
+from learnsolve.recipes.harness.figures import COLORS, band, each_figure, finish, new_figure, png
 from learnsolve.recipes.harness.recipe import Curves, Outcome, Recipe
 from learnsolve.recipes.harness.report import write_files
 from learnsolve.recipes.harness.run import Diverged, Interrupted, train_one
@@ -240,12 +240,12 @@ def curves_figure(title: str, curves: Curves, histories: Sequence[History]) -> A
     """Means with bands, or None if no column has an entry at a step that all runs have taken."""
     kind = "geometric mean" if curves.log else "mean"
     many = f"{kind} of {len(histories)} seeds ± 2 standard deviations" + (" of the logarithm" * curves.log)
-    figure, axes = new_figure(f"{title}\n{many}", "optimiser step", curves.ylabel)
+    figure, axes = new_figure(f"{title}\n{many}", "optimizer step", curves.ylabel)
     drawn = False
-    for (column, label), colour in zip(curves.columns.items(), COLOURS, strict=False):
+    for (column, label), color in zip(curves.columns.items(), COLORS, strict=False):
         steps, values = common(histories, column)
         if steps.size:
-            band(axes, steps, *statistics_of(values, curves.log), color=colour, label=label)
+            band(axes, steps, *statistics_of(values, curves.log), color=color, label=label)
             drawn = True
     if curves.log:
         axes.set_yscale("log")

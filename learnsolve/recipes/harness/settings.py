@@ -50,9 +50,9 @@ class RunSettings:
     Parameters
     ----------
     steps : int
-        Optimiser steps in all; when a run is resumed this counts from its first step.
+        Optimizer steps in all; when a run is resumed this counts from its first step.
     lr : float
-        Learning rate of the optimiser.
+        Learning rate of the optimizer.
     dtype : str
         Floating-point type of the matrix, the vectors and what is learned.
     device : str

@@ -18,7 +18,7 @@ from learnsolve.analysis import extreme_eigenvalues
 from learnsolve.recipes.harness.checkpoint import History
 from learnsolve.recipes.harness.figures import (
     BLUE,
-    GREY,
+    GRAY,
     ORANGE,
     finish,
     known,
@@ -119,14 +119,14 @@ def figures_of(recipe: HeavyballRecipe, history: History, outcome: Outcome) -> I
     pairs = outcome.data["pairs"].items()
     labels = {name: rf"{name} ($\alpha$ {alpha:.3f}, $\beta$ {beta:.3f})" for name, (alpha, beta) in pairs}
     figure, axes = residuals_figure(f"The heavy ball, {where}", outcome.data["curves"], labels)
-    axes.axvline(sweeps, color=GREY, linewidth=0.8)
+    axes.axvline(sweeps, color=GRAY, linewidth=0.8)
     axes.annotate(
         "sweeps in the loss",
         (sweeps, 0.02),
         (4, 0),
         xycoords=("data", "axes fraction"),
         textcoords="offset points",
-        color=GREY,
+        color=GRAY,
         fontsize=8,
     )
     yield "convergence.png", figure
@@ -145,12 +145,12 @@ def parameters_figure(
     where: str, ylabel: str, history: History, compared: dict[str, Any], lines: dict[str, tuple[str, str]]
 ) -> Any:
     """alpha and beta over the steps; `lines`: label, and key in `compared`, of each column."""
-    figure, axes = new_figure(f"Parameters over steps, {where}", "optimiser step", ylabel)
-    for (column, (label, key)), colour in zip(lines.items(), (BLUE, ORANGE), strict=True):
-        axes.plot(*known(history, column), color=colour, linewidth=2, label=label)
+    figure, axes = new_figure(f"Parameters over steps, {where}", "optimizer step", ylabel)
+    for (column, (label, key)), color in zip(lines.items(), (BLUE, ORANGE), strict=True):
+        axes.plot(*known(history, column), color=color, linewidth=2, label=label)
         for name, values in compared.items():
             if name.startswith(("asymptotic", "best")):
-                kind = {**style(name), "linewidth": 1.4, "color": colour}
+                kind = {**style(name), "linewidth": 1.4, "color": color}
                 axes.axhline(values[key], label=f"{label}, {name}", **kind)
     finish(axes, loc="center left", bbox_to_anchor=(1, 0.5))
     return figure

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from learnsolve import solvers
 from learnsolve.recipes.harness.checkpoint import History
-from learnsolve.recipes.harness.figures import BLUE, GREY, ORANGE, loss_figure, new_figure
+from learnsolve.recipes.harness.figures import BLUE, GRAY, ORANGE, loss_figure, new_figure
 from learnsolve.recipes.harness.recipe import Outcome
 from learnsolve.recipes.heavyball.closed_form import best_parameters, eigenvalues, expected_energy
 from learnsolve.recipes.heavyball.results import baselines_of, parameters_figure
@@ -107,10 +107,10 @@ def matrices_figure(title: str, outcome: Outcome) -> Any:
     """Predicted against best, a point for each held-out matrix."""
     figure, axes = new_figure(title, "best for this matrix", "predicted by the network")
     predicted, best = (outcome.data["scaled"][name] for name in ("network", "best of each"))
-    for p, b, colour, marker, label in zip(predicted, best, (BLUE, ORANGE), "os", (ALPHA, BETA), strict=True):
-        axes.plot(b, p, linestyle="none", marker=marker, markersize=5, color=colour, label=label)
+    for p, b, color, marker, label in zip(predicted, best, (BLUE, ORANGE), "os", (ALPHA, BETA), strict=True):
+        axes.plot(b, p, linestyle="none", marker=marker, markersize=5, color=color, label=label)
     everything = [*predicted[0], *predicted[1], *best[0], *best[1]]
     ends = [min(everything), max(everything)]
-    axes.plot(ends, ends, color=GREY, linewidth=0.8, zorder=0)
+    axes.plot(ends, ends, color=GRAY, linewidth=0.8, zorder=0)
     axes.legend(frameon=False)
     return figure

@@ -30,7 +30,7 @@ def expected_energy(A: CSR, weight: Tensor) -> float:
 
 
 def optimal_weights(A: CSR) -> Tensor | None:
-    r"""The minimiser of `expected_energy`: :math:`(A \circ B B^T) w = \mathrm{diag}(A B^T)`.
+    r"""The minimizer of `expected_energy`: :math:`(A \circ B B^T) w = \mathrm{diag}(A B^T)`.
 
     Parameters
     ----------

@@ -160,13 +160,13 @@ def energy_figure(recipe: JacobiRecipe, outcome: Outcome) -> Any:
     shown = {name: error for name, error in errors.items() if error <= max(30 * errors["learned"], 1.0)}
     names = sorted(shown, key=lambda name: -shown[name])
     for place, name in enumerate(names):
-        colour = style(name)["color"]
-        axes.barh(place, shown[name], height=0.62, color=colour, alpha=0.3 if name != "learned" else 0.55)
+        color = style(name)["color"]
+        axes.barh(place, shown[name], height=0.62, color=color, alpha=0.3 if name != "learned" else 0.55)
         each = outcome.data["each"][name]
         # Beside one another, evenly: their order within the bar has no meaning.
         offsets = (np.arange(len(each)) * 0.618 % 1 - 0.5) * 0.5
-        axes.plot(each, place + offsets, linestyle="none", marker=".", markersize=2.5, color=colour)
-        axes.plot([shown[name]] * 2, [place - 0.31, place + 0.31], color=colour, linewidth=2.5)
+        axes.plot(each, place + offsets, linestyle="none", marker=".", markersize=2.5, color=color)
+        axes.plot([shown[name]] * 2, [place - 0.31, place + 0.31], color=color, linewidth=2.5)
     widest = max(max(outcome.data["each"][name]) for name in names) or 1.0
     for place, name in enumerate(names):
         axes.text(

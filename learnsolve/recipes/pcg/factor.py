@@ -30,7 +30,7 @@ def pattern_of(A: CSR, name: str) -> SparsityPattern:
     """The pattern of L: its diagonal with the one below, tril(A), or that of tril(A^2)."""
     if name == "bidiagonal":
         return Factored.bidiagonal(A.shape[0], dtype=A.dtype, device=A.device).L.pattern
-    return lower_pattern(A, rings=2 if name == "two_ring" else 1)
+    return lower_pattern(A, power=2 if name == "two_ring" else 1)
 
 
 def build(A: CSR, settings: PcgSettings) -> Trainable:
@@ -90,11 +90,11 @@ def definiteness(L: CSR) -> float:
 
 
 class Guard:
-    """Keeps L L^T positive definite: a step of the optimiser after which it is not is halved until it is.
+    """Keeps L L^T positive definite: a step of the optimizer after which it is not is halved until it is.
 
     Parameters
     ----------
-    parameters : what the optimiser changes
+    parameters : what the optimizer changes
     factor : L, as it is now
     floor : smallest `definiteness` that a step may leave; 0 lets every step pass
 

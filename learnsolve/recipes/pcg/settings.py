@@ -54,7 +54,7 @@ class PcgSettings(ScheduleSettings, MatrixSettings):
     Parameters
     ----------
     steps : int
-        Optimiser steps in all; null for 1000, in the variant demo 100000. When a run is resumed this counts
+        Optimizer steps in all; null for 1000, in the variant demo 100000. When a run is resumed this counts
         from its first step.
     lr : float
         Learning rate of AdamW.
@@ -70,7 +70,7 @@ class PcgSettings(ScheduleSettings, MatrixSettings):
         M = L L^T as a product, or M = (L L^T)^-1 by triangular solves.
     start : str
         L = 2 I and 0.1 elsewhere on the pattern; or the incomplete Cholesky factor on the pattern (ic0, for
-        the form triangular); or the factorised sparse approximate inverse on it (fsai, for product).
+        the form triangular); or the factorized sparse approximate inverse on it (fsai, for product).
     iterations : int
         Iterations of conjugate gradients in the loss; null for 4, in the variant demo 3.
     gamma : float

@@ -173,7 +173,7 @@ def _basis(name: str, given: Any, A: Operator, b: Tensor, layout: Layout | None,
 
 
 def _orthonormal(name: str, V: Tensor, reads: bool) -> Tensor:
-    """The columns of V (..., n, k), one after another, orthogonalised twice and normalised."""
+    """The columns of V (..., n, k), one after another, orthogonalized twice and normalized."""
     done: list[Tensor] = []
     for j, v in enumerate(V.unbind(-1)):
         v = v.unsqueeze(-1)
@@ -243,7 +243,7 @@ def _check_null(
         found, limit = float(ratio.max()) if ratio.numel() else 0.0, torch.finfo(b.dtype).eps ** 0.75
         if not found <= limit:
             what = (
-                "null_space" if summed or P.shape[1] == 1 else f"column {j} of null_space, orthonormalised,"
+                "null_space" if summed or P.shape[1] == 1 else f"column {j} of null_space, orthonormalized,"
             )
             raise ValueError(
                 f"{name}: {what} is not in the null space of {its}: ||{its} v|| is {found:.2g} ||A|| ||v||, "

@@ -1,4 +1,4 @@
-"""`audit` passes what is right, names what is wrong, and says where it cannot tell."""
+"""`check_gradients` passes what is right, names what is wrong, and says where it cannot tell."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from reference import normal
 import learnsolve as ls
 
 F64 = torch.float64
-audit = ls.testing.audit
+check_gradients = ls.testing.check_gradients
 
 
 class Scaled(torch.autograd.Function):
@@ -64,7 +64,7 @@ def names(entries):
     ],
 )
 def test_what_is_right_passes(fn):
-    report = audit(fn, ls.problems.poisson((4, 4)), normal((16,)), entries=5)
+    report = check_gradients(fn, ls.problems.poisson((4, 4)), normal((16,)), entries=5)
     assert report.ok, str(report)
     assert not report.undecided, str(report)
     assert names(report.entries) >= {"repeated", "difference", "dot product"}
@@ -72,7 +72,7 @@ def test_what_is_right_passes(fn):
 
 @pytest.mark.parametrize("error", [1e-6, -1.0, 1.0])
 def test_a_factor_is_found(error):
-    report = audit(lambda x: Scaled.apply(x, 1 + error, None), normal((6,)) + 3)
+    report = check_gradients(lambda x: Scaled.apply(x, 1 + error, None), normal((6,)) + 3)
     assert names(report.failures) == {"difference", "dot product"}
     assert "FAILED" in str(report).splitlines()[2]
     worst = max(report.failures, key=lambda e: e.error / abs(e.expected))
@@ -80,19 +80,19 @@ def test_a_factor_is_found(error):
 
 
 def test_one_wrong_entry_is_named():
-    report = audit(lambda x: Scaled.apply(x, 1.001, 4), normal((9,)) + 3)
+    report = check_gradients(lambda x: Scaled.apply(x, 1.001, 4), normal((9,)) + 3)
     alone = [e.where for e in report.failures if "direction" not in e.where]
     assert alone == ["args[0][4]"]
 
 
 def test_a_forgotten_transpose_is_found_without_forward_mode():
-    report = audit(lambda x: TransposeForgotten.apply(normal((5, 5)), x), normal((5,), seed=1))
+    report = check_gradients(lambda x: TransposeForgotten.apply(normal((5, 5)), x), normal((5,), seed=1))
     assert names(report.failures) == {"difference", "transpose"}
     assert any("no forward mode" in e.note for e in report.undecided)
 
 
 def test_a_missing_gradient_is_found():
-    report = audit(lambda A, x: A @ x.detach(), ls.problems.poisson((4,)), normal((4,)))
+    report = check_gradients(lambda A, x: A @ x.detach(), ls.problems.poisson((4,)), normal((4,)))
     assert {e.where.split("[")[1][0] for e in report.failures if e.test == "difference"} == {"1"}
 
 
@@ -106,23 +106,23 @@ def test_a_backward_that_raises_fails():
         def backward(ctx, g):
             raise RuntimeError("not today")
 
-    report = audit(Raises.apply, normal((3,)))
+    report = check_gradients(Raises.apply, normal((3,)))
     assert any("not today" in e.note for e in report.failures)
 
 
 def test_a_gradient_that_is_not_finite_fails():
-    report = audit(lambda x: (x * 0).sqrt() * x, normal((3,)).abs() + 1)
+    report = check_gradients(lambda x: (x * 0).sqrt() * x, normal((3,)).abs() + 1)
     assert any("not finite" in e.note for e in report.failures)
 
 
 def test_what_changes_from_call_to_call_fails():
-    report = audit(lambda x: x * torch.rand(3, dtype=F64), normal((3,)))
+    report = check_gradients(lambda x: x * torch.rand(3, dtype=F64), normal((3,)))
     assert "repeated" in names(report.failures)
 
 
 @pytest.mark.parametrize("fn", [torch.relu, torch.abs])
 def test_kinks_are_undecided_not_passed_and_not_failed(fn):
-    report = audit(fn, torch.tensor([0.0, 1.0, -1.0], dtype=F64))
+    report = check_gradients(fn, torch.tensor([0.0, 1.0, -1.0], dtype=F64))
     assert report.ok
     (at,) = [e for e in report.undecided if "direction" not in e.where]
     assert at.where == "args[0][0]"
@@ -133,13 +133,13 @@ def test_kinks_are_undecided_not_passed_and_not_failed(fn):
 def test_noise_is_undecided():
     """Differences of a solve to 1e-3 say nothing about its gradient."""
     A = ls.problems.poisson((8, 8))
-    report = audit(lambda x: ls.solvers.cg(A, x, rtol=1e-3), normal((64,)), entries=6, rtol=1e-2)
+    report = check_gradients(lambda x: ls.solvers.cg(A, x, rtol=1e-3), normal((64,)), entries=6, rtol=1e-2)
     assert all("error of about" in e.note for e in report.undecided)
 
 
 def test_float32_says_how_much_it_sees():
     right, wrong = (
-        audit(lambda x, f=f: Scaled.apply(x, f, None), normal((6,)).float() + 3) for f in (1, 1.05)
+        check_gradients(lambda x, f=f: Scaled.apply(x, f, None), normal((6,)).float() + 3) for f in (1, 1.05)
     )
     assert right.ok
     assert not wrong.ok
@@ -148,28 +148,28 @@ def test_float32_says_how_much_it_sees():
 
 def test_only_what_requires_grad_is_varied():
     A, x = ls.problems.poisson((4,)), normal((4,)).requires_grad_()
-    report = audit(lambda A, x: A @ x, A, x)
+    report = check_gradients(lambda A, x: A @ x, A, x)
     assert {e.where.split("]")[0] for e in report.entries if e.test == "difference"} == {"args[1"}
     assert x.grad is None
 
 
 def test_empty_and_zero_inputs():
-    assert audit(torch.sin, torch.zeros(0, dtype=F64)).ok
-    assert audit(torch.sin, torch.zeros(3, dtype=F64)).ok
-    assert audit(torch.sin, 1e-200 * normal((3,))).ok
+    assert check_gradients(torch.sin, torch.zeros(0, dtype=F64)).ok
+    assert check_gradients(torch.sin, torch.zeros(3, dtype=F64)).ok
+    assert check_gradients(torch.sin, 1e-200 * normal((3,))).ok
 
 
 def test_errors():
     x = normal((3,))
     with pytest.raises(TypeError, match="fn must be callable, got Tensor"):
-        audit(x, x)
+        check_gradients(x, x)
     with pytest.raises(ValueError, match=r"an argument must be a CSR or a tensor .* got \(int\)"):
-        audit(lambda n: x, 3)
+        check_gradients(lambda n: x, 3)
     with pytest.raises(ValueError, match="fn must return floating-point tensors"):
-        audit(lambda x: None, x)
+        check_gradients(lambda x: None, x)
     with pytest.raises(ValueError, match="step must be positive, got 0"):
-        audit(torch.sin, x, step=0)
+        check_gradients(torch.sin, x, step=0)
     with pytest.raises(ValueError, match="rtol must be positive, got -1"):
-        audit(torch.sin, x, rtol=-1)
+        check_gradients(torch.sin, x, rtol=-1)
     with pytest.raises(ValueError, match="directions"):
-        audit(torch.sin, x, directions=0)
+        check_gradients(torch.sin, x, directions=0)

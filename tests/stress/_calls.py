@@ -267,8 +267,8 @@ CALLS |= {
     "gauss_seidel": Call("ax", lambda s, v, x: solvers.gauss_seidel(A(s, v), x, iterations=2), "spd"),
     "sor": Call("axs", lambda s, v, x, t: solvers.sor(A(s, v), x, omega=1 + 0.1 * t, iterations=2), "spd"),
     "ssor": Call("axs", lambda s, v, x, t: solvers.ssor(A(s, v), x, omega=1 + 0.1 * t, iterations=2), "spd"),
-    "gauss_seidel multicolour": Call(
-        "ax", lambda s, v, x: solvers.gauss_seidel(A(s, v), x, iterations=2, multicolour=True), "spd"
+    "gauss_seidel multicolor": Call(
+        "ax", lambda s, v, x: solvers.gauss_seidel(A(s, v), x, iterations=2, multicolor=True), "spd"
     ),
     "PCG": Call("ax", lambda s, v, x: solvers.PCG(P.Jacobi(A(s, v)), rtol=0.0, maxiter=3)(A(s, v), x), "spd"),
     "PCG of a factor": Call(

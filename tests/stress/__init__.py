@@ -1,18 +1,18 @@
-"""Harnesses that look for faults in large numbers of random cases: `make trust`, docs/reliability.md.
+"""Harnesses that look for faults in large numbers of random cases: `make stress`, docs/robustness.md.
 
 Each is a module of this folder. The first line of its docstring is the promise that it tests, and it has
 
     run(count, seed) -> Report    at least `count` cases from this seed
     SHORT                         the count of `make test`, at most 3 s of work; without it a thousandth
 
-Modules of this folder are imported as `trust.NAME` by pytest and as `tests.trust.NAME` by `make trust`: they
+Modules of this folder are imported as `trust.NAME` by pytest and as `tests.stress.NAME` by `make stress`: they
 import one another relatively, and the rest of tests/ by its own names (`from reference import ...`).
 """
 
 import importlib
 from types import ModuleType
 
-# (name, cases of `make trust`)
+# (name, cases of `make stress`)
 HARNESSES: list[tuple[str, int]] = [
     ("arrays", 1_000_000),
     ("files", 20_000),

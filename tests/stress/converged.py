@@ -50,7 +50,7 @@ MADE_FOR |= {"fgmres": REGULAR, "lsqr": REGULAR, "lsmr": REGULAR} | dict.fromkey
 OWN_TRANSPOSE = {"cg", "fcg", "minres"}
 RTOL = {torch.float64: (1e-2, 1e-5, 1e-5, 1e-8, 1e-12, 1e-15), torch.float32: (1e-2, 1e-5, 1e-5, 1e-7)}
 MISSES = 0.01
-LAST = 4  # products: the rest of an iteration, and the judgement of what it left
+LAST = 4  # products: the rest of an iteration, and the judgment of what it left
 STRIDE = 1_000_000  # cases of one seed at most
 SHORT = 100  # of `make test`
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import learnsolve as ls
-from learnsolve.problems import FACTS, Facts
+from learnsolve.problems import PROPERTIES, MatrixProperties
 
 
 def kappa(*shape):
@@ -22,10 +22,10 @@ FREE_MESH = ls.problems.TriangleMesh(MESH.points, MESH.triangles, torch.zeros_li
 # A density of zero around one point.
 HOLLOW = (MESH.triangles != MESH.free[0]).all(1).double()
 
-# (arguments, keywords) of small matrices; what FACTS[name] says must hold for each.
+# (arguments, keywords) of small matrices; what PROPERTIES[name] says must hold for each.
 CASES = {
     "anisotropic": [
-        (((4, 5), epsilon, theta), {"discretisation": d})
+        (((4, 5), epsilon, theta), {"discretization": d})
         for d in ("fd", "fe")
         for epsilon, theta in [(0.1, 0.0), (1e-3, 0.4), (1.0, 0.4), (50.0, -1.0), (0.1, math.pi / 2)]
     ],
@@ -110,13 +110,13 @@ def make(tmp_path):
     return make
 
 
-def test_every_problem_states_its_facts():
+def test_every_problem_states_its_properties():
     no_matrices = {"dataset", "delaunay_graph", "gaussian_field", "random_mesh"}
     functions = {n for n in ls.problems.__all__ if inspect.isfunction(getattr(ls.problems, n))}
-    assert set(FACTS) == functions - no_matrices
-    assert set(FACTS) == set(CASES)
-    for name, facts in FACTS.items():
-        assert isinstance(facts, Facts)
+    assert set(PROPERTIES) == functions - no_matrices
+    assert set(PROPERTIES) == set(CASES)
+    for name, facts in PROPERTIES.items():
+        assert isinstance(facts, MatrixProperties)
         assert facts.formula, name
         assert facts.source, name
 
@@ -126,7 +126,7 @@ def test_every_problem_states_its_facts():
 def test_fact(name, fact, make):
     """A stated fact holds for every case; one that is not stated holds for some and not for others."""
     found = {holds(fact, make(name, *case)) for case in CASES[name]}
-    stated = getattr(FACTS[name], fact)
+    stated = getattr(PROPERTIES[name], fact)
     if stated is not None:
         assert found == {stated}
     elif (name, fact) not in BY_CHANCE:
@@ -147,7 +147,7 @@ def known(name, args, keywords):
 
 @pytest.mark.parametrize(("name", "args", "keywords"), ALL)
 def test_eigenvalues(name, args, keywords, make):
-    formula = FACTS[name].eigenvalues
+    formula = PROPERTIES[name].eigenvalues
     if formula is None:
         assert not known(name, args, keywords)
         return
@@ -164,7 +164,7 @@ def test_eigenvalues(name, args, keywords, make):
 
 def test_eigenvalue_functions_take_the_arguments_of_their_problem():
     """All of them but where the matrix is to live, which rows of it, and in which precision."""
-    for name, facts in FACTS.items():
+    for name, facts in PROPERTIES.items():
         if facts.eigenvalues is not None:
             of_problem = inspect.signature(getattr(ls.problems, name)).parameters
             of_formula = inspect.signature(facts.eigenvalues).parameters
@@ -175,13 +175,13 @@ def test_eigenvalue_functions_take_the_arguments_of_their_problem():
 def test_small_eigenvalues_are_accurate():
     """4 sin^2 keeps the digits that 2 - 2 cos would lose."""
     n = 100_000
-    smallest = FACTS["poisson"].eigenvalues((n,))[0].item()
+    smallest = PROPERTIES["poisson"].eigenvalues((n,))[0].item()
     h = math.pi / (n + 1)
     assert smallest == pytest.approx(h**2 * (1 - h**2 / 12), rel=1e-14)
 
 
 def test_null_space_of_the_graph_laplacian():
-    assert "each connected component" in FACTS["graph_laplacian"].null_space
+    assert "each connected component" in PROPERTIES["graph_laplacian"].null_space
     L = ls.problems.graph_laplacian(BOTH, n=9)
     components = torch.zeros(9, 4, dtype=torch.float64)
     for column, nodes in enumerate(([0, 1, 2, 3, 4], [5, 6], [7], [8])):

@@ -1,10 +1,10 @@
-"""Run harnesses at their full counts: `make trust`.
+"""Run harnesses at their full counts: `make stress`.
 
-    python -m tests.trust                     all harnesses, in two processes
-    python -m tests.trust arrays files        these
-    python -m tests.trust --share 0.1         a tenth of the cases
-    python -m tests.trust --seed 7            other random cases; the seed of a fault repeats it
-    python -m tests.trust --write             and put the numbers into docs/reliability.md
+    python -m tests.stress                     all harnesses, in two processes
+    python -m tests.stress arrays files        these
+    python -m tests.stress --share 0.1         a tenth of the cases
+    python -m tests.stress --seed 7            other random cases; the seed of a fault repeats it
+    python -m tests.stress --write             and put the numbers into docs/robustness.md
 
 Every harness runs as two processes, each with half of its cases and a seed of its own. The exit code is 1 if
 there is a fault; a process that ends early is one.
@@ -22,27 +22,27 @@ from dataclasses import asdict
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "reliability.md"
-BEGIN, END = "<!-- make trust: begin -->", "<!-- make trust: end -->"
+PAGE = ROOT / "docs" / "robustness.md"
+BEGIN, END = "<!-- make stress: begin -->", "<!-- make stress: end -->"
 PROCESSES = 2
 LIMIT = 3600  # seconds of one process
 
 
 def main() -> int:
     sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
-    from tests.trust import HARNESSES, module_of
-    from tests.trust._report import Report
+    from tests.stress import HARNESSES, module_of
+    from tests.stress._report import Report
 
     counts = dict(HARNESSES)
     parser = argparse.ArgumentParser(
-        prog="python -m tests.trust",
+        prog="python -m tests.stress",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(counts))
     parser.add_argument("--share", type=float, default=1.0, help="part of the full counts")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--write", action="store_true", help="put the numbers into docs/reliability.md")
+    parser.add_argument("--write", action="store_true", help="put the numbers into docs/robustness.md")
     parser.add_argument("--part", type=int, help=argparse.SUPPRESS)  # one process: this number of cases
     arguments = parser.parse_args()
     if unknown := [name for name in arguments.names if name not in counts]:
@@ -82,7 +82,7 @@ def _apart(name: str, count: int, seed: int) -> dict:
     """The report of one process, as a dict."""
     if count == 0:
         return {"name": name}
-    command = [sys.executable, "-m", "tests.trust", name, "--part", str(count), "--seed", str(seed)]
+    command = [sys.executable, "-m", "tests.stress", name, "--part", str(count), "--seed", str(seed)]
     # More threads than processors, where a harness sets them, must not wait by turning.
     threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
     what = f"{name}: the process with {count} cases and seed {seed}"

@@ -1,4 +1,4 @@
-"""Every harness of `make trust` with few cases."""
+"""Every harness of `make stress` with few cases."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""`audit`: the derivatives of a function against differences and identities that need no second formula."""
+"""`check_gradients`: the derivatives of a function against differences and identities that need no second formula."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import Tensor
 from learnsolve import _check
 from learnsolve.testing._differences import Difference, difference
 from learnsolve.testing._varied import Varied
-from learnsolve.testing.report import AuditEntry, AuditReport
+from learnsolve.testing.report import GradientEntry, GradientReport
 
 _SAFETY = 10  # an estimate of an error is one of its size, not a bound
 
 
-def audit(
+def check_gradients(
     fn: Callable[..., Any],
     *args: Any,
     entries: int = 20,
@@ -25,7 +25,7 @@ def audit(
     step: float | None = None,
     rtol: float | None = None,
     seed: int = 0,
-) -> AuditReport:
+) -> GradientReport:
     r"""Are the derivatives of fn(\*args) right? For a function of your own, with a backward of your own.
 
     With J the Jacobian of fn at args, for random v and w:
@@ -57,7 +57,7 @@ def audit(
 
     Returns
     -------
-    AuditReport, with `ok`, `failures` and `undecided`; print it for a table
+    GradientReport, with `ok`, `failures` and `undecided`; print it for a table
 
     Raises
     ------
@@ -72,7 +72,7 @@ def audit(
     error: of truncation and of rounding, eps :math:`\sum_i |w_i f_i| / h`. Where ten times this error is more
     than a hundredth of the derivative, the entry is "undecided", not "ok": so are points where the one-sided
     derivatives differ (`relu` at 0), and noise, such as iterations that stop early. In float32 differences
-    have three or four digits, which a note says: audit in float64, then compare float32 with it. A wrong
+    have three or four digits, which a note says: check in float64, then compare float32 with it. A wrong
     entry among many is found only if it is among those moved, or large enough in a random direction.
     Cost: about 4 (entries + directions) calls for each input, and 2 backwards for each direction.
     Gradient: none; the arguments are not changed.
@@ -84,7 +84,7 @@ def audit(
     >>> import torch, learnsolve as ls
     >>> A = ls.problems.poisson((4, 4))
     >>> x = torch.linspace(0, 1, 16, dtype=torch.float64)
-    >>> ls.testing.audit(lambda A, x: (A @ x).sin(), A, x).ok
+    >>> ls.testing.check_gradients(lambda A, x: (A @ x).sin(), A, x).ok
     True
     >>> class Square(torch.autograd.Function):
     ...     @staticmethod
@@ -94,19 +94,19 @@ def audit(
     ...     @staticmethod
     ...     def backward(ctx, g):
     ...         return g * ctx.saved_tensors[0]  # a factor of 2 is missing
-    >>> report = ls.testing.audit(Square.apply, x, entries=2, directions=1)
+    >>> report = ls.testing.check_gradients(Square.apply, x, entries=2, directions=1)
     >>> report.ok, len(report.failures)
     (False, 3)
     >>> print(str(report).splitlines()[0])
     1 ok, 3 FAILED, 1 undecided
     """
     if not callable(fn):
-        raise TypeError(f"audit: fn must be callable, got {type(fn).__name__}; pass its arguments after it")
-    entries = _check.integer("audit", "entries", entries, 0)
-    directions = _check.integer("audit", "directions", directions, 1)
+        raise TypeError(f"check_gradients: fn must be callable, got {type(fn).__name__}; pass its arguments after it")
+    entries = _check.integer("check_gradients", "entries", entries, 0)
+    directions = _check.integer("check_gradients", "directions", directions, 1)
     for name, value in (("step", step), ("rtol", rtol)):
-        if value is not None and not _check.real("audit", name, value) > 0:
-            raise ValueError(f"audit: {name} must be positive, got {value}; leave it out for the default")
+        if value is not None and not _check.real("check_gradients", name, value) > 0:
+            raise ValueError(f"check_gradients: {name} must be positive, got {value}; leave it out for the default")
     call = Varied(fn, args)
     eps = max(torch.finfo(t.dtype).eps for t in (*call.inputs, *call.values))
     generator = torch.Generator().manual_seed(seed)
@@ -120,20 +120,20 @@ class _Audit:
     ):
         self.call, self.entries, self.directions = call, entries, directions
         self.step, self.rtol, self.eps, self.generator = step, rtol, eps, generator
-        self.found: list[AuditEntry] = []
+        self.found: list[GradientEntry] = []
 
-    def report(self) -> AuditReport:
+    def report(self) -> GradientReport:
         again = self.call(self.call.inputs)
         same = all(torch.equal(a, b) for a, b in zip(again, self.call.values, strict=True))
         note = "" if same else "a second call returns other numbers; fix the seeds in fn"
-        self.found.append(AuditEntry("repeated", "fn", verdict="ok" if same else "FAILED", note=note))
+        self.found.append(GradientEntry("repeated", "fn", verdict="ok" if same else "FAILED", note=note))
         for number in range(self.directions):
             self.direction(number)
         notes = []
         if self.eps > 1e-10:
             digits = f"differences have an error of about {self.eps ** (2 / 3):.0e}"
-            notes.append(f"float32: {digits}; audit in float64")
-        return AuditReport(self.found, notes)
+            notes.append(f"float32: {digits}; check in float64")
+        return GradientReport(self.found, notes)
 
     def random(self, like: Sequence[Tensor]) -> list[Tensor]:
         return [torch.randn(t.shape, generator=self.generator, dtype=torch.float64).to(t) for t in like]
@@ -150,7 +150,7 @@ class _Audit:
             zip(self.call.names, self.call.inputs, gradients, strict=True)
         ):
             if not bool(torch.isfinite(gradient).all()):
-                bad = AuditEntry("difference", name, verdict="FAILED", note="the gradient is not finite")
+                bad = GradientEntry("difference", name, verdict="FAILED", note="the gradient is not finite")
                 self.found.append(bad)
                 continue
             length = float(gradient.norm())
@@ -199,7 +199,7 @@ class _Audit:
         found = difference(at, sums(self.call.values), h, self.eps)
         self.found.append(self.judged(where, own, scale, found))
 
-    def judged(self, where: str, own: float, scale: float, by: Difference) -> AuditEntry:
+    def judged(self, where: str, own: float, scale: float, by: Difference) -> GradientEntry:
         error, doubt = abs(own - by.value), _SAFETY * by.error
         allowed = self.rtol * max(scale, abs(by.value)) + doubt
         verdict, note = "ok" if error <= allowed else "FAILED", ""
@@ -211,7 +211,7 @@ class _Audit:
         elif doubt > 0.01 * max(abs(own), abs(by.value)) and doubt > self.rtol * scale:
             note = f"the difference itself has an error of about {by.error:.1e}"
             verdict = "undecided" if verdict == "ok" else verdict
-        return AuditEntry("difference", where, own, by.value, error, allowed, verdict, note)
+        return GradientEntry("difference", where, own, by.value, error, allowed, verdict, note)
 
     def dot_product(self, number: int, w: list[Tensor], gradients: list[Tensor]) -> None:
         v, where = self.random(self.call.inputs), f"direction {number}"
@@ -221,7 +221,7 @@ class _Audit:
         except Exception as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:100]
             note = f"no forward mode: {reason}"
-            self.found.append(AuditEntry("dot product", where, verdict="undecided", note=note))
+            self.found.append(GradientEntry("dot product", where, verdict="undecided", note=note))
             return
         self.identity("dot product", where, w, list(tangents), v, gradients)
 
@@ -264,11 +264,11 @@ class _Audit:
         size = max(_norm(v) * _norm(Jw), _norm(w) * _norm(Jv))
         error, allowed = abs(found - expected), self.rtol * size
         verdict = "ok" if error <= allowed else "FAILED"
-        self.found.append(AuditEntry(test, where, found, expected, error, allowed, verdict))
+        self.found.append(GradientEntry(test, where, found, expected, error, allowed, verdict))
 
 
-def _failed(test: str, where: str, error: Exception) -> AuditEntry:
-    return AuditEntry(test, where, verdict="FAILED", note=f"{type(error).__name__}: {str(error)[:200]}")
+def _failed(test: str, where: str, error: Exception) -> GradientEntry:
+    return GradientEntry(test, where, verdict="FAILED", note=f"{type(error).__name__}: {str(error)[:200]}")
 
 
 def _dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:

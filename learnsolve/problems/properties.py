@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Facts:
+class MatrixProperties:
     """Properties of every matrix of a problem.
 
     A fact that depends on the arguments or on the data is None: it may be true or false.
@@ -21,12 +21,12 @@ class Facts:
     null_space : description of the vectors with A x = 0; None if there are none or they are not known
     eigenvalues : takes the arguments of the problem and returns all eigenvalues in ascending order (float64,
         on the CPU); raises a ValueError for arguments without a known formula
-    source : reference for the discretisation or the data
+    source : reference for the discretization or the data
 
     Examples
     --------
     >>> import learnsolve as ls
-    >>> facts = ls.problems.FACTS["poisson"]
+    >>> facts = ls.problems.PROPERTIES["poisson"]
     >>> facts.positive_semidefinite
     True
     >>> facts.eigenvalues((3,))
