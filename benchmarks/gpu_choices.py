@@ -20,8 +20,9 @@ import learnsolve as ls
 from benchmarks.gpu_run import F64, Functions, Run, Steps, grid, irregular, lower_band, normal, poisson
 from benchmarks.harness import figure, first_calls
 from benchmarks.peers import fresh
-from learnsolve import _device_analysis, _library
-from learnsolve.ops import _triangular
+from learnsolve import _library
+from learnsolve.matrix import device_analysis
+from learnsolve.ops.core import triangular
 
 Forms = dict[str, Functions]  # simple, elaborate, as is
 
@@ -83,7 +84,7 @@ def rows(run: Run) -> Steps:
             A = fresh(ls.CSR(values.detach(), P)).with_values(values)
             return with_gradients(lambda: A @ x, [values, x])
 
-        forms = planned(_device_analysis, make, row_schedule=(ends, _device_analysis.merge_path))
+        forms = planned(device_analysis, make, row_schedule=(ends, device_analysis.merge_path))
         record(run, "rows", f"{kind}, n = {P.shape[0]}, {columns} columns", forms)
 
     for kind in ("5 points", "12 a row", "1 to 60 a row", "power law", "near the diagonal"):
@@ -99,7 +100,7 @@ def solves(run: Run, section: str, case: str, L: ls.CSR, **constants: tuple[Any,
         A = fresh(L.detach()).with_values(values)
         return with_gradients(lambda: ls.ops.sptrsv(A, b), [values, b])
 
-    record(run, section, case, planned(_triangular, make, **constants))
+    record(run, section, case, planned(triangular, make, **constants))
 
 
 NEVER = 10**9
@@ -233,7 +234,7 @@ def sorts(run: Run) -> Steps:
             "dtype": "float64",
         }
         for log in (20, 22, 24, 26):
-            with patch.object(_device_analysis, "SORTED", 2**log):
+            with patch.object(device_analysis, "SORTED", 2**log):
                 times = first_calls(lambda: (fresh(A), fresh(A)), lambda pair: ls.ops.spgemm(*pair), repeat=3)
             row[f"2^{log} to a sort"] = 1e6 * figure([times])["median"]
         run.rows.append(row)

@@ -9,10 +9,10 @@ from learnsolve import _library  # noqa: F401  (first: it says what is missing w
 from learnsolve import analysis, io, nn, ops, ordering, preconditioners, problems, solvers, testing
 from learnsolve.collate import collate
 from learnsolve.config import config, show_config
-from learnsolve.csr import CSR
 from learnsolve.evaluation import Evaluation, evaluate
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.ops.block_batch import BlockBatch
-from learnsolve.pattern import SparsityPattern
 from learnsolve.profiling import profile
 from learnsolve.solvers import solve
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from learnsolve import _check
-from learnsolve.csr import CSR
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
 from learnsolve.ops.block_batch import BlockBatch
 from learnsolve.problems.datasets import Sample
 
@@ -46,7 +46,7 @@ def collate(samples: Sequence[Any], *, stack: bool = False) -> Any:
     BlockBatch(blocks=3, shape=(15, 15), nnz=43, dtype=float64, device=cpu) torch.Size([15]) CONVERGED
     """
     name = "collate"
-    _check.flag(name, "stack", stack)
+    checks.flag(name, "stack", stack)
     if not isinstance(samples, Sequence) or not samples:
         raise ValueError(f"{name}: expected a list of samples, at least one, got {samples!r}")
     rows = [_parts(name, sample) for sample in samples]
@@ -56,7 +56,7 @@ def collate(samples: Sequence[Any], *, stack: bool = False) -> Any:
         )
     matrices, *columns = zip(*rows, strict=True)
     for i, A in enumerate(matrices):
-        _check.matrix(name, f"the matrix of sample {i}", A)
+        checks.matrix(name, f"the matrix of sample {i}", A)
     parts = [_joined(name, f"part {i}", column, matrices, stack) for i, column in enumerate(columns, 1)]
     batch = CSR.stack(matrices) if stack else BlockBatch(matrices)
     return (batch, *parts) if isinstance(samples[0], (tuple, Sample)) or parts else batch
@@ -79,7 +79,7 @@ def _joined(name: str, what: str, column: tuple, matrices: tuple[CSR, ...], stac
     if all(part is None for part in column):
         return None
     for i, (part, A) in enumerate(zip(column, matrices, strict=True)):
-        _check.tensor(name, f"{what} of sample {i}", part)
+        checks.tensor(name, f"{what} of sample {i}", part)
         if part.dim() not in (1, 2) or part.dim() != column[0].dim() or len(part) != A.shape[0]:
             raise ValueError(
                 f"{name}: {what} of sample {i} must have shape (n,) or (n, k) with n = {A.shape[0]}, as many "

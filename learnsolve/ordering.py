@@ -7,9 +7,10 @@ import scipy.sparse
 from scipy.sparse import csgraph
 from torch import Tensor
 
-from learnsolve import _analysis, _check
-from learnsolve.csr import CSR
-from learnsolve.pattern import SparsityPattern, as_numpy
+from learnsolve import _analysis
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.pattern import SparsityPattern, as_numpy
 
 
 class Coloring(NamedTuple):
@@ -113,7 +114,7 @@ def greedy_coloring(
     >>> coloring.rows[coloring.ptr[0] : coloring.ptr[1]]
     tensor([0, 2, 4], dtype=torch.int32)
     """
-    _check.one_of("greedy_coloring", "order", order, ("natural", "largest_first"))
+    checks.one_of("greedy_coloring", "order", order, ("natural", "largest_first"))
     return _square("greedy_coloring", P)._planned(_greedy_coloring, order)
 
 

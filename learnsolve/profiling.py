@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 from torch.profiler import ProfilerActivity
 
-from learnsolve import _check
-from learnsolve._buffer_pool_limit import nothing_kept
 from learnsolve._clock import timed, wait
-from learnsolve.csr import CSR
+from learnsolve.matrix import checks
+from learnsolve.matrix.buffer_pool_limit import nothing_kept
+from learnsolve.matrix.csr import CSR
 from learnsolve.ops.block_batch import BlockBatch
 from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.solvers.solution import Solution
@@ -130,7 +130,7 @@ def profile(fn: Callable[..., Any], *args: Any, repeats: int = 10, warmup: int =
     if not callable(fn):
         raise TypeError(f"profile: fn must be callable, got {type(fn).__name__}; pass its arguments after it")
     for name, value in (("repeats", repeats), ("warmup", warmup), ("top", top)):
-        _check.integer("profile", name, value, 1)
+        checks.integer("profile", name, value, 1)
     given = list(_tensors(args))
     devices: set[torch.device] = set()
     border = _Border(given)

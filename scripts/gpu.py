@@ -47,7 +47,7 @@ ON_THE_DEVICE = (
     "tests/ops/test_spgemm_plans.py",
     "tests/ops/test_stencil.py",
     "tests/ops/test_stencil_errors.py",
-    "tests/csr/test_csr.py",
+    "tests/matrix/test_csr.py",
     "tests/nn/test_sparse_matrix.py",
     "tests/preconditioners/test_block_jacobi.py",
     "tests/preconditioners/test_learned.py",

@@ -26,10 +26,25 @@ F64 = torch.float64
 P, S = ls.preconditioners, ls.solvers
 # Records of results, base classes, settings, and what takes functions.
 OTHERS = {"Evaluation", "Iteration", "Solution", "SolverError", "Status", "ConvergenceWarning", "Estimate"}
-OTHERS |= {"ExtremeEigenvalues", "DelaunayGraph", "MatrixProperties", "PROPERTIES", "ProblemDataset", "Sample", "Graph"}
-OTHERS |= {"IncompleteCholesky", "IncompleteLU", "Preconditioner", "Trainable", "profile"}
-OTHERS |= {"set_check_every", "set_buffer_pool_limit", "set_plan_cache_limit", "set_spgemm_plan_cache_limit", "dataset"}
 OTHERS |= {
+    "ExtremeEigenvalues",
+    "DelaunayGraph",
+    "MatrixProperties",
+    "PROPERTIES",
+    "ProblemDataset",
+    "Sample",
+    "Graph",
+}
+OTHERS |= {"IncompleteCholesky", "IncompleteLU", "Preconditioner", "Trainable", "profile", "Sample", "Graph"}
+OTHERS |= {
+    "set_check_every",
+    "set_buffer_pool_limit",
+    "set_plan_cache_limit",
+    "set_spgemm_plan_limit",
+    "dataset",
+}
+OTHERS |= {
+    "dataset",
     "planetoid",
     "matrix_market",
     "load",

@@ -15,16 +15,17 @@ ON_HOST = os.environ.get("LEARNSOLVE_CUDA_ON_HOST", "0") not in ("", "0")
 if ON_HOST:
     # The CUDA operators, compiled for the host, in place of those for the CPU: for the tests of products,
     # sums, stencils and triangular solves (.ci/run). Other operations do not understand their plans.
-    from learnsolve import _device_analysis, _library
+    from learnsolve import _library
+    from learnsolve.matrix import device_analysis
 
     _library.load_cuda("learnsolve_cuda_on_host")
-    _device_analysis.everywhere = True
+    device_analysis.everywhere = True
     if os.environ["LEARNSOLVE_CUDA_ON_HOST"] == "merge":  # all rows by the merge path, long or not
-        from learnsolve.ops import _triangular
+        from learnsolve.ops.core import triangular
 
-        _device_analysis._LONG_ROW = 0
-        _triangular._TICKET_LEVELS = _triangular._TICKET_WIDTH = 0  # all levels by ticket
-        _triangular._BAND_LEVELS, _triangular._BAND_LEVEL_ROWS = 1, 10**9  # and bands of any length scanned
+        device_analysis._LONG_ROW = 0
+        triangular._TICKET_LEVELS = triangular._TICKET_WIDTH = 0  # all levels by ticket
+        triangular._BAND_LEVELS, triangular._BAND_LEVEL_ROWS = 1, 10**9  # and bands of any length scanned
 
 
 def pytest_addoption(parser):

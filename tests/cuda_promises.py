@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from learnsolve import _device_analysis, _library
+from learnsolve import _library
+from learnsolve.matrix import device_analysis
 
-ON_HOST = _device_analysis.everywhere
+ON_HOST = device_analysis.everywhere
 DEVICE = torch.device("cpu" if ON_HOST else "cuda")
 needs_a_device = pytest.mark.skipif(ON_HOST, reason="needs a CUDA device")
 

@@ -20,13 +20,13 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from learnsolve._buffer_pool_limit import set_buffer_pool_limit as set_buffer_pool_limit
-from learnsolve._conversion import SciPyMatrix
-from learnsolve._plan_cache_limit import set_plan_cache_limit as set_plan_cache_limit
-from learnsolve.csr import CSR
+from learnsolve.matrix.buffer_pool_limit import set_buffer_pool_limit as set_buffer_pool_limit
+from learnsolve.matrix.convert import SciPyMatrix
+from learnsolve.matrix.plan_cache_limit import set_plan_cache_limit as set_plan_cache_limit
+from learnsolve.matrix.csr import CSR
 from learnsolve.nn.sparse_matrix import SparseMatrix
 from learnsolve.ops.add import Scalar
-from learnsolve.pattern import SparsityPattern
+from learnsolve.matrix.pattern import SparsityPattern
 
 # Of tensors the sparse ones; no type says which are.
 MatrixLike: TypeAlias = CSR | Tensor | SparseMatrix | SciPyMatrix

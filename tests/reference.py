@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import learnsolve as ls
-from learnsolve._buffer_pool_limit import nothing_kept
-from learnsolve._plain import plain_tensors
+from learnsolve.matrix.buffer_pool_limit import nothing_kept
+from learnsolve.matrix.plain import plain_tensors
 
 UNIT_ROUNDOFF = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
 

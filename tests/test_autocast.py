@@ -1,7 +1,7 @@
 """Mixed precision: `torch.autocast` around learnsolve, and what is said without it.
 
-The harness `autocast` (tests/stress) compares every call; here are the ways in which operands arrive, and what
-runs while a backward or a graph of torch.compile does.
+The harness `autocast` (tests/stress) compares every call; here are the ways in which operands arrive,
+and what runs while a backward or a graph of torch.compile does.
 """
 
 import pytest

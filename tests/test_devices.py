@@ -17,9 +17,9 @@ from reference import normal, small_pattern
 from torch.utils._pytree import tree_leaves
 
 import learnsolve as ls
-from learnsolve import _device_analysis
+from learnsolve.matrix import device_analysis
 
-if not _device_analysis.everywhere:
+if not device_analysis.everywhere:
     pytest.skip("needs the CUDA operators compiled for the host", allow_module_level=True)
 
 

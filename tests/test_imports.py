@@ -12,26 +12,9 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # A module may import its own group and what stands in lines above it, never another group of its line.
 LAYERS = [
-    [
-        "_first_line",
-        "_library",
-        "_analysis",
-        "_plain",
-        "_unchanged",
-        "_plan_cache_limit",
-        "_clock",
-        "_files",
-    ],
-    ["_device_analysis", "_buffer_pool_limit"],
-    ["_planned", "_pattern_checks"],
-    ["_arrivals"],
-    ["config", "pattern", "_scipy"],
-    ["_conversion", "_csr_habits"],
-    ["_csr_views"],
-    ["csr"],
-    ["_autocast"],
-    ["_check", "_inputs"],
-    ["_edges"],
+    ["_first_line", "_library", "_analysis", "_clock"],
+    ["matrix"],
+    ["config"],
     ["ops", "ordering"],
     ["nn"],
     ["preconditioners", "problems", "io"],
@@ -103,8 +86,8 @@ def test_imports_run_one_way():
 
 
 def test_a_wrong_import_is_noticed():
-    assert is_wrong("learnsolve.csr", "learnsolve.ops.spmm")
-    assert is_wrong("learnsolve.pattern", "learnsolve.ops.spmm")
+    assert is_wrong("learnsolve.matrix.csr", "learnsolve.ops.spmm")
+    assert is_wrong("learnsolve.matrix.pattern", "learnsolve.ops.spmm")
     assert is_wrong("learnsolve.ops.spmm", "learnsolve.solvers.jacobi")
     assert is_wrong("learnsolve.problems.poisson", "learnsolve.solvers.jacobi")
     assert is_wrong("learnsolve.solvers.jacobi", "learnsolve")
@@ -128,7 +111,7 @@ def test_an_import_loads_neither_the_compiler_nor_extras():
     code = "import sys, learnsolve.train; from learnsolve.recipes import jacobi; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = done.stdout.split()
-    assert "learnsolve.csr" in loaded
+    assert "learnsolve.matrix.csr" in loaded
     slow = ("torch._dynamo", "torch._inductor", "sympy", "matplotlib")
     assert not [name for name in loaded if name.startswith(slow)]
     assert not {"jsonargparse", "pyamg", "safetensors", "yaml"} & set(loaded)

@@ -181,8 +181,16 @@ def test_only_float32_and_float64_are_accepted(name, dtype):
 # Draw from torch's generator: initial weights, as the modules of torch.nn do; samples, as torch.randn does,
 # unless a generator is given.
 DRAWS = {"GCNConv", "GraphNetBlock", "ResGCN", "analysis.krylov_basis", "analysis.krylov_samples"}
-RECORDS = {"MatrixProperties", "Iteration", "Solution", "Status", "SolverError", "Estimate", "ExtremeEigenvalues"}
-RECORDS |= {"ConvergenceWarning", "DelaunayGraph", "ProblemDataset", "Sample"}
+RECORDS = {
+    "MatrixProperties",
+    "Iteration",
+    "Solution",
+    "Status",
+    "SolverError",
+    "Estimate",
+    "ExtremeEigenvalues",
+}
+RECORDS |= {"ConvergenceWarning", "ExtremeEigenvalues", "DelaunayGraph", "ProblemDataset", "Sample"}
 GENERAL = {"Preconditioner", "Trainable", "PROPERTIES", "ErrorPropagator"}
 OTHERS = {"set_check_every", "matrix_market"}  # a setting of the process; needs a file
 CALLS = {

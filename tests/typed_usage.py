@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import learnsolve as ls
-from learnsolve._conversion import SciPyMatrix
+from learnsolve.matrix.convert import SciPyMatrix
 
 A = ls.problems.poisson((8, 8))
 assert_type(A, ls.CSR)

@@ -9,7 +9,7 @@
 
 namespace learnsolve::analysis {
 
-// learnsolve/pattern.py has a message for each kind, in this order.
+// learnsolve/matrix/pattern.py has a message for each kind, in this order.
 enum class FaultKind { none, first, decreasing, last, column_range, duplicate, unsorted };
 
 struct Fault {

@@ -6,7 +6,7 @@
 namespace learnsolve::cuda {
 
 constexpr int kStretchThreads = 128;  // of a block that follows the merge path
-constexpr int kStretchItems = 7;      // of each of those; learnsolve/_device_analysis.py has the product
+constexpr int kStretchItems = 7;      // of each of those; learnsolve/matrix/device.py has the product
 constexpr int kStretch = kStretchThreads * kStretchItems;
 constexpr int kParts = 4;  // of a stretch, for several columns
 

@@ -1,5 +1,5 @@
 // The three derivatives of the trilinear form of a sparse product (kernels/spgemm.h): gathers by a plan that
-// learnsolve/_device_analysis.py makes on the device or, for products too many for that, by search in the
+// learnsolve/matrix/device.py makes on the device or, for products too many for that, by search in the
 // rows of C. Every sum has an order that depends on the patterns and the number of lanes alone.
 #pragma once
 

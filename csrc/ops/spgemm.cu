@@ -1,4 +1,4 @@
-// csr_spgemm and its gradients for CUDA tensors, by the plans of learnsolve/_device_analysis.py: for the
+// csr_spgemm and its gradients for CUDA tensors, by the plans of learnsolve/matrix/device.py: for the
 // product `positions` is the list of pairs and `blocks` where those of each entry of C begin; for the
 // gradient of A `blocks` is where the products of each of its entries begin. Without `positions` the places
 // are searched in C, and neither `blocks` nor `starts` is read.

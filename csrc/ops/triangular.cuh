@@ -2,7 +2,7 @@
 // that apply a factor in a loop call without any tensor in between. Every call launches and does no more:
 // no allocation, no query of the device.
 //
-// The shape of the pattern decides (learnsolve/ops/_triangular.py plans). A narrow band is a scan
+// The shape of the pattern decides (learnsolve/ops/core/triangular.py plans). A narrow band is a scan
 // (ops/band_solve.cuh), all others are solved by levels (ops/level_solve.cuh).
 #pragma once
 

@@ -12,7 +12,7 @@ namespace {
 using namespace learnsolve::cuda;
 
 // C = A B, its pattern every second entry of the product's if `masked`, with the plan that
-// learnsolve/_device_analysis.py makes.
+// learnsolve/matrix/device.py makes.
 template <class I>
 struct Multiplication {
   Structure<I> A, B, T;

@@ -12,7 +12,7 @@ namespace {
 namespace isa = learnsolve::LEARNSOLVE_ISA;
 using analysis::Factors;
 
-// A plan in its own order for the host, by levels for the device (learnsolve/ops/_incomplete.py).
+// A plan in its own order for the host, by levels for the device (learnsolve/ops/core/incomplete.py).
 template <class I>
 struct Plans {
   Structure<I> A;

@@ -15,7 +15,7 @@ struct Rows {
   int64_t operator[](int64_t i) const { return i * length + (i > special ? more : 0); }
 };
 
-// What merge_path of learnsolve/_device_analysis.py makes of them.
+// What merge_path of learnsolve/matrix/device.py makes of them.
 struct Lines {
   Rows ptr;
   int64_t rows, items, width;

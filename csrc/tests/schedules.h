@@ -58,7 +58,7 @@ bool same_bits(const Aligned<T>& a, const Aligned<T>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
 }
 
-// What learnsolve/_device_analysis.py makes.
+// What learnsolve/matrix/device.py makes.
 template <class I>
 Aligned<I> schedule_table(const I* ptr, int64_t rows, int64_t width) {
   const int64_t items = rows + ptr[rows], stretches = (items + width - 1) / width;

@@ -43,9 +43,7 @@ def loss_figure(histories: dict[str, dict]):
             continue
         first = history["loss"][0]
         relative = [loss / first for loss in history["loss"]]
-        axes.loglog(
-            [s + 1 for s in history["step"]], relative, color=COLORS[name], label=name, linewidth=1.4
-        )
+        axes.loglog([s + 1 for s in history["step"]], relative, color=COLORS[name], label=name, linewidth=1.4)
     axes.legend(frameon=False)
     return figure
 

@@ -1,7 +1,6 @@
 """Quantities that determine how fast an iteration converges: eigenvalues, condition numbers, convergence
 factors, with gradients; losses of one step, and vectors to train on."""
 
-from learnsolve._autocast import guard
 from learnsolve.analysis._estimate import Estimate
 from learnsolve.analysis.condition_number import condition_number
 from learnsolve.analysis.convergence_factor import convergence_factor
@@ -10,7 +9,8 @@ from learnsolve.analysis.extreme_eigenvalues import ExtremeEigenvalues, extreme_
 from learnsolve.analysis.krylov_samples import krylov_basis, krylov_samples
 from learnsolve.analysis.one_step_loss import one_step_loss
 from learnsolve.analysis.spectral_radius import spectral_radius
-from learnsolve.analysis.two_grid import two_grid_symbols, two_grid_factor
+from learnsolve.analysis.two_grid import two_grid_factor, two_grid_symbols
+from learnsolve.matrix.autocast import guard
 
 __all__ = [
     "ErrorPropagator",
@@ -23,7 +23,7 @@ __all__ = [
     "krylov_samples",
     "one_step_loss",
     "spectral_radius",
-    "two_grid_symbols",
     "two_grid_factor",
+    "two_grid_symbols",
 ]
 guard(globals())

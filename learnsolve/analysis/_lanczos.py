@@ -21,8 +21,8 @@ import scipy.linalg
 import torch
 from torch import Tensor
 
-from learnsolve._plain import plain_tensors
 from learnsolve.analysis._operands import Map, Space
+from learnsolve.matrix.plain import plain_tensors
 
 
 class Ends(NamedTuple):

@@ -10,8 +10,8 @@ import scipy.sparse.linalg
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve._plain import plain_tensors
+from learnsolve.matrix import checks
+from learnsolve.matrix.plain import plain_tensors
 
 Map = Callable[[Tensor], Tensor]
 
@@ -49,9 +49,9 @@ def space_of(function: str, name: str, A: Any, n: int | None, dtype: torch.dtype
     if shape is None:
         if n is None:
             raise ValueError(f"{function}: the size of a callable {name} is unknown; pass n=")
-        n = _check.integer(function, "n", n, 1)
+        n = checks.integer(function, "n", n, 1)
         dtype = torch.float64 if dtype is None else dtype
-        _check.one_of(function, "dtype", dtype, _check.SUPPORTED)
+        checks.one_of(function, "dtype", dtype, checks.SUPPORTED)
         return Space(n, dtype, torch.device("cpu"))
     if len(shape) != 2 or shape[0] != shape[1]:
         raise ValueError(f"{function}: {name} must be square, got shape {tuple(shape)}")
@@ -71,7 +71,7 @@ def space_of(function: str, name: str, A: Any, n: int | None, dtype: torch.dtype
 
 def with_batch_of(function: str, space: Space, M: Any) -> Space:
     """The space of products with A and M, whose batch axes are broadcast."""
-    _check.batches(function, space.batch, batch := torch.Size(getattr(M, "batch_shape", ())), "A and M")
+    checks.batches(function, space.batch, batch := torch.Size(getattr(M, "batch_shape", ())), "A and M")
     if not batch:  # `broadcast_shapes` is Python: 30 us
         return space
     return space._replace(batch=torch.broadcast_shapes(space.batch, batch))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from learnsolve import _check
 from learnsolve.analysis._estimate import Estimate, warn
+from learnsolve.matrix import checks
 from learnsolve.solvers.solution import Solution, Status
 
 
@@ -69,8 +69,8 @@ def convergence_factor(history: Tensor | Solution, *, last: float = 0.5, rtol: f
         raise TypeError(f"{name}: history must be a Solution or a Tensor, got {type(history).__name__}")
     if isinstance(last, bool) or not isinstance(last, (int, float)) or not 0 < last <= 1:
         raise ValueError(f"{name}: last must be in (0, 1], got {last!r}")
-    _check.tolerance(name, "rtol", rtol)
-    _check.dtype(name, "history", norms)
+    checks.tolerance(name, "rtol", rtol)
+    checks.dtype(name, "history", norms)
     vector = norms.dim() == 1
     if vector:
         norms = norms.unsqueeze(-1)

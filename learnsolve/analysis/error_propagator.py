@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learnsolve import _check
 from learnsolve.analysis._operands import linear, space_of, with_batch_of
-from learnsolve.csr import CSR
-from learnsolve.ops._linear_steps import LinearSteps, product
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.ops.core.linear_steps import LinearSteps, product
 from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.solvers.core.operators import as_operator, as_preconditioner
 
@@ -82,14 +82,14 @@ class ErrorPropagator:
             if isinstance(weight, bool) or not isinstance(weight, Real):
                 raise TypeError(f"{name}: weight must be a number or a Tensor, got {type(weight).__name__}")
             weight = torch.as_tensor(float(weight), dtype=space.dtype, device=space.device)
-        _check.same_kind(name, "weight", weight, start)
+        checks.same_kind(name, "weight", weight, start)
         if weight.dim() > 2 or (weight.dim() > 0 and weight.shape[-1] not in (1, space.n)):
             raise ValueError(
                 f"{name}: weight must have shape (), ({space.n},), (N, 1) or (N, {space.n}), got "
                 f"{tuple(weight.shape)}"
             )
         if sweeps is not None:
-            sweeps = _check.integer(name, "sweeps", sweeps, 1)
+            sweeps = checks.integer(name, "sweeps", sweeps, 1)
             if weight.dim() == 2:
                 raise ValueError(
                     f"{name}: sweeps is for one weight, got weights for {len(weight)} sweeps; leave it out"
@@ -109,7 +109,7 @@ class ErrorPropagator:
     def __call__(self, X: Tensor) -> Tensor:
         """E X, of X's shape, (n,) or (..., n, k)."""
         name = "ErrorPropagator"
-        _check.tensor(name, "X", X)
+        checks.tensor(name, "X", X)
         n = self.shape[0]
         if X.dim() == 0 or X.shape[0 if X.dim() == 1 else -2] != n:
             raise ValueError(f"{name}: X must have shape ({n},) or (..., {n}, k), got {tuple(X.shape)}")
@@ -119,7 +119,7 @@ class ErrorPropagator:
                 "convert one with .to()"
             )
         if X.dim() > 1:
-            _check.batches(name, self.batch_shape, X.shape[:-2], "the propagator and X")
+            checks.batches(name, self.batch_shape, X.shape[:-2], "the propagator and X")
             return self._columns(X)
         if self.batch_shape:
             raise ValueError(

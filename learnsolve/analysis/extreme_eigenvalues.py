@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from learnsolve import _check
 from learnsolve.analysis._estimate import warn, with_derivative
 from learnsolve.analysis._lanczos import Ends, lanczos
 from learnsolve.analysis._operands import constant, linear, space_of, with_batch_of
-from learnsolve.ops._autograd import tracked
+from learnsolve.matrix import checks
+from learnsolve.ops.core.autograd import tracked
 from learnsolve.solvers.core.arguments import check_symmetric
 from learnsolve.solvers.core.operators import as_operator, as_preconditioner
 
@@ -132,10 +132,10 @@ def _extreme(
     dtype: torch.dtype | None,
 ) -> ExtremeEigenvalues:
     space = space_of(name, "A", A, n, dtype)
-    steps = _check.integer(name, "steps", steps, 1)
+    steps = checks.integer(name, "steps", steps, 1)
     if rtol is None:
         rtol = 1e-6 if space.dtype == torch.float64 else 1e-3
-    _check.tolerance(name, "rtol", rtol)
+    checks.tolerance(name, "rtol", rtol)
     space = with_batch_of(name, space, M)
     start = space.for_all(space.start())
     operator = as_operator(name, A, start, None, (), symmetric=True)

@@ -8,10 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve._inputs import matrix
-from learnsolve._plain import plain_tensors
-from learnsolve.csr import CSR
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.inputs import matrix
+from learnsolve.matrix.plain import plain_tensors
 from learnsolve.ops.spmm import spmm
 from learnsolve.solvers.core.vectors import divide, dot, root, size
 
@@ -57,10 +57,10 @@ def krylov_basis(A: CSR, m: int = 40, generator: torch.Generator | None = None) 
     """
     name = "krylov_basis"
     A = matrix(A)
-    _check.matrix(name, "A", A)
-    _check.dtype(name, "A.values", A.values)
-    _check.square(name, "A", A.shape)
-    m = _check.integer(name, "m", m, 1)
+    checks.matrix(name, "A", A)
+    checks.dtype(name, "A.values", A.values)
+    checks.square(name, "A", A.shape)
+    m = checks.integer(name, "m", m, 1)
     with torch.no_grad():
         A = A.detach()
         v = _normal(A, (*A.batch_shape, A.shape[0], 1), generator)
@@ -136,10 +136,10 @@ def krylov_samples(
     """
     name = "krylov_samples"
     A = matrix(A)
-    count = _check.integer(name, "count", count, 1)
+    count = checks.integer(name, "count", count, 1)
     Q = m if isinstance(m, Tensor) else krylov_basis(A, m, generator)
-    _check.matrix(name, "A", A)
-    _check.same_kind(name, "m", Q, A.values)
+    checks.matrix(name, "A", A)
+    checks.same_kind(name, "m", Q, A.values)
     wanted = (*A.batch_shape, A.shape[0])
     if tuple(Q.shape[:-1]) != wanted:
         raise ValueError(

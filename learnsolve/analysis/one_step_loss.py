@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve._conversion import TensorLike
-from learnsolve._inputs import operands
-from learnsolve.ops._dots import scaled
+from learnsolve.matrix import checks
+from learnsolve.matrix.convert import TensorLike
+from learnsolve.matrix.inputs import operands
+from learnsolve.ops.core.dots import scaled
 from learnsolve.solvers.core.arguments import check_b, check_operands
 from learnsolve.solvers.core.blocks import Blocks, Columns
 from learnsolve.solvers.core.operators import as_operator
@@ -80,7 +80,7 @@ def one_step_loss(A: Any, b: TensorLike, d: TensorLike) -> Tensor:
     check_b(name, b)
     operator = as_operator(name, A, b, None, (), symmetric=True, blocks=True)
     batch = check_operands(name, A, b)
-    _check.same_kind(name, "d", d, b)
+    checks.same_kind(name, "d", d, b)
     if d.shape != b.shape:
         raise ValueError(f"{name}: d must have b's shape {tuple(b.shape)}, got {tuple(d.shape)}")
     columns = Columns(b.dim() == 1, batch, operator.layout if isinstance(operator, Blocks) else None)

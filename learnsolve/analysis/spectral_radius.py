@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve._plain import plain_tensors
 from learnsolve.analysis._dominant import Pair, Search, arnoldi, dense
 from learnsolve.analysis._estimate import Estimate, warn, with_derivative
 from learnsolve.analysis._operands import Map, Space, as_array, constant, member, space_of
-from learnsolve.ops._autograd import tracked
+from learnsolve.matrix import checks
+from learnsolve.matrix.plain import plain_tensors
+from learnsolve.ops.core.autograd import tracked
 from learnsolve.solvers.core.operators import as_operator
 
 METHODS = ("auto", "dense", "arnoldi")
@@ -107,12 +107,12 @@ def spectral_radius(
     """
     name = "spectral_radius"
     space = space_of(name, "E", E, n, dtype)
-    _check.one_of(name, "method", method, METHODS)
+    checks.one_of(name, "method", method, METHODS)
     if rtol is None:
         rtol = 1e-6 if space.dtype == torch.float64 else 1e-3
-    _check.tolerance(name, "rtol", rtol)
+    checks.tolerance(name, "rtol", rtol)
     if maxiter is not None:
-        maxiter = _check.integer(name, "maxiter", maxiter, 1)
+        maxiter = checks.integer(name, "maxiter", maxiter, 1)
     start = space.for_all(space.start())
     apply = as_operator(name, E, start, None, ())
     _check_linear(name, constant(name, apply), space)

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve.csr import CSR
-from learnsolve.ops._operands import plain_values
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.ops.core.operands import plain_values
 
 NAME = "two_grid_symbols"
 
@@ -111,7 +111,7 @@ def two_grid_symbols(
     """
     fine = _checked(A, P, R, grid, period)
     presweeps, postsweeps = (
-        _check.integer(NAME, name, given, 0)
+        checks.integer(NAME, name, given, 0)
         for name, given in (("presweeps", presweeps), ("postsweeps", postsweeps))
     )
     A_hat, P_hat = _symbols("A", A, fine, fine), _symbols("P", P, fine, fine.coarse)
@@ -194,12 +194,12 @@ def two_grid_factor(
 def _checked(A: CSR, P: CSR, R: CSR | None, grid: Sequence[int], period: Sequence[int]) -> _Grid:
     for name, given in (("A", A), ("P", P), ("R", R)):
         if given is not None or name != "R":
-            _check.matrix(NAME, name, given)
-            _check.dtype(NAME, f"{name}.values", given.values)  # type: ignore[union-attr]
-            _check.same_kind(NAME, f"{name}.values", given.values, A.values)  # type: ignore[union-attr]
+            checks.matrix(NAME, name, given)
+            checks.dtype(NAME, f"{name}.values", given.values)  # type: ignore[union-attr]
+            checks.same_kind(NAME, f"{name}.values", given.values, A.values)  # type: ignore[union-attr]
     fine = _Grid(
-        tuple(_check.integer(NAME, "grid", n, 2) for n in grid),
-        tuple(_check.integer(NAME, "period", b, 2) for b in period),
+        tuple(checks.integer(NAME, "grid", n, 2) for n in grid),
+        tuple(checks.integer(NAME, "period", b, 2) for b in period),
     )
     if len(fine.points) != len(fine.period) or any(
         b % 2 or n % b for n, b in zip(fine.points, fine.period, strict=False)
@@ -253,13 +253,13 @@ def _symbols(name: str, T: CSR, rows: _Grid, columns: _Grid) -> Tensor:
 def _scaled(A: CSR, weight: float | Tensor, fine: _Grid) -> Tensor:
     """w D^-1 of the first block, (..., 1, m, 1)."""
     if isinstance(weight, Tensor):
-        _check.same_kind(NAME, "weight", weight, A.values)
+        checks.same_kind(NAME, "weight", weight, A.values)
         if weight.dim() and weight.shape[-1] != A.shape[0]:
             raise ValueError(
                 f"{NAME}: weight must have shape () or (..., {A.shape[0]}), got {tuple(weight.shape)}"
             )
     else:
-        weight = _check.number(NAME, "weight", weight)
+        weight = checks.number(NAME, "weight", weight)
     local, blocks = fine.places(torch.arange(A.shape[0], device=A.device))
     first = torch.stack(blocks).sum(0) == 0
     order = local[first].argsort()

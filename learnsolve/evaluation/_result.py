@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from learnsolve._files import replace_file
 from learnsolve.evaluation._table import aligned, as_csv
+from learnsolve.matrix.files import replace_file
 
 
 class Spread(NamedTuple):

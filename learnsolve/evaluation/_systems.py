@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve._inputs import matrix, operands
-from learnsolve.csr import CSR
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.inputs import matrix, operands
 from learnsolve.ops.block_batch import BlockBatch
 from learnsolve.ops.stencil_operator import StencilOperator
 
@@ -52,11 +52,11 @@ def systems_of(name: str, A: Any, b: Any) -> list[tuple[Matrix, list[System]]]:
 def _of_one(name: str, A: Matrices, b: Any) -> list[tuple[Matrix, list[System]]]:
     A, b = operands(name, A, b)
     if isinstance(A, BlockBatch):
-        _check.same_kind(name, "b", b, A.matrix.values)
+        checks.same_kind(name, "b", b, A.matrix.values)
         pairs = zip(A.split(A.matrix), A.split(b), strict=True)
         return [group for one, its in pairs for group in _of_one(name, one, its)]
     entries = (A.values if isinstance(A, CSR) else A.coefficients).detach()
-    _check.same_kind(name, "b", b, entries)
+    checks.same_kind(name, "b", b, entries)
     n = A.shape[0]
     if A.shape[1] != n:
         raise ValueError(f"{name}: A must be square, got shape {A.shape}")
@@ -64,7 +64,7 @@ def _of_one(name: str, A: Matrices, b: Any) -> list[tuple[Matrix, list[System]]]
         raise ValueError(f"{name}: b must have A.shape[0] = {n} rows, got shape {tuple(b.shape)}")
     b = b.detach()
     b = b.unsqueeze(-1) if b.dim() == 1 else b
-    _check.batches(name, A.batch_shape, b.shape[:-2], "A and b")
+    checks.batches(name, A.batch_shape, b.shape[:-2], "A and b")
     if not A.batch_shape:
         one = _with_entries(A, entries)
         return [(one, [System(one, c) for c in b.mT.reshape(-1, n)])]

@@ -15,13 +15,14 @@ import scipy.sparse.linalg
 import torch
 from torch import Tensor
 
-from learnsolve import _check, solvers
+from learnsolve import solvers
 from learnsolve._clock import timed
-from learnsolve._conversion import TensorLike
-from learnsolve.csr import CSR
 from learnsolve.evaluation._result import Evaluation, Row, Spread
 from learnsolve.evaluation._systems import Matrix, System, systems_of
-from learnsolve.pattern import SparsityPattern
+from learnsolve.matrix import checks
+from learnsolve.matrix.convert import TensorLike
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.preconditioners.learned._factor_network import MatrixNetwork
 from learnsolve.solvers.core.operators import compiled_form
@@ -125,12 +126,12 @@ def evaluate(
     """
     name = "evaluate"
     tolerances = _tolerances(name, rtol)
-    repeats = _check.integer(name, "repeats", repeats, 1)
-    _check.one_of(name, "on_error", on_error, ("raise", "row"))
+    repeats = checks.integer(name, "repeats", repeats, 1)
+    checks.one_of(name, "on_error", on_error, ("raise", "row"))
     if maxiter is not None:
-        maxiter = _check.integer(name, "maxiter", maxiter, 0)
+        maxiter = checks.integer(name, "maxiter", maxiter, 0)
     if isinstance(solver, str):
-        _check.one_of(name, "solver", solver, SOLVERS)
+        checks.one_of(name, "solver", solver, SOLVERS)
         called, solve = solver, getattr(solvers, solver)
     elif callable(solver):
         inner = solver.func if isinstance(solver, partial) else solver
@@ -180,7 +181,7 @@ def _tolerances(name: str, rtol: Any) -> list[float]:
         rtol = [rtol]
     found = list(rtol)
     for t in found:
-        _check.tolerance(name, "rtol", t)
+        checks.tolerance(name, "rtol", t)
     if not found:
         raise ValueError(f"{name}: rtol must be a tolerance or several, got none")
     return sorted((float(t) for t in found), reverse=True)

@@ -10,9 +10,9 @@ import numpy as np
 import scipy.io
 import scipy.sparse
 
-from learnsolve import _check
-from learnsolve._files import replace_file
-from learnsolve.csr import CSR
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.files import replace_file
 
 
 def write_matrix_market(
@@ -50,9 +50,9 @@ def write_matrix_market(
     True
     """
     name = "write_matrix_market"
-    _check.matrix(name, "A", A)
-    _check.dtype(name, "A.values", A.values)
-    _check.flag(name, "symmetric", symmetric)
+    checks.matrix(name, "A", A)
+    checks.dtype(name, "A.values", A.values)
+    checks.flag(name, "symmetric", symmetric)
     if A.batch_shape:
         raise ValueError(
             f"{name}: A must be one matrix, got a batch of shape {tuple(A.batch_shape)}; write each to a file"

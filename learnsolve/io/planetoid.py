@@ -14,11 +14,11 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve._files import replace_file
-from learnsolve.csr import CSR
 from learnsolve.io import _cache
 from learnsolve.io._planetoid_files import PARTS, paths_of, read
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.files import replace_file
 
 URL = "https://raw.githubusercontent.com/kimiyoung/planetoid/af6abf468a772cc055bec88c52e4d6f51b7c37e3/data/"
 # SHA-256 of the files at that address, in the order of PARTS.
@@ -149,10 +149,10 @@ def planetoid(
             'planetoid: name must be made of lower-case letters, digits, "_", "-" and single dots, got '
             f"{name!r}; pass the folder as a separate argument"
         )
-    _check.flag("planetoid", "normalize", normalize)
-    _check.flag("planetoid", "keep", keep)
-    _check.flag("planetoid", "self_loops", self_loops)
-    if dtype not in _check.SUPPORTED:
+    checks.flag("planetoid", "normalize", normalize)
+    checks.flag("planetoid", "keep", keep)
+    checks.flag("planetoid", "self_loops", self_loops)
+    if dtype not in checks.SUPPORTED:
         raise TypeError(f"planetoid: dtype must be torch.float32 or torch.float64, got {dtype}")
     if folder is None:
         arrays = _downloaded(name)

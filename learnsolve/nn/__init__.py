@@ -1,6 +1,6 @@
 """Layers of graph networks, built from the operations on sparse matrices."""
 
-from learnsolve._autocast import guard
+from learnsolve.matrix.autocast import guard
 from learnsolve.nn.dropout import SparseDropout
 from learnsolve.nn.edge_index import pattern_from_edge_index
 from learnsolve.nn.gcn import GCNConv, gcn_norm

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learnsolve.pattern import SparsityPattern
+from learnsolve.matrix.pattern import SparsityPattern
 
 
 def parameter(value: Tensor) -> torch.nn.Parameter:

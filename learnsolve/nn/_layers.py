@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learnsolve.ops import _segments
-from learnsolve.ops._perceptron import perceptron
-from learnsolve.pattern import SparsityPattern
+from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.ops.core import segments
+from learnsolve.ops.core.perceptron import perceptron
 
 MOST = 32  # numbers in a row of a layer: wider maps are quicker as matrix products
 
@@ -32,7 +32,7 @@ def through_edges(
     layers: torch.nn.Sequential, e: Tensor, weight: Tensor, ends: Tensor, pattern: SparsityPattern
 ) -> Tensor:
     """The same for the entries of a pattern: the first layer, which is linear, has this weight instead of its
-    own, and `ends` are added to its result (`_segments.at_ends`)."""
+    own, and `ends` are added to its result (`segments.at_ends`)."""
     every: list[Any] = list(layers)
     return _from_first(every, e, (weight, every[0].bias), ends, pattern)
 
@@ -47,7 +47,7 @@ def _from_first(
     if not _narrow(t, first[0]):
         t = torch.nn.functional.linear(t, *first)
         if ends is not None and pattern is not None:
-            t = t + _segments.at_ends(ends, pattern)
+            t = t + segments.at_ends(ends, pattern)
         return _rest(every[1:], t)
     two = len(every) > 2 and _is_plain(every[1], torch.nn.ReLU) and _is_plain(every[2], torch.nn.Linear)
     if two and _narrow(t, every[2].weight):

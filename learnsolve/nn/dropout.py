@@ -5,8 +5,8 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve.csr import CSR
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
 
 
 class SparseDropout(torch.nn.Module):
@@ -75,7 +75,7 @@ class SparseDropout(torch.nn.Module):
         TypeError
             if X is not a CSR, or `keep` is not a tensor of bool on its device.
         """
-        _check.matrix("SparseDropout", "X", X, "; use torch.nn.Dropout for dense features")
+        checks.matrix("SparseDropout", "X", X, "; use torch.nn.Dropout for dense features")
         if keep is not None:
             _check_keep(X, keep)
         if not self.training or (self.p == 0 and keep is None):
@@ -91,7 +91,7 @@ class SparseDropout(torch.nn.Module):
 
 def _check_keep(X: CSR, keep: Tensor) -> None:
     name = "SparseDropout"
-    _check.tensor(name, "keep", keep)
+    checks.tensor(name, "keep", keep)
     if keep.dtype != torch.bool:
         raise TypeError(f"{name}: keep must be a tensor of bool, got {keep.dtype}; use keep != 0")
     if keep.device != X.values.device:
@@ -100,4 +100,4 @@ def _check_keep(X: CSR, keep: Tensor) -> None:
         )
     if keep.dim() == 0 or keep.shape[-1] != X.nnz:
         raise ValueError(f"{name}: keep must have shape (..., nnz = {X.nnz}), got {tuple(keep.shape)}")
-    _check.batches(name, X.batch_shape, keep.shape[:-1], "X and keep")
+    checks.batches(name, X.batch_shape, keep.shape[:-1], "X and keep")

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve.csr import CSR
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
 from learnsolve.nn import _graph
 from learnsolve.ops.add import add
 from learnsolve.ops.diagonals import eye
@@ -62,12 +62,12 @@ def gcn_norm(A: CSR | Tensor, edge_weight: Tensor | None = None, *, n: int | Non
     """
     if _graph.is_edges(A):
         return symmetric_scaling(_graph.with_loops("gcn_norm", A, edge_weight, n), by="row_sums")
-    _check.matrix("gcn_norm", "A", A)
+    checks.matrix("gcn_norm", "A", A)
     if edge_weight is not None or n is not None:
         raise ValueError("gcn_norm: edge_weight and n belong to edge_index; a CSR has its own")
     assert isinstance(A, CSR)
-    _check.dtype("gcn_norm", "A.values", A.values)
-    _check.square("gcn_norm", "A", A.shape)
+    checks.dtype("gcn_norm", "A.values", A.values)
+    checks.square("gcn_norm", "A", A.shape)
     identity = eye(A.shape[0], dtype=A.dtype, device=A.device, index_dtype=A.col_indices.dtype)
     return symmetric_scaling(add(A, identity), by="row_sums")
 
@@ -136,10 +136,10 @@ class GCNConv(torch.nn.Module):
         device: torch.device | str | None = None,
     ):
         super().__init__()
-        self.in_features = _check.integer("GCNConv", "in_features", in_features, 1)
-        self.out_features = _check.integer("GCNConv", "out_features", out_features, 1)
-        _check.flag("GCNConv", "bias", bias)
-        batch = tuple(_check.integer("GCNConv", "batch_shape", b, 0) for b in batch_shape)
+        self.in_features = checks.integer("GCNConv", "in_features", in_features, 1)
+        self.out_features = checks.integer("GCNConv", "out_features", out_features, 1)
+        checks.flag("GCNConv", "bias", bias)
+        batch = tuple(checks.integer("GCNConv", "batch_shape", b, 0) for b in batch_shape)
         self.weight = torch.nn.Parameter(
             torch.empty((*batch, in_features, out_features), dtype=dtype, device=device)
         )
@@ -214,9 +214,9 @@ class GCNConv(torch.nn.Module):
         return A, X  # type: ignore[return-value]  # checked next
 
     def _check(self, A: CSR, X: Tensor | CSR) -> None:
-        _check.matrix("GCNConv", "A", A)
+        checks.matrix("GCNConv", "A", A)
         if not isinstance(X, CSR):
-            _check.same_kind("GCNConv", "X", X, self.weight)
+            checks.same_kind("GCNConv", "X", X, self.weight)
         elif X.dtype != self.weight.dtype:
             raise TypeError(
                 f"GCNConv: X has dtype {X.dtype}, the weights {self.weight.dtype}; convert one with .to()"

@@ -11,16 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve.csr import CSR
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.nn._layers import linear, through, through_edges
 from learnsolve.nn.edge_index import pattern_from_edge_index
-from learnsolve.ops import _segments
-from learnsolve.ops._gather import permuted
+from learnsolve.ops.core import segments
+from learnsolve.ops.core.gather import permuted
 from learnsolve.ops.segment_max import segment_max
 from learnsolve.ops.segment_softmax import segment_softmax
 from learnsolve.ops.segment_sum import segment_mean, segment_sum
-from learnsolve.pattern import SparsityPattern
 
 
 def _weighted(E: Tensor, P: SparsityPattern, by: str) -> Tensor:
@@ -111,15 +111,15 @@ class GraphNetBlock(torch.nn.Module):
     ):
         super().__init__()
         name = "GraphNetBlock"
-        self.node_features = _check.integer(name, "node_features", node_features, 1)
-        self.edge_features = _check.integer(name, "edge_features", edge_features, 1)
-        node_out = node_features if node_out is None else _check.integer(name, "node_out", node_out, 0)
-        edge_out = edge_features if edge_out is None else _check.integer(name, "edge_out", edge_out, 1)
+        self.node_features = checks.integer(name, "node_features", node_features, 1)
+        self.edge_features = checks.integer(name, "edge_features", edge_features, 1)
+        node_out = node_features if node_out is None else checks.integer(name, "node_out", node_out, 0)
+        edge_out = edge_features if edge_out is None else checks.integer(name, "edge_out", edge_out, 1)
         if not isinstance(hidden, Sequence):
             raise TypeError(f"{name}: hidden must be a sequence of widths, as (16,), got {hidden!r}")
         if isinstance(activation, torch.nn.Module):
             raise TypeError(f"{name}: activation must make a module, as torch.nn.ReLU, got a module")
-        widths = [_check.integer(name, "hidden", width, 1) for width in hidden]
+        widths = [checks.integer(name, "hidden", width, 1) for width in hidden]
         self.rows, self.columns = _aggregations("rows", rows), _aggregations("columns", columns)
         if not self.rows and not self.columns:
             raise ValueError(f"{name}: rows and columns must name at least one aggregation, got none")
@@ -163,7 +163,7 @@ class GraphNetBlock(torch.nn.Module):
         loop, and under `torch.compile`, take the result of `pattern_from_edge_index` instead.
         """
         for what, t in (("x", x), ("e", e)):
-            _check.same_kind("GraphNetBlock", what, t, next(self.parameters()))
+            checks.same_kind("GraphNetBlock", what, t, next(self.parameters()))
         if not isinstance(graph, Tensor):
             return self._on_pattern(_pattern(graph), x, e)
         n = x.shape[-2] if x.dim() > 1 else 0
@@ -190,7 +190,7 @@ class GraphNetBlock(torch.nn.Module):
 
     def _aggregated(self, e: Tensor, P: SparsityPattern) -> list[Tensor]:
         if self.rows == self.columns in (("sum",), ("mean",)):
-            return [_segments.of_rows_and_columns(e, P, self.rows == ("mean",))]
+            return [segments.of_rows_and_columns(e, P, self.rows == ("mean",))]
         return [AGGREGATIONS[how](e, P, by) for how, by in self._aggregations]
 
     def _check(self, P: SparsityPattern, x: Tensor, e: Tensor) -> None:
@@ -207,7 +207,7 @@ class GraphNetBlock(torch.nn.Module):
                     f"{name}: {what} must have shape (..., {rows} = {n}, {kind}_features = {f}), got "
                     f"{tuple(t.shape)}"
                 )
-        _check.batches(name, x.shape[:-2], e.shape[:-2], "x and e")
+        checks.batches(name, x.shape[:-2], e.shape[:-2], "x and e")
 
     def extra_repr(self) -> str:
         return f"rows={self.rows}, columns={self.columns}"
@@ -216,7 +216,7 @@ class GraphNetBlock(torch.nn.Module):
 def _aggregations(name: str, given: str | Sequence[str]) -> tuple[str, ...]:
     every = (given,) if isinstance(given, str) else tuple(given)
     for how in every:
-        _check.one_of("GraphNetBlock", name, how, tuple(AGGREGATIONS))
+        checks.one_of("GraphNetBlock", name, how, tuple(AGGREGATIONS))
     return every
 
 

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve.pattern import SparsityPattern
+from learnsolve.matrix import checks
+from learnsolve.matrix.pattern import SparsityPattern
 
 POSITIVE = {
     "softplus": torch.nn.functional.softplus,
@@ -58,21 +58,21 @@ def positive_diagonal(
             [0., 1.]])
     """
     name = "positive_diagonal"
-    _check.tensor(name, "values", values)
-    _check.dtype(name, "values", values)
+    checks.tensor(name, "values", values)
+    checks.dtype(name, "values", values)
     if not isinstance(pattern, SparsityPattern):
         raise TypeError(f"{name}: pattern must be a SparsityPattern, got {type(pattern).__name__}")
     if values.device != pattern.device:
         raise TypeError(
             f"{name}: values are on {values.device}, the pattern on {pattern.device}; move one with .to()"
         )
-    _check.square(name, "pattern", pattern.shape)
+    checks.square(name, "pattern", pattern.shape)
     if values.dim() == 0 or values.shape[-1] != pattern.nnz:
         raise ValueError(
             f"{name}: values must have shape (..., nnz = {pattern.nnz}), got {tuple(values.shape)}"
         )
-    _check.one_of(name, "how", how, tuple(POSITIVE))
-    _check.tolerance(name, "shift", shift)
+    checks.one_of(name, "how", how, tuple(POSITIVE))
+    checks.tolerance(name, "shift", shift)
     row = pattern._missing_diagonal
     if row >= 0:
         raise ValueError(f"{name}: the pattern must have every diagonal entry, row {row} has none; add it")

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve.csr import CSR
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
 from learnsolve.nn._layers import linear
 from learnsolve.ops.spmm import spmm
 
@@ -76,10 +76,10 @@ class ResGCN(torch.nn.Module):
     ):
         super().__init__()
         name = "ResGCN"
-        self.in_features = _check.integer(name, "in_features", in_features, 1)
-        self.out_features = _check.integer(name, "out_features", out_features, 1)
-        width, layers = _check.integer(name, "width", width, 1), _check.integer(name, "layers", layers, 0)
-        _check.flag(name, "transpose", transpose)
+        self.in_features = checks.integer(name, "in_features", in_features, 1)
+        self.out_features = checks.integer(name, "out_features", out_features, 1)
+        width, layers = checks.integer(name, "width", width, 1), checks.integer(name, "layers", layers, 0)
+        checks.flag(name, "transpose", transpose)
         self.transpose = transpose
 
         def map_(n: int, m: int, bias: bool = True) -> torch.nn.Linear:
@@ -110,9 +110,9 @@ class ResGCN(torch.nn.Module):
         TypeError
             if dtypes or devices do not fit.
         """
-        _check.matrix("ResGCN", "A", A)
-        _check.square("ResGCN", "A", A.shape)
-        _check.same_kind("ResGCN", "X", X, self.first.weight)
+        checks.matrix("ResGCN", "A", A)
+        checks.square("ResGCN", "A", A.shape)
+        checks.same_kind("ResGCN", "X", X, self.first.weight)
         wanted = (A.shape[0], self.in_features)
         if X.dim() < 2 or tuple(X.shape[-2:]) != wanted:
             raise ValueError(

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.modules.module import register_module_buffer_registration_hook
 
-from learnsolve import _check
-from learnsolve.csr import CSR
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
 from learnsolve.nn._holds_pattern import HoldsPattern, parameter
 from learnsolve.ops.spmm import spmm
 
@@ -66,10 +66,10 @@ class SparseMatrix(HoldsPattern):
 
     def __init__(self, A: CSR, trainable: bool = False):
         super().__init__()
-        _check.matrix("SparseMatrix", "A", A)
-        _check.dtype("SparseMatrix", "A.values", A.values)
-        _check.flag("SparseMatrix", "trainable", trainable)
-        _check.start("SparseMatrix", "A.values", A.values, "use A itself, which keeps the graph")
+        checks.matrix("SparseMatrix", "A", A)
+        checks.dtype("SparseMatrix", "A.values", A.values)
+        checks.flag("SparseMatrix", "trainable", trainable)
+        checks.start("SparseMatrix", "A.values", A.values, "use A itself, which keeps the graph")
         self._hold(A.pattern)
         values = parameter(A.values)
         if trainable:

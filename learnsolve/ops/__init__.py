@@ -2,24 +2,16 @@
 
 import sys
 
-from learnsolve import csr
-from learnsolve._autocast import guard, guard_methods
-from learnsolve._buffer_pool_limit import set_buffer_pool_limit
-from learnsolve._inputs import takes_sparse_matrices
-from learnsolve._plan_cache_limit import set_plan_cache_limit
-from learnsolve.ops import (  # noqa: F401  (methods of CSR)
-    _batched,
-    _fake,
-    _linear_operator,
-    _on_pattern,
-    _symmetry,
-    arithmetic,
-    coo,
-    indexing,
-)
-from learnsolve.ops._sparse_product import set_spgemm_plan_cache_limit
+from learnsolve.matrix import csr
+from learnsolve.matrix.autocast import guard, guard_methods
+from learnsolve.matrix.buffer_pool_limit import set_buffer_pool_limit
+from learnsolve.matrix.inputs import takes_sparse_matrices
+from learnsolve.matrix.plan_cache_limit import set_plan_cache_limit
+from learnsolve.ops import arithmetic, coo, indexing  # noqa: F401  (methods of CSR)
 from learnsolve.ops.add import add
 from learnsolve.ops.block_batch import BlockBatch
+from learnsolve.ops.core import batched, fake, linear_operator, on_pattern, symmetry
+from learnsolve.ops.core.sparse_product import set_spgemm_plan_limit
 from learnsolve.ops.diagonal import diagonal, inverse_diagonal, trace
 from learnsolve.ops.diagonals import diag, eye, zeros
 from learnsolve.ops.gather import gather
@@ -81,7 +73,7 @@ __all__ = [
     "segment_sum",
     "set_buffer_pool_limit",
     "set_plan_cache_limit",
-    "set_spgemm_plan_cache_limit",
+    "set_spgemm_plan_limit",
     "spgemm",
     "spmm",
     "spsolve",
@@ -106,4 +98,16 @@ guard_methods(  # its other methods are operations of this package
     *("__add__", "__sub__", "__mul__", "__rmul__", "__truediv__"),
 )
 guard_methods(BlockBatch, "__init__", "__matmul__", "with_values")
-del csr, sys, BlockBatch, guard, guard_methods, takes_sparse_matrices, _batched, _fake
+del (
+    csr,
+    sys,
+    BlockBatch,
+    guard,
+    guard_methods,
+    takes_sparse_matrices,
+    batched,
+    fake,
+    linear_operator,
+    on_pattern,
+    symmetry,
+)

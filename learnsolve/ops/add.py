@@ -5,17 +5,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from learnsolve import (
-    _analysis,
-    _check,
-    _device_analysis,
-    _library,  # noqa: F401  (registers torch.ops.learnsolve)
-)
-from learnsolve.csr import CSR
-from learnsolve.ops._autograd import Multilinear, Operation, dispatch, tracked
-from learnsolve.ops._dots import times
-from learnsolve.ops._operands import factor, fit, one_shape
-from learnsolve.pattern import SparsityPattern, as_numpy
+from learnsolve import _analysis, _library  # noqa: F401  (registers torch.ops.learnsolve)
+from learnsolve.matrix import checks, device_analysis
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.pattern import SparsityPattern, as_numpy
+from learnsolve.ops.core.autograd import Multilinear, Operation, dispatch, tracked
+from learnsolve.ops.core.dots import times
+from learnsolve.ops.core.operands import factor, fit, one_shape
 
 _raw = torch.ops.learnsolve.csr_add.default
 _raw_backward = torch.ops.learnsolve.csr_add_backward.default
@@ -79,7 +75,7 @@ def add(A: CSR, B: CSR, *, alpha: Scalar = 1, beta: Scalar = 1) -> CSR:
             [-5.,  3.]])
     """
     for name, M in (("A", A), ("B", B)):
-        _check.matrix("add", name, M)
+        checks.matrix("add", name, M)
     return added("add", A, B, alpha, beta)
 
 
@@ -90,7 +86,7 @@ def added(function: str, A: CSR, B: CSR, alpha: Any, beta: Any) -> CSR:
     fit(function, A, B)
     a, alpha = _scaled(function, "alpha", A, alpha)
     b, beta = _scaled(function, "beta", B, beta)
-    _check.batches(function, a.shape[:-1], b.shape[:-1], "alpha A and beta B")
+    checks.batches(function, a.shape[:-1], b.shape[:-1], "alpha A and beta B")
     plan = None if P is Q else union_plan(P, Q)
     if plan is None or plan.lies == "both":
         return CSR(torch.add(a if alpha == 1 else alpha * a, b, alpha=beta), P)
@@ -131,9 +127,9 @@ def _plan_union(P: SparsityPattern, Q: SparsityPattern) -> UnionPlan:
     index = torch.int64 if wide else torch.int32
     arrays = (P.crow_indices, P.col_indices, Q.crow_indices, Q.col_indices)
     # The position of an entry must be an index.
-    sorted_there = P.shape[0] * P.shape[1] < 2**62 and P.nnz + Q.nnz <= _device_analysis.MOST_SORTED
-    if _device_analysis.here(P.crow_indices) and sorted_there:
-        crow, col, codes, starts = _device_analysis.merge_patterns(*arrays, P.shape[1], index)
+    sorted_there = P.shape[0] * P.shape[1] < 2**62 and P.nnz + Q.nnz <= device_analysis.MOST_SORTED
+    if device_analysis.here(P.crow_indices) and sorted_there:
+        crow, col, codes, starts = device_analysis.merge_patterns(*arrays, P.shape[1], index)
     else:
         merged = _analysis.merge_patterns(*(as_numpy(t.to(index)) for t in arrays))
         crow, col, codes, starts = (P._tensor(a) for a in merged)

@@ -7,20 +7,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve._inputs import sparse_matrix
-from learnsolve.csr import CSR
-from learnsolve.ops._dots import over, times
-from learnsolve.ops._gather import take
-from learnsolve.ops._operands import factor, fit, one_shape
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.inputs import sparse_matrix
+from learnsolve.matrix.pattern import SparsityPattern, as_numpy
 from learnsolve.ops.add import added, union_plan
-from learnsolve.pattern import SparsityPattern, as_numpy
+from learnsolve.ops.core.dots import over, times
+from learnsolve.ops.core.gather import take
+from learnsolve.ops.core.operands import factor, fit, one_shape
 
 
 def add_values(function: str, A: CSR, B: Any, negate: bool = False) -> CSR:
     """A + B or A - B, B also a sparse matrix of another library."""
     B = sparse_matrix(B)
-    _check.matrix(
+    checks.matrix(
         *(function, "B", B),
         ": adding a number to a sparse matrix would fill it; add to A.values to shift the stored entries",
     )

@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve._plain import plain_tensors
-from learnsolve.csr import CSR
-from learnsolve.ops._gather import place, take
-from learnsolve.ops._selection import trusted
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.pattern import SparsityPattern, as_numpy
+from learnsolve.matrix.plain import plain_tensors
+from learnsolve.ops.core.gather import place, take
+from learnsolve.ops.core.selection import trusted
 from learnsolve.ops.spmm import spmm
 from learnsolve.ops.stack import block_diag, check_matrices
-from learnsolve.pattern import SparsityPattern, as_numpy
 
 
 class Layout(NamedTuple):
@@ -83,8 +83,8 @@ class BlockBatch:
     blocks, or a list of one for each block.
 
     The block-diagonal pattern of some patterns, in their order, is planned once and kept within
-    `ops.set_plan_cache_limit`; gradients flow back into the values of the given matrices. Matrices of one pattern:
-    `CSR.stack` is faster. Cost: O(nnz).
+    `ops.set_plan_cache_limit`; gradients flow back into the values of the given matrices. Matrices of one
+    pattern: `CSR.stack` is faster. Cost: O(nnz).
 
     Examples
     --------
@@ -107,7 +107,7 @@ class BlockBatch:
         name = type(self).__name__
         check_matrices(name, matrices)
         for i, A in enumerate(matrices):
-            _check.square(name, f"matrix {i}", A.shape)
+            checks.square(name, f"matrix {i}", A.shape)
             if A.batch_shape:
                 raise ValueError(
                     f"{name}: matrices must have no batch axes, matrix {i} has {tuple(A.batch_shape)}; list "
@@ -175,7 +175,7 @@ class BlockBatch:
     # --- the same blocks, other values ---
     def with_values(self, values: Tensor) -> BlockBatch:
         """The blocks with other values, on ``matrix.pattern``, shape (nnz,)."""
-        _check.tensor("BlockBatch.with_values", "values", values)
+        checks.tensor("BlockBatch.with_values", "values", values)
         if values.dim() != 1:
             raise ValueError(
                 f"BlockBatch.with_values: values must have shape (nnz,) = ({self.matrix.nnz},), got "
@@ -217,7 +217,7 @@ class BlockBatch:
         name = "BlockBatch.split"
         if isinstance(value, CSR):
             return self._split_matrix(name, value)
-        _check.tensor(name, "value", value)
+        checks.tensor(name, "value", value)
         counts = [P.nnz for P in self._own_patterns()] if entries else list(self.sizes)
         total, axis = sum(counts), 0 if value.dim() == 1 else -2
         if value.dim() == 0 or value.shape[axis] != total:

@@ -4,12 +4,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve._pattern_checks import as_numpy, matrix_shape, sorted_triples
-from learnsolve._plain import makes_plain_tensors
-from learnsolve.csr import CSR
-from learnsolve.ops._gather import added_up
-from learnsolve.pattern import SparsityPattern
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.matrix.pattern_checks import as_numpy, matrix_shape, sorted_triples
+from learnsolve.matrix.plain import makes_plain_tensors
+from learnsolve.ops.core.gather import added_up
 
 
 def from_coo(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> CSR:
@@ -26,8 +26,8 @@ def from_coo(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, in
             [4., 0.]])
     """
     for name, t in (("rows", rows), ("columns", columns), ("values", values)):
-        _check.tensor("from_coo", name, t)
-    _check.dtype("from_coo", "values", values)
+        checks.tensor("from_coo", name, t)
+    checks.dtype("from_coo", "values", values)
     for t in (rows, columns):
         if t.is_floating_point() or t.is_complex() or t.dtype == torch.bool or t.dim() != 1:
             raise TypeError(

@@ -6,13 +6,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve._plain import plain_tensors
-from learnsolve.csr import CSR
-from learnsolve.ops._autograd import tracked
-from learnsolve.ops._dots import total
-from learnsolve.ops._operands import plain_values
-from learnsolve.pattern import SparsityPattern, as_numpy
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.pattern import SparsityPattern, as_numpy
+from learnsolve.matrix.plain import plain_tensors
+from learnsolve.ops.core.autograd import tracked
+from learnsolve.ops.core.dots import total
+from learnsolve.ops.core.operands import plain_values
 
 
 def diagonal(A: CSR, k: int = 0) -> Tensor:
@@ -38,8 +38,8 @@ def diagonal(A: CSR, k: int = 0) -> Tensor:
     >>> ls.ops.diagonal(ls.problems.poisson((3,)), 1)
     tensor([-1., -1.], dtype=torch.float64)
     """
-    _check.matrix("diagonal", "A", A)
-    k = _check.integer("diagonal", "k", k, -(2**62))
+    checks.matrix("diagonal", "A", A)
+    k = checks.integer("diagonal", "k", k, -(2**62))
     at = A.pattern.diagonal_positions if k == 0 else A.pattern._planned(_plan_diagonal, k)
     if A.nnz == 0:
         return A.values.sum(-1, keepdim=True).expand(A.batch_shape + at.shape)  # zeros, with a graph
@@ -80,7 +80,7 @@ def trace(A: CSR) -> Tensor:
     >>> ls.ops.trace(ls.problems.poisson((3,)))
     tensor(6., dtype=torch.float64)
     """
-    _check.matrix("trace", "A", A)
+    checks.matrix("trace", "A", A)
     return total(diagonal(A))
 
 
@@ -109,7 +109,7 @@ def inverse_diagonal(A: CSR) -> Tensor:
     >>> ls.ops.inverse_diagonal(ls.problems.poisson((2,)))
     tensor([0.5000, 0.5000], dtype=torch.float64)
     """
-    _check.matrix("inverse_diagonal", "A", A)
+    checks.matrix("inverse_diagonal", "A", A)
     return shared_inverse_diagonal(A, "inverse_diagonal").clone()
 
 
@@ -126,7 +126,7 @@ def shared_inverse_diagonal(A: CSR, function: str) -> Tensor:
         d = values.index_select(-1, A.pattern.diagonal_positions)
         if torch.equal(kept[0], d):
             return kept[1]
-    _check.square(function, "A", A.shape)
+    checks.square(function, "A", A.shape)
     row = A.pattern._missing_diagonal
     if row >= 0:
         raise ValueError(

@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve._pattern_checks import check_device
-from learnsolve._plain import makes_plain_tensors
-from learnsolve.csr import CSR
-from learnsolve.pattern import SparsityPattern
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.matrix.pattern_checks import check_device
+from learnsolve.matrix.plain import makes_plain_tensors
 
 
 def eye(
@@ -50,10 +50,10 @@ def eye(
     tensor([[1., 0., 0.],
             [0., 1., 0.]], dtype=torch.float64)
     """
-    n = _check.integer("eye", "n", n, 0)
-    m = n if m is None else _check.integer("eye", "m", m, 0)
-    k = _check.integer("eye", "k", k, -(2**62))
-    _check.one_of("eye", "index_dtype", index_dtype, (torch.int32, torch.int64))
+    n = checks.integer("eye", "n", n, 0)
+    m = n if m is None else checks.integer("eye", "m", m, 0)
+    k = checks.integer("eye", "k", k, -(2**62))
+    checks.one_of("eye", "index_dtype", index_dtype, (torch.int32, torch.int64))
     check_device("eye", device)
     ones = torch.ones(max(0, min(n + min(k, 0), m - max(k, 0))), dtype=dtype, device=device)
     return CSR(ones, _pattern(n, m, k, index_dtype, ones.device))
@@ -89,9 +89,9 @@ def zeros(
     >>> ls.ops.zeros(2, 3)
     CSR(shape=(2, 3), nnz=0, dtype=float64, device=cpu, density=0.0%)
     """
-    n = _check.integer("zeros", "n", n, 0)
-    m = n if m is None else _check.integer("zeros", "m", m, 0)
-    _check.one_of("zeros", "index_dtype", index_dtype, (torch.int32, torch.int64))
+    n = checks.integer("zeros", "n", n, 0)
+    m = n if m is None else checks.integer("zeros", "m", m, 0)
+    checks.one_of("zeros", "index_dtype", index_dtype, (torch.int32, torch.int64))
     check_device("zeros", device)
     none = torch.zeros(0, dtype=dtype, device=device)
     return CSR(none, _pattern(n, m, m, index_dtype, none.device))
@@ -128,9 +128,9 @@ def diag(d: Tensor, k: int = 0, *, index_dtype: torch.dtype = torch.int64) -> CS
             [0., 0., 6.],
             [0., 0., 0.]])
     """
-    _check.tensor("diag", "d", d)
-    k = _check.integer("diag", "k", k, -(2**62))
-    _check.one_of("diag", "index_dtype", index_dtype, (torch.int32, torch.int64))
+    checks.tensor("diag", "d", d)
+    k = checks.integer("diag", "k", k, -(2**62))
+    checks.one_of("diag", "index_dtype", index_dtype, (torch.int32, torch.int64))
     if d.dim() == 0:
         raise ValueError("diag: d must have shape (..., n), got a scalar; use A * s with A = eye(n)")
     n = d.shape[-1] + abs(k)

@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from learnsolve.ops import _segments
-from learnsolve.pattern import SparsityPattern
+from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.ops.core import segments
 
 
 def gather(X: Tensor, pattern: SparsityPattern, by: str = "row") -> Tensor:
@@ -44,5 +44,5 @@ def gather(X: Tensor, pattern: SparsityPattern, by: str = "row") -> Tensor:
     >>> ls.ops.gather(x, P, "row"), ls.ops.gather(x, P, "column")
     (tensor([10., 10., 20.]), tensor([10., 20., 20.]))
     """
-    _segments.check("gather", "X", X, pattern, by, entries=False)
-    return _segments.spread(X, pattern, by)
+    segments.check("gather", "X", X, pattern, by, entries=False)
+    return segments.spread(X, pattern, by)

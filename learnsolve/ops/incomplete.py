@@ -5,13 +5,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from learnsolve.csr import CSR
-from learnsolve.ops._factor_arguments import as_shift, check, check_pattern, missing_diagonal
-from learnsolve.ops._incomplete import factor, plan_of
-from learnsolve.ops._selection import onto
-from learnsolve.ops._shift import Search
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.ops.core.factor_arguments import as_shift, check, check_pattern, missing_diagonal
+from learnsolve.ops.core.incomplete import factor, plan_of
+from learnsolve.ops.core.selection import onto
+from learnsolve.ops.core.shift import Search
 from learnsolve.ops.triangle import triangle_of
-from learnsolve.pattern import SparsityPattern
 
 
 class IncompleteCholesky(NamedTuple):

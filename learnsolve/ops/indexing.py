@@ -12,12 +12,12 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve._plain import makes_plain_tensors
-from learnsolve.csr import CSR
-from learnsolve.ops._gather import permuted, place, take
-from learnsolve.ops._selection import Selection, find, handed_out, places, selected, trusted
-from learnsolve.pattern import SparsityPattern, as_numpy
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.pattern import SparsityPattern, as_numpy
+from learnsolve.matrix.plain import makes_plain_tensors
+from learnsolve.ops.core.gather import permuted, place, take
+from learnsolve.ops.core.selection import Selection, find, handed_out, places, selected, trusted
 
 
 def index(A: CSR, key: Any) -> CSR | Tensor:
@@ -76,7 +76,7 @@ def permute(A: CSR, p: Any, q: Any = None) -> CSR:
     tensor([[3., 0.],
             [2., 1.]])
     """
-    _check.matrix("permute", "A", A)
+    checks.matrix("permute", "A", A)
     if p is None:
         raise TypeError("permute: p must be an array of integers, got None; range(A.shape[0]) keeps the rows")
     if q is None and A.shape[0] != A.shape[1]:

@@ -3,12 +3,12 @@
 import numpy as np
 import torch
 
-from learnsolve import _check
-from learnsolve._pattern_checks import matrix_shape
-from learnsolve.csr import CSR
-from learnsolve.ops._operands import fit
-from learnsolve.ops._selection import Sorted, reordered, sorted_by_row
-from learnsolve.pattern import SparsityPattern, as_numpy
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.pattern import SparsityPattern, as_numpy
+from learnsolve.matrix.pattern_checks import matrix_shape
+from learnsolve.ops.core.operands import fit
+from learnsolve.ops.core.selection import Sorted, reordered, sorted_by_row
 
 
 def kron(A: CSR, B: CSR) -> CSR:
@@ -42,8 +42,8 @@ def kron(A: CSR, B: CSR) -> CSR:
     >>> (ls.ops.kron(T, I) + ls.ops.kron(I, T)).to_dense()[0]
     tensor([ 4., -1., -1.,  0.], dtype=torch.float64)
     """
-    _check.matrix("kron", "A", A)
-    _check.matrix("kron", "B", B)
+    checks.matrix("kron", "A", A)
+    checks.matrix("kron", "B", B)
     fit("kron", A, B)
     matrix_shape("kron", _product_shape(A.shape, B.shape))
     plan = A.pattern._planned(_plan_kron, B.pattern)

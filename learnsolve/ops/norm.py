@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve.csr import CSR
-from learnsolve.ops._selection import used_columns
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.ops.core.selection import used_columns
 from learnsolve.ops.richardson import residual_norm
 from learnsolve.ops.structure import sum as sum_
 
@@ -45,17 +45,17 @@ def norm(A: CSR, ord: float | str | None = None, dim: int | None = None) -> Tens
     >>> ls.ops.norm(A), ls.ops.norm(A, 1, dim=1)
     (tensor(4., dtype=torch.float64), tensor([3., 4., 3.], dtype=torch.float64))
     """
-    _check.matrix("norm", "A", A)
-    _check.dtype("norm", "A.values", A.values)
-    _check.one_of("norm", "dim", dim, (None, 0, 1, -1, -2))
+    checks.matrix("norm", "A", A)
+    checks.dtype("norm", "A.values", A.values)
+    checks.one_of("norm", "dim", dim, (None, 0, 1, -1, -2))
     if dim is None:
-        _check.one_of("norm", "ord", ord, (None, "fro", 1, float("inf")))
+        checks.one_of("norm", "ord", ord, (None, "fro", 1, float("inf")))
         if ord in (None, "fro"):
             return residual_norm(A.values, -1)
         A = CSR(A.values.abs(), used_columns(A.pattern))  # an empty column is never the largest
         sums = sum_(A, 0 if ord == 1 else 1)
         return sums.amax(-1) if sums.shape[-1] else sums.sum(-1)
-    _check.one_of("norm", "ord", ord, (None, 2, 1))
+    checks.one_of("norm", "ord", ord, (None, 2, 1))
     if ord == 1:
         return sum_(A.abs(), dim)
     square = sum_(A.with_values(A.values * A.values), dim)

@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 
 from learnsolve import _library  # noqa: F401  (registers torch.ops.learnsolve)
-from learnsolve.ops._autograd import Operation, pullback, pushforward, tracked, vmapped
-from learnsolve.ops._pcg_preconditioner import KINDS, STOP, Directions, fitting, preconditioner
-from learnsolve.ops._pcg_unfused import LOWER, unfused, unfused_adjoint
-from learnsolve.ops._sweep_calls import WORK, iterations_of_a_call
-from learnsolve.ops._triangular import _only_read
-from learnsolve.pattern import SparsityPattern
+from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.ops.core.autograd import Operation, pullback, pushforward, tracked, vmapped
+from learnsolve.ops.core.pcg_preconditioner import KINDS, STOP, Directions, fitting, preconditioner
+from learnsolve.ops.core.pcg_unfused import LOWER, unfused, unfused_adjoint
+from learnsolve.ops.core.sweep_calls import WORK, iterations_of_a_call
+from learnsolve.ops.core.triangular import _only_read
 
 _raw = torch.ops.learnsolve.csr_pcg.default
 _raw_backward = torch.ops.learnsolve.csr_pcg_backward.default

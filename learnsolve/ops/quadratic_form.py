@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve.csr import CSR
-from learnsolve.ops._autograd import Operation, add, tracked, vmapped
-from learnsolve.ops._dots import ordered_dots
-from learnsolve.ops._product import product, sampled
-from learnsolve.pattern import SparsityPattern
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.ops.core.autograd import Operation, add, tracked, vmapped
+from learnsolve.ops.core.dots import ordered_dots
+from learnsolve.ops.core.product import product, sampled
 
 
 def quadratic_form(A: CSR, x: Tensor, *, symmetric: bool = False) -> Tensor:
@@ -44,14 +44,14 @@ def quadratic_form(A: CSR, x: Tensor, *, symmetric: bool = False) -> Tensor:
     tensor(12., dtype=torch.float64)
     """
     name = "quadratic_form"
-    _check.matrix(name, "A", A)
+    checks.matrix(name, "A", A)
     values, pattern = A.values, A.pattern
-    _check.dtype(name, "A.values", values)
-    _check.same_kind(name, "x", x, values)
-    _check.square(name, "A", pattern.shape)
-    _check.rows(name, "x", x, "A", pattern.shape)
+    checks.dtype(name, "A.values", values)
+    checks.same_kind(name, "x", x, values)
+    checks.square(name, "A", pattern.shape)
+    checks.rows(name, "x", x, "A", pattern.shape)
     if torch.compiler.is_dynamo_compiling() or values.dim() > 1 or x.dim() > 2:
-        _check.batches(name, values.shape[:-1], x.shape[:-2], "A.values and x")
+        checks.batches(name, values.shape[:-1], x.shape[:-2], "A.values and x")
         y = product(values, x, pattern, False)
         return _inner(x, y)
     if tracked(values, x):

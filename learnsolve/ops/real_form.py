@@ -4,10 +4,10 @@ from typing import Any
 
 import scipy.sparse
 
-from learnsolve import _check, _conversion
-from learnsolve._inputs import sparse_matrix
-from learnsolve.csr import CSR
-from learnsolve.ops._operands import fit, one_shape
+from learnsolve.matrix import checks, convert
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.inputs import sparse_matrix
+from learnsolve.ops.core.operands import fit, one_shape
 from learnsolve.ops.stack import hstack, vstack
 
 
@@ -66,11 +66,11 @@ def real_form(re: Any, im: CSR | None = None) -> CSR:
                 f"{name}: without im, re must be a complex sparse matrix of SciPy, got {type(re).__name__}"
                 f"{' of ' + str(re.dtype) if hasattr(re, 'dtype') else ''}; pass the imaginary part as im"
             )
-        values, pattern = _conversion.scipy_parts(re)
+        values, pattern = convert.scipy_parts(re)
         re, im = CSR(values.real.contiguous(), pattern), CSR(values.imag.contiguous(), pattern)
     re = sparse_matrix(re)
-    _check.matrix(name, "re", re)
-    _check.matrix(name, "im", im)
+    checks.matrix(name, "re", re)
+    checks.matrix(name, "im", im)
     fit(name, re, im, "re", "im")
     one_shape(name, re, im)
     return vstack([hstack([re, -im]), hstack([im, re])])

@@ -3,7 +3,7 @@
     x_{k+1} = x_k + s_k o (b - A x_k) + m_k (x_k - x_{k-1}),   x_{-1} = x_0.
 
 With s = w / diag(A) and no momentum m this is weighted Jacobi, with constants the heavy ball, and Chebyshev's
-semi-iteration has this form too. Forward and adjoint are one compiled call each (_sweep_calls.py;
+semi-iteration has this form too. Forward and adjoint are one compiled call each (sweep_calls.py;
 csrc/kernels/richardson.h has the adjoint's recursion). Second derivatives, forward mode and unusual batches
 go through `_unfused`, the same sweeps as a composition of public operations.
 """
@@ -13,11 +13,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from learnsolve.ops import _sweep_calls
-from learnsolve.ops._autograd import Operation, pullback, pushforward, tracked, vmapped
-from learnsolve.ops._product import product
-from learnsolve.ops._steps import residual_norm, stationary_steps
-from learnsolve.pattern import SparsityPattern
+from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.ops.core import sweep_calls
+from learnsolve.ops.core.autograd import Operation, pullback, pushforward, tracked, vmapped
+from learnsolve.ops.core.product import product
+from learnsolve.ops.core.steps import residual_norm, stationary_steps
 
 __all__ = ["residual_norm", "richardson_sweeps"]
 
@@ -63,7 +63,7 @@ def richardson_sweeps(
         return _Richardson.traced.apply(values, scale, m, b, x0, *constants, learns)[:2]
     if tracked(values, scale, m, b, x0):
         return _Richardson.eager.apply(values, scale, m, b, x0, *constants, True)[:2]
-    return _sweep_calls.forward(values, scale, m, b, x0, *constants, False)[:2]  # type: ignore[return-value]
+    return sweep_calls.forward(values, scale, m, b, x0, *constants, False)[:2]  # type: ignore[return-value]
 
 
 def _unfused(
@@ -94,7 +94,7 @@ def _unfused_adjoint(pattern: SparsityPattern, iterations: int) -> Callable:
 
 
 class _Richardson(Operation):
-    forward = staticmethod(_sweep_calls.forward)
+    forward = staticmethod(sweep_calls.forward)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -119,7 +119,7 @@ class _Richardson(Operation):
             gnorms = torch.zeros_like(norms) if gnorms is None else gnorms
             grads = _RichardsonAdjoint.eager.apply(*operands, gx, gnorms, norms, fixed, *saved)
         else:
-            grads = _sweep_calls.adjoint(operands, gx, gnorms, norms, fixed, saved, needs)
+            grads = sweep_calls.adjoint(operands, gx, gnorms, norms, fixed, saved, needs)
         return (*(g if needed else None for g, needed in zip(grads, needs, strict=True)), *rest)
 
     @staticmethod
@@ -163,7 +163,7 @@ class _RichardsonAdjoint(Operation):
     @staticmethod
     def forward(values, scale, momentum, b, x0, gx, gnorms, norms, fixed, *saved):
         operands = (values, scale, momentum, b, x0)
-        return _sweep_calls.adjoint(operands, gx, gnorms, norms, fixed, saved, (True,) * 5)
+        return sweep_calls.adjoint(operands, gx, gnorms, norms, fixed, saved, (True,) * 5)
 
     @staticmethod
     def setup_context(ctx, inputs, output):

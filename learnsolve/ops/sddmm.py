@@ -2,10 +2,10 @@
 
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve.csr import CSR
-from learnsolve.ops._product import sampled
-from learnsolve.pattern import SparsityPattern
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.ops.core.product import sampled
 
 
 def sddmm(U: Tensor, V: Tensor, pattern: SparsityPattern | CSR) -> Tensor:
@@ -42,13 +42,13 @@ def sddmm(U: Tensor, V: Tensor, pattern: SparsityPattern | CSR) -> Tensor:
     >>> ls.ops.sddmm(torch.tensor([1.0, 2.0, 3.0]), torch.ones(3), P)
     tensor([1., 1., 2., 2., 2., 3., 3.])
     """
-    _check.tensor("sddmm", "U", U)
-    _check.tensor("sddmm", "V", V)
+    checks.tensor("sddmm", "U", U)
+    checks.tensor("sddmm", "V", V)
     if isinstance(pattern, CSR):
         pattern = pattern.pattern
     if not isinstance(pattern, SparsityPattern):
         raise TypeError(f"sddmm: pattern must be a SparsityPattern or a CSR, got {type(pattern).__name__}")
-    _check.dtype("sddmm", "U", U)
+    checks.dtype("sddmm", "U", U)
     if V.dtype != U.dtype or U.device != pattern.device or V.device != pattern.device:
         raise TypeError(
             f"sddmm: U ({U.dtype}, {U.device}) and V ({V.dtype}, {V.device}) must have one dtype and the "
@@ -59,11 +59,11 @@ def sddmm(U: Tensor, V: Tensor, pattern: SparsityPattern | CSR) -> Tensor:
             f"sddmm: U and V must both be vectors or both (..., rows, k), got shapes {tuple(U.shape)} and "
             f"{tuple(V.shape)}"
         )
-    _check.rows("sddmm", "U", U, "pattern", pattern.shape, 0)
-    _check.rows("sddmm", "V", V, "pattern", pattern.shape, 1)
+    checks.rows("sddmm", "U", U, "pattern", pattern.shape, 0)
+    checks.rows("sddmm", "V", V, "pattern", pattern.shape, 1)
     if U.dim() > 1 and U.shape[-1] != V.shape[-1]:
         raise ValueError(
             f"sddmm: U and V must have as many columns as each other, got {U.shape[-1]} and {V.shape[-1]}"
         )
-    _check.batches("sddmm", U.shape[:-2], V.shape[:-2], "U and V")
+    checks.batches("sddmm", U.shape[:-2], V.shape[:-2], "U and V")
     return sampled(U, V, pattern)

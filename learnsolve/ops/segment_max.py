@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from learnsolve import _library  # noqa: F401  (registers torch.ops.learnsolve)
-from learnsolve.ops import _segments
-from learnsolve.ops._autograd import Multilinear, Operation, dispatch
-from learnsolve.pattern import SparsityPattern
+from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.ops.core import segments
+from learnsolve.ops.core.autograd import Multilinear, Operation, dispatch
 
 _raw_max = torch.ops.learnsolve.csr_segment_max.default
 _raw_place = torch.ops.learnsolve.csr_segment_place.default
@@ -53,7 +53,7 @@ def segment_max(E: Tensor, pattern: SparsityPattern, by: str = "row") -> Tensor:
     >>> ls.ops.segment_max(e, P, "row"), ls.ops.segment_max(e, P, "column")
     (tensor([3., 4.]), tensor([3., 4.]))
     """
-    _segments.check("segment_max", "E", E, pattern, by, entries=True)
+    segments.check("segment_max", "E", E, pattern, by, entries=True)
     if E.dim() == 1:
         return segment_max(E.unsqueeze(-1), pattern, by).squeeze(-1)
     return dispatch(_Max, (E,), pattern, by == "column")[0]
@@ -72,7 +72,7 @@ class _Max(Operation):
 
     @staticmethod
     def forward(e, pattern, columns):
-        top, at = _raw_max(pattern._structure(columns), _segments.flat(e))
+        top, at = _raw_max(pattern._structure(columns), segments.flat(e))
         shape = (*e.shape[:-2], *top.shape[-2:])
         return top.reshape(shape), at.reshape(shape)
 
@@ -95,7 +95,7 @@ class _Max(Operation):
 
     @classmethod
     def vmap(cls, info, in_dims, e, *constants):
-        return _segments.mapped(cls, info, in_dims, (e,), *constants)
+        return segments.mapped(cls, info, in_dims, (e,), *constants)
 
 
 class _Linear(Multilinear):
@@ -112,7 +112,7 @@ class _Linear(Multilinear):
 
     @classmethod
     def vmap(cls, info, in_dims, t, at, *constants):
-        return _segments.mapped(cls, info, in_dims, (t, at), *constants)
+        return segments.mapped(cls, info, in_dims, (t, at), *constants)
 
 
 class _Take(_Linear):
@@ -132,7 +132,7 @@ class _Place(_Linear):
 
     @staticmethod
     def forward(g, at, pattern, columns):
-        out = _raw_place(pattern._structure(columns), _segments.flat(at), _segments.flat(g))
+        out = _raw_place(pattern._structure(columns), segments.flat(at), segments.flat(g))
         return out.reshape((*g.shape[:-2], *out.shape[-2:]))
 
     @staticmethod

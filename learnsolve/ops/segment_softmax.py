@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from learnsolve import _library  # noqa: F401  (registers torch.ops.learnsolve)
-from learnsolve.ops import _segments
-from learnsolve.ops._autograd import Operation, add, dispatch
-from learnsolve.pattern import SparsityPattern
+from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.ops.core import segments
+from learnsolve.ops.core.autograd import Operation, add, dispatch
 
 _raw = torch.ops.learnsolve.csr_segment_softmax.default
 _raw_backward = torch.ops.learnsolve.csr_segment_softmax_backward.default
@@ -54,7 +54,7 @@ def segment_softmax(E: Tensor, pattern: SparsityPattern, by: str = "row") -> Ten
     >>> ls.ops.segment_softmax(torch.tensor([0.0, 0.0, 5.0]), P)
     tensor([0.5000, 0.5000, 1.0000])
     """
-    _segments.check("segment_softmax", "E", E, pattern, by, entries=True)
+    segments.check("segment_softmax", "E", E, pattern, by, entries=True)
     if E.dim() == 1:
         return segment_softmax(E.unsqueeze(-1), pattern, by).squeeze(-1)
     return dispatch(_Softmax, (E,), pattern, by == "column")
@@ -63,7 +63,7 @@ def segment_softmax(E: Tensor, pattern: SparsityPattern, by: str = "row") -> Ten
 class _Softmax(Operation):
     @staticmethod
     def forward(e, pattern, columns):
-        return _raw(pattern._structure(columns), _segments.flat(e)).reshape(e.shape)
+        return _raw(pattern._structure(columns), segments.flat(e)).reshape(e.shape)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
@@ -80,7 +80,7 @@ class _Softmax(Operation):
 
     @classmethod
     def vmap(cls, info, in_dims, e, *constants):
-        return _segments.mapped(cls, info, in_dims, (e,), *constants)
+        return segments.mapped(cls, info, in_dims, (e,), *constants)
 
 
 class _Tangent(Operation):
@@ -91,7 +91,7 @@ class _Tangent(Operation):
     @staticmethod
     def forward(y, g, pattern, columns):
         S = pattern._structure(columns)
-        return _raw_backward(S, _segments.flat(y), _segments.flat(g)).reshape(y.shape)
+        return _raw_backward(S, segments.flat(y), segments.flat(g)).reshape(y.shape)
 
     @staticmethod
     def backward(ctx, h):
@@ -117,12 +117,12 @@ class _Tangent(Operation):
 
     @classmethod
     def vmap(cls, info, in_dims, y, g, *constants):
-        return _segments.mapped(cls, info, in_dims, (y, g), *constants)
+        return segments.mapped(cls, info, in_dims, (y, g), *constants)
 
 
 def _segment_sums(e: Tensor, pattern: SparsityPattern, columns: bool) -> Tensor:
     by = "column" if columns else "row"
-    return _segments.spread(_segments.summed(e, pattern, by), pattern, by)
+    return segments.spread(segments.summed(e, pattern, by), pattern, by)
 
 
 @torch.library.register_fake("learnsolve::csr_segment_softmax")

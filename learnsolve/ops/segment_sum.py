@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from learnsolve.ops import _segments
-from learnsolve.pattern import SparsityPattern
+from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.ops.core import segments
 
 
 def segment_sum(E: Tensor, pattern: SparsityPattern, by: str = "row") -> Tensor:
@@ -41,8 +41,8 @@ def segment_sum(E: Tensor, pattern: SparsityPattern, by: str = "row") -> Tensor:
     >>> ls.ops.segment_sum(e, P, "row"), ls.ops.segment_sum(e, P, "column")
     (tensor([3., 4.]), tensor([1., 6.]))
     """
-    _segments.check("segment_sum", "E", E, pattern, by, entries=True)
-    return _segments.summed(E, pattern, by)
+    segments.check("segment_sum", "E", E, pattern, by, entries=True)
+    return segments.summed(E, pattern, by)
 
 
 def segment_mean(E: Tensor, pattern: SparsityPattern, by: str = "row") -> Tensor:
@@ -72,6 +72,6 @@ def segment_mean(E: Tensor, pattern: SparsityPattern, by: str = "row") -> Tensor
     >>> ls.ops.segment_mean(torch.tensor([1.0, 2.0, 4.0]), P)
     tensor([1.5000, 4.0000])
     """
-    _segments.check("segment_mean", "E", E, pattern, by, entries=True)
-    count = _segments.lengths(pattern, by)
-    return _segments.summed(E, pattern, by) / (count[:, 0] if E.dim() == 1 else count)
+    segments.check("segment_mean", "E", E, pattern, by, entries=True)
+    count = segments.lengths(pattern, by)
+    return segments.summed(E, pattern, by) / (count[:, 0] if E.dim() == 1 else count)

@@ -4,11 +4,11 @@ from typing import Any
 
 import torch
 
-from learnsolve import _check
-from learnsolve.csr import CSR
-from learnsolve.ops._sparse_product import PRODUCT, contraction, result_pattern
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.ops.core.sparse_product import PRODUCT, contraction, result_pattern
 from learnsolve.ops.structure import transpose
-from learnsolve.pattern import SparsityPattern
 
 
 def spgemm(A: CSR, B: CSR, *, mask: SparsityPattern | None = None) -> CSR:
@@ -42,13 +42,12 @@ def spgemm(A: CSR, B: CSR, *, mask: SparsityPattern | None = None) -> CSR:
 
     Cost: 2 F flops for F products, 4 F for both gradients. The first call with two patterns finds the pattern
     of the result and the place in it of each product, which are kept with A's pattern until one of the
-    patterns is freed, or many other plans were used since (`set_plan_cache_limit`): 4 F bytes, and 4 nnz(A) more at
-    the first backward. Beyond the limit that
-    `set_spgemm_plan_cache_limit` sets, the places are not kept but found in each pass, with k numbers of memory for
-    each thread. On a CUDA device the plan is made there, by a sort of all products, and takes 12 F bytes;
-    beyond the limit the pattern of the result comes from sorts of 2^24 products at a time, and each pass
-    looks its places up in the sorted rows of the result. The result has the same bits on every run and for
-    every number of threads.
+    patterns is freed, or many other plans were used since (`set_plan_cache_limit`): 4 F bytes, and 4 nnz(A)
+    more at the first backward. Beyond the limit that `set_spgemm_plan_limit` sets, the places are not kept
+    but found in each pass, with k numbers of memory for each thread. On a CUDA device the plan is made there,
+    by a sort of all products, and takes 12 F bytes; beyond the limit the pattern of the result comes from
+    sorts of 2^24 products at a time, and each pass looks its places up in the sorted rows of the result. The
+    result has the same bits on every run and for every number of threads.
 
     References
     ----------
@@ -135,10 +134,10 @@ def _multiply(A: CSR, B: CSR, mask: SparsityPattern | None) -> CSR:
 def _check_factors(function: str, first: str, A: Any, second: str, B: Any) -> None:
     for name, M in ((first, A), (second, B)):
         remedy = "; make one with CSR.from_*, or multiply by a dense tensor with spmm"
-        _check.matrix(function, name, M, remedy)
-        _check.dtype(function, f"{name}.values", M.values)
-    _check.same_kind(function, f"{second}.values", B.values, A.values)
-    _check.batches(function, A.batch_shape, B.batch_shape, f"{first}.values and {second}.values")
+        checks.matrix(function, name, M, remedy)
+        checks.dtype(function, f"{name}.values", M.values)
+    checks.same_kind(function, f"{second}.values", B.values, A.values)
+    checks.batches(function, A.batch_shape, B.batch_shape, f"{first}.values and {second}.values")
 
 
 def _check_mask(mask: Any, A: CSR, B: CSR) -> None:

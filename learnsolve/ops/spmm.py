@@ -2,9 +2,9 @@
 
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve.csr import CSR
-from learnsolve.ops._product import product
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.ops.core.product import product
 
 
 def spmm(A: CSR, x: Tensor, *, transpose: bool = False) -> Tensor:
@@ -43,14 +43,14 @@ def spmm(A: CSR, x: Tensor, *, transpose: bool = False) -> Tensor:
     >>> ls.ops.spmm(A, torch.arange(4.0, dtype=torch.float64))
     tensor([-1.,  0.,  0.,  4.], dtype=torch.float64)
     """
-    _check.matrix("spmm", "A", A)
+    checks.matrix("spmm", "A", A)
     values, pattern = A.values, A.pattern
-    _check.dtype("spmm", "A.values", values)
-    _check.same_kind("spmm", "x", x, values)
+    checks.dtype("spmm", "A.values", values)
+    checks.same_kind("spmm", "x", x, values)
     if x.dim() == 0:
         raise ValueError("spmm: x must have shape (n,) or (..., n, k), got a scalar")
-    _check.flag("spmm", "transpose", transpose)
-    _check.rows("spmm", "x", x, "A", pattern.shape, 0 if transpose else 1)
+    checks.flag("spmm", "transpose", transpose)
+    checks.rows("spmm", "x", x, "A", pattern.shape, 0 if transpose else 1)
     if values.dim() > 1 and x.dim() > 2:
-        _check.batches("spmm", values.shape[:-1], x.shape[:-2], "A.values and x")
+        checks.batches("spmm", values.shape[:-1], x.shape[:-2], "A.values and x")
     return product(values, x, pattern, transpose)

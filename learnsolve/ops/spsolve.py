@@ -4,13 +4,14 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor
 
-from learnsolve import _check, _library  # noqa: F401  (registers torch.ops.learnsolve)
-from learnsolve.csr import CSR
-from learnsolve.ops import _superlu
-from learnsolve.ops._autograd import LinearSolve, dispatch
-from learnsolve.ops._product import _values_gradient, product
-from learnsolve.ops._superlu import Factors
-from learnsolve.pattern import SparsityPattern
+from learnsolve import _library  # noqa: F401  (registers torch.ops.learnsolve)
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.ops.core import superlu
+from learnsolve.ops.core.autograd import LinearSolve, dispatch
+from learnsolve.ops.core.product import _values_gradient, product
+from learnsolve.ops.core.superlu import Factors
 
 _raw = torch.ops.learnsolve.superlu_solve.default
 
@@ -70,7 +71,7 @@ def spsolve(A: CSR, b: Tensor, *, transpose: bool = False) -> Tensor:
     """
     _check_matrix("spsolve", A)
     _check_right_hand_side("spsolve", A, b)
-    _check.flag("spsolve", "transpose", transpose)
+    checks.flag("spsolve", "transpose", transpose)
     factors = None if torch.compiler.is_dynamo_compiling() else Factors("spsolve")
     return _solved(A.values, b, A.pattern, transpose, factors)
 
@@ -148,7 +149,7 @@ class Factorized:
         of A and in b, to any order."""
         A = self.A
         _check_right_hand_side("factorized", A, b)
-        _check.flag("factorized", "transpose", transpose)
+        checks.flag("factorized", "transpose", transpose)
         if torch.compiler.is_dynamo_compiling():
             # The operator looks for factors of these values, and recomputes them if none are kept.
             return _solved(A.values, b, A.pattern, transpose, None)
@@ -188,20 +189,20 @@ def _has_numbers(t: Tensor) -> bool:
 
 
 def _check_matrix(function: str, A: CSR) -> None:
-    _check.matrix(function, "A", A)
-    _check.dtype(function, "A.values", A.values)
-    _check.square(function, "A", A.shape)
+    checks.matrix(function, "A", A)
+    checks.dtype(function, "A.values", A.values)
+    checks.square(function, "A", A.shape)
 
 
 def _check_right_hand_side(function: str, A: CSR, b: Tensor) -> None:
-    _check.same_kind(function, "b", b, A.values)
+    checks.same_kind(function, "b", b, A.values)
     n = A.shape[0]
     if b.dim() == 0 or b.shape[0 if b.dim() == 1 else -2] != n:
         raise ValueError(
             f"{function}: b must have shape (n,) or (..., n, k) with n = A.shape[0] = {n}, got "
             f"{tuple(b.shape)}"
         )
-    _check.batches(function, A.values.shape[:-1], b.shape[:-2], "A.values and b")
+    checks.batches(function, A.values.shape[:-1], b.shape[:-2], "A.values and b")
 
 
 def _solved(
@@ -256,7 +257,7 @@ class _Solve(LinearSolve):
             if factors is not None:
                 factors.share()
             return _raw(crow, col, values, b, transpose)
-        return _superlu.solve(factors, crow, col, values, b, transpose)
+        return superlu.solve(factors, crow, col, values, b, transpose)
 
     @staticmethod
     def times(values, x, pattern, transpose, factors):

@@ -5,11 +5,11 @@ import re
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve.csr import CSR
-from learnsolve.ops._operands import plain_values
-from learnsolve.ops._triangular import Side, solve
-from learnsolve.pattern import SparsityPattern
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.ops.core.operands import plain_values
+from learnsolve.ops.core.triangular import Side, solve
 
 
 def sptrsv(
@@ -67,17 +67,17 @@ def sptrsv(
     >>> ls.ops.sptrsv(L, torch.tensor([4.0, 8.0]), transpose=True)
     tensor([1., 2.])
     """
-    _check.matrix("sptrsv", "L", L)
+    checks.matrix("sptrsv", "L", L)
     for name, flag in (("lower", lower), ("unit_diagonal", unit_diagonal), ("transpose", transpose)):
-        _check.flag("sptrsv", name, flag)
+        checks.flag("sptrsv", name, flag)
     values, pattern = L.values, L.pattern
-    _check.dtype("sptrsv", "L.values", values)
-    _check.same_kind("sptrsv", "b", b, values)
-    _check.square("sptrsv", "L", pattern.shape)
+    checks.dtype("sptrsv", "L.values", values)
+    checks.same_kind("sptrsv", "b", b, values)
+    checks.square("sptrsv", "L", pattern.shape)
     if b.dim() == 0:
         raise ValueError("sptrsv: b must have shape (n,) or (..., n, k), got a scalar")
-    _check.rows("sptrsv", "b", b, "L", pattern.shape)
-    _check.batches("sptrsv", values.shape[:-1], b.shape[:-2], "L.values and b")
+    checks.rows("sptrsv", "b", b, "L", pattern.shape)
+    checks.batches("sptrsv", values.shape[:-1], b.shape[:-2], "L.values and b")
     if not unit_diagonal and pattern._missing_diagonal >= 0:
         raise ValueError(
             f"sptrsv: L must have an entry on its diagonal in every row, row {pattern._missing_diagonal} has "

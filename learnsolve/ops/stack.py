@@ -6,12 +6,12 @@ from itertools import accumulate
 import numpy as np
 import torch
 
-from learnsolve import _check
-from learnsolve._arrivals import same
-from learnsolve._pattern_checks import matrix_shape
-from learnsolve.csr import CSR
-from learnsolve.ops._selection import Sorted, reordered, sorted_by_row
-from learnsolve.pattern import SparsityPattern, as_numpy
+from learnsolve.matrix import checks
+from learnsolve.matrix.arrivals import same
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.pattern import SparsityPattern, as_numpy
+from learnsolve.matrix.pattern_checks import matrix_shape
+from learnsolve.ops.core.selection import Sorted, reordered, sorted_by_row
 
 
 def hstack(matrices: Sequence[CSR]) -> CSR:
@@ -170,8 +170,8 @@ def check_matrices(function: str, matrices: Sequence[CSR]) -> CSR:
     if not matrices:
         raise ValueError(f"{function}: expected at least one matrix, got an empty {type(matrices).__name__}")
     for i, A in enumerate(matrices):
-        _check.matrix(function, f"matrix {i}", A)
-        _check.same_kind(function, f"matrix {i}", A.values, matrices[0].values)
+        checks.matrix(function, f"matrix {i}", A)
+        checks.same_kind(function, f"matrix {i}", A.values, matrices[0].values)
     return matrices[0]
 
 
@@ -183,7 +183,7 @@ def _placed(function: str, matrices: Sequence[CSR], cell: Callable[[int], tuple[
     heights: dict[int, int] = {}
     widths: dict[int, int] = {}
     for i, A in enumerate(matrices):
-        _check.batches(function, batch, A.batch_shape, f"matrix {i} and those before it")
+        checks.batches(function, batch, A.batch_shape, f"matrix {i} and those before it")
         batch = torch.broadcast_shapes(batch, A.batch_shape)
         for axis, sizes in enumerate((heights, widths)):
             if (size := sizes.setdefault(cell(i)[axis], A.shape[axis])) != A.shape[axis]:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve.ops._stencil import Neighbors, apply
+from learnsolve.matrix import checks
+from learnsolve.ops.core.stencil import Neighbors, apply
 
 _BOUNDARIES = ("zero", "periodic")
 
@@ -97,13 +97,13 @@ def stencil(
             f"stencil: x must have shape (..., *grid) with {d} axes of a grid, got {tuple(x.shape)}"
         )
     c = by_offset("stencil", c, where, x.shape[-d:])
-    _check.batches("stencil", c.shape[: -d - 1], x.shape[:-d], "coefficients and x")
+    checks.batches("stencil", c.shape[: -d - 1], x.shape[:-d], "coefficients and x")
     return apply(c, x, where)
 
 
 def _operand(name: str, value: Any) -> None:
-    _check.tensor("stencil", name, value)
-    _check.dtype("stencil", name, value)
+    checks.tensor("stencil", name, value)
+    checks.dtype("stencil", name, value)
 
 
 def window(function: str, coefficients: Tensor, boundary: Any) -> tuple[Tensor, Neighbors]:
@@ -161,7 +161,7 @@ def _ordered(sequence: Any) -> Any:
 
 def _periodic(function: str, boundary: Any, d: int) -> tuple[int, ...]:
     if isinstance(boundary, str):
-        _check.one_of(function, "boundary", boundary, _BOUNDARIES)
+        checks.one_of(function, "boundary", boundary, _BOUNDARIES)
         return (int(boundary == "periodic"),) * d
     if not isinstance(boundary, Sequence):
         raise TypeError(
@@ -172,7 +172,7 @@ def _periodic(function: str, boundary: Any, d: int) -> tuple[int, ...]:
             f"{function}: boundary must be one word, or one for each of {d} axes, got {boundary!r}"
         )
     for word in boundary:
-        _check.one_of(function, "boundary", word, _BOUNDARIES)
+        checks.one_of(function, "boundary", word, _BOUNDARIES)
     return tuple([int(word == "periodic") for word in boundary])
 
 

@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve._plain import makes_plain_tensors
-from learnsolve.csr import CSR
-from learnsolve.ops._gather import added_up
-from learnsolve.ops._selection import first_of_each
-from learnsolve.ops._stencil import Neighbors
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.matrix.plain import makes_plain_tensors
+from learnsolve.ops.core.gather import added_up
+from learnsolve.ops.core.selection import first_of_each
+from learnsolve.ops.core.stencil import Neighbors
 from learnsolve.ops.stencil import by_offset, grid_sizes, neighbors, window
-from learnsolve.pattern import SparsityPattern
 
 # Patterns in use: a matrix that is made again and again, with other coefficients, keeps its pattern.
 _patterns: weakref.WeakValueDictionary[Any, SparsityPattern] = weakref.WeakValueDictionary()
@@ -66,8 +66,8 @@ def stencil_matrix(
             [ 0., -1.,  2.,  0.],
             [ 0.,  0., -1.,  2.]])
     """
-    _check.tensor("stencil_matrix", "coefficients", coefficients)
-    _check.dtype("stencil_matrix", "coefficients", coefficients)
+    checks.tensor("stencil_matrix", "coefficients", coefficients)
+    checks.dtype("stencil_matrix", "coefficients", coefficients)
     if offsets is None:
         c, where = window("stencil_matrix", coefficients, boundary)
     else:

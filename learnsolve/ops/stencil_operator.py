@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve.csr import CSR
-from learnsolve.ops._stencil import apply, products
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.ops.core.stencil import apply, products
 from learnsolve.ops.stencil import by_offset, grid_sizes, neighbors, window
 from learnsolve.ops.stencil_matrix import matrix_of
 
@@ -63,8 +63,8 @@ class StencilOperator:
         boundary: str | Sequence[str] = "zero",
     ):
         name = "StencilOperator"
-        _check.tensor(name, "coefficients", coefficients)
-        _check.dtype(name, "coefficients", coefficients)
+        checks.tensor(name, "coefficients", coefficients)
+        checks.dtype(name, "coefficients", coefficients)
         if offsets is None:
             c, where = window(name, coefficients, boundary)
         else:
@@ -113,8 +113,8 @@ class StencilOperator:
         """The same stencil with other coefficients, of the shape of the attribute but for batch axes. Their
         dtype and device are those of the new operator."""
         name = "StencilOperator.with_coefficients"
-        _check.tensor(name, "coefficients", coefficients)
-        _check.dtype(name, "coefficients", coefficients)
+        checks.tensor(name, "coefficients", coefficients)
+        checks.dtype(name, "coefficients", coefficients)
         return self._like(by_offset(name, coefficients, self._where, self.grid), self._transpose)
 
     def to_csr(self) -> CSR:
@@ -124,14 +124,14 @@ class StencilOperator:
 
     def __matmul__(self, x: Tensor) -> Tensor:
         name = "StencilOperator"
-        _check.same_kind(name, "x", x, self.coefficients)
+        checks.same_kind(name, "x", x, self.coefficients)
         n = self.shape[0]
         if x.dim() == 0 or x.shape[0 if x.dim() == 1 else -2] != n:
             raise ValueError(
                 f"{name}: x must have shape ({n},) or (..., {n}, k), got {tuple(x.shape)}; flatten the grid"
             )
         if x.dim() > 1:
-            _check.batches(name, self.batch_shape, x.shape[:-2], "coefficients and x")
+            checks.batches(name, self.batch_shape, x.shape[:-2], "coefficients and x")
             return self._product(x)
         if self.batch_shape:
             raise ValueError(

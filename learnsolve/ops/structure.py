@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve.csr import CSR
-from learnsolve.ops._dots import total
-from learnsolve.ops._gather import permuted
-from learnsolve.ops._product import product, sampled
-from learnsolve.ops._selection import used_columns
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.ops.core.dots import total
+from learnsolve.ops.core.gather import permuted
+from learnsolve.ops.core.product import product, sampled
+from learnsolve.ops.core.selection import used_columns
 
 
 def transpose(A: CSR) -> CSR:
@@ -37,7 +37,7 @@ def transpose(A: CSR) -> CSR:
     tensor([[1., 0.],
             [2., 3.]])
     """
-    _check.matrix("transpose", "A", A)
+    checks.matrix("transpose", "A", A)
     P = A.pattern
     forward, backward = P.transpose_permutation, P._inverse_permutation
     return CSR(permuted(A.values, forward, backward), P.T)
@@ -69,14 +69,14 @@ def sum(A: CSR, dim: int | None = None) -> Tensor:
     >>> ls.ops.sum(ls.problems.poisson((4,)), dim=1)
     tensor([1., 0., 0., 1.], dtype=torch.float64)
     """
-    _check.matrix("sum", "A", A)
+    checks.matrix("sum", "A", A)
     if dim is None:
         return total(A.values)
-    _check.one_of("sum", "dim", dim, (None, 0, 1, -1, -2))
+    checks.one_of("sum", "dim", dim, (None, 0, 1, -1, -2))
     columns = dim in (0, -2)
     P = A.pattern if columns else used_columns(A.pattern)
     ones = torch.ones(P.shape[0 if columns else 1], dtype=A.dtype, device=A.device)
-    _check.dtype("sum", "A.values", A.values)
+    checks.dtype("sum", "A.values", A.values)
     return product(A.values, ones, P, columns)
 
 
@@ -137,15 +137,15 @@ def scale_columns(A: CSR, d: Tensor) -> CSR:
 
 
 def _scale(function: str, A: CSR, d: Tensor, side: int) -> CSR:
-    _check.matrix(function, "A", A)
-    _check.dtype(function, "A.values", A.values)
-    _check.same_kind(function, "d", d, A.values)
+    checks.matrix(function, "A", A)
+    checks.dtype(function, "A.values", A.values)
+    checks.same_kind(function, "d", d, A.values)
     if d.dim() == 0 or d.shape[-1] != A.shape[side]:
         raise ValueError(
             f"{function}: d must have shape (..., A.shape[{side}] = {A.shape[side]}), got {tuple(d.shape)}; "
             "multiply by a scalar with A * s"
         )
-    _check.batches(function, A.batch_shape, d.shape[:-1], "A.values and d")
+    checks.batches(function, A.batch_shape, d.shape[:-1], "A.values and d")
     # d on the pattern is a sampled product with ones: its gradient is a deterministic sum of rows, where
     # indexing by the row of each entry would scatter.
     P = used_columns(A.pattern) if side == 0 else A.pattern

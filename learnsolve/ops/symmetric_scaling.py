@@ -2,10 +2,10 @@
 
 import torch
 
-from learnsolve import _check
-from learnsolve.csr import CSR
-from learnsolve.ops._operands import plain_values
-from learnsolve.ops._product import sampled
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.ops.core.operands import plain_values
+from learnsolve.ops.core.product import sampled
 from learnsolve.ops.diagonal import diagonal
 from learnsolve.ops.structure import sum as sum_
 
@@ -44,10 +44,10 @@ def symmetric_scaling(A: CSR, by: str = "diagonal") -> CSR:
     tensor([ 1.0000, -0.5000,  0.0000], dtype=torch.float64)
     """
     name = "symmetric_scaling"
-    _check.matrix(name, "A", A)
-    _check.dtype(name, "A.values", A.values)
-    _check.one_of(name, "by", by, ("diagonal", "row_sums"))
-    _check.square(name, "A", A.shape)
+    checks.matrix(name, "A", A)
+    checks.dtype(name, "A.values", A.values)
+    checks.one_of(name, "by", by, ("diagonal", "row_sums"))
+    checks.square(name, "A", A.shape)
     d = diagonal(A) if by == "diagonal" else sum_(A, 1)
     if not torch.compiler.is_dynamo_compiling():
         plain = plain_values(d)

@@ -3,16 +3,17 @@
 import torch
 from torch import Tensor
 
-from learnsolve import _analysis, _check
-from learnsolve._plain import makes_plain_tensors
-from learnsolve.csr import CSR
-from learnsolve.ops._factor_arguments import as_shift, check, missing_diagonal
-from learnsolve.ops._incomplete import REMEDY, breakdown_message
-from learnsolve.ops._operands import plain_values
-from learnsolve.ops._selection import trusted
-from learnsolve.ops._shift import attempts, in_vain, warn
+from learnsolve import _analysis
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.pattern import SparsityPattern, as_numpy
+from learnsolve.matrix.plain import makes_plain_tensors
+from learnsolve.ops.core.factor_arguments import as_shift, check, missing_diagonal
+from learnsolve.ops.core.incomplete import REMEDY, breakdown_message
+from learnsolve.ops.core.operands import plain_values
+from learnsolve.ops.core.selection import trusted
+from learnsolve.ops.core.shift import attempts, in_vain, warn
 from learnsolve.ops.incomplete import IncompleteCholesky, IncompleteLU, cholesky, lu
-from learnsolve.pattern import SparsityPattern, as_numpy
 
 
 def ict(
@@ -168,8 +169,8 @@ def _choose(
 ) -> tuple[SparsityPattern, float | Tensor]:
     """The pattern, and the shift: the one that was given, or a number that was found."""
     check(function, A, on_breakdown)
-    fill = min(_check.integer(function, "fill", fill, 0), A.shape[0])
-    _check.tolerance(function, "droptol", droptol)
+    fill = min(checks.integer(function, "fill", fill, 0), A.shape[0])
+    checks.tolerance(function, "droptol", droptol)
     twin = "ic0(A, pattern=L.pattern)" if function == "ict" else "ilu0(A, pattern=(L + U).pattern)"
     if torch.compiler.is_dynamo_compiling():
         raise NotImplementedError(

@@ -1,9 +1,9 @@
 """Lower and upper triangles."""
 
-from learnsolve import _check
-from learnsolve.csr import CSR
-from learnsolve.ops._selection import Selection, kept, selected
-from learnsolve.pattern import SparsityPattern, as_numpy
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.pattern import SparsityPattern, as_numpy
+from learnsolve.ops.core.selection import Selection, kept, selected
 
 
 def tril(A: CSR, k: int = 0) -> CSR:
@@ -64,8 +64,8 @@ def triu(A: CSR, k: int = 0) -> CSR:
 
 
 def _triangle(function: str, A: CSR, k: int, side: str) -> CSR:
-    _check.matrix(function, "A", A)
-    k = _check.integer(function, "k", k, -(2**62))
+    checks.matrix(function, "A", A)
+    k = checks.integer(function, "k", k, -(2**62))
     return selected(A, _selection(A.pattern, side, k))
 
 

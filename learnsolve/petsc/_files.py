@@ -15,8 +15,8 @@ import numpy as np
 import scipy.sparse
 import torch
 
-from learnsolve.csr import CSR
-from learnsolve.pattern import SparsityPattern
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.petsc._engine import engine
 from learnsolve.petsc._processes import processes
 from learnsolve.petsc._rows import share

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve.csr import CSR
-from learnsolve.pattern import SparsityPattern
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.petsc._engine import engine
 from learnsolve.preconditioners.base import Preconditioner
 

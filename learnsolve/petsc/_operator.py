@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from learnsolve.ops._product import sampled
+from learnsolve.ops.core.product import sampled
 
 if TYPE_CHECKING:
     from learnsolve.petsc.matrix import Matrix

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learnsolve import _check
+from learnsolve.matrix import checks
 from learnsolve.petsc._processes import processes
 
 
@@ -31,7 +31,7 @@ def share(n: int) -> tuple[int, int]:
     >>> petsc.share(10)
     (0, 10)
     """
-    n = _check.integer("petsc.share", "n", n, 0)
+    n = checks.integer("petsc.share", "n", n, 0)
     rank, size = processes().rank, processes().size
     return n * rank // size, n * (rank + 1) // size
 

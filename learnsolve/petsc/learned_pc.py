@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learnsolve.csr import CSR
-from learnsolve.pattern import SparsityPattern
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.petsc._checkpoint import Checkpoint
 from learnsolve.petsc._engine import engine
 from learnsolve.petsc._forms import BlockForm, Form, PolynomialForm, ProductForm, Sweeps, distributed

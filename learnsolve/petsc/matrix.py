@@ -9,10 +9,10 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve.csr import CSR
-from learnsolve.ops._product import product
-from learnsolve.pattern import SparsityPattern, as_numpy
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.pattern import SparsityPattern, as_numpy
+from learnsolve.ops.core.product import product
 from learnsolve.petsc._engine import check_dtype, engine
 from learnsolve.petsc._halo import Halo
 from learnsolve.petsc._processes import processes
@@ -83,11 +83,11 @@ class Matrix:
         column_range: tuple[int, int] | None = None,
     ):
         name = "petsc.Matrix"
-        _check.tensor(name, "values", values)
+        checks.tensor(name, "values", values)
         check_dtype(name, "values", values)
         if not isinstance(pattern, SparsityPattern):
             raise TypeError(f"{name}: pattern must be a SparsityPattern, got {type(pattern).__name__}")
-        n = _check.integer(name, "n", n, 0)
+        n = checks.integer(name, "n", n, 0)
         rows = Rows(name, "row_range", row_range, n)
         if pattern.shape[0] != rows.count:
             whole = f"; of the whole matrix C take C[{rows.lo}:{rows.hi}]" if pattern.shape[0] == n else ""
@@ -116,7 +116,7 @@ class Matrix:
     def from_rows(cls, rows: CSR, row_range: tuple[int, int]) -> Matrix:
         """A square one, of the rows here as a `CSR` of shape (hi - lo, n), as problems give with
         ``rows=``."""
-        _check.matrix("petsc.Matrix.from_rows", "rows", rows)
+        checks.matrix("petsc.Matrix.from_rows", "rows", rows)
         return cls(rows.values, rows.pattern, row_range, rows.shape[1])
 
     @classmethod
@@ -129,7 +129,7 @@ class Matrix:
                 "mat.getValuesCSR() of a Mat, are given to petsc.Matrix.from_rows"
             )
         S = scipy.sparse.csr_array(S)
-        _check.square(name, "S", S.shape)
+        checks.square(name, "S", S.shape)
         lo, hi = share(S.shape[0])
         return cls.from_rows(CSR.from_scipy(S[lo:hi]), (lo, hi))
 
@@ -149,7 +149,7 @@ class Matrix:
 
     def with_values(self, values: Tensor) -> Matrix:
         """The same structure with other values, without communication."""
-        _check.tensor("petsc.Matrix.with_values", "values", values)
+        checks.tensor("petsc.Matrix.with_values", "values", values)
         check_dtype("petsc.Matrix.with_values", "values", values)
         if values.shape != (self.nnz,):
             raise ValueError(
@@ -248,9 +248,9 @@ class Matrix:
 
     def product(self, function: str, x: Tensor, transpose: bool) -> Tensor:
         """A x or A^T x, checked."""
-        _check.tensor(function, "x", x)
+        checks.tensor(function, "x", x)
         check_dtype(function, "x", x)
-        _check.flag(function, "transpose", transpose)
+        checks.flag(function, "transpose", transpose)
         (self._structure.rows if transpose else self._structure.columns).check(function, "x", x)
         return self._structure.product(self.values, x, transpose)
 

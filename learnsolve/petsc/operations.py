@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve.ops._dots import dots
+from learnsolve.matrix import checks
+from learnsolve.ops.core.dots import dots
 from learnsolve.petsc._engine import check_dtype
 from learnsolve.petsc._processes import processes
 from learnsolve.petsc.matrix import Matrix
@@ -95,7 +95,7 @@ def dot(u: Tensor, v: Tensor) -> Tensor:
     tensor(85344., dtype=torch.float64)
     """
     for name, t in (("u", u), ("v", v)):
-        _check.tensor("petsc.dot", name, t)
+        checks.tensor("petsc.dot", name, t)
         check_dtype("petsc.dot", name, t)
     if u.shape != v.shape or u.dim() not in (1, 2):
         raise ValueError(

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve.ops._autograd import tracked
+from learnsolve.matrix import checks
+from learnsolve.ops.core.autograd import tracked
 from learnsolve.petsc._engine import check_dtype
 from learnsolve.petsc._ksp import System, stacked
 from learnsolve.petsc._operator import Operator
@@ -96,13 +96,13 @@ def solve(
             "petsc.Matrix.from_rows, or for a CSR use learnsolve.solve"
         )
     for key, value in (("rtol", rtol), ("atol", atol)):
-        _check.tolerance(name, key, value)
-    _check.flag(name, "throw", throw)
-    maxiter = 10 * A.shape[0] if maxiter is None else _check.integer(name, "maxiter", maxiter, 0)
-    _check.tensor(name, "b", b)
+        checks.tolerance(name, key, value)
+    checks.flag(name, "throw", throw)
+    maxiter = 10 * A.shape[0] if maxiter is None else checks.integer(name, "maxiter", maxiter, 0)
+    checks.tensor(name, "b", b)
     operator = A.as_operator(name, b)
     if x0 is not None:
-        _check.tensor(name, "x0", x0)
+        checks.tensor(name, "x0", x0)
         check_dtype(name, "x0", x0)
         if x0.shape != b.shape:
             raise ValueError(f"{name}: x0 must have b's shape {tuple(b.shape)}, got {tuple(x0.shape)}")

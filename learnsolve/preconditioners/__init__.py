@@ -1,6 +1,6 @@
 """Preconditioners: functions M(r) ~ A^-1 r, one a file; trainable ones are torch.nn.Modules."""
 
-from learnsolve._autocast import guard
+from learnsolve.matrix.autocast import guard
 from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.preconditioners.classical.block_jacobi import BlockJacobi
 from learnsolve.preconditioners.classical.chebyshev import Chebyshev

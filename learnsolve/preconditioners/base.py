@@ -28,10 +28,10 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from learnsolve import _check
-from learnsolve._inputs import matrix
-from learnsolve.csr import CSR
-from learnsolve.ops._linear_operator import HostOperator
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.inputs import matrix
+from learnsolve.ops.core.linear_operator import HostOperator
 
 
 class Part(NamedTuple):
@@ -99,9 +99,9 @@ class Preconditioner:
     def __init__(self, A: CSR, *others: Any, finite: bool = True):
         """For a preconditioner that is made of the square matrix A and of `others`, tensors or numbers."""
         name = type(self).__name__
-        _check.matrix(name, "A", A)
-        _check.dtype(name, "A.values", A.values)
-        _check.square(name, "A", A.shape)
+        checks.matrix(name, "A", A)
+        checks.dtype(name, "A.values", A.values)
+        checks.square(name, "A", A.shape)
         if finite:
             check_finite(name, A)
         self.shape, self.batch_shape = A.shape, A.batch_shape
@@ -192,10 +192,10 @@ class Preconditioner:
     def forward(self, r: Tensor) -> Tensor:
         """M r, of r's shape, (n,) or (..., n, k)."""
         name = type(self).__name__
-        _check.tensor(name, "r", r)
+        checks.tensor(name, "r", r)
         like = self.depends_on[0] if self.depends_on else r
         if r.dtype != like.dtype or r.device != like.device:
-            _check.check_real(name, "r", r.dtype)
+            checks.check_real(name, "r", r.dtype)
             raise TypeError(
                 f"{name}: r must be {like.dtype} on {like.device}, as the preconditioner is, got {r.dtype} "
                 f"on {r.device}; convert one with .to()"
@@ -207,7 +207,7 @@ class Preconditioner:
             )
         if r.dim() > 1:
             if self.batch_shape:
-                _check.batches(name, self.batch_shape, r.shape[:-2], "the preconditioner and r")
+                checks.batches(name, self.batch_shape, r.shape[:-2], "the preconditioner and r")
             return self._columns(r)
         if self.batch_shape:
             raise ValueError(

@@ -3,7 +3,7 @@
 `PROPERTIES` maps each name to the known properties of its matrices.
 """
 
-from learnsolve._autocast import guard
+from learnsolve.matrix.autocast import guard
 from learnsolve.problems.anisotropic import PROPERTIES as _anisotropic
 from learnsolve.problems.anisotropic import anisotropic
 from learnsolve.problems.convection_diffusion import PROPERTIES as _convection_diffusion
@@ -12,7 +12,6 @@ from learnsolve.problems.datasets import ProblemDataset, Sample, dataset
 from learnsolve.problems.delaunay_graph import DelaunayGraph, delaunay_graph
 from learnsolve.problems.diffusion import PROPERTIES as _diffusion
 from learnsolve.problems.diffusion import diffusion
-from learnsolve.problems.properties import MatrixProperties
 from learnsolve.problems.gallery import PROPERTIES as _gallery
 from learnsolve.problems.gallery import gallery
 from learnsolve.problems.gaussian_field import gaussian_field
@@ -30,6 +29,7 @@ from learnsolve.problems.nodal_diffusion import nodal_diffusion
 from learnsolve.problems.p1 import MASS_PROPERTIES, STIFFNESS_PROPERTIES, p1_mass, p1_stiffness
 from learnsolve.problems.poisson import PROPERTIES as _poisson
 from learnsolve.problems.poisson import poisson
+from learnsolve.problems.properties import MatrixProperties
 from learnsolve.problems.random_spd import PROPERTIES as _random_spd
 from learnsolve.problems.random_spd import random_spd
 

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from learnsolve import _check
+from learnsolve.matrix import checks
 
 
 def grid_axes(
@@ -18,8 +18,8 @@ def grid_axes(
 ) -> int:
     """How many axes the grid of a coefficient has: `dimensions`, or else all. `vector`: an axis before them
     has a component for each."""
-    _check.tensor(function, name, value)
-    _check.dtype(function, name, value)
+    checks.tensor(function, name, value)
+    checks.dtype(function, name, value)
     d = value.dim() - vector if dimensions is None else dimensions
     numbers = f"{', '.join(map(str, allowed[:-1]))} or {allowed[-1]}"
     if d not in allowed:

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from learnsolve import _analysis
-from learnsolve.csr import CSR
-from learnsolve.ops._product import product
-from learnsolve.pattern import SparsityPattern
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.ops.core.product import product
 from learnsolve.problems._grid import index_dtype
 from learnsolve.problems._plan import SymmetricPlan, symmetric_plan
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from learnsolve import _check
+from learnsolve.matrix import checks
 from learnsolve.problems._family import Family, in_order, rejection_fields
 from learnsolve.problems.convection_diffusion import convection_diffusion
 from learnsolve.problems.delaunay_graph import random_graph
@@ -241,7 +241,7 @@ class Helmholtz(Family):
 
     def __post_init__(self) -> None:
         self._integer("n", 1)
-        _check.one_of("dataset", "dimensions", self.dimensions, (1, 2, 3))
+        checks.one_of("dataset", "dimensions", self.dimensions, (1, 2, 3))
         self._real("mean")
         self._real("std")
         self._real("length", "positive and finite")

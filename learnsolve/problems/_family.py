@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve.csr import CSR
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
 from learnsolve.problems.gaussian_field import two_fields
 
 
@@ -38,13 +38,13 @@ class Family:
         return {}
 
     def _integer(self, name: str, minimum: int) -> None:
-        _check.integer("dataset", name, getattr(self, name), minimum)
+        checks.integer("dataset", name, getattr(self, name), minimum)
 
     def _real(self, name: str, rule: str = "finite and not negative") -> None:
-        _check.real("dataset", name, getattr(self, name), rule)
+        checks.real("dataset", name, getattr(self, name), rule)
 
     def _one_of(self, name: str, *allowed: str) -> None:
-        _check.one_of("dataset", name, getattr(self, name), allowed)
+        checks.one_of("dataset", name, getattr(self, name), allowed)
 
 
 def in_order(name: str, value: Any) -> tuple[float, float]:

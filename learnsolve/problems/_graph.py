@@ -6,16 +6,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve import _check, _edges
-from learnsolve._plain import makes_plain_tensors
-from learnsolve.csr import CSR
+from learnsolve.matrix import checks, edge_list
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.plain import makes_plain_tensors
 from learnsolve.problems._coefficients import check_sign
 from learnsolve.problems._elements import ElementPlan, element_plan
 
 
 def check_weights(function: str, weights: Tensor, edge_index: Tensor) -> None:
-    _check.tensor(function, "weights", weights)
-    _check.dtype(function, "weights", weights)
+    checks.tensor(function, "weights", weights)
+    checks.dtype(function, "weights", weights)
     if weights.device != edge_index.device:
         raise TypeError(
             f"{function}: weights are on {weights.device}, edge_index on {edge_index.device}; move one "
@@ -32,7 +32,7 @@ def laplacian(
 ) -> CSR:
     """Of the nodes that are `free`, bool (nodes,); those that are not are held at zero. `both`: edges have
     both directions, and each is half of one."""
-    _check.flag(function, "both_directions", both)
+    checks.flag(function, "both_directions", both)
     plan, signs = _plan(function, edges.tobytes(), both, free.tobytes(), weights.device)
     return plan.matrix(signs, weights, shift)
 
@@ -42,7 +42,7 @@ def laplacian(
 def _plan(
     function: str, key: bytes, both: bool, free_nodes: bytes, device: torch.device
 ) -> tuple[ElementPlan, Tensor]:
-    edges, free = _edges.edges_of(key), np.frombuffer(free_nodes, dtype=bool)
+    edges, free = edge_list.edges_of(key), np.frombuffer(free_nodes, dtype=bool)
     if both:
         _check_reverses(function, edges, len(free))
     n = int(np.count_nonzero(free))

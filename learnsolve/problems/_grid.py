@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve._pattern_checks import check_device
-from learnsolve._plain import makes_plain_tensors
-from learnsolve.csr import CSR
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.matrix.pattern_checks import check_device
+from learnsolve.matrix.plain import makes_plain_tensors
 from learnsolve.ops.stencil_matrix import stencil_entries
-from learnsolve.pattern import SparsityPattern
 
 INT32_MAX = torch.iinfo(torch.int32).max
 
@@ -34,7 +34,7 @@ def grid_shape(function: str, shape: Any, dimensions: Sequence[int]) -> tuple[in
 
 
 def check_dtype(function: str, dtype: torch.dtype) -> None:
-    if dtype not in _check.SUPPORTED:
+    if dtype not in checks.SUPPORTED:
         raise TypeError(f"{function}: dtype must be torch.float32 or torch.float64, got {dtype}")
 
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from learnsolve import _analysis
-from learnsolve._plain import makes_plain_tensors
-from learnsolve.csr import CSR
-from learnsolve.ops._gather import permuted
-from learnsolve.pattern import SparsityPattern
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.matrix.plain import makes_plain_tensors
+from learnsolve.ops.core.gather import permuted
 from learnsolve.problems._grid import index_dtype
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve.csr import CSR
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
 from learnsolve.problems._grid import (
     check_dtype,
     check_rows,
@@ -101,10 +101,10 @@ def anisotropic(
 def _checked(
     shape: Sequence[int], epsilon: float, theta: float, discretization: str
 ) -> tuple[tuple[int, ...], float, float, float]:
-    _check.one_of("anisotropic", "discretization", discretization, ("fd", "fe"))
+    checks.one_of("anisotropic", "discretization", discretization, ("fd", "fe"))
     sizes = grid_shape("anisotropic", shape, (2,))
-    epsilon = _check.real("anisotropic", "epsilon", epsilon, "positive and finite")
-    theta = _check.real("anisotropic", "theta", theta, "finite")
+    epsilon = checks.real("anisotropic", "epsilon", epsilon, "positive and finite")
+    theta = checks.real("anisotropic", "theta", theta, "finite")
     c, s = math.cos(theta), math.sin(theta)
     return sizes, c * c + epsilon * s * s, 2 * (1 - epsilon) * c * s, epsilon * c * c + s * s
 

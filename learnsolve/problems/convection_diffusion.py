@@ -5,9 +5,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve.csr import CSR
-from learnsolve.ops._gather import permuted
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.ops.core.gather import permuted
 from learnsolve.problems._coefficients import grid_axes
 from learnsolve.problems._plan import grid_plan
 from learnsolve.problems.properties import MatrixProperties
@@ -89,8 +89,8 @@ def convection_diffusion(
             [ 0.0000, -1.5000,  2.5000]])
     """
     d = grid_axes("convection_diffusion", "wind", wind, dimensions, (1, 2, 3), vector=True)
-    peclet = _check.real("convection_diffusion", "peclet", peclet, "finite and not negative")
-    _check.one_of("convection_diffusion", "scheme", scheme, ("central", "upwind"))
+    peclet = checks.real("convection_diffusion", "peclet", peclet, "finite and not negative")
+    checks.one_of("convection_diffusion", "scheme", scheme, ("central", "upwind"))
     p = (peclet * wind).movedim(-d - 1, 0)  # (d, ..., *grid)
     diagonal = 2.0 * d + _reaction(reaction, p[0])
     above, below = [], []
@@ -113,9 +113,9 @@ def _reaction(reaction: float | Tensor, like: Tensor) -> Tensor:
     """As a tensor of the shape of one component of the wind."""
     name = "convection_diffusion"
     if not isinstance(reaction, Tensor):
-        number = _check.real(name, "reaction", reaction, "finite", "a number or a torch.Tensor")
+        number = checks.real(name, "reaction", reaction, "finite", "a number or a torch.Tensor")
         return torch.full_like(like, number)
-    _check.same_kind(name, "reaction", reaction, like)
+    checks.same_kind(name, "reaction", reaction, like)
     try:
         return reaction.expand(like.shape)
     except RuntimeError:

@@ -9,10 +9,10 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve._plain import makes_plain_tensors
-from learnsolve.csr import CSR
-from learnsolve.pattern import SparsityPattern
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.matrix.plain import makes_plain_tensors
 from learnsolve.problems._families import FAMILIES
 from learnsolve.problems._family import Family, right_hand_side
 from learnsolve.problems._grid import check_dtype
@@ -139,8 +139,8 @@ class ProblemDataset:
 
     def __init__(self, name: str, family: Family, split: str, count: int, dtype: torch.dtype):
         first = family.first_seeds
-        _check.one_of("dataset", "split", split, tuple(first))
-        count = _check.integer("dataset", "count", count, 0)
+        checks.one_of("dataset", "split", split, tuple(first))
+        count = checks.integer("dataset", "count", count, 0)
         start = first[split]
         room = min((s for s in first.values() if s > start), default=2**63) - start
         if count > room:

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve._plain import makes_plain_tensors
+from learnsolve.matrix import checks
+from learnsolve.matrix.plain import makes_plain_tensors
 from learnsolve.problems._triangles import triangle_edges, triangulate
 
 
@@ -74,10 +74,10 @@ def delaunay_graph(
     >>> w = torch.ones(edge_index.shape[1], dtype=torch.float64)
     >>> A = ls.problems.grounded_laplacian(edge_index, w, grounded, both_directions=False)
     """
-    n = _check.integer("delaunay_graph", "n", n, 3)
-    seed = _check.integer("delaunay_graph", "seed", seed, 0)
-    blocks = _check.integer("delaunay_graph", "blocks", blocks, 3)
-    _check.one_of("delaunay_graph", "boundary", boundary, ("dirichlet", "periodic"))
+    n = checks.integer("delaunay_graph", "n", n, 3)
+    seed = checks.integer("delaunay_graph", "seed", seed, 0)
+    blocks = checks.integer("delaunay_graph", "blocks", blocks, 3)
+    checks.one_of("delaunay_graph", "boundary", boundary, ("dirichlet", "periodic"))
     return random_graph(np.random.default_rng(seed), n, boundary, blocks)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve.csr import CSR
+from learnsolve.matrix.csr import CSR
 from learnsolve.problems._coefficients import check_sign, grid_axes
 from learnsolve.problems._grid import check_rows, neighbors, pattern_of_rows, sum_over_axes
 from learnsolve.problems._plan import grid_plan

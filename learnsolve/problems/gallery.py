@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
-from learnsolve._conversion import REAL_FORM
-from learnsolve.csr import CSR
+from learnsolve.matrix.convert import REAL_FORM
+from learnsolve.matrix.csr import CSR
 from learnsolve.problems._grid import check_dtype
 from learnsolve.problems.properties import MatrixProperties
 

@@ -10,8 +10,8 @@ import scipy.fft
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve._plain import makes_plain_tensors
+from learnsolve.matrix import checks
+from learnsolve.matrix.plain import makes_plain_tensors
 from learnsolve.problems._grid import check_dtype, grid_shape
 
 # The covariance may differ from the stated one by this share of the variance, at most.
@@ -87,8 +87,8 @@ def gaussian_field(
     >>> kappa = k.exp()  # log-normal coefficients, for `diffusion`
     """
     sizes = grid_shape("gaussian_field", shape, (1, 2, 3))
-    seed = _check.integer("gaussian_field", "seed", seed, 0)
-    variance = _check.real("gaussian_field", "variance", variance, "finite and not negative")
+    seed = checks.integer("gaussian_field", "seed", seed, 0)
+    variance = checks.real("gaussian_field", "variance", variance, "finite and not negative")
     check_dtype("gaussian_field", dtype)
     field, _ = two_fields(np.random.default_rng(seed), sizes, length, covariance, spacing)
     return torch.from_numpy(math.sqrt(variance) * field).to(device, dtype)
@@ -99,11 +99,11 @@ def two_fields(
     rng: np.random.Generator, shape: tuple[int, ...], length: Any, covariance: str, spacing: Any = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Two independent fields of variance 1: the real and imaginary part of one transform."""
-    _check.one_of("gaussian_field", "covariance", covariance, ("gaussian", "exponential"))
+    checks.one_of("gaussian_field", "covariance", covariance, ("gaussian", "exponential"))
     rule = "positive and finite"
-    length = _check.real("gaussian_field", "length", length, rule)
+    length = checks.real("gaussian_field", "length", length, rule)
     if spacing is not None:
-        spacing = _check.real("gaussian_field", "spacing", spacing, rule)
+        spacing = checks.real("gaussian_field", "spacing", spacing, rule)
     steps = [spacing or 1 / n for n in shape]
     amplitudes = _amplitudes(shape, tuple(step / length for step in steps), covariance)
     noise = rng.standard_normal((2, *amplitudes.shape))

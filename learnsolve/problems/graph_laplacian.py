@@ -4,8 +4,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve import _check, _edges
-from learnsolve.csr import CSR
+from learnsolve.matrix import checks, edge_list
+from learnsolve.matrix.csr import CSR
 from learnsolve.problems._graph import check_weights, laplacian
 from learnsolve.problems.properties import MatrixProperties
 
@@ -75,12 +75,12 @@ def graph_laplacian(
     >>> ls.solvers.cg(L, torch.tensor([3.0, 0.0, 0.0]).double(), null_space="constants").x
     tensor([ 0.6667, -0.3333, -0.3333], dtype=torch.float64)
     """
-    edges, nodes = _edges.read("graph_laplacian", edge_index, n)
+    edges, nodes = edge_list.read("graph_laplacian", edge_index, n)
     if weights is None:
         weights = torch.ones(edge_index.shape[1], dtype=torch.float64, device=edge_index.device)
     else:
         check_weights("graph_laplacian", weights, edge_index)
-    shift = _check.real("graph_laplacian", "shift", shift, "finite and not negative")
+    shift = checks.real("graph_laplacian", "shift", shift, "finite and not negative")
     return laplacian("graph_laplacian", edges, both_directions, weights, np.ones(nodes, dtype=bool), shift)
 
 

@@ -4,10 +4,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve import _check, _edges
-from learnsolve._plain import makes_plain_tensors
-from learnsolve.csr import CSR
-from learnsolve.pattern import as_numpy
+from learnsolve.matrix import checks, edge_list
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.pattern import as_numpy
+from learnsolve.matrix.plain import makes_plain_tensors
 from learnsolve.problems._graph import check_weights, laplacian
 from learnsolve.problems.properties import MatrixProperties
 
@@ -71,7 +71,7 @@ def grounded_laplacian(
             [ 0., -3.,  3.]])
     """
     _check_grounded(grounded)
-    edges, _ = _edges.read("grounded_laplacian", edge_index, len(grounded))
+    edges, _ = edge_list.read("grounded_laplacian", edge_index, len(grounded))
     check_weights("grounded_laplacian", weights, edge_index)
     if grounded.device != edge_index.device:
         raise TypeError(
@@ -82,7 +82,7 @@ def grounded_laplacian(
 
 
 def _check_grounded(grounded: Tensor) -> None:
-    _check.tensor("grounded_laplacian", "grounded", grounded)
+    checks.tensor("grounded_laplacian", "grounded", grounded)
     if grounded.dtype != torch.bool:
         raise TypeError(
             f"grounded_laplacian: grounded must be bool, True at grounded nodes, got {grounded.dtype}"

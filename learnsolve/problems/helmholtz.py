@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve.csr import CSR
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
 from learnsolve.problems._coefficients import grid_axes
 from learnsolve.problems._grid import sine_angles, sum_over_axes
 from learnsolve.problems._plan import grid_plan
@@ -72,7 +72,7 @@ def helmholtz(kh: Tensor, *, shift: float = 1.0, dimensions: int | None = None) 
 
 def _checked(kh: Tensor, shift: float, dimensions: int | None) -> tuple[int, float]:
     d = grid_axes("helmholtz", "kh", kh, dimensions, (1, 2, 3))
-    return d, _check.real("helmholtz", "shift", shift, "finite")
+    return d, checks.real("helmholtz", "shift", shift, "finite")
 
 
 def _eigenvalues(kh: Tensor, *, shift: float = 1.0, dimensions: int | None = None) -> Tensor:

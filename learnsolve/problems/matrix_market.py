@@ -12,8 +12,8 @@ import scipy.io
 import scipy.sparse
 import torch
 
-from learnsolve._conversion import REAL_FORM
-from learnsolve.csr import CSR
+from learnsolve.matrix.convert import REAL_FORM
+from learnsolve.matrix.csr import CSR
 from learnsolve.problems._grid import INT32_MAX, check_dtype
 from learnsolve.problems.properties import MatrixProperties
 

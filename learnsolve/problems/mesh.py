@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve._pattern_checks import as_numpy
-from learnsolve._plain import makes_plain_tensors
-from learnsolve._unchanged import Immutable
-from learnsolve.ops._operands import plain_values
+from learnsolve.matrix import checks
+from learnsolve.matrix.pattern_checks import as_numpy
+from learnsolve.matrix.plain import makes_plain_tensors
+from learnsolve.matrix.unchanged import Immutable
+from learnsolve.ops.core.operands import plain_values
 from learnsolve.problems._elements import ElementPlan, element_plan
 from learnsolve.problems._triangles import triangle_edges, triangulate
 
@@ -89,7 +89,7 @@ class TriangleMesh(Immutable):
     @classmethod
     def delaunay(cls, points: Tensor, fixed: Tensor | None = None) -> "TriangleMesh":
         """The Delaunay triangulation of `points`, by SciPy."""
-        _check.tensor("TriangleMesh.delaunay", "points", points)
+        checks.tensor("TriangleMesh.delaunay", "points", points)
         triangles = triangulate(plain_values(points).cpu().double().numpy())
         return cls(points, torch.from_numpy(triangles), fixed)
 
@@ -121,8 +121,8 @@ def _shared_plan(triangles: bytes, fixed: bytes, device: torch.device) -> Elemen
 def _check_kinds(points: Tensor, triangles: Tensor, fixed: Tensor | None) -> None:
     for name, t in (("points", points), ("triangles", triangles), ("fixed", fixed)):
         if t is not None or name != "fixed":
-            _check.tensor("TriangleMesh", name, t)
-    _check.dtype("TriangleMesh", "points", points)
+            checks.tensor("TriangleMesh", name, t)
+    checks.dtype("TriangleMesh", "points", points)
     if triangles.is_floating_point() or triangles.is_complex() or triangles.dtype == torch.bool:
         raise TypeError(f"TriangleMesh: triangles must be integers, got {triangles.dtype}")
     for name, t, k in (("points", points, 2), ("triangles", triangles, 3)):
@@ -215,9 +215,9 @@ def random_mesh(n: int, seed: int, *, domain: Literal["square", "disc_with_hole"
     >>> bool(900 < len(mesh.free) < 1100)
     True
     """
-    n = _check.integer("random_mesh", "n", n, 16)
-    seed = _check.integer("random_mesh", "seed", seed, 0)
-    _check.one_of("random_mesh", "domain", domain, ("square", "disc_with_hole"))
+    n = checks.integer("random_mesh", "n", n, 16)
+    seed = checks.integer("random_mesh", "seed", seed, 0)
+    checks.one_of("random_mesh", "domain", domain, ("square", "disc_with_hole"))
     return _random_mesh(n, seed, domain)
 
 

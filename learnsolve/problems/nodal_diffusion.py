@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve._plain import makes_plain_tensors
-from learnsolve.csr import CSR
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.plain import makes_plain_tensors
 from learnsolve.problems._coefficients import check_sign
 from learnsolve.problems._elements import ElementPlan, element_plan
 from learnsolve.problems._grid import kronecker_sum, periodic_angles, sine_angles
@@ -101,17 +101,17 @@ def nodal_diffusion(
 
 
 def _checked(kappa: Tensor, stencil: str, boundary: str, shift: float) -> float:
-    _check.tensor("nodal_diffusion", "kappa", kappa)
-    _check.dtype("nodal_diffusion", "kappa", kappa)
-    _check.one_of("nodal_diffusion", "stencil", stencil, ("fd", "q1"))
-    _check.one_of("nodal_diffusion", "boundary", boundary, ("dirichlet", "periodic"))
+    checks.tensor("nodal_diffusion", "kappa", kappa)
+    checks.dtype("nodal_diffusion", "kappa", kappa)
+    checks.one_of("nodal_diffusion", "stencil", stencil, ("fd", "q1"))
+    checks.one_of("nodal_diffusion", "boundary", boundary, ("dirichlet", "periodic"))
     least = 3 if boundary == "periodic" else 2  # two periodic cells would join a pair of nodes twice
     if kappa.dim() < 2 or min(kappa.shape[-2:]) < least:
         raise ValueError(
             f"nodal_diffusion: kappa must have shape (..., cx, cy) with at least {least} x {least} cells for "
             f"boundary={boundary!r}, got {tuple(kappa.shape)}"
         )
-    return _check.real("nodal_diffusion", "shift", shift, "finite and not negative")
+    return checks.real("nodal_diffusion", "shift", shift, "finite and not negative")
 
 
 # Few: a plan of 10^6 cells takes about 200 MB.

@@ -5,11 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve.csr import CSR
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
 from learnsolve.problems._coefficients import check_sign
-from learnsolve.problems.properties import MatrixProperties
 from learnsolve.problems.mesh import TriangleMesh
+from learnsolve.problems.properties import MatrixProperties
 
 
 def p1_stiffness(mesh: TriangleMesh, kappa: Tensor | None = None) -> CSR:
@@ -109,8 +109,8 @@ def _coefficients(function: str, name: str, mesh: Any, value: Tensor | None, *, 
     count = len(mesh.triangles)
     if value is None:
         return torch.ones(count, dtype=torch.float64, device="cpu")
-    _check.tensor(function, name, value)
-    _check.dtype(function, name, value)
+    checks.tensor(function, name, value)
+    checks.dtype(function, name, value)
     if value.dim() == 0 or value.shape[-1] != count:
         raise ValueError(
             f"{function}: {name} must have shape (..., triangles = {count}), got {tuple(value.shape)}"

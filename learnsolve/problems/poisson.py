@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve.csr import CSR
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
 from learnsolve.problems._grid import (
     check_dtype,
     check_rows,
@@ -109,8 +109,8 @@ def poisson(
 
 
 def _checked(shape: int | Sequence[int], stencil: str, boundary: str) -> tuple[int, ...]:
-    _check.one_of("poisson", "stencil", stencil, ("fd", "q1"))
-    _check.one_of("poisson", "boundary", boundary, ("dirichlet", "periodic"))
+    checks.one_of("poisson", "stencil", stencil, ("fd", "q1"))
+    checks.one_of("poisson", "boundary", boundary, ("dirichlet", "periodic"))
     sizes = grid_shape("poisson", shape, (1, 2, 3))
     if stencil == "q1" and len(sizes) != 2:
         raise NotImplementedError(

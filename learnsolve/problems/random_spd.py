@@ -4,9 +4,9 @@ import numpy as np
 import scipy.sparse
 import torch
 
-from learnsolve import _check
-from learnsolve._plain import makes_plain_tensors
-from learnsolve.csr import CSR
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.plain import makes_plain_tensors
 from learnsolve.problems._grid import check_dtype
 from learnsolve.problems.properties import MatrixProperties
 
@@ -60,12 +60,12 @@ def random_spd(
     >>> A.shape, bool((A.diagonal() >= 1e-3).all())
     ((1000, 1000), True)
     """
-    n = _check.integer("random_spd", "n", n, 1)
-    seed = _check.integer("random_spd", "seed", seed, 0)
-    density = _check.real("random_spd", "density", density)
+    n = checks.integer("random_spd", "n", n, 1)
+    seed = checks.integer("random_spd", "seed", seed, 0)
+    density = checks.real("random_spd", "density", density)
     if not 0 < density <= 1:
         raise ValueError(f"random_spd: density must lie in 0 < density <= 1, got {density}")
-    alpha = _check.real("random_spd", "alpha", alpha, "positive and finite")
+    alpha = checks.real("random_spd", "alpha", alpha, "positive and finite")
     check_dtype("random_spd", dtype)
     return CSR.from_scipy(_draw(n, seed, density, alpha), dtype=dtype, device=device)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from learnsolve.analysis import ErrorPropagator
-from learnsolve.csr import CSR
+from learnsolve.matrix.csr import CSR
 from learnsolve.ops import quadratic_form
 from learnsolve.preconditioners import NeuralAMG
 from learnsolve.problems import dataset

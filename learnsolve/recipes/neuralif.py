@@ -12,7 +12,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from learnsolve import solvers
-from learnsolve.csr import CSR
+from learnsolve.matrix.csr import CSR
 from learnsolve.preconditioners import Jacobi, NeuralIF
 from learnsolve.problems import dataset
 from learnsolve.problems.datasets import ProblemDataset

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learnsolve.csr import CSR
-from learnsolve.pattern import SparsityPattern
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.recipes.harness.parallel import Elsewhere, Group
 from learnsolve.recipes.harness.settings import MissingExtra, SettingError
 from learnsolve.recipes.matrix.problem import build, check_square, not_positive

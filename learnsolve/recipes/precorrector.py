@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from learnsolve.csr import CSR
+from learnsolve.matrix.csr import CSR
 from learnsolve.ops.spsolve import spsolve
 from learnsolve.preconditioners import PreCorrector
 from learnsolve.problems import dataset

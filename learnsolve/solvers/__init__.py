@@ -1,6 +1,6 @@
 """Iterative solvers whose gradients are exact, one family of methods per file."""
 
-from learnsolve._autocast import guard
+from learnsolve.matrix.autocast import guard
 from learnsolve.solvers.bicgstab import bicgstab
 from learnsolve.solvers.cg import PCG, cg, fcg
 from learnsolve.solvers.chebyshev import Chebyshev, chebyshev

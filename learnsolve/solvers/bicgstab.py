@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, Unpack
 import torch
 from torch import Tensor
 
-from learnsolve._conversion import TensorLike
-from learnsolve.ops._dots import scaled
+from learnsolve.matrix.convert import TensorLike
+from learnsolve.ops.core.dots import scaled
 from learnsolve.solvers.core.door import solve
 from learnsolve.solvers.core.vectors import divide, dot, size
 from learnsolve.solvers.options import SolverOptions, options_of, solver

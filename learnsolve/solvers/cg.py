@@ -10,9 +10,9 @@ from typing import Any, NamedTuple, Unpack
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve._conversion import TensorLike
-from learnsolve.ops._dots import scaled
+from learnsolve.matrix import checks
+from learnsolve.matrix.convert import TensorLike
+from learnsolve.ops.core.dots import scaled
 from learnsolve.solvers.core.arguments import GRADIENTS
 from learnsolve.solvers.core.door import solve
 from learnsolve.solvers.core.vectors import divide, dot
@@ -205,7 +205,7 @@ class PCG(torch.nn.Module):
         super().__init__()
         if not callable(M):
             raise TypeError(f"PCG: M must be a callable r -> M r, got {type(M).__name__}; for none use cg")
-        _check.one_of("PCG", "gradient", gradient, GRADIENTS)
+        checks.one_of("PCG", "gradient", gradient, GRADIENTS)
         self.M = M
         self.flexible = flexible
         self.rtol, self.atol, self.maxiter = rtol, atol, maxiter

@@ -9,7 +9,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from learnsolve._conversion import TensorLike
+from learnsolve.matrix.convert import TensorLike
 from learnsolve.solvers.core.parameters import FixedNumber, Parameters, Value, bounds, start
 from learnsolve.solvers.core.stationary import Stationary, run
 from learnsolve.solvers.options import Options, StationaryOptions, solver

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, Unpack
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve._conversion import TensorLike
-from learnsolve.ops._dots import combination, scaled
+from learnsolve.matrix import checks
+from learnsolve.matrix.convert import TensorLike
+from learnsolve.ops.core.dots import combination, scaled
 from learnsolve.solvers.core.door import solve
 from learnsolve.solvers.core.vectors import divide, dot, extended, root, size
 from learnsolve.solvers.options import SolverOptions, options_of, solver
@@ -108,7 +108,7 @@ def _rotated(Q: Tensor, c: Tensor, s: Tensor) -> Tensor:
 
 
 def _restarted(name: str, restart: int | None) -> GeneralizedMinimalResidual:
-    restart = 20 if restart is None else _check.integer(name, "restart", restart, 1)
+    restart = 20 if restart is None else checks.integer(name, "restart", restart, 1)
     return GeneralizedMinimalResidual(restart)
 
 

@@ -9,15 +9,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve._conversion import TensorLike
-from learnsolve._inputs import operands
-from learnsolve.csr import CSR
-from learnsolve.ops import _across
-from learnsolve.ops._autograd import tracked
-from learnsolve.ops._dots import times
-from learnsolve.ops._product import product
-from learnsolve.ops._steps import residual_norm
+from learnsolve.matrix import checks
+from learnsolve.matrix.convert import TensorLike
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.inputs import operands
+from learnsolve.ops.core import across
+from learnsolve.ops.core.autograd import tracked
+from learnsolve.ops.core.dots import times
+from learnsolve.ops.core.product import product
+from learnsolve.ops.core.steps import residual_norm
 from learnsolve.ops.diagonal import shared_inverse_diagonal
 from learnsolve.solvers.core.arguments import check_b, check_x0
 from learnsolve.solvers.core.parameters import FIXED_GRADIENTS, FixedNumber, Parameters, Value
@@ -64,22 +64,22 @@ def jacobi(
     """
     name = "jacobi"
     A, b, x0 = operands(name, A, b, x0)
-    iterations = _check.integer(name, "iterations", iterations, 0)
-    _check.one_of(name, "gradient", gradient, FIXED_GRADIENTS)
-    if _across.of(A) is not None:  # rows in several processes: sweep by sweep, w of the rows of this one
+    iterations = checks.integer(name, "iterations", iterations, 0)
+    checks.one_of(name, "gradient", gradient, FIXED_GRADIENTS)
+    if across.of(A) is not None:  # rows in several processes: sweep by sweep, w of the rows of this one
         check_b(name, b)
         w = Parameters(name, A, b, iterations).read("weight", weight)
         scale = w * A.inverse_diagonal(name).unsqueeze(0)  # pyright: ignore[reportAttributeAccessIssue]
         return run_fixed(name, A, b, x0, Options(gradient=gradient), iterations, scale, None)
-    _check.matrix(name, "A", A)
+    checks.matrix(name, "A", A)
     values = A.values
-    _check.dtype(name, "A.values", values)
-    _check.same_kind(name, "b", b, values)
-    _check.rows(name, "b", b, "A", A.pattern.shape)
+    checks.dtype(name, "A.values", values)
+    checks.same_kind(name, "b", b, values)
+    checks.rows(name, "b", b, "A", A.pattern.shape)
     check_x0(name, x0, b)
     x0 = torch.zeros_like(b) if x0 is None else x0
     if values.dim() > 1:
-        _check.batches(name, values.shape[:-1], b.shape[:-2], "A.values and b")
+        checks.batches(name, values.shape[:-1], b.shape[:-2], "A.values and b")
         if b.dim() == 1:  # one vector for a batch of matrices: a column, whose axis is taken away again
             columns = jacobi(
                 A, b[:, None], x0[:, None], weight=weight, iterations=iterations, gradient=gradient
@@ -109,7 +109,7 @@ def _scale(A: CSR, b: Tensor, weight: Value, iterations: int) -> Tensor:
     """weight / D, shape (n,) or (..., 1 or iterations, n)."""
     inverse, single = shared_inverse_diagonal(A, "jacobi"), A.values.dim() == 1
     if isinstance(weight, Tensor) and single:
-        _check.same_kind("jacobi", "weight", weight, b)
+        checks.same_kind("jacobi", "weight", weight, b)
         of_rows = weight.shape == inverse.shape and len(weight) != iterations and b.dim() <= 2
         if of_rows or weight.dim() == 0:
             return times(inverse, weight)  # without views, which cost a small step more than the product

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple, Unpack
 import torch
 from torch import Tensor
 
-from learnsolve._conversion import TensorLike
-from learnsolve.ops._dots import scaled
+from learnsolve.matrix.convert import TensorLike
+from learnsolve.ops.core.dots import scaled
 from learnsolve.solvers.core.least_squares import first_vectors, next_vectors, solve
 from learnsolve.solvers.core.vectors import divide, root
 from learnsolve.solvers.options import LeastSquaresOptions, options_of, solver

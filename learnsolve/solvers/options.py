@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypedDict, TypeVar
 
 from torch import Tensor
 
-from learnsolve._inputs import matrix
+from learnsolve.matrix.inputs import matrix
 from learnsolve.solvers.solution import Iteration
 
 P = ParamSpec("P")

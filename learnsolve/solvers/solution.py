@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from learnsolve._plain import outside_of_graphs
-from learnsolve._unchanged import Unchanged
-from learnsolve.ops._symmetry import numbers
+from learnsolve.matrix.plain import outside_of_graphs
+from learnsolve.matrix.unchanged import Unchanged
+from learnsolve.ops.core.symmetry import numbers
 
 
 class Status(enum.Enum):

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learnsolve import _check, _inputs
-from learnsolve._conversion import TensorLike
-from learnsolve._plain import numbers, outside_of_graphs
-from learnsolve.csr import CSR
+from learnsolve.matrix import checks, inputs
+from learnsolve.matrix.convert import TensorLike
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.plain import numbers, outside_of_graphs
 from learnsolve.ops.spsolve import spsolve
 from learnsolve.solvers.bicgstab import bicgstab
 from learnsolve.solvers.cg import cg
@@ -105,17 +105,17 @@ def solve(
     """
     if torch.compiler.is_exporting():
         raise NotImplementedError(_NO_GRAPH)
-    A, b = _inputs.operands("solve", A, b)
-    _check.matrix("solve", "A", A, "; make one with CSR.from_*; the methods, such as cg, take operators")
+    A, b = inputs.operands("solve", A, b)
+    checks.matrix("solve", "A", A, "; make one with CSR.from_*; the methods, such as cg, take operators")
     check_b("solve", b)
-    _check.one_of("solve", "method", method, ("auto", "direct", *METHODS))
+    checks.one_of("solve", "method", method, ("auto", "direct", *METHODS))
     if mapped(A.values):
         raise NotImplementedError(
             "solve: under vmap the values of A cannot be read to choose by; call a method, such as cg, or "
             "give A.values a batch axis"
         )
     if isinstance(M, str):
-        _check.one_of("solve", "M", M, ("auto",))
+        checks.one_of("solve", "M", M, ("auto",))
     if method == "direct" and not isinstance(M, str) and M is not None:
         raise ValueError('solve: method="direct" takes no M; leave it out')
     found = isinstance(null_space, str) and null_space == "auto"
@@ -232,7 +232,7 @@ def _run(
 def _direct(A: CSR, b: Tensor, rtol: float, atol: float) -> Solution:
     """`spsolve`, judged by its residual."""
     for name, value in (("rtol", rtol), ("atol", atol)):
-        _check.tolerance("solve", name, value)
+        checks.tolerance("solve", name, value)
     x = spsolve(A, b)
     axis = -1 if b.dim() == 1 else -2
     with torch.no_grad():

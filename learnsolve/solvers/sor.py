@@ -9,10 +9,10 @@ from typing import Any, NamedTuple, Unpack
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve._conversion import TensorLike
-from learnsolve._inputs import operands
-from learnsolve.csr import CSR
+from learnsolve.matrix import checks
+from learnsolve.matrix.convert import TensorLike
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.inputs import operands
 from learnsolve.preconditioners.classical._relaxation import DIRECTIONS, Sweep, check_omega, check_sweep
 from learnsolve.solvers.core.arguments import check_b, check_operands, check_x0, refuse_parameters_that_learn
 from learnsolve.solvers.core.blocks import Columns
@@ -66,11 +66,11 @@ def _relax(
 ) -> Solution:
     A, b, x0 = operands(name, A, b, x0)
     check_sweep(name, A, sweep.multicolor)
-    _check.one_of(name, "direction", sweep.direction, DIRECTIONS)
+    checks.one_of(name, "direction", sweep.direction, DIRECTIONS)
     check_b(name, b)
     if iterations is not None:
-        iterations = _check.integer(name, "iterations", iterations, 0)
-        _check.flag(name, "throw", options.get("throw", False))
+        iterations = checks.integer(name, "iterations", iterations, 0)
+        checks.flag(name, "throw", options.get("throw", False))
         if options.get("gradient") == "implicit":
             raise ValueError(
                 f'{name}: gradient="implicit" belongs to a converged solution, not to a number of '
@@ -92,7 +92,7 @@ def _relax(
         if settings.gradient != "implicit" and solution.iterations == 0:
             solution.x = with_zero_gradient(solution.x, *learned)
         return solution
-    _check.rows(name, "b", b, "A", A.shape)
+    checks.rows(name, "b", b, "A", A.shape)
     columns = Columns(b.dim() == 1, check_operands(name, A, b))
     check_x0(name, x0, b)
     B, operator = columns.into(b), Matrix(A)
@@ -257,8 +257,8 @@ class SOR(FixedNumber):
         gradient: str = "unrolled",
     ):
         super().__init__(iterations, gradient)
-        _check.one_of("SOR", "direction", direction, DIRECTIONS)
-        _check.flag("SOR", "multicolor", multicolor)
+        checks.one_of("SOR", "direction", direction, DIRECTIONS)
+        checks.flag("SOR", "multicolor", multicolor)
         omega = start("SOR", "omega", omega)
         if not ((omega > 0) & (omega < 2)).all():
             raise ValueError(f"SOR: omega must lie in 0 < omega < 2, got {omega.tolist()}; 1 is Gauss-Seidel")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve.csr import CSR
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
 from learnsolve.ops.sptrsv import sptrsv
 from learnsolve.ops.triangle import tril, triu
 from learnsolve.preconditioners.classical.factored import check_has_diagonal, check_triangular
@@ -65,16 +65,16 @@ class TriangularSolve(MatrixValues):
         positive: str | None = None,
     ):
         for name, value in (("lower", lower), ("unit_diagonal", unit_diagonal), ("transpose", transpose)):
-            _check.flag("TriangularSolve", name, value)
+            checks.flag("TriangularSolve", name, value)
         if unit_diagonal and positive is not None:
             raise ValueError(
                 f"TriangularSolve: with unit_diagonal=True there is no diagonal to keep positive, got "
                 f"positive={positive!r}; leave one of them out"
             )
         if positive is not None:
-            _check.one_of("TriangularSolve", "positive", positive, POSITIVE)
-        _check.matrix("TriangularSolve", "L", L)
-        _check.square("TriangularSolve", "L", L.shape)
+            checks.one_of("TriangularSolve", "positive", positive, POSITIVE)
+        checks.matrix("TriangularSolve", "L", L)
+        checks.square("TriangularSolve", "L", L.shape)
         check_triangular("TriangularSolve", "L", L, lower)
         if unit_diagonal:
             L = tril(L, -1) if lower else triu(L, 1)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learnsolve.csr import CSR
+from learnsolve.matrix.csr import CSR
 from learnsolve.solvers.solution import Solution
 
 
@@ -30,8 +30,8 @@ class Varied:
         self.values = self(self.inputs)
         if not self.values:
             raise ValueError(
-                "check_gradients: fn must return floating-point tensors, CSR matrices or Solutions, or lists of them; "
-                "got none; convert what it returns"
+                "check_gradients: fn must return floating-point tensors, CSR matrices or Solutions, or lists "
+                "of them; got none; convert what it returns"
             )
 
     def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""`check_gradients`: the derivatives of a function against differences and identities that need no second formula."""
+"""`check_gradients`: derivatives against differences, and identities that need no second formula."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learnsolve import _check
+from learnsolve.matrix import checks
 from learnsolve.testing._differences import Difference, difference
 from learnsolve.testing._varied import Varied
 from learnsolve.testing.report import GradientEntry, GradientReport
@@ -101,12 +101,16 @@ def check_gradients(
     1 ok, 3 FAILED, 1 undecided
     """
     if not callable(fn):
-        raise TypeError(f"check_gradients: fn must be callable, got {type(fn).__name__}; pass its arguments after it")
-    entries = _check.integer("check_gradients", "entries", entries, 0)
-    directions = _check.integer("check_gradients", "directions", directions, 1)
+        raise TypeError(
+            f"check_gradients: fn must be callable, got {type(fn).__name__}; pass its arguments after it"
+        )
+    entries = checks.integer("check_gradients", "entries", entries, 0)
+    directions = checks.integer("check_gradients", "directions", directions, 1)
     for name, value in (("step", step), ("rtol", rtol)):
-        if value is not None and not _check.real("check_gradients", name, value) > 0:
-            raise ValueError(f"check_gradients: {name} must be positive, got {value}; leave it out for the default")
+        if value is not None and not checks.real("check_gradients", name, value) > 0:
+            raise ValueError(
+                f"check_gradients: {name} must be positive, got {value}; leave it out for the default"
+            )
     call = Varied(fn, args)
     eps = max(torch.finfo(t.dtype).eps for t in (*call.inputs, *call.values))
     generator = torch.Generator().manual_seed(seed)

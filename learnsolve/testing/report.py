@@ -40,8 +40,8 @@ class GradientEntry:
 
 @dataclass(frozen=True)
 class GradientReport:
-    """The result of `check_gradients`. Printing it gives a table: failures, what is undecided, and then the largest
-    errors.
+    """The result of `check_gradients`. Printing it gives a table: failures, what is undecided, and then
+    the largest errors.
 
     Attributes
     ----------

@@ -5,7 +5,7 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 import learnsolve as ls
-from learnsolve.analysis import ErrorPropagator, spectral_radius, two_grid_symbols, two_grid_factor
+from learnsolve.analysis import ErrorPropagator, spectral_radius, two_grid_factor, two_grid_symbols
 from learnsolve.analysis.two_grid import _Grid
 
 F64 = torch.float64

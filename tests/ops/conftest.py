@@ -30,6 +30,6 @@ def planned(request):
     if request.param:
         yield True
         return
-    before = ops.set_spgemm_plan_cache_limit(0)
+    before = ops.set_spgemm_plan_limit(0)
     yield False
-    ops.set_spgemm_plan_cache_limit(before)
+    ops.set_spgemm_plan_limit(before)

@@ -8,10 +8,10 @@ from reference import normal, pattern_of, random
 from scipy.sparse import eye_array
 
 import learnsolve as ls
-from learnsolve.ops import _sparse_product
-from learnsolve.ops._incomplete import plan_of
-from learnsolve.ops._triangular import Side, _adjoint_system, _system
 from learnsolve.ops.add import union_plan
+from learnsolve.ops.core import sparse_product
+from learnsolve.ops.core.incomplete import plan_of
+from learnsolve.ops.core.triangular import Side, _adjoint_system, _system
 
 ops = torch.ops.learnsolve
 
@@ -146,15 +146,15 @@ def spgemm_arguments(P, dtype, operands=("a", "b"), columns=False, shared=True):
     """With a plan, with a mask and its plan, with a mask and no plan; without and with batches."""
     out = []
     for mask, limit in ((None, 2**30), (P, 2**30), (P, 0)):
-        before = ls.ops.set_spgemm_plan_cache_limit(limit)
+        before = ls.ops.set_spgemm_plan_limit(limit)
         Q = ls.SparsityPattern(P.crow_indices.clone(), P.col_indices.clone(), P.shape)
         if columns:
-            arrays = _sparse_product._by_columns(Q, P, mask)
+            arrays = sparse_product._by_columns(Q, P, mask)
         else:
-            wanted = _sparse_product.LEFT if operands[0] == "g" else _sparse_product.PRODUCT
-            arrays = _sparse_product._by_rows(Q, P, mask, wanted)
-        ls.ops.set_spgemm_plan_cache_limit(before)
-        nnz = {"a": P.nnz, "b": P.nnz, "g": _sparse_product.result_pattern(Q, P, mask).nnz}
+            wanted = sparse_product.LEFT if operands[0] == "g" else sparse_product.PRODUCT
+            arrays = sparse_product._by_rows(Q, P, mask, wanted)
+        ls.ops.set_spgemm_plan_limit(before)
+        nnz = {"a": P.nnz, "b": P.nnz, "g": sparse_product.result_pattern(Q, P, mask).nnz}
         single = [normal((nnz[x],), dtype, seed) for seed, x in enumerate(operands)]
         batch = [normal((2, nnz[x]), dtype, seed) for seed, x in enumerate(operands)]
         out.append((*arrays, *single))

@@ -11,7 +11,7 @@ from solvers import dense_pcg, stationary_cases
 from torch import Tensor
 
 import learnsolve as ls
-from learnsolve.ops._local_solve import local_solve
+from learnsolve.ops.core.local_solve import local_solve
 from learnsolve.ops.richardson import richardson_sweeps
 
 STEPS = 3

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import learnsolve as ls
 from learnsolve import CSR, ops
-from learnsolve._plain import plain_tensors
+from learnsolve.matrix.plain import plain_tensors
 
 
 def _shuffle(nnz: int) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ from ops.cases import CASES, is_branch
 from reference import gradients, normal, pattern_of, random, small_pattern
 
 import learnsolve as ls
-from learnsolve._plain import outside_of_graphs
+from learnsolve.matrix.plain import outside_of_graphs
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 

@@ -15,7 +15,7 @@ from ops.triangles import TRIANGLES, triangles, triangular_operands
 from reference import assert_within, normal, pattern_of
 
 import learnsolve as ls
-from learnsolve import _device_analysis
+from learnsolve.matrix import device_analysis
 
 cuda_promises.skip_without_operators()
 
@@ -81,7 +81,7 @@ def test_rows_of_all_lengths(kind, tail, transpose):
 @every_skewed
 def test_long_rows_are_scheduled(kind):
     P = pattern_of(skewed(kind)).to(DEVICE)
-    everything = _device_analysis._LONG_ROW == 0  # tests/conftest.py
+    everything = device_analysis._LONG_ROW == 0  # tests/conftest.py
     assert (len(P.row_blocks) > 1) == (kind != "even" or everything)
 
 
@@ -140,9 +140,9 @@ def operations():
     q = normal((Q.nnz,), seed=6).to(DEVICE).requires_grad_()
     c, f = (normal(s, seed=7).to(DEVICE).requires_grad_() for s in ((3, 3), (2, 20, 30)))
     searched = ls.SparsityPattern(R.crow_indices, R.col_indices, R.shape)
-    before = ls.ops.set_spgemm_plan_cache_limit(0)  # holds for the pattern of which it is the first product
+    before = ls.ops.set_spgemm_plan_limit(0)  # holds for the pattern of which it is the first product
     ls.ops.spgemm(ls.CSR(a, searched), ls.CSR(b, searched))
-    ls.ops.set_spgemm_plan_cache_limit(before)
+    ls.ops.set_spgemm_plan_limit(before)
     made = {
         "spmv": (lambda: ls.CSR(v, P) @ x, (v, x)),
         "spmm": (lambda: ls.CSR(v, P) @ X, (v, X)),

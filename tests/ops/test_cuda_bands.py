@@ -9,7 +9,7 @@ from cuda_promises import DEVICE, ON_HOST
 from reference import normal, pattern_of
 
 import learnsolve as ls
-from learnsolve.ops import _triangular
+from learnsolve.ops.core import triangular
 
 cuda_promises.skip_without_operators()
 
@@ -33,8 +33,8 @@ gaps_or_not = pytest.mark.parametrize("share", [1.0, 0.6], ids=["whole", "gaps"]
 @pytest.fixture(autouse=True)
 def scanned(monkeypatch):
     """Bands of any length."""
-    monkeypatch.setattr(_triangular, "_BAND_LEVELS", 1)
-    monkeypatch.setattr(_triangular, "_BAND_LEVEL_ROWS", 10**9)
+    monkeypatch.setattr(triangular, "_BAND_LEVELS", 1)
+    monkeypatch.setattr(triangular, "_BAND_LEVEL_ROWS", 10**9)
 
 
 def band(n, distances, share=1.0, index=torch.int64):
@@ -69,8 +69,8 @@ def dense_solve(v, b, T, lower, unit, transpose):
 
 def width_of(T, lower=True, unit=False, transpose=False):
     """Of the band that is scanned, or 0."""
-    side = _triangular.Side(lower, unit, transpose)
-    return max(-int(_triangular._system(T, side).tensors[-1][0]), 0)
+    side = triangular.Side(lower, unit, transpose)
+    return max(-int(triangular._system(T, side).tensors[-1][0]), 0)
 
 
 @gaps_or_not
@@ -165,8 +165,8 @@ def test_a_band_with_a_gap_has_the_bits_of_one_without():
 
 
 def test_only_narrow_bands_of_many_narrow_levels_are_scanned(monkeypatch):
-    monkeypatch.setattr(_triangular, "_BAND_LEVELS", 16)
-    monkeypatch.setattr(_triangular, "_BAND_LEVEL_ROWS", 1024)
+    monkeypatch.setattr(triangular, "_BAND_LEVELS", 16)
+    monkeypatch.setattr(triangular, "_BAND_LEVEL_ROWS", 1024)
     assert [width_of(band(100, d)) for d in ((1, 4), (4,), (1, 5), ())] == [4, 4, 0, 0]
     assert [width_of(band(n, (1,))) for n in (15, 16)] == [0, 1]
     assert [width_of(band(n, (4,))) for n in (60, 61)] == [0, 4]  # 15 levels, and 16

@@ -11,7 +11,7 @@ from ops.triangles import TRIANGLES, triangles, triangular_operands
 from reference import normal
 
 import learnsolve as ls
-from learnsolve.ops import _triangular
+from learnsolve.ops.core import triangular
 
 cuda_promises.skip_without_operators()
 every_triangle = pytest.mark.parametrize("kind", TRIANGLES)
@@ -39,13 +39,13 @@ def test_triangular_solves(kind, dtype):
 
 
 def assert_way(kind, T):
-    *_, blocks, _, levels = _triangular._system(T, _triangular.Side(True, False, False)).tensors
+    *_, blocks, _, levels = triangular._system(T, triangular.Side(True, False, False)).tensors
     lanes, *bounds = levels.tolist()
     parts = len(blocks) > len(bounds)
     width = 1 if "chain" in kind else int(kind.split()[-1]) if "band" in kind else 0
     assert max(-lanes, 0) == width
     assert width or (lanes > 1) == (kind == "long rows")
-    by_ticket = _triangular._TICKET_WIDTH == 0 or "ticket" in kind
+    by_ticket = triangular._TICKET_WIDTH == 0 or "ticket" in kind
     assert width or parts == by_ticket
 
 
@@ -53,8 +53,8 @@ def assert_way(kind, T):
 def test_a_row_has_the_same_bits_whatever_kernel_solves_it(kind, monkeypatch):
     found = []
     for limit in (0, 10**9):
-        monkeypatch.setattr(_triangular, "_TICKET_WIDTH", limit)
-        monkeypatch.setattr(_triangular, "_TICKET_LEVELS", 0)
+        monkeypatch.setattr(triangular, "_TICKET_WIDTH", limit)
+        monkeypatch.setattr(triangular, "_TICKET_LEVELS", 0)
         T, columns = triangles(DEVICE)[kind]
         v, b = triangular_operands(T, columns)
         x = ls.ops.sptrsv(ls.CSR(v, T), b)
@@ -81,10 +81,10 @@ def test_a_row_has_the_same_bits_whatever_kernel_solves_it(kind, monkeypatch):
     ],
 )
 def test_wrong_plans_are_refused(kind, at, change, message, monkeypatch):
-    monkeypatch.setattr(_triangular, "_TICKET_WIDTH", 10**9)
+    monkeypatch.setattr(triangular, "_TICKET_WIDTH", 10**9)
     T, _ = triangles(DEVICE)[kind]
     v, b = (t.detach() for t in triangular_operands(T, ()))
-    tensors, *choices = _triangular._system(T, _triangular.Side(True, False, False))
+    tensors, *choices = triangular._system(T, triangular.Side(True, False, False))
     arguments = [*tensors, *choices, v, b]
     torch.ops.learnsolve.csr_sptrsv(arguments[:6], *arguments[6:])
     arguments[at] = change(arguments[at])

@@ -7,7 +7,7 @@ import torch
 from reference import assert_same_bits, banded, grid, layouts, normal, pattern_of, power_law, random
 
 import learnsolve as ls
-from learnsolve.ops._perceptron import perceptron
+from learnsolve.ops.core.perceptron import perceptron
 
 # All with more than 50 000 multiply-adds in every operation below: enough for several threads.
 LARGE = {

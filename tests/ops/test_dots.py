@@ -6,7 +6,7 @@ import torch
 from reference import assert_within, inputs_for, normal
 from torch.autograd import gradcheck, gradgradcheck
 
-from learnsolve.ops import _dots
+from learnsolve.ops.core import dots
 
 # Of operands a (..., k), u and v (..., n, k).
 BATCHES = {"one": ((), ()), "batch": ((3,), (3,)), "shared": ((3,), ()), "two axes": ((2, 1), (1, 3))}
@@ -14,16 +14,16 @@ BATCHES = {"one": ((), ()), "batch": ((3,), (3,)), "shared": ((3,), ()), "two ax
 
 @pytest.fixture(autouse=True)
 def always_compiled(monkeypatch):
-    monkeypatch.setattr(_dots, "SPLIT", 0)
+    monkeypatch.setattr(dots, "SPLIT", 0)
 
 
 def scaled(u, v):
-    return _dots.scaled(u[..., :1, :], v)
+    return dots.scaled(u[..., :1, :], v)
 
 
 def combination(u, v):
     a = u[..., :1, :]
-    return _dots.combination(torch.stack((a, a * a)), torch.stack((v, -v)))
+    return dots.combination(torch.stack((a, a * a)), torch.stack((v, -v)))
 
 
 @pytest.mark.usefixtures("isa")
@@ -41,15 +41,15 @@ def test_values(n, k, dtype):
         (u, torch.ones((), dtype=dtype).expand(v.shape)),
     ):
         wanted, size = ((f(a.double()) * f(b.double())).sum(-2) for f in (torch.clone, torch.abs))
-        assert_within(_dots.dots(a, b), wanted, size, terms)
+        assert_within(dots.dots(a, b), wanted, size, terms)
     a = normal((2, 1, k), dtype, seed=2)
     wanted, size = ((f(a.double()) * f(v.double())).sum(0) for f in (torch.clone, torch.abs))
-    assert_within(_dots.combination(a, v), wanted, size, torch.tensor(2.0))
+    assert_within(dots.combination(a, v), wanted, size, torch.tensor(2.0))
 
 
 @pytest.mark.parametrize(
     ("function", "batch"),
-    [(f, b) for f in (_dots.dots, scaled) for b in BATCHES] + [(combination, b) for b in ("one", "batch")],
+    [(f, b) for f in (dots.dots, scaled) for b in BATCHES] + [(combination, b) for b in ("one", "batch")],
 )
 def test_derivatives(function, batch):
     inputs = inputs_for(tuple((*axes, 4, 2) for axes in BATCHES[batch]), requires_grad=True)
@@ -57,7 +57,7 @@ def test_derivatives(function, batch):
     assert gradgradcheck(function, inputs)
 
 
-@pytest.mark.parametrize("function", [_dots.dots, scaled, combination])
+@pytest.mark.parametrize("function", [dots.dots, scaled, combination])
 def test_transformations(function):
     u, v = inputs_for(((3, 4, 2), (3, 4, 2)))
     wanted = torch.stack([function(a, b) for a, b in zip(u, v, strict=True)])
@@ -68,7 +68,7 @@ def test_transformations(function):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.parametrize("function", [_dots.dots, scaled, combination])
+@pytest.mark.parametrize("function", [dots.dots, scaled, combination])
 def test_compiled(function):
     u, v = inputs_for(((4, 2), (4, 2)), requires_grad=True)
     wanted = function(u, v)

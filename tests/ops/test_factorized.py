@@ -14,7 +14,7 @@ from torch import func
 from torch.autograd import gradcheck, gradgradcheck
 
 import learnsolve as ls
-from learnsolve.ops import _superlu
+from learnsolve.ops.core import superlu
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def factored(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def no_factors(fresh_compiler):
-    _superlu._recent.clear()
+    superlu._recent.clear()
 
 
 def compiled(function):
@@ -171,7 +171,7 @@ def test_diagonally_dominant_matrices_are_not_pivoted(factored, rows, dominant):
     A = ls.CSR.from_dense(torch.tensor(rows, dtype=torch.float64))
     b = normal((len(rows),))
     torch.testing.assert_close(ls.ops.spsolve(A, b), torch.linalg.solve(A.to_dense(), b))
-    assert factored == [_superlu._NO_PIVOTING if dominant else {}]
+    assert factored == [superlu._NO_PIVOTING if dominant else {}]
 
 
 def test_description():
@@ -287,9 +287,9 @@ def test_what_compiled_calls_leave_is_bounded(monkeypatch):
     b = normal((5,))
     for i in range(1, 20):
         op(P.crow_indices, P.col_indices, VALUES * i, b, False)
-    assert len(_superlu._recent) == _superlu._RECENT_CALLS
-    monkeypatch.setattr(_superlu, "_RECENT_BYTES", 100)
+    assert len(superlu._recent) == superlu._RECENT_CALLS
+    monkeypatch.setattr(superlu, "_RECENT_BYTES", 100)
     torch.testing.assert_close(
         op(P.crow_indices, P.col_indices, VALUES / 3, b, False), dense(VALUES / 3, b), rtol=1e-12, atol=1e-12
     )
-    assert len(_superlu._recent) == 1
+    assert len(superlu._recent) == 1

@@ -9,7 +9,7 @@ from ops.incomplete_cases import STRUCTURES, dominant, every_kind, library, smal
 from reference import normal, pattern_of
 
 import learnsolve as ls
-from learnsolve import _device_analysis
+from learnsolve.matrix import device_analysis
 
 
 @every_kind
@@ -58,7 +58,7 @@ def test_breakdown_names_row_and_value(kind):
         torch.vmap(lambda v: library(kind, P, v))(batch)
     with pytest.raises(ValueError, match="that of row 0 is nan"):
         library(kind, P, indefinite(P, 0, torch.nan).requires_grad_())
-    if _device_analysis.everywhere:  # a CUDA operator raises nothing: to look would be to wait
+    if device_analysis.everywhere:  # a CUDA operator raises nothing: to look would be to wait
         return
     with pytest.raises(RuntimeError, match=r"csr_incomplete_factor: the pivot of row 1 is 0.*use a shift"):
         torch.compile(lambda v: library(kind, P, v), fullgraph=True, backend="aot_eager")(v)
@@ -176,7 +176,7 @@ def test_errors(kind):
         with pytest.raises(error, match=f"{kind}: {message}"):
             call()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("learnsolve.ops._incomplete.PLAN_LIMIT", 8)
+        patch.setattr("learnsolve.ops.core.incomplete.PLAN_LIMIT", 8)
         with pytest.raises(ValueError, match=rf"{kind}: the elimination on this pattern has \d+ products"):
             op(ls.CSR(A.values, small()))
     with pytest.raises(Exception, match=r"cannot be traced by torch.compile"):

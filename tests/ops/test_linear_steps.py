@@ -6,7 +6,7 @@ from ops.raw_samples import SAMPLES, linear_steps_arguments, ops, structure
 from reference import normal, pattern_of, random
 
 import learnsolve as ls
-from learnsolve.ops._linear_steps import LinearSteps, dense_product, product, scaled_rows
+from learnsolve.ops.core.linear_steps import LinearSteps, dense_product, product, scaled_rows
 
 F64 = torch.float64
 

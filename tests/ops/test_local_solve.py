@@ -5,7 +5,7 @@ import torch
 from reference import normal
 
 import learnsolve as ls
-from learnsolve.ops._local_solve import NotPositive, local_solve
+from learnsolve.ops.core.local_solve import NotPositive, local_solve
 
 
 @pytest.fixture(params=[torch.int64, torch.int32], ids=["int64", "int32"])

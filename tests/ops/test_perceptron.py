@@ -5,7 +5,7 @@ import torch
 from reference import normal, pattern_of, random
 from torch.autograd import gradcheck, gradgradcheck
 
-from learnsolve.ops._perceptron import composed, perceptron
+from learnsolve.ops.core.perceptron import composed, perceptron
 
 GRAPH = pattern_of(random(9, 9, 0.4))
 

@@ -8,8 +8,9 @@ from reference import normal, pattern_of, random, small_pattern
 from scipy.sparse import eye_array
 
 import learnsolve as ls
-from learnsolve.ops import _sparse_product, pcg
-from learnsolve.ops._triangular import Side, _system
+from learnsolve.ops import pcg
+from learnsolve.ops.core import sparse_product
+from learnsolve.ops.core.triangular import Side, _system
 
 
 @pytest.mark.parametrize(
@@ -152,7 +153,7 @@ def test_wrong_arguments_of_the_sparse_product_are_refused():
     P = small_pattern()
     v, w = normal((P.nnz,)), normal((P.nnz,))
     names = ["a_ptr", "a_idx", "perm", "b_ptr", "b_idx", "c_ptr", "c_idx", "positions", "starts", "blocks"]
-    tensors, masked, columns = _sparse_product._by_rows(P, P.T, None)
+    tensors, masked, columns = sparse_product._by_rows(P, P.T, None)
     good = dict(zip(names, tensors, strict=True)) | {"a": v, "b": w}
 
     def call(arguments):

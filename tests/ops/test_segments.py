@@ -7,7 +7,7 @@ from reference import UNIT_ROUNDOFF, gradients, normal, pattern_of, random, smal
 
 import learnsolve as ls
 from learnsolve import ops
-from learnsolve.ops import _segments
+from learnsolve.ops.core import segments as _segments
 
 STRUCTURES = structures()
 FEATURES = (None, 1, 3, 8, 37)  # part of a vector, vectors of each length, several tiles

@@ -19,10 +19,11 @@ from reference import (
 )
 from torch.autograd import gradcheck, gradgradcheck
 
-from learnsolve import CSR, _device_analysis, ops
-from learnsolve.ops import _sparse_product
+from learnsolve import CSR, ops
+from learnsolve.matrix import device_analysis
+from learnsolve.ops.core import sparse_product
 
-of_the_cpu = pytest.mark.skipif(_device_analysis.everywhere, reason="of the CPU operators alone")
+of_the_cpu = pytest.mark.skipif(device_analysis.everywhere, reason="of the CPU operators alone")
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
@@ -98,18 +99,18 @@ def test_uniform_blocks_against_one_row_at_a_time(structure):
     for dtype, batch in itertools.product((torch.float32, torch.float64), ((), (2,))):
         results = []
         for limit in (2**30, 0):
-            before = ops.set_spgemm_plan_cache_limit(limit)
+            before = ops.set_spgemm_plan_limit(limit)
             A, B = with_normal_values(S, dtype), with_normal_values(T, dtype, seed=1)
             a = normal((*batch, A.nnz), dtype, 2).requires_grad_()
             b = normal((*batch, B.nnz), dtype, 3).requires_grad_()
             c = ops.spgemm(A.with_values(a), B.with_values(b)).values
-            uniform = A.pattern._planned(_sparse_product._plan, B.pattern, None).blocks[:, 2]
+            uniform = A.pattern._planned(sparse_product._plan, B.pattern, None).blocks[:, 2]
             assert bool(uniform.any()) == (limit > 0)
             g = normal(c.shape, dtype, 4)
             both = torch.autograd.grad(c, (a, b), g, retain_graph=True)
             alone = [torch.autograd.grad(c, t, g, retain_graph=True)[0] for t in (a, b)]
             results.append((c.detach(), *both, *alone))
-            ops.set_spgemm_plan_cache_limit(before)
+            ops.set_spgemm_plan_limit(before)
         bound = {torch.float32: 1e-5, torch.float64: 1e-13}[dtype]
         torch.testing.assert_close(results[0], results[1], rtol=bound, atol=bound)
 
@@ -175,7 +176,7 @@ def test_index_types_may_differ(planned):
 
 
 def test_more_entries_than_the_index_type_can_number(monkeypatch):
-    monkeypatch.setitem(_sparse_product._MOST, torch.int32, 9_999)
+    monkeypatch.setitem(sparse_product._MOST, torch.int32, 9_999)
     column = pattern_of(scipy.sparse.csr_array(np.ones((100, 1))), torch.int32)
     with pytest.raises(ValueError, match=r"spgemm: the result has more entries .* int64"):
         ops.spgemm(CSR(torch.ones(100), column), CSR(torch.ones(100), column.T))
@@ -205,10 +206,10 @@ def test_errors():
         ops.galerkin(A, A)
     with pytest.raises(TypeError, match="galerkin: P must be a CSR"):
         ops.galerkin(A.to_dense(), A)
-    with pytest.raises(TypeError, match="set_spgemm_plan_cache_limit: bytes must be an int, got float"):
-        ops.set_spgemm_plan_cache_limit(1e9)
-    with pytest.raises(ValueError, match="set_spgemm_plan_cache_limit: bytes must not be negative"):
-        ops.set_spgemm_plan_cache_limit(-1)
+    with pytest.raises(TypeError, match="set_spgemm_plan_limit: bytes must be an int, got float"):
+        ops.set_spgemm_plan_limit(1e9)
+    with pytest.raises(ValueError, match="set_spgemm_plan_limit: bytes must not be negative"):
+        ops.set_spgemm_plan_limit(-1)
 
 
 # --- compile, galerkin ---

@@ -17,18 +17,19 @@ from reference import (
     random,
 )
 
-from learnsolve import CSR, _device_analysis, ops
-from learnsolve.ops import _sparse_product
+from learnsolve import CSR, ops
+from learnsolve.matrix import device_analysis
+from learnsolve.ops.core import sparse_product
 
 # --- plans ---
 
 
 def test_a_plan_is_made_once(monkeypatch):
     made = []
-    analysis, names = _sparse_product._analysis, ("product_pattern", "row_product_blocks")
+    analysis, names = sparse_product._analysis, ("product_pattern", "row_product_blocks")
     names = (*names, "column_product_blocks", "product_starts")
-    if _device_analysis.everywhere:
-        analysis, names = _device_analysis, ("first_products", "product_plan")
+    if device_analysis.everywhere:
+        analysis, names = device_analysis, ("first_products", "product_plan")
     for name in names:
         real = getattr(analysis, name)
         monkeypatch.setattr(analysis, name, lambda *a, real=real, name=name: made.append(name) or real(*a))
@@ -52,7 +53,7 @@ def test_plans_die_with_either_pattern():
     mask = random_mask((9, 7))
     ops.spgemm(A, B, mask=mask)
     result = weakref.ref(ops.spgemm(A, B).pattern)
-    positions = weakref.ref(A.pattern._planned(_sparse_product._plan, B.pattern, None).positions)
+    positions = weakref.ref(A.pattern._planned(sparse_product._plan, B.pattern, None).positions)
     assert A.pattern.cache_bytes() > 0
     coordinates.cache_clear()
     others = weakref.ref(B.pattern), weakref.ref(mask)
@@ -76,13 +77,13 @@ def test_plans_die_with_either_pattern():
 def test_plan_cache_limit():
     """The bound is on 4 bytes a product, 12 on a device, no byte more."""
     S = random(9, 9, 0.4)
-    bytes = (12 if _device_analysis.everywhere else 4) * int(symbolic(S, S).data.sum())
+    bytes = (12 if device_analysis.everywhere else 4) * int(symbolic(S, S).data.sum())
     for limit, kept in ((bytes, True), (bytes - 1, False)):
-        before = ops.set_spgemm_plan_cache_limit(limit)
+        before = ops.set_spgemm_plan_limit(limit)
         A = with_normal_values(S)
         ops.spgemm(A, A)
-        assert ops.set_spgemm_plan_cache_limit(before) == limit
-        assert (A.pattern._planned(_sparse_product._plan, A.pattern, None).positions is not None) == kept
+        assert ops.set_spgemm_plan_limit(before) == limit
+        assert (A.pattern._planned(sparse_product._plan, A.pattern, None).positions is not None) == kept
 
 
 def test_plans_are_made_inside_transformations(planned):
@@ -119,7 +120,7 @@ A = ls.CSR(torch.ones(P.nnz, requires_grad=True), P)
 P._structure(True)
 def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 def products(limit):
-    ls.ops.set_spgemm_plan_cache_limit(limit)
+    ls.ops.set_spgemm_plan_limit(limit)
     P.drop_caches(); P._structure(True)
     start = peak()
     C = A @ A

@@ -9,7 +9,7 @@ from ops.direct import VALUES, P, batch_of_values, dense, sparse
 from reference import normal
 
 import learnsolve as ls
-from learnsolve.ops import _superlu
+from learnsolve.ops.core import superlu
 
 INF, NAN = float("inf"), float("nan")
 
@@ -179,7 +179,7 @@ def test_overflow():
 
 
 def test_too_large_for_superlu(monkeypatch):
-    monkeypatch.setattr(_superlu, "_LARGEST", 10)
+    monkeypatch.setattr(superlu, "_LARGEST", 10)
     with pytest.raises(ValueError, match="spsolve: SuperLU counts up to 10, A has 5 rows and 11 entries"):
         sparse(VALUES, normal((5,)))
 

@@ -23,7 +23,7 @@ from reference import (
 from torch import func
 
 import learnsolve as ls
-from learnsolve import _device_analysis
+from learnsolve.matrix import device_analysis
 
 every_side = pytest.mark.parametrize(
     "side", SIDES, ids=lambda s: " ".join(k for k, v in s.items() if v) or "none"
@@ -194,7 +194,7 @@ LARGE = {
 @pytest.mark.parametrize("structure", LARGE)
 @pytest.mark.parametrize("dtype", [torch.float32, F64], ids=["float32", "float64"])
 def test_same_bits_for_any_number_of_threads(structure, dtype, monkeypatch):
-    monkeypatch.setattr("learnsolve.ops._triangular._LEVEL_WORK", 100)
+    monkeypatch.setattr("learnsolve.ops.core.triangular._LEVEL_WORK", 100)
     Q = pattern_of(LARGE[structure], torch.int32)
     v = values_for(Q, dtype=dtype)
     v3 = values_for(Q, 3, dtype=dtype)
@@ -212,16 +212,16 @@ def test_same_bits_for_any_number_of_threads(structure, dtype, monkeypatch):
     assert_same_bits(everything, (2, 3))
 
 
-@pytest.mark.skipif(_device_analysis.everywhere, reason="a plan for the CPU operators")
+@pytest.mark.skipif(device_analysis.everywhere, reason="a plan for the CPU operators")
 def test_levels_are_used_where_they_are_wide(monkeypatch):
-    from learnsolve.ops import _triangular
+    from learnsolve.ops.core import triangular
 
     Q = pattern_of(LARGE["wide levels"])
-    *_, levels = _triangular._system(Q, _triangular.Side(True, False, False)).tensors
+    *_, levels = triangular._system(Q, triangular.Side(True, False, False)).tensors
     assert len(levels) == 0
-    monkeypatch.setattr(_triangular, "_LEVEL_WORK", 100)
+    monkeypatch.setattr(triangular, "_LEVEL_WORK", 100)
     Q = pattern_of(LARGE["wide levels"])
-    forward, adjoint = (_triangular._system(Q, _triangular.Side(True, False, t)) for t in (False, True))
+    forward, adjoint = (triangular._system(Q, triangular.Side(True, False, t)) for t in (False, True))
     *_, order, levels = forward.tensors
     assert len(levels) > 2
     assert order is adjoint.tensors[-2]
@@ -243,7 +243,7 @@ def test_memory(columns):
     b = normal((n, *(() if columns is None else (columns,))), seed=1).requires_grad_()
     torch.autograd.grad(sparse(v, b, Q).sum(), (v, b))  # analysis is not counted
     nk = b.numel()
-    besides = 8 * 4096 + (4 * nk if _device_analysis.everywhere else 0)  # a CUDA device has flags
+    besides = 8 * 4096 + (4 * nk if device_analysis.everywhere else 0)  # a CUDA device has flags
     assert peak(lambda: sparse(v, b, Q)) <= 8 * nk + besides
     x = sparse(v, b, Q)
     g = torch.ones_like(x)

@@ -11,7 +11,7 @@ from preconditioners.cases import dense, general, spd
 from reference import normal
 
 import learnsolve as ls
-from learnsolve import _device_analysis
+from learnsolve.matrix import device_analysis
 from learnsolve.preconditioners.multigrid import _smoothers
 
 P = ls.preconditioners
@@ -55,7 +55,7 @@ def dense_smoother(D, name, radius):
             error = error @ (np.eye(n) - inverse @ D / root)
         return (np.eye(n) - error) @ np.linalg.inv(D)
     order = np.arange(n)
-    if name == "by colors" or _device_analysis.here(torch.empty(0)):
+    if name == "by colors" or device_analysis.here(torch.empty(0)):
         order = ls.ordering.greedy_coloring(ls.CSR.from_dense(torch.from_numpy(D))).colors.numpy()
     lower = np.where(order[:, None] > order[None, :], D, 0)
     upper = np.where(order[:, None] < order[None, :], D, 0)
@@ -100,7 +100,7 @@ def test_the_cycle_is_its_formula(smoother, cycle, make):
 
 @pytest.mark.parametrize("make", [spd, general])
 def test_gauss_seidel_by_colors_as_on_a_device(make, monkeypatch):
-    monkeypatch.setattr(_smoothers, "_device_analysis", SimpleNamespace(here=lambda _: True))
+    monkeypatch.setattr(_smoothers, "device_analysis", SimpleNamespace(here=lambda _: True))
     A = make()
     H = P.AMG(A, method="ruge_stuben", max_coarse=1, smoother="jacobi").hierarchy
     M = P.AMG(A, hierarchy=H, smoother="gauss_seidel", presweeps=2)
@@ -119,7 +119,7 @@ def test_gauss_seidel_by_colors_as_on_a_device(make, monkeypatch):
 def test_one_application_is_that_of_pyamg(smoother, method, cycle, name):
     S = MATRICES[name]
     solver = theirs(S, method, smoother)
-    if smoother == "gauss_seidel" and _device_analysis.here(torch.empty(0)):
+    if smoother == "gauss_seidel" and device_analysis.here(torch.empty(0)):
         pytest.skip("pyamg has no sweep by colors")
     M = P.AMG(ls.CSR.from_scipy(S), hierarchy=solver, cycle=cycle, smoother=smoother)
     r = normal((S.shape[0],))

@@ -49,7 +49,7 @@ def test_multicolor_has_as_many_levels_as_colors():
     A = ls.problems.poisson((30, 30))
     M = P.SOR(A, multicolor=True)
     from learnsolve import _analysis
-    from learnsolve.pattern import as_numpy
+    from learnsolve.matrix.pattern import as_numpy
 
     for system, levels in ((A, 59), (M._system, 2)):
         P_ = system.pattern

@@ -6,7 +6,7 @@ from preconditioners.cases import general, spd
 from reference import normal
 
 import learnsolve as ls
-from learnsolve.ops._symmetry import symmetry
+from learnsolve.ops.core.symmetry import symmetry
 
 
 def test_rounding_is_no_asymmetry_and_anything_else_is():

@@ -9,7 +9,7 @@ from reference import coordinates, densify, grid, normal, pattern_of
 from torch import Tensor
 
 import learnsolve as ls
-from learnsolve.ops import _pcg_unfused
+from learnsolve.ops.core import pcg_unfused
 from learnsolve.ops.pcg import KINDS, pcg_iterations
 
 # Batch axes of the values, of m; shape of b for n rows.
@@ -96,7 +96,7 @@ def fused(s: System, iterations: int, checkpointed: bool = False) -> tuple[Tenso
 
 def unfused(s: System, iterations: int) -> tuple[Tensor, Tensor, Tensor]:
     empty = s.values.new_empty(0)
-    return _pcg_unfused.unfused(
+    return pcg_unfused.unfused(
         s.values, empty if s.m is None else s.m, s.b, empty if s.x0 is None else s.x0,
         s.P, s.factor, KINDS.index(s.kind), iterations, s.x0 is None,
     )  # fmt: skip

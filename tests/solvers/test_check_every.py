@@ -14,7 +14,7 @@ from solvers.krylov import RECTANGULAR, SQUARE, SYMMETRIC, dense_solution, matri
 from solvers.references import agree, close
 
 import learnsolve as ls
-from learnsolve.ops._pcg_preconditioner import STOP
+from learnsolve.ops.core.pcg_preconditioner import STOP
 from learnsolve.ops.pcg import Iterations
 from learnsolve.solvers.core.criterion import ResidualNorm
 from learnsolve.solvers.core.functions import Function

@@ -13,7 +13,7 @@ from cuda_promises import DEVICE
 from reference import normal, pattern_of
 
 import learnsolve as ls
-from learnsolve import _device_analysis
+from learnsolve.matrix import device_analysis
 from learnsolve.ops.richardson import _unfused, richardson_sweeps
 
 # Solves that cannot converge, or are stopped before, are part of what is tested.
@@ -75,7 +75,7 @@ def agree(P, K, inputs, rtol=1e-11):
 @pytest.mark.parametrize(("row", "column"), [(True, False), (False, True), (True, True)])
 def test_one_long_row_or_column(row, column, tail):
     P = arrow(1500, row, column)
-    everything = _device_analysis._LONG_ROW == 0  # tests/conftest.py
+    everything = device_analysis._LONG_ROW == 0  # tests/conftest.py
     assert (len(P.row_blocks) > 1) == (row or everything)
     agree(P, 5, system(P, 5, tail))
 

@@ -11,7 +11,7 @@ import scipy.sparse.linalg
 import torch
 
 import learnsolve as ls
-from learnsolve._conversion import TensorLike
+from learnsolve.matrix.convert import TensorLike
 
 A = ls.problems.poisson((4, 4))
 S, D = A.to_scipy(), A.to_dense()

@@ -10,9 +10,9 @@ from solvers.dense_pcg import SHAPES, System, dense, fused, gradients, system, u
 from solvers.references import close, equal
 
 import learnsolve as ls
-from learnsolve import _device_analysis
+from learnsolve.matrix import device_analysis
 from learnsolve.ops import pcg
-from learnsolve.ops._pcg_unfused import Stop
+from learnsolve.ops.core.pcg_unfused import Stop
 from learnsolve.ops.pcg import KINDS, pcg_iterations
 
 N = 6
@@ -145,7 +145,7 @@ def test_a_zero_on_the_diagonal_of_the_factor(batch):
     m = s.m.clone()
     m[..., 0] = 0
     s = s._replace(m=m)
-    if _device_analysis.everywhere:  # a CUDA operator does not look: nothing is divided, and x0 stays
+    if device_analysis.everywhere:  # a CUDA operator does not look: nothing is divided, and x0 stays
         x, _, status = fused(s, 2)
         assert torch.equal(x, s.x0)
         assert (status.select(-1 if s.b.dim() == 1 else -2, 0) == Stop.NON_FINITE).all()

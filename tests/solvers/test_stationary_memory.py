@@ -11,7 +11,7 @@ from reference import grid, normal, pattern_of, peak
 from solvers.stationary_cases import values_on
 
 import learnsolve as ls
-from learnsolve.ops import _sweep_calls
+from learnsolve.ops.core import sweep_calls
 
 P = pattern_of(grid(5, 40), torch.int32)
 N, COLUMNS, WORD = P.shape[0], 8, 8
@@ -56,7 +56,7 @@ def test_peak(method, gradient, stored, parts, monkeypatch):
     call, inputs = solve(method, gradient, 36)
     torch.autograd.grad(call().x.sum(), inputs)  # the analysis of the pattern is not counted
     if parts:
-        monkeypatch.setattr(_sweep_calls, "_WORK", 4 * (P.nnz + 6 * N) * COLUMNS)
+        monkeypatch.setattr(sweep_calls, "_WORK", 4 * (P.nnz + 6 * N) * COLUMNS)
     forward = peak(call)
     # What is kept, x, x0 = 0; in parts also x and the one before it of the call before and the one in work.
     assert forward <= (stored + 2 + 4 * parts) * VECTORS * WORD + SMALL
@@ -109,7 +109,7 @@ def test_no_call_runs_for_long(checkpointed):
     """Python handles an interrupt between calls (test_sweeps.py: a run is made of these)."""
     for n, k, iterations in ((100, 1, 10**7), (10**6, 4, 1000), (10**6, 4, 10**4)):
         values, b = torch.empty(5 * n, device="meta"), torch.empty(n, k, device="meta")
-        calls = _sweep_calls._calls(values, b, iterations, checkpointed)
+        calls = sweep_calls._calls(values, b, iterations, checkpointed)
         assert sum(map(sum, calls)) == iterations
         assert max(map(max, calls)) * 11 * n * k <= 1.1e8 or max(map(max, calls)) == 1
         assert len(calls) <= (round(math.sqrt(iterations)) if checkpointed else 1) + 1
@@ -117,7 +117,7 @@ def test_no_call_runs_for_long(checkpointed):
     with torch._subclasses.FakeTensorMode():
         values, b = torch.empty(15, device="cuda"), torch.empty(5, device="cuda")
         for heavy in (False, True):
-            calls = _sweep_calls._calls(values, b, 10**6 + 1, checkpointed, heavy)
+            calls = sweep_calls._calls(values, b, 10**6 + 1, checkpointed, heavy)
             assert sum(map(sum, calls)) == 10**6 + 1
             assert max(map(max, calls)) <= 10_000
             assert sum(map(len, calls)) <= 1001  # and no shorter than need be

@@ -10,7 +10,7 @@ from scipy.sparse import eye_array
 from solvers.stationary_cases import ROWS, close, results, rows, small_square
 
 import learnsolve as ls
-from learnsolve.ops import _sweep_calls
+from learnsolve.ops.core import sweep_calls
 from learnsolve.ops.richardson import richardson_sweeps
 from learnsolve.solvers.core import stationary as engine
 
@@ -51,22 +51,22 @@ def test_parts(shape, monkeypatch):
     """In one call or several, checkpointed or not, with momentum or not: iterates to the last bit. Within one
     call checkpointing changes no bit of a gradient either."""
     lengths, back = [], []
-    raw, raw_backward = _sweep_calls._raw, _sweep_calls._raw_backward
-    monkeypatch.setattr(_sweep_calls, "_raw", lambda *a: lengths.append(a[-2]) or raw(*a))
-    monkeypatch.setattr(_sweep_calls, "_raw_backward", lambda *a: back.append(a[-3]) or raw_backward(*a))
+    raw, raw_backward = sweep_calls._raw, sweep_calls._raw_backward
+    monkeypatch.setattr(sweep_calls, "_raw", lambda *a: lengths.append(a[-2]) or raw(*a))
+    monkeypatch.setattr(sweep_calls, "_raw_backward", lambda *a: back.append(a[-3]) or raw_backward(*a))
     for K, heavy in ((10, True), (10, False), (37, True), (37, False)):
         inputs = inputs_for(shape, K)
         if not heavy:
             inputs[4] = inputs[4].new_empty(0)
-        monkeypatch.setattr(_sweep_calls, "_WORK", 10**9)
+        monkeypatch.setattr(sweep_calls, "_WORK", 10**9)
         expected, [gradient] = results(sweeps(P, K), inputs)
         del lengths[:], back[:]
         for work in (10**9, 3000, 400, 1):
-            monkeypatch.setattr(_sweep_calls, "_WORK", work)
+            monkeypatch.setattr(sweep_calls, "_WORK", work)
             for checkpointed in (False, True):
                 found, [g] = results(sweeps(P, K, checkpointed), inputs)
                 equal(found, expected)
-                calls = _sweep_calls._calls(inputs[0], inputs[1], K, checkpointed, heavy)
+                calls = sweep_calls._calls(inputs[0], inputs[1], K, checkpointed, heavy)
                 assert lengths[: sum(map(len, calls))] == back[::-1] == [n for part in calls for n in part]
                 del lengths[:], back[:]
                 # Calls add their gradients up, each its own: not the same bits.

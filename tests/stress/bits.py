@@ -16,7 +16,7 @@ THREADS = (1, 2, 3, 4, 8)
 TURNS = 12  # a call has its turn at every twelfth matrix of a kind
 SHORT = 1
 # Names that are no function of tensors.
-SETTINGS = {"set_buffer_pool_limit", "set_plan_cache_limit", "set_spgemm_plan_cache_limit", "set_check_every"}
+SETTINGS = {"set_buffer_pool_limit", "set_plan_cache_limit", "set_spgemm_plan_limit", "set_check_every"}
 RECORDS = {"ConvergenceWarning", "Iteration", "Solution", "SolverError", "Status"}
 MODULES = {
     "Chebyshev",

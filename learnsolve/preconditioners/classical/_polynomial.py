@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve.csr import CSR
-from learnsolve.ops._operands import in_open_interval
-from learnsolve.ops._product import product
-from learnsolve.ops._symmetry import symmetry
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.ops.core.operands import in_open_interval
+from learnsolve.ops.core.product import product
+from learnsolve.ops.core.symmetry import symmetry
 from learnsolve.ops.richardson import richardson_sweeps
 from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.preconditioners.classical.diagonal import Diagonal
@@ -30,9 +30,9 @@ class PolynomialPreconditioner(Preconditioner):
     def __init__(self, A: CSR, degree: int, M: Any, symmetric: bool | None) -> None:
         name = type(self).__name__
         super().__init__(A)
-        self.degree = _check.integer(name, "degree", degree, 0)
+        self.degree = checks.integer(name, "degree", degree, 0)
         if isinstance(M, str):
-            _check.one_of(name, "M", M, ("jacobi",))
+            checks.one_of(name, "M", M, ("jacobi",))
             M = Jacobi(A)
         if not (M is None or isinstance(M, Preconditioner)):
             raise TypeError(
@@ -48,7 +48,7 @@ class PolynomialPreconditioner(Preconditioner):
                 raise TypeError(
                     f"{name}: M must be {A.dtype} on {A.device}, as A is, got {M.dtype} on {M.device}"
                 )
-            _check.batches(name, A.batch_shape, M.batch_shape, "A.values and M")
+            checks.batches(name, A.batch_shape, M.batch_shape, "A.values and M")
         self.A, self.M = A.clone(), M
         self.symmetric = (M is None or M.symmetric) and symmetry(name, A, symmetric)
         if M is not None:

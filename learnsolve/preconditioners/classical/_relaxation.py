@@ -18,16 +18,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve.csr import CSR
-from learnsolve.ops._dots import over, scaled
-from learnsolve.ops._gather import permuted
-from learnsolve.ops._operands import in_open_interval, inside
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.ops.core.dots import over, scaled
+from learnsolve.ops.core.gather import permuted
+from learnsolve.ops.core.operands import in_open_interval, inside
 from learnsolve.ops.diagonal import diagonal, shared_inverse_diagonal
 from learnsolve.ops.indexing import _plan_permutation
 from learnsolve.ops.sptrsv import sptrsv
 from learnsolve.ordering import greedy_coloring
-from learnsolve.pattern import SparsityPattern
 
 DIRECTIONS = ("forward", "backward", "symmetric")
 
@@ -91,9 +91,9 @@ def check_omega(function: str, omega: float | Tensor) -> None:
 
 
 def check_sweep(function: str, A: Any, multicolor: Any) -> None:
-    _check.matrix(function, "A", A)
-    _check.dtype(function, "A.values", A.values)
-    _check.flag(function, "multicolor", multicolor)
+    checks.matrix(function, "A", A)
+    checks.dtype(function, "A.values", A.values)
+    checks.flag(function, "multicolor", multicolor)
     with torch.no_grad():  # for its errors: a diagonal without zeros
         shared_inverse_diagonal(A, function)
 

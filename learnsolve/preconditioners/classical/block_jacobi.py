@@ -11,15 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve._plain import makes_plain_tensors, numbers, plain_tensors
-from learnsolve.csr import CSR
-from learnsolve.ops._gather import permuted, place, take
-from learnsolve.ops._product import product
-from learnsolve.ops._selection import trusted
-from learnsolve.ops._symmetry import alike
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.pattern import SparsityPattern, as_numpy
+from learnsolve.matrix.plain import makes_plain_tensors, numbers, plain_tensors
+from learnsolve.ops.core.gather import permuted, place, take
+from learnsolve.ops.core.product import product
+from learnsolve.ops.core.selection import trusted
+from learnsolve.ops.core.symmetry import alike
 from learnsolve.ops.triangle import tril
-from learnsolve.pattern import SparsityPattern, as_numpy
 from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.preconditioners.multigrid._direct import cholesky, inverses
 
@@ -83,7 +83,7 @@ class BlockJacobi(Preconditioner):
                 f"{'none' if blocks is None else 'both'}"
             )
         if block_size is not None:
-            block_size = _check.integer(name, "block_size", block_size, 1)
+            block_size = checks.integer(name, "block_size", block_size, 1)
             plan = A.pattern._planned(_consecutive_blocks, block_size)
         else:
             plan = _labeled_blocks(A.pattern, blocks)
@@ -213,7 +213,7 @@ def _plan(P: SparsityPattern, labels: np.ndarray) -> _Blocks:
 def _inverses(name: str, A: CSR, plan: _Blocks, symmetric: bool | None) -> tuple[bool, Tensor]:
     """Are the blocks symmetric, and M's values."""
     if symmetric is not None:
-        _check.flag(name, "symmetric", symmetric)
+        checks.flag(name, "symmetric", symmetric)
     tracing = torch.compiler.is_dynamo_compiling()
     if tracing and symmetric is None:
         raise NotImplementedError(

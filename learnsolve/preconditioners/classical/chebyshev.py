@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learnsolve.csr import CSR
-from learnsolve.ops._dots import scaled
-from learnsolve.ops._operands import plain_values
-from learnsolve.pattern import SparsityPattern
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.ops.core.dots import scaled
+from learnsolve.ops.core.operands import plain_values
 from learnsolve.preconditioners.classical._polynomial import Apply, PolynomialPreconditioner
 from learnsolve.preconditioners.classical._spectrum import RATIO, largest_eigenvalue
 

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from learnsolve import _check
+from learnsolve.matrix import checks
 from learnsolve.preconditioners.base import Part, Preconditioner, readable
 
 
@@ -44,8 +44,8 @@ class Diagonal(Preconditioner):
 
     def __init__(self, d: Tensor):
         name = type(self).__name__
-        _check.tensor(name, "d", d)
-        _check.dtype(name, "d", d)
+        checks.tensor(name, "d", d)
+        checks.dtype(name, "d", d)
         if d.dim() == 0:
             raise ValueError(f"{name}: d must have shape (n,) or (..., n), got a scalar; use d.expand(n)")
         if readable(d) and not (good := d.detach().isfinite()).all():

@@ -15,17 +15,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve.csr import CSR
-from learnsolve.ops._operands import fit, in_open_interval
-from learnsolve.ops._triangular import _mask
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.ops.core.operands import fit, in_open_interval
+from learnsolve.ops.core.triangular import _mask
 from learnsolve.ops.diagonal import diagonal
 from learnsolve.ops.diagonals import diag
 from learnsolve.ops.spmm import spmm
 from learnsolve.ops.sptrsv import sptrsv
 from learnsolve.ops.stack import hstack
 from learnsolve.ops.triangle import tril
-from learnsolve.pattern import SparsityPattern
 from learnsolve.preconditioners.base import Part, Preconditioner, check_constants, check_finite, readable
 
 FORMS = ("solve", "product")
@@ -91,14 +91,14 @@ class Factored(Preconditioner):
 
     def __init__(self, L: CSR, U: CSR | None = None, *, form: str = "solve", shift: float | Tensor = 0.0):
         name = type(self).__name__
-        _check.one_of(name, "form", form, FORMS)
-        _check.matrix(name, "L", L)
-        _check.dtype(name, "L.values", L.values)
+        checks.one_of(name, "form", form, FORMS)
+        checks.matrix(name, "L", L)
+        checks.dtype(name, "L.values", L.values)
         check_finite(name, L, "L")
         self.L, self.U, self.form, self.symmetric = L, U, form, U is None
         self.shape, self.batch_shape, self.depends_on = (L.shape[0], L.shape[0]), L.batch_shape, (L.values,)
         if U is not None:
-            _check.matrix(name, "U", U)
+            checks.matrix(name, "U", U)
             fit(name, L, U, "L", "U")
             check_finite(name, U, "U")
             if U.shape != L.shape[::-1]:
@@ -121,7 +121,7 @@ class Factored(Preconditioner):
     ) -> Factored:
         """M = L L^T with L lower bidiagonal, `diagonal` on the diagonal and `off` below. L = 2 I + 0.1 S is
         where section 4.3 of arXiv 2212.05159 starts."""
-        n = _check.integer("Factored.bidiagonal", "n", n, 0)
+        n = checks.integer("Factored.bidiagonal", "n", n, 0)
         rows = np.arange(n)
         crow = torch.from_numpy(np.concatenate(([0], 2 * rows + 1))).to(device)
         col = torch.from_numpy(np.stack((rows - 1, rows), 1).reshape(-1)[1:]).to(device)
@@ -142,14 +142,14 @@ class Factored(Preconditioner):
                 f"{function}: pattern must be a SparsityPattern, got {type(pattern).__name__}; of a CSR take "
                 "L.pattern, or lower_pattern(A)"
             )
-        diagonal, off = (_check.real(function, k, v) for k, v in (("diagonal", diagonal), ("off", off)))
+        diagonal, off = (checks.real(function, k, v) for k, v in (("diagonal", diagonal), ("off", off)))
         on = pattern.row_indices == pattern.col_indices
         values = torch.full((pattern.nnz,), off, dtype=dtype, device=pattern.device)
         return Factored(CSR(values.masked_fill_(on, diagonal), pattern), form="product")
 
     def _check_solvable(self, name: str) -> None:
         L, U = self.L, self.U
-        _check.square(name, "L", L.shape)
+        checks.square(name, "L", L.shape)
         check_triangular(name, "L", L, lower=True)
         divisor = ("L", L)
         if U is not None:

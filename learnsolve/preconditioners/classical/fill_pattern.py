@@ -3,10 +3,11 @@
 Source: Saad, "Iterative Methods for Sparse Linear Systems" (2003), section 10.3.3.
 """
 
-from learnsolve import _analysis, _check
-from learnsolve.csr import CSR
-from learnsolve.ops._selection import trusted
-from learnsolve.pattern import SparsityPattern, as_numpy
+from learnsolve import _analysis
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.pattern import SparsityPattern, as_numpy
+from learnsolve.ops.core.selection import trusted
 
 
 def fill_pattern(A: CSR | SparsityPattern, level: int = 1) -> SparsityPattern:
@@ -53,8 +54,8 @@ def fill_pattern(A: CSR | SparsityPattern, level: int = 1) -> SparsityPattern:
     P = A.pattern if isinstance(A, CSR) else A
     if not isinstance(P, SparsityPattern):
         raise TypeError(f"fill_pattern: A must be a CSR or a SparsityPattern, got {type(A).__name__}")
-    _check.square("fill_pattern", "A", P.shape)
-    level = min(_check.integer("fill_pattern", "level", level, 0), P.shape[0])
+    checks.square("fill_pattern", "A", P.shape)
+    level = min(checks.integer("fill_pattern", "level", level, 0), P.shape[0])
     return P._planned(_plan_fill, level)[0] or P
 
 

@@ -7,15 +7,15 @@ Matrix Anal. Appl. 14, 1993, doi:10.1137/0614004.
 import numpy as np
 import scipy.sparse
 
-from learnsolve import _check
-from learnsolve.csr import CSR
-from learnsolve.ops._local_solve import NotPositive, local_solve
-from learnsolve.ops._selection import trusted
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.pattern import SparsityPattern, as_numpy
 from learnsolve.ops.add import add
+from learnsolve.ops.core.local_solve import NotPositive, local_solve
+from learnsolve.ops.core.selection import trusted
 from learnsolve.ops.diagonal import diagonal
 from learnsolve.ops.structure import scale_columns, transpose
 from learnsolve.ops.triangle import triangle_of
-from learnsolve.pattern import SparsityPattern, as_numpy
 from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.preconditioners.classical.factored import Factored
 
@@ -103,8 +103,8 @@ def lower_pattern(A: CSR | SparsityPattern, power: int = 1) -> SparsityPattern:
     P = A.pattern if isinstance(A, CSR) else A
     if not isinstance(P, SparsityPattern):
         raise TypeError(f"lower_pattern: A must be a CSR or a SparsityPattern, got {type(A).__name__}")
-    _check.square("lower_pattern", "A", P.shape)
-    rings = _check.integer("lower_pattern", "power", power, 1)
+    checks.square("lower_pattern", "A", P.shape)
+    power = checks.integer("lower_pattern", "power", power, 1)
     return triangle_of(P, "lower") if power == 1 else P._planned(_plan_lower, power)[0]
 
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from learnsolve.csr import CSR
-from learnsolve.ops._symmetry import symmetric_pattern, symmetry
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.ops.core.symmetry import symmetric_pattern, symmetry
 from learnsolve.ops.incomplete import IncompleteCholesky, ic0, ilu0, mic0
-from learnsolve.pattern import SparsityPattern
 from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.preconditioners.classical.factored import Factored
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve.csr import CSR
-from learnsolve.ops._dots import times
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.ops.core.dots import times
 from learnsolve.ops.diagonal import shared_inverse_diagonal
 from learnsolve.preconditioners.base import Part, Preconditioner, readable
 from learnsolve.preconditioners.classical.diagonal import Diagonal
@@ -69,12 +69,12 @@ class Jacobi(Diagonal):
 
 def _checked(weight: float | Tensor, A: CSR) -> float | Tensor:
     if not isinstance(weight, Tensor):
-        return _check.real("Jacobi", "weight", weight, "finite", "a number or a torch.Tensor")
-    _check.same_kind("Jacobi", "weight", weight, A.values)
+        return checks.real("Jacobi", "weight", weight, "finite", "a number or a torch.Tensor")
+    checks.same_kind("Jacobi", "weight", weight, A.values)
     n = A.shape[0]
     if weight.dim() and weight.shape[-1] != n:
         raise ValueError(f"Jacobi: weight must have shape () or (..., {n}), got {tuple(weight.shape)}")
-    _check.batches("Jacobi", A.batch_shape, weight.shape[:-1], "A.values and weight")
+    checks.batches("Jacobi", A.batch_shape, weight.shape[:-1], "A.values and weight")
     if readable(weight) and not weight.detach().isfinite().all():
         raise ValueError(
             "Jacobi: weight must be finite, got infinities or NaNs; find out where they come from"

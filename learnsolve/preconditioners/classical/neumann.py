@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from learnsolve.csr import CSR
-from learnsolve.ops._dots import scaled, times
+from learnsolve.matrix.csr import CSR
+from learnsolve.ops.core.dots import scaled, times
 from learnsolve.preconditioners.classical._polynomial import Apply, PolynomialPreconditioner
 
 

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve.csr import CSR
-from learnsolve.ops._dots import over, scaled
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
 from learnsolve.ops.arithmetic import absolute
+from learnsolve.ops.core.dots import over, scaled
 from learnsolve.ops.diagonal import inverse_diagonal
 from learnsolve.ops.structure import sum
 from learnsolve.preconditioners.base import Part, check_finite, readable
@@ -87,11 +87,11 @@ class Polynomial(PolynomialPreconditioner):
         symmetric: bool | None = None,
     ):
         name = type(self).__name__
-        _check.matrix(name, "A", A)
+        checks.matrix(name, "A", A)
         self.coefficients = _coefficients(name, coefficients, A.values)
         super().__init__(A, self.coefficients.shape[-1] - 1, M, symmetric)
         batch = self.coefficients.shape[:-1]
-        _check.batches(name, self.batch_shape, batch, "A.values, or M, and coefficients")
+        checks.batches(name, self.batch_shape, batch, "A.values, or M, and coefficients")
         self.batch_shape = torch.broadcast_shapes(self.batch_shape, batch)
         self.interval = None if interval is None else _interval(name, interval, A.values)
         self.depends_on += (self.coefficients, *(() if self.interval is None else (self.interval,)))
@@ -100,7 +100,7 @@ class Polynomial(PolynomialPreconditioner):
     def neumann(cls, A: CSR, degree: int, *, symmetric: bool | None = None) -> Polynomial:
         r"""Neumann's series, :math:`\sum_{k=0}^{d} (I - D^{-1} A)^k D^{-1}`, in powers of
         :math:`D^{-1} A`."""
-        degree = _check.integer("Polynomial.neumann", "degree", degree, 0)
+        degree = checks.integer("Polynomial.neumann", "degree", degree, 0)
         c = [(-1.0) ** k * comb(degree + 1, k + 1) for k in range(degree + 1)]
         return cls(A, c, symmetric=symmetric)
 
@@ -121,15 +121,15 @@ class Polynomial(PolynomialPreconditioner):
         is positive below lmin too.
         """
         name = "Polynomial.chebyshev"
-        degree = _check.integer(name, "degree", degree, 0)
-        _check.matrix(name, "A", A)
+        degree = checks.integer(name, "degree", degree, 0)
+        checks.matrix(name, "A", A)
         check_finite(name, A)
         if lmax is None:
             with torch.no_grad():
                 rows = sum(absolute(A), 1) * inverse_diagonal(A).abs()
             lmax = float(rows.max()) if rows.numel() else 1.0
-        hi = _check.real(name, "lmax", lmax, "positive and finite")
-        lo = hi / RATIO if lmin is None else _check.real(name, "lmin", lmin, "positive and finite")
+        hi = checks.real(name, "lmax", lmax, "positive and finite")
+        lo = hi / RATIO if lmin is None else checks.real(name, "lmin", lmin, "positive and finite")
         if lo >= hi:
             raise ValueError(f"{name}: lmin must be below lmax, got {lo} and {hi}; swap them")
         return cls(A, _chebyshev_coefficients(degree, lo, hi), interval=(lo, hi), symmetric=symmetric)
@@ -161,9 +161,9 @@ def _coefficients(function: str, given: Sequence[float] | Tensor, like: Tensor) 
     """A tensor (..., degree + 1) of the dtype and on the device of `like`."""
     if not isinstance(given, Tensor):
         given = torch.tensor(
-            [_check.real(function, "coefficients", c) for c in given], dtype=like.dtype, device=like.device
+            [checks.real(function, "coefficients", c) for c in given], dtype=like.dtype, device=like.device
         )
-    _check.same_kind(function, "coefficients", given, like)
+    checks.same_kind(function, "coefficients", given, like)
     if given.dim() == 0 or given.shape[-1] == 0:
         raise ValueError(f"{function}: coefficients must have shape (degree + 1,), got {tuple(given.shape)}")
     if readable(given) and not (good := given.detach().isfinite()).all():
@@ -184,10 +184,10 @@ def _interval(function: str, given: Sequence[float] | Tensor, like: Tensor) -> T
     elif any(isinstance(t, Tensor) for t in given):
         ends = torch.stack([torch.as_tensor(t, dtype=like.dtype, device=like.device) for t in given])
     else:
-        numbers = [_check.real(function, "interval", t) for t in given]
+        numbers = [checks.real(function, "interval", t) for t in given]
         valid = len(numbers) == 2 and -math.inf < numbers[0] < numbers[1] < math.inf
         ends = torch.tensor(numbers, dtype=like.dtype, device=like.device)
-    _check.same_kind(function, "interval", ends, like)
+    checks.same_kind(function, "interval", ends, like)
     valid = valid and ends.shape == (2,)
     if valid and readable(ends):
         lo, hi = ends.detach()

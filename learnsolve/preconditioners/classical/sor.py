@@ -5,8 +5,8 @@ Source: Saad, "Iterative Methods for Sparse Linear Systems" (2003), sections 4.1
 
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve.csr import CSR
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
 from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.preconditioners.classical._relaxation import Sweep, check_relaxation
 
@@ -69,7 +69,7 @@ class SOR(Preconditioner):
     ):
         self.omega = check_relaxation("SOR", A, omega, multicolor)
         super().__init__(A, omega)
-        _check.one_of("SOR", "direction", direction, ("forward", "backward"))
+        checks.one_of("SOR", "direction", direction, ("forward", "backward"))
         self._sweep, self._pattern = Sweep(direction, multicolor), A.pattern
         self._system = self._sweep.copied_system(A, self.omega)
 

@@ -7,15 +7,15 @@ Sources: Grote and Huckle, "Parallel preconditioning with sparse approximate inv
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve.csr import CSR
-from learnsolve.ops._local_solve import NotPositive, local_solve
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.ops.add import add
+from learnsolve.ops.core.local_solve import NotPositive, local_solve
 from learnsolve.ops.diagonals import eye
 from learnsolve.ops.spgemm import spgemm
 from learnsolve.ops.spmm import spmm
 from learnsolve.ops.structure import transpose
-from learnsolve.pattern import SparsityPattern
 from learnsolve.preconditioners.base import Part, Preconditioner
 
 
@@ -74,7 +74,7 @@ class SPAI(Preconditioner):
 
     def __init__(self, A: CSR, *, pattern: SparsityPattern | None = None, side: str = "right"):
         super().__init__(A, finite=False)
-        _check.one_of("SPAI", "side", side, ("right", "left"))
+        checks.one_of("SPAI", "side", side, ("right", "left"))
         pattern = A.pattern if pattern is None else pattern
         if not isinstance(pattern, SparsityPattern):
             raise TypeError(f"SPAI: pattern must be a SparsityPattern, got {type(pattern).__name__}")

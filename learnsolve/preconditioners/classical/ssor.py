@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from learnsolve.csr import CSR
-from learnsolve.ops._operands import plain_values
-from learnsolve.ops._symmetry import symmetry
+from learnsolve.matrix.csr import CSR
+from learnsolve.ops.core.operands import plain_values
+from learnsolve.ops.core.symmetry import symmetry
 from learnsolve.ops.diagonal import diagonal
 from learnsolve.ops.structure import scale_columns
 from learnsolve.ops.triangle import tril

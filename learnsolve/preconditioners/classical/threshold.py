@@ -6,8 +6,8 @@ Source: Saad, "Iterative Methods for Sparse Linear Systems" (2003), section 10.4
 import torch
 from torch import Tensor
 
-from learnsolve.csr import CSR
-from learnsolve.ops._symmetry import symmetry
+from learnsolve.matrix.csr import CSR
+from learnsolve.ops.core.symmetry import symmetry
 from learnsolve.ops.threshold import ict, ilut
 from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.preconditioners.classical.factored import Factored

@@ -13,11 +13,11 @@ import numpy as np
 import scipy.sparse
 from torch import Tensor
 
-from learnsolve._plain import makes_plain_tensors
-from learnsolve.csr import CSR
-from learnsolve.ops._gather import place
-from learnsolve.ops._selection import trusted
-from learnsolve.pattern import SparsityPattern, as_numpy
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.pattern import SparsityPattern, as_numpy
+from learnsolve.matrix.plain import makes_plain_tensors
+from learnsolve.ops.core.gather import place
+from learnsolve.ops.core.selection import trusted
 from learnsolve.preconditioners.domain._subdomains import Subdomains, graph, plan_of, sizes_of
 
 

@@ -15,12 +15,12 @@ import torch
 from scipy.sparse import csgraph
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve._plain import plain_tensors
-from learnsolve.csr import CSR
-from learnsolve.ops._gather import place
-from learnsolve.ops._selection import handed_out, places, trusted
-from learnsolve.pattern import SparsityPattern, as_numpy
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.pattern import SparsityPattern, as_numpy
+from learnsolve.matrix.plain import plain_tensors
+from learnsolve.ops.core.gather import place
+from learnsolve.ops.core.selection import handed_out, places, trusted
 
 _STEP = 8  # sizes are padded to multiples of it: few groups, little padding
 _CORE = 64  # rows of a subdomain, before its overlap, if their number is not given
@@ -207,11 +207,11 @@ def sizes_of(plan: Subdomains) -> np.ndarray:
 
 def plan_of(A: CSR, subdomains: Any, n_subdomains: int | None, overlap: int) -> Subdomains:
     """For the arguments of `AdditiveSchwarz`, kept with A's pattern."""
-    overlap = _check.integer("AdditiveSchwarz", "overlap", overlap, 0)
+    overlap = checks.integer("AdditiveSchwarz", "overlap", overlap, 0)
     n = A.shape[0]
     if subdomains is None:
         count = -(-n // _CORE) if n_subdomains is None else n_subdomains
-        count = _check.integer("AdditiveSchwarz", "n_subdomains", count, min(n, 1))
+        count = checks.integer("AdditiveSchwarz", "n_subdomains", count, min(n, 1))
         if count > n:
             raise ValueError(
                 f"AdditiveSchwarz: n_subdomains must be at most A.shape[0] = {n}, got {n_subdomains}"

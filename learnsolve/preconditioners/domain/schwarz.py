@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve._inputs import matrix
-from learnsolve._plain import makes_plain_tensors, plain_tensors
-from learnsolve.csr import CSR
-from learnsolve.ops._gather import take
-from learnsolve.ops._product import product
-from learnsolve.ops._symmetry import symmetry
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.inputs import matrix
+from learnsolve.matrix.plain import makes_plain_tensors, plain_tensors
+from learnsolve.ops.core.gather import take
+from learnsolve.ops.core.product import product
+from learnsolve.ops.core.symmetry import symmetry
 from learnsolve.ops.spgemm import galerkin
 from learnsolve.ops.stack import block_diag
 from learnsolve.preconditioners.base import Preconditioner, check_numbers
@@ -130,8 +130,8 @@ class AdditiveSchwarz(Preconditioner):
         super().__init__(A)
         check_numbers(name, A)
         if restricted != "symmetric":
-            _check.flag(name, "restricted", restricted)
-        _check.flag(name, "coarse", coarse)
+            checks.flag(name, "restricted", restricted)
+        checks.flag(name, "coarse", coarse)
         self.plan = plan = plan_of(A, subdomains, n_subdomains, overlap)
         L = None if local is None else self._local(A, local)
         self.inverses = self._inverses(A, L)
@@ -158,23 +158,23 @@ class AdditiveSchwarz(Preconditioner):
                 )
             blocks = [matrix(block) for block in L]
             for i, (block, size) in enumerate(zip(blocks, sizes, strict=True)):
-                _check.matrix(name, f"local[{i}]", block)
+                checks.matrix(name, f"local[{i}]", block)
                 if block.shape != (size, size):
                     raise ValueError(
                         f"{name}: local[{i}] must have shape ({size}, {size}), the rows of the subdomain "
                         f"with its overlap, got {tuple(block.shape)}"
                     )
             L = block_diag(blocks)
-        _check.matrix(name, "local", L)
+        checks.matrix(name, "local", L)
         total = sum(sizes)
         if L.shape != (total, total):
             raise ValueError(
                 f"{name}: local must have shape ({total}, {total}), the rows of all subdomains with their "
                 f"overlap, got {tuple(L.shape)}"
             )
-        _check.same_kind(name, "local.values", L.values, A.values)
+        checks.same_kind(name, "local.values", L.values, A.values)
         check_numbers(name, L)
-        _check.batches(name, L.batch_shape, A.batch_shape, "local.values and A.values")
+        checks.batches(name, L.batch_shape, A.batch_shape, "local.values and A.values")
         self.batch_shape = torch.broadcast_shapes(L.batch_shape, A.batch_shape)
         self.depends_on = (*self.depends_on, L.values)
         return L

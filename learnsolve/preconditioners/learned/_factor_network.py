@@ -11,11 +11,11 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve.csr import CSR
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.nn import GraphNetBlock
 from learnsolve.nn._layers import linear
-from learnsolve.pattern import SparsityPattern
 from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.preconditioners.classical.factored import Factored
 from learnsolve.preconditioners.learned._saved import Saved
@@ -78,7 +78,7 @@ class MatrixNetwork(Saved):
         super().__init__()
         name = type(self).__name__
         self.rounds, self.width = (
-            _check.integer(name, key, value, 1) for key, value in (("rounds", rounds), ("width", width))
+            checks.integer(name, key, value, 1) for key, value in (("rounds", rounds), ("width", width))
         )
         if max(self.rounds, self.width) > MOST:
             raise ValueError(
@@ -86,7 +86,7 @@ class MatrixNetwork(Saved):
             )
         if dtype not in (torch.float32, torch.float64):
             raise ValueError(f"{name}: dtype must be torch.float32 or torch.float64, got {dtype}")
-        self.seed = _check.integer(name, "seed", seed, 0)
+        self.seed = checks.integer(name, "seed", seed, 0)
         self.aggregate = (aggregate,) if isinstance(aggregate, str) else tuple(aggregate)
         options: Any = {"rows": self.aggregate, "columns": self.aggregate, "hidden": (width,)}
         options |= {"edge_out": width, "dtype": dtype, "device": device}
@@ -158,14 +158,14 @@ class FactorNetwork(MatrixNetwork):
 
 def unit_rows(function: str, A: CSR) -> Tensor:
     """The roots of the diagonal of A, (..., n): what makes it ones from both sides."""
-    _check.matrix(
+    checks.matrix(
         function,
         "A",
         A,
         "; the network is a function A -> M: call it with the matrix and pass the result, M = network(A)",
     )
-    _check.square(function, "A", A.shape)
-    _check.dtype(function, "A.values", A.values)
+    checks.square(function, "A", A.shape)
+    checks.dtype(function, "A.values", A.values)
     d = A.diagonal()
     if not d.is_meta and not torch.compiler.is_compiling() and d.is_cpu:
         plain = d.detach()

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve.csr import CSR
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.pattern import SparsityPattern, as_numpy
 from learnsolve.nn._holds_pattern import HoldsPattern, parameter
-from learnsolve.ops._gather import permuted
-from learnsolve.pattern import SparsityPattern, as_numpy
+from learnsolve.ops.core.gather import permuted
 from learnsolve.preconditioners.base import Part
 from learnsolve.preconditioners.classical.factored import check_has_diagonal
 
@@ -63,8 +63,8 @@ def current(module: Any) -> Any:
 
 def _check_start(function: str, name: str, value: Tensor, instead: str) -> None:
     """`value` must be fit for a parameter: finite, and without a graph, which would end there."""
-    _check.dtype(function, name, value)
-    _check.start(function, name, value, instead)
+    checks.dtype(function, name, value)
+    checks.start(function, name, value, instead)
     if not bool(value.isfinite().all()):
         raise ValueError(
             f"{function}: {name} must be finite, got infinities or NaNs; find out where they come from"
@@ -125,7 +125,7 @@ class MatrixValues(HoldsPattern):
         if how is None:
             self.values = parameter(start.values)
             return
-        _check.square(function, name, start.shape)
+        checks.square(function, name, start.shape)
         check_has_diagonal(function, name, start)
         plan = start.pattern._planned(_plan_split)
         values = start.values.detach().index_select(-1, plan.split)

@@ -9,7 +9,7 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import Tensor
 
-from learnsolve import _files
+from learnsolve.matrix import files
 
 CLASSES: dict[str, type[Saved]] = {}  # by the name in the header; `loadable` fills it
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -47,4 +47,4 @@ class Saved(torch.nn.Module):
     def save(self, path: str | Path) -> None:
         """Write weights and settings as a safetensors file, for `preconditioners.load`. A file that is there
         is replaced at once, not in parts."""
-        _files.write_tensors("save", path, self.state_dict(), self.header())
+        files.write_tensors("save", path, self.state_dict(), self.header())

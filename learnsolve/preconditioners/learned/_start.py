@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from learnsolve.csr import CSR
-from learnsolve.pattern import SparsityPattern
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.preconditioners.classical.diagonal import Diagonal
 from learnsolve.preconditioners.classical.factored import Factored

@@ -10,13 +10,13 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve.csr import CSR
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.nn.res_gcn import ResGCN
 from learnsolve.nn.sparse_matrix import SparseMatrix
 from learnsolve.ops.norm import norm
 from learnsolve.ops.richardson import residual_norm
-from learnsolve.pattern import SparsityPattern
 from learnsolve.preconditioners.base import check_finite
 from learnsolve.preconditioners.learned._saved import loadable
 from learnsolve.preconditioners.learned.trainable import Trainable
@@ -106,17 +106,17 @@ class GNP(Trainable):
     ):
         super().__init__()
         name = type(self).__name__
-        _check.matrix(name, "A", A)
-        _check.dtype(name, "A.values", A.values)
-        _check.start(name, "A.values", A.values, "use nn.ResGCN, whose A may have a graph")
+        checks.matrix(name, "A", A)
+        checks.dtype(name, "A.values", A.values)
+        checks.start(name, "A.values", A.values, "use nn.ResGCN, whose A may have a graph")
         check_finite(name, A)
-        _check.square(name, "A", A.shape)
-        _check.one_of(name, "dtype", dtype, _check.SUPPORTED)
-        width, layers = _check.integer(name, "width", width, 1), _check.integer(name, "layers", layers, 0)
+        checks.square(name, "A", A.shape)
+        checks.one_of(name, "dtype", dtype, checks.SUPPORTED)
+        width, layers = checks.integer(name, "width", width, 1), checks.integer(name, "layers", layers, 0)
         if max(width, layers) > MOST:
             raise ValueError(f"{name}: width and layers must be at most {MOST}, got {width}, {layers}")
         self.width, self.layers, self.transpose = width, layers, transpose
-        self.seed = _check.integer(name, "seed", seed, 0)
+        self.seed = checks.integer(name, "seed", seed, 0)
         unit = torch.minimum(norm(A, 1), norm(A, float("inf")))
         self.register_buffer("unit", torch.where(unit > 0, unit, 1))
         self.matrix = SparseMatrix(A.with_values((A.values / self.unit.unsqueeze(-1)).to(dtype)))

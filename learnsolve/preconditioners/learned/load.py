@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from learnsolve import _files
+from learnsolve.matrix import files
 from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.preconditioners.learned._saved import CLASSES, DTYPES, Saved
 
@@ -57,7 +57,7 @@ def load(path: str | Path, *, M: Preconditioner | None = None, device: torch.dev
     True
     """
     other = "it is not the file of a network; take model.safetensors of a run"
-    tensors, header = _files.read_tensors("load", path)
+    tensors, header = files.read_tensors("load", path)
     about = header.get("learnsolve")
     if about is None:
         raise ValueError(f"load: {path} has no settings of a network, {other}")

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve.csr import CSR
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
 from learnsolve.ops.spgemm import galerkin, spgemm
 from learnsolve.preconditioners.learned._factor_network import MatrixNetwork, Start, unit_rows
 from learnsolve.preconditioners.learned._saved import loadable
@@ -132,8 +132,8 @@ class NeuralAMG(MatrixNetwork):
         device: torch.device | str | None = None,
     ):
         super().__init__(rounds, width, aggregate, seed, dtype, device)
-        self.max_levels = _check.integer("NeuralAMG", "max_levels", max_levels, 2)
-        self.max_coarse = _check.integer("NeuralAMG", "max_coarse", max_coarse, 1)
+        self.max_levels = checks.integer("NeuralAMG", "max_levels", max_levels, 2)
+        self.max_coarse = checks.integer("NeuralAMG", "max_coarse", max_coarse, 1)
         self.options: dict[str, Any] = {
             "cycle": cycle,
             "smoother": smoother,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from learnsolve.csr import CSR
+from learnsolve.matrix.csr import CSR
 from learnsolve.nn import positive_diagonal
 from learnsolve.ops.segment_max import segment_max
 from learnsolve.ops.segment_sum import segment_sum

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from learnsolve.csr import CSR
+from learnsolve.matrix.csr import CSR
 from learnsolve.ops.incomplete import ic0
 from learnsolve.ops.spmm import spmm
 from learnsolve.preconditioners.learned._factor_network import FactorNetwork, Start, unit_rows

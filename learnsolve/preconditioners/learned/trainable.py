@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor
 
-from learnsolve import _check
+from learnsolve.matrix import checks
 from learnsolve.nn._holds_pattern import _difference
 from learnsolve.preconditioners.base import Part, Preconditioner
 from learnsolve.preconditioners.learned._parts import POSITIVE, current, module_of
@@ -126,7 +126,7 @@ class Trainable(_Ready, Preconditioner):
                 f"{type(M).__name__}"
             )
         if positive is not None:
-            _check.one_of("Trainable", "positive", positive, POSITIVE)
+            checks.one_of("Trainable", "positive", positive, POSITIVE)
         parts = M._learnable()
         self.learn, self.positive = _names(type(M).__name__, parts, learn), positive
         if positive is not None and not any(parts[name].positive for name in self.learn):

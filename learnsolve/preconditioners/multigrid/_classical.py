@@ -12,8 +12,8 @@ import torch
 from scipy.sparse import csr_array
 from torch import Tensor
 
-from learnsolve._plain import plain_tensors
-from learnsolve.csr import CSR
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.plain import plain_tensors
 from learnsolve.ops.spgemm import spgemm
 from learnsolve.preconditioners.multigrid._hierarchy import carried, mean, pyamg_module
 

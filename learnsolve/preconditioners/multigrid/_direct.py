@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learnsolve._plain import numbers, plain_tensors
-from learnsolve.csr import CSR
-from learnsolve.ops._linear_steps import dense_product
-from learnsolve.ops._operands import plain_values
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.plain import numbers, plain_tensors
+from learnsolve.ops.core.linear_steps import dense_product
+from learnsolve.ops.core.operands import plain_values
 from learnsolve.ops.spsolve import Factorized, factorized
 
 _BATCHED = 64  # rows up to which blocks are inverted in a batch: LAPACK takes one thread for each

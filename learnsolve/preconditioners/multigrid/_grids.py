@@ -11,9 +11,9 @@ import numpy as np
 import scipy.sparse
 import torch
 
-from learnsolve import _check
-from learnsolve._plain import makes_plain_tensors
-from learnsolve.csr import CSR
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.plain import makes_plain_tensors
 from learnsolve.ops.kron import kron
 
 NAME = "Hierarchy.linear"
@@ -29,8 +29,8 @@ def linear_prolongations(
 ) -> list[CSR]:
     """See `Hierarchy.linear`."""
     sizes = [shape] if isinstance(shape, int) else list(shape)
-    sizes = [_check.integer(NAME, "shape", n, 1) for n in sizes]
-    most = None if levels is None else _check.integer(NAME, "levels", levels, 2)
+    sizes = [checks.integer(NAME, "shape", n, 1) for n in sizes]
+    most = None if levels is None else checks.integer(NAME, "levels", levels, 2)
     found: list[CSR] = []
     while sizes and all(_coarser(n, periodic) for n in sizes) and (most is None or len(found) + 1 < most):
         P = _axis(sizes[0], periodic, dtype)

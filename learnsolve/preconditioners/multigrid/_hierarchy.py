@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from learnsolve import _check
-from learnsolve._plain import plain_tensors
-from learnsolve.csr import CSR
-from learnsolve.ops._operands import plain_values
-from learnsolve.ops._symmetry import symmetry
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.plain import plain_tensors
+from learnsolve.ops.core.operands import plain_values
+from learnsolve.ops.core.symmetry import symmetry
 from learnsolve.preconditioners.multigrid._aggregation import smoothed_aggregation
 from learnsolve.preconditioners.multigrid._grids import linear_prolongations
 
@@ -72,7 +72,7 @@ class Hierarchy:
         for level, (P, R) in enumerate(zip(self.prolongations, self.restrictions, strict=True)):
             for name, T in (("prolongations", P), ("restrictions", R)):
                 if T is not None or name == "prolongations":
-                    _check.matrix("Hierarchy", f"{name}[{level}]", T)
+                    checks.matrix("Hierarchy", f"{name}[{level}]", T)
             if R is not None and R.shape != P.shape[::-1]:
                 raise ValueError(
                     f"Hierarchy: restrictions[{level}] must have shape {P.shape[::-1]}, got {R.shape}"
@@ -263,9 +263,9 @@ def hierarchy_for(A: CSR, method: str | None, given: Any, max_levels: Any, max_c
     """Checked: the `given` one, or pyamg's by `method`."""
     if given is None:
         method = METHODS[0] if method is None else method
-        _check.one_of("AMG", "method", method, METHODS)
-        levels = _check.integer("AMG", "max_levels", 10 if max_levels is None else max_levels, 1)
-        coarse = _check.integer("AMG", "max_coarse", 100 if max_coarse is None else max_coarse, 1)
+        checks.one_of("AMG", "method", method, METHODS)
+        levels = checks.integer("AMG", "max_levels", 10 if max_levels is None else max_levels, 1)
+        coarse = checks.integer("AMG", "max_coarse", 100 if max_coarse is None else max_coarse, 1)
         return _coarsened(A, method, levels, coarse)
     for name, value in (("method", method), ("max_levels", max_levels), ("max_coarse", max_coarse)):
         if value is not None:
@@ -285,5 +285,5 @@ def hierarchy_for(A: CSR, method: str | None, given: Any, max_levels: Any, max_c
     for name in ("prolongations", "restrictions"):
         for level, T in enumerate(getattr(given, name)):
             if T is not None:
-                _check.same_kind("AMG", f"hierarchy.{name}[{level}].values", T.values, A.values)
+                checks.same_kind("AMG", f"hierarchy.{name}[{level}].values", T.values, A.values)
     return given

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-from learnsolve import _check, _device_analysis
-from learnsolve.csr import CSR
-from learnsolve.ops._dots import times
-from learnsolve.ops._linear_steps import product, scaled_rows
-from learnsolve.ops._triangular import Side, solve
+from learnsolve.matrix import checks, device_analysis
+from learnsolve.matrix.csr import CSR
+from learnsolve.ops.core.dots import times
+from learnsolve.ops.core.linear_steps import product, scaled_rows
+from learnsolve.ops.core.triangular import Side, solve
 from learnsolve.ops.diagonal import diagonal, shared_inverse_diagonal
 from learnsolve.ops.structure import scale_rows
 from learnsolve.ops.triangle import tril, triu
@@ -104,7 +104,7 @@ class GaussSeidel:
                 f"{function}: A must have a diagonal whose reciprocal does not overflow, row {row} has "
                 f"{float(diagonal(A)[..., row].detach().abs().min())}; scale A"
             )
-        self.order = A.pattern._planned(color_order) if _device_analysis.here(A.values) else None
+        self.order = A.pattern._planned(color_order) if device_analysis.here(A.values) else None
         if self.order is not None:
             A, inverse = self.order.matrix(A), self.order.there(inverse.unsqueeze(-1)).squeeze(-1)
         self.A, self.d = A, diagonal(A).unsqueeze(-1)
@@ -162,10 +162,10 @@ def jacobi_weights(weight: Any, sizes: Sequence[int], A: CSR) -> list[Weight] | 
         )
     for level, w in enumerate(weights):
         if not isinstance(w, Tensor):
-            if not 0 < _check.number("AMG", "weight", w) < float("inf"):
+            if not 0 < checks.number("AMG", "weight", w) < float("inf"):
                 raise _not_positive(level, w)
             continue
-        _check.same_kind("AMG", "weight", w, A.values)
+        checks.same_kind("AMG", "weight", w, A.values)
         n = (*sizes, A.shape[0])[level]
         if w.dim() and w.shape[-1] != n:
             raise ValueError(

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from learnsolve import _check, _device_analysis
-from learnsolve.csr import CSR
-from learnsolve.ops._linear_steps import LinearSteps, product
-from learnsolve.ops._symmetry import symmetry
+from learnsolve.matrix import checks, device_analysis
+from learnsolve.matrix.csr import CSR
+from learnsolve.ops.core.linear_steps import LinearSteps, product
+from learnsolve.ops.core.symmetry import symmetry
 from learnsolve.ops.diagonal import shared_inverse_diagonal
 from learnsolve.ops.spgemm import galerkin, spgemm
 from learnsolve.preconditioners.base import Part, Preconditioner, check_numbers
@@ -151,15 +151,15 @@ class AMG(Preconditioner):
             raise ValueError(
                 f"AMG: needs a matrix, got an empty batch of shape {tuple(A.batch_shape)}; leave it out"
             )
-        _check.one_of("AMG", "cycle", cycle, tuple(_CYCLES))
+        checks.one_of("AMG", "cycle", cycle, tuple(_CYCLES))
         if smoother is None:
-            apart = _device_analysis.here(A.values)  # one sweep forward is a launch for each color there
+            apart = device_analysis.here(A.values)  # one sweep forward is a launch for each color there
             smoother = "jacobi" if apart or weight is not None else "gauss_seidel"
-        _check.one_of("AMG", "smoother", smoother, SMOOTHERS)
-        _check.one_of("AMG", "coarse_solver", coarse_solver, tuple(_PSEUDO))
+        checks.one_of("AMG", "smoother", smoother, SMOOTHERS)
+        checks.one_of("AMG", "coarse_solver", coarse_solver, tuple(_PSEUDO))
         self.cycle = cycle
         self.sweeps = tuple(
-            _check.integer("AMG", name, given, 0)
+            checks.integer("AMG", name, given, 0)
             for name, given in (("presweeps", presweeps), ("postsweeps", postsweeps))
         )
         if self.sweeps == (0, 0):
@@ -170,7 +170,7 @@ class AMG(Preconditioner):
             if given is not None and smoother != user:
                 raise ValueError(f"AMG: {name} belongs to smoother={user!r}, got smoother={smoother!r}")
         if degree is not None or smoother == "chebyshev":
-            degree = _check.integer("AMG", "degree", 3 if degree is None else degree, 1)
+            degree = checks.integer("AMG", "degree", 3 if degree is None else degree, 1)
         self.options: dict[str, Any] = {
             "cycle": cycle,
             "smoother": smoother,
@@ -230,7 +230,7 @@ class AMG(Preconditioner):
         for name, batch in others:
             if not batch:
                 continue  # `broadcast_shapes` is Python: 0.1 ms on three levels
-            _check.batches("AMG", self.batch_shape, batch, f"A and {name}")
+            checks.batches("AMG", self.batch_shape, batch, f"A and {name}")
             self.batch_shape = torch.broadcast_shapes(self.batch_shape, batch)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AMG:

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from learnsolve import solvers
-from learnsolve.csr import CSR
 from learnsolve.evaluation._table import middle
+from learnsolve.matrix.csr import CSR
 from learnsolve.ops.spmm import spmm
 from learnsolve.preconditioners.learned._factor_network import MatrixNetwork, Start
 from learnsolve.problems.datasets import ProblemDataset, Sample

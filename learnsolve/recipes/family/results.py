@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from learnsolve import preconditioners, solvers
-from learnsolve.csr import CSR
 from learnsolve.evaluation import Evaluation, _table, evaluate
 from learnsolve.evaluation._table import Row, as_csv, milliseconds
+from learnsolve.matrix.csr import CSR
 from learnsolve.preconditioners.learned._factor_network import MatrixNetwork
 from learnsolve.problems.datasets import ProblemDataset
 from learnsolve.recipes import comparison

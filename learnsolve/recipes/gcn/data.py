@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve.csr import CSR
 from learnsolve.io import Graph, planetoid
+from learnsolve.matrix.csr import CSR
 from learnsolve.nn import gcn_norm
 from learnsolve.recipes.harness.recipe import stream_seed
 from learnsolve.recipes.harness.settings import MissingExtra, SettingError

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from learnsolve import solvers
 from learnsolve.analysis import krylov_basis
-from learnsolve.csr import CSR
+from learnsolve.matrix.csr import CSR
 from learnsolve.preconditioners import GNP
 from learnsolve.recipes.gnp.results import figures_of, outcome_of
 from learnsolve.recipes.harness.parallel import share

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from learnsolve import preconditioners, solvers
-from learnsolve.csr import CSR
 from learnsolve.evaluation import _table, evaluate
 from learnsolve.evaluation._table import as_csv, milliseconds
+from learnsolve.matrix.csr import CSR
 from learnsolve.recipes import comparison
 from learnsolve.recipes.comparison import LEARNED
 from learnsolve.recipes.harness import figures

@@ -26,7 +26,7 @@ from typing import Any, TextIO
 import torch
 from torch import Tensor
 
-from learnsolve._files import replace_file
+from learnsolve.matrix.files import replace_file
 from learnsolve.recipes.harness.command_line import CONFIG
 from learnsolve.recipes.harness.settings import RunSettings, SettingError, need
 

@@ -17,7 +17,7 @@ import scipy.optimize
 import torch
 from torch import Tensor
 
-from learnsolve.csr import CSR
+from learnsolve.matrix.csr import CSR
 
 EIGENVALUE_LIMIT = 2048  # unknowns, dense: 32 MiB and a second
 GRID = 61  # points along each parameter where the search for the best ones begins

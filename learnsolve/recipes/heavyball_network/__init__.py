@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import solvers
-from learnsolve.csr import CSR
+from learnsolve.matrix.csr import CSR
 from learnsolve.recipes.harness.parallel import share
 from learnsolve.recipes.harness.recipe import HELD_OUT, TRAINING, Curves, VectorRecipe
 from learnsolve.recipes.harness.settings import SettingError, VectorSettings, all_at_least

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import problems
-from learnsolve.csr import CSR
+from learnsolve.matrix.csr import CSR
 from learnsolve.nn import GCNConv
 from learnsolve.recipes.harness.recipe import COEFFICIENTS, stream_seed
 from learnsolve.recipes.harness.settings import SettingError

@@ -6,7 +6,7 @@ import scipy.sparse.linalg
 import torch
 from torch import Tensor
 
-from learnsolve.csr import CSR
+from learnsolve.matrix.csr import CSR
 
 
 def expected_energy(A: CSR, weight: Tensor) -> float:

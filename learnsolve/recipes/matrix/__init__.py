@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from learnsolve.csr import CSR
+from learnsolve.matrix.csr import CSR
 from learnsolve.ops.quadratic_form import quadratic_form
 from learnsolve.recipes.harness import figures
 from learnsolve.recipes.harness.parallel import share

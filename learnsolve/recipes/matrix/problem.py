@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 
 from learnsolve import problems
-from learnsolve.csr import CSR
+from learnsolve.matrix.csr import CSR
 from learnsolve.recipes.harness.recipe import COEFFICIENTS, stream_seed
 from learnsolve.recipes.harness.settings import SettingError, about_option, check_memory
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from learnsolve.analysis import spectral_radius
-from learnsolve.csr import CSR
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.pattern import SparsityPattern, as_numpy
 from learnsolve.ops.spmm import spmm
 from learnsolve.ops.sptrsv import sptrsv
-from learnsolve.pattern import SparsityPattern, as_numpy
 from learnsolve.preconditioners import FSAI, IC0, Factored, Trainable, lower_pattern
 from learnsolve.recipes.harness.settings import SettingError
 

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from learnsolve import preconditioners
 from learnsolve.analysis import condition_number
-from learnsolve.csr import CSR
 from learnsolve.evaluation import Evaluation, _table, evaluate
 from learnsolve.evaluation._table import as_csv
+from learnsolve.matrix.csr import CSR
 from learnsolve.recipes import comparison
 from learnsolve.recipes.comparison import LEARNED
 from learnsolve.recipes.harness import figures

@@ -24,8 +24,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from learnsolve import _device_analysis
-from learnsolve.ops._autograd import tracked
+from learnsolve.matrix import device_analysis
+from learnsolve.ops.core.autograd import tracked
 from learnsolve.ops.krylov import GMRES, krylov_steps
 from learnsolve.solvers.core import stagnation
 from learnsolve.solvers.core.advance_cg import STANDS, fitting_cg
@@ -143,7 +143,7 @@ def _fitting_steps(method: Any, system: System) -> Steps | None:
     if not (
         b.is_cpu
         and values.is_cpu
-        and not _device_analysis.here(b)
+        and not device_analysis.here(b)
         and b.dim() == 2
         and b.shape[1] == 1
         and values.dim() == 1

@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from learnsolve import _device_analysis
-from learnsolve.csr import CSR
-from learnsolve.ops._autograd import tracked
-from learnsolve.ops._operands import broadcasts_to
-from learnsolve.ops._pcg_preconditioner import RHO, STOP
-from learnsolve.ops._pcg_unfused import Stop
+from learnsolve.matrix import device_analysis
+from learnsolve.matrix.csr import CSR
+from learnsolve.ops.core.autograd import tracked
+from learnsolve.ops.core.operands import broadcasts_to
+from learnsolve.ops.core.pcg_preconditioner import RHO, STOP
+from learnsolve.ops.core.pcg_unfused import Stop
 from learnsolve.ops.pcg import Iterations, pcg_iterations
 from learnsolve.solvers.core import checks, stagnation
 from learnsolve.solvers.core.blocks import Blocks, Padded
@@ -118,12 +118,12 @@ def at_once(method: Any, system: System, maxiter: int, gradient: str) -> Outcome
     elif b.dim() > 3:
         norms, status = (t.reshape(*b.shape[:-2], *t.shape[-2:]) for t in (histories[0], states[0]))
     why, when = status.unbind(-2)
-    if not _device_analysis.here(b) and why.numel() and not why.any():  # all ran to the end
+    if not device_analysis.here(b) and why.numel() and not why.any():  # all ran to the end
         return Outcome(x, norms, torch.full_like(why, CODE[Status.MAX_ITERATIONS]), "", COMPILED)
     codes = _codes_of(why)
     codes = torch.where(codes <= 0, CODE[Status.MAX_ITERATIONS], codes)  # there was no tolerance to meet
     codes = torch.where(norms[..., 0, :].detach() == 0, CODE[Status.CONVERGED], codes)
-    if not _device_analysis.here(b) and why.numel():
+    if not device_analysis.here(b) and why.numel():
         ran = torch.where(why == Stop.RUNNING, maxiter, when)
         norms = norms[..., : 1 + int(ran.max()), :]
     return Outcome(x, norms, codes, "", COMPILED)

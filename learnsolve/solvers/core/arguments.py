@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve.csr import CSR
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
 from learnsolve.ops.block_batch import BlockBatch
 from learnsolve.solvers.core.blocks import Blocks
 from learnsolve.solvers.core.functions import Function, Watched
@@ -35,10 +35,10 @@ def check_system(
 
 
 def check_b(name: str, b: Any) -> None:
-    _check.tensor(name, "b", b)
+    checks.tensor(name, "b", b)
     if b.dim() == 0:
         raise ValueError(f"{name}: b must have shape (n,) or (..., n, k), got a scalar; use b.reshape(1)")
-    _check.dtype(name, "b", b)
+    checks.dtype(name, "b", b)
 
 
 def check_operands(name: str, A: Any, b: Tensor) -> torch.Size:
@@ -49,8 +49,8 @@ def check_operands(name: str, A: Any, b: Tensor) -> torch.Size:
     tensor, label = getattr(A, key, None), f"A.{key}"
     if not isinstance(tensor, Tensor):
         return torch.Size()
-    _check.same_kind(name, "b", b, tensor)
-    _check.batches(name, A.batch_shape, b.shape[:-2], f"{label} and b")
+    checks.same_kind(name, "b", b, tensor)
+    checks.batches(name, A.batch_shape, b.shape[:-2], f"{label} and b")
     if b.dim() == 1 and A.batch_shape:
         raise ValueError(
             f"{name}: for a batch of matrices b must have shape (..., n, k), got {tuple(b.shape)}; "
@@ -60,20 +60,20 @@ def check_operands(name: str, A: Any, b: Tensor) -> torch.Size:
 
 
 def number(name: str, key: str, value: Any) -> None:
-    if not _check.real(name, key, value) >= 0:
+    if not checks.real(name, key, value) >= 0:
         raise ValueError(f"{name}: {key} must not be negative, got {value}; 0 asks for as much as possible")
 
 
 def check_x0(name: str, x0: Any, b: Tensor) -> None:
     if x0 is None:
         return
-    _check.same_kind(name, "x0", x0, b)
+    checks.same_kind(name, "x0", x0, b)
     if x0.shape != b.shape:
         raise ValueError(f"{name}: x0 must have b's shape {tuple(b.shape)}, got {tuple(x0.shape)}")
 
 
 def check_options(name: str, options: Options) -> None:
-    _check.one_of(name, "gradient", options.gradient, GRADIENTS)
+    checks.one_of(name, "gradient", options.gradient, GRADIENTS)
     for key in ("rtol", "atol", "adjoint_rtol"):
         value = getattr(options, key)
         if value is not None:
@@ -81,8 +81,8 @@ def check_options(name: str, options: Options) -> None:
     for key in ("maxiter", "adjoint_maxiter"):
         value = getattr(options, key)
         if value is not None:
-            _check.integer(name, key, value, 0)
-    _check.flag(name, "throw", options.throw)
+            checks.integer(name, key, value, 0)
+    checks.flag(name, "throw", options.throw)
     if not (options.callback is None or callable(options.callback)):
         raise TypeError(f"{name}: callback must be callable, got {type(options.callback).__name__}")
     if options.gradient != "implicit":

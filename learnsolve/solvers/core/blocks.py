@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from learnsolve.csr import CSR
+from learnsolve.matrix.csr import CSR
 from learnsolve.ops.block_batch import BlockBatch, Layout
 from learnsolve.ops.structure import transpose
 from learnsolve.solvers.core.system import Operator

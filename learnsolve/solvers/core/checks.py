@@ -7,7 +7,7 @@ not part of a graph.
 
 from collections.abc import Callable
 
-from learnsolve import _check
+from learnsolve.matrix import checks
 
 _every: int | None = None  # None: as `_unhurried` says
 # A short solve may have a costly M; a long one must not be slowed down. Not measured.
@@ -48,7 +48,7 @@ def set_check_every(iterations: int | None) -> int | None:
     """
     global _every
     if iterations is not None:
-        iterations = _check.integer("set_check_every", "iterations", iterations, 1)
+        iterations = checks.integer("set_check_every", "iterations", iterations, 1)
     before, _every = _every, iterations
     return before
 

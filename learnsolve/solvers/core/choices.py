@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from learnsolve._plain import numbers
-from learnsolve.csr import CSR
-from learnsolve.ops._symmetry import symmetry
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.plain import numbers
+from learnsolve.ops.core.symmetry import symmetry
 from learnsolve.preconditioners import IC0, ILU0, MIC0, Jacobi
 from learnsolve.solvers.core.direct_cost import FACTORS, direct_cost
 from learnsolve.solvers.solution import Status

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from learnsolve.ops._symmetry import symmetric_pattern
+from learnsolve.matrix.pattern import SparsityPattern, as_numpy
+from learnsolve.ops.core.symmetry import symmetric_pattern
 from learnsolve.ordering import reverse_cuthill_mckee
-from learnsolve.pattern import SparsityPattern, as_numpy
 
 FACTORS = 400  # flops in the time that SuperLU spends on the structure of an entry of the factors
 

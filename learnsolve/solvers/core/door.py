@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learnsolve._conversion import TensorLike
-from learnsolve._inputs import operands
-from learnsolve._plain import outside_of_graphs
-from learnsolve.ops import _across
+from learnsolve.matrix.convert import TensorLike
+from learnsolve.matrix.inputs import operands
+from learnsolve.matrix.plain import outside_of_graphs
+from learnsolve.ops.core import across
 from learnsolve.solvers.core.arguments import (
     check_not_exported,
     check_symmetric,
@@ -68,7 +68,7 @@ def solve(
     for part_options, part in systems:
         if isinstance(part_options.adjoint_M, type):  # else it is checked when it is needed
             as_preconditioner(name, "adjoint_M", part_options.adjoint_M, part)
-    shared, criterion = _across.of(operator), ResidualNorm(options.rtol, options.atol)
+    shared, criterion = across.of(operator), ResidualNorm(options.rtol, options.atol)
     rows = B.shape[-2] if shared is None else shared.rows
     reads = B.is_cpu or criterion.asked  # else nothing waits for the device
     recorded = options.gradient != "implicit"

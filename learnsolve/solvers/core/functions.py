@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import get_gradient_edge
 
-from learnsolve import _check, _conversion
-from learnsolve._autocast import full_precision
+from learnsolve.matrix import checks, convert
+from learnsolve.matrix.autocast import full_precision
 from learnsolve.solvers.core.system import Operator
 
 Edge = tuple[Any, int]  # a node of autograd's graph, and which of its results
@@ -173,7 +173,7 @@ def on_columns(
         as_vector = vector and x.dim() == 2  # under vmap it has a batch axis
         given = x.squeeze(-1) if as_vector else x
         y = f(given)
-        _check.tensor(function, f"the result of {name}", y)
+        checks.tensor(function, f"the result of {name}", y)
         same = y.shape == given.shape
         if not square:
             same = y.dim() == given.dim() and (as_vector or y.shape[-1] == given.shape[-1])
@@ -197,12 +197,12 @@ def on_columns(
 def on_host(function: str, name: str, A: scipy.sparse.linalg.LinearOperator) -> Callable[..., Tensor]:
     """Products with a SciPy operator, or its transpose, as a function of blocks of columns."""
 
-    _conversion.check_real(function, f"the LinearOperator {name}", A.dtype)
+    convert.check_real(function, f"the LinearOperator {name}", A.dtype)
 
     def product(X: np.ndarray, transpose: bool) -> np.ndarray:
         Y = np.asarray(A.rmatmat(X) if transpose else A.matmat(X))
         # Its dtype need not be what the operator says.
-        _conversion.check_real(function, f"the result of the LinearOperator {name}", Y.dtype)
+        convert.check_real(function, f"the result of the LinearOperator {name}", Y.dtype)
         return Y
 
     def apply(x: Tensor, transpose: bool = False) -> Tensor:

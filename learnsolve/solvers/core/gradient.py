@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from learnsolve._autocast import full_precision
-from learnsolve.ops import _across
-from learnsolve.ops._autograd import keep_for_forward_mode, tracked
+from learnsolve.matrix.autocast import full_precision
+from learnsolve.ops.core import across
+from learnsolve.ops.core.autograd import keep_for_forward_mode, tracked
 from learnsolve.solvers.core.functions import Function
 from learnsolve.solvers.core.system import Outcome
 from learnsolve.solvers.solution import Report, Solution, SolverError
@@ -40,7 +40,7 @@ def unrolled(problem: Problem, b: Tensor, x0: Tensor | None) -> Solution:
             "data; or give the mapped axis to b, or A.values, as a batch axis"
         )
     out = problem.run(b, x0)
-    if (shared := _across.of(problem.A)) is not None:
+    if (shared := across.of(problem.A)) is not None:
         out = out._replace(norms=shared.shown(out.norms))
     if out.norms.shape[-2] == 1:
         out = out._replace(x=with_zero_gradient(out.x, b, *problem.A.parameters))

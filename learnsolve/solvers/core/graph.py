@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learnsolve.csr import CSR
-from learnsolve.ops._pcg_unfused import Stop
+from learnsolve.matrix.csr import CSR
+from learnsolve.ops.core.pcg_unfused import Stop
 from learnsolve.ops.pcg import pcg_iterations
 from learnsolve.solvers.core.arguments import check_symmetric, check_system, refuse_what_learns
 from learnsolve.solvers.core.gradient import transformed

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from learnsolve import _arrivals
-from learnsolve.csr import CSR
-from learnsolve.ops._pcg_preconditioner import KINDS
-from learnsolve.ops._pcg_unfused import applied
-from learnsolve.ops._product import sampled
+from learnsolve.matrix import arrivals
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.ops.core.pcg_preconditioner import KINDS
+from learnsolve.ops.core.pcg_unfused import applied
+from learnsolve.ops.core.product import sampled
 from learnsolve.ops.structure import transpose
-from learnsolve.pattern import SparsityPattern
 from learnsolve.solvers.core.projected import CONSTANTS
 from learnsolve.solvers.core.report import quiet, report
 from learnsolve.solvers.options import SOLVERS
@@ -198,8 +198,8 @@ def _pattern(crow: Tensor, col: Tensor, shape: tuple[int, int]) -> SparsityPatte
     """The pattern with these arrays: that of an earlier call, the program's own, or else a new one."""
     pattern = SparsityPattern._trusted(crow, col, shape)
     for one in reversed(_recent):
-        if one.dtype == pattern.dtype and one._is_unchanged() and _arrivals.same(one, pattern):
+        if one.dtype == pattern.dtype and one._is_unchanged() and arrivals.same(one, pattern):
             return one
-    _recent.append(_arrivals.arrived(SparsityPattern(crow, col, shape)))
+    _recent.append(arrivals.arrived(SparsityPattern(crow, col, shape)))
     del _recent[:-_RECENT]
     return _recent[-1]

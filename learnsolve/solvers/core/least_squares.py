@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve._conversion import TensorLike
-from learnsolve._inputs import operands
-from learnsolve._plain import outside_of_graphs
-from learnsolve.ops._dots import scaled
+from learnsolve.matrix import checks
+from learnsolve.matrix.convert import TensorLike
+from learnsolve.matrix.inputs import operands
+from learnsolve.matrix.plain import outside_of_graphs
+from learnsolve.ops.core.dots import scaled
 from learnsolve.solvers.cg import ConjugateGradients
 from learnsolve.solvers.core.arguments import (
     check_b,
@@ -283,7 +283,7 @@ def _start(
     n = A.shape[1] if hasattr(A, "shape") else operator.T(B.detach()).shape[-2]
     if x0 is None:
         return B.new_zeros((*B.shape[:-2], n, B.shape[-1]))
-    _check.same_kind(name, "x0", x0, b)
+    checks.same_kind(name, "x0", x0, b)
     shape = (n,) if b.dim() == 1 else (*b.shape[:-2], n, b.shape[-1])
     if x0.shape != shape:
         raise ValueError(f"{name}: x0 must have shape {shape}, got {tuple(x0.shape)}")

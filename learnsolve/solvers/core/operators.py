@@ -8,11 +8,11 @@ from typing import Any
 import scipy.sparse.linalg
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve.csr import CSR
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
 from learnsolve.ops import structure
-from learnsolve.ops._product import product, sampled
 from learnsolve.ops.block_batch import BlockBatch
+from learnsolve.ops.core.product import product, sampled
 from learnsolve.solvers.core.blocks import Blocks
 from learnsolve.solvers.core.functions import Function, Watched, on_columns, on_host
 from learnsolve.solvers.core.system import Operator
@@ -76,7 +76,7 @@ def as_operator(
     """A CSR, a SciPy LinearOperator or a callable as what the loops work with; with `blocks` a BlockBatch, on
     padded columns."""
     for i, p in enumerate(parameters):
-        _check.tensor(function, f"parameters[{i}]", p)
+        checks.tensor(function, f"parameters[{i}]", p)
     if hasattr(A, "as_operator"):  # a StencilOperator; a matrix whose rows lie in several processes
         if transpose is not None or parameters:
             raise ValueError(
@@ -104,7 +104,7 @@ def as_operator(
                 f"{function}: parameters belong to a callable A; a {type(A).__name__}'s are its values"
             )
         matrix = A if isinstance(A, CSR) else A.matrix
-        _check.dtype(function, "A.values", matrix.values)
+        checks.dtype(function, "A.values", matrix.values)
         return Matrix(A) if isinstance(A, CSR) else Blocks(A, Matrix(matrix))
     if isinstance(A, scipy.sparse.linalg.LinearOperator):
         if parameters:
@@ -139,8 +139,8 @@ def as_preconditioner(function: str, name: str, M: Any, b: Tensor) -> Callable[[
     if isinstance(M, (CSR, scipy.sparse.linalg.LinearOperator)) and M.shape != (n, n):
         raise ValueError(f"{function}: {name} must have shape ({n}, {n}), as A has, got {tuple(M.shape)}")
     if isinstance(M, CSR):
-        _check.same_kind(function, f"{name}.values", M.values, b)
-        _check.batches(function, M.batch_shape, b.shape[:-2], f"{name}.values and b")
+        checks.same_kind(function, f"{name}.values", M.values, b)
+        checks.batches(function, M.batch_shape, b.shape[:-2], f"{name}.values and b")
         if len(M.batch_shape) > max(b.dim() - 2, 0):
             raise ValueError(
                 f"{function}: {name} must not have more batch axes than A or b, got {tuple(M.batch_shape)}; "

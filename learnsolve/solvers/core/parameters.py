@@ -21,10 +21,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve._conversion import TensorLike
-from learnsolve.ops import _across
+from learnsolve.matrix import checks
+from learnsolve.matrix.convert import TensorLike
 from learnsolve.ops.block_batch import BlockBatch
+from learnsolve.ops.core import across
 from learnsolve.preconditioners.base import readable
 from learnsolve.preconditioners.classical._spectrum import RATIO, largest_eigenvalue
 from learnsolve.solvers.core.arguments import check_operands
@@ -54,15 +54,15 @@ class Parameters:
     def read(self, key: str, value: Any, rows: bool = True) -> Any:
         """A number; or a tensor, as (..., 1 or N, 1 or n)."""
         self.values[key] = value
-        value, shared = self._read(key, value, rows), _across.of(self.A)
+        value, shared = self._read(key, value, rows), across.of(self.A)
         if shared is None or not isinstance(value, Tensor):
             return value
         return shared.parameter(self.name, key, value, rows)
 
     def _read(self, key: str, value: Any, rows: bool) -> Any:
         if not isinstance(value, Tensor):
-            return _check.number(self.name, key, value)
-        _check.same_kind(self.name, key, value, self.b)
+            return checks.number(self.name, key, value)
+        checks.same_kind(self.name, key, value, self.b)
         if value.dim() == 0:
             return value.reshape(1, 1)
         shape, full = tuple(value.shape), self._full(rows)
@@ -146,7 +146,7 @@ def bounds(read: Parameters, lmin: Any, lmax: Any, options: Options) -> tuple[An
 def given_bounds(name: str, lmin: Any, lmax: Any) -> tuple[Any, Any]:
     """The same, both given and outside of a call."""
     named = (("lmin", lmin), ("lmax", lmax))
-    return _checked(name, *(t if isinstance(t, Tensor) else _check.number(name, key, t) for key, t in named))
+    return _checked(name, *(t if isinstance(t, Tensor) else checks.number(name, key, t) for key, t in named))
 
 
 def _checked(name: str, low: Any, high: Any) -> tuple[Any, Any]:
@@ -155,7 +155,7 @@ def _checked(name: str, low: Any, high: Any) -> tuple[Any, Any]:
     for key, value in (("lmin", low), ("lmax", high)):
         wrong = None
         if isinstance(value, Tensor):
-            _check.dtype(name, key, value)
+            checks.dtype(name, key, value)
             if readable(value) and not (good := (value > 0) & (value < math.inf)).all():
                 wrong = float(value.detach()[~good][0])
         elif value is not None and not 0 < value < math.inf:
@@ -176,7 +176,7 @@ def _estimate(read: Parameters, options: Options) -> Tensor:
     name, A, b, M = read.name, read.A, read.b, options.M
     for wrong, error, case in (
         (torch.compiler.is_dynamo_compiling(), NotImplementedError, "under torch.compile"),
-        (_across.of(A) is not None, NotImplementedError, "for rows in several processes"),
+        (across.of(A) is not None, NotImplementedError, "for rows in several processes"),
         (isinstance(M, (list, tuple)), ValueError, "for one M a block"),
     ):
         if wrong:
@@ -213,8 +213,8 @@ class FixedNumber(torch.nn.Module):
     def __init__(self, iterations: int, gradient: str, **parameters: Any):
         super().__init__()
         name = type(self).__name__
-        _check.one_of(name, "gradient", gradient, FIXED_GRADIENTS)
-        self.iterations = _check.integer(name, "iterations", iterations, 0)
+        checks.one_of(name, "gradient", gradient, FIXED_GRADIENTS)
+        self.iterations = checks.integer(name, "iterations", iterations, 0)
         self.gradient = gradient
         for key, value in parameters.items():
             setattr(self, key, torch.nn.Parameter(start(name, key, value)))
@@ -233,8 +233,8 @@ def start(name: str, key: str, value: Any) -> Tensor:
     """A number or tensor as the initial value of a parameter of the module `name`, whose function has it as
     the option `key`."""
     if not isinstance(value, Tensor):
-        value = torch.tensor(_check.number(name, key, value))
-    _check.dtype(name, key, value)
+        value = torch.tensor(checks.number(name, key, value))
+    checks.dtype(name, key, value)
     function = f"solvers.{name.lower()}(..., {key}={key})"
-    _check.start(name, key, value, f"call {function}, which differentiates with respect to it")
+    checks.start(name, key, value, f"call {function}, which differentiates with respect to it")
     return value.detach().clone()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learnsolve.ops import _across
+from learnsolve.ops.core import across
 from learnsolve.solvers.core import gradient
 from learnsolve.solvers.core.blocks import Columns
 from learnsolve.solvers.core.criterion import Criterion
@@ -54,7 +54,7 @@ class Problem:
             self.name, self.A, self.M, b, x0, self.criterion.fresh(), self.columns.told(self.callback)
         )
         system, from_range = projected(system, self.null)
-        with _across.over(_across.of(self.A)):
+        with across.over(across.of(self.A)):
             size_A = self.A.size()
             system, from_units = scaled(system, self.method, size_A)
             out = from_units(iterate(self.method, system, self.maxiter, self.gradient))
@@ -83,9 +83,9 @@ def _finite(size_A: Tensor | None, out: Outcome) -> Outcome:
     """A NaN that no product has met: in x where a column of A is empty, in A where b is zero. And what a
     method took for something else, such as an infinite curvature."""
     x = out.x.detach()
-    if x.is_cpu and _across.everywhere(_is_finite(x)) and (size_A is None or _is_finite(size_A)):
+    if x.is_cpu and across.everywhere(_is_finite(x)) and (size_A is None or _is_finite(size_A)):
         return out
-    lost = _across.anywhere(~torch.isfinite(x).all(dim=-2))
+    lost = across.anywhere(~torch.isfinite(x).all(dim=-2))
     if size_A is not None:
         lost = lost | ~torch.isfinite(size_A).squeeze(-2)
     return out._replace(codes=torch.where(lost, CODE[Status.NON_FINITE], out.codes))

@@ -25,13 +25,13 @@ import torch
 from scipy.sparse import csgraph
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve._plain import makes_plain_tensors, numbers
-from learnsolve.csr import CSR
-from learnsolve.ops._product import product
-from learnsolve.ops._selection import trusted
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.pattern import SparsityPattern, as_numpy
+from learnsolve.matrix.plain import makes_plain_tensors, numbers
 from learnsolve.ops.block_batch import Layout
-from learnsolve.pattern import SparsityPattern, as_numpy
+from learnsolve.ops.core.product import product
+from learnsolve.ops.core.selection import trusted
 from learnsolve.solvers.core.blocks import Blocks
 from learnsolve.solvers.core.functions import Function
 from learnsolve.solvers.core.operators import Matrix, Operator
@@ -157,14 +157,14 @@ def _basis(name: str, given: Any, A: Operator, b: Tensor, layout: Layout | None,
             f"{name}: null_space requires grad, but it is determined by A and gets no gradient; detach it"
         )
     given = numbers(given)
-    _check.same_kind(name, "null_space", given, numbers(b))
+    checks.same_kind(name, "null_space", given, numbers(b))
     if given.dim() < 2 or given.shape[-2] != n or given.shape[-1] > n:
         raise ValueError(
             f"{name}: null_space must have shape ({n}, k), a null vector in each column, got "
             f"{tuple(given.shape)}"
         )
     if layout is None:
-        _check.batches(name, given.shape[:-2], b.shape[:-2], "null_space and b")
+        checks.batches(name, given.shape[:-2], b.shape[:-2], "null_space and b")
         return CSR(_orthonormal(name, given, reads).flatten(-2), _full(n, given.shape[-1], b.device))
     if given.dim() > 2:
         raise ValueError(f"{name}: null_space of a BlockBatch must have two axes, got {tuple(given.shape)}")

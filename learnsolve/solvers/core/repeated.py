@@ -20,8 +20,8 @@ from torch._C._autograd import _top_saved_tensors_default_hooks
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointError, checkpoint, set_checkpoint_early_stop
 
-from learnsolve._unchanged import version
-from learnsolve.ops import _across
+from learnsolve.matrix.unchanged import version
+from learnsolve.ops.core import across
 
 
 def in_segments(loop: Any, progress: Any, maxiter: int) -> tuple[Any, list[Tensor]]:
@@ -46,12 +46,12 @@ class _Segment:
     def __init__(self, loop: Any, kind: type, make: type, count: int, done: int):
         self.loop, self.kind, self.make, self.count, self.done = loop, kind, make, count, done
         self.first, self.runs = True, True
-        self.across = _across.across()  # a backward repeats this outside of the solve
+        self.across = across.across()  # a backward repeats this outside of the solve
 
     def __call__(self, _: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         rest, state = tensors[:4], tensors[4:]
         progress = self.kind(self.make(*state), *rest)
-        with _across.over(self.across):
+        with across.over(self.across):
             ended, history, self.runs = self.loop.run(self.count, self.done, progress, replay=not self.first)
         if self.first and self.loop.callback is not None:
             self.count = len(history)  # a callback may have ended it; a repetition does not call it

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learnsolve.ops import _across
-from learnsolve.ops._across import rows
+from learnsolve.ops.core import across
+from learnsolve.ops.core.across import rows
 from learnsolve.solvers.core.system import Outcome, System
 from learnsolve.solvers.core.vectors import divide, dot, size
 from learnsolve.solvers.solution import CODE, ConvergenceWarning, Solution, SolverError, Status
@@ -67,7 +67,7 @@ def judged(system: System, out: Outcome) -> Outcome:
     failed = out.codes > CODE[Status.CONVERGED]
     A, b, x, codes = system.A, system.b.detach(), out.x.detach(), out.codes
     # Whatever the method took it for, as an infinite curvature for a breakdown.
-    broken = failed & _across.anywhere(~torch.isfinite(b - A(x)).all(dim=-2))
+    broken = failed & across.anywhere(~torch.isfinite(b - A(x)).all(dim=-2))
     codes = torch.where(broken, CODE[Status.NON_FINITE], codes)
     if bool((broken == failed).all()):
         return out._replace(codes=codes)

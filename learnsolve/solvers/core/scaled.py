@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from learnsolve.ops import _across
-from learnsolve.ops._across import across
+from learnsolve.ops.core import across as _across
+from learnsolve.ops.core.across import across
 from learnsolve.solvers.core.advance_cg import parts_at_once
 from learnsolve.solvers.core.operators import Operator, compiled_form, source
 from learnsolve.solvers.core.report import judged

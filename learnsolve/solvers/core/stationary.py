@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from learnsolve import _check
-from learnsolve._conversion import TensorLike
-from learnsolve._inputs import operands
-from learnsolve.csr import CSR
-from learnsolve.ops import _across
-from learnsolve.ops._dots import scaled, spread, times
-from learnsolve.ops._product import product
-from learnsolve.ops._steps import residual_norm, stationary_steps, with_momentum
+from learnsolve.matrix import checks
+from learnsolve.matrix.convert import TensorLike
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.inputs import operands
+from learnsolve.ops.core import across
+from learnsolve.ops.core.dots import scaled, spread, times
+from learnsolve.ops.core.product import product
+from learnsolve.ops.core.steps import residual_norm, stationary_steps, with_momentum
 from learnsolve.ops.richardson import richardson_sweeps
 from learnsolve.solvers.core.arguments import check_b, check_operands, check_x0, refuse_parameters_that_learn
 from learnsolve.solvers.core.blocks import Blocks, Columns, Map, joined, systems_of
@@ -89,7 +89,7 @@ def run(
     A, b, x0 = operands(name, A, b, x0)
     check_b(name, b)
     if iterations is not None:
-        iterations = _check.integer(name, "iterations", iterations, 0)
+        iterations = checks.integer(name, "iterations", iterations, 0)
     settings = settings_of(name, iterations, options)
     read = Parameters(name, A, b, iterations)
     a, c = coefficients(read, settings)
@@ -124,7 +124,7 @@ def settings_of(
         if key in keywords:
             rule = rule.format(key=key, value=keywords[key], iterations=iterations)
             raise ValueError(f"{name}: {rule}")
-    _check.one_of(name, "gradient", options.gradient, FIXED_GRADIENTS)
+    checks.one_of(name, "gradient", options.gradient, FIXED_GRADIENTS)
     return options
 
 
@@ -135,7 +135,7 @@ def run_fixed(
     those of A and b."""
     if not (options.callback is None or callable(options.callback)):
         raise TypeError(f"{name}: callback must be callable, got {type(options.callback).__name__}")
-    _check.flag(name, "throw", options.throw)
+    checks.flag(name, "throw", options.throw)
     operator = as_operator(name, A, b, options.transpose, tuple(options.parameters), blocks=True)
     layout = operator.layout if isinstance(operator, Blocks) else None
     batch = check_operands(name, A, b)
@@ -228,10 +228,10 @@ class Steps:
         when it is asked for."""
         x, norms, count, stopped = self._run(b, x, iterations, checkpointed, r)
         x = x if count else x.clone()  # x0 is the caller's
-        shared, codes = _across.of(self.A), []
+        shared, codes = across.of(self.A), []
 
         def complete() -> Tensor:
-            with _across.over(shared):
+            with across.over(shared):
                 history = _with_last(norms, b - self.A(x))
             return history if shared is None else shared.shown(history)
 
@@ -276,7 +276,7 @@ class Steps:
         end = first + self.counts.get(first, most)
         stops = (lambda number, *_: number == end) if first in self.counts else self._stops
         numbers = range(first, first + most)
-        with _across.over(_across.of(self.A)):
+        with across.over(across.of(self.A)):
             return stationary_steps(self.A, self.M, self.a, self.c, b, x, before, numbers, r, stops)
 
     def _stops(self, number: int, x: Tensor, norm: Tensor) -> bool:

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from learnsolve.ops._across import across
-from learnsolve.ops._dots import SPLIT, dots, scaled
+from learnsolve.ops.core.across import across
+from learnsolve.ops.core.dots import SPLIT, dots, scaled
 
 
 def dot(u: Tensor, v: Tensor) -> Tensor:

@@ -1,0 +1,147 @@
+"""Argument checks. Each raises an error that names the function, the rule, the value and the remedy."""
+
+import math
+from collections.abc import Callable
+from numbers import Real
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from learnsolve.matrix.convert import check_real
+from learnsolve.matrix.csr import CSR
+
+SUPPORTED = (torch.float32, torch.float64)
+MAKE = "; make one with CSR.from_dense, CSR.from_scipy, CSR.from_torch or CSR.from_coo"
+_IN_A_MODULE = "in a module hold it as nn.SparseMatrix(A), which follows the module"
+
+
+def tensor(function: str, name: str, value: Any) -> None:
+    if not isinstance(value, Tensor):
+        remedy = "; torch.from_numpy makes one" if isinstance(value, np.ndarray) else of_graph(value)
+        raise TypeError(f"{function}: {name} must be a torch.Tensor, got {type(value).__name__}{remedy}")
+    if value.layout is not torch.strided:
+        raise TypeError(
+            f"{function}: {name} must be a dense tensor, got layout {value.layout}; make a matrix of it with "
+            "CSR.from_torch, or call .to_dense()"
+        )
+
+
+def matrix(function: str, name: str, A: Any, remedy: str = MAKE) -> None:
+    if not isinstance(A, CSR):
+        if isinstance(getattr(A, "matrix", None), CSR):  # a BlockBatch
+            remedy = f"; pass {name}.matrix, its block-diagonal CSR"
+        if hasattr(A, "row_range"):  # a petsc.Matrix
+            remedy = "; a petsc.Matrix goes to petsc.spmm, petsc.solve and the solvers (cg, minres, ...)"
+        remedy = of_graph(A) or remedy
+        raise TypeError(f"{function}: {name} must be a CSR, got {type(A).__name__}{remedy}")
+
+
+def of_graph(value: Any) -> str:
+    """The remedy for a graph of PyTorch Geometric in the place of its edges."""
+    return "; of this graph pass its .edge_index" if hasattr(value, "edge_index") else ""
+
+
+def square(function: str, name: str, shape: tuple[int, int]) -> None:
+    if shape[0] != shape[1]:
+        raise ValueError(f"{function}: {name} must be square, got shape {shape}")
+
+
+def rows(function: str, name: str, x: Tensor, matrix: str, shape: tuple[int, int], side: int = 0) -> None:
+    """`x`, (n,) or (..., n, k), must have as many rows as axis `side` of the matrix is long."""
+    if x.dim() == 0 or x.shape[0 if x.dim() == 1 else -2] != shape[side]:
+        raise ValueError(
+            f"{function}: {name} must have {matrix}.shape[{side}] = {shape[side]} rows, got shape "
+            f"{tuple(x.shape)}"
+        )
+
+
+def dtype(function: str, name: str, value: Tensor) -> None:
+    if value.dtype not in SUPPORTED:
+        check_real(function, name, value.dtype)
+        raise TypeError(
+            f"{function}: {name} must be float32 or float64, got {value.dtype}; convert it with "
+            ".to(dtype=...)"
+        )
+
+
+def same_kind(function: str, name: str, value: Any, values: Tensor) -> None:
+    """`value` must be a tensor with the dtype and device of the matrix's values."""
+    tensor(function, name, value)
+    if value.dtype != values.dtype:
+        check_real(function, name, value.dtype)
+        remedy = f"convert it with .to({values.dtype})"
+        if value.dtype in SUPPORTED:
+            remedy = f"convert one with .to(), or make the matrix with dtype={value.dtype} ({_IN_A_MODULE})"
+        raise TypeError(f"{function}: {name} has dtype {value.dtype}, the matrix {values.dtype}; {remedy}")
+    if value.device != values.device:
+        raise TypeError(
+            f"{function}: {name} is on {value.device}, the matrix on {values.device}; move one with .to() "
+            f"({_IN_A_MODULE})"
+        )
+
+
+def batches(function: str, a: torch.Size, b: torch.Size, names: str) -> None:
+    """Batch axes `a` and `b`, of the operands `names`, must broadcast."""
+    if a and b and any(i != j and i != 1 and j != 1 for i, j in zip(reversed(a), reversed(b), strict=False)):
+        raise ValueError(
+            f"{function}: the batch axes of {names} must broadcast, got {tuple(a)} and {tuple(b)}; reshape "
+            "one of them"
+        )
+
+
+def start(function: str, name: str, value: Tensor, instead: str) -> None:
+    """`value`, which a module copies into its state, must not be tracked: no derivative passes the copy."""
+    if value.requires_grad or forward_ad.unpack_dual(value).tangent is not None:
+        raise ValueError(
+            f"{function}: {name} requires grad, but would get no gradient, because the module keeps a copy; "
+            f"pass {name.removesuffix('.values')}.detach() to start from its numbers, or {instead}"
+        )
+
+
+def one_of(function: str, name: str, value: Any, allowed: tuple) -> None:
+    if value not in allowed:
+        raise ValueError(f"{function}: {name} must be one of {allowed}, got {value!r}")
+
+
+def flag(function: str, name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{function}: {name} must be True or False, got {value!r}")
+
+
+_RULES: dict[str, Callable[[float], bool]] = {
+    "finite": math.isfinite,
+    "finite and not negative": lambda value: 0 <= value < math.inf,
+    "positive and finite": lambda value: 0 < value < math.inf,
+}
+
+
+def real(function: str, name: str, value: Any, rule: str = "", what: str = "a number") -> float:
+    """`value`, a real number of Python or NumPy that follows `rule`, one of _RULES, as Python's. A tensor is
+    refused, because it would lose its gradient."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{function}: {name} must be {what}, got {type(value).__name__}")
+    value = float(value)
+    if rule and not _RULES[rule](value):
+        raise ValueError(f"{function}: {name} must be {rule}, got {value}")
+    return value
+
+
+def number(function: str, name: str, value: Any) -> float:
+    """`value`, a number where a tensor may stand too, as Python's."""
+    return real(function, name, value, what="a number or a torch.Tensor")
+
+
+def integer(function: str, name: str, value: Any, minimum: int) -> int:
+    """`value`, an integer of Python or NumPy, as Python's."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{function}: {name} must be an int, got {type(value).__name__}")
+    if value < minimum:
+        raise ValueError(f"{function}: {name} must be at least {minimum}, got {value}")
+    return value if isinstance(value, int) else int(value)
+
+
+def tolerance(function: str, name: str, value: Any) -> None:
+    real(function, name, value, "finite and not negative")

@@ -1,0 +1,436 @@
+"""`CSR`, a sparse matrix: a structure with values.
+
+More than 300 lines, because the methods of one class are the interface of a matrix; what they compute is in
+`convert` and `learnsolve.ops`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast, overload
+
+import scipy.sparse.linalg
+import torch
+from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+from torch.utils import _pytree as pytree
+
+from learnsolve import _library
+from learnsolve.matrix import convert
+from learnsolve.matrix.convert import SciPyMatrix, TensorLike
+from learnsolve.matrix.habits import Habits
+from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.matrix.pattern_checks import check_device
+from learnsolve.matrix.unchanged import Immutable
+from learnsolve.matrix.views import Views
+
+_ops: Any = None  # learnsolve.ops, which needs CSR and sets this: methods of a CSR are operations
+
+
+class CSR(Views, Habits, Immutable):
+    """A sparse matrix: a `SparsityPattern` and a dense tensor of values, which is what autograd sees.
+
+    Parameters
+    ----------
+    values : Tensor, shape (nnz,), or (..., nnz) for a batch of matrices on one pattern
+    pattern : SparsityPattern on the same device
+
+    Raises
+    ------
+    ValueError
+        if the last axis of values is not as long as the pattern has entries.
+    TypeError
+        if values is not a tensor, pattern not a SparsityPattern, or they are on different devices.
+
+    Notes
+    -----
+    ``A @ x``, ``A + B``, ``2.0 * A``, ``A.T``, ``A.diagonal()`` and all of `learnsolve.ops` are
+    differentiable in the values, to any order. A `CSR` is immutable, and a pytree with one leaf, its values.
+
+    Examples
+    --------
+    >>> import scipy.sparse, torch, learnsolve as ls
+    >>> A = ls.CSR.from_scipy(scipy.sparse.eye_array(3, format="csr"))
+    >>> A
+    CSR(shape=(3, 3), nnz=3, dtype=float64, device=cpu, density=33.3%)
+    >>> A @ torch.ones(3, dtype=torch.float64)
+    tensor([1., 1., 1.], dtype=torch.float64)
+    """
+
+    __slots__ = ("__weakref__", "_inverse_diagonal", "pattern", "values")  # the former: ops/diagonal.py
+
+    _instead = "make another one with A.with_values(values) or learnsolve.CSR(values, pattern)"
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        """`tensor @ A`, `tensor * A` and their torch names."""
+        if len(args) != 2 or kwargs:
+            return _not_ours(func, types)
+        if func in _MULTIPLY:
+            A, factor = args if isinstance(args[0], CSR) else args[::-1]
+            return _ops.arithmetic.multiply("A * B", A, factor)
+        if isinstance(args[1], CSR) and is_dynamo_compiling():
+            # Dynamo (torch 2.13) passes `A @ x` and `x @ A` with the same arguments, in the same order.
+            raise NotImplementedError(
+                "CSR: under torch.compile the operators @ and / cannot tell A @ x from x @ A; write "
+                "learnsolve.ops.spmm(A, x), learnsolve.ops.spmm(A, x, transpose=True) or A * (1 / s)"
+            )
+        if func in _MATMUL:
+            left = isinstance(args[0], CSR)
+            return args[0].__matmul__(args[1]) if left else args[1].__rmatmul__(args[0])
+        return _not_ours(func, types)
+
+    def __init__(self, values: Tensor, pattern: SparsityPattern):
+        if not isinstance(values, Tensor):
+            raise TypeError(f"CSR: values must be a torch.Tensor, got {type(values).__name__}")
+        if not isinstance(pattern, SparsityPattern):
+            raise TypeError(f"CSR: pattern must be a SparsityPattern, got {type(pattern).__name__}")
+        shape = values.shape
+        if not shape or shape[-1] != pattern.nnz:
+            raise ValueError(f"CSR: values must have shape (..., nnz = {pattern.nnz}), got {tuple(shape)}")
+        # Devices are compared only where one is not the host: it takes longer than all other checks.
+        if not (values.is_cpu and pattern._arrays[0].is_cpu) and values.device != pattern.device:
+            raise TypeError(
+                f"CSR: values are on {values.device}, the pattern on {pattern.device}; use pattern.to(...)"
+            )
+        if values.dtype.is_complex:
+            convert.check_real("CSR", "values", values.dtype)
+        if is_dynamo_compiling():  # Dynamo knows this way alone
+            object.__setattr__(self, "values", values)
+            object.__setattr__(self, "pattern", pattern)
+        else:
+            _set_values(self, values)
+            _set_pattern(self, pattern)
+
+    def __reduce__(self):
+        return CSR, (self.values, self.pattern)
+
+    # --- facts ---
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.pattern.shape
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        return self.values.shape[:-1]
+
+    @property
+    def nnz(self) -> int:
+        return self.pattern.nnz
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.values.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.values.device
+
+    @property
+    def requires_grad(self) -> bool:
+        return self.values.requires_grad
+
+    @property
+    def crow_indices(self) -> Tensor:
+        return self.pattern.crow_indices
+
+    @property
+    def col_indices(self) -> Tensor:
+        return self.pattern.col_indices
+
+    def __repr__(self) -> str:
+        rows, columns = self.shape
+        density = self.nnz / max(rows * columns, 1)
+        batch = f", batch={tuple(self.batch_shape)}" if self.values.dim() > 1 else ""
+        grad = ", requires_grad=True" if self.requires_grad else ""
+        dtype = str(self.dtype).removeprefix("torch.")
+        return (
+            f"CSR(shape={self.shape}, nnz={self.nnz}{batch}, dtype={dtype}, device={self.device}, "
+            f"density={density:.3g}{grad})".replace(f"density={density:.3g}", f"density={density:.1%}")
+        )
+
+    # --- from and to other forms ---
+    @classmethod
+    def from_scipy(
+        cls,
+        S: Any,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        pattern: SparsityPattern | None = None,
+    ) -> CSR:
+        """From any scipy.sparse array or matrix. The dtype is kept unless one is given; explicit zeros stay
+        entries; duplicates are added up.
+
+        With `pattern` the matrix has that pattern, the very object, and zeros where S has no entry: matrices
+        of a data set share it, and what is planned for it. An entry of S that is not on it, also a zero, is a
+        ValueError. It costs O(nnz).
+        """
+        A = cls(*convert.from_scipy(S, dtype))
+        if pattern is not None:
+            A = _ops.core.on_pattern.on_pattern(
+                "CSR.from_scipy", A.to(device=getattr(pattern, "device", None)), pattern
+            )
+        return A.to(device=device)
+
+    def to_scipy(self, format: str = "csr") -> Any:
+        """A scipy.sparse array, csr_array or that of another `format` ("csc", "coo", "bsr", "dia", ...), with
+        copies of the values and indices (no gradient). Explicit zeros stay entries in "csr", "csc", "coo"."""
+        self._single("to_scipy")
+        return convert.to_scipy(self.values, self.pattern, format)
+
+    def to_scipy_linear_operator(self) -> scipy.sparse.linalg.LinearOperator:
+        """A scipy.sparse.linalg.LinearOperator with our products and no copy (no gradient)."""
+        self._single("to_scipy_linear_operator")
+        return _ops.core.linear_operator.HostOperator(self, _ops.core.linear_operator.matrix_product)
+
+    @classmethod
+    def from_torch(cls, T: Tensor, pattern: SparsityPattern | None = None) -> CSR:
+        """From a torch sparse CSR, COO, CSC, BSR or BSC tensor; differentiable in its values, which are
+        copied only if they have to be sorted. A gradient arrives at a CSR or COO tensor, or at the values
+        that a tensor of any layout was made from. Of blocks all entries are kept. `pattern` as for
+        `from_scipy`."""
+        crow, col, values, shape = convert.from_torch(T)
+        if crow is not None:
+            A = cls(values, SparsityPattern(crow, col, shape))
+        else:
+            rows, columns = col
+            A = cls.from_coo(rows, columns, values, shape)
+        if T.layout == torch.sparse_csc:
+            A = A.T
+        return A if pattern is None else _ops.core.on_pattern.on_pattern("CSR.from_torch", A, pattern)
+
+    def to_torch(self, layout: torch.layout = torch.sparse_csr) -> Tensor:
+        """A torch sparse tensor, CSR or COO: a copy of the indices and A's own values, in which it is
+        differentiable."""
+        self._single("to_torch")
+        return convert.to_torch(self.values, self.pattern, layout)
+
+    @classmethod
+    def from_dense(cls, D: TensorLike, pattern: SparsityPattern | None = None) -> CSR:
+        """The nonzeros of a 2-D tensor, in which it is differentiable, or of a NumPy array.
+        With `pattern`, as for `from_scipy`, the numbers at its entries, zeros too."""
+        D = cast(Tensor, convert.tensor_of(D))
+        if pattern is None:
+            return cls(*convert.from_dense(D))
+        convert.check_dense(D)
+        return _ops.core.on_pattern.dense_on_pattern(D, pattern)
+
+    def to_dense(self) -> Tensor:
+        """The dense matrix, shape (..., rows, columns); differentiable in the values."""
+        return convert.to_dense(self.values, self.pattern)
+
+    @classmethod
+    def from_coo(
+        cls,
+        rows: TensorLike,
+        columns: TensorLike,
+        values: TensorLike,
+        shape: tuple[int, int],
+        pattern: SparsityPattern | None = None,
+    ) -> CSR:
+        """From triples in any order; those of one place are added up. Differentiable in `values`.
+
+        Parameters
+        ----------
+        rows, columns : integer tensors, or NumPy arrays, shape (entries,)
+        values : Tensor or NumPy array, shape (..., entries)
+        shape : (rows, columns)
+        pattern : as for `from_scipy`
+        """
+        rows, columns, values = (convert.tensor_of(t) for t in (rows, columns, values))
+        A = _ops.coo.from_coo(rows, columns, values, shape)
+        return A if pattern is None else _ops.core.on_pattern.on_pattern("CSR.from_coo", A, pattern)
+
+    @classmethod
+    def stack(cls, matrices: Sequence[CSR]) -> CSR:
+        """A batch, values (B, ..., nnz), of matrices with equal patterns. Differentiable in all of them.
+
+        The pattern is that of the first; another object is accepted if its entries are the same. A ValueError
+        where they are not: `BlockBatch` takes matrices of different patterns and sizes.
+        """
+        return _ops.stack.stack(matrices)
+
+    def _single(self, function: str) -> None:
+        if self.values.dim() != 1:
+            raise ValueError(
+                f"CSR.{function}: needs one matrix, got a batch of shape {tuple(self.batch_shape)}; "
+                "take one with A.with_values(A.values[i])"
+            )
+
+    # --- the same structure, other values ---
+    def with_values(self, values: Tensor) -> CSR:
+        """A matrix with this pattern and other values, which are not copied."""
+        return CSR(values, self.pattern)
+
+    def to(
+        self, *args: Any, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> CSR:
+        """Move or convert, as `torch.Tensor.to`: a device, a dtype, or both. Indices keep their dtype.
+        What needs no change is not copied."""
+        for arg in args:
+            if isinstance(arg, torch.dtype) and dtype is None:
+                dtype = arg
+            elif isinstance(arg, (str, torch.device)) and device is None:
+                device = arg
+            elif isinstance(arg, (torch.dtype, str, torch.device)):
+                raise TypeError(f"CSR.to: a device or a dtype was given twice, the second time {arg}")
+            else:
+                raise TypeError(f"CSR.to: expected a device or a dtype, got {type(arg).__name__}")
+        check_device("CSR.to", device)
+        return CSR(self.values.to(device=device, dtype=dtype), self.pattern.to(device))
+
+    def detach(self) -> CSR:
+        """The same values, not copied, without their history."""
+        return CSR(self.values.detach(), self.pattern)
+
+    def clone(self) -> CSR:
+        return CSR(self.values.clone(), self.pattern)
+
+    def requires_grad_(self, requires_grad: bool = True) -> CSR:
+        self.values.requires_grad_(requires_grad)
+        return self
+
+    # --- operations (documented in learnsolve.ops; k and dim have torch's and NumPy's names too) ---
+    @property
+    def T(self) -> CSR:
+        return _ops.transpose(self)
+
+    def is_symmetric(self) -> bool:
+        """Does A equal its transpose, pattern included, up to
+        ``|a_ij - a_ji| <= 64 eps sqrt(|a_ii a_jj|)``?
+
+        Of a batch: all of them. O(nnz), on the host; not under `torch.compile`."""
+        return _ops.core.symmetry.symmetry("CSR.is_symmetric", self, None)
+
+    def diagonal(self, k: int | None = None, *, offset: int | None = None) -> Tensor:
+        return _ops.diagonal(self, _one("diagonal", 0, k=k, offset=offset))
+
+    def trace(self) -> Tensor:
+        return _ops.trace(self)
+
+    def tril(self, k: int | None = None, *, diagonal: int | None = None) -> CSR:
+        return _ops.tril(self, _one("tril", 0, k=k, diagonal=diagonal))
+
+    def triu(self, k: int | None = None, *, diagonal: int | None = None) -> CSR:
+        return _ops.triu(self, _one("triu", 0, k=k, diagonal=diagonal))
+
+    def norm(
+        self, ord: float | str | None = None, dim: int | None = None, *, axis: int | None = None
+    ) -> Tensor:
+        return _ops.norm(self, ord, _one("norm", None, dim=dim, axis=axis))
+
+    def abs(self) -> CSR:
+        """The magnitudes of the entries; also ``abs(A)``."""
+        return _ops.arithmetic.absolute(self)
+
+    __abs__ = abs
+
+    def pow(self, exponent: float) -> CSR:
+        """The entries to a positive power, each by itself; also ``A ** e``."""
+        return _ops.arithmetic.power(self, exponent)
+
+    __pow__ = pow
+
+    def __getitem__(self, key: Any) -> CSR | Tensor:
+        """``A[rows, columns]`` or ``A[rows]``: ints, slices, integer arrays, boolean masks.
+
+        Slices and arrays keep an axis, and ``A[1:5]``, ``A[p]``, ``A[p][:, q]``, ``A[numpy.ix_(p, q)]`` are
+        matrices; explicit zeros stay entries. An int drops its axis: ``A[i]`` is a dense row, ``A[i, j]`` a
+        number. Two index arrays pick entries one by one, a dense vector. Batch axes stay in front. All are
+        differentiable; entries that come twice add their gradients up. ``A[:, :]`` is A itself.
+        """
+        return _ops.indexing.index(self, key)
+
+    __iter__ = None  # or Python would try A[0], A[1], ...
+
+    def sum(self, dim: int | None = None, *, axis: int | None = None) -> Tensor:
+        return _ops.sum(self, _one("sum", None, dim=dim, axis=axis))
+
+    def scale_rows(self, d: Tensor) -> CSR:
+        return _ops.scale_rows(self, d)
+
+    def scale_columns(self, d: Tensor) -> CSR:
+        return _ops.scale_columns(self, d)
+
+    @overload
+    def __matmul__(self, x: TensorLike) -> Tensor: ...
+    @overload
+    def __matmul__(self, x: CSR | SciPyMatrix) -> CSR: ...
+    def __matmul__(self, x: TensorLike | CSR | SciPyMatrix) -> Tensor | CSR:
+        if not isinstance(x, Tensor):
+            if isinstance(x, CSR) or scipy.sparse.issparse(x):
+                return _ops.spgemm(self, x)
+            x = convert.tensor_of(x, self.values)
+        return _ops.spmm(self, x)
+
+    def __rmatmul__(self, x: TensorLike) -> Tensor:
+        # x A = (A^T x^T)^T
+        x = convert.tensor_of(x, self.values)
+        if not isinstance(x, Tensor):
+            raise TypeError(f"x @ A: x must be a torch.Tensor or a NumPy array, got {type(x).__name__}")
+        if x.dim() < 2:
+            return _ops.spmm(self, x, transpose=True)
+        return _ops.spmm(self, x.mT, transpose=True).mT
+
+    def __add__(self, other: Any) -> CSR:
+        return _ops.arithmetic.add_values("A + B", self, other)
+
+    def __sub__(self, other: Any) -> CSR:
+        return _ops.arithmetic.add_values("A - B", self, other, negate=True)
+
+    def __neg__(self) -> CSR:
+        return CSR(-self.values, self.pattern)
+
+    def __mul__(self, other: Any) -> CSR:
+        return _ops.arithmetic.multiply("A * B", self, other)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Any) -> CSR:
+        return _ops.arithmetic.divide(self, other)
+
+
+def _one(method: str, default: Any, **given: Any) -> Any:
+    """The argument that has several names."""
+    found = {name: value for name, value in given.items() if value is not None}
+    if len(found) > 1:
+        raise TypeError(f"CSR.{method}: {' and '.join(found)} are names of one argument; leave one out")
+    return next(iter(found.values()), default)
+
+
+def _not_ours(func: Any, types: Any) -> Any:
+    """A function of torch that takes no CSR."""
+    if is_dynamo_compiling() or any(not issubclass(t, (CSR, Tensor)) for t in types):
+        return NotImplemented
+    name = getattr(func, "__name__", str(func))
+    raise TypeError(
+        f"torch.{name}: takes no CSR; write A @ x, an operation of learnsolve.ops, or give it A.values, "
+        "A.to_dense() or A.to_torch()"
+    )
+
+
+_MATMUL = {torch.matmul, Tensor.matmul}
+_MULTIPLY = {torch.mul, Tensor.mul}
+
+
+# Past the __setattr__ of the class, in a third of the time of object.__setattr__.
+_set_values, _set_pattern = CSR.values.__set__, CSR.pattern.__set__  # type: ignore[attr-defined]
+
+
+def _unflatten(children: Any, pattern: SparsityPattern) -> CSR:
+    # Transformations put placeholders in the leaves: no checks here.
+    A = object.__new__(CSR)
+    object.__setattr__(A, "values", *children)
+    object.__setattr__(A, "pattern", pattern)
+    return A
+
+
+pytree.register_pytree_node(
+    CSR,
+    lambda A: ([A.values], A.pattern),
+    _unflatten,
+    serialized_type_name="learnsolve.CSR",
+    flatten_with_keys_fn=lambda A: ([(pytree.GetAttrKey("values"), A.values)], A.pattern),  # type: ignore
+)
+torch.serialization.add_safe_globals([CSR])  # read by torch.load with weights_only=True, its default
+assert _library.folder  # the operators are loaded: a CSR without them could do nothing

@@ -1,0 +1,205 @@
+"""What a `CSR` offers beside its arithmetic under the names of torch and NumPy: transposes, sizes, moves and
+conversions; pictures, with matplotlib, and for notebooks without; files, of safetensors with the shape in the
+header."""
+
+from __future__ import annotations
+
+import html as escaping
+import json
+import os
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from learnsolve.matrix import arrivals, files
+from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.matrix.pattern_checks import as_numpy
+
+
+class Views:
+    """Mixed into `CSR`."""
+
+    __slots__ = ()
+
+    values: Tensor
+    pattern: SparsityPattern
+    shape: Any
+    to: Any
+    T: Any
+
+    # --- transposes and sizes ---
+    @property
+    def mT(self) -> Self:
+        """``A.T``: batch axes stay in front."""
+        return self.T
+
+    @property
+    def H(self) -> Self:
+        """The conjugate transpose, ``A.T``: values are real."""
+        return self.T
+
+    @property
+    def ndim(self) -> int:
+        """2, the length of ``A.shape``, of a batch too: its axes are ``A.batch_shape``."""
+        return len(self.shape)
+
+    def __len__(self) -> int:
+        """The number of rows, ``A.shape[0]``."""
+        return self.shape[0]
+
+    def __bool__(self) -> bool:
+        # Else Python would take it from __len__.
+        raise TypeError("CSR: a matrix is neither true nor false; compare with None, or look at A.nnz")
+
+    # --- moves and conversions ---
+    def cpu(self) -> Self:
+        return self.to(device="cpu")
+
+    def cuda(self, device: torch.device | int | str | None = None) -> Self:
+        """On the current CUDA device, or another one."""
+        if isinstance(device, int) and not isinstance(device, bool):
+            device = torch.device("cuda", device)
+        return self.to(device="cuda" if device is None else device)
+
+    def float(self) -> Self:
+        """With values in float32."""
+        return self.to(dtype=torch.float32)
+
+    def double(self) -> Self:
+        """With values in float64."""
+        return self.to(dtype=torch.float64)
+
+    # --- pictures ---
+    def spy(self, ax: Any = None, **options: Any) -> Any:
+        """A picture of the pattern with matplotlib, which is needed (``pip install 'learnsolve[train]'``).
+
+        Parameters
+        ----------
+        ax : matplotlib Axes; those of a new figure if not given
+        options : for ``Axes.imshow``, such as ``cmap``
+
+        Returns
+        -------
+        The Axes. A cell is dark where it has an entry, also a zero; of a matrix with more than 512 rows or
+        columns a cell is several. O(nnz). No gradient.
+        """
+        return _spy(self.pattern, ax, options)
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the facts, and a small picture of the pattern."""
+        return _html(repr(self), self.pattern)
+
+    # --- files ---
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write values and pattern to a safetensors file, which `CSR.load` reads (``pip install
+        'learnsolve[train]'``). A file that is there is replaced at once, not in parts. No gradient."""
+        _save(path, self.values, self.pattern)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, device: torch.device | str | None = None) -> Self:
+        """A matrix from the file that ``A.save(path)`` has written, checked. Reading runs no code.
+
+        Matrices of one pattern share the object, as those of pickles do. A ValueError for a file that is
+        damaged or holds something else.
+
+        Examples
+        --------
+        >>> import tempfile, learnsolve as ls
+        >>> path = f"{tempfile.mkdtemp()}/A.safetensors"
+        >>> ls.problems.poisson((3,)).save(path)
+        >>> ls.CSR.load(path)
+        CSR(shape=(3, 3), nnz=7, dtype=float64, device=cpu, density=77.8%)
+        """
+        made: Any = cls
+        return made(*_load(path)).to(device=device)
+
+
+_SPY_CELLS, _HTML_CELLS = 512, 48  # along the longer axis, at most
+
+
+def _spy(pattern: SparsityPattern, ax: Any, options: dict[str, Any]) -> Any:
+    if ax is None:
+        try:
+            from matplotlib import pyplot
+        except ImportError as error:
+            raise ImportError(
+                "CSR.spy needs matplotlib: pip install 'learnsolve[train]'", name="matplotlib"
+            ) from error
+        ax = pyplot.figure().add_subplot()
+    rows, columns = pattern.shape
+    extent = (-0.5, columns - 0.5, rows - 0.5, -0.5)  # of the matrix, whatever the cells
+    defaults = {"cmap": "Greys", "vmin": 0, "vmax": 1, "interpolation": "nearest", "extent": extent}
+    ax.imshow(_cells(pattern, _SPY_CELLS), **{**defaults, **options})
+    ax.set_title(f"{rows} x {columns}, {pattern.nnz} entries")
+    return ax
+
+
+def _html(text: str, pattern: SparsityPattern) -> str:
+    """The text above an SVG with a square for each cell that has an entry."""
+    line = f"<code>{escaping.escape(text)}</code>"
+    if pattern.device.type == "meta":
+        return line
+    cells = _cells(pattern, _HTML_CELLS)
+    height, width = cells.shape
+    squares = "".join(f"M{j} {i}h1v1h-1z" for i, j in np.argwhere(cells).tolist())
+    return (
+        f'{line}<br><svg viewBox="0 0 {width} {height}" width="{4 * width}" height="{4 * height}" '
+        f'style="border:1px solid"><path fill="currentColor" d="{squares}"/></svg>'
+    )
+
+
+def _cells(pattern: SparsityPattern, most: int) -> np.ndarray:
+    """Which cells of a grid of at most most x most have an entry."""
+    rows, columns = pattern.shape
+    scale = max(1, -(-max(rows, columns) // most))
+    cells = np.zeros((max(1, -(-rows // scale)), max(1, -(-columns // scale))), dtype=bool)
+    cells[as_numpy(pattern.row_indices) // scale, as_numpy(pattern.col_indices) // scale] = True
+    return cells
+
+
+_KEYS = {"values", "crow_indices", "col_indices"}
+
+
+def _save(path: str | os.PathLike[str], values: Tensor, pattern: SparsityPattern) -> None:
+    tensors = {
+        "values": values,
+        "crow_indices": pattern.crow_indices,
+        "col_indices": pattern.col_indices,
+    }
+    about = json.dumps({"format": 1, "matrix": "CSR", "shape": pattern.shape})
+    files.write_tensors("CSR.save", path, tensors, {"learnsolve": about})
+
+
+def _load(path: str | os.PathLike[str]) -> tuple[Tensor, SparsityPattern]:
+    tensors, header = files.read_tensors("CSR.load", path)
+    shape = _shape_in(path, header)
+    if tensors.keys() != _KEYS:
+        raise ValueError(f"CSR.load: {path} is damaged, it must hold {sorted(_KEYS)}, got {sorted(tensors)}")
+    try:
+        pattern = SparsityPattern(tensors["crow_indices"], tensors["col_indices"], shape)
+        if tensors["values"].dim() == 0 or tensors["values"].shape[-1] != pattern.nnz:
+            raise ValueError(f"values have shape {tuple(tensors['values'].shape)}, entries are {pattern.nnz}")
+        if tensors["values"].is_complex():
+            raise TypeError(f"values must be real, got {tensors['values'].dtype}")
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"CSR.load: {path} is damaged ({error})") from error
+    return tensors["values"], arrivals.arrived(pattern)
+
+
+def _shape_in(path: str | os.PathLike[str], header: dict[str, str]) -> tuple[int, int]:
+    try:
+        about = json.loads(header["learnsolve"])
+        made_by, kind = about["format"], about["matrix"]
+        rows, columns = about["shape"]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ValueError(
+            f"CSR.load: {path} is not the file of a matrix; take one that A.save(path) has written"
+        ) from error
+    if (made_by, kind) != (1, "CSR"):
+        raise ValueError(
+            f"CSR.load: {path} has format {made_by!r} of {kind!r}, this version reads 1 of 'CSR'; update "
+            "learnsolve"
+        )
+    return rows, columns

@@ -1,0 +1,85 @@
+"""Values taken from others, placed among zeros, permuted and added up: the steps of indexing, triangles and
+their gradients.
+
+Positions are planned once by the operation. Those of `take` and `place` are distinct, and each of the two is
+the other's adjoint: nothing is added up, so gradients are exact and deterministic, of any order.
+"""
+
+import torch
+from torch import Tensor
+
+from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.ops.core.autograd import Multilinear, dispatch
+from learnsolve.ops.core.product import product
+
+
+def take(values: Tensor, at: Tensor, dim: int = -1) -> Tensor:
+    """values[..., at] for distinct int64 positions, or that along another axis, counted from the end."""
+    return dispatch(_Take, (values,), at, dim)
+
+
+def place(values: Tensor, at: Tensor, size: int, dim: int = -1) -> Tensor:
+    """Zeros (..., size) with values at distinct int64 positions, or that along another axis."""
+    return dispatch(_Place, (values,), at, size, dim)
+
+
+def permuted(values: Tensor, forward: Tensor, backward: Tensor, dim: int = -1) -> Tensor:
+    """values[..., forward], or that along another axis, counted from the end; `backward` is the inverse."""
+    return dispatch(_Permute, (values,), forward, backward, dim)
+
+
+def added_up(values: Tensor, places: SparsityPattern) -> Tensor:
+    """Value i of the result is the sum of the `values` (..., n) at the columns of row i of `places`, a 0/1
+    matrix: the gradient of a value that comes several times is a sum in a fixed order."""
+    ones = torch.ones(places.nnz, dtype=values.dtype, device=values.device)
+    if values.dim() == 1:
+        return product(ones, values, places, False)
+    return product(ones, values.unsqueeze(-1), places, False).squeeze(-1)
+
+
+class _Take(Multilinear):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(values, at, dim):
+        return values.index_select(dim, at)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        values, *ctx.constants = inputs
+        ctx.size = values.shape[inputs[2]]
+
+    @staticmethod
+    def backward(ctx, g):
+        at, dim = ctx.constants
+        return place(g, at, ctx.size, dim), None, None
+
+
+class _Place(Multilinear):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(values, at, size, dim):
+        shape = list(values.shape)
+        shape[dim] = size
+        return values.new_zeros(shape).index_copy(dim, at, values)
+
+    @staticmethod
+    def backward(ctx, g):
+        at, _, dim = ctx.constants
+        return take(g, at, dim), None, None, None
+
+
+class _Permute(Multilinear):
+    """Its gradient is a gather too, where torch's own would add into zeros."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(values, forward, backward, dim):
+        return values.index_select(dim, forward)
+
+    @staticmethod
+    def backward(ctx, g):
+        forward, backward, dim = ctx.constants
+        return permuted(g, backward, forward, dim), None, None, None

@@ -1,0 +1,256 @@
+"""Incomplete factors and their derivatives, to any order: the core of `ic0`, `mic0` and `ilu0`, and, on
+patterns that they choose, of `ict` and `ilut`.
+
+The factors f of the values a solve F(f) = a, one quadratic equation for each entry that is read
+(csrc/kernels/incomplete.h). With B the symmetric bilinear form of F's quadratic part, J(f) z = E z + B(f, z)
+its derivative and C(x, .) the transpose of B(x, .), four maps are closed under differentiation:
+
+    factor              df = J^-1 da
+    tangent  z = J^-1 v     dz = J^-1 (dv - B(df, z))
+    adjoint  w = J^-T g     dw = J^-T (dg - C(df, w))
+    product  B(x, z), C(x, w), which are linear in each argument.
+
+All come from one trilinear form <w, B(x, z)> = <C(x, w), z> = <C(z, w), x>, which gives the backwards. Each
+is one compiled pass over a plan of the pattern. Operands are (size) or (B, size), all with the same batch.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from learnsolve import _analysis, _library  # noqa: F401  (registers torch.ops.learnsolve)
+from learnsolve.matrix import device_analysis
+from learnsolve.matrix.pattern import SparsityPattern, as_numpy
+from learnsolve.ops.core.autograd import LinearSolve, Multilinear, Operation, dispatch
+from learnsolve.ops.triangle import triangle_of
+
+_raw_factor = torch.ops.learnsolve.csr_incomplete_factor.default
+_raw_tangent = torch.ops.learnsolve.csr_incomplete_tangent.default
+_raw_adjoint = torch.ops.learnsolve.csr_incomplete_adjoint.default
+_raw_product = torch.ops.learnsolve.csr_incomplete_product.default
+_raw_product_adjoint = torch.ops.learnsolve.csr_incomplete_product_adjoint.default
+
+PLAN_LIMIT = 2**33  # bytes that the products of one plan may take
+
+_KINDS = {"ilu0": 0, "ic0": 1, "mic0": 2}  # `Factors` of csrc/analysis/incomplete.h
+_SAME = {"ict": "ic0", "ilut": "ilu0"}  # once their pattern is chosen
+REMEDY = '; add a shift: shift=1e-2, say, or on_breakdown="shift" to search one'
+
+
+class Plan(NamedTuple):
+    """The elimination on a pattern. Its factors are on the triangles of the pattern (`triangle_of`)."""
+
+    elimination: tuple[tuple[Tensor, ...], bool]  # what the operators take (csrc/ops/schema.cpp)
+    on_diagonal: Tensor  # of A's entries
+
+
+def elimination_plan(pattern: SparsityPattern, kind: str) -> Plan:
+    """For `pattern._planned`. 16 bytes an entry of A that is read, 8 a product of the elimination."""
+    arrays = (
+        as_numpy(pattern.crow_indices),
+        as_numpy(pattern.col_indices),
+        as_numpy(pattern.diagonal_positions),
+    )
+    products = _analysis.elimination_products(*arrays, _KINDS[kind])
+    largest = torch.iinfo(torch.int32).max
+    narrow = max(products, pattern.nnz + pattern.shape[0]) < largest
+    needed = products * (8 if narrow else 16)
+    if needed > PLAN_LIMIT:
+        raise ValueError(
+            f"{kind}: the elimination on this pattern has {products} products, whose plan would take "
+            f"{needed / 2**30:.3g} GiB, more than learnsolve.ops.core.incomplete.PLAN_LIMIT = "
+            f"{PLAN_LIMIT / 2**30:.3g} GiB; drop small entries of A first, or raise the limit"
+        )
+    *made, _, _, _, _ = _analysis.elimination_plan(*arrays, _KINDS[kind], narrow)
+    by_level: tuple[Tensor, ...] = ()
+    if device_analysis.here(pattern.crow_indices):
+        made, levels, uses = _by_level(*made)
+        by_level = (torch.from_numpy(levels), *(pattern._tensor(a) for a in (levels, *uses)))
+    plan = [pattern._tensor(a) for a in made]
+    sizes = torch.tensor((len(made[0]) + len(made[5]), pattern.nnz), device="cpu")
+    on_diagonal = torch.zeros(pattern.nnz, dtype=torch.bool, device=pattern.device)
+    on_diagonal[pattern.diagonal_positions.long()] = True
+    return Plan(((*plan, sizes, *by_level), kind != "ilu0"), on_diagonal)
+
+
+def _by_level(order, source, pivot, ptr, pairs, units):
+    """The plan with its steps by level, where each level begins, and the uses of each entry
+    (csrc/kernels/incomplete.cuh)."""
+    entries = len(order) + len(units)
+    level = _analysis.elimination_levels(order, pivot, ptr, pairs, entries)
+    steps = np.argsort(level, kind="stable")
+    levels = np.concatenate(([0], np.cumsum(np.bincount(level)))) if len(level) else np.zeros(1)
+    lengths = np.diff(ptr)[steps]
+    new_ptr = np.concatenate(([0], np.cumsum(lengths)))
+    places = np.arange(new_ptr[-1]) + np.repeat(ptr[:-1][steps] - new_ptr[:-1], lengths)
+    order, source, pivot = order[steps], source[steps], pivot[steps]
+    pairs = pairs.reshape(-1, 2)[places]
+
+    at, divided = np.repeat(source, lengths), (pivot >= 0) & (pivot != order)
+    used = np.concatenate((pairs[:, 0], pairs[:, 1], pivot[divided]))
+    uses = np.stack(
+        (
+            np.concatenate((at, at, source[divided])),
+            np.concatenate((pairs[:, 1], pairs[:, 0], order[divided])),
+        ),
+        1,
+    )[np.argsort(used, kind="stable")]
+    uses_ptr = np.concatenate(([0], np.cumsum(np.bincount(used, minlength=entries))))
+    index = order.dtype
+    plan = (order, source, pivot, new_ptr.astype(index), pairs.reshape(-1), units)
+    return plan, levels.astype(np.int64), (uses_ptr.astype(index), np.ascontiguousarray(uses).reshape(-1))
+
+
+def plan_of(pattern: SparsityPattern, kind: str) -> Plan:
+    return pattern._planned(elimination_plan, _SAME.get(kind, kind))
+
+
+def breakdown_message(kind: str, row: int, pivot: float, matrix: int | None) -> str:
+    what = "nonzero" if _SAME.get(kind, kind) == "ilu0" else "positive"
+    batch = "" if matrix is None else f" of matrix {matrix} of the batch (counted through all its axes)"
+    return f"{kind}: every pivot must be {what} and finite, that of row {row}{batch} is {pivot:.6g}"
+
+
+def _factor_or_raise(values: Tensor, pattern: SparsityPattern, kind: str) -> Tensor:
+    plan = plan_of(pattern, kind)
+    traced = torch.compiler.is_dynamo_compiling()
+    f, breakdown = _raw_factor(*plan.elimination, pattern.crow_indices, values, traced)
+    if traced and not f.is_cuda:
+        return f
+    if f.is_cuda:  # a check would wait for the device: factors that do not exist are NaN
+        return torch.where(breakdown[..., :1] >= 0, torch.nan, f)
+    for matrix, (row, pivot) in enumerate(breakdown.reshape(-1, 2).tolist()):
+        if row >= 0:
+            message = breakdown_message(kind, int(row), pivot, matrix if values.dim() > 1 else None)
+            raise ValueError(message + REMEDY)
+    if f.is_cpu and not f.sum().isfinite():  # the sum may overflow although every entry is finite
+        _finite(f, pattern, kind)
+    return f
+
+
+def _finite(f: Tensor, pattern: SparsityPattern, kind: str) -> None:
+    """Each entry of the factors: one can overflow, or be NaN from the start, and reach no pivot."""
+    bad = (~f.isfinite()).nonzero()
+    if len(bad) == 0:
+        return
+    at, factor, name = int(bad[0, -1]), triangle_of(pattern, "lower"), "L"
+    if at >= factor.nnz:
+        at, factor, name = at - factor.nnz, triangle_of(pattern, "upper"), "U"
+    row, column = int(factor.row_indices[at]), int(factor.col_indices[at])
+    batch = f" of matrix {int(bad[0, 0])} of the batch (counted through all its axes)" if f.dim() > 1 else ""
+    raise ValueError(
+        f"{kind}: every entry of the factors must be finite, that of {name} in row {row}, column {column}"
+        f"{batch} is {float(f[tuple(bad[0])]):.6g}; scale the rows and columns of A first"
+    )
+
+
+def factor(values: Tensor, pattern: SparsityPattern, kind: str) -> Tensor:
+    """The factors of a matrix (nnz) or a batch (B, nnz): L's values and, for LU, U's behind them."""
+    return dispatch(_Factor, (values,), pattern, kind)
+
+
+class _Map(Operation):
+    @classmethod
+    def vmap(cls, info, in_dims, *inputs):
+        """One batch axis, of the map's and of any that the operands had."""
+        given = list(zip(inputs[: cls.operands], in_dims, strict=False))
+        operands = [t.unsqueeze(0) if dim is None else t.movedim(dim, 0) for t, dim in given]
+        size, batch = info.batch_size, max((t.shape[1:-1] for t in operands), key=len)
+        flat = []
+        for t in operands:
+            if batch:
+                t = t.expand(size, *batch, t.shape[-1]).reshape(size * batch.numel(), t.shape[-1])
+            flat.append(t.expand(size * batch.numel(), t.shape[-1]))
+        out = dispatch(cls, tuple(flat), *inputs[cls.operands :])
+        return out.reshape(size, *batch, *out.shape[1:]), 0
+
+
+class _Factor(_Map):
+    forward = staticmethod(_factor_or_raise)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(output)
+        ctx.constants = inputs[1:]
+
+    @staticmethod
+    def backward(ctx, g):
+        (f,) = ctx.saved_tensors
+        return dispatch(_Adjoint, (f, g), *ctx.constants), None, None
+
+    @staticmethod
+    def jvp(ctx, tv, *_):
+        (f,) = ctx.saved_tensors
+        return dispatch(_Tangent, (f, tv), *ctx.constants)
+
+
+class _Tangent(_Map, LinearSolve):
+    @staticmethod
+    def forward(f, v, pattern, kind):
+        return _raw_tangent(*plan_of(pattern, kind).elimination, f, v)
+
+    @staticmethod
+    def backward(ctx, g):
+        f, z = ctx.saved_tensors
+        w = dispatch(_Adjoint, (f, g), *ctx.constants)
+        gf = -dispatch(_ProductAdjoint, (z, w), *ctx.constants) if ctx.needs_input_grad[0] else None
+        return gf, w, None, None
+
+    @staticmethod
+    def times(f, z, *constants):
+        return dispatch(_Product, (f, z), *constants)
+
+
+class _Adjoint(_Map, LinearSolve):
+    @staticmethod
+    def forward(f, g, pattern, kind):
+        return _raw_adjoint(*plan_of(pattern, kind).elimination, f, g, pattern.nnz)
+
+    @staticmethod
+    def backward(ctx, h):
+        f, w = ctx.saved_tensors
+        u = dispatch(_Tangent, (f, h), *ctx.constants)
+        gf = -dispatch(_ProductAdjoint, (u, w), *ctx.constants) if ctx.needs_input_grad[0] else None
+        return gf, u, None, None
+
+    @staticmethod
+    def times(f, w, *constants):
+        return dispatch(_ProductAdjoint, (f, w), *constants)
+
+
+class _Product(_Map, Multilinear):
+    """B(x, z)"""
+
+    operands = 2
+
+    @staticmethod
+    def forward(x, z, pattern, kind):
+        return _raw_product(*plan_of(pattern, kind).elimination, x, z, pattern.nnz)
+
+    @staticmethod
+    def backward(ctx, h):
+        x, z = ctx.saved_tensors
+        need_x, need_z = ctx.needs_input_grad[:2]
+        gx = dispatch(_ProductAdjoint, (z, h), *ctx.constants) if need_x else None
+        gz = dispatch(_ProductAdjoint, (x, h), *ctx.constants) if need_z else None
+        return gx, gz, None, None
+
+
+class _ProductAdjoint(_Map, Multilinear):
+    """C(x, w)"""
+
+    operands = 2
+
+    @staticmethod
+    def forward(x, w, pattern, kind):
+        return _raw_product_adjoint(*plan_of(pattern, kind).elimination, x, w)
+
+    @staticmethod
+    def backward(ctx, h):
+        x, w = ctx.saved_tensors
+        need_x, need_w = ctx.needs_input_grad[:2]
+        gx = dispatch(_ProductAdjoint, (h, w), *ctx.constants) if need_x else None
+        gw = dispatch(_Product, (x, h), *ctx.constants) if need_w else None
+        return gx, gw, None, None

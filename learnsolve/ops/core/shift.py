@@ -1,0 +1,90 @@
+"""The search for a shift with which the incomplete factors of incomplete.py exist."""
+
+import warnings
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.ops.core.incomplete import _raw_factor, breakdown_message, plan_of
+
+_FIRST_SHIFT, _TRIES = 1e-3, 30
+
+
+class Search(torch.autograd.Function):
+    """The first of shift, 1e-3 (or twice the shift, if that is more), its double, ... with which the factors
+    exist; values (B, nnz), shift (B). A constant to every derivative."""
+
+    @staticmethod
+    def forward(values, shift, pattern, kind):
+        return _search(values, shift, pattern, kind)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def backward(ctx, *_):  # type: ignore[override]
+        return None, None, None, None
+
+    @staticmethod
+    def jvp(ctx, *_):  # type: ignore[override]
+        return None
+
+    @staticmethod
+    def vmap(info, in_dims, values, shift, pattern, kind):
+        size = info.batch_size
+        v, s = (
+            t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
+            for t, dim in zip((values, shift), in_dims[:2], strict=True)
+        )
+        found = Search.apply(v.reshape(-1, pattern.nnz), s.reshape(-1), pattern, kind)
+        return found.reshape(size, -1), 0  # type: ignore[union-attr]
+
+
+def _search(values: Tensor, shift: Tensor, pattern: SparsityPattern, kind: str) -> Tensor:
+    plan = plan_of(pattern, kind)
+    shift, open_ = shift.clone(), torch.arange(len(shift), device=shift.device)
+    breakdown = shift.new_empty(0, 2)
+    for attempt in range(_TRIES + 1):
+        if attempt:
+            shift[open_] = (2 * shift[open_]).clamp(min=_FIRST_SHIFT)
+        v = values[open_]
+        v = torch.where(plan.on_diagonal, v * (1 + shift[open_].unsqueeze(-1)), v)
+        breakdown = _raw_factor(*plan.elimination, pattern.crow_indices, v, False)[1]
+        failed = breakdown[:, 0] >= 0
+        open_, breakdown = open_[failed], breakdown[failed]
+        if len(open_) == 0:
+            break
+    else:
+        at, (row, pivot) = int(open_[0]), breakdown[0].tolist()
+        message = breakdown_message(kind, int(row), pivot, at if len(shift) > 1 else None)
+        raise in_vain(message, float(shift[at]))
+    if attempt:
+        warn(kind, float(shift.max()))
+    return shift
+
+
+def attempts(shift: float) -> Iterator[float]:
+    """The shifts that are tried, one after another."""
+    for _ in range(_TRIES + 1):
+        yield shift
+        shift = max(2 * shift, _FIRST_SHIFT)
+
+
+def in_vain(message: str, last: float) -> ValueError:
+    return ValueError(
+        f"{message}, even with shift {last:.3g} (the last of {_TRIES} tries); a shift relative to the "
+        "diagonal does not help where that is zero or negative: permute the rows, or add a multiple of the "
+        "identity"
+    )
+
+
+def warn(kind: str, largest: float) -> None:
+    warnings.warn(
+        f"{kind}: a pivot broke down, the diagonal was shifted by {largest:.3g} times itself (result.shift); "
+        "give shift=... to choose it",
+        RuntimeWarning,
+        stacklevel=3,
+    )

@@ -1,0 +1,278 @@
+"""The product of two sparse matrices, differentiable to any order: the core of `spgemm`.
+
+The product and its gradients are the derivatives of one trilinear form over the products f of C = A B,
+
+    Phi(a, b, g) = sum_f a[i(f)] b[j(f)] g[t(f)],       a, b: the values of A and B, g: a cotangent of C's.
+
+dPhi/dg is C, dPhi/da and dPhi/db are the gradients for A and B, and so the derivatives of these three are the
+same three again. Each of a, b, g has a batch axis or is shared by the batch; a derivative for a shared
+operand is summed over it.
+
+Source: Nytko et al., "Optimized Sparse Matrix Operations for Reverse Mode Automatic Differentiation",
+arXiv 2212.05159, table 1.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from learnsolve import _analysis, _library  # noqa: F401  (registers torch.ops.learnsolve)
+from learnsolve.matrix import device_analysis
+from learnsolve.matrix.pattern import SparsityPattern, as_numpy
+from learnsolve.ops.core.autograd import dispatch
+from learnsolve.ops.core.trilinear import (
+    Derivative,
+    Gradients,
+    apart,
+    broadcast,
+    gradients,
+    gradients_of_both,
+)
+
+_raw_product = torch.ops.learnsolve.csr_spgemm.default
+_raw_left = torch.ops.learnsolve.csr_spgemm_left.default
+_raw_right = torch.ops.learnsolve.csr_spgemm_right.default
+_raw_backward = torch.ops.learnsolve.csr_spgemm_backward.default
+
+# The operands a, b, g of Phi.
+LEFT, RIGHT, PRODUCT = 0, 1, 2
+
+# Products and entries of one block of rows, as of `SparsityPattern.row_blocks`.
+_BLOCK_WEIGHT = 8192
+_MOST = {t: torch.iinfo(t).max for t in (torch.int32, torch.int64)}  # entries that indices can number
+_plan_cache_limit = 2**30
+
+
+def set_spgemm_plan_limit(bytes: int) -> int:
+    """Set how many bytes the plan of one sparse product may take, 4 for each of its multiply-adds (12 on a
+    CUDA device).
+
+    A product that would need more is computed without a plan, in O(nnz) memory: the places of its products
+    are recomputed in each pass.
+
+    Parameters
+    ----------
+    bytes : int, 1 GiB at the start; 0 plans nothing. No plan is ever made for 2^31 or more multiply-adds.
+
+    Returns
+    -------
+    int, the limit until now. The new one holds for plans that are made from now on: for pairs of patterns
+    whose product is formed for the first time, or again after their plan was dropped (`set_plan_cache_limit`,
+    `SparsityPattern.drop_caches`).
+
+    Raises
+    ------
+    TypeError
+        if bytes is not an int.
+    ValueError
+        if it is negative.
+
+    Examples
+    --------
+    >>> import learnsolve as ls
+    >>> before = ls.ops.set_spgemm_plan_limit(0)
+    >>> ls.ops.set_spgemm_plan_limit(before)
+    0
+    """
+    global _plan_cache_limit
+    if isinstance(bytes, bool) or not isinstance(bytes, int):
+        raise TypeError(f"set_spgemm_plan_limit: bytes must be an int, got {type(bytes).__name__}")
+    if bytes < 0:
+        raise ValueError(f"set_spgemm_plan_limit: bytes must not be negative, got {bytes}")
+    before, _plan_cache_limit = _plan_cache_limit, bytes
+    return before
+
+
+class _Plan(NamedTuple):
+    result: SparsityPattern | None  # None: the mask itself, which a plan must not hold
+    positions: Tensor | None  # of each product in C; None: too many to keep
+    blocks: Tensor
+    incomplete: bool  # some products have no place in C
+    pairs: tuple[Tensor, Tensor] | None = (
+        None  # on a CUDA device, instead of positions and blocks, for C itself
+    )
+
+
+class _ColumnPlan(NamedTuple):
+    starts: Tensor | None
+    blocks: Tensor
+
+
+def _plan(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) -> _Plan:
+    if device_analysis.here(A.crow_indices):
+        return _plan_on_device(A, B, mask)
+    a_ptr, a_idx, b_ptr, b_idx = (as_numpy(t) for P in (A, B) for t in (P.crow_indices, P.col_indices))
+    columns = B.shape[1]
+    products = _analysis.count_products(a_idx, b_ptr)
+    fits = products <= min(_plan_cache_limit // 4, _MOST[torch.int32])
+    C, positions, repeated, incomplete = None, None, None, False
+    if mask is None:
+        made = _analysis.product_pattern(a_ptr, a_idx, b_ptr, b_idx, columns, products, fits, _MOST[A.dtype])
+        if made is None:
+            raise _too_many(A.dtype)
+        c_ptr, c_idx, positions, repeated = made
+        C = SparsityPattern._trusted(A._tensor(c_ptr), A._tensor(c_idx), (A.shape[0], columns))
+    else:
+        c_ptr, c_idx = as_numpy(mask.crow_indices), as_numpy(mask.col_indices)
+        if fits and mask.nnz <= _MOST[torch.int32]:
+            positions = _analysis.masked_positions(
+                a_ptr, a_idx, b_ptr, b_idx, columns, c_ptr, c_idx, products
+            )
+            incomplete = bool((positions < 0).any())
+    blocks = _analysis.row_product_blocks(a_ptr, a_idx, b_ptr, c_ptr, positions, repeated, _BLOCK_WEIGHT)
+    return _Plan(C, None if positions is None else A._tensor(positions), A._tensor(blocks), incomplete)
+
+
+def _plan_on_device(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) -> _Plan:
+    """csrc/kernels/spgemm.cuh; `blocks` numbers the first product of each entry of A, if there is a plan."""
+    shape = A.shape[0], B.shape[1]
+    arrays = (A.crow_indices, A.col_indices, B.crow_indices, B.col_indices)
+    first = device_analysis.first_products(A.col_indices, B.crow_indices)
+    products = int(first[-1])
+    largest = max(products, A.nnz, B.nnz, 0 if mask is None else mask.nnz)
+    given, C = None if mask is None else (mask.crow_indices, mask.col_indices), None
+    numbered = shape[0] * shape[1] < 2**62  # all places of C, with a number for each
+    if products > _plan_cache_limit // 12 or largest > _MOST[torch.int32] or not numbered:
+        if mask is None:
+            C = SparsityPattern._trusted(*_symbolic(A, B, first, products, numbered), shape)
+        return _Plan(C, None, first[:0].clone(), True)
+    made = device_analysis.product_plan(*arrays, shape[1], first, products, given)
+    if made.crow is not None and made.col is not None:
+        C = SparsityPattern._trusted(*_numbered(A.dtype, (made.crow, made.col)), shape)
+    return _Plan(C, made.positions, first, made.incomplete, (made.pairs, made.pair_starts))
+
+
+def _symbolic(
+    A: SparsityPattern, B: SparsityPattern, first: Tensor, products: int, numbered: bool
+) -> tuple[Tensor, Tensor]:
+    """The arrays of A B without a plan: on the device, or where its places are too many to number, as there
+    can be only with 2^31 rows or columns, on the host."""
+    arrays = (A.crow_indices, A.col_indices, B.crow_indices, B.col_indices)
+    columns, most = B.shape[1], _MOST[A.dtype]
+    if numbered:
+        made = device_analysis.product_pattern(*arrays, columns, first, most)
+    else:
+        a_ptr, a_idx, b_ptr, b_idx = (as_numpy(t) for t in arrays)
+        made = _analysis.product_pattern(a_ptr, a_idx, b_ptr, b_idx, columns, products, False, most)
+        made = None if made is None else (A._tensor(made[0]), A._tensor(made[1]))
+    return _numbered(A.dtype, made)
+
+
+def _numbered(dtype: torch.dtype, arrays: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
+    """The arrays of a result, if indices of `dtype` can number its entries (None: they cannot)."""
+    if arrays is None or len(arrays[1]) > _MOST[dtype]:
+        raise _too_many(dtype)
+    return arrays[0].to(dtype), arrays[1].to(dtype)
+
+
+def _too_many(dtype: torch.dtype) -> ValueError:
+    return ValueError(
+        f"spgemm: the result has more entries than {dtype} can number; give A and B int64 indices, "
+        "CSR(A.values, A.pattern.to(dtype=torch.int64))"
+    )
+
+
+def _column_plan(
+    A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None, positioned: bool
+) -> _ColumnPlan:
+    """For the pass over the rows of B: where the products of each entry of A^T begin. `positioned`: of a plan
+    with positions, as it may not be when it is made again, under another limit."""
+    t_ptr, _, permutation, _ = A._structure(True)
+    positions, first, *_ = A._planned(_plan, B, mask)[1:]
+    if device_analysis.here(A.crow_indices):
+        # Blocks of products are for the CPU; here every row of B is one.
+        starts = None if positions is None else first[permutation.long()].int()
+        return _ColumnPlan(starts, first[:0])
+    b_ptr, perm = as_numpy(B.crow_indices), as_numpy(permutation)
+    starts = None
+    if positions is not None:
+        starts = _analysis.product_starts(as_numpy(A.col_indices), b_ptr, perm)
+        positions = as_numpy(positions)
+    blocks = _analysis.column_product_blocks(as_numpy(t_ptr), perm, b_ptr, positions, starts, _BLOCK_WEIGHT)
+    return _ColumnPlan(None if starts is None else A._tensor(starts), A._tensor(blocks))
+
+
+def result_pattern(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) -> SparsityPattern:
+    """That of A B, or `mask`."""
+    result = A._planned(_plan, B, mask).result or mask
+    assert result is not None
+    return result
+
+
+def _by_rows(
+    A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None, wanted: int = PRODUCT
+) -> tuple:
+    """The arguments before the values of operators that traverse the rows of A."""
+    plan, none = A._planned(_plan, B, mask), A._none
+    C = plan.result or mask
+    assert C is not None
+    positions, blocks = plan.pairs if wanted == PRODUCT and plan.pairs is not None else plan[1:3]
+    tensors = (
+        *(A.crow_indices, A.col_indices, none),
+        *(B.crow_indices, B.col_indices, C.crow_indices, C.col_indices),
+        *(none if positions is None else positions, none, blocks),
+    )
+    return tensors, plan.incomplete, B.shape[1]
+
+
+def _by_columns(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) -> tuple:
+    """The same for those that traverse the columns of A."""
+    plan = A._planned(_plan, B, mask)
+    columns = A._planned(_column_plan, B, mask, plan.positions is not None)
+    C, none = plan.result or mask, A._none
+    assert C is not None
+    tensors = (
+        *A._structure(True)[:3],
+        *(B.crow_indices, B.col_indices, C.crow_indices, C.col_indices),
+        *(none if t is None else t for t in (plan.positions, columns.starts)),
+        columns.blocks,
+    )
+    return tensors, plan.incomplete
+
+
+def contraction(wanted: int, u: Tensor, v: Tensor, *patterns: Any) -> Tensor:
+    """The derivative of Phi by `wanted`, unchecked: brings any batch axes to the one of the kernels.
+    `patterns`: those of A and B, and the mask or None."""
+    if u.dim() == 1 and v.dim() == 1:
+        return dispatch(_Contraction, (u, v), wanted, False, *patterns)
+    return broadcast(_Contraction, wanted, u, v, *patterns)
+
+
+class _Contraction(Derivative):
+    @staticmethod
+    def axes(role, A, B, mask):
+        return 1
+
+    @staticmethod
+    def forward(u, v, wanted, shared, A, B, mask):
+        if wanted == PRODUCT:
+            return _raw_product(*_by_rows(A, B, mask, wanted), u, v, shared)
+        if wanted == LEFT:
+            b, g = u, v
+            return _raw_left(*_by_rows(A, B, mask, wanted), g, b, shared)
+        return _raw_right(*_by_columns(A, B, mask), u, v, shared)
+
+    @staticmethod
+    def backward(ctx, h):
+        wanted, _, *patterns = ctx.constants
+        if wanted == PRODUCT and all(ctx.needs_input_grad[:2]):
+            both = dispatch(_Gradients, (*ctx.saved_tensors, h), wanted, *patterns)
+            return *both, None, None, None, None, None
+        return gradients(_Contraction, ctx, h)
+
+
+class _Gradients(Gradients):
+    """dPhi/da and dPhi/db in one pass, in the shapes of a and b."""
+
+    derivative = _Contraction
+
+    @staticmethod
+    def forward(a, b, g, role, A, B, mask):
+        if g.dim() == 1 and (a.dim() == 2 or b.dim() == 2):
+            return apart(_Contraction, a, b, g, role, A, B, mask)  # the product was summed over its batch
+        return _raw_backward(*_by_columns(A, B, mask), a, b, g)
+
+    @staticmethod
+    def backward(ctx, ha, hb):
+        return gradients_of_both(_Contraction, ctx, ha, hb)

@@ -1,0 +1,75 @@
+"""Stationary steps by public operations, x' = x + s o M (b - A x) + m (x - before), with `before` the iterate
+before x: stated once.
+
+The compiled sweeps of richardson.py do the same for a CSR matrix and a diagonal M. The steps here give their
+forward mode and second derivatives, and run for any other A and M. Steps to a tolerance add their momentum by
+the same function (solvers/core/stationary.py has both).
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from learnsolve.ops.core.dots import dots, scaled
+
+
+def residual_norm(r: Tensor, dim: int, keepdim: bool = False) -> Tensor:
+    """||r|| along `dim`, the last axis but one, or the last of vectors. Its derivatives at zero are zero; the
+    second one of `vector_norm` is NaN there."""
+    if dim == -1 or r.dim() == 1:
+        square = dots(r.unsqueeze(-1), r.unsqueeze(-1))
+        square = square if keepdim else square.squeeze(-1)
+    else:
+        square = dots(r, r, keepdim)
+    if not torch.is_grad_enabled():
+        return square.sqrt()
+    zero = square == 0
+    return torch.where(zero, 0, torch.where(zero, 1, square).sqrt())
+
+
+def with_momentum(y: Tensor, momentum: Tensor | float | None, x: Tensor, before: Tensor) -> Tensor:
+    """y + momentum (x - before)"""
+    return y if momentum is None else y + scaled(momentum, x - before)
+
+
+def stationary_steps(
+    A: Callable[[Tensor], Tensor],
+    M: Callable[[Tensor], Tensor] | Sequence[Callable[[Tensor], Tensor]] | None,
+    scale: Tensor | None,
+    momentum: Tensor | None,
+    b: Tensor,
+    x: Tensor,
+    before: Tensor,
+    numbers: Iterable[int],
+    r: Tensor | None = None,
+    stops: Callable[[int, Tensor, Tensor], bool] | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The steps with these numbers: x, the iterate before it, and the residual norm before each step.
+
+    Parameters
+    ----------
+    M : r -> M r, or a sequence with one for each step; None: the identity
+    scale : s, shape (..., 1 or steps, 1 or n); None: 1
+    momentum : m, shape (..., 1 or steps); None: 0
+    b, x, before : (n,) or (..., n, k)
+    r : b - A x of the given x, if it is known
+    stops : called with (number, x, residual norm) before each step; True ends the steps
+    """
+    axis, norms = 0 if b.dim() == 1 else -2, []
+    for number in numbers:
+        r = b - A(x) if r is None else r
+        norm = residual_norm(r, axis, keepdim=True)
+        if stops is not None and stops(number, x, norm):
+            break
+        norms.append(norm)
+        z = r if M is None else M(r) if callable(M) else M[number](r)
+        if scale is not None:
+            s = scale[..., number if scale.shape[-2] > 1 else 0, :]
+            z = scaled(s if b.dim() == 1 else s.unsqueeze(-1), z)
+        m = None
+        if momentum is not None:
+            m = momentum[..., number if momentum.shape[-1] > 1 else 0]
+            m = m.unsqueeze(-1).unsqueeze(-1) if m.dim() else m
+        x, before, r = x + with_momentum(z, m, x, before), x, None
+    return x, before, torch.cat(norms, axis) if norms else b.new_empty(b.narrow(axis, 0, 0).shape)

@@ -1,0 +1,57 @@
+"""Is a matrix symmetric? For `CSR.is_symmetric` and preconditioners that are symmetric where their matrix is.
+
+Entries count as equal that differ by rounding, |a_ij - a_ji| <= 64 eps sqrt(|a_ii a_jj|): assembled in
+another order, or scaled from both sides, a symmetric matrix is symmetric only to rounding. The bound gives
+the same answer for A and for D A D.
+"""
+
+import torch
+from torch import Tensor
+
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.pattern import SparsityPattern, as_numpy
+from learnsolve.matrix.plain import numbers, plain_tensors
+
+_ROUNDINGS = 64
+
+
+def symmetry(function: str, A: CSR, given: bool | None) -> bool:
+    """`given`, an argument `symmetric`, or what A's values show: O(nnz), on the host."""
+    if given is not None:
+        checks.flag(function, "symmetric", given)
+        return given
+    if not symmetric_pattern(A.pattern):
+        return False
+    if torch.compiler.is_dynamo_compiling():
+        raise NotImplementedError(
+            f"{function}: whether A is symmetric cannot be read off its values under torch.compile; pass "
+            "symmetric=True or symmetric=False"
+        )
+    with plain_tensors(), torch.no_grad():
+        return _equal(numbers(A.values), A.pattern)
+
+
+def symmetric_pattern(P: SparsityPattern) -> bool:
+    return P._planned(_symmetric_pattern)[0]
+
+
+def alike(a: Tensor, b: Tensor, scale: Tensor) -> bool:
+    """|a - b| <= 64 eps scale, everywhere."""
+    return bool(((a - b).abs() <= _ROUNDINGS * torch.finfo(a.dtype).eps * scale).all())
+
+
+def _equal(v: Tensor, P: SparsityPattern) -> bool:
+    turned = v.index_select(-1, P.transpose_permutation)
+    if torch.equal(v, turned):
+        return True
+    at = P.diagonal_positions
+    d = torch.where(at >= 0, v.index_select(-1, at.clamp(min=0)), 0).abs().sqrt()
+    return alike(v, turned, d.index_select(-1, P.row_indices) * d.index_select(-1, P.col_indices))
+
+
+def _symmetric_pattern(P: SparsityPattern) -> tuple[bool]:
+    if P.shape[0] != P.shape[1]:
+        return (False,)
+    pairs = ((P.crow_indices, P.T.crow_indices), (P.col_indices, P.T.col_indices))
+    return (all((as_numpy(a) == as_numpy(b)).all() for a, b in pairs),)

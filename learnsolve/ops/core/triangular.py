@@ -1,0 +1,296 @@
+"""The triangular solve, differentiable to any order: the core of `sptrsv`.
+
+T(v) is the triangle of the matrix with values v, or its transpose; x = T^-1 b and, for the cotangent g of x,
+
+    y = T^-T g,    gradient for b: y,    for entry (i, j) of T: -y_i x_j,
+
+zero for the entries that are not read. One operator gives both gradients (csrc/kernels/sptrsv.h). A
+product with T, in the derivatives of these, is the product with the values masked.
+
+Source: Nytko et al., "Optimized Sparse Matrix Operations for Reverse Mode Automatic Differentiation",
+arXiv 2212.05159, table 1.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from learnsolve import _analysis, _library  # noqa: F401  (registers torch.ops.learnsolve)
+from learnsolve.matrix import device_analysis
+from learnsolve.matrix.pattern import SparsityPattern, as_numpy
+from learnsolve.ops.core.autograd import LinearSolve, Operation, add, dispatch, vmapped
+from learnsolve.ops.core.product import _product, _values_gradient
+from learnsolve.ops.core.trilinear import one_batch_axis
+
+_raw = torch.ops.learnsolve.csr_sptrsv.default
+_raw_backward = torch.ops.learnsolve.csr_sptrsv_backward.default
+
+# Entries and rows of a level, on average, from which levels are distributed over threads: it costs 5 us each.
+_LEVEL_WORK = 16384
+
+# On a CUDA device: the widest band that is scanned, and from how many levels, of fewer rows on average than
+# that; entries of a row that one thread takes; from how many levels, of how many rows on average, these are
+# worked through by ticket; rows of a part of a level (csrc/ops/triangular.cuh).
+_WIDEST_BAND = 4
+_BAND_LEVELS, _BAND_LEVEL_ROWS = 16, 1024
+_SHORT_ROW = 32
+_TICKET_LEVELS, _TICKET_WIDTH = 16, 64
+_PART_ROWS = 32
+
+
+class Side(NamedTuple):
+    """Which part of a square matrix is the system."""
+
+    lower: bool
+    unit: bool
+    transpose: bool
+
+    @property
+    def adjoint(self) -> "Side":
+        return Side(self.lower, self.unit, not self.transpose)
+
+
+class _Triangle(NamedTuple):
+    """What the raw operators take (csrc/ops/schema.cpp)."""
+
+    tensors: tuple[Tensor, ...]  # ptr, idx, perm, blocks, order, levels
+    upper: bool
+    unit: bool
+
+
+class _Rows(NamedTuple):
+    """The entries by rows of the matrix, as the raw backward takes them."""
+
+    structure: tuple[Tensor, ...]
+
+
+class _Schedule(NamedTuple):
+    order: Tensor
+    levels: Tensor
+
+
+class _Mask(NamedTuple):
+    read: Tensor | None  # of each entry: is it read? None: all are
+
+
+def _schedule(pattern: SparsityPattern, lower: bool) -> _Schedule:
+    """Rows by level, if levels are wide: last level first for the transpose of the lower triangle, and for
+    the upper one itself."""
+    ptr, idx = as_numpy(pattern.crow_indices), as_numpy(pattern.col_indices)
+    order, levels = _analysis.level_schedule(ptr, idx, not lower)
+    if device_analysis.here(pattern.crow_indices):
+        # On the host: the level of a row depends on those of the rows before it.
+        return _Schedule(pattern._tensor(order), pattern._tensor(levels))
+    if pattern.nnz + pattern.shape[0] < _LEVEL_WORK * (len(levels) - 1):
+        order, levels = order[:0].copy(), levels[:0].copy()
+    return _Schedule(pattern._tensor(order), pattern._tensor(levels))
+
+
+def _triangle(pattern: SparsityPattern, lower: bool, unit: bool, transpose: bool) -> _Triangle:
+    upper = lower == transpose
+    crow, col, perm, _ = pattern._structure(transpose)
+    ptr, idx, at = as_numpy(crow), as_numpy(col), as_numpy(perm) if len(perm) else None
+    if _analysis.triangle_size(ptr, idx, upper, unit) != pattern.nnz:
+        ptr, idx, at = _analysis.triangle(ptr, idx, at, upper, unit)
+        crow, col, perm = (pattern._tensor(a) for a in (ptr, idx, at))
+    if device_analysis.here(crow):
+        if width := _scanned_band(pattern, lower, ptr, idx):
+            band = torch.tensor([-width], dtype=torch.int64, device="cpu")
+            return _Triangle((crow, col, perm, col[:0], col[:0], band), upper, unit)
+        order, bounds = pattern._planned(_schedule, lower)
+        levels = as_numpy(bounds).astype(np.int64)
+        parts = pattern._tensor(_parts(levels).astype(ptr.dtype))
+        on_host = torch.from_numpy(np.concatenate(([_lanes(ptr)], levels)))
+        return _Triangle((crow, col, perm, torch.cat((bounds, parts)), order, on_host), upper, unit)
+    blocks = pattern._tensor(_analysis.triangle_blocks(ptr, idx, at))
+    schedule = pattern._planned(_schedule, lower)
+    return _Triangle((crow, col, perm, blocks, *schedule), upper, unit)
+
+
+def _scanned_band(pattern: SparsityPattern, lower: bool, ptr: np.ndarray, idx: np.ndarray) -> int:
+    """The largest distance of this triangle's entries from the diagonal, if a CUDA device should scan it: the
+    band is narrow, and there are many narrow levels, so few threads would have work at a time. Else 0.
+    Not measured."""
+    n = len(ptr) - 1
+    away = np.abs(np.repeat(np.arange(n), np.diff(ptr)) - idx)
+    width = int(away.max(initial=0))
+    if not 1 <= width <= _WIDEST_BAND or n < _BAND_LEVELS:
+        return 0
+    in_a_row = np.count_nonzero(away == 1) == n - 1  # every row waits for the one before it: n levels
+    depth = n if in_a_row else len(pattern._planned(_schedule, lower).levels) - 1
+    return width if depth >= _BAND_LEVELS and n < _BAND_LEVEL_ROWS * depth else 0
+
+
+def _lanes(ptr: np.ndarray) -> int:
+    """Lanes that solve a row on a CUDA device. Not measured."""
+    longest = int(np.diff(ptr).max(initial=0))
+    return 1 if longest <= _SHORT_ROW else 8 if longest <= 16 * _SHORT_ROW else 32
+
+
+def _parts(levels: np.ndarray) -> np.ndarray:
+    """Where parts of levels begin, for a CUDA device to work through by ticket: if there are many levels of
+    some width. Else none. Not measured."""
+    depth = len(levels) - 1
+    if depth < _TICKET_LEVELS or levels[-1] < _TICKET_WIDTH * depth:
+        return levels[:0]
+    counts = -(-np.diff(levels) // _PART_ROWS)
+    first = np.cumsum(counts) - counts
+    within = np.arange(counts.sum()) - np.repeat(first, counts)
+    return np.append(np.repeat(levels[:-1], counts) + _PART_ROWS * within, levels[-1])
+
+
+def _rows(pattern: SparsityPattern, lower: bool, unit: bool) -> _Rows:
+    ptr, idx, perm, blocks, *_ = _system(pattern, Side(lower, unit, False)).tensors
+    if not device_analysis.here(ptr):
+        return _Rows((ptr, idx, perm, blocks))
+    whole = ptr is pattern.crow_indices
+    rows = pattern.row_indices if whole else device_analysis.row_indices(ptr, len(idx))
+    return _Rows((ptr, idx, perm, rows))
+
+
+def _mask(pattern: SparsityPattern, lower: bool, unit: bool) -> _Mask:
+    rows, columns = pattern.row_indices, pattern.col_indices
+    read = columns <= rows if lower else columns >= rows
+    if unit:
+        read &= columns != rows
+    return _Mask(None if bool(read.all()) else read)
+
+
+def _system(pattern: SparsityPattern, side: Side) -> _Triangle:
+    return pattern._planned(_triangle, side.lower, side.unit, side.transpose)
+
+
+def _adjoint_system(pattern: SparsityPattern, side: Side) -> tuple:
+    """What the raw backward takes: T^T, and the entries by rows of the matrix."""
+    rows = pattern._planned(_rows, side.lower, side.unit)
+    return (*_system(pattern, side.adjoint), rows.structure, side.transpose)
+
+
+def _only_read(t: Tensor, pattern: SparsityPattern, side: Side) -> Tensor:
+    """Entries `t` of the pattern with zeros where the solve does not read."""
+    read = pattern._planned(_mask, side.lower, side.unit).read
+    return t if read is None else torch.where(read, t, 0)
+
+
+def solve(values: Tensor, b: Tensor, pattern: SparsityPattern, side: Side) -> Tensor:
+    """T x = b, unchecked: brings any batch axes to the one axis of the kernels."""
+    if values.dim() == 1 and b.dim() <= 3:
+        return _solve(values, b, pattern, side)
+    if b.dim() == 1:
+        return solve(values, b.unsqueeze(-1), pattern, side).squeeze(-1)
+    batch = torch.broadcast_shapes(values.shape[:-1], b.shape[:-2])
+    v = one_batch_axis(values, batch, 1)
+    B = b.expand(batch + b.shape[-2:]).reshape(batch.numel(), *b.shape[-2:])
+    return _solve(v, B, pattern, side).reshape(batch + b.shape[-2:])
+
+
+def _solve(v: Tensor, b: Tensor, pattern: SparsityPattern, side: Side) -> Tensor:
+    """x for v (nnz) and b (n), (n, k) or (B, n, k), or for v (B, nnz) and b (B, n, k)."""
+    return dispatch(_Solve, (v, b), pattern, side)
+
+
+def _times(v: Tensor, x: Tensor, pattern: SparsityPattern, side: Side) -> Tensor:
+    """T(v) x without a unit diagonal's ones: the derivative of T x for T's values."""
+    return _product(_only_read(v, pattern, side), x, pattern, side.transpose)
+
+
+def _outer(y: Tensor, x: Tensor, pattern: SparsityPattern, side: Side, like: Tensor) -> Tensor:
+    """y_i x_j on the entries (i, j) of T, in the shape of the values `like`: the adjoint of `_times`."""
+    return _only_read(_values_gradient(y, x, pattern, side.transpose, like), pattern, side)
+
+
+def _gradients(v: Tensor, g: Tensor, x: Tensor, pattern: SparsityPattern, side: Side):
+    """(-y_i x_j on the pattern, y) for y = T^-T g."""
+    return dispatch(_Backward, (v, g, x), pattern, side)
+
+
+def _gradients_apart(v: Tensor, g: Tensor, x: Tensor, pattern: SparsityPattern, side: Side):
+    """The same by differentiable operations, for any batch axes of all three."""
+    y = solve(v, g, pattern, side.adjoint)
+    return -_outer(y, x, pattern, side, v), y
+
+
+class _Solve(LinearSolve):
+    times = staticmethod(_times)
+
+    @staticmethod
+    def forward(values, b, pattern, side):
+        return _raw(*_system(pattern, side), values, b)
+
+    @staticmethod
+    def backward(ctx, g):
+        values, x = ctx.saved_tensors
+        need_values, need_b = ctx.needs_input_grad[:2]
+        gv = gb = None
+        pattern, side = ctx.constants
+        if need_values:
+            gv, gb = _gradients(values, g, x, pattern, side)
+        elif need_b:
+            gb = _solve(values, g, pattern, side.adjoint)
+        return gv, gb if need_b else None, None, None
+
+    @staticmethod
+    def vmap(info, in_dims, values, b, pattern, side):
+        v_dim, b_dim = in_dims[:2]
+        if v_dim is None and values.dim() == 1:
+            if b.dim() == 2:  # a batch of vectors: the columns of a matrix, at no copy if it lies last
+                return _solve(values, b.movedim(b_dim, 1), pattern, side), 1
+            if b.dim() == 3:
+                return _solve(values, b.movedim(b_dim, 0), pattern, side), 0
+        n = info.batch_size
+        v = values.expand(n, *values.shape) if v_dim is None else values.movedim(v_dim, 0)
+        B = b.expand(n, *b.shape) if b_dim is None else b.movedim(b_dim, 0)
+        vector = B.dim() == 2
+        B = B.unsqueeze(-1) if vector else B
+        v = v if v.dim() == B.dim() - 1 else v.unsqueeze(1)
+        x = solve(v, B, pattern, side)
+        return x.squeeze(-1) if vector else x, 0
+
+
+class _Backward(Operation):
+    """Both gradients in one call. Its own derivatives, for cotangents (hv, hy) and H the matrix that T is
+    with values hv: y's cotangent is c = hy - H x, and that goes through y = T^-T g like any solve's."""
+
+    @staticmethod
+    def forward(v, g, x, pattern, side):
+        return _raw_backward(*_adjoint_system(pattern, side), v, g, x)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        v, _, x, ctx.pattern, ctx.side = inputs
+        ctx.save_for_backward(v, x, output[1])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx, hv, hy):
+        v, x, y = ctx.saved_tensors
+        need_v, need_g, need_x = ctx.needs_input_grad[:3]
+        pattern, side = ctx.pattern, ctx.side
+        rv = rg = rx = None
+        if need_x and hv is not None:
+            rx = -_times(hv, y, pattern, side.adjoint)
+        c = add(hy, None if hv is None else -_times(hv, x, pattern, side))
+        if c is not None and need_v:
+            rv, rg = _gradients(v, c, y, pattern, side.adjoint)
+        elif c is not None and need_g:
+            rg = _solve(v, c, pattern, side)
+        return rv, rg if need_g else None, rx, None, None
+
+    @staticmethod
+    def jvp(ctx, tv, tg, tx, *_):
+        v, x, y = ctx.saved_tensors
+        pattern, side = ctx.pattern, ctx.side
+        by_values = None if tv is None else -_times(tv, y, pattern, side.adjoint)
+        c = add(by_values, tg)
+        ty = torch.zeros_like(y) if c is None else _solve(v, c, pattern, side.adjoint)
+        outer = add(
+            None if c is None else _outer(ty, x, pattern, side, v),
+            None if tx is None else _outer(y, tx, pattern, side, v),
+        )
+        return torch.zeros_like(v) if outer is None else -outer, ty
+
+    @staticmethod
+    def vmap(info, in_dims, v, g, x, pattern, side):
+        return vmapped(lambda v, g, x: _gradients_apart(v, g, x, pattern, side), in_dims[:3], (v, g, x))

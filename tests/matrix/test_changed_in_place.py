@@ -1,0 +1,309 @@
+"""Arrays that change in place: index arrays, after they were validated, could send a kernel out of bounds.
+Every public call refuses them, before its first use of the pattern and after it; and shares no memory with
+its arguments, unless its documentation says so."""
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+
+import learnsolve as ls
+
+n = 6
+one, two = torch.ones(n, dtype=torch.float64), torch.ones(n, 2, dtype=torch.float64)
+order = [5, 4, 3, 2, 1, 0]
+
+
+def fresh():
+    S = scipy.sparse.diags_array([-np.ones(n - 1), 2 * np.ones(n), -np.ones(n - 1)], offsets=[-1, 0, 1])
+    return ls.CSR.from_scipy(S)
+
+
+other = fresh()
+
+OPS = {
+    "Factorized": None,  # classes of results
+    "IncompleteCholesky": None,
+    "IncompleteLU": None,
+    "StencilOperator": None,
+    "eye": None,  # no matrix goes in
+    "zeros": None,
+    "diag": None,
+    "set_buffer_pool_limit": None,
+    "set_plan_cache_limit": None,
+    "set_spgemm_plan_limit": None,
+    "stencil": None,
+    "stencil_matrix": None,
+    "add": lambda A: ls.ops.add(A, other),
+    "block": lambda A: ls.ops.block([[None, other], [A, None]]),
+    "block_diag": lambda A: ls.ops.block_diag([other, A]),
+    "diagonal": lambda A: ls.ops.diagonal(A, 1),
+    "factorized": lambda A: ls.ops.factorized(A),
+    "galerkin": lambda A: ls.ops.galerkin(other, A),
+    "gather": lambda A: ls.ops.gather(two, A.pattern),
+    "hstack": lambda A: ls.ops.hstack([A, other]),
+    "ic0": lambda A: ls.ops.ic0(A),
+    "ict": lambda A: ls.ops.ict(A),
+    "ilut": lambda A: ls.ops.ilut(A),
+    "ilu0": lambda A: ls.ops.ilu0(A),
+    "inverse_diagonal": lambda A: ls.ops.inverse_diagonal(A),
+    "kron": lambda A: ls.ops.kron(other, A),
+    "mic0": lambda A: ls.ops.mic0(A),
+    "norm": lambda A: ls.ops.norm(A, 1),
+    "permute": lambda A: ls.ops.permute(A, order),
+    "quadratic_form": lambda A: ls.ops.quadratic_form(A, one),
+    "real_form": lambda A: ls.ops.real_form(A, other),
+    "scale_columns": lambda A: ls.ops.scale_columns(A, one),
+    "scale_rows": lambda A: ls.ops.scale_rows(A, one),
+    "sddmm": lambda A: ls.ops.sddmm(two, two, A.pattern),
+    **{
+        f"segment_{of}": lambda A, of=of: getattr(ls.ops, f"segment_{of}")(torch.ones(A.nnz), A.pattern)
+        for of in ("sum", "mean", "max", "softmax")
+    },
+    "spgemm": lambda A: ls.ops.spgemm(other, A),
+    "spmm": lambda A: ls.ops.spmm(A, two),
+    "spsolve": lambda A: ls.ops.spsolve(A, one),
+    "sptrsv": lambda A: ls.ops.sptrsv(A, one),
+    "sum": lambda A: ls.ops.sum(A, 0),
+    "symmetric_scaling": lambda A: ls.ops.symmetric_scaling(A),
+    "trace": lambda A: ls.ops.trace(A),
+    "transpose": lambda A: ls.ops.transpose(A),
+    "tril": lambda A: ls.ops.tril(A),
+    "triu": lambda A: ls.ops.triu(A, 1),
+    "vstack": lambda A: ls.ops.vstack([other, A]),
+}
+FILE = Path(tempfile.mkdtemp()) / "A.safetensors"
+
+
+class Axes:
+    """Those of matplotlib, as far as `CSR.spy` uses them."""
+
+    def imshow(self, cells, **options):
+        assert cells.any()
+
+    def set_title(self, text):
+        pass
+
+
+# What reads no index gives a right result, and is not asked.
+METHODS = {
+    **dict.fromkeys(("abs", "clone", "detach", "from_coo", "from_dense", "from_scipy", "from_torch", "pow")),
+    **dict.fromkeys(("requires_grad_", "with_values", "values", "pattern", "batch_shape", "requires_grad")),
+    **dict.fromkeys(("shape", "nnz", "dtype", "device", "ndim", "cpu", "cuda", "float", "double", "load")),
+    "size": None,
+    "H": lambda A: A.H,
+    "T": lambda A: A.T,
+    "col_indices": lambda A: A.col_indices,
+    "crow_indices": lambda A: A.crow_indices,
+    "diagonal": lambda A: A.diagonal(),
+    "is_symmetric": lambda A: A.is_symmetric(),
+    "mT": lambda A: A.mT,
+    "norm": lambda A: A.norm(2, 1),
+    "save": lambda A: A.save(FILE),
+    "scale_columns": lambda A: A.scale_columns(one),
+    "scale_rows": lambda A: A.scale_rows(one),
+    "spy": lambda A: A.spy(Axes()),
+    "stack": lambda A: ls.CSR.stack([A, A]),
+    "sum": lambda A: A.sum(1),
+    "to": lambda A: A.to("cpu").crow_indices,
+    "t": lambda A: A.t(),
+    "to_dense": lambda A: A.to_dense(),
+    "toarray": lambda A: A.toarray(),
+    "to_scipy": lambda A: A.to_scipy(),
+    "to_scipy_linear_operator": lambda A: A.to_scipy_linear_operator() @ np.ones(n),
+    "to_torch": lambda A: A.to_torch(),
+    "trace": lambda A: A.trace(),
+    "tril": lambda A: A.tril(-1),
+    "triu": lambda A: A.triu(),
+}
+MORE = {
+    "to_torch COO": lambda A: A.to_torch(torch.sparse_coo),
+    "A[i]": lambda A: A[0],
+    "A[i, j]": lambda A: A[0, 1],
+    "A[:, j]": lambda A: A[:, 1],
+    "A[slice]": lambda A: A[1:3],
+    "A[array]": lambda A: A[[0, 2]],
+    "A[ix_]": lambda A: A[np.ix_([0, 2], [0, 1])],
+    "A[i, j] of arrays": lambda A: A[[0, 2], [0, 1]],
+    "A @ x": lambda A: A @ one,
+    "x @ A": lambda A: one @ A,
+    "A @ B": lambda A: A @ other,
+    "A + B": lambda A: A + other,
+    "A - A": lambda A: A - other,
+    "A * B": lambda A: A * other,
+    "pattern.T": lambda A: A.pattern.T.T.row_blocks,
+    "pattern.row_indices": lambda A: A.pattern.row_indices,
+    "pattern.row_blocks": lambda A: A.pattern.row_blocks,
+    "pattern.transpose_permutation": lambda A: A.pattern.transpose_permutation,
+    "pattern.diagonal_positions": lambda A: A.pattern.diagonal_positions,
+    "pattern.to": lambda A: A.pattern.to(dtype=torch.int64),
+    "a pickle": lambda A: __import__("pickle").dumps(A),
+    "reverse_cuthill_mckee": lambda A: ls.ordering.reverse_cuthill_mckee(A.pattern),
+    "greedy_coloring": lambda A: ls.ordering.greedy_coloring(A.pattern),
+    "BlockBatch": lambda A: ls.BlockBatch([A]) @ one,
+    "from_scipy on a pattern": lambda A: ls.CSR.from_scipy(fresh().to_scipy(), pattern=A.pattern),
+    "cg": lambda A: ls.solvers.cg(A, one, maxiter=3).x,
+    "jacobi": lambda A: ls.solvers.jacobi(A, one, iterations=3).x,
+    "gauss_seidel": lambda A: ls.solvers.gauss_seidel(A, one, iterations=3).x,
+    "BlockJacobi": lambda A: ls.preconditioners.BlockJacobi(A, 2),
+    "condition_number": lambda A: ls.analysis.condition_number(A),
+    **{
+        name: lambda A, name=name: getattr(ls.preconditioners, name)(A)
+        for name in ("AMG", "Chebyshev", "IC0", "Jacobi", "MIC0", "Neumann", "SPAI", "SSOR")
+    },
+}
+CALLS = {
+    **{f"ops.{name}": call for name, call in OPS.items() if call},
+    **{f"CSR.{name}": call for name, call in METHODS.items() if call},
+    **MORE,
+}
+
+
+def test_no_public_call_is_forgotten():
+    assert set(OPS) == set(ls.ops.__all__)
+    assert set(METHODS) == {
+        name for name in dir(ls.CSR) if not name.startswith("_") and hasattr(ls.CSR, name)
+    }
+
+
+def tensors(result):
+    """Those that a caller may change."""
+    if isinstance(result, ls.CSR):
+        yield result.values
+    elif isinstance(result, torch.Tensor) and result.layout == torch.strided:
+        yield result
+    elif isinstance(result, torch.Tensor) and result.layout == torch.sparse_csr:
+        yield from (result.values(), result.crow_indices(), result.col_indices())
+    elif isinstance(result, torch.Tensor):
+        yield from (result._values(), result._indices())
+    elif scipy.sparse.issparse(result):
+        yield from map(torch.from_numpy, (result.data, result.indices, result.indptr))
+    elif isinstance(result, tuple):
+        for part in result:
+            yield from tensors(part)
+
+
+# Whose documentation says that they share memory, and of what.
+SAID = {
+    **dict.fromkeys(("CSR.crow_indices", "CSR.col_indices", "CSR.to", "A[:]", "tril of all", "detach", "to")),
+    **dict.fromkeys(("hstack of one", "CSR.to_torch", "to_torch COO", "from_torch")),
+}
+NEW = {
+    "A[:]": lambda A: A[:, :],
+    "A * 1": lambda A: A * 1,
+    "A / 1": lambda A: A / 1,
+    "A ** 1": lambda A: A**1,
+    "-A": lambda A: -A,
+    "A + A": lambda A: A + A,
+    "abs": lambda A: A.abs(),
+    "clone": lambda A: A.clone(),
+    "detach": lambda A: A.detach(),
+    "diag": lambda A: ls.ops.diag(one),
+    "from_coo": lambda A: ls.CSR.from_coo(A.pattern.row_indices, A.col_indices, A.values, A.shape),
+    "from_torch": lambda A: ls.CSR.from_torch(A.to_torch()),
+    "hstack of one": lambda A: ls.ops.hstack([A]),
+    "to": lambda A: A.to(torch.float64),
+    "tril of all": lambda A: ls.ops.tril(A, n),
+    "cg that has x": lambda A: ls.solvers.cg(A, A @ one, one).x,
+    "jacobi of no sweeps": lambda A: ls.solvers.jacobi(A, two[:, 0], one, iterations=0).x,
+    "heavyball of no steps": lambda A: ls.solvers.heavyball(A, one, one, alpha=1, beta=0, iterations=0).x,
+    "scaling by one": lambda A: ls.ops.symmetric_scaling(ls.ops.eye(n)),
+}
+
+
+@pytest.mark.parametrize("name", [*CALLS, *NEW])
+def test_results_share_no_memory_unless_they_say_so(name):
+    A = fresh()
+    given = {t.untyped_storage().data_ptr() for t in (A.values, one, two, *A.pattern._arrays)}
+    shared = [
+        t.shape
+        for t in tensors((CALLS | NEW)[name](A))
+        if t.numel() and t.untyped_storage().data_ptr() in given
+    ]
+    assert bool(shared) == (name in SAID)
+    assert len(shared) <= 1, "indices and values"
+
+
+def spoil(array):
+    array[...] = 2**30
+
+
+@pytest.mark.parametrize("used", [False, True], ids=["before the first use", "after it"])
+@pytest.mark.parametrize("name", CALLS)
+def test_a_changed_pattern_is_refused(name, used):
+    for array in ("crow_indices", "col_indices"):
+        A = fresh()
+        if used:
+            CALLS[name](A)
+        spoil(getattr(A.pattern, array))
+        with pytest.raises(RuntimeError, match="SparsityPattern: its index arrays were changed in place"):
+            CALLS[name](A)
+
+
+DERIVED = {
+    "row_indices": lambda P: P.row_indices,
+    "row_blocks": lambda P: P.row_blocks,
+    "transpose_permutation": lambda P: P.transpose_permutation,
+    "diagonal_positions": lambda P: P.diagonal_positions,
+    "T.col_indices": lambda P: P.T.col_indices,
+    "T.crow_indices": lambda P: P.T.crow_indices,
+    "T.row_blocks": lambda P: P.T.row_blocks,
+    "T.transpose_permutation": lambda P: P.T.transpose_permutation,
+}
+
+
+def dense(result):
+    if isinstance(result, ls.CSR):
+        return result.to_dense()
+    return result if isinstance(result, torch.Tensor) and result.layout == torch.strided else None
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_changed_array_that_was_computed_is_refused(name):
+    """Or the call has not read it: the result is right."""
+    expected = dense(CALLS[name](fresh()))
+    for derived in DERIVED.values():
+        A = fresh()
+        CALLS[name](A)
+        spoil(derived(A.pattern))
+        try:
+            found = dense(CALLS[name](A))
+        except RuntimeError as error:
+            assert "changed in place" in str(error)  # noqa: PT017
+        else:
+            assert expected is None or torch.equal(found, expected)
+
+
+def test_memory_of_the_caller_is_not_shared():
+    """NumPy changes memory without a new version in torch."""
+    crow, col = np.arange(n + 1), np.arange(n)
+    tensors = torch.from_numpy(crow), torch.from_numpy(col)
+    values = torch.from_numpy(np.ones(n))
+    made = {
+        "SparsityPattern": ls.CSR(values.clone(), ls.SparsityPattern(*tensors, (n, n))),
+        "from_torch": ls.CSR.from_torch(torch.sparse_csr_tensor(*tensors, values, (n, n))),
+        "from_scipy": ls.CSR.from_scipy(scipy.sparse.csr_array((values.numpy(), col, crow), shape=(n, n))),
+        "from_coo": ls.CSR.from_coo(tensors[1], tensors[1], values, (n, n)),
+    }
+    crow[:], col[:] = 2**40, -(2**40)
+    for name, A in made.items():
+        assert torch.equal(A.to_dense(), torch.eye(n, dtype=torch.float64)), name
+
+
+def test_indices_are_not_shared_with_torch():
+    """A sparse tensor of torch hands its indices out with versions of their own."""
+    A = fresh()
+    T = A.to_torch()
+    spoil(T.crow_indices()), spoil(T.col_indices())
+    assert torch.equal(A.to_dense(), fresh().to_dense())
+
+
+def test_a_pattern_made_in_inference_mode_is_watched():
+    with torch.inference_mode():
+        A = ls.CSR.from_dense(torch.eye(3))
+        A.pattern.col_indices[0] = 2
+    with pytest.raises(RuntimeError, match="changed in place"):
+        A @ torch.ones(3)

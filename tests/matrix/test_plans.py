@@ -1,0 +1,302 @@
+"""Plans that a pattern keeps for itself together with other patterns."""
+
+import contextlib
+import gc
+import warnings
+import weakref
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from reference import coordinates, grid, pattern_of, random
+from stress.interrupts import Lines, let_go
+from torch import Tensor
+
+import learnsolve as ls
+from learnsolve.matrix import plan_cache_limit
+from learnsolve.matrix import planned as _planned
+from learnsolve.matrix.planned import _Kept
+
+reference_cache_clear = coordinates.cache_clear  # the tests' own cache holds patterns
+
+
+class Plan(NamedTuple):
+    positions: Tensor
+    result: ls.SparsityPattern
+
+
+made = []
+
+
+def make(P, Q, shift):
+    made.append((P._serial, Q._serial, shift))
+    return Plan(torch.arange(P.nnz) + shift, pattern_of(random(*P.shape, 0.5)))
+
+
+def use(A, B):
+    plan = A.pattern._planned(make, B.pattern, 3)
+    return ls.ops.spmm(ls.CSR(A.values[plan.positions - 3], A.pattern), B.values[: A.shape[1]])
+
+
+@pytest.fixture
+def pair():
+    made.clear()
+    return pattern_of(random(6, 5, 0.5)), pattern_of(random(6, 5, 0.8, seed=1))
+
+
+def test_a_plan_is_made_once(pair):
+    P, Q = pair
+    first = P._planned(make, Q, 3)
+    assert P._planned(make, Q, 3) is first
+    assert P._planned(make, Q, 4) is not first
+    assert Q._planned(make, P, 3) is not first
+    assert len(made) == 3
+
+
+def test_a_plan_counts_as_cache(pair):
+    P, Q = pair
+    plan = P._planned(make, Q, 0)
+    own = (plan.positions, plan.result.crow_indices, plan.result.col_indices)
+    assert P.cache_bytes() == sum(t.numel() * t.element_size() for t in own)
+    P.drop_caches()
+    assert P.cache_bytes() == 0
+
+
+def test_a_plan_dies_with_the_other_pattern():
+    P, Q = pattern_of(random(6, 5, 0.5)), pattern_of(random(6, 5, 0.8, seed=1))
+    result, other = weakref.ref(P._planned(make, Q, 0).result), weakref.ref(Q)
+    reference_cache_clear()
+    del Q
+    gc.collect()
+    assert other() is None, "a plan holds the other pattern"
+    assert result() is None
+    assert P.cache_bytes() == 0
+
+
+def test_a_plan_dies_with_its_pattern():
+    P, Q = pattern_of(random(6, 5, 0.5)), pattern_of(random(6, 5, 0.8, seed=1))
+    result, owner = weakref.ref(P._planned(make, Q, 0).result), weakref.ref(P)
+    reference_cache_clear()
+    del P
+    gc.collect()
+    assert owner() is None
+    assert result() is None
+
+
+@pytest.mark.parametrize("planned", [False, True])
+@pytest.mark.parametrize("which", ["own", "other", "result"])
+def test_a_changed_pattern_is_refused(pair, planned, which):
+    P, Q = pair
+    if not planned and which == "result":
+        pytest.skip("there is no result before there is a plan")
+    result = P._planned(make, Q, 0).result if planned else None
+    {"own": P, "other": Q, "result": result}[which].col_indices[0] = 3
+    with pytest.raises(RuntimeError, match="changed in place"):
+        P._planned(make, Q, 0)
+
+
+def test_a_product_with_a_changed_pattern_is_refused():
+    """Its kernels would read out of bounds."""
+    A = ls.problems.poisson((50, 50))
+    P = A.pattern
+    B = ls.CSR(A.values, ls.SparsityPattern(P.crow_indices.clone(), P.col_indices.clone(), P.shape))
+    C = A.with_values(A.values.clone().requires_grad_()) @ B
+    C.values.sum().backward(retain_graph=True)
+    B.pattern.crow_indices[7] = 2**30
+    with pytest.raises(RuntimeError, match="changed in place"):
+        C.values.sum().backward()
+    with pytest.raises(RuntimeError, match="changed in place"):
+        A + B
+
+
+def test_a_pattern_that_lives_long_does_not_collect_those_that_died():
+    Q = pattern_of(random(6, 5, 0.8, seed=1))
+    first = len(weakref.finalize._registry)
+    for seed in range(20):
+        pattern_of(random(6, 5, 0.5, seed))._planned(make, Q, 0)
+        reference_cache_clear()
+    gc.collect()
+    assert len(weakref.finalize._registry) <= first + 1
+    assert len(Q._users) == 0
+
+
+def test_each_pair_of_patterns_has_a_plan_of_its_own(pair):
+    P, Q = pair
+    R = pattern_of(random(6, 5, 0.3, seed=2))
+    assert P._planned(make, R, 3) is not P._planned(make, Q, 3)
+    A, B, C = (ls.CSR(torch.ones(X.nnz, dtype=torch.float64), X) for X in (P, Q, R))
+    for M in (B, C):
+        torch.testing.assert_close((A + M).to_dense(), A.to_dense() + M.to_dense())
+
+
+def test_plans_are_made_while_tracing():
+    torch._dynamo.reset()
+    f = torch.compile(use, fullgraph=True, backend="aot_eager")
+    for seed in range(3):
+        A, B = (
+            ls.CSR(torch.randn(P.nnz), P)
+            for P in (pattern_of(random(6, 5, 0.5, seed)), pattern_of(random(6, 5, 0.8, seed + 9)))
+        )
+        torch.testing.assert_close(f(A, B), use(A, B))
+
+
+def test_functions_of_one_name_in_two_modules_have_plans_of_their_own():
+    def plan(P):
+        return (1,)
+
+    def other(P):
+        return (2,)
+
+    other.__name__, other.__module__ = plan.__name__, "elsewhere"
+    P = ls.problems.poisson((4,)).pattern
+    assert (P._planned(plan), P._planned(other)) == ((1,), (2,))
+
+
+@pytest.fixture
+def small_limit():
+    before = ls.ops.set_plan_cache_limit(2**16)
+    yield 2**16
+    ls.ops.set_plan_cache_limit(before)
+
+
+COMBINATIONS = {
+    "block_diag": lambda A: ls.ops.block_diag(A),
+    "hstack": lambda A: ls.ops.hstack(A),
+    "sum": lambda A: A[0] + A[1],
+    "product": lambda A: A[0] @ A[1],
+    "kron": lambda A: ls.ops.kron(A[0], A[1]),
+    "slices": lambda A: A[0][A[1].nnz % 12 :, A[2].nnz % 12 :],
+}
+
+
+@pytest.mark.filterwarnings("ignore:set_plan_cache_limit")
+@pytest.mark.parametrize("name", COMBINATIONS)
+def test_random_batches_take_bounded_memory(name, small_limit):
+    """What a result keeps, here for products with its transpose, counts too."""
+    pool = [ls.CSR.from_scipy(random(12, 12, 0.3 + seed / 100, seed)) for seed in range(24)]
+    for A in pool:
+        A.T.T.diagonal(), A.pattern.row_indices
+    own = sum(A.pattern.cache_bytes() for A in pool)
+    choose = torch.Generator().manual_seed(0)
+    most = 0
+    for _ in range(200):
+        result = COMBINATIONS[name]([pool[i] for i in torch.randperm(24, generator=choose)[:4]])
+        if isinstance(result, ls.CSR) and name != "kron":
+            ls.ops.spmm(result, result.values.new_ones(result.shape[0]), transpose=True)
+        most = max(most, sum(A.pattern.cache_bytes() for A in pool) - own)
+    sixteen = 16 * {"kron": 100_000, "hstack": 8000, "product": 8000}.get(name, 0)  # those used last are kept
+    assert 0 < most <= max(small_limit, sixteen)
+    kept = sum(len(A.pattern._plans.kept) for A in pool)
+    assert sum(len(A.pattern._users or ()) for A in pool) <= 3 * kept, "what was dropped is still known"
+
+
+def test_the_plan_not_used_for_longest_is_dropped(pair, small_limit):
+    P, Q = pair
+    first = P._planned(make, Q, 0)
+    for shift in range(1, 1000):
+        P._planned(make, Q, shift)
+        assert P._planned(make, Q, 0) is first
+    assert P._planned(make, Q, 1) is not None
+    assert made.count((P._serial, Q._serial, 1)) == 2, "it was not dropped"
+
+
+def test_the_sixteen_plans_used_last_are_kept(pair):
+    before = ls.ops.set_plan_cache_limit(0)
+    try:
+        for _ in range(3):
+            for shift in range(16):
+                pair[0]._planned(make, pair[1], shift)
+        assert len(made) == 16
+        pair[0]._planned(make, pair[1], 16)
+        assert len(vars(pair[0]._plans)) == 16
+    finally:
+        assert ls.ops.set_plan_cache_limit(before) == 0
+
+
+def test_a_plan_made_again_and_again_warns_once(pair):
+    P, Q = pair
+    before = ls.ops.set_plan_cache_limit(0)
+    try:
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            for step in range(4):
+                for shift in range(
+                    17
+                ):  # one more than are always kept: the next is always the one just dropped
+                    P._planned(make, Q, shift)
+                assert len(seen) == (step >= 2)
+        assert "set_plan_cache_limit: the plans in use take more than the limit of 0 bytes" in str(
+            seen[0].message
+        )
+        assert len(made) == 4 * 17
+        ls.ops.set_plan_cache_limit(2**20)
+        for _ in range(4):
+            for shift in range(17):
+                P._planned(make, Q, shift)
+        assert len(made) == 4 * 17 + 1
+    finally:
+        ls.ops.set_plan_cache_limit(before)
+
+
+def test_a_plan_counts_once(pair):
+    """The result of a plan has a plan of its own."""
+    P, Q = pair
+    reference_cache_clear(), gc.collect()
+    before = plan_cache_limit._total
+    result = P._planned(make, Q, 0).result
+    result._planned(make, Q, 1)
+    result._cached("more", lambda: torch.zeros(3))  # the first plan is counted again
+    assert plan_cache_limit._total - before == P.cache_bytes()
+
+
+def test_a_plan_that_another_thread_drops_meanwhile_does_no_harm(pair, monkeypatch):
+    P, Q = pair
+    first = P._planned(make, Q, 0)
+    check = _Kept.check
+    monkeypatch.setattr(_Kept, "check", lambda kept: kept.drop() if kept.name else check(kept))
+    torch.testing.assert_close(P._planned(make, Q, 0).positions, first.positions)
+    assert P.cache_bytes() == 0
+
+
+def test_a_plan_that_compiled_code_reads_is_kept(small_limit):
+    torch._dynamo.reset()
+    f = torch.compile(use, fullgraph=True, backend="aot_eager")
+    P, Q = pattern_of(random(6, 5, 0.5)), pattern_of(random(6, 5, 0.8, seed=1))
+    A, B = (ls.CSR(torch.randn(X.nnz), X) for X in (P, Q))
+    f(A, B)
+    plan = P._planned(make, Q, 3)
+    for shift in range(4, 1000):
+        P._planned(make, Q, shift)
+    assert P._planned(make, Q, 3) is plan
+
+
+@pytest.mark.parametrize("wrong", [-1, 1.5, True, None])
+def test_a_plan_cache_limit_that_is_none(wrong):
+    with pytest.raises((TypeError, ValueError), match=r"^set_plan_cache_limit: bytes must"):
+        ls.ops.set_plan_cache_limit(wrong)
+
+
+def test_an_interrupt_at_any_line_of_planning():
+    """Ctrl-C comes between two lines. The next call gets the plan, which is counted and freed as ever."""
+    S, T = grid(5, 3), random(9, 9, 0.3)
+
+    def once(at=0):
+        A, B = ls.CSR.from_scipy(S), ls.CSR.from_scipy(T)
+        lines = Lines(at, (_planned.__file__, plan_cache_limit.__file__))
+        with contextlib.suppress(KeyboardInterrupt), lines:
+            A + B
+        let_go()
+        assert np.array_equal((A + B).to_dense(), (S + T).toarray())
+        plans = A.pattern._plans
+        (name,) = (n for n in vars(plans) if "union" in n)
+        assert plan_cache_limit.counts(plans.kept[name])
+        assert plan_cache_limit._total == sum(size for _, size in plan_cache_limit._plans.values())
+        del B
+        assert name not in vars(plans)
+        return lines.seen
+
+    lines = once()
+    assert lines > 50
+    for at in range(1, lines + 1):
+        once(at)
