@@ -37,13 +37,11 @@ class SparseMatrix(HoldsPattern):
 
     Notes
     -----
-    ``module(x)`` is A x, and ``module()`` the CSR of the values as they are now; with a parameter both carry
+    ``module(x)`` is A x, and ``module()`` the CSR of the current values; with a parameter both carry
     gradients. A CSR itself can be neither a buffer nor a parameter, and as an attribute it would not follow
-    the module.
-
-    `.to`, `.double`, `state_dict`, `load_state_dict`, `copy.deepcopy`, pickles and DistributedDataParallel
-    work as for any module. `load_state_dict` refuses the values of another pattern, by name. Copies and
-    pickles share the pattern. Moves cost O(nnz); a call costs nothing more than making a CSR.
+    the module. `.to`, `state_dict`, `load_state_dict` (values of another pattern raise an error),
+    `copy.deepcopy`, pickles and DistributedDataParallel work as for any module; copies and pickles share the
+    pattern. Moves cost O(nnz).
 
     Examples
     --------
@@ -57,8 +55,6 @@ class SparseMatrix(HoldsPattern):
     >>> model = Residual(ls.problems.poisson((3,))).float()
     >>> model(torch.ones(3), torch.ones(3))
     tensor([0., 1., 0.])
-    >>> sorted(model.state_dict())
-    ['A.col_indices', 'A.crow_indices', 'A.values']
     """
 
     values: Tensor

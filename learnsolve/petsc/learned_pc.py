@@ -43,19 +43,10 @@ class LearnedPC:
 
     Notes
     -----
-    What the file holds tells what is applied, to the matrix of the PC (Pmat); of weights of rows a process
-    reads its own:
-
-    - `solvers.Jacobi`: its sweeps from zero; one weight, one a row, one a sweep, or both
-    - `Trainable` of a `Jacobi`: the weighted inverse of the diagonal
-    - of a `Polynomial`: the polynomial of this matrix; the coefficients fit matrices of any size
-    - of a product, as `FSAI` is: L L^T over all processes
-    - of triangular factors, as `IC0` has: the factors' blocks of the processes, block Jacobi
-    - of an `AMG`: a cycle on the block of each process; a path with {rank} names a file for each
-
-    Vectors are not copied: PETSc's own operations work on them, or tensors on their memory. applyTranspose is
-    there for KSPSolveTranspose. A Python program that keeps its KSP until it exits crashes in PETSc 3.18:
-    destroy it before.
+    The file determines what is applied to the matrix of the PC (Pmat); docs/petsc.md has the list. Vectors
+    are not copied: PETSc's own operations work on them, or tensors on their memory. applyTranspose exists for
+    KSPSolveTranspose. A Python program that keeps its KSP until it exits crashes in PETSc 3.18: destroy it
+    before.
 
     Examples
     --------
