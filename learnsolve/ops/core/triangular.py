@@ -27,7 +27,8 @@ from learnsolve.ops.core.trilinear import one_batch_axis
 _raw = torch.ops.learnsolve.csr_sptrsv.default
 _raw_backward = torch.ops.learnsolve.csr_sptrsv_backward.default
 
-# Entries and rows of a level, on average, from which levels are distributed over threads: it costs 5 us each.
+# Mean number of entries and rows per level from which levels are distributed over threads: each ends in a
+# barrier.
 _LEVEL_WORK = 16384
 
 # On a CUDA device: the widest band that is scanned, and from how many levels, of fewer rows on average than

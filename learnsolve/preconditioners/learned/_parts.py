@@ -57,7 +57,7 @@ def module_of(name: str, part: Part, how: str | None, learned: bool) -> torch.nn
 
 def current(module: Any) -> Any:
     """The tensor, the matrix, or a list of them, of the parameters as they are."""
-    # `forward` itself: Module's `__call__` would take a tenth of the time that a small solve has.
+    # `forward` itself: the overhead of Module's `__call__` shows in small solves.
     return [m.forward() for m in module] if isinstance(module, torch.nn.ModuleList) else module.forward()
 
 

@@ -181,7 +181,7 @@ class AMG(Preconditioner):
         others += [("weights", w.shape[:-1]) for w in weights or () if isinstance(w, Tensor)]
         for name, batch in others:
             if not batch:
-                continue  # `broadcast_shapes` is Python: 0.1 ms on three levels
+                continue  # `broadcast_shapes` is slow Python
             checks.batches("AMG", self.batch_shape, batch, f"A and {name}")
             self.batch_shape = torch.broadcast_shapes(self.batch_shape, batch)
 
