@@ -51,7 +51,7 @@ class Profile:
 
     @property
     def ratio(self) -> float:
-        """Time of the backward over that of the forward."""
+        """Time of the backward over the time of the forward."""
         return self.backward.seconds / self.forward.seconds
 
     def __str__(self) -> str:

@@ -31,7 +31,7 @@ def gcn_norm(A: CSR | Tensor, edge_weight: Tensor | None = None, *, n: int | Non
         and a node with an edge to itself keeps that weight instead of the 1 of I, as there
     edge_weight : Tensor, shape (..., E), the weights of edge_index; if not given, ones of torch's default
         dtype
-    n : the number of nodes of edge_index; that of the largest, plus one, if not given
+    n : the number of nodes of edge_index; the largest node plus one if not given
 
     Returns
     -------
@@ -79,7 +79,7 @@ class GCNConv(torch.nn.Module):
     ----------
     in_features, out_features : numbers of columns of X and X'
     bias : whether the layer has a bias b
-    batch_shape : leading axes of :math:`\Theta` and b: layers side by side, each with its own weights
+    batch_shape : leading axes of :math:`\Theta` and b: layers side by side, each with separate weights
     dtype, device : dtype and device of the weights
 
     Attributes

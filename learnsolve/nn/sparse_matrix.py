@@ -58,7 +58,7 @@ class SparseMatrix(HoldsPattern):
     """
 
     values: Tensor
-    is_sparse_matrix = True  # for what takes matrices (_inputs.py)
+    is_sparse_matrix = True  # for what takes matrices (matrix/inputs.py)
 
     def __init__(self, A: CSR, trainable: bool = False):
         super().__init__()
@@ -88,7 +88,7 @@ class SparseMatrix(HoldsPattern):
         return f"{self.pattern.shape}, nnz={self.pattern.nnz}, trainable={trainable}"
 
 
-def _refuse(module: Any, name: str, buffer: Any) -> None:
+def _reject(module: Any, name: str, buffer: Any) -> None:
     # torch accepts whatever has __torch_function__, and fails later, in `.to` or `state_dict`.
     if isinstance(buffer, CSR):
         raise TypeError(
@@ -97,4 +97,4 @@ def _refuse(module: Any, name: str, buffer: Any) -> None:
         )
 
 
-register_module_buffer_registration_hook(_refuse)
+register_module_buffer_registration_hook(_reject)

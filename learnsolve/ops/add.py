@@ -36,7 +36,7 @@ def add(A: CSR, B: CSR, *, alpha: Scalar = 1, beta: Scalar = 1) -> CSR:
     Parameters
     ----------
     A, B : CSR of one shape, dtype (float32 or float64) and device; batch axes of their values broadcast
-    alpha, beta : numbers, or tensors with one element or one per matrix of the batch, shape (..., 1)
+    alpha, beta : floats, or tensors with one element or one per matrix of the batch, shape (..., 1)
 
     Returns
     -------
@@ -93,7 +93,7 @@ def added(function: str, A: CSR, B: CSR, alpha: Any, beta: Any) -> CSR:
 
 
 def _scaled(function: str, name: str, A: CSR, s: Any) -> tuple[Tensor, float]:
-    """Values and a number; a tensor is multiplied in, so that it gets its gradient."""
+    """Values and a float; a tensor is multiplied in, so that it gets its gradient."""
     s = factor(function, name, A, s)
     if not isinstance(s, Tensor):
         return A.values, s

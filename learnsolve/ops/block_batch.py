@@ -191,7 +191,7 @@ class BlockBatch:
         self.matrix.requires_grad_(requires_grad)
         return self
 
-    # --- taken apart ---
+    # --- splitting ---
     @overload
     def split(self, value: Tensor, *, entries: bool = False) -> list[Tensor]: ...
     @overload
@@ -207,7 +207,7 @@ class BlockBatch:
 
         Returns
         -------
-        list of views, or of CSRs, on the same patterns in each call: those of the matrices for `matrix`
+        list of views, or of CSRs on the same patterns in each call (for `matrix` the given ones)
         """
         name = "BlockBatch.split"
         if isinstance(value, CSR):

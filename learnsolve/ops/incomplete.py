@@ -142,7 +142,7 @@ def mic0(
     Notes
     -----
     For elliptic problems the preconditioned condition number is O(1/h) instead of O(1/h^2) if A is slightly
-    more than diagonally dominant [1]_: give a small `shift`. Gradient, cost and warnings are those of `ic0`;
+    more than diagonally dominant [1]_: give a small `shift`. Gradient, cost and warnings are as for `ic0`;
     dropped products count too.
 
     References

@@ -22,7 +22,7 @@ def real_form(re: Any, im: CSR | None = None) -> CSR:
     Parameters
     ----------
     re, im : CSR, shape (m, n), of one dtype (float32 or float64) and device, on any two patterns; batch axes
-        of their values broadcast. Or re alone, a complex sparse matrix of SciPy
+        of their values broadcast. Or only re, a complex sparse matrix of SciPy
 
     Returns
     -------
@@ -33,7 +33,7 @@ def real_form(re: Any, im: CSR | None = None) -> CSR:
     ValueError
         if shapes or batch axes do not fit.
     TypeError
-        if re alone is not a complex sparse matrix of SciPy, or types, dtypes or devices do not fit.
+        if a single re is not a complex sparse matrix of SciPy, or types, dtypes or devices do not fit.
 
     Notes
     -----

@@ -36,7 +36,7 @@ def spgemm(A: CSR, B: CSR, *, mask: SparsityPattern | None = None) -> CSR:
 
     Notes
     -----
-    Gradient: :math:`\bar A = \bar C B^T` on the pattern of A, :math:`\bar B = A^T \bar C` on that of B, in
+    Gradient: :math:`\bar A = \bar C B^T` on the pattern of A, :math:`\bar B = A^T \bar C` on B's, in
     one pass over the products, through the entries of C only. Any order; forward mode, vmap, `torch.compile`.
     The same bits on every run and for every number of threads.
 

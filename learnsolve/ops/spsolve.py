@@ -44,7 +44,7 @@ def spsolve(A: CSR, b: Tensor, *, transpose: bool = False) -> Tensor:
     backward costs two triangular solves with the factors of the forward, which live as long as the graph, and
     a sampled product. `factorized` keeps them for later calls.
 
-    Cost: one factorization per matrix of the batch, in its own precision, on the host; then 2 flops per entry
+    Cost: one factorization per matrix of the batch, in A's precision, on the host; then 2 flops per entry
     of the factors and column of b. docs/operations.md has orderings, pivoting and memory. A nearly singular
     matrix is accepted: the relative error is about its condition number times the unit roundoff, and a
     RuntimeWarning says when rounding errors in A x are about as large as b.

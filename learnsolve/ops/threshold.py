@@ -1,4 +1,4 @@
-"""Incomplete Cholesky and LU factors by a threshold: numbers choose the pattern, `ic0` and `ilu0` fill it."""
+"""Incomplete Cholesky and LU factors by a threshold: values choose the pattern, `ic0` and `ilu0` fill it."""
 
 import torch
 from torch import Tensor
@@ -105,7 +105,7 @@ def ilut(
 
     Notes
     -----
-    Values are those of `ilu0` on the kept pattern: they differ from the values of the choice, to which
+    Values are as by `ilu0` on the kept pattern: they differ from the values of the choice, to which
     entries contribute that `fill` removes in the end. Gradient: that of `ilu0` on the pattern, which is a
     constant. Cost as for `ict`. Source: Y. Saad, "ILUT: a dual threshold incomplete LU factorization", Numer.
     Linear Algebra Appl. 1 (1994), doi:10.1002/nla.1680010405.
@@ -124,7 +124,7 @@ def ilut(
 def _choose(
     function: str, A: CSR, fill: int, droptol: float, shift: float | Tensor, on_breakdown: str
 ) -> tuple[SparsityPattern, float | Tensor]:
-    """The pattern, and the shift: the one that was given, or a number that was found."""
+    """The pattern, and the shift: the argument, or the one that the search found."""
     check(function, A, on_breakdown)
     fill = min(checks.integer(function, "fill", fill, 0), A.shape[0])
     checks.tolerance(function, "droptol", droptol)

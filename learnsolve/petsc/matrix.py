@@ -37,7 +37,7 @@ class Matrix:
 
     Attributes
     ----------
-    values, pattern, row_range, shape, dtype : as for `CSR`; the shape is that of the whole matrix
+    values, pattern, row_range, shape, dtype : as for `CSR`; of the whole matrix
     nnz : number of local entries
 
     Raises
@@ -175,7 +175,7 @@ class Matrix:
 
     @property
     def across(self) -> Rows:
-        """The processes, as loops ask them (ops/_across.py)."""
+        """The processes, as loops use them (ops/core/across.py)."""
         return self._structure.rows
 
     def as_operator(self, function: str, b: Tensor) -> Any:
@@ -190,7 +190,7 @@ class Matrix:
         return Operator(self)
 
     def diagonal(self) -> Tensor:
-        """The diagonal entries of the rows here, differentiable; 0 where there is none."""
+        """The diagonal entries of the local rows, differentiable; 0 for missing ones."""
         at = self._structure.diagonal()
         here = at >= 0
         return torch.where(here, self.values[at.clamp(min=0)] if self.nnz else here.double(), 0.0)
@@ -296,7 +296,7 @@ class Structure:
         return own + (back if y.dim() == 2 else back.squeeze(-1))
 
     def diagonal(self) -> Tensor:
-        """Positions of the diagonal entries of the rows here; -1 where there is none."""
+        """Positions of the diagonal entries of the local rows; -1 for missing ones."""
         S = self.pattern
         rows = S.row_indices.long()
         on = (S.col_indices.long() == rows + self.rows.lo).nonzero().flatten()

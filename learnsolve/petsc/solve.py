@@ -117,7 +117,7 @@ def solve(
 def _preconditioner(name: str, M: Any) -> Any:
     if M is None or isinstance(M, str):
         return M
-    # The apply of a module is that of torch.
+    # `apply` of a module is torch's.
     if isinstance(M, (type, torch.nn.Module)) or not hasattr(M, "apply"):
         given = M.__name__ if isinstance(M, type) else type(M).__name__
         raise TypeError(

@@ -33,7 +33,7 @@ def dataset(
     name : "log_gaussian_diffusion", "random_spd", "q1_diffusion", "delaunay_laplacian", "p1_diffusion",
         "convection_diffusion" or "helmholtz"
     split : "train", "validation" or "test": disjoint ranges of seeds, so that no two samples are the same
-    count : number of samples; the first samples of a longer data set are those of a shorter one
+    count : number of samples; a longer data set begins with the samples of a shorter one
     dtype : torch.float32 or torch.float64; everything is drawn in float64
     parameters : of the family; docs/problems.md has meaning, defaults and source of each
 

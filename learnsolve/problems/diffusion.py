@@ -26,7 +26,7 @@ def diffusion(kappa: Tensor, *, dimensions: int | None = None, rows: tuple[int, 
     kappa : Tensor, shape (..., nx, ny) or (..., nx, ny, nz), float32 or float64, positive; last axis fastest
     dimensions : 2 or 3, axes of the grid, default all axes of kappa; the axes before them make a batch
     rows : (lo, hi): make rows lo to hi - 1 only, a CSR of shape (hi - lo, n), for a process (`petsc.Matrix`);
-        kappa is that of the whole grid, without a batch
+        kappa is of the whole grid, without a batch
 
     Returns
     -------

@@ -16,7 +16,7 @@ from learnsolve.problems._grid import check_dtype, grid_shape
 
 # The covariance may differ from the stated one by this share of the variance, at most.
 _TOLERANCE = 1e-10
-_LARGEST = 2**24  # points of the torus: 256 MB of complex numbers
+_LARGEST = 2**24  # points of the torus: 256 MB in complex128
 
 
 def gaussian_field(
@@ -39,7 +39,7 @@ def gaussian_field(
     ----------
     shape : int, or tuple of 1, 2 or 3 ints: points along each axis
     seed : the same seed gives the same field; at least 0
-    length : correlation length; :math:`\sqrt 2` times that of the convention :math:`\exp(-r^2 / (2 l^2))`
+    length : correlation length; :math:`\sqrt 2` l for the convention :math:`\exp(-r^2 / (2 l^2))`
     variance : not negative
     covariance : "gaussian" or "exponential"
     spacing : distance of neighboring points; default: 1 / n along an axis of n points, cells of the unit cube

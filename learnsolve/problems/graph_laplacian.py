@@ -34,7 +34,7 @@ def graph_laplacian(
 
     Returns
     -------
-    CSR, shape (n, n); every diagonal entry is stored, including those of nodes without edges.
+    CSR, shape (n, n); every diagonal entry is stored, including nodes without edges.
 
     Raises
     ------

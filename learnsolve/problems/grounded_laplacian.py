@@ -30,7 +30,7 @@ def grounded_laplacian(
     Returns
     -------
     CSR, shape (n, n): the n free nodes in their order. The weight of an edge to a grounded node is part of
-    the diagonal; that of an edge between two grounded nodes is not used.
+    the diagonal; the weight of an edge between two grounded nodes is not used.
 
     Raises
     ------
@@ -44,7 +44,7 @@ def grounded_laplacian(
     Notes
     -----
     Symmetric positive semidefinite; definite if the weights are positive and every free node is connected to
-    a grounded one. Gradient and cost are those of `graph_laplacian`. Sources: U. Miekkala, "Graph properties
+    a grounded one. Gradient and cost are as for `graph_laplacian`. Sources: U. Miekkala, "Graph properties
     for splitting with grounded Laplacian matrices", BIT 33, 1993; I. Luz et al., ICML 2020.
 
     Examples

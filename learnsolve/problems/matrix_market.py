@@ -194,7 +194,7 @@ def _check_body(path: Path, stream: IO[bytes], header: _Header) -> None:
                 "scipy.io.mmwrite",
             )
         blank = bytes_ <= ord(" ")
-        # A number begins after a blank, or at the beginning of the piece, which is the beginning of a line.
+        # A value begins after a blank, or at the beginning of the piece, which is the beginning of a line.
         numbers += int(np.count_nonzero(~blank[1:] & blank[:-1])) + int(not blank[0])
         line += len(ends) - 1
     expected = header.entries * _numbers_per_entry(header)

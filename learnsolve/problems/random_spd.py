@@ -44,8 +44,8 @@ def random_spd(
     Notes
     -----
     Symmetric bit for bit, positive definite: all eigenvalues are at least alpha, up to rounding, and a row of
-    M without an entry gives the eigenvalue alpha. The distribution is that of NeuralIF's training data, the
-    random numbers are not theirs. With the default parameters and n = 10,000: 10 entries in a row of M,
+    M without an entry gives the eigenvalue alpha. The distribution is NeuralIF's, of its training data, the
+    random values are not. With the default parameters and n = 10,000: 10 entries in a row of M,
     1 % of A, 10^6 entries. In float32 the product is computed in float64 and rounded.
 
     References

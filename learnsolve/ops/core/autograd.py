@@ -1,7 +1,7 @@
 """What the differentiable operations share.
 
 Each operation is an `Operation` around one raw operator: its derivatives as static methods. Two
-`torch.autograd.Function`s are made of it, because `torch.compile` refuses one that has a `jvp`.
+`torch.autograd.Function`s are made of it, because `torch.compile` rejects a `jvp`.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ class Eager:
     defaults that no operation here has, which takes longer than the operator itself.
     """
 
-    _apply: Callable[..., Any]  # that of torch's own base, looked up once
+    _apply: Callable[..., Any]  # `apply` of torch's own base, looked up once
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -141,7 +141,7 @@ def dispatch(operation: Any, tensors: tuple[Tensor, ...], *constants: Any) -> An
 
 
 def _distinct(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The same tensors, a view in place of one that comes again: Dynamo (torch 2.13) refuses a Function that
+    """The same tensors, a view in place of one that comes again: Dynamo (torch 2.13) rejects a Function that
     is given one tensor twice."""
     out: list[Tensor] = []
     for t in tensors:

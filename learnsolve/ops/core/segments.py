@@ -101,7 +101,7 @@ def sum_values(e: Tensor, pattern: SparsityPattern, by: str) -> Tensor:
 
 
 def spread_values(x: Tensor, pattern: SparsityPattern, by: str) -> Tensor:
-    """For each entry the number of its segment, (..., nnz): the adjoint."""
+    """For each entry the value of its segment, (..., nnz): the adjoint."""
     return dispatch(_SpreadOfValues, (x,), pattern, by == "column")
 
 
@@ -145,7 +145,7 @@ def at_ends(ends: Tensor, pattern: SparsityPattern) -> Tensor:
 
 
 def sums_at_ends(e: Tensor, pattern: SparsityPattern) -> Tensor:
-    """Its adjoint: in row 2i the sum of row i of the pattern, in row 2j + 1 that of column j."""
+    """Its adjoint: in row 2i the sum of row i of the pattern, in row 2j + 1 the sum of column j."""
     S = pattern._planned(_both_ends)
     return product(_ones(S.nnz, e), e, S, True)
 

@@ -81,7 +81,7 @@ _RANGE: tuple[float, str, tuple[str, str]] = (
 
 
 def check_relaxation(function: str, A: Any, omega: Any, multicolor: Any) -> float | Tensor:
-    """Checks of what every sweep takes; omega as a number or a tensor."""
+    """Checks of what every sweep takes; omega as a float or a tensor."""
     check_sweep(function, A, multicolor)
     return in_open_interval(function, "omega", omega, A.values, *_RANGE)
 

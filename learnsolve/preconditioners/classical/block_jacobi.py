@@ -23,7 +23,7 @@ from learnsolve.ops.triangle import tril
 from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.preconditioners.multigrid._direct import cholesky, inverses
 
-_LIMIT = 2**27  # numbers in all inverses of one matrix: 1 GiB in float64
+_LIMIT = 2**27  # entries of all inverses of one matrix: 1 GiB in float64
 
 
 class BlockJacobi(Preconditioner):
@@ -108,14 +108,14 @@ class BlockJacobi(Preconditioner):
 
 
 class _Blocks(NamedTuple):
-    """Entries of blocks: those of one size together, block by block, each row by row."""
+    """Entries of blocks: blocks of one size together, each row by row."""
 
     sizes: tuple[tuple[int, int], ...]  # (size, how many)
     unknowns: Tensor  # of all blocks, in that order
     at: Tensor  # places in A's values of entries that it has
-    where: Tensor  # and among those of the blocks
+    where: Tensor  # and among the entries of the blocks
     pattern: SparsityPattern  # of M
-    order: Tensor | None  # place among those of the blocks of each entry of M; None: the same order
+    order: Tensor | None  # position of each entry of M among the entries of the blocks; None: the same order
     inverse: Tensor | None
 
     def split(self, entries: Tensor) -> list[Tensor]:
@@ -126,7 +126,7 @@ class _Blocks(NamedTuple):
         ]
 
     def in_blocks(self, values: Tensor) -> Tensor:
-        """Entries of blocks, from those of a matrix on M's pattern."""
+        """Entries of blocks, from the entries of a matrix on M's pattern."""
         return values if self.order is None else permuted(values, self.inverse, self.order)  # type: ignore[arg-type]
 
     def in_rows(self, blocks: list[Tensor]) -> Tensor:

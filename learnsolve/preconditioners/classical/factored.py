@@ -32,7 +32,7 @@ FORMS = ("solve", "product")
 
 
 class Factored(Preconditioner):
-    r"""Triangular solves or products with factors that may carry a graph: what a network predicts.
+    r"""Triangular solves or products with factors that may carry a graph, such as a network predicts.
 
     .. math:: M = (L L^T)^{-1} \text{ or } (L U)^{-1} \quad (\mathtt{form="solve"}), \qquad
               M = L L^T + s I \text{ or } L U + s I \quad (\mathtt{form="product"})
@@ -176,7 +176,7 @@ class Factored(Preconditioner):
         return parts
 
     def _without(self, names: Collection[str]) -> Preconditioner:
-        """A `Factored`, whatever has made the factors."""
+        """A `Factored`, of factors from any source."""
         shift = self.shift if self.form == "product" else 0.0
         rest = {"L": self.L, "U": self.U, "shift": shift}
         rest = {name: value for name, value in rest.items() if name not in names}

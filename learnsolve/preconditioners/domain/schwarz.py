@@ -190,7 +190,7 @@ class AdditiveSchwarz(Preconditioner):
 
     def pcg_form(self) -> tuple[str, Tensor, Any] | None:
         # The factor of the coarse correction would be dense below its diagonal.
-        # Nor is that of a restricted one lower triangular in slots.
+        # Nor is the matrix of a restricted one lower triangular in slots.
         if not self.symmetric or self._restricted or self._coarse is not None or not self.plan.groups:
             return None
         G = self._kept_factor(self._cholesky)

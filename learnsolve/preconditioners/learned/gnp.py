@@ -21,7 +21,7 @@ from learnsolve.preconditioners.base import check_finite
 from learnsolve.preconditioners.learned._saved import loadable
 from learnsolve.preconditioners.learned.trainable import Trainable
 
-MOST = 4096  # width and layers: a damaged file must not ask for more
+MOST = 4096  # limits of width and layers, for damaged files
 
 
 @loadable
@@ -96,7 +96,7 @@ class GNP(Trainable):
         unit = torch.minimum(norm(A, 1), norm(A, float("inf")))
         self.register_buffer("unit", torch.where(unit > 0, unit, 1))
         self.matrix = SparseMatrix(A.with_values((A.values / self.unit.unsqueeze(-1)).to(dtype)))
-        with torch.random.fork_rng(devices=[]):  # weights depend on the seed alone
+        with torch.random.fork_rng(devices=[]):  # weights depend on the seed only
             torch.manual_seed(self.seed)
             self.network = ResGCN(
                 1, 1, width=width, layers=layers, transpose=transpose, dtype=dtype, device="cpu"
@@ -117,7 +117,7 @@ class GNP(Trainable):
         return Y.to(size.dtype) * (size / self.unit[..., None, None])
 
     def settings(self) -> dict[str, Any]:
-        """The arguments of the constructor beside A, whose pattern and values are in the state."""
+        """The arguments of the constructor except A, whose pattern and values are in the state."""
         dtype = str(self.network.first.weight.dtype).removeprefix("torch.")
         return {
             "width": self.width,

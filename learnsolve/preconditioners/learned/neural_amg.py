@@ -29,7 +29,7 @@ class Grids(NamedTuple):
     ----------
     A : CSR
     P : CSR, the classical prolongation; None if there is no coarser grid
-    places : positions of its entries among those of A; for a coarse point that of the diagonal
+    places : positions of its entries among A's; for a coarse point, of the diagonal entry
     fine : 1 where the row of an entry is a fine point, 0 where it is a coarse one
     graph : Start, features on the graph of A
     """

@@ -23,7 +23,7 @@ from learnsolve.preconditioners.learned._start import made, settings_of
 
 
 class _Ready(Saved):
-    """A module without `super().__init__()`: classes of one's own need not call it."""
+    """A module without `super().__init__()`: subclasses need not call it."""
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
         M = super().__new__(cls)
@@ -41,7 +41,7 @@ class Trainable(_Ready, Preconditioner):
     M : Preconditioner, where training starts; what is not learned stays as it is
     learn : names of tensors of M, such as ("L",) of `Factored`, ("coefficients",) of `Polynomial`
     positive : None, or "exp" or "softplus": the parameters are the logarithms, or inverse softplus, of the
-        diagonals of factors (that of a U keeps its signs) and of all entries of d, weights, coefficients
+        diagonals of factors (a U keeps its signs) and of all entries of d, weights, coefficients
 
     Attributes
     ----------
@@ -144,7 +144,7 @@ class Trainable(_Ready, Preconditioner):
             )
 
     def on(self, M: Preconditioner) -> Trainable:
-        """The same parameters for another matrix, that of M: ``learned.on(Jacobi(B))``."""
+        """The same parameters for the matrix of M: ``learned.on(Jacobi(B))``."""
         other = self._compared("on", M)
         for name in self._held:
             setattr(other, name, getattr(self, name))
@@ -188,7 +188,7 @@ class Trainable(_Ready, Preconditioner):
         return other
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """`.to`, `.float` and the like: what is not learned goes along, and first, for it may refuse."""
+        """`.to`, `.float` and the like: also moves what is not learned, first, because that may raise."""
         like = None if self.M is None else self.M._like()
         if self.M is not None and like is not None:
             to = fn(like.detach())
@@ -205,7 +205,7 @@ class Trainable(_Ready, Preconditioner):
     def pcg_form(self) -> tuple[str, Tensor, Any] | None:
         if self.M is None:
             return None if type(self).build is Trainable.build else self.build().pcg_form()
-        # An AMG would set up its cycle for a None; and the form does not ask what it depends on.
+        # An AMG would set up its cycle for a None; and the form does not depend on it.
         return None if type(self.M).pcg_form is Preconditioner.pcg_form else self._built(()).pcg_form()
 
     def settings(self) -> dict[str, Any]:

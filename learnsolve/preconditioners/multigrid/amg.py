@@ -44,7 +44,7 @@ class AMG(Preconditioner):
     ----------
     A : CSR, shape (n, n), float32 or float64, without zeros on the diagonal; its values may have batch axes
     method : "smoothed_aggregation" (if not given) or "ruge_stuben", of pyamg
-    hierarchy : instead of `method`: a `Hierarchy`, such as that of another AMG, or a pyamg MultilevelSolver
+    hierarchy : instead of `method`: a `Hierarchy`, such as another AMG's, or a pyamg MultilevelSolver
     cycle : "V", "W" or "F"
     smoother : "gauss_seidel", symmetric; "jacobi", the default for CUDA or with `weight`; "chebyshev"
     presweeps, postsweeps : int >= 0, not both 0
