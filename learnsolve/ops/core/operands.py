@@ -81,9 +81,7 @@ def plain_values(t: Tensor) -> Tensor:
 
 def factor(function: str, name: str, A: CSR, s: Any) -> Any:
     """A scalar as something that broadcasts against (..., nnz): a float or a tensor."""
-    rule = (
-        f"{name} must be a number or a tensor with one element (or one per matrix of a batch, shape (..., 1))"
-    )
+    rule = f"{name} must be a number or a tensor with one element (or one per matrix, shape (..., 1))"
     if isinstance(s, Tensor):
         # A scalar takes the matrix's precision, as with torch's tensors; an array would change it.
         checks.check_real(function, name, s.dtype)
