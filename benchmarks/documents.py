@@ -19,6 +19,7 @@ from benchmarks.harness import OURS
 from benchmarks.report import duration, markdown
 
 RUN = ROOT / "benchmarks/results/bench-amd-epyc.json"
+FRONT_DOOR = ROOT / "benchmarks/results/front-door.json"
 REGRESSION = ROOT / "experiments/thread_slow_backward_regression/results"
 BLOCK = re.compile(r"(<!-- benchmarks: (\S+) -->\n).*?(<!-- end of benchmarks -->)", re.DOTALL)
 NOISE = 1.05  # a peer is faster from here on
@@ -229,7 +230,102 @@ def cg_loops(run: Row) -> str:
     )
 
 
-TABLES = {f.__name__: f for f in (table2, causes, slower, gains, targets, regression, cg_loops)}
+# Of the matrices of `front_door`, one of each kind.
+CHOICES = (
+    "Poisson 300x300",
+    "Poisson 46x46x46",
+    "anisotropic 1e-3 150x150",
+    "jumps 1e4 200x200",
+    "Stokes 130x130",
+    "complex Helmholtz 60x60",
+    "convection strong 300x300",
+    "Laplacian power law 20000",
+    "delaunay_n13",
+)
+
+
+def front_door(_: Row) -> str:
+    """What `ls.solve` chooses, against the best single method."""
+    lines = []
+    run = json.loads(FRONT_DOOR.read_text())
+    rows = {row["case"]: row for row in run["rows"] if row["way"] == "to 1e-08"}
+    for case in CHOICES:
+        row = rows[case]
+        best, ours = row["cells"][row["best"]]["median"], row["cells"][OURS]["median"]
+        lines.append(
+            {
+                "to 1e-8": case,
+                "rows": f"{row['rows']:,}",
+                "`ls.solve`": duration(ours),
+                "by": row["choice"].split("; ")[-1].removeprefix("then ").partition(":")[0],
+                "best single method": f"{row['best']}, {duration(best)}",
+                "ratio": f"{ours / best:.2f}",
+            }
+        )
+    ratios = sorted(row["of best"] for row in run["rows"] if "of best" in row)
+    shares = ", ".join(f"{limit:g} times in {sum(r <= limit for r in ratios)}" for limit in (1.5, 2.0, 3.0))
+    note = f"Of {len(ratios)} solves: at most {shares}; the largest {ratios[-1]:.3g}."
+    return f"{markdown(lines)}\n\n{note} A best time below 1 ms counts as 1 ms."
+
+
+def iterations(run: Row) -> str:
+    """The time of an iteration over SciPy's."""
+    lines: dict[str, dict[str, str]] = {}
+    for row in run["rows"]:
+        method, _, rest = row["case"].partition(", an iteration, ")
+        if row["section"] == "solvers" and rest and row["threads"] == 1:
+            ratio = row["cells"][OURS]["median"] / row["cells"]["SciPy"]["median"]
+            lines.setdefault(method, {"": f"`{method}`"})[rest] = f"{ratio:.2f}"
+    return markdown(list(lines.values()))
+
+
+def multigrid(run: Row) -> str:
+    """`cg` with AMG, and its set-up."""
+    lines: dict[str, dict[str, str]] = {}
+    for row in run["rows"]:
+        case = row["case"].removeprefix("cg, M = AMG, ")
+        if (row["section"], row["threads"]) == ("solvers", 1) and case != row["case"]:
+            way = "set-up" if row["way"].startswith("set-up") else row["way"]
+            line = lines.setdefault(case, {"": case})
+            for name in (OURS, "pyamg"):
+                if "median" in row["cells"].get(name, {}):
+                    line[f"{way}, {name}"] = duration(row["cells"][name]["median"])
+    keys = dict.fromkeys(key for line in lines.values() for key in line)
+    return markdown([dict.fromkeys(keys, "") | line for line in lines.values()])
+
+
+def batches(run: Row) -> str:
+    """A batch in one call of `cg`, against a loop in Python."""
+    rows = [row for row in run["rows"] if row["section"] == "batches"]
+    return markdown(
+        [
+            {
+                "": f"{row['case']}, {row['way']}",
+                "threads": str(row["threads"]),
+                "one call": duration(row["cells"][OURS]["median"]),
+                "a loop": duration(row["cells"]["loop"]["median"]),
+            }
+            for row in rows
+        ]
+    )
+
+
+TABLES = {
+    f.__name__: f
+    for f in (
+        table2,
+        causes,
+        slower,
+        gains,
+        targets,
+        regression,
+        cg_loops,
+        front_door,
+        iterations,
+        multigrid,
+        batches,
+    )
+}
 
 
 def pages() -> list[Path]:
