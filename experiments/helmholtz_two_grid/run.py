@@ -14,6 +14,7 @@ For its error propagator E (`analysis.ErrorPropagator`, `spectral_radius`):
 The loss is (||E^K||_F^2 / n)^(1 / 2K), K = 8: the published one, of K cycles on n vectors, with unit vectors.
 """
 
+import csv
 import sys
 from pathlib import Path
 
@@ -33,11 +34,11 @@ LEARN = {
     "both": ("prolongations", "weights"),
 }
 STYLES = {
-    "linear, 2/3": {"color": GRAY, "linestyle": "--"},
-    "linear, best": {"color": ORANGE, "linestyle": "-."},
-    "damping": {"color": PURPLE},
-    "prolongation": {"color": BLACK, "linestyle": ":", "linewidth": 2},
-    "both": {"color": BLUE, "linewidth": 2},
+    "linear, 2/3": {"color": GRAY, "linestyle": "--", "label": "linear interpolation, damping 2/3"},
+    "linear, best": {"color": ORANGE, "linestyle": "-.", "label": "linear interpolation, best damping"},
+    "damping": {"color": PURPLE, "label": "learned damping"},
+    "prolongation": {"color": BLACK, "linestyle": ":", "linewidth": 2, "label": "learned prolongation"},
+    "both": {"color": BLUE, "linewidth": 2, "label": "both learned"},
 }
 
 
@@ -114,12 +115,14 @@ def factors(n: int, k: float, steps: int) -> tuple[dict, ls.preconditioners.Trai
 
 
 def factor_figure(rows: list[dict], n: int):
-    figure, axes = new_figure(f"Two-grid cycle for Helmholtz, n = {n}", "wavenumber k", "spectral radius")
+    figure, axes = new_figure(
+        f"Two-grid cycle for Helmholtz's equation, n = {n}", "wavenumber k", "spectral radius"
+    )
     for name, style in STYLES.items():
-        axes.semilogy([r["k"] for r in rows], [r[name] for r in rows], marker=".", label=name, **style)
+        axes.semilogy([r["k"] for r in rows], [r[name] for r in rows], marker=".", **style)
     axes.axhline(1, color=GRAY, linewidth=0.5)
     axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.legend(frameon=False, ncols=2)
+    figure.legend(loc="outside lower center", frameon=False, ncols=2)
     return figure
 
 
@@ -137,8 +140,13 @@ def damping_figure(M: ls.preconditioners.Trainable, k: float):
 
 
 def main() -> None:
-    experiment = Experiment(__file__, __doc__)
+    draw = ("--draw", {"action": "store_true", "help": "factors.png of results/factors.csv, no training"})
+    experiment = Experiment(__file__, __doc__, draw)
     n, steps = (31, 15) if experiment.quick else (127, 150)
+    if experiment.args.draw:
+        with (Path(__file__).parent / "results" / "factors.csv").open() as file:
+            rows = [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
+        return experiment.figure("factors.png", factor_figure(rows, n))
     ks = [2.0, 10.0] if experiment.quick else [float(k) for k in range(2, 21)]
     rows, last = [], None
     for k in ks:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
-from common import BLACK, BLUE, GRAY, Experiment, new_panels, table
+from common import BLACK, BLUE, GRAY, Experiment, new_figure, table
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from training import train
@@ -88,25 +88,21 @@ def rows_of(found: dict, classical: str) -> list[dict]:
 
 
 def figure(found: dict, classical: str, trained: str):
-    cycles, sizes = (list(dict.fromkeys(key[part] for key in found)) for part in (1, 0))
-    figure, panels = new_panels(f"Convergence factors on larger matrices, trained on {trained}", len(cycles))
-    for axes, cycle in zip(panels, cycles, strict=True):
-        for shift, color, side, name in ((-0.17, GRAY, 0, classical), (0.17, BLUE, 1, "learned")):
-            for place, size in enumerate(sizes):
-                if (size, cycle) not in found:
-                    continue
-                values = found[size, cycle][side]
-                center = place + shift
-                across = torch.linspace(center - 0.1, center + 0.1, len(values)).tolist()
-                label = name if place == 0 else None
-                axes.plot(across, values, ".", markersize=3, color=color, label=label)
-                axes.hlines(sum(values) / len(values), center - 0.13, center + 0.13, color=BLACK)
-        axes.set_xticks(range(len(sizes)), sizes)
-        axes.set_title(cycle if cycle == "two grids" else f"{cycle}-cycle")
-        axes.set_xlabel("matrix")
-    panels[0].set_ylim(0, 1.05 * max(max(values) for both in found.values() for values in both))
-    panels[0].set_ylabel("convergence factor; lines: means")
-    panels[0].legend(frameon=False, loc="lower right", markerscale=4)
+    title = f"Convergence factors on larger matrices, trained on {trained}"
+    figure, axes = new_figure(title, "", "convergence factor; lines: means")
+    for place, both in enumerate(found.values()):
+        for shift, color, name, values in zip(
+            (-0.2, 0.2), (GRAY, BLUE), (classical, "learned"), both, strict=True
+        ):
+            center = place + shift
+            across = torch.linspace(center - 0.12, center + 0.12, len(values)).tolist()
+            label = None if place else name
+            axes.plot(across, values, ".", markersize=3, color=color, label=label)
+            axes.hlines(sum(values) / len(values), center - 0.16, center + 0.16, color=BLACK)
+    cycles = (f"{size}\n{c if c == 'two grids' else f'{c}-cycle'}" for size, c in found)
+    axes.set_xticks(range(len(found)), list(cycles))
+    axes.set_ylim(0, 1.05 * max(max(values) for both in found.values() for values in both))
+    axes.legend(frameon=False, loc="lower right", markerscale=4)
     return figure
 
 

@@ -6,7 +6,7 @@ with K = 4, the published choice, and K = 12, which is closer to the spectral ra
 
 L_i has entries between the interface rows of subdomain i. A constant Robin value puts -c times the sum of
 what is cut off, sum_j |a_kj| over j outside, on the diagonal: c = 0 is Dirichlet's condition, 1 Neumann's.
-"two numbers": c and a factor of A's entries along the interface; "entries": all of L.
+"two parameters": c and a factor of A's entries along the interface; "entries": all of L.
 
 Problems: Poisson on a grid in squares; (K - k^2 mass) u = f with linear elements on an unstructured mesh.
 """
@@ -27,12 +27,12 @@ TESTED = 500
 OVERLAP = 1
 STYLES = {
     "Dirichlet": {"color": GRAY, "linestyle": "--"},
-    "constant, best radius": {"color": GRAY, "linestyle": ":", "linewidth": 2},
+    "constant, smallest radius": {"color": GRAY, "linestyle": ":", "linewidth": 2},
     "constant, best for K = 4": {"color": ORANGE, "linestyle": "--", "linewidth": 2},
     "constant, best for K = 12": {"color": ORANGE, "linewidth": 2},
-    "two numbers, K = 12": {"color": PURPLE, "linewidth": 2},
-    "entries, K = 4": {"color": BLUE, "linestyle": "--", "linewidth": 2},
-    "entries, K = 12": {"color": BLUE, "linewidth": 2},
+    "two learned parameters, K = 12": {"color": PURPLE, "linewidth": 2},
+    "learned entries, K = 4": {"color": BLUE, "linestyle": "--", "linewidth": 2},
+    "learned entries, K = 12": {"color": BLUE, "linewidth": 2},
 }
 
 
@@ -77,8 +77,8 @@ def problems(quick: bool) -> list[Problem]:
     mesh = ls.problems.random_mesh(200 if quick else 600, seed=0)
     stiffness, mass = ls.problems.p1_stiffness(mesh), ls.problems.p1_mass(mesh)
     return [
-        Problem(f"Poisson, {n} x {n}, {parts}^2 squares", ls.problems.poisson((n, n)), squares, 0),
-        Problem("K - 9 mass, mesh, 8 parts", stiffness - 9.0 * mass, None, 8),
+        Problem(f"Poisson, {n} x {n} points, {parts**2} squares", ls.problems.poisson((n, n)), squares, 0),
+        Problem("Helmholtz, k = 3, mesh, 8 parts", stiffness - 9.0 * mass, None, 8),
     ]
 
 
@@ -158,22 +158,29 @@ def measured(problem: Problem, values: Tensor, u: Tensor) -> dict:
 def scan_figure(found: dict[str, dict], scans: dict[str, list[dict]]):
     figure, panels = new_panels("Loss with K = 12 on new vectors", len(found))
     for axes, (name, its) in zip(panels, found.items(), strict=True):
-        axes.semilogy(*zip(*[(r["c"], r["K = 12"]) for r in scans[name]], strict=True), color=ORANGE)
-        for what in ("two numbers, K = 12", "entries, K = 4", "entries, K = 12"):
+        scan = [(r["c"], r["K = 12"]) for r in scans[name]]
+        axes.semilogy(*zip(*scan, strict=True), color=ORANGE, label="the constant c")
+        for what in ("two learned parameters, K = 12", "learned entries, K = 4", "learned entries, K = 12"):
             axes.axhline(its[what]["K = 12"], label=what, **STYLES[what])
         axes.set(title=name, xlabel="constant Robin value c", ylim=(None, 0.5))
-        axes.legend(frameon=False)
-    return figure
+    return with_legend(figure, panels, 2)
 
 
 def convergence_figure(found: dict[str, dict]):
-    figure, panels = new_panels("Errors of the stationary method, largest of 500", len(found))
+    figure, panels = new_panels("Stationary Schwarz iteration, 500 random vectors", len(found))
     for axes, (name, its) in zip(panels, found.items(), strict=True):
         for what, row in its.items():
             axes.semilogy(row["history"], label=what, **STYLES[what])
-        axes.set(title=name, xlabel="step k", ylabel=r"$\max_j \|(I - M A)^k u_j\|$")
+        axes.set(title=name, xlabel="step")
         axes.margins(x=0.01)
-    panels[0].legend(frameon=False)
+    panels[0].set_ylabel("largest error")
+    return with_legend(figure, panels, 3)
+
+
+def with_legend(figure, panels, columns: int):
+    figure.set_size_inches(8.4, 4.5)
+    handles = panels[0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", frameon=False, ncols=columns)
     return figure
 
 
@@ -182,13 +189,13 @@ def compared(problem: Problem, steps: int) -> tuple[dict[str, dict], list[dict],
     u = vectors(problem, torch.Generator().manual_seed(2), TESTED)
     scan = scanned(problem, u)
     best = {of: min(scan, key=lambda row: row[of])["c"] for of in ("radius", "K = 4", "K = 12")}
-    constants = {"Dirichlet": 0.0, "constant, best radius": best["radius"]}
+    constants = {"Dirichlet": 0.0, "constant, smallest radius": best["radius"]}
     constants |= {f"constant, best for K = {depth}": best[f"K = {depth}"] for depth in DEPTHS}
     values = {what: problem.local(c) for what, c in constants.items()}
     starts = {depth: {best["radius"], best[f"K = {depth}"]} for depth in DEPTHS}
-    values["two numbers, K = 12"] = learned(problem, starts[12], 12, False, steps)
+    values["two learned parameters, K = 12"] = learned(problem, starts[12], 12, False, steps)
     for depth in DEPTHS:
-        values[f"entries, K = {depth}"] = learned(problem, starts[depth], depth, True, steps)
+        values[f"learned entries, K = {depth}"] = learned(problem, starts[depth], depth, True, steps)
     return {what: measured(problem, v, u) for what, v in values.items()}, scan, constants
 
 

@@ -4,6 +4,14 @@ process.
 A million mutated arrays go through the constructors, converters, operations with their backwards and raw
 operators, and into attributes of objects, in child processes; a tenth as many valid matrices are compared
 with SciPy.
+
+A fault is
+    a process that ends by a signal, a case of more than 20 s of computing, or memory that runs out
+    a rejection that is not a ValueError, TypeError or IndexError of the library, does not name the array, or
+        names an entry that the array does not have
+    a disagreement with an independent reader, in plain Python, about whether the arrays are a pattern
+    an attribute of a `CSR`, a `SparsityPattern` or a `TriangleMesh` that can be set
+    a valid matrix that is rejected, or whose values, transpose or product differ from SciPy's
 """
 
 import random

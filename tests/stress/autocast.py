@@ -2,6 +2,10 @@
 
 Operations, solvers, preconditioners and layers, in bfloat16 and float16; with operands of that precision they
 give what they give for `x.float()`, and gradients in the precision of each operand.
+
+A fault is a result or gradient of another dtype or with other bits than without autocast, also by a backward
+inside of the context; or, with operands of low precision, a result with other bits than for `x.float()`, or a
+gradient that is not that gradient rounded to its operand's dtype.
 """
 
 import time

@@ -3,6 +3,13 @@ runs code or writes elsewhere; valid ones are read as an independent reader does
 
 Matrix Market files, matrices and networks in safetensors, checkpoints and configs of learnsolve.train, and
 Planetoid's pickles and .npz files, each in a child process.
+
+A fault is
+    a process that ends by a signal, a file that takes more than 20 s of computing or more than 1 GiB
+    a command, a connection or a changed file elsewhere, by Python's audit events
+    a rejection by another error than the documented one
+    a Matrix Market file on which an independent strict reader disagrees, or an unchanged file of another kind
+        that is rejected
 """
 
 import os

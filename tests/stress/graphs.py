@@ -2,6 +2,9 @@
 
 Every call that `__all__` names, with each of its arguments in turn made of a leaf and of a result, in random
 directions.
+
+A fault is a call that accepts the argument with a gradient (zero, if there is none) that differs from central
+differences by more than 1e-6 of the product of the lengths, or an error that does not name the argument.
 """
 
 import time

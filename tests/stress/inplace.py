@@ -2,6 +2,11 @@
 that raises no version, a call gives what a fresh matrix gives.
 
 Every operation, solver, preconditioner and layer; solvers with every `gradient=`.
+
+An operand is changed between forward and backward: in place, one entry of it, under inference mode, by an
+optimizer. A fault is a backward that neither raises an error about the change nor gives the gradient of the
+original values. Then parameters change, also by fused optimizers and through `.data`, and matrices made of
+them are used again. A fault is a result with other bits than that of fresh matrices.
 """
 
 import time
