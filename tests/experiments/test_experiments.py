@@ -416,12 +416,12 @@ def test_learned_interfaces_leave_less_than_the_best_constant(quick, quick_run):
     rows = read(results("learned_schwarz", quick, quick_run), "summary.json")["interfaces"]
     for problem in {row["problem"] for row in rows}:
         its = {row["interface values"]: row for row in rows if row["problem"] == problem}
-        constants = [row for name, row in its.items() if "entries" not in name and "numbers" not in name]
-        learned = its["entries, K = 12"]
+        constants = [row for name, row in its.items() if "learned" not in name]
+        learned = its["learned entries, K = 12"]
         assert learned["K = 12"] < (1.0 if quick else 0.05) * min(row["K = 12"] for row in constants)
         assert learned["radius"] < (1.0 if quick else 0.75) * min(row["radius"] for row in constants)
         if not quick:
-            assert its["entries, K = 4"]["K = 4"] < min(row["K = 4"] for row in constants)
+            assert its["learned entries, K = 4"]["K = 4"] < min(row["K = 4"] for row in constants)
 
 
 @both
