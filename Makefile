@@ -49,10 +49,11 @@ experiments: setup ## reproduce figures and threads (ONLY="name ..." chooses, AR
 	  echo "== $$run"; $(python) "$$run" $(ARGS) || exit 1; \
 	done
 
-lint: setup ## ruff, pyright, clang-format
+lint: setup ## ruff, pyright, clang-format, phrases (scripts/english.py)
 	@$(python) -m ruff check .
 	@$(python) -m ruff format --check .
 	@$(python) -m pyright --pythonpath $(python)
+	@$(python) scripts/english.py
 	@find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cuh' -o -name '*.cu' | \
 	  xargs "$(bin)clang-format" --dry-run -Werror
 

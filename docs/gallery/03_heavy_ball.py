@@ -2,7 +2,7 @@
 Step size and momentum of the heavy ball
 ========================================
 
-Two numbers, learned through twelve steps, beside the pair that is best for infinitely many.
+Two parameters, learned through twelve steps, compared with the pair that is best for infinitely many.
 """
 
 import matplotlib.pyplot as plt

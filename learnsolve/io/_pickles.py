@@ -31,7 +31,7 @@ def load(path: Path) -> Any:
 
     Raises
     ------
-    Refused
+    Rejected
         for a name that is not allowed, and for damaged files.
     """
     content = path.read_bytes()

@@ -1,6 +1,6 @@
 """Equal patterns that arrive in a process, in pickles, are one object: the first, or one that lives here.
 
-Patterns that a program makes itself stay apart, as its objects do. They are entered by their contents when
+Patterns that a program makes itself stay separate, as its objects do. They are entered by their contents when
 the first pickle arrives, so that making one costs nothing more.
 """
 

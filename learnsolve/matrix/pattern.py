@@ -48,7 +48,7 @@ class SparsityPattern(Planned, Immutable):
     Notes
     -----
     The arrays are copied. Those that the pattern hands out are its own and must not be changed: a change in
-    place is noticed and refused, unless it bypasses torch, through ``.data`` or NumPy. What kernels need
+    place is noticed and rejected, unless it bypasses torch, through ``.data`` or NumPy. What kernels need
     beyond them is computed at first use and kept: the transpose, the row of each entry, the place of the
     diagonal, blocks of
     rows of about equal work. Patterns are equal only if they are the same object, so a pattern can be a

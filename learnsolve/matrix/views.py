@@ -1,4 +1,4 @@
-"""What a `CSR` offers beside its arithmetic under the names of torch and NumPy: transposes, sizes, moves and
+"""Methods of a `CSR` other than arithmetic, under the names of torch and NumPy: transposes, sizes, moves and
 conversions; pictures, with matplotlib, and for notebooks without; files, of safetensors with the shape in the
 header."""
 

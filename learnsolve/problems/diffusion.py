@@ -18,7 +18,7 @@ def diffusion(kappa: Tensor, *, dimensions: int | None = None, rows: tuple[int, 
 
     Cell-centered finite volumes, u = 0 on the boundary:
 
-    .. math:: (A u)_i = \sum_{j \text{ beside } i} \frac{2 \kappa_i \kappa_j}{\kappa_i + \kappa_j} (u_i - u_j)
+    .. math:: (A u)_i = \sum_{j \sim i} \frac{2 \kappa_i \kappa_j}{\kappa_i + \kappa_j} (u_i - u_j)
               + \sum_{\text{boundary faces of } i} 2 \kappa_i u_i
 
     Parameters

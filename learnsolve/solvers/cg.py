@@ -76,7 +76,7 @@ def cg(
     b : Tensor or NumPy array, shape (n,) or (..., n, k). Each of the k columns stops on its own.
     x0 : like b; zero if not given
     M : an approximation of A^-1, symmetric positive definite: callable r -> M r, CSR or LinearOperator; for a
-        `BlockBatch` also a list of one a block. A torch.nn.Module must say that it is, by an attribute
+        `BlockBatch` also a list with one per block. A torch.nn.Module must say that it is, by an attribute
         symmetric = True; else use `fcg`
     options : shared keywords
 
@@ -176,7 +176,7 @@ class PCG(torch.nn.Module):
     --------
     >>> import torch, learnsolve as ls
     >>> class Scale(torch.nn.Module):
-    ...     symmetric = True  # else `cg` refuses a module
+    ...     symmetric = True  # else `cg` rejects a module
     ...
     ...     def __init__(self):
     ...         super().__init__()

@@ -194,7 +194,7 @@ class Solution(_Pair):
         changed in place since.
     status : Status, of the worst column; reading it waits for the device
     converged : bool, status is CONVERGED
-    statuses : list of Status, one a column (batch axes, blocks of a `BlockBatch` and columns in order)
+    statuses : list of Status, one per column (batch axes, blocks of a `BlockBatch` and columns in order)
     normal_residual_norm : Tensor, shape () or (..., k), of least squares: ||A^T (b - A x) - damp^2 x||; else
         None
     info : int, SciPy's code: 0 converged, > 0 iterations without converging, < 0 breakdown;

@@ -1,5 +1,5 @@
 """Shapes of the raw operators' results, for `torch.compile` and meta tensors (csrc/ops/schema.cpp), where
-several files use an operator; those of the others stand beside their operation."""
+several files use an operator; the others are next to their operation."""
 
 import torch
 from torch import Tensor

@@ -75,7 +75,7 @@ class _Sums(Multilinear):
 
 
 class _Spread(Multilinear):
-    """A product with its transpose, for which torch's copy of rows takes 0.6 to 0.9 of the time, but for
+    """A product with its transpose, for which torch's copy of rows is faster, except for
     results of the size for which operators ask for huge pages (csrc/ops/tensors.h), and torch does not."""
 
     @staticmethod

@@ -106,7 +106,7 @@ def _solve_one(function: str, lu: LU, b: np.ndarray, transpose: bool) -> np.ndar
 
 
 def _judge(function: str, S: scipy.sparse.csr_array, x: np.ndarray, b: np.ndarray, transpose: bool) -> None:
-    """Refuse a solution that is not finite where it should be; warn of one that solves nothing."""
+    """Reject a solution that is not finite where it should be; warn of one that solves nothing."""
     usable = np.isfinite(b).all(0)
     if (usable & ~np.isfinite(x).all(0)).any():
         raise ValueError(

@@ -253,10 +253,10 @@ def _columns(file: TextIO) -> History:
 
 
 def take(folder: Path, settings: RunSettings, files: Iterable[str], folders: Iterable[str] = ()) -> None:
-    """Make the folder fit for a new run, and list in it what the run will write: beside the files of every
-    run `files`, and what it keeps in `folders` of their own.
+    """Make the folder fit for a new run, and list in it what the run will write: the files of every
+    run, `files`, and what it keeps in `folders` of their own.
 
-    An earlier run is removed only with --overwrite. Files that are not listed stay; the folder is refused if
+    An earlier run is removed only with --overwrite. Files that are not listed stay; the folder is rejected if
     the new run would write over one of them, or if there is no earlier run in it.
     """
     try:

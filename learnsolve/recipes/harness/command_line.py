@@ -248,7 +248,7 @@ def _flat_keys(content: dict[Any, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _check_text(where: str, text: str) -> None:
-    """Refuse text that YAML would nest too deeply, or that repeats itself."""
+    """Reject text that YAML would nest too deeply, or that repeats itself."""
     yaml, depth = need("yaml"), 0
     for character in text:  # before the scanner, which takes quadratic time
         depth += (character in "[{") - (character in "]}")

@@ -121,7 +121,7 @@ class Recipe:
         return ()
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run needs beside model, optimizer and step; numbers and strings only."""
+        """What a resumed run needs besides model, optimizer and step; numbers and strings only."""
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:

@@ -78,7 +78,7 @@ class RunSettings:
     quiet : bool
         No progress on the terminal, only the final table.
     logger : str
-        Where to send losses, learning rate and pictures beside the files of the run: tensorboard writes
+        Where losses, learning rate and pictures go in addition to the files of the run: tensorboard writes
         event files into the folder tensorboard below --out.
     """
 
@@ -179,7 +179,7 @@ class VectorSettings(RunSettings):
         at_least("held_out", self.held_out, 1)
 
     def check_vectors(self, n: int, arrays: int) -> None:
-        """Refuse vectors of n numbers for which the free memory is too small; a step holds `arrays` arrays of
+        """Reject vectors of n numbers for which the free memory is too small; a step holds `arrays` arrays of
         their size."""
         vectors = self.test_vectors
         if vectors == "identity" and n > IDENTITY_LIMIT:
@@ -234,7 +234,7 @@ def about_option(error: Exception, options: Mapping[str, str], otherwise: str = 
 
 
 def check_memory(what: str, count: float, settings: RunSettings, remedy: str) -> None:
-    """Refuse `what`, which needs memory for `count` numbers, if less is free."""
+    """Reject `what`, which needs memory for `count` numbers, if less is free."""
     needed, free = count * settings.torch_dtype.itemsize, free_memory(settings.device)
     if needed > free:
         raise SettingError(

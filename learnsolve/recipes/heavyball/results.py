@@ -135,7 +135,7 @@ def figures_of(recipe: HeavyballRecipe, history: History, outcome: Outcome) -> I
 def baselines_of(
     compared: dict[str, Any], key: str, without: Iterable[str], history: History
 ) -> list[tuple[str, float]]:
-    """Losses to draw beside the curve; far above it they would only squeeze it."""
+    """Losses to draw with the curve; far above it they would only squeeze it."""
     highest = max(v for name in ("loss", "held_out_loss") for v in history[name] if v is not None)
     losses = [(name, values.get(key)) for name, values in compared.items() if name not in without]
     return [(name, loss) for name, loss in losses if loss and loss < 30 * highest]

@@ -44,7 +44,7 @@ class JacobiSettings(MatrixSettings):
 
 
 class JacobiRecipe(MatrixRecipe):
-    """One weight a row; see `JacobiSettings`."""
+    """One weight per row; see `JacobiSettings`."""
 
     Settings = JacobiSettings
     files = ("energy.png", "loss.png", "weights.png", "convergence.png")

@@ -207,7 +207,7 @@ def weights_figure(recipe: JacobiRecipe, outcome: Outcome) -> Any:
 
 
 def _weights_image(recipe: JacobiRecipe, outcome: Outcome, grid: tuple[int, ...]) -> Any:
-    """The grid's weights, in 3D those of the middle slice; the closed-form ones beside them on one scale."""
+    """The grid's weights, in 3D those of the middle slice; next to the closed-form ones on one scale."""
     best = outcome.data["closed form"]
     fields = {"learned": recipe.weight.detach()} | ({"closed form": best} if isinstance(best, Tensor) else {})
     title = f"Jacobi weights, {describe(recipe.settings.problem)}"

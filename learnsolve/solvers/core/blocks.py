@@ -110,7 +110,7 @@ class Blocks(Operator):
 
 
 def systems_of(name: str, options: Options, b: Tensor, layout: Layout | None) -> list[tuple[Options, Tensor]]:
-    """The options and the right-hand side that each M belongs to: one, or with a list of M one a block."""
+    """The options and the right-hand side that each M belongs to: one, or with a list of M one per block."""
     if layout is None or not isinstance(options.M, (list, tuple)):
         return [(options, b)]
     for key, given in (("M", options.M), ("adjoint_M", options.adjoint_M)):

@@ -70,7 +70,7 @@ class Criterion(Protocol):
 
 
 class ResidualNorm:
-    """||b - A x|| <= max(rtol ||b||, atol), with atol a number or one a column."""
+    """||b - A x|| <= max(rtol ||b||, atol), with atol a number or one per column."""
 
     square = True
     reads: tuple[str, ...] = ()

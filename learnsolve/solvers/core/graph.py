@@ -79,7 +79,7 @@ def traced_solve(
 
 
 def _is_null(null: Any) -> bool:
-    """May `null_space` have it? Anything else is refused outside of the graph."""
+    """May `null_space` have it? Anything else is rejected outside of the graph."""
     if isinstance(null, Tensor):
         return not null.requires_grad
     return isinstance(null, str) and null == CONSTANTS

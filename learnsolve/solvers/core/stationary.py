@@ -114,7 +114,7 @@ _BESIDE = {
 def settings_of(
     name: str, iterations: int | None, arguments: Mapping[str, Any], beside: Mapping[str, str] = _BESIDE
 ) -> Options:
-    """`beside`: what is wrong with a keyword beside `iterations`."""
+    """The options of a call; a keyword that does not go with `iterations` raises its rule."""
     keywords = {key: value for key, value in arguments.items() if value is not None}
     if iterations is None:
         return options_of(name, keywords)
