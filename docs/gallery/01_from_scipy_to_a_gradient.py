@@ -2,7 +2,7 @@
 From SciPy to a gradient
 ========================
 
-A matrix that SciPy assembled, inside a loss: which entries matter most for the solution at one place?
+A SciPy matrix inside a loss: to which entries is the solution at one point most sensitive?
 """
 
 import matplotlib.pyplot as plt
@@ -18,14 +18,14 @@ A = ls.CSR.from_scipy(S).requires_grad_()
 b = torch.ones(n, dtype=torch.float64)
 
 # %%
-# The solution in the middle, and its derivative for every entry: one more solve, never an n x n matrix.
+# The solution at the midpoint, and its derivative for every entry: one more solve, no dense n x n matrix.
 solution = ls.solvers.cg(A, b, rtol=1e-10)
 solution.x[n // 2].backward()
 sensitivity = A.with_values(A.values.grad).to_scipy()
 print(solution, sensitivity.nnz)
 
 # %%
-# Against a finite difference for one entry of the diagonal:
+# Compared with a finite difference for one diagonal entry:
 h, i = 1e-6, 20
 moved = S.copy().tolil()
 moved[i, i] += h
@@ -34,7 +34,7 @@ print(f"{sensitivity[i, i]:.4f} by the adjoint, {difference:.4f} by a difference
 
 # %%
 figure, axes = plt.subplots(figsize=(5, 3), layout="constrained")
-for k, name in ((0, "diagonal"), (1, "beside it")):
+for k, name in ((0, "diagonal"), (1, "superdiagonal")):
     axes.plot(sensitivity.diagonal(k), label=name)
 axes.set(xlabel="row", ylabel="derivative of x[n // 2]")
 axes.legend(frameon=False)

@@ -2,7 +2,7 @@
 Weights for Jacobi's method
 ===========================
 
-One weight for each row, learned by differentiating through ten sweeps (arXiv 2212.05159, section 4.1).
+One weight per row, learned by differentiating through ten sweeps (arXiv 2212.05159, section 4.1).
 """
 
 import matplotlib.pyplot as plt
@@ -17,7 +17,7 @@ smoother = ls.solvers.Jacobi(torch.ones(n, dtype=A.dtype), iterations=sweeps)
 
 
 def energy(solver, x):
-    """Of the error after the sweeps that start from x, for A x = 0."""
+    """Mean energy of the error after the sweeps, started at x, for A x = 0."""
     e = solver(A, torch.zeros_like(x), x).x
     return (e * (A @ e)).sum(0).mean()
 

@@ -32,7 +32,7 @@ for _ in range(200):
     optimizer.step()
 
 # %%
-# In twelve steps less momentum is better.
+# For twelve steps less momentum is better.
 b = torch.randn(n, 500, dtype=A.dtype)
 learned = solver.alpha.item(), solver.beta.item()
 print("learned: alpha {:.3f}, beta {:.3f}".format(*learned))

@@ -23,17 +23,17 @@ def history(M, b, iterations):
 
 
 # %%
-# The loss weighs the residuals of ten iterations, the last ones most.
+# The loss weights the residuals of ten iterations, the last ones most.
 optimizer = torch.optim.Adam(M.parameters(), lr=2e-3)
 for _ in range(300):
-    found = history(M, torch.randn(n, 16, dtype=A.dtype), 10)
-    loss = (share @ found[1:].log()).mean() / share.sum()
+    norms = history(M, torch.randn(n, 16, dtype=A.dtype), 10)
+    loss = (share @ norms[1:].log()).mean() / share.sum()
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
 
 # %%
-# On right-hand sides that the training has not seen:
+# On right-hand sides not seen in training:
 b = torch.randn(n, 100, dtype=A.dtype)
 figure, axes = plt.subplots(figsize=(5, 3), layout="constrained")
 for name, given in (("none", None), ("IC(0)", ls.preconditioners.IC0(A)), ("learned", M)):

@@ -2,7 +2,7 @@
 A coefficient from measurements
 ===============================
 
-Which coefficient κ of -∇·(κ∇u) = 1 has the solution that was measured?
+Which coefficient κ of -∇·(κ∇u) = 1 gives the measured solution?
 """
 
 import matplotlib.pyplot as plt
@@ -38,7 +38,7 @@ print(f"loss {before:.2e} at the start, {closure().item():.2e} at the end")
 
 # %%
 figure, panels = plt.subplots(1, 2, figsize=(5.4, 2.7), layout="constrained")
-for axes, name, field in zip(panels, ("truth", "found"), (truth, log_kappa.detach().exp()), strict=True):
+for axes, name, field in zip(panels, ("truth", "recovered"), (truth, log_kappa.detach().exp()), strict=True):
     image = axes.imshow(field, vmin=1, vmax=3, origin="lower")
     axes.set(title=name, xticks=[], yticks=[])
 figure.colorbar(image, ax=panels)

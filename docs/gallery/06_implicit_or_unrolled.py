@@ -2,7 +2,7 @@
 Implicit or unrolled
 ====================
 
-Two gradients of one solve: that of the exact solution, and that of the iterations that ran.
+Two gradients of one solve: of the exact solution, and of the iterations that ran.
 """
 
 import matplotlib.pyplot as plt
@@ -25,8 +25,8 @@ def error(gradient, **stop):
 
 
 # %%
-# The unrolled gradient differentiates what N iterations reach, also far from convergence. The implicit one is
-# that of the solution: as accurate as the solve.
+# The unrolled gradient differentiates the result of N iterations, even far from convergence. The implicit one
+# is the gradient of the solution and as accurate as the solve.
 counts = list(range(5, 61, 5))
 unrolled = [error("unrolled", rtol=0.0, maxiter=k) for k in counts]
 tolerances = [10.0**-k for k in range(1, 10)]
@@ -41,7 +41,7 @@ axes.legend(frameon=False)
 plt.show()
 
 # %%
-# A preconditioner, or a weight, does not change the solution: only the unrolled gradient learns it.
+# A preconditioner or a weight does not change the solution, so only the unrolled gradient can train it.
 d = torch.ones(400, dtype=torch.float64, requires_grad=True)
 solution = ls.solvers.cg(
     A.detach(), b, M=ls.preconditioners.Diagonal(d), rtol=0.0, maxiter=8, gradient="unrolled"

@@ -43,7 +43,7 @@ axes.set(xlabel="iteration", ylabel="relative residual of each matrix")
 plt.show()
 
 # %%
-# Different patterns: one block-diagonal matrix, whose blocks keep a recurrence and a history each.
+# Different patterns: one block-diagonal matrix. Each block has its own recurrence and residual history.
 batch = ls.BlockBatch([ls.problems.poisson((k, k)) for k in (8, 16, 32)])
 solution = ls.solvers.cg(batch, torch.ones(batch.matrix.shape[0], dtype=torch.float64))
 print([x.shape[0] for x in batch.split(solution.x)], solution.residual_norms.shape)

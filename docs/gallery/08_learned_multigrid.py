@@ -23,7 +23,7 @@ def history(M, b, iterations):
 
 
 # %%
-# `current()` is the preconditioner of the present parameters, with their graph.
+# `build()` is the preconditioner with the current parameters and their graph.
 optimizer = torch.optim.Adam(learned.parameters(), lr=5e-3)
 losses = []
 for _ in range(60):

@@ -2,7 +2,7 @@
 Graph convolutions from an edge_index
 =====================================
 
-Two communities, twelve known labels: a network of two layers finds the rest.
+Two communities, twelve known labels: a two-layer network predicts the others.
 """
 
 import matplotlib.pyplot as plt

@@ -2,7 +2,7 @@ r"""
 A sparse approximate inverse
 ============================
 
-A matrix M on a given pattern, trained to make A M close to the identity, by sparse products alone.
+A matrix M on a given pattern, trained by sparse products only, so that A M is close to the identity.
 
 :math:`M = G G^T + \epsilon I`; the loss is :math:`\|A M - I\|_F^2`.
 """
@@ -26,7 +26,7 @@ def inverse():
 
 
 # %%
-# Sparse products are differentiable in their values, on plans that the pattern keeps.
+# Sparse products are differentiable for their values; the pattern caches their plans.
 optimizer = torch.optim.Adam([values], lr=0.02)
 losses = []
 for _ in range(150):
@@ -37,7 +37,7 @@ for _ in range(150):
     losses.append(loss.item())
 
 # %%
-# It is applied by two products: nothing waits, as in a triangular solve.
+# M is applied by two products, which are more parallel than triangular solves.
 b = torch.ones(n, dtype=A.dtype)
 M = ls.preconditioners.Factored(ls.CSR(values.detach(), pattern), form="product", shift=1e-3)
 counts = {

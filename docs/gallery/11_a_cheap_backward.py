@@ -2,7 +2,7 @@
 A cheap backward of your own
 ============================
 
-An operation whose backward is one call, whatever the data; and how to see that it is.
+An operation whose backward is one call for all sizes of the data, and how to verify it.
 """
 
 import matplotlib.pyplot as plt
@@ -40,7 +40,7 @@ assert torch.autograd.gradcheck(WeightedSum.apply, (w, x))
 assert torch.autograd.gradgradcheck(WeightedSum.apply, (w, x))
 
 # %%
-# Then the calls of the backward, which must not grow with the data.
+# Then the number of calls in the backward, which must not grow with the data.
 sizes, calls = (4, 16, 64), {"loop": [], "Function": []}
 for k in sizes:
     w, x = torch.randn(k, requires_grad=True), torch.randn(k, 1000, requires_grad=True)

@@ -2,7 +2,7 @@
 The command line: train, stop, resume
 =====================================
 
-Every recipe of ``python -m learnsolve.train`` leaves a folder that explains itself, and can be continued.
+Every recipe of ``python -m learnsolve.train`` writes a self-contained folder, from which it can be resumed.
 """
 
 import csv
@@ -18,11 +18,11 @@ folder = Path(tempfile.mkdtemp()) / "run"
 train.main(["jacobi", "--steps", "100", "--out", str(folder), "--quiet"])
 
 # %%
-# What is there:
+# The files:
 print(*sorted(path.name for path in folder.iterdir()), sep="\n")
 
 # %%
-# 200 steps more, with the same numbers as if it had never stopped:
+# 200 more steps, with the same results as without the interruption:
 # ``python -m learnsolve.train jacobi --resume run --steps 300``. Ctrl-C leaves a checkpoint to resume from,
 # and ``torchrun --nproc-per-node 4 -m learnsolve.train jacobi`` shares the vectors among processes.
 train.main(["jacobi", "--resume", str(folder), "--steps", "300", "--quiet"])
