@@ -206,11 +206,7 @@ def test_what_an_edge_index_must_be():
     assert (P.shape, P.nnz, P.dtype, len(order)) == ((3, 3), 0, torch.int32, 0)
 
 
-HOW = {
-    "softplus": torch.nn.functional.softplus,
-    "exp": torch.exp,
-    "sqrt_exp": lambda d: torch.exp(d).sqrt(),
-}
+HOW = {"softplus": torch.nn.functional.softplus, "exp": torch.exp, "sqrt_exp": lambda d: torch.exp(d).sqrt()}
 
 
 @pytest.mark.parametrize("how", HOW)

@@ -3,14 +3,7 @@
 import numpy as np
 import scipy.sparse
 import torch
-from reference import (
-    banded,
-    grid,
-    normal,
-    pattern_of,
-    random,
-    structures,
-)
+from reference import banded, grid, normal, pattern_of, random, structures
 
 from learnsolve import CSR
 

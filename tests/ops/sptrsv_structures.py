@@ -3,10 +3,7 @@
 import numpy as np
 import scipy.sparse as sp
 from ops.triangular import with_diagonal
-from reference import (
-    grid,
-    random,
-)
+from reference import grid, random
 
 
 def band(n, *offsets):

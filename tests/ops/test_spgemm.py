@@ -8,15 +8,7 @@ import pytest
 import scipy.sparse
 import torch
 from ops.spgemm_cases import STRUCTURES, pairs, random_mask, same_pattern, symbolic, with_normal_values
-from reference import (
-    assert_within,
-    banded,
-    coordinates,
-    grid,
-    normal,
-    pattern_of,
-    random,
-)
+from reference import assert_within, banded, coordinates, grid, normal, pattern_of, random
 from torch.autograd import gradcheck, gradgradcheck
 
 from learnsolve import CSR, ops

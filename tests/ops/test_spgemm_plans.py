@@ -8,14 +8,7 @@ import weakref
 import pytest
 import torch
 from ops.spgemm_cases import random_mask, symbolic, with_normal_values
-from reference import (
-    assert_same_bits,
-    coordinates,
-    grid,
-    normal,
-    power_law,
-    random,
-)
+from reference import assert_same_bits, coordinates, grid, normal, power_law, random
 
 from learnsolve import CSR, ops
 from learnsolve.matrix import device_analysis

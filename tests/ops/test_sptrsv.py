@@ -10,16 +10,7 @@ import torch
 from ops.sptrsv_structures import STRUCTURES, band
 from ops.test_memory import peak
 from ops.triangular import F64, SHAPES, SIDES, P, dense, full, sparse, triangle, values_for, with_diagonal
-from reference import (
-    assert_same_bits,
-    coordinates,
-    densify,
-    gradients,
-    grid,
-    normal,
-    pattern_of,
-    random,
-)
+from reference import assert_same_bits, coordinates, densify, gradients, grid, normal, pattern_of, random
 from torch import func
 
 import learnsolve as ls

@@ -8,10 +8,7 @@ import scipy.sparse as sp
 import torch
 from ops.sptrsv_structures import STRUCTURES
 from ops.triangular import F64, dense, sparse, values_for
-from reference import (
-    normal,
-    pattern_of,
-)
+from reference import normal, pattern_of
 from torch import func
 
 import learnsolve as ls
