@@ -9,7 +9,7 @@ import pytest
 import scipy.sparse.linalg
 import torch
 from ops.direct import VALUES, P, batch_of_values, convection, dense, pair, sparse
-from reference import assert_same_bits, gradients, normal
+from reference import gradients, normal
 from torch import func
 from torch.autograd import gradcheck, gradgradcheck
 
@@ -102,6 +102,9 @@ def test_kept_for_later_calls(factored):
     torch.vmap(F, in_dims=1)(b)
     func.jacrev(F)(b)
     assert len(factored) == 1
+    with torch.inference_mode():
+        G = ls.ops.factorized(ls.CSR(v.detach(), P))
+    assert torch.equal(G(b), F(b))
 
 
 @pytest.mark.parametrize("batch", [(), (2,)], ids=str)
@@ -130,15 +133,6 @@ def test_changed_values_are_refused():
     with pytest.raises(RuntimeError, match=r"factorized: the values of A were changed .* call factorized"):
         F(b)
     torch.testing.assert_close(ls.ops.factorized(A)(b), wanted / 2, rtol=1e-13, atol=0)
-
-
-def test_a_step_of_an_optimizer_is_a_change():
-    v = torch.nn.Parameter(VALUES.clone())
-    F = ls.ops.factorized(ls.CSR(v, P))
-    F(normal((5,))).sum().backward()
-    torch.optim.SGD([v], lr=0.1).step()
-    with pytest.raises(RuntimeError, match="changed"):
-        F(normal((5,)))
 
 
 def test_a_change_behind_torch_meets_no_old_factor():
@@ -207,13 +201,6 @@ def test_threads_share_a_factor(factored):
     for a, b in zip(alone, found, strict=True):
         assert all(torch.equal(s, t) for s, t in zip(a, b, strict=True))
     assert len(factored) == 1
-
-
-def test_same_bits_for_any_number_of_threads():
-    Q, v = pair(convection(40))
-    b = normal((1600, 3))
-    f = lambda v, b: sparse(v, b, False, Q)  # noqa: E731
-    assert_same_bits(lambda: [f(v, b), *gradients(f, [v, b], b)], (2, 3))
 
 
 @pytest.mark.few
