@@ -15,7 +15,7 @@ from ops.direct import P as DIRECT
 from ops.incomplete_cases import dominant
 from ops.incomplete_cases import small as incomplete_pattern
 from ops.raw_samples import SAMPLES, incomplete_plan, ops, structure
-from reference import densify, normal, pattern_of, random, small_pattern
+from reference import densify, normal, pattern_of, random
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten_with_path, tree_map_only, tree_unflatten
 
@@ -93,21 +93,6 @@ def test_a_gradient_is_not_lost_silently(name):
     assert first.requires_grad
     with pytest.warns(UserWarning, match="autograd kernel was not registered"):
         first.sum().backward()
-
-
-def test_meta_tensors_give_shapes():
-    P = small_pattern()
-    A = [t.to("meta") for t in structure(P)]
-    y = ops.csr_spmm(*A, normal((P.nnz,)).to("meta"), normal((5, 2)).to("meta"))
-    assert y.is_meta
-    assert y.shape == (4, 2)
-
-
-def test_results_never_share_memory_with_arguments():
-    P = ls.CSR.from_dense(torch.eye(3, dtype=torch.float64)).pattern
-    v, x = torch.ones(3, dtype=torch.float64), normal((3,))
-    y = ls.ops.spmm(ls.CSR(v, P), x)
-    assert y.data_ptr() not in (v.data_ptr(), x.data_ptr())
 
 
 @pytest.mark.parametrize("kind", ["ic0", "mic0", "ilu0"])

@@ -17,6 +17,7 @@ from reference import (
     banded,
     coordinates,
     grid,
+    matrix,
     normal,
     pattern_of,
     power_law,
@@ -52,11 +53,6 @@ def symbolic(S, T):
     return C
 
 
-def with_normal_values(S, dtype=torch.float64, index=torch.int64, seed=0, grad=False):
-    P = pattern_of(S, index)
-    return CSR(normal((P.nnz,), dtype, seed).requires_grad_(grad), P)
-
-
 def same_pattern(P, S):
     S = scipy.sparse.csr_array(S)
     return (
@@ -77,7 +73,7 @@ of_the_cpu = pytest.mark.skipif(device_analysis.everywhere, reason="of the CPU o
 def test_against_scipy(structure, planned):
     types = itertools.product((torch.int32, torch.int64), (torch.float32, torch.float64))
     for (S, T), (index, dtype) in itertools.product(pairs(STRUCTURES[structure]), types):
-        A, B = with_normal_values(S, dtype, index, 1), with_normal_values(T, dtype, index, 2)
+        A, B = matrix(S, 1, index, dtype), matrix(T, 2, index, dtype)
         C = ops.spgemm(A, B)
         assert C.dtype == dtype
         assert C.pattern.dtype == index
@@ -105,7 +101,7 @@ def test_against_scipy(structure, planned):
 def test_mask(structure, planned):
     """Only the entries of the mask are computed; gradients flow through them alone."""
     for k, (S, T) in enumerate(pairs(STRUCTURES[structure])):
-        A, B = with_normal_values(S, seed=1, grad=True), with_normal_values(T, seed=2, grad=True)
+        A, B = matrix(S, seed=1, grad=True), matrix(T, seed=2, grad=True)
         shape = (S.shape[0], T.shape[1])
         full = ops.spgemm(A, B)
         square = A.pattern if A.shape == shape else random_mask(shape)
@@ -122,7 +118,7 @@ def test_mask(structure, planned):
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_derivatives(masked, planned):
-    A, B = with_normal_values(random(5, 6, 0.4)), with_normal_values(random(6, 4, 0.4, 1), seed=1)
+    A, B = matrix(random(5, 6, 0.4)), matrix(random(6, 4, 0.4, 1), seed=1)
     mask = random_mask((5, 4)) if masked else None
     inputs = [M.values.clone().requires_grad_() for M in (A, B)]
 
@@ -147,7 +143,7 @@ def test_uniform_blocks_against_one_row_at_a_time(structure):
         results = []
         for limit in (2**30, 0):
             before = ops.set_spgemm_plan_limit(limit)
-            A, B = with_normal_values(S, dtype), with_normal_values(T, dtype, seed=1)
+            A, B = matrix(S, dtype=dtype), matrix(T, 1, dtype=dtype)
             a = normal((*batch, A.nnz), dtype, 2).requires_grad_()
             b = normal((*batch, B.nnz), dtype, 3).requires_grad_()
             c = ops.spgemm(A.with_values(a), B.with_values(b)).values
@@ -169,7 +165,7 @@ def test_uniform_blocks_against_one_row_at_a_time(structure):
 def test_batches(left, right, planned):
     """Shared operands collect their gradients; the types of indices may differ."""
     for S in (random(7, 7, 0.4), grid(5, 12)):
-        A, B = with_normal_values(S, index=torch.int32), with_normal_values(S)
+        A, B = matrix(S, index=torch.int32), matrix(S)
         a, b = (normal((*batch, A.nnz), seed=i).requires_grad_() for i, batch in enumerate((left, right)))
         C = ops.spgemm(A.with_values(a), B.with_values(b))
         assert C.pattern.dtype == torch.int64
@@ -205,7 +201,7 @@ def test_more_entries_than_the_index_type_can_number(monkeypatch):
 
 
 def test_errors():
-    A, limit = with_normal_values(random(4, 5, 0.5)), ops.set_spgemm_plan_limit
+    A, limit = matrix(random(4, 5, 0.5)), ops.set_spgemm_plan_limit
     batches = A.with_values(normal((2, A.nnz))), A.T.with_values(normal((3, A.nnz)))
     for call, error, message in (
         (lambda: A @ A, ValueError, r"spgemm: A.shape\[1\] must equal B.shape\[0\], got .*\(4, 5\)"),
@@ -230,7 +226,7 @@ def test_compile_through_a_product():
     def f(A, B, x):
         return ops.spmm(ops.spgemm(A, ops.spgemm(B, A), mask=B.pattern), x)
 
-    A, B = with_normal_values(random(7, 7, 0.4)), with_normal_values(random(7, 7, 0.4, 1))
+    A, B = matrix(random(7, 7, 0.4)), matrix(random(7, 7, 0.4, 1))
     a, b, x = (t.clone().requires_grad_() for t in (A.values, B.values, normal((7,))))
     run = torch.compile(f, fullgraph=True, backend="aot_eager")
     for _ in range(2):
@@ -255,8 +251,8 @@ def test_a_plan_is_made_once(monkeypatch):
     for name in names:
         real = getattr(analysis, name)
         monkeypatch.setattr(analysis, name, lambda *a, real=real, name=name: made.append(name) or real(*a))
-    A = with_normal_values(random(9, 9, 0.4), grad=True)
-    P = with_normal_values(random(9, 4, 0.4), grad=True)
+    A = matrix(random(9, 9, 0.4), grad=True)
+    P = matrix(random(9, 4, 0.4), grad=True)
     results = []
     for step in range(3):
         C = A.with_values(A.values * (1 + step)) @ A
@@ -271,7 +267,7 @@ def test_a_plan_is_made_once(monkeypatch):
 
 
 def test_plans_die_with_either_pattern():
-    A, B = with_normal_values(random(9, 9, 0.4)), with_normal_values(random(9, 7, 0.4))
+    A, B = matrix(random(9, 9, 0.4)), matrix(random(9, 7, 0.4))
     mask = random_mask((9, 7))
     ops.spgemm(A, B, mask=mask)
     result = weakref.ref(ops.spgemm(A, B).pattern)
@@ -302,7 +298,7 @@ def test_plan_cache_limit():
     bytes = (12 if device_analysis.everywhere else 4) * int(symbolic(S, S).data.sum())
     for limit, kept in ((bytes, True), (bytes - 1, False)):
         before = ops.set_spgemm_plan_limit(limit)
-        A = with_normal_values(S)
+        A = matrix(S)
         ops.spgemm(A, A)
         assert ops.set_spgemm_plan_limit(before) == limit
         assert (A.pattern._planned(sparse_product._plan, A.pattern, None).positions is not None) == kept
@@ -348,8 +344,8 @@ def test_memory():
 
 def test_same_bits_for_any_number_of_threads(planned):
     for S in (grid(5, 70), random(1500, 1500, 0.006), power_law(1200)):
-        A = with_normal_values(S, torch.float32, grad=True)
-        B = with_normal_values(S, torch.float32, seed=1, grad=True)
+        A = matrix(S, dtype=torch.float32, grad=True)
+        B = matrix(S, 1, dtype=torch.float32, grad=True)
 
         def results(A=A, B=B):
             for mask in (None, A.pattern):

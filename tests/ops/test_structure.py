@@ -7,7 +7,7 @@ import pytest
 import scipy.sparse
 import scipy.sparse.linalg
 import torch
-from reference import densify, normal, pattern_of, random, small_pattern, structures
+from reference import densify, matrix, normal, pattern_of, random, small_pattern, structures
 from torch.autograd import gradcheck, gradgradcheck
 
 import learnsolve as ls
@@ -15,11 +15,6 @@ from learnsolve import ops
 
 STRUCTURES = structures()
 every_structure = pytest.mark.parametrize("structure", STRUCTURES)
-
-
-def matrix(S, seed=0, index=torch.int64, dtype=torch.float64):
-    P = pattern_of(S, index)
-    return ls.CSR(normal((P.nnz,), dtype, seed), P)
 
 
 both_indices = pytest.mark.parametrize("index", [torch.int32, torch.int64], ids=["int32", "int64"])
