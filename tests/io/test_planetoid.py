@@ -1,4 +1,4 @@
-"""Planetoid's files: what is read, kept and downloaded; pickles that ask for more, and files that do not fit."""
+"""Planetoid's files: what is read, kept and downloaded; pickles that ask for more, files that do not fit."""
 
 import functools
 import hashlib
