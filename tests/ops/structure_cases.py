@@ -114,7 +114,7 @@ pad = torch.nn.functional.pad
 
 
 def of_one(name: str, sparse: Callable, dense: Callable, shapes=ONE, **options) -> Case:
-    """A function of a matrix, sparse and dense, and of other tensors. A matrix as its result is made dense."""
+    """A function of a matrix and of other tensors, sparse and dense. A matrix as its result is made dense."""
 
     def f(P, v, *others):
         made = sparse(CSR(v, P), *others)
