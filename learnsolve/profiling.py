@@ -191,7 +191,7 @@ class _Border:
         inputs, nodes = self._inputs(outputs)
         unknown = self.first is None
         if unknown:
-            self.first = nodes  # compared with those of the next call
+            self.first = nodes  # compared with the next call
         elif self.first:
             self.before, self.first = self.first & nodes, set()
             inputs, _ = self._inputs(outputs)
