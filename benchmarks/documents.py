@@ -92,9 +92,9 @@ def causes(run: Row) -> str:
         if rows:
             ratios = sorted(row["ratio"] for row in rows)
             reach = f"{ratios[0]:.2g} to {ratios[-1]:.3g}" if len(rows) > 1 else f"{ratios[0]:.2g}"
-            lines.append({"a peer is faster at": cause, "cases": str(len(rows)), "ours / theirs": reach})
+            lines.append({"where": cause, "cases": str(len(rows)), "our time / theirs": reach})
     cases = {(row["case"], row["way"]) for row in run["rows"] if "ratio" in row}
-    return f"{markdown(lines)}\n\n(of {len(cases)} cases; counted from 5 % on)"
+    return f"{markdown(lines)}\n\n(of {len(cases)} cases, from 5 % on)"
 
 
 # (section, case) of what a user gains, in whole calls that autograd records; float64, one thread.
