@@ -29,7 +29,7 @@ PYTHONS = ("3.11", "3.12", "3.13")
 OLDEST = (2, 10)  # learnsolve._library.MINIMUM_TORCH
 # What tests of an installed wheel need; the rest of the tests reads the source tree.
 TESTS = (
-    "csr",
+    "matrix",
     "ops/test_contract.py",
     "ops/test_identities.py",
     "solvers/test_krylov_contract.py",
