@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from learnsolve import _analysis
-from learnsolve.matrix import arrivals, device_analysis
+from learnsolve.matrix import device_analysis, interning
+from learnsolve.matrix.cache import Cached
 from learnsolve.matrix.pattern_checks import (
     MOST,
     as_numpy,
@@ -19,14 +20,13 @@ from learnsolve.matrix.pattern_checks import (
     matrix_shape,
 )
 from learnsolve.matrix.plain import plain_tensors, unmapped
-from learnsolve.matrix.planned import Planned
 from learnsolve.matrix.unchanged import Immutable
 
 # Entries and rows of one block of rows: small enough to distribute evenly, large enough to hide its set-up.
 _BLOCK_WEIGHT = 8192
 
 
-class SparsityPattern(Planned, Immutable):
+class SparsityPattern(Cached, Immutable):
     """Where a sparse matrix has entries: immutable, checked once, shared by all matrices that have it.
 
     Row i holds the entries p with ``crow_indices[i] <= p < crow_indices[i + 1]``, in the columns
@@ -86,6 +86,7 @@ class SparsityPattern(Planned, Immutable):
 
     def _fill(self, crow: Tensor, col: Tensor, shape: tuple[int, int]) -> None:
         assert max(shape) <= MOST  # what makes larger ones says which function it is
+        crow, col = unmapped(crow), unmapped(col)
         if crow.is_inference() or col.is_inference():  # they have no versions: changes would go unnoticed
             with plain_tensors():
                 crow, col = crow.clone(), col.clone()
@@ -94,7 +95,7 @@ class SparsityPattern(Planned, Immutable):
         set_(self, "shape", shape)
         set_(self, "nnz", len(col))
         set_(self, "_source", None)  # of a transposed pattern: a weak reference to the original
-        arrivals.made(self)
+        interning.register(self)
 
     @classmethod
     def _trusted(cls, crow: Tensor, col: Tensor, shape: tuple[int, int]) -> SparsityPattern:
@@ -155,7 +156,7 @@ class SparsityPattern(Planned, Immutable):
                 f"SparsityPattern.equals: other must be a SparsityPattern, got {type(other).__name__}; of a "
                 "CSR take A.pattern"
             )
-        return arrivals.same(self, other)
+        return interning.equal(self, other)
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.device)
@@ -293,6 +294,7 @@ class SparsityPattern(Planned, Immutable):
         for P in (self, self.T):
             _ = P._structure(False), P._structure(True)
             _ = P.row_indices, P._missing_diagonal, P._inverse_permutation, P._none
+            P._show()
 
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
@@ -310,7 +312,7 @@ class SparsityPattern(Planned, Immutable):
         if target == self.device and dtype == self.dtype:
             return self
         return self._cached(
-            ("to", target, dtype),
+            f"to {target} {dtype}".replace(".", " "),
             lambda: SparsityPattern._trusted(
                 self.crow_indices.to(target, dtype), self.col_indices.to(target, dtype), self.shape
             ),
@@ -319,7 +321,7 @@ class SparsityPattern(Planned, Immutable):
 
 def _arrived(crow_indices: Tensor, col_indices: Tensor, shape: tuple[int, int]) -> SparsityPattern:
     """What a pickle holds: checked, and one object for all that are equal."""
-    return arrivals.arrived(SparsityPattern(crow_indices, col_indices, shape))
+    return interning.intern(SparsityPattern(crow_indices, col_indices, shape))
 
 
 # torch.load reads them with weights_only=True, its default: both check what they are given.

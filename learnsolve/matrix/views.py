@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve.matrix import arrivals, files
+from learnsolve.matrix import files, interning
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.matrix.pattern_checks import as_numpy
 
@@ -185,7 +185,7 @@ def _load(path: str | os.PathLike[str]) -> tuple[Tensor, SparsityPattern]:
             raise TypeError(f"values must be real, got {tensors['values'].dtype}")
     except (ValueError, TypeError) as error:
         raise ValueError(f"CSR.load: {path} is damaged ({error})") from error
-    return tensors["values"], arrivals.arrived(pattern)
+    return tensors["values"], interning.intern(pattern)
 
 
 def _shape_in(path: str | os.PathLike[str], header: dict[str, str]) -> tuple[int, int]:

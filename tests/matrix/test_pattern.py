@@ -125,7 +125,7 @@ def test_strided_arrays():
 
 def test_immutable():
     P = pattern_of(random(4, 4, 0.5))
-    for name in ("crow_indices", "col_indices", "shape", "nnz", "_cache", "something"):
+    for name in ("crow_indices", "col_indices", "shape", "nnz", "_entries", "something"):
         with pytest.raises(AttributeError, match=name):
             setattr(P, name, 1)
     with pytest.raises(AttributeError):

@@ -14,9 +14,8 @@ from stress.interrupts import Lines, let_go
 from torch import Tensor
 
 import learnsolve as ls
-from learnsolve.matrix import plan_cache_limit
-from learnsolve.matrix import planned as _planned
-from learnsolve.matrix.planned import _Kept
+from learnsolve.matrix import cache
+from learnsolve.matrix.cache import Entry, budget
 
 reference_cache_clear = coordinates.cache_clear  # the tests' own cache holds patterns
 
@@ -118,7 +117,7 @@ def test_a_pattern_that_lives_long_does_not_collect_those_that_died():
         reference_cache_clear()
     gc.collect()
     assert len(weakref.finalize._registry) <= first + 1
-    assert len(Q._users) == 0
+    assert len(Q._dependents) == 0
 
 
 def test_each_pair_of_patterns_has_a_plan_of_its_own(pair):
@@ -187,8 +186,8 @@ def test_random_batches_take_bounded_memory(name, small_limit):
         most = max(most, sum(A.pattern.cache_bytes() for A in pool) - own)
     sixteen = 16 * {"kron": 100_000, "hstack": 8000, "product": 8000}.get(name, 0)  # those used last are kept
     assert 0 < most <= max(small_limit, sixteen)
-    kept = sum(len(A.pattern._plans.kept) for A in pool)
-    assert sum(len(A.pattern._users or ()) for A in pool) <= 3 * kept, "what was dropped is still known"
+    entries = sum(len(A.pattern._entries) for A in pool)
+    assert sum(len(A.pattern._dependents or ()) for A in pool) <= 3 * entries, "dropped plans are still known"
 
 
 def test_the_plan_not_used_for_longest_is_dropped(pair, small_limit):
@@ -209,7 +208,7 @@ def test_the_sixteen_plans_used_last_are_kept(pair):
                 pair[0]._planned(make, pair[1], shift)
         assert len(made) == 16
         pair[0]._planned(make, pair[1], 16)
-        assert len(vars(pair[0]._plans)) == 16
+        assert len(pair[0]._entries) == 16
     finally:
         assert ls.ops.set_plan_cache_limit(before) == 0
 
@@ -243,18 +242,18 @@ def test_a_plan_counts_once(pair):
     """The result of a plan has a plan of its own."""
     P, Q = pair
     reference_cache_clear(), gc.collect()
-    before = plan_cache_limit._total
+    before = budget.total
     result = P._planned(make, Q, 0).result
     result._planned(make, Q, 1)
     result._cached("more", lambda: torch.zeros(3))  # the first plan is counted again
-    assert plan_cache_limit._total - before == P.cache_bytes()
+    assert budget.total - before == P.cache_bytes()
 
 
 def test_a_plan_that_another_thread_drops_meanwhile_does_no_harm(pair, monkeypatch):
     P, Q = pair
     first = P._planned(make, Q, 0)
-    check = _Kept.check
-    monkeypatch.setattr(_Kept, "check", lambda kept: kept.drop() if kept.name else check(kept))
+    check = Entry.check
+    monkeypatch.setattr(Entry, "check", lambda entry: entry.drop() if entry.key else check(entry))
     torch.testing.assert_close(P._planned(make, Q, 0).positions, first.positions)
     assert P.cache_bytes() == 0
 
@@ -283,17 +282,17 @@ def test_an_interrupt_at_any_line_of_planning():
 
     def once(at=0):
         A, B = ls.CSR.from_scipy(S), ls.CSR.from_scipy(T)
-        lines = Lines(at, (_planned.__file__, plan_cache_limit.__file__))
+        lines = Lines(at, (cache.__file__,))
         with contextlib.suppress(KeyboardInterrupt), lines:
             A + B
         let_go()
         assert np.array_equal((A + B).to_dense(), (S + T).toarray())
-        plans = A.pattern._plans
-        (name,) = (n for n in vars(plans) if "union" in n)
-        assert plan_cache_limit.counts(plans.kept[name])
-        assert plan_cache_limit._total == sum(size for _, size in plan_cache_limit._plans.values())
+        entries = A.pattern._entries
+        (key,) = (key for key in entries if "union" in key)
+        assert budget.counts(entries[key])
+        assert budget.total == sum(size for _, size in budget.entries.values())
         del B
-        assert name not in vars(plans)
+        assert key not in entries
         return lines.seen
 
     lines = once()

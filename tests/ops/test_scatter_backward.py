@@ -30,7 +30,7 @@ def test_gradients(A):
     torch.testing.assert_close(gx, torch.from_numpy(A.to_scipy().T @ g.numpy()), rtol=1e-12, atol=1e-10)
     (alone,), _ = gradients(A, x, (False, True))
     assert torch.equal(alone, gx)
-    assert "transposed" not in A.pattern._cache  # it is not needed: no time, no memory for it
+    assert "transposed" not in A.pattern._entries  # it is not needed: no time, no memory for it
 
 
 def test_same_bits_for_any_number_of_threads(A):
