@@ -1,4 +1,4 @@
-"""What is found by its contents: patterns that arrive in pickles, and results of calls from compiled graphs.
+"""Objects found by their contents: patterns that arrive in pickles, results of calls from compiled graphs.
 
 Equal patterns that arrive in a process, in pickles, are one object: the first, or one that lives here.
 Patterns that a program makes itself stay separate, as its objects do. They are entered by their contents when
@@ -25,13 +25,13 @@ _by_contents: WeakValueDictionary[tuple, Any] = WeakValueDictionary()
 
 
 def register(pattern: Any) -> None:
-    """A pattern that may be found later."""
+    """`intern` may find this pattern later."""
     _new.add(pattern)
 
 
 def intern(pattern: P) -> P:
-    """The oldest living pattern that is equal to this one, which nobody has seen: it, if there is none. One
-    that was changed in place is never found."""
+    """The oldest living pattern that is equal to this new one, or this one itself. A pattern that was changed
+    in place is never found."""
     _new.discard(pattern)
     for one in sorted(_new, key=lambda one: int(one._serial[1:])):
         _new.discard(one)

@@ -47,12 +47,11 @@ class SparsityPattern(Cached, Immutable):
 
     Notes
     -----
-    The arrays are copied. Those that the pattern hands out are its own and must not be changed: a change in
-    place is noticed and refused, unless it bypasses torch, through ``.data`` or NumPy. What kernels need
-    beyond them is computed at first use and kept: the transpose, the row of each entry, the place of the
-    diagonal, blocks of
-    rows of about equal work. Patterns are equal only if they are the same object, so a pattern can be a
-    dictionary key. Making one costs O(rows + nnz).
+    The arrays are copied. The pattern hands out its own, which must not be changed: after a change in place
+    every use raises, unless the change bypasses torch, through ``.data`` or NumPy. What kernels need beyond
+    them is computed at first use and cached: the transpose, the row of each entry, the positions of the
+    diagonal, blocks of rows of about equal work. Patterns are equal only if they are the same object, so a
+    pattern can be a dictionary key. Making one costs O(rows + nnz).
 
     Pickles that arrive in a process, from the workers of a `DataLoader` or a file of `torch.save`, share one
     object where their patterns have the same arrays: that of the process, if it has the pattern already, so
@@ -105,7 +104,7 @@ class SparsityPattern(Cached, Immutable):
         return pattern
 
     def __reduce__(self):
-        return _arrived, (self.crow_indices, self.col_indices, self.shape)
+        return _unpickled, (self.crow_indices, self.col_indices, self.shape)
 
     def __copy__(self) -> SparsityPattern:
         return self
@@ -174,7 +173,7 @@ class SparsityPattern(Cached, Immutable):
 
     @property
     def diagonal_positions(self) -> Tensor:
-        """Place of entry (i, i), -1 where there is none, shape (min(rows, columns),)."""
+        """Position of entry (i, i), -1 where there is none, shape (min(rows, columns),)."""
 
         def find() -> Tensor:
             crow, col, columns = self.crow_indices, self.col_indices, self.shape[1]
@@ -206,7 +205,7 @@ class SparsityPattern(Cached, Immutable):
 
     @property
     def transpose_permutation(self) -> Tensor:
-        """Place in this pattern of each entry of ``P.T``: the transpose has values[permutation]."""
+        """Position in this pattern of each entry of ``P.T``: the transpose has values[permutation]."""
         return self._transposed()[1]
 
     def _transposed(self) -> tuple[SparsityPattern, Tensor]:
@@ -217,7 +216,7 @@ class SparsityPattern(Cached, Immutable):
 
     @property
     def _inverse_permutation(self) -> Tensor:
-        """Place in ``P.T`` of each entry of this pattern: ``P.T.transpose_permutation``."""
+        """Position in ``P.T`` of each entry of this pattern: ``P.T.transpose_permutation``."""
 
         def invert() -> Tensor:
             permutation = self.transpose_permutation
@@ -260,7 +259,7 @@ class SparsityPattern(Cached, Immutable):
         """Blocks of rows of about equal work, shape (blocks + 1, 2): first row, and the length of every row
         if consecutive rows repeat one another shifted by a column, else 0. The last line is (rows, 0).
 
-        On a CUDA device: (rows, nnz) alone or, for rows of very different lengths, the row and the entry
+        On a CUDA device: only (rows, nnz) or, for rows of very different lengths, the row and the entry
         where each of many equal stretches of rows and entries begins, and (rows, nnz) at the end."""
         return self._structure(False)[3]
 
@@ -319,10 +318,10 @@ class SparsityPattern(Cached, Immutable):
         )
 
 
-def _arrived(crow_indices: Tensor, col_indices: Tensor, shape: tuple[int, int]) -> SparsityPattern:
-    """What a pickle holds: checked, and one object for all that are equal."""
+def _unpickled(crow_indices: Tensor, col_indices: Tensor, shape: tuple[int, int]) -> SparsityPattern:
+    """The pattern of a pickle: checked, and one object for all that are equal."""
     return interning.intern(SparsityPattern(crow_indices, col_indices, shape))
 
 
-# torch.load reads them with weights_only=True, its default: both check what they are given.
-torch.serialization.add_safe_globals([SparsityPattern, _arrived])
+# torch.load reads them with weights_only=True, its default: both check their arguments.
+torch.serialization.add_safe_globals([SparsityPattern, _unpickled])

@@ -72,8 +72,21 @@ class Views:
         return self.to(dtype=torch.float64)
 
     # --- pictures ---
+    def __repr__(self) -> str:
+        (rows, columns), nnz, batch = self.shape, self.pattern.nnz, tuple(self.values.shape[:-1])
+        facts = {
+            "shape": (rows, columns),
+            "nnz": nnz,
+            **({"batch": batch} if batch else {}),
+            "dtype": str(self.values.dtype).removeprefix("torch."),
+            "device": self.values.device,
+            "density": f"{nnz / max(rows * columns, 1):.1%}",
+            **({"requires_grad": True} if self.values.requires_grad else {}),
+        }
+        return f"CSR({', '.join(f'{name}={value}' for name, value in facts.items())})"
+
     def spy(self, ax: Any = None, **options: Any) -> Any:
-        """A picture of the pattern with matplotlib, which is needed (``pip install 'learnsolve[train]'``).
+        """A picture of the pattern by matplotlib (``pip install 'learnsolve[train]'``).
 
         Parameters
         ----------
