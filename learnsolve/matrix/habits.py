@@ -1,5 +1,4 @@
-"""How a `CSR` meets habits from SciPy, NumPy, torch and `torch.nn.Module`: it does the same in one line, or the
-error names what to write instead."""
+"""How a `CSR` meets habits from other libraries: it does the same, or names what to write instead."""
 
 from __future__ import annotations
 

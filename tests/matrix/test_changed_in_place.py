@@ -253,14 +253,6 @@ def test_memory_of_the_caller_is_not_shared():
         assert torch.equal(A.to_dense(), torch.eye(n, dtype=torch.float64)), name
 
 
-def test_indices_are_not_shared_with_torch():
-    """A sparse tensor of torch hands its indices out with versions of their own."""
-    A = fresh()
-    T = A.to_torch()
-    spoil(T.crow_indices()), spoil(T.col_indices())
-    assert torch.equal(A.to_dense(), fresh().to_dense())
-
-
 def test_a_pattern_made_in_inference_mode_is_watched():
     with torch.inference_mode():
         A = ls.CSR.from_dense(torch.eye(3))
