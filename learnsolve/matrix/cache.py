@@ -214,7 +214,7 @@ class Cached:
 
     def _show(self) -> None:
         """Compiled code may read all that is cached."""
-        vars(self._in_graphs).update({key: entry.value for key, entry in self._entries.items()})
+        vars(self._in_graphs).update({key: entry.value for key, entry in list(self._entries.items())})
 
     def _make(self, make: Callable[..., Any], *arguments: Any) -> Any:
         """`make(*arguments)` among plain tensors. On a CUDA device every stream can use it when this returns,

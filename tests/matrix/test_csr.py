@@ -49,15 +49,6 @@ def test_refuses(values, pattern, kind, message):
         ls.CSR(values, pattern)
 
 
-def test_values_are_the_tensor_given():
-    v = torch.nn.Parameter(normal((P.nnz,)))
-    A = ls.CSR(v, P)
-    assert A.values is v
-    (A @ torch.ones(5, dtype=torch.float64)).sum().backward()
-    assert v.grad is not None
-    assert ls.CSR(v, P).with_values(v).values is v
-
-
 @pytest.mark.cpu_only
 def test_repr():
     facts = f"shape=(6, 5), nnz={P.nnz}, dtype=float64, device=cpu, density={P.nnz / 30:.1%}"
@@ -95,6 +86,11 @@ def test_cuda_takes_a_device(monkeypatch):
 
 
 def test_copies():
+    v = torch.nn.Parameter(normal((P.nnz,)))
+    A = ls.CSR(v, P)
+    assert A.values is A.with_values(v).values is v
+    (A @ torch.ones(5, dtype=torch.float64)).sum().backward()
+    assert v.grad is not None
     A = matrix().requires_grad_()
     assert A.detach().values.data_ptr() == A.values.data_ptr()
     assert not A.detach().requires_grad
@@ -308,20 +304,16 @@ def test_tree():
     (path, leaf), *_ = pytree.tree_flatten_with_path(A)[0]
     assert leaf is A.values
     assert pytree.keystr(path) == ".values"
-
-
-def test_trees_of_different_patterns_do_not_mix():
     Q = pattern_of(random(6, 5, 0.5))
-    A, B = matrix(), ls.CSR(normal((Q.nnz,)), Q)
     assert pytree.tree_structure(A) == pytree.tree_structure(matrix(seed=1))
-    assert pytree.tree_structure(A) != pytree.tree_structure(B)
+    assert pytree.tree_structure(A) != pytree.tree_structure(ls.CSR(normal((Q.nnz,)), Q))
 
 
 def energy(A, x):
     return torch.sin(A @ x).sum()
 
 
-def test_grad_for_a_matrix():
+def test_derivatives_for_a_matrix():
     A, x = matrix(), normal((5,), seed=1)
     G = torch.func.grad(energy)(A, x)
     assert isinstance(G, ls.CSR)
@@ -333,10 +325,7 @@ def test_grad_for_a_matrix():
     assert torch.equal(value, energy(A, x))
     assert torch.equal(GA.values, G.values)
     assert gx.shape == (5,)
-
-
-def test_jvp_for_a_matrix():
-    A, T, x = matrix(), matrix(seed=3), normal((5,), seed=1)
+    T = matrix(seed=3)
     value, tangent = torch.func.jvp(lambda A: A @ x, (A,), (T,))
     torch.testing.assert_close(value, A @ x)
     torch.testing.assert_close(tangent, T @ x)
@@ -355,26 +344,3 @@ def test_vmap_over_matrices():
     G = torch.vmap(torch.func.grad(energy), in_dims=(0, None))(batch, x)
     one_by_one = [torch.func.grad(energy)(matrix().with_values(v), x).values for v in batch.values]
     torch.testing.assert_close(G.values, torch.stack(one_by_one))
-
-
-def test_functional_call_with_a_learned_matrix():
-    class Layer(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.values = torch.nn.Parameter(normal((P.nnz,)))
-
-        def forward(self, x):
-            return ls.CSR(self.values, P) @ x
-
-    layer, x = Layer(), normal((4, 5, 2), seed=1)
-    state = {k: v.detach() for k, v in layer.named_parameters()}
-    per_sample = torch.vmap(
-        torch.func.grad(lambda s, x: torch.func.functional_call(layer, s, x).square().sum()),
-        in_dims=(None, 0),
-    )(state, x)["values"]
-    layer(x).square().sum().backward()
-    torch.testing.assert_close(per_sample.sum(0), layer.values.grad)
-    # An optimizer sees nothing but a dense parameter.
-    before = layer.values.detach().clone()
-    torch.optim.Adam(layer.parameters(), lr=0.1).step()
-    assert not torch.equal(layer.values, before)
