@@ -79,6 +79,21 @@ def test_a_plan_counts_as_cache(pair):
     assert P.cache_bytes() == 0
 
 
+def test_what_fails_is_computed_again(pair):
+    P, Q = pair
+
+    def fails(*_):
+        raise MemoryError
+
+    for call in (lambda: P._cached("key", fails), lambda: P._planned(fails, Q)):
+        with pytest.raises(MemoryError):
+            call()
+        assert P.cache_bytes() == 0
+    assert P._cached("key", lambda: 1) == 1
+    with pytest.raises(MemoryError):
+        P._planned(fails, Q)
+
+
 @pytest.mark.parametrize("first", ["own", "other"])
 def test_a_plan_dies_with_the_first_pattern(first):
     patterns = {"own": pattern_of(random(6, 5, 0.5)), "other": pattern_of(random(6, 5, 0.8, seed=1))}
