@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from learnsolve.matrix.plain import outside_of_graphs
-from learnsolve.matrix.unchanged import Unchanged
+from learnsolve.matrix.unchanged import Versions
 from learnsolve.ops.core.symmetry import numbers
 
 
@@ -254,7 +254,7 @@ class Solution(_Pair):
         self._adjoint = adjoint
         self.note = note
         self._grad_enabled = torch.is_grad_enabled()
-        self._needs = Unchanged(needs)
+        self._needs = Versions(needs)
 
     @property
     def adjoint(self) -> Solution | None:
@@ -265,7 +265,7 @@ class Solution(_Pair):
         if self._norms is not None:
             return self._norms
         assert callable(self._complete)
-        if not self._needs():
+        if not self._needs.unchanged():
             raise RuntimeError(
                 "Solution.residual_norms: A.values, b or x was changed in place after the solve; ask for the "
                 "norms before, or solve with clones"

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from learnsolve.matrix import arrivals
+from learnsolve.matrix import interning
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.ops.core.pcg_preconditioner import KINDS
@@ -25,8 +25,7 @@ from learnsolve.solvers.core.report import quiet, report
 from learnsolve.solvers.options import SOLVERS
 from learnsolve.solvers.solution import Solution
 
-_RECENT = 8  # patterns of earlier calls, which are not analyzed again
-_recent: list[SparsityPattern] = []
+_patterns: interning.Recent[SparsityPattern] = interning.Recent(8)  # which are not analyzed again
 _TAGS = (torch.Tag.cudagraph_unsafe,)
 
 
@@ -197,9 +196,9 @@ class _OfForm:
 def _pattern(crow: Tensor, col: Tensor, shape: tuple[int, int]) -> SparsityPattern:
     """The pattern with these arrays: that of an earlier call, the program's own, or else a new one."""
     pattern = SparsityPattern._trusted(crow, col, shape)
-    for one in reversed(_recent):
-        if one.dtype == pattern.dtype and one._is_unchanged() and arrivals.same(one, pattern):
-            return one
-    _recent.append(arrivals.arrived(SparsityPattern(crow, col, shape)))
-    del _recent[:-_RECENT]
-    return _recent[-1]
+
+    def match(known: SparsityPattern) -> SparsityPattern | None:
+        alike = known.dtype == pattern.dtype and known._is_unchanged() and interning.equal(known, pattern)
+        return known if alike else None
+
+    return _patterns.find(match) or _patterns.add(interning.intern(SparsityPattern(crow, col, shape)))
