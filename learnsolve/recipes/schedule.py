@@ -35,7 +35,7 @@ class ScheduleSettings(RunSettings):
         super().check()
         if self.schedule_steps is None:
             self.schedule_steps = self.steps
-        at_least("schedule_steps", self.schedule_steps, 0)
+        at_least(self, 0, "schedule_steps")
         positive(self, "clip")
 
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from learnsolve import solvers
 from learnsolve.ops.quadratic_form import quadratic_form
 from learnsolve.recipes.harness.parallel import ALONE
-from learnsolve.recipes.harness.recipe import VectorRecipe, number_kept
+from learnsolve.recipes.harness.recipe import VectorRecipe, number_of_hardest
 from learnsolve.recipes.harness.run import Objective
 from learnsolve.recipes.harness.settings import VectorSettings
 from learnsolve.recipes.heavyball import HeavyballRecipe
@@ -161,8 +161,8 @@ def test_a_loss_that_is_no_number_is_among_the_hardest():
     ("fraction", "count", "kept"),
     [(0.25, 100, 25), (0.25, 7, 2), (0.07, 100, 7), (0.1, 30, 3), (1e-9, 5, 1), (0.999, 5, 5), (1.0, 5, 5)],
 )
-def test_the_number_kept_is_that_of_the_fraction_as_written(fraction, count, kept):
-    assert number_kept(fraction, count) == kept
+def test_the_number_of_hardest_is_that_of_the_fraction_as_written(fraction, count, kept):
+    assert number_of_hardest(fraction, count) == kept
 
 
 @pytest.mark.parametrize(

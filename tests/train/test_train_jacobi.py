@@ -38,7 +38,7 @@ def test_device_auto_is_stored_as_what_it_was(run):
 def test_a_run_leaves_its_files_and_says_what_it_learned(run, rows, capsys, leaves):
     code, folder = run("--steps", 120)
     assert code == train.OK
-    leaves(folder, "energy.png", "loss.png", "weights.png", "convergence.png")
+    leaves(folder, "energy.png", "loss.png", "weights.png")
 
     weight = load_file(folder / "model.safetensors")["weight"]
     assert weight.shape == (16,)
@@ -63,7 +63,7 @@ def test_a_run_leaves_its_files_and_says_what_it_learned(run, rows, capsys, leav
     assert 0 < report["seconds_per_step"] < 1
 
     html = (folder / "report.html").read_text()
-    assert html.count('src="data:image/png;base64,iVBOR') == 4
+    assert html.count('src="data:image/png;base64,iVBOR') == 3
     assert "<th>weights</th>" in html
     assert report["learned"] in unescape(html)
     assert "http" not in html

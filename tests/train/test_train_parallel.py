@@ -187,7 +187,7 @@ def test_only_rank_0_writes_and_prints(two):
     assert report["processes"] == 2
     assert report["hardest"]["kept"] == 3
     assert set(report["hardest"]["seconds_per_step"]) == {"all", "two", "one"}
-    pictures = {"energy.png", "loss.png", "weights.png", "convergence.png"}
+    pictures = {"energy.png", "loss.png", "weights.png"}
     assert pictures == {path.name for path in (folder / "runs/fixed").glob("*.png")}
 
 

@@ -29,7 +29,6 @@ from learnsolve.recipes.harness.settings import (
     SettingError,
     VectorSettings,
     about_option,
-    all_at_least,
     at_least,
     check_tolerances,
     positive,
@@ -116,14 +115,13 @@ class FactorSettings(ScheduleSettings, VectorSettings):
     def check(self) -> None:
         super().check()
         counts = ("matrices", "batch", "held_out_matrices", "rounds", "width", "iterations", "evaluated")
-        all_at_least(self, 1, *counts, "evaluated_larger", "repeats")
-        at_least("validated", self.validated, 0)
+        at_least(self, 1, *counts, "evaluated_larger", "repeats")
+        at_least(self, 0, "validated")
         positive(self, "gamma")
         check_tolerances(self.tolerances)
         if not self.aggregate:
             raise SettingError("--aggregate must name an aggregation such as [mean], got []")
-        for scale in self.scales:
-            at_least("scales", scale, 2)
+        at_least(self, 2, "scales")
 
     def data(
         self, split: Literal["train", "validation", "test"], count: int, scale: int = 1

@@ -1,8 +1,9 @@
 """What a recipe derives from: `Recipe`, what the harness calls; `VectorRecipe`, with a batch of test vectors;
 `Scheduled`, for changing learning rates.
 
-A random vector is a function of (seed, stream, step, index). No generator is shared between vectors, so that
-a run needs no random state beyond its step, and each process can draw any of them.
+Every random number must be a function of (seed, stream, step, index), as in `normal_vectors`: then the step
+is the whole random state, a resumed run sees the same numbers, and so do several processes that share the
+work.
 """
 
 from __future__ import annotations
@@ -19,28 +20,10 @@ import torch
 from torch import Tensor
 
 from learnsolve.recipes.harness.checkpoint import History
+from learnsolve.recipes.harness.figures import Curves
 from learnsolve.recipes.harness.settings import RunSettings
 
 TRAINING, HELD_OUT, COEFFICIENTS = 0, 1, 2  # streams of random numbers
-
-
-@dataclass(frozen=True)
-class Curves:
-    """A picture of columns of metrics.csv over the steps.
-
-    Attributes
-    ----------
-    title, ylabel : of the picture
-    columns : the label of each column
-    log : whether the values are on a logarithmic axis
-    """
-
-    title: str = "Loss"
-    ylabel: str = "loss"
-    columns: Mapping[str, str] = field(
-        default_factory=lambda: {"loss": "training", "held_out_loss": "held-out"}
-    )
-    log: bool = False
 
 
 @dataclass
@@ -66,10 +49,6 @@ class Outcome:
 
 class Recipe:
     """A training task. The harness builds it from its settings, trains `model` and calls `outcome`.
-
-    Every random number must be a function of (seed, stream, step, index), as in
-    `normal_vectors`: then the step is the whole random state, a resumed run sees the same
-    numbers, and so do several processes that share the work.
 
     Attributes
     ----------
@@ -169,20 +148,12 @@ class VectorRecipe(Recipe):
 
     def normal(self, A: Any, indices: range, stream: int, step: int = 0, rows: slice = slice(None)) -> Tensor:
         """Vectors from N(0, I) for the rows of A, each a function of the seed and these arguments."""
-        return normal_vectors(
-            A.shape[0],
-            indices,
-            seed=self.settings.seed,
-            stream=stream,
-            step=step,
-            dtype=A.dtype,
-            device=self.settings.device,
-            rows=rows,
-        )
+        kind = {"dtype": A.dtype, "device": self.settings.device, "rows": rows}
+        return normal_vectors(A.shape[0], indices, seed=self.settings.seed, stream=stream, step=step, **kind)
 
 
-def number_kept(fraction: float, count: int) -> int:
-    """How many of `count` vectors are kept: ceil(fraction * count), for the fraction as it is written."""
+def number_of_hardest(fraction: float, count: int) -> int:
+    """Of `count` vectors: ceil(fraction * count), for the fraction as it is written."""
     return math.ceil(Fraction(str(fraction)) * count)
 
 

@@ -8,7 +8,6 @@ from typing import Literal
 from learnsolve.recipes.harness.settings import (
     HELD_OUT_VECTORS,
     SettingError,
-    all_at_least,
     at_least,
     check_tolerances,
     not_negative,
@@ -128,9 +127,9 @@ class PcgSettings(ScheduleSettings, MatrixSettings):
         self.take_defaults(VARIANTS[self.variant])
         super().check()
         self._check_grid()
-        all_at_least(self, 1, "iterations", "curriculum", "patience", "evaluated")
+        at_least(self, 1, "iterations", "curriculum", "patience", "evaluated")
         positive(self, "gamma", "target")
-        not_negative("weight_decay", self.weight_decay)
+        not_negative(self, "weight_decay")
         if not 0 <= self.guard <= 1e-2:
             raise SettingError(f"--guard must be between 0 and 0.01, got {self.guard}; 1e-8 is usual")
         if self.start not in ("paper", "ic0" if self.form == "triangular" else "fsai"):
@@ -148,7 +147,7 @@ class PcgSettings(ScheduleSettings, MatrixSettings):
             return
         if self.nx is None or self.ny is None:
             raise SettingError("--nx and --ny are given together; --problem.shape takes any grid")
-        at_least("nx", self.nx, 1)
-        at_least("ny", self.ny, 1)
+        at_least(self, 1, "nx")
+        at_least(self, 1, "ny")
         self.problem.shape = [self.nx, self.ny]
         self.nx = self.ny = None
