@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +17,7 @@ from torch import Tensor
 
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
-from learnsolve.recipes.harness.parallel import Elsewhere, Group
+from learnsolve.recipes.harness.parallel import Group
 from learnsolve.recipes.harness.settings import MissingExtra, SettingError
 from learnsolve.recipes.matrix.problem import build, check_square, not_positive
 
@@ -152,23 +150,12 @@ class RowGroup(Group):
             return (value,)
         return value, *(processes().largest(torch.tensor([float(f) for f in flags])) > 0).tolist()
 
-    @contextmanager
-    def together(self) -> Iterator[None]:
-        """A block that ends in all processes where it ends in one."""
+    def exit_codes(self, failure: BaseException | None) -> list[int | None]:
         from learnsolve.petsc._processes import processes
 
-        failure = None
-        try:
-            yield
-        except (Exception, SystemExit) as error:
-            failure = error
         code = -1 if failure is None else self.exit_code(failure)
         codes = processes().gathered(torch.tensor(float(code))).int().tolist()
-        for rank, each in enumerate(codes):
-            if each >= 0:
-                if rank == self.rank and failure is not None:
-                    raise failure
-                raise Elsewhere(each) from failure
+        return [None if code < 0 else code for code in codes]
 
     def end(self, error: BaseException) -> None:
         """Nothing is left to report: what comes in one process alone ends all (learnsolve.petsc)."""

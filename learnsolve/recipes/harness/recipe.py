@@ -54,11 +54,10 @@ class Recipe:
     ----------
     Settings : the dataclass of options, a subclass of RunSettings
     columns : names of further columns of metrics.csv, for the numbers that `measure` returns
-    model : torch.nn.Module whose parameters are learned and whose state_dict is saved
+    model : its parameters are learned, its state_dict is saved
     curves : pictures of columns of metrics.csv, drawn with mean and band over --seeds
     files : names of all texts of `outcome` and all pictures of `figures`; a new run removes those of the last
-    finished : True ends the training before --steps; where several processes train, it is enough that one of
-        them sets this, because only rank 0 evaluates
+    finished : True ends the training before --steps; in several processes it is enough that one sets it
     lower_bound : a loss below it (beyond rounding) means that the task is ill-posed; the run then stops
     advice : what to try when the loss diverges
     alone : what to do instead of training in several processes, which only a `VectorRecipe` supports
