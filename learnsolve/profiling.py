@@ -81,19 +81,16 @@ def profile(fn: Callable[..., Any], *args: Any, repeats: int = 10, warmup: int =
     r"""Calls and time of fn(\*args) and of its backward pass.
 
     The backward pass starts at all outputs of fn that require grad, with cotangents of ones, and computes the
-    gradients of all tensors that require grad: arguments, and tensors that fn uses from elsewhere. It stops
-    at the arguments and at tensors computed before the call (unless their graph leads to another leaf that fn
-    uses), does not change `.grad`, frees no graph of the caller, and builds none for second derivatives.
+    gradients of all tensors that require grad: arguments, and tensors from elsewhere. It stops at tensors
+    computed before the call (unless their graph leads to another leaf), changes no `.grad`, frees no graph.
 
     Parameters
     ----------
     fn : callable
-        Returns a tensor, a CSR, a `Solution`, a Preconditioner (the tensors it contains), or lists, tuples,
-        dictionaries or dataclasses of them. Called warmup + repeats + 1 times: in-place changes, including
-        those of arguments, persist from call to call; work on clones to avoid that.
+        Returns a tensor, a CSR, a `Solution`, a Preconditioner, or lists, tuples, dictionaries or dataclasses
+        of them. Called warmup + repeats + 1 times: in-place changes persist from call to call.
     args : arguments of fn
-    repeats : how often each pass is timed; the median is reported
-    warmup : number of calls before timing, which create plans and fill caches; at least 1
+    repeats, warmup : timed calls (the median is reported); calls before them, which create plans; at least 1
     top : number of operators to print
 
     Returns
@@ -102,29 +99,23 @@ def profile(fn: Callable[..., Any], *args: Any, repeats: int = 10, warmup: int =
 
     Raises
     ------
-    ValueError
-        if no output of fn requires grad, an output depends on a graph that has been freed, or repeats,
-        warmup or top are below 1.
-    TypeError
-        if fn is not callable, or the numbers are not ints.
+    ValueError, TypeError
+        if no output of fn requires grad or a graph has been freed, or an argument does not fit.
 
     Notes
     -----
-    If an input or output is on a CUDA device, the clock is read when that device has finished. Times are
-    those of calls without a profiler; the profiler records one more call, in which small operators take up to
-    twice as long. Memory on the CPU is that of torch's allocator: NumPy and SciPy do not report theirs. To
-    suppress the output of torch 2.13's profiler (lines that begin with USDT), set KINETO_LOG_LEVEL=6 in the
-    environment.
+    On CUDA the clock is read when the device has finished. Times are those of calls without a profiler, which
+    records one more. Memory is torch's. KINETO_LOG_LEVEL=6 suppresses USDT lines of torch 2.13.
 
     Examples
     --------
     >>> import torch, learnsolve as ls
     >>> A = ls.problems.poisson((30, 30)).requires_grad_()
     >>> x = torch.ones(900, dtype=torch.float64, requires_grad=True)
-    >>> found = ls.profile(ls.ops.spmm, A, x)
-    >>> found.forward.operators["learnsolve::csr_spmm"][0]
+    >>> result = ls.profile(ls.ops.spmm, A, x)
+    >>> result.forward.operators["learnsolve::csr_spmm"][0]
     1
-    >>> print(str(found).splitlines()[0].split())
+    >>> print(str(result).splitlines()[0].split())
     ['forward', 'backward']
     """
     if not callable(fn):

@@ -39,6 +39,27 @@ class ScheduleSettings(RunSettings):
         positive(self, "clip")
 
 
+@dataclass
+class DepthSettings(ScheduleSettings):
+    """Options of trainings through a number of iterations that may grow.
+
+    Parameters
+    ----------
+    curriculum : int
+        Start with one iteration in the loss and add one each time this number of steps has passed; null uses
+        all from the start.
+    patience : int
+        Stop after this number of evaluations without a smaller held-out loss; null for never.
+    """
+
+    curriculum: int | None = None
+    patience: int | None = None
+
+    def check(self) -> None:
+        super().check()
+        at_least(self, 1, "curriculum", "patience")
+
+
 class Scheduled:
     """A recipe whose settings have `lr`, `schedule`, `schedule_steps` and `clip`.
 

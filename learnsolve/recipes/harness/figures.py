@@ -107,11 +107,16 @@ def picture(
     """A figure of the lines; `log` names its logarithmic axes ("y", "xy"), `options` are those of
     `axes.set`."""
     figure, axes = new_figure(title, xlabel, ylabel, size=(5.6, 3.6))
-    axes.title.set_size("medium" if max(map(len, title.split("\n"))) < 50 else "small")
+    axes.title.set_size("medium" if max(map(len, title.split("\n"))) < 56 else "small")
     for line in lines:
         line.draw(axes)
     axes.set(**{f"{axis}scale": "log" for axis in log}, **options)
     axes.margins(x=0.01)
+    ticker, (bottom, top) = need("matplotlib.ticker"), axes.get_ylim()
+    if log and 0 < bottom and top < 10 * bottom:  # numbers in place of powers
+        axes.yaxis.set_major_locator(ticker.MaxNLocator(6))
+        axes.yaxis.set_major_formatter(ticker.ScalarFormatter())
+        axes.yaxis.set_minor_locator(ticker.NullLocator())
     if entries := axes.get_legend_handles_labels()[1]:
         longest = max(len(re.sub(r"\\\w+|[$\\]", "", entry)) for entry in entries)  # without TeX
         columns = max(1, min(len(entries), 92 // (longest + 8)))

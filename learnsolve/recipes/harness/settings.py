@@ -78,8 +78,7 @@ class RunSettings:
     quiet : bool
         No progress on the terminal, only the final table.
     logger : str
-        Where to send losses, learning rate and pictures beside the files of the run: tensorboard writes
-        event files into the folder tensorboard below --out.
+        Where to send losses, learning rate and pictures too; tensorboard: events in --out/tensorboard.
     """
 
     SYNONYMS: ClassVar[Mapping[str, str]] = {}

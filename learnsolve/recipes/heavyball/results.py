@@ -131,5 +131,5 @@ def parameters_figure(
         for pair, values in compared.items():
             if pair.startswith(("asymptotic", "best")):
                 style = {**look(pair), "linewidth": 1.4, "color": color}
-                lines.append(Line(f"{label}, {pair}", values[key], style=style))
+                lines.append(Line(f"{label.split()[-1]}, {pair}", values[key], style=style))
     return picture(f"Parameters over steps, {where}", "optimizer step", ylabel, lines)
