@@ -81,14 +81,14 @@ class Rows:
         from learnsolve.petsc._processes import processes
 
         self.processes, self.dot, self.norm = processes(), petsc.dot, petsc.norm
-        here = build(settings, petsc.share)
-        self.n = here.shape[1]
+        local = build(settings, petsc.share)
+        self.n = local.shape[1]
         self.lo, self.hi = petsc.share(self.n)
         self.rows = slice(self.lo, self.hi)
         self._analyzed: dict[SparsityPattern, Any] = {}
-        rows = self.processes.sum(torch.tensor(here.shape[0], dtype=torch.float64))
+        rows = self.processes.sum(torch.tensor(local.shape[0], dtype=torch.float64))
         check_square((int(rows), self.n))
-        self.A: Any = petsc.Matrix.from_rows(here, (self.lo, self.hi))
+        self.A: Any = petsc.Matrix.from_rows(local, (self.lo, self.hi))
         self._check_energy(petsc.spmm)
 
     def _check_energy(self, spmm: Any) -> None:
@@ -122,8 +122,8 @@ class Rows:
         first, last = int(crow[self.lo]), int(crow[self.hi])
         values = self.processes.copies(A.values)[first:last]
         if A.pattern not in self._analyzed:
-            here = crow[self.lo : self.hi + 1] - first
-            part = SparsityPattern(here, A.col_indices[first:last], (self.hi - self.lo, self.n))
+            pointers = crow[self.lo : self.hi + 1] - first
+            part = SparsityPattern(pointers, A.col_indices[first:last], (self.hi - self.lo, self.n))
             self._analyzed[A.pattern] = petsc.Matrix(values.detach(), part, (self.lo, self.hi), self.n)
         return self._analyzed[A.pattern].with_values(values)
 
@@ -131,8 +131,8 @@ class Rows:
         """r -> L L^T r"""
         from learnsolve.petsc import spmm
 
-        here = self.matrix(model.L)
-        return lambda r: spmm(here, spmm(here, r, transpose=True))
+        L = self.matrix(model.L)
+        return lambda r: spmm(L, spmm(L, r, transpose=True))
 
     def energy(self, x: Tensor) -> Tensor:
         """tr(X^T A X)"""

@@ -16,6 +16,7 @@ from learnsolve.recipes.harness.settings import need
 BLACK, BLUE, ORANGE, PURPLE, GRAY, GREEN = "#000000", "#0072B2", "#D55E00", "#CC79A7", "#777777", "#009E73"
 COLORS = BLUE, PURPLE, ORANGE, GREEN, BLACK  # of curves that are drawn together
 WIDTH = 840  # pixels
+LOSSES = {"loss": "training", "held_out_loss": "held-out"}  # columns and their labels
 LOOKS: dict[tuple[str, ...], dict[str, Any]] = {  # by the beginning of a name
     ("best constant",): {"color": GREEN, "linestyle": (0, (5, 1))},
     ("learned", "network"): {"color": BLUE, "linewidth": 2.2},
@@ -65,21 +66,12 @@ class Line:
 
 @dataclass(frozen=True)
 class Curves:
-    """A picture of columns of metrics.csv over the steps, for --seeds with mean and band.
-
-    Attributes
-    ----------
-    title, ylabel : of the picture
-    columns : the label of each column
-    log : whether the values are on a logarithmic axis
-    """
+    """A picture of columns of metrics.csv (their labels) over the steps, for --seeds with mean and band."""
 
     title: str = "Loss"
     ylabel: str = "loss"
-    columns: Mapping[str, str] = field(
-        default_factory=lambda: {"loss": "training", "held_out_loss": "held-out"}
-    )
-    log: bool = False
+    columns: Mapping[str, str] = field(default_factory=lambda: dict(LOSSES))
+    log: bool = False  # the axis of the values
 
 
 def new_figure(title: str, xlabel: str, ylabel: str, size: tuple[float, float] = (7, 4.5)) -> tuple[Any, Any]:
@@ -113,7 +105,7 @@ def picture(
     axes.set(**{f"{axis}scale": "log" for axis in log}, **options)
     axes.margins(x=0.01)
     ticker, (bottom, top) = need("matplotlib.ticker"), axes.get_ylim()
-    if log and 0 < bottom and top < 10 * bottom:  # numbers in place of powers
+    if log and bottom > 0 and top < 10 * bottom:  # numbers in place of powers
         axes.yaxis.set_major_locator(ticker.MaxNLocator(6))
         axes.yaxis.set_major_formatter(ticker.ScalarFormatter())
         axes.yaxis.set_minor_locator(ticker.NullLocator())

@@ -28,23 +28,14 @@ TRAINING, HELD_OUT, COEFFICIENTS = 0, 1, 2  # streams of random numbers
 
 @dataclass
 class Outcome:
-    """The result of a training.
+    """The result of a training."""
 
-    Attributes
-    ----------
-    numbers : for report.json
-    columns, rows : the final table; numbers are formatted where it is printed
-    sentence : what was learned; `learned` in report.json
-    data : what the recipe's own figures need beyond that
-    texts : content of files by name
-    """
-
-    numbers: dict[str, Any]
-    columns: list[str]
-    rows: list[list[Any]] = field(default_factory=list)
-    sentence: str = ""
-    data: dict[str, Any] = field(default_factory=dict)
-    texts: dict[str, str] = field(default_factory=dict)
+    numbers: dict[str, Any]  # for report.json
+    columns: list[str]  # of the final table
+    rows: list[list[Any]] = field(default_factory=list)  # their numbers are formatted where it is printed
+    sentence: str = ""  # what was learned; `learned` in report.json
+    data: dict[str, Any] = field(default_factory=dict)  # what the recipe's own figures need beyond that
+    texts: dict[str, str] = field(default_factory=dict)  # content of files by name
 
 
 class Recipe:

@@ -220,14 +220,11 @@ def _watch(run: Run, loss: float, gradient_norm: float) -> None:
 
 
 class _Stop:
-    """Turns the first SIGINT or SIGTERM into a request; the second one ends the program as usual.
-
-    With `patient` all are requests: torchrun may send several, and kills a process that does not end.
-    """
+    """Turns the first SIGINT or SIGTERM into a request; the second one ends the program as usual. With
+    `patient` all are requests: torchrun may send several, and kills a process that does not end."""
 
     def __init__(self, patient: bool):
-        self.requested = False
-        self._patient = patient
+        self.requested, self._patient = False, patient
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> _Stop:
@@ -248,15 +245,8 @@ class _Stop:
 
 
 class Objective:
-    """Call it with a step for the loss to differentiate.
-
-    In several processes this is the part of this one, and the gradients that `backward` leaves are those of
-    the sum over all of them.
-
-    Attributes
-    ----------
-    columns : further columns of metrics.csv
-    """
+    """Call it with a step for the loss to differentiate. In several processes this is the part of this one,
+    and the gradients that `backward` leaves are those of the sum over all. `columns`: more of metrics.csv."""
 
     def __init__(self, recipe: Recipe, group: Group):
         self.recipe, self.group = recipe, group
@@ -323,11 +313,8 @@ class Objective:
 
 
 class _Part(torch.nn.Module):
-    """This process's part of the loss as a module, which is what DistributedDataParallel takes.
-
-    With the model's parameters only: buffers, such as the arrays of a pattern, are the same in all processes
-    and never change, but would be sent at each step.
-    """
+    """This process's part of the loss as a module, for DistributedDataParallel. Parameters only: buffers,
+    such as the arrays of a pattern, would be sent at each step."""
 
     def __init__(self, model: torch.nn.Module, part: Any):
         super().__init__()

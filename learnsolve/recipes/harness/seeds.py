@@ -211,8 +211,8 @@ def curves_figure(title: str, curves: Curves, histories: Sequence[History]) -> A
     for (column, label), color in zip(curves.columns.items(), COLORS, strict=False):
         steps, values = common(histories, column)
         if steps.size:
-            mean, *band = statistics_of(values, curves.log)
-            lines.append(Line(label, mean, steps, tuple(band), {"color": color}))
+            mean, low, high = statistics_of(values, curves.log)
+            lines.append(Line(label, mean, steps, (low, high), {"color": color}))
     return picture(title, "optimizer step", curves.ylabel, lines, log="y" * curves.log) if lines else None
 
 

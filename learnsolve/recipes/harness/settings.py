@@ -42,11 +42,6 @@ def need(module: str, extra: str = "train") -> ModuleType:
 class RunSettings:
     """Options that every recipe has.
 
-    Attributes
-    ----------
-    SYNONYMS : second names of options on the command line
-    SIDE_BY_SIDE : whether one run of the recipe trains all --seeds by itself
-
     Parameters
     ----------
     steps : int
@@ -81,8 +76,8 @@ class RunSettings:
         Where to send losses, learning rate and pictures too; tensorboard: events in --out/tensorboard.
     """
 
-    SYNONYMS: ClassVar[Mapping[str, str]] = {}
-    SIDE_BY_SIDE: ClassVar[bool] = False
+    SYNONYMS: ClassVar[Mapping[str, str]] = {}  # second names of options on the command line
+    SIDE_BY_SIDE: ClassVar[bool] = False  # whether one run trains all --seeds by itself
 
     steps: int = 100
     lr: float = 1e-2

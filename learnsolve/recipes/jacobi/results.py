@@ -163,7 +163,8 @@ def weights_figure(recipe: JacobiRecipe, outcome: Outcome) -> Any:
     marks = {"marker": "o" if few else ".", "markersize": 6 if few else 2, "linestyle": "none", "color": BLUE}
     lines.append(Line(LEARNED, vectors[LEARNED], points, style=marks))
     place = "grid point" if grid else "row of the matrix"
-    return picture(title, place, "weight", lines, **({"xticks": points} if n <= 20 else {}))
+    ticks: dict[str, Any] = {"xticks": points} if n <= 20 else {}
+    return picture(title, place, "weight", lines, **ticks)
 
 
 def weights_image(title: str, vectors: dict[str, Tensor], grid: tuple[int, ...]) -> Any:
