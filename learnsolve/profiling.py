@@ -51,7 +51,7 @@ class Profile:
 
     @property
     def ratio(self) -> float:
-        """Time of the backward over that of the forward."""
+        """Time of the backward over the time of the forward."""
         return self.backward.seconds / self.forward.seconds
 
     def __str__(self) -> str:
@@ -81,14 +81,14 @@ def profile(fn: Callable[..., Any], *args: Any, repeats: int = 10, warmup: int =
     r"""Calls and time of fn(\*args) and of its backward pass.
 
     The backward pass starts at all outputs of fn that require grad, with cotangents of ones, and computes the
-    gradients of all tensors that require grad: arguments, and tensors from elsewhere. It stops at tensors
-    computed before the call (unless their graph leads to another leaf), changes no `.grad`, frees no graph.
+    gradients of all tensors that require grad: arguments, and tensors that fn uses from elsewhere. It stops
+    at the arguments and at tensors computed before the call (unless their graph leads to another leaf that fn
+    uses), does not change `.grad`, frees no graph of the caller, and builds none for second derivatives.
 
     Parameters
     ----------
-    fn : callable
-        Returns a tensor, a CSR, a `Solution`, a Preconditioner, or lists, tuples, dictionaries or dataclasses
-        of them. Called warmup + repeats + 1 times: in-place changes persist from call to call.
+    fn : callable that returns a tensor, a CSR, a `Solution`, a Preconditioner, or lists, tuples, dictionaries
+        or dataclasses of them. Called warmup + repeats + 1 times: in-place changes persist from call to call
     args : arguments of fn
     repeats, warmup : timed calls (the median is reported); calls before them, which create plans; at least 1
     top : number of operators to print
@@ -99,24 +99,24 @@ def profile(fn: Callable[..., Any], *args: Any, repeats: int = 10, warmup: int =
 
     Raises
     ------
-    ValueError, TypeError
-        if no output of fn requires grad or a graph has been freed, or an argument does not fit.
+    ValueError
+        if no output of fn requires grad, an output depends on a graph that has been freed, or repeats,
+        warmup or top are below 1.
+    TypeError
+        if fn is not callable, or repeats, warmup or top is not an int.
 
     Notes
     -----
-    On CUDA the clock is read when the device has finished. Times are those of calls without a profiler, which
-    records one more. Memory is torch's. KINETO_LOG_LEVEL=6 suppresses USDT lines of torch 2.13.
+    On a CUDA device the clock is read when the device has finished. Times come from calls without a profiler;
+    the operators come from one more call, in which small ones take longer. Memory on the CPU is that of
+    torch's allocator. KINETO_LOG_LEVEL=6 in the environment suppresses the output of torch 2.13's profiler.
 
     Examples
     --------
     >>> import torch, learnsolve as ls
     >>> A = ls.problems.poisson((30, 30)).requires_grad_()
-    >>> x = torch.ones(900, dtype=torch.float64, requires_grad=True)
-    >>> result = ls.profile(ls.ops.spmm, A, x)
-    >>> result.forward.operators["learnsolve::csr_spmm"][0]
+    >>> ls.profile(ls.ops.spmm, A, torch.ones(900).double()).forward.operators["learnsolve::csr_spmm"][0]
     1
-    >>> print(str(result).splitlines()[0].split())
-    ['forward', 'backward']
     """
     if not callable(fn):
         raise TypeError(f"profile: fn must be callable, got {type(fn).__name__}; pass its arguments after it")
@@ -190,7 +190,7 @@ class _Border:
         inputs, nodes = self._inputs(outputs)
         unknown = self.first is None
         if unknown:
-            self.first = nodes  # compared with those of the next call
+            self.first = nodes  # compared with the next call
         elif self.first:
             self.before, self.first = self.first & nodes, set()
             inputs, _ = self._inputs(outputs)
