@@ -12,8 +12,8 @@ from solvers.references import agree
 
 import learnsolve as ls
 from learnsolve.solvers.core import advance
+from learnsolve.solvers.core.criterion import Schedule
 from learnsolve.solvers.core.operators import Matrix
-from learnsolve.solvers.core.stagnation import Schedule
 from learnsolve.solvers.solution import COMPILED, EAGER, PYTHON_M
 
 METHODS = {

@@ -26,9 +26,8 @@ from learnsolve.ops.core.operands import broadcasts_to
 from learnsolve.ops.core.pcg_preconditioner import RHO, STOP
 from learnsolve.ops.core.pcg_unfused import Stop
 from learnsolve.ops.pcg import Iterations, pcg_iterations
-from learnsolve.solvers.core import checks, stagnation
-from learnsolve.solvers.core.blocks import Blocks, Padded
-from learnsolve.solvers.core.operators import Matrix, compiled_form, source
+from learnsolve.solvers.core.criterion import CG_SCHEDULE, Schedule, check_every
+from learnsolve.solvers.core.operators import Blocks, Matrix, Padded, compiled_form, source
 from learnsolve.solvers.core.system import Outcome, System
 from learnsolve.solvers.core.vectors import size
 from learnsolve.solvers.solution import CODE, COMPILED, PYTHON_M, Status
@@ -161,7 +160,7 @@ class State(NamedTuple):
 class CompiledCG:
     """`Advance` (advance.py) of conjugate gradients."""
 
-    due: stagnation.Schedule = stagnation.COMPILED_CG
+    due: Schedule = CG_SCHEDULE
 
     def __init__(self, system: System, parts: list[_Part], flexible: bool, made: Any):
         self.system, self.parts, self.flexible, self.made = system, parts, flexible, made
@@ -170,7 +169,7 @@ class CompiledCG:
 
     def start(self, x: Tensor, r: Tensor, running: Tensor) -> State:
         x0 = None if self.system.x0 is None else x
-        every = checks.check_every() if self.b.is_cuda else None
+        every = check_every() if self.b.is_cuda else None
         self.runs = []
         for part in self.parts:
             b = part.of(self.b)

@@ -21,14 +21,14 @@ from learnsolve.solvers.core.arguments import (
     check_system,
     refuse_what_has_no_implicit_gradient,
 )
-from learnsolve.solvers.core.blocks import Blocks, Columns, joined, systems_of
 from learnsolve.solvers.core.criterion import ResidualNorm
 from learnsolve.solvers.core.gradient import implicit, unrolled
 from learnsolve.solvers.core.graph import traced_solve
 from learnsolve.solvers.core.loop import Method
-from learnsolve.solvers.core.operators import Matrix, as_preconditioner
+from learnsolve.solvers.core.operators import Blocks, Matrix, as_preconditioner, joined, systems_of
 from learnsolve.solvers.core.problem import Problem
 from learnsolve.solvers.core.projected import null_space
+from learnsolve.solvers.core.system import Columns
 from learnsolve.solvers.options import Options
 from learnsolve.solvers.solution import Solution
 

@@ -18,9 +18,9 @@ A method whose recurrences say too little has two more:
 
 Compiled code only advances the state, by many iterations a call (advance.py), where it takes the system.
 
-A `Criterion` decides when to stop (criterion.py). The host checks the columns after every iteration on a CPU,
-and from time to time on a device (checks.py): between two checks a column that seems done stands still, and
-is judged at the next.
+A `Criterion` says when to stop (criterion.py). The host checks the columns after every iteration on a CPU,
+and from time to time on a device (`gaps`): between two checks a column that seems done stands still, and is
+judged at the next.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ import torch
 from torch import Tensor
 
 from learnsolve.ops.richardson import residual_norm
-from learnsolve.solvers.core import checks, stagnation
 from learnsolve.solvers.core.advance import STANDS, fitting
 from learnsolve.solvers.core.advance_cg import at_once
+from learnsolve.solvers.core.criterion import LOOP_SCHEDULE, gaps
+from learnsolve.solvers.core.gradient import in_segments
 from learnsolve.solvers.core.operators import Matrix
-from learnsolve.solvers.core.repeated import in_segments
 from learnsolve.solvers.core.report import judged
 from learnsolve.solvers.core.system import Outcome, System
 from learnsolve.solvers.core.vectors import size
@@ -61,7 +61,7 @@ class _Progress(NamedTuple):
     state: Any
     codes: Tensor  # (..., 1, k), 0 while a column runs, STANDS while it waits to be judged
     norm: Tensor  # (..., 1, k)
-    best: Tensor  # (..., 1, k), the least that the criterion has measured (stagnation.py)
+    best: Tensor  # (..., 1, k), the least that the criterion has measured (`Schedule`)
     again: Tensor  # (..., 1, k), has it started again for that?
 
 
@@ -150,10 +150,10 @@ class _Loop:
         self.callback, self.unattended = system.callback, system.unattended
         self.on_device = self.b.is_cuda
         # A callback is called after every iteration. A backward that repeats a segment repeats its checks.
-        self.gap = checks.gaps() if self.on_device and self.callback is None else lambda done: 1
+        self.gap = gaps() if self.on_device and self.callback is None else lambda done: 1
         self.compiled = fitting(method, system, gradient)
         self.execution = EAGER if self.compiled is None else self.compiled.execution
-        self.due = stagnation.EAGER if self.compiled is None else self.compiled.due
+        self.due = LOOP_SCHEDULE if self.compiled is None else self.compiled.due
 
     def begin(self) -> _Progress:
         A, b, x0 = self.A, self.b, self.system.x0
@@ -286,7 +286,7 @@ class _Loop:
         return self.measured(progress) if not self.criterion.never and number in self.due else progress
 
     def measured(self, progress: _Progress) -> _Progress:
-        """Stop the columns that stagnate (stagnation.py); their norm is then the true one."""
+        """Stop the columns that stagnate (`Schedule`); their norm is then the true one."""
         state, codes, norm, best, again = progress
         r = self.b - self.A(state.x)
         true = residual_norm(r, -2, keepdim=True)
@@ -358,7 +358,7 @@ class _Loop:
         """The state of the method, where compiled code that keeps one of its own does not go on with it."""
         if self.compiled is None or self.compiled.start is None:
             return state
-        compiled, self.compiled, self.due = self.compiled, None, stagnation.EAGER
+        compiled, self.compiled, self.due = self.compiled, None, LOOP_SCHEDULE
         return compiled.released(state)
 
     def notify(self, callback: Callable, iteration: int, progress: _Progress) -> tuple[_Progress, bool]:

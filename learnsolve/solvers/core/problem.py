@@ -12,14 +12,13 @@ from torch import Tensor
 
 from learnsolve.ops.core import across
 from learnsolve.solvers.core import gradient
-from learnsolve.solvers.core.blocks import Columns
 from learnsolve.solvers.core.criterion import Criterion
 from learnsolve.solvers.core.loop import Method, iterate
 from learnsolve.solvers.core.operators import Operator
 from learnsolve.solvers.core.projected import NullSpace, projected
 from learnsolve.solvers.core.report import report
 from learnsolve.solvers.core.scaled import scaled
-from learnsolve.solvers.core.system import Outcome, System
+from learnsolve.solvers.core.system import Columns, Outcome, System
 from learnsolve.solvers.solution import CODE, Iteration, Report, Solution, Status
 
 

@@ -32,9 +32,8 @@ from learnsolve.matrix.plain import makes_plain_tensors, numbers
 from learnsolve.ops.block_batch import Layout
 from learnsolve.ops.core.product import product
 from learnsolve.ops.core.selection import trusted
-from learnsolve.solvers.core.blocks import Blocks
 from learnsolve.solvers.core.functions import Function
-from learnsolve.solvers.core.operators import Matrix, Operator
+from learnsolve.solvers.core.operators import Blocks, Matrix, Operator
 from learnsolve.solvers.core.system import Outcome, System
 from learnsolve.solvers.core.vectors import divide, dot, safe_size, size
 
