@@ -1,7 +1,8 @@
 """LSQR and LSMR, for least squares and for any rectangular system.
 
-Sources: Paige and Saunders, "LSQR", ACM Trans. Math. Softw. 8 (1982) 43-71; Fong and Saunders, "LSMR", SIAM
-J. Sci. Comput. 33 (2011) 2950-2971.
+Sources: Paige and Saunders, "LSQR: An algorithm for sparse linear equations and sparse least squares", ACM
+Trans. Math. Softw. 8 (1982) 43-71, doi:10.1145/355984.355989; Fong and Saunders, "LSMR", SIAM J. Sci. Comput.
+33 (2011) 2950-2971.
 """
 
 from typing import Any, NamedTuple, Unpack
@@ -113,55 +114,41 @@ def lsqr(
 
     A column stops, as in SciPy, when :math:`\|r\| \le \mathtt{btol} \|b\| + \mathtt{atol} \|A\| \|x\|` or
     :math:`\|A^T r\| \le \mathtt{atol} \|A\| \|r\|`, with the true residual r and the Frobenius norm of A, or
-    the method's estimate of it where A's entries are not known (a callable, a LinearOperator, a stencil).
+    the method's estimate of it where A's entries are not known.
 
     Parameters
     ----------
-    A : CSR, shape (m, n), values (..., nnz); or a scipy.sparse.linalg.LinearOperator; or a callable x -> A x,
-        with `transpose`
-    b : Tensor or NumPy array, shape (m,) or (..., m, k). Each of the k columns stops on its own.
-    x0 : Tensor or NumPy array, shape (n,) or (..., n, k); zero if not given
+    A : CSR, shape (m, n), values (..., nnz); or a LinearOperator of SciPy, or a callable, with `transpose`
+    b, x0 : Tensors or NumPy arrays, (m,) and (n,), or (..., m, k) and (..., n, k); x0 zero if not given
     damp : number, damping of x (not of x - x0 as in SciPy)
     atol, btol : the tolerances; less than the rounding unit counts as that. None: 1e-6
     conlim : gives up (ILL_CONDITIONED) when the estimate of the condition number of A exceeds it; 0 for never
-    gradient : "implicit", one adjoint solve with A^T A + damp^2 I by conjugate gradients; "unrolled", the
-        exact gradient of the iterations; "checkpointed", the same in O(sqrt(iterations)) memory
-    adjoint_rtol, adjoint_maxiter : of the adjoint solve; atol and maxiter if not given
+    adjoint_rtol, adjoint_maxiter : of the adjoint solve, by `cg`; atol and maxiter if not given
     options : shared keywords
 
     Returns
     -------
-    Solution
-        with `residual_norms` :math:`\sqrt{\|b - A x\|^2 + \mathtt{damp}^2 \|x\|^2}`, and, at the end,
-        `normal_residual_norm` :math:`\|A^T (b - A x) - \mathtt{damp}^2 x\|`
+    Solution, with `residual_norms` :math:`\sqrt{\|b - A x\|^2 + \mathtt{damp}^2 \|x\|^2}`, and, at the end,
+    `normal_residual_norm` :math:`\|A^T (b - A x) - \mathtt{damp}^2 x\|`
 
     Raises
     ------
-    ValueError, TypeError, SolverError
-        as `cg`.
+    ValueError, TypeError, SolverError : as `cg`
 
     Notes
     -----
     Implicit gradient, of any order, forward mode: :math:`\bar b = A w` and, on the pattern,
     :math:`\bar A = r w^T - (A w) x^T`, with :math:`(A^T A + \mathtt{damp}^2 I) w = \bar x`. It needs full
     column rank, or damp > 0: else x is the solution of least norm (from x0 = 0), and the adjoint solve has in
-    general no solution, which is reported. Cost of an iteration: a product with A, one with its transpose.
-
-    References
-    ----------
-    C. C. Paige, M. A. Saunders, "LSQR: An algorithm for sparse linear equations and sparse least squares",
-    ACM Trans. Math. Softw. 8 (1982) 43-71, doi:10.1145/355984.355989
+    general no solution, which is reported. Cost per iteration: a product with A, one with its transpose.
 
     Examples
     --------
     >>> import torch, learnsolve as ls  # a line through three points
     >>> A = ls.CSR.from_dense(torch.tensor([[1.0, 1.0], [1.0, 2.0], [1.0, 3.0]], dtype=torch.float64))
-    >>> b = torch.tensor([1.0, 3.0, 2.0], dtype=torch.float64, requires_grad=True)
-    >>> x = ls.solvers.lsqr(A, b, atol=1e-12, btol=1e-12).x
-    >>> x.detach()
+    >>> b = torch.tensor([1.0, 3.0, 2.0], dtype=torch.float64)
+    >>> ls.solvers.lsqr(A, b, atol=1e-12, btol=1e-12).x
     tensor([1.0000, 0.5000], dtype=torch.float64)
-    >>> torch.allclose(torch.autograd.grad(x[1], b)[0], torch.tensor([-0.5, 0.0, 0.5], dtype=torch.float64))
-    True
     """
     return solve("lsqr", LSQR(), A, b, x0, damp, atol, btol, conlim, options_of("lsqr", options))
 

@@ -147,14 +147,8 @@ class Schedule(NamedTuple):
         ||r|| <= 10 eps || |A| |x| + |b| ||      more accuracy cannot be expected, and
         ||r|| > the smallest one before, halved  none was gained since
 
-    once more after it has started again from r, where the method's own residual had drifted away from it. The
-    first is the limit of rounding: r itself is computed with an error of some eps (|A| |x| + |b|), entry by
-    entry, and no method that updates x in its own precision comes below it (Higham, "Accuracy and Stability
-    of Numerical Algorithms" (2002), sections 3.5 and 17.2; Greenbaum, "Estimating the attainable accuracy of
-    recursively computed residual methods", SIAM J. Matrix Anal. Appl. 18 (1997) 535-551). Measured, methods
-    end at 0.1 to 0.8 eps || |A| |x| + |b| ||. A plateau above it is not stagnation, however long. The second
-    spares slow convergence: at a constant rate, a column that took k iterations to fall to the limit falls in
-    the next k / 4 by far more than one half.
+    once more after it has started again from r, where the method's own residual had drifted away from it. Why
+    these two: docs/solvers.md, "Stagnation".
     """
 
     least: int
