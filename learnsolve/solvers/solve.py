@@ -102,8 +102,8 @@ def solve(
         checks.one_of("solve", "M", M, ("auto",))
     if method == "direct" and not isinstance(M, str) and M is not None:
         raise ValueError('solve: method="direct" takes no M; leave it out')
-    found = isinstance(null_space, str) and null_space == "auto"
-    if found:
+    automatic = isinstance(null_space, str) and null_space == "auto"
+    if automatic:
         takes = method not in ("direct", "lsqr") and A.shape[0] == A.shape[1]
         null_space = CONSTANTS if takes and sums_to_zero(A) else None
     elif null_space is not None and (method in ("direct", "lsqr") or A.shape[0] != A.shape[1]):
@@ -141,7 +141,7 @@ def solve(
     if failure is not None:
         raise failure
     solution.selected = "; then ".join(tried)
-    if found and singular:
+    if automatic and singular:
         solution.selected = f'null_space="constants", as the rows of A sum to zero; {solution.selected}'
         _judge_as_given(solution, A, b, rtol, atol)
     report("solve", solution, throw, True)

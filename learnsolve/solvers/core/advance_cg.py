@@ -131,7 +131,7 @@ def at_once(method: Any, system: System, maxiter: int, gradient: str) -> Outcome
 def parts_at_once(method: Any, system: System) -> list[_Part] | None:
     """What `at_once` takes a system as; None where it does not."""
     fits = getattr(method, "compiled", False) and not method.flexible
-    if not fits or not system.criterion.never or system.callback is not None:
+    if not fits or not system.criterion.fixed or system.callback is not None:
         return None
     parts = _parts(system.A, system.M, system.b)
     return None if parts is None or any(part.form.kind == PYTHON_M for part in parts) else parts
@@ -162,8 +162,8 @@ class CompiledCG:
 
     due: Schedule = CG_SCHEDULE
 
-    def __init__(self, system: System, parts: list[_Part], flexible: bool, made: Any):
-        self.system, self.parts, self.flexible, self.made = system, parts, flexible, made
+    def __init__(self, system: System, parts: list[_Part], flexible: bool, state_type: Any):
+        self.system, self.parts, self.flexible, self.state_type = system, parts, flexible, state_type
         self.A, self.b = system.A, system.b
         self.execution = PYTHON_M if parts[0].form.kind == PYTHON_M else COMPILED
 
@@ -215,7 +215,7 @@ class CompiledCG:
             rhos.append(part.carry[:, RHO])
         p = _joined(self.A, self.parts, directions, self.b)
         rho = torch.cat(rhos).reshape(*self.b.shape[:-2], 1, self.b.shape[-1])
-        return self.made(state.x, state.r, p, rho)
+        return self.state_type(state.x, state.r, p, rho)
 
 
 def _between(M: Any, shape: torch.Size) -> Callable[[Tensor], Tensor]:

@@ -152,10 +152,10 @@ def preconditioner(name: str, A: CSR, M: Any) -> tuple[Any, str]:
     make: Any = {"IC0": IC0, "MIC0": MIC0, "ILU0": ILU0}[name]
     for shift in SHIFTS:
         try:
-            made = make(plain, shift=shift)
+            factor_M = make(plain, shift=shift)
         except ValueError:  # a pivot is not positive, or zero
             continue
-        return made, f" with {name}" + (f", shifted by {shift:g}" if shift else "")
+        return factor_M, f" with {name}" + (f", shifted by {shift:g}" if shift else "")
     return Jacobi(plain), " with Jacobi"
 
 

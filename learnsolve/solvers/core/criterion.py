@@ -31,10 +31,10 @@ from learnsolve.solvers.solution import CODE, Status
 class Criterion(Protocol):
     """Whether a column is done. All answers are (..., 1, k); `norm` is ||r||."""
 
-    never: bool  # no tolerance that a column could meet: all iterations run
-    asked: bool  # a tolerance, so that a column that does not meet it has failed
+    fixed: bool  # no tolerance that a column could meet: all iterations run
+    has_tolerance: bool  # a tolerance, so that a column that does not meet it has failed
     square: bool  # asks for A x = b, of which it may turn out that there is no solution
-    reads: tuple[str, ...]  # what `holds` reads of a state, beside x and r
+    reads: tuple[str, ...]  # what `is_done` reads of a state, beside x and r
     negligible: Any  # the size of b below which nothing matters
 
     def fresh(self) -> Criterion:
@@ -49,15 +49,15 @@ class Criterion(Protocol):
         """Is x a solution before the first iteration? Called once, before the others."""
         ...
 
-    def looks(self, state: Any, norm: Tensor) -> Tensor:
+    def seems_done(self, state: Any, norm: Tensor) -> Tensor:
         """Should the true residual be computed, by the norm that the method has?"""
         ...
 
-    def holds(self, A: Any, state: Any, r: Tensor, norm: Tensor) -> Tensor:
+    def is_done(self, A: Any, state: Any, r: Tensor, norm: Tensor) -> Tensor:
         """Is it done, by the true residual r?"""
         ...
 
-    def fails(self, state: Any, norm: Tensor) -> Tensor:
+    def failure(self, state: Any, norm: Tensor) -> Tensor:
         """The code of a Status for a column that is lost, 0 for others."""
         ...
 
@@ -78,8 +78,8 @@ class ResidualNorm:
 
     def __init__(self, rtol: float, atol: float | Tensor):
         self.rtol, self.atol = rtol, atol
-        self.never = rtol == 0 and not isinstance(atol, Tensor) and atol == 0
-        self.asked = not self.never
+        self.fixed = rtol == 0 and not isinstance(atol, Tensor) and atol == 0
+        self.has_tolerance = not self.fixed
         self.negligible = atol
 
     def fresh(self) -> ResidualNorm:
@@ -114,13 +114,13 @@ class ResidualNorm:
         norm, length = self.first
         return torch.maximum(norm, length) / torch.finfo(norm.dtype).eps
 
-    def looks(self, state: Any, norm: Tensor) -> Tensor:
+    def seems_done(self, state: Any, norm: Tensor) -> Tensor:
         return norm <= torch.maximum(self.target, self.floor)
 
-    def holds(self, A: Any, state: Any, r: Tensor, norm: Tensor) -> Tensor:
+    def is_done(self, A: Any, state: Any, r: Tensor, norm: Tensor) -> Tensor:
         return norm <= self.target
 
-    def fails(self, state: Any, norm: Tensor) -> Tensor:
+    def failure(self, state: Any, norm: Tensor) -> Tensor:
         return (norm > self.limit) * CODE[Status.DIVERGED]
 
     def reached(self, A: Any, b: Tensor, x: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:

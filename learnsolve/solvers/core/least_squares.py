@@ -132,14 +132,14 @@ class LeastSquares:
     exceeds conlim.
     """
 
-    never = False
+    fixed = False
     square = False
     negligible = 0.0
     reads: tuple[str, ...] = ("A_norm", "condition")
 
     def __init__(self, atol: float, btol: float, conlim: float):
         self.atol, self.btol, self.conlim = atol, btol, conlim
-        self.asked = atol > 0 or btol > 0
+        self.has_tolerance = atol > 0 or btol > 0
 
     def fresh(self) -> LeastSquares:
         return copy(self)
@@ -164,13 +164,13 @@ class LeastSquares:
         small = (normal <= self.atol * A_norm * norm) & torch.isfinite(A_norm * norm)
         return (solved & torch.isfinite(A_norm * safe_size(x)) | small) & torch.isfinite(norm)
 
-    def looks(self, state: Any, norm: Tensor) -> Tensor:
+    def seems_done(self, state: Any, norm: Tensor) -> Tensor:
         return self._small(state.x, norm, state.normal.detach().abs(), state.A_norm.detach())
 
-    def holds(self, A: Any, state: Any, r: Tensor, norm: Tensor) -> Tensor:
+    def is_done(self, A: Any, state: Any, r: Tensor, norm: Tensor) -> Tensor:
         return self._small(state.x, norm, safe_size(A.T(r)), state.A_norm.detach())
 
-    def fails(self, state: Any, norm: Tensor) -> Tensor:
+    def failure(self, state: Any, norm: Tensor) -> Tensor:
         limit = self.conlim if self.conlim > 0 else torch.inf
         return torch.where(state.condition.detach() > limit, CODE[Status.ILL_CONDITIONED], 0)
 

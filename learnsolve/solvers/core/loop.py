@@ -62,7 +62,7 @@ class _Progress(NamedTuple):
     codes: Tensor  # (..., 1, k), 0 while a column runs, STANDS while it waits to be judged
     norm: Tensor  # (..., 1, k)
     best: Tensor  # (..., 1, k), the least that the criterion has measured (`Schedule`)
-    again: Tensor  # (..., 1, k), has it started again for that?
+    restarted: Tensor  # (..., 1, k), has it started again from its true residual?
 
 
 class _Stretch(NamedTuple):
@@ -127,7 +127,7 @@ def iterate(method: Method, system: System, maxiter: int, gradient: str = "impli
             codes = codes.masked_fill(codes == 0, CODE[Status.MAX_ITERATIONS])
         codes = codes.squeeze(-2)
         out = Outcome(progress.state.x, torch.cat((loop.first, *norms), -2), codes, "", loop.execution)
-    if not system.criterion.asked:
+    if not system.criterion.has_tolerance:
         return out
     with torch.no_grad():
         return judged(system, out)
@@ -203,7 +203,7 @@ class _Loop:
         while done < end and runs:
             stretches: list[_Stretch] = []
             if (compiled := self.compiled) is not None:
-                most = end - done if self.criterion.never else min(end, self.due.after(done)) - done
+                most = end - done if self.criterion.fixed else min(end, self.due.after(done)) - done
                 advanced = compiled(progress.state, most, done, progress.codes == 0)
                 if advanced[1].shape[-2]:
                     stretches = [self.advanced(progress, every, done, *advanced)]
@@ -230,7 +230,7 @@ class _Loop:
 
     def stepped(self, progress: _Progress, number: int) -> _Progress:
         """One iteration; `number` is its count."""
-        state, codes, norm, best, again = progress
+        state, codes, norm, best, restarted = progress
         running = codes == 0
         M = self.guarded(running)
         new, trouble = self.method.step(self.A, M, self.b, state, running)
@@ -249,7 +249,7 @@ class _Loop:
             fields = {name: getattr(new, name) for name in ("x", "r", *self.criterion.reads)}
             new = new._replace(**{k: torch.where(moved, t, getattr(state, k)) for k, t in fields.items()})
             new_norm = torch.where(moved, new_norm, norm)
-        return self.classified(_Progress(new, codes, new_norm, best, again), number)
+        return self.classified(_Progress(new, codes, new_norm, best, restarted), number)
 
     def advanced(
         self,
@@ -271,7 +271,7 @@ class _Loop:
             norms = torch.where(running, norms, progress.norm)
             codes = torch.where(running, codes, progress.codes)
         progress = progress._replace(state=state, codes=codes, norm=norms[..., -1:, :])
-        if not self.criterion.never and number in self.due:
+        if not self.criterion.fixed and number in self.due:
             progress = self.measured(progress)
         return _Stretch(progress, norms, done, when)
 
@@ -279,24 +279,24 @@ class _Loop:
         """Which columns seem done, and which are lost, after iteration `number`."""
         state, codes, norm, *_ = progress
         moved, known = codes == 0, norm.detach()
-        close = moved & self.criterion.looks(state, known)
+        close = moved & self.criterion.seems_done(state, known)
         codes = torch.where(close, CODE[Status.MAX_ITERATIONS] if self.unattended else STANDS, codes)
-        lost = self.criterion.fails(state, known)
+        lost = self.criterion.failure(state, known)
         progress = progress._replace(codes=torch.where(moved & ~close, lost, codes))
-        return self.measured(progress) if not self.criterion.never and number in self.due else progress
+        return self.measured(progress) if not self.criterion.fixed and number in self.due else progress
 
     def measured(self, progress: _Progress) -> _Progress:
         """Stop the columns that stagnate (`Schedule`); their norm is then the true one."""
-        state, codes, norm, best, again = progress
+        state, codes, norm, best, restarted = progress
         r = self.b - self.A(state.x)
         true = residual_norm(r, -2, keepdim=True)
         with torch.no_grad():
             reached, level = self.criterion.reached(self.A, self.b, state.x.detach(), r.detach())
-            done = self.criterion.holds(self.A, state, r.detach(), true.detach())
+            done = self.criterion.is_done(self.A, state, r.detach(), true.detach())
         # What waits starts again from its true residual each time that it seems done, and is not.
         vain = (codes == 0) | ((codes == STANDS) & ~done)
         vain = vain & (reached <= level) & (reached > 0.5 * best)
-        fresh = vain & (codes == 0) & ~again & (norm.detach() < 0.5 * true.detach())
+        fresh = vain & (codes == 0) & ~restarted & (norm.detach() < 0.5 * true.detach())
         if self.on_device:
             fresh = torch.zeros_like(fresh)  # to know of any would wait for the device
         elif fresh.any():
@@ -330,28 +330,28 @@ class _Loop:
     def judged(self, stretches: list[_Stretch], r: Tensor, every: bool) -> tuple[list[_Stretch], bool]:
         """By the true residual r, columns that stand still, some or `every` one; those that are not done
         start again from it."""
-        state, codes, norm, best, again = stretches[-1].progress
+        state, codes, norm, best, restarted = stretches[-1].progress
         true = residual_norm(r, -2, keepdim=True)
         known = true.detach()
         stretches = [stretch.with_true(true, every) for stretch in stretches]
-        holds = self.criterion.holds(self.A, state, r.detach(), known)
+        holds = self.criterion.is_done(self.A, state, r.detach(), known)
         if every and all(_values(holds)):  # the rule, and nothing else to decide
-            progress = _Progress(state, holds.long(), true, best, again)
+            progress = _Progress(state, holds.long(), true, best, restarted)
             return [stretches[-1]._replace(progress=progress)], False
-        lost = self.criterion.fails(state, known).masked_fill(holds, CODE[Status.CONVERGED])
+        lost = self.criterion.failure(state, known).masked_fill(holds, CODE[Status.CONVERGED])
         lost = torch.where(known < torch.inf, lost, CODE[Status.NON_FINITE])
         close = codes == STANDS
         codes = torch.where(close, lost, codes)
         running = codes == 0
-        again = close & running
+        restarted = close & running
         runs = 0 in _values(codes)
-        if runs and bool(again.any()):
+        if runs and bool(restarted.any()):
             state = self.released(state)
-            new = self.start(state.x, torch.where(again, r, state.r), running)
+            new = self.start(state.x, torch.where(restarted, r, state.r), running)
             # All columns start again where a state is of another size than a fresh one.
-            state, started = _started(state, new, again)
+            state, started = _started(state, new, restarted)
             state = state if bool(started.any()) else new
-        progress = _Progress(state, codes, torch.where(close, true, norm), best, again)
+        progress = _Progress(state, codes, torch.where(close, true, norm), best, restarted)
         return [*stretches[:-1], stretches[-1]._replace(progress=progress)], runs
 
     def released(self, state: Any) -> Any:

@@ -231,7 +231,7 @@ def as_preconditioner(function: str, name: str, M: Any, b: Tensor) -> Callable[[
             f"{type(M).__name__}"
         )
     columns: Any = on_columns(function, name, M, b.dim() == 1, True)
-    columns.given = M  # for its compiled form
+    columns.original = M  # for its compiled form
     return columns
 
 
@@ -265,7 +265,7 @@ def joined(layout: Layout | None, maps: Sequence[Map | None]) -> Map | None:
 def source(M: Any) -> Any:
     """What the caller gave, of an M of the loops."""
     M = M.function if isinstance(M, Watched) else M
-    return getattr(M, "given", M)
+    return getattr(M, "original", M)
 
 
 def compiled_form(M: Any) -> tuple[str, Tensor | None, Any] | None:

@@ -50,7 +50,7 @@ class Problem:
     def run(self, b: Tensor, x0: Tensor | None) -> Outcome:
         """The way of b to the loop and back: through each view, and through them in reverse."""
         system = System(
-            self.name, self.A, self.M, b, x0, self.criterion.fresh(), self.columns.told(self.callback)
+            self.name, self.A, self.M, b, x0, self.criterion.fresh(), self.columns.callback(self.callback)
         )
         system, from_range = projected(system, self.null)
         with across.over(across.of(self.A)):
@@ -74,7 +74,9 @@ class Problem:
     def reported(self, out: Outcome) -> Solution:
         """The solution; a failure warns or raises."""
         solution = self.solution(out)
-        report(self.name, solution, self.throw, self.criterion.asked or bool(self.advice), self.advice)
+        report(
+            self.name, solution, self.throw, self.criterion.has_tolerance or bool(self.advice), self.advice
+        )
         return solution
 
 

@@ -159,7 +159,7 @@ def run_fixed(
         M = joined(layout, [as_preconditioner(name, "M", own.M, part) for own, part in systems])
         if layout is not None and a.shape[-1] != 1:
             a = layout.padded(a.mT).mT
-        steps = Steps(name, operator, M, columns, a, c, columns.told(options.callback))
+        steps = Steps(name, operator, M, columns, a, c, columns.callback(options.callback))
         solution = steps.solution(columns.into(b), columns.into(x0), iterations, checkpointed)
     if options.throw and solution.status in (Status.NON_FINITE, Status.DIVERGED):
         raise SolverError(name, solution)

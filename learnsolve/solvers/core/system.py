@@ -74,7 +74,7 @@ class System:
     @property
     def unattended(self) -> bool:
         """A device runs all iterations, and the host does not wait for it."""
-        return self.b.is_cuda and self.criterion.never and self.callback is None
+        return self.b.is_cuda and self.criterion.fixed and self.callback is None
 
 
 class Outcome(NamedTuple):
@@ -105,7 +105,7 @@ class Columns(NamedTuple):
             return x.squeeze(-1), *(t.squeeze(-1) for t in of_columns), -1
         return x, *of_columns, -2
 
-    def told(self, callback: Callable[[Iteration], Any] | None) -> Callable[[Iteration], Any] | None:
+    def callback(self, callback: Callable[[Iteration], Any] | None) -> Callable[[Iteration], Any] | None:
         """The callback for blocks of columns."""
         if callback is None or (self.layout is None and not self.vector):
             return callback
