@@ -7,8 +7,7 @@ from preconditioners.cases import spd
 from reference import normal
 from solvers.cases import quiet
 from solvers.krylov import S, convection, poisson
-from solvers.paths import eager
-from solvers.references import agree
+from solvers.references import agree, eager
 
 import learnsolve as ls
 from learnsolve.solvers.core import advance

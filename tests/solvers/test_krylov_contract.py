@@ -11,8 +11,7 @@ import torch
 from reference import assert_same_bits, normal
 from solvers.cases import CASES, MODES, every, every_mode, quiet
 from solvers.krylov import poisson
-from solvers.paths import compiled, eager
-from solvers.references import agree, close, gradients
+from solvers.references import agree, close, compiled, eager, gradients
 from torch.autograd import grad
 
 import learnsolve as ls
