@@ -98,7 +98,7 @@ def _relax(
     B, operator = columns.into(b), Matrix(A)
     X = torch.zeros_like(B) if x0 is None else columns.into(x0)
     if iterations == 0:
-        X = with_zero_gradient(X.clone(), B, A.values, *learned)
+        X = with_zero_gradient(X, B, A.values, *learned)
     steps = Steps(name, operator, _sweeps(corrections, operator), columns)
     r = B if x0 is None else None
     return steps.solution(B, X, iterations, settings.gradient == "checkpointed", r, (A.values, b))

@@ -296,6 +296,10 @@ def test_absolute_tolerance():
         assert solution.converged
         assert 1e-5 * factor < solution.residual_norms[-1] <= 1e-3 * factor
     assert S.cg(A, b, rtol=1e-12, atol=1e3).iterations == 0
+    b.requires_grad_()  # a cotangent is solved for relative to itself, however small
+    (small,) = torch.autograd.grad(S.cg(A, b, rtol=1e-10, atol=1e-6).x, b, 1e-9 * ones(64))
+    torch.testing.assert_close(A @ (small / 1e-9), ones(64), rtol=1e-8, atol=0)
+    b = b.detach()
     for x0 in (None, ones(64)):  # far above b
         solution = S.cg(A, 1e-320 * b, x0, atol=1e-8)
         assert solution.converged

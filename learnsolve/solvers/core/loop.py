@@ -83,11 +83,11 @@ class _Stretch(NamedTuple):
     def with_true(self, true: Tensor, every: bool) -> _Stretch:
         """With the true residual norm of columns that stand still, from there on; `every` one does."""
         if self.when is not None and self.when.numel() > 1:
-            close = self.progress.codes == STANDS
+            waiting = self.progress.codes == STANDS
             rows = torch.arange(
                 self.first + 1, self.first + 1 + self.iterations, device=true.device
             ).unsqueeze(-1)
-            norms = torch.where(close & (rows >= self.when), true, self.norms)
+            norms = torch.where(waiting & (rows >= self.when), true, self.norms)
         elif self.iterations == 0:
             return self
         else:
@@ -207,9 +207,10 @@ class _Loop:
                 advanced = compiled(progress.state, most, done, progress.codes == 0)
                 if advanced[1].shape[-2]:
                     stretches = [self.advanced(progress, every, done, *advanced)]
-            for i in range(
-                0 if stretches else end - done if self.unattended else min(self.gap(done), end - done)
-            ):
+            steps = 0
+            if not stretches:
+                steps = end - done if self.unattended else min(self.gap(done), end - done)
+            for i in range(steps):
                 progress = self.stepped(progress, done + i + 1)
                 if stretches and (self.unattended or not progress.norm.requires_grad):
                     stretches[-1] = stretches[-1].without_state()  # not needed again
@@ -279,10 +280,10 @@ class _Loop:
         """Which columns seem done, and which are lost, after iteration `number`."""
         state, codes, norm, *_ = progress
         moved, known = codes == 0, norm.detach()
-        close = moved & self.criterion.seems_done(state, known)
-        codes = torch.where(close, CODE[Status.MAX_ITERATIONS] if self.unattended else STANDS, codes)
+        waiting = moved & self.criterion.seems_done(state, known)
+        codes = torch.where(waiting, CODE[Status.MAX_ITERATIONS] if self.unattended else STANDS, codes)
         lost = self.criterion.failure(state, known)
-        progress = progress._replace(codes=torch.where(moved & ~close, lost, codes))
+        progress = progress._replace(codes=torch.where(moved & ~waiting, lost, codes))
         return self.measured(progress) if not self.criterion.fixed and number in self.due else progress
 
     def measured(self, progress: _Progress) -> _Progress:
@@ -294,27 +295,28 @@ class _Loop:
             reached, level = self.criterion.reached(self.A, self.b, state.x.detach(), r.detach())
             done = self.criterion.is_done(self.A, state, r.detach(), true.detach())
         # What waits starts again from its true residual each time that it seems done, and is not.
-        vain = (codes == 0) | ((codes == STANDS) & ~done)
-        vain = vain & (reached <= level) & (reached > 0.5 * best)
-        fresh = vain & (codes == 0) & ~restarted & (norm.detach() < 0.5 * true.detach())
+        stalled = (codes == 0) | ((codes == STANDS) & ~done)
+        stalled = stalled & (reached <= level) & (reached > 0.5 * best)
+        restart = stalled & (codes == 0) & ~restarted & (norm.detach() < 0.5 * true.detach())
         if self.on_device:
-            fresh = torch.zeros_like(fresh)  # to know of any would wait for the device
-        elif fresh.any():
+            restart = torch.zeros_like(restart)  # to know of any would wait for the device
+        elif restart.any():
             state = self.released(state)
-            state, fresh = _started(state, self.start(state.x, torch.where(fresh, r, state.r), fresh), fresh)
-        stuck = vain & ~fresh
-        codes = torch.where(stuck, CODE[Status.STAGNATED], codes)
-        norm = torch.where(vain, true, norm)
-        return _Progress(state, codes, norm, torch.minimum(best, reached), fresh)
+            new = self.start(state.x, torch.where(restart, r, state.r), restart)
+            state, restart = _started(state, new, restart)
+        stagnated = stalled & ~restart
+        codes = torch.where(stagnated, CODE[Status.STAGNATED], codes)
+        norm = torch.where(stalled, true, norm)
+        return _Progress(state, codes, norm, torch.minimum(best, reached), restart)
 
     def checked(self, stretches: list[_Stretch]) -> tuple[list[_Stretch], bool, bool, bool]:
         """The iterations that some column took part in, whether columns stand still, whether some run, and
         whether all of them surely do the same."""
         alike = False
         if self.on_device:  # one read for all
-            close = stretches[-1].progress.codes == STANDS
+            stands = stretches[-1].progress.codes == STANDS
             ran = [(stretch.progress.codes == 0).any() for stretch in stretches]
-            *ran, waiting = torch.stack((*ran, close.any())).tolist()
+            *ran, waiting = torch.stack((*ran, stands.any())).tolist()
             runs = ran[-1]
             # Later ones have changed no column, and must not be part of a graph.
             last, stretches = stretches[-1], stretches[: 1 + sum(ran)]
@@ -340,10 +342,10 @@ class _Loop:
             return [stretches[-1]._replace(progress=progress)], False
         lost = self.criterion.failure(state, known).masked_fill(holds, CODE[Status.CONVERGED])
         lost = torch.where(known < torch.inf, lost, CODE[Status.NON_FINITE])
-        close = codes == STANDS
-        codes = torch.where(close, lost, codes)
+        waiting = codes == STANDS
+        codes = torch.where(waiting, lost, codes)
         running = codes == 0
-        restarted = close & running
+        restarted = waiting & running
         runs = 0 in _values(codes)
         if runs and bool(restarted.any()):
             state = self.released(state)
@@ -351,7 +353,7 @@ class _Loop:
             # All columns start again where a state is of another size than a fresh one.
             state, started = _started(state, new, restarted)
             state = state if bool(started.any()) else new
-        progress = _Progress(state, codes, torch.where(close, true, norm), best, restarted)
+        progress = _Progress(state, codes, torch.where(waiting, true, norm), best, restarted)
         return [*stretches[:-1], stretches[-1]._replace(progress=progress)], runs
 
     def released(self, state: Any) -> Any:

@@ -247,7 +247,7 @@ class Steps:
             lazy = lambda: complete().squeeze(-1) if self.columns.vector else complete()  # noqa: E731
             return Solution(shown, count, lazy, axis, (*sources, shown))
         history = complete()
-        if not stopped and count:
+        if not stopped:
             stopped = self._stops(count, x, history[..., -1:, :])
         if stopped:
             lost = ~torch.isfinite(history.detach()[..., -1, :])
