@@ -119,7 +119,8 @@ def lsqr(
     Parameters
     ----------
     A : CSR, shape (m, n), values (..., nnz); or a LinearOperator of SciPy, or a callable, with `transpose`
-    b, x0 : Tensors or NumPy arrays, (m,) and (n,), or (..., m, k) and (..., n, k); x0 zero if not given
+    b : Tensor or NumPy array, shape (m,) or (..., m, k)
+    x0 : Tensor or NumPy array, shape (n,) or (..., n, k); zero if not given
     damp : number, damping of x (not of x - x0 as in SciPy)
     atol, btol : the tolerances; less than the rounding unit counts as that. None: 1e-6
     conlim : gives up (ILL_CONDITIONED) when the estimate of the condition number of A exceeds it; 0 for never
@@ -138,9 +139,9 @@ def lsqr(
     Notes
     -----
     Implicit gradient, of any order, forward mode: :math:`\bar b = A w` and, on the pattern,
-    :math:`\bar A = r w^T - (A w) x^T`, with :math:`(A^T A + \mathtt{damp}^2 I) w = \bar x`. It needs full
-    column rank, or damp > 0: else x is the solution of least norm (from x0 = 0), and the adjoint solve has in
-    general no solution, which is reported. Cost per iteration: a product with A, one with its transpose.
+    :math:`\bar A = r w^T - (A w) x^T`, with :math:`(A^T A + \mathtt{damp}^2 I) w = \bar x`. If A lacks
+    full column rank and damp = 0, x is that of least norm (from x0 = 0), and the adjoint solve has in general
+    no solution, which is reported. Cost per iteration: a product with A, one with its transpose.
 
     Examples
     --------
