@@ -51,7 +51,7 @@ class Profile:
 
     @property
     def ratio(self) -> float:
-        """Time of the backward over that of the forward."""
+        """Time of the backward over the time of the forward."""
         return self.backward.seconds / self.forward.seconds
 
     def __str__(self) -> str:
@@ -87,10 +87,8 @@ def profile(fn: Callable[..., Any], *args: Any, repeats: int = 10, warmup: int =
 
     Parameters
     ----------
-    fn : callable
-        Returns a tensor, a CSR, a `Solution`, a Preconditioner (the tensors it contains), or lists, tuples,
-        dictionaries or dataclasses of them. Called warmup + repeats + 1 times: in-place changes, including
-        those of arguments, persist from call to call; work on clones to avoid that.
+    fn : callable that returns a tensor, a CSR, a `Solution`, a Preconditioner, or lists, tuples, dictionaries
+        or dataclasses of them. Called warmup + repeats + 1 times: in-place changes persist from call to call
     args : arguments of fn
     repeats : how often each pass is timed; the median is reported
     warmup : number of calls before timing, which create plans and fill caches; at least 1
@@ -106,26 +104,20 @@ def profile(fn: Callable[..., Any], *args: Any, repeats: int = 10, warmup: int =
         if no output of fn requires grad, an output depends on a graph that has been freed, or repeats,
         warmup or top are below 1.
     TypeError
-        if fn is not callable, or the numbers are not ints.
+        if fn is not callable, or repeats, warmup or top is not an int.
 
     Notes
     -----
-    If an input or output is on a CUDA device, the clock is read when that device has finished. Times are
-    those of calls without a profiler; the profiler records one more call, in which small operators take up to
-    twice as long. Memory on the CPU is that of torch's allocator: NumPy and SciPy do not report theirs. To
-    suppress the output of torch 2.13's profiler (lines that begin with USDT), set KINETO_LOG_LEVEL=6 in the
-    environment.
+    On a CUDA device the clock is read when the device has finished. Times come from calls without a profiler;
+    the operators come from one more call, in which small ones take longer. Memory on the CPU is that of
+    torch's allocator. KINETO_LOG_LEVEL=6 in the environment suppresses the output of torch 2.13's profiler.
 
     Examples
     --------
     >>> import torch, learnsolve as ls
     >>> A = ls.problems.poisson((30, 30)).requires_grad_()
-    >>> x = torch.ones(900, dtype=torch.float64, requires_grad=True)
-    >>> found = ls.profile(ls.ops.spmm, A, x)
-    >>> found.forward.operators["learnsolve::csr_spmm"][0]
+    >>> ls.profile(ls.ops.spmm, A, torch.ones(900).double()).forward.operators["learnsolve::csr_spmm"][0]
     1
-    >>> print(str(found).splitlines()[0].split())
-    ['forward', 'backward']
     """
     if not callable(fn):
         raise TypeError(f"profile: fn must be callable, got {type(fn).__name__}; pass its arguments after it")
@@ -199,7 +191,7 @@ class _Border:
         inputs, nodes = self._inputs(outputs)
         unknown = self.first is None
         if unknown:
-            self.first = nodes  # compared with those of the next call
+            self.first = nodes  # compared with the next call
         elif self.first:
             self.before, self.first = self.first & nodes, set()
             inputs, _ = self._inputs(outputs)

@@ -150,6 +150,18 @@ def normal(shape: tuple[int, ...], dtype: torch.dtype = torch.float64, seed: int
     return made.to(torch.get_default_device(), dtype)
 
 
+def matrix(
+    S: scipy.sparse.sparray,
+    seed: int = 0,
+    index: torch.dtype = torch.int64,
+    dtype: torch.dtype = torch.float64,
+    grad: bool = False,
+) -> ls.CSR:
+    """Random values on the pattern of S."""
+    P = pattern_of(S, index)
+    return ls.CSR(normal((P.nnz,), dtype, seed).requires_grad_(grad), P)
+
+
 def inputs_for(
     shapes: tuple, dtype: torch.dtype = torch.float64, requires_grad: bool = False, seed: int = 0
 ) -> list[Tensor]:

@@ -21,7 +21,7 @@ def is_edges(t: Any) -> TypeGuard[Tensor]:
 
 
 def with_loops(function: str, edge_index: Tensor, weights: Tensor | None, n: int | None) -> CSR:
-    """Entry (edge_index[1, k], edge_index[0, k]) is weight k, those of one place added up, and each diagonal
+    """Entry (edge_index[1, k], edge_index[0, k]) is weight k, repeated ones added up, and each diagonal
     entry is 1, or the weight of the node's last loop."""
     edges, n = edge_list.read(function, edge_index, n)
     if weights is None:

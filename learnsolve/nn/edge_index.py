@@ -28,7 +28,7 @@ def pattern_from_edge_index(edge_index: Tensor, n: int) -> tuple[SparsityPattern
     Returns
     -------
     SparsityPattern, shape (n, n), of int32 if edge_index is, else int64; and order, int64, shape (E,): entry
-    p is edge ``order[p]``, so features of edges, (..., E, f), become those of entries by
+    p is edge ``order[p]``, so features of edges, (..., E, f), become features of entries by
     ``e[..., order, :]``.
 
     Raises

@@ -18,7 +18,7 @@ def hstack(matrices: Sequence[CSR]) -> CSR:
     """[A, B, ...]: matrices of as many rows as each other, side by side.
 
     Planned once for the patterns in this order; then values are joined and permuted, and the gradient is
-    permuted back and cut. Batch axes broadcast. One matrix alone is returned as it is.
+    permuted back and cut. Batch axes broadcast. A single matrix is returned as it is.
 
     Parameters
     ----------

@@ -1,5 +1,5 @@
 """What every Krylov method of the table promises: solutions, histories, ends, and the same by compiled code
-as by operations of torch. Derivatives: test_contract_gradients.py; blocks: test_blocks.py."""
+as by operations of torch. Derivatives: test_krylov_contract_gradients.py; blocks: test_blocks.py."""
 
 import itertools
 import warnings

@@ -6,8 +6,7 @@ import random
 
 import torch
 from ops.cases import CASES
-from ops.test_raw_corrupted import corrupted, sizes_of
-from ops.test_raw_operators import OPERATORS, ops, samples_of
+from ops.test_raw_operators import OPERATORS, corrupted, ops, samples_of, sizes_of
 from reference import pattern_of
 from reference import random as random_matrix
 

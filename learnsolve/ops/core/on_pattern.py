@@ -60,7 +60,7 @@ def _error(function: str, row: int, column: int, value: Tensor, more: str = "") 
 
 
 def dense_on_pattern(D: Tensor, pattern: SparsityPattern) -> CSR:
-    """D's numbers at the entries of the pattern, zeros too, in all of which it is differentiable."""
+    """D's values at the entries of the pattern, zeros too, all differentiable."""
     function = "CSR.from_dense"
     check_pattern(function, pattern, (D.shape[0], D.shape[1]))
     if D.device != pattern.device:

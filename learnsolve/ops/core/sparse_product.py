@@ -132,7 +132,7 @@ def _plan_on_device(A: SparsityPattern, B: SparsityPattern, mask: SparsityPatter
     products = int(first[-1])
     largest = max(products, A.nnz, B.nnz, 0 if mask is None else mask.nnz)
     given, C = None if mask is None else (mask.crow_indices, mask.col_indices), None
-    numbered = shape[0] * shape[1] < 2**62  # all places of C, with a number for each
+    numbered = shape[0] * shape[1] < 2**62  # all positions of C, with a value for each
     if products > _plan_cache_limit // 12 or largest > _MOST[torch.int32] or not numbered:
         if mask is None:
             C = SparsityPattern._trusted(*_symbolic(A, B, first, products, numbered), shape)
@@ -233,7 +233,7 @@ def _by_columns(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | 
 
 def contraction(wanted: int, u: Tensor, v: Tensor, *patterns: Any) -> Tensor:
     """The derivative of Phi by `wanted`, unchecked: brings any batch axes to the one of the kernels.
-    `patterns`: those of A and B, and the mask or None."""
+    `patterns`: of A and of B, and the mask or None."""
     if u.dim() == 1 and v.dim() == 1:
         return dispatch(_Contraction, (u, v), wanted, False, *patterns)
     return broadcast(_Contraction, wanted, u, v, *patterns)
