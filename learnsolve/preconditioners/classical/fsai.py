@@ -111,10 +111,10 @@ def lower_pattern(A: CSR | SparsityPattern, power: int = 1) -> SparsityPattern:
 def _plan_lower(P: SparsityPattern, power: int) -> tuple[SparsityPattern]:
     crow, col = as_numpy(P.crow_indices), as_numpy(P.col_indices)
     S = scipy.sparse.csr_array((np.ones(P.nnz), col, crow), shape=P.shape)
-    power = S
+    reach = S
     for _ in range(power - 1):
-        power = (power @ S).astype(bool).astype(float)
-    lower = scipy.sparse.csr_array(scipy.sparse.tril(power, format="csr"))
+        reach = (reach @ S).astype(bool).astype(float)
+    lower = scipy.sparse.csr_array(scipy.sparse.tril(reach, format="csr"))
     lower.sort_indices()
     return (trusted(P, lower.indptr, lower.indices, P.shape),)
 
