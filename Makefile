@@ -13,7 +13,7 @@ python = "$(if $(VENV),$(VENV)/bin/python,$(PYTHON))"
 bin = $(if $(VENV),$(VENV)/bin/)
 jobs = $$(env -u OMP_NUM_THREADS nproc 2>/dev/null || echo 2)
 
-.PHONY: train test test-petsc trust bench docs gpu experiments lint sanitize sanitize-python wheels compat setup clean help
+.PHONY: train test test-petsc stress bench docs gpu experiments lint sanitize sanitize-python wheels compat setup clean help
 
 train: setup ## learn Jacobi weights, draw the pictures (OUT=folder, ARGS="--steps 200 ...")
 	@$(python) -m learnsolve.train jacobi --out "$(OUT)" --overwrite true $(ARGS)
@@ -28,7 +28,7 @@ test: setup ## run all tests (ARGS="-k spmm" chooses; ARGS="-n 0 --pdb" runs the
 test-petsc: setup ## run the tests of learnsolve.petsc in 1, 2, 3, 4 processes (Debian: installs petsc4py, 42 MB)
 	@VENV="$(VENV)" scripts/petsc.sh test $(ARGS)
 
-trust: setup ## harnesses that look for faults, 40 min: docs/robustness.md (ARGS="arrays --share 0.1": a tenth of one)
+stress: setup ## harnesses that look for faults, 40 min: docs/robustness.md (ARGS="arrays --share 0.1": a tenth of one)
 	@$(python) -m tests.stress $(ARGS)
 
 bench: setup ## measure against SciPy, torch and others: benchmarks/results, 15 min (ARGS=--quick: 1 min)
