@@ -3,7 +3,7 @@
 Each is a module of this folder. The first line of its docstring is the promise that it tests, and it has
 
     run(count, seed) -> Report    at least `count` cases from this seed
-    SHORT                         the count of `make test`, at most 3 s of work; without it a thousandth
+    SHORT                         the count of `make test`, some seconds of work; without it a thousandth
 
 Modules of this folder are imported as `stress.NAME` by pytest and as `tests.stress.NAME` by `make stress`:
 they import one another relatively, and the rest of tests/ by its own names (`from reference import ...`).

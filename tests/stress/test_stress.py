@@ -4,11 +4,13 @@ import os
 import signal
 
 import pytest
+import torch
 
 from . import HARNESSES, module_of, short_count
 from .__main__ import BEGIN, END, _apart, _replaced
 from ._children import run_cases
 from ._report import Report
+from .graphs import CASES, fault
 
 
 @pytest.mark.cpu_only
@@ -38,6 +40,30 @@ def test_table_keeps_the_rows_of_harnesses_that_did_not_run():
     assert lines[-1] == "foot"
 
 
+def test_a_lost_gradient_is_a_fault():
+    case = CASES["problems.diffusion.kappa"]
+
+    def rejects(kappa):
+        if kappa.requires_grad:
+            raise ValueError("detach it")
+        return case.f(kappa)
+
+    def drops_results(kappa):
+        return case.f(kappa if kappa.is_leaf else kappa.detach())
+
+    mistakes = {
+        "has the derivative 0, differences": lambda kappa: case.f(kappa.detach()),
+        "has the derivative": lambda kappa: case.f(kappa + 0.1 * kappa.detach()),
+        "error that does not name it: detach it": rejects,
+        "None for a result": drops_results,
+        "has no result that could carry a graph": lambda kappa: object(),
+    }
+    for words, f in mistakes.items():
+        assert words in str(fault(case._replace(function=f)))
+    constant = case._replace(call="evaluate", function=lambda kappa: torch.ones(2))
+    assert "has no gradient, and its docstring" in str(fault(constant))
+
+
 def test_what_a_case_does_to_its_process_is_a_fault():
     def one(seed, number):
         if number == 1:
@@ -50,6 +76,6 @@ def test_what_a_case_does_to_its_process_is_a_fault():
 
     report = run_cases("it", 8, 0, one, seconds=0.3, memory=2**28)
     assert report.counts == {"even": 4, "odd": 1, "raised": 1, "ended early": 2}
-    for fault, words in zip(report.faults, ("SIGSEGV", "did not end", "MemoryError", "wrong"), strict=True):
-        assert words in fault
-    assert [fault.split(", ")[2][:6] for fault in report.faults] == ["case 1", "case 3", "case 5", "case 6"]
+    for line, words in zip(report.faults, ("SIGSEGV", "did not end", "MemoryError", "wrong"), strict=True):
+        assert words in line
+    assert [line.split(", ")[2][:6] for line in report.faults] == ["case 1", "case 3", "case 5", "case 6"]
