@@ -54,7 +54,6 @@ ON_THE_DEVICE = (
     "tests/preconditioners/test_polynomial.py",
     "tests/preconditioners/test_preconditioner_contract.py",
     "tests/preconditioners/test_trainable.py",
-    "tests/preconditioners/test_symmetry.py",
     "tests/solvers/test_krylov_contract_gradients.py",
     "tests/solvers/test_stationary_contract.py",
     "tests/solvers/test_triangular_solve.py",

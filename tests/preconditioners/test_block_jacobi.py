@@ -92,33 +92,6 @@ def test_memory_is_that_of_the_blocks():
     assert A.pattern.cache_bytes() < 8 * (12 * M.matrix.nnz + 30 * n)
 
 
-def test_symmetric_is_the_truth_about_the_blocks():
-    assert BlockJacobi(spd(), 4).symmetric
-    assert not BlockJacobi(general(), 4).symmetric
-    assert BlockJacobi(general(), 1).symmetric
-    assert BlockJacobi(general(), 4, symmetric=True).symmetric
-    assert not BlockJacobi(spd(), 4, symmetric=False).symmetric
-
-
-def test_larger_blocks_take_fewer_iterations():
-    A, b = ls.problems.poisson((32, 32)), normal((1024,))
-    counts = [ls.solvers.cg(A, b, M=BlockJacobi(A, size)).iterations for size in (1, 32, 256)]
-    assert counts[0] > counts[1] > counts[2]
-
-
-def test_transformations():
-    A, r = general(), normal((20,))
-    f = lambda v: BlockJacobi(A.with_values(v), blocks=LABELS)(r)  # noqa: E731
-    v = A.values.clone().requires_grad_()
-    assert torch.autograd.gradcheck(f, (v,), check_forward_ad=True, fast_mode=True)
-    stack = torch.stack((A.values, 2 * A.values), -1)
-    assert torch.allclose(torch.vmap(f, -1)(stack)[1], f(A.values) / 2)
-    compiled = torch.compile(
-        lambda v: BlockJacobi(A.with_values(v), 3, symmetric=False)(r), fullgraph=True, backend="aot_eager"
-    )
-    assert torch.allclose(compiled(A.values), BlockJacobi(A, 3)(r))
-
-
 A = spd()
 SINGULAR = ls.CSR.from_dense(torch.block_diag(torch.eye(2), torch.ones(2, 2), torch.eye(1)).double())
 REGULAR = torch.tensor([1.0, 1.0, 2.0, 1.0, 1.0, 2.0, 1.0], dtype=torch.float64)

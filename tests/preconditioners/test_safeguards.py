@@ -98,18 +98,6 @@ def test_chebyshev_of_a_zero_matrix_and_under_vmap():
         torch.vmap(lambda v: P.Chebyshev(A.with_values(v), M=None, symmetric=True)(r))(values * 0)
 
 
-@pytest.mark.parametrize("options", [{"n_subdomains": 3}, {"subdomains": [range(9), range(7, 20)]}])
-def test_schwarz_under_torch_func(options):
-    A, r, t = spd(), normal((20,)), normal((spd().nnz,), seed=3)
-    f = lambda v: P.AdditiveSchwarz(A.with_values(v), **options, coarse=True, symmetric=True)(r).sum()  # noqa: E731
-    v = A.values.clone().requires_grad_()
-    (g,) = torch.autograd.grad(f(v), v)
-    assert torch.allclose(torch.func.grad(f)(A.values), g, rtol=1e-12)
-    assert torch.allclose(torch.func.jvp(f, (A.values,), (t,))[1], g @ t, rtol=1e-10)
-    with pytest.raises(ValueError, match=r"the matrix of subdomain 0, of \d+ rows, is singular"):
-        torch.func.grad(f)(A.values * 0)
-
-
 @pytest.mark.parametrize("make", [P.Jacobi, lambda A: P.Polynomial.neumann(A, 1)])
 def test_a_module_whose_twin_was_converted_says_so(make):
     A, b = spd(), normal((20,))
