@@ -50,7 +50,6 @@ ON_THE_DEVICE = (
     "tests/matrix/test_csr.py",
     "tests/nn/test_sparse_matrix.py",
     "tests/preconditioners/test_block_jacobi.py",
-    "tests/preconditioners/test_learned.py",
     "tests/preconditioners/test_polynomial.py",
     "tests/preconditioners/test_preconditioner_contract.py",
     "tests/preconditioners/test_trainable.py",

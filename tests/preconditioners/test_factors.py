@@ -176,26 +176,6 @@ def test_fsai_has_the_smallest_condition_number_of_kaporin():
         assert kaporin(values + 0.1 * normal(values.shape, seed=seed)) > kaporin(values)
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "words"),
-    [
-        (lambda A: P.Factored.bidiagonal(-1), ValueError, "n must be at least 0"),
-        (lambda A: P.Factored.from_pattern(A), TypeError, "SparsityPattern, got CSR"),
-        (lambda A: P.FSAI(A, pattern=A.pattern), ValueError, "lower or upper triang"),
-        (lambda A: P.FSAI(A, pattern=A.tril(-1).pattern), ValueError, "row 0 has no"),
-        (lambda A: P.FSAI(A, pattern=A[:3].pattern), ValueError, r"\(20, 20\), got"),
-        (lambda A: P.FSAI(A[:3]), ValueError, "A must be square"),
-        (lambda A: P.FSAI(-A), ValueError, "column 0 of the pattern"),
-        (lambda A: P.lower_pattern(A, 0), ValueError, "power must be at least 1"),
-        (lambda A: P.lower_pattern(A[:3]), ValueError, "square"),
-        (lambda A: P.lower_pattern(A.to_dense()), TypeError, "CSR or a SparsityPattern"),
-    ],
-)
-def test_errors_of_fsai(make, error, words):
-    with pytest.raises(error, match=words):
-        make(spd())
-
-
 def where(pattern: ls.SparsityPattern) -> torch.Tensor:
     mask = torch.zeros(pattern.shape, dtype=torch.bool)
     mask[pattern.row_indices, pattern.col_indices] = True
@@ -307,27 +287,3 @@ def test_gradient_of_a_loss_on_the_inverse():
     (g,) = torch.autograd.grad((D @ M - one).square().sum(), values, retain_graph=True)
     (held,) = torch.autograd.grad((D @ M.detach() - one).square().sum(), values)
     assert torch.allclose(g, held, rtol=1e-9, atol=1e-12)
-
-
-def zero_column(A: ls.CSR) -> ls.CSR:
-    return A.with_values(torch.where(A.col_indices == 7, 0, A.values))
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "words"),
-    [
-        (lambda A: P.SPAI(A.to_dense().tolist()), TypeError, "A must be a CSR"),
-        (lambda A: P.SPAI(A[:3]), ValueError, "A must be square"),
-        (lambda A: P.SPAI(A, pattern=A), TypeError, "pattern must be a SparsityPattern"),
-        (lambda A: P.SPAI(A, pattern=A[:3].pattern), ValueError, r"shape \(20, 20\), got \(3, 20\)"),
-        (lambda A: P.SPAI(A, side="both"), ValueError, "side must be one of"),
-        (lambda A: P.SPAI(A, pattern=A.tril(-1).pattern), ValueError, "column 19 has none"),
-        (lambda A: P.SPAI(A, pattern=A.tril(-1).pattern, side="left"), ValueError, "row 0 has none"),
-        (lambda A: P.SPAI(zero_column(A)), ValueError, "column 2 of the pattern is rank-deficient"),
-        (lambda A: P.SPAI(zero_column(A).T, side="left"), ValueError, "row 2 of the pattern is rank-def"),
-        (lambda A: P.SPAI(A * float("nan")), ValueError, "rank-deficient"),
-    ],
-)
-def test_errors_of_spai(make, error, words):
-    with pytest.raises(error, match=words):
-        make(general())

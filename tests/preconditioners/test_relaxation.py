@@ -75,38 +75,6 @@ def test_a_diagonal_matrix_and_none_at_all():
 
 
 A = spd()
-ZERO = A.with_values(torch.where(A.pattern.row_indices + A.col_indices == 4, 0, A.values))
-HOLE = ls.CSR.from_dense(torch.tensor([[1.0, 1.0], [1.0, 0.0]]))
-
-
-@pytest.mark.parametrize("kind", [P.SOR, P.SSOR])
-@pytest.mark.parametrize(
-    ("make", "error", "words"),
-    [
-        (lambda M: M(A.to_dense().tolist()), TypeError, "A must be a CSR, got list"),
-        (lambda M: M(ZERO), ValueError, "A must not have zeros on its diagonal, row 2 has one"),
-        (lambda M: M(HOLE), ValueError, "A must have an entry on its diagonal in every row, row 1 has none"),
-        (lambda M: M(A[:3]), ValueError, r"A must be square, got shape \(3, 20\)"),
-        (lambda M: M(A, 0.0), ValueError, "omega must lie in 0 < omega < 2, got 0.0"),
-        (lambda M: M(A, 2), ValueError, "omega must lie in 0 < omega < 2, got 2.0"),
-        (lambda M: M(A, float("nan")), ValueError, "omega must lie in 0 < omega < 2, got nan"),
-        (lambda M: M(A, True), TypeError, "omega must be a number or a torch.Tensor, got bool"),
-        (lambda M: M(A, torch.tensor(2.5).double()), ValueError, "got 2.5; to train it, use 2 sigmoid"),
-        (lambda M: M(A, torch.tensor(1.5)), TypeError, "omega has dtype torch.float32"),
-        (lambda M: M(A, torch.ones(20).double()), ValueError, r"one for each matrix of the batch \(\)"),
-        (lambda M: M(A, multicolor="yes"), TypeError, "multicolor must be True or False, got 'yes'"),
-    ],
-)
-def test_errors_of_sweeps(kind, make, error, words):
-    with pytest.raises(error, match=f"{kind.__name__}: .*{words}"):
-        make(kind)
-
-
-def test_errors_of_options():
-    with pytest.raises(ValueError, match=r"SOR: direction must be one of .*got 'symmetric'"):
-        P.SOR(A, 1.0, direction="symmetric")
-    with pytest.raises(TypeError, match="SSOR: symmetric must be True or False"):
-        P.SSOR(A, symmetric="yes")
 
 
 P, S = ls.preconditioners, ls.solvers
@@ -209,67 +177,3 @@ def test_the_estimate_of_a_batch_and_of_invariant_subspaces():
         lambda X: X * torch.tensor([1.0, 2.0, 9.0])[:, None], torch.ones(3, 1)
     )
     assert torch.allclose(known, torch.tensor(9.9))
-
-
-class Bent(P.Preconditioner):
-    linear = False
-
-    def __init__(self):
-        self.shape, self.depends_on = (20, 20), (normal((1,)),)
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "words"),
-    [
-        (lambda: P.Chebyshev(A.to_dense().tolist()), TypeError, "Chebyshev: A must be a CSR"),
-        (lambda: P.Chebyshev(A[:3]), ValueError, r"Chebyshev: A must be square, got shape \(3, 20\)"),
-        (lambda: P.Chebyshev(A, degree=-1), ValueError, "degree must be at least 0, got -1"),
-        (
-            lambda: P.Chebyshev(A, lmin=2.0, lmax=1.0),
-            ValueError,
-            "lmin must not be above lmax, got 2.0 and 1.0",
-        ),
-        (
-            lambda: P.Chebyshev(A, lmin=-1.0, lmax=1.0),
-            ValueError,
-            "lmin must be positive and finite, got -1.0",
-        ),
-        (
-            lambda: P.Chebyshev(A, lmin=1.0, lmax=float("inf")),
-            ValueError,
-            "lmax must be positive and finite, got inf",
-        ),
-        (
-            lambda: P.Chebyshev(A, lmin="0", lmax=1.0),
-            TypeError,
-            "lmin must be a number or a torch.Tensor, got str",
-        ),
-        (lambda: P.Chebyshev(A, lmax=torch.tensor(2.0)), TypeError, "lmax has dtype torch.float32"),
-        (lambda: P.Chebyshev(A, lmax=normal((3,)).abs()), ValueError, r"batch \(\), got shape \(3,\)"),
-        (
-            lambda: P.Chebyshev(A, lmax=-torch.ones(()).double()),
-            ValueError,
-            "lmax must be positive .* got -1.0",
-        ),
-        (lambda: P.Chebyshev(A, M="ilu"), ValueError, "M must be one of .* got 'ilu'"),
-        (lambda: P.Chebyshev(A, M=A), TypeError, 'M must be a Preconditioner, "jacobi" or None, got CSR'),
-        (lambda: P.Chebyshev(A, M=Bent()), ValueError, "Chebyshev: M must be linear, and Bent is not"),
-        (
-            lambda: P.Chebyshev(A, M=P.Jacobi(spd(5))),
-            ValueError,
-            r"M must have A's shape \(20, 20\), got \(30, 30\)",
-        ),
-        (lambda: P.Chebyshev(A, M=P.Jacobi(A.to(torch.float32))), TypeError, "M must be torch.float64"),
-        (lambda: P.Chebyshev(A * 0.0), ValueError, "A must not have zeros on its diagonal, row 0"),
-        (lambda: P.Neumann(A, degree=1.5), TypeError, "Neumann: degree must be an int, got float"),
-        (
-            lambda: P.Neumann(A, weight=0.0),
-            ValueError,
-            "Neumann: weight must be positive and finite, got 0.0",
-        ),
-        (lambda: P.Neumann(A, symmetric=1), TypeError, "Neumann: symmetric must be True or False"),
-    ],
-)
-def test_errors_of_polynomials(make, error, words):
-    with pytest.raises(error, match=words):
-        make()

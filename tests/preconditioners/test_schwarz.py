@@ -246,6 +246,10 @@ def test_bad_matrices():
     )
     with pytest.raises(ValueError, match=r"matrix of subdomain 1, .* \(matrix 1 of the batch\)"):
         P.AdditiveSchwarz(batch, [range(10), range(10, 20)], overlap=0)
+    with pytest.raises(ValueError, match=r"the matrix of subdomain 0, of \d+ rows, is singular"):
+        torch.func.grad(
+            lambda v: P.AdditiveSchwarz(A.with_values(v), n_subdomains=3, symmetric=True)(v[:20]).sum()
+        )(0 * A.values)
     with pytest.raises(ValueError, match=r"hold .* numbers, at most .* more subdomains"):
         P.AdditiveSchwarz(ls.problems.poisson((200, 200)), n_subdomains=2)
 
