@@ -1,14 +1,11 @@
-"""An argument of a public call that requires grad gets the gradient of differences, or an error names it.
-
-Every call of tests/public_calls.py, each argument in turn a leaf and a result, in random directions.
-"""
+"""Public calls with arguments that carry a graph."""
 
 from __future__ import annotations
 
 import inspect
 import re
-import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -17,8 +14,6 @@ from public_calls import F64, P, beside, called, calls, number, outputs
 from torch import Tensor
 
 import learnsolve as ls
-
-from ._report import Report
 
 # Measurements, files, SciPy's matrices, samples: the docstring says that there is no gradient.
 WITHOUT = {"evaluate", "write_matrix_market", "krylov_basis", "krylov_samples"}
@@ -150,13 +145,16 @@ def _direction(t: Tensor, pattern: ls.SparsityPattern | None, generator: torch.G
 
 
 CASES = {case.name: case for case in cases()}
-SHORT = len(CASES)  # each argument once
 
 
-def run(count: int, seed: int) -> Report:
-    start, faults, cases = time.perf_counter(), [], list(CASES.values())
+def graphs(count: int, seed: int, counts: Counter) -> Iterator[str]:
+    """An argument of a public call that requires grad gets the gradient of differences, or an error names
+    it.
+
+    Every call of tests/public_calls.py, each argument in turn a leaf and a result, in random directions.
+    """
+    cases, counts["arguments"] = list(CASES.values()), count
     for i in range(count):
-        case, number = cases[i % len(cases)], seed + 2 * (i // len(cases))
-        if found := fault(case, number):
-            faults.append(f"{found}, seed {number}")
-    return Report("graphs", {"arguments": count}, faults, time.perf_counter() - start)
+        number = seed + 2 * (i // len(cases))
+        if sentence := fault(cases[i % len(cases)], number):
+            yield f"{sentence}, seed {number}"
