@@ -1,4 +1,4 @@
-"""Matrices from files, of which each process reads its part; products, inner products and their derivatives."""
+"""Matrices from files, products, inner products and their derivatives in several processes, against one."""
 
 import pytest
 

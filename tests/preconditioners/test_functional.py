@@ -33,7 +33,7 @@ kinds = pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
 
 
 @kinds
-def test_gradients_through_unrolled_cg(make, quick):
+def test_gradients_through_unrolled_cg(make):
     b = normal((20,))
 
     def solve(theta):
@@ -42,11 +42,11 @@ def test_gradients_through_unrolled_cg(make, quick):
 
     theta = THETA.clone().requires_grad_()
     assert torch.autograd.gradcheck(solve, theta)
-    assert torch.autograd.gradgradcheck(solve, theta, fast_mode=quick)
+    assert torch.autograd.gradgradcheck(solve, theta, fast_mode=True)
 
 
 @kinds
-def test_the_implicit_gradient_does_not_depend_on_it(make, quick):
+def test_the_implicit_gradient_does_not_depend_on_it(make):
     """M of the numbers: x of A(theta) x = b has its gradient, to second order, whatever M is."""
     b = normal((20,))
 
@@ -56,7 +56,7 @@ def test_the_implicit_gradient_does_not_depend_on_it(make, quick):
 
     theta = THETA.clone().requires_grad_()
     assert torch.autograd.gradcheck(solve, theta)
-    assert torch.autograd.gradgradcheck(solve, theta, fast_mode=quick)
+    assert torch.autograd.gradgradcheck(solve, theta, fast_mode=True)
 
 
 @kinds
@@ -215,11 +215,11 @@ def run(make, A, values, omega, b, apart, gradient="unrolled"):
 
 
 @makers
-def test_gradients_of_unrolled_iterations(make, quick):
+def test_gradients_of_unrolled_iterations(make):
     """By finite differences; and as op by op, along symmetric changes of A."""
     A, b = spd(3), normal((12, 2)).requires_grad_()
     inputs = A.values.clone().requires_grad_(), OMEGA.clone().requires_grad_(), b
-    assert torch.autograd.gradcheck(lambda *t: run(make, A, *t, False), inputs, fast_mode=quick)
+    assert torch.autograd.gradcheck(lambda *t: run(make, A, *t, False), inputs, fast_mode=True)
     turned = A.pattern.transpose_permutation.long()
     found = []
     for apart, gradient in ((True, "unrolled"), (False, "unrolled"), (False, "checkpointed")):
