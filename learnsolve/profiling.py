@@ -14,9 +14,9 @@ from torch.profiler import ProfilerActivity
 
 from learnsolve._clock import timed, wait
 from learnsolve.matrix import checks
-from learnsolve.matrix.buffer_pool_limit import nothing_kept
 from learnsolve.matrix.csr import CSR
 from learnsolve.ops.block_batch import BlockBatch
+from learnsolve.ops.limits import without_buffer_pool
 from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.solvers.solution import Solution
 
@@ -241,7 +241,7 @@ def _watched(run: Callable[[], Any], devices: set[torch.device]) -> tuple[Any, t
         torch.cuda.reset_peak_memory_stats(device)
         before[device] = torch.cuda.memory_allocated(device)
     profile = torch.profiler.profile(activities=activities, profile_memory=True, acc_events=True)
-    with nothing_kept(), profile as profiler:
+    with without_buffer_pool(), profile as profiler:
         result = run()
         wait(devices)
     operators: dict[str, tuple[int, float]] = {}

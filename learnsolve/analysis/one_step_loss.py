@@ -17,8 +17,8 @@ from learnsolve.matrix.convert import TensorLike
 from learnsolve.matrix.inputs import operands
 from learnsolve.ops.core.dots import scaled
 from learnsolve.solvers.core.arguments import check_b, check_operands
-from learnsolve.solvers.core.blocks import Blocks, Columns
-from learnsolve.solvers.core.operators import as_operator
+from learnsolve.solvers.core.operators import Blocks, as_operator
+from learnsolve.solvers.core.system import Columns
 from learnsolve.solvers.core.vectors import divide, dot, largest
 
 

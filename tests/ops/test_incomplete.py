@@ -1,11 +1,9 @@
 """ic0, mic0 and ilu0: values, what they preserve, threads, memory, shifts, breakdown, errors."""
 
 import itertools
-import warnings
 
 import numpy as np
 import pytest
-import scipy.sparse
 import torch
 from ops.incomplete_cases import STRUCTURES, dominant, every_kind, library, loops, small
 from ops.test_memory import peak
@@ -38,39 +36,6 @@ def test_value_and_gradient(kind, structure):
                 continue
             (reference,) = torch.autograd.grad(wanted, exact, g.double())
             torch.testing.assert_close(grad.double(), reference, **tolerance)
-
-
-def dense_lower(kind, P, v):
-    return getattr(ls.ops, kind)(ls.CSR(v, P)).L.to_dense()
-
-
-@pytest.mark.parametrize("structure", ["tridiagonal", "full", "diagonal", "arrow"])
-@pytest.mark.parametrize("kind", ["ic0", "mic0"])
-def test_without_fill_it_is_cholesky(kind, structure):
-    S = STRUCTURES[structure]
-    if structure == "arrow":  # numbered from the tips, an arrow has no fill
-        S = scipy.sparse.csr_array(S.toarray()[::-1, ::-1])
-    P = pattern_of(S)
-    v = dominant(P).requires_grad_()
-    A = densify(P, v).tril()
-    L, wanted = dense_lower(kind, P, v), torch.linalg.cholesky(A + A.tril(-1).mT)
-    torch.testing.assert_close(L, wanted, rtol=1e-14, atol=1e-14)
-    g = normal(L.shape, seed=1).tril()
-    found, reference = (torch.autograd.grad(out, v, g)[0] for out in (L, wanted))
-    torch.testing.assert_close(found, reference, rtol=1e-13, atol=1e-13)
-
-
-@pytest.mark.parametrize("structure", ["tridiagonal", "full", "lower", "upper"])
-def test_without_fill_it_is_lu(structure):
-    P = pattern_of(STRUCTURES[structure])
-    v = dominant(P)
-    L, U, _ = ls.ops.ilu0(ls.CSR(v, P))
-    A = densify(P, v)
-    # torch's LU without pivoting is for CUDA only; a dominant diagonal in columns needs no exchange.
-    permutation, wanted_L, wanted_U = torch.linalg.lu(A)
-    assert torch.equal(permutation, torch.eye(P.shape[0], dtype=v.dtype))
-    torch.testing.assert_close(L.to_dense(), wanted_L, rtol=1e-14, atol=1e-14)
-    torch.testing.assert_close(U.to_dense(), wanted_U, rtol=1e-14, atol=1e-14)
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
@@ -301,15 +266,6 @@ def test_a_search_in_vain_says_so(kind):
     P = small()
     with pytest.raises(ValueError, match=r"row 1 is 0, even with shift 5.37e\+05 .*30 tries.*identity"):
         library(kind, P, indefinite(P, 1, 0.0), on_breakdown="shift")
-
-
-@every_kind
-def test_no_warning_where_nothing_breaks_down(kind):
-    P = small()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        found = library(kind, P, dominant(P), on_breakdown="shift")
-    assert torch.equal(found, library(kind, P, dominant(P)))
 
 
 @every_kind

@@ -81,16 +81,6 @@ def test_equals_the_poisson_matrix(shape):
         assert torch.equal(a, b)
 
 
-def test_equals_the_nine_point_matrix():
-    A = ls.problems.poisson((9, 14), stencil="q1")
-    window = -torch.ones(3, 3, dtype=torch.float64)
-    window[1, 1] = 8
-    x = normal((9, 14))
-    torch.testing.assert_close(ops.stencil(window, x).flatten(), A @ x.flatten())
-    B = ops.stencil_matrix(window, (9, 14))
-    assert (B.to_scipy() != A.to_scipy()).nnz == 0
-
-
 @pytest.mark.parametrize("boundary", ["zero", "periodic", ("periodic", "zero", "periodic")])
 def test_equals_the_matrix_of_27_points(boundary):
     """Variable coefficients; the grid is two points wide: periodic neighbors meet."""

@@ -12,7 +12,7 @@ from torch import Tensor
 import learnsolve as ls
 
 from ._calls import quiet
-from ._operations import mutated
+from ._patterns import mutated_operand
 
 IMMUTABLE = (ls.CSR, ls.SparsityPattern, ls.problems.TriangleMesh)
 P, S = ls.preconditioners, ls.solvers
@@ -144,7 +144,7 @@ def one(rng: random.Random) -> str | None:
 def _mutated(t: Tensor, rng: random.Random) -> Tensor:
     """Another size, dtype or content."""
     if t.is_floating_point():
-        return mutated(t, rng)
+        return mutated_operand(t, rng)
     t = t.clone()
     t.view(-1)[rng.randrange(max(t.numel(), 1)) :][:1] = rng.choice((-1, 0, 1000, 2**31 - 1))
     return t[: rng.choice((-1, len(t)))] if t.dim() else t

@@ -1,8 +1,4 @@
-"""A fault of the disk while a file is written is an OSError that names the file; the former file is intact.
-
-Every writer of the library replaces a file while the disk is full, or fails, at one of its steps: opening, a
-write, a sync, the rename. No temporary file may be left, and the same call must work afterwards.
-"""
+"""Writers on a disk that fails."""
 
 import builtins
 import errno
@@ -10,7 +6,6 @@ import importlib
 import io
 import os
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,21 +20,23 @@ from learnsolve.recipes.harness import checkpoint
 from learnsolve.recipes.harness.checkpoint import Metrics
 
 from ._calls import quiet
-from ._report import Report
 
-SHORT = 10
 NUMBERS = (errno.ENOSPC, errno.EIO, errno.EDQUOT)
 
 
-def run(count: int, seed: int) -> Report:
-    """`count` faults that a writer met."""
-    start, report, counts, rng = time.perf_counter(), Report("disk"), Counter(), np.random.default_rng(seed)
+def disk(count: int, seed: int, counts: Counter) -> Iterator[str]:
+    """A fault of the disk while a file is written is an OSError that names the file; the former file is
+    intact.
+
+    Every writer of the library replaces a file while the disk is full, or fails, at one of its steps:
+    opening, a write, a sync, the rename. No temporary file may be left, and the same call must work
+    afterwards.
+    """
+    rng = np.random.default_rng(seed)
     writers = list(_writers().items())
     for i in range(count):
         name, write = writers[i % len(writers)]
-        report.faults += _one(name, write, rng, counts, f"{name}, seed {seed}, case {i}")
-    report.counts, report.seconds = dict(counts), time.perf_counter() - start
-    return report
+        yield from _one(name, write, rng, counts, f"{name}, seed {seed}, case {i}")
 
 
 def _writers() -> dict[str, Callable[[Path, int], None]]:

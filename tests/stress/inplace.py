@@ -1,12 +1,7 @@
-"""A change in place before the backward raises or leaves the gradient as it was; after any change, also one
-that raises no version, a call gives what a fresh matrix gives.
+"""Changes in place."""
 
-Every operation, solver, preconditioner and layer; solvers with every `gradient=`.
-"""
-
-import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import patch
 
@@ -17,11 +12,9 @@ from torch import Tensor
 import learnsolve as ls
 
 from . import _calls
-from ._calls import CALLS, Call, flat, quiet
-from ._report import Report
-from ._samples import KINDS, Sample, digest
+from ._calls import CALLS, Call, flat, turns
+from ._samples import Sample, digest
 
-SHORT = 150
 KRYLOV = ("cg", "fcg", "minres", "bicgstab", "gmres", "fgmres")
 SWEEPS = ("gauss_seidel", "sor", "ssor")
 # The arguments of a stationary method for a number u.
@@ -120,38 +113,27 @@ UNSEEN: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
-def run(count: int, seed: int) -> Report:
-    """`count` calls, each changed before its backward and called again after a change."""
-    start, report, counts = time.perf_counter(), Report("inplace"), Counter()
+def inplace(count: int, seed: int, counts: Counter) -> Iterator[str]:
+    """A change in place before the backward raises or leaves the gradient as it was; after any change, also
+    one that raises no version, a call gives what a fresh matrix gives.
+
+    Every operation, solver, preconditioner and layer; solvers with every `gradient=`.
+    """
     rng = np.random.default_rng(seed)
-    calls, i = list({**CALLS, **_solves()}.items()), int(seed) * 7
-    with quiet():
-        while counts["calls"] < count:
-            i += 1
-            name, call = calls[i % len(calls)]
-            s = Sample.draw(list(KINDS)[int(rng.integers(len(KINDS)))], int(rng.integers(2**31)), 400)
-            if not call.takes(s) or min(s.P.shape) < 6:  # 4 weights could be of 4 rows or of 4 sweeps
-                continue
-            where = f"{name}, {s.kind}, seed {seed}, case {i}"
-            counts["calls"] += 1
-            for part in (_before_backward, _after_a_change):
-                try:
-                    fault = part(s, call, rng, counts)
-                except Exception as error:  # of any kind: the others are tried
-                    fault = f"{type(error).__name__}: {error}"
-                report.faults += [f"{where}: {fault}"] if fault else []
-    report.counts, report.seconds = dict(counts), time.perf_counter() - start
-    return report
+    # Fewer rows than 6: 4 weights could be of 4 rows or of 4 sweeps.
+    for turn in turns({**CALLS, **_solves()}, count, seed, 400, counts, first=7 * seed, rows=6):
+        for part in (_before_backward, _after_a_change):
+            yield from turn.faults(part(turn.s, turn.call, rng, counts))
 
 
-def _before_backward(s: Sample, call: Call, rng: np.random.Generator, counts: Counter) -> str | None:
+def _before_backward(s: Sample, call: Call, rng: np.random.Generator, counts: Counter) -> Iterator[str]:
     changes = list(CHANGES)
     how = changes[rng.integers(len(changes))]
     leaves = call.make(s)
     at = int(rng.integers(len(leaves)))
     wanted = _gradients(s, leaves, flat(call.f(s, *leaves)))
     if not wanted:
-        return None
+        return
     leaves = call.make(s)
     found = flat(call.f(s, *leaves))
     with torch.no_grad():
@@ -160,12 +142,14 @@ def _before_backward(s: Sample, call: Call, rng: np.random.Generator, counts: Co
         gradients = _gradients(s, leaves, found)
     except RuntimeError as error:
         counts["changes raised"] += 1
-        return None if any(words in str(error) for words in NOTICED) else f"{how} of operand {at}: {error}"
+        if not any(words in str(error) for words in NOTICED):
+            yield f"{how} of operand {at}: {error}"
+        return
     counts["changes of no matter"] += 1
     for i, (f, w) in enumerate(zip(gradients, wanted, strict=True)):
         if not torch.allclose(f, w, rtol=1e-8, atol=1e-8 * float(w.abs().max()), equal_nan=True):
-            return f"{how} of operand {at}: gradient {i} is another after it"
-    return None
+            yield f"{how} of operand {at}: gradient {i} is another after it"
+            return
 
 
 def _gradients(s: Sample, leaves: list[Tensor], found: list[Tensor]) -> list[Tensor]:
@@ -175,7 +159,7 @@ def _gradients(s: Sample, leaves: list[Tensor], found: list[Tensor]) -> list[Ten
     return [g for g in grads if g is not None and g.numel()]
 
 
-def _after_a_change(s: Sample, call: Call, rng: np.random.Generator, counts: Counter) -> str | None:
+def _after_a_change(s: Sample, call: Call, rng: np.random.Generator, counts: Counter) -> Iterator[str]:
     """Of a Parameter, whose numbers a matrix has without its gradient."""
     how, change = list({**CHANGES, **UNSEEN}.items())[rng.integers(len(CHANGES) + len(UNSEEN))]
     owners = [torch.nn.Parameter(t.detach()) for t in call.make(s)]
@@ -193,8 +177,7 @@ def _after_a_change(s: Sample, call: Call, rng: np.random.Generator, counts: Cou
         results = _outcome(s, call, given)
     counts["calls after a change"] += 1
     if results != _outcome(s, call, [t.clone() for t in given]):
-        return f"after {how} another result than that of a fresh matrix"
-    return None
+        yield f"after {how} another result than that of a fresh matrix"
 
 
 def _outcome(s: Sample, call: Call, operands: list[Tensor]) -> Any:

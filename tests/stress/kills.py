@@ -1,9 +1,4 @@
-"""A process that is killed (SIGKILL) while it writes leaves the former file or the new one, never a part.
-
-A fork writes versions of a file in a loop and is killed at a random moment. What it leaves must be one
-whole version: the last that was reported, or the next. Every tenth case is a training that writes a
-checkpoint at each step: killed and resumed, it must end with the weights of one that was left alone.
-"""
+"""Writers in processes that are killed."""
 
 import contextlib
 import io
@@ -12,7 +7,7 @@ import signal
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,23 +18,28 @@ from learnsolve import train
 from learnsolve.recipes.harness import checkpoint
 from learnsolve.recipes.jacobi import JacobiRecipe
 
-from ._report import Report
-
-SHORT = 16
 TRAINING = ["jacobi", "--test_vectors", "10", "--checkpoint_seconds", "0", "--threads", "1", "--quiet"]
 SIZE = 20_000  # numbers of a version: tens of microseconds to some milliseconds of writing
 
 
-def run(count: int, seed: int) -> Report:
-    """`count` processes killed."""
-    start, report, counts, rng = time.perf_counter(), Report("kills"), Counter(), np.random.default_rng(seed)
+def kills(count: int, seed: int, counts: Counter) -> Iterator[str]:
+    """A process that is killed (SIGKILL) while it writes leaves the former file or the new one, never a
+    part.
+
+    A fork writes versions of a file in a loop and is killed at a random moment. What it leaves must be
+    one whole version: the last that was reported, or the next. Every tenth case is a training that writes
+    a checkpoint at each step: killed and resumed, it must end with the weights of one that was left
+    alone.
+    """
+    rng = np.random.default_rng(seed)
     writers = list(WRITERS.items())
     for i in range(count):
         if i % 10 == 9:
             with tempfile.TemporaryDirectory() as made:
                 fault = _training(Path(made), rng.random())
             counts["killed trainings"] += 1
-            report.faults += [f"training, seed {seed}, case {i}: {fault}"] if fault else []
+            if fault:
+                yield f"training, seed {seed}, case {i}: {fault}"
             continue
         name, (write, read) = writers[i % len(writers)]
         with tempfile.TemporaryDirectory() as made:
@@ -51,15 +51,13 @@ def run(count: int, seed: int) -> Report:
             try:
                 version = read(path)
             except Exception as error:  # of any kind: the file cannot be read
-                report.faults.append(f"{where}: after version {done}, {type(error).__name__}: {error}")
+                yield f"{where}: after version {done}, {type(error).__name__}: {error}"
                 continue
             if version not in (done, done + 1):
-                report.faults.append(f"{where}: version {version} is there, {done} was written")
+                yield f"{where}: version {version} is there, {done} was written"
             checkpoint.remove_leftovers(path.parent, ["out.mtx", *checkpoint.EVERY_RUN])
             if left := list(path.parent.glob(".*")):
-                report.faults.append(f"{where}: {left} would never be removed")
-    report.counts, report.seconds = dict(counts), time.perf_counter() - start
-    return report
+                yield f"{where}: {left} would never be removed"
 
 
 def _killed(write: Callable[[Path, int], None], path: Path, seconds: float) -> int:

@@ -1,4 +1,4 @@
-"""`make gpu` without a device, and how it parses the output of its tools."""
+"""The programs in scripts/: `make gpu` without a device, the budget of spilled registers, planted faults."""
 
 import importlib.util
 import re
@@ -22,6 +22,10 @@ def script(monkeypatch, name):
     monkeypatch.setitem(sys.modules, spec.name, module)  # dataclasses look there
     spec.loader.exec_module(module)
     return module
+
+
+def python(*arguments) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
 
 
 @pytest.fixture
@@ -49,34 +53,22 @@ PROPERTIES = {
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_without_a_device_it_says_so():
-    done = subprocess.run(
-        [sys.executable, ROOT / "scripts" / "gpu.py"], capture_output=True, text=True, check=False
-    )
+    done = python(ROOT / "scripts" / "gpu.py")
     assert done.returncode == 2
-    assert "cannot run here" in done.stderr
-    assert "no CUDA device" in done.stderr
-    assert "make test" in done.stderr
+    assert all(words in done.stderr for words in ("cannot run here", "no CUDA device", "make test"))
 
 
 def test_unknown_step():
-    done = subprocess.run(
-        [sys.executable, ROOT / "scripts" / "gpu.py", "--only", "tests,nothing"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python(ROOT / "scripts" / "gpu.py", "--only", "tests,nothing")
     assert done.returncode == 2
     assert "got nothing" in done.stderr
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"python": "3.10.1"}, "3.11 or newer"),
-        (
-            {"torch": None, "error": "ImportError: libcudart"},
-            r"cannot be imported \(ImportError: libcudart\)",
-        ),
+        ({"torch": None, "error": "ImportError: libcudart"}, r"cannot be imported \(ImportError: libcudart"),
         ({"torch": "2.9.1"}, "2.10 or newer"),
         ({"device": None}, "check the driver with nvidia-smi"),
         ({"device": None, "cuda": None}, "a build without CUDA"),
@@ -85,115 +77,63 @@ def test_unknown_step():
         ({"ninja": None}, "pip install ninja"),
     ],
 )
-def test_what_is_missing_and_what_to_do(gpu, change, said):
+def test_what_is_missing_and_what_to_do(gpu, change, message):
     assert gpu.missing(PROPERTIES) == []
     (line,) = gpu.missing(PROPERTIES | change)
-    assert re.search(said, line)
+    assert re.search(message, line)
 
 
 def test_a_step_that_takes_too_long_ends_with_its_children(gpu, tmp_path):
     start = time.monotonic()
-    command = [
-        sys.executable,
-        "-c",
-        "import subprocess; print('begun', flush=True); subprocess.run(['sleep', '60'])",
-    ]
-    code, output = gpu.run(command, 2, tmp_path / "log")
-    assert code == 124
+    code = "import subprocess; print('begun', flush=True); subprocess.run(['sleep', '60'])"
+    status, output = gpu.run([sys.executable, "-c", code], 2, tmp_path / "log")
+    assert status == 124
     assert "begun" in output
     assert time.monotonic() - start < 30
 
 
 def test_outcomes_of_tests(gpu, tmp_path):
-    (tmp_path / "test_three.py").write_text(
-        "import pytest\n"
-        "def test_good(): pass\n"
-        "def test_bad(): assert 0\n"
-        "@pytest.mark.parametrize('i', range(3))\n"
-        "def test_more(i): pytest.importorskip('a_package_that_nobody_has')\n"
-        "@pytest.fixture\n"
-        "def broken(): raise RuntimeError\n"
-        "def test_set_up(broken): pass\n"
+    (tmp_path / "report.xml").write_text(
+        "<testsuites><testsuite>"
+        '<testcase classname="test_it" name="test_good"/>'
+        '<testcase classname="test_it" name="test_bad"><failure message="no"/></testcase>'
+        '<testcase classname="test_it" name="test_set_up"><error message="no"/></testcase>'
+        '<testcase classname="test_it" name="test_more[0]"><skipped message="a package"/></testcase>'
+        '<testcase classname="test_it" name="test_more[1]"><skipped message="a package"/></testcase>'
+        "</testsuite></testsuites>"
     )
-    report = tmp_path / "report.xml"
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        f"--junitxml={report}",
-        "test_three.py",
-    ]
-    subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
-    passed, failed, skipped = gpu.outcomes(report)
+    passed, failed, skipped = gpu.outcomes(tmp_path / "report.xml")
     assert passed == 1
-    assert failed == ["test_three::test_bad", "test_three::test_set_up"]
-    (line,) = skipped
-    assert line.startswith("test_three::test_more[0] and 2 more: ")
-    assert "a_package_that_nobody_has" in line
+    assert failed == ["test_it::test_bad", "test_it::test_set_up"]
+    assert skipped == ["test_it::test_more[0] and 1 more: a package"]
 
 
 MEMCHECK = """\
 ========= COMPUTE-SANITIZER
-spmv: ok
 ========= Invalid __global__ read of size 8 bytes
 =========     at void learnsolve::row_kernel<double, int>(learnsolve::RowPass<double, int>)+0x120
 =========     by thread (3,0,0) in block (0,0,0)
-=========     Address 0x7f0000 is out of bounds
 ========= Uninitialized __global__ memory read of size 4 bytes
 =========     at void at::native::vectorized_elementwise_kernel<4>(int)+0x80
-=========     by thread (0,0,0) in block (0,0,0)
 ========= ERROR SUMMARY: 2 errors
-"""
-
-RACECHECK = """\
-========= COMPUTE-SANITIZER
-========= Error: Race reported between Write access at void learnsolve::levels_kernel<float>(int)+0x250
-=========     and Read access at void learnsolve::levels_kernel<float>(int)+0x1f0 [16 hazards]
-=========
-========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)
 """
 
 
 def test_findings_of_the_sanitizer(gpu):
-    ours, others = gpu.findings(MEMCHECK)
+    (line,), others = gpu.findings(MEMCHECK)
     assert others == 1
-    (line,) = ours
     assert line.startswith("Invalid __global__ read of size 8 bytes | at void learnsolve::row_kernel")
-    ours, others = gpu.findings(RACECHECK)
-    assert (len(ours), others) == (1, 0)
     assert gpu.findings("========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors\n") == ([], 0)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_every_failed_case_of_the_smoke_step_is_named(gpu):
-    step = gpu.smoke(100)
-    assert not step.ok
-    assert len(step.notes) > 20
-    assert step.what == f"0 cases ok, {len(step.notes)} failed"
-    assert any(note.startswith("sptrsv, by ticket: FAILED, ") for note in step.notes)
-
-
-def test_where_there_is_no_sanitizer(gpu):
     (step,) = gpu.sanitizers(PROPERTIES, 10)
-    assert step.ok
-    assert step.what == "skipped"
-    assert "CUDA toolkit" in step.notes[0]
+    assert (step.ok, step.what) == (True, "skipped")
 
 
 def test_results_are_written(gpu, tmp_path):
-    steps = [
-        gpu.Step("build", True, 100.0, "sm_90"),
-        gpu.Step("memcheck", False, 20.0, "did not finish", ["why"]),
-    ]
+    steps = [gpu.Step("memcheck", False, 20.0, "did not finish", ["why"])]
     out = gpu.write(PROPERTIES, steps, tmp_path / "results")
     assert out.name == "gpu-nvidia-h200.json"
     assert '"did not finish"' in out.read_text()
-    page = out.with_suffix(".md").read_text()
-    assert "FAILED memcheck, 20 s: did not finish\n    - why" in page
+    assert "FAILED memcheck, 20 s: did not finish\n    - why" in out.with_suffix(".md").read_text()
 
 
 def test_the_files_of_the_device_exist(gpu):
@@ -220,3 +160,36 @@ def test_every_kind_of_kernel_runs_in_the_small_suite(monkeypatch, capsys):
     on_cuda = {name for text in sources for name in re.findall(r'm\.impl\("(\w+)"', text)}
     assert len(on_cuda) > 20
     assert on_cuda <= called, f"no case of scripts/gpu_smoke.py calls {sorted(on_cuda - called)}"
+
+
+PTXAS = """ptxas info    : Compiling entry function 'lean' for 'sm_90'
+ptxas info    : Function properties for lean
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Compiling entry function 'greedy' for 'sm_75'
+ptxas info    : Function properties for greedy
+    40 bytes stack frame, 96 bytes spill stores, 128 bytes spill loads
+"""
+
+
+@pytest.mark.parametrize(("budget", "code", "status"), [(96, 0, 0), (95, 0, 1), (1000, 3, 3)])
+def test_the_budget_of_spilled_registers(budget, code, status):
+    compiler = f"import sys; sys.stderr.write({PTXAS!r}); sys.exit({code})"
+    done = python(ROOT / "scripts" / "spill_budget.py", str(budget), sys.executable, "-c", compiler)
+    assert done.returncode == status
+    if status == 1:
+        message = "error: 96 bytes of registers are spilled, more than 95: greedy (sm_75)"
+        assert done.stderr.strip() == message
+
+
+def test_every_planted_fault_applies(monkeypatch):
+    mutate = script(monkeypatch, "mutate")
+    faults = mutate.read_faults((ROOT / "scripts" / "faults.txt").read_text())
+    assert len({fault.name for fault in faults}) == len(faults) > 50
+    for fault in faults:
+        mutate.planted(fault, (ROOT / fault.file).read_text())
+        where = "tests/petsc" if fault.tests[0] == "mpirun" else fault.tests[0].partition("::")[0]
+        assert (ROOT / where).exists(), fault.name
+    one = "a: b.py\n- x\n+ y\ntests/t.py\n"
+    assert len(mutate.read_faults(f"{one}\n{one}")) == 2
+    with pytest.raises(ValueError, match="'a' has a line that begins with 'te'"):
+        mutate.read_faults(one + one)

@@ -1,4 +1,4 @@
-"""Plans that a pattern keeps for itself together with other patterns."""
+"""What a pattern caches: for itself, and plans together with other patterns."""
 
 import contextlib
 import gc
@@ -9,16 +9,13 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from reference import coordinates, grid, pattern_of, random
+from reference import coordinates, grid, normal, pattern_of, random
 from stress.interrupts import Lines, let_go
 from torch import Tensor
 
 import learnsolve as ls
-from learnsolve.matrix import plan_cache_limit
-from learnsolve.matrix import planned as _planned
-from learnsolve.matrix.planned import _Kept
-
-reference_cache_clear = coordinates.cache_clear  # the tests' own cache holds patterns
+from learnsolve.matrix import cache
+from learnsolve.matrix.cache import Entry, budget
 
 
 class Plan(NamedTuple):
@@ -45,13 +42,32 @@ def pair():
     return pattern_of(random(6, 5, 0.5)), pattern_of(random(6, 5, 0.8, seed=1))
 
 
-def test_a_plan_is_made_once(pair):
-    P, Q = pair
-    first = P._planned(make, Q, 3)
-    assert P._planned(make, Q, 3) is first
-    assert P._planned(make, Q, 4) is not first
-    assert Q._planned(make, P, 3) is not first
-    assert len(made) == 3
+def test_cached_arrays_count_until_they_are_dropped():
+    P = pattern_of(random(30, 20, 0.3))
+    assert P.cache_bytes() == 0
+    before = P.row_indices
+    assert P.cache_bytes() == P.nnz * 8
+    _ = P.T  # its arrays and their permutation
+    assert P.cache_bytes() >= (P.nnz + 21 + 2 * P.nnz) * 8
+    P.drop_caches()
+    assert P.cache_bytes() == 0
+    assert torch.equal(P.row_indices, before)
+    A = ls.CSR(normal((P.nnz,)).requires_grad_(), P)
+    (A @ torch.ones(20, dtype=torch.float64)).sum().backward()
+    _ = A.T.diagonal(), P.T.row_blocks, P.to(dtype=torch.int32).T.row_indices, P.T.to(dtype=torch.int32).T
+    assert P.cache_bytes() > 0
+    assert P.T.cache_bytes() > 0
+
+
+def test_compiled_code_reads_what_was_converted_before():
+    torch._dynamo.reset()
+    P = pattern_of(random(6, 5, 0.5))
+    expected = P.to(dtype=torch.int32).col_indices + 1
+    f = torch.compile(lambda: P.to(dtype=torch.int32).col_indices + 1, fullgraph=True, backend="aot_eager")
+    assert torch.equal(f(), expected)
+    P.drop_caches()
+    P.to(dtype=torch.int32)
+    assert torch.equal(f(), expected)
 
 
 def test_a_plan_counts_as_cache(pair):
@@ -63,33 +79,38 @@ def test_a_plan_counts_as_cache(pair):
     assert P.cache_bytes() == 0
 
 
-def test_a_plan_dies_with_the_other_pattern():
-    P, Q = pattern_of(random(6, 5, 0.5)), pattern_of(random(6, 5, 0.8, seed=1))
-    result, other = weakref.ref(P._planned(make, Q, 0).result), weakref.ref(Q)
-    reference_cache_clear()
-    del Q
+def test_what_fails_is_computed_again(pair):
+    P, Q = pair
+
+    def fails(*_):
+        raise MemoryError
+
+    for call in (lambda: P._cached("key", fails), lambda: P._planned(fails, Q)):
+        with pytest.raises(MemoryError):
+            call()
+        assert P.cache_bytes() == 0
+    assert P._cached("key", lambda: 1) == 1
+    with pytest.raises(MemoryError):
+        P._planned(fails, Q)
+
+
+@pytest.mark.parametrize("first", ["own", "other"])
+def test_a_plan_dies_with_the_first_pattern(first):
+    patterns = {"own": pattern_of(random(6, 5, 0.5)), "other": pattern_of(random(6, 5, 0.8, seed=1))}
+    result = weakref.ref(patterns["own"]._planned(make, patterns["other"], 0).result)
+    coordinates.cache_clear()  # the tests' own cache holds patterns
+    gone = weakref.ref(patterns.pop(first))
     gc.collect()
-    assert other() is None, "a plan holds the other pattern"
+    assert gone() is None, "a plan holds a pattern"
     assert result() is None
-    assert P.cache_bytes() == 0
+    assert all(P.cache_bytes() == 0 for P in patterns.values())
 
 
-def test_a_plan_dies_with_its_pattern():
-    P, Q = pattern_of(random(6, 5, 0.5)), pattern_of(random(6, 5, 0.8, seed=1))
-    result, owner = weakref.ref(P._planned(make, Q, 0).result), weakref.ref(P)
-    reference_cache_clear()
-    del P
-    gc.collect()
-    assert owner() is None
-    assert result() is None
-
-
-@pytest.mark.parametrize("planned", [False, True])
-@pytest.mark.parametrize("which", ["own", "other", "result"])
+@pytest.mark.parametrize(
+    ("which", "planned"), [("own", False), ("own", True), ("other", False), ("other", True), ("result", True)]
+)
 def test_a_changed_pattern_is_refused(pair, planned, which):
     P, Q = pair
-    if not planned and which == "result":
-        pytest.skip("there is no result before there is a plan")
     result = P._planned(make, Q, 0).result if planned else None
     {"own": P, "other": Q, "result": result}[which].col_indices[0] = 3
     with pytest.raises(RuntimeError, match="changed in place"):
@@ -115,30 +136,23 @@ def test_a_pattern_that_lives_long_does_not_collect_those_that_died():
     first = len(weakref.finalize._registry)
     for seed in range(20):
         pattern_of(random(6, 5, 0.5, seed))._planned(make, Q, 0)
-        reference_cache_clear()
+        coordinates.cache_clear()
     gc.collect()
     assert len(weakref.finalize._registry) <= first + 1
-    assert len(Q._users) == 0
+    assert len(Q._dependents) == 0
 
 
 def test_each_pair_of_patterns_has_a_plan_of_its_own(pair):
     P, Q = pair
     R = pattern_of(random(6, 5, 0.3, seed=2))
-    assert P._planned(make, R, 3) is not P._planned(make, Q, 3)
+    plans = [
+        [X._planned(make, Y, k) for X, Y, k in ((P, Q, 3), (P, Q, 4), (Q, P, 3), (P, R, 3))] for _ in "ab"
+    ]
+    assert all(a is b for a, b in zip(*plans, strict=True))
+    assert len({id(plan) for plan in plans[0]}) == len(made) == 4
     A, B, C = (ls.CSR(torch.ones(X.nnz, dtype=torch.float64), X) for X in (P, Q, R))
     for M in (B, C):
         torch.testing.assert_close((A + M).to_dense(), A.to_dense() + M.to_dense())
-
-
-def test_plans_are_made_while_tracing():
-    torch._dynamo.reset()
-    f = torch.compile(use, fullgraph=True, backend="aot_eager")
-    for seed in range(3):
-        A, B = (
-            ls.CSR(torch.randn(P.nnz), P)
-            for P in (pattern_of(random(6, 5, 0.5, seed)), pattern_of(random(6, 5, 0.8, seed + 9)))
-        )
-        torch.testing.assert_close(f(A, B), use(A, B))
 
 
 def test_functions_of_one_name_in_two_modules_have_plans_of_their_own():
@@ -154,10 +168,14 @@ def test_functions_of_one_name_in_two_modules_have_plans_of_their_own():
 
 
 @pytest.fixture
-def small_limit():
-    before = ls.ops.set_plan_cache_limit(2**16)
-    yield 2**16
+def limit(request):
+    before = ls.ops.set_plan_cache_limit(request.param)
+    yield request.param
     ls.ops.set_plan_cache_limit(before)
+
+
+no_memory = pytest.mark.parametrize("limit", [0], indirect=True)
+little_memory = pytest.mark.parametrize("limit", [2**16], indirect=True)
 
 
 COMBINATIONS = {
@@ -171,8 +189,9 @@ COMBINATIONS = {
 
 
 @pytest.mark.filterwarnings("ignore:set_plan_cache_limit")
+@little_memory
 @pytest.mark.parametrize("name", COMBINATIONS)
-def test_random_batches_take_bounded_memory(name, small_limit):
+def test_random_batches_take_bounded_memory(name, limit):
     """What a result keeps, here for products with its transpose, counts too."""
     pool = [ls.CSR.from_scipy(random(12, 12, 0.3 + seed / 100, seed)) for seed in range(24)]
     for A in pool:
@@ -186,12 +205,13 @@ def test_random_batches_take_bounded_memory(name, small_limit):
             ls.ops.spmm(result, result.values.new_ones(result.shape[0]), transpose=True)
         most = max(most, sum(A.pattern.cache_bytes() for A in pool) - own)
     sixteen = 16 * {"kron": 100_000, "hstack": 8000, "product": 8000}.get(name, 0)  # those used last are kept
-    assert 0 < most <= max(small_limit, sixteen)
-    kept = sum(len(A.pattern._plans.kept) for A in pool)
-    assert sum(len(A.pattern._users or ()) for A in pool) <= 3 * kept, "what was dropped is still known"
+    assert 0 < most <= max(limit, sixteen)
+    entries = sum(len(A.pattern._entries) for A in pool)
+    assert sum(len(A.pattern._dependents or ()) for A in pool) <= 3 * entries, "dropped plans are still known"
 
 
-def test_the_plan_not_used_for_longest_is_dropped(pair, small_limit):
+@little_memory
+def test_the_least_recently_used_plan_is_dropped(pair, limit):
     P, Q = pair
     first = P._planned(make, Q, 0)
     for shift in range(1, 1000):
@@ -201,74 +221,67 @@ def test_the_plan_not_used_for_longest_is_dropped(pair, small_limit):
     assert made.count((P._serial, Q._serial, 1)) == 2, "it was not dropped"
 
 
-def test_the_sixteen_plans_used_last_are_kept(pair):
-    before = ls.ops.set_plan_cache_limit(0)
-    try:
-        for _ in range(3):
-            for shift in range(16):
-                pair[0]._planned(make, pair[1], shift)
-        assert len(made) == 16
-        pair[0]._planned(make, pair[1], 16)
-        assert len(vars(pair[0]._plans)) == 16
-    finally:
-        assert ls.ops.set_plan_cache_limit(before) == 0
+@no_memory
+def test_the_last_sixteen_plans_are_kept(pair, limit):
+    for shift in [*range(16)] * 3:
+        pair[0]._planned(make, pair[1], shift)
+    assert len(made) == 16
+    pair[0]._planned(make, pair[1], 16)
+    assert len(pair[0]._entries) == 16
 
 
-def test_a_plan_made_again_and_again_warns_once(pair):
+@no_memory
+def test_a_plan_made_again_and_again_warns_once(pair, limit):
     P, Q = pair
-    before = ls.ops.set_plan_cache_limit(0)
-    try:
-        with warnings.catch_warnings(record=True) as seen:
-            warnings.simplefilter("always")
-            for step in range(4):
-                for shift in range(
-                    17
-                ):  # one more than are always kept: the next is always the one just dropped
-                    P._planned(make, Q, shift)
-                assert len(seen) == (step >= 2)
-        assert "set_plan_cache_limit: the plans in use take more than the limit of 0 bytes" in str(
-            seen[0].message
-        )
-        assert len(made) == 4 * 17
-        ls.ops.set_plan_cache_limit(2**20)
-        for _ in range(4):
-            for shift in range(17):
+    turns = range(17)  # one more than are always kept: the next is always the one just dropped
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for step in range(4):
+            for shift in turns:
                 P._planned(make, Q, shift)
-        assert len(made) == 4 * 17 + 1
-    finally:
-        ls.ops.set_plan_cache_limit(before)
+            assert len(seen) == (step >= 2)
+    message = "set_plan_cache_limit: the plans in use take more than the limit of 0 bytes"
+    assert message in str(seen[0].message)
+    assert len(made) == 4 * 17
+    assert ls.ops.set_plan_cache_limit(2**20) == 0
+    for shift in [*turns] * 4:
+        P._planned(make, Q, shift)
+    assert len(made) == 4 * 17 + 1
 
 
 def test_a_plan_counts_once(pair):
     """The result of a plan has a plan of its own."""
     P, Q = pair
-    reference_cache_clear(), gc.collect()
-    before = plan_cache_limit._total
+    coordinates.cache_clear(), gc.collect()
+    before = budget.total
     result = P._planned(make, Q, 0).result
     result._planned(make, Q, 1)
     result._cached("more", lambda: torch.zeros(3))  # the first plan is counted again
-    assert plan_cache_limit._total - before == P.cache_bytes()
+    assert budget.total - before == P.cache_bytes()
 
 
 def test_a_plan_that_another_thread_drops_meanwhile_does_no_harm(pair, monkeypatch):
     P, Q = pair
     first = P._planned(make, Q, 0)
-    check = _Kept.check
-    monkeypatch.setattr(_Kept, "check", lambda kept: kept.drop() if kept.name else check(kept))
+    check = Entry.check
+    monkeypatch.setattr(Entry, "check", lambda entry: entry.drop() if entry.key else check(entry))
     torch.testing.assert_close(P._planned(make, Q, 0).positions, first.positions)
     assert P.cache_bytes() == 0
 
 
-def test_a_plan_that_compiled_code_reads_is_kept(small_limit):
+@little_memory
+def test_a_plan_that_is_made_while_tracing_is_kept(limit):
     torch._dynamo.reset()
     f = torch.compile(use, fullgraph=True, backend="aot_eager")
-    P, Q = pattern_of(random(6, 5, 0.5)), pattern_of(random(6, 5, 0.8, seed=1))
-    A, B = (ls.CSR(torch.randn(X.nnz), X) for X in (P, Q))
-    f(A, B)
-    plan = P._planned(make, Q, 3)
-    for shift in range(4, 1000):
-        P._planned(make, Q, shift)
-    assert P._planned(make, Q, 3) is plan
+    for seed in range(3):
+        P, Q = pattern_of(random(6, 5, 0.5, seed)), pattern_of(random(6, 5, 0.8, seed + 9))
+        A, B = (ls.CSR(torch.randn(X.nnz), X) for X in (P, Q))
+        torch.testing.assert_close(f(A, B), use(A, B))
+        plan = P._planned(make, Q, 3)
+        for shift in range(4, 1000):
+            P._planned(make, Q, shift)
+        assert P._planned(make, Q, 3) is plan
+        torch.testing.assert_close(f(A, B), use(A, B))
 
 
 @pytest.mark.parametrize("wrong", [-1, 1.5, True, None])
@@ -278,22 +291,22 @@ def test_a_plan_cache_limit_that_is_none(wrong):
 
 
 def test_an_interrupt_at_any_line_of_planning():
-    """Ctrl-C comes between two lines. The next call gets the plan, which is counted and freed as ever."""
+    """Ctrl-C comes between two lines. The next call gets the plan, which is counted and freed as usual."""
     S, T = grid(5, 3), random(9, 9, 0.3)
 
     def once(at=0):
         A, B = ls.CSR.from_scipy(S), ls.CSR.from_scipy(T)
-        lines = Lines(at, (_planned.__file__, plan_cache_limit.__file__))
+        lines = Lines(at, (cache.__file__,))
         with contextlib.suppress(KeyboardInterrupt), lines:
             A + B
         let_go()
         assert np.array_equal((A + B).to_dense(), (S + T).toarray())
-        plans = A.pattern._plans
-        (name,) = (n for n in vars(plans) if "union" in n)
-        assert plan_cache_limit.counts(plans.kept[name])
-        assert plan_cache_limit._total == sum(size for _, size in plan_cache_limit._plans.values())
+        entries = A.pattern._entries
+        (key,) = (key for key in entries if "union" in key)
+        assert budget.counts(entries[key])
+        assert budget.total == sum(size for _, size in budget.entries.values())
         del B
-        assert name not in vars(plans)
+        assert key not in entries
         return lines.seen
 
     lines = once()

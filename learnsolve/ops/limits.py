@@ -1,15 +1,58 @@
-"""How much memory of freed results is kept for later ones (csrc/ops/buffers.h)."""
+"""How much memory is kept between calls: plans (matrix/cache.py), and freed results (csrc/ops/buffers.h)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from learnsolve._library import drop_buffers, swap_buffer_pool_limit
+from learnsolve._library import swap_buffer_pool_limit
+from learnsolve.matrix.cache import budget
 
-_START = 2**28
+swap_buffer_pool_limit(2**28)
 
-swap_buffer_pool_limit(_START)
+
+def set_plan_cache_limit(bytes: int) -> int:
+    """Set how many bytes the plans for combinations of patterns may take together.
+
+    An operation on several patterns (`add`, `spgemm`, `hstack`, `kron`, ...), or on one with numbers
+    (``A[2:5]``, `tril` and `diagonal` with k), plans once for each combination and keeps the plan while the
+    patterns live. Beyond this limit the least recently used plans are freed, and computed again when needed;
+    the last 16 are always kept, and so are those used by `torch.compile` or in a CUDA graph. When a plan is
+    made for the third time, a warning says so, once after each setting.
+
+    Parameters
+    ----------
+    bytes : int, 64 MiB at the start
+
+    Returns
+    -------
+    int, the limit until now.
+
+    Raises
+    ------
+    TypeError
+        if bytes is not an int.
+    ValueError
+        if it is negative.
+
+    Notes
+    -----
+    A plan counts with the pattern of its result and all that is cached there. What belongs to one pattern
+    only, such as its transpose, is kept as long as the pattern: see `SparsityPattern.drop_caches`.
+    `set_spgemm_plan_limit` decides whether the product of two matrices has a plan at all.
+
+    Examples
+    --------
+    >>> import learnsolve as ls
+    >>> before = ls.ops.set_plan_cache_limit(2**30)
+    >>> ls.ops.set_plan_cache_limit(before) == 2**30
+    True
+    """
+    if isinstance(bytes, bool) or not isinstance(bytes, int):
+        raise TypeError(f"set_plan_cache_limit: bytes must be an int, got {type(bytes).__name__}")
+    if bytes < 0:
+        raise ValueError(f"set_plan_cache_limit: bytes must not be negative, got {bytes}")
+    return budget.set_limit(bytes)
 
 
 def set_buffer_pool_limit(bytes: int) -> int:
@@ -57,13 +100,10 @@ def set_buffer_pool_limit(bytes: int) -> int:
 
 
 @contextmanager
-def nothing_kept() -> Iterator[None]:
+def without_buffer_pool() -> Iterator[None]:
     """Every result is allocated by torch, whose profiler then sees it."""
     before = swap_buffer_pool_limit(0)
     try:
         yield
     finally:
         swap_buffer_pool_limit(before)
-
-
-__all__ = ["drop_buffers", "nothing_kept", "set_buffer_pool_limit"]
