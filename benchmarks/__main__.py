@@ -2,7 +2,7 @@
 
     python -m benchmarks [SECTION ...]          all: 15 minutes on an idle machine
     python -m benchmarks compare A.json B.json  what moved between two runs beyond noise
-    python -m benchmarks summary A.json         the tables of the README
+    python -m benchmarks write-docs             tables and figures of README and docs, from the committed run
 
 Writes benchmarks/results/NAME.json and NAME.md, after every section.
 """
@@ -18,10 +18,9 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import ROOT, report
+from benchmarks import ROOT, documents, report
 from benchmarks.harness import apart
 from benchmarks.section import measured
-from benchmarks.summary import summary
 
 SECTIONS = (
     *(
@@ -89,8 +88,8 @@ def main(argv: list[str]) -> int:
         a, b = (json.loads(Path(name).read_text()) for name in argv[1:])
         print(report.compare(a, b))
         return 0
-    if argv[:1] == ["summary"] and len(argv) == 2:
-        print(summary(json.loads(Path(argv[1]).read_text())))
+    if argv == ["write-docs"]:
+        print(*(path.relative_to(ROOT) for path in documents.write()), sep="\n")
         return 0
     args = arguments(argv)
     begin, record = time.monotonic(), {}

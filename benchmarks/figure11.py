@@ -10,6 +10,7 @@ peak of the process's memory (on a device: of torch's allocations) rises. Writes
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from benchmarks.table2 import tridiagonal
 
 OVERHEAD = 1e5  # nonzeros
 NAMES = ("SpMV", "SpSpMM")
+COLUMNS = (OURS, "SciPy", "CuPy", "torch CSR", "torch-sla")
 
 
 def sizes(run: Run, args: argparse.Namespace, task: str) -> list[int]:
@@ -35,17 +37,23 @@ def measure(run: Run, args: argparse.Namespace) -> list[str]:
         for n in sizes(run, args, task):
             with run.attempt(f"{task}, n = {n}"):
                 one(run, task, n)
-    rows = [row for row in run.rows if row["section"] == run.section]
-    fits = exponents(rows, 0 if run.quick else OVERHEAD)
-    draw(rows, fits, args)
+    from learnsolve.recipes.harness.figures import png
+
+    mine = rows({"rows": run.rows})
+    fits = exponents(mine, 0 if run.quick else OVERHEAD)
+    args.pictures["figure11"] = png(draw(mine))
     return [f"{task}, {way}, {name}: time ~ nonzeros^{p:.2f}" for (task, way, name), p in fits.items()]
+
+
+def rows(record: dict) -> list[dict]:
+    return [row for row in record["rows"] if row["section"] == "figure11"]
 
 
 def one(run: Run, task: str, n: int) -> None:
     A, B = (peers.Matrix(peers.csr(tridiagonal(n, seed), torch.float32), run.device) for seed in (1, 2))
     x = np.random.default_rng(1).random(n, dtype=np.float32)
     columns = peers.product(A, x) if task == "SpMV" else peers.sparse_product(A, B)
-    columns = {name: make for name, make in columns.items() if name in (OURS, "SciPy", "CuPy", "torch CSR")}
+    columns = {name: make for name, make in columns.items() if name in COLUMNS}
     for way in (FORWARD, BACKWARD):
         f = ways(columns, way)[OURS]()
         f()
@@ -72,18 +80,27 @@ def exponents(rows: list[dict], least: float) -> dict[tuple[str, str, str], floa
     return found
 
 
-def draw(rows: list[dict], fits: dict[tuple[str, str, str], float], args: argparse.Namespace) -> None:
-    from learnsolve.recipes.harness.figures import BLUE, GRAY, ORANGE, PURPLE, new_panels, png
+def draw(rows: list[dict]) -> Any:
+    """Solid forward, dashed backward; a panel for each task."""
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
-    figure, panels = new_panels("Time against nonzeros, float32, one thread", len(NAMES))
-    names = dict.fromkeys(name for _, _, name in fits)
-    colors = dict(zip(names, (BLUE, ORANGE, PURPLE, GRAY), strict=False))
-    for task, axes in zip(NAMES, panels, strict=True):
+    from learnsolve.recipes.harness.figures import BLUE, GRAY, GREEN, ORANGE, PURPLE
+
+    figure = Figure(figsize=(8, 4), dpi=120, layout="constrained")
+    figure.suptitle("Time against nonzeros, float32, one thread")
+    names = [name for name in COLUMNS if any(name in row["cells"] for row in rows)]
+    colors = dict(zip(names, (BLUE, ORANGE, PURPLE, GREEN, GRAY), strict=False))
+    for task, axes in zip(NAMES, figure.subplots(1, len(NAMES)), strict=True):
         axes.set(title=task, xlabel="nonzeros", ylabel="seconds")
-        for (found, way, name), p in fits.items():
-            if found == task:
-                style = "o-" if way == FORWARD else "o--"
-                line = {"color": colors[name], "ms": 3, "lw": 1, "label": f"{way}, {name} ({p:.2f})"}
-                axes.loglog(*series(rows, task, way, name), style, **line)
-        axes.legend(frameon=False, fontsize=7, title="fitted exponent in brackets", title_fontsize=7)
-    args.pictures["figure11"] = png(figure)
+        axes.grid(True, color="#dddddd", linewidth=0.6)
+        axes.margins(x=0.02)
+        for name, color in colors.items():
+            for way, style in ((FORWARD, "o-"), (BACKWARD, "o--")):
+                axes.loglog(*series(rows, task, way, name), style, color=color, ms=3, lw=1.2)
+    lines = [Line2D([], [], color=color, marker="o", ms=4, label=name) for name, color in colors.items()]
+    lines += [
+        Line2D([], [], color="black", linestyle=s, label=w) for w, s in ((FORWARD, "-"), (BACKWARD, "--"))
+    ]
+    figure.legend(handles=lines, loc="outside lower center", ncols=len(lines), frameon=False, fontsize=10)
+    return figure

@@ -79,9 +79,8 @@ def greedy_coloring(
     Parameters
     ----------
     P : SparsityPattern or CSR, square
-    order : "natural" or "largest_first"
-        The order in which rows are colored, each with the smallest color that none of its neighbors has:
-        the given order, or rows with most neighbors first.
+    order : "natural" or "largest_first", the order in which rows are colored, each with the smallest color
+        that none of its neighbors has: the given order, or rows with most neighbors first
 
     Returns
     -------
@@ -99,11 +98,7 @@ def greedy_coloring(
     Notes
     -----
     O(n + nnz). Deterministic. Computed once and cached with the pattern: do not change it in place. No
-    gradient.
-
-    References
-    ----------
-    Y. Saad, "Iterative Methods for Sparse Linear Systems", SIAM 2003, section 3.3.3.
+    gradient. Source: Y. Saad, "Iterative Methods for Sparse Linear Systems", SIAM 2003, section 3.3.3.
 
     Examples
     --------

@@ -26,7 +26,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "gpu"
 SITE = BUILD / "site"
-PACKAGES = ("numpy", "scipy", "pytest", "hypothesis", "pybind11", "scikit_build_core", "pip")
+PACKAGES = ("numpy", "scipy", "pytest", "pybind11", "scikit_build_core", "pip")
 STEPS = ("build", "smoke", "tests", "sanitizer", "bench")
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
@@ -35,18 +35,12 @@ TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 ABOUT_THE_DEVICE = tuple(sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("tests/*/test_cuda*.py")))
 ON_THE_DEVICE = (
     "tests/ops/test_contract.py",
-    "tests/ops/test_dots.py",
-    "tests/ops/test_identities.py",
+    "tests/ops/test_core_operations.py",
+    "tests/ops/test_form_and_diagonal.py",
     "tests/ops/test_incomplete_transforms.py",
-    "tests/ops/test_inverse_diagonal.py",
-    "tests/ops/test_local_solve.py",
-    "tests/ops/test_perceptron.py",
-    "tests/ops/test_quadratic_form.py",
-    "tests/ops/test_special_values.py",
+    "tests/ops/test_products.py",
     "tests/ops/test_spgemm.py",
-    "tests/ops/test_spgemm_plans.py",
     "tests/ops/test_stencil.py",
-    "tests/ops/test_stencil_errors.py",
     "tests/matrix/test_csr.py",
     "tests/nn/test_sparse_matrix.py",
     "tests/preconditioners/test_block_jacobi.py",

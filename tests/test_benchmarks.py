@@ -16,9 +16,8 @@ from learnsolve import CSR
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT))
 
-from benchmarks import calls, harness, instructions, peers, report  # noqa: E402
+from benchmarks import calls, documents, harness, instructions, peers, report  # noqa: E402
 from benchmarks.__main__ import SECTIONS, main  # noqa: E402
-from benchmarks.summary import summary  # noqa: E402
 
 GPU_SECTIONS = (
     *("spmv", "spmm", "spgemm", "add", "sptrsv", "pcg", "stationary", "solve", "training"),
@@ -86,12 +85,7 @@ def test_bad_arguments(arguments, message, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_readme_has_the_tables_of_the_committed_run():
-    record = json.loads((ROOT / "benchmarks/results/bench-amd-epyc.json").read_text())
-    assert summary(record) in (ROOT / "README.md").read_text()
-
-
-def test_summary_names_the_rows_where_a_peer_is_faster():
+def test_tables_of_the_rows_where_a_peer_is_faster():
     cells = {harness.OURS: {"median": 2e-6}, "SciPy": {"median": 1e-6}, "torch CSR": {"median": 8e-6}}
     row = {"section": "table2", "case": "SpMV", "way": "forward", "dtype": "float32", "threads": 1}
     rows = [
@@ -100,10 +94,20 @@ def test_summary_names_the_rows_where_a_peer_is_faster():
         row | {"section": "operations", "threads": 2, "cells": cells, "ratio": 3.0, "best peer": "SciPy"},
         row | {"section": "loops", "case": "equal", "cells": cells, "ratio": 1.01, "best peer": "SciPy"},
     ]
-    operations, title, slower, _ = summary({"rows": rows}).split("\n\n")
-    assert "A peer is faster in 1 of 3 rows" in title
-    assert "| SpMV | 2 us | 1 us, SciPy; **2 times as slow** | 2 us | 8 us, torch CSR; 4 times" in operations
-    assert slower.splitlines()[2:] == ["| SpMV, forward | float32, 2 threads | 2 us | 1 us, SciPy | 3.00 |"]
+    assert "| SpMV | 2 us | 1 us, SciPy | 2 us | 8 us, torch CSR |" in documents.table2({"rows": rows})
+    slower = documents.slower({"rows": rows}).splitlines()[2:]
+    assert slower == ["| SpMV, forward | float32, 2 threads | 2 us | 1 us, SciPy | 3.00 |"]
+    causes = documents.causes({"rows": rows})
+    assert "| calls below 0.4 ms | 1 | 3 |" in causes
+    assert "1 of 3 cases" in causes
+
+
+def test_tables_of_the_pages_are_those_of_the_committed_run():
+    record = json.loads(documents.RUN.read_text())
+    assert {page.name for page in documents.pages()} >= {"README.md", "performance.md"}
+    for page in documents.pages():
+        text = page.read_text()
+        assert text == documents.rewritten(text, record), f"run python -m benchmarks write-docs ({page.name})"
 
 
 def failing():

@@ -51,7 +51,7 @@ def _scan(content: bytes) -> None:
     for operation, value, _ in pickletools.genops(content):
         operations += 1
         tuples += "TUPLE" in operation.name
-        # The unpickler allocates a table for the largest number, and a frame before it checks its end.
+        # The unpickler allocates a table for the largest index, and a frame before it checks its end.
         if operation.name in ("PUT", "BINPUT", "LONG_BINPUT", "FRAME"):
             assert isinstance(value, int)
             if not 0 <= value <= len(content):

@@ -30,7 +30,7 @@ def write_matrix_market(
     Raises
     ------
     ValueError
-        if A is a batch, or has an infinity or a NaN, which the format does not know; or, with `symmetric`, is
+        if A is a batch, or has an infinity or a NaN, which the format does not have; or, with `symmetric`, is
         not symmetric.
     TypeError
         if types do not fit.

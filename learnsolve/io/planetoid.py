@@ -105,41 +105,29 @@ def planetoid(
 
     Returns
     -------
-    Graph
+    Graph. Nodes of the test range that are missing in test.index (15 in CiteSeer) have no features and the
+    label -1. The first nodes are for training, the next 500 (or as many as allx has) for validation
 
     Raises
     ------
-    FileNotFoundError
-        if a file is missing; the message names it.
+    FileNotFoundError, OSError, ImportError
+        if a file is missing (the message names it); if it cannot be downloaded; if pooch is needed and
+        missing.
     ValueError
         if a file is damaged, is inconsistent with the others, requests anything but arrays, matrices and
         lists, or, if downloaded, has the wrong SHA-256; or if `name` is invalid.
-    OSError
-        if a file cannot be downloaded.
-    ImportError
-        if pooch is needed and missing.
 
     Notes
     -----
-    Seven of the files are pickles, read by an unpickler that runs nothing they name. The .npz file in the
-    cache is named after the SHA-256 of the raw files, so that it cannot be confused with others, and
-    contains the SHA-256 of its content: a damaged file is rebuilt. The cache is the folder in the environment
-    variable LEARNSOLVE_CACHE, or else the system's cache folder.
-
-    Nodes of the test range that are missing in test.index (15 in CiteSeer) have no features and the label -1.
-    The first nodes are for training, the next 500 (or as many as allx has) for validation.
-
-    References
-    ----------
-    Z. Yang, W. Cohen, R. Salakhutdinov, "Revisiting Semi-Supervised Learning with Graph Embeddings", ICML
-    2016 (the split); T. N. Kipf, M. Welling, "Semi-Supervised Classification with Graph Convolutional
-    Networks", ICLR 2017.
+    The pickles are read by an unpickler that runs nothing they name. The .npz file is named after the SHA-256
+    of the raw files and contains the SHA-256 of its content: a damaged file is rebuilt. The cache is the
+    folder LEARNSOLVE_CACHE, an environment variable, or else the system's cache folder. Sources: Yang, Cohen,
+    Salakhutdinov, ICML 2016 (the split); Kipf, Welling, ICLR 2017.
 
     Examples
     --------
     >>> from learnsolve.io import planetoid
-    >>> graph = planetoid("citeseer")  # doctest: +SKIP
-    >>> graph.features  # doctest: +SKIP
+    >>> planetoid("citeseer").features  # doctest: +SKIP
     CSR(shape=(3327, 3703), nnz=105165, dtype=float32, device=cpu, density=0.9%)
     """
     if not isinstance(name, str):

@@ -11,15 +11,15 @@ from learnsolve.matrix.pattern import SparsityPattern
 
 
 def parameter(value: Tensor) -> torch.nn.Parameter:
-    """A parameter of its own storage that starts at `value`."""
+    """A parameter with its own storage that starts at `value`."""
     return torch.nn.Parameter(value.detach().clone(memory_format=torch.contiguous_format))
 
 
 class HoldsPattern(torch.nn.Module):
     """A module on a `pattern`, which moves with it and whose index arrays stand in its state.
 
-    The state has copies of the arrays: safetensors refuses tensors that share memory, and patterns are
-    shared. Weights of another pattern are refused, by name, instead of being loaded where they mean nothing.
+    The state has copies of the arrays: safetensors rejects tensors that share memory, and patterns are
+    shared. Weights of another pattern raise an error that names it: they would mean nothing here.
     """
 
     pattern: SparsityPattern

@@ -1,4 +1,4 @@
-"""Layers of narrow networks on nodes and edges, whose maps on the CPU are operators (ops/_perceptron.py)."""
+"""Layers of narrow networks on nodes and edges; on the CPU they are operators (ops/core/perceptron.py)."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.ops.core import segments
 from learnsolve.ops.core.perceptron import perceptron
 
-MOST = 32  # numbers in a row of a layer: wider maps are quicker as matrix products
+MOST = 32  # features in a row of a layer: wider maps are faster as matrix products
 
 Layer = tuple[Tensor, Tensor | None]
 

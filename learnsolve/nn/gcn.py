@@ -31,7 +31,7 @@ def gcn_norm(A: CSR | Tensor, edge_weight: Tensor | None = None, *, n: int | Non
         and a node with an edge to itself keeps that weight instead of the 1 of I, as there
     edge_weight : Tensor, shape (..., E), the weights of edge_index; if not given, ones of torch's default
         dtype
-    n : the number of nodes of edge_index; that of the largest, plus one, if not given
+    n : the number of nodes of edge_index; the largest node plus one if not given
 
     Returns
     -------
@@ -79,7 +79,7 @@ class GCNConv(torch.nn.Module):
     ----------
     in_features, out_features : numbers of columns of X and X'
     bias : whether the layer has a bias b
-    batch_shape : leading axes of :math:`\Theta` and b: layers side by side, each with its own weights
+    batch_shape : leading axes of :math:`\Theta` and b: layers side by side, each with separate weights
     dtype, device : dtype and device of the weights
 
     Attributes
@@ -96,22 +96,14 @@ class GCNConv(torch.nn.Module):
 
     Notes
     -----
-    Weights are initialized from Glorot and Bengio's uniform distribution on (-a, a),
-    a = sqrt(6 / (in + out)), separately for each layer of the batch; a bias starts at zero.
+    Weights start from Glorot and Bengio's uniform distribution on (-a, a), a = sqrt(6 / (in + out)); a bias
+    starts at zero. `load_state_dict` also takes the state of PyTorch Geometric's ``GCNConv``.
 
-    `load_state_dict` also takes the state of PyTorch Geometric's ``GCNConv``, whose ``lin.weight`` is
-    :math:`\Theta^T`; its layers have a bias unless they say otherwise.
+    Differentiable to any order with respect to :math:`\hat A`, X and the weights. The product uses the
+    cheaper order of :math:`\hat A (X \Theta)` and :math:`(\hat A X) \Theta`; for a sparse X always the first.
 
-    The product uses the cheaper order: in :math:`\hat A (X \Theta)` the product with :math:`\hat A` has
-    `out_features` columns, in :math:`(\hat A X) \Theta` it has `in_features`, each times its batch. For
-    sparse X it is always the first order: the second would form :math:`\hat A X`, a sparse matrix with
-    more entries than X. Differentiable to any order with respect to :math:`\hat A`, X and the weights.
-
-    References
-    ----------
-    T. N. Kipf, M. Welling, "Semi-Supervised Classification with Graph Convolutional Networks", ICLR 2017; X.
-    Glorot, Y. Bengio, "Understanding the difficulty of training deep feedforward neural networks", AISTATS
-    2010.
+    Source: T. N. Kipf, M. Welling, "Semi-Supervised Classification with Graph Convolutional Networks", ICLR
+    2017.
 
     Examples
     --------

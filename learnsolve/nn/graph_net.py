@@ -31,68 +31,46 @@ AGGREGATIONS = {"sum": segment_sum, "mean": segment_mean, "max": segment_max, "s
 
 
 class GraphNetBlock(torch.nn.Module):
-    r"""New features of edges, from their own and those of their two nodes, then of nodes, from their own and
-    those of their edges:
+    r"""New features of edges, from edges and their two nodes, then of nodes, from nodes and their edges:
 
-    .. math::
-
-        e'_{ij} = \phi_e(x_i, x_j, e_{ij}), \qquad
+    .. math:: e'_{ij} = \phi_e(x_i, x_j, e_{ij}), \qquad
         x'_i = \phi_v\bigl(x_i, \rho_j(e'_{ij}), \rho_j(e'_{ji})\bigr)
 
-    Edges are the entries (i, j) of a square sparsity pattern. :math:`\phi_e` and :math:`\phi_v` are networks
-    of linear maps with an activation in between; :math:`\rho` takes the sum, mean or maximum over the edges
-    of row i and over those of column i, or their sum weighted by their softmax.
+    Edges are the entries of a square pattern; :math:`\rho` aggregates row i and column i (docs/networks.md).
 
     Parameters
     ----------
     node_features, edge_features : numbers of columns of x and e
-    node_out, edge_out : those of x' and e'; default: the same. ``node_out=0`` makes no :math:`\phi_v`: the
-        last block of a network whose result is e'
+    node_out, edge_out : numbers of columns of x' and e'; default: the same. ``node_out=0``: no :math:`\phi_v`
     hidden : widths of the hidden layers of both networks; () for a single linear map
-    rows, columns : "sum", "mean", "max", "softmax", several of them or none, (): aggregations over rows and
-        over columns, at least one in all
+    rows, columns : "sum", "mean", "max", "softmax", several of them or (): aggregations; at least one in all
     activation : makes the activation between layers
     dtype, device : of the parameters
 
     Attributes
     ----------
-    edge_mlp, node_mlp : :math:`\phi_e` and :math:`\phi_v`, `torch.nn.Sequential`; their first layers take
-        :math:`(x_i, x_j, e_{ij})` and :math:`(x_i, \text{rows}, \text{columns})` in this order. node_mlp is
-        None for ``node_out=0``
+    edge_mlp : :math:`\phi_e`, a `torch.nn.Sequential` of :math:`(x_i, x_j, e_{ij})` in this order
+    node_mlp : :math:`\phi_v`, of :math:`(x_i, \text{rows}, \text{columns})`; None for ``node_out=0``
 
     Raises
     ------
     ValueError
-        if a number of columns or a width is too small, an aggregation is not one of those, or none is named.
+        if a number of columns or a width is too small, an aggregation is unknown, or none is named.
     TypeError
         if a number is not an int, hidden not a sequence, or activation a module instead of what makes one.
 
     Notes
     -----
-    The weights of :math:`x_i` and :math:`x_j` in the first layer are applied to nodes, and the products
-    gathered and added in one pass; so the features of an edge and its nodes are never joined, and a layer of
-    width h costs as many multiplications for an edge as its own features need. On the CPU, layers of at most
-    32 numbers with one ReLU in between are a single pass, and so is their gradient. The same parameters in
-    PyTorch Geometric's ``MetaLayer`` with ``torch.cat([x[row], x[col], e], -1)`` give the same result.
-
-    Equivariant to permutations of the nodes. Softmax is that of PyTorch Geometric's ``SoftmaxAggregation``
-    with t = 1; `segment_max` describes the gradient of a maximum. Differentiable to any order with respect
-    to x, e and the parameters; the same bits on every run.
-
-    References
-    ----------
-    P. W. Battaglia et al., "Relational inductive biases, deep learning, and graph networks", arXiv
-    1806.01261, 2018; T. Pfaff et al., "Learning Mesh-Based Simulation with Graph Networks", ICLR 2021.
+    Differentiable to any order with respect to x, e and the parameters; deterministic; equivariant to
+    permutations of the nodes. Source: Battaglia et al., arXiv 1806.01261, 2018.
 
     Examples
     --------
     >>> import torch, learnsolve as ls
     >>> A = ls.problems.poisson((5, 5))
     >>> block = ls.nn.GraphNetBlock(2, 1, edge_out=4, rows=("mean", "max"), dtype=A.dtype)
-    >>> x = torch.ones(25, 2, dtype=A.dtype)
-    >>> x, e = block(A, x, A.values.unsqueeze(-1))
-    >>> x.shape, e.shape
-    (torch.Size([25, 2]), torch.Size([105, 4]))
+    >>> [t.shape for t in block(A, torch.ones(25, 2, dtype=A.dtype), A.values.unsqueeze(-1))]
+    [torch.Size([25, 2]), torch.Size([105, 4])]
     """
 
     def __init__(

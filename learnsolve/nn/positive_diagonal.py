@@ -16,7 +16,7 @@ POSITIVE = {
 def positive_diagonal(
     values: Tensor, pattern: SparsityPattern, how: str = "softplus", *, shift: float = 0.0
 ) -> Tensor:
-    r"""Values with positive numbers :math:`f(d_i) + \text{shift}` on the diagonal of a square pattern.
+    r"""Values with positive entries :math:`f(d_i) + \text{shift}` on the diagonal of a square pattern.
 
     With them :math:`L L^T` is positive definite for any lower triangular L: a preconditioner for `cg`.
 

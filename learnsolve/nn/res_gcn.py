@@ -25,7 +25,7 @@ class ResGCN(torch.nn.Module):
     Parameters
     ----------
     in_features, out_features : numbers of columns of X and Y
-    width : of the features in between
+    width : number of columns in between
     layers : L
     transpose : add :math:`A^T X_l V_l` inside the ReLU, so that features move both ways along an entry of a
         nonsymmetric matrix
@@ -40,19 +40,13 @@ class ResGCN(torch.nn.Module):
 
     Notes
     -----
-    A is used as it is, with its signs: scale it, such as by a bound of its norm, so that features neither
-    grow nor vanish (`preconditioners.GNP` does). Weights start as those of `torch.nn.Linear`.
+    A is used as it is, with its signs: scale it, for example by a bound of its norm, so that features neither
+    grow nor vanish (`preconditioners.GNP` does). Weights start as in `torch.nn.Linear`. Differentiable to any
+    order with respect to A's values, X and the parameters; equivariant to permutations of the nodes. Cost of
+    a layer: a product with A of `width` columns, and 2 width^2 multiplications per node.
 
-    Differentiable to any order with respect to A's values, X and the parameters. Equivariant to permutations
-    of the nodes. Cost of a layer: a product with A of `width` columns, and 2 width^2 multiplications a node.
-    On the CPU, layers of at most 32 numbers are operators of their own.
-
-    Published: :math:`X_{l+1} = \mathrm{ReLU}(A X_l W_l + X_l U_l)`, the skip connection being U.
-
-    References
-    ----------
-    J. Chen, "Graph Neural Preconditioners for Iterative Solutions of Sparse Linear Systems", ICLR 2025, arXiv
-    2406.00809
+    Source: J. Chen, "Graph Neural Preconditioners for Iterative Solutions of Sparse Linear Systems", ICLR
+    2025, arXiv 2406.00809, without the separate skip connection: its U is the only one.
 
     Examples
     --------

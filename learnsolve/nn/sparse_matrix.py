@@ -37,13 +37,11 @@ class SparseMatrix(HoldsPattern):
 
     Notes
     -----
-    ``module(x)`` is A x, and ``module()`` the CSR of the values as they are now; with a parameter both carry
+    ``module(x)`` is A x, and ``module()`` the CSR of the current values; with a parameter both carry
     gradients. A CSR itself can be neither a buffer nor a parameter, and as an attribute it would not follow
-    the module.
-
-    `.to`, `.double`, `state_dict`, `load_state_dict`, `copy.deepcopy`, pickles and DistributedDataParallel
-    work as for any module. `load_state_dict` refuses the values of another pattern, by name. Copies and
-    pickles share the pattern. Moves cost O(nnz); a call costs nothing more than making a CSR.
+    the module. `.to`, `state_dict`, `load_state_dict` (values of another pattern raise an error),
+    `copy.deepcopy`, pickles and DistributedDataParallel work as for any module; copies and pickles share the
+    pattern. Moves cost O(nnz).
 
     Examples
     --------
@@ -57,12 +55,10 @@ class SparseMatrix(HoldsPattern):
     >>> model = Residual(ls.problems.poisson((3,))).float()
     >>> model(torch.ones(3), torch.ones(3))
     tensor([0., 1., 0.])
-    >>> sorted(model.state_dict())
-    ['A.col_indices', 'A.crow_indices', 'A.values']
     """
 
     values: Tensor
-    is_sparse_matrix = True  # for what takes matrices (_inputs.py)
+    is_sparse_matrix = True  # for what takes matrices (matrix/inputs.py)
 
     def __init__(self, A: CSR, trainable: bool = False):
         super().__init__()
@@ -92,7 +88,7 @@ class SparseMatrix(HoldsPattern):
         return f"{self.pattern.shape}, nnz={self.pattern.nnz}, trainable={trainable}"
 
 
-def _refuse(module: Any, name: str, buffer: Any) -> None:
+def _reject(module: Any, name: str, buffer: Any) -> None:
     # torch accepts whatever has __torch_function__, and fails later, in `.to` or `state_dict`.
     if isinstance(buffer, CSR):
         raise TypeError(
@@ -101,4 +97,4 @@ def _refuse(module: Any, name: str, buffer: Any) -> None:
         )
 
 
-register_module_buffer_registration_hook(_refuse)
+register_module_buffer_registration_hook(_reject)

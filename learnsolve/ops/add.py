@@ -36,7 +36,7 @@ def add(A: CSR, B: CSR, *, alpha: Scalar = 1, beta: Scalar = 1) -> CSR:
     Parameters
     ----------
     A, B : CSR of one shape, dtype (float32 or float64) and device; batch axes of their values broadcast
-    alpha, beta : numbers, or tensors with one element or one a matrix of the batch, shape (..., 1)
+    alpha, beta : floats, or tensors with one element or one per matrix of the batch, shape (..., 1)
 
     Returns
     -------
@@ -54,16 +54,13 @@ def add(A: CSR, B: CSR, *, alpha: Scalar = 1, beta: Scalar = 1) -> CSR:
     -----
     Gradient, V on C's pattern: :math:`\bar A = \alpha V`, :math:`\bar B = \beta V` on the patterns of A and
     B, :math:`\bar\alpha = \langle V, A \rangle`, :math:`\bar\beta = \langle V, B \rangle`. Any order; forward
-    mode, vmap, `torch.compile`.
+    mode, vmap, `torch.compile`. Deterministic.
 
-    Cost: the union is planned once for a pair of patterns, O(nnz), and kept as one byte for four entries of
-    C. Later calls read and write values only, the backward likewise; matrices on one pattern object need no
-    plan. Deterministic.
+    Cost: one pass over the values, likewise in the backward. The union is planned once for a pair of
+    patterns, O(nnz), and takes two bits per entry of C; matrices on one pattern object need no plan.
 
-    References
-    ----------
-    Nytko et al., "Optimized Sparse Matrix Operations for Reverse Mode Automatic Differentiation", arXiv
-    2212.05159, table 1.
+    Source: Nytko et al., "Optimized Sparse Matrix Operations for Reverse Mode Automatic Differentiation",
+    arXiv 2212.05159, table 1.
 
     Examples
     --------
@@ -96,7 +93,7 @@ def added(function: str, A: CSR, B: CSR, alpha: Any, beta: Any) -> CSR:
 
 
 def _scaled(function: str, name: str, A: CSR, s: Any) -> tuple[Tensor, float]:
-    """Values and a number; a tensor is multiplied in, so that it gets its gradient."""
+    """Values and a float; a tensor is multiplied in, so that it gets its gradient."""
     s = factor(function, name, A, s)
     if not isinstance(s, Tensor):
         return A.values, s

@@ -88,7 +88,7 @@ def absolute(A: CSR) -> CSR:
 
 
 def power(A: CSR, exponent: Any) -> CSR:
-    """A ** e, entry by entry, for a number e > 0: what is not stored is zero, and so is its power."""
+    """A ** e, entry by entry, for a float e > 0, so that the power of a missing entry is zero too."""
     if not isinstance(exponent, Real) or isinstance(exponent, bool) or not float(exponent) > 0:
         raise ValueError(
             f"A ** exponent: exponent must be a positive number, got {exponent!r}, or what is not stored "

@@ -62,10 +62,10 @@ class BlockBatch:
 
     Attributes
     ----------
-    matrix : the block-diagonal CSR. Networks work on its graph, ``matrix.pattern``; preconditioners are made
-        of it: ``IC0(batch.matrix)``
+    matrix : the block-diagonal CSR. Networks work on its graph, ``matrix.pattern``; preconditioners are built
+        from it: ``IC0(batch.matrix)``
     sizes : tuple of int, of the blocks
-    batch : int64 Tensor, shape (n,), n the sum of the sizes: the number of the block of each row
+    batch : int64 Tensor, shape (n,), n the sum of the sizes: the index of the block of each row
     shape : (n, n)
     T : the batch of the transposed matrices
     dtype, device, requires_grad
@@ -77,21 +77,16 @@ class BlockBatch:
 
     Notes
     -----
-    Vectors are concatenated (`torch.cat`): b has shape (n,) or (..., n, k), and `split` takes it apart. A
-    solve works on vectors padded with zeros to the largest block, (B, largest, k), so blocks of similar sizes
-    cost least. M, for a solve, is any preconditioner of the block-diagonal matrix that does not couple its
-    blocks, or a list of one for each block.
-
-    The block-diagonal pattern of some patterns, in their order, is planned once and kept within
-    `ops.set_plan_cache_limit`; gradients flow back into the values of the given matrices. Matrices of one
-    pattern: `CSR.stack` is faster. Cost: O(nnz).
+    Vectors are concatenated (`torch.cat`): b has shape (n,) or (..., n, k), and `split` takes it apart. M,
+    for a solve, is any preconditioner of the block-diagonal matrix that does not couple its blocks, or a list
+    of one for each block. Gradients flow back into the values of the given matrices. Cost: O(nnz); the
+    pattern is planned once. docs/batching.md compares with `CSR.stack`, which is faster for matrices on one
+    pattern.
 
     Examples
     --------
     >>> import torch, learnsolve as ls
     >>> batch = ls.BlockBatch([ls.problems.poisson((3, 4)), ls.problems.poisson((9,))])
-    >>> batch
-    BlockBatch(blocks=2, shape=(21, 21), nnz=71, dtype=float64, device=cpu)
     >>> M = ls.preconditioners.IC0(batch.matrix)
     >>> solution = ls.solvers.cg(batch, torch.ones(21, dtype=batch.dtype), M=M)
     >>> [status.name for status in solution.statuses], solution.residual_norms.shape[0]
@@ -196,7 +191,7 @@ class BlockBatch:
         self.matrix.requires_grad_(requires_grad)
         return self
 
-    # --- taken apart ---
+    # --- splitting ---
     @overload
     def split(self, value: Tensor, *, entries: bool = False) -> list[Tensor]: ...
     @overload
@@ -212,7 +207,7 @@ class BlockBatch:
 
         Returns
         -------
-        list of views, or of CSRs, on the same patterns in each call: those of the matrices for `matrix`
+        list of views, or of CSRs on the same patterns in each call (for `matrix` the given ones)
         """
         name = "BlockBatch.split"
         if isinstance(value, CSR):

@@ -48,7 +48,7 @@ def from_coo(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, in
 def _sort(
     rows: Tensor, columns: Tensor, m: int, n: int, device: torch.device
 ) -> tuple[SparsityPattern, SparsityPattern]:
-    """The pattern of the triples, and that of the 0/1 matrix (entries of the pattern x triples)."""
+    """The pattern of the triples, and the pattern of the 0/1 matrix (entries of the pattern x triples)."""
     narrow = rows.dtype == columns.dtype == torch.int32
     narrow = narrow and max(m, n, len(rows)) <= torch.iinfo(torch.int32).max
     dtype = torch.int32 if narrow else torch.int64

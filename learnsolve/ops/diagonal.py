@@ -116,7 +116,7 @@ def inverse_diagonal(A: CSR) -> Tensor:
 def shared_inverse_diagonal(A: CSR, function: str) -> Tensor:
     """`inverse_diagonal` for solvers, not to be changed.
 
-    It is kept with A, and holds while the diagonal is the same number by number: fused optimizers and
+    It is kept with A, and holds while the diagonal is the same value by value: fused optimizers and
     ``.data`` change values without a new version. Not for values on a device: other streams would have to
     wait for it, and a graph would hold it indefinitely."""
     values, traced = A.values, torch.compiler.is_dynamo_compiling()

@@ -41,7 +41,7 @@ def eye(
     Raises
     ------
     ValueError, TypeError
-        if a number is negative, or a type is not one of those.
+        if a size is negative, or a type is not one of the above.
 
     Examples
     --------
@@ -81,7 +81,7 @@ def zeros(
     Raises
     ------
     ValueError, TypeError
-        if a number is negative, or a type is not one of those.
+        if a size is negative, or a type is not one of the above.
 
     Examples
     --------
@@ -100,7 +100,7 @@ def zeros(
 def diag(d: Tensor, k: int = 0, *, index_dtype: torch.dtype = torch.int64) -> CSR:
     """The square matrix with a copy of d on diagonal k.
 
-    `diagonal` reads a diagonal. Patterns are shared as those of `eye`. Not to be called under
+    `diagonal` reads a diagonal. Patterns are shared as by `eye`. Not to be called under
     `torch.compile`, which cannot make patterns: make one matrix before, then ``D.with_values(d)``.
 
     Parameters

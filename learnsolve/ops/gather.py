@@ -33,7 +33,7 @@ def gather(X: Tensor, pattern: SparsityPattern, by: str = "row") -> Tensor:
 
     A linear map of gathered features is cheaper before: ``gather(X @ W, P)`` instead of ``gather(X, P) @ W``.
 
-    Cost: writes nnz f numbers and reads as many, from the cache if rows are near one another. From 32 MiB on,
+    Cost: writes nnz f values and reads as many, from the cache if rows are near one another. From 32 MiB on,
     a plan of some indices per entry is kept with the pattern.
 
     Examples

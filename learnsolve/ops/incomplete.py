@@ -66,74 +66,46 @@ def ic0(
     shift: float | Tensor = 0.0,
     on_breakdown: str = "raise",
 ) -> IncompleteCholesky:
-    r"""Incomplete Cholesky factor without fill: L on the pattern of A's lower triangle, or on that of
-    `pattern`, with
+    r"""Incomplete Cholesky factor without fill: L on the lower triangle of A's pattern, or of `pattern`, with
 
     .. math:: (L L^T)_{ij} = (A + \sigma\, \mathrm{diag}(A))_{ij} \quad \text{for all entries } i \ge j.
 
-    A is taken to be symmetric: only its lower triangle is read, the rest gets a zero gradient.
-
     Parameters
     ----------
-    A : CSR, shape (n, n), float32 or float64, with every entry of its diagonal; values may have batch axes
-    pattern : SparsityPattern, shape (n, n), with its diagonal
-        L gets its lower triangle; A's if not given. `preconditioners.fill_pattern` makes that of IC(k), `ict`
-        another. What A does not have of it counts as zeros of A; entries of A outside of it are dropped.
-    shift : float or Tensor of A's dtype, shape () or one that broadcasts to A's batch axes
-        sigma, relative to the diagonal, finite and not negative. Differentiable if it is a tensor.
-    on_breakdown : "raise" or "shift"
-        what to do at a pivot that is not positive: raise, or search a shift: double it, from 1e-3 on, until
-        the factor exists, at most 30 times, each matrix of a batch for itself.
+    A : CSR, shape (n, n), float32 or float64, with every entry of its diagonal; values may have batch axes.
+        Only the lower triangle is read; the rest has a zero gradient
+    pattern : SparsityPattern, shape (n, n), with its diagonal, such as `preconditioners.fill_pattern`, IC(k).
+        Entries that A lacks count as zeros; entries of A outside are dropped. A's pattern if not given
+    shift : sigma, float or Tensor of A's dtype, shape () or that of A's batch; finite, not negative
+    on_breakdown : at a pivot that is not positive "raise", or "shift": double sigma, from 1e-3 on, until the
+        factor exists, at most 30 times, for each matrix of a batch separately
 
     Returns
     -------
-    IncompleteCholesky
-        ``L``, a `CSR` whose pattern is the same object for every call with A's pattern, and ``shift``, that
-        was used, a tensor of A's batch shape.
+    IncompleteCholesky : ``L``, on one pattern object for all calls with A's pattern, and ``shift``, sigma
 
     Raises
     ------
     ValueError
-        if A is not square, if an entry of the diagonal is missing (of the pattern's, if one is given), if the
-        pattern has another shape, at a pivot that is not positive (row and value are named), if another entry
-        of the factor overflows, if a shift is negative, or if the plan would take more than 8 GiB (a pattern
-        that is nearly full).
+        if shapes do not fit, a diagonal entry is missing, a pivot is not positive (the message names its
+        row), the factor overflows, sigma is negative, or the plan exceeds 8 GiB.
     TypeError
         if dtypes or devices do not fit.
 
-    Warns
-    -----
-    RuntimeWarning
-        if ``on_breakdown="shift"`` had to shift; it names the largest shift.
-
     Notes
     -----
-    Gradient: the reverse sweep of the elimination on the same pattern [1]_; a shift that was searched is a
-    constant to it. Any order; forward mode, vmap, `torch.compile` (not with ``on_breakdown="shift"``).
-
-    Cost: two flops for each product l_ik l_jk that falls on an entry (i, j), a division for each entry of L,
-    in one pass over a plan that is made once per pattern: 8 bytes a product, 16 an entry. The gradient is one
-    pass more, of twice as many flops. One matrix runs on one thread, those of a batch in parallel; the same
-    bits for any number of threads. On a CUDA device the steps run by levels of those that do not wait for one
-    another; there breakdowns are not checked for, which would wait for the device; one makes the whole factor
-    NaN. A search for a shift costs a factorization for each trial, and waits for the device.
-
-    References
-    ----------
-    .. [1] I. Murray, "Differentiation of the Cholesky decomposition", 2016, arXiv:1602.07527, restricted to
-       the pattern.
-    .. [2] J. A. Meijerink and H. A. van der Vorst, "An iterative solution method for linear systems of which
-       the coefficient matrix is a symmetric M-matrix", Math. Comp. 31, 1977,
-       doi:10.1090/S0025-5718-1977-0438681-4.
+    Gradient: the reverse sweep of the elimination (Murray, arXiv 1602.07527); a sigma that was searched is a
+    constant. Any order; forward mode, vmap, `torch.compile` (not "shift"). A RuntimeWarning names the shift.
+    Cost: two flops per product l_ik l_jk on an entry, twice as many for the gradient (docs/operations.md). On
+    a CUDA device a breakdown gives NaN. Source: Meijerink, van der Vorst,
+    doi:10.1090/S0025-5718-1977-0438681-4.
 
     Examples
     --------
     >>> import learnsolve as ls
     >>> L = ls.ops.ic0(ls.problems.poisson((3,))).L
-    >>> (L.to_dense() @ L.to_dense().mT).round(decimals=6)
-    tensor([[ 2., -1.,  0.],
-            [-1.,  2., -1.],
-            [ 0., -1.,  2.]], dtype=torch.float64)
+    >>> (L.to_dense() @ L.to_dense().mT).round(decimals=6)[0]
+    tensor([ 2., -1.,  0.], dtype=torch.float64)
     """
     return cholesky("ic0", A, pattern, shift, on_breakdown)
 
@@ -149,11 +121,10 @@ def mic0(
 
     .. math:: L L^T \mathbf{1} = (A + \sigma\, \mathrm{diag}(A))\, \mathbf{1}.
 
-    Where a product l_ik l_jk falls on no entry (i, j) it is taken from the diagonal of row i and from that of
-    row j. So L L^T agrees with the (shifted) matrix on all entries off the diagonal, and in its row sums.
-    Where no fill is dropped it equals `ic0`. Entries of A outside of a pattern are dropped before: the sums
-    are those of the rest. For elliptic problems the preconditioned condition number is O(1/h) instead of
-    O(1/h^2) if A is a little more than diagonally dominant [1]_: give a small `shift`.
+    Where a product l_ik l_jk falls on no entry (i, j) it is subtracted from the diagonal of row i and from
+    that of row j: L L^T agrees with the (shifted) matrix off the diagonal, and in its row sums. Without
+    dropped fill it equals `ic0`. Entries of A outside of a pattern are dropped first: the sums are those of
+    the rest.
 
     Parameters
     ----------
@@ -168,14 +139,11 @@ def mic0(
     ValueError, TypeError
         as `ic0`.
 
-    Warns
-    -----
-    RuntimeWarning
-        as `ic0`.
-
     Notes
     -----
-    Gradient and cost are those of `ic0`; dropped products count too.
+    For elliptic problems the preconditioned condition number is O(1/h) instead of O(1/h^2) if A is slightly
+    more than diagonally dominant [1]_: give a small `shift`. Gradient, cost and warnings are as for `ic0`;
+    dropped products count too.
 
     References
     ----------
@@ -200,8 +168,7 @@ def ilu0(
     shift: float | Tensor = 0.0,
     on_breakdown: str = "raise",
 ) -> IncompleteLU:
-    r"""Incomplete LU factors without fill: L and U on the pattern of A's triangles, or those of `pattern`,
-    with
+    r"""Incomplete LU factors without fill: L and U on the triangles of A's pattern, or of `pattern`, with
 
     .. math:: (L U)_{ij} = (A + \sigma\, \mathrm{diag}(A))_{ij} \quad \text{for all entries } (i, j),
         \qquad L_{ii} = 1.
@@ -209,36 +176,27 @@ def ilu0(
     Parameters
     ----------
     A : CSR, shape (n, n), float32 or float64, with every entry of its diagonal; values may have batch axes
-    pattern : SparsityPattern, shape (n, n), with its diagonal
-        A's if not given. `preconditioners.fill_pattern` makes that of ILU(k), `ilut` another. What A does not
-        have of it counts as zeros of A; entries of A outside of it are dropped.
-    shift, on_breakdown :
-        as for `ic0`; a pivot breaks down if it is zero. There is no pivoting: rows are not exchanged.
+    pattern : as for `ic0`; `preconditioners.fill_pattern` makes that of ILU(k), `ilut` another
+    shift, on_breakdown : as for `ic0`; a pivot breaks down if it is zero. Rows are not exchanged
 
     Returns
     -------
-    IncompleteLU
-        ``L`` with its ones stored, so that ``L @ (U @ x)`` is the product; ``sptrsv(L, b,
-        unit_diagonal=True)`` does not read them. ``U`` with its diagonal. Both patterns are the same objects
-        for every call with A's pattern. ``shift`` as for `ic0`.
+    IncompleteLU : ``L`` with its ones stored, so that ``L @ (U @ x)`` is the product (`sptrsv` with
+        unit_diagonal does not read them), ``U`` with its diagonal, both on the same pattern objects in every
+        call with A's pattern, and ``shift`` as for `ic0`
 
     Raises
     ------
     ValueError
-        if A is not square, if an entry of the diagonal is missing (of the pattern's, if one is given), if the
-        pattern has another shape, at a pivot that is zero or not finite (row and value are named), if another
-        entry of a factor overflows, or if a shift is negative.
+        as `ic0`, at a pivot that is zero or not finite.
     TypeError
         if dtypes or devices do not fit.
 
     Notes
     -----
     Gradient: the reverse sweep of the elimination on the same pattern; what reaches L's ones has no effect.
-    Cost, order of derivatives and threads are as for `ic0`.
-
-    References
-    ----------
-    .. [1] Y. Saad, "Iterative Methods for Sparse Linear Systems", 2nd edition, SIAM, 2003, section 10.3.
+    Cost, order of derivatives and threads are as for `ic0`. Source: Y. Saad, "Iterative Methods for Sparse
+    Linear Systems", 2nd edition, SIAM, 2003, section 10.3.
 
     Examples
     --------

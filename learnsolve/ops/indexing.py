@@ -1,6 +1,6 @@
 """A[rows, columns] and permutations, differentiable in the values.
 
-An int drops its axis, as everywhere in NumPy and torch: what is left is a dense vector, or a number. Slices
+An int drops its axis, as everywhere in NumPy and torch: the result is a dense vector, or a scalar. Slices
 and index arrays keep theirs: the result is a matrix. Two index arrays pick entries one by one, unless they
 are of shapes (r, 1) and (1, c), as from ``numpy.ix_``. So a submatrix is ``A[rows][:, columns]`` too.
 """
@@ -117,7 +117,7 @@ def _array(k: Any, n: int) -> Any:
         raise IndexError(
             f"A[...]: an index must be an int, a slice, or integers or booleans in an array, got {a.dtype}"
         )
-    outside = (a < -n) | (a >= n)  # before the cast, which wraps large unsigned numbers
+    outside = (a < -n) | (a >= n)  # before the cast, which wraps large unsigned integers
     if outside.any():
         raise IndexError(f"A[...]: index {a[outside][0]} is out of range for an axis of length {n}")
     a = a.astype(np.int64)
@@ -141,7 +141,7 @@ def _plan_submatrix(P: SparsityPattern, *axes: Any) -> Selection:
 
 
 def _submatrix(P: SparsityPattern, rows: np.ndarray, columns: range | np.ndarray) -> Selection:
-    # SciPy drops no entry of numbers from 1 on: each is its own place in P, plus one.
+    # SciPy drops no entry that is not zero: each is its own position in P, plus one.
     numbers = np.arange(1, P.nnz + 1)
     S = scipy.sparse.csr_array((numbers, as_numpy(P.col_indices), as_numpy(P.crow_indices)), shape=P.shape)
     S = _columns_of(S[rows], columns)
@@ -190,7 +190,7 @@ def _plan_permutation(P: SparsityPattern, p: Any, q: Any) -> tuple[Selection, Te
 
 
 def _entries(A: CSR, rows: Any, columns: Any) -> Tensor:
-    """The entries (rows, columns) one by one, zero where there is none."""
+    """The entries (rows, columns) one by one, zero for missing ones."""
     plan = _plan_entries(A.pattern, rows, columns)
     shape, size, at, where, repeats = plan
     if repeats is not None:

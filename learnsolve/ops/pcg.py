@@ -94,7 +94,7 @@ class Carried(NamedTuple):
 
 
 class Iterations:
-    """Iterations to a tolerance, in several calls, without a gradient. Arguments are those of
+    """Iterations to a tolerance, in several calls, without a gradient. Arguments are as for
     `pcg_iterations`, with b (n, k) or (B, n, k); no tensor may require grad.
 
     `every`: iterations of each call; None: 32, 64, 128, ..., as far as interrupts allow. `between`, with kind

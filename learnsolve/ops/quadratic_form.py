@@ -22,7 +22,7 @@ def quadratic_form(A: CSR, x: Tensor, *, symmetric: bool = False) -> Tensor:
 
     Returns
     -------
-    Tensor, shape (...): one number for each member of the batch.
+    Tensor, shape (...): one value for each member of the batch.
 
     Raises
     ------

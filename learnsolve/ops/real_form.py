@@ -19,12 +19,10 @@ def real_form(re: Any, im: CSR | None = None) -> CSR:
         \begin{pmatrix} \mathrm{Re} x \\ \mathrm{Im} x \end{pmatrix} =
         \begin{pmatrix} \mathrm{Re} A x \\ \mathrm{Im} A x \end{pmatrix}
 
-    Its transpose is the real form of :math:`A^H`: symmetric for a Hermitian A, and positive definite with it.
-
     Parameters
     ----------
     re, im : CSR, shape (m, n), of one dtype (float32 or float64) and device, on any two patterns; batch axes
-        of their values broadcast. Or re alone, a complex sparse matrix of SciPy
+        of their values broadcast. Or only re, a complex sparse matrix of SciPy
 
     Returns
     -------
@@ -35,19 +33,15 @@ def real_form(re: Any, im: CSR | None = None) -> CSR:
     ValueError
         if shapes or batch axes do not fit.
     TypeError
-        if re alone is not a complex sparse matrix of SciPy, or types, dtypes or devices do not fit.
+        if a single re is not a complex sparse matrix of SciPy, or types, dtypes or devices do not fit.
 
     Notes
     -----
-    Differentiable in the values of re and im, to any order: for the blocks :math:`\bar C_{ij}` of the
-    incoming gradient :math:`\bar{\mathrm{re}} = (\bar C_{11} + \bar C_{22}) \circ P` and
-    :math:`\bar{\mathrm{im}} = (\bar C_{21} - \bar C_{12}) \circ Q`. Planned once for a pair of patterns. Each
-    eigenvalue of A and its conjugate are eigenvalues of the real form.
-
-    References
-    ----------
-    Day, Heroux, "Solving complex-valued linear systems via equivalent real formulations", SIAM J. Sci.
-    Comput. 23 (2001), doi:10.1137/S1064827500372262.
+    Its transpose is the real form of :math:`A^H`: symmetric for a Hermitian A, and positive definite with it.
+    Each eigenvalue of A and its conjugate are eigenvalues of the real form. Gradient, any order:
+    :math:`\bar{\mathrm{re}} = \bar C_{11} + \bar C_{22}`, :math:`\bar{\mathrm{im}} = \bar C_{21} - \bar
+    C_{12}` on the patterns. Planned once. Source: Day, Heroux, SIAM J. Sci. Comput. 23 (2001),
+    doi:10.1137/S1064827500372262.
 
     Examples
     --------
@@ -55,8 +49,7 @@ def real_form(re: Any, im: CSR | None = None) -> CSR:
     >>> S = scipy.sparse.diags_array([-1.0, 2.0 + 0.5j, -1.0], offsets=[-1, 0, 1], shape=(50, 50))
     >>> b = torch.complex(torch.ones(50).double(), torch.zeros(50).double())
     >>> y = ls.solvers.gmres(ls.ops.real_form(S), torch.cat((b.real, b.imag)), rtol=1e-10).x
-    >>> x = torch.complex(*y.chunk(2))
-    >>> np.allclose(S @ x.numpy(), b.numpy())
+    >>> np.allclose(S @ torch.complex(*y.chunk(2)).numpy(), b.numpy())
     True
     """
     name = "real_form"

@@ -22,7 +22,7 @@ def segment_max(E: Tensor, pattern: SparsityPattern, by: str = "row") -> Tensor:
     ----------
     E : Tensor, shape (nnz,) or (..., nnz, f), float32 or float64: features of the entries
     pattern : SparsityPattern, shape (m, n)
-    by : "row" or "column": what a segment is
+    by : "row" or "column": whether segments are rows or columns
 
     Returns
     -------
@@ -38,12 +38,12 @@ def segment_max(E: Tensor, pattern: SparsityPattern, by: str = "row") -> Tensor:
 
     Notes
     -----
-    Gradient: that of the segment at the first of its largest entries (in the order of the pattern), zero at
-    all others, as with `torch.max` along a dimension and torch-scatter's ``scatter_max``; torch's
+    Gradient: the segment's at the first of its largest entries (in the order of the pattern), zero at all
+    others, as with `torch.max` along a dimension and torch-scatter's ``scatter_max``; torch's
     ``scatter_reduce`` with "amax" divides it among equal entries instead. Any order; forward mode, vmap,
     `torch.compile`.
 
-    Cost: reads nnz f numbers once and writes the place of each maximum; backward: writes nnz f numbers.
+    Cost: reads nnz f values once and writes the position of each maximum; backward: writes nnz f values.
 
     Examples
     --------

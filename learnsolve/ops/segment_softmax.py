@@ -22,7 +22,7 @@ def segment_softmax(E: Tensor, pattern: SparsityPattern, by: str = "row") -> Ten
     ----------
     E : Tensor, shape (nnz,) or (..., nnz, f), float32 or float64: features of the entries
     pattern : SparsityPattern, shape (m, n)
-    by : "row" or "column": what a segment is
+    by : "row" or "column": whether segments are rows or columns
 
     Returns
     -------
@@ -44,7 +44,7 @@ def segment_softmax(E: Tensor, pattern: SparsityPattern, by: str = "row") -> Ten
     Gradient: :math:`\bar e_{ij} = a_{ij} (\bar a_{ij} - \sum_k a_{ik} \bar a_{ik})`. Any order; forward mode,
     vmap, `torch.compile`.
 
-    Cost: reads and writes nnz f numbers, and computes as many exponentials; the backward reads the weights
+    Cost: reads and writes nnz f values, and computes as many exponentials; the backward reads the weights
     and the incoming gradient once. Deterministic.
 
     Examples

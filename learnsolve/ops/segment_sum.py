@@ -13,7 +13,7 @@ def segment_sum(E: Tensor, pattern: SparsityPattern, by: str = "row") -> Tensor:
     ----------
     E : Tensor, shape (nnz,) or (..., nnz, f), float32 or float64: features of the entries
     pattern : SparsityPattern, shape (m, n)
-    by : "row" or "column": what a segment is
+    by : "row" or "column": whether segments are rows or columns
 
     Returns
     -------
@@ -28,10 +28,10 @@ def segment_sum(E: Tensor, pattern: SparsityPattern, by: str = "row") -> Tensor:
 
     Notes
     -----
-    Gradient: that of the segment at each of its entries, which is `gather`, and the reverse. Any order;
+    Gradient: the segment's gradient at each of its entries, which is `gather`, and the reverse. Any order;
     forward mode, vmap, `torch.compile`. For features of length 1, ``CSR(e, pattern).sum(1)`` is the same.
 
-    Cost: reads nnz f numbers once. The result has the same bits on every run and for every number of threads.
+    Cost: reads nnz f values once. The result has the same bits on every run and for every number of threads.
 
     Examples
     --------
@@ -63,7 +63,7 @@ def segment_mean(E: Tensor, pattern: SparsityPattern, by: str = "row") -> Tensor
 
     Notes
     -----
-    Gradient and cost are those of `segment_sum`.
+    Gradient and cost are as for `segment_sum`.
 
     Examples
     --------

@@ -23,9 +23,9 @@ def spgemm(A: CSR, B: CSR, *, mask: SparsityPattern | None = None) -> CSR:
     Returns
     -------
     CSR, shape (m, k); batch axes broadcast. Without `mask` it has every entry that a product a_ij b_jl of
-    entries falls on, zeros and sums that cancel included: its pattern depends on those of A and B alone, and
-    is the same object in every call while the plan is kept. With `mask` it has that pattern: products outside
-    are left out, an entry without products is zero.
+    entries falls on, zeros and sums that cancel included, and its pattern is the same object in every call
+    while the plan is kept. With `mask` it has that pattern: products outside are left out, an entry without
+    products is zero.
 
     Raises
     ------
@@ -36,38 +36,22 @@ def spgemm(A: CSR, B: CSR, *, mask: SparsityPattern | None = None) -> CSR:
 
     Notes
     -----
-    Gradient: :math:`\bar A = \bar C B^T` on the pattern of A, :math:`\bar B = A^T \bar C` on that of B,
-    both in one pass over the products, through those entries only that C has. Any order; forward mode, vmap,
-    `torch.compile`.
+    Gradient: :math:`\bar A = \bar C B^T` on the pattern of A, :math:`\bar B = A^T \bar C` on B's, in
+    one pass over the products, through the entries of C only. Any order; forward mode, vmap, `torch.compile`.
+    The same bits on every run and for every number of threads.
 
-    Cost: 2 F flops for F products, 4 F for both gradients. The first call with two patterns finds the pattern
-    of the result and the place in it of each product, which are kept with A's pattern until one of the
-    patterns is freed, or many other plans were used since (`set_plan_cache_limit`): 4 F bytes, and 4 nnz(A)
-    more at the first backward. Beyond the limit that `set_spgemm_plan_limit` sets, the places are not kept
-    but found in each pass, with k numbers of memory for each thread. On a CUDA device the plan is made there,
-    by a sort of all products, and takes 12 F bytes; beyond the limit the pattern of the result comes from
-    sorts of 2^24 products at a time, and each pass looks its places up in the sorted rows of the result. The
-    result has the same bits on every run and for every number of threads.
-
-    References
-    ----------
-    N. Nytko, A. Taghibakhshi, T. Uz Zaman, S. MacLachlan, L. N. Olson and M. West, "Optimized Sparse Matrix
-    Operations for Reverse Mode Automatic Differentiation", arXiv 2212.05159, 2022.
+    Cost: 2 F flops for F products, 4 F for both gradients. The first call with two patterns plans the
+    positions of the products, 4 F bytes; docs/operations.md says how long a plan is kept. Source: Nytko et
+    al., arXiv 2212.05159, 2022.
 
     Examples
     --------
     >>> import learnsolve as ls
     >>> A = ls.problems.poisson((4,))
-    >>> ls.ops.spgemm(A, A).to_dense()
-    tensor([[ 5., -4.,  1.,  0.],
-            [-4.,  6., -4.,  1.],
-            [ 1., -4.,  6., -4.],
-            [ 0.,  1., -4.,  5.]], dtype=torch.float64)
-    >>> ls.ops.spgemm(A, A, mask=A.pattern).to_dense()
-    tensor([[ 5., -4.,  0.,  0.],
-            [-4.,  6., -4.,  0.],
-            [ 0., -4.,  6., -4.],
-            [ 0.,  0., -4.,  5.]], dtype=torch.float64)
+    >>> ls.ops.spgemm(A, A).to_dense()[1]
+    tensor([-4.,  6., -4.,  1.], dtype=torch.float64)
+    >>> ls.ops.spgemm(A, A, mask=A.pattern).to_dense()[1]
+    tensor([-4.,  6., -4.,  0.], dtype=torch.float64)
     """
     _check_factors("spgemm", "A", A, "B", B)
     if A.shape[1] != B.shape[0]:
@@ -100,8 +84,8 @@ def galerkin(P: CSR, A: CSR) -> CSR:
 
     Notes
     -----
-    Computed as :math:`P^T (A P)` by two calls of `spgemm`, whose plans are kept: with P's pattern those of
-    P^T and of the second product, with A's pattern that of A P. Differentiable in P and A, to any order.
+    Computed as :math:`P^T (A P)` by two calls of `spgemm`, whose plans are kept: for P^T and
+    the second product with P's pattern, for A P with A's pattern. Differentiable in P and A, to any order.
 
     Cost: 2 flops for each product of A P and of P^T (A P); the gradients twice that.
 

@@ -8,6 +8,7 @@ from learnsolve import _library  # noqa: F401  (registers torch.ops.learnsolve)
 from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.matrix.unchanged import version
 from learnsolve.ops.core import superlu
 from learnsolve.ops.core.autograd import LinearSolve, dispatch
 from learnsolve.ops.core.product import _values_gradient, product
@@ -40,33 +41,22 @@ def spsolve(A: CSR, b: Tensor, *, transpose: bool = False) -> Tensor:
     Notes
     -----
     Gradient: :math:`\bar b = A^{-T} \bar x`, :math:`\bar A = -\bar b\, x^T` on the pattern (if `transpose`,
-    :math:`A^{-1} \bar x` and :math:`-x\, \bar b^T`). Any order; forward mode, vmap, `torch.compile`. The
-    factors of the forward serve all of them: a backward costs two triangular solves and a sampled product.
-    `factorized` keeps them for later calls.
+    :math:`A^{-1} \bar x` and :math:`-x\, \bar b^T`). Any order; forward mode, vmap, `torch.compile`. A
+    backward costs two triangular solves with the factors of the forward, which live as long as the graph, and
+    a sampled product. `factorized` keeps them for later calls.
 
-    A is factored in its own precision, with partial pivoting, columns ordered by COLAMD; if A is diagonally
-    dominant, by rows or by columns, with pivots on the diagonal, ordered by minimum degree. Cost: that of the
-    factorization, n^1.5 flops for a plane mesh and n^2 for one in space, once for every matrix of the batch;
-    then 2 flops for each entry of the factors and column of b. The factors live as long as the graph.
+    Cost: one factorization per matrix of the batch, in A's precision, on the host; then 2 flops per entry
+    of the factors and column of b. docs/operations.md has orderings, pivoting and memory. A nearly singular
+    matrix is accepted: the relative error is about its condition number times the unit roundoff, and a
+    RuntimeWarning says when rounding errors in A x are about as large as b.
 
-    SuperLU runs on the host, on one thread: tensors on other devices are copied there and the solution back.
-    Ctrl-C is answered when it returns.
-    Under `torch.compile` the factors of the last eight calls are kept (of fewer, if they need more than
-    1 GiB), for the backward to find.
-
-    A matrix that is nearly singular is not refused: the relative error is about its condition number times
-    the unit roundoff. A RuntimeWarning says when rounding errors in A x are about as large as b.
-
-    References
-    ----------
-    J. W. Demmel, S. C. Eisenstat, J. R. Gilbert, X. S. Li, J. W. H. Liu, "A supernodal approach to sparse
-    partial pivoting", SIAM J. Matrix Anal. Appl. 20 (1999), doi:10.1137/S0895479895291765.
+    Source: Demmel et al., "A supernodal approach to sparse partial pivoting", SIAM J. Matrix Anal. Appl. 20
+    (1999).
 
     Examples
     --------
     >>> import torch, learnsolve as ls
-    >>> A = ls.problems.poisson((3,))
-    >>> ls.ops.spsolve(A, torch.ones(3, dtype=torch.float64))
+    >>> ls.ops.spsolve(ls.problems.poisson((3,)), torch.ones(3, dtype=torch.float64))
     tensor([1.5000, 2.0000, 1.5000], dtype=torch.float64)
     """
     _check_matrix("spsolve", A)
@@ -133,7 +123,7 @@ class Factorized:
         _check_matrix("Factorized", A)
         self.A = A
         self._values = A.values
-        self._version = _version(A.values)
+        self._version = version(A.values)
         self._factors = Factors("factorized")
         # Inside a transformation the values are not available yet: the first solve factors.
         if _has_numbers(A.values) and not is_functorch_wrapped_tensor(A.values):
@@ -153,7 +143,7 @@ class Factorized:
         if torch.compiler.is_dynamo_compiling():
             # The operator looks for factors of these values, and recomputes them if none are kept.
             return _solved(A.values, b, A.pattern, transpose, None)
-        if A.values is not self._values or _version(A.values) != self._version:
+        if A.values is not self._values or (self._version >= 0 and version(A.values) != self._version):
             raise RuntimeError(
                 "factorized: the values of A were changed after it was factored; call factorized(A) again, "
                 "or factor a copy, factorized(A.clone())"
@@ -175,11 +165,6 @@ class Factorized:
             f"Factorized(shape={A.shape}, nnz={A.nnz}{batch}, factors={entries}, fill={fill}, dtype={dtype}, "
             f"device={A.device})"
         )
-
-
-def _version(values: Tensor) -> int:
-    # Neither keeps a meaningful version; their factors are found by their values.
-    return -1 if values.is_inference() or is_functorch_wrapped_tensor(values) else values._version
 
 
 def _has_numbers(t: Tensor) -> bool:

@@ -44,27 +44,15 @@ def sptrsv(
     -----
     Gradient: :math:`\bar b = L^{-T} \bar x` and :math:`\bar L = -\bar b x^T` on the entries that are read,
     exactly zero on the others: a solve and a pass over the values. Any order; forward mode, vmap,
-    `torch.compile`.
-
-    Cost: 2 nnz k flops; reads values and indices once for 32 columns (float64) or 64 (float32) with AVX2, no
-    index where rows repeat one another shifted, as on grids. Rows are solved in order; several threads
-    share batch and columns, or the rows of a level where levels are wide enough. Levels are found once per
-    pattern and serve the transpose as well. The result has the same bits on every run and for every number
-    of threads. One column of a bidiagonal matrix is solved by a scan over a vector's lanes.
-
-    On a CUDA device, with the same bits on every run: a bidiagonal matrix by a parallel scan, all others by
-    levels, which are found on the host: a launch for each wide level, one block for those that are narrow;
-    or, where levels are many and of some width, one launch whose rows wait for those that they read, with 4
-    bytes of memory for each number of the result. Checking for zeros on the diagonal would wait for the
-    device: there a row whose reciprocal is not finite is NaN, and so is all that depends on it.
+    `torch.compile`. Cost: 2 nnz k flops. The same bits on every run and for every number of threads.
+    docs/operations.md describes the schedules, on the CPU and on CUDA devices, where a row whose reciprocal
+    is not finite is NaN instead of an error.
 
     Examples
     --------
     >>> import torch, learnsolve as ls
     >>> L = ls.CSR.from_dense(torch.tensor([[2.0, 0.0], [1.0, 4.0]]))
     >>> ls.ops.sptrsv(L, torch.tensor([2.0, 9.0]))
-    tensor([1., 2.])
-    >>> ls.ops.sptrsv(L, torch.tensor([4.0, 8.0]), transpose=True)
     tensor([1., 2.])
     """
     checks.matrix("sptrsv", "L", L)

@@ -27,20 +27,14 @@ def stencil(
 
     Parameters
     ----------
-    coefficients : Tensor, float32 or float64
-        Without `offsets`: a window of odd sizes, (w,), (wx, wy) or (wx, wy, wz), the same for all points and
-        centered on them. It is not flipped, as in `torch.nn.functional.conv2d`. The grid has as many
-        dimensions.
-
-        With K `offsets` of d integers: (K,), the same for all points; or (..., K, \*grid), for each point its
-        own, :math:`c_k(i)`, row i of the operator; or (..., K, 1, ..., 1), d ones, the same for all points
-        again, with batch axes.
+    coefficients : Tensor, float32 or float64. Without `offsets`: a window of odd sizes, (w,), (wx, wy) or
+        (wx, wy, wz), the same for all points and centered on them, not flipped (as in `conv2d`). With K
+        `offsets` of d integers: (K,), the same for all points; (..., K, \*grid), :math:`c_k(i)`; or (..., K,
+        1, ..., 1), d ones, the same for all points with batch axes
     x : Tensor, shape (..., \*grid), of the coefficients' dtype and device
-    offsets : sequence of K sequences of d integers, or None
-        Where the neighbors are. Of any size, beyond the grid too, and in any order; one that comes twice is
-        added twice.
-    boundary : "zero", "periodic", or one of them for each axis of the grid
-        What lies outside of the grid: zeros, or the grid again.
+    offsets : K sequences of d integers, or None: positions of the neighbors; one that comes twice counts
+        twice
+    boundary : "zero", "periodic", or one of them for each axis: what lies outside of the grid
 
     Returns
     -------
@@ -55,29 +49,18 @@ def stencil(
 
     Notes
     -----
-    Gradient: :math:`\bar x_j = \sum_k c_k(j - o_k) \bar y_{j - o_k}`, the transposed stencil;
-    :math:`\bar c_k(i) = \bar y_i x_{i + o_k}`, summed over the grid where the coefficient is the same for all
-    points. Any order; forward mode, vmap, `torch.compile`.
-
-    Cost: 2 K n flops for n points, and as many for each of the two gradients. Reads x and writes y about
-    once, and reads variable coefficients once; no memory beyond the results. They have the same bits on every
-    run and for every number of threads.
+    Gradient: :math:`\bar x_j = \sum_k c_k(j - o_k) \bar y_{j - o_k}`, the transposed stencil; :math:`\bar
+    c_k(i) = \bar y_i x_{i + o_k}`, summed over the grid if constant. Any order; forward mode, vmap,
+    `torch.compile`. Cost: 2 K n flops for n points, as many for each gradient. Deterministic.
 
     Examples
     --------
-    The Laplacian, as a window and by offsets:
-
     >>> import torch, learnsolve as ls
-    >>> x = torch.arange(9.0).reshape(3, 3)
-    >>> ls.ops.stencil(torch.tensor([[0.0, -1, 0], [-1, 4, -1], [0, -1, 0]]), x)
-    tensor([[-4., -2.,  2.],
-            [ 2.,  0.,  6.],
-            [14., 10., 20.]])
-    >>> neighbors = [(0, 0), (-1, 0), (1, 0), (0, -1), (0, 1)]
-    >>> ls.ops.stencil(torch.tensor([4.0, -1, -1, -1, -1]), x, offsets=neighbors, boundary="periodic")
-    tensor([[-12.,  -9.,  -6.],
-            [ -3.,   0.,   3.],
-            [  6.,   9.,  12.]])
+    >>> x = torch.arange(4.0)
+    >>> ls.ops.stencil(torch.tensor([-1.0, 2.0, -1.0]), x)
+    tensor([-1.,  0.,  0.,  4.])
+    >>> ls.ops.stencil(torch.tensor([2.0, -1.0]), x, offsets=[(0,), (1,)], boundary="periodic")
+    tensor([-1.,  0.,  1.,  6.])
     """
     _operand("coefficients", coefficients)
     _operand("x", x)

@@ -88,7 +88,7 @@ def matrix_of(c: Tensor, where: Neighbors, grid: torch.Size) -> CSR:
 def _plan(
     where: Neighbors, grid: tuple[int, ...], constant: bool, device: torch.device
 ) -> tuple[SparsityPattern, SparsityPattern]:
-    """The pattern, and that of the 0/1 matrix which takes the coefficients (K or K n) to its entries."""
+    """The patterns of the matrix and of the 0/1 matrix from the coefficients (K or K n) to its entries."""
     key = (where, grid, device)
     pattern = _patterns.get(key)
     if pattern is None:
@@ -121,7 +121,7 @@ def stencil_entries(
     i, k = np.nonzero(mask)
     j = column.reshape(n, count)[mask]
     if not any(periodic) and list(map(tuple, offsets)) == sorted(map(tuple, offsets)):
-        return i, j, k  # neighbors in lexicographic order are those of ascending columns
+        return i, j, k  # neighbors in lexicographic order have ascending columns
     order = np.lexsort((k, j, i))
     return i[order], j[order], k[order]
 

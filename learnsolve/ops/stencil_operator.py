@@ -111,7 +111,7 @@ class StencilOperator:
 
     def with_coefficients(self, coefficients: Tensor) -> StencilOperator:
         """The same stencil with other coefficients, of the shape of the attribute but for batch axes. Their
-        dtype and device are those of the new operator."""
+        with the new operator's dtype and device."""
         name = "StencilOperator.with_coefficients"
         checks.tensor(name, "coefficients", coefficients)
         checks.dtype(name, "coefficients", coefficients)

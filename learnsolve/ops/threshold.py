@@ -1,4 +1,4 @@
-"""Incomplete Cholesky and LU factors by a threshold: numbers choose the pattern, `ic0` and `ilu0` fill it."""
+"""Incomplete Cholesky and LU factors by a threshold: values choose the pattern, `ic0` and `ilu0` fill it."""
 
 import torch
 from torch import Tensor
@@ -24,68 +24,46 @@ def ict(
     shift: float | Tensor = 0.0,
     on_breakdown: str = "raise",
 ) -> IncompleteCholesky:
-    r"""Incomplete Cholesky factor by a threshold, ICT: L on a pattern that the numbers of A choose, with
+    r"""Incomplete Cholesky factor by a threshold, ICT: `ic0` on a pattern that is chosen by the values of A.
 
-    .. math:: (L L^T)_{ij} = (A + \sigma\, \mathrm{diag}(A))_{ij} \quad \text{for all entries } i \ge j
-        \text{ of that pattern}.
-
-    Column by column, the numbers :math:`w_i = a_{ij} - \sum_{k<j} l_{ik} l_{jk}`, i > j, are computed from
-    what was kept so far. Those with :math:`|w_i| < \mathrm{droptol}\, \|a_j\|_2` are dropped, with a_j the
-    column of (shifted) A on and below the diagonal; of the others the largest are kept, of equal ones those
-    of the first rows. The diagonal always stays. A is taken to be symmetric: only its lower triangle is read.
+    Column by column, :math:`w_i = a_{ij} - \sum_{k<j} l_{ik} l_{jk}`, i > j, is computed from the entries
+    kept so far. Those with :math:`|w_i| < \mathrm{droptol}\, \|a_j\|_2` are dropped, with a_j the column of
+    (shifted) A on and below the diagonal; of the others the largest are kept, of equal ones the first. The
+    diagonal stays.
 
     Parameters
     ----------
     A : CSR, shape (n, n), float32 or float64, with every entry of its diagonal; one matrix, values (nnz,)
-    fill : int
-        column j of L has at most `fill` entries more than that of tril(A); n: as many as there are.
-    droptol : float
-        relative to the norm of a column; 0: only `fill` bounds the pattern.
-    shift, on_breakdown :
-        as for `ic0`; a search for a shift chooses the pattern again in each trial.
+    fill : int; column j of L has at most `fill` entries more than that of tril(A)
+    droptol : float, relative to the norm of a column; 0: only `fill` bounds the pattern
+    shift, on_breakdown : as for `ic0`; a search for a shift chooses the pattern again in each trial
 
     Returns
     -------
-    IncompleteCholesky
-        ``L``, on a new pattern in every call, and ``shift``, that was used.
+    IncompleteCholesky : ``L``, on a new pattern in every call, and ``shift``
 
     Raises
     ------
-    ValueError
+    ValueError, TypeError
         as `ic0`; if `fill` or `droptol` is negative.
-    TypeError
-        as `ic0`.
     NotImplementedError
-        for a batch of matrices (also under `vmap`), each of which would choose a pattern of its own, and
-        under `torch.compile`: choose the pattern from one of them, then ``ic0(A, pattern=L.pattern)``.
+        for a batch of matrices (also under `vmap`) and under `torch.compile`: choose the pattern from one
+        matrix, then ``ic0(A, pattern=L.pattern)``.
 
     Notes
     -----
-    Gradient: that of `ic0` on the pattern, which is a constant to it. An entry that is dropped takes no part
-    in the rest: L is what the choice computed. In a training loop call ``ic0(A, pattern=L.pattern)`` with a
-    pattern that is chosen once: every call of `ict` chooses a pattern and plans for it, some twenty times the
-    work of a factorization.
-
-    Cost: two flops for each product l_ik l_jk of kept entries, in float64 on one thread; then the plan and
-    the pass of `ic0`. For a CUDA device the choice is made on the host, and waits for the device. The same
-    pattern in every run.
-
-    References
-    ----------
-    .. [1] C.-J. Lin and J. J. Moré, "Incomplete Cholesky factorizations with limited memory", SIAM J. Sci.
-       Comput. 21, 1999, doi:10.1137/S1064827597327334: the limit of a column, without a threshold.
-    .. [2] Y. Saad, "Iterative Methods for Sparse Linear Systems", 2nd edition, SIAM, 2003, section 10.4.1:
-       threshold and limit together.
+    Gradient: that of `ic0` on the pattern, which is a constant. Cost: two flops per product l_ik l_jk of kept
+    entries, in float64 on one thread of the host, then plan and pass of `ic0`, in every call: a training loop
+    chooses a pattern once and calls ``ic0(A, pattern=pattern)``. Deterministic. Sources: Lin, Moré,
+    doi:10.1137/S1064827597327334; Saad, "Iterative Methods for Sparse Linear Systems" (2003), section 10.4.1.
 
     Examples
     --------
     >>> import learnsolve as ls
     >>> A = ls.problems.poisson((30, 30))
-    >>> ls.ops.ic0(A).L.nnz, ls.ops.ict(A, fill=2).L.nnz
-    (2640, 4377)
     >>> pattern = ls.ops.ict(A, fill=2).L.pattern
-    >>> ls.ops.ic0(2.0 * A, pattern=pattern).L.nnz  # another matrix, for which nothing is chosen
-    4377
+    >>> ls.ops.ic0(A).L.nnz, ls.ops.ic0(2.0 * A, pattern=pattern).L.nnz  # nothing is chosen for 2 A
+    (2640, 4377)
     """
     pattern, shift = _choose("ict", A, fill, droptol, shift, on_breakdown)
     return cholesky("ict", A, pattern, shift, on_breakdown)
@@ -99,66 +77,45 @@ def ilut(
     shift: float | Tensor = 0.0,
     on_breakdown: str = "raise",
 ) -> IncompleteLU:
-    r"""Incomplete LU factors by a threshold, ILUT: L and U on a pattern that the numbers of A choose, with
+    r"""Incomplete LU factors by a threshold, ILUT: `ilu0` on a pattern that is chosen by the values of A.
 
-    .. math:: (L U)_{ij} = (A + \sigma\, \mathrm{diag}(A))_{ij} \quad \text{for all entries } (i, j)
-        \text{ of that pattern}, \qquad L_{ii} = 1.
-
-    The pattern is that of Saad's dual threshold: row by row, an entry :math:`l_{ik} u_{kk}` or u_ij is
-    dropped when it is computed if it is smaller than :math:`\mathrm{droptol}\, \|a_i\|_2`, with a_i the row
-    of (shifted) A; of a complete row the largest are kept, in the parts of L and U separately, of equal ones
-    those of the first columns. The diagonal always stays. (Saad compares l_ik itself, whose size depends on
-    the scaling of rows i and k; this pattern does not change when rows are scaled.)
+    Saad's dual threshold: row by row, an entry :math:`l_{ik} u_{kk}` or u_ij that is smaller than
+    :math:`\mathrm{droptol}\, \|a_i\|_2` is dropped, with a_i the row of (shifted) A; of a complete row the
+    largest are kept, in L and U separately (of equal ones the first), and the diagonal. Saad compares l_ik
+    itself, whose size depends on the scaling of rows; this pattern does not.
 
     Parameters
     ----------
     A : CSR, shape (n, n), float32 or float64, with every entry of its diagonal; one matrix, values (nnz,)
-    fill : int
-        a row of L, and one of U, has at most `fill` entries more than A has in that part of the row; n: as
-        many as there are.
-    droptol : float
-        relative to the norm of a row; 0: only `fill` bounds the pattern.
-    shift, on_breakdown :
-        as for `ilu0`; a search for a shift chooses the pattern again in each trial.
+    fill : int; a row of L, and one of U, has at most `fill` entries more than A has in that part of the row
+    droptol : float, relative to the norm of a row; 0: only `fill` bounds the pattern
+    shift, on_breakdown : as for `ilu0`; a search for a shift chooses the pattern again in each trial
 
     Returns
     -------
-    IncompleteLU
-        ``L`` and ``U`` as of `ilu0`, on new patterns in every call, and ``shift``, that was used.
+    IncompleteLU : ``L`` and ``U`` as of `ilu0`, on new patterns in every call, and ``shift``
 
     Raises
     ------
-    ValueError
+    ValueError, TypeError
         as `ilu0`; if `fill` or `droptol` is negative.
-    TypeError
-        as `ilu0`.
     NotImplementedError
-        for a batch of matrices (also under `vmap`) and under `torch.compile`, as `ict`: take the pattern of
-        one matrix, ``pattern = (L + U).pattern``, and ``ilu0(A, pattern=pattern)``.
+        for a batch of matrices (also under `vmap`) and under `torch.compile`: take the pattern of one matrix,
+        ``pattern = (L + U).pattern``, and ``ilu0(A, pattern=pattern)``.
 
     Notes
     -----
-    Values: those of `ilu0` on the kept pattern. They differ from the numbers by which the entries were
-    chosen, to which entries of the same row contribute that `fill` removes in the end.
-
-    Gradient: that of `ilu0` on the pattern, which is a constant to it. Cost as for `ict`.
-
-    References
-    ----------
-    .. [1] Y. Saad, "ILUT: a dual threshold incomplete LU factorization", Numer. Linear Algebra Appl. 1, 1994,
-       doi:10.1002/nla.1680010405.
-    .. [2] Y. Saad, "Iterative Methods for Sparse Linear Systems", 2nd edition, SIAM, 2003, section 10.4.1.
+    Values are as by `ilu0` on the kept pattern: they differ from the values of the choice, to which
+    entries contribute that `fill` removes in the end. Gradient: that of `ilu0` on the pattern, which is a
+    constant. Cost as for `ict`. Source: Y. Saad, "ILUT: a dual threshold incomplete LU factorization", Numer.
+    Linear Algebra Appl. 1 (1994), doi:10.1002/nla.1680010405.
 
     Examples
     --------
     >>> import torch, learnsolve as ls
     >>> A = ls.CSR.from_dense(torch.tensor([[4.0, 1.0, 1.0], [1.0, 4.0, 0.0], [1.0, 0.0, 4.0]]))
-    >>> ls.ops.ilut(A, fill=1, droptol=0.0).U.to_dense()  # entry (1, 2) is filled
-    tensor([[ 4.0000,  1.0000,  1.0000],
-            [ 0.0000,  3.7500, -0.2500],
-            [ 0.0000,  0.0000,  3.7333]])
-    >>> ls.ops.ilut(A, fill=1, droptol=0.1).U.nnz  # 0.25 is less than a tenth of the norm of row 1
-    5
+    >>> [ls.ops.ilut(A, fill=1, droptol=tol).U.nnz for tol in (0.0, 0.1)]  # entry (1, 2) is small
+    [6, 5]
     """
     pattern, shift = _choose("ilut", A, fill, droptol, shift, on_breakdown)
     return lu("ilut", A, pattern, shift, on_breakdown)
@@ -167,7 +124,7 @@ def ilut(
 def _choose(
     function: str, A: CSR, fill: int, droptol: float, shift: float | Tensor, on_breakdown: str
 ) -> tuple[SparsityPattern, float | Tensor]:
-    """The pattern, and the shift: the one that was given, or a number that was found."""
+    """The pattern, and the shift: the argument, or the one that the search found."""
     check(function, A, on_breakdown)
     fill = min(checks.integer(function, "fill", fill, 0), A.shape[0])
     checks.tolerance(function, "droptol", droptol)

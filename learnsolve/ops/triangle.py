@@ -70,13 +70,13 @@ def _triangle(function: str, A: CSR, k: int, side: str) -> CSR:
 
 
 def triangle_of(P: SparsityPattern, side: str) -> SparsityPattern:
-    """The pattern of `tril` or `triu`, side "lower" or "upper": one object, whoever asks, so that what is
+    """The pattern of `tril` or `triu`, side "lower" or "upper": one object for all callers, so that what is
     planned for it is planned once. P itself, if all its entries lie there."""
     return _selection(P, side, 0).pattern or P
 
 
 def _selection(P: SparsityPattern, side: str, k: int) -> Selection:
-    # Without a number the plan is kept as long as P: the limit of `set_plan_cache_limit` does not drop it.
+    # Without k the plan is kept as long as P: the limit of `set_plan_cache_limit` does not drop it.
     return P._planned(_plan_triangle, side, k) if k else P._planned(_plan_triangle, side)
 
 

@@ -1,6 +1,6 @@
-"""One matrix over many processes: PETSc moves the numbers and solves; gradients and trained weights are ours.
+"""One matrix over many processes: PETSc communicates and solves; gradients and trained weights are ours.
 
-Needs petsc4py and is imported only when asked for, ``from learnsolve import petsc`` (docs/petsc.md). Each
+Needs petsc4py and is imported only on request, ``from learnsolve import petsc`` (docs/petsc.md). Each
 process holds a block of consecutive rows of matrices and vectors; all run the same program, started by
 mpirun.
 """

@@ -54,7 +54,7 @@ class Checkpoint:
         return crow - first, self.part(f"{prefix}col_indices", first, last).long(), first
 
     def form(self) -> str | None:
-        """That of a `Factored`, if the header tells it."""
+        """The form of a `Factored`, if the header has it."""
         header = json.loads((self._file.metadata() or {}).get("learnsolve", "{}"))
         return header.get("settings", {}).get("start", {}).get("form")
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 OLDEST = (3, 18)
-# What launchers say of the number of processes: Open MPI, MPICH and Intel MPI, srun.
+# Where launchers state the number of processes: Open MPI, MPICH and Intel MPI, srun.
 _LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
@@ -57,7 +57,7 @@ def engine() -> Any:
 
 
 def _warn_if_alone() -> None:
-    """A launcher of another MPI starts processes that do not know of one another: each has the whole problem,
+    """A launcher of another MPI starts processes that are not connected: each has the whole problem,
     and nothing fails."""
     said = next(((name, os.environ[name]) for name in _LAUNCHED if name in os.environ), None)
     if said and said[1] not in ("0", "1"):
@@ -72,7 +72,7 @@ def _warn_if_alone() -> None:
 
 def _end_all(kind: Any, error: BaseException, trace: Any) -> None:
     """The message, and the end of this process without a farewell to the others: mpirun then ends them. To
-    leave as usual would wait, in MPI_Finalize, for processes that wait for this one's numbers."""
+    leave as usual would wait, in MPI_Finalize, for processes that wait for data from this one."""
     comm = engine().COMM_WORLD
     text = "".join(traceback.format_exception(kind, error, trace))
     print(f"process {comm.rank} of {comm.size} ends all:\n{text}", file=sys.stderr, flush=True)
@@ -81,8 +81,8 @@ def _end_all(kind: Any, error: BaseException, trace: Any) -> None:
 
 
 def option_used(name: str) -> bool:
-    """Whether PETSc has asked for this option of the database. petsc4py has this call from 3.19 on; before,
-    the library that petsc4py is linked to is asked itself."""
+    """Whether PETSc has read this option of the database. petsc4py has this call from 3.19 on; before,
+    the library that petsc4py is linked to is called directly."""
     PETSc = engine()
     if hasattr(PETSc.Options, "used"):
         return bool(PETSc.Options().used(name))

@@ -159,7 +159,7 @@ def _sent(i: np.ndarray, j: np.ndarray, v: np.ndarray, n: int) -> tuple[np.ndarr
     table = p.gathered(counts).numpy().astype(np.int64)  # (from, to)
     begin = np.concatenate(([0], table.sum(1).cumsum()))[:-1] + table[:, : p.rank].sum(1)
     wanted = np.concatenate([np.arange(b, b + c) for b, c in zip(begin, table[:, p.rank], strict=True)])
-    # Three numbers an entry, exact in float64.
+    # Three values per entry, exact in float64.
     all_of = PETSc.Vec().create(comm=PETSc.COMM_WORLD)
     all_of.setSizes((3 * len(i), PETSc.DECIDE), bsize=3)
     all_of.setType("mpi")

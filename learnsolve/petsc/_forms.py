@@ -99,7 +99,7 @@ class PolynomialForm(Form):
 
     All but b_0 are halved, so that the last step has the same S. For powers Horner's: s = 1,
     b_k = S A b_k+1 + c_k v. b_k lies in vector k mod 3, and b_0 so in the result: no vector is copied or
-    scaled, and a step accesses numbers of vectors 8 times, for powers 6 times.
+    scaled, and a step accesses elements of vectors 8 times, for powers 6 times.
     """
 
     def __init__(self, mat: Any, coefficients: list[float], interval: tuple[float, float] | None):
@@ -163,7 +163,7 @@ class BlockForm(Form):
 
 
 def distributed(rows: CSR, like: Any) -> Any:
-    """A Mat of the rows here, of the size and the processes of another, which may be this one alone."""
+    """A Mat of the local rows, of the size and the processes of another, which may be this process only."""
     PETSc = engine()
     crow, col = (t.numpy().astype(PETSc.IntType) for t in (rows.crow_indices, rows.col_indices))
     csr = crow, col, rows.values.detach().numpy()

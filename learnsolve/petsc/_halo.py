@@ -12,7 +12,7 @@ from torch import Tensor
 from learnsolve.petsc._engine import engine
 from learnsolve.petsc._rows import Rows
 
-_KEPT = 4  # numbers of columns whose scatters are kept
+_KEPT = 4  # how many numbers of columns have cached scatters
 
 
 class Halo:

@@ -54,7 +54,7 @@ _REFUSED = {56, 60, 62, 63, 75, 86, 92}
 
 
 class Ended(NamedTuple):
-    """A column: norms, that of b - A x0 first and the true one last, and the code of its Status."""
+    """A column: norms, of b - A x0 first and the true one last, and the code of its Status."""
 
     norms: list[float]
     code: int
@@ -125,7 +125,7 @@ class System:
             if PETSc.COMM_WORLD.size > 1 and M in ("icc", "ilu"):
                 blocks = f"; in several processes take M='bjacobi', options={{'sub_pc_type': {M!r}}}"
             raise ValueError(
-                f"{function}: PETSc refuses method {method!r} with {what} and options {options}: "
+                f"{function}: PETSc rejects method {method!r} with {what} and options {options}: "
                 f"{_said(error)}{blocks}"
             ) from error
         finally:
@@ -182,7 +182,7 @@ class System:
         return Ended(norms, CODE[Status.STAGNATED])
 
     def _assembles_transpose(self) -> bool:
-        """hypre's transpose is not that of what it applies."""
+        """hypre's transpose is not the transpose of the operator it applies."""
         return self.ksp.getPC().getType() == "hypre" or "hypre" in self._of_transpose[3].values()
 
     def _transposed(self) -> System:

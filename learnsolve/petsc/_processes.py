@@ -1,14 +1,14 @@
 """Sums over processes, differentiable to any order.
 
-A number that all processes have in common is of one of two kinds. *In common*: each has it, with its
-cotangent in full. *A copy*: each has one, and the cotangents of all copies add up to that of the number, as
-those of an operand that is used in several places. Sum : copies -> in common and Copies : in common ->
+A scalar that all processes have in common is of one of two kinds. *In common*: each has it, with its
+cotangent in full. *A copy*: each has one, and the cotangents of all copies add up to the scalar's, as
+for an operand that is used in several places. Sum : copies -> in common and Copies : in common ->
 copies are each other's adjoints,
 
     (Sum c) = sum_p c_p,    (Copies s)_p = s,    <g, Sum c> = sum_p <(Copies g)_p, c_p>,
 
-so that each is the other's derivative, and the set is closed. Loops work with copies (ops/_across.py): their
-sums are Copies(Sum(.)). Callers get what is in common, and so do `dot` and `norm`.
+so that each is the other's derivative, and the set is closed. Loops work with copies (ops/core/across.py):
+their sums are Copies(Sum(.)). Callers get values in common, also from `dot` and `norm`.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Processes:
         return found
 
     def sum(self, t: Tensor) -> Tensor:
-        """Of what is local: in common."""
+        """Of local values: in common."""
         return _Sum.apply(t, self)  # type: ignore[return-value]
 
     def copies(self, t: Tensor) -> Tensor:

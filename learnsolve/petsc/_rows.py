@@ -37,7 +37,7 @@ def share(n: int) -> tuple[int, int]:
 
 
 class Rows:
-    """Rows lo to hi - 1 of n here; what the loops ask the others (ops/_across.py).
+    """The local rows lo to hi - 1 of n, and the sums over processes that loops need (ops/core/across.py).
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Trained weights as a preconditioner of PETSc: in any application, by its options alone."""
+"""Trained weights as a preconditioner of PETSc: in any application, by options only."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OPTIONS = ("checkpoint", "amg")
 class LearnedPC:
     """A PC of PETSc, of type python, with trained weights.
 
-    An application that was not written for it uses them by options alone:
+    An application that was not written for it uses them by options only:
 
         -pc_type python -pc_python_type learnsolve.petsc.LearnedPC -learnsolve_checkpoint model.safetensors
 
@@ -43,19 +43,10 @@ class LearnedPC:
 
     Notes
     -----
-    What the file holds tells what is applied, to the matrix of the PC (Pmat); of weights of rows a process
-    reads its own:
-
-    - `solvers.Jacobi`: its sweeps from zero; one weight, one a row, one a sweep, or both
-    - `Trainable` of a `Jacobi`: the weighted inverse of the diagonal
-    - of a `Polynomial`: the polynomial of this matrix; the coefficients fit matrices of any size
-    - of a product, as `FSAI` is: L L^T over all processes
-    - of triangular factors, as `IC0` has: the factors' blocks of the processes, block Jacobi
-    - of an `AMG`: a cycle on the block of each process; a path with {rank} names a file for each
-
-    Vectors are not copied: PETSc's own operations work on them, or tensors on their memory. applyTranspose is
-    there for KSPSolveTranspose. A Python program that keeps its KSP until it exits crashes in PETSc 3.18:
-    destroy it before.
+    The file determines what is applied to the matrix of the PC (Pmat); docs/petsc.md has the list. Vectors
+    are not copied: PETSc's own operations work on them, or tensors on their memory. applyTranspose exists for
+    KSPSolveTranspose. A Python program that keeps its KSP until it exits crashes in PETSc 3.18: destroy it
+    before.
 
     Examples
     --------
@@ -190,19 +181,19 @@ def _weights(file: Checkpoint, lo: int, hi: int, n: int) -> Tensor:
         return file.part("weight", lo, hi).double().unsqueeze(0)
     if len(shape) == 2 and shape[1] == n:
         return file.part("weight", lo, hi, axis=1).double()
-    if len(shape) == 1 or shape[1] == 1:  # one a sweep
+    if len(shape) == 1 or shape[1] == 1:  # one per sweep
         return file.whole("weight").double().reshape(-1, 1)
     raise ValueError(f"petsc.LearnedPC: {file.path} has weights of shape {shape} for a matrix of {n} rows")
 
 
 def _how(name: str) -> str | None:
-    """What maps the parameter of this name to positive numbers."""
+    """The map of the parameter of this name to positive values."""
     last = name.rsplit(".", 1)[-1]
     return next((how for how, prefix in PREFIX.items() if prefix and last.startswith(prefix)), None)
 
 
 def _mapped(file: Checkpoint, name: str, lo: int = 0, hi: int | None = None) -> Tensor:
-    """The numbers that the parameter stands for."""
+    """The values that the parameter stands for."""
     raw = file.part(name, lo, file.shapes[name][0] if hi is None else hi)
     return positive(raw.double(), _how(name))
 
@@ -212,7 +203,7 @@ def _rows(file: Checkpoint, prefix: str, lo: int, hi: int) -> tuple[Tensor, Tens
     crow, col, first = file.rows(prefix, lo, hi)
     if f"{prefix}values" in file:
         return crow, col, file.part(f"{prefix}values", first, first + len(col)).double()
-    on = torch.repeat_interleave(torch.arange(lo, hi), crow.diff()) == col  # each row has one, kept apart
+    on = torch.repeat_interleave(torch.arange(lo, hi), crow.diff()) == col  # one per row, stored separately
     (diagonal,) = (key for key in ("log_diagonal", "raw_diagonal") if prefix + key in file)
     values = torch.empty(len(col), dtype=torch.float64)
     values[on] = _mapped(file, prefix + diagonal, lo, hi)

@@ -24,23 +24,21 @@ LIMIT = 100_000_000  # entries that `to_scipy` gathers in every process
 class Matrix:
     """A sparse matrix of which each process holds consecutive rows.
 
-    Vectors are tensors of the rows here, (hi - lo,) or (hi - lo, k). All processes make it, and use it, at
-    the same places of one program.
+    Vectors are tensors of the local rows, (hi - lo,) or (hi - lo, k). All processes create and
+    use it at the same places.
 
     Parameters
     ----------
-    values : Tensor (nnz,), float64 on the CPU: the entries here; may require grad, or be a parameter
-    pattern : SparsityPattern, shape (hi - lo, columns of the whole matrix), of the rows here
-    row_range : (lo, hi); those of the processes follow one another, and may be empty. `share(n)` divides n
-        rows
+    values : Tensor (nnz,), float64 on the CPU: the local entries; may require grad, or be a parameter
+    pattern : SparsityPattern, shape (hi - lo, columns of the whole matrix), of the local rows
+    row_range : (lo, hi); the ranges of the processes are consecutive, and may be empty (`share(n)`)
     n : int, rows of the whole matrix
-    column_range : the entries here of vectors that the matrix is applied to; the row_range, if the matrix is
-        square
+    column_range : the local entries of vectors that the matrix is applied to; the row_range, if it is square
 
     Attributes
     ----------
-    values, pattern, row_range, shape, dtype : as for `CSR`; the shape is that of the whole matrix
-    nnz : entries here
+    values, pattern, row_range, shape, dtype : as for `CSR`; of the whole matrix
+    nnz : number of local entries
 
     Raises
     ------
@@ -51,20 +49,12 @@ class Matrix:
 
     Notes
     -----
-    The solvers of the library that take a callable take it: `solvers.jacobi`, `richardson`, `heavyball`,
-    `chebyshev`, `cg`, `fcg`, `minres`, `bicgstab`, with `residual_norms` and gradients as for a `CSR`. A
-    loss is a number that all processes have, of `dot`, `norm` and `residual_norms`; each calls its backward.
-
-    Gradient: that of ``values`` is of the entries here; parameters for all rows get the same one in every
-    process.
-
-    Cost: making it sorts the columns of other processes once. A product exchanges the entries of x that
-    others hold, then multiplies as `ops.spmm` does.
+    Solvers that take a callable take it (docs/petsc.md), with the same gradients as for a `CSR`; each process
+    has the gradient of its entries, and parameters for all rows get the same one. All call backward. A
+    product exchanges the entries of x that other processes hold, then multiplies as `ops.spmm` does.
 
     Examples
     --------
-    With one process, or as many as mpirun starts:
-
     >>> import torch, learnsolve as ls
     >>> from learnsolve import petsc
     >>> lo, hi = petsc.share(64)
@@ -185,7 +175,7 @@ class Matrix:
 
     @property
     def across(self) -> Rows:
-        """The processes, as loops ask them (ops/_across.py)."""
+        """The processes, as loops use them (ops/core/across.py)."""
         return self._structure.rows
 
     def as_operator(self, function: str, b: Tensor) -> Any:
@@ -200,7 +190,7 @@ class Matrix:
         return Operator(self)
 
     def diagonal(self) -> Tensor:
-        """The diagonal entries of the rows here, differentiable; 0 where there is none."""
+        """The diagonal entries of the local rows, differentiable; 0 for missing ones."""
         at = self._structure.diagonal()
         here = at >= 0
         return torch.where(here, self.values[at.clamp(min=0)] if self.nnz else here.double(), 0.0)
@@ -306,7 +296,7 @@ class Structure:
         return own + (back if y.dim() == 2 else back.squeeze(-1))
 
     def diagonal(self) -> Tensor:
-        """Positions of the diagonal entries of the rows here; -1 where there is none."""
+        """Positions of the diagonal entries of the local rows; -1 for missing ones."""
         S = self.pattern
         rows = S.row_indices.long()
         on = (S.col_indices.long() == rows + self.rows.lo).nonzero().flatten()

@@ -10,7 +10,7 @@ differentiate through it) and is rebuilt when the matrix changes; this is cheap,
 plans. `Trainable` (learned/trainable.py) makes a torch.nn.Module of one: its parameters are what `_learnable`
 names and `_with` puts back.
 
-Some of the first kind read A's values in every call, beside what they computed once (`SOR`, `SSOR`,
+Some of the first kind read A's values in every call, in addition to what they computed once (`SOR`, `SSOR`,
 `Neumann`, `Chebyshev`, `AMG`). They read a copy: after a change of the values in place, of which torch's
 versions do not always tell, they would mix old and new ones. All continue with the matrix as it was.
 """
@@ -42,7 +42,7 @@ class Part(NamedTuple):
     value : as it is; without the entries that are never read
     positive : what `Trainable(positive=)` maps to positive numbers: "all" entries; the "diagonal" of a CSR,
         or its "absolute diagonal", which keeps its signs; "" for nothing
-    default : learned where a `Trainable` is told no names
+    default : learned where a `Trainable` is given no names
     state : in the state dict also where it is not learned, since the others mean nothing without it
     """
 
@@ -67,7 +67,7 @@ class Preconditioner:
 
     Examples
     --------
-    One of your own defines what it does with blocks of columns (docs/extending.md):
+    A subclass defines the product with blocks of columns (docs/extending.md):
 
     >>> import torch, learnsolve as ls
     >>> class Diagonal(ls.preconditioners.Preconditioner):
@@ -97,7 +97,7 @@ class Preconditioner:
             cls.__init__ = _takes_matrices(cls.__init__)  # type: ignore[method-assign]
 
     def __init__(self, A: CSR, *others: Any, finite: bool = True):
-        """For a preconditioner that is made of the square matrix A and of `others`, tensors or numbers."""
+        """For a preconditioner made of the square matrix A and of `others`, tensors or floats."""
         name = type(self).__name__
         checks.matrix(name, "A", A)
         checks.dtype(name, "A.values", A.values)
@@ -181,7 +181,7 @@ class Preconditioner:
         return None
 
     def _kept_factor(self, make: Callable[[], CSR | None]) -> CSR | None:
-        """`make()`, kept, since solvers ask for it in every solve: on the CPU, while nothing that M is made
+        """`make()`, cached, since solvers need it in every solve: on the CPU, while nothing that M is made
         of requires a gradient. On a device other streams would have to wait for it."""
         if any(t.requires_grad or t.is_inference() or not t.is_cpu for t in self.depends_on):
             return make()
@@ -231,7 +231,7 @@ class Preconditioner:
 
 
 def _takes_matrices(make: Callable[..., None]) -> Callable[..., None]:
-    """The constructor `make`, whose A may be a matrix of another library (_inputs.py)."""
+    """The constructor `make`, whose A may be a matrix of another library (inputs.py)."""
     if list(inspect.signature(make).parameters)[1:2] != ["A"]:
         return make
 
@@ -282,7 +282,7 @@ def check_finite(function: str, A: CSR, name: str = "A") -> None:
     if not readable(A.values):
         return
     v = A.values.detach()
-    if math.isfinite(v.sum().item()):  # one pass; a sum of finite numbers may overflow all the same
+    if math.isfinite(v.sum().item()):  # one pass; a sum of finite values may still overflow
         return
     if not (bad := ~v.isfinite()).any():
         return

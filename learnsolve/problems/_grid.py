@@ -89,7 +89,7 @@ def stencil_matrix(
     rows_of: tuple[int, int] | None = None,
 ) -> CSR:
     """The matrix with A[i, i + o] = stencil[o + 1], o in {-1, 0, 1}^d; zeros are not stored. Periodic
-    axes have 3 points at least. `rows_of`: the rows lo to hi - 1 alone."""
+    axes have 3 points at least. `rows_of`: only the rows lo to hi - 1."""
     check_device("problems", device)
     offsets = np.argwhere(stencil != 0) - 1
     n = math.prod(shape)

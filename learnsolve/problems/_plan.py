@@ -1,4 +1,4 @@
-"""Structure that a problem analyses once and caches: symmetric patterns, and the origin of their values."""
+"""Structure that a problem analyzes once and caches: symmetric patterns, and the origin of their values."""
 
 import math
 from functools import lru_cache

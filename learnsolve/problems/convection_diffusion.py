@@ -21,35 +21,22 @@ def convection_diffusion(
     reaction: float | Tensor = 0.0,
     dimensions: int | None = None,
 ) -> CSR:
-    r"""The operator :math:`-\epsilon \Delta u + w \cdot \nabla u + c u` by finite differences, u = 0 on the
-    edge.
+    r"""The operator :math:`-\epsilon \Delta u + w \cdot \nabla u + c u` by finite differences, zero outside.
 
-    With the mesh Peclet numbers :math:`p_a = \text{peclet}\; w_a`, row i of the matrix, which is
-    :math:`h^2 / \epsilon` times the operator, is
-
-    ==========================  =====================  ==============================
-    entry                       "central"              "upwind"
-    ==========================  =====================  ==============================
-    diagonal                    :math:`2 d`            :math:`2 d + \sum_a |p_a|`
-    neighbor i + 1 on axis a   :math:`-1 + p_a / 2`   :math:`-1 - \max(-p_a, 0)`
-    neighbor i - 1 on axis a   :math:`-1 - p_a / 2`   :math:`-1 - \max(p_a, 0)`
-    ==========================  =====================  ==============================
-
-    and `reaction`, :math:`c\, h^2 / \epsilon`, is added to the diagonal.
+    The matrix is :math:`h^2 / \epsilon` times the operator. With :math:`p_a = \mathrm{peclet}\; w_a` the
+    entries of neighbors i ± 1 on axis a are :math:`-1 \pm p_a / 2` ("central") or :math:`-1 - \max(\mp p_a,
+    0)` ("upwind").
 
     Parameters
     ----------
-    wind : Tensor, shape ``(..., d, *grid)``, grid of d = 1, 2 or 3 axes, float32 or float64
-        The components of w at the grid points; points are numbered with the last axis fastest.
-    peclet : float
-        The mesh Peclet number :math:`h / \epsilon` of a wind of speed 1; not negative.
-    scheme : "central" or "upwind"
-        Central differences of second order, or one-sided ones, of first order, against the wind.
-    reaction : number, or Tensor of shape ``(..., *grid)`` or one that broadcasts to it
-        Where it is negative the matrix may be indefinite: -2 d with "central" makes the diagonal zero, and
-        then there is neither a Jacobi method nor an ILU(0).
-    dimensions : 1, 2 or 3, default all axes of wind but the first
-        Axes of the grid. Leading axes of wind make a batch of matrices on one pattern.
+    wind : Tensor, shape ``(..., d, *grid)``, grid of d = 1, 2 or 3 axes, float32 or float64: the components
+        of w at the grid points, numbered with the last axis fastest
+    peclet : float, not negative: the mesh Peclet number :math:`h / \epsilon` of a wind of speed 1
+    scheme : "central", of second order, or "upwind", one-sided differences of first order against the wind
+    reaction : :math:`c\, h^2 / \epsilon`, added to the diagonal: float, or Tensor that broadcasts to ``(...,
+        *grid)``
+    dimensions : 1, 2 or 3, axes of the grid, default all axes of wind but the first. Leading axes of wind
+        make a batch of matrices on one pattern
 
     Returns
     -------
@@ -64,29 +51,16 @@ def convection_diffusion(
 
     Notes
     -----
-    Nonsymmetric, unless there is no wind. "upwind" is an M-matrix for every wind; "central" is one where
-    all :math:`|p_a| \le 2`, and its solutions may oscillate elsewhere. For a constant wind the eigenvalues
-    are sums over the axes of :math:`2 + 2 \sqrt{1 - p_a^2 / 4} \cos \theta` ("central", complex for
-    :math:`|p_a| > 2`) or :math:`2 + |p_a| + 2 \sqrt{1 + |p_a|} \cos \theta` ("upwind"),
-    :math:`\theta = k_a \pi / (n_a + 1)`.
-
-    Gradient with respect to wind and reaction: any order, forward mode, vmap; for "upwind" almost
-    everywhere, with the subgradient 0 of :math:`|p|` and :math:`\max(p, 0)` at 0. Matrices of one grid share
-    one `SparsityPattern`. Cost: O(n).
-
-    References
-    ----------
-    H. Elman, D. Silvester, A. Wathen, "Finite Elements and Fast Iterative Solvers", Oxford 2014, chapter 6.
-    A. Katrutsa, T. Daulbaev, I. Oseledets, "Deep multigrid: learning prolongation and restriction matrices",
-    arXiv 1711.03825 ("upwind", constant wind).
+    Nonsymmetric, unless there is no wind; docs/problems.md has stencils and eigenvalues. Gradient with
+    respect to wind and reaction: any order, forward mode, vmap; "upwind" with the subgradient 0 at a
+    component that is zero. Cost: O(n). Source: Elman, Silvester, Wathen, "Finite Elements and Fast Iterative
+    Solvers", 2014, chapter 6.
 
     Examples
     --------
     >>> import torch, learnsolve as ls
-    >>> ls.problems.convection_diffusion(torch.full((1, 3), 0.5)).to_dense()
-    tensor([[ 2.5000, -1.0000,  0.0000],
-            [-1.5000,  2.5000, -1.0000],
-            [ 0.0000, -1.5000,  2.5000]])
+    >>> ls.problems.convection_diffusion(torch.full((1, 3), 0.5)).to_dense()[1]
+    tensor([-1.5000,  2.5000, -1.0000])
     """
     d = grid_axes("convection_diffusion", "wind", wind, dimensions, (1, 2, 3), vector=True)
     peclet = checks.real("convection_diffusion", "peclet", peclet, "finite and not negative")

@@ -26,18 +26,16 @@ def dataset(
     dtype: torch.dtype = torch.float64,
     **parameters: Any,
 ) -> "ProblemDataset":
-    r"""A sequence of linear systems A x = b of one family, generated when they are indexed.
+    """A sequence of linear systems A x = b of one family, generated when they are indexed.
 
     Parameters
     ----------
-    name : family, one of the names below
-    split : "train", "validation" or "test"
-        Disjoint ranges of seeds, so that no two samples are the same.
-    count : number of samples
-        The first samples of a longer data set are those of a shorter one.
-    dtype : torch.float32 or torch.float64
-        Everything is drawn in float64; float32 coefficients are rounded before the matrix is assembled.
-    parameters : of the family, with the defaults below
+    name : "log_gaussian_diffusion", "random_spd", "q1_diffusion", "delaunay_laplacian", "p1_diffusion",
+        "convection_diffusion" or "helmholtz"
+    split : "train", "validation" or "test": disjoint ranges of seeds, so that no two samples are the same
+    count : number of samples; a longer data set begins with the samples of a shorter one
+    dtype : torch.float32 or torch.float64; everything is drawn in float64
+    parameters : of the family; docs/problems.md has meaning, defaults and source of each
 
     Returns
     -------
@@ -47,51 +45,16 @@ def dataset(
     Raises
     ------
     ValueError
-        for a name, split, parameter or value that does not exist (the message lists those that do), and if
+        for a name, split, parameter or value that does not exist (the message lists the choices), and if
         seeds of the split do not suffice for count.
     TypeError
-        if count or a parameter has another type, or dtype is not one of the two; if a sample is asked for by
+        if count or a parameter has another type, or dtype is not one of the two; if a sample is requested by
         anything but an int.
 
     Notes
     -----
-    "log_gaussian_diffusion" : n=256, variance=0.5, contrast="published", length=0.05, covariance="gaussian"
-        PreCorrector (Trifonov et al., arXiv 2405.15557): ``nodal_diffusion`` with the coefficients
-        :math:`(n + 1)^2 e^k`, k a `gaussian_field` on (n + 1) x (n + 1) cells of the unit square, drawn again
-        unless :math:`e^{\max k - \min k}` lies in contrast; n^2 unknowns, b ~ N(0, I). "published" stands for
-        (400, 1200) at variance 1.1 and n = 64, 128 or 256; at n = 256 for (80, 250) and (250, 900) at
-        variance 0.5 and 0.7; at n = 400 for (90, 280) at variance 0.5. None accepts all. Published: 1000
-        samples for training, 200 for testing, n = 32 to 400, variance 0.1 to 1.1.
-    "random_spd" : n=10,000, density=1e-3, alpha=1e-3
-        NeuralIF (Häusner et al., TMLR 2024): `random_spd`, b ~ U(0, 1). Published: seeds 0 to 999 for
-        training, 10 from 10,000 for validation, 100 from 103,600 for testing, which are the seeds here.
-    "q1_diffusion" : n=16, boundary="periodic", period=8, shift=0.0
-        Greenfeld et al., ICML 2019: ``nodal_diffusion(stencil="q1")`` with coefficients exp(N(0, 1)) per
-        cell, repeated with the period (None: not); n^2 unknowns. boundary="dirichlet" takes the outermost
-        cells on opposite sides to be the same, as they do. Published: 163,840 samples of period 8, n = 16 and
-        32, for training; Dirichlet, up to n = 255, period=None, for testing.
-    "delaunay_laplacian" : n=64, boundary="periodic", blocks=4, weights="lognormal"
-        Luz et al., ICML 2020: ``grounded_laplacian`` of a `delaunay_graph` with weights exp(N(0, 1)), or
-        "uniform": U(0, 1), the same in each block. Published: these defaults, 256,000 samples, for training;
-        boundary="dirichlet", n = 1024 to 131,072, for testing.
-    "p1_diffusion" : n=1024, domain="disc_with_hole", scale=0.5, mesh_seed=0
-        Luz et al.: ``p1_stiffness`` with coefficients exp(N(0, scale^2)) per triangle, on one `random_mesh`
-        of about n unknowns (theirs were made by Triangle). Published for testing.
-    "convection_diffusion" : n=16, epsilon=(0.01, 0.1), scheme="central", wind="constant", length=0.25
-        NeuralPreconditioners.jl: ``convection_diffusion`` on n x n points with a constant wind of components
-        U(-1, 1) and the diffusivity U(epsilon), or a number; b ~ N(0, I), n = 6 to 16. wind="random", which
-        is not published: without divergence, the curl of a Gaussian field of that correlation length, speed
-        at most 1.
-    "helmholtz" : n=29, dimensions=1, mean=8, std=2, length=0.3, minimum=3, shift=1
-        HINTS (Zhang et al., Nature Machine Intelligence 2024): ``helmholtz`` on n points per axis, k a field
-        of covariance :math:`\text{std}^2 \exp(-r^2 / (2\, \text{length}^2))` drawn again until it is larger
-        than minimum; b ~ N(0, I). Deep multigrid (arXiv 1711.03825): std=0, mean=2 to 20.
-
-    For the families of Greenfeld and Luz b = A x with x ~ N(0, I), which the sample has too. They start at
-    x0 ~ N(0, 1) with b = 0; starting at x0 = 0 here has the same errors, and a residual to measure.
-
     A seed determines a sample on every process and thread, together with the versions of NumPy and, for
-    Delaunay triangulations, SciPy. The distributions are the published ones, the random numbers are not.
+    Delaunay triangulations, SciPy. The distributions are the published ones, the random values are not.
 
     Examples
     --------
@@ -100,8 +63,6 @@ def dataset(
     >>> sample = data[0]
     >>> sample.A
     CSR(shape=(256, 256), nnz=2304, dtype=float64, device=cpu, density=3.5%)
-    >>> sample.A.pattern is data[1].A.pattern
-    True
     >>> kappa = sample.inputs["kappa"].requires_grad_()
     >>> A = data.problem(**sample.inputs)  # differentiable in kappa
     """

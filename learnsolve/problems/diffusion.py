@@ -23,12 +23,10 @@ def diffusion(kappa: Tensor, *, dimensions: int | None = None, rows: tuple[int, 
 
     Parameters
     ----------
-    kappa : Tensor, shape (..., nx, ny) or (..., nx, ny, nz), float32 or float64
-        Positive coefficients. Cells are numbered with the last axis fastest.
-    dimensions : 2 or 3, default all axes of kappa
-        Axes of the grid. The axes of kappa before them make a batch of matrices on one pattern.
-    rows : (lo, hi), to make the rows lo to hi - 1 alone, as a CSR of shape (hi - lo, n): those of a process
-        (`petsc.Matrix`). kappa is that of the whole grid, without a batch; its gradient that of these rows
+    kappa : Tensor, shape (..., nx, ny) or (..., nx, ny, nz), float32 or float64, positive; last axis fastest
+    dimensions : 2 or 3, axes of the grid, default all axes of kappa; the axes before them make a batch
+    rows : (lo, hi): make rows lo to hi - 1 only, a CSR of shape (hi - lo, n), for a process (`petsc.Matrix`);
+        kappa is of the whole grid, without a batch
 
     Returns
     -------
@@ -37,40 +35,22 @@ def diffusion(kappa: Tensor, *, dimensions: int | None = None, rows: tuple[int, 
     Raises
     ------
     ValueError
-        if kappa has too few axes or no cells; or if an entry is not positive and finite. Entries are not
-        checked in a batch of `torch.func.vmap`, on a CUDA device (the check would wait for it) and under
-        `torch.compile`.
+        if kappa has too few axes or no cells, or an entry that is not positive and finite (not checked in a
+        batch of `torch.func.vmap`, on a CUDA device and under `torch.compile`).
     TypeError
         if kappa is not a float32 or float64 tensor.
 
     Notes
     -----
-    Symmetric positive definite. Face coefficients are the harmonic means of the two cells, which keeps the
-    flux continuous where kappa jumps; a boundary face is half a cell away from the center, hence the 2. For
-    cells of width h the matrix is :math:`h^2` times the operator at the centers, with second-order
-    accurate solutions. For constant kappa the eigenvalues are
-    :math:`\kappa \sum_a 4 \sin^2(k_a \pi / (2 n_a))`, :math:`k_a = 1, \dots, n_a`.
-
-    Gradient: any order, forward mode, vmap; deterministic. Matrices of one grid share one
-    `SparsityPattern`, so a training loop analyses it once. Cost: O(n). `torch.compile` breaks its graph
-    once, to fetch the pattern.
-
-    References
-    ----------
-    R. Eymard, T. Gallouet, R. Herbin, "Finite Volume Methods", Handbook of Numerical Analysis VII,
-    North-Holland 2000, chapter 3.
+    Symmetric positive definite; :math:`h^2` times the operator, second-order accurate. Gradient: any order,
+    forward mode, vmap; deterministic. Matrices of one grid share one `SparsityPattern`. Cost: O(n). Source:
+    Eymard, Gallouet, Herbin, "Finite Volume Methods", North-Holland 2000, chapter 3.
 
     Examples
     --------
     >>> import torch, learnsolve as ls
     >>> kappa = torch.ones(2, 2, dtype=torch.float64, requires_grad=True)
-    >>> A = ls.problems.diffusion(kappa)
-    >>> A.to_dense().detach()
-    tensor([[ 6., -1., -1.,  0.],
-            [-1.,  6.,  0., -1.],
-            [-1.,  0.,  6., -1.],
-            [ 0., -1., -1.,  6.]], dtype=torch.float64)
-    >>> A.sum().backward()
+    >>> ls.problems.diffusion(kappa).sum().backward()
     >>> kappa.grad
     tensor([[4., 4.],
             [4., 4.]], dtype=torch.float64)

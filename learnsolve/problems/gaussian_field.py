@@ -16,7 +16,7 @@ from learnsolve.problems._grid import check_dtype, grid_shape
 
 # The covariance may differ from the stated one by this share of the variance, at most.
 _TOLERANCE = 1e-10
-_LARGEST = 2**24  # points of the torus: 256 MB of complex numbers
+_LARGEST = 2**24  # points of the torus: 256 MB in complex128
 
 
 def gaussian_field(
@@ -32,24 +32,17 @@ def gaussian_field(
 ) -> Tensor:
     r"""A stationary Gaussian random field of mean zero on a grid.
 
-    =============  =====================================================
-    covariance     at distance r
-    =============  =====================================================
-    "gaussian"     :math:`\text{variance}\, \exp(-(r / \text{length})^2)`
-    "exponential"  :math:`\text{variance}\, \exp(-r / \text{length})`
-    =============  =====================================================
+    The covariance at distance r is :math:`v \exp(-(r / l)^2)` ("gaussian") or :math:`v \exp(-r / l)`
+    ("exponential"), with the variance v and the length l.
 
     Parameters
     ----------
-    shape : int, or tuple of 1, 2 or 3 ints
-        Points along each axis.
+    shape : int, or tuple of 1, 2 or 3 ints: points along each axis
     seed : the same seed gives the same field; at least 0
-    length : correlation length
-        With :math:`\exp(-r^2 / (2 l^2))` as the convention, length = :math:`\sqrt 2\, l`.
+    length : correlation length; :math:`\sqrt 2` l for the convention :math:`\exp(-r^2 / (2 l^2))`
     variance : not negative
     covariance : "gaussian" or "exponential"
-    spacing : distance of neighboring points; default: 1 / n along an axis of n points, cells of the unit
-        cube
+    spacing : distance of neighboring points; default: 1 / n along an axis of n points, cells of the unit cube
     dtype : torch.float32 or torch.float64
     device : device of the field
 
@@ -65,19 +58,11 @@ def gaussian_field(
 
     Notes
     -----
-    Circulant embedding: the covariance is wrapped around a torus of at least twice the size, where it is
-    diagonal in the Fourier basis. If its eigenvalues are not negative, the field has exactly the stated
-    covariance; negative ones are set to zero as long as that changes the covariance by at most 1e-10 of the
-    variance, otherwise the torus grows. Cost: O(N log N) for N points of the torus; the eigenvalues are kept
-    for the next field of the grid. The bits depend on the seed and on NumPy's random generator and FFT, not
-    on other random numbers, threads or processes.
+    Circulant embedding on a torus of at least twice the size, exact up to 1e-10 of the variance. Cost: O(N
+    log N) for N points of the torus. The bits depend on the seed and on NumPy's random generator and FFT
+    only.
 
-    The default length is that of parafields, which PreCorrector (`dataset`, "log_gaussian_diffusion") uses
-    without setting one.
-
-    References
-    ----------
-    C. R. Dietrich, G. N. Newsam, "Fast and exact simulation of stationary Gaussian processes through
+    Source: C. R. Dietrich, G. N. Newsam, "Fast and exact simulation of stationary Gaussian processes through
     circulant embedding of the covariance matrix", SIAM J. Sci. Comput. 18(4), 1997.
 
     Examples

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve.matrix import checks, edge_list
+from learnsolve.matrix import checks, inputs
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import as_numpy
 from learnsolve.matrix.plain import makes_plain_tensors
@@ -21,57 +21,42 @@ def grounded_laplacian(
 
     Parameters
     ----------
-    edge_index : integer Tensor, shape (2, m), as in PyTorch Geometric
-        The edges, each in both directions; of a list of pairs, (m, 2), the transpose. The weights of an edge
-        that is given more than once are added up, and edges from a node to itself count for nothing, as in
-        PyTorch Geometric's `get_laplacian`. The two directions of an edge count with the mean of their
-        weights.
-    weights : Tensor, shape (..., m), float32 or float64, on the device of edge_index; not negative
-        Leading axes give a batch of matrices on one pattern.
+    edge_index : integer Tensor, shape (2, m), as for `graph_laplacian`
+    weights : Tensor, shape (..., m), float32 or float64, on the device of edge_index; not negative. Leading
+        axes give a batch of matrices on one pattern
     grounded : bool Tensor, shape (nodes,), on the device of edge_index
     both_directions : bool; False: edge_index has each edge in one direction, whichever
 
     Returns
     -------
     CSR, shape (n, n): the n free nodes in their order. The weight of an edge to a grounded node is part of
-    the diagonal; that of an edge between two grounded nodes is not used.
+    the diagonal; the weight of an edge between two grounded nodes is not used.
 
     Raises
     ------
     ValueError
-        for an edge that is not given as often as its reverse (with both_directions), a node outside
-        0 <= node < nodes, a wrong shape, no free node, or a weight that is negative or not finite (weights
-        on a CUDA device, in a `torch.func` transform or under `torch.compile` are not checked).
+        for an edge without its reverse (with both_directions), a node outside 0 <= node < nodes, a wrong
+        shape, no free node, or a weight that is negative or not finite (not checked on a CUDA device, in a
+        `torch.func` transform or under `torch.compile`).
     TypeError
         if edge_index does not hold integers, grounded is not bool, or weights are not as described above.
 
     Notes
     -----
-    Symmetric positive semidefinite; definite if the weights are positive and every free node is connected
-    to a grounded one. Without grounded nodes this is `graph_laplacian`.
-
-    Gradient with respect to the weights: any order, forward mode, vmap; deterministic. Cost: O(m log m), on
-    the host, for a graph that was not used recently; then O(m). Matrices of one graph share one
-    `SparsityPattern`.
-
-    References
-    ----------
-    U. Miekkala, "Graph properties for splitting with grounded Laplacian matrices", BIT 33, 1993.
-    I. Luz et al., "Learning algebraic multigrid using graph neural networks", ICML 2020.
+    Symmetric positive semidefinite; definite if the weights are positive and every free node is connected to
+    a grounded one. Gradient and cost are as for `graph_laplacian`. Sources: U. Miekkala, "Graph properties
+    for splitting with grounded Laplacian matrices", BIT 33, 1993; I. Luz et al., ICML 2020.
 
     Examples
     --------
     >>> import torch, learnsolve as ls
     >>> path = torch.tensor([[0, 1, 2], [1, 2, 3]])
-    >>> ground = torch.tensor([True, False, False, False])
-    >>> weights = torch.tensor([1.0, 2.0, 3.0])
-    >>> ls.problems.grounded_laplacian(path, weights, ground, both_directions=False).to_dense()
-    tensor([[ 3., -2.,  0.],
-            [-2.,  5., -3.],
-            [ 0., -3.,  3.]])
+    >>> ground, weights = torch.tensor([True, False, False, False]), torch.tensor([1.0, 2.0, 3.0])
+    >>> ls.problems.grounded_laplacian(path, weights, ground, both_directions=False).to_dense()[0]
+    tensor([ 3., -2.,  0.])
     """
     _check_grounded(grounded)
-    edges, _ = edge_list.read("grounded_laplacian", edge_index, len(grounded))
+    edges, _ = inputs.edges("grounded_laplacian", edge_index, len(grounded))
     check_weights("grounded_laplacian", weights, edge_index)
     if grounded.device != edge_index.device:
         raise TypeError(

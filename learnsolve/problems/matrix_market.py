@@ -36,8 +36,7 @@ def matrix_market(
     Returns
     -------
     CSR, with both triangles of a symmetric matrix. Entries of a pattern have the value 1. Explicit zeros of a
-    coordinate file are kept, those of an array file are not; duplicate entries of a general file are added
-    up.
+    coordinate file are kept, of an array file not; duplicate entries of a general file are added up.
 
     Raises
     ------
@@ -52,14 +51,9 @@ def matrix_market(
 
     Notes
     -----
-    `scipy.io.mmread` reads the numbers after the file has been checked against its header. The check is
-    stricter than the reader, which stops at the first character that it does not expect: it reads 1.5D3 and
-    1.5+3, Fortran's 1500, as 1.5, and the line "2 1.5 -1e-3" as 0.5 in column 1.
-
-    References
-    ----------
-    R. F. Boisvert, R. Pozo, K. A. Remington, "The Matrix Market Exchange Formats: Initial Design", NISTIR
-    5935, 1996.
+    `scipy.io.mmread` reads the values after the file has been checked against its header, because it stops at
+    the first character that it does not expect, and reads Fortran's 1.5D3 as 1.5. Source: Boisvert, Pozo,
+    Remington, "The Matrix Market Exchange Formats: Initial Design", NISTIR 5935, 1996.
 
     Examples
     --------
@@ -67,9 +61,8 @@ def matrix_market(
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "small.mtx"
     >>> lines = "%%MatrixMarket matrix coordinate real symmetric", "2 2 2", "1 1 2.5", "2 1 -1"
     >>> _ = path.write_text("\\n".join(lines))
-    >>> ls.problems.matrix_market(path).to_dense()
-    tensor([[ 2.5000, -1.0000],
-            [-1.0000,  0.0000]], dtype=torch.float64)
+    >>> ls.problems.matrix_market(path).to_dense()[0]
+    tensor([ 2.5000, -1.0000], dtype=torch.float64)
     """
     check_dtype("matrix_market", dtype)
     path = Path(path)
@@ -201,7 +194,7 @@ def _check_body(path: Path, stream: IO[bytes], header: _Header) -> None:
                 "scipy.io.mmwrite",
             )
         blank = bytes_ <= ord(" ")
-        # A number begins after a blank, or at the beginning of the piece, which is the beginning of a line.
+        # A value begins after a blank, or at the beginning of the piece, which is the beginning of a line.
         numbers += int(np.count_nonzero(~blank[1:] & blank[:-1])) + int(not blank[0])
         line += len(ends) - 1
     expected = header.entries * _numbers_per_entry(header)

@@ -41,14 +41,14 @@ class TriangleMesh(Immutable):
     `SparsityPattern`. `p1_stiffness` and `p1_mass` assemble them.
 
     Gradient: `areas` and the matrices are differentiable with respect to the coordinates of the points, to
-    any order and in forward mode; the triangles are held fixed, those of `delaunay` too. A mesh belongs to
+    any order and in forward mode; the triangles are held fixed, also by `delaunay`. A mesh belongs to
     the graph of its points: make another one after a step of an optimizer. Its matrices have the same
     pattern.
 
     Attributes
     ----------
     points, triangles, fixed : as above: float64, int64, bool, on the CPU; points with their graph
-    free : numbers of the free points, int64, shape (n,)
+    free : indices of the free points, int64, shape (n,)
     areas : of the triangles, float64
 
     Examples
@@ -111,7 +111,7 @@ class TriangleMesh(Immutable):
 
 @lru_cache(maxsize=8)
 def _shared_plan(triangles: bytes, fixed: bytes, device: torch.device) -> ElementPlan:
-    """One for meshes that differ in their points alone."""
+    """One for meshes that differ only in their points."""
     free = ~np.frombuffer(fixed, dtype=bool)
     row = np.where(free, np.cumsum(free) - 1, -1)
     elements = row[np.frombuffer(triangles, dtype=np.int64).reshape(-1, 3)]
@@ -137,7 +137,7 @@ def _check_kinds(points: Tensor, triangles: Tensor, fixed: Tensor | None) -> Non
 
 @makes_plain_tensors
 def _topology(points: Tensor, triangles: Tensor, fixed: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Triangles, fixed points and the numbers of those that are free: copies, checked."""
+    """Triangles, fixed points and indices of the free ones: copies, checked."""
     x, t = points.cpu().double(), triangles.to("cpu", torch.int64, copy=True)
     if not bool(x.isfinite().all()):
         at = int((~x.isfinite()).nonzero()[0, 0])
@@ -205,7 +205,7 @@ def random_mesh(n: int, seed: int, *, domain: Literal["square", "disc_with_hole"
     the boundary, which are fixed; lattice points closer than 0.6 h to the boundary are left out.
     Triangulated by SciPy's Delaunay, which then contains every edge of the boundary.
 
-    The domains are those of the finite element problems of Luz et al., ICML 2020, who mesh a larger domain
+    The domains come from the finite element problems of Luz et al., ICML 2020, who mesh a larger domain
     with Triangle (angles of at least 30 degrees) and fix all points outside.
 
     Examples

@@ -29,28 +29,17 @@ def nodal_diffusion(
     boundary: Literal["dirichlet", "periodic"] = "dirichlet",
     shift: float = 0.0,
 ) -> CSR:
-    r"""The operator :math:`-\nabla \cdot (\kappa \nabla u)` with one coefficient per cell of a square grid.
+    r"""The operator :math:`-\nabla \cdot (\kappa \nabla u)`, coefficients per cell, unknowns at the nodes.
 
-    The unknowns are values at the nodes, the corners of cells; `diffusion` has them at cell centers. An
-    entry is a sum over the cells that its two nodes share:
-
-    ===================  ====================================  ====================================
-    stencil              "fd", 5 points                        "q1", 9 points
-    ===================  ====================================  ====================================
-    edge of cells a, b   :math:`-(\kappa_a + \kappa_b) / 2`    :math:`-(\kappa_a + \kappa_b) / 6`
-    across cell a        not stored                            :math:`-\kappa_a / 3`
-    diagonal             sum of :math:`\kappa` of four cells   2/3 of that sum
-    ===================  ====================================  ====================================
+    Nodes are the corners of the cells of a square grid; `diffusion` has unknowns at cell centers.
 
     Parameters
     ----------
-    kappa : Tensor, shape (..., cx, cy), float32 or float64
-        Positive coefficients of the cells. Leading axes give a batch of matrices on one pattern.
-    stencil : "fd" or "q1"
-        "fd": finite volumes around nodes. "q1": bilinear finite elements.
-    boundary : "dirichlet" or "periodic"
-        "dirichlet": zero on the boundary; the unknowns are the (cx - 1)(cy - 1) nodes inside. "periodic":
-        cx cy unknowns, node (i, j) in the corner of the cells i - 1, i and j - 1, j.
+    kappa : Tensor, shape (..., cx, cy), float32 or float64: positive coefficients of the cells. Leading axes
+        give a batch of matrices on one pattern
+    stencil : "fd", finite volumes around nodes, 5 points, or "q1", bilinear finite elements, 9 points
+    boundary : "dirichlet": zero on the boundary; the unknowns are the (cx - 1)(cy - 1) nodes inside.
+        "periodic": cx cy unknowns, node (i, j) in the corner of the cells i - 1, i and j - 1, j
     shift : added to the diagonal; a positive one makes the periodic matrix positive definite
 
     Returns
@@ -69,30 +58,17 @@ def nodal_diffusion(
     Notes
     -----
     Symmetric positive definite; "periodic" without a shift: semidefinite, the constants are its null space.
-    For kappa = 1, "fd" is ``poisson(shape)`` and "q1" a third of ``poisson(shape, stencil="q1")``. The grid
-    width does not enter: "fd" is :math:`h^2` times the operator. The values are linear in kappa.
-
-    Gradient: any order, forward mode, vmap; deterministic. Matrices of one grid share one
-    `SparsityPattern`. Cost: O(n).
-
-    References
-    ----------
-    "fd": V. Trifonov et al., "Learning from linear algebra: a graph neural network approach to
-    preconditioner design for conjugate gradient solvers", arXiv 2405.15557 (PreCorrector), times (n + 1)^2.
-    "q1": D. Greenfeld et al., "Learning to optimize multigrid PDE solvers", ICML 2019.
+    docs/problems.md has the entries. Gradient: any order, forward mode, vmap; deterministic. Matrices of one
+    grid share one `SparsityPattern`. Cost: O(n). Sources: "fd": V. Trifonov et al., arXiv 2405.15557, times
+    (n + 1)^2; "q1": D. Greenfeld et al., "Learning to optimize multigrid PDE solvers", ICML 2019.
 
     Examples
     --------
     >>> import torch, learnsolve as ls
     >>> kappa = torch.tensor([[1.0, 1.0, 2.0], [1.0, 1.0, 2.0]], requires_grad=True)
-    >>> A = ls.problems.nodal_diffusion(kappa)
-    >>> A.to_dense().detach()
+    >>> ls.problems.nodal_diffusion(kappa).to_dense().detach()
     tensor([[ 4., -1.],
             [-1.,  6.]])
-    >>> A.sum().backward()
-    >>> kappa.grad
-    tensor([[1., 1., 1.],
-            [1., 1., 1.]])
     """
     shift = _checked(kappa, stencil, boundary, shift)
     check_sign("nodal_diffusion", "kappa", kappa, zero=False)

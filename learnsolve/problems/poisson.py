@@ -38,18 +38,14 @@ def poisson(
 
     Parameters
     ----------
-    shape : int, or tuple of 1, 2 or 3 ints
-        Interior grid points along each axis, at least 3 if they are periodic; points are numbered with the
-        last axis fastest.
-    stencil : "fd" or "q1"
-        "fd": second-order finite differences, 3, 5 or 7 points. "q1": bilinear finite elements on squares,
-        9 points, only in two dimensions: 8 in the center and -1 around it, three times the usual
-        stiffness matrix, so that the entries are whole numbers.
-    boundary : "dirichlet" or "periodic"
-        "dirichlet": zero around the grid. "periodic": the last point of an axis and the first are neighbors;
-        A is then singular, and a solve takes null_space="constants".
-    rows : (lo, hi), to make the rows lo to hi - 1 alone, as a CSR of shape (hi - lo, n): those of a process
-        (`petsc.Matrix`)
+    shape : int, or tuple of 1, 2 or 3 ints: interior grid points along each axis, last axis fastest; at least
+        3 if periodic
+    stencil : "fd": second-order finite differences, 3, 5 or 7 points. "q1": bilinear finite elements on
+        squares, 9 points, only in two dimensions: 8 in the center and -1 around it, three times the stiffness
+        matrix
+    boundary : "dirichlet": zero around the grid. "periodic": first and last point of an axis are neighbors; A
+        is then singular, and a solve takes null_space="constants"
+    rows : (lo, hi): make rows lo to hi - 1 only, a CSR of shape (hi - lo, n), for a process (`petsc.Matrix`)
     dtype : torch.float32 or torch.float64
     device : device of the matrix
 
@@ -66,30 +62,16 @@ def poisson(
 
     Notes
     -----
-    Symmetric positive definite; "periodic": semidefinite, the constants are its null space. With
-    :math:`c_a = \cos(k_a \pi / (n_a + 1))`, :math:`k_a = 1, \dots, n_a`, the eigenvalues are
-    :math:`\sum_a (2 - 2 c_a) = \sum_a 4 \sin^2(k_a \pi / (2 (n_a + 1)))` for "fd" and
-    :math:`8 - 2 c_1 - 2 c_2 - 4 c_1 c_2` for "q1"; the periodic ones are the same with
-    :math:`c_a = \cos(2 k_a \pi / n_a)`, :math:`k_a = 0, \dots, n_a - 1`. The grid width does not enter:
-    divide "fd" by :math:`h^2` for :math:`-\Delta`. Zero on the boundary, equal to ``pyamg.gallery.poisson``
-    (types "FD" and, in two dimensions, "FE").
-
-    Cost: O(n). Each call analyses the structure; keep the matrix to avoid that.
-
-    References
-    ----------
-    R. J. LeVeque, "Finite Difference Methods for Ordinary and Partial Differential Equations", SIAM 2007,
-    chapters 2 and 3.
+    Symmetric positive definite; "periodic": semidefinite, the constants are its null space. docs/problems.md
+    has the eigenvalues. Divide "fd" by :math:`h^2` for the operator. Cost: O(n) in each call. Source: R. J.
+    LeVeque, "Finite Difference Methods for Ordinary and Partial Differential Equations", 2007, chapters 2 and
+    3.
 
     Examples
     --------
     >>> import learnsolve as ls
-    >>> ls.problems.poisson(3).to_dense()
-    tensor([[ 2., -1.,  0.],
-            [-1.,  2., -1.],
-            [ 0., -1.,  2.]], dtype=torch.float64)
-    >>> ls.problems.poisson((8, 8, 8))
-    CSR(shape=(512, 512), nnz=3200, dtype=float64, device=cpu, density=1.2%)
+    >>> ls.problems.poisson(3).to_dense()[1]
+    tensor([-1.,  2., -1.], dtype=torch.float64)
     """
     sizes = _checked(shape, stencil, boundary)
     check_dtype("poisson", dtype)

@@ -126,7 +126,7 @@ def test_a_share_is_of_a_number_of_rows(n):
         (
             {"M": "lu", "options": {"pc_factor_mat_solver_type": "nothing"}},
             ValueError,
-            "PETSc refuses method 'cg' with M 'lu' and options {'pc_factor_mat_solver_type': 'nothing'}: C",
+            "PETSc rejects method 'cg' with M 'lu' and options {'pc_factor_mat_solver_type': 'nothing'}: C",
         ),
     ],
     ids=lambda case: " ".join(case) if isinstance(case, dict) else "",

@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 import torch
-from ops.test_raw_corrupted import sizes_of
+from ops.test_raw_operators import sizes_of
 
 import learnsolve as ls
 

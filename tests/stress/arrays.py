@@ -10,8 +10,7 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 from ops.cases import CASES
-from ops.test_raw_corrupted import corrupted
-from ops.test_raw_operators import OPERATORS, ops, samples_of
+from ops.test_raw_operators import OPERATORS, corrupted, ops, samples_of
 from reference import pattern_of
 from reference import random as random_matrix
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 import learnsolve
-from learnsolve.matrix import plan_cache_limit
+from learnsolve.matrix.cache import budget
 from learnsolve.ops.core import superlu
 
 from ._calls import CALLS, Call, quiet
@@ -35,7 +35,7 @@ def interrupts(count: int, seed: int, counts: Counter) -> Iterator[str]:
     known of the memory of plans must add up.
     """
     rng, names, i = np.random.default_rng(seed), list(CALLS), 0
-    plan_cache_limit.set_plan_cache_limit(plan_cache_limit.set_plan_cache_limit(2**26))
+    budget.set_limit(budget.set_limit(2**26))
     while counts["by a signal"] + counts["at a line"] < count and i < 20 * count:
         i += 1
         name, kind = names[int(rng.integers(len(names)))], list(KINDS)[i % len(KINDS)]
@@ -90,11 +90,11 @@ def harm(results: Callable[[], list[bytes]], wanted: list[bytes]) -> list[str]:
             found.append("the results are others")
     except Exception as error:  # of any kind: it is what the harness looks for
         found.append(f"{type(error).__name__}: {error}")
-    with plan_cache_limit._lock:
-        total, known = plan_cache_limit._total, sum(size for _, size in plan_cache_limit._plans.values())
+    with budget.lock:
+        total, known = budget.total, sum(size for _, size in budget.entries.values())
     if total != known:
         found.append(f"plans of {known} bytes count as {total}")
-        plan_cache_limit._total = known
+        budget.total = known
     return found
 
 
@@ -122,10 +122,10 @@ def _interrupted(results: Callable[[], Any], arm: Callable[[], Any]) -> bool:
 def let_go() -> None:
     """Release the library's locks. A trace function may raise where no signal does: at the line of a `with`
     that is about to leave its block (CPython looks for signals after calls, which are inside of it)."""
-    while plan_cache_limit._lock._is_owned():
-        plan_cache_limit._lock.release()
-    if superlu._lock.locked():
-        superlu._lock.release()
+    while budget.lock._is_owned():
+        budget.lock.release()
+    if superlu._recent.lock.locked():
+        superlu._recent.lock.release()
 
 
 class Lines:

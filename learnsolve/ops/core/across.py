@@ -1,11 +1,11 @@
-"""Vectors whose rows lie in several processes: the one thing that loops on them have to ask the others.
+"""Vectors whose rows lie in several processes: loops on them need sums over all processes.
 
-Every process runs the same loop on its rows. What the loop has one of a column (an inner product, a norm, a
-coefficient) each process has, with the same bits; the cotangents of these copies are parts that add up to
-that of the number. A sum over the rows is then a sum here and one over the processes, in the forward and in
-the backward, and all between two sums is the arithmetic of one process.
+Every process runs the same loop on its rows. A scalar per column (an inner product, a norm, a coefficient)
+exists in each process, with the same bits; the cotangents of these copies are parts that add up to the
+scalar's. A sum over the rows is then a local sum and one over the processes, in the forward and in the
+backward, and all between two sums is the arithmetic of one process.
 
-A solver enters `over(A)` where it works with such a matrix; `dots`, `largest` and `size` ask `across()`.
+A solver enters `over(A)` where it works with such a matrix; `dots`, `largest` and `size` call `across()`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Across(Protocol):
         ...
 
     def shown(self, t: Tensor) -> Tensor:
-        """A number of the loops for the caller, whose cotangent each process has in full."""
+        """A scalar of the loops for the caller, whose cotangent each process has in full."""
         ...
 
     def parameter(self, name: str, key: str, value: Tensor, rows: bool) -> Tensor:
@@ -42,7 +42,7 @@ class Across(Protocol):
         ...
 
 
-_loops = 0  # that run on such vectors, in any thread: torch.compile reads this number and no ContextVar
+_loops = 0  # loops that run on such vectors, in any thread: torch.compile reads this count and no ContextVar
 _across: ContextVar[Across | None] = ContextVar("_across", default=None)
 
 

@@ -1,7 +1,7 @@
 """What the differentiable operations share.
 
 Each operation is an `Operation` around one raw operator: its derivatives as static methods. Two
-`torch.autograd.Function`s are made of it, because `torch.compile` refuses one that has a `jvp`.
+`torch.autograd.Function`s are made of it, because `torch.compile` rejects a `jvp`.
 """
 
 from collections.abc import Callable
@@ -16,11 +16,11 @@ from torch.autograd import forward_ad
 class Eager:
     """Mixed into a Function that `torch.compile` does not trace: a cheaper `apply`.
 
-    That of `torch.autograd.Function` binds the arguments to the signature of `forward` in every call, for
-    defaults that no operation here has: 22 us a call become 11 (raw operator: 4).
+    `torch.autograd.Function.apply` binds the arguments to the signature of `forward` in every call, for
+    defaults that no operation here has, which takes longer than the operator itself.
     """
 
-    _apply: Callable[..., Any]  # that of torch's own base, looked up once
+    _apply: Callable[..., Any]  # `apply` of torch's own base, looked up once
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -77,7 +77,7 @@ def _keeps(operands: int, both: bool) -> Callable[[Any, tuple, Any], None]:
 
 
 def _keeps_for_both(setup: Callable[[Any, tuple, Any], None]) -> Callable[[Any, tuple, Any], None]:
-    """`setup`, and what it saves is saved for `jvp` too where forward mode may come: 1 us a call."""
+    """`setup`, which also saves its tensors for `jvp` where forward mode may follow."""
 
     def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
         setup(ctx, inputs, output)
@@ -141,7 +141,7 @@ def dispatch(operation: Any, tensors: tuple[Tensor, ...], *constants: Any) -> An
 
 
 def _distinct(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The same tensors, a view in place of one that comes again: Dynamo (torch 2.13) refuses a Function that
+    """The same tensors, a view in place of one that comes again: Dynamo (torch 2.13) rejects a Function that
     is given one tensor twice."""
     out: list[Tensor] = []
     for t in tensors:
@@ -157,7 +157,7 @@ def _forward_mode_may_come() -> bool:
 
 
 def keep_for_forward_mode(ctx: Any, *tensors: Tensor) -> None:
-    """`save_for_forward`, if forward mode or a functorch transform is active: it costs 1 us a call."""
+    """`save_for_forward`, if forward mode or a functorch transform is active, because it takes time."""
     if _forward_mode_may_come():
         ctx.save_for_forward(*tensors)
 

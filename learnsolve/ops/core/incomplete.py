@@ -47,7 +47,7 @@ class Plan(NamedTuple):
 
 
 def elimination_plan(pattern: SparsityPattern, kind: str) -> Plan:
-    """For `pattern._planned`. 16 bytes an entry of A that is read, 8 a product of the elimination."""
+    """For `pattern._planned`. 16 bytes per entry of A that is read, 8 per product of the elimination."""
     arrays = (
         as_numpy(pattern.crow_indices),
         as_numpy(pattern.col_indices),

@@ -34,7 +34,7 @@ _MULTIPLY, _RESIDUAL, _ADD, _SUBTRACT, _SCALE, _SCALE_ADD, _DENSE = range(7)
 
 
 class Recorded:
-    """A block of columns (n, k) that is to be: register `number` of the list."""
+    """A block of columns (n, k) to be computed: register `number` of the list."""
 
     def __init__(self, steps: LinearSteps, number: int):
         self.steps, self.number = steps, number
@@ -80,7 +80,7 @@ class LinearSteps:
     ----------
     function : a linear function of one block of columns, of the steps above
     matrices : CSRs, those that it multiplies by
-    others : numbers a row (n, 1), or dense matrices
+    others : scalars per row (n, 1), or dense matrices
     times : how often it is applied, one after another
     """
 

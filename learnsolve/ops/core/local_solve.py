@@ -1,5 +1,4 @@
-r"""Small systems cut out of a sparse matrix, one a column of a pattern: what sparse approximate inverses are
-made of.
+r"""Small systems cut out of a sparse matrix, one per column of a pattern, for sparse approximate inverses.
 
 For a symmetric K and each column j of a pattern S, with rows J_j,
 
@@ -25,7 +24,7 @@ from learnsolve.ops.core.autograd import LinearSolve, dispatch
 from learnsolve.ops.spgemm import spgemm
 from learnsolve.ops.structure import transpose
 
-_CHUNK = 2**20  # numbers of the blocks that are held at a time, and places that are searched for
+_CHUNK = 2**20  # entries of the blocks that are held at a time, and positions that are searched for
 
 
 class NotPositive(ValueError):

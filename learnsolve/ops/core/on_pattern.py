@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learnsolve.matrix import checks
-from learnsolve.matrix.arrivals import same
+from learnsolve.matrix import checks, interning
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.ops.add import UnionPlan, added, union_plan
@@ -32,7 +31,7 @@ def on_pattern(function: str, A: CSR, pattern: SparsityPattern) -> CSR:
         raise TypeError(
             f"{function}: the values are on {A.device}, the pattern on {pattern.device}; use pattern.to(...)"
         )
-    if same(A.pattern, pattern):
+    if interning.equal(A.pattern, pattern):
         return CSR(A.values, pattern)
     checks.dtype(function, "the values", A.values)
     plan = union_plan(pattern, A.pattern)
@@ -60,7 +59,7 @@ def _error(function: str, row: int, column: int, value: Tensor, more: str = "") 
 
 
 def dense_on_pattern(D: Tensor, pattern: SparsityPattern) -> CSR:
-    """D's numbers at the entries of the pattern, zeros too, in all of which it is differentiable."""
+    """D's values at the entries of the pattern, zeros too, all differentiable."""
     function = "CSR.from_dense"
     check_pattern(function, pattern, (D.shape[0], D.shape[1]))
     if D.device != pattern.device:

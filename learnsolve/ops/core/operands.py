@@ -1,4 +1,4 @@
-"""Checks of operands that must fit one another: two matrices, a scalar beside a matrix."""
+"""Checks of operands that must fit one another: two matrices, a scalar and a matrix."""
 
 from numbers import Real
 from typing import Any
@@ -32,8 +32,8 @@ def in_open_interval(
     rule: str,
     remedies: tuple[str, str] = ("", ""),
 ) -> float | Tensor:
-    """`value`: a number between 0 and `high`, or a tensor of them, one for each matrix of the batch that
-    `values` has; `remedies`: of a number, of a tensor."""
+    """`value`: a float between 0 and `high`, or a tensor of them, one for each matrix of the batch that
+    `values` has; `remedies`: for a float, for a tensor."""
     if not isinstance(value, Tensor):
         value = checks.number(function, name, value)
         inside(function, name, value, high, rule, remedies)
@@ -57,7 +57,7 @@ def inside(
     rule: str,
     remedies: tuple[str, str] = ("", ""),
 ) -> None:
-    """0 < value < high, for a number or all of a tensor (on the CPU: no call waits for a device)."""
+    """0 < value < high, for a float or all of a tensor (on the CPU: no call waits for a device)."""
     if not isinstance(value, Tensor):
         if not 0 < value < high:
             raise ValueError(f"{function}: {name} must {rule}, got {value}{remedies[0]}")
@@ -73,7 +73,7 @@ def broadcasts_to(shape: torch.Size, batch: torch.Size) -> bool:
 
 
 def plain_values(t: Tensor) -> Tensor:
-    """The numbers behind a tensor that a transformation of `torch.func` holds, without a graph."""
+    """The values behind a tensor that a transformation of `torch.func` holds, without a graph."""
     while is_functorch_wrapped_tensor(t):
         t = get_unwrapped(t)
     return t.detach()
@@ -81,11 +81,9 @@ def plain_values(t: Tensor) -> Tensor:
 
 def factor(function: str, name: str, A: CSR, s: Any) -> Any:
     """A scalar as something that broadcasts against (..., nnz): a float or a tensor."""
-    rule = (
-        f"{name} must be a number or a tensor with one element (or one a matrix of the batch, shape (..., 1))"
-    )
+    rule = f"{name} must be a number or a tensor with one element (or one per matrix, shape (..., 1))"
     if isinstance(s, Tensor):
-        # One number takes the matrix's precision, as with torch's tensors; an array would change it.
+        # A scalar takes the matrix's precision, as with torch's tensors; an array would change it.
         checks.check_real(function, name, s.dtype)
         if s.dim() > 1 and s.dtype != A.dtype:
             raise TypeError(

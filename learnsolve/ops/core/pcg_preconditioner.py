@@ -16,7 +16,7 @@ KINDS = ("none", "diagonal", "product", "triangular")
 def fitting(
     kind: str, pattern: SparsityPattern, factor: SparsityPattern | None
 ) -> tuple[int, SparsityPattern, SparsityPattern | None]:
-    """The number of the kind, and the patterns with one type of indices."""
+    """The code of the kind, and the patterns with one type of indices."""
     if factor is not None and factor.dtype != pattern.dtype:
         pattern, factor = _wide(pattern), _wide(factor)
     return KINDS.index(kind), pattern, factor

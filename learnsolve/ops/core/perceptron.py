@@ -31,7 +31,7 @@ def perceptron(
     """y (..., n, o) for z (..., n, k) on the CPU; `first` and `second` are (W, b).
 
     For the entries of a pattern, ends (..., 2m, f) holds u_i in row 2i and v_j in row 2j + 1; its batch axes
-    are those of z.
+    match z.
     """
     none = z.new_empty(0)
     w1, b1 = first

@@ -61,7 +61,7 @@ def _plan_used_columns(P: SparsityPattern) -> SparsityPattern:
 
 
 def find(P: SparsityPattern, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Places of the entries, -1 where there is none: all binary searches side by side."""
+    """Positions of the entries, -1 for missing ones: all binary searches side by side."""
     crow, col = as_numpy(P.crow_indices), as_numpy(P.col_indices)
     low, high = crow[rows].astype(np.int64), crow[rows + 1].astype(np.int64)
     end = high.copy()

@@ -48,7 +48,7 @@ def no_matching(S: Any) -> str:
 
 
 def sums_to_zero(S: Any) -> str:
-    """The commonest null vectors, those of a pure Neumann problem; empty if they are not."""
+    """The most common null vectors, the constants of a pure Neumann problem; empty if A 1 is not zero."""
     tolerance = 4 * S.shape[0] * np.finfo(S.dtype).eps
     size = abs(S)
     for axis, words in ((1, "every row sums to zero"), (0, "every column sums to zero")):
@@ -75,7 +75,7 @@ def _null_vector(S: Any) -> np.ndarray:
     """A vector v, max |v| = 1, with S v nearly 0 if there is one, by inverse iteration."""
     n = S.shape[0]
     rng = np.random.default_rng(0)
-    # Small, but not lost in rounding; of random sizes, because one number could be minus an eigenvalue.
+    # Small, but not lost in rounding; of random sizes, because one size could be minus an eigenvalue.
     shift = 8 * np.finfo(np.float64).eps * np.abs(S.data).max() * rng.uniform(1, 2, n)
     lu = splu(scipy.sparse.csc_array(S + scipy.sparse.diags_array(shift)))
     v = rng.standard_normal(n)

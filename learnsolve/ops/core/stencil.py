@@ -6,7 +6,7 @@ They are the derivatives of one trilinear form,
 
 where each of c, x, g has a batch axis b or is shared by the batch: dPhi/dg = S(c) x is the stencil, dPhi/dx
 = S(c)^T g its transpose, dPhi/dc_k(i) = g_i x_{i + o_k} the products, summed over the grid where c_k is one
-number for all points. A derivative for a shared operand is summed over the batch.
+value for all points. A derivative for a shared operand is summed over the batch.
 
 Here c is (K, *grid) or (K, 1, ..., 1), x and g are (*grid), each perhaps with one batch axis in front.
 """
@@ -48,7 +48,7 @@ def _(u, w, offsets, periodic, constant, sum_batch=False):
 
 
 class Neighbors(NamedTuple):
-    """K offsets of d numbers, one after another; for each of the d axes whether it is periodic, 1 or 0."""
+    """K offsets of d integers, one after another; for each of the d axes whether it is periodic, 1 or 0."""
 
     offsets: tuple[int, ...]
     periodic: tuple[int, ...]
@@ -78,7 +78,7 @@ def products(y: Tensor, x: Tensor, where: Neighbors, like: Tensor) -> Tensor:
 
 
 class _Stencil(Derivative):
-    """dPhi/dg, dPhi/dx and dPhi/dc; `constant`: c is one number for all points."""
+    """dPhi/dg, dPhi/dx and dPhi/dc; `constant`: c is one value for all points."""
 
     @staticmethod
     def axes(role, where, constant):

@@ -45,7 +45,7 @@ def stationary_steps(
     r: Tensor | None = None,
     stops: Callable[[int, Tensor, Tensor], bool] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The steps with these numbers: x, the iterate before it, and the residual norm before each step.
+    """The steps with these parameters: x, the iterate before it, and the residual norm before each step.
 
     Parameters
     ----------

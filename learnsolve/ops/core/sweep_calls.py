@@ -13,12 +13,12 @@ from learnsolve.matrix.pattern import SparsityPattern
 _raw = torch.ops.learnsolve.csr_richardson.default
 _raw_backward = torch.ops.learnsolve.csr_richardson_backward.default
 
-# Numbers that one call may process: about 0.1 s, and a few times that for an adjoint, so no call is longer
-# than an interrupt may wait.
+# Elements that one call may process, so that no call, adjoints included, takes longer than an interrupt may
+# wait.
 WORK = 100_000_000
 _WORK = WORK  # of one call of sweeps
-# A CUDA device processes this many times as many numbers (not measured), and the host does not wait for it;
-# the second number limits the iterations that the host launches in one call.
+# A CUDA device may process this many times as many elements (not measured), and the host does not wait for
+# it; the second limits the iterations that the host launches in one call.
 _DEVICE_FACTOR, _DEVICE_ITERATIONS = 100, 10_000
 
 

@@ -27,7 +27,8 @@ from learnsolve.ops.core.trilinear import one_batch_axis
 _raw = torch.ops.learnsolve.csr_sptrsv.default
 _raw_backward = torch.ops.learnsolve.csr_sptrsv_backward.default
 
-# Entries and rows of a level, on average, from which levels are distributed over threads: it costs 5 us each.
+# Mean number of entries and rows per level from which levels are distributed over threads: each ends in a
+# barrier.
 _LEVEL_WORK = 16384
 
 # On a CUDA device: the widest band that is scanned, and from how many levels, of fewer rows on average than
@@ -81,7 +82,7 @@ def _schedule(pattern: SparsityPattern, lower: bool) -> _Schedule:
     ptr, idx = as_numpy(pattern.crow_indices), as_numpy(pattern.col_indices)
     order, levels = _analysis.level_schedule(ptr, idx, not lower)
     if device_analysis.here(pattern.crow_indices):
-        # On the host: the level of a row depends on those of the rows before it.
+        # On the host: the level of a row depends on the levels of the rows before it.
         return _Schedule(pattern._tensor(order), pattern._tensor(levels))
     if pattern.nnz + pattern.shape[0] < _LEVEL_WORK * (len(levels) - 1):
         order, levels = order[:0].copy(), levels[:0].copy()

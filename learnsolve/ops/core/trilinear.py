@@ -7,7 +7,7 @@ where each operand has a batch axis b or is shared by the batch. D_r is the deri
 other two, in their order; that for a shared operand is summed over the batch. The set is closed: for a
 cotangent h of D_r, which takes the place of operand r, the gradients are D_p and D_q again.
 
-Functions here take the `Derivative` as their first argument, and every `backward` names its own: Dynamo
+Functions here take the `Derivative` as their first argument, and every `backward` names its class: Dynamo
 (torch 2.13) takes a class for a Function only if it finds it by a name.
 """
 

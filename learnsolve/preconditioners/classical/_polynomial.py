@@ -86,7 +86,7 @@ class PolynomialPreconditioner(Preconditioner):
         return x.reshape(R.shape)
 
     def _parameter(self, key: str, value: Any) -> float | Tensor:
-        """A positive number, or a tensor of them, one for each matrix, as a factor of blocks of columns."""
+        """A positive float, or a tensor of them, one for each matrix, as a factor of blocks of columns."""
         values = self.A.values.expand(*self.batch_shape, -1)
         value = in_open_interval(type(self).__name__, key, value, values, math.inf, "be positive and finite")
         if not isinstance(value, Tensor):

@@ -81,7 +81,7 @@ _RANGE: tuple[float, str, tuple[str, str]] = (
 
 
 def check_relaxation(function: str, A: Any, omega: Any, multicolor: Any) -> float | Tensor:
-    """Checks of what every sweep takes; omega as a number or a tensor."""
+    """Checks of what every sweep takes; omega as a float or a tensor."""
     check_sweep(function, A, multicolor)
     return in_open_interval(function, "omega", omega, A.values, *_RANGE)
 
@@ -110,7 +110,7 @@ def _with_diagonal_divided(A: CSR, omega: float | Tensor) -> Tensor:
 
 def _reordered(R: Tensor, order: Tensor, back: Tensor) -> Tensor:
     """R[..., order, :]"""
-    if R.shape[-1] == 1:  # torch copies row by row: 0.06 ms for numbers, not 0.20, at n = 90,000
+    if R.shape[-1] == 1:  # torch copies rows one by one, single elements faster
         return permuted(R.squeeze(-1), order, back).unsqueeze(-1)
     return permuted(R, order, back, -2)
 

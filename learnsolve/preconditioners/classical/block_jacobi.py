@@ -23,7 +23,7 @@ from learnsolve.ops.triangle import tril
 from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.preconditioners.multigrid._direct import cholesky, inverses
 
-_LIMIT = 2**27  # numbers in all inverses of one matrix: 1 GiB in float64
+_LIMIT = 2**27  # entries of all inverses of one matrix: 1 GiB in float64
 
 
 class BlockJacobi(Preconditioner):
@@ -37,39 +37,35 @@ class BlockJacobi(Preconditioner):
     block_size : int, the size of consecutive blocks (the last may be smaller)
     blocks : integers, shape (n,): instead, the block that each unknown belongs to. Unknowns of a block need
         not be neighbors, labels need not be consecutive
-    symmetric : bool, whether the blocks are symmetric; if not given their numbers are compared (not under
+    symmetric : bool, whether the blocks are symmetric; if not given, values are compared (not under
         `torch.compile`)
 
     Attributes
     ----------
-    matrix : CSR, M, the blocks' inverses in their places
+    matrix : CSR, M, the inverses of the blocks in their positions
 
     Raises
     ------
     ValueError
-        if shapes do not fit, not exactly one of block_size and blocks is given, or a block has no finite
-        inverse, or one of condition number beyond 1 / (16 eps) (the message names its unknowns), or the
-        inverses would hold more than 2^27 numbers for a matrix.
+        if shapes do not fit, not exactly one of block_size and blocks is given, a block is singular or has a
+        condition number above 1 / (16 eps) (the message names its unknowns), or the inverses have more than
+        2^27 entries per matrix.
     TypeError
         if types or dtypes do not fit.
 
     Notes
     -----
-    Gradient: exact, for A's values and r, to any order. Where A's entries and M's lie is planned once on
-    the pattern, for each partition. Cost: the inverses, 2 s^3 flops for a block of s unknowns, once; then a
-    product with sum s^2 entries a call, which is also the memory. The same bits on every run with the same
-    number of threads: the inverses are LAPACK's. `cg` runs it in its compiled loop where the blocks are
-    symmetric positive definite, as :math:`M = L L^T` with the blocks' Cholesky factors, which have the
-    gradient of the blocks' symmetric parts.
+    Gradient: exact, for A's values and r, to any order. Cost: 2 s^3 flops for a block of s unknowns, once;
+    then a product with sum s^2 entries per call. The same bits on every run with the same number of threads
+    (the inverses are LAPACK's).
 
     Examples
     --------
     >>> import torch, learnsolve as ls
-    >>> A = ls.CSR.from_dense(torch.tensor([[2.0, 1.0, 5.0], [1.0, 1.0, 0.0], [0.0, 7.0, 4.0]]))
+    >>> A = ls.CSR.from_dense(torch.tensor([[2.0, 1.0], [1.0, 1.0]]))
     >>> ls.preconditioners.BlockJacobi(A, block_size=2).matrix.to_dense()
-    tensor([[ 1.0000, -1.0000,  0.0000],
-            [-1.0000,  2.0000,  0.0000],
-            [ 0.0000,  0.0000,  0.2500]])
+    tensor([[ 1., -1.],
+            [-1.,  2.]])
     """
 
     def __init__(
@@ -112,14 +108,14 @@ class BlockJacobi(Preconditioner):
 
 
 class _Blocks(NamedTuple):
-    """Entries of blocks: those of one size together, block by block, each row by row."""
+    """Entries of blocks: blocks of one size together, each row by row."""
 
     sizes: tuple[tuple[int, int], ...]  # (size, how many)
     unknowns: Tensor  # of all blocks, in that order
     at: Tensor  # places in A's values of entries that it has
-    where: Tensor  # and among those of the blocks
+    where: Tensor  # and among the entries of the blocks
     pattern: SparsityPattern  # of M
-    order: Tensor | None  # place among those of the blocks of each entry of M; None: the same order
+    order: Tensor | None  # position of each entry of M among the entries of the blocks; None: the same order
     inverse: Tensor | None
 
     def split(self, entries: Tensor) -> list[Tensor]:
@@ -130,7 +126,7 @@ class _Blocks(NamedTuple):
         ]
 
     def in_blocks(self, values: Tensor) -> Tensor:
-        """Entries of blocks, from those of a matrix on M's pattern."""
+        """Entries of blocks, from the entries of a matrix on M's pattern."""
         return values if self.order is None else permuted(values, self.inverse, self.order)  # type: ignore[arg-type]
 
     def in_rows(self, blocks: list[Tensor]) -> Tensor:
@@ -160,7 +156,7 @@ def _labeled_blocks(P: SparsityPattern, blocks: Any) -> _Blocks:
             f"BlockJacobi: blocks must have one label for each unknown, shape ({n},), got {labels.shape}"
         )
     labels = np.unique(labels, return_inverse=True)[1]
-    key = "blocks", hashlib.sha256(labels.astype(np.int64).tobytes()).hexdigest()
+    key = f"blocks {hashlib.sha256(labels.astype(np.int64).tobytes()).hexdigest()}"
     return P._cached(key, lambda: _plan(P, labels))
 
 

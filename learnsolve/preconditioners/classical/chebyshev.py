@@ -19,54 +19,43 @@ from learnsolve.preconditioners.classical._spectrum import RATIO, largest_eigenv
 class Chebyshev(PolynomialPreconditioner):
     r"""The polynomial that is best for eigenvalues in [lmin, lmax]: `degree` + 1 Chebyshev steps from zero.
 
-    A preconditioner; `solvers.Chebyshev` is the iteration with trainable bounds.
-
     .. math:: M_p = p(M A)\, M, \qquad
               1 - t\, p(t) = T_{d+1}\!\Bigl(\frac{\theta - t}{\delta}\Bigr) \Big/
                              T_{d+1}\!\Bigl(\frac{\theta}{\delta}\Bigr), \qquad
               \theta, \delta = \tfrac{1}{2} (l_{\max} \pm l_{\min})
 
-    Linear; symmetric if A and M are. Then, with both positive definite and all eigenvalues of M A below lmax,
-    positive definite, also where some of them lie below lmin.
+    Linear; symmetric if A and M are; positive definite if both are and all eigenvalues of M A are below lmax.
+    `solvers.Chebyshev` is the iteration with trainable bounds.
 
     Parameters
     ----------
     A : CSR, shape (n, n), values (..., nnz)
-    lmin, lmax : numbers or Tensors, bounds of the eigenvalues of M A, 0 < lmin <= lmax; tensors, which may
-        require grad, have shape () or are one number a matrix of the batch. lmax if not given: 1.1 times an
-        estimate by 10 steps of Arnoldi's method from a fixed vector; lmin: lmax / 30
+    lmin, lmax : 0 < lmin <= lmax, floats or Tensors, shape () or one per matrix of the batch. lmax if not
+        given: 1.1 times an estimate of the largest eigenvalue of M A by 10 steps of Arnoldi; lmin: lmax / 30
     degree : int >= 0, products with A in a call
     M : Preconditioner, the inner one, linear; "jacobi" for the inverse of the diagonal, None for none
-    symmetric : bool, whether A is symmetric; if not given its numbers are compared (not
-        under `torch.compile`)
+    symmetric : bool, whether A is symmetric; if not given, values are compared (not under `torch.compile`)
 
     Attributes
     ----------
-    lmin, lmax : as given, or as estimated (tensors of A's batch shape)
+    lmin, lmax : as given, or estimates (tensors of A's batch shape)
 
     Raises
     ------
-    ValueError
-        if a bound is not positive, lmin is above lmax, a diagonal entry is missing or zero (M="jacobi"), M is
-        not linear, shapes do not fit, A is not finite, or the estimate is not positive (A is zero).
-    TypeError
-        if types, dtypes or devices do not fit.
+    ValueError, TypeError
+        if bounds, types, dtypes or devices do not fit, a diagonal entry is zero ("jacobi"), M is not linear,
+        or A is zero or not finite.
 
     Notes
     -----
-    Gradient: exact, for A's values, lmin, lmax, what M is made of, and r, to any order; bounds that were
-    estimated are constants. Cost: `degree` products with A, one more with M, and no inner product: nothing in
-    a call waits for a sum. With M="jacobi" or None and one matrix the whole polynomial is one compiled
-    operation, of a product more, and keeps (degree + 1) n numbers.
+    Gradient: exact, for A's values, lmin, lmax, what M is made of, and r, to any order; estimated bounds are
+    constants. Cost: `degree` products with A, one more with M, no inner products.
 
     Examples
     --------
     >>> import torch, learnsolve as ls
-    >>> A, b = ls.problems.poisson((50, 50)), torch.ones(2500, dtype=torch.float64)
-    >>> M = ls.preconditioners.Chebyshev(A, degree=3)
+    >>> M = ls.preconditioners.Chebyshev(ls.problems.poisson((50, 50)), degree=3)
     >>> bool(1.9 < M.lmax < 2.2)  # the largest eigenvalue of D^-1 A is 1.996
-    True
-    >>> ls.solvers.cg(A, b, M=M).iterations < ls.solvers.cg(A, b).iterations / 2
     True
     """
 

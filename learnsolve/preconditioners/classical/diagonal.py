@@ -7,7 +7,7 @@ from learnsolve.preconditioners.base import Part, Preconditioner, readable
 
 
 class Diagonal(Preconditioner):
-    r"""A diagonal that may carry a graph, :math:`M = \mathrm{diag}(d)`: what a network predicts.
+    r"""A diagonal that may carry a graph, :math:`M = \mathrm{diag}(d)`, such as a network predicts.
 
     Linear, symmetric, positive definite if d is positive.
 
@@ -20,11 +20,11 @@ class Diagonal(Preconditioner):
     ValueError
         if d is a scalar or, on the CPU, not finite (the message names the row).
     TypeError
-        if d is no Tensor, or of another dtype.
+        if d is not a Tensor, or of another dtype.
 
     Notes
     -----
-    Gradient: exact, for d and r, to any order. Cost: one product of numbers a row. Compiled loops (`cg`, and
+    Gradient: exact, for d and r, to any order. Cost: one multiplication per row. Compiled loops (`cg`, and
     sweeps for a number of iterations) run it. `Trainable` learns d.
 
     Examples

@@ -32,22 +32,20 @@ FORMS = ("solve", "product")
 
 
 class Factored(Preconditioner):
-    r"""Triangular solves or products with factors that may carry a graph: what a network predicts.
+    r"""Triangular solves or products with factors that may carry a graph, such as a network predicts.
 
     .. math:: M = (L L^T)^{-1} \text{ or } (L U)^{-1} \quad (\mathtt{form="solve"}), \qquad
               M = L L^T + s I \text{ or } L U + s I \quad (\mathtt{form="product"})
 
-    Linear; symmetric without `U`. Then positive definite for form="solve", and for form="product" with a
-    positive shift, or a regular L.
+    Linear; without `U` symmetric, and positive definite if s > 0 or L is regular.
 
     Parameters
     ----------
-    L : CSR, float32 or float64, values (..., nnz). For form="solve" (n, n), lower triangular with its
-        diagonal; beside a U with ones there, or no entries, as `ops.ilu0` has it. For form="product" any
-        pattern, shape (n, m)
+    L : CSR, values (..., nnz). form="solve": (n, n), lower triangular with its diagonal (ones or no entries,
+        if there is a U). form="product": any pattern, shape (n, m)
     U : CSR, upper triangular with its diagonal, or (m, n)
     form : "solve" or "product"
-    shift : s, for form="product": positive number, or Tensor of them, () or one a matrix of the batch
+    shift : s, for form="product": positive float, or Tensor, shape () or one per matrix of the batch
 
     Attributes
     ----------
@@ -56,30 +54,23 @@ class Factored(Preconditioner):
     Raises
     ------
     ValueError
-        if shapes or patterns do not fit, or, on the CPU, values are not finite, or the diagonal of a factor
-        that is solved with has a zero (the message names the row).
+        if shapes or patterns do not fit, or, on the CPU, values are not finite or a diagonal to solve with
+        has a zero (the message names the row).
     TypeError
         if types, dtypes or devices do not fit.
 
     Notes
     -----
     Gradient: exact, for the values of L and U, a shift that is a Tensor, and r, to any order. Nothing is
-    copied. `Trainable` learns L and U, except for the ones of an L beside a U, with ``positive="exp"`` so
-    that no diagonal becomes zero; and a shift, if ``learn=`` names it. ``Factored.bidiagonal(n)`` and
-    ``Factored.from_pattern(pattern)`` are products to start from, `FSAI` and `IC0` others.
-
-    Cost: two triangular solves or two products, 2 nnz flops each for a column of r. Without U, `cg` runs it
-    in its compiled loop, L L^T + s I as the product of [L, sqrt(s) I] with its transpose.
+    copied. ``Factored.bidiagonal(n)`` and ``from_pattern(pattern)`` are products to start from. Cost: two
+    triangular solves or products, 2 nnz flops each per column.
 
     Examples
     --------
     >>> import torch, learnsolve as ls
     >>> A, b = ls.problems.poisson((8, 8)), torch.ones(64, dtype=torch.float64)
-    >>> L = ls.ops.ic0(A).L
-    >>> scale = torch.tensor(1.0, dtype=torch.float64, requires_grad=True)  # a network's parameter
-    >>> M = ls.preconditioners.Factored(L.with_values(L.values.tanh() * scale))
-    >>> ls.solvers.cg(A, b, M=M, rtol=0.0, maxiter=4, gradient="unrolled").residual_norms[-1].backward()
-    >>> scale.grad is not None
+    >>> M = ls.preconditioners.Factored(ls.ops.ic0(A).L)
+    >>> ls.solvers.cg(A, b, M=M).iterations < ls.solvers.cg(A, b).iterations
     True
     """
 
@@ -185,7 +176,7 @@ class Factored(Preconditioner):
         return parts
 
     def _without(self, names: Collection[str]) -> Preconditioner:
-        """A `Factored`, whatever has made the factors."""
+        """A `Factored`, of factors from any source."""
         shift = self.shift if self.form == "product" else 0.0
         rest = {"L": self.L, "U": self.U, "shift": shift}
         rest = {name: value for name, value in rest.items() if name not in names}

@@ -21,11 +21,11 @@ from learnsolve.preconditioners.classical.factored import Factored
 
 
 class FSAI(Factored):
-    r"""The factorized sparse approximate inverse on a triangular pattern, :math:`M = L L^T`: linear,
-    symmetric, positive definite, applied as two products.
+    r"""The factorized sparse approximate inverse on a triangular pattern, :math:`M = L L^T`.
 
-    Column j of L, on its rows J, is :math:`l_j = y / \sqrt{y_j}` with :math:`A_{JJ}\, y = e_j`. Of all L on
-    the pattern this one minimizes Kaporin's condition number of :math:`L^T A L`, whose diagonal is one.
+    Linear, symmetric, positive definite, applied as two products. Column j of L, on its rows J, is :math:`l_j
+    = y / \sqrt{y_j}` with :math:`A_{JJ}\, y = e_j`. Of all L on the pattern this one minimizes Kaporin's
+    condition number of :math:`L^T A L`, whose diagonal is one.
 
     Parameters
     ----------
@@ -47,15 +47,12 @@ class FSAI(Factored):
 
     Notes
     -----
-    Gradient: exact, for A's values and r, to any order. Set-up: one Cholesky factorization of a dense block a
-    column, those of one size together, about 8 MiB of blocks at a time. The places of the blocks are kept
-    with A's pattern, 4 s^2 bytes for a column with s entries. Cost of a call: 4 nnz flops a column of r,
-    without the dependences of a triangular solve; `cg` runs it in its compiled loop.
+    Gradient: exact, for A's values and r, to any order. Set-up: a Cholesky factorization of a dense block per
+    column. Cost of a call: 4 nnz flops per column of r.
 
     References
     ----------
-    L. Yu. Kolotilina and A. Yu. Yeremin, "Factorized sparse approximate inverse preconditionings I. Theory",
-    SIAM J. Matrix Anal. Appl. 14, 1993, doi:10.1137/0614004
+    L. Yu. Kolotilina, A. Yu. Yeremin, SIAM J. Matrix Anal. Appl. 14, 1993, doi:10.1137/0614004
 
     Examples
     --------
@@ -111,10 +108,10 @@ def lower_pattern(A: CSR | SparsityPattern, power: int = 1) -> SparsityPattern:
 def _plan_lower(P: SparsityPattern, power: int) -> tuple[SparsityPattern]:
     crow, col = as_numpy(P.crow_indices), as_numpy(P.col_indices)
     S = scipy.sparse.csr_array((np.ones(P.nnz), col, crow), shape=P.shape)
-    reach = S
+    product = S
     for _ in range(power - 1):
-        reach = (reach @ S).astype(bool).astype(float)
-    lower = scipy.sparse.csr_array(scipy.sparse.tril(reach, format="csr"))
+        product = (product @ S).astype(bool).astype(float)
+    lower = scipy.sparse.csr_array(scipy.sparse.tril(product, format="csr"))
     lower.sort_indices()
     return (trusted(P, lower.indptr, lower.indices, P.shape),)
 

@@ -53,7 +53,7 @@ class IC0(_Cholesky):
     Notes
     -----
     Gradient: exact, for A's values, a shift that is a tensor, and r, to any order. Cost: the factorization
-    once, two triangular solves with L, 2 nnz flops a column, a call. `cg` runs it in its compiled loop.
+    once, two triangular solves with L, 2 nnz flops per column, per call. `cg` runs it in its compiled loop.
 
     References
     ----------
@@ -94,7 +94,7 @@ class MIC0(_Cholesky):
 
     Notes
     -----
-    Gradient and cost are those of `IC0`.
+    Gradient and cost are as for `IC0`.
 
     References
     ----------
@@ -121,7 +121,7 @@ class ILU0(Factored):
     A : CSR, shape (n, n), values (..., nnz)
     pattern : SparsityPattern of L + U, instead of A's: ``fill_pattern(A, k)`` for ILU(k)
     shift, on_breakdown : as for `ops.ilu0`
-    symmetric : bool, whether A and the pattern are symmetric; if not given its numbers are compared, once for
+    symmetric : bool, whether A and the pattern are symmetric; if not given, values are compared, once for
         a matrix (not under `torch.compile`)
 
     Attributes
@@ -137,7 +137,7 @@ class ILU0(Factored):
     Notes
     -----
     Gradient: exact, for A's values, a shift that is a tensor, and r, to any order. Cost: the factorization
-    once, a triangular solve with L and one with U, 2 nnz flops a column, a call.
+    once, a triangular solve with L and one with U, 2 nnz flops per column, per call.
 
     References
     ----------

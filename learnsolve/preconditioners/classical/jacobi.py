@@ -18,15 +18,15 @@ from learnsolve.preconditioners.classical.diagonal import Diagonal
 
 
 class Jacobi(Diagonal):
-    r"""The inverse of the diagonal, :math:`M = \mathrm{diag}(w) D^{-1}`: linear, symmetric, one product of
-    numbers a row; positive definite if w and D are positive.
+    r"""The inverse of the diagonal, :math:`M = \mathrm{diag}(w) D^{-1}`: linear, symmetric, one
+    multiplication per row; positive definite if w and D are positive.
 
     A preconditioner, M of a solver; `solvers.Jacobi` is weighted Jacobi sweeps with a trainable weight.
 
     Parameters
     ----------
     A : CSR, shape (n, n), values (..., nnz), without zeros on the diagonal
-    weight : w, number or Tensor, shape () or (..., n), which may require grad
+    weight : w, float or Tensor, shape () or (..., n), which may require grad
 
     Raises
     ------

@@ -28,48 +28,42 @@ from learnsolve.preconditioners.classical._spectrum import RATIO
 class Polynomial(PolynomialPreconditioner):
     r"""The polynomial of given coefficients, :math:`M_p = \sum_k c_k\, B_k(M A)\, M`.
 
-    The coefficients may carry a graph: what a network predicts. Linear; symmetric if A and M are.
+    Linear; symmetric if A and M are; positive definite if M is and the polynomial is, on M A's eigenvalues.
 
     Parameters
     ----------
     A : CSR, shape (n, n), values (..., nnz)
-    coefficients : numbers or Tensor (degree + 1,), or (..., degree + 1), for each matrix of the batch its own
-    interval : None for the basis of powers, :math:`B_k(t) = t^k`; (lo, hi), numbers or Tensors, for
-        Chebyshev's polynomials of this interval, far better conditioned for degrees above four or so
+    coefficients : floats or Tensor (degree + 1,), or (..., degree + 1), one set per matrix of the batch
+    interval : None for powers, :math:`B_k(t) = t^k`; (lo, hi), floats or Tensors, for Chebyshev polynomials
+        of this interval, better conditioned for degrees above four or so
     M : Preconditioner, the inner one, linear; "jacobi" for the inverse of the diagonal, None for none
-    symmetric : bool, whether A is symmetric; if not given its numbers are compared (not
-        under `torch.compile`)
+    symmetric : bool, whether A is symmetric; if not given, values are compared (not under `torch.compile`)
 
     Attributes
     ----------
-    coefficients, interval : Tensors as given, or of the numbers; interval may be None
+    coefficients, interval : Tensors; interval may be None
     degree : int
 
     Raises
     ------
     ValueError
-        if there is no coefficient, the interval is invalid, a diagonal entry is missing or zero (M="jacobi"),
-        M is not linear, shapes do not fit, or A is not finite.
+        if there is no coefficient, the interval is invalid, a diagonal entry is zero ("jacobi"), M is not
+        linear, shapes do not fit, or A is not finite.
     TypeError
         if types, dtypes or devices do not fit.
 
     Notes
     -----
-    Positive definite, for symmetric A and positive definite M, where the polynomial is positive on the
-    eigenvalues of M A.
-
-    Gradient: exact, for the coefficients, the interval, A's values, what M is made of, and r, to any order.
-    Cost: `degree` products with A, one more with M. ``Polynomial.neumann(A, degree)`` and
-    ``Polynomial.chebyshev(A, degree)`` are polynomials to start from: `Trainable` learns the coefficients,
-    and ``on`` applies them to another matrix. The best polynomial for bounds of the spectrum is `Chebyshev`.
+    Gradient: exact, for coefficients, interval, A's values, what M is made of, and r, to any order. Cost:
+    `degree` products with A, one more with M. ``neumann(A, degree)`` and ``chebyshev(A, degree)`` are
+    polynomials to start from; ``on`` applies the coefficients to another matrix.
 
     Examples
     --------
     >>> import torch, learnsolve as ls
-    >>> A, b = ls.problems.poisson((8, 8)), torch.ones(64, dtype=torch.float64)
     >>> theta = torch.zeros(3, dtype=torch.float64, requires_grad=True)  # a network's parameters
-    >>> M = ls.preconditioners.Polynomial(A, 1 + theta.tanh(), interval=(0.0, 2.0))
-    >>> ls.solvers.cg(A, b, M=M, rtol=0.0, maxiter=4, gradient="unrolled").residual_norms[-1].backward()
+    >>> M = ls.preconditioners.Polynomial(ls.problems.poisson((8, 8)), 1 + theta.tanh(), interval=(0.0, 2.0))
+    >>> M(torch.ones(64, dtype=torch.float64)).sum().backward()
     >>> theta.grad.shape
     torch.Size([3])
     """

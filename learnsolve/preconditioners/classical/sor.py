@@ -23,31 +23,27 @@ class SOR(Preconditioner):
     Parameters
     ----------
     A : CSR, shape (n, n), values (..., nnz), without zeros on the diagonal
-    omega : number or Tensor, 0 < omega < 2; a tensor, which may require grad, has shape () or is one number a
-        matrix of the batch
+    omega : float or Tensor, 0 < omega < 2; shape () or one per matrix of the batch
     direction : "forward" or "backward", first to last unknown or last to first
-    multicolor : sweep through the unknowns color by color, as `ordering.greedy_coloring` colors them, so
-        that those of one color are relaxed at the same time: as many levels of the triangular solve as
-        colors
+    multicolor : sweep color by color, as `ordering.greedy_coloring` colors the unknowns: as many levels of
+        the triangular solve as colors
 
     Raises
     ------
     ValueError
-        if a diagonal entry is missing or zero, or A is not finite (the message names the row), or omega is
-        out of its range.
+        if a diagonal entry is missing or zero, A is not finite (the message names the row), or omega is out
+        of its range.
     TypeError
         if types, dtypes or devices do not fit.
 
     Notes
     -----
-    Gradient: exact, for A's values, omega and r. Cost: a triangular solve, 2 nnz / 2 flops a column, on one
-    triangle of A as it stands; with `multicolor` two passes over r more. The order is planned once on the
+    Gradient: exact, for A's values, omega and r. Cost: a triangular solve, nnz flops per column, on one
+    triangle of A as it is; with `multicolor` two more passes over r. The order is planned once on the
     pattern.
 
-    References
-    ----------
-    D. M. Young, "Iterative methods for solving partial difference equations of elliptic type", Trans. AMS 76
-    (1954) 92-111, doi:10.1090/S0002-9947-1954-0059635-7
+    Source: D. M. Young, "Iterative methods for solving partial difference equations of elliptic type", Trans.
+    AMS 76 (1954), doi:10.1090/S0002-9947-1954-0059635-7.
 
     Examples
     --------
@@ -55,8 +51,6 @@ class SOR(Preconditioner):
     >>> A = ls.CSR.from_dense(torch.tensor([[2.0, -1.0], [-1.0, 2.0]]))
     >>> ls.preconditioners.SOR(A)(torch.tensor([2.0, 1.0]))
     tensor([1., 1.])
-    >>> ls.preconditioners.SOR(A, direction="backward")(torch.tensor([2.0, 1.0]))
-    tensor([1.2500, 0.5000])
     """
 
     def __init__(

@@ -23,7 +23,8 @@ class SPAI(Preconditioner):
     r"""Sparse approximate inverse on a static pattern: the M on it that minimizes :math:`\|A M - I\|_F`.
 
     Each column of M is a small least-squares problem of its own, :math:`\min \|A\, m_j - e_j\|_2` over the
-    m_j on the pattern's column j.
+    m_j on the pattern's column j. Linear; not symmetric in general, even if A is: for `gmres`, `bicgstab`,
+    `fgmres`.
 
     Parameters
     ----------
@@ -38,36 +39,24 @@ class SPAI(Preconditioner):
     Raises
     ------
     ValueError
-        if shapes do not fit, if a column (of a left one: a row) of the pattern is empty, or if its
-        least-squares problem is rank-deficient to working precision (the message names it).
+        if shapes do not fit, a column of the pattern (for "left" a row) is empty, or its least-squares
+        problem is rank-deficient to working precision (the message names it).
 
     Notes
     -----
-    Linear; not symmetric in general, even if A is: for `gmres`, `bicgstab`, `fgmres`, not for `cg`.
+    Gradient: for A's values and r, to any order: with R = I - A M and W the solutions of the normal equations
+    for :math:`\bar M`, :math:`\bar A = R W^T - A W M^T` on the pattern. Cost: the product :math:`A^T A`, and
+    a Cholesky factorization of an s x s block of it, in float64, for each column with s entries; then one
+    product per call. docs/preconditioners.md has accuracy and memory.
 
-    Gradient: for A's values and r, to any order: with R = I - A M and W the solutions of the normal
-    equations for :math:`\bar M`, :math:`\bar A = R W^T - A W M^T` on the pattern; sparse products and one
-    more round of local solves.
-
-    Cost: the sparse product :math:`A^T A`, and for each column with s entries a Cholesky factorization of the
-    s x s block of it, those of one size together, about 8 MiB at a time; in float64 for float32 too. A step
-    of refinement with the residual :math:`I - A M` makes up for the squared condition number: columns are as
-    accurate as by orthogonal factorizations up to condition numbers of some 10^5. The places of
-    the blocks are kept with the patterns: 4 s^2 bytes a column. A row or column of A that is nearly full
-    makes :math:`A^T A`, or a block, nearly full.
-
-    References
-    ----------
-    M. J. Grote and T. Huckle, "Parallel preconditioning with sparse approximate inverses", SIAM J. Sci.
-    Comput. 18, 1997, doi:10.1137/S1064827594276552.
+    Source: M. J. Grote and T. Huckle, "Parallel preconditioning with sparse approximate inverses", SIAM J.
+    Sci. Comput. 18, 1997, doi:10.1137/S1064827594276552.
 
     Examples
     --------
     >>> import torch, learnsolve as ls
     >>> A, b = ls.problems.poisson((16, 16)), torch.ones(256, dtype=torch.float64)
     >>> M = ls.preconditioners.SPAI(A)
-    >>> M.matrix.pattern is A.pattern
-    True
     >>> ls.solvers.gmres(A, b, M=M).iterations < ls.solvers.gmres(A, b).iterations
     True
     """

@@ -27,7 +27,7 @@ class SSOR(Preconditioner):
     Parameters
     ----------
     A, omega, multicolor : as for `SOR`
-    symmetric : bool, whether A is symmetric; if not given its numbers are compared (not
+    symmetric : bool, whether A is symmetric; if not given, values are compared (not
         under `torch.compile`)
 
     Raises
@@ -37,11 +37,11 @@ class SSOR(Preconditioner):
 
     Notes
     -----
-    Gradient: exact, for A's values, omega and r. Cost: two triangular solves, 2 nnz flops a column. Which
-    omega is used matters little: that of the best `sor` serves well, 1 is a good start.
+    Gradient: exact, for A's values, omega and r. Cost: two triangular solves, 2 nnz flops per column. Which
+    omega is used matters little: the best omega of `sor` serves well, 1 is a good start.
 
     `cg` runs it in its compiled loop where A is symmetric with a positive diagonal, and `multicolor` is not
-    asked for, as :math:`M = (K K^T)^{-1}` with :math:`K = (D / \omega + L) ((2 - \omega) D / \omega)^{-1/2}`.
+    requested, as :math:`M = (K K^T)^{-1}` with :math:`K = (D / \omega + L) ((2 - \omega) D / \omega)^{-1/2}`.
     Only the lower triangle of A is read then, and has the gradient of both.
 
     References

@@ -34,8 +34,8 @@ class ICT(Factored):
     Notes
     -----
     Gradient: exact on the pattern that was chosen, for A's values, a shift that is a tensor, and r, to any
-    order. Cost: the choice and the factorization once, two triangular solves with L, 2 nnz flops a column, a
-    call. `cg` runs it in its compiled loop. For another matrix on the same pattern
+    order. Cost: the choice and the factorization once, then two triangular solves with L, 2 nnz flops
+    per column. `cg` runs it in its compiled loop. For another matrix on the same pattern
     ``IC0(A, pattern=M.L.pattern)`` takes less time.
 
     References
@@ -86,7 +86,7 @@ class ILUT(Factored):
 
     Notes
     -----
-    Gradient and cost are those of `ICT`, with two factors: a triangular solve with L and one with U a call.
+    Gradient and cost are as for `ICT`, with two factors: a triangular solve with L and one with U per call.
 
     References
     ----------

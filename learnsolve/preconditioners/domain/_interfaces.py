@@ -1,4 +1,4 @@
-"""Interfaces of overlapping subdomains, and where what is added to local matrices stands in them.
+"""Interfaces of overlapping subdomains, and the positions in local matrices of the values added to them.
 
 The rows of all local matrices, one subdomain after another in the order of `AdditiveSchwarz`, each in
 ascending order, are the rows of one block-diagonal matrix L. What is added to the matrices is one L.
@@ -37,7 +37,7 @@ def interface_pattern(
     Returns
     -------
     SparsityPattern, shape (N, N), N the sum of the sizes of the subdomains with their overlap: rows of
-    subdomain 0 in ascending order, then those of 1, ...; `AdditiveSchwarz.rows` has their numbers in A
+    subdomain 0 in ascending order, then of 1, ...; `AdditiveSchwarz.rows` has their indices in A
 
     Raises
     ------
@@ -110,7 +110,7 @@ def _places(
     if wrong.any():
         e = int(wrong.argmax())
         raise ValueError(
-            f"AdditiveSchwarz: local must be block diagonal, one block a subdomain, but its entry ({i[e]}, "
+            f"AdditiveSchwarz: local must be block diagonal, one block per subdomain, but its entry ({i[e]}, "
             f"{j[e]}) leaves the block of rows {offsets[k[e]]} to {offsets[k[e] + 1] - 1}; see M.rows"
         )
     return (slots._tensor(first[k] + (i - offsets[k]) * width[k] + (j - offsets[k])),)

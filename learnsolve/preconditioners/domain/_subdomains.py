@@ -24,7 +24,7 @@ from learnsolve.ops.core.selection import handed_out, places, trusted
 
 _STEP = 8  # sizes are padded to multiples of it: few groups, little padding
 _CORE = 64  # rows of a subdomain, before its overlap, if their number is not given
-_LIMIT = 2**27  # numbers in all local inverses of one matrix: 1 GiB in float64
+_LIMIT = 2**27  # entries of all local inverses of one matrix: 1 GiB in float64
 
 
 class Subdomains(NamedTuple):
@@ -150,7 +150,7 @@ def _planned(P: SparsityPattern, G: Any, cores: Sequence[np.ndarray], overlap: i
     group_sizes, group_counts = np.unique(padded, return_counts=True)
     first_slot = np.concatenate(([0], np.cumsum(padded)))
     first_number = np.concatenate(([0], np.cumsum(padded**2)))
-    # Slots: those of padding are empty rows of the restriction.
+    # Slots: padding has empty rows of the restriction.
     lengths = np.stack((sizes, padded - sizes), 1).reshape(-1)
     filled = np.repeat(np.tile((1, 0), count), lengths)
     slots = trusted(P, np.concatenate(([0], np.cumsum(filled))), B.indices, (first_slot[-1], n))
@@ -242,7 +242,7 @@ def plan_of(A: CSR, subdomains: Any, n_subdomains: int | None, overlap: int) -> 
 
 
 class _Cores(list):
-    """Rows of subdomains, known by their numbers."""
+    """Rows of subdomains, by their indices."""
 
     def __str__(self) -> str:
         known = hashlib.sha256()

@@ -35,83 +35,41 @@ class AdditiveSchwarz(Preconditioner):
     .. math::
         M = \sum_i \tilde R_i^T (A_i + L_i)^{-1} R_i + P_0 (P_0^T A P_0)^{-1} P_0^T, \quad A_i = R_i A R_i^T
 
-    R_i takes the rows of subdomain i; :math:`\tilde R_i = R_i`, or, `restricted`, R_i with zeros for rows
-    that another subdomain owns. L_i is `local`, zero if it is not given: interface values that make Robin
-    conditions of the Dirichlet conditions between subdomains. The second term if `coarse`: P_0 is one on the
-    rows that a subdomain owns.
+    R_i takes the rows of subdomain i, P_0 is one on the rows that it owns (docs/preconditioners.md).
 
     Parameters
     ----------
     A : CSR, shape (n, n), float32 or float64; its values may have batch axes
-    subdomains : sequence of arrays of integers, the rows of each, all rows in at least one; a row belongs to
-        the first that names it. If not given, parts of the graph by recursive bisection
-    n_subdomains : int, 1 to n, the number of parts; n / 64, rounded up, if neither is given
+    subdomains : integer arrays, rows of each; the first owns a row. By recursive graph bisection if not given
+    n_subdomains : int, 1 to n, the number of parts; n / 64, rounded up, if not given
     overlap : int >= 0, rings of neighbors, in the graph of A + A^T, by which subdomains are extended
-    restricted : bool, restricted additive Schwarz (RAS; with `local` ORAS): fewer iterations and no row
-        counted twice, not symmetric; or "symmetric", :math:`\tilde R_i` on both sides (SORAS), for `cg`
-    local : what is added to the local matrices, trainable: a CSR, shape (N, N), N the sum of `sizes`, block
-        diagonal, whose rows are `rows`, such as one on `interface_pattern(A, ...)`; its values may have batch
-        axes. Or a sequence of one (s_i, s_i) for each subdomain, CSRs or dense tensors
-    coarse : bool, add the coarse correction
-    symmetric : bool, whether A is symmetric; if not given its numbers are compared (not
-        under `torch.compile`)
+    restricted : True (RAS): rows that others own are zero in :math:`\tilde R_i`; "symmetric": in R_i too
+    local : the L_i, zero if not given: a block-diagonal CSR, (N, N), whose rows are `rows`, or a sequence of
+        (s_i, s_i) CSRs or dense tensors
+    coarse : bool, add the second term
+    symmetric : bool, whether A is symmetric; if not given, values are compared (not under `torch.compile`)
 
     Attributes
     ----------
-    sizes : tuple of int, rows of each subdomain with its overlap
-    rows : int64 Tensor, shape (N,), the rows of subdomain 0 in ascending order, then those of 1, ...
+    sizes : tuple of int, rows of each subdomain with its overlap; N is their sum
+    rows : int64 Tensor, shape (N,), the rows of subdomain 0 in ascending order, of 1, ...
 
     Raises
     ------
-    ValueError
-        if A is not finite; if a local matrix is singular (the message names the subdomain), or the coarse
-        one; if subdomains leave a row out, or their inverses would hold more than 2^27 numbers for a matrix;
-        if local is not block diagonal.
-    TypeError
-        if types, dtypes or devices do not fit.
-    NotImplementedError
-        for CUDA tensors.
+    ValueError, TypeError, NotImplementedError
+        if A is not finite, a local or coarse matrix is singular (named), a row is in no subdomain, or
+        inverses have more than 2^27 entries; if types do not fit; for CUDA tensors.
 
     Notes
     -----
-    Symmetric if A and `local` are and it is not `restricted` to one side (or nothing overlaps); the transpose
-    of a restricted one restricts before the local solves. Positive definite if A + L is as well.
-
-    Gradient: exact in r and in the values of A and of `local`, of any order: with :math:`B_i = A_i + L_i`,
-    :math:`z_i = B_i^{-1} R_i r` and :math:`\lambda_i = B_i^{-T} \tilde R_i \bar z`, :math:`\bar L_i` is
-    :math:`-\lambda_i z_i^T` on its pattern.
-
-    The local inverses are dense: the sum of s_i^2 numbers, s_i the sizes rounded up to multiples of 8, and as
-    many again for the graph if A requires grad; a call takes twice as many flops a column. Subdomains of one
-    rounded size are one batch. Set-up: 2 s_i^3 flops each. Which entry goes where is planned once for a
-    pattern, on the host, and kept with it. Without `coarse` and `restricted`, and symmetric positive
-    definite, `cg` runs it in its compiled loop, as a product of sparse factors :math:`G G^T` with the local
-    inverses' Cholesky factors, which have the gradient of their symmetric parts, and hold half as many
-    numbers as the inverses. The same bits on every run with the same number of threads: the dense inverses
-    are LAPACK's, which sums in another order on more threads.
+    Gradient: exact, for r, A and `local`, to any order. Cost: 2 s_i^3 flops, then 2 s_i^2 per column.
 
     Examples
     --------
     >>> import torch, learnsolve as ls
-    >>> A = ls.problems.poisson((32, 32))
-    >>> M = ls.preconditioners.AdditiveSchwarz(A, n_subdomains=16, overlap=2, coarse=True)
+    >>> M = ls.preconditioners.AdditiveSchwarz(ls.problems.poisson((32, 32)), n_subdomains=16, coarse=True)
     >>> M.symmetric
     True
-    >>> ls.solvers.cg(A, torch.ones(1024, dtype=torch.float64), M=M, rtol=1e-8).converged
-    True
-
-    Robin values on the interfaces, one number on their diagonals, trained by three steps of `fgmres`:
-
-    >>> P = ls.preconditioners.interface_pattern(A, n_subdomains=16)
-    >>> on_diagonal = (P.row_indices == P.col_indices).double()
-    >>> robin = torch.tensor(-0.5, dtype=torch.float64, requires_grad=True)
-    >>> L = ls.CSR(robin * on_diagonal, P)
-    >>> M = ls.preconditioners.AdditiveSchwarz(A, n_subdomains=16, restricted=True, local=L)
-    >>> b = torch.ones(1024, dtype=torch.float64)
-    >>> x = ls.solvers.fgmres(A, b, M=M, rtol=0.0, maxiter=3, gradient="unrolled").x
-    >>> (b - A @ x).norm().backward()
-    >>> robin.grad.shape
-    torch.Size([])
     """
 
     def __init__(
@@ -232,7 +190,7 @@ class AdditiveSchwarz(Preconditioner):
 
     def pcg_form(self) -> tuple[str, Tensor, Any] | None:
         # The factor of the coarse correction would be dense below its diagonal.
-        # Nor is that of a restricted one lower triangular in slots.
+        # Nor is the matrix of a restricted one lower triangular in slots.
         if not self.symmetric or self._restricted or self._coarse is not None or not self.plan.groups:
             return None
         G = self._kept_factor(self._cholesky)

@@ -1,6 +1,6 @@
-"""Networks that read a matrix and give a triangular factor, or an AMG: what they share.
+"""The common part of networks that read a matrix and give a triangular factor, or an AMG.
 
-Sources: those of `PreCorrector` and `NeuralIF`; P. W. Battaglia et al., arXiv 1806.01261, 2018 (the blocks).
+Sources: as for `PreCorrector` and `NeuralIF`; P. W. Battaglia et al., arXiv 1806.01261, 2018 (the blocks).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.preconditioners.classical.factored import Factored
 from learnsolve.preconditioners.learned._saved import Saved
 
-MOST = 4096  # rounds and width: a damaged file must not ask for more
+MOST = 4096  # limits of rounds and width, for damaged files
 
 
 class Start(NamedTuple):
@@ -29,7 +29,7 @@ class Start(NamedTuple):
     Attributes
     ----------
     pattern : SparsityPattern of L
-    scale : (..., n), L is diag(scale) times what the network gives
+    scale : (..., n), L is diag(scale) times the output of the network
     x : (..., n, features), features of the nodes
     e : (..., nnz), the entries of the factor that it begins with, in units of the scale
     more : (..., nnz, features), further features of the entries; None for none
@@ -57,7 +57,7 @@ class MatrixNetwork(Saved):
     """A -> M by message passing on the graph of a matrix.
 
     A subclass defines `start(A)`, the features and scales of a matrix, and what it makes of `messages`, one
-    number an entry that `rounds` of message passing give.
+    value per entry that `rounds` of message passing give.
     """
 
     node_features: ClassVar[int]
@@ -91,7 +91,7 @@ class MatrixNetwork(Saved):
         options: Any = {"rows": self.aggregate, "columns": self.aggregate, "hidden": (width,)}
         options |= {"edge_out": width, "dtype": dtype, "device": device}
         sizes = [(self.node_features, self.edge_features), *[(width, width)] * (self.rounds - 1)]
-        with torch.random.fork_rng(devices=[]):  # weights depend on the seed alone
+        with torch.random.fork_rng(devices=[]):  # weights depend on the seed only
             torch.manual_seed(self.seed)
             blocks = [
                 GraphNetBlock(nodes, edges, node_out=width if k < self.rounds else 0, **options)
@@ -119,7 +119,7 @@ class MatrixNetwork(Saved):
         raise NotImplementedError(f"{type(self).__name__} must define start")
 
     def messages(self, start: Start) -> Tensor:
-        """One number an entry, (..., nnz): rounds of message passing, each added to the features before it,
+        """One value per entry, (..., nnz): rounds of message passing, each added to the features before it,
         and a linear map of the last features and the entry itself."""
         P, x, e = start.pattern, start.x, start.e.unsqueeze(-1)
         if start.more is not None:

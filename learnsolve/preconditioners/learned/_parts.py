@@ -1,6 +1,6 @@
 """The tensors of a preconditioner as parameters, one module each: calling it gives the tensor as it is now.
 
-A map to positive numbers is told from the names in the state: ``values`` are the numbers themselves,
+The names in the state show a map to positive values: ``values`` are the values themselves,
 ``log_values`` their logarithms, ``raw_values`` what softplus maps to them; likewise ``diagonal``.
 """
 
@@ -26,7 +26,7 @@ INSTEAD = "use M itself, which keeps the graph"
 
 
 def positive(raw: Tensor, how: str | None) -> Tensor:
-    """The numbers that a parameter stands for: positive, unless `how` is None."""
+    """The values that a parameter stands for: positive, unless `how` is None."""
     if how is None:
         return raw
     info = torch.finfo(raw.dtype)  # far out an exponential rounds to 0, or overflows
@@ -57,7 +57,7 @@ def module_of(name: str, part: Part, how: str | None, learned: bool) -> torch.nn
 
 def current(module: Any) -> Any:
     """The tensor, the matrix, or a list of them, of the parameters as they are."""
-    # `forward` itself: Module's `__call__` would take a tenth of the time that a small solve has.
+    # `forward` itself: the overhead of Module's `__call__` shows in small solves.
     return [m.forward() for m in module] if isinstance(module, torch.nn.ModuleList) else module.forward()
 
 
@@ -72,7 +72,7 @@ def _check_start(function: str, name: str, value: Tensor, instead: str) -> None:
 
 
 class TensorValues(torch.nn.Module):
-    """A tensor; all entries are positive if it is told `how`."""
+    """A tensor; all entries are positive if `how` is not None."""
 
     def __init__(self, name: str, start: Tensor, how: str | None, learned: bool):
         super().__init__()
@@ -111,8 +111,8 @@ def _plan_split(P: SparsityPattern) -> Split:
 
 
 class MatrixValues(HoldsPattern):
-    """A matrix: `values`; or, if it is told `how`, one with a positive diagonal or, `signed`, with a diagonal
-    whose signs stay, of `off_diagonal` and `log_diagonal` or `raw_diagonal`."""
+    """A matrix: `values`; or, if `how` is not None, one with a positive diagonal or, `signed`, with a
+    diagonal whose signs stay, of `off_diagonal` and `log_diagonal` or `raw_diagonal`."""
 
     sign: Tensor
     instead = INSTEAD

@@ -1,4 +1,4 @@
-"""What a file tells of the preconditioner that a `Trainable` is made of."""
+"""The description in a file of the preconditioner that a `Trainable` is made of."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def settings_of(module: Trainable) -> dict[str, Any]:
 
 
 def made(settings: dict[str, Any], tensors: dict[str, Tensor]) -> Preconditioner:
-    """One of these patterns; its numbers are replaced afterwards."""
+    """One of these patterns; its values are replaced afterwards."""
     if settings["M"] == "Diagonal":
         (d,) = tensors.values()
         return Diagonal(torch.ones_like(d))

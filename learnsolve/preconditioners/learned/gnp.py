@@ -21,7 +21,7 @@ from learnsolve.preconditioners.base import check_finite
 from learnsolve.preconditioners.learned._saved import loadable
 from learnsolve.preconditioners.learned.trainable import Trainable
 
-MOST = 4096  # width and layers: a damaged file must not ask for more
+MOST = 4096  # limits of width and layers, for damaged files
 
 
 @loadable
@@ -29,16 +29,14 @@ class GNP(Trainable):
     r"""A nonlinear network for one matrix, for `fgmres` and `fcg`, where incomplete factors fail:
 
     .. math::
-
         M(r) = \frac{s}{\gamma}\, N\!\left(\frac{A}{\gamma}, \frac{r}{s}\right), \qquad
         s = \frac{\|r\|}{\sqrt n}, \qquad \gamma = \min(\|A\|_1, \|A\|_\infty)
 
-    N is an `nn.ResGCN` with one feature in and out, and :math:`\gamma` Gershgorin's bound of the spectral
-    radius.
+    N is an `nn.ResGCN` with one feature in and out. docs/preconditioners.md trains it.
 
     Parameters
     ----------
-    A : CSR, shape (n, n), values (..., nnz), which must not require grad; the module keeps a copy of A / γ
+    A : CSR, shape (n, n), values (..., nnz), without grad; the module keeps a copy of A / γ
     width, layers, transpose : of the `nn.ResGCN`
     seed : of the first weights
     dtype : of the weights and of A / γ in the network. M has the dtype of A
@@ -51,44 +49,22 @@ class GNP(Trainable):
 
     Raises
     ------
-    ValueError
-        if A is not square, is not finite, or requires grad.
-    TypeError
-        if types or dtypes do not fit.
+    ValueError, TypeError
+        if A is not square or not finite or requires grad; if types or dtypes do not fit.
 
     Notes
     -----
-    M(c r) = c M(r) for c > 0, and M for c A is M / c. It is not linear: `cg` and `minres` refuse it. Columns
-    are independent; a batch of matrices on one pattern shares the weights.
-
-    Train it by :math:`\|A M(b) - b\|_1` over b = A x with x from `analysis.krylov_samples`, as ``python -m
-    learnsolve.train gnp`` does. The state has the matrix, so that a file is enough to apply M:
-    ``M.save(path)`` and `preconditioners.load`.
-
-    Gradient: exact, for the weights and r, to any order; zero at r = 0. Cost of a call, for each column:
-    layers (nnz + 2 n width) width multiplications, with `transpose` less than twice that.
-
-    References
-    ----------
-    J. Chen, "Graph Neural Preconditioners for Iterative Solutions of Sparse Linear Systems", ICLR 2025, arXiv
-    2406.00809
+    M(c r) = c M(r) for c > 0; M for c A is M / c. Not linear: `cg` and `minres` reject it. A batch of
+    matrices on one pattern shares the weights. Gradient: exact, for the weights and r, to any order; zero at
+    r = 0. Cost of a call: about layers (nnz + 2 n width) width multiplications per column. Source: Chen,
+    arXiv 2406.00809, 2025.
 
     Examples
     --------
     >>> import torch, learnsolve as ls
-    >>> A = ls.problems.convection_diffusion(torch.ones(2, 8, 8).double(), 4.0, scheme="central")
+    >>> A = ls.problems.poisson((8, 8))
     >>> M = ls.preconditioners.GNP(A, width=8, layers=4)
-    >>> optimizer = torch.optim.Adam(M.parameters(), lr=1e-2)
-    >>> for _ in range(100):
-    ...     b = A @ ls.analysis.krylov_samples(A, 20, 16)
-    ...     loss = (A @ M(b) - b).abs().mean() / b.abs().mean()
-    ...     optimizer.zero_grad()
-    ...     loss.backward()
-    ...     optimizer.step()
-    >>> b = torch.ones(64, dtype=torch.float64)
-    >>> with torch.no_grad():
-    ...     ls.solvers.fgmres(A, b, M=M, restart=10).converged
-    True
+    >>> (A @ M(A @ ls.analysis.krylov_samples(A, 20, 16))).abs().mean().backward()
     """
 
     linear = False
@@ -120,7 +96,7 @@ class GNP(Trainable):
         unit = torch.minimum(norm(A, 1), norm(A, float("inf")))
         self.register_buffer("unit", torch.where(unit > 0, unit, 1))
         self.matrix = SparseMatrix(A.with_values((A.values / self.unit.unsqueeze(-1)).to(dtype)))
-        with torch.random.fork_rng(devices=[]):  # weights depend on the seed alone
+        with torch.random.fork_rng(devices=[]):  # weights depend on the seed only
             torch.manual_seed(self.seed)
             self.network = ResGCN(
                 1, 1, width=width, layers=layers, transpose=transpose, dtype=dtype, device="cpu"
@@ -141,7 +117,7 @@ class GNP(Trainable):
         return Y.to(size.dtype) * (size / self.unit[..., None, None])
 
     def settings(self) -> dict[str, Any]:
-        """The arguments of the constructor beside A, whose pattern and values are in the state."""
+        """The arguments of the constructor except A, whose pattern and values are in the state."""
         dtype = str(self.network.first.weight.dtype).removeprefix("torch.")
         return {
             "width": self.width,

@@ -29,7 +29,7 @@ class Grids(NamedTuple):
     ----------
     A : CSR
     P : CSR, the classical prolongation; None if there is no coarser grid
-    places : positions of its entries among those of A; for a coarse point that of the diagonal
+    places : positions of its entries among A's; for a coarse point, of the diagonal entry
     fine : 1 where the row of an entry is a fine point, 0 where it is a coarse one
     graph : Start, features on the graph of A
     """
@@ -49,14 +49,11 @@ class Grids(NamedTuple):
 class NeuralAMG(MatrixNetwork):
     r"""A graph network that corrects Ruge-Stueben interpolation, on its pattern: a function A -> M.
 
-    .. math::
-
-        p_{ij} = s_i\, \hat p_{ij}\, e^{g_{ij}}
+    .. math:: p_{ij} = s_i\, \hat p_{ij}\, e^{g_{ij}}
 
     in rows of fine points, where :math:`\hat P` is classical interpolation, g is the network on the graph of
-    A, and :math:`s_i` keeps the sums of the row, that of its positive entries and that of its negative ones.
-    The last layer begins with zeros: an untrained network is `classical`. Each level is made of the coarse
-    operator of the learned one above it, by the same weights.
+    A, and :math:`s_i` keeps the sums of the row's positive and of its negative entries. An untrained network
+    is `classical`. All levels share the weights; docs/preconditioners.md has the features.
 
     Parameters
     ----------
@@ -71,7 +68,7 @@ class NeuralAMG(MatrixNetwork):
     Raises
     ------
     TypeError
-        from a call, for what is no CSR, such as a vector: M is ``network(A)``, not the network.
+        from a call, for anything but a CSR, such as a vector: M is ``network(A)``, not the network.
     ValueError
         from a call, for a batch, or a matrix whose diagonal is not positive.
     ImportError
@@ -79,35 +76,16 @@ class NeuralAMG(MatrixNetwork):
 
     Notes
     -----
-    :math:`\hat P` is that of pyamg's "ruge_stuben" with both passes of the coarsening.
-    ``AMG(A, method="ruge_stuben")`` makes the first one alone, pyamg's default: fewer coarse points, but on
-    irregular graphs some rows of P are then empty, and no values can mend these.
-
-    Features: of an edge :math:`a_{ij} / \sqrt{a_{ii} a_{jj}}`, :math:`a_{ij} / a_{ii}`, whether P has an
-    entry there, this entry, how much 1, 2 and 4 steps of Jacobi's method change it, and whether j comes
-    before i, as Gauss-Seidel goes; of a node whether it is coarse and ten times its scaled row sum. So M for
-    c A is M for A, divided by c; the weights do not depend on the size of A.
-
-    Gradient: exact, for the weights and for A's values, on all levels: of :math:`\hat P`, the features, the
-    smoothers and the coarse operators. It is that of the splitting and the strong connections at A, which
-    values decide but which are constant nearby. With smoother "jacobi" or "chebyshev" one thing is held that
-    does change, the spectral radius of each level, as in `AMG`: the gradient is not exact then.
-    `prolongation(start(A))` is the P of two grids alone, for losses; ``network(start(A))`` a cycle on two
-    grids, with the graph of its weights.
-
-    References
-    ----------
-    I. Luz, M. Galun, H. Maron, R. Basri, I. Yavneh, "Learning algebraic multigrid using graph neural
-    networks", ICML 2020. There the network gives P itself, and rows are scaled to sums of one.
+    Gradient: exact, for the weights and A's values, on all levels, with splitting and strong connections held
+    fixed; with smoother "jacobi" or "chebyshev" the spectral radii too, as in `AMG`. Source: Luz et al.,
+    "Learning algebraic multigrid using graph neural networks", ICML 2020.
 
     Examples
     --------
     >>> import torch, learnsolve as ls
     >>> A, b = ls.problems.poisson((20, 20)), torch.ones(400, dtype=torch.float64)
     >>> network = ls.preconditioners.NeuralAMG(rounds=2, max_coarse=50)
-    >>> with torch.no_grad():
-    ...     M = network(A)
-    >>> torch.allclose(M(b), network.classical(A)(b))
+    >>> torch.allclose(network(A)(b), network.classical(A)(b))
     True
     """
 

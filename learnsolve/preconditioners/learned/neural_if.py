@@ -25,12 +25,12 @@ class NeuralIF(FactorNetwork):
     r"""A graph network that gives a factor on the pattern of tril(A): a function A -> M.
 
     .. math::
-
         M = (L L^T)^{-1}, \qquad L = D^{1/2} C, \qquad
         c_{ij} = g_{ij} \ (i > j), \qquad c_{ii} = e^{g_{ii} / 2}
 
-    where g is the network on the graph of tril(:math:`D^{-1/2} A D^{-1/2}`), D = diag(A). Its last layer
-    begins with zeros: an untrained network is Jacobi's method. Nothing is factorized, nothing breaks down.
+    where g is the network on the graph of tril(:math:`D^{-1/2} A D^{-1/2}`), D = diag(A). Nothing is
+    factorized, nothing breaks down. An untrained network is Jacobi's method. docs/preconditioners.md has the
+    features.
 
     Parameters
     ----------
@@ -43,33 +43,24 @@ class NeuralIF(FactorNetwork):
     Raises
     ------
     TypeError
-        from a call, for what is no CSR, such as a vector: M is ``network(A)``, not the network.
+        from a call, for anything but a CSR, such as a vector: M is ``network(A)``, not the network.
     ValueError
         from a call, for a matrix whose diagonal is not positive.
 
     Notes
     -----
-    Features: of an edge its scaled entry; of a node the sums of absolute values and of squares of the scaled
-    entries beside the diagonal in its row and in its column of the triangle, and the largest of its row. So M
-    for S A S, S diagonal, is S^-1 M S^-1. M is symmetric positive definite for all weights.
+    M is symmetric positive definite for all weights. Gradient: exact, for the weights and A's values, to any
+    order. A batch of matrices on one pattern is one call. Cost of a call: for each entry of L about rounds (2
+    width + 1) width multiplications.
 
-    Gradient: exact, for the weights and A's values, to any order. A batch of matrices on one pattern is one
-    call. Cost of a call: for each entry of L about rounds (2 width + 1) width multiplications.
-
-    Published: the entries unscaled, eight degree features of nodes, and each round first by rows, then by
-    columns; here both at once.
-
-    References
-    ----------
-    P. Häusner, O. Öktem, J. Sjölund, "Neural incomplete factorization: learning preconditioners for the
-    conjugate gradient method", Transactions on Machine Learning Research, 2024.
+    Source: P. Häusner, O. Öktem, J. Sjölund, "Neural incomplete factorization: learning preconditioners for
+    the conjugate gradient method", TMLR 2024.
 
     Examples
     --------
     >>> import torch, learnsolve as ls
     >>> A, b = ls.problems.random_spd(200, seed=0, density=0.02), torch.ones(200, dtype=torch.float64)
-    >>> network = ls.preconditioners.NeuralIF(rounds=2)
-    >>> torch.allclose(network(A)(b), b / A.diagonal())
+    >>> torch.allclose(ls.preconditioners.NeuralIF(rounds=2)(A)(b), b / A.diagonal())
     True
     """
 

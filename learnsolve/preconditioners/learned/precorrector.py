@@ -23,12 +23,11 @@ class PreCorrector(FactorNetwork):
     r"""A graph network that corrects IC(0), on its pattern: a function A -> M of symmetric matrices.
 
     .. math::
-
         M = (L L^T)^{-1}, \qquad L = D^{1/2} C, \qquad
         c_{ij} = \hat l_{ij} + \alpha\, g_{ij} \ (i > j), \qquad c_{ii} = \hat l_{ii}\, e^{\alpha g_{ii}}
 
     where :math:`\hat L = D^{-1/2} L_{IC}`, D = diag(A), g is the network on the graph of :math:`L_{IC}`, and
-    :math:`\alpha` a weight that begins with 0: an untrained network is IC(0).
+    :math:`\alpha` a weight that starts at 0: an untrained network is IC(0) (docs/preconditioners.md).
 
     Parameters
     ----------
@@ -41,38 +40,25 @@ class PreCorrector(FactorNetwork):
     Raises
     ------
     TypeError
-        from a call, for what is no CSR, such as a vector: M is ``network(A)``, not the network.
+        from a call, for anything but a CSR, such as a vector: M is ``network(A)``, not the network.
     ValueError
         from a call, for a matrix that has no IC(0).
 
     Notes
     -----
-    Features: of an edge its entry of :math:`\hat L`, of a node :math:`\hat l_{ii}` and ten times the row sum
-    that IC(0) has lost, :math:`((A - L L^T) 1)_i / a_{ii}`, which MIC(0) would give back. So M for c A is M
-    for A, divided by c. With a positive diagonal M is symmetric positive definite for all weights.
+    M is symmetric positive definite for all weights. Gradient: exact, for the weights and A's values, to any
+    order. A batch of matrices on one pattern is one call. Cost of a call: IC(0), then for each entry of L
+    about rounds (2 width + 1) width multiplications.
 
-    Gradient: exact, for the weights and A's values, to any order. A batch of matrices on one pattern is one
-    call. Cost of a call: IC(0), then for each entry of L about rounds (2 width + 1) width multiplications on
-    edges: as long as some dozens of iterations of `cg`, which the smaller number of them must save.
-
-    Published: L = L_IC + alpha g without the scaling and the exponential, and features of edges alone.
-
-    References
-    ----------
-    V. Trifonov et al., "Learning from Linear Algebra: A Graph Neural Network Approach to Preconditioner
-    Design for Conjugate Gradient Solvers", arXiv 2405.15557, 2024.
+    Source: V. Trifonov et al., "Learning from Linear Algebra: A Graph Neural Network Approach to
+    Preconditioner Design for Conjugate Gradient Solvers", arXiv 2405.15557, 2024.
 
     Examples
     --------
     >>> import torch, learnsolve as ls
     >>> A, b = ls.problems.poisson((20, 20)), torch.ones(400, dtype=torch.float64)
     >>> network = ls.preconditioners.PreCorrector(rounds=2, width=8)
-    >>> with torch.no_grad():
-    ...     M = network(A)
-    >>> ls.solvers.cg(A, b, M=M).iterations == ls.solvers.cg(A, b, M=ls.preconditioners.IC0(A)).iterations
-    True
-    >>> (network.factor(A) @ b - b).square().sum().backward()
-    >>> network.alpha.grad is not None
+    >>> torch.allclose(network(A)(b), ls.preconditioners.IC0(A)(b))
     True
     """
 

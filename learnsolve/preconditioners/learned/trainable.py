@@ -23,7 +23,7 @@ from learnsolve.preconditioners.learned._start import made, settings_of
 
 
 class _Ready(Saved):
-    """A module without `super().__init__()`: classes of one's own need not call it."""
+    """A module without `super().__init__()`: subclasses need not call it."""
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
         M = super().__new__(cls)
@@ -33,51 +33,37 @@ class _Ready(Saved):
 
 @loadable
 class Trainable(_Ready, Preconditioner):
-    r"""A preconditioner with parameters: tensors of M, or those of a class of one's own. Solvers give them a
-    gradient with gradient="unrolled" or "checkpointed".
+    """A preconditioner with parameters: tensors of M, or of a subclass. Solvers give them a gradient with
+    gradient="unrolled" or "checkpointed". docs/preconditioners.md has the table of names and defaults.
 
     Parameters
     ----------
     M : Preconditioner, where training starts; what is not learned stays as it is
-    learn : names of tensors of M, such as ("L",); if not given those with a star
-
-        | M | |
-        | --- | --- |
-        | `Factored`, `IC0`, `ILU0`, `FSAI`, ... | L*, U*, shift; not the ones of an L beside a U |
-        | `Diagonal` | d* |
-        | `Jacobi` | weight*, one a row |
-        | `Polynomial` | coefficients*, interval |
-        | `AMG` | prolongations*, weights* (one an unknown of each level, with "jacobi"), restrictions |
-        | `SPAI` | matrix* |
+    learn : names of tensors of M, such as ("L",) of `Factored`, ("coefficients",) of `Polynomial`
     positive : None, or "exp" or "softplus": the parameters are the logarithms, or inverse softplus, of the
-        diagonals of factors (that of a U keeps its signs) and of all entries of d, weights, coefficients
+        diagonals of factors (a U keeps its signs) and of all entries of d, weights, coefficients
 
     Attributes
     ----------
-    each name of `learn` : a module; called it gives the tensor or `CSR`, or a list of modules. Its parameters
-        are `values`, with `positive` `log_values` or `raw_values`, or `off_diagonal` and `log_diagonal` or
-        `raw_diagonal`
-    depends_on : tuple of Tensors, the parameters, and others that it is set to
+    each name of `learn` : a module or a list of them; calling it gives the tensor or `CSR`. Parameters are
+        `values`; with `positive` `log_` or `raw_values`, or `off_diagonal` and `log_` or `raw_diagonal`
+    depends_on : tuple of Tensors, the parameters and others
     shape, linear, symmetric, T, dtype, device, batch_shape : as of a `Preconditioner`
 
     Raises
     ------
     ValueError
-        if `learn` names something else (the message has the choices), or tensors are not finite, not positive
-        or require grad.
+        if `learn` names something else, or tensors are not finite, not positive or require grad.
     TypeError
-        if M is not a Preconditioner or is a module; in a call, if a module that shares the parameters was
-        converted to another dtype or device and this one was not.
+        if M is not a Preconditioner or is a module; in a call, if only one of the modules that share
+        parameters was converted.
 
     Notes
     -----
-    The preconditioner of the parameters, with their graph, is ``build()``: for several calls of an `AMG`,
-    whose coarse operators are computed in it, build once. It is symmetric where M is for all values of the
-    parameters: (L U)^-1 is not, nor is a cycle of learned restrictions. State dicts include the patterns of
-    matrices and refuse those of others. ``save(path)`` and `preconditioners.load` write and read files.
-
-    Gradient: exact, for the parameters and r, to any order. Cost: that of M, and one pass over the values of
-    a factor with positive diagonal. `cg` runs it in its compiled loop as it runs M.
+    ``build()`` is the preconditioner of the parameters, with their graph: for several calls of an `AMG` build
+    once. State dicts include the patterns of matrices; others raise an error. ``save(path)`` and
+    `preconditioners.load` write and read files. Gradient: exact, for the parameters and r, to any order.
+    Cost: as M, and a pass over the values. A subclass defines `_columns` or `build` (docs/extending.md).
 
     Examples
     --------
@@ -87,20 +73,6 @@ class Trainable(_Ready, Preconditioner):
     >>> ls.solvers.cg(A, b, M=M, rtol=0.0, maxiter=4, gradient="unrolled").residual_norms[-1].backward()
     >>> M.L.log_diagonal.grad.shape
     torch.Size([256])
-
-    A class of one's own defines `_columns`, or `build`, and sets its shape (docs/extending.md):
-
-    >>> class Scale(ls.preconditioners.Trainable):
-    ...     symmetric = True
-    ...
-    ...     def __init__(self, n):
-    ...         self.shape = (n, n)
-    ...         self.weight = torch.nn.Parameter(torch.linspace(0.5, 1, n, dtype=torch.float64))
-    ...
-    ...     def build(self):
-    ...         return ls.preconditioners.Diagonal(self.weight)
-    >>> ls.solvers.cg(A, b, M=Scale(256), rtol=0.0, maxiter=4, gradient="unrolled").x.requires_grad
-    True
     """
 
     if TYPE_CHECKING:  # what `learn` names is not known to type checkers
@@ -172,7 +144,7 @@ class Trainable(_Ready, Preconditioner):
             )
 
     def on(self, M: Preconditioner) -> Trainable:
-        """The same parameters for another matrix, that of M: ``learned.on(Jacobi(B))``."""
+        """The same parameters for the matrix of M: ``learned.on(Jacobi(B))``."""
         other = self._compared("on", M)
         for name in self._held:
             setattr(other, name, getattr(self, name))
@@ -216,7 +188,7 @@ class Trainable(_Ready, Preconditioner):
         return other
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """`.to`, `.float` and the like: what is not learned goes along, and first, for it may refuse."""
+        """`.to`, `.float` and the like: also moves what is not learned, first, because that may raise."""
         like = None if self.M is None else self.M._like()
         if self.M is not None and like is not None:
             to = fn(like.detach())
@@ -233,7 +205,7 @@ class Trainable(_Ready, Preconditioner):
     def pcg_form(self) -> tuple[str, Tensor, Any] | None:
         if self.M is None:
             return None if type(self).build is Trainable.build else self.build().pcg_form()
-        # An AMG would set up its cycle for a None; and the form does not ask what it depends on.
+        # An AMG would set up its cycle for a None; and the form does not depend on it.
         return None if type(self.M).pcg_form is Preconditioner.pcg_form else self._built(()).pcg_form()
 
     def settings(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ RELAXATION = ("block_gauss_seidel", {"sweep": "symmetric", "iterations": 4})
 def smoothed_aggregation(A: Any, symmetric: bool, max_levels: int, max_coarse: int) -> list[tuple[Any, Any]]:
     """(prolongation, restriction) of each level but the coarsest, for a SciPy matrix with a nonzero diagonal.
 
-    A restriction is the transpose of the prolongation if A is `symmetric`, or else that of A^T.
+    A restriction is the transpose of the prolongation if A is `symmetric`, or else of A^T's.
     """
     from pyamg.aggregation import fit_candidates, standard_aggregation
     from pyamg.relaxation.utils import relaxation_as_linear_operator

@@ -23,15 +23,15 @@ def interpolation(A: CSR) -> tuple[CSR | None, Tensor]:
     points in increasing order; None if all points, or none, are coarse.
 
     With the strong connections of i to coarse points, C_i, and to fine ones with a strong coarse point in
-    common, F_i, and with :math:`a^-` where the sign is not that of the diagonal (as pyamg's "modified"):
+    common, F_i, and with :math:`a^-` where the sign differs from the diagonal's (as pyamg's "modified"):
 
     .. math:: p_{ij} = -\frac{a_{ij} + \sum_{k \in F_i} a_{ik} a^-_{kj} / \sum_{l \in C_i} a^-_{kl}}
                              {\sum_{m \notin C_i \cup F_i} a_{im}}
 
-    The choice is by numbers; the entries have the graph of A.
+    The choice is by values; the entries have the graph of A.
 
     The second pass sees to it that two fine points with a strong connection have a strong coarse neighbor in
-    common. After the first one alone, pyamg's default, some have no coarse neighbor, and an empty row of P.
+    common. After only the first one, pyamg's default, some have no coarse neighbor, and an empty row of P.
     """
     options = {
         "CF": ("RS", {"second_pass": True}),

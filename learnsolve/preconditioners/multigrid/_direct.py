@@ -51,7 +51,7 @@ def cholesky(M: Tensor) -> Tensor | None:
 
 def _nearly_singular(A: CSR, factors: Factorized) -> int:
     """The first matrix whose factors blow a fixed random vector up beyond what one that is regular up
-    to rounding could; -1 if there is none."""
+    to rounding could; -1 if no row could."""
     if plain_values(A.values).shape != A.values.shape:  # under torch.func.vmap
         return -1
     with plain_tensors():  # under a vmap of something else random numbers are not available
@@ -74,8 +74,8 @@ class DirectSolver:
     """A^-1, or A^+ if `pseudo`, for a matrix that is small compared with those it is used for. `pseudo` None:
     A^+ if a matrix is singular up to rounding.
 
-    Up to 500 rows as a dense inverse: one matrix product a call, of 2 n^2 flops a column. Beyond by sparse LU
-    factors. Differentiable in the values of A.
+    Up to 500 rows by a dense inverse: one matrix product, 2 n^2 flops per column; beyond by sparse LU.
+    Differentiable in the values of A.
     """
 
     def __init__(self, function: str, A: CSR, pseudo: bool | None, remedy: str):

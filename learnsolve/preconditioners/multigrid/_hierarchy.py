@@ -28,7 +28,7 @@ class Hierarchy:
 
     Parameters
     ----------
-    prolongations : CSRs; number l of shape (n_l, n_(l + 1)), n_0 that of the matrix
+    prolongations : CSRs; the l-th has shape (n_l, n_(l + 1)), n_0 rows of the matrix
     restrictions : as many; a CSR of shape (n_(l + 1), n_l), or None for the transpose of the prolongation.
         All None if not given
     radii : estimates of the spectral radius of D^-1 A on each level, None where it is to be found
@@ -43,7 +43,7 @@ class Hierarchy:
     Notes
     -----
     `AMG` is differentiable in prolongations and restrictions that have a graph or require grad. Their values
-    may have batch axes, (..., nnz), which broadcast with those of the matrix: a cycle for each.
+    may have batch axes, (..., nnz), which broadcast with the matrix's: a cycle for each.
 
     Examples
     --------

@@ -1,7 +1,7 @@
 """Smoothers of multigrid: one sweep is x <- x + S (b - A x), with S here.
 
 S is symmetric where A is, and the same before and after the coarse correction: so is the cycle then.
-`transpose` asks for the sweep of A^T, which has S^T. Each has
+`transpose` selects the sweep of A^T, which has S^T. Each has
 
     first(b, transpose)      x = S b, the sweep from zero, and b - A x
     again(x, b, transpose)   x + S (b - A x)
@@ -47,7 +47,7 @@ class _Explicit:
 
 
 class Jacobi(_Explicit):
-    """S = w D^-1, w a number or one a row."""
+    """S = w D^-1, w a scalar or one per row."""
 
     def __init__(self, function: str, A: CSR, weight: float | Tensor):
         self.A, self.scale = A, times(shared_inverse_diagonal(A, function), weight).unsqueeze(-1)
@@ -67,7 +67,7 @@ class Chebyshev(_Explicit):
         self.center, self.half_width = (high + low) / 2, (high - low) / 2
 
     def step(self, r: Tensor, transpose: bool) -> Tensor:
-        # With the transpose p(D^-1 A^T) D^-1 = (p(D^-1 A) D^-1)^T: D^-1 A^T D^-1 is that of D^-1 A D^-1.
+        # With the transpose p(D^-1 A^T) D^-1 = (p(D^-1 A) D^-1)^T, since D^-1 A^T D^-1 = (D^-1 A D^-1)^T.
         sigma = self.center / self.half_width
         x = d = self.inverse * r / self.center
         rho = 1 / sigma

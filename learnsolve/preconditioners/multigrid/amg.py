@@ -38,92 +38,44 @@ _PSEUDO = {None: None, "lu": False, "pinv": True}
 
 
 class AMG(Preconditioner):
-    r"""One cycle of algebraic multigrid from zero, :math:`M \approx A^{-1}`: linear.
-
-    On level l, with :math:`A_0 = A`, :math:`A_{l+1} = R_l A_l P_l` and :math:`S` the smoother, a cycle is
-
-    .. math:: x \leftarrow x + S (b - A_l x), \quad x \leftarrow x + P_l C_{l+1} R_l (b - A_l x), \quad
-              x \leftarrow x + S (b - A_l x)
-
-    with `presweeps` of the first, `postsweeps` of the last; the coarse solve C is the cycle of the next level
-    once (V), twice (W), once and then a V-cycle (F), and a direct solve on the coarsest.
+    r"""One cycle of algebraic multigrid from zero, linear (docs/preconditioners.md has the formulas).
 
     Parameters
     ----------
     A : CSR, shape (n, n), float32 or float64, without zeros on the diagonal; its values may have batch axes
     method : "smoothed_aggregation" (if not given) or "ruge_stuben", of pyamg
-    hierarchy : instead of `method`, `max_levels` and `max_coarse`: a `Hierarchy`, such as that of another AMG
-        (``M.hierarchy``) on a matrix with the same unknowns, or a pyamg MultilevelSolver, of which the
-        transfers between levels are taken, not its smoothers
+    hierarchy : instead of `method`: a `Hierarchy`, such as another AMG's, or a pyamg MultilevelSolver
     cycle : "V", "W" or "F"
-    smoother : "gauss_seidel": :math:`S = (D + U)^{-1} D (D + L)^{-1}`, a sweep forward and one backward, in
-        the order of the unknowns or, on a CUDA device, color by color; "jacobi": :math:`S = w D^{-1}`;
-        "chebyshev": a polynomial in :math:`D^{-1} A` for eigenvalues between :math:`\rho / 30` and
-        :math:`1.1 \rho`, times :math:`D^{-1}`. If not given, "jacobi" on a CUDA device or with `weight`, else
-        "gauss_seidel"
+    smoother : "gauss_seidel", symmetric; "jacobi", the default for CUDA or with `weight`; "chebyshev"
     presweeps, postsweeps : int >= 0, not both 0
-    weight : of "jacobi", a number or a tensor of shape () or (..., n_l), or a sequence of them, one a level
-        but the coarsest, positive (not checked for a torch.nn.Parameter, which training moves);
-        :math:`(4/3) / \rho(D^{-1} A_l)` if not given
+    weight : of "jacobi", positive: float or Tensor, () or (..., n_l), or a sequence of them, one per level
+        but the coarsest; :math:`(4/3) / \rho(D^{-1} A_l)` if not given
     degree : of "chebyshev", the number of steps, 3 if not given
-    max_levels, max_coarse : int >= 1, most levels, and most unknowns of the coarsest; 10 and 100 if not given
-    coarse_solver : "lu", the inverse; or "pinv", the pseudo-inverse, for a singular A. Not given: "pinv" if
-        the coarsest matrix is singular up to rounding (not found under `torch.compile`), else "lu"
-    symmetric : bool, whether A is symmetric; if not given its numbers are compared (not
-        under `torch.compile`)
+    max_levels, max_coarse : int >= 1, most levels, most unknowns of the coarsest; 10 and 100 if not given
+    coarse_solver : "lu" or, for singular matrices, "pinv"; chosen by the coarsest matrix if not given
+    symmetric : bool, whether A is symmetric; if not given, values are compared (not under `torch.compile`)
 
     Attributes
     ----------
-    hierarchy : Hierarchy
-    operators : tuple of CSR, A and the coarse ones
-    weights : list, that of each level but the coarsest; None if the smoother is not "jacobi"
-    operator_complexity : float, entries of all levels over those of A
+    hierarchy, operators : Hierarchy; tuple of CSR, A and the coarse ones
+    weights : list, one per level but the coarsest; None if the smoother is not "jacobi"
+    operator_complexity : float, entries of all levels over A's
 
     Raises
     ------
     ValueError
-        if A has a zero on its diagonal or is not finite, its batch is empty, a weight is not positive, or the
-        coarsest matrix is singular (with "lu", or with more than 2000 unknowns); if a hierarchy has another
-        size, or an argument is given that the chosen smoother or hierarchy does not use.
-    TypeError
-        if types, dtypes or devices do not fit.
-    ImportError
-        if pyamg is needed and not installed.
-    NotImplementedError
-        for CUDA tensors.
+        if A is not finite or has a zero on its diagonal, a matrix is singular, or arguments do not fit.
+    TypeError, ImportError, NotImplementedError
+        if types do not fit; without pyamg, where it is needed; for CUDA tensors.
 
     Notes
     -----
-    Symmetric if A is, restrictions are transposes, `presweeps` equal `postsweeps`, and the cycle is V or W
-    (or F on at most three levels: F and V in turn are not symmetric; `fcg` takes it). The transpose is the
-    cycle of A^T with the roles of P and R, of `presweeps` and `postsweeps` exchanged.
-
-    Gradient: exact in r and in the values of A through smoothers, coarse operators and the direct solve, with
-    the hierarchy held fixed: prolongations, restrictions and the spectral radii of weights are numbers. The
-    gradient is that of ``AMG(A, hierarchy=H)``; also in values of prolongations and weights that require
-    grad. Any order. `Trainable` learns the entries of every P_l and, with "jacobi", a weight for each unknown
-    of each level; with ``learn=("restrictions", ...)`` those of every R_l too, which is not P_l^T any more.
-
-    Set-up: pyamg on the host, from the values without their graph, of the mean matrix of a batch; then two
-    sparse products a level, whose plans stay with the patterns, so ``AMG(A2, hierarchy=M.hierarchy)`` is
-    cheap where A2 has A's pattern. The same bits on every run with the same number of threads (dense inverses
-    are LAPACK's). The coarsest level is a dense inverse of up to 500 rows, beyond sparse LU factors.
-
-    A V-cycle costs, with c the operator complexity, about 4 c nnz flops a column with "jacobi" and one sweep
-    on each side, 6 c nnz with "gauss_seidel", whose solves and products read one triangle each. That takes
-    half to two thirds of the iterations, and whole solves the same time on grids in 2D, 0.6 to 0.9 of it in
-    3D and on irregular matrices (docs/preconditioners.md).
-
-    References
-    ----------
-    N. Bell, L. N. Olson, J. Schroder, "PyAMG: Algebraic Multigrid Solvers in Python", JOSS 7(72) 2022, 4142,
-    doi:10.21105/joss.04142
+    Gradient: exact, for r, the values of A, transfers and weights, with the hierarchy held fixed; any order.
 
     Examples
     --------
     >>> import torch, learnsolve as ls
-    >>> A = ls.problems.poisson((64, 64))
-    >>> M = ls.preconditioners.AMG(A)
+    >>> M = ls.preconditioners.AMG(A := ls.problems.poisson((64, 64)))
     >>> ls.solvers.cg(A, torch.ones(4096, dtype=torch.float64), M=M, rtol=1e-8).iterations < 20
     True
     """
@@ -229,7 +181,7 @@ class AMG(Preconditioner):
         others += [("weights", w.shape[:-1]) for w in weights or () if isinstance(w, Tensor)]
         for name, batch in others:
             if not batch:
-                continue  # `broadcast_shapes` is Python: 0.1 ms on three levels
+                continue  # `broadcast_shapes` is slow Python
             checks.batches("AMG", self.batch_shape, batch, f"A and {name}")
             self.batch_shape = torch.broadcast_shapes(self.batch_shape, batch)
 

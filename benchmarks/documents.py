@@ -1,0 +1,409 @@
+"""What README and docs quote of the committed run: tables between two comments of a page, and figures.
+
+    <!-- benchmarks: NAME -->          a table of TABLES
+    <!-- end of benchmarks -->
+
+`python -m benchmarks write-docs` writes all of them again; a test sees that none has drifted.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from benchmarks import ROOT
+from benchmarks.harness import OURS
+from benchmarks.report import duration, markdown
+
+RUN = ROOT / "benchmarks/results/bench-amd-epyc.json"
+FRONT_DOOR = ROOT / "benchmarks/results/front-door.json"
+REGRESSION = ROOT / "experiments/thread_slow_backward_regression/results"
+BLOCK = re.compile(r"(<!-- benchmarks: (\S+) -->\n).*?(<!-- end of benchmarks -->)", re.DOTALL)
+NOISE = 1.05  # a peer is faster from here on
+OUR_OWN = ("checkpointed", "all columns", "loop", "our CSR")  # columns that compare two ways of ours
+Row = dict[str, Any]
+
+# Where a peer is faster: the first cause whose rule takes a row.
+CAUSES: dict[str, Callable[[Row], bool]] = {
+    "gradient of A + B": lambda row: row["way"] == "backward" and " + " in row["case"],
+    "set-up of AMG": lambda row: row["way"] == "set-up and one application",
+    "AMG on small matrices": lambda row: "M = AMG" in row["case"],
+    "gathers and sums of few features": lambda row: row["section"] == "networks",
+    "first call on new patterns": lambda row: row["way"] == "first call",
+    "direct solves": lambda row: "direct" in row["case"],
+    "calls below 0.4 ms": lambda row: row["cells"][OURS]["median"] < 4e-4,
+    "rows of very different lengths": lambda row: "power law" in row["case"],
+}
+
+
+def table2(run: Row) -> str:
+    """The paper's table 2 at its sizes: float32, one thread."""
+    ways = {"forward": "forward", "forward + sum + backward": "forward and backward"}
+    lines: dict[str, dict[str, str]] = {}
+    for row in run["rows"]:
+        way, cells, peer = ways.get(row["way"]), row["cells"], row.get("best peer")
+        if way is None or row["section"] != "table2" or "torch dense" in cells:
+            continue
+        if (row["dtype"], row["threads"]) != ("float32", 1):
+            continue
+        best = f"{duration(cells[peer]['median'])}, {peer}" if peer else "none"
+        line = lines.setdefault(row["case"], {"": row["case"]})
+        line |= {way: duration(cells[OURS]["median"]), f"best peer, {way}".removesuffix(", forward"): best}
+    return markdown(list(lines.values()))
+
+
+def lost(run: Row) -> list[Row]:
+    """The rows in which a peer takes less time: of each case and way the worst of dtypes and threads."""
+    worst: dict[tuple[str, str], Row] = {}
+    for row in run["rows"]:
+        key = row["case"], row["way"]
+        if row.get("best peer") not in OUR_OWN and row.get("ratio", 0) > max(
+            NOISE, worst.get(key, {}).get("ratio", 0)
+        ):
+            worst[key] = row
+    return list(worst.values())
+
+
+def slower(run: Row) -> str:
+    return markdown(
+        [
+            {
+                "where a peer is faster": f"{row['case']}, {row['way']}",
+                "": f"{row['dtype']}, {row['threads']} thread{'s' * (row['threads'] != 1)}",
+                OURS: duration(row["cells"][OURS]["median"]),
+                "best peer": f"{duration(row['cells'][row['best peer']]['median'])}, {row['best peer']}",
+                "ours / theirs": f"{row['ratio']:.2f}",
+            }
+            for row in lost(run)
+        ]
+    )
+
+
+def causes(run: Row) -> str:
+    """The same rows by cause, and of how many."""
+    groups: dict[str, list[Row]] = {cause: [] for cause in CAUSES} | {"others": []}
+    for row in lost(run):
+        groups[next((cause for cause, rule in CAUSES.items() if rule(row)), "others")].append(row)
+    lines = []
+    for cause, rows in groups.items():
+        if rows:
+            ratios = sorted(row["ratio"] for row in rows)
+            reach = f"{ratios[0]:.2g} to {ratios[-1]:.3g}" if len(rows) > 1 else f"{ratios[0]:.2g}"
+            lines.append({"where": cause, "cases": str(len(rows)), "our time / theirs": reach})
+    cases = {(row["case"], row["way"]) for row in run["rows"] if "ratio" in row}
+    return f"{markdown(lines)}\n\n{len(lost(run))} of {len(cases)} cases, by more than 5 %."
+
+
+# (section, case) of what a user gains, in whole calls that autograd records; float64, one thread.
+GAINS = (
+    ("table2", "SpMV, n = 32768"),
+    ("operations", "A x, 2D Poisson, n = 1000000, 1 column"),
+    ("operations", "A x, irregular, n = 32768, 1 column"),
+    ("operations", "A x, 1D Poisson, n = 16384, 32 columns"),
+    ("operations", "A x, irregular, n = 32768, 32 columns"),
+    ("table2", "SpTRSV, n = 32768"),
+    ("operations", "A B, 2D Poisson, n = 90000"),
+    ("table2", "Sp + Sp, n = 32768"),
+    ("table2", "direct solve, n = 22500"),
+    ("operations", "3 x 3 stencil, 1000^2"),
+    ("solvers", "cg, an iteration, n = 10000"),
+    ("solvers", "minres, an iteration, n = 10000"),
+    ("solvers", "bicgstab, an iteration, n = 10000"),
+    ("solvers", "gmres, an iteration, n = 10000"),
+    ("solvers", "cg, M = none, 2D Poisson 300^2"),
+    ("training", "heavyball, n = 32768, 4 vectors"),
+    ("training", "pcg, n = 4096, 100 vectors"),
+)
+FORWARD, BACKWARD = ("forward", "solve", "step"), ("backward", "solve + gradient")
+
+
+def gains(run: Row) -> str:
+    def cell(row: Row | None) -> str:
+        times = {} if row is None else {k: c["median"] for k, c in row["cells"].items() if "median" in c}
+        peers = [name for name in times if name not in (OURS, *OUR_OWN)]
+        if row is None or not peers:
+            return ""
+        peer = min(peers, key=times.__getitem__)
+        return f"{duration(row['cells'][OURS]['median'])}; {peer} {duration(row['cells'][peer]['median'])}"
+
+    lines = []
+    for section, case in GAINS:
+        rows = [r for r in run["rows"] if (r["section"], r["case"], r["threads"]) == (section, case, 1)]
+        rows = [r for r in rows if r["dtype"] == "float64"]
+        first = next((r for r in rows if r["way"] in FORWARD), None)
+        second = next((r for r in rows if r["way"] in BACKWARD), None)
+        lines.append(
+            {"": case, "forward, solve or step": cell(first), "backward, or solve and gradient": cell(second)}
+        )
+    return markdown(lines)
+
+
+# Targets for ratios: (what, at most, row of the numerator, row of the denominator, its column).
+Key = tuple[str, str, str]
+TARGETS: tuple[tuple[str, float, Key, Key, str], ...] = (
+    *(
+        (
+            f"both gradients of {name} over its forward",
+            most,
+            (section, case, "backward"),
+            (section, case, "forward"),
+            OURS,
+        )
+        for name, most, section, case in (
+            ("a product, 1D Poisson", 2.0, "table2", "SpMV, n = 32768"),
+            ("a product, 2D Poisson", 2.0, "operations", "A x, 2D Poisson, n = 1000000, 1 column"),
+            ("a product, irregular rows", 2.0, "operations", "A x, irregular, n = 32768, 1 column"),
+            ("a product with 64 columns", 1.5, "table2", "SpDMM, n = 16384, 64 columns"),
+            ("a bidiagonal solve", 2.0, "table2", "SpTRSV, n = 32768"),
+            ("a triangular solve, 2D", 2.0, "operations", "L of ILU(0), 2D, n = 1000000"),
+            ("a triangular solve, 3D", 2.0, "operations", "L of ILU(0), 3D, n = 1000000"),
+            ("ILU(0)", 2.0, "operations", "ilu0, 2D, n = 1000000"),
+        )
+    ),
+    *(
+        (f"{name} over SciPy's time", most, (section, case, "forward"), (section, case, "forward"), "SciPy")
+        for name, most, section, case in (
+            ("a product with irregular rows", 0.8, "operations", "A x, irregular, n = 32768, 1 column"),
+            ("a product with 64 columns", 0.5, "table2", "SpDMM, n = 16384, 64 columns"),
+            ("a sparse product, 2D", 0.25, "operations", "A B, 2D Poisson, n = 90000"),
+            ("a triple product P^T A P", 0.25, "operations", "P^T A P, Ruge-Stueben, n = 90000"),
+            ("a sum of two patterns", 0.25, "operations", "A + B, two patterns, n = 90000"),
+        )
+    ),
+    (
+        "a training step of jacobi at n = 16 over dense torch's",
+        1.0,
+        ("training", "jacobi, n = 16, 100 vectors", "step"),
+        ("training", "jacobi, n = 16, 100 vectors", "step"),
+        "torch dense",
+    ),
+)
+
+
+def targets(run: Row) -> str:
+    rows = {
+        (r["section"], r["case"], r["way"]): r["cells"]
+        for r in reversed(run["rows"])
+        if (r["dtype"], r["threads"]) == ("float64", 1)
+    }
+    lines = []
+    for what, most, ours, other, column in TARGETS:
+        ratio = rows[ours][OURS]["median"] / rows[other][column]["median"]
+        met = "yes" if ratio <= most else "no"
+        lines.append({"target": what, "at most": f"{most:g}", "measured": f"{ratio:.2f}", "met": met})
+    return markdown(lines)
+
+
+def regression(_: Row) -> str:
+    """The question of a slow backward, at its size and at a tenth of it."""
+    lines = []
+    for name in ("full", "tenth"):
+        result = json.loads((REGRESSION / f"{name}.json").read_text())
+        entries = f"{result['problem']['entries'] / 1e6:.1f} million"
+        lines += [
+            {
+                "entries": entries,
+                "": row["by"],
+                "forward": duration(row["forward s"]),
+                "gradient for x": duration(row["backward s"]),
+                "ratio": f"{row['backward / forward']:.2g}",
+            }
+            for row in result["times"]
+        ]
+    return markdown(lines)
+
+
+def cg_loops(run: Row) -> str:
+    """An iteration of cg as part of one operation, and op by op."""
+    lines = []
+    for row in run["rows"]:
+        if (row["section"], row["dtype"], row["threads"]) == ("loops", "float64", 1) and row[
+            "case"
+        ].startswith("cg"):
+            cells = {k: duration(c["median"]) for k, c in row["cells"].items() if "median" in c}
+            lines.append({"": f"{row['case']}, {row['way']}"} | cells)
+    return markdown(
+        [dict.fromkeys(dict.fromkeys(k for line in lines for k in line), "") | line for line in lines]
+    )
+
+
+# Of the matrices of `front_door`, one of each kind.
+CHOICES = (
+    "Poisson 300x300",
+    "Poisson 46x46x46",
+    "anisotropic 1e-3 150x150",
+    "jumps 1e4 200x200",
+    "Stokes 130x130",
+    "complex Helmholtz 60x60",
+    "convection strong 300x300",
+    "Laplacian power law 20000",
+    "delaunay_n13",
+)
+
+
+def front_door(_: Row) -> str:
+    """What `ls.solve` chooses, against the best single method."""
+    lines = []
+    run = json.loads(FRONT_DOOR.read_text())
+    rows = {row["case"]: row for row in run["rows"] if row["way"] == "to 1e-08"}
+    for case in CHOICES:
+        row = rows[case]
+        best, ours = row["cells"][row["best"]]["median"], row["cells"][OURS]["median"]
+        lines.append(
+            {
+                "to 1e-8": case,
+                "rows": f"{row['rows']:,}",
+                "`ls.solve`": duration(ours),
+                "by": row["choice"].split("; ")[-1].removeprefix("then ").partition(":")[0],
+                "best single method": f"{row['best']}, {duration(best)}",
+                "ratio": f"{ours / best:.2f}",
+            }
+        )
+    ratios = sorted(row["of best"] for row in run["rows"] if "of best" in row)
+    shares = ", ".join(f"{limit:g} times in {sum(r <= limit for r in ratios)}" for limit in (1.5, 2.0, 3.0))
+    note = f"Of {len(ratios)} solves: at most {shares}; the largest {ratios[-1]:.3g}."
+    return f"{markdown(lines)}\n\n{note} A best time below 1 ms counts as 1 ms."
+
+
+def iterations(run: Row) -> str:
+    """The time of an iteration over SciPy's."""
+    lines: dict[str, dict[str, str]] = {}
+    for row in run["rows"]:
+        method, _, rest = row["case"].partition(", an iteration, ")
+        if row["section"] == "solvers" and rest and row["threads"] == 1:
+            ratio = row["cells"][OURS]["median"] / row["cells"]["SciPy"]["median"]
+            lines.setdefault(method, {"": f"`{method}`"})[rest] = f"{ratio:.2f}"
+    return markdown(list(lines.values()))
+
+
+def multigrid(run: Row) -> str:
+    """`cg` with AMG, and its set-up."""
+    lines: dict[str, dict[str, str]] = {}
+    for row in run["rows"]:
+        case = row["case"].removeprefix("cg, M = AMG, ")
+        if (row["section"], row["threads"]) == ("solvers", 1) and case != row["case"]:
+            way = "set-up" if row["way"].startswith("set-up") else row["way"]
+            line = lines.setdefault(case, {"": case})
+            for name in (OURS, "pyamg"):
+                if "median" in row["cells"].get(name, {}):
+                    line[f"{way}, {name}"] = duration(row["cells"][name]["median"])
+    keys = dict.fromkeys(key for line in lines.values() for key in line)
+    return markdown([dict.fromkeys(keys, "") | line for line in lines.values()])
+
+
+def batches(run: Row) -> str:
+    """A batch in one call of `cg`, against a loop in Python."""
+    rows = [row for row in run["rows"] if row["section"] == "batches"]
+    return markdown(
+        [
+            {
+                "": f"{row['case']}, {row['way']}",
+                "threads": str(row["threads"]),
+                "one call": duration(row["cells"][OURS]["median"]),
+                "a loop": duration(row["cells"]["loop"]["median"]),
+            }
+            for row in rows
+        ]
+    )
+
+
+TABLES = {
+    f.__name__: f
+    for f in (
+        table2,
+        causes,
+        slower,
+        gains,
+        targets,
+        regression,
+        cg_loops,
+        front_door,
+        iterations,
+        multigrid,
+        batches,
+    )
+}
+
+
+def pages() -> list[Path]:
+    found = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return [page for page in found if BLOCK.search(page.read_text())]
+
+
+def rewritten(text: str, run: Row) -> str:
+    return BLOCK.sub(lambda block: f"{block[1]}{TABLES[block[2]](run)}\n{block[3]}", text)
+
+
+# --- the figure at the top of the README ---
+
+# Of a task: its name in the figure, and its case.
+HERO = {
+    "A x, 10⁶ unknowns": ("operations", "A x, 2D Poisson, n = 1000000, 1 column"),
+    "A X, 64 columns": ("table2", "SpDMM, n = 16384, 64 columns"),
+    "A B": ("operations", "A B, 2D Poisson, n = 90000"),
+    "L x = b": ("table2", "SpTRSV, n = 32768"),
+    "A x = b, direct": ("table2", "direct solve, n = 22500"),
+}
+LIBRARIES = ("torch CSR", "torch COO", "torchsparsegradutils", "torch-sla", OURS)
+
+
+def costs(run: Row) -> dict[str, dict[str, float]]:
+    """Time of the backward of each library over the shortest forward of all, by task."""
+    result: dict[str, dict[str, float]] = {}
+    for name, key in HERO.items():
+        rows = [r for r in run["rows"] if (r["section"], r["case"]) == key]
+        rows = [r for r in rows if (r["dtype"], r["threads"]) == ("float64", 1)]
+        forward, backward = (
+            next(r["cells"] for r in rows if r["way"] == way) for way in ("forward", "backward")
+        )
+        unit = min(forward[k]["median"] for k in LIBRARIES if "median" in forward.get(k, {}))
+        result[name] = {k: backward[k]["median"] / unit for k in LIBRARIES if "median" in backward.get(k, {})}
+    rows = json.loads((REGRESSION / "tenth.json").read_text())["times"]
+    rows = [row for row in rows if row["by"] in LIBRARIES]
+    unit = min(row["forward s"] for row in rows)
+    result["regression, 17.6 M entries"] = {row["by"]: row["backward s"] / unit for row in rows}
+    return result
+
+
+def hero(run: Row) -> Any:
+    from learnsolve.recipes.harness.figures import BLACK, BLUE, GRAY, GREEN, ORANGE, PURPLE, new_figure
+
+    figure, axes = new_figure("", "time of the backward pass, in forward passes of the fastest library", "")
+    figure.set_size_inches(7.2, 3.4)
+    tasks = list(costs(run).items())[::-1]
+    marks = ((ORANGE, "s"), (PURPLE, "D"), (GRAY, "v"), (GREEN, "^"), (BLUE, "o"))
+    for library, (color, marker) in zip(LIBRARIES, marks, strict=True):
+        points = [(cells[library], i) for i, (_, cells) in enumerate(tasks) if library in cells]
+        size = 90 if library == OURS else 45
+        axes.scatter(*zip(*points, strict=True), color=color, marker=marker, s=size, label=library, zorder=3)
+    axes.axvline(1, color=BLACK, linewidth=0.8)
+    axes.set_xscale("log")
+    axes.set_xticks([0.1, 1, 10, 100], ["0.1", "1", "10", "100"])
+    axes.set_yticks(range(len(tasks)), [name for name, _ in tasks])
+    columns = {"ncols": len(LIBRARIES), "columnspacing": 1, "handletextpad": 0.2}
+    figure.legend(loc="outside upper center", frameon=False, fontsize=8.5, **columns)
+    return figure
+
+
+def write(paths: Iterable[Path] | None = None) -> list[Path]:
+    """All pages, or those, and the figures."""
+    from benchmarks import figure11
+    from learnsolve.recipes.harness.figures import png
+
+    run = json.loads(RUN.read_text())
+    written = []
+    for page in pages() if paths is None else paths:
+        text = page.read_text()
+        if (new := rewritten(text, run)) != text:
+            page.write_text(new)
+            written.append(page)
+    pictures = {
+        ROOT / "docs/images/backward.png": hero(run),
+        RUN.with_name(f"{RUN.stem}-figure11.png"): figure11.draw(figure11.rows(run)),
+    }
+    for path, figure in pictures.items():
+        path.write_bytes(png(figure))
+    return [*written, *pictures]
