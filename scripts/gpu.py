@@ -31,7 +31,7 @@ STEPS = ("build", "smoke", "tests", "sanitizer", "bench")
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
 # Tests of device features: streams, graphs, waits, bits. And tests shared with the CPU, with their tensors on
-# the device (tests/on_device.py), divided into one part per process.
+# the device (tests/pretend_device.py), divided into one part per process.
 ABOUT_THE_DEVICE = tuple(sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("tests/*/test_cuda*.py")))
 ON_THE_DEVICE = (
     "tests/ops/test_contract.py",

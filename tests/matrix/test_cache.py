@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from reference import coordinates, grid, normal, pattern_of, random
-from stress.interrupts import Lines, let_go
+from stress.resources import Lines, let_go
 from torch import Tensor
 
 import learnsolve as ls

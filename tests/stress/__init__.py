@@ -36,13 +36,13 @@ HARNESSES = {
     "graphs": Harness("graphs", 5_000, 552),  # each argument once
     "bits": Harness("threads", 200, 1),
     "interrupts": Harness("resources", 300, 24),
-    "exhaustion": Harness("resources", 1_000, 20),
-    "disk": Harness("disk", 100, 10),
-    "kills": Harness("kills", 300, 16),
+    "exhaustion": Harness("resources", 1_000, 60),
+    "disk": Harness("writers", 100, 10),
+    "kills": Harness("writers", 300, 16),
     "threads": Harness("threads", 600, 30),
     "memory": Harness("resources", 10_000, 60),
     "aliases": Harness("inputs", 2_000, 150),
-    "inplace": Harness("inplace", 20_000, 150),
+    "inplace": Harness("inputs", 20_000, 150),
     "autocast": Harness("autocast", 4_000, 300),
     "audit": Harness("audit", 16, 1),
 }

@@ -17,7 +17,7 @@ from reference import random as random_matrix
 import learnsolve as ls
 from learnsolve import _library
 
-from . import _attributes, _malformed, _patterns
+from . import _malformed, _patterns
 from ._children import in_children
 
 SECONDS = 20  # of one case
@@ -63,7 +63,7 @@ def one(seed: int, number: int) -> tuple[str, str | None]:
     if kind == "patterns":
         return kind, _patterns.one(rng)
     if kind == "attributes":
-        return kind, _attributes.one(rng)
+        return kind, _malformed.attribute(rng)
     if kind == "operations":
         return kind, operation(rng)
     if kind == "raw operators":

@@ -371,13 +371,7 @@ def converged(count: int, seed: int, counts: Counter) -> Iterator[str]:
 
     Each column is a system, and is judged in extended precision, by NumPy alone.
 
-    A fault is a column CONVERGED whose residual is above its tolerance by more than the rounding errors
-    of evaluating it, or with a number that is not finite in x, A or b a NaN or an infinity in A, b or x0
-    that the status does not name a norm in the history that is not the norm of its iterate's residual a
-    product with A after the first that was not finite (but for the few that judge the result) an adjoint
-    solve CONVERGED whose residual is above its tolerance a warning that is missing, or one without a
-    reason an exception that is not documented more than one in a hundred of the well-conditioned systems
-    within a method's reach not solved, or solved and reported as failed
+    docs/robustness.md lists the faults.
 
     Rounding: with m entries in a row and u the unit roundoff the computed residual is off by at most
     gamma_(m+1) (|A| |x| + |b|), entry by entry (Higham, Accuracy and Stability of Numerical Algorithms,
