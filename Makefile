@@ -75,7 +75,7 @@ setup: ## virtual environment, pinned dependencies, compiled extension
 	@PYTHON="$(PYTHON)" sh scripts/setup.sh "$(VENV)"
 
 clean: ## remove what was built and installed; results stay
-	rm -rf .venv build .pytest_cache .hypothesis .ruff_cache
+	rm -rf .venv build .pytest_cache .ruff_cache
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' Makefile

@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LIMIT = 900  # seconds for the tests of one fault: one that hangs is noticed as well
 
 # What tests import beside learnsolve: once, here. Those of a fault run in a fork.
-COMMON = ("pytest", "torch._dynamo", "scipy.sparse.csgraph", "scipy.sparse.linalg", "hypothesis", "pyamg")
+COMMON = ("pytest", "torch._dynamo", "scipy.sparse.csgraph", "scipy.sparse.linalg", "pyamg")
 
 # An editable installation puts its own finder of modules in front of PYTHONPATH.
 SITE = """import sys

@@ -41,7 +41,7 @@ def eye(
     Raises
     ------
     ValueError, TypeError
-        if a number is negative, or a type is not one of those.
+        if a size is negative, or a type is not one of the above.
 
     Examples
     --------
@@ -81,7 +81,7 @@ def zeros(
     Raises
     ------
     ValueError, TypeError
-        if a number is negative, or a type is not one of those.
+        if a size is negative, or a type is not one of the above.
 
     Examples
     --------

@@ -181,9 +181,9 @@ def ilu0(
 
     Returns
     -------
-    IncompleteLU : ``L`` with its ones stored, so that ``L @ (U @ x)`` is the product (``sptrsv(L, b,
-        unit_diagonal=True)`` does not read them), ``U`` with its diagonal, both on the same pattern objects
-        in every call with A's pattern, and ``shift`` as for `ic0`
+    IncompleteLU : ``L`` with its ones stored, so that ``L @ (U @ x)`` is the product (`sptrsv` with
+        unit_diagonal does not read them), ``U`` with its diagonal, both on the same pattern objects in every
+        call with A's pattern, and ``shift`` as for `ic0`
 
     Raises
     ------

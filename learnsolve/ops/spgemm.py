@@ -84,8 +84,8 @@ def galerkin(P: CSR, A: CSR) -> CSR:
 
     Notes
     -----
-    Computed as :math:`P^T (A P)` by two calls of `spgemm`, whose plans are kept: with P's pattern those of
-    P^T and of the second product, with A's pattern that of A P. Differentiable in P and A, to any order.
+    Computed as :math:`P^T (A P)` by two calls of `spgemm`, whose plans are kept: for P^T and
+    the second product with P's pattern, for A P with A's pattern. Differentiable in P and A, to any order.
 
     Cost: 2 flops for each product of A P and of P^T (A P); the gradients twice that.
 

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch.autograd import gradcheck
 
 import learnsolve as ls
 from learnsolve.analysis import ErrorPropagator, condition_number, extreme_eigenvalues, spectral_radius
@@ -60,16 +59,6 @@ def test_equal_to_a_loop(name, shape):
     torch.testing.assert_close(v.grad, w.grad, rtol=1e-6, atol=1e-8)
 
 
-def test_extreme_eigenvalues_of_each():
-    A = family((3,))
-    found = extreme_eigenvalues(A)
-    exact = torch.linalg.eigvalsh(A.to_dense())
-    assert found.errors.shape == (3, 2)
-    assert ((found.smallest - exact[:, 0]).abs() <= found.errors[:, 0]).all()
-    assert ((found.largest - exact[:, -1]).abs() <= found.errors[:, 1]).all()
-    assert found.steps == max(extreme_eigenvalues(B).steps for B in members(A, A.values))
-
-
 def test_a_batch_of_preconditioners_for_one_matrix():
     A = family(())
     d = torch.linspace(0.5, 1.5, 2 * A.shape[0], dtype=F64).reshape(2, -1)
@@ -79,17 +68,6 @@ def test_a_batch_of_preconditioners_for_one_matrix():
         torch.testing.assert_close(kappa[i], condition_number(A, P.Diagonal(d[i])).value)
         one = spectral_radius(ErrorPropagator(A, P.Diagonal(d[i]), 0.1)).value
         torch.testing.assert_close(radius[i], one)
-
-
-@pytest.mark.parametrize("method", ["dense", "arnoldi"])
-def test_gradcheck(method):
-    A = family((2,), side=3)
-
-    def radius(v):
-        B = A.with_values(v)
-        return spectral_radius(ErrorPropagator(B, P.Jacobi(B), 0.7), method=method, rtol=1e-13).value
-
-    assert gradcheck(radius, (A.values.clone().requires_grad_(),), fast_mode=True)
 
 
 def test_one_matrix_that_is_not_finite_or_singular():

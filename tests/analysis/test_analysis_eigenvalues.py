@@ -132,6 +132,10 @@ def test_preconditioned(kind):
     )
     kappa = condition_number(A, M)
     assert abs(kappa.value - exact[-1] / exact[0]) <= kappa.error + 1e-12
+    torch.manual_seed(2)
+    with torch.inference_mode():  # the same bits in every call
+        assert extreme_eigenvalues(A, M)[:2] == found[:2]
+        assert condition_number(A, M).value == kappa.value
 
 
 def test_indefinite_and_semidefinite():
@@ -184,15 +188,6 @@ def test_single_precision_and_other_operands():
             assert abs(value.double() - reference) <= error.double() + (1e-5 if low else 1e-12)
 
 
-def test_the_same_bits_in_every_call():
-    A = varied()
-    torch.manual_seed(1)
-    first = extreme_eigenvalues(A)
-    torch.manual_seed(2)
-    second = extreme_eigenvalues(A)
-    assert first[:2] == second[:2]
-
-
 def test_gradients():
     A = varied(4)
     d = torch.linspace(0.5, 1, A.shape[0], dtype=F64, requires_grad=True)
@@ -222,28 +217,6 @@ def test_gradients():
     torch.testing.assert_close(by_func, expected, rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.parametrize("M", [None, ls.preconditioners.Jacobi], ids=["none", "Jacobi"])
-def test_in_inference_mode(M):
-    A = varied()
-    make = lambda: None if M is None else M(A)  # noqa: E731
-    expected = extreme_eigenvalues(A, make()), condition_number(A, make())
-    with torch.inference_mode():
-        found = extreme_eigenvalues(A, make()), condition_number(A, make())
-    for a, b in zip(found, expected, strict=True):
-        assert a[0] == b[0]
-
-
-def test_of_a_stencil_operator():
-    laplacian = torch.tensor([[0.0, -1, 0], [-1, 4, -1], [0, -1, 0]], dtype=F64, requires_grad=True)
-    A = ls.ops.StencilOperator(laplacian, (6, 7))
-    value = condition_number(A).value
-    expected = condition_number(A.to_csr()).value
-    torch.testing.assert_close(value, expected)
-    torch.testing.assert_close(
-        torch.autograd.grad(value, laplacian), torch.autograd.grad(expected, laplacian), rtol=1e-6, atol=1e-8
-    )
-
-
 def test_second_derivatives_are_refused():
     A = varied(3)
     kappa = torch.ones(A.nnz, dtype=F64, requires_grad=True)
@@ -251,21 +224,6 @@ def test_second_derivatives_are_refused():
     (g,) = torch.autograd.grad(value, kappa, create_graph=True)
     with pytest.raises(NotImplementedError, match="extreme_eigenvalues: has first derivatives only"):
         g.sum().backward()
-
-
-def test_a_learned_diagonal_lowers_the_condition_number():
-    A = varied()
-    M = Diagonal(torch.ones(A.shape[0], dtype=F64))
-    first = float(condition_number(A, M).value.detach())
-    optimizer = torch.optim.Adam(M.parameters(), lr=0.02)
-    for _ in range(60):
-        optimizer.zero_grad()
-        loss = condition_number(A, M).value.log()
-        loss.backward()
-        optimizer.step()
-    # The row scaling undone is the best that this family is known to have (van der Sluis).
-    best = float(condition_number(A, ls.preconditioners.Jacobi(A)).value)
-    assert float(loss.detach().exp()) < 1.3 * best < first
 
 
 def test_what_is_not_finite_is_told():

@@ -1,7 +1,5 @@
 """Graph convolutions against dense formulas, their derivatives, and what they refuse."""
 
-import itertools
-
 import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
@@ -39,27 +37,13 @@ def test_normalized_matrix(batch, dtype, index):
     torch.testing.assert_close(normalized.to_dense(), dense_normalized(A.to_dense()))
     assert normalized.dtype == dtype
     assert normalized.col_indices.dtype == index
-
-
-def test_normalized_matrix_of_an_undirected_graph():
-    A = sparse(N, N)
-    normalized = gcn_norm(A + A.T).to_dense()
-    torch.testing.assert_close(normalized, normalized.T)
-    assert torch.linalg.eigvalsh(normalized).max() == pytest.approx(1.0)
-    # A node without edges keeps its features.
-    empty = ls.CSR.from_dense(torch.zeros(3, 3))
-    assert torch.equal(gcn_norm(empty).to_dense(), torch.eye(3))
-
-
-def test_gradient_of_the_normalized_matrix():
-    A = sparse(N, N)
-
-    def value(values):
-        return gcn_norm(A.with_values(values)).to_dense()
-
-    values = A.values.requires_grad_()
-    assert gradcheck(value, values, check_forward_ad=True, check_batched_grad=True)
-    assert gradgradcheck(value, values)
+    if not batch:  # a node without edges keeps its features
+        assert torch.equal(gcn_norm(ls.CSR.from_dense(torch.zeros(3, 3))).to_dense(), torch.eye(3))
+    if dtype == torch.float64 and not batch:
+        f = lambda values: gcn_norm(A.with_values(values)).to_dense()  # noqa: E731
+        values = A.values.requires_grad_()
+        assert gradcheck(f, values, check_forward_ad=True, check_batched_grad=True)
+        assert gradgradcheck(f, values)
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -80,17 +64,15 @@ def test_the_formula(a_batch, w_batch, x_batch, f_in, f_out, bias):
     result = conv(A, X)
     assert result.shape == expected.shape
     torch.testing.assert_close(result, expected)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("x_batch", [(), (2,)])
-@pytest.mark.parametrize("w_batch", [(), (2,)])
-def test_sparse_features(w_batch, x_batch, dtype):
-    A, X = sparse(N, N, dtype=dtype), sparse(N, IN, seed=2, dtype=dtype)
-    X = X.with_values(random(*x_batch, X.nnz, seed=5, dtype=dtype))
-    conv = GCNConv(IN, OUT, batch_shape=w_batch, dtype=dtype)
-    torch.testing.assert_close(conv(A, X), A.to_dense() @ X.to_dense() @ conv.weight)
-    torch.testing.assert_close(conv(A, X), conv(A, X.to_dense()))
+    # Sparse features, some rows of A, nothing at all.
+    S = sparse(N, f_in, seed=2)
+    S = S.with_values(random(*x_batch, S.nnz, seed=5))
+    torch.testing.assert_close(conv(A, S), conv(A, S.to_dense()))
+    torch.testing.assert_close(conv(A[[1, 4]], X), result[..., [1, 4], :])
+    none = GCNConv(f_in, f_out, batch_shape=(0,), dtype=torch.float64)
+    if not a_batch and not x_batch:
+        assert none(A, X).shape == (0, N, f_out)
+        assert conv(ls.ops.zeros(0, 0, dtype=X.dtype), X[:0]).shape == (*w_batch, 0, f_out)
 
 
 @pytest.mark.parametrize("kind", ["dense", "sparse"])
@@ -119,6 +101,8 @@ def test_the_cheaper_order_is_taken():
     assert not GCNConv(OUT, IN)._weights_first(A, random(N, OUT))
     # ... times the batch: 20 layers on the same features share A X.
     assert not GCNConv(IN, OUT, batch_shape=(20,))._weights_first(A, X)
+    # Few rows of A: the product with it comes first, whatever the widths.
+    assert not GCNConv(30, 20)._weights_first(A[[1]], random(N, 30))
     assert GCNConv(IN, OUT, batch_shape=(20,))._weights_first(A, random(20, N, IN))
 
 
@@ -132,15 +116,6 @@ def test_a_batch_of_layers_is_the_layers():
         # With other features for each, they are multiplied in the same order.
         H = random(4, N, IN, seed=6)
         torch.testing.assert_close(one(A, H[s]), many(A, H)[s], rtol=1e-14, atol=1e-14)
-
-
-def test_some_rows_of_the_result():
-    A, X = gcn_norm(sparse(N, N)), random(N, IN)
-    conv = GCNConv(IN, OUT, bias=True, dtype=torch.float64)
-    torch.testing.assert_close(conv(A[[1, 4]], X), conv(A, X)[[1, 4]])
-    assert conv(A[[1, 4]], sparse(N, IN)).shape == (2, OUT)
-    # Few rows of A: the product with it comes first, whatever the widths.
-    assert not GCNConv(30, 20)._weights_first(A[[1]], random(N, 30))
 
 
 def test_weights_start_as_glorot_and_bengio_say():
@@ -172,18 +147,6 @@ def test_compiled(kind):
     by_compiled, conv.weight.grad = conv.weight.grad, None
     layer(A.values).sum().backward()
     torch.testing.assert_close(by_compiled, conv.weight.grad)
-
-
-def test_empty():
-    A = ls.CSR.from_dense(torch.zeros(0, 0))
-    assert GCNConv(3, 2)(A, torch.zeros(0, 3)).shape == (0, 2)
-    assert GCNConv(3, 2, batch_shape=(0,))(sparse(N, N, dtype=torch.float32), torch.zeros(N, 3)).shape == (
-        0,
-        N,
-        2,
-    )
-    none = ls.CSR.from_dense(torch.zeros(N, N))
-    assert torch.equal(GCNConv(3, 2)(none, torch.ones(N, 3)), torch.zeros(N, 2))
 
 
 A32, A64 = sparse(N, N, dtype=torch.float32), sparse(N, N)
@@ -251,47 +214,21 @@ def test_dropout_keeps_the_mean_and_the_pattern():
 
 
 def test_dropout_by_a_given_mask():
+    """What is dropped is zero, whatever it was."""
     X = sparse(N, IN)
     keep = random(2, X.nnz) > 0.3
+    X.values[~keep[0]] = torch.inf
     values = X.values.clone().requires_grad_()
-    for k in (keep, keep[0]):
-        dropped = SparseDropout(0.2)(X.with_values(values), k)
-        torch.testing.assert_close(dropped.values, X.values * k / 0.8)
-    (gradient,) = torch.autograd.grad(dropped.values.sum(), values)
-    torch.testing.assert_close(gradient, keep[0].double() / 0.8)
-    torch.testing.assert_close(SparseDropout(0.0)(X, keep).values, X.values * keep)
+    for dtype in (torch.float32, torch.float64):
+        dropped = SparseDropout(0.2)(X.with_values(values.to(dtype)), keep[0]).values
+        assert dropped.dtype == dtype
+        torch.testing.assert_close(dropped, torch.where(keep[0], X.values / 0.8, 0).to(dtype))
+        (gradient,) = torch.autograd.grad(dropped.sum(), values)
+        torch.testing.assert_close(gradient, keep[0].to(dtype).double() / 0.8)
+    X = X.with_values(torch.ones_like(X.values))
+    assert torch.equal(SparseDropout(0.5)(X, keep).values, 2.0 * keep)
+    assert torch.equal(SparseDropout(0.0)(X, keep).values, 1.0 * keep)
     assert SparseDropout(0.2).eval()(X, keep) is X
-
-
-def test_what_is_dropped_is_zero_whatever_it_was():
-    X = sparse(N, IN, dtype=torch.float32)
-    keep = torch.arange(X.nnz) % 2 == 0
-    values = torch.where(keep, X.values, torch.inf).requires_grad_()
-    dropped = SparseDropout(0.5)(X.with_values(values), keep).values
-    assert torch.equal(dropped, torch.where(keep, 2 * X.values, 0))
-    assert dropped.dtype == torch.float32
-    dropped.sum().backward()
-    assert torch.equal(values.grad, 2.0 * keep)
-
-
-def test_a_network_learns_classes_of_a_small_graph():
-    """Two rings with one edge between them, and features that tell nothing: the graph alone has to."""
-    torch.manual_seed(0)
-    size = 8
-    ring = [(i, (i + 1) % size) for i in range(size)]
-    pairs = ring + [(a + size, b + size) for a, b in ring] + [(0, size)]
-    a, b = torch.tensor(pairs).T
-    edges = ls.CSR.from_coo(torch.cat([a, b]), torch.cat([b, a]), torch.ones(2 * len(pairs)), (16, 16))
-    A, X = gcn_norm(edges), ls.ops.eye(16, dtype=torch.float32)
-    layers = GCNConv(16, 8), GCNConv(8, 2)
-    optimizer = torch.optim.Adam(itertools.chain(*(layer.parameters() for layer in layers)), lr=0.05)
-    labels = torch.arange(16) // size
-    for _ in range(100):
-        optimizer.zero_grad()
-        logits = layers[1](A, torch.relu(layers[0](A, X)))
-        torch.nn.functional.cross_entropy(logits[[2, 4, 10, 12]], labels[[2, 4, 10, 12]]).backward()
-        optimizer.step()
-    assert (logits.argmax(1) == labels).double().mean() > 0.8
 
 
 # --- graphs of PyTorch Geometric ---

@@ -70,11 +70,6 @@ def test_equal_to_the_plain_composition(how, hidden, dtype):
         close(*by, rtol=tolerance, atol=tolerance)
 
 
-def test_a_csr_stands_for_its_pattern():
-    layer, (x, e) = block(), inputs()
-    close(layer(ls.CSR(normal((GRAPH.nnz,)), GRAPH), x, e), layer(GRAPH, x, e), rtol=0, atol=0)
-
-
 @pytest.mark.parametrize("batches", [((2,), (2,)), ((2,), ()), ((), (2,)), ((2, 1), (3,))])
 def test_batches(batches):
     layer = block(rows=EVERY, columns="max")
@@ -108,6 +103,11 @@ def test_edge_index_in_any_order():
     assert torch.equal(P.crow_indices, GRAPH.crow_indices)
     assert torch.equal(order[places], torch.arange(GRAPH.nnz))
     assert pattern_from_edge_index(edge_index.clone(), N)[0] is P
+    places += 1  # it is the caller's
+    assert torch.equal(order[pattern_from_edge_index(edge_index, N)[1]], torch.arange(GRAPH.nnz))
+    close(layer(ls.CSR(normal((GRAPH.nnz,)), GRAPH), x, e), (x_new, e_new), rtol=0, atol=0)
+    P, order = pattern_from_edge_index(torch.empty(2, 0, dtype=torch.int32), 3)
+    assert (P.shape, P.nnz, P.dtype, len(order)) == ((3, 3), 0, torch.int32, 0)
 
 
 WIDE = pytest.mark.parametrize("most", [32, 0], ids=["narrow", "wide"])  # by operators, by matrix products
@@ -147,9 +147,9 @@ def test_compiled():
     close(*(torch.autograd.grad([t.sin().sum() for t in out], given) for out in outs))
 
 
-def test_learns_with_vmap_over_parameters():
+def test_vmap_over_parameters():
     """Several networks on one graph, side by side."""
-    layers = [block(rows="max"), block(rows="max", hidden=(6,))]
+    layers = [block(rows="max"), block(rows="max")]
     torch.nn.init.normal_(layers[1].edge_mlp[0].weight)
     parameters, _ = torch.func.stack_module_state(layers)
     x, e = inputs()
@@ -158,59 +158,7 @@ def test_learns_with_vmap_over_parameters():
         close([t[k] for t in both], layer(GRAPH, x, e))
 
 
-def test_what_a_block_refuses():
-    layer, (x, e) = block(), inputs()
-    for options, error, message in (
-        ({"rows": ()}, ValueError, "rows and columns must name at least one"),
-        ({"rows": "median"}, ValueError, r"rows must be one of \('sum', .* got 'median'"),
-        ({"hidden": 8}, TypeError, r"hidden must be a sequence of widths, as \(16,\), got 8"),
-        ({"activation": torch.nn.ReLU()}, TypeError, "activation must make a module"),
-    ):
-        with pytest.raises(error, match=f"GraphNetBlock: {message}"):
-            block(**options)
-    with pytest.raises(
-        TypeError, match="GraphNetBlock: graph must be a SparsityPattern, a CSR or edge_index"
-    ):
-        layer([[0], [1]], x, e)
-    with pytest.raises(ValueError, match=rf"x must have shape \(\.\.\., n = {N}, node_features = {F}\)"):
-        layer(GRAPH, x[1:], e)
-    with pytest.raises(
-        ValueError, match=rf"e must have shape \(\.\.\., nnz = {GRAPH.nnz}, edge_features = {E}"
-    ):
-        layer(GRAPH, x, e[:, :1])
-    with pytest.raises(TypeError, match=r"x has dtype torch.float32"):
-        layer(GRAPH, x.float(), e)
-    with pytest.raises(ValueError, match="batch axes of x and e must broadcast"):
-        layer(GRAPH, x.expand(2, -1, -1), e.expand(3, -1, -1))
-    with pytest.raises(ValueError, match="the graph must be a square pattern"):
-        layer(pattern_of(random(N, N + 1, 0.3)), x, e)
-
-
-def test_an_order_of_edges_that_is_changed_changes_no_other():
-    edge_index = torch.tensor([[2, 0, 1], [1, 2, 0]])
-    _, order = pattern_from_edge_index(edge_index, 3)
-    order += 1
-    assert pattern_from_edge_index(edge_index, 3)[1].tolist() == [1, 2, 0]
-
-
-def test_what_an_edge_index_must_be():
-    for edges, error, message in (
-        (torch.tensor([[0, 2], [1, 3]]), ValueError, r"0 <= index < 3, got edge_index\[1\]\[1\] = 3"),
-        (torch.tensor([[1, 0, 1], [1, 0, 1]]), ValueError, r"given twice, got \(1, 1\) at 0 and at 2"),
-        (torch.tensor([[0, 2]]), ValueError, r"shape \(2, E\), got \(1, 2\)"),
-        (torch.ones(2, 2), TypeError, "must hold integers, got torch.float32"),
-    ):
-        with pytest.raises(error, match=f"pattern_from_edge_index: .*{message}"):
-            pattern_from_edge_index(edges, 3)
-    P, order = pattern_from_edge_index(torch.empty(2, 0, dtype=torch.int32), 3)
-    assert (P.shape, P.nnz, P.dtype, len(order)) == ((3, 3), 0, torch.int32, 0)
-
-
-HOW = {
-    "softplus": torch.nn.functional.softplus,
-    "exp": torch.exp,
-    "sqrt_exp": lambda d: torch.exp(d).sqrt(),
-}
+HOW = {"softplus": torch.nn.functional.softplus, "exp": torch.exp, "sqrt_exp": lambda d: torch.exp(d).sqrt()}
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -230,27 +178,6 @@ def test_positive_diagonal(how):
     assert gradcheck(f, v.requires_grad_(), check_forward_ad=True, check_batched_grad=True)
     assert gradgradcheck(f, v)
     assert (L.with_values(f(-20 * v.abs().detach())).diagonal() > 0).all()
-
-
-def test_what_positive_diagonal_refuses():
-    P = ls.problems.poisson((3,)).tril().pattern
-    v = normal((P.nnz,))
-    for arguments, options, error, message in (
-        ((v[1:], P), {}, ValueError, r"values must have shape \(\.\.\., nnz = 5\)"),
-        ((v, P, "abs"), {}, ValueError, r"how must be one of \('softplus'"),
-        ((v, P), {"shift": -1.0}, ValueError, "shift must be finite and not negative"),
-        ((v, ls.CSR(v, P)), {}, TypeError, "pattern must be a SparsityPattern, got CSR"),
-        ((v.long(), P), {}, TypeError, "values must be float32 or float64"),
-        (
-            (v[:2], ls.problems.poisson((3,)).tril(-1).pattern),
-            {},
-            ValueError,
-            ".* every diagonal entry, row 0 has none",
-        ),
-        ((v, pattern_of(random(3, 4, 0.5))), {}, ValueError, "pattern must be square"),
-    ):
-        with pytest.raises(error, match=f"positive_diagonal: {message}"):
-            positive_diagonal(*arguments, **options)
 
 
 def test_narrow_layers_are_those_of_torch(monkeypatch):
@@ -284,3 +211,42 @@ def test_a_block_of_edges_alone():
     x_new, e_new = layer(GRAPH, x, e)
     assert x_new.shape == (N, 0)
     torch.testing.assert_close(e_new, block()(GRAPH, x, e)[1])
+
+
+G, (X_, E_) = block(), inputs()
+LOWER = ls.problems.poisson((3,)).tril()
+V = normal((LOWER.nnz,))
+EDGES = torch.tensor([[2, 0, 1], [1, 2, 0]])
+BAD = [
+    (lambda: block(rows=()), ValueError, "GraphNetBlock: rows and columns must name at least one"),
+    (
+        lambda: block(rows="median"),
+        ValueError,
+        r"GraphNetBlock: rows must be one of \('sum', .* got 'median'",
+    ),
+    (lambda: block(hidden=8), TypeError, r"hidden must be a sequence of widths, as \(16,\), got 8"),
+    (lambda: block(activation=torch.nn.ReLU()), TypeError, "GraphNetBlock: activation must make a module"),
+    (lambda: G([[0], [1]], X_, E_), TypeError, "graph must be a SparsityPattern, a CSR or edge_index"),
+    (lambda: G(GRAPH, X_[1:], E_), ValueError, rf"x must have shape .* n = {N}, node_features = {F}\)"),
+    (lambda: G(GRAPH, X_, E_[:, :1]), ValueError, rf"e must .* nnz = {GRAPH.nnz}, edge_features = {E}"),
+    (lambda: G(GRAPH, X_.float(), E_), TypeError, r"x has dtype torch.float32"),
+    (lambda: G(GRAPH, X_.expand(2, N, F), E_.expand(3, -1, E)), ValueError, "batch axes of x and e must"),
+    (lambda: G(pattern_of(random(N, N + 1, 0.3)), X_, E_), ValueError, "the graph must be a square pattern"),
+    (lambda: pattern_from_edge_index(EDGES, 2), ValueError, r"< 2, got edge_index\[0\]\[0\] = 2"),
+    (lambda: pattern_from_edge_index(EDGES[:, [0, 1, 0]], 3), ValueError, r"got \(2, 1\) at 0 and at 2"),
+    (lambda: pattern_from_edge_index(EDGES[:1], 3), ValueError, r"shape \(2, E\), got \(1, 3\)"),
+    (lambda: pattern_from_edge_index(torch.ones(2, 2), 3), TypeError, "integers, got torch.float32"),
+    (lambda: positive_diagonal(V[1:], LOWER.pattern), ValueError, r"values must have shape .* nnz = 5\)"),
+    (lambda: positive_diagonal(V, LOWER.pattern, "abs"), ValueError, r"how must be one of \('softplus'"),
+    (lambda: positive_diagonal(V, LOWER.pattern, shift=-1.0), ValueError, "shift must be finite and not"),
+    (lambda: positive_diagonal(V, LOWER), TypeError, "pattern must be a SparsityPattern, got CSR"),
+    (lambda: positive_diagonal(V.long(), LOWER.pattern), TypeError, "values must be float32 or float64"),
+    (lambda: positive_diagonal(V[:2], LOWER.tril(-1).pattern), ValueError, "diagonal entry, row 0 has none"),
+    (lambda: positive_diagonal(V, pattern_of(random(3, 4, 0.5))), ValueError, "pattern must be square"),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "message"), BAD, ids=[message for *_, message in BAD])
+def test_errors(call, error, message):
+    with pytest.raises(error, match=message):
+        call()

@@ -180,6 +180,15 @@ CASES = [
         lambda P, c, x: grids.stencil(c, x, grids.SKEW),
         lambda m, n, z: ((3, 1, 5, 1, 1), (2, m, n)),
     ),
+    *(
+        Case(
+            f"stencil batch of {b} and {x}",
+            lambda P, c, x: ops.stencil(c, x, offsets=grids.CROSS),
+            lambda P, c, x: grids.stencil(c, x, grids.CROSS),
+            lambda m, n, z, b=b, x=x: ((b, 5, m, n), (x, m, n)),
+        )
+        for b, x in ((1, 2), (2, 1))
+    ),
     Case(
         "stencil_matrix",
         lambda P, c, x: ops.spmm(ops.stencil_matrix(c, P.shape, offsets=grids.SKEW, boundary="periodic"), x),

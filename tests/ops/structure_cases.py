@@ -7,7 +7,7 @@ import numpy as np
 import scipy.sparse
 import torch
 from ops.case import Case
-from reference import coordinates, densify, on_pattern, pattern_of, transpose_order
+from reference import coordinates, densify, pattern_of
 from torch import Tensor
 
 import learnsolve as ls
@@ -110,47 +110,66 @@ def _index(n: int) -> np.ndarray:
 
 # Inputs: the values of one matrix, of a batch, of two matrices with one pattern.
 ONE, BATCH, TWO = lambda m, n, z: ((z,),), lambda m, n, z: ((2, z),), lambda m, n, z: ((z,), (z,))
+pad = torch.nn.functional.pad
+
+
+def of_one(name: str, sparse: Callable, dense: Callable, shapes=ONE, **options) -> Case:
+    """A function of a matrix and of other tensors, sparse and dense. A matrix as its result is made dense."""
+
+    def f(P, v, *others):
+        made = sparse(CSR(v, P), *others)
+        return made.to_dense() if isinstance(made, CSR) else made
+
+    return Case(name, f, lambda P, v, *others: dense(densify(P, v), *others), shapes, **options)
+
+
+def of_two(name: str, sparse: Callable, dense: Callable, **options) -> Case:
+    """A matrix from two with one pattern."""
+    return Case(
+        name,
+        lambda P, v, w: sparse(CSR(v, P), CSR(w, P)).to_dense(),
+        lambda P, v, w: dense(densify(P, v), densify(P, w)),
+        TWO,
+        **options,
+    )
+
+
+def _band_below(D):
+    """The diagonal below the main one."""
+    if min(D.shape[-2] - 1, D.shape[-1]) > 0:
+        return torch.diagonal(pad(D, (1, 0)), dim1=-2, dim2=-1)[..., 1:]
+    return D.sum((-2, -1)).unsqueeze(-1)[..., :0]
+
+
+def _at(D, rows, columns):
+    return D[..., torch.as_tensor(rows), :][..., torch.as_tensor(columns)]
+
 
 CASES = [
     # structure
-    Case("transpose", lambda P, v: CSR(v, P).T.values, lambda P, v: v[..., transpose_order(P)], ONE),
-    Case("transpose batch", lambda P, v: CSR(v, P).T.values, lambda P, v: v[..., transpose_order(P)], BATCH),
-    Case("to_dense", lambda P, v: CSR(v, P).to_dense(), densify, ONE),
-    Case("to_dense batch", lambda P, v: CSR(v, P).to_dense(), densify, BATCH),
+    of_one("transpose", lambda A: A.T, lambda D: D.mT),
+    of_one("transpose batch", lambda A: A.T, lambda D: D.mT, BATCH),
+    of_one("to_dense", lambda A: A, lambda D: D),
+    of_one("to_dense batch", lambda A: A, lambda D: D, BATCH),
     Case("diagonal", lambda P, v: CSR(v, P).diagonal(), _diagonal, ONE),
     Case("diagonal batch", lambda P, v: CSR(v, P).diagonal(), _diagonal, BATCH),
-    Case("sum", lambda P, v: CSR(v, P).sum(), lambda P, v: densify(P, v).sum((-2, -1)), ONE),
-    Case("sum 0", lambda P, v: CSR(v, P).sum(0), lambda P, v: densify(P, v).sum(-2), ONE),
-    Case("sum 1", lambda P, v: CSR(v, P).sum(1), lambda P, v: densify(P, v).sum(-1), ONE),
-    Case("sum -1 batch", lambda P, v: CSR(v, P).sum(-1), lambda P, v: densify(P, v).sum(-1), BATCH),
-    Case(
-        "scale_rows",
-        lambda P, v, d: CSR(v, P).scale_rows(d).values,
-        lambda P, v, d: on_pattern(P, densify(P, v) * d.unsqueeze(-1)),
-        lambda m, n, z: ((z,), (m,)),
-    ),
-    Case(
-        "scale_columns",
-        lambda P, v, d: CSR(v, P).scale_columns(d).values,
-        lambda P, v, d: on_pattern(P, densify(P, v) * d.unsqueeze(-2)),
-        lambda m, n, z: ((z,), (n,)),
-    ),
-    Case(
-        "scale_rows batch",
-        lambda P, v, d: CSR(v, P).scale_rows(d).values,
-        lambda P, v, d: on_pattern(P, densify(P, v) * d.unsqueeze(-1)),
-        lambda m, n, z: ((z,), (2, m)),
+    of_one("sum", lambda A: A.sum(), lambda D: D.sum((-2, -1))),
+    of_one("sum 0", lambda A: A.sum(0), lambda D: D.sum(-2)),
+    of_one("sum 1", lambda A: A.sum(1), lambda D: D.sum(-1)),
+    of_one("sum -1 batch", lambda A: A.sum(-1), lambda D: D.sum(-1), BATCH),
+    *(
+        of_one(
+            f"scale_{side}{' batch' if batch else ''}",
+            lambda A, d, side=side: getattr(A, f"scale_{side}")(d),
+            lambda D, d, axis=axis: D * d.unsqueeze(axis),
+            lambda m, n, z, batch=batch, axis=axis: ((z,), (*batch, m if axis == -1 else n)),
+        )
+        for side, axis, batch in (("rows", -1, ()), ("columns", -2, ()), ("rows", -1, (2,)))
     ),
     # arithmetic
-    Case("A + B", _add, lambda P, v, w: v + w, TWO),
-    Case(
-        "A - B",
-        lambda P, v, w: (CSR(v, P) - CSR(w, P)).values,
-        lambda P, v, w: v - w,
-        TWO,
-        positive=lambda P, v, w: v + w,
-    ),
-    Case("A * B", lambda P, v, w: (CSR(v, P) * CSR(w, P)).values, lambda P, v, w: v * w, TWO),
+    of_two("A + B", lambda A, B: A + B, lambda D, E: D + E),
+    of_two("A - B", lambda A, B: A - B, lambda D, E: D - E, positive=lambda P, v, w: densify(P, v + w)),
+    of_two("A * B", lambda A, B: A * B, lambda D, E: D * E),
     Case("s * A", lambda P, v, s: (s * CSR(v, P)).values, lambda P, v, s: s * v, lambda m, n, z: ((z,), ())),
     Case(
         "A * s",
@@ -167,23 +186,9 @@ CASES = [
     ),
     Case("-A", lambda P, v: (-CSR(v, P)).values, lambda P, v: -v, ONE, positive=lambda P, v: v),
     # parts and arrangements
-    Case("tril", lambda P, v: ops.tril(CSR(v, P)).to_dense(), lambda P, v: torch.tril(densify(P, v)), ONE),
-    Case(
-        "triu 1 batch",
-        lambda P, v: CSR(v, P).triu(1).to_dense(),
-        lambda P, v: torch.triu(densify(P, v), 1),
-        BATCH,
-    ),
-    Case(
-        "diagonal -1",
-        lambda P, v: CSR(v, P).diagonal(-1),
-        lambda P, v: (
-            torch.diagonal(torch.nn.functional.pad(densify(P, v), (1, 0)), dim1=-2, dim2=-1)[..., 1:]
-            if min(P.shape[0] - 1, P.shape[1]) > 0
-            else v.sum(-1, keepdim=True)[..., :0]
-        ),
-        ONE,
-    ),
+    of_one("tril", ops.tril, torch.tril),
+    of_one("triu 1 batch", lambda A: A.triu(1), lambda D: torch.triu(D, 1), BATCH),
+    of_one("diagonal -1", lambda A: A.diagonal(-1), _band_below),
     Case("trace", lambda P, v: CSR(v, P).trace(), lambda P, v: _diagonal(P, v).sum(-1), BATCH),
     Case(
         "diag",
@@ -214,52 +219,28 @@ CASES = [
         _outer_in_order,
         lambda m, n, z: ((2, z), (z,)),
     ),
-    Case(
-        "hstack",
-        lambda P, v, w: ops.hstack([CSR(v, P), CSR(w, P), CSR(v, P)]).to_dense(),
-        lambda P, v, w: torch.cat([densify(P, v), densify(P, w), densify(P, v)], -1),
-        TWO,
-    ),
+    of_two("hstack", lambda A, B: ops.hstack([A, B, A]), lambda D, E: torch.cat([D, E, D], -1)),
     Case(
         "vstack",
         lambda P, v, w: ops.vstack([CSR(v, P), CSR(w, P)]).values,
         lambda P, v, w: torch.cat([v, w.expand(v.shape)], -1),
         lambda m, n, z: ((2, z), (z,)),
     ),
-    Case(
+    of_two(
         "block_diag",
-        lambda P, v, w: ops.block_diag([CSR(v, P), CSR(w, P).T]).to_dense(),
-        lambda P, v, w: (
-            torch.nn.functional.pad(densify(P, v), (0, P.shape[0], 0, P.shape[1]))
-            + torch.nn.functional.pad(densify(P, w).mT, (P.shape[1], 0, P.shape[0], 0))
-        ),
-        TWO,
+        lambda A, B: ops.block_diag([A, B.T]),
+        lambda D, E: pad(D, (0, D.shape[-2], 0, D.shape[-1])) + pad(E.mT, (D.shape[-1], 0, D.shape[-2], 0)),
     ),
-    Case(
+    of_two(
         "block",
-        lambda P, v, w: ops.block([[None, CSR(v, P)], [CSR(w, P).T, None], [None, CSR(w, P)]]).to_dense(),
-        lambda P, v, w: torch.cat(
-            [
-                torch.nn.functional.pad(densify(P, v), (P.shape[0], 0)),
-                torch.nn.functional.pad(densify(P, w).mT, (0, P.shape[1])),
-                torch.nn.functional.pad(densify(P, w), (P.shape[0], 0)),
-            ],
-            -2,
-        ),
-        TWO,
+        lambda A, B: ops.block([[None, A], [B.T, None], [None, B]]),
+        lambda D, E: torch.cat([pad(D, (len(D), 0)), pad(E.mT, (0, E.shape[1])), pad(E, (len(E), 0))]),
     ),
-    Case(
-        "A[slice, slice]",
-        lambda P, v: CSR(v, P)[1:, ::-2].to_dense(),
-        lambda P, v: densify(P, v)[..., 1:, torch.arange(P.shape[1]).flip(0)[::2]],
-        ONE,
-    ),
-    Case(
+    of_one("A[slice, slice]", lambda A: A[1:, ::-2], lambda D: D[1:].flip(-1)[:, ::2]),
+    of_one(
         "A[rows][:, columns]",
-        lambda P, v: CSR(v, P)[_index(P.shape[0])][:, _index(P.shape[1])].to_dense(),
-        lambda P, v: densify(P, v)[..., torch.as_tensor(_index(P.shape[0])), :][
-            ..., torch.as_tensor(_index(P.shape[1]))
-        ],
+        lambda A: A[_index(A.shape[0])][:, _index(A.shape[1])],
+        lambda D: _at(D, _index(D.shape[-2]), _index(D.shape[-1])),
         BATCH,
         compiles=False,
     ),
@@ -270,13 +251,10 @@ CASES = [
         ONE,
         compiles=False,
     ),
-    Case(
+    of_one(
         "permute",
-        lambda P, v: ops.permute(
-            CSR(v, P), np.arange(P.shape[0])[::-1], np.roll(np.arange(P.shape[1]), 2)
-        ).to_dense(),
-        lambda P, v: densify(P, v).flip(-2)[..., torch.as_tensor(np.roll(np.arange(P.shape[1]), 2))],
-        ONE,
+        lambda A: ops.permute(A, np.arange(A.shape[0])[::-1], np.roll(np.arange(A.shape[1]), 2)),
+        lambda D: D.flip(-2).roll(2, -1),
         compiles=False,
     ),
     # Two patterns: compiled in test_add.py, where the second one is made outside of the trace.

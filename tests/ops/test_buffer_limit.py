@@ -141,16 +141,6 @@ def test_threads():
     assert buffer_bytes() <= 2**22
 
 
-def test_compiled_code():
-    torch._dynamo.reset()
-    f = torch.compile(
-        lambda v, x: ls.ops.spmm(ls.CSR(v, A.pattern), x) + 1, fullgraph=True, backend="aot_eager"
-    )
-    first, second = f(A.values, constant(1.0)), f(A.values, constant(2.0))
-    assert holds(first - 1, 1.0)
-    assert holds(second - 1, 2.0)
-
-
 def test_a_result_goes_into_shared_memory():
     y = product(5.0)
     y.share_memory_()

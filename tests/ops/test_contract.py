@@ -235,3 +235,26 @@ def test_inputs_stay_as_they_are(case: Case):
     gradients(lambda *a: case.sparse(P, *a), inputs, g)
     assert all(torch.equal(a, b) for a, b in zip(inputs, before, strict=True))
     assert torch.equal(g, torch.ones_like(g))
+
+
+@every_case
+def test_small_cotangents_count(case: Case):
+    """The adjoint is linear in the cotangent: scaled by a power of two, it scales to the bit."""
+    P = case.pattern()
+    inputs, f = case.inputs(P), lambda *a: case.sparse(P, *a)
+    g = normal(f(*inputs).shape, seed=9)
+    wanted = gradients(f, inputs, g)
+    for scale in (2.0**-200, 2.0**-40, 2.0**60):
+        assert all(map(torch.equal, gradients(f, inputs, g * scale), [t * scale for t in wanted]))
+
+
+@every_case
+def test_the_first_use_may_be_in_inference_mode(case: Case):
+    """What is kept there for later calls serves gradients too."""
+    P, Q = case.pattern(), case.pattern()
+    inputs = case.inputs(P)
+    with torch.inference_mode():
+        out = case.sparse(P, *inputs).clone()
+    assert torch.equal(out.clone(), case.sparse(Q, *inputs))
+    found, wanted = (gradients(lambda *a: case.sparse(R, *a), inputs, torch.ones_like(out)) for R in (P, Q))  # noqa: B023
+    assert all(map(torch.equal, found, wanted))

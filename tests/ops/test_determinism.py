@@ -1,10 +1,15 @@
 """The same bits on every run and for any number of threads."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
 from reference import assert_same_bits, banded, grid, layouts, normal, pattern_of, power_law, random
+from stress._calls import CALLS, quiet
+from stress._samples import KINDS, Sample
+from stress.threads import BLAS, compare
 
 import learnsolve as ls
 from learnsolve.ops.core.perceptron import perceptron
@@ -92,38 +97,6 @@ def test_sums_over_rows_of_random_lengths_have_the_same_bits(dtype):
     assert_same_bits(run, (8,))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
-@pytest.mark.parametrize("k", [None, 1, 2, 3, 9])
-def test_sums_of_all_entries_have_the_same_bits(dtype, k):
-    """From 32768 numbers on torch splits a sum among its threads."""
-    P = pattern_of(banded(40_000, 3))
-    square = pattern_of(grid(5, 200))
-    v = normal((P.nnz,), dtype, seed=1).requires_grad_()
-    w = normal((square.nnz,), dtype, seed=2).requires_grad_()
-    x = normal((40_000, *(() if k is None else (k,))), dtype, seed=3).requires_grad_()
-
-    def results():
-        A, B = ls.CSR(v, P), ls.CSR(w, square)
-        sums = [A.sum(), A.norm(), ls.ops.trace(B), ls.ops.quadratic_form(B, x)]
-        batch = ls.ops.quadratic_form(ls.CSR(torch.stack((w, 2 * w)), square), x)
-        return [*sums, batch, *torch.autograd.grad(sum(sums) + batch.sum(), (v, w, x))]
-
-    assert_same_bits(results, (2, 3))
-
-
-@pytest.mark.parametrize("shape", [(), (1,), (1, 1)], ids=str)
-def test_gradients_of_a_number_have_the_same_bits(shape):
-    P = pattern_of(banded(40_000, 3))
-    v, s = normal((P.nnz,), seed=1).requires_grad_(), normal(shape, seed=2).requires_grad_()
-
-    def results():
-        A = ls.CSR(v, P)
-        found = [A * s, A / s, ls.ops.add(A, A, alpha=s, beta=2 * s)]
-        return [t for B in found for t in torch.autograd.grad(B.values, (v, s), normal(B.values.shape))]
-
-    assert_same_bits(results, (2, 3))
-
-
 def test_the_layout_of_memory_does_not_change_a_sum():
     A = ls.CSR(normal((40_000,)), pattern_of(banded(40_000, 1)))
     x = normal((40_000, 2), seed=1)
@@ -132,26 +105,6 @@ def test_the_layout_of_memory_does_not_change_a_sum():
         for (_, v), (kind, t) in zip(layouts(A.values), layouts(x), strict=False):
             if "expanded" not in kind:
                 assert torch.equal(sparse(v, t), wanted), kind
-
-
-def test_same_bits_with_a_batch():
-    P = pattern_of(LARGE["random"])
-    v, X = normal((2, P.nnz), torch.float32, seed=1), normal((2, 2500, 2), torch.float32, seed=2)
-
-    def results():
-        a, x = v.clone().requires_grad_(), X.clone().requires_grad_()
-        shared = v[0].clone().requires_grad_()
-        y, s = ls.CSR(a, P) @ x, ls.CSR(shared, P) @ x
-        grads = torch.autograd.grad(y.square().sum() + s.square().sum(), (a, x, shared))
-        return [y.detach(), s.detach(), *grads]
-
-    assert_same_bits(results)
-
-
-def test_duplicates_are_summed_in_the_same_order():
-    rows, columns = torch.randint(0, 50, (2, 60_000), generator=torch.Generator().manual_seed(0))
-    w = normal((60_000,), torch.float32)
-    assert_same_bits(lambda: [ls.CSR.from_coo(rows, columns, w, (50, 50)).values])
 
 
 def test_perceptrons():
@@ -166,45 +119,16 @@ def test_perceptrons():
     assert_same_bits(results)
 
 
-@pytest.mark.parametrize("structure", ["random", "power law"])
-def test_features_of_rows_and_columns(structure):
-    P, ops = pattern_of(LARGE[structure], torch.int32), ls.ops
-    e = normal((P.nnz, 5), torch.float32, seed=1).requires_grad_()
-
-    def results():
-        found = []
-        for by in ("row", "column"):
-            for f in (ops.segment_sum, ops.segment_mean, ops.segment_max, ops.segment_softmax):
-                out = f(e, P, by)
-                found += [out.detach(), *torch.autograd.grad(out.sin().sum(), e)]
-        return found
-
-    assert_same_bits(results)
+NAMES = sorted(CALLS.keys() - BLAS)
 
 
-A_LINE = ls.problems.poisson((40_000,))
-OF_A_NUMBER = {
-    "jacobi": lambda b, s: ls.solvers.jacobi(A_LINE, b, weight=s, iterations=2).x,
-    "richardson": lambda b, s: ls.solvers.richardson(A_LINE, b, weight=s, iterations=2).x,
-    "heavyball": lambda b, s: ls.solvers.heavyball(A_LINE, b, alpha=s, beta=s, iterations=2).x,
-    "sor": lambda b, s: ls.solvers.sor(A_LINE, b, omega=s, iterations=2).x,
-    "ssor": lambda b, s: ls.solvers.ssor(A_LINE, b, omega=s, iterations=2).x,
-    "Neumann": lambda b, s: ls.preconditioners.Neumann(A_LINE, weight=s)(b),
-    "Neumann of SSOR": lambda b, s: ls.preconditioners.Neumann(
-        A_LINE, weight=s, M=ls.preconditioners.SSOR(A_LINE)
-    )(b),
-    "Polynomial": lambda b, s: ls.preconditioners.Polynomial(
-        A_LINE, torch.stack([s, s]), interval=torch.stack([s, 4 * s])
-    )(b),
-    "Chebyshev of SSOR": lambda b, s: ls.preconditioners.Chebyshev(
-        A_LINE, lmin=s, lmax=4 * s, M=ls.preconditioners.SSOR(A_LINE)
-    )(b),
-}
-
-
-@pytest.mark.few
-@pytest.mark.parametrize("name", OF_A_NUMBER)
-def test_gradients_of_parameters_have_the_same_bits(name):
-    b, s = normal((40_000,), seed=1), torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
-    g = normal((40_000,), seed=2)
-    assert_same_bits(lambda: torch.autograd.grad(OF_A_NUMBER[name](b, s), s, g), (2, 3))
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (i % 6 > 0)) for i, n in enumerate(NAMES)]
+)
+def test_every_call_has_the_same_bits(name):
+    """Operations, solvers, preconditioners and layers, forward and backward."""
+    samples = (Sample.draw(kind, 0, 100_000) for kind in KINDS)
+    s = next(s for s in samples if CALLS[name].takes(s))
+    for s.dtype in (torch.float32, torch.float64):
+        with quiet():
+            assert not compare(s, name, CALLS[name], 0, 0, Counter())

@@ -1,15 +1,16 @@
-"""ic0, mic0 and ilu0: values, what they preserve, threads, memory."""
+"""ic0, mic0 and ilu0: values, what they preserve, threads, memory, shifts, breakdown, errors."""
 
 import itertools
 
+import numpy as np
 import pytest
-import scipy.sparse
 import torch
 from ops.incomplete_cases import STRUCTURES, dominant, every_kind, library, loops, small
 from ops.test_memory import peak
 from reference import assert_same_bits, densify, grid, normal, on_pattern, pattern_of
 
 import learnsolve as ls
+from learnsolve.matrix import device_analysis
 
 ROUNDING = {torch.float32: 2e-5, torch.float64: 1e-13}
 
@@ -37,39 +38,6 @@ def test_value_and_gradient(kind, structure):
             torch.testing.assert_close(grad.double(), reference, **tolerance)
 
 
-def dense_lower(kind, P, v):
-    return getattr(ls.ops, kind)(ls.CSR(v, P)).L.to_dense()
-
-
-@pytest.mark.parametrize("structure", ["tridiagonal", "full", "diagonal", "arrow"])
-@pytest.mark.parametrize("kind", ["ic0", "mic0"])
-def test_without_fill_it_is_cholesky(kind, structure):
-    S = STRUCTURES[structure]
-    if structure == "arrow":  # numbered from the tips, an arrow has no fill
-        S = scipy.sparse.csr_array(S.toarray()[::-1, ::-1])
-    P = pattern_of(S)
-    v = dominant(P).requires_grad_()
-    A = densify(P, v).tril()
-    L, wanted = dense_lower(kind, P, v), torch.linalg.cholesky(A + A.tril(-1).mT)
-    torch.testing.assert_close(L, wanted, rtol=1e-14, atol=1e-14)
-    g = normal(L.shape, seed=1).tril()
-    found, reference = (torch.autograd.grad(out, v, g)[0] for out in (L, wanted))
-    torch.testing.assert_close(found, reference, rtol=1e-13, atol=1e-13)
-
-
-@pytest.mark.parametrize("structure", ["tridiagonal", "full", "lower", "upper"])
-def test_without_fill_it_is_lu(structure):
-    P = pattern_of(STRUCTURES[structure])
-    v = dominant(P)
-    L, U, _ = ls.ops.ilu0(ls.CSR(v, P))
-    A = densify(P, v)
-    # torch's LU without pivoting is for CUDA only; a dominant diagonal in columns needs no exchange.
-    permutation, wanted_L, wanted_U = torch.linalg.lu(A)
-    assert torch.equal(permutation, torch.eye(P.shape[0], dtype=v.dtype))
-    torch.testing.assert_close(L.to_dense(), wanted_L, rtol=1e-14, atol=1e-14)
-    torch.testing.assert_close(U.to_dense(), wanted_U, rtol=1e-14, atol=1e-14)
-
-
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_what_is_preserved(structure):
     P = pattern_of(STRUCTURES[structure])
@@ -90,12 +58,6 @@ def test_what_is_preserved(structure):
     off = densify(Q, torch.ones(Q.nnz, dtype=v.dtype)).tril(-1) > 0
     torch.testing.assert_close((M @ M.mT)[off], lower[off], **close)
     torch.testing.assert_close((M @ M.mT).sum(1), symmetric.sum(1), **close)
-
-
-def test_modified_differs_from_plain():
-    A = ls.problems.poisson((5, 5))
-    plain, modified = (op(A).L.values for op in (ls.ops.ic0, ls.ops.mic0))
-    assert (plain - modified).abs().max() > 0.05
 
 
 @every_kind
@@ -147,17 +109,6 @@ def test_explicit_zeros_stay_entries(kind):
 
 
 @every_kind
-def test_adjoint_is_scale_invariant(kind):
-    P = small()
-    v = dominant(P).requires_grad_()
-    L = library(kind, P, v)
-    g = normal(L.shape)
-    large, tiny = (torch.autograd.grad(L, v, g * s, retain_graph=True)[0] for s in (1.0, 2.0**-40))
-    assert torch.equal(large * 2.0**-40, tiny)
-    assert (tiny != 0).any()
-
-
-@every_kind
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 def test_same_bits_for_any_number_of_threads_and_batch(kind, dtype):
     P = pattern_of(grid(5, 60), torch.int32)
@@ -192,3 +143,173 @@ def test_memory(kind):
     # The gradient, the working copy of the incoming one and, for LU, the two parts of that put together.
     found = peak(lambda: torch.autograd.grad(outputs, v, gs))
     assert found <= 8 * (entries + (2 if kind == "ilu0" else 1) * size + 4096)
+
+
+@every_kind
+@pytest.mark.parametrize("tensor", [False, True])
+def test_shift_is_relative_to_the_diagonal(kind, tensor):
+    P = small()
+    v = dominant(P, (2,))
+    on = torch.zeros(P.nnz, dtype=torch.bool)
+    on[P.diagonal_positions] = True
+    shift = torch.tensor([0.25, 0.5], dtype=v.dtype) if tensor else 0.25
+    wanted = library(kind, P, torch.where(on, v * (1 + torch.as_tensor(shift).reshape(-1, 1)), v))
+    result = getattr(ls.ops, kind)(ls.CSR(v, P), shift=shift)
+    assert torch.equal(library(kind, P, v, shift=shift), wanted)
+    assert torch.equal(result.shift, torch.as_tensor(shift, dtype=v.dtype).expand(2))
+
+
+@every_kind
+def test_gradient_for_a_shift(kind):
+    P = small()
+    v, shift = dominant(P).requires_grad_(), torch.tensor(0.2, dtype=torch.float64, requires_grad=True)
+    f = lambda v, s: library(kind, P, v, shift=s)  # noqa: E731
+    assert torch.autograd.gradcheck(f, (v, shift), check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(f, (v, shift))
+    searched = lambda v, s: library(kind, P, v, shift=s, on_breakdown="shift")  # noqa: E731
+    assert torch.autograd.gradcheck(searched, (v, shift), check_forward_ad=True)
+
+
+def indefinite(P, row, value=-3.0):
+    """Values whose pivot in `row` is what `value` makes of it."""
+    v = dominant(P)
+    v[P.diagonal_positions[row]] = value
+    return v
+
+
+@every_kind
+def test_breakdown_names_row_and_value(kind):
+    P = small()
+    v = indefinite(P, 1, 0.0)  # row 1 has no entry before its diagonal
+    message = rf"{kind}: every pivot must be .* that of row 1 is 0; add a shift: shift=1e-2, say, or"
+    with pytest.raises(ValueError, match=message):
+        library(kind, P, v)
+    batch = torch.stack([dominant(P), v])
+    with pytest.raises(ValueError, match=r"that of row 1 of matrix 1 of the batch .* is 0;"):
+        library(kind, P, batch)
+    with pytest.raises(ValueError, match=r"that of row 1 of matrix 1 of the batch .* is 0;"):
+        torch.vmap(lambda v: library(kind, P, v))(batch)
+    with pytest.raises(ValueError, match="that of row 0 is nan"):
+        library(kind, P, indefinite(P, 0, torch.nan).requires_grad_())
+    if device_analysis.everywhere:  # a CUDA operator raises nothing: to look would be to wait
+        return
+    with pytest.raises(RuntimeError, match=r"csr_incomplete_factor: the pivot of row 1 is 0.*use a shift"):
+        torch.compile(lambda v: library(kind, P, v), fullgraph=True, backend="aot_eager")(v)
+
+
+@pytest.mark.parametrize("kind", ["ic0", "mic0"])
+def test_a_negative_pivot_is_a_breakdown_of_cholesky_only(kind):
+    P = small()
+    v = indefinite(P, 0)
+    with pytest.raises(ValueError, match="must be positive and finite, that of row 0 is -3"):
+        library(kind, P, v)
+    library("ilu0", P, v)
+
+
+def weak_diagonal(P, scale):
+    v = dominant(P)
+    at = P.diagonal_positions
+    v[at] = v[at] * scale
+    return v
+
+
+@pytest.mark.parametrize("kind", ["ic0", "mic0"])
+def test_search_for_a_shift(kind):
+    P = pattern_of(STRUCTURES["5 points"])
+    bad = weak_diagonal(P, 0.05)
+    with pytest.raises(ValueError, match="every pivot must be positive"):
+        library(kind, P, bad)
+    batch = torch.stack([dominant(P), bad])
+    with pytest.warns(RuntimeWarning, match=rf"{kind}: .* shifted by .* times itself"):
+        result = getattr(ls.ops, kind)(ls.CSR(batch, P), on_breakdown="shift")
+    shift = float(result.shift[1])
+    assert float(result.shift[0]) == 0
+    assert shift > 0
+    assert torch.log2(result.shift[1] / 1e-3) % 1 == 0  # 1e-3, doubled
+    assert torch.equal(result.L.values[0], library(kind, P, batch[0]))
+    assert torch.equal(result.L.values[1], library(kind, P, bad, shift=shift))
+    with pytest.raises(ValueError, match="every pivot must be positive"):  # it is the first that works
+        library(kind, P, bad, shift=shift / 2)
+    with pytest.warns(RuntimeWarning):
+        mapped = torch.vmap(lambda v: library(kind, P, v, on_breakdown="shift"))(batch)
+    assert torch.equal(mapped, result.L.values)
+
+
+@pytest.mark.parametrize("kind", ["ic0", "mic0"])
+def test_gradient_holds_a_searched_shift_constant(kind):
+    P = pattern_of(STRUCTURES["5 points"])
+    v = weak_diagonal(P, 0.05).requires_grad_()
+    with pytest.warns(RuntimeWarning):
+        result = getattr(ls.ops, kind)(ls.CSR(v, P), on_breakdown="shift")
+    g = normal(result.L.values.shape)
+    (found,) = torch.autograd.grad(result.L.values, v, g)
+    (wanted,) = torch.autograd.grad(library(kind, P, v, shift=float(result.shift)), v, g)
+    assert torch.equal(found, wanted)
+    with pytest.warns(RuntimeWarning):
+        tangent = torch.func.jvp(
+            lambda v: library(kind, P, v, on_breakdown="shift"), (v.detach(),), (torch.ones_like(v),)
+        )[1]
+    assert abs(float(tangent @ g - found.sum())) < 1e-11 * float(found.abs().sum())
+
+
+def test_lu_search_for_a_shift():
+    A = ls.CSR.from_dense(torch.ones(2, 2, dtype=torch.float64))  # the second pivot is 0
+    with pytest.raises(ValueError, match="that of row 1 is 0"):
+        ls.ops.ilu0(A)
+    with pytest.warns(RuntimeWarning, match="shifted by 0.001 times"):
+        result = ls.ops.ilu0(A, on_breakdown="shift")
+    assert float(result.shift) == 1e-3
+
+
+@every_kind
+def test_a_search_in_vain_says_so(kind):
+    P = small()
+    with pytest.raises(ValueError, match=r"row 1 is 0, even with shift 5.37e\+05 .*30 tries.*identity"):
+        library(kind, P, indefinite(P, 1, 0.0), on_breakdown="shift")
+
+
+@every_kind
+def test_errors(kind):
+    op, P = getattr(ls.ops, kind), small()
+    A = ls.CSR(dominant(P), P)
+    hole = ls.CSR.from_dense(torch.tensor([[1.0, 0, 0], [0, 1, 0], [1, 1, 0]]))
+    minus, single = torch.tensor(-0.5, dtype=A.dtype), torch.tensor(1.0)
+    finite = "shift must be finite and not negative, got "
+    for error, message, arguments in (
+        (TypeError, "A must be a CSR, got Tensor", {"A": torch.ones(2, 2)}),
+        (TypeError, "A.values must be float32 or float64", {"A": A.to(torch.float16)}),
+        (ValueError, r"A must be square, got shape \(2, 5\)", {"A": A[:2]}),
+        (ValueError, "A must have an entry on its diagonal in every row, row 2 has none", {"A": hole}),
+        (ValueError, "on_breakdown must be one of", {"on_breakdown": "ignore"}),
+        (TypeError, "shift must be a number or a torch.Tensor, got str", {"shift": "1"}),
+        (ValueError, finite + "-1", {"shift": -1}),
+        (ValueError, finite + "-0.5", {"shift": minus}),
+        (ValueError, finite + "nan", {"shift": minus * torch.nan}),
+        (TypeError, "shift has dtype torch.float32", {"shift": single}),
+        (ValueError, "shift must broadcast to the batch axes", {"shift": A.values[:3]}),
+    ):
+        with pytest.raises(error, match=f"{kind}: {message}"):
+            op(**{"A": A} | arguments)
+    with pytest.raises(ValueError, match=f"{kind}: {finite}-0.5"):
+        torch.func.grad(lambda s: op(A, shift=s).L.values.sum())(minus)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("learnsolve.ops.core.incomplete.PLAN_LIMIT", 8)
+        with pytest.raises(ValueError, match=rf"{kind}: the elimination on this pattern has \d+ products"):
+            op(ls.CSR(A.values, small()))
+    searching = torch.compile(lambda A: op(A, on_breakdown="shift").L, backend="aot_eager", fullgraph=True)
+    with pytest.raises(Exception, match=r"cannot be traced by torch.compile"):
+        searching(A)
+    wanted = library(kind, P, A.values, shift=0.5)
+    assert torch.equal(library(kind, P, A.values, shift=np.float32(0.5)), wanted)
+
+
+def test_an_overflow_that_reaches_no_pivot_is_named():
+    D = torch.tensor([[1e-300, 0, 1], [1e300, 1, 0], [0, 0, 1]], dtype=torch.float64)
+    A = ls.CSR.from_dense(D)
+    with pytest.raises(ValueError, match=r"ilu0: .* of L in row 1, column 0 is inf; scale the rows"):
+        ls.ops.ilu0(A)
+    batch = A.with_values(torch.stack((torch.ones_like(A.values), A.values)))
+    with pytest.raises(ValueError, match=r"ilu0: .* row 1, column 0 of matrix 1 of the batch .* is inf"):
+        ls.ops.ilu0(batch)
+    huge = torch.full((A.nnz,), 1e308, dtype=torch.float64)  # no entry overflows, their sum does
+    assert ls.ops.ilu0(A.with_values(huge)).U.values.isfinite().all()

@@ -33,12 +33,16 @@ def derivatives(x, inputs, g):
     return (x, *torch.autograd.grad(x, inputs, g))
 
 
-@pytest.mark.parametrize("k", [1, 2, 5])
+# Elementwise steps are shared among threads from about 50,000 numbers on.
+@pytest.mark.parametrize(
+    ("n", "k", "dtype"),
+    [*((7, k, dtype) for k in (1, 2, 5) for dtype in (torch.float32, F64)), (1, 2, F64), (30_000, 2, F64)],
+)
 @pytest.mark.parametrize("index", [torch.int32, torch.int64], ids=["int32", "int64"])
-@pytest.mark.parametrize("dtype", [torch.float32, F64], ids=["float32", "float64"])
-def test_as_step_by_step(dtype, index, k):
-    function, steps, operands = made_of(pattern_of(random(7, 7, 0.5), index), dtype)
-    b, g = normal((7, k), dtype, 3).requires_grad_(), normal((7, k), dtype, 4)
+def test_as_step_by_step(dtype, index, n, k):
+    P = pattern_of(random(7, 7, 0.5)) if n == 7 else ls.problems.poisson((n,)).pattern
+    function, steps, operands = made_of(P.to(dtype=index), dtype)
+    b, g = normal((n, k), dtype, 3).requires_grad_(), normal((n, k), dtype, 4)
     inputs = (b, *operands)
     found, expected = derivatives(steps(b), inputs, g), derivatives(function(b), inputs, g)
     for one, other in zip(found, expected, strict=True):
@@ -46,17 +50,11 @@ def test_as_step_by_step(dtype, index, k):
     with torch.no_grad():
         torch.testing.assert_close(steps(b), expected[0])
     torch.testing.assert_close(steps.apart(b, steps.operands), expected[0])
-
-
-@pytest.mark.parametrize("n", [1, 30_000])
-def test_of_any_size(n):
-    """Elementwise steps are shared among threads from about 50,000 numbers on."""
-    P = ls.problems.poisson((n,)).pattern.to(dtype=torch.int32)
-    function, steps, operands = made_of(P)
-    b, g = normal((n, 2), F64, 3).requires_grad_(), normal((n, 2), F64, 4)
-    found = derivatives(steps(b), (b, *operands), g)
-    for one, other in zip(found, derivatives(function(b), (b, *operands), g), strict=True):
-        torch.testing.assert_close(one, other)
+    B, each = torch.stack((b, 2 * b)).detach(), torch.stack((function(b), function(2 * b)))
+    torch.testing.assert_close(torch.func.vmap(steps)(B), each)
+    torch.testing.assert_close(steps(B), each)
+    tangents = (torch.func.jvp(f, (b.detach(),), (g,))[1] for f in (steps, function))
+    torch.testing.assert_close(*tangents)
 
 
 def test_several_times():
@@ -116,35 +114,15 @@ def test_derivatives_of_operands_that_are_made_of_one_another():
     assert torch.autograd.gradgradcheck(total(first), (b, v), fast_mode=True)
 
 
-def test_under_transformations():
-    function, steps, _ = made_of(pattern_of(random(5, 5, 0.5)))
-    b, t = normal((5, 2)), normal((5, 2), seed=1)
-    found = torch.func.jvp(steps, (b,), (t,))
-    for one, other in zip(found, torch.func.jvp(function, (b,), (t,)), strict=True):
-        torch.testing.assert_close(one, other)
-    B = normal((3, 5, 2))
-    each = torch.stack([function(x) for x in B])
-    torch.testing.assert_close(torch.func.vmap(steps)(B), each)
-    torch.testing.assert_close(steps(B), each)
-
-
-def test_only_what_is_asked_for():
-    for needs in ([False, True, False, False], [True, False, True, False]):
-        for S, operands, registers, g, steps, _ in linear_steps_arguments(
-            pattern_of(random(6, 6, 0.5)), F64, True
-        ):
-            whole = ops.linear_steps_backward(S, operands, registers, g, steps, [True] * 4)
-            found = ops.linear_steps_backward(S, operands, registers, g, steps, needs)
-            for need, one, other in zip(needs, found, whole, strict=True):
-                assert torch.equal(one, other) if need else one.numel() == 0
-
-
 def test_nothing_is_written_to_what_was_given():
-    """Among the cotangents are some that several registers share, and the given one."""
+    """Among the cotangents are some that several registers share, and the given one. Only the gradients that
+    are asked for are computed."""
     for arguments in SAMPLES["linear_steps_backward"](pattern_of(random(6, 6, 0.5)), F64):
         given = [t for a in arguments[1:3] for t in a] + [arguments[3]]
         copies = [t.clone() for t in given]
-        ops.linear_steps_backward(*arguments)
+        whole = ops.linear_steps_backward(*arguments[:-1], [True] * 4)
+        for need, one, other in zip(arguments[-1], ops.linear_steps_backward(*arguments), whole, strict=True):
+            assert torch.equal(one, other) if need else one.numel() == 0
         assert all(torch.equal(t, copy) for t, copy in zip(given, copies, strict=True))
 
 

@@ -9,12 +9,13 @@ import ops_stub
 import pytest
 import scipy.sparse
 import torch
-from test_public_calls import GIVEN
+from public_calls import NUMBERS
 
 import learnsolve as ls
 
 A = ls.problems.poisson((4, 4))
 OTHERS = {
+    **dict.fromkeys(("A", "L", "re", "im"), lambda: A),
     "x": lambda: torch.ones(16, dtype=torch.float64),
     "B": lambda: A,
     "P": lambda: A,
@@ -36,7 +37,7 @@ OPERATIONS = [
 
 def arguments(function):
     return {
-        p.name: A if p.name in ("L", "re", "im") else {**GIVEN, **OTHERS}[p.name]()
+        p.name: OTHERS[p.name]() if p.name in OTHERS else NUMBERS[p.name]
         for p in inspect.signature(function).parameters.values()
         if p.default is p.empty or p.name == "im"
     }

@@ -3,9 +3,10 @@
 import pytest
 import torch
 from ops.incomplete_cases import dominant
-from ops.raw_samples import SAMPLES, both_structures, incomplete_plan, ops, structure, union
+from ops.raw_samples import SAMPLES, incomplete_plan, ops, structure
 from reference import normal, pattern_of, random, small_pattern
 from scipy.sparse import eye_array
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 import learnsolve as ls
 from learnsolve.ops import pcg
@@ -13,96 +14,130 @@ from learnsolve.ops.core import sparse_product
 from learnsolve.ops.core.triangular import Side, _system
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda a: {**a, "values": a["values"][:-1]}, "csr_spmm: values must be .* nnz = 7"),
-        (lambda a: {**a, "values": a["values"].half()}, "csr_spmm: x and values must have one dtype"),
-        (
-            lambda a: {**a, "values": a["values"].half(), "x": a["x"].half()},
-            "csr_spmm: values must be float32 or float64",
-        ),
-        (lambda a: {**a, "idx": a["idx"].int()}, "csr_spmm: .* one index type"),
-        (lambda a: {**a, "ptr": a["ptr"][:0]}, "csr_spmm: ptr must hold rows"),
-        (lambda a: {**a, "blocks": a["blocks"][:0]}, "csr_spmm: blocks must be"),
-        (lambda a: {**a, "x": a["x"][None, None]}, "csr_spmm: x must be .* got 4 dimensions"),
-        (
-            lambda a: {**a, "values": a["values"].repeat(2, 1), "x": a["x"].repeat(3, 1, 1)},
-            "csr_spmm: batch sizes 2 and 3",
-        ),
-    ],
-)
-def test_wrong_arguments_are_refused(change, message):
+def short(t):
+    return t[:-1]
+
+
+def narrow(t):
+    return t[..., :-1]
+
+
+def flat(t):
+    return t[..., 0]
+
+
+def half(t):
+    return t.half()
+
+
+def single(t):
+    return t.float()
+
+
+def batch(size):
+    return lambda t: t[None].repeat(size, *[1] * t.dim())
+
+
+# An operator, other values for some tensors of its arguments (by number), and what the error says.
+BAD = [
+    ("csr_spmm", {4: short}, r"values must be .* nnz = \d+"),
+    ("csr_spmm", {4: half}, "x and values must have one dtype"),
+    ("csr_spmm", {4: half, 5: half}, "values must be float32 or float64"),
+    ("csr_spmm", {1: lambda idx: idx.int()}, ".* one index type"),
+    ("csr_spmm", {0: lambda ptr: ptr[:0]}, "ptr must hold rows"),
+    ("csr_spmm", {3: lambda blocks: blocks[:0]}, "blocks must be"),
+    ("csr_spmm", {5: lambda x: x[None, None]}, "x must be .* got 4 dimensions"),
+    ("csr_spmm", {4: batch(2), 5: batch(3)}, "batch sizes 2 and 3"),
+    ("csr_sddmm", {3: short}, "u must have 6 rows"),
+    ("csr_sddmm", {4: narrow}, ".* as many columns"),
+    ("csr_spmm_backward", {9: narrow}, "x and g do not match"),
+    ("perceptron_backward", {1: short}, r"places must be two index arrays of \d+ entries"),
+    ("perceptron_backward", {1: lambda t: t.int()}, r"places must be two index arrays of \d+ entries"),
+    (
+        "perceptron_backward",
+        {0: lambda t: t.double(), 1: lambda t: t.double()},
+        "indices must be int32 or int64",
+    ),
+    ("perceptron_backward", {2: flat}, r"z must be \(B, n, k\), got 2"),
+    ("perceptron_backward", {2: half}, "operands must have one dtype"),
+    ("perceptron_backward", {3: lambda t: t[:, 1:]}, r"ends must be \(1, 2m, 8\)"),
+    ("perceptron_backward", {3: lambda t: t[:, :0]}, "ends must have rows"),
+    ("perceptron_backward", {4: narrow}, r"w1 must be \(f, 3\)"),
+    ("perceptron_backward", {5: short}, r"b1 must be \(8\)"),
+    ("perceptron_backward", {6: narrow}, r"w2 must be \(o, 8\) or empty"),
+    ("perceptron_backward", {7: short}, r"b2 must be \(2\)"),
+    ("perceptron_backward", {8: narrow}, r"g must be \(1, \d+, 2\)"),
+    ("perceptron", {4: narrow}, r"w1 must be \(f, 3\)"),
+    ("csr_segment_max", {4: short}, r"e must be \(\d+, k\) or \(B, \d+, k\)"),
+    ("csr_segment_softmax", {4: flat}, "e must be"),
+    ("csr_segment_softmax", {4: half}, "values must be float32 or float64"),
+    ("csr_segment_softmax_backward", {5: narrow}, "operands must have one batch and one number"),
+    ("csr_segment_softmax_backward", {5: single}, "y and g must have one dtype"),
+    ("csr_segment_place", {5: short}, r"g must be \(6, k\)"),
+    ("csr_segment_place", {4: lambda at: at.int()}, "at must be of the structure's index type"),
+    ("csr_sptrsv", {8: lambda v: v[:3]}, "values must hold"),
+    ("csr_sptrsv", {9: short}, "b must have 6 rows, got 5"),
+    ("csr_sptrsv", {9: single}, "b and values must have one dtype"),
+    ("csr_sptrsv", {8: batch(2)}, r"with values \(B, nnz\), b must be \(B, n, k\)"),
+    ("csr_sptrsv", {1: short, 2: short}, "ptr must end"),
+    ("csr_sptrsv", {3: narrow}, r"blocks must be \(number of blocks \+ 1, 3\)"),
+    ("csr_sptrsv", {4: lambda order: order.int()}, "order and levels must have the index type"),
+    ("csr_sptrsv", {5: lambda levels: torch.tensor([0, 6])}, "order and levels must cover all rows"),
+    ("csr_add", {0: short}, "codes must be uint8"),
+    ("csr_add", {1: short}, r"starts must be \(number of chunks"),
+    ("csr_add", {3: short}, "starts must end with"),
+    ("csr_add", {4: single}, "a and b must .* of one dtype"),
+    ("csr_add", {3: batch(2)}, "a and b must both"),
+    ("csr_add_backward", {2: lambda na: na + 1}, "starts must end with"),
+    ("csr_incomplete_factor", {8: short}, "crow must end with the number of values"),
+    ("csr_incomplete_factor", {9: short}, "the plan is for"),
+    ("csr_incomplete_factor", {4: short}, "order, source, .* do not fit"),
+    ("csr_incomplete_tangent", {0: lambda order: order.int()}, "a plan must have one index type"),
+    ("csr_incomplete_adjoint", {9: short}, "g must be"),
+    ("csr_incomplete_product", {9: single}, "operands must have one dtype"),
+    ("csr_incomplete_product_adjoint", {8: batch(2), 9: batch(3)}, "batches must be the same, got 2"),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "message"), BAD, ids=[f"{n}, {m}" for n, _, m in BAD])
+def test_wrong_arguments_are_refused(name, changes, message):
+    P = pattern_of(random(6, 6, 0.4), torch.int64)
+    samples = SAMPLES[name](P, torch.float64)
+    sample = samples[{"csr_spmm": 1, "csr_sddmm": 1, "csr_spmm_backward": 1, "csr_sptrsv": 1}.get(name, 0)]
+    getattr(ops, name)(*sample)
+    leaves, tree = tree_flatten(list(sample))
+    for at, change in changes.items():
+        leaves[at] = change(leaves[at])
+    with pytest.raises(RuntimeError, match=f"{name}: {message}"):
+        getattr(ops, name)(*tree_unflatten(leaves, tree))
+
+
+def test_lists_of_another_length_are_refused():
     P = small_pattern()
-    ptr, idx, perm, blocks = structure(P)
-    arguments = {"ptr": ptr, "idx": idx, "perm": perm, "blocks": blocks}
-    arguments |= {"values": normal((P.nnz,)), "x": normal((5, 2))}
-    ops.csr_spmm(**arguments)
-    with pytest.raises(RuntimeError, match=message):
-        ops.csr_spmm(**change(arguments))
-
-
-def test_wrong_arguments_of_the_others_are_refused():
-    P = small_pattern()
-    ptr, idx, _, blocks = structure(P)
-    with pytest.raises(RuntimeError, match="csr_sddmm: u must have 4 rows"):
-        ops.csr_sddmm(ptr, idx, blocks, normal((3, 2)), normal((5, 2)))
-    with pytest.raises(RuntimeError, match=r"csr_sddmm: .* as many columns"):
-        ops.csr_sddmm(ptr, idx, blocks, normal((4, 2)), normal((5, 3)))
-    with pytest.raises(RuntimeError, match="csr_spmm_backward: x and g do not match"):
-        ops.csr_spmm_backward(*both_structures(P), normal((P.nnz,)), normal((4, 2)), normal((5, 3)))
-
-
-@pytest.mark.parametrize(
-    ("place", "wrong", "message"),
-    [
-        (0, lambda t: t[:1], "places must hold row and col, or none, got 1"),
-        (0, lambda t: (t[0], t[1][1:]), "places must be two index arrays of 7 entries"),
-        (0, lambda t: (t[0], t[1].int()), "places must be two index arrays of 7 entries"),
-        (0, lambda t: [i.double() for i in t], "indices must be int32 or int64"),
-        (1, lambda t: t[0], r"z must be \(B, n, k\), got 2"),
-        (1, lambda t: t.half(), "operands must have one dtype"),
-        (2, lambda t: t[:, 1:], r"ends must be \(1, 2m, 8\)"),
-        (2, lambda t: t[:, :0], "ends must have rows"),
-        (3, lambda t: t[:, 1:], r"w1 must be \(f, 3\)"),
-        (4, lambda t: t[1:], r"b1 must be \(8\)"),
-        (5, lambda t: t[:, 1:], r"w2 must be \(o, 8\) or empty"),
-        (6, lambda t: t[1:], r"b2 must be \(2\)"),
-        (7, lambda t: t[:, 1:], r"g must be \(1, 7, 2\)"),
-    ],
-)
-def test_wrong_perceptrons_are_refused(place, wrong, message):
-    given = list(SAMPLES["perceptron_backward"](small_pattern(torch.int64), torch.float64)[0])
-    given[place] = wrong(given[place])
-    with pytest.raises(RuntimeError, match=f"perceptron_backward: {message}"):
-        ops.perceptron_backward(*given)
-    if place < 7:
-        with pytest.raises(RuntimeError, match=f"perceptron: {message}"):
-            ops.perceptron(*given[:7])
-
-
-def test_wrong_features_are_refused():
-    P = small_pattern()
-    S, e = structure(P), normal((P.nnz, 2))
-    top, at = ops.csr_segment_max(S, e)
+    plan, Q, entries = incomplete_plan(P, "ic0")
+    perceptron = SAMPLES["perceptron"](P, torch.float64)[0]
     for call, message in (
-        (lambda: ops.csr_segment_max(S, e[1:]), r"csr_segment_max: e must be \(7, k\) or \(B, 7, k\)"),
-        (lambda: ops.csr_segment_softmax(S, e[:, 0]), "csr_segment_softmax: e must be"),
         (
-            lambda: ops.csr_segment_softmax(S, e.half()),
-            "csr_segment_softmax: values must be float32 or float64",
+            lambda: ops.csr_segment_max(structure(P)[:3], normal((P.nnz, 2))),
+            "a structure must hold 4 tensors, got 3",
         ),
         (
-            lambda: ops.csr_segment_softmax_backward(S, e, e[:, :1]),
-            "operands must have one batch and one number",
+            lambda: ops.perceptron(perceptron[0][:1], *perceptron[1:]),
+            "places must hold row and col, or none, got 1",
         ),
-        (lambda: ops.csr_segment_softmax_backward(S, e, e.float()), "y and g must have one dtype"),
-        (lambda: ops.csr_segment_place(S, at, e), r"csr_segment_place: g must be \(4, k\)"),
-        (lambda: ops.csr_segment_place(S, at.int(), top), "at must be of the structure's index type"),
-        (lambda: ops.csr_segment_max(S[:3], e), "csr_segment_max: a structure must hold 4 tensors, got 3"),
+        (
+            lambda: ops.csr_incomplete_tangent(plan[0][:-1], plan[1], normal((entries,)), dominant(Q)),
+            "csr_incomplete_tangent: a plan must hold 7 tensors, got 6",
+        ),
     ):
         with pytest.raises(RuntimeError, match=message):
             call()
+
+
+def test_a_triangle_without_a_diagonal_is_refused():
+    tensors, *_ = _system(pattern_of(eye_array(6).tocsr()), Side(True, True, False))
+    with pytest.raises(RuntimeError, match="csr_sptrsv: a row has no diagonal entry"):
+        ops.csr_sptrsv(tensors, True, False, normal((6,)) + 5, normal((6,)))
 
 
 def wide(sample, first, last):
@@ -174,67 +209,3 @@ def test_wrong_arguments_of_the_sparse_product_are_refused():
     ):
         with pytest.raises(RuntimeError, match=message):
             call(good | change)
-
-
-@pytest.mark.parametrize(
-    ("at", "change", "message"),
-    [
-        (8, lambda v: v[:-1], r"csr_sptrsv: values must hold"),
-        (9, lambda b: b[:-1], r"csr_sptrsv: b must have 6 rows, got 5"),
-        (9, lambda b: b.float(), r"csr_sptrsv: b and values must have one dtype"),
-        (8, lambda v: v.repeat(2, 1), r"csr_sptrsv: with values \(B, nnz\), b must be \(B, n, k\)"),
-        (1, lambda idx: idx[:-1], r"csr_sptrsv: ptr must end"),
-        (3, lambda blocks: blocks[:, :2], r"csr_sptrsv: blocks must be \(number of blocks \+ 1, 3\)"),
-        (4, lambda order: order.int(), r"csr_sptrsv: order and levels must have the index type"),
-        (5, lambda levels: torch.tensor([0, 6]), r"csr_sptrsv: order and levels must cover all rows"),
-        (7, lambda unit: False, r"csr_sptrsv: a row has no diagonal entry"),
-    ],
-)
-def test_wrong_arguments_of_the_triangular_solve_are_refused(at, change, message):
-    S = pattern_of(eye_array(6).tocsr())
-    tensors, *choices = _system(S, Side(True, at == 7, False))
-    arguments = [*tensors, *choices, normal((6,)) + 5, normal((6,))]
-    ops.csr_sptrsv(arguments[:6], *arguments[6:])
-    arguments[at] = change(arguments[at])
-    with pytest.raises(RuntimeError, match=message):
-        ops.csr_sptrsv(arguments[:6], *arguments[6:])
-
-
-def test_wrong_plans_of_a_sum_are_refused():
-    (codes, starts), nnz, na, nb = union(small_pattern())
-    a, b = normal((na,)), normal((nb,))
-    ops.csr_add(codes, starts, nnz, a, b, 1.0, 1.0)
-    for arguments, message in (
-        ((codes[:-1], starts, nnz, a, b), "csr_add: codes must be uint8"),
-        ((codes, starts[:-1], nnz, a, b), r"csr_add: starts must be \(number of chunks"),
-        ((codes, starts, nnz, a[:-1], b), "csr_add: starts must end with"),
-        ((codes, starts, nnz, a, b.float()), "csr_add: a and b must .* of one dtype"),
-        ((codes, starts, nnz, a.expand(2, -1), b), "csr_add: a and b must both"),
-    ):
-        with pytest.raises(RuntimeError, match=message):
-            ops.csr_add(*arguments, 1.0, 1.0)
-    with pytest.raises(RuntimeError, match="csr_add_backward: starts must end with"):
-        ops.csr_add_backward(codes, starts, na + 1, nb, normal((nnz,)), 1.0, 1.0, True, True)
-
-
-def test_wrong_arguments_of_the_incomplete_factorization_are_refused():
-    plan, Q, entries = incomplete_plan(small_pattern(), "ic0")
-    tensors, cholesky = plan
-    *_, pairs, units, sizes = tensors
-    v, f = dominant(Q), normal((entries,))
-    with pytest.raises(RuntimeError, match="csr_incomplete_factor: crow must end with the number of values"):
-        ops.csr_incomplete_factor(*plan, Q.crow_indices[:-1], v, True)
-    with pytest.raises(RuntimeError, match="csr_incomplete_factor: the plan is for"):
-        ops.csr_incomplete_factor(*plan, Q.crow_indices, v[:-1], True)
-    with pytest.raises(RuntimeError, match=r"csr_incomplete_factor: order, source, .* do not fit"):
-        ops.csr_incomplete_factor((*tensors[:4], pairs[:-1], units, sizes), cholesky, Q.crow_indices, v, True)
-    with pytest.raises(RuntimeError, match="csr_incomplete_tangent: a plan must have one index type"):
-        ops.csr_incomplete_tangent((tensors[0].int(), *tensors[1:]), cholesky, f, v)
-    with pytest.raises(RuntimeError, match="csr_incomplete_tangent: a plan must hold 7 tensors, got 6"):
-        ops.csr_incomplete_tangent(tensors[:-1], cholesky, f, v)
-    with pytest.raises(RuntimeError, match="csr_incomplete_adjoint: g must be"):
-        ops.csr_incomplete_adjoint(*plan, f, f[:-1], Q.nnz)
-    with pytest.raises(RuntimeError, match="csr_incomplete_product: operands must have one dtype"):
-        ops.csr_incomplete_product(*plan, f, f.float(), Q.nnz)
-    with pytest.raises(RuntimeError, match="csr_incomplete_product_adjoint: batches must be the same, got 2"):
-        ops.csr_incomplete_product_adjoint(*plan, f.repeat(2, 1), v.repeat(3, 1))

@@ -128,13 +128,6 @@ def test_nan_and_infinity(by, f):
         torch.testing.assert_close(ops.segment_softmax(e, P, by), dense_softmax(by)(P, e), equal_nan=True)
 
 
-def test_gather_and_sum_are_adjoint():
-    P = pattern_of(STRUCTURES["tall"])
-    for by in BY:
-        e, x = features(P, 3, torch.float64), normal((P.shape[by == "column"], 3), seed=1)
-        torch.testing.assert_close((ops.gather(x, P, by) * e).sum(), (x * ops.segment_sum(e, P, by)).sum())
-
-
 @pytest.mark.parametrize("by", ["row", "column"])
 def test_a_large_gather(by, monkeypatch):
     """It goes another way to the same bits."""

@@ -1,27 +1,70 @@
-"""spgemm and galerkin beyond the table: patterns, masks, batches, errors. The table has their
-derivatives on a plan; here they are tested without one too."""
+"""spgemm and galerkin beyond the table: patterns, masks, batches, errors, and plans, with and without which
+they are tested here."""
 
+import gc
 import itertools
+import subprocess
+import sys
+import weakref
 
 import numpy as np
 import pytest
 import scipy.sparse
 import torch
-from ops.spgemm_cases import STRUCTURES, pairs, random_mask, same_pattern, symbolic, with_normal_values
 from reference import (
+    assert_same_bits,
     assert_within,
     banded,
     coordinates,
     grid,
+    matrix,
     normal,
     pattern_of,
+    power_law,
     random,
+    structures,
 )
 from torch.autograd import gradcheck, gradgradcheck
 
 from learnsolve import CSR, ops
 from learnsolve.matrix import device_analysis
 from learnsolve.ops.core import sparse_product
+
+STRUCTURES = structures() | {
+    "long band": banded(150, 4),
+    "grid of 7 points": grid(7, 7),
+    "stencil": grid(5, 30),
+}
+
+
+def pairs(S):
+    """Products that S takes part in, of every shape."""
+    m, n = S.shape
+    return [(S, S.T.tocsr()), (S, random(n, 6, 0.4, seed=3)), (random(5, m, 0.3, seed=4), S)]
+
+
+def symbolic(S, T):
+    """The pattern of the product by SciPy: no entry cancels that counts paths."""
+    ones = [
+        scipy.sparse.csr_array((np.ones(M.nnz, dtype=np.int64), M.indices, M.indptr), M.shape) for M in (S, T)
+    ]
+    C = scipy.sparse.csr_array(ones[0] @ ones[1])
+    C.sort_indices()
+    return C
+
+
+def same_pattern(P, S):
+    S = scipy.sparse.csr_array(S)
+    return (
+        P.shape == S.shape
+        and np.array_equal(P.crow_indices.cpu().numpy(), S.indptr)
+        and np.array_equal(P.col_indices.cpu().numpy(), S.indices)
+    )
+
+
+def random_mask(shape, seed=5):
+    return pattern_of(random(*shape, 0.3, seed))
+
 
 of_the_cpu = pytest.mark.skipif(device_analysis.everywhere, reason="of the CPU operators alone")
 
@@ -30,7 +73,7 @@ of_the_cpu = pytest.mark.skipif(device_analysis.everywhere, reason="of the CPU o
 def test_against_scipy(structure, planned):
     types = itertools.product((torch.int32, torch.int64), (torch.float32, torch.float64))
     for (S, T), (index, dtype) in itertools.product(pairs(STRUCTURES[structure]), types):
-        A, B = with_normal_values(S, dtype, index, 1), with_normal_values(T, dtype, index, 2)
+        A, B = matrix(S, 1, index, dtype), matrix(T, 2, index, dtype)
         C = ops.spgemm(A, B)
         assert C.dtype == dtype
         assert C.pattern.dtype == index
@@ -58,7 +101,7 @@ def test_against_scipy(structure, planned):
 def test_mask(structure, planned):
     """Only the entries of the mask are computed; gradients flow through them alone."""
     for k, (S, T) in enumerate(pairs(STRUCTURES[structure])):
-        A, B = with_normal_values(S, seed=1, grad=True), with_normal_values(T, seed=2, grad=True)
+        A, B = matrix(S, seed=1, grad=True), matrix(T, seed=2, grad=True)
         shape = (S.shape[0], T.shape[1])
         full = ops.spgemm(A, B)
         square = A.pattern if A.shape == shape else random_mask(shape)
@@ -75,7 +118,7 @@ def test_mask(structure, planned):
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_derivatives(masked, planned):
-    A, B = with_normal_values(random(5, 6, 0.4)), with_normal_values(random(6, 4, 0.4, 1), seed=1)
+    A, B = matrix(random(5, 6, 0.4)), matrix(random(6, 4, 0.4, 1), seed=1)
     mask = random_mask((5, 4)) if masked else None
     inputs = [M.values.clone().requires_grad_() for M in (A, B)]
 
@@ -100,7 +143,7 @@ def test_uniform_blocks_against_one_row_at_a_time(structure):
         results = []
         for limit in (2**30, 0):
             before = ops.set_spgemm_plan_limit(limit)
-            A, B = with_normal_values(S, dtype), with_normal_values(T, dtype, seed=1)
+            A, B = matrix(S, dtype=dtype), matrix(T, 1, dtype=dtype)
             a = normal((*batch, A.nnz), dtype, 2).requires_grad_()
             b = normal((*batch, B.nnz), dtype, 3).requires_grad_()
             c = ops.spgemm(A.with_values(a), B.with_values(b)).values
@@ -115,31 +158,23 @@ def test_uniform_blocks_against_one_row_at_a_time(structure):
         torch.testing.assert_close(results[0], results[1], rtol=bound, atol=bound)
 
 
-def test_batches(planned):
-    """A batch is what its members are one by one; shared operands collect their gradients."""
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [((), (2,)), ((2,), ()), ((2,), (2,)), ((3, 1), (2,)), ((1,), (1,)), ((0,), ()), ((2, 0), (0,))],
+)
+def test_batches(left, right, planned):
+    """Shared operands collect their gradients; the types of indices may differ."""
     for S in (random(7, 7, 0.4), grid(5, 12)):
-        A, B = with_normal_values(S), with_normal_values(S)
-        shapes = [
-            ((), (2,)),
-            ((2,), ()),
-            ((2,), (2,)),
-            ((3, 1), (2,)),
-            ((1,), (1,)),
-            ((0,), ()),
-            ((2, 0), (0,)),
-        ]
-        for left, right in shapes:
-            a, b = (
-                normal((*left, A.nnz), seed=1).requires_grad_(),
-                normal((*right, B.nnz), seed=2).requires_grad_(),
-            )
-            C = ops.spgemm(A.with_values(a), B.with_values(b))
-            wanted = A.with_values(a).to_dense() @ B.with_values(b).to_dense()
-            torch.testing.assert_close(C.to_dense(), wanted, rtol=1e-12, atol=1e-12)
-            g = normal(C.values.shape, seed=3)
-            found = torch.autograd.grad(C.values, (a, b), g)
-            loop = torch.autograd.grad(wanted, (a, b), C.with_values(g).to_dense())
-            torch.testing.assert_close(found, loop, rtol=1e-12, atol=1e-12)
+        A, B = matrix(S, index=torch.int32), matrix(S)
+        a, b = (normal((*batch, A.nnz), seed=i).requires_grad_() for i, batch in enumerate((left, right)))
+        C = ops.spgemm(A.with_values(a), B.with_values(b))
+        assert C.pattern.dtype == torch.int64
+        wanted = A.with_values(a).to_dense() @ B.with_values(b).to_dense()
+        torch.testing.assert_close(C.to_dense(), wanted, rtol=1e-12, atol=1e-12)
+        g = normal(C.values.shape, seed=3)
+        found = torch.autograd.grad(C.values, (a, b), g)
+        loop = torch.autograd.grad(wanted, (a, b), C.with_values(g).to_dense())
+        torch.testing.assert_close(found, loop, rtol=1e-12, atol=1e-12)
 
 
 def test_entries_that_are_zero_stay_entries(planned):
@@ -156,25 +191,6 @@ def test_entries_that_are_zero_stay_entries(planned):
     assert torch.isnan(ops.spgemm(zeros, B.with_values(B.values / 0)).values).all()
 
 
-def test_small_cotangents_count(planned):
-    A = with_normal_values(random(8, 8, 0.4), grad=True)
-    C = A @ A
-    g = normal((C.nnz,))
-    (one,) = torch.autograd.grad(C.values, A.values, g, retain_graph=True)
-    (small,) = torch.autograd.grad(C.values, A.values, 1e-150 * g)
-    torch.testing.assert_close(small * 1e150, one, rtol=1e-12, atol=0)
-
-
-def test_index_types_may_differ(planned):
-    S = random(6, 6, 0.5)
-    A, B = with_normal_values(S, index=torch.int32), with_normal_values(S, index=torch.int64)
-    C = ops.spgemm(A, B)
-    assert C.pattern.dtype == torch.int64
-    torch.testing.assert_close(C.to_dense(), A.to_dense() @ B.to_dense())
-    M = ops.spgemm(A, A, mask=B.pattern)
-    assert M.pattern is B.pattern
-
-
 def test_more_entries_than_the_index_type_can_number(monkeypatch):
     monkeypatch.setitem(sparse_product._MOST, torch.int32, 9_999)
     column = pattern_of(scipy.sparse.csr_array(np.ones((100, 1))), torch.int32)
@@ -185,34 +201,24 @@ def test_more_entries_than_the_index_type_can_number(monkeypatch):
 
 
 def test_errors():
-    A = with_normal_values(random(4, 5, 0.5))
-    with pytest.raises(ValueError, match=r"spgemm: A.shape\[1\] must equal B.shape\[0\], got .*\(4, 5\)"):
-        A @ A
-    with pytest.raises(TypeError, match=r"spgemm: B.values has dtype torch.float32"):
-        ops.spgemm(A, CSR(A.values.float(), A.pattern).T)
-    with pytest.raises(TypeError, match=r"spgemm: A.values must be float32 or float64"):
-        ops.spgemm(CSR(A.values.half(), A.pattern), A.T)
-    with pytest.raises(TypeError, match="spgemm: B must be a CSR, got Tensor"):
-        ops.spgemm(A, A.to_dense().T)
-    with pytest.raises(TypeError, match="on meta, the matrix on cpu"):
-        ops.spgemm(A, A.T.to("meta"))
-    with pytest.raises(TypeError, match="spgemm: mask must be a SparsityPattern, got CSR"):
-        ops.spgemm(A, A.T, mask=A)
-    with pytest.raises(ValueError, match=r"spgemm: mask must have the shape of A B, \(4, 4\), got \(4, 5\)"):
-        ops.spgemm(A, A.T, mask=A.pattern)
-    with pytest.raises(ValueError, match=r"spgemm: the batch axes of A.values and B.values must broadcast"):
-        ops.spgemm(A.with_values(normal((2, A.nnz))), A.T.with_values(normal((3, A.nnz))))
-    with pytest.raises(ValueError, match="galerkin: A must be square"):
-        ops.galerkin(A, A)
-    with pytest.raises(TypeError, match="galerkin: P must be a CSR"):
-        ops.galerkin(A.to_dense(), A)
-    with pytest.raises(TypeError, match="set_spgemm_plan_limit: bytes must be an int, got float"):
-        ops.set_spgemm_plan_limit(1e9)
-    with pytest.raises(ValueError, match="set_spgemm_plan_limit: bytes must not be negative"):
-        ops.set_spgemm_plan_limit(-1)
-
-
-# --- compile, galerkin ---
+    A, limit = matrix(random(4, 5, 0.5)), ops.set_spgemm_plan_limit
+    batches = A.with_values(normal((2, A.nnz))), A.T.with_values(normal((3, A.nnz)))
+    for call, error, message in (
+        (lambda: A @ A, ValueError, r"spgemm: A.shape\[1\] must equal B.shape\[0\], got .*\(4, 5\)"),
+        (lambda: A @ A.T.to(torch.float32), TypeError, "spgemm: B.values has dtype torch.float32"),
+        (lambda: A.to(torch.half) @ A.T, TypeError, "spgemm: A.values must be float32 or float64"),
+        (lambda: ops.spgemm(A, A.to_dense().T), TypeError, "spgemm: B must be a CSR, got Tensor"),
+        (lambda: A @ A.T.to("meta"), TypeError, "on meta, the matrix on cpu"),
+        (lambda: ops.spgemm(A, A.T, mask=A), TypeError, "mask must be a SparsityPattern, got CSR"),
+        (lambda: ops.spgemm(A, A.T, mask=A.pattern), ValueError, r"the shape of A B, \(4, 4\), got \(4, 5\)"),
+        (lambda: ops.spgemm(*batches), ValueError, "the batch axes of A.values and B.values must broadcast"),
+        (lambda: ops.galerkin(A, A), ValueError, "galerkin: A must be square"),
+        (lambda: ops.galerkin(A.to_dense(), A), TypeError, "galerkin: P must be a CSR"),
+        (lambda: limit(1e9), TypeError, "set_spgemm_plan_limit: bytes must be an int, got float"),
+        (lambda: limit(-1), ValueError, "set_spgemm_plan_limit: bytes must not be negative"),
+    ):
+        with pytest.raises(error, match=message):
+            call()
 
 
 @pytest.mark.usefixtures("fresh_compiler", "planned")
@@ -220,7 +226,7 @@ def test_compile_through_a_product():
     def f(A, B, x):
         return ops.spmm(ops.spgemm(A, ops.spgemm(B, A), mask=B.pattern), x)
 
-    A, B = with_normal_values(random(7, 7, 0.4)), with_normal_values(random(7, 7, 0.4, 1))
+    A, B = matrix(random(7, 7, 0.4)), matrix(random(7, 7, 0.4, 1))
     a, b, x = (t.clone().requires_grad_() for t in (A.values, B.values, normal((7,))))
     run = torch.compile(f, fullgraph=True, backend="aot_eager")
     for _ in range(2):
@@ -233,15 +239,120 @@ def test_compile_through_a_product():
         )
 
 
-def test_galerkin_against_scipy(planned):
-    S, T = grid(5, 9), random(81, 20, 0.1, 2)
-    A, P = with_normal_values(S, grad=True), with_normal_values(T, seed=1, grad=True)
-    C = ops.galerkin(P, A)
-    a, p = A.to_scipy(), P.to_scipy()
-    assert same_pattern(C.pattern, symbolic(T.T.tocsr(), symbolic(S, T)))
-    np.testing.assert_allclose(C.to_scipy().toarray(), (p.T @ a @ p).toarray(), rtol=1e-12, atol=1e-12)
-    g = normal((C.nnz,), seed=3)
-    found = torch.autograd.grad(C.values, (P.values, A.values), g)
-    dense = P.to_dense().mT @ A.to_dense() @ P.to_dense()
-    wanted = torch.autograd.grad(dense, (P.values, A.values), C.with_values(g).to_dense())
-    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+# --- plans ---
+
+
+def test_a_plan_is_made_once(monkeypatch):
+    made = []
+    analysis, names = sparse_product._analysis, ("product_pattern", "row_product_blocks")
+    names = (*names, "column_product_blocks", "product_starts")
+    if device_analysis.everywhere:
+        analysis, names = device_analysis, ("first_products", "product_plan")
+    for name in names:
+        real = getattr(analysis, name)
+        monkeypatch.setattr(analysis, name, lambda *a, real=real, name=name: made.append(name) or real(*a))
+    A = matrix(random(9, 9, 0.4), grad=True)
+    P = matrix(random(9, 4, 0.4), grad=True)
+    results = []
+    for step in range(3):
+        C = A.with_values(A.values * (1 + step)) @ A
+        coarse = ops.galerkin(P, A)
+        torch.autograd.grad(C.values.sum() + coarse.values.sum(), (A.values, P.values))
+        results.append((C.pattern, coarse.pattern))
+        if step == 0:
+            first = len(made)
+            assert made.count(names[0]) == 3
+    assert len(made) == first
+    assert all(r[0] is results[0][0] and r[1] is results[0][1] for r in results)
+
+
+def test_plans_die_with_either_pattern():
+    A, B = matrix(random(9, 9, 0.4)), matrix(random(9, 7, 0.4))
+    mask = random_mask((9, 7))
+    ops.spgemm(A, B, mask=mask)
+    result = weakref.ref(ops.spgemm(A, B).pattern)
+    positions = weakref.ref(A.pattern._planned(sparse_product._plan, B.pattern, None).positions)
+    assert A.pattern.cache_bytes() > 0
+    coordinates.cache_clear()
+    others = weakref.ref(B.pattern), weakref.ref(mask)
+    del mask
+    gc.collect()
+    assert others[1]() is None
+    assert result() is not None
+    del B
+    gc.collect()
+    assert others[0]() is None
+    assert result() is None
+    assert positions() is None
+    assert A.pattern.cache_bytes() == 0
+    owner = weakref.ref(A.pattern)
+    A @ A
+    del A
+    gc.collect()
+    assert owner() is None
+
+
+def test_plan_cache_limit():
+    """The bound is on 4 bytes a product, 12 on a device, no byte more."""
+    S = random(9, 9, 0.4)
+    bytes = (12 if device_analysis.everywhere else 4) * int(symbolic(S, S).data.sum())
+    for limit, kept in ((bytes, True), (bytes - 1, False)):
+        before = ops.set_spgemm_plan_limit(limit)
+        A = matrix(S)
+        ops.spgemm(A, A)
+        assert ops.set_spgemm_plan_limit(before) == limit
+        assert (A.pattern._planned(sparse_product._plan, A.pattern, None).positions is not None) == kept
+
+
+# --- memory and threads ---
+
+MEMORY = """
+import resource, numpy as np, torch, learnsolve as ls
+n, wide = 30_000, 40
+torch.set_num_threads(1)
+def banded(offsets):
+    i = np.repeat(np.arange(n), len(offsets)); j = (i + np.tile(offsets, n)) % n
+    order = np.lexsort((j, i))
+    crow = torch.arange(0, n * len(offsets) + 1, len(offsets), dtype=torch.int32)
+    return ls.SparsityPattern(crow, torch.as_tensor(j[order]).int(), (n, n))
+P = banded(np.arange(wide))
+A = ls.CSR(torch.ones(P.nnz, requires_grad=True), P)
+P._structure(True)
+def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def products(limit):
+    ls.ops.set_spgemm_plan_limit(limit)
+    P.drop_caches(); P._structure(True)
+    start = peak()
+    C = A @ A
+    C.values.backward(torch.ones_like(C.values))
+    return peak() - start, C.nnz
+used, nnz = products(0)
+F = P.nnz * wide
+bound = 60 * (P.nnz + nnz)
+assert used < bound, (used, bound)
+assert bound < 8 * F, "the bound does not tell O(nnz) from O(F)"
+used, _ = products(2**34)
+assert used < bound + 4 * F, (used, bound + 4 * F)
+"""
+
+
+@pytest.mark.slow
+def test_memory():
+    """O(nnz) without a plan, O(nnz + F) with one: a process of its own, whose peak is measured."""
+    subprocess.run([sys.executable, "-c", MEMORY], check=True)
+
+
+def test_same_bits_for_any_number_of_threads(planned):
+    for S in (grid(5, 70), random(1500, 1500, 0.006), power_law(1200)):
+        A = matrix(S, dtype=torch.float32, grad=True)
+        B = matrix(S, 1, dtype=torch.float32, grad=True)
+
+        def results(A=A, B=B):
+            for mask in (None, A.pattern):
+                C = ops.spgemm(A, B, mask=mask)
+                g = normal((C.nnz,), torch.float32, 2)
+                yield C.values
+                for wanted in ((A.values, B.values), (A.values,), (B.values,)):
+                    yield from torch.autograd.grad(C.values, wanted, g, retain_graph=True)
+
+        assert_same_bits(results, (2, 3))

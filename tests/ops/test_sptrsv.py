@@ -1,4 +1,4 @@
-"""The triangular solve: values, derivatives, what it reads, threads, memory."""
+"""The triangular solve beyond the table: values by its bound, what it reads and refuses, threads, memory."""
 
 import functools
 import itertools
@@ -7,19 +7,23 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
-from ops.sptrsv_structures import STRUCTURES, band
 from ops.test_memory import peak
-from ops.triangular import F64, SHAPES, SIDES, P, dense, full, sparse, triangle, values_for, with_diagonal
-from reference import (
-    assert_same_bits,
-    coordinates,
-    densify,
-    gradients,
-    grid,
-    normal,
-    pattern_of,
-    random,
+from ops.triangular import (
+    EMPTY,
+    F64,
+    SHAPES,
+    SIDES,
+    STRUCTURES,
+    P,
+    band,
+    dense,
+    full,
+    sparse,
+    triangle,
+    values_for,
+    with_diagonal,
 )
+from reference import assert_same_bits, coordinates, gradients, grid, normal, pattern_of, random
 from torch import func
 
 import learnsolve as ls
@@ -28,12 +32,6 @@ from learnsolve.matrix import device_analysis
 every_side = pytest.mark.parametrize(
     "side", SIDES, ids=lambda s: " ".join(k for k, v in s.items() if v) or "none"
 )
-
-
-def inputs_of(shape, requires_grad=False):
-    batch, of_b = SHAPES[shape]
-    made = [values_for(P, *batch), normal(of_b, seed=1)]
-    return [t.requires_grad_(requires_grad) for t in made]
 
 
 def assert_solves(x, v, b, P, side):
@@ -75,18 +73,13 @@ def test_value_and_gradients(structure, dtype):
             assert torch.equal(only, found[1])
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_batch_is_a_loop(shape):
-    v, b = inputs_of(shape)
+@pytest.mark.parametrize("shape", EMPTY)
+def test_empty(shape):
+    batch, of_b = SHAPES[shape]
+    v, b = values_for(P, *batch).requires_grad_(), normal(of_b).requires_grad_()
     x = sparse(v, b)
-    b = b.unsqueeze(-1) if b.dim() == 1 else b
-    batch = torch.broadcast_shapes(v.shape[:-1], b.shape[:-2])
-    vs, bs = v.expand(*batch, P.nnz), b.expand(*batch, *b.shape[-2:])
-    X = x.unsqueeze(-1) if x.dim() == len(batch) + 1 else x
-    for at in itertools.product(*map(range, batch)):
-        assert torch.equal(X[at], sparse(vs[at], bs[at]))
-    g = torch.autograd.grad(sparse(v.requires_grad_(), b.requires_grad_()).sum(), (v, b))
-    assert [t.shape for t in g] == [v.shape, b.shape]
+    assert x.shape == (*batch, *of_b)
+    assert [t.shape for t in torch.autograd.grad(x.sum(), (v, b))] == [v.shape, b.shape]
 
 
 @every_side
@@ -114,28 +107,13 @@ def test_what_is_not_read_changes_nothing_and_has_no_gradient(side):
                 assert tangent.isfinite().all()
 
 
-@every_side
-def test_the_adjoint_is_scale_invariant(side):
-    v, b = inputs_of("vector")
-    g = normal((5,), seed=3)
-    small, large = (gradients(lambda *a: sparse(*a, **side), [v, b], s * g) for s in (1e-12, 1.0))
-    for s, t in zip(small, large, strict=True):
-        assert t.abs().max() > 0
-        torch.testing.assert_close(s, 1e-12 * t, rtol=1e-14, atol=0)
-
-
 def test_explicit_zeros_stay_entries():
     Q = pattern_of(band(6, -1, 0))
-    v = values_for(Q)
-    v[1] = 0
-    v.requires_grad_()
-    b = normal((6,))
-    sparse(v, b, Q).sum().backward()
-    D = densify(Q, v.detach()).requires_grad_()
-    torch.linalg.solve(torch.tril(D), b).sum().backward()
-    rows, columns = coordinates(Q)
-    torch.testing.assert_close(v.grad, D.grad[rows, columns], rtol=1e-13, atol=1e-13)
-    assert v.grad[1] != 0
+    inputs, g = [values_for(Q), normal((6,))], normal((6,), seed=1)
+    inputs[0][1] = 0
+    found = gradients(lambda v, b: sparse(v, b, Q), inputs, g)
+    torch.testing.assert_close(found, gradients(lambda v, b: dense(v, b, Q), inputs, g))
+    assert found[0][1] != 0
 
 
 def test_a_scan_survives_factors_that_overflow():
@@ -271,3 +249,65 @@ def test_every_instruction_set():
         Q = pattern_of(STRUCTURES[structure])
         for side, columns in itertools.product(SIDES[::3], ((), (2,), (37,))):
             check(Q, values_for(Q, dtype=dtype), columns, side)
+
+
+@pytest.mark.parametrize("structure", ["chain", "band of 2", "random", "long rows", "dense"])
+@pytest.mark.parametrize("transpose", [False, True])
+def test_a_zero_on_the_diagonal_is_named(structure, transpose):
+    Q = pattern_of(STRUCTURES[structure])
+    place, n = Q.diagonal_positions, Q.shape[0]
+    for zero, columns in itertools.product((0.0, -0.0, 1e-310), ((), (3,))):
+        v, b = values_for(Q), normal((n, *columns))
+        v[place[n // 2]] = zero
+        for learns in (False, True):
+            kind = "overflow" if zero else "zeros on its diagonal"
+            with pytest.raises(ValueError, match=rf"sptrsv: .*{kind}, row {n // 2} has -?[01]"):
+                sparse(v.clone().requires_grad_(learns), b, Q, transpose=transpose)
+        with pytest.raises(ValueError, match=rf"sptrsv: .* row {n // 2} has"):
+            func.grad(lambda v: sparse(v, b, Q, transpose=transpose).sum())(v)  # noqa: B023
+        with pytest.raises(ValueError, match=rf"sptrsv: .* row {n // 2} of matrix 1 of the batch .* has"):
+            sparse(torch.stack((values_for(Q), v)), b, Q, transpose=transpose)
+        sparse(v, b, Q, transpose=transpose, unit_diagonal=True)
+    v = values_for(Q)
+    v[place[n // 2]] = torch.nan  # is no zero: it spreads
+    assert sparse(v, normal((n,)), Q, transpose=transpose).isnan().any()
+
+
+def test_errors():
+    eye, b = ls.CSR.from_dense(torch.eye(3, dtype=F64)), normal((3,))
+    two = ls.CSR(torch.ones(2, 3), eye.pattern)
+    hole = pattern_of(sp.csr_array(np.array([[1, 0, 0], [1, 0, 1], [0, 1, 1]])))
+    rows = r"b must have L.shape\[0\] = 3 rows, got "
+    for arguments, kind, message in (
+        (
+            (ls.CSR.from_dense(torch.ones(2, 3)), torch.ones(2)),
+            ValueError,
+            r"L must be square, got shape \(2, 3\)",
+        ),
+        ((eye, normal((4,))), ValueError, rows + r"shape \(4,\)"),
+        ((eye, normal((4, 3))), ValueError, rows + r"shape \(4, 3\)"),
+        ((eye, normal(())), ValueError, "b must have .* got a scalar"),
+        ((eye, b.float()), TypeError, "b has dtype torch.float32, the matrix torch.float64"),
+        ((eye, [1.0]), TypeError, "b must be a torch.Tensor, got list"),
+        ((b, b), TypeError, "L must be a CSR, got Tensor"),
+        ((two, torch.ones(3, 3, 1)), ValueError, "the batch axes of L.values and b must broadcast"),
+        ((ls.CSR(torch.ones(hole.nnz, dtype=F64), hole), b), ValueError, ".* row 1 has none"),
+    ):
+        with pytest.raises(kind, match="sptrsv: " + message):
+            ls.ops.sptrsv(*arguments)
+    with pytest.raises(TypeError, match="sptrsv: lower must be True or False, got 1"):
+        ls.ops.sptrsv(eye, b, lower=1)
+    v = torch.ones(hole.nnz, dtype=F64)
+    torch.testing.assert_close(sparse(v, b, hole, unit_diagonal=True), dense(v, b, hole, unit_diagonal=True))
+
+
+def test_a_zero_on_the_diagonal_of_a_batch_is_named():
+    Q = pattern_of(STRUCTURES["random"])
+    row, v = Q.shape[0] // 2, torch.stack([values_for(Q)] * 6).reshape(2, 3, -1)
+    v[1, 1, Q.diagonal_positions[row]] = 0
+    b = normal((2, 3, Q.shape[0], 1))
+    for call in (sparse, lambda *args: func.grad(lambda v: sparse(v, *args[1:]).sum())(args[0])):
+        with pytest.raises(ValueError, match=rf"sptrsv: .* row {row} of matrix 4 of the batch"):
+            call(v, b, Q)
+    with pytest.raises(ValueError, match=rf"sptrsv: .* row {row} has 0"):  # a map has no numbers
+        func.vmap(lambda v, b: sparse(v, b, Q))(v[1], b[1, ..., 0])

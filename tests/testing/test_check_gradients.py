@@ -6,7 +6,7 @@ from reference import normal
 
 import learnsolve as ls
 
-F64 = torch.float64
+F64, X = torch.float64, normal((3,))
 check_gradients = ls.testing.check_gradients
 
 
@@ -159,17 +159,17 @@ def test_empty_and_zero_inputs():
     assert check_gradients(torch.sin, 1e-200 * normal((3,))).ok
 
 
-def test_errors():
-    x = normal((3,))
-    with pytest.raises(TypeError, match="fn must be callable, got Tensor"):
-        check_gradients(x, x)
-    with pytest.raises(ValueError, match=r"an argument must be a CSR or a tensor .* got \(int\)"):
-        check_gradients(lambda n: x, 3)
-    with pytest.raises(ValueError, match="fn must return floating-point tensors"):
-        check_gradients(lambda x: None, x)
-    with pytest.raises(ValueError, match="step must be positive, got 0"):
-        check_gradients(torch.sin, x, step=0)
-    with pytest.raises(ValueError, match="rtol must be positive, got -1"):
-        check_gradients(torch.sin, x, rtol=-1)
-    with pytest.raises(ValueError, match="directions"):
-        check_gradients(torch.sin, x, directions=0)
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "message"),
+    [
+        ((X, X), {}, TypeError, "fn must be callable, got Tensor"),
+        ((lambda n: X, 3), {}, ValueError, r"an argument must be a CSR or a tensor .* got \(int\)"),
+        ((lambda x: None, X), {}, ValueError, "fn must return floating-point tensors"),
+        ((torch.sin, X), {"step": 0}, ValueError, "step must be positive, got 0"),
+        ((torch.sin, X), {"rtol": -1}, ValueError, "rtol must be positive, got -1"),
+        ((torch.sin, X), {"directions": 0}, ValueError, "directions"),
+    ],
+)
+def test_errors(arguments, options, error, message):
+    with pytest.raises(error, match=message):
+        check_gradients(*arguments, **options)

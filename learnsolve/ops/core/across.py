@@ -1,9 +1,9 @@
 """Vectors whose rows lie in several processes: loops on them need sums over all processes.
 
-Every process runs the same loop on its rows. What the loop has one of a column (an inner product, a norm, a
-coefficient) each process has, with the same bits; the cotangents of these copies are parts that add up to
-that of the number. A sum over the rows is then a sum here and one over the processes, in the forward and in
-the backward, and all between two sums is the arithmetic of one process.
+Every process runs the same loop on its rows. A scalar per column (an inner product, a norm, a coefficient)
+exists in each process, with the same bits; the cotangents of these copies are parts that add up to the
+scalar's. A sum over the rows is then a local sum and one over the processes, in the forward and in the
+backward, and all between two sums is the arithmetic of one process.
 
 A solver enters `over(A)` where it works with such a matrix; `dots`, `largest` and `size` call `across()`.
 """

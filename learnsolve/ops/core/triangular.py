@@ -82,7 +82,7 @@ def _schedule(pattern: SparsityPattern, lower: bool) -> _Schedule:
     ptr, idx = as_numpy(pattern.crow_indices), as_numpy(pattern.col_indices)
     order, levels = _analysis.level_schedule(ptr, idx, not lower)
     if device_analysis.here(pattern.crow_indices):
-        # On the host: the level of a row depends on those of the rows before it.
+        # On the host: the level of a row depends on the levels of the rows before it.
         return _Schedule(pattern._tensor(order), pattern._tensor(levels))
     if pattern.nnz + pattern.shape[0] < _LEVEL_WORK * (len(levels) - 1):
         order, levels = order[:0].copy(), levels[:0].copy()

@@ -24,7 +24,7 @@ class Neumann(PolynomialPreconditioner):
     ----------
     A : CSR, shape (n, n), values (..., nnz)
     degree : int >= 0, products with A in a call
-    weight : number or Tensor, positive; a tensor, which may require grad, has shape () or is one number a
+    weight : float or Tensor, positive; a tensor, which may require grad, has shape () or one value per
         matrix of the batch
     M, symmetric : as for `Chebyshev`
 

@@ -41,7 +41,7 @@ class SSOR(Preconditioner):
     omega is used matters little: the best omega of `sor` serves well, 1 is a good start.
 
     `cg` runs it in its compiled loop where A is symmetric with a positive diagonal, and `multicolor` is not
-    asked for, as :math:`M = (K K^T)^{-1}` with :math:`K = (D / \omega + L) ((2 - \omega) D / \omega)^{-1/2}`.
+    requested, as :math:`M = (K K^T)^{-1}` with :math:`K = (D / \omega + L) ((2 - \omega) D / \omega)^{-1/2}`.
     Only the lower triangle of A is read then, and has the gradient of both.
 
     References

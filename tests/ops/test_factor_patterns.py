@@ -1,0 +1,367 @@
+"""Patterns of incomplete factors: by threshold (ict, ilut), by level (fill_pattern), and by hand. The choice
+against plain loops on dense matrices, values, derivatives, shifts, errors."""
+
+import warnings
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+from ops.incomplete_cases import STRUCTURES, dominant, every_kind, library, loops, other, small
+from reference import densify, grid, normal, on_pattern, pattern_of, random
+
+import learnsolve as ls
+
+fill_pattern = ls.preconditioners.fill_pattern
+
+
+def mask(P: ls.SparsityPattern) -> np.ndarray:
+    return densify(P, torch.ones(P.nnz)).numpy() > 0
+
+
+TWINS = {"ict": "ic0", "ilut": "ilu0"}
+both = pytest.mark.parametrize("kind", TWINS)
+
+
+def pattern_by(kind: str, A: ls.CSR, **keywords) -> ls.SparsityPattern:
+    """That of L, or of L + U."""
+    result = getattr(ls.ops, kind)(A, **keywords)
+    return result.L.pattern if kind == "ict" else (result.L + result.U).pattern
+
+
+def values_by(kind: str, A: ls.CSR, **keywords) -> torch.Tensor:
+    result = getattr(ls.ops, kind)(A, **keywords)
+    return torch.cat([M.values for M in result[:-1]])
+
+
+def largest(w: np.ndarray, candidates: list[int], least: float, most: int) -> list[int]:
+    kept = [j for j in candidates if abs(w[j]) >= least]
+    return sorted(kept, key=lambda j: (-abs(w[j]), j))[:most]
+
+
+def chosen_ict(D: np.ndarray, entries: np.ndarray, fill: int, droptol: float) -> np.ndarray:
+    n = len(D)
+    L, keep = np.zeros_like(D), np.eye(n, dtype=bool)
+    for j in range(n):
+        w = D[:, j] - L @ L[j]
+        there = [i for i in range(j + 1, n) if entries[i, j] or (keep[i, :j] & keep[j, :j]).any()]
+        own = entries[j + 1 :, j].sum()
+        rows = largest(w, there, droptol * np.linalg.norm(D[j:, j]), own + fill)
+        L[j, j] = np.sqrt(w[j])
+        L[rows, j] = w[rows] / L[j, j]
+        keep[rows, j] = True
+    return keep
+
+
+def chosen_ilut(D: np.ndarray, entries: np.ndarray, fill: int, droptol: float) -> np.ndarray:
+    n = len(D)
+    U, keep = np.zeros_like(D), np.eye(n, dtype=bool)
+    for i in range(n):
+        w, there, least = D[i].copy(), entries[i].copy(), droptol * np.linalg.norm(D[i])
+        for k in range(i):
+            if there[k] and abs(w[k]) >= least:
+                there[k + 1 :] |= keep[k, k + 1 :]
+                w[k + 1 :] -= w[k] / U[k, k] * U[k, k + 1 :]
+        left = largest(w, [k for k in range(i) if there[k]], least, entries[i, :i].sum() + fill)
+        right = [j for j in range(i + 1, n) if there[j]]
+        right = largest(w, right, least, entries[i, i + 1 :].sum() + fill)
+        keep[i, left + right] = True
+        U[i, [i, *right]] = w[[i, *right]]
+    return keep
+
+
+CHOICES = {"ict": chosen_ict, "ilut": chosen_ilut}
+LIMITS = [(0, 0.0), (1, 0.0), (2, 0.05), (0, 0.2), (100, 0.1), (100, 0.0), (3, 10.0)]
+
+
+@both
+@pytest.mark.parametrize("structure", [*STRUCTURES, "larger"])
+def test_the_choice(kind, structure):
+    """With numbers of few digits, so that there are ties and what is computed is exact or far from equal."""
+    P = pattern_of({**STRUCTURES, "larger": STRUCTURES["9 points"] + grid(5, 4)}[structure], torch.int32)
+    v = (dominant(P) * 4).round() / 4
+    D = densify(P, v).numpy()
+    if kind == "ict":
+        D = np.tril(D) + np.tril(D, -1).T
+    A = ls.CSR(v, P)
+    for fill, droptol in LIMITS:
+        Q = pattern_by(kind, A, fill=fill, droptol=droptol)
+        assert (mask(Q) == CHOICES[kind](D, mask(P), fill, droptol)).all(), (fill, droptol)
+        ls.SparsityPattern(Q.crow_indices, Q.col_indices, Q.shape)  # valid
+        assert Q.dtype == torch.int32
+
+
+def test_of_equal_entries_the_first_are_kept():
+    D = 4 * np.eye(6)
+    D[1:, 0] = D[0, 1:] = 1  # eliminating row and column 0 fills all places, with equal numbers
+    A = ls.CSR.from_dense(torch.tensor(D))
+    L = ls.ops.ict(A, fill=2, droptol=0.0).L
+    assert (mask(L.pattern)[2:, 1] == [True, True, False, False]).all()
+    U = ls.ops.ilut(A, fill=2, droptol=0.0).U
+    assert (mask(U.pattern)[1, 2:] == [True, True, False, False]).all()
+
+
+@both
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+def test_values_are_those_on_the_pattern(kind, dtype):
+    P = pattern_of(STRUCTURES["5 points"])
+    A = ls.CSR(dominant(P, dtype=dtype), P)
+    Q = pattern_by(kind, A, fill=2, droptol=1e-3)
+    assert Q.nnz > (mask(P).sum() if kind == "ilut" else np.tril(mask(P)).sum())
+    found = values_by(kind, A, fill=2, droptol=1e-3)
+    assert found.dtype == dtype
+    assert torch.equal(found, library(TWINS[kind], P, A.values, pattern=Q))
+    close = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 1e-13, "atol": 1e-13}
+    exact = loops(TWINS[kind], Q, on_pattern(Q, densify(P, A.values.double())))
+    torch.testing.assert_close(found.double(), exact, **close)
+
+
+def test_ict_reads_the_lower_triangle_only():
+    P = small()
+    A = ls.CSR(dominant(P), P)
+    rows, columns = P.row_indices, P.col_indices
+    spoiled = A.with_values(torch.where(columns > rows, torch.nan, A.values))
+    assert torch.equal(ls.ops.ict(spoiled).L.values, ls.ops.ict(A.tril()).L.values)
+
+
+def test_the_pattern_of_ilut_does_not_depend_on_the_scaling_of_rows():
+    P = pattern_of(STRUCTURES["9 points"])
+    A = ls.CSR(dominant(P), P)
+    d = 2.0 ** (torch.arange(P.shape[0], dtype=torch.float64) * 7 % 11)
+    kept, scaled = (pattern_by("ilut", M, fill=2, droptol=0.03) for M in (A, A.scale_rows(d)))
+    assert (mask(kept) == mask(scaled)).all()
+
+
+# --- derivatives ---
+
+
+@both
+def test_derivatives(kind):
+    P = small()
+    v, shift = dominant(P), torch.tensor(0.1, dtype=torch.float64)
+    options = {"fill": 1, "droptol": 0.01}
+    Q = pattern_by(kind, ls.CSR(v, P), shift=0.1, **options)
+
+    def f(v, s):
+        return values_by(kind, ls.CSR(v, P), shift=s, **options)
+
+    inputs = v.requires_grad_(), shift.requires_grad_()
+    assert torch.autograd.gradcheck(f, inputs, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(f, inputs)
+    g = normal(f(*inputs).shape)
+    shifted = densify(P, v) + shift * torch.diag(torch.diagonal(densify(P, v)))
+    wanted = torch.autograd.grad(loops(TWINS[kind], Q, on_pattern(Q, shifted)), inputs, g)
+    for found, exact in zip(torch.autograd.grad(f(*inputs), inputs, g), wanted, strict=True):
+        torch.testing.assert_close(found, exact, rtol=1e-11, atol=1e-11)
+    functional = torch.func.grad(lambda v: (f(v, shift.detach()) * g).sum())(v.detach())
+    torch.testing.assert_close(functional, wanted[0], rtol=1e-11, atol=1e-11)
+
+
+# --- shifts and breakdown ---
+
+
+@both
+def test_breakdown_and_search(kind):
+    if kind == "ict":
+        P = pattern_of(STRUCTURES["5 points"])
+        v = torch.where(P.row_indices == P.col_indices, 0.05, 1.0) * dominant(P)
+    else:
+        P = pattern_of(scipy.sparse.csr_array(np.ones((2, 2))))  # the second pivot is 0
+        v = torch.ones(4, dtype=torch.float64)
+    A = ls.CSR(v, P)
+    rule = "positive" if kind == "ict" else "nonzero"
+    with pytest.raises(
+        ValueError, match=rf"{kind}: every pivot must be {rule} .* row \d+ is .*; add a shift"
+    ):
+        values_by(kind, A)
+    with pytest.warns(RuntimeWarning, match=rf"{kind}: a pivot broke down, .* shifted by") as warned:
+        result = getattr(ls.ops, kind)(A, on_breakdown="shift")
+    assert len(warned) == 1  # the factorization on the pattern need not search again
+    shift = float(result.shift)
+    assert torch.log2(result.shift / 1e-3) % 1 == 0  # 1e-3, doubled
+    found = torch.cat([M.values for M in result[:-1]])
+    assert torch.equal(found, values_by(kind, A, shift=shift))
+    if shift > 1e-3:
+        with pytest.raises(ValueError, match="every pivot must be"):  # it is the first that works
+            values_by(kind, A, shift=shift / 2)
+
+
+@both
+def test_a_search_in_vain_and_one_that_is_not_needed(kind):
+    P = small()
+    v = dominant(P)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = getattr(ls.ops, kind)(ls.CSR(v, P), on_breakdown="shift", shift=0.25)
+    assert float(result.shift) == 0.25
+    v[P.diagonal_positions[0]] = 0
+    with pytest.raises(ValueError, match=rf"{kind}: .*row 0 is 0, even with shift 5.37e\+05 .*30 tries"):
+        values_by(kind, ls.CSR(v, P), on_breakdown="shift")
+
+
+# --- arguments ---
+
+
+@both
+def test_errors(kind):
+    op, P = getattr(ls.ops, kind), small()
+    A = ls.CSR(dominant(P), P)
+    hole = ls.CSR.from_dense(torch.tensor([[1.0, 0, 0], [0, 1, 0], [1, 1, 0]]))
+    batch = dominant(P, (2,))
+    shifts = torch.zeros(2, dtype=torch.float64)
+    by_values = torch.vmap(lambda v: values_by(kind, ls.CSR(v, P)))
+    by_shift = torch.vmap(lambda s: values_by(kind, A, shift=s))
+    for error, message, call in (
+        (TypeError, "A must be a CSR, got Tensor", lambda: op(torch.ones(2, 2))),
+        (TypeError, "A.values must be float32 or float64", lambda: op(A.to(torch.float16))),
+        (ValueError, r"A must be square, got shape \(2, 5\)", lambda: op(A[:2])),
+        (ValueError, "A must have an entry on its diagonal in every row, row 2 has none", lambda: op(hole)),
+        (ValueError, "on_breakdown must be one of", lambda: op(A, on_breakdown="ignore")),
+        (ValueError, "shift must be finite and not negative, got -1", lambda: op(A, shift=-1)),
+        (ValueError, "fill must be at least 0, got -1", lambda: op(A, fill=-1)),
+        (TypeError, "fill must be an int, got float", lambda: op(A, fill=1.5)),
+        (ValueError, "droptol must be finite and not negative, got nan", lambda: op(A, droptol=np.nan)),
+        (TypeError, "droptol must be a number, got str", lambda: op(A, droptol="1")),
+        (NotImplementedError, r"each matrix of a batch .* \(2, 16\)", lambda: op(ls.CSR(batch, P))),
+        (NotImplementedError, "each matrix of a batch would choose a pattern", lambda: by_values(batch)),
+        (NotImplementedError, r"each matrix .* shifts of shape \(2,\)", lambda: by_shift(shifts)),
+    ):
+        with pytest.raises(error, match=f"{kind}: {message}"):
+            call()
+    with pytest.raises(Exception, match=r"torch.compile cannot trace the choice of a pattern"):
+        torch.compile(lambda v: values_by(kind, ls.CSR(v, P)), backend="aot_eager", fullgraph=True)(A.values)
+
+
+@both
+def test_a_batch_on_a_pattern_of_one_matrix(kind):
+    """What the errors advise."""
+    P = small()
+    batch = dominant(P, (2,))
+    Q = pattern_by(kind, ls.CSR(batch[0], P), fill=1)
+    found = library(TWINS[kind], P, batch, pattern=Q)
+    assert torch.equal(found[0], values_by(kind, ls.CSR(batch[0], P), fill=1))
+    mapped = torch.vmap(lambda v: library(TWINS[kind], P, v, pattern=Q))(batch)
+    assert torch.equal(mapped, found)
+
+
+def levels(entries: np.ndarray) -> np.ndarray:
+    """lev_ij of the whole elimination, without dropping on the way; infinite where nothing is."""
+    n = len(entries)
+    level = np.where(entries | np.eye(n, dtype=bool), 0.0, np.inf)
+    for k in range(n):  # right-looking, where the library eliminates row by row
+        step = level[k + 1 :, k, None] + level[k, k + 1 :] + 1
+        level[k + 1 :, k + 1 :] = np.minimum(level[k + 1 :, k + 1 :], step)
+    return level
+
+
+@pytest.mark.parametrize("index", [torch.int32, torch.int64])
+@pytest.mark.parametrize("structure", [*STRUCTURES, "no diagonal", "no entries"])
+def test_levels(structure, index):
+    more = {"no diagonal": random(20, 20, 0.1, seed=3), "no entries": scipy.sparse.csr_array((4, 4))}
+    P = pattern_of({**STRUCTURES, **more}[structure], index)
+    wanted = levels(mask(P))
+    for level in (0, 1, 2, 3, 10**30):
+        Q = fill_pattern(P, level)
+        ls.SparsityPattern(Q.crow_indices, Q.col_indices, Q.shape)  # valid
+        assert Q.dtype == index
+        assert (mask(Q) == (wanted <= min(level, 10**9))).all()
+        assert Q is fill_pattern(P, level)
+        assert Q is fill_pattern(ls.CSR(torch.ones(P.nnz), P), level)
+
+
+def test_level_infinity_is_the_factor_without_dropping():
+    P = pattern_of(STRUCTURES["5 points"])
+    full = fill_pattern(P, P.shape[0])
+    A = ls.CSR(dominant(P), P)
+    symmetric = A + A.T
+    exact = torch.linalg.cholesky(symmetric.to_dense())
+    assert ((exact != 0).numpy() == np.tril(mask(full))).all()
+    L = ls.ops.ic0(symmetric, pattern=full).L
+    torch.testing.assert_close(L.to_dense(), exact, rtol=1e-13, atol=1e-14)
+    L, U, _ = ls.ops.ilu0(A, pattern=full)
+    torch.testing.assert_close(L.to_dense() @ U.to_dense(), A.to_dense(), rtol=1e-13, atol=1e-13)
+
+
+def test_a_pattern_that_has_all_its_fill_is_itself():
+    P = pattern_of(STRUCTURES["tridiagonal"])
+    assert fill_pattern(P, 3) is P
+    assert fill_pattern(pattern_of(STRUCTURES["5 points"]), 0).nnz == STRUCTURES["5 points"].nnz
+
+
+def test_errors_of_levels():
+    A = ls.problems.poisson((3, 3))
+    for error, message, arguments in (
+        (TypeError, "A must be a CSR or a SparsityPattern, got Tensor", (A.to_dense(), 1)),
+        (ValueError, r"A must be square, got shape \(3, 9\)", (A[:3], 1)),
+        (ValueError, "level must be at least 0, got -1", (A, -1)),
+        (TypeError, "level must be an int, got float", (A, float("inf"))),
+    ):
+        with pytest.raises(error, match=f"fill_pattern: {message}"):
+            fill_pattern(*arguments)
+
+
+# --- factors on a pattern ---
+
+
+@pytest.mark.parametrize("kind", ["ic0", "mic0"])
+def test_the_lower_triangle_of_a_pattern_is_enough(kind):
+    P, Q = small(), other()
+    lower = ls.CSR(torch.ones(Q.nnz), Q).tril().pattern
+    v = dominant(P)
+    op = getattr(ls.ops, kind)
+    L = op(ls.CSR(v, P), pattern=Q).L
+    assert L.pattern is lower
+    assert op(ls.CSR(v, P), pattern=lower).L.pattern is lower
+    assert torch.equal(L.values, library(kind, P, v, pattern=lower))
+    A = ls.CSR(v, P)
+    assert torch.equal(L.values, op(A.tril(), pattern=Q).L.values)
+
+
+@every_kind
+def test_of_entries_outside_of_the_pattern_nothing_is_read(kind):
+    P, Q = small(), other()
+    v = dominant(P)
+    outside = on_pattern(P, densify(Q, torch.ones(Q.nnz))) == 0
+    assert outside.sum() == 2
+    spoiled = torch.where(outside, torch.nan, v).requires_grad_()
+    found = library(kind, P, spoiled, pattern=Q)
+    assert torch.equal(found, library(kind, P, v, pattern=Q))
+    (grad,) = torch.autograd.grad(found.sum(), spoiled)
+    assert (grad[outside] == 0).all()
+
+
+@every_kind
+def test_shift_and_breakdown_on_a_pattern(kind):
+    P, Q = small(), other()
+    v = dominant(P)
+    shifted = torch.where(torch.isin(torch.arange(P.nnz), P.diagonal_positions), v * 1.5, v)
+    assert torch.equal(library(kind, P, v, pattern=Q, shift=0.5), library(kind, P, shifted, pattern=Q))
+    v[P.diagonal_positions[0]] = 0
+    with pytest.raises(ValueError, match=f"{kind}: every pivot must be .* that of row 0 is 0; add a shift"):
+        library(kind, P, v, pattern=Q)
+    with pytest.raises(ValueError, match="row 0 is 0, even with shift"):
+        library(kind, P, v, pattern=Q, on_breakdown="shift")
+
+
+def test_a_pivot_that_A_does_not_have_may_come_from_fill():
+    A = ls.CSR.from_dense(torch.tensor([[2.0, 1.0], [1.0, 0.0]]))
+    pattern = fill_pattern(A)
+    with pytest.raises(ValueError, match="row 1 has none"):
+        ls.ops.ilu0(A)
+    assert float(ls.ops.ilu0(A, pattern=pattern).U.values[-1]) == -0.5
+
+
+@every_kind
+def test_pattern_errors(kind):
+    op, P = getattr(ls.ops, kind), small()
+    A = ls.CSR(dominant(P), P)
+    nine = ls.problems.poisson((9,)).pattern
+    hole = pattern_of(scipy.sparse.csr_array(np.diag([1.0, 1, 1, 0, 1])))
+    for error, message, pattern in (
+        (TypeError, "pattern must be a SparsityPattern, got CSR; of a CSR take its .pattern", A),
+        (ValueError, r"the pattern must have A's shape \(5, 5\), got \(9, 9\)", nine),
+        (ValueError, "the pattern must have an entry on its diagonal in every row, row 3 has none", hole),
+        (TypeError, "the pattern is on meta, A on cpu", other().to("meta")),
+    ):
+        with pytest.raises(error, match=f"{kind}: {message}"):
+            op(A, pattern=pattern)

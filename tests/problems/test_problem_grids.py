@@ -1,0 +1,369 @@
+"""Problems on grids beyond their contract: pyamg's matrices, eigenvalues, orders of convergence."""
+
+import itertools
+import math
+import sys
+
+import numpy as np
+import pyamg
+import pytest
+import scipy.sparse.linalg
+import torch
+from pyamg.gallery.example import example_names
+from reference import normal
+from torch.autograd import gradgradcheck
+
+import learnsolve as ls
+from learnsolve.problems import _grid
+
+P = ls.problems
+SHAPES = [
+    (1,),
+    (2,),
+    (7,),
+    (1, 1),
+    (1, 5),
+    (5, 1),
+    (2, 2),
+    (3, 4),
+    (1, 1, 1),
+    (2, 1, 2),
+    (1, 4, 1),
+    (2, 3, 4),
+]
+
+
+def checked(A: ls.CSR) -> np.ndarray:
+    """Through the constructor that looks at every index; no entry is zero."""
+    D = ls.CSR(A.values, ls.SparsityPattern(A.crow_indices, A.col_indices, A.shape)).to_scipy().toarray()
+    assert A.nnz == np.count_nonzero(D)
+    return D
+
+
+# --- poisson ---
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_poisson_of_pyamg(shape):
+    for stencil, kind in (("fd", "FD"), ("q1", "FE"))[: 1 + (len(shape) == 2)]:
+        S = pyamg.gallery.poisson(shape, format="csr", type=kind)
+        assert np.array_equal(checked(P.poisson(shape, stencil=stencil)), S.toarray())
+
+
+@pytest.mark.parametrize("shape", [(3,), (8,), (3, 5), (4, 3, 5)], ids=str)
+def test_periodic_grids(shape):
+    """Each axis a ring; the constants are null vectors."""
+    A = P.poisson(shape, boundary="periodic")
+    wanted = np.zeros(A.shape)
+    for axis, n in enumerate(shape):
+        ring = 2 * np.eye(n) - np.roll(np.eye(n), 1, 0) - np.roll(np.eye(n), -1, 0)
+        before, after = (np.eye(math.prod(s)) for s in (shape[:axis], shape[axis + 1 :]))
+        wanted += np.kron(np.kron(before, ring), after)
+    assert np.array_equal(checked(A), wanted)
+    assert not (A @ torch.ones(A.shape[0], dtype=A.dtype)).any()
+
+
+def test_shapes_and_dtypes():
+    A, B = P.poisson(5), P.poisson((5,))
+    assert torch.equal(A.values, B.values)
+    assert torch.equal(A.col_indices, B.col_indices)
+    assert torch.equal(P.poisson([3, 2]).values, P.poisson(torch.Size((3, 2))).values)
+    for f in (P.poisson, lambda s, **o: P.anisotropic(s, 0.1, 0.3, **o)):
+        for dtype in (torch.float32, torch.float64):
+            A = f((3, 3), dtype=dtype, device="cpu")
+            assert torch.equal(A.values, f((3, 3)).values.to(dtype))
+            assert A.crow_indices.dtype == A.col_indices.dtype == torch.int32
+        assert f((3, 3), device="meta").device.type == "meta"
+
+
+def test_indices_are_as_narrow_as_they_can_be(monkeypatch):
+    assert _grid.index_dtype(10, 2**31 - 1) == _grid.index_dtype(2**31 - 1, 10) == torch.int32
+    assert _grid.index_dtype(10, 2**31) == _grid.index_dtype(2**31, 10) == torch.int64
+    monkeypatch.setattr(_grid, "INT32_MAX", 32)  # as for more than 2^31 entries, which no test could hold
+    A = P.poisson((3, 3))
+    assert A.nnz == 33
+    assert A.crow_indices.dtype == A.col_indices.dtype == torch.int64
+    assert np.array_equal(A.to_scipy().toarray(), pyamg.gallery.poisson((3, 3)).toarray())
+
+
+def test_a_million_unknowns():
+    A = P.poisson((100, 100, 100))
+    assert A.shape == (10**6, 10**6)
+    assert A.nnz == 7 * 10**6 - 6 * 10**4
+    assert ls.ops.sum(A, 1).sum() == 6 * 10**4  # a face of the cube loses a neighbor
+
+
+def test_it_may_be_made_anywhere():
+    """A matrix made inside a transformation or inference mode is like any other."""
+    x = torch.linspace(0, 1, 6, dtype=torch.float64)
+    wanted = 2 * (P.poisson((2, 3)) @ x)
+    torch.testing.assert_close(torch.func.grad(lambda x: x @ (P.poisson((2, 3)) @ x))(x), wanted)
+    with torch.inference_mode():
+        A = P.poisson((2, 3))
+    assert not A.values.is_inference()
+    v = A.values.clone().requires_grad_()
+    (g,) = torch.autograd.grad((A.with_values(v).T.values ** 2).sum(), v)
+    torch.testing.assert_close(g, 2 * A.values)
+
+
+# --- anisotropic ---
+
+
+@pytest.mark.parametrize("discretization", ["fd", "fe"])
+@pytest.mark.parametrize("theta", [0.0, 0.3, math.pi / 4, math.pi / 2, -2.0])
+def test_anisotropic_of_pyamg(discretization, theta):
+    for epsilon, shape in itertools.product(
+        (1e-3, 0.5, 1.0, 2.0, 100.0), ((4, 5), (1, 1), (1, 4), (4, 1), (2, 2))
+    ):
+        stencil = pyamg.gallery.diffusion_stencil_2d(epsilon, theta, type=discretization.upper())
+        S = pyamg.gallery.stencil_grid(stencil, shape).toarray()
+        A = P.anisotropic(shape, epsilon, theta, discretization=discretization)
+        ls.SparsityPattern(A.crow_indices, A.col_indices, A.shape)  # looks at every index
+        # A coefficient is a sum of a few terms of the size of 1 + epsilon.
+        np.testing.assert_allclose(A.to_scipy().toarray(), S, rtol=0, atol=8 * 2**-53 * (1 + epsilon))
+
+
+def test_the_direction_is_the_strong_one():
+    """For theta = 0 points are coupled along x, the first axis; zeros of the stencil are no entries."""
+    A = P.anisotropic((3, 3), 0.01, 0.0)
+    row = A.to_dense()[4].unflatten(0, (3, 3))
+    assert row[0, 1] == row[2, 1] == -1
+    assert row[1, 0] == row[1, 2] == -0.01
+    assert A.nnz == 33
+    assert (A.values != 0).all()
+
+
+# --- coefficients ---
+
+
+def test_constant_coefficients_give_poisson():
+    A = P.diffusion(torch.full((5, 5, 5), 3.0, dtype=torch.float64))
+    assert torch.equal(A.to_dense()[62], 3 * P.poisson((5, 5, 5)).to_dense()[62])  # the middle
+    one = torch.ones(5, 8, dtype=torch.float64)
+    five = P.nodal_diffusion(one)
+    assert torch.equal(five.to_dense(), P.poisson((4, 7)).to_dense())
+    assert five.nnz == P.poisson((4, 7)).nnz
+    for boundary, shape in (("dirichlet", (4, 7)), ("periodic", (5, 8))):
+        nine = P.nodal_diffusion(3 * one, stencil="q1", boundary=boundary)
+        torch.testing.assert_close(
+            nine.to_dense(), P.poisson(shape, stencil="q1", boundary=boundary).to_dense()
+        )
+    for scheme in ("central", "upwind"):
+        A = P.convection_diffusion(torch.zeros(2, 3, 5, dtype=torch.float64), scheme=scheme)
+        assert torch.equal(A.to_dense(), P.poisson((3, 5)).to_dense())
+        assert A.pattern is P.diffusion(torch.ones(3, 5)).pattern
+
+
+@pytest.mark.parametrize("scale", [1e-25, 1e25])
+def test_extreme_coefficients_in_float32(scale):
+    """Permeabilities in m^2 are of the order of 1e-15 and less: no square of them may be formed."""
+    kappa = normal((3, 3), torch.float32).exp()
+    got = P.diffusion(scale * kappa).values.double() / scale
+    torch.testing.assert_close(got, P.diffusion(kappa).values.double(), rtol=1e-6, atol=0)
+
+
+def test_third_derivative():
+    def first(kappa):
+        v = P.diffusion(kappa).values
+        return torch.autograd.grad((v * v).sum(), kappa, create_graph=True)[0]
+
+    assert gradgradcheck(first, normal((2, 2)).exp().requires_grad_())
+
+
+def test_precorrector():
+    """The published loop, of arXiv 2405.15557's fd_mtx2: offsets -n, -1, 0, 1, n, first axis fastest."""
+    n = 6
+    a = normal((n + 1, n + 1)).exp().numpy()
+    A = np.zeros((n * n, n * n))
+    for i, j in itertools.product(range(n), range(n)):
+        row = i + n * j
+        A[row, row] = a[i, j] + a[i, j + 1] + a[i + 1, j] + a[i + 1, j + 1]
+        if i + 1 < n:
+            A[row, row + 1] = A[row + 1, row] = -0.5 * (a[i + 1, j] + a[i + 1, j + 1])
+        if j + 1 < n:
+            A[row, row + n] = A[row + n, row] = -0.5 * (a[i, j + 1] + a[i + 1, j + 1])
+    A *= (n + 1) ** 2
+    ours = P.nodal_diffusion(torch.from_numpy(a * (n + 1) ** 2)).to_dense().numpy()
+    order = np.arange(n * n).reshape(n, n).T.ravel()  # our last axis is fastest
+    np.testing.assert_allclose(ours[np.ix_(order, order)], A, rtol=1e-15, atol=0)
+
+
+@pytest.mark.parametrize("stencil", ["fd", "q1"])
+def test_periodic_null_space_and_shift(stencil):
+    kappa = normal((4, 5)).exp()
+    A = P.nodal_diffusion(kappa, stencil=stencil, boundary="periodic")
+    sums = A @ torch.ones(20, dtype=torch.float64)
+    assert sums.abs().max() <= 12 * torch.finfo(torch.float64).eps * A.diagonal().max()
+    assert torch.linalg.eigvalsh(A.to_dense())[1] > 0.1  # constants alone
+    B = P.nodal_diffusion(kappa, stencil=stencil, boundary="periodic", shift=0.25)
+    assert torch.equal(B.to_dense(), A.to_dense() + 0.25 * torch.eye(20, dtype=torch.float64))
+    assert B.pattern is A.pattern
+
+
+def test_the_published_stencil_of_helmholtz():
+    """(-1, 2 - k^2 / (n + 1)^2, -1) of Deep multigrid: the eigenvalue of sin(j pi x) changes its sign at
+    k = 2 (n + 1) sin(j pi / (2 (n + 1))), about j pi."""
+    n = 31
+    for j in (1, 3):
+        at = 2 * (n + 1) * math.sin(j * math.pi / (2 * (n + 1)))
+        for k, negative in ((at - 1e-6, j - 1), (at + 1e-6, j)):
+            A = P.helmholtz(torch.full((n,), k / (n + 1), dtype=torch.float64))
+            assert int((torch.linalg.eigvalsh(A.to_dense()) < 0).sum()) == negative
+
+
+# --- convection ---
+
+
+@pytest.mark.parametrize(("scheme", "speeds"), [("central", (0.7, -1.6)), ("upwind", (0.7, -3.0))])
+def test_eigenvalues_for_a_constant_wind(scheme, speeds):
+    shape = (4, 5)
+    w = torch.tensor(speeds, dtype=torch.float64).view(2, 1, 1).expand(2, *shape)
+    found = np.linalg.eigvals(P.convection_diffusion(w, scheme=scheme).to_scipy().toarray())
+    lines = []
+    for p, n in zip(map(abs, speeds), shape, strict=True):
+        cosines = np.cos(np.arange(1, n + 1) * np.pi / (n + 1))
+        if scheme == "central":
+            lines.append(2 + 2 * math.sqrt(1 - p * p / 4) * cosines)
+        else:
+            lines.append(2 + p + 2 * math.sqrt(1 + p) * cosines)
+    wanted = np.sort(np.add.outer(*lines).ravel())
+    # Nonsymmetric: eigenvectors of condition r^n with r = (1 + p)^(1/2) at most per axis.
+    np.testing.assert_allclose(np.sort(found.real), wanted, rtol=1e-11)
+    assert abs(found.imag).max() < 1e-11
+
+
+def test_upwind_is_an_m_matrix():
+    D = P.convection_diffusion(normal((2, 5, 6)), 50.0).to_dense()
+    assert (D - D.diag().diag() <= 0).all()
+    assert (D.sum(1) >= -1e-12 * D.diagonal()).all()
+    assert (torch.linalg.inv(D) >= -1e-15).all()
+    central = P.convection_diffusion(normal((2, 5, 6)), 50.0, scheme="central").to_dense()
+    assert (central - central.diag().diag() > 0).any()
+
+
+def test_reaction_is_on_the_diagonal():
+    w, c = normal((2, 3, 4)), normal((3, 4), seed=1).requires_grad_()
+    plain = P.convection_diffusion(w, 2.0, scheme="central")
+    A = P.convection_diffusion(w, 2.0, scheme="central", reaction=c)
+    torch.testing.assert_close(A.to_dense() - plain.to_dense(), c.flatten().diag())
+    A.values.sum().backward()
+    assert bool((c.grad == 1).all())
+    zero = P.convection_diffusion(w, 2.0, scheme="central", reaction=-4.0)
+    assert bool((zero.diagonal() == 0).all())
+
+
+# --- orders of convergence ---
+
+
+def poisson_error(n, stencil="fd", scale=1.0):
+    """-div grad u = f for u = sin(pi x) sin(2 pi y) on the unit square."""
+    h = 1 / n
+    x, y = np.meshgrid(*2 * [h * np.arange(1, n)], indexing="ij")
+    u = np.sin(np.pi * x) * np.sin(2 * np.pi * y)
+    return P.poisson((n - 1, n - 1), stencil=stencil), scale * h**2 * 5 * np.pi**2 * u, u
+
+
+def diffusion_error(n):
+    """-div(kappa grad u) = f, kappa = exp(sin(2 pi x) y), u = sin(pi x) sin(2 pi y) on the unit square."""
+    points = (torch.arange(n, dtype=torch.float64) + 0.5) / n
+    x, y = (t.clone().requires_grad_() for t in torch.meshgrid(points, points, indexing="ij"))
+    kappa = torch.exp(torch.sin(2 * math.pi * x) * y)
+    u, f = torch.sin(math.pi * x) * torch.sin(2 * math.pi * y), 0
+    ux, uy = torch.autograd.grad(u.sum(), (x, y), create_graph=True)
+    for direction, derivative in ((x, ux), (y, uy)):
+        f = f - torch.autograd.grad((kappa * derivative).sum(), direction, retain_graph=True)[0]
+    return P.diffusion(kappa.detach()), f.detach().numpy() / n**2, u.detach().numpy()
+
+
+def convection_error(n, scheme):
+    """-0.1 u'' + w u' = f with w = cos(x), u = sin(pi x)."""
+    h = 1 / (4 * n)
+    x = torch.arange(1, 4 * n, dtype=torch.float64) * h
+    u, slope = torch.sin(math.pi * x), math.pi * torch.cos(math.pi * x)
+    f = 0.1 * math.pi**2 * u + torch.cos(x) * slope
+    return (
+        P.convection_diffusion(torch.cos(x)[None], h / 0.1, scheme=scheme),
+        (h * h / 0.1 * f).numpy(),
+        u.numpy(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("system", "options", "order"),
+    [
+        (poisson_error, {}, 2),
+        (poisson_error, {"stencil": "q1", "scale": 3.0}, 2),
+        (diffusion_error, {}, 2),
+        (convection_error, {"scheme": "central"}, 2),
+        (convection_error, {"scheme": "upwind"}, 1),
+    ],
+)
+def test_order_of_convergence(system, options, order):
+    errors = []
+    for n in (16, 32, 64):
+        A, f, u = system(n, **options)
+        errors.append(np.abs(scipy.sparse.linalg.spsolve(A.to_scipy(), f.ravel()) - u.ravel()).max())
+    orders = np.log2(np.array(errors[:-1]) / errors[1:])
+    assert np.all(np.abs(orders - order) < 0.15), orders
+
+
+# --- pyamg's examples ---
+
+
+@pytest.mark.parametrize("name", sorted({*example_names} - {"helmholtz_2D"}))
+def test_gallery_of_pyamg(name):
+    A = P.gallery(name)
+    S = pyamg.gallery.load_example(name)["A"].tocsr()
+    assert A.dtype == torch.float64
+    assert A.shape == S.shape
+    assert abs(A.to_scipy() - S).max() == 0
+
+
+def test_gallery_in_float32_and_without_pyamg(monkeypatch):
+    A = P.gallery("knot", dtype=torch.float32, device="cpu")
+    assert torch.equal(A.values, P.gallery("knot").values.float())
+    assert P.gallery("knot", device="meta").device.type == "meta"
+    monkeypatch.setitem(sys.modules, "pyamg.gallery", None)
+    with pytest.raises(ImportError, match=r"needs pyamg: pip install 'learnsolve\[problems\]'"):
+        P.gallery("knot")
+
+
+# --- M M^T + alpha I ---
+
+
+def test_random_spd():
+    """The same draws, the product written as an outer sum."""
+    n, seed, density, alpha = 50, 3, 0.08, 0.25
+    rng = np.random.default_rng(seed)
+    M = np.zeros((n, n))
+    places = np.unique(rng.integers(0, n * n, 200))
+    M.flat[places] = rng.standard_normal(len(places))
+    A = P.random_spd(n, seed, density=density, alpha=alpha)
+    ls.SparsityPattern(A.crow_indices, A.col_indices, A.shape)
+    wanted = alpha * np.eye(n) + sum(np.outer(column, column) for column in M.T)
+    np.testing.assert_allclose(A.to_scipy().toarray(), wanted, rtol=0, atol=1e-14)
+    single = P.random_spd(n, seed, density=density, alpha=alpha, dtype=torch.float32)
+    assert torch.equal(single.values, A.values.float())
+    D = A.to_dense()
+    assert torch.equal(D, D.T)
+    assert float(torch.linalg.eigvalsh(D)[0]) > alpha - 1e-13
+
+
+def test_statistics_of_random_spd():
+    """trace(A) - n alpha is the sum of squares of N(0, 1), one for each distinct position: chi square. Off
+    the diagonal, an entry is there where two of the rows' columns agree."""
+    n, density = 1000, 1e-2
+    A = P.random_spd(n, 11, density=density)
+    count = n * n * -math.expm1(-density)  # distinct positions among density n^2, up to +- sqrt(density) n
+    squares = float(A.trace()) - n * 1e-3
+    # Standard deviations: sqrt(2 count) of the squares, less than density n of the count.
+    assert abs(squares - count) < 5 * (math.sqrt(2 * count) + density * n)
+    share = (A.nnz - n) / (n * n - n)
+    expected = -math.expm1(-n * (count / n**2) ** 2)
+    assert abs(share / expected - 1) < 0.05  # standard deviation of the share: 1 %
+
+
+@pytest.mark.slow
+def test_published_density():
+    A = P.random_spd(10_000, 0)
+    assert 0.0098 < A.nnz / 10_000**2 < 0.0102
