@@ -9,7 +9,7 @@ from ops.cases import CASES
 from ops.structure_cases import _every_second, _flipped
 from preconditioners.cases import CASES as PRECONDITIONERS
 from preconditioners.cases import matrix as matrix_of
-from reference import normal, small_pattern
+from reference import normal
 from torch.utils._pytree import tree_leaves
 
 import learnsolve as ls
@@ -35,7 +35,7 @@ def everywhere(function) -> None:
     "case", [c for c in CASES if c.make is None and "from_coo" not in c.name], ids=lambda c: c.name
 )
 def test_operations(case):
-    P = small_pattern()
+    P = case.pattern()
     inputs = case.inputs(P, requires_grad=True)
     _ = P.T, _flipped(P), _every_second(P)  # the table's, not the library's
 

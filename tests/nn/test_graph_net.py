@@ -216,7 +216,7 @@ def test_a_block_of_edges_alone():
 G, (X_, E_) = block(), inputs()
 LOWER = ls.problems.poisson((3,)).tril()
 V = normal((LOWER.nnz,))
-EDGES = torch.tensor([[2, 0, 1], [1, 2, 0]])
+EDGES, ENDS = torch.tensor([[2, 0, 1], [1, 2, 0]]), torch.tensor([[0], [1]])
 BAD = [
     (lambda: block(rows=()), ValueError, "GraphNetBlock: rows and columns must name at least one"),
     (
@@ -232,7 +232,7 @@ BAD = [
     (lambda: G(GRAPH, X_.float(), E_), TypeError, r"x has dtype torch.float32"),
     (lambda: G(GRAPH, X_.expand(2, N, F), E_.expand(3, -1, E)), ValueError, "batch axes of x and e must"),
     (lambda: G(pattern_of(random(N, N + 1, 0.3)), X_, E_), ValueError, "the graph must be a square pattern"),
-    (lambda: pattern_from_edge_index(EDGES, 2), ValueError, r"< 2, got edge_index\[0\]\[0\] = 2"),
+    (lambda: pattern_from_edge_index(EDGES + ENDS, 3), ValueError, r"< 3, got edge_index\[1\]\[1\] = 3"),
     (lambda: pattern_from_edge_index(EDGES[:, [0, 1, 0]], 3), ValueError, r"got \(2, 1\) at 0 and at 2"),
     (lambda: pattern_from_edge_index(EDGES[:1], 3), ValueError, r"shape \(2, E\), got \(1, 3\)"),
     (lambda: pattern_from_edge_index(torch.ones(2, 2), 3), TypeError, "integers, got torch.float32"),

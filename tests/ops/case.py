@@ -17,6 +17,21 @@ from torch import Tensor
 
 import learnsolve as ls
 
+SHAPES = {  # batch axes of the values, shape of b for n = 5
+    "vector": ((), (5,)),
+    "one column": ((), (5, 1)),
+    "columns": ((), (5, 3)),
+    "no column": ((), (5, 0)),
+    "batch of b": ((), (2, 5, 3)),
+    "batch of values": ((2,), (5, 3)),
+    "batch of values, vector": ((2,), (5,)),
+    "batch of both": ((2,), (2, 5, 3)),
+    "broadcast batches": ((2, 1), (3, 5, 2)),
+    "empty batch": ((0,), (5,)),
+}
+EMPTY = ("no column", "empty batch")
+FULL = [shape for shape in SHAPES if shape not in EMPTY]
+
 
 @dataclass(frozen=True)
 class Case:
@@ -35,6 +50,7 @@ class Case:
     bits: bool = True  # that stay the same whatever the layout of an operand
     fast: bool = False  # check derivatives along directions, not entry by entry
     full: bool = False  # but entry by entry under --slow
+    square: bool = False  # the matrix must be: of others the leading block is taken
 
     @property
     def majorant(self) -> Callable[..., Tensor]:

@@ -105,19 +105,6 @@ def assert_solves(x: Tensor, exact: Tensor, D: Tensor, what: str = "") -> None:
     )
 
 
-# Of values and of b.
-BATCHES = {
-    "vector": ((), (5,)),
-    "matrix": ((), (5, 3)),
-    "batch of b": ((), (2, 5, 3)),
-    "batch of values": ((2,), (5, 3)),
-    "batch of values, vector": ((2,), (5,)),
-    "batch of both": ((2,), (2, 5, 3)),
-    "broadcast": ((3, 1), (2, 5, 2)),
-    "one of one": ((1,), (1, 5, 1)),
-}
-
-
 def small() -> ls.SparsityPattern:
     """P again, that nothing was computed for."""
     return pattern_of(ls.CSR(torch.ones_like(VALUES), P).to_scipy())

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import torch
 from ops import direct, incomplete_cases, triangular
-from ops.case import Case
-from reference import coordinates, densify, inputs_for, normal, on_pattern, pattern_of, random
+from ops.case import FULL, SHAPES, Case
+from reference import coordinates, densify, normal, on_pattern, pattern_of, random
 from solvers import dense_pcg, stationary_cases
 from torch import Tensor
 
@@ -29,7 +29,7 @@ def joined(f: Callable) -> Callable[..., Tensor]:
 
 
 def triangle(shape: str, side: dict[str, bool]) -> Case:
-    batch, of_b = triangular.SHAPES[shape]
+    batch, of_b = SHAPES[shape]
     return Case(
         f"sptrsv, {shape}, {' '.join(k for k, on in side.items() if on) or 'upper'}",
         lambda P, v, b: triangular.sparse(v, b, P, **side),
@@ -41,7 +41,7 @@ def triangle(shape: str, side: dict[str, bool]) -> Case:
 
 
 def solve(shape: str, transpose: bool) -> Case:
-    batch, of_b = direct.BATCHES[shape]
+    batch, of_b = SHAPES[shape]
     return Case(
         f"spsolve, {shape}{', transpose' * transpose}",
         lambda P, v, b: direct.sparse(v, b, transpose, P),
@@ -58,7 +58,7 @@ def solve(shape: str, transpose: bool) -> Case:
 # Every shape with one side, every side with the shape that has all axes.
 CASES = [
     *(triangle(shape, side) for shape, side in triangular.COMBINATIONS),
-    *(solve(shape, False) for shape in direct.BATCHES),
+    *(solve(shape, False) for shape in FULL),
     *(solve(shape, True) for shape in ("vector", "batch of both")),
 ]
 
@@ -92,32 +92,22 @@ def on_a_pattern(kind: str) -> Case:
     )
 
 
-FORMS = {  # batch axes of the values, shape of x for n = 5
-    "vector": ((), (5,)),
-    "one column": ((), (5, 1)),
-    "columns": ((), (5, 3)),
-    "batch of x": ((), (2, 5, 3)),
-    "batch of values": ((2,), (5, 3)),
-    "batch of values, vector": ((2,), (5,)),
-    "batch of both": ((2,), (2, 5, 3)),
-    "broadcast batches": ((2, 1), (3, 5, 2)),
-}
-
-
 def quadratic_form(shape: str) -> Case:
-    batch, of_x = FORMS[shape]
+    batch, (*of_x, last) = SHAPES[shape]
+    tail = () if shape.endswith("vector") else (last,)
 
     def dense(P, v, x):
-        x = x.unsqueeze(-1) if x.dim() == 1 else x
+        x = x if tail else x.unsqueeze(-1)
         return (x * (densify(P, v) @ x)).sum((-2, -1))
 
     return Case(
         f"quadratic_form, {shape}",
         lambda P, v, x: ls.ops.quadratic_form(ls.CSR(v, P), x),
         dense,
+        lambda m, n, z: ((*batch, z), (*of_x[:-1], n, *tail)),
         pattern=lambda: pattern_of(random(5, 5, 0.5)),
-        make=lambda P, seed: inputs_for(((*batch, P.nnz), of_x), seed=seed),
         bits="batch" not in shape,
+        square=True,
     )
 
 
@@ -152,7 +142,7 @@ def dense_local_solve(P: ls.SparsityPattern, half: Tensor, g: Tensor) -> Tensor:
 CASES += [
     *(incomplete(kind, batch) for kind in incomplete_cases.KINDS for batch in ((), (2,))),
     *(on_a_pattern(kind) for kind in incomplete_cases.KINDS),
-    *(quadratic_form(shape) for shape in FORMS),
+    *(quadratic_form(shape) for shape in FULL),
     *(inverse_diagonal(batch) for batch in ((), (2,))),
     Case(
         "local_solve",

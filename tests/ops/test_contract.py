@@ -32,7 +32,8 @@ def test_every_case_runs_on_the_device():
 @every_sum
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_value_and_gradients(case: Case, structure: str, quick: bool):
-    S = STRUCTURES[structure]
+    S, n = STRUCTURES[structure], min(STRUCTURES[structure].shape)
+    S = S[:n, :n] if case.square else S
     pairs = list(itertools.product((torch.int32, torch.int64), (torch.float32, torch.float64)))
     if quick:  # both types of indices and of numbers with each structure, all four pairs with two
         pairs = pairs[::3] if list(STRUCTURES).index(structure) % 2 else pairs[1:3]
@@ -224,17 +225,6 @@ def test_any_layout(case: Case):
     for name, g in layouts(normal(f(*inputs).shape, dtype, seed=9)):
         copy = g.clone(memory_format=torch.contiguous_format)
         same(gradients(f, inputs, g), gradients(f, inputs, copy), f"incoming gradient, {name}")
-
-
-@every_case
-def test_inputs_stay_as_they_are(case: Case):
-    P = case.pattern()
-    inputs = case.inputs(P)
-    before = [t.clone() for t in inputs]
-    g = torch.ones_like(case.sparse(P, *inputs))
-    gradients(lambda *a: case.sparse(P, *a), inputs, g)
-    assert all(torch.equal(a, b) for a, b in zip(inputs, before, strict=True))
-    assert torch.equal(g, torch.ones_like(g))
 
 
 @every_case

@@ -1,20 +1,14 @@
-"""tr(X^T A X) and 1 / diag(A) beyond the table: values, a promise of symmetry, what is kept, errors."""
+"""tr(X^T A X) and 1 / diag(A) beyond the table: a promise of symmetry, what is kept, errors."""
 
 import copy
-import itertools
 
 import numpy as np
 import pytest
 import torch
 from reference import (
-    assert_within,
     densify,
-    gradients,
-    grid,
-    inputs_for,
     normal,
     pattern_of,
-    power_law,
     random,
 )
 from scipy.sparse import csr_array
@@ -23,42 +17,7 @@ import learnsolve as ls
 
 F64 = torch.float64
 form, inverse_diagonal = ls.ops.quadratic_form, ls.ops.inverse_diagonal
-STRUCTURES = {
-    "random": random(23, 23, 0.2),
-    "5 points": grid(5, 6),
-    "power law": power_law(24),
-    "1 x 1": random(1, 1, 2.0),
-    "no entry": random(4, 4, -1.0),
-    "0 x 0": random(0, 0, 0.5),
-}
 P = pattern_of(random(5, 5, 0.5))
-
-
-@pytest.mark.parametrize("structure", STRUCTURES)
-@pytest.mark.parametrize("columns", [(), (1,), (3,), (0,)], ids=str)
-def test_value_and_gradients(structure, columns):
-    for index, dtype in itertools.product((torch.int32, torch.int64), (torch.float32, F64)):
-        Q = pattern_of(STRUCTURES[structure], index)
-
-        def sparse(v, x, Q=Q):
-            return form(ls.CSR(v, Q), x)
-
-        def dense(v, x, Q=Q):
-            x = x.unsqueeze(-1) if x.dim() == 1 else x
-            return (x * (densify(Q, v) @ x)).sum((-2, -1))
-
-        inputs = inputs_for(((Q.nnz,), (Q.shape[0], *columns)), dtype)
-        exact = [t.double() for t in inputs]
-        size, ones = [t.abs() for t in exact], [torch.ones_like(t) for t in exact]
-        out = sparse(*inputs)
-        assert out.dtype == dtype
-        terms = dense(*ones) + Q.shape[0] + 2  # the product, then the sum
-        assert_within(out, dense(*exact), dense(*size), terms, "value")
-        g = normal((), dtype, seed=9)
-        wanted, magnitude = gradients(dense, exact, g.double()), gradients(dense, size, g.double().abs())
-        counts = gradients(dense, ones, torch.ones((), dtype=F64))
-        for i, t in enumerate(gradients(sparse, inputs, g)):
-            assert_within(t, wanted[i], magnitude[i], counts[i] + 3, f"gradient {i}")
 
 
 @pytest.mark.parametrize("columns", [(), (3,)], ids=str)

@@ -9,8 +9,8 @@ import scipy.sparse
 import scipy.sparse.csgraph
 import scipy.sparse.linalg
 import torch
+from ops.case import SHAPES
 from ops.direct import (
-    BATCHES,
     VALUES,
     P,
     assert_solves,
@@ -127,7 +127,7 @@ def test_the_graph_that_torch_records_solves():
     """Not a constant: the operator stands in it."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    v, b = inputs_of(BATCHES["matrix"])
+    v, b = inputs_of(SHAPES["columns"])
     graph = make_fx(func.grad(lambda v, b: (sparse(v, b) ** 2).sum(), argnums=(0, 1)))(v, b)
     w, c = batch_of_values(1)[0], normal((5, 3), seed=7)
     wanted = func.grad(lambda v, b: (dense(v, b) ** 2).sum(), argnums=(0, 1))(w, c)

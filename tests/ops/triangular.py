@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import scipy.sparse as sp
 import torch
+from ops.case import EMPTY, SHAPES
 from reference import coordinates, densify, grid, normal, pattern_of, random
 
 import learnsolve as ls
@@ -25,19 +26,6 @@ def small() -> ls.SparsityPattern:
 
 
 P = small()
-SHAPES = {  # batch axes of the values, shape of b for n = 5
-    "vector": ((), (5,)),
-    "one column": ((), (5, 1)),
-    "columns": ((), (5, 3)),
-    "no column": ((), (5, 0)),
-    "batch of b": ((), (2, 5, 3)),
-    "batch of values": ((2,), (5, 3)),
-    "batch of values, vector": ((2,), (5,)),
-    "batch of both": ((2,), (2, 5, 3)),
-    "broadcast batches": ((2, 1), (3, 5, 2)),
-    "empty batch": ((0,), (5,)),
-}
-EMPTY = ("no column", "empty batch")
 
 
 def values_for(Q, *batch, dtype=F64, seed=0):

@@ -52,7 +52,7 @@ def operation(rng: np.random.Generator) -> tuple[str, Callable, Callable, list[T
     number = int(rng.integers(len(CASES)))
     case = CASES[number]
     P = pattern(number)
-    if case.make is None and rng.random() < 0.5:
+    if case.make is None and not case.square and rng.random() < 0.5:
         P = patterns()[rng.integers(len(patterns()))]
     inputs = case.inputs(P, seed=int(rng.integers(1000)))
     return case.name, lambda *a: case.sparse(P, *a), lambda *a: case.dense(P, *a), inputs
