@@ -329,7 +329,7 @@ TABLES = {
 
 
 def pages() -> list[Path]:
-    found = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), RUN.with_name("slower.md")]
+    found = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), RUN.with_name("slower-cases.md")]
     return [page for page in found if BLOCK.search(page.read_text())]
 
 
