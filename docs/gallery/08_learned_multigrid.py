@@ -2,7 +2,8 @@
 A multigrid cycle that learns
 =============================
 
-Prolongation and smoothing of an algebraic multigrid cycle, trained for an anisotropic problem.
+Prolongation and smoothing of an algebraic multigrid cycle, trained for diffusion that is 100 times stronger along a
+diagonal: half as many iterations.
 """
 
 import matplotlib.pyplot as plt
@@ -11,7 +12,7 @@ import torch
 import learnsolve as ls
 
 torch.manual_seed(0)
-A = ls.problems.anisotropic((24, 24), 0.1, 0.5)
+A = ls.problems.anisotropic((32, 32), 0.01, torch.pi / 4)
 n = A.shape[0]
 classical = ls.preconditioners.AMG(A, max_coarse=40)
 learned = ls.preconditioners.Trainable(classical)
@@ -26,7 +27,7 @@ def history(M, b, iterations):
 # `build()` is the preconditioner with the current parameters and their graph.
 optimizer = torch.optim.Adam(learned.parameters(), lr=5e-3)
 losses = []
-for _ in range(60):
+for _ in range(100):
     loss = history(learned.build(), torch.randn(n, 8, dtype=A.dtype), 4)[-1].log().mean()
     optimizer.zero_grad()
     loss.backward()
